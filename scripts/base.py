@@ -1,0 +1,164 @@
+"""Find or make the base image a target stands on.
+
+Where the base's registry answers, its image is used, pinned by digest. Elsewhere (closed networks) an equivalent is
+bootstrapped from Debian's archive with mmdebstrap, out of the host's own apt sources, and imported.
+
+    make base               every base in images/bases.yaml
+    make base TARGET=xla    the base of one target
+    BASE=<reference> make … stands in for it
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import tempfile
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+
+import docker.errors
+
+from scripts import cli, engine
+from scripts.cli import StepFailed, UserError, say, warn
+from scripts.plan import FILE_EPOCH, NAME
+from scripts.spec import Base, bases, load
+
+#: Seconds to wait for a registry's answer; one that answers did so in under 2 s, a closed network refuses at once.
+REGISTRY_TIMEOUT = 20
+
+#: What Debian's slim images leave out (debuerreotype's slim excludes).
+_SLIM = ["/usr/share/doc/*", "/usr/share/man/*", "/usr/share/info/*", "/usr/share/locale/*", "/usr/share/groff/*",
+         "/usr/share/lintian/*", "/usr/share/linda/*"]  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Resolved:
+    """What a build stands on: a reference for FROM, its digest if a registry gave one, and a remark on a fallback."""
+
+    reference: str
+    digest: str
+    note: str | None
+
+
+@cache
+def _registry_digest(reference: str) -> tuple[str | None, str]:
+    """Digest of ``reference`` at its registry, or None and why, in a few words."""
+    command = ["docker", "buildx", "imagetools", "inspect", "--format", "{{.Manifest.Digest}}", reference]
+    try:
+        found = subprocess.run(command, capture_output=True, text=True, timeout=REGISTRY_TIMEOUT, check=False)
+    except subprocess.TimeoutExpired:
+        return None, f"no answer within {REGISTRY_TIMEOUT} s"
+    if found.returncode == 0 and found.stdout.strip().startswith("sha256:"):
+        return found.stdout.strip(), ""
+    words = found.stderr.strip().splitlines() or ["no answer"]
+    return None, words[-1].removeprefix("ERROR: ").rsplit(": ", 2)[-1]
+
+
+def local_reference(name: str) -> str:
+    """What a bootstrapped base is called on this host."""
+    return f"{NAME}-base:{name}"
+
+
+def resolve(name: str) -> Resolved:
+    """What an image with base ``name`` is built on, on this host; bootstrapped if need be."""
+    given = os.environ.get("BASE")
+    if given:
+        return Resolved(given, "", f"base {given} was given by hand")
+    base = bases()[name]
+    engine.client()
+    digest, reason = _registry_digest(base.image)
+    if digest:
+        return Resolved(f"{base.image}@{digest}", digest, None)
+    reference = local_reference(name)
+    try:
+        engine.client().images.get(reference)
+    except docker.errors.ImageNotFound:
+        say(f"base {base.image}: its registry does not answer ({reason}); bootstrapping an equivalent")
+        bootstrap(name, base)
+    return Resolved(reference, "", f"base {base.image} is out of reach ({reason}): built on {reference}, "
+                                   f"bootstrapped from Debian's archive")  # fmt: skip
+
+
+def _sources(suite: str) -> list[str]:
+    """apt source lines for ``suite``: ``DEBIAN_MIRROR``, or what the host's own apt uses for Debian."""
+    given = os.environ.get("DEBIAN_MIRROR")
+    if given:
+        return [f"deb {given} {suite} main"]
+    command = ["apt-get", "indextargets", "--format", "$(REPO_URI) $(LABEL)", "Created-By: Packages"]
+    try:
+        found = subprocess.run(command, capture_output=True, text=True, check=False).stdout
+    except FileNotFoundError:
+        found = ""
+    suites = {"Debian": [suite, f"{suite}-updates"], "Debian-Security": [f"{suite}-security"]}
+    sources = []
+    for line in dict.fromkeys(found.splitlines()):
+        address, _, label = line.partition(" ")
+        sources += [f"deb {address} {name} main" for name in suites.get(label, [])]
+    if not sources:
+        raise UserError(
+            f"cannot bootstrap Debian {suite}: this host has no Debian apt source (or 'apt-get update' never ran); "
+            "run 'make base DEBIAN_MIRROR=<address of a mirror>', or give a base with BASE=<reference>"
+        )
+    return sources
+
+
+def _need_mmdebstrap() -> None:
+    if shutil.which("mmdebstrap"):
+        return
+    if os.geteuid() or not shutil.which("apt-get"):
+        raise UserError("cannot bootstrap a base: install mmdebstrap (or give a base with BASE=<reference>)")
+    say("installing mmdebstrap")
+    environment = os.environ | {"DEBIAN_FRONTEND": "noninteractive"}
+    for arguments in (["update"], ["install", "-y", "--no-install-recommends", "mmdebstrap"]):
+        done = subprocess.run(
+            ["apt-get", "-qq", *arguments], env=environment, capture_output=True, text=True, check=False
+        )
+        if done.returncode:
+            words = (done.stderr.strip().splitlines() or ["no words"])[-1]
+            raise StepFailed(f"'apt-get {arguments[0]}' failed while installing mmdebstrap: {words}")
+
+
+def bootstrap(name: str, base: Base) -> str:
+    """Make a base from Debian's archive and import it; its reference. 23 s on 2 cores (2026-11).
+
+    Raises:
+        StepFailed: mmdebstrap failed; the message ends with its own words.
+    """
+    _need_mmdebstrap()
+    sources = _sources(base.bootstrap)
+    excludes = [f"--dpkgopt=path-exclude={pattern}" for pattern in _SLIM]
+    with tempfile.TemporaryDirectory() as folder:
+        tar = Path(folder) / "base.tar"
+        command = ["mmdebstrap", "--variant=minbase", *excludes, base.bootstrap, str(tar), *sources]
+        environment = os.environ | {"SOURCE_DATE_EPOCH": str(FILE_EPOCH)}
+        done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+        if done.returncode:
+            words = [line for line in done.stderr.splitlines() if line.startswith("E:")] or [
+                "see mmdebstrap's log"
+            ]
+            raise StepFailed(f"mmdebstrap could not make {base.bootstrap} from {sources[0]!r}: {words[0]}")
+        changes = ['CMD ["bash"]', f"LABEL io.trainyard.base={name}"]
+        engine.client().api.import_image_from_file(
+            str(tar), repository=f"{NAME}-base", tag=name, changes=changes
+        )
+    return local_reference(name)
+
+
+def main(arguments: list[str]) -> int:
+    options = cli.parser(__doc__, target="optional").parse_args(arguments)
+    names = [load(options.target).base] if options.target else list(bases())
+    found = {}
+    for name in names:
+        resolved = resolve(name)
+        if resolved.note:
+            warn(resolved.note)
+        say(f"{name}: {resolved.reference}")
+        found[name] = {"reference": resolved.reference, "digest": resolved.digest}
+    cli.result(found, as_json=options.json)
+    return 0
+
+
+if __name__ == "__main__":
+    cli.run(main)

@@ -1,0 +1,106 @@
+"""The Docker engine: one client, and what a host without one is told."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from functools import cache
+from pathlib import Path
+
+import docker
+import docker.errors
+from docker.models.images import Image
+
+from scripts.cli import ROOT, StepFailed, UserError
+
+#: Label on every container, volume and network that a verb or a test makes, so that clean-up finds what is ours only.
+OWNED = "io.trainyard.owned"
+
+
+@cache
+def client() -> docker.DockerClient:
+    """A client of a running engine. On a Debian or Ubuntu host without one, as root, an engine is installed first.
+
+    Raises:
+        UserError: there is none and none can be had; the line says what to do.
+    """
+    try:
+        found = docker.from_env(timeout=600)
+        found.ping()
+        return found
+    except (docker.errors.DockerException, OSError):
+        pass
+    installed = subprocess.run([ROOT / "scripts" / "install-engine.sh"], check=False)
+    if installed.returncode:
+        raise UserError("no Docker engine to work with; the line above says what to do")
+    return docker.from_env(timeout=600)
+
+
+@cache
+def stores_in_containerd() -> bool:
+    """Whether the engine keeps images in containerd, which zstd layers and stable digests need."""
+    return any(
+        "containerd.snapshotter" in str(value)
+        for pair in client().info().get("DriverStatus") or []
+        for value in pair
+    )
+
+
+def image(reference: str, *, made_by: str) -> Image:
+    """A local image.
+
+    Raises:
+        UserError: it is not here; ``made_by`` is the command that makes it.
+    """
+    try:
+        return client().images.get(reference)
+    except docker.errors.ImageNotFound:
+        raise UserError(f"no local image {reference}: run '{made_by}' first") from None
+
+
+def digest(reference: str, *, made_by: str = "make image") -> str:
+    """``sha256:...`` of a local image: with the containerd store, the digest a registry will know it by."""
+    return str(image(reference, made_by=made_by).id)
+
+
+def buildx(*arguments: str, quiet: bool = False, environment: dict[str, str] | None = None) -> str:
+    """Run ``docker buildx``; its standard output.
+
+    Progress goes to the terminal unless ``quiet``.
+
+    Raises:
+        StepFailed: it failed; its output stands above, or in the message if ``quiet``.
+    """
+    client()
+    command = ["docker", "buildx", *arguments]
+    found = subprocess.run(
+        command,
+        cwd=ROOT,
+        env=os.environ | (environment or {}),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE if quiet else None,
+        text=True,
+        check=False,
+    )
+    if found.returncode:
+        words = (
+            f": {found.stderr.strip().splitlines()[-1]}" if quiet and found.stderr.strip() else "; see above"
+        )
+        raise StepFailed(f"'docker buildx {arguments[0]}' failed{words}")
+    return found.stdout
+
+
+def ca_bundle() -> Path | None:
+    """The host's CA bundle, which builds get as a secret: TLS-inspecting networks need it, others do not mind."""
+    for variable in ("SSL_CERT_FILE", "REQUESTS_CA_BUNDLE", "CURL_CA_BUNDLE", "PIP_CERT"):
+        path = Path(os.environ.get(variable) or "/nonexistent")
+        if path.is_file():
+            return path
+    for known in (
+        "/etc/ssl/certs/ca-certificates.crt",
+        "/etc/pki/tls/certs/ca-bundle.crt",
+        "/etc/ssl/cert.pem",
+    ):
+        if Path(known).is_file():
+            return Path(known)
+    return None

@@ -1,0 +1,116 @@
+#!/usr/bin/env bash
+# Gives a Debian or Ubuntu host a Docker engine modern enough for Trainyard (BuildKit >= 0.12 with
+# `COPY --link`, the containerd image store, zstd layers), and starts it. Does nothing where an engine
+# already answers; never changes an engine or an engine configuration it finds.
+#
+# Environment:  DOCKER_HOST            as for every Docker client; a remote engine is only looked at
+#               TRAINYARD_STATE        folder for apt lists, the engine's log      [/var/lib/trainyard]
+# Exit status:  0 an engine answers · 1 it cannot be had here (one line says what to do)
+set -Eeuo pipefail
+
+state=${TRAINYARD_STATE:-/var/lib/trainyard}
+
+say() { printf 'engine: %s\n' "$*" >&2; }
+die() { say "$*"; exit 1; }
+
+engine_answers() { docker version --format '{{.Server.Version}}' >/dev/null 2>&1; }
+have() { command -v "$1" >/dev/null 2>&1; }
+have_buildx() { docker buildx version >/dev/null 2>&1; }
+
+if have docker && engine_answers; then
+  have_buildx && exit 0
+  die "the engine answers but 'docker buildx' is missing: install the docker-buildx plugin of your distribution"
+fi
+
+install_by_hand="install Docker Engine 24 or later with buildx (docs.docker.com/engine/install), start it, and run this again"
+[ -z "${DOCKER_HOST:-}" ] || die "no engine answers at DOCKER_HOST=$DOCKER_HOST: start it, or unset DOCKER_HOST"
+[ "$(uname -s)" = Linux ] && have apt-get || die "no Docker engine answers: $install_by_hand"
+[ "$(id -u)" = 0 ] || die "no Docker engine answers, and installing one needs root: run 'sudo make engine' once, or $install_by_hand"
+
+export DEBIAN_FRONTEND=noninteractive
+apt_options=()
+
+# Debian 12's own docker.io (20.10) knows neither the containerd image store nor this BuildKit. Debian 13's
+# docker.io 26.1.5 runs on Debian 12's containerd, runc and libc (it wants libc6 >= 2.34), so only the engine
+# comes from there, at priority 100, out of an apt configuration of our own: the host's is left as it is.
+# Goes when Debian 12 does.
+private_apt_for_debian_12() {
+  local host_uri parts=$state/apt/sources.d
+  host_uri=$( (cat /etc/apt/sources.list /etc/apt/sources.list.d/*.list 2>/dev/null | sed -nE 's#^deb (\[[^]]*\] )?([^ ]+) bookworm .*#\2#p'
+               awk '/^URIs:/ {uri = $2} /^Suites:/ && / bookworm( |$)/ {print uri}' /etc/apt/sources.list.d/*.sources 2>/dev/null) | head -n 1)
+  [ -n "$host_uri" ] || die "found no Debian 'bookworm' source in /etc/apt to derive a 'trixie' one from: $install_by_hand"
+  rm -rf "$parts"
+  mkdir -p "$parts" "$state/apt/lists/partial" "$state/apt/preferences.d"
+  cp /etc/apt/sources.list.d/*.sources /etc/apt/sources.list.d/*.list "$parts/" 2>/dev/null || true
+  cat >"$parts/trixie.sources" <<EOF
+Types: deb
+URIs: $host_uri
+Suites: trixie
+Components: main
+Signed-By: /usr/share/keyrings/debian-archive-keyring.gpg
+EOF
+  cat >"$state/apt/preferences.d/trixie" <<'EOF'
+Package: *
+Pin: release n=trixie
+Pin-Priority: 100
+EOF
+  apt_options=(-o "Dir::Etc::SourceParts=$parts" -o "Dir::State::Lists=$state/apt/lists"
+               -o "Dir::Etc::PreferencesParts=$state/apt/preferences.d")
+}
+
+install_engine() {
+  local distribution version
+  distribution=$(. /etc/os-release && printf '%s' "${ID:-}")
+  version=$(. /etc/os-release && printf '%s' "${VERSION_ID:-}")
+  local packages=(docker.io docker-buildx iptables)
+  have docker || packages+=(docker-cli)
+  case "$distribution:$version" in
+    debian:12) private_apt_for_debian_12; packages=("${packages[@]/%/}"); ;;
+    debian:*) ;;
+    ubuntu:*) packages=(docker.io docker-buildx iptables) ;;  # Ubuntu's docker.io carries the client
+    *) die "no Docker engine answers, and ${distribution:-this system} is neither Debian nor Ubuntu: $install_by_hand" ;;
+  esac
+  say "installing ${packages[*]} (this changes no package that is installed already)"
+  apt-get "${apt_options[@]}" -qq update >&2 || die "apt-get update failed: mend the apt sources, then run this again"
+  if [ "$distribution:$version" = debian:12 ]; then
+    local pinned=()
+    for package in "${packages[@]}"; do
+      case $package in docker*) pinned+=("$package/trixie") ;; *) pinned+=("$package") ;; esac
+    done
+    packages=("${pinned[@]}")
+  fi
+  # No engine, so no configuration of one to respect: the containerd image store is what zstd and provenance need.
+  if [ ! -e /etc/docker/daemon.json ]; then
+    mkdir -p /etc/docker
+    printf '{"features": {"containerd-snapshotter": true}}\n' >/etc/docker/daemon.json
+  fi
+  apt-get "${apt_options[@]}" -qq -y --no-install-recommends --no-upgrade install "${packages[@]}" >&2 \
+    || die "apt-get install ${packages[*]} failed (see above): $install_by_hand"
+}
+
+# A host without an init system (a container, a CI machine) has nobody to start the service.
+start_by_hand() {
+  mkdir -p "$state"
+  say "starting dockerd by hand, log in $state/dockerd.log"
+  setsid nohup dockerd >"$state/dockerd.log" 2>&1 </dev/null &
+}
+
+have dockerd || install_engine
+have docker || die "dockerd is here but the 'docker' client is not: install docker-cli (or docker-ce-cli)"
+
+if ! engine_answers; then
+  if [ -d /run/systemd/system ]; then
+    systemctl start docker || die "'systemctl start docker' failed: see 'journalctl -u docker'"
+  else
+    start_by_hand
+  fi
+fi
+for _ in $(seq 150); do  # 2 s here on 2 cores (2026-11); a first start makes its storage
+  if engine_answers; then
+    have_buildx || die "the engine answers but 'docker buildx' is missing: install docker-buildx"
+    say "Docker Engine $(docker version --format '{{.Server.Version}}') answers"
+    exit 0
+  fi
+  sleep 0.2
+done
+die "dockerd did not answer within 30 s: see $state/dockerd.log"

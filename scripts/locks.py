@@ -1,0 +1,63 @@
+"""Reading locks: hash-pinned requirement files, names, versions and hashes only.
+
+A target has one pair of locks per package index it can be built from::
+
+    images/<target>/framework.lock                 the big wheels, default index
+    images/<target>/requirements.lock              everything else
+    images/<target>/framework.pytorch-cpu.lock     the same two, with torch from PyTorch's CPU index
+    images/<target>/requirements.pytorch-cpu.lock
+"""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+from packaging.utils import canonicalize_name
+
+from scripts.cli import UserError
+from scripts.spec import Spec, relative
+
+_PIN = re.compile(r"([A-Za-z0-9._-]+)(?:\[[^]]*\])?==([^ ;\\]+)")
+
+
+def read(path: Path) -> dict[str, str]:
+    """Canonical name -> version of every package a lock pins.
+
+    Raises:
+        UserError: the lock is missing, unreadable, or pins a package without a hash.
+    """
+    try:
+        text = path.read_text(encoding="utf-8")
+    except FileNotFoundError:
+        raise UserError(f"{relative(path)} is missing: run 'make lock TARGET={path.parent.name}'") from None
+    pins: dict[str, str] = {}
+    for entry in re.sub(r"\\\n", " ", text).splitlines():
+        if not entry.strip() or entry.startswith("#"):
+            continue
+        match = _PIN.match(entry)
+        if not match or "--hash=sha256:" not in entry:
+            raise UserError(
+                f"{relative(path)}: not a hash-pinned requirement: {entry[:80]!r}; "
+                f"run 'make lock TARGET={path.parent.name}'"
+            )
+        pins[canonicalize_name(match[1])] = match[2]
+    return pins
+
+
+def suffix(index: str) -> str:
+    """What the file names of an index's locks carry: empty for the default index."""
+    return "" if index == "default" else f".{index}"
+
+
+def framework_lock(spec: Spec, index: str) -> Path:
+    return spec.framework_folder / f"framework{suffix(index)}.lock"
+
+
+def requirements_lock(spec: Spec, index: str) -> Path:
+    return spec.folder / f"requirements{suffix(index)}.lock"
+
+
+def installed(spec: Spec, index: str) -> dict[str, str]:
+    """Canonical name -> version of every package the image holds when built from ``index``."""
+    return read(framework_lock(spec, index)) | read(requirements_lock(spec, index))

@@ -1,0 +1,55 @@
+"""What the verbs found out about images, kept by digest under build/: nothing is published that did not pass here.
+
+``build/<target>/<step>.json`` holds the last result of a step (build, verify, smoke) and the digest it is about.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import tempfile
+from pathlib import Path
+from typing import Any
+
+from scripts.cli import STATE, UserError
+
+
+def _path(target: str, step: str) -> Path:
+    return STATE / target / f"{step}.json"
+
+
+def record(target: str, step: str, digest: str, facts: dict[str, Any]) -> None:
+    """Keep a step's result, written atomically."""
+    path = _path(target, step)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.NamedTemporaryFile(
+        "w", dir=path.parent, suffix=".new", delete=False, encoding="utf-8"
+    ) as file:
+        json.dump({"digest": digest} | facts, file, indent=2)
+    os.replace(file.name, path)
+
+
+def recall(target: str, step: str, digest: str) -> dict[str, Any] | None:
+    """The result of a step for this very digest, or None."""
+    try:
+        facts = json.loads(_path(target, step).read_text(encoding="utf-8"))
+    except (FileNotFoundError, json.JSONDecodeError):
+        return None
+    return facts if isinstance(facts, dict) and facts.get("digest") == digest else None
+
+
+def require(target: str, digest: str, *steps: str) -> dict[str, dict[str, Any]]:
+    """Results of ``steps`` for ``digest``.
+
+    Raises:
+        UserError: one of them was never passed by this digest.
+    """
+    found = {}
+    for step in steps:
+        facts = recall(target, step, digest)
+        if not facts or not facts.get("passed"):
+            raise UserError(
+                f"{target} ({digest[:19]}) never passed '{step}': run 'make image TARGET={target}'"
+            )
+        found[step] = facts
+    return found
