@@ -1,0 +1,240 @@
+"""Google Cloud: metadata server, access tokens, Cloud TPU API. Imported only when there is something to ask."""
+
+from __future__ import annotations
+
+import os
+import time
+
+from launcher import fetch
+from launcher.errors import config_error
+from launcher.tpu_node import FORBIDDEN, WAIT, Answer, Node, classify
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Callable, Mapping
+
+    from launcher.image import Image
+    from launcher.settings import Settings
+
+    Fetch = Callable[[str, "dict[str, str]", float], "tuple[int, bytes]"]
+
+METADATA_HOST = "metadata.google.internal"
+# The same server without a name look-up, which has no time limit of ours; for questions that may go unanswered.
+METADATA_ADDRESS = "169.254.169.254"
+METADATA_TIMEOUT = 3.0  # seconds, as google-auth's GCE_METADATA_TIMEOUT
+PROBE_TIMEOUT = 1.0  # seconds; the server is on the same machine and answers in under 10 ms
+TOKEN_MARGIN = 60.0  # seconds before its end that a token is no longer used
+SCOPE = "https://www.googleapis.com/auth/cloud-platform"
+
+# google-auth lives in the image's own environment, which this isolated interpreter does not see.
+GOOGLE_AUTH = f"""
+import sys
+try:
+    import google.auth, google.auth.transport.requests
+except ImportError:
+    sys.exit(3)
+credentials, _ = google.auth.default(scopes=[{SCOPE!r}])
+credentials.refresh(google.auth.transport.requests.Request())
+print(credentials.token)
+"""
+
+
+class Metadata:
+    """The GCE metadata server.
+
+    Args:
+        host: GCE_METADATA_HOST, "host" or "host:port"; "" for the real one.
+        get: `fetch.get`, or a stand-in.
+
+    Raises:
+        LaunchError: (2) when the host cannot stand in a URL.
+    """
+
+    def __init__(self, host: str, timeout: float = METADATA_TIMEOUT, get: Fetch = fetch.get) -> None:
+        self.root = f"http://{host or METADATA_HOST}/computeMetadata/v1/"
+        self.timeout = timeout
+        self._get = get
+        try:
+            fetch.split_url(self.root)
+        except ValueError as error:
+            raise config_error(f"GCE_METADATA_HOST is {host[:80]!r} ({error}): write HOST or HOST:PORT") from None
+
+    def ask(self, path: str) -> tuple[int, str]:
+        """Status and text of one entry. Raises FetchError when the server cannot be reached."""
+        status, body = self._get(self.root + path, {"Metadata-Flavor": "Google"}, self.timeout)
+        return status, body.decode("utf-8", "replace").strip()
+
+    def value(self, path: str) -> str:
+        """One entry's text. Raises FetchError when there is none."""
+        status, text = self.ask(path)
+        if status != 200 or not text:
+            raise fetch.FetchError(f"the metadata server has no {path} (HTTP {status})")
+        return text
+
+
+class Tokens:
+    """Access tokens: from the metadata server, else from google-auth where that is installed.
+
+    Args:
+        metadata: asked first.
+        google_auth: the fallback, returning a token or "" (see `google_auth_token`).
+        clock: seconds, monotonic.
+    """
+
+    def __init__(
+        self,
+        metadata: Metadata,
+        google_auth: Callable[[], str],
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._metadata = metadata
+        self._google_auth = google_auth
+        self._clock = clock
+        self._token = ""
+        self._until = 0.0
+
+    def get(self, fresh: bool = False) -> str:
+        """A token.
+
+        Args:
+            fresh: do not use the one at hand (the API said 401).
+
+        Raises:
+            FetchError: none to be had now.
+        """
+        if self._token and not fresh and self._clock() < self._until:
+            return self._token
+        lifetime = 0.0
+        try:
+            self._token, lifetime = self._from_metadata()
+        except fetch.FetchError as error:
+            self._token = self._google_auth()
+            if not self._token:
+                raise fetch.FetchError(f"no access token: {error}") from None
+        self._until = self._clock() + lifetime - TOKEN_MARGIN
+        return self._token
+
+    def _from_metadata(self) -> tuple[str, float]:
+        import json
+
+        text = self._metadata.value("instance/service-accounts/default/token")
+        try:
+            data = json.loads(text)
+            token, lifetime = data["access_token"], float(data.get("expires_in", 0))
+        except (ValueError, RecursionError, LookupError, TypeError, AttributeError):
+            token, lifetime = "", 0.0
+        if not _is_token(token):
+            raise fetch.FetchError("the metadata server's answer holds no access token")
+        return token, lifetime
+
+
+def _is_token(token: object) -> bool:
+    """Whether it can stand in a header line."""
+    return isinstance(token, str) and bool(token) and all(33 <= ord(character) < 127 for character in token)
+
+
+def google_auth_token(image: Image, env: Mapping[str, str]) -> str:
+    """A token from google-auth in the image's own Python (service-account keys, workload identity federation).
+
+    Returns:
+        "" when google-auth is not installed or finds no credentials.
+    """
+    import subprocess
+
+    command = image.trainers.get(image.default) or ["python3"]
+    python = command[0] if os.path.basename(command[0]).startswith("python") else "python3"
+    try:
+        # NO_GCE_CHECK: that the metadata server is absent is known already; the probe costs up to 9 s.
+        result = subprocess.run(
+            [python, "-I", "-c", GOOGLE_AUTH],
+            env={**env, "NO_GCE_CHECK": "true"},
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            timeout=30,
+        )
+    except (OSError, ValueError, subprocess.TimeoutExpired):
+        return ""
+    token = result.stdout.decode("ascii", "replace").strip()
+    return token if result.returncode == 0 and _is_token(token) else ""
+
+
+class NodeClient:
+    """Asks the Cloud TPU API about one node.
+
+    Args:
+        node: which.
+        settings: endpoint and time limit.
+        metadata: for project and zone where the environment has none.
+        tokens: for the Authorization header.
+        get: `fetch.get`, or a stand-in.
+
+    Raises:
+        LaunchError: (2) when TPU_API_ENDPOINT is no URL.
+    """
+
+    def __init__(
+        self, node: Node, settings: Settings, metadata: Metadata, tokens: Tokens, get: Fetch = fetch.get
+    ) -> None:
+        self.node = node
+        self.warnings: list[str] = []
+        self._api = settings.tpu_api.rstrip("/")
+        self._timeout = settings.http_timeout
+        self._metadata = metadata
+        self._tokens = tokens
+        self._get = get
+        self._project = node.project
+        self._zone = node.zone
+        try:
+            fetch.split_url(self._api)
+        except ValueError as error:
+            raise config_error(f"TPU_API_ENDPOINT is {self._api[:80]!r} ({error})") from None
+
+    @property
+    def path(self) -> str:
+        """The node's full resource name, as far as it is known."""
+        return self.node.path(self._project or "?", self._zone or "?")
+
+    def ask(self, fresh_token: bool = False) -> Answer:
+        """Ask once. Whatever happens is an Answer; nothing is raised."""
+        try:
+            self._project = self._project or self._lookup("project", "project/project-id", self.node.fallback_project)
+            self._zone = self._zone or self._lookup("zone", "instance/zone", self.node.fallback_zone)
+            token = self._tokens.get(fresh_token)
+            url = f"{self._api}/v1/{self.path}"
+            status, body = self._get(url, {"Authorization": f"Bearer {token}"}, self._timeout)
+        except fetch.FetchError as error:
+            return Answer(WAIT, str(error))
+        answer = classify(self.node.name, status, body)
+        # A server may repeat what it was sent.
+        answer.reason = answer.reason.replace(token, "[redacted]")
+        if answer.action == FORBIDDEN and not self.node.project:
+            answer.reason += f" (project {self._project!r} is the metadata server's; set LAUNCHER_TPU_PROJECT)"
+        return answer
+
+    def _lookup(self, what: str, path: str, fallback: str) -> str:
+        """Project or zone from the metadata server: the last segment, for "projects/1/zones/us-central1-b"."""
+        try:
+            word = self._metadata.value(path).rpartition("/")[2]
+            if not all(character.isalnum() or character in "-_.:" for character in word) or not word.isascii():
+                raise fetch.FetchError(f"the metadata server's {path} is no {what}'s name")
+            return word
+        except fetch.FetchError as error:
+            if not fallback:
+                raise fetch.FetchError(f"no {what} for TPU {self.node.name!r}: {error}") from None
+            self.warnings.append(f"{what} {fallback!r} taken from TPU_CONFIG: {error}")
+            return fallback
+
+
+def tpu_vm_attributes(metadata: Metadata) -> dict[str, str]:
+    """The metadata attributes that describe a TPU VM's slice (a.3); those that do not exist are missing.
+
+    Raises:
+        FetchError: the server cannot be reached (T170: the caller goes on without).
+    """
+    found = {}
+    for name in ("tpu-env", "worker-network-endpoints", "accelerator-type", "agent-worker-number"):
+        status, text = metadata.ask(f"instance/attributes/{name}")
+        if status == 200:
+            found[name] = text
+    return found

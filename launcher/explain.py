@@ -1,0 +1,141 @@
+"""The decision as JSON for machines (`--print-env --json`) and as lines for a person (`--explain`, the start of a log).
+
+The JSON's shape is documented in docs/launcher.md and fixed by tests/unit/launcher/test_report.py.
+"""
+
+from __future__ import annotations
+
+from launcher import cluster as clusters
+from launcher.redact import shown, shown_command
+from launcher.runtime import RULES
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from launcher.cluster import Cluster
+    from launcher.exports import Exports
+    from launcher.runtime import Decision, Facts
+    from launcher.tpu_node import Endpoint
+
+LINE = 110  # characters of a packed line
+
+
+class Report:
+    """Everything that was found out.
+
+    Attributes:
+        facts, decision, cluster, endpoints, exports: the parts.
+        command: what would be started; [] when the image has no default and nothing was named.
+    """
+
+    __slots__ = ("cluster", "command", "decision", "endpoints", "exports", "facts")
+
+    def __init__(
+        self,
+        facts: Facts,
+        decision: Decision,
+        cluster: Cluster,
+        endpoints: list[Endpoint],
+        exports: Exports,
+        command: list[str],
+    ) -> None:
+        self.facts = facts
+        self.decision = decision
+        self.cluster = cluster
+        self.endpoints = endpoints
+        self.exports = exports
+        self.command = command
+
+
+def as_data(report: Report) -> dict[str, object]:
+    """The machine form: seven members, always all of them.
+
+    `node_rank` is null for nodes outside the training world (parameter servers, evaluators).
+    """
+    cluster = report.cluster
+    return {
+        "runtime": report.decision.runtime,
+        "why": f"{report.decision.why} ({report.decision.rule})",
+        "endpoints": [str(endpoint) for endpoint in report.endpoints],
+        "cluster": {
+            "source": cluster.source,
+            "role": cluster.role,
+            "node_rank": cluster.node_rank,
+            "nnodes": cluster.nnodes,
+            "master_addr": cluster.master_addr,
+            "master_port": cluster.master_port,
+        },
+        "exports": dict(report.exports.values),
+        "unsets": list(report.exports.unsets),
+        "warnings": list(report.exports.warnings),
+    }
+
+
+def as_assignments(report: Report) -> list[str]:
+    """`--print-env` without `--json`: one `NAME=value` or `unset NAME` a line."""
+    exports = report.exports
+    assigned = [f"{name}={value}" for name, value in exports.values.items()]
+    return assigned + [f"unset {name}" for name in exports.unsets]
+
+
+def summary(report: Report) -> list[str]:
+    """The first lines of a job's log."""
+    decision, cluster, exports = report.decision, report.cluster, report.exports
+    image = report.facts.image
+    lines = [f"runtime   {decision.runtime}: {shown('', decision.why)} (rule {decision.rule})"]
+    if image.framework:
+        lines[0] += f"; image holds {image.framework} {image.version}".rstrip()
+    if report.endpoints:
+        lines.append("endpoints " + ", ".join(str(endpoint) for endpoint in report.endpoints))
+    rank = "outside the training world" if cluster.node_rank is None else f"node {cluster.node_rank}"
+    where = f"{cluster.role}, {rank} of {cluster.nnodes}, node 0 at {cluster.master_addr}:{cluster.master_port}"
+    trial = f", trial {shown('', cluster.trial)}" if cluster.trial else ""
+    lines.append(f"cluster   {cluster.source}: {where}{trial}")
+    lines.extend(_packed("export    ", [f"{name}={shown(name, value)}" for name, value in exports.values.items()]))
+    lines.extend(_packed("unset     ", exports.unsets))
+    lines.extend(f"warning   {message}" for message in exports.warnings)
+    if report.command:
+        lines.append(f"start     {shown_command(report.command)}")
+    return lines
+
+
+def _packed(head: str, words: list[str]) -> list[str]:
+    """Words in as few lines as are readable, so that a log's first screen holds everything."""
+    lines: list[str] = []
+    for word in words:
+        if lines and len(lines[-1]) + len(word) < LINE:
+            lines[-1] += " " + word
+        else:
+            lines.append(head + word)
+    return lines
+
+
+def signals(facts: Facts, decided: str = "") -> list[str]:
+    """Every signal in the order of precedence, what it said, and which one won.
+
+    Args:
+        facts: what the rules look at.
+        decided: name of the rule that won; "" when none could (then the error says why).
+    """
+    lines = []
+    passed = False
+    for rule in RULES:
+        said = [f"{name}={shown(name, facts.has(name))}" for name in rule.signals if facts.has(name)]
+        if rule.name == "R0" and facts.settings.runtime:
+            said = [f"LAUNCHER_RUNTIME={facts.settings.runtime}"]  # or --runtime
+        elif rule.name == "R4":
+            said = facts.tpu_chips[:4]
+        elif rule.name == "R8" and facts.host.has_gpu(facts.env):
+            said.append(f"{facts.host.gpu_count(facts.env)} GPU")
+        looked = rule.devices or ", ".join(rule.signals[:3]) or "nothing else"
+        found = "; ".join(said) or f"none of {looked}" if rule.signals or rule.devices else "nothing above applies"
+        if rule.name == decided:
+            mark = "<- decided"
+        elif said and passed:
+            mark = "(outranked)"
+        else:
+            mark = ""
+        passed = passed or rule.name == decided
+        lines.append(f"{rule.name}        {found} {mark}".rstrip())
+    present = [f"{name}={shown(name, facts.has(name))}" for name in clusters.SIGNALS if facts.has(name)]
+    lines.append("cluster   " + ("; ".join(present) or "no variable of a cluster is set"))
+    return lines

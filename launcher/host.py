@@ -1,0 +1,93 @@
+"""What this machine has: TPU chips and NVIDIA GPUs, seen from /dev, /proc and /sys only. No process is started."""
+
+from __future__ import annotations
+
+import os
+
+from launcher.settings import text
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Mapping
+
+GOOGLE_PCI_VENDOR = "0x1ae0"
+# PCI device id -> TPU generation (S7 `_TPU_PCI_DEVICE_IDS`, S8 `hardware_utils.py`)
+TPU_PCI_DEVICES = {
+    "0x0027": "v2 or v3",
+    "0x0056": "plc",
+    "0x005e": "v4",
+    "0x0062": "v5p",
+    "0x0063": "v5e",
+    "0x006f": "v6e",
+    "0x0076": "tpu7x",
+}
+
+
+class Host:
+    """The machine below a path prefix.
+
+    Args:
+        sysroot: put before /dev, /proc, /sys and /opt/trainyard; "" for the real machine.
+    """
+
+    def __init__(self, sysroot: str = "") -> None:
+        self.sysroot = sysroot
+
+    def names(self, folder: str) -> list[str]:
+        """Sorted names in a folder; [] when it is missing or unreadable."""
+        try:
+            return sorted(os.listdir(self.sysroot + folder))
+        except OSError:
+            return []
+
+    def read(self, path: str) -> str:
+        """The stripped text of a small file; "" when it is missing or unreadable."""
+        try:
+            with open(self.sysroot + path, "rb") as file:
+                return file.read(4096).decode("utf-8", "replace").strip()
+        except OSError:
+            return ""
+
+    def tpu_chips(self) -> list[str]:
+        """Device nodes of the TPU chips, else their PCI addresses; [] without a TPU.
+
+        v2 to v4 use /dev/accel0..., newer ones /dev/vfio/0... (S15 `GetDeviceDirectory`; T168).
+        """
+        accel = [f"/dev/{name}" for name in self.names("/dev") if _numbered(name, "accel")]
+        if accel:
+            return accel
+        vfio = [f"/dev/vfio/{name}" for name in self.names("/dev/vfio") if name.isdigit()]
+        if vfio:
+            return vfio
+        return [
+            f"{address} ({TPU_PCI_DEVICES[device]})"
+            for address in self.names("/sys/bus/pci/devices")
+            if self.read(f"/sys/bus/pci/devices/{address}/vendor") == GOOGLE_PCI_VENDOR
+            for device in [self.read(f"/sys/bus/pci/devices/{address}/device")]
+            if device in TPU_PCI_DEVICES
+        ]
+
+    def has_gpu(self, env: Mapping[str, str]) -> bool:
+        """Whether an NVIDIA driver is here and was not hidden by NVIDIA_VISIBLE_DEVICES (R8)."""
+        if text(env, "NVIDIA_VISIBLE_DEVICES") in ("void", "none"):
+            return False
+        return "nvidiactl" in self.names("/dev") or bool(self.names("/proc/driver/nvidia/gpus"))
+
+    def gpu_count(self, env: Mapping[str, str]) -> int:
+        """How many GPUs a process started here would see: device nodes, narrowed by CUDA_VISIBLE_DEVICES."""
+        if not self.has_gpu(env):
+            return 0
+        nodes = [name for name in self.names("/dev") if _numbered(name, "nvidia")]
+        present = len(nodes) or len(self.names("/proc/driver/nvidia/gpus"))
+        if "CUDA_VISIBLE_DEVICES" not in env:
+            return present
+        chosen = 0
+        for word in env["CUDA_VISIBLE_DEVICES"].split(","):
+            if not word.strip() or word.strip().startswith("-"):
+                break  # CUDA ignores the first invalid entry and all that follow
+            chosen += 1
+        return min(chosen, present)
+
+
+def _numbered(name: str, prefix: str) -> bool:
+    return name.startswith(prefix) and name[len(prefix) :].isdigit()

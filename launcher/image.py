@@ -1,0 +1,109 @@
+"""Which framework and which trainers the image holds, from /opt/trainyard/image.json; never from an import."""
+
+from __future__ import annotations
+
+from launcher.errors import config_error
+from launcher.settings import text
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Mapping
+
+    from launcher.host import Host
+
+FRAMEWORKS = ("torch", "torch_xla", "torch_tpu", "tensorflow")
+MANIFEST = "/opt/trainyard/image.json"
+
+
+class Image:
+    """The content of an image.
+
+    Attributes:
+        target: name of the build target, "" when unknown.
+        framework: one of FRAMEWORKS, "" when unknown (then everything is exported).
+        version: the framework's version, "" when unknown.
+        trainers: trainer name -> its command line.
+        default: name of the trainer that runs when none is named, "" when there is none.
+    """
+
+    __slots__ = ("default", "framework", "target", "trainers", "version")
+
+    def __init__(
+        self,
+        target: str = "",
+        framework: str = "",
+        version: str = "",
+        trainers: Mapping[str, list[str]] | None = None,
+        default: str = "",
+    ) -> None:
+        self.target = target
+        self.framework = framework
+        self.version = version
+        self.trainers = dict(trainers or {})
+        self.default = default
+
+    def may_be(self, *frameworks: str) -> bool:
+        """Whether the image holds one of these, or nobody knows what it holds."""
+        return not self.framework or self.framework in frameworks
+
+
+def read_image(host: Host, env: Mapping[str, str]) -> Image:
+    """The image's own description, with LAUNCHER_FRAMEWORK on top.
+
+    Raises:
+        LaunchError: (2) when image.json is not what a build writes, or LAUNCHER_FRAMEWORK is not name==version.
+    """
+    image = _read_manifest(host)
+    word = text(env, "LAUNCHER_FRAMEWORK")
+    if word:
+        name, _, version = word.partition("==")
+        name = name.strip().replace("-", "_").lower()
+        if name not in FRAMEWORKS:
+            raise config_error(
+                f"LAUNCHER_FRAMEWORK is {word[:60]!r}: it must be name==version with a name of {', '.join(FRAMEWORKS)}"
+            )
+        image.framework, image.version = name, version.strip()
+    return image
+
+
+def _read_manifest(host: Host) -> Image:
+    path = host.sysroot + MANIFEST
+    try:
+        with open(path, "rb") as file:
+            content = file.read()
+    except FileNotFoundError:
+        return Image()
+    except OSError as error:
+        raise config_error(f"{path}: {error.strerror}; make it readable for this user") from None
+    import json
+
+    try:
+        data = json.loads(content)
+        versions = data.get("versions", {})
+        framework = data["framework"]
+        image = Image(
+            target=data.get("target", ""),
+            framework=framework,
+            version=versions.get(framework, ""),
+            trainers=data.get("trainers", {}),
+            default=data.get("default", ""),
+        )
+        wrong = _fault(image)
+    except (ValueError, RecursionError, LookupError, TypeError, AttributeError) as error:
+        wrong = f"{type(error).__name__}: {error}"
+    if wrong:
+        raise config_error(f"{path} is not an image description ({wrong[:200]}); rebuild the image")
+    return image
+
+
+def _fault(image: Image) -> str:
+    if image.framework not in FRAMEWORKS:
+        return f"framework is {image.framework!r}, not one of {', '.join(FRAMEWORKS)}"
+    if not all(isinstance(word, str) for word in (image.target, image.version, image.default)):
+        return "target, version and default must be strings"
+    for name, command in image.trainers.items():
+        if not (isinstance(command, list) and command and all(isinstance(word, str) for word in command)):
+            return f"the command of trainer {name!r} is not a list of strings"
+    if image.default and image.default not in image.trainers:
+        return f"the default trainer {image.default!r} is not among the trainers"
+    return ""

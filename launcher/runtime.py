@@ -1,0 +1,277 @@
+"""R: which accelerator runtime this job has. RULES is the contract's table a.1, top to bottom; the first match wins.
+
+Why R3 and R4 outrank R5 to R7: Vertex AI sets TPU_CONFIG in TPU VM jobs too, where the TPU is attached (S10). Why R5,
+R6, R7 stand in this order: it is TensorFlow's own (`_get_tpu_name`, S2; T60 to T62), except that a variable that is
+set but empty counts as unset here.
+"""
+
+from __future__ import annotations
+
+from launcher import versions
+from launcher.errors import LaunchError, config_error
+from launcher.settings import text
+from launcher.tpu_node import Endpoint, Node, node_from_env, parse_endpoints
+from launcher.tpu_vm import Slice, slice_from_env
+from launcher.xrt import parse_config
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Callable, Mapping
+
+    from launcher.host import Host
+    from launcher.image import Image
+    from launcher.settings import Settings
+
+NODE_VARIABLES = ("KUBE_GOOGLE_CLOUD_TPU_ENDPOINTS", "TPU_NAME", "TPU_CONFIG")
+SLICE_VARIABLES = ("TPU_WORKER_HOSTNAMES", "TPU_PROCESS_ADDRESSES", "TPU_PROCESS_ADDRESSES_PATH")
+XRT_VARIABLES = ("XRT_TPU_CONFIG", "XRT_DEVICE_MAP", "XRT_WORKERS", "GPU_NUM_DEVICES", "CPU_NUM_DEVICES")
+
+
+class Facts:
+    """Everything a decision may look at: the environment, the machine, the image and our own switches."""
+
+    __slots__ = ("env", "host", "image", "settings", "tpu_chips")
+
+    def __init__(self, env: Mapping[str, str], host: Host, image: Image, settings: Settings) -> None:
+        self.env = env
+        self.host = host
+        self.image = image
+        self.settings = settings
+        self.tpu_chips = host.tpu_chips()
+
+    def has(self, name: str) -> str:
+        """The value of a variable, "" when unset or blank."""
+        return text(self.env, name)
+
+
+class Decision:
+    """What R decided.
+
+    Attributes:
+        runtime: "tpu-node", "tpu-local", "gpu" or "cpu".
+        why: the signal that decided, for a person.
+        rule: "R0" to "R9", set by `decide`.
+        untouched: the user configured the runtime (R1, R2): export nothing for it.
+        node: the TPU node, with "tpu-node".
+        slice: the workers of the slice, with "tpu-local" as far as the environment tells.
+        warnings: what the user should know.
+    """
+
+    __slots__ = ("node", "rule", "runtime", "slice", "untouched", "warnings", "why")
+
+    def __init__(
+        self,
+        runtime: str,
+        why: str,
+        untouched: bool = False,
+        node: Node | None = None,
+        slice: Slice | None = None,
+    ) -> None:
+        self.runtime = runtime
+        self.why = why
+        self.rule = ""
+        self.untouched = untouched
+        self.node = node
+        self.slice = slice
+        self.warnings: list[str] = list(node.warnings) if node else []
+
+
+class Rule:
+    """One row of a.1.
+
+    Attributes:
+        name: "R0" to "R9".
+        signals: the variables it looks at.
+        devices: what it looks at besides.
+        decide: the decision, or None when the row does not apply.
+    """
+
+    __slots__ = ("decide", "devices", "name", "signals")
+
+    def __init__(
+        self,
+        name: str,
+        decide: Callable[[Facts], Decision | None],
+        signals: tuple[str, ...] = (),
+        devices: str = "",
+    ) -> None:
+        self.name = name
+        self.decide = decide
+        self.signals = signals
+        self.devices = devices
+
+
+def _told(facts: Facts) -> Decision | None:
+    runtime = facts.settings.runtime
+    if not runtime:
+        return None
+    why = f"LAUNCHER_RUNTIME={runtime}"
+    if runtime == "tpu-local":
+        return _attached(facts, why)
+    if runtime != "tpu-node":
+        return Decision(runtime, why)
+    for name in NODE_VARIABLES:
+        if facts.has(name):
+            return _node(facts, name, why)
+    raise config_error(
+        f"Please provide a TPU Name to connect to: {why}, but none of {', '.join(NODE_VARIABLES)} is set"
+    )
+
+
+# PJRT_DEVICE -> runtime. TPU_LEGACY is torch_xla 2.0's (a.6).
+PJRT_RUNTIMES = {
+    "TPU": "tpu-local",
+    "TPU_LEGACY": "tpu-local",
+    "CPU": "cpu",
+    "GPU": "gpu",
+    "CUDA": "gpu",
+    "ROCM": "gpu",
+}
+
+
+def _pjrt(facts: Facts) -> Decision | None:
+    device = facts.has("PJRT_DEVICE")
+    if not device:
+        return None
+    # Devices of other vendors' plugins (NEURON, XPU, ...) are no runtime of ours: nothing is added for them.
+    decision = Decision(PJRT_RUNTIMES.get(device.upper(), "cpu"), f"PJRT_DEVICE={device}", untouched=True)
+    if device != device.upper():
+        decision.warnings.append(f"PJRT_DEVICE={device}: torch_xla spells it {device.upper()}")
+    xrt = sorted(name for name in facts.env if name.startswith("XRT_") and facts.has(name))
+    if xrt:
+        # S6 `ComputationClient::Create` tests PJRT_DEVICE first.
+        decision.warnings.append(f"PJRT_DEVICE wins over {', '.join(xrt)[:200]}; unset one of the two")
+    if decision.runtime == "tpu-local":
+        # Only to know whether this is a multi-host slice; what is wrong there is torch_xla's to say.
+        try:
+            decision.slice = slice_from_env(facts.env)
+        except LaunchError as error:
+            decision.warnings.append(error.message)
+    return decision
+
+
+def _xrt(facts: Facts) -> Decision | None:
+    config, devices = facts.has("XRT_TPU_CONFIG"), facts.has("XRT_DEVICE_MAP")
+    if config:
+        workers = parse_config(config)
+        if "localservice" in workers[0][0]:
+            decision = Decision("tpu-local", "XRT_TPU_CONFIG", untouched=True)
+        else:
+            node = Node("XRT_TPU_CONFIG")
+            node.endpoints = [Endpoint(host, port) for _, _, host, port in workers]
+            decision = Decision("tpu-node", "XRT_TPU_CONFIG", untouched=True, node=node)
+    elif devices and facts.has("XRT_WORKERS"):
+        kind = "tpu-node" if "TPU:" in devices else "gpu" if "GPU:" in devices else "cpu"
+        decision = Decision(kind, "XRT_DEVICE_MAP and XRT_WORKERS", untouched=True)
+    elif facts.has("GPU_NUM_DEVICES"):
+        decision = Decision("gpu", "GPU_NUM_DEVICES", untouched=True)
+    elif facts.has("CPU_NUM_DEVICES"):
+        decision = Decision("cpu", "CPU_NUM_DEVICES", untouched=True)
+    else:
+        return None
+    image = facts.image
+    if image.framework == "torch_xla" and not versions.has_xrt(image.version):
+        message = (
+            f"XRT removed in torch_xla 2.1, and this image has {image.version or 'a later one'}: "
+            f"unset {decision.why} and let PJRT_DEVICE decide, or use torch_xla <= 2.0"
+        )
+        if not facts.settings.rehearse:
+            raise config_error(message)
+        decision.warnings.append(message)
+    return decision
+
+
+def _gke(facts: Facts) -> Decision | None:
+    signals = [name for name in SLICE_VARIABLES if facts.has(name)]
+    if facts.has("TPU_SKIP_MDS_QUERY") and facts.has("TPU_ACCELERATOR_TYPE"):
+        signals.append("TPU_SKIP_MDS_QUERY with TPU_ACCELERATOR_TYPE")
+    if not signals:
+        return None
+    decision = Decision("tpu-local", signals[0])
+    try:
+        decision.slice = slice_from_env(facts.env)
+    except LaunchError as error:
+        if not facts.settings.rehearse:
+            raise
+        decision.warnings.append(error.message)
+    return decision
+
+
+def _attached(facts: Facts, why: str = "") -> Decision | None:
+    chips = facts.tpu_chips
+    if not chips and not why:
+        return None
+    decision = Decision("tpu-local", why or f"TPU attached: {', '.join(chips[:4])}" + (" ..." if chips[4:] else ""))
+    if not chips:
+        decision.warnings.append(f"{why}, but no TPU device is in /dev or on the PCI bus")
+    if facts.has("TPU_CONFIG"):
+        decision.warnings.append("TPU_CONFIG ignored: TPU is attached to this VM")
+    return decision
+
+
+def _node(facts: Facts, source: str, why: str = "") -> Decision | None:
+    value = facts.has(source)
+    if not value:
+        return None
+    if source == "TPU_NAME" and value == "local":
+        return _attached(facts, "TPU_NAME=local")
+    node = node_from_env(facts.env, facts.settings, source)
+    return Decision("tpu-node", f"{why}, {source}" if why else source, node=node)
+
+
+def _kube_endpoints(facts: Facts) -> Decision | None:
+    return _node(facts, "KUBE_GOOGLE_CLOUD_TPU_ENDPOINTS")
+
+
+def _tpu_name(facts: Facts) -> Decision | None:
+    return _node(facts, "TPU_NAME")
+
+
+def _tpu_config(facts: Facts) -> Decision | None:
+    return _node(facts, "TPU_CONFIG")
+
+
+def _gpu(facts: Facts) -> Decision | None:
+    return Decision("gpu", "an NVIDIA driver is present") if facts.host.has_gpu(facts.env) else None
+
+
+def _cpu(facts: Facts) -> Decision:
+    return Decision("cpu", "no sign of an accelerator")
+
+
+RULES = (
+    Rule("R0", _told, ("LAUNCHER_RUNTIME",)),
+    Rule("R1", _pjrt, ("PJRT_DEVICE",)),
+    Rule("R2", _xrt, XRT_VARIABLES),
+    Rule("R3", _gke, (*SLICE_VARIABLES, "TPU_SKIP_MDS_QUERY", "TPU_ACCELERATOR_TYPE")),
+    Rule("R4", _attached, devices="/dev/accel*, /dev/vfio/*, PCI"),
+    Rule("R5", _kube_endpoints, ("KUBE_GOOGLE_CLOUD_TPU_ENDPOINTS",)),
+    Rule("R6", _tpu_name, ("TPU_NAME",)),
+    Rule("R7", _tpu_config, ("TPU_CONFIG",)),
+    Rule("R8", _gpu, ("NVIDIA_VISIBLE_DEVICES",), devices="/dev/nvidiactl, /proc/driver/nvidia"),
+    Rule("R9", _cpu),
+)
+
+
+def decide(facts: Facts) -> Decision:
+    """The first rule that applies.
+
+    Raises:
+        LaunchError: (2) when the signal that wins cannot be used.
+    """
+    for rule in RULES[:-1]:
+        decision = rule.decide(facts)
+        if decision:
+            decision.rule = rule.name
+            return decision
+    decision = _cpu(facts)
+    decision.rule = RULES[-1].name
+    return decision
+
+
+def names_addresses(value: str) -> bool:
+    """Whether a variable's value is already something TensorFlow dials without asking anybody (T11, T29)."""
+    try:
+        return value.startswith("grpc://") and bool(parse_endpoints(value))
+    except LaunchError:
+        return False

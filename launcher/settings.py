@@ -1,0 +1,131 @@
+"""The launcher's own switches: every LAUNCHER_* variable and every flag, read and checked in one place."""
+
+from __future__ import annotations
+
+from launcher.errors import RETRYABLE, config_error
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Mapping
+
+RUNTIMES = ("cpu", "gpu", "tpu-local", "tpu-node")
+
+# variable -> (default, what it is). Printed by `launch --help`, listed in docs/launcher.md.
+VARIABLES = {
+    "LAUNCHER_RUNTIME": ("", "force the runtime: cpu, gpu, tpu-local or tpu-node (R0)"),
+    "LAUNCHER_FRAMEWORK": ("", "name==version, in place of /opt/trainyard/image.json"),
+    "LAUNCHER_REHEARSE": ("", "1: resolve and export as on the platform, then train on the CPU backend"),
+    "LAUNCHER_TPU_PROJECT": ("", "project of the TPU node, over TPU_CONFIG and metadata"),
+    "LAUNCHER_TPU_ZONE": ("", "zone of the TPU node, over TPU_CONFIG and metadata"),
+    "LAUNCHER_TPU_ATTEMPTS": ("40", "how often a TPU node is asked for"),
+    "LAUNCHER_TPU_INTERVAL": ("10", "seconds between two attempts"),
+    "LAUNCHER_TPU_404_ATTEMPTS": ("", "give up earlier on a node that is not found (default: all attempts)"),
+    "LAUNCHER_REQUIRE_HEALTHY": ("", "1: wait for health HEALTHY too (30 s apart, 1200 s in all)"),
+    "LAUNCHER_HTTP_TIMEOUT": ("10", "seconds for one request, from connect to last byte"),
+    "LAUNCHER_RETRYABLE_EXIT": (str(RETRYABLE), "exit status of a failure worth a retry"),
+    "LAUNCHER_NPROC": ("", "processes a node; more than one starts torchrun (default: one a GPU)"),
+    "LAUNCHER_MASTER_ADDR": ("", "address of node 0, over what the platform says"),
+    "LAUNCHER_MASTER_PORT": ("", "port of node 0, over what the platform says"),
+    "LAUNCHER_RDZV_BACKEND": ("static", "torchrun's rendezvous: static or c10d"),
+    "LAUNCHER_DNS_TIMEOUT": ("300", "seconds to wait for the name of node 0 to resolve"),
+    "LAUNCHER_SIGNAL_GROUP": ("", "as PID 1: signal the trainer's whole process group"),
+    "LAUNCHER_GRACE": ("10", "as PID 1: seconds between the forwarded signal and SIGKILL"),
+    "LAUNCHER_MIRROR_GCS": ("", "1: mirror AIP_* gs:// folders as LAUNCHER_GCS_AIP_*=/gcs/..."),
+    "LAUNCHER_LOG": ("normal", "quiet: warnings and errors only; normal: some lines; explain: every signal"),
+    "LAUNCHER_SYSROOT": ("", "prefix of the /dev, /proc, /sys and /opt/trainyard look-ups"),
+}
+
+
+def text(env: Mapping[str, str], name: str) -> str:
+    """The value of a variable without surrounding blanks; "" when unset, since empty means unset everywhere (a.1)."""
+    return env.get(name, "").strip()
+
+
+def flag(env: Mapping[str, str], name: str) -> bool:
+    """A switch of ours. Raises LaunchError (2) on a word that is neither yes nor no."""
+    word = text(env, name).lower()
+    if word in ("", "0", "false", "no", "off"):
+        return False
+    if word in ("1", "true", "yes", "on"):
+        return True
+    raise config_error(f"{name} is {word[:40]!r}: use 1 or 0")
+
+
+def integer(name: str, word: str, low: int, high: int) -> int:
+    """A whole number in [low, high]. Raises LaunchError (2) naming the variable."""
+    digits = word[1:] if word[:1] == "-" else word
+    if digits.isascii() and digits.isdigit() and len(digits) < 10 and low <= int(word) <= high:
+        return int(word)
+    raise config_error(f"{name} is {word[:40]!r}: it must be a whole number from {low} to {high}")
+
+
+def seconds(name: str, word: str, high: float) -> float:
+    """A duration in seconds in [0, high]. Raises LaunchError (2) naming the variable."""
+    try:
+        value = float(word)
+    except ValueError:
+        value = -1.0
+    if 0 <= value <= high:  # false for NaN
+        return value
+    raise config_error(f"{name} is {word[:40]!r}: it must be a number of seconds from 0 to {high:g}")
+
+
+def choice(name: str, word: str, choices: tuple[str, ...]) -> str:
+    """One of `choices`. Raises LaunchError (2) listing them."""
+    if word in choices:
+        return word
+    raise config_error(f"{name} is {word[:40]!r}: it must be one of {', '.join(choices)}")
+
+
+class Settings:
+    """The launcher's switches, checked. Flags win over variables.
+
+    Raises LaunchError (2) for any value that cannot be used.
+    """
+
+    def __init__(self, env: Mapping[str, str], flags: Mapping[str, str] | None = None) -> None:
+        flags = flags or {}
+
+        def value(name: str) -> str:
+            return flags.get(name) or text(env, name) or VARIABLES[name][0]
+
+        def switch(name: str) -> bool:
+            return name in flags or flag(env, name)
+
+        self.force = "force" in flags
+        self.runtime = value("LAUNCHER_RUNTIME")
+        if self.runtime:
+            choice("LAUNCHER_RUNTIME", self.runtime, RUNTIMES)
+        self.rehearse = switch("LAUNCHER_REHEARSE")
+        self.project = value("LAUNCHER_TPU_PROJECT")
+        self.zone = value("LAUNCHER_TPU_ZONE")
+        self.require_healthy = switch("LAUNCHER_REQUIRE_HEALTHY")
+        # 40 attempts 10 s apart is the loop Google documented (S4); wait_for_healthy of cloud-tpu-client polls
+        # every 30 s for 1200 s (S1).
+        paced = self.require_healthy and not text(env, "LAUNCHER_TPU_INTERVAL")
+        self.interval = seconds("LAUNCHER_TPU_INTERVAL", "30" if paced else value("LAUNCHER_TPU_INTERVAL"), 3600)
+        self.attempts = integer(
+            "LAUNCHER_TPU_ATTEMPTS",
+            "41" if paced and not text(env, "LAUNCHER_TPU_ATTEMPTS") else value("LAUNCHER_TPU_ATTEMPTS"),
+            1,
+            100000,
+        )
+        self.not_found_attempts = integer(
+            "LAUNCHER_TPU_404_ATTEMPTS", value("LAUNCHER_TPU_404_ATTEMPTS") or str(self.attempts), 1, 100000
+        )
+        self.http_timeout = seconds("LAUNCHER_HTTP_TIMEOUT", value("LAUNCHER_HTTP_TIMEOUT"), 600)
+        self.retryable_exit = integer("LAUNCHER_RETRYABLE_EXIT", value("LAUNCHER_RETRYABLE_EXIT"), 1, 255)
+        nproc = value("LAUNCHER_NPROC")
+        self.nproc = integer("LAUNCHER_NPROC", nproc, 1, 1024) if nproc else 0
+        self.master_addr = value("LAUNCHER_MASTER_ADDR")
+        port = value("LAUNCHER_MASTER_PORT")
+        self.master_port = integer("LAUNCHER_MASTER_PORT", port, 1, 65535) if port else 0
+        self.rdzv_backend = choice("LAUNCHER_RDZV_BACKEND", value("LAUNCHER_RDZV_BACKEND"), ("static", "c10d"))
+        self.dns_timeout = seconds("LAUNCHER_DNS_TIMEOUT", value("LAUNCHER_DNS_TIMEOUT"), 86400)
+        self.signal_group = switch("LAUNCHER_SIGNAL_GROUP")
+        self.grace = seconds("LAUNCHER_GRACE", value("LAUNCHER_GRACE"), 3600)
+        self.mirror_gcs = switch("LAUNCHER_MIRROR_GCS")
+        self.log = choice("LAUNCHER_LOG", value("LAUNCHER_LOG"), ("quiet", "normal", "explain"))
+        self.sysroot = text(env, "LAUNCHER_SYSROOT").rstrip("/")
+        self.metadata_host = text(env, "GCE_METADATA_HOST")
+        self.tpu_api = text(env, "TPU_API_ENDPOINT") or "https://tpu.googleapis.com"

@@ -1,0 +1,332 @@
+"""A legacy TPU node: which node the environment names, and what an answer of the Cloud TPU API means (a.2).
+
+Pure functions; the asking is in `cloud`, the waiting in `wait`.
+"""
+
+from __future__ import annotations
+
+from launcher.errors import config_error
+from launcher.settings import text
+from launcher.xrt import NODE_PORT, is_host, port_number
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Mapping
+
+    from launcher.settings import Settings
+
+GRPC = "grpc://"
+
+# What to do with an answer (a.2, table).
+READY = "ready"
+WAIT = "wait"  # transient: ask again
+FORBIDDEN = "forbidden"  # 403 and other refusals: permanent after 3 attempts (IAM changes take a while to spread)
+UNAUTHORIZED = "unauthorized"  # 401: a fresh token once, then like FORBIDDEN
+NOT_FOUND = "not found"  # 404: the node may not be visible yet
+LOST = "lost"  # this node will never be ready, a new job may get another
+NEVER = "never"  # permanent
+
+# state -> action. Absent (= STATE_UNSPECIFIED) and unknown states are transient.
+STATES = {
+    "READY": READY,
+    "PREEMPTED": LOST,  # `recoverable()` of both clients is false for these two (S1, S2)
+    "TERMINATED": LOST,
+    "STOPPED": NEVER,
+    "STOPPING": NEVER,
+    "DELETING": NEVER,
+    "HIDING": NEVER,
+    "HIDDEN": NEVER,
+}
+STATUSES = {400: NEVER, 401: UNAUTHORIZED, 404: NOT_FOUND, 408: WAIT, 409: WAIT, 425: WAIT, 429: WAIT}
+
+
+class Endpoint:
+    """The gRPC address of one TPU worker."""
+
+    __slots__ = ("host", "port")
+
+    def __init__(self, host: str, port: int) -> None:
+        self.host = host
+        self.port = port
+
+    def __str__(self) -> str:
+        return f"{self.host}:{self.port}"
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Endpoint) and str(self) == str(other)
+
+    def __hash__(self) -> int:
+        return hash((self.host, self.port))
+
+
+class Node:
+    """The TPU node a job was told to use.
+
+    Attributes:
+        source: the variable that names it.
+        name: name of the node, "" when its addresses were given instead.
+        endpoints: the addresses, [] when they have to be asked for.
+        project, zone: known without asking; "" when the metadata server has to tell.
+        fallback_project, fallback_zone: used when the metadata server cannot be reached (T61).
+        had_scheme: the value was spelled with grpc://, so TensorFlow can use the variable as it is.
+        warnings: what is odd about the value.
+    """
+
+    __slots__ = (
+        "endpoints",
+        "fallback_project",
+        "fallback_zone",
+        "had_scheme",
+        "name",
+        "project",
+        "source",
+        "warnings",
+        "zone",
+    )
+
+    def __init__(self, source: str) -> None:
+        self.source = source
+        self.name = ""
+        self.endpoints: list[Endpoint] = []
+        self.project = ""
+        self.zone = ""
+        self.fallback_project = ""
+        self.fallback_zone = ""
+        self.had_scheme = False
+        self.warnings: list[str] = []
+
+    def path(self, project: str, zone: str) -> str:
+        """The node's full resource name."""
+        return f"projects/{project}/locations/{zone}/nodes/{self.name}"
+
+
+def parse_endpoints(value: str) -> list[Endpoint]:
+    """Addresses out of "grpc://1.2.3.4:8470,5.6.7.8" (T01 to T04); port 8470 when there is none (T67).
+
+    Returns:
+        [] when the value is not a list of addresses: then it is the name of a node (T63, T64).
+
+    Raises:
+        LaunchError: (2) for an entry that starts with grpc:// and is no address.
+    """
+    entries = [entry.strip() for entry in value.split(",")]
+    endpoints = []
+    for entry in entries:
+        has_scheme = entry.startswith(GRPC)
+        address = entry[len(GRPC) :] if has_scheme else entry
+        host, colon, port = address.partition(":")
+        if not colon:
+            port = str(NODE_PORT)
+        usable = is_host(host) and port_number(port) and (has_scheme or colon or _is_ipv4(host))
+        if usable:
+            endpoints.append(Endpoint(host, int(port)))
+        elif has_scheme or endpoints:
+            hint = " (IPv6 addresses cannot be used: XRT has no syntax for them)" if "[" in entry else ""
+            raise config_error(f"bad TPU address {entry[:80]!r}: write grpc://IP:PORT{hint}")
+        else:
+            return []
+    return endpoints
+
+
+def _is_ipv4(word: str) -> bool:
+    parts = word.split(".")
+    return len(parts) == 4 and all(part.isdigit() and len(part) < 4 and int(part) < 256 for part in parts)
+
+
+def parse_tpu_config(value: str) -> dict[str, str]:
+    """The string members project, zone and tpu_node_name of a TPU_CONFIG; those that are missing are "".
+
+    Raises:
+        LaunchError: (2) when it is not a JSON object, names no node (T68, T69) or a member is not a string.
+            The value itself is not repeated: it may hold more than it should.
+    """
+    import json
+
+    try:
+        data = json.loads(value)
+    except (ValueError, RecursionError) as error:
+        where = getattr(error, "pos", 0)
+        raise config_error(
+            f"TPU_CONFIG is not JSON (at character {where}): it must be "
+            '{"project": ..., "zone": ..., "tpu_node_name": ...}'
+        ) from None
+    if not isinstance(data, dict):
+        raise config_error("TPU_CONFIG is not a JSON object with project, zone and tpu_node_name")
+    found = {}
+    for key in ("project", "zone", "tpu_node_name"):
+        member = data.get(key)
+        if member is None:
+            member = ""
+        if not isinstance(member, str):
+            raise config_error(f"TPU_CONFIG: {key} must be a string")
+        found[key] = member.strip()
+    if not found["tpu_node_name"]:
+        raise config_error('TPU_CONFIG has no tpu_node_name: add "tpu_node_name": the name of the TPU node')
+    return found
+
+
+def node_from_env(env: Mapping[str, str], settings: Settings, source: str) -> Node:
+    """The node that the variable `source` names, with its project and zone where they are known.
+
+    The order for project and zone is: explicit (a full resource name, LAUNCHER_TPU_PROJECT/ZONE), TPU_CONFIG when it
+    is about the same node, then the metadata server. On AI Platform and Vertex AI the metadata server's project is a
+    tenant project, so it is never asked when TPU_CONFIG gives one (a.2).
+
+    Raises:
+        LaunchError: (2) when there is no usable name.
+    """
+    node = Node(source)
+    tpu_config: dict[str, str] = {}
+    if text(env, "TPU_CONFIG"):
+        try:
+            tpu_config = parse_tpu_config(text(env, "TPU_CONFIG"))
+        except Exception as error:
+            if source == "TPU_CONFIG":
+                raise
+            node.warnings.append(f"TPU_CONFIG ignored, since {source} names the node: {error}")
+    if source == "TPU_CONFIG":
+        node.name = tpu_config["tpu_node_name"]
+    else:
+        value = text(env, source)
+        node.endpoints = parse_endpoints(value)
+        node.had_scheme = all(entry.strip().startswith(GRPC) for entry in value.split(","))
+        if node.endpoints:
+            if not node.had_scheme:
+                node.warnings.append(f"{source}={value} has no grpc:// in front; taken as an address")
+            return node
+        node.name = value
+    _split_resource_name(node)
+    if not _is_word(node.name):
+        if "," in node.name:
+            raise config_error(
+                f"{source} names several TPUs ({node.name[:80]!r}): Using multiple TPUs in a single session is not "
+                "yet implemented; name one"
+            )
+        raise config_error(
+            f"{source}: {node.name[:80]!r} is no name of a TPU node; use letters, digits, dashes or grpc://IP:PORT"
+        )
+    node.project = settings.project or node.project
+    node.zone = settings.zone or node.zone
+    if tpu_config.get("tpu_node_name") == node.name:
+        node.project = node.project or tpu_config["project"]
+        node.zone = node.zone or tpu_config["zone"]
+    else:
+        node.fallback_project = tpu_config.get("project", "")
+        node.fallback_zone = tpu_config.get("zone", "")
+    for what, word in (("project", node.project), ("zone", node.zone)):
+        if word and not _is_word(word):
+            raise config_error(f"the TPU node's {what} is {word[:80]!r}: that is no {what}'s name")
+    return node
+
+
+def _split_resource_name(node: Node) -> None:
+    """Take projects/P/locations/Z/nodes/N apart: a full name is as explicit as it gets."""
+    parts = node.name.split("/")
+    if len(parts) == 6 and parts[0::2] == ["projects", "locations", "nodes"]:
+        node.project, node.zone, node.name = parts[1], parts[3], parts[5]
+
+
+def _is_word(word: str) -> bool:
+    """Safe in a URL path. Project ids may be "domain.com:project"."""
+    return is_host(word.replace(":", "")) and word.strip(".:") != ""
+
+
+class Answer:
+    """What one answer of the API means.
+
+    Attributes:
+        action: READY, WAIT, FORBIDDEN, UNAUTHORIZED, NOT_FOUND, LOST or NEVER.
+        reason: one line for the log, in the words of Google's clients where alerts may look for them.
+        endpoints: the workers' addresses, "reach out to the 0th entry first"; only with READY.
+        health: the node's health, "" when the answer has none.
+        accelerator_type: such as "v3-8", "" when the answer has none.
+    """
+
+    __slots__ = ("accelerator_type", "action", "endpoints", "health", "reason")
+
+    def __init__(
+        self,
+        action: str,
+        reason: str,
+        endpoints: list[Endpoint] | None = None,
+        health: str = "",
+        accelerator_type: str = "",
+    ) -> None:
+        self.action = action
+        self.reason = reason
+        self.endpoints = endpoints or []
+        self.health = health
+        self.accelerator_type = accelerator_type
+
+
+def classify(name: str, status: int, body: bytes) -> Answer:
+    """Sort one HTTP answer to GET .../nodes/NAME into the table of a.2.
+
+    Args:
+        name: the node's name, for the message.
+        status: HTTP status.
+        body: any bytes.
+    """
+    data = _json_object(body)
+    if status != 200:
+        action = STATUSES.get(status, WAIT if status >= 500 else FORBIDDEN)
+        said = _error_message(data)
+        return Answer(action, f"HTTP {status} for TPU {name!r}" + (f": {said}" if said else ""))
+    if data is None:
+        return Answer(WAIT, f"the answer for TPU {name!r} is not a JSON object")
+    state = data.get("state")
+    if not isinstance(state, str) or not state:
+        state = "None"  # proto3 JSON leaves out STATE_UNSPECIFIED; the clients print None (T08)
+    action = STATES.get(state, WAIT)
+    if action in (LOST, NEVER):
+        return Answer(action, f'TPU "{name}" will not become ready; state: "{_plain(state)}"')
+    if action == WAIT:
+        return Answer(WAIT, f'TPU "{name}" is not yet ready; state: "{_plain(state)}"')
+    endpoints = _endpoints(data)
+    if not endpoints:
+        return Answer(WAIT, f'TPU "{name}" is not yet ready; state: "READY" without a usable address')
+    health = data.get("health")
+    accelerator_type = data.get("acceleratorType")
+    return Answer(
+        READY,
+        f'TPU "{name}" is ready',
+        endpoints,
+        _plain(health) if isinstance(health, str) else "",
+        accelerator_type if isinstance(accelerator_type, str) and is_host(accelerator_type) else "",
+    )
+
+
+def _json_object(body: bytes) -> dict[str, object] | None:
+    import json
+
+    try:
+        data = json.loads(body)
+    except (ValueError, RecursionError):
+        return None
+    return data if isinstance(data, dict) else None
+
+
+def _endpoints(data: dict[str, object]) -> list[Endpoint]:
+    """All of networkEndpoints, else ipAddress and port; [] when any entry is unusable (not ready yet, a.2)."""
+    entries = data.get("networkEndpoints")
+    if not isinstance(entries, list) or not entries:
+        entries = [data]
+    found = []
+    for entry in entries:
+        host = entry.get("ipAddress") if isinstance(entry, dict) else None
+        port = port_number(str(entry.get("port", NODE_PORT))) if isinstance(entry, dict) else 0
+        if not (isinstance(host, str) and is_host(host) and port):
+            return []
+        found.append(Endpoint(host, port))
+    return found
+
+
+def _error_message(data: dict[str, object] | None) -> str:
+    error = data.get("error") if data else None
+    message = error.get("message") if isinstance(error, dict) else None
+    return _plain(message) if isinstance(message, str) else ""
+
+
+def _plain(word: str) -> str:
+    """Text of a server, safe in one log line."""
+    return "".join(character if character.isprintable() else " " for character in word)[:300]

@@ -1,0 +1,282 @@
+"""TPUs attached to this host: accelerator types, the workers of a slice, and the variables PJRT clients read (a.3)."""
+
+from __future__ import annotations
+
+from launcher.errors import config_error
+from launcher.settings import integer, text
+from launcher.xrt import HOST_BOUNDS, is_host
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Mapping
+
+MAX_FILE = 1 << 20
+
+
+class Slice:
+    """The hosts of a TPU slice as far as they are known.
+
+    Attributes:
+        source: where the workers come from.
+        accelerator_type: such as "v4-16", "" when unknown.
+        workers: host names or addresses in order of worker id, without ports; [] when unknown.
+        worker_id: this host's number, None when unknown.
+        process_bounds: hosts along x, y, z, such as "1,1,2"; "" when unknown.
+        chips_bounds: chips of one host along x, y, z; "" when unknown.
+        plain_names: the worker list came in the newer `worker-network-endpoints` format, which torch_xla 2.9
+            cannot read (finding 9).
+    """
+
+    __slots__ = (
+        "accelerator_type",
+        "chips_bounds",
+        "plain_names",
+        "process_bounds",
+        "source",
+        "worker_id",
+        "workers",
+    )
+
+    def __init__(self, source: str) -> None:
+        self.source = source
+        self.accelerator_type = ""
+        self.workers: list[str] = []
+        self.worker_id: int | None = None
+        self.process_bounds = ""
+        self.chips_bounds = ""
+        self.plain_names = False
+
+    @property
+    def hosts(self) -> int:
+        """Number of hosts: by the worker list, else by the bounds; the type alone does not tell (T134)."""
+        if self.workers:
+            return len(self.workers)
+        bounds = self.process_bounds or HOST_BOUNDS.get(self.accelerator_type, "")
+        return volume(bounds) or 1
+
+
+def volume(bounds: str) -> int:
+    """Product of "2,2,1"; 0 when it is not a list of positive whole numbers."""
+    product = 1
+    for word in bounds.split(","):
+        if not (word.strip().isascii() and word.strip().isdigit() and len(word.strip()) < 6):
+            return 0
+        product *= int(word)
+    return product
+
+
+def generation(accelerator_type: str) -> int:
+    """The TPU generation of "v3-8", "v5litepod-16" or "tpu7x-8": 3, 5, 7 (T114).
+
+    The form is `^(?:v|tpu)\\d[A-Za-z]{0,7}-\\d+$` (a.1, R3).
+
+    Raises:
+        LaunchError: (2) for anything else.
+    """
+    word, dash, count = accelerator_type.rpartition("-")
+    for prefix in ("tpu", "v"):
+        rest = word[len(prefix) :]
+        if (
+            word.startswith(prefix)
+            and dash
+            and _is_number(count)
+            and _is_number(rest[:1])
+            and len(rest) <= 8
+            and (rest[1:] == "" or (rest[1:].isascii() and rest[1:].isalpha()))
+        ):
+            return int(rest[0])
+    raise config_error(
+        f"Failed to parse TPU version from metadata: TPU_ACCELERATOR_TYPE is {accelerator_type[:60]!r}; "
+        "write it as v4-8, v5litepod-16 or tpu7x-8, not as a GKE node label or a machine type"
+    )
+
+
+def _is_number(word: str) -> bool:
+    return word.isascii() and word.isdigit()
+
+
+def worker_list(env: Mapping[str, str]) -> tuple[str, list[str]]:
+    """The variable the workers come from and the workers as written: TPU_PROCESS_ADDRESSES_PATH, then
+    TPU_PROCESS_ADDRESSES, then TPU_WORKER_HOSTNAMES (S8; T123). ("", []) when none is set.
+
+    Raises:
+        LaunchError: (2) when the file cannot be read or is empty; there is no falling back then, as in JAX.
+    """
+    path = text(env, "TPU_PROCESS_ADDRESSES_PATH")
+    if path:
+        try:
+            with open(path, "rb") as file:
+                value = file.read(MAX_FILE).decode("utf-8", "replace").strip()
+        except (OSError, ValueError) as error:
+            reason = getattr(error, "strerror", None) or "not a path"
+            raise config_error(
+                f"Failed to read TPU process addresses file {path[:200]!r} (TPU_PROCESS_ADDRESSES_PATH): {reason}"
+            ) from None
+        if not value:
+            raise config_error(f"TPU process addresses file is empty: {path[:200]!r} (TPU_PROCESS_ADDRESSES_PATH)")
+        return "TPU_PROCESS_ADDRESSES_PATH", _words(value)
+    for name in ("TPU_PROCESS_ADDRESSES", "TPU_WORKER_HOSTNAMES"):
+        if text(env, name):
+            return name, _words(text(env, name))
+    return "", []
+
+
+def _words(value: str) -> list[str]:
+    return [word.strip() for word in value.split(",") if word.strip()]
+
+
+def _without_ports(addresses: list[str]) -> list[str]:
+    """Hosts of a list of host:port, each once: several processes of one host share its name (T108)."""
+    hosts: list[str] = []
+    for address in addresses:
+        host = address.partition(":")[0]
+        if host not in hosts:
+            hosts.append(host)
+    return hosts
+
+
+def slice_from_env(env: Mapping[str, str]) -> Slice:
+    """The slice that GKE's device plugin, its webhook or a JobSet describe (R3; S15, S16; T118 to T139).
+
+    Raises:
+        LaunchError: (2) for an accelerator type no client can read, one without bounds where clients need them
+            (T117), or a multi-host slice without a worker id (T120).
+    """
+    source, addresses = worker_list(env)
+    found = Slice(source or "TPU_ACCELERATOR_TYPE")
+    found.workers = _without_ports(addresses)
+    for worker in found.workers:
+        if not is_host(worker):
+            raise config_error(f"{source}: {worker[:80]!r} is no host name")
+    found.accelerator_type = text(env, "TPU_ACCELERATOR_TYPE")
+    # S7 `build_tpu_env_from_vars`: the PROCESS names first, then the HOST names; the plugin also sets bare ones.
+    found.process_bounds = _first(env, "TPU_PROCESS_BOUNDS", "TPU_HOST_BOUNDS", "HOST_BOUNDS")
+    found.chips_bounds = _first(
+        env, "TPU_CHIPS_PER_PROCESS_BOUNDS", "TPU_CHIPS_PER_HOST_BOUNDS", "CHIPS_PER_HOST_BOUNDS"
+    )
+    if found.accelerator_type:
+        number = generation(found.accelerator_type)
+        if number in (2, 3) and not found.process_bounds and found.accelerator_type not in HOST_BOUNDS:
+            known = ", ".join(name for name in HOST_BOUNDS if name.startswith(f"v{number}-"))
+            raise config_error(
+                f"TPU_ACCELERATOR_TYPE is {found.accelerator_type!r}, which is no v{number} slice torch_xla knows "
+                f"({known}); correct it, or set TPU_HOST_BOUNDS"
+            )
+    found.worker_id = _worker_id(env, found.hosts)
+    if found.worker_id is None and found.hosts > 1:
+        raise config_error(
+            f"a slice of {found.hosts} hosts without TPU_WORKER_ID: set it to this host's number, 0 to "
+            f"{found.hosts - 1} (on GKE a webhook does, or take JOB_COMPLETION_INDEX)"
+        )
+    return found
+
+
+def _worker_id(env: Mapping[str, str], hosts: int) -> int | None:
+    """CLOUD_TPU_TASK_ID, then TPU_WORKER_ID (S7 `build_tpu_env_from_vars`); None when neither tells.
+
+    The first counts processes once torch_xla has spawned them, so a number beyond the hosts is not one of a host.
+    """
+    task = text(env, "CLOUD_TPU_TASK_ID")
+    if task:
+        number = integer("CLOUD_TPU_TASK_ID", task, 0, 99999)
+        if number < hosts or hosts == 1:
+            return number
+    word = text(env, "TPU_WORKER_ID")
+    if not word:
+        return None
+    number = integer("TPU_WORKER_ID", word, 0, 99999)
+    if number >= hosts and hosts > 1:
+        raise config_error(f"TPU_WORKER_ID is {word}, but the slice has {hosts} workers (0 to {hosts - 1})")
+    return number
+
+
+def _first(env: Mapping[str, str], *names: str) -> str:
+    for name in names:
+        if text(env, name):
+            return text(env, name)
+    return ""
+
+
+def completions(env: Mapping[str, str], found: Slice) -> dict[str, str]:
+    """What a GKE slice leaves out and torch_xla's `tpu.py` 2.9 needs: a worker id on one host (the device plugin
+    sets none for tpu7x, T112), host names where only addresses are given, and TPU_SKIP_MDS_QUERY, because a pod has
+    no TPU attributes on its metadata server."""
+    exports = {}
+    if found.workers and found.accelerator_type:
+        exports["TPU_SKIP_MDS_QUERY"] = "1"
+    if found.worker_id is None:
+        exports["TPU_WORKER_ID"] = "0"
+    if found.workers and not text(env, "TPU_WORKER_HOSTNAMES"):
+        exports["TPU_WORKER_HOSTNAMES"] = ",".join(found.workers)
+    if not text(env, "TPU_WORKER_HOSTNAMES") and not found.workers and found.hosts == 1:
+        exports["TPU_WORKER_HOSTNAMES"] = "localhost"
+    return exports
+
+
+def parse_worker_endpoints(value: str) -> tuple[list[str], bool]:
+    """The metadata attribute `worker-network-endpoints` in either format (finding 9).
+
+    Returns:
+        the workers in order, and whether they were plain host names (the format torch_xla 2.9 cannot read).
+        Entries that are neither are left out.
+    """
+    workers = []
+    plain = False
+    for word in _words(value):
+        fields = word.split(":")
+        if len(fields) >= 3:  # name:uid:ip (T106)
+            host = fields[2]
+        else:
+            host, plain = fields[0], True
+        if is_host(host):
+            workers.append(host)
+    return workers, plain
+
+
+def parse_tpu_env(value: str) -> dict[str, str]:
+    """The metadata attribute `tpu-env`: one `KEY: 'value'` a line, a corner of YAML (T103)."""
+    found = {}
+    for line in value.splitlines():
+        key, colon, rest = line.partition(":")
+        if colon and is_host(key.strip()):
+            found[key.strip()] = rest.strip().strip("'\"").strip()
+    return found
+
+
+def slice_from_metadata(attributes: Mapping[str, str]) -> Slice:
+    """The slice a TPU VM's metadata attributes describe (a.3; S7, S8).
+
+    Args:
+        attributes: `tpu-env`, `worker-network-endpoints`, `agent-worker-number`, `accelerator-type` as far as they
+            exist. Anything unusable in them counts as missing: the clients read them again themselves.
+    """
+    found = Slice("the metadata server")
+    tpu_env = parse_tpu_env(attributes.get("tpu-env", ""))
+    found.accelerator_type = tpu_env.get("ACCELERATOR_TYPE", "") or attributes.get("accelerator-type", "").strip()
+    if not is_host(found.accelerator_type):
+        found.accelerator_type = ""
+    found.workers, found.plain_names = parse_worker_endpoints(attributes.get("worker-network-endpoints", ""))
+    bounds = (
+        tpu_env.get("TPU_PROCESS_BOUNDS") or tpu_env.get("HOST_BOUNDS") or HOST_BOUNDS.get(found.accelerator_type, "")
+    )
+    found.process_bounds = bounds if volume(bounds) else ""
+    chips = tpu_env.get("TPU_CHIPS_PER_PROCESS_BOUNDS") or tpu_env.get("CHIPS_PER_HOST_BOUNDS") or ""
+    found.chips_bounds = chips if volume(chips) else ""
+    word = tpu_env.get("WORKER_ID") or attributes.get("agent-worker-number", "").strip()
+    if word and _is_number(word) and len(word) < 6:
+        found.worker_id = int(word)
+    return found
+
+
+def in_place_of_metadata(found: Slice) -> dict[str, str]:
+    """The set that makes torch_xla and JAX read the slice from the environment (a.3); {} when a part is unknown."""
+    if found.worker_id is None or not (found.accelerator_type and found.process_bounds and found.chips_bounds):
+        return {}
+    return {
+        "TPU_SKIP_MDS_QUERY": "1",
+        "TPU_ACCELERATOR_TYPE": found.accelerator_type,
+        "TPU_PROCESS_BOUNDS": found.process_bounds,
+        "TPU_CHIPS_PER_PROCESS_BOUNDS": found.chips_bounds,
+        "TPU_WORKER_ID": str(found.worker_id),
+        "TPU_WORKER_HOSTNAMES": ",".join(found.workers) or "localhost",
+    }

@@ -1,0 +1,167 @@
+"""XRT, torch_xla's runtime up to 2.0: the grammar of XRT_TPU_CONFIG, and the variables of a TPU node or pod."""
+
+from __future__ import annotations
+
+from launcher.errors import config_error
+
+NODE_PORT = 8470  # gRPC port of a TPU node (T67)
+VM_PORT = 51011  # XRT server of a TPU VM (a.1 R4, T82)
+MESH_PORT = 8477  # XRT mesh service (T80)
+CONTROLLER_PORT = 8476  # TPU mesh controller of a TPU VM pod (T82)
+MAX_PORT = 65535
+
+# Hosts of a slice along x, y, z, four chips each: accelerator type -> TPU_HOST_BOUNDS. v2 and v3 as torch_xla's own
+# table (S6, S7 `_ACCELERATOR_TYPE_TO_HOST_BOUNDS`); v4 from the chip topology divided by a host's 2x2x1 (S15, T131,
+# T132).
+HOST_BOUNDS = {
+    "v2-8": "1,1,1",
+    "v2-32": "2,2,1",
+    "v2-128": "4,4,1",
+    "v2-256": "4,8,1",
+    "v2-512": "8,8,1",
+    "v3-8": "1,1,1",
+    "v3-32": "2,2,1",
+    "v3-64": "2,4,1",
+    "v3-128": "4,4,1",
+    "v3-256": "4,8,1",
+    "v3-512": "8,8,1",
+    "v3-1024": "8,16,1",
+    "v3-2048": "16,16,1",
+    "v4-8": "1,1,1",
+    "v4-16": "1,1,2",
+    "v4-32": "1,1,4",
+    "v4-64": "1,2,4",
+    "v4-128": "2,2,4",
+    "v4-256": "2,2,8",
+    "v4-512": "2,4,8",
+    "v4-1024": "4,4,8",
+}
+
+_HOST_CHARACTERS = frozenset("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_-.")
+
+
+def is_host(word: str) -> bool:
+    """Whether a word is a host name or an IPv4 address as XRT's grammar allows it (`[a-zA-Z0-9_\\-\\.]+`)."""
+    return bool(word) and _HOST_CHARACTERS.issuperset(word)
+
+
+def port_number(word: str) -> int:
+    """A TCP port as text, or 0 when it is none."""
+    if word.isascii() and word.isdigit() and len(word) <= 5 and 0 < int(word) <= MAX_PORT:
+        return int(word)
+    return 0
+
+
+def parse_config(value: str) -> list[tuple[str, int, str, int]]:
+    """The workers of an XRT_TPU_CONFIG as (name, ordinal, host, port).
+
+    The grammar is `name;ordinal;host:port`, joined by `|` (a.5). A `grpc://` before the host is refused: the C++
+    parser takes it, the Python one does not (T96).
+
+    Raises:
+        LaunchError: (2) naming the entry that does not fit.
+    """
+    workers = []
+    for entry in value.split("|"):
+        fields = entry.strip().split(";")
+        name, ordinal, address = fields if len(fields) == 3 else ("", "", "")
+        host, _, port = address.rpartition(":")
+        word = name.replace("_", "a")
+        if not (
+            word.isascii()
+            and word.isalnum()
+            and ordinal.isascii()
+            and ordinal.isdigit()
+            and len(ordinal) < 7
+            and is_host(host)
+            and port_number(port)
+        ):
+            hint = "; leave out grpc://" if "grpc://" in address else ""
+            raise config_error(
+                f"XRT_TPU_CONFIG: bad worker syntax in {entry.strip()[:80]!r}: "
+                f"each worker is name;ordinal;host:port, joined by |{hint}"
+            )
+        workers.append((name, int(ordinal), host, int(port)))
+    return workers
+
+
+def single(host: str, port: int) -> str:
+    """XRT_TPU_CONFIG of a TPU node with one host (a.2)."""
+    return f"tpu_worker;0;{host}:{port}"
+
+
+def pod(
+    servers: list[tuple[str, int]],
+    clients: int,
+    first_client: str,
+    ordinal: int,
+    cores_per_host: int,
+    on_vm: bool,
+) -> dict[str, str]:
+    """The variables of one client of a pod, as `xla_dist` 1.13 makes them (a.2; T80 to T82).
+
+    Args:
+        servers: (address, port) of every TPU worker, in order.
+        clients: how many trainer hosts there are.
+        first_client: address of the first, which runs the mesh service.
+        ordinal: which client this is.
+        cores_per_host: TPU cores of one host: 8 for v2 and v3, 4 for v4.
+        on_vm: a TPU VM pod (the client runs on the worker itself) rather than a pod of TPU nodes.
+
+    Raises:
+        LaunchError: (2) when there is not one client for each TPU worker (T91).
+    """
+    if clients != len(servers):
+        raise config_error(
+            "The client_workers and service_workers must have a 1:1 mapping: "
+            f"{clients} trainer hosts for {len(servers)} TPU workers; start one replica for each TPU worker"
+        )
+    name = "c_localservice" if on_vm else "c_tpu_worker"
+    exports = {
+        "XRT_LOCAL_WORKER": f"{name}:{ordinal}",
+        "XRT_MESH_SERVICE_ADDRESS": f"{first_client}:{MESH_PORT}",
+        "XRT_SHARD_WORLD_SIZE": str(len(servers)),
+        "XRT_SHARD_ORDINAL": str(ordinal),
+        "TPU_NUM_DEVICES": str(cores_per_host),
+        "XLA_EMIT_STEPLOG": "1",
+    }
+    if ordinal == 0:
+        exports["XRT_TPU_CONFIG"] = "|".join(
+            f"{name};{index};{host}:{port}" for index, (host, port) in enumerate(servers)
+        )
+    return exports
+
+
+def vm_pod(clients: list[str], ordinal: int, accelerator_type: str, host_bounds: str) -> dict[str, str]:
+    """The variables of one host of a TPU VM pod under XRT (a.2; T82).
+
+    Args:
+        clients: address of every host, in order of worker id.
+        ordinal: this host's worker id.
+        accelerator_type: such as "v3-32".
+        host_bounds: hosts along x, y, z; "" to look them up by type.
+
+    Raises:
+        LaunchError: (2) when the type's bounds are not known.
+    """
+    bounds = host_bounds or HOST_BOUNDS.get(accelerator_type, "")
+    if not bounds:
+        raise config_error(f"accelerator type {accelerator_type!r} has no known host bounds; set TPU_HOST_BOUNDS=x,y,z")
+    servers = [(client, VM_PORT) for client in clients]
+    exports = pod(servers, len(clients), clients[0], ordinal, cores_per_host(accelerator_type), on_vm=True)
+    exports.update(
+        {
+            "TPUVM_MODE": "1",
+            "CLOUD_TPU_TASK_ID": str(ordinal),
+            "TPU_CHIPS_PER_HOST_BOUNDS": "2,2,1",
+            "TPU_HOST_BOUNDS": bounds,
+            "TPU_MESH_CONTROLLER_ADDRESS": f"{clients[0]}:{CONTROLLER_PORT}",
+            "TPU_MESH_CONTROLLER_PORT": str(CONTROLLER_PORT),
+        }
+    )
+    return exports
+
+
+def cores_per_host(accelerator_type: str) -> int:
+    """Devices torch_xla sees on one host: 4 for v4 (two cores fused), 8 for v2, v3 and when unknown (S6)."""
+    return 4 if accelerator_type.startswith("v4-") else 8

@@ -1,0 +1,289 @@
+"""The launcher in a real container: as tini's child, as PID 1, under `docker run --init` (contract a.7; cases c.8).
+
+Every container is without a network, and gone after its test.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+from docker.models.containers import Container
+
+from scripts import engine
+
+# How a container may be started; what runs as PID 1 in each.
+INITS: dict[str, dict[str, Any]] = {
+    "tini": {},
+    "launcher": {"entrypoint": ["launch"]},
+    "docker-init": {"init": True},
+    "wrapped": {"entrypoint": ["/bin/sh", "-c", 'exec "$@"', "another-entrypoint", "tini", "--", "launch"]},
+    "wrapped-without-tini": {"entrypoint": ["/bin/sh", "-c", 'exec "$@"', "another-entrypoint", "launch"]},
+}
+every_init = pytest.mark.parametrize("init", INITS)
+both_inits = pytest.mark.parametrize("init", ["tini", "launcher"])
+
+# A trainer with a handler, as ours have: it saves, then ends with 143.
+TRAINER = """
+import signal, sys, time
+def save(*_):
+    time.sleep(0.3)
+    print("saved", flush=True)
+    sys.exit(143)
+signal.signal(signal.SIGTERM, save)
+print("up", flush=True)
+time.sleep(60)
+"""
+NO_HANDLER = "import time; print('up', flush=True); time.sleep(60)"
+# Five orphans that end at once; a moment later, whatever nobody has waited for is a zombie.
+ORPHANS = """
+import os, time
+for _ in range(5):
+    if os.fork() == 0:
+        if os.fork() == 0:
+            time.sleep(0.05)
+        os._exit(0)
+    os.wait()
+time.sleep(0.6)
+states = []
+for pid in filter(str.isdigit, os.listdir("/proc")):
+    try:
+        states.append(open(f"/proc/{pid}/stat").read().rpartition(")")[2].split()[0])
+    except OSError:
+        pass
+print("zombies", states.count("Z"))
+"""
+
+
+class Started:
+    """A container of the image under test."""
+
+    def __init__(self, container: Container) -> None:
+        self.container = container
+
+    def log(self, *, stderr: bool = True) -> str:
+        """What it has written so far."""
+        return str(self.container.logs(stderr=stderr).decode())
+
+    def until(self, text: str, *, stderr: bool = False) -> None:
+        """Wait until a line of its standard output, or error, holds this text."""
+        for line in self.container.logs(stdout=not stderr, stderr=stderr, stream=True, follow=True):
+            if text in line.decode():
+                return
+        pytest.fail(f"the container ended without {text!r}: {self.log()}")
+
+    def wait(self, timeout: float = 30) -> int:
+        """Its exit status."""
+        return int(self.container.wait(timeout=timeout)["StatusCode"])
+
+    def stop(self, signal: str = "SIGTERM") -> tuple[int, float]:
+        """Send a signal: exit status, and seconds until the end."""
+        started = time.monotonic()
+        self.container.kill(signal)
+        status = self.wait()
+        return status, time.monotonic() - started
+
+
+Start = Callable[..., Started]
+
+
+@pytest.fixture
+def start(built_image: Callable[[str], str]) -> Iterator[Start]:
+    """Start the image with these words after its entrypoint."""
+    made: list[Container] = []
+
+    def run(*words: str, **options: Any) -> Started:
+        container = engine.client().containers.create(
+            built_image("tf-cpu"),
+            list(words),
+            labels=engine.owned("test"),
+            **{"network_mode": "none", **options},
+        )
+        made.append(container)
+        container.start()
+        return Started(container)
+
+    yield run
+    for container in made:
+        container.remove(force=True)
+
+
+@pytest.mark.parametrize(
+    ("init", "status"),
+    [
+        *((init, status) for init in ("tini", "launcher") for status in (0, 1, 42, 126, 127)),
+        *((init, 42) for init in ("docker-init", "wrapped", "wrapped-without-tini")),
+    ],
+)
+def test_the_trainers_own_status(start: Start, init: str, status: int) -> None:
+    assert start("--", "sh", "-c", f"exit {status}", **INITS[init]).wait() == status
+
+
+@both_inits
+@pytest.mark.parametrize(
+    ("command", "status", "said"),
+    [
+        pytest.param("no-such-command", 127, "'no-such-command' not found", id="not-found"),
+        pytest.param("/etc/passwd", 126, "cannot execute '/etc/passwd': Permission denied", id="not-executable"),
+    ],
+)
+def test_commands_that_cannot_be_started(start: Start, init: str, command: str, status: int, said: str) -> None:
+    started = start("--", command, **INITS[init])
+    assert started.wait() == status
+    assert said in started.log().splitlines()[-1]
+
+
+@every_init
+def test_T188_a_crash_is_128_plus_its_signal(start: Start, init: str) -> None:
+    """Without an init, a PID 1 that sends itself SIGSEGV survives."""
+    crash = "import os, signal; os.kill(os.getpid(), signal.SIGSEGV)"
+    assert start("--", "python3", "-c", crash, **INITS[init]).wait() == 139
+
+
+@every_init
+def test_T181_sigterm_runs_the_trainers_handler(start: Start, init: str) -> None:
+    started = start("--", "python3", "-c", TRAINER, **INITS[init])
+    started.until("up")
+    status, seconds = started.stop()
+    assert status == 143
+    assert seconds < 1
+    assert "saved" in started.log(stderr=False)
+
+
+@both_inits
+def test_T182_T185_a_trainer_without_a_handler_ends_too(start: Start, init: str) -> None:
+    """As PID 1 of its own it would not notice."""
+    started = start("--", "python3", "-c", NO_HANDLER, **INITS[init])
+    started.until("up")
+    status, seconds = started.stop()
+    assert (status, seconds < 1) == (143, True)
+
+
+@pytest.mark.parametrize("init", ["tini", "docker-init"])
+def test_T192_sigterm_is_not_lost_at_the_start(start: Start, init: str) -> None:
+    """Sent as early as can be: before, while or after the launcher execs. This needs an init: the kernel drops what
+    reaches a PID 1 before it has a handler, and an interpreter takes some 10 ms to have one."""
+    started = start("--", "python3", "-c", NO_HANDLER, **INITS[init])
+    status, seconds = started.stop()
+    assert (status, seconds < 2) == (143, True)
+
+
+@both_inits
+def test_T184_sigterm_during_the_wait_for_a_tpu_node(start: Start, init: str) -> None:
+    config = {"project": "p", "zone": "z", "tpu_node_name": "n"}
+    env = {"TPU_CONFIG": json.dumps(config), "GCE_METADATA_HOST": "127.0.0.1:1"}
+    started = start("mnist", environment=env, **INITS[init])
+    started.until("attempt 1 of 40", stderr=True)
+    status, seconds = started.stop()
+    assert (status, seconds < 1) == (143, True)
+    assert "SIGTERM while waiting for TPU 'n'" in started.log()
+
+
+@every_init
+def test_orphans_are_reaped(start: Start, init: str) -> None:
+    started = start("--", "python3", "-c", ORPHANS, **INITS[init])
+    assert started.wait() == 0
+    assert started.log(stderr=False) == "zombies 0\n"
+
+
+SHELL = 'python3 -c "$0"; exit 3'
+
+
+@pytest.mark.parametrize(
+    ("options", "handled"),
+    [
+        pytest.param({"entrypoint": ["launch", "--signal-group"]}, True, id="T186-signal-group"),
+        pytest.param({"entrypoint": ["launch"]}, False, id="T180-launcher"),
+        pytest.param({}, False, id="T186-tini"),
+    ],
+)
+def test_a_shell_entry_point(start: Start, options: dict[str, Any], handled: bool) -> None:
+    """A shell that waits for its child: only a signal to the whole group reaches the trainer's handler, and only the
+    launcher waits until it is done. (`tini -g` ends with the shell, whether the handler has run or not.)"""
+    started = start("--", "bash", "-c", SHELL, TRAINER, **options)
+    started.until("up")
+    status, seconds = started.stop()
+    # bash itself ends by the signal, or passes on the status of the child that handled it.
+    assert status in ((143, 3) if handled else (143,))
+    assert seconds < 1
+    assert ("saved" in started.log(stderr=False)) == handled
+
+
+def test_T183_a_command_in_shell_form(start: Start) -> None:
+    """What a `sh -c` entry point makes of it; dash stays between the launcher and the trainer."""
+    started = start(entrypoint=["sh", "-c", "launch -- python3 -c 'import sys; sys.exit(42)'"])
+    assert started.wait() == 42
+
+
+def test_a_trainer_that_ignores_sigterm_is_killed_after_the_grace(start: Start) -> None:
+    started = start(
+        "--", "sh", "-c", "trap '' TERM; echo up; while :; do sleep 1; done",
+        entrypoint=["launch"], environment={"LAUNCHER_GRACE": "0.5"},
+    )  # fmt: skip
+    started.until("up")
+    status, seconds = started.stop()
+    assert (status, 0.4 < seconds < 3) == (137, True)
+
+
+@pytest.mark.parametrize("signal", ["SIGINT", "SIGHUP", "SIGUSR1"])
+def test_other_signals_are_forwarded(start: Start, signal: str) -> None:
+    text = TRAINER.replace("SIGTERM", signal).replace("143", "9")
+    for options in ({}, {"entrypoint": ["launch"]}):
+        started = start("--", "python3", "-c", text, **options)
+        started.until("up")
+        assert started.stop(signal)[0] == 9
+
+
+@both_inits
+@pytest.mark.parametrize(
+    "options",
+    [
+        pytest.param({"user": "12345:0"}, id="arbitrary-user"),
+        pytest.param({"user": "65534:65534"}, id="nobody"),
+        pytest.param({"user": "0:0"}, id="root"),
+        pytest.param({"read_only": True}, id="read-only-root"),
+        pytest.param({"cap_drop": ["ALL"], "security_opt": ["no-new-privileges"], "pids_limit": 16}, id="restricted"),
+    ],
+)
+def test_any_user_on_any_root(start: Start, init: str, options: dict[str, Any]) -> None:
+    show = "import os; print(os.getuid(), os.environ['NNODES'])"
+    started = start("--", "python3", "-c", show, **INITS[init], **options)
+    assert started.wait() == 0, started.log()
+    assert started.log(stderr=False).split()[1] == "1"
+
+
+def test_bypassed_by_the_platforms_command(start: Start) -> None:
+    """containerSpec.command replaces the entrypoint: nothing of the launcher is needed for a plain program."""
+    assert start(entrypoint=["python3", "-c", "print('on its own')"]).wait() == 0
+
+
+def test_print_env_in_the_image(start: Start) -> None:
+    started = start("--print-env", "--json")
+    assert started.wait() == 0
+    assert json.loads(started.log(stderr=False))["runtime"] in ("cpu", "gpu", "tpu-local", "tpu-node")
+
+
+def test_an_unknown_trainer_lists_the_valid_ones(start: Start) -> None:
+    started = start("mnits")
+    assert started.wait() == 2
+    assert "'mnits' is no trainer of this image; trainers: " in started.log()
+    assert started.log().count("\n") == 1
+
+
+def test_sigterm_while_node_0_does_not_resolve(start: Start) -> None:
+    cluster = {"workerpool0": ["no-such-host.invalid:2222"], "workerpool1": ["here:2222"]}
+    spec = json.dumps({"cluster": cluster, "task": {"type": "workerpool1", "index": 0}})
+    env = {"CLUSTER_SPEC": spec, "LAUNCHER_FRAMEWORK": "torch==2.9.1"}
+    for options in ({}, {"entrypoint": ["launch"]}):
+        started = start("--", "true", environment=env, **options)
+        started.until("start     true", stderr=True)
+        status, seconds = started.stop()
+        assert (status, seconds < 1) == (143, True)
+
+
+def test_the_launchers_layer_is_the_same_blob_in_every_image(built_image: Callable[[str], str]) -> None:
+    layers = [engine.client().images.get(built_image(target)).attrs["RootFS"]["Layers"] for target in ("tf-cpu", "xla")]
+    assert layers[0][-1] == layers[1][-1]

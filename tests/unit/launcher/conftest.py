@@ -1,0 +1,69 @@
+"""The launcher run in this process, on a machine and in an environment made up for each test."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import pytest
+from launching import Launch, Launched, Machine, cluster_spec, tpu_config
+
+from launcher import cli
+from scripts.fakes.google_cloud import GoogleCloud
+
+
+@pytest.fixture
+def machine(tmp_path: Path) -> Machine:
+    """An empty machine: no accelerator, no image."""
+    root = tmp_path / "root"
+    root.mkdir()
+    return Machine(root)
+
+
+@pytest.fixture
+def launch(machine: Machine, capfd: pytest.CaptureFixture[str]) -> Launch:
+    """Run the launcher with this environment and nothing else in it; --print-env --json unless told otherwise."""
+
+    def run(env: Mapping[str, str], *argv: str) -> Launched:
+        full = {"LAUNCHER_SYSROOT": str(machine.root), "PATH": os.environ["PATH"], **machine.env, **env}
+        capfd.readouterr()
+        with mock.patch.dict(os.environ, full, clear=True):
+            status = cli.run(list(argv) or ["--print-env", "--json"])
+        out, err = capfd.readouterr()
+        return Launched(status, out, err)
+
+    return run
+
+
+@pytest.fixture
+def google_cloud(machine: Machine) -> Iterator[Callable[..., GoogleCloud]]:
+    """Start a fake Google Cloud and point the launcher at it; polling is fast."""
+    started: list[GoogleCloud] = []
+
+    def start(**options: Any) -> GoogleCloud:
+        cloud = GoogleCloud(**options).__enter__()
+        started.append(cloud)
+        machine.env.update(
+            GCE_METADATA_HOST=cloud.address,
+            TPU_API_ENDPOINT=cloud.url,
+            LAUNCHER_TPU_INTERVAL="0.01",
+            LAUNCHER_HTTP_TIMEOUT="2",
+        )
+        return cloud
+
+    yield start
+    for cloud in started:
+        cloud.__exit__()
+
+
+@pytest.fixture(name="tpu_config")
+def tpu_config_fixture() -> Callable[..., str]:
+    return tpu_config
+
+
+@pytest.fixture(name="cluster_spec")
+def cluster_spec_fixture() -> Callable[..., str]:
+    return cluster_spec

@@ -1,0 +1,84 @@
+"""What the tests of the launcher share: a machine made up in a folder, and what a run ended with."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parents[3]
+
+
+@dataclass
+class Machine:
+    """A folder that stands for / in the look-ups of /dev, /proc, /sys and /opt/trainyard."""
+
+    root: Path
+    env: dict[str, str] = field(default_factory=dict)
+
+    def add(self, path: str, content: str = "") -> None:
+        """Put a file there, its folders with it."""
+        target = self.root / path.lstrip("/")
+        target.parent.mkdir(parents=True, exist_ok=True)
+        target.write_text(content)
+
+    def add_devices(self, *paths: str) -> None:
+        """Put device nodes there (plain files do: only their names are read)."""
+        for path in paths:
+            self.add(path)
+
+    def add_image(self, framework: str, version: str, trainers: Mapping[str, list[str]] | None = None) -> None:
+        """Write the image.json that a build would."""
+        trainers = trainers or {"mnist": ["/opt/venv/bin/python", "-m", "trainers.mnist"]}
+        manifest = {
+            "schema": 1,
+            "target": "test",
+            "framework": framework,
+            "versions": {framework: version},
+            "trainers": trainers,
+            "default": next(iter(trainers)),
+        }
+        self.add("/opt/trainyard/image.json", json.dumps(manifest))
+
+
+@dataclass(frozen=True)
+class Launched:
+    """What a run of the launcher ended with."""
+
+    status: int
+    out: str
+    err: str
+
+    @property
+    def data(self) -> dict[str, Any]:
+        """The JSON of --print-env --json."""
+        assert self.status == 0, self.err
+        found = json.loads(self.out)
+        assert isinstance(found, dict)
+        return found
+
+    @property
+    def exports(self) -> dict[str, str]:
+        exports = self.data["exports"]
+        assert isinstance(exports, dict)
+        return exports
+
+
+Launch = Callable[..., Launched]
+
+
+def tpu_config(node: str = "tpu-a", project: str = "test-project", zone: str = "us-central1-c") -> str:
+    """A TPU_CONFIG as AI Platform and Vertex AI set it."""
+    return json.dumps({"project": project, "zone": zone, "tpu_node_name": node})
+
+
+def cluster_spec(pools: Iterable[int], task: str, index: int, trial: str = "") -> str:
+    """A CLUSTER_SPEC as Vertex AI sets it, for this many replicas a pool."""
+    cluster = {
+        f"workerpool{pool}": [f"cmle-training-workerpool{pool}-ab-{number}:2222" for number in range(count)]
+        for pool, count in enumerate(pools)
+        if count
+    }
+    return json.dumps({"cluster": cluster, "task": {"type": task, "index": index, "trial": trial}, "job": "{not read"})

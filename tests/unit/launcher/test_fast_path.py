@@ -1,0 +1,114 @@
+"""The launcher where nothing has to be asked: what it imports, and that it is isolated (issue 3, items 3 and 7)."""
+
+from __future__ import annotations
+
+import ast
+import json
+import os
+import subprocess
+import sys
+import zipapp
+from pathlib import Path
+
+import pytest
+from launching import ROOT, Machine
+
+FORBIDDEN = {"ssl", "_ssl", "http", "http.client", "urllib", "urllib.request", "socket", "subprocess", "threading"}
+HEAVY = {"typing", "re", "dataclasses", "argparse", "enum", "logging", "signal", "asyncio"}
+LIST_MODULES = """
+import sys
+sys.path.insert(0, {root!r})
+from launcher import process
+process.replace = lambda command, env: print("\\n".join(sorted(sys.modules)))
+from launcher.__main__ import main
+main({argv!r})
+"""
+
+
+def _imported(machine: Machine, env: dict[str, str], *argv: str) -> set[str]:
+    """Modules in memory at the moment of the exec."""
+    text = LIST_MODULES.format(root=str(ROOT), argv=list(argv))
+    full = {"LAUNCHER_SYSROOT": str(machine.root), "PATH": os.environ["PATH"], **machine.env, **env}
+    done = subprocess.run(
+        [sys.executable, "-I", "-S", "-c", text], env=full, capture_output=True, text=True, timeout=30
+    )
+    assert done.returncode == 0, done.stderr
+    assert "launcher.cli" in done.stdout
+    return set(done.stdout.split())
+
+
+SLICE = {"TPU_WORKER_HOSTNAMES": "a", "TPU_WORKER_ID": "0", "TPU_ACCELERATOR_TYPE": "v4-8"}
+
+
+@pytest.mark.parametrize(
+    "env",
+    [
+        pytest.param({}, id="R9"),
+        pytest.param({"PJRT_DEVICE": "TPU"}, id="R1"),
+        pytest.param({"XRT_TPU_CONFIG": "tpu_worker;0;1.2.3.4:8470"}, id="R2"),
+        pytest.param(SLICE, id="R3"),
+        pytest.param({"KUBE_GOOGLE_CLOUD_TPU_ENDPOINTS": "grpc://1.2.3.4"}, id="R5"),
+        pytest.param({"TPU_NAME": "grpc://1.2.3.4"}, id="T11"),
+        pytest.param({"LAUNCHER_RUNTIME": "cpu", "TPU_NAME": "tpu-a"}, id="R0"),
+    ],
+)
+def test_nothing_of_the_network_is_imported(machine: Machine, env: dict[str, str]) -> None:
+    imported = _imported(machine, env, "--", "/bin/true")
+    assert not imported & (FORBIDDEN | HEAVY)
+    assert not imported & {"launcher.cloud", "launcher.fetch", "launcher.wait"}
+
+
+def test_an_image_description_costs_json_only(machine: Machine) -> None:
+    machine.add_image("torch", "2.9.1")
+    assert not _imported(machine, {}, "mnist") & FORBIDDEN
+
+
+def test_plain_http_needs_no_tls(machine: Machine, google_cloud: object, tpu_config: object) -> None:
+    google_cloud()  # type: ignore[operator]
+    imported = _imported(machine, {"TPU_CONFIG": tpu_config()}, "--", "/bin/true")  # type: ignore[operator]
+    assert "launcher.cloud" in imported
+    assert not imported & {"ssl", "http", "http.client", "urllib", "urllib.request", "email"}
+
+
+def test_standard_library_only() -> None:
+    known = set(sys.stdlib_module_names) | {"launcher"}
+    for path in (ROOT / "launcher").glob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text())):
+            names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
+            names += [node.module or ""] if isinstance(node, ast.ImportFrom) else []
+            assert {name.partition(".")[0] for name in names} <= known, path
+
+
+def test_every_file_parses_as_python_3_8() -> None:
+    for path in [*(ROOT / "launcher").glob("*.py"), ROOT / "launcher" / "launch"]:
+        ast.parse(path.read_text(), feature_version=(3, 8))
+
+
+def _env_of(command: list[str], machine: Machine) -> dict[str, str]:
+    env = {"LAUNCHER_SYSROOT": str(machine.root), "PATH": os.environ["PATH"], "PYTHONPATH": "/nonexistent"}
+    done = subprocess.run([*command, "--print-env", "--json"], env=env, capture_output=True, text=True, timeout=30)
+    assert done.returncode == 0, done.stderr
+    exports = json.loads(done.stdout)["exports"]
+    assert isinstance(exports, dict)
+    return exports
+
+
+def test_folder_zip_and_installed_script_are_the_same_program(machine: Machine, tmp_path: Path) -> None:
+    archive = tmp_path / "launcher.pyz"
+    zipapp.create_archive(ROOT / "launcher", archive)
+    script = tmp_path / "launch"
+    script.write_text((ROOT / "launcher" / "launch").read_text().replace('"/opt/trainyard"', repr(str(ROOT))))
+    isolated = [sys.executable, "-I", "-S"]
+    folder = _env_of([*isolated, str(ROOT / "launcher")], machine)
+    assert folder["NNODES"] == "1"
+    assert _env_of([*isolated, str(archive)], machine) == folder
+    assert _env_of([*isolated, str(script)], machine) == folder
+    assert _env_of([sys.executable, "-m", "launcher"], machine) == folder
+
+
+def test_files_in_the_current_folder_are_not_imported(machine: Machine, tmp_path: Path) -> None:
+    for name in ("json.py", "os.py", "errors.py", "launcher.py"):
+        (tmp_path / name).write_text("raise SystemExit(9)")
+    env = {"LAUNCHER_SYSROOT": str(machine.root), "PYTHONPATH": str(tmp_path), "PATH": os.environ["PATH"]}
+    command = [sys.executable, "-I", "-S", str(ROOT / "launcher"), "--print-env", "--json"]
+    assert subprocess.run(command, env=env, cwd=tmp_path, capture_output=True, timeout=30).returncode == 0

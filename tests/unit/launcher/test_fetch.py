@@ -1,0 +1,174 @@
+"""HTTP over plain sockets: any answer, one deadline (contract a.2: connect and read errors, DNS failures, garbage)."""
+
+from __future__ import annotations
+
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+from launching import Launch
+
+from launcher import fetch
+
+
+@contextmanager
+def serving(raw: bytes, pause: float = 0.0) -> Iterator[str]:
+    """A server that answers one request with these bytes, one by one if there is a pause between them."""
+    listener = socket.create_server(("127.0.0.1", 0))
+
+    def answer() -> None:
+        try:
+            connection, _ = listener.accept()
+        except OSError:
+            return
+        with connection:
+            connection.recv(65536)
+            try:
+                for piece in [raw] if not pause else [raw[n : n + 1] for n in range(len(raw))]:
+                    connection.sendall(piece)
+                    time.sleep(pause)
+            except OSError:
+                return  # the client gave up
+
+    thread = threading.Thread(target=answer, daemon=True)
+    thread.start()
+    yield f"http://127.0.0.1:{listener.getsockname()[1]}/x"
+    listener.close()
+    thread.join(timeout=5)
+
+
+@pytest.mark.parametrize(
+    ("raw", "expected"),
+    [
+        pytest.param(b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nokmore", (200, b"okmore"), id="length"),
+        pytest.param(b"HTTP/1.0 200 OK\r\n\r\nto the end", (200, b"to the end"), id="until-close"),
+        pytest.param(b"HTTP/1.1 404\r\ncontent-length: 0\r\n\r\n", (404, b""), id="no-reason"),
+        pytest.param(
+            b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n3\r\nabc\r\n2;x=y\r\nde\r\n0\r\n\r\n",
+            (200, b"abcde"),
+            id="chunked",
+        ),
+        pytest.param(b"HTTP/1.1 200 OK\r\nContent-Length: x\r\n\r\nab", (200, b"ab"), id="bad-length"),
+    ],
+)
+def test_answers(raw: bytes, expected: tuple[int, bytes]) -> None:
+    with serving(raw) as url:
+        assert fetch.get(url, {}, 5) == expected
+
+
+@pytest.mark.parametrize(
+    ("raw", "said"),
+    [
+        pytest.param(b"", "not HTTP", id="nothing"),
+        pytest.param(b"\x00\xff" * 100, "not HTTP", id="garbage"),
+        pytest.param(b"HTTP/1.1 abc OK\r\n\r\n", "not HTTP", id="status"),
+        pytest.param(b"HTTP/1.1 20000 OK\r\n\r\n", "impossible HTTP status", id="long-status"),
+        pytest.param(b"HTTP/1.1 200 OK\r\nContent-Length: 5\r\n\r\nab", "in the middle", id="truncated"),
+        pytest.param(b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n5\r\nab", "in the middle", id="chunk"),
+        pytest.param(b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\nxyz\r\n", "in the middle", id="chunk-size"),
+    ],
+)
+def test_malformed_answers(raw: bytes, said: str) -> None:
+    with serving(raw) as url, pytest.raises(fetch.FetchError, match=said):
+        fetch.get(url, {}, 5)
+
+
+def test_a_server_that_drips_does_not_outlast_the_time_limit() -> None:
+    started = time.monotonic()
+    with serving(b"HTTP/1.1 200 OK\r\n\r\n" + b"x" * 1000, pause=0.05) as url:
+        with pytest.raises(fetch.FetchError, match=r"did not answer within 0\.3 s"):
+            fetch.get(url, {}, 0.3)
+        assert time.monotonic() - started < 1
+
+
+def test_an_endless_answer_is_cut() -> None:
+    with serving(b"HTTP/1.0 200 OK\r\n\r\n" + b"x" * (3 << 20)) as url:
+        assert len(fetch.get(url, {}, 10)[1]) < 2 << 20
+
+
+@pytest.mark.parametrize(
+    ("url", "said"),
+    [
+        ("http://127.0.0.1:1/", "127.0.0.1:1: Connection refused"),
+        ("http://no-such-host.invalid/", "no-such-host.invalid:80: "),
+        (f"http://{'x' * 70}.com/", "no host name"),
+        ("https://127.0.0.1:1/", "Connection refused"),
+    ],
+)
+def test_no_connection(url: str, said: str) -> None:
+    with pytest.raises(fetch.FetchError, match=said):
+        fetch.get(url, {}, 5)
+
+
+def test_a_server_that_speaks_no_tls() -> None:
+    with serving(b"HTTP/1.1 400 Bad Request\r\n\r\n") as url, pytest.raises(fetch.FetchError):
+        fetch.get(url.replace("http:", "https:"), {}, 5)
+
+
+@pytest.mark.parametrize(
+    ("url", "expected"),
+    [
+        ("http://a", (False, "a", 80, "/")),
+        ("https://a/b?c", (True, "a", 443, "/b?c")),
+        ("http://a:8080/", (False, "a", 8080, "/")),
+    ],
+)
+def test_split_url(url: str, expected: tuple[bool, str, int, str]) -> None:
+    assert fetch.split_url(url) == expected
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "a",
+        "ftp://a",
+        "http://",
+        "http://u:p@a/",
+        "http://a:b/",
+        "http://a:0",
+        "http://a b/",
+        "http://a/\u00e9",
+        "http://a\r\nX: y/",
+    ],
+)
+def test_bad_urls(url: str) -> None:
+    with pytest.raises(ValueError, match=r"."):
+        fetch.split_url(url)
+
+
+@pytest.mark.parametrize(
+    "faults",
+    [
+        pytest.param({"node": [fault]}, id=f"node-{fault}")
+        for fault in ("status:503", "status:429", "status:404", "status:401", "status:403", "garbage", "text", "empty",
+                      "truncate", "drop", "nothttp")
+    ]
+    + [
+        pytest.param({"token": [fault]}, id=f"token-{fault}")
+        for fault in ("status:404", "status:500", "garbage", "text", "empty", "truncate", "drop", "nothttp")
+    ]
+    + [
+        pytest.param({"metadata": [fault]}, id=f"metadata-{fault}")
+        for fault in ("status:404", "garbage", "text", "empty", "drop", "nothttp")
+    ],
+)  # fmt: skip
+def test_one_fault_is_survived(launch: Launch, google_cloud: Callable[..., Any], faults: dict[str, list[str]]) -> None:
+    cloud = google_cloud(faults=faults)
+    launched = launch({"TPU_NAME": "tpu-a"})
+    assert launched.data["endpoints"] == ["10.1.2.3:8470"], launched.err
+    assert [request["fault"] for request in cloud.requests if "fault" in request] == [
+        fault.partition(":")[0] for faults_of_kind in faults.values() for fault in faults_of_kind
+    ]
+
+
+@pytest.mark.parametrize("fault", ["delay:30", "drip:0.1"])
+def test_a_slow_api_costs_at_most_the_time_limit(launch: Launch, google_cloud: Callable[..., Any], fault: str) -> None:
+    google_cloud(faults={"node": [fault]})
+    started = time.monotonic()
+    launched = launch({"TPU_NAME": "tpu-a", "LAUNCHER_HTTP_TIMEOUT": "0.3", "LAUNCHER_TPU_ATTEMPTS": "2"})
+    assert launched.data["endpoints"] == ["10.1.2.3:8470"]
+    assert time.monotonic() - started < 1.5

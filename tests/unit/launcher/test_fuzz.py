@@ -1,0 +1,289 @@
+"""Any environment and any answer ends in a decision or in one line with exit 1, 2 or 138 (issue 3, item 6)."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import json
+import os
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from launcher import cli, fetch
+from launcher.cluster import resolve
+from launcher.errors import LaunchError
+from launcher.settings import VARIABLES, Settings
+
+SECRET = "s3cr3t-of-the-user"
+TOKEN = "ya29.token-of-the-server"
+
+NAMES = [
+    "PJRT_DEVICE", "XRT_TPU_CONFIG", "XRT_DEVICE_MAP", "XRT_WORKERS", "GPU_NUM_DEVICES", "CPU_NUM_DEVICES",
+    "TPU_WORKER_HOSTNAMES", "TPU_PROCESS_ADDRESSES", "TPU_PROCESS_ADDRESSES_PATH", "TPU_SKIP_MDS_QUERY",
+    "TPU_ACCELERATOR_TYPE", "TPU_WORKER_ID", "CLOUD_TPU_TASK_ID", "TPU_HOST_BOUNDS", "TPU_PROCESS_BOUNDS",
+    "TPU_CHIPS_PER_HOST_BOUNDS", "TPU_VISIBLE_CHIPS", "KUBE_GOOGLE_CLOUD_TPU_ENDPOINTS", "TPU_NAME", "TPU_CONFIG",
+    "TPU_NODE_NAME", "NVIDIA_VISIBLE_DEVICES", "CUDA_VISIBLE_DEVICES", "TORCHELASTIC_RUN_ID", "MASTER_ADDR",
+    "MASTER_PORT", "RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "NODE_RANK", "NNODES", "GROUP_RANK",
+    "GROUP_WORLD_SIZE", "PET_NNODES", "PET_NODE_RANK", "PET_NPROC_PER_NODE", "PET_MASTER_ADDR", "PET_MASTER_PORT",
+    "PET_RDZV_ENDPOINT", "PET_RDZV_BACKEND", "CLUSTER_SPEC", "TF_CONFIG", "JOB_COMPLETION_INDEX", "JOBSET_NAME",
+    "REPLICATED_JOB_NAME", "MEGASCALE_COORDINATOR_ADDRESS", "MEGASCALE_NUM_SLICES", "MEGASCALE_SLICE_ID",
+    "AIP_MODEL_DIR", "CLOUD_ML_HP_METRIC_FILE", "CLOUD_ML_TRIAL_ID", "GCE_METADATA_HOST", "TPU_API_ENDPOINT",
+    *(name for name in VARIABLES if name not in ("LAUNCHER_SYSROOT", "LAUNCHER_TPU_ATTEMPTS")),
+]  # fmt: skip
+
+# An environment's text: no NUL, and what is no UTF-8 comes as surrogates.
+TEXT = st.text(st.characters(exclude_characters="\0", exclude_categories=["Cs"]), max_size=40)
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | TEXT,
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(TEXT, inner, max_size=4),
+    max_leaves=8,
+)
+HOST = st.sampled_from(["a:2222", "b", "10.0.0.1:1", "grpc://1.2.3.4:8470", "[::1]:1", "a b", ""])
+CLUSTER = st.fixed_dictionaries(
+    {},
+    optional={
+        "cluster": st.dictionaries(
+            st.sampled_from(["workerpool0", "workerpool1", "workerpool2", "chief", "master", "worker", "ps"]),
+            st.lists(HOST, max_size=3) | JSON,
+            max_size=4,
+        )
+        | JSON,
+        "task": st.fixed_dictionaries(
+            {}, optional={"type": st.sampled_from(["workerpool0", "workerpool1", "chief", "worker", "ps"]) | JSON,
+                          "index": st.integers(-1, 3) | JSON, "trial": JSON},
+        )
+        | JSON,
+        "job": JSON,
+    },
+).map(json.dumps)  # fmt: skip
+TPU_CONFIG = st.fixed_dictionaries(
+    {}, optional={"project": st.just("p") | JSON, "zone": st.just("z") | JSON, "tpu_node_name": st.just("tpu-a") | JSON}
+).map(json.dumps)
+WORDS = st.sampled_from(
+    [
+        "", " ", "0", "1", "2", "-1", "3", "99999999999", "\u0663", "\udcff", "true", "TPU", "CPU", "cuda", "local",
+        "tpu-a", "auto",
+        "v4-8", "v4-16", "v3-16", "tpu7x-8", "2,2,1", "1,1,2", "a,b", "h0,h1,h2,h3", "1.2.3.4", "1.2.3.4:8470",
+        "grpc://1.2.3.4:8470", "grpc://1.2.3.4:1,grpc://1.2.3.5:1", "grpc://", "tpu_worker;0;1.2.3.4:8470",
+        "1:3", "c10d",
+        "static", "quiet", "explain", "torch_xla==1.12", "torch_xla==2.0", "torch_xla==2.9.0", "torch==2.9",
+        "tensorflow==2.20",
+        "projects/p/locations/z/nodes/n", "http://x", "nan", "inf", "1e3", "/", "/dev/null", "gs://b/x",
+        "tpu-node", "tpu-local",
+    ]
+)  # fmt: skip
+VALUE = WORDS | TEXT | CLUSTER | TPU_CONFIG | JSON.map(json.dumps)
+ENVIRONMENT = st.dictionaries(st.sampled_from(NAMES), VALUE, max_size=8)
+
+NODE = st.fixed_dictionaries(
+    {},
+    optional={
+        "state": st.sampled_from(["READY", "CREATING", "PREEMPTED", "STOPPED", ""]) | JSON,
+        "health": st.sampled_from(["HEALTHY", "TIMEOUT"]) | JSON,
+        "networkEndpoints": st.lists(
+            st.fixed_dictionaries({}, optional={"ipAddress": st.just("10.1.2.3") | JSON, "port": st.just(8470) | JSON})
+            | JSON,
+            max_size=3,
+        )
+        | JSON,
+        "ipAddress": JSON,
+        "port": JSON,
+        "acceleratorType": st.just("v3-8") | JSON,
+        "error": JSON,
+    },
+).map(lambda data: json.dumps(data).encode())
+TOKEN_BODY = st.just(json.dumps({"access_token": TOKEN, "expires_in": 3600}).encode())
+BODY = NODE | TOKEN_BODY | st.binary(max_size=60) | st.sampled_from([b"p", b"projects/1/zones/z"])
+
+
+@st.composite
+def http_answers(draw: st.DrawFn) -> bytes:
+    """What comes out of a socket: mostly HTTP, of any status, with any body; sometimes any bytes."""
+    if draw(st.integers(0, 9)) == 0:
+        return draw(st.binary(max_size=80))
+    status = draw(st.sampled_from([200, 200, 200, 200, 400, 401, 403, 404, 429, 500, 503, 301, 99, 1000]))
+    body = draw(BODY)
+    header = draw(
+        st.sampled_from(
+            [b"", b"Content-Length: %d\r\n" % len(body), b"Content-Length: 9\r\n", b"Transfer-Encoding: chunked\r\n"]
+        )
+    )
+    return b"HTTP/1.1 %d X\r\n%s\r\n%s" % (status, header, body)
+
+
+class FakeSocket:
+    """A connection on which these bytes arrive."""
+
+    def __init__(self, raw: bytes) -> None:
+        self._raw = io.BytesIO(raw)
+
+    def settimeout(self, seconds: float) -> None:
+        assert seconds > 0
+
+    def sendall(self, data: bytes) -> None:
+        assert data.startswith(b"GET /") and data.endswith(b"\r\n\r\n")
+        assert data.count(b"\r\n\r\n") == 1  # nothing in a URL or a token can add a header
+
+    def recv(self, size: int) -> bytes:
+        return self._raw.read(size)
+
+    def close(self) -> None:
+        self._raw.close()
+
+
+class World:
+    """A network whose every answer was drawn, and a clock that only sleeping moves."""
+
+    def __init__(self, answers: list[bytes]) -> None:
+        self._answers = answers
+        self._asked = 0
+        self.slept = 0.0
+
+    def connect(self, address: tuple[str, int], timeout: float) -> FakeSocket:
+        assert timeout > 0
+        if not self._answers:
+            raise OSError(101, "Network is unreachable")
+        answer = self._answers[min(self._asked, len(self._answers) - 1)]
+        self._asked += 1
+        return FakeSocket(answer)
+
+    def sleep(self, seconds: float) -> None:
+        self.slept += seconds
+
+
+def _launch(env: dict[str, str], answers: list[bytes], argv: list[str], root: str) -> tuple[int, str, str, float]:
+    """Run the launcher in this world: status, stdout, stderr, seconds slept."""
+    world = World(answers)
+    full = {
+        **env,
+        "LAUNCHER_SYSROOT": root,
+        "LAUNCHER_TPU_ATTEMPTS": "5",
+        "MY_SECRET_TOKEN": SECRET,
+        "PATH": "/usr/bin",
+    }
+    out, err = io.StringIO(), io.StringIO()
+    real = dict(os.environ)
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(mock.patch.object(fetch.socket, "create_connection", world.connect))
+        stack.enter_context(mock.patch("time.sleep", world.sleep))
+        stack.enter_context(mock.patch("time.monotonic", lambda: world.slept))
+        stack.enter_context(mock.patch("ssl.create_default_context", mock.Mock(side_effect=OSError(0, "no TLS here"))))
+        stack.enter_context(mock.patch("launcher.cloud.google_auth_token", lambda image, env: ""))
+        stack.enter_context(mock.patch.dict(os.environ, full, clear=True))
+        stack.enter_context(contextlib.redirect_stdout(out))
+        stack.enter_context(contextlib.redirect_stderr(err))
+        status = cli.run(argv)
+    assert dict(os.environ) == real
+    return status, out.getvalue(), err.getvalue(), world.slept
+
+
+def _judge(env: dict[str, str], status: int, out: str, err: str, slept: float) -> None:
+    retryable = env.get("LAUNCHER_RETRYABLE_EXIT", "").strip()
+    assert status in (0, 1, 2, 138) or str(status) == retryable
+    assert "Traceback" not in err and "internal error" not in err
+    assert SECRET not in out + err and TOKEN not in out + err
+    lines = err.splitlines()
+    assert all(line.startswith("launch: ") for line in lines)
+    errors = [line for line in lines if line.startswith("launch: error: ")]
+    assert len(errors) == (1 if status else 0)
+    if status:
+        assert out == "" and lines[-1] == errors[0]
+    # Five attempts: four sleeps of at most an hour each, whatever the settings; and none beyond the set interval.
+    interval = env.get("LAUNCHER_TPU_INTERVAL", "").strip() or "10"
+    paced = 30.0 if env.get("LAUNCHER_REQUIRE_HEALTHY") else 0.0
+    if slept:
+        assert slept <= 4 * max(float(interval), paced) + 1e-6
+
+
+# Deterministic and bounded: the same cases in every run, a few seconds in all.
+quick = settings(
+    derandomize=True, deadline=None, database=None, max_examples=60, suppress_health_check=[HealthCheck.too_slow]
+)
+
+
+@pytest.fixture(scope="module")
+def root() -> Any:
+    with tempfile.TemporaryDirectory() as folder:
+        yield folder
+
+
+@quick
+@given(env=ENVIRONMENT, json_mode=st.booleans())
+def test_any_environment(root: str, env: dict[str, str], json_mode: bool) -> None:
+    argv = ["--print-env", "--json"] if json_mode else ["--explain"]
+    status, out, err, slept = _launch(env, [], argv, root)
+    _judge(env, status, out, err, slept)
+    if status == 0 and json_mode:
+        assert json.loads(out)["runtime"] in ("tpu-node", "tpu-local", "gpu", "cpu")
+
+
+@quick
+@given(answers=st.lists(http_answers(), max_size=8), env=ENVIRONMENT)
+def test_any_answer_about_a_tpu_node(root: str, answers: list[bytes], env: dict[str, str]) -> None:
+    # Only switches vary: the node is always asked for.
+    env = {name: value for name, value in env.items() if name.startswith("LAUNCHER_") and name != "LAUNCHER_RUNTIME"}
+    env["TPU_NAME"] = "tpu-a"
+    status, out, err, slept = _launch(env, answers, ["--print-env", "--json"], root)
+    _judge(env, status, out, err, slept)
+
+
+@quick
+@given(answers=st.lists(http_answers(), max_size=5))
+def test_any_answer_about_a_tpu_vm(answers: list[bytes]) -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        (Path(folder) / "dev").mkdir()
+        (Path(folder) / "dev" / "accel0").touch()
+        env = {"LAUNCHER_FRAMEWORK": "torch_xla==2.9.0"}
+        status, out, err, slept = _launch(env, answers, ["--print-env", "--json"], folder)
+    _judge(env, status, out, err, slept)
+    assert status == 0
+    assert json.loads(out)["exports"]["PJRT_DEVICE"] == "TPU"
+
+
+@quick
+@given(spec=CLUSTER | JSON.map(json.dumps), name=st.sampled_from(["CLUSTER_SPEC", "TF_CONFIG"]))
+def test_any_cluster_gives_a_rank_inside_the_world_or_one_line(spec: str, name: str) -> None:
+    env = {name: spec}
+    try:
+        found = resolve(env, Settings(env))
+    except LaunchError as error:
+        assert error.status == 2
+        assert "\n" not in error.message
+        return
+    assert found.nnodes >= 1 and 0 < found.master_port < 65536
+    assert (found.node_rank is None) == (found.role in ("server", "evaluator"))
+    assert found.node_rank is None or 0 <= found.node_rank < found.nnodes
+
+
+@quick
+@given(content=st.binary(max_size=200) | JSON.map(lambda data: json.dumps(data).encode()))
+def test_any_image_description(content: bytes) -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "opt" / "trainyard" / "image.json"
+        path.parent.mkdir(parents=True)
+        path.write_bytes(content)
+        status, out, err, slept = _launch({}, [], ["--explain"], folder)
+    _judge({}, status, out, err, slept)
+
+
+@quick
+@given(
+    argv=st.lists(
+        st.sampled_from(["--print-env", "--json", "--explain", "--runtime", "--runtime=gpu", "--force", "--", "x"])
+        | TEXT,
+        max_size=5,
+    )
+)
+def test_any_command_line(root: str, argv: list[str]) -> None:
+    started: Callable[..., Any] = mock.Mock(side_effect=LaunchError("started", 127))
+    with mock.patch("launcher.process.replace", started), mock.patch("launcher.process.supervise", started):
+        status, _, err, _ = _launch({}, [], argv, root)
+    assert status in (0, 2, 127)
+    assert "internal error" not in err

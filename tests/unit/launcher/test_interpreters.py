@@ -1,0 +1,95 @@
+"""The launcher under every Python from 3.8 to 3.14 that is here (issue 3, item 3)."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from launching import ROOT, Machine, cluster_spec
+
+MINORS = range(8, 15)
+
+
+def _interpreters() -> dict[str, str]:
+    """Version -> path, of what PATH and pyenv hold; the running one always."""
+    found = {f"3.{sys.version_info.minor}": sys.executable}
+    roots = Path(os.environ.get("PYENV_ROOT", os.path.expanduser("~/.pyenv"))) / "versions"
+    for minor in MINORS:
+        candidates = [shutil.which(f"python3.{minor}"), *map(str, sorted(roots.glob(f"3.{minor}.*/bin/python3")))]
+        for candidate in candidates:
+            if candidate and _works(candidate, minor):
+                found.setdefault(f"3.{minor}", candidate)
+    return found
+
+
+def _works(path: str, minor: int) -> bool:
+    """Whether it is that Python: pyenv's stand-ins exist for versions that are not selected."""
+    text = f"import sys; sys.exit(sys.version_info[:2] != (3, {minor}))"
+    return subprocess.run([path, "-I", "-S", "-c", text], capture_output=True, check=False).returncode == 0
+
+
+PYTHONS = _interpreters()
+
+
+@pytest.fixture(params=sorted(PYTHONS, key=lambda version: int(version[2:])))
+def python(request: pytest.FixtureRequest) -> str:
+    return PYTHONS[request.param]
+
+
+def _run(python: str, machine: Machine, env: dict[str, str], *argv: str) -> subprocess.CompletedProcess[str]:
+    full = {"LAUNCHER_SYSROOT": str(machine.root), "PATH": os.environ["PATH"], **machine.env, **env}
+    return subprocess.run(
+        [python, "-I", "-S", str(ROOT / "launcher"), *argv], env=full, capture_output=True, text=True, timeout=60
+    )
+
+
+CASES: dict[str, tuple[dict[str, str], str, dict[str, str]]] = {
+    "R9": ({"LAUNCHER_FRAMEWORK": "torch_xla==2.9.0"}, "cpu", {"PJRT_DEVICE": "CPU"}),
+    "T29": (
+        {"KUBE_GOOGLE_CLOUD_TPU_ENDPOINTS": "grpc://10.120.27.5:8470"},
+        "tpu-node",
+        {"TPU_IP_ADDRESS": "10.120.27.5"},
+    ),
+    "T112": ({"TPU_ACCELERATOR_TYPE": "tpu7x-8", "TPU_SKIP_MDS_QUERY": "true"}, "tpu-local", {"TPU_WORKER_ID": "0"}),
+    "T151": ({"CLUSTER_SPEC": cluster_spec([1, 2, 2], "workerpool1", 1)}, "cpu", {"NODE_RANK": "2", "NNODES": "3"}),
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_decisions(python: str, machine: Machine, case: str) -> None:
+    env, runtime, exports = CASES[case]
+    done = _run(python, machine, env, "--print-env", "--json")
+    assert done.returncode == 0, done.stderr
+    data = json.loads(done.stdout)
+    assert data["runtime"] == runtime
+    assert exports.items() <= data["exports"].items()
+
+
+def test_T60_tpu_node_then_exec(
+    python: str, machine: Machine, google_cloud: Callable[..., Any], tpu_config: Any
+) -> None:
+    google_cloud(states=["CREATING", "READY"], faults={"node": ["garbage"]})
+    done = _run(python, machine, {"TPU_CONFIG": tpu_config()}, "--", "/bin/sh", "-c", 'echo "$XRT_TPU_CONFIG"; exit 42')
+    assert (done.returncode, done.stdout) == (42, "tpu_worker;0;10.1.2.3:8470\n")
+    assert "Warning" not in done.stderr
+
+
+@pytest.mark.parametrize(("env", "status"), [({"TPU_CONFIG": "x"}, 2), ({"TPU_NAME": "nonexistent"}, 138)])
+def test_failures(python: str, machine: Machine, google_cloud: Any, env: dict[str, str], status: int) -> None:
+    google_cloud()
+    done = _run(python, machine, {**env, "LAUNCHER_TPU_ATTEMPTS": "2"}, "--explain")
+    assert done.returncode == status
+    assert "Traceback" not in done.stderr
+
+
+def test_modes(python: str, machine: Machine) -> None:
+    assert "R9" in _run(python, machine, {}, "--explain").stdout
+    assert "usage: launch" in _run(python, machine, {}, "--help").stdout
+    assert _run(python, machine, {}, "--", "no-such-command").returncode == 127

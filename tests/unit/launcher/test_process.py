@@ -1,0 +1,260 @@
+"""Starting the trainer, ending while waiting, last words (contract a.7). With a real PID 1: tests/image."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from launching import ROOT, Launch, Machine
+
+from launcher import process
+from launcher.errors import LaunchError
+
+LAUNCHER = [sys.executable, "-I", "-S", str(ROOT / "launcher")]
+
+
+def _run(machine: Machine, *argv: str, **env: str) -> subprocess.CompletedProcess[str]:
+    full = {"LAUNCHER_SYSROOT": str(machine.root), "PATH": os.environ["PATH"], **machine.env, **env}
+    return subprocess.run([*LAUNCHER, *argv], env=full, capture_output=True, text=True, timeout=30)
+
+
+@pytest.mark.parametrize("status", [0, 1, 42, 126, 127, 255])
+def test_the_trainers_own_status(machine: Machine, status: int) -> None:
+    assert _run(machine, "--", "/bin/sh", "-c", f"exit {status}").returncode == status
+
+
+def test_the_process_is_replaced(machine: Machine) -> None:
+    process = subprocess.Popen([*LAUNCHER, "--", "/bin/sh", "-c", "echo $$"], stdout=subprocess.PIPE, text=True)
+    out, _ = process.communicate(timeout=30)
+    assert int(out) == process.pid
+
+
+def test_stdout_and_arguments_are_the_trainers(machine: Machine) -> None:
+    words = ["a b", "", "$HOME", "`x`", "\"'", "*", "--explain", "\u00e9"]
+    machine.add_image("torch", "2.9", {"show": [sys.executable, "-c", "import sys; print(sys.argv[1:])"]})
+    assert _run(machine, "show", *words).stdout == f"{words}\n"
+
+
+def test_exports_and_unsets_reach_the_trainer(machine: Machine) -> None:
+    show = "import os; print(os.environ['NNODES'], 'CLOUD_ML_HP_METRIC_FILE' in os.environ, os.environ['OTHER'])"
+    ended = _run(machine, "--", sys.executable, "-c", show, CLOUD_ML_HP_METRIC_FILE="", OTHER="kept")
+    assert ended.stdout == "1 False kept\n"
+
+
+def test_bytes_that_are_no_text_pass_through(machine: Machine) -> None:
+    env = {b"PATH": os.environb[b"PATH"], b"ODD": b"\xff\xfe", b"LAUNCHER_SYSROOT": os.fsencode(machine.root)}
+    command = [*LAUNCHER, "--", "/bin/sh", "-c", 'printf "%s" "$ODD"']
+    assert subprocess.run(command, env=env, capture_output=True).stdout == b"\xff\xfe"
+
+
+def _script(path: Path, text: str, mode: int = 0o755) -> str:
+    path.write_text(text)
+    path.chmod(mode)
+    return str(path)
+
+
+@pytest.mark.parametrize(
+    ("make", "status", "said"),
+    [
+        pytest.param(lambda d: "no-such-command", 127, "not found", id="not-found"),
+        pytest.param(lambda d: str(d / "missing"), 127, "not found", id="no-file"),
+        pytest.param(lambda d: _script(d / "x", "#!/no/interpreter\n"), 127, "#! line", id="no-interpreter"),
+        pytest.param(lambda d: _script(d / "x", "#!/bin/sh\n", 0o644), 126, "Permission denied", id="not-executable"),
+        pytest.param(lambda d: _script(d / "x", "\x7fELFnonsense"), 126, "format error", id="format"),
+        pytest.param(lambda d: str(d), 126, "Permission denied", id="folder"),
+    ],
+)
+def test_commands_that_cannot_be_started(
+    machine: Machine, tmp_path: Path, make: Callable[[Path], str], status: int, said: str
+) -> None:
+    ended = _run(machine, "--", make(tmp_path))
+    assert ended.returncode == status
+    last = ended.stderr.splitlines()[-1]
+    assert last.startswith("launch: error: ") and said in last
+
+
+@pytest.mark.parametrize(("number", "status"), [(signal.SIGTERM, 143), (signal.SIGINT, 130), (signal.SIGHUP, 129)])
+def test_T184_a_signal_during_the_wait_ends_it_at_once(
+    machine: Machine, google_cloud: Callable[..., Any], tpu_config: Callable[..., str], number: int, status: int
+) -> None:
+    google_cloud(states=["CREATING"])
+    env = {**machine.env, "LAUNCHER_TPU_INTERVAL": "60", "TPU_CONFIG": tpu_config(), "PATH": os.environ["PATH"]}
+    env["TERMINATION_LOG"] = str(machine.root / "reason")
+    waiting = subprocess.Popen([*LAUNCHER, "--", "/bin/true"], env=env, stderr=subprocess.PIPE, text=True)
+    assert waiting.stderr is not None
+    assert "CREATING" in waiting.stderr.readline()
+    started = time.monotonic()
+    waiting.send_signal(number)
+    assert waiting.wait(timeout=10) == status
+    assert time.monotonic() - started < 1
+    assert f"{signal.Signals(number).name} while waiting" in waiting.stderr.read()
+    waiting.stderr.close()
+    assert json.loads((machine.root / "reason").read_text())["exit_code"] == status
+
+
+def test_signals_are_as_before_after_the_wait(
+    machine: Machine, google_cloud: Callable[..., Any], tpu_config: Callable[..., str]
+) -> None:
+    google_cloud()
+    show = "import signal, threading; print(signal.pthread_sigmask(signal.SIG_BLOCK, []), threading.active_count())"
+    ended = _run(machine, "--", sys.executable, "-c", show, TPU_CONFIG=tpu_config())
+    assert ended.stdout == "set() 1\n"
+
+
+@pytest.mark.parametrize("explicit", [True, False])
+def test_termination_log(machine: Machine, explicit: bool) -> None:
+    file = machine.root / "dev" / "termination-log"
+    machine.add("/dev/termination-log", "x" * 9000)
+    env = {"TERMINATION_LOG": str(file)} if explicit else {}
+    ended = _run(machine, "--print-env", TPU_CONFIG="not json", **env)
+    text = file.read_text()
+    assert text.count("\n") == 1
+    assert json.loads(text) == {
+        "exit_code": 2,
+        "exit_reason": ended.stderr[len("launch: error: ") : -1],
+        "traceback": "",
+    }
+
+
+def test_termination_log_is_not_created_where_no_platform_reads_it(machine: Machine) -> None:
+    machine.add("/dev/null")
+    assert _run(machine, "--print-env", TPU_CONFIG="not json").returncode == 2
+    assert not (machine.root / "dev" / "termination-log").exists()
+
+
+def test_termination_log_stays_below_4_kb(tmp_path: Path) -> None:
+    file = tmp_path / "log"
+    process.termination_log(str(file), "", 2, '"\u00e9\n' * 5000)
+    assert len(file.read_bytes()) < 4096
+    json.loads(file.read_text())
+
+
+def test_a_termination_log_that_is_a_folder_is_no_error(machine: Machine, tmp_path: Path) -> None:
+    assert _run(machine, "--print-env", TPU_CONFIG="x", TERMINATION_LOG=str(tmp_path)).returncode == 2
+
+
+class FakeTime:
+    """A clock that only sleeping moves."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+        self.sleeps: list[float] = []
+
+    def sleep(self, seconds: float) -> None:
+        self.sleeps.append(seconds)
+        self.now += seconds
+
+    def clock(self) -> float:
+        return self.now
+
+
+def test_waiting_for_node_0_is_bounded() -> None:
+    fake = FakeTime()
+    assert not process.wait_for_name("no-such-host.invalid", 12, fake.sleep, fake.clock)
+    assert fake.sleeps == [5, 5, 2]
+    assert process.wait_for_name("127.0.0.1", 0, fake.sleep, fake.clock)
+    assert not process.wait_for_name("x" * 300, 0, fake.sleep, fake.clock)
+
+
+def test_a_worker_whose_node_0_never_appears_is_worth_a_retry(
+    machine: Machine, cluster_spec: Callable[..., str]
+) -> None:
+    spec = cluster_spec([1, 1], "workerpool1", 0).replace("cmle-training-workerpool0-ab-0", "no-such-host.invalid")
+    ended = _run(machine, "--", "/bin/true", CLUSTER_SPEC=spec, LAUNCHER_DNS_TIMEOUT="0")
+    assert ended.returncode == 138
+    assert "'no-such-host.invalid' (CLUSTER_SPEC), did not resolve within 0 s" in ended.stderr
+    assert _run(machine, "--print-env", CLUSTER_SPEC=spec).returncode == 0  # asks nobody
+
+
+SUPERVISE = """
+import os, sys
+sys.path.insert(0, {root!r})
+from launcher import process
+from launcher.errors import LaunchError
+from launcher.settings import Settings
+try:
+    sys.exit(process.supervise({command!r}, dict(os.environ), Settings({{"LAUNCHER_GRACE": "{grace}"}}, {flags!r})))
+except LaunchError as error:
+    print(error.status, error)
+"""
+HANDLER = """
+import signal, sys, time
+signal.signal(signal.SIGTERM, lambda *_: (print("handled", flush=True), sys.exit(7)))
+print("up", flush=True)
+time.sleep(0.8)
+"""
+
+
+def _supervised(command: list[str], grace: float = 10, flags: dict[str, str] | None = None) -> subprocess.Popen[str]:
+    """PID 1's duties in a process that is not PID 1: all but the reaping of orphans."""
+    text = SUPERVISE.format(root=str(ROOT), command=command, grace=grace, flags=flags or {})
+    return subprocess.Popen([sys.executable, "-c", text], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+
+
+@pytest.mark.parametrize(
+    ("command", "status"),
+    [
+        pytest.param(["/bin/sh", "-c", "exit 42"], 42, id="status"),
+        pytest.param(["/bin/sh", "-c", "kill -SEGV $$"], 139, id="SIGSEGV"),
+        pytest.param(["/bin/sh", "-c", "kill -KILL $$"], 137, id="SIGKILL"),
+    ],
+)
+def test_supervised_status(command: list[str], status: int) -> None:
+    with _supervised(command) as running:
+        assert running.wait(timeout=30) == status
+
+
+def test_supervised_signals_reach_the_trainers_handler() -> None:
+    with _supervised([sys.executable, "-c", HANDLER]) as running:
+        assert running.stdout is not None
+        assert running.stdout.readline() == "up\n"
+        running.terminate()
+        assert running.wait(timeout=5) == 7
+
+
+def test_supervised_trainer_that_ignores_sigterm_is_killed_after_the_grace() -> None:
+    command = ["/bin/sh", "-c", "trap '' TERM; echo up; while :; do sleep 1; done"]
+    with _supervised(command, grace=0.3) as running:
+        assert running.stdout is not None
+        assert running.stdout.readline() == "up\n"
+        started = time.monotonic()
+        running.terminate()
+        assert running.wait(timeout=5) == 137
+        assert 0.2 < time.monotonic() - started < 3
+
+
+@pytest.mark.parametrize(("flags", "status", "ran"), [({}, 143, False), ({"LAUNCHER_SIGNAL_GROUP": "1"}, 143, True)])
+def test_T186_signal_group_reaches_the_child_of_a_shell(flags: dict[str, str], status: int, ran: bool) -> None:
+    command = ["/bin/sh", "-c", '"$0" -c "$1"; exit 3', sys.executable, HANDLER]
+    with _supervised(command, flags=flags) as running:
+        assert running.stdout is not None
+        assert running.stdout.readline() == "up\n"
+        running.terminate()
+        assert running.wait(timeout=5) == status
+        assert ("handled" in running.stdout.read()) == ran
+
+
+def test_supervised_command_that_cannot_start() -> None:
+    with _supervised(["/no/such"]) as running:
+        out, err = running.communicate(timeout=30)
+        assert out.startswith("127 '/no/such' not found"), err
+
+
+def test_replace_names_the_command() -> None:
+    with pytest.raises(LaunchError, match="'/no/such' not found"):
+        process.replace(["/no/such"], {})
+
+
+def test_print_modes_start_nothing(launch: Launch, tmp_path: Path) -> None:
+    target = tmp_path / "touched"
+    for mode in ("--print-env", "--explain"):
+        assert launch({}, mode, "--", "/bin/sh", "-c", f"touch {target}").status == 0
+    assert not target.exists()

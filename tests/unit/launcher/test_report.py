@@ -1,0 +1,196 @@
+"""What a person and a machine are told: the JSON schema, --explain, redaction (issue 3, item 2)."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from launching import Launch, Machine, cluster_spec
+
+from launcher import redact
+
+CONFIG = json.dumps({"project": "test-project", "zone": "us-central1-c", "tpu_node_name": "tpu-a"})
+
+# The stable form of `--print-env --json`. A change here is a change for every reader of it: say so in CHANGELOG.md.
+SCHEMA: dict[str, Any] = {
+    "runtime": str,
+    "why": str,
+    "endpoints": list,
+    "cluster": {
+        "source": str,
+        "role": str,
+        "node_rank": (int, type(None)),
+        "nnodes": int,
+        "master_addr": str,
+        "master_port": int,
+    },
+    "exports": dict,
+    "unsets": list,
+    "warnings": list,
+}
+
+
+def _matches(data: object, schema: object) -> bool:
+    if isinstance(schema, dict):
+        return (
+            isinstance(data, dict) and list(data) == list(schema) and all(_matches(data[k], schema[k]) for k in schema)
+        )
+    assert isinstance(schema, (type, tuple))
+    return isinstance(data, schema) and not isinstance(data, bool)
+
+
+@pytest.mark.parametrize(
+    "env",
+    [
+        pytest.param({}, id="cpu"),
+        pytest.param({"TPU_NAME": "grpc://1.2.3.4,grpc://1.2.3.5"}, id="tpu-node"),
+        pytest.param({"TPU_WORKER_HOSTNAMES": "a,b", "TPU_WORKER_ID": "1"}, id="tpu-local"),
+        pytest.param(
+            {"LAUNCHER_RUNTIME": "gpu", "CLUSTER_SPEC": cluster_spec([1, 1, 1], "workerpool2", 0)}, id="server"
+        ),
+    ],
+)
+def test_schema_of_print_env(launch: Launch, env: dict[str, str]) -> None:
+    data = launch(env).data
+    assert _matches(data, SCHEMA)
+    assert data["runtime"] in ("tpu-node", "tpu-local", "gpu", "cpu")
+    assert all(isinstance(word, str) for word in [*data["endpoints"], *data["unsets"], *data["warnings"]])
+    assert all(isinstance(word, str) for pair in data["exports"].items() for word in pair)
+
+
+def test_long_values_are_not_cut_for_machines(launch: Launch) -> None:
+    many = ",".join(f"grpc://10.0.{n // 250}.{n % 250}:8470" for n in range(256))
+    data = launch({"TPU_NAME": many, "LAUNCHER_FRAMEWORK": "tensorflow==2.20"}).data
+    assert data["exports"]["KUBE_GOOGLE_CLOUD_TPU_ENDPOINTS"] == many
+
+
+def test_explain_shows_every_rule_and_the_winner(launch: Launch, machine: Machine) -> None:
+    machine.add_image("torch_xla", "2.9.0")
+    machine.add_devices("/dev/nvidiactl", "/dev/nvidia0")
+    env = {"PJRT_DEVICE": "TPU", "TPU_CONFIG": CONFIG, "CLUSTER_SPEC": cluster_spec([1], "workerpool0", 0, "4")}
+    lines = launch({**env, "GCE_METADATA_HOST": "127.0.0.1:1"}, "--explain").out.splitlines()
+    assert [line.split()[0] for line in lines[:10]] == [f"R{number}" for number in range(10)]
+    assert lines[1] == "R1        PJRT_DEVICE=TPU <- decided"
+    assert lines[7].startswith("R7        TPU_CONFIG=") and lines[7].endswith("(outranked)")
+    assert lines[8] == "R8        1 GPU (outranked)"
+    assert lines[10].startswith("cluster   CLUSTER_SPEC=")
+    text = "\n".join(lines)
+    assert "runtime   tpu-local: PJRT_DEVICE=TPU (rule R1); image holds torch_xla 2.9.0" in text
+    assert "trial 4" in text
+    assert "start     /opt/venv/bin/python -m trainers.mnist" in text
+
+
+def test_explain_shows_the_signals_of_a_failure_too(launch: Launch) -> None:
+    launched = launch({"TPU_CONFIG": "not json", "RANK": "3"}, "--explain")
+    assert launched.status == 2
+    lines = launched.err.splitlines()
+    assert "launch: R7        TPU_CONFIG=not json" in lines
+    assert "launch: cluster   RANK=3" in lines
+    assert lines[-1].startswith("launch: error: TPU_CONFIG is not JSON")
+    assert len(lines) <= 20 and not any("decided" in line for line in lines)
+
+
+def test_explain_fits_the_first_twenty_lines_of_a_plain_job(launch: Launch, machine: Machine) -> None:
+    machine.add_image("tensorflow", "2.20.0")
+    assert len(launch({"TPU_NAME": "grpc://1.2.3.4"}, "--explain").out.splitlines()) <= 20
+
+
+def test_the_start_of_a_log_tells_what_happens(
+    launch: Launch, machine: Machine, google_cloud: Callable[..., Any]
+) -> None:
+    machine.add_image("torch", "2.9.1", {"mnist": ["/no/such/program"]})
+    google_cloud()
+    launched = launch({"TPU_CONFIG": CONFIG}, "mnist")
+    assert launched.status == 127
+    assert launched.out == ""
+    assert all(line.startswith("launch: ") for line in launched.err.splitlines())
+    for part in (
+        "runtime   tpu-node: TPU_CONFIG (rule R7)",
+        "endpoints 10.1.2.3:8470",
+        "XRT_TPU_CONFIG=",
+        "start     ",
+    ):
+        assert part in launched.err
+    assert len(launched.err.splitlines()) <= 20
+
+
+@pytest.mark.parametrize(
+    ("level", "heads"),
+    [
+        ("quiet", ["error:"]),
+        ("normal", ["runtime", "cluster", "export", "export", "start", "error:"]),
+        (
+            "explain",
+            [*(f"R{n}" for n in range(10)), "cluster", "runtime", "cluster", "export", "export", "start", "error:"],
+        ),
+    ],
+)
+def test_log_levels(launch: Launch, level: str, heads: list[str]) -> None:
+    err = launch({"LAUNCHER_LOG": level, "LAUNCHER_FRAMEWORK": "torch==2.9"}, "--", "/no/such/program").err
+    assert [line.split()[1] for line in err.splitlines()] == heads
+
+
+SECRETS = {
+    "MY_API_TOKEN": "hunter2-token",
+    "DB_PASSWORD": "correct horse",
+    "AWS_SECRET_ACCESS_KEY": "wJalrXUtnFEMI",
+    "GOOGLE_CREDENTIALS": '{"private_key": "-----BEGIN X-----\\nabc"}',
+    "TLS_CERT": "line-one-of-it\nline-two-of-it",
+}
+
+
+@pytest.mark.parametrize(
+    "argv", [["--explain"], ["--print-env"], ["--print-env", "--json"], ["--", "/no/such/program"]]
+)
+def test_secrets_of_the_environment_never_show(launch: Launch, argv: list[str]) -> None:
+    env = {
+        **SECRETS,
+        "MASTER_ADDR": "hunter2-token",
+        "CLUSTER_SPEC": cluster_spec([1], "workerpool0", 0, "hunter2-token"),
+    }
+    launched = launch(
+        {**env, "TPU_CONFIG": json.dumps({"tpu_node_name": "hunter2-token"}), "PJRT_DEVICE": "CPU"}, *argv
+    )
+    for value in (*SECRETS.values(), "line-two-of-it"):
+        assert value not in launched.out + launched.err
+
+
+def test_secrets_never_show_in_errors(launch: Launch, machine: Machine) -> None:
+    machine.env["TERMINATION_LOG"] = str(machine.root / "reason")
+    launched = launch({**SECRETS, "TPU_NAME": "hunter2-token/x"})
+    assert launched.status == 2
+    assert "hunter2" not in launched.err + (machine.root / "reason").read_text()
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("X", "ya29.a0Af"),
+        ("X", "Bearer abc"),
+        ("X", "https://user:pw@host/"),
+        ("X", "eyJhbGciOi.x.y"),
+        ("WANDB_API_KEY", "1"),
+        ("x", "-----BEGIN PRIVATE KEY-----"),
+    ],
+)
+def test_values_that_look_secret(name: str, value: str) -> None:
+    assert redact.shown(name, value) == "[redacted]"
+
+
+@pytest.mark.parametrize(
+    ("command", "shown"),
+    [
+        (["t", "--token=abc"], "t --token=[redacted]"),
+        (["t", "--api-key", "abc", "--lr", "1"], "t --api-key [redacted] --lr 1"),
+        (["t", "--use-auth", "--lr", "1"], "t --use-auth --lr 1"),
+        (["t", "a\nb\x1b[31m"], "t a\\nb\\x1b[31m"),
+    ],
+)
+def test_command_lines(command: list[str], shown: str) -> None:
+    assert redact.shown_command(command) == shown
+
+
+def test_one_line_takes_any_text() -> None:
+    assert redact.one_line("a\r\n\udcff\u2028b") == "a\\r\\n\\udcff\\u2028b"
