@@ -1,0 +1,134 @@
+"""The trainers' command lines: both spellings, the YAML file, the platform's variables, and one line for a mistake."""
+
+from __future__ import annotations
+
+import argparse
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from trainers.common import flags
+
+FLAGS = (flags.Flag("device", flags.one_of("auto", "cpu"), "auto", "where to train"),
+         flags.Flag("sizes", flags.sizes, [128, 160], "image sizes"))  # fmt: skip
+TRAINERS = sorted(
+    f"{path.parent.name}.{path.stem}"
+    for path in Path(flags.__file__).parents[1].glob("[!c]*/*.py")
+    if not path.name.startswith("_")
+)
+
+
+def parse(*words: str) -> argparse.Namespace:
+    return flags.parse("mnist", "about", FLAGS, list(words))
+
+
+def mistake(capsys: pytest.CaptureFixture[str], *words: str) -> str:
+    with pytest.raises(SystemExit) as ended:
+        parse(*words)
+    assert ended.value.code == 2
+    out, err = capsys.readouterr()
+    assert out == "" and err.count("\n") == 1, err
+    return err
+
+
+@pytest.fixture(autouse=True)
+def no_platform(monkeypatch: pytest.MonkeyPatch) -> None:
+    for flag in flags.COMMON:
+        if flag.env:
+            monkeypatch.delenv(flag.env, raising=False)
+
+
+def test_dashes_and_underscores_are_the_same() -> None:
+    assert parse("--batch_size=7", "--num_epochs", "3") == parse("--batch-size", "7", "--epochs=3")
+
+
+def test_a_value_keeps_its_underscores() -> None:
+    assert parse("--datadir=my_data").datadir == "my_data"
+
+
+def test_every_flag_has_help_and_pytorch_xlas_names_work() -> None:
+    assert all(flag.help for flag in flags.COMMON)
+    words = "--datadir d --logdir l --batch_size 1 --num_epochs 2 --num_steps 3 --log_steps 4 --lr 0.1 --momentum 0.5"
+    args = parse(*words.split(), "--target_accuracy", "98", "--drop_last", "--fake_data")
+    assert (args.logdir, args.num_steps, args.target_accuracy, args.fake_data) == ("l", 3, 98.0, True)
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["--epohcs", "3"], "unknown flag --epohcs, did you mean --epochs?"),
+        (["--lr", "fast"], "--lr: 'fast' is not a number above 0"),
+        (["--lr", "nan"], "--lr: 'nan' is not a number above 0"),
+        (["--target-accuracy", "101"], "'101' is not a number of at least 0 and at most 100"),
+        (["--batch_size", "0"], "--batch-size: '0' is not a whole number of at least 1"),
+        (["--precision", "fp8"], "--precision: 'fp8' is none of auto, fp32, bf16"),
+        (["--sizes", "128,four"], "'128,four' is not a list of sizes"),
+        (["--batch-size"], "--batch-size: expected one argument"),
+        (["stray"], "unexpected argument 'stray'"),
+        (["--config", "nowhere.yaml"], "nowhere.yaml: cannot be read: No such file or directory"),
+    ],
+)
+def test_a_mistake_is_one_line_that_says_what_is_allowed(
+    words: list[str], said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert said in mistake(capsys, *words)
+
+
+def test_the_command_line_wins_over_the_file_and_the_file_over_the_environment(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("AIP_CHECKPOINT_DIR", "from-env")
+    monkeypatch.setenv("AIP_MODEL_DIR", "model-from-env")
+    file = tmp_path / "c.yaml"
+    file.write_text(
+        "epochs: 3\nbatch_size: 9\nfake_data: true\nresume: false\ncheckpoint-dir: from-file\nsizes: [64, 96]\n"
+    )
+    args = parse("--config", str(file), "--epochs=4")
+    assert (args.epochs, args.batch_size, args.fake_data, args.resume) == (4, 9, True, False)
+    assert (args.checkpoint_dir, args.export_dir, args.sizes) == ("from-file", "model-from-env", [64, 96])
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("epohcs: 3", "c.yaml: unknown flag --epohcs, did you mean --epochs?"),
+        ("lr: fast", "c.yaml: --lr: 'fast' is not a number"),
+        ("fake_data: 3", "c.yaml: fake_data: must be true or false, not 3"),
+        ("lr: {a: 1}", "c.yaml: lr: must be one value"),
+        ("- 1", "c.yaml: must be a mapping"),
+        ("a: [", "c.yaml: is not YAML"),
+    ],
+)
+def test_a_mistake_in_the_file_names_the_file(
+    text: str, said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "c.yaml").write_text(text)
+    assert said in mistake(capsys, "--config", str(tmp_path / "c.yaml"))
+
+
+def test_job_dir_gives_the_folders_their_defaults() -> None:
+    args = parse("--job-dir=gs://b/job/", "--export-dir=mine")
+    assert (args.checkpoint_dir, args.export_dir, args.logdir) == ("gs://b/job/checkpoints", "mine", "gs://b/job/logs")
+
+
+@pytest.mark.parametrize("trainer", TRAINERS)
+def test_help_answers_in_a_second_without_a_framework(trainer: str) -> None:
+    start = time.monotonic()
+    ended = subprocess.run(
+        [sys.executable, "-X", "importtime", "-m", f"trainers.{trainer}", "--help"],
+        capture_output=True,
+        text=True,
+        check=True,
+        cwd=Path(flags.__file__).parents[2],
+    )
+    assert time.monotonic() - start < 1
+    assert "--checkpoint-dir" in ended.stdout
+    imported = {line.rsplit("|", 1)[-1].strip() for line in ended.stderr.splitlines()}
+    assert not imported & {"torch", "tensorflow", "keras"}
+
+
+def test_the_trainers_are_found() -> None:
+    assert {"torch.mnist", "tf.mnist"} <= set(TRAINERS)

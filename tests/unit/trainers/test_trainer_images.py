@@ -1,0 +1,183 @@
+"""Images from class folders, TFRecord files and tar shards: the same pictures, any order, clear words for damage."""
+
+from __future__ import annotations
+
+import argparse
+import io
+import math
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from PIL import Image
+
+from scripts import flowers_data as drawn
+from trainers.common import flowers_data, images, tfrecord
+from trainers.common.exits import UserError
+
+FORMS = ("folder", "tfrecord", "tar")
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    return {form: drawn.write(tmp_path_factory.mktemp(form), form, train=20, test=7) for form in FORMS}
+
+
+def contents(source: images.Images) -> list[tuple[bytes, int]]:
+    return sorted(source.read(index)[:2] for index in range(source.count))
+
+
+def test_all_formats_hold_the_same_pictures(made: dict[str, Path]) -> None:
+    for split, count in (("train", 20), ("test", 7)):
+        one, two, three = (contents(images.find(str(made[form]), split)) for form in FORMS)
+        assert len(one) == count
+        assert one == two == three
+    assert images.find(str(made["folder"]), "train").classes == list(drawn.CLASSES)
+
+
+def test_folders_without_a_split_lend_a_tenth_to_the_test(made: dict[str, Path]) -> None:
+    folder = str(made["folder"] / "train")
+    train, test = images.find(folder, "train"), images.find(folder, "test")
+    assert (train.count, test.count) == (18, 2)
+    assert sorted(contents(train) + contents(test)) == contents(images.find(str(made["folder"]), "train"))
+
+
+def centre(number: int, width: int, height: int) -> images.Box:
+    return images.centre_box(width, height)
+
+
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("workers", [1, 3])
+def test_the_loader_gives_the_order_asked_for(made: dict[str, Path], form: str, workers: int) -> None:
+    source = images.find(str(made[form]), "train")
+    plan = [np.array(batch) for batch in ([3, 1, 4], [19, -1, 0], [2, 2, 2], [5, 6, 7], [8, 9, 10], [1, 1, 1])]
+    got = list(images.Loader(source, workers, ahead=2).batches(plan, 32, centre))
+    assert [labels.tolist() for _, labels in got] == [
+        [source.read(number)[1] if number >= 0 else -1 for number in batch] for batch in plan
+    ]
+    assert np.array_equal(got[2][0][0], got[2][0][1]) and got[1][0][1].max() == 0
+    for (pixels, _), batch in zip(got, plan, strict=True):
+        for shown, number in zip(pixels, batch, strict=True):
+            if number >= 0:
+                content, _, where = source.read(int(number))
+                assert np.array_equal(shown, images.decode(content, where, 32, lambda w, h: centre(0, w, h)))
+
+
+def test_a_box_is_cut_scaled_and_mirrored() -> None:
+    gradient = np.tile(np.arange(200, dtype=np.uint8)[None, :, None], (100, 1, 3))
+    buffer = io.BytesIO()
+    Image.fromarray(gradient).save(buffer, "PNG")
+    cut = images.decode(buffer.getvalue(), "x", 10, lambda w, h: (50, 0, 150, h))
+    assert cut.shape == (10, 10, 3) and abs(int(cut[5, 0, 0]) - 55) < 2 and abs(int(cut[5, 9, 0]) - 145) < 2
+    mirrored = images.decode(buffer.getvalue(), "x", 10, lambda w, h: (150, 0, 50, h))
+    assert np.array_equal(mirrored, cut[:, ::-1])
+
+
+def test_a_large_jpeg_is_decoded_small_but_looks_the_same() -> None:
+    content = drawn.draw("rose", __import__("random").Random(1), 1600, 1200)
+    fast = images.decode(content, "x", 64, lambda w, h: (0, 0, w, h)).astype(int)
+    with Image.open(io.BytesIO(content)) as picture:
+        slow = np.asarray(picture.convert("RGB").resize((64, 64), Image.Resampling.BILINEAR)).astype(int)
+    assert abs(fast - slow).mean() < 3
+
+
+@given(st.lists(st.floats(0, 0.999), min_size=5, max_size=5), st.integers(8, 3000), st.integers(8, 3000))
+def test_random_boxes_lie_within_the_image(chance: list[float], width: int, height: int) -> None:
+    left, upper, right, lower = images.random_box(np.array(chance), width, height, 0.35)
+    assert 0 <= min(left, right) < max(left, right) <= width + 1e-6
+    assert 0 <= upper < lower <= height + 1e-6
+    assert (left > right) == (chance[4] < 0.5)
+    assert math.isclose(abs(right - left) / (lower - upper), 1, rel_tol=0.34) or {abs(right - left), lower - upper} & {
+        float(width),
+        float(height),
+    }
+
+
+def test_a_truncated_jpeg_is_named(made: dict[str, Path], tmp_path: Path) -> None:
+    folder = drawn.write(tmp_path, "folder", train=5, test=1)
+    broken = folder / "train" / "rose" / "00002.jpg"
+    broken.write_bytes(broken.read_bytes()[:500])
+    with pytest.raises(UserError, match=r"rose/00002.jpg: is no readable image .*; replace or remove it"):
+        images.Loader(images.find(str(folder), "train"), 2).all(32)
+
+
+@pytest.mark.parametrize(
+    ("damage", "said"),
+    [
+        (lambda data: data[:-3], "ends within record 4; fetch it again"),
+        (lambda data: data[: len(data) // 2], "ends within record 2"),
+        (lambda data: b"\xff" + data[1:], "record 0 has a damaged header"),
+        (lambda data: data[:100] + b"\0" + data[101:], "record 0: its checksum is wrong; fetch the file again"),
+        (lambda data: b"<html>not found</html>", "record 0 has a damaged header"),
+    ],
+)
+def test_a_corrupt_tfrecord_is_named(damage: object, said: str, tmp_path: Path) -> None:
+    drawn.write(tmp_path, "tfrecord", train=5, test=1)
+    path = tmp_path / "train-00000-of-00001"
+    path.write_bytes(damage(path.read_bytes()))  # type: ignore[operator]
+    with pytest.raises(UserError, match=said) as raised:
+        contents(images.find(str(tmp_path), "train"))
+    assert "train-00000-of-00001" in str(raised.value)
+
+
+def test_an_example_without_an_image_is_named() -> None:
+    example = drawn._field(1, drawn._entry("height", drawn._field(3, drawn._field(1, b"\x05"))))
+    with pytest.raises(UserError, match=r"x: no image/encoded and image/class/label among height"):
+        tfrecord.image_and_label(example, "x")
+    with pytest.raises(UserError, match=r"x: is no tf\.train\.Example"):
+        tfrecord.image_and_label(b"\x0a\xff\xff", "x")
+
+
+@given(st.binary(max_size=64))
+def test_any_bytes_give_an_example_or_one_clear_error(data: bytes) -> None:
+    with pytest.raises(UserError):
+        tfrecord.image_and_label(data, "x")
+
+
+def test_crc32c_is_the_published_one() -> None:
+    """RFC 3720 B.4: 32 bytes of zero have CRC32C 0x8a9136aa."""
+    crc = 0x8A9136AA
+    assert tfrecord.masked_crc(bytes(32)) == ((crc >> 15 | crc << 17) + 0xA282EAD8) & 0xFFFFFFFF
+
+
+def test_a_damaged_tar_and_a_missing_label_are_named(tmp_path: Path) -> None:
+    (tmp_path / "train-0.tar").write_bytes(b"no tar" * 200)
+    with pytest.raises(UserError, match=r"train-0\.tar: is a damaged tar file"):
+        images.find(str(tmp_path), "train")
+    drawn.write_tar(tmp_path / "train-0.tar", drawn.pictures(2, 0))
+    content = (tmp_path / "train-0.tar").read_bytes().replace(b"00001.cls", b"00001.txt")
+    # The header's checksum must fit the new name.
+    at = content.index(b"00001.txt")
+    head = bytearray(content[at : at + 512])
+    head[148:156] = b" " * 8
+    head[148:156] = b"%06o\0 " % sum(head)
+    (tmp_path / "train-0.tar").write_bytes(content[:at] + bytes(head) + content[at + 512 :])
+    with pytest.raises(UserError, match=r"00001 must have an image .* and its label in 00001.cls"):
+        images.find(str(tmp_path), "train")
+
+
+@pytest.mark.parametrize("what", ["missing", "empty"])
+def test_no_images_is_said(what: str, tmp_path: Path) -> None:
+    folder = tmp_path / what
+    if what == "empty":
+        folder.mkdir()
+    with pytest.raises(UserError, match="no such folder" if what == "missing" else "holds no images: neither <class>"):
+        images.find(str(folder), "train")
+
+
+def test_flowers_rows_are_a_function_of_seed_and_epoch(made: dict[str, Path]) -> None:
+    args = argparse.Namespace(
+        fake_data=False, datadir=str(made["tar"]), image_size=16, num_workers=2, seed=3, least_area=0.5
+    )
+    data = flowers_data.Data(args)
+    rows, boxes = data.train_rows(1)
+    again = data.train_rows(1)
+    assert np.array_equal(rows, again[0]) and np.array_equal(boxes, again[1])
+    assert not np.array_equal(rows, data.train_rows(2)[0])
+    assert sorted(rows[:, 0]) == list(range(20)) and np.array_equal(rows[:, 1], data.labels[rows[:, 0]])
+    assert boxes.min() >= 0 and boxes.max() <= 1 + 1e-6 and (boxes[:, 2] > boxes[:, 3]).any()
+    tests, whole = data.test_rows(5)
+    assert tests.shape == (2, 5, 2) and (tests[..., 1] >= 0).sum() == 7
+    assert (whole == [0, 1, 0, 1]).all()

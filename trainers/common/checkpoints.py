@@ -1,0 +1,77 @@
+"""A folder of checkpoints: written atomically, the newest k kept, a damaged one skipped on resume."""
+
+from __future__ import annotations
+
+import re
+import sys
+from collections.abc import Callable
+from typing import IO, Any
+
+from trainers.common import paths
+from trainers.common.exits import UserError
+
+State = dict[str, Any]
+
+
+class Checkpoints:
+    """Checkpoints ``step-<global step>.ckpt`` in ``folder``.
+
+    ``write(state, file)`` and ``read(file)`` are the framework's; both see tensors and primitives only, so no
+    checkpoint can run code when it is loaded.
+    """
+
+    def __init__(
+        self, folder: str, keep: int, write: Callable[[State, IO[bytes]], None], read: Callable[[IO[bytes]], State]
+    ) -> None:
+        self.folder, self.keep, self.write, self.read = folder, keep, write, read
+
+    def steps(self) -> list[int]:
+        """Global steps of the checkpoints present, ascending."""
+        found = (re.fullmatch(r"step-(\d+)\.ckpt", name) for name in paths.names(self.folder))
+        return sorted(int(match[1]) for match in found if match)
+
+    def path(self, step: int) -> str:
+        """Where the checkpoint of ``step`` is."""
+        return paths.join(self.folder, f"step-{step:09d}.ckpt")
+
+    def prepare(self) -> None:
+        """Create the folder and drop what a killed process left half written."""
+        paths.make_folder(self.folder)
+        for name in paths.names(self.folder):
+            if re.fullmatch(r"\.step-\d+\.ckpt\.\d+\.tmp", name):
+                paths.remove(paths.join(self.folder, name))
+
+    def save(self, state: State, step: int) -> str:
+        """Write ``state``; raises :class:`UserError` if that fails, with all earlier checkpoints intact."""
+        path = self.path(step)
+        try:
+            with paths.atomic_file(path) as file:
+                self.write(state, file)
+        # torch's writer reports a full disk as RuntimeError, the file system itself as OSError.
+        except (OSError, RuntimeError) as error:
+            kept = self.steps()
+            rest = f"the checkpoint of step {kept[-1]} is intact" if kept else "there is no earlier checkpoint"
+            reason = getattr(error, "strerror", None) or str(error).splitlines()[0]
+            raise UserError(f"{path}: cannot be saved ({reason}); {rest}; make room and run again to resume") from None
+        for old in self.steps()[: -self.keep]:
+            paths.remove(self.path(old))
+        return path
+
+    def newest(self) -> State | None:
+        """The newest readable checkpoint, None if there is none at all.
+
+        Raises :class:`UserError` if there are some and none can be read: starting over silently would in the
+        end delete them.
+        """
+        steps = self.steps()
+        for step in reversed(steps):
+            try:
+                with paths.open_file(self.path(step)) as file:
+                    return self.read(file)
+            except Exception as error:  # a damaged archive fails in many ways: zlib, pickle, RuntimeError, KeyError...
+                reason = (str(error).splitlines() or [type(error).__name__])[0]
+                print(f"note: {self.path(step)} is damaged ({reason}); trying the one before", file=sys.stderr)
+        if steps:
+            raise UserError(f"{self.folder}: none of its {len(steps)} checkpoints can be read; use another"
+                            " --checkpoint-dir or --no-resume")  # fmt: skip
+        return None

@@ -1,0 +1,120 @@
+"""What a run tells: pytorch/xla's classic lines, JSON lines, TensorBoard and a progress bar on a terminal."""
+
+from __future__ import annotations
+
+import json
+import math
+import sys
+import time
+from typing import IO, Any
+
+from trainers.common import paths
+from trainers.common.exits import UserError
+
+
+def clock() -> str:
+    """The time of day as pytorch/xla's log has it."""
+    return time.strftime("%H:%M:%S")
+
+
+def train_line(device: str, epoch: int, step: int, loss: float, rate: float, global_rate: float, now: str) -> str:
+    """The line that pytorch/xla's ``train_mp_result_analyzer`` parses, byte for byte."""
+    return (
+        f"| Training Device={device} Epoch={epoch} Step={step} Loss={loss:.5f} "
+        f"Rate={rate:.2f} GlobalRate={global_rate:.2f} Time={now}"
+    )
+
+
+def test_line(device: str, step: int, epoch: int, accuracy: float, now: str) -> str:
+    """pytorch/xla's line for a test; ``accuracy`` in percent."""
+    return f"| Test Device={device} Step={step} Epoch={epoch} Accuracy={accuracy:.2f} Time={now}"
+
+
+def _plain(value: Any) -> Any:
+    """``value`` as JSON has it: NaN and infinity, which JSON lacks, as strings."""
+    if isinstance(value, dict):
+        return {key: _plain(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_plain(item) for item in value]
+    if isinstance(value, float):
+        return round(value, 6) if math.isfinite(value) else str(value)
+    return value
+
+
+class Log:
+    """Writes events to stdout, ``metrics_file`` (JSON lines) and ``tensorboard_dir``; silent unless ``chief``."""
+
+    def __init__(self, chief: bool, metrics_file: str = "", tensorboard_dir: str = "") -> None:
+        self.chief = chief
+        self._bar_shown = False
+        self._file: IO[str] | None = None
+        self._board: Any = None
+        if not chief:
+            return
+        if metrics_file:
+            self._file = self._open(metrics_file)
+        if tensorboard_dir:
+            self._board = _tensorboard(tensorboard_dir)
+
+    @staticmethod
+    def _open(path: str) -> IO[str]:
+        try:
+            # Local files continue after a resume; an object in a store can only be written as a whole.
+            return paths.open_file(path, "w" if paths.is_remote(path) else "a")
+        except OSError as error:
+            raise UserError(f"--metrics-file {path}: {error.strerror}") from None
+
+    def say(self, line: str) -> None:
+        """Print ``line``."""
+        if self.chief:
+            self._clear_bar()
+            print(line, flush=True)
+
+    def event(self, kind: str, **fields: Any) -> dict[str, Any]:
+        """Add a JSON line ``{"event": kind, "time": seconds, ...}`` to the metrics file; returns its content."""
+        content: dict[str, Any] = _plain({"event": kind, "time": round(time.time(), 3), **fields})
+        if self._file:
+            self._file.write(json.dumps(content) + "\n")
+            self._file.flush()
+        return content
+
+    def scalars(self, step: int, **values: float) -> None:
+        """Add ``values`` at ``step`` to TensorBoard, ``train_loss`` under the tag ``train/loss``."""
+        if not self._board:
+            return
+        from tensorboard.compat.proto.event_pb2 import Event
+        from tensorboard.compat.proto.summary_pb2 import Summary
+
+        points = [Summary.Value(tag=name.replace("_", "/", 1), simple_value=value) for name, value in values.items()]
+        self._board.add_event(Event(step=step, wall_time=time.time(), summary=Summary(value=points)))
+
+    def progress(self, epoch: int, done: int, total: int) -> None:
+        """Redraw the bar of this epoch, on a terminal only."""
+        if self.chief and sys.stderr.isatty():
+            filled = 30 * done // total
+            print(f"\repoch {epoch} [{'#' * filled}{'.' * (30 - filled)}] {done}/{total}", end="", file=sys.stderr)
+            self._bar_shown = True
+
+    def _clear_bar(self) -> None:
+        if self._bar_shown:
+            print("\r\033[K", end="", file=sys.stderr, flush=True)
+            self._bar_shown = False
+
+    def close(self) -> None:
+        """Flush and close the files."""
+        self._clear_bar()
+        if self._file:
+            self._file.close()
+        if self._board:
+            self._board.close()
+
+
+def _tensorboard(folder: str) -> Any:
+    try:
+        from tensorboard.summary.writer.event_file_writer import EventFileWriter
+    except ImportError:
+        raise UserError("--logdir needs the tensorboard package: pip install tensorboard") from None
+    try:
+        return EventFileWriter(folder)
+    except OSError as error:
+        raise UserError(f"--logdir {folder}: {error.strerror}") from None

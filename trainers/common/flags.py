@@ -1,0 +1,243 @@
+"""Command-line flags of the trainers: declared once, checked before any framework is imported.
+
+A flag can be written with dashes or with pytorch/xla's underscores, in ``--config file.yaml``, or (where
+``env`` is set) come from a variable of the platform. The command line wins over the file, the file over the
+environment.
+"""
+
+from __future__ import annotations
+
+import argparse
+import difflib
+import os
+import re
+import sys
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any, NoReturn
+
+from trainers.common import exits
+
+Kind = Callable[[str], Any]
+
+
+def whole(least: int = 0) -> Kind:
+    """A whole number of at least ``least``."""
+
+    def convert(text: str) -> int:
+        try:
+            value = int(text)
+        except ValueError:
+            value = least - 1
+        if value < least:
+            raise argparse.ArgumentTypeError(f"{text!r} is not a whole number of at least {least}")
+        return value
+
+    return convert
+
+
+def number(least: float, most: float = float("inf"), *, above: bool = False) -> Kind:
+    """A number from ``least`` (not included if ``above``) to ``most``."""
+    span = f"{'above' if above else 'of at least'} {least:g}" + (f" and at most {most:g}" if most < 1e308 else "")
+
+    def convert(text: str) -> float:
+        try:
+            value = float(text)
+        except ValueError:
+            value = float("nan")
+        if not (least <= value <= most) or (above and value == least):
+            raise argparse.ArgumentTypeError(f"{text!r} is not a number {span}")
+        return value
+
+    return convert
+
+
+def one_of(*names: str) -> Kind:
+    """One of the given words."""
+
+    def convert(text: str) -> str:
+        if text not in names:
+            raise argparse.ArgumentTypeError(f"{text!r} is none of {', '.join(names)}")
+        return text
+
+    return convert
+
+
+def sizes(text: str) -> list[int]:
+    """Image sides in pixels, separated by commas: ``128,160,192``."""
+    if not re.fullmatch(r"\d+(,\d+)*", text) or min(map(int, text.split(","))) < 8:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a list of sizes of at least 8 such as 128,160")
+    return [int(side) for side in text.split(",")]
+
+
+@dataclass(frozen=True)
+class Flag:
+    """One flag: ``kind`` converts and checks its text; ``kind=None`` makes it a switch with a ``--no-`` form."""
+
+    name: str
+    kind: Kind | None
+    default: Any
+    help: str
+    group: str = "training"
+    env: str = ""
+    aliases: tuple[str, ...] = ()
+
+
+COMMON = (
+    Flag("datadir", str, "", "folder (or gs:// address) with the data", "data"),
+    Flag("fake-data", None, False, "train on random images and labels: no data needed", "data"),
+    Flag("drop-last", None, True, "always on in training; here for command lines written for pytorch/xla", "data"),
+    Flag("epochs", whole(1), 5, "times through the training data", aliases=("num-epochs",)),
+    Flag("num-steps", whole(0), 0, "stop and save after this many steps in all; 0: when the epochs are done"),
+    Flag("batch-size", whole(1), 64, "training images per device and step"),
+    Flag("test-batch-size", whole(1), 512, "test images per device and step", aliases=("test-set-batch-size",)),
+    Flag("lr", number(0, above=True), 0.03, "peak of the learning rate (linear warm-up, then cosine to 0)"),
+    Flag("momentum", number(0, 0.9999), 0.9, "SGD momentum (Nesterov)"),
+    Flag("seed", whole(0), 0, "decides initial weights, sample order and augmentation"),
+    Flag("deterministic", None, False, "use deterministic kernels even where they are slower"),
+    Flag("target-accuracy", number(0, 100), 0.0, "stop once the test accuracy reaches this many percent;"
+         f" exit with {exits.TARGET_MISSED} if it never does"),
+    Flag("precision", one_of("auto", "fp32", "bf16"), "auto", "auto: bf16 where the hardware has it"),
+    Flag("job-dir", str, "", "AI Platform's job folder: default parent of checkpoints/, model/ and logs/", "output"),
+    Flag("checkpoint-dir", str, "", "save here, and resume from here", "output", "AIP_CHECKPOINT_DIR"),
+    Flag("checkpoint-steps", whole(0), 0, "save every so many steps; 0: after each epoch", "output"),
+    Flag("keep-checkpoints", whole(1), 3, "how many of the newest checkpoints to keep", "output"),
+    Flag("resume", None, True, "continue from the newest checkpoint in --checkpoint-dir", "output"),
+    Flag("output-dir", str, "", "write report.json, report.png and metrics.jsonl here", "output"),
+    Flag("export-dir", str, "", "write the trained model here, ready to serve", "output", "AIP_MODEL_DIR"),
+    Flag("logdir", str, "", "write TensorBoard event files here", "output", "AIP_TENSORBOARD_LOG_DIR",
+         ("tensorboard-dir",)),
+    Flag("metrics-file", str, "", "JSON lines; default: metrics.jsonl in --output-dir, else in --logdir", "output"),
+    Flag("log-steps", whole(1), 20, "steps between log lines", "output"),
+    Flag("hypertune-tag", str, "", "report the accuracy to hyperparameter tuning under this name; on by itself"
+         " in a tuning trial", "output", "CLOUD_ML_HP_METRIC_TAG"),
+    Flag("profile", whole(0), 0, "trace this many steps into --output-dir or --logdir", "output"),
+)  # fmt: skip
+
+
+class _Parser(argparse.ArgumentParser):
+    """argparse, with errors of one line."""
+
+    origin = ""
+
+    def error(self, message: str) -> NoReturn:
+        message = re.sub(r"^argument (--[\w-]+)\S*( [A-Z]+)?(/\S+)?( [A-Z]+)?: ", r"\1: ", message)
+        print(f"{self.prog}: {self.origin}{message} (see {self.prog} --help)", file=sys.stderr)
+        raise SystemExit(exits.USAGE)
+
+
+def parse(
+    prog: str, about: str, flags: Iterable[Flag], argv: Sequence[str] | None = None, **defaults: Any
+) -> argparse.Namespace:
+    """Read the command line ``argv`` (default: the process's) of trainer ``prog``.
+
+    ``flags`` are added to :data:`COMMON`; ``defaults`` replace defaults of either, by attribute name. Exits
+    with status 2 and one line if anything is wrong, with 0 after ``--help``.
+    """
+    argv = list(sys.argv[1:] if argv is None else argv)
+    parser = _Parser(
+        prog=prog,
+        description=about,
+        allow_abbrev=False,
+        formatter_class=lambda prog: argparse.HelpFormatter(prog, max_help_position=30, width=110),
+        epilog="Names may also be written with underscores, as in pytorch/xla. Exit status: 0 done, 2 wrong flag,"
+        f" {exits.TARGET_MISSED} --target-accuracy missed, {exits.DIVERGED} loss not finite,"
+        f" {exits.PREEMPTED} stopped by SIGTERM after saving (run it again to go on), 1 any other failure.",
+    )
+    groups = {name: parser.add_argument_group(name) for name in ("data", "training", "output")}
+    every = [*COMMON, *flags]
+    unknown_defaults = set(defaults) - {flag.name.replace("-", "_") for flag in every}
+    if unknown_defaults:
+        raise TypeError(f"no such flag: {', '.join(sorted(unknown_defaults))}")
+    for flag in every:
+        default = defaults.get(flag.name.replace("-", "_"), flag.default)
+        if flag.env:
+            default = os.environ.get(flag.env) or default
+        names = [f"--{name}" for name in (flag.name, *flag.aliases)]
+        shown = "" if default in ("", None) or flag.kind is None else f" (default: {_show(default)})"
+        shown += f" [{flag.env}]" if flag.env else ""
+        options: dict[str, Any] = {"dest": flag.name.replace("-", "_"), "default": default}
+        options["help"] = (flag.help + shown).replace("%", "%%")
+        if flag.kind is None:
+            groups[flag.group].add_argument(*names, action=argparse.BooleanOptionalAction, **options)
+        else:
+            metavar = flag.name.rsplit("-", 1)[-1].upper()
+            groups[flag.group].add_argument(*names, type=flag.kind, metavar=metavar, **options)
+    parser.add_argument("--config", metavar="FILE.yaml", default="", help="read flags from a YAML mapping")
+
+    argv = [_dashes(word) for word in argv]
+    known = {option: action for action in parser._actions for option in action.option_strings}
+    path = _config_path(argv)
+    from_file: list[str] = []
+    if path:
+        parser.origin = f"{path}: "
+        from_file = _config_words(parser, path, known)
+        _parse_strictly(parser, from_file, known)
+        parser.origin = ""
+    args = _parse_strictly(parser, [*from_file, *argv], known)
+    if args.job_dir:
+        base = args.job_dir.rstrip("/")
+        args.checkpoint_dir = args.checkpoint_dir or f"{base}/checkpoints"
+        args.export_dir = args.export_dir or f"{base}/model"
+        args.logdir = args.logdir or f"{base}/logs"
+    return args
+
+
+def _show(value: Any) -> str:
+    return ",".join(map(str, value)) if isinstance(value, list) else str(value)
+
+
+def _dashes(word: str) -> str:
+    """``--batch_size=8`` as ``--batch-size=8``; a value keeps its underscores."""
+    if not word.startswith("--"):
+        return word
+    name, equals, value = word.partition("=")
+    return name.replace("_", "-") + equals + value
+
+
+def _config_path(argv: list[str]) -> str:
+    path = ""
+    for index, word in enumerate(argv):
+        if word == "--config" and index + 1 < len(argv):
+            path = argv[index + 1]
+        elif word.startswith("--config="):
+            path = word.partition("=")[2]
+    return path
+
+
+def _config_words(parser: _Parser, path: str, known: dict[str, argparse.Action]) -> list[str]:
+    """A YAML mapping as command-line words."""
+    import yaml
+
+    try:
+        with open(path, encoding="utf-8") as file:
+            content = yaml.safe_load(file)
+    except OSError as error:
+        parser.error(f"cannot be read: {error.strerror}")
+    except yaml.YAMLError as error:
+        parser.error(f"is not YAML: {' '.join(str(error).split())}")
+    if not isinstance(content, dict):
+        parser.error("must be a mapping of flag names to values, such as 'epochs: 3'")
+    words = []
+    for key, value in content.items():
+        name = _dashes(f"--{key}")
+        if isinstance(known.get(name), argparse.BooleanOptionalAction):
+            if not isinstance(value, bool):
+                parser.error(f"{key}: must be true or false, not {value!r}")
+            words.append(name if value else f"--no-{name[2:]}")
+        elif isinstance(value, (dict, bool)) or value is None:
+            parser.error(f"{key}: must be one value, not {value!r}")
+        else:
+            words.append(f"{name}={_show(value)}")
+    return words
+
+
+def _parse_strictly(parser: _Parser, words: list[str], known: dict[str, argparse.Action]) -> argparse.Namespace:
+    args, rest = parser.parse_known_args(words)
+    for word in rest:
+        if word.startswith("--"):
+            name = word.partition("=")[0]
+            near = difflib.get_close_matches(name, known, n=1)
+            parser.error(f"unknown flag {name}" + (f", did you mean {near[0]}?" if near else ""))
+        parser.error(f"unexpected argument {word!r}")
+    return args

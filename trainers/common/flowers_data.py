@@ -1,0 +1,68 @@
+"""What the flowers trainers train on: all images decoded once into one array, and random boxes to crop from them."""
+
+from __future__ import annotations
+
+import argparse
+
+import numpy as np
+
+from trainers.common import images, order
+from trainers.common.exits import USAGE, UserError
+from trainers.common.flags import Flag, number, whole
+
+FLAGS = (
+    Flag("image-size", whole(16), 128, "pixels on each side that the network sees", "data"),
+    Flag("num-workers", whole(1), 4, "threads that decode images", "data"),
+    Flag("fake-images", whole(1), 3670, "training images of --fake-data; a tenth as many for the test", "data"),
+    Flag("least-area", number(0.05, 1), 0.35, "smallest share of an image that a random crop keeps"),
+    Flag("weight-decay", number(0), 5e-4, "on kernels and matrices"),
+    Flag("label-smoothing", number(0, 0.9), 0.1, "share of the target spread over all classes"),
+    Flag("weights", str, "", "file of pretrained weights to start from; without it the network learns from nothing"),
+)  # fmt: skip
+_FAKE_CLASSES = 5
+
+
+class Data:
+    """The whole data set at ``side`` pixels: ``uint8[n, side, side, 3]``, and labels ``int64[n]``, by split."""
+
+    def __init__(self, args: argparse.Namespace) -> None:
+        self.args = args
+        side = round(args.image_size * 1.15)  # so that a crop of 3/4 of the area still has every pixel it shows
+        if args.fake_data:
+            self.classes = [str(label) for label in range(_FAKE_CLASSES)]
+            self.images, self.labels = _fake(args.fake_images, side, args.seed, 1)
+            self.test_images, self.test_labels = _fake(max(1, args.fake_images // 10), side, args.seed, 2)
+            return
+        if not args.datadir:
+            raise UserError("no data: give --datadir (class folders, TFRecord or tar shards) or --fake-data", USAGE)
+        train, test = images.find(args.datadir, "train"), images.find(args.datadir, "test")
+        self.images, self.labels = images.Loader(train, args.num_workers).all(side)
+        self.test_images, self.test_labels = images.Loader(test, args.num_workers).all(side)
+        most = int(max(self.labels.max(), self.test_labels.max()))
+        self.classes = train.classes or [str(label) for label in range(most + 1)]
+        if test.classes not in ([], self.classes):
+            raise UserError(f"{args.datadir}: training has classes {train.classes}, the test {test.classes}", USAGE)
+
+    def train_rows(self, epoch: int) -> tuple[np.ndarray, np.ndarray]:
+        """What ``epoch`` trains on, in order: image and label ``int64[n, 2]``, and boxes ``float32[n, 4]``.
+
+        A box is upper, lower, left, right in shares of the side; left > right mirrors. All of it depends on seed
+        and epoch alone, and so does what any step gets: its rows.
+        """
+        count = len(self.labels)
+        chosen = order.permutation(count, self.args.seed, epoch)
+        chances = images.uniform(count, 5, self.args.seed, epoch, 1)
+        boxes = np.array([images.random_box(chance, 1, 1, self.args.least_area) for chance in chances], np.float32)
+        return np.column_stack([chosen, self.labels[chosen]]), boxes[:, [1, 3, 0, 2]]
+
+    def test_rows(self, global_batch: int) -> tuple[np.ndarray, np.ndarray]:
+        """Every test image once, whole, as ``int64[batches, global_batch, 2]``, and boxes; label -1 is padding."""
+        indices, mask = order.padded_batches(len(self.test_labels), global_batch)
+        boxes = np.tile(np.array([0, 1, 0, 1], np.float32), (*indices.shape, 1))
+        return np.stack([indices, np.where(mask, self.test_labels[indices], -1)], axis=-1), boxes
+
+
+def _fake(count: int, side: int, seed: int, split: int) -> tuple[np.ndarray, np.ndarray]:
+    bits = order.random_bits(count * side * side * 3 // 8 + 1, seed, split)
+    pixels = bits.view(np.uint8)[: count * side * side * 3].reshape(count, side, side, 3)
+    return pixels, (order.random_bits(count, seed, split, 1) % _FAKE_CLASSES).astype(np.int64)

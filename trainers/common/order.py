@@ -1,0 +1,54 @@
+"""Which samples a step sees: a pure function of (seed, epoch, step), so resuming needs no loader state."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from trainers.common.exits import UserError
+
+
+def random_bits(count: int, *key: int) -> np.ndarray:
+    """``count`` random uint64 that depend on the whole numbers in ``key`` alone.
+
+    numpy guarantees the raw stream of its bit generators across versions (NEP 19), unlike its distributions.
+    """
+    return np.random.Philox(np.random.SeedSequence(key)).random_raw(count)
+
+
+def permutation(count: int, seed: int, epoch: int) -> np.ndarray:
+    """The order ``int64[count]`` of the samples in ``epoch``."""
+    return np.argsort(random_bits(count, seed, epoch), kind="stable")
+
+
+def steps_per_epoch(count: int, global_batch: int) -> int:
+    """Full batches in ``count`` samples: the rest waits for another epoch's order (drop last)."""
+    if count < global_batch:
+        raise UserError(
+            f"the {count} training images do not fill one step of {global_batch}: lower --batch-size"
+            " or use fewer devices"
+        )
+    return count // global_batch
+
+
+def share(batch: np.ndarray, rank: int, ranks: int) -> np.ndarray:
+    """The rows of a global ``batch`` that belong to process ``rank`` of ``ranks``."""
+    size = len(batch) // ranks
+    return batch[rank * size : (rank + 1) * size]
+
+
+def shifts(count: int, most: int, *key: int) -> np.ndarray:
+    """Row and column offsets ``int64[count, 2]`` in ``0..2*most``, equally likely, from ``key`` alone."""
+    return (random_bits(2 * count, *key) % np.uint64(2 * most + 1)).astype(np.int64).reshape(count, 2)
+
+
+def padded_batches(count: int, global_batch: int) -> tuple[np.ndarray, np.ndarray]:
+    """Every one of ``count`` samples once, in full batches.
+
+    Returns indices ``int64[batches, global_batch]`` and a mask ``bool`` of the same shape that is false on the
+    padding (which repeats sample 0), so that shapes stay static and every test sample counts exactly once.
+    """
+    batches = -(-count // global_batch)
+    indices = np.zeros(batches * global_batch, np.int64)
+    indices[:count] = np.arange(count)
+    mask = np.arange(batches * global_batch) < count
+    return indices.reshape(batches, global_batch), mask.reshape(batches, global_batch)

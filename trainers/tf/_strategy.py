@@ -1,0 +1,211 @@
+"""The seam between the TensorFlow trainers and what they run on: one device, several, several machines, TPUs.
+
+The strategy comes from the environment: ``TF_CONFIG`` with several workers, a TPU's address in ``TPU_NAME`` (not
+when ``LAUNCHER_REHEARSE=1``: a rehearsal has no TPU behind that address), the GPUs present, else the CPU. Every
+worker passes the whole global batch; a replica takes its rows by its number, so the same code serves them all.
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import json
+import os
+import time
+from collections.abc import Callable
+from typing import Any
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+from trainers.common import cpu, exits, order
+from trainers.common.checkpoints import State
+from trainers.common.exits import USAGE, UserError
+
+
+class Cluster:
+    """A strategy and its place in the cluster; implements :class:`trainers.common.run.World`."""
+
+    def __init__(self, args: argparse.Namespace) -> None:
+        workers, self.rank = _place_in_cluster()
+        self.processes = 1
+        kind = _kind(args.strategy, workers)
+        on_cpu = kind != "tpu" and not tf.config.list_physical_devices("GPU")
+        if args.deterministic or on_cpu:
+            # On the CPU this costs nothing measurable and makes sums over threads, and so resuming, bit-exact.
+            tf.config.experimental.enable_op_determinism()
+        keras.utils.set_random_seed(args.seed)
+        if kind == "multiworker":
+            self.processes = workers
+            self.strategy: tf.distribute.Strategy = tf.distribute.MultiWorkerMirroredStrategy()
+        elif kind == "tpu":
+            self.strategy = _tpu_strategy()
+        else:
+            devices = _devices(args.num_cores, on_cpu)
+            if kind == "one" or len(devices) == 1:
+                self.strategy = tf.distribute.OneDeviceStrategy(devices[0])
+            else:
+                self.strategy = tf.distribute.MirroredStrategy(devices)
+        self.replicas = int(self.strategy.num_replicas_in_sync)
+        if self.processes == 1:
+            self.rank = 0
+        self.chief = self.rank == 0
+        self.label = f"{'TPU' if kind == 'tpu' else 'CPU' if on_cpu else 'GPU'}:0/{self.rank}"
+        if args.precision == "bf16" or (args.precision == "auto" and (kind == "tpu" or (on_cpu and cpu.has_bf16()))):
+            keras.mixed_precision.set_global_policy("mixed_bfloat16")
+        self._functions: list[Any] = []
+        self._total: Callable[..., Any] | None = None
+        self._first_calls = 0.0
+
+    # --- the trainers' side ------------------------------------------------------------------------------
+
+    def function(self, body: Callable[..., Any], *signature: tf.TensorSpec) -> Callable[..., Any]:
+        """``tf.function`` with a fixed signature, whose tracing is counted and timed."""
+        traced = tf.function(body, input_signature=signature)
+        self._functions.append(traced)
+        called = False
+
+        def call(*inputs: Any) -> Any:
+            nonlocal called
+            start = time.monotonic()
+            result = traced(*inputs)
+            if not called:
+                called, self._first_calls = True, self._first_calls + time.monotonic() - start
+            return result
+
+        return call
+
+    def run(self, body: Callable[..., Any], *inputs: Any) -> Any:
+        """``body(*inputs)`` on every replica; per-replica values, for :meth:`sum` for example."""
+        return self.strategy.run(body, inputs)
+
+    def on_each_replica(self, array: np.ndarray) -> Any:
+        """A copy of ``array`` on every replica's device, to be passed to :meth:`run`.
+
+        Not a variable: those are broadcast from the first worker, and collectives have no uint8.
+        """
+        return self.strategy.experimental_distribute_values_from_function(lambda context: tf.constant(array))
+
+    def my_rows(self, batch: tf.Tensor) -> tf.Tensor:
+        """A replica's rows of the global ``batch``; to be called in replica context."""
+        size = batch.shape[0] // self.replicas
+        replica = tf.distribute.get_replica_context().replica_id_in_sync_group
+        return tf.slice(batch, [replica * size] + [0] * (len(batch.shape) - 1), [size, *batch.shape[1:]])
+
+    def share(self, batch: np.ndarray) -> np.ndarray:
+        """The rows of a global ``batch`` that this process has to provide where it must not provide them all."""
+        return order.share(batch, self.rank if self.processes > 1 else 0, self.processes)
+
+    def my_part(self, rows: tf.Tensor) -> tf.Tensor:
+        """A replica's rows of this process's ``rows``; to be called in replica context."""
+        here = self.replicas // self.processes
+        size = rows.shape[0] // here
+        place = tf.distribute.get_replica_context().replica_id_in_sync_group % here
+        return tf.slice(rows, [place * size] + [0] * (len(rows.shape) - 1), [size, *rows.shape[1:]])
+
+    def sum(self, values: Any) -> tf.Tensor:
+        """Per-replica ``values`` added up over all replicas."""
+        return self.strategy.reduce(tf.distribute.ReduceOp.SUM, values, axis=None)
+
+    def _sum_over_processes(self, values: list[int]) -> np.ndarray:
+        if self._total is None:
+            self._total = tf.function(lambda value: self.sum(self.run(tf.identity, value)))
+        return self._total(tf.constant(values, tf.int64)).numpy() // (self.replicas // self.processes)
+
+    # --- trainers.common.run.World -----------------------------------------------------------------------
+
+    def agree(self, code: int) -> int:
+        """``code``, or PREEMPTED if only other processes were told to stop."""
+        if self.processes == 1:
+            return code
+        stopped = self._sum_over_processes([int(code != 0), 0])[0]
+        return code or (exits.PREEMPTED if stopped else 0)
+
+    def agreed_state(self, read: Callable[[], State | None]) -> State | None:
+        """What every process reads; raises :class:`UserError` on all of them if they do not see the same step."""
+        state = read()
+        if self.processes > 1:
+            step = json.loads(str(state["run"]))["global_step"] if state else -1
+            total, squares = self._sum_over_processes([step, step * step])
+            if squares * self.processes != total * total:  # some variance
+                raise UserError(
+                    f"worker {self.rank} finds step {step}, others find another: --checkpoint-dir must be a folder that"
+                    " all workers share, such as gs://..."
+                )
+        return state
+
+    def compilations(self) -> tuple[int, float]:
+        """How many functions were traced, and the seconds their first calls took."""
+        return sum(function.experimental_get_tracing_count() for function in self._functions), self._first_calls
+
+    def versions(self) -> dict[str, str]:
+        """Releases of TensorFlow and Keras."""
+        return {"tensorflow": tf.__version__, "keras": keras.__version__}
+
+    def profile(self, folder: str) -> Callable[[], None]:
+        """Trace with TensorFlow's profiler into ``folder`` (TensorBoard's profile plugin)."""
+        tf.profiler.experimental.start(folder)
+        return tf.profiler.experimental.stop  # type: ignore[no-any-return]
+
+
+def _place_in_cluster() -> tuple[int, int]:
+    """Number of workers in ``TF_CONFIG`` (chief included) and this process's rank among them; (1, 0) without it."""
+    text = os.environ.get("TF_CONFIG")
+    if not text:
+        return 1, 0
+    try:
+        config = json.loads(text)
+        cluster, task = config.get("cluster") or {}, config.get("task") or {}
+        counts = {role: len(cluster.get(role) or ()) for role in ("chief", "master", "worker")}
+        role, index = task.get("type") or "worker", int(task.get("index") or 0)
+    except (ValueError, AttributeError, TypeError) as error:
+        raise UserError(f"TF_CONFIG is not what TensorFlow expects: {error}", USAGE) from None
+    leaders = counts["chief"] + counts["master"]
+    return max(1, leaders + counts["worker"]), index + (leaders if role == "worker" else 0)
+
+
+def _kind(asked: str, workers: int) -> str:
+    if asked != "auto":
+        if asked == "multiworker" and workers < 2:
+            raise UserError("--strategy multiworker: needs a TF_CONFIG with at least 2 workers", USAGE)
+        return asked
+    if workers > 1:
+        return "multiworker"
+    rehearsal = os.environ.get("LAUNCHER_REHEARSE") == "1"
+    if not rehearsal and (os.environ.get("TPU_NAME") or os.environ.get("PJRT_DEVICE") == "TPU"):
+        return "tpu"
+    return "mirrored"
+
+
+def _tpu_strategy() -> tf.distribute.Strategy:
+    address = os.environ.get("TPU_NAME") or "local"
+    try:
+        resolver = tf.distribute.cluster_resolver.TPUClusterResolver(tpu=address)
+        if address != "local":
+            tf.config.experimental_connect_to_cluster(resolver)
+        tf.tpu.experimental.initialize_tpu_system(resolver)
+        return tf.distribute.TPUStrategy(resolver)
+    except (ValueError, RuntimeError, tf.errors.OpError) as error:
+        raise UserError(f"TPU {address} cannot be used: {str(error).splitlines()[0]}") from None
+
+
+def _devices(asked: int, on_cpu: bool) -> list[str]:
+    if on_cpu:
+        count = max(asked, 1)
+        if count > 1:
+            parts = [tf.config.LogicalDeviceConfiguration() for _ in range(count)]
+            tf.config.set_logical_device_configuration(tf.config.list_physical_devices("CPU")[0], parts)
+        return [f"/cpu:{number}" for number in range(count)]
+    present = len(tf.config.list_physical_devices("GPU"))
+    if asked > present:
+        raise UserError(f"--num-cores {asked}: there are {present} GPUs", USAGE)
+    return [f"/gpu:{number}" for number in range(asked or present)]
+
+
+def sha256(weights: list[np.ndarray]) -> str:
+    """A hash of every bit of ``weights``."""
+    digest = hashlib.sha256()
+    for array in weights:
+        digest.update(np.ascontiguousarray(array).tobytes())
+    return digest.hexdigest()
