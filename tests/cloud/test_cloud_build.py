@@ -1,0 +1,367 @@
+"""The real `gcloud builds submit` against our fake of Cloud Build, which really builds; no network."""
+
+from __future__ import annotations
+
+import base64
+import io
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import tarfile
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from scripts import base, cloud_config, cloud_plan, engine, registry, tags
+from scripts.cli import ROOT, UserError
+from scripts.cloudbuild_local import Executor, Result
+from scripts.fakes.cloud_build import PROJECT, CloudBuild
+from tests.image.registry import running
+
+Finished = subprocess.CompletedProcess[str]
+DOCKER = "gcr.io/cloud-builders/docker"
+
+
+@pytest.fixture(scope="session")
+def small() -> str:
+    """An image with a shell that is here anyway: what the project's images stand on."""
+    return base.resolve("debian-12").reference
+
+
+@pytest.fixture(scope="session")
+def local_registry() -> Iterator[str]:
+    """host:port of a real registry that stands for Artifact Registry."""
+    with running.container() as started:
+        yield running.address(started)
+
+
+@pytest.fixture
+def run(small: str) -> Callable[..., tuple[Result, list[str]]]:
+    """Run a build given as data, every step in the small image unless it says otherwise; its end, and its log."""
+
+    def start(config: dict[str, Any], **options: Any) -> tuple[Result, list[str]]:
+        lines: list[str] = []
+        config = config | {"steps": [{"name": small} | step for step in config["steps"]]}
+        build = cloud_config.load(config, where="test", built_in={"PROJECT_ID": "p", "BUILD_ID": "b"})
+        return Executor(build, write=lines.append, **options).run(), lines
+
+    return start
+
+
+def script(text: str, **more: Any) -> dict[str, Any]:
+    return {"script": text} | more
+
+
+def statuses(result: Result) -> list[str]:
+    return [outcome.status for outcome in result.steps]
+
+
+def nothing_is_left() -> bool:
+    client = engine.client()
+    ours = {"label": "io.trainyard.cloudbuild"}
+    return not (client.containers.list(all=True, filters=ours) or client.volumes.list(filters=ours))  # type: ignore[arg-type]
+
+
+# --- the executor ----------------------------------------------------------------------------------------------------
+
+Run = Callable[..., tuple[Result, list[str]]]
+
+
+def test_steps_share_the_workspace_and_run_in_the_files_order(run: Run) -> None:
+    steps = [
+        script("echo one >first"),
+        script("mkdir sub; cat first >sub/second"),
+        script("cat second; pwd", dir="sub"),
+    ]
+    result, lines = run({"steps": steps})
+    assert (result.status, statuses(result)) == ("SUCCESS", ["SUCCESS"] * 3)
+    assert "Step #2: one" in lines
+    assert "Step #2: /workspace/sub" in lines
+    assert nothing_is_left()
+
+
+def test_the_graph_is_that_of_wait_for_and_branches_run_side_by_side(run: Run) -> None:
+    """Two branches wait for each other's file: they can only end if they run at the same time."""
+    meet = "touch {mine}; for i in $(seq 200); do [ -e {other} ] && exit 0; sleep 0.1; done; exit 1"
+    steps = [
+        script("true", id="start"),
+        script(meet.format(mine="a", other="b"), id="a", waitFor=["start"]),
+        script(meet.format(mine="b", other="a"), id="b", waitFor=["start"]),
+        script("[ -e a ] && [ -e b ]", id="both", waitFor=["a", "b"]),
+        script("true", id="at-once", waitFor=["-"]),
+    ]
+    result, _ = run({"steps": steps})
+    assert statuses(result) == ["SUCCESS"] * 5
+    start, _, _, both, at_once = result.steps
+    assert at_once.started < start.ended
+    assert both.started >= max(result.steps[1].ended, result.steps[2].ended)
+
+
+def test_a_failing_step_ends_the_build_and_names_itself(run: Run, small: str) -> None:
+    steps = [
+        script("exit 3", id="bad", waitFor=["-"]),
+        script("sleep 60", id="long", waitFor=["-"]),
+        script("touch never", id="after", waitFor=["bad"]),
+    ]
+    started = time.monotonic()
+    result, _ = run({"steps": steps})
+    assert result.status == "FAILURE"
+    assert result.detail == f'build step 0 "{small}" failed: step exited with non-zero status: 3'
+    assert statuses(result) == ["FAILURE", "CANCELLED", "QUEUED"]
+    assert time.monotonic() - started < 30, "what ran beside it is not waited for"
+    assert nothing_is_left()
+
+
+def test_allowed_failures_do_not_end_the_build(run: Run) -> None:
+    steps = [script("exit 7", allowFailure=True), script("exit 4", allowExitCodes=["4"]), script("exit 0")]
+    result, _ = run({"steps": steps})
+    assert (result.status, statuses(result)) == ("SUCCESS", ["FAILURE", "FAILURE", "SUCCESS"])
+    result, _ = run({"steps": [script("exit 5", allowExitCodes=["4"])]})
+    assert result.status == "FAILURE"
+
+
+def test_a_step_and_a_build_are_held_to_their_timeouts(run: Run) -> None:
+    result, _ = run({"steps": [script("sleep 60", timeout="1s"), script("true")]})
+    assert (result.status, statuses(result)) == ("TIMEOUT", ["TIMEOUT", "QUEUED"])
+    assert "took longer than its timeout of 1 s" in result.detail
+    result, _ = run({"steps": [script("sleep 60")], "timeout": "3s"})
+    assert (result.status, result.detail) == ("TIMEOUT", "the build took longer than its timeout of 3 s")
+    assert result.seconds < 30
+
+
+def test_environment_entrypoint_arguments_and_substitutions(run: Run) -> None:
+    steps = [
+        {"entrypoint": "sh", "args": ["-c", "echo $$A ${_B} $PROJECT_ID $$HOME"], "env": ["A=from-env"]},
+        script('echo "$_B and $BUILD_ID"', automapSubstitutions=True),
+    ]
+    result, lines = run(
+        {"steps": steps, "substitutions": {"_B": "$BUILD_ID!"}, "options": {"dynamicSubstitutions": True}}
+    )
+    assert result.status == "SUCCESS"
+    assert "Step #0: from-env b! p /builder/home" in lines
+    assert "Step #1: b! and b" in lines
+
+
+def test_volumes_outlive_steps_and_outputs_are_kept(run: Run) -> None:
+    volumes = [{"name": "v", "path": "/v"}]
+    steps = [
+        script("echo kept >/v/file", volumes=volumes),
+        script('cp /v/file "$BUILDER_OUTPUT/output"', volumes=volumes),
+    ]
+    result, _ = run({"steps": steps})
+    assert result.steps[1].output == b"kept\n"
+    assert nothing_is_left()
+
+
+def test_an_image_that_is_nowhere_is_one_line(run: Run) -> None:
+    with pytest.raises(UserError, match=r"registry\.invalid/x is neither here nor can it be pulled"):
+        run({"steps": [{"name": "registry.invalid/x"}]})
+    assert nothing_is_left()
+
+
+def test_ctrl_c_leaves_nothing_running(small: str, tmp_path: Path) -> None:
+    config = tmp_path / "cloudbuild.yaml"
+    config.write_text(json.dumps({"steps": [{"name": small, "script": "echo started; sleep 300"}]}), encoding="utf-8")
+    command = [sys.executable, "-m", "scripts.cloudbuild_local", f"--config={config}"]
+    process = subprocess.Popen(command, cwd=ROOT, stderr=subprocess.PIPE, text=True)
+    assert process.stderr is not None
+    seen = ""
+    for line in process.stderr:
+        seen += line
+        if "Step #0: started" in line:
+            break
+    process.send_signal(signal.SIGINT)
+    _, rest = process.communicate(timeout=60)
+    assert process.returncode == 130, seen + rest
+    assert rest.splitlines()[-1] == "cloudbuild-local: interrupted; nothing was tagged or published"
+    assert nothing_is_left()
+
+
+# --- the round trip --------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def cloud(local_registry: str) -> Iterator[CloudBuild]:
+    with CloudBuild(registry=local_registry) as started:
+        yield started
+
+
+@pytest.fixture
+def gcloud(cloud: CloudBuild, tmp_path: Path) -> Callable[..., Finished]:
+    """What the real gcloud does with these words, sent to the fake."""
+    home = tmp_path / "home"
+    home.mkdir()
+
+    def call(*words: str, timeout: float = 600) -> Finished:
+        environment = os.environ | cloud.environment(home)
+        return subprocess.run(
+            ["gcloud", *words], env=environment, capture_output=True, text=True, timeout=timeout, check=False
+        )
+
+    return call
+
+
+@pytest.fixture
+def project(tmp_path: Path, small: str) -> Path:
+    """A folder whose cloudbuild.yaml builds an image of a few bytes, tries it, and has it pushed."""
+    folder = tmp_path / "project"
+    folder.mkdir()
+    (folder / "Dockerfile").write_text(f"FROM {small}\nCOPY word /word\n", encoding="utf-8")
+    (folder / "word").write_text("hello\n", encoding="utf-8")
+    (folder / "secret.pem").write_text("not for upload", encoding="utf-8")
+    (folder / ".gcloudignore").write_text("*.pem\n", encoding="utf-8")
+    image = "us-central1-docker.pkg.dev/$PROJECT_ID/$_REPOSITORY/word:$BUILD_ID"
+    config = {
+        "steps": [
+            {"id": "build", "name": DOCKER, "args": ["build", "--quiet", "--provenance=false", f"--tag={image}", "."]},
+            {"id": "try", "name": image, "entrypoint": "grep", "args": ["$_WORD", "/word"]},
+        ],
+        "images": [image],
+        "substitutions": {"_REPOSITORY": "ml", "_WORD": "hello"},
+        "options": {"logging": "CLOUD_LOGGING_ONLY"},
+    }
+    (folder / "cloudbuild.yaml").write_text(json.dumps(config), encoding="utf-8")
+    return folder
+
+
+def submit(gcloud: Callable[..., Finished], project: Path, *words: str) -> Finished:
+    return gcloud(
+        "builds", "submit", str(project), f"--config={project / 'cloudbuild.yaml'}", "--region=us-central1", *words
+    )
+
+
+Gcloud = Callable[..., Finished]
+
+
+def test_gcloud_submits_builds_and_publishes(
+    gcloud: Gcloud, cloud: CloudBuild, project: Path, local_registry: str
+) -> None:
+    found = submit(gcloud, project)
+    assert found.returncode == 0, found.stderr + "\n".join(
+        line for build in cloud.builds.values() for line in build.log
+    )
+    assert "SUCCESS" in found.stdout
+    ((identity, build),) = cloud.builds.items()
+    (pushed,) = build.resource["results"]["images"]
+    assert pushed["name"] == f"us-central1-docker.pkg.dev/{PROJECT}/ml/word:{identity}"
+    assert registry.digest_of(f"{local_registry}/{PROJECT}/ml/word:{identity}") == pushed["digest"]
+    shown = json.loads(gcloud("builds", "describe", identity, "--region=us-central1", "--format=json").stdout)
+    assert [step["status"] for step in shown["steps"]] == ["SUCCESS", "SUCCESS"]
+    log = gcloud("builds", "log", identity, "--region=us-central1").stdout
+    assert 'Step #1 - "try": hello' in log
+    with tarfile.open(fileobj=io.BytesIO(next(iter(cloud.objects.values())))) as tar:
+        names = {name.removeprefix("./") for name in tar.getnames()}
+    assert {"Dockerfile", "word"} <= names
+    assert "secret.pem" not in names
+    assert nothing_is_left()
+
+
+def test_nothing_is_published_when_a_step_fails(
+    gcloud: Gcloud, cloud: CloudBuild, project: Path, local_registry: str
+) -> None:
+    found = submit(gcloud, project, "--substitutions=_WORD=goodbye,_REPOSITORY=failed")
+    assert found.returncode == 1
+    assert "step exited with non-zero status: 1" in found.stderr
+    ((identity, build),) = cloud.builds.items()
+    assert build.resource["status"] == "FAILURE"
+    assert build.resource["results"]["images"] == []
+    assert registry.digest_of(f"{local_registry}/{PROJECT}/failed/word:{identity}") is None
+
+
+def test_what_only_the_server_refuses_is_refused_by_the_fake(gcloud: Gcloud, cloud: CloudBuild, project: Path) -> None:
+    config = json.loads((project / "cloudbuild.yaml").read_text())
+    config["steps"][0]["waitFor"] = ["try"]
+    (project / "cloudbuild.yaml").write_text(json.dumps(config), encoding="utf-8")
+    found = submit(gcloud, project)
+    assert found.returncode == 1
+    assert "waitFor 'try' is no earlier step" in found.stderr
+    assert not cloud.builds
+
+
+def test_refused_credentials_are_one_line(gcloud: Gcloud, cloud: CloudBuild, project: Path) -> None:
+    cloud.denied.add("/v1/projects/.*/builds")
+    found = submit(gcloud, project)
+    assert found.returncode == 1
+    assert "PERMISSION_DENIED" in found.stderr
+
+
+def test_cancelling_ends_the_steps(gcloud: Gcloud, cloud: CloudBuild, project: Path, small: str) -> None:
+    config = {"steps": [{"name": small, "script": "sleep 300"}], "options": {"logging": "CLOUD_LOGGING_ONLY"}}
+    (project / "cloudbuild.yaml").write_text(json.dumps(config), encoding="utf-8")
+    assert submit(gcloud, project, "--async").returncode == 0
+    (identity,) = cloud.builds
+    found = gcloud("builds", "cancel", identity, "--region=us-central1")
+    assert found.returncode == 0, found.stderr
+    assert cloud.builds[identity].resource["status"] == "CANCELLED"
+    assert nothing_is_left()
+
+
+def test_gcloud_imports_the_trigger_that_is_rendered(gcloud: Gcloud, cloud: CloudBuild, tmp_path: Path) -> None:
+    """With what its own first lines say to fill in."""
+    text = cloud_plan.TRIGGER.read_text(encoding="utf-8")
+    sed = re.search(r"#   sed '([^']+)'", text)
+    assert sed
+    filled = tmp_path / "trigger.yaml"
+    filled.write_text(subprocess.run(["sed", sed[1]], input=text, capture_output=True, text=True, check=True).stdout)
+    found = gcloud("builds", "triggers", "import", f"--source={filled}", "--region=us-central1")
+    assert found.returncode == 0, found.stderr
+    trigger = cloud.triggers["trainyard-images"]
+    assert trigger["filename"] == "cloudbuild.yaml"
+    assert trigger["github"] == {"owner": "my-company", "name": "trainyard", "push": {"branch": "^main$"}}
+    assert trigger["serviceAccount"].startswith("projects/my-project/serviceAccounts/trainyard-build@my-project.")
+
+
+def test_an_upload_of_this_project_is_under_2_mb(gcloud: Gcloud, cloud: CloudBuild) -> None:
+    """And has what the steps need: the source of images, and what builds, verifies and tests them."""
+    cloud.denied.add("/v1/projects/.*/builds")  # the upload is what this is about
+    submit(gcloud, ROOT)
+    ((_, archive),) = cloud.objects.items()
+    assert len(archive) < 2_000_000
+    with tarfile.open(fileobj=io.BytesIO(archive)) as tar:
+        members = tar.getmembers()
+    names = {member.name.removeprefix("./") for member in members}
+    assert sum(member.size for member in members) < 8_000_000
+    assert {
+        "cloudbuild.yaml",
+        "scripts/cloud_step.py",
+        "scripts/builder/Dockerfile",
+        "images/tf-cpu/framework.lock",
+    } <= names
+    assert not [name for name in names if name.split("/")[0] in (".git", ".venv", "build", "tests", "shared")]
+
+
+def test_the_projects_own_plan_makes_the_round_trip(gcloud: Gcloud, cloud: CloudBuild, local_registry: str) -> None:
+    """From `gcloud builds submit` to an image in the registry that was built, verified and trained in on the way.
+
+    50 s where tf-cpu's layers and the builder's are cached (2 cores, 2026-11); 5 minutes where nothing is.
+    """
+    address = f"{local_registry}/{PROJECT}/round-trip"
+    resolved = base.resolve("debian-12")
+    own_base = (
+        resolved.reference if resolved.note else ""
+    )  # closed networks: what stands in for the base, for all steps
+    given = f"_TARGETS=tf-cpu,_REGISTRY={address},_TAG=rehearsal,_BASE={own_base}"
+    words = ["--config=cloudbuild.yaml", "--region=us-central1", f"--substitutions={given}"]
+    found = gcloud("builds", "submit", str(ROOT), *words, timeout=880)
+    (build,) = cloud.builds.values()
+    assert found.returncode == 0, found.stderr + "\n".join(build.log[-30:])
+    steps = {step["id"]: step for step in build.resource["steps"]}
+    assert {step["status"] for step in steps.values()} == {"SUCCESS"}
+    trained = steps["smoke-tf-cpu"]["timing"]["endTime"]
+    assert trained < steps["publish"]["timing"]["startTime"]
+    output = base64.b64decode(build.resource["results"]["buildStepOutputs"][list(steps).index("publish")])
+    image = json.loads(output)["tf-cpu"]
+    words = [build.resource["id"], "--region=us-central1", "--format=value(results.buildStepOutputs[-2])"]
+    shown = gcloud("builds", "describe", *words).stdout  # as docs/cloud-build.md has it
+    assert base64.b64decode(shown) == output
+    assert registry.digest_of(image["tag"]) == image["digest"]
+    assert registry.digest_of(f"{address}/trainyard:tf-cpu-rehearsal") == image["digest"]
+    assert tags.attested(tags.Repository(f"{address}/trainyard"), image["digest"])
+    assert "xla is not among _TARGETS: nothing to do" in "\n".join(build.log)
+    assert nothing_is_left()

@@ -1,0 +1,41 @@
+"""gcloud's own validation, which needs no network: it takes our cloudbuild.yaml and would refuse a wrong one."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from pathlib import Path
+
+from scripts import cloud_plan
+
+TEXT = cloud_plan.CLOUD_BUILD.read_text(encoding="utf-8")
+
+
+def gcloud_submit(config: Path, home: Path) -> subprocess.CompletedProcess[str]:
+    """The real gcloud, with nobody listening where it would send the build."""
+    environment = os.environ | {
+        "HOME": str(home),
+        "CLOUDSDK_CONFIG": str(home / "gcloud"),
+        "CLOUDSDK_CORE_PROJECT": "fake-project",
+        "CLOUDSDK_CORE_DISABLE_PROMPTS": "1",
+        "CLOUDSDK_AUTH_ACCESS_TOKEN": "fake-token",
+        "CLOUDSDK_API_ENDPOINT_OVERRIDES_CLOUDBUILD": "http://127.0.0.1:9/",
+    }
+    command = ["gcloud", "builds", "submit", "--no-source", "--async", f"--config={config}"]
+    return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120, check=False)
+
+
+def test_gcloud_accepts_it_and_goes_on_to_the_network(tmp_path: Path) -> None:
+    found = gcloud_submit(cloud_plan.CLOUD_BUILD, tmp_path)
+    assert "127.0.0.1" in found.stderr, found.stderr
+    assert "unused" not in found.stderr
+    assert "INVALID" not in found.stderr
+
+
+def test_gcloud_would_have_refused_a_misspelt_key(tmp_path: Path) -> None:
+    config = tmp_path / "cloudbuild.yaml"
+    config.write_text(TEXT.replace("  waitFor:", "  waitfor:", 1), encoding="utf-8")
+    found = gcloud_submit(config, tmp_path)
+    assert found.returncode == 1
+    assert "waitfor: unused" in found.stderr
+    assert "127.0.0.1" not in found.stderr

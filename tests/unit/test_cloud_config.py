@@ -1,0 +1,246 @@
+"""cloudbuild.yaml is what Cloud Build takes: its schema, and the rules only the server has."""
+
+from __future__ import annotations
+
+import copy
+import json
+import re
+import subprocess
+from collections.abc import Callable, Iterator
+from importlib.resources import files
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from scripts import cloud_config, cloud_plan, render, spec
+from scripts.cli import UserError
+
+TEXT = cloud_plan.CLOUD_BUILD.read_text(encoding="utf-8")
+
+
+@pytest.fixture
+def data() -> dict[str, Any]:
+    """The rendered cloudbuild.yaml, as data of the test's own."""
+    return copy.deepcopy(cloud_config.read(TEXT, "cloudbuild.yaml"))
+
+
+# --- what was rendered -----------------------------------------------------------------------------------------------
+
+
+def test_every_target_is_built_verified_and_trained_in_before_anything_is_published(data: dict[str, Any]) -> None:
+    build = cloud_config.load(data, where="x", built_in={})
+    number = {step.id: step.number for step in build.steps}
+    publish, promote = build.steps[number["publish"]], build.steps[-1]
+    for target in spec.targets():
+        assert build.steps[number[f"verify-{target}"]].wait_for == {number[f"build-{target}"]}
+        assert build.steps[number[f"smoke-{target}"]].wait_for == {number[f"build-{target}"]}
+        assert {number[f"verify-{target}"], number[f"smoke-{target}"]} <= publish.wait_for
+    assert (promote.id, promote.wait_for) == ("promote", {publish.number})
+    assert not build.images, "what 'images' lists would be pushed whatever _TARGETS says"
+    assert not any(step.allow_failure or step.allow_exit_codes for step in build.steps)
+
+
+def test_targets_are_built_side_by_side(data: dict[str, Any]) -> None:
+    build = cloud_config.load(data, where="x", built_in={})
+    waits = {step.wait_for for step in build.steps if step.id.startswith("build-")}
+    assert len(waits) == 1
+
+
+def test_substitutions_have_the_documented_names_and_reach_the_steps(data: dict[str, Any]) -> None:
+    names = {"_TARGETS", "_REGION", "_REPOSITORY", "_TAG", "_INDEX", "_CACHE"}
+    assert names <= set(data["substitutions"])
+    given = {"_REGION": "europe-west4", "_REPOSITORY": "ml", "_TARGETS": "tf-cpu"}
+    build = cloud_config.load(data, where="x", given=given, built_in={"PROJECT_ID": "p", "BUILD_ID": "b-1"})
+    environment = dict(entry.split("=", 1) for entry in build.steps[-1].env)
+    assert environment["REGISTRY"] == "europe-west4-docker.pkg.dev/p/ml"
+    assert environment["TAG"] == "b-1"
+    assert environment["TARGETS"] == "tf-cpu"
+
+
+def test_every_time_limit_has_what_was_measured_beside_it() -> None:
+    limits = [line for line in TEXT.splitlines() if re.match(r" *timeout:", line)]
+    assert len(limits) > 4
+    assert all(re.search(r"# .*\d+ (s|min)\b.*\(20\d\d-\d\d\)", line) for line in limits), limits
+
+
+def test_logs_go_to_cloud_logging_only(data: dict[str, Any]) -> None:
+    """A build with a service account of its own is refused without it (cloud-build: configure-user-specified-sa)."""
+    assert data["options"]["logging"] == "CLOUD_LOGGING_ONLY"
+
+
+def test_it_says_that_it_is_generated() -> None:
+    assert "Generated from images/*/image.yaml by `make render`. Do not edit." in TEXT.splitlines()[0]
+    assert cloud_plan.CLOUD_BUILD in render.rendered()
+
+
+# --- the schema of the API's discovery document ----------------------------------------------------------------------
+
+
+def complaints(schemas: dict[str, Any], name: str, node: Any, where: str = "build") -> Iterator[str]:
+    """What a value breaks of the discovery document's schema ``name``; unknown keys and enum values too."""
+    yield from _complaints(schemas, {"$ref": name}, node, where)
+
+
+def _complaints(schemas: dict[str, Any], schema: dict[str, Any], node: Any, where: str) -> Iterator[str]:
+    if "$ref" in schema:
+        schema = schemas[schema["$ref"]]
+    kind = schema.get("type")
+    if kind == "object":
+        if not isinstance(node, dict):
+            yield f"{where}: not an object"
+            return
+        for key, value in node.items():
+            inner = schema.get("properties", {}).get(key) or schema.get("additionalProperties")
+            if inner is None:
+                yield f"{where}.{key}: unknown"
+            else:
+                yield from _complaints(schemas, inner, value, f"{where}.{key}")
+    elif kind == "array":
+        if not isinstance(node, list):
+            yield f"{where}: not a list"
+            return
+        for number, value in enumerate(node):
+            yield from _complaints(schemas, schema["items"], value, f"{where}[{number}]")
+    elif kind == "string":
+        if not isinstance(node, str):
+            yield f"{where}: {node!r} is no text"
+        elif schema.get("enum") and node not in schema["enum"]:
+            yield f"{where}: {node!r} is none of {schema['enum']}"
+        elif schema.get("format") == "google-duration" and not re.fullmatch(r"\d+(\.\d+)?s", node):
+            yield f"{where}: {node!r} is no duration"
+        elif schema.get("format") == "int64" and not re.fullmatch(r"-?\d+", node):
+            yield f"{where}: {node!r} is no int64 in quotes"
+    elif kind == "boolean" and not isinstance(node, bool):
+        yield f"{where}: {node!r} is neither true nor false"
+    elif kind in ("integer", "number") and not isinstance(node, (int, float)):
+        yield f"{where}: {node!r} is no number"
+
+
+@pytest.fixture(scope="module")
+def schemas() -> dict[str, Any]:
+    """The schemas of the Cloud Build API v1, as Google's own Python client carries them."""
+    document = files("googleapiclient.discovery_cache").joinpath("documents", "cloudbuild.v1.json")
+    found: dict[str, Any] = json.loads(document.read_text(encoding="utf-8"))["schemas"]
+    return found
+
+
+def test_it_has_the_schema_of_the_api(data: dict[str, Any], schemas: dict[str, Any]) -> None:
+    assert list(complaints(schemas, "Build", data)) == []
+
+
+@pytest.mark.parametrize(
+    ("spoil", "complaint"),
+    [
+        (lambda d: d["steps"][0].update(argz=[]), "build.steps[0].argz: unknown"),
+        (lambda d: d["options"].update(machineType="E2_HIGHCPU_7"), "'E2_HIGHCPU_7' is none of"),
+        (lambda d: d["options"].update(diskSizeGb=100), "build.options.diskSizeGb: 100 is no text"),
+        (lambda d: d.update(timeout="2h"), "'2h' is no duration"),
+        (lambda d: d["steps"][1].update(args="all"), "build.steps[1].args: not a list"),
+    ],
+)
+def test_the_schema_is_strict(
+    data: dict[str, Any], schemas: dict[str, Any], spoil: Callable[[dict[str, Any]], None], complaint: str
+) -> None:
+    spoil(data)
+    assert complaint in " ".join(complaints(schemas, "Build", data))
+
+
+# --- the rules that only the server has ------------------------------------------------------------------------------
+
+
+def test_it_breaks_no_rule_of_the_server(data: dict[str, Any]) -> None:
+    assert cloud_config.problems(data) == []
+
+
+def test_every_substitution_is_used_and_every_one_used_is_defined(data: dict[str, Any]) -> None:
+    """ALLOW_LOOSE would let both pass: by the stricter rule of MUST_MATCH there is nothing to let pass."""
+    data["options"]["substitutionOption"] = "MUST_MATCH"
+    assert cloud_config.problems(data) == []
+
+
+STEP: dict[str, Any] = {"name": "debian", "id": "a"}
+
+BROKEN: list[tuple[dict[str, Any], str]] = [
+    ({"steps": []}, "no steps"),
+    ({"steps": [{"args": ["x"]}]}, "step 0: 'name' is missing"),
+    ({"steps": [STEP | {"id": str(number)} for number in range(101)]}, "101 steps; at most 100"),
+    ({"steps": [STEP, STEP]}, "id 'a' is taken by an earlier step"),
+    ({"steps": [STEP | {"id": "-"}]}, "'-' is no id"),
+    ({"steps": [STEP | {"waitFor": ["b"]}, STEP | {"id": "b"}]}, "waitFor 'b' is no earlier step"),
+    ({"steps": [STEP, STEP | {"id": "b", "waitFor": ["-", "a"]}]}, "'-' stands alone"),
+    ({"steps": [STEP | {"waitFor": ["a"]}]}, "waitFor 'a' is no earlier step"),
+    ({"steps": [STEP | {"env": ["HOME"]}]}, "env 'HOME' is not KEY=VALUE"),
+    ({"steps": [STEP], "options": {"env": ["=x"]}}, "options: env '=x' is not KEY=VALUE"),
+    ({"steps": [STEP | {"timeout": "10m"}]}, "'10m' is not a duration"),
+    ({"steps": [STEP | {"timeout": "61s"}], "timeout": "60s"}, "longer than the build's 60 s"),
+    ({"steps": [STEP], "timeout": "86401s"}, "at most 86400 s"),
+    ({"steps": [STEP | {"script": "true", "args": ["x"]}]}, "'script' goes without 'args'"),
+    ({"steps": [STEP | {"volumes": [{"name": "v", "path": "/v"}]}]}, "volume 'v' is used by one step only"),
+    ({"steps": [STEP | {"volumes": [{"name": "v", "path": "/workspace/x"}]}]}, "is Cloud Build's own"),
+    ({"steps": [STEP | {"dir": "../up"}]}, "leaves /workspace"),
+    ({"steps": [STEP | {"args": ["$_X"]}]}, "substitution $_X is not defined"),
+    ({"steps": [STEP], "substitutions": {"_X": "1"}}, "substitution _X is defined but never used"),
+    ({"steps": [STEP], "substitutions": {"X": "1"}}, "'X' is not a name like _NAME"),
+    ({"steps": [STEP | {"args": ["$_X"]}], "substitutions": {"_X": 2.1}}, "2.1 is no text: put it in quotes"),
+    (
+        {"steps": [STEP | {"args": ["$PROJECTID"]}]},
+        "$PROJECTID is no built-in substitution (did you mean 'PROJECT_ID'?)",
+    ),
+    ({"steps": [STEP | {"args": ["x"] * 101}]}, "101 args; at most 100"),
+    ({"steps": [STEP | {"args": ["x" * 4001]}]}, "longer than 4000 characters"),
+    ({"steps": [STEP | {"argz": []}]}, "unknown or unsupported key 'argz' (did you mean 'args'?)"),
+]
+
+
+@pytest.mark.parametrize(("config", "problem"), BROKEN, ids=[problem for _, problem in BROKEN])
+def test_a_broken_rule_is_one_line(config: dict[str, Any], problem: str) -> None:
+    with pytest.raises(UserError) as refused:
+        cloud_config.load(config, where="cloudbuild.yaml", built_in={})
+    assert problem in str(refused.value)
+    assert "\n" not in str(refused.value)
+
+
+def test_every_rule_is_broken_by_one_of_these() -> None:
+    broken = {rule.__name__ for rule in cloud_config.RULES for config, _ in BROKEN if list(rule(config))}
+    assert broken == {rule.__name__ for rule in cloud_config.RULES}
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("$_A-${_A}_", "1-1_"),
+        ("$$_A $$$_A", "$_A $1"),
+        ("${PROJECT_ID}:$BUILD_ID", "p:b"),
+        ("[$SHORT_SHA]", "[]"),
+        ("$lower and 5$", "$lower and 5$"),
+    ],
+)
+def test_substitution(text: str, expected: str) -> None:
+    assert cloud_config.substitute(text, {"_A": "1", "PROJECT_ID": "p", "BUILD_ID": "b"}) == expected
+
+
+def test_dynamic_substitutions_refer_to_one_another() -> None:
+    given = {"_A": "${_B}/x", "_B": "$PROJECT_ID"}
+    assert cloud_config.resolve(given, {"PROJECT_ID": "p"}, dynamic=True)["_A"] == "p/x"
+    assert cloud_config.resolve(given, {"PROJECT_ID": "p"}, dynamic=False)["_A"] == "${_B}/x"
+    with pytest.raises(UserError, match="in a circle: _A -> _B -> _A"):
+        cloud_config.resolve({"_A": "$_B", "_B": "$_A"}, {}, dynamic=True)
+
+
+def test_a_parameter_expansion_is_refused_and_not_guessed() -> None:
+    with pytest.raises(UserError, match="parameter expansions are not supported here"):
+        cloud_config.substitute("${_A:-x}", {})
+
+
+def test_a_script_keeps_its_dollars() -> None:
+    config = {"steps": [{"name": "debian", "script": "echo $HOME $$ $_X"}]}
+    assert cloud_config.load(config, where="x", built_in={}).steps[0].script == "echo $HOME $$ $_X"
+
+
+def test_a_verb_of_two_words_has_a_dash(tmp_path: Path) -> None:
+    command = ["make", "cloudbuild-local", f"CONFIG={tmp_path / 'nowhere.yaml'}"]
+    found = subprocess.run(command, cwd=spec.ROOT, capture_output=True, text=True, timeout=60, check=False)
+    assert found.returncode == 2
+    assert found.stderr.startswith("cloudbuild-local: no file ")
+    assert "Traceback" not in found.stderr
