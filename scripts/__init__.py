@@ -1,1 +1,1 @@
-"""What runs outside the images: one module a verb, and what the verbs share. Nothing here is imported inside an image."""
+"""What runs outside the images: one module a verb, and what the verbs share. Never imported inside an image."""

@@ -81,27 +81,52 @@ def resolve(name: str) -> Resolved:
                                    f"bootstrapped from Debian's archive")  # fmt: skip
 
 
+def _apt(*arguments: str) -> None:
+    """Run apt-get as root, quietly.
+
+    Raises:
+        StepFailed: it failed; the message ends with its own last words.
+    """
+    environment = os.environ | {"DEBIAN_FRONTEND": "noninteractive"}
+    command = ["apt-get", "-qq", *arguments]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    if done.returncode:
+        words = (done.stderr.strip().splitlines() or ["no words"])[-1]
+        raise StepFailed(f"'apt-get {' '.join(arguments)}' failed: {words}")
+
+
+def host_sources(targets: str, suite: str) -> list[str]:
+    """apt source lines for ``suite`` on the hosts that this machine's own apt takes Debian from.
+
+    Args:
+        targets: what ``apt-get indextargets --format '$(REPO_URI) $(LABEL)'`` prints.
+    """
+    suites = {"Debian": [suite, f"{suite}-updates"], "Debian-Security": [f"{suite}-security"]}
+    sources = []
+    for line in dict.fromkeys(targets.splitlines()):
+        address, _, label = line.partition(" ")
+        sources += [f"deb {address} {name} main" for name in suites.get(label, [])]
+    return sources
+
+
 def _sources(suite: str) -> list[str]:
     """apt source lines for ``suite``: ``DEBIAN_MIRROR``, or what the host's own apt uses for Debian."""
     given = os.environ.get("DEBIAN_MIRROR")
     if given:
         return [f"deb {given} {suite} main"]
-    command = ["apt-get", "indextargets", "--format", "$(REPO_URI) $(LABEL)", "Created-By: Packages"]
-    try:
-        found = subprocess.run(command, capture_output=True, text=True, check=False).stdout
-    except FileNotFoundError:
-        found = ""
-    suites = {"Debian": [suite, f"{suite}-updates"], "Debian-Security": [f"{suite}-security"]}
-    sources = []
-    for line in dict.fromkeys(found.splitlines()):
-        address, _, label = line.partition(" ")
-        sources += [f"deb {address} {name} main" for name in suites.get(label, [])]
-    if not sources:
-        raise UserError(
-            f"cannot bootstrap Debian {suite}: this host has no Debian apt source (or 'apt-get update' never ran); "
-            "run 'make base DEBIAN_MIRROR=<address of a mirror>', or give a base with BASE=<reference>"
-        )
-    return sources
+    if shutil.which("apt-get"):
+        command = ["apt-get", "indextargets", "--format", "$(REPO_URI) $(LABEL)", "Created-By: Packages"]
+        for attempt in range(2):
+            targets = subprocess.run(command, capture_output=True, text=True, check=False).stdout
+            sources = host_sources(targets, suite)
+            if sources:
+                return sources
+            if attempt == 0 and os.geteuid() == 0:
+                _apt("update")  # a machine whose package lists were deleted, as container images do, names no targets
+    raise UserError(
+        f"cannot bootstrap Debian {suite}: this host has no Debian apt source (or 'apt-get update' never ran); "
+        "run 'make base DEBIAN_MIRROR=<address of a mirror>', or give a base with BASE=<reference>"
+    )
 
 
 def _need_mmdebstrap() -> None:
@@ -110,14 +135,8 @@ def _need_mmdebstrap() -> None:
     if os.geteuid() or not shutil.which("apt-get"):
         raise UserError("cannot bootstrap a base: install mmdebstrap (or give a base with BASE=<reference>)")
     say("installing mmdebstrap")
-    environment = os.environ | {"DEBIAN_FRONTEND": "noninteractive"}
-    for arguments in (["update"], ["install", "-y", "--no-install-recommends", "mmdebstrap"]):
-        done = subprocess.run(
-            ["apt-get", "-qq", *arguments], env=environment, capture_output=True, text=True, check=False
-        )
-        if done.returncode:
-            words = (done.stderr.strip().splitlines() or ["no words"])[-1]
-            raise StepFailed(f"'apt-get {arguments[0]}' failed while installing mmdebstrap: {words}")
+    _apt("update")
+    _apt("install", "-y", "--no-install-recommends", "mmdebstrap")
 
 
 def bootstrap(name: str, base: Base) -> str:
@@ -135,19 +154,15 @@ def bootstrap(name: str, base: Base) -> str:
         environment = os.environ | {"SOURCE_DATE_EPOCH": str(FILE_EPOCH)}
         done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
         if done.returncode:
-            words = [line for line in done.stderr.splitlines() if line.startswith("E:")] or [
-                "see mmdebstrap's log"
-            ]
+            words = [line for line in done.stderr.splitlines() if line.startswith("E:")] or ["see mmdebstrap's log"]
             raise StepFailed(f"mmdebstrap could not make {base.bootstrap} from {sources[0]!r}: {words[0]}")
         changes = ['CMD ["bash"]', f"LABEL io.trainyard.base={name}"]
-        engine.client().api.import_image_from_file(
-            str(tar), repository=f"{NAME}-base", tag=name, changes=changes
-        )
+        engine.client().api.import_image_from_file(str(tar), repository=f"{NAME}-base", tag=name, changes=changes)
     return local_reference(name)
 
 
 def main(arguments: list[str]) -> int:
-    options = cli.parser(__doc__, target="optional").parse_args(arguments)
+    options = cli.parser(__doc__).parse_args(arguments)
     names = [load(options.target).base] if options.target else list(bases())
     found = {}
     for name in names:

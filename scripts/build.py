@@ -18,7 +18,7 @@ from typing import Any
 from scripts import base, cli, engine, indexes, lock, locks, render, state
 from scripts.cli import UserError, say, warn
 from scripts.plan import Plan, make_plan
-from scripts.spec import Spec, load, relative
+from scripts.spec import IMAGES, Spec, load, relative
 
 #: zstd at level 1: a 6.9 GB venv exported in 51 s where gzip took 208 s for 8.5 GB (2 cores; design's facts).
 COMPRESSIONS = {
@@ -36,7 +36,8 @@ def plan_for(spec: Spec) -> Plan:
             f"index {spec.framework.index} is out of reach ({reason}): {', '.join(spec.framework.packages)} come from "
             "the default index, which may mean CUDA builds and a larger image"
         )
-    if index != "default" and not locks.framework_lock(spec, index).is_file():
+    pair = (locks.framework_lock(spec, index), locks.requirements_lock(spec, index))
+    if index != "default" and not all(path.is_file() for path in pair):
         say(f"no lock for index {index} yet: resolving one; commit it")
         for path in lock.lock_target(spec, index):
             say(f"wrote {relative(path)}")
@@ -107,7 +108,7 @@ def build(spec: Spec, *, compression: str = "zstd", no_cache: bool = False) -> t
     progress = "auto" if sys.stderr.isatty() else "plain"
     with tempfile.TemporaryDirectory() as folder:
         metadata = Path(folder) / "metadata.json"
-        own = spec.folder.parent != render.IMAGES
+        own = spec.folder.parent != IMAGES
         bake_file = Path(folder) / "docker-bake.json" if own else render.BAKE_FILE
         if own:
             bake_file.write_text(render.bake([spec]), encoding="utf-8")

@@ -1,6 +1,6 @@
 """What every verb's command line has in common.
 
-A verb is a module with a ``main`` decorated by :func:`verb`; ``make VERB TARGET=x`` runs ``python -m scripts.VERB x``.
+A verb is a module with a ``main`` that :func:`run` runs; ``make VERB TARGET=x`` runs ``python -m scripts.VERB x``.
 People read stderr (log, progress, tables); machines read stdout, which holds the result alone, with ``--json``.
 """
 
@@ -57,10 +57,10 @@ def result(data: dict[str, Any], *, as_json: bool) -> None:
         print(json.dumps(data, indent=2, sort_keys=True))
 
 
-def parser(module_doc: str | None, *, target: bool | str = True) -> argparse.ArgumentParser:
+def parser(module_doc: str | None, *, target: bool = True) -> argparse.ArgumentParser:
     """An argument parser with what all verbs take: ``--json``, and a target unless ``target`` is False.
 
-    ``target="optional"`` makes it optional.
+    Both may come from make's variables instead, ``TARGET=`` and ``JSON=1``, which reach us through the environment.
     """
     found = argparse.ArgumentParser(
         description=(module_doc or "").strip(), formatter_class=argparse.RawDescriptionHelpFormatter
@@ -69,11 +69,12 @@ def parser(module_doc: str | None, *, target: bool | str = True) -> argparse.Arg
         found.add_argument(
             "target",
             nargs="?",
-            default=None,
+            default=os.environ.get("TARGET"),
             help="a folder under images/ by its name, or the path of any folder with an image.yaml",
         )
-        found.set_defaults(target_required=target is True)
-    found.add_argument("--json", action="store_true", help="print the result as JSON on stdout")
+    found.add_argument(
+        "--json", action="store_true", default=bool(os.environ.get("JSON")), help="print the result as JSON on stdout"
+    )
     return found
 
 
@@ -87,7 +88,7 @@ def run(main: Callable[[list[str]], int | None]) -> NoReturn:
     0 done · 1 a step failed · 2 the user's mistake · 130 interrupted.
     """
     signal.signal(signal.SIGTERM, _interrupted)
-    verb = Path(sys.argv[0]).stem
+    verb = Path(sys.argv[0]).stem.replace("_", "-")
     try:
         sys.exit(main(sys.argv[1:]) or 0)
     except UserError as error:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import subprocess
 from functools import cache
@@ -16,6 +17,31 @@ from scripts.cli import ROOT, StepFailed, UserError
 #: Label on every container, volume and network that a verb or a test makes, so that clean-up finds what is ours only.
 OWNED = "io.trainyard.owned"
 
+#: Label with the process that made it: what a living process still uses is no leftover.
+OWNER = f"{OWNED}.by"
+
+
+def owned(purpose: str) -> dict[str, str]:
+    """The labels of a container, volume or network that this process makes for ``purpose``."""
+    return {OWNED: purpose, OWNER: str(os.getpid())}
+
+
+def in_use(labels: dict[str, str] | None) -> bool:
+    """Whether the process that made a thing with these labels is still alive, and is not this one."""
+    owner = (labels or {}).get(OWNER, "")
+    return owner.isdigit() and int(owner) != os.getpid() and Path(f"/proc/{owner}").exists()
+
+
+def existing_client() -> docker.DockerClient:
+    """A client of an engine that already answers.
+
+    Raises:
+        docker.errors.DockerException, OSError: none does.
+    """
+    found = docker.from_env(timeout=600)
+    found.ping()
+    return found
+
 
 @cache
 def client() -> docker.DockerClient:
@@ -24,12 +50,8 @@ def client() -> docker.DockerClient:
     Raises:
         UserError: there is none and none can be had; the line says what to do.
     """
-    try:
-        found = docker.from_env(timeout=600)
-        found.ping()
-        return found
-    except (docker.errors.DockerException, OSError):
-        pass
+    with contextlib.suppress(docker.errors.DockerException, OSError):
+        return existing_client()
     installed = subprocess.run([ROOT / "scripts" / "install-engine.sh"], check=False)
     if installed.returncode:
         raise UserError("no Docker engine to work with; the line above says what to do")
@@ -40,9 +62,7 @@ def client() -> docker.DockerClient:
 def stores_in_containerd() -> bool:
     """Whether the engine keeps images in containerd, which zstd layers and stable digests need."""
     return any(
-        "containerd.snapshotter" in str(value)
-        for pair in client().info().get("DriverStatus") or []
-        for value in pair
+        "containerd.snapshotter" in str(value) for pair in client().info().get("DriverStatus") or [] for value in pair
     )
 
 
@@ -83,9 +103,7 @@ def buildx(*arguments: str, quiet: bool = False, environment: dict[str, str] | N
         check=False,
     )
     if found.returncode:
-        words = (
-            f": {found.stderr.strip().splitlines()[-1]}" if quiet and found.stderr.strip() else "; see above"
-        )
+        words = f": {found.stderr.strip().splitlines()[-1]}" if quiet and found.stderr.strip() else "; see above"
         raise StepFailed(f"'docker buildx {arguments[0]}' failed{words}")
     return found.stdout
 

@@ -39,8 +39,4 @@ def choose(spec: Spec) -> tuple[str, str | None]:
         return "default", None
     address = url(spec.framework.index, index)
     reason = reachable(address)
-    return (
-        (spec.framework.index, None)
-        if reason is None
-        else ("default", f"{address} does not answer: {reason}")
-    )
+    return (spec.framework.index, None) if reason is None else ("default", f"{address} does not answer: {reason}")

@@ -22,6 +22,9 @@ if have docker && engine_answers; then
   die "the engine answers but 'docker buildx' is missing: install the docker-buildx plugin of your distribution"
 fi
 
+if [ -z "${DOCKER_HOST:-}" ] && [ -S /var/run/docker.sock ] && [ ! -w /var/run/docker.sock ]; then
+  die "the engine's socket /var/run/docker.sock is not open to $(id -un): join the group 'docker', or run this as root"
+fi
 install_by_hand="install Docker Engine 24 or later with buildx (docs.docker.com/engine/install), start it, and run this again"
 [ -z "${DOCKER_HOST:-}" ] || die "no engine answers at DOCKER_HOST=$DOCKER_HOST: start it, or unset DOCKER_HOST"
 [ "$(uname -s)" = Linux ] && have apt-get || die "no Docker engine answers: $install_by_hand"
@@ -65,7 +68,7 @@ install_engine() {
   local packages=(docker.io docker-buildx iptables)
   have docker || packages+=(docker-cli)
   case "$distribution:$version" in
-    debian:12) private_apt_for_debian_12; packages=("${packages[@]/%/}"); ;;
+    debian:12) private_apt_for_debian_12 ;;
     debian:*) ;;
     ubuntu:*) packages=(docker.io docker-buildx iptables) ;;  # Ubuntu's docker.io carries the client
     *) die "no Docker engine answers, and ${distribution:-this system} is neither Debian nor Ubuntu: $install_by_hand" ;;

@@ -63,9 +63,7 @@ def compile_lock(
         command += ["--python-version", python, "--python-platform", PLATFORM, "--output-file", "new.lock"]
         # A user's own uv or pip settings must not change what is locked for everybody.
         environment = {key: value for key, value in os.environ.items() if not key.startswith("UV_")}
-        found = subprocess.run(
-            command, cwd=here, env=environment, capture_output=True, text=True, check=False
-        )
+        found = subprocess.run(command, cwd=here, env=environment, capture_output=True, text=True, check=False)
         if found.returncode:
             reason = " ".join(found.stderr.split()) or f"uv exited with {found.returncode}"
             raise StepFailed(f"cannot lock {target}: {reason}")
@@ -137,18 +135,14 @@ def lock_target(spec: Spec, index_name: str) -> list[Path]:
         pins = "\n".join(f"{name}=={version}" for name, version in taken.items())
         compile_lock(everything, whole, python=python, target=spec.target, constraints=pins, index=index)
         rest = set(locks.read(whole)) - set(taken)
-        compile_lock(
-            everything, output, python=python, target=spec.target, constraints=pins, index=index, keep=rest
-        )
+        compile_lock(everything, output, python=python, target=spec.target, constraints=pins, index=index, keep=rest)
     return [*written, output]
 
 
 def _lock_scripts() -> list[Path]:
     import tomllib
 
-    dependencies = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"][
-        "dependencies"
-    ]
+    dependencies = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]["dependencies"]
     output = ROOT / "scripts" / "requirements.lock"
     compile_lock(dependencies, output, python="3.11", target="scripts")
     return [output]

@@ -33,13 +33,17 @@ def _git(*arguments: str) -> str | None:
 
 
 def revision() -> str:
-    """The commit, with ``-dirty`` if files differ from it; ``unknown`` outside a repository."""
+    """``REVISION`` if set, else the commit, with ``-dirty`` if files differ from it; ``unknown`` outside a repository.
+
+    An upload to Cloud Build is no repository: there the variable carries the commit.
+    """
+    given = os.environ.get("REVISION")
+    if given:
+        return given
     commit = _git("rev-parse", "HEAD")
     if not commit:
         return "unknown"
-    return (
-        f"{commit}-dirty" if _git("status", "--porcelain", "--", "images", "trainers", "launcher") else commit
-    )
+    return f"{commit}-dirty" if _git("status", "--porcelain", "--", "images", "trainers", "launcher") else commit
 
 
 def source_date_epoch() -> int:
@@ -130,27 +134,31 @@ class Plan:
         }
 
 
+_OCI = "org.opencontainers.image"
+
+#: Label -> the build argument whose value it takes.
+LABELS_FROM_ARGUMENTS = {
+    f"{_OCI}.created": "CREATED",
+    f"{_OCI}.revision": "REVISION",
+    f"{_OCI}.version": "VERSION",
+    f"{_OCI}.base.name": "BASE",
+    f"{_OCI}.base.digest": "BASE_DIGEST",
+    f"{LABELS}.index": "INDEX",
+}
+
+
 def labels(spec: Spec) -> dict[str, str]:
-    """OCI labels as the Dockerfile writes them; ``${X}`` is filled in by the build's arguments."""
-    oci = "org.opencontainers.image"
+    """The labels that the spec alone decides."""
     return {
-        f"{oci}.title": f"{NAME}/{spec.target}",
-        f"{oci}.description": spec.summary,
-        f"{oci}.licenses": "Apache-2.0",
-        f"{oci}.created": "${CREATED}",
-        f"{oci}.revision": "${REVISION}",
-        f"{oci}.version": "${VERSION}",
-        f"{oci}.base.name": "${BASE}",
-        f"{oci}.base.digest": "${BASE_DIGEST}",
+        f"{_OCI}.title": f"{NAME}/{spec.target}",
+        f"{_OCI}.description": spec.summary,
+        f"{_OCI}.licenses": "Apache-2.0",
         f"{LABELS}.target": spec.target,
         f"{LABELS}.framework": f"{spec.framework.name}=={spec.framework.version}",
-        f"{LABELS}.index": "${INDEX}",
     }
 
 
-def make_plan(
-    spec: Spec, *, index: str, index_url: str, base: str, base_digest: str, notes: tuple[str, ...]
-) -> Plan:
+def make_plan(spec: Spec, *, index: str, index_url: str, base: str, base_digest: str, notes: tuple[str, ...]) -> Plan:
     """Put together a plan from what was found out about this host's network."""
     day = datetime.datetime.fromtimestamp(source_date_epoch(), tz=datetime.UTC).strftime("%Y%m%d")
     version = f"{spec.target}-{spec.framework.version}"

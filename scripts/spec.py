@@ -33,9 +33,7 @@ _UNITS = {"B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9}
 def _size(text: object) -> object:
     match = re.fullmatch(r"(\d+(?:\.\d+)?) ?(B|KB|MB|GB)", str(text))
     if not match:
-        raise ValueError(
-            f"{text!r} is not a size: write a number and a unit of {', '.join(_UNITS)}, as in '1.9 GB'"
-        )
+        raise ValueError(f"{text!r} is not a size: write a number and a unit of {', '.join(_UNITS)}, as in '1.9 GB'")
     return int(float(match[1]) * _UNITS[match[2]])
 
 
@@ -61,7 +59,8 @@ def _pin_or_set(text: str) -> str:
         known = requirement_sets()
         if text not in known:
             raise ValueError(
-                f"{text!r} is neither a set ({', '.join(known)}) nor pinned as '{text}==<version>'{nearest(text, known)}"
+                f"{text!r} is neither a set ({', '.join(known)}) nor pinned as '{text}==<version>'"
+                f"{nearest(text, known)}"
             )
         return text
     return _pin(text)
@@ -115,6 +114,7 @@ class Smoke(Strict):
 
     trainer: str
     accuracy: Annotated[float, Field(gt=0, lt=1)]
+    epochs: Annotated[int, Field(ge=3)] = 10
 
 
 class Base(Strict):
@@ -241,7 +241,8 @@ def _keys_at(model: type[BaseModel], location: tuple[int | str, ...]) -> list[st
 
 def _explain(path: Path, data: CommentedMap, model: type[BaseModel], error: ValidationError) -> UserError:
     """The first thing wrong with a document, in one line."""
-    first = error.errors()[0]
+    # A misspelt key is both unknown and missing: the line is about the spelling.
+    first = min(error.errors(), key=lambda one: one["type"] != "extra_forbidden")
     location = first["loc"]
     line = _line_of(data, location)
     where = f"{relative(path)}:{line}" if line else relative(path)
@@ -378,9 +379,7 @@ def _check_references(spec: Spec, data: CommentedMap) -> None:
     if not re.fullmatch(r"[a-z0-9]+(-[a-z0-9]+)*", spec.target):
         raise UserError(f"{spec.where}: the folder's name is the image's tag: use a-z, 0-9 and single dashes")
     if spec.base not in bases():
-        refuse(
-            ("base",), f"unknown base '{spec.base}'{nearest(spec.base, bases())}; valid: {', '.join(bases())}"
-        )
+        refuse(("base",), f"unknown base '{spec.base}'{nearest(spec.base, bases())}; valid: {', '.join(bases())}")
     if spec.framework.index not in ("default", *indexes()):
         known = ["default", *indexes()]
         refuse(
@@ -399,6 +398,4 @@ def _check_references(spec: Spec, data: CommentedMap) -> None:
         (("smoke", "trainer"), spec.smoke.trainer),
     ):
         if name not in trainers:
-            refuse(
-                location, f"no trainer '{name}'{nearest(name, trainers)}; there are: {', '.join(trainers)}"
-            )
+            refuse(location, f"no trainer '{name}'{nearest(name, trainers)}; there are: {', '.join(trainers)}")

@@ -22,9 +22,7 @@ def record(target: str, step: str, digest: str, facts: dict[str, Any]) -> None:
     """Keep a step's result, written atomically."""
     path = _path(target, step)
     path.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.NamedTemporaryFile(
-        "w", dir=path.parent, suffix=".new", delete=False, encoding="utf-8"
-    ) as file:
+    with tempfile.NamedTemporaryFile("w", dir=path.parent, suffix=".new", delete=False, encoding="utf-8") as file:
         json.dump({"digest": digest} | facts, file, indent=2)
     os.replace(file.name, path)
 
@@ -48,8 +46,6 @@ def require(target: str, digest: str, *steps: str) -> dict[str, dict[str, Any]]:
     for step in steps:
         facts = recall(target, step, digest)
         if not facts or not facts.get("passed"):
-            raise UserError(
-                f"{target} ({digest[:19]}) never passed '{step}': run 'make image TARGET={target}'"
-            )
+            raise UserError(f"{target} ({digest[:19]}) never passed '{step}': run 'make image TARGET={target}'")
         found[step] = facts
     return found

@@ -1,0 +1,45 @@
+"""MNIST with a patch mixer: the reference trainer with another network.
+
+docker run --rm trainyard:patches patches --fake-data --epochs 1
+"""
+
+from __future__ import annotations
+
+from trainers.common import exits, flags, mnist_data
+from trainers.torch._flags import FLAGS
+
+if __name__ == "__main__":  # before torch is imported, so that --help and mistakes answer at once
+    ARGS = flags.parse("patches", "MNIST with a patch mixer.", (*FLAGS, *mnist_data.FLAGS), lr=0.02, batch_size=64)
+
+from einops.layers.torch import Rearrange
+from torch import nn
+
+from trainers.torch import mnist
+
+PATCH, WIDTH = 4, 48
+
+
+def network() -> nn.Sequential:
+    """Logits ``[n, 10]`` of images ``[n, 1, 28, 28]``: 49 patches, mixed over positions, then read out together."""
+    patches = (mnist_data.SIDE // PATCH) ** 2
+    return nn.Sequential(
+        Rearrange("n 1 (h a) (w b) -> n (h w) (a b)", a=PATCH, b=PATCH),
+        nn.Linear(PATCH * PATCH, WIDTH),
+        nn.ReLU(),
+        Rearrange("n p c -> n c p"),
+        nn.Linear(patches, patches),
+        nn.ReLU(),
+        Rearrange("n c p -> n (c p)"),
+        nn.LayerNorm(WIDTH * patches),
+        nn.Linear(WIDTH * patches, mnist_data.CLASSES),
+    )
+
+
+class Trainer(mnist.Trainer):
+    """The reference trainer with the patch mixer."""
+
+    network = staticmethod(network)
+
+
+if __name__ == "__main__":
+    exits.guard(lambda args: mnist.main(args, Trainer, "patches"), ARGS, "patches")

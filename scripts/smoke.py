@@ -1,0 +1,317 @@
+"""Train in an image before it is published: offline, on a read-only root, under a fake TPU_CONFIG.
+
+    make smoke TARGET=xla
+
+Beside the image runs a sidecar, which is the same image with the fake of Google Cloud's metadata server and TPU API
+(scripts/fakes/google_cloud.py) copied into it, on a network that leads nowhere else. No host mount and no host port
+is used, so this works alike on a laptop, in CI, in Cloud Build and against a remote engine. Then:
+
+1. `straight`: the launcher finds TPU_CONFIG, polls the node until it is READY, and the trainer learns real digits.
+2. `stopped`: the same run gets SIGTERM in its second epoch, saves and ends with 143 within the grace period.
+3. `resumed`: it goes on from there and must end with the very weights of the straight run.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import json
+import re
+import secrets
+import tarfile
+import tempfile
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import docker.errors
+import requests
+from docker.models.containers import Container
+
+from scripts import cli, digits, engine, state
+from scripts.cli import ROOT, StepFailed, say
+from scripts.plan import NAME
+from scripts.spec import Spec, load
+
+FAKE = ROOT / "scripts" / "fakes" / "google_cloud.py"
+PORT = 8080
+PROJECT, ZONE, NODE = "smoke-project", "us-central1-b", "smoke-node"
+#: Where the fake's TPU node says it is: an address of the documentation range (RFC 5737), nobody's.
+ENDPOINT = "192.0.2.10:8470"
+
+#: Seconds a training run may take; the slowest, XLA's CPU backend, took 40 s on 2 cores (2026-11).
+RUN_TIMEOUT = 600
+#: Seconds from SIGTERM to the end: what GKE leaves user pods on Spot machines (launcher contract, S26).
+GRACE = 15
+
+#: Lines no log of a good run has: Python's and glog's warnings and errors. The launcher's own remarks are known.
+_NOISE = re.compile(
+    r"^(?:WARNING|ERROR|CRITICAL|FATAL|Traceback|\S*Warning:|[WEF]\d{4} |.*: (?:User|Deprecation)Warning:)"
+)
+
+
+@dataclass(frozen=True)
+class Finished:
+    """A container's end: exit status, log lines, and the trainer's summary (the JSON object of its last line)."""
+
+    status: int
+    lines: list[str]
+    summary: dict[str, Any]
+
+
+def summary_of(lines: list[str]) -> dict[str, Any]:
+    """The trainer's summary, a JSON object with ``"event": "summary"``; empty if there is none."""
+    for line in reversed(lines):
+        if line.startswith("{"):
+            with contextlib.suppress(json.JSONDecodeError):
+                found = json.loads(line)
+                if isinstance(found, dict) and found.get("event") == "summary":
+                    return found
+    return {}
+
+
+def noise(lines: list[str]) -> list[str]:
+    """The lines that a good run's log does not have."""
+    return [line for line in lines if _NOISE.match(line)]
+
+
+def _archive(files: dict[str, bytes], folders: list[str]) -> bytes:
+    """A tar of readable files and of folders that anybody may write to."""
+    buffer = io.BytesIO()
+    with tarfile.open(fileobj=buffer, mode="w") as tar:
+        for name in folders:
+            entry = tarfile.TarInfo(name)
+            entry.type, entry.mode = tarfile.DIRTYPE, 0o1777
+            tar.addfile(entry)
+        for name, content in files.items():
+            entry = tarfile.TarInfo(name)
+            entry.size, entry.mode = len(content), 0o644
+            tar.addfile(entry, io.BytesIO(content))
+    return buffer.getvalue()
+
+
+def _digits() -> dict[str, bytes]:
+    """The data: scikit-learn's 1,797 real digits as MNIST's four IDX files."""
+    with tempfile.TemporaryDirectory() as folder:
+        digits.write_idx(Path(folder))
+        return {f"data/{path.name}": path.read_bytes() for path in sorted(Path(folder).iterdir())}
+
+
+class Stage:
+    """The closed world of one smoke test: a network, a volume, and the sidecar; all gone afterwards."""
+
+    def __init__(self, image: str) -> None:
+        self.image = image
+        self.name = f"trainyard-smoke-{secrets.token_hex(4)}"
+        self._labels = engine.owned("smoke")
+        self._containers: list[Container] = []
+
+    def __enter__(self) -> Stage:
+        with contextlib.ExitStack() as undo:
+            docker_client = engine.client()
+            self._network = docker_client.networks.create(self.name, internal=True, labels=self._labels)
+            undo.callback(self._network.remove)
+            self._volume = docker_client.volumes.create(self.name, labels=self._labels)
+            undo.callback(self._volume.remove, force=True)
+            undo.callback(self._remove_containers)
+            self._start_sidecar()
+            self._undo = undo.pop_all()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._undo.close()
+
+    def _remove_containers(self) -> None:
+        for container in self._containers:
+            with contextlib.suppress(docker.errors.NotFound):
+                container.remove(force=True)
+
+    def _start_sidecar(self) -> None:
+        command = [f"--port={PORT}", "--host=0.0.0.0", f"--project={PROJECT}", f"--zone={ZONE}", f"--node={NODE}"]
+        command += ["--states=CREATING,CREATING,READY", f"--endpoint={ENDPOINT}"]
+        self._sidecar = engine.client().containers.create(
+            self.image,
+            command,
+            entrypoint=["python3", "-I", "-S", "/smoke/google_cloud.py"],
+            name=f"{self.name}-fake",
+            network=self.name,
+            volumes={self.name: {"bind": "/smoke", "mode": "rw"}},
+            labels=self._labels,
+        )
+        self._containers.append(self._sidecar)
+        files = {"google_cloud.py": FAKE.read_bytes()} | _digits()
+        self._sidecar.put_archive("/smoke", _archive(files, ["out"]))
+        self._sidecar.start()
+
+    def start(self, *command: str) -> Container:
+        """Start the image under test with ``command``, as the platform would start it."""
+        where = f"{self.name}-fake:{PORT}"
+        container = engine.client().containers.create(
+            self.image,
+            list(command),
+            environment={
+                "TPU_CONFIG": json.dumps({"project": PROJECT, "zone": ZONE, "tpu_node_name": NODE}),
+                "GCE_METADATA_HOST": where,
+                "TPU_API_ENDPOINT": f"http://{where}",
+                "LAUNCHER_TPU_INTERVAL": "0.2",
+                "LAUNCHER_REHEARSE": "1",
+            },
+            network=self.name,
+            volumes={self.name: {"bind": "/smoke", "mode": "rw"}},
+            tmpfs={"/tmp": "mode=1777"},
+            read_only=True,
+            cap_drop=["ALL"],
+            security_opt=["no-new-privileges"],
+            labels=self._labels,
+        )
+        self._containers.append(container)
+        container.start()
+        return container
+
+    def finish(self, container: Container, what: str, timeout: float = RUN_TIMEOUT) -> Finished:
+        """Wait for a container's end.
+
+        Raises:
+            StepFailed: it did not end within ``timeout`` seconds.
+        """
+        try:
+            status = int(container.wait(timeout=timeout)["StatusCode"])
+        except requests.exceptions.RequestException:
+            raise StepFailed(
+                f"{what}: still running after {timeout:.0f} s; last line: {self._last(container)}"
+            ) from None
+        lines = container.logs().decode(errors="replace").splitlines()
+        return Finished(status, lines, summary_of(lines))
+
+    @staticmethod
+    def _last(container: Container) -> str:
+        return (container.logs(tail=1).decode(errors="replace").strip() or "(none)")[:300]
+
+    def polled_states(self) -> list[str]:
+        """The states the fake TPU API has answered with, in order."""
+        url = f"http://127.0.0.1:{PORT}/_fake/requests"
+        script = f"import urllib.request as u; print(u.urlopen({url!r}).read().decode())"
+        found = self._sidecar.exec_run(["python3", "-I", "-c", script])
+        if found.exit_code:
+            raise StepFailed(f"the fake Google Cloud side does not answer: {found.output!r:.300}")
+        assert isinstance(found.output, bytes)  # not streamed
+        requests_seen = json.loads(found.output)["requests"]
+        return [entry["state"] for entry in requests_seen if entry.get("state")]
+
+
+def _refuse(problems: list[str], finished: Finished) -> None:
+    if problems:
+        for line in finished.lines[-20:]:
+            say(f"  | {line}")
+        raise StepFailed(f"{problems[0]} (the log's last lines stand above)")
+
+
+def check_straight(finished: Finished, floor: float) -> list[str]:
+    """What is wrong with a run that should have learned the digits; ``floor`` is a fraction of 1."""
+    found = finished.summary
+    problems = []
+    if finished.status:
+        problems.append(f"straight run: exit status {finished.status} where 0 was expected")
+    elif not found:
+        problems.append("straight run: no summary line in the trainer's output")
+    else:
+        if not found["loss_last"] < found["loss_first"]:
+            problems.append(f"straight run: the loss did not fall ({found['loss_first']} -> {found['loss_last']})")
+        if not found["accuracy"] >= 100 * floor:
+            problems.append(f"straight run: accuracy {found['accuracy']:.2f} % is below the floor of {100 * floor:g} %")
+    problems += [f"straight run: unexpected line in the log: {line}" for line in noise(finished.lines)]
+    return problems
+
+
+def check_stopped(finished: Finished, seconds: float) -> list[str]:
+    """What is wrong with a run that got SIGTERM ``seconds`` before its end."""
+    if finished.status != 143:
+        return [f"stopped run: exit status {finished.status} after SIGTERM where 143 was expected"]
+    if seconds > GRACE:
+        return [f"stopped run: took {seconds:.1f} s to end after SIGTERM; platforms give {GRACE} s"]
+    return []
+
+
+def check_resumed(finished: Finished, straight: Finished) -> list[str]:
+    """What is wrong with a run that should have gone on where the stopped one was and ended like the straight one."""
+    if finished.status:
+        return [f"resumed run: exit status {finished.status} where 0 was expected"]
+    found, expected = finished.summary, straight.summary
+    if not found.get("resumed_from"):
+        return ["resumed run: started anew instead of resuming: the stopped run left no usable checkpoint"]
+    if found["weights_sha256"] != expected["weights_sha256"] or found["accuracy"] != expected["accuracy"]:
+        return [
+            f"resumed run: ended with other weights than the straight run (accuracy {found['accuracy']} "
+            f"against {expected['accuracy']})"
+        ]
+    return []
+
+
+def _until(container: Container, text: str) -> Iterator[bool]:
+    """Yield whether ``text`` was seen, line by line, until the log ends."""
+    for line in container.logs(stream=True, follow=True):
+        yield text in line.decode(errors="replace")
+
+
+def smoke(spec: Spec, reference: str) -> dict[str, Any]:
+    """Train in the image ``reference``; the facts recorded for its digest.
+
+    Raises:
+        StepFailed: the first thing that went wrong, in a line.
+    """
+    started = time.monotonic()
+    digest = engine.digest(reference, made_by=f"make build TARGET={spec.target}")
+    floor = spec.smoke.accuracy
+
+    def command(run: str) -> list[str]:
+        flags = {"datadir": "/smoke/data", "epochs": spec.smoke.epochs, "seed": 1, "output-dir": f"/smoke/out/{run}"}
+        flags["checkpoint-dir"] = f"/smoke/out/{run}/checkpoints"
+        return [spec.smoke.trainer, *(f"--{name}={value}" for name, value in flags.items())]
+
+    with Stage(digest) as stage:
+        straight = stage.finish(stage.start(*command("straight")), "straight run")
+        _refuse(check_straight(straight, floor), straight)
+        states = stage.polled_states()
+        if "CREATING" not in states or states[-1] != "READY":
+            _refuse([f"the launcher did not wait for the TPU node: it was told {states or 'nothing'}"], straight)
+        say(f"straight run: accuracy {straight.summary['accuracy']:.2f} %, node was {' -> '.join(states)}")
+
+        container = stage.start(*command("stopped"))
+        if not any(_until(container, "Epoch=2 ")):
+            _refuse(["stopped run: ended before its second epoch"], stage.finish(container, "stopped run"))
+        stopping = time.monotonic()
+        container.kill("SIGTERM")
+        stopped = stage.finish(container, "stopped run", timeout=GRACE + 5)
+        seconds_to_stop = time.monotonic() - stopping
+        _refuse(check_stopped(stopped, seconds_to_stop), stopped)
+
+        resumed = stage.finish(stage.start(*command("stopped")), "resumed run")
+        _refuse(check_resumed(resumed, straight), resumed)
+        say(f"stopped in {seconds_to_stop:.1f} s, resumed from step {resumed.summary['resumed_from']}, same weights")
+
+    facts = {
+        "passed": True,
+        "seconds": round(time.monotonic() - started, 1),
+        "accuracy": straight.summary["accuracy"],
+        "images_per_second": straight.summary["images_per_second"],
+        "seconds_to_stop": round(seconds_to_stop, 2),
+        "resumed_from": resumed.summary["resumed_from"],
+        "tpu_states": states,
+    }
+    state.record(spec.target, "smoke", digest, facts)
+    return {"digest": digest} | facts
+
+
+def main(arguments: list[str]) -> int:
+    options = cli.parser(__doc__).parse_args(arguments)
+    spec = load(options.target)
+    facts = smoke(spec, f"{NAME}:{spec.target}-candidate")
+    say(f"{spec.target}: trained, stopped and resumed in {facts['seconds']} s")
+    cli.result(facts, as_json=options.json)
+    return 0
+
+
+if __name__ == "__main__":
+    cli.run(main)

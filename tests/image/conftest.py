@@ -1,0 +1,58 @@
+"""What tests of images share: running something in one, and making small ones that are cheap to build."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from collections.abc import Callable, Iterator
+
+import pytest
+
+from scripts import clean, engine
+from scripts.cli import ROOT
+
+Finished = subprocess.CompletedProcess[str]
+
+
+@pytest.fixture
+def docker_run() -> Callable[..., Finished]:
+    """``docker_run("--read-only", image, "mnist")``: what ``docker run --rm`` does with these words."""
+
+    def run(*words: str, timeout: float = 300) -> Finished:
+        engine.client()
+        labels = [f"--label={name}={value}" for name, value in engine.owned("test").items()]
+        command = ["docker", "run", "--rm", *labels, *words]
+        return subprocess.run(command, capture_output=True, text=True, timeout=timeout, check=False)
+
+    return run
+
+
+@pytest.fixture
+def make() -> Callable[..., Finished]:
+    """``make("image", TARGET="xla")``: what a user types."""
+
+    def run(*words: str, timeout: float = 1500, **variables: str) -> Finished:
+        command = ["make", *words, *(f"{name}={value}" for name, value in variables.items())]
+        return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=timeout, check=False)
+
+    return run
+
+
+#: Build cache of at least this many bytes is dropped in CI once no test of images needs it: xla's stage of wheels.
+LARGE = 4 * 10**9
+
+
+def _drop_large_build_cache() -> None:
+    """CI has 40 GB of disk: 40.6 GB were used at the peak before this, of which 8 GB are one stage's files."""
+    for record in engine.client().api.df()["BuildCache"] or []:
+        if record["Size"] >= LARGE and not record["Shared"]:
+            engine.buildx("prune", "--force", f"--filter=id={record['ID']}", quiet=True)
+
+
+@pytest.fixture(scope="package", autouse=True)
+def nothing_left_behind() -> Iterator[None]:
+    """Tests leave no container, network or volume of ours, whatever happened."""
+    yield
+    clean.leftovers()
+    if os.environ.get("CI"):
+        _drop_large_build_cache()

@@ -1,0 +1,87 @@
+"""What every image promises to whoever runs it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+
+import pytest
+
+from scripts import engine, spec, state
+from tests.image.conftest import Finished
+
+BuiltImage = Callable[[str], str]
+Run = Callable[..., Finished]
+TARGETS = ["xla", "tf-cpu"]
+
+pytestmark = pytest.mark.parametrize("target", TARGETS)
+
+
+def test_it_trains_with_one_command(target: str, built_image: BuiltImage, docker_run: Run) -> None:
+    found = docker_run(built_image(target), "mnist", "--fake-data", "--fake-images=6000", "--epochs=1")
+    assert found.returncode == 0, found.stderr
+    summary = json.loads(found.stdout.splitlines()[-1])
+    assert summary["status"] == "completed"
+    assert summary["epochs"] == 1
+
+
+def test_it_runs_as_nobody_special_on_a_read_only_root(target: str, built_image: BuiltImage, docker_run: Run) -> None:
+    script = "import os; print(os.getuid(), os.access('/opt', os.W_OK), os.access('/usr/local/bin', os.W_OK))"
+    found = docker_run("--read-only", "--cap-drop=ALL", built_image(target), "--", "python", "-c", script)
+    assert found.stdout == "1000 False False\n"
+
+
+def test_any_uid_of_group_0_has_a_home(target: str, built_image: BuiltImage, docker_run: Run) -> None:
+    script = "import pathlib; p = pathlib.Path.home() / 'x'; p.write_text('y'); print(p.stat().st_uid)"
+    found = docker_run("--user=123456", built_image(target), "--", "python", "-c", script)
+    assert (found.returncode, found.stdout) == (0, "123456\n"), found.stderr
+
+
+def test_init_is_process_1_and_forwards_signals(target: str, built_image: BuiltImage, docker_run: Run) -> None:
+    found = docker_run(built_image(target), "--", "cat", "/proc/1/comm")
+    assert found.stdout == "tini\n"
+
+
+def test_importing_the_framework_compiles_nothing(target: str, built_image: BuiltImage, docker_run: Run) -> None:
+    """Byte code is in the image: a fresh container that may write it anywhere still writes none of it."""
+    module = spec.load(target).framework.name
+    script = (
+        "import importlib.machinery as m; made = []; "
+        "m.SourceFileLoader.set_data = lambda self, path, *a, **k: made.append(path); "
+        # torch itself writes and imports a module under /tmp: that one cannot be in an image
+        f"import {module}; made = [p for p in made if not p.startswith('/tmp/')]; print(len(made), made[:3])"
+    )
+    environment = ["-e", "PJRT_DEVICE=CPU", "-e", "TF_CPP_MIN_LOG_LEVEL=3"]
+    found = docker_run("--user=0", *environment, built_image(target), "--", "python", "-c", script)
+    assert found.stdout.splitlines()[-1] == "0 []", found.stderr
+
+
+def test_its_labels_say_what_it_was_made_from(target: str, built_image: BuiltImage) -> None:
+    image = engine.client().images.get(built_image(target))
+    labels, loaded = image.labels, spec.load(target)
+    assert labels["io.trainyard.target"] == target
+    assert labels["io.trainyard.framework"] == f"{loaded.framework.name}=={loaded.framework.version}"
+    assert labels["io.trainyard.index"] in ("default", loaded.framework.index)
+    assert labels["org.opencontainers.image.base.name"]
+    assert labels["org.opencontainers.image.description"] == loaded.summary
+    assert f"trainyard:{labels['org.opencontainers.image.version']}" in image.tags, "the immutable tag is the label"
+
+
+def test_a_fallback_is_never_silent(target: str, built_image: BuiltImage) -> None:
+    """Where the spec's index or base was out of reach, the record and the summary name what stood in for it."""
+    image = engine.client().images.get(built_image(target))
+    built = state.require(target, str(image.id), "build")["build"]
+    loaded = spec.load(target)
+    fell_back = built["index"] != loaded.framework.index
+    assert fell_back == any("come from the default index" in note for note in built["notes"])
+    bootstrapped = not built["base"].startswith(loaded.base_spec().image)
+    assert bootstrapped == any("bootstrapped" in note or "by hand" in note for note in built["notes"])
+
+
+def test_it_passed_everything_under_its_digest(target: str, built_image: BuiltImage) -> None:
+    digest = str(engine.client().images.get(built_image(target)).id)
+    passed = state.require(target, digest, "build", "verify", "smoke")
+    assert passed["smoke"]["accuracy"] >= 97
+    assert passed["smoke"]["tpu_states"][:2] == ["CREATING", "CREATING"], "the launcher waited for the TPU"
+    assert passed["smoke"]["resumed_from"] > 0
+    assert passed["smoke"]["seconds_to_stop"] < 15

@@ -1,0 +1,208 @@
+"""Push to a real registry: what is sent, what is refused, and what the user is told."""
+
+from __future__ import annotations
+
+import base64
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import requests
+from testcontainers.community.registry import DockerRegistryContainer
+
+from scripts import engine, layers, push, registry, state, verify
+from scripts.cli import ROOT, StepFailed, UserError
+from scripts.spec import Spec, load
+from tests.image.registry import running
+
+#: What `docker buildx bake` writes for us, and what `buildx build --load` writes.
+MANIFESTS = "application/vnd.oci.image.manifest.v1+json, application/vnd.docker.distribution.manifest.v2+json"
+TAG = "tf-cpu-2.21.0-20261120-00000000"
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[DockerRegistryContainer]:
+    with running.container() as started:
+        yield started
+
+
+@pytest.fixture
+def address(server: DockerRegistryContainer, request: pytest.FixtureRequest) -> str:
+    """Where to push: a repository of the test's own in a registry that speaks plain HTTP on localhost."""
+    return f"{running.address(server)}/{request.node.name.replace('_', '-')[:60]}"
+
+
+@pytest.fixture
+def spec(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Spec:
+    """A target whose records start empty."""
+    monkeypatch.setattr(state, "STATE", tmp_path / "records")
+    return load("tf-cpu")
+
+
+@pytest.fixture
+def make(tmp_path: Path, spec: Spec) -> Iterator[Callable[..., str]]:
+    """Make a small image of a big and a small layer that passed what ``passed`` names; its reference."""
+    made: list[str] = []
+
+    def image(name: str, *, small: str = "small", tag: str = TAG, passed: tuple[str, ...] = ("verify", "smoke")) -> str:
+        folder = tmp_path / name
+        folder.mkdir()
+        big = tmp_path / "big"
+        if not big.exists():
+            big.write_bytes(os.urandom(3_000_000))
+        (folder / "big").write_bytes(big.read_bytes())
+        (folder / "small").write_text(small, encoding="utf-8")
+        text = f"FROM scratch\nCOPY big /big\nCOPY small /small\nLABEL org.opencontainers.image.version={tag}\n"
+        (folder / "Dockerfile").write_text(text, encoding="utf-8")
+        reference = f"trainyard-test:{name}"
+        command = ["build", "--quiet", "--load", "--provenance=false", f"--tag={reference}", str(folder)]
+        engine.buildx(*command, quiet=True, environment={"SOURCE_DATE_EPOCH": "1"})
+        made.append(reference)
+        facts = {"passed": True} | verify.described(layers.read(reference, text))
+        for step in passed:
+            state.record(spec.target, step, engine.digest(reference), facts)
+        return reference
+
+    yield image
+    for reference in made:
+        engine.client().images.remove(reference, force=True)
+
+
+def uploads(server: DockerRegistryContainer) -> int:
+    """How many blobs the registry has taken in so far, by its own log."""
+    out, _ = server.get_logs()
+    return sum("PUT /v2/" in line and "/blobs/uploads/" in line for line in out.decode().splitlines())
+
+
+def at_registry(pushed: dict[str, Any]) -> tuple[str, dict[str, Any], int]:
+    """Digest, content and length of the manifest that the registry gives out for the pushed tag."""
+    host, rest = pushed["tag"].split("/", 1)
+    path, _, tag = rest.rpartition(":")
+    answer = requests.get(f"http://{host}/v2/{path}/manifests/{tag}", headers={"Accept": MANIFESTS}, timeout=10)
+    answer.raise_for_status()
+    return answer.headers["Docker-Content-Digest"], answer.json(), len(answer.content)
+
+
+def test_a_push_sends_the_digest_that_passed_and_accounts_for_every_byte(
+    spec: Spec, make: Callable[..., str], server: DockerRegistryContainer, address: str
+) -> None:
+    reference = make("whole")
+    before = uploads(server)
+    pushed = push.push(spec, address, reference=reference)
+    digest, manifest, length = at_registry(pushed)
+    assert pushed["digest"] == engine.digest(reference) == digest
+    assert pushed["reference"] == f"{address}/trainyard@{digest}" and pushed["tag"] == f"{address}/trainyard:{TAG}"
+    sizes = [layer["size"] for layer in manifest["layers"]] + [manifest["config"]["size"]]
+    assert [blob["size"] for blob in pushed["blobs"]] == sizes
+    assert all(blob["uploaded"] for blob in pushed["blobs"])
+    assert pushed["bytes_uploaded"] == sum(sizes) + length
+    assert uploads(server) - before == len(sizes)
+    assert engine.image(reference, made_by="").tags == [reference], "the registry's tag stays at the registry"
+
+
+def test_a_second_push_sends_nothing(
+    spec: Spec, make: Callable[..., str], server: DockerRegistryContainer, address: str
+) -> None:
+    reference = make("again")
+    push.push(spec, address, reference=reference)
+    before = uploads(server)
+    pushed = push.push(spec, address, reference=reference)
+    assert pushed["already_there"] and pushed["bytes_uploaded"] == 0
+    assert not any(blob["uploaded"] for blob in pushed["blobs"]) and uploads(server) == before
+
+
+def test_after_a_small_change_only_the_small_layer_is_sent(
+    spec: Spec, make: Callable[..., str], server: DockerRegistryContainer, address: str
+) -> None:
+    push.push(spec, address, reference=make("first"))
+    before = uploads(server)
+    pushed = push.push(spec, address, reference=make("second", small="changed", tag=TAG.replace("00", "11")))
+    assert [blob["uploaded"] for blob in pushed["blobs"]] == [False, True, True], (
+        "big layer, small layer, configuration"
+    )
+    assert 0 < pushed["bytes_uploaded"] < 5_000 and not pushed["already_there"]
+    assert uploads(server) - before == 2
+
+
+@pytest.mark.parametrize(("passed", "missing"), [((), "verify"), (("verify",), "smoke"), (("smoke",), "verify")])
+def test_a_digest_that_did_not_pass_is_refused(
+    spec: Spec,
+    make: Callable[..., str],
+    server: DockerRegistryContainer,
+    address: str,
+    passed: tuple[str, ...],
+    missing: str,
+) -> None:
+    before = uploads(server)
+    with pytest.raises(UserError, match=f"never passed '{missing}': run 'make image TARGET=tf-cpu'"):
+        push.push(spec, address, reference=make(f"unfit-{'-'.join(passed)}", passed=passed))
+    assert uploads(server) == before
+
+
+def test_a_tag_never_moves(spec: Spec, make: Callable[..., str], address: str) -> None:
+    first = push.push(spec, address, reference=make("owner"))
+    with pytest.raises(UserError, match="such a tag never moves") as refused:
+        push.push(spec, address, reference=make("intruder", small="other content"))
+    assert first["digest"][:19] in str(refused.value) and "\n" not in str(refused.value)
+    assert at_registry(first)[0] == first["digest"]
+
+
+def test_a_registry_out_of_reach_is_one_line(spec: Spec, make: Callable[..., str]) -> None:
+    reference = make("nowhere")
+    for address in ("localhost:9/team", "registry.invalid/team"):
+        with pytest.raises(StepFailed, match="is out of reach: check the address and the network") as failed:
+            push.push(spec, address, reference=reference)
+        assert "\n" not in str(failed.value)
+
+
+def test_a_registry_with_a_full_disk_is_one_line_and_leaves_no_tag(spec: Spec, make: Callable[..., str]) -> None:
+    reference = make("large")
+    with running.container(disk="1m") as small:
+        address = f"{running.address(small)}/team"
+        with pytest.raises(StepFailed, match="its disk may be full") as failed:
+            push.push(spec, address, reference=reference)
+        assert "\n" not in str(failed.value) and len(str(failed.value)) < 400
+        assert registry.digest_of(f"{address}/trainyard:{TAG}") is None
+    assert engine.image(reference, made_by="").tags == [reference]
+
+
+def run(registry_address: str, config: Path) -> subprocess.CompletedProcess[str]:
+    """``python -m scripts.push tf-cpu`` as a user with the Docker configuration ``config`` runs it."""
+    command = [sys.executable, "-m", "scripts.push", "tf-cpu", "--json"]
+    environment = os.environ | {"DOCKER_CONFIG": str(config), "REGISTRY": registry_address}
+    return subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
+
+
+def log_in(folder: Path, host: str, password: str) -> Path:
+    """A Docker configuration as `docker login` writes it."""
+    folder.mkdir()
+    auth = base64.b64encode(f"someone:{password}".encode()).decode()
+    (folder / "config.json").write_text(json.dumps({"auths": {host: {"auth": auth}}}), encoding="utf-8")
+    return folder
+
+
+def test_the_image_that_passed_goes_to_a_registry_with_credentials(
+    built_image: Callable[[str], str], tmp_path: Path
+) -> None:
+    digest = engine.digest(built_image("tf-cpu"))
+    with running.container(username="someone", password="right") as guarded:
+        host = running.address(guarded)
+        for name, config in {
+            "none": tmp_path,
+            "wrong": log_in(tmp_path / "wrong", host, "wrong"),
+        }.items():
+            refused = run(f"{host}/team", config)
+            assert (refused.returncode, refused.stdout) == (1, ""), name
+            assert f"push: {host} refuses the credentials: run 'docker login {host}'" in refused.stderr
+            assert len(refused.stderr.strip().splitlines()) == 1, refused.stderr
+        done = run(f"{host}/team", log_in(tmp_path / "right", host, "right"))
+        assert done.returncode == 0, done.stderr
+        pushed = json.loads(done.stdout)
+        assert pushed["digest"] == digest and pushed["reference"] == f"{host}/team/trainyard@{digest}"
+        assert {"framework", "requirements", "trainers", "launcher"} <= {blob["name"] for blob in pushed["blobs"]}
+        assert all(blob["uploaded"] for blob in pushed["blobs"])

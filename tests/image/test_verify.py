@@ -1,0 +1,174 @@
+"""Verify on real images: what it passes is faultless, and what is planted in a copy is found and named."""
+
+from __future__ import annotations
+
+import base64
+import dataclasses
+import secrets
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from scripts import engine, layers, state, verify, verify_rules
+from scripts.cli import StepFailed, UserError
+from scripts.spec import load
+from tests.image.registry import running
+
+Findings = dict[str, list[verify_rules.Finding]]
+
+KEY = "-----BEGIN PRIVATE KEY-----\\n" + "QUJD" * 32 + "\\n-----END PRIVATE KEY-----\\n"
+AUTHORITY = f"-----BEGIN CERTIFICATE-----\n{base64.b64encode(bytes(range(48))).decode()}\n-----END CERTIFICATE-----\n"
+
+#: One layer a fault, on top of the image that passed. {token} is put in by the test: no file here holds one.
+PLANTED = r"""
+FROM {image}
+USER root
+RUN sed -i 's/^Version: .*/Version: 0.0.1/' /opt/requirements/fsspec-*.dist-info/METADATA
+RUN mkdir /opt/requirements/sneaked-1.0.dist-info \
+ && printf 'Metadata-Version: 2.1\nName: sneaked\nVersion: 1.0\n' >/opt/requirements/sneaked-1.0.dist-info/METADATA
+RUN rm -r /opt/requirements/cloudml_hypertune-*.dist-info
+RUN sed -i "s/'is_cuda_build', False/'is_cuda_build', True/" \
+  /opt/venv/lib/python3.11/site-packages/tensorflow/python/platform/build_info.py
+COPY netrc /home/trainer/.netrc
+RUN rm /home/trainer/.netrc
+COPY account.json /opt/trainyard/account.json
+COPY corporate.crt /usr/local/share/ca-certificates/corporate.crt
+RUN cat /usr/local/share/ca-certificates/corporate.crt >>/etc/ssl/certs/ca-certificates.crt
+RUN cp /usr/bin/env /usr/local/bin/run-as-root && chmod 4755 /usr/local/bin/run-as-root
+RUN printf 'x = 1\n' >/opt/trainyard/trainers/fresh.py
+RUN printf '# changed\n' >>/opt/trainyard/trainers/common/idx.py
+RUN sed -i 's/"tf-cpu"/"tf-gpu"/' /opt/trainyard/image.json
+RUN ACCESS_TOKEN={token} true
+ENV HF_TOKEN=x REQUESTS_CA_BUNDLE=/opt/corporate.pem
+LABEL io.trainyard.framework=tensorflow==2.20.0
+ENTRYPOINT ["launch"]
+"""
+
+EXPECTED = [
+    ("installed_matches_locks", "package fsspec: is 0.0.1; the lock has 20"),
+    ("installed_matches_locks", "package sneaked 1.0 in /opt/requirements: is in no lock"),
+    ("installed_matches_locks", "package cloudml-hypertune: is not installed"),
+    ("tensorflow_has_its_cudnn", "is a CUDA build under the name tensorflow-cpu"),
+    ("no_credentials_in_layers", "/home/trainer/.netrc in layer added: holds netrc credentials"),
+    ("no_credentials_in_layers", "/opt/trainyard/account.json in layer added: holds a private key"),
+    ("no_credentials_in_settings", "ENV HF_TOKEN: holds a secret by its name"),
+    ("no_credentials_in_settings", "(RUN): holds a secret by its name (ACCESS_TOKEN)"),
+    ("no_credentials_in_settings", "(ENV): holds a secret by its name (HF_TOKEN)"),
+    ("no_foreign_certificates", "/usr/local/share/ca-certificates/corporate.crt in layer added: holds 1 certificates"),
+    ("no_foreign_certificates", "/etc/ssl/certs/ca-certificates.crt in layer added: holds 1 certificates"),
+    ("no_foreign_certificates", "ENV REQUESTS_CA_BUNDLE"),
+    ("no_setuid_beyond_the_base", "/usr/local/bin/run-as-root in layer added: has mode 4755"),
+    ("no_path_stored_twice", "/opt/trainyard/trainers/common/idx.py: is stored by layer common and again by added"),
+    ("no_path_stored_twice", "/home/trainer/.netrc: is stored by layer added and deleted by added"),
+    ("imports_do_not_compile", "/tensorflow/python/platform/build_info.py: has the byte code of another source"),
+    ("imports_do_not_compile", "/opt/trainyard/trainers/fresh.py: has no byte code"),
+    ("imports_do_not_compile", "/opt/trainyard/trainers/common/idx.py: has the byte code of another source"),
+    ("image_json_matches_spec", 'target is "tf-gpu"; the spec gives "tf-cpu"'),
+    ("starts_as_specified", "ENTRYPOINT: ['launch']; expected ['tini', '--', 'launch']"),
+    ("starts_as_specified", "USER: 'root'"),
+    ("labels_match_spec", "label io.trainyard.framework: 'tensorflow==2.20.0'; expected 'tensorflow==2.21.0'"),
+]
+
+
+@pytest.fixture(scope="module")
+def faultless(built_image: Callable[[str], str]) -> tuple[verify_rules.Evidence, Findings]:
+    return verify.examine(load("tf-cpu"), built_image("tf-cpu"))
+
+
+@pytest.fixture(scope="module")
+def planted_image(built_image: Callable[[str], str], tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """An image with every fault of PLANTED."""
+    folder = tmp_path_factory.mktemp("planted")
+    text = PLANTED.replace("{image}", built_image("tf-cpu")).replace("{token}", secrets.token_hex(16))
+    (folder / "Dockerfile").write_text(text, encoding="utf-8")
+    (folder / "netrc").write_text("machine index.example login me password x\n", encoding="utf-8")
+    (folder / "account.json").write_text(f'{{"type": "service_account", "private_key": "{KEY}"}}', encoding="utf-8")
+    (folder / "corporate.crt").write_text(AUTHORITY, encoding="utf-8")
+    reference = f"trainyard-test:planted-{secrets.token_hex(4)}"
+    engine.buildx("build", "--quiet", "--load", "--provenance=false", f"--tag={reference}", str(folder), quiet=True)
+    yield reference
+    engine.client().images.remove(reference, force=True)
+
+
+@pytest.fixture(scope="module")
+def planted(planted_image: str) -> Findings:
+    return verify.examine(load("tf-cpu"), planted_image)[1]
+
+
+def test_an_image_that_passed_has_no_finding(faultless: tuple[verify_rules.Evidence, Findings]) -> None:
+    evidence, found = faultless
+    assert [str(one) for some in found.values() for one in some] == []
+    assert len(evidence.inside.packages) == len(evidence.locked) > 50
+
+
+def test_layers_are_named_and_measured(faultless: tuple[verify_rules.Evidence, Findings]) -> None:
+    evidence, _ = faultless
+    copied = [layer.stage for layer in evidence.stored.layers if layer.kind == "copied"]
+    assert copied == ["framework", "requirements", "about", "common", "trainers", "launcher"]
+    sizes = {layer.stage: layer.contents.size for layer in evidence.stored.layers}
+    assert sizes["framework"] > 10**9 > 10**6 > sizes["trainers"] > 10**4
+    assert evidence.size == sum(layer.contents.size for layer in evidence.stored.layers) < evidence.spec.budget.size
+    assert all(
+        0 < layer.stored <= layer.contents.size + 2000 for layer in evidence.stored.layers if layer.contents.size
+    )
+
+
+@pytest.mark.parametrize(
+    ("rule", "words"), EXPECTED, ids=[f"{rule}-{number}" for number, (rule, _) in enumerate(EXPECTED)]
+)
+def test_a_planted_fault_is_found_and_named(planted: Findings, rule: str, words: str) -> None:
+    assert any(words in str(one) for one in planted[rule]), [str(one) for one in planted[rule]]
+
+
+def test_nothing_but_the_planted_faults_is_found(planted: Findings) -> None:
+    """Every finding is of a planted rule; paths stored twice are those that the faults above stored again."""
+    assert {rule for rule, some in planted.items() if some} == {rule for rule, _ in EXPECTED}
+    for rule in {rule for rule, _ in EXPECTED} - {"no_path_stored_twice"}:
+        told = [str(one) for one in planted[rule]]
+        assert len(told) == sum(one == rule for one, _ in EXPECTED), told
+
+
+def test_an_image_over_its_budget_is_told_what_is_big(faultless: tuple[verify_rules.Evidence, Findings]) -> None:
+    evidence, _ = faultless
+    budget = evidence.spec.budget.model_copy(update={"size": 10**9})
+    tight = dataclasses.replace(evidence, spec=evidence.spec.model_copy(update={"budget": budget}))
+    (finding,) = verify_rules.check(tight)["size_within_budget"]
+    assert not finding.note and "over the budget of 1.00 GB: framework 1." in finding.what
+    assert "of packages tensorflow_cpu 1." in finding.what
+
+
+def test_a_faulty_image_fails_in_one_line_and_is_recorded_as_failed(
+    planted_image: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(state, "STATE", tmp_path)
+    with pytest.raises(StepFailed) as failed:
+        verify.verify(load("tf-cpu"), planted_image)
+    line = str(failed.value)
+    assert "\n" not in line and "label io.trainyard.framework" in line and "more findings" in line
+    digest = engine.digest(planted_image)
+    facts: dict[str, Any] = state.recall("tf-cpu", "verify", digest) or {}
+    assert facts["passed"] is False and len(facts["findings"]) >= len(EXPECTED)
+    with pytest.raises(UserError, match="never passed 'verify'"):
+        state.require("tf-cpu", digest, "verify")
+
+
+def test_layers_read_the_same_from_the_store_and_from_a_saved_image(built_image: Callable[[str], str]) -> None:
+    """The slow way is the one of engines on other hosts and of users who are not root."""
+    reference = running.image()
+    digest = engine.digest(reference)
+    store = layers._store_with(digest)
+    assert store is not None, "these tests run where the engine runs, as root"
+    quick, slow = layers._read_store(store, digest, ""), layers._read_saved(reference, digest, "")
+    assert quick == slow and len(quick.layers) >= 2 and len(quick.layers[0].contents.files) > 1000
+
+
+def test_an_image_that_is_not_there_is_one_line() -> None:
+    with pytest.raises(UserError, match=r"no local image trainyard:nowhere: run 'make build TARGET=tf-cpu' first"):
+        verify.verify(load("tf-cpu"), "trainyard:nowhere")
+
+
+def test_an_image_without_python_is_one_line() -> None:
+    with pytest.raises(StepFailed, match=r"cannot run its Python|could not say what is installed"):
+        verify.probe(running.image())

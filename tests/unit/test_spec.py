@@ -1,0 +1,131 @@
+"""A spec is strict: what is wrong with it is said in one line that names file, line, key and the nearest spelling."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+from scripts import spec
+from scripts.cli import UserError
+
+WriteSpec = Callable[..., str]
+
+
+def refusal(write_spec: WriteSpec, text: str) -> str:
+    with pytest.raises(UserError) as refused:
+        spec.load(write_spec(text))
+    message = str(refused.value)
+    assert "\n" not in message
+    assert "mine/image.yaml" in message
+    return message
+
+
+@pytest.mark.parametrize("target", spec.targets())
+def test_the_catalogue_is_valid(target: str) -> None:
+    loaded = spec.load(target)
+    assert loaded.framework.version
+    assert loaded.trainers.default in loaded.trainer_commands()
+
+
+def test_an_unknown_target_lists_the_valid_ones_and_the_nearest() -> None:
+    with pytest.raises(UserError, match=r"unknown target 'tf-cup' \(did you mean 'tf-cpu'\?\); valid targets: .*xla"):
+        spec.load("tf-cup")
+
+
+@pytest.mark.parametrize("target", [None, "", "../..", "$(touch /tmp/x)", "a b", "..", "/etc"])
+def test_rubbish_for_a_target_is_refused_in_a_line(target: str | None) -> None:
+    with pytest.raises(UserError, match="valid targets:") as refused:
+        spec.load(target)
+    assert "\n" not in str(refused.value)
+
+
+def test_an_unknown_key_names_line_and_nearest_spelling(write_spec: WriteSpec, spec_text: str) -> None:
+    message = refusal(write_spec, spec_text.replace("  packages:", "  pakages:"))
+    assert "mine/image.yaml:5: unknown key 'framework.pakages' (did you mean 'packages'?)" in message
+
+
+def test_an_unknown_key_at_the_top(write_spec: WriteSpec, spec_text: str) -> None:
+    message = refusal(write_spec, spec_text + "sumary: x\n")
+    assert ":10: unknown key 'sumary' (did you mean 'summary'?); valid here: summary, base," in message
+
+
+def test_a_missing_field_is_named(write_spec: WriteSpec, spec_text: str) -> None:
+    assert "'budget' is missing" in refusal(write_spec, spec_text.replace("budget: {size: 1.9 GB}\n", ""))
+
+
+@pytest.mark.parametrize(
+    ("pin", "words"),
+    [
+        ("tensorflow-cpu", "is not pinned: write 'tensorflow-cpu==<version>'"),
+        ("tensorflow-cpu>=2", "is not pinned"),
+        ("tensorflow-cpu==2.*", "is not pinned"),
+        ("tensorflow-cpu==two", "is not a requirement"),
+        ("torch==2.9.1", "none of the packages is tensorflow"),
+    ],
+)
+def test_a_bad_version_is_refused(write_spec: WriteSpec, spec_text: str, pin: str, words: str) -> None:
+    message = refusal(write_spec, spec_text.replace("tensorflow-cpu==2.21.0", pin))
+    assert words in message
+    assert "framework" in message
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "words"),
+    [
+        ("debian-12", "debian-21", "unknown base 'debian-21' (did you mean 'debian-12'?)"),
+        ("1.9 GB", "huge", "'huge' is not a size"),
+        ("0.97", "97", "smoke.accuracy"),
+        ("default: mnist", "default: minst", "no trainer 'minst' (did you mean 'mnist'?)"),
+        ("requirements: [tf]", "requirements: [tg]", "neither a set (tf, torch) nor pinned"),
+        ("name: tensorflow", "name: tensorflo", "framework.name"),
+        ("package: tf,", "package: tf2,", "trainers.package"),
+        ("package: tf,", "package: tf, folder: nowhere,", "no folder"),
+        ("requirements: [tf]", "system: ['a b; reboot']", "system.0"),
+        ("  packages:", "  index: pytorch-cup\n  packages:", "unknown index 'pytorch-cup'"),
+    ],
+)
+def test_values_that_name_nothing_are_refused(
+    write_spec: WriteSpec, spec_text: str, old: str, new: str, words: str
+) -> None:
+    assert old in spec_text
+    assert words in refusal(write_spec, spec_text.replace(old, new, 1))
+
+
+@pytest.mark.parametrize("text", ["a: [", "just words", "", "- a\n- b\n", "\ta: b", "a: 1\na: 2\n"])
+def test_broken_yaml_is_one_line(write_spec: WriteSpec, text: str) -> None:
+    refusal(write_spec, text)
+
+
+def test_a_file_that_is_not_text(write_spec: WriteSpec, spec_text: str) -> None:
+    target = write_spec(spec_text)
+    (spec.Path(target) / "image.yaml").write_bytes(b"\xff\xfe\x00")
+    with pytest.raises(UserError, match="not UTF-8 text"):
+        spec.load(target)
+
+
+def test_extends_takes_everything_else_from_the_parent(write_spec: WriteSpec) -> None:
+    mine = spec.load(write_spec("extends: xla\nrequirements: [einops==0.8.2]\nsmoke: {accuracy: 0.9}\n"))
+    xla = spec.load("xla")
+    assert mine.framework == xla.framework
+    assert mine.framework_folder == xla.folder, "the parent's framework lock and layer are shared"
+    assert mine.requirements == [*xla.requirements, "einops==0.8.2"]
+    assert mine.smoke.accuracy == 0.9
+    assert mine.smoke.trainer == xla.smoke.trainer
+    assert mine.budget == xla.budget
+
+
+def test_extends_with_a_framework_of_its_own_has_its_own_lock(write_spec: WriteSpec) -> None:
+    text = "extends: tf-cpu\nframework: {packages: [tensorflow-cpu==2.20.0]}\n"
+    mine = spec.load(write_spec(text))
+    assert mine.framework_folder == mine.folder
+
+
+def test_extends_in_a_circle_is_refused(write_spec: WriteSpec, tmp_path: spec.Path) -> None:
+    target = write_spec(f"extends: {tmp_path}/mine\n")
+    with pytest.raises(UserError, match="circle"):
+        spec.load(target)
+
+
+def test_extends_something_unknown_names_the_line(write_spec: WriteSpec) -> None:
+    assert "mine/image.yaml:1: extends: unknown target 'xlaa'" in refusal(write_spec, "extends: xlaa\n")

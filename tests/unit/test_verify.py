@@ -1,0 +1,531 @@
+"""Verify's rules on evidence put together here: each fault is found and named, and a faultless image has no finding."""
+
+from __future__ import annotations
+
+import base64
+import dataclasses
+import gzip
+import hashlib
+import io
+import json
+import os
+import tarfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import zstandard
+
+from scripts import layers, leaks, locks, plan, probe, render, verify, verify_rules
+from scripts.cli import StepFailed
+from scripts.spec import load
+from scripts.units import in_units
+from scripts.verify_rules import Evidence, Inside, Package
+
+Change = Callable[[Evidence], Evidence]
+
+TAG = {"xla": "xla-2.9.0-20261120-0123abcd", "tf-cpu": "tf-cpu-2.21.0-20261120-0123abcd"}
+KEY = b"-----BEGIN PRIVATE KEY-----\n" + b"QUJD" * 32 + b"\n-----END PRIVATE KEY-----\n"
+TORCH = "from typing import Optional\n__version__ = '2.9.1+cpu'\ndebug = False\ncuda: Optional[str] = None\n"
+
+
+def certificate(seed: int) -> bytes:
+    """Text in the form of a PEM certificate."""
+    body = base64.b64encode(bytes([seed]) * 90)
+    return b"-----BEGIN CERTIFICATE-----\n" + body[:64] + b"\n" + body[64:] + b"\n-----END CERTIFICATE-----\n"
+
+
+def tar_of(files: dict[str, bytes], modes: dict[str, int] | None = None) -> bytes:
+    buffer = io.BytesIO()
+    with tarfile.open(fileobj=buffer, mode="w") as tar:
+        for name, content in files.items():
+            entry = tarfile.TarInfo(name)
+            entry.size, entry.mode = len(content), (modes or {}).get(name, 0o644)
+            tar.addfile(entry, io.BytesIO(content))
+    return buffer.getvalue()
+
+
+def contents(files: dict[str, bytes], modes: dict[str, int] | None = None) -> layers.Contents:
+    return layers.scan(io.BufferedReader(io.BytesIO(tar_of(files, modes))))  # type: ignore[arg-type]
+
+
+def layer(stage: str, kind: layers.Kind, files: dict[str, bytes], modes: dict[str, int] | None = None) -> layers.Layer:
+    return layers.Layer("sha256:" + "0" * 64, "", "COPY /out / # buildkit", stage, kind, 1000, contents(files, modes))
+
+
+def good(target: str = "xla") -> Evidence:
+    """An image of ``target`` as it should be, built from the index its spec asks for."""
+    spec = load(target)
+    index = spec.framework.index
+    packages = locks.installed(spec, index if locks.framework_lock(spec, index).is_file() else "default")
+    made = {"CREATED": "2026-11-20T21:28:46Z", "REVISION": "0" * 40, "VERSION": TAG[target]}
+    made |= {"BASE": "debian", "BASE_DIGEST": "", "INDEX": index}
+    labels = plan.labels(spec) | {name: made[argument] for name, argument in plan.LABELS_FROM_ARGUMENTS.items()}
+    requires = {"torch-xla": ('libtpu==0.0.21; extra == "tpu"', "numpy")}
+    config = {
+        "config": {
+            "Labels": labels,
+            "Env": ["PATH=/opt/venv/bin:/usr/bin"],
+            "Entrypoint": ["tini", "--", "launch"],
+            "User": "1000",
+        },
+        "history": [{"created_by": "COPY /out / # buildkit"}],
+    }
+    site = "opt/venv/lib/python3.11/site-packages"
+    roots = certificate(9)
+    digest = base64.urlsafe_b64encode(hashlib.sha256(roots).digest()).rstrip(b"=")
+    record = b"certifi/cacert.pem,sha256=" + digest + b",100\ncertifi-1.dist-info/RECORD,,\n"
+    stored = layers.Stored(
+        config,
+        [
+            layer("base", "base", {"usr/bin/su": b"su"}, {"usr/bin/su": 0o4755}),
+            layer(
+                "system",
+                "below",
+                {
+                    "usr/share/ca-certificates/mozilla/one.crt": certificate(1),
+                    "etc/ssl/certs/ca-certificates.crt": certificate(1),
+                },
+            ),
+            layer(
+                "framework",
+                "copied",
+                {f"{site}/certifi/cacert.pem": roots, f"{site}/certifi-1.dist-info/RECORD": record},
+            ),
+        ],
+        "sha256:" + "1" * 64,
+        100,
+        100,
+    )
+    texts = {"image.json": render.image_json(spec)}
+    if target == "xla":
+        texts |= {"torch/version.py": TORCH, "torchvision/version.py": "__version__ = '0.24.1+cpu'\n"}
+    else:
+        texts["tensorflow/python/platform/build_info.py"] = "build_info = dict({'is_cuda_build': False})\n"
+    inside = Inside(
+        "3.11.2",
+        tuple(Package(n, v, "/opt/venv", requires.get(n, ()), 10**6) for n, v in packages.items()),
+        1000,
+        (),
+        (),
+        texts,
+    )
+    evidence = Evidence(spec, f"trainyard:{target}", (f"trainyard:{target}-candidate",), stored, inside, None)
+    # Where PyTorch's index was never reached there is no lock for it: the default index's packages stand in.
+    evidence.__dict__["locked"] = packages
+    return evidence
+
+
+def changed(evidence: Evidence, **changes: Any) -> Evidence:
+    after = dataclasses.replace(evidence, **changes)
+    after.__dict__["locked"] = evidence.locked
+    return after
+
+
+def with_label(name: str, value: str) -> Change:
+    def change(image: Evidence) -> Evidence:
+        config = json.loads(json.dumps(image.stored.config))
+        config["config"]["Labels"][name] = value
+        return changed(image, stored=dataclasses.replace(image.stored, config=config))
+
+    return change
+
+
+def with_setting(**settings: Any) -> Change:
+    def change(image: Evidence) -> Evidence:
+        config = image.stored.config | {"config": image.settings | settings}
+        return changed(image, stored=dataclasses.replace(image.stored, config=config))
+
+    return change
+
+
+def with_history(command: str) -> Change:
+    def change(image: Evidence) -> Evidence:
+        config = image.stored.config | {"history": [{"created_by": command}]}
+        return changed(image, stored=dataclasses.replace(image.stored, config=config))
+
+    return change
+
+
+def with_layer(files: dict[str, bytes], modes: dict[str, int] | None = None) -> Change:
+    def change(image: Evidence) -> Evidence:
+        more = [*image.stored.layers, layer("added", "added", files, modes)]
+        return changed(image, stored=dataclasses.replace(image.stored, layers=more))
+
+    return change
+
+
+def with_package(name: str, version: str, folder: str = "/opt/venv") -> Change:
+    """Another distribution, in place of the one of that name and folder."""
+
+    def change(image: Evidence) -> Evidence:
+        old = image.installed.get(name, [])
+        kept = tuple(one for one in image.inside.packages if one not in old or one.folder != folder)
+        requires = next((one.requires for one in old), ())
+        packages = (*kept, Package(name, version, folder, requires, 10**6))
+        return changed(image, inside=dataclasses.replace(image.inside, packages=packages))
+
+    return change
+
+
+def without_package(name: str) -> Change:
+    def change(image: Evidence) -> Evidence:
+        packages = tuple(one for one in image.inside.packages if one.name != name)
+        return changed(image, inside=dataclasses.replace(image.inside, packages=packages))
+
+    return change
+
+
+def with_text(name: str, text: str) -> Change:
+    def change(image: Evidence) -> Evidence:
+        return changed(image, inside=dataclasses.replace(image.inside, texts=image.inside.texts | {name: text}))
+
+    return change
+
+
+BUILD_INFO = "tensorflow/python/platform/build_info.py"
+CUDA_BUILD = "build_info = dict({'is_cuda_build': True, 'cudnn_version': '9'})\n"
+
+FAULTS: list[tuple[str, str, list[Change], str]] = [
+    ("xla", "labels_match_spec", [with_label("io.trainyard.framework", "torch_xla==2.8.0")], "torch_xla==2.8.0"),
+    ("xla", "labels_match_spec", [with_label("io.trainyard.index", "somewhere")], "'somewhere'; expected 'default' or"),
+    (
+        "xla",
+        "labels_match_spec",
+        [with_label("org.opencontainers.image.version", "xla-2.9.1-20261120-0123abcd")],
+        "2.9.1",
+    ),
+    ("xla", "labels_match_spec", [with_label("org.opencontainers.image.base.digest", "sha256:1")], "base.digest"),
+    ("xla", "tags_match_spec", [lambda image: changed(image, tags=("trainyard:cpu",))], "trainyard:cpu"),
+    ("xla", "image_json_matches_spec", [with_text("image.json", "{}")], "schema is null; the spec gives 1"),
+    ("xla", "image_json_matches_spec", [with_text("image.json", "oops")], "missing or not JSON"),
+    ("xla", "starts_as_specified", [with_setting(Entrypoint=["launch"])], "expected ['tini', '--', 'launch']"),
+    ("xla", "starts_as_specified", [with_setting(User="0:0")], "USER: '0:0'"),
+    ("tf-cpu", "installed_matches_locks", [with_package("numpy", "1.0")], "package numpy: is 1.0; the lock has"),
+    ("tf-cpu", "installed_matches_locks", [with_package("sneaked", "1.0")], "package sneaked 1.0 in /opt/venv"),
+    ("tf-cpu", "installed_matches_locks", [without_package("keras")], "package keras: is not installed"),
+    (
+        "xla",
+        "torch_is_the_build_of_its_index",
+        [with_text("torch/version.py", TORCH.replace("+cpu", "+cu128"))],
+        "+cpu",
+    ),
+    (
+        "xla",
+        "torch_is_the_build_of_its_index",
+        [with_text("torch/version.py", TORCH.replace("None", "'12.8'"))],
+        "12.8",
+    ),
+    (
+        "xla",
+        "torch_is_the_build_of_its_index",
+        [with_text("torch/version.py", TORCH.replace("2.9.1", "2.9.0"))],
+        "2.9.0",
+    ),
+    (
+        "xla",
+        "torch_is_the_build_of_its_index",
+        [with_text("torchvision/version.py", "__version__ = '0.24.1+cu128'\n")],
+        "torchvision/version.py: is 0.24.1+cu128 beside torch 2.9.1+cpu",
+    ),
+    (
+        "tf-cpu",
+        "tensorflow_has_its_cudnn",
+        [with_text(BUILD_INFO, CUDA_BUILD)],
+        "CUDA build under the name tensorflow-cpu",
+    ),
+    ("tf-cpu", "tensorflow_has_its_cudnn", [with_text(BUILD_INFO, "x = 1\n")], "has no build_info"),
+    ("xla", "no_credentials_in_layers", [with_layer({"home/trainer/.netrc": b"machine"})], "/home/trainer/.netrc"),
+    (
+        "xla",
+        "no_credentials_in_layers",
+        [with_layer({"opt/a.json": KEY})],
+        "/opt/a.json in layer added: holds a private key",
+    ),
+    (
+        "xla",
+        "no_credentials_in_settings",
+        [with_setting(Env=["HF_TOKEN=x"])],
+        "ENV HF_TOKEN: holds a secret by its name",
+    ),
+    ("xla", "no_credentials_in_settings", [with_history("RUN pip -i https://me:pw@host/x")], "history line 1 (RUN)"),
+    (
+        "xla",
+        "no_foreign_certificates",
+        [with_layer({"opt/ca.pem": certificate(7)})],
+        "/opt/ca.pem in layer added: holds 1",
+    ),
+    (
+        "xla",
+        "no_foreign_certificates",
+        [with_layer({"etc/ssl/certs/ca-certificates.crt": certificate(1) + certificate(7)})],
+        "/etc/ssl/certs/ca-certificates.crt in layer added: holds 1",
+    ),
+    ("xla", "no_foreign_certificates", [with_setting(Env=["SSL_CERT_FILE=/x"])], "ENV SSL_CERT_FILE"),
+    (
+        "xla",
+        "no_path_stored_twice",
+        [with_layer({"etc/ssl/certs/ca-certificates.crt": certificate(1)})],
+        "/etc/ssl/certs/ca-certificates.crt: is stored by layer system and again by added",
+    ),
+    (
+        "xla",
+        "no_path_stored_twice",
+        [with_layer({"opt/venv/lib/.wh.python3.11": b""})],
+        "/opt/venv/lib/python3.11: is stored by layer framework and deleted by added",
+    ),
+    (
+        "xla",
+        "no_setuid_beyond_the_base",
+        [with_layer({"bin/x": b"x"}, {"bin/x": 0o4755})],
+        "/bin/x in layer added: has mode 4755",
+    ),
+    ("xla", "no_setuid_beyond_the_base", [with_layer({"bin/x": b"x"}, {"bin/x": 0o2755})], "has mode 2755"),
+]
+
+
+@pytest.mark.parametrize("target", ["xla", "tf-cpu"])
+def test_a_faultless_image_has_no_finding(target: str) -> None:
+    assert [str(one) for found in verify_rules.check(good(target)).values() for one in found] == []
+
+
+@pytest.mark.parametrize(
+    ("target", "rule", "changes", "words"), FAULTS, ids=[f"{one[1]}-{n}" for n, one in enumerate(FAULTS)]
+)
+def test_each_fault_is_found_and_named(target: str, rule: str, changes: list[Change], words: str) -> None:
+    image = good(target)
+    for change in changes:
+        image = change(image)
+    found = verify_rules.check(image)[rule]
+    assert any(words in str(one) for one in found), [str(one) for one in found]
+    assert all(one.rule == rule and one.where and one.why and one.fix and not one.note for one in found)
+
+
+def test_every_rule_has_a_fault_that_it_finds() -> None:
+    elsewhere = {"pins_reach_the_lock", "torch_xla_has_its_libtpu", "imports_do_not_compile", "size_within_budget"}
+    assert {function.__name__ for function in verify_rules.RULES} == {fault[1] for fault in FAULTS} | elsewhere
+    assert all(verify_rules.title(function) != function.__name__ for function in verify_rules.RULES)
+
+
+@pytest.mark.parametrize(
+    ("libtpu", "words"), [("0.0.50", "is 0.0.50; torch_xla 2.9.0 needs libtpu==0.0.21"), (None, "not installed")]
+)
+def test_libtpu_must_be_the_one_torch_xla_asks_for(libtpu: str | None, words: str) -> None:
+    image = (with_package("libtpu", libtpu) if libtpu else without_package("libtpu"))(good())
+    (finding,) = verify_rules.check(image)["torch_xla_has_its_libtpu"]
+    assert words in str(finding)
+
+
+def test_torch_must_be_of_the_release_torch_xla_was_built_for() -> None:
+    found = verify_rules.check(with_package("torch", "2.8.0")(good()))["torch_xla_has_its_libtpu"]
+    assert [str(one) for one in found] == ["package torch: is 2.8.0 beside torch_xla 2.9.0"]
+
+
+def test_cudnn_must_be_the_one_tensorflow_was_built_with() -> None:
+    image = without_package("tensorflow-cpu")(with_text(BUILD_INFO, CUDA_BUILD)(good("tf-cpu")))
+    rule = "tensorflow_has_its_cudnn"
+    assert not verify_rules.check(image)[rule], "a CUDA build without CUDA packages runs on the CPU"
+    old = with_package("nvidia-cudnn-cu12", "8.9.7")(image)
+    assert [str(one) for one in verify_rules.check(old)[rule]] == [
+        "package nvidia-cudnn: 8.9.7 is installed; TensorFlow was built with cuDNN 9"
+    ]
+    assert not verify_rules.check(with_package("nvidia-cudnn-cu12", "9.10.2.21")(image))[rule]
+
+
+def test_a_package_installed_twice_names_both_folders() -> None:
+    image = good("tf-cpu")
+    version = image.version("numpy")
+    assert version
+    found = verify_rules.check(with_package("numpy", version, "/opt/requirements")(image))["installed_matches_locks"]
+    assert [str(one) for one in found] == ["package numpy: is installed in /opt/venv and /opt/requirements"]
+
+
+def test_a_pin_that_no_lock_has_is_found() -> None:
+    image = good("tf-cpu")
+    image.__dict__["locked"] = {name: version for name, version in image.locked.items() if name != "gcsfs"}
+    found = verify_rules.check(image)["pins_reach_the_lock"]
+    assert len(found) == 1 and "asks for gcsfs==" in str(found[0]) and "the lock has none" in str(found[0])
+
+
+def test_sources_without_byte_code_and_with_foreign_byte_code_are_told_apart() -> None:
+    image = good()
+    image = changed(image, inside=dataclasses.replace(image.inside, missing=("/opt/a.py",), stale=("/opt/b.py",)))
+    found = [str(one) for one in verify_rules.check(image)["imports_do_not_compile"]]
+    assert found == [
+        "/opt/a.py: has no byte code that Python would use",
+        "/opt/b.py: has the byte code of another source",
+    ]
+
+
+def test_many_findings_of_a_rule_are_counted_not_told() -> None:
+    image = good()
+    missing = tuple(f"/opt/{number}.py" for number in range(verify_rules.SHOWN + 5))
+    image = changed(image, inside=dataclasses.replace(image.inside, missing=missing))
+    found = verify_rules.check(image)["imports_do_not_compile"]
+    assert len(found) == verify_rules.SHOWN + 1 and str(found[-1]) == "and: 5 more"
+
+
+def over_budget(image: Evidence) -> Evidence:
+    budget = image.spec.budget.model_copy(update={"size": image.size - 10})
+    return changed(image, spec=image.spec.model_copy(update={"budget": budget}))
+
+
+def test_a_size_over_the_budget_names_layers_and_packages() -> None:
+    image = with_package("torch", "2.9.1")(with_layer({"opt/big": bytes(5000)})(good()))
+    inside = tuple(
+        dataclasses.replace(one, bytes=1770000000) if one.name == "torch" else one for one in image.inside.packages
+    )
+    image = over_budget(changed(image, inside=dataclasses.replace(image.inside, packages=inside)))
+    (finding,) = verify_rules.check(image)["size_within_budget"]
+    assert not finding.note
+    assert "10 B over the budget" in finding.what and "added 5.0 KB" in finding.what and "torch 1.77 GB" in finding.what
+
+
+def test_a_framework_from_the_fallback_index_is_over_budget_with_a_note_only() -> None:
+    image = over_budget(with_label("io.trainyard.index", "default")(good()))
+    (finding,) = verify_rules.check(image)["size_within_budget"]
+    assert finding.note and "default index instead of pytorch-cpu" in finding.what
+
+
+def test_what_a_locked_wheel_brings_is_no_secret_unless_it_was_changed() -> None:
+    site = "opt/venv/lib/python3.11/site-packages"
+    for content, expected in ((certificate(9), 0), (certificate(9) + certificate(8), 1)):
+        image = with_layer({f"{site}/certifi/cacert.pem": content})(good())
+        assert len(verify_rules.check(image)["no_foreign_certificates"]) == expected
+
+
+@pytest.mark.parametrize(
+    ("path", "kind"),
+    [
+        ("root/.aws/credentials", "AWS credentials"),
+        ("home/trainer/.config/gcloud/application_default_credentials.json", "gcloud credentials"),
+        ("root/.ssh/id_ed25519", "an SSH key"),
+        ("opt/app/.env", "an environment file"),
+        ("root/.ssh/id_ed25519.pub", None),
+        ("opt/venv/lib/python3.11/site-packages/google/auth/credentials.py", None),
+    ],
+)
+def test_credential_files_are_known_by_their_names(path: str, kind: str | None) -> None:
+    assert leaks.in_name(path) == kind
+
+
+@pytest.mark.parametrize(
+    ("text", "kind"),
+    [
+        ("A" + "KIA" + "ABCDEFGHIJKLMNOP", "an AWS access key"),
+        ("gh" + "p_" + "a1" * 18, "a GitHub token"),
+        ("h" + "f_" + "aB" * 17, "a Hugging Face token"),
+        ("AI" + "za" + "x" * 35, "a Google API key"),
+        (json.dumps({"private_key": KEY.decode()}), "a private key"),
+        ("if line.startswith('-----BEGIN PRIVATE KEY-----'):", None),
+        ("half_precision hf_hub https://user:password@example.com/", None),
+    ],
+)
+def test_tokens_are_known_by_their_format(text: str, kind: str | None) -> None:
+    assert leaks.in_text(f"x = '{text}'\n".encode()) == ([kind] if kind else [])
+
+
+def test_addresses_with_passwords_are_looked_for_in_settings_files() -> None:
+    line = b"extra-index-url = https://me:hunter2@index.example/simple\n"
+    assert leaks.in_text(line, "etc/pip.conf") == ["an address with a password"]
+    assert leaks.in_text(line, "opt/readme.md") == []
+
+
+@pytest.mark.parametrize(
+    ("command", "found"),
+    [
+        ("RUN |1 GITHUB_TOKEN=abc123 /bin/sh -c true", ["a secret by its name (GITHUB_TOKEN)"]),
+        ("RUN PASSWORD=$OTHER GOOGLE_APPLICATION_CREDENTIALS=/run/secrets/x true", []),
+        ("ARG TOKENS=3", []),
+    ],
+)
+def test_secrets_in_history(command: str, found: list[str]) -> None:
+    assert leaks.in_command(command) == found
+
+
+def test_a_secret_is_never_repeated() -> None:
+    token = "gh" + "p_" + "z9" * 18
+    image = with_layer({"opt/notes": token.encode()})(with_setting(Env=[f"A={token}", f"GH_TOKEN={token}"])(good()))
+    found = verify_rules.check(image)
+    assert found["no_credentials_in_layers"] and len(found["no_credentials_in_settings"]) == 3
+    assert token not in repr(found)
+
+
+@pytest.mark.parametrize("compress", [bytes, gzip.compress, zstandard.ZstdCompressor(level=1).compress])
+def test_layers_are_read_whatever_their_compression(compress: Callable[[bytes], bytes]) -> None:
+    big = os.urandom(3 << 20)
+    plain = tar_of({"opt/big.bin": big, "opt/a/.wh.b": b"", "opt/c/.wh..wh..opq": b"", "root/.netrc": b"machine"})
+    found = layers.scan(io.BufferedReader(io.BytesIO(compress(plain))))  # type: ignore[arg-type]
+    assert found.files["opt/big.bin"].size == len(big) and found.size == len(big) + 7
+    assert found.removed == ["opt/a/b", "opt/c"]
+    assert [one.path for one in found.suspects] == ["root/.netrc"]
+
+
+@pytest.mark.parametrize("cut", [100, 3000])
+def test_a_broken_layer_is_one_clear_line(cut: int) -> None:
+    whole = zstandard.ZstdCompressor().compress(tar_of({"opt/a": os.urandom(5000)}))
+    with pytest.raises(StepFailed, match="a layer cannot be read"):
+        layers.scan(io.BufferedReader(io.BytesIO(whole[:cut])))  # type: ignore[arg-type]
+
+
+def test_layers_are_named_after_the_stages_of_the_rendered_dockerfile() -> None:
+    text = render.dockerfile(load("xla"))
+    below, copies = layers.stages(text)
+    assert copies == ["framework", "requirements", "about", "common", "trainers", "launcher"]
+    made_by = [
+        "",
+        *(f"{keyword} something" for _, keyword in below),
+        *["COPY /out / # buildkit"] * len(copies),
+        "RUN later",
+    ]
+    names = layers.name_layers(made_by, text)
+    assert [stage for stage, _ in names] == ["base", *(stage for stage, _ in below), *copies, "added"]
+    assert [kind for _, kind in names] == ["base", *["below"] * len(below), *["copied"] * len(copies), "added"]
+
+
+def test_an_index_with_attestations_leads_to_its_image() -> None:
+    entries = [
+        {"digest": "sha256:a", "platform": {"os": "unknown", "architecture": "unknown"}},
+        {"digest": "sha256:b", "platform": {"os": "linux", "architecture": "amd64"}},
+    ]
+    assert layers.manifest_of({"manifests": entries}) == "sha256:b"
+    assert layers.manifest_of({"config": {}, "layers": []}) is None
+
+
+def test_the_probe_tells_good_byte_code_from_bad(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    import py_compile
+
+    for name in ("good", "stale", "timed", "outdated", "missing"):
+        (tmp_path / f"{name}.py").write_text(f"x = '{name}'\n")
+    (tmp_path / "template.py").write_text("{{ not python }} at all\n")
+    unchecked = py_compile.PycInvalidationMode.UNCHECKED_HASH
+    for name in ("good", "stale"):
+        py_compile.compile(str(tmp_path / f"{name}.py"), invalidation_mode=unchecked)
+    for name in ("timed", "outdated"):
+        py_compile.compile(str(tmp_path / f"{name}.py"), invalidation_mode=py_compile.PycInvalidationMode.TIMESTAMP)
+    (tmp_path / "stale.py").write_text("x = 'changed'\n")
+    os.utime(tmp_path / "outdated.py", (1, 1))
+    monkeypatch.setattr("sys.path", [str(tmp_path)])
+    found = probe.bytecode()
+    assert found["sources"] == 6
+    assert [Path(path).name for path in found["missing"]] == ["missing.py", "outdated.py"]
+    assert [Path(path).name for path in found["stale"]] == ["stale.py"]
+
+
+def test_the_probe_is_valid_for_the_oldest_python() -> None:
+    import ast
+
+    ast.parse(Path(probe.__file__).read_text(encoding="utf-8"), feature_version=(3, 8))
+
+
+@pytest.mark.parametrize(
+    ("count", "text"), [(0, "0 B"), (999, "999 B"), (67587, "67.6 KB"), (340937340, "340.9 MB"), (1.85e9, "1.85 GB")]
+)
+def test_sizes_are_decimal(count: float, text: str) -> None:
+    assert in_units(count) == text
+
+
+def test_an_unknown_target_lists_the_valid_ones(verb: Callable[..., tuple[int, str, str]]) -> None:
+    status, out, err = verb(verify, "tf-cpux")
+    assert (status, out) == (2, "") and "did you mean 'tf-cpu'?" in err and len(err.splitlines()) == 1
