@@ -2,6 +2,8 @@
 
     make smoke TARGET=xla
 
+It takes the candidate, or `trainyard:xla` where there is no candidate.
+
 Beside the image runs a sidecar, which is the same image with the fake of Google Cloud's metadata server and TPU API
 (scripts/fakes/google_cloud.py) copied into it, on a network that leads nowhere else. No host mount and no host port
 is used, so this works alike on a laptop, in CI, in Cloud Build and against a remote engine. Then:
@@ -30,9 +32,8 @@ import docker.errors
 import requests
 from docker.models.containers import Container
 
-from scripts import cli, digits, engine, state
+from scripts import cli, digits, engine, state, verify
 from scripts.cli import ROOT, StepFailed, say
-from scripts.plan import NAME
 from scripts.spec import Spec, load
 
 FAKE = ROOT / "scripts" / "fakes" / "google_cloud.py"
@@ -307,7 +308,7 @@ def smoke(spec: Spec, reference: str) -> dict[str, Any]:
 def main(arguments: list[str]) -> int:
     options = cli.parser(__doc__).parse_args(arguments)
     spec = load(options.target)
-    facts = smoke(spec, f"{NAME}:{spec.target}-candidate")
+    facts = smoke(spec, verify.default_reference(spec))
     say(f"{spec.target}: trained, stopped and resumed in {facts['seconds']} s")
     cli.result(facts, as_json=options.json)
     return 0
