@@ -222,7 +222,7 @@ class Executor:
         self._running: dict[int, Container] = {}
         self._stopping: str | None = None
         self._guard = threading.Lock()
-        self._labels = {engine.OWNED: "cloudbuild", "io.trainyard.cloudbuild": self.id}
+        self._labels = engine.owned("cloudbuild") | {"io.trainyard.cloudbuild": self.id}
         self._volumes: dict[str, str] = {}
 
     def cancel(self, status: str = CANCELLED) -> None:

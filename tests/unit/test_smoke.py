@@ -1,0 +1,94 @@
+"""The judgement of the training runs: each way in which a run can go wrong is named, and a good one is let pass."""
+
+from __future__ import annotations
+
+import json
+import os
+from typing import Any
+
+import pytest
+
+from scripts import base, engine, smoke
+from scripts.smoke import Finished
+
+GOOD: dict[str, Any] = {
+    "event": "summary",
+    "loss_first": 2.3,
+    "loss_last": 0.1,
+    "accuracy": 98.9,
+    "weights_sha256": "a",
+    "resumed_from": None,
+}
+
+
+def finished(status: int = 0, lines: tuple[str, ...] = (), **changes: Any) -> Finished:
+    return Finished(status, list(lines), GOOD | changes)
+
+
+def test_good_runs_pass() -> None:
+    assert smoke.check_straight(finished(lines=("launch: warning  known", "| Training")), 0.97) == []
+    assert smoke.check_stopped(finished(143), 0.5) == []
+    assert smoke.check_resumed(finished(resumed_from=30), finished()) == []
+
+
+@pytest.mark.parametrize(
+    ("run", "words"),
+    [
+        (finished(1), "exit status 1 where 0"),
+        (Finished(0, [], {}), "no summary line"),
+        (finished(loss_last=2.3), "the loss did not fall"),
+        (finished(loss_last="nan", loss_first="nan"), "the loss did not fall"),
+        (finished(accuracy=96.9), "accuracy 96.90 % is below the floor of 97 %"),
+        (finished(lines=("WARNING:root:something",)), "unexpected line in the log: WARNING:root"),
+        (finished(lines=("Traceback (most recent call last):",)), "unexpected line in the log: Traceback"),
+    ],
+)
+def test_a_straight_run_that_went_wrong_is_refused(run: Finished, words: str) -> None:
+    assert words in " ".join(smoke.check_straight(run, 0.97))
+
+
+@pytest.mark.parametrize("status", [0, 1, 137])
+def test_any_other_end_than_143_after_sigterm_is_refused(status: int) -> None:
+    assert f"exit status {status} after SIGTERM" in smoke.check_stopped(finished(status), 0.5)[0]
+
+
+def test_a_stop_that_takes_longer_than_platforms_give_is_refused() -> None:
+    assert "platforms give 15 s" in smoke.check_stopped(finished(143), 15.1)[0]
+
+
+@pytest.mark.parametrize(
+    ("run", "words"),
+    [
+        (finished(1, resumed_from=30), "exit status 1"),
+        (finished(resumed_from=None), "started anew"),
+        (finished(resumed_from=30, weights_sha256="b"), "other weights"),
+        (finished(resumed_from=30, accuracy=98.8), "other weights"),
+    ],
+)
+def test_a_resumed_run_must_end_like_the_straight_one(run: Finished, words: str) -> None:
+    assert words in smoke.check_resumed(run, finished())[0]
+
+
+def test_the_summary_is_the_last_one_and_other_json_is_none() -> None:
+    lines = [json.dumps(GOOD), json.dumps(GOOD | {"accuracy": 99.0}), "{broken", '{"event": "train"}', "[1]"]
+    assert smoke.summary_of(lines)["accuracy"] == 99.0
+    assert smoke.summary_of(["nothing"]) == {}
+
+
+def test_what_a_living_process_made_is_no_leftover() -> None:
+    assert engine.in_use(engine.owned("test") | {engine.OWNER: str(os.getppid())})
+    assert not engine.in_use(engine.owned("test")), "what this process made, it may remove"
+    assert not engine.in_use({engine.OWNED: "test", engine.OWNER: str(2**22 + 1)})
+    assert not engine.in_use({engine.OWNED: "test", engine.OWNER: "rubbish"})
+    assert not engine.in_use(None)
+
+
+def test_a_base_is_bootstrapped_from_the_hosts_own_sources() -> None:
+    targets = "http://mirror.example/debian/ Debian\n" * 2
+    targets += "http://mirror.example/security/ Debian-Security\nhttp://other.example/ Other\n"
+    assert base.host_sources(targets, "bookworm") == [
+        "deb http://mirror.example/debian/ bookworm main",
+        "deb http://mirror.example/debian/ bookworm-updates main",
+        "deb http://mirror.example/security/ bookworm-security main",
+    ]
+    assert base.host_sources("", "bookworm") == []
