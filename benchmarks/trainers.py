@@ -1,151 +1,156 @@
-"""The PyTorch trainers against what people write by hand, in the same process environment, on the same data and cores.
+"""The trainers against their peers: each section measures both in one run, on the same data and cores.
 
-    python -m benchmarks.trainers mnist DIGITS      seconds of training to 98.5 %, ours and the classic recipe
-    python -m benchmarks.trainers pipeline FOLDER   images per second: decoding alone, ours, torchvision's ImageFolder
+    python -m benchmarks.trainers                            every section, each in the image it belongs to
+    python -m benchmarks.trainers mnist pipeline             some of them; see --help
+    python -m benchmarks.trainers mnist resnet --device cuda --inside    here: on a machine with torch and a GPU
 
-DIGITS is written by ``python -m scripts.digits``, FOLDER holds class folders of JPEG files. Run it where torch is (an
-image, with the checkout mounted and PYTHONPATH set); ``--device cuda`` for the first. The result is JSON on stdout.
+Outside, a section's data are written to a temporary folder and the section runs in a container of its image, without
+a network, this checkout mounted. The table goes to stderr, JSON to stdout; ``--save`` keeps a section's figures in
+benchmarks/results/trainers-<device>.json and writes the table of all that are there beside it, so that a small machine
+can measure one section at a time.
 """
 
 from __future__ import annotations
 
 import argparse
-import itertools
+import datetime
 import json
 import os
+import platform
 import subprocess
 import sys
-import time
+import tempfile
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-import numpy as np
+from benchmarks import sections
+from benchmarks.sections import Result, Row
 
-TARGET = 98.5  # percent
-
-
-def ours_to_target(datadir: str, device: str, seed: int) -> dict[str, Any]:
-    """Seconds that ``trainers.torch.mnist`` trains until a test reaches the target."""
-    words = ["--datadir", datadir, "--epochs=10", f"--target-accuracy={TARGET}", f"--device={device}", f"--seed={seed}"]
-    command = [sys.executable, "-m", "trainers.torch.mnist", *words]
-    ended = subprocess.run(command, capture_output=True, text=True, check=True)
-    summary = json.loads(ended.stdout.splitlines()[-1])
-    return {"seconds": summary["train_seconds"], "accuracy": summary["accuracy"], "epochs": summary["epochs"]}
+ROOT = Path(__file__).resolve().parent.parent
+RESULTS = ROOT / "benchmarks" / "results"
 
 
-def classic_to_target(datadir: str, device: str, seed: int, most_epochs: int = 60) -> dict[str, Any]:
-    """The same for the recipe of pytorch/examples, written from its description: two 3x3 convolutions of 32 and 64
-    filters, dropout, Adadelta with rate 1 times 0.7 an epoch, batches of 64 from a DataLoader over PIL images."""
-    import torch
-    import torch.nn.functional as F
-    from PIL import Image
-    from torch import nn
-    from torch.utils.data import DataLoader, Dataset
-
-    from trainers.common import idx
-
-    class Digits(Dataset[tuple[torch.Tensor, int]]):
-        def __init__(self, split: str) -> None:
-            self.images, self.labels = idx.load_mnist(datadir, split)
-
-        def __len__(self) -> int:
-            return len(self.labels)
-
-        def __getitem__(self, index: int) -> tuple[torch.Tensor, int]:
-            pixels = torch.from_numpy(np.array(Image.fromarray(self.images[index]))).float() / 255
-            return ((pixels - 0.1307) / 0.3081)[None], int(self.labels[index])
-
-    torch.manual_seed(seed)
-    network = nn.Sequential(
-        nn.Conv2d(1, 32, 3), nn.ReLU(), nn.Conv2d(32, 64, 3), nn.ReLU(), nn.MaxPool2d(2), nn.Dropout(0.25),
-        nn.Flatten(), nn.Linear(9216, 128), nn.ReLU(), nn.Dropout(0.5), nn.Linear(128, 10),
-    ).to(device)  # fmt: skip
-    optimizer = torch.optim.Adadelta(network.parameters(), lr=1.0)
-    schedule = torch.optim.lr_scheduler.StepLR(optimizer, 1, gamma=0.7)
-    loader, tests = DataLoader(Digits("train"), 64, shuffle=True), DataLoader(Digits("test"), 1000)
-    seconds = accuracy = 0.0
-    epochs = 0
-    while accuracy < TARGET and epochs < most_epochs:
-        epochs += 1
-        start = time.monotonic()
-        network.train()
-        for images, labels in loader:
-            optimizer.zero_grad()
-            F.cross_entropy(network(images.to(device)), labels.to(device)).backward()
-            optimizer.step()
-        seconds += time.monotonic() - start
-        schedule.step()
-        network.eval()
-        with torch.no_grad():
-            right = sum(int((network(images.to(device)).argmax(1).cpu() == labels).sum()) for images, labels in tests)
-        accuracy = 100 * right / len(tests.dataset)  # type: ignore[arg-type]
-    return {"seconds": seconds, "accuracy": accuracy, "epochs": epochs}
+def inside(name: str, data: Path, device: str, rounds: int) -> dict[str, Any]:
+    """Measure section ``name`` in this process's own environment."""
+    found: Result = sections.load(name).measure(data, device, rounds)
+    return {"section": name, **asdict(found), "machine": machine(device)}
 
 
-def mnist(datadir: str, device: str, rounds: int = 3) -> dict[str, Any]:
-    """Both, alternating, with seeds 0, 1, ...; the medians and how many times faster ours is."""
-    runs = [(ours_to_target(datadir, device, seed), classic_to_target(datadir, device, seed)) for seed in range(rounds)]
-    ours, classic = (float(np.median([pair[side]["seconds"] for pair in runs])) for side in (0, 1))
-    return {"ours_seconds": ours, "classic_seconds": classic, "times_faster": classic / ours, "runs": runs}
+def machine(device: str) -> dict[str, str]:
+    """What the figures hold for: processor, cores, accelerator, versions, date."""
+    import importlib.metadata
 
-
-def pipeline(folder: str, side: int = 224, rounds: int = 3) -> dict[str, Any]:
-    """Images per second of random crops, best of ``rounds``: Pillow alone on all cores, our loader, torchvision's."""
-    from concurrent.futures import ThreadPoolExecutor
-
-    from PIL import Image
-
-    from trainers.common import images
-
-    workers = len(os.sched_getaffinity(0))
-    source = images.find(folder, "train")
-    chances = images.uniform(source.count, 5, 0, 1)
-    plan = np.array_split(np.arange(source.count), max(1, source.count // 64))
-    paths = [source.read(number)[2] for number in range(source.count)]
-
-    def bare() -> None:
-        def decode(path: str) -> None:
-            with Image.open(path) as image:
-                image.convert("RGB").load()
-
-        with ThreadPoolExecutor(workers) as pool:
-            list(pool.map(decode, paths))
-
-    def ours() -> None:
-        loader = images.Loader(source, workers)
-        for _ in loader.batches(plan, side, lambda number, w, h: images.random_box(chances[number], w, h, 0.08)):
-            pass
-
-    def torchvision_loader() -> None:
+    lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
+    model = next(
+        (line.partition(":")[2].strip() for line in lines if line.startswith("model name")), platform.machine()
+    )
+    found = {"cpu": model, "cores": str(len(os.sched_getaffinity(0))), "python": platform.python_version()}
+    for package in ("torch", "torchvision", "tensorflow-cpu", "tensorflow", "pillow"):
+        try:
+            found[package] = importlib.metadata.version(package)
+        except importlib.metadata.PackageNotFoundError:
+            continue
+    if device == "cuda":
         import torch
-        from torchvision import datasets, transforms
 
-        crop = transforms.Compose([transforms.RandomResizedCrop(side), transforms.RandomHorizontalFlip(),
-                                   transforms.ToTensor(), transforms.Normalize([0.5] * 3, [0.5] * 3)])  # fmt: skip
-        where = next(path for path in (Path(folder) / "train", Path(folder)) if path.is_dir())
-        loader = torch.utils.data.DataLoader(datasets.ImageFolder(str(where), crop), 64, num_workers=workers)
-        for _ in loader:
-            pass
+        found["gpu"] = torch.cuda.get_device_name()
+        found["cuda"] = str(torch.version.cuda)
+    return {**found, "date": datetime.datetime.now(datetime.UTC).date().isoformat()}
 
-    best: dict[str, float] = {}
-    for _, part in itertools.product(range(rounds), (bare, ours, torchvision_loader)):
-        start = time.monotonic()
-        part()
-        best[part.__name__] = max(best.get(part.__name__, 0.0), source.count / (time.monotonic() - start))
-    return {**best, "of_decode_floor": best["ours"] / best["bare"], "times_torchvision": best["ours"]
-            / best["torchvision_loader"], "images": source.count, "workers": workers}  # fmt: skip
+
+def outside(name: str, image: str, device: str, rounds: int) -> dict[str, Any]:
+    """Measure section ``name`` in a container of ``image`` (default: the section's own target)."""
+    from scripts import engine
+
+    section = sections.load(name)
+    with tempfile.TemporaryDirectory() as folder:
+        data = Path(folder)
+        section.prepare(data)
+        for path in (data, *data.rglob("*")):
+            path.chmod(0o755 if path.is_dir() else 0o644)  # the image's user is another
+        engine.client()
+        command = [
+            "docker", "run", "--rm", "--network=none", "--shm-size=2g", "--entrypoint=/opt/venv/bin/python",
+            *(f"--label={key}={value}" for key, value in engine.owned("benchmark").items()),
+            *(["--gpus=all"] if device == "cuda" else []),
+            f"--volume={ROOT}:/src:ro", f"--volume={data}:/data:ro", "--workdir=/tmp", "--env=PYTHONPATH=/src",
+            "--env=PYTHONDONTWRITEBYTECODE=1", image or f"trainyard:{section.TARGET}", "-m", "benchmarks.trainers",
+            name, "--inside", "--json", "--data=/data", f"--device={device}", f"--rounds={rounds}",
+        ]  # fmt: skip
+        ended = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=False)
+        if ended.returncode:
+            sys.exit(f"section {name} failed in {image or section.TARGET}; its words are above")
+        found: list[dict[str, Any]] = json.loads(ended.stdout)
+    return found[0]
+
+
+def table(found: list[dict[str, Any]]) -> str:
+    """The figures as a Markdown table, and what they were measured on."""
+    lines = ["| section | what | ours | peer | ratio | target |", "|---|---|---|---|---|---|"]
+    for section in found:
+        for entry in section["rows"]:
+            row = Row(**entry)
+            target = f">= {row.target:g} {row.verdict}" if row.target else "-"
+            lines.append(
+                f"| {section['section']} | {row.what} | {row.ours:.4g} {row.unit}"
+                f" | {row.against}: {row.peer:.4g} {row.unit} | {row.ratio:.2f} | {target} |"
+            )
+    lines.append("")
+    for section in found:
+        on = ", ".join(f"{key} {value}" for key, value in section["machine"].items())
+        lines.append(f"- {section['section']} was measured on {on}.")
+    return "\n".join(lines)
+
+
+def save(found: list[dict[str, Any]], device: str) -> None:
+    """Keep ``found`` beside what was measured of other sections, and write the table of all."""
+    path = RESULTS / f"trainers-{device}.json"
+    kept = json.loads(path.read_text(encoding="utf-8")) if path.exists() else []
+    every = {section["section"]: section for section in [*kept, *found]}
+    path.write_text(json.dumps([every[name] for name in sorted(every)], indent=1) + "\n", encoding="utf-8")
+    title = f"# The trainers against their peers ({device})"
+    source = f"Written by `python -m benchmarks.trainers --device {device} --save`."
+    body = table([every[name] for name in sorted(every)])
+    path.with_suffix(".md").write_text(f"{title}\n\n{source}\n\n{body}\n", encoding="utf-8")
 
 
 def main() -> None:
     """The command line."""
-    parser = argparse.ArgumentParser(prog="benchmarks.trainers", description=__doc__)
-    parser.add_argument("what", choices=("mnist", "pipeline"))
-    parser.add_argument("data", help="folder with the data")
-    parser.add_argument("--device", default="cpu", help="cpu or cuda")
+    parser = argparse.ArgumentParser(prog="benchmarks.trainers", description=(__doc__ or "").splitlines()[0])
+    parser.add_argument(
+        "sections", nargs="*", metavar="SECTION", help=f"of {', '.join(sections.names())}; default: all"
+    )
+    parser.add_argument("--device", default="cpu", choices=("cpu", "cuda"), help="what to train on (default cpu)")
+    parser.add_argument(
+        "--rounds", type=int, default=3, help="seeds, or repetitions of which the best counts (default 3)"
+    )
+    parser.add_argument("--image", default="", help="measure in this image (default: trainyard:<the section's target>)")
+    parser.add_argument("--inside", action="store_true", help="measure in this very environment, without a container")
+    parser.add_argument("--data", type=Path, help="with --inside: the data; default: written anew")
+    parser.add_argument("--json", action="store_true", help="only the JSON, no table")
+    parser.add_argument("--save", action="store_true", help="keep the figures in benchmarks/results/")
     args = parser.parse_args()
-    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # as our trainers have it; the peer gets it too
-    result = mnist(args.data, args.device) if args.what == "mnist" else pipeline(args.data)
-    print(json.dumps(result, indent=1))
+    unknown = set(args.sections) - set(sections.names())
+    if unknown:
+        parser.error(f"no section {', '.join(sorted(unknown))}: there is {', '.join(sections.names())}")
+    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # as our trainers have it; the peers get it too
+    found = []
+    for name in args.sections or sections.names():
+        if args.device not in sections.load(name).DEVICES:
+            print(f"{name}: is not measured on {args.device}", file=sys.stderr)
+        elif not args.inside:
+            found.append(outside(name, args.image, args.device, args.rounds))
+        else:
+            with tempfile.TemporaryDirectory() as folder:
+                if not args.data:
+                    sections.load(name).prepare(Path(folder))
+                found.append(inside(name, args.data or Path(folder), args.device, args.rounds))
+    if not args.json:
+        print(table(found), file=sys.stderr)
+    if args.save:
+        save(found, args.device)
+    print(json.dumps(found, indent=1))
 
 
 if __name__ == "__main__":

@@ -85,14 +85,15 @@ def test_sigterm_saves_the_step_and_ends_with_143(here: Box, whole: dict[str, ob
     assert resumed["weights_sha256"] == whole["weights_sha256"]
 
 
-def test_four_xla_devices_equal_one(here: Box) -> None:
+def test_four_xla_devices_resumed_halfway_equal_one(here: Box) -> None:
     one = here.trainer("torch.mnist", *SHORT, "--batch-size=64").learned()
-    four = here.trainer(
-        "torch.mnist", *SHORT, "--batch-size=16", "--test-batch-size=128", CPU_NUM_DEVICES="4"
-    ).learned()
+    part = ("--batch-size=16", "--test-batch-size=128", "--checkpoint-dir=/tmp/spmd")
+    stopped = here.trainer("torch.mnist", *SHORT, *part, "--num-steps=30", CPU_NUM_DEVICES="4").learned()
+    four = here.trainer("torch.mnist", *SHORT, *part, CPU_NUM_DEVICES="4").learned()
     assert (one["replicas"], four["replicas"]) == (1, 4)
     assert one["global_batch"] == four["global_batch"] == 64
-    assert one["compile_count"] == four["compile_count"] == 2
+    assert one["compile_count"] == stopped["compile_count"] == 2
+    assert (four["resumed_from"], four["compile_count"]) == (30, 2), "what was loaded makes no graph of its own"
     assert four["loss_last"] == pytest.approx(one["loss_last"], rel=0.01)
     assert four["test_loss"] == pytest.approx(one["test_loss"], rel=0.01)
 
@@ -101,11 +102,15 @@ def test_two_processes_equal_one(here: Box) -> None:
     """At the tolerance of float32 sums in another order, grown over 66 steps; every test image counts once."""
     fp32 = ("--precision=fp32", *CPU)
     one = here.trainer("torch.mnist", *SHORT, *fp32, "--test-batch-size=100").learned()
+    half = (*SHORT, *fp32, "--batch-size=32", "--test-batch-size=77")
     torchrun = ("-m", "torch.distributed.run", "--nproc-per-node=2", "-m", "trainers.torch.mnist")
-    two = here.run(PYTHON, *torchrun, *SHORT, *fp32, "--batch-size=32", "--test-batch-size=77").learned()
-    assert (two["processes"], two["global_batch"]) == (2, one["global_batch"])
-    assert two["test_loss"] == pytest.approx(one["test_loss"], rel=0.02)
-    assert abs(two["accuracy"] - one["accuracy"]) <= 100 / 360 + 1e-9
+    started = here.run(PYTHON, *torchrun, *half).learned()
+    alone = here.trainer("torch.mnist", *half, "--num-cores=2").learned()
+    assert alone["weights_sha256"] == started["weights_sha256"], "with torchrun or without"
+    for two in (started, alone):
+        assert (two["processes"], two["global_batch"]) == (2, one["global_batch"])
+        assert two["test_loss"] == pytest.approx(one["test_loss"], rel=0.02)
+        assert abs(two["accuracy"] - one["accuracy"]) <= 100 / 360 + 1e-9
 
 
 def test_a_signal_to_one_process_stops_both_at_the_same_step(here: Box) -> None:
@@ -208,7 +213,8 @@ def test_imagenet_learns_counts_top5_exactly_and_resumes(here: Box, tmp_path_fac
     counted = here.python(f"""
 import json, numpy, torch
 from trainers.common import images
-batches = images.Loader(images.find("{data}", "test"), 2).batches(
+from trainers.torch import _decode
+batches = images.Loader(images.find("{data}", "test"), 2, decode=_decode.decode).batches(
     [numpy.arange(53)], 32, lambda number, width, height: images.centre_box(width, height))
 pixels, labels = next(batches)
 answers = torch.export.load("/tmp/imagenet-model/model.pt2").module()(torch.from_numpy(pixels)).detach().numpy()

@@ -55,7 +55,9 @@ class Box:
 
     def run(self, *words: str, **environment: str) -> Ended:
         """Run a command to its end."""
-        code, output = self.container.exec_run(list(words), environment={**self.environment, **environment})
+        # One pipe for both streams: Docker's two would come out of order.
+        command = ["sh", "-c", 'exec "$@" 2>&1', "sh", *words]
+        code, output = self.container.exec_run(command, environment={**self.environment, **environment})
         return Ended(code, output.decode())
 
     def python(self, script: str, *words: str) -> Ended:

@@ -49,18 +49,24 @@ class Log:
         self._bar_shown = False
         self._file: IO[str] | None = None
         self._board: Any = None
+        self._mirrors: list[paths.Mirror] = []
         if not chief:
             return
         if metrics_file:
             self._file = self._open(metrics_file)
         if tensorboard_dir:
-            self._board = _tensorboard(tensorboard_dir)
+            self._board = _tensorboard(self._mirror(tensorboard_dir).local)
 
-    @staticmethod
-    def _open(path: str) -> IO[str]:
+    def _mirror(self, folder: str) -> paths.Mirror:
+        self._mirrors.append(paths.Mirror(folder))
+        return self._mirrors[-1]
+
+    def _open(self, path: str) -> IO[str]:
+        folder, _, name = path.rpartition("/")
         try:
-            # Local files continue after a resume; an object in a store can only be written as a whole.
-            return paths.open_file(path, "w" if paths.is_remote(path) else "a")
+            mirror = self._mirror(folder or ("/" if path.startswith("/") else "."))
+            mirror.fetch(name)  # a resumed run goes on where the one before it stopped
+            return open(paths.join(mirror.local, name), "a", encoding="utf-8")
         except OSError as error:
             raise UserError(f"--metrics-file {path}: {error.strerror}") from None
 
@@ -76,6 +82,8 @@ class Log:
         if self._file:
             self._file.write(json.dumps(content) + "\n")
             self._file.flush()
+        for mirror in self._mirrors:
+            mirror.keep_up()
         return content
 
     def scalars(self, step: int, **values: float) -> None:
@@ -107,6 +115,8 @@ class Log:
             self._file.close()
         if self._board:
             self._board.close()
+        while self._mirrors:
+            self._mirrors.pop().close()
 
 
 def _tensorboard(folder: str) -> Any:

@@ -26,6 +26,8 @@ FLAGS = (
     Flag("label-smoothing", number(0, 0.9), 0.1, "share of the target spread over all classes"),
     Flag("mixup", number(0), 0.0, "alpha of mixup; 0: off"),
     Flag("cutmix", number(0), 0.0, "alpha of CutMix; 0: off; with --mixup one of them is drawn for each step"),
+    Flag("ema", number(0, 0.99999), 0.0, "decay of the averaged weights that are tested and exported; 0: off"),
+    Flag("accumulate", whole(1), 1, "batches whose gradients make one step"),
 )  # fmt: skip
 _FAKE_POOL = 64  # different fake images: enough to be no constant, few enough to take no time
 Pixels = tuple[np.ndarray, np.ndarray]
@@ -34,8 +36,13 @@ Pixels = tuple[np.ndarray, np.ndarray]
 class Data:
     """Training and test images: streams of pixels ``uint8[n, side, side, 3]`` and labels ``int64[n]``."""
 
-    def __init__(self, args: argparse.Namespace, share: Callable[[np.ndarray], np.ndarray]) -> None:
-        """``share`` picks a process's rows of a global batch."""
+    def __init__(
+        self,
+        args: argparse.Namespace,
+        share: Callable[[np.ndarray], np.ndarray],
+        decode: images.Decode = images.decode,
+    ) -> None:
+        """``share`` picks a process's rows of a global batch; ``decode`` may be a framework's own."""
         self.args, self.share = args, share
         if args.fake_data:
             self.count, self.test_count = args.fake_images, max(1, args.fake_images // 20)
@@ -48,8 +55,8 @@ class Data:
                 f"{args.datadir}: {len(train.classes)} class folders, but --num-classes {args.num_classes}", USAGE
             )
         self.count, self.test_count = train.count, test.count
-        self.train_loader = images.Loader(train, args.num_workers, args.prefetch_factor)
-        self.test_loader = images.Loader(test, args.num_workers, args.prefetch_factor)
+        self.train_loader = images.Loader(train, args.num_workers, args.prefetch_factor, decode)
+        self.test_loader = images.Loader(test, args.num_workers, args.prefetch_factor, decode)
 
     def side(self, epoch: int) -> int:
         """The image size of ``epoch``: ``--progressive``'s, then ``--image-size``, for equal parts of the epochs."""

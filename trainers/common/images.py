@@ -184,6 +184,14 @@ def centre_box(width: int, height: int, share: float = 0.875) -> Box:
     return (width - side) / 2, (height - side) / 2, (width + side) / 2, (height + side) / 2
 
 
+def mirrored(pixels: np.ndarray) -> np.ndarray:
+    """``uint8[rows, columns, 3]`` mirrored; colour by colour, four times as fast as all at once."""
+    result = np.empty_like(pixels)
+    for colour in range(pixels.shape[2]):
+        result[..., colour] = pixels[:, ::-1, colour]
+    return result
+
+
 def decode(content: bytes, where: str, side: int, choose: Callable[[int, int], Box]) -> np.ndarray:
     """The box that ``choose(width, height)`` picks of an encoded image, as ``uint8[side, side, 3]``.
 
@@ -196,7 +204,7 @@ def decode(content: bytes, where: str, side: int, choose: Callable[[int, int], B
         with Image.open(io.BytesIO(content)) as image:
             width, height = image.size
             left, upper, right, lower = choose(width, height)
-            mirrored, left, right = left > right, min(left, right), max(left, right)
+            mirror, left, right = left > right, min(left, right), max(left, right)
             shrink = min(right - left, lower - upper) / side
             if shrink >= 2:
                 image.draft("RGB", (math.ceil(width / shrink), math.ceil(height / shrink)))
@@ -206,14 +214,20 @@ def decode(content: bytes, where: str, side: int, choose: Callable[[int, int], B
             pixels = np.asarray(whole.resize((side, side), Image.Resampling.BILINEAR, box))
     except (OSError, SyntaxError, ValueError, Image.DecompressionBombError) as error:
         raise UserError(f"{where}: is no readable image ({error}); replace or remove it") from None
-    return pixels[:, ::-1] if mirrored else pixels
+    return mirrored(pixels) if mirror else pixels
+
+
+Decode = Callable[[bytes, str, int, Callable[[int, int], Box]], np.ndarray]
 
 
 class Loader:
-    """Decodes batches with ``workers`` threads (Pillow lets go of the interpreter), ``ahead`` batches in advance."""
+    """Decodes batches with ``workers`` threads (decoders let go of the interpreter), ``ahead`` batches in advance.
 
-    def __init__(self, images: Images, workers: int, ahead: int = 4) -> None:
-        self.images, self.workers, self.ahead = images, workers, ahead
+    ``decode`` is this module's, or a framework's own that does the same.
+    """
+
+    def __init__(self, images: Images, workers: int, ahead: int = 4, decode: Decode = decode) -> None:
+        self.images, self.workers, self.ahead, self.decode = images, workers, ahead, decode
         self.pool = ThreadPoolExecutor(workers, thread_name_prefix="decode")
 
     def batches(
@@ -227,9 +241,11 @@ class Loader:
 
         def fill(pixels: np.ndarray, labels: np.ndarray, numbers: np.ndarray) -> None:
             for place, number in enumerate(numbers):
-                if number >= 0:
+                if number < 0:
+                    pixels[place] = 0
+                else:
                     content, labels[place], where = self.images.read(int(number))
-                    pixels[place] = decode(content, where, side, lambda w, h, n=int(number): choose(n, w, h))  # type: ignore[misc]
+                    pixels[place] = self.decode(content, where, side, lambda w, h, n=int(number): choose(n, w, h))  # type: ignore[misc]
 
         def finished() -> tuple[np.ndarray, np.ndarray]:
             pixels, labels, parts = waiting.popleft()
@@ -239,7 +255,7 @@ class Loader:
 
         try:
             for numbers in plan:
-                pixels, labels = np.zeros((len(numbers), side, side, 3), np.uint8), np.full(len(numbers), -1, np.int64)
+                pixels, labels = np.empty((len(numbers), side, side, 3), np.uint8), np.full(len(numbers), -1, np.int64)
                 cuts = np.linspace(0, len(numbers), min(self.workers, len(numbers)) + 1).astype(int)
                 parts = [
                     self.pool.submit(fill, pixels[start:end], labels[start:end], numbers[start:end])

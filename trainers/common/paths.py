@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
 import shutil
+import sys
 import tempfile
+import time
 from collections.abc import Iterator
 from typing import IO, Any
 
@@ -22,38 +25,51 @@ def join(folder: str, *names: str) -> str:
     return "/".join([folder.rstrip("/") or "/", *names]) if is_remote(folder) else os.path.join(folder, *names)
 
 
-def _filesystem(path: str) -> Any:
+@contextlib.contextmanager
+def _remote(path: str) -> Iterator[Any]:
+    """The file system of address ``path``; what it raises but for FileNotFoundError becomes a :class:`UserError`."""
+    # Without this gcsfs asks the gRPC control API for the bucket's type, which takes a permission of its own.
+    os.environ.setdefault("GCSFS_EXPERIMENTAL_ZB_HNS_SUPPORT", "false")
+    logging.getLogger("gcsfs").setLevel(logging.CRITICAL)  # it logs the tracebacks of errors that we report
     try:
         import fsspec
 
-        return fsspec.core.url_to_fs(path)[0]
-    except (ImportError, ValueError) as error:
-        raise UserError(f"{path}: cannot be reached: {error}") from None
+        yield fsspec.core.url_to_fs(path)[0]
+    except (FileNotFoundError, UserError):
+        raise
+    except Exception as error:  # OSError, aiohttp's, google.auth's, gcsfs's own: refused, no credentials, no network
+        reason = " ".join(str(error).split()) or type(error).__name__
+        raise UserError(f"{path}: cannot be reached: {reason[:300]}") from None
 
 
 def open_file(path: str, mode: str = "rb") -> IO[Any]:
     """Open ``path``; raises :class:`UserError` if a remote side refuses, ``OSError`` as ``open`` does."""
     if is_remote(path):
-        return _filesystem(path).open(path, mode)  # type: ignore[no-any-return]
+        with _remote(path) as filesystem:
+            return filesystem.open(path, mode)  # type: ignore[no-any-return]
     return open(path, mode)
 
 
 def names(folder: str) -> list[str]:
     """Names in ``folder``, sorted; empty if there is no such folder."""
-    if is_remote(folder):
-        filesystem = _filesystem(folder)
-        filesystem.invalidate_cache()
-        found = filesystem.ls(folder, detail=False) if filesystem.exists(folder) else []
-        return sorted(path.rstrip("/").rsplit("/", 1)[-1] for path in found)
     try:
-        return sorted(os.listdir(folder))
+        if not is_remote(folder):
+            return sorted(os.listdir(folder))
+        with _remote(folder) as filesystem:
+            filesystem.invalidate_cache()
+            found = filesystem.ls(folder, detail=False)
     except FileNotFoundError:
         return []
+    return sorted(path.rstrip("/").rsplit("/", 1)[-1] for path in found)
 
 
 def is_folder(path: str) -> bool:
     """Whether ``path`` is an existing folder."""
-    return _filesystem(path).isdir(path) if is_remote(path) else os.path.isdir(path)
+    if not is_remote(path):
+        return os.path.isdir(path)
+    with _remote(path) as filesystem, contextlib.suppress(FileNotFoundError):
+        return filesystem.info(path)["type"] == "directory"  # type: ignore[no-any-return]
+    return False
 
 
 def make_folder(path: str) -> None:
@@ -68,7 +84,10 @@ def make_folder(path: str) -> None:
 def remove(path: str) -> None:
     """Remove a file; one that is already gone is fine."""
     with contextlib.suppress(FileNotFoundError):
-        _filesystem(path).rm(path) if is_remote(path) else os.remove(path)
+        if not is_remote(path):
+            return os.remove(path)
+        with _remote(path) as filesystem:
+            filesystem.rm(path)
 
 
 @contextlib.contextmanager
@@ -82,7 +101,7 @@ def atomic_file(path: str) -> Iterator[IO[bytes]]:
         with tempfile.TemporaryFile() as local:
             yield local  # type: ignore[misc]
             local.seek(0)
-            with open_file(path, "wb") as file:
+            with _remote(path) as filesystem, filesystem.open(path, "wb") as file:
                 shutil.copyfileobj(local, file, 16 << 20)
         return
     temporary = os.path.join(os.path.dirname(path), f".{os.path.basename(path)}.{os.getpid()}.tmp")
@@ -106,4 +125,48 @@ def local_folder(path: str) -> Iterator[str]:
         return
     with tempfile.TemporaryDirectory() as folder:
         yield folder
-        _filesystem(path).put(folder.rstrip("/") + "/", path.rstrip("/") + "/", recursive=True)
+        with _remote(path) as filesystem:
+            filesystem.put(folder.rstrip("/") + "/", path.rstrip("/") + "/", recursive=True)
+
+
+class Mirror:
+    """A local folder to append files in, where those of ``folder`` end up: ``folder`` itself, or a temporary one that
+    is copied to the address ``folder`` every minute and at the end (objects cannot be appended to)."""
+
+    EVERY = 60.0  # seconds
+
+    def __init__(self, folder: str) -> None:
+        self.folder, self.local = folder, folder
+        self._sent = time.monotonic()
+        if is_remote(folder):
+            self.local = tempfile.mkdtemp(prefix="mirror-")
+        else:
+            make_folder(folder)
+
+    def fetch(self, name: str) -> None:
+        """Start file ``name`` with what ``folder`` has of it."""
+        if self.local != self.folder and name in names(self.folder):
+            with open_file(join(self.folder, name)) as far, open(os.path.join(self.local, name), "wb") as near:
+                shutil.copyfileobj(far, near)
+
+    def keep_up(self) -> None:
+        """Copy if it is time to; a failure is told, and made up for by the next copy."""
+        if self.local != self.folder and time.monotonic() - self._sent > self.EVERY:
+            self._sent = time.monotonic()
+            try:
+                self._send()
+            except UserError as error:
+                print(f"note: {error}; trying again in a minute", file=sys.stderr)
+
+    def _send(self) -> None:
+        for name in os.listdir(self.local):
+            with open(os.path.join(self.local, name), "rb") as near, atomic_file(join(self.folder, name)) as far:
+                shutil.copyfileobj(near, far)
+
+    def close(self) -> None:
+        """Copy for the last time."""
+        if self.local != self.folder:
+            try:
+                self._send()
+            finally:
+                shutil.rmtree(self.local, ignore_errors=True)

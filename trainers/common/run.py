@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import math
 import platform
@@ -74,8 +75,6 @@ class Run:
         self.meter = Meter()
         metrics_folder = args.output_dir or args.logdir
         metrics_file = args.metrics_file or (metrics_folder and paths.join(metrics_folder, "metrics.jsonl"))
-        if world.chief and metrics_folder:
-            paths.make_folder(metrics_folder)
         self.log_to = Log(world.chief, metrics_file, args.logdir)
         self._hypertune = hypertune.reporter(args.hypertune_tag) if world.chief else None
         self._checkpoints: Checkpoints | None = None
@@ -85,7 +84,7 @@ class Run:
         self._first_loss: float | None = None
         self._code = 0
         self._saved_step = -1
-        self._stop_profile: Callable[[], None] | None = None
+        self._profile: contextlib.ExitStack | None = None
         self._profile_end = 0
         self._same = {  # what must not change between a run and its resumption
             "trainer": trainer, "seed": args.seed, "global_batch": self.global_batch, "train_images": train_images,
@@ -199,16 +198,18 @@ class Run:
 
     def _profile_if_asked(self) -> None:
         done = self.global_step - (self.resumed_from or 0)
-        if self._stop_profile and done >= self._profile_end:
+        if self._profile and done >= self._profile_end:
             self._end_profile()
         elif self.args.profile and not self._profile_end and done >= 2:  # the first steps compile and allocate
             self._profile_end = done + self.args.profile
-            self._stop_profile = self.world.profile(self.args.output_dir or self.args.logdir or ".")
+            self._profile = contextlib.ExitStack()
+            folder = self._profile.enter_context(paths.local_folder(self.args.output_dir or self.args.logdir or "."))
+            self._profile.callback(self.world.profile(folder))
 
     def _end_profile(self) -> None:
-        if self._stop_profile:
-            self._stop_profile()
-            self._stop_profile = None
+        if self._profile:
+            self._profile.close()
+            self._profile = None
             self.log_to.say(f"Trace written to {self.args.output_dir or self.args.logdir or '.'}")
 
     # --- what happens on the way ------------------------------------------------------------------------

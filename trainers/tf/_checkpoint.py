@@ -8,6 +8,7 @@ from typing import IO, Any
 import numpy as np
 
 from trainers.common.checkpoints import Checkpoints, State
+from trainers.common.exits import USAGE, UserError
 
 
 def _write(state: State, file: IO[bytes]) -> None:
@@ -26,10 +27,22 @@ def folder(path: str, keep: int) -> Checkpoints:
 
 def values(variables: Sequence[Any]) -> State:
     """``variables`` by number and name, as arrays."""
-    return {f"{number:04d} {variable.path}": np.asarray(variable) for number, variable in enumerate(variables)}
+    return dict(zip(_names(variables), map(np.asarray, variables), strict=True))
+
+
+def _names(variables: Sequence[Any]) -> list[str]:
+    return [f"{number:04d} {variable.path}" for number, variable in enumerate(variables)]
 
 
 def assign(variables: Sequence[Any], state: State) -> None:
-    """Give ``variables`` the values that :func:`values` took of them."""
-    for variable, name in zip(variables, values(variables), strict=True):
+    """Give ``variables`` the values that :func:`values` took of them.
+
+    Raises :class:`UserError` if ``state`` is another network's.
+    """
+    named = _names(variables)
+    shapes = {name: value.shape for name, value in state.items()}
+    if shapes != dict(zip(named, (tuple(variable.shape) for variable in variables), strict=True)):
+        raise UserError("the checkpoint is of another network: run with the --model and options it was made with, use"
+                        " another --checkpoint-dir, or --no-resume", USAGE)  # fmt: skip
+    for variable, name in zip(variables, named, strict=True):
         variable.assign(state[name])

@@ -2,23 +2,90 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+import shutil
+import tempfile
+from collections.abc import Callable
+from typing import Any
 
 import keras
 import tensorflow as tf
 
 from trainers.common import paths
+from trainers.common.exits import UserError
+from trainers.common.run import Run
+from trainers.tf._strategy import Cluster
+
+Decode = Callable[[tf.Tensor], tf.Tensor]
 
 
-def write(model: keras.Model, folder: str) -> list[str]:
-    """Write model.keras and saved_model/ into ``folder``; returns their names.
+def hand_over(run: Run, cluster: Cluster, build: Callable[[], keras.Model], decode: Decode | None = None) -> None:
+    """Write the model of ``build()`` into ``--export-dir``, if there is one and the run came to its end.
 
-    ``model`` must have been built outside any strategy, in float32.
+    As the Vertex AI guide on several workers has it: all of them save, the others into a temporary folder.
+    """
+    folder = run.args.export_dir
+    if not folder or run.ended not in ("", "reached"):
+        return
+    with contextlib.nullcontext(folder) if cluster.chief else tempfile.TemporaryDirectory() as place:
+        names = write(build(), place, decode)
+    run.exported(folder, names)
+
+
+def write(model: keras.Model, folder: str, decode: Decode | None = None) -> list[str]:
+    """Write model.keras and saved_model/ into ``folder``, each when it is complete; returns their names.
+
+    ``model`` must have been built outside any strategy, in float32. With ``decode``, which makes the pixels that the
+    model takes of the bytes of one image file, the SavedModel also has the signature ``serve_files``: ``image_bytes``
+    (by this ending TensorFlow Serving and Vertex AI know that JSON has them in base64) to probabilities. Raises
+    :class:`UserError` if there is no room.
     """
     names = ["model.keras", "saved_model"]
-    with paths.local_folder(folder) as local:
-        model.save(os.path.join(local, names[0]))
-        # Spelt out, since Keras would ask for float32 whatever the model's input is.
-        signature = [tf.TensorSpec(image.shape, image.dtype, "images") for image in model.inputs]
-        model.export(os.path.join(local, names[1]), format="tf_saved_model", verbose=False, input_signature=signature)
+    try:
+        with paths.local_folder(folder) as local, tempfile.TemporaryDirectory(prefix=".export-", dir=local) as fresh:
+            model.save(os.path.join(fresh, names[0]))
+            _archive(model, decode).write_out(os.path.join(fresh, names[1]), verbose=False)
+            for name in names:
+                shutil.rmtree(os.path.join(local, name), ignore_errors=True)  # a folder cannot be replaced as a file is
+                os.replace(os.path.join(fresh, name), os.path.join(local, name))
+    except (OSError, tf.errors.OpError) as error:
+        reason = getattr(error, "strerror", None) or str(error).splitlines()[0].rpartition("}} ")[2]
+        raise UserError(
+            f"{folder}: the model cannot be exported ({reason}); make room and run again: with --checkpoint-dir that"
+            " takes the last test and the export only"
+        ) from None
     return names
+
+
+def _archive(model: keras.Model, decode: Decode | None) -> keras.export.ExportArchive:
+    archive = keras.export.ExportArchive()
+    archive.track(model)
+    # Spelt out, since Keras would ask for float32 whatever the model's input is.
+    (image,) = model.inputs
+    images = tf.TensorSpec(image.shape, image.dtype, "images")
+    archive.add_endpoint("serve", lambda images: model(images, training=False), [images])
+    if decode:
+        files = tf.TensorSpec([None], tf.string, "image_bytes")
+        archive.add_endpoint("serve_files", _of_files(model, decode), [files])
+    return archive
+
+
+def _of_files(model: keras.Model, decode: Decode) -> Callable[[tf.Tensor], Any]:
+    (image,) = model.inputs
+    pixels = tf.TensorSpec(image.shape[1:], tf.uint8)
+
+    def answer(image_bytes: tf.Tensor) -> Any:
+        decoded = tf.map_fn(lambda one: _bytes(decode(_image(one))), image_bytes, fn_output_signature=pixels)
+        return model(decoded, training=False)
+
+    return answer
+
+
+def _image(content: tf.Tensor) -> tf.Tensor:
+    """``uint8[height, width, 3]`` of a JPEG, PNG, GIF or BMP file."""
+    return tf.ensure_shape(tf.io.decode_image(content, channels=3, expand_animations=False), [None, None, 3])
+
+
+def _bytes(pixels: tf.Tensor) -> tf.Tensor:
+    return tf.cast(tf.round(pixels), tf.uint8)

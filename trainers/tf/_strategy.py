@@ -3,41 +3,54 @@
 The strategy comes from the environment: ``TF_CONFIG`` with several workers, a TPU's address in ``TPU_NAME`` (not
 when ``LAUNCHER_REHEARSE=1``: a rehearsal has no TPU behind that address), the GPUs present, else the CPU. Every
 worker passes the whole global batch; a replica takes its rows by its number, so the same code serves them all.
+
+A worker that ends early takes the others with it at their next collective: :func:`together` makes that one line.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import hashlib
 import json
 import os
+import socket
+import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import keras
 import numpy as np
 import tensorflow as tf
 
-from trainers.common import cpu, exits, order
+from trainers.common import cpu, order, rehearsal
 from trainers.common.checkpoints import State
 from trainers.common.exits import USAGE, UserError
+
+# What TensorFlow raises in a collective when another worker has ended, been killed or lost its network.
+_LOST = (tf.errors.UnavailableError, tf.errors.AbortedError, tf.errors.CancelledError, tf.errors.DeadlineExceededError)
 
 
 class Cluster:
     """A strategy and its place in the cluster; implements :class:`trainers.common.run.World`."""
 
     def __init__(self, args: argparse.Namespace) -> None:
+        _use_gfile()
         workers, self.rank = _place_in_cluster()
         self.processes = 1
         kind = _kind(args.strategy, workers)
         on_cpu = kind != "tpu" and not tf.config.list_physical_devices("GPU")
-        if args.deterministic or on_cpu:
+        self.jit = args.jit_compile and kind != "tpu"
+        if self.jit and args.deterministic:
+            raise UserError("--deterministic: XLA has no deterministic max pooling; leave out --jit-compile", USAGE)
+        if args.deterministic or (on_cpu and not self.jit):
             # On the CPU this costs nothing measurable and makes sums over threads, and so resuming, bit-exact.
             tf.config.experimental.enable_op_determinism()
         keras.utils.set_random_seed(args.seed)
         if kind == "multiworker":
             self.processes = workers
+            print(f"Worker {self.rank} of {workers} waits for the others of TF_CONFIG", file=sys.stderr)
             self.strategy: tf.distribute.Strategy = tf.distribute.MultiWorkerMirroredStrategy()
         elif kind == "tpu":
             self.strategy = _tpu_strategy()
@@ -50,12 +63,14 @@ class Cluster:
         self.replicas = int(self.strategy.num_replicas_in_sync)
         if self.processes == 1:
             self.rank = 0
-        self.chief = self.rank == 0
+        self.chief = self.rank == 0 and not rehearsal.follows()
         self.label = f"{'TPU' if kind == 'tpu' else 'CPU' if on_cpu else 'GPU'}:0/{self.rank}"
-        if args.precision == "bf16" or (args.precision == "auto" and (kind == "tpu" or (on_cpu and cpu.has_bf16()))):
+        if args.precision == "bf16" or (args.precision == "auto" and (kind == "tpu" or _has_bf16(on_cpu))):
             keras.mixed_precision.set_global_policy("mixed_bfloat16")
+        if self.jit and self.replicas > 1:
+            raise UserError(f"--jit-compile: is for one device, this run has {self.replicas}", USAGE)
         self._functions: list[Any] = []
-        self._total: Callable[..., Any] | None = None
+        self._slots: Callable[..., Any] | None = None
         self._first_calls = 0.0
 
     # --- the trainers' side ------------------------------------------------------------------------------
@@ -78,7 +93,7 @@ class Cluster:
 
     def run(self, body: Callable[..., Any], *inputs: Any) -> Any:
         """``body(*inputs)`` on every replica; per-replica values, for :meth:`sum` for example."""
-        return self.strategy.run(body, inputs)
+        return self.strategy.run(tf.function(body, jit_compile=True) if self.jit else body, inputs)
 
     def on_each_replica(self, array: np.ndarray) -> Any:
         """A copy of ``array`` on every replica's device, to be passed to :meth:`run`.
@@ -108,31 +123,68 @@ class Cluster:
         """Per-replica ``values`` added up over all replicas."""
         return self.strategy.reduce(tf.distribute.ReduceOp.SUM, values, axis=None)
 
-    def _sum_over_processes(self, values: list[int]) -> np.ndarray:
-        if self._total is None:
-            self._total = tf.function(lambda value: self.sum(self.run(tf.identity, value)))
-        return self._total(tf.constant(values, tf.int64)).numpy() // (self.replicas // self.processes)
+    def blend(self, averages: Sequence[Any], variables: Sequence[Any], decay: float) -> None:
+        """Move each of ``averages`` towards its partner: ``decay`` of it stays. Outside of :meth:`run`."""
+        for average, variable in zip(averages, variables, strict=True):
+            self.strategy.extended.update(
+                average.value, lambda slow, fast: slow.assign_add((fast - slow) * (1 - decay)), args=(variable.value,)
+            )
+
+    def check_alike(self, what: str, *counts: int) -> None:
+        """Raise :class:`UserError` on every worker unless all have the same ``counts``.
+
+        Workers with different data would take different numbers of steps and wait for each other for ever.
+        """
+        for count in counts:
+            found = self._of_all(count)
+            if len(set(found)) > 1:
+                self._settle()
+                raise UserError(
+                    f"the workers see different data: {', '.join(map(str, found))} {what}; --datadir must hold the same"
+                    " for all"
+                )
+
+    def close(self) -> None:
+        """Wait for the other workers: one that is gone while the chief still writes would be taken for crashed."""
+        self._of_all(0)
+        self._settle()
+
+    def _settle(self) -> None:
+        """Wait until every worker knows what was just agreed on: one that ends at once takes its part of it away."""
+        with contextlib.suppress(*_LOST):
+            self._of_all(0)
+
+    def _of_all(self, value: int) -> list[int]:
+        """``value`` of each process, by rank."""
+        if self.processes == 1:
+            return [value]
+        if self._slots is None:
+            self._slots = tf.function(lambda slots: self.sum(self.strategy.run(tf.identity, (slots,))))
+        mine = np.zeros(self.processes, np.int64)
+        mine[self.rank] = value
+        # Every local replica adds the same.
+        return (self._slots(tf.constant(mine)).numpy() // (self.replicas // self.processes)).tolist()  # type: ignore[no-any-return]
 
     # --- trainers.common.run.World -----------------------------------------------------------------------
 
     def agree(self, code: int) -> int:
-        """``code``, or PREEMPTED if only other processes were told to stop."""
-        if self.processes == 1:
-            return code
-        stopped = self._sum_over_processes([int(code != 0), 0])[0]
-        return code or (exits.PREEMPTED if stopped else 0)
+        """The largest ``code`` of any process."""
+        agreed = max(self._of_all(code))
+        if agreed:
+            self._settle()
+        return agreed
 
     def agreed_state(self, read: Callable[[], State | None]) -> State | None:
         """What every process reads; raises :class:`UserError` on all of them if they do not see the same step."""
         state = read()
-        if self.processes > 1:
-            step = json.loads(str(state["run"]))["global_step"] if state else -1
-            total, squares = self._sum_over_processes([step, step * step])
-            if squares * self.processes != total * total:  # some variance
-                raise UserError(
-                    f"worker {self.rank} finds step {step}, others find another: --checkpoint-dir must be a folder that"
-                    " all workers share, such as gs://..."
-                )
+        step = json.loads(str(state["run"]))["global_step"] if state else -1
+        found = self._of_all(step)
+        if len(set(found)) > 1:
+            self._settle()
+            raise UserError(
+                f"worker {self.rank} finds step {step}, others find another: --checkpoint-dir must be a folder that all"
+                " workers share, such as gs://..."
+            )
         return state
 
     def compilations(self) -> tuple[int, float]:
@@ -147,6 +199,32 @@ class Cluster:
         """Trace with TensorFlow's profiler into ``folder`` (TensorBoard's profile plugin)."""
         tf.profiler.experimental.start(folder)
         return tf.profiler.experimental.stop  # type: ignore[no-any-return]
+
+
+def together(main: Callable[[argparse.Namespace], int]) -> Callable[[argparse.Namespace], int]:
+    """``main``, with the end of another worker as one clear line instead of a traceback from within a collective."""
+
+    def guarded(args: argparse.Namespace) -> int:
+        try:
+            return main(args)
+        except _LOST as error:
+            workers, rank = _place_in_cluster()
+            if workers == 1:
+                raise
+            reason = error.message.splitlines()[0].rpartition("}} ")[2]
+            raise UserError(
+                f"worker {rank} lost another worker, whose log says why ({reason}); start all of them again to go on"
+            ) from None
+
+    return guarded
+
+
+def _use_gfile() -> None:
+    """Open ``gs://`` with TensorFlow's own client; without fsspec there are local files only."""
+    with contextlib.suppress(ImportError):
+        from trainers.tf import _gfile
+
+        _gfile.register()
 
 
 def _place_in_cluster() -> tuple[int, int]:
@@ -178,16 +256,33 @@ def _kind(asked: str, workers: int) -> str:
     return "mirrored"
 
 
+def _has_bf16(on_cpu: bool) -> bool:
+    """Whether all devices multiply bfloat16; NVIDIA's do from compute capability 8.0 (Ampere) on."""
+    if on_cpu:
+        return cpu.has_bf16()
+    details = map(tf.config.experimental.get_device_details, tf.config.list_physical_devices("GPU"))
+    return all(found.get("compute_capability", (0, 0)) >= (8, 0) for found in details)
+
+
 def _tpu_strategy() -> tf.distribute.Strategy:
     address = os.environ.get("TPU_NAME") or "local"
     try:
+        _reach(address)
         resolver = tf.distribute.cluster_resolver.TPUClusterResolver(tpu=address)
         if address != "local":
             tf.config.experimental_connect_to_cluster(resolver)
         tf.tpu.experimental.initialize_tpu_system(resolver)
         return tf.distribute.TPUStrategy(resolver)
-    except (ValueError, RuntimeError, tf.errors.OpError) as error:
+    except (ValueError, RuntimeError, OSError, tf.errors.OpError) as error:
         raise UserError(f"TPU {address} cannot be used: {str(error).splitlines()[0]}") from None
+
+
+def _reach(address: str, seconds: float = 30) -> None:
+    """Raise ``OSError`` if nobody answers at ``grpc://host:port``: TensorFlow would wait there for ever."""
+    for place in address.split(","):
+        host, _, port = place.removeprefix("grpc://").rpartition(":")
+        if place.startswith("grpc://") and host:
+            socket.create_connection((host, int(port)), seconds).close()
 
 
 def _devices(asked: int, on_cpu: bool) -> list[str]:

@@ -83,10 +83,33 @@ def network(args: argparse.Namespace, classes: int, weights: str) -> keras.Model
 
 
 def cut_out(images: tf.Tensor, numbers: tf.Tensor, boxes: tf.Tensor, side: int) -> tf.Tensor:
-    """``float[n, side, side, 3]`` in 0 to 255: the ``boxes`` (upper, lower, left, right) of ``images[numbers]``."""
-    corners = tf.gather(boxes, [0, 2, 1, 3], axis=1)  # upper, left, lower, right; left > right mirrors
-    chosen = tf.cast(tf.gather(images, numbers), tf.float32)
-    return tf.image.crop_and_resize(chosen, corners, tf.range(tf.shape(numbers)[0]), [side, side])
+    """``float[n, side, side, 3]`` in 0 to 255: the ``boxes`` (upper, lower, left, right) of ``images[numbers]``.
+
+    Two matrix products an image, since a TPU multiplies matrices and XLA has no ``CropAndResize``; exactly what
+    ``tf.image.resize`` with antialiasing makes of a box.
+    """
+    pixels = tf.cast(tf.gather(images, numbers), tf.float32)
+    rows = interpolation(boxes[:, 0], boxes[:, 1], images.shape[1], side)
+    columns = interpolation(boxes[:, 2], boxes[:, 3], images.shape[2], side)
+    return tf.einsum("nqw,npwc->npqc", columns, tf.einsum("nph,nhwc->npwc", rows, pixels))
+
+
+def interpolation(first: tf.Tensor, last: tf.Tensor, size: int, side: int) -> tf.Tensor:
+    """Weights ``float[n, side, size]`` that make ``side`` pixels of those between ``first`` and ``last``.
+
+    ``first`` and ``last`` are ``float[n]`` in shares of ``size``; first > last mirrors.
+    """
+    reach = (last - first)[:, None] * size
+    middle = first[:, None] * size + reach * (tf.range(side, dtype=tf.float32) + 0.5) / side
+    width = tf.maximum(1.0, tf.abs(reach) / side)  # of the triangle that averages: wider where the picture shrinks
+    away = tf.abs(middle[:, :, None] - tf.range(size, dtype=tf.float32) - 0.5) / width[:, :, None]
+    near = tf.maximum(0.0, 1.0 - away)
+    return near / tf.reduce_sum(near, axis=2, keepdims=True)
+
+
+def whole(image: tf.Tensor, side: int) -> tf.Tensor:
+    """All of an ``image`` ``uint8[height, width, 3]`` at ``side`` pixels, as the test sees it."""
+    return tf.image.resize(image, [side, side], antialias=True)
 
 
 class Trainer:
@@ -95,6 +118,7 @@ class Trainer:
     def __init__(self, args: argparse.Namespace, cluster: Cluster) -> None:
         self.args, self.cluster = args, cluster
         self.data = flowers_data.Data(args)
+        cluster.check_alike("training and test images", len(self.data.labels), len(self.data.test_labels))
         self.images = cluster.on_each_replica(self.data.images)
         self.test_images = cluster.on_each_replica(self.data.test_images)
         self.test_batch = args.test_batch_size * cluster.replicas
@@ -204,8 +228,8 @@ def main(args: argparse.Namespace) -> int:
             trainer.restore(state)
         for epoch in run.epochs():
             with run.meter.waiting():
-                whole = run.steps_per_epoch * run.global_batch
-                rows, boxes = (part[:whole].reshape(run.steps_per_epoch, run.global_batch, -1)
+                used = run.steps_per_epoch * run.global_batch
+                rows, boxes = (part[:used].reshape(run.steps_per_epoch, run.global_batch, -1)
                                for part in trainer.data.train_rows(epoch))  # fmt: skip
             for step, count in run.chunks(args.steps_per_execution):
                 done = run.global_step
@@ -215,10 +239,11 @@ def main(args: argparse.Namespace) -> int:
             if not run.ended:
                 run.tested(*trainer.test(run))
         weights = trainer.model.get_weights()  # on every worker: batch norm's averages are gathered from all
-        if cluster.chief and args.export_dir and run.ended in ("", "reached"):
-            run.exported(args.export_dir, _export.write(trainer.served(weights), args.export_dir))
-        return run.finish(_strategy.sha256(weights), classes=trainer.data.classes)
+        _export.hand_over(run, cluster, lambda: trainer.served(weights), lambda image: whole(image, args.image_size))
+        code = run.finish(_strategy.sha256(weights), classes=trainer.data.classes)
+    cluster.close()
+    return code
 
 
 if __name__ == "__main__":
-    exits.guard(main, ARGS, "flowers")
+    exits.guard(_strategy.together(main), ARGS, "flowers")

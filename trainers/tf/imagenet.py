@@ -2,6 +2,7 @@
 """ImageNet (or any large set of labelled images) in TensorFlow, with the models of keras.applications.
 
     python -m trainers.tf.imagenet --datadir FOLDER --epochs 18 --progressive 128,160 --image-size 192
+    python -m trainers.tf.imagenet --datadir gs://BUCKET/FOLDER --epochs 90 --ema 0.9999 --accumulate 2
 
 FOLDER holds class folders, TFRecord files or tar shards; threads decode while the device trains.
 """
@@ -50,6 +51,14 @@ def network(args: argparse.Namespace) -> keras.Model:
     return keras.Model(images, layers.Dense(args.num_classes, dtype="float32", name="head")(features), name="imagenet")
 
 
+def centre(image: tf.Tensor, side: int, share: float = 0.875) -> tf.Tensor:
+    """The middle of an ``image`` ``uint8[height, width, 3]`` at ``side`` pixels, as the test sees it."""
+    height, width = tf.unstack(tf.shape(image)[:2])
+    most = tf.cast(tf.round(tf.cast(tf.minimum(height, width), tf.float32) * share), tf.int32)
+    middle = tf.image.crop_to_bounding_box(image, (height - most) // 2, (width - most) // 2, most, most)
+    return tf.image.resize(middle, [side, side], antialias=True)
+
+
 class Trainer:
     """Model, optimizer and data under a strategy, and what is done with them in a call."""
 
@@ -57,10 +66,15 @@ class Trainer:
         self.args, self.cluster = args, cluster
         self.data = imagenet_data.Data(args, cluster.share)
         self.test_batch = args.test_batch_size * cluster.replicas
+        cluster.check_alike("training and test images", self.data.count, self.data.test_count)
         with cluster.strategy.scope():
             self.model = network(args)
+            self.average = network(args) if args.ema else None
             self.optimizer = keras.optimizers.SGD(momentum=args.momentum, nesterov=args.momentum > 0)
             self.optimizer.build(self.model.trainable_variables)
+        if self.average:
+            self.average.set_weights(self.model.get_weights())
+        self.tested = self.average or self.model
         self._train: dict[int, Callable[..., Any]] = {}  # one graph for each image size
         self._test = cluster.function(self._test_step, *self._batch_of(self.test_batch, args.image_size))
         self.loss = tf.constant(0.0)
@@ -74,24 +88,37 @@ class Trainer:
     ) -> tf.Tensor:
         """Train on a batch; returns its loss, or the first that was not finite."""
         loss = self.cluster.sum(self.cluster.run(self._replica_step, pixels, labels, mask, rate))
+        if self.average:
+            self.cluster.blend(self.average.variables, self.model.variables, self.args.ema)
         return tf.where(tf.math.is_finite(seen), loss, seen)
 
     def _replica_step(self, pixels: tf.Tensor, labels: tf.Tensor, mask: tf.Tensor, rate: tf.Tensor) -> tf.Tensor:
-        images, mine = tf.cast(self.cluster.my_part(pixels), tf.float32), self.cluster.my_part(labels)
-        smoothing, classes = self.args.label_smoothing, self.args.num_classes
-        targets = tf.one_hot(mine, classes) * (1 - smoothing) + smoothing / classes
+        """One step of the optimizer with the gradients of ``--accumulate`` batches; returns this replica's loss."""
+        parts, variables = self.args.accumulate, self.model.trainable_variables
+        mine, targets = self.cluster.my_part(pixels), self.cluster.my_part(labels)
+        pixels, labels = tf.reshape(mine, [parts, -1, *mine.shape[1:]]), tf.reshape(targets, [parts, -1])
+        loss, gradients = tf.constant(0.0), [tf.zeros(variable.shape) for variable in variables]
+        for part in tf.range(parts) if parts > 1 else range(1):
+            tf.autograph.experimental.set_loop_options(parallel_iterations=1)  # together they would need more memory
+            more, further = self._gradients(pixels[part], labels[part], mask)
+            loss, gradients = loss + more, [one + other for one, other in zip(gradients, further, strict=True)]
+        self.optimizer.learning_rate.assign(rate)
+        pairs = zip(gradients, variables, strict=True)  # summed over replicas by the optimizer
+        self.optimizer.apply_gradients([(self._decayed(*pair), pair[1]) for pair in pairs])
+        return loss
+
+    def _gradients(self, pixels: tf.Tensor, labels: tf.Tensor, mask: tf.Tensor) -> tuple[tf.Tensor, list[tf.Tensor]]:
+        """The part of the step's loss that these images have, and its gradients."""
+        images, smoothing, classes = tf.cast(pixels, tf.float32), self.args.label_smoothing, self.args.num_classes
+        targets = tf.one_hot(labels, classes) * (1 - smoothing) + smoothing / classes
         if self.args.mixup or self.args.cutmix:
             shown, keep = mask[:, :, None], tf.reduce_mean(mask)
             images = images * shown + tf.roll(images, 1, 0) * (1 - shown)
             targets = targets * keep + tf.roll(targets, 1, 0) * (1 - keep)
-        variables = self.model.trainable_variables
         with tf.GradientTape() as tape:
             losses = tf.nn.softmax_cross_entropy_with_logits(targets, self.model(images, training=True))
-            loss = tf.reduce_sum(losses) / (self.args.batch_size * self.cluster.replicas)
-        self.optimizer.learning_rate.assign(rate)
-        pairs = zip(tape.gradient(loss, variables), variables, strict=True)  # summed over replicas by the optimizer
-        self.optimizer.apply_gradients([(self._decayed(*pair), pair[1]) for pair in pairs])
-        return loss
+            loss = tf.reduce_sum(losses) / (self.args.batch_size * self.args.accumulate * self.cluster.replicas)
+        return loss, tape.gradient(loss, self.model.trainable_variables)
 
     def _decayed(self, gradient: tf.Tensor, variable: Any) -> tf.Tensor:
         """``gradient`` with weight decay on kernels and matrices, none on biases and batch norm."""
@@ -105,7 +132,7 @@ class Trainer:
     def _replica_test(self, pixels: tf.Tensor, labels: tf.Tensor) -> tf.Tensor:
         """Right first guesses, right among five guesses, sum of losses; label -1 is padding and counts for nothing."""
         mine = self.cluster.my_part(labels)
-        logits = self.model(tf.cast(self.cluster.my_part(pixels), tf.float32), training=False)
+        logits = self.tested(tf.cast(self.cluster.my_part(pixels), tf.float32), training=False)
         guesses = tf.math.top_k(logits, min(5, self.args.num_classes)).indices
         hits = tf.cast(guesses == mine[:, None], tf.float32)
         losses = tf.nn.sparse_softmax_cross_entropy_with_logits(tf.maximum(mine, 0), logits)
@@ -117,7 +144,7 @@ class Trainer:
         side = pixels.shape[1]
         if side not in self._train:
             scalar = tf.TensorSpec([], tf.float32)
-            batch = self._batch_of(self.args.batch_size * self.cluster.replicas, side)
+            batch = self._batch_of(self.args.batch_size * self.args.accumulate * self.cluster.replicas, side)
             self._train[side] = self.cluster.function(
                 self._train_step, *batch, tf.TensorSpec([side, side], tf.float32), scalar, scalar
             )
@@ -131,13 +158,16 @@ class Trainer:
             sums += self._test(tf.constant(pixels), tf.constant(labels, tf.int32)).numpy()
         return sums[0], self.data.test_count, sums[2], 100 * sums[1] / self.data.test_count
 
+    def _state(self) -> list[Any]:
+        return [*self.model.variables, *self.optimizer.variables, *(self.average.variables if self.average else ())]
+
     def snapshot(self) -> State:
         """What a checkpoint holds."""
-        return _checkpoint.values([*self.model.variables, *self.optimizer.variables])
+        return _checkpoint.values(self._state())
 
     def restore(self, state: State) -> None:
         """Go back to ``state``."""
-        _checkpoint.assign([*self.model.variables, *self.optimizer.variables], state)
+        _checkpoint.assign(self._state(), state)
 
     def served(self, weights: list[np.ndarray]) -> keras.Model:
         """The exported model: probabilities ``[n, classes]`` of images ``uint8[n, side, side, 3]``, in float32."""
@@ -174,11 +204,12 @@ def main(args: argparse.Namespace) -> int:
             if not run.ended:
                 first, count, loss, top5 = trainer.test(run)
                 run.tested(first, count, loss, top5=top5)
-        weights = trainer.model.get_weights()  # on every worker: batch norm's averages are gathered from all
-        if cluster.chief and args.export_dir and run.ended in ("", "reached"):
-            run.exported(args.export_dir, _export.write(trainer.served(weights), args.export_dir))
-        return run.finish(_strategy.sha256(weights))
+        weights = trainer.tested.get_weights()  # on every worker: batch norm's averages are gathered from all
+        _export.hand_over(run, cluster, lambda: trainer.served(weights), lambda image: centre(image, args.image_size))
+        code = run.finish(_strategy.sha256(weights))
+    cluster.close()
+    return code
 
 
 if __name__ == "__main__":
-    exits.guard(main, ARGS, "imagenet")
+    exits.guard(_strategy.together(main), ARGS, "imagenet")

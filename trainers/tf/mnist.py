@@ -68,6 +68,7 @@ class Trainer:
     def __init__(self, args: argparse.Namespace, cluster: Cluster) -> None:
         self.args, self.cluster = args, cluster
         (images, self.labels), (test_images, self.test_labels) = mnist_data.load(args)
+        cluster.check_alike("training and test images", len(images), len(test_images))
         self.test_batch = args.test_batch_size * cluster.replicas
         self.images = cluster.on_each_replica(mnist_data.padded(images, args.shift))
         self.test_images = cluster.on_each_replica(mnist_data.padded(test_images, args.shift))
@@ -159,10 +160,11 @@ def main(args: argparse.Namespace) -> int:
             if not run.ended:
                 run.tested(*trainer.test(run))
         weights = trainer.model.get_weights()
-        if cluster.chief and args.export_dir and run.ended in ("", "reached"):
-            run.exported(args.export_dir, _export.write(trainer.served(weights), args.export_dir))
-        return run.finish(_strategy.sha256(weights))
+        _export.hand_over(run, cluster, lambda: trainer.served(weights))
+        code = run.finish(_strategy.sha256(weights))
+    cluster.close()
+    return code
 
 
 if __name__ == "__main__":
-    exits.guard(main, ARGS, "mnist")
+    exits.guard(_strategy.together(main), ARGS, "mnist")

@@ -1,8 +1,8 @@
 """The seam between the PyTorch trainers and what they run on: CPU, CUDA, torch_tpu and torch_xla.
 
 One object answers what differs: where tensors live, autocast, the end of a step, sums over processes, what goes
-into a checkpoint. CPU and accelerators use one process per device (torchrun's variables, DDP); torch_xla uses one
-process per host and SPMD: a mesh over all devices, batches sharded along its axis "data".
+into a checkpoint. CPU and accelerators use one process per device (torchrun or :mod:`trainers.torch._launch`, DDP);
+torch_xla uses one process per host and SPMD: a mesh over all devices, batches sharded along its axis "data".
 """
 
 from __future__ import annotations
@@ -14,18 +14,18 @@ import hashlib
 import importlib.metadata
 import importlib.util
 import os
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import numpy as np
 import torch
 from torch import distributed, nn
 
-from trainers.common import cpu, order
+from trainers.common import cpu, order, rehearsal
 from trainers.common.checkpoints import State
 from trainers.common.exits import USAGE, UserError
 
-_PROCESS_TIMEOUT = datetime.timedelta(minutes=10)  # a rank that has been silent for so long is not coming back
+PROCESS_TIMEOUT = datetime.timedelta(minutes=10)  # a rank that has been silent for so long is not coming back
 
 
 class Device:
@@ -41,7 +41,7 @@ class Device:
         self.torch_device = self._find()
         self._join()
         self.label = f"{self.torch_device}/{self.rank}"
-        self.chief = self.rank == 0
+        self.chief = self.rank == 0 and not rehearsal.follows()
         self.dtype = torch.bfloat16 if args.precision == "bf16" else torch.float32
         if args.precision == "auto" and self._has_bf16():
             self.dtype = torch.bfloat16
@@ -63,7 +63,7 @@ class Device:
                 raise UserError(f"WORLD_SIZE={self.processes} without {', '.join(missing)}: start with torchrun", USAGE)
             backend = "gloo" if self.kind == "cpu" else f"cpu:gloo,{self.kind}:nccl"
             try:
-                distributed.init_process_group(backend, timeout=_PROCESS_TIMEOUT)
+                distributed.init_process_group(backend, timeout=PROCESS_TIMEOUT)
             except (RuntimeError, ValueError) as error:
                 reason = str(error).splitlines()[0]
                 raise UserError(f"rank {self.rank} of {self.processes} cannot join the others: {reason}") from None
@@ -99,10 +99,24 @@ class Device:
                 optimizer.state[parameter]["momentum_buffer"] = self.put(zeros)
         return optimizer
 
+    def load_weights(self, model: nn.Module, weights: State) -> None:
+        """Give ``model`` the tensors ``weights``."""
+        model.load_state_dict(weights)
+
     def load(self, model: nn.Module, optimizer: torch.optim.Optimizer, state: State) -> None:
-        """Give both what a checkpoint's ``state`` has under "model" and "optimizer"."""
-        model.load_state_dict(state["model"])
+        """Give both what a checkpoint's ``state`` has under "model" and "optimizer", but for learning rates: every step
+        sets its own, and a checkpoint of CUDA has tensors for them."""
+        rates = [group["lr"] for group in optimizer.param_groups]
+        self.load_weights(model, state["model"])
         optimizer.load_state_dict(state["optimizer"])
+        for group, rate in zip(optimizer.param_groups, rates, strict=True):
+            group["lr"] = rate
+
+    def repeated(
+        self, step: Callable[..., None], changed: Sequence[torch.Tensor], inputs: Sequence[torch.Tensor]
+    ) -> Callable[..., None]:
+        """``step``, made cheap to call many times on tensors like ``inputs``; ``changed`` is all that it writes to."""
+        return step
 
     def autocast(self) -> contextlib.AbstractContextManager[Any]:
         """bf16 where it was chosen; needs no gradient scaling."""
@@ -156,7 +170,7 @@ class Device:
 
     def agreed_state(self, read: Callable[[], State | None]) -> State | None:
         """What the chief reads, on every process: only the chief needs to see the checkpoint folder."""
-        box = [read() if self.chief else None]
+        box = [read() if self.chief or self.processes == 1 else None]
         if self.processes == 1:
             return box[0]
         distributed.broadcast_object_list(box)
@@ -175,7 +189,9 @@ class Device:
         return found
 
     def profile(self, folder: str) -> Callable[[], None]:
-        """Trace with torch's profiler into ``folder``/trace.json (open in Perfetto)."""
+        """Trace the chief with torch's profiler into ``folder``/trace.json (open in Perfetto)."""
+        if not self.chief:
+            return lambda: None
         profiler = torch.profiler.profile()
         profiler.start()
 
@@ -192,145 +208,8 @@ class Device:
             distributed.destroy_process_group()
 
 
-class Accelerator(Device):
-    """CUDA, or torch_tpu through the same ``torch.accelerator`` interface; one process per device."""
-
-    def __init__(self, args: argparse.Namespace, kind: str) -> None:
-        self.kind = kind
-        super().__init__(args)
-        if kind == "cuda":
-            torch.backends.cudnn.benchmark = not args.deterministic
-            torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = True
-
-    def _find(self) -> torch.device:
-        index = int(os.environ.get("LOCAL_RANK") or 0)
-        count = torch.accelerator.device_count()
-        if index >= count:
-            raise UserError(f"LOCAL_RANK={index}, but this machine has {count} {self.kind} device(s)", USAGE)
-        torch.accelerator.set_device_index(index)
-        return torch.device(self.kind, index)
-
-    def _has_bf16(self) -> bool:
-        return self.kind != "cuda" or torch.cuda.is_bf16_supported(including_emulation=False)
-
-
-class Xla(Device):
-    """torch_xla: one process per host, all its devices (and all hosts') in one SPMD mesh."""
-
-    kind = "xla"
-    memory_format = torch.contiguous_format  # XLA picks the layout itself
-
-    def __init__(self, args: argparse.Namespace) -> None:
-        self._cores = args.num_cores
-        super().__init__(args)
-
-    def _find(self) -> torch.device:
-        on_cpu = os.environ.get("PJRT_DEVICE", "").upper() == "CPU"
-        if on_cpu and self._cores:
-            os.environ.setdefault("CPU_NUM_DEVICES", str(self._cores))
-        os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")  # XLA announces deprecations of its own at each compilation
-        import torch_xla
-        import torch_xla.core.xla_model as xm
-        import torch_xla.debug.metrics as metrics
-        import torch_xla.runtime as xr
-
-        self._xla, self._metrics = torch_xla, metrics
-        cache = os.environ.get("XLA_PERSISTENT_CACHE_PATH")
-        if cache and not on_cpu:  # XLA's CPU backend does not serialise executables
-            xr.initialize_cache(cache)
-        self._mesh = None
-        if self._cores != 1 and (not on_cpu or int(os.environ.get("CPU_NUM_DEVICES") or 1) > 1):
-            import torch_xla.distributed.spmd as xs
-
-            xr.use_spmd()
-            self._xs = xs
-            self.replicas = xr.global_runtime_device_count()
-            self._mesh = xs.Mesh(np.arange(self.replicas), (self.replicas,), ("data",))
-        else:
-            self.replicas = 1
-        if self._cores not in (0, self.replicas):
-            raise UserError(f"--num-cores {self._cores}: must be 0, 1 or all {self.replicas} XLA devices here", USAGE)
-        self.rank, self.processes = xr.process_index(), xr.process_count()
-        return torch_xla.device() if hasattr(torch_xla, "device") else xm.xla_device()
-
-    def _join(self) -> None:
-        # torch_xla finds its own rendezvous; gloo is only for agreeing on stops and for reading checkpoints.
-        if self.processes > 1:
-            distributed.init_process_group("gloo", init_method="xla://", timeout=_PROCESS_TIMEOUT)
-
-    def _has_bf16(self) -> bool:
-        return os.environ.get("PJRT_DEVICE", "").upper() == "TPU"
-
-    def parallel(self, model: nn.Module) -> nn.Module:
-        """``model`` itself: the partitioner adds the all-reduce of the gradients."""
-        return model
-
-    def place(self, model: nn.Module) -> nn.Module:
-        """``model``, its weights the same on all devices."""
-        model = super().place(model)
-        for tensor in (*model.parameters(), *model.buffers()):
-            self._replicate(tensor)
-        return model
-
-    def put(self, array: np.ndarray | torch.Tensor) -> torch.Tensor:
-        """The same data on every device."""
-        tensor = super().put(array)
-        self._replicate(tensor)
-        return tensor
-
-    def load(self, model: nn.Module, optimizer: torch.optim.Optimizer, state: State) -> None:
-        """As on other devices; what was loaded is then the same on all devices."""
-        super().load(model, optimizer, state)
-        buffers = (value for entry in optimizer.state.values() for value in entry.values())
-        for tensor in (*model.parameters(), *model.buffers(), *buffers):
-            if isinstance(tensor, torch.Tensor):
-                self._replicate(tensor)
-
-    def _replicate(self, tensor: torch.Tensor) -> None:
-        """Say what is so by default: results carry a sharding, and without one on its inputs the first step would
-        be another graph than all later ones."""
-        if self._mesh is not None:
-            self._xs.mark_sharding(tensor, self._mesh, (None,) * tensor.dim())
-
-    def share(self, batch: np.ndarray) -> np.ndarray:
-        """All of it: under SPMD every process holds the global batch."""
-        return batch
-
-    def put_share(self, rows: np.ndarray) -> torch.Tensor:
-        """The global batch ``rows`` sharded over the mesh."""
-        tensor = super().put(rows)
-        if self._mesh is not None:
-            self._xs.mark_sharding(tensor, self._mesh, ("data",) + (None,) * (tensor.dim() - 1))
-        return tensor
-
-    def end_step(self) -> None:
-        """Cut the graph here and start it."""
-        self._xla.sync()
-
-    def sum(self, values: torch.Tensor) -> list[float]:
-        """``values``: under SPMD they are sums over all devices already."""
-        return values.cpu().tolist()  # type: ignore[no-any-return]
-
-    def compilations(self) -> tuple[int, float]:
-        """Graphs XLA compiled, and the seconds that took."""
-        data = self._metrics.metric_data("CompileTime")
-        return (int(data[0]), data[1] / 1e9) if data else (0, 0.0)
-
-    def profile(self, folder: str) -> Callable[[], None]:
-        """Trace with XLA's profiler into ``folder`` (TensorBoard's profile plugin)."""
-        import torch_xla.debug.profiler as profiler
-
-        profiler.start_trace(folder)
-        return profiler.stop_trace  # type: ignore[no-any-return]
-
-    def close(self, args: argparse.Namespace) -> None:
-        """Print the metrics report if asked to."""
-        if args.metrics_debug and self.chief:
-            print(self._metrics.metrics_report())
-
-
-def find(args: argparse.Namespace) -> Device:
-    """The device ``args.device`` asks for; raises :class:`UserError` if it is not there."""
+def kind_of(args: argparse.Namespace) -> str:
+    """The kind of device ``args.device`` asks for; raises :class:`UserError` if it is not there."""
     has_xla = importlib.util.find_spec("torch_xla") is not None
     accelerator = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
     present = {"cpu", *(["xla"] if has_xla else []), *([accelerator.type] if accelerator else [])}
@@ -339,9 +218,21 @@ def find(args: argparse.Namespace) -> Device:
         kind = "xla" if has_xla else accelerator.type if accelerator else "cpu"
     if kind not in present:
         raise UserError(f"--device {kind}: not available here; there is {', '.join(sorted(present))}", USAGE)
+    return kind  # type: ignore[no-any-return]
+
+
+def find(args: argparse.Namespace) -> Device:
+    """The device ``args.device`` asks for; raises :class:`UserError` if it is not there."""
+    kind = kind_of(args)
     if kind == "xla":
+        from trainers.torch._xla import Xla
+
         return Xla(args)
-    return Device(args) if kind == "cpu" else Accelerator(args, kind)
+    if kind == "cpu":
+        return Device(args)
+    from trainers.torch._accelerator import Accelerator
+
+    return Accelerator(args, kind)
 
 
 def decay_groups(model: nn.Module, weight_decay: float) -> list[dict[str, Any]]:
@@ -351,10 +242,20 @@ def decay_groups(model: nn.Module, weight_decay: float) -> list[dict[str, Any]]:
     return [{"params": decayed, "weight_decay": weight_decay}, {"params": others, "weight_decay": 0.0}]
 
 
+def trained(model: nn.Module, optimizer: torch.optim.Optimizer) -> list[torch.Tensor]:
+    """What a step of ``optimizer`` on ``model`` writes to: parameters, buffers and the optimizer's own tensors."""
+    own = [value for entry in optimizer.state.values() for value in entry.values() if isinstance(value, torch.Tensor)]
+    return [*model.parameters(), *model.buffers(), *own]
+
+
 def set_learning_rate(optimizer: torch.optim.Optimizer, learning_rate: float) -> None:
     """Set all groups to ``learning_rate``, times their own ``lr_scale`` if they have one."""
     for group in optimizer.param_groups:
-        group["lr"] = learning_rate * group.get("lr_scale", 1.0)
+        rate = learning_rate * group.get("lr_scale", 1.0)
+        if isinstance(group["lr"], torch.Tensor):
+            group["lr"].fill_(rate)
+        else:
+            group["lr"] = rate
 
 
 def weights_sha256(model: nn.Module) -> str:

@@ -7,6 +7,7 @@ from trainers.common.flags import Flag, one_of, whole
 FLAGS = (
     Flag("device", one_of("auto", "cpu", "cuda", "tpu", "xla"), "auto", "auto: torch_xla if installed, else an"
          " accelerator, else the CPU; tpu: torch_tpu"),
-    Flag("num-cores", whole(0), 0, "torch_xla: devices to use; 0: all"),
+    Flag("num-cores", whole(0), 0, "devices to use; 0: all of this machine's (CPU: 1), a process each; torch_xla: one"
+         " process for all"),
     Flag("metrics-debug", None, False, "torch_xla: print its metrics report at the end", "output"),
 )  # fmt: skip

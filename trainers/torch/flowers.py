@@ -30,7 +30,7 @@ from torch import nn
 from trainers.common.checkpoints import State
 from trainers.common.run import Run
 from trainers.common.schedule import warmup_cosine
-from trainers.torch import _checkpoint, _device, _export
+from trainers.torch import _checkpoint, _device, _export, _launch
 from trainers.torch._device import Device
 
 PRETRAINED_SCALE = 0.1  # of the learning rate, for layers that start from --weights
@@ -216,4 +216,4 @@ def main(args: argparse.Namespace) -> int:
 
 
 if __name__ == "__main__":
-    exits.guard(main, ARGS, "flowers")
+    _launch.main(main, ARGS, "flowers")

@@ -10,13 +10,11 @@ FOLDER holds class folders, TFRecord files or tar shards; threads decode while t
 from __future__ import annotations
 
 from trainers.common import exits, flags, imagenet_data
-from trainers.common.flags import Flag, number, one_of, whole
+from trainers.common.flags import Flag, one_of
 from trainers.torch._flags import FLAGS
 
 MORE = (
     Flag("model", str, "resnet50", "any classification model of torchvision: resnet18, resnet50, vit_b_16..."),
-    Flag("ema", number(0, 0.99999), 0.0, "decay of the averaged weights that are tested and exported; 0: off"),
-    Flag("accumulate", whole(1), 1, "batches whose gradients make one step"),
     Flag("compile", one_of("auto", "on", "off"), "auto", "torch.compile; auto: on CUDA, where it pays"),
 )
 
@@ -36,7 +34,7 @@ from torch import nn
 from trainers.common.checkpoints import State
 from trainers.common.run import Run
 from trainers.common.schedule import warmup_cosine
-from trainers.torch import _checkpoint, _device, _export
+from trainers.torch import _checkpoint, _decode, _device, _export, _launch
 from trainers.torch._device import Device
 
 
@@ -77,9 +75,10 @@ class Trainer:
 
     def __init__(self, args: argparse.Namespace, device: Device) -> None:
         self.args, self.device = args, device
-        self.data = imagenet_data.Data(args, device.share)
-        self.model = device.place(network(args))
-        self.average = copy.deepcopy(self.model) if args.ema else None
+        self.data = imagenet_data.Data(args, device.share, _decode.decode)
+        model = network(args)
+        self.average = device.place(copy.deepcopy(model)) if args.ema else None
+        self.model = device.place(model)
         compiled = args.compile == "on" or (args.compile == "auto" and device.kind == "cuda")
         self.parallel = device.parallel(torch.compile(self.model) if compiled else self.model)
         self.optimizer = device.sgd(_device.decay_groups(self.model, args.weight_decay), args.momentum)
@@ -149,7 +148,7 @@ class Trainer:
         """Go back to ``state``."""
         self.device.load(self.model, self.optimizer, state)
         if self.average is not None:
-            self.average.load_state_dict(state.get("average", state["model"]))
+            self.device.load_weights(self.average, state.get("average", state["model"]))
 
 
 def train_epoch(trainer: Trainer, run: Run, epoch: int, learning_rate: Callable[[int], float]) -> None:
@@ -191,4 +190,4 @@ def main(args: argparse.Namespace) -> int:
 
 
 if __name__ == "__main__":
-    exits.guard(main, ARGS, "imagenet")
+    _launch.main(main, ARGS, "imagenet")

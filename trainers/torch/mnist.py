@@ -7,14 +7,16 @@ FOLDER holds MNIST's four IDX files, gzipped or not.
 
 from __future__ import annotations
 
-from trainers.common import exits, flags, mnist_data
+from trainers.common import flags, mnist_data
 from trainers.torch._flags import FLAGS
 
 if __name__ == "__main__":  # before torch is imported, so that --help and mistakes answer at once
     ARGS = flags.parse("mnist", "MNIST in PyTorch.", (*FLAGS, *mnist_data.FLAGS))
 
 import argparse
+from collections.abc import Callable
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import nn
@@ -22,7 +24,7 @@ from torch import nn
 from trainers.common.checkpoints import State
 from trainers.common.run import Run
 from trainers.common.schedule import warmup_cosine
-from trainers.torch import _checkpoint, _device, _export
+from trainers.torch import _checkpoint, _device, _export, _launch
 from trainers.torch._device import Device
 
 
@@ -82,18 +84,28 @@ class Trainer:
         self.optimizer = device.sgd(self.model.parameters(), args.momentum)
         # The last loss, or the first that was not finite: watched on the device, read only when logged.
         self.loss = device.put(torch.zeros(1))
+        self._train: Callable[[torch.Tensor], None] = self._train_eagerly
+
+    def prepare(self) -> None:
+        """What a device wants to do once, before the time that counts as training."""
+        example = self.device.put(np.zeros((self.args.batch_size, 4), np.int64))
+        changed = [*_device.trained(self.model, self.optimizer), self.loss]
+        self._train = self.device.repeated(self._train_eagerly, changed, [example])
 
     def step(self, batch: torch.Tensor, learning_rate: float) -> None:
-        """Train on ``batch`` (see :func:`mnist_data.train_batches`)."""
+        """Train on ``batch`` (see :func:`mnist_data.train_rows`)."""
         _device.set_learning_rate(self.optimizer, learning_rate)
+        self._train(batch)
+        self.device.end_step()
+
+    def _train_eagerly(self, batch: torch.Tensor) -> None:
         with self.device.autocast():
             logits = self.parallel(normalised(cut_out(self.images, batch)))
         loss = F.cross_entropy(logits.float(), batch[:, 3])
         self.optimizer.zero_grad()
         loss.backward()
         self.optimizer.step()
-        self.loss = torch.where(torch.isfinite(self.loss), loss.detach(), self.loss)
-        self.device.end_step()
+        self.loss.copy_(torch.where(torch.isfinite(self.loss), loss.detach(), self.loss))
 
     @torch.no_grad()
     def test(self, run: Run) -> tuple[float, int, float]:
@@ -129,8 +141,10 @@ def main(args: argparse.Namespace, kind: type[Trainer] = Trainer, name: str = "t
         checkpoints = _checkpoint.folder(args.checkpoint_dir, args.keep_checkpoints)
         if state := run.restore(checkpoints, trainer.snapshot):
             trainer.restore(state)
+        trainer.prepare()
         for epoch in run.epochs():
-            rows = mnist_data.train_rows(trainer.labels, args, epoch)
+            with run.meter.training(), run.meter.waiting():
+                rows = mnist_data.train_rows(trainer.labels, args, epoch)
             for step in run.steps():
                 with run.meter.waiting():
                     batch = device.put_batch(rows[step * run.global_batch :][: run.global_batch])
@@ -149,4 +163,4 @@ def main(args: argparse.Namespace, kind: type[Trainer] = Trainer, name: str = "t
 
 
 if __name__ == "__main__":
-    exits.guard(main, ARGS, "mnist")
+    _launch.main(main, ARGS, "mnist")

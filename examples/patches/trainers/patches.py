@@ -5,7 +5,7 @@ docker run --rm trainyard:patches patches --fake-data --epochs 1
 
 from __future__ import annotations
 
-from trainers.common import exits, flags, mnist_data
+from trainers.common import flags, mnist_data
 from trainers.torch._flags import FLAGS
 
 if __name__ == "__main__":  # before torch is imported, so that --help and mistakes answer at once
@@ -14,7 +14,7 @@ if __name__ == "__main__":  # before torch is imported, so that --help and mista
 from einops.layers.torch import Rearrange
 from torch import nn
 
-from trainers.torch import mnist
+from trainers.torch import _launch, mnist
 
 PATCH, WIDTH = 4, 48
 
@@ -42,4 +42,4 @@ class Trainer(mnist.Trainer):
 
 
 if __name__ == "__main__":
-    exits.guard(lambda args: mnist.main(args, Trainer, "patches"), ARGS, "patches")
+    _launch.main(lambda args: mnist.main(args, Trainer, "patches"), ARGS, "patches")

@@ -7,14 +7,17 @@ import functools
 import gzip
 import hashlib
 import http.server
+import io
 import threading
+import urllib.error
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from email.message import Message
 from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from scripts import digits
@@ -47,6 +50,7 @@ def test_the_same_seed_writes_the_same_bytes(digits_folder: Path, tmp_path: Path
     assert other.read_bytes() != (digits_folder / "train-labels-idx1-ubyte").read_bytes()
 
 
+@settings(deadline=None)  # it writes files, which takes what it takes
 @given(st.lists(st.integers(1, 5), min_size=1, max_size=3), st.booleans())
 def test_idx_comes_back_as_written(tmp_path_factory: pytest.TempPathFactory, shape: list[int], gz: bool) -> None:
     array = np.arange(np.prod(shape), dtype=np.uint8).reshape(shape)
@@ -168,7 +172,7 @@ def mirror(tmp_path: Path) -> Iterator[tuple[str, Path, list[str]]]:
             asked.append(self.path)
 
     with http.server.ThreadingHTTPServer(("127.0.0.1", 0), functools.partial(Handler, directory=folder)) as server:
-        threading.Thread(target=server.serve_forever, daemon=True).start()
+        threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
         yield f"http://127.0.0.1:{server.server_port}/", folder, asked
         server.shutdown()
 
@@ -188,6 +192,22 @@ def test_a_download_goes_on_to_the_next_mirror_and_happens_once(
     assert (tmp_path / "data" / "x.gz").read_bytes() == b"data"
     assert len([path for path in asked if path == "/x.gz"]) == 1, "one of four processes downloads"
     assert not list((tmp_path / "data").glob(".x.gz*")), "nothing half done stays"
+
+
+def test_a_mirror_that_recovers_is_asked_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    answers = iter([urllib.error.HTTPError("x", 503, "Service Unavailable", Message(), None), io.BytesIO(b"data")])
+    waited: list[float] = []
+
+    def answer(address: str, timeout: float) -> io.BytesIO:
+        found = next(answers)
+        if isinstance(found, Exception):
+            raise found
+        return found
+
+    monkeypatch.setattr(download.urllib.request, "urlopen", answer)
+    monkeypatch.setattr(download.time, "sleep", waited.append)
+    download.fetch(str(tmp_path), ["http://mirror/"], {"x.gz": hashlib.md5(b"data").hexdigest()})
+    assert (tmp_path / "x.gz").read_bytes() == b"data" and waited == [2.0]
 
 
 def test_no_mirror_is_one_line(mirror: tuple[str, Path, list[str]], tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from PIL import Image
 
 from scripts import flowers_data as drawn
-from trainers.common import flowers_data, images, tfrecord
+from trainers.common import flowers_data, images, jpeg, tfrecord
 from trainers.common.exits import UserError
 
 FORMS = ("folder", "tfrecord", "tar")
@@ -73,6 +73,29 @@ def test_a_box_is_cut_scaled_and_mirrored() -> None:
     assert cut.shape == (10, 10, 3) and abs(int(cut[5, 0, 0]) - 55) < 2 and abs(int(cut[5, 9, 0]) - 145) < 2
     mirrored = images.decode(buffer.getvalue(), "x", 10, lambda w, h: (150, 0, 50, h))
     assert np.array_equal(mirrored, cut[:, ::-1])
+
+
+def test_mirrored_is_numpys_mirrored_view() -> None:
+    pixels = np.arange(5 * 7 * 3, dtype=np.uint8).reshape(5, 7, 3)
+    assert np.array_equal(images.mirrored(pixels), pixels[:, ::-1])
+
+
+@pytest.mark.parametrize(("mode", "components"), [("L", 1), ("RGB", 3), ("CMYK", 4)])
+@pytest.mark.parametrize("progressive", [False, True])
+def test_a_jpegs_header_is_read_without_decoding(mode: str, components: int, progressive: bool) -> None:
+    """Behind an APP1 segment that has a whole other JPEG in it, as cameras put a preview there."""
+    buffer, preview = io.BytesIO(), io.BytesIO()
+    Image.new("RGB", (16, 8)).save(preview, "JPEG")
+    picture = Image.new(mode, (123, 45))
+    picture.save(buffer, "JPEG", progressive=progressive, exif=b"Exif\0\0" + preview.getvalue())
+    assert jpeg.frame(buffer.getvalue()) == jpeg.Frame(123, 45, components)
+
+
+@given(st.binary(max_size=80))
+def test_any_bytes_after_a_jpegs_start_are_a_header_or_none(data: bytes) -> None:
+    found = jpeg.frame(b"\xff\xd8" + data)
+    assert found is None or (found.width > 0 and found.height > 0)
+    assert jpeg.frame(data) is None or data.startswith(b"\xff\xd8")
 
 
 def test_a_large_jpeg_is_decoded_small_but_looks_the_same() -> None:

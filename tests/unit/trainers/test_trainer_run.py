@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import io
 import json
 import math
 import os
@@ -318,3 +319,38 @@ def test_a_users_mistake_is_one_line_and_a_bug_keeps_its_traceback(
     assert capsys.readouterr().err == "toy: no such thing\ntoy: /out/report.json: No space left on device\n"
     with pytest.raises(ValueError, match="bug"):
         exits.guard(broken, None, "toy")
+
+
+def test_what_grows_is_copied_to_where_it_belongs_every_minute_and_at_the_end(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Objects cannot be appended to. The remote side is a folder here, reached through the same functions."""
+    far, now, broken = tmp_path / "far", [100.0], [False]
+    far.mkdir()
+    (far / "m").write_text("first\n")
+
+    def place(path: str) -> str:
+        if broken[0]:
+            raise exits.UserError(f"{path}: cannot be reached")
+        return path.replace("gs://far", str(far))
+
+    written = paths.atomic_file
+    monkeypatch.setattr(paths, "names", lambda path: sorted(os.listdir(place(path))))
+    monkeypatch.setattr(paths, "open_file", lambda path: io.BytesIO(Path(place(path)).read_bytes()))
+    monkeypatch.setattr(paths, "atomic_file", lambda path: written(place(path)))
+    monkeypatch.setattr(paths.time, "monotonic", lambda: now[0])
+    mirror = paths.Mirror("gs://far")
+    mirror.fetch("m")
+    with open(Path(mirror.local, "m"), "a") as file:
+        file.write("second\n")
+    mirror.keep_up()
+    assert (far / "m").read_text() == "first\n", "not every time"
+    now[0], broken[0] = 161.0, True
+    mirror.keep_up()
+    assert "cannot be reached; trying again in a minute" in capsys.readouterr().err
+    now[0], broken[0] = 222.0, False
+    mirror.keep_up()
+    assert (far / "m").read_text() == "first\nsecond\n"
+    Path(mirror.local, "late").write_text("x")
+    mirror.close()
+    assert (far / "late").exists() and not Path(mirror.local).exists()
