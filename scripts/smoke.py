@@ -16,11 +16,9 @@ is used, so this works alike on a laptop, in CI, in Cloud Build and against a re
 from __future__ import annotations
 
 import contextlib
-import io
 import json
 import re
 import secrets
-import tarfile
 import tempfile
 import time
 from collections.abc import Iterator
@@ -32,11 +30,10 @@ import docker.errors
 import requests
 from docker.models.containers import Container
 
-from scripts import cli, digits, engine, state, verify
-from scripts.cli import ROOT, StepFailed, say
+from scripts import cli, digits, engine, sidecar, state, verify
+from scripts.cli import StepFailed, say
 from scripts.spec import Spec, load
 
-FAKE = ROOT / "scripts" / "fakes" / "google_cloud.py"
 PORT = 8080
 PROJECT, ZONE, NODE = "smoke-project", "us-central1-b", "smoke-node"
 #: Where the fake's TPU node says it is: an address of the documentation range (RFC 5737), nobody's.
@@ -78,21 +75,6 @@ def noise(lines: list[str]) -> list[str]:
     return [line for line in lines if _NOISE.match(line)]
 
 
-def _archive(files: dict[str, bytes], folders: list[str]) -> bytes:
-    """A tar of readable files and of folders that anybody may write to."""
-    buffer = io.BytesIO()
-    with tarfile.open(fileobj=buffer, mode="w") as tar:
-        for name in folders:
-            entry = tarfile.TarInfo(name)
-            entry.type, entry.mode = tarfile.DIRTYPE, 0o1777
-            tar.addfile(entry)
-        for name, content in files.items():
-            entry = tarfile.TarInfo(name)
-            entry.size, entry.mode = len(content), 0o644
-            tar.addfile(entry, io.BytesIO(content))
-    return buffer.getvalue()
-
-
 def _digits() -> dict[str, bytes]:
     """The data: scikit-learn's 1,797 real digits as MNIST's four IDX files."""
     with tempfile.TemporaryDirectory() as folder:
@@ -132,18 +114,17 @@ class Stage:
     def _start_sidecar(self) -> None:
         command = [f"--port={PORT}", "--host=0.0.0.0", f"--project={PROJECT}", f"--zone={ZONE}", f"--node={NODE}"]
         command += ["--states=CREATING,CREATING,READY", f"--endpoint={ENDPOINT}"]
-        self._sidecar = engine.client().containers.create(
+        self._sidecar = sidecar.create(
             self.image,
+            sidecar.GOOGLE_CLOUD,
             command,
-            entrypoint=["python3", "-I", "-S", "/smoke/google_cloud.py"],
             name=f"{self.name}-fake",
             network=self.name,
-            volumes={self.name: {"bind": "/smoke", "mode": "rw"}},
             labels=self._labels,
+            volumes={self.name: {"bind": "/smoke", "mode": "rw"}},
         )
         self._containers.append(self._sidecar)
-        files = {"google_cloud.py": FAKE.read_bytes()} | _digits()
-        self._sidecar.put_archive("/smoke", _archive(files, ["out"]))
+        self._sidecar.put_archive("/smoke", sidecar.archive(_digits(), ["out"]))
         self._sidecar.start()
 
     def start(self, *command: str) -> Container:

@@ -7,7 +7,7 @@ the gcloud CLI (528) uses them.
     with CloudBuild(registry="127.0.0.1:5000") as cloud:
         subprocess.run(["gcloud", "builds", "submit", ...], env=os.environ | cloud.environment(folder))
 
-A submitted source is unpacked and its steps are run by scripts/cloudbuild_local.py with the local Docker engine; images
+A submitted source is unpacked and its steps are run by scripts/cloud_executor.py with the local Docker engine; images
 under `images:` go to ``registry``, a real one, which stands for Artifact Registry. What the real server refuses is
 refused with its error format, which gcloud shows.
 """
@@ -31,7 +31,7 @@ from urllib.parse import parse_qs, unquote, urlsplit
 
 from scripts import cloud_config
 from scripts.cli import StepFailed, UserError
-from scripts.cloudbuild_local import CANCELLED, INTERNAL, Executor, Result
+from scripts.cloud_executor import CANCELLED, INTERNAL, Executor, Result
 
 PROJECT = "fake-project"
 TOKEN = "fake-token"

@@ -29,6 +29,7 @@ from __future__ import annotations
 import argparse
 import json
 import signal
+import socket
 import sys
 import threading
 import time
@@ -118,6 +119,8 @@ class GoogleCloud:
         health: its health once it is READY; "" leaves it out.
         accelerator_type: such as "v3-8".
         attributes: instance attributes of the metadata server, such as "tpu-env".
+        host_attributes: host name -> attributes that only this host sees; hosts are told apart by their address.
+        ready_after: seconds after the start until which the node is CREATING, whatever `states` say.
         node_fields: members that replace those of the node's JSON; None removes one.
         token: the access token.
         faults: kind -> faults, as text, in order.
@@ -138,6 +141,8 @@ class GoogleCloud:
         node_fields: Mapping[str, object] | None = None,
         token: str = "ya29.fake-access-token",
         faults: Mapping[str, Iterable[str]] | None = None,
+        host_attributes: Mapping[str, Mapping[str, str]] | None = None,
+        ready_after: float = 0.0,
     ) -> None:
         self.project = project
         self.zone = zone
@@ -147,6 +152,8 @@ class GoogleCloud:
         self.health = health
         self.accelerator_type = accelerator_type
         self.attributes = dict(attributes or {})
+        self.host_attributes = {host: dict(found) for host, found in (host_attributes or {}).items()}
+        self.ready_at = time.monotonic() + ready_after
         self.node_fields = dict(node_fields or {})
         self.token = token
         self.requests: list[dict[str, object]] = []
@@ -248,7 +255,7 @@ class GoogleCloud:
         if kind in ("metadata", "token"):
             if handler.headers.get("Metadata-Flavor") != "Google":
                 return Answer(403, b"Missing Metadata-Flavor:Google header.\n", "text/html")
-            return self._metadata(path[len(METADATA_ROOT) :], query)
+            return self._metadata(path[len(METADATA_ROOT) :], query, str(handler.client_address[0]))
         if kind == "discovery":
             version = query.get("version", [path.rstrip("/").split("/")[-2]])[0]
             return Answer.of_json(discovery_document(version, f"http://{handler.headers.get('Host')}/"))
@@ -258,7 +265,7 @@ class GoogleCloud:
             return self._node(path)
         return Answer.of_error(404, f"no such page: {path}")
 
-    def _metadata(self, path: str, query: dict[str, list[str]]) -> Answer:
+    def _metadata(self, path: str, query: dict[str, list[str]], client: str) -> Answer:
         accounts = "instance/service-accounts/"
         values = {
             "project/project-id": self.project,
@@ -270,7 +277,8 @@ class GoogleCloud:
             "instance/network-interfaces/0/ip": "10.128.1.2",
             "universe/universe-domain": "googleapis.com",
         }
-        values.update({f"instance/attributes/{name}": value for name, value in self.attributes.items()})
+        attributes = {**self.attributes, **self._attributes_of(client)}
+        values.update({f"instance/attributes/{name}": value for name, value in attributes.items()})
         if path in values:
             return Answer.of_text(values[path])
         if path.startswith(accounts):
@@ -278,6 +286,16 @@ class GoogleCloud:
             if account in ("default", EMAIL):
                 return self._account(what, query)
         return Answer(404, b"not found\n", "text/html")
+
+    def _attributes_of(self, client: str) -> dict[str, str]:
+        """The attributes of the host with this address. Looked up each time: a host that comes back has another."""
+        for host, attributes in self.host_attributes.items():
+            try:
+                if client in socket.gethostbyname_ex(host)[2]:
+                    return attributes
+            except OSError:
+                continue  # not running now
+        return {}
 
     def _account(self, what: str, query: dict[str, list[str]]) -> Answer:
         if what == "token":
@@ -308,6 +326,8 @@ class GoogleCloud:
         with self._lock:
             state = self.states[min(self._polls, len(self.states) - 1)]
             self._polls += 1
+        if time.monotonic() < self.ready_at:
+            state = "CREATING"
         data: dict[str, object] = {"name": name, "acceleratorType": self.accelerator_type}
         if state:
             data["state"] = state
@@ -441,6 +461,15 @@ def _pairs(texts: Iterable[str]) -> dict[str, list[str]]:
     return found
 
 
+def _read_json(path: str | None) -> dict[str, dict[str, str]]:
+    """A JSON object of objects of strings; {} without a path. Raises ValueError."""
+    if not path:
+        return {}
+    with open(path, encoding="utf-8") as file:
+        found: dict[str, dict[str, str]] = json.load(file)
+    return found
+
+
 def main() -> None:
     """Serve until killed. The first line on stdout is {"url": ...}."""
     parser = argparse.ArgumentParser(description="A fake Google Cloud: metadata server and Cloud TPU API on one port.")
@@ -454,6 +483,8 @@ def main() -> None:
     parser.add_argument("--health", default="HEALTHY")
     parser.add_argument("--accelerator-type", default="v3-8")
     parser.add_argument("--attribute", action="append", default=[], metavar="NAME=VALUE", help="instance attribute")
+    parser.add_argument("--host-attributes", metavar="FILE.json", help="{host name: {attribute: value}}")
+    parser.add_argument("--ready-after", type=float, default=0.0, metavar="SECONDS", help="CREATING until then")
     parser.add_argument("--fault", action="append", default=[], metavar="KIND=FAULT", help="see the top of this file")
     arguments = parser.parse_args()
     try:
@@ -469,6 +500,8 @@ def main() -> None:
             accelerator_type=arguments.accelerator_type,
             attributes={name: values[-1] for name, values in _pairs(arguments.attribute).items()},
             faults=_pairs(arguments.fault),
+            host_attributes=_read_json(arguments.host_attributes),
+            ready_after=arguments.ready_after,
         )
     except (ValueError, OSError, OverflowError) as error:
         parser.error(str(error))

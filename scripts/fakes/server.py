@@ -1,0 +1,127 @@
+"""What fakes of JSON APIs share: a server in a thread, routes, and errors as Google's APIs spell them."""
+
+from __future__ import annotations
+
+import json
+import re
+import threading
+from collections.abc import Callable, Mapping
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any, Self
+from urllib.parse import parse_qs, unquote, urlsplit
+
+STATUS = {400: "INVALID_ARGUMENT", 401: "UNAUTHENTICATED", 403: "PERMISSION_DENIED", 404: "NOT_FOUND",
+          409: "ALREADY_EXISTS"}  # fmt: skip
+
+
+class ApiError(Exception):
+    """An answer other than 200: HTTP status, the server's sentence, and (field, what is wrong with it) pairs."""
+
+    def __init__(self, status: int, message: str, violations: list[tuple[str, str]] | None = None) -> None:
+        super().__init__(message)
+        self.status = status
+        self.violations = violations or []
+
+    def body(self) -> dict[str, Any]:
+        """google.rpc.Status, with google.rpc.BadRequest for the fields."""
+        error: dict[str, Any] = {
+            "code": self.status,
+            "message": str(self),
+            "status": STATUS.get(self.status, "UNKNOWN"),
+        }
+        if self.violations:
+            fields = [{"field": field, "description": words} for field, words in self.violations]
+            error["details"] = [{"@type": "type.googleapis.com/google.rpc.BadRequest", "fieldViolations": fields}]
+        return {"error": error}
+
+
+#: Method, pattern of the whole path, and what answers: it gets the pattern's groups, the body and the query.
+Route = tuple[str, str, Callable[..., Any]]
+
+
+class Server:
+    """A fake on 127.0.0.1, as a context manager.
+
+    A route's function is called as ``function(*groups, body=..., query=...)``; it returns JSON data, or text.
+
+    Attributes:
+        requests: (method, path, JSON body or None) of every request so far.
+        token: what requests must carry; "" takes all, as SDKs with anonymous credentials send none.
+    """
+
+    token = ""
+
+    def __init__(self) -> None:
+        self.requests: list[tuple[str, str, Any]] = []
+
+    def routes(self) -> list[Route]:
+        raise NotImplementedError
+
+    def error(self, error: ApiError) -> dict[str, Any]:
+        """The body of an error."""
+        return error.body()
+
+    def __enter__(self) -> Self:
+        fake = self
+
+        class Handler(_Handler):
+            server_of: Server = fake
+
+        self._server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        self._server.daemon_threads = True
+        threading.Thread(target=self._server.serve_forever, args=(0.01,), daemon=True).start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._server.shutdown()
+        self._server.server_close()
+
+    @property
+    def url(self) -> str:
+        """http://127.0.0.1:port/."""
+        return f"http://127.0.0.1:{self._server.server_address[1]}/"
+
+    def answer(self, method: str, path: str, body: Any, query: Mapping[str, str]) -> Any:
+        """What the first route that fits says.
+
+        Raises:
+            ApiError: none does, or it refuses.
+        """
+        for wanted, pattern, function in self.routes():
+            match = re.fullmatch(pattern, path)
+            if match and wanted == method:
+                return function(*match.groups(), body=body, query=query)
+        raise ApiError(404, f"{method} {path} is not part of this fake")
+
+
+class _Handler(BaseHTTPRequestHandler):
+    server_of: Server
+    protocol_version = "HTTP/1.1"
+
+    def log_message(self, *_: object) -> None:
+        """Nothing: requests are kept by the fake."""
+
+    def _send(self, status: int, data: Any) -> None:
+        text = isinstance(data, str)
+        body = data.encode() if text else json.dumps(data).encode()
+        self.send_response(status)
+        self.send_header("Content-Type", "text/plain" if text else "application/json")
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+    def _handle(self) -> None:
+        raw = self.rfile.read(int(self.headers.get("Content-Length") or 0))
+        path = unquote(urlsplit(self.path).path)
+        query = {key: values[0] for key, values in parse_qs(urlsplit(self.path).query).items()}
+        fake = self.server_of
+        try:
+            body = json.loads(raw) if raw else None
+            fake.requests.append((self.command, path, body))
+            if fake.token and self.headers.get("Authorization") != f"Bearer {fake.token}":
+                raise ApiError(401, "Request had invalid authentication credentials.")
+            self._send(200, fake.answer(self.command, path, body, query))
+        except ApiError as error:
+            self._send(error.status, fake.error(error))
+
+    do_GET = do_POST = do_PATCH = do_PUT = do_DELETE = _handle

@@ -1,0 +1,41 @@
+"""Configurations as YAML text that every reader takes the same way: gcloud (YAML 1.1), kubectl and ours (1.2)."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from typing import Any
+
+import yaml
+
+#: Plain words that YAML 1.2 takes for numbers and PyYAML, which knows 1.1, does not: 1e5, 0o17.
+_NUMBERS = re.compile(r"[-+]?(\.\d+|\d+(\.\d*)?)([eE][-+]?\d+)?|0o[0-7]+|0x[0-9a-fA-F]+")
+
+
+class _Dumper(yaml.SafeDumper):
+    """Block style, lists indented below their key, text in quotes wherever a reader takes it for something else."""
+
+    def increase_indent(self, flow: bool = False, indentless: bool = False) -> None:
+        super().increase_indent(flow, False)
+
+    def ignore_aliases(self, data: Any) -> bool:
+        return True
+
+
+def _text(dumper: yaml.SafeDumper, value: str) -> yaml.ScalarNode:
+    # YAML 1.1 has y and n too, which PyYAML leaves out and gcloud does not.
+    quoted = _NUMBERS.fullmatch(value) or value in ("y", "Y", "n", "N")
+    return dumper.represent_scalar("tag:yaml.org,2002:str", value, style='"' if quoted else None)
+
+
+_Dumper.add_representer(str, _text)
+
+
+def dump(data: Any) -> str:
+    """One document."""
+    return yaml.dump(data, Dumper=_Dumper, sort_keys=False, default_flow_style=False, width=110, allow_unicode=True)
+
+
+def comment(lines: Sequence[str]) -> str:
+    """Lines as a comment block."""
+    return "".join(f"# {line}".rstrip() + "\n" for line in lines)

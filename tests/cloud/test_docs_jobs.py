@@ -1,0 +1,98 @@
+"""Every command of the pages about jobs is run as it stands: real make, gcloud and kubectl, against the fakes."""
+
+from __future__ import annotations
+
+import io
+import os
+import re
+import subprocess
+import tarfile
+from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
+
+import pytest
+
+from scripts import base, engine
+from scripts.cli import ROOT
+from scripts.fakes.kubernetes import Kubernetes
+from scripts.fakes.tpu_vms import TpuVms
+from scripts.fakes.vertex import Vertex
+
+PAGES = ["jobs", "jobs/vertex", "jobs/ai-platform", "jobs/gke", "jobs/tpu-vm"]
+#: What tpu-vm.md runs on the workers.
+IMAGE = "us-central1-docker.pkg.dev/my-project/ml/trainyard:xla-2.9.0"
+
+
+def blocks(page: str) -> list[str]:
+    """The shell blocks of a page, in order."""
+    text = (ROOT / "docs" / f"{page}.md").read_text(encoding="utf-8")
+    return re.findall(r"^```sh\n(.*?)^```$", text, re.MULTILINE | re.DOTALL)
+
+
+@pytest.fixture(scope="module")
+def image() -> Iterator[str]:
+    """An image with a trainer by name, which says what it was given."""
+    script = b'#!/bin/sh\necho mnist trains with "$@"\n'
+    stream = io.BytesIO()
+    with tarfile.open(fileobj=stream, mode="w") as archive:
+        entry = tarfile.TarInfo("usr/local/bin/mnist")
+        entry.size, entry.mode = len(script), 0o755
+        archive.addfile(entry, io.BytesIO(script))
+    container = engine.client().containers.create(base.resolve("debian-12").reference, labels=engine.owned("docs"))
+    try:
+        container.put_archive("/", stream.getvalue())
+        made = container.commit("trainyard-docs-test", "mnist")
+    finally:
+        container.remove(force=True)
+    yield "trainyard-docs-test:mnist"
+    engine.client().images.remove(str(made.id), force=True)
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """A folder in which make works as in the project's own, and which keeps what the commands write."""
+    made = tmp_path / "project"
+    made.mkdir()
+    for path in ROOT.iterdir():
+        (made / path.name).symlink_to(path)
+    return made
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_every_command_of_the_page_runs(page: str, folder: Path, request: pytest.FixtureRequest) -> None:
+    found = blocks(page)
+    assert found, f"docs/{page}.md has no shell block"
+    with ExitStack() as stack:
+        fakes = [stack.enter_context(Vertex(log=["epoch 1"])), stack.enter_context(Kubernetes(log=["epoch 1"]))]
+        environment = os.environ | {"POLL": "1"}
+        for fake in fakes:
+            environment |= fake.environment(folder.parent)  # type: ignore[attr-defined]
+        if any("tpu-vm" in block for block in found):
+            workers = stack.enter_context(TpuVms(images={IMAGE: request.getfixturevalue("image")}))
+            environment |= workers.environment(folder.parent)
+        done = subprocess.run(["bash", "-euo", "pipefail", "-c", "\n".join(found)], cwd=folder, env=environment,
+                              capture_output=True, text=True, timeout=400, check=False)  # fmt: skip
+        assert done.returncode == 0, f"{done.stdout[-2000:]}\n{done.stderr[-3000:]}"
+        if page == "jobs/tpu-vm":
+            assert "mnist trains with --epochs 2 --job-dir=gs://my-bucket/run1" in done.stdout
+            assert not workers.nodes
+        if page == "jobs/gke":
+            assert not fakes[1].pools  # type: ignore[attr-defined]
+    for path in folder.glob("*.yaml"):
+        assert path.is_symlink() or path.stat().st_size, f"{path.name} is empty"
+
+
+def test_every_page_says_that_its_commands_are_run_by_having_them_in_shell_blocks() -> None:
+    """A command in an indented block would be read, and never run."""
+    for page in PAGES:
+        text = (ROOT / "docs" / f"{page}.md").read_text(encoding="utf-8")
+        outside = re.sub(r"^```.*?^```$", "", text, flags=re.MULTILINE | re.DOTALL)
+        assert not re.findall(r"^ {4,}(?:make|gcloud|kubectl|export) .*", outside, re.MULTILINE), page
+
+
+def test_the_pages_name_pages_that_are_there() -> None:
+    for page in PAGES:
+        path = ROOT / "docs" / f"{page}.md"
+        for target in re.findall(r"\]\(([^)#]+\.md)", path.read_text(encoding="utf-8")):
+            assert (path.parent / target).is_file(), f"{page}: {target}"

@@ -1,0 +1,390 @@
+"""What `make job` prints is taken by the real gcloud, kubectl and SDK, and arrives unchanged; SUBMIT=1 follows it."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import tarfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from google.api_core.client_options import ClientOptions
+from google.auth.credentials import AnonymousCredentials
+from google.cloud import aiplatform
+from google.cloud.aiplatform_v1 import JobServiceClient
+from google.cloud.aiplatform_v1.types import CustomJob as CustomJobMessage
+from google.cloud.aiplatform_v1.types import CustomJobSpec, HyperparameterTuningJob
+
+from scripts import base, check_job, engine, job
+from scripts.cli import ROOT, StepFailed, UserError
+from scripts.fakes.kubernetes import Kubernetes
+from scripts.fakes.tpu_vms import TpuVms
+from scripts.fakes.vertex import PROJECT, Vertex, message
+from scripts.jobs import contents
+from scripts.plan import LABELS
+from tests.image.registry import running
+
+REGISTRY = f"us-central1-docker.pkg.dev/{PROJECT}/ml"
+Finished = subprocess.CompletedProcess[str]
+Write = Callable[..., tuple[Path, list[str]]]
+
+
+@pytest.fixture
+def write(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Write:
+    """Write a job to a file; its path, and the command that submits it, with that path."""
+
+    def run(*arguments: str) -> tuple[Path, list[str]]:
+        job.main([*arguments, f"--registry={REGISTRY}", "--json"])
+        found = json.loads(capsys.readouterr().out)
+        path = tmp_path / "job.yaml"
+        path.write_text(found["config"], encoding="utf-8")
+        return path, [re.sub(r"\bjob\.(yaml|sh)$", str(path), word) for word in found["command"]]
+
+    return run
+
+
+def submitted(command: list[str], environment: dict[str, str]) -> Finished:
+    return subprocess.run(
+        command, env=os.environ | environment, capture_output=True, text=True, timeout=180, check=False
+    )
+
+
+def proto(spec: dict[str, Any]) -> CustomJobSpec:
+    return CustomJobSpec.from_json(json.dumps(spec))
+
+
+# --- gcloud and Vertex AI --------------------------------------------------------------------------------------------
+
+FORMS = {
+    "machines": ["cpu", "--workers=3", "--spot", "--timeout=12h", "--args=--epochs 2 --seed 007"],
+    "gpus": ["--image=gcr.io/p/i", "--accelerator=4xT4", "--service-account=a@p.iam.gserviceaccount.com",
+             "--output=gs://bucket/run", f"--tensorboard=projects/{PROJECT}/locations/us-central1/tensorboards/1"],
+    "v3": ["xla", "--accelerator=v3-8", "--region=us-central1"],
+    "v5e": ["xla", "--accelerator=v5litepod-16"],
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_gcloud_submits_what_we_print(form: str, write: Write, tmp_path: Path) -> None:
+    path, command = write("--platform=vertex", *FORMS[form])
+    with Vertex() as cloud:
+        done = submitted(command, cloud.environment(tmp_path))
+        assert done.returncode == 0, done.stderr
+        (arrived,) = cloud.jobs.values()
+    assert proto(arrived["jobSpec"]) == proto(yaml.safe_load(path.read_text()))
+    assert arrived["displayName"] in " ".join(command)
+
+
+def test_gcloud_submits_our_tuning_job(write: Write, tmp_path: Path) -> None:
+    path, command = write(
+        "--platform=vertex", "cpu", "--tune=lr=1e-3:1e-1:log batch-size=32,64 epochs=2:4", "--trials=4"
+    )
+    with Vertex() as cloud:
+        done = submitted(command, cloud.environment(tmp_path))
+        assert done.returncode == 0, done.stderr
+        (arrived,) = cloud.jobs.values()
+    ours = HyperparameterTuningJob.from_json(json.dumps(yaml.safe_load(path.read_text())))
+    assert HyperparameterTuningJob.from_json(json.dumps(arrived)) == ours
+    assert ours.max_trial_count == 4
+
+
+def test_what_gcloud_lets_through_is_refused_by_name(write: Write, tmp_path: Path) -> None:
+    """gcloud sends a misspelt field, which check-job finds first; a rule that is broken comes back as a violation."""
+    path, command = write("--platform=vertex", "cpu")
+    good = path.read_text()
+    with Vertex() as cloud:
+        path.write_text(good.replace("machineSpec", "machinSpec"))
+        done = submitted(command, cloud.environment(tmp_path))
+        assert (done.returncode, cloud.jobs) == (1, {})
+        assert "machinSpec" in done.stderr
+        _, found = check_job.examine(path, offline=True)
+        assert any("did you mean 'machineSpec'" in one.what for one in found)
+        path.write_text(good.replace("replicaCount: 1", "replicaCount: 2"))
+        done = submitted(command, cloud.environment(tmp_path))
+    assert done.returncode == 1
+    assert "2 replicas in the first pool" in done.stderr
+    assert "pools_are_in_order" in done.stderr, "the violation's field"
+
+
+# --- the SDK ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def sdk() -> Iterator[Vertex]:
+    """The fake, and the SDK pointed at it over REST."""
+    with Vertex(token="") as cloud:
+        aiplatform.init(project=PROJECT, location="us-central1", staging_bucket="gs://bucket",
+                        credentials=AnonymousCredentials(), api_transport="rest",
+                        api_endpoint=cloud.url.rstrip("/"))  # fmt: skip
+        yield cloud
+
+
+def test_the_sdk_submits_what_we_print(sdk: Vertex, write: Write) -> None:
+    path, _ = write("--platform=vertex", "xla", "--accelerator=v5litepod-16", "--output=gs://bucket/run")
+    spec = yaml.safe_load(path.read_text())
+    pools = CustomJobSpec.to_dict(proto(spec), preserving_proto_field_name=True)["worker_pool_specs"]
+    pools = [{key: value for key, value in pool.items() if value} for pool in pools]
+    aiplatform.CustomJob("x", worker_pool_specs=pools, base_output_dir="gs://bucket/run").submit()
+    (arrived,) = sdk.jobs.values()
+    assert proto(arrived["jobSpec"]) == proto(spec)
+
+
+def test_the_sdks_client_takes_our_files_as_messages(sdk: Vertex, write: Write) -> None:
+    """`from_json` is strict: a field it does not know is an error."""
+    client = JobServiceClient(
+        transport="rest",
+        credentials=AnonymousCredentials(),
+        client_options=ClientOptions(api_endpoint=sdk.url.rstrip("/")),
+    )
+    parent = f"projects/{PROJECT}/locations/us-central1"
+    path, _ = write("--platform=vertex", "cpu", "--workers=2")
+    spec = yaml.safe_load(path.read_text())
+    made = client.create_custom_job(parent=parent, custom_job=CustomJobMessage(display_name="a", job_spec=proto(spec)))
+    path, _ = write("--platform=vertex", "cpu", "--tune=lr=0.1:1")
+    tuning = HyperparameterTuningJob.from_json(json.dumps(yaml.safe_load(path.read_text())))
+    client.create_hyperparameter_tuning_job(parent=parent, hyperparameter_tuning_job=tuning)
+    first, second = sdk.jobs.values()
+    assert proto(first["jobSpec"]) == proto(spec)
+    assert message("hyperparameterTuningJobs", second)["studySpec"]["metrics"][0]["metricId"] == "accuracy"
+    assert client.get_custom_job(name=made.name).state.name == "JOB_STATE_RUNNING"
+
+
+# --- AI Platform -----------------------------------------------------------------------------------------------------
+
+
+def test_gcloud_sent_the_old_form(write: Write, tmp_path: Path) -> None:
+    words = ["--accelerator=v2-8", "--tpu-version=2.11", "--args=--epochs 2", "--output=gs://bucket/run"]
+    path, command = write("--platform=ai-platform", "tf-cpu", *words)
+    with Vertex(ai_platform=True) as cloud:
+        done = submitted(command, cloud.environment(tmp_path))
+        assert done.returncode == 0, done.stderr
+        (arrived,) = cloud.jobs.values()
+    ours = yaml.safe_load(path.read_text())["trainingInput"]
+    theirs = arrived["trainingInput"]
+    assert theirs.pop("enableWebAccess") is False, "gcloud's own addition"
+    # int64 arrive as text
+    theirs["workerCount"] = int(theirs["workerCount"])
+    accelerator = theirs["workerConfig"]["acceleratorConfig"]
+    accelerator["count"] = int(accelerator["count"])
+    assert theirs == ours
+
+
+def test_the_service_answers_that_it_is_gone(write: Write, tmp_path: Path) -> None:
+    _, command = write("--platform=ai-platform", "tf-cpu")
+    with Vertex() as cloud:
+        done = submitted(command, cloud.environment(tmp_path))
+    assert done.returncode == 1
+    assert "Cloud AI Platform has been deprecated. Please use Vertex AI" in done.stderr
+
+
+# --- SUBMIT=1 --------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def at(monkeypatch: pytest.MonkeyPatch) -> Callable[[dict[str, str]], None]:
+    """Have the verb's own gcloud and kubectl go to a fake, and look often."""
+    monkeypatch.setenv("POLL", "1")
+
+    def use(environment: dict[str, str]) -> None:
+        for name, value in environment.items():
+            monkeypatch.setenv(name, value)
+
+    return use
+
+
+@pytest.mark.parametrize(
+    ("states", "arguments"),
+    [
+        (("JOB_STATE_PENDING", "JOB_STATE_RUNNING", "JOB_STATE_SUCCEEDED"), ["cpu"]),
+        (("JOB_STATE_PENDING", "JOB_STATE_FAILED"), ["cpu", "--tune=lr=0.1:1"]),
+    ],
+    ids=["succeeds", "tuning-fails"],
+)
+def test_a_job_is_followed_to_its_end(
+    states: tuple[str, ...], arguments: list[str], at: Any, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """gcloud's own stream-logs would never end; ours does, with the job's log and its state."""
+    words = ["--platform=vertex", *arguments, f"--registry={REGISTRY}", "--submit"]
+    with Vertex(log=["epoch 1 done", "accuracy 0.98"], states=states) as cloud:
+        at(cloud.environment(tmp_path))
+        if states[-1] == "JOB_STATE_FAILED":
+            with pytest.raises(StepFailed, match="ended as JOB_STATE_FAILED"):
+                job.main(words)
+        else:
+            assert job.main(words) == 0
+        assert len(cloud.jobs) == 1
+    said = capfd.readouterr()
+    assert "accuracy 0.98" in said.err
+    assert not said.out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "kind", "pods"),
+    [
+        (["xla", "--accelerator=v5litepod-16", "--slices=2"], "jobsets", 8),
+        (["--image=gcr.io/p/i", "--accelerator=8xA100", "--workers=2"], "jobs", 2),
+    ],
+)
+def test_kubectl_creates_what_we_print_and_follows_every_pod(
+    arguments: list[str], kind: str, pods: int, at: Any, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    with Kubernetes(log=["epoch 1 done"]) as cluster:
+        at(cluster.environment(tmp_path))
+        words = ["--platform=gke", *arguments, f"--registry={REGISTRY}", "--name=run", "--submit", "--json"]
+        assert job.main(words) == 0
+        assert (kind, "run") in cluster.objects
+        said = capfd.readouterr()
+        assert said.err.count("/trainer] epoch 1 done") == pods
+        assert '"state": "Complete' in said.out
+        with pytest.raises(StepFailed, match="kubectl did not create it"):
+            job.main(words)
+
+
+def test_ctrl_c_stops_following_and_says_how_to_end_the_job(tmp_path: Path) -> None:
+    words = ["--platform=vertex", "cpu", f"--registry={REGISTRY}", "--submit", "--poll=1"]
+    with Vertex(log=["epoch 1 done"], states=["JOB_STATE_RUNNING"]) as cloud:
+        following = subprocess.Popen([sys.executable, "-m", "scripts.job", *words], cwd=ROOT, text=True,
+                                     env=os.environ | cloud.environment(tmp_path), stderr=subprocess.PIPE)  # fmt: skip
+        assert following.stderr
+        said = ""
+        for line in following.stderr:
+            said += line
+            if "epoch 1 done" in line:
+                following.send_signal(signal.SIGINT)
+        assert following.wait(timeout=60) == 130
+        assert not [path for _, path, _ in cloud.requests if path.endswith(":cancel")], "it goes on"
+    assert "To end it: gcloud ai custom-jobs cancel 1000 --region=us-central1" in " ".join(said.split())
+
+
+def test_kubectl_shows_what_the_server_refuses(write: Write, tmp_path: Path) -> None:
+    path, command = write("--platform=gke", "xla", "--accelerator=v5litepod-16")
+    path.write_text(path.read_text().replace("replicatedJobs", "replicatedJob"))
+    with Kubernetes() as cluster:
+        done = submitted(command, cluster.environment(tmp_path))
+    assert done.returncode == 1
+    assert "did you mean 'replicatedJobs'" in done.stderr
+
+
+def test_a_tpu_vm_runs_the_image_on_every_worker_and_is_deleted(tmp_path: Path) -> None:
+    """The whole script: the real gcloud, and real ssh into containers that stand for the workers."""
+    image = f"{REGISTRY}/small:1"
+    words = ["--platform=tpu-vm", f"--image={image}", "--accelerator=v4-16", "--name=run", "--submit",
+             "--args=sh -c 'echo trained; exit 3'"]  # fmt: skip
+    with TpuVms(images={image: base.resolve("debian-12").reference}) as cloud:
+        done = submitted([sys.executable, "-m", "scripts.job", *words], cloud.environment(tmp_path))
+        assert sorted(re.findall(r"\[\d\] trained", done.stderr)) == ["[0] trained", "[1] trained"], done.stderr
+        assert not done.stdout, "the log is for people"
+        assert done.returncode == 1, "the containers' own status is not 0"
+        assert "ended with status 3" in " ".join(done.stderr.split())
+        assert not cloud.nodes, "nothing is left that costs money"
+        created = next(body for method, path, body in cloud.requests if method == "POST" and path.endswith("/nodes"))
+    assert (created["acceleratorType"], created["runtimeVersion"]) == ("v4-16", "tpu-ubuntu2204-base")
+
+
+# --- what is in an image ---------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def registry() -> Iterator[str]:
+    with running.container() as started:
+        yield running.address(started)
+
+
+def made(reference: str, *, labels: dict[str, str], record: dict[str, Any] | None = None) -> str:
+    """A local image of a few bytes."""
+    layer = io.BytesIO()
+    with tarfile.open(fileobj=layer, mode="w") as archive:
+        if record is not None:
+            data = json.dumps(record).encode()
+            entry = tarfile.TarInfo(contents.RECORD.lstrip("/"))
+            entry.size = len(data)
+            archive.addfile(entry, io.BytesIO(data))
+    name, _, tag = reference.rpartition(":")
+    changes = [f"LABEL {key}={value}" for key, value in labels.items()] + ['CMD ["/nothing"]']
+    engine.client().api.import_image_from_data(layer.getvalue(), name, tag, changes)
+    return reference
+
+
+TF = {f"{LABELS}.framework": "tensorflow==2.21.0", f"{LABELS}.target": "tf-cpu"}
+
+
+def test_an_image_is_looked_up_at_its_registry_without_pulling(registry: str, tmp_path: Path) -> None:
+    """The rule nobody checks: tpuTfVersion against what is in the image, by its labels at the registry."""
+    reference = made(f"{registry}/team/trainyard:tf", labels=TF)
+    engine.client().images.push(reference)
+    engine.client().images.remove(reference, force=True)
+    path = tmp_path / "old.yaml"
+    path.write_text(
+        yaml.safe_dump({"trainingInput": {
+            "scaleTier": "BASIC_TPU", "region": "us-central1", "masterConfig": {"imageUri": reference},
+            "workerConfig": {"tpuTfVersion": "2.11"}}})
+    )  # fmt: skip
+    _, found = check_job.examine(path)
+    (finding,) = [one for one in found if one.rule == "tpu_runtime_is_what_the_image_holds"]
+    assert "tpuTfVersion 2.11, but the image holds tensorflow 2.21.0 (by its labels at the registry)" in finding.what
+    assert finding.where.endswith("old.yaml:7")
+    assert not engine.client().images.list(name=reference), "nothing was pulled"
+    path.write_text(path.read_text().replace(":tf", ":other"))
+    _, found = check_job.examine(path)
+    assert [one.what for one in found if one.rule == "images_are_there"] == [
+        f"{registry}/team/trainyard:other: {registry} has no team/trainyard:other"
+    ]
+
+
+def test_an_image_can_be_named_by_its_digest(registry: str, capsys: pytest.CaptureFixture[str]) -> None:
+    reference = made(f"{registry}/team/trainyard:pinned", labels=TF)
+    engine.client().images.push(reference)
+    engine.client().images.remove(reference, force=True)
+    words = ["--platform=vertex", f"--image={reference}", "--pin", "--json"]
+    assert job.main(words) == 0
+    spec = yaml.safe_load(json.loads(capsys.readouterr().out)["config"])
+    image = spec["workerPoolSpecs"][0]["containerSpec"]["imageUri"]
+    assert re.fullmatch(rf"{registry}/team/trainyard@sha256:[0-9a-f]{{64}}", image)
+    assert contents.look(image).tensorflow == "2.21.0"
+    with pytest.raises(UserError, match="has no team/trainyard:none"):
+        job.main(["--platform=vertex", f"--image={registry}/team/trainyard:none", "--pin"])
+
+
+def test_an_image_of_this_host_is_asked_for_its_own_record(tmp_path: Path) -> None:
+    record = {"accelerator": "nvidia", "versions": {"tensorflow": "2.21.0"}}
+    reference = made("trainyard-check-job:record", labels={}, record=record)
+    try:
+        held = contents.look(reference)
+    finally:
+        engine.client().images.remove(reference, force=True)
+    assert (held.framework, held.device, held.source) == ("tensorflow 2.21.0", "gpu", contents.RECORD)
+
+
+def test_a_registry_that_is_out_of_reach_makes_a_note(tmp_path: Path) -> None:
+    path = tmp_path / "job.yaml"
+    pool = {"machineSpec": {"machineType": "n1-standard-8"}, "replicaCount": 1,
+            "containerSpec": {"imageUri": "localhost:9/team/image:1"}}  # fmt: skip
+    path.write_text(yaml.safe_dump({"workerPoolSpecs": [pool]}))
+    _, found = check_job.examine(path)
+    (note,) = found
+    assert note.note
+    assert "could not be looked up" in note.what
+
+
+def test_make_passes_its_variables_on(tmp_path: Path) -> None:
+    """`make job ... >file` holds the file alone, and `make check-job` takes it; neither goes through a shell's text."""
+    path = tmp_path / "job.yaml"
+    arguments = ["PLATFORM=vertex", "TARGET=cpu", f"REGISTRY={REGISTRY}", "ARGS=--lr 0.1 --epochs 2"]
+    with path.open("w") as file:
+        done = subprocess.run(["make", "-s", "job", *arguments], cwd=ROOT,
+                              stdout=file, stderr=subprocess.PIPE, text=True, timeout=120, check=False)  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert f"--config={path}" in " ".join(done.stderr.split())
+    args = yaml.safe_load(path.read_text())["workerPoolSpecs"][0]["containerSpec"]["args"]
+    assert args[0] == "mnist" and args[-2:] == ["--epochs", "2"]
+    done = subprocess.run(["make", "-s", "check-job", f"FILE={path}", "OFFLINE=1"], cwd=ROOT, capture_output=True,
+                          text=True, timeout=120, check=False)  # fmt: skip
+    assert done.returncode == 0, done.stderr

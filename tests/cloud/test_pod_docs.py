@@ -1,0 +1,71 @@
+"""Every command of the page about pods is run as it stands: real make, gcloud and ssh, against the fakes."""
+
+from __future__ import annotations
+
+import io
+import os
+import re
+import subprocess
+import tarfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from scripts import base, engine
+from scripts.cli import ROOT
+from scripts.fakes.project_iam import ProjectIam
+from scripts.fakes.tpu_vms import TpuVms
+
+PAGE = ROOT / "docs/jobs/pod.md"
+IMAGE = "us-central1-docker.pkg.dev/my-project/ml/trainyard:xla-2.9.0"
+#: Says what it was given; `--` in front of a program is the launcher's.
+ENTRYPOINT = b'#!/bin/sh\n[ "$1" = -- ] && { shift; exec "$@"; }\necho "trains: $*"\n'
+
+
+@pytest.fixture
+def image() -> Iterator[str]:
+    """A small image that is one of ours by its label; its programs say what they were given."""
+    stream = io.BytesIO()
+    with tarfile.open(fileobj=stream, mode="w") as archive:
+        for name, text in {"launch": ENTRYPOINT, "python": b'#!/bin/sh\necho "python runs: $2"\n'}.items():
+            entry = tarfile.TarInfo(f"usr/local/bin/{name}")
+            entry.size, entry.mode = len(text), 0o755
+            archive.addfile(entry, io.BytesIO(text))
+    container = engine.client().containers.create(base.resolve("debian-12").reference, labels=engine.owned("docs"))
+    try:
+        container.put_archive("/", stream.getvalue())
+        changes = ['ENTRYPOINT ["launch"]', "LABEL io.trainyard.target=xla"]
+        made = container.commit("trainyard-pod-docs", "xla", changes=changes)
+    finally:
+        container.remove(force=True)
+    yield "trainyard-pod-docs:xla"
+    engine.client().images.remove(str(made.id), force=True)
+
+
+def test_every_command_of_the_page_runs(image: str, tmp_path: Path) -> None:
+    blocks = re.findall(r"^```sh\n(.*?)^```$", PAGE.read_text(encoding="utf-8"), re.MULTILINE | re.DOTALL)
+    assert len(blocks) == 5
+    with ProjectIam() as iam, TpuVms(images={IMAGE: image}) as cloud:
+        environment = os.environ | iam.environment(tmp_path) | cloud.environment(tmp_path) | {"POLL": "3s"}
+        script = "\n".join(blocks)
+        done = subprocess.run(["bash", "-euo", "pipefail", "-c", script], cwd=ROOT, env=environment,
+                              capture_output=True, text=True, timeout=600, check=False)  # fmt: skip
+        assert done.returncode == 0, f"{done.stdout[-2000:]}\n{done.stderr[-3000:]}"
+        assert not cloud.nodes and not cloud.queue
+        assert len(iam.bindings["roles/artifactregistry.reader"]) == 1
+    lines = re.findall(r"^\S+ \S+ \S+ \[(\d)\] (.*)$", done.stdout, re.MULTILINE)
+    assert lines.count(("1", "trains: mnist --epochs 2 --job-dir=gs://my-bucket/run1")) == 1
+    assert lines.count(("0", "trains: mnist --epochs 2")) == 3, "run2, run3, and run3's log"
+    assert ("1", 'python runs: print("step 1")') in lines
+    assert "XLA_USE_BF16 has no effect" in done.stderr
+
+
+def test_the_page_names_every_variable_and_pages_that_are_there() -> None:
+    from scripts import pod
+
+    text = PAGE.read_text(encoding="utf-8")
+    for name in [*pod.OPTIONS, *pod.SWITCHES]:
+        assert f"`{name.upper()}" in text or f"{name.upper()}=" in text, name
+    for target in re.findall(r"\]\(([^)#]+\.md)", text):
+        assert (PAGE.parent / target).is_file(), target

@@ -1,0 +1,36 @@
+"""A real trainer on a pod of two workers that is taken away in the middle: it resumes where its checkpoint is."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable
+
+from scripts.fakes.tpu_vms import TpuVms
+from tests.cloud.test_pod import QUICK, SLICE, Start, cloud, home, nothing_left, start, volume
+
+__all__ = ["cloud", "home", "start", "volume"]  # fixtures
+
+
+def test_mnist_goes_on_where_its_checkpoint_is_when_the_pod_was_taken(
+    cloud: TpuVms, start: Start, volume: str, built_image: Callable[[str], str]
+) -> None:
+    image = built_image("tf-cpu")
+    # The CPU stands for the TPU, and a volume for the bucket: a folder a worker, for each trains by itself.
+    folder = "/bucket/$(hostname | sed s/.*-//)"
+    script = f"exec launch mnist --fake-data --fake-images=12800 --epochs=4 --checkpoint-dir={folder}"
+    running = start(
+        "--name=mnist", *SLICE, "--spot", f"--image={image}", *QUICK, f"--flags=-v {volume}:/bucket --user root",
+        "--env=LAUNCHER_REHEARSE=1 OMP_NUM_THREADS=1", f"--command=sh -c '{script}'",
+    )  # fmt: skip
+    for index in range(2):
+        running.until(rf"\[{index}\] Epoch 2 train begin", seconds=240)
+    cloud.preempt("mnist")
+    assert running.end(400) == 0, running.text
+    assert "mnist was preempted: creating it again (1 of 50)" in running.text
+    for index in range(2):
+        lines = re.findall(rf"\[{index}\] (.*)", running.text)
+        summary = json.loads(next(line for line in reversed(lines) if '"event": "summary"' in line))
+        assert (summary["status"], summary["global_step"]) == ("completed", 800)
+        assert summary["resumed_from"] >= 200, "what the first epoch's checkpoint had was trained again"
+    assert nothing_left(cloud, "mnist")

@@ -1,0 +1,489 @@
+"""`make job` writes a correct job for each platform, says how to submit it, and refuses what no platform has."""
+
+from __future__ import annotations
+
+import json
+import shlex
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import kubernetes_validate
+import pytest
+import yaml
+
+from scripts import job, rehearse
+from scripts.cli import UserError
+from scripts.jobs import files, flags, kubernetes, migrate, request, rules, submit, tuning
+
+REGISTRY = "us-central1-docker.pkg.dev/proj/ml"
+Verb = Callable[..., tuple[int, str, str]]
+
+
+@pytest.fixture(autouse=True)
+def nothing_from_outside(monkeypatch: pytest.MonkeyPatch) -> None:
+    for action in job._parser()._actions:
+        monkeypatch.delenv(action.dest.upper(), raising=False)
+    monkeypatch.delenv("FROM", raising=False)
+
+
+@pytest.fixture
+def write(verb: Verb) -> Callable[..., tuple[str, list[str]]]:
+    """Write a job: its text, and the words of the command that submits it."""
+
+    def run(*arguments: str, registry: str = REGISTRY) -> tuple[str, list[str]]:
+        status, out, err = verb(job, *arguments, "--json", *(["--registry", registry] if registry else []))
+        assert status == 0, err
+        found = json.loads(out)
+        return found["config"], found["command"]
+
+    return run
+
+
+@pytest.fixture
+def refused(verb: Verb) -> Callable[..., str]:
+    """The line that a job is refused with."""
+
+    def run(*arguments: str) -> str:
+        status, out, err = verb(job, *arguments, "--registry", REGISTRY)
+        assert (status, out) == (2, "")
+        return err
+
+    return run
+
+
+def vertex(*more: str) -> list[str]:
+    return ["--platform", "vertex", *more]
+
+
+Write = Callable[..., tuple[str, list[str]]]
+
+
+# --- Vertex AI -------------------------------------------------------------------------------------------------------
+
+
+def test_a_custom_job_is_one_pool_with_one_replica(write: Write) -> None:
+    text, command = write(*vertex("tf-cpu", "--args", "--epochs 2 --lr '0.1'"))
+    pool = yaml.safe_load(text)["workerPoolSpecs"]
+    image = f"{REGISTRY}/trainyard:tf-cpu-2.21.0"
+    container = {"imageUri": image, "args": ["mnist", "--epochs", "2", "--lr", "0.1"]}
+    assert pool == [{"machineSpec": {"machineType": "n1-standard-8"}, "replicaCount": 1, "containerSpec": container}]
+    assert shlex.join(command) == (
+        "gcloud ai custom-jobs create --region=us-central1 --display-name=tf-cpu-mnist --config=job.yaml"
+    )
+
+
+def test_the_chief_has_a_pool_of_its_own(write: Write) -> None:
+    spec = yaml.safe_load(write(*vertex("cpu", "--workers", "4", "--spot"))[0])
+    assert [pool["replicaCount"] for pool in spec["workerPoolSpecs"]] == [1, 3]
+    assert spec["scheduling"] == {"strategy": "SPOT", "restartJobOnWorkerRestart": True}
+
+
+@pytest.mark.parametrize(
+    ("accelerator", "machine"),
+    [
+        ("v5litepod-16", {"machineType": "ct5lp-hightpu-4t", "tpuTopology": "4x4"}),
+        ("v6e-8", {"machineType": "ct6e-standard-8t", "tpuTopology": "2x4"}),
+        ("v3-32", {"machineType": "cloud-tpu", "acceleratorType": "TPU_V3", "acceleratorCount": 32}),
+        ("v2-8", {"machineType": "cloud-tpu", "acceleratorType": "TPU_V2", "acceleratorCount": 8}),
+    ],
+)
+def test_tpus_are_asked_for_in_the_form_of_their_generation(write: Write, accelerator: str, machine: Any) -> None:
+    spec = yaml.safe_load(write(*vertex("xla", "--accelerator", accelerator))[0])
+    assert [pool["machineSpec"] for pool in spec["workerPoolSpecs"]] == [machine]
+
+
+def test_a_tpu_job_goes_where_the_tpu_is(write: Write) -> None:
+    assert "--region=europe-west4" in write(*vertex("xla", "--accelerator", "v3-32"))[1]
+
+
+@pytest.mark.parametrize(
+    ("words", "type", "count", "machine"),
+    [
+        ("T4", "NVIDIA_TESLA_T4", 1, "n1-standard-8"),
+        ("8xA100_80GB", "NVIDIA_A100_80GB", 8, "a2-ultragpu-8g"),
+        ("nvidia-l4:4", "NVIDIA_L4", 4, "g2-standard-48"),
+        ("8xv100", "NVIDIA_TESLA_V100", 8, "n1-standard-64"),
+    ],
+)
+def test_gpus_have_short_names_and_fitting_machines(
+    write: Write, words: str, type: str, count: int, machine: str
+) -> None:
+    spec = yaml.safe_load(write(*vertex("--image", "gcr.io/p/i", "--accelerator", words))[0])
+    expected = {"machineType": machine, "acceleratorType": type, "acceleratorCount": count}
+    assert spec["workerPoolSpecs"][0]["machineSpec"] == expected
+
+
+def test_a_machine_with_gpus_is_asked_for_them(write: Write) -> None:
+    spec = yaml.safe_load(write(*vertex("--image", "gcr.io/p/i", "--machine", "a3-highgpu-8g"))[0])
+    assert spec["workerPoolSpecs"][0]["machineSpec"]["acceleratorCount"] == 8
+
+
+def test_accounts_outputs_boards_and_limits_are_where_the_api_wants_them(write: Write) -> None:
+    board = "projects/p/locations/us-central1/tensorboards/1"
+    spec = yaml.safe_load(
+        write(*vertex("cpu", "--service-account", "a@p.iam.gserviceaccount.com", "--output", "gs://bucket/run",
+                      "--tensorboard", board, "--timeout", "12h"))[0]
+    )  # fmt: skip
+    assert spec["serviceAccount"] == "a@p.iam.gserviceaccount.com"
+    assert spec["baseOutputDirectory"] == {"outputUriPrefix": "gs://bucket/run"}
+    assert spec["tensorboard"] == board
+    assert spec["scheduling"] == {"timeout": "43200s"}
+
+
+def test_a_tuning_job_reads_what_the_trainer_reports(write: Write) -> None:
+    text, command = write(*vertex("cpu", "--tune", "lr=1e-3:1e-1:log batch-size=64,32 epochs=2:8 precision=fp32,bf16",
+                                  "--trials", "6", "--parallel", "3"))  # fmt: skip
+    data = yaml.safe_load(text)
+    assert data["studySpec"] == {
+        "metrics": [{"metricId": "accuracy", "goal": "MAXIMIZE"}],
+        "parameters": [
+            {"parameterId": "lr", "doubleValueSpec": {"minValue": 0.001, "maxValue": 0.1},
+             "scaleType": "UNIT_LOG_SCALE"},
+            {"parameterId": "batch-size", "discreteValueSpec": {"values": [32, 64]}},
+            {"parameterId": "epochs", "integerValueSpec": {"minValue": "2", "maxValue": "8"},
+             "scaleType": "UNIT_LINEAR_SCALE"},
+            {"parameterId": "precision", "categoricalValueSpec": {"values": ["fp32", "bf16"]}},
+        ],
+    }  # fmt: skip
+    container = data["trialJobSpec"]["workerPoolSpecs"][0]["containerSpec"]
+    assert container["args"] == ["mnist", "--hypertune-tag=accuracy"]
+    assert (data["maxTrialCount"], data["parallelTrialCount"]) == (6, 3)
+    assert {"--max-trial-count=6", "--parallel-trial-count=3"} <= set(command)
+    assert command[:4] == ["gcloud", "ai", "hp-tuning-jobs", "create"]
+
+
+@pytest.mark.parametrize(("package", "trainer"), [("torch", "mnist"), ("tf", "flowers")])
+def test_trainers_have_the_flags_that_jobs_give_them(package: str, trainer: str) -> None:
+    assert {"hypertune-tag", "job-dir", "epochs"} <= flags.of_trainer(package, trainer)
+
+
+# --- AI Platform -----------------------------------------------------------------------------------------------------
+
+
+def old(*more: str) -> list[str]:
+    return ["--platform", "ai-platform", "tf-cpu", *more]
+
+
+def test_the_old_form_is_marked_and_its_successor_stands_below(write: Write) -> None:
+    text, command = write(*old("--workers", "3", "--output", "gs://bucket/run"))
+    assert text.startswith("# NOT FOR USE: AI Platform Training was shut down on 31 January 2025.")
+    data = yaml.safe_load(text)["trainingInput"]
+    assert (data["scaleTier"], data["workerCount"], data["workerType"]) == ("CUSTOM", 2, "n1-standard-8")
+    assert command[:6] == ["gcloud", "ai-platform", "jobs", "submit", "training", "tf_cpu_mnist"]
+    below = text.partition("# The same job on Vertex AI:\n")[2]
+    successor = yaml.safe_load("\n".join(line.removeprefix("#")[1:] for line in below.splitlines()))
+    assert [pool["replicaCount"] for pool in successor["workerPoolSpecs"]] == [1, 2]
+
+
+@pytest.mark.parametrize(
+    ("accelerator", "machine", "expected"),
+    [
+        ("v2-8", None, {"masterType": "n1-standard-8", "workerType": "cloud_tpu", "workerCount": 1,
+                        "workerConfig": {"tpuTfVersion": "2.11", "acceleratorConfig": {"type": "TPU_V2", "count": 8}}}),
+        ("v3-32", "n1-highcpu-16",
+         {"workerConfig": {"tpuTfVersion": "2.11", "acceleratorConfig": {"type": "TPU_V3_POD", "count": 32}}}),
+        ("v2-8", "standard", {"masterType": "standard", "workerConfig": {"tpuTfVersion": "2.11"}}),
+        ("v2-8", "BASIC_TPU", {"scaleTier": "BASIC_TPU", "workerConfig": {"tpuTfVersion": "2.11"}}),
+    ],
+)  # fmt: skip
+def test_the_old_forms_of_tpu_jobs(
+    write: Write, accelerator: str, machine: str | None, expected: dict[str, Any]
+) -> None:
+    text, _ = write(
+        *old("--accelerator", accelerator, "--tpu-version", "2.11", *(["--machine", machine] if machine else []))
+    )
+    found = yaml.safe_load(text)["trainingInput"]
+    image = found["workerConfig"].pop("imageUri")
+    assert image == found["masterConfig"]["imageUri"]
+    assert {key: found[key] for key in expected} == expected
+    assert ("workerType" in found) == (machine != "BASIC_TPU")
+
+
+def test_an_old_file_is_converted(tmp_path: Path, verb: Verb) -> None:
+    path = tmp_path / "old.yaml"
+    path.write_text("trainingInput: {scaleTier: CUSTOM, masterType: standard_p100, region: europe-west1, "
+                    "masterConfig: {imageUri: gcr.io/p/i}, args: [a]}\nlabels: {team: x}\n")  # fmt: skip
+    status, out, err = verb(job, "--platform", "vertex", "--from", str(path))
+    assert status == 0
+    machine = yaml.safe_load(out)["workerPoolSpecs"][0]["machineSpec"]
+    assert machine == {"machineType": "n1-standard-8", "acceleratorType": "NVIDIA_TESLA_P100", "acceleratorCount": 1}
+    assert "--region=europe-west1" in err
+    assert "--labels=team=x" in err
+
+
+OLD: list[tuple[dict[str, Any], list[dict[str, Any]], str]] = [
+    ({"scaleTier": "BASIC_TPU", "workerConfig": {"tpuTfVersion": "2.11"}},
+     [{"machineType": "cloud-tpu", "acceleratorType": "TPU_V2", "acceleratorCount": 8}], "no counterpart"),
+    ({"scaleTier": "CUSTOM", "masterType": "n1-highcpu-16", "workerType": "cloud_tpu", "workerCount": "1",
+      "workerConfig": {"acceleratorConfig": {"type": "TPU_V3_POD", "count": "32"}}},
+     [{"machineType": "cloud-tpu", "acceleratorType": "TPU_V3", "acceleratorCount": 32}], "one now (a TPU VM)"),
+    ({"scaleTier": "BASIC_GPU"},
+     [{"machineType": "n1-standard-8", "acceleratorType": "NVIDIA_TESLA_T4", "acceleratorCount": 1}], "K80 is gone"),
+    ({"scaleTier": "STANDARD_1"},
+     [{"machineType": "n1-highcpu-16"}, {"machineType": "n1-highcpu-16"}, {"machineType": "n1-standard-4"}], ""),
+    ({"scaleTier": "CUSTOM", "masterType": "n1-standard-4", "parameterServerType": "n1-standard-4",
+      "parameterServerCount": 2}, [{"machineType": "n1-standard-4"}, {}, {"machineType": "n1-standard-4"}], ""),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("old", "machines", "note"), OLD)
+def test_each_old_form_becomes_the_pools_that_do_the_same(old: dict[str, Any], machines: Any, note: str) -> None:
+    done = migrate.migrate(
+        {"trainingInput": old | {"masterConfig": {"imageUri": "gcr.io/p/i"}, "region": "us-central1"}}
+    )
+    pools = done.config["workerPoolSpecs"]
+    assert [pool.get("machineSpec", {}) for pool in pools] == machines
+    assert note in " ".join(done.notes)
+    file = files.parse(json.dumps(done.config), Path("x.json"))
+    assert [one for one in rules.check(rules.Evidence(file, done.region)) if not one.note] == []
+
+
+def test_an_old_search_becomes_a_tuning_job() -> None:
+    params = [
+        {"parameterName": "lr", "type": "DOUBLE", "minValue": 0.01, "maxValue": 1, "scaleType": "UNIT_LOG_SCALE"},
+        {"parameterName": "layers", "type": "INTEGER", "minValue": 1, "maxValue": 3},
+        {"parameterName": "opt", "type": "CATEGORICAL", "categoricalValues": ["sgd", "adam"]},
+        {"parameterName": "size", "type": "DISCRETE", "discreteValues": [32, 64]},
+    ]
+    search = {
+        "goal": "MINIMIZE",
+        "maxTrials": 5,
+        "maxParallelTrials": 2,
+        "hyperparameterMetricTag": "loss",
+        "params": params,
+    }
+    done = migrate.migrate({"trainingInput": {"masterConfig": {"imageUri": "i"}, "jobDir": "gs://bucket/x",
+                                              "hyperparameters": search}})  # fmt: skip
+    study = done.config["studySpec"]
+    assert study["metrics"] == [{"metricId": "loss", "goal": "MINIMIZE"}]
+    assert [set(one) - {"parameterId", "scaleType"} for one in study["parameters"]] == [
+        {"doubleValueSpec"}, {"integerValueSpec"}, {"categoricalValueSpec"}, {"discreteValueSpec"}]  # fmt: skip
+    container = done.config["trialJobSpec"]["workerPoolSpecs"][0]["containerSpec"]
+    assert "args" not in container, "trials would all write to one --job-dir"
+
+
+def test_a_package_goes_on_the_prebuilt_image_of_its_runtime() -> None:
+    source = {"scaleTier": "BASIC", "runtimeVersion": "2.11", "packageUris": ["gs://b/p.tgz"], "pythonModule": "t.task"}
+    (pool,) = migrate.migrate({"trainingInput": source}).config["workerPoolSpecs"]
+    assert pool["pythonPackageSpec"]["executorImageUri"].endswith("/training/tf-cpu.2-11.py310:latest")
+
+
+# --- GKE -------------------------------------------------------------------------------------------------------------
+
+
+def gke(*more: str) -> list[str]:
+    return ["--platform", "gke", *more]
+
+
+def test_a_slice_of_one_machine_is_a_job(write: Write) -> None:
+    (found,) = yaml.safe_load_all(write(*gke("xla", "--accelerator", "v5litepod-8", "--output", "gs://bucket/x"))[0])
+    pod = found["spec"]["template"]["spec"]
+    assert found["kind"] == "Job"
+    assert pod["nodeSelector"]["cloud.google.com/gke-tpu-topology"] == "2x4"
+    assert pod["containers"][0]["resources"]["limits"] == {"google.com/tpu": "8"}
+    assert pod["containers"][0]["args"] == ["mnist", "--job-dir=gs://bucket/x"]
+
+
+@pytest.mark.parametrize(
+    ("name", "accelerator", "topology", "hosts"),
+    [
+        ("v4-16", "tpu-v4-podslice", "2x2x2", 2),
+        ("v5litepod-16", "tpu-v5-lite-podslice", "4x4", 4),
+        ("v6e-16", "tpu-v6e-slice", "4x4", 4),
+    ],
+)
+def test_a_slice_of_several_machines_is_the_jobset_that_xpk_makes(
+    write: Write, name: str, accelerator: str, topology: str, hosts: int
+) -> None:
+    """Against what xpk 1.16.0 wrote for the same types: version, kind, counts, selector, devices, retries."""
+    (found,) = yaml.safe_load_all(write(*gke("xla", "--accelerator", name, "--slices", "2"))[0])
+    (part,) = found["spec"]["replicatedJobs"]
+    job, pod = part["template"]["spec"], part["template"]["spec"]["template"]["spec"]
+    assert (found["apiVersion"], found["kind"], part["replicas"]) == ("jobset.x-k8s.io/v1alpha2", "JobSet", 2)
+    assert found["metadata"]["annotations"] == {
+        "alpha.jobset.sigs.k8s.io/exclusive-topology": "cloud.google.com/gke-nodepool"
+    }
+    assert (job["parallelism"], job["completions"], job["backoffLimit"]) == (hosts, hosts, 0)
+    assert pod["nodeSelector"] == {
+        "cloud.google.com/gke-tpu-accelerator": accelerator,
+        "cloud.google.com/gke-tpu-topology": topology,
+    }
+    assert pod["containers"][0]["resources"]["limits"] == {"google.com/tpu": "4"}
+    assert pod["restartPolicy"] == "Never"
+    assert {"name": "NNODES", "value": str(2 * hosts)} in pod["containers"][0]["env"]
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["xla", "--accelerator", "v5litepod-8", "--spot", "--timeout", "1h", "--service-account", "trainer"],
+        ["xla", "--accelerator", "v6e-16", "--slices", "2", "--spot"],
+        ["gpu", "--accelerator", "8xA100", "--workers", "2"],
+        ["cpu", "--machine", "e2-standard-8"],
+    ],
+)
+def test_manifests_pass_kubernetes_validate(write: Write, arguments: list[str]) -> None:
+    """Strictly, by its own entry point; of a JobSet, which it does not know, every Job that it makes."""
+    for found in yaml.safe_load_all(write(*gke(*arguments))[0]):
+        jobs = [
+            {"apiVersion": "batch/v1", "kind": "Job", **one["template"]} for one in kubernetes.replicated_jobs(found)
+        ]
+        for one in jobs or [found]:
+            kubernetes_validate.validate(one, kubernetes_validate.latest_version(), strict=True)
+
+
+def test_gpu_machines_of_a_group_find_one_another(write: Write) -> None:
+    service, found = yaml.safe_load_all(write(*gke("--image", "gcr.io/p/i", "--accelerator", "8xA100", "--workers", "2",
+                                                   "--name", "My run"))[0])  # fmt: skip
+    pod = found["spec"]["template"]["spec"]
+    assert service["metadata"]["name"] == pod["subdomain"] == "my-run"
+    assert service["spec"]["clusterIP"] == "None"
+    env = {one["name"]: one["value"] for one in pod["containers"][0]["env"]}
+    assert env == {"NNODES": "2", "MASTER_ADDR": "my-run-0.my-run", "MASTER_PORT": "29500"}
+    assert (found["spec"]["completionMode"], found["spec"]["completions"]) == ("Indexed", 2)
+
+
+def test_a_group_on_spot_machines_starts_again_as_a_group(write: Write) -> None:
+    (found,) = yaml.safe_load_all(write(*gke("--image", "i", "--accelerator", "T4", "--workers", "2", "--spot"))[0])
+    (rule,) = found["spec"]["failurePolicy"]["rules"]
+    assert (rule["action"], rule["onJobFailureReasons"]) == ("RestartJobSetAndIgnoreMaxRestarts", ["PodFailurePolicy"])
+
+
+# --- TPU VM ----------------------------------------------------------------------------------------------------------
+
+
+def test_a_tpu_vm_is_a_script_that_deletes_what_it_created(write: Write) -> None:
+    text, command = write(
+        "--platform", "tpu-vm", "xla", "--accelerator", "v5litepod-16", "--spot", "--args", "--lr 0.1 --datadir 'a b'"
+    )
+    lines = [line for line in text.splitlines() if line and not line.startswith("#")]
+    assert command == ["bash", "job.sh"]
+    assert lines[0] == "set -euo pipefail"
+    create, trap, run, logs = (shlex.split(line) for line in lines[1:])
+    assert create[:6] == ["gcloud", "compute", "tpus", "tpu-vm", "create", "xla-mnist"]
+    assert {
+        "--accelerator-type=v5litepod-16",
+        "--version=v2-alpha-tpuv5-lite",
+        "--zone=us-central1-a",
+        "--spot",
+    } <= set(create)
+    assert trap[0] == "trap" and shlex.split(trap[1])[4:6] == ["delete", "xla-mnist"] and trap[2] == "EXIT"
+    assert run[-1].endswith(f"{REGISTRY}/trainyard:xla-2.9.0 mnist --lr 0.1 --datadir 'a b'")
+    assert "docker logs --follow" in logs[-1]
+
+
+# --- the way on ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("arguments", "replicas"),
+    [
+        (vertex("cpu", "--workers", "3"), 3),
+        (vertex("cpu", "--tune", "lr=0.01:0.1"), 1),
+        (vertex("xla", "--accelerator", "v5litepod-16"), 4),
+        (vertex("xla", "--accelerator", "v3-32"), 4),
+        (old("--workers", "2"), 2),
+        (gke("xla", "--accelerator", "v5litepod-16", "--slices", "2"), 8),
+        (gke("gpu", "--accelerator", "8xA100", "--workers", "2"), 2),
+        (gke("gpu", "--accelerator", "8xA100", "--workers", "2", "--spot"), 2),
+    ],
+)
+def test_what_is_written_can_be_rehearsed(write: Write, arguments: list[str], replicas: int) -> None:
+    """`make rehearse` reads it and has a container for each machine, with the image and arguments of the job."""
+    text, _ = write(*arguments)
+    plan = rehearse.plan(rehearse.read(files.parse(text, Path("job.yaml"))))
+    assert len(plan["replicas"]) == replicas
+    assert {one["image"].partition("/trainyard:")[0] for one in plan["replicas"]} == {REGISTRY}
+    assert {one["args"][0] for one in plan["replicas"]} == {"mnist"}
+
+
+# --- what is refused -------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["--platform", "vertx", "cpu"], "unknown platform 'vertx' (did you mean 'vertex'?)"),
+        (["cpu"], "no PLATFORM; there are: vertex, ai-platform, gke, tpu-vm"),
+        (vertex("cpuu"), "unknown target 'cpuu' (did you mean 'cpu'?)"),
+        (vertex("cpu", "--trainer", "mist"), "cpu has no trainer 'mist' (did you mean 'mnist'?)"),
+        (vertex("cpu", "--accelerator", "T5"), "no accelerator 'T5'"),
+        (vertex("cpu", "--accelerator", "1xT4:2"), "ACCELERATOR='1xT4:2' is neither GPUs"),
+        (vertex("cpu", "--accelerator", "3xA100"), "no machine has 3 NVIDIA_TESLA_A100"),
+        (vertex("xla", "--accelerator", "v5litepod-15"), "no TPU slice 'v5litepod-15'"),
+        (vertex("xla", "--accelerator", "v4-8"), "Vertex AI has no v4-8 for jobs"),
+        (vertex("xla", "--accelerator", "v2-8", "--workers", "2"), "one pool with one replica"),
+        (vertex("xla", "--accelerator", "v5litepod-16", "--spot"), "SPOT with a TPU slice of several machines"),
+        (vertex("xla", "--accelerator", "v5litepod-4", "--region", "us-east1"), "us-east1 has no v5litepod-4"),
+        (vertex("cpu", "--region", "us-centrall"), "no training jobs in 'us-centrall' (did you mean 'us-central1'?)"),
+        (vertex("cpu", "--accelerator", "T4"), "a GPU job with an image for CPUs: torch 2.15.0"),
+        (vertex("tf-cpu", "--accelerator", "v6e-4"), "a TPU job with an image for CPUs"),
+        (vertex("cpu", "--workers", "0"), "WORKERS='0' is not a whole number from 1"),
+        (vertex("cpu", "--timeout", "soon"), "TIMEOUT='soon' is not a duration"),
+        (vertex("cpu", "--args", "--lr '0.1"), "no closing quotation"),
+        (vertex("cpu", "--output", "/tmp/x"), "write gs://bucket/folder"),
+        (vertex("cpu", "--args", "--epoch 2"), "ARGS: cpu's mnist has no flag --epoch (did you mean 'epochs'?)"),
+        (vertex("cpu", "--tune", "leraning-rate=1:2"), "TUNE: cpu's mnist has no flag --leraning-rate"),
+        (vertex("cpu", "--trials", "4"), "TRIALS= goes with TUNE="),
+        (vertex("cpu", "--tune", "lr=1:2", "--parallel", "9"), "PARALLEL=9 is more than TRIALS=8"),
+        (vertex("cpu", "--tensorboard", "projects/p/locations/l/tensorboards/1"),
+         "a tensorboard without serviceAccount"),
+        (vertex("cpu", "--machine", "n1-standard-7"), "machine type 'n1-standard-7' is not in our table (did you mean"),
+        (old("--accelerator", "v2-8"), "tf-cpu holds tensorflow 2.21.0: use PLATFORM=vertex"),
+        (old("--accelerator", "v5litepod-4"), "AI Platform had no v5litepod-4"),
+        (old("--accelerator", "v3-8", "--machine", "standard", "--tpu-version", "2.11"), "the TPU is a v2-8"),
+        (old("--spot"), "AI Platform has no SPOT"),
+        (gke("xla", "--accelerator", "v2-8"), "GKE has no v2-8"),
+        (gke("cpu", "--tune", "lr=1:2"), "neither tuning jobs nor a managed TensorBoard"),
+        (gke("cpu", "--slices", "2"), "SLICES= is about TPUs"),
+        (gke("xla", "--accelerator", "v5litepod-16", "--workers", "2"), "leave out WORKERS"),
+        (["--platform", "tpu-vm", "cpu"], "PLATFORM=tpu-vm needs a TPU"),
+        (["--platform", "tpu-vm", "xla", "--accelerator", "tpu7x-8"], "the Cloud TPU API has no tpu7x-8 (GKE has)"),
+        (["--platform", "tpu-vm", "xla", "--accelerator", "v4-8", "--zone", "us-central1-a"], "it is in us-central2-b"),
+        (["--platform", "tpu-vm", "xla", "--accelerator", "v4-8", "--timeout", "1h"], "tpu-vm has no TIMEOUT"),
+        (["--platform", "gke", "--from", "x.yaml"], "x.yaml: No such file"),
+    ],
+)  # fmt: skip
+def test_what_cannot_be_is_refused_in_a_line(refused: Callable[..., str], arguments: list[str], said: str) -> None:
+    line = " ".join(refused(*arguments).split())
+    assert said in line
+    assert line.startswith(("job: ", "WARNING: "))
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        ("lr", "'lr' is not flag=values"),
+        ("lr=1:2:lag", "did you mean 'log'?"),
+        ("lr=2:1", "2 is not below 1"),
+        ("lr=0:1:log", "starts above 0"),
+        ("lr=a:b", "'a' is not a number"),
+        ("lr=1:2 lr=1:3", "'lr' is there twice"),
+    ],
+)
+def test_a_search_that_cannot_be_read_is_quoted(words: str, said: str) -> None:
+    with pytest.raises(UserError, match=said.replace("?", r"\?")):
+        tuning.parse(words)
+
+
+def test_an_image_of_this_host_is_said_to_be_one(verb: Verb) -> None:
+    status, out, err = verb(job, *vertex("cpu"))
+    assert status == 0
+    assert "imageUri: trainyard:cpu\n" in out
+    assert "no cloud can pull" in err
+
+
+def test_pods_that_do_not_start_say_why() -> None:
+    pods = [
+        {"status": {"conditions": [{"type": "PodScheduled", "reason": "Unschedulable"}]}},
+        {"status": {"containerStatuses": [{"state": {"waiting": {"reason": "ImagePullBackOff"}}}]}},
+        {"status": {"containerStatuses": [{"state": {"waiting": {"reason": "ContainerCreating"}}}]}},
+        {"status": {"containerStatuses": [{"state": {"running": {}}}]}},
+    ]
+    assert submit._waiting(pods) == " (Unschedulable, ImagePullBackOff)"
+    assert submit._waiting(pods[2:]) == ""
+
+
+def test_durations() -> None:
+    assert [request.seconds(one) for one in ("90", "90s", "2m", "12h", "2d")] == [90, 90, 120, 43200, 172800]

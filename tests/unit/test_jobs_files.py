@@ -1,0 +1,196 @@
+"""Job files of every platform are read with their lines and recognised by their shape; TPU slices are what they say."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import yaml
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from ruamel.yaml import YAML
+
+from scripts.cli import UserError
+from scripts.jobs import files, gke, machines, text
+
+CUSTOM_JOB = """\
+workerPoolSpecs:
+  - machineSpec: {machineType: n1-standard-8}
+    replicaCount: 1
+    containerSpec:
+      imageUri: gcr.io/p/i
+      args: [mnist]
+"""
+TRAINING_INPUT = "trainingInput:\n  scaleTier: BASIC\n  region: us-central1\n"
+
+
+def written(folder: Path, content: str, name: str = "job.yaml") -> Path:
+    path = folder / name
+    path.write_text(content, encoding="utf-8")
+    return path
+
+
+@pytest.mark.parametrize(
+    ("content", "kind"),
+    [
+        (CUSTOM_JOB, "custom-job"),
+        ("displayName: x\njobSpec:\n  workerPoolSpecs: []\n", "custom-job"),
+        ("worker_pool_specs:\n  - replica_count: 1\n", "custom-job"),
+        ("studySpec: {}\ntrialJobSpec: {}\n", "hyperparameter-tuning-job"),
+        (TRAINING_INPUT, "ai-platform"),
+        ("scaleTier: CUSTOM\nmasterType: standard\n", "ai-platform"),
+        ("jobId: x\ntrainingInput: {}\n", "ai-platform"),
+        ("apiVersion: batch/v1\nkind: Job\n", "gke"),
+        ("apiVersion: v1\nkind: Service\n---\napiVersion: jobset.x-k8s.io/v1alpha2\nkind: JobSet\n", "gke"),
+        ('{"workerPoolSpecs": []}', "custom-job"),
+    ],
+)
+def test_a_kind_is_told_by_its_shape(tmp_path: Path, content: str, kind: str) -> None:
+    assert files.load(written(tmp_path, content)).kind == kind
+
+
+def test_json_with_tabs_is_read_too(tmp_path: Path) -> None:
+    file = files.load(written(tmp_path, '{\n\t"workerPoolSpecs": []\n}\n', "job.json"))
+    assert file.documents == [{"workerPoolSpecs": []}]
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        ("", "job.yaml: empty"),
+        ("a: [1\n", "job.yaml:2: not valid YAML"),
+        ("- 1\n", "expected 'key: value' pairs"),
+        ("steps: []\n", "job.yaml:1: no job: its keys are steps"),
+        ("apiVersion: v1\nkind: Service\n", "no job"),
+        (CUSTOM_JOB + "---\n" + CUSTOM_JOB, "2 documents"),
+        ("trainingInput: 1\n", "job.yaml:1: trainingInput: expected 'key: value' pairs"),
+    ],
+)
+def test_what_is_no_job_is_refused_with_its_place(tmp_path: Path, content: str, said: str) -> None:
+    with pytest.raises(UserError, match=said.replace("[", r"\[")):
+        files.load(written(tmp_path, content))
+
+
+def test_a_file_that_is_not_there_is_named(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r"none\.yaml: No such file"):
+        files.load(tmp_path / "none.yaml")
+
+
+def test_lines_are_found_in_either_spelling(tmp_path: Path) -> None:
+    content = "job_spec:\n  worker_pool_specs:\n    replica_count: 1\n    machine_spec:\n      machine_type: x\n"
+    file = files.load(written(tmp_path, content))
+    assert file.spec["workerPoolSpecs"] == [{"replicaCount": 1, "machineSpec": {"machineType": "x"}}]
+    assert file.line(("jobSpec", "workerPoolSpecs", 0, "machineSpec", "machineType")) == 5
+    assert file.line(("jobSpec", "workerPoolSpecs", 0, "machineSpec", "acceleratorType")) == 4
+
+
+def test_labels_keep_their_spelling(tmp_path: Path) -> None:
+    file = files.load(written(tmp_path, "trainingInput: {scaleTier: BASIC}\nlabels: {my_team: a}\n"))
+    assert file.documents[0]["labels"] == {"my_team": "a"}
+
+
+# --- what is written -------------------------------------------------------------------------------------------------
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.lists(st.text(st.characters(codec="utf-8", exclude_categories=["Cs", "Cc"]), max_size=12), max_size=4))
+def test_what_is_written_means_the_same_to_every_reader_of_yaml(words: list[str]) -> None:
+    dumped = text.dump({"args": words})
+    assert yaml.safe_load(dumped) == {"args": words}
+    assert YAML(typ="safe", pure=True).load(dumped) == {"args": words}
+
+
+@pytest.mark.parametrize("word", ["yes", "off", "y", "N", "1e5", "1e-3", "0o17", "017", "1:30", "null", "~", "2", ".5"])
+def test_words_that_look_like_something_else_are_quoted(word: str) -> None:
+    assert f"- {word}\n" not in text.dump([word])
+    assert YAML(typ="safe", pure=True).load(text.dump([word])) == yaml.safe_load(text.dump([word])) == [word]
+
+
+# --- machines --------------------------------------------------------------------------------------------------------
+
+#: What xpk 1.16.0 writes for these types (`xpk workload create --dry-run --output-manifest-file`), all with one
+#: google.com/tpu limit of 4: accelerator label, topology, parallelism = completions.
+XPK = {
+    "v4-16": ("tpu-v4-podslice", "2x2x2", 2),
+    "v5litepod-16": ("tpu-v5-lite-podslice", "4x4", 4),
+    "v6e-16": ("tpu-v6e-slice", "4x4", 4),
+}
+#: The table it takes them from (core/system_characteristics.py), for the machines of four chips.
+XPK_TOPOLOGIES = {
+    "v4-8": "2x2x1", "v4-32": "2x2x4", "v4-64": "2x4x4", "v4-128": "4x4x4", "v4-256": "4x4x8", "v4-512": "4x8x8",
+    "v4-1024": "8x8x8", "v4-1536": "8x8x12", "v4-2048": "8x8x16", "v4-4096": "8x16x16",
+    "v5litepod-32": "4x8", "v5litepod-64": "8x8", "v5litepod-128": "8x16", "v5litepod-256": "16x16",
+    "v5p-8": "2x2x1", "v5p-16": "2x2x2", "v5p-32": "2x2x4", "v5p-64": "2x4x4", "v5p-128": "4x4x4", "v5p-256": "4x4x8",
+    "v5p-384": "4x4x12", "v5p-512": "4x8x8", "v5p-640": "4x4x20", "v5p-768": "4x8x12", "v5p-896": "4x4x28",
+    "v5p-1024": "8x8x8", "v5p-1152": "4x12x12", "v5p-1280": "4x8x20", "v5p-1536": "8x8x12", "v5p-1920": "4x12x20",
+    "v5p-2048": "8x8x16", "v5p-2304": "8x12x12", "v5p-2560": "8x8x20", "v5p-3072": "8x12x16", "v5p-3456": "12x12x12",
+    "v5p-4096": "8x16x16", "v5p-4608": "12x12x16", "v5p-6144": "12x16x16", "v5p-8192": "16x16x16",
+    "v5p-12288": "16x16x24",
+    "v6e-1": "1x1", "v6e-4": "2x2", "v6e-32": "4x8", "v6e-64": "8x8", "v6e-128": "8x16", "v6e-256": "16x16",
+    "tpu7x-2": "1x1x1", "tpu7x-8": "2x2x1", "tpu7x-16": "2x2x2", "tpu7x-32": "2x2x4", "tpu7x-64": "2x4x4",
+    "tpu7x-128": "4x4x4", "tpu7x-256": "4x4x8", "tpu7x-512": "4x8x8", "tpu7x-1024": "8x8x8",
+}  # fmt: skip
+
+
+def test_slices_are_those_of_xpk() -> None:
+    for name, (accelerator, topology, hosts) in XPK.items():
+        found = machines.slice_of(name)
+        assert (found.gke_accelerator, found.topology, found.hosts, found.chips_per_host) == (
+            accelerator,
+            topology,
+            hosts,
+            4,
+        )
+    assert {name: machines.slice_of(name).topology for name in XPK_TOPOLOGIES} == XPK_TOPOLOGIES
+
+
+def test_two_machines_of_four_chips_are_xpks_way_to_eight() -> None:
+    """xpk makes v5litepod-8 and v6e-8 of two machines; the Cloud TPU API makes them of one."""
+    one, two = machines.slice_of("v5litepod-8"), machines.slice_of("v5litepod-8", "ct5lp-hightpu-4t")
+    assert (one.hosts, one.chips_per_host, one.machine_type) == (1, 8, "ct5lp-hightpu-8t")
+    assert (two.hosts, two.chips_per_host, two.topology) == (2, 4, one.topology)
+
+
+@pytest.mark.parametrize(
+    ("name", "chips", "hosts", "cores"),
+    [("v2-8", 4, 1, 8), ("v2-32", 16, 4, 32), ("v3-2048", 1024, 256, 2048), ("v5e-1", 1, 1, 2)],
+)
+def test_a_name_counts_cores_or_chips(name: str, chips: int, hosts: int, cores: int) -> None:
+    found = machines.slice_of(name)
+    assert (found.chips, found.hosts, found.cores) == (chips, hosts, cores)
+
+
+@pytest.mark.parametrize(
+    ("name", "machine", "said"),
+    [
+        ("v5litepod-12", None, "no TPU slice 'v5litepod-12'"),
+        ("v9-8", None, "did you mean 'v"),
+        ("v6e-16", "ct6e-standard-8t", "cannot be made of ct6e-standard-8t"),
+        ("v6e-8", "ct5lp-hightpu-4t", "cannot be made of ct5lp-hightpu-4t; it takes ct6e-standard-8t"),
+    ],
+)
+def test_a_slice_that_never_was_is_refused_with_the_nearest(name: str, machine: str | None, said: str) -> None:
+    with pytest.raises(UserError, match=said):
+        machines.slice_of(name, machine)
+
+
+def test_every_slice_has_zones_and_full_machines() -> None:
+    for one in machines.slices().values():
+        assert one.zones
+        assert one.hosts * one.chips_per_host == one.chips
+        assert machines.slice_on(one.machine_type, one.topology)
+        assert set(one.regions) <= {*machines.table().vertex_regions, "us-central2"}
+
+
+def test_every_machine_of_a_gpu_is_found_again() -> None:
+    for name, gpu in machines.table().gpus.items():
+        for count in gpu.counts:
+            machine = machines.machine_for(name, count)
+            assert machine in machines.machine_types()
+            assert machines.gpu_of_machine(machine) in ((name, count), None)
+
+
+def test_names_of_objects_are_labels() -> None:
+    assert gke.object_name("My job_1!") == "my-job-1"
+    with pytest.raises(UserError, match="no letter"):
+        gke.object_name("!!")

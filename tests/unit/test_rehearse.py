@@ -1,0 +1,246 @@
+"""The verb around a rehearsal: its options, the images that stand in, the report, and what the sidecars are told."""
+
+from __future__ import annotations
+
+import datetime
+import json
+import re
+import time
+import urllib.request
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from scripts import cli, rehearse, sidecar
+from scripts.cli import UserError
+from scripts.fakes.google_cloud import GoogleCloud
+from scripts.rehearsal import chaos, images, report, world
+from scripts.rehearsal.images import StandIn
+from scripts.rehearsal.model import Rehearsal, Replica, Trial
+from scripts.rehearsal.progress import Progress
+from scripts.rehearsal.restarts import TrainingService
+from scripts.rehearsal.runner import Attempt, Member, Outcome, prefixed
+
+JOB = """\
+workerPoolSpecs:
+- replicaCount: 1
+  machineSpec: {machineType: n1-standard-4}
+  containerSpec: {imageUri: r/trainyard:xla, args: [mnist]}
+"""
+CHIEF = Replica("chief", "cmle-0", "chief", 0, "r/trainyard:xla")
+WORKER = Replica("worker-0", "cmle-1", "worker", 1, "r/trainyard:xla")
+Verb = Callable[..., tuple[int, str, str]]
+
+
+@pytest.fixture
+def job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    for name in ("FILE", "IMAGE", "PREEMPT", "KILL", "TPU_DELAY", "ENV", "MEMORY"):
+        monkeypatch.delenv(name, raising=False)
+    path = tmp_path / "job.yaml"
+    path.write_text(JOB, encoding="utf-8")
+    return str(path)
+
+
+# --- the command line ------------------------------------------------------------------------------------------
+
+
+def test_dry_run_prints_what_each_replica_would_get(verb: Verb, job: str) -> None:
+    status, out, _ = verb(rehearse, job, "--dry-run")
+    (replica,) = json.loads(out)["replicas"]
+    assert status == 0 and replica["args"] == ["mnist"] and "CLUSTER_SPEC" in replica["environment"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["--preempt=worker-9"], "no replica 'worker-9'; there are: chief"),
+        (["--tpu-delay=30"], "TPU_DELAY=30: Vertex AI CustomJob 'job' has no TPU node to wait for"),
+        (["--tpu-delay=soon"], "TPU_DELAY=soon: expected a number"),
+        (["--memory=lots"], "MEMORY=lots: expected a size such as 900m or 2g"),
+        (["--env=A B=1"], "ENV: 'A' is no NAME=VALUE"),
+        (["--timeout=-1"], "TIMEOUT=-1: expected a number"),
+    ],
+)
+def test_wrong_options_are_named_in_a_line(verb: Verb, job: str, arguments: list[str], words: str) -> None:
+    status, out, err = verb(rehearse, job, *arguments, "--dry-run")
+    assert (status, out) == (2, "") and words in err and "Traceback" not in err
+
+
+def test_a_job_file_must_be_given_and_exist(verb: Verb, job: str) -> None:
+    assert "no job file given, as in 'make rehearse FILE=job.yaml'" in verb(rehearse)[2]
+    assert verb(rehearse, job + ".not")[0] in (1, 2)
+
+
+def test_make_variables_are_options_too(verb: Verb, job: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FILE", job)
+    monkeypatch.setenv("DRY_RUN", "1")
+    assert verb(rehearse)[0] == 0
+
+
+@pytest.mark.parametrize(("text", "size"), [("900m", 900 << 20), ("2g", 2 << 30), ("1.5GiB", 3 << 29), ("0", 0)])
+def test_sizes(text: str, size: int) -> None:
+    assert rehearse._bytes(text) == size
+
+
+# --- images ----------------------------------------------------------------------------------------------------
+
+LOCAL = {
+    "xla": {"io.trainyard.target": "xla", "io.trainyard.framework": "torch_xla==2.9.0",
+            "org.opencontainers.image.version": "xla-2.9.0-20261120-9fc73416"},
+    "xla-candidate": {"io.trainyard.target": "xla", "io.trainyard.framework": "torch_xla==2.9.0"},
+    "other": {},
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("tag", "local"),
+    [
+        ("xla", "xla"),
+        ("xla-2.9.0", "xla"),
+        ("xla-2.9.0-20261120-9fc73416", "xla"),
+        ("xla-2.9.0-20251231-00000000", None),  # another build is another image
+        ("xla-2.8.0", None),
+        ("other", None),  # without our labels nobody knows what it is
+        ("latest", None),
+    ],
+)
+def test_a_tag_is_stood_for_by_the_image_it_means(tag: str, local: str | None) -> None:
+    assert images.matching(tag, LOCAL) == local
+
+
+@pytest.mark.parametrize(
+    ("reference", "parts"),
+    [
+        ("us-docker.pkg.dev/p/r/trainyard:xla", ("trainyard", "xla")),
+        ("localhost:5000/trainyard", ("trainyard", "latest")),
+        ("gcr.io/p/trainyard@sha256:00", ("trainyard", "sha256:00")),
+    ],
+)
+def test_references_have_a_name_and_a_tag(reference: str, parts: tuple[str, str]) -> None:
+    assert images.split(reference) == parts
+
+
+# --- the world -------------------------------------------------------------------------------------------------
+
+
+def test_buckets_are_those_the_job_names() -> None:
+    documents = [
+        {"args": ["--in=gs://my-data/a", "--out=/gcs/out.b_c/x"], "volumeAttributes": {"bucketName": "fused"}},
+        {"env": [{"value": "gs://my-data"}]},
+    ]
+    assert world.buckets_named(documents) == ["fused", "my-data", "out.b_c"]
+
+
+class _Engine:
+    def info(self) -> dict[str, int]:
+        return {"MemTotal": 8 << 30, "NCPU": 2}
+
+
+def test_replicas_share_the_machine(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(world.engine, "client", _Engine)
+    assert world.limits(1) == world.Limits(2, int((8 << 30) * 0.85))
+    assert world.limits(4) == world.Limits(1, int((8 << 30) * 0.85 / 4))
+    assert world.limits(4, cpus=0.5, memory=1 << 20) == world.Limits(0.5, 1 << 20)
+    with pytest.raises(UserError, match="64 replicas on a machine"):
+        world.limits(64)
+
+
+def test_an_archive_has_files_folders_and_links() -> None:
+    import io
+    import tarfile
+
+    with tarfile.open(fileobj=io.BytesIO(sidecar.archive({"a/b": b"x"}, ["open"], {"root/opt": "/opt"}))) as tar:
+        assert (tar.getmember("open").mode, tar.getmember("root/opt").linkname) == (0o1777, "/opt")
+        assert tar.extractfile("a/b").read() == b"x"  # type: ignore[union-attr]
+
+
+def test_each_host_sees_its_own_attributes() -> None:
+    attributes = {"localhost": {"agent-worker-number": "3"}, "elsewhere.invalid": {"agent-worker-number": "4"}}
+    with GoogleCloud(host_attributes=attributes) as cloud:
+        request = urllib.request.Request(
+            f"{cloud.url}/computeMetadata/v1/instance/attributes/agent-worker-number",
+            headers={"Metadata-Flavor": "Google"},
+        )
+        with urllib.request.urlopen(request, timeout=5) as answer:
+            assert answer.read() == b"3"
+
+
+def test_a_node_is_created_for_a_while(monkeypatch: pytest.MonkeyPatch) -> None:
+    cloud = GoogleCloud(ready_after=30)
+    assert cloud._node_json("v2", "n")["state"] == "CREATING"
+    monkeypatch.setattr(time, "monotonic", lambda: cloud.ready_at)
+    assert cloud._node_json("v2", "n")["state"] == "READY"
+
+
+# --- what is shown and reported --------------------------------------------------------------------------------
+
+
+def member(replica: Replica, *attempts: Attempt) -> Member:
+    return Member(replica, StandIn("sha256:0", "", True), status=0, address="172.18.0.5", attempts=list(attempts))
+
+
+def test_lines_have_xla_dists_prefix() -> None:
+    moment = datetime.datetime(2026, 11, 21, 9, 30).timestamp()
+    assert (
+        prefixed("| Training ...", member(WORKER), moment).plain == "2026-11-21 09:30:00 172.18.0.5 [1] | Training ..."
+    )
+
+
+def test_colours_tell_replicas_apart() -> None:
+    assert prefixed("x", member(CHIEF)).style != prefixed("x", member(WORKER)).style
+
+
+@pytest.fixture
+def outcome() -> Outcome:
+    progress = Progress()
+    progress.add("| Training Device=cpu/0 Epoch=1 Step=0 Loss=2.3 Rate=9.5 GlobalRate=9.5 Time=0", 1.0)
+    progress.add("Epoch 1 test end 0, Accuracy=91.00", 3.0)
+    return Outcome(
+        succeeded=True,
+        why="the primary replica ended with 0",
+        advice="",
+        seconds=9.0,
+        job_restarts=0,
+        members=[
+            member(CHIEF, Attempt(0.0, 9.0, 0, "exit")),
+            member(WORKER, Attempt(0.5, 3.0, 143, "preempted"), Attempt(4.0, 9.0, 0, "exit")),
+        ],
+        progress=progress,
+        happened=[(chaos.Fault("preempt", ("worker-0",), "step5", step=5), 2.5)],
+    )
+
+
+REHEARSAL = Rehearsal("Vertex AI CustomJob", "job", (CHIEF, WORKER), TrainingService(("chief",)))
+
+
+def test_the_report_tells_status_restarts_accuracy_and_rate(tmp_path: Path, outcome: Outcome) -> None:
+    found = report.of_run(REHEARSAL, outcome)
+    report.write(tmp_path, found)
+    read: dict[str, Any] = json.loads((tmp_path / "report.json").read_text())
+    assert (read["status"], read["accuracy"], read["images_per_second"]) == ("succeeded", 91.0, 9.5)
+    assert [(one["name"], one["restarts"]) for one in read["replicas"]] == [("chief", 0), ("worker-0", 1)]
+    assert read["faults"] == [{"action": "preempt", "targets": ["worker-0"], "when": "step5", "at": 2.5}]
+    assert (tmp_path / "report.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_the_best_trial_is_the_highest_or_the_lowest(tmp_path: Path, outcome: Outcome) -> None:
+    one = report.of_run(REHEARSAL, outcome)
+    runs = [(Trial(1, {"lr": "0.1"}, "m"), one, 0.5), (Trial(2, {"lr": "0.2"}, "m"), one, 0.9),
+            (Trial(3, {"lr": "0.3"}, "m"), one, None)]  # fmt: skip
+    assert report.of_tuning(runs, "m", True, 9.0)["best"] == {"trial": 2, "metric": 0.9}
+    assert report.of_tuning(runs, "m", False, 9.0)["best"] == {"trial": 1, "metric": 0.5}
+    assert report.of_tuning(runs[2:], "m", True, 9.0)["best"] is None
+    report.write(tmp_path, report.of_tuning(runs, "m", True, 9.0))
+    assert re.search(rb"^\x89PNG", (tmp_path / "report.png").read_bytes())
+
+
+# --- the page --------------------------------------------------------------------------------------------------
+
+
+def test_every_variable_of_the_page_is_an_option_and_every_option_is_on_the_page() -> None:
+    text = (cli.ROOT / "docs" / "jobs" / "rehearse.md").read_text(encoding="utf-8")
+    table = text.partition("| variable |")[2].partition("\n\n")[0]
+    on_page = {name for row in table.splitlines()[2:] for name in re.findall(r"`([A-Z_]+)`", row.split("|")[1])}
+    assert on_page == {action.dest.upper() for action in rehearse._parser()._actions} - {"HELP", "JSON"}
