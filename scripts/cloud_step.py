@@ -5,19 +5,22 @@
     python -m scripts.cloud_step publish             then promote, which moves tags if PROMOTE is set
 
 The substitutions come as environment variables of the same names without the underscore: TARGETS, REGISTRY, TAG, INDEX,
-CACHE, BASE, PROMOTE. A step of a target that is not among TARGETS says so and ends well.
+CACHE, BASE, PROMOTE, REVISION. A step of a target that is not among TARGETS says so and ends well.
 """
 
 from __future__ import annotations
 
 import json
 import os
+import socket
 from collections.abc import Callable
 from pathlib import Path
 
-from scripts import build, cli, engine, promote, push, registry, render, smoke, state, tags, verify
-from scripts.cli import ROOT, STATE, StepFailed, UserError, nearest, say, warn
-from scripts.plan import NAME, Plan
+import docker.errors
+
+from scripts import build, cli, cloud_plan, engine, lock, promote, push, registry, sign, smoke, state, tags, verify
+from scripts.cli import ROOT, STATE, StepFailed, UserError, nearest, say
+from scripts.plan import NAME
 from scripts.spec import indexes, load, targets
 
 #: What `prepare` finds out for the steps after it, and what `publish` leaves for `promote`.
@@ -76,28 +79,13 @@ def prepare() -> None:
     say(f"targets: {', '.join(names)}; {Path('/proc/meminfo').read_text().splitlines()[0]}; {os.cpu_count()} cores")
 
 
-def cached(plan: Plan, reference: str) -> None:
-    """Build with what the registry has cached, and leave the registry what this build made.
-
-    A cache that cannot be read or written costs time, not the build.
-    """
-    where = f"type=registry,ref={reference}:{plan.spec.target}"
-    target = plan.spec.target
-    arguments = build.bake_arguments(plan, compression="zstd")
-    sets = ["--set", f"{target}.cache-from={where}", "--set", f"{target}.cache-to={where},mode=max,ignore-error=true"]
-    try:
-        engine.buildx("bake", "--progress=plain", f"--file={render.BAKE_FILE}", *sets, *arguments)
-    except StepFailed as error:
-        warn(f"no build with the cache {reference}: {error}")
-
-
 def build_target(target: str) -> None:
+    """Build a target; what is on the nightly schedule, on the base that its makers have today."""
     spec = load(target)
-    build.check_rendered(spec)
-    cache = os.environ.get("CACHE")
-    if cache:
-        cached(build.plan_for(spec), cache)
-    plan, facts = build.build(spec)
+    if cloud_plan.schedule_of(spec) is cloud_plan.NIGHTLY:
+        lock.lock_target(spec, "default")
+        spec = load(target)
+    plan, facts = build.build(spec, cache=os.environ.get("CACHE"))
     say(f"built {plan.candidate} {facts['digest']} in {facts['seconds']} s")
 
 
@@ -126,6 +114,8 @@ def publish() -> None:
     for spec in specs:
         pushed = push.push(spec, address, reference=_candidate(spec.target))
         tags.attest(f"{address}/{NAME}", pushed["digest"])
+        if not registry.is_loopback(address):  # which is the engine's, not this container's
+            push.accompany(spec, address, pushed["digest"], sign.key_given(), reference=_candidate(spec.target))
         say(f"{pushed['tag']} {pushed['digest']}")
         found[spec.target] = {"tag": pushed["tag"], "digest": pushed["digest"]}
         if os.environ.get("TAG"):
@@ -153,12 +143,50 @@ def promote_published() -> None:
     if not os.environ.get("PROMOTE"):
         say("_PROMOTE is empty: no tag moves")
         return
+    if beside_the_engine():
+        return
     address = registry.check_address(os.environ.get("REGISTRY"))
     published = json.loads(PUBLISHED.read_text(encoding="utf-8"))
     for target, image in published.items():
         made = promote.promote(load(target), address, image=image["digest"])
         for tag in made["tags"]:
             say(f"{made['repository']}:{tag} is {made['digest']}")
+
+
+def beside_the_engine() -> bool:
+    """Promote in a container where the engine's own loopback is at hand, if the registry is there; whether it was.
+
+    `localhost:5000` is the engine's for a push and this container's for everything else. A local run has such
+    registries, Cloud Build never.
+
+    Raises:
+        StepFailed: that container did; its lines stand above.
+    """
+    if not registry.is_loopback(os.environ.get("REGISTRY", "")) or os.environ.get("TRAINYARD_BESIDE_ENGINE"):
+        return False
+    try:
+        me = engine.client().containers.get(socket.gethostname())
+    except docker.errors.NotFound:  # in no container: this loopback is the engine's
+        return False
+    again = engine.client().containers.run(
+        str(me.attrs["Image"]),
+        ["-m", "scripts.cloud_step", "promote"],
+        detach=True,
+        environment=dict(os.environ) | {"TRAINYARD_BESIDE_ENGINE": "1"},
+        labels=me.labels,
+        network_mode="host",
+        volumes_from=[str(me.id)],
+        working_dir=str(ROOT),
+    )
+    try:
+        for line in again.logs(stream=True, follow=True):
+            say(line.decode(errors="replace").rstrip())
+        code = again.wait()["StatusCode"]
+    finally:
+        again.remove(force=True)
+    if code:
+        raise StepFailed(f"promote ended with status {code}; see above")
+    return True
 
 
 STEPS: dict[str, Callable[[str], None]] = {"build": build_target, "verify": verify_target, "smoke": smoke_target}

@@ -18,9 +18,9 @@ from typing import Any
 
 import pytest
 
-from scripts import base, cloud_config, cloud_plan, engine, registry, tags
+from scripts import base, cloud_config, cloud_plan, engine, registry, step_images, tags
 from scripts.cli import ROOT, UserError
-from scripts.cloudbuild_local import Executor, Result
+from scripts.cloud_executor import Executor, Result
 from scripts.fakes.cloud_build import PROJECT, CloudBuild
 from tests.image.registry import running
 
@@ -165,6 +165,26 @@ def test_an_image_that_is_nowhere_is_one_line(run: Run) -> None:
     assert nothing_is_left()
 
 
+def test_googles_builders_have_stand_ins_where_they_cannot_be_pulled(run: Run) -> None:
+    """gcloud and gsutil are this host's own, mounted; nothing of the user's configuration comes with them."""
+    steps = [
+        {"name": "gcr.io/cloud-builders/gcloud", "args": ["config", "list", "--format=value(core.account)"]},
+        {"name": "gcr.io/cloud-builders/gsutil:latest", "args": ["version"]},
+        script("gcloud --version", name="gcr.io/google.com/cloudsdktool/cloud-sdk:slim"),
+    ]
+    result, lines = run({"steps": steps})
+    assert statuses(result) == ["SUCCESS"] * 3, lines
+    assert any(line.startswith("Step #1: gsutil version: ") for line in lines)
+    assert any(line.startswith("Step #2: Google Cloud SDK ") for line in lines)
+    assert not [line for line in lines if "@" in line], "no account"
+
+
+def test_a_stand_in_without_the_hosts_cli_says_what_to_do(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(step_images.shutil, "which", lambda _: None)
+    with pytest.raises(UserError, match="needs the Google Cloud CLI of this host, which has none: install it, or give"):
+        run({"steps": [{"name": "gcr.io/cloud-builders/gcloud"}]})
+
+
 def test_ctrl_c_leaves_nothing_running(small: str, tmp_path: Path) -> None:
     config = tmp_path / "cloudbuild.yaml"
     config.write_text(json.dumps({"steps": [{"name": small, "script": "echo started; sleep 300"}]}), encoding="utf-8")
@@ -190,6 +210,10 @@ def test_ctrl_c_leaves_nothing_running(small: str, tmp_path: Path) -> None:
 def cloud(local_registry: str) -> Iterator[CloudBuild]:
     with CloudBuild(registry=local_registry) as started:
         yield started
+    for image in engine.client().images.list():
+        for tag in image.tags:
+            if f"/{PROJECT}/" in tag:
+                engine.client().images.remove(tag)
 
 
 @pytest.fixture
@@ -302,18 +326,25 @@ def test_cancelling_ends_the_steps(gcloud: Gcloud, cloud: CloudBuild, project: P
     assert nothing_is_left()
 
 
-def test_gcloud_imports_the_trigger_that_is_rendered(gcloud: Gcloud, cloud: CloudBuild, tmp_path: Path) -> None:
+@pytest.mark.parametrize("schedule", [cloud_plan.PUSHED, cloud_plan.NIGHTLY], ids=lambda one: one.name)
+def test_gcloud_imports_the_trigger_that_is_rendered(
+    schedule: cloud_plan.Schedule, gcloud: Gcloud, cloud: CloudBuild, tmp_path: Path
+) -> None:
     """With what its own first lines say to fill in."""
-    text = cloud_plan.TRIGGER.read_text(encoding="utf-8")
+    text = schedule.trigger.read_text(encoding="utf-8")
     sed = re.search(r"#   sed '([^']+)'", text)
     assert sed
     filled = tmp_path / "trigger.yaml"
     filled.write_text(subprocess.run(["sed", sed[1]], input=text, capture_output=True, text=True, check=True).stdout)
     found = gcloud("builds", "triggers", "import", f"--source={filled}", "--region=us-central1")
     assert found.returncode == 0, found.stderr
-    trigger = cloud.triggers["trainyard-images"]
-    assert trigger["filename"] == "cloudbuild.yaml"
-    assert trigger["github"] == {"owner": "my-company", "name": "trainyard", "push": {"branch": "^main$"}}
+    trigger = cloud.triggers[f"trainyard-{schedule.name}"]
+    if schedule is cloud_plan.PUSHED:
+        assert trigger["filename"] == "cloudbuild.yaml"
+        assert trigger["github"] == {"owner": "my-company", "name": "trainyard", "push": {"branch": "^main$"}}
+    else:
+        assert trigger["gitFileSource"]["path"] == "cloudbuild-nightly.yaml"
+        assert trigger["sourceToBuild"]["uri"] == "https://github.com/my-company/trainyard"
     assert trigger["serviceAccount"].startswith("projects/my-project/serviceAccounts/trainyard-build@my-project.")
 
 
@@ -346,7 +377,7 @@ def test_the_projects_own_plan_makes_the_round_trip(gcloud: Gcloud, cloud: Cloud
     own_base = (
         resolved.reference if resolved.note else ""
     )  # closed networks: what stands in for the base, for all steps
-    given = f"_TARGETS=tf-cpu,_REGISTRY={address},_TAG=rehearsal,_BASE={own_base}"
+    given = f"_TARGETS=tf-cpu,_REGISTRY={address},_TAG=rehearsal,_BASE={own_base},_PROMOTE=yes,_REVISION={'a' * 40}"
     words = ["--config=cloudbuild.yaml", "--region=us-central1", f"--substitutions={given}"]
     found = gcloud("builds", "submit", str(ROOT), *words, timeout=880)
     (build,) = cloud.builds.values()
@@ -362,6 +393,12 @@ def test_the_projects_own_plan_makes_the_round_trip(gcloud: Gcloud, cloud: Cloud
     assert base64.b64decode(shown) == output
     assert registry.digest_of(image["tag"]) == image["digest"]
     assert registry.digest_of(f"{address}/trainyard:tf-cpu-rehearsal") == image["digest"]
-    assert tags.attested(tags.Repository(f"{address}/trainyard"), image["digest"])
+    repository = tags.Repository(f"{address}/trainyard")
+    assert tags.attested(repository, image["digest"])
+    manifest = repository.manifest(image["digest"])
+    assert manifest
+    labels = repository.config(manifest)["config"]["Labels"]
+    assert labels["org.opencontainers.image.revision"] == "a" * 40
+    assert registry.digest_of(f"{address}/trainyard:tf-cpu") == image["digest"], "promoted, by a step"
     assert "xla is not among _TARGETS: nothing to do" in "\n".join(build.log)
     assert nothing_is_left()

@@ -6,9 +6,11 @@ import os
 import subprocess
 from pathlib import Path
 
+import pytest
+
 from scripts import cloud_plan
 
-TEXT = cloud_plan.CLOUD_BUILD.read_text(encoding="utf-8")
+TEXT = cloud_plan.PUSHED.build.read_text(encoding="utf-8")
 
 
 def gcloud_submit(config: Path, home: Path) -> subprocess.CompletedProcess[str]:
@@ -25,8 +27,9 @@ def gcloud_submit(config: Path, home: Path) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120, check=False)
 
 
-def test_gcloud_accepts_it_and_goes_on_to_the_network(tmp_path: Path) -> None:
-    found = gcloud_submit(cloud_plan.CLOUD_BUILD, tmp_path)
+@pytest.mark.parametrize("plan", [cloud_plan.PUSHED.build, cloud_plan.NIGHTLY.build], ids=lambda path: path.name)
+def test_gcloud_accepts_it_and_goes_on_to_the_network(plan: Path, tmp_path: Path) -> None:
+    found = gcloud_submit(plan, tmp_path)
     assert "127.0.0.1" in found.stderr, found.stderr
     assert "unused" not in found.stderr
     assert "INVALID" not in found.stderr

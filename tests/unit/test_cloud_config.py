@@ -2,27 +2,24 @@
 
 from __future__ import annotations
 
-import copy
-import json
 import re
 import subprocess
-from collections.abc import Callable, Iterator
-from importlib.resources import files
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from scripts import cloud_config, cloud_plan, render, spec
+from scripts import cloud_config, cloud_plan, discovery, render, spec
 from scripts.cli import UserError
 
-TEXT = cloud_plan.CLOUD_BUILD.read_text(encoding="utf-8")
+TEXT = cloud_plan.PUSHED.build.read_text(encoding="utf-8")
 
 
-@pytest.fixture
-def data() -> dict[str, Any]:
-    """The rendered cloudbuild.yaml, as data of the test's own."""
-    return copy.deepcopy(cloud_config.read(TEXT, "cloudbuild.yaml"))
+@pytest.fixture(params=[cloud_plan.PUSHED, cloud_plan.NIGHTLY], ids=lambda schedule: schedule.name)
+def data(request: pytest.FixtureRequest) -> dict[str, Any]:
+    """A rendered plan, as data of the test's own."""
+    return dict(cloud_config.read(request.param.build.read_text(encoding="utf-8"), request.param.build.name))
 
 
 # --- what was rendered -----------------------------------------------------------------------------------------------
@@ -32,7 +29,7 @@ def test_every_target_is_built_verified_and_trained_in_before_anything_is_publis
     build = cloud_config.load(data, where="x", built_in={})
     number = {step.id: step.number for step in build.steps}
     publish, promote = build.steps[number["publish"]], build.steps[-1]
-    for target in spec.targets():
+    for target in data["substitutions"]["_TARGETS"].split():
         assert build.steps[number[f"verify-{target}"]].wait_for == {number[f"build-{target}"]}
         assert build.steps[number[f"smoke-{target}"]].wait_for == {number[f"build-{target}"]}
         assert {number[f"verify-{target}"], number[f"smoke-{target}"]} <= publish.wait_for
@@ -71,79 +68,35 @@ def test_logs_go_to_cloud_logging_only(data: dict[str, Any]) -> None:
 
 def test_it_says_that_it_is_generated() -> None:
     assert "Generated from images/*/image.yaml by `make render`. Do not edit." in TEXT.splitlines()[0]
-    assert cloud_plan.CLOUD_BUILD in render.rendered()
+    assert cloud_plan.PUSHED.build in render.rendered()
 
 
 # --- the schema of the API's discovery document ----------------------------------------------------------------------
 
 
-def complaints(schemas: dict[str, Any], name: str, node: Any, where: str = "build") -> Iterator[str]:
-    """What a value breaks of the discovery document's schema ``name``; unknown keys and enum values too."""
-    yield from _complaints(schemas, {"$ref": name}, node, where)
+def complaints(data: dict[str, Any]) -> list[str]:
+    """What a build breaks of the discovery document's schema; unknown keys and enum values too."""
+    found = discovery.complaints(discovery.schemas("cloudbuild.v1"), "Build", data)
+    return [f"{'.'.join(map(str, one.location))}: {one.what}" for one in found]
 
 
-def _complaints(schemas: dict[str, Any], schema: dict[str, Any], node: Any, where: str) -> Iterator[str]:
-    if "$ref" in schema:
-        schema = schemas[schema["$ref"]]
-    kind = schema.get("type")
-    if kind == "object":
-        if not isinstance(node, dict):
-            yield f"{where}: not an object"
-            return
-        for key, value in node.items():
-            inner = schema.get("properties", {}).get(key) or schema.get("additionalProperties")
-            if inner is None:
-                yield f"{where}.{key}: unknown"
-            else:
-                yield from _complaints(schemas, inner, value, f"{where}.{key}")
-    elif kind == "array":
-        if not isinstance(node, list):
-            yield f"{where}: not a list"
-            return
-        for number, value in enumerate(node):
-            yield from _complaints(schemas, schema["items"], value, f"{where}[{number}]")
-    elif kind == "string":
-        if not isinstance(node, str):
-            yield f"{where}: {node!r} is no text"
-        elif schema.get("enum") and node not in schema["enum"]:
-            yield f"{where}: {node!r} is none of {schema['enum']}"
-        elif schema.get("format") == "google-duration" and not re.fullmatch(r"\d+(\.\d+)?s", node):
-            yield f"{where}: {node!r} is no duration"
-        elif schema.get("format") == "int64" and not re.fullmatch(r"-?\d+", node):
-            yield f"{where}: {node!r} is no int64 in quotes"
-    elif kind == "boolean" and not isinstance(node, bool):
-        yield f"{where}: {node!r} is neither true nor false"
-    elif kind in ("integer", "number") and not isinstance(node, (int, float)):
-        yield f"{where}: {node!r} is no number"
-
-
-@pytest.fixture(scope="module")
-def schemas() -> dict[str, Any]:
-    """The schemas of the Cloud Build API v1, as Google's own Python client carries them."""
-    document = files("googleapiclient.discovery_cache").joinpath("documents", "cloudbuild.v1.json")
-    found: dict[str, Any] = json.loads(document.read_text(encoding="utf-8"))["schemas"]
-    return found
-
-
-def test_it_has_the_schema_of_the_api(data: dict[str, Any], schemas: dict[str, Any]) -> None:
-    assert list(complaints(schemas, "Build", data)) == []
+def test_it_has_the_schema_of_the_api(data: dict[str, Any]) -> None:
+    assert complaints(data) == []
 
 
 @pytest.mark.parametrize(
     ("spoil", "complaint"),
     [
-        (lambda d: d["steps"][0].update(argz=[]), "build.steps[0].argz: unknown"),
-        (lambda d: d["options"].update(machineType="E2_HIGHCPU_7"), "'E2_HIGHCPU_7' is none of"),
-        (lambda d: d["options"].update(diskSizeGb=100), "build.options.diskSizeGb: 100 is no text"),
-        (lambda d: d.update(timeout="2h"), "'2h' is no duration"),
-        (lambda d: d["steps"][1].update(args="all"), "build.steps[1].args: not a list"),
+        (lambda d: d["steps"][0].update(argz=[]), "steps.0.argz: unknown field 'argz' (did you mean 'args'?)"),
+        (lambda d: d["options"].update(machineType="E2_HIGHCPU_7"), "'E2_HIGHCPU_7' is not one of its values"),
+        (lambda d: d["options"].update(diskSizeGb="100 GB"), "options.diskSizeGb: '100 GB' is not a whole number"),
+        (lambda d: d.update(timeout="2h"), "'2h' is not a duration"),
+        (lambda d: d["steps"][1].update(args="all"), "steps.1.args: 'all' is not a list"),
     ],
 )
-def test_the_schema_is_strict(
-    data: dict[str, Any], schemas: dict[str, Any], spoil: Callable[[dict[str, Any]], None], complaint: str
-) -> None:
+def test_the_schema_is_strict(data: dict[str, Any], spoil: Callable[[dict[str, Any]], None], complaint: str) -> None:
     spoil(data)
-    assert complaint in " ".join(complaints(schemas, "Build", data))
+    assert complaint in " ".join(complaints(data))
 
 
 # --- the rules that only the server has ------------------------------------------------------------------------------
