@@ -35,6 +35,10 @@ GCS_FOLDERS = (
 )
 
 
+# A path that nothing can be opened at.
+NO_LIBTPU = "/nonexistent/libtpu.so"
+
+
 class Exports:
     """The changes to the environment.
 
@@ -117,6 +121,10 @@ def plan(
         exports.default("PJRT_DEVICE", "CPU")
     if facts.settings.rehearse:
         _rehearsal(exports, facts, decision)
+    else:
+        _without_accelerator(exports, facts, decision)
+    if decision.runtime != "tpu-local" or facts.settings.rehearse:
+        _no_local_tpu(exports, facts)
     _coordinates(exports, facts, decision, cluster, one_process)
     _files(exports, facts)
     return exports
@@ -263,8 +271,43 @@ def _xrt_vm(exports: Exports, found: Slice | None) -> None:
     exports.defaults(xrt.vm_pod(found.workers, found.worker_id, found.accelerator_type, found.process_bounds))
 
 
+def _without_accelerator(exports: Exports, facts: Facts, decision: Decision) -> None:
+    """Say it when an image that is made for an accelerator finds none: the trainer would only be slow."""
+    if decision.rule != "R9":
+        return
+    if facts.image.accelerator == "nvidia":
+        hidden = facts.has("NVIDIA_VISIBLE_DEVICES")
+        reason = (
+            f"NVIDIA_VISIBLE_DEVICES={hidden} hides it"
+            if hidden in ("void", "none")
+            else "neither /dev/nvidiactl nor /proc/driver/nvidia/gpus is here"
+        )
+        exports.warn(
+            f"this image is for NVIDIA GPUs, and there is no driver ({reason}): training runs on the CPU; "
+            "start it with 'docker run --gpus all', or ask the platform for an accelerator"
+        )
+    elif facts.image.accelerator == "tpu":
+        exports.warn("this image is for Cloud TPU, and there is none here: training runs on the CPU")
+
+
+def _no_local_tpu(exports: Exports, facts: Facts) -> None:
+    """Keep TensorFlow from loading libtpu where no TPU is attached.
+
+    Off TPUs libtpu asks the metadata server 30 times for each of its variables, minutes in all, while TensorFlow is
+    imported. Measured with tensorflow-tpu 2.20.0 and libtpu 0.0.21: a path that cannot be opened ends that at once,
+    and TPU_SKIP_MDS_QUERY=1 does with errors on stderr. Goes when libtpu gives up by itself.
+    """
+    if facts.image.framework == "tensorflow" and facts.image.accelerator == "tpu":
+        exports.default("TPU_LIBRARY_PATH", NO_LIBTPU)
+
+
 def _gpu(exports: Exports, facts: Facts) -> None:
     """a.1 R8: a GPU needs nothing, except for torch_xla between 2.0 and 2.8."""
+    if facts.image.accelerator == "nvidia" and not facts.host.has_cuda_library(facts.env):
+        exports.warn(
+            "an NVIDIA device is here, but the driver's libcuda.so.1 is neither under /usr/local/nvidia/lib64 nor with "
+            "the system's libraries: CUDA will not start; mount the driver, or use the NVIDIA container runtime"
+        )
     if facts.image.framework != "torch_xla":
         return
     device = versions.pjrt_gpu(facts.image.version)

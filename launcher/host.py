@@ -23,6 +23,10 @@ TPU_PCI_DEVICES = {
 }
 
 
+# The loader's own folders: Debian's and Red Hat's (ld.so(8)); what the container runtime mounts lies there.
+LIBRARY_FOLDERS = ("/usr/lib/x86_64-linux-gnu", "/lib/x86_64-linux-gnu", "/usr/lib64", "/lib64", "/usr/lib")
+
+
 class Host:
     """The machine below a path prefix.
 
@@ -72,6 +76,15 @@ class Host:
         if text(env, "NVIDIA_VISIBLE_DEVICES") in ("void", "none"):
             return False
         return "nvidiactl" in self.names("/dev") or bool(self.names("/proc/driver/nvidia/gpus"))
+
+    def has_cuda_library(self, env: Mapping[str, str]) -> bool:
+        """Whether the driver's libcuda.so.1, which CUDA programs load, is where the loader looks for it.
+
+        GKE and Vertex AI mount the driver under /usr/local/nvidia; the container runtime puts it beside the
+        distribution's libraries.
+        """
+        folders = [*text(env, "LD_LIBRARY_PATH").split(":"), *LIBRARY_FOLDERS]
+        return any("libcuda.so.1" in self.names(folder) for folder in folders if folder)
 
     def gpu_count(self, env: Mapping[str, str]) -> int:
         """How many GPUs a process started here would see: device nodes, narrowed by CUDA_VISIBLE_DEVICES."""

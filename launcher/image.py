@@ -11,6 +11,7 @@ if TYPE_CHECKING:
 
     from launcher.host import Host
 
+ACCELERATORS = ("none", "nvidia", "tpu")
 FRAMEWORKS = ("torch", "torch_xla", "torch_tpu", "tensorflow")
 MANIFEST = "/opt/trainyard/image.json"
 
@@ -20,13 +21,14 @@ class Image:
 
     Attributes:
         target: name of the build target, "" when unknown.
+        accelerator: what it is made for, one of ACCELERATORS; "" when unknown.
         framework: one of FRAMEWORKS, "" when unknown (then everything is exported).
         version: the framework's version, "" when unknown.
         trainers: trainer name -> its command line.
         default: name of the trainer that runs when none is named, "" when there is none.
     """
 
-    __slots__ = ("default", "framework", "target", "trainers", "version")
+    __slots__ = ("accelerator", "default", "framework", "target", "trainers", "version")
 
     def __init__(
         self,
@@ -35,12 +37,14 @@ class Image:
         version: str = "",
         trainers: Mapping[str, list[str]] | None = None,
         default: str = "",
+        accelerator: str = "",
     ) -> None:
         self.target = target
         self.framework = framework
         self.version = version
         self.trainers = dict(trainers or {})
         self.default = default
+        self.accelerator = accelerator
 
     def may_be(self, *frameworks: str) -> bool:
         """Whether the image holds one of these, or nobody knows what it holds."""
@@ -87,6 +91,7 @@ def _read_manifest(host: Host) -> Image:
             version=versions.get(framework, ""),
             trainers=data.get("trainers", {}),
             default=data.get("default", ""),
+            accelerator=data.get("accelerator", ""),
         )
         wrong = _fault(image)
     except (ValueError, RecursionError, LookupError, TypeError, AttributeError) as error:
@@ -101,6 +106,8 @@ def _fault(image: Image) -> str:
         return f"framework is {image.framework!r}, not one of {', '.join(FRAMEWORKS)}"
     if not all(isinstance(word, str) for word in (image.target, image.version, image.default)):
         return "target, version and default must be strings"
+    if image.accelerator not in ("", *ACCELERATORS):
+        return f"accelerator is {image.accelerator!r}, not one of {', '.join(ACCELERATORS)}"
     for name, command in image.trainers.items():
         if not (isinstance(command, list) and command and all(isinstance(word, str) for word in command)):
             return f"the command of trainer {name!r} is not a list of strings"

@@ -71,6 +71,11 @@ def resolve(name: str) -> Resolved:
     digest, reason = _registry_digest(base.image)
     if digest:
         return Resolved(f"{base.image}@{digest}", digest, None)
+    if base.bootstrap is None:
+        raise UserError(
+            f"base {base.image} is out of reach ({reason}), and nothing can stand in for it by itself: "
+            "give an image that holds the same with BASE=<reference>"
+        )
     reference = local_reference(name)
     try:
         engine.client().images.get(reference)
@@ -79,6 +84,11 @@ def resolve(name: str) -> Resolved:
         bootstrap(name, base)
     return Resolved(reference, "", f"base {base.image} is out of reach ({reason}): built on {reference}, "
                                    f"bootstrapped from Debian's archive")  # fmt: skip
+
+
+def asked_for(name: str) -> str:
+    """The reference of a base as it is asked for on this host: BASE, or what images/bases.yaml says."""
+    return os.environ.get("BASE") or bases()[name].image
 
 
 def _apt(*arguments: str) -> None:
@@ -145,6 +155,8 @@ def bootstrap(name: str, base: Base) -> str:
     Raises:
         StepFailed: mmdebstrap failed; the message ends with its own words.
     """
+    if base.bootstrap is None:
+        raise UserError(f"base {name} cannot be bootstrapped: give an image in its place with BASE=<reference>")
     _need_mmdebstrap()
     sources = _sources(base.bootstrap)
     excludes = [f"--dpkgopt=path-exclude={pattern}" for pattern in _SLIM]
@@ -163,7 +175,9 @@ def bootstrap(name: str, base: Base) -> str:
 
 def main(arguments: list[str]) -> int:
     options = cli.parser(__doc__).parse_args(arguments)
-    names = [load(options.target).base] if options.target else list(bases())
+    names = (
+        [load(options.target).base] if options.target else [name for name, base in bases().items() if base.bootstrap]
+    )
     found = {}
     for name in names:
         resolved = resolve(name)

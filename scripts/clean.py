@@ -39,7 +39,11 @@ def leftovers() -> list[str]:
     return removed
 
 
-def _remove(images: list[Image], wanted: str | None, tag_suffix: str = "") -> list[str]:
+#: How tags end that a verb gives an image only until it has an answer.
+UNFINISHED = ("-candidate", "-reproduce", "-provenance")
+
+
+def _remove(images: list[Image], wanted: str | None, tag_suffix: str | tuple[str, ...] = "") -> list[str]:
     """Remove the tags of ``images`` that belong to target ``wanted`` (any if None) and end with ``tag_suffix``."""
     removed = []
     for image in images:
@@ -47,7 +51,7 @@ def _remove(images: list[Image], wanted: str | None, tag_suffix: str = "") -> li
             continue
         for tag in image.tags:
             if tag.startswith(
-                (f"{NAME}:", f"{NAME}-base:", f"{NAME}-builder:", f"{NAME}-cloud-builder:")
+                (f"{NAME}:", f"{NAME}-base:", f"{NAME}-builder:", f"{NAME}-cloud-builder:", f"{NAME}-tpu-worker:")
             ) and tag.endswith(tag_suffix):
                 engine.client().images.remove(tag, force=True)
                 removed.append(tag)
@@ -60,7 +64,7 @@ def main(arguments: list[str]) -> int:
     removed = leftovers()
     images = engine.client().images.list()
     everything = bool(os.environ.get("ALL"))
-    removed += _remove(images, None, "" if everything else "-candidate")
+    removed += _remove(images, None, "" if everything else UNFINISHED)
     if target and not everything:
         removed += _remove(engine.client().images.list(), target)
         shutil.rmtree(STATE / target, ignore_errors=True)

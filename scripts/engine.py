@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import subprocess
 from functools import cache
 from pathlib import Path
@@ -13,6 +14,7 @@ import docker.errors
 from docker.models.images import Image
 
 from scripts.cli import ROOT, StepFailed, UserError
+from scripts.units import in_bytes
 
 #: Label on every container, volume and network that a verb or a test makes, so that clean-up finds what is ours only.
 OWNED = "io.trainyard.owned"
@@ -78,9 +80,47 @@ def image(reference: str, *, made_by: str) -> Image:
         raise UserError(f"no local image {reference}: run '{made_by}' first") from None
 
 
+def pull(reference: str) -> Image:
+    """A local image, pulled from its registry if it is not here.
+
+    Raises:
+        UserError: it is not here and cannot be pulled; the line ends with the engine's words.
+    """
+    with contextlib.suppress(docker.errors.ImageNotFound):
+        return client().images.get(reference)
+    try:
+        return client().images.pull(reference)
+    except docker.errors.APIError as error:
+        raise UserError(f"no local image {reference}, and it cannot be pulled: {error.explanation}") from None
+
+
 def digest(reference: str, *, made_by: str = "make image") -> str:
     """``sha256:...`` of a local image: with the containerd store, the digest a registry will know it by."""
     return str(image(reference, made_by=made_by).id)
+
+
+def forget(reference: str) -> None:
+    """Take a name off a local image, and the image with it if it has no other; no matter if there is none."""
+    with contextlib.suppress(docker.errors.ImageNotFound):
+        client().images.remove(reference, force=True)
+
+
+def cached(*, least: float = 0) -> set[str]:
+    """Ids of the records of the engine's build cache that hold at least ``least`` bytes."""
+    # Not the engine's own account of its disk, which fails while images come and go (404, 500; Docker 26).
+    records = re.findall(r"(?m)^([0-9a-z]{25})\*?\s+\w+\s+([\d.]+[kMGT]?B)", buildx("du", quiet=True))
+    return {identity for identity, size in records if in_bytes(size) >= least}
+
+
+def drop_cached(records: set[str]) -> None:
+    """Remove records of the build cache, as far as nothing uses them: a build that runs, an image, another record."""
+    left = records & cached()
+    while left:
+        for identity in left:
+            client().api.prune_builds(filters={"id": identity}, all=True)  # type: ignore[arg-type]  # ids are no labels
+        before, left = left, left & cached()
+        if left == before:
+            return
 
 
 def buildx(*arguments: str, quiet: bool = False, environment: dict[str, str] | None = None) -> str:

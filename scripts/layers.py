@@ -1,41 +1,31 @@
-"""What is stored in an image, layer by layer, read without unpacking it.
+"""What is stored in an image, layer by layer.
 
-Layers are streamed: from the engine's content store where this process may read it (same host, as root; 2.6 s for a
-1.9 GB image), else from ``docker image save`` (the engine hands that out at 45 MB/s on the same host: 10 s). Nothing is
-written to disk and no more than one small file is held in memory.
+Layers are walked where the engine has unpacked them (scripts/unpacked.py), or else streamed as they are stored
+(scripts/blobs.py): nothing is written to disk and no more than one small file is held in memory.
 """
 
 from __future__ import annotations
 
 import base64
 import csv
-import gzip
+import dataclasses
 import hashlib
 import io
 import json
 import posixpath
-import queue
 import re
-import sys
 import tarfile
-import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import IO, Any, Literal, cast
+from typing import Any, Literal
 
-import zstandard
-
-from scripts import engine, leaks
-from scripts.cli import StepFailed
+from scripts import blobs, engine, leaks, unpacked
 
 Kind = Literal["base", "below", "copied", "added"]
 
 #: Bytes up to which a file is searched for credentials and certificates; the longest CA bundle seen has 0.3 MB.
 TEXT_LIMIT = 2 << 20
-
-#: Bytes read at a time.
-_CHUNK = 1 << 20
 
 #: Compiled code and data: nothing is searched in files of these kinds.
 _BINARY = (".pyc", ".so", ".a", ".png", ".jpg", ".gz", ".zip", ".npy", ".pb", ".whl")
@@ -155,7 +145,9 @@ def stages(dockerfile: str) -> tuple[list[tuple[str, str]], list[str]]:
 def name_layers(made_by: list[str], dockerfile: str) -> list[tuple[str, Kind]]:
     """The stage and the kind of each layer, given the instruction that made each, bottom first."""
     below, copies = stages(dockerfile)
-    first = next((number for number, command in enumerate(made_by) if _is_copy(command)), len(made_by))
+    # The uppermost ones: a base may be made by a Dockerfile of ours, too.
+    ours = [number for number, command in enumerate(made_by) if _is_copy(command)][-len(copies) :] if copies else []
+    first = ours[0] if ours else len(made_by)
     names: list[tuple[str, Kind]] = [("base", "base")] * first
     for number in range(first - 1, -1, -1):
         if not below or made_by[number].split(" ", 1)[0] != below[-1][1]:
@@ -177,85 +169,9 @@ def scan(stream: io.BufferedReader) -> Contents:
         StepFailed: it is none of these, or it ends too early.
     """
     found = Contents()
-    try:
-        # Not tarfile's own stream mode, which copies what it skips: 5.5 s against 2.9 s for 1.5 GB.
-        with tarfile.open(fileobj=_Chunks(_ahead(_uncompressed(stream))), mode="r:") as tar:
-            for member in tar:
-                _look_at(found, tar, member)
-                tar.members = []  # type: ignore[attr-defined]  # tarfile keeps every member it has met
-    except (tarfile.TarError, zstandard.ZstdError, EOFError, OSError) as error:
-        raise StepFailed(f"a layer cannot be read ({error}): build the image again") from None
+    for tar, member in blobs.members(stream):
+        _look_at(found, tar, member)
     return found
-
-
-def _uncompressed(stream: io.BufferedReader) -> Iterator[bytes]:
-    start = stream.peek(4)[:4]
-    reader: IO[bytes] = stream
-    if start == b"\x28\xb5\x2f\xfd":
-        reader = cast(IO[bytes], zstandard.ZstdDecompressor().stream_reader(stream, read_size=_CHUNK))
-    elif start[:2] == b"\x1f\x8b":
-        reader = cast(IO[bytes], gzip.GzipFile(fileobj=stream, mode="rb"))
-    while chunk := reader.read(_CHUNK):
-        yield chunk
-
-
-def _ahead(chunks: Iterator[bytes]) -> Iterator[bytes]:
-    """The same chunks, produced in a thread of their own: decompression and the engine work while Python parses."""
-    waiting: queue.Queue[bytes | Exception | None] = queue.Queue(maxsize=8)
-
-    def produce() -> None:
-        try:
-            for chunk in chunks:
-                waiting.put(chunk)
-            waiting.put(None)
-        except Exception as error:  # raised again where the chunks are read
-            waiting.put(error)
-
-    threading.Thread(target=produce, daemon=True).start()
-    while (item := waiting.get()) is not None:
-        if isinstance(item, Exception):
-            raise item
-        yield item
-
-
-class _Chunks(io.RawIOBase):
-    """A file over chunks, with the forward seeks that tarfile does."""
-
-    def __init__(self, chunks: Iterator[bytes]) -> None:
-        self._chunks, self._chunk, self._at, self._position = chunks, b"", 0, 0
-
-    def readable(self) -> bool:
-        return True
-
-    def tell(self) -> int:
-        return self._position
-
-    def _more(self) -> bool:
-        """Whether there is something left to read, after getting it."""
-        while self._at == len(self._chunk):
-            following = next(self._chunks, None)
-            if following is None:
-                return False
-            self._chunk, self._at = following, 0
-        return True
-
-    def read(self, size: int | None = -1) -> bytes:
-        wanted, parts = (sys.maxsize if size is None or size < 0 else size), []
-        while wanted and self._more():
-            parts.append(self._chunk[self._at : self._at + wanted])
-            self._at += len(parts[-1])
-            wanted -= len(parts[-1])
-        data = b"".join(parts) if len(parts) != 1 else parts[0]
-        self._position += len(data)
-        return data
-
-    def seek(self, position: int, whence: int = io.SEEK_SET) -> int:
-        """Forward from the start only: what tarfile asks of a file it reads in order."""
-        while self._position < position and self._more():
-            step = min(len(self._chunk) - self._at, position - self._position)
-            self._at += step
-            self._position += step
-        return self._position
 
 
 def _look_at(found: Contents, tar: tarfile.TarFile, member: tarfile.TarInfo) -> None:
@@ -268,14 +184,35 @@ def _look_at(found: Contents, tar: tarfile.TarFile, member: tarfile.TarInfo) -> 
         return
     if member.isdir():
         return
-    found.files[path] = File(member.size if member.isreg() else 0, member.mode)
-    if not member.isreg() or not member.size:
+
+    def content() -> bytes:
+        file = tar.extractfile(member)
+        return file.read() if file else b""
+
+    _note(found, path, File(member.size if member.isreg() else 0, member.mode), content)
+
+
+def walk(folder: Path) -> Contents:
+    """The same of a layer that the engine has unpacked into ``folder``."""
+    found = Contents()
+    for entry in unpacked.walk(folder):
+        if entry.file is None:
+            found.removed.append(entry.path)
+        else:
+            _note(found, entry.path, File(entry.size, entry.mode), entry.file.read_bytes)
+    return found
+
+
+def _note(found: Contents, path: str, file: File, content: Callable[[], bytes]) -> None:
+    """Add a file to what a layer stores, and what is conspicuous about it; ``content`` reads it."""
+    found.files[path] = file
+    if not file.size:
         return
+    folder, name = posixpath.split(path)
     named = leaks.in_name(path)
-    if named is None and (member.size > TEXT_LIMIT or name.endswith(_BINARY) or ".so." in name):
+    if named is None and (file.size > TEXT_LIMIT or name.endswith(_BINARY) or ".so." in name):
         return
-    content = tar.extractfile(member)
-    data = content.read() if content and member.size <= TEXT_LIMIT else b""
+    data = content() if file.size <= TEXT_LIMIT else b""
     kinds = [named] if named else leaks.in_text(data, path)
     if kinds:
         found.suspects += [Suspect(path, kind, _record_hash(data)) for kind in kinds]
@@ -298,22 +235,13 @@ def _record(data: bytes, site: str) -> Iterator[tuple[str, str]]:
             yield posixpath.normpath(posixpath.join(site, row[0])), row[1].removeprefix("sha256=")
 
 
-def _content_stores() -> list[Path]:
-    """Where an engine on this host keeps blobs: under its own folder, or in the system's containerd."""
-    root = str(engine.client().info().get("DockerRootDir") or "")
-    parents = [Path(root) / "containerd" / "daemon", Path("/var/lib/containerd")]
-    return [parent / "io.containerd.content.v1.content" / "blobs" / "sha256" for parent in parents]
-
-
-def _store_with(digest: str) -> Path | None:
-    """The readable content store that has ``digest``. What has the digest has the content, whoever's store it is."""
-    for store in _content_stores():
-        try:
-            with (store / digest.removeprefix("sha256:")).open("rb"):
-                return store
-        except OSError:
-            continue
-    return None
+def above_the_lowest(stored: Stored) -> Stored:
+    """The same for an image of somebody's own: the lowest layer is its base, whatever is above was added."""
+    found = [
+        layer if number == 0 else dataclasses.replace(layer, stage="added", kind="added")
+        for number, layer in enumerate(stored.layers)
+    ]
+    return dataclasses.replace(stored, layers=found)
 
 
 def read(reference: str, dockerfile: str) -> Stored:
@@ -325,86 +253,31 @@ def read(reference: str, dockerfile: str) -> Stored:
         UserError: there is no such image.
         StepFailed: its layers cannot be read.
     """
-    digest = engine.digest(reference)
-    store = _store_with(digest)
-    if store is not None:
-        return _read_store(store, digest, dockerfile)
-    return _read_saved(reference, digest, dockerfile)
+    count = len(engine.image(reference, made_by="make image").attrs["RootFS"]["Layers"])
+    with unpacked.folders(reference, count) as folders:
+        if not folders:
+            return put_together(blobs.read(reference, scan), dockerfile)
+        contents = [walk(folder) for folder in folders]
+        parts = blobs.read(reference, lambda stream: None)
+    return put_together(parts.holding(contents), dockerfile)
 
 
-def manifest_of(document: dict[str, Any]) -> str | None:
-    """The digest of the image in an index (attestations carry the platform ``unknown``); None for a manifest."""
-    images = [
-        entry for entry in document.get("manifests", []) if entry.get("platform", {}).get("os", "linux") != "unknown"
-    ]
-    return str(images[0]["digest"]) if images else None
-
-
-def _read_store(store: Path, digest: str, dockerfile: str) -> Stored:
-    def blob(name: str) -> bytes:
-        return (store / name.removeprefix("sha256:")).read_bytes()
-
-    try:
-        raw = blob(digest)
-        inner = manifest_of(json.loads(raw))
-        raw = blob(inner) if inner else raw
-        manifest = json.loads(raw)
-        config = blob(manifest["config"]["digest"])
-        blobs = []
-        for entry in manifest["layers"]:
-            with (store / entry["digest"].removeprefix("sha256:")).open("rb") as stream:
-                blobs.append((str(entry["digest"]), int(entry["size"]), scan(stream)))
-    except OSError as error:
-        raise StepFailed(f"{digest[:19]} is not whole in the engine's store ({error}): build the image again") from None
-    return _put_together(config, str(manifest["config"]["digest"]), len(raw), blobs, dockerfile)
-
-
-def _read_saved(reference: str, digest: str, dockerfile: str) -> Stored:
-    documents: dict[str, bytes] = {}
-    scanned: dict[str, tuple[int, Contents]] = {}
-    chunks = engine.client().api.get_image(reference, chunk_size=_CHUNK)
-    with tarfile.open(fileobj=_Chunks(_ahead(iter(chunks))), mode="r|", bufsize=_CHUNK) as outer:
-        for member in outer:
-            content = outer.extractfile(member) if member.isreg() else None
-            if content is None:
-                continue
-            content = cast(io.BufferedReader, content)
-            if content.peek(1)[:1] in (b"{", b"["):
-                documents[member.name] = content.read()
-            elif member.name.startswith("blobs/") or member.name.endswith("/layer.tar"):
-                scanned[member.name] = (member.size, scan(content))
-    try:
-        manifest = json.loads(documents["manifest.json"])[0]
-        config = documents[manifest["Config"]]
-        names = [str(name) for name in manifest["Layers"]]
-        kept = f"blobs/sha256/{digest.removeprefix('sha256:')}"
-        in_blobs = kept in documents
-        blobs = [
-            (f"sha256:{name.rsplit('/', 1)[-1]}" if in_blobs else "", *scanned.get(name, (0, Contents())))
-            for name in names
-        ]
-    except (KeyError, IndexError, ValueError) as error:
-        raise StepFailed(f"{reference}: 'docker image save' gave no image that can be read ({error!r})") from None
-    config_digest = f"sha256:{hashlib.sha256(config).hexdigest()}"
-    return _put_together(config, config_digest, len(documents.get(kept, b"")), blobs, dockerfile)
-
-
-def _put_together(
-    config: bytes, config_digest: str, manifest_size: int, blobs: list[tuple[str, int, Contents]], dockerfile: str
-) -> Stored:
-    document = json.loads(config)
-    made_by = [
-        str(entry.get("created_by", "")) for entry in document.get("history", []) if not entry.get("empty_layer")
-    ]
-    made_by += [""] * (len(blobs) - len(made_by))
+def made_by(config: dict[str, Any], count: int) -> list[str]:
+    """The instructions that made the ``count`` layers of an OCI configuration, bottom first; empty where unknown."""
+    found = [str(entry.get("created_by", "")) for entry in config.get("history", []) if not entry.get("empty_layer")]
+    found += [""] * (count - len(found))
     # BuildKit writes the instruction itself, the classic builder a shell's line.
-    made_by = [re.sub(r"^/bin/sh -c #\(nop\) +", "", command) for command in made_by]
-    names = name_layers(made_by, dockerfile)
+    return [re.sub(r"^/bin/sh -c #\(nop\) +", "", command) for command in found]
+
+
+def put_together(parts: blobs.Parts[Contents], dockerfile: str) -> Stored:
+    """The image that these parts are, its layers named after the stages of ``dockerfile``."""
+    document = json.loads(parts.config)
+    instructions = made_by(document, len(parts.layers))
+    names = name_layers(instructions, dockerfile)
     diff_ids = [str(diff_id) for diff_id in document["rootfs"]["diff_ids"]]
     layers = [
-        Layer(digest, diff_id, command, stage, kind, size, contents)
-        for (digest, size, contents), diff_id, command, (stage, kind) in zip(
-            blobs, diff_ids, made_by, names, strict=False
-        )
+        Layer(layer.digest, diff_id, command, stage, kind, layer.stored, layer.found)
+        for layer, diff_id, command, (stage, kind) in zip(parts.layers, diff_ids, instructions, names, strict=False)
     ]
-    return Stored(document, layers, config_digest, len(config), manifest_size)
+    return Stored(document, layers, parts.config_digest, len(parts.config), len(parts.manifest))

@@ -6,23 +6,26 @@ A target has one pair of locks per package index it can be built from::
     images/<target>/requirements.lock              everything else
     images/<target>/framework.pytorch-cpu.lock     the same two, with torch from PyTorch's CPU index
     images/<target>/requirements.pytorch-cpu.lock
+
+Where the base holds the framework, what was found in it stands in for the framework's lock: base.json.
 """
 
 from __future__ import annotations
 
+import json
 import re
 from pathlib import Path
 
 from packaging.utils import canonicalize_name
 
 from scripts.cli import UserError
-from scripts.spec import Spec, relative
+from scripts.spec import Spec, held_file, relative
 
 _PIN = re.compile(r"([A-Za-z0-9._-]+)(?:\[[^]]*\])?==([^ ;\\]+)")
 
 
 def read(path: Path) -> dict[str, str]:
-    """Canonical name -> version of every package a lock pins.
+    """Canonical name -> version of every package a lock pins, or a base was found to hold (base.json).
 
     Raises:
         UserError: the lock is missing, unreadable, or pins a package without a hash.
@@ -31,6 +34,8 @@ def read(path: Path) -> dict[str, str]:
         text = path.read_text(encoding="utf-8")
     except FileNotFoundError:
         raise UserError(f"{relative(path)} is missing: run 'make lock TARGET={path.parent.name}'") from None
+    if path.suffix == ".json":
+        return {str(name): str(version) for name, version in json.loads(text)["packages"].items()}
     pins: dict[str, str] = {}
     for entry in re.sub(r"\\\n", " ", text).splitlines():
         if not entry.strip() or entry.startswith("#"):
@@ -45,12 +50,29 @@ def read(path: Path) -> dict[str, str]:
     return pins
 
 
+def hashes(path: Path) -> dict[tuple[str, str], list[str]]:
+    """(canonical name, version) -> the SHA-256 sums of the files that a lock accepts for it.
+
+    Raises:
+        UserError: see :func:`read`.
+    """
+    pins = read(path)
+    found: dict[tuple[str, str], list[str]] = {}
+    for entry in re.sub(r"\\\n", " ", path.read_text(encoding="utf-8")).splitlines():
+        match = _PIN.match(entry)
+        if match and (name := canonicalize_name(match[1])) in pins:
+            found[name, match[2]] = re.findall(r"--hash=sha256:([0-9a-f]{64})", entry)
+    return found
+
+
 def suffix(index: str) -> str:
     """What the file names of an index's locks carry: empty for the default index."""
     return "" if index == "default" else f".{index}"
 
 
 def framework_lock(spec: Spec, index: str) -> Path:
+    if spec.on_framework:
+        return held_file(spec)
     return spec.framework_folder / f"framework{suffix(index)}.lock"
 
 

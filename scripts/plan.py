@@ -121,12 +121,17 @@ class Plan:
     def build_args(self) -> dict[str, str]:
         """Values of the Dockerfile's ARGs."""
         created = datetime.datetime.fromtimestamp(source_date_epoch(), tz=datetime.UTC)
-        return {
+        held = self.spec.held
+        if self.spec.on_framework:
+            where = {"PYTHON": held.interpreter, "SITE": held.site} if held else {}
+            framework = where | {"FRAMEWORK_VERSION": self.spec.framework.version}
+        else:
+            framework = {"INDEX_URL": self.index_url}
+        return framework | {
             "BASE": self.base,
             "BASE_DIGEST": self.base_digest,
             "LOCK": locks.suffix(self.index),
             "INDEX": self.index,
-            "INDEX_URL": self.index_url,
             "REVISION": revision(),
             "CREATED": created.strftime("%Y-%m-%dT%H:%M:%SZ"),
             "VERSION": self.tag,
@@ -158,10 +163,17 @@ def labels(spec: Spec) -> dict[str, str]:
     }
 
 
+def version_tag(spec: Spec) -> str:
+    """The tag of a target's version. A tag cannot hold the ``+`` before a local version: it becomes ``_``."""
+    return f"{spec.target}-{spec.framework.version.replace('+', '_')}"
+
+
 def make_plan(spec: Spec, *, index: str, index_url: str, base: str, base_digest: str, notes: tuple[str, ...]) -> Plan:
     """Put together a plan from what was found out about this host's network."""
     day = datetime.datetime.fromtimestamp(source_date_epoch(), tz=datetime.UTC).strftime("%Y%m%d")
-    version = f"{spec.target}-{spec.framework.version}"
+    if spec.held:
+        day = spec.held.day  # a nightly is of the day its base was looked into, whatever the commit
+    version = version_tag(spec)
     return Plan(
         spec=spec,
         index=index,

@@ -1,6 +1,7 @@
 """What an image's own Python finds in it, as JSON on standard output, without importing a framework.
 
-Runs INSIDE the image: scripts/verify.py sends it as ``python -c <this text>``. Standard library only, Python 3.8 on.
+Runs INSIDE the image: scripts/inside.py sends it as ``python -c <this text>``, with the parts that are wanted as
+arguments, all of them if none is given. Standard library only, Python 3.8 on.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ import importlib.util
 import json
 import os
 import sys
+import sysconfig
 from collections.abc import Iterator
 from typing import Any
 
@@ -121,13 +123,10 @@ def texts() -> dict[str, str]:
 
 
 if __name__ == "__main__":
-    json.dump(
-        {
-            "python": ".".join(map(str, sys.version_info[:3])),
-            "executable": sys.executable,
-            "packages": packages(),
-            "bytecode": bytecode(),
-            "texts": texts(),
-        },
-        sys.stdout,
-    )
+    PARTS = {"packages": packages, "bytecode": bytecode, "texts": texts}
+    about = {
+        "python": ".".join(map(str, sys.version_info[:3])),
+        "executable": sys.executable,
+        "site": sysconfig.get_paths()["purelib"],
+    }
+    json.dump({**about, **{part: PARTS[part]() for part in sys.argv[1:] or PARTS}}, sys.stdout)

@@ -4,6 +4,8 @@
 
 What is pushed is the digest that passed, as <registry>/trainyard:<target>-<version>-<day>-<hash>. Such a tag never
 moves: if the registry has it with another digest, the push is refused. Moving tags are set by `make promote`.
+Beside it go BuildKit's provenance, the SBOM, and with COSIGN_KEY=<private key> a signature (docs/supply-chain.md).
+Layers are packed with zstd; `COMPRESSION=gzip make image` packs them for registries and engines that know no zstd.
 """
 
 from __future__ import annotations
@@ -16,10 +18,11 @@ from typing import Any
 import docker.errors
 from rich.table import Table
 
-from scripts import cli, engine, registry, state, tags
+from scripts import artifacts, audit, cli, contents, engine, provenance, registry, sbom, sign, state, tags
 from scripts.cli import StepFailed, UserError, log, say
 from scripts.plan import NAME
 from scripts.spec import Spec, load
+from scripts.tags import Repository
 from scripts.units import in_units
 
 #: The label that holds an image's immutable tag (scripts/plan.py writes it).
@@ -87,9 +90,10 @@ def push(spec: Spec, address: str, *, reference: str | None = None) -> dict[str,
         ``bytes_uploaded`` (with the manifest), ``already_there`` (whether the tag was), ``seconds``.
     Raises:
         UserError: the digest never passed verify and smoke, there is no such image, or the tag is taken by another.
-        StepFailed: the registry is out of reach or refuses.
+        StepFailed: a locked package has a known vulnerability that nobody waived, or the registry refuses.
     """
     started = time.monotonic()
+    audit.require(spec)
     image = engine.image(reference, made_by="docker pull") if reference else image_to_push(spec)
     digest = str(image.id)
     passed = state.require(spec.target, digest, "verify", "smoke")
@@ -152,6 +156,34 @@ def _send(image: Any, destination: str, parts: list[Blob]) -> dict[str, str]:
     return fates
 
 
+def accompany(
+    spec: Spec, address: str, digest: str, key: sign.PrivateKey | None, *, reference: str | None = None
+) -> dict[str, str]:
+    """Lay beside an image at the registry what tells more about it: its SBOM, and a signature if there is a key.
+
+    Args:
+        reference: the local image that was pushed; the target's if None.
+    Returns:
+        What lies beside it -> its tag: ``provenance``, ``sbom``, ``signature``.
+    Raises:
+        StepFailed: the registry does not take it.
+    """
+    repository = Repository(f"{address}/{NAME}")
+    subject = repository.manifest(digest)
+    assert subject is not None  # it has just been pushed
+    found = {}
+    if provenance.attach(spec.target, repository, digest):
+        found["provenance"] = provenance.tag(digest)
+    if not artifacts.get(repository, digest, "sbom"):
+        local = contents.local(reference or str(image_to_push(spec).id))
+        sbom.attach(repository, subject, sbom.make(local, spec))
+    found["sbom"] = artifacts.tag(digest, "sbom")
+    if key is not None:
+        sign.sign(repository, subject, key)
+        found["signature"] = artifacts.tag(digest, "sig")
+    return found
+
+
 def table(pushed: dict[str, Any]) -> Table:
     """What was uploaded and what was already there, for people."""
     found = Table(title=pushed["tag"], title_justify="left")
@@ -170,16 +202,19 @@ def main(arguments: list[str]) -> int:
     options = parser.parse_args(arguments)
     spec = load(options.target)
     address = registry.check_address(options.registry)
+    key = sign.key_given()  # one that cannot be read is told before anything is sent
     pushed = push(spec, address)
     # So that `make promote` on another host knows that it passed.
     tags.attest(f"{address}/{NAME}", pushed["digest"])
+    beside = accompany(spec, address, pushed["digest"], key)
     if pushed["already_there"]:
         say(f"{pushed['tag']} is there already, with this digest: nothing to do")
     else:
         log.print(table(pushed))
         say(f"{in_units(pushed['bytes_uploaded'])} uploaded in {pushed['seconds']} s")
+    say(f"beside it: {', '.join(beside)}")
     say(pushed["reference"])
-    cli.result(pushed, as_json=options.json)
+    cli.result(pushed | {"beside": beside}, as_json=options.json)
     return 0
 
 

@@ -29,8 +29,8 @@ _MEANINGS = [
     ),
     (r"denied|forbidden|\b403\b", "{} does not let this account push there: ask for the right to write"),
     (
-        r"connection refused|no such host|i/o timeout|timed? ?out|unreachable|no route|connection reset"
-        r"|server misbehaving|dial tcp|deadline exceeded",
+        r"connection refused|no such host|failed to resolve|i/o timeout|timed? ?out|unreachable|no route"
+        r"|connection reset|server misbehaving|dial tcp|deadline exceeded",
         "{} is out of reach: check the address and the network",
     ),
     (
@@ -42,6 +42,10 @@ _MEANINGS = [
         "{} has no certificate that the engine trusts: install its authority under /etc/docker/certs.d/{}",
     ),
     (r"name unknown|repository .*not found", "{} has no such repository: create it first"),
+    (
+        r"manifest[ _]invalid|unsupported media ?type|unsupported manifest|\b415\b",
+        "{} does not take this manifest: if it knows no zstd layers, build with 'COMPRESSION=gzip make image'",
+    ),
     (
         r"\b50\d\b|internal server error|unknown: unknown error",
         "{} took the request and failed: its disk may be full, its log says more",
@@ -69,6 +73,11 @@ def check_address(registry: str | None) -> str:
 def host(reference: str) -> str:
     """The registry of a reference that starts with one."""
     return reference.split("/", 1)[0]
+
+
+def is_loopback(address: str) -> bool:
+    """Whether an address is on the engine's own host, the one place from which it takes plain HTTP."""
+    return re.fullmatch(r"localhost(:\d+)?|127\.\d+\.\d+\.\d+(:\d+)?", host(address)) is not None
 
 
 def meaning(words: str, reference: str) -> str:

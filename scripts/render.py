@@ -13,9 +13,12 @@ from pathlib import Path
 from typing import Any
 
 import jinja2
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
 
-from scripts import cli, cloud_plan, plan
+from scripts import cli, cloud_plan, images_page, plan
 from scripts.cli import ROOT, say
+from scripts.jobs import tables
 from scripts.spec import IMAGES, Spec, load, relative, targets
 
 BAKE_FILE = IMAGES / "docker-bake.json"
@@ -34,27 +37,79 @@ def _environment() -> jinja2.Environment:
 
 def image_json(spec: Spec) -> str:
     """What the launcher reads inside the image: /opt/trainyard/image.json."""
-    from packaging.requirements import Requirement
-    from packaging.utils import canonicalize_name
-
     pins = [Requirement(text) for text in spec.framework.packages]
-    about = {
+    versions = {_module(pin.name): next(iter(pin.specifier)).version for pin in pins}
+    return json.dumps(_about(spec, versions | {spec.framework.name: spec.framework.version}), indent=2)
+
+
+def _module(name: str) -> str:
+    """How a package is called in image.json."""
+    return canonicalize_name(name).replace("-", "_")
+
+
+def _about(spec: Spec, versions: dict[str, str]) -> dict[str, Any]:
+    return {
         "schema": 1,
         "target": spec.target,
+        "accelerator": spec.accelerator,
         "framework": spec.framework.name,
-        "versions": {canonicalize_name(pin.name).replace("-", "_"): next(iter(pin.specifier)).version for pin in pins}
-        | {spec.framework.name: spec.framework.version},
+        "versions": versions,
         "trainers": spec.trainer_commands(),
         "default": spec.trainers.default,
     }
-    return json.dumps(about, indent=2)
+
+
+def _image_json_text(spec: Spec) -> str:
+    """What the Dockerfile writes as image.json: with no versions yet where they are the base's, and only then."""
+    if not spec.on_framework:
+        return image_json(spec)
+    names = dict.fromkeys([*map(_module, spec.base_spec().framework), spec.framework.name], "")
+    return json.dumps(_about(spec, names), indent=2)
+
+
+#: Where programs are looked for in an image; last, what the host's NVIDIA driver brings on GKE and Vertex AI.
+_PATH = "/opt/venv/bin:/opt/requirements/bin:/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
+
+#: Variables of images for NVIDIA GPUs. The container runtime mounts the driver's libraries by the first two
+#: (docs.nvidia.com, container toolkit, "Environment variables"); GKE and Vertex AI mount them under /usr/local/nvidia.
+_NVIDIA = {
+    "NVIDIA_VISIBLE_DEVICES": "all",
+    "NVIDIA_DRIVER_CAPABILITIES": "compute,utility",
+    "LD_LIBRARY_PATH": "/usr/local/nvidia/lib64",
+}
+
+
+def search_path(spec: Spec) -> str:
+    """PATH inside the image; with the base's own where the base holds the framework and its Python."""
+    path = "/opt/requirements/bin:$PATH" if spec.on_framework else _PATH
+    return f"{path}:/usr/local/nvidia/bin" if spec.accelerator == "nvidia" else path
+
+
+def environment(spec: Spec) -> dict[str, str]:
+    """Every variable that the image sets, but for PATH (:func:`search_path`)."""
+    fixed = {"PYTHONUNBUFFERED": "1", "HOME": "/home/trainer"}
+    return fixed | (_NVIDIA if spec.accelerator == "nvidia" else {}) | spec.environment
+
+
+def _quoted(value: str) -> str:
+    """Text of a spec in a Dockerfile, so that nothing in it is expanded."""
+    return '"{}"'.format(re.sub(r'([\\"$])', r"\\\1", value))
+
+
+def _environment_lines(spec: Spec) -> str:
+    pairs = {
+        name: value if name not in spec.environment else _quoted(value) for name, value in environment(spec).items()
+    }
+    return " \\\n    ".join(f"{name}={value}" for name, value in ({"PATH": search_path(spec)} | pairs).items())
 
 
 def _label_lines(spec: Spec) -> str:
     """The LABEL instruction's pairs; text of the spec is quoted so that nothing in it is expanded."""
-    pairs = {name: re.sub(r'([\\"$])', r"\\\1", value) for name, value in plan.labels(spec).items()}
-    pairs |= {name: f"${{{argument}}}" for name, argument in plan.LABELS_FROM_ARGUMENTS.items()}
-    return " \\\n      ".join(f'{name}="{value}"' for name, value in sorted(pairs.items()))
+    pairs = {name: _quoted(value) for name, value in plan.labels(spec).items()}
+    pairs |= {name: f'"${{{argument}}}"' for name, argument in plan.LABELS_FROM_ARGUMENTS.items()}
+    if spec.on_framework:
+        pairs[f"{plan.LABELS}.framework"] = f'"{spec.framework.name}==${{FRAMEWORK_VERSION}}"'
+    return " \\\n      ".join(f"{name}={value}" for name, value in sorted(pairs.items()))
 
 
 @dataclass(frozen=True)
@@ -105,11 +160,19 @@ def variables(spec: Spec) -> dict[str, Any]:
         "own_source": sources(spec)[1],
         "trainers_package": spec.trainers.package,
         "own_trainers": spec.trainers.folder or "",
+        "target": spec.target,
         "base": base,
+        "on_framework": spec.on_framework,
+        "interpreter": '"$PYTHON"' if spec.on_framework else "/usr/bin/python3",
+        "shebang": "/usr/bin/env python3" if spec.on_framework else "/opt/venv/bin/python",
+        "path": search_path(spec),
+        "environment_lines": _environment_lines(spec),
+        "tools": spec.tools,
+        "profile": spec.profile,
         "system": spec.system,
         "epoch": plan.FILE_EPOCH,
-        "image_json": image_json(spec),
-        "version": spec.framework.version,
+        "image_json": _image_json_text(spec),
+        "version": "unlocked" if spec.on_framework else spec.framework.version,
         "label_lines": _label_lines(spec),
     }
 
@@ -139,12 +202,18 @@ def bake(specs: list[Spec]) -> str:
 
 
 def rendered(only: Spec | None = None) -> dict[Path, str]:
-    """Path -> text of every generated file; of one spec's Dockerfile alone if ``only`` is a user's own image."""
+    """Path -> text of every generated file; with ``only``, of what that image is built from."""
     if only is not None and only.folder.parent != IMAGES:
         return {only.folder / "Dockerfile": dockerfile(only)}
     specs = [load(target) for target in targets()]
+    if only is not None:
+        return {only.folder / "Dockerfile": dockerfile(only), BAKE_FILE: bake(specs)}
     found = {spec.folder / "Dockerfile": dockerfile(spec) for spec in specs} | {BAKE_FILE: bake(specs)}
-    for path, (template, values) in cloud_plan.rendered(specs).items():
+    for path, (template, values) in {
+        **cloud_plan.rendered(specs),
+        **images_page.rendered(specs),
+        **tables.rendered(),
+    }.items():
         found[path] = _environment().get_template(template).render(values)
     return found
 

@@ -29,10 +29,13 @@ if [ -z "$python" ]; then
   [ -n "$python" ] || die "needs Python 3.11 or newer; this system's python3 is older"
 fi
 rm -rf .venv/.ready
-if ! "$python" -m venv --clear .venv >/dev/null 2>&1; then
-  # Debian and Ubuntu keep ensurepip in a package of its own.
-  apt_install python3-venv || die "'$python -m venv' does not work: install python3-venv"
-  "$python" -m venv --clear .venv >/dev/null || die "'$python -m venv .venv' failed"
+# One that works is brought up to date where it stands: whoever uses it meanwhile keeps a working one.
+if ! .venv/bin/python -m pip --version >/dev/null 2>&1; then
+  if ! "$python" -m venv --clear .venv >/dev/null 2>&1; then
+    # Debian and Ubuntu keep ensurepip in a package of its own.
+    apt_install python3-venv || die "'$python -m venv' does not work: install python3-venv"
+    "$python" -m venv --clear .venv >/dev/null || die "'$python -m venv .venv' failed"
+  fi
 fi
 printf 'setup: installing what scripts/ and tests/ need into .venv\n' >&2
 .venv/bin/python -m pip install -qq --disable-pip-version-check --require-hashes \

@@ -7,34 +7,29 @@ the line, the key, and the nearest valid spelling.
 
 from __future__ import annotations
 
+import datetime
+import json
 import re
-from functools import cache
 from pathlib import Path
-from typing import Annotated, Any, Literal, TypeVar
+from typing import Annotated, Any, Literal
 
 from packaging.requirements import InvalidRequirement, Requirement
 from packaging.utils import canonicalize_name
 from packaging.version import InvalidVersion, Version
-from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
-from ruamel.yaml import YAML
-from ruamel.yaml.comments import CommentedMap, CommentedSeq
-from ruamel.yaml.error import MarkedYAMLError
+from pydantic import AfterValidator, BeforeValidator, Field, ValidationError
+from ruamel.yaml.comments import CommentedMap
 
+from scripts import documents
 from scripts.cli import ROOT, UserError, nearest
-
-IMAGES = ROOT / "images"
-
-M = TypeVar("M", bound=BaseModel)
-
-#: bytes in one unit of a size; decimal, as disk and registry sizes are given.
-_UNITS = {"B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9}
-
-
-def _size(text: object) -> object:
-    match = re.fullmatch(r"(\d+(?:\.\d+)?) ?(B|KB|MB|GB)", str(text))
-    if not match:
-        raise ValueError(f"{text!r} is not a size: write a number and a unit of {', '.join(_UNITS)}, as in '1.9 GB'")
-    return int(float(match[1]) * _UNITS[match[2]])
+from scripts.documents import relative as relative
+from scripts.tables import IMAGES as IMAGES
+from scripts.tables import Base as Base
+from scripts.tables import DebianPackage, conflict, validated
+from scripts.tables import Index as Index
+from scripts.tables import Strict as Strict
+from scripts.tables import bases as bases
+from scripts.tables import indexes as indexes
+from scripts.units import in_bytes
 
 
 def _pin(text: str) -> str:
@@ -66,29 +61,28 @@ def _pin_or_set(text: str) -> str:
     return _pin(text)
 
 
-Size = Annotated[int, BeforeValidator(_size)]
+Size = Annotated[int, BeforeValidator(lambda text: in_bytes(str(text)))]
 Pin = Annotated[str, AfterValidator(_pin)]
 PinOrSet = Annotated[str, AfterValidator(_pin_or_set)]
-#: Debian's rule for package names (policy 5.6.1)
-DebianPackage = Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9+.-]+$")]
-
-
-class Strict(BaseModel):
-    """No unknown key, no silent conversion, no change after loading."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
+#: Name of an environment variable, as shells and Dockerfiles know them.
+Variable = Annotated[str, Field(pattern=r"^[A-Za-z_][A-Za-z0-9_]*$")]
 
 
 class Framework(Strict):
     """The big wheels: their own layer, their own lock."""
 
     name: Literal["torch", "torch_xla", "torch_tpu", "tensorflow"]
-    packages: list[Pin] = Field(min_length=1)
+    packages: list[Pin] = Field(default_factory=list)
     index: str = "default"
 
     @property
     def version(self) -> str:
-        """Version of the package the image is named after: ``name`` itself, or a variant such as tensorflow-cpu."""
+        """Version of the package the image is named after: ``name`` itself, or a variant such as tensorflow-cpu.
+
+        ``unlocked`` where the base holds the framework and has not been looked into yet (:class:`Held`).
+        """
+        if not self.packages:
+            return "unlocked"
         pins = {canonicalize_name(Requirement(text).name): Requirement(text) for text in self.packages}
         name = canonicalize_name(self.name)
         variant = pins.get(name) or next((pins[pin] for pin in pins if pin.startswith(f"{name}-")), None)
@@ -105,6 +99,27 @@ class Trainers(Strict):
     folder: str | None = None
 
 
+class Held(Strict):
+    """What was found in a base that holds the framework itself: base.json, written by `make lock`.
+
+    Attributes:
+        image: the reference that was asked for, ``reference``: what it was then, with a digest if a registry gave one.
+        day: when that was, as in 20261121 (UTC).
+        python: its Python's version; ``interpreter`` where that lies, ``site`` where it keeps packages.
+        packages: canonical name -> version of all it has; ``requires``: what those of the framework ask for.
+    """
+
+    image: str
+    reference: str
+    digest: str
+    day: str
+    python: str
+    interpreter: str
+    site: str
+    packages: dict[str, str]
+    requires: dict[str, list[str]]
+
+
 class Budget(Strict):
     size: Size
 
@@ -117,41 +132,35 @@ class Smoke(Strict):
     epochs: Annotated[int, Field(ge=3)] = 10
 
 
-class Base(Strict):
-    """What an image stands on; see images/bases.yaml."""
-
-    image: str
-    bootstrap: str
-    python: str
-    packages: list[DebianPackage]
-
-
-class Index(Strict):
-    """A package index beside the default one; see images/indexes.yaml."""
-
-    url: str
-    packages: list[str]
-
-
 class _Document(Strict):
     """What one image.yaml may say, after ``extends`` was followed."""
 
     summary: str
     base: str
     framework: Framework
-    requirements: list[PinOrSet] = []
-    system: list[DebianPackage] = []
+    requirements: list[PinOrSet] = Field(default_factory=list)
+    system: list[DebianPackage] = Field(default_factory=list)
+    accelerator: Literal["none", "nvidia", "tpu"] = "none"
+    environment: dict[Variable, str] = Field(default_factory=dict)
+    tools: list[Literal["gsutil"]] = Field(default_factory=list)
+    profile: bool = False
     trainers: Trainers
     budget: Budget
     smoke: Smoke
 
 
 class Spec(_Document):
-    """One image. ``folder`` holds its image.yaml; ``framework_folder`` the folder whose framework lock it uses."""
+    """One image.
+
+    Attributes:
+        folder: holds its image.yaml; ``framework_folder``: the folder whose framework lock it uses.
+        held: what was found in a base that holds the framework; None if the base holds none, or was never looked into.
+    """
 
     target: str
     folder: Path
     framework_folder: Path
+    held: Held | None = None
 
     @property
     def where(self) -> str:
@@ -161,33 +170,39 @@ class Spec(_Document):
     def base_spec(self) -> Base:
         return bases()[self.base]
 
+    @property
+    def on_framework(self) -> bool:
+        """Whether the framework is in the base, not in a layer of ours."""
+        return bool(self.base_spec().framework)
+
+    @property
+    def locked(self) -> bool:
+        """Whether it is known what the image holds: not so where a base with a framework was never looked into."""
+        return not self.on_framework or self.held is not None
+
+    @property
+    def python(self) -> str:
+        """The Python that trainers run in: the venv's, or the base's own, which is first on its PATH."""
+        return "python3" if self.on_framework else "/opt/venv/bin/python"
+
     def index_spec(self) -> Index | None:
         """None for the default index."""
         return None if self.framework.index == "default" else indexes()[self.framework.index]
 
     def trainer_commands(self) -> dict[str, list[str]]:
         """Trainer name -> the command the launcher starts, as image.json holds it."""
-        python = "/opt/venv/bin/python"
         commands = {
-            path.stem: [python, "-m", f"trainers.{self.trainers.package}.{path.stem}"]
+            path.stem: [self.python, "-m", f"trainers.{self.trainers.package}.{path.stem}"]
             for path in _trainer_files(ROOT / "trainers" / self.trainers.package)
         }
         if self.trainers.folder:
             for path in _trainer_files(self.folder / self.trainers.folder):
-                commands[path.stem] = [python, f"/opt/trainyard/own/{path.name}"]
+                commands[path.stem] = [self.python, f"/opt/trainyard/own/{path.name}"]
         return dict(sorted(commands.items()))
 
 
 def _trainer_files(folder: Path) -> list[Path]:
     return sorted(path for path in folder.glob("*.py") if not path.name.startswith("_"))
-
-
-def relative(path: Path) -> str:
-    """A path as messages and generated files name it: from the project's top where it lies below that."""
-    try:
-        return path.resolve().relative_to(ROOT).as_posix()
-    except ValueError:
-        return str(path)
 
 
 def targets() -> list[str]:
@@ -200,103 +215,18 @@ def requirement_sets() -> list[str]:
     return sorted(path.stem for path in (IMAGES / "requirements").glob("*.in"))
 
 
-def _read_yaml(path: Path) -> CommentedMap:
-    try:
-        data = YAML(typ="rt").load(path.read_text(encoding="utf-8"))
-    except MarkedYAMLError as error:
-        mark = error.problem_mark or error.context_mark
-        line = f":{mark.line + 1}" if mark else ""
-        raise UserError(f"{relative(path)}{line}: not valid YAML: {error.problem or error.context}") from None
-    except UnicodeDecodeError:
-        raise UserError(f"{relative(path)}: not UTF-8 text") from None
-    if not isinstance(data, CommentedMap):
-        raise UserError(f"{relative(path)}: expected 'key: value' pairs at the top")
-    return data
-
-
-def _line_of(data: Any, location: tuple[int | str, ...]) -> int | None:
-    """1-based line of the value at ``location``; of the nearest enclosing one if it is missing."""
-    line: int | None = None
-    for step in location:
-        if isinstance(data, CommentedMap) and step in data:
-            line = data.lc.key(step)[0] + 1
-        elif isinstance(data, CommentedSeq) and isinstance(step, int) and step < len(data):
-            line = data.lc.item(step)[0] + 1
-        else:
-            return line
-        data = data[step]
-    return line
-
-
-def _keys_at(model: type[BaseModel], location: tuple[int | str, ...]) -> list[str]:
-    """The keys ``model`` allows at ``location``."""
-    for step in location:
-        field = model.model_fields.get(str(step))
-        kind = field.annotation if field else None
-        if not (isinstance(kind, type) and issubclass(kind, BaseModel)):
-            return []
-        model = kind
-    return list(model.model_fields)
-
-
-def _explain(path: Path, data: CommentedMap, model: type[BaseModel], error: ValidationError) -> UserError:
-    """The first thing wrong with a document, in one line."""
-    # A misspelt key is both unknown and missing: the line is about the spelling.
-    first = min(error.errors(), key=lambda one: one["type"] != "extra_forbidden")
-    location = first["loc"]
-    line = _line_of(data, location)
-    where = f"{relative(path)}:{line}" if line else relative(path)
-    key = ".".join(str(step) for step in location)
-    more = f" (and {error.error_count() - 1} more)" if error.error_count() > 1 else ""
-    if first["type"] == "extra_forbidden":
-        valid = _keys_at(model, location[:-1])
-        return UserError(
-            f"{where}: unknown key '{key}'{nearest(str(location[-1]), valid)}; valid here: {', '.join(valid)}{more}"
-        )
-    if first["type"] == "missing":
-        return UserError(f"{where}: '{key}' is missing{more}")
-    return UserError(f"{where}: {key}: {first['msg'].removeprefix('Value error, ')}{more}")
-
-
-def _validated(path: Path, model: type[M], data: CommentedMap, plain: dict[str, Any]) -> M:
-    try:
-        return model.model_validate(plain)
-    except ValidationError as error:
-        raise _explain(path, data, model, error) from None
-
-
-def _plain(node: Any) -> Any:
-    """YAML nodes as plain Python values."""
-    if isinstance(node, dict):
-        return {str(key): _plain(value) for key, value in node.items()}
-    if isinstance(node, list):
-        return [_plain(value) for value in node]
-    if isinstance(node, bool) or node is None:
-        return node
-    if isinstance(node, float):
-        return float(node)
-    if isinstance(node, int):
-        return int(node)
-    return str(node)
-
-
-def _table(path: Path, model: type[M]) -> dict[str, M]:
-    table = {}
-    for name, node in _read_yaml(path).items():
-        if not isinstance(node, CommentedMap):
-            raise UserError(f"{relative(path)}: {name}: expected 'key: value' pairs")
-        table[str(name)] = _validated(path, model, node, _plain(node))
-    return table
-
-
-@cache
-def bases() -> dict[str, Base]:
-    return _table(IMAGES / "bases.yaml", Base)
-
-
-@cache
-def indexes() -> dict[str, Index]:
-    return _table(IMAGES / "indexes.yaml", Index)
+def requirements_of(spec: Spec) -> list[str]:
+    """The spec's requirements with named sets replaced by their lines."""
+    found: list[str] = []
+    for entry in spec.requirements:
+        if "==" in entry:
+            found.append(entry)
+            continue
+        for line in (IMAGES / "requirements" / f"{entry}.in").read_text(encoding="utf-8").splitlines():
+            pin = line.split("#")[0].strip()
+            if pin:
+                found.append(str(Requirement(pin)))
+    return found
 
 
 def _merge(parent: dict[str, Any], child: dict[str, Any]) -> dict[str, Any]:
@@ -342,8 +272,8 @@ def load(target: str | None) -> Spec:
 
 def _load(folder: Path, below: tuple[Path, ...]) -> Spec:
     path = folder / "image.yaml"
-    data = _read_yaml(path)
-    plain = _plain(data)
+    data = documents.read(path)
+    plain = documents.plain(data)
     framework_folder = folder
     parent_name = plain.pop("extends", None)
     if parent_name is not None:
@@ -352,13 +282,15 @@ def _load(folder: Path, below: tuple[Path, ...]) -> Spec:
         try:
             parent = _load(folder_of(str(parent_name)), (*below, folder))
         except UserError as error:
-            raise UserError(f"{relative(path)}:{_line_of(data, ('extends',))}: extends: {error}") from None
+            raise UserError(f"{relative(path)}:{documents.line_of(data, ('extends',))}: extends: {error}") from None
         if "framework" not in plain:
             framework_folder = parent.framework_folder
         above = parent.model_dump(include=set(_Document.model_fields))
         above["budget"] = {"size": f"{parent.budget.size} B"}
+        if parent.on_framework:
+            above["framework"]["packages"] = []  # found in its base, not written in its spec
         plain = _merge(above, plain)
-    document = _validated(path, _Document, data, plain)
+    document = validated(path, _Document, data, plain)
     spec = Spec(
         **{name: getattr(document, name) for name in _Document.model_fields},
         target=folder.name,
@@ -366,14 +298,35 @@ def _load(folder: Path, below: tuple[Path, ...]) -> Spec:
         framework_folder=framework_folder,
     )
     _check_references(spec, data)
-    return spec
+    return _with_held(spec) if spec.on_framework else spec
+
+
+def held_file(spec: Spec) -> Path:
+    """Where `make lock` records what is in the base of ``spec``."""
+    return spec.framework_folder / "base.json"
+
+
+def _with_held(spec: Spec) -> Spec:
+    """The spec with the framework that its base was found to hold, if it has been looked into."""
+    path = held_file(spec)
+    if not path.is_file():
+        return spec
+    try:
+        held = Held.model_validate(json.loads(path.read_text(encoding="utf-8")))
+        datetime.datetime.strptime(held.day, "%Y%m%d")
+        pins = [f"{name}=={held.packages[canonicalize_name(name)]}" for name in spec.base_spec().framework]
+    except (ValueError, KeyError, ValidationError) as error:
+        words = str(error).splitlines()[0]
+        again = f"run 'make lock TARGET={spec.target}' again"
+        raise UserError(f"{relative(path)}: not what 'make lock' writes ({words}): {again}") from None
+    return spec.model_copy(update={"held": held, "framework": spec.framework.model_copy(update={"packages": pins})})
 
 
 def _check_references(spec: Spec, data: CommentedMap) -> None:
     """What a spec names must exist."""
 
     def refuse(location: tuple[str, ...], message: str) -> None:
-        line = _line_of(data, location)
+        line = documents.line_of(data, location)
         raise UserError(f"{spec.where}{f':{line}' if line else ''}: {'.'.join(location)}: {message}")
 
     if not re.fullmatch(r"[a-z0-9]+(-[a-z0-9]+)*", spec.target):
@@ -386,10 +339,18 @@ def _check_references(spec: Spec, data: CommentedMap) -> None:
             ("framework", "index"),
             f"unknown index '{spec.framework.index}'{nearest(spec.framework.index, known)}; valid: {', '.join(known)}",
         )
+    if spec.on_framework and spec.framework.packages:
+        refuse(("framework", "packages"), f"base {spec.base} holds the framework, and its versions are what it has")
+    if not spec.on_framework and not spec.framework.packages:
+        refuse(("framework", "packages"), "none given, as in [torch==2.15.0]")
     try:
         _ = spec.framework.version
     except ValueError as error:
         refuse(("framework", "packages"), str(error))
+    pins = [Requirement(text) for text in [*spec.framework.packages, *requirements_of(spec)]]
+    refused = conflict({canonicalize_name(pin.name): next(iter(pin.specifier)).version for pin in pins})
+    if refused:
+        refuse(("framework", "packages"), refused)
     if spec.trainers.folder and not (spec.folder / spec.trainers.folder).is_dir():
         refuse(("trainers", "folder"), f"no folder {relative(spec.folder / spec.trainers.folder)}")
     trainers = spec.trainer_commands()

@@ -27,13 +27,26 @@ def record(target: str, step: str, digest: str, facts: dict[str, Any]) -> None:
     os.replace(file.name, path)
 
 
-def recall(target: str, step: str, digest: str) -> dict[str, Any] | None:
-    """The result of a step for this very digest, or None."""
+def last(target: str, step: str) -> dict[str, Any] | None:
+    """The last result of a step, whatever digest it is about, or None."""
     try:
         facts = json.loads(_path(target, step).read_text(encoding="utf-8"))
     except (FileNotFoundError, json.JSONDecodeError):
         return None
-    return facts if isinstance(facts, dict) and facts.get("digest") == digest else None
+    return facts if isinstance(facts, dict) else None
+
+
+def forget_old(target: str, steps: str, kept: int) -> None:
+    """Remove all but the newest ``kept`` records of the steps that match the pattern ``steps``."""
+    records = sorted(_path(target, "x").parent.glob(f"{steps}.json"), key=lambda path: path.stat().st_mtime)
+    for path in records[:-kept]:
+        path.unlink(missing_ok=True)
+
+
+def recall(target: str, step: str, digest: str) -> dict[str, Any] | None:
+    """The result of a step for this very digest, or None."""
+    facts = last(target, step)
+    return facts if facts and facts.get("digest") == digest else None
 
 
 def require(target: str, digest: str, *steps: str) -> dict[str, dict[str, Any]]:

@@ -58,9 +58,8 @@ class Repository:
         return self.name.partition("/")[2]
 
     def _url(self, rest: str) -> str:
-        # The engine's rule: plain HTTP on the host itself only.
-        plain = re.fullmatch(r"localhost(:\d+)?|127\.\d+\.\d+\.\d+(:\d+)?", self.host)
-        return rest if "://" in rest else f"{'http' if plain else 'https'}://{self.host}/v2/{self.path}/{rest}"
+        scheme = "http" if registry.is_loopback(self.name) else "https"
+        return rest if "://" in rest else f"{scheme}://{self.host}/v2/{self.path}/{rest}"
 
     def _credentials(self) -> tuple[str, str] | None:
         """User and secret that `docker login`, or a credential helper such as gcloud's, has for this registry."""

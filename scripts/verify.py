@@ -1,14 +1,16 @@
 """Check that an image is what its spec, its locks, its labels and its tags say, in seconds and without an accelerator.
 
     make verify TARGET=tf-cpu
+    make verify IMAGE=registry.example/team/image:tag [TARGET=mine]
 
-It looks at the candidate (`trainyard:tf-cpu-candidate`), or at `trainyard:tf-cpu` where there is no candidate.
-The rules are the functions of scripts/verify_rules.py.
+It looks at the candidate (`trainyard:tf-cpu-candidate`), or at `trainyard:tf-cpu` where there is no candidate; with
+IMAGE at any other one, which is pulled if it is not here. Without TARGET that is held against the rules that need no
+spec. The rules are the functions of scripts/verify_*.py.
 """
 
 from __future__ import annotations
 
-import json
+import os
 import time
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict
@@ -17,40 +19,22 @@ from typing import Any
 import docker.errors
 from rich.table import Table
 
-from scripts import cli, engine, layers, plan, state, verify_rules
-from scripts.cli import ROOT, StepFailed, UserError, log, say
+from scripts import cli, engine, findings, inside, layers, plan, state, verify_rules, waivers
+from scripts.cli import StepFailed, UserError, log, say, warn
+from scripts.findings import Finding
 from scripts.layers import Stored
-from scripts.spec import Spec, load, relative
+from scripts.spec import Spec, load, relative, targets
 from scripts.units import in_units
-from scripts.verify_rules import RULES, Evidence, Finding, Inside, Package
+from scripts.verify_rules import Evidence, Inside, Package, applicable
 
 
 def probe(reference: str) -> Inside:
-    """What Python sees inside the image: run there without a network, on a read-only file system.
+    """What Python sees inside the image.
 
     Raises:
         StepFailed: the image has no Python that runs; the message ends with its last word.
     """
-    text = (ROOT / "scripts" / "probe.py").read_text(encoding="utf-8")
-    container = engine.client().containers.create(
-        reference,
-        ["-c", text],
-        entrypoint=["python"],
-        network_mode="none",
-        read_only=True,
-        labels=engine.owned("verify"),
-    )
-    try:
-        container.start()
-        status = int(container.wait()["StatusCode"])
-        if status:
-            words = container.logs(stdout=False).decode(errors="replace").strip().splitlines() or ["(nothing)"]
-            raise StepFailed(f"{reference}: its Python could not say what is installed: {words[-1]}")
-        found = json.loads(container.logs(stderr=False))
-    except docker.errors.APIError as error:
-        raise StepFailed(f"{reference}: cannot run its Python: {error.explanation}") from None
-    finally:
-        container.remove(force=True)
+    found = inside.look(reference)
     bytecode = found["bytecode"]
     return Inside(
         python=found["python"],
@@ -62,32 +46,49 @@ def probe(reference: str) -> Inside:
     )
 
 
-def gather(spec: Spec, reference: str) -> Evidence:
+def _dockerfile(spec: Spec) -> str:
+    path = spec.folder / "Dockerfile"
+    try:
+        return path.read_text(encoding="utf-8")
+    except FileNotFoundError:
+        raise UserError(f"{relative(path)} is missing: run 'make render'") from None
+
+
+#: What is known from inside an image that has no Python.
+NOTHING = Inside("", (), 0, (), (), {})
+
+
+def gather(spec: Spec | None, reference: str) -> Evidence:
     """All that the rules look at. The probe runs in its container while the layers are read here.
 
     Raises:
         UserError: there is no such image, or the target was never rendered.
         StepFailed: it cannot be read or run.
     """
-    image = engine.image(reference, made_by=f"make build TARGET={spec.target}")
-    try:
-        dockerfile = (spec.folder / "Dockerfile").read_text(encoding="utf-8")
-    except FileNotFoundError:
-        raise UserError(f"{relative(spec.folder / 'Dockerfile')} is missing: run 'make render'") from None
+    image = engine.image(reference, made_by=f"make build TARGET={spec.target}" if spec else "docker pull")
+    dockerfile = _dockerfile(spec) if spec else ""
     with ThreadPoolExecutor(max_workers=1) as background:
-        inside = background.submit(probe, reference)
+        seen = background.submit(probe, reference)
         stored = layers.read(reference, dockerfile)
+        try:
+            found = seen.result()
+        except inside.NoPython as error:
+            if spec:
+                raise
+            warn(f"{error}; only what lies in its layers is looked at")
+            found = NOTHING
         return Evidence(
             spec=spec,
             reference=reference,
             tags=tuple(image.tags),
-            stored=stored,
-            inside=inside.result(),
-            build=state.recall(spec.target, "build", str(image.id)),
+            stored=stored if spec else layers.above_the_lowest(stored),
+            inside=found,
+            build=state.recall(spec.target, "build", str(image.id)) if spec else None,
+            waivers=waivers.load(),
         )
 
 
-def examine(spec: Spec, reference: str) -> tuple[Evidence, dict[str, list[Finding]]]:
+def examine(spec: Spec | None, reference: str) -> tuple[Evidence, dict[str, list[Finding]]]:
     """The evidence about an image, and the findings by rule. Nothing is recorded."""
     evidence = gather(spec, reference)
     return evidence, verify_rules.check(evidence)
@@ -120,11 +121,12 @@ def described(stored: Stored) -> dict[str, Any]:
     return {"layers": parts, "config": config, "manifest": {"size": stored.manifest_size}}
 
 
-def verify(spec: Spec, reference: str | None = None) -> dict[str, Any]:
+def verify(spec: Spec | None, reference: str | None = None) -> dict[str, Any]:
     """Verify an image, show the result and record it for its digest.
 
     Args:
-        spec: what the image must be; ``reference``: the image, the target's candidate if None.
+        spec: what the image must be; with None only general rules are looked at, and nothing is recorded.
+        reference: the image, the target's candidate if None.
     Returns:
         The recorded facts: ``digest``, ``passed``, ``findings`` and ``notes`` (each a :class:`Finding` as dictionary),
         ``size`` (bytes), ``layers`` (``stage``, ``created_by``, ``digest``, ``diff_id``, ``size``, ``compressed``),
@@ -134,26 +136,31 @@ def verify(spec: Spec, reference: str | None = None) -> dict[str, Any]:
         StepFailed: it broke a rule; the line names the first finding and how many there are.
     """
     started = time.monotonic()
-    reference = reference or default_reference(spec)
-    digest = engine.digest(reference, made_by=f"make build TARGET={spec.target}")
+    if reference is None:
+        assert spec is not None
+        reference = default_reference(spec)
+    digest = engine.digest(reference, made_by=f"make build TARGET={spec.target}" if spec else "docker pull")
     evidence, found = examine(spec, reference)
-    findings = [finding for some in found.values() for finding in some if not finding.note]
+    failures = [finding for some in found.values() for finding in some if not finding.note]
     notes = [finding for some in found.values() for finding in some if finding.note]
     seconds = round(time.monotonic() - started, 1)
     facts = {
-        "passed": not findings,
-        "findings": [asdict(finding) for finding in findings],
+        "passed": not failures,
+        "findings": [asdict(finding) for finding in failures],
         "notes": [asdict(finding) for finding in notes],
         "size": evidence.size,
         **described(evidence.stored),
         "packages": len(evidence.inside.packages),
         "seconds": seconds,
     }
-    state.record(spec.target, "verify", digest, facts)
+    # Another target's image held against this spec is no news about this target's own.
+    if spec and evidence.labels.get(f"{plan.LABELS}.target") == spec.target:
+        state.record(spec.target, "verify", digest, facts)
     _show(evidence, found, seconds)
-    if findings:
-        more = f" (and {len(findings) - 1} more findings)" if len(findings) > 1 else ""
-        raise StepFailed(f"{reference} is not what it says: {findings[0]}{more}")
+    if failures:
+        more = f" (and {len(failures) - 1} more findings)" if len(failures) > 1 else ""
+        verdict = "is not what it says" if spec else "breaks a rule that holds for every image"
+        raise StepFailed(f"{reference} {verdict}: {failures[0]}{more}")
     return {"digest": digest} | facts
 
 
@@ -167,11 +174,11 @@ def _show(evidence: Evidence, found: dict[str, list[Finding]], seconds: float) -
         own = tuple(one for one in evidence.inside.packages if folder and one.folder.startswith(folder))
         packages = [f"{one.name} {in_units(one.bytes)}" for one in verify_rules.heaviest(own, 3)]
         sizes.add_row(layer.stage, in_units(layer.contents.size), in_units(layer.stored), ", ".join(packages))
-    about = f"{len(RULES)} rules, {len(evidence.inside.packages)} packages, {seconds} s"
+    about = f"{len(applicable(evidence))} rules, {len(evidence.inside.packages)} packages, {seconds} s"
     rules = Table(title=about, title_justify="left")
     rules.add_column("rule")
     rules.add_column("")
-    for function in RULES:
+    for function in applicable(evidence):
         some = found[function.__name__]
         failed = sum(not finding.note for finding in some)
         verdict = f"[red]{failed} found" if failed else "[yellow]see below" if some else "[green]holds"
@@ -179,24 +186,40 @@ def _show(evidence: Evidence, found: dict[str, list[Finding]], seconds: float) -
     log.print(sizes)
     log.print(rules)
     for finding in (finding for some in found.values() for finding in some):
-        word, style = ("NOTE", "bold yellow") if finding.note else ("FOUND", "bold red")
-        log.print(f"{word} {finding}", style=style, markup=False)
-        say(f"  why: {finding.why}\n  fix: {finding.fix}")
+        findings.show(finding)
+
+
+def chosen(target: str | None, image: str | None) -> tuple[Spec | None, str]:
+    """The spec, if any, and the reference of the image to look at; it is pulled if only a registry has it.
+
+    Raises:
+        UserError: neither is given, there is no such target, or no such image.
+    """
+    spec = load(target) if target or not image else None
+    if not image:
+        assert spec is not None
+        return spec, default_reference(spec)
+    found = engine.pull(image)
+    named = str(found.labels.get(f"{plan.LABELS}.target") or "")
+    if spec is None and named in targets():
+        say(f"{image} says that it is of target {named}: with TARGET={named} it is held against that, too")
+    return spec, image
 
 
 def main(arguments: list[str]) -> int:
-    options = cli.parser(__doc__).parse_args(arguments)
-    spec = load(options.target)
-    reference = default_reference(spec)
+    parser = cli.parser(__doc__)
+    parser.add_argument("--image", default=os.environ.get("IMAGE") or None, help="any image; or IMAGE")
+    options = parser.parse_args(arguments)
+    spec, reference = chosen(options.target, options.image)
     try:
         facts = verify(spec, reference)
     except StepFailed:
         # Machines get the findings of a failed image too, if it came so far.
-        failed = state.recall(spec.target, "verify", engine.digest(reference))
+        failed = state.recall(spec.target, "verify", engine.digest(reference)) if spec else None
         if failed and not failed["passed"]:
             cli.result(failed, as_json=options.json)
         raise
-    say(f"{facts['digest']} is what it says")
+    say(f"{facts['digest']} {'is what it says' if spec else 'breaks no rule'}")
     cli.result(facts, as_json=options.json)
     return 0
 

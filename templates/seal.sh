@@ -5,10 +5,10 @@
 # Packages carry a few files that are no valid Python (templates, tests of parsers): those are left as they are.
 set -Eeuo pipefail
 find /out -name __pycache__ -prune -exec rm -rf {} +
-for site in /out/opt/venv/lib/python3*/site-packages /out/opt/requirements /out/opt/trainyard; do
+for site in /out/opt/{venv,gsutil}/lib/python3*/site-packages /out/opt/requirements /out/opt/trainyard; do
   [ -d "$site" ] || continue
   find "$site" -mindepth 1 -maxdepth 1 \( -type d -o -name '*.py' \) ! -name bin -print0 | sort -z \
     | PYTHONHASHSEED=0 xargs -0 -n 1 -P "$(nproc)" -- \
-      /usr/bin/python3 -B -m compileall -q -s /out -p / --invalidation-mode unchecked-hash >/dev/null || true
+      {{ interpreter }} -B -m compileall -q -s /out -p / --invalidation-mode unchecked-hash >/dev/null || true
 done
 find /out -exec touch -hd @{{ epoch }} {} +

@@ -10,8 +10,18 @@ import pytest
 
 from scripts import clean, engine
 from scripts.cli import ROOT
+from tests.image import catalogue
+from tests.image.small_images import own_index, write_small  # noqa: F401  fixtures
 
 Finished = subprocess.CompletedProcess[str]
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Leave out the tests of big images unless `make test ALL=1` asks for them; pytest counts them as deselected."""
+    big = [item for item in items if item.get_closest_marker("big")]
+    if big and not catalogue.wanted():
+        config.hook.pytest_deselected(items=big)
+        items[:] = [item for item in items if item not in big]
 
 
 @pytest.fixture
@@ -38,21 +48,11 @@ def make() -> Callable[..., Finished]:
     return run
 
 
-#: Build cache of at least this many bytes is dropped in CI once no test of images needs it: xla's stage of wheels.
-LARGE = 4 * 10**9
-
-
-def _drop_large_build_cache() -> None:
-    """CI has 40 GB of disk: 40.6 GB were used at the peak before this, of which 8 GB are one stage's files."""
-    for record in engine.client().api.df()["BuildCache"] or []:
-        if record["Size"] >= LARGE and not record["Shared"]:
-            engine.buildx("prune", "--force", f"--filter=id={record['ID']}", quiet=True)
-
-
 @pytest.fixture(scope="package", autouse=True)
 def nothing_left_behind() -> Iterator[None]:
     """Tests leave no container, network or volume of ours, whatever happened."""
     yield
     clean.leftovers()
     if os.environ.get("CI"):
-        _drop_large_build_cache()
+        # CI has 40 GB of disk: 40.6 GB were used at the peak before this, of which 8 GB are one stage's files.
+        catalogue.drop_cache(4 * 10**9)

@@ -3,18 +3,24 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import pytest
 
 from scripts import engine, spec, state
+from tests.image import catalogue
 from tests.image.conftest import Finished
 
 BuiltImage = Callable[[str], str]
 Run = Callable[..., Finished]
-TARGETS = ["xla", "tf-cpu"]
 
-pytestmark = pytest.mark.parametrize("target", TARGETS)
+
+@pytest.fixture(scope="module", params=catalogue.parameters())
+def target(request: pytest.FixtureRequest, built_image: BuiltImage) -> Iterator[str]:
+    """Every target of the catalogue, one after the other: what no later test needs goes before the next is built."""
+    name = str(request.param)
+    yield name
+    catalogue.drop(name)
 
 
 def test_it_trains_with_one_command(target: str, built_image: BuiltImage, docker_run: Run) -> None:

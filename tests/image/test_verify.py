@@ -11,12 +11,13 @@ from typing import Any
 
 import pytest
 
-from scripts import engine, layers, state, verify, verify_rules
+from scripts import blobs, engine, layers, state, verify, verify_rules
 from scripts.cli import StepFailed, UserError
+from scripts.findings import Finding
 from scripts.spec import load
 from tests.image.registry import running
 
-Findings = dict[str, list[verify_rules.Finding]]
+Findings = dict[str, list[Finding]]
 
 KEY = "-----BEGIN PRIVATE KEY-----\\n" + "QUJD" * 32 + "\\n-----END PRIVATE KEY-----\\n"
 AUTHORITY = f"-----BEGIN CERTIFICATE-----\n{base64.b64encode(bytes(range(48))).decode()}\n-----END CERTIFICATE-----\n"
@@ -158,10 +159,11 @@ def test_layers_read_the_same_from_the_store_and_from_a_saved_image(built_image:
     """The slow way is the one of engines on other hosts and of users who are not root."""
     reference = running.image()
     digest = engine.digest(reference)
-    store = layers._store_with(digest)
+    store = blobs._store_with(digest)
     assert store is not None, "these tests run where the engine runs, as root"
-    quick, slow = layers._read_store(store, digest, ""), layers._read_saved(reference, digest, "")
-    assert quick == slow and len(quick.layers) >= 2 and len(quick.layers[0].contents.files) > 1000
+    quick = blobs._read_store(store, digest, layers.scan)
+    assert quick == blobs._read_saved(reference, digest, layers.scan)
+    assert len(quick.layers) >= 2 and len(quick.layers[0].found.files) > 1000
 
 
 def test_an_image_that_is_not_there_is_one_line() -> None:

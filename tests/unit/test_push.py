@@ -73,6 +73,7 @@ def test_bad_addresses_are_refused_with_an_example(address: str | None, words: s
         ),
         ('Get "https://r.example/v2/": http: server gave HTTP response to HTTPS client', "speaks plain HTTP"),
         ("name unknown: Repository 'x' not found", "has no such repository"),
+        ("manifest invalid: unknown media type of a layer", "build with 'COMPRESSION=gzip make image'"),
         ("something new", "r.example refused: something new"),
     ],
 )

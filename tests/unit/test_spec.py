@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 
 import pytest
 
-from scripts import spec
+from scripts import locks, plan, render, spec, tables
 from scripts.cli import UserError
 
 WriteSpec = Callable[..., str]
@@ -129,3 +130,91 @@ def test_extends_in_a_circle_is_refused(write_spec: WriteSpec, tmp_path: spec.Pa
 
 def test_extends_something_unknown_names_the_line(write_spec: WriteSpec) -> None:
     assert "mine/image.yaml:1: extends: unknown target 'xlaa'" in refusal(write_spec, "extends: xlaa\n")
+
+
+# --- what cannot be together, and bases that hold the framework -------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("parent", "pin", "words"),
+    [
+        ("xla", "torch-tpu==0.2.0", "torch-xla 2.9.0 and torch-tpu 0.2.0 cannot share an image: torch_xla 2.9.0 pins"),
+        ("xla", "libtpu==0.0.50", "torch-xla 2.9.0 and libtpu 0.0.50 cannot share an image"),
+        ("torch-tpu", "libtpu==0.0.21", "torch_tpu needs libtpu 0.0.50 or later"),
+        ("torch-tpu", "tensorflow-tpu==2.20.0", "aborts with one later than 0.0.21"),
+    ],
+)
+def test_what_cannot_share_an_image_is_refused_with_the_reason(
+    write_spec: WriteSpec, parent: str, pin: str, words: str
+) -> None:
+    assert words in refusal(write_spec, f"extends: {parent}\nrequirements: [{pin}]\n")
+
+
+def test_a_pinned_libtpu_that_tensorflow_aborts_with_is_refused(write_spec: WriteSpec, spec_text: str) -> None:
+    text = spec_text.replace("tensorflow-cpu==2.21.0", "tensorflow-tpu==2.20.0, libtpu==0.0.50")
+    assert "'import tensorflow' aborts" in refusal(write_spec, text)
+
+
+def test_every_conflict_says_how_it_is_known_and_when_it_goes() -> None:
+    for name, entry in tables.conflicts().items():
+        assert entry.source and entry.until and entry.reason, name
+
+
+def test_tensorflow_and_torch_xla_share_a_libtpu_and_are_not_refused(write_spec: WriteSpec) -> None:
+    spec.load(write_spec("extends: tf-tpu\nrequirements: [torch-xla==2.9.0]\n"))
+
+
+@pytest.mark.parametrize(
+    ("line", "words"),
+    [
+        ("tools: [gsutils]", "tools.0"),
+        ("profile: 'yes'", "profile"),
+        ("accelerator: gpu", "accelerator"),
+        ("environment: {'A B': x}", "environment"),
+        ("environment: {A: 1}", "environment.A"),
+    ],
+)
+def test_optional_blocks_are_strict_too(write_spec: WriteSpec, spec_text: str, line: str, words: str) -> None:
+    assert words in refusal(write_spec, spec_text + line + "\n")
+
+
+def test_a_framework_in_the_base_has_no_pins_of_its_own(write_spec: WriteSpec, spec_text: str) -> None:
+    words = "base xla-nightly holds the framework, and its versions are what it has"
+    assert words in refusal(write_spec, spec_text.replace("base: debian-12", "base: xla-nightly"))
+
+
+def test_a_framework_must_come_from_somewhere(write_spec: WriteSpec, spec_text: str) -> None:
+    assert "none given" in refusal(write_spec, spec_text.replace("  packages: [tensorflow-cpu==2.21.0]\n", ""))
+
+
+def test_a_nightly_has_the_versions_that_were_found_in_its_base(
+    look_into_base: Callable[[spec.Spec], spec.Path],
+) -> None:
+    unlocked = spec.load("xla-nightly")
+    found = spec.load(str(look_into_base(unlocked)))
+    assert found.locked
+    assert found.framework.version == "2.10.0+git0123abc"
+    assert "libtpu==0.0.30.dev20260101" in found.framework.packages
+    assert plan.version_tag(found) == "xla-nightly-2.10.0_git0123abc", "tags have no +"
+    made = plan.make_plan(found, index="default", index_url="", base="x", base_digest="", notes=())
+    assert made.tag.startswith("xla-nightly-2.10.0_git0123abc-20261120-"), "the day its base was looked into"
+    assert locks.installed(found, "default")["torch"] == "2.10.0"
+    assert locks.installed(found, "default")["fsspec"] != "2025.1.0", "what is locked comes before the base's own"
+
+
+def test_the_rendered_nightly_does_not_depend_on_what_the_base_holds_today(
+    look_into_base: Callable[[spec.Spec], spec.Path],
+) -> None:
+    unlocked = spec.load("xla-nightly")
+    found = spec.load(str(look_into_base(unlocked)))
+    assert "2.10.0" not in render.dockerfile(found)
+    assert json.loads(render.image_json(found))["versions"]["torch_xla"] == "2.10.0+git0123abc"
+
+
+def test_a_broken_record_of_a_base_is_one_line(look_into_base: Callable[[spec.Spec], spec.Path]) -> None:
+    folder = look_into_base(spec.load("xla-nightly"))
+    (folder / "base.json").write_text('{"packages": {}}', encoding="utf-8")
+    with pytest.raises(
+        UserError, match=r"base\.json: not what 'make lock' writes .* run 'make lock TARGET=xla-nightly'"
+    ):
+        spec.load(str(folder))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import dataclasses
+import datetime
 import gzip
 import hashlib
 import io
@@ -17,17 +18,21 @@ from typing import Any
 import pytest
 import zstandard
 
-from scripts import layers, leaks, locks, plan, probe, render, verify, verify_rules
+from scripts import blobs, layers, leaks, locks, plan, probe, render, verify, verify_rules
 from scripts.cli import StepFailed
-from scripts.spec import load
+from scripts.spec import load, targets
 from scripts.units import in_units
 from scripts.verify_rules import Evidence, Inside, Package
+from scripts.waivers import Waiver
 
 Change = Callable[[Evidence], Evidence]
 
-TAG = {"xla": "xla-2.9.0-20261120-0123abcd", "tf-cpu": "tf-cpu-2.21.0-20261120-0123abcd"}
 KEY = b"-----BEGIN PRIVATE KEY-----\n" + b"QUJD" * 32 + b"\n-----END PRIVATE KEY-----\n"
 TORCH = "from typing import Optional\n__version__ = '2.9.1+cpu'\ndebug = False\ncuda: Optional[str] = None\n"
+
+
+BUILD_INFO = "tensorflow/python/platform/build_info.py"
+CUDA_BUILD = "build_info = dict({'is_cuda_build': True, 'cudnn_version': '9'})\n"
 
 
 def certificate(seed: int) -> bytes:
@@ -59,14 +64,18 @@ def good(target: str = "xla") -> Evidence:
     spec = load(target)
     index = spec.framework.index
     packages = locks.installed(spec, index if locks.framework_lock(spec, index).is_file() else "default")
-    made = {"CREATED": "2026-11-20T21:28:46Z", "REVISION": "0" * 40, "VERSION": TAG[target]}
+    made = {
+        "CREATED": "2026-11-20T21:28:46Z",
+        "REVISION": "0" * 40,
+        "VERSION": f"{plan.version_tag(spec)}-20261120-0123abcd",
+    }
     made |= {"BASE": "debian", "BASE_DIGEST": "", "INDEX": index}
     labels = plan.labels(spec) | {name: made[argument] for name, argument in plan.LABELS_FROM_ARGUMENTS.items()}
     requires = {"torch-xla": ('libtpu==0.0.21; extra == "tpu"', "numpy")}
     config = {
         "config": {
             "Labels": labels,
-            "Env": ["PATH=/opt/venv/bin:/usr/bin"],
+            "Env": [f"{name}={value}" for name, value in render.environment(spec).items()],
             "Entrypoint": ["tini", "--", "launch"],
             "User": "1000",
         },
@@ -99,10 +108,13 @@ def good(target: str = "xla") -> Evidence:
         100,
     )
     texts = {"image.json": render.image_json(spec)}
-    if target == "xla":
-        texts |= {"torch/version.py": TORCH, "torchvision/version.py": "__version__ = '0.24.1+cpu'\n"}
+    gpu = spec.accelerator == "nvidia"
+    if spec.framework.name == "tensorflow":
+        texts[BUILD_INFO] = CUDA_BUILD if gpu else "build_info = dict({'is_cuda_build': False})\n"
     else:
-        texts["tensorflow/python/platform/build_info.py"] = "build_info = dict({'is_cuda_build': False})\n"
+        local, cuda = ("+cpu", "None") if spec.framework.index == "pytorch-cpu" else ("", "'13.0'")
+        texts["torch/version.py"] = f"__version__ = '{packages['torch']}{local}'\ncuda: Optional[str] = {cuda}\n"
+        texts["torchvision/version.py"] = f"__version__ = '{packages['torchvision']}{local}'\n"
     inside = Inside(
         "3.11.2",
         tuple(Package(n, v, "/opt/venv", requires.get(n, ()), 10**6) for n, v in packages.items()),
@@ -169,6 +181,14 @@ def with_package(name: str, version: str, folder: str = "/opt/venv") -> Change:
     return change
 
 
+def without_packages(prefix: str) -> Change:
+    def change(image: Evidence) -> Evidence:
+        packages = tuple(one for one in image.inside.packages if not one.name.startswith(prefix))
+        return changed(image, inside=dataclasses.replace(image.inside, packages=packages))
+
+    return change
+
+
 def without_package(name: str) -> Change:
     def change(image: Evidence) -> Evidence:
         packages = tuple(one for one in image.inside.packages if one.name != name)
@@ -184,8 +204,10 @@ def with_text(name: str, text: str) -> Change:
     return change
 
 
-BUILD_INFO = "tensorflow/python/platform/build_info.py"
-CUDA_BUILD = "build_info = dict({'is_cuda_build': True, 'cudnn_version': '9'})\n"
+def with_waiver(expires: str, **about: str) -> Change:
+    waiver = Waiver(owner="me", reason="until it is mended", expires=expires, **about)  # type: ignore[arg-type]
+    return lambda image: changed(image, waivers=(*image.waivers, waiver), day=datetime.date(2026, 11, 20))
+
 
 FAULTS: list[tuple[str, str, list[Change], str]] = [
     ("xla", "labels_match_spec", [with_label("io.trainyard.framework", "torch_xla==2.8.0")], "torch_xla==2.8.0"),
@@ -282,10 +304,56 @@ FAULTS: list[tuple[str, str, list[Change], str]] = [
         "/bin/x in layer added: has mode 4755",
     ),
     ("xla", "no_setuid_beyond_the_base", [with_layer({"bin/x": b"x"}, {"bin/x": 0o2755})], "has mode 2755"),
+    (
+        "gpu",
+        "starts_as_specified",
+        [with_setting(Env=["NVIDIA_VISIBLE_DEVICES=none"])],
+        "ENV NVIDIA_VISIBLE_DEVICES: is 'none'; the spec gives 'all'",
+    ),
+    ("torch-tpu", "starts_as_specified", [with_setting(Env=[])], "ENV LD_PRELOAD: is None"),
+    (
+        "gpu",
+        "framework_is_built_for_the_accelerator",
+        [with_text("torch/version.py", "__version__ = '2.15.0+cpu'\ncuda: Optional[str] = None\n")],
+        "torch 2.15.0+cpu is built without CUDA",
+    ),
+    (
+        "tf-gpu",
+        "framework_is_built_for_the_accelerator",
+        [with_text(BUILD_INFO, "build_info = dict({'is_cuda_build': False})\n")],
+        "TensorFlow is built without CUDA",
+    ),
+    (
+        "tf-gpu",
+        "framework_is_built_for_the_accelerator",
+        [lambda image: without_packages("nvidia-")(image)],
+        "packages nvidia-*: none is installed",
+    ),
+    (
+        "cpu",
+        "torch_is_the_build_of_its_index",
+        [with_text("torch/version.py", "__version__ = '2.15.0+cu130'\ncuda: Optional[str] = '13.0'\n")],
+        "is 2.15.0+cu130; index pytorch-cpu has +cpu",
+    ),
+    ("tf-gpu", "tensorflow_has_its_cudnn", [with_package("nvidia-cudnn-cu12", "8.9.7.29")], "8.9.7.29 is installed"),
+    ("tf-tpu", "nothing_known_to_conflict", [with_package("libtpu", "0.0.51")], "'import tensorflow' aborts"),
+    ("torch-tpu", "nothing_known_to_conflict", [with_package("libtpu", "0.0.21")], "torch_tpu needs libtpu 0.0.50"),
+    (
+        "xla",
+        "no_waiver_has_expired",
+        [with_waiver("2026-11-19", rule="GHSA-x", package="torch", version="2.9.1")],
+        "waiver of GHSA-x for package torch 2.9.1: expired on 2026-11-19; me answers for it",
+    ),
+    (
+        "xla",
+        "no_waiver_has_expired",
+        [with_waiver("2026-11-19", rule="size_within_budget", where="trainyard:xla*", target="xla")],
+        "waiver of size_within_budget for trainyard:xla*: expired",
+    ),
 ]
 
 
-@pytest.mark.parametrize("target", ["xla", "tf-cpu"])
+@pytest.mark.parametrize("target", [name for name in targets() if load(name).locked])
 def test_a_faultless_image_has_no_finding(target: str) -> None:
     assert [str(one) for found in verify_rules.check(good(target)).values() for one in found] == []
 
@@ -315,6 +383,41 @@ def test_libtpu_must_be_the_one_torch_xla_asks_for(libtpu: str | None, words: st
     image = (with_package("libtpu", libtpu) if libtpu else without_package("libtpu"))(good())
     (finding,) = verify_rules.check(image)["torch_xla_has_its_libtpu"]
     assert words in str(finding)
+
+
+WAIVED = {"rule": "no_setuid_beyond_the_base", "where": "/bin/x in layer *"}
+
+
+@pytest.mark.parametrize(
+    ("waiver", "passes"),
+    [
+        (with_waiver("2026-11-20", **WAIVED), True),
+        (with_waiver("2026-11-20", **WAIVED, target="xla"), True),
+        (with_waiver("2026-11-20", **WAIVED, target="tf-cpu"), False),
+        (with_waiver("2026-11-19", **WAIVED), False),
+        (with_waiver("2026-11-20", rule="no_path_stored_twice", where="*"), False),
+        (with_waiver("2026-11-20", rule="no_setuid_beyond_the_base", where="/bin/y in layer *"), False),
+    ],
+)
+def test_a_waiver_turns_its_finding_into_a_note_until_it_expires(waiver: Change, passes: bool) -> None:
+    image = waiver(with_layer({"bin/x": b"x"}, {"bin/x": 0o4755})(good()))
+    (finding,) = verify_rules.check(image)["no_setuid_beyond_the_base"]
+    assert finding.note is passes
+    assert ("waived until 2026-11-20 by me: until it is mended" in finding.what) is passes
+
+
+def test_an_image_without_a_spec_is_held_against_the_rules_that_need_none() -> None:
+    image = with_layer({"home/a/.netrc": b"machine", "bin/x": b"x"}, {"bin/x": 0o4755})(good())
+    image = with_setting(Entrypoint=["bash"], User="root")(with_package("sneaked", "1.0")(image))
+    found = verify_rules.check(changed(image, spec=None, build=None))
+    failures = {one.rule for some in found.values() for one in some if not one.note}
+    assert failures == {"no_credentials_in_layers"}
+    assert [one.note for one in found["no_setuid_beyond_the_base"]] == [True], "whose files they are cannot be told"
+    assert not {function.__name__ for function in verify_rules.applicable(changed(image, spec=None))} & {
+        "labels_match_spec",
+        "installed_matches_locks",
+        "size_within_budget",
+    }
 
 
 def test_torch_must_be_of_the_release_torch_xla_was_built_for() -> None:
@@ -489,8 +592,8 @@ def test_an_index_with_attestations_leads_to_its_image() -> None:
         {"digest": "sha256:a", "platform": {"os": "unknown", "architecture": "unknown"}},
         {"digest": "sha256:b", "platform": {"os": "linux", "architecture": "amd64"}},
     ]
-    assert layers.manifest_of({"manifests": entries}) == "sha256:b"
-    assert layers.manifest_of({"config": {}, "layers": []}) is None
+    assert blobs.manifest_of({"manifests": entries}) == "sha256:b"
+    assert blobs.manifest_of({"config": {}, "layers": []}) is None
 
 
 def test_the_probe_tells_good_byte_code_from_bad(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -29,12 +29,19 @@ class Machine:
         for path in paths:
             self.add(path)
 
-    def add_image(self, framework: str, version: str, trainers: Mapping[str, list[str]] | None = None) -> None:
+    def add_image(
+        self,
+        framework: str,
+        version: str,
+        trainers: Mapping[str, list[str]] | None = None,
+        accelerator: str = "",
+    ) -> None:
         """Write the image.json that a build would."""
         trainers = trainers or {"mnist": ["/opt/venv/bin/python", "-m", "trainers.mnist"]}
         manifest = {
             "schema": 1,
             "target": "test",
+            "accelerator": accelerator,
             "framework": framework,
             "versions": {framework: version},
             "trainers": trainers,

@@ -1,0 +1,187 @@
+"""The two ways of making an image that benchmarks/images.py measures: ours, and the original recipe."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+import time
+import uuid
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from testcontainers.community.registry import DockerRegistryContainer
+
+from scripts import engine, indexes, locks, registry
+from scripts.cli import ROOT, StepFailed
+from scripts.plan import FILE_EPOCH
+from scripts.spec import Spec
+from tests.image.registry import running
+
+#: What the original recipe installs, one RUN each; {versions} of the target's locks are filled in.
+RECIPE = {
+    "xla": ("torch=={torch} torchvision=={torchvision} torch_xla[tpu]=={torch-xla}", "tensorflow==2.21.0"),
+    "tf-cpu": ("tensorflow=={tensorflow-cpu}",),
+}
+
+ORIGINAL = """\
+FROM {base}
+RUN apt-get -qq update \\
+ && apt-get -qq install -y --no-install-recommends ca-certificates python3 python3-venv libpython3.11 \\
+ && rm -rf /var/lib/apt/lists/* \\
+ && python3 -m venv /opt/venv
+{installs}
+COPY launcher /app/launcher
+COPY trainers /app/trainers
+ENV PATH=/opt/venv/bin:$PATH PYTHONPATH=/app
+CMD ["python", "-m", "trainers.{package}.mnist"]
+"""
+INSTALL = (
+    "RUN --mount=type=secret,id=ca,target=/run/secrets/ca.pem "
+    "PIP_CERT=/run/secrets/ca.pem /opt/venv/bin/pip install --quiet --no-cache-dir {}"
+)
+
+
+class Tree:
+    """A copy of what images are made of, to edit at will. In it nothing that was downloaded before is taken."""
+
+    def __init__(self, folder: Path, spec: Spec) -> None:
+        self.folder, self.spec = folder, spec
+        ignore = shutil.ignore_patterns("__pycache__", "*.pyc")
+        for name in ("images", "launcher", "trainers", "templates", "scripts", "examples", ".github", "docs"):
+            if (ROOT / name).is_dir():
+                shutil.copytree(ROOT / name, folder / name, ignore=ignore)
+        for name in (".dockerignore", "pyproject.toml"):
+            shutil.copy(ROOT / name, folder / name)
+        template = folder / "templates" / "Dockerfile.j2"
+        text = template.read_text(encoding="utf-8")
+        text = re.sub(r" --mount=type=cache,id=(uv|pip),target=\S+", "", text)
+        text = text.replace("UV_LINK_MODE=copy", "UV_LINK_MODE=copy UV_NO_CACHE=1 PIP_NO_CACHE_DIR=1")
+        template.write_text(text, encoding="utf-8")
+
+    def edit_trainer(self) -> None:
+        """A comment that no build has seen before."""
+        trainer = self.folder / "trainers" / self.spec.trainers.package / f"{self.spec.trainers.default}.py"
+        with trainer.open("a", encoding="utf-8") as file:
+            file.write(f"# {uuid.uuid4()}\n")
+
+
+class Storage:
+    """A throw-away registry, and how many bytes it stores."""
+
+    def __init__(self, started: DockerRegistryContainer) -> None:
+        self._container = started
+
+    def _bytes(self) -> int:
+        found = self._container.exec("find /var/lib/registry -type f -name data -path '*/blobs/*' -printf %s+")
+        assert isinstance(found.output, bytes)  # not streamed
+        if found.exit_code and b"No such file" not in found.output:
+            raise StepFailed(f"cannot measure the registry's storage: {found.output.decode(errors='replace').strip()}")
+        return sum(int(size) for size in found.output.decode().split("+") if size.isdigit())
+
+    def push(self, reference: str) -> int:
+        """Push a local image; the bytes that the registry stores more than before."""
+        destination = f"{running.address(self._container)}/bench"
+        before = self._bytes()
+        engine.image(reference, made_by="make build").tag(destination, "latest")
+        try:
+            for _ in registry.push(f"{destination}:latest"):
+                pass
+        finally:
+            engine.client().api.remove_image(f"{destination}:latest", noprune=True)
+        return self._bytes() - before
+
+
+@dataclass
+class Side:
+    """One way of making an image. ``bases`` are what it stands on before and after an update."""
+
+    tree: Tree
+    name: str
+    bases: tuple[str, str]
+    updated: bool = False
+    extra: list[str] = field(default_factory=list)
+
+    @property
+    def base(self) -> str:
+        return self.bases[self.updated]
+
+
+class Ours(Side):
+    """Our image: `make lock`, `make render` and `make build` in the copy."""
+
+    @property
+    def reference(self) -> str:
+        return f"{self.name}:{self.tree.spec.target}-candidate"
+
+    def _verb(self, *words: str, **more: str) -> str:
+        environment = os.environ | {
+            "IMAGE_NAME": self.name,
+            "BASE": self.base,
+            "WORKSHOP": self.bases[0],
+            "SOURCE_DATE_EPOCH": str(FILE_EPOCH),
+            "PROVENANCE": "0",
+            "TRAINYARD_BUILD": str(self.tree.folder / "build"),
+        }
+        environment.pop("NO_CACHE", None)
+        command = [sys.executable, "-m", *words]
+        done = subprocess.run(
+            command, cwd=self.tree.folder, env=environment | more, capture_output=True, text=True, check=False
+        )
+        if done.returncode:
+            last = (done.stderr.strip().splitlines() or ["no words"])[-1]
+            raise StepFailed(f"'python -m {' '.join(words)}' failed in the copy: {last}")
+        return done.stdout
+
+    def prepare(self) -> None:
+        self._verb("scripts.render")  # the image's name is part of what is rendered
+
+    def require(self, pin: str) -> None:
+        spec_file = self.tree.folder / "images" / self.tree.spec.target / "image.yaml"
+        text = spec_file.read_text(encoding="utf-8")
+        spec_file.write_text(re.sub(r"(?m)^(requirements: \[[^\]]*)\]", rf"\1, {pin}]", text), encoding="utf-8")
+        self._verb("scripts.lock", self.tree.spec.target)
+        self._verb("scripts.render")
+
+    def build(self, *, cold: bool = False, target: str = "") -> float:
+        more = {"NO_CACHE": "1"} if cold else {}
+        built = json.loads(self._verb("scripts.build", target or self.tree.spec.target, "--json", **more))
+        return float(built["seconds"])
+
+
+class Original(Side):
+    """The recipe."""
+
+    @property
+    def reference(self) -> str:
+        return f"{self.name}:original"
+
+    def prepare(self) -> None:
+        (self.tree.folder / "Original.dockerignore").write_text("*\n!launcher\n!trainers\n**/__pycache__\n")
+
+    def require(self, pin: str) -> None:
+        self.extra.append(pin)
+
+    def build(self, *, cold: bool = False) -> float:
+        spec = self.tree.spec
+        pins = locks.installed(spec, indexes.choose(spec)[0])
+        lines = [line.format_map(pins) for line in RECIPE[spec.target]]
+        lines.append(" ".join([f"cloudml-hypertune=={pins['cloudml-hypertune']}", *self.extra]))
+        text = ORIGINAL.format(
+            base=self.base,
+            installs="\n".join(INSTALL.format(line) for line in lines),
+            package=spec.trainers.package,
+        )
+        dockerfile = self.tree.folder / "Original"
+        dockerfile.write_text(text, encoding="utf-8")
+        command = ["build", "--quiet", "--provenance=false", f"--file={dockerfile}"]
+        command.append(f"--output=type=image,name={self.reference},oci-mediatypes=true,compression=gzip")
+        bundle = engine.ca_bundle()
+        if bundle:
+            command.append(f"--secret=id=ca,src={bundle}")
+        started = time.monotonic()
+        engine.buildx(*command, *(["--no-cache"] if cold else []), str(self.tree.folder), quiet=True)
+        return time.monotonic() - started

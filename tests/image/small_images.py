@@ -1,0 +1,90 @@
+"""A spec outside the project whose wheels are a few hundred bytes: for tests of builds that need no real framework."""
+
+from __future__ import annotations
+
+import hashlib
+import http.server
+import threading
+import zipfile
+from base64 import urlsafe_b64encode
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from scripts import engine, render, spec
+
+
+def wheel(folder: Path, name: str, version: str) -> None:
+    """A valid wheel with one module."""
+    info = f"{name}-{version}.dist-info"
+    files = {
+        f"{name}/__init__.py": f"__version__ = {version!r}\n",
+        f"{info}/METADATA": f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n",
+        f"{info}/WHEEL": "Wheel-Version: 1.0\nGenerator: test\nRoot-Is-Purelib: true\nTag: py3-none-any\n",
+    }
+    record = "".join(
+        f"{path},sha256={urlsafe_b64encode(hashlib.sha256(text.encode()).digest()).rstrip(b'=').decode()},{len(text)}\n"
+        for path, text in files.items()
+    )
+    with zipfile.ZipFile(folder / f"{name}-{version}-py3-none-any.whl", "w") as archive:
+        for path, text in (files | {f"{info}/RECORD": record + f"{info}/RECORD,,\n"}).items():
+            archive.writestr(path, text)
+
+
+@pytest.fixture
+def own_index(tmp_path: Path) -> Iterator[str]:
+    """Address of a package index on this host that has torch 2.9.1+cpu and torchvision 0.24.1+cpu, and nothing else.
+
+    It listens on the engine's bridge, so that builds reach it as they reach any index.
+    """
+    for name, version in (("torch", "2.9.1+cpu"), ("torchvision", "0.24.1+cpu")):
+        folder = tmp_path / "index" / name
+        folder.mkdir(parents=True)
+        wheel(folder, name, version)
+    networks = engine.client().networks.get("bridge").attrs["IPAM"]["Config"]
+    address = networks[0].get("Gateway") or networks[0]["Subnet"].rpartition(".")[0] + ".1"
+
+    class Handler(http.server.SimpleHTTPRequestHandler):
+        def __init__(self, *arguments: object) -> None:
+            super().__init__(*arguments, directory=str(tmp_path / "index"))  # type: ignore[arg-type]
+
+        def log_message(self, *_: object) -> None:
+            pass
+
+    with http.server.ThreadingHTTPServer((address, 0), Handler) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        yield f"http://{address}:{server.server_address[1]}"
+        server.shutdown()
+
+
+@pytest.fixture
+def write_small(tmp_path: Path) -> Iterator[Callable[[], str]]:
+    """Write a spec whose framework is torch and torchvision alone, outside the project; its folder."""
+    folder = tmp_path / "small"
+
+    def write() -> str:
+        folder.mkdir()
+        (folder / "image.yaml").write_text(
+            "summary: small\nbase: debian-12\n"
+            "framework: {name: torch, packages: [torch==2.9.1, torchvision==0.24.1], index: pytorch-cpu}\n"
+            "requirements: [einops==0.8.2]\n"
+            "trainers: {package: torch, default: mnist}\nbudget: {size: 1 GB}\n"
+            "smoke: {trainer: mnist, accuracy: 0.9}\n",
+            encoding="utf-8",
+        )
+        loaded = spec.load(str(folder))
+        (folder / "Dockerfile").write_text(render.dockerfile(loaded), encoding="utf-8")
+        for name, pin in (("framework", "torch==2.9.1"), ("requirements", "einops==0.8.2")):
+            (folder / f"{name}.lock").write_text(f"{pin} --hash=sha256:{'0' * 64}\n", encoding="utf-8")
+        return str(folder)
+
+    _forget_small()  # what a run that was killed left
+    yield write
+    _forget_small()
+
+
+def _forget_small() -> None:
+    for image in engine.client().images.list(filters={"label": ["io.trainyard.target=small"]}):
+        for tag in image.tags:
+            engine.forget(tag)

@@ -1,0 +1,209 @@
+"""What the catalogue promises as a whole: shared layers are one blob, checks take seconds, optional blocks work."""
+
+from __future__ import annotations
+
+import json
+import re
+import secrets
+import time
+from collections.abc import Callable, Iterator
+
+import pytest
+
+from scripts import build, engine, lock, render, spec, verify
+from tests.image import catalogue
+from tests.image.conftest import Finished
+
+BuiltImage = Callable[[str], str]
+Run = Callable[..., Finished]
+
+both = pytest.mark.parametrize("target", ["xla", "tf-cpu"])
+
+
+def blobs(reference: str, target: str) -> dict[str, str]:
+    """Stage -> digest of the blob that it became, as it is pushed."""
+    evidence = verify.gather(spec.load(target), reference)
+    return {layer.stage: layer.digest for layer in evidence.stored.layers if layer.stage != "system"}
+
+
+def test_what_images_share_is_one_blob_in_all_of_them(built_image: BuiltImage) -> None:
+    """Compressed, as registries keep it: base, system, common trainers, launcher; trainers and requirements by kind."""
+    wanted = [*catalogue.KEPT, "tf-tpu", *(("gpu",) if catalogue.wanted() else ())]
+    found = {target: blobs(built_image(target), target) for target in wanted}
+    for stage in ("base", "common", "launcher"):
+        assert len({stages[stage] for stages in found.values()}) == 1, stage
+    assert found["tf-cpu"]["trainers"] == found["tf-tpu"]["trainers"] != found["xla"]["trainers"]
+    frameworks = {stages["framework"] for stages in found.values()}
+    assert len(frameworks) == len(wanted)
+
+
+@pytest.mark.big
+def test_cpu_and_gpu_share_the_framework_where_one_index_serves_both(built_image: BuiltImage) -> None:
+    cpu, gpu = (blobs(built_image(target), target) for target in ("cpu", "gpu"))
+    labels = engine.client().images.get(built_image("cpu")).labels
+    same = {stage for stage in cpu if cpu[stage] == gpu.get(stage)}
+    if labels["io.trainyard.index"] == "default":
+        assert {"framework", "requirements", "common", "trainers", "launcher"} <= same
+    else:
+        assert "framework" not in same and {"common", "trainers", "launcher"} <= same
+
+
+@both
+def test_an_image_is_verified_in_under_ten_seconds(target: str, built_image: BuiltImage) -> None:
+    """The design's limit, on two cores and with CUDA in the image: 5.1 s for `xla`, 5.3 s for `cpu` (2026-11)."""
+    reference = built_image(target)
+    started = time.monotonic()
+    verify.examine(spec.load(target), reference)
+    seconds = time.monotonic() - started
+    print(f"{target}: verified in {seconds:.1f} s")
+    assert seconds < 10
+
+
+@both
+def test_byte_code_in_the_image_makes_the_first_import_faster(
+    target: str, built_image: BuiltImage, docker_run: Run
+) -> None:
+    """The same import in fresh containers, with the image's byte code and looking for it where there is none."""
+    module = spec.load(target).framework.name
+    script = f"import time; t = time.perf_counter(); import {module}; print(round(time.perf_counter() - t, 2))"
+    quiet = ["-e", "TF_CPP_MIN_LOG_LEVEL=3", "-e", "PJRT_DEVICE=CPU"]
+    without = ["-e", "PYTHONPYCACHEPREFIX=/nowhere", "-e", "PYTHONDONTWRITEBYTECODE=1"]
+
+    def seconds(*environment: str) -> float:
+        words = (*quiet, *environment, built_image(target), "--", "python", "-c", script)
+        return min(float(docker_run(*words).stdout.splitlines()[-1]) for _ in range(2))
+
+    compiled, compiling = seconds(), seconds(*without)
+    print(f"{target}: import {module} takes {compiled} s with byte code, {compiling} s without")
+    assert compiling > 1.5 * compiled
+
+
+# --- accelerators that are not there, or only in part -----------------------------------------------------------
+
+
+@pytest.mark.big
+@pytest.mark.parametrize("target", ["gpu", "tf-gpu"])
+def test_a_gpu_image_without_a_driver_says_so_and_trains(target: str, built_image: BuiltImage, docker_run: Run) -> None:
+    found = docker_run(built_image(target), "mnist", "--fake-data", "--fake-images=2000", "--epochs=1")
+    assert found.returncode == 0, found.stderr
+    assert "this image is for NVIDIA GPUs, and there is no driver" in found.stderr
+    assert "docker run --gpus all" in found.stderr
+
+
+@pytest.mark.big
+@pytest.mark.parametrize("target", ["gpu", "tf-gpu"])
+def test_a_driver_under_usr_local_nvidia_is_found(target: str, built_image: BuiltImage, docker_run: Run) -> None:
+    """As GKE and Vertex AI mount it: the loader finds libcuda there, and the shell nvidia-smi. Here both are stand-ins:
+    a library of the image itself, under the driver's name."""
+    script = (
+        "mkdir -p /usr/local/nvidia/lib64 /usr/local/nvidia/bin && "
+        "cp /lib/x86_64-linux-gnu/libm.so.6 /usr/local/nvidia/lib64/libcuda.so.1 && "
+        "cp /bin/true /usr/local/nvidia/bin/nvidia-smi && nvidia-smi && "
+        'python3 -c \'import ctypes; ctypes.CDLL("libcuda.so.1"); print("loaded")\''
+    )
+    found = docker_run("--user=0", built_image(target), "--", "bash", "-c", script)
+    assert found.stdout == "loaded\n", found.stderr
+
+
+def test_tensorflow_for_tpus_imports_in_seconds_where_there_is_none(built_image: BuiltImage, docker_run: Run) -> None:
+    """libtpu would ask the metadata server for minutes; with a network that swallows packets even longer."""
+    script = "import time; t = time.time(); import tensorflow as tf; print(tf.__version__, time.time() - t < 30)"
+    found = docker_run("--network=none", built_image("tf-tpu"), "--", "python", "-c", script, timeout=60)
+    assert found.stdout == "2.20.0 True\n", found.stderr
+    assert "TPU_LIBRARY_PATH=/nonexistent/libtpu.so" in found.stderr, "the launcher says what it set"
+    assert "this image is for Cloud TPU, and there is none here" in found.stderr
+
+
+def test_tensorflow_for_tpus_still_looks_for_one_on_a_tpu_vm(built_image: BuiltImage, docker_run: Run) -> None:
+    found = docker_run("-e", "LAUNCHER_RUNTIME=tpu-local", built_image("tf-tpu"), "--print-env", "--json")
+    assert "TPU_LIBRARY_PATH" not in json.loads(found.stdout)["exports"]
+
+
+@pytest.mark.big
+def test_torch_tpu_loads_itself_beside_tcmalloc(built_image: BuiltImage, docker_run: Run) -> None:
+    script = "import torch, sys; print('torch_tpu' in sys.modules, 'tcmalloc' in open('/proc/self/maps').read())"
+    found = docker_run(built_image("torch-tpu"), "--", "python", "-c", script)
+    assert found.stdout.splitlines()[-1] == "True True", found.stderr
+
+
+# --- optional blocks ------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def with_blocks(built_image: BuiltImage, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """tf-cpu with gsutil and a profile, from a spec of five lines."""
+    built_image("tf-cpu")
+    folder = tmp_path_factory.mktemp("blocks") / f"blocks-{secrets.token_hex(4)}"
+    folder.mkdir()
+    text = "extends: tf-cpu\nsummary: with tools\ntools: [gsutil]\nprofile: true\nbudget: {size: 2.0 GB}\n"
+    (folder / "image.yaml").write_text(text, encoding="utf-8")
+    loaded = spec.load(str(folder))
+    (folder / "Dockerfile").write_text(render.dockerfile(loaded), encoding="utf-8")
+    lock.lock_target(loaded, "default")
+    plan, _ = build.build(loaded)
+    verify.verify(loaded, plan.candidate)
+    yield plan.candidate
+    for found in engine.client().images.list(filters={"label": [f"io.trainyard.target={loaded.target}"]}):
+        for tag in found.tags:
+            engine.client().images.remove(tag, force=True)
+
+
+def test_gsutil_uses_the_default_service_account(with_blocks: str, docker_run: Run) -> None:
+    """As the original recipe had it: /etc/boto.cfg names the service account of the machine."""
+    found = docker_run(with_blocks, "--", "gsutil", "version", "-l")
+    assert found.returncode == 0, found.stderr
+    assert re.search(r"config path\(s\): /etc/boto\.cfg", found.stdout)
+    script = "import boto; print(boto.config.get('GoogleCompute', 'service_account'))"
+    vendored = "/opt/gsutil/lib/python3.11/site-packages/gslib/vendored/boto"
+    found = docker_run("-e", f"PYTHONPATH={vendored}", with_blocks, "--", "/opt/gsutil/bin/python", "-c", script)
+    assert found.stdout == "default\n", found.stderr
+
+
+def test_gsutil_is_no_part_of_the_trainers_environment(with_blocks: str, docker_run: Run) -> None:
+    script = "import importlib.util as u; print(u.find_spec('gslib'))"
+    assert docker_run(with_blocks, "--", "python", "-c", script).stdout == "None\n"
+
+
+def test_a_shell_has_a_prompt_a_path_and_says_where_it_is(with_blocks: str, docker_run: Run) -> None:
+    script = 'echo "${PS1@P}"; command -v launch; command -v tensorboard; python -c "import keras" 2>&1 | tail -1'
+    for shell in (["bash", "-ic", script], ["bash", "-lic", script]):
+        found = docker_run("-e", "TF_CPP_MIN_LOG_LEVEL=3", "--entrypoint=tini", with_blocks, "--", *shell)
+        lines = found.stdout.splitlines()
+        assert lines[0].startswith("blocks-") and "tensorflow 2.21.0; cpu: no sign of an accelerator" in lines[0]
+        assert "(blocks-" in lines[1], "the prompt names the image"
+        assert lines[2:4] == ["/usr/local/bin/launch", "/opt/requirements/bin/tensorboard"], found.stderr
+
+
+def test_shells_of_scripts_are_left_alone(with_blocks: str, docker_run: Run) -> None:
+    for shell in (["bash", "-c", "echo only"], ["sh", "-lc", "echo only"]):
+        assert docker_run("--entrypoint=tini", with_blocks, "--", *shell).stdout == "only\n"
+
+
+def test_blocks_are_off_by_default(built_image: BuiltImage, docker_run: Run) -> None:
+    script = "command -v gsutil; ls /etc/boto.cfg /etc/profile.d/trainyard.sh /etc/debian_chroot 2>/dev/null; echo end"
+    assert docker_run(built_image("tf-cpu"), "--", "sh", "-c", script).stdout == "end\n"
+
+
+# --- any image of anybody -------------------------------------------------------------------------------------------
+
+
+def test_any_image_can_be_verified_without_a_spec(
+    built_image: BuiltImage, make: Callable[..., Finished], tmp_path: object
+) -> None:
+    found = make("verify", IMAGE=built_image("tf-cpu"))
+    assert found.returncode == 0, found.stderr
+    assert "with TARGET=tf-cpu it is held against that, too" in found.stderr
+    assert "breaks no rule" in found.stderr
+    assert "Labels say what the spec says" not in found.stderr
+
+
+def test_any_image_can_be_held_against_a_spec(built_image: BuiltImage, make: Callable[..., Finished]) -> None:
+    found = make("verify", IMAGE=built_image("tf-cpu"), TARGET="tf-tpu")
+    assert found.returncode == 2, found.stderr
+    assert "is not what it says: label" in found.stderr
+
+
+def test_an_image_that_nobody_has_is_one_line(make: Callable[..., Finished]) -> None:
+    found = make("verify", IMAGE="127.0.0.1:9/nobody/has:this")
+    assert found.returncode == 2
+    assert "and it cannot be pulled" in found.stderr and "Traceback" not in found.stderr

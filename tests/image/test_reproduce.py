@@ -1,0 +1,95 @@
+"""`make reproduce` against the real engine: it finds what was planted and nothing else, and leaves nothing behind."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from scripts import blobs, build, engine, reproduce, spec
+from scripts.cli import StepFailed
+
+#: Everything under /out in its own stage, as our template has it, with what `seal` does at its end.
+TEXT = """\
+ARG BASE
+FROM ${BASE} AS framework
+RUN mkdir -p /out/opt && echo same >/out/opt/same && ln -s same /out/opt/link
+%s
+RUN find /out ! -name late -exec touch -hd @315532800 {} +
+FROM scratch
+COPY --link --from=framework /out /
+"""
+PLANTED = (
+    "RUN date +%N >/out/opt/now && touch /out/opt/late "
+    "&& mkdir /out/opt/x.dist-info && date +%N >/out/opt/x.dist-info/RECORD"
+)
+
+Write = Callable[[str], str]
+
+
+@pytest.fixture
+def write(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Write:
+    """A target whose Dockerfile is the test's own; its folder."""
+    monkeypatch.setattr(build, "check_rendered", lambda spec: None)
+
+    def target(planted: str) -> str:
+        folder = tmp_path / "tiny"
+        folder.mkdir()
+        (folder / "image.yaml").write_text(
+            "summary: tiny\nbase: debian-12\nframework: {name: torch, packages: [torch==2.9.1]}\n"
+            "trainers: {package: torch, default: mnist}\nbudget: {size: 1 GB}\n"
+            "smoke: {trainer: mnist, accuracy: 0.9}\n",
+            encoding="utf-8",
+        )
+        for name in ("framework", "requirements"):
+            (folder / f"{name}.lock").write_text(f"torch==2.9.1 --hash=sha256:{'0' * 64}\n", encoding="utf-8")
+        (folder / "Dockerfile").write_text(TEXT % planted, encoding="utf-8")
+        return str(folder)
+
+    return target
+
+
+def leftovers() -> list[str]:
+    return [tag for image in engine.client().images.list() for tag in image.tags if tag.startswith("trainyard:tiny")]
+
+
+def test_what_is_the_same_twice_is_said_to_be(write: Write) -> None:
+    builds, found = reproduce.reproduce(spec.load(write("")))
+    assert found == [] and builds[0].digest == builds[1].digest
+    assert leftovers() == []
+
+
+@pytest.mark.parametrize("compression", ["zstd", "gzip"])
+def test_layers_are_packed_as_asked(compression: str, write: Write) -> None:
+    """zstd unless told otherwise; gzip for registries and engines that know nothing else."""
+    target, reference = spec.load(write("")), "trainyard:tiny-packed"
+    build.build(target, compression=compression, name=reference)
+    try:
+        documents = [json.loads(text) for text in blobs.documents(reference).values()]
+    finally:
+        engine.forget(reference)
+    kinds = [layer["mediaType"] for one in documents for layer in one.get("layers", [])]
+    assert kinds == [f"application/vnd.oci.image.layer.v1.tar+{compression}"]
+
+
+def test_planted_files_are_found_with_their_reason_and_nothing_else(
+    write: Write, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("JSON", "1")
+    before = engine.cached()
+    with pytest.raises(StepFailed, match=r"tiny is not reproducible: 3 differences in framework"):
+        reproduce.main([write(PLANTED)])
+    told = json.loads(capsys.readouterr().out)
+    assert told["same"] is False and len(set(told["digests"])) == 2
+    found = {one["path"]: one for one in told["differences"]}
+    assert set(found) == {"opt/now", "opt/late", "opt/x.dist-info/RECORD"}
+    assert [reason.split(":")[0] for reason in found["opt/now"]["reasons"]] == ["content"]
+    assert [reason.split(":")[0] for reason in found["opt/late"]["reasons"]] == ["mtime"]
+    assert "list of what is installed" in found["opt/x.dist-info/RECORD"]["cause"]
+    assert leftovers() == []
+    # What was built here left nothing in the cache either.
+    made = engine.cached() - before
+    records = engine.buildx("du", "--verbose", quiet=True).split("\n\n")
+    assert not [one for one in records if "date +%N" in one and any(identity in one for identity in made)]

@@ -1,0 +1,142 @@
+"""Signatures are what `cosign verify --key` reads; a registry in memory stands for a real one (tests/image has one)."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec, ed25519, padding, rsa
+
+from scripts import artifacts, sign
+from scripts.cli import StepFailed, UserError
+from scripts.tags import Manifest
+
+IMAGE = b'{"schemaVersion": 2}'
+SUBJECT = Manifest(f"sha256:{hashlib.sha256(IMAGE).hexdigest()}", "application/vnd.oci.image.manifest.v1+json", IMAGE)
+
+
+class Answer:
+    def __init__(self, ok: bool, content: bytes = b"", location: str = "") -> None:
+        self.ok, self.content, self.url, self.headers = ok, content, "http://registry/v2/x/", {"Location": location}
+
+
+class Registry:
+    """What of the distribution API is asked of it."""
+
+    name = "registry:5000/ml/trainyard"
+
+    def __init__(self) -> None:
+        self.blobs: dict[str, bytes] = {}
+        self.tags: dict[str, Manifest] = {}
+
+    def request(self, method: str, rest: str, **options: Any) -> Answer:
+        digest = rest.rpartition("digest=")[2] if method == "PUT" else rest.rpartition("/")[2]
+        if method == "POST":
+            return Answer(True, location="/v2/ml/trainyard/blobs/uploads/1?state=x")
+        if method == "PUT":
+            assert "state=x&digest=sha256:" in rest
+            assert digest == f"sha256:{hashlib.sha256(options['data']).hexdigest()}"
+            self.blobs[digest] = options["data"]
+        return Answer(digest in self.blobs, self.blobs.get(digest, b""))
+
+    def manifest(self, reference: str) -> Manifest | None:
+        return self.tags.get(reference)
+
+    def put(self, manifest: Manifest, tag: str) -> None:
+        self.tags[tag] = manifest
+
+
+def write(path: Path, key: Any, password: bytes | None = None) -> Path:
+    encryption = serialization.BestAvailableEncryption(password) if password else serialization.NoEncryption()
+    path.write_bytes(key.private_bytes(serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, encryption))
+    return path
+
+
+KEYS = {
+    "ec": lambda: ec.generate_private_key(ec.SECP256R1()),
+    "rsa": lambda: rsa.generate_private_key(65537, 2048),
+    "ed25519": ed25519.Ed25519PrivateKey.generate,
+}
+
+
+@pytest.mark.parametrize("kind", KEYS)
+def test_a_signature_is_what_cosign_reads(kind: str, tmp_path: Path) -> None:
+    """specs/SIGNATURE_SPEC.md of cosign, checked with the library alone and not with our own reading of it."""
+    key = KEYS[kind]()
+    registry: Any = Registry()
+    tag = sign.sign(registry, SUBJECT, sign.private_key(write(tmp_path / "key", key), None))
+    assert tag == f"sha256-{SUBJECT.digest.removeprefix('sha256:')}.sig"
+    manifest = json.loads(registry.tags[tag].body)
+    (layer,) = manifest["layers"]
+    assert layer["mediaType"] == "application/vnd.dev.cosign.simplesigning.v1+json"
+    payload = registry.blobs[layer["digest"]]
+    assert json.loads(payload) == {
+        "critical": {
+            "identity": {"docker-reference": "registry:5000/ml/trainyard"},
+            "image": {"docker-manifest-digest": SUBJECT.digest},
+            "type": "cosign container image signature",
+        },
+        "optional": None,
+    }
+    told = base64.b64decode(layer["annotations"]["dev.cosignproject.cosign/signature"])
+    public = key.public_key()
+    if kind == "ec":
+        public.verify(told, payload, ec.ECDSA(hashes.SHA256()))
+    elif kind == "rsa":
+        public.verify(told, payload, padding.PKCS1v15(), hashes.SHA256())
+    else:
+        public.verify(told, payload)
+    assert manifest["subject"]["digest"] == SUBJECT.digest
+    assert json.loads(registry.blobs[manifest["config"]["digest"]])["rootfs"]["diff_ids"] == [layer["digest"]]
+
+
+def test_a_second_key_signs_beside_the_first_and_the_same_key_only_once() -> None:
+    registry: Any = Registry()
+    one, other = KEYS["ec"](), KEYS["ed25519"]()
+    assert sign.sign(registry, SUBJECT, one) and sign.sign(registry, SUBJECT, other)
+    assert sign.sign(registry, SUBJECT, one) is None
+    assert len(artifacts.get(registry, SUBJECT.digest, "sig")) == 2
+    assert sign.verified(registry, SUBJECT.digest, one.public_key()) == 1
+    assert sign.verified(registry, SUBJECT.digest, other.public_key()) == 1
+
+
+def test_a_foreign_a_missing_and_a_forged_signature_are_refused() -> None:
+    registry: Any = Registry()
+    key = KEYS["ec"]()
+    with pytest.raises(StepFailed, match="no signature"):
+        sign.verified(registry, SUBJECT.digest, key.public_key())
+    sign.sign(registry, SUBJECT, key)
+    with pytest.raises(StepFailed, match="1 signatures, none by this key"):
+        sign.verified(registry, SUBJECT.digest, KEYS["ec"]().public_key())
+    stolen = artifacts.get(registry, SUBJECT.digest, "sig")[0]
+    assert not sign.valid(key.public_key(), stolen, f"sha256:{'0' * 64}"), "a signature is about one image"
+    changed = artifacts.Artifact(stolen.data + b" ", stolen.media_type, stolen.annotations)
+    assert not sign.valid(key.public_key(), changed, SUBJECT.digest)
+    assert not sign.valid(key.public_key(), artifacts.Artifact(stolen.data, stolen.media_type, {}), SUBJECT.digest)
+
+
+def test_a_key_is_read_or_refused_in_one_line(tmp_path: Path) -> None:
+    locked = write(tmp_path / "locked", KEYS["ec"](), b"secret")
+    assert sign.private_key(locked, "secret")
+    cosigns = tmp_path / "cosign.key"
+    cosigns.write_text(
+        "-----BEGIN ENCRYPTED SIGSTORE PRIVATE KEY-----\nAAAA\n-----END ENCRYPTED SIGSTORE PRIVATE KEY-----\n"
+    )
+    (tmp_path / "none").write_text("no key")
+    for path, password, words in (
+        (locked, None, "COSIGN_PASSWORD must be given"),
+        (locked, "wrong", "not opened by COSIGN_PASSWORD"),
+        (tmp_path / "none", None, "no private key in PEM form"),
+        (tmp_path / "missing", None, "No such file"),
+        (cosigns, None, "cosign sign --key"),
+    ):
+        with pytest.raises(UserError, match=words) as refused:
+            sign.private_key(path, password)
+        assert "\n" not in str(refused.value)
+    with pytest.raises(UserError, match="no public key"):
+        sign.public_key(locked)
