@@ -32,19 +32,10 @@ from urllib.parse import parse_qs, unquote, urlsplit
 from scripts import cloud_config
 from scripts.cli import StepFailed, UserError
 from scripts.cloud_executor import CANCELLED, INTERNAL, Executor, Result
+from scripts.fakes.server import ApiError, gcloud_environment
 
 PROJECT = "fake-project"
 TOKEN = "fake-token"
-_STATUS = {400: "INVALID_ARGUMENT", 401: "UNAUTHENTICATED", 403: "PERMISSION_DENIED", 404: "NOT_FOUND",
-           409: "ALREADY_EXISTS"}  # fmt: skip
-
-
-class ApiError(Exception):
-    """An answer other than 200: HTTP status and the server's sentence."""
-
-    def __init__(self, status: int, message: str) -> None:
-        super().__init__(message)
-        self.status = status
 
 
 @dataclass
@@ -133,23 +124,14 @@ class CloudBuild:
         return f"http://127.0.0.1:{self._server.server_address[1]}/"
 
     def environment(self, folder: Path) -> dict[str, str]:
-        """Variables that send gcloud here, and keep it from the user's own configuration; ``folder`` is its home."""
-        overrides = {
+        """Variables that send gcloud here; ``folder`` is its home."""
+        endpoints = {
             "CLOUDBUILD": self.url,
             "STORAGE": f"{self.url}storage/v1/",  # uploads then go to /upload/storage/v1/
             "LOGGING": self.url,
             "ARTIFACTREGISTRY": self.url,
         }
-        return {f"CLOUDSDK_API_ENDPOINT_OVERRIDES_{name}": value for name, value in overrides.items()} | {
-            "HOME": str(folder),
-            "CLOUDSDK_CONFIG": str(folder / "gcloud"),
-            "CLOUDSDK_CORE_PROJECT": PROJECT,
-            "CLOUDSDK_CORE_DISABLE_PROMPTS": "1",
-            "CLOUDSDK_CORE_DISABLE_USAGE_REPORTING": "1",
-            "CLOUDSDK_COMPONENT_MANAGER_DISABLE_UPDATE_CHECK": "1",
-            "CLOUDSDK_SURVEY_DISABLE_PROMPTS": "1",
-            "CLOUDSDK_AUTH_ACCESS_TOKEN": TOKEN,
-        }
+        return gcloud_environment(folder, endpoints, token=TOKEN, project=PROJECT)
 
     # --- Cloud Storage ---------------------------------------------------------------------------------------------
 
@@ -343,8 +325,7 @@ class _Handler(BaseHTTPRequestHandler):
                 return
             self._answer(200, self._route(path, query, data or {}))
         except ApiError as error:
-            detail = {"code": error.status, "message": str(error), "status": _STATUS.get(error.status, "UNKNOWN")}
-            self._answer(error.status, {"error": detail})
+            self._answer(error.status, error.body())
 
     def _route(self, path: str, query: dict[str, str], body: dict[str, Any]) -> Any:
         cloud, method = self.cloud, self.command

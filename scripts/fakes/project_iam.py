@@ -14,6 +14,8 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import unquote, urlsplit
 
+from scripts.fakes.server import gcloud_environment
+
 PROJECT = "my-project"
 NUMBER = "123456789012"
 TOKEN = "fake-token"
@@ -53,18 +55,9 @@ class ProjectIam:
         self._server.server_close()
 
     def environment(self, folder: Path) -> dict[str, str]:
-        """Variables that send gcloud here, and keep it from the user's own configuration; ``folder`` is its home."""
+        """Variables that send gcloud here; ``folder`` is its home."""
         url = f"http://127.0.0.1:{self._server.server_address[1]}/"
-        apis = ("CLOUDRESOURCEMANAGER", "ML", "TPU")
-        return {f"CLOUDSDK_API_ENDPOINT_OVERRIDES_{name}": url for name in apis} | {
-            "HOME": str(folder),
-            "CLOUDSDK_CONFIG": str(folder / "gcloud"),
-            "CLOUDSDK_CORE_DISABLE_PROMPTS": "1",
-            "CLOUDSDK_CORE_DISABLE_USAGE_REPORTING": "1",
-            "CLOUDSDK_COMPONENT_MANAGER_DISABLE_UPDATE_CHECK": "1",
-            "CLOUDSDK_SURVEY_DISABLE_PROMPTS": "1",
-            "CLOUDSDK_AUTH_ACCESS_TOKEN": TOKEN,
-        }
+        return gcloud_environment(folder, dict.fromkeys(("CLOUDRESOURCEMANAGER", "ML", "TPU"), url), token=TOKEN)
 
     def policy(self) -> dict[str, Any]:
         """The policy with its version's mark, which a write must bring back."""

@@ -7,6 +7,7 @@ import re
 import threading
 from collections.abc import Callable, Mapping
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
 from typing import Any, Self
 from urllib.parse import parse_qs, unquote, urlsplit
 
@@ -33,6 +34,26 @@ class ApiError(Exception):
             fields = [{"field": field, "description": words} for field, words in self.violations]
             error["details"] = [{"@type": "type.googleapis.com/google.rpc.BadRequest", "fieldViolations": fields}]
         return {"error": error}
+
+
+def gcloud_environment(folder: Path, endpoints: Mapping[str, str], *, token: str, project: str = "") -> dict[str, str]:
+    """Variables that send gcloud to fakes, and keep it from the user's own configuration.
+
+    Args:
+        folder: its home.
+        endpoints: API, as CLOUDSDK_API_ENDPOINT_OVERRIDES_ names it -> address.
+        project: what it takes as its project; none if empty.
+    """
+    return {f"CLOUDSDK_API_ENDPOINT_OVERRIDES_{api}": address for api, address in endpoints.items()} | {
+        "HOME": str(folder),
+        "CLOUDSDK_CONFIG": str(folder / "gcloud"),
+        **({"CLOUDSDK_CORE_PROJECT": project} if project else {}),
+        "CLOUDSDK_CORE_DISABLE_PROMPTS": "1",
+        "CLOUDSDK_CORE_DISABLE_USAGE_REPORTING": "1",
+        "CLOUDSDK_COMPONENT_MANAGER_DISABLE_UPDATE_CHECK": "1",
+        "CLOUDSDK_SURVEY_DISABLE_PROMPTS": "1",
+        "CLOUDSDK_AUTH_ACCESS_TOKEN": token,
+    }
 
 
 #: Method, pattern of the whole path, and what answers: it gets the pattern's groups, the body and the query.

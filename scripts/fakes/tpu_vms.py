@@ -28,6 +28,7 @@ from urllib.parse import parse_qs, unquote, urlsplit
 
 from scripts.cli import UserError
 from scripts.fakes import tpu_workers
+from scripts.fakes.server import gcloud_environment
 from scripts.jobs import machines
 
 PROJECT = "fake-project"
@@ -115,19 +116,9 @@ class TpuVms:
         return f"http://127.0.0.1:{self._server.server_address[1]}/"
 
     def environment(self, folder: Path) -> dict[str, str]:
-        """Variables that send gcloud here, and keep it from the user's own configuration; ``folder`` is its home."""
-        return {
-            "CLOUDSDK_API_ENDPOINT_OVERRIDES_TPU": self.url,
-            "CLOUDSDK_API_ENDPOINT_OVERRIDES_COMPUTE": f"{self.url}compute/v1/",
-            "HOME": str(folder),
-            "CLOUDSDK_CONFIG": str(folder / "gcloud"),
-            "CLOUDSDK_CORE_PROJECT": PROJECT,
-            "CLOUDSDK_CORE_DISABLE_PROMPTS": "1",
-            "CLOUDSDK_CORE_DISABLE_USAGE_REPORTING": "1",
-            "CLOUDSDK_COMPONENT_MANAGER_DISABLE_UPDATE_CHECK": "1",
-            "CLOUDSDK_SURVEY_DISABLE_PROMPTS": "1",
-            "CLOUDSDK_AUTH_ACCESS_TOKEN": TOKEN,
-        }
+        """Variables that send gcloud here; ``folder`` is its home."""
+        endpoints = {"TPU": self.url, "COMPUTE": f"{self.url}compute/v1/"}
+        return gcloud_environment(folder, endpoints, token=TOKEN, project=PROJECT)
 
     # --- what happens to TPUs, on request ----------------------------------------------------------------------------
 

@@ -21,7 +21,7 @@ from google.cloud.aiplatform_v1.types import CustomJob, HyperparameterTuningJob
 from google.protobuf.json_format import ParseError  # type: ignore[import-untyped]
 
 from scripts import discovery
-from scripts.fakes.server import ApiError, Route, Server
+from scripts.fakes.server import ApiError, Route, Server, gcloud_environment
 from scripts.jobs import files, rules
 
 PROJECT = "fake-project"
@@ -84,18 +84,9 @@ class Vertex(Server):
         self._cancelled: set[str] = set()
 
     def environment(self, folder: Path) -> dict[str, str]:
-        """Variables that send gcloud here, and keep it from the user's own configuration; ``folder`` is its home."""
-        overrides = {f"CLOUDSDK_API_ENDPOINT_OVERRIDES_{api}": self.url for api in ("AIPLATFORM", "ML", "LOGGING")}
-        return overrides | {
-            "HOME": str(folder),
-            "CLOUDSDK_CONFIG": str(folder / "gcloud"),
-            "CLOUDSDK_CORE_PROJECT": PROJECT,
-            "CLOUDSDK_CORE_DISABLE_PROMPTS": "1",
-            "CLOUDSDK_CORE_DISABLE_USAGE_REPORTING": "1",
-            "CLOUDSDK_COMPONENT_MANAGER_DISABLE_UPDATE_CHECK": "1",
-            "CLOUDSDK_SURVEY_DISABLE_PROMPTS": "1",
-            "CLOUDSDK_AUTH_ACCESS_TOKEN": TOKEN,
-        }
+        """Variables that send gcloud here; ``folder`` is its home."""
+        endpoints = dict.fromkeys(("AIPLATFORM", "ML", "LOGGING"), self.url)
+        return gcloud_environment(folder, endpoints, token=TOKEN, project=PROJECT)
 
     def routes(self) -> list[Route]:
         kinds = "(customJobs|hyperparameterTuningJobs)"
