@@ -55,6 +55,7 @@ class Node:
 
     resource: dict[str, Any]
     workers: list[tpu_workers.Worker] = field(default_factory=list)
+    described: threading.Event = field(default_factory=threading.Event)
 
 
 class TpuVms:
@@ -65,6 +66,7 @@ class TpuVms:
         nodes: full name -> TPU VM.
         queue: full name -> resource of every queued resource.
         boot_seconds: what creating a TPU VM takes beyond the start of its containers.
+        boots_unseen: a TPU VM may be READY before anybody has seen it CREATING; the real one takes minutes.
         queue_seconds: how long a queued resource waits for its turn.
         no_capacity: the next so many creations end with the zone's having no capacity left.
         no_quota: the next so many creations are refused for want of quota.
@@ -81,6 +83,7 @@ class TpuVms:
         self.queue: dict[str, dict[str, Any]] = {}
         self._operations: dict[str, dict[str, Any]] = {}
         self.boot_seconds = 0.0
+        self.boots_unseen = True
         self.queue_seconds = 0.0
         self.no_capacity = 0
         self.no_quota = 0
@@ -219,6 +222,8 @@ class TpuVms:
         for endpoint, worker in zip(endpoints, node.workers, strict=True):
             endpoint["accessConfig"] = {"externalIp": worker.external} if external else {}
         self._authorize(node)
+        if not self.boots_unseen:
+            node.described.wait(timeout=60)
         node.resource.update(networkEndpoints=endpoints, state="READY", health="HEALTHY")
         kind = {"@type": "type.googleapis.com/google.cloud.tpu.v2.Node"}
         operation.update(done=True, response=kind | node.resource)
@@ -227,6 +232,13 @@ class TpuVms:
         if name not in self.nodes:
             raise ApiError(404, f"Resource '{name}' was not found")
         return self.nodes[name]
+
+    def describe(self, name: str) -> dict[str, Any]:
+        """The resource of a TPU VM as it is at this moment."""
+        node = self.find(name)
+        seen = dict(node.resource)
+        node.described.set()
+        return seen
 
     def delete(self, name: str) -> dict[str, Any]:
         node = self.find(name)
@@ -393,7 +405,7 @@ class _Handler(BaseHTTPRequestHandler):
             ("POST", rf"{place}/nodes", lambda parent: cloud.create(parent, query["nodeId"], body)),
             ("GET", rf"{place}/nodes", lambda parent: {
                 "nodes": [one.resource for name, one in cloud.nodes.items() if name.startswith(f"{parent}/nodes/")]}),
-            ("GET", rf"/v2/(projects/.+/nodes/{part})", lambda name: cloud.find(name).resource),
+            ("GET", rf"/v2/(projects/.+/nodes/{part})", cloud.describe),
             ("DELETE", rf"/v2/(projects/.+/nodes/{part})", cloud.delete),
             ("PATCH", rf"/v2/(projects/.+/nodes/{part})", lambda name: cloud.patch(name, query["updateMask"], body)),
             ("POST", rf"/v2/(projects/.+/nodes/{part}):getGuestAttributes",

@@ -127,8 +127,10 @@ Start = Callable[..., Running]
 
 def test_a_pod_lives_from_create_to_delete_and_passes_on_how_its_first_worker_failed(cloud: TpuVms, pod: Pod) -> None:
     script = "echo out; echo err >&2; case $(hostname) in *-2) exit 7;; esac; exec sleep 300"
+    cloud.boots_unseen = False
     words = ("--name=whole", "--accelerator=v5litepod-16", "--spot", f"--image={IMAGE}", "--env=A='x $HOME y'")
     code, text = pod(*words, *QUICK, shell(script))
+    cloud.boots_unseen = True
     assert code == 7, text
     said = [
         "whole: creating v5litepod-16 (Spot) in us-central1-a",
