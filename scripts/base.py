@@ -5,7 +5,10 @@ bootstrapped from Debian's archive with mmdebstrap, out of the host's own apt so
 
     make base               every base in images/bases.yaml
     make base TARGET=xla    the base of one target
+    make base FORCE=1       bootstrap again what was bootstrapped, from today's archive
     BASE=<reference> make … stands in for it
+
+Wheels are installed in a workshop, an older image of the same release: a base that is newer moves its own layers alone.
 """
 
 from __future__ import annotations
@@ -35,11 +38,19 @@ _SLIM = ["/usr/share/doc/*", "/usr/share/man/*", "/usr/share/info/*", "/usr/shar
 
 @dataclass(frozen=True)
 class Resolved:
-    """What a build stands on: a reference for FROM, its digest if a registry gave one, and a remark on a fallback."""
+    """What a build stands on.
+
+    Attributes:
+        reference: for FROM.
+        digest: its digest, if a registry gave one, or empty.
+        note: a remark on a fallback.
+        workshop: for the FROM of the stages that install wheels.
+    """
 
     reference: str
     digest: str
     note: str | None
+    workshop: str
 
 
 @cache
@@ -63,27 +74,48 @@ def local_reference(name: str) -> str:
 
 def resolve(name: str) -> Resolved:
     """What an image with base ``name`` is built on, on this host; bootstrapped if need be."""
-    given = os.environ.get("BASE")
+    given, workshop = os.environ.get("BASE"), os.environ.get("WORKSHOP")
     if given:
-        return Resolved(given, "", f"base {given} was given by hand")
+        return Resolved(given, "", f"base {given} was given by hand", workshop or given)
     base = bases()[name]
     engine.client()
     digest, reason = _registry_digest(base.image)
     if digest:
-        return Resolved(f"{base.image}@{digest}", digest, None)
+        reference = f"{base.image}@{digest}"
+        return Resolved(reference, digest, None, workshop or _workshop_at_registry(base) or reference)
     if base.bootstrap is None:
         raise UserError(
             f"base {base.image} is out of reach ({reason}), and nothing can stand in for it by itself: "
             "give an image that holds the same with BASE=<reference>"
         )
     reference = local_reference(name)
+    if not _is_here(reference):
+        say(f"base {base.image}: its registry does not answer ({reason}); bootstrapping an equivalent")
+        bootstrap(name, base)
+    note = f"base {base.image} is out of reach ({reason}): built on {reference}, bootstrapped from Debian's archive"
+    return Resolved(reference, "", note, workshop or _local_workshop(name))
+
+
+def _is_here(reference: str) -> bool:
     try:
         engine.client().images.get(reference)
     except docker.errors.ImageNotFound:
-        say(f"base {base.image}: its registry does not answer ({reason}); bootstrapping an equivalent")
-        bootstrap(name, base)
-    return Resolved(reference, "", f"base {base.image} is out of reach ({reason}): built on {reference}, "
-                                   f"bootstrapped from Debian's archive")  # fmt: skip
+        return False
+    return True
+
+
+def _workshop_at_registry(base: Base) -> str | None:
+    """Reference of the workshop with its digest, or None if there is none to be had."""
+    digest = _registry_digest(base.workshop)[0] if base.workshop else None
+    return f"{base.workshop}@{digest}" if digest else None
+
+
+def _local_workshop(name: str) -> str:
+    """The first base that was bootstrapped on this host, under a name that later ones leave alone."""
+    reference = local_reference(f"{name}-workshop")
+    if not _is_here(reference):
+        engine.client().images.get(local_reference(name)).tag(reference)
+    return reference
 
 
 def asked_for(name: str) -> str:
@@ -180,11 +212,15 @@ def main(arguments: list[str]) -> int:
     )
     found = {}
     for name in names:
+        if os.environ.get("FORCE") and not os.environ.get("BASE") and _is_here(local_reference(name)):
+            _local_workshop(name)
+            say(f"{name}: bootstrapping it again")
+            bootstrap(name, bases()[name])
         resolved = resolve(name)
         if resolved.note:
             warn(resolved.note)
         say(f"{name}: {resolved.reference}")
-        found[name] = {"reference": resolved.reference, "digest": resolved.digest}
+        found[name] = {"reference": resolved.reference, "digest": resolved.digest, "workshop": resolved.workshop}
     cli.result(found, as_json=options.json)
     return 0
 

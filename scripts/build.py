@@ -59,6 +59,7 @@ def plan_for(spec: Spec) -> Plan:
         base=found.reference,
         base_digest=found.digest,
         notes=tuple(notes),
+        workshop=found.workshop,
     )
 
 

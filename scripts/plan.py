@@ -94,6 +94,7 @@ class Plan:
         index: name of the package index the framework comes from.
         base: reference of the base image, with a digest where a registry gave one.
         base_digest: that digest, or empty.
+        workshop: reference of the image in which wheels are installed; the base if empty.
         notes: loud remarks: every fallback that was taken, for the log and the summary.
         tag: the immutable tag.
         moving: the tags that `promote` moves.
@@ -107,6 +108,7 @@ class Plan:
     notes: tuple[str, ...]
     tag: str
     moving: tuple[str, ...]
+    workshop: str = ""
 
     @property
     def candidate(self) -> str:
@@ -126,7 +128,7 @@ class Plan:
             where = {"PYTHON": held.interpreter, "SITE": held.site} if held else {}
             framework = where | {"FRAMEWORK_VERSION": self.spec.framework.version}
         else:
-            framework = {"INDEX_URL": self.index_url}
+            framework = {"INDEX_URL": self.index_url, "WORKSHOP": self.workshop or self.base}
         return framework | {
             "BASE": self.base,
             "BASE_DIGEST": self.base_digest,
@@ -168,7 +170,16 @@ def version_tag(spec: Spec) -> str:
     return f"{spec.target}-{spec.framework.version.replace('+', '_')}"
 
 
-def make_plan(spec: Spec, *, index: str, index_url: str, base: str, base_digest: str, notes: tuple[str, ...]) -> Plan:
+def make_plan(
+    spec: Spec,
+    *,
+    index: str,
+    index_url: str,
+    base: str,
+    base_digest: str,
+    notes: tuple[str, ...],
+    workshop: str = "",
+) -> Plan:
     """Put together a plan from what was found out about this host's network."""
     day = datetime.datetime.fromtimestamp(source_date_epoch(), tz=datetime.UTC).strftime("%Y%m%d")
     if spec.held:
@@ -183,4 +194,5 @@ def make_plan(spec: Spec, *, index: str, index_url: str, base: str, base_digest:
         notes=notes,
         tag=f"{version}-{day}-{content_hash(spec, index, base_digest or base)}",
         moving=(spec.target, version),
+        workshop=workshop,
     )

@@ -49,6 +49,7 @@ class Base(Strict):
 
     Attributes:
         image: reference at a registry.
+        workshop: reference of what wheels are installed in, which has the same Python; None: on the base itself.
         bootstrap: Debian suite that an equivalent can be made from; None where nothing can stand in for it.
         python: minor version of its Python, as in ``3.11``.
         glibc: version of its C library, which decides the wheels that run on it.
@@ -57,6 +58,7 @@ class Base(Strict):
     """
 
     image: str
+    workshop: str | None = None
     bootstrap: str | None = None
     python: str
     glibc: str

@@ -96,5 +96,5 @@ def verb(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) ->
 
 @pytest.fixture(autouse=True)
 def no_target_from_outside(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("TARGET", "JSON", "FORCE", "BASE"):
+    for name in ("TARGET", "JSON", "FORCE", "BASE", "WORKSHOP"):
         monkeypatch.delenv(name, raising=False)
