@@ -49,6 +49,9 @@ _NOISE = re.compile(
     r"^(?:WARNING|ERROR|CRITICAL|FATAL|Traceback|\S*Warning:|[WEF]\d{4} |.*: (?:User|Deprecation)Warning:)"
 )
 
+#: What TensorFlow with CUDA says as an error where there is no driver, as here; the launcher has warned of it by then.
+_NO_DRIVER = "failed call to cuInit"
+
 
 @dataclass(frozen=True)
 class Finished:
@@ -72,7 +75,7 @@ def summary_of(lines: list[str]) -> dict[str, Any]:
 
 def noise(lines: list[str]) -> list[str]:
     """The lines that a good run's log does not have."""
-    return [line for line in lines if _NOISE.match(line)]
+    return [line for line in lines if _NOISE.match(line) and _NO_DRIVER not in line]
 
 
 def _digits() -> dict[str, bytes]:

@@ -18,7 +18,7 @@ ROOT = Path(__file__).resolve().parent.parent
 def built_image() -> Callable[[str], str]:
     """``built_image("tf-cpu")`` is the reference of that target's image, which has passed verify and smoke.
 
-    It is built if need be; at most once a session.
+    It is built if need be: once a session, and again where another test has dropped it.
     """
     from scripts import engine, image
     from scripts.spec import load
@@ -26,7 +26,7 @@ def built_image() -> Callable[[str], str]:
     made: dict[str, str] = {}
 
     def reference(target: str) -> str:
-        if target not in made:
+        if target not in made or not engine.client().images.list(name=made[target]):
             made[target] = str(image.make(load(target))["image"])
             if os.environ.get("CI"):
                 # A throw-away machine never installs these wheels again: 8 GB less at the peak (of 40 allowed).

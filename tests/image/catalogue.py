@@ -37,6 +37,14 @@ def wanted() -> bool:
     return bool(os.environ.get("ALL"))
 
 
+def group(item: pytest.Item) -> int:
+    """The place in BIG of the first image that a test marked ``big`` needs: the marker's arguments or its target."""
+    marker, call = item.get_closest_marker("big"), getattr(item, "callspec", None)
+    assert marker is not None
+    needed = marker.args or (call.params["target"] if call else "",)
+    return min(BIG.index(name) for name in needed)
+
+
 def parameters() -> list[object]:
     """The targets as pytest's parameters; the big ones are marked, and left out unless ALL is set (conftest.py)."""
     missing = set(targets()) - {*ALWAYS, *BIG, *ELSEWHERE}

@@ -17,11 +17,16 @@ Finished = subprocess.CompletedProcess[str]
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Leave out the tests of big images unless `make test ALL=1` asks for them; pytest counts them as deselected."""
-    big = [item for item in items if item.get_closest_marker("big")]
-    if big and not catalogue.wanted():
-        config.hook.pytest_deselected(items=big)
-        items[:] = [item for item in items if item not in big]
+    """Leave out the tests of big images unless `make test ALL=1` asks for them; pytest counts them as deselected.
+
+    They come after all others, one image's together, so that no two of those need to be kept at a time.
+    """
+    big = {item: catalogue.group(item) for item in items if item.get_closest_marker("big")}
+    items[:] = [item for item in items if item not in big]
+    if catalogue.wanted():
+        items += sorted(big, key=big.__getitem__)
+    elif big:
+        config.hook.pytest_deselected(items=list(big))
 
 
 @pytest.fixture

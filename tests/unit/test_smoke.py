@@ -31,6 +31,13 @@ def test_good_runs_pass() -> None:
     assert smoke.check_resumed(finished(resumed_from=30), finished()) == []
 
 
+def test_what_tensorflow_says_without_a_driver_is_no_surprise() -> None:
+    """tf-gpu trains on machines without a GPU; every other error line of its log counts."""
+    known = "E0000 00:00:1795233389.389141       7 cuda_platform.cc:52] failed call to cuInit: INTERNAL: CUDA error"
+    other = "E0000 00:00:1795233389.389141       7 cuda_dnn.cc:1] Unable to register cuDNN factory"
+    assert smoke.noise([known, other]) == [other]
+
+
 @pytest.mark.parametrize(
     ("run", "words"),
     [
