@@ -291,14 +291,19 @@ def _without_accelerator(exports: Exports, facts: Facts, decision: Decision) -> 
 
 
 def _no_local_tpu(exports: Exports, facts: Facts) -> None:
-    """Keep TensorFlow from loading libtpu where no TPU is attached.
+    """Keep frameworks from loading libtpu where no TPU is attached.
 
-    Off TPUs libtpu asks the metadata server 30 times for each of its variables, minutes in all, while TensorFlow is
-    imported. Measured with tensorflow-tpu 2.20.0 and libtpu 0.0.21: a path that cannot be opened ends that at once,
-    and TPU_SKIP_MDS_QUERY=1 does with errors on stderr. Goes when libtpu gives up by itself.
+    Off TPUs libtpu asks the metadata server 30 times for each of its variables, minutes in all: TensorFlow's while it
+    is imported, torch_tpu's when a trainer first counts devices. Measured with tensorflow-tpu 2.20.0 and libtpu 0.0.21:
+    a path that cannot be opened ends that at once, and TPU_SKIP_MDS_QUERY=1 does with errors on stderr. torch_tpu 0.2.0
+    dies of such a path; torch's own switch leaves it unloaded. Goes when libtpu gives up by itself.
     """
-    if facts.image.framework == "tensorflow" and facts.image.accelerator == "tpu":
+    if facts.image.accelerator != "tpu":
+        return
+    if facts.image.framework == "tensorflow":
         exports.default("TPU_LIBRARY_PATH", NO_LIBTPU)
+    elif facts.image.framework == "torch_tpu":
+        exports.default("TORCH_DEVICE_BACKEND_AUTOLOAD", "0")
 
 
 def _gpu(exports: Exports, facts: Facts) -> None:

@@ -18,21 +18,19 @@ import base64
 import datetime
 import hashlib
 import io
-import json
 import re
 import threading
 import uuid
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
-from urllib.parse import parse_qs, unquote, urlsplit
 
 from scripts import cloud_config
 from scripts.cli import StepFailed, UserError
 from scripts.cloud_executor import CANCELLED, INTERNAL, Executor, Result
-from scripts.fakes.server import ApiError, gcloud_environment
+from scripts.fakes import storage
+from scripts.fakes.server import ApiError, Route, Server, Upload, gcloud_environment
 
 PROJECT = "fake-project"
 TOKEN = "fake-token"
@@ -56,33 +54,19 @@ def _now(seconds: float | None = None) -> str:
     return moment.strftime("%Y-%m-%dT%H:%M:%S.%fZ")
 
 
-def multipart(body: bytes, content_type: str) -> tuple[dict[str, Any], bytes]:
-    """The metadata and the bytes of a multipart/related upload, as Cloud Storage's JSON API takes it.
-
-    gcloud puts its boundary between single quotes, which the email package does not know.
-    """
-    match = re.search(r"boundary=['\"]?([^'\";]+)", content_type)
-    if not match:
-        raise ApiError(400, "no boundary in Content-Type")
-    parts = body.split(b"--" + match[1].encode())[1:-1]
-    contents = [part.partition(b"\n\n" if b"\r\n\r\n" not in part else b"\r\n\r\n")[2] for part in parts]
-    if len(contents) != 2:
-        raise ApiError(400, f"{len(contents)} parts where metadata and media were expected")
-    # What ends a part is one line break that belongs to the next boundary.
-    media = contents[1].removesuffix(b"\r\n") if contents[1].endswith(b"\r\n") else contents[1].removesuffix(b"\n")
-    return json.loads(contents[0]), media
-
-
-class CloudBuild:
-    """The fake, in a thread of this process.
+class CloudBuild(Server):
+    """The fake.
 
     Attributes:
-        requests: (method, path, JSON body or None) of every request so far.
         objects: (bucket, name) -> bytes of every uploaded object.
         builds: id -> what was submitted.
         repositories: full name -> resource of every Artifact Registry repository.
         triggers: name -> resource of every build trigger.
+        denied: patterns of how paths begin that the caller has no permission for.
     """
+
+    token = TOKEN
+    uploads = ("/upload/",)
 
     def __init__(self, *, registry: str | None = None, images: Mapping[str, str] | None = None) -> None:
         """
@@ -90,8 +74,8 @@ class CloudBuild:
             registry: host:port of a registry that stands for every registry of ``images:``.
             images: image names -> local images that stand for them.
         """
+        super().__init__()
         self._registry, self._images = registry, dict(images or {})
-        self.requests: list[tuple[str, str, Any]] = []
         self.objects: dict[tuple[str, str], bytes] = {}
         self.builds: dict[str, Submitted] = {}
         self.repositories: dict[str, dict[str, Any]] = {}
@@ -99,29 +83,13 @@ class CloudBuild:
         self.denied: set[str] = set()
         self._threads: list[threading.Thread] = []
 
-    def __enter__(self) -> CloudBuild:
-        fake = self
-
-        class Handler(_Handler):
-            cloud = fake
-
-        self._server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-        self._server.daemon_threads = True
-        threading.Thread(target=self._server.serve_forever, daemon=True).start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
+    def __exit__(self, *error: object) -> None:
         for build in self.builds.values():
             if build.executor and not build.done.is_set():
                 build.executor.cancel()
         for thread in self._threads:
             thread.join(timeout=120)
-        self._server.shutdown()
-        self._server.server_close()
-
-    @property
-    def url(self) -> str:
-        return f"http://127.0.0.1:{self._server.server_address[1]}/"
+        super().__exit__(*error)
 
     def environment(self, folder: Path) -> dict[str, str]:
         """Variables that send gcloud here; ``folder`` is its home."""
@@ -133,12 +101,48 @@ class CloudBuild:
         }
         return gcloud_environment(folder, endpoints, token=TOKEN, project=PROJECT)
 
+    def admit(self, path: str) -> None:
+        """Refuse what was denied.
+
+        Raises:
+            ApiError: it was.
+        """
+        if any(re.match(pattern, path) for pattern in self.denied):
+            raise ApiError(403, f"Permission denied on {path}")
+
+    def routes(self) -> list[Route]:
+        place = r"/v1/(projects/[^/]+/locations/[^/]+)"
+        return [
+            ("GET", r"/storage/v1/b", lambda *, body, query: {"items": [self._bucket(query.get("prefix", ""))]}),
+            ("GET", r"/storage/v1/b/([^/]+)", self._bucket),
+            ("POST", r"/upload/storage/v1/b/([^/]+)/o", self._upload),
+            ("POST", r"/v1/projects/([^/]+)/locations/([^/]+)/builds", self._create),
+            ("GET", rf"{place}/builds/([^/]+)", lambda _, identity, **__: self._build(identity).resource),
+            ("POST", rf"{place}/builds/([^/:]+):cancel", self._cancel),
+            ("GET", rf"{place}/triggers/([^/]+)", self._trigger),
+            ("POST", rf"{place}/triggers", self._create_trigger),
+            ("POST", r"/v2/entries:list", self._entries),
+            ("POST", rf"{place}/repositories", self._create_repository),
+            ("GET", r"/v1/(projects/[^/]+/locations/[^/]+/repositories/[^/]+)", self._repository),
+            ("PATCH", r"/v1/(projects/[^/]+/locations/[^/]+/repositories/[^/]+)", self._patch_repository),
+        ]
+
     # --- Cloud Storage ---------------------------------------------------------------------------------------------
 
-    def bucket(self, name: str) -> dict[str, Any]:
+    def _bucket(self, name: str, **_: Any) -> dict[str, Any]:
         return {"kind": "storage#bucket", "id": name, "name": name, "location": "US", "projectNumber": "123456789012"}
 
-    def upload(self, bucket: str, name: str, media: bytes) -> dict[str, Any]:
+    def _upload(self, bucket: str, *, body: Upload, query: Mapping[str, str]) -> dict[str, Any]:
+        """A multipart upload.
+
+        Raises:
+            ApiError: it is none.
+        """
+        try:
+            metadata, media = storage.multipart(body.content_type, body.content)
+        except storage.Refused as error:
+            raise ApiError(error.status, str(error)) from None
+        name = query.get("name") or metadata["name"]
         self.objects[bucket, name] = media
         digest = base64.b64encode(hashlib.md5(media, usedforsecurity=False).digest()).decode()
         return {"kind": "storage#object", "bucket": bucket, "name": name, "size": str(len(media)), "generation": "1",
@@ -146,7 +150,7 @@ class CloudBuild:
 
     # --- Cloud Build -----------------------------------------------------------------------------------------------
 
-    def create(self, project: str, location: str, body: dict[str, Any]) -> dict[str, Any]:
+    def _create(self, project: str, location: str, *, body: dict[str, Any], query: Mapping[str, str]) -> dict[str, Any]:
         """Start a build; the operation that gcloud expects.
 
         Raises:
@@ -223,22 +227,22 @@ class CloudBuild:
         submitted.resource["status"] = result.status
         submitted.done.set()
 
-    def build(self, identity: str) -> Submitted:
+    def _build(self, identity: str) -> Submitted:
         if identity not in self.builds:
             raise ApiError(404, f"build {identity} not found")
         return self.builds[identity]
 
-    def cancel(self, identity: str) -> dict[str, Any]:
-        submitted = self.build(identity)
+    def _cancel(self, _parent: str, identity: str, **_: Any) -> dict[str, Any]:
+        submitted = self._build(identity)
         if submitted.executor and not submitted.done.is_set():
             submitted.executor.cancel(CANCELLED)
             submitted.done.wait(timeout=60)
         return submitted.resource
 
-    def entries(self, body: dict[str, Any]) -> dict[str, Any]:
+    def _entries(self, *, body: dict[str, Any], query: Mapping[str, str]) -> dict[str, Any]:
         """Cloud Logging's entries:list, for the filter that `gcloud builds log` sends."""
         match = re.search(r'build_id="([^"]+)"', body.get("filter", ""))
-        lines = self.build(match[1]).log if match else []
+        lines = self._build(match[1]).log if match else []
         return {
             "entries": [
                 {"textPayload": line, "insertId": str(number), "logName": f"projects/{PROJECT}/logs/cloudbuild"}
@@ -246,12 +250,12 @@ class CloudBuild:
             ]
         }
 
-    def trigger(self, name: str) -> dict[str, Any]:
+    def _trigger(self, _parent: str, name: str, **_: Any) -> dict[str, Any]:
         if name not in self.triggers:
             raise ApiError(404, f"trigger {name} not found")
         return self.triggers[name]
 
-    def create_trigger(self, parent: str, body: dict[str, Any]) -> dict[str, Any]:
+    def _create_trigger(self, parent: str, *, body: dict[str, Any], query: Mapping[str, str]) -> dict[str, Any]:
         self.triggers[body["name"]] = body | {
             "id": str(uuid.uuid4()),
             "resourceName": f"{parent}/triggers/{body['name']}",
@@ -260,7 +264,8 @@ class CloudBuild:
 
     # --- Artifact Registry -------------------------------------------------------------------------------------------
 
-    def create_repository(self, parent: str, name: str, body: dict[str, Any]) -> dict[str, Any]:
+    def _create_repository(self, parent: str, *, body: dict[str, Any], query: Mapping[str, str]) -> dict[str, Any]:
+        name = query["repositoryId"]
         full = f"{parent}/repositories/{name}"
         if full in self.repositories:
             raise ApiError(409, "the repository already exists")
@@ -274,82 +279,13 @@ class CloudBuild:
             | self.repositories[full],
         }
 
-    def repository(self, name: str) -> dict[str, Any]:
+    def _repository(self, name: str, **_: Any) -> dict[str, Any]:
         if name not in self.repositories:
             raise ApiError(404, f'repository "{name}" not found')
         return self.repositories[name]
 
-    def patch_repository(self, name: str, mask: str, body: dict[str, Any]) -> dict[str, Any]:
-        found = self.repository(name)
-        for key in mask.split(","):
+    def _patch_repository(self, name: str, *, body: dict[str, Any], query: Mapping[str, str]) -> dict[str, Any]:
+        found = self._repository(name)
+        for key in query.get("updateMask", "").split(","):
             found[key] = body.get(key)
         return found
-
-
-Route = Callable[..., Any]
-
-
-class _Handler(BaseHTTPRequestHandler):
-    """Paths of the APIs -> methods of the fake."""
-
-    cloud: CloudBuild
-    protocol_version = "HTTP/1.1"
-
-    def log_message(self, *_: object) -> None:
-        pass
-
-    def _answer(self, status: int, data: Any) -> None:
-        body = json.dumps(data).encode()
-        self.send_response(status)
-        self.send_header("Content-Type", "application/json")
-        self.send_header("Content-Length", str(len(body)))
-        self.end_headers()
-        self.wfile.write(body)
-
-    def _handle(self) -> None:
-        body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
-        path = unquote(urlsplit(self.path).path)
-        query = {key: values[0] for key, values in parse_qs(urlsplit(self.path).query).items()}
-        try:
-            upload = path.startswith("/upload/")
-            data = None if upload or not body else json.loads(body)
-            self.cloud.requests.append((self.command, path, data))
-            if self.headers.get("Authorization") != f"Bearer {TOKEN}":
-                raise ApiError(401, "Request had invalid authentication credentials.")
-            if any(re.match(pattern, path) for pattern in self.cloud.denied):
-                raise ApiError(403, f"Permission denied on {path}")
-            if upload:
-                bucket = path.split("/")[5]
-                metadata, media = multipart(body, self.headers.get("Content-Type", ""))
-                self._answer(200, self.cloud.upload(bucket, query.get("name") or metadata["name"], media))
-                return
-            self._answer(200, self._route(path, query, data or {}))
-        except ApiError as error:
-            self._answer(error.status, error.body())
-
-    def _route(self, path: str, query: dict[str, str], body: dict[str, Any]) -> Any:
-        cloud, method = self.cloud, self.command
-        routes: list[tuple[str, str, Route]] = [
-            ("GET", r"/storage/v1/b", lambda: {"items": [cloud.bucket(query.get("prefix", ""))]}),
-            ("GET", r"/storage/v1/b/([^/]+)", cloud.bucket),
-            ("POST", r"/v1/projects/([^/]+)/locations/([^/]+)/builds",
-             lambda project, location: cloud.create(project, location, body)),
-            ("GET", r"/v1/projects/[^/]+/locations/[^/]+/builds/([^/]+)", lambda i: cloud.build(i).resource),
-            ("POST", r"/v1/projects/[^/]+/locations/[^/]+/builds/([^/:]+):cancel", cloud.cancel),
-            ("GET", r"/v1/projects/[^/]+/locations/[^/]+/triggers/([^/]+)", cloud.trigger),
-            ("POST", r"/v1/(projects/[^/]+/locations/[^/]+)/triggers",
-             lambda parent: cloud.create_trigger(parent, body)),
-            ("POST", r"/v2/entries:list", lambda: cloud.entries(body)),
-            ("POST", r"/v1/(projects/[^/]+/locations/[^/]+)/repositories",
-             lambda parent: cloud.create_repository(parent, query["repositoryId"], body)),
-            ("GET", r"/v1/(projects/[^/]+/locations/[^/]+/repositories/[^/]+)", cloud.repository),
-            ("PATCH", r"/v1/(projects/[^/]+/locations/[^/]+/repositories/[^/]+)",
-             lambda name: cloud.patch_repository(name, query.get("updateMask", ""), body)),
-        ]  # fmt: skip
-        for wanted, pattern, action in routes:
-            match = re.fullmatch(pattern, path)
-            if match and wanted == method:
-                return action(*match.groups())
-        raise ApiError(404, f"{method} {path} is not part of this fake")
-
-    do_GET = do_POST = do_PATCH = do_PUT = do_DELETE = _handle

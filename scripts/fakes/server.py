@@ -6,30 +6,33 @@ import json
 import re
 import threading
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any, Self
 from urllib.parse import parse_qs, unquote, urlsplit
 
 STATUS = {400: "INVALID_ARGUMENT", 401: "UNAUTHENTICATED", 403: "PERMISSION_DENIED", 404: "NOT_FOUND",
-          409: "ALREADY_EXISTS"}  # fmt: skip
+          409: "ALREADY_EXISTS", 412: "FAILED_PRECONDITION", 429: "RESOURCE_EXHAUSTED"}  # fmt: skip
 
 
 class ApiError(Exception):
-    """An answer other than 200: HTTP status, the server's sentence, and (field, what is wrong with it) pairs."""
+    """An answer other than 200: HTTP status, the server's sentence, and (field, what is wrong with it) pairs.
 
-    def __init__(self, status: int, message: str, violations: list[tuple[str, str]] | None = None) -> None:
+    ``word`` is what google.rpc.Code calls it, where that is not what STATUS has: a 409 may be ABORTED.
+    """
+
+    def __init__(
+        self, status: int, message: str, violations: list[tuple[str, str]] | None = None, *, word: str = ""
+    ) -> None:
         super().__init__(message)
         self.status = status
         self.violations = violations or []
+        self.word = word or STATUS.get(status, "UNKNOWN")
 
     def body(self) -> dict[str, Any]:
         """google.rpc.Status, with google.rpc.BadRequest for the fields."""
-        error: dict[str, Any] = {
-            "code": self.status,
-            "message": str(self),
-            "status": STATUS.get(self.status, "UNKNOWN"),
-        }
+        error: dict[str, Any] = {"code": self.status, "message": str(self), "status": self.word}
         if self.violations:
             fields = [{"field": field, "description": words} for field, words in self.violations]
             error["details"] = [{"@type": "type.googleapis.com/google.rpc.BadRequest", "fieldViolations": fields}]
@@ -60,23 +63,41 @@ def gcloud_environment(folder: Path, endpoints: Mapping[str, str], *, token: str
 Route = tuple[str, str, Callable[..., Any]]
 
 
+@dataclass
+class Upload:
+    """A body as it was sent."""
+
+    content_type: str
+    content: bytes
+
+
 class Server:
     """A fake on 127.0.0.1, as a context manager.
 
-    A route's function is called as ``function(*groups, body=..., query=...)``; it returns JSON data, or text.
+    A route's function is called as ``function(*groups, body=..., query=...)``, with {} for a body that is not there; it
+    returns JSON data, or text.
 
     Attributes:
         requests: (method, path, JSON body or None) of every request so far.
         token: what requests must carry; "" takes all, as SDKs with anonymous credentials send none.
+        uploads: how paths begin whose bodies are not JSON; their routes get an :class:`Upload` as body.
     """
 
     token = ""
+    uploads: tuple[str, ...] = ()
 
     def __init__(self) -> None:
         self.requests: list[tuple[str, str, Any]] = []
 
     def routes(self) -> list[Route]:
         raise NotImplementedError
+
+    def admit(self, path: str) -> None:
+        """Called for each request whose token is right, before a route is looked for.
+
+        Raises:
+            ApiError: nobody is let in here.
+        """
 
     def error(self, error: ApiError) -> dict[str, Any]:
         """The body of an error."""
@@ -136,11 +157,14 @@ class _Handler(BaseHTTPRequestHandler):
         path = unquote(urlsplit(self.path).path)
         query = {key: values[0] for key, values in parse_qs(urlsplit(self.path).query).items()}
         fake = self.server_of
+        upload = path.startswith(fake.uploads)
         try:
-            body = json.loads(raw) if raw else None
-            fake.requests.append((self.command, path, body))
+            data = json.loads(raw) if raw and not upload else None
+            fake.requests.append((self.command, path, data))
             if fake.token and self.headers.get("Authorization") != f"Bearer {fake.token}":
                 raise ApiError(401, "Request had invalid authentication credentials.")
+            fake.admit(path)
+            body = Upload(self.headers.get("Content-Type", ""), raw) if upload else data or {}
             self._send(200, fake.answer(self.command, path, body, query))
         except ApiError as error:
             self._send(error.status, fake.error(error))

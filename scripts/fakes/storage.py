@@ -14,8 +14,9 @@ It speaks what the clients of training images use (tests/image/test_rehearse.py 
 * TensorFlow's tf.io.gfile and tf.data, which know no emulator but only www.googleapis.com and storage.googleapis.com:
   give the server those names on the network, a certificate for them, and the clients CURL_CA_BUNDLE.
 
-Differences from the real service: no access control, no versions (a generation is the file's time), metadata of objects
-is not kept, and a name cannot be an object and the folder of others at once, as files cannot (409).
+Differences from the real service: no access control but refusing everything (--refuse), no versions (a generation is
+the file's time), metadata of objects is not kept, and a name cannot be an object and the folder of others at once, as
+files cannot (409).
 """
 
 from __future__ import annotations
@@ -186,10 +187,17 @@ class Storage:
         folder: holds a folder for each bucket.
         host, port: where to listen for HTTP; port 0 takes a free one.
         certificate, tls_port: a PEM file with key and certificate, and where to listen for HTTPS with it.
+        refuse: the HTTP status that every request gets, such as 403; 0 for none. It may change while the server runs.
     """
 
     def __init__(
-        self, folder: Path | str, host: str = "127.0.0.1", port: int = 0, certificate: str = "", tls_port: int = 443
+        self,
+        folder: Path | str,
+        host: str = "127.0.0.1",
+        port: int = 0,
+        certificate: str = "",
+        tls_port: int = 443,
+        refuse: int = 0,
     ) -> None:
         self.root = Path(folder)
         self.uploads = self.root / UPLOADS
@@ -197,6 +205,7 @@ class Storage:
         self.uploads.mkdir(parents=True)
         self.sessions: dict[str, tuple[str, str]] = {}
         self.host = host
+        self.refuse = refuse
         storage = self
 
         class Handler(_Handler):
@@ -299,6 +308,8 @@ class _Handler(BaseHTTPRequestHandler):
         self.is_chunked = "chunked" in (self.headers.get("Transfer-Encoding") or "").lower()
         self.body_left = 0 if self.is_chunked else int(self.headers.get("Content-Length") or 0)
         try:
+            if self.storage.refuse:
+                raise Refused(self.storage.refuse, "refused, as everything is by this server")
             self._route(url.path)
         except (BrokenPipeError, ConnectionResetError, ssl.SSLError):
             raise
@@ -502,7 +513,7 @@ class _Handler(BaseHTTPRequestHandler):
             return
         _, temporary = self.storage.new_upload()
         if kind == "multipart":
-            metadata, content = _multipart(self.headers.get("Content-Type") or "", self._body())
+            metadata, content = multipart(self.headers.get("Content-Type") or "", self._body())
             name = name or metadata.get("name", "")
             temporary.write_bytes(content)
         else:
@@ -639,6 +650,7 @@ def _copy_bytes(source: BinaryIO | BufferedIOBase, target: BinaryIO | BufferedIO
 
 
 def _boundary(content_type: str) -> bytes:
+    """The boundary of a multipart body; gcloud puts it between single quotes."""
     match = re.search(r"boundary=(?:\"([^\"]+)\"|'([^']+)'|([^;]+))", content_type)
     if not match:
         raise Refused(400, "no boundary in Content-Type")
@@ -651,7 +663,7 @@ def _parts(body: bytes, boundary: bytes) -> list[bytes]:
     return [re.sub(rb"\r?\n\Z", b"", part.split(b"\n", 1)[1]) for part in parts if not part.startswith(b"--")]
 
 
-def _multipart(content_type: str, body: bytes) -> tuple[dict[str, Any], bytes]:
+def multipart(content_type: str, body: bytes) -> tuple[dict[str, Any], bytes]:
     """Metadata and content of a multipart upload."""
     parts = _parts(body, _boundary(content_type))
     if len(parts) != 2:
@@ -685,6 +697,7 @@ def main() -> None:
     parser.add_argument("--port", type=int, default=9000, help="0 takes a free one")
     parser.add_argument("--certificate", default="", help="PEM file with a key and a certificate, for HTTPS")
     parser.add_argument("--tls-port", type=int, default=443)
+    parser.add_argument("--refuse", type=int, default=0, metavar="STATUS", help="answer every request with this status")
     parser.add_argument("--hand-over", metavar="UID:GID", help="give what containers made to this user, and end")
     parser.add_argument("--since", type=float, default=0.0, help="with --hand-over: seconds since 1970")
     arguments = parser.parse_args()
@@ -693,7 +706,14 @@ def main() -> None:
         return
     # As PID 1 of a container it would not get SIGTERM at all without a handler.
     signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
-    storage = Storage(arguments.folder, arguments.host, arguments.port, arguments.certificate, arguments.tls_port)
+    storage = Storage(
+        arguments.folder,
+        arguments.host,
+        arguments.port,
+        arguments.certificate,
+        arguments.tls_port,
+        arguments.refuse,
+    )
     print(json.dumps({"url": storage.url}), flush=True)
     try:
         storage.serve()

@@ -13,7 +13,6 @@ the zone, quota and capacity that ran out, a name that is taken.
 
 from __future__ import annotations
 
-import json
 import re
 import threading
 import time
@@ -21,32 +20,19 @@ import uuid
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, field
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from typing import Any
-from urllib.parse import parse_qs, unquote, urlsplit
+from typing import Any, Self
 
 from scripts.cli import UserError
 from scripts.fakes import tpu_workers
-from scripts.fakes.server import gcloud_environment
+from scripts.fakes.server import ApiError, Route, Server, gcloud_environment
 from scripts.jobs import machines
 
 PROJECT = "fake-project"
 NUMBER = "123456789012"
 TOKEN = "fake-token"
-#: What google.rpc.Code calls them.
-_STATUS = {400: "INVALID_ARGUMENT", 401: "UNAUTHENTICATED", 403: "PERMISSION_DENIED", 404: "NOT_FOUND",
-           409: "ALREADY_EXISTS", 412: "FAILED_PRECONDITION", 429: "RESOURCE_EXHAUSTED"}  # fmt: skip
 #: The code in an operation's error for a thing that ran out.
 EXHAUSTED = 8
-
-
-class ApiError(Exception):
-    """An answer other than 200: HTTP status and the server's sentence."""
-
-    def __init__(self, status: int, message: str) -> None:
-        super().__init__(message)
-        self.status = status
 
 
 @dataclass
@@ -58,11 +44,10 @@ class Node:
     described: threading.Event = field(default_factory=threading.Event)
 
 
-class TpuVms:
+class TpuVms(Server):
     """The fake, in threads of this process.
 
     Attributes:
-        requests: (method, path, JSON body or None) of every request so far.
         nodes: full name -> TPU VM.
         queue: full name -> resource of every queued resource.
         boot_seconds: what creating a TPU VM takes beyond the start of its containers.
@@ -72,13 +57,15 @@ class TpuVms:
         no_quota: the next so many creations are refused for want of quota.
     """
 
+    token = TOKEN
+
     def __init__(self, *, images: Mapping[str, str] | None = None) -> None:
         """
         Args:
             images: image names -> local images that stand for them on the workers.
         """
+        super().__init__()
         self._images = dict(images or {})
-        self.requests: list[tuple[str, str, Any]] = []
         self.nodes: dict[str, Node] = {}
         self.queue: dict[str, dict[str, Any]] = {}
         self._operations: dict[str, dict[str, Any]] = {}
@@ -91,37 +78,53 @@ class TpuVms:
         self._threads: list[threading.Thread] = []
         self._stack = ExitStack()
 
-    def __enter__(self) -> TpuVms:
-        fake = self
+    def __enter__(self) -> Self:
         tpu_workers.image()
         name = f"trainyard-vpc-{uuid.uuid4().hex[:8]}"
         self.network = self._stack.enter_context(tpu_workers.private_network(name))
+        return super().__enter__()
 
-        class Handler(_Handler):
-            cloud = fake
-
-        self._server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-        self._server.daemon_threads = True
-        threading.Thread(target=self._server.serve_forever, daemon=True).start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._server.shutdown()
-        self._server.server_close()
+    def __exit__(self, *error: object) -> None:
+        super().__exit__(*error)
         for thread in self._threads:
             thread.join(timeout=60)
         for node in self.nodes.values():
             tpu_workers.remove(node.workers)
         self._stack.close()
 
-    @property
-    def url(self) -> str:
-        return f"http://127.0.0.1:{self._server.server_address[1]}/"
-
     def environment(self, folder: Path) -> dict[str, str]:
         """Variables that send gcloud here; ``folder`` is its home."""
         endpoints = {"TPU": self.url, "COMPUTE": f"{self.url}compute/v1/"}
         return gcloud_environment(folder, endpoints, token=TOKEN, project=PROJECT)
+
+    def admit(self, path: str) -> None:
+        """Zones that do not exist are refused as those that one may not see.
+
+        Raises:
+            ApiError: it is such a one.
+        """
+        asked = re.match(r"/v2/projects/[^/]+/locations/([^/:]+)", path)
+        if asked and asked[1] not in {zone for each in machines.slices().values() for zone in each.zones}:
+            raise ApiError(403, f"Permission denied on 'locations/{asked[1]}' (or it may not exist).")
+
+    def routes(self) -> list[Route]:
+        place, part = r"/v2/(projects/[^/]+/locations/[^/]+)", r"[^/:]+"
+        node, queued = rf"/v2/(projects/.+/nodes/{part})", rf"/v2/(projects/.+/queuedResources/{part})"
+        agent = f"service-{NUMBER}@cloud-tpu.iam.gserviceaccount.com"
+        return [
+            ("GET", rf"/compute/v1/projects/({part})", lambda project, **_: {"name": project, "id": NUMBER}),
+            ("POST", rf"{place}/nodes", self._create),
+            ("GET", rf"{place}/nodes", self._list),
+            ("GET", node, self._describe),
+            ("DELETE", node, self._delete),
+            ("PATCH", node, self._patch),
+            ("POST", rf"{node}:getGuestAttributes", self._guest_attributes),
+            ("POST", rf"{place}:generateServiceIdentity", lambda *_, **__: {"identity": {"email": agent}}),
+            ("POST", rf"{place}/queuedResources", self._create_queued),
+            ("GET", queued, self._find_queued),
+            ("DELETE", queued, self._delete_queued),
+            ("GET", rf"/v2/(projects/.+/operations/{part})", self._find_operation),
+        ]
 
     # --- what happens to TPUs, on request ----------------------------------------------------------------------------
 
@@ -178,10 +181,10 @@ class TpuVms:
             raise ApiError(429, f"Quota limit '{limit}' has been exceeded. Limit: 0 in zone {zone}.")
         return slice_
 
-    def create(self, parent: str, name: str, body: dict[str, Any]) -> dict[str, Any]:
+    def _create(self, parent: str, *, body: dict[str, Any], query: Mapping[str, str]) -> dict[str, Any]:
         """Begin to create a TPU VM; the operation."""
         slice_ = self._check(parent, body)
-        full = f"{parent}/nodes/{name}"
+        full = f"{parent}/nodes/{query['nodeId']}"
         if full in self.nodes:
             raise ApiError(409, f"Resource '{full}' already exists.")
         with self._lock:
@@ -228,20 +231,23 @@ class TpuVms:
         kind = {"@type": "type.googleapis.com/google.cloud.tpu.v2.Node"}
         operation.update(done=True, response=kind | node.resource)
 
-    def find(self, name: str) -> Node:
+    def _list(self, parent: str, **_: Any) -> dict[str, Any]:
+        return {"nodes": [node.resource for name, node in self.nodes.items() if name.startswith(f"{parent}/nodes/")]}
+
+    def _find(self, name: str) -> Node:
         if name not in self.nodes:
             raise ApiError(404, f"Resource '{name}' was not found")
         return self.nodes[name]
 
-    def describe(self, name: str) -> dict[str, Any]:
+    def _describe(self, name: str, **_: Any) -> dict[str, Any]:
         """The resource of a TPU VM as it is at this moment."""
-        node = self.find(name)
+        node = self._find(name)
         seen = dict(node.resource)
         node.described.set()
         return seen
 
-    def delete(self, name: str) -> dict[str, Any]:
-        node = self.find(name)
+    def _delete(self, name: str, **_: Any) -> dict[str, Any]:
+        node = self._find(name)
         if node.resource["state"] == "CREATING":
             raise ApiError(412, f"Node {name} is in state CREATING and cannot be deleted.")
         queued = self._queued_name(node)
@@ -258,10 +264,10 @@ class TpuVms:
         self.nodes.pop(name, None)
         operation.update(done=True, response={"@type": "type.googleapis.com/google.protobuf.Empty"})
 
-    def patch(self, name: str, mask: str, body: dict[str, Any]) -> dict[str, Any]:
+    def _patch(self, name: str, *, body: dict[str, Any], query: Mapping[str, str]) -> dict[str, Any]:
         """Change members of a TPU VM; keys for ssh in its metadata reach the hosts."""
-        node = self.find(name)
-        for member in mask.split(","):
+        node = self._find(name)
+        for member in query["updateMask"].split(","):
             node.resource[member] = body.get(member)
         self._authorize(node)
         kind = {"@type": "type.googleapis.com/google.cloud.tpu.v2.Node"}
@@ -274,10 +280,10 @@ class TpuVms:
             for worker in node.workers if key else []:
                 worker.authorize(user, key)
 
-    def guest_attributes(self, name: str, worker_ids: list[str]) -> dict[str, Any]:
+    def _guest_attributes(self, name: str, *, body: dict[str, Any], query: Mapping[str, str]) -> dict[str, Any]:
         """The ssh host keys and names of workers: of those asked for, or of all."""
-        workers = self.find(name).workers
-        wanted = [workers[int(index)] for index in worker_ids if index] or workers
+        workers = self._find(name).workers
+        wanted = [workers[int(index)] for index in body.get("workerIds") or [] if index] or workers
         items = [
             [
                 {"namespace": "hostkeys", "key": "ssh-ed25519", "value": worker.host_key},
@@ -289,9 +295,9 @@ class TpuVms:
 
     # --- queued resources --------------------------------------------------------------------------------------------
 
-    def create_queued(self, parent: str, name: str, body: dict[str, Any]) -> dict[str, Any]:
+    def _create_queued(self, parent: str, *, body: dict[str, Any], query: Mapping[str, str]) -> dict[str, Any]:
         """Put a request for a TPU VM into the queue; the operation is done as soon as it is there."""
-        full = f"{parent}/queuedResources/{name}"
+        full = f"{parent}/queuedResources/{query['queuedResourceId']}"
         if full in self.queue:
             raise ApiError(409, f"Resource '{full}' already exists.")
         specs = body.get("tpu", {}).get("nodeSpec") or [{}]
@@ -322,18 +328,18 @@ class TpuVms:
         else:
             resource["state"] = {"state": "ACTIVE"}
 
-    def find_queued(self, name: str) -> dict[str, Any]:
+    def _find_queued(self, name: str, **_: Any) -> dict[str, Any]:
         if name not in self.queue:
             raise ApiError(404, f"Resource '{name}' was not found")
         return self.queue[name]
 
-    def delete_queued(self, name: str, *, force: bool) -> dict[str, Any]:
-        state = self.find_queued(name)["state"]["state"]
+    def _delete_queued(self, name: str, *, body: Any, query: Mapping[str, str]) -> dict[str, Any]:
+        state = self._find_queued(name)["state"]["state"]
         parent = name.partition("/queuedResources/")[0]
         if state == "PROVISIONING":
             raise ApiError(412, f"Queued resource {name} is in state PROVISIONING and cannot be deleted.")
         made = [full for full, node in self.nodes.items() if self._queued_name(node) == name]
-        if made and not force:
+        if made and query.get("force", "").lower() != "true":
             raise ApiError(412, f"Queued resource {name} has nodes: delete them first, or use force.")
         operation = self._operation(parent)
 
@@ -354,7 +360,7 @@ class TpuVms:
         self._operations[name] = {"name": name, "metadata": kind} | more
         return self._operations[name]
 
-    def operation(self, name: str) -> dict[str, Any]:
+    def _find_operation(self, name: str, **_: Any) -> dict[str, Any]:
         if name not in self._operations:
             raise ApiError(404, f"operation {name} not found")
         return self._operations[name]
@@ -363,69 +369,3 @@ class TpuVms:
         thread = threading.Thread(target=action, args=arguments, daemon=True)
         self._threads.append(thread)
         thread.start()
-
-
-class _Handler(BaseHTTPRequestHandler):
-    """Paths of the APIs -> methods of the fake."""
-
-    cloud: TpuVms
-    protocol_version = "HTTP/1.1"
-
-    def log_message(self, *_: object) -> None:
-        pass
-
-    def _answer(self, status: int, data: Any) -> None:
-        body = json.dumps(data).encode()
-        self.send_response(status)
-        self.send_header("Content-Type", "application/json")
-        self.send_header("Content-Length", str(len(body)))
-        self.end_headers()
-        self.wfile.write(body)
-
-    def _handle(self) -> None:
-        body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
-        path = unquote(urlsplit(self.path).path)
-        query = {key: values[0] for key, values in parse_qs(urlsplit(self.path).query).items()}
-        data = json.loads(body) if body else None
-        self.cloud.requests.append((self.command, path, data))
-        try:
-            if self.headers.get("Authorization") != f"Bearer {TOKEN}":
-                raise ApiError(401, "Request had invalid authentication credentials.")
-            self._answer(200, self._route(path, query, data or {}))
-        except ApiError as error:
-            detail = {"code": error.status, "message": str(error), "status": _STATUS[error.status]}
-            self._answer(error.status, {"error": detail})
-
-    def _route(self, path: str, query: dict[str, str], body: dict[str, Any]) -> Any:
-        cloud = self.cloud
-        place, part = r"/v2/(projects/[^/]+/locations/[^/]+)", r"[^/:]+"
-        force = query.get("force", "").lower() == "true"
-        routes: list[tuple[str, str, Callable[..., Any]]] = [
-            ("GET", rf"/compute/v1/projects/({part})", lambda project: {"name": project, "id": NUMBER}),
-            ("POST", rf"{place}/nodes", lambda parent: cloud.create(parent, query["nodeId"], body)),
-            ("GET", rf"{place}/nodes", lambda parent: {
-                "nodes": [one.resource for name, one in cloud.nodes.items() if name.startswith(f"{parent}/nodes/")]}),
-            ("GET", rf"/v2/(projects/.+/nodes/{part})", cloud.describe),
-            ("DELETE", rf"/v2/(projects/.+/nodes/{part})", cloud.delete),
-            ("PATCH", rf"/v2/(projects/.+/nodes/{part})", lambda name: cloud.patch(name, query["updateMask"], body)),
-            ("POST", rf"/v2/(projects/.+/nodes/{part}):getGuestAttributes",
-             lambda name: cloud.guest_attributes(name, body.get("workerIds") or [])),
-            ("POST", rf"{place}:generateServiceIdentity",
-             lambda parent: {"identity": {"email": f"service-{NUMBER}@cloud-tpu.iam.gserviceaccount.com"}}),
-            ("POST", rf"{place}/queuedResources",
-             lambda parent: cloud.create_queued(parent, query["queuedResourceId"], body)),
-            ("GET", rf"/v2/(projects/.+/queuedResources/{part})", cloud.find_queued),
-            ("DELETE", rf"/v2/(projects/.+/queuedResources/{part})",
-             lambda name: cloud.delete_queued(name, force=force)),
-            ("GET", rf"/v2/(projects/.+/operations/{part})", cloud.operation),
-        ]  # fmt: skip
-        asked = re.match(r"/v2/projects/[^/]+/locations/([^/:]+)", path)
-        if asked and asked[1] not in {zone for each in machines.slices().values() for zone in each.zones}:
-            raise ApiError(403, f"Permission denied on 'locations/{asked[1]}' (or it may not exist).")
-        for wanted, pattern, action in routes:
-            match = re.fullmatch(pattern, path)
-            if match and wanted == self.command:
-                return action(*match.groups())
-        raise ApiError(404, f"{self.command} {path} is not part of this fake")
-
-    do_GET = do_POST = do_PATCH = do_DELETE = _handle

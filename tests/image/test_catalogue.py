@@ -124,8 +124,10 @@ def test_tensorflow_for_tpus_still_looks_for_one_on_a_tpu_vm(built_image: BuiltI
 @pytest.mark.big("torch-tpu")
 def test_torch_tpu_loads_itself_beside_tcmalloc(built_image: BuiltImage, docker_run: Run) -> None:
     script = "import torch, sys; print('torch_tpu' in sys.modules, 'tcmalloc' in open('/proc/self/maps').read())"
-    found = docker_run(built_image("torch-tpu"), "--", "python", "-c", script)
-    assert found.stdout.splitlines()[-1] == "True True", found.stderr
+    for autoload, loaded in (("1", "True"), ("", "False")):  # off TPUs the launcher turns it off, but for who asks
+        words = ("-e", f"TORCH_DEVICE_BACKEND_AUTOLOAD={autoload}") if autoload else ()
+        found = docker_run(*words, built_image("torch-tpu"), "--", "python", "-c", script)
+        assert found.stdout.splitlines()[-1] == f"{loaded} True", found.stderr
 
 
 # --- optional blocks ------------------------------------------------------------------------------------------------

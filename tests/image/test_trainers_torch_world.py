@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from scripts import digits, flowers_data
+from scripts.fakes import storage
 from tests.image.trainer_box import PYTHON, Box, box
 
 CPU = ("--device=cpu", "--num-workers=2")
@@ -70,14 +71,14 @@ def test_a_truncated_picture_in_one_of_two_processes_ends_both_with_a_clear_line
     assert "Traceback" not in ended.output
 
 
-def test_everything_can_be_in_a_bucket(here: Box, tmp_path_factory: pytest.TempPathFactory) -> None:
+def test_everything_can_be_in_a_bucket(here: Box, tmp_path: Path) -> None:
     """The real gcsfs against a stand-in for the Storage API: data, checkpoints, metrics, event files, export."""
-    folder = tmp_path_factory.mktemp("fake")
-    (folder / "fake_storage.py").write_bytes((Path(__file__).parent / "fake_storage.py").read_bytes())
-    here.put(folder, "fake")
-    here.run("mkdir", "-p", "/tmp/bucket")
-    here.run("cp", "-r", "/data/digits", "/tmp/bucket/")
-    here.run("sh", "-c", f"{PYTHON} /data/fake/fake_storage.py {PORT} /tmp/bucket >/tmp/fake.log 2>&1 &")
+    (tmp_path / "storage.py").write_bytes(Path(storage.__file__).read_bytes())
+    serve = f"{PYTHON} -I -S {here.put(tmp_path, 'fake')}/storage.py /tmp/buckets"
+    here.run("mkdir", "-p", "/tmp/buckets/bucket")
+    here.run("cp", "-r", "/data/digits", "/tmp/buckets/bucket/")
+    here.run("sh", "-c", f"{serve} --port={PORT} >/tmp/storage.log 2>&1 &")
+    here.until("/tmp/storage.log", "url")
     fake = {"STORAGE_EMULATOR_HOST": f"http://127.0.0.1:{PORT}"}
     job = ("--datadir=gs://bucket/digits", "--epochs=2", "--device=cpu", "--job-dir=gs://bucket/job",
            "--output-dir=gs://bucket/job/out")  # fmt: skip
@@ -86,17 +87,14 @@ def test_everything_can_be_in_a_bucket(here: Box, tmp_path_factory: pytest.TempP
     assert (stopped["global_step"], found["resumed_from"]) == (30, 30)
     whole = here.trainer("torch.mnist", "--datadir=/data/digits", "--epochs=2", "--device=cpu").learned()
     assert found["weights_sha256"] == whole["weights_sha256"]
-    looked = here.python(f"""
-import io, json, urllib.request
+    looked = here.python("""
+import io, json, pathlib
 from trainers.common import tfrecord
-where = "http://127.0.0.1:{PORT}"
-listed = json.load(urllib.request.urlopen(where + "/storage/v1/b/bucket/o?prefix=job/"))["items"]
-files = {{item["name"]: urllib.request.urlopen(where + "/download/storage/v1/b/bucket/o/"
-          + item["name"].replace("/", "%2F") + "?alt=media").read() for item in listed}}
+bucket = pathlib.Path("/tmp/buckets/bucket")
+files = {str(path.relative_to(bucket)): path.read_bytes() for path in (bucket / "job").rglob("*") if path.is_file()}
 events = [event["event"] for event in map(json.loads, files["job/out/metrics.jsonl"].splitlines())]
-board = [len(tfrecord.spans(io.BytesIO(content), name)) for name, content in files.items() if "tfevents" in name]
+board = [len(tfrecord.spans(io.BytesIO(files[name]), name)) for name in sorted(files) if "tfevents" in name]
 print(json.dumps([sorted(name for name in files if "tfevents" not in name), events, board]))
-urllib.request.urlopen(where + "/refuse?status=403")
 """)
     names, events, board = json.loads(looked.lines[-1])
     assert names == ["job/checkpoints/step-000000022.ckpt", "job/checkpoints/step-000000030.ckpt",
@@ -105,7 +103,10 @@ urllib.request.urlopen(where + "/refuse?status=403")
     assert events.count("start") == events.count("summary") == 2, "a resumed run's metrics follow the first run's"
     # A first record of the format's version, then steps 0 and 20 and the test of epoch 1, step 0 of epoch 2; the rest.
     assert board == [1 + 3 + 1, 1 + 2], "no event is lost"
-    refused = here.trainer("torch.mnist", *job, **fake)
+    # The same bucket, by a server that lets nobody in.
+    here.run("sh", "-c", f"{serve} --port={PORT + 1} --refuse=403 >/tmp/refusing.log 2>&1 &")
+    here.until("/tmp/refusing.log", "url")
+    refused = here.trainer("torch.mnist", *job, STORAGE_EMULATOR_HOST=f"http://127.0.0.1:{PORT + 1}")
     assert refused.code == 1 and len(refused.lines) == 1, refused.output
     assert refused.lines[0].startswith("mnist: gs://bucket/digits: cannot be reached: Forbidden")
 

@@ -160,6 +160,21 @@ def test_what_is_not_there_or_outside_is_refused(ask: Any, path: str, status: in
     assert answer.status_code == status and answer.json()["error"]["code"] == status
 
 
+def test_a_server_that_refuses_refuses_everything_and_keeps_nothing(ask: Any, storage: Storage, tmp_path: Path) -> None:
+    put(ask, "before")
+    storage.refuse = 403
+    for method, path in (
+        ("GET", "/storage/v1/b/data"),
+        ("GET", "/storage/v1/b/data/o"),
+        ("GET", "/data/before"),
+        ("POST", "/upload/storage/v1/b/data/o?uploadType=media&name=after"),
+        ("DELETE", "/storage/v1/b/data/o/before"),
+    ):
+        answer = ask(method, path, data=b"x")
+        assert answer.status_code == answer.json()["error"]["code"] == 403, (method, path)
+    assert [path.name for path in (tmp_path / "data").iterdir()] == ["before"]
+
+
 def test_a_name_that_no_file_can_have_is_refused_and_nothing_is_lost(ask: Any, tmp_path: Path) -> None:
     put(ask, "a", b"kept")
     answer = ask("POST", "/upload/storage/v1/b/data/o?uploadType=media&name=a/b", data=b"x")

@@ -26,6 +26,7 @@ from trainers.common.checkpoints import State
 from trainers.common.exits import USAGE, UserError
 
 PROCESS_TIMEOUT = datetime.timedelta(minutes=10)  # a rank that has been silent for so long is not coming back
+_BACKENDS = {"cuda": "nccl", "tpu": "tpu_dist"}  # of collectives between accelerators; gloo has those of the CPU
 
 
 class Device:
@@ -61,7 +62,7 @@ class Device:
             missing = [name for name in ("MASTER_ADDR", "MASTER_PORT", "RANK") if not os.environ.get(name)]
             if missing:
                 raise UserError(f"WORLD_SIZE={self.processes} without {', '.join(missing)}: start with torchrun", USAGE)
-            backend = "gloo" if self.kind == "cpu" else f"cpu:gloo,{self.kind}:nccl"
+            backend = "gloo" if self.kind == "cpu" else f"cpu:gloo,{self.kind}:{_BACKENDS[self.kind]}"
             try:
                 distributed.init_process_group(backend, timeout=PROCESS_TIMEOUT)
             except (RuntimeError, ValueError) as error:

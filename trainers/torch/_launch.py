@@ -34,6 +34,8 @@ def main(train: Callable[[argparse.Namespace], int], args: argparse.Namespace, n
 def _everywhere(train: Callable[[argparse.Namespace], int], args: argparse.Namespace) -> int:
     count = processes(args)
     if count > 1:
+        if _device.kind_of(args) == "tpu":  # torch_tpu 0.2: what all processes must agree on before the first starts
+            torch.tpu.distributed.set_tpu_launch_env(nproc_per_node=count)  # type: ignore[attr-defined]
         return run(count)
     rank = os.environ.get("RANK") or "0"
     try:

@@ -68,7 +68,7 @@ def test_the_users_own_choice_of_the_cpu_is_not_questioned(launch: Launch, machi
     assert launch({"LAUNCHER_RUNTIME": "cpu"}).data["warnings"] == []
 
 
-# --- TensorFlow for TPUs: libtpu must not be loaded where there is none -------------------------------------------
+# --- frameworks for TPUs: libtpu must not be loaded where there is none ---------------------------------------------
 
 
 @pytest.mark.parametrize("env", [{}, {"LAUNCHER_REHEARSE": "1"}, {"TPU_NAME": "grpc://192.0.2.1:8470"}])
@@ -91,11 +91,27 @@ def test_a_libtpu_of_the_users_own_stays(launch: Launch, machine: Machine) -> No
     assert "TPU_LIBRARY_PATH" not in launch({"TPU_LIBRARY_PATH": "/my/libtpu.so"}).exports
 
 
-@pytest.mark.parametrize(("framework", "version"), [("torch_xla", "2.9.0"), ("torch_tpu", "0.2.0")])
-def test_other_frameworks_need_nothing(launch: Launch, machine: Machine, framework: str, version: str) -> None:
-    machine.add_image(framework, version, accelerator="tpu")
+@pytest.mark.parametrize("env", [{}, {"LAUNCHER_REHEARSE": "1", "TPU_NAME": "grpc://192.0.2.1:8470"}])
+def test_off_tpus_torch_does_not_load_torch_tpu(launch: Launch, machine: Machine, env: dict[str, str]) -> None:
+    machine.add_image("torch_tpu", "0.2.0", accelerator="tpu")
+    assert launch(env).exports["TORCH_DEVICE_BACKEND_AUTOLOAD"] == "0"
+    chosen = launch(env | {"TORCH_DEVICE_BACKEND_AUTOLOAD": "1"})
+    assert "TORCH_DEVICE_BACKEND_AUTOLOAD" not in chosen.exports, "the user's own choice stays"
+
+
+def test_on_a_tpu_vm_torch_loads_it(launch: Launch, machine: Machine, google_cloud: Callable[..., Any]) -> None:
+    google_cloud()
+    machine.add_devices("/dev/accel0")
+    machine.add_image("torch_tpu", "0.2.0", accelerator="tpu")
     data = launch({}).data
-    assert "TPU_LIBRARY_PATH" not in data["exports"]
+    assert data["runtime"] == "tpu-local"
+    assert "TORCH_DEVICE_BACKEND_AUTOLOAD" not in data["exports"]
+
+
+def test_torch_xla_needs_nothing(launch: Launch, machine: Machine) -> None:
+    machine.add_image("torch_xla", "2.9.0", accelerator="tpu")
+    data = launch({}).data
+    assert not {"TPU_LIBRARY_PATH", "TORCH_DEVICE_BACKEND_AUTOLOAD"} & set(data["exports"])
     assert data["warnings"] == ["this image is for Cloud TPU, and there is none here: training runs on the CPU"]
 
 

@@ -8,10 +8,11 @@ import gzip
 import hashlib
 import http.server
 import io
+import multiprocessing
 import threading
 import urllib.error
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ProcessPoolExecutor
 from email.message import Message
 from pathlib import Path
 
@@ -187,8 +188,9 @@ def test_a_download_goes_on_to_the_next_mirror_and_happens_once(
     md5 = {"x.gz": hashlib.md5(b"data").hexdigest()}
     mirrors = [address + "none/", address + "bad/", address]
     target = str(tmp_path / "data")
-    with ThreadPoolExecutor(4) as pool:
-        list(pool.map(lambda _: download.fetch(target, mirrors, md5), range(4)))
+    with ProcessPoolExecutor(4, mp_context=multiprocessing.get_context("fork")) as pool:
+        for ended in [pool.submit(download.fetch, target, mirrors, md5) for _ in range(4)]:
+            ended.result()
     assert (tmp_path / "data" / "x.gz").read_bytes() == b"data"
     assert len([path for path in asked if path == "/x.gz"]) == 1, "one of four processes downloads"
     assert not list((tmp_path / "data").glob(".x.gz*")), "nothing half done stays"
