@@ -10,7 +10,7 @@ import pytest
 
 from scripts import build, engine, indexes, spec
 from tests.image.registry import running
-from tests.image.small_images import own_index, write_small  # noqa: F401  fixtures
+from tests.image.small_images import from_cache, own_index, write_small  # noqa: F401  fixtures
 
 
 def test_a_build_reads_back_what_another_left_at_the_registry(
@@ -39,11 +39,5 @@ def test_a_build_reads_back_what_another_left_at_the_registry(
         assert not made & engine.cached(), "the builder has forgotten them"
         build.build(small, cache=cache)
     second = capfd.readouterr().err
-    assert not _cached(first, install), "the first build did run it"
-    assert _cached(second, install)
-
-
-def _cached(log: str, step: str) -> bool:
-    """Whether BuildKit took the step from a cache; its numbers are each build's own."""
-    (number,) = {line.split()[0] for line in log.splitlines() if step in line}
-    return f"{number} CACHED" in log.splitlines()
+    assert not from_cache(first, install), "the first build did run it"
+    assert from_cache(second, install)

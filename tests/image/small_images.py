@@ -32,6 +32,12 @@ def wheel(folder: Path, name: str, version: str) -> None:
             archive.writestr(path, text)
 
 
+def from_cache(log: str, step: str) -> bool:
+    """Whether BuildKit took ``step`` from a cache, by a build's plain progress; steps' numbers are each build's own."""
+    (number,) = {line.split()[0] for line in log.splitlines() if step in line}
+    return f"{number} CACHED" in log.splitlines()
+
+
 @pytest.fixture
 def own_index(tmp_path: Path) -> Iterator[str]:
     """Address of a package index on this host that has torch 2.9.1+cpu and torchvision 0.24.1+cpu, and nothing else.

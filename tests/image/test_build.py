@@ -16,7 +16,7 @@ import pytest
 from scripts import base, build, engine, indexes, spec
 from scripts.cli import ROOT
 from tests.image.conftest import Finished
-from tests.image.small_images import wheel
+from tests.image.small_images import from_cache, wheel
 
 BuiltImage = Callable[[str], str]
 Run = Callable[..., Finished]
@@ -124,6 +124,36 @@ def test_an_index_that_answers_is_used_locked_and_named(
         assert labels["io.trainyard.index"] == "pytorch-cpu"
     finally:
         engine.client().images.remove(plan.candidate, force=True)
+
+
+def test_an_updated_base_installs_no_wheel_again(
+    own_index: str,
+    write_small: Callable[[], str],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    """Wheels are installed in the workshop, which stays: all above the system's packages is the same blob again."""
+    monkeypatch.setenv("TRAINYARD_INDEX_PYTORCH_CPU", own_index)
+    indexes.reachable.cache_clear()
+    small = spec.load(write_small())
+    plan, _ = build.build(small)
+    before = layers(plan.candidate)
+    reference, updated = base.resolve(small.base), "trainyard-base:test-updated"
+    (tmp_path / "Dockerfile").write_text(f"FROM {reference.reference}\nRUN echo news >/etc/news\n", encoding="utf-8")
+    engine.buildx("build", "--quiet", "--load", "--provenance=false", f"--tag={updated}", str(tmp_path), quiet=True)
+    monkeypatch.setenv("BASE", updated)
+    monkeypatch.setenv("WORKSHOP", reference.workshop)
+    capfd.readouterr()
+    try:
+        build.build(small)
+        log = capfd.readouterr().err
+        after = layers(plan.candidate)
+    finally:
+        engine.forget(updated)
+    assert after != before, "the base has moved"
+    assert after[-6:] == before[-6:], "framework, requirements, and what is ours"
+    assert from_cache(log, "[framework 2/2] RUN") and from_cache(log, "[requirements 2/2] RUN")
 
 
 def test_an_index_out_of_reach_is_said_aloud(write_small: Callable[[], str], monkeypatch: pytest.MonkeyPatch) -> None:
