@@ -37,10 +37,11 @@ import docker.errors
 
 from benchmarks.images_report import markdown, tables, verdicts
 from benchmarks.images_sides import Original, Ours, Storage, Tree
-from scripts import base, blobs, cli, engine, indexes
+from scripts import base, cli, engine, indexes
 from scripts.cli import ROOT, STATE, StepFailed, UserError, log, say
-from scripts.contents import look
 from scripts.spec import Spec, load
+from scripts.stored import blobs
+from scripts.stored.contents import look
 from scripts.units import in_units
 from tests.image.registry import running
 

@@ -15,9 +15,10 @@ from pathlib import Path
 
 from testcontainers.community.registry import DockerRegistryContainer
 
-from scripts import engine, indexes, locks, registry
+from scripts import engine, indexes, locks
 from scripts.cli import ROOT, StepFailed
 from scripts.plan import FILE_EPOCH
+from scripts.published import registry
 from scripts.spec import Spec
 from tests.image.registry import running
 

@@ -17,10 +17,11 @@ from typing import Any
 
 import docker.errors
 
-from scripts import base, cli, engine, indexes, lock, locks, provenance, render, state
+from scripts import base, cli, engine, indexes, lock, locks, render, state
 from scripts.bake import bake
 from scripts.cli import UserError, say, warn
 from scripts.plan import Plan, make_plan
+from scripts.published import provenance
 from scripts.spec import IMAGES, Spec, held_file, load, relative
 
 #: zstd at level 1: a 6.9 GB venv exported in 51 s where gzip took 208 s for 8.5 GB (2 cores; design's facts).

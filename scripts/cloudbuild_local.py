@@ -22,10 +22,11 @@ from typing import BinaryIO
 
 from rich.table import Table
 
-from scripts import cli, cloud_config, engine
+from scripts import cli, engine
 from scripts.cli import ROOT, StepFailed, UserError, log, say
-from scripts.cloud_config import Build
-from scripts.cloud_executor import SUCCESS, Executor, Result
+from scripts.cloud import config as cloud_config
+from scripts.cloud.config import Build
+from scripts.cloud.executor import SUCCESS, Executor, Result
 
 
 def source_files(folder: Path) -> list[str]:

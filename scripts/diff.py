@@ -15,9 +15,10 @@ from typing import Any
 
 from rich.table import Column, Table
 
-from scripts import cli, contents
+from scripts import cli
 from scripts.cli import UserError, log, say
-from scripts.contents import Image, Layer, Package
+from scripts.stored import contents
+from scripts.stored.contents import Image, Layer, Package
 from scripts.units import in_units
 
 #: What of an image's settings is compared beside labels and environment.

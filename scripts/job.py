@@ -23,7 +23,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from scripts import cli, registry, spec
+from scripts import cli, spec
 from scripts.cli import UserError, nearest, say, warn
 from scripts.jobs import (
     ai_platform,
@@ -42,6 +42,7 @@ from scripts.jobs import (
 )
 from scripts.jobs import request as requests
 from scripts.jobs.request import PLATFORMS, Request
+from scripts.published import registry
 
 #: Options that only make sense together with TUNE.
 _OF_TUNING = ("metric", "goal", "trials", "parallel", "algorithm")

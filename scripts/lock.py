@@ -20,9 +20,10 @@ from pathlib import Path
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
-from scripts import base, cli, engine, indexes, inside, locks
+from scripts import base, cli, engine, indexes, locks
 from scripts.cli import ROOT, StepFailed, UserError, say, warn
 from scripts.spec import IMAGES, Held, Spec, held_file, load, relative, requirements_of
+from scripts.stored import inside
 from scripts.tables import conflict
 
 #: Debian 12's glibc, for what is locked for no image.

@@ -10,8 +10,9 @@ from __future__ import annotations
 import os
 import re
 
-from scripts import cli, registry
+from scripts import cli
 from scripts.cli import StepFailed, UserError, say
+from scripts.published import registry
 from scripts.repository import gcloud, last_words
 
 

@@ -20,7 +20,7 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
-from scripts import cli, registry
+from scripts import cli
 from scripts.cli import StepFailed, UserError, nearest, say
 from scripts.jobs import machines
 from scripts.jobs import request as requests
@@ -32,6 +32,7 @@ from scripts.pods.life import Limits
 from scripts.pods.training import Run, Show
 from scripts.pods.whole import Whole
 from scripts.pods.workers import Workers, check, connect
+from scripts.published import registry
 from scripts.spec import Spec, load
 
 #: Options that are also make variables of the same name in capitals: name -> what for.

@@ -14,11 +14,12 @@ from __future__ import annotations
 import os
 from typing import Any
 
-from scripts import cli, engine, registry, state, tags
+from scripts import cli, engine, state
 from scripts.cli import UserError, say
 from scripts.plan import LABELS, NAME
+from scripts.published import registry, tags
+from scripts.published.tags import Manifest, Repository
 from scripts.spec import Spec, load
-from scripts.tags import Manifest, Repository
 
 
 def passed_here(target: str, digest: str) -> bool:

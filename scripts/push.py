@@ -18,11 +18,13 @@ from typing import Any
 import docker.errors
 from rich.table import Table
 
-from scripts import artifacts, audit, cli, contents, engine, provenance, registry, sbom, sign, state, tags
+from scripts import audit, cli, engine, sbom, sign, state
 from scripts.cli import StepFailed, UserError, log, say
 from scripts.plan import NAME
+from scripts.published import artifacts, provenance, registry, tags
+from scripts.published.tags import Repository
 from scripts.spec import Spec, load
-from scripts.tags import Repository
+from scripts.stored import contents
 from scripts.units import in_units
 
 #: The label that holds an image's immutable tag (scripts/plan.py writes it).

@@ -16,8 +16,9 @@ import jinja2
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
-from scripts import cli, cloud_plan, images_page, plan
+from scripts import cli, images_page, plan
 from scripts.cli import ROOT, say
+from scripts.cloud import plan as cloud_plan
 from scripts.jobs import tables
 from scripts.spec import IMAGES, Spec, load, relative, targets
 

@@ -18,9 +18,10 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from scripts import cli, registry
+from scripts import cli
 from scripts.cli import StepFailed, UserError, say
 from scripts.plan import NAME
+from scripts.published import registry
 
 #: What Artifact Registry deletes and keeps (cloud.google.com/artifact-registry/docs/repositories/cleanup-policy).
 POLICY: list[dict[str, Any]] = [

@@ -24,10 +24,11 @@ from typing import Any
 
 from rich.table import Table
 
-from scripts import blobs, build, cli, engine, layers, state
+from scripts import build, cli, engine, state
 from scripts.cli import StepFailed, UserError, log, say
 from scripts.plan import NAME
 from scripts.spec import Spec, load
+from scripts.stored import blobs, layers
 from scripts.units import in_units
 
 #: Differences that are told one by one; the rest is counted.

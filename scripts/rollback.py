@@ -11,12 +11,13 @@ from __future__ import annotations
 import os
 from typing import Any
 
-from scripts import cli, registry
+from scripts import cli
 from scripts.cli import UserError, say
 from scripts.plan import NAME
 from scripts.promote import version_of
+from scripts.published import registry
+from scripts.published.tags import Repository
 from scripts.spec import Spec, load
-from scripts.tags import Repository
 
 
 def rollback(spec: Spec, address: str) -> dict[str, Any]:

@@ -31,12 +31,14 @@ from packaging.markers import default_environment
 from packaging.requirements import InvalidRequirement, Requirement
 from packaging.utils import canonicalize_name
 
-from scripts import artifacts, cli, contents, engine, locks
+from scripts import cli, engine, locks
 from scripts.cli import STATE, StepFailed, UserError, say
-from scripts.contents import Image, Package
 from scripts.plan import LABELS, NAME
+from scripts.published import artifacts
+from scripts.published.tags import Manifest, Repository
 from scripts.spec import Spec, load, targets
-from scripts.tags import Manifest, Repository
+from scripts.stored import contents
+from scripts.stored.contents import Image, Package
 
 #: Media type of CycloneDX documents (ECMA-424, and what cosign calls them).
 MEDIA_TYPE = "application/vnd.cyclonedx+json"

@@ -22,12 +22,14 @@ from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec, ed25519, padding, rsa
 
-from scripts import artifacts, cli, contents, engine, registry
-from scripts.artifacts import Artifact
+from scripts import cli, engine
 from scripts.cli import StepFailed, UserError, say
 from scripts.plan import NAME
+from scripts.published import artifacts, registry
+from scripts.published.artifacts import Artifact
+from scripts.published.tags import Manifest, Repository
 from scripts.spec import load
-from scripts.tags import Manifest, Repository
+from scripts.stored import contents
 
 #: Media type and annotation of a signature (sigstore/cosign, specs/SIGNATURE_SPEC.md).
 MEDIA_TYPE = "application/vnd.dev.cosign.simplesigning.v1+json"

@@ -19,11 +19,12 @@ import docker.errors
 import requests
 from rich.table import Table
 
-from scripts import cli, engine, images_page, layers, locks, measured, render, state, wheels
+from scripts import cli, engine, images_page, locks, measured, render, state, wheels
 from scripts.cli import ROOT, StepFailed, UserError, log, say
-from scripts.layers import Stored
 from scripts.plan import LABELS, NAME
 from scripts.spec import Spec, load, relative, targets
+from scripts.stored import layers
+from scripts.stored.layers import Stored
 from scripts.units import in_units
 
 CHART = ROOT / "docs" / "sizes.svg"

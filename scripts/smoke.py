@@ -30,8 +30,9 @@ import docker.errors
 import requests
 from docker.models.containers import Container
 
-from scripts import cli, digits, engine, sidecar, state, verify
+from scripts import cli, engine, sidecar, state, verify
 from scripts.cli import StepFailed, say
+from scripts.datasets import digits
 from scripts.spec import Spec, load
 
 PORT = 8080

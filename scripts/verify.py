@@ -5,7 +5,7 @@
 
 It looks at the candidate (`trainyard:tf-cpu-candidate`), or at `trainyard:tf-cpu` where there is no candidate; with
 IMAGE at any other one, which is pulled if it is not here. Without TARGET that is held against the rules that need no
-spec. The rules are the functions of scripts/verify_*.py.
+spec. The rules are the functions of scripts/rules.
 """
 
 from __future__ import annotations
@@ -19,13 +19,14 @@ from typing import Any
 import docker.errors
 from rich.table import Table
 
-from scripts import cli, engine, findings, inside, layers, plan, state, verify_rules, waivers
+from scripts import cli, engine, findings, plan, rules, state, waivers
 from scripts.cli import StepFailed, UserError, log, say, warn
 from scripts.findings import Finding
-from scripts.layers import Stored
+from scripts.rules import Evidence, Inside, Package, applicable
 from scripts.spec import Spec, load, relative, targets
+from scripts.stored import inside, layers
+from scripts.stored.layers import Stored
 from scripts.units import in_units
-from scripts.verify_rules import Evidence, Inside, Package, applicable
 
 
 def probe(reference: str) -> Inside:
@@ -91,7 +92,7 @@ def gather(spec: Spec | None, reference: str) -> Evidence:
 def examine(spec: Spec | None, reference: str) -> tuple[Evidence, dict[str, list[Finding]]]:
     """The evidence about an image, and the findings by rule. Nothing is recorded."""
     evidence = gather(spec, reference)
-    return evidence, verify_rules.check(evidence)
+    return evidence, rules.check(evidence)
 
 
 def default_reference(spec: Spec) -> str:
@@ -172,19 +173,19 @@ def _show(evidence: Evidence, found: dict[str, list[Finding]], seconds: float) -
     for layer in evidence.stored.layers:
         folder = {"framework": "/opt/venv", "requirements": "/opt/requirements"}.get(layer.stage)
         own = tuple(one for one in evidence.inside.packages if folder and one.folder.startswith(folder))
-        packages = [f"{one.name} {in_units(one.bytes)}" for one in verify_rules.heaviest(own, 3)]
+        packages = [f"{one.name} {in_units(one.bytes)}" for one in rules.heaviest(own, 3)]
         sizes.add_row(layer.stage, in_units(layer.contents.size), in_units(layer.stored), ", ".join(packages))
     about = f"{len(applicable(evidence))} rules, {len(evidence.inside.packages)} packages, {seconds} s"
-    rules = Table(title=about, title_justify="left")
-    rules.add_column("rule")
-    rules.add_column("")
+    book = Table(title=about, title_justify="left")
+    book.add_column("rule")
+    book.add_column("")
     for function in applicable(evidence):
         some = found[function.__name__]
         failed = sum(not finding.note for finding in some)
         verdict = f"[red]{failed} found" if failed else "[yellow]see below" if some else "[green]holds"
-        rules.add_row(verify_rules.title(function), verdict)
+        book.add_row(rules.title(function), verdict)
     log.print(sizes)
-    log.print(rules)
+    log.print(book)
     for finding in (finding for some in found.values() for finding in some):
         findings.show(finding)
 

@@ -24,7 +24,7 @@ _MOST_EPOCHS = 20  # of the classic recipe: its rate is then 0.7**20, and what i
 
 def prepare(folder: Path) -> None:
     """scikit-learn's digits as IDX files."""
-    from scripts import digits
+    from scripts.datasets import digits
 
     digits.write_idx(folder)
 

@@ -7,7 +7,7 @@ the gcloud CLI (528) uses them.
     with CloudBuild(registry="127.0.0.1:5000") as cloud:
         subprocess.run(["gcloud", "builds", "submit", ...], env=os.environ | cloud.environment(folder))
 
-A submitted source is unpacked and its steps are run by scripts/cloud_executor.py with the local Docker engine; images
+A submitted source is unpacked and its steps are run by scripts/cloud/executor.py with the local Docker engine; images
 under `images:` go to ``registry``, a real one, which stands for Artifact Registry. What the real server refuses is
 refused with its error format, which gcloud shows.
 """
@@ -26,9 +26,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from scripts import cloud_config
 from scripts.cli import StepFailed, UserError
-from scripts.cloud_executor import CANCELLED, INTERNAL, Executor, Result
+from scripts.cloud import config as cloud_config
+from scripts.cloud.executor import CANCELLED, INTERNAL, Executor, Result
 from scripts.fakes import storage
 from scripts.fakes.server import ApiError, Route, Server, Upload, gcloud_environment
 

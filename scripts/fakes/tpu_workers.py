@@ -20,7 +20,8 @@ import docker.errors
 from docker.models.containers import Container
 from docker.models.networks import Network
 
-from scripts import engine, step_images
+from scripts import engine
+from scripts.cloud import step_images
 from scripts.jobs.machines import TpuSlice
 from scripts.plan import NAME
 

@@ -15,11 +15,12 @@ from docker.models.images import Image
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
-from scripts import blobs, engine
+from scripts import engine
 from scripts.cli import StepFailed
 from scripts.plan import LABELS
+from scripts.published.tags import Manifest, Repository
 from scripts.spec import Spec
-from scripts.tags import Manifest, Repository
+from scripts.stored import blobs
 
 #: Where every image of ours says what it holds.
 RECORD = "/opt/trainyard/image.json"

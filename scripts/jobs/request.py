@@ -11,8 +11,8 @@ from scripts.cli import UserError, nearest
 from scripts.jobs import contents, machines
 from scripts.jobs.machines import TpuSlice
 from scripts.jobs.tuning import Tuning
+from scripts.published.tags import Repository
 from scripts.spec import Spec
-from scripts.tags import Repository
 
 PLATFORMS = ("vertex", "ai-platform", "gke", "tpu-vm")
 

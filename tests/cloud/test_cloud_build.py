@@ -18,10 +18,14 @@ from typing import Any
 
 import pytest
 
-from scripts import base, cloud_config, cloud_plan, engine, registry, step_images, tags
+from scripts import base, engine
 from scripts.cli import ROOT, UserError
-from scripts.cloud_executor import Executor, Result
+from scripts.cloud import config as cloud_config
+from scripts.cloud import plan as cloud_plan
+from scripts.cloud import step_images
+from scripts.cloud.executor import Executor, Result
 from scripts.fakes.cloud_build import PROJECT, CloudBuild
+from scripts.published import registry, tags
 from tests.image.registry import running
 
 Finished = subprocess.CompletedProcess[str]
@@ -360,7 +364,7 @@ def test_an_upload_of_this_project_is_under_2_mb(gcloud: Gcloud, cloud: CloudBui
     assert sum(member.size for member in members) < 8_000_000
     assert {
         "cloudbuild.yaml",
-        "scripts/cloud_step.py",
+        "scripts/cloud/step.py",
         "scripts/builder/Dockerfile",
         "images/tf-cpu/framework.lock",
     } <= names

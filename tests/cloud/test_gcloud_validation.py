@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from scripts import cloud_plan
+from scripts.cloud import plan as cloud_plan
 
 TEXT = cloud_plan.PUSHED.build.read_text(encoding="utf-8")
 

@@ -18,11 +18,14 @@ from pathlib import Path
 import pytest
 import requests
 
-from scripts import cloud_config, cloud_step, engine, promote, registry, repository, rollback, state, tags
+from scripts import engine, promote, repository, rollback, state
 from scripts.cli import ROOT, StepFailed, UserError
+from scripts.cloud import config as cloud_config
+from scripts.cloud import step as cloud_step
 from scripts.fakes.cloud_build import CloudBuild
+from scripts.published import registry, tags
+from scripts.published.tags import Repository
 from scripts.spec import Spec, load
-from scripts.tags import Repository
 from tests.image.registry import running
 
 

@@ -10,9 +10,10 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from scripts import engine, registry
+from scripts import engine
 from scripts.cli import ROOT
-from scripts.tags import Repository
+from scripts.published import registry
+from scripts.published.tags import Repository
 from tests.image.registry import running
 
 PUSH = "import sys; from scripts import registry; [print(*blob, flush=True) for blob in registry.push(sys.argv[1])]"

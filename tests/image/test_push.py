@@ -15,9 +15,11 @@ import pytest
 import requests
 from testcontainers.community.registry import DockerRegistryContainer
 
-from scripts import engine, layers, push, registry, state, verify
+from scripts import engine, push, state, verify
 from scripts.cli import ROOT, StepFailed, UserError
+from scripts.published import registry
 from scripts.spec import Spec, load
+from scripts.stored import layers
 from tests.image.registry import running
 
 #: What `docker buildx bake` writes for us, and what `buildx build --load` writes.

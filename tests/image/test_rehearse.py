@@ -16,8 +16,10 @@ from typing import Any
 
 import pytest
 
-from scripts import digits, engine, flowers_data
+from scripts import engine
 from scripts.cli import ROOT
+from scripts.datasets import digits
+from scripts.datasets import flowers as flowers_data
 
 REGISTRY = "us-central1-docker.pkg.dev/my-project/ml/trainyard"
 

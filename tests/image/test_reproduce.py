@@ -8,8 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from scripts import blobs, build, engine, reproduce, spec
+from scripts import build, engine, reproduce, spec
 from scripts.cli import StepFailed
+from scripts.stored import blobs
 
 #: Everything under /out in its own stage, as our template has it, with what `seal` does at its end.
 TEXT = """\

@@ -15,10 +15,12 @@ from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from testcontainers.community.registry import DockerRegistryContainer
 
-from scripts import artifacts, contents, diff, engine, provenance, push, registry, sbom, sign, state, tags
+from scripts import diff, engine, push, sbom, sign, state
 from scripts.cli import ROOT
+from scripts.published import artifacts, provenance, registry, tags
+from scripts.published.tags import Repository
 from scripts.spec import Spec, load
-from scripts.tags import Repository
+from scripts.stored import contents
 from tests.image.registry import running
 
 BuiltImage = Callable[[str], str]

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from scripts import digits
+from scripts.datasets import digits
 from scripts.fakes import storage
 from tests.image.trainer_box import PYTHON, Box, Ended, box
 

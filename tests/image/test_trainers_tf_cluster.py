@@ -10,7 +10,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from scripts import digits, flowers_data
+from scripts.datasets import digits
+from scripts.datasets import flowers as flowers_data
 from tests.image.trainer_box import PYTHON, Box, Ended, box
 from trainers.common import idx, order
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from scripts import flowers_data
+from scripts.datasets import flowers as flowers_data
 from tests.image.trainer_box import Box, Ended, box
 
 SIZES = ("--image-size=48", "--batch-size=25", "--num-workers=2")

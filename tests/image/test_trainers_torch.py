@@ -8,7 +8,8 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from scripts import digits, flowers_data
+from scripts.datasets import digits
+from scripts.datasets import flowers as flowers_data
 from tests.image.trainer_box import PYTHON, Box, box
 
 SHORT = ("--datadir=/data/digits", "--epochs=3")

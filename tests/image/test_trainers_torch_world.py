@@ -11,7 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from scripts import digits, flowers_data
+from scripts.datasets import digits
+from scripts.datasets import flowers as flowers_data
 from scripts.fakes import storage
 from tests.image.trainer_box import PYTHON, Box, box
 

@@ -11,10 +11,11 @@ from typing import Any
 
 import pytest
 
-from scripts import blobs, engine, layers, state, verify, verify_rules
+from scripts import engine, rules, state, verify
 from scripts.cli import StepFailed, UserError
 from scripts.findings import Finding
 from scripts.spec import load
+from scripts.stored import blobs, layers
 from tests.image.registry import running
 
 Findings = dict[str, list[Finding]]
@@ -74,7 +75,7 @@ EXPECTED = [
 
 
 @pytest.fixture(scope="module")
-def faultless(built_image: Callable[[str], str]) -> tuple[verify_rules.Evidence, Findings]:
+def faultless(built_image: Callable[[str], str]) -> tuple[rules.Evidence, Findings]:
     return verify.examine(load("tf-cpu"), built_image("tf-cpu"))
 
 
@@ -98,13 +99,13 @@ def planted(planted_image: str) -> Findings:
     return verify.examine(load("tf-cpu"), planted_image)[1]
 
 
-def test_an_image_that_passed_has_no_finding(faultless: tuple[verify_rules.Evidence, Findings]) -> None:
+def test_an_image_that_passed_has_no_finding(faultless: tuple[rules.Evidence, Findings]) -> None:
     evidence, found = faultless
     assert [str(one) for some in found.values() for one in some] == []
     assert len(evidence.inside.packages) == len(evidence.locked) > 50
 
 
-def test_layers_are_named_and_measured(faultless: tuple[verify_rules.Evidence, Findings]) -> None:
+def test_layers_are_named_and_measured(faultless: tuple[rules.Evidence, Findings]) -> None:
     evidence, _ = faultless
     copied = [layer.stage for layer in evidence.stored.layers if layer.kind == "copied"]
     assert copied == ["framework", "requirements", "about", "common", "trainers", "launcher"]
@@ -131,11 +132,11 @@ def test_nothing_but_the_planted_faults_is_found(planted: Findings) -> None:
         assert len(told) == sum(one == rule for one, _ in EXPECTED), told
 
 
-def test_an_image_over_its_budget_is_told_what_is_big(faultless: tuple[verify_rules.Evidence, Findings]) -> None:
+def test_an_image_over_its_budget_is_told_what_is_big(faultless: tuple[rules.Evidence, Findings]) -> None:
     evidence, _ = faultless
     budget = evidence.spec.budget.model_copy(update={"size": 10**9})
     tight = dataclasses.replace(evidence, spec=evidence.spec.model_copy(update={"budget": budget}))
-    (finding,) = verify_rules.check(tight)["size_within_budget"]
+    (finding,) = rules.check(tight)["size_within_budget"]
     assert not finding.note and "over the budget of 1.00 GB: framework 1." in finding.what
     assert "of packages tensorflow_cpu 1." in finding.what
 

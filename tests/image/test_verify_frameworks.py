@@ -9,11 +9,12 @@ from pathlib import Path
 
 import pytest
 
-from scripts import engine, verify, verify_rules
+from scripts import engine, verify
+from scripts.findings import Finding
 from scripts.spec import load
 
 BuiltImage = Callable[[str], str]
-Findings = dict[str, list[verify_rules.Finding]]
+Findings = dict[str, list[Finding]]
 Plant = Callable[[str, str], str]
 
 SITE = "/opt/venv/lib/python3.11/site-packages"

@@ -8,8 +8,10 @@ from typing import Any
 import pytest
 import yaml
 
-from scripts import cloud_config, cloud_plan, discovery, render, spec
-from scripts.cloud_plan import Schedule
+from scripts import discovery, render, spec
+from scripts.cloud import config as cloud_config
+from scripts.cloud import plan as cloud_plan
+from scripts.cloud.plan import Schedule
 
 SCHEDULES = (cloud_plan.PUSHED, cloud_plan.NIGHTLY)
 schedules = pytest.mark.parametrize("schedule", SCHEDULES, ids=lambda one: one.name)

@@ -10,8 +10,10 @@ from typing import Any
 
 import pytest
 
-from scripts import cloud_config, cloud_plan, discovery, render, spec
+from scripts import discovery, render, spec
 from scripts.cli import UserError
+from scripts.cloud import config as cloud_config
+from scripts.cloud import plan as cloud_plan
 
 TEXT = cloud_plan.PUSHED.build.read_text(encoding="utf-8")
 

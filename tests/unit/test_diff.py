@@ -8,9 +8,10 @@ from types import ModuleType
 
 import pytest
 
-from scripts import contents, diff
+from scripts import diff
 from scripts.cli import UserError
-from scripts.contents import Held, Image, Layer, Package
+from scripts.stored import contents
+from scripts.stored.contents import Held, Image, Layer, Package
 
 METADATA = "Metadata-Version: 2.4\nName: {name}\nVersion: {version}\nLicense-Expression: MIT\n\nText: of a README\n"
 STATUS = """\

@@ -7,8 +7,9 @@ from typing import Any
 
 import pytest
 
-from scripts import push, registry
+from scripts import push
 from scripts.cli import UserError
+from scripts.published import registry
 
 VERIFIED = {
     "layers": [

@@ -7,9 +7,10 @@ from dataclasses import replace
 
 import pytest
 
-from scripts import contents, locks, sbom
-from scripts.contents import Held, Image, Layer, Package
+from scripts import locks, sbom
 from scripts.spec import load
+from scripts.stored import contents
+from scripts.stored.contents import Held, Image, Layer, Package
 
 DIGEST = f"sha256:{'ab' * 32}"
 

@@ -12,9 +12,10 @@ import pytest
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec, ed25519, padding, rsa
 
-from scripts import artifacts, sign
+from scripts import sign
 from scripts.cli import StepFailed, UserError
-from scripts.tags import Manifest
+from scripts.published import artifacts
+from scripts.published.tags import Manifest
 
 IMAGE = b'{"schemaVersion": 2}'
 SUBJECT = Manifest(f"sha256:{hashlib.sha256(IMAGE).hexdigest()}", "application/vnd.oci.image.manifest.v1+json", IMAGE)

@@ -17,8 +17,8 @@ import requests
 
 from scripts import images_page, measured, render, sizes, wheels
 from scripts.cli import StepFailed, UserError
-from scripts.layers import Contents, File, Layer, Stored
 from scripts.spec import load, targets
+from scripts.stored.layers import Contents, File, Layer, Stored
 
 
 def measurement(**stages: str) -> dict[str, Any]:

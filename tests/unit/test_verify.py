@@ -18,11 +18,12 @@ from typing import Any
 import pytest
 import zstandard
 
-from scripts import blobs, layers, leaks, locks, plan, probe, render, verify, verify_rules
+from scripts import locks, plan, render, rules, verify
 from scripts.cli import StepFailed
+from scripts.rules import Evidence, Inside, Package
 from scripts.spec import load, targets
+from scripts.stored import blobs, layers, leaks, probe
 from scripts.units import in_units
-from scripts.verify_rules import Evidence, Inside, Package
 from scripts.waivers import Waiver
 
 Change = Callable[[Evidence], Evidence]
@@ -355,7 +356,7 @@ FAULTS: list[tuple[str, str, list[Change], str]] = [
 
 @pytest.mark.parametrize("target", [name for name in targets() if load(name).locked])
 def test_a_faultless_image_has_no_finding(target: str) -> None:
-    assert [str(one) for found in verify_rules.check(good(target)).values() for one in found] == []
+    assert [str(one) for found in rules.check(good(target)).values() for one in found] == []
 
 
 @pytest.mark.parametrize(
@@ -365,15 +366,15 @@ def test_each_fault_is_found_and_named(target: str, rule: str, changes: list[Cha
     image = good(target)
     for change in changes:
         image = change(image)
-    found = verify_rules.check(image)[rule]
+    found = rules.check(image)[rule]
     assert any(words in str(one) for one in found), [str(one) for one in found]
     assert all(one.rule == rule and one.where and one.why and one.fix and not one.note for one in found)
 
 
 def test_every_rule_has_a_fault_that_it_finds() -> None:
     elsewhere = {"pins_reach_the_lock", "torch_xla_has_its_libtpu", "imports_do_not_compile", "size_within_budget"}
-    assert {function.__name__ for function in verify_rules.RULES} == {fault[1] for fault in FAULTS} | elsewhere
-    assert all(verify_rules.title(function) != function.__name__ for function in verify_rules.RULES)
+    assert {function.__name__ for function in rules.RULES} == {fault[1] for fault in FAULTS} | elsewhere
+    assert all(rules.title(function) != function.__name__ for function in rules.RULES)
 
 
 @pytest.mark.parametrize(
@@ -381,7 +382,7 @@ def test_every_rule_has_a_fault_that_it_finds() -> None:
 )
 def test_libtpu_must_be_the_one_torch_xla_asks_for(libtpu: str | None, words: str) -> None:
     image = (with_package("libtpu", libtpu) if libtpu else without_package("libtpu"))(good())
-    (finding,) = verify_rules.check(image)["torch_xla_has_its_libtpu"]
+    (finding,) = rules.check(image)["torch_xla_has_its_libtpu"]
     assert words in str(finding)
 
 
@@ -401,7 +402,7 @@ WAIVED = {"rule": "no_setuid_beyond_the_base", "where": "/bin/x in layer *"}
 )
 def test_a_waiver_turns_its_finding_into_a_note_until_it_expires(waiver: Change, passes: bool) -> None:
     image = waiver(with_layer({"bin/x": b"x"}, {"bin/x": 0o4755})(good()))
-    (finding,) = verify_rules.check(image)["no_setuid_beyond_the_base"]
+    (finding,) = rules.check(image)["no_setuid_beyond_the_base"]
     assert finding.note is passes
     assert ("waived until 2026-11-20 by me: until it is mended" in finding.what) is passes
 
@@ -409,11 +410,11 @@ def test_a_waiver_turns_its_finding_into_a_note_until_it_expires(waiver: Change,
 def test_an_image_without_a_spec_is_held_against_the_rules_that_need_none() -> None:
     image = with_layer({"home/a/.netrc": b"machine", "bin/x": b"x"}, {"bin/x": 0o4755})(good())
     image = with_setting(Entrypoint=["bash"], User="root")(with_package("sneaked", "1.0")(image))
-    found = verify_rules.check(changed(image, spec=None, build=None))
+    found = rules.check(changed(image, spec=None, build=None))
     failures = {one.rule for some in found.values() for one in some if not one.note}
     assert failures == {"no_credentials_in_layers"}
     assert [one.note for one in found["no_setuid_beyond_the_base"]] == [True], "whose files they are cannot be told"
-    assert not {function.__name__ for function in verify_rules.applicable(changed(image, spec=None))} & {
+    assert not {function.__name__ for function in rules.applicable(changed(image, spec=None))} & {
         "labels_match_spec",
         "installed_matches_locks",
         "size_within_budget",
@@ -421,40 +422,40 @@ def test_an_image_without_a_spec_is_held_against_the_rules_that_need_none() -> N
 
 
 def test_torch_must_be_of_the_release_torch_xla_was_built_for() -> None:
-    found = verify_rules.check(with_package("torch", "2.8.0")(good()))["torch_xla_has_its_libtpu"]
+    found = rules.check(with_package("torch", "2.8.0")(good()))["torch_xla_has_its_libtpu"]
     assert [str(one) for one in found] == ["package torch: is 2.8.0 beside torch_xla 2.9.0"]
 
 
 def test_cudnn_must_be_the_one_tensorflow_was_built_with() -> None:
     image = without_package("tensorflow-cpu")(with_text(BUILD_INFO, CUDA_BUILD)(good("tf-cpu")))
     rule = "tensorflow_has_its_cudnn"
-    assert not verify_rules.check(image)[rule], "a CUDA build without CUDA packages runs on the CPU"
+    assert not rules.check(image)[rule], "a CUDA build without CUDA packages runs on the CPU"
     old = with_package("nvidia-cudnn-cu12", "8.9.7")(image)
-    assert [str(one) for one in verify_rules.check(old)[rule]] == [
+    assert [str(one) for one in rules.check(old)[rule]] == [
         "package nvidia-cudnn: 8.9.7 is installed; TensorFlow was built with cuDNN 9"
     ]
-    assert not verify_rules.check(with_package("nvidia-cudnn-cu12", "9.10.2.21")(image))[rule]
+    assert not rules.check(with_package("nvidia-cudnn-cu12", "9.10.2.21")(image))[rule]
 
 
 def test_a_package_installed_twice_names_both_folders() -> None:
     image = good("tf-cpu")
     version = image.version("numpy")
     assert version
-    found = verify_rules.check(with_package("numpy", version, "/opt/requirements")(image))["installed_matches_locks"]
+    found = rules.check(with_package("numpy", version, "/opt/requirements")(image))["installed_matches_locks"]
     assert [str(one) for one in found] == ["package numpy: is installed in /opt/venv and /opt/requirements"]
 
 
 def test_a_pin_that_no_lock_has_is_found() -> None:
     image = good("tf-cpu")
     image.__dict__["locked"] = {name: version for name, version in image.locked.items() if name != "gcsfs"}
-    found = verify_rules.check(image)["pins_reach_the_lock"]
+    found = rules.check(image)["pins_reach_the_lock"]
     assert len(found) == 1 and "asks for gcsfs==" in str(found[0]) and "the lock has none" in str(found[0])
 
 
 def test_sources_without_byte_code_and_with_foreign_byte_code_are_told_apart() -> None:
     image = good()
     image = changed(image, inside=dataclasses.replace(image.inside, missing=("/opt/a.py",), stale=("/opt/b.py",)))
-    found = [str(one) for one in verify_rules.check(image)["imports_do_not_compile"]]
+    found = [str(one) for one in rules.check(image)["imports_do_not_compile"]]
     assert found == [
         "/opt/a.py: has no byte code that Python would use",
         "/opt/b.py: has the byte code of another source",
@@ -463,10 +464,10 @@ def test_sources_without_byte_code_and_with_foreign_byte_code_are_told_apart() -
 
 def test_many_findings_of_a_rule_are_counted_not_told() -> None:
     image = good()
-    missing = tuple(f"/opt/{number}.py" for number in range(verify_rules.SHOWN + 5))
+    missing = tuple(f"/opt/{number}.py" for number in range(rules.SHOWN + 5))
     image = changed(image, inside=dataclasses.replace(image.inside, missing=missing))
-    found = verify_rules.check(image)["imports_do_not_compile"]
-    assert len(found) == verify_rules.SHOWN + 1 and str(found[-1]) == "and: 5 more"
+    found = rules.check(image)["imports_do_not_compile"]
+    assert len(found) == rules.SHOWN + 1 and str(found[-1]) == "and: 5 more"
 
 
 def over_budget(image: Evidence) -> Evidence:
@@ -480,14 +481,14 @@ def test_a_size_over_the_budget_names_layers_and_packages() -> None:
         dataclasses.replace(one, bytes=1770000000) if one.name == "torch" else one for one in image.inside.packages
     )
     image = over_budget(changed(image, inside=dataclasses.replace(image.inside, packages=inside)))
-    (finding,) = verify_rules.check(image)["size_within_budget"]
+    (finding,) = rules.check(image)["size_within_budget"]
     assert not finding.note
     assert "10 B over the budget" in finding.what and "added 5.0 KB" in finding.what and "torch 1.77 GB" in finding.what
 
 
 def test_a_framework_from_the_fallback_index_is_over_budget_with_a_note_only() -> None:
     image = over_budget(with_label("io.trainyard.index", "default")(good()))
-    (finding,) = verify_rules.check(image)["size_within_budget"]
+    (finding,) = rules.check(image)["size_within_budget"]
     assert finding.note and "default index instead of pytorch-cpu" in finding.what
 
 
@@ -495,7 +496,7 @@ def test_what_a_locked_wheel_brings_is_no_secret_unless_it_was_changed() -> None
     site = "opt/venv/lib/python3.11/site-packages"
     for content, expected in ((certificate(9), 0), (certificate(9) + certificate(8), 1)):
         image = with_layer({f"{site}/certifi/cacert.pem": content})(good())
-        assert len(verify_rules.check(image)["no_foreign_certificates"]) == expected
+        assert len(rules.check(image)["no_foreign_certificates"]) == expected
 
 
 @pytest.mark.parametrize(
@@ -550,7 +551,7 @@ def test_secrets_in_history(command: str, found: list[str]) -> None:
 def test_a_secret_is_never_repeated() -> None:
     token = "gh" + "p_" + "z9" * 18
     image = with_layer({"opt/notes": token.encode()})(with_setting(Env=[f"A={token}", f"GH_TOKEN={token}"])(good()))
-    found = verify_rules.check(image)
+    found = rules.check(image)
     assert found["no_credentials_in_layers"] and len(found["no_credentials_in_settings"]) == 3
     assert token not in repr(found)
 

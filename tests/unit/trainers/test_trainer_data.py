@@ -21,7 +21,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from scripts import digits
+from scripts.datasets import digits
 from trainers.common import download, idx, mnist_data, order
 from trainers.common.exits import UserError
 

@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image
 
-from scripts import flowers_data as drawn
+from scripts.datasets import flowers as drawn
 from trainers.common import flowers_data, images, jpeg, tfrecord
 from trainers.common.exits import UserError
 

@@ -1,14 +1,15 @@
-"""Look into an image from inside: run scripts/probe.py there, without a network, on a read-only file system."""
+"""Look into an image from inside: run scripts/stored/probe.py there, without a network, on a read-only file system."""
 
 from __future__ import annotations
 
 import json
+from pathlib import Path
 from typing import Any
 
 import docker.errors
 
 from scripts import engine
-from scripts.cli import ROOT, StepFailed
+from scripts.cli import StepFailed
 
 #: What may be an image's Python, the first that is there: some images have one of the two names only.
 PYTHONS = ("python3", "python")
@@ -19,7 +20,7 @@ class NoPython(StepFailed):
 
 
 def look(reference: str, *parts: str) -> dict[str, Any]:
-    """What the Python of a local image says, as scripts/probe.py prints it.
+    """What the Python of a local image says, as scripts/stored/probe.py prints it.
 
     Args:
         parts: ``packages``, ``bytecode``, ``texts``; all of them if none is given.
@@ -37,7 +38,7 @@ def look(reference: str, *parts: str) -> dict[str, Any]:
 
 
 def _run(reference: str, python: str, parts: tuple[str, ...]) -> dict[str, Any]:
-    text = (ROOT / "scripts" / "probe.py").read_text(encoding="utf-8")
+    text = Path(__file__).with_name("probe.py").read_text(encoding="utf-8")
     container = engine.client().containers.create(
         reference,
         ["-c", text, *parts],

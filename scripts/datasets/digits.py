@@ -59,7 +59,7 @@ def _write(path: Path, array: Bytes, gz: bool) -> None:
 
 
 def main() -> None:
-    """``python -m scripts.digits FOLDER [--gz] [--seed N]``."""
+    """``python -m scripts.datasets.digits FOLDER [--gz] [--seed N]``."""
     parser = argparse.ArgumentParser(prog="digits", description=__doc__)
     parser.add_argument("folder", type=Path, help="where to write the four files")
     parser.add_argument("--gz", action="store_true", help="gzip them")

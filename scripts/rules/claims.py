@@ -1,7 +1,6 @@
 """What must hold for an image to be what its tag says: labels, tags, start, and spec = lock = installed.
 
-Rules about builds of frameworks are in scripts/verify_builds.py, those about layers in scripts/verify_contents.py;
-:data:`RULES` has them all.
+Rules about builds of frameworks are in builds.py, those about layers in contents.py.
 """
 
 from __future__ import annotations
@@ -15,16 +14,9 @@ from packaging.utils import canonicalize_name
 from packaging.version import InvalidVersion, Version
 
 from scripts import locks, plan, render
-from scripts.evidence import Evidence as Evidence
-from scripts.evidence import Inside as Inside
-from scripts.evidence import Package as Package
-from scripts.findings import Finding as Finding
-from scripts.rulebook import RULES as RULES
-from scripts.rulebook import SHOWN as SHOWN
-from scripts.rulebook import applicable as applicable
-from scripts.rulebook import check as check
-from scripts.rulebook import spec_rule
-from scripts.rulebook import title as title
+from scripts.findings import Finding
+from scripts.rules.book import spec_rule
+from scripts.rules.evidence import Evidence, Package
 from scripts.spec import Spec, relative, requirements_of
 
 #: What an immutable tag looks like (:func:`scripts.plan.make_plan`): target and version, day, content hash.
@@ -185,8 +177,3 @@ def _same(one: str, other: str) -> bool:
         return Version(one) == Version(other)
     except InvalidVersion:
         return one == other
-
-
-# The rest of the book is written where its subject is; importing it adds it.
-from scripts import verify_builds, verify_contents  # noqa: E402, F401
-from scripts.verify_contents import heaviest as heaviest  # noqa: E402

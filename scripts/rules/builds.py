@@ -10,9 +10,9 @@ from typing import Any
 from packaging.requirements import Requirement
 from packaging.version import Version
 
-from scripts.evidence import Evidence
 from scripts.findings import Finding
-from scripts.rulebook import rule, spec_rule
+from scripts.rules.book import rule, spec_rule
+from scripts.rules.evidence import Evidence
 from scripts.spec import Spec
 from scripts.tables import conflict
 

@@ -132,8 +132,8 @@ def write(folder: str | Path, form: str = "folder", train: int = 500, test: int 
 
 
 def main() -> None:
-    """``python -m scripts.flowers_data FOLDER [--form tar] [--train N] [--test N] [--seed N]``."""
-    parser = argparse.ArgumentParser(prog="flowers_data", description=__doc__)
+    """``python -m scripts.datasets.flowers FOLDER [--form tar] [--train N] [--test N] [--seed N]``."""
+    parser = argparse.ArgumentParser(prog="flowers", description=__doc__)
     parser.add_argument("folder", type=Path, help="where to write")
     parser.add_argument("--form", choices=("folder", "tfrecord", "tar"), default="folder", help="how (default folder)")
     parser.add_argument("--train", type=int, default=500, help="training pictures (default 500)")

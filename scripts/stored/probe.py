@@ -1,6 +1,6 @@
 """What an image's own Python finds in it, as JSON on standard output, without importing a framework.
 
-Runs INSIDE the image: scripts/inside.py sends it as ``python -c <this text>``, with the parts that are wanted as
+Runs INSIDE the image: scripts/stored/inside.py sends it as ``python -c <this text>``, with the parts that are wanted as
 arguments, all of them if none is given. Standard library only, Python 3.8 on.
 """
 

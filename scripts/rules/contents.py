@@ -5,11 +5,11 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
-from scripts import leaks
-from scripts.evidence import Evidence, Package
 from scripts.findings import Finding
-from scripts.rulebook import rule, spec_rule
+from scripts.rules.book import rule, spec_rule
+from scripts.rules.evidence import Evidence, Package
 from scripts.spec import Spec
+from scripts.stored import leaks
 from scripts.units import in_units
 from scripts.waivers import expired
 

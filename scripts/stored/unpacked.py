@@ -17,7 +17,7 @@ from pathlib import Path
 import docker.errors
 
 from scripts import engine
-from scripts.inside import PYTHONS
+from scripts.stored.inside import PYTHONS
 
 #: What overlayfs marks a directory with that hides the one below it (kernel, Documentation/filesystems/overlayfs).
 _OPAQUE = "trusted.overlay.opaque"

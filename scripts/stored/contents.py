@@ -18,11 +18,13 @@ from typing import Any
 import docker.errors
 from packaging.utils import canonicalize_name
 
-from scripts import blobs, engine, layers, registry
+from scripts import engine
 from scripts.cli import UserError
 from scripts.plan import LABELS
+from scripts.published import registry
+from scripts.published.tags import Repository
 from scripts.spec import IMAGES
-from scripts.tags import Repository
+from scripts.stored import blobs, layers
 
 #: Files that are read from layers; no package's METADATA was over 0.3 MB, a dpkg status with 200 packages has 0.2 MB.
 _LIMIT = 4 << 20

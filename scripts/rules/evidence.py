@@ -10,8 +10,8 @@ from typing import Any
 from packaging.utils import canonicalize_name
 
 from scripts import locks, plan
-from scripts.layers import Layer, Stored
 from scripts.spec import Spec
+from scripts.stored.layers import Layer, Stored
 from scripts.waivers import Waiver, today
 
 
@@ -28,7 +28,7 @@ class Package:
 
 @dataclass(frozen=True)
 class Inside:
-    """What scripts/probe.py saw from inside: ``texts`` maps a file's name to its content, where the file exists."""
+    """What scripts/stored/probe.py saw inside: ``texts`` maps a file's name to its content, where it exists."""
 
     python: str
     packages: tuple[Package, ...]

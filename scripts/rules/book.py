@@ -1,7 +1,7 @@
 """The book that verify's rules are written into, and how an image is held against them.
 
 A rule takes the :class:`Evidence` and yields a :class:`Finding` for everything that breaks it; the first line of its
-docstring is what it promises. To add one, write a function in one of the scripts/verify_*.py and decorate it.
+docstring is what it promises. To add one, write a function in one of this folder's modules and decorate it.
 """
 
 from __future__ import annotations
@@ -10,8 +10,8 @@ import dataclasses
 import functools
 from collections.abc import Callable, Iterator
 
-from scripts.evidence import Evidence
 from scripts.findings import Finding
+from scripts.rules.evidence import Evidence
 from scripts.spec import Spec
 
 #: Findings of one rule that are told one by one; the rest is counted.

@@ -1,7 +1,7 @@
 """What is stored in an image, layer by layer.
 
-Layers are walked where the engine has unpacked them (scripts/unpacked.py), or else streamed as they are stored
-(scripts/blobs.py): nothing is written to disk and no more than one small file is held in memory.
+Layers are walked where the engine has unpacked them (scripts/stored/unpacked.py), or else streamed as they are stored
+(scripts/stored/blobs.py): nothing is written to disk and no more than one small file is held in memory.
 """
 
 from __future__ import annotations
@@ -20,7 +20,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
-from scripts import blobs, engine, leaks, unpacked
+from scripts import engine
+from scripts.stored import blobs, leaks, unpacked
 
 Kind = Literal["base", "below", "copied", "added"]
 
@@ -53,7 +54,7 @@ class Suspect:
 
 @dataclass(frozen=True)
 class Bundle:
-    """A file with PEM certificates: their fingerprints (:func:`scripts.leaks.certificates`), and its own SHA-256."""
+    """A PEM file: its certificates' fingerprints (:func:`scripts.stored.leaks.certificates`), and its own SHA-256."""
 
     path: str
     certificates: frozenset[str]

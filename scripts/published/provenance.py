@@ -13,11 +13,13 @@ import json
 import os
 from typing import Any
 
-from scripts import artifacts, blobs, engine, state
+from scripts import engine, state
 from scripts.bake import bake
 from scripts.cli import StepFailed
 from scripts.plan import NAME
-from scripts.tags import Manifest, Repository
+from scripts.published import artifacts
+from scripts.published.tags import Manifest, Repository
+from scripts.stored import blobs
 
 #: Annotation of an attestation's descriptor, with its value (moby/buildkit, docs/attestations/attestation-storage.md).
 _KIND = ("vnd.docker.reference.type", "attestation-manifest")

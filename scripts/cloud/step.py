@@ -1,8 +1,8 @@
 """What the steps of cloudbuild.yaml run, inside the builder image: the verbs, told by substitutions.
 
-    python -m scripts.cloud_step prepare
-    python -m scripts.cloud_step build tf-cpu        and verify, smoke
-    python -m scripts.cloud_step publish             then promote, which moves tags if PROMOTE is set
+    python -m scripts.cloud.step prepare
+    python -m scripts.cloud.step build tf-cpu        and verify, smoke
+    python -m scripts.cloud.step publish             then promote, which moves tags if PROMOTE is set
 
 The substitutions come as environment variables of the same names without the underscore: TARGETS, REGISTRY, TAG, INDEX,
 CACHE, BASE, PROMOTE, REVISION. A step of a target that is not among TARGETS says so and ends well.
@@ -18,9 +18,11 @@ from pathlib import Path
 
 import docker.errors
 
-from scripts import build, cli, cloud_plan, engine, lock, promote, push, registry, sign, smoke, state, tags, verify
+from scripts import build, cli, engine, lock, promote, push, sign, smoke, state, verify
 from scripts.cli import ROOT, STATE, StepFailed, UserError, nearest, say
+from scripts.cloud import plan as cloud_plan
 from scripts.plan import NAME
+from scripts.published import registry, tags
 from scripts.spec import indexes, load, targets
 
 #: What `prepare` finds out for the steps after it, and what `publish` leaves for `promote`.
@@ -170,7 +172,7 @@ def beside_the_engine() -> bool:
         return False
     again = engine.client().containers.run(
         str(me.attrs["Image"]),
-        ["-m", "scripts.cloud_step", "promote"],
+        ["-m", "scripts.cloud.step", "promote"],
         detach=True,
         environment=dict(os.environ) | {"TRAINYARD_BESIDE_ENGINE": "1"},
         labels=me.labels,

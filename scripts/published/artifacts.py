@@ -12,7 +12,7 @@ import json
 from dataclasses import dataclass, field
 from urllib.parse import urljoin
 
-from scripts.tags import Manifest, Repository
+from scripts.published.tags import Manifest, Repository
 
 _MANIFEST = "application/vnd.oci.image.manifest.v1+json"
 _CONFIG = "application/vnd.oci.image.config.v1+json"

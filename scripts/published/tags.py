@@ -20,8 +20,9 @@ from typing import Any
 import docker.auth
 import requests
 
-from scripts import engine, registry
+from scripts import engine
 from scripts.cli import StepFailed, UserError
+from scripts.published import registry
 
 #: Seconds to wait for an answer; registries on this host took under 0.1 s (2026-11).
 TIMEOUT = 60

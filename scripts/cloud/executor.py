@@ -27,10 +27,11 @@ import requests
 from docker.models.containers import Container
 from docker.types import Mount
 
-from scripts import engine, registry
+from scripts import engine
 from scripts.cli import StepFailed, say
-from scripts.cloud_config import Build, Step
-from scripts.step_images import CA_BUNDLE, find_image
+from scripts.cloud.config import Build, Step
+from scripts.cloud.step_images import CA_BUNDLE, find_image
+from scripts.published import registry
 
 NETWORK = "cloudbuild"
 #: The engine's socket inside its host.

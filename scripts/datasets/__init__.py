@@ -1,0 +1,1 @@
+"""Data to train on without a network: real digits and drawn flowers."""
