@@ -138,7 +138,8 @@ class Ours(Side):
         return done.stdout
 
     def prepare(self) -> None:
-        self._verb("scripts.render")  # the image's name is part of what is rendered
+        for target in ((), ("examples/patches",)):
+            self._verb("scripts.render", *target)  # the image's name is part of what is rendered
 
     def require(self, pin: str) -> None:
         spec_file = self.tree.folder / "images" / self.tree.spec.target / "image.yaml"

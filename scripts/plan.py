@@ -161,6 +161,7 @@ def labels(spec: Spec) -> dict[str, str]:
         f"{_OCI}.description": spec.summary,
         f"{_OCI}.licenses": "Apache-2.0",
         f"{LABELS}.target": spec.target,
+        f"{LABELS}.accelerator": spec.accelerator,
         f"{LABELS}.framework": f"{spec.framework.name}=={spec.framework.version}",
     }
 

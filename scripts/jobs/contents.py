@@ -129,7 +129,8 @@ def look(reference: str) -> Contents:
 def _from_labels(reference: str, labels: dict[str, str], source: str, *, local: bool = False) -> Contents:
     name, _, version = labels.get(f"{LABELS}.framework", "").partition("==")
     versions = {str(canonicalize_name(name)): version} if version else {}
-    return Contents(reference, versions, source, labels.get(f"{LABELS}.index", ""), local)
+    made_for = _MADE_FOR.get(labels.get(f"{LABELS}.accelerator", ""), "")
+    return Contents(reference, versions, source, labels.get(f"{LABELS}.index", ""), local, made_for)
 
 
 def _of_local(reference: str, image: Image) -> Contents:

@@ -339,6 +339,20 @@ def test_an_image_is_looked_up_at_its_registry_without_pulling(registry: str, tm
     ]
 
 
+def test_an_image_for_another_accelerator_is_told_by_its_label(registry: str, tmp_path: Path) -> None:
+    """Its framework alone would not do: plain torch of the default index serves CPUs and GPUs."""
+    reference = made(f"{registry}/team/trainyard:cpu", labels={f"{LABELS}.accelerator": "none"})
+    engine.client().images.push(reference)
+    engine.client().images.remove(reference, force=True)
+    path = tmp_path / "job.yaml"
+    machine = {"machineType": "a2-highgpu-1g", "acceleratorType": "NVIDIA_TESLA_A100", "acceleratorCount": 1}
+    pool = {"machineSpec": machine, "replicaCount": 1, "containerSpec": {"imageUri": reference}}
+    path.write_text(yaml.safe_dump({"workerPoolSpecs": [pool]}))
+    _, found = check_job.examine(path)
+    (finding,) = [one for one in found if one.rule == "images_can_use_the_accelerator"]
+    assert "a GPU job with an image for CPUs" in finding.what and "by its labels at the registry" in finding.what
+
+
 def test_an_image_can_be_named_by_its_digest(registry: str, capsys: pytest.CaptureFixture[str]) -> None:
     reference = made(f"{registry}/team/trainyard:pinned", labels=TF)
     engine.client().images.push(reference)
