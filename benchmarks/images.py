@@ -10,7 +10,7 @@ then the files; layers packed with gzip. Versions, base, package index and engin
     cold                 `--no-cache`, and every wheel is downloaded, as on a new machine
     no change
     trainer edited       a comment in a trainer
-    requirement added    einops
+    requirement added    tabulate
     base updated         the same base with one more file
     second target        examples/patches, which shares xla's framework
 
@@ -120,7 +120,7 @@ def measure(part: str, repeat: int) -> dict[str, Any]:
         step("trainer edited", edits)
         if isinstance(side, Ours) and target == "xla":
             step("second target", [side.build(target="examples/patches")], f"{name}:patches-candidate")
-        side.require("einops==0.8.2")
+        side.require("tabulate==0.9.0")  # no other image here has it
         step("requirement added", [side.build()])
         if "base updated" not in LEFT_OUT.get(part, ()):
             side.updated = True

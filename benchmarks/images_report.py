@@ -28,7 +28,7 @@ def verdicts(found: dict[str, Any]) -> list[tuple[str, str, bool]]:
     for target in ("xla", "tf-cpu"):
         cold = ratio(found, target, "cold", "seconds")
         if cold is not None:
-            rows.append((f"{target}: cold build at least {COLD:g} times faster", f"{cold:.1f}", cold >= COLD))
+            rows.append((f"{target}: cold build at least {COLD:g} times faster", f"{cold:.2f}", cold >= COLD))
         steps = found.get(f"{target}/ours", {}).get("steps", {})
         if "trainer edited" in steps:
             pushed = steps["trainer edited"]["pushed"]

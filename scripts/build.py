@@ -174,6 +174,13 @@ def build(
     if compression not in COMPRESSIONS:
         raise UserError(f"COMPRESSION={compression!r}: use one of {', '.join(COMPRESSIONS)}")
     check_rendered(spec)
+    with contextlib.nullcontext() if name else state.candidate_of(spec.target):
+        return _build(spec, compression=compression, no_cache=no_cache, cache=cache, name=name)
+
+
+def _build(
+    spec: Spec, *, compression: str, no_cache: bool, cache: str | None, name: str
+) -> tuple[Plan, dict[str, Any]]:
     engine.client()
     plan = plan_for(spec)
     for note in plan.notes:

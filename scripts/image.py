@@ -7,32 +7,20 @@ An image whose digest has passed before is not verified and trained in again, un
 
 from __future__ import annotations
 
-import contextlib
-import fcntl
 import os
-from collections.abc import Iterator
 from typing import Any
 
 from rich.table import Column, Table
 from rich.text import Text
 
 from scripts import build, cli, engine, smoke, state, verify
-from scripts.cli import STATE, log, say, warn
+from scripts.cli import log, say, warn
 from scripts.plan import NAME, Plan
 from scripts.spec import Spec, load
 from scripts.units import in_units
 
 #: How a stage announces itself; `make images` knows by these words how far an image is.
 VERIFYING, TRAINING = "verifying", "training in"
-
-
-@contextlib.contextmanager
-def _turn() -> Iterator[None]:
-    """Wait until no other image of this host is trained in: side by side they would miss the limits of a smoke test."""
-    STATE.mkdir(parents=True, exist_ok=True)
-    with (STATE / "training.lock").open("w", encoding="utf-8") as file:
-        fcntl.flock(file, fcntl.LOCK_EX)
-        yield
 
 
 def _passed(spec: Spec, digest: str, step: str) -> dict[str, Any] | None:
@@ -46,11 +34,16 @@ def make(spec: Spec) -> dict[str, Any]:
     Raises:
         UserError, StepFailed: a stage failed; the candidate stays for a look, nothing else is tagged.
     """
+    with state.candidate_of(spec.target):
+        return _make(spec)
+
+
+def _make(spec: Spec) -> dict[str, Any]:
     compression = os.environ.get("COMPRESSION") or "zstd"
     plan, built = build.build(spec, compression=compression, no_cache=bool(os.environ.get("NO_CACHE")))
     spec = plan.spec  # a base that was looked into now says which versions it holds
     digest = built["digest"]
-    with _turn():
+    with state.turn("training"):  # side by side, images would miss the limits of a smoke test
         say(f"{VERIFYING} {plan.candidate}")
         verified = _passed(spec, digest, "verify") or verify.verify(spec, plan.candidate)
         say(f"{TRAINING} {plan.candidate}")

@@ -5,13 +5,51 @@
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
 import json
 import os
 import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from scripts.cli import STATE, UserError
+from scripts.cli import STATE, UserError, say
+
+#: The turns that this process has.
+_turns: set[str] = set()
+
+
+@contextlib.contextmanager
+def turn(name: str, waiting: str = "") -> Iterator[None]:
+    """Do something that only one process of this host may do at a time; within it, the same turn is had already.
+
+    Args:
+        name: of the thing, a file's name.
+        waiting: what to say if another process is at it.
+    """
+    if name in _turns:
+        yield
+        return
+    folder = STATE / "turns"
+    folder.mkdir(parents=True, exist_ok=True)
+    with (folder / name).open("w", encoding="utf-8") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            if waiting:
+                say(waiting)
+            fcntl.flock(file, fcntl.LOCK_EX)
+        _turns.add(name)
+        try:
+            yield
+        finally:
+            _turns.discard(name)
+
+
+def candidate_of(target: str) -> contextlib.AbstractContextManager[None]:
+    """The turn to make a target's candidate, and to do with it what only its maker may."""
+    return turn(f"candidate-{target}", f"another process makes {target}: waiting for it")
 
 
 def _path(target: str, step: str) -> Path:

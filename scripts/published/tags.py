@@ -19,6 +19,7 @@ from typing import Any
 
 import docker.auth
 import requests
+import urllib3
 
 from scripts import engine
 from scripts.cli import StepFailed, UserError
@@ -30,6 +31,12 @@ MANIFESTS = (
     "application/vnd.oci.image.manifest.v1+json, application/vnd.docker.distribution.manifest.v2+json, "
     "application/vnd.oci.image.index.v1+json, application/vnd.docker.distribution.manifest.list.v2+json"
 )
+#: What a registry that stumbles is asked again, within 1.4 s: the reference registry answers 500 when two write one tag
+#: at the same moment, and hosted ones 429 and 503 under load. What does not answer at all is not asked again.
+RETRY = urllib3.Retry(
+    total=None, connect=0, read=0, other=0, status=3, backoff_factor=0.2, raise_on_status=False,
+    status_forcelist=[429, 500, 502, 503, 504], allowed_methods=["GET", "HEAD", "PUT"],
+)  # fmt: skip
 #: Label of a record's configuration: the digest that passed verify and smoke.
 PASSED = "io.trainyard.passed"
 
@@ -49,6 +56,11 @@ class Repository:
 
     name: str
     _headers: dict[str, str] = field(default_factory=dict)
+    _session: requests.Session = field(default_factory=requests.Session)
+
+    def __post_init__(self) -> None:
+        for scheme in ("http://", "https://"):
+            self._session.mount(scheme, requests.adapters.HTTPAdapter(max_retries=RETRY))
 
     @property
     def host(self) -> str:
@@ -101,10 +113,12 @@ class Repository:
         more: Mapping[str, str] = options.pop("headers", {})
         url = self._url(rest)
         try:
-            answer = requests.request(method, url, headers={**self._headers, **more}, timeout=TIMEOUT, **options)
+            answer = self._session.request(method, url, headers={**self._headers, **more}, timeout=TIMEOUT, **options)
             if answer.status_code == 401:
                 self._headers |= self._token(answer.headers.get("WWW-Authenticate", ""))
-                answer = requests.request(method, url, headers={**self._headers, **more}, timeout=TIMEOUT, **options)
+                answer = self._session.request(
+                    method, url, headers={**self._headers, **more}, timeout=TIMEOUT, **options
+                )
         except requests.exceptions.RequestException as error:
             raise StepFailed(registry.meaning(str(error), self.name)) from None
         if answer.ok or (missing_ok and answer.status_code == 404):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import http.server
+import threading
 from collections.abc import Callable
 from typing import Any
 
@@ -10,6 +12,7 @@ import pytest
 from scripts import push
 from scripts.cli import UserError
 from scripts.published import registry
+from scripts.published.tags import Manifest, Repository
 
 VERIFIED = {
     "layers": [
@@ -133,3 +136,26 @@ def test_mistakes_are_one_line(
     monkeypatch.delenv("REGISTRY", raising=False)
     status, out, err = verb(push, *arguments)
     assert (status, out) == (2, "") and words in err and len(err.splitlines()) == 1
+
+
+def test_a_registry_that_stumbles_is_asked_again() -> None:
+    """Writes of tags may be repeated: a 500 or a 503 in between does not end a promote."""
+    answers = iter([500, 503, 201])
+    bodies: list[bytes] = []
+
+    class Stumbling(http.server.BaseHTTPRequestHandler):
+        def do_PUT(self) -> None:
+            bodies.append(self.rfile.read(int(self.headers["Content-Length"])))
+            self.send_response(next(answers))
+            self.send_header("Content-Length", "0")
+            self.end_headers()
+
+        def log_message(self, *_: object) -> None:
+            pass
+
+    with http.server.HTTPServer(("127.0.0.1", 0), Stumbling) as server:
+        threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
+        repository = Repository(f"127.0.0.1:{server.server_port}/team")
+        repository.put(Manifest("sha256:0", "application/vnd.oci.image.manifest.v1+json", b"{}"), "tag")
+        server.shutdown()
+    assert bodies == [b"{}"] * 3
