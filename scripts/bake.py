@@ -23,9 +23,10 @@ _KEPT = 400
 #: Lines of a failed step that say what is wrong; installers follow them with details, such as hashes.
 _TELLING = re.compile(r"\berror\b|\bE:|mismatch|caused by|cannot|could not|unable|not found|no such", re.IGNORECASE)
 
-#: What BuildKit says when a step that two builds share was asked for by the one that has ended; seen when one of two
-#: targets fails or ends while the other waits for a stage of both (BuildKit of Docker 26.1). The next turn does it.
-_LEFT_ALONE = "no active sessions"
+#: What BuildKit of Docker 26.1 says through no fault of the build's; the next turn does it. The first: a step that two
+#: builds share was asked for by the one that has ended, when one of two targets fails or ends while the other waits for
+#: a stage of both. The second: the engine collected a snapshot that it had just found, after other images were removed.
+_STUMBLED = re.compile(r"no active sessions|failed to prepare extraction snapshot .*: not found")
 
 #: How often a build is begun, if that happens.
 _TURNS = 3
@@ -52,7 +53,7 @@ def bake(target: str, arguments: list[str], *, quiet: bool = False) -> dict[str,
         command = ["docker", "buildx", "bake", progress, f"--metadata-file={metadata}", *arguments]
         for _ in range(_TURNS):
             status, lines = _run(command, piped=not drawn, shown=not quiet)
-            if not status or not any(_LEFT_ALONE in line for line in lines):
+            if not status or not any(_STUMBLED.search(line) for line in lines):
                 break
         if status:
             raise StepFailed(f"the build of {target} failed: {reason(lines) or 'see above'}")

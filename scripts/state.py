@@ -45,6 +45,7 @@ def turn(name: str, waiting: str = "") -> Iterator[None]:
             yield
         finally:
             _turns.discard(name)
+            fcntl.flock(file, fcntl.LOCK_UN)  # a child that has inherited the file would keep it locked
 
 
 def candidate_of(target: str) -> contextlib.AbstractContextManager[None]:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-import multiprocessing
+import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -10,25 +12,22 @@ import pytest
 from scripts import state
 
 
-def test_a_second_process_says_that_it_waits_and_gets_its_turn(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_a_second_process_says_that_it_waits_and_gets_its_turn(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(state, "STATE", tmp_path)
-    made = tmp_path / "made"
-
-    def second() -> None:
-        state._turns.clear()  # forked from a process that has the turn
-        with state.candidate_of("xla"):
-            made.touch()
-
-    process = multiprocessing.get_context("fork").Process(target=second)
+    script = "from scripts import state\nwith state.candidate_of('xla'): print('has it', flush=True)"
     with state.candidate_of("xla"), state.candidate_of("xla"):  # within a turn it is had already
-        process.start()
-        process.join(0.3)
-        assert process.is_alive() and not made.exists()
-    process.join(10)
-    assert made.exists() and process.exitcode == 0
-    assert "another process makes xla: waiting for it" in capfd.readouterr().err
+        second = subprocess.Popen(
+            [sys.executable, "-c", script],
+            env=os.environ | {"TRAINYARD_BUILD": str(tmp_path)},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        assert second.stderr is not None
+        assert second.stderr.readline().strip().endswith("another process makes xla: waiting for it")
+        assert second.poll() is None
+    out, _ = second.communicate(timeout=10)
+    assert out == "has it\n" and second.returncode == 0
 
 
 def test_different_targets_do_not_wait_for_each_other(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
