@@ -1,8 +1,9 @@
 """The rules of `make verify`: what must hold for an image to be what its tag says."""
 
-# isort: off  (each module enters its rules into the book: this is the order in which they are told)
-from scripts.rules import builds as builds
+# Each module enters its rules into the book: this is the order in which they are told.
+# isort: off
 from scripts.rules import claims as claims
+from scripts.rules import builds as builds
 from scripts.rules import contents as contents
 
 # isort: on

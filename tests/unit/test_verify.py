@@ -573,6 +573,12 @@ def test_a_broken_layer_is_one_clear_line(cut: int) -> None:
         layers.scan(io.BufferedReader(io.BytesIO(whole[:cut])))  # type: ignore[arg-type]
 
 
+def test_what_an_image_says_of_itself_is_told_first() -> None:
+    """A failure's one line is the first finding: a wrong label tells more than what follows from it."""
+    modules = [function.__module__.rpartition(".")[2] for function in rules.RULES]
+    assert list(dict.fromkeys(modules)) == ["claims", "builds", "contents"]
+
+
 def test_layers_are_named_after_the_stages_of_the_rendered_dockerfile() -> None:
     text = render.dockerfile(load("xla"))
     below, copies = layers.stages(text)
