@@ -188,7 +188,7 @@ def test_a_download_goes_on_to_the_next_mirror_and_happens_once(
     md5 = {"x.gz": hashlib.md5(b"data").hexdigest()}
     mirrors = [address + "none/", address + "bad/", address]
     target = str(tmp_path / "data")
-    with ProcessPoolExecutor(4, mp_context=multiprocessing.get_context("fork")) as pool:
+    with ProcessPoolExecutor(4, mp_context=multiprocessing.get_context("forkserver")) as pool:
         for ended in [pool.submit(download.fetch, target, mirrors, md5) for _ in range(4)]:
             ended.result()
     assert (tmp_path / "data" / "x.gz").read_bytes() == b"data"
