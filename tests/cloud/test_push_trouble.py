@@ -16,7 +16,7 @@ from scripts.published import registry
 from scripts.published.tags import Repository
 from tests.image.registry import running
 
-PUSH = "import sys; from scripts.published.registry import push; [print(*blob, flush=True) for blob in push(sys.argv[1])]"
+PUSH = "import sys; from scripts.published.registry import push; [print(*b, flush=True) for b in push(sys.argv[1])]"
 
 
 @pytest.fixture
