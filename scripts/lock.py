@@ -79,6 +79,8 @@ def compile_lock(
         command += ["--python-version", python, "--python-platform", platform_of(glibc), "--output-file", "new.lock"]
         # A user's own uv or pip settings must not change what is locked for everybody.
         environment = {key: value for key, value in os.environ.items() if not key.startswith("UV_")}
+        if bundle := engine.ca_bundle():  # uv brings authorities of its own, which no inspecting network is among
+            environment["SSL_CERT_FILE"] = str(bundle)
         found = subprocess.run(command, cwd=here, env=environment, capture_output=True, text=True, check=False)
         if found.returncode:
             reason = " ".join(found.stderr.split()) or f"uv exited with {found.returncode}"
