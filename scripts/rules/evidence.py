@@ -12,6 +12,7 @@ from packaging.utils import canonicalize_name
 from scripts import locks, plan
 from scripts.spec import Spec
 from scripts.stored.layers import Layer, Stored
+from scripts.stored.settings import Configured
 from scripts.waivers import Waiver, today
 
 
@@ -39,7 +40,7 @@ class Inside:
 
 
 @dataclass(frozen=True)
-class Evidence:
+class Evidence(Configured):
     """All that is known about an image; rules look at nothing else.
 
     Attributes:
@@ -60,18 +61,8 @@ class Evidence:
     waivers: tuple[Waiver, ...] = ()
     day: datetime.date = field(default_factory=today)
 
-    @property
-    def settings(self) -> dict[str, Any]:
-        """The ``config`` part of the OCI configuration."""
-        return dict(self.stored.config.get("config") or {})
-
-    @property
-    def labels(self) -> dict[str, str]:
-        return dict(self.settings.get("Labels") or {})
-
-    @property
-    def environment(self) -> dict[str, str]:
-        return dict(entry.partition("=")[::2] for entry in self.settings.get("Env") or [])
+    def _configuration(self) -> dict[str, Any]:
+        return self.stored.config
 
     @property
     def index(self) -> str:

@@ -25,6 +25,7 @@ from scripts.published import registry
 from scripts.published.tags import Repository
 from scripts.spec import IMAGES
 from scripts.stored import blobs, layers
+from scripts.stored.settings import Configured
 
 #: Files that are read from layers; no package's METADATA was over 0.3 MB, a dpkg status with 200 packages has 0.2 MB.
 _LIMIT = 4 << 20
@@ -67,7 +68,7 @@ class Layer:
 
 
 @dataclass(frozen=True)
-class Image:
+class Image(Configured):
     """An image.
 
     Attributes:
@@ -87,18 +88,8 @@ class Image:
     repository: Repository | None = None
     listed: tuple[dict[str, Package], dict[str, Package]] | None = None
 
-    @property
-    def settings(self) -> dict[str, Any]:
-        """The ``config`` part of the OCI configuration."""
-        return dict(self.config.get("config") or {})
-
-    @property
-    def labels(self) -> dict[str, str]:
-        return dict(self.settings.get("Labels") or {})
-
-    @property
-    def environment(self) -> dict[str, str]:
-        return dict(entry.partition("=")[::2] for entry in self.settings.get("Env") or [])
+    def _configuration(self) -> dict[str, Any]:
+        return self.config
 
     @property
     def stored(self) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -9,7 +10,7 @@ from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
 from scripts import lock, locks, spec
-from scripts.cli import UserError
+from scripts.cli import StepFailed, UserError
 
 LOCKS = sorted([*spec.ROOT.glob("images/**/*.lock"), *spec.ROOT.glob("examples/*/*.lock"),
                 *spec.ROOT.glob("scripts/**/requirements.lock")])  # fmt: skip
@@ -21,6 +22,26 @@ def test_every_entry_is_hash_pinned_and_names_no_host(path: Path) -> None:
     text = path.read_text(encoding="utf-8")
     assert "://" not in text
     assert "--index" not in text and "--find-links" not in text
+
+
+def test_locks_are_resolved_with_the_hosts_authorities_and_nobodys_settings(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """uv brings authorities of its own, which no network that inspects TLS is among; a user's UV_* change no lock."""
+    bundle = tmp_path / "ca.pem"
+    bundle.touch()
+    monkeypatch.setattr(lock.engine, "ca_bundle", lambda: bundle)
+    monkeypatch.setenv("UV_INDEX_URL", "http://127.0.0.1:9")
+    seen: dict[str, str] = {}
+
+    def run(*_: object, env: dict[str, str], **__: object) -> subprocess.CompletedProcess[str]:
+        seen.update(env)
+        return subprocess.CompletedProcess([], 2, "", "no answer")
+
+    monkeypatch.setattr(lock.subprocess, "run", run)
+    with pytest.raises(StepFailed, match="cannot lock mine: no answer"):
+        lock.compile_lock(["a==1"], tmp_path / "a.lock", python="3.11", target="mine")
+    assert seen["SSL_CERT_FILE"] == str(bundle) and "UV_INDEX_URL" not in seen
 
 
 @pytest.mark.parametrize("target", [name for name in spec.targets() if spec.load(name).locked])
