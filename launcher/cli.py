@@ -1,4 +1,4 @@
-"""Arguments, and the order in which everything runs. Parsed by hand: argparse would double the start-up time."""
+"""The command line, and the order of the steps. Parsed by hand: argparse would double the start-up time."""
 
 from __future__ import annotations
 
@@ -24,24 +24,29 @@ if TYPE_CHECKING:
     from launcher.tpu_node import Answer
 
 USAGE = """\
-usage: launch [OPTIONS] [TRAINER [ARGS...]]   run a trainer of this image (none named: the default one)
+usage: launch [OPTIONS] [TRAINER [ARGS...]]   run a trainer of this image (default: the image's default trainer)
        launch [OPTIONS] -- COMMAND [ARGS...]  run any command
-       launch [OPTIONS] ./script | COMMAND    the same, when the word is a path or on PATH and no trainer's name
+       launch [OPTIONS] COMMAND [ARGS...]     run a path, or a command on PATH that is not the name of a trainer
 
-Find the accelerator and the cluster, export what the framework needs, then exec the command.
-Words from the first one that is no option of the launcher go to the trainer.
+Detect the accelerator and the cluster, export the variables that the framework needs, then exec the command.
+Arguments from the first one that is not a launcher option are passed to the trainer.
+
+examples:
+  launch mnist --epochs 1
+  launch --explain
+  launch -- python train.py
 
 options:
-  --print-env [--json]  print what would be exported, start nothing
-  --explain             print every signal, which one won and what follows; start nothing
-  --runtime NAME        cpu, gpu, tpu-local or tpu-node, instead of finding out
+  --print-env [--json]  print the variables that would be exported; start nothing
+  --explain             print every signal, the one that decided, and the result; start nothing
+  --runtime NAME        use cpu, gpu, tpu-local or tpu-node instead of detecting the runtime
   --require-healthy     wait until the TPU node is HEALTHY, not only READY
   --force               replace derived variables that are already set
-  --signal-group        as PID 1: signal the trainer's process group, not only the trainer
-  --help                this text
+  --signal-group        as PID 1: send signals to the trainer's process group, not only to the trainer
+  --help                print this help
 """
 
-# option -> the setting it stands for
+# option -> setting
 SWITCHES = {
     "--force": "force",
     "--require-healthy": "LAUNCHER_REQUIRE_HEALTHY",
@@ -51,14 +56,14 @@ MODES = ("--print-env", "--explain")
 
 
 class Arguments:
-    """The command line, taken apart.
+    """The parsed command line.
 
     Attributes:
         flags: setting -> value.
         mode: "", "--print-env", "--explain" or "--help".
         json: `--json` was given.
         words: trainer or command, and its arguments.
-        is_command: the words stood after `--`.
+        is_command: the words came after `--`.
     """
 
     def __init__(self) -> None:
@@ -70,13 +75,13 @@ class Arguments:
 
 
 def parse(argv: list[str]) -> Arguments:
-    """Take the command line apart.
+    """Parse the command line.
 
-    An option that is not the launcher's is the default trainer's: platforms that give only arguments
+    Options that are not the launcher's belong to the default trainer (R15.1): platforms that set only arguments
     (`--job-dir ...`, Vertex AI's `args:`) start the image with nothing else.
 
     Raises:
-        LaunchError: (2) for options that do not fit together.
+        LaunchError: (2) if options contradict each other.
     """
     found = Arguments()
     rest = list(argv)
@@ -85,7 +90,7 @@ def parse(argv: list[str]) -> Arguments:
         if word in MODES and found.mode in ("", word):
             found.mode = word
         elif word in MODES:
-            raise config_error(f"{found.mode} and {word} exclude each other")
+            raise config_error(f"{found.mode} and {word} cannot be used together")
         elif word == "--help":
             found.mode = word
         elif word == "--json":
@@ -108,22 +113,23 @@ def parse(argv: list[str]) -> Arguments:
             raise config_error("a command must follow `--`: launch -- COMMAND [ARGS...]")
     found.words = rest
     if found.json and found.mode != "--print-env":
-        raise config_error("--json goes with --print-env")
+        raise config_error("--json requires --print-env")
     return found
 
 
 def find_command(arguments: Arguments, image: Image, path: str) -> tuple[list[str], bool]:
-    """What to start, and whether it is a trainer of the image.
+    """The command to start, and whether it is a trainer of the image (R15.1).
 
-    A trainer's name wins over a command of the same name; a word with a slash, or one found on PATH, is a command.
+    A trainer's name takes precedence over a command of the same name. A word with a slash, or one found on PATH, is a
+    command.
 
     Args:
         arguments: the command line.
-        image: its trainers.
+        image: its trainers are looked up.
         path: the PATH variable.
 
     Raises:
-        LaunchError: (2) for a word that is neither.
+        LaunchError: (2) for a word that is neither a trainer nor a command.
     """
     words = arguments.words
     if arguments.is_command:
@@ -133,17 +139,17 @@ def find_command(arguments: Arguments, image: Image, path: str) -> tuple[list[st
             return [*image.trainers[image.default], *words], True
         if not words:
             return [], False
-        raise config_error(f"{words[0][:60]!r} is no option of the launcher, and this image has no default trainer")
+        raise config_error(f"{words[0][:60]!r} is not a launcher option, and this image has no default trainer")
     name = words[0]
     if name in image.trainers:
         return [*image.trainers[name], *words[1:]], True
     if "/" in name or _on_path(name, path):
         return words, False
     if not image.trainers:
-        raise config_error(f"{name[:60]!r} is no command on PATH, and this image has no trainers ({MANIFEST})")
+        raise config_error(f"{name[:60]!r} is not a command on PATH, and this image has no trainers ({MANIFEST})")
     raise config_error(
-        f"{name[:60]!r} is no trainer of this image; trainers: {', '.join(sorted(image.trainers))}; "
-        "any other command goes after `--`"
+        f"{name[:60]!r} is not a trainer of this image; trainers: {', '.join(sorted(image.trainers))}; "
+        "put any other command after `--`"
     )
 
 
@@ -152,10 +158,10 @@ def _on_path(name: str, path: str) -> bool:
 
 
 class Log:
-    """Lines on stderr; stdout belongs to the trainer.
+    """Lines on stderr; stdout belongs to the trainer (R16.1).
 
     Args:
-        env: whose secrets are taken out of every line.
+        env: its secrets are removed from every line (R16.2).
     """
 
     def __init__(self, env: Mapping[str, str]) -> None:
@@ -164,25 +170,25 @@ class Log:
         self._hidden: list[str] | None = None
 
     def clean(self, line: str) -> str:
-        """A line without secrets and control characters."""
+        """Remove secrets and control characters from a line."""
         if self._hidden is None:
             self._hidden = redact.secrets(self._env)
         return redact.one_line(redact.scrub(line, self._hidden))
 
     def info(self, line: str) -> None:
-        """What happens; not with LAUNCHER_LOG=quiet."""
+        """Log progress; not with LAUNCHER_LOG=quiet."""
         if self.level != "quiet":
             self.error(line)
 
     def error(self, line: str) -> None:
-        """What must be seen."""
+        """Log a line at every level."""
         print(f"launch: {self.clean(line)}", file=sys.stderr, flush=True)
 
 
 def run(argv: list[str]) -> int:
-    """The launcher, from arguments to exec. Returns the exit status when nothing was exec'ed."""
+    """Run the launcher, from arguments to exec. Returns an exit status (R15.4) if nothing was exec'ed."""
     if os.getpid() == 1:
-        process.hold_signals()
+        process.block_signals()
     env = dict(os.environ)
     log = Log(env)
     retryable = RETRYABLE
@@ -208,10 +214,10 @@ def run(argv: list[str]) -> int:
     except KeyboardInterrupt:
         return _fail("interrupted", 130, env, log)
     except RecursionError:
-        return _fail("a variable holds JSON that is nested too deeply", CONFIG, env, log)
+        return _fail("a variable contains JSON that is nested too deeply", CONFIG, env, log)
     except MemoryError:
         return _fail("out of memory", retryable, env, log)
-    except Exception as error:  # the last line of defence: a job's log gets a line, never a traceback
+    except Exception as error:  # a job's log gets one line, never a traceback (R16.1)
         import traceback
 
         last = traceback.extract_tb(error.__traceback__)[-1]
@@ -220,10 +226,10 @@ def run(argv: list[str]) -> int:
 
 
 def resolve(arguments: Arguments, env: Mapping[str, str], settings: Settings, log: Log) -> Report:
-    """Find everything out, in the contract's order, waiting for a TPU node if there is one.
+    """Detect runtime and cluster, wait for a TPU node if there is one, and plan the exports.
 
     Raises:
-        LaunchError: see the exit statuses in `errors`.
+        LaunchError: see R15.4 for the exit statuses.
     """
     host = Host(settings.sysroot)
     facts = Facts(env, host, read_image(host, env), settings)
@@ -240,7 +246,7 @@ def _resolve(arguments: Arguments, facts: Facts, log: Log) -> Report:
     env, image, settings = facts.env, facts.image, facts.settings
     command, named = find_command(arguments, image, env.get("PATH", os.defpath))
     if not command and not arguments.mode:
-        raise config_error(f"nothing to run: {MANIFEST} names no default trainer; use `launch -- COMMAND`")
+        raise config_error(f"nothing to run: {MANIFEST} has no default trainer; use `launch -- COMMAND`")
     decision = decide(facts)
     exporting.refuse_tpu_node(facts, decision)
     if decision.runtime == "tpu-local":
@@ -249,7 +255,7 @@ def _resolve(arguments: Arguments, facts: Facts, log: Log) -> Report:
     nproc = torchrun.processes(facts, decision.runtime, named, cluster)
     wrapped = torchrun.wrap(command, facts, cluster, nproc) if command else None
     if nproc > 1 and command and not wrapped and settings.nproc:
-        decision.warnings.append(f"LAUNCHER_NPROC={nproc} has no effect: the command is started as it is")
+        decision.warnings.append(f"LAUNCHER_NPROC={nproc} has no effect: this command is started without torchrun")
     endpoints = decision.node.endpoints if decision.node else []
     accelerator_type = ""
     if decision.node and decision.node.name:
@@ -258,10 +264,10 @@ def _resolve(arguments: Arguments, facts: Facts, log: Log) -> Report:
     gpus = facts.host.gpu_count(env) if decision.runtime == "gpu" else 1
     one_process = not wrapped and (gpus <= 1 or settings.nproc == 1)
     if gpus > 1 and facts.has("RANK") and not (wrapped or one_process or cluster.given or facts.has("LOCAL_RANK")):
-        # Lightning, for one, would take the platform's nodes for processes (pitfall 15, S19).
+        # Lightning, for example, would take the platform's nodes for processes (R13.8).
         decision.warnings.append(
             f"RANK and WORLD_SIZE are set and count nodes, but the command sees {gpus} GPUs: "
-            f"LAUNCHER_NPROC={gpus} starts torchrun; unset them if the command places its own processes"
+            f"set LAUNCHER_NPROC={gpus} to start torchrun, or unset them if the command starts its own processes"
         )
     exports = exporting.plan(facts, decision, cluster, endpoints, accelerator_type, one_process)
     exporting.tf_config(exports, facts, decision, cluster)
@@ -269,7 +275,7 @@ def _resolve(arguments: Arguments, facts: Facts, log: Log) -> Report:
 
 
 def _complete_slice(facts: Facts, decision: Decision) -> None:
-    """Ask a TPU VM's metadata server about the slice where the environment does not tell and torch_xla would ask."""
+    """Read the slice from a TPU VM's metadata server if the environment does not describe it (R4.2)."""
     known = decision.slice is not None and bool(decision.slice.workers)
     if (
         known
@@ -287,8 +293,8 @@ def _complete_slice(facts: Facts, decision: Decision) -> None:
         attributes = tpu_vm_attributes(metadata)
     except FetchError as error:
         decision.warnings.append(
-            f"the metadata server did not say whether this TPU VM is part of a slice ({error}); taken as a single "
-            "host: for several, set TPU_SKIP_MDS_QUERY=1 and the TPU_* variables of docs/launcher.md"
+            f"cannot read this TPU VM's slice from the metadata server ({error}); assuming a single host: "
+            "for several hosts, set TPU_SKIP_MDS_QUERY=1 and the TPU_* variables of docs/launcher.md"
         )
         return
     if attributes:
@@ -296,7 +302,7 @@ def _complete_slice(facts: Facts, decision: Decision) -> None:
 
 
 def _wait(facts: Facts, decision: Decision, log: Log) -> Answer:
-    """Wait for the decision's TPU node."""
+    """Wait for the TPU node (R12)."""
     import time
 
     from launcher.cloud import Metadata, NodeClient, Tokens, google_auth_token
@@ -309,19 +315,19 @@ def _wait(facts: Facts, decision: Decision, log: Log) -> Answer:
     tokens = Tokens(metadata, lambda: google_auth_token(facts.image, env))
     client = NodeClient(node, settings, metadata, tokens)
 
-    def last_words(reason: str, status: int) -> None:
+    def report_signal(reason: str, status: int) -> None:
         _fail(f"{reason} for TPU {node.name!r}", status, env, log)
 
-    with process.ExitOnSignal(last_words):
-        answer = wait_for_node(client, settings, time.sleep, time.monotonic, _chance, log.info)
+    with process.ExitOnSignal(report_signal):
+        answer = wait_for_node(client, settings, time.sleep, time.monotonic, _random, log.info)
     decision.warnings.extend(client.warnings)
     if answer.health not in ("", "HEALTHY", "HEALTH_UNSPECIFIED"):
         decision.warnings.append(f"TPU {node.name!r} is READY, but its health is {answer.health}")
     return answer
 
 
-def _chance() -> float:
-    """Uniform in [0, 1), without the 5 ms that importing `random` costs."""
+def _random() -> float:
+    """A uniform random number in [0, 1), without the 5 ms that importing `random` takes."""
     return int.from_bytes(os.urandom(4), "big") / 2**32
 
 
@@ -331,7 +337,7 @@ def _print(report: Report, arguments: Arguments, log: Log) -> None:
     elif arguments.json:
         import json
 
-        # Scrubbed as text first: a secret must not hide behind JSON's escapes.
+        # Scrubbed before JSON escapes the values: an escaped secret would not be found.
         data = _scrubbed(explain.as_data(report), log)
         lines = [json.dumps(data, indent=2)]
         print(lines[0])
@@ -364,15 +370,15 @@ def _start(report: Report, settings: Settings, log: Log) -> int:
     if cluster.node_rank and cluster.nnodes > 1 and not cluster.given and report.facts.image.may_be("torch"):
         import time
 
-        def last_words(reason: str, status: int) -> None:
+        def report_signal(reason: str, status: int) -> None:
             _fail(f"{reason} for the name of node 0, {cluster.master_addr!r}", status, env, log)
 
-        with process.ExitOnSignal(last_words):
+        with process.ExitOnSignal(report_signal):
             found = process.wait_for_name(cluster.master_addr, settings.dns_timeout, time.sleep, time.monotonic)
         if not found:
             raise LaunchError(
                 f"the name of node 0, {cluster.master_addr!r} ({cluster.source}), did not resolve within "
-                f"{settings.dns_timeout:g} s: is node 0 running? LAUNCHER_DNS_TIMEOUT waits longer",
+                f"{settings.dns_timeout:g} s: check that node 0 is running, or increase LAUNCHER_DNS_TIMEOUT",
                 settings.retryable_exit,
             )
     trainers_env = report.exports.apply()

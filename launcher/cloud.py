@@ -1,4 +1,4 @@
-"""Google Cloud: metadata server, access tokens, Cloud TPU API. Imported only when there is something to ask."""
+"""Google Cloud: metadata server, access tokens, Cloud TPU API. Imported only if a request is needed."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ if TYPE_CHECKING:
     Fetch = Callable[[str, "dict[str, str]", float], "tuple[int, bytes]"]
 
 METADATA_HOST = "metadata.google.internal"
-# The same server without a name look-up, which has no time limit of ours; for questions that may go unanswered.
+# The same server without a DNS lookup, to which the time limit does not apply; for servers that may not exist.
 METADATA_ADDRESS = "169.254.169.254"
-METADATA_TIMEOUT = 3.0  # seconds, as google-auth's GCE_METADATA_TIMEOUT
-PROBE_TIMEOUT = 1.0  # seconds; the server is on the same machine and answers in under 10 ms
-TOKEN_MARGIN = 60.0  # seconds before its end that a token is no longer used
+METADATA_TIMEOUT = 3.0  # seconds, the default of google-auth's GCE_METADATA_TIMEOUT (R12.4)
+PROBE_TIMEOUT = 1.0  # seconds; the server is on the same machine and responds in under 10 ms
+TOKEN_MARGIN = 60.0  # seconds before its expiry at which a token is replaced
 SCOPE = "https://www.googleapis.com/auth/cloud-platform"
 
-# google-auth lives in the image's own environment, which this isolated interpreter does not see.
+# google-auth is installed in the image's own environment, which this isolated interpreter does not see (R11.3).
 GOOGLE_AUTH = f"""
 import sys
 try:
@@ -43,11 +43,12 @@ class Metadata:
     """The GCE metadata server.
 
     Args:
-        host: GCE_METADATA_HOST, "host" or "host:port"; "" for the real one.
-        get: `fetch.get`, or a stand-in.
+        host: GCE_METADATA_HOST, "host" or "host:port"; "" for the default.
+        timeout: seconds for each request.
+        get: `fetch.get`, or a fake.
 
     Raises:
-        LaunchError: (2) when the host cannot stand in a URL.
+        LaunchError: (2) if the host is not valid in a URL.
     """
 
     def __init__(self, host: str, timeout: float = METADATA_TIMEOUT, get: Fetch = fetch.get) -> None:
@@ -60,12 +61,12 @@ class Metadata:
             raise config_error(f"GCE_METADATA_HOST is {host[:80]!r} ({error}): write HOST or HOST:PORT") from None
 
     def ask(self, path: str) -> tuple[int, str]:
-        """Status and text of one entry. Raises FetchError when the server cannot be reached."""
+        """HTTP status and text of one entry. Raises FetchError if the server cannot be reached."""
         status, body = self._get(self.root + path, {"Metadata-Flavor": "Google"}, self.timeout)
         return status, body.decode("utf-8", "replace").strip()
 
     def value(self, path: str) -> str:
-        """One entry's text. Raises FetchError when there is none."""
+        """The text of one entry. Raises FetchError if there is none."""
         status, text = self.ask(path)
         if status != 200 or not text:
             raise fetch.FetchError(f"the metadata server has no {path} (HTTP {status})")
@@ -73,12 +74,12 @@ class Metadata:
 
 
 class Tokens:
-    """Access tokens: from the metadata server, else from google-auth where that is installed.
+    """Access tokens: from the metadata server, else from google-auth if it is installed (R11.3).
 
     Args:
-        metadata: asked first.
-        google_auth: the fallback, returning a token or "" (see `google_auth_token`).
-        clock: seconds, monotonic.
+        metadata: the metadata server.
+        google_auth: the fallback; returns a token or "" (see `google_auth_token`).
+        clock: monotonic time in seconds.
     """
 
     def __init__(
@@ -94,13 +95,13 @@ class Tokens:
         self._until = 0.0
 
     def get(self, fresh: bool = False) -> str:
-        """A token.
+        """An access token.
 
         Args:
-            fresh: do not use the one at hand (the API said 401).
+            fresh: request a new one, because the API returned 401 for the cached one.
 
         Raises:
-            FetchError: none to be had now.
+            FetchError: no token is available now.
         """
         if self._token and not fresh and self._clock() < self._until:
             return self._token
@@ -124,12 +125,12 @@ class Tokens:
         except (ValueError, RecursionError, LookupError, TypeError, AttributeError):
             token, lifetime = "", 0.0
         if not _is_token(token):
-            raise fetch.FetchError("the metadata server's answer holds no access token")
+            raise fetch.FetchError("the metadata server's response contains no access token")
         return token, lifetime
 
 
 def _is_token(token: object) -> bool:
-    """Whether it can stand in a header line."""
+    """Whether a token is valid in a header line."""
     return isinstance(token, str) and bool(token) and all(33 <= ord(character) < 127 for character in token)
 
 
@@ -137,14 +138,14 @@ def google_auth_token(image: Image, env: Mapping[str, str]) -> str:
     """A token from google-auth in the image's own Python (service-account keys, workload identity federation).
 
     Returns:
-        "" when google-auth is not installed or finds no credentials.
+        a token; "" if google-auth is not installed or finds no credentials.
     """
     import subprocess
 
     command = image.trainers.get(image.default) or ["python3"]
     python = command[0] if os.path.basename(command[0]).startswith("python") else "python3"
     try:
-        # NO_GCE_CHECK: that the metadata server is absent is known already; the probe costs up to 9 s.
+        # NO_GCE_CHECK skips the probe of the metadata server, which is known to be absent; it takes up to 9 s.
         result = subprocess.run(
             [python, "-I", "-c", GOOGLE_AUTH],
             env={**env, "NO_GCE_CHECK": "true"},
@@ -160,17 +161,17 @@ def google_auth_token(image: Image, env: Mapping[str, str]) -> str:
 
 
 class NodeClient:
-    """Asks the Cloud TPU API about one node.
+    """Requests one node from the Cloud TPU API (R12.1).
 
     Args:
-        node: which.
+        node: the node.
         settings: endpoint and time limit.
-        metadata: for project and zone where the environment has none.
+        metadata: for project and zone if the environment does not set them (R11.2).
         tokens: for the Authorization header.
-        get: `fetch.get`, or a stand-in.
+        get: `fetch.get`, or a fake.
 
     Raises:
-        LaunchError: (2) when TPU_API_ENDPOINT is no URL.
+        LaunchError: (2) if TPU_API_ENDPOINT is not a URL.
     """
 
     def __init__(
@@ -192,11 +193,11 @@ class NodeClient:
 
     @property
     def path(self) -> str:
-        """The node's full resource name, as far as it is known."""
+        """The node's full resource name, with "?" for an unknown project or zone."""
         return self.node.path(self._project or "?", self._zone or "?")
 
     def ask(self, fresh_token: bool = False) -> Answer:
-        """Ask once. Whatever happens is an Answer; nothing is raised."""
+        """Send one request. Every failure is an Answer; nothing is raised."""
         try:
             self._project = self._project or self._lookup("project", "project/project-id", self.node.fallback_project)
             self._zone = self._zone or self._lookup("zone", "instance/zone", self.node.fallback_zone)
@@ -206,18 +207,18 @@ class NodeClient:
         except fetch.FetchError as error:
             return Answer(WAIT, str(error))
         answer = classify(self.node.name, status, body)
-        # A server may repeat what it was sent.
+        # An error message may repeat the request's headers.
         answer.reason = answer.reason.replace(token, "[redacted]")
         if answer.action == FORBIDDEN and not self.node.project:
-            answer.reason += f" (project {self._project!r} is the metadata server's; set LAUNCHER_TPU_PROJECT)"
+            answer.reason += f" (project {self._project!r} is from the metadata server; set LAUNCHER_TPU_PROJECT)"
         return answer
 
     def _lookup(self, what: str, path: str, fallback: str) -> str:
-        """Project or zone from the metadata server: the last segment, for "projects/1/zones/us-central1-b"."""
+        """Project or zone from the metadata server: the last segment of "projects/1/zones/us-central1-b"."""
         try:
             word = self._metadata.value(path).rpartition("/")[2]
             if not all(character.isalnum() or character in "-_.:" for character in word) or not word.isascii():
-                raise fetch.FetchError(f"the metadata server's {path} is no {what}'s name")
+                raise fetch.FetchError(f"the metadata server's {path} is not the name of a {what}")
             return word
         except fetch.FetchError as error:
             if not fallback:
@@ -227,10 +228,10 @@ class NodeClient:
 
 
 def tpu_vm_attributes(metadata: Metadata) -> dict[str, str]:
-    """The metadata attributes that describe a TPU VM's slice (a.3); those that do not exist are missing.
+    """The metadata attributes that describe a TPU VM's slice (R4.2), as far as they exist.
 
     Raises:
-        FetchError: the server cannot be reached (T170: the caller goes on without).
+        FetchError: the server cannot be reached; the caller continues without attributes.
     """
     found = {}
     for name in ("tpu-env", "worker-network-endpoints", "accelerator-type", "agent-worker-number"):

@@ -1,4 +1,7 @@
-"""C: which node of the job this is, of how many, and where node 0 is. SOURCES is the contract's a.4, top to bottom."""
+"""Cluster coordinates: rank of this node, number of nodes, address of node 0 (R13).
+
+SOURCES are the rules R13.1 to R13.7, in this order.
+"""
 
 from __future__ import annotations
 
@@ -14,8 +17,8 @@ if TYPE_CHECKING:
     from launcher.tpu_vm import Slice
 
 LOCAL_ADDR = "127.0.0.1"
-DEFAULT_PORT = 29500  # torchrun's and xmanager's default (S14)
-JAX_PORT = 8482  # coordinator of a TPU slice (a.3)
+DEFAULT_PORT = 29500  # torchrun's default (R13.7)
+JAX_PORT = 8482  # JAX's coordinator port on a TPU slice (R13.6)
 MAX_NODES = 1 << 20
 
 
@@ -23,15 +26,15 @@ class Cluster:
     """The coordinates of this node.
 
     Attributes:
-        source: what told.
-        role: "master", "worker", or "server" and "evaluator", which are no part of the training world.
-        node_rank: 0 to nnodes - 1; None for roles outside the world.
-        nnodes: number of nodes in the world.
-        master_addr, master_port: node 0.
-        hosts: role in TF_CONFIG's words -> "host:port" of each; {} when unknown.
-        task_index: this node's index among those of its role.
-        trial: hyperparameter trial, "" without one.
-        given: the platform or a launcher above already exported the coordinates; add nothing to them.
+        source: the variable, or other source, of the coordinates.
+        role: "master", "worker", or "server" and "evaluator", which are outside the training world.
+        node_rank: 0 to nnodes - 1; None for roles outside the training world.
+        nnodes: number of nodes in the training world.
+        master_addr, master_port: address and port of node 0.
+        hosts: TF_CONFIG's task type -> "host:port" of each task; {} if unknown.
+        task_index: index of this node among the tasks of its type.
+        trial: id of the hyperparameter tuning trial; "" without one.
+        given: torchrun has set the coordinates of this process; nothing is added (R13.1).
     """
 
     __slots__ = (
@@ -71,7 +74,7 @@ class Cluster:
 
 
 def _torchelastic(env: Mapping[str, str], _: Slice | None) -> Cluster | None:
-    """Under torchrun every process has its coordinates: leave all of them alone."""
+    """Processes started by torchrun have their coordinates (R13.1)."""
     if not text(env, "TORCHELASTIC_RUN_ID"):
         return None
     found = Cluster(
@@ -86,7 +89,7 @@ def _torchelastic(env: Mapping[str, str], _: Slice | None) -> Cluster | None:
 
 
 def _explicit(env: Mapping[str, str], _: Slice | None) -> Cluster | None:
-    """MASTER_ADDR, RANK and WORLD_SIZE: of nodes on Vertex AI and Kubeflow, of processes elsewhere (finding 8, S18)."""
+    """MASTER_ADDR, RANK and WORLD_SIZE, which count nodes on Vertex AI and Kubeflow, processes elsewhere (R13.2)."""
     if not all(text(env, name) for name in ("MASTER_ADDR", "RANK", "WORLD_SIZE")):
         return None
     rank = integer("RANK", text(env, "RANK"), 0, MAX_NODES)
@@ -104,7 +107,7 @@ def _explicit(env: Mapping[str, str], _: Slice | None) -> Cluster | None:
 
 
 def _pet(env: Mapping[str, str], _: Slice | None) -> Cluster | None:
-    """PET_*: torchrun's own variables, set by Kubeflow (S18, S20)."""
+    """PET_*: torchrun's own variables, set by Kubeflow (R13.3)."""
     if not any(text(env, name) for name in ("PET_NNODES", "PET_NODE_RANK", "PET_MASTER_ADDR", "PET_RDZV_ENDPOINT")):
         return None
     rank = _number(env, "PET_NODE_RANK", 0)
@@ -116,14 +119,14 @@ def _pet(env: Mapping[str, str], _: Slice | None) -> Cluster | None:
     return Cluster("PET_*", rank, nodes, host, _port(env, "PET_MASTER_PORT") or port or DEFAULT_PORT)
 
 
-# Vertex AI's pools (S9): the third holds parameter or reduction servers, the fourth evaluators.
+# Vertex AI's worker pools (R13.4): the third has parameter or reduction servers, the fourth evaluators.
 POOLS = {"workerpool0": "chief", "workerpool1": "worker", "workerpool2": "ps", "workerpool3": "evaluator"}
-# TensorFlow's task types -> our roles
+# TensorFlow's task types -> roles
 ROLES = {"chief": "master", "master": "master", "worker": "worker", "ps": "server", "evaluator": "evaluator"}
 
 
 def _cluster_spec(env: Mapping[str, str], _: Slice | None) -> Cluster | None:
-    """Vertex AI's CLUSTER_SPEC (S9). May be empty; `job` in it may be anything and is never read."""
+    """Vertex AI's CLUSTER_SPEC (R13.4). It may be empty; its member `job` has no fixed type and is not read."""
     spec = _json_object(env, "CLUSTER_SPEC")
     if spec is None:
         return None
@@ -145,7 +148,7 @@ def _pool(name: str) -> str:
 
 
 def _tf_config(env: Mapping[str, str], _: Slice | None) -> Cluster | None:
-    """TF_CONFIG (S9). Without a cluster in it (single-replica AI Platform jobs) it tells nothing."""
+    """TF_CONFIG (R13.5). Without a cluster (AI Platform jobs with one replica) it gives no coordinates."""
     config = _json_object(env, "TF_CONFIG")
     if config is None:
         return None
@@ -164,16 +167,16 @@ def _task(name: str) -> str:
 def _from_tasks(
     source: str, spec: dict[str, object], hosts: dict[str, list[str]], kind: Callable[[str], str]
 ) -> Cluster:
-    """Coordinates out of a cluster of named tasks: chief or master first, then workers; the others stay outside."""
+    """Coordinates from a cluster of tasks: chief or master first, then workers; other tasks have no rank."""
     head = "chief" if hosts.get("chief") else "master" if hosts.get("master") else ""
     world = (hosts[head] if head else []) + hosts.get("worker", [])
     if not world:
-        raise config_error(f"{source} has neither a chief nor a master nor a worker")
+        raise config_error(f"{source} has no chief, no master and no worker")
     task = spec.get("task")
     if task is None and len(world) == 1 == sum(len(addresses) for addresses in hosts.values()):
         task = {"type": head or "worker", "index": 0}
     if not isinstance(task, dict) or not isinstance(task.get("type"), str):
-        raise config_error(f"{source} has no task with a type and an index: it does not say which node this is")
+        raise config_error(f"{source} has no task with a type and an index: the rank of this node is unknown")
     task_type = kind(task["type"])
     index = task.get("index", 0)
     if isinstance(index, str) and index.isascii() and index.isdigit() and len(index) < 7:
@@ -199,15 +202,15 @@ def _from_tasks(
 
 
 def _indexed_job(env: Mapping[str, str], found: Slice | None) -> Cluster | None:
-    """The hosts of a TPU slice, and the pods of a JobSet or an indexed Job (a.3, a.4).
+    """The hosts of a TPU slice, or the pods of a JobSet or an indexed Job (R13.6).
 
-    Over several slices, nodes are numbered slice by slice, as JAX does (T118, T119).
+    Nodes of several slices are numbered slice by slice, as JAX does.
     """
     slices, slice_number = _slices(env)
     index = text(env, "JOB_COMPLETION_INDEX")
     rank = integer("JOB_COMPLETION_INDEX", index, 0, MAX_NODES) if index else None
     if found:
-        # A slice of one host is no cluster; pods with an index are then copies that know nothing of each other.
+        # A slice of one host is not a cluster; several pods with an index are then independent of each other.
         if found.hosts * slices == 1:
             return None
         source, per_slice, port = found.source, found.hosts, JAX_PORT
@@ -219,8 +222,8 @@ def _indexed_job(env: Mapping[str, str], found: Slice | None) -> Cluster | None:
     if not per_slice:
         single = Cluster("single node")
         single.warnings.append(
-            "JOB_COMPLETION_INDEX is set, but nothing says how many pods there are: taken as a single node; "
-            "set NNODES for a training world"
+            "JOB_COMPLETION_INDEX is set, but the number of pods is unknown: assuming a single node; "
+            "set NNODES to train on all pods together"
         )
         return single
     if rank >= per_slice:
@@ -230,7 +233,7 @@ def _indexed_job(env: Mapping[str, str], found: Slice | None) -> Cluster | None:
     head = head or (workers[0] if workers else "")
     if not head and not found and per_slice * slices > 1:
         raise config_error(
-            "JOB_COMPLETION_INDEX is set, but nothing says where pod 0 is: set MASTER_ADDR, or JOBSET_NAME and "
+            "JOB_COMPLETION_INDEX is set, but the address of pod 0 is unknown: set MASTER_ADDR, or JOBSET_NAME and "
             "REPLICATED_JOB_NAME"
         )
     address, _ = _address("MEGASCALE_COORDINATOR_ADDRESS or MASTER_ADDR", head or LOCAL_ADDR)
@@ -239,13 +242,13 @@ def _indexed_job(env: Mapping[str, str], found: Slice | None) -> Cluster | None:
 
 
 def _jobset_head(env: Mapping[str, str]) -> str:
-    """`<jobset>-<replicated job>-0-0.<jobset>`, the name JobSet gives the first pod."""
+    """`<jobset>-<replicated job>-0-0.<jobset>`, the name that JobSet gives the first pod."""
     jobset, job = text(env, "JOBSET_NAME"), text(env, "REPLICATED_JOB_NAME")
     return f"{jobset}-{job}-0-0.{jobset}" if jobset and job else ""
 
 
 def _slices(env: Mapping[str, str]) -> tuple[int, int]:
-    """Number of slices of a multislice job, and which one this is (MEGASCALE_*; passed through)."""
+    """Number of slices of a multislice job, and the number of this one (MEGASCALE_*)."""
     if not text(env, "MEGASCALE_NUM_SLICES"):
         return 1, 0
     count = integer("MEGASCALE_NUM_SLICES", text(env, "MEGASCALE_NUM_SLICES"), 1, 4096)
@@ -258,7 +261,7 @@ def _single(env: Mapping[str, str], _: Slice | None) -> Cluster:
 
 SOURCES = (_torchelastic, _explicit, _pet, _cluster_spec, _tf_config, _indexed_job, _single)
 
-# What each source looks at, for `--explain`.
+# The variables of these sources, for `--explain`.
 SIGNALS = (
     "TORCHELASTIC_RUN_ID",
     "MASTER_ADDR",
@@ -274,23 +277,23 @@ SIGNALS = (
 
 
 def resolve(env: Mapping[str, str], settings: Settings, found: Slice | None = None) -> Cluster:
-    """The coordinates from the first source that has any.
+    """The coordinates from the first source that has any (R13).
 
     Args:
         env: the environment.
-        settings: LAUNCHER_MASTER_ADDR and LAUNCHER_MASTER_PORT win over the source's address: torchrun's store
-            needs a port that is free on node 0, and the 2222 of a CLUSTER_SPEC is a service's.
-        found: the TPU slice this host belongs to, if any.
+        settings: LAUNCHER_MASTER_ADDR and LAUNCHER_MASTER_PORT replace the source's address: torchrun needs a port
+            that is free on node 0, and the 2222 of a CLUSTER_SPEC is the port of a Kubernetes service.
+        found: the TPU slice of this host, if any.
 
     Raises:
-        LaunchError: (2) when the source that wins cannot be used.
+        LaunchError: (2) if that source is invalid.
     """
     for source in SOURCES:
         cluster = source(env, found)
         if cluster:
             break
     else:
-        raise AssertionError("_single always answers")
+        raise AssertionError("_single always applies")
     cluster.master_addr = settings.master_addr or cluster.master_addr
     cluster.master_port = settings.master_port or cluster.master_port
     return cluster
@@ -312,7 +315,7 @@ def _json_object(env: Mapping[str, str], name: str) -> dict[str, object] | None:
 
 
 def _hosts(name: str, spec: dict[str, object]) -> dict[str, list[str]]:
-    """The member `cluster`: task type -> addresses; {} when missing."""
+    """The member `cluster`: task type -> addresses; {} if missing."""
     cluster = spec.get("cluster")
     if cluster is None:
         return {}
@@ -325,11 +328,11 @@ def _hosts(name: str, spec: dict[str, object]) -> dict[str, list[str]]:
 
 
 def _address(name: str, value: str) -> tuple[str, int]:
-    """Host and port of "host:port", "grpc://host:port" or "host" (port 0)."""
+    """Host and port of "host:port", "grpc://host:port" or "host" (then the port is 0)."""
     address = value[len("grpc://") :] if value.startswith("grpc://") else value
     host, colon, port = address.partition(":")
     if not is_host(host) or (colon and not port_number(port)):
-        raise config_error(f"{name}: {value[:80]!r} is no host:port")
+        raise config_error(f"{name}: {value[:80]!r} is not host:port")
     return host, port_number(port)
 
 
@@ -339,12 +342,12 @@ def _port(env: Mapping[str, str], name: str) -> int:
 
 
 def _number(env: Mapping[str, str], name: str, default: int) -> int:
-    """A count or rank of another program's variable; words that are none ("auto", "gpu") count as unset."""
+    """A count or rank from a variable of another program; other words ("auto", "gpu") count as unset."""
     word = text(env, name)
     return int(word) if word.isascii() and word.isdigit() and len(word) < 8 else default
 
 
 def _upper(env: Mapping[str, str], name: str) -> int:
-    """The number in "4", or the larger one in torchrun's elastic "2:4"; 0 when unset."""
+    """The number in "4", or the larger one in torchrun's elastic range "2:4"; 0 if unset."""
     word = text(env, name).rpartition(":")[2]
     return int(word) if word.isascii() and word.isdigit() and len(word) < 8 else 0

@@ -1,6 +1,6 @@
-"""The decision as JSON for machines (`--print-env --json`) and as lines for a person (`--explain`, the start of a log).
+"""The result as JSON (`--print-env --json`) and as text (`--explain`, the first lines of a log).
 
-The JSON's shape is documented in docs/launcher.md and fixed by tests/unit/launcher/test_report.py.
+The form of the JSON is documented in docs/launcher.md and tested by tests/unit/launcher/test_report.py.
 """
 
 from __future__ import annotations
@@ -16,15 +16,19 @@ if TYPE_CHECKING:
     from launcher.runtime import Decision, Facts
     from launcher.tpu_node import Endpoint
 
-LINE = 110  # characters of a packed line
+LINE = 110  # maximum characters of a line with several exports
 
 
 class Report:
-    """Everything that was found out.
+    """The result of a run of the launcher.
 
     Attributes:
-        facts, decision, cluster, endpoints, exports: the parts.
-        command: what would be started; [] when the image has no default and nothing was named.
+        facts: environment, machine, image and settings.
+        decision: the runtime.
+        cluster: the coordinates.
+        endpoints: addresses of the TPU workers; [] without a TPU node.
+        exports: changes to the environment.
+        command: the command to start; [] if the image has no default trainer and none was given.
     """
 
     __slots__ = ("cluster", "command", "decision", "endpoints", "exports", "facts")
@@ -47,7 +51,7 @@ class Report:
 
 
 def as_data(report: Report) -> dict[str, object]:
-    """The machine form: seven members, always all of them.
+    """The JSON form: always the same seven members.
 
     `node_rank` is null for nodes outside the training world (parameter servers, evaluators).
     """
@@ -71,7 +75,7 @@ def as_data(report: Report) -> dict[str, object]:
 
 
 def as_assignments(report: Report) -> list[str]:
-    """`--print-env` without `--json`: one `NAME=value` or `unset NAME` a line."""
+    """`--print-env` without `--json`: one `NAME=value` or `unset NAME` per line."""
     exports = report.exports
     assigned = [f"{name}={value}" for name, value in exports.values.items()]
     return assigned + [f"unset {name}" for name in exports.unsets]
@@ -83,7 +87,7 @@ def summary(report: Report) -> list[str]:
     image = report.facts.image
     lines = [f"runtime   {decision.runtime}: {shown('', decision.why)} (rule {decision.rule})"]
     if image.framework:
-        lines[0] += f"; image holds {image.framework} {image.version}".rstrip()
+        lines[0] += f"; image contains {image.framework} {image.version}".rstrip()
     if report.endpoints:
         lines.append("endpoints " + ", ".join(str(endpoint) for endpoint in report.endpoints))
     rank = "outside the training world" if cluster.node_rank is None else f"node {cluster.node_rank}"
@@ -99,7 +103,7 @@ def summary(report: Report) -> list[str]:
 
 
 def _packed(head: str, words: list[str]) -> list[str]:
-    """Words in as few lines as are readable, so that a log's first screen holds everything."""
+    """Several words per line, so that the result fits on the first screen of a log."""
     lines: list[str] = []
     for word in words:
         if lines and len(lines[-1]) + len(word) < LINE:
@@ -110,32 +114,32 @@ def _packed(head: str, words: list[str]) -> list[str]:
 
 
 def signals(facts: Facts, decided: str = "") -> list[str]:
-    """Every signal in the order of precedence, what it said, and which one won.
+    """One line per rule R0 to R9: the signals it found, and the rule that decided; then the cluster's variables.
 
     Args:
-        facts: what the rules look at.
-        decided: name of the rule that won; "" when none could (then the error says why).
+        facts: environment, machine, image and settings.
+        decided: name of the rule that decided; "" if none did because of an error.
     """
     lines = []
     passed = False
     for rule in RULES:
-        said = [f"{name}={shown(name, facts.has(name))}" for name in rule.signals if facts.has(name)]
+        values = [f"{name}={shown(name, facts.has(name))}" for name in rule.signals if facts.has(name)]
         if rule.name == "R0" and facts.settings.runtime:
-            said = [f"LAUNCHER_RUNTIME={facts.settings.runtime}"]  # or --runtime
+            values = [f"LAUNCHER_RUNTIME={facts.settings.runtime}"]  # or --runtime
         elif rule.name == "R4":
-            said = facts.tpu_chips[:4]
+            values = facts.tpu_chips[:4]
         elif rule.name == "R8" and facts.host.has_gpu(facts.env):
-            said.append(f"{facts.host.gpu_count(facts.env)} GPU")
-        looked = rule.devices or ", ".join(rule.signals[:3]) or "nothing else"
-        found = "; ".join(said) or f"none of {looked}" if rule.signals or rule.devices else "nothing above applies"
+            values.append(f"{facts.host.gpu_count(facts.env)} GPU")
+        searched = rule.devices or ", ".join(rule.signals[:3]) or "nothing else"
+        found = "; ".join(values) or f"none of {searched}" if rule.signals or rule.devices else "no other rule applies"
         if rule.name == decided:
             mark = "<- decided"
-        elif said and passed:
+        elif values and passed:
             mark = "(outranked)"
         else:
             mark = ""
         passed = passed or rule.name == decided
         lines.append(f"{rule.name}        {found} {mark}".rstrip())
     present = [f"{name}={shown(name, facts.has(name))}" for name in clusters.SIGNALS if facts.has(name)]
-    lines.append("cluster   " + ("; ".join(present) or "no variable of a cluster is set"))
+    lines.append("cluster   " + ("; ".join(present) or "no cluster variable is set"))
     return lines

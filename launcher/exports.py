@@ -1,7 +1,6 @@
-"""R and C put together: which variables the trainer gets. Nothing that is set and not empty is overwritten.
+"""The variables that the trainer gets, from runtime and cluster.
 
-The exceptions: `--force` replaces what the launcher derives itself; for TensorFlow a TPU_NAME that is a node's name
-becomes its address; and a rehearsal moves PJRT_DEVICE to the CPU, for without that there would be no rehearsal.
+A variable that has a value is not overwritten, with the exceptions of R10.2.
 """
 
 from __future__ import annotations
@@ -20,11 +19,11 @@ if TYPE_CHECKING:
     from launcher.tpu_node import Endpoint, Node
     from launcher.tpu_vm import Slice
 
-# torch_xla sets these for each process it spawns, and only if they are unset: one for the whole host breaks every
-# topology of more than one process (a.3; T115).
+# torch_xla sets these for each process it starts, and only if they are unset: a value for the whole host breaks every
+# topology of more than one process (R3.6).
 PER_PROCESS = ("CLOUD_TPU_TASK_ID", "TPU_VISIBLE_CHIPS", "TPU_PROCESS_PORT")
 
-# Vertex AI folders that have a /gcs twin through Cloud Storage FUSE (S11).
+# Vertex AI folders that are also mounted under /gcs by Cloud Storage FUSE (R10.5).
 GCS_FOLDERS = (
     "AIP_MODEL_DIR",
     "AIP_CHECKPOINT_DIR",
@@ -34,8 +33,7 @@ GCS_FOLDERS = (
     "AIP_TEST_DATA_URI",
 )
 
-
-# A path that nothing can be opened at.
+# A path that does not exist (R9.2).
 NO_LIBTPU = "/nonexistent/libtpu.so"
 
 
@@ -43,9 +41,9 @@ class Exports:
     """The changes to the environment.
 
     Attributes:
-        values: variable -> value that the trainer gets and did not have.
-        unsets: variables that are taken away.
-        warnings: what the user should know.
+        values: variable -> new value.
+        unsets: variables to unset.
+        warnings: one line each.
     """
 
     def __init__(self, env: Mapping[str, str], force: bool = False) -> None:
@@ -66,17 +64,17 @@ class Exports:
             self.default(name, values[name])
 
     def replace(self, name: str, value: str) -> None:
-        """Set a variable whatever it was."""
+        """Set a variable, whatever its value is."""
         if self._env.get(name) != value:
             self.values[name] = value
 
     def unset(self, name: str) -> None:
-        """Take a variable away."""
+        """Unset a variable."""
         if name in self._env and name not in self.unsets:
             self.unsets.append(name)
 
     def warn(self, message: str) -> None:
-        """Tell the user something, once."""
+        """Add a warning, once."""
         if message not in self.warnings:
             self.warnings.append(message)
 
@@ -95,18 +93,18 @@ def plan(
     accelerator_type: str = "",
     one_process: bool = True,
 ) -> Exports:
-    """Everything that is exported and unset, in the order of the contract.
+    """Plan everything that is exported and unset.
 
     Args:
-        facts: environment, machine, image and switches.
-        decision: R; `decision.slice` may have been completed from the metadata server.
-        cluster: C.
-        endpoints: addresses of the TPU node; [] when there is none.
-        accelerator_type: of the TPU node, "" when unknown.
-        one_process: the trainer is exec'ed directly, as the only process of this node.
+        facts: environment, machine, image and settings.
+        decision: the runtime; its slice may come from the metadata server (R4.2).
+        cluster: the coordinates.
+        endpoints: addresses of the TPU workers; [] without a TPU node.
+        accelerator_type: that of the TPU node; "" if unknown.
+        one_process: the trainer is exec'ed without torchrun, as the only process of this node.
 
     Raises:
-        LaunchError: (2) when runtime and cluster do not fit together.
+        LaunchError: (2) if runtime and cluster contradict each other (R11.6).
     """
     exports = Exports(facts.env, facts.settings.force)
     for message in decision.warnings + cluster.warnings:
@@ -131,25 +129,25 @@ def plan(
 
 
 def refuse_tpu_node(facts: Facts, decision: Decision) -> None:
-    """Stop before the wait when this image can never drive a TPU node.
+    """Fail before the wait if this image cannot use a TPU node (R11.4).
 
-    A TPU node speaks XRT, which torch_xla lost in 2.1 (a.6) and torch_tpu never had; plain torch has no TPU at all.
-    In a rehearsal, and for plain torch, this is a warning.
+    TPU nodes need XRT, which was removed in torch_xla 2.1 and is not part of torch_tpu. In a rehearsal, and for plain
+    torch, this is a warning.
 
     Raises:
-        LaunchError: (2) naming the way out.
+        LaunchError: (2) with the alternatives.
     """
     image = facts.image
     if decision.runtime != "tpu-node" or decision.untouched:
         return
     if image.framework == "torch":
         decision.warnings.append(
-            f"{decision.why} names a TPU node, which plain torch cannot use: training runs without it; "
+            f"{decision.why} names a TPU node, which plain torch cannot use: training runs without the TPU; "
             "use an image with torch_xla <= 2.0 or TensorFlow"
         )
     elif image.framework == "torch_tpu" or (image.framework == "torch_xla" and not versions.has_xrt(image.version)):
         message = (
-            f"{decision.why} names a TPU node, which needs XRT, and {image.framework} {image.version} has none "
+            f"{decision.why} names a TPU node, which needs XRT, but {image.framework} {image.version} has no XRT "
             "(removed in torch_xla 2.1): use a TPU VM, or an image with torch_xla <= 2.0"
         )
         if not facts.settings.rehearse:
@@ -169,7 +167,7 @@ def _tpu_node(
     endpoints: list[Endpoint],
     accelerator_type: str,
 ) -> None:
-    """a.2, "Exports for a TPU node"."""
+    """Exports for a TPU node (R11.5 to R11.7)."""
     image = facts.image
     first = endpoints[0]
     if image.may_be("torch", "torch_xla", "torch_tpu"):
@@ -187,7 +185,7 @@ def _tpu_node(
     every = ",".join(f"grpc://{endpoint}" for endpoint in endpoints)
     kube = "KUBE_GOOGLE_CLOUD_TPU_ENDPOINTS"
     if node.source == kube and not node.had_scheme:
-        # TensorFlow reads it first and would look the value up as a node's name (T63, T64).
+        # TensorFlow reads this variable first and would look its value up as the name of a node (R11.7).
         exports.unset(kube)
         exports.replace("TPU_NAME", every)
         return
@@ -222,7 +220,7 @@ def _xrt_pod(
 
 
 def _tpu_local(exports: Exports, facts: Facts, decision: Decision, cluster: Cluster) -> None:
-    """a.1 R3 and R4, a.3."""
+    """Exports for an attached TPU (R3, R4)."""
     image, found = facts.image, decision.slice
     on_xrt = image.framework == "torch_xla" and not versions.has_pjrt(image.version)
     if not decision.untouched:
@@ -231,32 +229,32 @@ def _tpu_local(exports: Exports, facts: Facts, decision: Decision, cluster: Clus
         elif not facts.settings.rehearse or not _has_pjrt(facts):
             exports.default("PJRT_DEVICE", "TPU")
         if found and decision.rule == "R3":
-            exports.defaults(tpu_vm.completions(facts.env, found))
+            exports.defaults(tpu_vm.missing_variables(facts.env, found))
     if on_xrt or not image.may_be("torch_xla"):
         return
     if found and found.plain_names and found.hosts > 1:
-        _bridge(exports, decision, found)
+        _slice_variables(exports, decision, found)
     for name in PER_PROCESS:
         if facts.has(name):
             exports.warn(
-                f"{name}={facts.has(name)[:20]} is set for the whole host and reaches every process torch_xla "
-                "spawns: unset it unless this host runs one process"
+                f"{name}={facts.has(name)[:20]} is set for the whole host and reaches every process that torch_xla "
+                "starts: unset it unless this host runs one process"
             )
     bounds = facts.has("TPU_PROCESS_BOUNDS")
     generation7 = found is not None and found.accelerator_type.startswith("tpu7")
     if (generation7 or bounds.count(",") == 3) and not versions.parses_4d_bounds(image.version):
-        exports.warn("torch_xla 2.9 cannot count processes on tpu7x (it gives TPU_PROCESS_BOUNDS a fourth dimension)")
+        exports.warn("torch_xla 2.9 cannot count processes on tpu7x: it rejects four-dimensional TPU_PROCESS_BOUNDS")
     if text(facts.env, "MASTER_ADDR") and _multi_host(decision, cluster) and not cluster.given:
-        exports.warn("MASTER_ADDR is set on several TPU hosts: torch_xla finds its own; unset it if training hangs")
+        exports.warn("MASTER_ADDR is set on several TPU hosts: torch_xla selects its own; unset it if training hangs")
 
 
-def _bridge(exports: Exports, decision: Decision, found: Slice) -> None:
-    """Give torch_xla the slice in variables where it cannot read the metadata server's newer format (finding 9)."""
-    variables = tpu_vm.in_place_of_metadata(found)
+def _slice_variables(exports: Exports, decision: Decision, found: Slice) -> None:
+    """Export the slice as variables if torch_xla cannot read the metadata server's format (R4.3)."""
+    variables = tpu_vm.metadata_as_variables(found)
     if variables and not decision.untouched:
         exports.defaults(variables)
         return
-    reason = "PJRT_DEVICE is set, so nothing is added" if variables else "the metadata leaves out a part of the slice"
+    reason = "PJRT_DEVICE is set, so nothing is exported" if variables else "the metadata of the slice is incomplete"
     exports.warn(
         f"torch_xla 2.9 cannot read this TPU VM's worker-network-endpoints, and {reason}: "
         "set TPU_SKIP_MDS_QUERY=1 and the TPU_* variables of docs/launcher.md"
@@ -264,7 +262,7 @@ def _bridge(exports: Exports, decision: Decision, found: Slice) -> None:
 
 
 def _xrt_vm(exports: Exports, found: Slice | None) -> None:
-    """torch_xla <= 1.12 on a TPU VM."""
+    """Exports for torch_xla up to 1.12 on a TPU VM (R4.4)."""
     if not found or found.hosts == 1 or found.worker_id is None or not found.workers:
         exports.default("XRT_TPU_CONFIG", f"localservice;0;localhost:{xrt.VM_PORT}")
         return
@@ -272,7 +270,7 @@ def _xrt_vm(exports: Exports, found: Slice | None) -> None:
 
 
 def _without_accelerator(exports: Exports, facts: Facts, decision: Decision) -> None:
-    """Say it when an image that is made for an accelerator finds none: the trainer would only be slow."""
+    """Warn if the image is made for an accelerator and there is none: the trainer would only be slow (R9.1)."""
     if decision.rule != "R9":
         return
     if facts.image.accelerator == "nvidia":
@@ -280,23 +278,24 @@ def _without_accelerator(exports: Exports, facts: Facts, decision: Decision) -> 
         reason = (
             f"NVIDIA_VISIBLE_DEVICES={hidden} hides it"
             if hidden in ("void", "none")
-            else "neither /dev/nvidiactl nor /proc/driver/nvidia/gpus is here"
+            else "neither /dev/nvidiactl nor /proc/driver/nvidia/gpus exists"
         )
         exports.warn(
             f"this image is for NVIDIA GPUs, and there is no driver ({reason}): training runs on the CPU; "
-            "start it with 'docker run --gpus all', or ask the platform for an accelerator"
+            "start it with 'docker run --gpus all', or request a GPU from the platform"
         )
     elif facts.image.accelerator == "tpu":
-        exports.warn("this image is for Cloud TPU, and there is none here: training runs on the CPU")
+        exports.warn("this image is for Cloud TPU, and there is no TPU: training runs on the CPU")
 
 
 def _no_local_tpu(exports: Exports, facts: Facts) -> None:
-    """Keep frameworks from loading libtpu where no TPU is attached.
+    """Prevent frameworks from loading libtpu if no TPU is attached (R9.2).
 
-    Off TPUs libtpu asks the metadata server 30 times for each of its variables, minutes in all: TensorFlow's while it
-    is imported, torch_tpu's when a trainer first counts devices. Measured with tensorflow-tpu 2.20.0 and libtpu 0.0.21:
-    a path that cannot be opened ends that at once, and TPU_SKIP_MDS_QUERY=1 does with errors on stderr. torch_tpu 0.2.0
-    dies of such a path; torch's own switch leaves it unloaded. Goes when libtpu gives up by itself.
+    Without a TPU, libtpu requests each of its variables from the metadata server 30 times, which takes minutes:
+    in TensorFlow during the import, in torch_tpu when a trainer first counts devices. Measured with tensorflow-tpu
+    2.20.0 and libtpu 0.0.21: a library path that does not exist ends this at once; TPU_SKIP_MDS_QUERY=1 does too, but
+    prints errors. torch_tpu 0.2.0 fails on such a path, so PyTorch's own variable disables it. Remove this when libtpu
+    gives up by itself.
     """
     if facts.image.accelerator != "tpu":
         return
@@ -307,11 +306,11 @@ def _no_local_tpu(exports: Exports, facts: Facts) -> None:
 
 
 def _gpu(exports: Exports, facts: Facts) -> None:
-    """a.1 R8: a GPU needs nothing, except for torch_xla between 2.0 and 2.8."""
+    """Exports for a GPU: none, except for torch_xla 2.0 to 2.8 (R8)."""
     if facts.image.accelerator == "nvidia" and not facts.host.has_cuda_library(facts.env):
         exports.warn(
-            "an NVIDIA device is here, but the driver's libcuda.so.1 is neither under /usr/local/nvidia/lib64 nor with "
-            "the system's libraries: CUDA will not start; mount the driver, or use the NVIDIA container runtime"
+            "an NVIDIA device is present, but the driver's libcuda.so.1 is neither under /usr/local/nvidia/lib64 nor "
+            "in a system library folder: CUDA will not start; mount the driver, or use the NVIDIA container runtime"
         )
     if facts.image.framework != "torch_xla":
         return
@@ -319,11 +318,11 @@ def _gpu(exports: Exports, facts: Facts) -> None:
     if device:
         exports.default("PJRT_DEVICE", device)
     elif versions.release(facts.image.version) >= (2, 9):
-        exports.warn("torch_xla 2.9 has no GPU support: training runs on the CPU; use an image with CUDA torch")
+        exports.warn("torch_xla 2.9 has no GPU support: training runs on the CPU; use an image with torch for CUDA")
 
 
 def _rehearsal(exports: Exports, facts: Facts, decision: Decision) -> None:
-    """Everything as on the platform, and then the framework's CPU backend."""
+    """Use the framework's CPU backend (R10.4)."""
     image = facts.image
     if _has_pjrt(facts):
         was = facts.has("PJRT_DEVICE")
@@ -343,7 +342,7 @@ def _multi_host(decision: Decision, cluster: Cluster) -> bool:
 
 
 def _coordinates(exports: Exports, facts: Facts, decision: Decision, cluster: Cluster, one_process: bool) -> None:
-    """a.4, "Exports"."""
+    """Exports of the cluster coordinates (R13.8)."""
     if cluster.given or cluster.node_rank is None:
         return
     on_pjrt_tpu = decision.runtime == "tpu-local" and not text(facts.env, "XRT_TPU_CONFIG")
@@ -353,7 +352,7 @@ def _coordinates(exports: Exports, facts: Facts, decision: Decision, cluster: Cl
         exports.default("MASTER_PORT", str(cluster.master_port))
     exports.default("NODE_RANK", str(cluster.node_rank))
     exports.default("NNODES", str(cluster.nnodes))
-    # On a TPU the trainer spawns a process a chip itself; LOCAL_RANK tells that a launcher above has spawned already.
+    # On a TPU the trainer starts one process per chip itself; LOCAL_RANK means that a launcher has started this one.
     if one_process and not decision.runtime.startswith("tpu") and not facts.has("LOCAL_RANK"):
         exports.default("RANK", str(cluster.node_rank))
         exports.default("WORLD_SIZE", str(cluster.nnodes))
@@ -362,12 +361,12 @@ def _coordinates(exports: Exports, facts: Facts, decision: Decision, cluster: Cl
 
 
 def _files(exports: Exports, facts: Facts) -> None:
-    """Variables that name files and folders: a.4 (AIP_*), a.8 (cloudml-hypertune)."""
+    """Variables that name files and folders (R10.1, R10.5)."""
     for name in ("KUBE_GOOGLE_CLOUD_TPU_ENDPOINTS", "TPU_NAME"):
         if facts.image.may_be("tensorflow") and name not in exports.values:
-            _unset_if_blank(exports, facts, name)  # TensorFlow tests presence and would look up a node named ""
+            _unset_if_blank(exports, facts, name)  # TensorFlow would look up a node with an empty name
     metric_file = "CLOUD_ML_HP_METRIC_FILE"
-    _unset_if_blank(exports, facts, metric_file)  # cloudml-hypertune would raise FileNotFoundError '' (T190)
+    _unset_if_blank(exports, facts, metric_file)  # cloudml-hypertune would raise FileNotFoundError
     if facts.has(metric_file) and "/" not in facts.has(metric_file):
         exports.warn(f"{metric_file}={facts.has(metric_file)[:60]} has no folder: cloudml-hypertune cannot create it")
     if facts.settings.mirror_gcs:
@@ -382,9 +381,9 @@ def _unset_if_blank(exports: Exports, facts: Facts, name: str) -> None:
 
 
 def tf_config(exports: Exports, facts: Facts, decision: Decision, cluster: Cluster) -> None:
-    """Build TF_CONFIG for TensorFlow where the platform gave only a CLUSTER_SPEC (a.4); leave one that is there.
+    """Export TF_CONFIG for TensorFlow if the platform set only CLUSTER_SPEC (R13.9).
 
-    On a TPU it would only confuse: TPUClusterResolver builds the cluster itself.
+    Not on a TPU, where TPUClusterResolver builds the cluster.
     """
     members = sum(len(addresses) for addresses in cluster.hosts.values())
     if (
@@ -397,7 +396,7 @@ def tf_config(exports: Exports, facts: Facts, decision: Decision, cluster: Clust
     import json
 
     task_type = {"master": "chief", "server": "ps"}.get(cluster.role, cluster.role)
-    # An evaluator is no member of TensorFlow's cluster.
+    # An evaluator is not part of TensorFlow's cluster.
     hosts = {kind: addresses for kind, addresses in cluster.hosts.items() if kind != "evaluator" and addresses}
     config = {"cluster": hosts, "task": {"index": cluster.task_index, "type": task_type}}
     exports.default("TF_CONFIG", json.dumps(config, sort_keys=True))

@@ -1,4 +1,4 @@
-"""Which framework and which trainers the image holds, from /opt/trainyard/image.json; never from an import."""
+"""Framework and trainers of the image, from /opt/trainyard/image.json; no framework is imported (R10.3)."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ class Image:
     """The content of an image.
 
     Attributes:
-        target: name of the build target, "" when unknown.
-        accelerator: what it is made for, one of ACCELERATORS; "" when unknown.
-        framework: one of FRAMEWORKS, "" when unknown (then everything is exported).
-        version: the framework's version, "" when unknown.
-        trainers: trainer name -> its command line.
-        default: name of the trainer that runs when none is named, "" when there is none.
+        target: name of the build target; "" if unknown.
+        accelerator: accelerator that the image is made for, one of ACCELERATORS; "" if unknown.
+        framework: one of FRAMEWORKS; "" if unknown (then the variables of every framework are exported).
+        version: version of the framework; "" if unknown.
+        trainers: trainer name -> command line.
+        default: name of the default trainer; "" if there is none.
     """
 
     __slots__ = ("accelerator", "default", "framework", "target", "trainers", "version")
@@ -47,15 +47,15 @@ class Image:
         self.accelerator = accelerator
 
     def may_be(self, *frameworks: str) -> bool:
-        """Whether the image holds one of these, or nobody knows what it holds."""
+        """Whether the image contains one of these frameworks, or its framework is unknown."""
         return not self.framework or self.framework in frameworks
 
 
 def read_image(host: Host, env: Mapping[str, str]) -> Image:
-    """The image's own description, with LAUNCHER_FRAMEWORK on top.
+    """Read image.json; LAUNCHER_FRAMEWORK replaces its framework and version (R10.3).
 
     Raises:
-        LaunchError: (2) when image.json is not what a build writes, or LAUNCHER_FRAMEWORK is not name==version.
+        LaunchError: (2) if image.json is invalid, or LAUNCHER_FRAMEWORK is not name==version.
     """
     image = _read_manifest(host)
     word = text(env, "LAUNCHER_FRAMEWORK")
@@ -64,7 +64,7 @@ def read_image(host: Host, env: Mapping[str, str]) -> Image:
         name = name.strip().replace("-", "_").lower()
         if name not in FRAMEWORKS:
             raise config_error(
-                f"LAUNCHER_FRAMEWORK is {word[:60]!r}: it must be name==version with a name of {', '.join(FRAMEWORKS)}"
+                f"LAUNCHER_FRAMEWORK is {word[:60]!r}: it must be name==version; names: {', '.join(FRAMEWORKS)}"
             )
         image.framework, image.version = name, version.strip()
     return image
@@ -93,15 +93,16 @@ def _read_manifest(host: Host) -> Image:
             default=data.get("default", ""),
             accelerator=data.get("accelerator", ""),
         )
-        wrong = _fault(image)
+        problem = _find_problem(image)
     except (ValueError, RecursionError, LookupError, TypeError, AttributeError) as error:
-        wrong = f"{type(error).__name__}: {error}"
-    if wrong:
-        raise config_error(f"{path} is not an image description ({wrong[:200]}); rebuild the image")
+        problem = f"{type(error).__name__}: {error}"
+    if problem:
+        raise config_error(f"{path} is not a valid image description ({problem[:200]}); rebuild the image")
     return image
 
 
-def _fault(image: Image) -> str:
+def _find_problem(image: Image) -> str:
+    """What is invalid in an image's description; "" if nothing is."""
     if image.framework not in FRAMEWORKS:
         return f"framework is {image.framework!r}, not one of {', '.join(FRAMEWORKS)}"
     if not all(isinstance(word, str) for word in (image.target, image.version, image.default)):

@@ -1,4 +1,4 @@
-"""Starting the trainer: exec, the duties of PID 1 where no init is there, and the last words (a.7)."""
+"""Start of the trainer, duties of PID 1 without an init, and the termination log (R15)."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ if TYPE_CHECKING:
 
     from launcher.settings import Settings
 
-TERMINATION_LOG = "/dev/termination-log"  # Kubernetes' default; read back as the pod's termination message
-LONGEST_REASON = 3500  # bytes with escapes; Kubernetes keeps 4096
+TERMINATION_LOG = "/dev/termination-log"  # Kubernetes' default path (R15.5)
+LONGEST_REASON = 3500  # bytes including escapes; Kubernetes keeps 4096
 FORWARDED = ("SIGTERM", "SIGINT", "SIGHUP", "SIGQUIT", "SIGUSR1", "SIGUSR2", "SIGWINCH", "SIGCONT")
 ENDING = ("SIGTERM", "SIGINT", "SIGHUP", "SIGQUIT")
 
 
 def replace(command: list[str], env: Mapping[str, str]) -> NoReturn:
-    """Become the command: no shell, nothing left resident.
+    """Replace this process by the command, without a shell (R15.1).
 
     Raises:
-        LaunchError: 127 when there is no such command, 126 when it cannot be executed.
+        LaunchError: (127) if there is no such command, (126) if it cannot be executed.
     """
     sys.stdout.flush()
     sys.stderr.flush()
@@ -37,36 +37,36 @@ def replace(command: list[str], env: Mapping[str, str]) -> NoReturn:
         ) from None
     except (OSError, ValueError) as error:
         reason = getattr(error, "strerror", None) or str(error)
-        hint = "; is it a script without a #! line, or for another CPU?" if "format" in reason else ""
+        hint = "; it may be a script without a #! line, or a program for another CPU" if "format" in reason else ""
         raise LaunchError(f"cannot execute {command[0][:200]!r}: {reason}{hint}", NOT_EXECUTABLE) from None
 
 
-def hold_signals() -> None:
-    """As PID 1: keep signals until `supervise` or `ExitOnSignal` deals with them; the kernel would drop them."""
+def block_signals() -> None:
+    """As PID 1: block signals until `supervise` or `ExitOnSignal` handles them; the kernel would drop them."""
     import signal
 
     signal.pthread_sigmask(signal.SIG_BLOCK, [getattr(signal, name) for name in FORWARDED])
 
 
 def supervise(command: list[str], env: Mapping[str, str], settings: Settings) -> int:
-    """PID 1's duties where no init does them: forward signals, reap orphans, report the trainer's status.
+    """Run the trainer with the duties of PID 1: forward signals, reap orphans, return its status (R15.2).
 
-    The trainer is in a process group of its own. Signals go to it alone, as with tini, because torchrun and xmp
-    parents orchestrate their children themselves; with `--signal-group` they go to the whole group, which a shell
-    entry point needs, and the whole group may finish. LAUNCHER_GRACE seconds after the first signal that asks it to
-    end, the group is killed.
+    The trainer gets a separate process group. As with tini, signals are sent to the trainer only, because torchrun and
+    torch_xla's parent process stop their children themselves. With `--signal-group` they are sent to the whole group,
+    which a shell script as entry point needs, and the whole group is waited for. LAUNCHER_GRACE seconds after the first
+    terminating signal the group is killed.
 
     Returns:
-        the trainer's exit status, 128 + n when signal n killed it.
+        the trainer's exit status; 128 + n if signal n killed it.
 
     Raises:
-        LaunchError: 127 or 126 when it cannot be started.
+        LaunchError: (127) or (126) if it cannot be started.
     """
     import signal
 
     received, sent = os.pipe()  # carries the error of a failed exec; both ends close on exec
     numbers = [getattr(signal, name) for name in FORWARDED]
-    # Nothing may be lost between the fork and the handlers.
+    # No signal may be lost between the fork and the installation of the handlers.
     signal.pthread_sigmask(signal.SIG_BLOCK, numbers)
     child = os.fork()
     if child == 0:
@@ -99,7 +99,7 @@ def supervise(command: list[str], env: Mapping[str, str], settings: Settings) ->
     signal.pthread_sigmask(signal.SIG_UNBLOCK, numbers)
     failure = b""
     while True:
-        piece = os.read(received, 4096)  # ends when the exec succeeds or the child is gone
+        piece = os.read(received, 4096)  # ends when the exec succeeds or the child exits
         if not piece:
             break
         failure += piece
@@ -114,7 +114,7 @@ def supervise(command: list[str], env: Mapping[str, str], settings: Settings) ->
 
 
 def _become(command: list[str], env: Mapping[str, str], report: int, numbers: list[int]) -> NoReturn:
-    """In the child: own group, the terminal with it, signals as they were, then the command."""
+    """In the child: new process group, foreground of the terminal, signals unblocked, then the command."""
     import signal
 
     os.setpgid(0, 0)
@@ -128,23 +128,25 @@ def _become(command: list[str], env: Mapping[str, str], report: int, numbers: li
 
 
 def _take_terminal() -> None:
-    """Make this group the terminal's foreground group, or `docker run -it IMAGE bash` would be stopped at its first
-    read. Nothing happens without a terminal."""
+    """Make this group the terminal's foreground group; nothing without a terminal.
+
+    Without it, `docker run -it IMAGE bash` would be stopped at its first read.
+    """
     import signal
 
     if not os.isatty(0):
         return
-    signal.signal(signal.SIGTTOU, signal.SIG_IGN)  # or taking the terminal would stop this process
+    signal.signal(signal.SIGTTOU, signal.SIG_IGN)  # tcsetpgrp would stop this process otherwise
     try:
         os.tcsetpgrp(0, os.getpid())
     except OSError:
-        return  # a terminal, but not this session's
+        return  # the terminal of another session
     finally:
         signal.signal(signal.SIGTTOU, signal.SIG_DFL)
 
 
 def _reap_until(child: int) -> int:
-    """Wait for whatever dies, orphans included, until the child does."""
+    """Reap every process, orphans included, until the child has exited; return its status."""
     while True:
         pid, status = os.waitpid(-1, 0)
         if pid == child:
@@ -152,27 +154,27 @@ def _reap_until(child: int) -> int:
 
 
 def _reap_group(group: int) -> None:
-    """Wait for the rest of the trainer's group: a shell dies of the signal at once, its child may be saving."""
+    """Wait for the rest of the trainer's group: a shell exits at the signal, but its child may still save."""
     try:
         while True:
-            os.killpg(group, 0)  # fails once nobody is left
+            os.killpg(group, 0)  # fails when the group is empty
             os.waitpid(-1, 0)
     except (ProcessLookupError, ChildProcessError):
         return
 
 
 class ExitOnSignal:
-    """While this is entered, SIGTERM, SIGINT, SIGHUP and SIGQUIT end the process at once with 128 + n.
+    """In this context, SIGTERM, SIGINT, SIGHUP and SIGQUIT end the process at once with 128 + n (R15.3).
 
-    A thread waits for them with `sigwait`, so they act even as PID 1 (for which the kernel drops signals without a
-    handler) and even while the main thread is inside a name look-up, where a Python handler would have to wait.
+    A thread waits for them with `sigwait`. They therefore take effect as PID 1 too, for which the kernel drops signals
+    without a handler, and during a DNS lookup of the main thread, where a Python handler would run only afterwards.
 
     Args:
-        last_words: called with a message and the exit status before the end.
+        report: called with a message and the exit status before the process ends.
     """
 
-    def __init__(self, last_words: Callable[[str, int], None]) -> None:
-        self._last_words = last_words
+    def __init__(self, report: Callable[[str, int], None]) -> None:
+        self._report = report
         self._done = False
 
     def __enter__(self) -> None:
@@ -190,15 +192,15 @@ class ExitOnSignal:
 
         number = signal.sigwait([*self._numbers, self._stop])
         while number == self._stop and not self._done:
-            number = signal.sigwait([*self._numbers, self._stop])  # somebody else's
+            number = signal.sigwait([*self._numbers, self._stop])  # SIGUSR1 from another process
         if not self._done:
-            self._last_words(f"{signal.Signals(number).name} while waiting", 128 + number)
+            self._report(f"{signal.Signals(number).name} while waiting", 128 + number)
             os._exit(128 + number)
 
     def __exit__(self, *_: object) -> None:
         import signal
 
-        # The mask is inherited by exec, and a fork must not find a second thread: undo both.
+        # exec inherits the signal mask, and a fork must not happen with a second thread: undo both.
         self._done = True
         ident = self._thread.ident
         if ident is not None and self._thread.is_alive():
@@ -208,12 +210,15 @@ class ExitOnSignal:
 
 
 def wait_for_name(name: str, bound: float, sleep: Callable[[float], None], clock: Callable[[], float]) -> bool:
-    """Wait until a host name resolves: workers start in parallel with node 0 (S12).
+    """Wait until a host name resolves, because workers start in parallel with node 0 (R12.5).
 
     Args:
         name: host name or address.
         bound: seconds; the name is looked up at least once.
         sleep, clock: `time.sleep` and `time.monotonic`.
+
+    Returns:
+        whether the name resolved.
     """
     import socket
 
@@ -226,11 +231,11 @@ def wait_for_name(name: str, bound: float, sleep: Callable[[float], None], clock
             left = end - clock()
             if left <= 0:
                 return False
-            sleep(min(5.0, left))  # JAX's step
+            sleep(min(5.0, left))  # the interval that JAX uses (R12.5)
 
 
 def termination_log(path: str, sysroot: str, status: int, reason: str) -> None:
-    """Leave the reason where the platform looks for it, as one line of JSON; silently nothing where it cannot.
+    """Write the reason to the termination log, as one line of JSON (R15.5). Errors are ignored.
 
     Args:
         path: TERMINATION_LOG; "" for Kubernetes' default, which is written only if it exists.
@@ -241,7 +246,7 @@ def termination_log(path: str, sysroot: str, status: int, reason: str) -> None:
     import json
 
     target = path or sysroot + TERMINATION_LOG
-    # ASCII, so that escapes cannot make the line longer than twice the reason.
+    # ASCII only, so that escapes make the line at most twice as long as the reason.
     plain = reason.encode("ascii", "replace").decode("ascii")[: LONGEST_REASON // 2]
     line = json.dumps({"exit_code": status, "exit_reason": plain, "traceback": ""})
     try:

@@ -1,4 +1,4 @@
-"""What may be printed: secrets out, one line each, nothing a terminal or a log parser would act on."""
+"""Removal of secrets and control characters from output (R16.2)."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ if TYPE_CHECKING:
     from typing import Mapping
 
 HIDDEN = "[redacted]"
-# A variable or an option whose name holds one of these is taken for a secret.
+# The value of a variable or an option whose name contains one of these counts as a secret.
 SECRET_WORDS = (
     "TOKEN",
     "SECRET",
@@ -21,7 +21,7 @@ SECRET_WORDS = (
     "CERT",
     "DSN",
 )
-# Values that are secrets whatever their variable is called: OAuth tokens, API keys, JWTs, PEM blocks, GitHub tokens.
+# Values that count as secrets under any name: OAuth tokens, API keys, JWTs, PEM blocks, GitHub tokens.
 SECRET_PREFIXES = (
     "ya29.",
     "AIza",
@@ -34,19 +34,19 @@ SECRET_PREFIXES = (
     "sk-",
     "Bearer ",
 )
-# Shorter values are words like "true" or "0", which stand everywhere.
+# Shorter values are words like "true" or "0", which also occur in other text.
 SHORTEST_SECRET = 6
 LONGEST_VALUE = 300
 
 
 def is_secret(name: str) -> bool:
-    """Whether a variable's or option's name looks like that of a secret."""
+    """Whether the name of a variable or an option is that of a secret."""
     upper = name.upper()
     return any(word in upper for word in SECRET_WORDS)
 
 
 def secrets(env: Mapping[str, str]) -> list[str]:
-    """The values of variables whose names look secret, longest first; also every line of those of several lines."""
+    """The values of variables with secret names, longest first; also each line of a value of several lines."""
     found: set[str] = set()
     for name, value in env.items():
         if is_secret(name):
@@ -55,14 +55,14 @@ def secrets(env: Mapping[str, str]) -> list[str]:
 
 
 def scrub(text: str, hidden: list[str]) -> str:
-    """Text without any of these values."""
+    """Replace these values in a text."""
     for value in hidden:
         text = text.replace(value, HIDDEN)
     return text
 
 
 def shown(name: str, value: str) -> str:
-    """A variable's value for a person: hidden when its name or its look says secret, cut when it is long."""
+    """A variable's value for display: hidden if its name or form is that of a secret, shortened if it is long."""
     if is_secret(name) or any(prefix in value for prefix in SECRET_PREFIXES):
         return HIDDEN
     if "://" in value and "@" in value:
@@ -71,7 +71,7 @@ def shown(name: str, value: str) -> str:
 
 
 def one_line(text: str) -> str:
-    """Text with everything unprintable written as an escape."""
+    """Replace unprintable characters, line breaks included, by escapes."""
     return "".join(
         character if character.isprintable() else character.encode("unicode_escape", "surrogatepass").decode("ascii")
         for character in text
@@ -79,7 +79,7 @@ def one_line(text: str) -> str:
 
 
 def shown_command(command: list[str]) -> str:
-    """A command line for a person: `--token=x` and `--token x` without x."""
+    """A command line for display: `--token=x` and `--token x` without x."""
     words = []
     hide_next = False
     for word in command:

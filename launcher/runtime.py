@@ -1,8 +1,7 @@
-"""R: which accelerator runtime this job has. RULES is the contract's table a.1, top to bottom; the first match wins.
+"""The accelerator runtime of the job: RULES are the rules R0 to R9 in order; the first match decides.
 
-Why R3 and R4 outrank R5 to R7: Vertex AI sets TPU_CONFIG in TPU VM jobs too, where the TPU is attached (S10). Why R5,
-R6, R7 stand in this order: it is TensorFlow's own (`_get_tpu_name`, S2; T60 to T62), except that a variable that is
-set but empty counts as unset here.
+R3 and R4 come before R5 to R7 because Vertex AI sets TPU_CONFIG in jobs on TPU VMs too, where the TPU is attached. The
+order of R5, R6 and R7 is TensorFlow's. See docs/launcher-contract.md#runtime for the sources.
 """
 
 from __future__ import annotations
@@ -28,7 +27,7 @@ XRT_VARIABLES = ("XRT_TPU_CONFIG", "XRT_DEVICE_MAP", "XRT_WORKERS", "GPU_NUM_DEV
 
 
 class Facts:
-    """Everything a decision may look at: the environment, the machine, the image and our own switches."""
+    """Everything that a decision depends on: the environment, the machine, the image and the settings."""
 
     __slots__ = ("env", "host", "image", "settings", "tpu_chips")
 
@@ -40,21 +39,21 @@ class Facts:
         self.tpu_chips = host.tpu_chips()
 
     def has(self, name: str) -> str:
-        """The value of a variable, "" when unset or blank."""
+        """The value of a variable; "" if unset or blank (R10.1)."""
         return text(self.env, name)
 
 
 class Decision:
-    """What R decided.
+    """The runtime, and the rule that decided.
 
     Attributes:
         runtime: "tpu-node", "tpu-local", "gpu" or "cpu".
-        why: the signal that decided, for a person.
+        why: the signal that decided, as text.
         rule: "R0" to "R9", set by `decide`.
-        untouched: the user configured the runtime (R1, R2): export nothing for it.
-        node: the TPU node, with "tpu-node".
-        slice: the workers of the slice, with "tpu-local" as far as the environment tells.
-        warnings: what the user should know.
+        untouched: the user configured the runtime (R1, R2): nothing is exported for it.
+        node: the TPU node; for "tpu-node" only.
+        slice: the hosts of the slice, as far as the environment describes them; for "tpu-local" only.
+        warnings: one line each.
     """
 
     __slots__ = ("node", "rule", "runtime", "slice", "untouched", "warnings", "why")
@@ -77,13 +76,13 @@ class Decision:
 
 
 class Rule:
-    """One row of a.1.
+    """A rule that selects the runtime.
 
     Attributes:
-        name: "R0" to "R9".
-        signals: the variables it looks at.
-        devices: what it looks at besides.
-        decide: the decision, or None when the row does not apply.
+        name: "R0" to "R9", its id in docs/launcher-contract.md.
+        signals: the variables that it reads.
+        devices: the devices that it looks for.
+        decide: returns the decision, or None if the rule does not match.
     """
 
     __slots__ = ("decide", "devices", "name", "signals")
@@ -101,7 +100,7 @@ class Rule:
         self.devices = devices
 
 
-def _told(facts: Facts) -> Decision | None:
+def _forced(facts: Facts) -> Decision | None:
     runtime = facts.settings.runtime
     if not runtime:
         return None
@@ -118,7 +117,7 @@ def _told(facts: Facts) -> Decision | None:
     )
 
 
-# PJRT_DEVICE -> runtime. TPU_LEGACY is torch_xla 2.0's (a.6).
+# PJRT_DEVICE -> runtime (R1). TPU_LEGACY exists in torch_xla 2.0 only.
 PJRT_RUNTIMES = {
     "TPU": "tpu-local",
     "TPU_LEGACY": "tpu-local",
@@ -133,16 +132,16 @@ def _pjrt(facts: Facts) -> Decision | None:
     device = facts.has("PJRT_DEVICE")
     if not device:
         return None
-    # Devices of other vendors' plugins (NEURON, XPU, ...) are no runtime of ours: nothing is added for them.
+    # Nothing is exported for devices of other plugins (NEURON, XPU, ...).
     decision = Decision(PJRT_RUNTIMES.get(device.upper(), "cpu"), f"PJRT_DEVICE={device}", untouched=True)
     if device != device.upper():
-        decision.warnings.append(f"PJRT_DEVICE={device}: torch_xla spells it {device.upper()}")
+        decision.warnings.append(f"PJRT_DEVICE={device}: torch_xla expects {device.upper()}")
     xrt = sorted(name for name in facts.env if name.startswith("XRT_") and facts.has(name))
     if xrt:
-        # S6 `ComputationClient::Create` tests PJRT_DEVICE first.
-        decision.warnings.append(f"PJRT_DEVICE wins over {', '.join(xrt)[:200]}; unset one of the two")
+        # torch_xla tests PJRT_DEVICE first (R1).
+        decision.warnings.append(f"PJRT_DEVICE takes precedence over {', '.join(xrt)[:200]}; unset one of the two")
     if decision.runtime == "tpu-local":
-        # Only to know whether this is a multi-host slice; what is wrong there is torch_xla's to say.
+        # Only to detect a multi-host slice: the user has configured the runtime, so errors are warnings.
         try:
             decision.slice = slice_from_env(facts.env)
         except LaunchError as error:
@@ -172,8 +171,8 @@ def _xrt(facts: Facts) -> Decision | None:
     image = facts.image
     if image.framework == "torch_xla" and not versions.has_xrt(image.version):
         message = (
-            f"XRT removed in torch_xla 2.1, and this image has {image.version or 'a later one'}: "
-            f"unset {decision.why} and let PJRT_DEVICE decide, or use torch_xla <= 2.0"
+            f"XRT was removed in torch_xla 2.1, and this image has {image.version or 'a later version'}: "
+            f"unset {decision.why} and set PJRT_DEVICE, or use torch_xla <= 2.0"
         )
         if not facts.settings.rehearse:
             raise config_error(message)
@@ -236,11 +235,11 @@ def _gpu(facts: Facts) -> Decision | None:
 
 
 def _cpu(facts: Facts) -> Decision:
-    return Decision("cpu", "no sign of an accelerator")
+    return Decision("cpu", "no accelerator detected")
 
 
 RULES = (
-    Rule("R0", _told, ("LAUNCHER_RUNTIME",)),
+    Rule("R0", _forced, ("LAUNCHER_RUNTIME",)),
     Rule("R1", _pjrt, ("PJRT_DEVICE",)),
     Rule("R2", _xrt, XRT_VARIABLES),
     Rule("R3", _gke, (*SLICE_VARIABLES, "TPU_SKIP_MDS_QUERY", "TPU_ACCELERATOR_TYPE")),
@@ -254,10 +253,10 @@ RULES = (
 
 
 def decide(facts: Facts) -> Decision:
-    """The first rule that applies.
+    """The decision of the first rule that matches.
 
     Raises:
-        LaunchError: (2) when the signal that wins cannot be used.
+        LaunchError: (2) if the signal that decides is invalid.
     """
     for rule in RULES[:-1]:
         decision = rule.decide(facts)
@@ -270,7 +269,7 @@ def decide(facts: Facts) -> Decision:
 
 
 def names_addresses(value: str) -> bool:
-    """Whether a variable's value is already something TensorFlow dials without asking anybody (T11, T29)."""
+    """Whether a value consists of addresses, which TensorFlow uses without a request to the API (R11.7)."""
     try:
         return value.startswith("grpc://") and bool(parse_endpoints(value))
     except LaunchError:

@@ -1,4 +1,4 @@
-"""The launcher's own switches: every LAUNCHER_* variable and every flag, read and checked in one place."""
+"""The launcher's settings: every LAUNCHER_* variable and every option, read and checked in one place."""
 
 from __future__ import annotations
 
@@ -10,39 +10,39 @@ if TYPE_CHECKING:
 
 RUNTIMES = ("cpu", "gpu", "tpu-local", "tpu-node")
 
-# variable -> (default, what it is). Printed by `launch --help`, listed in docs/launcher.md.
+# variable -> (default, description). Printed by `launch --help`.
 VARIABLES = {
-    "LAUNCHER_RUNTIME": ("", "force the runtime: cpu, gpu, tpu-local or tpu-node (R0)"),
-    "LAUNCHER_FRAMEWORK": ("", "name==version, in place of /opt/trainyard/image.json"),
-    "LAUNCHER_REHEARSE": ("", "1: resolve and export as on the platform, then train on the CPU backend"),
-    "LAUNCHER_TPU_PROJECT": ("", "project of the TPU node, over TPU_CONFIG and metadata"),
-    "LAUNCHER_TPU_ZONE": ("", "zone of the TPU node, over TPU_CONFIG and metadata"),
-    "LAUNCHER_TPU_ATTEMPTS": ("40", "how often a TPU node is asked for"),
+    "LAUNCHER_RUNTIME": ("", "runtime to use instead of detecting it: cpu, gpu, tpu-local or tpu-node (R0)"),
+    "LAUNCHER_FRAMEWORK": ("", "name==version of the framework, instead of that in /opt/trainyard/image.json"),
+    "LAUNCHER_REHEARSE": ("", "1: detect and export as on the platform, then train on the CPU"),
+    "LAUNCHER_TPU_PROJECT": ("", "project of the TPU node; overrides TPU_CONFIG and the metadata server"),
+    "LAUNCHER_TPU_ZONE": ("", "zone of the TPU node; overrides TPU_CONFIG and the metadata server"),
+    "LAUNCHER_TPU_ATTEMPTS": ("40", "maximum number of requests for a TPU node"),
     "LAUNCHER_TPU_INTERVAL": ("10", "seconds between two attempts"),
-    "LAUNCHER_TPU_404_ATTEMPTS": ("", "give up earlier on a node that is not found (default: all attempts)"),
-    "LAUNCHER_REQUIRE_HEALTHY": ("", "1: wait for health HEALTHY too (30 s apart, 1200 s in all)"),
-    "LAUNCHER_HTTP_TIMEOUT": ("10", "seconds for one request, from connect to last byte"),
-    "LAUNCHER_RETRYABLE_EXIT": (str(RETRYABLE), "exit status of a failure worth a retry"),
-    "LAUNCHER_NPROC": ("", "processes a node; more than one starts torchrun (default: one a GPU)"),
-    "LAUNCHER_MASTER_ADDR": ("", "address of node 0, over what the platform says"),
-    "LAUNCHER_MASTER_PORT": ("", "port of node 0, over what the platform says"),
-    "LAUNCHER_RDZV_BACKEND": ("static", "torchrun's rendezvous: static or c10d"),
-    "LAUNCHER_DNS_TIMEOUT": ("300", "seconds to wait for the name of node 0 to resolve"),
-    "LAUNCHER_SIGNAL_GROUP": ("", "as PID 1: signal the trainer's whole process group"),
+    "LAUNCHER_TPU_404_ATTEMPTS": ("", "maximum number of attempts that return HTTP 404 (default: all attempts)"),
+    "LAUNCHER_REQUIRE_HEALTHY": ("", "1: also wait until the node is HEALTHY (attempts 30 s apart, 1200 s in all)"),
+    "LAUNCHER_HTTP_TIMEOUT": ("10", "time limit of one request in seconds, from connect to last byte"),
+    "LAUNCHER_RETRYABLE_EXIT": (str(RETRYABLE), "exit status of a retryable failure"),
+    "LAUNCHER_NPROC": ("", "processes per node; more than one starts torchrun (default: one per GPU)"),
+    "LAUNCHER_MASTER_ADDR": ("", "address of node 0; overrides the platform's"),
+    "LAUNCHER_MASTER_PORT": ("", "port of node 0; overrides the platform's"),
+    "LAUNCHER_RDZV_BACKEND": ("static", "torchrun's rendezvous backend: static or c10d"),
+    "LAUNCHER_DNS_TIMEOUT": ("300", "seconds to wait until the name of node 0 resolves"),
+    "LAUNCHER_SIGNAL_GROUP": ("", "as PID 1: send signals to the trainer's whole process group"),
     "LAUNCHER_GRACE": ("10", "as PID 1: seconds between the forwarded signal and SIGKILL"),
-    "LAUNCHER_MIRROR_GCS": ("", "1: mirror AIP_* gs:// folders as LAUNCHER_GCS_AIP_*=/gcs/..."),
-    "LAUNCHER_LOG": ("normal", "quiet: warnings and errors only; normal: some lines; explain: every signal"),
-    "LAUNCHER_SYSROOT": ("", "prefix of the /dev, /proc, /sys and /opt/trainyard look-ups"),
+    "LAUNCHER_MIRROR_GCS": ("", "1: export AIP_* gs:// folders also as LAUNCHER_GCS_AIP_*=/gcs/..."),
+    "LAUNCHER_LOG": ("normal", "quiet: warnings and errors; normal: also the result; explain: also every signal"),
+    "LAUNCHER_SYSROOT": ("", "path prefix of /dev, /proc, /sys and /opt/trainyard"),
 }
 
 
 def text(env: Mapping[str, str], name: str) -> str:
-    """The value of a variable without surrounding blanks; "" when unset, since empty means unset everywhere (a.1)."""
+    """The value of a variable without surrounding blanks; "" if unset. Empty means unset everywhere (R10.1)."""
     return env.get(name, "").strip()
 
 
 def flag(env: Mapping[str, str], name: str) -> bool:
-    """A switch of ours. Raises LaunchError (2) on a word that is neither yes nor no."""
+    """A boolean setting. Raises LaunchError (2) if the value is not a boolean."""
     word = text(env, name).lower()
     if word in ("", "0", "false", "no", "off"):
         return False
@@ -78,9 +78,14 @@ def choice(name: str, word: str, choices: tuple[str, ...]) -> str:
 
 
 class Settings:
-    """The launcher's switches, checked. Flags win over variables.
+    """The launcher's settings, validated. Options take precedence over variables (R10.2).
 
-    Raises LaunchError (2) for any value that cannot be used.
+    Args:
+        env: the environment.
+        flags: setting -> value, from the command line.
+
+    Raises:
+        LaunchError: (2) for an invalid value.
     """
 
     def __init__(self, env: Mapping[str, str], flags: Mapping[str, str] | None = None) -> None:
@@ -100,8 +105,8 @@ class Settings:
         self.project = value("LAUNCHER_TPU_PROJECT")
         self.zone = value("LAUNCHER_TPU_ZONE")
         self.require_healthy = switch("LAUNCHER_REQUIRE_HEALTHY")
-        # 40 attempts 10 s apart is the loop Google documented (S4); wait_for_healthy of cloud-tpu-client polls
-        # every 30 s for 1200 s (S1).
+        # 40 attempts 10 s apart: the loop that Google documented (R12.2). 30 s and 1200 s: wait_for_healthy of
+        # TensorFlow's client (R12.3).
         paced = self.require_healthy and not text(env, "LAUNCHER_TPU_INTERVAL")
         self.interval = seconds("LAUNCHER_TPU_INTERVAL", "30" if paced else value("LAUNCHER_TPU_INTERVAL"), 3600)
         self.attempts = integer(

@@ -1,4 +1,4 @@
-"""The command that is really started: torchrun in front of it where a node runs several PyTorch processes (a.4)."""
+"""The command to start: under torchrun if a node runs several PyTorch processes (R14)."""
 
 from __future__ import annotations
 
@@ -15,10 +15,16 @@ if TYPE_CHECKING:
 
 
 def processes(facts: Facts, runtime: str, named: bool, cluster: Cluster) -> int:
-    """How many processes this node runs.
+    """Number of processes of this node (R14.1).
 
-    LAUNCHER_NPROC, else PET_NPROC_PER_NODE, else one a GPU for plain torch. A command that is none of the image's
-    trainers gets one process on a single node: it may well place its processes itself.
+    LAUNCHER_NPROC, else PET_NPROC_PER_NODE, else one per GPU for plain torch. A command that is not a trainer of the
+    image gets one process on a single node, because it may start its own.
+
+    Args:
+        facts: environment, machine, image and settings.
+        runtime: the runtime.
+        named: the command is a trainer of the image.
+        cluster: the coordinates.
     """
     if facts.settings.nproc:
         return facts.settings.nproc
@@ -33,14 +39,11 @@ def processes(facts: Facts, runtime: str, named: bool, cluster: Cluster) -> int:
 
 
 def wrap(command: list[str], facts: Facts, cluster: Cluster, nproc: int) -> list[str] | None:
-    """The command under torchrun.
-
-    PET_* variables are torchrun's own defaults: an argument would outrank them (S20, T165), so what they say is not
-    said again.
+    """The command under torchrun (R14.2).
 
     Returns:
-        None when the command is to be exec'ed as it is: one process a node, no PyTorch, a launcher above or in the
-        command, a node outside the training world, or a command that is not Python's.
+        None if the command is exec'ed unchanged: one process per node, no PyTorch, a process or a command that already
+        uses torchrun, a node outside the training world, or a command that does not run Python.
     """
     env = facts.env
     elastic = bool(text(env, "PET_RDZV_BACKEND")) or ":" in text(env, "PET_NNODES")
@@ -59,7 +62,11 @@ def wrap(command: list[str], facts: Facts, cluster: Cluster, nproc: int) -> list
 
 
 def arguments(env: Mapping[str, str], facts: Facts, cluster: Cluster, nproc: int) -> list[str]:
-    """torchrun's arguments, without those that PET_* variables already give."""
+    """torchrun's arguments (R14.3).
+
+    PET_* variables are the defaults of torchrun's options, and an argument would take precedence over them: options
+    whose variable is set are left out.
+    """
     settings = facts.settings
     found = []
 
@@ -79,7 +86,7 @@ def arguments(env: Mapping[str, str], facts: Facts, cluster: Cluster, nproc: int
         add("rdzv-endpoint", f"{cluster.master_addr}:{cluster.master_port}")
         add("rdzv-id", text(env, "CLOUD_ML_JOB_ID") or "trainyard")
         if not on_pet or text(env, "PET_NODE_RANK"):
-            # Node 0's own service name may not resolve to an interface of its own (pitfall 17).
+            # On node 0 its service name may resolve to none of its interfaces (R14.3).
             add("rdzv-conf", "is_host=" + ("false" if cluster.node_rank else "true"))
     else:
         add("master-addr", cluster.master_addr)
@@ -88,7 +95,7 @@ def arguments(env: Mapping[str, str], facts: Facts, cluster: Cluster, nproc: int
 
 
 def _script(command: list[str]) -> list[str]:
-    """What torchrun runs of a Python command line: `-m module ...` or `script.py ...`; [] for anything else."""
+    """The part of a Python command line that torchrun runs: `-m module ...` or `script.py ...`; else []."""
     if not os.path.basename(command[0]).startswith("python"):
         return []
     rest = command[1:]

@@ -1,6 +1,6 @@
-"""A legacy TPU node: which node the environment names, and what an answer of the Cloud TPU API means (a.2).
+"""TPU nodes: the node that the environment names (R11), and the meaning of a response of the Cloud TPU API (R12.1).
 
-Pure functions; the asking is in `cloud`, the waiting in `wait`.
+Pure functions; `cloud` sends the requests, `wait` waits.
 """
 
 from __future__ import annotations
@@ -17,27 +17,27 @@ if TYPE_CHECKING:
 
 GRPC = "grpc://"
 
-# What to do with an answer (a.2, table).
+# What to do with a response (R12.1).
 READY = "ready"
-WAIT = "wait"  # transient: ask again
-FORBIDDEN = "forbidden"  # 403 and other refusals: permanent after 3 attempts (IAM changes take a while to spread)
-UNAUTHORIZED = "unauthorized"  # 401: a fresh token once, then like FORBIDDEN
+WAIT = "wait"  # transient: retry
+FORBIDDEN = "forbidden"  # 403 and similar: permanent at the third attempt (IAM changes take a while to propagate)
+UNAUTHORIZED = "unauthorized"  # 401: a new token once, then like FORBIDDEN
 NOT_FOUND = "not found"  # 404: the node may not be visible yet
-LOST = "lost"  # this node will never be ready, a new job may get another
-NEVER = "never"  # permanent
+LOST = "lost"  # this node will not become ready, but a new job may get another
+UNUSABLE = "unusable"  # permanent
 
-# state -> action. Absent (= STATE_UNSPECIFIED) and unknown states are transient.
+# state -> action. No state (= STATE_UNSPECIFIED) and unknown states are transient.
 STATES = {
     "READY": READY,
-    "PREEMPTED": LOST,  # `recoverable()` of both clients is false for these two (S1, S2)
+    "PREEMPTED": LOST,  # `recoverable()` of TensorFlow's client is false for these two
     "TERMINATED": LOST,
-    "STOPPED": NEVER,
-    "STOPPING": NEVER,
-    "DELETING": NEVER,
-    "HIDING": NEVER,
-    "HIDDEN": NEVER,
+    "STOPPED": UNUSABLE,
+    "STOPPING": UNUSABLE,
+    "DELETING": UNUSABLE,
+    "HIDING": UNUSABLE,
+    "HIDDEN": UNUSABLE,
 }
-STATUSES = {400: NEVER, 401: UNAUTHORIZED, 404: NOT_FOUND, 408: WAIT, 409: WAIT, 425: WAIT, 429: WAIT}
+STATUSES = {400: UNUSABLE, 401: UNAUTHORIZED, 404: NOT_FOUND, 408: WAIT, 409: WAIT, 425: WAIT, 429: WAIT}
 
 
 class Endpoint:
@@ -60,16 +60,16 @@ class Endpoint:
 
 
 class Node:
-    """The TPU node a job was told to use.
+    """The TPU node of a job.
 
     Attributes:
         source: the variable that names it.
-        name: name of the node, "" when its addresses were given instead.
-        endpoints: the addresses, [] when they have to be asked for.
-        project, zone: known without asking; "" when the metadata server has to tell.
-        fallback_project, fallback_zone: used when the metadata server cannot be reached (T61).
-        had_scheme: the value was spelled with grpc://, so TensorFlow can use the variable as it is.
-        warnings: what is odd about the value.
+        name: name of the node; "" if its addresses were given instead.
+        endpoints: the addresses; [] if they must be requested.
+        project, zone: from the environment; "" if they must be requested from the metadata server (R11.2).
+        fallback_project, fallback_zone: used if the metadata server cannot be reached.
+        had_scheme: every entry started with grpc://, so TensorFlow can use the variable unchanged.
+        warnings: one line each.
     """
 
     __slots__ = (
@@ -101,13 +101,13 @@ class Node:
 
 
 def parse_endpoints(value: str) -> list[Endpoint]:
-    """Addresses out of "grpc://1.2.3.4:8470,5.6.7.8" (T01 to T04); port 8470 when there is none (T67).
+    """The addresses in "grpc://1.2.3.4:8470,5.6.7.8"; the default port is 8470 (R11.1).
 
     Returns:
-        [] when the value is not a list of addresses: then it is the name of a node (T63, T64).
+        [] if the value is not a list of addresses: then it is the name of a node.
 
     Raises:
-        LaunchError: (2) for an entry that starts with grpc:// and is no address.
+        LaunchError: (2) for an entry that starts with grpc://, or follows an address, and is not an address.
     """
     entries = [entry.strip() for entry in value.split(",")]
     endpoints = []
@@ -121,7 +121,7 @@ def parse_endpoints(value: str) -> list[Endpoint]:
         if usable:
             endpoints.append(Endpoint(host, int(port)))
         elif has_scheme or endpoints:
-            hint = " (IPv6 addresses cannot be used: XRT has no syntax for them)" if "[" in entry else ""
+            hint = " (IPv6 addresses are not supported by XRT)" if "[" in entry else ""
             raise config_error(f"bad TPU address {entry[:80]!r}: write grpc://IP:PORT{hint}")
         else:
             return []
@@ -134,11 +134,11 @@ def _is_ipv4(word: str) -> bool:
 
 
 def parse_tpu_config(value: str) -> dict[str, str]:
-    """The string members project, zone and tpu_node_name of a TPU_CONFIG; those that are missing are "".
+    """The members project, zone and tpu_node_name of a TPU_CONFIG; "" for a missing one (R7).
 
     Raises:
-        LaunchError: (2) when it is not a JSON object, names no node (T68, T69) or a member is not a string.
-            The value itself is not repeated: it may hold more than it should.
+        LaunchError: (2) if it is not a JSON object, has no tpu_node_name, or a member is not a string. The message
+            does not contain the value, which may include secrets.
     """
     import json
 
@@ -166,14 +166,15 @@ def parse_tpu_config(value: str) -> dict[str, str]:
 
 
 def node_from_env(env: Mapping[str, str], settings: Settings, source: str) -> Node:
-    """The node that the variable `source` names, with its project and zone where they are known.
+    """The node that the variable `source` names, with its project and zone if the environment sets them (R11.2).
 
-    The order for project and zone is: explicit (a full resource name, LAUNCHER_TPU_PROJECT/ZONE), TPU_CONFIG when it
-    is about the same node, then the metadata server. On AI Platform and Vertex AI the metadata server's project is a
-    tenant project, so it is never asked when TPU_CONFIG gives one (a.2).
+    Args:
+        env: the environment.
+        settings: LAUNCHER_TPU_PROJECT and LAUNCHER_TPU_ZONE take precedence.
+        source: KUBE_GOOGLE_CLOUD_TPU_ENDPOINTS, TPU_NAME or TPU_CONFIG.
 
     Raises:
-        LaunchError: (2) when there is no usable name.
+        LaunchError: (2) if the name, the project or the zone is invalid.
     """
     node = Node(source)
     tpu_config: dict[str, str] = {}
@@ -192,7 +193,7 @@ def node_from_env(env: Mapping[str, str], settings: Settings, source: str) -> No
         node.had_scheme = all(entry.strip().startswith(GRPC) for entry in value.split(","))
         if node.endpoints:
             if not node.had_scheme:
-                node.warnings.append(f"{source}={value} has no grpc:// in front; taken as an address")
+                node.warnings.append(f"{source}={value} has no grpc:// prefix; assuming an address")
             return node
         node.name = value
     _split_resource_name(node)
@@ -203,7 +204,7 @@ def node_from_env(env: Mapping[str, str], settings: Settings, source: str) -> No
                 "yet implemented; name one"
             )
         raise config_error(
-            f"{source}: {node.name[:80]!r} is no name of a TPU node; use letters, digits, dashes or grpc://IP:PORT"
+            f"{source}: {node.name[:80]!r} is not the name of a TPU node; use letters, digits and dashes, or grpc://IP:PORT"
         )
     node.project = settings.project or node.project
     node.zone = settings.zone or node.zone
@@ -215,31 +216,31 @@ def node_from_env(env: Mapping[str, str], settings: Settings, source: str) -> No
         node.fallback_zone = tpu_config.get("zone", "")
     for what, word in (("project", node.project), ("zone", node.zone)):
         if word and not _is_word(word):
-            raise config_error(f"the TPU node's {what} is {word[:80]!r}: that is no {what}'s name")
+            raise config_error(f"the TPU node's {what} is {word[:80]!r}, which is not the name of a {what}")
     return node
 
 
 def _split_resource_name(node: Node) -> None:
-    """Take projects/P/locations/Z/nodes/N apart: a full name is as explicit as it gets."""
+    """Split a full resource name projects/P/locations/Z/nodes/N into project, zone and name."""
     parts = node.name.split("/")
     if len(parts) == 6 and parts[0::2] == ["projects", "locations", "nodes"]:
         node.project, node.zone, node.name = parts[1], parts[3], parts[5]
 
 
 def _is_word(word: str) -> bool:
-    """Safe in a URL path. Project ids may be "domain.com:project"."""
+    """Whether a word is valid in the path of a URL. Project ids may be "domain.com:project"."""
     return is_host(word.replace(":", "")) and word.strip(".:") != ""
 
 
 class Answer:
-    """What one answer of the API means.
+    """The meaning of one response of the API.
 
     Attributes:
-        action: READY, WAIT, FORBIDDEN, UNAUTHORIZED, NOT_FOUND, LOST or NEVER.
-        reason: one line for the log, in the words of Google's clients where alerts may look for them.
-        endpoints: the workers' addresses, "reach out to the 0th entry first"; only with READY.
-        health: the node's health, "" when the answer has none.
-        accelerator_type: such as "v3-8", "" when the answer has none.
+        action: READY, WAIT, FORBIDDEN, UNAUTHORIZED, NOT_FOUND, LOST or UNUSABLE.
+        reason: one line for the log; the same text as TensorFlow's client, for log alerts.
+        endpoints: addresses of the TPU workers, in order; only with READY.
+        health: health of the node; "" if the response has none.
+        accelerator_type: such as "v3-8"; "" if the response has none.
     """
 
     __slots__ = ("accelerator_type", "action", "endpoints", "health", "reason")
@@ -260,25 +261,25 @@ class Answer:
 
 
 def classify(name: str, status: int, body: bytes) -> Answer:
-    """Sort one HTTP answer to GET .../nodes/NAME into the table of a.2.
+    """Classify one HTTP response to GET .../nodes/NAME (R12.1).
 
     Args:
-        name: the node's name, for the message.
+        name: name of the node, for the message.
         status: HTTP status.
         body: any bytes.
     """
     data = _json_object(body)
     if status != 200:
         action = STATUSES.get(status, WAIT if status >= 500 else FORBIDDEN)
-        said = _error_message(data)
-        return Answer(action, f"HTTP {status} for TPU {name!r}" + (f": {said}" if said else ""))
+        message = _error_message(data)
+        return Answer(action, f"HTTP {status} for TPU {name!r}" + (f": {message}" if message else ""))
     if data is None:
-        return Answer(WAIT, f"the answer for TPU {name!r} is not a JSON object")
+        return Answer(WAIT, f"the response for TPU {name!r} is not a JSON object")
     state = data.get("state")
     if not isinstance(state, str) or not state:
-        state = "None"  # proto3 JSON leaves out STATE_UNSPECIFIED; the clients print None (T08)
+        state = "None"  # proto3 JSON omits STATE_UNSPECIFIED; TensorFlow's client prints None
     action = STATES.get(state, WAIT)
-    if action in (LOST, NEVER):
+    if action in (LOST, UNUSABLE):
         return Answer(action, f'TPU "{name}" will not become ready; state: "{_plain(state)}"')
     if action == WAIT:
         return Answer(WAIT, f'TPU "{name}" is not yet ready; state: "{_plain(state)}"')
@@ -307,7 +308,7 @@ def _json_object(body: bytes) -> dict[str, object] | None:
 
 
 def _endpoints(data: dict[str, object]) -> list[Endpoint]:
-    """All of networkEndpoints, else ipAddress and port; [] when any entry is unusable (not ready yet, a.2)."""
+    """All of networkEndpoints, else ipAddress and port; [] if an entry is unusable: not ready yet (R12.1)."""
     entries = data.get("networkEndpoints")
     if not isinstance(entries, list) or not entries:
         entries = [data]
@@ -328,5 +329,5 @@ def _error_message(data: dict[str, object] | None) -> str:
 
 
 def _plain(word: str) -> str:
-    """Text of a server, safe in one log line."""
+    """Text from a server as part of one log line: no control characters, at most 300 characters."""
     return "".join(character if character.isprintable() else " " for character in word)[:300]

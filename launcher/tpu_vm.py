@@ -1,4 +1,4 @@
-"""TPUs attached to this host: accelerator types, the workers of a slice, and the variables PJRT clients read (a.3)."""
+"""TPUs attached to this host: accelerator types, the hosts of a slice, and the variables of PJRT (R3, R4)."""
 
 from __future__ import annotations
 
@@ -14,17 +14,16 @@ MAX_FILE = 1 << 20
 
 
 class Slice:
-    """The hosts of a TPU slice as far as they are known.
+    """The hosts of a TPU slice, as far as they are known.
 
     Attributes:
-        source: where the workers come from.
-        accelerator_type: such as "v4-16", "" when unknown.
-        workers: host names or addresses in order of worker id, without ports; [] when unknown.
-        worker_id: this host's number, None when unknown.
-        process_bounds: hosts along x, y, z, such as "1,1,2"; "" when unknown.
-        chips_bounds: chips of one host along x, y, z; "" when unknown.
-        plain_names: the worker list came in the newer `worker-network-endpoints` format, which torch_xla 2.9
-            cannot read (finding 9).
+        source: the variable, or other source, of the list of workers.
+        accelerator_type: such as "v4-16"; "" if unknown.
+        workers: host names or addresses in order of worker id, without ports; [] if unknown.
+        worker_id: number of this host; None if unknown.
+        process_bounds: hosts along x, y, z, such as "1,1,2"; "" if unknown.
+        chips_bounds: chips of one host along x, y, z; "" if unknown.
+        plain_names: `worker-network-endpoints` had the format that torch_xla 2.9 cannot read (R4.3).
     """
 
     __slots__ = (
@@ -48,7 +47,7 @@ class Slice:
 
     @property
     def hosts(self) -> int:
-        """Number of hosts: by the worker list, else by the bounds; the type alone does not tell (T134)."""
+        """Number of hosts, from the list of workers, else from the bounds (R3.3)."""
         if self.workers:
             return len(self.workers)
         bounds = self.process_bounds or HOST_BOUNDS.get(self.accelerator_type, "")
@@ -56,7 +55,7 @@ class Slice:
 
 
 def volume(bounds: str) -> int:
-    """Product of "2,2,1"; 0 when it is not a list of positive whole numbers."""
+    """Product of "2,2,1"; 0 if it is not a list of whole numbers."""
     product = 1
     for word in bounds.split(","):
         if not (word.strip().isascii() and word.strip().isdigit() and len(word.strip()) < 6):
@@ -66,9 +65,9 @@ def volume(bounds: str) -> int:
 
 
 def generation(accelerator_type: str) -> int:
-    """The TPU generation of "v3-8", "v5litepod-16" or "tpu7x-8": 3, 5, 7 (T114).
+    """The TPU generation of "v3-8", "v5litepod-16" or "tpu7x-8": 3, 5, 7.
 
-    The form is `^(?:v|tpu)\\d[A-Za-z]{0,7}-\\d+$` (a.1, R3).
+    The form is `^(?:v|tpu)\\d[A-Za-z]{0,7}-\\d+$` (R3.2).
 
     Raises:
         LaunchError: (2) for anything else.
@@ -87,7 +86,7 @@ def generation(accelerator_type: str) -> int:
             return int(rest[0])
     raise config_error(
         f"Failed to parse TPU version from metadata: TPU_ACCELERATOR_TYPE is {accelerator_type[:60]!r}; "
-        "write it as v4-8, v5litepod-16 or tpu7x-8, not as a GKE node label or a machine type"
+        "use a type such as v4-8, v5litepod-16 or tpu7x-8, not a GKE node label or a machine type"
     )
 
 
@@ -96,11 +95,14 @@ def _is_number(word: str) -> bool:
 
 
 def worker_list(env: Mapping[str, str]) -> tuple[str, list[str]]:
-    """The variable the workers come from and the workers as written: TPU_PROCESS_ADDRESSES_PATH, then
-    TPU_PROCESS_ADDRESSES, then TPU_WORKER_HOSTNAMES (S8; T123). ("", []) when none is set.
+    """The list of workers with ports, and the variable that it comes from (R3.1).
+
+    Returns:
+        the variable and the workers; ("", []) if none of the variables is set.
 
     Raises:
-        LaunchError: (2) when the file cannot be read or is empty; there is no falling back then, as in JAX.
+        LaunchError: (2) if the file of TPU_PROCESS_ADDRESSES_PATH cannot be read or is empty; as in JAX, there is no
+            fallback to another variable.
     """
     path = text(env, "TPU_PROCESS_ADDRESSES_PATH")
     if path:
@@ -126,7 +128,7 @@ def _words(value: str) -> list[str]:
 
 
 def _without_ports(addresses: list[str]) -> list[str]:
-    """Hosts of a list of host:port, each once: several processes of one host share its name (T108)."""
+    """The hosts of a list of host:port, each once: several processes of one host have the same address."""
     hosts: list[str] = []
     for address in addresses:
         host = address.partition(":")[0]
@@ -136,20 +138,20 @@ def _without_ports(addresses: list[str]) -> list[str]:
 
 
 def slice_from_env(env: Mapping[str, str]) -> Slice:
-    """The slice that GKE's device plugin, its webhook or a JobSet describe (R3; S15, S16; T118 to T139).
+    """The slice that the variables of GKE's device plugin, its webhook or a JobSet describe (R3).
 
     Raises:
-        LaunchError: (2) for an accelerator type no client can read, one without bounds where clients need them
-            (T117), or a multi-host slice without a worker id (T120).
+        LaunchError: (2) for an invalid accelerator type (R3.2), a v2 or v3 type without known bounds (R3.3), or a slice
+            of several hosts without the number of this host (R3.4).
     """
     source, addresses = worker_list(env)
     found = Slice(source or "TPU_ACCELERATOR_TYPE")
     found.workers = _without_ports(addresses)
     for worker in found.workers:
         if not is_host(worker):
-            raise config_error(f"{source}: {worker[:80]!r} is no host name")
+            raise config_error(f"{source}: {worker[:80]!r} is not a host name")
     found.accelerator_type = text(env, "TPU_ACCELERATOR_TYPE")
-    # S7 `build_tpu_env_from_vars`: the PROCESS names first, then the HOST names; the plugin also sets bare ones.
+    # torch_xla's order (R3.3); GKE's device plugin also sets the names without the TPU_ prefix.
     found.process_bounds = _first(env, "TPU_PROCESS_BOUNDS", "TPU_HOST_BOUNDS", "HOST_BOUNDS")
     found.chips_bounds = _first(
         env, "TPU_CHIPS_PER_PROCESS_BOUNDS", "TPU_CHIPS_PER_HOST_BOUNDS", "CHIPS_PER_HOST_BOUNDS"
@@ -159,22 +161,23 @@ def slice_from_env(env: Mapping[str, str]) -> Slice:
         if number in (2, 3) and not found.process_bounds and found.accelerator_type not in HOST_BOUNDS:
             known = ", ".join(name for name in HOST_BOUNDS if name.startswith(f"v{number}-"))
             raise config_error(
-                f"TPU_ACCELERATOR_TYPE is {found.accelerator_type!r}, which is no v{number} slice torch_xla knows "
+                f"TPU_ACCELERATOR_TYPE is {found.accelerator_type!r}: torch_xla has no v{number} slice of this type "
                 f"({known}); correct it, or set TPU_HOST_BOUNDS"
             )
     found.worker_id = _worker_id(env, found.hosts)
     if found.worker_id is None and found.hosts > 1:
         raise config_error(
             f"a slice of {found.hosts} hosts without TPU_WORKER_ID: set it to this host's number, 0 to "
-            f"{found.hosts - 1} (on GKE a webhook does, or take JOB_COMPLETION_INDEX)"
+            f"{found.hosts - 1} (on GKE a webhook sets it; JOB_COMPLETION_INDEX has the same value)"
         )
     return found
 
 
 def _worker_id(env: Mapping[str, str], hosts: int) -> int | None:
-    """CLOUD_TPU_TASK_ID, then TPU_WORKER_ID (S7 `build_tpu_env_from_vars`); None when neither tells.
+    """The number of this host: CLOUD_TPU_TASK_ID, else TPU_WORKER_ID; None if neither is set (R3.4).
 
-    The first counts processes once torch_xla has spawned them, so a number beyond the hosts is not one of a host.
+    torch_xla sets CLOUD_TPU_TASK_ID for each process that it starts, so a number that is not below the number of hosts
+    is the number of a process and is ignored.
     """
     task = text(env, "CLOUD_TPU_TASK_ID")
     if task:
@@ -197,10 +200,12 @@ def _first(env: Mapping[str, str], *names: str) -> str:
     return ""
 
 
-def completions(env: Mapping[str, str], found: Slice) -> dict[str, str]:
-    """What a GKE slice leaves out and torch_xla's `tpu.py` 2.9 needs: a worker id on one host (the device plugin
-    sets none for tpu7x, T112), host names where only addresses are given, and TPU_SKIP_MDS_QUERY, because a pod has
-    no TPU attributes on its metadata server."""
+def missing_variables(env: Mapping[str, str], found: Slice) -> dict[str, str]:
+    """The variables that torch_xla 2.9 needs and GKE did not set (R3.5).
+
+    A worker id on a single host (the device plugin sets none for tpu7x), host names if only addresses are set, and
+    TPU_SKIP_MDS_QUERY, because the metadata server of a pod has no TPU attributes.
+    """
     exports = {}
     if found.workers and found.accelerator_type:
         exports["TPU_SKIP_MDS_QUERY"] = "1"
@@ -214,17 +219,17 @@ def completions(env: Mapping[str, str], found: Slice) -> dict[str, str]:
 
 
 def parse_worker_endpoints(value: str) -> tuple[list[str], bool]:
-    """The metadata attribute `worker-network-endpoints` in either format (finding 9).
+    """Parse the metadata attribute `worker-network-endpoints`, in either format (R4.3).
 
     Returns:
-        the workers in order, and whether they were plain host names (the format torch_xla 2.9 cannot read).
-        Entries that are neither are left out.
+        the workers in order, and whether they were plain host names, which torch_xla 2.9 cannot read. Invalid entries
+        are left out.
     """
     workers = []
     plain = False
     for word in _words(value):
         fields = word.split(":")
-        if len(fields) >= 3:  # name:uid:ip (T106)
+        if len(fields) >= 3:  # name:uid:ip
             host = fields[2]
         else:
             host, plain = fields[0], True
@@ -234,7 +239,7 @@ def parse_worker_endpoints(value: str) -> tuple[list[str], bool]:
 
 
 def parse_tpu_env(value: str) -> dict[str, str]:
-    """The metadata attribute `tpu-env`: one `KEY: 'value'` a line, a corner of YAML (T103)."""
+    """Parse the metadata attribute `tpu-env`: one `KEY: 'value'` per line, a subset of YAML."""
     found = {}
     for line in value.splitlines():
         key, colon, rest = line.partition(":")
@@ -244,11 +249,11 @@ def parse_tpu_env(value: str) -> dict[str, str]:
 
 
 def slice_from_metadata(attributes: Mapping[str, str]) -> Slice:
-    """The slice a TPU VM's metadata attributes describe (a.3; S7, S8).
+    """The slice that a TPU VM's metadata attributes describe (R4.2).
 
     Args:
-        attributes: `tpu-env`, `worker-network-endpoints`, `agent-worker-number`, `accelerator-type` as far as they
-            exist. Anything unusable in them counts as missing: the clients read them again themselves.
+        attributes: `tpu-env`, `worker-network-endpoints`, `agent-worker-number` and `accelerator-type`, as far as they
+            exist. Invalid values count as missing, because torch_xla reads the attributes itself.
     """
     found = Slice("the metadata server")
     tpu_env = parse_tpu_env(attributes.get("tpu-env", ""))
@@ -268,8 +273,8 @@ def slice_from_metadata(attributes: Mapping[str, str]) -> Slice:
     return found
 
 
-def in_place_of_metadata(found: Slice) -> dict[str, str]:
-    """The set that makes torch_xla and JAX read the slice from the environment (a.3); {} when a part is unknown."""
+def metadata_as_variables(found: Slice) -> dict[str, str]:
+    """Variables that make torch_xla read the slice from the environment (R4.3); {} if a part is unknown."""
     if found.worker_id is None or not (found.accelerator_type and found.process_bounds and found.chips_bounds):
         return {}
     return {

@@ -1,4 +1,4 @@
-"""What each torch_xla release can do (contract a.6). A table of gates; unknown versions count as current."""
+"""What each torch_xla release supports (R2.2). Unknown versions count as the current one."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ CURRENT = (2, 9)
 
 
 def release(version: str) -> tuple[int, int]:
-    """The (major, minor) of "2.9.0", "2.9.0+cpu" or "2.10.0.dev20251101"; CURRENT when there is no such number."""
+    """The (major, minor) of "2.9.0", "2.9.0+cpu" or "2.10.0.dev20251101"; CURRENT for anything else."""
     parts = []
     for word in version.split("+")[0].split(".")[:2]:
         digits = ""
@@ -21,19 +21,19 @@ def release(version: str) -> tuple[int, int]:
 
 
 def has_xrt(version: str) -> bool:
-    """XRT, the runtime that drives TPU nodes, was removed in 2.1 (pytorch/xla#5240)."""
+    """Whether XRT, the runtime for TPU nodes, is included: it was removed in 2.1 (R2.2)."""
     return release(version) <= (2, 0)
 
 
 def has_pjrt(version: str) -> bool:
-    """PJRT came with 1.13 (opt-in through PJRT_DEVICE) and is the default since 2.0."""
+    """Whether PJRT is included: since 1.13, where PJRT_DEVICE enables it; the default since 2.0 (R2.2)."""
     return release(version) >= (1, 13)
 
 
 def pjrt_gpu(version: str) -> str:
-    """What PJRT_DEVICE is called for a GPU: GPU (2.0, 2.1), CUDA (2.2 to 2.8), "" where there is none.
+    """The value of PJRT_DEVICE for a GPU: "GPU" (2.0, 2.1), "CUDA" (2.2 to 2.8), else "" (R2.2).
 
-    2.9 removed the GPU; before 2.0 a GPU was XRT's.
+    2.9 removed GPU support; before 2.0 GPUs were used through XRT.
     """
     number = release(version)
     if (2, 0) <= number <= (2, 1):
@@ -44,5 +44,5 @@ def pjrt_gpu(version: str) -> str:
 
 
 def parses_4d_bounds(version: str) -> bool:
-    """2.9 exports four-dimensional TPU_PROCESS_BOUNDS for tpu7x that its own `process_bounds_size` refuses (T112)."""
+    """Whether `process_bounds_size` accepts the four-dimensional bounds that 2.9 sets on tpu7x; 2.9 does not (R3.7)."""
     return release(version) > (2, 9)

@@ -1,9 +1,9 @@
-"""The loop that waits for a TPU node (a.2). Asking, sleeping, the clock and chance are handed in, so it is testable."""
+"""The loop that waits for a TPU node (R12). Client, sleep, clock and random numbers are arguments, for tests."""
 
 from __future__ import annotations
 
 from launcher.errors import PERMANENT, LaunchError
-from launcher.tpu_node import FORBIDDEN, LOST, NEVER, NOT_FOUND, READY, UNAUTHORIZED, Answer
+from launcher.tpu_node import FORBIDDEN, LOST, NOT_FOUND, READY, UNAUTHORIZED, UNUSABLE, Answer
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -12,11 +12,11 @@ if TYPE_CHECKING:
     from launcher.cloud import NodeClient
     from launcher.settings import Settings
 
-# The documented loop's last words (S4); log alerts look for them.
+# The message of the loop that Google documented; log alerts match it (R12.1).
 FAILED = "Failed to schedule TPU: "
-REFUSALS = 3  # 403 is permanent at the third; 401 is asked again three times after a fresh token
-JITTER = 0.1  # of the interval, so that the hosts of a pod do not ask in step (pitfall 24)
-LOG_EVERY = 6  # attempts with the same answer: one line a minute at 10 s
+MAX_DENIALS = 3  # 403 is permanent at the third attempt; 401 is retried three times after a new token
+JITTER = 0.1  # of the interval, so that the hosts of a slice do not send their requests at the same moment (R12.2)
+LOG_EVERY = 6  # attempts with the same reason: one line per minute at 10 s
 
 
 def wait_for_node(
@@ -24,39 +24,39 @@ def wait_for_node(
     settings: Settings,
     sleep: Callable[[float], None],
     clock: Callable[[], float],
-    chance: Callable[[], float],
+    random: Callable[[], float],
     log: Callable[[str], None],
 ) -> Answer:
-    """Ask until the node is ready.
+    """Send requests until the node is ready.
 
-    Attempts start `interval` seconds apart, each shifted by up to a tenth of it; the shifts do not add up, and the
-    last attempt is never later than (attempts - 1) * interval: 390 s with the defaults. The first success does not
-    sleep. A slow answer shortens the sleep after it.
+    Attempts start `interval` seconds apart, each delayed by up to a tenth of it. The delays do not add up, and the last
+    attempt starts (attempts - 1) * interval seconds after the first: 390 s with the defaults. The time that a request
+    takes is subtracted from the sleep after it. There is no sleep after a success.
 
     Args:
-        client: asks once a call.
+        client: sends one request per call.
         settings: attempts, interval, require_healthy, retryable_exit.
-        sleep: `time.sleep`, seconds.
-        clock: `time.monotonic`, seconds.
-        chance: uniform in [0, 1).
-        log: one line for a person.
+        sleep: `time.sleep`, in seconds.
+        clock: `time.monotonic`, in seconds.
+        random: a uniform random number in [0, 1).
+        log: writes one line.
 
     Returns:
         the answer with READY.
 
     Raises:
-        LaunchError: 1 when the node can never be had, `settings.retryable_exit` when another try may help.
+        LaunchError: (1) if the node cannot be used, (`settings.retryable_exit`) if a retry may help.
     """
     name = client.node.name
     seen: dict[str, int] = {}
-    shift = 0.0
+    delay = 0.0
     last = ""
     for attempt in range(1, settings.attempts + 1):
         started = clock()
         answer = client.ask()
         if answer.action == UNAUTHORIZED and UNAUTHORIZED not in seen:
             seen[UNAUTHORIZED] = 0
-            log(f"{answer.reason}; asking again with a fresh token")
+            log(f"{answer.reason}; retrying with a new token")
             answer = client.ask(fresh_token=True)
         seen[answer.action] = seen.get(answer.action, 0) + 1
         reason = answer.reason
@@ -66,35 +66,35 @@ def wait_for_node(
             reason = f"TPU {name} is not HEALTHY yet; health: {answer.health or 'None'}"
         _give_up(answer, seen, client.path, settings)
         if answer.action == NOT_FOUND:
-            reason += f" (no {client.path}: not visible yet, or a wrong name, project or zone)"
+            reason += f" ({client.path} is not visible yet, or name, project or zone are wrong)"
         if attempt == settings.attempts:
             break
         if reason != last or attempt % LOG_EVERY == 0:
-            log(f"attempt {attempt} of {settings.attempts}: {reason}; asking again every {settings.interval:g} s")
+            log(f"attempt {attempt} of {settings.attempts}: {reason}; retrying every {settings.interval:g} s")
         last = reason
-        # The last attempt is not shifted.
-        next_shift = chance() * JITTER * settings.interval if attempt + 1 < settings.attempts else 0.0
-        pause = settings.interval + next_shift - shift - (clock() - started)
-        shift = next_shift
+        # The last attempt is not delayed.
+        next_delay = random() * JITTER * settings.interval if attempt + 1 < settings.attempts else 0.0
+        pause = settings.interval + next_delay - delay - (clock() - started)
+        delay = next_delay
         if pause > 0:
             sleep(pause)
     raise LaunchError(FAILED + reason, settings.retryable_exit)
 
 
 def _give_up(answer: Answer, seen: dict[str, int], path: str, settings: Settings) -> None:
-    """Raise LaunchError where the table of a.2 says that asking again is of no use."""
+    """Raise LaunchError if a retry does not help (R12.1)."""
     count = seen[answer.action]
     hint = {
-        NEVER: "start or recreate the node, or name another",
-        FORBIDDEN: f"let this job's service account read {path} (roles/tpu.viewer)",
+        UNUSABLE: "start or recreate the node, or use another",
+        FORBIDDEN: f"grant this job's service account read access to {path} (roles/tpu.viewer)",
         UNAUTHORIZED: "check the job's service account",
     }.get(answer.action, "")
     if answer.action == LOST:
-        raise LaunchError(f"{FAILED}{answer.reason}; a new job may get another", settings.retryable_exit)
+        raise LaunchError(f"{FAILED}{answer.reason}; a new job may get another node", settings.retryable_exit)
     if (
-        answer.action == NEVER
-        or (answer.action == FORBIDDEN and count >= REFUSALS)
-        or (answer.action == UNAUTHORIZED and count > REFUSALS)
+        answer.action == UNUSABLE
+        or (answer.action == FORBIDDEN and count >= MAX_DENIALS)
+        or (answer.action == UNAUTHORIZED and count > MAX_DENIALS)
     ):
         raise LaunchError(f"{FAILED}{answer.reason}; {hint}", PERMANENT)
     if answer.action == NOT_FOUND and count >= settings.not_found_attempts:

@@ -1,18 +1,17 @@
-"""XRT, torch_xla's runtime up to 2.0: the grammar of XRT_TPU_CONFIG, and the variables of a TPU node or pod."""
+"""XRT, torch_xla's runtime up to 2.0: the grammar of XRT_TPU_CONFIG, and the variables of TPU nodes and TPU VMs."""
 
 from __future__ import annotations
 
 from launcher.errors import config_error
 
-NODE_PORT = 8470  # gRPC port of a TPU node (T67)
-VM_PORT = 51011  # XRT server of a TPU VM (a.1 R4, T82)
-MESH_PORT = 8477  # XRT mesh service (T80)
-CONTROLLER_PORT = 8476  # TPU mesh controller of a TPU VM pod (T82)
+NODE_PORT = 8470  # gRPC port of a TPU node (R11.1)
+VM_PORT = 51011  # XRT server of a TPU VM (R4.4)
+MESH_PORT = 8477  # XRT mesh service (R11.6)
+CONTROLLER_PORT = 8476  # TPU mesh controller of a slice of TPU VMs (R4.4)
 MAX_PORT = 65535
 
-# Hosts of a slice along x, y, z, four chips each: accelerator type -> TPU_HOST_BOUNDS. v2 and v3 as torch_xla's own
-# table (S6, S7 `_ACCELERATOR_TYPE_TO_HOST_BOUNDS`); v4 from the chip topology divided by a host's 2x2x1 (S15, T131,
-# T132).
+# Accelerator type -> TPU_HOST_BOUNDS: hosts of a slice along x, y, z, with four chips each. v2 and v3 from torch_xla's
+# table; v4 is the topology of the chips divided by a host's 2x2x1 (R3.3).
 HOST_BOUNDS = {
     "v2-8": "1,1,1",
     "v2-32": "2,2,1",
@@ -41,12 +40,12 @@ _HOST_CHARACTERS = frozenset("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWX
 
 
 def is_host(word: str) -> bool:
-    """Whether a word is a host name or an IPv4 address as XRT's grammar allows it (`[a-zA-Z0-9_\\-\\.]+`)."""
+    """Whether a word is a host name or an IPv4 address that XRT's grammar allows: `[a-zA-Z0-9_\\-\\.]+` (R2.1)."""
     return bool(word) and _HOST_CHARACTERS.issuperset(word)
 
 
 def port_number(word: str) -> int:
-    """A TCP port as text, or 0 when it is none."""
+    """The TCP port in a text; 0 if it is not one."""
     if word.isascii() and word.isdigit() and len(word) <= 5 and 0 < int(word) <= MAX_PORT:
         return int(word)
     return 0
@@ -55,11 +54,11 @@ def port_number(word: str) -> int:
 def parse_config(value: str) -> list[tuple[str, int, str, int]]:
     """The workers of an XRT_TPU_CONFIG as (name, ordinal, host, port).
 
-    The grammar is `name;ordinal;host:port`, joined by `|` (a.5). A `grpc://` before the host is refused: the C++
-    parser takes it, the Python one does not (T96).
+    The grammar is `name;ordinal;host:port`, separated by `|` (R2.1). A `grpc://` before the host is rejected:
+    torch_xla's C++ parser accepts it, but its Python parser does not.
 
     Raises:
-        LaunchError: (2) naming the entry that does not fit.
+        LaunchError: (2) with the invalid entry.
     """
     workers = []
     for entry in value.split("|"):
@@ -76,17 +75,17 @@ def parse_config(value: str) -> list[tuple[str, int, str, int]]:
             and is_host(host)
             and port_number(port)
         ):
-            hint = "; leave out grpc://" if "grpc://" in address else ""
+            hint = "; remove grpc://" if "grpc://" in address else ""
             raise config_error(
                 f"XRT_TPU_CONFIG: bad worker syntax in {entry.strip()[:80]!r}: "
-                f"each worker is name;ordinal;host:port, joined by |{hint}"
+                f"each worker is name;ordinal;host:port, separated by |{hint}"
             )
         workers.append((name, int(ordinal), host, int(port)))
     return workers
 
 
 def single(host: str, port: int) -> str:
-    """XRT_TPU_CONFIG of a TPU node with one host (a.2)."""
+    """XRT_TPU_CONFIG of a TPU node with one worker (R11.5)."""
     return f"tpu_worker;0;{host}:{port}"
 
 
@@ -98,18 +97,18 @@ def pod(
     cores_per_host: int,
     on_vm: bool,
 ) -> dict[str, str]:
-    """The variables of one client of a pod, as `xla_dist` 1.13 makes them (a.2; T80 to T82).
+    """The variables of one trainer host for several TPU workers, as `xla_dist` 1.13 sets them (R11.6).
 
     Args:
         servers: (address, port) of every TPU worker, in order.
-        clients: how many trainer hosts there are.
-        first_client: address of the first, which runs the mesh service.
-        ordinal: which client this is.
-        cores_per_host: TPU cores of one host: 8 for v2 and v3, 4 for v4.
-        on_vm: a TPU VM pod (the client runs on the worker itself) rather than a pod of TPU nodes.
+        clients: number of trainer hosts.
+        first_client: address of the first trainer host, which runs the mesh service.
+        ordinal: number of this trainer host.
+        cores_per_host: devices of one host, see `cores_per_host`.
+        on_vm: the trainer hosts are the TPU VMs themselves.
 
     Raises:
-        LaunchError: (2) when there is not one client for each TPU worker (T91).
+        LaunchError: (2) if the number of trainer hosts is not the number of TPU workers.
     """
     if clients != len(servers):
         raise config_error(
@@ -133,16 +132,16 @@ def pod(
 
 
 def vm_pod(clients: list[str], ordinal: int, accelerator_type: str, host_bounds: str) -> dict[str, str]:
-    """The variables of one host of a TPU VM pod under XRT (a.2; T82).
+    """The variables of one host of a slice of TPU VMs under XRT (R4.4).
 
     Args:
         clients: address of every host, in order of worker id.
         ordinal: this host's worker id.
         accelerator_type: such as "v3-32".
-        host_bounds: hosts along x, y, z; "" to look them up by type.
+        host_bounds: hosts along x, y, z; "" for those of the type.
 
     Raises:
-        LaunchError: (2) when the type's bounds are not known.
+        LaunchError: (2) if the bounds of the type are unknown.
     """
     bounds = host_bounds or HOST_BOUNDS.get(accelerator_type, "")
     if not bounds:
@@ -163,5 +162,5 @@ def vm_pod(clients: list[str], ordinal: int, accelerator_type: str, host_bounds:
 
 
 def cores_per_host(accelerator_type: str) -> int:
-    """Devices torch_xla sees on one host: 4 for v4 (two cores fused), 8 for v2, v3 and when unknown (S6)."""
+    """Devices of one host in torch_xla: 4 for v4 (two cores are one device), 8 for v2, v3 and unknown types (R11.6)."""
     return 4 if accelerator_type.startswith("v4-") else 8

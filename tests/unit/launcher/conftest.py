@@ -1,4 +1,4 @@
-"""The launcher run in this process, on a machine and in an environment made up for each test."""
+"""Fixtures that run the launcher in this process, on a simulated machine and with an environment of the test."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from typing import Any
 from unittest import mock
 
 import pytest
+from launcher import cli
 from launching import Launch, Launched, Machine, cluster_spec, tpu_config
 
-from launcher import cli
-from scripts.fakes.google_cloud import GoogleCloud
+from trainyard.fakes.google_cloud import GoogleCloud
 
 
 @pytest.fixture
@@ -25,7 +25,7 @@ def machine(tmp_path: Path) -> Machine:
 
 @pytest.fixture
 def launch(machine: Machine, capfd: pytest.CaptureFixture[str]) -> Launch:
-    """Run the launcher with this environment and nothing else in it; --print-env --json unless told otherwise."""
+    """Run the launcher with this environment only; the default arguments are --print-env --json."""
 
     def run(env: Mapping[str, str], *argv: str) -> Launched:
         full = {"LAUNCHER_SYSROOT": str(machine.root), "PATH": os.environ["PATH"], **machine.env, **env}
@@ -40,7 +40,7 @@ def launch(machine: Machine, capfd: pytest.CaptureFixture[str]) -> Launch:
 
 @pytest.fixture
 def google_cloud(machine: Machine) -> Iterator[Callable[..., GoogleCloud]]:
-    """Start a fake Google Cloud and point the launcher at it; polling is fast."""
+    """Start a fake Google Cloud and redirect the launcher to it, with a short interval between requests."""
     started: list[GoogleCloud] = []
 
     def start(**options: Any) -> GoogleCloud:

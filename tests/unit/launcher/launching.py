@@ -1,4 +1,4 @@
-"""What the tests of the launcher share: a machine made up in a folder, and what a run ended with."""
+"""Shared by the tests of the launcher: a machine simulated in a folder, and the result of a run."""
 
 from __future__ import annotations
 
@@ -13,19 +13,19 @@ ROOT = Path(__file__).resolve().parents[3]
 
 @dataclass
 class Machine:
-    """A folder that stands for / in the look-ups of /dev, /proc, /sys and /opt/trainyard."""
+    """A folder that replaces / for the paths /dev, /proc, /sys and /opt/trainyard."""
 
     root: Path
     env: dict[str, str] = field(default_factory=dict)
 
     def add(self, path: str, content: str = "") -> None:
-        """Put a file there, its folders with it."""
+        """Create a file and its folders."""
         target = self.root / path.lstrip("/")
         target.parent.mkdir(parents=True, exist_ok=True)
         target.write_text(content)
 
     def add_devices(self, *paths: str) -> None:
-        """Put device nodes there (plain files do: only their names are read)."""
+        """Create device nodes (as plain files: only their names are read)."""
         for path in paths:
             self.add(path)
 
@@ -36,7 +36,7 @@ class Machine:
         trainers: Mapping[str, list[str]] | None = None,
         accelerator: str = "",
     ) -> None:
-        """Write the image.json that a build would."""
+        """Write the image.json of a build."""
         trainers = trainers or {"mnist": ["/opt/venv/bin/python", "-m", "trainers.mnist"]}
         manifest = {
             "schema": 1,
@@ -52,7 +52,7 @@ class Machine:
 
 @dataclass(frozen=True)
 class Launched:
-    """What a run of the launcher ended with."""
+    """The result of a run of the launcher."""
 
     status: int
     out: str
@@ -82,7 +82,7 @@ def tpu_config(node: str = "tpu-a", project: str = "test-project", zone: str = "
 
 
 def cluster_spec(pools: Iterable[int], task: str, index: int, trial: str = "") -> str:
-    """A CLUSTER_SPEC as Vertex AI sets it, for this many replicas a pool."""
+    """A CLUSTER_SPEC as Vertex AI sets it, with this number of replicas per pool."""
     cluster = {
         f"workerpool{pool}": [f"cmle-training-workerpool{pool}-ab-{number}:2222" for number in range(count)]
         for pool, count in enumerate(pools)

@@ -1,13 +1,12 @@
-"""The command line: trainers, commands, options (contract "Interface", pitfall 19)."""
+"""The command line: trainers, commands, options (R15.1), and the image's description (R10.3)."""
 
 from __future__ import annotations
 
 import pytest
-from launching import Launch, Machine
-
 from launcher.cli import find_command, parse
 from launcher.errors import LaunchError
 from launcher.image import Image
+from launching import Launch, Machine
 
 IMAGE = Image(framework="torch", trainers={"mnist": ["py", "-m", "mnist"], "env": ["py", "-m", "env"]}, default="mnist")
 
@@ -31,40 +30,40 @@ IMAGE = Image(framework="torch", trainers={"mnist": ["py", "-m", "mnist"], "env"
         ),
     ],
 )
-def test_what_is_started(argv: list[str], command: list[str], named: bool) -> None:
+def test_command_to_start(argv: list[str], command: list[str], named: bool) -> None:
     assert find_command(parse(argv), IMAGE, "/usr/bin:/bin") == (command, named)
 
 
-def test_unknown_trainer_lists_the_valid_ones() -> None:
+def test_an_unknown_trainer_lists_the_valid_ones() -> None:
     with pytest.raises(LaunchError) as caught:
         find_command(parse(["mnits"]), IMAGE, "/usr/bin:/bin")
     assert caught.value.status == 2
-    assert caught.value.message.startswith("'mnits' is no trainer of this image; trainers: env, mnist;")
+    assert caught.value.message.startswith("'mnits' is not a trainer of this image; trainers: env, mnist;")
 
 
 @pytest.mark.parametrize(
-    ("argv", "said"),
+    ("argv", "message"),
     [
         (["--"], "a command must follow"),
-        (["--json"], "--json goes with --print-env"),
-        (["--explain", "--json"], "--json goes with --print-env"),
-        (["--explain", "--print-env"], "exclude each other"),
+        (["--json"], "--json requires --print-env"),
+        (["--explain", "--json"], "--json requires --print-env"),
+        (["--explain", "--print-env"], "cannot be used together"),
         (["--runtime"], "--runtime needs a name"),
         (["--runtime", "tpu", "--print-env"], "LAUNCHER_RUNTIME is 'tpu'"),
         ([], "nothing to run"),
-        (["nosuch"], "'nosuch' is no command on PATH, and this image has no trainers"),
+        (["nosuch"], "'nosuch' is not a command on PATH, and this image has no trainers"),
         (["--epochs"], "this image has no default trainer"),
     ],
 )
-def test_bad_command_lines(launch: Launch, argv: list[str], said: str) -> None:
+def test_invalid_command_lines_are_one_line_and_status_2(launch: Launch, argv: list[str], message: str) -> None:
     launched = launch({}, *(argv or ["--force"]))
     assert launched.status == 2
-    assert said in launched.err
+    assert message in launched.err
     assert launched.err.count("\n") == 1
 
 
 @pytest.mark.parametrize("argv", [["--runtime=cpu"], ["--runtime", "cpu"]])
-def test_flags_win_over_variables(launch: Launch, argv: list[str]) -> None:
+def test_options_take_precedence_over_variables(launch: Launch, argv: list[str]) -> None:
     assert "cpu" in launch({"LAUNCHER_RUNTIME": "gpu"}, *argv, "--print-env", "--json").data["why"]
 
 
@@ -85,7 +84,7 @@ def test_print_env_as_assignments(launch: Launch, machine: Machine) -> None:
 
 
 @pytest.mark.parametrize(
-    ("content", "said"),
+    ("content", "message"),
     [
         ("{", "JSONDecodeError"),
         ("[]", "AttributeError"),
@@ -99,15 +98,15 @@ def test_print_env_as_assignments(launch: Launch, machine: Machine) -> None:
         ("[" * 100000, "RecursionError"),
     ],
 )
-def test_broken_image_description(launch: Launch, machine: Machine, content: str, said: str) -> None:
+def test_an_invalid_image_description_is_status_2(launch: Launch, machine: Machine, content: str, message: str) -> None:
     machine.add("/opt/trainyard/image.json", content)
     launched = launch({})
     assert launched.status == 2
-    assert said in launched.err
+    assert message in launched.err
     assert "rebuild the image" in launched.err
 
 
-def test_image_description_tells_framework_and_version(launch: Launch, machine: Machine) -> None:
+def test_framework_and_version_come_from_the_image_description(launch: Launch, machine: Machine) -> None:
     machine.add_image("torch_xla", "2.0")
     assert launch({"TPU_NAME": "grpc://1.2.3.4"}).exports["XRT_TPU_CONFIG"] == "tpu_worker;0;1.2.3.4:8470"
     machine.add_image("torch_xla", "2.9.0+tpu")

@@ -1,4 +1,4 @@
-"""Cluster coordinates and the command started for them (contract a.4; cases c.7, T118, T119)."""
+"""Cluster coordinates (R13) and the command that is started for them (R14)."""
 
 from __future__ import annotations
 
@@ -6,8 +6,6 @@ import json
 from typing import Any
 
 import pytest
-from launching import Launch, Machine, cluster_spec
-
 from launcher import torchrun
 from launcher.cluster import resolve
 from launcher.errors import LaunchError
@@ -16,6 +14,7 @@ from launcher.image import Image
 from launcher.runtime import Facts
 from launcher.settings import Settings
 from launcher.tpu_vm import slice_from_env
+from launching import Launch, Machine, cluster_spec
 
 GPUS = ("/dev/nvidiactl", "/dev/nvidia0", "/dev/nvidia1")
 TORCH = {"LAUNCHER_FRAMEWORK": "torch==2.9.1"}
@@ -40,33 +39,33 @@ MEGASCALE = {"MEGASCALE_COORDINATOR_ADDRESS": "job-slice-0-0.job:8080", "MEGASCA
 @pytest.mark.parametrize(
     ("env", "expected"),
     [
-        pytest.param({}, ("single node", "master", 0, 1, "127.0.0.1", 29500), id="T152"),
+        pytest.param({}, ("single node", "master", 0, 1, "127.0.0.1", 29500), id="no-variables"),
         pytest.param({"CLUSTER_SPEC": ""}, ("single node", "master", 0, 1, "127.0.0.1", 29500), id="empty"),
         pytest.param({"CLUSTER_SPEC": "{}"}, ("single node", "master", 0, 1, "127.0.0.1", 29500), id="no-cluster"),
         pytest.param(
             {"CLUSTER_SPEC": cluster_spec([1, 2, 2], "workerpool1", 1)},
             ("CLUSTER_SPEC", "worker", 2, 3, VERTEX, 2222),
-            id="T150-T151",
+            id="worker-of-a-cluster-with-servers",
         ),
         pytest.param(
             {"CLUSTER_SPEC": cluster_spec([1, 1], "workerpool0", 0)},
             ("CLUSTER_SPEC", "master", 0, 2, VERTEX, 2222),
-            id="T155-T157",
+            id="chief-of-two-nodes",
         ),
         pytest.param(
             {"CLUSTER_SPEC": cluster_spec([1, 2, 2, 1], "workerpool0", 0, "TRIAL_ID")},
             ("CLUSTER_SPEC", "master", 0, 3, VERTEX, 2222),
-            id="T159",
+            id="chief-of-four-pools",
         ),
         pytest.param(
             {"CLUSTER_SPEC": cluster_spec([1, 2, 2, 1], "workerpool2", 1)},
             ("CLUSTER_SPEC", "server", None, 3, VERTEX, 2222),
-            id="pool-2",
+            id="parameter-server",
         ),
         pytest.param(
             {"CLUSTER_SPEC": cluster_spec([1, 2, 2, 1], "workerpool3", 0)},
             ("CLUSTER_SPEC", "evaluator", None, 3, VERTEX, 2222),
-            id="pool-3",
+            id="evaluator-pool",
         ),
         pytest.param(
             {"CLUSTER_SPEC": json.dumps({"task": {"type": "workerpool1", "index": "0"}, "job": 3,
@@ -77,7 +76,7 @@ MEGASCALE = {"MEGASCALE_COORDINATOR_ADDRESS": "job-slice-0-0.job:8080", "MEGASCA
         pytest.param(
             {"TF_CONFIG": tf_config({"chief": 1, "ps": 1, "worker": 2}, "worker", 0, environment="cloud")},
             ("TF_CONFIG", "worker", 1, 3, "chief-0", 2222),
-            id="T160",
+            id="worker-after-a-chief",
         ),
         pytest.param(
             {"TF_CONFIG": tf_config({"worker": 2}, "worker", 0)},
@@ -148,12 +147,12 @@ MEGASCALE = {"MEGASCALE_COORDINATOR_ADDRESS": "job-slice-0-0.job:8080", "MEGASCA
             {"JOB_COMPLETION_INDEX": "3"}, ("single node", "master", 0, 1, "127.0.0.1", 29500), id="independent-pods"
         ),
         pytest.param(
-            {**HOSTS, "TPU_WORKER_ID": "1"}, ("TPU_WORKER_HOSTNAMES", "worker", 1, 4, "h0", 8482), id="T118"
+            {**HOSTS, "TPU_WORKER_ID": "1"}, ("TPU_WORKER_HOSTNAMES", "worker", 1, 4, "h0", 8482), id="tpu-slice"
         ),
         pytest.param(
             {**HOSTS, **MEGASCALE, "TPU_WORKER_ID": "1", "MEGASCALE_SLICE_ID": "1"},
             ("TPU_WORKER_HOSTNAMES", "worker", 5, 8, "job-slice-0-0.job", 8482),
-            id="T119",
+            id="multislice",
         ),
         pytest.param(
             {"LAUNCHER_MASTER_PORT": "12345", "LAUNCHER_MASTER_ADDR": "me",
@@ -167,7 +166,7 @@ def test_coordinates(env: dict[str, str], expected: tuple[object, ...]) -> None:
     assert _coordinates(env) == expected
 
 
-def test_T159_T160_trial() -> None:
+def test_the_trial_of_a_tuning_job_is_known() -> None:
     for env in (
         {"CLUSTER_SPEC": cluster_spec([1], "workerpool0", 0, "7")},
         {"TF_CONFIG": json.dumps({"cluster": {"chief": ["a:1"]}, "task": {"type": "chief", "index": 0, "trial": "7"}})},
@@ -176,9 +175,11 @@ def test_T159_T160_trial() -> None:
 
 
 @pytest.mark.parametrize(
-    ("env", "said"),
+    ("env", "message"),
     [
-        pytest.param({"CLUSTER_SPEC": '{"cluster": {"worker": ["a:1"]}}'}, "Invalid task type: worker.", id="T156"),
+        pytest.param(
+            {"CLUSTER_SPEC": '{"cluster": {"worker": ["a:1"]}}'}, "Invalid task type: worker.", id="unknown-pool"
+        ),
         pytest.param({"CLUSTER_SPEC": "{"}, "CLUSTER_SPEC is not JSON", id="json"),
         pytest.param({"CLUSTER_SPEC": "[]"}, "CLUSTER_SPEC is not a JSON object", id="list"),
         pytest.param({"CLUSTER_SPEC": '{"cluster": []}'}, "must be an object of lists", id="cluster"),
@@ -194,27 +195,29 @@ def test_T159_T160_trial() -> None:
         ),
         pytest.param(
             {"CLUSTER_SPEC": '{"cluster": {"workerpool0": ["a b"]}, "task": {"type": "workerpool0", "index": 0}}'},
-            "is no host:port",
+            "is not host:port",
             id="host",
         ),
         pytest.param({"TF_CONFIG": "x"}, "TF_CONFIG is not JSON", id="tf-json"),
-        pytest.param({"TF_CONFIG": '{"cluster": {"ps": ["a:1"]}}'}, "neither a chief nor a master", id="tf-no-world"),
+        pytest.param(
+            {"TF_CONFIG": '{"cluster": {"ps": ["a:1"]}}'}, "has no chief, no master and no worker", id="tf-no-world"
+        ),
         pytest.param({"TF_CONFIG": '{"cluster": {"boss": ["a:1"]}}'}, "Invalid task type: boss", id="tf-type"),
         pytest.param({"MASTER_ADDR": "m", "RANK": "x", "WORLD_SIZE": "2"}, "RANK is 'x'", id="rank"),
         pytest.param(
             {"MASTER_ADDR": "m", "RANK": "2", "WORLD_SIZE": "2"}, "RANK is 2, but WORLD_SIZE is 2", id="world"
         ),
-        pytest.param({"MASTER_ADDR": "m m", "RANK": "0", "WORLD_SIZE": "1"}, "is no host:port", id="master"),
+        pytest.param({"MASTER_ADDR": "m m", "RANK": "0", "WORLD_SIZE": "1"}, "is not host:port", id="master"),
         pytest.param({"PET_NNODES": "2", "PET_NODE_RANK": "2"}, "PET_NODE_RANK is 2, but PET_NNODES is 2", id="pet"),
         pytest.param({"JOB_COMPLETION_INDEX": "4", "NNODES": "4", "MASTER_ADDR": "m"}, "there are 4 hosts", id="job"),
-        pytest.param({"JOB_COMPLETION_INDEX": "1", "NNODES": "4"}, "where pod 0 is", id="job-no-head"),
+        pytest.param({"JOB_COMPLETION_INDEX": "1", "NNODES": "4"}, "the address of pod 0 is unknown", id="job-no-head"),
         pytest.param({"MEGASCALE_NUM_SLICES": "x"}, "MEGASCALE_NUM_SLICES is 'x'", id="slices"),
     ],
 )
-def test_unusable_clusters(launch: Launch, env: dict[str, str], said: str) -> None:
+def test_invalid_clusters_are_one_line_and_status_2(launch: Launch, env: dict[str, str], message: str) -> None:
     launched = launch(env)
     assert launched.status == 2
-    assert said in launched.err
+    assert message in launched.err
     assert launched.err.count("\n") == 1
 
 
@@ -232,7 +235,7 @@ def _exports(launch: Launch, env: dict[str, str]) -> dict[str, str]:
     return {name: value for name, value in launch(env).exports.items() if name in names}
 
 
-def test_T157_coordinates_of_two_nodes(launch: Launch) -> None:
+def test_exports_for_the_first_of_two_nodes(launch: Launch) -> None:
     assert _exports(launch, {**TORCH, "CLUSTER_SPEC": cluster_spec([1, 1], "workerpool0", 0)}) == {
         "MASTER_ADDR": VERTEX,
         "MASTER_PORT": "2222",
@@ -253,11 +256,11 @@ def test_T157_coordinates_of_two_nodes(launch: Launch) -> None:
         pytest.param(
             {"LOCAL_RANK": "1", "RANK": "1", "WORLD_SIZE": "2", "MASTER_ADDR": "m"},
             {"MASTER_PORT", "NODE_RANK", "NNODES"},
-            id="spawned-already",
+            id="process-started-by-a-launcher",
         ),
     ],
 )
-def test_coordinates_that_are_left_alone(launch: Launch, env: dict[str, str], exported: set[str]) -> None:
+def test_coordinates_that_are_not_changed(launch: Launch, env: dict[str, str], exported: set[str]) -> None:
     assert set(_exports(launch, {**TORCH, **env})) == exported
 
 
@@ -266,7 +269,7 @@ def test_several_gpus_without_torchrun_get_no_rank(launch: Launch, machine: Mach
     assert set(_exports(launch, TORCH)) == {"MASTER_ADDR", "MASTER_PORT", "NODE_RANK", "NNODES"}
 
 
-def test_ranks_of_nodes_beside_several_gpus_are_announced(launch: Launch, machine: Machine) -> None:
+def test_a_rank_that_counts_nodes_warns_with_several_gpus(launch: Launch, machine: Machine) -> None:
     machine.add_devices(*GPUS)
     env = {**TORCH, "MASTER_ADDR": "m", "RANK": "0", "WORLD_SIZE": "1"}
     assert "count nodes, but the command sees 2 GPUs" in launch(env).data["warnings"][0]
@@ -274,7 +277,7 @@ def test_ranks_of_nodes_beside_several_gpus_are_announced(launch: Launch, machin
         assert launch({**env, **more}).data["warnings"] == []
 
 
-def test_one_process_on_request_gets_its_rank(launch: Launch, machine: Machine) -> None:
+def test_one_process_on_request_gets_a_rank(launch: Launch, machine: Machine) -> None:
     machine.add_devices(*GPUS)
     assert _exports(launch, {**TORCH, "LAUNCHER_NPROC": "1"})["WORLD_SIZE"] == "1"
 
@@ -302,7 +305,7 @@ def test_tf_config_is_built_from_cluster_spec(
     assert {kind: len(hosts) for kind, hosts in config["cluster"].items()} == {"chief": 1, "worker": 2, "ps": 1}
 
 
-def test_tf_config_is_left_alone(launch: Launch) -> None:
+def test_tf_config_is_not_changed(launch: Launch) -> None:
     env = {"LAUNCHER_FRAMEWORK": "tensorflow==2.20", "CLUSTER_SPEC": cluster_spec([1, 2], "workerpool0", 0)}
     assert "TF_CONFIG" not in launch({**env, "TF_CONFIG": tf_config({"chief": 1}, "chief", 0)}).exports
 
@@ -348,14 +351,14 @@ TWO = {"CLUSTER_SPEC": cluster_spec([1, 1], "workerpool1", 0)}
              "PET_NPROC_PER_NODE": "2"},
             TRAIN,
             [],
-            id="T165-PET-says-it-all",
+            id="every-option-set-by-PET",
         ),
         pytest.param(
             {"PET_NNODES": "2", "PET_NODE_RANK": "0", "PET_MASTER_ADDR": "m", "PET_MASTER_PORT": "1",
              "PET_NPROC_PER_NODE": "2", "LAUNCHER_NPROC": "8"},
             TRAIN,
             ["--nproc-per-node=8"],
-            id="T165-argument-over-PET",
+            id="LAUNCHER_NPROC-over-PET",
         ),
         pytest.param(
             {"PET_NNODES": "1:3", "PET_RDZV_BACKEND": "c10d", "PET_RDZV_ENDPOINT": "m:1"},
@@ -371,7 +374,7 @@ TWO = {"CLUSTER_SPEC": cluster_spec([1, 1], "workerpool1", 0)}
         ),
     ],
 )  # fmt: skip
-def test_torchrun(machine: Machine, env: dict[str, str], command: list[str], arguments: list[str]) -> None:
+def test_arguments_of_torchrun(machine: Machine, env: dict[str, str], command: list[str], arguments: list[str]) -> None:
     machine.add_devices(*GPUS)
     script = [word for word in command[1:] if word != "-u"]
     assert _started(machine, env, command) == [command[0], "-m", "torch.distributed.run", *arguments, *script]
@@ -386,14 +389,14 @@ def test_torchrun(machine: Machine, env: dict[str, str], command: list[str], arg
         pytest.param(TWO, ["python", "-c", "pass"], id="python-c"),
         pytest.param(TWO, ["python", "-m", "torch.distributed.run", "train.py"], id="torchrun-in-the-command"),
         pytest.param({**TWO, "TORCHELASTIC_RUN_ID": "1"}, TRAIN, id="under-torchrun"),
-        pytest.param({**TWO, "LOCAL_RANK": "0"}, TRAIN, id="spawned-already"),
+        pytest.param({**TWO, "LOCAL_RANK": "0"}, TRAIN, id="process-started-by-a-launcher"),
         pytest.param({**TWO, "framework": "tensorflow"}, TRAIN, id="tensorflow"),
         pytest.param({**TWO, "LAUNCHER_REHEARSE": "1"}, TRAIN, id="rehearsal"),
         pytest.param({**TWO, "CUDA_VISIBLE_DEVICES": "0"}, TRAIN, id="one-visible-gpu"),
         pytest.param({"CLUSTER_SPEC": cluster_spec([1, 0, 1], "workerpool2", 0)}, TRAIN, id="reduction-server"),
     ],
 )
-def test_no_torchrun(machine: Machine, env: dict[str, str], command: list[str]) -> None:
+def test_commands_that_are_not_started_by_torchrun(machine: Machine, env: dict[str, str], command: list[str]) -> None:
     machine.add_devices(*GPUS)
     assert _started(machine, env, command) == command
 
@@ -406,13 +409,13 @@ def test_a_trainer_of_the_image_uses_every_gpu(machine: Machine) -> None:
 @pytest.mark.parametrize(
     ("visible", "count"), [(None, 2), ("0,1,2", 2), ("1", 1), ("", 0), ("-1", 0), ("0,-1,1", 1), ("GPU-1,GPU-2", 2)]
 )
-def test_gpu_count(machine: Machine, visible: str | None, count: int) -> None:
+def test_number_of_visible_gpus(machine: Machine, visible: str | None, count: int) -> None:
     machine.add_devices(*GPUS)
     env = {} if visible is None else {"CUDA_VISIBLE_DEVICES": visible}
     assert Host(str(machine.root)).gpu_count(env) == count
 
 
-def test_an_error_names_its_exit_status() -> None:
+def test_an_error_has_an_exit_status() -> None:
     with pytest.raises(LaunchError) as caught:
         resolve({"CLUSTER_SPEC": "{"}, Settings({}))
     assert caught.value.status == 2

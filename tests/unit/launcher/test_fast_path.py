@@ -1,4 +1,4 @@
-"""The launcher where nothing has to be asked: what it imports, and that it is isolated (issue 3, items 3 and 7)."""
+"""The launcher without requests: the modules that it imports, and its isolation from the user's Python."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ main({argv!r})
 
 
 def _imported(machine: Machine, env: dict[str, str], *argv: str) -> set[str]:
-    """Modules in memory at the moment of the exec."""
+    """The modules in memory at the time of the exec."""
     text = LIST_MODULES.format(root=str(ROOT), argv=list(argv))
     full = {"LAUNCHER_SYSROOT": str(machine.root), "PATH": os.environ["PATH"], **machine.env, **env}
     done = subprocess.run(
@@ -48,22 +48,22 @@ SLICE = {"TPU_WORKER_HOSTNAMES": "a", "TPU_WORKER_ID": "0", "TPU_ACCELERATOR_TYP
         pytest.param({"XRT_TPU_CONFIG": "tpu_worker;0;1.2.3.4:8470"}, id="R2"),
         pytest.param(SLICE, id="R3"),
         pytest.param({"KUBE_GOOGLE_CLOUD_TPU_ENDPOINTS": "grpc://1.2.3.4"}, id="R5"),
-        pytest.param({"TPU_NAME": "grpc://1.2.3.4"}, id="T11"),
+        pytest.param({"TPU_NAME": "grpc://1.2.3.4"}, id="R6"),
         pytest.param({"LAUNCHER_RUNTIME": "cpu", "TPU_NAME": "tpu-a"}, id="R0"),
     ],
 )
-def test_nothing_of_the_network_is_imported(machine: Machine, env: dict[str, str]) -> None:
+def test_no_network_module_is_imported(machine: Machine, env: dict[str, str]) -> None:
     imported = _imported(machine, env, "--", "/bin/true")
     assert not imported & (FORBIDDEN | HEAVY)
     assert not imported & {"launcher.cloud", "launcher.fetch", "launcher.wait"}
 
 
-def test_an_image_description_costs_json_only(machine: Machine) -> None:
+def test_reading_the_image_description_imports_only_json(machine: Machine) -> None:
     machine.add_image("torch", "2.9.1")
     assert not _imported(machine, {}, "mnist") & FORBIDDEN
 
 
-def test_plain_http_needs_no_tls(machine: Machine, google_cloud: object, tpu_config: object) -> None:
+def test_plain_http_does_not_import_tls(machine: Machine, google_cloud: object, tpu_config: object) -> None:
     google_cloud()  # type: ignore[operator]
     imported = _imported(machine, {"TPU_CONFIG": tpu_config()}, "--", "/bin/true")  # type: ignore[operator]
     assert "launcher.cloud" in imported

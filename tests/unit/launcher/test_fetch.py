@@ -1,4 +1,4 @@
-"""HTTP over plain sockets: any answer, one deadline (contract a.2: connect and read errors, DNS failures, garbage)."""
+"""HTTP over plain sockets: any response, one deadline (R12.4)."""
 
 from __future__ import annotations
 
@@ -10,14 +10,13 @@ from contextlib import contextmanager
 from typing import Any
 
 import pytest
-from launching import Launch
-
 from launcher import fetch
+from launching import Launch
 
 
 @contextmanager
 def serving(raw: bytes, pause: float = 0.0) -> Iterator[str]:
-    """A server that answers one request with these bytes, one by one if there is a pause between them."""
+    """A server that responds to one request with these bytes, one at a time if there is a pause between them."""
     listener = socket.create_server(("127.0.0.1", 0))
 
     def answer() -> None:
@@ -55,56 +54,58 @@ def serving(raw: bytes, pause: float = 0.0) -> Iterator[str]:
         pytest.param(b"HTTP/1.1 200 OK\r\nContent-Length: x\r\n\r\nab", (200, b"ab"), id="bad-length"),
     ],
 )
-def test_answers(raw: bytes, expected: tuple[int, bytes]) -> None:
+def test_responses(raw: bytes, expected: tuple[int, bytes]) -> None:
     with serving(raw) as url:
         assert fetch.get(url, {}, 5) == expected
 
 
 @pytest.mark.parametrize(
-    ("raw", "said"),
+    ("raw", "message"),
     [
         pytest.param(b"", "not HTTP", id="nothing"),
         pytest.param(b"\x00\xff" * 100, "not HTTP", id="garbage"),
         pytest.param(b"HTTP/1.1 abc OK\r\n\r\n", "not HTTP", id="status"),
-        pytest.param(b"HTTP/1.1 20000 OK\r\n\r\n", "impossible HTTP status", id="long-status"),
-        pytest.param(b"HTTP/1.1 200 OK\r\nContent-Length: 5\r\n\r\nab", "in the middle", id="truncated"),
-        pytest.param(b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n5\r\nab", "in the middle", id="chunk"),
-        pytest.param(b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\nxyz\r\n", "in the middle", id="chunk-size"),
+        pytest.param(b"HTTP/1.1 20000 OK\r\n\r\n", "invalid HTTP status", id="long-status"),
+        pytest.param(b"HTTP/1.1 200 OK\r\nContent-Length: 5\r\n\r\nab", "before the end", id="truncated"),
+        pytest.param(b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n5\r\nab", "before the end", id="chunk"),
+        pytest.param(
+            b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\nxyz\r\n", "before the end", id="chunk-size"
+        ),
     ],
 )
-def test_malformed_answers(raw: bytes, said: str) -> None:
-    with serving(raw) as url, pytest.raises(fetch.FetchError, match=said):
+def test_malformed_responses(raw: bytes, message: str) -> None:
+    with serving(raw) as url, pytest.raises(fetch.FetchError, match=message):
         fetch.get(url, {}, 5)
 
 
-def test_a_server_that_drips_does_not_outlast_the_time_limit() -> None:
+def test_a_server_that_sends_slowly_does_not_exceed_the_time_limit() -> None:
     started = time.monotonic()
     with serving(b"HTTP/1.1 200 OK\r\n\r\n" + b"x" * 1000, pause=0.05) as url:
-        with pytest.raises(fetch.FetchError, match=r"did not answer within 0\.3 s"):
+        with pytest.raises(fetch.FetchError, match=r"did not respond within 0\.3 s"):
             fetch.get(url, {}, 0.3)
         assert time.monotonic() - started < 1
 
 
-def test_an_endless_answer_is_cut() -> None:
+def test_a_long_response_is_cut() -> None:
     with serving(b"HTTP/1.0 200 OK\r\n\r\n" + b"x" * (3 << 20)) as url:
         assert len(fetch.get(url, {}, 10)[1]) < 2 << 20
 
 
 @pytest.mark.parametrize(
-    ("url", "said"),
+    ("url", "message"),
     [
         ("http://127.0.0.1:1/", "127.0.0.1:1: Connection refused"),
         ("http://no-such-host.invalid/", "no-such-host.invalid:80: "),
-        (f"http://{'x' * 70}.com/", "no host name"),
+        (f"http://{'x' * 70}.com/", "is not a host name"),
         ("https://127.0.0.1:1/", "Connection refused"),
     ],
 )
-def test_no_connection(url: str, said: str) -> None:
-    with pytest.raises(fetch.FetchError, match=said):
+def test_no_connection(url: str, message: str) -> None:
+    with pytest.raises(fetch.FetchError, match=message):
         fetch.get(url, {}, 5)
 
 
-def test_a_server_that_speaks_no_tls() -> None:
+def test_a_server_without_tls() -> None:
     with serving(b"HTTP/1.1 400 Bad Request\r\n\r\n") as url, pytest.raises(fetch.FetchError):
         fetch.get(url.replace("http:", "https:"), {}, 5)
 
@@ -135,7 +136,7 @@ def test_split_url(url: str, expected: tuple[bool, str, int, str]) -> None:
         "http://a\r\nX: y/",
     ],
 )
-def test_bad_urls(url: str) -> None:
+def test_invalid_urls(url: str) -> None:
     with pytest.raises(ValueError, match=r"."):
         fetch.split_url(url)
 
@@ -156,7 +157,7 @@ def test_bad_urls(url: str) -> None:
         for fault in ("status:404", "garbage", "text", "empty", "drop", "nothttp")
     ],
 )  # fmt: skip
-def test_one_fault_is_survived(launch: Launch, google_cloud: Callable[..., Any], faults: dict[str, list[str]]) -> None:
+def test_one_fault_is_retried(launch: Launch, google_cloud: Callable[..., Any], faults: dict[str, list[str]]) -> None:
     cloud = google_cloud(faults=faults)
     launched = launch({"TPU_NAME": "tpu-a"})
     assert launched.data["endpoints"] == ["10.1.2.3:8470"], launched.err
@@ -166,7 +167,7 @@ def test_one_fault_is_survived(launch: Launch, google_cloud: Callable[..., Any],
 
 
 @pytest.mark.parametrize("fault", ["delay:30", "drip:0.1"])
-def test_a_slow_api_costs_at_most_the_time_limit(launch: Launch, google_cloud: Callable[..., Any], fault: str) -> None:
+def test_a_slow_api_takes_at_most_the_time_limit(launch: Launch, google_cloud: Callable[..., Any], fault: str) -> None:
     google_cloud(faults={"node": [fault]})
     started = time.monotonic()
     launched = launch({"TPU_NAME": "tpu-a", "LAUNCHER_HTTP_TIMEOUT": "0.3", "LAUNCHER_TPU_ATTEMPTS": "2"})

@@ -1,4 +1,4 @@
-"""Any environment and any answer ends in a decision or in one line with exit 1, 2 or 138 (issue 3, item 6)."""
+"""Any environment and any response leads to a decision, or to one line and exit status 1, 2 or 138 (R15.4)."""
 
 from __future__ import annotations
 
@@ -15,7 +15,6 @@ from unittest import mock
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-
 from launcher import cli, fetch
 from launcher.cluster import resolve
 from launcher.errors import LaunchError
@@ -38,7 +37,7 @@ NAMES = [
     *(name for name in VARIABLES if name not in ("LAUNCHER_SYSROOT", "LAUNCHER_TPU_ATTEMPTS")),
 ]  # fmt: skip
 
-# An environment's text: no NUL, and what is no UTF-8 comes as surrogates.
+# Text of an environment: no NUL; bytes that are not UTF-8 are surrogates.
 TEXT = st.text(st.characters(exclude_characters="\0", exclude_categories=["Cs"]), max_size=40)
 JSON = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats() | TEXT,
@@ -105,7 +104,7 @@ BODY = NODE | TOKEN_BODY | st.binary(max_size=60) | st.sampled_from([b"p", b"pro
 
 @st.composite
 def http_answers(draw: st.DrawFn) -> bytes:
-    """What comes out of a socket: mostly HTTP, of any status, with any body; sometimes any bytes."""
+    """Bytes of a response: mostly HTTP with any status and body, sometimes any bytes."""
     if draw(st.integers(0, 9)) == 0:
         return draw(st.binary(max_size=80))
     status = draw(st.sampled_from([200, 200, 200, 200, 400, 401, 403, 404, 429, 500, 503, 301, 99, 1000]))
@@ -119,7 +118,7 @@ def http_answers(draw: st.DrawFn) -> bytes:
 
 
 class FakeSocket:
-    """A connection on which these bytes arrive."""
+    """A connection that returns these bytes."""
 
     def __init__(self, raw: bytes) -> None:
         self._raw = io.BytesIO(raw)
@@ -138,8 +137,8 @@ class FakeSocket:
         self._raw.close()
 
 
-class World:
-    """A network whose every answer was drawn, and a clock that only sleeping moves."""
+class FakeNetwork:
+    """A network with generated responses, and a clock that only sleeping advances."""
 
     def __init__(self, answers: list[bytes]) -> None:
         self._answers = answers
@@ -159,8 +158,8 @@ class World:
 
 
 def _launch(env: dict[str, str], answers: list[bytes], argv: list[str], root: str) -> tuple[int, str, str, float]:
-    """Run the launcher in this world: status, stdout, stderr, seconds slept."""
-    world = World(answers)
+    """Run the launcher with these responses: status, stdout, stderr, seconds slept."""
+    network = FakeNetwork(answers)
     full = {
         **env,
         "LAUNCHER_SYSROOT": root,
@@ -171,9 +170,9 @@ def _launch(env: dict[str, str], answers: list[bytes], argv: list[str], root: st
     out, err = io.StringIO(), io.StringIO()
     real = dict(os.environ)
     with contextlib.ExitStack() as stack:
-        stack.enter_context(mock.patch.object(fetch.socket, "create_connection", world.connect))
-        stack.enter_context(mock.patch("time.sleep", world.sleep))
-        stack.enter_context(mock.patch("time.monotonic", lambda: world.slept))
+        stack.enter_context(mock.patch.object(fetch.socket, "create_connection", network.connect))
+        stack.enter_context(mock.patch("time.sleep", network.sleep))
+        stack.enter_context(mock.patch("time.monotonic", lambda: network.slept))
         stack.enter_context(mock.patch("ssl.create_default_context", mock.Mock(side_effect=OSError(0, "no TLS here"))))
         stack.enter_context(mock.patch("launcher.cloud.google_auth_token", lambda image, env: ""))
         stack.enter_context(mock.patch.dict(os.environ, full, clear=True))
@@ -181,10 +180,10 @@ def _launch(env: dict[str, str], answers: list[bytes], argv: list[str], root: st
         stack.enter_context(contextlib.redirect_stderr(err))
         status = cli.run(argv)
     assert dict(os.environ) == real
-    return status, out.getvalue(), err.getvalue(), world.slept
+    return status, out.getvalue(), err.getvalue(), network.slept
 
 
-def _judge(env: dict[str, str], status: int, out: str, err: str, slept: float) -> None:
+def _check(env: dict[str, str], status: int, out: str, err: str, slept: float) -> None:
     retryable = env.get("LAUNCHER_RETRYABLE_EXIT", "").strip()
     assert status in (0, 1, 2, 138) or str(status) == retryable
     assert "Traceback" not in err and "internal error" not in err
@@ -195,14 +194,14 @@ def _judge(env: dict[str, str], status: int, out: str, err: str, slept: float) -
     assert len(errors) == (1 if status else 0)
     if status:
         assert out == "" and lines[-1] == errors[0]
-    # Five attempts: four sleeps of at most an hour each, whatever the settings; and none beyond the set interval.
+    # Five attempts: at most four sleeps, and none longer than the interval.
     interval = env.get("LAUNCHER_TPU_INTERVAL", "").strip() or "10"
     paced = 30.0 if env.get("LAUNCHER_REQUIRE_HEALTHY") else 0.0
     if slept:
         assert slept <= 4 * max(float(interval), paced) + 1e-6
 
 
-# Deterministic and bounded: the same cases in every run, a few seconds in all.
+# Deterministic: the same cases in every run, in a few seconds.
 quick = settings(
     derandomize=True, deadline=None, database=None, max_examples=60, suppress_health_check=[HealthCheck.too_slow]
 )
@@ -219,30 +218,30 @@ def root() -> Any:
 def test_any_environment(root: str, env: dict[str, str], json_mode: bool) -> None:
     argv = ["--print-env", "--json"] if json_mode else ["--explain"]
     status, out, err, slept = _launch(env, [], argv, root)
-    _judge(env, status, out, err, slept)
+    _check(env, status, out, err, slept)
     if status == 0 and json_mode:
         assert json.loads(out)["runtime"] in ("tpu-node", "tpu-local", "gpu", "cpu")
 
 
 @quick
 @given(answers=st.lists(http_answers(), max_size=8), env=ENVIRONMENT)
-def test_any_answer_about_a_tpu_node(root: str, answers: list[bytes], env: dict[str, str]) -> None:
-    # Only switches vary: the node is always asked for.
+def test_any_response_for_a_tpu_node(root: str, answers: list[bytes], env: dict[str, str]) -> None:
+    # Only LAUNCHER_* settings vary: the node is always requested.
     env = {name: value for name, value in env.items() if name.startswith("LAUNCHER_") and name != "LAUNCHER_RUNTIME"}
     env["TPU_NAME"] = "tpu-a"
     status, out, err, slept = _launch(env, answers, ["--print-env", "--json"], root)
-    _judge(env, status, out, err, slept)
+    _check(env, status, out, err, slept)
 
 
 @quick
 @given(answers=st.lists(http_answers(), max_size=5))
-def test_any_answer_about_a_tpu_vm(answers: list[bytes]) -> None:
+def test_any_response_for_a_tpu_vm(answers: list[bytes]) -> None:
     with tempfile.TemporaryDirectory() as folder:
         (Path(folder) / "dev").mkdir()
         (Path(folder) / "dev" / "accel0").touch()
         env = {"LAUNCHER_FRAMEWORK": "torch_xla==2.9.0"}
         status, out, err, slept = _launch(env, answers, ["--print-env", "--json"], folder)
-    _judge(env, status, out, err, slept)
+    _check(env, status, out, err, slept)
     assert status == 0
     assert json.loads(out)["exports"]["PJRT_DEVICE"] == "TPU"
 
@@ -270,7 +269,7 @@ def test_any_image_description(content: bytes) -> None:
         path.parent.mkdir(parents=True)
         path.write_bytes(content)
         status, out, err, slept = _launch({}, [], ["--explain"], folder)
-    _judge({}, status, out, err, slept)
+    _check({}, status, out, err, slept)
 
 
 @quick

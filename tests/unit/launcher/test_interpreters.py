@@ -1,4 +1,4 @@
-"""The launcher under every Python from 3.8 to 3.14 that is here (issue 3, item 3)."""
+"""The launcher under every Python from 3.8 to 3.14 that is installed."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ MINORS = range(8, 15)
 
 
 def _interpreters() -> dict[str, str]:
-    """Version -> path, of what PATH and pyenv hold; the running one always."""
+    """Version -> path of the interpreters on PATH and in pyenv, and of the running one."""
     found = {f"3.{sys.version_info.minor}": sys.executable}
     roots = Path(os.environ.get("PYENV_ROOT", os.path.expanduser("~/.pyenv"))) / "versions"
     for minor in MINORS:
@@ -30,7 +30,7 @@ def _interpreters() -> dict[str, str]:
 
 
 def _works(path: str, minor: int) -> bool:
-    """Whether it is that Python: pyenv's stand-ins exist for versions that are not selected."""
+    """Whether this is the given Python: pyenv has shims for versions that are not selected."""
     text = f"import sys; sys.exit(sys.version_info[:2] != (3, {minor}))"
     return subprocess.run([path, "-I", "-S", "-c", text], capture_output=True, check=False).returncode == 0
 
@@ -51,14 +51,22 @@ def _run(python: str, machine: Machine, env: dict[str, str], *argv: str) -> subp
 
 
 CASES: dict[str, tuple[dict[str, str], str, dict[str, str]]] = {
-    "R9": ({"LAUNCHER_FRAMEWORK": "torch_xla==2.9.0"}, "cpu", {"PJRT_DEVICE": "CPU"}),
-    "T29": (
+    "cpu": ({"LAUNCHER_FRAMEWORK": "torch_xla==2.9.0"}, "cpu", {"PJRT_DEVICE": "CPU"}),
+    "tpu-node-by-address": (
         {"KUBE_GOOGLE_CLOUD_TPU_ENDPOINTS": "grpc://10.120.27.5:8470"},
         "tpu-node",
         {"TPU_IP_ADDRESS": "10.120.27.5"},
     ),
-    "T112": ({"TPU_ACCELERATOR_TYPE": "tpu7x-8", "TPU_SKIP_MDS_QUERY": "true"}, "tpu-local", {"TPU_WORKER_ID": "0"}),
-    "T151": ({"CLUSTER_SPEC": cluster_spec([1, 2, 2], "workerpool1", 1)}, "cpu", {"NODE_RANK": "2", "NNODES": "3"}),
+    "tpu7x-without-worker-id": (
+        {"TPU_ACCELERATOR_TYPE": "tpu7x-8", "TPU_SKIP_MDS_QUERY": "true"},
+        "tpu-local",
+        {"TPU_WORKER_ID": "0"},
+    ),
+    "vertex-worker": (
+        {"CLUSTER_SPEC": cluster_spec([1, 2, 2], "workerpool1", 1)},
+        "cpu",
+        {"NODE_RANK": "2", "NNODES": "3"},
+    ),
 }
 
 
@@ -72,7 +80,7 @@ def test_decisions(python: str, machine: Machine, case: str) -> None:
     assert exports.items() <= data["exports"].items()
 
 
-def test_T60_tpu_node_then_exec(
+def test_waits_for_a_tpu_node_then_execs(
     python: str, machine: Machine, google_cloud: Callable[..., Any], tpu_config: Any
 ) -> None:
     google_cloud(states=["CREATING", "READY"], faults={"node": ["garbage"]})
@@ -82,14 +90,16 @@ def test_T60_tpu_node_then_exec(
 
 
 @pytest.mark.parametrize(("env", "status"), [({"TPU_CONFIG": "x"}, 2), ({"TPU_NAME": "nonexistent"}, 138)])
-def test_failures(python: str, machine: Machine, google_cloud: Any, env: dict[str, str], status: int) -> None:
+def test_exit_statuses_of_failures(
+    python: str, machine: Machine, google_cloud: Any, env: dict[str, str], status: int
+) -> None:
     google_cloud()
     done = _run(python, machine, {**env, "LAUNCHER_TPU_ATTEMPTS": "2"}, "--explain")
     assert done.returncode == status
     assert "Traceback" not in done.stderr
 
 
-def test_modes(python: str, machine: Machine) -> None:
+def test_explain_help_and_a_missing_command(python: str, machine: Machine) -> None:
     assert "R9" in _run(python, machine, {}, "--explain").stdout
     assert "usage: launch" in _run(python, machine, {}, "--help").stdout
     assert _run(python, machine, {}, "--", "no-such-command").returncode == 127

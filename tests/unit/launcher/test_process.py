@@ -1,4 +1,4 @@
-"""Starting the trainer, ending while waiting, last words (contract a.7). With a real PID 1: tests/image."""
+"""Start of the trainer, signals while waiting, termination log (R15). Tests with a real PID 1 are in tests/image."""
 
 from __future__ import annotations
 
@@ -13,10 +13,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from launching import ROOT, Launch, Machine
-
 from launcher import process
 from launcher.errors import LaunchError
+from launching import ROOT, Launch, Machine
 
 LAUNCHER = [sys.executable, "-I", "-S", str(ROOT / "launcher")]
 
@@ -27,7 +26,7 @@ def _run(machine: Machine, *argv: str, **env: str) -> subprocess.CompletedProces
 
 
 @pytest.mark.parametrize("status", [0, 1, 42, 126, 127, 255])
-def test_the_trainers_own_status(machine: Machine, status: int) -> None:
+def test_the_trainers_status_is_the_exit_status(machine: Machine, status: int) -> None:
     assert _run(machine, "--", "/bin/sh", "-c", f"exit {status}").returncode == status
 
 
@@ -37,7 +36,7 @@ def test_the_process_is_replaced(machine: Machine) -> None:
     assert int(out) == process.pid
 
 
-def test_stdout_and_arguments_are_the_trainers(machine: Machine) -> None:
+def test_stdout_and_arguments_belong_to_the_trainer(machine: Machine) -> None:
     words = ["a b", "", "$HOME", "`x`", "\"'", "*", "--explain", "\u00e9"]
     machine.add_image("torch", "2.9", {"show": [sys.executable, "-c", "import sys; print(sys.argv[1:])"]})
     assert _run(machine, "show", *words).stdout == f"{words}\n"
@@ -49,7 +48,7 @@ def test_exports_and_unsets_reach_the_trainer(machine: Machine) -> None:
     assert ended.stdout == "1 False kept\n"
 
 
-def test_bytes_that_are_no_text_pass_through(machine: Machine) -> None:
+def test_values_that_are_not_utf8_are_passed_on(machine: Machine) -> None:
     env = {b"PATH": os.environb[b"PATH"], b"ODD": b"\xff\xfe", b"LAUNCHER_SYSROOT": os.fsencode(machine.root)}
     command = [*LAUNCHER, "--", "/bin/sh", "-c", 'printf "%s" "$ODD"']
     assert subprocess.run(command, env=env, capture_output=True).stdout == b"\xff\xfe"
@@ -62,7 +61,7 @@ def _script(path: Path, text: str, mode: int = 0o755) -> str:
 
 
 @pytest.mark.parametrize(
-    ("make", "status", "said"),
+    ("make", "status", "message"),
     [
         pytest.param(lambda d: "no-such-command", 127, "not found", id="not-found"),
         pytest.param(lambda d: str(d / "missing"), 127, "not found", id="no-file"),
@@ -73,16 +72,16 @@ def _script(path: Path, text: str, mode: int = 0o755) -> str:
     ],
 )
 def test_commands_that_cannot_be_started(
-    machine: Machine, tmp_path: Path, make: Callable[[Path], str], status: int, said: str
+    machine: Machine, tmp_path: Path, make: Callable[[Path], str], status: int, message: str
 ) -> None:
     ended = _run(machine, "--", make(tmp_path))
     assert ended.returncode == status
     last = ended.stderr.splitlines()[-1]
-    assert last.startswith("launch: error: ") and said in last
+    assert last.startswith("launch: error: ") and message in last
 
 
 @pytest.mark.parametrize(("number", "status"), [(signal.SIGTERM, 143), (signal.SIGINT, 130), (signal.SIGHUP, 129)])
-def test_T184_a_signal_during_the_wait_ends_it_at_once(
+def test_a_signal_during_the_wait_ends_it_at_once(
     machine: Machine, google_cloud: Callable[..., Any], tpu_config: Callable[..., str], number: int, status: int
 ) -> None:
     google_cloud(states=["CREATING"])
@@ -100,7 +99,7 @@ def test_T184_a_signal_during_the_wait_ends_it_at_once(
     assert json.loads((machine.root / "reason").read_text())["exit_code"] == status
 
 
-def test_signals_are_as_before_after_the_wait(
+def test_signal_mask_and_threads_are_restored_after_the_wait(
     machine: Machine, google_cloud: Callable[..., Any], tpu_config: Callable[..., str]
 ) -> None:
     google_cloud()
@@ -110,7 +109,7 @@ def test_signals_are_as_before_after_the_wait(
 
 
 @pytest.mark.parametrize("explicit", [True, False])
-def test_termination_log(machine: Machine, explicit: bool) -> None:
+def test_the_termination_log_contains_the_error_as_json(machine: Machine, explicit: bool) -> None:
     file = machine.root / "dev" / "termination-log"
     machine.add("/dev/termination-log", "x" * 9000)
     env = {"TERMINATION_LOG": str(file)} if explicit else {}
@@ -124,25 +123,25 @@ def test_termination_log(machine: Machine, explicit: bool) -> None:
     }
 
 
-def test_termination_log_is_not_created_where_no_platform_reads_it(machine: Machine) -> None:
+def test_the_default_termination_log_is_not_created(machine: Machine) -> None:
     machine.add("/dev/null")
     assert _run(machine, "--print-env", TPU_CONFIG="not json").returncode == 2
     assert not (machine.root / "dev" / "termination-log").exists()
 
 
-def test_termination_log_stays_below_4_kb(tmp_path: Path) -> None:
+def test_the_termination_log_has_less_than_4_kib(tmp_path: Path) -> None:
     file = tmp_path / "log"
     process.termination_log(str(file), "", 2, '"\u00e9\n' * 5000)
     assert len(file.read_bytes()) < 4096
     json.loads(file.read_text())
 
 
-def test_a_termination_log_that_is_a_folder_is_no_error(machine: Machine, tmp_path: Path) -> None:
+def test_a_termination_log_that_cannot_be_written_is_skipped(machine: Machine, tmp_path: Path) -> None:
     assert _run(machine, "--print-env", TPU_CONFIG="x", TERMINATION_LOG=str(tmp_path)).returncode == 2
 
 
 class FakeTime:
-    """A clock that only sleeping moves."""
+    """A clock that only sleeping advances."""
 
     def __init__(self) -> None:
         self.now = 0.0
@@ -164,14 +163,14 @@ def test_waiting_for_node_0_is_bounded() -> None:
     assert not process.wait_for_name("x" * 300, 0, fake.sleep, fake.clock)
 
 
-def test_a_worker_whose_node_0_never_appears_is_worth_a_retry(
+def test_a_name_of_node_0_that_does_not_resolve_is_retryable(
     machine: Machine, cluster_spec: Callable[..., str]
 ) -> None:
     spec = cluster_spec([1, 1], "workerpool1", 0).replace("cmle-training-workerpool0-ab-0", "no-such-host.invalid")
     ended = _run(machine, "--", "/bin/true", CLUSTER_SPEC=spec, LAUNCHER_DNS_TIMEOUT="0")
     assert ended.returncode == 138
     assert "'no-such-host.invalid' (CLUSTER_SPEC), did not resolve within 0 s" in ended.stderr
-    assert _run(machine, "--print-env", CLUSTER_SPEC=spec).returncode == 0  # asks nobody
+    assert _run(machine, "--print-env", CLUSTER_SPEC=spec).returncode == 0  # no lookup
 
 
 SUPERVISE = """
@@ -194,7 +193,7 @@ time.sleep(0.8)
 
 
 def _supervised(command: list[str], grace: float = 10, flags: dict[str, str] | None = None) -> subprocess.Popen[str]:
-    """PID 1's duties in a process that is not PID 1: all but the reaping of orphans."""
+    """Run `supervise` in a process that is not PID 1: everything but the reaping of orphans."""
     text = SUPERVISE.format(root=str(ROOT), command=command, grace=grace, flags=flags or {})
     return subprocess.Popen([sys.executable, "-c", text], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
 
@@ -207,12 +206,12 @@ def _supervised(command: list[str], grace: float = 10, flags: dict[str, str] | N
         pytest.param(["/bin/sh", "-c", "kill -KILL $$"], 137, id="SIGKILL"),
     ],
 )
-def test_supervised_status(command: list[str], status: int) -> None:
+def test_supervise_returns_the_trainers_status(command: list[str], status: int) -> None:
     with _supervised(command) as running:
         assert running.wait(timeout=30) == status
 
 
-def test_supervised_signals_reach_the_trainers_handler() -> None:
+def test_supervise_forwards_signals_to_the_trainers_handler() -> None:
     with _supervised([sys.executable, "-c", HANDLER]) as running:
         assert running.stdout is not None
         assert running.stdout.readline() == "up\n"
@@ -220,7 +219,7 @@ def test_supervised_signals_reach_the_trainers_handler() -> None:
         assert running.wait(timeout=5) == 7
 
 
-def test_supervised_trainer_that_ignores_sigterm_is_killed_after_the_grace() -> None:
+def test_supervise_kills_a_trainer_that_ignores_sigterm_after_the_grace_period() -> None:
     command = ["/bin/sh", "-c", "trap '' TERM; echo up; while :; do sleep 1; done"]
     with _supervised(command, grace=0.3) as running:
         assert running.stdout is not None
@@ -232,7 +231,7 @@ def test_supervised_trainer_that_ignores_sigterm_is_killed_after_the_grace() -> 
 
 
 @pytest.mark.parametrize(("flags", "status", "ran"), [({}, 143, False), ({"LAUNCHER_SIGNAL_GROUP": "1"}, 143, True)])
-def test_T186_signal_group_reaches_the_child_of_a_shell(flags: dict[str, str], status: int, ran: bool) -> None:
+def test_only_signal_group_reaches_the_child_of_a_shell(flags: dict[str, str], status: int, ran: bool) -> None:
     command = ["/bin/sh", "-c", '"$0" -c "$1"; exit 3', sys.executable, HANDLER]
     with _supervised(command, flags=flags) as running:
         assert running.stdout is not None
@@ -242,13 +241,13 @@ def test_T186_signal_group_reaches_the_child_of_a_shell(flags: dict[str, str], s
         assert ("handled" in running.stdout.read()) == ran
 
 
-def test_supervised_command_that_cannot_start() -> None:
+def test_supervise_reports_a_command_that_cannot_start() -> None:
     with _supervised(["/no/such"]) as running:
         out, err = running.communicate(timeout=30)
         assert out.startswith("127 '/no/such' not found"), err
 
 
-def test_replace_names_the_command() -> None:
+def test_the_error_of_a_failed_exec_contains_the_command() -> None:
     with pytest.raises(LaunchError, match="'/no/such' not found"):
         process.replace(["/no/such"], {})
 

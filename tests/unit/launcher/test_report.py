@@ -1,4 +1,4 @@
-"""What a person and a machine are told: the JSON schema, --explain, redaction (issue 3, item 2)."""
+"""Output: the form of --print-env --json, --explain, the log, redaction (R16)."""
 
 from __future__ import annotations
 
@@ -7,13 +7,12 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from launching import Launch, Machine, cluster_spec
-
 from launcher import redact
+from launching import Launch, Machine, cluster_spec
 
 CONFIG = json.dumps({"project": "test-project", "zone": "us-central1-c", "tpu_node_name": "tpu-a"})
 
-# The stable form of `--print-env --json`. A change here is a change for every reader of it: say so in CHANGELOG.md.
+# The stable form of `--print-env --json`, as in docs/launcher.md. Record a change in CHANGELOG.md.
 SCHEMA: dict[str, Any] = {
     "runtime": str,
     "why": str,
@@ -52,7 +51,7 @@ def _matches(data: object, schema: object) -> bool:
         ),
     ],
 )
-def test_schema_of_print_env(launch: Launch, env: dict[str, str]) -> None:
+def test_form_of_print_env_json(launch: Launch, env: dict[str, str]) -> None:
     data = launch(env).data
     assert _matches(data, SCHEMA)
     assert data["runtime"] in ("tpu-node", "tpu-local", "gpu", "cpu")
@@ -60,13 +59,13 @@ def test_schema_of_print_env(launch: Launch, env: dict[str, str]) -> None:
     assert all(isinstance(word, str) for pair in data["exports"].items() for word in pair)
 
 
-def test_long_values_are_not_cut_for_machines(launch: Launch) -> None:
+def test_json_contains_long_values_in_full(launch: Launch) -> None:
     many = ",".join(f"grpc://10.0.{n // 250}.{n % 250}:8470" for n in range(256))
     data = launch({"TPU_NAME": many, "LAUNCHER_FRAMEWORK": "tensorflow==2.20"}).data
     assert data["exports"]["KUBE_GOOGLE_CLOUD_TPU_ENDPOINTS"] == many
 
 
-def test_explain_shows_every_rule_and_the_winner(launch: Launch, machine: Machine) -> None:
+def test_explain_shows_every_rule_and_the_one_that_decided(launch: Launch, machine: Machine) -> None:
     machine.add_image("torch_xla", "2.9.0")
     machine.add_devices("/dev/nvidiactl", "/dev/nvidia0")
     env = {"PJRT_DEVICE": "TPU", "TPU_CONFIG": CONFIG, "CLUSTER_SPEC": cluster_spec([1], "workerpool0", 0, "4")}
@@ -77,12 +76,12 @@ def test_explain_shows_every_rule_and_the_winner(launch: Launch, machine: Machin
     assert lines[8] == "R8        1 GPU (outranked)"
     assert lines[10].startswith("cluster   CLUSTER_SPEC=")
     text = "\n".join(lines)
-    assert "runtime   tpu-local: PJRT_DEVICE=TPU (rule R1); image holds torch_xla 2.9.0" in text
+    assert "runtime   tpu-local: PJRT_DEVICE=TPU (rule R1); image contains torch_xla 2.9.0" in text
     assert "trial 4" in text
     assert "start     /opt/venv/bin/python -m trainers.mnist" in text
 
 
-def test_explain_shows_the_signals_of_a_failure_too(launch: Launch) -> None:
+def test_explain_shows_the_signals_if_there_is_an_error(launch: Launch) -> None:
     launched = launch({"TPU_CONFIG": "not json", "RANK": "3"}, "--explain")
     assert launched.status == 2
     lines = launched.err.splitlines()
@@ -92,12 +91,12 @@ def test_explain_shows_the_signals_of_a_failure_too(launch: Launch) -> None:
     assert len(lines) <= 20 and not any("decided" in line for line in lines)
 
 
-def test_explain_fits_the_first_twenty_lines_of_a_plain_job(launch: Launch, machine: Machine) -> None:
+def test_explain_has_at_most_twenty_lines(launch: Launch, machine: Machine) -> None:
     machine.add_image("tensorflow", "2.20.0")
     assert len(launch({"TPU_NAME": "grpc://1.2.3.4"}, "--explain").out.splitlines()) <= 20
 
 
-def test_the_start_of_a_log_tells_what_happens(
+def test_the_first_lines_of_a_log_show_the_result(
     launch: Launch, machine: Machine, google_cloud: Callable[..., Any]
 ) -> None:
     machine.add_image("torch", "2.9.1", {"mnist": ["/no/such/program"]})
@@ -144,7 +143,7 @@ SECRETS = {
 @pytest.mark.parametrize(
     "argv", [["--explain"], ["--print-env"], ["--print-env", "--json"], ["--", "/no/such/program"]]
 )
-def test_secrets_of_the_environment_never_show(launch: Launch, argv: list[str]) -> None:
+def test_secrets_of_the_environment_are_not_printed(launch: Launch, argv: list[str]) -> None:
     env = {
         **SECRETS,
         "MASTER_ADDR": "hunter2-token",
@@ -157,7 +156,7 @@ def test_secrets_of_the_environment_never_show(launch: Launch, argv: list[str]) 
         assert value not in launched.out + launched.err
 
 
-def test_secrets_never_show_in_errors(launch: Launch, machine: Machine) -> None:
+def test_secrets_are_not_printed_in_errors(launch: Launch, machine: Machine) -> None:
     machine.env["TERMINATION_LOG"] = str(machine.root / "reason")
     launched = launch({**SECRETS, "TPU_NAME": "hunter2-token/x"})
     assert launched.status == 2
@@ -175,7 +174,7 @@ def test_secrets_never_show_in_errors(launch: Launch, machine: Machine) -> None:
         ("x", "-----BEGIN PRIVATE KEY-----"),
     ],
 )
-def test_values_that_look_secret(name: str, value: str) -> None:
+def test_values_that_look_like_secrets_are_redacted(name: str, value: str) -> None:
     assert redact.shown(name, value) == "[redacted]"
 
 
@@ -188,9 +187,9 @@ def test_values_that_look_secret(name: str, value: str) -> None:
         (["t", "a\nb\x1b[31m"], "t a\\nb\\x1b[31m"),
     ],
 )
-def test_command_lines(command: list[str], shown: str) -> None:
+def test_secrets_in_command_lines_are_redacted(command: list[str], shown: str) -> None:
     assert redact.shown_command(command) == shown
 
 
-def test_one_line_takes_any_text() -> None:
+def test_one_line_escapes_any_text() -> None:
     assert redact.one_line("a\r\n\udcff\u2028b") == "a\\r\\n\\udcff\\u2028b"

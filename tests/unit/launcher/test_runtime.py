@@ -1,4 +1,4 @@
-"""Which runtime is decided, by which rule, and what is exported for it (contract a.1, a.2; cases c.2, c.3, c.7)."""
+"""The runtime, the rule that decides it (R0 to R9), and what is exported for it (R10, R11)."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ CONFIG = json.dumps({"project": "test-project", "zone": "us-central1-c", "tpu_no
 KUBE = "KUBE_GOOGLE_CLOUD_TPU_ENDPOINTS"
 GRPC = "grpc://10.120.27.5:8470"
 SLICE = {"TPU_ACCELERATOR_TYPE": "v4-8", "TPU_SKIP_MDS_QUERY": "true", "TPU_WORKER_ID": "0"}
-NO_METADATA = {"GCE_METADATA_HOST": "127.0.0.1:1"}  # refused at once
+NO_METADATA = {"GCE_METADATA_HOST": "127.0.0.1:1"}  # connection refused
 
 
 @pytest.mark.parametrize(
@@ -31,23 +31,23 @@ NO_METADATA = {"GCE_METADATA_HOST": "127.0.0.1:1"}  # refused at once
         pytest.param({"XRT_TPU_CONFIG": "tpu_worker;0;1.2.3.4:8470"}, ACCEL, "tpu-node", "R2", id="R2-over-R4"),
         pytest.param({"XRT_TPU_CONFIG": "localservice;0;localhost:51011"}, (), "tpu-local", "R2", id="R2-local"),
         pytest.param({"XRT_DEVICE_MAP": "GPU:0;/job:x", "XRT_WORKERS": "x:0;grpc://l:1"}, (), "gpu", "R2", id="R2-map"),
-        pytest.param({"XRT_DEVICE_MAP": "GPU:0"}, (), "cpu", "R9", id="R2-map-alone-is-none"),
+        pytest.param({"XRT_DEVICE_MAP": "GPU:0"}, (), "cpu", "R9", id="R2-map-alone-does-not-match"),
         pytest.param({"GPU_NUM_DEVICES": "4"}, (), "gpu", "R2", id="R2-gpu"),
         pytest.param({"CPU_NUM_DEVICES": "4"}, (), "cpu", "R2", id="R2-cpu"),
-        pytest.param(SLICE, (), "tpu-local", "R3", id="T130-R3"),
+        pytest.param(SLICE, (), "tpu-local", "R3", id="R3"),
         pytest.param({**SLICE, KUBE: GRPC, "TPU_NAME": "x"}, (), "tpu-local", "R3", id="R3-over-R5-and-R6"),
-        pytest.param({"TPU_SKIP_MDS_QUERY": "1"}, (), "cpu", "R9", id="R3-skip-alone-is-none"),
-        pytest.param({"TPU_ACCELERATOR_TYPE": "v4-8"}, (), "cpu", "R9", id="R3-type-alone-is-none"),
-        pytest.param({"TPU_WORKER_HOSTNAMES": "localhost"}, (), "tpu-local", "R3", id="T123-R3-hostnames"),
-        pytest.param(NO_METADATA, ACCEL, "tpu-local", "R4", id="T168-R4-accel"),
-        pytest.param(NO_METADATA, ("/dev/vfio/0", "/dev/vfio/vfio"), "tpu-local", "R4", id="T168-R4-vfio"),
-        pytest.param({}, ("/dev/vfio/vfio", "/dev/accel/accel0"), "cpu", "R9", id="T168-none"),
+        pytest.param({"TPU_SKIP_MDS_QUERY": "1"}, (), "cpu", "R9", id="R3-skip-alone-does-not-match"),
+        pytest.param({"TPU_ACCELERATOR_TYPE": "v4-8"}, (), "cpu", "R9", id="R3-type-alone-does-not-match"),
+        pytest.param({"TPU_WORKER_HOSTNAMES": "localhost"}, (), "tpu-local", "R3", id="R3-hostnames"),
+        pytest.param(NO_METADATA, ACCEL, "tpu-local", "R4", id="R4-accel"),
+        pytest.param(NO_METADATA, ("/dev/vfio/0", "/dev/vfio/vfio"), "tpu-local", "R4", id="R4-vfio"),
+        pytest.param({}, ("/dev/vfio/vfio", "/dev/accel/accel0"), "cpu", "R9", id="R4-other-devices-do-not-match"),
         pytest.param({**NO_METADATA, KUBE: GRPC}, ACCEL, "tpu-local", "R4", id="R4-over-R5"),
-        pytest.param({KUBE: GRPC}, (), "tpu-node", "R5", id="T29-R5"),
-        pytest.param({KUBE: GRPC, "TPU_NAME": "grpc://1.1.1.1"}, (), "tpu-node", "R5", id="T62-R5-over-R6"),
-        pytest.param({"TPU_NAME": GRPC, "TPU_CONFIG": CONFIG}, (), "tpu-node", "R6", id="T11-R6-over-R7"),
+        pytest.param({KUBE: GRPC}, (), "tpu-node", "R5", id="R5"),
+        pytest.param({KUBE: GRPC, "TPU_NAME": "grpc://1.1.1.1"}, (), "tpu-node", "R5", id="R5-over-R6"),
+        pytest.param({"TPU_NAME": GRPC, "TPU_CONFIG": CONFIG}, (), "tpu-node", "R6", id="R6-over-R7"),
         pytest.param({**NO_METADATA, "TPU_NAME": "local"}, (), "tpu-local", "R6", id="R6-local"),
-        pytest.param({KUBE: "", "TPU_NAME": " ", "TPU_CONFIG": ""}, (), "cpu", "R9", id="T21-T92-empty-is-unset"),
+        pytest.param({KUBE: "", "TPU_NAME": " ", "TPU_CONFIG": ""}, (), "cpu", "R9", id="empty-is-unset"),
         pytest.param({}, ("/dev/nvidiactl", "/dev/nvidia0"), "gpu", "R8", id="R8"),
         pytest.param({}, ("/proc/driver/nvidia/gpus/0000:01:00.0/x",), "gpu", "R8", id="R8-proc"),
         pytest.param({"NVIDIA_VISIBLE_DEVICES": "void"}, ("/dev/nvidiactl",), "cpu", "R9", id="R8-void"),
@@ -55,7 +55,7 @@ NO_METADATA = {"GCE_METADATA_HOST": "127.0.0.1:1"}  # refused at once
         pytest.param({"TPU_NAME": GRPC}, ("/dev/nvidiactl",), "tpu-node", "R6", id="R6-over-R8"),
     ],
 )
-def test_precedence(
+def test_precedence_of_the_rules(
     launch: Launch, machine: Machine, env: dict[str, str], devices: tuple[str, ...], runtime: str, rule: str
 ) -> None:
     machine.add_devices(*devices)
@@ -68,7 +68,7 @@ def test_precedence(
     ("device", "is_tpu"),
     [*((f"0x00{end}", True) for end in ("27", "56", "5e", "62", "63", "6f", "76")), ("0x1234", False)],
 )
-def test_R4_pci(launch: Launch, machine: Machine, device: str, is_tpu: bool) -> None:
+def test_pci_ids_of_tpus(launch: Launch, machine: Machine, device: str, is_tpu: bool) -> None:
     machine.add("/sys/bus/pci/devices/0000:00:04.0/vendor", "0x1ae0\n")
     machine.add("/sys/bus/pci/devices/0000:00:04.0/device", f"{device}\n")
     machine.add("/sys/bus/pci/devices/0000:00:05.0/vendor", "0x8086\n")
@@ -76,27 +76,37 @@ def test_R4_pci(launch: Launch, machine: Machine, device: str, is_tpu: bool) -> 
 
 
 @pytest.mark.parametrize(
-    ("env", "said"),
+    ("env", "message"),
     [
         pytest.param({"LAUNCHER_RUNTIME": "tpu"}, "LAUNCHER_RUNTIME is 'tpu': it must be one of cpu, gpu", id="R0"),
-        pytest.param({"LAUNCHER_RUNTIME": "tpu-node"}, "Please provide a TPU Name to connect to", id="T06"),
         pytest.param(
-            {"LAUNCHER_RUNTIME": "tpu-node", "TPU_NAME": ""}, "Please provide a TPU Name to connect to", id="T21"
+            {"LAUNCHER_RUNTIME": "tpu-node"}, "Please provide a TPU Name to connect to", id="tpu-node-without-a-name"
         ),
-        pytest.param({"TPU_NAME": "a,b"}, "Using multiple TPUs", id="T07"),
-        pytest.param({"TPU_CONFIG": '{"project":"p"}'}, "TPU_CONFIG has no tpu_node_name", id="T68"),
-        pytest.param({"TPU_CONFIG": "not json"}, "TPU_CONFIG is not JSON", id="T69"),
-        pytest.param({"XRT_TPU_CONFIG": "tpu_worker;0;grpc://1.2.3.4:8470"}, "bad worker syntax", id="T96"),
+        pytest.param(
+            {"LAUNCHER_RUNTIME": "tpu-node", "TPU_NAME": ""}, "Please provide a TPU Name to connect to", id="empty-name"
+        ),
+        pytest.param({"TPU_NAME": "a,b"}, "Using multiple TPUs", id="several-nodes"),
+        pytest.param(
+            {"TPU_CONFIG": '{"project":"p"}'}, "TPU_CONFIG has no tpu_node_name", id="TPU_CONFIG-without-name"
+        ),
+        pytest.param({"TPU_CONFIG": "not json"}, "TPU_CONFIG is not JSON", id="TPU_CONFIG-not-JSON"),
+        pytest.param(
+            {"XRT_TPU_CONFIG": "tpu_worker;0;grpc://1.2.3.4:8470"}, "bad worker syntax", id="grpc-in-XRT_TPU_CONFIG"
+        ),
         pytest.param(
             {"XRT_TPU_CONFIG": "tpu_worker;0;1.2.3.4:8470", "LAUNCHER_FRAMEWORK": "torch_xla==2.1.0"},
-            "XRT removed in torch_xla 2.1",
-            id="R2-2.1",
+            "XRT was removed in torch_xla 2.1",
+            id="XRT-with-torch_xla-2.1",
         ),
         pytest.param(
-            {"TPU_CONFIG": CONFIG, "LAUNCHER_FRAMEWORK": "torch_xla==2.9.0"}, "use a TPU VM", id="node-and-2.9"
+            {"TPU_CONFIG": CONFIG, "LAUNCHER_FRAMEWORK": "torch_xla==2.9.0"},
+            "use a TPU VM",
+            id="tpu-node-with-torch_xla-2.9",
         ),
         pytest.param(
-            {"TPU_CONFIG": CONFIG, "LAUNCHER_FRAMEWORK": "torch_tpu==0.2.0"}, "use a TPU VM", id="node-and-tpu"
+            {"TPU_CONFIG": CONFIG, "LAUNCHER_FRAMEWORK": "torch_tpu==0.2.0"},
+            "use a TPU VM",
+            id="tpu-node-with-torch_tpu",
         ),
         pytest.param({"LAUNCHER_FRAMEWORK": "jax==0.10"}, "LAUNCHER_FRAMEWORK is 'jax==0.10'", id="framework"),
         pytest.param({"LAUNCHER_REHEARSE": "maybe"}, "LAUNCHER_REHEARSE is 'maybe': use 1 or 0", id="switch"),
@@ -106,32 +116,34 @@ def test_R4_pci(launch: Launch, machine: Machine, device: str, is_tpu: bool) -> 
         pytest.param({"TPU_NAME": "x", "GCE_METADATA_HOST": "a b"}, "GCE_METADATA_HOST is 'a b'", id="metadata-host"),
     ],
 )
-def test_configuration_errors(launch: Launch, env: dict[str, str], said: str) -> None:
+def test_configuration_errors_are_one_line_and_status_2(launch: Launch, env: dict[str, str], message: str) -> None:
     launched = launch(env)
     assert launched.status == 2
     assert launched.out == ""
-    assert said in launched.err
+    assert message in launched.err
     assert launched.err.startswith("launch: error: ")
     assert launched.err.count("\n") == 1
 
 
-def test_T60_creating_then_ready(launch: Launch, google_cloud: Callable[..., Any]) -> None:
+def test_waits_until_the_node_is_ready(launch: Launch, google_cloud: Callable[..., Any]) -> None:
     cloud = google_cloud(states=["CREATING", "READY"])
     launched = launch({"TPU_CONFIG": CONFIG})
     assert launched.data["endpoints"] == ["10.1.2.3:8470"]
     assert launched.exports["XRT_TPU_CONFIG"] == "tpu_worker;0;10.1.2.3:8470"
     assert 'state: "CREATING"' in launched.err
-    assert cloud.counts() == {"token": 1, "node": 2}  # project and zone were known: no other metadata request (T12)
+    assert cloud.counts() == {"token": 1, "node": 2}  # project and zone were known: no other metadata request
 
 
-def test_T09_T10_T22_name_with_project_and_zone_of_metadata(launch: Launch, google_cloud: Callable[..., Any]) -> None:
+def test_project_and_zone_of_a_name_come_from_the_metadata_server(
+    launch: Launch, google_cloud: Callable[..., Any]
+) -> None:
     cloud = google_cloud()
     assert launch({"TPU_NAME": "tpu-a"}).data["endpoints"] == ["10.1.2.3:8470"]
     assert cloud.counts() == {"metadata": 2, "token": 1, "node": 1}
     assert cloud.requests[-1]["path"] == "/v1/projects/test-project/locations/us-central1-c/nodes/tpu-a"
 
 
-def test_T24_unknown_node(launch: Launch, google_cloud: Callable[..., Any]) -> None:
+def test_an_unknown_node_is_retryable_and_named_in_full(launch: Launch, google_cloud: Callable[..., Any]) -> None:
     google_cloud()
     launched = launch({"TPU_NAME": "nonexistent-tpu", "LAUNCHER_TPU_ATTEMPTS": "3"})
     assert launched.status == 138
@@ -139,7 +151,7 @@ def test_T24_unknown_node(launch: Launch, google_cloud: Callable[..., Any]) -> N
     assert "projects/test-project/locations/us-central1-c/nodes/nonexistent-tpu" in launched.err
 
 
-def test_T26_pod_for_tensorflow(launch: Launch, google_cloud: Callable[..., Any]) -> None:
+def test_several_tpu_workers_for_tensorflow(launch: Launch, google_cloud: Callable[..., Any]) -> None:
     google_cloud(endpoints=[f"10.2.3.{n}:8470" for n in (4, 5, 6, 7)])
     exports = launch({"TPU_CONFIG": CONFIG, "LAUNCHER_FRAMEWORK": "tensorflow==2.20.0"}).exports
     assert exports["TPU_NAME"] == "grpc://10.2.3.4:8470"
@@ -150,21 +162,31 @@ def test_T26_pod_for_tensorflow(launch: Launch, google_cloud: Callable[..., Any]
     ("env", "exports", "unsets"),
     [
         pytest.param(
-            {"TPU_CONFIG": CONFIG}, {"TPU_NAME": "grpc://10.1.2.3:8470", "TPU_NODE_NAME": "tpu-a"}, [], id="R7"
+            {"TPU_CONFIG": CONFIG}, {"TPU_NAME": "grpc://10.1.2.3:8470", "TPU_NODE_NAME": "tpu-a"}, [], id="TPU_CONFIG"
         ),
         pytest.param(
-            {"TPU_NAME": "tpu-a"}, {"TPU_NAME": "grpc://10.1.2.3:8470", "TPU_NODE_NAME": "tpu-a"}, [], id="R6-replaced"
+            {"TPU_NAME": "tpu-a"},
+            {"TPU_NAME": "grpc://10.1.2.3:8470", "TPU_NODE_NAME": "tpu-a"},
+            [],
+            id="name-in-TPU_NAME-is-replaced",
         ),
-        pytest.param({KUBE: "tpu-a"}, {"TPU_NAME": "grpc://10.1.2.3:8470"}, [KUBE], id="T63"),
-        pytest.param({KUBE: "10.120.27.5:8470"}, {"TPU_NAME": GRPC}, [KUBE], id="T64"),
-        pytest.param({KUBE: GRPC}, {"TPU_NAME": GRPC}, [], id="T29"),
-        pytest.param({"TPU_NAME": "1.2.3.4:1234"}, {"TPU_NAME": "grpc://1.2.3.4:1234"}, [], id="T01"),
-        pytest.param({KUBE: "", "TPU_NAME": "tpu-a"}, {"TPU_NAME": "grpc://10.1.2.3:8470"}, [KUBE], id="empty-KUBE"),
-        pytest.param({KUBE: GRPC, "TPU_NAME": "tpu-b"}, {}, [], id="T62-another-name-stays"),
-        pytest.param({"TPU_NAME": "grpc://10.0.0.1"}, {}, [], id="T67-stays"),
+        pytest.param({KUBE: "tpu-a"}, {"TPU_NAME": "grpc://10.1.2.3:8470"}, [KUBE], id="name-in-KUBE"),
+        pytest.param({KUBE: "10.120.27.5:8470"}, {"TPU_NAME": GRPC}, [KUBE], id="address-without-scheme-in-KUBE"),
+        pytest.param({KUBE: GRPC}, {"TPU_NAME": GRPC}, [], id="address-in-KUBE-is-kept"),
+        pytest.param(
+            {"TPU_NAME": "1.2.3.4:1234"},
+            {"TPU_NAME": "grpc://1.2.3.4:1234"},
+            [],
+            id="address-without-scheme-in-TPU_NAME",
+        ),
+        pytest.param(
+            {KUBE: "", "TPU_NAME": "tpu-a"}, {"TPU_NAME": "grpc://10.1.2.3:8470"}, [KUBE], id="empty-KUBE-is-unset"
+        ),
+        pytest.param({KUBE: GRPC, "TPU_NAME": "tpu-b"}, {}, [], id="KUBE-over-TPU_NAME"),
+        pytest.param({"TPU_NAME": "grpc://10.0.0.1"}, {}, [], id="address-in-TPU_NAME-is-kept"),
     ],
 )
-def test_what_tensorflow_gets(
+def test_exports_for_tensorflow(
     launch: Launch, google_cloud: Callable[..., Any], env: dict[str, str], exports: dict[str, str], unsets: list[str]
 ) -> None:
     google_cloud()
@@ -176,26 +198,26 @@ def test_what_tensorflow_gets(
 
 
 @pytest.mark.parametrize("value", ["10.120.27.5:8470", "10.120.27.5"])
-def test_T64_address_without_scheme_warns(launch: Launch, value: str) -> None:
+def test_an_address_without_scheme_warns(launch: Launch, value: str) -> None:
     data = launch({KUBE: value}).data
     assert data["endpoints"] == ["10.120.27.5:8470"]
-    assert "no grpc:// in front" in data["warnings"][0]
+    assert "no grpc:// prefix" in data["warnings"][0]
 
 
-def test_T67_grpc_makes_no_request(launch: Launch, google_cloud: Callable[..., Any]) -> None:
+def test_a_grpc_address_needs_no_request(launch: Launch, google_cloud: Callable[..., Any]) -> None:
     cloud = google_cloud()
     assert launch({"TPU_NAME": "grpc://10.0.0.1"}).data["endpoints"] == ["10.0.0.1:8470"]
     assert cloud.requests == []
 
 
-def test_T71_unhealthy_node_resolves_with_a_warning(launch: Launch, google_cloud: Callable[..., Any]) -> None:
+def test_an_unhealthy_node_is_used_with_a_warning(launch: Launch, google_cloud: Callable[..., Any]) -> None:
     google_cloud(health="UNHEALTHY_TENSORFLOW")
     data = launch({"TPU_CONFIG": CONFIG}).data
     assert data["endpoints"] == ["10.1.2.3:8470"]
     assert "UNHEALTHY_TENSORFLOW" in " ".join(data["warnings"])
 
 
-def test_T88_unhealthy_node_with_require_healthy(launch: Launch, google_cloud: Callable[..., Any]) -> None:
+def test_require_healthy_waits_for_an_unhealthy_node(launch: Launch, google_cloud: Callable[..., Any]) -> None:
     google_cloud(health="UNHEALTHY_TENSORFLOW")
     env = {"TPU_CONFIG": CONFIG, "LAUNCHER_TPU_ATTEMPTS": "2"}
     launched = launch(env, "--print-env", "--require-healthy")
@@ -203,7 +225,7 @@ def test_T88_unhealthy_node_with_require_healthy(launch: Launch, google_cloud: C
     assert "TPU tpu-a is not HEALTHY yet; health: UNHEALTHY_TENSORFLOW" in launched.err
 
 
-def test_T161_vertex_tpu_vm(
+def test_tpu_config_is_ignored_on_a_vertex_tpu_vm(
     launch: Launch, machine: Machine, google_cloud: Callable[..., Any], cluster_spec: Any
 ) -> None:
     cloud = google_cloud()
@@ -217,7 +239,9 @@ def test_T161_vertex_tpu_vm(
     assert "node" not in cloud.counts()
 
 
-def test_T162_ai_platform_tpu_node(launch: Launch, google_cloud: Callable[..., Any], cluster_spec: Any) -> None:
+def test_tpu_config_without_devices_is_a_tpu_node(
+    launch: Launch, google_cloud: Callable[..., Any], cluster_spec: Any
+) -> None:
     cloud = google_cloud(states=["CREATING", "CREATING", "READY"])
     env = {"TPU_NODE_NAME": "tpu-a", "TPU_CONFIG": CONFIG, "CLUSTER_SPEC": cluster_spec([1], "workerpool0", 0)}
     data = launch(env).data
@@ -232,7 +256,7 @@ def test_T162_ai_platform_tpu_node(launch: Launch, google_cloud: Callable[..., A
         ("tensorflow==2.20.0", None), ("torch_tpu==0.2.0", None), ("", "CPU"),
     ],
 )  # fmt: skip
-def test_R9_exports(launch: Launch, framework: str, pjrt: str | None) -> None:
+def test_pjrt_device_without_an_accelerator(launch: Launch, framework: str, pjrt: str | None) -> None:
     assert launch({"LAUNCHER_FRAMEWORK": framework}).exports.get("PJRT_DEVICE") == pjrt
 
 
@@ -243,7 +267,7 @@ def test_R9_exports(launch: Launch, framework: str, pjrt: str | None) -> None:
         ("torch_xla==2.2.0", "CUDA"), ("torch_xla==2.8.1", "CUDA"), ("torch_xla==2.9.0", None), ("", None),
     ],
 )  # fmt: skip
-def test_R8_exports(launch: Launch, machine: Machine, framework: str, pjrt: str | None) -> None:
+def test_pjrt_device_on_a_gpu(launch: Launch, machine: Machine, framework: str, pjrt: str | None) -> None:
     machine.add_devices("/dev/nvidiactl", "/dev/nvidia0")
     data = launch({"LAUNCHER_FRAMEWORK": framework}).data
     assert data["exports"].get("PJRT_DEVICE") == pjrt
@@ -260,7 +284,9 @@ def test_R8_exports(launch: Launch, machine: Machine, framework: str, pjrt: str 
         ("2.9.0", {"PJRT_DEVICE": "TPU"}),
     ],
 )
-def test_R4_exports(launch: Launch, machine: Machine, version: str, exported: dict[str, str]) -> None:
+def test_exports_for_an_attached_tpu_by_torch_xla_release(
+    launch: Launch, machine: Machine, version: str, exported: dict[str, str]
+) -> None:
     machine.add_devices("/dev/accel0")
     exports = launch({**NO_METADATA, "LAUNCHER_FRAMEWORK": f"torch_xla=={version}"}).exports
     assert {name: value for name, value in exports.items() if name.startswith(("PJRT", "XRT"))} == exported
@@ -274,17 +300,19 @@ def test_R4_exports(launch: Launch, machine: Machine, version: str, exported: di
         ({"GPU_NUM_DEVICES": "1"}, "torch_xla==2.0"),
     ],
 )
-def test_R1_R2_are_left_alone(launch: Launch, env: dict[str, str], framework: str) -> None:
+def test_a_runtime_configured_by_the_user_is_not_changed(launch: Launch, env: dict[str, str], framework: str) -> None:
     exports = launch({**env, "LAUNCHER_FRAMEWORK": framework}).exports
     assert not [name for name in exports if name.startswith(("PJRT", "XRT", "TPU"))]
 
 
-def test_R1_with_xrt_warns(launch: Launch) -> None:
+def test_pjrt_device_with_xrt_variables_warns(launch: Launch) -> None:
     data = launch({"PJRT_DEVICE": "TPU", "XRT_TPU_CONFIG": "x", "XRT_SHARD_ORDINAL": "0"}).data
-    assert data["warnings"] == ["PJRT_DEVICE wins over XRT_SHARD_ORDINAL, XRT_TPU_CONFIG; unset one of the two"]
+    assert data["warnings"] == [
+        "PJRT_DEVICE takes precedence over XRT_SHARD_ORDINAL, XRT_TPU_CONFIG; unset one of the two"
+    ]
 
 
-def test_nothing_that_is_set_is_overwritten_but_by_force(launch: Launch) -> None:
+def test_only_force_overwrites_variables_that_are_set(launch: Launch) -> None:
     env = {"TPU_NAME": GRPC, "XRT_TPU_CONFIG": "", "TPU_IP_ADDRESS": "mine", "MASTER_PORT": "1"}
     assert "TPU_IP_ADDRESS" not in launch(env).exports
     forced = json.loads(launch(env, "--force", "--print-env", "--json").out)["exports"]
@@ -302,7 +330,9 @@ def test_nothing_that_is_set_is_overwritten_but_by_force(launch: Launch) -> None
         pytest.param("torch_tpu==0.2.0", {"XRT_TPU_CONFIG": "tpu_worker;0;10.1.2.3:8470"}, id="torch_tpu"),
     ],
 )
-def test_rehearsal(launch: Launch, google_cloud: Callable[..., Any], framework: str, exports: dict[str, str]) -> None:
+def test_a_rehearsal_waits_and_exports_as_on_the_platform(
+    launch: Launch, google_cloud: Callable[..., Any], framework: str, exports: dict[str, str]
+) -> None:
     cloud = google_cloud(states=["CREATING", "READY"])
     data = launch({"TPU_CONFIG": CONFIG, "LAUNCHER_REHEARSE": "1", "LAUNCHER_FRAMEWORK": framework}).data
     assert cloud.counts()["node"] == 2
@@ -323,7 +353,7 @@ def test_rehearsal_on_a_gpu_machine_hides_the_gpu(launch: Launch, machine: Machi
     assert exports["CUDA_VISIBLE_DEVICES"] == "-1"
 
 
-def test_T13_T163_T166_variables_of_others_pass_through(launch: Launch) -> None:
+def test_variables_of_other_programs_are_not_changed(launch: Launch) -> None:
     env = {
         "TPU_API_DISCOVERY_URL": "https://{api}.internal/{apiVersion}",
         "AIP_MODEL_DIR": "gs://b/3/model/",
@@ -343,11 +373,11 @@ def test_T13_T163_T166_variables_of_others_pass_through(launch: Launch) -> None:
     assert not [name for name in data["exports"] if name.startswith(("AIP_", "CLOUD_ML_", "LAUNCHER_"))]
 
 
-def test_gcs_folders_are_mirrored_on_request(launch: Launch) -> None:
+def test_gcs_folders_are_also_exported_below_gcs_on_request(launch: Launch) -> None:
     exports = launch({"AIP_MODEL_DIR": "gs://b/model/", "LAUNCHER_MIRROR_GCS": "1"}).exports
     assert exports["LAUNCHER_GCS_AIP_MODEL_DIR"] == "/gcs/b/model/"
 
 
-def test_T190_an_empty_metric_file_is_unset(launch: Launch) -> None:
+def test_an_empty_metric_file_is_unset(launch: Launch) -> None:
     assert launch({"CLOUD_ML_HP_METRIC_FILE": ""}).data["unsets"] == ["CLOUD_ML_HP_METRIC_FILE"]
     assert "has no folder" in launch({"CLOUD_ML_HP_METRIC_FILE": "out.metrics"}).data["warnings"][0]

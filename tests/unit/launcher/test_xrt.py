@@ -1,4 +1,4 @@
-"""XRT_TPU_CONFIG and the variables of pods (contract a.2, a.5; cases c.4)."""
+"""XRT: the grammar of XRT_TPU_CONFIG (R2.1), variables for several TPU workers (R11.6) and for TPU VMs (R4.4)."""
 
 from __future__ import annotations
 
@@ -6,10 +6,9 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from launching import Launch
-
 from launcher import xrt
 from launcher.errors import LaunchError
+from launching import Launch
 
 SERVERS = [(f"10.2.0.{n}", 8470) for n in range(4)]
 CLIENTS = [f"10.0.0.{n}" for n in range(4)]
@@ -33,15 +32,15 @@ def _client(ordinal: int) -> dict[str, str]:
 @pytest.mark.parametrize(
     ("ordinal", "expected"),
     [
-        pytest.param(0, {**_client(0), "XRT_TPU_CONFIG": POD_CONFIG}, id="T80"),
-        pytest.param(3, _client(3), id="T81"),
+        pytest.param(0, {**_client(0), "XRT_TPU_CONFIG": POD_CONFIG}, id="first-host"),
+        pytest.param(3, _client(3), id="last-host"),
     ],
 )
-def test_pod(ordinal: int, expected: dict[str, str]) -> None:
+def test_variables_for_several_tpu_workers(ordinal: int, expected: dict[str, str]) -> None:
     assert xrt.pod(SERVERS, 4, "10.0.0.0", ordinal, xrt.cores_per_host("v3-32"), on_vm=False) == expected
 
 
-def test_T82_tpu_vm_pod() -> None:
+def test_variables_for_a_slice_of_tpu_vms() -> None:
     assert xrt.vm_pod(CLIENTS, 0, "v3-32", "") == {
         "XRT_LOCAL_WORKER": "c_localservice:0",
         "XRT_MESH_SERVICE_ADDRESS": "10.0.0.0:8477",
@@ -59,15 +58,15 @@ def test_T82_tpu_vm_pod() -> None:
     }
 
 
-@pytest.mark.parametrize("clients", [pytest.param(3, id="T91"), pytest.param(1, id="one-client")])
-def test_one_client_for_each_worker(clients: int) -> None:
+@pytest.mark.parametrize("clients", [pytest.param(3, id="three-clients"), pytest.param(1, id="one-client")])
+def test_one_trainer_host_per_tpu_worker_is_required(clients: int) -> None:
     with pytest.raises(LaunchError) as caught:
         xrt.pod(SERVERS, clients, "10.0.0.0", 0, 8, on_vm=False)
     assert caught.value.status == 2
     assert "The client_workers and service_workers must have a 1:1 mapping" in caught.value.message
 
 
-def test_unknown_bounds_of_a_tpu_vm_pod() -> None:
+def test_unknown_bounds_of_a_slice_of_tpu_vms() -> None:
     with pytest.raises(LaunchError, match="'v3-16' has no known host bounds"):
         xrt.vm_pod(CLIENTS[:2], 0, "v3-16", "")
     assert xrt.vm_pod(CLIENTS[:2], 0, "v3-16", "1,2,1")["TPU_HOST_BOUNDS"] == "1,2,1"
@@ -89,14 +88,14 @@ def test_host_bounds_agree_with_the_number_of_hosts(kind: str, hosts: int) -> No
         ("a;0;h-1.x_y:1|a;1;h-2:65535", [("a", 0, "h-1.x_y", 1), ("a", 1, "h-2", 65535)]),
     ],
 )
-def test_grammar(value: str, workers: list[tuple[str, int, str, int]]) -> None:
+def test_parsing_of_xrt_tpu_config(value: str, workers: list[tuple[str, int, str, int]]) -> None:
     assert xrt.parse_config(value) == workers
 
 
 @pytest.mark.parametrize(
     "value",
     [
-        pytest.param("tpu_worker;0;grpc://1.2.3.4:8470", id="T96"),
+        pytest.param("tpu_worker;0;grpc://1.2.3.4:8470", id="grpc-prefix"),
         "tpu_worker;0",
         "tpu_worker;0;1.2.3.4",
         "tpu_worker;x;1.2.3.4:8470",
@@ -109,14 +108,14 @@ def test_grammar(value: str, workers: list[tuple[str, int, str, int]]) -> None:
         "|",
     ],
 )
-def test_bad_grammar(value: str) -> None:
+def test_invalid_xrt_tpu_config(value: str) -> None:
     with pytest.raises(LaunchError) as caught:
         xrt.parse_config(value)
     assert caught.value.status == 2
     assert "bad worker syntax" in caught.value.message
 
 
-def test_T86_pod_through_the_launcher(
+def test_exports_for_the_second_of_two_tpu_workers(
     launch: Launch, google_cloud: Callable[..., Any], cluster_spec: Any, tpu_config: Any
 ) -> None:
     google_cloud(endpoints=["10.2.0.0:8470", "10.2.0.1:8470"], accelerator_type="v4-16")
@@ -130,7 +129,7 @@ def test_T86_pod_through_the_launcher(
 
 
 @pytest.mark.parametrize(("framework", "status"), [("torch_xla==2.0", 2), ("", 0), ("tensorflow==2.20", 0)])
-def test_T91_through_the_launcher(
+def test_one_trainer_host_for_two_tpu_workers_is_status_2_only_for_torch_xla(
     launch: Launch, google_cloud: Callable[..., Any], tpu_config: Any, framework: str, status: int
 ) -> None:
     google_cloud(endpoints=["10.2.0.0:8470", "10.2.0.1:8470"])

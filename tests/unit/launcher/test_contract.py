@@ -1,0 +1,109 @@
+"""docs/launcher-contract.md agrees with the code; code, tests and docs/launcher.md cite rules that exist in it."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+from launcher import errors
+from launcher.runtime import RULES
+from launcher.settings import VARIABLES
+from launching import ROOT
+
+CONTRACT = (ROOT / "docs" / "launcher-contract.md").read_text(encoding="utf-8")
+PAGE = (ROOT / "docs" / "launcher.md").read_text(encoding="utf-8")
+RULE = re.compile(r"\bR\d+(?:\.\d+)?\b")
+#: Headings of rules: "### <a id="r4.1"></a>R4.1 Detection".
+HEADING = re.compile(r'^#{2,4} <a id="(r[\d.]+)"></a>(R[\d.]+) \S', re.MULTILINE)
+CITING = [
+    *sorted((ROOT / "launcher").glob("*.py")),
+    *sorted((ROOT / "tests" / "unit" / "launcher").glob("*.py")),
+    ROOT / "tests" / "image" / "test_launcher_process.py",
+    ROOT / "tests" / "cloud" / "test_launcher_clients.py",
+    ROOT / "docs" / "launcher.md",
+    ROOT / "docs" / "launcher-contract.md",
+]
+
+
+def defined_rules() -> set[str]:
+    return {name for _, name in HEADING.findall(CONTRACT)}
+
+
+def sections() -> dict[str, str]:
+    """The text of each rule, up to the next heading."""
+    found = {}
+    for part in re.split(r"^(?=#)", CONTRACT.partition("\n## Sources")[0], flags=re.MULTILINE):
+        match = HEADING.match(part)
+        if match:
+            found[match[2]] = part
+    return found
+
+
+def source_ids() -> list[str]:
+    return re.findall(r'^\| <a id="([a-z0-9-]+)"></a>\1 \|', CONTRACT.partition("\n## Sources")[2], re.MULTILINE)
+
+
+def test_every_rule_has_one_heading_with_its_anchor() -> None:
+    headings = HEADING.findall(CONTRACT)
+    assert [anchor for anchor, _ in headings] == [name.lower() for _, name in headings]
+    assert len(headings) == len(defined_rules())
+    parents = {name.partition(".")[0] for name in defined_rules()}
+    assert parents <= defined_rules()
+
+
+@pytest.mark.parametrize("path", CITING, ids=lambda path: path.name)
+def test_cited_rules_exist(path: object) -> None:
+    text = path.read_text(encoding="utf-8")  # type: ignore[attr-defined]
+    assert set(RULE.findall(text)) <= defined_rules()
+
+
+def test_the_runtime_rules_are_those_of_the_code_in_the_same_order() -> None:
+    in_contract = [name for _, name in HEADING.findall(CONTRACT) if "." not in name and int(name[1:]) < 10]
+    assert in_contract == [rule.name for rule in RULES]
+
+
+def test_the_contract_names_every_variable_that_a_runtime_rule_reads() -> None:
+    texts = sections()
+    for rule in RULES:
+        for variable in rule.signals:
+            assert f"`{variable}`" in texts[rule.name] or f"`{variable}=" in texts[rule.name], (rule.name, variable)
+
+
+def test_every_rule_names_its_source() -> None:
+    for name, text in sections().items():
+        is_group = text.startswith("## ")  # its parts have sources
+        assert "\nSource: " in text or is_group, name
+
+
+def test_links_inside_the_contract_exist() -> None:
+    anchors = set(re.findall(r'<a id="([^"]+)"', CONTRACT))
+    anchors |= {
+        re.sub(r"[^\w\- ]", "", line.lower()).replace(" ", "-") for line in re.findall(r"^#+ (.*)$", CONTRACT, re.M)
+    }
+    for target in re.findall(r"\]\(#([^)]+)\)", CONTRACT):
+        assert target in anchors
+    for page in (PAGE, *(path.read_text(encoding="utf-8") for path in CITING if path.suffix == ".py")):
+        for target in re.findall(r"launcher-contract\.md#([\w.-]+\w)", page):
+            assert target in anchors
+
+
+def test_every_source_is_cited_and_has_a_url() -> None:
+    rules = CONTRACT.partition("\n## Sources")[0]
+    assert source_ids() == sorted(set(source_ids()))
+    for name in source_ids():
+        assert f"(#{name})" in rules, name
+    rows = [line for line in CONTRACT.splitlines() if line.startswith('| <a id="')]
+    assert len(rows) == len(source_ids())
+    assert all(re.search(r"\]\(https://[^)\s]+\) \|$", row) for row in rows)
+
+
+def test_exit_statuses_of_the_contract_are_those_of_the_code() -> None:
+    rows = re.findall(r"^\| (\d+(?:, \d+)*) \|", sections()["R15.4"], re.MULTILINE)
+    listed = {int(status) for row in rows for status in row.split(", ")}
+    expected = {0, errors.PERMANENT, errors.CONFIG, errors.RETRYABLE, errors.NOT_EXECUTABLE, errors.NOT_FOUND}
+    assert listed == expected
+
+
+def test_every_setting_is_documented() -> None:
+    for name in VARIABLES:
+        assert name in CONTRACT + PAGE, name
