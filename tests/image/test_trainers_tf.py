@@ -1,4 +1,4 @@
-"""The TensorFlow trainers in the tf-cpu image: MNIST on one device, told, saved, resumed and handed over."""
+"""The TensorFlow trainers in the tf-cpu image: MNIST on one device, with its logs, checkpoints and exports."""
 
 from __future__ import annotations
 
@@ -10,16 +10,28 @@ from pathlib import Path
 
 import pytest
 
-from scripts.datasets import digits
-from scripts.fakes import storage
-from tests.image.trainer_box import PYTHON, Box, Ended, box
+from tests.image.trainer_box import (
+    BFLOAT16,
+    COUNT,
+    FLOAT32,
+    MNIST_FORWARD,
+    MNIST_GRADIENT,
+    PYTHON,
+    Box,
+    Ended,
+    box,
+    few_digits,
+    step_differs,
+)
+from trainyard.datasets import digits
+from trainyard.fakes import storage
 
 SHORT = ("--datadir=/data/digits", "--epochs=3")
 RUN = f"{PYTHON} -m trainers.tf.mnist --datadir=/data/digits --epochs=3"
-# As a custom job on Vertex AI has it: Cloud Storage mounted below /gcs.
+# As in a custom job on Vertex AI, where Cloud Storage is mounted at /gcs.
 VERTEX = {"AIP_MODEL_DIR": "/gcs/bucket/model", "AIP_CHECKPOINT_DIR": "/gcs/bucket/checkpoints",
           "AIP_TENSORBOARD_LOG_DIR": "/gcs/bucket/board", "CLOUD_ML_TRIAL_ID": "4"}  # fmt: skip
-# The expression of pytorch/xla's log analyzer (test/utils/train_mp_result_analyzer.py).
+# The expression of https://github.com/pytorch/xla/blob/master/test/utils/train_mp_result_analyzer.py
 ANALYZER = r"^\| Training (Device=.+) (Epoch=.+) (Step=.+) (Loss=.+) (Rate=.+) (GlobalRate=.+) (Time=.+)"
 
 
@@ -37,39 +49,46 @@ def whole(here: Box) -> dict[str, object]:
 
 
 @pytest.fixture(scope="module")
-def told(here: Box) -> Ended:
-    """A run to the accuracy that is promised, in the environment of a tuning trial on Vertex AI."""
+def trained(here: Box) -> Ended:
+    """A run of ten epochs, in the environment of a tuning trial on Vertex AI."""
     return here.trainer(
         "tf.mnist", "--datadir=/data/digits", "--epochs=10", "--output-dir=/tmp/out", "--profile=3", **VERTEX
     )
 
 
-def test_mnist_learns_real_digits(told: Ended) -> None:
-    found = told.learned()
-    assert found["accuracy"] >= 98.5 and found["train_seconds"] < 60
+def test_mnist_learns_digits(trained: Ended) -> None:
+    found = trained.learned()
+    # 11 runs (seeds 0 to 2, fp32 and bf16, both frameworks; one CPU model) have 99.02 % on average and a standard
+    # deviation of 0.19. The floor is five of them below.
+    assert found["accuracy"] >= 98.05
     assert found["loss_last"] < found["loss_first"] / 5
-    assert not [line for line in told.lines if line.startswith(("WARNING", "ERROR"))], told.output
+    assert not [line for line in trained.lines if line.startswith(("WARNING", "ERROR"))], trained.output
     assert found["compile_count"] == 2, "one function to train and one to test, traced once"
 
 
-def test_its_exports_answer_alike_in_a_fresh_process(here: Box, told: Ended) -> None:
-    loaded = here.python("""
-import keras, numpy, tensorflow as tf
+def test_its_exports_give_the_same_answers_in_a_new_process(here: Box, trained: Ended) -> None:
+    # The trainer tests in bfloat16 if the CPU has it, and rounds inputs, weights and outputs of four layers to it; the
+    # export is float32.
+    relative = 4 * 3 * BFLOAT16
+    loaded = here.python(f"""{COUNT}
+import json, keras, tensorflow as tf
 from trainers.common import idx
 images, labels = idx.load_mnist("/data/digits", "test")
 model = tf.saved_model.load("/gcs/bucket/model/saved_model")
 served = model.signatures["serving_default"](images=tf.constant(images))["output_0"].numpy()
 again = keras.models.load_model("/gcs/bucket/model/model.keras").predict(images, verbose=0)
-assert abs(served - again).max() < 1e-4 and abs(served.sum(1) - 1).max() < 1e-4
-print(100 * (served.argmax(1) == labels).mean())
+# The softmax turns the error of the logits, relative to the largest, into one of the probabilities.
+bound = {MNIST_FORWARD * FLOAT32} * abs(numpy.log(numpy.maximum(served, 1e-30))).max()
+print(json.dumps([*count(served, labels, {relative}), bool(abs(served - again).max() <= bound)]))
 """)
     assert loaded.code == 0, loaded.output
-    # The trainer tests in bfloat16 where the CPU has it, the export is float32: at most one of 360 may differ.
-    assert abs(float(loaded.lines[-1]) - told.learned()["accuracy"]) <= 100 / 360 + 1e-6
+    right, close, alike = json.loads(loaded.lines[-1])
+    assert abs(right - round(trained.learned()["accuracy"] * 3.6)) <= close, "360 digits; only near ties may differ"
+    assert alike and right >= 0.9805 * 360
 
 
-def test_the_run_is_told_in_every_form(here: Box, told: Ended) -> None:
-    classic = [line for line in told.lines if re.match(ANALYZER, line)]
+def test_a_run_writes_logs_metrics_tensorboard_events_and_a_report(here: Box, trained: Ended) -> None:
+    classic = [line for line in trained.lines if re.match(ANALYZER, line)]
     assert len(classic) == 2 * 10, "steps 0 and 20 of 22 in each epoch"
     read = here.python("""
 import glob, json
@@ -91,12 +110,13 @@ print(json.dumps({
     assert trains[-1]["compile_count"] == 2 and 0 <= trains[-1]["data_wait"] < 1 and trains[0]["compile_seconds"] > 0
     assert [step for step, _ in found["board"]["test/accuracy"]] == [event["global_step"] for event in tests]
     assert {"train/loss", "train/rate", "train/learning_rate", "test/loss"} <= set(found["board"])
-    assert found["report"]["summary"] == told.summary and len(found["report"]["loss"]) == 20
+    assert found["report"]["summary"] == trained.summary and len(found["report"]["loss"]) == 20
     assert bytes.fromhex(found["picture"]) == b"\x89PNG\r\n\x1a\n" and len(found["trace"]) == 1
     # cloudml-hypertune's own format: what is compared here was written by that package.
     assert len(found["tuning"]) == 10 and set(found["tuning"][-1]) == {
         "timestamp", "trial", "training/hptuning/metric", "global_step", "checkpoint_path"}  # fmt: skip
-    assert float(found["tuning"][-1]["training/hptuning/metric"]) == pytest.approx(told.summary["accuracy"] / 100)
+    reported = 100 * float(found["tuning"][-1]["training/hptuning/metric"])
+    assert round(reported, 6) == trained.summary["accuracy"], "the summary rounds to six decimals"
     assert (found["tuning"][-1]["trial"], found["tuning"][-1]["global_step"]) == ("4", "220")
 
 
@@ -107,7 +127,7 @@ def test_the_same_seed_gives_the_same_bits(here: Box, whole: dict[str, object]) 
     assert other["weights_sha256"] != whole["weights_sha256"]
 
 
-def test_killed_anywhere_and_resumed_is_the_uninterrupted_run(here: Box, whole: dict[str, object]) -> None:
+def test_a_killed_and_resumed_run_gives_the_same_bits(here: Box, whole: dict[str, object]) -> None:
     folder = "--checkpoint-dir=/tmp/killed --checkpoint-steps=5"
     here.run("sh", "-c", f"{RUN} {folder} >/tmp/killed.log 2>&1 & echo $! >/tmp/killed.pid")
     step = random.choice((0, 20))
@@ -120,7 +140,7 @@ def test_killed_anywhere_and_resumed_is_the_uninterrupted_run(here: Box, whole: 
 
 def test_sigterm_saves_the_step_and_ends_with_143(here: Box) -> None:
     endless = RUN.replace("epochs=3", "epochs=1000")
-    (ended,) = here.together(f"sh -c '{endless} --checkpoint-dir=/tmp/termed & echo $! >/tmp/term.pid; "
+    (ended,) = here.run_parallel(f"sh -c '{endless} --checkpoint-dir=/tmp/termed & echo $! >/tmp/term.pid; "
                              "until grep -q Epoch=2 /tmp/out0; do sleep 0.1; done; kill -TERM $(cat /tmp/term.pid); "
                              "wait $(cat /tmp/term.pid)'")  # fmt: skip
     assert ended.code == 143, ended.output
@@ -133,23 +153,28 @@ def test_sigterm_saves_the_step_and_ends_with_143(here: Box) -> None:
 
 
 def test_a_loss_that_is_not_finite_ends_the_run_and_saves_nothing(here: Box) -> None:
-    """It is read at the end of the epoch only, and known by then to have gone wrong at some step."""
+    """The loss is read at the end of the epoch only, when it is NaN if it was not finite at any step."""
     ended = here.trainer("tf.mnist", *SHORT, "--lr=1e38", "--checkpoint-dir=/tmp/nan", "--log-steps=1000")
     assert (ended.code, ended.summary["status"]) == (22, "diverged") and "lower --lr" in ended.output
     assert here.run("ls", "/tmp/nan").output == ""
 
 
-def test_steps_compile_with_xla_as_a_tpu_needs_it(here: Box) -> None:
-    words = ("--datadir=/data/digits", "--epochs=1", "--precision=fp32")
-    plain, compiled = (here.trainer("tf.mnist", *words, *more).learned() for more in ((), ("--jit-compile",)))
-    assert compiled["compile_count"] == 2 and compiled["weights_sha256"] != plain["weights_sha256"]
-    assert compiled["test_loss"] == pytest.approx(plain["test_loss"], rel=1e-3)
+def test_a_step_compiled_with_xla_equals_one_without(here: Box, tmp_path: Path) -> None:
+    """One step on 64 digits, and a test on 53."""
+    here.put(few_digits(tmp_path, 64, 53), "step")
+    words = ("--datadir=/data/step", "--epochs=1", "--precision=fp32")
+    plain = here.trainer("tf.mnist", *words, "--checkpoint-dir=/tmp/plain").learned()
+    dumped = {"XLA_FLAGS": "--xla_dump_to=/tmp/xla-dump"}
+    compiled = here.trainer("tf.mnist", *words, "--jit-compile", "--checkpoint-dir=/tmp/compiled", **dumped).learned()
+    assert compiled["compile_count"] == 2 and here.run("ls", "/tmp/xla-dump").lines, "XLA compiled it"
+    assert step_differs(here, "/tmp/plain", "/tmp/compiled") <= MNIST_GRADIENT * FLOAT32
+    assert abs(compiled["test_loss"] / plain["test_loss"] - 1) <= MNIST_GRADIENT * FLOAT32
 
 
 def test_fake_data_train_through_the_same_meter(here: Box) -> None:
     found = here.trainer("tf.mnist", "--fake-data", "--fake-images=1280", "--epochs=1").learned()
-    assert found["images_per_second"] > 100 and found["global_step"] == 20
-    assert 2 < found["test_loss"] < 3, "labels are random: nothing to learn"
+    assert found["images_per_second"] > 0 and found["global_step"] == 20
+    assert 2 < found["test_loss"] < 3, "random labels cannot be learned"
 
 
 def test_a_checkpoint_of_another_network_is_refused(here: Box) -> None:
@@ -159,8 +184,10 @@ def test_a_checkpoint_of_another_network_is_refused(here: Box) -> None:
     assert "Traceback" not in ended.output
 
 
-def test_everything_works_on_cloud_storage(here: Box, whole: dict[str, object], tmp_path: Path) -> None:
-    """TensorFlow's own client, which knows no emulator: ours answers to the real names, with a certificate for them."""
+def test_data_checkpoints_exports_and_logs_can_be_on_cloud_storage(
+    here: Box, whole: dict[str, object], tmp_path: Path
+) -> None:
+    """TensorFlow's client does not support an emulator, so a local server has the real host names and a certificate."""
     (tmp_path / "storage.py").write_bytes(Path(storage.__file__).read_bytes())
     tools = here.put(tmp_path, "tools")
     names = "storage.googleapis.com www.googleapis.com"
@@ -188,21 +215,21 @@ exec {PYTHON} -I {tools}/storage.py /buckets --certificate both.pem >/tmp/storag
 
 
 @pytest.mark.parametrize(
-    ("words", "code", "said"),
+    ("words", "code", "message"),
     [
         (["--datadir=/nowhere"], 1, "mnist: /nowhere: no such folder"),
         (["--datadir=/data/digits", "--strategy=multiworker"], 2, "needs a TF_CONFIG with at least 2 workers"),
         (["--datadir=/data/digits", "--batch_size=5000"], 1, "do not fill one step of 5000"),
-        (["--strategy=both"], 2, "mnist: --strategy: 'both' is none of auto, one, mirrored, multiworker, tpu"),
+        (["--strategy=both"], 2, "mnist: --strategy: 'both' is not one of auto, one, mirrored, multiworker, tpu"),
     ],
 )
-def test_wrong_input_is_one_clear_line(here: Box, words: list[str], code: int, said: str) -> None:
+def test_a_user_error_is_one_line(here: Box, words: list[str], code: int, message: str) -> None:
     ended = here.trainer("tf.mnist", *words)
-    assert ended.code == code and said in ended.output
+    assert ended.code == code and message in ended.output
     assert len(ended.lines) == 1, ended.output
 
 
-def test_a_tpu_that_does_not_answer_is_one_clear_line(here: Box) -> None:
+def test_a_tpu_that_cannot_be_reached_is_one_line(here: Box) -> None:
     ended = here.trainer("tf.mnist", *SHORT, TPU_NAME="grpc://127.0.0.1:8470")
     assert ended.code == 1 and len(ended.lines) == 1, ended.output
     assert "mnist: TPU grpc://127.0.0.1:8470 cannot be used: [Errno 111] Connection refused" in ended.output
@@ -213,7 +240,7 @@ def test_a_rehearsal_does_not_look_for_the_tpu(here: Box) -> None:
     assert ended.learned()["device"] == "CPU:0/0"
 
 
-def test_a_full_disk_is_one_clear_line_and_keeps_the_last_checkpoint(here: Box) -> None:
+def test_a_full_disk_is_one_line_and_keeps_the_last_checkpoint(here: Box) -> None:
     run = (*SHORT, "--checkpoint-dir=/full", "--checkpoint-steps=1")
     assert here.trainer("tf.mnist", *run, "--num-steps=1").code == 0
     here.run("sh", "-c", "dd if=/dev/zero of=/full/ballast bs=1k count=800 2>/dev/null")
@@ -222,10 +249,10 @@ def test_a_full_disk_is_one_clear_line_and_keeps_the_last_checkpoint(here: Box) 
     assert ended.code == 1
     said = [line for line in ended.lines if line.startswith("mnist: ")]
     assert len(said) == 1 and "cannot be saved" in said[0] and "step 1 is intact" in said[0], ended.output
-    assert here.run("ls", "-A", "/full").output == before, "nothing lost, nothing half written left"
+    assert here.run("ls", "-A", "/full").output == before, "no file lost, no partial file"
 
 
-def test_a_full_disk_leaves_no_half_a_model(here: Box) -> None:
+def test_a_full_disk_leaves_no_partial_export(here: Box) -> None:
     here.run("sh", "-c", "rm -rf /full/*; dd if=/dev/zero of=/full/ballast bs=1k count=800 2>/dev/null")
     ended = here.trainer("tf.mnist", "--datadir=/data/digits", "--epochs=1", "--export-dir=/full/model")
     said = [line for line in ended.lines if line.startswith("mnist: ")]

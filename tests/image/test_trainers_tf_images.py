@@ -8,9 +8,17 @@ from pathlib import Path
 
 import pytest
 
-from scripts.datasets import flowers as flowers_data
-from tests.image.trainer_box import Box, Ended, box
+from tests.image.trainer_box import COUNT, FLOAT32, Box, Ended, box, step_differs
+from trainyard.datasets import flowers as flowers_data
 
+# For scripts in a container: the number of products that the layers of a Keras model sum up, one layer after another.
+TERMS = """
+import math
+def terms(model):
+    return sum(math.prod(weight.shape[:-1]) for weight in model.trainable_weights)
+"""
+# The same for the small network of flowers, forwards and backwards, and its largest sum for 8 images of 32 pixels.
+SMALL_FLOWERS = 8 * 16 * 16 + 2 * (3 * 9 + 32 * 9 + 3 * 64 * 9 + 3 * 128 * 9 + 2 * 256 * 9 + 256)
 SIZES = ("--image-size=48", "--batch-size=25", "--num-workers=2")
 FORMS = ("folder", "tfrecord", "tar")
 
@@ -43,25 +51,32 @@ def test_flowers_learns_from_shards(here: Box, form: str) -> None:
     assert ended.learned()["status"] == "reached", "or it had ended with 21"
 
 
-def test_the_exports_of_flowers_answer_alike_in_a_fresh_process(here: Box, grown: dict[str, object]) -> None:
-    """As pixels, and as the files themselves: the bytes of a JPEG in, probabilities out."""
-    loaded = here.python("""
+def test_the_exports_of_flowers_give_the_same_answers_in_a_new_process(here: Box, grown: dict[str, object]) -> None:
+    """For pixels, and for image files: JPEG bytes in, probabilities out."""
+    loaded = here.python(f"""{TERMS}
 import json, keras, numpy, tensorflow as tf
 from trainers.common import images
+from trainers.tf import flowers
 found = images.find("/data/folder", "test")
 pixels, labels = images.Loader(found, 2).all(48)
-files = tf.constant([found.read(number)[0] for number in range(found.count)])
+files = [found.read(number)[0] for number in range(found.count)]
+resized = [flowers.resized(tf.io.decode_image(file, channels=3, expand_animations=False), 48) for file in files]
+decoded = tf.cast(tf.round(tf.stack(resized)), tf.uint8)
 model = tf.saved_model.load("/tmp/flowers/saved_model")
-answers = [model.signatures["serving_default"](images=tf.constant(pixels))["output_0"].numpy(),
-           model.signatures["serve_files"](image_bytes=files)["output_0"].numpy(),
-           keras.models.load_model("/tmp/flowers/model.keras").predict(pixels, verbose=0)]
-assert abs(answers[0] - answers[2]).max() < 1e-4 and abs(answers[0] - answers[1]).max() < 0.1
-print(json.dumps([100 * float((answer.argmax(1) == labels).mean()) for answer in answers]))
+network = keras.models.load_model("/tmp/flowers/model.keras")
+def serve(pixels):
+    return model.signatures["serving_default"](images=tf.constant(pixels))["output_0"].numpy()
+answers = serve(pixels)
+pairs = [(answers, network.predict(pixels, verbose=0)),
+         (serve(decoded), model.signatures["serve_files"](image_bytes=tf.constant(files))["output_0"].numpy())]
+# The softmax turns the error of the logits, relative to the largest, into one of the probabilities.
+bound = terms(network) * {FLOAT32} * abs(numpy.log(numpy.maximum(answers, 1e-30))).max()
+assert all(abs(one - other).max() <= bound for one, other in pairs), (bound, [abs(a - b).max() for a, b in pairs])
+print(json.dumps([100 * float((answer.argmax(1) == labels).mean()) for pair in pairs for answer in pair]))
 """)
     assert loaded.code == 0, loaded.output
-    # The trainer scales its own larger copy of an image down once more: a few pixels, at most two pictures differ.
-    for accuracy in json.loads(loaded.lines[-1]):
-        assert accuracy == pytest.approx(grown["accuracy"], abs=100 * 2 / 60)
+    # They may differ from the trainer's accuracy, because it resizes a larger copy of each image.
+    assert min(json.loads(loaded.lines[-1])) >= 90
 
 
 def test_flowers_resumes_within_an_epoch_with_the_same_bits(here: Box, grown: dict[str, object]) -> None:
@@ -71,38 +86,43 @@ def test_flowers_resumes_within_an_epoch_with_the_same_bits(here: Box, grown: di
     assert (resumed["resumed_from"], resumed["weights_sha256"]) == (17, grown["weights_sha256"])
 
 
-def test_flowers_compiles_with_xla_and_crops_as_tensorflow_resizes(here: Box) -> None:
-    """What a TPU needs; the boxes are cut by matrix products, since XLA has no crop_and_resize."""
+def test_flowers_compiled_with_xla_equals_flowers_without_and_crops_as_tensorflow_resizes(here: Box) -> None:
+    """As TPUs require; boxes are cropped by matrix products, because XLA has no crop_and_resize."""
     words = (
         "--fake-data",
         "--fake-images=40",
         "--image-size=32",
         "--batch-size=8",
-        "--num-steps=3",
+        "--num-steps=1",
         "--precision=fp32",
     )
-    plain, compiled = (here.trainer("tf.flowers", *words, "--log-steps=1", *more).learned()
-                       for more in ((), ("--jit-compile",)))  # fmt: skip
-    assert compiled["loss_first"] == pytest.approx(plain["loss_first"], rel=1e-4)
-    assert compiled["loss_last"] == pytest.approx(plain["loss_last"], rel=0.05)
+    plain = here.trainer("tf.flowers", *words, "--checkpoint-dir=/tmp/flowers-plain").learned()
+    kept = "--checkpoint-dir=/tmp/flowers-compiled"
+    compiled = here.trainer("tf.flowers", *words, "--jit-compile", kept).learned()
+    assert abs(compiled["loss_first"] / plain["loss_first"] - 1) <= SMALL_FLOWERS * FLOAT32
+    assert step_differs(here, "/tmp/flowers-plain", "/tmp/flowers-compiled") <= SMALL_FLOWERS * FLOAT32
     checked = here.python("""
 import numpy, tensorflow as tf
 from trainers.tf import flowers
 pictures = tf.constant(numpy.random.default_rng(0).integers(0, 256, (6, 40, 40, 3), numpy.uint8))
 numbers = tf.constant([4, 0])
 def cut(upper, lower, left, right):
-    return flowers.cut_out(pictures, numbers, tf.constant([[upper, lower, left, right]] * 2, tf.float32), 16).numpy()
+    boxes = tf.constant([[upper, lower, left, right]] * 2, tf.float32)
+    return flowers.gather_crops(pictures, numbers, boxes, 16).numpy()
 part = tf.image.resize(tf.gather(pictures, numbers)[:, 10:30, 20:40], [16, 16], antialias=True).numpy()
 whole = tf.image.resize(tf.gather(pictures, numbers), [16, 16], antialias=True).numpy()
-assert abs(cut(0, 1, 0, 1) - whole).max() < 1e-2
-assert abs(cut(0, 1, 1, 0) - whole[:, :, ::-1]).max() < 1e-2, "left and right exchanged mirrors"
-assert abs(cut(.25, .75, .5, 1) - part)[:, 1:-1, 1:-1].max() < 1e-2, "apart from the rim, where it sees beyond the box"
+# Two sums of 40 products each, whose weights depend on positions up to 40, on both sides; of values up to 255.
+bound = 255 * 2 * (2 * 40 + 2 * 40) * 2**-24
+assert abs(cut(0, 1, 0, 1) - whole).max() <= bound
+assert abs(cut(0, 1, 1, 0) - whole[:, :, ::-1]).max() <= bound, "left and right exchanged mirrors"
+# Except at the rim, where the filter reaches beyond the box.
+assert abs(cut(.25, .75, .5, 1) - part)[:, 1:-1, 1:-1].max() <= bound
 """)
     assert checked.code == 0, checked.output
 
 
-def test_flowers_starts_from_a_weights_file(here: Box) -> None:
-    """What is in the file is what the body starts with, and learns at a tenth of the rate of the new head."""
+def test_flowers_starts_from_the_weights_of_a_file(here: Box) -> None:
+    """The body starts with the weights in the file, and has a tenth of the head's learning rate."""
     made = here.python("""
 import keras
 keras.utils.set_random_seed(7)
@@ -128,14 +148,14 @@ assert len(known) == 18 and all(numpy.array_equal(*pair) for pair in zip(kernels
 
 
 @pytest.mark.parametrize(
-    ("damage", "said"),
+    ("damage", "message"),
     [
-        ("checksum", "train-00000-of-00002: record 3: its checksum is wrong; fetch the file again"),
+        ("checksum", "train-00000-of-00002: record 3: its checksum is wrong; download the file again"),
         ("cut", "train-00001-of-00002: ends within record"),
         ("header", "train-00000-of-00002: record 0 has a damaged header"),
     ],
 )
-def test_a_damaged_tfrecord_is_one_clear_line(here: Box, damage: str, said: str, tmp_path: Path) -> None:
+def test_a_damaged_tfrecord_file_is_one_line(here: Box, damage: str, message: str, tmp_path: Path) -> None:
     folder = flowers_data.write(tmp_path, "tfrecord", train=210, test=10)
     shard = folder / f"train-0000{int(damage == 'cut')}-of-00002"
     content = bytearray(shard.read_bytes())
@@ -147,11 +167,11 @@ def test_a_damaged_tfrecord_is_one_clear_line(here: Box, damage: str, said: str,
         content = content[:-7]
     shard.write_bytes(content)
     data = here.put(folder, f"damaged-{damage}")
-    assert_one_line(here.trainer("tf.flowers", f"--datadir={data}", *SIZES), "flowers", said)
+    assert_one_line(here.trainer("tf.flowers", f"--datadir={data}", *SIZES), "flowers", message)
 
 
 @pytest.mark.parametrize("trainer", ["flowers", "imagenet"])
-def test_a_truncated_picture_is_one_clear_line(here: Box, trainer: str, tmp_path: Path) -> None:
+def test_a_truncated_image_is_one_line(here: Box, trainer: str, tmp_path: Path) -> None:
     folder = flowers_data.write(tmp_path, train=30, test=5)
     broken = folder / "train" / "rose" / "00002.jpg"
     broken.write_bytes(broken.read_bytes()[:400])
@@ -160,16 +180,16 @@ def test_a_truncated_picture_is_one_clear_line(here: Box, trainer: str, tmp_path
     assert_one_line(ended, trainer, "rose/00002.jpg: is no readable image")
 
 
-def assert_one_line(ended: Ended, trainer: str, said: str) -> None:
-    """The process failed with one line of its own, which has ``said`` in it."""
+def assert_one_line(ended: Ended, trainer: str, message: str) -> None:
+    """Assert that the trainer failed with one line, which contains ``message``."""
     found = [line for line in ended.lines if line.startswith(f"{trainer}: ")]
-    assert ended.code == 1 and len(found) == 1 and said in found[0], ended.output
+    assert ended.code == 1 and len(found) == 1 and message in found[0], ended.output
     assert "Traceback" not in ended.output
 
 
 @pytest.fixture(scope="module")
 def twelve(here: Box, tmp_path_factory: pytest.TempPathFactory) -> str:
-    """Twelve labels for five kinds of flowers: nobody can be sure of the first guess, so top-1 and top-5 differ."""
+    """Twelve labels for five kinds of flowers: the best answer is uncertain, so top-1 and top-5 differ."""
     folder = tmp_path_factory.mktemp("twelve")
     for split, count, seed in (("train", 75, 1), ("test", 53, 2)):
         made = [(number % 12, content) for number, (_, content) in enumerate(flowers_data.pictures(count, seed))]
@@ -177,36 +197,42 @@ def twelve(here: Box, tmp_path_factory: pytest.TempPathFactory) -> str:
     return here.put(folder, "twelve")
 
 
-def test_imagenet_counts_top5_exactly_and_its_exports_answer_alike(here: Box, twelve: str) -> None:
+def test_imagenet_counts_top5_exactly_and_its_exports_give_the_same_answers(here: Box, twelve: str) -> None:
     words = (f"--datadir={twelve}", "--num-classes=12", "--model=mobilenetv2", "--image-size=40", "--epochs=1",
              "--batch-size=25", "--test-batch-size=20", "--lr=0.01", "--precision=fp32", "--num-workers=2")  # fmt: skip
     found = here.trainer("tf.imagenet", *words, "--export-dir=/tmp/model", "--output-dir=/tmp/imagenet").learned()
     assert found["compile_count"] == 2
-    counted = here.python(f"""
-import json, keras, numpy, tensorflow as tf
+    counted = here.python(f"""{COUNT}{TERMS}
+import json, keras, tensorflow as tf
 from trainers.common import images
+from trainers.tf import imagenet
 source = images.find("{twelve}", "test")
 batches = images.Loader(source, 2).batches(
     [numpy.arange(53)], 40, lambda number, width, height: images.centre_box(width, height))
 pixels, labels = next(batches)
 model = tf.saved_model.load("/tmp/model/saved_model")
 answers = model.serve(tf.constant(pixels)).numpy()
-again = keras.models.load_model("/tmp/model/model.keras").predict(pixels, verbose=0)
-files = model.serve_files(tf.constant([source.read(number)[0] for number in range(53)])).numpy()
-best = numpy.argsort(-answers, axis=1)[:, :5]
+network = keras.models.load_model("/tmp/model/model.keras")
+files = [source.read(number)[0] for number in range(53)]
+resized = [imagenet.centre(tf.io.decode_image(file, channels=3, expand_animations=False), 40) for file in files]
+decoded = tf.cast(tf.round(tf.stack(resized)), tf.uint8)
+pairs = [(answers, network.predict(pixels, verbose=0)),
+         (model.serve(decoded).numpy(), model.serve_files(tf.constant(files)).numpy())]
+relative = terms(network) * {FLOAT32}
+# The softmax turns the error of the logits, relative to the largest, into one of the probabilities.
+bound = relative * abs(numpy.log(numpy.maximum(answers, 1e-30))).max()
+assert all(abs(one - other).max() <= bound for one, other in pairs), (bound, [abs(a - b).max() for a, b in pairs])
 tests = [json.loads(line) for line in open("/tmp/imagenet/metrics.jsonl") if '"event": "test"' in line]
-hits = best == labels[:, None]
-print(json.dumps([100 * hits[:, 0].mean(), 100 * hits.any(1).mean(), tests[-1]["top5"],
-                  float(abs(answers - again).max()), float(abs(answers - files).max())]))
+print(json.dumps([count(answers, labels, relative, most) for most in (1, 5)] + [tests[-1]["top5"]]))
 """)
-    top1, top5, reported, keras_differs, files_differ = json.loads(counted.lines[-1])
-    assert top1 == pytest.approx(found["accuracy"], abs=1e-4)
-    assert top5 == pytest.approx(reported, abs=1e-4) and top5 > top1
-    assert keras_differs < 1e-4 and files_differ < 0.1
+    assert counted.code == 0, counted.output
+    (first, first_close), (fifth, fifth_close), top5 = json.loads(counted.lines[-1])
+    assert abs(first - round(found["accuracy"] * 0.53)) <= first_close, "53 images; only near ties may differ"
+    assert abs(fifth - round(top5 * 0.53)) <= fifth_close and fifth > first
 
 
-# The trainer as it is, but with a network so small that XLA compiles it at once, and without batch norm, under which
-# two half batches would not be one whole.
+# The trainer with a network that is small, so that XLA compiles it fast, and has no batch norm, with which two half
+# batches would not be equivalent to one batch.
 TINY = """
 import sys
 from keras import Input, Model, Sequential, layers
@@ -217,8 +243,11 @@ imagenet.network = lambda args: Sequential([
     Input((None, None, 3)), layers.Rescaling(1 / 58, -2.05), layers.Conv2D(8, 3, 2, activation="relu"),
     layers.GlobalAveragePooling2D(), layers.Dense(args.num_classes, dtype="float32")])
 args = flags.parse("imagenet", "", (*FLAGS, *imagenet_data.FLAGS, imagenet.MODEL), sys.argv[1:], test_batch_size=30)
-exits.guard(_strategy.together(imagenet.main), args, "imagenet")
+exits.guard(_strategy.report_lost_worker(imagenet.main), args, "imagenet")
 """
+# The largest sum in a gradient of that network, over the outputs of the convolution for a batch of 20 images of 32
+# pixels; and before it forwards and backwards through the layers.
+TINY_TERMS = 20 * 16 * 16 + 2 * (3 * 3 * 3 + 16 * 16 + 8)
 TINY_WORDS = ("--datadir=/data/tar", "--num-classes=5", "--image-size=32", "--epochs=2", "--lr=0.05",
               "--precision=fp32", "--num-workers=2", "--log-steps=1")  # fmt: skip
 
@@ -226,21 +255,26 @@ TINY_WORDS = ("--datadir=/data/tar", "--num-classes=5", "--image-size=32", "--ep
 def test_accumulated_batches_equal_one_large_batch_and_the_loss_falls(here: Box) -> None:
     """Also over two replicas, each of which has its own parts."""
     ways = ("--batch-size=20", "--batch-size=5 --accumulate=4", "--batch-size=5 --accumulate=2 --num-cores=2")
-    runs = [here.python(TINY, *TINY_WORDS, *more.split()).learned() for more in ways]
-    assert [run["global_batch"] for run in runs] == [20, 20, 20]
-    assert runs[0]["loss_last"] < runs[0]["loss_first"]
-    for run in runs[1:]:
-        assert run["loss_first"] == pytest.approx(runs[0]["loss_first"], rel=1e-5)
-        assert run["test_loss"] == pytest.approx(runs[0]["test_loss"], rel=1e-3)
+    runs = [
+        here.python(TINY, *TINY_WORDS, *more.split(), "--checkpoint-steps=1", "--keep-checkpoints=99",
+                    f"--checkpoint-dir=/tmp/way{number}").learned()
+        for number, more in enumerate(ways)
+    ]  # fmt: skip
+    assert [(run["global_batch"], run["global_step"]) for run in runs] == [(20, 30), (20, 30), (20, 30)]
+    assert all(run["loss_last"] < run["loss_first"] for run in runs)
+    for number in (1, 2):
+        assert step_differs(here, "/tmp/way0", f"/tmp/way{number}") <= TINY_TERMS * FLOAT32
+        assert abs(runs[number]["loss_first"] / runs[0]["loss_first"] - 1) <= TINY_TERMS * FLOAT32
 
 
 def test_imagenet_compiles_with_xla_and_averages_its_weights(here: Box) -> None:
     """The average of each checkpoint is 0.9 of the one before and 0.1 of the weights, on two replicas too."""
     words = (*TINY_WORDS, "--batch-size=10", "--ema=0.9", "--cutmix=1", "--mixup=1", "--accumulate=2", "--num-steps=6",
              "--checkpoint-steps=1", "--keep-checkpoints=9", "--checkpoint-dir=/tmp/averages")  # fmt: skip
-    compiled = here.python(TINY, *words[:-1], "--checkpoint-dir=", "--jit-compile").learned()
-    plain = here.python(TINY, *words[:-1], "--checkpoint-dir=").learned()
-    assert compiled["loss_last"] == pytest.approx(plain["loss_last"], rel=1e-3)
+    first = (*words[:-1], "--num-steps=1")
+    here.python(TINY, *first, "--checkpoint-dir=/tmp/tiny-compiled", "--jit-compile").learned()
+    here.python(TINY, *first, "--checkpoint-dir=/tmp/tiny-plain").learned()
+    assert step_differs(here, "/tmp/tiny-plain", "/tmp/tiny-compiled") <= TINY_TERMS * FLOAT32
     here.python(TINY, *words, "--num-cores=2").learned()
     checked = here.python("""
 import glob, numpy
@@ -250,7 +284,9 @@ weights, averages = names[:4], names[-4:]
 assert len(saved) == 6 and len(names) > 8
 for before, after in zip(saved, saved[1:]):
     for weight, average in zip(weights, averages):
-        assert abs(after[average] - (0.9 * before[average] + 0.1 * after[weight])).max() < 1e-6
+        # Here and in the trainer: the factor, the difference, the product and the sum are rounded.
+        bound = 2 * 4 * 2**-24 * max(abs(values).max() for values in (before[average], after[weight]))
+        assert abs(after[average] - (0.9 * before[average] + 0.1 * after[weight])).max() <= bound
         assert abs(after[average] - after[weight]).max() > 0
 """)
     assert checked.code == 0, checked.output

@@ -8,9 +8,20 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from scripts.datasets import digits
-from scripts.datasets import flowers as flowers_data
-from tests.image.trainer_box import PYTHON, Box, box
+from tests.image.trainer_box import (
+    COUNT,
+    FLOAT32,
+    FLOAT64,
+    INSTRUCTION_SETS,
+    MNIST_FORWARD,
+    MNIST_GRADIENT,
+    PYTHON,
+    Box,
+    box,
+    few_digits,
+)
+from trainyard.datasets import digits
+from trainyard.datasets import flowers as flowers_data
 
 SHORT = ("--datadir=/data/digits", "--epochs=3")
 CPU = ("--device=cpu",)
@@ -30,28 +41,33 @@ def whole(here: Box) -> dict[str, object]:
     return here.trainer("torch.mnist", *SHORT, *CPU).learned()
 
 
-def test_mnist_learns_real_digits_on_xla_and_its_exports_answer_alike(here: Box) -> None:
+def test_mnist_learns_digits_on_xla_and_its_exports_give_the_same_answers(here: Box) -> None:
     ended = here.trainer("torch.mnist", "--datadir=/data/digits", "--epochs=10", "--export-dir=/tmp/model",
                          "--output-dir=/tmp/out", "--logdir=/tmp/board")  # fmt: skip
     found = ended.learned()
-    assert found["accuracy"] >= 98.5 and found["train_seconds"] < 60
+    # 11 runs (seeds 0 to 2, fp32 and bf16, both frameworks; one CPU model) have 99.02 % on average and a standard
+    # deviation of 0.19. The floor is five of them below.
+    assert found["accuracy"] >= 98.05
     assert found["loss_last"] < found["loss_first"] / 5
     assert found["device"].startswith("xla:0")
     assert not [line for line in ended.lines if line.startswith(("WARNING", "ERROR"))], ended.output
     assert found["compile_count"] == 2, "one graph to train and one to test"
-    loaded = here.python("""
-import numpy, torch, onnx.reference
+    loaded = here.python(f"""{COUNT}
+import json, torch, onnx.reference
 from trainers.common import idx
 images, labels = idx.load_mnist("/data/digits", "test")
 program = torch.export.load("/tmp/model/model.pt2").module()
-answers = program(torch.from_numpy(images.copy())).argmax(1).numpy()
-print(100 * (answers == labels).mean())
+probabilities = program(torch.from_numpy(images.copy())).detach().numpy()
 session = onnx.reference.ReferenceEvaluator("/tmp/model/model.onnx")
-probabilities = session.run(None, {"images": images[:20]})[0]
-assert (probabilities.argmax(1) == answers[:20]).all() and abs(probabilities.sum(1) - 1).max() < 1e-5
+with_onnx = session.run(None, {{"images": images[:20]}})[0]
+# The softmax turns the error of the logits, relative to the largest, into one of the probabilities.
+bound = {MNIST_FORWARD * FLOAT32} * abs(numpy.log(probabilities)).max()
+print(json.dumps([*count(probabilities, labels, {MNIST_FORWARD * FLOAT32}),
+                  bool(abs(with_onnx - probabilities[:20]).max() <= bound)]))
 """)
     assert loaded.code == 0, loaded.output
-    assert float(loaded.lines[-1]) == pytest.approx(found["accuracy"])
+    right, close, alike = json.loads(loaded.lines[-1])
+    assert abs(right - round(found["accuracy"] * 3.6)) <= close and alike, "360 digits; only near ties may differ"
     files = here.run("ls", "/tmp/out", "/tmp/board").output
     assert "report.png" in files and "report.json" in files and "events.out.tfevents" in files
 
@@ -63,7 +79,7 @@ def test_the_same_seed_gives_the_same_bits(here: Box, whole: dict[str, object]) 
     assert other["weights_sha256"] != whole["weights_sha256"]
 
 
-def test_killed_anywhere_and_resumed_is_the_uninterrupted_run(here: Box, whole: dict[str, object]) -> None:
+def test_a_killed_and_resumed_run_gives_the_same_bits(here: Box, whole: dict[str, object]) -> None:
     folder = "--checkpoint-dir=/tmp/killed --checkpoint-steps=5"
     here.run("sh", "-c", f"{RUN} {folder} >/tmp/killed.log 2>&1 & echo $! >/tmp/killed.pid")
     step = random.randrange(5, 60)  # of 66; a file a fifth step, so that some kills come while one is written
@@ -78,7 +94,7 @@ def test_killed_anywhere_and_resumed_is_the_uninterrupted_run(here: Box, whole: 
 
 def test_sigterm_saves_the_step_and_ends_with_143(here: Box, whole: dict[str, object]) -> None:
     folder = "--checkpoint-dir=/tmp/termed"
-    (ended,) = here.together(f"sh -c '{RUN} {folder} & echo $! >/tmp/term.pid; "
+    (ended,) = here.run_parallel(f"sh -c '{RUN} {folder} & echo $! >/tmp/term.pid; "
                              "until grep -q Step=0 /tmp/out0; do sleep 0.1; done; kill -TERM $(cat /tmp/term.pid); "
                              "wait $(cat /tmp/term.pid)'")  # fmt: skip
     assert ended.code == 143, ended.output
@@ -88,32 +104,139 @@ def test_sigterm_saves_the_step_and_ends_with_143(here: Box, whole: dict[str, ob
     assert resumed["weights_sha256"] == whole["weights_sha256"]
 
 
-def test_four_xla_devices_resumed_halfway_equal_one(here: Box) -> None:
-    one = here.trainer("torch.mnist", *SHORT, "--batch-size=64").learned()
-    part = ("--batch-size=16", "--test-batch-size=128", "--checkpoint-dir=/tmp/spmd")
-    stopped = here.trainer("torch.mnist", *SHORT, *part, "--num-steps=30", CPU_NUM_DEVICES="4").learned()
-    four = here.trainer("torch.mnist", *SHORT, *part, CPU_NUM_DEVICES="4").learned()
-    assert (one["replicas"], four["replicas"]) == (1, 4)
-    assert one["global_batch"] == four["global_batch"] == 64
-    assert one["compile_count"] == stopped["compile_count"] == 2
-    assert (four["resumed_from"], four["compile_count"]) == (30, 2), "what was loaded makes no graph of its own"
-    assert four["loss_last"] == pytest.approx(one["loss_last"], rel=0.01)
-    assert four["test_loss"] == pytest.approx(one["test_loss"], rel=0.01)
+def test_four_xla_devices_resumed_halfway_give_the_same_bits(here: Box) -> None:
+    part = (*SHORT, "--batch-size=16", "--test-batch-size=128")
+    four = here.trainer("torch.mnist", *part, CPU_NUM_DEVICES="4").learned()
+    kept = (*part, "--checkpoint-dir=/tmp/spmd")
+    stopped = here.trainer("torch.mnist", *kept, "--num-steps=30", CPU_NUM_DEVICES="4").learned()
+    resumed = here.trainer("torch.mnist", *kept, CPU_NUM_DEVICES="4").learned()
+    assert (four["replicas"], four["global_batch"], resumed["resumed_from"]) == (4, 64, 30)
+    assert stopped["compile_count"] == four["compile_count"] == 2
+    assert resumed["compile_count"] == 2, "loading a checkpoint adds no graph"
+    assert resumed["weights_sha256"] == four["weights_sha256"] and resumed["test_loss"] == four["test_loss"]
+
+
+# The trainer in float64, with the weights that it starts from in float32. Every process writes the rows of the batches
+# that it trains and tests on, its weights and its momentum buffers into a file.
+FLOAT64_TRAINER = """
+import os, sys
+import numpy, torch
+from trainers.common import flags, mnist_data
+from trainers.torch import _launch, mnist
+from trainers.torch._flags import FLAGS
+
+torch.Tensor.float = torch.Tensor.double
+rows = {"train": [], "test": []}
+
+class Trainer(mnist.Trainer):
+    network = staticmethod(lambda: mnist.network().double())
+
+    def __init__(self, args, device):
+        super().__init__(args, device)
+        put = device.put_share
+        def record(part):
+            rows["train" if torch.is_grad_enabled() else "test"].append(part)
+            return put(part)
+        device.put_share = record
+        made.append(self)
+
+made = []
+
+def train(args):
+    code = mnist.main(args, Trainer)
+    state = made[0].snapshot()
+    buffers = {f"gradient{number}": entry["momentum_buffer"] for number, entry in state["optimizer"]["state"].items()}
+    numpy.savez(f"{path}-{made[0].device.rank}.npz", **rows, **state["model"], **buffers)
+    return code
+
+path, *words = sys.argv[1:]
+_launch.main(train, flags.parse("mnist", "", (*FLAGS, *mnist_data.FLAGS), words), "mnist")
+"""
 
 
 def test_two_processes_equal_one(here: Box) -> None:
-    """At the tolerance of float32 sums in another order, grown over 66 steps; every test image counts once."""
-    fp32 = ("--precision=fp32", *CPU)
-    one = here.trainer("torch.mnist", *SHORT, *fp32, "--test-batch-size=100").learned()
-    half = (*SHORT, *fp32, "--batch-size=32", "--test-batch-size=77")
+    """In float64, where rounding is far below the effect of any wrong, missing or repeated sample."""
+    run = ("--datadir=/data/digits", "--epochs=1", "--precision=fp32", *CPU)
+    one = here.python(FLOAT64_TRAINER, "/tmp/one", *run, "--test-batch-size=100").learned()
+    half = ("--batch-size=32", "--test-batch-size=77", "--num-cores=2")
+    two = here.python(FLOAT64_TRAINER, "/tmp/two", *run, *half).learned()
+    assert (one["processes"], two["processes"]) == (1, 2)
+    assert two["global_step"] == one["global_step"] == 22 and two["global_batch"] == one["global_batch"] == 64
+    compared = here.python("""
+import json, numpy
+one, *two = (dict(numpy.load(f"/tmp/{name}.npz")) for name in ("one-0", "two-0", "two-1"))
+images = [numpy.concatenate([part["test"].reshape(-1, 4) for part in parts]) for parts in ([one], two)]
+print(json.dumps({
+    "same batches": numpy.array_equal(numpy.concatenate([part["train"] for part in two], axis=1), one["train"]),
+    "tested": [sorted(rows[rows[:, 3] >= 0, 0].tolist()) == list(range(360)) for rows in images],
+    "ranks differ": max(abs(two[0][name] - two[1][name]).max() for name in one if name not in ("train", "test")),
+    "differ": max(abs(one[name] - two[0][name]).max() for name in one if name not in ("train", "test")),
+}))
+""")
+    found = json.loads(compared.lines[-1])
+    assert found["same batches"], "in each step, the ranks' rows one after the other are the rows of the one process"
+    assert found["tested"] == [True, True], "every test image is tested exactly once"
+    assert found["ranks differ"] == 0, "both ranks apply the same averaged gradients"
+    # Weights, momentum buffers and their updates are at most about 1, so each of 22 steps adds at most this much. One
+    # wrong label, even in the last step, changes the momentum buffers by 1e-2.
+    assert found["differ"] <= 22 * MNIST_GRADIENT * FLOAT64
+    assert two["accuracy"] == one["accuracy"]
+    assert abs(two["test_loss"] - one["test_loss"]) <= 1.5e-6, "the summary rounds to six decimals"
+
+
+STEP = ("--datadir=/data/step", "--epochs=1", "--test-batch-size=20")
+TWO_PROCESSES = (*CPU, "--batch-size=32", "--num-cores=2")
+
+
+@pytest.fixture(scope="module")
+def exact_step(here: Box, tmp_path_factory: pytest.TempPathFactory) -> dict[str, float]:
+    """The summary of one step on 64 digits and a test on 53 in float64; its gradients are in /tmp/exact-0.npz."""
+    here.put(few_digits(tmp_path_factory.mktemp("step"), 64, 53), "step")
+    return here.python(FLOAT64_TRAINER, "/tmp/exact", *STEP, *CPU, "--precision=fp32").learned()
+
+
+@pytest.mark.parametrize(
+    ("words", "devices", "instructions"),
+    [
+        pytest.param(TWO_PROCESSES, "1", "native", id="two processes"),
+        pytest.param(TWO_PROCESSES, "1", "avx2", id="two processes, AVX2"),
+        pytest.param(TWO_PROCESSES, "1", "sse4", id="two processes, SSE4"),
+        pytest.param(("--batch-size=64",), "1", "native", id="one XLA device"),
+        pytest.param(("--batch-size=16",), "4", "native", id="four XLA devices"),
+        pytest.param(("--batch-size=16",), "4", "sse4", id="four XLA devices, SSE4"),
+    ],
+)
+def test_the_first_step_and_test_in_float32_equal_those_in_float64(
+    here: Box, exact_step: dict[str, float], words: tuple[str, ...], devices: str, instructions: str
+) -> None:
+    folder = f"/tmp/step-{instructions}-{devices}-{len(words)}"
+    variables = {"CPU_NUM_DEVICES": devices, **INSTRUCTION_SETS[instructions]}
+    run = (*STEP, *words, "--precision=fp32", f"--checkpoint-dir={folder}")
+    found = here.trainer("torch.mnist", *run, **variables).learned()
+    assert (found["global_batch"], found["global_step"]) == (64, 1)
+    compared = here.python(f"""
+import json, numpy, torch
+exact = numpy.load("/tmp/exact-0.npz")
+state = torch.load("{folder}/step-000000001.ckpt", weights_only=True)["optimizer"]["state"]
+# After the first step, the momentum buffer is the gradient.
+pairs = [(exact[f"gradient{{number}}"], entry["momentum_buffer"].numpy()) for number, entry in state.items()]
+print(json.dumps([float(abs(given - one).max() / abs(one).max()) for one, given in pairs]))
+""")
+    errors = json.loads(compared.lines[-1])
+    assert len(errors) == 8
+    # A wrong, missing or repeated image changes the gradient by about 1/64, and the mean loss by about 1/53.
+    assert max(errors) <= MNIST_GRADIENT * FLOAT32 < 1 / 64 / 4
+    assert abs(found["test_loss"] / exact_step["test_loss"] - 1) <= MNIST_GRADIENT * FLOAT32
+
+
+def test_torchrun_gives_the_same_bits_as_num_cores(here: Box) -> None:
+    run = ("--datadir=/data/digits", "--num-steps=3", "--batch-size=32", *CPU)
     torchrun = ("-m", "torch.distributed.run", "--nproc-per-node=2", "-m", "trainers.torch.mnist")
-    started = here.run(PYTHON, *torchrun, *half).learned()
-    alone = here.trainer("torch.mnist", *half, "--num-cores=2").learned()
-    assert alone["weights_sha256"] == started["weights_sha256"], "with torchrun or without"
-    for two in (started, alone):
-        assert (two["processes"], two["global_batch"]) == (2, one["global_batch"])
-        assert two["test_loss"] == pytest.approx(one["test_loss"], rel=0.02)
-        assert abs(two["accuracy"] - one["accuracy"]) <= 100 / 360 + 1e-9
+    # Both set the number of threads if it is not given, to different numbers; it decides the order of sums.
+    started = here.run(PYTHON, *torchrun, *run, OMP_NUM_THREADS="1").learned()
+    alone = here.trainer("torch.mnist", *run, "--num-cores=2", OMP_NUM_THREADS="1").learned()
+    assert (started["processes"], alone["processes"]) == (2, 2)
+    assert alone["weights_sha256"] == started["weights_sha256"]
 
 
 def test_a_signal_to_one_process_stops_both_at_the_same_step(here: Box) -> None:
@@ -124,13 +247,13 @@ def test_a_signal_to_one_process_stops_both_at_the_same_step(here: Box) -> None:
         for rank in (0, 1)
     ]
     signaller = "sh -c 'until grep -q Epoch=2 /tmp/out0; do sleep 0.1; done; kill -TERM $(cat /tmp/pid1)'"
-    chief, other, _ = here.together(*members, signaller, seconds=90)
+    chief, other, _ = here.run_parallel(*members, signaller, seconds=90)
     assert (chief.code, other.code) == (143, 143), chief.output + other.output
     saved = chief.summary["global_step"]
     assert f"step-{saved:09d}.ckpt" in here.run("ls", "/tmp/agreed").output
 
 
-def test_nan_ends_with_its_own_code_and_saves_nothing(here: Box) -> None:
+def test_nan_has_its_own_exit_code_and_is_not_saved(here: Box) -> None:
     ended = here.trainer("torch.mnist", *SHORT, *CPU, "--lr=1e9", "--checkpoint-dir=/tmp/nan")
     assert (ended.code, ended.summary["status"]) == (22, "diverged")
     assert "lower --lr" in ended.output
@@ -138,21 +261,25 @@ def test_nan_ends_with_its_own_code_and_saves_nothing(here: Box) -> None:
 
 
 @pytest.mark.parametrize(
-    ("words", "code", "said"),
+    ("words", "code", "message"),
     [
         (["--datadir=/nowhere"], 1, "mnist: /nowhere: no such folder"),
-        (["--datadir=/data/digits", "--device=cuda"], 2, "mnist: --device cuda: not available here; there is cpu, xla"),
+        (
+            ["--datadir=/data/digits", "--device=cuda"],
+            2,
+            "mnist: --device cuda: not available here; available: cpu, xla",
+        ),
         (["--datadir=/data/digits", "--batch_size=5000", "--device=cpu"], 1, "do not fill one step of 5000"),
-        (["--batch_size=none"], 2, "mnist: --batch-size: 'none' is not a whole number of at least 1"),
+        (["--batch_size=none"], 2, "mnist: --batch-size: 'none' is not an integer of at least 1"),
     ],
 )
-def test_wrong_input_is_one_clear_line(here: Box, words: list[str], code: int, said: str) -> None:
+def test_a_user_error_is_one_line(here: Box, words: list[str], code: int, message: str) -> None:
     ended = here.trainer("torch.mnist", *words)
-    assert ended.code == code and said in ended.output
+    assert ended.code == code and message in ended.output
     assert len(ended.lines) == 1, ended.output
 
 
-def test_a_full_disk_is_one_clear_line_and_keeps_the_last_checkpoint(here: Box) -> None:
+def test_a_full_disk_is_one_line_and_keeps_the_last_checkpoint(here: Box) -> None:
     """The folder holds 1 MB: one checkpoint of this network, but not two."""
     here.run("sh", "-c", "dd if=/dev/zero of=/full/ballast bs=1k count=300 2>/dev/null")
     run = (*SHORT, *CPU, "--checkpoint-dir=/full", "--checkpoint-steps=1")
@@ -162,16 +289,16 @@ def test_a_full_disk_is_one_clear_line_and_keeps_the_last_checkpoint(here: Box) 
     assert ended.code == 1
     said = [line for line in ended.lines if line.startswith("mnist: ")]
     assert len(said) == 1 and "cannot be saved" in said[0] and "Traceback" not in ended.output
-    assert here.run("ls", "-A", "/full").output == before, "nothing lost, nothing half written left"
+    assert here.run("ls", "-A", "/full").output == before, "no file lost, no partial file"
 
 
-def test_hypertune_gets_the_accuracy(here: Box) -> None:
+def test_the_accuracy_is_reported_to_hyperparameter_tuning(here: Box) -> None:
     found = here.trainer("torch.mnist", *SHORT, *CPU, CLOUD_ML_TRIAL_ID="4").learned()
     last = here.python("""
 import json
 print(json.loads(open("/tmp/hypertune/output.metrics").read().splitlines()[-1])["training/hptuning/metric"])
 """)
-    assert float(last.output) == pytest.approx(found["accuracy"] / 100)
+    assert round(100 * float(last.output), 6) == found["accuracy"], "the summary rounds to six decimals"
 
 
 FLOWERS = ("--image-size=48", "--batch-size=25", "--device=cpu", "--num-workers=2")
@@ -182,23 +309,33 @@ def flowers(here: Box, tmp_path_factory: pytest.TempPathFactory) -> str:
     return here.put(flowers_data.write(tmp_path_factory.mktemp("flowers"), "tar", train=300, test=60), "flowers")
 
 
-def test_flowers_learns_and_its_export_answers_alike(here: Box, flowers: str) -> None:
-    run = (f"--datadir={flowers}", *FLOWERS, "--epochs=8")
+def test_flowers_learns_and_its_export_has_the_same_weights_and_answers(here: Box, flowers: str) -> None:
+    run = (f"--datadir={flowers}", *FLOWERS, "--epochs=8", "--checkpoint-dir=/tmp/flowers-kept")
     whole = here.trainer("torch.flowers", *run, "--export-dir=/tmp/flowers-model").learned()
     assert whole["accuracy"] >= 90
     loaded = here.python(f"""
-import torch
+import json, torch
 from trainers.common import images
+from trainers.torch import flowers
 pixels, labels = images.Loader(images.find("{flowers}", "test"), 2).all(48)
-program = torch.export.load("/tmp/flowers-model/model.pt2").module()
-print(100 * (program(torch.from_numpy(pixels)).argmax(1).numpy() == labels).mean())
+exported = torch.export.load("/tmp/flowers-model/model.pt2")
+served = flowers.Served(flowers.small(5)).eval()
+served.model.load_state_dict(torch.load("/tmp/flowers-kept/step-000000096.ckpt", weights_only=True)["model"])
+weights = exported.state_dict
+assert all(torch.equal(value, weights[name]) for name, value in served.state_dict().items())
+with torch.no_grad():
+    answers, expected = exported.module()(torch.from_numpy(pixels)), served(torch.from_numpy(pixels))
+terms = sum(layer.weight[0].numel() for layer in served.modules() if hasattr(layer, "weight"))
+bound = terms * {FLOAT32} * float(expected.log().abs().max())
+print(json.dumps([bool((answers - expected).abs().max() <= bound), 100 * (answers.argmax(1).numpy() == labels).mean()]))
 """)
-    # The trainer scales its own larger copy of an image down once more: a few pixels, at most two pictures differ.
-    assert abs(float(loaded.lines[-1]) - whole["accuracy"]) <= 100 * 2 / 60 + 1e-6, loaded.output
+    alike, accuracy = json.loads(loaded.lines[-1])
+    # Its accuracy may differ from the trainer's, which resizes a larger copy of each image.
+    assert alike and accuracy >= 90, loaded.output
 
 
 def test_imagenet_learns_counts_top5_exactly_and_resumes(here: Box, tmp_path_factory: pytest.TempPathFactory) -> None:
-    """Twelve labels for five kinds of flowers: nobody can be sure of the first guess, so top-1 and top-5 differ."""
+    """Twelve labels for five kinds of flowers: the best answer is uncertain, so top-1 and top-5 differ."""
     folder = tmp_path_factory.mktemp("imagenet")
     for split, count, seed in (("train", 150, 1), ("test", 53, 2)):
         made = [(number % 12, content) for number, (_, content) in enumerate(flowers_data.pictures(count, seed))]
@@ -213,30 +350,28 @@ def test_imagenet_learns_counts_top5_exactly_and_resumes(here: Box, tmp_path_fac
     here.trainer("torch.imagenet", *run, "--checkpoint-dir=/tmp/imagenet-kept", "--num-steps=5").learned()
     resumed = here.trainer("torch.imagenet", *run, "--checkpoint-dir=/tmp/imagenet-kept").learned()
     assert (resumed["resumed_from"], resumed["weights_sha256"]) == (5, whole["weights_sha256"])
-    counted = here.python(f"""
-import json, numpy, torch
+    counted = here.python(f"""{COUNT}
+import json, torch
 from trainers.common import images
+from torchvision import models
 from trainers.torch import _decode
 batches = images.Loader(images.find("{data}", "test"), 2, decode=_decode.decode).batches(
     [numpy.arange(53)], 32, lambda number, width, height: images.centre_box(width, height))
 pixels, labels = next(batches)
 answers = torch.export.load("/tmp/imagenet-model/model.pt2").module()(torch.from_numpy(pixels)).detach().numpy()
-best = numpy.argsort(-answers, axis=1)[:, :5]
 tests = [json.loads(line) for line in open("/tmp/imagenet/metrics.jsonl") if '"event": "test"' in line]
-hits = best == labels[:, None]
-losses = [test["loss"] for test in tests]
-print(json.dumps([100 * hits[:, 0].mean(), 100 * hits.any(1).mean(), tests[-1]["top5"], losses]))
+terms = sum(layer.weight[0].numel() for layer in models.resnet18().modules() if hasattr(layer, "weight"))
+print(json.dumps([count(answers, labels, terms * {FLOAT32}, most) for most in (1, 5)] +
+                 [tests[-1]["top5"], [test["loss"] for test in tests]]))
 """)
-    top1, top5, reported, losses = json.loads(counted.lines[-1])
+    (first, first_close), (fifth, fifth_close), top5, losses = json.loads(counted.lines[-1])
     assert losses[-1] < losses[0]
-    assert top1 == pytest.approx(whole["accuracy"], abs=1e-4)
-    assert top5 == pytest.approx(reported, abs=1e-4) and top5 > top1
+    assert abs(first - round(whole["accuracy"] * 0.53)) <= first_close, "53 images; only near ties may differ"
+    assert abs(fifth - round(top5 * 0.53)) <= fifth_close and fifth > first
 
 
 @pytest.mark.parametrize("trainer", ["torch.flowers", "torch.imagenet"])
-def test_a_truncated_picture_is_one_clear_line(
-    here: Box, trainer: str, tmp_path_factory: pytest.TempPathFactory
-) -> None:
+def test_a_truncated_image_is_one_line(here: Box, trainer: str, tmp_path_factory: pytest.TempPathFactory) -> None:
     folder = flowers_data.write(tmp_path_factory.mktemp("broken"), train=30, test=5)
     broken = folder / "train" / "rose" / "00002.jpg"
     broken.write_bytes(broken.read_bytes()[:400])

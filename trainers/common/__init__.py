@@ -1,1 +1,1 @@
-"""What the trainers share and needs no framework: flags, data formats, log lines, checkpoints, reports."""
+"""Code that all trainers share and that needs no framework: flags, data formats, logs, checkpoints, reports."""

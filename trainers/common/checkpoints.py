@@ -1,4 +1,4 @@
-"""A folder of checkpoints: written atomically, the newest k kept, a damaged one skipped on resume."""
+"""A folder of checkpoints, written atomically. The newest are kept; a damaged one is skipped when resuming."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ State = dict[str, Any]
 class Checkpoints:
     """Checkpoints ``step-<global step>.ckpt`` in ``folder``.
 
-    ``write(state, file)`` and ``read(file)`` are the framework's; both see tensors and primitives only, so no
-    checkpoint can run code when it is loaded.
+    ``write(state, file)`` and ``read(file)`` are the framework's. States consist of tensors and primitives only, so
+    that loading a checkpoint cannot execute code.
     """
 
     def __init__(
@@ -26,49 +26,51 @@ class Checkpoints:
         self.folder, self.keep, self.write, self.read = folder, keep, write, read
 
     def steps(self) -> list[int]:
-        """Global steps of the checkpoints present, ascending."""
+        """The global steps of the existing checkpoints, ascending."""
         found = (re.fullmatch(r"step-(\d+)\.ckpt", name) for name in paths.names(self.folder))
         return sorted(int(match[1]) for match in found if match)
 
     def path(self, step: int) -> str:
-        """Where the checkpoint of ``step`` is."""
+        """The path of the checkpoint of global step ``step``."""
         return paths.join(self.folder, f"step-{step:09d}.ckpt")
 
     def prepare(self) -> None:
-        """Create the folder and drop what a killed process left half written."""
+        """Create the folder and remove partial files of processes that were killed."""
         paths.make_folder(self.folder)
         for name in paths.names(self.folder):
             if re.fullmatch(r"\.step-\d+\.ckpt\.\d+\.tmp", name):
                 paths.remove(paths.join(self.folder, name))
 
     def save(self, state: State, step: int) -> str:
-        """Write ``state``; raises :class:`UserError` if that fails, with all earlier checkpoints intact."""
+        """Write ``state``; raises :class:`UserError` if that fails, with all earlier checkpoints unchanged."""
         path = self.path(step)
         try:
             with paths.atomic_file(path) as file:
                 self.write(state, file)
-        # torch's writer reports a full disk as RuntimeError, the file system itself as OSError.
+        # A full disk is a RuntimeError from torch's writer, an OSError from the file system.
         except (OSError, RuntimeError) as error:
             kept = self.steps()
             rest = f"the checkpoint of step {kept[-1]} is intact" if kept else "there is no earlier checkpoint"
             reason = getattr(error, "strerror", None) or str(error).splitlines()[0]
-            raise UserError(f"{path}: cannot be saved ({reason}); {rest}; make room and run again to resume") from None
+            raise UserError(
+                f"{path}: cannot be saved ({reason}); {rest}; free disk space and run the same command again to resume"
+            ) from None
         for old in self.steps()[: -self.keep]:
             paths.remove(self.path(old))
         return path
 
     def newest(self) -> State | None:
-        """The newest readable checkpoint, None if there is none at all.
+        """The newest readable checkpoint, or None if the folder has none.
 
-        Raises :class:`UserError` if there are some and none can be read: starting over silently would in the
-        end delete them.
+        Raises :class:`UserError` if there are checkpoints but none can be read: a run that started over would
+        eventually delete them.
         """
         steps = self.steps()
         for step in reversed(steps):
             try:
                 with paths.open_file(self.path(step)) as file:
                     return self.read(file)
-            except Exception as error:  # a damaged archive fails in many ways: zlib, pickle, RuntimeError, KeyError...
+            except Exception as error:  # damaged archives raise zlib.error, RuntimeError, KeyError and more
                 reason = (str(error).splitlines() or [type(error).__name__])[0]
                 print(f"note: {self.path(step)} is damaged ({reason}); trying the one before", file=sys.stderr)
         if steps:

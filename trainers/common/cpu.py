@@ -1,4 +1,4 @@
-"""What the CPU at hand can do."""
+"""Features of the CPU."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import pathlib
 
 
 def has_bf16() -> bool:
-    """Whether the CPU multiplies bfloat16 itself; where it does not, bf16 is slower than fp32."""
+    """Whether the CPU multiplies bfloat16 in hardware; without that, bf16 is slower than fp32."""
     try:
         features = pathlib.Path("/proc/cpuinfo").read_text(encoding="ascii", errors="replace").split()
     except OSError:

@@ -1,4 +1,4 @@
-"""Fetch a data set's files once: mirrors, retries, checksums, a lock between processes, atomic renames."""
+"""Downloading a data set once, with mirrors, retries, checksums, a lock between processes and atomic renames."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ from collections.abc import Mapping, Sequence
 from trainers.common import paths
 from trainers.common.exits import UserError
 
-_ATTEMPTS = 3  # rounds over the mirrors
-_PAUSE = 2.0  # seconds before the second round, doubled for each further one
-_TIMEOUT = 20.0  # seconds without a byte
+_MAX_ATTEMPTS = 3  # times each mirror is tried
+_PAUSE = 2.0  # seconds before the second attempt, doubled for each further one
+_TIMEOUT = 20.0  # seconds without data
 
 
 def fetch(folder: str, mirrors: Sequence[str], md5: Mapping[str, str], pause: float = _PAUSE) -> None:
-    """Make sure that ``folder`` has every file of ``md5`` (name to checksum), from the first mirror that works.
+    """Download the files of ``md5`` (name to checksum) that ``folder`` lacks, from the first mirror that works.
 
-    Any number of processes may call this at once: one downloads, the others wait for it. Raises
-    :class:`UserError` naming the last failure when no mirror delivers.
+    Any number of processes may call this at the same time: one downloads, the others wait. ``pause`` is in seconds.
+    Raises :class:`UserError` with the last error if all mirrors fail.
     """
     paths.make_folder(folder)
     with open(os.path.join(folder, ".lock"), "w", encoding="ascii") as lock:
@@ -37,7 +37,7 @@ def fetch(folder: str, mirrors: Sequence[str], md5: Mapping[str, str], pause: fl
 
 def _fetch_one(path: str, addresses: Sequence[str], checksum: str, pause: float) -> None:
     reason = ""
-    for attempt in range(_ATTEMPTS):
+    for attempt in range(_MAX_ATTEMPTS):
         if attempt:
             time.sleep(pause * 2 ** (attempt - 1))
         for address in addresses:
@@ -52,5 +52,5 @@ def _fetch_one(path: str, addresses: Sequence[str], checksum: str, pause: float)
                 return
             except (urllib.error.URLError, OSError, ValueError) as error:
                 reason = f"{address}: {getattr(error, 'reason', error)}"
-    raise UserError(f"cannot download {os.path.basename(path)} ({reason}); put the data into --datadir yourself, or"
-                    " use --fake-data")  # fmt: skip
+    raise UserError(f"cannot download {os.path.basename(path)} ({reason}); put the data into --datadir, or use"
+                    " --fake-data")  # fmt: skip

@@ -1,4 +1,4 @@
-"""What a run tells: pytorch/xla's classic lines, JSON lines, TensorBoard and a progress bar on a terminal."""
+"""The output of a run: pytorch/xla's log lines, JSON lines, TensorBoard events, a progress bar on terminals."""
 
 from __future__ import annotations
 
@@ -13,12 +13,15 @@ from trainers.common.exits import UserError
 
 
 def clock() -> str:
-    """The time of day as pytorch/xla's log has it."""
+    """The time of day in the format of pytorch/xla's log."""
     return time.strftime("%H:%M:%S")
 
 
 def train_line(device: str, epoch: int, step: int, loss: float, rate: float, global_rate: float, now: str) -> str:
-    """The line that pytorch/xla's ``train_mp_result_analyzer`` parses, byte for byte."""
+    """The line that pytorch/xla's log analyzer parses; ``rate`` and ``global_rate`` in images per second.
+
+    https://github.com/pytorch/xla/blob/master/test/utils/train_mp_result_analyzer.py
+    """
     return (
         f"| Training Device={device} Epoch={epoch} Step={step} Loss={loss:.5f} "
         f"Rate={rate:.2f} GlobalRate={global_rate:.2f} Time={now}"
@@ -26,12 +29,12 @@ def train_line(device: str, epoch: int, step: int, loss: float, rate: float, glo
 
 
 def test_line(device: str, step: int, epoch: int, accuracy: float, now: str) -> str:
-    """pytorch/xla's line for a test; ``accuracy`` in percent."""
+    """pytorch/xla's log line for a test; ``accuracy`` in percent."""
     return f"| Test Device={device} Step={step} Epoch={epoch} Accuracy={accuracy:.2f} Time={now}"
 
 
 def _plain(value: Any) -> Any:
-    """``value`` as JSON has it: NaN and infinity, which JSON lacks, as strings."""
+    """``value`` for JSON: floats rounded to six decimals; NaN and infinity, which JSON lacks, as strings."""
     if isinstance(value, dict):
         return {key: _plain(item) for key, item in value.items()}
     if isinstance(value, (list, tuple)):
@@ -65,7 +68,7 @@ class Log:
         folder, _, name = path.rpartition("/")
         try:
             mirror = self._mirror(folder or ("/" if path.startswith("/") else "."))
-            mirror.fetch(name)  # a resumed run goes on where the one before it stopped
+            mirror.fetch(name)  # a resumed run appends to the file
             return open(paths.join(mirror.local, name), "a", encoding="utf-8")
         except OSError as error:
             raise UserError(f"--metrics-file {path}: {error.strerror}") from None
@@ -77,7 +80,7 @@ class Log:
             print(line, flush=True)
 
     def event(self, kind: str, **fields: Any) -> dict[str, Any]:
-        """Add a JSON line ``{"event": kind, "time": seconds, ...}`` to the metrics file; returns its content."""
+        """Append ``{"event": kind, "time": seconds since the epoch, ...}`` to the metrics file; returns the object."""
         content: dict[str, Any] = _plain({"event": kind, "time": round(time.time(), 3), **fields})
         if self._file:
             self._file.write(json.dumps(content) + "\n")
@@ -87,17 +90,17 @@ class Log:
         return content
 
     def scalars(self, step: int, **values: float) -> None:
-        """Add ``values`` at ``step`` to TensorBoard, ``train_loss`` under the tag ``train/loss``."""
+        """Write ``values`` at ``step`` to TensorBoard: ``train_loss`` under the tag ``train/loss``."""
         if not self._board:
             return
-        from tensorboard.compat.proto.event_pb2 import Event
-        from tensorboard.compat.proto.summary_pb2 import Summary
+        from tensorboard.compat.proto.event_pb2 import Event  # type: ignore[import-not-found, unused-ignore]
+        from tensorboard.compat.proto.summary_pb2 import Summary  # type: ignore[import-not-found, unused-ignore]
 
         points = [Summary.Value(tag=name.replace("_", "/", 1), simple_value=value) for name, value in values.items()]
         self._board.add_event(Event(step=step, wall_time=time.time(), summary=Summary(value=points)))
 
     def progress(self, epoch: int, done: int, total: int) -> None:
-        """Redraw the bar of this epoch, on a terminal only."""
+        """Redraw the progress bar of this epoch if stderr is a terminal."""
         if self.chief and sys.stderr.isatty():
             filled = 30 * done // total
             print(f"\repoch {epoch} [{'#' * filled}{'.' * (30 - filled)}] {done}/{total}", end="", file=sys.stderr)
@@ -121,7 +124,9 @@ class Log:
 
 def _tensorboard(folder: str) -> Any:
     try:
-        from tensorboard.summary.writer.event_file_writer import EventFileWriter
+        from tensorboard.summary.writer.event_file_writer import (  # type: ignore[import-not-found, unused-ignore]
+            EventFileWriter,
+        )
     except ImportError:
         raise UserError("--logdir needs the tensorboard package: pip install tensorboard") from None
     try:

@@ -1,4 +1,4 @@
-"""How a trainer ends: its exit codes, the errors that carry them, and the guard around ``main``."""
+"""Exit codes of the trainers, the exceptions that carry them, and the wrapper around ``main``."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from typing import Any, NoReturn
 
 FAILED = 1
 USAGE = 2
-TARGET_MISSED = 21  # the code pytorch/xla's test trainers use for an accuracy below --target_accuracy
+TARGET_MISSED = 21  # as pytorch/xla's test trainers exit if the accuracy is below --target_accuracy
 DIVERGED = 22
 INTERRUPTED = 130  # 128 + SIGINT
-PREEMPTED = 143  # 128 + SIGTERM: Vertex AI, GKE and Slurm run such a job again
+PREEMPTED = 143  # 128 + SIGTERM: Vertex AI, GKE and Slurm can restart such a job
 
 
 class UserError(Exception):
-    """Something the user can mend: one line saying what is wrong, where, and what to do; ends with ``code``."""
+    """An error that the user can fix: one line with what is wrong, where, and what to do. Exits with ``code``."""
 
     def __init__(self, message: str, code: int = FAILED) -> None:
         super().__init__(message)
@@ -32,10 +32,10 @@ class Diverged(UserError):
 
 
 def leave(code: int) -> NoReturn:
-    """End the process now with ``code``, skipping the frameworks' own shutdown.
+    """Exit immediately with ``code``, without the shutdown of the frameworks.
 
-    Their background threads (collectives, profilers, compilation pools) can hang or print when the process
-    ends in the middle of a distributed run; all our files are closed by then.
+    Their background threads (collectives, profilers, compilation pools) can hang or print when a process exits in
+    the middle of a distributed run. All files are closed before this is called.
     """
     sys.stdout.flush()
     sys.stderr.flush()
@@ -45,8 +45,8 @@ def leave(code: int) -> NoReturn:
 def guard(main: Callable[[Any], int], args: Any, name: str) -> NoReturn:
     """Run ``main(args)`` and end the process with the code it returns.
 
-    A :class:`UserError` or a full disk becomes one line on stderr; any other exception keeps its traceback,
-    since it is ours to mend.
+    A :class:`UserError`, or an ``OSError`` about a full or read-only disk or missing permissions, is printed as one
+    line on stderr. Any other exception is a bug and keeps its traceback.
     """
     try:
         code = main(args)

@@ -1,4 +1,4 @@
-"""Command-line flags of the trainers: declared once, checked before any framework is imported.
+"""Command-line flags of the trainers, checked before any framework is imported.
 
 A flag can be written with dashes or with pytorch/xla's underscores, in ``--config file.yaml``, or (where
 ``env`` is set) come from a variable of the platform. The command line wins over the file, the file over the
@@ -21,8 +21,8 @@ from trainers.common import exits
 Kind = Callable[[str], Any]
 
 
-def whole(least: int = 0) -> Kind:
-    """A whole number of at least ``least``."""
+def integer(least: int = 0) -> Kind:
+    """A converter to an integer of at least ``least``."""
 
     def convert(text: str) -> int:
         try:
@@ -30,14 +30,14 @@ def whole(least: int = 0) -> Kind:
         except ValueError:
             value = least - 1
         if value < least:
-            raise argparse.ArgumentTypeError(f"{text!r} is not a whole number of at least {least}")
+            raise argparse.ArgumentTypeError(f"{text!r} is not an integer of at least {least}")
         return value
 
     return convert
 
 
 def number(least: float, most: float = float("inf"), *, above: bool = False) -> Kind:
-    """A number from ``least`` (not included if ``above``) to ``most``."""
+    """A converter to a number from ``least`` (exclusive if ``above``) to ``most``."""
     span = f"{'above' if above else 'of at least'} {least:g}" + (f" and at most {most:g}" if most < 1e308 else "")
 
     def convert(text: str) -> float:
@@ -53,11 +53,11 @@ def number(least: float, most: float = float("inf"), *, above: bool = False) -> 
 
 
 def one_of(*names: str) -> Kind:
-    """One of the given words."""
+    """A converter that accepts one of ``names``."""
 
     def convert(text: str) -> str:
         if text not in names:
-            raise argparse.ArgumentTypeError(f"{text!r} is none of {', '.join(names)}")
+            raise argparse.ArgumentTypeError(f"{text!r} is not one of {', '.join(names)}")
         return text
 
     return convert
@@ -72,7 +72,10 @@ def sizes(text: str) -> list[int]:
 
 @dataclass(frozen=True)
 class Flag:
-    """One flag: ``kind`` converts and checks its text; ``kind=None`` makes it a switch with a ``--no-`` form."""
+    """A flag. ``kind`` converts and checks its value; without it, the flag is boolean, with a ``--no-`` form.
+
+    ``env`` names an environment variable that provides the default; ``group`` is its heading in ``--help``.
+    """
 
     name: str
     kind: Kind | None
@@ -86,37 +89,37 @@ class Flag:
 COMMON = (
     Flag("datadir", str, "", "folder (or gs:// address) with the data", "data"),
     Flag("fake-data", None, False, "train on random images and labels: no data needed", "data"),
-    Flag("drop-last", None, True, "always on in training; here for command lines written for pytorch/xla", "data"),
-    Flag("epochs", whole(1), 5, "times through the training data", aliases=("num-epochs",)),
-    Flag("num-steps", whole(0), 0, "stop and save after this many steps in all; 0: when the epochs are done"),
-    Flag("batch-size", whole(1), 64, "training images per device and step"),
-    Flag("test-batch-size", whole(1), 512, "test images per device and step", aliases=("test-set-batch-size",)),
+    Flag("drop-last", None, True, "always on in training; accepted for compatibility with pytorch/xla", "data"),
+    Flag("epochs", integer(1), 5, "passes over the training data", aliases=("num-epochs",)),
+    Flag("num-steps", integer(0), 0, "stop and save after this many steps in total; 0: after all epochs"),
+    Flag("batch-size", integer(1), 64, "training images per device and step"),
+    Flag("test-batch-size", integer(1), 512, "test images per device and step", aliases=("test-set-batch-size",)),
     Flag("lr", number(0, above=True), 0.03, "peak of the learning rate (linear warm-up, then cosine to 0)"),
     Flag("momentum", number(0, 0.9999), 0.9, "SGD momentum (Nesterov)"),
-    Flag("seed", whole(0), 0, "decides initial weights, sample order and augmentation"),
+    Flag("seed", integer(0), 0, "seed of initial weights, sample order and augmentation"),
     Flag("deterministic", None, False, "use deterministic kernels even where they are slower"),
     Flag("target-accuracy", number(0, 100), 0.0, "stop once the test accuracy reaches this many percent;"
          f" exit with {exits.TARGET_MISSED} if it never does"),
     Flag("precision", one_of("auto", "fp32", "bf16"), "auto", "auto: bf16 where the hardware has it"),
     Flag("job-dir", str, "", "AI Platform's job folder: default parent of checkpoints/, model/ and logs/", "output"),
     Flag("checkpoint-dir", str, "", "save here, and resume from here", "output", "AIP_CHECKPOINT_DIR"),
-    Flag("checkpoint-steps", whole(0), 0, "save every so many steps; 0: after each epoch", "output"),
-    Flag("keep-checkpoints", whole(1), 3, "how many of the newest checkpoints to keep", "output"),
+    Flag("checkpoint-steps", integer(0), 0, "save every this many steps; 0: after each epoch", "output"),
+    Flag("keep-checkpoints", integer(1), 3, "how many of the newest checkpoints to keep", "output"),
     Flag("resume", None, True, "continue from the newest checkpoint in --checkpoint-dir", "output"),
     Flag("output-dir", str, "", "write report.json, report.png and metrics.jsonl here", "output"),
     Flag("export-dir", str, "", "write the trained model here, ready to serve", "output", "AIP_MODEL_DIR"),
     Flag("logdir", str, "", "write TensorBoard event files here", "output", "AIP_TENSORBOARD_LOG_DIR",
          ("tensorboard-dir",)),
     Flag("metrics-file", str, "", "JSON lines; default: metrics.jsonl in --output-dir, else in --logdir", "output"),
-    Flag("log-steps", whole(1), 20, "steps between log lines", "output"),
-    Flag("hypertune-tag", str, "", "report the accuracy to hyperparameter tuning under this name; on by itself"
-         " in a tuning trial", "output", "CLOUD_ML_HP_METRIC_TAG"),
-    Flag("profile", whole(0), 0, "trace this many steps into --output-dir or --logdir", "output"),
+    Flag("log-steps", integer(1), 20, "steps between log lines", "output"),
+    Flag("hypertune-tag", str, "", "report the accuracy to hyperparameter tuning under this name; the default in a"
+         " tuning trial is training/hptuning/metric", "output", "CLOUD_ML_HP_METRIC_TAG"),
+    Flag("profile", integer(0), 0, "trace this many steps into --output-dir or --logdir", "output"),
 )  # fmt: skip
 
 
 class _Parser(argparse.ArgumentParser):
-    """argparse, with errors of one line."""
+    """An ``ArgumentParser`` whose errors are one line."""
 
     origin = ""
 
@@ -129,10 +132,10 @@ class _Parser(argparse.ArgumentParser):
 def parse(
     prog: str, about: str, flags: Iterable[Flag], argv: Sequence[str] | None = None, **defaults: Any
 ) -> argparse.Namespace:
-    """Read the command line ``argv`` (default: the process's) of trainer ``prog``.
+    """Parse the command line ``argv`` (default: that of the process) of trainer ``prog``.
 
-    ``flags`` are added to :data:`COMMON`; ``defaults`` replace defaults of either, by attribute name. Exits
-    with status 2 and one line if anything is wrong, with 0 after ``--help``.
+    ``flags`` are added to :data:`COMMON`; ``defaults`` override the defaults of both, by attribute name. Exits with
+    status 2 and one line on stderr if a flag or value is invalid, with 0 after ``--help``.
     """
     argv = list(sys.argv[1:] if argv is None else argv)
     parser = _Parser(
@@ -206,7 +209,7 @@ def _config_path(argv: list[str]) -> str:
 
 
 def _config_words(parser: _Parser, path: str, known: dict[str, argparse.Action]) -> list[str]:
-    """A YAML mapping as command-line words."""
+    """The YAML mapping in ``path`` as command-line arguments."""
     import yaml
 
     try:

@@ -1,4 +1,4 @@
-"""What the flowers trainers train on: all images decoded once into one array, and random boxes to crop from them."""
+"""The data of the flowers trainers: all images, decoded once into one array, and random boxes to crop."""
 
 from __future__ import annotations
 
@@ -8,26 +8,29 @@ import numpy as np
 
 from trainers.common import images, order
 from trainers.common.exits import USAGE, UserError
-from trainers.common.flags import Flag, number, whole
+from trainers.common.flags import Flag, integer, number
 
 FLAGS = (
-    Flag("image-size", whole(16), 128, "pixels on each side that the network sees", "data"),
-    Flag("num-workers", whole(1), 4, "threads that decode images", "data"),
-    Flag("fake-images", whole(1), 3670, "training images of --fake-data; a tenth as many for the test", "data"),
-    Flag("least-area", number(0.05, 1), 0.35, "smallest share of an image that a random crop keeps"),
+    Flag("image-size", integer(16), 128, "pixels on each side of the network's input", "data"),
+    Flag("num-workers", integer(1), 4, "threads that decode images", "data"),
+    Flag("fake-images", integer(1), 3670, "training images of --fake-data; a tenth as many for the test", "data"),
+    Flag("least-area", number(0.05, 1), 0.35, "smallest fraction of an image that a random crop covers"),
     Flag("weight-decay", number(0), 5e-4, "on kernels and matrices"),
-    Flag("label-smoothing", number(0, 0.9), 0.1, "share of the target spread over all classes"),
-    Flag("weights", str, "", "file of pretrained weights to start from; without it the network learns from nothing"),
+    Flag("label-smoothing", number(0, 0.9), 0.1, "fraction of the target spread over all classes"),
+    Flag("weights", str, "", "file of pretrained weights to start from; default: random weights"),
 )  # fmt: skip
 _FAKE_CLASSES = 5
 
 
 class Data:
-    """The whole data set at ``side`` pixels: ``uint8[n, side, side, 3]``, and labels ``int64[n]``, by split."""
+    """The data set in memory: per split, images ``uint8[n, side, side, 3]`` and labels ``int64[n]``.
+
+    Raises :class:`UserError` if there is no data, or if the classes of the splits differ.
+    """
 
     def __init__(self, args: argparse.Namespace) -> None:
         self.args = args
-        side = round(args.image_size * 1.15)  # so that a crop of 3/4 of the area still has every pixel it shows
+        side = round(args.image_size * 1.15)  # a crop of 3/4 of the area is not enlarged
         if args.fake_data:
             self.classes = [str(label) for label in range(_FAKE_CLASSES)]
             self.images, self.labels = _fake(args.fake_images, side, args.seed, 1)
@@ -44,10 +47,10 @@ class Data:
             raise UserError(f"{args.datadir}: training has classes {train.classes}, the test {test.classes}", USAGE)
 
     def train_rows(self, epoch: int) -> tuple[np.ndarray, np.ndarray]:
-        """What ``epoch`` trains on, in order: image and label ``int64[n, 2]``, and boxes ``float32[n, 4]``.
+        """The samples of ``epoch`` in order: image and label ``int64[n, 2]``, and boxes ``float32[n, 4]``.
 
-        A box is upper, lower, left, right in shares of the side; left > right mirrors. All of it depends on seed
-        and epoch alone, and so does what any step gets: its rows.
+        A box is upper, lower, left, right as fractions of the side; left > right mirrors. The result depends on seed
+        and epoch only, and each step uses its rows of it.
         """
         count = len(self.labels)
         chosen = order.permutation(count, self.args.seed, epoch)
@@ -56,7 +59,7 @@ class Data:
         return np.column_stack([chosen, self.labels[chosen]]), boxes[:, [1, 3, 0, 2]]
 
     def test_rows(self, global_batch: int) -> tuple[np.ndarray, np.ndarray]:
-        """Every test image once, whole, as ``int64[batches, global_batch, 2]``, and boxes; label -1 is padding."""
+        """Every test image once, uncropped, as ``int64[batches, global_batch, 2]``, and boxes; label -1 is padding."""
         indices, mask = order.padded_batches(len(self.test_labels), global_batch)
         boxes = np.tile(np.array([0, 1, 0, 1], np.float32), (*indices.shape, 1))
         return np.stack([indices, np.where(mask, self.test_labels[indices], -1)], axis=-1), boxes

@@ -1,4 +1,7 @@
-"""Metrics for hyperparameter tuning on AI Platform and Vertex AI, in cloudml-hypertune's file format."""
+"""Metrics for hyperparameter tuning on AI Platform and Vertex AI, in the file format of cloudml-hypertune.
+
+https://github.com/GoogleCloudPlatform/cloudml-hypertune
+"""
 
 from __future__ import annotations
 
@@ -9,14 +12,14 @@ from collections import deque
 
 from trainers.common.exits import UserError
 
-DEFAULT_TAG = "training/hptuning/metric"  # cloudml-hypertune's own default
+DEFAULT_TAG = "training/hptuning/metric"  # cloudml-hypertune's default
 
 
 class HyperTune:
-    """Stands in for ``hypertune.HyperTune`` where that package is missing, writing the same bytes.
+    """A replacement for ``hypertune.HyperTune`` if that package is not installed, with the same output.
 
-    The file (``CLOUD_ML_HP_METRIC_FILE``, else ``/tmp/hypertune/output.metrics``) always holds the last 100
-    reports, one JSON object a line, keys sorted; value, step and trial are strings.
+    The file (``CLOUD_ML_HP_METRIC_FILE``, else ``/tmp/hypertune/output.metrics``) contains the last 100 reports, one
+    JSON object per line with sorted keys; value, step and trial are strings.
     """
 
     def __init__(self) -> None:
@@ -43,17 +46,17 @@ class HyperTune:
 
 
 def reporter(tag: str) -> HyperTune | None:
-    """The package's reporter, or ours without it; None outside a tuning trial and without a ``tag``.
+    """A reporter of cloudml-hypertune, or its replacement; None outside of a tuning trial and without a ``tag``.
 
-    ``CLOUD_ML_TRIAL_ID`` is what the tuning services set in a trial.
+    The tuning services set ``CLOUD_ML_TRIAL_ID`` in a trial. Raises :class:`UserError` if the file cannot be created.
     """
     if not (tag or os.environ.get("CLOUD_ML_TRIAL_ID") or os.environ.get("CLOUD_ML_HP_METRIC_FILE")):
         return None
     try:
-        # cloudml-hypertune 0.1.0.dev6 fails on a file name without a folder and on an empty variable; ours does not.
+        # cloudml-hypertune 0.1.0.dev6 fails if the variable is empty or a file name without a folder.
         if not os.path.dirname(os.environ.get("CLOUD_ML_HP_METRIC_FILE", "/tmp/hypertune/")):
             return HyperTune()
-        import hypertune
+        import hypertune  # type: ignore[import-not-found, unused-ignore]
 
         return hypertune.HyperTune()  # type: ignore[no-any-return]
     except ImportError:

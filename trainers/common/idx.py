@@ -1,7 +1,7 @@
-"""MNIST's IDX files, gzipped or not, as one uint8 array each.
+"""MNIST's IDX files, gzipped or not, as uint8 arrays.
 
 Format: two zero bytes, a type code (8: unsigned byte), the number of dimensions, each dimension as a
-big-endian 32-bit integer, then the bytes (described on the MNIST home page).
+big-endian 32-bit integer, then the bytes: https://yann.lecun.org/exdb/mnist/
 """
 
 from __future__ import annotations
@@ -22,24 +22,24 @@ FILES = {
 
 
 def read(path: str) -> np.ndarray:
-    """The array in the IDX file ``path``; raises :class:`UserError` if it is no whole IDX file of bytes."""
+    """The array in the IDX file ``path``; raises :class:`UserError` if it is damaged or not an IDX file of bytes."""
     with paths.open_file(path) as file:
         content = file.read()
     if content[:2] == b"\x1f\x8b":
         try:
             content = gzip.decompress(content)
         except (OSError, EOFError, zlib.error) as error:
-            raise UserError(f"{path}: damaged gzip file ({error}); fetch it again") from None
+            raise UserError(f"{path}: damaged gzip file ({error}); download it again") from None
     if len(content) < 4 or content[:3] != b"\0\0\x08" or not 1 <= content[3] <= 4:
         raise UserError(f"{path}: is not an IDX file of unsigned bytes")
     dimensions = content[3]
     start = 4 + 4 * dimensions
     if len(content) < start:
-        raise UserError(f"{path}: ends within the header; fetch it again")
+        raise UserError(f"{path}: ends within the header; download it again")
     shape = struct.unpack(f">{dimensions}I", content[4:start])
     size = int(np.prod(shape, dtype=np.int64))
     if len(content) - start != size:
-        raise UserError(f"{path}: {size} bytes announced, {len(content) - start} there; fetch it again")
+        raise UserError(f"{path}: {size} bytes expected, {len(content) - start} found; download it again")
     return np.frombuffer(content, np.uint8, size, start).reshape(shape)
 
 
@@ -53,7 +53,8 @@ def write(path: str, array: np.ndarray) -> None:
 def load_mnist(folder: str, split: str) -> tuple[np.ndarray, np.ndarray]:
     """Images ``uint8[n, rows, columns]`` and labels ``uint8[n]`` of ``split`` ("train" or "test") in ``folder``.
 
-    Looks for the four classic names, plain or ``.gz``, in ``folder`` and in torchvision's ``MNIST/raw`` below.
+    Looks for MNIST's four file names, with or without ``.gz``, in ``folder`` and in its ``MNIST/raw``, where
+    torchvision puts them. Raises :class:`UserError` if files are missing, damaged or inconsistent.
     """
     if not paths.is_folder(folder):
         raise UserError(f"{folder}: no such folder; --datadir must hold MNIST's four IDX files")
@@ -65,14 +66,14 @@ def load_mnist(folder: str, split: str) -> tuple[np.ndarray, np.ndarray]:
         arrays.append(read(path))
     images, labels = arrays
     if images.ndim != 3 or labels.ndim != 1 or len(images) != len(labels) or not len(images):
-        raise UserError(f"{folder}: {split} images {images.shape} and labels {labels.shape} do not belong together")
+        raise UserError(f"{folder}: {split} images {images.shape} and labels {labels.shape} do not match")
     return images, labels
 
 
 def _find(folder: str, name: str) -> str:
     for place in (folder, paths.join(folder, "MNIST", "raw")):
         present = paths.names(place)
-        # Some mirrors write a dot for the dash before idx ("train-images.idx3-ubyte").
+        # Some mirrors have a dot instead of the dash before idx: train-images.idx3-ubyte.
         for candidate in (name, f"{name}.gz", name.replace("-idx", ".idx")):
             if candidate in present:
                 return paths.join(place, candidate)

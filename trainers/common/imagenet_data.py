@@ -1,4 +1,4 @@
-"""What the ImageNet trainers train on: images decoded as they are needed, in an order that is a pure function."""
+"""The data of the ImageNet trainers: images decoded while training, in an order that depends on seed and epoch."""
 
 from __future__ import annotations
 
@@ -9,27 +9,27 @@ import numpy as np
 
 from trainers.common import images, order
 from trainers.common.exits import USAGE, UserError
-from trainers.common.flags import Flag, number, sizes, whole
+from trainers.common.flags import Flag, integer, number, sizes
 
 FLAGS = (
-    Flag("image-size", whole(16), 224, "pixels on each side that the network sees", "data"),
-    Flag("progressive", sizes, [], "train on these sizes one after the other, the last part of the epochs on"
-         " --image-size: 128,160", "data"),
-    Flag("num-classes", whole(2), 1000, "classes of the data", "data"),
-    Flag("label-offset", whole(0), 0, "label of the first class: 1 for the usual ImageNet TFRecords", "data"),
-    Flag("num-workers", whole(1), 8, "threads that decode images", "data"),
-    Flag("prefetch-factor", whole(1), 4, "batches decoded in advance", "data"),
-    Flag("fake-images", whole(1), 1_281_167, "training images of --fake-data; a twentieth tests", "data"),
-    Flag("least-area", number(0.05, 1), 0.25, "smallest share of an image that a random crop keeps"),
+    Flag("image-size", integer(16), 224, "pixels on each side of the network's input", "data"),
+    Flag("progressive", sizes, [], "train on these sizes, such as 128,160, then on --image-size, for an equal"
+         " number of epochs each", "data"),
+    Flag("num-classes", integer(2), 1000, "classes of the data", "data"),
+    Flag("label-offset", integer(0), 0, "label of the first class: 1 for the usual ImageNet TFRecords", "data"),
+    Flag("num-workers", integer(1), 8, "threads that decode images", "data"),
+    Flag("prefetch-factor", integer(1), 4, "batches decoded in advance", "data"),
+    Flag("fake-images", integer(1), 1_281_167, "training images of --fake-data; a twentieth as many to test", "data"),
+    Flag("least-area", number(0.05, 1), 0.25, "smallest fraction of an image that a random crop covers"),
     Flag("warmup-epochs", number(0), 5.0, "epochs in which the learning rate rises"),
     Flag("weight-decay", number(0), 5e-5, "on kernels and matrices"),
-    Flag("label-smoothing", number(0, 0.9), 0.1, "share of the target spread over all classes"),
+    Flag("label-smoothing", number(0, 0.9), 0.1, "fraction of the target spread over all classes"),
     Flag("mixup", number(0), 0.0, "alpha of mixup; 0: off"),
-    Flag("cutmix", number(0), 0.0, "alpha of CutMix; 0: off; with --mixup one of them is drawn for each step"),
-    Flag("ema", number(0, 0.99999), 0.0, "decay of the averaged weights that are tested and exported; 0: off"),
-    Flag("accumulate", whole(1), 1, "batches whose gradients make one step"),
+    Flag("cutmix", number(0), 0.0, "alpha of CutMix; 0: off; with --mixup, each step uses one of the two"),
+    Flag("ema", number(0, 0.99999), 0.0, "decay of the averaged weights, which are tested and exported; 0: off"),
+    Flag("accumulate", integer(1), 1, "batches per step, whose gradients are accumulated"),
 )  # fmt: skip
-_FAKE_POOL = 64  # different fake images: enough to be no constant, few enough to take no time
+_FAKE_POOL = 64  # distinct fake images: few, so that creating them is fast
 Pixels = tuple[np.ndarray, np.ndarray]
 
 
@@ -42,7 +42,10 @@ class Data:
         share: Callable[[np.ndarray], np.ndarray],
         decode: images.Decode = images.decode,
     ) -> None:
-        """``share`` picks a process's rows of a global batch; ``decode`` may be a framework's own."""
+        """``share`` returns this process's rows of a global batch; ``decode`` may be a framework's.
+
+        Raises :class:`UserError` if there is no data, or more class folders than ``--num-classes``.
+        """
         self.args, self.share = args, share
         if args.fake_data:
             self.count, self.test_count = args.fake_images, max(1, args.fake_images // 20)
@@ -59,14 +62,15 @@ class Data:
         self.test_loader = images.Loader(test, args.num_workers, args.prefetch_factor, decode)
 
     def side(self, epoch: int) -> int:
-        """The image size of ``epoch``: ``--progressive``'s, then ``--image-size``, for equal parts of the epochs."""
-        every = [*self.args.progressive, self.args.image_size]
-        return every[(epoch - 1) * len(every) // self.args.epochs]
+        """The image size of ``epoch``: of ``--progressive``, then ``--image-size``, for equal parts of the epochs."""
+        every: list[int] = [*self.args.progressive, self.args.image_size]
+        epochs: int = self.args.epochs
+        return every[(epoch - 1) * len(every) // epochs]
 
     def train(self, epoch: int, first_step: int, global_batch: int) -> Iterator[Pixels]:
-        """This process's part of each batch of ``epoch`` from ``first_step`` on.
+        """This process's part of each batch of ``epoch``, starting with ``first_step``.
 
-        Order and crops depend on seed and epoch alone: a run that resumes sees the very next batch.
+        Order and crops depend on seed and epoch only, so a resumed run continues with the next batch.
         """
         chosen = order.permutation(self.count, self.args.seed, epoch)
         steps = range(first_step, self.count // global_batch)
@@ -98,7 +102,7 @@ class Data:
             if (moved[real] < 0).any() or (moved >= classes).any():
                 raise UserError(
                     f"labels from {labels[real].min()} to {labels.max()} with --label-offset {offset} and --num-classes"
-                    f" {classes}: they must come out from 0 to {classes - 1}", USAGE)  # fmt: skip
+                    f" {classes}: the difference must be from 0 to {classes - 1}", USAGE)  # fmt: skip
             yield pixels, moved
 
     def _fake(self, plan: Iterator[np.ndarray], side: int) -> Iterator[Pixels]:
@@ -109,10 +113,10 @@ class Data:
             yield pool[numbers % _FAKE_POOL], np.where(numbers >= 0, numbers % self.args.num_classes, -1)
 
     def mask(self, epoch: int, step: int, side: int) -> np.ndarray:
-        """How much of each pixel stays in this step, ``float32[side, side]``; the rest comes from the next image.
+        """The weight of each pixel in this step, ``float32[side, side]``; the rest comes from the next image.
 
-        One number everywhere for mixup (Zhang et al. 2017), a rectangle of zeros for CutMix (Yun et al. 2019), ones
-        without either; the label keeps the mean.
+        One number for mixup (https://arxiv.org/abs/1710.09412), a rectangle of zeros for CutMix
+        (https://arxiv.org/abs/1905.04899), else ones. The weight of the label is the mean of the mask.
         """
         kinds = [name for name in ("mixup", "cutmix") if getattr(self.args, name)]
         mask = np.ones((side, side), np.float32)

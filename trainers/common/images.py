@@ -1,7 +1,7 @@
-"""Labelled images in class folders, TFRecord files or tar shards, decoded by threads in any order asked for.
+"""Labelled images in class folders, TFRecord files or tar shards, decoded by threads in any order.
 
-All three give random access (a file, a byte range of a record file, a byte range of a tar), so that the order is
-a pure function of seed, epoch and step whatever the format, and neither shards nor ranks need to match in number.
+All formats provide random access (a file, or a byte range of a TFRecord or tar file). So the order depends on seed,
+epoch and step only, whatever the format, and the number of shards need not be a multiple of the number of processes.
 """
 
 from __future__ import annotations
@@ -25,20 +25,20 @@ from trainers.common.exits import UserError
 
 _SUFFIXES = (".jpg", ".jpeg", ".png", ".bmp", ".webp")
 _SPLITS = {"train": ("train",), "test": ("test", "val", "validation")}
-_HELD_OUT = 10  # one image in ten tests, where a data set comes without a test split
+_HELD_OUT = 10  # one image in ten is for the test if a data set has no test split
 Box = tuple[float, float, float, float]  # left, upper, right, lower in pixels; left > right mirrors
 
 
 @dataclass(frozen=True)
 class Images:
-    """A data set: ``read(i)`` gives image ``i`` of ``count`` as (encoded bytes, label, a name for messages)."""
+    """A data set: ``read(i)`` returns image ``i`` of ``count`` as (encoded bytes, label, a name for messages)."""
 
     count: int
-    classes: list[str]  # names, where the data has them
+    classes: list[str]  # names, if the data has them
     read: Callable[[int], tuple[bytes, int, str]]
 
     def part(self, chosen: np.ndarray) -> Images:
-        """The images numbered ``chosen`` only."""
+        """The data set of the images with the numbers ``chosen``."""
         return Images(len(chosen), self.classes, lambda index: self.read(int(chosen[index])))
 
 
@@ -46,12 +46,11 @@ def find(datadir: str, split: str) -> Images:
     """The images of ``split`` ("train" or "test") in ``datadir``.
 
     Looks for ``<split>/<class>/*.jpg``, ``<split>*.tar`` (WebDataset: ``key.jpg`` and ``key.cls``),
-    ``<split>*.tfrecord`` and ``<split>-00000-of-00010``, in ``datadir`` or its folder ``<split>``. Class folders
-    without a split lend every tenth image (in a fixed random order) to the test. Raises :class:`UserError` if there
-    is nothing of the kind.
+    ``<split>*.tfrecord`` and ``<split>-00000-of-00010``, in ``datadir`` or its folder ``<split>``. Without splits,
+    every tenth image (in a fixed random order) is for the test. Raises :class:`UserError` if no images are found.
     """
     if not paths.is_folder(datadir):
-        raise UserError(f"{datadir}: no such folder; --datadir must hold images")
+        raise UserError(f"{datadir}: no such folder; --datadir must have images")
     entries = paths.names(datadir)
     for name in _SPLITS[split]:
         inside = paths.join(datadir, name)
@@ -73,7 +72,7 @@ def _open(folder: str, names: list[str], what: str) -> Images:
     ]
     found = _tar_shards(tars) if tars else _tfrecords(records) if records else _class_folders(folder, names)
     if not found.count:
-        raise UserError(f"{what}: holds no images: neither <class>/*.jpg, nor *.tar, nor *.tfrecord")
+        raise UserError(f"{what}: has no images: neither <class>/*.jpg, nor *.tar, nor *.tfrecord")
     return found
 
 
@@ -95,7 +94,7 @@ def _class_folders(folder: str, names: list[str]) -> Images:
 
 
 class _OpenFiles(threading.local):
-    """Each thread's own handles, so that one thread's seek does not move another's file."""
+    """Open files per thread, so that threads do not share file positions."""
 
     def __init__(self) -> None:
         self.handles: dict[str, IO[bytes]] = {}
@@ -103,7 +102,7 @@ class _OpenFiles(threading.local):
     def get(self, path: str) -> IO[bytes]:
         """An open handle of ``path``."""
         if path not in self.handles:
-            if len(self.handles) >= 32:  # times 16 threads is half of the usual limit of 1,024 open files
+            if len(self.handles) >= 32:  # with 16 threads, half of the usual limit of 1,024 open files
                 self.handles.pop(next(iter(self.handles))).close()
             self.handles[path] = paths.open_file(path)
         return self.handles[path]
@@ -140,7 +139,7 @@ def _tar_shards(files: list[str]) -> Images:
                         content = archive.extractfile(member)
                         labels[key] = int(content.read()) if content else -1
         except (tarfile.TarError, ValueError, EOFError) as error:
-            raise UserError(f"{path}: is a damaged tar file ({error}); fetch it again") from None
+            raise UserError(f"{path}: damaged tar file ({error}); download it again") from None
         for key, parts in keys.items():
             image = next((part for suffix, part in parts.items() if f".{suffix}" in _SUFFIXES), None)
             if image is None or key not in labels:
@@ -161,14 +160,15 @@ def _tar_shards(files: list[str]) -> Images:
 
 
 def uniform(count: int, columns: int, *key: int) -> np.ndarray:
-    """``float64[count, columns]`` in [0, 1) that depend on the whole numbers in ``key`` alone."""
+    """Random ``float64[count, columns]`` in [0, 1) that depend on the integers ``key`` only."""
     return (order.random_bits(count * columns, *key) >> np.uint64(11)).reshape(count, columns) * 2.0**-53
 
 
 def random_box(chance: np.ndarray, width: int, height: int, least_area: float) -> Box:
-    """A random crop as Inception's: ``least_area`` to all of the area, sides 3:4 to 4:3, mirrored half the time.
+    """A random crop as for Inception (https://arxiv.org/abs/1409.4842): ``least_area`` to 1 of the area, aspect ratio
+    from 3/4 to 4/3, mirrored half the time.
 
-    ``chance`` is five numbers in [0, 1): area, ratio, left, upper, mirror.
+    ``chance`` has five numbers in [0, 1): for area, ratio, left, upper and mirroring.
     """
     area = width * height * (least_area + chance[0] * (1 - least_area))
     ratio = math.exp((2 * chance[1] - 1) * math.log(4 / 3))
@@ -179,13 +179,13 @@ def random_box(chance: np.ndarray, width: int, height: int, least_area: float) -
 
 
 def centre_box(width: int, height: int, share: float = 0.875) -> Box:
-    """The central square of ``share`` of the shorter side: 224 of 256 pixels, as ImageNet is tested."""
+    """The central square of ``share`` of the shorter side. The default is 224 of 256 pixels, as usual for ImageNet."""
     side = min(width, height) * share
     return (width - side) / 2, (height - side) / 2, (width + side) / 2, (height + side) / 2
 
 
 def mirrored(pixels: np.ndarray) -> np.ndarray:
-    """``uint8[rows, columns, 3]`` mirrored; colour by colour, four times as fast as all at once."""
+    """``uint8[rows, columns, 3]`` mirrored, channel by channel, which is four times as fast as all at once."""
     result = np.empty_like(pixels)
     for colour in range(pixels.shape[2]):
         result[..., colour] = pixels[:, ::-1, colour]
@@ -193,10 +193,10 @@ def mirrored(pixels: np.ndarray) -> np.ndarray:
 
 
 def decode(content: bytes, where: str, side: int, choose: Callable[[int, int], Box]) -> np.ndarray:
-    """The box that ``choose(width, height)`` picks of an encoded image, as ``uint8[side, side, 3]``.
+    """The box that ``choose(width, height)`` returns of an encoded image, resized to ``uint8[side, side, 3]``.
 
-    A JPEG much larger than needed is decoded at 1/2, 1/4 or 1/8 of its size. Raises :class:`UserError` naming
-    ``where`` if the image is damaged.
+    A JPEG that is at least twice as large as needed is decoded at 1/2, 1/4 or 1/8 of its size. Raises
+    :class:`UserError` with the name ``where`` if the image is damaged.
     """
     from PIL import Image
 
@@ -210,8 +210,8 @@ def decode(content: bytes, where: str, side: int, choose: Callable[[int, int], B
                 image.draft("RGB", (math.ceil(width / shrink), math.ceil(height / shrink)))
             across, down = image.width / width, image.height / height
             box = (left * across, upper * down, min(right * across, image.width), min(lower * down, image.height))
-            whole = image if image.mode == "RGB" else image.convert("RGB")
-            pixels = np.asarray(whole.resize((side, side), Image.Resampling.BILINEAR, box))
+            colour = image if image.mode == "RGB" else image.convert("RGB")
+            pixels = np.asarray(colour.resize((side, side), Image.Resampling.BILINEAR, box))
     except (OSError, SyntaxError, ValueError, Image.DecompressionBombError) as error:
         raise UserError(f"{where}: is no readable image ({error}); replace or remove it") from None
     return mirrored(pixels) if mirror else pixels
@@ -221,9 +221,9 @@ Decode = Callable[[bytes, str, int, Callable[[int, int], Box]], np.ndarray]
 
 
 class Loader:
-    """Decodes batches with ``workers`` threads (decoders let go of the interpreter), ``ahead`` batches in advance.
+    """Decodes batches with ``workers`` threads (decoders release the GIL), ``ahead`` batches in advance.
 
-    ``decode`` is this module's, or a framework's own that does the same.
+    ``decode`` is that of this module, or an equivalent one of a framework.
     """
 
     def __init__(self, images: Images, workers: int, ahead: int = 4, decode: Decode = decode) -> None:
@@ -233,9 +233,9 @@ class Loader:
     def batches(
         self, plan: Iterable[np.ndarray], side: int, choose: Callable[[int, int, int], Box]
     ) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-        """Pixels ``uint8[n, side, side, 3]`` and labels ``int64[n]`` of each ``int64[n]`` of image numbers in ``plan``.
+        """Pixels ``uint8[n, side, side, 3]`` and labels ``int64[n]`` of the image numbers of each array in ``plan``.
 
-        ``choose(image number, width, height)`` picks the box. Number -1 is padding: black, with label -1.
+        ``choose(image number, width, height)`` returns the box. Image number -1 is padding: black, with label -1.
         """
         waiting: deque[tuple[np.ndarray, np.ndarray, list[Future[None]]]] = deque()
 
@@ -272,7 +272,7 @@ class Loader:
                     part.cancel()
 
     def all(self, side: int, share: float = 1.0) -> tuple[np.ndarray, np.ndarray]:
-        """Every image once, whole (``share`` < 1: its centre): pixels ``uint8[count, side, side, 3]`` and labels."""
+        """All images, or their centers if ``share`` < 1: pixels ``uint8[n, side, side, 3]``, labels ``int64[n]``."""
         plan = np.array_split(np.arange(self.images.count), max(1, self.images.count // 64))
 
         def choose(number: int, width: int, height: int) -> Box:

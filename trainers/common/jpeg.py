@@ -1,4 +1,7 @@
-"""What a JPEG's header says, without decoding it. Markers and the frame header as in ITU-T T.81, annex B."""
+"""Reading a JPEG's frame header without decoding the image.
+
+Markers and headers: ITU-T T.81, annex B, https://www.w3.org/Graphics/JPEG/itu-t81.pdf
+"""
 
 from __future__ import annotations
 

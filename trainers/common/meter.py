@@ -1,4 +1,4 @@
-"""Images per second as pytorch/xla counts them, and what the time went on."""
+"""Images per second as pytorch/xla counts them, and the time spent training and waiting for data."""
 
 from __future__ import annotations
 
@@ -11,9 +11,10 @@ from collections.abc import Callable, Iterator
 class Meter:
     """Rate and GlobalRate of one device, in images per second.
 
-    Both follow pytorch/xla's log analyzer: Rate mixes 0.6 of the images since the last reading with 0.4 of the
-    previous Rate (``RATE_TRACKER_SMOOTHING`` replaces the 0.4); GlobalRate is all images over all time,
-    compilation and evaluation included.
+    Both follow pytorch/xla's ``RateTracker``: Rate is 0.6 times the rate since the last reading plus 0.4 times the
+    previous Rate (``RATE_TRACKER_SMOOTHING`` replaces the 0.4); GlobalRate is all images divided by the total time,
+    including compilation and evaluation.
+    https://github.com/pytorch/xla/blob/master/torch_xla/core/xla_model.py
     """
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
@@ -25,12 +26,12 @@ class Meter:
         self.training_seconds = self.waited = 0.0
 
     def add(self, images: int) -> None:
-        """Count ``images`` trained on by this device."""
+        """Count ``images`` that this device trained on."""
         self.images += images
         self.unread += images
 
     def read(self) -> tuple[float, float]:
-        """Rate and GlobalRate now."""
+        """The current Rate and GlobalRate."""
         now = self.clock()
         current = self.unread / max(now - self.read_at, 1e-9)
         self.rate = current if self.rate is None else (1 - self.smoothing) * current + self.smoothing * self.rate
@@ -39,7 +40,7 @@ class Meter:
 
     @contextlib.contextmanager
     def training(self) -> Iterator[None]:
-        """Time spent here counts as training (evaluation, saving and set-up do not)."""
+        """Count the time spent in this context as training; evaluation, saving and set-up are not."""
         start = self.clock()
         try:
             yield
@@ -48,7 +49,7 @@ class Meter:
 
     @contextlib.contextmanager
     def waiting(self) -> Iterator[None]:
-        """Time spent here is the trainer waiting for data."""
+        """Count the time spent in this context as waiting for data."""
         start = self.clock()
         try:
             yield

@@ -1,4 +1,4 @@
-"""Which samples a step sees: a pure function of (seed, epoch, step), so resuming needs no loader state."""
+"""The samples of each step, as a function of seed, epoch and step, so that resuming needs no loader state."""
 
 from __future__ import annotations
 
@@ -8,9 +8,10 @@ from trainers.common.exits import UserError
 
 
 def random_bits(count: int, *key: int) -> np.ndarray:
-    """``count`` random uint64 that depend on the whole numbers in ``key`` alone.
+    """``count`` random uint64 that depend on the integers ``key`` only.
 
-    numpy guarantees the raw stream of its bit generators across versions (NEP 19), unlike its distributions.
+    NumPy guarantees the stream of its bit generators across versions, but not its distributions:
+    https://numpy.org/neps/nep-0019-rng-policy.html
     """
     return np.random.Philox(np.random.SeedSequence(key)).random_raw(count)
 
@@ -21,7 +22,10 @@ def permutation(count: int, seed: int, epoch: int) -> np.ndarray:
 
 
 def steps_per_epoch(count: int, global_batch: int) -> int:
-    """Full batches in ``count`` samples: the rest waits for another epoch's order (drop last)."""
+    """The number of full batches in ``count`` samples; the rest is dropped for this epoch.
+
+    Raises :class:`UserError` if there is none.
+    """
     if count < global_batch:
         raise UserError(
             f"the {count} training images do not fill one step of {global_batch}: lower --batch-size"
@@ -37,15 +41,15 @@ def share(batch: np.ndarray, rank: int, ranks: int) -> np.ndarray:
 
 
 def shifts(count: int, most: int, *key: int) -> np.ndarray:
-    """Row and column offsets ``int64[count, 2]`` in ``0..2*most``, equally likely, from ``key`` alone."""
+    """Uniform row and column offsets ``int64[count, 2]`` from 0 to ``2*most`` that depend on ``key`` only."""
     return (random_bits(2 * count, *key) % np.uint64(2 * most + 1)).astype(np.int64).reshape(count, 2)
 
 
 def padded_batches(count: int, global_batch: int) -> tuple[np.ndarray, np.ndarray]:
     """Every one of ``count`` samples once, in full batches.
 
-    Returns indices ``int64[batches, global_batch]`` and a mask ``bool`` of the same shape that is false on the
-    padding (which repeats sample 0), so that shapes stay static and every test sample counts exactly once.
+    Returns indices ``int64[batches, global_batch]`` and a mask ``bool`` of the same shape, which is false for padding
+    (index 0). So shapes are static, and every test sample counts exactly once.
     """
     batches = -(-count // global_batch)
     indices = np.zeros(batches * global_batch, np.int64)

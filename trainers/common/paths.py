@@ -1,4 +1,4 @@
-"""Files on local disks, ``/gcs/...`` mounts and ``gs://`` (or any other address fsspec knows) alike."""
+"""Files on local disks, ``/gcs/...`` mounts and ``gs://`` (or any other URL that fsspec supports)."""
 
 from __future__ import annotations
 
@@ -16,34 +16,34 @@ from trainers.common.exits import UserError
 
 
 def is_remote(path: str) -> bool:
-    """Whether ``path`` is an address such as ``gs://bucket/folder``."""
+    """Whether ``path`` is a URL such as ``gs://bucket/folder``."""
     return "://" in path
 
 
 def join(folder: str, *names: str) -> str:
-    """``folder/name``, for local paths and addresses."""
+    """``folder/name``, for local paths and URLs."""
     return "/".join([folder.rstrip("/") or "/", *names]) if is_remote(folder) else os.path.join(folder, *names)
 
 
 @contextlib.contextmanager
 def _remote(path: str) -> Iterator[Any]:
-    """The file system of address ``path``; what it raises but for FileNotFoundError becomes a :class:`UserError`."""
-    # Without this gcsfs asks the gRPC control API for the bucket's type, which takes a permission of its own.
+    """The file system of the URL ``path``. Its errors except FileNotFoundError are raised as :class:`UserError`."""
+    # Without this, gcsfs calls the gRPC control API for the bucket's type, which needs another permission.
     os.environ.setdefault("GCSFS_EXPERIMENTAL_ZB_HNS_SUPPORT", "false")
-    logging.getLogger("gcsfs").setLevel(logging.CRITICAL)  # it logs the tracebacks of errors that we report
+    logging.getLogger("gcsfs").setLevel(logging.CRITICAL)  # it logs tracebacks of errors that are reported below
     try:
-        import fsspec
+        import fsspec  # type: ignore[import-not-found, unused-ignore]
 
         yield fsspec.core.url_to_fs(path)[0]
     except (FileNotFoundError, UserError):
         raise
-    except Exception as error:  # OSError, aiohttp's, google.auth's, gcsfs's own: refused, no credentials, no network
+    except Exception as error:  # OSError and exceptions of aiohttp, google.auth and gcsfs
         reason = " ".join(str(error).split()) or type(error).__name__
         raise UserError(f"{path}: cannot be reached: {reason[:300]}") from None
 
 
 def open_file(path: str, mode: str = "rb") -> IO[Any]:
-    """Open ``path``; raises :class:`UserError` if a remote side refuses, ``OSError`` as ``open`` does."""
+    """Open ``path``; raises :class:`UserError` if a URL cannot be reached, ``OSError`` like the built-in ``open``."""
     if is_remote(path):
         with _remote(path) as filesystem:
             return filesystem.open(path, mode)  # type: ignore[no-any-return]
@@ -51,7 +51,7 @@ def open_file(path: str, mode: str = "rb") -> IO[Any]:
 
 
 def names(folder: str) -> list[str]:
-    """Names in ``folder``, sorted; empty if there is no such folder."""
+    """The names in ``folder``, sorted; empty if the folder does not exist."""
     try:
         if not is_remote(folder):
             return sorted(os.listdir(folder))
@@ -73,7 +73,7 @@ def is_folder(path: str) -> bool:
 
 
 def make_folder(path: str) -> None:
-    """Create ``path`` and its parents (object stores have no folders: nothing to do there)."""
+    """Create ``path`` and its parents; object stores have no folders. Raises :class:`UserError` if that fails."""
     if not is_remote(path):
         try:
             os.makedirs(path, exist_ok=True)
@@ -82,7 +82,7 @@ def make_folder(path: str) -> None:
 
 
 def remove(path: str) -> None:
-    """Remove a file; one that is already gone is fine."""
+    """Remove a file if it exists."""
     with contextlib.suppress(FileNotFoundError):
         if not is_remote(path):
             return os.remove(path)
@@ -92,14 +92,14 @@ def remove(path: str) -> None:
 
 @contextlib.contextmanager
 def atomic_file(path: str) -> Iterator[IO[bytes]]:
-    """A binary file that appears under ``path`` only once it is complete and on disk.
+    """A binary file that appears as ``path`` when it is complete and on disk, and not at all after an exception.
 
-    Locally: a temporary name in the same folder, fsync, rename. Object stores publish an object when it is
-    closed, which is the same promise.
+    Locally: a temporary name in the same folder, fsync, rename. In object stores an object appears when it is
+    closed.
     """
     if is_remote(path):
         with tempfile.TemporaryFile() as local:
-            yield local  # type: ignore[misc]
+            yield local
             local.seek(0)
             with _remote(path) as filesystem, filesystem.open(path, "wb") as file:
                 shutil.copyfileobj(local, file, 16 << 20)
@@ -118,7 +118,7 @@ def atomic_file(path: str) -> Iterator[IO[bytes]]:
 
 @contextlib.contextmanager
 def local_folder(path: str) -> Iterator[str]:
-    """A local folder whose files end up in ``path``: ``path`` itself, or a temporary one that is uploaded."""
+    """A local folder for the files of ``path``: ``path`` itself, or a temporary folder that is uploaded at the end."""
     if not is_remote(path):
         make_folder(path)
         yield path
@@ -130,8 +130,11 @@ def local_folder(path: str) -> Iterator[str]:
 
 
 class Mirror:
-    """A local folder to append files in, where those of ``folder`` end up: ``folder`` itself, or a temporary one that
-    is copied to the address ``folder`` every minute and at the end (objects cannot be appended to)."""
+    """A local folder for files that grow: ``folder`` itself, or for a URL a temporary folder.
+
+    The temporary folder is copied to the URL every ``EVERY`` seconds and at the end, because objects cannot be
+    appended to.
+    """
 
     EVERY = 60.0  # seconds
 
@@ -144,13 +147,13 @@ class Mirror:
             make_folder(folder)
 
     def fetch(self, name: str) -> None:
-        """Start file ``name`` with what ``folder`` has of it."""
+        """Copy file ``name`` of ``folder`` to the local folder, if it exists."""
         if self.local != self.folder and name in names(self.folder):
             with open_file(join(self.folder, name)) as far, open(os.path.join(self.local, name), "wb") as near:
                 shutil.copyfileobj(far, near)
 
     def keep_up(self) -> None:
-        """Copy if it is time to; a failure is told, and made up for by the next copy."""
+        """Copy the files if the last copy is old enough; errors are printed, and the next copy is complete again."""
         if self.local != self.folder and time.monotonic() - self._sent > self.EVERY:
             self._sent = time.monotonic()
             try:
@@ -164,7 +167,7 @@ class Mirror:
                 shutil.copyfileobj(near, far)
 
     def close(self) -> None:
-        """Copy for the last time."""
+        """Copy the files a last time and remove the temporary folder."""
         if self.local != self.folder:
             try:
                 self._send()

@@ -6,9 +6,9 @@ import os
 
 
 def follows() -> bool:
-    """Whether this host of a rehearsed slice leaves logs and files to the first one.
+    """Whether this host of a rehearsed slice leaves logs and files to the first host.
 
-    XLA's CPU backend has no collectives between hosts: each host trains apart from the others, the same way, and
-    does not know of them. ``NODE_RANK`` is the launcher's.
+    XLA's CPU backend has no collectives between hosts, so each host runs the same training independently. The
+    launcher sets ``NODE_RANK``.
     """
     return os.environ.get("LAUNCHER_REHEARSE") == "1" and (os.environ.get("NODE_RANK") or "0") != "0"

@@ -1,4 +1,4 @@
-"""report.json and report.png: loss and test accuracy of a run at a glance."""
+"""report.json and report.png: loss and test accuracy of a run."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Learning rate as a pure function of the step: no scheduler state to save."""
+"""The learning rate as a function of the step, so that there is no scheduler state to save."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ import math
 
 
 def warmup_cosine(step: int, total: int, peak: float, warmup: float = 0.2) -> float:
-    """Rise linearly to ``peak`` over the first ``warmup`` share of ``total`` steps, then fall to 0 on a cosine.
+    """Rise linearly to ``peak`` over the fraction ``warmup`` of ``total`` steps, then fall to 0 along a cosine.
 
-    Step 0 already learns and the last step still does: the curve is read at the middle of each step.
+    The curve is evaluated at the middle of each step, so that the rates of the first and last step are not zero.
     """
     position = (min(step, total - 1) + 0.5) / total
     if position < warmup:

@@ -9,17 +9,17 @@ from trainers.common import exits
 
 
 class StopRequest:
-    """Becomes true when the process is told to end; the handlers only take a note, so no step is cut short."""
+    """True once the process has received SIGTERM or SIGINT. The handlers only record it, so that steps complete."""
 
     def __init__(self) -> None:
-        self.code = 0  # the exit code owed to the signal, 0 as long as there was none
+        self.code = 0  # the exit code for the signal, 0 until one is received
 
     def install(self) -> None:
-        """Catch SIGTERM (preemption, ``docker stop``) and the first SIGINT (Ctrl-C; a second one interrupts)."""
-        signal.signal(signal.SIGTERM, self._note)
-        signal.signal(signal.SIGINT, self._note)
+        """Catch SIGTERM (preemption, ``docker stop``) and the first SIGINT (Ctrl-C); a second SIGINT interrupts."""
+        signal.signal(signal.SIGTERM, self._record)
+        signal.signal(signal.SIGINT, self._record)
 
-    def _note(self, number: int, frame: FrameType | None) -> None:
+    def _record(self, number: int, frame: FrameType | None) -> None:
         self.code = self.code or (exits.PREEMPTED if number == signal.SIGTERM else exits.INTERRUPTED)
         if number == signal.SIGINT:
             signal.signal(signal.SIGINT, signal.default_int_handler)

@@ -1,8 +1,9 @@
 """TFRecord files and the tf.train.Example messages in them, without TensorFlow.
 
-A record is its length (8 bytes, little endian), a masked CRC32C of those, the data, a masked CRC32C of the data
-(tensorflow/core/lib/io/record_writer.h). An Example is a map of features in protocol buffer wire format
-(tensorflow/core/example/feature.proto).
+A record is its length (8 bytes, little endian), a masked CRC32C of those, the data, and a masked CRC32C of the data:
+https://www.tensorflow.org/tutorials/load_data/tfrecord#tfrecords_format_details. An Example is a map of features in
+protocol buffer wire format:
+https://github.com/tensorflow/tensorflow/blob/master/tensorflow/core/example/feature.proto
 """
 
 from __future__ import annotations
@@ -31,11 +32,11 @@ _TABLE = _table()
 
 
 def masked_crc(data: bytes) -> int:
-    """CRC32C of ``data``, masked as TFRecord wants it. Uses google-crc32c where it is installed (gcsfs brings it)."""
+    """The CRC32C of ``data``, masked as in TFRecord files. Uses google-crc32c if it is installed, as gcsfs requires."""
     try:
         from google_crc32c import value as checksum
 
-        crc = checksum(data)
+        crc: int = checksum(data)
     except ImportError:
         crc = 0xFFFFFFFF
         for byte in data:
@@ -45,9 +46,9 @@ def masked_crc(data: bytes) -> int:
 
 
 def spans(file: IO[bytes], path: str) -> np.ndarray:
-    """Where the data of each record in ``file`` is: ``int64[records, 2]`` of offset and length.
+    """Offset and length in bytes of the data of each record in ``file``: ``int64[records, 2]``.
 
-    Reads the headers alone; raises :class:`UserError` naming ``path`` and the record where the file is broken.
+    Reads the headers only. Raises :class:`UserError` with ``path`` and the number of the record if one is damaged.
     """
     found: list[tuple[int, int]] = []
     end = file.seek(0, 2)
@@ -57,27 +58,27 @@ def spans(file: IO[bytes], path: str) -> np.ndarray:
         header = file.read(HEADER)
         if len(header) < HEADER or masked_crc(header[:8]) != struct.unpack("<I", header[8:])[0]:
             raise UserError(
-                f"{path}: record {len(found)} has a damaged header; it is no TFRecord file, or must be fetched again"
+                f"{path}: record {len(found)} has a damaged header; download the file again if it is a TFRecord file"
             )
         length = struct.unpack("<Q", header[:8])[0]
         if at + HEADER + length + FOOTER > end:
-            raise UserError(f"{path}: ends within record {len(found)}; fetch it again")
+            raise UserError(f"{path}: ends within record {len(found)}; download it again")
         found.append((at + HEADER, length))
         at += HEADER + length + FOOTER
     return np.array(found, np.int64).reshape(-1, 2)
 
 
 def read(file: IO[bytes], offset: int, length: int, where: str) -> bytes:
-    """The data of one record; raises :class:`UserError` naming ``where`` if its checksum is wrong."""
+    """The data of one record; raises :class:`UserError` with the name ``where`` if its checksum is wrong."""
     file.seek(offset)
     content = file.read(length + FOOTER)
     if len(content) < length + FOOTER or masked_crc(content[:-FOOTER]) != struct.unpack("<I", content[-FOOTER:])[0]:
-        raise UserError(f"{where}: its checksum is wrong; fetch the file again")
+        raise UserError(f"{where}: its checksum is wrong; download the file again")
     return content[:-FOOTER]
 
 
 def _fields(data: bytes) -> Iterator[tuple[int, bytes | int]]:
-    """Numbers and values of the fields of a protocol buffer message."""
+    """The numbers and values of the fields of a protocol buffer message."""
     at = 0
 
     def varint() -> int:
@@ -121,7 +122,7 @@ def image_and_label(data: bytes, where: str) -> tuple[bytes, int]:
         image = features.get("image/encoded", features.get("image"))
         label = features.get("image/class/label", features.get("label"))
     except (ValueError, IndexError, KeyError, StopIteration, UnicodeDecodeError):
-        raise UserError(f"{where}: is no tf.train.Example") from None
+        raise UserError(f"{where}: not a tf.train.Example") from None
     if not isinstance(image, bytes) or not isinstance(label, int):
         raise UserError(
             f"{where}: no image/encoded and image/class/label among {', '.join(sorted(features)) or 'nothing'}"
@@ -131,5 +132,5 @@ def image_and_label(data: bytes, where: str) -> tuple[bytes, int]:
 
 def _message(value: bytes | int) -> bytes:
     if not isinstance(value, bytes):
-        raise ValueError("a number where a message belongs")
+        raise ValueError("a number instead of a message")
     return value

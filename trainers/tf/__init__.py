@@ -1,9 +1,10 @@
-"""TensorFlow trainers: one file each, on CPU, GPU and TPU through ``_strategy``."""
+"""TensorFlow trainers: one file each. They run on CPU, GPU and TPU; ``_strategy`` chooses the strategy."""
 
 import os
 
-# Read when tensorflow is imported, which is after this package: no chatter about oneDNN and CPU features.
+# TensorFlow reads these when it is imported, which happens after this package. 2: no messages about oneDNN and CPU
+# features.
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
-# MB that a read from Cloud Storage fetches, whatever was asked for: TensorFlow's 64 suit files read from end to end,
-# not records in random order.
+# MB that each read from Cloud Storage fetches. TensorFlow's default of 64 suits sequential reads of large files, not
+# records in random order.
 os.environ.setdefault("GCS_READ_CACHE_BLOCK_SIZE_MB", "1")

@@ -1,4 +1,4 @@
-"""TensorFlow's side of the checkpoints: numpy arrays in an .npz archive, read without pickle."""
+"""Checkpoints of the TensorFlow trainers: NumPy arrays in an .npz archive, read without pickle."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ def _read(file: IO[bytes]) -> State:
 
 
 def folder(path: str, keep: int) -> Checkpoints:
-    """The checkpoint folder ``path``, keeping the newest ``keep``."""
+    """The checkpoint folder ``path``, of which the newest ``keep`` checkpoints are kept."""
     return Checkpoints(path, keep, _write, _read)
 
 
 def values(variables: Sequence[Any]) -> State:
-    """``variables`` by number and name, as arrays."""
+    """``variables`` as arrays, by number and name."""
     return dict(zip(_names(variables), map(np.asarray, variables), strict=True))
 
 
@@ -35,9 +35,9 @@ def _names(variables: Sequence[Any]) -> list[str]:
 
 
 def assign(variables: Sequence[Any], state: State) -> None:
-    """Give ``variables`` the values that :func:`values` took of them.
+    """Assign to ``variables`` the ``state`` that :func:`values` returned.
 
-    Raises :class:`UserError` if ``state`` is another network's.
+    Raises :class:`UserError` if ``state`` belongs to another network.
     """
     named = _names(variables)
     shapes = {name: value.shape for name, value in state.items()}

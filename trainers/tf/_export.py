@@ -1,4 +1,4 @@
-"""Trained Keras models as files to serve: Keras' own format and SavedModel, preprocessing inside."""
+"""Exporting trained Keras models for serving, in Keras' format and as SavedModel, including the preprocessing."""
 
 from __future__ import annotations
 
@@ -21,9 +21,10 @@ Decode = Callable[[tf.Tensor], tf.Tensor]
 
 
 def hand_over(run: Run, cluster: Cluster, build: Callable[[], keras.Model], decode: Decode | None = None) -> None:
-    """Write the model of ``build()`` into ``--export-dir``, if there is one and the run came to its end.
+    """Write the model of ``build()`` into ``--export-dir`` if it is set and the run was not interrupted.
 
-    As the Vertex AI guide on several workers has it: all of them save, the others into a temporary folder.
+    All workers have to save; all but the chief save into a temporary folder:
+    https://www.tensorflow.org/tutorials/distribute/multi_worker_with_keras#model_saving_and_loading
     """
     folder = run.args.export_dir
     if not folder or run.ended not in ("", "reached"):
@@ -36,10 +37,10 @@ def hand_over(run: Run, cluster: Cluster, build: Callable[[], keras.Model], deco
 def write(model: keras.Model, folder: str, decode: Decode | None = None) -> list[str]:
     """Write model.keras and saved_model/ into ``folder``, each when it is complete; returns their names.
 
-    ``model`` must have been built outside any strategy, in float32. With ``decode``, which makes the pixels that the
-    model takes of the bytes of one image file, the SavedModel also has the signature ``serve_files``: ``image_bytes``
-    (by this ending TensorFlow Serving and Vertex AI know that JSON has them in base64) to probabilities. Raises
-    :class:`UserError` if there is no room.
+    ``model`` must be built outside any strategy, in float32. ``decode`` converts a decoded image of any size to the
+    model's input. With it, the SavedModel also has the signature ``serve_files``, from ``image_bytes`` to
+    probabilities; TensorFlow Serving and Vertex AI decode JSON inputs from base64 if their name ends in ``_bytes``.
+    Raises :class:`UserError` if the disk is full.
     """
     names = ["model.keras", "saved_model"]
     try:
@@ -47,7 +48,7 @@ def write(model: keras.Model, folder: str, decode: Decode | None = None) -> list
             model.save(os.path.join(fresh, names[0]))
             _archive(model, decode).write_out(os.path.join(fresh, names[1]), verbose=False)
             for name in names:
-                shutil.rmtree(os.path.join(local, name), ignore_errors=True)  # a folder cannot be replaced as a file is
+                shutil.rmtree(os.path.join(local, name), ignore_errors=True)  # os.replace needs an empty target
                 os.replace(os.path.join(fresh, name), os.path.join(local, name))
     except (OSError, tf.errors.OpError) as error:
         reason = getattr(error, "strerror", None) or str(error).splitlines()[0].rpartition("}} ")[2]
@@ -61,7 +62,7 @@ def write(model: keras.Model, folder: str, decode: Decode | None = None) -> list
 def _archive(model: keras.Model, decode: Decode | None) -> keras.export.ExportArchive:
     archive = keras.export.ExportArchive()
     archive.track(model)
-    # Spelt out, since Keras would ask for float32 whatever the model's input is.
+    # Explicit, because Keras would declare float32 for every input.
     (image,) = model.inputs
     images = tf.TensorSpec(image.shape, image.dtype, "images")
     archive.add_endpoint("serve", lambda images: model(images, training=False), [images])

@@ -1,19 +1,20 @@
-"""TensorFlow without the chatter of its import."""
+"""Importing TensorFlow without its log messages."""
 
 from __future__ import annotations
 
 import os
 import sys
 
-_CHATTER = (b"WARNING: All log messages before absl::InitializeLog()", b"port.cc")
+_NOISE = (b"WARNING: All log messages before absl::InitializeLog()", b"port.cc")
 
 
 def import_tensorflow() -> None:
-    """Import TensorFlow, dropping the lines about oneDNN that no setting but switching oneDNN off silences.
+    """Import TensorFlow without the messages about oneDNN, which only disabling oneDNN would suppress.
 
-    oneDNN stays on: without it bfloat16 trains 30 times slower on the CPU. Anything else the import writes to
-    stderr is passed on, and nothing is touched if ``TF_CPP_MIN_LOG_LEVEL`` was set to 0 or 1. Goes when
-    TensorFlow logs that line (tsl/util/port.cc) after initialising its log.
+    oneDNN is needed: without it, bfloat16 training is 30 times slower on the CPU. All other output of the import is
+    passed on, and nothing is filtered if ``TF_CPP_MIN_LOG_LEVEL`` is 0 or 1. Remove this when TensorFlow logs the
+    message after it has initialized its log:
+    https://github.com/openxla/xla/blob/main/xla/tsl/util/port.cc
     """
     if os.environ.get("TF_CPP_MIN_LOG_LEVEL") in ("0", "1"):
         return
@@ -29,5 +30,5 @@ def import_tensorflow() -> None:
         with os.fdopen(held, "rb") as file:
             file.seek(0)
             for line in file:
-                if not any(known in line for known in _CHATTER):
+                if not any(known in line for known in _NOISE):
                     os.write(2, line)

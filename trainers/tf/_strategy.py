@@ -1,10 +1,10 @@
-"""The seam between the TensorFlow trainers and what they run on: one device, several, several machines, TPUs.
+"""The ``tf.distribute`` strategy of the TensorFlow trainers: one device, several, several machines, or TPUs.
 
-The strategy comes from the environment: ``TF_CONFIG`` with several workers, a TPU's address in ``TPU_NAME`` (not
-when ``LAUNCHER_REHEARSE=1``: a rehearsal has no TPU behind that address), the GPUs present, else the CPU. Every
-worker passes the whole global batch; a replica takes its rows by its number, so the same code serves them all.
+The environment selects the strategy: ``TF_CONFIG`` with several workers, a TPU's address in ``TPU_NAME`` (ignored if
+``LAUNCHER_REHEARSE=1``, because a rehearsal has no TPU), the GPUs present, else the CPU. Every worker passes the
+global batch, of which each replica takes the rows of its number, so the same code serves all strategies.
 
-A worker that ends early takes the others with it at their next collective: :func:`together` makes that one line.
+When a worker exits early, the next collective of the others fails; :func:`report_lost_worker` reports that in one line.
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ from trainers.common import cpu, order, rehearsal
 from trainers.common.checkpoints import State
 from trainers.common.exits import USAGE, UserError
 
-# What TensorFlow raises in a collective when another worker has ended, been killed or lost its network.
+# Raised by a collective when another worker has exited, was killed or lost its network.
 _LOST = (tf.errors.UnavailableError, tf.errors.AbortedError, tf.errors.CancelledError, tf.errors.DeadlineExceededError)
 
 
 class Cluster:
-    """A strategy and its place in the cluster; implements :class:`trainers.common.run.World`."""
+    """A strategy and this process's rank; implements :class:`trainers.common.run.DistributedContext`."""
 
     def __init__(self, args: argparse.Namespace) -> None:
         _use_gfile()
@@ -45,7 +45,7 @@ class Cluster:
         if self.jit and args.deterministic:
             raise UserError("--deterministic: XLA has no deterministic max pooling; leave out --jit-compile", USAGE)
         if args.deterministic or (on_cpu and not self.jit):
-            # On the CPU this costs nothing measurable and makes sums over threads, and so resuming, bit-exact.
+            # On the CPU the cost is not measurable, and sums over threads, and so resumed runs, are bit-exact.
             tf.config.experimental.enable_op_determinism()
         keras.utils.set_random_seed(args.seed)
         if kind == "multiworker":
@@ -68,15 +68,15 @@ class Cluster:
         if args.precision == "bf16" or (args.precision == "auto" and (kind == "tpu" or _has_bf16(on_cpu))):
             keras.mixed_precision.set_global_policy("mixed_bfloat16")
         if self.jit and self.replicas > 1:
-            raise UserError(f"--jit-compile: is for one device, this run has {self.replicas}", USAGE)
+            raise UserError(f"--jit-compile: needs a single device, this run has {self.replicas}", USAGE)
         self._functions: list[Any] = []
         self._slots: Callable[..., Any] | None = None
         self._first_calls = 0.0
 
-    # --- the trainers' side ------------------------------------------------------------------------------
+    # --- used by the trainers ----------------------------------------------------------------------------
 
     def function(self, body: Callable[..., Any], *signature: tf.TensorSpec) -> Callable[..., Any]:
-        """``tf.function`` with a fixed signature, whose tracing is counted and timed."""
+        """``body`` as a ``tf.function`` with a fixed signature, whose traces are counted and timed."""
         traced = tf.function(body, input_signature=signature)
         self._functions.append(traced)
         called = False
@@ -92,39 +92,39 @@ class Cluster:
         return call
 
     def run(self, body: Callable[..., Any], *inputs: Any) -> Any:
-        """``body(*inputs)`` on every replica; per-replica values, for :meth:`sum` for example."""
+        """Run ``body(*inputs)`` on every replica; returns per-replica values."""
         return self.strategy.run(tf.function(body, jit_compile=True) if self.jit else body, inputs)
 
     def on_each_replica(self, array: np.ndarray) -> Any:
         """A copy of ``array`` on every replica's device, to be passed to :meth:`run`.
 
-        Not a variable: those are broadcast from the first worker, and collectives have no uint8.
+        Not a variable: variables are broadcast from the first worker, and collectives do not support uint8.
         """
         return self.strategy.experimental_distribute_values_from_function(lambda context: tf.constant(array))
 
     def my_rows(self, batch: tf.Tensor) -> tf.Tensor:
-        """A replica's rows of the global ``batch``; to be called in replica context."""
+        """This replica's rows of the global ``batch``. Call it in replica context."""
         size = batch.shape[0] // self.replicas
         replica = tf.distribute.get_replica_context().replica_id_in_sync_group
         return tf.slice(batch, [replica * size] + [0] * (len(batch.shape) - 1), [size, *batch.shape[1:]])
 
     def share(self, batch: np.ndarray) -> np.ndarray:
-        """The rows of a global ``batch`` that this process has to provide where it must not provide them all."""
+        """This process's rows of the global ``batch``."""
         return order.share(batch, self.rank if self.processes > 1 else 0, self.processes)
 
     def my_part(self, rows: tf.Tensor) -> tf.Tensor:
-        """A replica's rows of this process's ``rows``; to be called in replica context."""
+        """This replica's rows of this process's ``rows``. Call it in replica context."""
         here = self.replicas // self.processes
         size = rows.shape[0] // here
         place = tf.distribute.get_replica_context().replica_id_in_sync_group % here
         return tf.slice(rows, [place * size] + [0] * (len(rows.shape) - 1), [size, *rows.shape[1:]])
 
     def sum(self, values: Any) -> tf.Tensor:
-        """Per-replica ``values`` added up over all replicas."""
+        """Per-replica ``values`` summed over all replicas."""
         return self.strategy.reduce(tf.distribute.ReduceOp.SUM, values, axis=None)
 
     def blend(self, averages: Sequence[Any], variables: Sequence[Any], decay: float) -> None:
-        """Move each of ``averages`` towards its partner: ``decay`` of it stays. Outside of :meth:`run`."""
+        """Move each of ``averages`` towards its variable by ``1 - decay`` of the difference. Not inside :meth:`run`."""
         for average, variable in zip(averages, variables, strict=True):
             self.strategy.extended.update(
                 average.value, lambda slow, fast: slow.assign_add((fast - slow) * (1 - decay)), args=(variable.value,)
@@ -133,7 +133,7 @@ class Cluster:
     def check_alike(self, what: str, *counts: int) -> None:
         """Raise :class:`UserError` on every worker unless all have the same ``counts``.
 
-        Workers with different data would take different numbers of steps and wait for each other for ever.
+        Workers with different data would take different numbers of steps and wait for each other forever.
         """
         for count in counts:
             found = self._of_all(count)
@@ -145,37 +145,37 @@ class Cluster:
                 )
 
     def close(self) -> None:
-        """Wait for the other workers: one that is gone while the chief still writes would be taken for crashed."""
+        """Wait for the other workers: the chief would report one that exits while it still writes as lost."""
         self._of_all(0)
         self._settle()
 
     def _settle(self) -> None:
-        """Wait until every worker knows what was just agreed on: one that ends at once takes its part of it away."""
+        """Wait until every worker has the result of the last collective, which fails if one of them exits too early."""
         with contextlib.suppress(*_LOST):
             self._of_all(0)
 
     def _of_all(self, value: int) -> list[int]:
-        """``value`` of each process, by rank."""
+        """The ``value`` of each process, by rank."""
         if self.processes == 1:
             return [value]
         if self._slots is None:
             self._slots = tf.function(lambda slots: self.sum(self.strategy.run(tf.identity, (slots,))))
         mine = np.zeros(self.processes, np.int64)
         mine[self.rank] = value
-        # Every local replica adds the same.
+        # Every local replica adds the same value.
         return (self._slots(tf.constant(mine)).numpy() // (self.replicas // self.processes)).tolist()  # type: ignore[no-any-return]
 
-    # --- trainers.common.run.World -----------------------------------------------------------------------
+    # --- trainers.common.run.DistributedContext ----------------------------------------------------------
 
     def agree(self, code: int) -> int:
-        """The largest ``code`` of any process."""
+        """The largest ``code`` passed by any process."""
         agreed = max(self._of_all(code))
         if agreed:
             self._settle()
         return agreed
 
     def agreed_state(self, read: Callable[[], State | None]) -> State | None:
-        """What every process reads; raises :class:`UserError` on all of them if they do not see the same step."""
+        """The result of ``read()``; raises :class:`UserError` on every process if they do not read the same step."""
         state = read()
         step = json.loads(str(state["run"]))["global_step"] if state else -1
         found = self._of_all(step)
@@ -188,21 +188,21 @@ class Cluster:
         return state
 
     def compilations(self) -> tuple[int, float]:
-        """How many functions were traced, and the seconds their first calls took."""
+        """The number of traced functions, and the seconds that their first calls took."""
         return sum(function.experimental_get_tracing_count() for function in self._functions), self._first_calls
 
     def versions(self) -> dict[str, str]:
-        """Releases of TensorFlow and Keras."""
+        """Versions of TensorFlow and Keras."""
         return {"tensorflow": tf.__version__, "keras": keras.__version__}
 
     def profile(self, folder: str) -> Callable[[], None]:
-        """Trace with TensorFlow's profiler into ``folder`` (TensorBoard's profile plugin)."""
+        """Trace with TensorFlow's profiler into ``folder``, for TensorBoard's profile plugin."""
         tf.profiler.experimental.start(folder)
         return tf.profiler.experimental.stop  # type: ignore[no-any-return]
 
 
-def together(main: Callable[[argparse.Namespace], int]) -> Callable[[argparse.Namespace], int]:
-    """``main``, with the end of another worker as one clear line instead of a traceback from within a collective."""
+def report_lost_worker(main: Callable[[argparse.Namespace], int]) -> Callable[[argparse.Namespace], int]:
+    """``main``, with a :class:`UserError` instead of a traceback if a collective fails because a worker was lost."""
 
     def guarded(args: argparse.Namespace) -> int:
         try:
@@ -213,14 +213,14 @@ def together(main: Callable[[argparse.Namespace], int]) -> Callable[[argparse.Na
                 raise
             reason = error.message.splitlines()[0].rpartition("}} ")[2]
             raise UserError(
-                f"worker {rank} lost another worker, whose log says why ({reason}); start all of them again to go on"
+                f"worker {rank} lost another worker, whose log says why ({reason}); start all of them again to resume"
             ) from None
 
     return guarded
 
 
 def _use_gfile() -> None:
-    """Open ``gs://`` with TensorFlow's own client; without fsspec there are local files only."""
+    """Open ``gs://`` with TensorFlow's client; without fsspec only local files are supported."""
     with contextlib.suppress(ImportError):
         from trainers.tf import _gfile
 
@@ -228,7 +228,7 @@ def _use_gfile() -> None:
 
 
 def _place_in_cluster() -> tuple[int, int]:
-    """Number of workers in ``TF_CONFIG`` (chief included) and this process's rank among them; (1, 0) without it."""
+    """The number of workers in ``TF_CONFIG``, including the chief, and this process's rank; (1, 0) without it."""
     text = os.environ.get("TF_CONFIG")
     if not text:
         return 1, 0
@@ -238,26 +238,26 @@ def _place_in_cluster() -> tuple[int, int]:
         counts = {role: len(cluster.get(role) or ()) for role in ("chief", "master", "worker")}
         role, index = task.get("type") or "worker", int(task.get("index") or 0)
     except (ValueError, AttributeError, TypeError) as error:
-        raise UserError(f"TF_CONFIG is not what TensorFlow expects: {error}", USAGE) from None
+        raise UserError(f"TF_CONFIG is invalid: {error}", USAGE) from None
     leaders = counts["chief"] + counts["master"]
     return max(1, leaders + counts["worker"]), index + (leaders if role == "worker" else 0)
 
 
-def _kind(asked: str, workers: int) -> str:
-    if asked != "auto":
-        if asked == "multiworker" and workers < 2:
+def _kind(requested: str, workers: int) -> str:
+    if requested != "auto":
+        if requested == "multiworker" and workers < 2:
             raise UserError("--strategy multiworker: needs a TF_CONFIG with at least 2 workers", USAGE)
-        return asked
+        return requested
     if workers > 1:
         return "multiworker"
-    rehearsal = os.environ.get("LAUNCHER_REHEARSE") == "1"
-    if not rehearsal and (os.environ.get("TPU_NAME") or os.environ.get("PJRT_DEVICE") == "TPU"):
+    rehearsed = os.environ.get("LAUNCHER_REHEARSE") == "1"
+    if not rehearsed and (os.environ.get("TPU_NAME") or os.environ.get("PJRT_DEVICE") == "TPU"):
         return "tpu"
     return "mirrored"
 
 
 def _has_bf16(on_cpu: bool) -> bool:
-    """Whether all devices multiply bfloat16; NVIDIA's do from compute capability 8.0 (Ampere) on."""
+    """Whether all devices multiply bfloat16 in hardware; NVIDIA GPUs do from compute capability 8.0 (Ampere) on."""
     if on_cpu:
         return cpu.has_bf16()
     details = map(tf.config.experimental.get_device_details, tf.config.list_physical_devices("GPU"))
@@ -278,28 +278,28 @@ def _tpu_strategy() -> tf.distribute.Strategy:
 
 
 def _reach(address: str, seconds: float = 30) -> None:
-    """Raise ``OSError`` if nobody answers at ``grpc://host:port``: TensorFlow would wait there for ever."""
+    """Raise ``OSError`` if no server listens at ``grpc://host:port``; TensorFlow would wait for it forever."""
     for place in address.split(","):
         host, _, port = place.removeprefix("grpc://").rpartition(":")
         if place.startswith("grpc://") and host:
             socket.create_connection((host, int(port)), seconds).close()
 
 
-def _devices(asked: int, on_cpu: bool) -> list[str]:
+def _devices(requested: int, on_cpu: bool) -> list[str]:
     if on_cpu:
-        count = max(asked, 1)
+        count = max(requested, 1)
         if count > 1:
             parts = [tf.config.LogicalDeviceConfiguration() for _ in range(count)]
             tf.config.set_logical_device_configuration(tf.config.list_physical_devices("CPU")[0], parts)
         return [f"/cpu:{number}" for number in range(count)]
     present = len(tf.config.list_physical_devices("GPU"))
-    if asked > present:
-        raise UserError(f"--num-cores {asked}: there are {present} GPUs", USAGE)
-    return [f"/gpu:{number}" for number in range(asked or present)]
+    if requested > present:
+        raise UserError(f"--num-cores {requested}: there are {present} GPUs", USAGE)
+    return [f"/gpu:{number}" for number in range(requested or present)]
 
 
 def sha256(weights: list[np.ndarray]) -> str:
-    """A hash of every bit of ``weights``."""
+    """The SHA-256, in hexadecimal, of the bytes of ``weights``."""
     digest = hashlib.sha256()
     for array in weights:
         digest.update(np.ascontiguousarray(array).tobytes())

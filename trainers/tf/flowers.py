@@ -15,9 +15,9 @@ from trainers.tf import _quiet
 from trainers.tf._flags import FLAGS
 
 MODEL = Flag("model", one_of("small", "resnet50", "mobilenetv2", "efficientnetb0"), "small", "small: four stages, 2.4"
-             " million weights; the others: Keras' applications, which --weights fits (without their top)")  # fmt: skip
+             " million weights; the others are of keras.applications and accept --weights without a top")  # fmt: skip
 
-if __name__ == "__main__":  # before tensorflow is imported, so that --help and mistakes answer at once
+if __name__ == "__main__":  # before tensorflow is imported, so that --help and usage errors are immediate
     ARGS = flags.parse("flowers", "Flowers in TensorFlow.", (*FLAGS, *flowers_data.FLAGS, MODEL),
                        epochs=30, lr=0.05, batch_size=32, test_batch_size=100)  # fmt: skip
     _quiet.import_tensorflow()
@@ -46,7 +46,7 @@ def unit(features: Any, width: int, stride: int = 1) -> Any:
 
 
 def small(features: Any) -> Any:
-    """A body for a few thousand images: each stage halves the picture, doubles the width and adds a residual."""
+    """A network body for a few thousand images: each stage halves the size, doubles the width and adds a residual."""
     features = unit(features, 32, 2)
     for width in (64, 128, 256):
         features = unit(features, width, 2)
@@ -55,7 +55,7 @@ def small(features: Any) -> Any:
 
 
 def network(args: argparse.Namespace, classes: int, weights: str) -> keras.Model:
-    """Logits ``float[n, classes]`` of images ``[n, side, side, 3]`` from 0 to 255: the preprocessing is inside."""
+    """Logits ``float[n, classes]`` of images ``[n, side, side, 3]`` from 0 to 255, including the preprocessing."""
     side = args.image_size
     images = keras.Input((side, side, 3), name="images")
     if args.model == "small":
@@ -82,11 +82,11 @@ def network(args: argparse.Namespace, classes: int, weights: str) -> keras.Model
     return keras.Model(images, layers.Dense(classes, dtype="float32", name="head")(features), name="flowers")
 
 
-def cut_out(images: tf.Tensor, numbers: tf.Tensor, boxes: tf.Tensor, side: int) -> tf.Tensor:
+def gather_crops(images: tf.Tensor, numbers: tf.Tensor, boxes: tf.Tensor, side: int) -> tf.Tensor:
     """``float[n, side, side, 3]`` in 0 to 255: the ``boxes`` (upper, lower, left, right) of ``images[numbers]``.
 
-    Two matrix products an image, since a TPU multiplies matrices and XLA has no ``CropAndResize``; exactly what
-    ``tf.image.resize`` with antialiasing makes of a box.
+    Two matrix products per image, because XLA has no ``CropAndResize``. The result is that of ``tf.image.resize`` with
+    antialiasing, except at the border of a box, where pixels outside of the box contribute.
     """
     pixels = tf.cast(tf.gather(images, numbers), tf.float32)
     rows = interpolation(boxes[:, 0], boxes[:, 1], images.shape[1], side)
@@ -95,25 +95,25 @@ def cut_out(images: tf.Tensor, numbers: tf.Tensor, boxes: tf.Tensor, side: int) 
 
 
 def interpolation(first: tf.Tensor, last: tf.Tensor, size: int, side: int) -> tf.Tensor:
-    """Weights ``float[n, side, size]`` that make ``side`` pixels of those between ``first`` and ``last``.
+    """Weights ``float[n, side, size]`` that resize the pixels between ``first`` and ``last`` to ``side`` pixels.
 
-    ``first`` and ``last`` are ``float[n]`` in shares of ``size``; first > last mirrors.
+    ``first`` and ``last`` are ``float[n]``, as fractions of ``size``; first > last mirrors.
     """
     reach = (last - first)[:, None] * size
     middle = first[:, None] * size + reach * (tf.range(side, dtype=tf.float32) + 0.5) / side
-    width = tf.maximum(1.0, tf.abs(reach) / side)  # of the triangle that averages: wider where the picture shrinks
+    width = tf.maximum(1.0, tf.abs(reach) / side)  # of the triangle filter: wider when shrinking
     away = tf.abs(middle[:, :, None] - tf.range(size, dtype=tf.float32) - 0.5) / width[:, :, None]
     near = tf.maximum(0.0, 1.0 - away)
     return near / tf.reduce_sum(near, axis=2, keepdims=True)
 
 
-def whole(image: tf.Tensor, side: int) -> tf.Tensor:
-    """All of an ``image`` ``uint8[height, width, 3]`` at ``side`` pixels, as the test sees it."""
+def resized(image: tf.Tensor, side: int) -> tf.Tensor:
+    """An ``image`` ``uint8[height, width, 3]`` resized to ``side`` pixels, as for the test."""
     return tf.image.resize(image, [side, side], antialias=True)
 
 
 class Trainer:
-    """Model, optimizer and data under a strategy, and what is done with them in a call."""
+    """Model, optimizer and data under a strategy, with the training and test functions."""
 
     def __init__(self, args: argparse.Namespace, cluster: Cluster) -> None:
         self.args, self.cluster = args, cluster
@@ -147,7 +147,7 @@ class Trainer:
 
     def _replica_step(self, images: tf.Tensor, batch: tf.Tensor, boxes: tf.Tensor, rate: tf.Tensor) -> tf.Tensor:
         mine = self.cluster.my_rows(batch)
-        pixels = cut_out(images, mine[:, 0], self.cluster.my_rows(boxes), self.args.image_size)
+        pixels = gather_crops(images, mine[:, 0], self.cluster.my_rows(boxes), self.args.image_size)
         variables = self.model.trainable_variables
         with tf.GradientTape() as tape:
             logits = self.model(pixels, training=True)
@@ -167,7 +167,7 @@ class Trainer:
         return loss
 
     def _adjusted(self, gradient: tf.Tensor, variable: Any) -> tf.Tensor:
-        """``gradient`` with weight decay on kernels and matrices, smaller for what came pretrained."""
+        """``gradient`` with weight decay on kernels and matrices, scaled down for pretrained layers."""
         if len(variable.shape) > 1:
             gradient += self.args.weight_decay * tf.cast(variable.value, gradient.dtype) / self.cluster.replicas
         return gradient * PRETRAINED_SCALE if self.args.weights and "head" not in variable.path else gradient
@@ -176,18 +176,18 @@ class Trainer:
         return self.cluster.sum(self.cluster.run(self._replica_test, self.test_images, rows, boxes))
 
     def _replica_test(self, images: tf.Tensor, batch: tf.Tensor, boxes: tf.Tensor) -> tf.Tensor:
-        """Correct answers and the sum of losses; label -1 is padding and counts for nothing."""
+        """Correct answers and the sum of losses; rows with label -1 are padding and do not count."""
         mine = self.cluster.my_rows(batch)
         labels = mine[:, 1]
         logits = self.model(
-            cut_out(images, mine[:, 0], self.cluster.my_rows(boxes), self.args.image_size), training=False
+            gather_crops(images, mine[:, 0], self.cluster.my_rows(boxes), self.args.image_size), training=False
         )
         losses = tf.nn.sparse_softmax_cross_entropy_with_logits(tf.maximum(labels, 0), logits)
         correct = tf.cast(tf.argmax(logits, axis=1, output_type=tf.int32) == labels, tf.float32)
         return tf.stack([tf.reduce_sum(correct), tf.reduce_sum(losses * tf.cast(labels >= 0, tf.float32))])
 
     def train(self, rows: np.ndarray, boxes: np.ndarray, rates: list[float]) -> None:
-        """Train on the steps ``rows[steps, batch, 2]`` (image number, label) cut to ``boxes[steps, batch, 4]``."""
+        """Train on the steps ``rows[steps, batch, 2]`` (image number, label) cropped to ``boxes[steps, batch, 4]``."""
         self.loss = self._train(
             tf.constant(rows, tf.int32), tf.constant(boxes, tf.float32), tf.constant(rates, tf.float32), self.loss
         )
@@ -201,11 +201,11 @@ class Trainer:
         return sums[0], len(self.data.test_labels), sums[1]
 
     def snapshot(self) -> State:
-        """What a checkpoint holds."""
+        """The contents of a checkpoint."""
         return _checkpoint.values([*self.model.variables, *self.optimizer.variables])
 
     def restore(self, state: State) -> None:
-        """Go back to ``state``."""
+        """Load ``state``, the contents of a checkpoint."""
         _checkpoint.assign([*self.model.variables, *self.optimizer.variables], state)
 
     def served(self, weights: list[np.ndarray]) -> keras.Model:
@@ -238,12 +238,12 @@ def main(args: argparse.Namespace) -> int:
                 run.log(step + count - 1, trainer.loss.numpy, rates[-1])
             if not run.ended:
                 run.tested(*trainer.test(run))
-        weights = trainer.model.get_weights()  # on every worker: batch norm's averages are gathered from all
-        _export.hand_over(run, cluster, lambda: trainer.served(weights), lambda image: whole(image, args.image_size))
+        weights = trainer.model.get_weights()  # on every worker: batch norm's averages are gathered from all of them
+        _export.hand_over(run, cluster, lambda: trainer.served(weights), lambda image: resized(image, args.image_size))
         code = run.finish(_strategy.sha256(weights), classes=trainer.data.classes)
     cluster.close()
     return code
 
 
 if __name__ == "__main__":
-    exits.guard(_strategy.together(main), ARGS, "flowers")
+    exits.guard(_strategy.report_lost_worker(main), ARGS, "flowers")

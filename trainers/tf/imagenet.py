@@ -16,7 +16,7 @@ from trainers.tf._flags import FLAGS
 
 MODEL = Flag("model", one_of("resnet50", "resnet101", "mobilenetv2"), "resnet50", "model of keras.applications")
 
-if __name__ == "__main__":  # before tensorflow is imported, so that --help and mistakes answer at once
+if __name__ == "__main__":  # before tensorflow is imported, so that --help and usage errors are immediate
     ARGS = flags.parse("imagenet", "ImageNet in TensorFlow.", (*FLAGS, *imagenet_data.FLAGS, MODEL),
                        epochs=18, lr=0.5, batch_size=256, test_batch_size=256)  # fmt: skip
     _quiet.import_tensorflow()
@@ -52,7 +52,7 @@ def network(args: argparse.Namespace) -> keras.Model:
 
 
 def centre(image: tf.Tensor, side: int, share: float = 0.875) -> tf.Tensor:
-    """The middle of an ``image`` ``uint8[height, width, 3]`` at ``side`` pixels, as the test sees it."""
+    """The center of an ``image`` ``uint8[height, width, 3]``, resized to ``side`` pixels, as for the test."""
     height, width = tf.unstack(tf.shape(image)[:2])
     most = tf.cast(tf.round(tf.cast(tf.minimum(height, width), tf.float32) * share), tf.int32)
     middle = tf.image.crop_to_bounding_box(image, (height - most) // 2, (width - most) // 2, most, most)
@@ -60,7 +60,7 @@ def centre(image: tf.Tensor, side: int, share: float = 0.875) -> tf.Tensor:
 
 
 class Trainer:
-    """Model, optimizer and data under a strategy, and what is done with them in a call."""
+    """Model, optimizer and data under a strategy, with the training and test functions."""
 
     def __init__(self, args: argparse.Namespace, cluster: Cluster) -> None:
         self.args, self.cluster = args, cluster
@@ -75,7 +75,7 @@ class Trainer:
         if self.average:
             self.average.set_weights(self.model.get_weights())
         self.tested = self.average or self.model
-        self._train: dict[int, Callable[..., Any]] = {}  # one graph for each image size
+        self._train: dict[int, Callable[..., Any]] = {}  # one function per image size
         self._test = cluster.function(self._test_step, *self._batch_of(self.test_batch, args.image_size))
         self.loss = tf.constant(0.0)
 
@@ -99,7 +99,7 @@ class Trainer:
         pixels, labels = tf.reshape(mine, [parts, -1, *mine.shape[1:]]), tf.reshape(targets, [parts, -1])
         loss, gradients = tf.constant(0.0), [tf.zeros(variable.shape) for variable in variables]
         for part in tf.range(parts) if parts > 1 else range(1):
-            tf.autograph.experimental.set_loop_options(parallel_iterations=1)  # together they would need more memory
+            tf.autograph.experimental.set_loop_options(parallel_iterations=1)  # more would need more memory
             more, further = self._gradients(pixels[part], labels[part], mask)
             loss, gradients = loss + more, [one + other for one, other in zip(gradients, further, strict=True)]
         self.optimizer.learning_rate.assign(rate)
@@ -108,7 +108,7 @@ class Trainer:
         return loss
 
     def _gradients(self, pixels: tf.Tensor, labels: tf.Tensor, mask: tf.Tensor) -> tuple[tf.Tensor, list[tf.Tensor]]:
-        """The part of the step's loss that these images have, and its gradients."""
+        """The part of the step's loss that is due to these images, and its gradients."""
         images, smoothing, classes = tf.cast(pixels, tf.float32), self.args.label_smoothing, self.args.num_classes
         targets = tf.one_hot(labels, classes) * (1 - smoothing) + smoothing / classes
         if self.args.mixup or self.args.cutmix:
@@ -130,7 +130,7 @@ class Trainer:
         return self.cluster.sum(self.cluster.run(self._replica_test, pixels, labels))
 
     def _replica_test(self, pixels: tf.Tensor, labels: tf.Tensor) -> tf.Tensor:
-        """Right first guesses, right among five guesses, sum of losses; label -1 is padding and counts for nothing."""
+        """Correct first answers, correct among the best five, and the sum of losses; label -1 is padding."""
         mine = self.cluster.my_part(labels)
         logits = self.tested(tf.cast(self.cluster.my_part(pixels), tf.float32), training=False)
         guesses = tf.math.top_k(logits, min(5, self.args.num_classes)).indices
@@ -140,7 +140,7 @@ class Trainer:
         return tf.stack([tf.reduce_sum(hits[:, 0]), tf.reduce_sum(hits), tf.reduce_sum(losses * real)])
 
     def train(self, pixels: np.ndarray, labels: np.ndarray, mask: np.ndarray, rate: float) -> None:
-        """Train on this process's part of a batch, mixed with its neighbours where ``mask`` says so."""
+        """Train on this process's part of a batch, blended with the next image where ``mask`` is below 1."""
         side = pixels.shape[1]
         if side not in self._train:
             scalar = tf.TensorSpec([], tf.float32)
@@ -162,11 +162,11 @@ class Trainer:
         return [*self.model.variables, *self.optimizer.variables, *(self.average.variables if self.average else ())]
 
     def snapshot(self) -> State:
-        """What a checkpoint holds."""
+        """The contents of a checkpoint."""
         return _checkpoint.values(self._state())
 
     def restore(self, state: State) -> None:
-        """Go back to ``state``."""
+        """Load ``state``, the contents of a checkpoint."""
         _checkpoint.assign(self._state(), state)
 
     def served(self, weights: list[np.ndarray]) -> keras.Model:
@@ -179,7 +179,7 @@ class Trainer:
 
 
 def train_epoch(trainer: Trainer, run: Run, epoch: int, learning_rate: Callable[[int], float]) -> None:
-    """The steps of ``epoch`` that are still to do."""
+    """Train the remaining steps of ``epoch``."""
     side = trainer.data.side(epoch)
     with contextlib.closing(trainer.data.train(epoch, run.position, run.global_batch)) as batches:  # type: ignore[type-var]
         for step in run.steps():
@@ -204,7 +204,7 @@ def main(args: argparse.Namespace) -> int:
             if not run.ended:
                 first, count, loss, top5 = trainer.test(run)
                 run.tested(first, count, loss, top5=top5)
-        weights = trainer.tested.get_weights()  # on every worker: batch norm's averages are gathered from all
+        weights = trainer.tested.get_weights()  # on every worker: batch norm's averages are gathered from all of them
         _export.hand_over(run, cluster, lambda: trainer.served(weights), lambda image: centre(image, args.image_size))
         code = run.finish(_strategy.sha256(weights))
     cluster.close()
@@ -212,4 +212,4 @@ def main(args: argparse.Namespace) -> int:
 
 
 if __name__ == "__main__":
-    exits.guard(_strategy.together(main), ARGS, "imagenet")
+    exits.guard(_strategy.report_lost_worker(main), ARGS, "imagenet")

@@ -1,4 +1,4 @@
-"""MNIST in TensorFlow: a small Keras network, the whole data set as one variable on the device.
+"""MNIST in TensorFlow: a small Keras network, with the data set as one tensor on the device.
 
     python -m trainers.tf.mnist --datadir FOLDER --epochs 5
 
@@ -11,7 +11,7 @@ from trainers.common import exits, flags, mnist_data
 from trainers.tf import _quiet
 from trainers.tf._flags import FLAGS
 
-if __name__ == "__main__":  # before tensorflow is imported, so that --help and mistakes answer at once
+if __name__ == "__main__":  # before tensorflow is imported, so that --help and usage errors are immediate
     ARGS = flags.parse("mnist", "MNIST in TensorFlow.", (*FLAGS, *mnist_data.FLAGS))
     _quiet.import_tensorflow()
 
@@ -29,10 +29,10 @@ from trainers.tf._strategy import Cluster
 
 
 def network() -> keras.Model:
-    """Logits ``float[n, 10]`` of raw images ``uint8[n, 28, 28]``: the preprocessing is inside the model.
+    """Logits ``float[n, 10]`` of images ``uint8[n, 28, 28]``; the preprocessing is part of the model.
 
     Two 5x5 convolutions, pooled before the ReLU (a quarter of the work, the same result), and two linear layers.
-    No dropout and no batch norm: nothing random, no state.
+    No dropout and no batch norm, so no randomness and no state.
     """
     layers = keras.layers
     return keras.Sequential(
@@ -54,8 +54,8 @@ def network() -> keras.Model:
     )
 
 
-def cut_out(images: tf.Tensor, batch: tf.Tensor) -> tf.Tensor:
-    """The pixels ``uint8[n, 28, 28]`` that ``batch`` (rows of image, row offset, column offset, ...) points at."""
+def gather_crops(images: tf.Tensor, batch: tf.Tensor) -> tf.Tensor:
+    """The crops ``uint8[n, 28, 28]`` that ``batch`` lists, as rows of image, row offset, column offset and label."""
     side = tf.range(mnist_data.SIDE, dtype=batch.dtype)
     rows, columns = batch[:, 1, None] + side, batch[:, 2, None] + side
     chosen = tf.gather(images, batch[:, 0])
@@ -63,7 +63,7 @@ def cut_out(images: tf.Tensor, batch: tf.Tensor) -> tf.Tensor:
 
 
 class Trainer:
-    """Model, optimizer and data under a strategy, and what is done with them in a call."""
+    """Model, optimizer and data under a strategy, with the training and test functions."""
 
     def __init__(self, args: argparse.Namespace, cluster: Cluster) -> None:
         self.args, self.cluster = args, cluster
@@ -92,7 +92,7 @@ class Trainer:
     def _replica_step(self, images: tf.Tensor, batch: tf.Tensor, rate: tf.Tensor) -> tf.Tensor:
         mine = self.cluster.my_rows(batch)
         with tf.GradientTape() as tape:
-            logits = self.model(cut_out(images, mine), training=True)
+            logits = self.model(gather_crops(images, mine), training=True)
             losses = tf.nn.sparse_softmax_cross_entropy_with_logits(mine[:, 3], logits)
             loss = tf.reduce_sum(losses) / batch.shape[0]  # gradients are summed over replicas
         self.optimizer.learning_rate.assign(rate)
@@ -104,10 +104,10 @@ class Trainer:
         return self.cluster.sum(self.cluster.run(self._replica_test, self.test_images, rows))
 
     def _replica_test(self, images: tf.Tensor, batch: tf.Tensor) -> tf.Tensor:
-        """Correct answers and the sum of losses; label -1 is padding and counts for nothing."""
+        """Correct answers and the sum of losses; rows with label -1 are padding and do not count."""
         mine = self.cluster.my_rows(batch)
         labels = mine[:, 3]
-        logits = self.model(cut_out(images, mine), training=False)
+        logits = self.model(gather_crops(images, mine), training=False)
         real = tf.cast(labels >= 0, tf.float32)
         losses = tf.nn.sparse_softmax_cross_entropy_with_logits(tf.maximum(labels, 0), logits)
         correct = tf.cast(tf.argmax(logits, axis=1, output_type=tf.int32) == labels, tf.float32)
@@ -125,11 +125,11 @@ class Trainer:
         return sums[0], len(self.test_labels), sums[1]
 
     def snapshot(self) -> State:
-        """What a checkpoint holds."""
+        """The contents of a checkpoint."""
         return _checkpoint.values([*self.model.variables, *self.optimizer.variables])
 
     def restore(self, state: State) -> None:
-        """Go back to ``state``."""
+        """Load ``state``, the contents of a checkpoint."""
         _checkpoint.assign([*self.model.variables, *self.optimizer.variables], state)
 
     def served(self, weights: list[np.ndarray]) -> keras.Model:
@@ -167,4 +167,4 @@ def main(args: argparse.Namespace) -> int:
 
 
 if __name__ == "__main__":
-    exits.guard(_strategy.together(main), ARGS, "mnist")
+    exits.guard(_strategy.report_lost_worker(main), ARGS, "mnist")

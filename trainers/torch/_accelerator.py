@@ -1,4 +1,4 @@
-"""The PyTorch trainers' seam to CUDA and to torch_tpu."""
+"""CUDA and torch_tpu devices for the PyTorch trainers."""
 
 from __future__ import annotations
 
@@ -12,14 +12,16 @@ import torch
 from trainers.common.exits import USAGE, UserError
 from trainers.torch._device import Device
 
-_WARM_UP = 3  # steps before recording, in which libraries choose kernels and allocate (torch's note on CUDA graphs)
+# Steps before the capture, in which libraries choose kernels and allocate memory:
+# https://docs.pytorch.org/docs/stable/notes/cuda.html#cuda-graphs
+_WARM_UP = 3
 
 
-class Recorded:
-    """A step recorded as a CUDA graph, replayed as one launch: a small network is bound by launching kernels.
+class CapturedStep:
+    """A step captured as a CUDA graph and replayed as one launch: launching kernels is what limits a small network.
 
-    The step must not wait for the device, and its tensors keep their shapes and places. Recording changes nothing:
-    ``changed``, all that the step writes to, is put back.
+    The step must not synchronize with the device, and its tensors keep their shapes and addresses. The capture has no
+    effect on the training: the tensors ``changed``, to which the step writes, are restored afterwards.
     """
 
     def __init__(
@@ -29,15 +31,15 @@ class Recorded:
         inputs: Sequence[torch.Tensor],
         api: Any = torch.cuda,
     ) -> None:
-        """Record ``step`` on tensors like ``inputs``; ``api`` is where streams and graphs come from."""
+        """Capture ``step`` on tensors shaped like ``inputs``; ``api`` has ``torch.cuda``'s streams and graphs."""
         self.inputs = [tensor.clone() for tensor in inputs]
         before = [tensor.detach().clone() for tensor in changed]
-        aside = api.Stream()
-        aside.wait_stream(api.current_stream())
-        with api.stream(aside):
+        side_stream = api.Stream()
+        side_stream.wait_stream(api.current_stream())
+        with api.stream(side_stream):
             for _ in range(_WARM_UP):
                 step(*self.inputs)
-        api.current_stream().wait_stream(aside)
+        api.current_stream().wait_stream(side_stream)
         self.graph = api.CUDAGraph()
         with api.graph(self.graph):
             step(*self.inputs)
@@ -46,9 +48,9 @@ class Recorded:
                 tensor.copy_(value)
 
     def __call__(self, *inputs: torch.Tensor) -> None:
-        """The step on ``inputs``."""
-        for own, given in zip(self.inputs, inputs, strict=True):
-            own.copy_(given, non_blocking=True)
+        """Run the step on ``inputs``."""
+        for static, given in zip(self.inputs, inputs, strict=True):
+            static.copy_(given, non_blocking=True)
         self.graph.replay()
 
 
@@ -71,17 +73,17 @@ class Accelerator(Device):
         return torch.device(self.kind, index)
 
     def sgd(self, parameters: Iterable[Any], momentum: float) -> torch.optim.SGD:
-        """As on other devices; on CUDA the learning rates live on the device, where a recorded step reads them."""
+        """As on other devices, but on CUDA with learning rates on the device, where a captured step reads them."""
         optimizer = super().sgd(parameters, momentum)
         for group in optimizer.param_groups if self.kind == "cuda" else ():
             group["lr"] = torch.zeros((), device=self.torch_device)
         return optimizer
 
-    def repeated(
+    def capture_graph(
         self, step: Callable[..., None], changed: Sequence[torch.Tensor], inputs: Sequence[torch.Tensor]
     ) -> Callable[..., None]:
-        """On one CUDA device, ``step`` as a CUDA graph. DistributedDataParallel stays eager."""
-        return Recorded(step, changed, inputs) if self.kind == "cuda" and self.processes == 1 else step
+        """``step`` as a CUDA graph on a single CUDA device; under DistributedDataParallel, ``step`` itself."""
+        return CapturedStep(step, changed, inputs) if self.kind == "cuda" and self.processes == 1 else step
 
     def _has_bf16(self) -> bool:
         return self.kind != "cuda" or torch.cuda.is_bf16_supported(including_emulation=False)

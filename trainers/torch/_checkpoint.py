@@ -1,4 +1,4 @@
-"""PyTorch's side of the checkpoints: tensors and primitives through torch.save, read with weights_only."""
+"""Checkpoints in PyTorch's format: written with ``torch.save``, read with ``weights_only=True``."""
 
 from __future__ import annotations
 
@@ -18,5 +18,5 @@ def _read(file: IO[bytes]) -> State:
 
 
 def folder(path: str, keep: int) -> Checkpoints:
-    """The checkpoint folder ``path``, keeping the newest ``keep``."""
+    """The checkpoint folder ``path``, of which the newest ``keep`` checkpoints are kept."""
     return Checkpoints(path, keep, _write, _read)

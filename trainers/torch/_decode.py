@@ -1,4 +1,4 @@
-"""JPEGs to crops with torch: a faster decoder and a vectorised resize, both outside the interpreter's lock."""
+"""Decoding and cropping JPEGs with torch: a faster decoder and a vectorized resize, both without the GIL."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from trainers.common.exits import UserError
 
 
 def _decoder() -> Callable[[torch.Tensor], torch.Tensor] | None:
-    """From encoded bytes to ``uint8[3, rows, columns]``; None where neither package decodes.
+    """A function from encoded bytes to ``uint8[3, rows, columns]``, or None if no decoder is installed.
 
-    torchvision 0.29 announces that its decoders go; torchcodec 0.16 (for torch 2.11 and later) has their successors.
+    torchvision 0.29 deprecates its decoders in favor of those of torchcodec 0.16, which needs torch 2.11 or later.
     """
     try:
         from torchcodec.decoders import decode_jpeg
@@ -29,31 +29,31 @@ def _decoder() -> Callable[[torch.Tensor], torch.Tensor] | None:
         operator = torch.ops.image.decode_jpeg
     except (ImportError, AttributeError, RuntimeError):
         return None
-    return lambda content: operator(content, 3, False)  # 3: ImageReadMode.RGB; no turning by EXIF, as Pillow
+    return lambda content: operator(content, 3, False)  # 3: ImageReadMode.RGB; like Pillow, no EXIF rotation
 
 
 _decode = _decoder()
 
 
 def decode(content: bytes, where: str, side: int, choose: Callable[[int, int], images.Box]) -> np.ndarray:
-    """As :func:`trainers.common.images.decode`, but with boxes of whole pixels; what is no plain JPEG goes there."""
+    """Like :func:`trainers.common.images.decode`, which handles all but plain JPEGs, with boxes rounded to pixels."""
     found = jpeg.frame(content) if _decode else None
     if found is None or found.components not in (1, 3):
         return images.decode(content, where, side, choose)
     box = choose(found.width, found.height)
     left, right = round(min(box[0], box[2])), round(max(box[0], box[2]))
     upper, lower = round(box[1]), round(box[3])
-    if min(right - left, lower - upper) >= 2 * side:  # Pillow decodes at half the size then, which is cheaper
+    if min(right - left, lower - upper) >= 2 * side:  # Pillow then decodes at half the size, which is faster
         return images.decode(content, where, side, lambda width, height: box)
     try:
-        # A bytearray, because torch warns of memory that it must not write to.
-        whole = _decode(torch.frombuffer(bytearray(content), dtype=torch.uint8)).permute(1, 2, 0)  # type: ignore[misc]
+        # A bytearray, because torch warns about read-only buffers.
+        image = _decode(torch.frombuffer(bytearray(content), dtype=torch.uint8)).permute(1, 2, 0)  # type: ignore[misc]
     except RuntimeError as error:
         raise UserError(f"{where}: is no readable image ({str(error).splitlines()[0]}); replace or remove it") from None
-    # Copied by numpy: torch would share out so small a copy among OpenMP threads, in each of our threads.
-    part = np.ascontiguousarray(whole.numpy()[upper : max(lower, upper + 1), left : max(right, left + 1)])
-    # Seen as channels_last batches of one: the layout that the kernel for bytes is fast in.
-    shaped = torch.from_numpy(part)[None].permute(0, 3, 1, 2)
-    scaled = F.interpolate(shaped, size=(side, side), mode="bilinear", antialias=True)
+    # Copied by numpy: torch would start OpenMP threads for this small copy, in each of the decoding threads.
+    part = np.ascontiguousarray(image.numpy()[upper : max(lower, upper + 1), left : max(right, left + 1)])
+    # A channels_last batch of one image: the layout for which the uint8 kernel is fast.
+    batch = torch.from_numpy(part)[None].permute(0, 3, 1, 2)
+    scaled = F.interpolate(batch, size=(side, side), mode="bilinear", antialias=True)
     pixels: np.ndarray = scaled[0].permute(1, 2, 0).numpy()
     return images.mirrored(pixels) if box[0] > box[2] else pixels

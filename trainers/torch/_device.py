@@ -1,8 +1,9 @@
-"""The seam between the PyTorch trainers and what they run on: CPU, CUDA, torch_tpu and torch_xla.
+"""The device interface of the PyTorch trainers, and its implementation for the CPU.
 
-One object answers what differs: where tensors live, autocast, the end of a step, sums over processes, what goes
-into a checkpoint. CPU and accelerators use one process per device (torchrun or :mod:`trainers.torch._launch`, DDP);
-torch_xla uses one process per host and SPMD: a mesh over all devices, batches sharded along its axis "data".
+A :class:`Device` has everything that differs between devices: where tensors are placed, autocast, the end of a step,
+sums over processes, and the contents of a checkpoint. CPUs and accelerators use one process per device with
+DistributedDataParallel, started by torchrun or :mod:`trainers.torch._launch`; torch_xla uses one process per host and
+SPMD: a mesh over all devices, with batches sharded along its axis "data". :mod:`trainers.torch._select` chooses one.
 """
 
 from __future__ import annotations
@@ -12,7 +13,6 @@ import contextlib
 import datetime
 import hashlib
 import importlib.metadata
-import importlib.util
 import os
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
@@ -25,15 +25,15 @@ from trainers.common import cpu, order, rehearsal
 from trainers.common.checkpoints import State
 from trainers.common.exits import USAGE, UserError
 
-PROCESS_TIMEOUT = datetime.timedelta(minutes=10)  # a rank that has been silent for so long is not coming back
-_BACKENDS = {"cuda": "nccl", "tpu": "tpu_dist"}  # of collectives between accelerators; gloo has those of the CPU
+PROCESS_TIMEOUT = datetime.timedelta(minutes=10)  # for a collective: a rank that takes longer has failed
+_BACKENDS = {"cuda": "nccl", "tpu": "tpu_dist"}  # for collectives between accelerators; the CPU's is gloo
 
 
 class Device:
-    """The CPU, and what all devices have in common; implements :class:`trainers.common.run.World`."""
+    """The CPU, and the base class of all devices; implements :class:`trainers.common.run.DistributedContext`."""
 
     kind = "cpu"
-    memory_format = torch.channels_last  # the one that convolutions are fastest in
+    memory_format = torch.channels_last  # the fastest for convolutions
 
     def __init__(self, args: argparse.Namespace) -> None:
         self.rank = int(os.environ.get("RANK") or 0)
@@ -72,14 +72,14 @@ class Device:
     def _has_bf16(self) -> bool:
         return cpu.has_bf16()
 
-    # --- the trainers' side ------------------------------------------------------------------------------
+    # --- used by the trainers ----------------------------------------------------------------------------
 
     def place(self, model: nn.Module) -> nn.Module:
         """``model`` on the device, in its memory format."""
         return model.to(self.torch_device, memory_format=self.memory_format)
 
     def parallel(self, model: nn.Module) -> nn.Module:
-        """``model`` as to be called in a training step: gradients come out averaged over all replicas."""
+        """``model``, wrapped for training steps so that gradients are averaged over all replicas."""
         if self.processes == 1:
             return model
         ids = None if self.kind == "cpu" else [self.torch_device.index]
@@ -88,43 +88,48 @@ class Device:
     def sgd(self, parameters: Iterable[Any], momentum: float) -> torch.optim.SGD:
         """Nesterov SGD over ``parameters`` (or groups of them); see :func:`set_learning_rate`.
 
-        The momentum buffers exist from the start, so that step 0 is no special case.
+        The momentum buffers exist from the start, so that step 0 is the same operation as every later step.
         """
         optimizer = torch.optim.SGD(
             parameters, lr=0.0, momentum=momentum, nesterov=momentum > 0, fused=self.kind in ("cpu", "cuda")
         )
         for group in optimizer.param_groups:
             for parameter in group["params"] if momentum else ():
-                # Made on the CPU: for XLA a zero made on the device would be part of the first step's graph only.
+                # On the CPU: under XLA, zeros created on the device would be part of the first step's graph only.
                 zeros = torch.zeros_like(parameter, device="cpu")
                 optimizer.state[parameter]["momentum_buffer"] = self.put(zeros)
         return optimizer
 
     def load_weights(self, model: nn.Module, weights: State) -> None:
-        """Give ``model`` the tensors ``weights``."""
+        """Load the tensors ``weights`` into ``model``."""
         model.load_state_dict(weights)
 
     def load(self, model: nn.Module, optimizer: torch.optim.Optimizer, state: State) -> None:
-        """Give both what a checkpoint's ``state`` has under "model" and "optimizer", but for learning rates: every step
-        sets its own, and a checkpoint of CUDA has tensors for them."""
+        """Load ``state["model"]`` and ``state["optimizer"]`` of a checkpoint, except for the learning rates.
+
+        Every step sets its own learning rate, and a checkpoint saved on CUDA holds tensors for them.
+        """
         rates = [group["lr"] for group in optimizer.param_groups]
         self.load_weights(model, state["model"])
         optimizer.load_state_dict(state["optimizer"])
         for group, rate in zip(optimizer.param_groups, rates, strict=True):
             group["lr"] = rate
 
-    def repeated(
+    def capture_graph(
         self, step: Callable[..., None], changed: Sequence[torch.Tensor], inputs: Sequence[torch.Tensor]
     ) -> Callable[..., None]:
-        """``step``, made cheap to call many times on tensors like ``inputs``; ``changed`` is all that it writes to."""
+        """A function that does what ``step`` does to tensors shaped like ``inputs``, at less cost per call if possible.
+
+        ``changed`` lists all tensors that ``step`` writes to. Here: ``step`` itself.
+        """
         return step
 
     def autocast(self) -> contextlib.AbstractContextManager[Any]:
-        """bf16 where it was chosen; needs no gradient scaling."""
+        """Autocast to bfloat16 if that is the precision of the run. bfloat16 needs no gradient scaling."""
         return torch.autocast(self.torch_device.type, torch.bfloat16, enabled=self.dtype == torch.bfloat16)
 
     def put(self, array: np.ndarray | torch.Tensor) -> torch.Tensor:
-        """The same data on every device."""
+        """``array`` on the device; with several devices in one process, a copy on each."""
         tensor = torch.as_tensor(array)
         if self.kind == "cuda":
             return tensor.pin_memory().to(self.torch_device, non_blocking=True)
@@ -135,7 +140,7 @@ class Device:
         return order.share(batch, self.rank, self.processes)
 
     def put_share(self, rows: np.ndarray) -> torch.Tensor:
-        """What :meth:`share` chose, on this process's devices."""
+        """The ``rows`` that :meth:`share` returned, on this process's devices."""
         return self.put(rows)
 
     def put_batch(self, batch: np.ndarray) -> torch.Tensor:
@@ -146,23 +151,23 @@ class Device:
         """Called after each training or test step."""
 
     def sum(self, values: torch.Tensor) -> list[float]:
-        """``values`` added up over all processes."""
+        """``values`` summed over all processes."""
         if self.processes > 1:
             distributed.all_reduce(values)
         return values.cpu().tolist()  # type: ignore[no-any-return]
 
     def to_cpu(self, state: Any) -> Any:
-        """``state`` (nested dicts and lists) with its tensors on the CPU."""
+        """``state`` (nested dictionaries and lists) with its tensors moved to the CPU."""
         if isinstance(state, torch.Tensor):
             return state.detach().cpu()
         if isinstance(state, dict):
             return {key: self.to_cpu(value) for key, value in state.items()}
         return [self.to_cpu(value) for value in state] if isinstance(state, (list, tuple)) else state
 
-    # --- trainers.common.run.World -----------------------------------------------------------------------
+    # --- trainers.common.run.DistributedContext ----------------------------------------------------------
 
     def agree(self, code: int) -> int:
-        """The largest ``code`` of any process."""
+        """The largest ``code`` passed by any process."""
         if self.processes == 1:
             return code
         codes = torch.tensor([code])
@@ -170,7 +175,7 @@ class Device:
         return int(codes)
 
     def agreed_state(self, read: Callable[[], State | None]) -> State | None:
-        """What the chief reads, on every process: only the chief needs to see the checkpoint folder."""
+        """The result of the chief's ``read()``, on every process: only the chief needs access to the folder."""
         box = [read() if self.chief or self.processes == 1 else None]
         if self.processes == 1:
             return box[0]
@@ -178,11 +183,11 @@ class Device:
         return box[0]
 
     def compilations(self) -> tuple[int, float]:
-        """Nothing is compiled in eager mode."""
+        """(0, 0.0): nothing is compiled in eager mode."""
         return 0, 0.0
 
     def versions(self) -> dict[str, str]:
-        """Releases of torch and what is installed with it."""
+        """Versions of torch and of the related packages that are installed."""
         found = {"torch": torch.__version__}
         for name in ("torchvision", "torch_xla", "torch_tpu"):
             with contextlib.suppress(importlib.metadata.PackageNotFoundError):
@@ -190,7 +195,7 @@ class Device:
         return found
 
     def profile(self, folder: str) -> Callable[[], None]:
-        """Trace the chief with torch's profiler into ``folder``/trace.json (open in Perfetto)."""
+        """Trace the chief process with ``torch.profiler`` into ``folder``/trace.json, which Perfetto opens."""
         if not self.chief:
             return lambda: None
         profiler = torch.profiler.profile()
@@ -209,33 +214,6 @@ class Device:
             distributed.destroy_process_group()
 
 
-def kind_of(args: argparse.Namespace) -> str:
-    """The kind of device ``args.device`` asks for; raises :class:`UserError` if it is not there."""
-    has_xla = importlib.util.find_spec("torch_xla") is not None
-    accelerator = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
-    present = {"cpu", *(["xla"] if has_xla else []), *([accelerator.type] if accelerator else [])}
-    kind = args.device
-    if kind == "auto":
-        kind = "xla" if has_xla else accelerator.type if accelerator else "cpu"
-    if kind not in present:
-        raise UserError(f"--device {kind}: not available here; there is {', '.join(sorted(present))}", USAGE)
-    return kind  # type: ignore[no-any-return]
-
-
-def find(args: argparse.Namespace) -> Device:
-    """The device ``args.device`` asks for; raises :class:`UserError` if it is not there."""
-    kind = kind_of(args)
-    if kind == "xla":
-        from trainers.torch._xla import Xla
-
-        return Xla(args)
-    if kind == "cpu":
-        return Device(args)
-    from trainers.torch._accelerator import Accelerator
-
-    return Accelerator(args, kind)
-
-
 def decay_groups(model: nn.Module, weight_decay: float) -> list[dict[str, Any]]:
     """Parameter groups with ``weight_decay`` on matrices and kernels, none on biases and batch norm."""
     decayed = [parameter for parameter in model.parameters() if parameter.dim() > 1]
@@ -244,13 +222,14 @@ def decay_groups(model: nn.Module, weight_decay: float) -> list[dict[str, Any]]:
 
 
 def trained(model: nn.Module, optimizer: torch.optim.Optimizer) -> list[torch.Tensor]:
-    """What a step of ``optimizer`` on ``model`` writes to: parameters, buffers and the optimizer's own tensors."""
+    """All tensors that a step of ``optimizer`` on ``model`` writes to: parameters, buffers and optimizer state."""
     own = [value for entry in optimizer.state.values() for value in entry.values() if isinstance(value, torch.Tensor)]
     return [*model.parameters(), *model.buffers(), *own]
 
 
 def set_learning_rate(optimizer: torch.optim.Optimizer, learning_rate: float) -> None:
-    """Set all groups to ``learning_rate``, times their own ``lr_scale`` if they have one."""
+    """Set the learning rate of every parameter group to ``learning_rate``, times the group's ``lr_scale`` if it has
+    one."""
     for group in optimizer.param_groups:
         rate = learning_rate * group.get("lr_scale", 1.0)
         if isinstance(group["lr"], torch.Tensor):
@@ -260,7 +239,7 @@ def set_learning_rate(optimizer: torch.optim.Optimizer, learning_rate: float) ->
 
 
 def weights_sha256(model: nn.Module) -> str:
-    """A hash of every bit of the parameters and buffers."""
+    """The SHA-256, in hexadecimal, of the names and bytes of all parameters and buffers."""
     digest = hashlib.sha256()
     for name, tensor in sorted(model.state_dict().items()):
         digest.update(name.encode())

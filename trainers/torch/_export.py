@@ -1,4 +1,4 @@
-"""Trained PyTorch models as files to serve: torch.export and ONNX, preprocessing inside."""
+"""Exporting trained PyTorch models for serving, as torch.export and ONNX files that include the preprocessing."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from trainers.common import paths
 def write(model: nn.Module, example: torch.Tensor, folder: str) -> list[str]:
     """Write model.pt2 (torch.export) and model.onnx into ``folder``; returns their names.
 
-    ``model`` is on the CPU, in evaluation mode, and takes a batch like ``example`` (at least 2 images) with any
-    number of images. model.onnx is left out where the onnxscript package is missing, and its name with it.
+    ``model`` is on the CPU and in evaluation mode. ``example`` is a batch of at least 2 images; the exported model
+    accepts batches of any number of images. Without the onnxscript package, model.onnx is not written.
     """
     names = ["model.pt2"]
     batch = {0: torch.export.Dim("batch", min=1, max=65536)}

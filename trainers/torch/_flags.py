@@ -1,13 +1,13 @@
-"""Flags of all PyTorch trainers, apart from the code they steer so that torch need not be imported first."""
+"""Flags of all PyTorch trainers, in a module that does not import torch, so that ``--help`` is fast."""
 
 from __future__ import annotations
 
-from trainers.common.flags import Flag, one_of, whole
+from trainers.common.flags import Flag, integer, one_of
 
 FLAGS = (
     Flag("device", one_of("auto", "cpu", "cuda", "tpu", "xla"), "auto", "auto: torch_xla if installed, else an"
          " accelerator, else the CPU; tpu: torch_tpu"),
-    Flag("num-cores", whole(0), 0, "devices to use; 0: all of this machine's (CPU: 1), a process each; torch_xla: one"
-         " process for all"),
+    Flag("num-cores", integer(0), 0, "devices to use, one process each; 0: all of this machine (CPU: 1); torch_xla: one"
+         " process for all devices"),
     Flag("metrics-debug", None, False, "torch_xla: print its metrics report at the end", "output"),
 )  # fmt: skip

@@ -1,7 +1,7 @@
-"""Several devices of one machine without torchrun: a process for each, started by the one that the user started.
+"""Training on several devices of one machine without torchrun: one process per device, started by the first process.
 
-torchrun ends with 1 whatever its workers' exit codes were; here the trainer's own code is kept, so that a preempted run
-is started again by the scheduler and a diverged one is not.
+torchrun exits with 1 whatever the exit codes of its workers are. Here the trainer's own exit code is kept, so that a
+scheduler restarts a preempted run but not a diverged one.
 """
 
 from __future__ import annotations
@@ -19,22 +19,23 @@ from typing import NoReturn
 import torch
 
 from trainers.common import exits
-from trainers.torch import _device
+from trainers.torch import _select
 
-_GRACE = 30.0  # seconds that the others get to end by themselves once a process failed: to save, and to be told
+_GRACE = 30.0  # seconds that the other processes have to save and exit after one has failed
+# Substrings of the errors that gloo and NCCL raise after another process has exited.
 _LOST = ("Connection closed by peer", "Connection reset by peer", "Connection refused", "Broken pipe",
          "Timed out waiting", "NCCL communicator was aborted", "remote process exited")  # fmt: skip
 
 
 def main(train: Callable[[argparse.Namespace], int], args: argparse.Namespace, name: str) -> NoReturn:
-    """Run ``train(args)`` on all devices asked for and end the process with its code."""
+    """Run ``train(args)`` on the requested devices and exit with the code it returns."""
     exits.guard(lambda given: _everywhere(train, given), args, name)
 
 
 def _everywhere(train: Callable[[argparse.Namespace], int], args: argparse.Namespace) -> int:
     count = processes(args)
     if count > 1:
-        if _device.kind_of(args) == "tpu":  # torch_tpu 0.2: what all processes must agree on before the first starts
+        if _select.kind_of(args) == "tpu":  # torch_tpu 0.2 needs these variables before the first process starts
             torch.tpu.distributed.set_tpu_launch_env(nproc_per_node=count)  # type: ignore[attr-defined]
         return run(count)
     rank = os.environ.get("RANK") or "0"
@@ -49,15 +50,18 @@ def _everywhere(train: Callable[[argparse.Namespace], int], args: argparse.Names
             raise
         reason = str(error).strip().splitlines()[0]
         raise exits.UserError(
-            f"rank {rank} lost another process of the run, whose own message says why ({reason[:120]});"
-            " checkpoints are kept, run again to go on"
+            f"rank {rank} lost another process of the run, whose log says why ({reason[:120]});"
+            " checkpoints are kept: run the same command again to resume"
         ) from None
 
 
 def processes(args: argparse.Namespace) -> int:
-    """How many processes to start: ``--num-cores`` of CPU or accelerator, or all CUDA devices; 1 where somebody above
-    has started several already."""
-    kind = _device.kind_of(args)
+    """How many processes to start: ``--num-cores``, by default one per CUDA device and one for other devices.
+
+    1 for torch_xla, and if a launcher such as torchrun has already started several. Raises :class:`UserError` if
+    ``--num-cores`` exceeds the accelerators present.
+    """
+    kind = _select.kind_of(args)
     if kind == "xla" or any(os.environ.get(name) for name in ("RANK", "LOCAL_RANK", "WORLD_SIZE")):
         return 1
     if kind == "cpu":
@@ -69,13 +73,13 @@ def processes(args: argparse.Namespace) -> int:
 
 
 def run(count: int) -> int:
-    """Run this very command line in ``count`` processes; returns the code of the first that failed, else 0.
+    """Run this process's command line in ``count`` processes; returns the exit code of the first that fails, else 0.
 
-    SIGTERM is passed on. A terminal's Ctrl-C reaches all of them by itself.
+    SIGTERM is forwarded. SIGINT is ignored here, because a terminal sends it to all processes of the group.
     """
     store = torch.distributed.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False,
                                        timeout=timedelta(minutes=5))  # fmt: skip
-    # The variables that torchrun sets; with its agent's store no port has to be guessed.
+    # The variables that torchrun sets. Sharing the agent's store avoids choosing a free port in advance.
     shared = {"WORLD_SIZE": str(count), "LOCAL_WORLD_SIZE": str(count), "MASTER_ADDR": "127.0.0.1",
               "MASTER_PORT": str(store.port), "TORCHELASTIC_USE_AGENT_STORE": "True",
               "TORCHELASTIC_RESTART_COUNT": "0", "GLOO_SOCKET_IFNAME": "lo",
@@ -96,7 +100,7 @@ def run(count: int) -> int:
 
 
 def _wait(running: dict[int, subprocess.Popen[bytes]]) -> int:
-    """The code of the first process that failed; the others are killed if they go on without it."""
+    """The exit code of the first process that fails; others are killed ``_GRACE`` seconds later."""
     code, deadline = 0, float("inf")
     while running:
         for rank, child in list(running.items()):

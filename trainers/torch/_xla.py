@@ -1,4 +1,4 @@
-"""The PyTorch trainers' seam to torch_xla: every call of it is here."""
+"""torch_xla devices for the PyTorch trainers. No other module calls torch_xla."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from trainers.torch._device import PROCESS_TIMEOUT, Device
 
 
 class Xla(Device):
-    """torch_xla: one process per host, all its devices (and all hosts') in one SPMD mesh."""
+    """torch_xla: one process per host, with the devices of all hosts in one SPMD mesh."""
 
     kind = "xla"
-    memory_format = torch.contiguous_format  # XLA picks the layout itself
+    memory_format = torch.contiguous_format  # XLA chooses layouts itself
 
     def __init__(self, args: argparse.Namespace) -> None:
         self._cores = args.num_cores
@@ -29,7 +29,7 @@ class Xla(Device):
         on_cpu = os.environ.get("PJRT_DEVICE", "").upper() == "CPU"
         if on_cpu and self._cores:
             os.environ.setdefault("CPU_NUM_DEVICES", str(self._cores))
-        os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")  # XLA announces deprecations of its own at each compilation
+        os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")  # XLA logs deprecation warnings at every compilation
         import torch_xla
         import torch_xla.core.xla_model as xm
         import torch_xla.debug.metrics as metrics
@@ -37,7 +37,7 @@ class Xla(Device):
 
         self._xla, self._xm, self._metrics = torch_xla, xm, metrics
         cache = os.environ.get("XLA_PERSISTENT_CACHE_PATH")
-        if cache and not on_cpu:  # XLA's CPU backend does not serialise executables
+        if cache and not on_cpu:  # XLA's CPU backend cannot serialize executables
             xr.initialize_cache(cache)
         self._mesh = None
         if self._cores != 1 and (not on_cpu or int(os.environ.get("CPU_NUM_DEVICES") or 1) > 1):
@@ -55,7 +55,7 @@ class Xla(Device):
         return torch_xla.device() if hasattr(torch_xla, "device") else xm.xla_device()
 
     def _join(self) -> None:
-        # torch_xla finds its own rendezvous; gloo is only for agreeing on stops and for reading checkpoints.
+        # torch_xla has its own rendezvous; gloo only serves agree() and agreed_state().
         if self.processes > 1:
             distributed.init_process_group("gloo", init_method="xla://", timeout=PROCESS_TIMEOUT)
 
@@ -63,30 +63,33 @@ class Xla(Device):
         return os.environ.get("PJRT_DEVICE", "").upper() == "TPU"
 
     def parallel(self, model: nn.Module) -> nn.Module:
-        """``model`` itself: the partitioner adds the all-reduce of the gradients."""
+        """``model`` itself: XLA's SPMD partitioner adds the all-reduce of the gradients."""
         return model
 
     def place(self, model: nn.Module) -> nn.Module:
-        """``model``, its weights the same on all devices."""
+        """``model`` on the devices, with its weights replicated."""
         model = super().place(model)
         for tensor in (*model.parameters(), *model.buffers()):
             self._replicate(tensor)
         return model
 
     def put(self, array: np.ndarray | torch.Tensor) -> torch.Tensor:
-        """The same data on every device."""
+        """``array``, replicated on all devices."""
         tensor = super().put(array)
         self._replicate(tensor)
         return tensor
 
     def load_weights(self, model: nn.Module, weights: State) -> None:
-        """Give ``model`` the tensors ``weights`` as data of the device: a copy onto what is there would be computed by
-        the next step, whose graph would then be another than that of all other steps."""
+        """Load the tensors ``weights`` into ``model`` as new device data.
+
+        Copying into the existing tensors would become part of the next step's graph, which would then be compiled
+        separately.
+        """
         for name, tensor in model.state_dict(keep_vars=True).items():
             tensor.data = self.put(weights[name])
 
     def load(self, model: nn.Module, optimizer: torch.optim.Optimizer, state: State) -> None:
-        """As on other devices, and the optimizer's tensors as data of the device too."""
+        """As on other devices, with the optimizer's tensors as new device data too."""
         super().load(model, optimizer, state)
         for entry in optimizer.state.values():
             for name, value in entry.items():
@@ -94,13 +97,15 @@ class Xla(Device):
                     entry[name] = self.put(value.cpu())
 
     def _replicate(self, tensor: torch.Tensor) -> None:
-        """Say what is so by default: results carry a sharding, and without one on its inputs the first step would
-        be another graph than all later ones."""
+        """Mark ``tensor`` as replicated, which is the default.
+
+        Results carry a sharding. If the first step's inputs had none, its graph would differ from that of later steps.
+        """
         if self._mesh is not None:
             self._xs.mark_sharding(tensor, self._mesh, (None,) * tensor.dim())
 
     def put_share(self, rows: np.ndarray) -> torch.Tensor:
-        """This host's ``rows``, sharded over its own devices; all hosts' rows are one global batch."""
+        """This host's ``rows``, sharded over its devices; the rows of all hosts form the global batch."""
         if self._mesh is None:
             return super().put(rows)
         tensor = torch.as_tensor(rows)
@@ -108,26 +113,26 @@ class Xla(Device):
         return self._xm.send_cpu_data_to_device([tensor], self.torch_device, spec)[0]  # type: ignore[no-any-return]
 
     def end_step(self) -> None:
-        """Cut the graph here and start it."""
+        """End the graph of this step and start its execution."""
         self._xla.sync()
 
     def sum(self, values: torch.Tensor) -> list[float]:
-        """``values``: under SPMD they are sums over all devices already."""
+        """``values`` on the host: under SPMD they already are sums over all devices."""
         return values.cpu().tolist()  # type: ignore[no-any-return]
 
     def compilations(self) -> tuple[int, float]:
-        """Graphs XLA compiled, and the seconds that took."""
+        """The number of graphs that XLA compiled, and the seconds it took."""
         data = self._metrics.metric_data("CompileTime")
         return (int(data[0]), data[1] / 1e9) if data else (0, 0.0)
 
     def profile(self, folder: str) -> Callable[[], None]:
-        """Trace with XLA's profiler into ``folder`` (TensorBoard's profile plugin)."""
+        """Trace with XLA's profiler into ``folder``, for TensorBoard's profile plugin."""
         import torch_xla.debug.profiler as profiler
 
         profiler.start_trace(folder)
         return profiler.stop_trace  # type: ignore[no-any-return]
 
     def close(self, args: argparse.Namespace) -> None:
-        """Print the metrics report if asked to."""
+        """Print torch_xla's metrics report with ``--metrics-debug``."""
         if args.metrics_debug and self.chief:
             print(self._metrics.metrics_report())

@@ -15,9 +15,9 @@ from trainers.common.flags import Flag, one_of
 from trainers.torch._flags import FLAGS
 
 MODEL = Flag("model", one_of("small", "resnet18", "resnet34", "resnet50"), "small", "small: four stages, 2.8 million"
-             " weights; the others: torchvision's, which --weights fits")  # fmt: skip
+             " weights; the others are torchvision's and accept --weights")  # fmt: skip
 
-if __name__ == "__main__":  # before torch is imported, so that --help and mistakes answer at once
+if __name__ == "__main__":  # before torch is imported, so that --help and usage errors are immediate
     ARGS = flags.parse("flowers", "Flowers in PyTorch.", (*FLAGS, *flowers_data.FLAGS, MODEL),
                        epochs=30, lr=0.05, batch_size=32, test_batch_size=100)  # fmt: skip
 
@@ -30,7 +30,7 @@ from torch import nn
 from trainers.common.checkpoints import State
 from trainers.common.run import Run
 from trainers.common.schedule import warmup_cosine
-from trainers.torch import _checkpoint, _device, _export, _launch
+from trainers.torch import _checkpoint, _device, _export, _launch, _select
 from trainers.torch._device import Device
 
 PRETRAINED_SCALE = 0.1  # of the learning rate, for layers that start from --weights
@@ -42,14 +42,14 @@ def unit(into: int, out: int, stride: int = 1) -> nn.Sequential:
 
 
 class Residual(nn.Module):
-    """Two units, added to what goes in."""
+    """Two units with a residual connection."""
 
     def __init__(self, width: int) -> None:
         super().__init__()
         self.units = nn.Sequential(unit(width, width), unit(width, width))
 
     def forward(self, features: torch.Tensor) -> torch.Tensor:
-        """``features`` and what the units make of them."""
+        """``features`` plus the output of the units."""
         return features + self.units(features)
 
 
@@ -62,7 +62,10 @@ def small(classes: int) -> nn.Sequential:
 
 
 def network(args: argparse.Namespace, classes: int) -> nn.Module:
-    """The model ``args`` ask for, with its pretrained weights but for the last layer."""
+    """The model of ``--model``, with the pretrained weights of ``--weights`` in all but the last layer.
+
+    Raises :class:`UserError` if ``--weights`` does not fit the model.
+    """
     if args.model == "small":
         if args.weights:
             raise exits.UserError("--weights needs --model resnet18, resnet34 or resnet50", exits.USAGE)
@@ -77,7 +80,7 @@ def network(args: argparse.Namespace, classes: int) -> nn.Module:
             weights = torch.load(args.weights, map_location="cpu", weights_only=True)
             weights = {name: value for name, value in weights.items() if not name.startswith("fc.")}
             missing, unexpected = model.load_state_dict(weights, strict=False)
-        except Exception as error:  # no file, no archive, no tensors, other shapes: each its own kind of exception
+        except Exception as error:  # a missing file, a damaged archive, other shapes: all raise different types
             reason = str(error).splitlines()[0]
             raise exits.UserError(f"--weights {args.weights}: no weights of {args.model}: {reason}") from None
         if unexpected or {name for name in missing if not name.startswith("fc.")}:
@@ -86,7 +89,7 @@ def network(args: argparse.Namespace, classes: int) -> nn.Module:
 
 
 def parameter_groups(args: argparse.Namespace, model: nn.Module) -> list[dict[str, object]]:
-    """With ``--weights``, what was pretrained learns more slowly than the new last layer."""
+    """Parameter groups for the optimizer. With ``--weights``, pretrained layers have a lower learning rate."""
     if not args.weights:
         return _device.decay_groups(model, args.weight_decay)
     head = list(model.fc.parameters())
@@ -96,8 +99,8 @@ def parameter_groups(args: argparse.Namespace, model: nn.Module) -> list[dict[st
 
 
 def resampling(start: torch.Tensor, end: torch.Tensor, source: int, target: int) -> torch.Tensor:
-    """Matrices ``[n, target, source]`` that scale the spans ``start`` to ``end`` (shares of a side of ``source``
-    pixels) to ``target`` pixels: bilinear, wider when shrinking; ``start`` > ``end`` mirrors."""
+    """Matrices ``[n, target, source]`` that resize the spans from ``start`` to ``end`` (fractions of a side of
+    ``source`` pixels) to ``target`` pixels: bilinear, with antialiasing; ``start`` > ``end`` mirrors."""
     steps = (torch.arange(target, device=start.device) + 0.5) / target
     centres = (start[:, None] + (end - start)[:, None] * steps) * source - 0.5
     reach = ((end - start).abs() * source / target).clamp(min=1.0)[:, None, None]
@@ -106,7 +109,7 @@ def resampling(start: torch.Tensor, end: torch.Tensor, source: int, target: int)
     return weights / weights.sum(dim=2, keepdim=True)
 
 
-def cut_out(images: torch.Tensor, numbers: torch.Tensor, boxes: torch.Tensor, side: int) -> torch.Tensor:
+def gather_crops(images: torch.Tensor, numbers: torch.Tensor, boxes: torch.Tensor, side: int) -> torch.Tensor:
     """``float[n, 3, side, side]`` in 0 to 255: the ``boxes`` (upper, lower, left, right) of ``images[numbers]``."""
     down = resampling(boxes[:, 0], boxes[:, 1], images.shape[1], side)
     across = resampling(boxes[:, 2], boxes[:, 3], images.shape[2], side)
@@ -115,14 +118,14 @@ def cut_out(images: torch.Tensor, numbers: torch.Tensor, boxes: torch.Tensor, si
 
 
 def normalised(pixels: torch.Tensor) -> torch.Tensor:
-    """``[n, 3, y, x]`` of 0 to 255 with ImageNet's means 0 and deviations 1, which pretrained weights expect."""
+    """``[n, 3, y, x]`` of 0 to 255 normalized to mean 0 and deviation 1 over ImageNet, as pretrained weights expect."""
     mean = torch.tensor([123.675, 116.28, 103.53], device=pixels.device)[:, None, None]
     deviation = torch.tensor([58.395, 57.12, 57.375], device=pixels.device)[:, None, None]
     return (pixels - mean) / deviation
 
 
 class Served(nn.Module):
-    """The exported model: probabilities ``[n, classes]`` of images ``uint8[n, side, side, 3]`` of its own size."""
+    """The exported model: probabilities ``[n, classes]`` of images ``uint8[n, side, side, 3]``, incl. preprocessing."""
 
     def __init__(self, model: nn.Module) -> None:
         super().__init__()
@@ -134,7 +137,7 @@ class Served(nn.Module):
 
 
 class Trainer:
-    """Model, optimizer and data on a device, and what is done with them in a step."""
+    """Model, optimizer and data on a device, with the training step and the test."""
 
     def __init__(self, args: argparse.Namespace, device: Device) -> None:
         self.args, self.device = args, device
@@ -143,14 +146,14 @@ class Trainer:
         self.model = device.place(network(args, len(self.data.classes)))
         self.parallel = device.parallel(self.model)
         self.optimizer = device.sgd(parameter_groups(args, self.model), args.momentum)
-        # The last loss, or the first that was not finite: watched on the device, read only when logged.
+        # The last loss, or the first that was not finite: kept on the device, read only when it is logged.
         self.loss = device.put(torch.zeros(1))
 
     def step(self, batch: torch.Tensor, boxes: torch.Tensor, learning_rate: float) -> None:
-        """Train on ``batch`` (image number, label) cut to ``boxes``."""
+        """Train on ``batch`` (image number, label) cropped to ``boxes``."""
         _device.set_learning_rate(self.optimizer, learning_rate)
         with self.device.autocast():
-            pixels = cut_out(self.images, batch[:, 0], boxes, self.args.image_size)
+            pixels = gather_crops(self.images, batch[:, 0], boxes, self.args.image_size)
             logits = self.parallel(normalised(pixels).contiguous(memory_format=self.device.memory_format))
         loss = F.cross_entropy(logits.float(), batch[:, 1], label_smoothing=self.args.label_smoothing)
         self.optimizer.zero_grad()
@@ -168,7 +171,8 @@ class Trainer:
         for number in run.testing(range(len(rows))):
             batch, places = self.device.put_batch(rows[number]), self.device.put_batch(boxes[number])
             with self.device.autocast():
-                logits = self.model(normalised(cut_out(self.test_images, batch[:, 0], places, self.args.image_size)))
+                crops = gather_crops(self.test_images, batch[:, 0], places, self.args.image_size)
+                logits = self.model(normalised(crops))
             correct = (logits.argmax(dim=1) == batch[:, 1]).sum()
             loss = F.cross_entropy(logits.float(), batch[:, 1], ignore_index=-1, reduction="sum")
             sums = sums + torch.stack([correct.float(), loss])
@@ -178,17 +182,17 @@ class Trainer:
         return correct, len(self.data.test_labels), loss
 
     def snapshot(self) -> State:
-        """What a checkpoint holds."""
+        """The contents of a checkpoint."""
         return self.device.to_cpu({"model": self.model.state_dict(), "optimizer": self.optimizer.state_dict()})
 
     def restore(self, state: State) -> None:
-        """Go back to ``state``."""
+        """Load ``state``, the contents of a checkpoint."""
         self.device.load(self.model, self.optimizer, state)
 
 
 def main(args: argparse.Namespace) -> int:
     """Train, test, save and export as ``args`` say; returns the exit code."""
-    device = _device.find(args)
+    device = _select.find(args)
     trainer = Trainer(args, device)
     with Run("torch.flowers", args, device, len(trainer.data.labels)) as run:
         checkpoints = _checkpoint.folder(args.checkpoint_dir, args.keep_checkpoints)

@@ -15,10 +15,10 @@ from trainers.torch._flags import FLAGS
 
 MORE = (
     Flag("model", str, "resnet50", "any classification model of torchvision: resnet18, resnet50, vit_b_16..."),
-    Flag("compile", one_of("auto", "on", "off"), "auto", "torch.compile; auto: on CUDA, where it pays"),
+    Flag("compile", one_of("auto", "on", "off"), "auto", "use torch.compile; auto: on CUDA only"),
 )
 
-if __name__ == "__main__":  # before torch is imported, so that --help and mistakes answer at once
+if __name__ == "__main__":  # before torch is imported, so that --help and usage errors are immediate
     ARGS = flags.parse("imagenet", "ImageNet in PyTorch.", (*FLAGS, *imagenet_data.FLAGS, *MORE),
                        epochs=18, lr=0.5, batch_size=256, test_batch_size=256)  # fmt: skip
 
@@ -34,7 +34,7 @@ from torch import nn
 from trainers.common.checkpoints import State
 from trainers.common.run import Run
 from trainers.common.schedule import warmup_cosine
-from trainers.torch import _checkpoint, _decode, _device, _export, _launch
+from trainers.torch import _checkpoint, _decode, _device, _export, _launch, _select
 from trainers.torch._device import Device
 
 
@@ -52,14 +52,14 @@ def network(args: argparse.Namespace) -> nn.Module:
 
 
 def normalised(pixels: torch.Tensor) -> torch.Tensor:
-    """``uint8[n, side, side, 3]`` as ``float[n, 3, side, side]`` with ImageNet's means 0 and deviations 1."""
+    """``uint8[n, side, side, 3]`` as ``float[n, 3, side, side]`` normalized over ImageNet."""
     mean = torch.tensor([123.675, 116.28, 103.53], device=pixels.device)
     deviation = torch.tensor([58.395, 57.12, 57.375], device=pixels.device)
     return ((pixels.float() - mean) / deviation).permute(0, 3, 1, 2)
 
 
 class Served(nn.Module):
-    """The exported model: class probabilities of images ``uint8[n, side, side, 3]``, preprocessing inside."""
+    """The exported model: class probabilities of images ``uint8[n, side, side, 3]``, including the preprocessing."""
 
     def __init__(self, model: nn.Module) -> None:
         super().__init__()
@@ -71,7 +71,7 @@ class Served(nn.Module):
 
 
 class Trainer:
-    """Model, optimizer and data on a device, and what is done with them in a step."""
+    """Model, optimizer and data on a device, with the training step and the test."""
 
     def __init__(self, args: argparse.Namespace, device: Device) -> None:
         self.args, self.device = args, device
@@ -82,18 +82,18 @@ class Trainer:
         compiled = args.compile == "on" or (args.compile == "auto" and device.kind == "cuda")
         self.parallel = device.parallel(torch.compile(self.model) if compiled else self.model)
         self.optimizer = device.sgd(_device.decay_groups(self.model, args.weight_decay), args.momentum)
-        # The last loss, or the first that was not finite: watched on the device, read only when logged.
+        # The last loss, or the first that was not finite: kept on the device, read only when it is logged.
         self.loss = device.put(torch.zeros(1))
 
     def step(self, pixels: torch.Tensor, labels: torch.Tensor, mask: torch.Tensor, learning_rate: float) -> None:
-        """Train on ``pixels`` (uint8), mixed with their neighbours where ``mask`` says so."""
+        """Train on ``pixels`` (uint8), blended with the next image of the batch where ``mask`` is below 1."""
         _device.set_learning_rate(self.optimizer, learning_rate)
         self.optimizer.zero_grad()
         parts = self.args.accumulate
-        for turn, (part, targets) in enumerate(zip(pixels.chunk(parts), labels.chunk(parts), strict=True)):
-            # Gradients cross the network once a step, with its last part.
-            alone = turn < parts - 1 and isinstance(self.parallel, nn.parallel.DistributedDataParallel)
-            with self.parallel.no_sync() if alone else contextlib.nullcontext():
+        for number, (part, targets) in enumerate(zip(pixels.chunk(parts), labels.chunk(parts), strict=True)):
+            # Gradients are averaged over the processes once per step, with its last part.
+            local = number < parts - 1 and isinstance(self.parallel, nn.parallel.DistributedDataParallel)
+            with self.parallel.no_sync() if local else contextlib.nullcontext():
                 (self._loss(part, targets, mask) / parts).backward()
         self.optimizer.step()
         if self.average is not None:
@@ -129,7 +129,8 @@ class Trainer:
             images = normalised(self.device.put_share(pixels)).contiguous(memory_format=self.device.memory_format)
             with self.device.autocast():
                 logits = model(images).float()
-            hits = logits.topk(min(5, logits.shape[1]), dim=1).indices == labels[:, None]  # no class is -1, the padding
+            # The padding's label, -1, never hits.
+            hits = logits.topk(min(5, logits.shape[1]), dim=1).indices == labels[:, None]
             loss = F.cross_entropy(logits, labels, ignore_index=-1, reduction="sum")
             sums = sums + torch.stack([hits[:, 0].sum().float(), loss, hits.sum().float()])
             self.device.end_step()
@@ -138,21 +139,21 @@ class Trainer:
         return first, self.data.test_count, loss, 100 * fifth / self.data.test_count
 
     def snapshot(self) -> State:
-        """What a checkpoint holds."""
+        """The contents of a checkpoint."""
         state = {"model": self.model.state_dict(), "optimizer": self.optimizer.state_dict()}
         if self.average is not None:
             state["average"] = self.average.state_dict()
         return self.device.to_cpu(state)  # type: ignore[no-any-return]
 
     def restore(self, state: State) -> None:
-        """Go back to ``state``."""
+        """Load ``state``, the contents of a checkpoint."""
         self.device.load(self.model, self.optimizer, state)
         if self.average is not None:
             self.device.load_weights(self.average, state.get("average", state["model"]))
 
 
 def train_epoch(trainer: Trainer, run: Run, epoch: int, learning_rate: Callable[[int], float]) -> None:
-    """The steps of ``epoch`` that are still to do."""
+    """Train the remaining steps of ``epoch``."""
     data, device, side = trainer.data, trainer.device, trainer.data.side(epoch)
     with contextlib.closing(data.train(epoch, run.position, run.global_batch)) as batches:  # type: ignore[type-var]
         for step in run.steps():
@@ -166,7 +167,7 @@ def train_epoch(trainer: Trainer, run: Run, epoch: int, learning_rate: Callable[
 
 def main(args: argparse.Namespace) -> int:
     """Train, test, save and export as ``args`` say; returns the exit code."""
-    device = _device.find(args)
+    device = _select.find(args)
     trainer = Trainer(args, device)
     with Run("torch.imagenet", args, device, trainer.data.count) as run:
         checkpoints = _checkpoint.folder(args.checkpoint_dir, args.keep_checkpoints)

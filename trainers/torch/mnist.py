@@ -1,4 +1,4 @@
-"""MNIST in PyTorch: a small convolutional network, the whole data set as one tensor on the device.
+"""MNIST in PyTorch: a small convolutional network, with the data set as one tensor on the device.
 
     python -m trainers.torch.mnist --datadir FOLDER --epochs 5
 
@@ -10,7 +10,7 @@ from __future__ import annotations
 from trainers.common import flags, mnist_data
 from trainers.torch._flags import FLAGS
 
-if __name__ == "__main__":  # before torch is imported, so that --help and mistakes answer at once
+if __name__ == "__main__":  # before torch is imported, so that --help and usage errors are immediate
     ARGS = flags.parse("mnist", "MNIST in PyTorch.", (*FLAGS, *mnist_data.FLAGS))
 
 import argparse
@@ -24,13 +24,13 @@ from torch import nn
 from trainers.common.checkpoints import State
 from trainers.common.run import Run
 from trainers.common.schedule import warmup_cosine
-from trainers.torch import _checkpoint, _device, _export, _launch
+from trainers.torch import _checkpoint, _device, _export, _launch, _select
 from trainers.torch._device import Device
 
 
 def network() -> nn.Sequential:
     """Logits ``[n, 10]`` of images ``[n, 1, 28, 28]``: two 5x5 convolutions, pooled before the ReLU (a quarter of
-    the work, the same result), and two linear layers. No dropout and no batch norm: nothing random, no state."""
+    the work, the same result), and two linear layers. No dropout and no batch norm, so no randomness and no state."""
     return nn.Sequential(
         nn.Conv2d(1, 32, 5),
         nn.MaxPool2d(2),
@@ -46,19 +46,19 @@ def network() -> nn.Sequential:
 
 
 def normalised(pixels: torch.Tensor) -> torch.Tensor:
-    """``uint8[n, 28, 28]`` as ``float[n, 1, 28, 28]`` with MNIST's mean 0 and deviation 1."""
+    """``uint8[n, 28, 28]`` as ``float[n, 1, 28, 28]`` normalized to mean 0 and deviation 1 over MNIST."""
     return ((pixels.float() / 255 - 0.1307) / 0.3081).unsqueeze(1)
 
 
-def cut_out(images: torch.Tensor, batch: torch.Tensor) -> torch.Tensor:
-    """The pixels ``uint8[n, 28, 28]`` that ``batch`` (rows of image, row offset, column offset, ...) points at."""
+def gather_crops(images: torch.Tensor, batch: torch.Tensor) -> torch.Tensor:
+    """The crops ``uint8[n, 28, 28]`` that ``batch`` lists, as rows of image, row offset, column offset and label."""
     side = torch.arange(mnist_data.SIDE, device=batch.device)
     image, row, column = batch[:, 0], batch[:, 1, None] + side, batch[:, 2, None] + side
     return images[image[:, None, None], row[:, :, None], column[:, None, :]]
 
 
 class Served(nn.Module):
-    """The exported model: probabilities ``[n, 10]`` of raw images ``uint8[n, 28, 28]``, preprocessing inside."""
+    """The exported model: probabilities ``[n, 10]`` of raw images ``uint8[n, 28, 28]``, including the preprocessing."""
 
     def __init__(self, model: nn.Module) -> None:
         super().__init__()
@@ -70,9 +70,9 @@ class Served(nn.Module):
 
 
 class Trainer:
-    """Model, optimizer and data on a device, and what is done with them in a step."""
+    """Model, optimizer and data on a device, with the training step and the test."""
 
-    network = staticmethod(network)  # a trainer of one's own that only has another model replaces this
+    network = staticmethod(network)  # override this in a subclass to train another model
 
     def __init__(self, args: argparse.Namespace, device: Device) -> None:
         self.args, self.device = args, device
@@ -82,15 +82,15 @@ class Trainer:
         self.model = device.place(self.network())
         self.parallel = device.parallel(self.model)
         self.optimizer = device.sgd(self.model.parameters(), args.momentum)
-        # The last loss, or the first that was not finite: watched on the device, read only when logged.
+        # The last loss, or the first that was not finite: kept on the device, read only when it is logged.
         self.loss = device.put(torch.zeros(1))
         self._train: Callable[[torch.Tensor], None] = self._train_eagerly
 
     def prepare(self) -> None:
-        """What a device wants to do once, before the time that counts as training."""
+        """Capture the training step where the device supports it; not counted as training time."""
         example = self.device.put(np.zeros((self.args.batch_size, 4), np.int64))
         changed = [*_device.trained(self.model, self.optimizer), self.loss]
-        self._train = self.device.repeated(self._train_eagerly, changed, [example])
+        self._train = self.device.capture_graph(self._train_eagerly, changed, [example])
 
     def step(self, batch: torch.Tensor, learning_rate: float) -> None:
         """Train on ``batch`` (see :func:`mnist_data.train_rows`)."""
@@ -100,7 +100,7 @@ class Trainer:
 
     def _train_eagerly(self, batch: torch.Tensor) -> None:
         with self.device.autocast():
-            logits = self.parallel(normalised(cut_out(self.images, batch)))
+            logits = self.parallel(normalised(gather_crops(self.images, batch)))
         loss = F.cross_entropy(logits.float(), batch[:, 3])
         self.optimizer.zero_grad()
         loss.backward()
@@ -115,7 +115,7 @@ class Trainer:
         for rows in run.testing(mnist_data.test_batches(self.test_labels, self.args.shift, global_batch)):
             batch = self.device.put_batch(rows)
             with self.device.autocast():
-                logits = self.model(normalised(cut_out(self.test_images, batch)))
+                logits = self.model(normalised(gather_crops(self.test_images, batch)))
             labels = batch[:, 3]
             correct = (logits.argmax(dim=1) == labels).sum()
             loss = F.cross_entropy(logits.float(), labels, ignore_index=-1, reduction="sum")
@@ -125,17 +125,17 @@ class Trainer:
         return correct, len(self.test_labels), loss
 
     def snapshot(self) -> State:
-        """What a checkpoint holds."""
+        """The contents of a checkpoint."""
         return self.device.to_cpu({"model": self.model.state_dict(), "optimizer": self.optimizer.state_dict()})
 
     def restore(self, state: State) -> None:
-        """Go back to ``state``."""
+        """Load ``state``, the contents of a checkpoint."""
         self.device.load(self.model, self.optimizer, state)
 
 
 def main(args: argparse.Namespace, kind: type[Trainer] = Trainer, name: str = "torch.mnist") -> int:
     """Train, test, save and export as ``args`` say; returns the exit code."""
-    device = _device.find(args)
+    device = _select.find(args)
     trainer = kind(args, device)
     with Run(name, args, device, len(trainer.labels)) as run:
         checkpoints = _checkpoint.folder(args.checkpoint_dir, args.keep_checkpoints)

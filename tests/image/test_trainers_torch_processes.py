@@ -1,0 +1,267 @@
+"""The PyTorch trainers with several processes, buckets, uneven data, pretrained weights and traces.
+
+All in one xla image, on the CPU.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.image.trainer_box import PYTHON, Box, box
+from trainyard.datasets import digits
+from trainyard.datasets import flowers as flowers_data
+from trainyard.fakes import storage
+
+CPU = ("--device=cpu", "--num-workers=2")
+SMALL = (*CPU, "--image-size=32", "--batch-size=5", "--test-batch-size=7")
+TWO = "--num-cores=2"
+PORT = 8765
+
+
+@pytest.fixture(scope="module")
+def here(built_image: Callable[[str], str], tmp_path_factory: pytest.TempPathFactory) -> Iterator[Box]:
+    with box(built_image("xla"), PJRT_DEVICE="CPU") as started:
+        started.put(digits.write_idx(tmp_path_factory.mktemp("digits"), gz=True), "digits")
+        yield started
+
+
+@pytest.fixture(scope="module")
+def flowers(here: Box, tmp_path_factory: pytest.TempPathFactory) -> str:
+    """One shard for training and one of 53 images for the test: fewer shards than processes, and uneven shares."""
+    return here.put(flowers_data.write(tmp_path_factory.mktemp("flowers"), "tar", train=103, test=53), "flowers")
+
+
+def test_sigterm_to_the_process_that_started_the_others_saves_once_and_ends_with_143(here: Box) -> None:
+    command = f"{PYTHON} -m trainers.torch.mnist --datadir=/data/digits --device=cpu --batch-size=32 --epochs=500 {TWO}"
+    (ended,) = here.run_parallel(
+        f"sh -c '{command} --checkpoint-dir=/tmp/two & echo $! >/tmp/two.pid; "
+        "until grep -q Epoch=2 /tmp/out0; do sleep 0.1; done; kill -TERM $(cat /tmp/two.pid); wait $(cat /tmp/two.pid)'"
+    )
+    assert (ended.code, ended.summary["status"], ended.summary["processes"]) == (143, "preempted", 2), ended.output
+    assert f"step-{ended.summary['global_step']:09d}.ckpt" in here.run("ls", "/tmp/two").output
+
+
+def test_two_processes_test_every_image_of_one_uneven_shard_once(here: Box, flowers: str) -> None:
+    run = (f"--datadir={flowers}", "--num-classes=5", "--model=resnet18", "--epochs=1", "--warmup-epochs=0",
+           "--precision=fp32", "--lr=0.001", "--momentum=0", *SMALL)  # fmt: skip
+    two = here.trainer("torch.imagenet", *run, TWO, "--output-dir=/tmp/uneven").learned()
+    tests = here.python("""
+import json
+print([json.loads(line)["count"] for line in open("/tmp/uneven/metrics.jsonl") if '"event": "test"' in line])
+""")
+    assert json.loads(tests.output) == [53]
+    assert (two["global_batch"], two["global_step"]) == (10, 10), "103 images make ten steps of two times five"
+
+
+def test_a_truncated_image_in_one_of_two_processes_ends_both_with_one_line(
+    here: Box, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    folder = flowers_data.write(tmp_path_factory.mktemp("broken"), train=60, test=10)
+    broken = folder / "train" / "rose" / "00002.jpg"
+    broken.write_bytes(broken.read_bytes()[:400])
+    run = f"--datadir={here.put(folder, 'broken')} --num-classes=5 --model=resnet18 --epochs=2 {' '.join(SMALL)} {TWO}"
+    (ended,) = here.run_parallel(f"{PYTHON} -m trainers.torch.imagenet {run}", seconds=60)
+    assert ended.code == 1, ended.output
+    said = [line for line in ended.lines if line.startswith("imagenet: ")]
+    assert len([line for line in said if "rose/00002.jpg: is no readable image" in line]) == 1, ended.output
+    assert len(said) == 1 or "lost another process of the run" in ended.output
+    assert "Traceback" not in ended.output
+
+
+def test_data_checkpoints_exports_and_logs_can_be_in_a_bucket(here: Box, tmp_path: Path) -> None:
+    """gcsfs with a fake Storage API: data, checkpoints, metrics, event files, export."""
+    (tmp_path / "storage.py").write_bytes(Path(storage.__file__).read_bytes())
+    serve = f"{PYTHON} -I -S {here.put(tmp_path, 'fake')}/storage.py /tmp/buckets"
+    here.run("mkdir", "-p", "/tmp/buckets/bucket")
+    here.run("cp", "-r", "/data/digits", "/tmp/buckets/bucket/")
+    here.run("sh", "-c", f"{serve} --port={PORT} >/tmp/storage.log 2>&1 &")
+    here.until("/tmp/storage.log", "url")
+    fake = {"STORAGE_EMULATOR_HOST": f"http://127.0.0.1:{PORT}"}
+    job = ("--datadir=gs://bucket/digits", "--epochs=2", "--device=cpu", "--job-dir=gs://bucket/job",
+           "--output-dir=gs://bucket/job/out")  # fmt: skip
+    stopped = here.trainer("torch.mnist", *job, "--num-steps=30", **fake).learned()
+    found = here.trainer("torch.mnist", *job, **fake).learned()
+    assert (stopped["global_step"], found["resumed_from"]) == (30, 30)
+    whole = here.trainer("torch.mnist", "--datadir=/data/digits", "--epochs=2", "--device=cpu").learned()
+    assert found["weights_sha256"] == whole["weights_sha256"]
+    looked = here.python("""
+import io, json, pathlib
+from trainers.common import tfrecord
+bucket = pathlib.Path("/tmp/buckets/bucket")
+files = {str(path.relative_to(bucket)): path.read_bytes() for path in (bucket / "job").rglob("*") if path.is_file()}
+events = [event["event"] for event in map(json.loads, files["job/out/metrics.jsonl"].splitlines())]
+board = [len(tfrecord.spans(io.BytesIO(files[name]), name)) for name in sorted(files) if "tfevents" in name]
+print(json.dumps([sorted(name for name in files if "tfevents" not in name), events, board]))
+""")
+    names, events, board = json.loads(looked.lines[-1])
+    assert names == ["job/checkpoints/step-000000022.ckpt", "job/checkpoints/step-000000030.ckpt",
+                     "job/checkpoints/step-000000044.ckpt", "job/model/model.onnx", "job/model/model.pt2",
+                     "job/out/metrics.jsonl", "job/out/report.json", "job/out/report.png"]  # fmt: skip
+    assert events.count("start") == events.count("summary") == 2, "a resumed run's metrics follow the first run's"
+    # A first record of the format's version, then steps 0 and 20 and the test of epoch 1, step 0 of epoch 2; the rest.
+    assert board == [1 + 3 + 1, 1 + 2], "no event is lost"
+    # The same bucket, by a server that refuses every request.
+    here.run("sh", "-c", f"{serve} --port={PORT + 1} --refuse=403 >/tmp/refusing.log 2>&1 &")
+    here.until("/tmp/refusing.log", "url")
+    refused = here.trainer("torch.mnist", *job, STORAGE_EMULATOR_HOST=f"http://127.0.0.1:{PORT + 1}")
+    assert refused.code == 1 and len(refused.lines) == 1, refused.output
+    assert refused.lines[0].startswith("mnist: gs://bucket/digits: cannot be reached: Forbidden")
+
+
+def test_pretrained_weights_fill_all_but_the_last_layer_which_has_ten_times_the_learning_rate(
+    here: Box, flowers: str
+) -> None:
+    """A step with a learning rate of 1e-30 shows the weights at the start: in float32 it only changes zeros."""
+    made = here.python("""
+import torch
+from torchvision import models
+torch.manual_seed(7)
+torch.save(models.resnet18(num_classes=1000).state_dict(), "/tmp/resnet18.pth")
+torch.save({"nonsense": torch.zeros(1)}, "/tmp/nonsense.pth")
+""")
+    assert made.code == 0, made.output
+    run = (f"--datadir={flowers}", *SMALL, "--model=resnet18", "--epochs=1", "--momentum=0", "--precision=fp32")
+    first = ("--num-steps=1", "--lr=1e-30", "--checkpoint-dir=/tmp/started")
+    here.trainer("torch.flowers", *run, *first, "--weights=/tmp/resnet18.pth").learned()
+    compared = here.python("""
+import glob, torch
+from torchvision import models
+given = torch.load("/tmp/resnet18.pth", weights_only=True)
+state = torch.load(glob.glob("/tmp/started/*.ckpt")[0], weights_only=True)
+names = [name for name, _ in models.resnet18().named_parameters() if not name.startswith("fc.")]
+rates = [group.get("lr_scale", 1) for group in state["optimizer"]["param_groups"]]
+started = [torch.where(given[name] == 0, 0, state["model"][name]) for name in names]
+print(all(torch.equal(*pair) for pair in zip(started, (given[name] for name in names))), len(names),
+      list(state["model"]["fc.weight"].shape), rates)
+""")
+    assert compared.output == "True 60 [5, 512] [1, 0.1]\n", compared.output
+    for path, said in (("/tmp/none.pth", "No such file"), ("/tmp/nonsense.pth", "nonsense")):
+        wrong = here.trainer("torch.flowers", *run, f"--weights={path}")
+        assert wrong.code == 1 and f"flowers: --weights {path}: no weights of resnet18" in wrong.output, wrong.output
+        assert said in wrong.output and "Traceback" not in wrong.output
+
+
+def test_a_trace_has_the_operators_of_its_steps_and_a_deterministic_run_gives_the_same_bits(
+    here: Box, flowers: str
+) -> None:
+    run = (f"--datadir={flowers}", *SMALL, "--epochs=1", "--deterministic")
+    one = here.trainer("torch.flowers", *run, "--profile=3", "--output-dir=/tmp/traced").learned()
+    two = here.trainer("torch.flowers", *run).learned()
+    assert one["weights_sha256"] == two["weights_sha256"]
+    counted = here.python("""
+import json
+names = [event.get("name") for event in json.load(open("/tmp/traced/trace.json"))["traceEvents"]]
+print(names.count("aten::cross_entropy_loss"))
+""")
+    assert counted.output.strip() == "3", "three steps are traced"
+
+
+def test_xla_writes_a_trace_for_tensorboard(here: Box) -> None:
+    run = ("--fake-data", "--fake-images=640", "--epochs=1", "--batch-size=32", "--profile=3", "--output-dir=/tmp/xla")
+    here.trainer("torch.mnist", *run).learned()
+    assert ".xplane.pb" in here.run("find", "/tmp/xla", "-name", "*.xplane.pb", "-size", "+1k").output
+
+
+def test_fast_decoding_differs_from_pillows_by_rounding_only(here: Box) -> None:
+    checked = here.python("""
+import io, numpy as np
+from PIL import Image
+from trainers.common import images
+from trainers.common.exits import UserError
+from trainers.torch import _decode
+assert _decode._decode, "torchvision decodes here"
+x, y = np.meshgrid(np.arange(500), np.arange(375))
+picture = np.stack([127 + 120 * np.sin(x / 17 + y / 29), x / 2, y / 2], 2).astype(np.uint8)
+for box in ((20, 30, 420, 330), (420, 30, 20, 330), (0, 0, 500, 375), (100, 100, 140, 150), (0, 0, 499, 374)):
+    for mode in ("RGB", "L", "CMYK"):
+        buffer = io.BytesIO()
+        Image.fromarray(picture).convert(mode).save(buffer, "JPEG", quality=90)
+        fast, slow = (decode(buffer.getvalue(), "x", 224, lambda width, height: box).astype(int)
+                      for decode in (_decode.decode, images.decode))
+        # Near its edge, Pillow's filter reaches beyond the box: by one pixel of the image, at most 6 of the crop.
+        rim = 8
+        differs = abs(fast - slow)[rim:-rim, rim:-rim].max()
+        # Both resize in two passes that round to bytes. CMYK images go to Pillow.
+        assert differs <= (0 if mode == "CMYK" else 2), (box, mode, differs)
+buffer = io.BytesIO()
+Image.fromarray(picture).save(buffer, "PNG")
+assert _decode.decode(buffer.getvalue(), "x", 50, lambda width, height: (0, 0, width, height)).shape == (50, 50, 3)
+for content in (b"no picture", buffer.getvalue()[:900], b"\\xff\\xd8\\xff\\xc0"):
+    try:
+        _decode.decode(content, "here.jpg", 50, lambda width, height: (0, 0, width, height))
+    except UserError as error:
+        assert "here.jpg: is no readable image" in str(error)
+    else:
+        raise AssertionError(content)
+print("alike")
+""")
+    assert checked.output == "alike\n", checked.output
+
+
+def test_capturing_a_step_changes_nothing_and_replaying_it_gives_the_same_bits(here: Box) -> None:
+    """A fake of ``torch.cuda`` runs the step again at each replay."""
+    checked = here.python("""
+import argparse, contextlib, numpy as np, torch
+from trainers.common import flags, mnist_data
+from trainers.torch import _accelerator, _device, mnist
+from trainers.torch._flags import FLAGS
+
+class Stream:
+    def wait_stream(self, other): pass
+
+class FakeCuda:
+    Stream = Stream
+    class CUDAGraph:
+        def replay(self): self.step()
+    def current_stream(self): return Stream()
+    def stream(self, stream): return contextlib.nullcontext()
+    @contextlib.contextmanager
+    def graph(self, graph):
+        graph.step = lambda: trainer._train_eagerly(captured.inputs[0])
+        yield
+
+words = ["--fake-data", "--fake-images=640", "--device=cpu", "--precision=fp32"]
+args = flags.parse("mnist", "", (*FLAGS, *mnist_data.FLAGS), words)
+digests = []
+for capture in (False, True):
+    trainer = mnist.Trainer(args, _device.Device(args))
+    rows = mnist_data.train_rows(trainer.labels, args, 1)
+    if capture:
+        before = _device.weights_sha256(trainer.model)
+        changed = [*_device.trained(trainer.model, trainer.optimizer), trainer.loss]
+        _device.set_learning_rate(trainer.optimizer, 0.1)
+        captured = _accelerator.CapturedStep(trainer._train_eagerly, changed, [torch.from_numpy(rows[:64])], FakeCuda())
+        assert _device.weights_sha256(trainer.model) == before and trainer.loss.item() == 0
+        assert all(not entry["momentum_buffer"].any() for entry in trainer.optimizer.state.values())
+        trainer._train = captured
+    for step in range(5):
+        trainer.step(torch.from_numpy(rows[64 * step :][:64]), 0.01 * step)
+    digests.append((_device.weights_sha256(trainer.model), trainer.loss.item()))
+assert digests[0] == digests[1], digests
+print("alike")
+""")
+    assert checked.output == "alike\n", checked.output
+
+
+def test_under_spmd_a_host_reads_only_its_part_of_a_batch(here: Box) -> None:
+    """The second of two hosts gets the second half of the rows, and each host shards its rows over its devices."""
+    checked = here.python(
+        """
+import argparse, numpy as np, torch_xla
+from trainers.common import flags
+from trainers.torch._flags import FLAGS
+from trainers.torch._xla import Xla
+device = Xla(flags.parse("x", "", FLAGS, []))
+rows = device.put_share(np.arange(8).reshape(4, 2))
+print(torch_xla._XLAC._get_xla_sharding_spec(rows), rows.cpu().tolist())
+device.rank, device.processes = 1, 2
+print(device.share(np.arange(8)).tolist())
+""".replace("import argparse", "import os; os.environ['CPU_NUM_DEVICES'] = '4'\nimport argparse")
+    )
+    assert checked.lines[-2:] == ["{devices=[4,1]0,1,2,3} [[0, 1], [2, 3], [4, 5], [6, 7]]", "[4, 5, 6, 7]"], (
+        checked.output
+    )
