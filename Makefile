@@ -1,27 +1,33 @@
-# `make VERB TARGET=name` runs scripts/VERB.py; `make` alone lists the verbs. A new verb is a new module there.
-# Variables given to make reach the verbs through the environment, never through a shell's text.
+# `make COMMAND NAME=value` is `trainyard COMMAND` from this checkout, with the variable TRAINYARD_NAME=value.
+# Values reach the command through the environment; no shell expands them.
+# Every command sets up what it needs: .venv (scripts/setup-python.sh), and a Docker engine (scripts/install-engine.sh).
 
 .DEFAULT_GOAL := help
 MAKEFLAGS += --no-print-directory
-PYTHON := .venv/bin/python
-VERBS := $(shell grep -lE '^    cli\.run\(main\)$$' scripts/*.py | sed -E 's|scripts/(.*)\.py|\1|; s|_|-|g')
+TRAINYARD := .venv/bin/trainyard
+COMMANDS := $(subst _,-,$(filter-out __init__,$(patsubst scripts/trainyard/commands/%.py,%,$(wildcard scripts/trainyard/commands/*.py))))
 
-.PHONY: help setup engine $(VERBS)
+# The names of the variables on make's command line. Variables of the environment do not count.
+export TRAINYARD_MAKE_VARIABLES := $(foreach name,$(.VARIABLES),$(if $(filter command line,$(origin $(name))),$(name)))
+export TRAINYARD_MAKE_GOALS := $(MAKECMDGOALS)
+
+.PHONY: help setup engine $(COMMANDS)
+.NOTPARALLEL:
 
 help: .venv/.ready
-	@$(PYTHON) -m scripts
+	@$(TRAINYARD) --help
 
-$(VERBS): .venv/.ready
-	@$(PYTHON) -m scripts.$(subst -,_,$@)
+$(COMMANDS): .venv/.ready
+	@$(TRAINYARD) $@
 
-# Everything a fresh machine needs: Python packages, and a Docker engine where there is none.
+# Everything at once: Python packages, and a Docker engine if there is none.
 setup: .venv/.ready engine
 
 engine:
 	@scripts/install-engine.sh
 
-.venv/.ready: scripts/requirements.lock scripts/setup-python.sh
+.venv/.ready: scripts/requirements.lock scripts/setup-python.sh pyproject.toml
 	@scripts/setup-python.sh
 
-.DEFAULT:
-	@echo "make: no verb '$@'; there are: setup engine $(VERBS)" >&2; exit 2
+.DEFAULT: .venv/.ready
+	@$(TRAINYARD) $@

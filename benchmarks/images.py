@@ -15,18 +15,21 @@ then the files; layers packed with gzip. Versions, base, package index and engin
     second target        examples/patches, which shares xla's framework
 
 Seconds are those of the build with the export of the image; bytes are what a registry's storage grew by when the image
-was then pushed to it. All is done on a copy of the tree under a name of its own and removed again, cache included.
+was then pushed to it. All is done on a copy of the tree under a temporary name, and removed afterwards with its build
+cache.
 Parts are kept in build/benchmarks/images.json, so that a small machine can do one at a time.
 """
 
 from __future__ import annotations
 
+import argparse
 import contextlib
 import datetime
 import json
 import os
 import platform
 import statistics
+import sys
 import tempfile
 import uuid
 from collections.abc import Iterator
@@ -34,16 +37,18 @@ from pathlib import Path
 from typing import Any
 
 import docker.errors
-
 from benchmarks.images_report import markdown, tables, verdicts
 from benchmarks.images_sides import Original, Ours, Storage, Tree
-from scripts import base, cli, engine, indexes
-from scripts.cli import ROOT, STATE, StepFailed, UserError, log, say
-from scripts.spec import Spec, load
-from scripts.stored import blobs
-from scripts.stored.contents import look
-from scripts.units import in_units
 from tests.image.registry import running
+
+from trainyard import console
+from trainyard.console import StepFailed, UserError, log, say
+from trainyard.image import base_image, package_index
+from trainyard.oci import docker_engine, image_store
+from trainyard.oci.inventory import read_layer
+from trainyard.settings import ROOT, STATE
+from trainyard.spec.model import Spec, load
+from trainyard.spec.units import in_units
 
 #: The parts of a whole run, in the order of their size.
 PARTS = ("tf-cpu/ours", "tf-cpu/original", "xla/ours", "xla/original", "imports")
@@ -54,39 +59,39 @@ LEFT_OUT = {"xla/original": ("base updated",)}
 #: Parts, kept between runs, and what the repository shows of them.
 KEPT, RESULTS = STATE / "benchmarks" / "images.json", ROOT / "benchmarks" / "results" / "images.md"
 
-#: Times an import in fresh containers; without byte code, Python is told to look for it in an empty folder.
+#: Times an import in fresh containers; without byte code, Python looks for it in an empty folder.
 IMPORT = "import time; t = time.perf_counter(); import {module}; print(time.perf_counter() - t)"
 
 
 def bases(spec: Spec, name: str) -> tuple[str, str]:
     """The base, and an update of it: one file more."""
-    before = base.resolve(spec.base).reference
+    before = base_image.resolve(spec.base).reference
     after = f"{name}-base:updated"
     with tempfile.TemporaryDirectory() as folder:
         (Path(folder) / "Dockerfile").write_text(f"FROM {before}\nRUN date >/etc/updated\n", encoding="utf-8")
-        engine.buildx("build", "--quiet", "--load", "--provenance=false", f"--tag={after}", folder, quiet=True)
+        docker_engine.buildx("build", "--quiet", "--load", "--provenance=false", f"--tag={after}", folder, quiet=True)
     return before, after
 
 
 @contextlib.contextmanager
 def cleaned(name: str) -> Iterator[None]:
     """Remove every image called ``name`` afterwards, and the cache that came to be."""
-    before = engine.cached()
+    before = docker_engine.cached()
     try:
         yield
     finally:
         # Not the SDK's list of images, which asks for each again: others come and go meanwhile.
-        for image in engine.client().api.images():
+        for image in docker_engine.client().api.images():
             for tag in image["RepoTags"] or []:
                 if str(tag).startswith(name):
-                    engine.forget(str(tag))
+                    docker_engine.untag(str(tag))
         with contextlib.suppress(StepFailed, docker.errors.APIError):  # what was measured is worth more
-            engine.drop_cached(engine.cached() - before)
+            docker_engine.drop_cached(docker_engine.cached() - before)
 
 
 def size(reference: str) -> dict[str, Any]:
     """``unpacked`` and ``packed`` bytes of a local image, and its ``blobs`` (digest -> bytes)."""
-    parts = blobs.read(reference, look)
+    parts = image_store.read(reference, read_layer)
     return {
         "unpacked": sum(layer.found.size for layer in parts.layers),
         "packed": sum(layer.stored for layer in parts.layers),
@@ -133,19 +138,19 @@ def imports(repeat: int = 3) -> dict[str, dict[str, float]]:
     found: dict[str, dict[str, float]] = {}
     for target in ("tf-cpu", "xla"):
         reference, module = f"trainyard:{target}", load(target).framework.name
-        engine.image(reference, made_by=f"make image TARGET={target}")
+        docker_engine.image(reference, made_by=f"make image TARGET={target}")
         found[target] = {}
         for words, prefix in (("with", ""), ("without", "/nowhere")):
             environment = {"PYTHONDONTWRITEBYTECODE": "1", "PYTHONPYCACHEPREFIX": prefix, "PJRT_DEVICE": "CPU"}
             times = []
             for _ in range(repeat):
-                said = engine.client().containers.run(
+                said = docker_engine.client().containers.run(
                     reference,
                     ["-c", IMPORT.format(module=module)],
                     entrypoint=["python"],
                     environment={key: value for key, value in environment.items() if value},
                     network_mode="none",
-                    labels=engine.owned("benchmark"),
+                    labels=docker_engine.resource_labels("benchmark"),
                     remove=True,
                 )
                 times.append(float(said.decode().strip().splitlines()[-1]))
@@ -163,16 +168,18 @@ def kept() -> dict[str, Any]:
     return found
 
 
-def main(arguments: list[str]) -> int:
-    parser = cli.parser(__doc__, target=False)
+def main() -> None:
+    """Measure and print; the figures as JSON with ``--json``."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--json", action="store_true", help="the figures as JSON on stdout")
     parser.add_argument("--only", default="", help=f"parts, separated by commas: {', '.join(PARTS)}")
     parser.add_argument("--repeat", type=int, default=3, help="builds without a change and after an edit (default 3)")
     parser.add_argument("--report", action="store_true", help="measure nothing")
-    options = parser.parse_args(arguments)
+    options = parser.parse_args()
     wanted = [] if options.report else (options.only.split(",") if options.only else list(PARTS))
     for part in wanted:
         if part not in PARTS:
-            raise UserError(f"no part {part!r}; there are {', '.join(PARTS)}")
+            parser.error(f"no part {part!r}; there are {', '.join(PARTS)}")
     found = kept()
     for part in wanted:
         found[part] = imports() if part == "imports" else measure(part, max(1, options.repeat))
@@ -181,7 +188,7 @@ def main(arguments: list[str]) -> int:
         KEPT.parent.mkdir(parents=True, exist_ok=True)
         KEPT.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
     if not found:
-        raise UserError("nothing was measured yet")
+        parser.error("nothing was measured yet")
     for table in tables(found):
         log.print(table)
     for words, value, met in verdicts(found):
@@ -189,14 +196,16 @@ def main(arguments: list[str]) -> int:
     RESULTS.parent.mkdir(parents=True, exist_ok=True)
     RESULTS.write_text(markdown(found), encoding="utf-8")
     say(f"wrote {RESULTS.relative_to(ROOT)}")
-    cli.result(found, as_json=options.json)
-    return 0
+    console.result(found, as_json=options.json)
 
 
 def _index() -> str:
-    chosen = indexes.choose(load("xla"))[0]
+    chosen = package_index.choose(load("xla"))[0]
     return "PyTorch's CPU wheels" if chosen == "pytorch-cpu" else "CUDA builds (PyTorch's CPU index was out of reach)"
 
 
 if __name__ == "__main__":
-    cli.run(main)
+    try:
+        main()
+    except (UserError, StepFailed) as error:
+        sys.exit(str(error))

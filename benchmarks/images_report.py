@@ -6,8 +6,8 @@ from typing import Any
 
 from rich.table import Table
 
-from scripts.spec import load
-from scripts.units import in_units
+from trainyard.spec.model import load
+from trainyard.spec.units import in_units
 
 #: The targets: times faster, bytes after an edit, part of the first image's bytes.
 COLD, EDIT_BYTES, SECOND = 2.0, 200_000, 0.10

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import re
 import shutil
 import subprocess
@@ -14,13 +13,16 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from testcontainers.community.registry import DockerRegistryContainer
-
-from scripts import engine, indexes, locks
-from scripts.cli import ROOT, StepFailed
-from scripts.plan import FILE_EPOCH
-from scripts.published import registry
-from scripts.spec import Spec
 from tests.image.registry import running
+
+from trainyard import settings
+from trainyard.console import StepFailed
+from trainyard.image import package_index
+from trainyard.oci import docker_engine, registry
+from trainyard.settings import ROOT
+from trainyard.spec import lockfile
+from trainyard.spec.model import Spec
+from trainyard.spec.naming import FILE_EPOCH
 
 #: What the original recipe installs, one RUN each; {versions} of the target's locks are filled in.
 RECIPE = {
@@ -87,18 +89,18 @@ class Storage:
         """Push a local image; the bytes that the registry stores more than before."""
         destination = f"{running.address(self._container)}/bench"
         before = self._bytes()
-        engine.image(reference, made_by="make build").tag(destination, "latest")
+        docker_engine.image(reference, made_by="make build").tag(destination, "latest")
         try:
             for _ in registry.push(f"{destination}:latest"):
                 pass
         finally:
-            engine.client().api.remove_image(f"{destination}:latest", noprune=True)
+            docker_engine.client().api.remove_image(f"{destination}:latest", noprune=True)
         return self._bytes() - before
 
 
 @dataclass
 class Side:
-    """One way of making an image. ``bases`` are what it stands on before and after an update."""
+    """One way of making an image. ``bases`` are its base images before and after an update."""
 
     tree: Tree
     name: str
@@ -118,39 +120,40 @@ class Ours(Side):
     def reference(self) -> str:
         return f"{self.name}:{self.tree.spec.target}-candidate"
 
-    def _verb(self, *words: str, **more: str) -> str:
-        environment = os.environ | {
-            "IMAGE_NAME": self.name,
-            "BASE": self.base,
-            "WORKSHOP": self.bases[0],
-            "SOURCE_DATE_EPOCH": str(FILE_EPOCH),
-            "PROVENANCE": "0",
-            "TRAINYARD_BUILD": str(self.tree.folder / "build"),
-        }
-        environment.pop("NO_CACHE", None)
-        command = [sys.executable, "-m", *words]
+    def _trainyard(self, *words: str) -> str:
+        """Run a command of the copy's own package; its standard output."""
+        environment = settings.environment(
+            PYTHONPATH=str(self.tree.folder / "scripts"),
+            TRAINYARD_IMAGE_NAME=self.name,
+            TRAINYARD_BASE=self.base,
+            TRAINYARD_BUILD_BASE=self.bases[0],
+            TRAINYARD_PROVENANCE="0",
+            TRAINYARD_BUILD=str(self.tree.folder / "build"),
+            SOURCE_DATE_EPOCH=str(FILE_EPOCH),
+        )
+        command = [sys.executable, "-m", "trainyard", *words]
         done = subprocess.run(
-            command, cwd=self.tree.folder, env=environment | more, capture_output=True, text=True, check=False
+            command, cwd=self.tree.folder, env=environment, capture_output=True, text=True, check=False
         )
         if done.returncode:
-            last = (done.stderr.strip().splitlines() or ["no words"])[-1]
-            raise StepFailed(f"'python -m {' '.join(words)}' failed in the copy: {last}")
+            last = (done.stderr.strip().splitlines() or ["no output"])[-1]
+            raise StepFailed(f"'trainyard {' '.join(words)}' failed in the copy: {last}")
         return done.stdout
 
     def prepare(self) -> None:
         for target in ((), ("examples/patches",)):
-            self._verb("scripts.render", *target)  # the image's name is part of what is rendered
+            self._trainyard("render", *target)  # the image's name is part of what is rendered
 
     def require(self, pin: str) -> None:
         spec_file = self.tree.folder / "images" / self.tree.spec.target / "image.yaml"
         text = spec_file.read_text(encoding="utf-8")
         spec_file.write_text(re.sub(r"(?m)^(requirements: \[[^\]]*)\]", rf"\1, {pin}]", text), encoding="utf-8")
-        self._verb("scripts.lock", self.tree.spec.target)
-        self._verb("scripts.render")
+        self._trainyard("lock", self.tree.spec.target)
+        self._trainyard("render")
 
     def build(self, *, cold: bool = False, target: str = "") -> float:
-        more = {"NO_CACHE": "1"} if cold else {}
-        built = json.loads(self._verb("scripts.build", target or self.tree.spec.target, "--json", **more))
+        flags = ["--no-cache"] if cold else []
+        built = json.loads(self._trainyard("build", target or self.tree.spec.target, "--json", *flags))
         return float(built["seconds"])
 
 
@@ -169,7 +172,7 @@ class Original(Side):
 
     def build(self, *, cold: bool = False) -> float:
         spec = self.tree.spec
-        pins = locks.installed(spec, indexes.choose(spec)[0])
+        pins = lockfile.installed(spec, package_index.choose(spec)[0])
         lines = [line.format_map(pins) for line in RECIPE[spec.target]]
         lines.append(" ".join([f"cloudml-hypertune=={pins['cloudml-hypertune']}", *self.extra]))
         text = ORIGINAL.format(
@@ -181,9 +184,9 @@ class Original(Side):
         dockerfile.write_text(text, encoding="utf-8")
         command = ["build", "--quiet", "--provenance=false", f"--file={dockerfile}"]
         command.append(f"--output=type=image,name={self.reference},oci-mediatypes=true,compression=gzip")
-        bundle = engine.ca_bundle()
+        bundle = settings.ca_bundle()
         if bundle:
             command.append(f"--secret=id=ca,src={bundle}")
         started = time.monotonic()
-        engine.buildx(*command, *(["--no-cache"] if cold else []), str(self.tree.folder), quiet=True)
+        docker_engine.buildx(*command, *(["--no-cache"] if cold else []), str(self.tree.folder), quiet=True)
         return time.monotonic() - started

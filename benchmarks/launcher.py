@@ -2,7 +2,7 @@
 
     python -m benchmarks.launcher [IMAGE]
 
-In one container of IMAGE (a TensorFlow image, trainyard:tf-cpu by default), without a network, by turns:
+In one container of IMAGE (a TensorFlow image, trainyard:tf-cpu by default), without a network, alternating:
 
     floor      python3 -I -S -c pass
     launch     the launcher, nothing to resolve, to the end of /bin/true
@@ -29,16 +29,16 @@ from typing import Any
 
 import docker.errors
 
-from scripts import engine
+from trainyard.oci import docker_engine
 
 ROOT = Path(__file__).resolve().parent.parent
-FAKE = ROOT / "scripts" / "fakes" / "google_cloud.py"
-#: What TensorFlow 2.21 needs to resolve a TPU's name (launcher contract, finding 3).
+FAKE = ROOT / "scripts" / "trainyard" / "fakes" / "google_cloud.py"
+#: What TensorFlow 2.21 needs to resolve a TPU's name beside what the image has.
 GOOGLE_API_CLIENT = ("google-api-python-client", "oauth2client")
-#: The targets of issue 3: at most so many times the floor; at least so much faster and smaller than the recipe.
+#: The launcher's targets: at most so many times the floor; at least so much faster and smaller than the recipe.
 MOST_OF_FLOOR, LEAST_SPEED_UP, LEAST_MEMORY = 3, 50, 20
 
-# Runs inside the container: every case by turns, so that a busy machine disturbs all of them alike.
+# Runs inside the container: every case alternating, so that a busy machine disturbs all of them alike.
 INSIDE = r"""
 import json, os, statistics, sys, time
 sys.path.insert(0, "/bench")
@@ -136,9 +136,9 @@ def measure(image: str, fast: int, slow: int) -> dict[str, Any]:
         subprocess.run([*install, "--only-binary", ":all:", *GOOGLE_API_CLIENT], check=True)
         code = f"FAST, SLOW = {fast}, {slow}\n{INSIDE}"
         try:
-            container = engine.client().containers.create(
+            container = docker_engine.client().containers.create(
                 image, entrypoint=["tini", "--", "python", "/bench/inside.py"], network_mode="none",
-                labels=engine.owned("benchmark"),
+                labels=docker_engine.resource_labels("benchmark"),
             )  # fmt: skip
         except docker.errors.ImageNotFound:
             sys.exit(f"no image {image} here: make image TARGET=tf-cpu")
@@ -189,6 +189,7 @@ def table(found: dict[str, Any]) -> list[str]:
 
 
 def main() -> None:
+    """Measure and print a line per case."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("image", nargs="?", default="trainyard:tf-cpu")
     parser.add_argument("--turns", type=int, default=40, help="samples of the fast cases")

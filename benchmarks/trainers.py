@@ -61,7 +61,7 @@ def machine(device: str) -> dict[str, str]:
 
 def outside(name: str, image: str, device: str, rounds: int) -> dict[str, Any]:
     """Measure section ``name`` in a container of ``image`` (default: the section's own target)."""
-    from scripts import engine
+    from trainyard.oci import docker_engine
 
     section = sections.load(name)
     with tempfile.TemporaryDirectory() as folder:
@@ -69,12 +69,13 @@ def outside(name: str, image: str, device: str, rounds: int) -> dict[str, Any]:
         section.prepare(data)
         for path in (data, *data.rglob("*")):
             path.chmod(0o755 if path.is_dir() else 0o644)  # the image's user is another
-        engine.client()
+        docker_engine.client()
         command = [
             "docker", "run", "--rm", "--network=none", "--shm-size=2g", "--entrypoint=/opt/venv/bin/python",
-            *(f"--label={key}={value}" for key, value in engine.owned("benchmark").items()),
+            *(f"--label={key}={value}" for key, value in docker_engine.resource_labels("benchmark").items()),
             *(["--gpus=all"] if device == "cuda" else []),
-            f"--volume={ROOT}:/src:ro", f"--volume={data}:/data:ro", "--workdir=/tmp", "--env=PYTHONPATH=/src",
+            f"--volume={ROOT}:/src:ro", f"--volume={data}:/data:ro", "--workdir=/tmp",
+            "--env=PYTHONPATH=/src:/src/scripts",
             "--env=PYTHONDONTWRITEBYTECODE=1", image or f"trainyard:{section.TARGET}", "-m", "benchmarks.trainers",
             name, "--inside", "--json", "--data=/data", f"--device={device}", f"--rounds={rounds}",
         ]  # fmt: skip

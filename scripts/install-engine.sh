@@ -1,11 +1,11 @@
 #!/usr/bin/env bash
-# Gives a Debian or Ubuntu host a Docker engine modern enough for Trainyard (BuildKit >= 0.12 with
-# `COPY --link`, the containerd image store, zstd layers), and starts it. Does nothing where an engine
-# already answers; never changes an engine or an engine configuration it finds.
+# Installs and starts a Docker engine on a Debian or Ubuntu host: one with BuildKit >= 0.12 (`COPY --link`), the
+# containerd image store and zstd layers. It does nothing if an engine answers, and never changes an engine or an engine
+# configuration that exists.
 #
-# Environment:  DOCKER_HOST            as for every Docker client; a remote engine is only looked at
+# Environment:  DOCKER_HOST            as for every Docker client; a remote engine is only checked
 #               TRAINYARD_STATE        folder for apt lists, the engine's log      [/var/lib/trainyard]
-# Exit status:  0 an engine answers · 1 it cannot be had here (one line says what to do)
+# Exit status:  0 an engine answers · 1 none can be installed (one line says what to do)
 set -Eeuo pipefail
 
 state=${TRAINYARD_STATE:-/var/lib/trainyard}
@@ -33,15 +33,15 @@ install_by_hand="install Docker Engine 24 or later with buildx (docs.docker.com/
 export DEBIAN_FRONTEND=noninteractive
 apt_options=()
 
-# Debian 12's own docker.io (20.10) knows neither the containerd image store nor this BuildKit. Debian 13's
-# docker.io 26.1.5 runs on Debian 12's containerd, runc and libc (it wants libc6 >= 2.34), so only the engine
-# comes from there, at priority 100, out of an apt configuration of our own: the host's is left as it is.
-# Goes when Debian 12 does.
+# Debian 12's own docker.io (20.10) supports neither the containerd image store nor the BuildKit that Trainyard needs.
+# Debian 13's docker.io 26.1.5 runs on Debian 12's containerd, runc and libc (it wants libc6 >= 2.34), so only the engine
+# comes from there, at priority 100, with a separate apt configuration: the host's is not changed.
+# To be removed with the support of Debian 12.
 private_apt_for_debian_12() {
   local host_uri parts=$state/apt/sources.d
   host_uri=$( (cat /etc/apt/sources.list /etc/apt/sources.list.d/*.list 2>/dev/null | sed -nE 's#^deb (\[[^]]*\] )?([^ ]+) bookworm .*#\2#p'
                awk '/^URIs:/ {uri = $2} /^Suites:/ && / bookworm( |$)/ {print uri}' /etc/apt/sources.list.d/*.sources 2>/dev/null) | head -n 1)
-  [ -n "$host_uri" ] || die "found no Debian 'bookworm' source in /etc/apt to derive a 'trixie' one from: $install_by_hand"
+  [ -n "$host_uri" ] || die "no Debian 'bookworm' source in /etc/apt to derive a 'trixie' source from: $install_by_hand"
   rm -rf "$parts"
   mkdir -p "$parts" "$state/apt/lists/partial" "$state/apt/preferences.d"
   cp /etc/apt/sources.list.d/*.sources /etc/apt/sources.list.d/*.list "$parts/" 2>/dev/null || true
@@ -74,7 +74,7 @@ install_engine() {
     *) die "no Docker engine answers, and ${distribution:-this system} is neither Debian nor Ubuntu: $install_by_hand" ;;
   esac
   say "installing ${packages[*]} (this changes no package that is installed already)"
-  apt-get "${apt_options[@]}" -qq update >&2 || die "apt-get update failed: mend the apt sources, then run this again"
+  apt-get "${apt_options[@]}" -qq update >&2 || die "apt-get update failed: correct the apt sources, then run this again"
   if [ "$distribution:$version" = debian:12 ]; then
     local pinned=()
     for package in "${packages[@]}"; do
@@ -91,21 +91,21 @@ install_engine() {
     || die "apt-get install ${packages[*]} failed (see above): $install_by_hand"
 }
 
-# A host without an init system (a container, a CI machine) has nobody to start the service.
-start_by_hand() {
+# A host without an init system (a container, a CI machine) needs dockerd to be started directly.
+start_dockerd() {
   mkdir -p "$state"
-  say "starting dockerd by hand, log in $state/dockerd.log"
+  say "starting dockerd, log in $state/dockerd.log"
   setsid nohup dockerd >"$state/dockerd.log" 2>&1 </dev/null &
 }
 
 have dockerd || install_engine
-have docker || die "dockerd is here but the 'docker' client is not: install docker-cli (or docker-ce-cli)"
+have docker || die "dockerd is installed but the 'docker' client is not: install docker-cli (or docker-ce-cli)"
 
 if ! engine_answers; then
   if [ -d /run/systemd/system ]; then
     systemctl start docker || die "'systemctl start docker' failed: see 'journalctl -u docker'"
   else
-    start_by_hand
+    start_dockerd
   fi
 fi
 for _ in $(seq 150); do  # 2 s here on 2 cores (2026-11); a first start makes its storage

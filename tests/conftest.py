@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import shutil
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 
@@ -13,6 +15,54 @@ os.environ.setdefault("TESTCONTAINERS_RYUK_DISABLED", "true")
 
 ROOT = Path(__file__).resolve().parent.parent
 
+#: Program -> number of tests that are left out because it is not on PATH.
+_LEFT_OUT = pytest.StashKey[Counter[str]]()
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--big", action="store_true", help="also test the images that take minutes and 20 GB of disk each")
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Leave out tests marked ``needs(program, ...)`` where a program is not on PATH."""
+    left_out: Counter[str] = Counter()
+    kept, dropped = [], []
+    for item in items:
+        needed = [program for mark in item.iter_markers("needs") for program in mark.args]
+        missing = next((program for program in needed if not shutil.which(program)), None)
+        if missing:
+            left_out[missing] += 1
+            dropped.append(item)
+        else:
+            kept.append(item)
+    config.stash[_LEFT_OUT] = left_out
+    if dropped:
+        items[:] = kept
+        config.hook.pytest_deselected(items=dropped)
+
+
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    # A worker of pytest-xdist hands its result to the process that prints the summary.
+    if (output := getattr(session.config, "workeroutput", None)) is not None:
+        left_out: Counter[str] = session.config.stash.get(_LEFT_OUT, Counter())
+        output["left_out"] = dict(left_out)
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_testnodedown(node: object) -> None:
+    """A worker of pytest-xdist ended; each of them has collected all tests."""
+    if left_out := getattr(node, "workeroutput", {}).get("left_out"):
+        node.config.stash[_LEFT_OUT] = Counter(left_out)  # type: ignore[attr-defined]
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
+    if left_out := config.stash.get(_LEFT_OUT, None):
+        counts = ", ".join(
+            f"{number} {'test needs' if number == 1 else 'tests need'} {name}"
+            for name, number in sorted(left_out.items())
+        )
+        terminalreporter.write_line(f"not run: {counts}", yellow=True)
+
 
 @pytest.fixture(scope="session")
 def built_image() -> Callable[[str], str]:
@@ -20,17 +70,18 @@ def built_image() -> Callable[[str], str]:
 
     It is built if need be: once a session, and again where another test has dropped it.
     """
-    from scripts import engine, image
-    from scripts.spec import load
+    from trainyard.oci import docker_engine
+    from trainyard.release import candidate
+    from trainyard.spec.model import load
 
     made: dict[str, str] = {}
 
     def reference(target: str) -> str:
-        if target not in made or not engine.client().images.list(name=made[target]):
-            made[target] = str(image.make(load(target))["image"])
+        if target not in made or not docker_engine.client().images.list(name=made[target]):
+            made[target] = str(candidate.make(load(target))["image"])
             if os.environ.get("CI"):
                 # A throw-away machine never installs these wheels again: 8 GB less at the peak (of 40 allowed).
-                engine.buildx("prune", "--force", "--filter=type=exec.cachemount", quiet=True)
+                docker_engine.buildx("prune", "--force", "--filter=type=exec.cachemount", quiet=True)
         return made[target]
 
     return reference

@@ -1,1 +1,1 @@
-"""What the trainers are measured against, each written from its published description; every file stands alone."""
+"""What the trainers are measured against, each written from its published description; every file is self-contained."""

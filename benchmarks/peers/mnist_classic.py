@@ -14,7 +14,6 @@ import torch.nn.functional as F
 from PIL import Image
 from torch import nn
 from torch.utils.data import DataLoader, Dataset
-
 from trainers.common import idx
 
 

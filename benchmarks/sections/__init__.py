@@ -6,7 +6,7 @@ A section module has::
     DEVICES = ("cpu", "cuda")                         # what it can be measured on
 
     def prepare(folder: Path) -> None                 # outside the image: writes the data
-    def measure(data: Path, device: str, rounds: int) -> Result   # inside: ours and the peer, by turns
+    def measure(data: Path, device: str, rounds: int) -> Result   # inside: ours and the peer, alternating
 
 A section imports its framework, the trainers and its peer within :func:`measure`: the list of sections is made
 where none of them is.
@@ -30,7 +30,7 @@ class Row:
     peer: float
     unit: str
     ratio: float
-    target: float = 0.0  # what the ratio must reach; 0: only told
+    target: float = 0.0  # what the ratio must reach; 0: none
     against: str = "peer"  # what the peer is
 
     @property

@@ -19,7 +19,7 @@ _WORDS = ("--image-size=48", "--batch-size=25", "--epochs=8", "--num-workers=2")
 
 def prepare(folder: Path) -> None:
     """Class folders of drawn flowers, few enough that a network without augmentation learns them by heart."""
-    from scripts.datasets import flowers as flowers_data
+    from trainyard.datasets import flowers as flowers_data
 
     flowers_data.write(folder, "folder", train=300, test=500)
 

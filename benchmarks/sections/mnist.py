@@ -24,7 +24,7 @@ _MOST_EPOCHS = 20  # of the classic recipe: its rate is then 0.7**20, and what i
 
 def prepare(folder: Path) -> None:
     """scikit-learn's digits as IDX files."""
-    from scripts.datasets import digits
+    from trainyard.datasets import digits
 
     digits.write_idx(folder)
 
@@ -41,7 +41,6 @@ def ours(datadir: str, device: str, seed: int, *words: str) -> dict[str, Any]:
 def measure(data: Path, device: str, rounds: int) -> Result:
     """Both with seeds 0, 1, ... by turns; medians. Where the recipe never gets there, its seconds are a lower bound."""
     import numpy as np
-
     from benchmarks.peers import mnist_classic
 
     classic, quick = [], {LOWER: [], ACCURACY: []}  # type: ignore[var-annotated]

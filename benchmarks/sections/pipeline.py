@@ -1,7 +1,7 @@
 """Images per second of random 224 px crops from 500x375 JPEGs: ours, torchvision's loader, and decoding alone.
 
 The floor is the loop that people write: Pillow, full size, RGB, on as many threads. Decoding alone with torchvision's
-faster decoder, which ours uses, is told beside it.
+faster decoder, which ours uses, is reported beside it.
 """
 
 from __future__ import annotations
@@ -36,9 +36,8 @@ def prepare(folder: Path) -> None:
 
 
 def measure(data: Path, device: str, rounds: int) -> Result:
-    """Best of ``rounds``, all cores, by turns."""
+    """Best of ``rounds``, all cores, alternating."""
     import numpy as np
-
     from benchmarks.peers import imagefolder
     from trainers.common import images
     from trainers.torch import _decode

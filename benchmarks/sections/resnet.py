@@ -23,7 +23,7 @@ def prepare(folder: Path) -> None:
 def ours(device: str, side: int) -> float:
     """Images per second of ``trainers.torch.imagenet`` after its first steps, with its defaults for ``device``."""
     from trainers.common import flags, imagenet_data
-    from trainers.torch import _device, imagenet
+    from trainers.torch import _select, imagenet
     from trainers.torch._flags import FLAGS
 
     batch, warm_up = _BATCH[device], _WARM_UP[device]
@@ -31,7 +31,7 @@ def ours(device: str, side: int) -> float:
     words = ["--fake-data", f"--fake-images={steps * batch}", f"--batch-size={batch}", f"--image-size={side}",
              "--epochs=1", "--lr=0.1", f"--device={device}"]  # fmt: skip
     args = flags.parse("imagenet", "", (*FLAGS, *imagenet_data.FLAGS, *imagenet.MORE), words)
-    place = _device.find(args)
+    place = _select.find(args)
     trainer = imagenet.Trainer(args, place)
     start = 0.0
     for step, (pixels, labels) in enumerate(trainer.data.train(1, 0, batch)):
@@ -47,16 +47,15 @@ def ours(device: str, side: int) -> float:
 def reference(device: str, side: int) -> float:
     """The same of the reference loop."""
     import torch
-
     from benchmarks.peers import resnet_reference
 
     batch, count = _BATCH[device], _STEPS[device] + _WARM_UP[device]
     different = [(torch.randn(batch, 3, side, side), torch.randint(0, 1000, (batch,))) for _ in range(4)]
-    return resnet_reference.images_per_second([different[n % 4] for n in range(count)], device, _WARM_UP[device])
+    return float(resnet_reference.images_per_second([different[n % 4] for n in range(count)], device, _WARM_UP[device]))
 
 
 def measure(data: Path, device: str, rounds: int) -> Result:
-    """Best of ``rounds`` by turns, both at 224 pixels; then ours with progressive resizing."""
+    """Best of ``rounds`` alternating, both at 224 pixels; then ours with progressive resizing."""
     best: dict[str, float] = {}
     for _ in range(rounds):
         best["reference"] = max(best.get("reference", 0.0), reference(device, 224))

@@ -1,4 +1,4 @@
-"""`make authorize-tpu` with the real gcloud against our fake of a project's IAM policy."""
+"""`trainyard authorize-tpu` with the real gcloud against a fake of a project's IAM policy."""
 
 from __future__ import annotations
 
@@ -10,9 +10,11 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from tests.fakes.project_iam import NUMBER, PROJECT, TPU_ACCOUNT, TPU_AGENT, ProjectIam
 
-from scripts.cli import ROOT
-from scripts.fakes.project_iam import NUMBER, PROJECT, TPU_ACCOUNT, TPU_AGENT, ProjectIam
+from trainyard.settings import ROOT
+
+pytestmark = pytest.mark.needs("gcloud")
 
 Finished = subprocess.CompletedProcess[str]
 
@@ -26,30 +28,32 @@ def iam() -> Iterator[ProjectIam]:
 @pytest.fixture
 def authorize(iam: ProjectIam, tmp_path: Path) -> Callable[..., Finished]:
     def run(*flags: str) -> Finished:
-        command = [sys.executable, "-m", "scripts.authorize_tpu", "--json", *flags]
+        command = [sys.executable, "-m", "trainyard", "authorize-tpu", "--json", *flags]
         environment = os.environ | iam.environment(tmp_path)
         return subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
 
     return run
 
 
-def test_the_legacy_account_becomes_a_service_agent_once(iam: ProjectIam, authorize: Callable[..., Finished]) -> None:
+def test_ai_platforms_tpu_account_becomes_a_service_agent_once(
+    iam: ProjectIam, authorize: Callable[..., Finished]
+) -> None:
     first = authorize(f"--project={PROJECT}")
     assert first.returncode == 0, first.stderr
     assert json.loads(first.stdout) == {"project": PROJECT, "account": TPU_ACCOUNT, "given": ["roles/ml.serviceAgent"]}
     assert iam.bindings["roles/ml.serviceAgent"] == [f"serviceAccount:{TPU_ACCOUNT}"]
-    assert iam.bindings["roles/owner"] == ["user:somebody@example.com"]
-    assert "legacy, shut down on 31 January 2025" in first.stderr
+    assert iam.bindings["roles/owner"] == ["user:owner@example.com"]
+    assert "AI Platform was shut down on 31 January 2025" in first.stderr
     again = authorize(f"--project={PROJECT}")
     assert json.loads(again.stdout)["given"] == []
-    assert f"{TPU_ACCOUNT} had roles/ml.serviceAgent" in again.stderr
+    assert f"{TPU_ACCOUNT} already had roles/ml.serviceAgent" in again.stderr
     assert iam.writes == 1
 
 
-def test_tpu_vms_get_an_agent_and_workers_that_can_read_the_image(
+def test_tpu_vms_get_a_service_agent_and_an_account_that_can_pull_the_image(
     iam: ProjectIam, authorize: Callable[..., Finished]
 ) -> None:
-    iam.races = 1  # somebody else writes the policy at the same time
+    iam.races = 1  # another process changes the policy at the same time
     done = authorize(f"--project={PROJECT}", "--for=tpu-vm")
     assert done.returncode == 0, done.stderr
     member = f"serviceAccount:{NUMBER}-compute@developer.gserviceaccount.com"
@@ -60,12 +64,12 @@ def test_tpu_vms_get_an_agent_and_workers_that_can_read_the_image(
     assert iam.bindings["roles/artifactregistry.reader"] == [member, "serviceAccount:trainer@example.com"]
 
 
-def test_what_goes_wrong_is_one_line(iam: ProjectIam, authorize: Callable[..., Finished]) -> None:
+def test_failures_are_one_line(iam: ProjectIam, authorize: Callable[..., Finished]) -> None:
     iam.shut_down = True
     gone = authorize(f"--project={PROJECT}")
     assert gone.returncode == 1
     assert "Cloud AI Platform has been deprecated. Please use Vertex AI" in gone.stderr
-    assert "FOR=tpu-vm is for today's TPUs" in gone.stderr
+    assert "use FOR=tpu-vm for Cloud TPU VMs" in gone.stderr
     denied = authorize("--project=other-project", "--for=tpu-vm")
     assert denied.returncode == 1
     assert "The caller does not have permission" in denied.stderr

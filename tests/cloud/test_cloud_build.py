@@ -1,4 +1,4 @@
-"""The real `gcloud builds submit` against our fake of Cloud Build, which really builds; no network."""
+"""`trainyard cloudbuild-local`, and the real `gcloud builds submit` against a fake of Cloud Build that runs builds."""
 
 from __future__ import annotations
 
@@ -17,16 +17,17 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-
-from scripts import base, engine
-from scripts.cli import ROOT, UserError
-from scripts.cloud import config as cloud_config
-from scripts.cloud import plan as cloud_plan
-from scripts.cloud import step_images
-from scripts.cloud.executor import Executor, Result
-from scripts.fakes.cloud_build import PROJECT, CloudBuild
-from scripts.published import registry, tags
+from tests.fakes.cloud_build import PROJECT, CloudBuild
 from tests.image.registry import running
+
+from trainyard.cloudbuild import builder_images
+from trainyard.cloudbuild import config as cloud_config
+from trainyard.cloudbuild import pipelines as cloud_plan
+from trainyard.cloudbuild.executor import Executor, Result
+from trainyard.console import UserError
+from trainyard.image import base_image
+from trainyard.oci import docker_engine, referrers, registry
+from trainyard.settings import ROOT
 
 Finished = subprocess.CompletedProcess[str]
 DOCKER = "gcr.io/cloud-builders/docker"
@@ -34,20 +35,20 @@ DOCKER = "gcr.io/cloud-builders/docker"
 
 @pytest.fixture(scope="session")
 def small() -> str:
-    """An image with a shell that is here anyway: what the project's images stand on."""
-    return base.resolve("debian-12").reference
+    """An image with a shell: the base of the project's images, which exists locally."""
+    return base_image.resolve("debian-12").reference
 
 
 @pytest.fixture(scope="session")
 def local_registry() -> Iterator[str]:
-    """host:port of a real registry that stands for Artifact Registry."""
+    """host:port of a registry that is used instead of Artifact Registry."""
     with running.container() as started:
         yield running.address(started)
 
 
 @pytest.fixture
 def run(small: str) -> Callable[..., tuple[Result, list[str]]]:
-    """Run a build given as data, every step in the small image unless it says otherwise; its end, and its log."""
+    """Run a build given as data, by default with the small image for every step; its result and its log."""
 
     def start(config: dict[str, Any], **options: Any) -> tuple[Result, list[str]]:
         lines: list[str] = []
@@ -67,9 +68,9 @@ def statuses(result: Result) -> list[str]:
 
 
 def nothing_is_left() -> bool:
-    client = engine.client()
-    ours = {"label": "io.trainyard.cloudbuild"}
-    return not (client.containers.list(all=True, filters=ours) or client.volumes.list(filters=ours))  # type: ignore[arg-type]
+    client = docker_engine.client()
+    labelled = {"label": "io.trainyard.cloudbuild"}
+    return not (client.containers.list(all=True, filters=labelled) or client.volumes.list(filters=labelled))  # type: ignore[arg-type]
 
 
 # --- the executor ----------------------------------------------------------------------------------------------------
@@ -77,7 +78,7 @@ def nothing_is_left() -> bool:
 Run = Callable[..., tuple[Result, list[str]]]
 
 
-def test_steps_share_the_workspace_and_run_in_the_files_order(run: Run) -> None:
+def test_steps_share_the_workspace_and_run_in_the_order_of_the_file(run: Run) -> None:
     steps = [
         script("echo one >first"),
         script("mkdir sub; cat first >sub/second"),
@@ -90,8 +91,8 @@ def test_steps_share_the_workspace_and_run_in_the_files_order(run: Run) -> None:
     assert nothing_is_left()
 
 
-def test_the_graph_is_that_of_wait_for_and_branches_run_side_by_side(run: Run) -> None:
-    """Two branches wait for each other's file: they can only end if they run at the same time."""
+def test_steps_start_after_those_they_wait_for_and_branches_run_in_parallel(run: Run) -> None:
+    """Two branches wait for each other's file: they end only if they run at the same time."""
     meet = "touch {mine}; for i in $(seq 200); do [ -e {other} ] && exit 0; sleep 0.1; done; exit 1"
     steps = [
         script("true", id="start"),
@@ -107,7 +108,7 @@ def test_the_graph_is_that_of_wait_for_and_branches_run_side_by_side(run: Run) -
     assert both.started >= max(result.steps[1].ended, result.steps[2].ended)
 
 
-def test_a_failing_step_ends_the_build_and_names_itself(run: Run, small: str) -> None:
+def test_a_failed_step_ends_the_build_and_is_named_in_the_error(run: Run, small: str) -> None:
     steps = [
         script("exit 3", id="bad", waitFor=["-"]),
         script("sleep 60", id="long", waitFor=["-"]),
@@ -118,7 +119,7 @@ def test_a_failing_step_ends_the_build_and_names_itself(run: Run, small: str) ->
     assert result.status == "FAILURE"
     assert result.detail == f'build step 0 "{small}" failed: step exited with non-zero status: 3'
     assert statuses(result) == ["FAILURE", "CANCELLED", "QUEUED"]
-    assert time.monotonic() - started < 30, "what ran beside it is not waited for"
+    assert time.monotonic() - started < 30, "parallel steps are cancelled"
     assert nothing_is_left()
 
 
@@ -130,7 +131,7 @@ def test_allowed_failures_do_not_end_the_build(run: Run) -> None:
     assert result.status == "FAILURE"
 
 
-def test_a_step_and_a_build_are_held_to_their_timeouts(run: Run) -> None:
+def test_timeouts_end_a_step_and_a_build(run: Run) -> None:
     result, _ = run({"steps": [script("sleep 60", timeout="1s"), script("true")]})
     assert (result.status, statuses(result)) == ("TIMEOUT", ["TIMEOUT", "QUEUED"])
     assert "took longer than its timeout of 1 s" in result.detail
@@ -152,7 +153,7 @@ def test_environment_entrypoint_arguments_and_substitutions(run: Run) -> None:
     assert "Step #1: b! and b" in lines
 
 
-def test_volumes_outlive_steps_and_outputs_are_kept(run: Run) -> None:
+def test_volumes_are_shared_between_steps_and_outputs_are_kept(run: Run) -> None:
     volumes = [{"name": "v", "path": "/v"}]
     steps = [
         script("echo kept >/v/file", volumes=volumes),
@@ -163,14 +164,15 @@ def test_volumes_outlive_steps_and_outputs_are_kept(run: Run) -> None:
     assert nothing_is_left()
 
 
-def test_an_image_that_is_nowhere_is_one_line(run: Run) -> None:
-    with pytest.raises(UserError, match=r"registry\.invalid/x is neither here nor can it be pulled"):
+def test_an_image_that_cannot_be_found_is_one_line(run: Run) -> None:
+    with pytest.raises(UserError, match=r"registry\.invalid/x does not exist locally and cannot be pulled"):
         run({"steps": [{"name": "registry.invalid/x"}]})
     assert nothing_is_left()
 
 
-def test_googles_builders_have_stand_ins_where_they_cannot_be_pulled(run: Run) -> None:
-    """gcloud and gsutil are this host's own, mounted; nothing of the user's configuration comes with them."""
+@pytest.mark.needs("gcloud")
+def test_googles_builder_images_that_cannot_be_pulled_are_replaced(run: Run) -> None:
+    """gcloud and gsutil are mounted from this host, without the user's configuration."""
     steps = [
         {"name": "gcr.io/cloud-builders/gcloud", "args": ["config", "list", "--format=value(core.account)"]},
         {"name": "gcr.io/cloud-builders/gsutil:latest", "args": ["version"]},
@@ -183,16 +185,16 @@ def test_googles_builders_have_stand_ins_where_they_cannot_be_pulled(run: Run) -
     assert not [line for line in lines if "@" in line], "no account"
 
 
-def test_a_stand_in_without_the_hosts_cli_says_what_to_do(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(step_images.shutil, "which", lambda _: None)
-    with pytest.raises(UserError, match="needs the Google Cloud CLI of this host, which has none: install it, or give"):
+def test_a_replacement_that_needs_a_missing_gcloud_is_one_line(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(builder_images.shutil, "which", lambda _: None)
+    with pytest.raises(UserError, match="needs the Google Cloud CLI on this host: install it"):
         run({"steps": [{"name": "gcr.io/cloud-builders/gcloud"}]})
 
 
-def test_ctrl_c_leaves_nothing_running(small: str, tmp_path: Path) -> None:
+def test_ctrl_c_removes_the_containers(small: str, tmp_path: Path) -> None:
     config = tmp_path / "cloudbuild.yaml"
     config.write_text(json.dumps({"steps": [{"name": small, "script": "echo started; sleep 300"}]}), encoding="utf-8")
-    command = [sys.executable, "-m", "scripts.cloudbuild_local", f"--config={config}"]
+    command = [sys.executable, "-m", "trainyard", "cloudbuild-local", f"--config={config}"]
     process = subprocess.Popen(command, cwd=ROOT, stderr=subprocess.PIPE, text=True)
     assert process.stderr is not None
     seen = ""
@@ -203,26 +205,26 @@ def test_ctrl_c_leaves_nothing_running(small: str, tmp_path: Path) -> None:
     process.send_signal(signal.SIGINT)
     _, rest = process.communicate(timeout=60)
     assert process.returncode == 130, seen + rest
-    assert rest.splitlines()[-1] == "cloudbuild-local: interrupted; nothing was tagged or published"
+    assert rest.splitlines()[-1] == "cloudbuild-local: interrupted"
     assert nothing_is_left()
 
 
-# --- the round trip --------------------------------------------------------------------------------------------------
+# --- gcloud builds submit --------------------------------------------------------------------------------------------
 
 
 @pytest.fixture
 def cloud(local_registry: str) -> Iterator[CloudBuild]:
     with CloudBuild(registry=local_registry) as started:
         yield started
-    for image in engine.client().images.list():
+    for image in docker_engine.client().images.list():
         for tag in image.tags:
             if f"/{PROJECT}/" in tag:
-                engine.client().images.remove(tag)
+                docker_engine.client().images.remove(tag)
 
 
 @pytest.fixture
 def gcloud(cloud: CloudBuild, tmp_path: Path) -> Callable[..., Finished]:
-    """What the real gcloud does with these words, sent to the fake."""
+    """Run gcloud against the fake."""
     home = tmp_path / "home"
     home.mkdir()
 
@@ -237,7 +239,7 @@ def gcloud(cloud: CloudBuild, tmp_path: Path) -> Callable[..., Finished]:
 
 @pytest.fixture
 def project(tmp_path: Path, small: str) -> Path:
-    """A folder whose cloudbuild.yaml builds an image of a few bytes, tries it, and has it pushed."""
+    """A folder whose cloudbuild.yaml builds a small image, runs it, and pushes it."""
     folder = tmp_path / "project"
     folder.mkdir()
     (folder / "Dockerfile").write_text(f"FROM {small}\nCOPY word /word\n", encoding="utf-8")
@@ -267,7 +269,8 @@ def submit(gcloud: Callable[..., Finished], project: Path, *words: str) -> Finis
 Gcloud = Callable[..., Finished]
 
 
-def test_gcloud_submits_builds_and_publishes(
+@pytest.mark.needs("gcloud")
+def test_a_submitted_build_runs_and_pushes_its_image(
     gcloud: Gcloud, cloud: CloudBuild, project: Path, local_registry: str
 ) -> None:
     found = submit(gcloud, project)
@@ -290,7 +293,8 @@ def test_gcloud_submits_builds_and_publishes(
     assert nothing_is_left()
 
 
-def test_nothing_is_published_when_a_step_fails(
+@pytest.mark.needs("gcloud")
+def test_nothing_is_pushed_if_a_step_fails(
     gcloud: Gcloud, cloud: CloudBuild, project: Path, local_registry: str
 ) -> None:
     found = submit(gcloud, project, "--substitutions=_WORD=goodbye,_REPOSITORY=failed")
@@ -302,24 +306,27 @@ def test_nothing_is_published_when_a_step_fails(
     assert registry.digest_of(f"{local_registry}/{PROJECT}/failed/word:{identity}") is None
 
 
-def test_what_only_the_server_refuses_is_refused_by_the_fake(gcloud: Gcloud, cloud: CloudBuild, project: Path) -> None:
+@pytest.mark.needs("gcloud")
+def test_an_invalid_build_is_rejected_by_the_service(gcloud: Gcloud, cloud: CloudBuild, project: Path) -> None:
     config = json.loads((project / "cloudbuild.yaml").read_text())
     config["steps"][0]["waitFor"] = ["try"]
     (project / "cloudbuild.yaml").write_text(json.dumps(config), encoding="utf-8")
     found = submit(gcloud, project)
     assert found.returncode == 1
-    assert "waitFor 'try' is no earlier step" in found.stderr
+    assert 'depends on "try", which has not been defined' in found.stderr
     assert not cloud.builds
 
 
-def test_refused_credentials_are_one_line(gcloud: Gcloud, cloud: CloudBuild, project: Path) -> None:
+@pytest.mark.needs("gcloud")
+def test_a_missing_permission_is_reported(gcloud: Gcloud, cloud: CloudBuild, project: Path) -> None:
     cloud.denied.add("/v1/projects/.*/builds")
     found = submit(gcloud, project)
     assert found.returncode == 1
     assert "PERMISSION_DENIED" in found.stderr
 
 
-def test_cancelling_ends_the_steps(gcloud: Gcloud, cloud: CloudBuild, project: Path, small: str) -> None:
+@pytest.mark.needs("gcloud")
+def test_cancelling_a_build_ends_its_steps(gcloud: Gcloud, cloud: CloudBuild, project: Path, small: str) -> None:
     config = {"steps": [{"name": small, "script": "sleep 300"}], "options": {"logging": "CLOUD_LOGGING_ONLY"}}
     (project / "cloudbuild.yaml").write_text(json.dumps(config), encoding="utf-8")
     assert submit(gcloud, project, "--async").returncode == 0
@@ -331,10 +338,11 @@ def test_cancelling_ends_the_steps(gcloud: Gcloud, cloud: CloudBuild, project: P
 
 
 @pytest.mark.parametrize("schedule", [cloud_plan.PUSHED, cloud_plan.NIGHTLY], ids=lambda one: one.name)
-def test_gcloud_imports_the_trigger_that_is_rendered(
+@pytest.mark.needs("gcloud")
+def test_gcloud_imports_the_rendered_trigger(
     schedule: cloud_plan.Schedule, gcloud: Gcloud, cloud: CloudBuild, tmp_path: Path
 ) -> None:
-    """With what its own first lines say to fill in."""
+    """With the names that the command in its first lines replaces."""
     text = schedule.trigger.read_text(encoding="utf-8")
     sed = re.search(r"#   sed '([^']+)'", text)
     assert sed
@@ -352,9 +360,10 @@ def test_gcloud_imports_the_trigger_that_is_rendered(
     assert trigger["serviceAccount"].startswith("projects/my-project/serviceAccounts/trainyard-build@my-project.")
 
 
+@pytest.mark.needs("gcloud")
 def test_an_upload_of_this_project_is_under_2_mb(gcloud: Gcloud, cloud: CloudBuild) -> None:
-    """And has what the steps need: the source of images, and what builds, verifies and tests them."""
-    cloud.denied.add("/v1/projects/.*/builds")  # the upload is what this is about
+    """It has the files of the package, the images and their content, and neither tests nor documentation."""
+    cloud.denied.add("/v1/projects/.*/builds")  # only the upload is tested here
     submit(gcloud, ROOT)
     ((_, archive),) = cloud.objects.items()
     assert len(archive) < 2_000_000
@@ -362,25 +371,20 @@ def test_an_upload_of_this_project_is_under_2_mb(gcloud: Gcloud, cloud: CloudBui
         members = tar.getmembers()
     names = {member.name.removeprefix("./") for member in members}
     assert sum(member.size for member in members) < 8_000_000
-    assert {
-        "cloudbuild.yaml",
-        "scripts/cloud/step.py",
-        "scripts/builder/Dockerfile",
-        "images/tf-cpu/framework.lock",
-    } <= names
-    assert not [name for name in names if name.split("/")[0] in (".git", ".venv", "build", "tests", "shared")]
+    listed = ["git", "ls-files", "scripts/trainyard", "images", "launcher", "trainers", "templates", "cloudbuild.yaml"]
+    tracked = subprocess.run(listed, cwd=ROOT, capture_output=True, text=True, check=True).stdout.split()
+    assert {name for name in tracked if (ROOT / name).exists()} <= names
+    assert not [name for name in names if name.split("/")[0] in (".git", ".venv", "build", "tests", "docs")]
 
 
-def test_the_projects_own_plan_makes_the_round_trip(gcloud: Gcloud, cloud: CloudBuild, local_registry: str) -> None:
-    """From `gcloud builds submit` to an image in the registry that was built, verified and trained in on the way.
-
-    50 s where tf-cpu's layers and the builder's are cached (2 cores, 2026-11); 5 minutes where nothing is.
-    """
+@pytest.mark.needs("gcloud")
+def test_the_projects_cloudbuild_yaml_builds_verifies_and_pushes_a_target(
+    gcloud: Gcloud, cloud: CloudBuild, local_registry: str
+) -> None:
+    """It takes 50 s with cached layers and 5 minutes without them (tf-cpu, 2 cores, 2026-11)."""
     address = f"{local_registry}/{PROJECT}/round-trip"
-    resolved = base.resolve("debian-12")
-    own_base = (
-        resolved.reference if resolved.note else ""
-    )  # closed networks: what stands in for the base, for all steps
+    resolved = base_image.resolve("debian-12")
+    own_base = resolved.reference if resolved.note else ""  # without Docker Hub: the bootstrapped base, for all steps
     given = f"_TARGETS=tf-cpu,_REGISTRY={address},_TAG=rehearsal,_BASE={own_base},_PROMOTE=yes,_REVISION={'a' * 40}"
     words = ["--config=cloudbuild.yaml", "--region=us-central1", f"--substitutions={given}"]
     found = gcloud("builds", "submit", str(ROOT), *words, timeout=880)
@@ -393,16 +397,16 @@ def test_the_projects_own_plan_makes_the_round_trip(gcloud: Gcloud, cloud: Cloud
     output = base64.b64decode(build.resource["results"]["buildStepOutputs"][list(steps).index("publish")])
     image = json.loads(output)["tf-cpu"]
     words = [build.resource["id"], "--region=us-central1", "--format=value(results.buildStepOutputs[-2])"]
-    shown = gcloud("builds", "describe", *words).stdout  # as docs/cloud-build.md has it
+    shown = gcloud("builds", "describe", *words).stdout  # the command of docs/cloud-build.md
     assert base64.b64decode(shown) == output
     assert registry.digest_of(image["tag"]) == image["digest"]
     assert registry.digest_of(f"{address}/trainyard:tf-cpu-rehearsal") == image["digest"]
-    repository = tags.Repository(f"{address}/trainyard")
-    assert tags.attested(repository, image["digest"])
+    repository = registry.Repository(f"{address}/trainyard")
+    assert referrers.is_verified(repository, image["digest"])
     manifest = repository.manifest(image["digest"])
     assert manifest
     labels = repository.config(manifest)["config"]["Labels"]
     assert labels["org.opencontainers.image.revision"] == "a" * 40
-    assert registry.digest_of(f"{address}/trainyard:tf-cpu") == image["digest"], "promoted, by a step"
+    assert registry.digest_of(f"{address}/trainyard:tf-cpu") == image["digest"], "promoted by a step"
     assert "xla is not among _TARGETS: nothing to do" in "\n".join(build.log)
     assert nothing_is_left()

@@ -1,4 +1,4 @@
-"""Every command of the pages about jobs is run as it stands: real make, gcloud and kubectl, against the fakes."""
+"""Every command of the pages about jobs is run as written: real make, gcloud and kubectl, against the fakes."""
 
 from __future__ import annotations
 
@@ -12,15 +12,16 @@ from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
+from tests.fakes.kubernetes import Kubernetes
+from tests.fakes.tpu_vms import TpuVms
+from tests.fakes.vertex import Vertex
 
-from scripts import base, engine
-from scripts.cli import ROOT
-from scripts.fakes.kubernetes import Kubernetes
-from scripts.fakes.tpu_vms import TpuVms
-from scripts.fakes.vertex import Vertex
+from trainyard.image import base_image
+from trainyard.oci import docker_engine
+from trainyard.settings import ROOT
 
 PAGES = ["jobs", "jobs/vertex", "jobs/ai-platform", "jobs/gke", "jobs/tpu-vm"]
-#: What tpu-vm.md runs on the workers.
+#: The image that tpu-vm.md runs on the workers.
 IMAGE = "us-central1-docker.pkg.dev/my-project/ml/trainyard:xla-2.9.0"
 
 
@@ -32,26 +33,28 @@ def blocks(page: str) -> list[str]:
 
 @pytest.fixture(scope="module")
 def image() -> Iterator[str]:
-    """An image with a trainer by name, which says what it was given."""
+    """An image with a program named as a trainer, which prints its arguments."""
     script = b'#!/bin/sh\necho mnist trains with "$@"\n'
     stream = io.BytesIO()
     with tarfile.open(fileobj=stream, mode="w") as archive:
         entry = tarfile.TarInfo("usr/local/bin/mnist")
         entry.size, entry.mode = len(script), 0o755
         archive.addfile(entry, io.BytesIO(script))
-    container = engine.client().containers.create(base.resolve("debian-12").reference, labels=engine.owned("docs"))
+    container = docker_engine.client().containers.create(
+        base_image.resolve("debian-12").reference, labels=docker_engine.resource_labels("docs")
+    )
     try:
         container.put_archive("/", stream.getvalue())
         made = container.commit("trainyard-docs-test", "mnist")
     finally:
         container.remove(force=True)
     yield "trainyard-docs-test:mnist"
-    engine.client().images.remove(str(made.id), force=True)
+    docker_engine.client().images.remove(str(made.id), force=True)
 
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    """A folder in which make works as in the project's own, and which keeps what the commands write."""
+    """A folder in which make works as in the checkout, for the files that the commands write."""
     made = tmp_path / "project"
     made.mkdir()
     for path in ROOT.iterdir():
@@ -60,12 +63,13 @@ def folder(tmp_path: Path) -> Path:
 
 
 @pytest.mark.parametrize("page", PAGES)
+@pytest.mark.needs("gcloud", "kubectl")
 def test_every_command_of_the_page_runs(page: str, folder: Path, request: pytest.FixtureRequest) -> None:
     found = blocks(page)
     assert found, f"docs/{page}.md has no shell block"
     with ExitStack() as stack:
         fakes = [stack.enter_context(Vertex(log=["epoch 1"])), stack.enter_context(Kubernetes(log=["epoch 1"]))]
-        environment = os.environ | {"POLL": "1"}
+        environment = os.environ | {"TRAINYARD_POLL": "1"}
         for fake in fakes:
             environment |= fake.environment(folder.parent)  # type: ignore[attr-defined]
         if any("tpu-vm" in block for block in found):
@@ -83,15 +87,15 @@ def test_every_command_of_the_page_runs(page: str, folder: Path, request: pytest
         assert path.is_symlink() or path.stat().st_size, f"{path.name} is empty"
 
 
-def test_every_page_says_that_its_commands_are_run_by_having_them_in_shell_blocks() -> None:
-    """A command in an indented block would be read, and never run."""
+def test_every_command_of_a_page_is_in_a_shell_block() -> None:
+    """The test would not run a command in an indented block."""
     for page in PAGES:
         text = (ROOT / "docs" / f"{page}.md").read_text(encoding="utf-8")
         outside = re.sub(r"^```.*?^```$", "", text, flags=re.MULTILINE | re.DOTALL)
         assert not re.findall(r"^ {4,}(?:make|gcloud|kubectl|export) .*", outside, re.MULTILINE), page
 
 
-def test_the_pages_name_pages_that_are_there() -> None:
+def test_links_to_other_pages_resolve() -> None:
     for page in PAGES:
         path = ROOT / "docs" / f"{page}.md"
         for target in re.findall(r"\]\(([^)#]+\.md)", path.read_text(encoding="utf-8")):

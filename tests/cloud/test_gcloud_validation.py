@@ -1,4 +1,4 @@
-"""gcloud's own validation, which needs no network: it takes our cloudbuild.yaml and would refuse a wrong one."""
+"""gcloud's validation, which requires no network, accepts the generated configurations and refuses invalid ones."""
 
 from __future__ import annotations
 
@@ -8,13 +8,15 @@ from pathlib import Path
 
 import pytest
 
-from scripts.cloud import plan as cloud_plan
+from trainyard.cloudbuild import pipelines as cloud_plan
 
 TEXT = cloud_plan.PUSHED.build.read_text(encoding="utf-8")
 
+pytestmark = pytest.mark.needs("gcloud")
+
 
 def gcloud_submit(config: Path, home: Path) -> subprocess.CompletedProcess[str]:
-    """The real gcloud, with nobody listening where it would send the build."""
+    """Run the real gcloud, with an unreachable address for the service."""
     environment = os.environ | {
         "HOME": str(home),
         "CLOUDSDK_CONFIG": str(home / "gcloud"),
@@ -28,14 +30,14 @@ def gcloud_submit(config: Path, home: Path) -> subprocess.CompletedProcess[str]:
 
 
 @pytest.mark.parametrize("plan", [cloud_plan.PUSHED.build, cloud_plan.NIGHTLY.build], ids=lambda path: path.name)
-def test_gcloud_accepts_it_and_goes_on_to_the_network(plan: Path, tmp_path: Path) -> None:
+def test_gcloud_accepts_the_configuration_and_connects_to_the_service(plan: Path, tmp_path: Path) -> None:
     found = gcloud_submit(plan, tmp_path)
     assert "127.0.0.1" in found.stderr, found.stderr
     assert "unused" not in found.stderr
     assert "INVALID" not in found.stderr
 
 
-def test_gcloud_would_have_refused_a_misspelt_key(tmp_path: Path) -> None:
+def test_gcloud_refuses_a_misspelt_key(tmp_path: Path) -> None:
     config = tmp_path / "cloudbuild.yaml"
     config.write_text(TEXT.replace("  waitFor:", "  waitfor:", 1), encoding="utf-8")
     found = gcloud_submit(config, tmp_path)

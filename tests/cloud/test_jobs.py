@@ -1,4 +1,4 @@
-"""What `make job` prints is taken by the real gcloud, kubectl and SDK, and arrives unchanged; SUBMIT=1 follows it."""
+"""The real gcloud, kubectl and SDK accept what `make job` writes and send it unchanged; SUBMIT=1 follows the job."""
 
 from __future__ import annotations
 
@@ -22,15 +22,17 @@ from google.cloud import aiplatform
 from google.cloud.aiplatform_v1 import JobServiceClient
 from google.cloud.aiplatform_v1.types import CustomJob as CustomJobMessage
 from google.cloud.aiplatform_v1.types import CustomJobSpec, HyperparameterTuningJob
-
-from scripts import base, check_job, engine, job
-from scripts.cli import ROOT, StepFailed, UserError
-from scripts.fakes.kubernetes import Kubernetes
-from scripts.fakes.tpu_vms import TpuVms
-from scripts.fakes.vertex import PROJECT, Vertex, message
-from scripts.jobs import contents
-from scripts.plan import LABELS
+from tests.fakes.kubernetes import Kubernetes
+from tests.fakes.tpu_vms import TpuVms
+from tests.fakes.vertex import PROJECT, Vertex, message
 from tests.image.registry import running
+
+from trainyard import cli, platforms
+from trainyard.image import base_image
+from trainyard.jobs import image_metadata
+from trainyard.oci import docker_engine
+from trainyard.settings import ROOT
+from trainyard.spec.naming import LABELS
 
 REGISTRY = f"us-central1-docker.pkg.dev/{PROJECT}/ml"
 Finished = subprocess.CompletedProcess[str]
@@ -39,10 +41,10 @@ Write = Callable[..., tuple[Path, list[str]]]
 
 @pytest.fixture
 def write(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Write:
-    """Write a job to a file; its path, and the command that submits it, with that path."""
+    """Write a job to a file: its path, and the command that submits that file."""
 
     def run(*arguments: str) -> tuple[Path, list[str]]:
-        job.main([*arguments, f"--registry={REGISTRY}", "--json"])
+        assert cli.run(["job", *arguments, f"--registry={REGISTRY}", "--json"]) == 0
         found = json.loads(capsys.readouterr().out)
         path = tmp_path / "job.yaml"
         path.write_text(found["config"], encoding="utf-8")
@@ -73,7 +75,8 @@ FORMS = {
 
 
 @pytest.mark.parametrize("form", FORMS)
-def test_gcloud_submits_what_we_print(form: str, write: Write, tmp_path: Path) -> None:
+@pytest.mark.needs("gcloud")
+def test_gcloud_submits_a_custom_job_unchanged(form: str, write: Write, tmp_path: Path) -> None:
     path, command = write("--platform=vertex", *FORMS[form])
     with Vertex() as cloud:
         done = submitted(command, cloud.environment(tmp_path))
@@ -83,7 +86,8 @@ def test_gcloud_submits_what_we_print(form: str, write: Write, tmp_path: Path) -
     assert arrived["displayName"] in " ".join(command)
 
 
-def test_gcloud_submits_our_tuning_job(write: Write, tmp_path: Path) -> None:
+@pytest.mark.needs("gcloud")
+def test_gcloud_submits_a_tuning_job_unchanged(write: Write, tmp_path: Path) -> None:
     path, command = write(
         "--platform=vertex", "cpu", "--tune=lr=1e-3:1e-1:log batch-size=32,64 epochs=2:4", "--trials=4"
     )
@@ -96,8 +100,9 @@ def test_gcloud_submits_our_tuning_job(write: Write, tmp_path: Path) -> None:
     assert ours.max_trial_count == 4
 
 
-def test_what_gcloud_lets_through_is_refused_by_name(write: Write, tmp_path: Path) -> None:
-    """gcloud sends a misspelt field, which check-job finds first; a rule that is broken comes back as a violation."""
+@pytest.mark.needs("gcloud")
+def test_the_service_refuses_what_gcloud_sends_and_check_job_finds(write: Write, tmp_path: Path) -> None:
+    """gcloud sends misspelt fields and invalid values; check-job finds both before."""
     path, command = write("--platform=vertex", "cpu")
     good = path.read_text()
     with Vertex() as cloud:
@@ -105,13 +110,14 @@ def test_what_gcloud_lets_through_is_refused_by_name(write: Write, tmp_path: Pat
         done = submitted(command, cloud.environment(tmp_path))
         assert (done.returncode, cloud.jobs) == (1, {})
         assert "machinSpec" in done.stderr
-        _, found = check_job.examine(path, offline=True)
+        _, found = platforms.check_file(path, offline=True)
         assert any("did you mean 'machineSpec'" in one.what for one in found)
         path.write_text(good.replace("replicaCount: 1", "replicaCount: 2"))
         done = submitted(command, cloud.environment(tmp_path))
     assert done.returncode == 1
-    assert "2 replicas in the first pool" in done.stderr
-    assert "pools_are_in_order" in done.stderr, "the violation's field"
+    assert "jobSpec.workerPoolSpecs[0].replicaCount" in done.stderr, "the violation's field"
+    _, found = platforms.check_file(path, offline=True)
+    assert any("2 replicas in the first pool" in one.what for one in found if one.fails)
 
 
 # --- the SDK ---------------------------------------------------------------------------------------------------------
@@ -127,7 +133,7 @@ def sdk() -> Iterator[Vertex]:
         yield cloud
 
 
-def test_the_sdk_submits_what_we_print(sdk: Vertex, write: Write) -> None:
+def test_the_sdk_submits_a_custom_job_unchanged(sdk: Vertex, write: Write) -> None:
     path, _ = write("--platform=vertex", "xla", "--accelerator=v5litepod-16", "--output=gs://bucket/run")
     spec = yaml.safe_load(path.read_text())
     pools = CustomJobSpec.to_dict(proto(spec), preserving_proto_field_name=True)["worker_pool_specs"]
@@ -137,8 +143,8 @@ def test_the_sdk_submits_what_we_print(sdk: Vertex, write: Write) -> None:
     assert proto(arrived["jobSpec"]) == proto(spec)
 
 
-def test_the_sdks_client_takes_our_files_as_messages(sdk: Vertex, write: Write) -> None:
-    """`from_json` is strict: a field it does not know is an error."""
+def test_the_client_of_the_sdk_accepts_the_files_as_messages(sdk: Vertex, write: Write) -> None:
+    """`from_json` is strict: an unknown field is an error."""
     client = JobServiceClient(
         transport="rest",
         credentials=AnonymousCredentials(),
@@ -160,7 +166,8 @@ def test_the_sdks_client_takes_our_files_as_messages(sdk: Vertex, write: Write) 
 # --- AI Platform -----------------------------------------------------------------------------------------------------
 
 
-def test_gcloud_sent_the_old_form(write: Write, tmp_path: Path) -> None:
+@pytest.mark.needs("gcloud")
+def test_gcloud_submits_an_ai_platform_job_unchanged(write: Write, tmp_path: Path) -> None:
     words = ["--accelerator=v2-8", "--tpu-version=2.11", "--args=--epochs 2", "--output=gs://bucket/run"]
     path, command = write("--platform=ai-platform", "tf-cpu", *words)
     with Vertex(ai_platform=True) as cloud:
@@ -177,7 +184,8 @@ def test_gcloud_sent_the_old_form(write: Write, tmp_path: Path) -> None:
     assert theirs == ours
 
 
-def test_the_service_answers_that_it_is_gone(write: Write, tmp_path: Path) -> None:
+@pytest.mark.needs("gcloud")
+def test_the_service_answers_that_it_was_shut_down(write: Write, tmp_path: Path) -> None:
     _, command = write("--platform=ai-platform", "tf-cpu")
     with Vertex() as cloud:
         done = submitted(command, cloud.environment(tmp_path))
@@ -190,8 +198,8 @@ def test_the_service_answers_that_it_is_gone(write: Write, tmp_path: Path) -> No
 
 @pytest.fixture
 def at(monkeypatch: pytest.MonkeyPatch) -> Callable[[dict[str, str]], None]:
-    """Have the verb's own gcloud and kubectl go to a fake, and look often."""
-    monkeypatch.setenv("POLL", "1")
+    """Direct the gcloud and kubectl that the command runs to a fake, with short intervals."""
+    monkeypatch.setenv("TRAINYARD_POLL", "1")
 
     def use(environment: dict[str, str]) -> None:
         for name, value in environment.items():
@@ -208,21 +216,20 @@ def at(monkeypatch: pytest.MonkeyPatch) -> Callable[[dict[str, str]], None]:
     ],
     ids=["succeeds", "tuning-fails"],
 )
+@pytest.mark.needs("gcloud")
 def test_a_job_is_followed_to_its_end(
     states: tuple[str, ...], arguments: list[str], at: Any, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    """gcloud's own stream-logs would never end; ours does, with the job's log and its state."""
-    words = ["--platform=vertex", *arguments, f"--registry={REGISTRY}", "--submit"]
+    """gcloud's stream-logs would not end; SUBMIT=1 ends with the job, after its log, with its state."""
+    words = ["job", "--platform=vertex", *arguments, f"--registry={REGISTRY}", "--submit"]
     with Vertex(log=["epoch 1 done", "accuracy 0.98"], states=states) as cloud:
         at(cloud.environment(tmp_path))
-        if states[-1] == "JOB_STATE_FAILED":
-            with pytest.raises(StepFailed, match="ended as JOB_STATE_FAILED"):
-                job.main(words)
-        else:
-            assert job.main(words) == 0
+        failed = states[-1] == "JOB_STATE_FAILED"
+        assert cli.run(words) == (1 if failed else 0)
         assert len(cloud.jobs) == 1
     said = capfd.readouterr()
     assert "accuracy 0.98" in said.err
+    assert ("ended as JOB_STATE_FAILED" in said.err) == failed
     assert not said.out
 
 
@@ -233,26 +240,31 @@ def test_a_job_is_followed_to_its_end(
         (["--image=gcr.io/p/i", "--accelerator=8xA100", "--workers=2"], "jobs", 2),
     ],
 )
-def test_kubectl_creates_what_we_print_and_follows_every_pod(
+@pytest.mark.needs("kubectl")
+def test_kubectl_creates_the_objects_and_follows_every_pod(
     arguments: list[str], kind: str, pods: int, at: Any, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     with Kubernetes(log=["epoch 1 done"]) as cluster:
         at(cluster.environment(tmp_path))
-        words = ["--platform=gke", *arguments, f"--registry={REGISTRY}", "--name=run", "--submit", "--json"]
-        assert job.main(words) == 0
+        words = ["job", "--platform=gke", *arguments, f"--registry={REGISTRY}", "--name=run", "--submit", "--json"]
+        assert cli.run(words) == 0
         assert (kind, "run") in cluster.objects
         said = capfd.readouterr()
         assert said.err.count("/trainer] epoch 1 done") == pods
         assert '"state": "Complete' in said.out
-        with pytest.raises(StepFailed, match="kubectl did not create it"):
-            job.main(words)
+        assert cli.run(words) == 1
+        assert "kubectl could not create the job" in capfd.readouterr().err
 
 
-def test_ctrl_c_stops_following_and_says_how_to_end_the_job(tmp_path: Path) -> None:
+@pytest.mark.needs("gcloud")
+def test_ctrl_c_stops_following_and_shows_how_to_cancel_the_job(tmp_path: Path) -> None:
     words = ["--platform=vertex", "cpu", f"--registry={REGISTRY}", "--submit", "--poll=1"]
     with Vertex(log=["epoch 1 done"], states=["JOB_STATE_RUNNING"]) as cloud:
-        following = subprocess.Popen([sys.executable, "-m", "scripts.job", *words], cwd=ROOT, text=True,
-                                     env=os.environ | cloud.environment(tmp_path), stderr=subprocess.PIPE)  # fmt: skip
+        # A shell without job control ignores SIGINT in background processes, which the test may run in.
+        command = ["env", "--default-signal=INT", sys.executable, "-m", "trainyard", "job", *words]
+        following = subprocess.Popen(
+            command, cwd=ROOT, text=True, env=os.environ | cloud.environment(tmp_path), stderr=subprocess.PIPE
+        )
         assert following.stderr
         said = ""
         for line in following.stderr:
@@ -260,31 +272,33 @@ def test_ctrl_c_stops_following_and_says_how_to_end_the_job(tmp_path: Path) -> N
             if "epoch 1 done" in line:
                 following.send_signal(signal.SIGINT)
         assert following.wait(timeout=60) == 130
-        assert not [path for _, path, _ in cloud.requests if path.endswith(":cancel")], "it goes on"
-    assert "To end it: gcloud ai custom-jobs cancel 1000 --region=us-central1" in " ".join(said.split())
+        assert not [path for _, path, _ in cloud.requests if path.endswith(":cancel")], "it is still running"
+    assert "To cancel it: gcloud ai custom-jobs cancel 1000 --region=us-central1" in " ".join(said.split())
 
 
+@pytest.mark.needs("kubectl")
 def test_kubectl_shows_what_the_server_refuses(write: Write, tmp_path: Path) -> None:
     path, command = write("--platform=gke", "xla", "--accelerator=v5litepod-16")
     path.write_text(path.read_text().replace("replicatedJobs", "replicatedJob"))
     with Kubernetes() as cluster:
         done = submitted(command, cluster.environment(tmp_path))
     assert done.returncode == 1
-    assert "did you mean 'replicatedJobs'" in done.stderr
+    assert 'unknown field "spec.replicatedJob"' in done.stderr
 
 
+@pytest.mark.needs("gcloud")
 def test_a_tpu_vm_runs_the_image_on_every_worker_and_is_deleted(tmp_path: Path) -> None:
-    """The whole script: the real gcloud, and real ssh into containers that stand for the workers."""
+    """The whole script, with the real gcloud, and real ssh into containers instead of workers."""
     image = f"{REGISTRY}/small:1"
     words = ["--platform=tpu-vm", f"--image={image}", "--accelerator=v4-16", "--name=run", "--submit",
              "--args=sh -c 'echo trained; exit 3'"]  # fmt: skip
-    with TpuVms(images={image: base.resolve("debian-12").reference}) as cloud:
-        done = submitted([sys.executable, "-m", "scripts.job", *words], cloud.environment(tmp_path))
+    with TpuVms(images={image: base_image.resolve("debian-12").reference}) as cloud:
+        done = submitted([sys.executable, "-m", "trainyard", "job", *words], cloud.environment(tmp_path))
         assert sorted(re.findall(r"\[\d\] trained", done.stderr)) == ["[0] trained", "[1] trained"], done.stderr
-        assert not done.stdout, "the log is for people"
-        assert done.returncode == 1, "the containers' own status is not 0"
+        assert not done.stdout, "the log is on stderr"
+        assert done.returncode == 1, "the status of a container is not 0"
         assert "ended with status 3" in " ".join(done.stderr.split())
-        assert not cloud.nodes, "nothing is left that costs money"
+        assert not cloud.nodes, "the slice is deleted"
         created = next(body for method, path, body in cloud.requests if method == "POST" and path.endswith("/nodes"))
     assert (created["acceleratorType"], created["runtimeVersion"]) == ("v4-16", "tpu-ubuntu2204-base")
 
@@ -304,12 +318,12 @@ def made(reference: str, *, labels: dict[str, str], record: dict[str, Any] | Non
     with tarfile.open(fileobj=layer, mode="w") as archive:
         if record is not None:
             data = json.dumps(record).encode()
-            entry = tarfile.TarInfo(contents.RECORD.lstrip("/"))
+            entry = tarfile.TarInfo(image_metadata.RECORD.lstrip("/"))
             entry.size = len(data)
             archive.addfile(entry, io.BytesIO(data))
     name, _, tag = reference.rpartition(":")
     changes = [f"LABEL {key}={value}" for key, value in labels.items()] + ['CMD ["/nothing"]']
-    engine.client().api.import_image_from_data(layer.getvalue(), name, tag, changes)
+    docker_engine.client().api.import_image_from_data(layer.getvalue(), name, tag, changes)
     return reference
 
 
@@ -317,79 +331,78 @@ TF = {f"{LABELS}.framework": "tensorflow==2.21.0", f"{LABELS}.target": "tf-cpu"}
 
 
 def test_an_image_is_looked_up_at_its_registry_without_pulling(registry: str, tmp_path: Path) -> None:
-    """The rule nobody checks: tpuTfVersion against what is in the image, by its labels at the registry."""
+    """tpuTfVersion is compared with the image's framework, by its labels at the registry."""
     reference = made(f"{registry}/team/trainyard:tf", labels=TF)
-    engine.client().images.push(reference)
-    engine.client().images.remove(reference, force=True)
+    docker_engine.client().images.push(reference)
+    docker_engine.client().images.remove(reference, force=True)
     path = tmp_path / "old.yaml"
     path.write_text(
         yaml.safe_dump({"trainingInput": {
             "scaleTier": "BASIC_TPU", "region": "us-central1", "masterConfig": {"imageUri": reference},
             "workerConfig": {"tpuTfVersion": "2.11"}}})
     )  # fmt: skip
-    _, found = check_job.examine(path)
-    (finding,) = [one for one in found if one.rule == "tpu_runtime_is_what_the_image_holds"]
-    assert "tpuTfVersion 2.11, but the image holds tensorflow 2.21.0 (by its labels at the registry)" in finding.what
+    _, found = platforms.check_file(path)
+    (finding,) = [one for one in found if one.rule == "tpu_runtime_matches_image"]
+    assert "tpuTfVersion 2.11, but the image has tensorflow 2.21.0 (by its labels at the registry)" in finding.what
     assert finding.where.endswith("old.yaml:7")
-    assert not engine.client().images.list(name=reference), "nothing was pulled"
+    assert not docker_engine.client().images.list(name=reference), "nothing was pulled"
     path.write_text(path.read_text().replace(":tf", ":other"))
-    _, found = check_job.examine(path)
-    assert [one.what for one in found if one.rule == "images_are_there"] == [
+    _, found = platforms.check_file(path)
+    assert [one.what for one in found if one.rule == "images_exist"] == [
         f"{registry}/team/trainyard:other: {registry} has no team/trainyard:other"
     ]
 
 
-def test_an_image_for_another_accelerator_is_told_by_its_label(registry: str, tmp_path: Path) -> None:
-    """Its framework alone would not do: plain torch of the default index serves CPUs and GPUs."""
+def test_an_image_for_another_accelerator_is_found_by_its_label(registry: str, tmp_path: Path) -> None:
+    """Its framework does not tell: torch from the default index runs on CPUs and GPUs."""
     reference = made(f"{registry}/team/trainyard:cpu", labels={f"{LABELS}.accelerator": "none"})
-    engine.client().images.push(reference)
-    engine.client().images.remove(reference, force=True)
+    docker_engine.client().images.push(reference)
+    docker_engine.client().images.remove(reference, force=True)
     path = tmp_path / "job.yaml"
     machine = {"machineType": "a2-highgpu-1g", "acceleratorType": "NVIDIA_TESLA_A100", "acceleratorCount": 1}
     pool = {"machineSpec": machine, "replicaCount": 1, "containerSpec": {"imageUri": reference}}
     path.write_text(yaml.safe_dump({"workerPoolSpecs": [pool]}))
-    _, found = check_job.examine(path)
-    (finding,) = [one for one in found if one.rule == "images_can_use_the_accelerator"]
+    _, found = platforms.check_file(path)
+    (finding,) = [one for one in found if one.rule == "images_support_accelerator"]
     assert "a GPU job with an image for CPUs" in finding.what and "by its labels at the registry" in finding.what
 
 
-def test_an_image_can_be_named_by_its_digest(registry: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_job_can_name_an_image_by_its_digest(registry: str, capsys: pytest.CaptureFixture[str]) -> None:
     reference = made(f"{registry}/team/trainyard:pinned", labels=TF)
-    engine.client().images.push(reference)
-    engine.client().images.remove(reference, force=True)
-    words = ["--platform=vertex", f"--image={reference}", "--pin", "--json"]
-    assert job.main(words) == 0
+    docker_engine.client().images.push(reference)
+    docker_engine.client().images.remove(reference, force=True)
+    assert cli.run(["job", "--platform=vertex", f"--image={reference}", "--pin", "--json"]) == 0
     spec = yaml.safe_load(json.loads(capsys.readouterr().out)["config"])
     image = spec["workerPoolSpecs"][0]["containerSpec"]["imageUri"]
     assert re.fullmatch(rf"{registry}/team/trainyard@sha256:[0-9a-f]{{64}}", image)
-    assert contents.look(image).tensorflow == "2.21.0"
-    with pytest.raises(UserError, match="has no team/trainyard:none"):
-        job.main(["--platform=vertex", f"--image={registry}/team/trainyard:none", "--pin"])
+    assert image_metadata.read_contents(image).tensorflow == "2.21.0"
+    assert cli.run(["job", "--platform=vertex", f"--image={registry}/team/trainyard:none", "--pin"]) == 2
+    assert "has no team/trainyard:none" in " ".join(capsys.readouterr().err.split())
 
 
-def test_an_image_of_this_host_is_asked_for_its_own_record(tmp_path: Path) -> None:
+def test_the_contents_of_a_local_image_are_read_from_its_record(tmp_path: Path) -> None:
     record = {"accelerator": "nvidia", "versions": {"tensorflow": "2.21.0"}}
     reference = made("trainyard-check-job:record", labels={}, record=record)
     try:
-        held = contents.look(reference)
+        held = image_metadata.read_contents(reference)
     finally:
-        engine.client().images.remove(reference, force=True)
-    assert (held.framework, held.device, held.source) == ("tensorflow 2.21.0", "gpu", contents.RECORD)
+        docker_engine.client().images.remove(reference, force=True)
+    assert (held.framework, held.device, held.source) == ("tensorflow 2.21.0", "gpu", image_metadata.RECORD)
 
 
-def test_a_registry_that_is_out_of_reach_makes_a_note(tmp_path: Path) -> None:
+def test_an_unreachable_registry_is_a_note(tmp_path: Path) -> None:
     path = tmp_path / "job.yaml"
     pool = {"machineSpec": {"machineType": "n1-standard-8"}, "replicaCount": 1,
             "containerSpec": {"imageUri": "localhost:9/team/image:1"}}  # fmt: skip
     path.write_text(yaml.safe_dump({"workerPoolSpecs": [pool]}))
-    _, found = check_job.examine(path)
+    _, found = platforms.check_file(path)
     (note,) = found
-    assert note.note
+    assert not note.fails
     assert "could not be looked up" in note.what
 
 
 def test_make_passes_its_variables_on(tmp_path: Path) -> None:
-    """`make job ... >file` holds the file alone, and `make check-job` takes it; neither goes through a shell's text."""
+    """`make job ... >file` writes the job alone, and `make check-job` accepts it; values may contain spaces."""
     path = tmp_path / "job.yaml"
     arguments = ["PLATFORM=vertex", "TARGET=cpu", f"REGISTRY={REGISTRY}", "ARGS=--lr 0.1 --epochs 2"]
     with path.open("w") as file:

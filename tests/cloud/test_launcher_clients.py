@@ -1,6 +1,6 @@
-"""Real clients as witnesses: they take the fake for Google Cloud, and they accept what the launcher exports.
+"""Real clients accept the fake Google Cloud, and the variables that the launcher exports.
 
-google-auth runs in this Python; cloud-tpu-client 0.10 in a folder of its own, because it pins google-api-python-client
+google-auth runs in this Python; cloud-tpu-client 0.10 in a separate folder, because it pins google-api-python-client
 1.8.0; TensorFlow's TPUClusterResolver and torch_xla's `tpu.py` inside the built images, without a network.
 """
 
@@ -18,24 +18,24 @@ from typing import Any
 
 import pytest
 
-from scripts import engine
-from scripts.fakes.google_cloud import GoogleCloud
+from trainyard.fakes.google_cloud import GoogleCloud
+from trainyard.oci import docker_engine
 
 ROOT = Path(__file__).resolve().parents[2]
-FAKE = ROOT / "scripts" / "fakes" / "google_cloud.py"
+FAKE = ROOT / "scripts" / "trainyard" / "fakes" / "google_cloud.py"
 LAUNCHER = [sys.executable, "-I", "-S", str(ROOT / "launcher")]
 DISCOVERY = "/discovery/v1/apis/{api}/{apiVersion}/rest"
 CONFIG = json.dumps({"project": "test-project", "zone": "us-central1-c", "tpu_node_name": "tpu-a"})
 
-# cloud-tpu-client 0.10 imports absl without declaring it (finding 3), and its google-api-python-client wants
-# pkg_resources, which setuptools 80 no longer brings.
+# cloud-tpu-client 0.10 imports absl without declaring it, and its google-api-python-client needs pkg_resources, which
+# setuptools 80 no longer includes.
 CLOUD_TPU_CLIENT = ["cloud-tpu-client==0.10", "absl-py", "setuptools<80"]
-# What TensorFlow's own client needs besides, to resolve a node by name.
+# Packages that TensorFlow's own client also needs to resolve a node by name.
 GOOGLE_API_CLIENT = ["google-api-python-client", "oauth2client"]
 
 
 def environment(cloud: GoogleCloud, **more: str) -> dict[str, str]:
-    """An environment in which every Google client finds the fake, and no developer's credentials."""
+    """An environment in which every Google client uses the fake, without a developer's credentials."""
     return {
         "PATH": os.environ["PATH"],
         "GCE_METADATA_HOST": cloud.address,
@@ -50,7 +50,7 @@ def environment(cloud: GoogleCloud, **more: str) -> dict[str, str]:
 
 
 def python(code: str, env: dict[str, str], executable: str = sys.executable) -> Any:
-    """Run code in a Python of its own; what it prints, as JSON."""
+    """Run code in a new Python process; return the JSON that it prints."""
     done = subprocess.run([executable, "-c", code], env=env, capture_output=True, text=True, timeout=60, check=False)
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout.splitlines()[-1])
@@ -64,7 +64,7 @@ def cloud() -> Iterator[GoogleCloud]:
 
 @pytest.fixture(scope="session")
 def installed(tmp_path_factory: pytest.TempPathFactory) -> Callable[[list[str]], Path]:
-    """Install packages into a folder of their own, for CPython 3.11 on Linux as in the images."""
+    """Install packages into a separate folder, for CPython 3.11 on Linux as in the images."""
     made: dict[tuple[str, ...], Path] = {}
 
     def install(packages: list[str]) -> Path:
@@ -97,7 +97,7 @@ def test_google_auth_gets_its_token_from_the_fake(cloud: GoogleCloud) -> None:
 
 
 def service_account(folder: Path, token_uri: str) -> Path:
-    """A key file whose tokens come from this address. The key is made here and worth nothing."""
+    """A key file whose tokens come from this address. The key is generated here."""
     from cryptography.hazmat.primitives import serialization
     from cryptography.hazmat.primitives.asymmetric import rsa
 
@@ -112,7 +112,7 @@ def service_account(folder: Path, token_uri: str) -> Path:
 
 
 def test_the_launcher_falls_back_to_google_auth(cloud: GoogleCloud, tmp_path: Path) -> None:
-    """No metadata server, a service account's key: google-auth of the image's own Python fetches the token."""
+    """Without a metadata server, google-auth in the image's own Python gets the token for a service account's key."""
     manifest = {
         "framework": "tensorflow",
         "versions": {},
@@ -150,7 +150,7 @@ except Exception as error:
 
 @pytest.fixture
 def client(installed: Callable[[list[str]], Path]) -> Callable[..., Any]:
-    """cloud-tpu-client's `Client(arguments).network_endpoints()`, its project and zone; or its error."""
+    """Run cloud-tpu-client's `Client(arguments).network_endpoints()`: endpoints, project and zone; or the error."""
     site = installed(CLOUD_TPU_CLIENT)
 
     def run(arguments: str, env: dict[str, str]) -> Any:
@@ -168,34 +168,34 @@ def test_cloud_tpu_client_resolves_by_name(cloud: GoogleCloud, client: Callable[
     assert {"discovery", "token", "node"} <= set(cloud.counts())
 
 
-def test_cloud_tpu_client_asks_the_metadata_server_for_project_and_zone(
+def test_cloud_tpu_client_gets_project_and_zone_from_the_metadata_server(
     cloud: GoogleCloud, client: Callable[..., Any]
 ) -> None:
-    """metadata.google.internal is hard-coded in it; a proxy leads to the fake."""
+    """It hard-codes metadata.google.internal; a proxy redirects it to the fake."""
     found = client("'tpu-a'", environment(cloud, http_proxy=cloud.url))
     assert found == [[{"ipAddress": "10.1.2.3", "port": 8470}], "test-project", "us-central1-c"]
 
 
 @pytest.mark.parametrize(
-    ("options", "kind", "said"),
+    ("options", "kind", "message"),
     [
-        pytest.param({"states": ["CREATING"]}, "RuntimeError", 'not yet ready; state: "CREATING"', id="T77"),
-        pytest.param({"node_fields": {"state": None}}, "RuntimeError", 'not yet ready; state: "None"', id="T08"),
-        pytest.param({"node": "other"}, "ValueError", "Could not lookup TPU metadata", id="T24"),
-        pytest.param({"faults": {"node": ["status:403*"]}}, "ValueError", "HttpError 403", id="T73-403"),
-        pytest.param({"faults": {"node": ["status:500*"]}}, "ValueError", "HttpError 500", id="T73-500"),
+        pytest.param({"states": ["CREATING"]}, "RuntimeError", 'not yet ready; state: "CREATING"', id="creating"),
+        pytest.param({"node_fields": {"state": None}}, "RuntimeError", 'not yet ready; state: "None"', id="no-state"),
+        pytest.param({"node": "other"}, "ValueError", "Could not lookup TPU metadata", id="unknown-node"),
+        pytest.param({"faults": {"node": ["status:403*"]}}, "ValueError", "HttpError 403", id="403"),
+        pytest.param({"faults": {"node": ["status:500*"]}}, "ValueError", "HttpError 500", id="500"),
     ],
 )
 def test_cloud_tpu_client_fails_on_the_fake_as_on_the_real_api(
-    client: Callable[..., Any], options: dict[str, Any], kind: str, said: str
+    client: Callable[..., Any], options: dict[str, Any], kind: str, message: str
 ) -> None:
     with GoogleCloud(**options) as cloud:
         error = client(f"'tpu-a', {PLACE}", environment(cloud))
     assert error[0] == kind
-    assert said in error[1]
+    assert message in error[1]
 
 
-def test_T74_cloud_tpu_client_ignores_tpu_config_and_takes_what_the_launcher_exports(
+def test_cloud_tpu_client_ignores_tpu_config_and_accepts_what_the_launcher_exports(
     cloud: GoogleCloud, client: Callable[..., Any]
 ) -> None:
     env = environment(cloud, TPU_CONFIG=CONFIG, LAUNCHER_FRAMEWORK="tensorflow==2.21.0")
@@ -204,44 +204,44 @@ def test_T74_cloud_tpu_client_ignores_tpu_config_and_takes_what_the_launcher_exp
     exports = json.loads(done.stdout)["exports"]
     before = len(cloud.requests)
     assert client("", {**env, **exports}) == [[{"ipAddress": "10.1.2.3", "port": "8470"}], None, None]
-    assert len(cloud.requests) == before  # with grpc:// it asks nobody
+    assert len(cloud.requests) == before  # with grpc:// it makes no request
 
 
 def _readable(entry: tarfile.TarInfo) -> tarfile.TarInfo:
-    """pytest's folders are their owner's only; the image's user is another."""
+    """Make a file readable for the image's user; pytest creates folders for their owner only."""
     entry.mode |= 0o555
     return entry
 
 
 def _tar(files: dict[str, bytes], folders: dict[str, Path]) -> bytes:
-    """Files, and the contents of folders, below /witness."""
+    """A tar archive of files, and of the contents of folders, below /client."""
     buffer = io.BytesIO()
     with tarfile.open(fileobj=buffer, mode="w") as tar:
         for name, content in files.items():
-            entry = tarfile.TarInfo(f"witness/{name}")
+            entry = tarfile.TarInfo(f"client/{name}")
             entry.size, entry.mode = len(content), 0o644
             tar.addfile(entry, io.BytesIO(content))
         for name, folder in folders.items():
-            tar.add(folder, f"witness/{name}", filter=_readable)
+            tar.add(folder, f"client/{name}", filter=_readable)
     return buffer.getvalue()
 
 
 @pytest.fixture
-def witness(built_image: Callable[[str], str]) -> Iterator[Callable[..., Any]]:
-    """Run code with the Python of a built image, without a network; the JSON of its last line.
+def in_image(built_image: Callable[[str], str]) -> Iterator[Callable[..., Any]]:
+    """Run code with the Python of a built image, without a network; return the JSON of its last line.
 
-    The fake lies beside it as /witness/google_cloud.py, a folder of packages, if given, as /witness/packages.
+    The fake is /client/google_cloud.py; the folder of packages, if any, is /client/packages.
     """
     made: list[Any] = []
 
     def run(target: str, code: str, packages: Path | None = None) -> Any:
-        container = engine.client().containers.create(
+        container = docker_engine.client().containers.create(
             built_image(target),
-            ["--", "python", "/witness/main.py"],
+            ["--", "python", "/client/main.py"],
             entrypoint=["launch"],
             environment={"LAUNCHER_LOG": "quiet", "LAUNCHER_RUNTIME": "cpu", "TF_CPP_MIN_LOG_LEVEL": "3"},
             network_mode="none",
-            labels=engine.owned("test"),
+            labels=docker_engine.resource_labels("test"),
         )
         made.append(container)
         files = {"main.py": code.encode(), "google_cloud.py": FAKE.read_bytes()}
@@ -258,7 +258,7 @@ def witness(built_image: Callable[[str], str]) -> Iterator[Callable[..., Any]]:
 
 TENSORFLOW = """
 import json, os, subprocess, sys
-sys.path[:0] = ["/witness", "/witness/packages"]
+sys.path[:0] = ["/client", "/client/packages"]
 for name in ("TPU_NAME", "TPU_CONFIG", "PJRT_DEVICE"):
     os.environ.pop(name, None)
 from google_cloud import GoogleCloud
@@ -297,25 +297,25 @@ BY_NAME = (
 found = {}
 with GoogleCloud(states=["CREATING", "READY"]) as cloud:
     os.environ.update(surroundings(cloud))
-    found["T60-creating"] = resolve({"TPU_CONFIG": CONFIG})
-    found["T60-ready"] = resolve({"TPU_CONFIG": CONFIG})
-    found["T22"] = resolve({}, tpu="tpu-a")
-    found["T24"] = resolve({}, tpu="nonexistent-tpu")
-    found["T63"] = resolve({"KUBE_GOOGLE_CLOUD_TPU_ENDPOINTS": "tpu-a"})
+    found["creating"] = resolve({"TPU_CONFIG": CONFIG})
+    found["TPU_CONFIG"] = resolve({"TPU_CONFIG": CONFIG})
+    found["name"] = resolve({}, tpu="tpu-a")
+    found["unknown-node"] = resolve({}, tpu="nonexistent-tpu")
+    found["name-in-KUBE"] = resolve({"KUBE_GOOGLE_CLOUD_TPU_ENDPOINTS": "tpu-a"})
     found["counts"] = cloud.counts()
 print(json.dumps(found))
 """
 )
 
 
-def test_tensorflow_resolves_by_name(witness: Callable[..., Any], installed: Callable[[list[str]], Path]) -> None:
-    found = witness("tf-cpu", BY_NAME, installed(GOOGLE_API_CLIENT))
+def test_tensorflow_resolves_by_name(in_image: Callable[..., Any], installed: Callable[[list[str]], Path]) -> None:
+    found = in_image("tf-cpu", BY_NAME, installed(GOOGLE_API_CLIENT))
     resolved = [{"worker": ["10.1.2.3:8470"]}, "grpc://10.1.2.3:8470"]
-    assert found["T60-creating"][0] == "RuntimeError"
-    assert 'state: "CREATING"' in found["T60-creating"][1]
-    assert found["T60-ready"] == found["T22"] == found["T63"] == resolved
-    assert found["T24"][0] == "ValueError"
-    assert "Could not lookup TPU metadata" in found["T24"][1]
+    assert found["creating"][0] == "RuntimeError"
+    assert 'state: "CREATING"' in found["creating"][1]
+    assert found["TPU_CONFIG"] == found["name"] == found["name-in-KUBE"] == resolved
+    assert found["unknown-node"][0] == "ValueError"
+    assert "Could not lookup TPU metadata" in found["unknown-node"][1]
     assert {"metadata", "token", "discovery", "node"} <= set(found["counts"])
 
 
@@ -328,17 +328,17 @@ with GoogleCloud(states=["CREATING", "READY"], endpoints=["10.1.2.3:8470"]) as o
     cases = {
         "TPU_CONFIG": (one, {"TPU_CONFIG": CONFIG}),
         "TPU_NAME": (one, {"TPU_NAME": "tpu-a"}),
-        "T63": (one, {"KUBE_GOOGLE_CLOUD_TPU_ENDPOINTS": "tpu-a"}),
-        "T64": (one, {"KUBE_GOOGLE_CLOUD_TPU_ENDPOINTS": "10.120.27.5:8470"}),
-        "T67": (one, {"TPU_NAME": "grpc://10.0.0.1"}),
-        "T26": (four, {"TPU_CONFIG": CONFIG}),
-        "T26-KUBE": (four, {"KUBE_GOOGLE_CLOUD_TPU_ENDPOINTS": "tpu-a"}),
+        "name-in-KUBE": (one, {"KUBE_GOOGLE_CLOUD_TPU_ENDPOINTS": "tpu-a"}),
+        "address-without-scheme": (one, {"KUBE_GOOGLE_CLOUD_TPU_ENDPOINTS": "10.120.27.5:8470"}),
+        "grpc-address": (one, {"TPU_NAME": "grpc://10.0.0.1"}),
+        "four-workers": (four, {"TPU_CONFIG": CONFIG}),
+        "four-workers-by-name-in-KUBE": (four, {"KUBE_GOOGLE_CLOUD_TPU_ENDPOINTS": "tpu-a"}),
         "empty-KUBE": (one, {"KUBE_GOOGLE_CLOUD_TPU_ENDPOINTS": "", "TPU_CONFIG": CONFIG}),
     }
     for name, (cloud, env) in cases.items():
-        told = launch({**surroundings(cloud), **env})
-        env = {key: value for key, value in {**surroundings(cloud), **env, **told["exports"]}.items()
-               if key not in told["unsets"]}
+        launched = launch({**surroundings(cloud), **env})
+        env = {key: value for key, value in {**surroundings(cloud), **env, **launched["exports"]}.items()
+               if key not in launched["unsets"]}
         before = len(cloud.requests)
         found[name] = resolve(env)
         found["requests"][name] = len(cloud.requests) - before
@@ -347,20 +347,20 @@ print(json.dumps(found))
 )
 
 
-def test_tensorflow_takes_what_the_launcher_exports_and_asks_nobody(witness: Callable[..., Any]) -> None:
-    """Neither google-api-python-client nor oauth2client is in the image."""
-    found = witness("tf-cpu", LAUNCHED)
+def test_tensorflow_uses_what_the_launcher_exports_without_a_request(in_image: Callable[..., Any]) -> None:
+    """The image contains neither google-api-python-client nor oauth2client."""
+    found = in_image("tf-cpu", LAUNCHED)
     assert set(found.pop("requests").values()) == {0}
     one = [{"worker": ["10.1.2.3:8470"]}, "grpc://10.1.2.3:8470"]
     four = [{"worker": [f"10.2.3.{n}:8470" for n in (4, 5, 6, 7)]}, "grpc://10.2.3.4:8470"]
     assert found == {
         "TPU_CONFIG": one,
         "TPU_NAME": one,
-        "T63": one,
-        "T64": [{"worker": ["10.120.27.5:8470"]}, "grpc://10.120.27.5:8470"],
-        "T67": [{"worker": ["10.0.0.1:8470"]}, "grpc://10.0.0.1:8470"],
-        "T26": four,
-        "T26-KUBE": four,
+        "name-in-KUBE": one,
+        "address-without-scheme": [{"worker": ["10.120.27.5:8470"]}, "grpc://10.120.27.5:8470"],
+        "grpc-address": [{"worker": ["10.0.0.1:8470"]}, "grpc://10.0.0.1:8470"],
+        "four-workers": four,
+        "four-workers-by-name-in-KUBE": four,
         "empty-KUBE": one,
     }
 
@@ -378,9 +378,9 @@ clean = dict(os.environ)
 for name, (env, local) in CASES.items():
     full = {{"PATH": clean["PATH"], **env}}
     words = ["launch", "--print-env", "--json"]
-    told = json.loads(subprocess.run(words, env=full, stdout=subprocess.PIPE, check=True).stdout)
+    launched = json.loads(subprocess.run(words, env=full, stdout=subprocess.PIPE, check=True).stdout)
     os.environ.clear()
-    os.environ.update({{**clean, **env, **told["exports"]}})
+    os.environ.update({{**clean, **env, **launched["exports"]}})
     try:
         answer = [tpu.version(), tpu.worker_id(), tpu.get_worker_ips()]
         tpu.configure_topology(local, 4)
@@ -395,25 +395,25 @@ print(json.dumps(found))
 GKE = {"TPU_SKIP_MDS_QUERY": "true"}
 ONE = {**GKE, "TPU_HOST_BOUNDS": "1,1,1", "TPU_CHIPS_PER_HOST_BOUNDS": "2,2,1"}
 XLA_CASES: dict[str, tuple[dict[str, str], int, list[Any]]] = {
-    "T130": (
+    "v4-8": (
         {**ONE, "TPU_ACCELERATOR_TYPE": "v4-8", "TPU_WORKER_ID": "0", "TPU_WORKER_HOSTNAMES": "localhost"},
         3,
         [4, 0, ["localhost"], ["2,2,1", "3", "3", "8479"], 4],
     ),
-    "T133-no-worker-id": (
+    "v5litepod-4-without-worker-id": (
         {**ONE, "TPU_ACCELERATOR_TYPE": "v5litepod-4"},
         0,
         [5, 0, ["localhost"], ["2,2,1", "0", "0", "8476"], 4],
     ),
-    "T139": ({**GKE, "TPU_ACCELERATOR_TYPE": "v3-8", "TPU_WORKER_ID": "0"}, 0,
+    "v3-8": ({**GKE, "TPU_ACCELERATOR_TYPE": "v3-8", "TPU_WORKER_ID": "0"}, 0,
              [3, 0, ["localhost"], ["2,2,1", "0", "0", "8476"], 4]),
-    "T108": (
+    "v4-16": (
         {**GKE, "TPU_HOST_BOUNDS": "1,1,2", "TPU_CHIPS_PER_HOST_BOUNDS": "2,2,1", "TPU_ACCELERATOR_TYPE": "v4-16",
          "TPU_WORKER_ID": "1", "TPU_WORKER_HOSTNAMES": "10.130.0.31,10.130.0.30"},
         0,
         [4, 1, ["10.130.0.31", "10.130.0.30"], ["2,2,2", "4", "0", "8476"], 8],
     ),
-    "T123-no-skip": (
+    "v4-16-without-TPU_SKIP_MDS_QUERY": (
         {"TPU_HOST_BOUNDS": "1,1,2", "TPU_CHIPS_PER_HOST_BOUNDS": "2,2,1", "TPU_ACCELERATOR_TYPE": "v4-16",
          "TPU_WORKER_ID": "1", "TPU_WORKER_HOSTNAMES": "a,b"},
         0,
@@ -422,15 +422,15 @@ XLA_CASES: dict[str, tuple[dict[str, str], int, list[Any]]] = {
 }  # fmt: skip
 
 
-def test_torch_xla_accepts_the_gke_variables_the_launcher_passes_or_completes(witness: Callable[..., Any]) -> None:
+def test_torch_xla_accepts_the_gke_variables_with_those_that_the_launcher_adds(in_image: Callable[..., Any]) -> None:
     cases = {name: (env, local) for name, (env, local, _) in XLA_CASES.items()}
-    found = witness("xla", TORCH_XLA.format(cases=json.dumps(cases)))
+    found = in_image("xla", TORCH_XLA.format(cases=json.dumps(cases)))
     assert found == {name: expected for name, (_, _, expected) in XLA_CASES.items()}
 
 
 NEW_ENDPOINTS = """
 import json, os, subprocess, sys
-sys.path.insert(0, "/witness")
+sys.path.insert(0, "/client")
 for name in ("PJRT_DEVICE", "TPU_CONFIG"):
     os.environ.pop(name, None)
 import torch_xla
@@ -445,19 +445,19 @@ with GoogleCloud(attributes=attributes) as cloud:
     env = {"PATH": os.environ["PATH"], "LAUNCHER_SYSROOT": "/tmp/root", "GCE_METADATA_HOST": cloud.address,
            "LAUNCHER_FRAMEWORK": "torch_xla==2.9.0"}
     words = ["launch", "--print-env", "--json"]
-    told = json.loads(subprocess.run(words, env=env, stdout=subprocess.PIPE, check=True).stdout)
+    launched = json.loads(subprocess.run(words, env=env, stdout=subprocess.PIPE, check=True).stdout)
 try:
-    tpu._get_metadata = attributes.__getitem__  # what its own request would have given
+    tpu._get_metadata = attributes.__getitem__  # the response to its own request
     tpu.get_worker_ips()
     alone = "resolved"
 except IndexError:
     alone = "IndexError"
-os.environ.update(told["exports"])
+os.environ.update(launched["exports"])
 print(json.dumps([alone, tpu.version(), tpu.worker_id(), tpu.get_worker_ips()]))
 """
 
 
-def test_finding_9_torch_xla_reads_a_slice_of_the_newer_format_only_through_the_launcher(
-    witness: Callable[..., Any],
+def test_torch_xla_reads_plain_worker_network_endpoints_only_through_the_launcher(
+    in_image: Callable[..., Any],
 ) -> None:
-    assert witness("xla", NEW_ENDPOINTS) == ["IndexError", 4, 1, ["w-0.c.p.internal", "w-1.c.p.internal"]]
+    assert in_image("xla", NEW_ENDPOINTS) == ["IndexError", 4, 1, ["w-0.c.p.internal", "w-1.c.p.internal"]]

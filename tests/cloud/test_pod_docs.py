@@ -1,4 +1,4 @@
-"""Every command of the page about pods is run as it stands: real make, gcloud and ssh, against the fakes."""
+"""Every command of docs/jobs/pod.md runs as it is printed: with make, gcloud and ssh, against fakes."""
 
 from __future__ import annotations
 
@@ -11,28 +11,33 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from tests.fakes.project_iam import ProjectIam
+from tests.fakes.tpu_vms import TpuVms
 
-from scripts import base, engine
-from scripts.cli import ROOT
-from scripts.fakes.project_iam import ProjectIam
-from scripts.fakes.tpu_vms import TpuVms
+from trainyard.image import base_image
+from trainyard.oci import docker_engine
+from trainyard.settings import ROOT
+
+pytestmark = pytest.mark.needs("gcloud")
 
 PAGE = ROOT / "docs/jobs/pod.md"
 IMAGE = "us-central1-docker.pkg.dev/my-project/ml/trainyard:xla-2.9.0"
-#: Says what it was given; `--` in front of a program is the launcher's.
+#: Prints its arguments; like the launcher, it runs a program after `--`.
 ENTRYPOINT = b'#!/bin/sh\n[ "$1" = -- ] && { shift; exec "$@"; }\necho "trains: $*"\n'
 
 
 @pytest.fixture
 def image() -> Iterator[str]:
-    """A small image that is one of ours by its label; its programs say what they were given."""
+    """A small image with the label of Trainyard's images; its programs print their arguments."""
     stream = io.BytesIO()
     with tarfile.open(fileobj=stream, mode="w") as archive:
         for name, text in {"launch": ENTRYPOINT, "python": b'#!/bin/sh\necho "python runs: $2"\n'}.items():
             entry = tarfile.TarInfo(f"usr/local/bin/{name}")
             entry.size, entry.mode = len(text), 0o755
             archive.addfile(entry, io.BytesIO(text))
-    container = engine.client().containers.create(base.resolve("debian-12").reference, labels=engine.owned("docs"))
+    container = docker_engine.client().containers.create(
+        base_image.resolve("debian-12").reference, labels=docker_engine.resource_labels("docs")
+    )
     try:
         container.put_archive("/", stream.getvalue())
         changes = ['ENTRYPOINT ["launch"]', "LABEL io.trainyard.target=xla"]
@@ -40,14 +45,14 @@ def image() -> Iterator[str]:
     finally:
         container.remove(force=True)
     yield "trainyard-pod-docs:xla"
-    engine.client().images.remove(str(made.id), force=True)
+    docker_engine.client().images.remove(str(made.id), force=True)
 
 
 def test_every_command_of_the_page_runs(image: str, tmp_path: Path) -> None:
     blocks = re.findall(r"^```sh\n(.*?)^```$", PAGE.read_text(encoding="utf-8"), re.MULTILINE | re.DOTALL)
-    assert len(blocks) == 5
+    assert "make pod" in blocks[-1], "the page ends with a command that deletes what the others created"
     with ProjectIam() as iam, TpuVms(images={IMAGE: image}) as cloud:
-        environment = os.environ | iam.environment(tmp_path) | cloud.environment(tmp_path) | {"POLL": "3s"}
+        environment = os.environ | iam.environment(tmp_path) | cloud.environment(tmp_path) | {"TRAINYARD_POLL": "3s"}
         script = "\n".join(blocks)
         done = subprocess.run(["bash", "-euo", "pipefail", "-c", script], cwd=ROOT, env=environment,
                               capture_output=True, text=True, timeout=600, check=False)  # fmt: skip
@@ -61,11 +66,12 @@ def test_every_command_of_the_page_runs(image: str, tmp_path: Path) -> None:
     assert "XLA_USE_BF16 has no effect" in done.stderr
 
 
-def test_the_page_names_every_variable_and_pages_that_are_there() -> None:
-    from scripts import pod
+def test_the_page_describes_every_variable_and_its_links_resolve() -> None:
+    from trainyard.commands import pod
 
     text = PAGE.read_text(encoding="utf-8")
-    for name in [*pod.OPTIONS, *pod.SWITCHES]:
-        assert f"`{name.upper()}" in text or f"{name.upper()}=" in text, name
+    variables = {str(parameter.envvar).removeprefix("TRAINYARD_") for parameter in pod.command.params}
+    missing = [name for name in sorted(variables) if not re.search(rf"\b{name}\b", text)]
+    assert not missing
     for target in re.findall(r"\]\(([^)#]+\.md)", text):
         assert (PAGE.parent / target).is_file(), target

@@ -1,4 +1,4 @@
-"""A real trainer on a pod of two workers that is taken away in the middle: it resumes where its checkpoint is."""
+"""A trainer on a pod of two workers that is preempted: it resumes from its checkpoint."""
 
 from __future__ import annotations
 
@@ -6,17 +6,20 @@ import json
 import re
 from collections.abc import Callable
 
-from scripts.fakes.tpu_vms import TpuVms
+import pytest
 from tests.cloud.test_pod import QUICK, SLICE, Start, cloud, home, nothing_left, start, volume
+from tests.fakes.tpu_vms import TpuVms
+
+pytestmark = pytest.mark.needs("gcloud")
 
 __all__ = ["cloud", "home", "start", "volume"]  # fixtures
 
 
-def test_mnist_goes_on_where_its_checkpoint_is_when_the_pod_was_taken(
+def test_mnist_resumes_from_its_checkpoint_after_a_preemption(
     cloud: TpuVms, start: Start, volume: str, built_image: Callable[[str], str]
 ) -> None:
     image = built_image("tf-cpu")
-    # The CPU stands for the TPU, and a volume for the bucket: a folder a worker, for each trains by itself.
+    # On CPUs instead of TPUs, with a volume instead of a bucket: one folder per worker, since each trains alone.
     folder = "/bucket/$(hostname | sed s/.*-//)"
     script = f"exec launch mnist --fake-data --fake-images=12800 --epochs=4 --checkpoint-dir={folder}"
     running = start(
@@ -32,5 +35,5 @@ def test_mnist_goes_on_where_its_checkpoint_is_when_the_pod_was_taken(
         lines = re.findall(rf"\[{index}\] (.*)", running.text)
         summary = json.loads(next(line for line in reversed(lines) if '"event": "summary"' in line))
         assert (summary["status"], summary["global_step"]) == ("completed", 800)
-        assert summary["resumed_from"] >= 200, "what the first epoch's checkpoint had was trained again"
+        assert summary["resumed_from"] >= 200, "resumed from before the checkpoint of the first epoch"
     assert nothing_left(cloud, "mnist")

@@ -1,4 +1,4 @@
-"""Which targets are built for real by a run of the tests, in which order, and what is dropped in between.
+"""Which targets a run of the tests builds, in which order, and what is removed in between.
 
 CI builds what shares most and weighs least. `make test ALL=1` builds every target; it needs 60 GB of disk, since in a
 network without PyTorch's CPU index `cpu`, `gpu` and `torch-tpu` hold CUDA.
@@ -12,19 +12,19 @@ import re
 import docker.errors
 import pytest
 
-from scripts import engine
-from scripts.plan import NAME
-from scripts.spec import targets
+from trainyard.oci import docker_engine
+from trainyard.spec.model import targets
+from trainyard.spec.naming import NAME
 
-#: Built in every run: `xla` and `tf-cpu` stay for all tests, `xla-nightly` has tests of its own on a stand-in.
+#: Built in every run: `xla` and `tf-cpu` are kept for all tests, `xla-nightly` has tests with a substitute of its base.
 ALWAYS = ("xla", "tf-cpu", "tf-tpu")
 KEPT = ("xla", "tf-cpu")
 ELSEWHERE = ("xla-nightly",)
 
-#: The others, in an order in which neighbours share: `cpu` and `gpu` are one framework where only one index answers.
+#: The others, in an order in which neighbours share layers: `cpu` and `gpu` do if only the default index answers.
 BIG = ("cpu", "gpu", "torch-tpu", "tf-gpu")
 
-#: Build cache of at least this many bytes goes with the images that were made of it.
+#: Build cache records of at least this many bytes are removed with the images that were built from them.
 LARGE = 10**9
 
 #: What `docker buildx du --verbose` says of a record.
@@ -32,13 +32,8 @@ _ID = re.compile(r"(?m)^ID:\s+(\S+?)\*?$")
 _PARENTS = re.compile(r"(?m)^Parents?:\s+(\S+)$")
 
 
-def wanted() -> bool:
-    """Whether this run builds all targets."""
-    return bool(os.environ.get("ALL"))
-
-
 def group(item: pytest.Item) -> int:
-    """The place in BIG of the first image that a test marked ``big`` needs: the marker's arguments or its target."""
+    """The index in BIG of the first image that a test marked ``big`` needs: the marker's arguments or its target."""
     marker, call = item.get_closest_marker("big"), getattr(item, "callspec", None)
     assert marker is not None
     needed = marker.args or (call.params["target"] if call else "",)
@@ -46,9 +41,9 @@ def group(item: pytest.Item) -> int:
 
 
 def parameters() -> list[object]:
-    """The targets as pytest's parameters; the big ones are marked, and left out unless ALL is set (conftest.py)."""
+    """The targets as parameters; the big ones are marked, and left out without `make test ALL=1` (conftest.py)."""
     missing = set(targets()) - {*ALWAYS, *BIG, *ELSEWHERE}
-    assert not missing, f"say when these are tested: {missing}"
+    assert not missing, f"add these to ALWAYS, BIG or ELSEWHERE: {missing}"
     return [*ALWAYS, *(pytest.param(name, marks=pytest.mark.big) for name in BIG)]
 
 
@@ -56,11 +51,11 @@ def drop(target: str) -> None:
     """Remove a target's images, and the build cache that no other target shares."""
     if target in KEPT:
         return
-    for image in engine.client().images.list(filters={"label": [f"io.trainyard.target={target}"]}):
+    for image in docker_engine.client().images.list(filters={"label": [f"io.trainyard.target={target}"]}):
         for tag in image.tags:
             if tag.startswith(f"{NAME}:"):
                 try:
-                    engine.client().images.remove(tag, force=True)
+                    docker_engine.client().images.remove(tag, force=True)
                 except docker.errors.ImageNotFound:
                     continue
     if os.environ.get("CI") and target != "cpu":  # `gpu` comes next, and is made of the same
@@ -68,22 +63,22 @@ def drop(target: str) -> None:
 
 
 def drop_cache(least: int) -> None:
-    """Remove build cache records of ``least`` bytes and more; first what is made on top of them, or they would stay.
+    """Remove build cache records of ``least`` bytes and more, after the records that depend on them.
 
-    An image's own layers stay: the engine does not count them as cache.
+    Layers of images are kept: the engine does not count them as cache.
     """
     children: dict[str, list[str]] = {}
-    for block in engine.buildx("du", "--verbose", quiet=True).split("\n\n"):
+    for block in docker_engine.buildx("du", "--verbose", quiet=True).split("\n\n"):
         found, parents = _ID.search(block), _PARENTS.search(block)
         for parent in parents[1].split(",") if found and parents else []:
             children.setdefault(parent, []).append(found[1])  # type: ignore[index]
-    for record in engine.cached(least=least):
+    for record in docker_engine.cached(least=least):
         for name in _leaves_first(record, children):
-            engine.buildx("prune", "--force", f"--filter=id={name}", quiet=True)
+            docker_engine.buildx("prune", "--force", f"--filter=id={name}", quiet=True)
 
 
 def _leaves_first(name: str, children: dict[str, list[str]]) -> list[str]:
-    """A record and everything that stands on it, each before what it stands on."""
+    """A record and everything that depends on it, each before what it depends on."""
     order: dict[str, None] = {}
 
     def visit(one: str) -> None:

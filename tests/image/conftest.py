@@ -1,4 +1,4 @@
-"""What tests of images share: running something in one, and making small ones that are cheap to build."""
+"""Fixtures for tests of images: run a container, run make, and small images that are cheap to build."""
 
 from __future__ import annotations
 
@@ -8,10 +8,11 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from scripts import clean, engine
-from scripts.cli import ROOT
 from tests.image import catalogue
 from tests.image.small_images import own_index, write_small  # noqa: F401  fixtures
+from trainyard.oci import docker_engine
+from trainyard.project import clean
+from trainyard.settings import ROOT
 
 Finished = subprocess.CompletedProcess[str]
 
@@ -19,11 +20,11 @@ Finished = subprocess.CompletedProcess[str]
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Leave out the tests of big images unless `make test ALL=1` asks for them; pytest counts them as deselected.
 
-    They come after all others, one image's together, so that no two of those need to be kept at a time.
+    They run after all others, grouped by image, so that no two of those images need to be kept at a time.
     """
     big = {item: catalogue.group(item) for item in items if item.get_closest_marker("big")}
     items[:] = [item for item in items if item not in big]
-    if catalogue.wanted():
+    if config.getoption("--big"):
         items += sorted(big, key=big.__getitem__)
     elif big:
         config.hook.pytest_deselected(items=list(big))
@@ -31,11 +32,11 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 @pytest.fixture
 def docker_run() -> Callable[..., Finished]:
-    """``docker_run("--read-only", image, "mnist")``: what ``docker run --rm`` does with these words."""
+    """``docker_run("--read-only", image, "mnist")``: ``docker run --rm`` with these arguments."""
 
     def run(*words: str, timeout: float = 300) -> Finished:
-        engine.client()
-        labels = [f"--label={name}={value}" for name, value in engine.owned("test").items()]
+        docker_engine.client()
+        labels = [f"--label={name}={value}" for name, value in docker_engine.resource_labels("test").items()]
         command = ["docker", "run", "--rm", *labels, *words]
         return subprocess.run(command, capture_output=True, text=True, timeout=timeout, check=False)
 
@@ -44,7 +45,7 @@ def docker_run() -> Callable[..., Finished]:
 
 @pytest.fixture
 def make() -> Callable[..., Finished]:
-    """``make("image", TARGET="xla")``: what a user types."""
+    """``make("image", TARGET="xla")``: as a user types it."""
 
     def run(*words: str, timeout: float = 1500, **variables: str) -> Finished:
         command = ["make", *words, *(f"{name}={value}" for name, value in variables.items())]
@@ -55,7 +56,7 @@ def make() -> Callable[..., Finished]:
 
 @pytest.fixture(scope="package", autouse=True)
 def nothing_left_behind() -> Iterator[None]:
-    """Tests leave no container, network or volume of ours, whatever happened."""
+    """Remove containers, networks and volumes of tests, also after a failure."""
     yield
     clean.leftovers()
     if os.environ.get("CI"):

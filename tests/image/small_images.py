@@ -1,4 +1,4 @@
-"""A spec outside the project whose wheels are a few hundred bytes: for tests of builds that need no real framework."""
+"""A spec outside the project whose wheels have a few hundred bytes, for tests of builds without a real framework."""
 
 from __future__ import annotations
 
@@ -12,7 +12,9 @@ from pathlib import Path
 
 import pytest
 
-from scripts import engine, render, spec
+from trainyard.image import dockerfile
+from trainyard.oci import docker_engine
+from trainyard.spec import model
 
 
 def wheel(folder: Path, name: str, version: str) -> None:
@@ -33,7 +35,7 @@ def wheel(folder: Path, name: str, version: str) -> None:
 
 
 def from_cache(log: str, step: str) -> bool:
-    """Whether BuildKit took ``step`` from a cache, by a build's plain progress; steps' numbers are each build's own."""
+    """Whether BuildKit took ``step`` from a cache, by a build's plain progress; steps are numbered per build."""
     (number,) = {line.split()[0] for line in log.splitlines() if step in line}
     return f"{number} CACHED" in log.splitlines()
 
@@ -48,7 +50,7 @@ def own_index(tmp_path: Path) -> Iterator[str]:
         folder = tmp_path / "index" / name
         folder.mkdir(parents=True)
         wheel(folder, name, version)
-    networks = engine.client().networks.get("bridge").attrs["IPAM"]["Config"]
+    networks = docker_engine.client().networks.get("bridge").attrs["IPAM"]["Config"]
     address = networks[0].get("Gateway") or networks[0]["Subnet"].rpartition(".")[0] + ".1"
 
     class Handler(http.server.SimpleHTTPRequestHandler):
@@ -79,18 +81,18 @@ def write_small(tmp_path: Path) -> Iterator[Callable[[], str]]:
             "smoke: {trainer: mnist, accuracy: 0.9}\n",
             encoding="utf-8",
         )
-        loaded = spec.load(str(folder))
-        (folder / "Dockerfile").write_text(render.dockerfile(loaded), encoding="utf-8")
+        loaded = model.load(str(folder))
+        (folder / "Dockerfile").write_text(dockerfile.dockerfile(loaded), encoding="utf-8")
         for name, pin in (("framework", "torch==2.9.1"), ("requirements", "einops==0.8.2")):
             (folder / f"{name}.lock").write_text(f"{pin} --hash=sha256:{'0' * 64}\n", encoding="utf-8")
         return str(folder)
 
-    _forget_small()  # what a run that was killed left
+    _untag_small()  # left by a run that was killed
     yield write
-    _forget_small()
+    _untag_small()
 
 
-def _forget_small() -> None:
-    for image in engine.client().images.list(filters={"label": ["io.trainyard.target=small"]}):
+def _untag_small() -> None:
+    for image in docker_engine.client().images.list(filters={"label": ["io.trainyard.target=small"]}):
         for tag in image.tags:
-            engine.forget(tag)
+            docker_engine.untag(tag)

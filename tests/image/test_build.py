@@ -1,8 +1,9 @@
-"""How images come to be: alike in open and in closed networks, sharing what is the same, leaving nothing half done."""
+"""How images are built: with and without package indexes, with shared layers, without leftovers of a failed build."""
 
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import subprocess
 import time
@@ -13,55 +14,95 @@ from pathlib import Path
 import docker.errors
 import pytest
 
-from scripts import base, build, engine, indexes, spec
-from scripts.cli import ROOT
 from tests.image.conftest import Finished
 from tests.image.small_images import from_cache, wheel
+from trainyard import settings
+from trainyard.image import base_image, build, package_index, resolver
+from trainyard.oci import docker_engine
+from trainyard.oci import layers as oci_layers
+from trainyard.settings import ROOT
+from trainyard.spec import model
 
 BuiltImage = Callable[[str], str]
 Run = Callable[..., Finished]
 
 
 def layers(reference: str) -> list[str]:
-    """Digests of an image's unpacked layers, bottom first."""
-    return list(engine.client().images.get(reference).attrs["RootFS"]["Layers"])
+    """Digests of an image's uncompressed layers, lowest first."""
+    return list(docker_engine.client().images.get(reference).attrs["RootFS"]["Layers"])
 
 
-def test_what_images_share_is_the_same_blob_in_each(built_image: BuiltImage) -> None:
-    """Base, system packages, what trainers share, and the launcher: in every image, whatever lies below."""
-    torch, tensorflow = layers(built_image("xla")), layers(built_image("tf-cpu"))
-    shared = [layer for layer in torch if layer in tensorflow]
-    assert torch[:2] == tensorflow[:2] == shared[:2], "base and system packages"
-    assert torch[-1] == tensorflow[-1], "launcher"
-    assert torch[-3] == tensorflow[-3], "what trainers share"
+def stages(reference: str, spec: model.Spec) -> dict[str, list[str]]:
+    """Stage of the Dockerfile -> digests of the uncompressed layers that it made."""
+    dockerfile = (spec.folder / "Dockerfile").read_text(encoding="utf-8")
+    found: dict[str, list[str]] = {}
+    for layer in oci_layers.read(reference, dockerfile).layers:
+        found.setdefault(layer.stage, []).append(layer.diff_id)
+    return found
+
+
+def test_what_images_share_is_the_same_layer_in_each(built_image: BuiltImage) -> None:
+    """The base, the system packages, the common part of trainers and the launcher, whatever the layers below are."""
+    torch, tensorflow = (stages(built_image(name), model.load(name)) for name in ("xla", "tf-cpu"))
+    for stage in ("base", "system", "common", "launcher"):
+        assert torch[stage] == tensorflow[stage], stage
+    assert torch["framework"] != tensorflow["framework"]
 
 
 def test_a_second_build_changes_nothing(built_image: BuiltImage) -> None:
     reference = built_image("tf-cpu")
     before = layers(reference)
-    _, built = build.build(spec.load("tf-cpu"))
-    assert layers(build.plan_for(spec.load("tf-cpu")).candidate) == before
-    assert built["digest"] == engine.digest(reference)
+    _, built = build.build(model.load("tf-cpu"))
+    assert layers(build.plan_for(model.load("tf-cpu")).candidate) == before
+    assert built["digest"] == docker_engine.digest(reference)
 
 
-def test_a_plain_docker_build_works_too(built_image: BuiltImage) -> None:
-    """Without bake, without make: what the committed Dockerfile alone gives is the same layers."""
-    reference, plain = built_image("tf-cpu"), "trainyard-plain:test"
-    command = ["docker", "build", "--quiet", "--file=images/tf-cpu/Dockerfile", f"--tag={plain}"]
-    command += [f"--build-arg=BASE={base.resolve('debian-12').reference}", "--provenance=false"]
-    if engine.ca_bundle():
-        command.append(f"--secret=id=ca,src={engine.ca_bundle()}")
-    done = subprocess.run([*command, "."], cwd=ROOT, capture_output=True, text=True, check=False)
+def plain_build(context: Path) -> list[str]:
+    """Layers of tf-cpu built from the files in ``context`` with `docker build`, without bake and without make."""
+    tag = "trainyard-plain:test"
+    command = ["docker", "build", "--quiet", "--file=images/tf-cpu/Dockerfile", f"--tag={tag}", "--provenance=false"]
+    command += [f"--build-arg=BASE={base_image.resolve('debian-12').reference}"]
+    if bundle := settings.ca_bundle():
+        command.append(f"--secret=id=ca,src={bundle}")
+    done = subprocess.run([*command, "."], cwd=context, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     try:
-        assert layers(plain) == layers(reference)
+        return layers(tag)
     finally:
-        engine.client().images.remove(plain)
+        docker_engine.client().images.remove(tag)
 
 
-def test_an_image_of_ones_own_shares_the_framework_and_trains(built_image: BuiltImage, docker_run: Run) -> None:
-    parent, mine = layers(built_image("xla")), layers(built_image("examples/patches"))
-    assert len(set(parent) & set(mine)) >= len(parent) - 2, "all but its own requirements and description"
+def test_a_plain_docker_build_gives_the_same_layers(built_image: BuiltImage) -> None:
+    assert plain_build(ROOT) == layers(built_image("tf-cpu"))
+
+
+@pytest.mark.parametrize("umask", [0o077, 0o002], ids=oct)
+def test_the_umask_of_a_checkout_does_not_change_the_layers(
+    umask: int, built_image: BuiltImage, tmp_path: Path
+) -> None:
+    """As git writes files, and pip those of a wheel: modes 600 and 700 under umask 077, 664 and 775 under 002.
+
+    The locks in images/ keep their modes: they are not part of a layer, and all wheels would be installed again.
+    """
+    for name in ("images", "trainers", "launcher", ".dockerignore"):
+        source = ROOT / name
+        if source.is_dir():
+            shutil.copytree(source, tmp_path / name, ignore=shutil.ignore_patterns("__pycache__"))
+        else:
+            shutil.copy(source, tmp_path / name)
+    for path in (
+        path for name in ("trainers", "launcher") for path in (tmp_path / name, *(tmp_path / name).rglob("*"))
+    ):
+        path.chmod((0o777 if path.is_dir() or path.stat().st_mode & 0o100 else 0o666) & ~umask)
+    assert plain_build(tmp_path) == layers(built_image("tf-cpu"))
+
+
+def test_an_image_outside_the_catalogue_shares_the_framework_and_trains(
+    built_image: BuiltImage, docker_run: Run
+) -> None:
+    parent, mine = (stages(built_image(name), model.load(name)) for name in ("xla", "examples/patches"))
+    assert {stage for stage in parent if parent[stage] != mine.get(stage)} == {"requirements", "about"}
+    assert mine.keys() - parent.keys() == {"own"}
     found = docker_run(built_image("examples/patches"), "patches", "--fake-data", "--fake-images=2000", "--epochs=1")
     assert found.returncode == 0, found.stderr
     script = "from importlib.metadata import version; print(version('einops'))"
@@ -94,23 +135,23 @@ def test_an_interrupted_build_leaves_nothing_tagged(write_small: Callable[[], st
     os.killpg(process.pid, signal.SIGINT)
     rest, _ = process.communicate(timeout=60)
     assert process.returncode != 0
-    assert "interrupted; nothing was tagged or published" in seen + rest
+    assert "image: interrupted" in seen + rest
     assert "Traceback" not in seen + rest
     for tag in ("small", "small-candidate"):
         with pytest.raises(docker.errors.ImageNotFound):
-            engine.client().images.get(f"trainyard:{tag}")
+            docker_engine.client().images.get(f"trainyard:{tag}")
 
 
-# --- both worlds of package indexes, with wheels of a few hundred bytes ------------------------------------------
+# --- package indexes that answer and that do not, with wheels of a few hundred bytes ------------------------------
 
 
 def test_an_index_that_answers_is_used_locked_and_named(
     own_index: str, write_small: Callable[[], str], monkeypatch: pytest.MonkeyPatch, docker_run: Run
 ) -> None:
-    """The open world: no lock for that index yet, so one is made, by hash, and the build installs from it alone."""
+    """There is no lock for that index yet, so one is resolved, with hashes, and the build installs from it alone."""
     monkeypatch.setenv("TRAINYARD_INDEX_PYTORCH_CPU", own_index)
-    indexes.reachable.cache_clear()
-    loaded = spec.load(write_small())
+    package_index.reachable.cache_clear()
+    loaded = model.load(write_small())
     plan, built = build.build(loaded)
     try:
         lock = (loaded.folder / "framework.pytorch-cpu.lock").read_text(encoding="utf-8")
@@ -120,10 +161,10 @@ def test_an_index_that_answers_is_used_locked_and_named(
         assert not any("come from the default index" in note for note in built["notes"])
         found = docker_run("--entrypoint=python", plan.candidate, "-c", "import torch; print(torch.__version__)")
         assert found.stdout == "2.9.1+cpu\n", found.stderr
-        labels = engine.client().images.get(plan.candidate).labels
+        labels = docker_engine.client().images.get(plan.candidate).labels
         assert labels["io.trainyard.index"] == "pytorch-cpu"
     finally:
-        engine.client().images.remove(plan.candidate, force=True)
+        docker_engine.client().images.remove(plan.candidate, force=True)
 
 
 def test_an_updated_base_installs_no_wheel_again(
@@ -133,51 +174,57 @@ def test_an_updated_base_installs_no_wheel_again(
     monkeypatch: pytest.MonkeyPatch,
     capfd: pytest.CaptureFixture[str],
 ) -> None:
-    """Wheels are installed in the workshop, which stays: all above the system's packages is the same blob again."""
+    """Wheels are installed in the build base, which stays: all layers above the system packages are the same again."""
     monkeypatch.setenv("TRAINYARD_INDEX_PYTORCH_CPU", own_index)
-    indexes.reachable.cache_clear()
-    small = spec.load(write_small())
+    package_index.reachable.cache_clear()
+    small = model.load(write_small())
     plan, _ = build.build(small)
-    before = layers(plan.candidate)
-    reference, updated = base.resolve(small.base), "trainyard-base:test-updated"
+    before = stages(plan.candidate, small)
+    reference, updated = base_image.resolve(small.base), "trainyard-base:test-updated"
     (tmp_path / "Dockerfile").write_text(f"FROM {reference.reference}\nRUN echo news >/etc/news\n", encoding="utf-8")
-    engine.buildx("build", "--quiet", "--load", "--provenance=false", f"--tag={updated}", str(tmp_path), quiet=True)
-    monkeypatch.setenv("BASE", updated)
-    monkeypatch.setenv("WORKSHOP", reference.workshop)
+    docker_engine.buildx(
+        "build", "--quiet", "--load", "--provenance=false", f"--tag={updated}", str(tmp_path), quiet=True
+    )
+    monkeypatch.setenv("TRAINYARD_BASE", updated)
+    monkeypatch.setenv("TRAINYARD_BUILD_BASE", reference.build_base)
     capfd.readouterr()
     try:
         build.build(small)
         log = capfd.readouterr().err
-        after = layers(plan.candidate)
+        after = stages(plan.candidate, small)
     finally:
-        engine.forget(updated)
-    assert after != before, "the base has moved"
-    assert after[-6:] == before[-6:], "framework, requirements, and what is ours"
+        docker_engine.untag(updated)
+    changed = {stage for stage in after if after[stage] != before[stage]}
+    assert changed and changed <= {"base", "system"}
     assert from_cache(log, "[framework 2/2] RUN") and from_cache(log, "[requirements 2/2] RUN")
 
 
-def test_an_index_out_of_reach_is_said_aloud(write_small: Callable[[], str], monkeypatch: pytest.MonkeyPatch) -> None:
-    """The closed world: the plan goes on with the default index's locks and a note that names both."""
+def test_an_unreachable_index_is_a_fallback_with_a_note(
+    write_small: Callable[[], str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The plan uses the locks of the default index, and a note names both."""
     monkeypatch.setenv("TRAINYARD_INDEX_PYTORCH_CPU", "http://127.0.0.1:9/whl")
-    indexes.reachable.cache_clear()
+    package_index.reachable.cache_clear()
     started = time.monotonic()
-    plan = build.plan_for(spec.load(write_small()))
+    plan = build.plan_for(model.load(write_small()))
     assert plan.index == "default"
     assert plan.build_args()["LOCK"] == ""
-    assert "index pytorch-cpu is out of reach (http://127.0.0.1:9/whl does not answer" in plan.notes[0]
+    assert "index pytorch-cpu is unreachable (http://127.0.0.1:9/whl does not answer" in plan.notes[0]
     assert time.monotonic() - started < 30
 
 
 def test_a_wheel_that_is_not_the_locked_one_is_refused(
     own_index: str, write_small: Callable[[], str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    """Hashes are what is trusted, not the index: a wheel changed after it was locked never gets into an image."""
+    """Hashes are trusted, not the index: a wheel that was changed after it was locked is not installed."""
     monkeypatch.setenv("TRAINYARD_INDEX_PYTORCH_CPU", own_index)
-    indexes.reachable.cache_clear()
+    package_index.reachable.cache_clear()
     target = write_small()
-    loaded = spec.load(target)
-    build.lock.lock_target(loaded, "pytorch-cpu")
-    wheel(tmp_path / "index" / "torch", "torch", "2.9.1+cpu")  # zip files hold times: the same content, another hash
+    loaded = model.load(target)
+    resolver.lock_target(loaded, "pytorch-cpu")
+    wheel(
+        tmp_path / "index" / "torch", "torch", "2.9.1+cpu"
+    )  # zip files contain times: the same content has another hash
     path = next((tmp_path / "index" / "torch").glob("*.whl"))
     with zipfile.ZipFile(path, "a") as archive:
         archive.writestr("torch/backdoor.py", "")
@@ -185,4 +232,4 @@ def test_a_wheel_that_is_not_the_locked_one_is_refused(
     assert found.returncode == 2
     assert "Hash mismatch" in found.stderr
     with pytest.raises(docker.errors.ImageNotFound):
-        engine.client().images.get("trainyard:small-candidate")
+        docker_engine.client().images.get("trainyard:small-candidate")

@@ -1,4 +1,4 @@
-"""What the catalogue promises as a whole: shared layers are one blob, checks take seconds, optional blocks work."""
+"""The catalogue as a whole: shared layers are one blob, verification takes seconds, optional blocks work."""
 
 from __future__ import annotations
 
@@ -10,9 +10,12 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from scripts import build, engine, lock, render, spec, verify
 from tests.image import catalogue
 from tests.image.conftest import Finished
+from trainyard.image import build, dockerfile, resolver
+from trainyard.lint.image import verify
+from trainyard.oci import docker_engine
+from trainyard.spec import model
 
 BuiltImage = Callable[[str], str]
 Run = Callable[..., Finished]
@@ -22,7 +25,7 @@ both = pytest.mark.parametrize("target", ["xla", "tf-cpu"])
 
 def blobs(reference: str, target: str) -> dict[str, str]:
     """Stage -> digest of the blob that it became, as it is pushed."""
-    evidence = verify.gather(spec.load(target), reference)
+    evidence = verify.gather(model.load(target), reference)
     return {layer.stage: layer.digest for layer in evidence.stored.layers if layer.stage != "system"}
 
 
@@ -38,11 +41,11 @@ def test_what_images_share_is_one_blob_in_all_of_them(built_image: BuiltImage) -
 
 
 @pytest.mark.big("cpu", "gpu")
-def test_cpu_and_gpu_share_the_framework_where_one_index_serves_both(built_image: BuiltImage) -> None:
+def test_cpu_and_gpu_share_the_framework_if_it_comes_from_the_same_index(built_image: BuiltImage) -> None:
     xla, cpu, gpu = (blobs(built_image(target), target) for target in ("xla", "cpu", "gpu"))
     for stage in ("base", "common", "launcher", "trainers", "requirements"):
         assert xla[stage] == cpu[stage] == gpu[stage], stage
-    labels = engine.client().images.get(built_image("cpu")).labels
+    labels = docker_engine.client().images.get(built_image("cpu")).labels
     same = {stage for stage in cpu if cpu[stage] == gpu.get(stage)}
     if labels["io.trainyard.index"] == "default":
         assert "framework" in same
@@ -52,10 +55,10 @@ def test_cpu_and_gpu_share_the_framework_where_one_index_serves_both(built_image
 
 @both
 def test_an_image_is_verified_in_under_ten_seconds(target: str, built_image: BuiltImage) -> None:
-    """The design's limit, on two cores and with CUDA in the image: 5.1 s for `xla`, 5.3 s for `cpu` (2026-11)."""
+    """With CUDA in the image it took 5.1 s for `xla` and 5.3 s for `cpu` on 2 cores (2026-11)."""
     reference = built_image(target)
     started = time.monotonic()
-    verify.examine(spec.load(target), reference)
+    verify.examine(model.load(target), reference)
     seconds = time.monotonic() - started
     print(f"{target}: verified in {seconds:.1f} s")
     assert seconds < 10
@@ -66,7 +69,7 @@ def test_byte_code_in_the_image_makes_the_first_import_faster(
     target: str, built_image: BuiltImage, docker_run: Run
 ) -> None:
     """The same import in fresh containers, with the image's byte code and looking for it where there is none."""
-    module = spec.load(target).framework.name
+    module = model.load(target).framework.name
     script = f"import time; t = time.perf_counter(); import {module}; print(round(time.perf_counter() - t, 2))"
     quiet = ["-e", "TF_CPP_MIN_LOG_LEVEL=3", "-e", "PJRT_DEVICE=CPU"]
     without = ["-e", "PYTHONPYCACHEPREFIX=/nowhere", "-e", "PYTHONDONTWRITEBYTECODE=1"]
@@ -80,7 +83,7 @@ def test_byte_code_in_the_image_makes_the_first_import_faster(
     assert compiling > 1.5 * compiled
 
 
-# --- accelerators that are not there, or only in part -----------------------------------------------------------
+# --- accelerators that are missing, or present in part ------------------------------------------------------------
 
 
 @pytest.mark.big
@@ -113,7 +116,7 @@ def test_tensorflow_for_tpus_imports_in_seconds_where_there_is_none(built_image:
     found = docker_run("--network=none", built_image("tf-tpu"), "--", "python", "-c", script, timeout=60)
     assert found.stdout == "2.20.0 True\n", found.stderr
     assert "TPU_LIBRARY_PATH=/nonexistent/libtpu.so" in found.stderr, "the launcher says what it set"
-    assert "this image is for Cloud TPU, and there is none here" in found.stderr
+    assert "this image is for Cloud TPU, and there is no TPU" in found.stderr
 
 
 def test_tensorflow_for_tpus_still_looks_for_one_on_a_tpu_vm(built_image: BuiltImage, docker_run: Run) -> None:
@@ -124,7 +127,7 @@ def test_tensorflow_for_tpus_still_looks_for_one_on_a_tpu_vm(built_image: BuiltI
 @pytest.mark.big("torch-tpu")
 def test_torch_tpu_loads_itself_beside_tcmalloc(built_image: BuiltImage, docker_run: Run) -> None:
     script = "import torch, sys; print('torch_tpu' in sys.modules, 'tcmalloc' in open('/proc/self/maps').read())"
-    for autoload, loaded in (("1", "True"), ("", "False")):  # off TPUs the launcher turns it off, but for who asks
+    for autoload, loaded in (("1", "True"), ("", "False")):  # off TPUs the launcher turns it off unless it is set
         words = ("-e", f"TORCH_DEVICE_BACKEND_AUTOLOAD={autoload}") if autoload else ()
         found = docker_run(*words, built_image("torch-tpu"), "--", "python", "-c", script)
         assert found.stdout.splitlines()[-1] == f"{loaded} True", found.stderr
@@ -141,19 +144,19 @@ def with_blocks(built_image: BuiltImage, tmp_path_factory: pytest.TempPathFactor
     folder.mkdir()
     text = "extends: tf-cpu\nsummary: with tools\ntools: [gsutil]\nprofile: true\nbudget: {size: 2.0 GB}\n"
     (folder / "image.yaml").write_text(text, encoding="utf-8")
-    loaded = spec.load(str(folder))
-    (folder / "Dockerfile").write_text(render.dockerfile(loaded), encoding="utf-8")
-    lock.lock_target(loaded, "default")
+    loaded = model.load(str(folder))
+    (folder / "Dockerfile").write_text(dockerfile.dockerfile(loaded), encoding="utf-8")
+    resolver.lock_target(loaded, "default")
     plan, _ = build.build(loaded)
     verify.verify(loaded, plan.candidate)
     yield plan.candidate
-    for found in engine.client().images.list(filters={"label": [f"io.trainyard.target={loaded.target}"]}):
+    for found in docker_engine.client().images.list(filters={"label": [f"io.trainyard.target={loaded.target}"]}):
         for tag in found.tags:
-            engine.client().images.remove(tag, force=True)
+            docker_engine.client().images.remove(tag, force=True)
 
 
 def test_gsutil_uses_the_default_service_account(with_blocks: str, docker_run: Run) -> None:
-    """As the original recipe had it: /etc/boto.cfg names the service account of the machine."""
+    """/etc/boto.cfg names the service account of the machine."""
     found = docker_run(with_blocks, "--", "gsutil", "version", "-l")
     assert found.returncode == 0, found.stderr
     assert re.search(r"config path\(s\): /etc/boto\.cfg", found.stdout)
@@ -173,12 +176,12 @@ def test_a_shell_has_a_prompt_a_path_and_says_where_it_is(with_blocks: str, dock
     for shell in (["bash", "-ic", script], ["bash", "-lic", script]):
         found = docker_run("-e", "TF_CPP_MIN_LOG_LEVEL=3", "--entrypoint=tini", with_blocks, "--", *shell)
         lines = found.stdout.splitlines()
-        assert lines[0].startswith("blocks-") and "tensorflow 2.21.0; cpu: no sign of an accelerator" in lines[0]
+        assert lines[0].startswith("blocks-") and "tensorflow 2.21.0; cpu: no accelerator detected" in lines[0]
         assert "(blocks-" in lines[1], "the prompt names the image"
         assert lines[2:4] == ["/usr/local/bin/launch", "/opt/requirements/bin/tensorboard"], found.stderr
 
 
-def test_shells_of_scripts_are_left_alone(with_blocks: str, docker_run: Run) -> None:
+def test_shells_of_scripts_print_nothing(with_blocks: str, docker_run: Run) -> None:
     for shell in (["bash", "-c", "echo only"], ["sh", "-lc", "echo only"]):
         assert docker_run("--entrypoint=tini", with_blocks, "--", *shell).stdout == "only\n"
 
@@ -188,7 +191,7 @@ def test_blocks_are_off_by_default(built_image: BuiltImage, docker_run: Run) -> 
     assert docker_run(built_image("tf-cpu"), "--", "sh", "-c", script).stdout == "end\n"
 
 
-# --- any image of anybody -------------------------------------------------------------------------------------------
+# --- images that Trainyard did not build ---------------------------------------------------------------------------
 
 
 def test_any_image_can_be_verified_without_a_spec(
@@ -196,18 +199,18 @@ def test_any_image_can_be_verified_without_a_spec(
 ) -> None:
     found = make("verify", IMAGE=built_image("tf-cpu"))
     assert found.returncode == 0, found.stderr
-    assert "with TARGET=tf-cpu it is held against that, too" in found.stderr
+    assert "with TARGET=tf-cpu it is checked against that spec too" in found.stderr
     assert "breaks no rule" in found.stderr
-    assert "Labels say what the spec says" not in found.stderr
+    assert "Labels match the spec" not in found.stderr
 
 
-def test_any_image_can_be_held_against_a_spec(built_image: BuiltImage, make: Callable[..., Finished]) -> None:
+def test_any_image_can_be_verified_against_a_spec(built_image: BuiltImage, make: Callable[..., Finished]) -> None:
     found = make("verify", IMAGE=built_image("tf-cpu"), TARGET="tf-tpu")
     assert found.returncode == 2, found.stderr
-    assert "is not what it says: label" in found.stderr
+    assert "does not match its spec: label" in found.stderr
 
 
-def test_an_image_that_nobody_has_is_one_line(make: Callable[..., Finished]) -> None:
+def test_an_image_that_does_not_exist_is_one_line(make: Callable[..., Finished]) -> None:
     found = make("verify", IMAGE="127.0.0.1:9/nobody/has:this")
     assert found.returncode == 2
     assert "and it cannot be pulled" in found.stderr and "Traceback" not in found.stderr

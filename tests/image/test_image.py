@@ -1,4 +1,4 @@
-"""What every image promises to whoever runs it."""
+"""What every image does for its users."""
 
 from __future__ import annotations
 
@@ -7,9 +7,11 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from scripts import engine, spec, state
 from tests.image import catalogue
 from tests.image.conftest import Finished
+from trainyard import state
+from trainyard.oci import docker_engine
+from trainyard.spec import model
 
 BuiltImage = Callable[[str], str]
 Run = Callable[..., Finished]
@@ -17,7 +19,7 @@ Run = Callable[..., Finished]
 
 @pytest.fixture(scope="module", params=catalogue.parameters())
 def target(request: pytest.FixtureRequest, built_image: BuiltImage) -> Iterator[str]:
-    """Every target of the catalogue, one after the other: what no later test needs goes before the next is built."""
+    """Every target in turn; an image that no later test needs is removed before the next is built."""
     name = str(request.param)
     yield name
     catalogue.drop(name)
@@ -31,7 +33,9 @@ def test_it_trains_with_one_command(target: str, built_image: BuiltImage, docker
     assert summary["epochs"] == 1
 
 
-def test_it_runs_as_nobody_special_on_a_read_only_root(target: str, built_image: BuiltImage, docker_run: Run) -> None:
+def test_it_runs_as_an_unprivileged_user_on_a_read_only_root(
+    target: str, built_image: BuiltImage, docker_run: Run
+) -> None:
     script = "import os; print(os.getuid(), os.access('/opt', os.W_OK), os.access('/usr/local/bin', os.W_OK))"
     found = docker_run("--read-only", "--cap-drop=ALL", built_image(target), "--", "python", "-c", script)
     assert found.stdout == "1000 False False\n"
@@ -50,7 +54,7 @@ def test_init_is_process_1_and_forwards_signals(target: str, built_image: BuiltI
 
 def test_importing_the_framework_compiles_nothing(target: str, built_image: BuiltImage, docker_run: Run) -> None:
     """Byte code is in the image: a fresh container that may write it anywhere still writes none of it."""
-    module = spec.load(target).framework.name
+    module = model.load(target).framework.name
     script = (
         "import importlib.machinery as m; made = []; "
         "m.SourceFileLoader.set_data = lambda self, path, *a, **k: made.append(path); "
@@ -62,9 +66,9 @@ def test_importing_the_framework_compiles_nothing(target: str, built_image: Buil
     assert found.stdout.splitlines()[-1] == "0 []", found.stderr
 
 
-def test_its_labels_say_what_it_was_made_from(target: str, built_image: BuiltImage) -> None:
-    image = engine.client().images.get(built_image(target))
-    labels, loaded = image.labels, spec.load(target)
+def test_its_labels_describe_what_it_was_built_from(target: str, built_image: BuiltImage) -> None:
+    image = docker_engine.client().images.get(built_image(target))
+    labels, loaded = image.labels, model.load(target)
     assert labels["io.trainyard.target"] == target
     assert labels["io.trainyard.framework"] == f"{loaded.framework.name}=={loaded.framework.version}"
     assert labels["io.trainyard.index"] in ("default", loaded.framework.index)
@@ -73,19 +77,19 @@ def test_its_labels_say_what_it_was_made_from(target: str, built_image: BuiltIma
     assert f"trainyard:{labels['org.opencontainers.image.version']}" in image.tags, "the immutable tag is the label"
 
 
-def test_a_fallback_is_never_silent(target: str, built_image: BuiltImage) -> None:
-    """Where the spec's index or base was out of reach, the record and the summary name what stood in for it."""
-    image = engine.client().images.get(built_image(target))
+def test_every_fallback_is_recorded(target: str, built_image: BuiltImage) -> None:
+    """If the index or the base of the spec was unreachable, the result names what was used instead."""
+    image = docker_engine.client().images.get(built_image(target))
     built = state.require(target, str(image.id), "build")["build"]
-    loaded = spec.load(target)
+    loaded = model.load(target)
     fell_back = built["index"] != loaded.framework.index
     assert fell_back == any("come from the default index" in note for note in built["notes"])
     bootstrapped = not built["base"].startswith(loaded.base_spec().image)
-    assert bootstrapped == any("bootstrapped" in note or "by hand" in note for note in built["notes"])
+    assert bootstrapped == any("bootstrapped" in note or "with BASE" in note for note in built["notes"])
 
 
 def test_it_passed_everything_under_its_digest(target: str, built_image: BuiltImage) -> None:
-    digest = str(engine.client().images.get(built_image(target)).id)
+    digest = str(docker_engine.client().images.get(built_image(target)).id)
     passed = state.require(target, digest, "build", "verify", "smoke")
     assert passed["smoke"]["accuracy"] >= 97
     assert passed["smoke"]["tpu_states"][:2] == ["CREATING", "CREATING"], "the launcher waited for the TPU"

@@ -1,6 +1,6 @@
-"""The launcher in a real container: as tini's child, as PID 1, under `docker run --init` (contract a.7; cases c.8).
+"""The launcher in a container: as tini's child, as PID 1, and with `docker run --init` (docs/launcher-contract.md#r15).
 
-Every container is without a network, and gone after its test.
+Containers have no network and are removed after each test.
 """
 
 from __future__ import annotations
@@ -13,9 +13,9 @@ from typing import Any
 import pytest
 from docker.models.containers import Container
 
-from scripts import engine
+from trainyard.oci import docker_engine
 
-# How a container may be started; what runs as PID 1 in each.
+# PID 1 of a container -> options that start it this way.
 INITS: dict[str, dict[str, Any]] = {
     "tini": {},
     "launcher": {"entrypoint": ["launch"]},
@@ -26,7 +26,7 @@ INITS: dict[str, dict[str, Any]] = {
 every_init = pytest.mark.parametrize("init", INITS)
 both_inits = pytest.mark.parametrize("init", ["tini", "launcher"])
 
-# A trainer with a handler, as ours have: it saves, then ends with 143.
+# A trainer with a SIGTERM handler, as the reference trainers have: it saves, then exits with 143.
 TRAINER = """
 import signal, sys, time
 def save(*_):
@@ -38,7 +38,7 @@ print("up", flush=True)
 time.sleep(60)
 """
 NO_HANDLER = "import time; print('up', flush=True); time.sleep(60)"
-# Five orphans that end at once; a moment later, whatever nobody has waited for is a zombie.
+# Five orphans that exit at once; those that PID 1 has not reaped a moment later are zombies.
 ORPHANS = """
 import os, time
 for _ in range(5):
@@ -65,11 +65,11 @@ class Started:
         self.container = container
 
     def log(self, *, stderr: bool = True) -> str:
-        """What it has written so far."""
+        """Its output so far."""
         return str(self.container.logs(stderr=stderr).decode())
 
     def until(self, text: str, *, stderr: bool = False) -> None:
-        """Wait until a line of its standard output, or error, holds this text."""
+        """Wait until a line of its standard output, or error, contains this text."""
         for line in self.container.logs(stdout=not stderr, stderr=stderr, stream=True, follow=True):
             if text in line.decode():
                 return
@@ -80,7 +80,7 @@ class Started:
         return int(self.container.wait(timeout=timeout)["StatusCode"])
 
     def stop(self, signal: str = "SIGTERM") -> tuple[int, float]:
-        """Send a signal: exit status, and seconds until the end."""
+        """Send a signal; return the exit status and the seconds until the exit."""
         started = time.monotonic()
         self.container.kill(signal)
         status = self.wait()
@@ -92,14 +92,14 @@ Start = Callable[..., Started]
 
 @pytest.fixture
 def start(built_image: Callable[[str], str]) -> Iterator[Start]:
-    """Start the image with these words after its entrypoint."""
+    """Start the image with these arguments."""
     made: list[Container] = []
 
     def run(*words: str, **options: Any) -> Started:
-        container = engine.client().containers.create(
+        container = docker_engine.client().containers.create(
             built_image("tf-cpu"),
             list(words),
-            labels=engine.owned("test"),
+            labels=docker_engine.resource_labels("test"),
             **{"network_mode": "none", **options},
         )
         made.append(container)
@@ -118,33 +118,33 @@ def start(built_image: Callable[[str], str]) -> Iterator[Start]:
         *((init, 42) for init in ("docker-init", "wrapped", "wrapped-without-tini")),
     ],
 )
-def test_the_trainers_own_status(start: Start, init: str, status: int) -> None:
+def test_the_trainers_status_is_the_exit_status(start: Start, init: str, status: int) -> None:
     assert start("--", "sh", "-c", f"exit {status}", **INITS[init]).wait() == status
 
 
 @both_inits
 @pytest.mark.parametrize(
-    ("command", "status", "said"),
+    ("command", "status", "message"),
     [
         pytest.param("no-such-command", 127, "'no-such-command' not found", id="not-found"),
         pytest.param("/etc/passwd", 126, "cannot execute '/etc/passwd': Permission denied", id="not-executable"),
     ],
 )
-def test_commands_that_cannot_be_started(start: Start, init: str, command: str, status: int, said: str) -> None:
+def test_commands_that_cannot_be_started(start: Start, init: str, command: str, status: int, message: str) -> None:
     started = start("--", command, **INITS[init])
     assert started.wait() == status
-    assert said in started.log().splitlines()[-1]
+    assert message in started.log().splitlines()[-1]
 
 
 @every_init
-def test_T188_a_crash_is_128_plus_its_signal(start: Start, init: str) -> None:
-    """Without an init, a PID 1 that sends itself SIGSEGV survives."""
+def test_a_crash_is_128_plus_its_signal(start: Start, init: str) -> None:
+    """As PID 1 without an init, a process that sends itself SIGSEGV survives."""
     crash = "import os, signal; os.kill(os.getpid(), signal.SIGSEGV)"
     assert start("--", "python3", "-c", crash, **INITS[init]).wait() == 139
 
 
 @every_init
-def test_T181_sigterm_runs_the_trainers_handler(start: Start, init: str) -> None:
+def test_sigterm_runs_the_trainers_handler(start: Start, init: str) -> None:
     started = start("--", "python3", "-c", TRAINER, **INITS[init])
     started.until("up")
     status, seconds = started.stop()
@@ -154,8 +154,8 @@ def test_T181_sigterm_runs_the_trainers_handler(start: Start, init: str) -> None
 
 
 @both_inits
-def test_T182_T185_a_trainer_without_a_handler_ends_too(start: Start, init: str) -> None:
-    """As PID 1 of its own it would not notice."""
+def test_sigterm_ends_a_trainer_without_a_handler(start: Start, init: str) -> None:
+    """As PID 1 it would ignore SIGTERM."""
     started = start("--", "python3", "-c", NO_HANDLER, **INITS[init])
     started.until("up")
     status, seconds = started.stop()
@@ -163,16 +163,16 @@ def test_T182_T185_a_trainer_without_a_handler_ends_too(start: Start, init: str)
 
 
 @pytest.mark.parametrize("init", ["tini", "docker-init"])
-def test_T192_sigterm_is_not_lost_at_the_start(start: Start, init: str) -> None:
-    """Sent as early as can be: before, while or after the launcher execs. This needs an init: the kernel drops what
-    reaches a PID 1 before it has a handler, and an interpreter takes some 10 ms to have one."""
+def test_sigterm_is_not_lost_at_the_start(start: Start, init: str) -> None:
+    """Sent as early as possible: before, during or after the exec. This needs an init: the kernel drops signals that
+    reach PID 1 before it has a handler, and a Python interpreter takes about 10 ms to install one."""
     started = start("--", "python3", "-c", NO_HANDLER, **INITS[init])
     status, seconds = started.stop()
     assert (status, seconds < 2) == (143, True)
 
 
 @both_inits
-def test_T184_sigterm_during_the_wait_for_a_tpu_node(start: Start, init: str) -> None:
+def test_sigterm_ends_the_wait_for_a_tpu_node(start: Start, init: str) -> None:
     config = {"project": "p", "zone": "z", "tpu_node_name": "n"}
     env = {"TPU_CONFIG": json.dumps(config), "GCE_METADATA_HOST": "127.0.0.1:1"}
     started = start("mnist", environment=env, **INITS[init])
@@ -195,30 +195,30 @@ SHELL = 'python3 -c "$0"; exit 3'
 @pytest.mark.parametrize(
     ("options", "handled"),
     [
-        pytest.param({"entrypoint": ["launch", "--signal-group"]}, True, id="T186-signal-group"),
-        pytest.param({"entrypoint": ["launch"]}, False, id="T180-launcher"),
-        pytest.param({}, False, id="T186-tini"),
+        pytest.param({"entrypoint": ["launch", "--signal-group"]}, True, id="signal-group"),
+        pytest.param({"entrypoint": ["launch"]}, False, id="launcher"),
+        pytest.param({}, False, id="tini"),
     ],
 )
-def test_a_shell_entry_point(start: Start, options: dict[str, Any], handled: bool) -> None:
+def test_signals_to_a_shell_entry_point(start: Start, options: dict[str, Any], handled: bool) -> None:
     """A shell that waits for its child: only a signal to the whole group reaches the trainer's handler, and only the
-    launcher waits until it is done. (`tini -g` ends with the shell, whether the handler has run or not.)"""
+    launcher waits for the handler. (`tini -g` exits with the shell, even if the handler is still running.)"""
     started = start("--", "bash", "-c", SHELL, TRAINER, **options)
     started.until("up")
     status, seconds = started.stop()
-    # bash itself ends by the signal, or passes on the status of the child that handled it.
+    # The signal ends bash, or bash exits with its own status after the child has handled the signal.
     assert status in ((143, 3) if handled else (143,))
     assert seconds < 1
     assert ("saved" in started.log(stderr=False)) == handled
 
 
-def test_T183_a_command_in_shell_form(start: Start) -> None:
-    """What a `sh -c` entry point makes of it; dash stays between the launcher and the trainer."""
+def test_an_entrypoint_in_shell_form(start: Start) -> None:
+    """With an entrypoint `sh -c`, dash remains the parent process of the trainer."""
     started = start(entrypoint=["sh", "-c", "launch -- python3 -c 'import sys; sys.exit(42)'"])
     assert started.wait() == 42
 
 
-def test_a_trainer_that_ignores_sigterm_is_killed_after_the_grace(start: Start) -> None:
+def test_a_trainer_that_ignores_sigterm_is_killed_after_the_grace_period(start: Start) -> None:
     started = start(
         "--", "sh", "-c", "trap '' TERM; echo up; while :; do sleep 1; done",
         entrypoint=["launch"], environment={"LAUNCHER_GRACE": "0.5"},
@@ -248,16 +248,16 @@ def test_other_signals_are_forwarded(start: Start, signal: str) -> None:
         pytest.param({"cap_drop": ["ALL"], "security_opt": ["no-new-privileges"], "pids_limit": 16}, id="restricted"),
     ],
 )
-def test_any_user_on_any_root(start: Start, init: str, options: dict[str, Any]) -> None:
+def test_runs_as_any_user_and_with_restrictions(start: Start, init: str, options: dict[str, Any]) -> None:
     show = "import os; print(os.getuid(), os.environ['NNODES'])"
     started = start("--", "python3", "-c", show, **INITS[init], **options)
     assert started.wait() == 0, started.log()
     assert started.log(stderr=False).split()[1] == "1"
 
 
-def test_bypassed_by_the_platforms_command(start: Start) -> None:
-    """containerSpec.command replaces the entrypoint: nothing of the launcher is needed for a plain program."""
-    assert start(entrypoint=["python3", "-c", "print('on its own')"]).wait() == 0
+def test_a_command_that_replaces_the_entrypoint_does_not_need_the_launcher(start: Start) -> None:
+    """Vertex AI's containerSpec.command replaces the entrypoint."""
+    assert start(entrypoint=["python3", "-c", "print('without the launcher')"]).wait() == 0
 
 
 def test_print_env_in_the_image(start: Start) -> None:
@@ -269,11 +269,11 @@ def test_print_env_in_the_image(start: Start) -> None:
 def test_an_unknown_trainer_lists_the_valid_ones(start: Start) -> None:
     started = start("mnits")
     assert started.wait() == 2
-    assert "'mnits' is no trainer of this image; trainers: " in started.log()
+    assert "'mnits' is not a trainer of this image; trainers: " in started.log()
     assert started.log().count("\n") == 1
 
 
-def test_sigterm_while_node_0_does_not_resolve(start: Start) -> None:
+def test_sigterm_ends_the_wait_for_the_name_of_node_0(start: Start) -> None:
     cluster = {"workerpool0": ["no-such-host.invalid:2222"], "workerpool1": ["here:2222"]}
     spec = json.dumps({"cluster": cluster, "task": {"type": "workerpool1", "index": 0}})
     env = {"CLUSTER_SPEC": spec, "LAUNCHER_FRAMEWORK": "torch==2.9.1"}
@@ -285,5 +285,7 @@ def test_sigterm_while_node_0_does_not_resolve(start: Start) -> None:
 
 
 def test_the_launchers_layer_is_the_same_blob_in_every_image(built_image: Callable[[str], str]) -> None:
-    layers = [engine.client().images.get(built_image(target)).attrs["RootFS"]["Layers"] for target in ("tf-cpu", "xla")]
+    layers = [
+        docker_engine.client().images.get(built_image(target)).attrs["RootFS"]["Layers"] for target in ("tf-cpu", "xla")
+    ]
     assert layers[0][-1] == layers[1][-1]

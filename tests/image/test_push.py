@@ -1,4 +1,4 @@
-"""Push to a real registry: what is sent, what is refused, and what the user is told."""
+"""Push to a real registry: uploads, refusals and messages."""
 
 from __future__ import annotations
 
@@ -15,14 +15,17 @@ import pytest
 import requests
 from testcontainers.community.registry import DockerRegistryContainer
 
-from scripts import engine, push, state, verify
-from scripts.cli import ROOT, StepFailed, UserError
-from scripts.published import registry
-from scripts.spec import Spec, load
-from scripts.stored import layers
 from tests.image.registry import running
+from trainyard import state
+from trainyard.console import StepFailed, UserError
+from trainyard.lint.image import verify
+from trainyard.oci import docker_engine, layers, registry
+from trainyard.oci.reference import Reference
+from trainyard.release import publish
+from trainyard.settings import ROOT
+from trainyard.spec.model import Spec, load
 
-#: What `docker buildx bake` writes for us, and what `buildx build --load` writes.
+#: Media types of `docker buildx bake` and of `buildx build --load`.
 MANIFESTS = "application/vnd.oci.image.manifest.v1+json, application/vnd.docker.distribution.manifest.v2+json"
 TAG = "tf-cpu-2.21.0-20261120-00000000"
 
@@ -35,20 +38,20 @@ def server() -> Iterator[DockerRegistryContainer]:
 
 @pytest.fixture
 def address(server: DockerRegistryContainer, request: pytest.FixtureRequest) -> str:
-    """Where to push: a repository of the test's own in a registry that speaks plain HTTP on localhost."""
+    """Where to push: a repository for this test in a registry with plain HTTP on localhost."""
     return f"{running.address(server)}/{request.node.name.replace('_', '-')[:60]}"
 
 
 @pytest.fixture
 def spec(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Spec:
-    """A target whose records start empty."""
+    """A target without results."""
     monkeypatch.setattr(state, "STATE", tmp_path / "records")
     return load("tf-cpu")
 
 
 @pytest.fixture
 def make(tmp_path: Path, spec: Spec) -> Iterator[Callable[..., str]]:
-    """Make a small image of a big and a small layer that passed what ``passed`` names; its reference."""
+    """Make an image of a big and a small layer that passed the steps ``passed``; its reference."""
     made: list[str] = []
 
     def image(name: str, *, small: str = "small", tag: str = TAG, passed: tuple[str, ...] = ("verify", "smoke")) -> str:
@@ -63,67 +66,67 @@ def make(tmp_path: Path, spec: Spec) -> Iterator[Callable[..., str]]:
         (folder / "Dockerfile").write_text(text, encoding="utf-8")
         reference = f"trainyard-test:{name}"
         command = ["build", "--quiet", "--load", "--provenance=false", f"--tag={reference}", str(folder)]
-        engine.buildx(*command, quiet=True, environment={"SOURCE_DATE_EPOCH": "1"})
+        docker_engine.buildx(*command, quiet=True, environment={"SOURCE_DATE_EPOCH": "1"})
         made.append(reference)
         facts = {"passed": True} | verify.described(layers.read(reference, text))
         for step in passed:
-            state.record(spec.target, step, engine.digest(reference), facts)
+            state.record(spec.target, step, docker_engine.digest(reference), facts)
         return reference
 
     yield image
     for reference in made:
-        engine.client().images.remove(reference, force=True)
+        docker_engine.client().images.remove(reference, force=True)
 
 
 def uploads(server: DockerRegistryContainer) -> int:
-    """How many blobs the registry has taken in so far, by its own log."""
+    """Number of blobs that were uploaded to the registry so far, by its log."""
     out, _ = server.get_logs()
     return sum("PUT /v2/" in line and "/blobs/uploads/" in line for line in out.decode().splitlines())
 
 
 def at_registry(pushed: dict[str, Any]) -> tuple[str, dict[str, Any], int]:
-    """Digest, content and length of the manifest that the registry gives out for the pushed tag."""
-    host, rest = pushed["tag"].split("/", 1)
-    path, _, tag = rest.rpartition(":")
-    answer = requests.get(f"http://{host}/v2/{path}/manifests/{tag}", headers={"Accept": MANIFESTS}, timeout=10)
+    """Digest, content and length of the manifest that the registry has for the pushed tag."""
+    named = Reference.parse(pushed["tag"])
+    url = f"http://{named.registry}/v2/{named.repository}/manifests/{named.tag}"
+    answer = requests.get(url, headers={"Accept": MANIFESTS}, timeout=10)
     answer.raise_for_status()
     return answer.headers["Docker-Content-Digest"], answer.json(), len(answer.content)
 
 
-def test_a_push_sends_the_digest_that_passed_and_accounts_for_every_byte(
+def test_a_push_uploads_the_digest_that_passed_and_reports_every_byte(
     spec: Spec, make: Callable[..., str], server: DockerRegistryContainer, address: str
 ) -> None:
     reference = make("whole")
     before = uploads(server)
-    pushed = push.push(spec, address, reference=reference)
+    pushed = publish.push(spec, address, reference=reference)
     digest, manifest, length = at_registry(pushed)
-    assert pushed["digest"] == engine.digest(reference) == digest
+    assert pushed["digest"] == docker_engine.digest(reference) == digest
     assert pushed["reference"] == f"{address}/trainyard@{digest}" and pushed["tag"] == f"{address}/trainyard:{TAG}"
     sizes = [layer["size"] for layer in manifest["layers"]] + [manifest["config"]["size"]]
     assert [blob["size"] for blob in pushed["blobs"]] == sizes
     assert all(blob["uploaded"] for blob in pushed["blobs"])
     assert pushed["bytes_uploaded"] == sum(sizes) + length
     assert uploads(server) - before == len(sizes)
-    assert engine.image(reference, made_by="").tags == [reference], "the registry's tag stays at the registry"
+    assert docker_engine.image(reference, made_by="").tags == [reference], "the registry's tag is not kept locally"
 
 
-def test_a_second_push_sends_nothing(
+def test_a_second_push_uploads_nothing(
     spec: Spec, make: Callable[..., str], server: DockerRegistryContainer, address: str
 ) -> None:
     reference = make("again")
-    push.push(spec, address, reference=reference)
+    publish.push(spec, address, reference=reference)
     before = uploads(server)
-    pushed = push.push(spec, address, reference=reference)
+    pushed = publish.push(spec, address, reference=reference)
     assert pushed["already_there"] and pushed["bytes_uploaded"] == 0
     assert not any(blob["uploaded"] for blob in pushed["blobs"]) and uploads(server) == before
 
 
-def test_after_a_small_change_only_the_small_layer_is_sent(
+def test_after_a_small_change_only_the_small_layer_is_uploaded(
     spec: Spec, make: Callable[..., str], server: DockerRegistryContainer, address: str
 ) -> None:
-    push.push(spec, address, reference=make("first"))
+    publish.push(spec, address, reference=make("first"))
     before = uploads(server)
-    pushed = push.push(spec, address, reference=make("second", small="changed", tag=TAG.replace("00", "11")))
+    pushed = publish.push(spec, address, reference=make("second", small="changed", tag=TAG.replace("00", "11")))
     assert [blob["uploaded"] for blob in pushed["blobs"]] == [False, True, True], (
         "big layer, small layer, configuration"
     )
@@ -142,23 +145,23 @@ def test_a_digest_that_did_not_pass_is_refused(
 ) -> None:
     before = uploads(server)
     with pytest.raises(UserError, match=f"never passed '{missing}': run 'make image TARGET=tf-cpu'"):
-        push.push(spec, address, reference=make(f"unfit-{'-'.join(passed)}", passed=passed))
+        publish.push(spec, address, reference=make(f"unfit-{'-'.join(passed)}", passed=passed))
     assert uploads(server) == before
 
 
-def test_a_tag_never_moves(spec: Spec, make: Callable[..., str], address: str) -> None:
-    first = push.push(spec, address, reference=make("owner"))
-    with pytest.raises(UserError, match="such a tag never moves") as refused:
-        push.push(spec, address, reference=make("intruder", small="other content"))
+def test_an_immutable_tag_is_never_moved(spec: Spec, make: Callable[..., str], address: str) -> None:
+    first = publish.push(spec, address, reference=make("owner"))
+    with pytest.raises(UserError, match="immutable tags are never moved") as refused:
+        publish.push(spec, address, reference=make("intruder", small="other content"))
     assert first["digest"][:19] in str(refused.value) and "\n" not in str(refused.value)
     assert at_registry(first)[0] == first["digest"]
 
 
-def test_a_registry_out_of_reach_is_one_line(spec: Spec, make: Callable[..., str]) -> None:
+def test_an_unreachable_registry_is_one_line(spec: Spec, make: Callable[..., str]) -> None:
     reference = make("nowhere")
     for address in ("localhost:9/team", "registry.invalid/team"):
-        with pytest.raises(StepFailed, match="is out of reach: check the address and the network") as failed:
-            push.push(spec, address, reference=reference)
+        with pytest.raises(StepFailed, match="cannot be reached: check the address and the network") as failed:
+            publish.push(spec, address, reference=reference)
         assert "\n" not in str(failed.value)
 
 
@@ -167,16 +170,16 @@ def test_a_registry_with_a_full_disk_is_one_line_and_leaves_no_tag(spec: Spec, m
     with running.container(disk="1m") as small:
         address = f"{running.address(small)}/team"
         with pytest.raises(StepFailed, match="its disk may be full") as failed:
-            push.push(spec, address, reference=reference)
+            publish.push(spec, address, reference=reference)
         assert "\n" not in str(failed.value) and len(str(failed.value)) < 400
         assert registry.digest_of(f"{address}/trainyard:{TAG}") is None
-    assert engine.image(reference, made_by="").tags == [reference]
+    assert docker_engine.image(reference, made_by="").tags == [reference]
 
 
 def run(registry_address: str, config: Path) -> subprocess.CompletedProcess[str]:
-    """``python -m scripts.push tf-cpu`` as a user with the Docker configuration ``config`` runs it."""
-    command = [sys.executable, "-m", "scripts.push", "tf-cpu", "--json"]
-    environment = os.environ | {"DOCKER_CONFIG": str(config), "REGISTRY": registry_address}
+    """``trainyard push tf-cpu`` with the Docker configuration ``config``."""
+    command = [sys.executable, "-m", "trainyard", "push", "tf-cpu", "--json"]
+    environment = os.environ | {"DOCKER_CONFIG": str(config), "TRAINYARD_REGISTRY": registry_address}
     return subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
 
 
@@ -188,10 +191,10 @@ def log_in(folder: Path, host: str, password: str) -> Path:
     return folder
 
 
-def test_the_image_that_passed_goes_to_a_registry_with_credentials(
+def test_the_image_that_passed_is_pushed_to_a_registry_with_credentials(
     built_image: Callable[[str], str], tmp_path: Path
 ) -> None:
-    digest = engine.digest(built_image("tf-cpu"))
+    digest = docker_engine.digest(built_image("tf-cpu"))
     with running.container(username="someone", password="right") as guarded:
         host = running.address(guarded)
         for name, config in {

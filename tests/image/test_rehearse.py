@@ -1,4 +1,4 @@
-"""`make rehearse` with real images: jobs of each platform train in containers, lose replicas, resume and finish."""
+"""`make rehearse` with real images: jobs of each platform train in containers, lose replicas, resume and complete."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import os
 import re
 import signal
 import subprocess
+import sys
 import textwrap
 import time
 from collections.abc import Callable
@@ -16,17 +17,17 @@ from typing import Any
 
 import pytest
 
-from scripts import engine
-from scripts.cli import ROOT
-from scripts.datasets import digits
-from scripts.datasets import flowers as flowers_data
+from trainyard.datasets import digits
+from trainyard.datasets import flowers as flowers_data
+from trainyard.oci import docker_engine
+from trainyard.settings import ROOT
 
 REGISTRY = "us-central1-docker.pkg.dev/my-project/ml/trainyard"
 
 
 @dataclass
 class Rehearsed:
-    """How a rehearsal ended: exit status, what people see, the report, and its folders."""
+    """A finished rehearsal: exit status, stderr, the report, and its folders."""
 
     status: int
     log: str
@@ -39,7 +40,7 @@ class Rehearsed:
         return (self.output / "logs" / f"{replica}.log").read_text().splitlines()
 
     def finished(self) -> dict[str, Any]:
-        """The report of a job that succeeded; fails with the log if it did not."""
+        """The report of a job that succeeded; fails with the log otherwise."""
         assert self.status == 0 and self.report["status"] == "succeeded", self.log[-6000:]
         return self.report
 
@@ -49,14 +50,14 @@ Rehearse = Callable[..., Rehearsed]
 
 @pytest.fixture
 def buckets(tmp_path: Path) -> Path:
-    """A folder of buckets with the digits in it, which the images' user may read."""
+    """A folder of buckets with the digits, readable for the images' user."""
     digits.write_idx(tmp_path / "buckets" / "data" / "mnist")
     return tmp_path / "buckets"
 
 
 @pytest.fixture
 def rehearse(tmp_path: Path, buckets: Path) -> Rehearse:
-    """``rehearse(image, job, PREEMPT="worker-0")``: what ``make rehearse`` does with a file of this text."""
+    """``rehearse(image, job, PREEMPT="worker-0")``: run ``make rehearse`` with a job file of this text."""
 
     def run(image: str, text: str, **variables: str) -> Rehearsed:
         path, output = tmp_path / "job.yaml", tmp_path / "output"
@@ -79,7 +80,7 @@ def custom_job(pools: int, container: str, more: str = "") -> str:
     return f"displayName: test\njobSpec:\n  workerPoolSpecs: [{spec % 1}{workers}]\n{textwrap.indent(more, '  ')}"
 
 
-# --- whole trainings -------------------------------------------------------------------------------------------
+# --- complete trainings -------------------------------------------------------------------------------------------
 
 
 @pytest.fixture
@@ -106,7 +107,7 @@ def test_flowers_train_on_two_workers_with_multiworkermirroredstrategy(
     assert report["summary"]["processes"] == report["summary"]["replicas"] == 2
     assert report["summary"]["epochs"] == 2 and 0 <= report["accuracy"] <= 100
     assert [one["status"] for one in report["replicas"]] == [0, 0]
-    # The model went to gs:// and lies in the folder, owned by whoever owns the folder.
+    # The model was written to gs://, so to the folder, and belongs to the folder's owner.
     model = found.buckets / "out" / "flowers" / "model"
     assert any(model.iterdir())
     assert {path.stat().st_uid for path in model.rglob("*")} == {found.buckets.stat().st_uid}
@@ -143,7 +144,7 @@ NODES = """\
     """.replace("REGISTRY", REGISTRY)  # noqa: E501
 
 
-def test_mnist_on_three_nodes_of_torchrun_loses_one_starts_again_and_resumes(
+def test_mnist_on_three_nodes_of_torchrun_is_restarted_and_resumes_after_a_preemption(
     built_image: Callable[[str], str], rehearse: Rehearse
 ) -> None:
     found = rehearse(built_image("xla"), NODES, PREEMPT="node-0-1@step20")
@@ -205,14 +206,14 @@ def test_imagenet_on_fake_data_trains_on_the_four_hosts_of_a_tpu_pod(
     for number in range(4):
         lines = "\n".join(found.of(f"slice-0-{number}"))
         assert "runtime   tpu-local" in lines and f"node {number} of 4" in lines
-        # All train; logs and checkpoints are the first host's, as on the real slice.
+        # All hosts train; the first one logs and saves checkpoints, as on a real slice.
         assert ("| Training Device=xla" in lines) == (number == 0)
     assert report["summary"]["global_step"] == 2
     assert [path.name for path in (found.buckets / "out" / "pod").iterdir()] == ["step-000000002.ckpt"]
-    assert any("apart from each other" in note for note in report["notes"])
+    assert any("independently" in note for note in report["notes"])
 
 
-def test_a_tuning_job_runs_four_trials_and_names_the_best(
+def test_a_tuning_job_runs_four_trials_and_reports_the_best(
     built_image: Callable[[str], str], rehearse: Rehearse
 ) -> None:
     found = rehearse(
@@ -239,15 +240,15 @@ def test_a_tuning_job_runs_four_trials_and_names_the_best(
     trials = report["trials"]
     assert [one["trial"] for one in trials] == [1, 2, 3, 4]
     assert len({one["parameters"]["lr"] for one in trials}) == 4
-    for one in trials:  # what the trainer reported is what it reached
+    for one in trials:  # the measurement is the trainer's accuracy
         assert one["metric"] == pytest.approx(one["accuracy"] / 100)
         assert (found.buckets / "out" / "tune" / str(one["trial"]) / "checkpoints").is_dir()
     assert report["best"]["metric"] == max(one["metric"] for one in trials)
 
 
-# --- what platforms do when something goes wrong, with a trainer of a few lines --------------------------------
+# --- restart policies, with a trainer of a few lines --------------------------------
 
-#: Counts to 30 in steps of a tenth of a second, saves each, and goes on from there.
+#: Counts to 30 in steps of 0.1 s, saves each, and resumes from the last.
 COUNTER = """\
 import os, pathlib, signal, sys, time
 signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
@@ -266,7 +267,7 @@ def counter(script: str = COUNTER) -> str:
     return json.dumps({"imageUri": f"{REGISTRY}:xla", "command": ["python3", "-c", script]})
 
 
-def test_a_preempted_host_takes_its_slice_with_it_and_the_jobset_starts_again(
+def test_a_slice_is_preempted_as_a_whole_and_the_jobset_restarted(
     built_image: Callable[[str], str], rehearse: Rehearse
 ) -> None:
     command = json.dumps(["python3", "-c", COUNTER])
@@ -284,7 +285,7 @@ def test_a_preempted_host_takes_its_slice_with_it_and_the_jobset_starts_again(
         assert [line for line in lines if line.startswith("step")].count("step 30") == 1
 
 
-def test_a_killed_worker_of_a_custom_job_is_started_again_alone(
+def test_a_killed_worker_of_a_custom_job_is_restarted_alone(
     built_image: Callable[[str], str], rehearse: Rehearse
 ) -> None:
     waiting = COUNTER + "time.sleep(3 if 'workerpool0' in str(saved) else 0)"
@@ -303,34 +304,32 @@ def test_a_killed_worker_of_a_custom_job_is_started_again_alone(
 def test_an_error_of_the_program_is_permanent(built_image: Callable[[str], str], rehearse: Rehearse) -> None:
     found = rehearse(built_image("xla"), custom_job(2, counter("import time; time.sleep(1); raise SystemExit(3)")))
     assert found.status == 1 and found.report["status"] == "failed"
-    assert "(exit status 3): exit statuses from 1 to 127 are permanent errors" in found.log
+    assert "(exit status 3): exit statuses 1 to 127 are permanent errors" in found.log
     assert found.report["restarts"] == 0
 
 
-def test_a_fault_that_never_came_about_is_a_failure(built_image: Callable[[str], str], rehearse: Rehearse) -> None:
+def test_a_fault_that_was_never_injected_is_a_failure(built_image: Callable[[str], str], rehearse: Rehearse) -> None:
     found = rehearse(
         built_image("xla"), custom_job(1, counter(), "labels: {data: gs://scratch}"), PREEMPT="chief@step900"
     )
-    assert found.status == 1 and "'preempt chief at step900' never happened" in found.log
+    assert found.status == 1 and "'preempt chief at step900' was never injected" in found.log
 
 
-def test_a_replica_that_hangs_is_stopped_and_named(built_image: Callable[[str], str], rehearse: Rehearse) -> None:
+def test_a_replica_that_hangs_is_stopped_and_reported(built_image: Callable[[str], str], rehearse: Rehearse) -> None:
     script = "import signal, time; signal.signal(15, lambda *_: exit(0)); print('stuck', flush=True); time.sleep(600)"
     found = rehearse(built_image("xla"), custom_job(1, counter(script)), TIMEOUT="4")
     assert found.status == 1
     assert "still running after 4 s: chief" in found.log and "chief: stuck" in found.log
 
 
-def test_running_out_of_memory_is_said(built_image: Callable[[str], str], rehearse: Rehearse) -> None:
+def test_running_out_of_memory_is_reported(built_image: Callable[[str], str], rehearse: Rehearse) -> None:
     script = "blocks = [bytearray(16 << 20) for _ in range(1000)]"
     found = rehearse(built_image("xla"), custom_job(1, counter(script)), MEMORY="80m")
     assert found.status == 1
-    assert "chief ran out of memory: its share was 80 MB" in found.log and "MEMORY=" in found.log
+    assert "chief ran out of memory: its limit was 80 MB" in found.log and "MEMORY=" in found.log
 
 
-def test_the_launcher_waits_for_a_tpu_node_that_takes_its_time(
-    built_image: Callable[[str], str], rehearse: Rehearse
-) -> None:
+def test_the_launcher_waits_for_a_tpu_node(built_image: Callable[[str], str], rehearse: Rehearse) -> None:
     found = rehearse(
         built_image("tf-cpu"),
         f"""
@@ -352,8 +351,8 @@ def test_the_launcher_waits_for_a_tpu_node_that_takes_its_time(
     assert "TPU at grpc://192.0.2.1:8470" in found.of("master")
 
 
-def test_a_later_rehearsal_goes_on_in_the_same_buckets(built_image: Callable[[str], str], rehearse: Rehearse) -> None:
-    """What the containers' user wrote is the folder's owner's in between, and writable for both."""
+def test_a_later_rehearsal_can_write_to_the_same_buckets(built_image: Callable[[str], str], rehearse: Rehearse) -> None:
+    """Files that containers wrote belong to the folder's owner afterwards, and containers can write them again."""
     script = """if True:
         import pathlib
         file = pathlib.Path("/gcs/scratch/run/log")
@@ -370,10 +369,10 @@ def test_a_later_rehearsal_goes_on_in_the_same_buckets(built_image: Callable[[st
         assert file.stat().st_uid == file.parent.stat().st_uid == found.buckets.stat().st_uid
 
 
-def ours(pid: int) -> list[str]:
-    """Names of the containers and networks that process ``pid`` made."""
-    wanted: dict[str, Any] = {"label": f"{engine.OWNER}={pid}"}
-    client = engine.client()
+def created_by(pid: int) -> list[str]:
+    """Names of the containers and networks that process ``pid`` created."""
+    wanted: dict[str, Any] = {"label": f"{docker_engine.OWNER}={pid}"}
+    client = docker_engine.client()
     return [
         str(one.name)
         for one in (*client.containers.list(all=True, filters=wanted), *client.networks.list(filters=wanted))
@@ -383,21 +382,23 @@ def ours(pid: int) -> list[str]:
 def test_ctrl_c_leaves_nothing_behind(built_image: Callable[[str], str], tmp_path: Path) -> None:
     job = tmp_path / "job.yaml"
     job.write_text(custom_job(2, counter("import time; print('step 1', flush=True); time.sleep(600)")))
-    environment = os.environ | {"FILE": str(job), "IMAGE": built_image("xla"), "OUTPUT": str(tmp_path / "output")}
-    command = [ROOT / ".venv" / "bin" / "python", "-m", "scripts.rehearse"]
+    options = {"FILE": str(job), "IMAGE": built_image("xla"), "OUTPUT": str(tmp_path / "output")}
+    environment = os.environ | {f"TRAINYARD_{name}": value for name, value in options.items()}
+    # A shell without job control ignores SIGINT in background processes, which the test may run in.
+    command = ["env", "--default-signal=INT", sys.executable, "-m", "trainyard", "rehearse"]
     with subprocess.Popen(command, cwd=ROOT, env=environment, stderr=subprocess.PIPE, text=True) as running:
         assert running.stderr
         for line in running.stderr:
             if "step 1" in line:
                 break
-        assert len(ours(running.pid)) == 5  # two replicas, two sidecars, the network
+        assert len(created_by(running.pid)) == 5  # two replicas, two sidecars, the network
         running.send_signal(signal.SIGINT)
         running.communicate(timeout=60)
         assert running.returncode == 130
     end = time.monotonic() + 10
-    while ours(running.pid) and time.monotonic() < end:
+    while created_by(running.pid) and time.monotonic() < end:
         time.sleep(0.2)
-    assert ours(running.pid) == []
+    assert created_by(running.pid) == []
 
 
 # --- Cloud Storage ---------------------------------------------------------------------------------------------
@@ -439,7 +440,7 @@ print("every client agrees")
 """
 
 
-def test_every_client_of_cloud_storage_sees_the_same_folder(
+def test_every_client_of_cloud_storage_uses_the_same_folder(
     built_image: Callable[[str], str], rehearse: Rehearse
 ) -> None:
     container = {"imageUri": f"{REGISTRY}:tf-cpu", "args": ["--", "/opt/venv/bin/python", "-c", CLIENTS]}
@@ -452,7 +453,7 @@ def test_every_client_of_cloud_storage_sees_the_same_folder(
 
 
 def test_every_command_of_the_page_works(tmp_path: Path) -> None:
-    """As dry runs: what they start is what the tests above start."""
+    """As dry runs: the tests above start such containers."""
     text = (ROOT / "docs" / "jobs" / "rehearse.md").read_text(encoding="utf-8")
     for path in ROOT.iterdir():
         (tmp_path / path.name).symlink_to(path)
@@ -460,7 +461,7 @@ def test_every_command_of_the_page_works(tmp_path: Path) -> None:
     done = subprocess.run(
         ["bash", "-euo", "pipefail", "-c", commands],
         cwd=tmp_path,
-        env=os.environ | {"DRY_RUN": "1"},
+        env=os.environ | {"TRAINYARD_DRY_RUN": "1"},
         capture_output=True,
         text=True,
         timeout=120,

@@ -1,4 +1,4 @@
-"""`make reproduce` against the real engine: it finds what was planted and nothing else, and leaves nothing behind."""
+"""`make reproduce` with a real engine: it finds the planted differences and no others, and removes what it built."""
 
 from __future__ import annotations
 
@@ -8,9 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from scripts import build, engine, reproduce, spec
-from scripts.cli import StepFailed
-from scripts.stored import blobs
+from trainyard import cli
+from trainyard.image import build
+from trainyard.oci import docker_engine, image_store
+from trainyard.release import reproduce
+from trainyard.spec import model as spec
 
 #: Everything under /out in its own stage, as our template has it, with what `seal` does at its end.
 TEXT = """\
@@ -32,7 +34,7 @@ Write = Callable[[str], str]
 
 @pytest.fixture
 def write(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Write:
-    """A target whose Dockerfile is the test's own; its folder."""
+    """Write a target with a Dockerfile of the test; its folder."""
     monkeypatch.setattr(build, "check_rendered", lambda spec: None)
 
     def target(planted: str) -> str:
@@ -53,44 +55,46 @@ def write(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Write:
 
 
 def leftovers() -> list[str]:
-    return [tag for image in engine.client().images.list() for tag in image.tags if tag.startswith("trainyard:tiny")]
+    return [
+        tag for image in docker_engine.client().images.list() for tag in image.tags if tag.startswith("trainyard:tiny")
+    ]
 
 
-def test_what_is_the_same_twice_is_said_to_be(write: Write) -> None:
+def test_two_equal_builds_have_no_differences(write: Write) -> None:
     builds, found = reproduce.reproduce(spec.load(write("")))
     assert found == [] and builds[0].digest == builds[1].digest
     assert leftovers() == []
 
 
 @pytest.mark.parametrize("compression", ["zstd", "gzip"])
-def test_layers_are_packed_as_asked(compression: str, write: Write) -> None:
-    """zstd unless told otherwise; gzip for registries and engines that know nothing else."""
+def test_layers_are_compressed_as_configured(compression: str, write: Write) -> None:
+    """zstd by default; gzip for registries and engines without zstd."""
     target, reference = spec.load(write("")), "trainyard:tiny-packed"
     build.build(target, compression=compression, name=reference)
     try:
-        documents = [json.loads(text) for text in blobs.documents(reference).values()]
+        documents = [json.loads(text) for text in image_store.documents(reference).values()]
     finally:
-        engine.forget(reference)
+        docker_engine.untag(reference)
     kinds = [layer["mediaType"] for one in documents for layer in one.get("layers", [])]
     assert kinds == [f"application/vnd.oci.image.layer.v1.tar+{compression}"]
 
 
-def test_planted_files_are_found_with_their_reason_and_nothing_else(
-    write: Write, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+def test_planted_differences_are_found_with_their_reason_and_no_others(
+    write: Write, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setenv("JSON", "1")
-    before = engine.cached()
-    with pytest.raises(StepFailed, match=r"tiny is not reproducible: 3 differences in framework"):
-        reproduce.main([write(PLANTED)])
-    told = json.loads(capsys.readouterr().out)
-    assert told["same"] is False and len(set(told["digests"])) == 2
-    found = {one["path"]: one for one in told["differences"]}
+    before = docker_engine.cached()
+    assert cli.run(["reproduce", write(PLANTED), "--json"]) == 1
+    out, err = capsys.readouterr()
+    assert "reproduce: tiny is not reproducible: 3 differences in framework" in err
+    result = json.loads(out)
+    assert result["same"] is False and len(set(result["digests"])) == 2
+    found = {one["path"]: one for one in result["differences"]}
     assert set(found) == {"opt/now", "opt/late", "opt/x.dist-info/RECORD"}
     assert [reason.split(":")[0] for reason in found["opt/now"]["reasons"]] == ["content"]
     assert [reason.split(":")[0] for reason in found["opt/late"]["reasons"]] == ["mtime"]
-    assert "list of what is installed" in found["opt/x.dist-info/RECORD"]["cause"]
+    assert "list of installed packages" in found["opt/x.dist-info/RECORD"]["cause"]
     assert leftovers() == []
-    # What was built here left nothing in the cache either.
-    made = engine.cached() - before
-    records = engine.buildx("du", "--verbose", quiet=True).split("\n\n")
+    # The builds left nothing in the cache either.
+    made = docker_engine.cached() - before
+    records = docker_engine.buildx("du", "--verbose", quiet=True).split("\n\n")
     assert not [one for one in records if "date +%N" in one and any(identity in one for identity in made)]

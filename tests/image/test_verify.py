@@ -1,4 +1,4 @@
-"""Verify on real images: what it passes is faultless, and what is planted in a copy is found and named."""
+"""Rules for images, on real images: an image that passed has no finding, and faults planted in a copy are found."""
 
 from __future__ import annotations
 
@@ -11,12 +11,14 @@ from typing import Any
 
 import pytest
 
-from scripts import engine, rules, state, verify
-from scripts.cli import StepFailed, UserError
-from scripts.findings import Finding
-from scripts.spec import load
-from scripts.stored import blobs, layers
 from tests.image.registry import running
+from trainyard import state
+from trainyard.console import StepFailed, UserError
+from trainyard.lint.engine import Finding
+from trainyard.lint.image import core, verify
+from trainyard.lint.image.evidence import Evidence
+from trainyard.oci import docker_engine, image_store, layers, probe_runner
+from trainyard.spec.model import load
 
 Findings = dict[str, list[Finding]]
 
@@ -75,7 +77,7 @@ EXPECTED = [
 
 
 @pytest.fixture(scope="module")
-def faultless(built_image: Callable[[str], str]) -> tuple[rules.Evidence, Findings]:
+def faultless(built_image: Callable[[str], str]) -> tuple[Evidence, Findings]:
     return verify.examine(load("tf-cpu"), built_image("tf-cpu"))
 
 
@@ -89,9 +91,11 @@ def planted_image(built_image: Callable[[str], str], tmp_path_factory: pytest.Te
     (folder / "account.json").write_text(f'{{"type": "service_account", "private_key": "{KEY}"}}', encoding="utf-8")
     (folder / "corporate.crt").write_text(AUTHORITY, encoding="utf-8")
     reference = f"trainyard-test:planted-{secrets.token_hex(4)}"
-    engine.buildx("build", "--quiet", "--load", "--provenance=false", f"--tag={reference}", str(folder), quiet=True)
+    docker_engine.buildx(
+        "build", "--quiet", "--load", "--provenance=false", f"--tag={reference}", str(folder), quiet=True
+    )
     yield reference
-    engine.client().images.remove(reference, force=True)
+    docker_engine.client().images.remove(reference, force=True)
 
 
 @pytest.fixture(scope="module")
@@ -99,13 +103,13 @@ def planted(planted_image: str) -> Findings:
     return verify.examine(load("tf-cpu"), planted_image)[1]
 
 
-def test_an_image_that_passed_has_no_finding(faultless: tuple[rules.Evidence, Findings]) -> None:
+def test_an_image_that_passed_has_no_finding(faultless: tuple[Evidence, Findings]) -> None:
     evidence, found = faultless
     assert [str(one) for some in found.values() for one in some] == []
     assert len(evidence.inside.packages) == len(evidence.locked) > 50
 
 
-def test_layers_are_named_and_measured(faultless: tuple[rules.Evidence, Findings]) -> None:
+def test_layers_are_named_and_measured(faultless: tuple[Evidence, Findings]) -> None:
     evidence, _ = faultless
     copied = [layer.stage for layer in evidence.stored.layers if layer.kind == "copied"]
     assert copied == ["framework", "requirements", "about", "common", "trainers", "launcher"]
@@ -125,19 +129,19 @@ def test_a_planted_fault_is_found_and_named(planted: Findings, rule: str, words:
 
 
 def test_nothing_but_the_planted_faults_is_found(planted: Findings) -> None:
-    """Every finding is of a planted rule; paths stored twice are those that the faults above stored again."""
+    """Every finding is of a planted rule; paths stored twice are those that the faults above store again."""
     assert {rule for rule, some in planted.items() if some} == {rule for rule, _ in EXPECTED}
     for rule in {rule for rule, _ in EXPECTED} - {"no_path_stored_twice"}:
-        told = [str(one) for one in planted[rule]]
-        assert len(told) == sum(one == rule for one, _ in EXPECTED), told
+        reported = [str(one) for one in planted[rule]]
+        assert len(reported) == sum(one == rule for one, _ in EXPECTED), reported
 
 
-def test_an_image_over_its_budget_is_told_what_is_big(faultless: tuple[rules.Evidence, Findings]) -> None:
+def test_a_size_over_the_budget_names_the_largest_layers_and_packages(faultless: tuple[Evidence, Findings]) -> None:
     evidence, _ = faultless
     budget = evidence.spec.budget.model_copy(update={"size": 10**9})
     tight = dataclasses.replace(evidence, spec=evidence.spec.model_copy(update={"budget": budget}))
-    (finding,) = rules.check(tight)["size_within_budget"]
-    assert not finding.note and "over the budget of 1.00 GB: framework 1." in finding.what
+    (finding,) = core.check(tight)["size_within_budget"]
+    assert finding.fails and "over the budget of 1.00 GB: framework 1." in finding.what
     assert "of packages tensorflow_cpu 1." in finding.what
 
 
@@ -149,7 +153,7 @@ def test_a_faulty_image_fails_in_one_line_and_is_recorded_as_failed(
         verify.verify(load("tf-cpu"), planted_image)
     line = str(failed.value)
     assert "\n" not in line and "label io.trainyard.framework" in line and "more findings" in line
-    digest = engine.digest(planted_image)
+    digest = docker_engine.digest(planted_image)
     facts: dict[str, Any] = state.recall("tf-cpu", "verify", digest) or {}
     assert facts["passed"] is False and len(facts["findings"]) >= len(EXPECTED)
     with pytest.raises(UserError, match="never passed 'verify'"):
@@ -159,11 +163,11 @@ def test_a_faulty_image_fails_in_one_line_and_is_recorded_as_failed(
 def test_layers_read_the_same_from_the_store_and_from_a_saved_image(built_image: Callable[[str], str]) -> None:
     """The slow way is the one of engines on other hosts and of users who are not root."""
     reference = running.image()
-    digest = engine.digest(reference)
-    store = blobs._store_with(digest)
+    digest = docker_engine.digest(reference)
+    store = image_store._store_with(digest)
     assert store is not None, "these tests run where the engine runs, as root"
-    quick = blobs._read_store(store, digest, layers.scan)
-    assert quick == blobs._read_saved(reference, digest, layers.scan)
+    quick = image_store._read_store(store, digest, layers.scan)
+    assert quick == image_store._read_saved(reference, digest, layers.scan)
     assert len(quick.layers) >= 2 and len(quick.layers[0].found.files) > 1000
 
 
@@ -173,5 +177,5 @@ def test_an_image_that_is_not_there_is_one_line() -> None:
 
 
 def test_an_image_without_python_is_one_line() -> None:
-    with pytest.raises(StepFailed, match=r"cannot run its Python|could not say what is installed"):
-        verify.probe(running.image())
+    with pytest.raises(StepFailed, match=r"cannot run its Python|cannot list what is installed"):
+        probe_runner.probe(running.image())

@@ -1,4 +1,4 @@
-"""Faults of frameworks planted in real images: small layers on `xla` and `tf-cpu` that make them lie."""
+"""Faults of frameworks planted in real images: small layers on `xla` and `tf-cpu` with a fault."""
 
 from __future__ import annotations
 
@@ -9,9 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from scripts import engine, verify
-from scripts.findings import Finding
-from scripts.spec import load
+from trainyard.lint.engine import Finding
+from trainyard.lint.image import verify
+from trainyard.oci import docker_engine
+from trainyard.spec.model import load
 
 BuiltImage = Callable[[str], str]
 Findings = dict[str, list[Finding]]
@@ -31,13 +32,13 @@ def plant(built_image: BuiltImage, tmp_path_factory: pytest.TempPathFactory) -> 
         text = f"FROM {built_image(target)}\nUSER 0\n{instructions}\nUSER 1000\n"
         (folder / "Dockerfile").write_text(text, encoding="utf-8")
         options = ["--quiet", "--load", "--provenance=false", f"--tag={reference}"]
-        engine.buildx("build", *options, str(folder), quiet=True)
+        docker_engine.buildx("build", *options, str(folder), quiet=True)
         made.append(reference)
         return reference
 
     yield planted
     for reference in made:
-        engine.client().images.remove(reference, force=True)
+        docker_engine.client().images.remove(reference, force=True)
 
 
 @pytest.fixture(scope="module")
@@ -61,7 +62,7 @@ def in_xla(xla: str) -> Findings:
     ("rule", "words"),
     [
         ("installed_matches_locks", "package torch: is 2.8.0; the lock has 2.9.1"),
-        ("torch_xla_has_its_libtpu", "package torch: is 2.8.0 beside torch_xla 2.9.0"),
+        ("torch_xla_has_its_libtpu", "package torch: is 2.8.0; torch_xla is 2.9.0"),
         ("torch_xla_has_its_libtpu", "package libtpu: is 0.0.51; torch_xla 2.9.0 needs libtpu==0.0.21"),
         ("nothing_known_to_conflict", "torch-xla 2.9.0 and libtpu 0.0.51 cannot share an image"),
         ("torch_is_the_build_of_its_index", "torch.version.cuda is"),
@@ -69,7 +70,7 @@ def in_xla(xla: str) -> Findings:
     ],
 )
 def test_a_wrong_framework_is_found_and_named(in_xla: Findings, rule: str, words: str) -> None:
-    assert any(words in str(one) and not one.note for one in in_xla[rule]), [str(one) for one in in_xla[rule]]
+    assert any(words in str(one) and one.fails for one in in_xla[rule]), [str(one) for one in in_xla[rule]]
 
 
 def test_cuda_in_an_image_that_claims_to_be_slim_is_found(plant: Plant, tmp_path: Path) -> None:
@@ -82,26 +83,26 @@ def test_cuda_in_an_image_that_claims_to_be_slim_is_found(plant: Plant, tmp_path
 RUN sed -i "s/^__version__ = .*/__version__ = '2.9.1+cu128'/" {SITE}/torch/version.py
 LABEL io.trainyard.index=pytorch-cpu"""
     _, found = verify.examine(load(str(folder)), plant("xla", text))
-    told = [str(one) for one in found["torch_is_the_build_of_its_index"] if not one.note]
-    assert any("is 2.9.1+cu128; index pytorch-cpu has +cpu" in one for one in told), told
+    reported = [str(one) for one in found["torch_is_the_build_of_its_index"] if one.fails]
+    assert any("is 2.9.1+cu128; index pytorch-cpu has +cpu" in one for one in reported), reported
 
 
 def test_torch_without_cuda_is_no_image_for_gpus(plant: Plant) -> None:
-    """The CUDA nightly that held CPU torch (pytorch/pytorch issue 125879)."""
+    """The CUDA nightly that held CPU torch (https://github.com/pytorch/pytorch/issues/125879)."""
     text = f'RUN sed -i "s/^cuda: .*/cuda = None/; s/^cuda = .*/cuda = None/" {SITE}/torch/version.py'
     _, found = verify.examine(load("gpu"), plant("xla", text))
-    told = [str(one) for one in found["framework_is_built_for_the_accelerator"]]
-    assert any("is built without CUDA" in one for one in told), told
+    reported = [str(one) for one in found["framework_is_built_for_the_accelerator"]]
+    assert any("is built without CUDA" in one for one in reported), reported
 
 
 def test_tensorflow_with_another_cudnn_is_found(plant: Plant) -> None:
-    """TensorFlow's images that held the wrong cuDNN (tensorflow/build issue 221)."""
+    """TensorFlow's images that held the wrong cuDNN (https://github.com/tensorflow/build/issues/221)."""
     info = f"{SITE}/nvidia_cudnn_cu12-8.9.7.29.dist-info"
     text = f"""\
 RUN sed -i "s/'is_cuda_build', False/'is_cuda_build', True/" {SITE}/tensorflow/python/platform/build_info.py \\
  && printf "build_info['cudnn_version'] = '9'\\n" >>{SITE}/tensorflow/python/platform/build_info.py \\
  && mkdir {info} && printf 'Metadata-Version: 2.1\\nName: nvidia-cudnn-cu12\\nVersion: 8.9.7.29\\n' >{info}/METADATA"""
     _, found = verify.examine(load("tf-cpu"), plant("tf-cpu", text))
-    told = [str(one) for some in found.values() for one in some]
-    assert any("is a CUDA build under the name tensorflow-cpu" in one for one in told), told
-    assert any("package nvidia-cudnn-cu12 8.9.7.29" in one and "is in no lock" in one for one in told), told
+    reported = [str(one) for some in found.values() for one in some]
+    assert any("is a CUDA build under the name tensorflow-cpu" in one for one in reported), reported
+    assert any("package nvidia-cudnn-cu12 8.9.7.29" in one and "is in no lock" in one for one in reported), reported

@@ -1,4 +1,14 @@
-"""Running a trainer in a container as a user would, for the tests of the trainers."""
+"""Running a trainer in a container as a user would, for the tests of the trainers.
+
+Comparisons of floating-point results use one rule: a sum of n products, computed in any order, has a relative error of
+at most n times the unit roundoff, measured against the magnitude of its terms (N. Higham, Accuracy and Stability of
+Numerical Algorithms, section 3.1, https://doi.org/10.1137/1.9780898718027), for every CPU and library. The tests
+measure it against the largest value of the result, which is smaller if terms cancel. This is not covered by the
+theorem: it relies on errors that grow like the square root of n in practice, which leaves a factor of sqrt(n).
+
+Results after many steps are not compared in float32: a max pooling or a ReLU that decides differently because of
+rounding changes the gradients, and the difference grows with each step.
+"""
 
 from __future__ import annotations
 
@@ -12,20 +22,51 @@ from pathlib import Path
 from typing import Any
 
 from docker.models.containers import Container
+from trainers.common import idx
 
-from scripts import engine
+from trainyard.datasets import digits
+from trainyard.oci import docker_engine
 
 PYTHON = "/opt/venv/bin/python"
 
+# Unit roundoff: the largest relative error of a single operation.
+FLOAT64, FLOAT32, BFLOAT16 = 2.0**-53, 2.0**-24, 2.0**-9
+
+# Sums in the MNIST trainers, in numbers of terms: the layers of the network one after the other, and the largest sum in
+# the gradient of its weights, which is over the outputs of the first convolution for a batch of 64 images.
+MNIST_FORWARD = 5 * 5 + 5 * 5 * 32 + 4 * 4 * 64 + 128
+MNIST_GRADIENT = 64 * 24 * 24 + 2 * MNIST_FORWARD
+
+# Environment variables that restrict the libraries of PyTorch, TensorFlow and XLA to older instruction sets.
+INSTRUCTION_SETS = {
+    "native": {},
+    "avx2": {"ONEDNN_MAX_CPU_ISA": "AVX2", "ATEN_CPU_CAPABILITY": "avx2", "XLA_FLAGS": "--xla_cpu_max_isa=AVX2"},
+    "sse4": {"ONEDNN_MAX_CPU_ISA": "SSE41", "ATEN_CPU_CAPABILITY": "default", "TF_ENABLE_ONEDNN_OPTS": "0",
+             "XLA_FLAGS": "--xla_cpu_max_isa=SSE4_2"},
+}  # fmt: skip
+
+# For scripts in a container: of how many of ``probabilities[n, classes]`` the label is among the best ``most``, and for
+# how many this may change if every logit changes by ``relative`` times the largest one.
+COUNT = """
+import numpy
+def count(probabilities, labels, relative, most=1):
+    logits = numpy.log(numpy.maximum(probabilities, 1e-30))
+    order = numpy.sort(logits, axis=1)[:, ::-1]
+    own = numpy.take_along_axis(logits, labels.astype(int)[:, None], axis=1)
+    right = (logits > own).sum(axis=1) < most
+    close = order[:, most - 1] - order[:, most] <= 2 * relative * abs(logits).max()
+    return int(right.sum()), int(close.sum())
+"""
+
 
 def _readable(member: tarfile.TarInfo) -> tarfile.TarInfo:
-    """pytest's folders are closed to others; the trainer is another user."""
+    """``member``, readable for the user of the trainer: pytest's folders are private."""
     member.mode = 0o755 if member.isdir() else 0o644
     return member
 
 
 class Ended:
-    """What a process left: its exit code, its output, and the trainer's summary (the last JSON line)."""
+    """The exit code and output of a process, and the trainer's summary (the last JSON line)."""
 
     def __init__(self, code: int, output: str) -> None:
         self.code, self.output = code, output
@@ -34,13 +75,13 @@ class Ended:
         self.summary: dict[str, Any] = json.loads(found[-1]) if found else {}
 
     def learned(self) -> dict[str, Any]:
-        """The summary of a run that went well; fails with the output if it didn't."""
+        """The summary of a successful run; fails with the output if the run failed."""
         assert self.code == 0 and self.summary, self.output
         return self.summary
 
 
 class Box:
-    """One running container of an image with scratch space in /tmp; processes are started in it one by one."""
+    """A running container of an image, with temporary space in /tmp, in which processes are started."""
 
     def __init__(self, container: Container, environment: dict[str, str]) -> None:
         self.container, self.environment = container, environment
@@ -54,22 +95,23 @@ class Box:
         return f"/data/{name}"
 
     def run(self, *words: str, **environment: str) -> Ended:
-        """Run a command to its end."""
-        # One pipe for both streams: Docker's two would come out of order.
+        """Run a command until it exits."""
+        # One pipe for both streams, because Docker does not keep the order of two.
         command = ["sh", "-c", 'exec "$@" 2>&1', "sh", *words]
         code, output = self.container.exec_run(command, environment={**self.environment, **environment})
+        assert isinstance(code, int) and isinstance(output, bytes), "as without stream=True"
         return Ended(code, output.decode())
 
-    def python(self, script: str, *words: str) -> Ended:
-        """Run a Python script in the image's virtual environment."""
-        return self.run(PYTHON, "-c", script, *words)
+    def python(self, script: str, *words: str, **environment: str) -> Ended:
+        """Run a Python script in the image's virtual environment. ``environment`` sets variables."""
+        return self.run(PYTHON, "-c", script, *words, **environment)
 
     def trainer(self, name: str, *words: str, **environment: str) -> Ended:
-        """Run trainer ``name`` ("torch.mnist") to its end, as the launcher starts it."""
+        """Run the trainer ``name``, such as "torch.mnist", as the launcher starts it."""
         return self.run(PYTHON, "-m", f"trainers.{name}", *words, **environment)
 
-    def together(self, *commands: str, seconds: int = 240) -> list[Ended]:
-        """Run shell ``commands`` at the same time; none may take longer than ``seconds``."""
+    def run_parallel(self, *commands: str, seconds: int = 240) -> list[Ended]:
+        """Run shell ``commands`` in parallel, each with a timeout of ``seconds``."""
         script = " ".join(f"(timeout {seconds} {line} >/tmp/out{n} 2>&1; echo $? >/tmp/code{n}) &"
                           for n, line in enumerate(commands)) + " wait"  # fmt: skip
         self.run("sh", "-c", "rm -f /tmp/out* /tmp/code*; " + script)
@@ -79,24 +121,50 @@ class Box:
         ]
 
     def until(self, path: str, text: str, seconds: float = 120) -> None:
-        """Wait until the file ``path`` has ``text`` in it."""
+        """Wait until the file ``path`` contains ``text``, for at most ``seconds``."""
         end = time.monotonic() + seconds
         while text not in self.run("sh", "-c", f"cat {path} 2>/dev/null").output:
             assert time.monotonic() < end, f"no {text!r} in {path}: {self.run('cat', path).output}"
             time.sleep(0.2)
 
 
+def few_digits(folder: Path, train: int, test: int) -> Path:
+    """Write the first ``train`` and ``test`` images of the digits as MNIST's files into ``folder``."""
+    digits.write_idx(folder)
+    for split, count in (("train", train), ("test", test)):
+        for name in idx.FILES[split]:
+            idx.write(str(folder / name), idx.read(str(folder / name))[:count])
+    return folder
+
+
+def step_differs(box: Box, one: str, other: str) -> float:
+    """How much the first steps of two TensorFlow runs differ, relative to the largest update of each variable.
+
+    ``one`` and ``other`` are their checkpoint folders. After the first step, the momentum variable of Keras' SGD is the
+    gradient times the negative learning rate.
+    """
+    compared = box.python(f"""
+import json, numpy
+one, other = (dict(numpy.load(f"{{folder}}/step-000000001.ckpt")) for folder in ("{one}", "{other}"))
+names = [name for name in one if name.endswith("_momentum")]
+assert names and one.keys() == other.keys()
+print(json.dumps(max(float(abs(one[name] - other[name]).max() / abs(one[name]).max()) for name in names)))
+""")
+    assert compared.code == 0, compared.output
+    return float(compared.lines[-1])
+
+
 @contextlib.contextmanager
 def box(image: str, tmpfs: dict[str, str] | None = None, **environment: str) -> Iterator[Box]:
-    """A :class:`Box` of ``image``: no network but loopback, /tmp and /data writable, gone at the end."""
-    container = engine.client().containers.run(
+    """A :class:`Box` of ``image``: only the loopback network, /tmp and /data writable, removed at the end."""
+    container = docker_engine.client().containers.run(
         image,
         ["sleep", "infinity"],
         entrypoint=["tini", "--"],
         detach=True,
         network_mode="none",
         tmpfs={"/tmp": "mode=1777", **(tmpfs or {})},
-        labels=engine.owned("test"),
+        labels=docker_engine.resource_labels("test"),
     )
     try:
         container.exec_run(["mkdir", "-p", "/data"], user="root")

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 from collections.abc import Callable
 from pathlib import Path
-from types import ModuleType
 
 import pytest
 
-from scripts import cli, spec
+from trainyard import cli
+from trainyard.spec import model
 
 SPEC = """\
 summary: A test image
@@ -33,7 +34,7 @@ def spec_text() -> str:
 
 @pytest.fixture
 def write_spec(tmp_path: Path) -> Callable[[str], str]:
-    """Write an image.yaml into a folder of its own; the folder's path, as TARGET would give it."""
+    """Write an image.yaml into a new folder; the folder's path, as for TARGET."""
 
     def write(text: str, name: str = "mine") -> str:
         folder = tmp_path / name
@@ -44,8 +45,8 @@ def write_spec(tmp_path: Path) -> Callable[[str], str]:
     return write
 
 
-#: What `make lock` records of a base that holds the framework.
-HELD = {
+#: The record of `make lock` about a base that holds the framework.
+BASE_CONTENTS = {
     "image": "registry.example/xla:nightly",
     "reference": "registry.example/xla:nightly@sha256:" + "1" * 64,
     "digest": "sha256:" + "1" * 64,
@@ -65,36 +66,43 @@ HELD = {
 
 
 @pytest.fixture
-def look_into_base(tmp_path: Path) -> Callable[[spec.Spec], Path]:
-    """A copy of a target whose base holds the framework, as it is once it is locked (HELD); its folder."""
+def inspect_base(tmp_path: Path) -> Callable[[model.Spec], Path]:
+    """Copy a target whose base holds the framework, locked with BASE_CONTENTS; the folder of the copy."""
 
-    def look(found: spec.Spec) -> Path:
+    def copy(found: model.Spec) -> Path:
         folder = tmp_path / found.target
         shutil.copytree(found.folder, folder)
-        (folder / "base.json").write_text(json.dumps(HELD), encoding="utf-8")
-        pins = [f"{text} --hash=sha256:{'0' * 64}\n" for text in spec.requirements_of(found)]
+        (folder / "base.json").write_text(json.dumps(BASE_CONTENTS), encoding="utf-8")
+        pins = [f"{text} --hash=sha256:{'0' * 64}\n" for text in model.requirements_of(found)]
         (folder / "requirements.lock").write_text("".join(pins), encoding="utf-8")
         return folder
 
-    return look
+    return copy
+
+
+Result = tuple[int, str, str]
 
 
 @pytest.fixture
-def verb(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Callable[..., tuple[int, str, str]]:
-    """Run a verb as its command line does: exit status, stdout, stderr."""
+def trainyard(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Callable[..., Result]:
+    """``trainyard("check-job", "job.yaml", OFFLINE="1")``: exit status, stdout and stderr of a command.
 
-    def run(module: ModuleType, *arguments: str) -> tuple[int, str, str]:
-        monkeypatch.setattr("sys.argv", [f"{module.__name__.rpartition('.')[2]}.py", *arguments])
-        monkeypatch.setattr(cli.log, "_file", None)
-        with pytest.raises(SystemExit) as ended:
-            cli.run(module.main)
+    Words in capital letters are variables, as in ``make check-job FILE=job.yaml OFFLINE=1``.
+    """
+
+    def run(*arguments: str, **variables: str) -> Result:
+        with monkeypatch.context() as patch:
+            for name, value in variables.items():
+                patch.setenv(f"TRAINYARD_{name}", value)
+            status = cli.run(list(arguments))
         out, err = capsys.readouterr()
-        return int(ended.value.code or 0), out, err
+        return status, out, err
 
     return run
 
 
 @pytest.fixture(autouse=True)
-def no_target_from_outside(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("TARGET", "JSON", "FORCE", "BASE", "WORKSHOP"):
-        monkeypatch.delenv(name, raising=False)
+def no_variables_from_outside(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in list(os.environ):
+        if name.startswith("TRAINYARD_"):
+            monkeypatch.delenv(name)

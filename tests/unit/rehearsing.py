@@ -1,4 +1,4 @@
-"""What the tests of rehearsals share: job files, and the launcher's own resolver as the judge of an environment."""
+"""Helpers for the tests of rehearsals: job files, and the launcher's resolver, which evaluates an environment."""
 
 from __future__ import annotations
 
@@ -10,20 +10,22 @@ from typing import Any
 from launcher import cli as launcher_cli
 from launcher import explain
 from launcher.settings import Settings
-from scripts import rehearse
-from scripts.jobs import files
-from scripts.rehearsal.model import Rehearsal, Replica, Trial
+
+from trainyard import platforms
+from trainyard.jobs import job_file
+from trainyard.rehearsal.model import Rehearsal, Replica, Trial
 
 
 def rehearsal_of(folder: Path, text: str, trial: Trial | None = None) -> Rehearsal:
     """The rehearsal of a job file with this text."""
     path = folder / "job.yaml"
     path.write_text(textwrap.dedent(text), encoding="utf-8")
-    return rehearse.read(files.load(path), trial)
+    job = job_file.load(path)
+    return platforms.of_job_file(job).rehearse(job, trial)
 
 
 def resolved(replica: Replica, root: Path, framework: str = "torch==2.9.1", **more: str) -> dict[str, Any]:
-    """What the launcher makes of a replica's environment, on a machine with its devices: runtime, cluster, exports."""
+    """What the launcher resolves from a replica's environment and devices: runtime, cluster, exports."""
     for device in replica.devices:
         path = root / device.lstrip("/")
         path.parent.mkdir(parents=True, exist_ok=True)

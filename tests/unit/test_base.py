@@ -1,4 +1,4 @@
-"""What a build stands on, and what its wheels are installed in, in open networks and in closed ones."""
+"""Which base and build base a build uses, with and without a registry."""
 
 from __future__ import annotations
 
@@ -9,14 +9,16 @@ from typing import Any
 import docker.errors
 import pytest
 
-from scripts import base, spec
+from trainyard.image import base_image
+from trainyard.oci import docker_engine
+from trainyard.spec import model
 
-IMAGE, WORKSHOP = (getattr(spec.bases()["debian-12"], name) for name in ("image", "workshop"))
+IMAGE, BUILD_BASE = (getattr(model.bases()["debian-12"], name) for name in ("image", "build_base"))
 LOCAL = "trainyard-base:debian-12"
 
 
 class Engine:
-    """An engine that has ``images``: reference -> identity."""
+    """An engine with ``images``: reference -> content."""
 
     def __init__(self) -> None:
         self.images: dict[str, str] = {}
@@ -24,20 +26,21 @@ class Engine:
     def get(self, reference: str) -> Any:
         if reference not in self.images:
             raise docker.errors.ImageNotFound(reference)
-        return SimpleNamespace(tag=lambda name: self.images.update({name: self.images[reference]}))
+        content = self.images[reference]
+        return SimpleNamespace(id=content, tag=lambda name: self.images.update({name: content}))
 
 
 @pytest.fixture
 def engine(monkeypatch: pytest.MonkeyPatch) -> Engine:
-    """The engine of this host; every bootstrap makes another image."""
+    """The engine of this host; every bootstrap produces another image."""
     found = Engine()
-    monkeypatch.setattr(base.engine, "client", lambda: SimpleNamespace(images=found))
+    monkeypatch.setattr(docker_engine, "client", lambda: SimpleNamespace(images=found))
 
-    def bootstrap(name: str, _: spec.Base) -> str:
-        found.images[base.local_reference(name)] = f"bootstrapped {len(found.images)}"
-        return base.local_reference(name)
+    def bootstrap(name: str, _: model.Base) -> str:
+        found.images[base_image.local_reference(name)] = f"bootstrapped {len(found.images)}"
+        return base_image.local_reference(name)
 
-    monkeypatch.setattr(base, "bootstrap", bootstrap)
+    monkeypatch.setattr(base_image, "bootstrap", bootstrap)
     return found
 
 
@@ -46,48 +49,47 @@ def network(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
     """``network(debian="sha256:1")``: the references that registries have."""
 
     def reach(**digests: str) -> None:
-        there = {IMAGE: digests.get("base"), WORKSHOP: digests.get("workshop")}
-        monkeypatch.setattr(base, "_registry_digest", lambda reference: (there[reference], "no such host"))
+        there = {IMAGE: digests.get("base"), BUILD_BASE: digests.get("build_base")}
+        monkeypatch.setattr(base_image, "_registry_digest", lambda reference: (there[reference], "no such host"))
 
     return reach
 
 
-def test_an_open_network_gives_both_by_digest(engine: Engine, network: Callable[..., None]) -> None:
-    network(base="sha256:1", workshop="sha256:2")
-    found = base.resolve("debian-12")
-    assert (found.reference, found.workshop) == (f"{IMAGE}@sha256:1", f"{WORKSHOP}@sha256:2")
+def test_a_registry_that_answers_gives_both_by_digest(engine: Engine, network: Callable[..., None]) -> None:
+    network(base="sha256:1", build_base="sha256:2")
+    found = base_image.resolve("debian-12")
+    assert (found.reference, found.build_base) == (f"{IMAGE}@sha256:1", f"{BUILD_BASE}@sha256:2")
     assert found.note is None and not engine.images
 
 
-def test_a_workshop_that_is_gone_is_the_base_itself(engine: Engine, network: Callable[..., None]) -> None:
+def test_a_build_base_that_was_removed_is_replaced_by_the_base(engine: Engine, network: Callable[..., None]) -> None:
     network(base="sha256:1")
-    assert base.resolve("debian-12").workshop == f"{IMAGE}@sha256:1"
+    assert base_image.resolve("debian-12").build_base == f"{IMAGE}@sha256:1"
 
 
-def test_a_closed_network_keeps_the_first_base_as_workshop(
-    engine: Engine, network: Callable[..., None], verb: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+def test_without_a_registry_the_first_bootstrapped_base_stays_the_build_base(
+    engine: Engine, network: Callable[..., None], trainyard: Callable[..., Any]
 ) -> None:
-    """`make base FORCE=1` moves the base, and not what wheels are installed in."""
+    """`make base FORCE=1` replaces the base, and not the image in which wheels are installed."""
     network()
-    found = base.resolve("debian-12")
-    assert (found.reference, found.workshop) == (LOCAL, f"{LOCAL}-workshop")
-    assert found.note is not None and "is out of reach (no such host)" in found.note
+    found = base_image.resolve("debian-12")
+    assert (found.reference, found.build_base) == (LOCAL, f"{LOCAL}-build-base")
+    assert found.note is not None and "is unreachable (no such host)" in found.note
     first = dict(engine.images)
-    assert first[LOCAL] == first[f"{LOCAL}-workshop"]
-    assert base.resolve("debian-12") == found and engine.images == first, "and once only"
-    monkeypatch.setenv("FORCE", "1")
-    code, _, err = verb(base)
+    assert first[LOCAL] == first[f"{LOCAL}-build-base"]
+    assert base_image.resolve("debian-12") == found and engine.images == first, "it is tagged once"
+    code, _, err = trainyard("base", FORCE="1")
     assert code == 0 and "debian-12: bootstrapping it again" in err
     assert engine.images[LOCAL] != first[LOCAL]
-    assert engine.images[f"{LOCAL}-workshop"] == first[LOCAL]
+    assert engine.images[f"{LOCAL}-build-base"] == first[LOCAL]
 
 
-@pytest.mark.parametrize(("workshop", "expected"), [("", "mine:1"), ("old:1", "old:1")])
-def test_a_base_by_hand_is_its_own_workshop_unless_one_is_given(
-    engine: Engine, monkeypatch: pytest.MonkeyPatch, workshop: str, expected: str
+@pytest.mark.parametrize(("build_base", "expected"), [("", "mine:1"), ("old:1", "old:1")])
+def test_a_base_that_is_set_is_its_own_build_base_unless_one_is_set(
+    engine: Engine, monkeypatch: pytest.MonkeyPatch, build_base: str, expected: str
 ) -> None:
-    monkeypatch.setenv("BASE", "mine:1")
-    monkeypatch.setenv("WORKSHOP", workshop)
-    found = base.resolve("debian-12")
-    assert (found.reference, found.workshop) == ("mine:1", expected)
+    monkeypatch.setenv("TRAINYARD_BASE", "mine:1")
+    monkeypatch.setenv("TRAINYARD_BUILD_BASE", build_base)
+    found = base_image.resolve("debian-12")
+    assert (found.reference, found.build_base) == ("mine:1", expected)
     assert not engine.images, "nothing is bootstrapped"

@@ -1,17 +1,18 @@
-"""`make diff`: what changes from one image to another, and what it costs to load."""
+"""`make diff`: what changes from one image to another, and what has to be downloaded."""
 
 from __future__ import annotations
 
 import io
+import json
 import tarfile
-from types import ModuleType
+from collections.abc import Callable
 
 import pytest
 
-from scripts import diff
-from scripts.cli import UserError
-from scripts.stored import contents
-from scripts.stored.contents import Held, Image, Layer, Package
+from trainyard.oci import inventory, referrers
+from trainyard.oci.inventory import Image, InstalledPackage, LayerPackages, LayerSummary
+from trainyard.oci.registry import Repository
+from trainyard.release import diff
 
 METADATA = "Metadata-Version: 2.4\nName: {name}\nVersion: {version}\nLicense-Expression: MIT\n\nText: of a README\n"
 STATUS = """\
@@ -29,7 +30,7 @@ Version: 1
 """
 
 
-def layer_of(files: dict[str, str]) -> Held:
+def layer_of(files: dict[str, str]) -> LayerPackages:
     """What is read of a layer with these files."""
     written = io.BytesIO()
     with tarfile.open(fileobj=written, mode="w") as tar:
@@ -37,10 +38,10 @@ def layer_of(files: dict[str, str]) -> Held:
             info = tarfile.TarInfo(path)
             info.size = len(text.encode())
             tar.addfile(info, io.BytesIO(text.encode()))
-    return contents.look(io.BufferedReader(io.BytesIO(written.getvalue())))  # type: ignore[arg-type]
+    return inventory.read_layer(io.BufferedReader(io.BytesIO(written.getvalue())))
 
 
-def image(name: str, layers: dict[str, Held], *, labels: dict[str, str] | None = None) -> Image:
+def image(name: str, layers: dict[str, LayerPackages], *, labels: dict[str, str] | None = None) -> Image:
     """An image whose layers are called by their digest; a layer's blob is a tenth of its size."""
     settings = {"Labels": labels or {}, "Env": ["PATH=/bin"], "Entrypoint": ["tini"]}
     return Image(
@@ -48,13 +49,15 @@ def image(name: str, layers: dict[str, Held], *, labels: dict[str, str] | None =
         digest=f"sha256:{name}",
         config={"config": settings},
         documents={f"sha256:{name}": 100, f"config-{name}": 200},
-        layers=tuple(Layer(key[0], key, f"diff-{key}", held.size // 10, held.size) for key, held in layers.items()),
-        held={f"diff-{key}": held for key, held in layers.items()},
+        layers=tuple(
+            LayerSummary(key[0], key, f"diff-{key}", held.size // 10, held.size) for key, held in layers.items()
+        ),
+        layer_contents={f"diff-{key}": held for key, held in layers.items()},
     )
 
 
-def held(size: int, **packages: str) -> Held:
-    return Held(size, {name: Package(name, version) for name, version in packages.items()})
+def layer_contents(size: int, **packages: str) -> LayerPackages:
+    return LayerPackages(size, {name: InstalledPackage(name, version) for name, version in packages.items()})
 
 
 def test_packages_are_read_from_what_pip_and_dpkg_leave() -> None:
@@ -68,14 +71,14 @@ def test_packages_are_read_from_what_pip_and_dpkg_leave() -> None:
             "usr/lib/os-release": 'ID=debian\nVERSION_ID="12"\n',
         }
     )
-    assert found.python == {"my-package": Package("My_Package", "1.0", "MIT")}
-    assert found.debian == (Package("tini", "0.19.0-1", architecture="amd64"),)
+    assert found.python == {"my-package": InstalledPackage("My_Package", "1.0", "MIT")}
+    assert found.debian == (InstalledPackage("tini", "0.19.0-1", architecture="amd64"),)
     assert found.release == {"ID": "debian", "VERSION_ID": "12"}
 
 
-def test_packages_added_removed_and_changed_are_told_apart() -> None:
-    a = image("a", {"base": held(10), "one": held(10, torch="2.9.0", numpy="1", gone="1")})
-    b = image("b", {"base": held(10), "two": held(10, torch="2.9.1", numpy="1", new="3")})
+def test_packages_added_removed_and_changed_are_listed_separately() -> None:
+    a = image("a", {"base": layer_contents(10), "one": layer_contents(10, torch="2.9.0", numpy="1", gone="1")})
+    b = image("b", {"base": layer_contents(10), "two": layer_contents(10, torch="2.9.1", numpy="1", new="3")})
     assert diff.diff(a, b)["python"] == {
         "added": {"new": "3"},
         "removed": {"gone": "1"},
@@ -83,8 +86,8 @@ def test_packages_added_removed_and_changed_are_told_apart() -> None:
     }
 
 
-def test_only_what_the_other_has_not_is_loaded() -> None:
-    shared, ours, theirs = held(1000), held(500), held(700)
+def test_only_layers_that_the_other_image_lacks_are_downloaded() -> None:
+    shared, ours, theirs = layer_contents(1000), layer_contents(500), layer_contents(700)
     a, b = image("a", {"s": shared, "o": ours}), image("b", {"s": shared, "t": theirs})
     assert diff.diff(a, b)["download"] == 70 + 300, "the layer, the configuration and the manifest"
     assert diff.diff(b, a)["download"] == 50 + 300
@@ -92,8 +95,8 @@ def test_only_what_the_other_has_not_is_loaded() -> None:
 
 
 def test_labels_environment_and_settings_are_compared() -> None:
-    a = image("a", {"l": held(1)}, labels={"version": "1", "old": "x"})
-    b = image("b", {"l": held(1)}, labels={"version": "2"})
+    a = image("a", {"l": layer_contents(1)}, labels={"version": "1", "old": "x"})
+    b = image("b", {"l": layer_contents(1)}, labels={"version": "2"})
     b.config["config"]["Env"] = ["PATH=/bin", "NEW=1"]
     b.config["config"]["Entrypoint"] = ["tini", "--"]
     found = diff.diff(a, b)
@@ -102,9 +105,9 @@ def test_labels_environment_and_settings_are_compared() -> None:
     assert found["settings"]["changed"] == {"Entrypoint": ["['tini']", "['tini', '--']"]}
 
 
-def test_layers_stand_side_by_side_by_what_made_them() -> None:
-    a = image("a", {"base": held(10), "framework": held(20), "extra": held(30)})
-    b = image("b", {"base": held(10), "f-new": held(25), "launcher": held(5)})
+def test_layers_are_paired_by_what_made_them() -> None:
+    a = image("a", {"base": layer_contents(10), "framework": layer_contents(20), "extra": layer_contents(30)})
+    b = image("b", {"base": layer_contents(10), "f-new": layer_contents(25), "launcher": layer_contents(5)})
     rows = [(row["name"], row["a"] and row["a"]["size"], row["b"] and row["b"]["size"], row["same"])
             for row in diff.diff(a, b)["layers"]]  # fmt: skip
     assert rows == [("b", 10, 10, True), ("f", 20, 25, False), ("l", None, 5, False), ("e", 30, None, False)]
@@ -112,47 +115,43 @@ def test_layers_stand_side_by_side_by_what_made_them() -> None:
 
 def test_packages_of_common_layers_need_not_be_read(monkeypatch: pytest.MonkeyPatch) -> None:
     """Of images at a registry without an SBOM, only layers are read that one of the two has alone."""
-    a = image("a", {"common": held(10, torch="1"), "one": held(10, einops="1")})
-    b = image("b", {"common": held(10, torch="1"), "two": held(10, einops="2")})
+    a = image("a", {"common": layer_contents(10, torch="1"), "one": layer_contents(10, einops="1")})
+    b = image("b", {"common": layer_contents(10, torch="1"), "two": layer_contents(10, einops="2")})
     asked: list[str] = []
     remote = []
     for one in (a, b):
-        known = dict(one.held)
-        one.held.clear()
+        known = dict(one.layer_contents)
+        one.layer_contents.clear()
 
-        def fetch(some: Image, wanted: list[Layer], known: dict[str, Held] = known) -> None:
+        def fetch(some: Image, wanted: list[LayerSummary], known: dict[str, LayerPackages] = known) -> None:
             asked.extend(layer.digest for layer in wanted)
             for layer in wanted:
-                some.held[layer.diff_id] = everything[layer.diff_id]
+                some.layer_contents[layer.diff_id] = everything[layer.diff_id]
 
         remote.append((one, known))
-        monkeypatch.setattr(contents, "fetch", fetch)
+        monkeypatch.setattr(inventory, "fetch", fetch)
     everything = {key: value for _, known in remote for key, value in known.items()}
-    far = [contents.Image(**{**vars(one), "repository": object()}) for one in (a, b)]
+    far = [inventory.Image(**{**vars(one), "repository": object()}) for one in (a, b)]
     python, _ = diff.packages(*far)
     assert python["changed"] == {"einops": ["1", "2"]} and sorted(asked) == ["one", "two"]
 
 
-@pytest.mark.parametrize(
-    ("reference", "parts"),
-    [
-        ("localhost:5000/ml/trainyard:xla", ("localhost:5000/ml/trainyard", "xla")),
-        ("gcr.io/p/x", ("gcr.io/p/x", "latest")),
-        (f"gcr.io/p/x:t@sha256:{'0' * 64}", ("gcr.io/p/x", f"sha256:{'0' * 64}")),
-    ],
-)
-def test_references_are_taken_apart(reference: str, parts: tuple[str, str]) -> None:
-    assert contents.split(reference) == parts
+def test_packages_of_an_sbom_have_the_names_that_layers_give_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    """SBOMs that other tools attach may have package URLs that are not normalized."""
+    purls = [
+        "pkg:pypi/Typing_Extensions@4.15.0",
+        "pkg:deb/debian/libstdc%2B%2B6@12.2?arch=amd64",
+        "pkg:oci/image@1",
+        "",
+    ]
+    document = {"components": [{"name": "x", "version": "1", "purl": purl} for purl in purls]}
+    attached = referrers.Referrer(json.dumps(document).encode(), referrers.SBOM)
+    monkeypatch.setattr(referrers, "get", lambda *_: [attached])
+    found = inventory.listed(Repository("registry:5000/ml/trainyard"), "sha256:1")
+    assert found is not None
+    assert [list(packages) for packages in found] == [["typing-extensions"], ["libstdc++6"]]
 
 
-@pytest.mark.parametrize("reference", ["trainyard:xla", "library/debian", "a b", ""])
-def test_what_names_no_registry_is_one_line(reference: str) -> None:
-    with pytest.raises(UserError, match="neither an image of this host nor"):
-        contents.split(reference)
-
-
-def test_two_images_are_needed(verb: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv("A", raising=False)
-    monkeypatch.delenv("B", raising=False)
-    status, _, err = verb(diff, "trainyard:xla")  # type: ignore[operator]
+def test_two_images_are_needed(trainyard: Callable[..., tuple[int, str, str]]) -> None:
+    status, _, err = trainyard("diff", "trainyard:xla")
     assert status == 2 and "make diff A=<reference> B=<reference>" in err

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import requests
 
-from scripts.fakes.storage import Storage, hand_over
+from trainyard.fakes.storage import Storage, hand_over
 
 
 @pytest.fixture

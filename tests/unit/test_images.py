@@ -1,16 +1,21 @@
-"""`make images` reads from each target's log how far it is; and why a build failed, from BuildKit's words."""
+"""`make images` follows the events of each target; the reason of a failed build comes from BuildKit's output."""
 
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from scripts import bake, images, state
-from scripts.cli import StepFailed, UserError
-from scripts.spec import load, targets
+from trainyard.console import StepFailed, UserError
+from trainyard.image import buildx
+from trainyard.oci import docker_engine
+from trainyard.release import batch, events
+from trainyard.spec.model import load, targets
 
 FAILED = """\
 #21 [framework 3/3] RUN --mount=type=secret,id=ca
@@ -43,104 +48,166 @@ ERROR: target small: failed to solve: process "/bin/bash -c uv pip install" did 
     ],
 )
 def test_the_reason_of_a_failed_build_is_one_line(text: str, words: str) -> None:
-    said = bake.reason(text.splitlines())
+    said = buildx.reason(text.splitlines())
     assert said.startswith(words) and "\n" not in said and bool(said) is bool(words)
 
 
 def test_a_reason_is_never_longer_than_a_few_lines() -> None:
-    assert len(bake.reason([f"ERROR: {'x' * 5000}"])) < 320
+    assert len(buildx.reason([f"ERROR: {'x' * 5000}"])) < 320
 
 
-def test_how_far_a_target_is_can_be_told_from_its_log() -> None:
-    job = images.Job(load("tf-cpu"), "tf-cpu")
-    seen = []
-    for line in (
+def test_the_steps_of_a_build_are_reported_from_its_output() -> None:
+    """From a real child process that prints what BuildKit does with ``--progress=plain``."""
+    lines = [
         "#5 [internal] load build definition",
         "#12 [framework 2/3] COPY x",
-        "#12 0.5 error: verifying x",
-        "verifying trainyard:tf-cpu-candidate",
-        "training in trainyard:tf-cpu-candidate",
-        "image: trainyard:tf-cpu-candidate: the loss did not fall",
+        "#12 0.5 verifying [x 1/2]",
+        "#13 done",
+    ]
+    script = f"import sys; print(*{lines}, sep=chr(10), file=sys.stderr)"
+    seen: list[tuple[str, str]] = []
+    status, kept = buildx._run(
+        [sys.executable, "-c", script], piped=True, shown=False, on_step=lambda *step: seen.append(step)
+    )
+    assert (status, kept) == (0, lines)
+    assert seen == [("framework", "2/3")]
+
+
+def test_events_are_read_as_they_were_written() -> None:
+    reader, writer = os.pipe()
+    emit = events.writer(writer)
+    emit("stage", stage="verify")
+    emit("failed", reason='a "line" with ümlauts')
+    os.write(writer, b'{"event": "rea')  # of a process that was killed
+    os.close(writer)
+    with os.fdopen(reader, encoding="utf-8") as lines:
+        assert list(events.read(lines)) == [
+            {"event": "stage", "stage": "verify"},
+            {"event": "failed", "reason": 'a "line" with ümlauts'},
+        ]
+
+
+def test_a_build_goes_on_when_the_reader_of_its_events_is_gone() -> None:
+    reader, writer = os.pipe()
+    os.close(reader)
+    events.writer(writer)("stage", stage="verify")
+    os.close(writer)
+
+
+def test_the_progress_of_a_target_follows_its_events() -> None:
+    job = batch.Job(load("tf-cpu"), "tf-cpu")
+    seen = []
+    for event in (
+        {"event": "stage", "stage": "build"},
+        {"event": "step", "stage": "framework", "step": "2/3"},
+        {"event": "stage", "stage": "verify"},
+        {"event": "stage", "stage": "smoke"},
+        {"event": "failed", "reason": "the loss did not fall"},
+        {"event": "of a later version"},
     ):
-        job.hear(line)
+        job.update_from_event(event)
         seen.append(job.stage)
-    assert seen == ["waiting", "build: framework 2/3", "build: framework 2/3", "verify", "smoke", "smoke"]
-    assert job.reason == "trainyard:tf-cpu-candidate: the loss did not fall"
+    assert seen == ["build", "build: framework 2/3", "verify", "smoke", "smoke", "smoke"]
+    assert job.reason == "the loss did not fall"
+
+
+@pytest.fixture
+def child(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[[str], batch.Job]:
+    """Run a script in place of `trainyard image`, with ``emit`` as it has there; the job of tf-cpu afterwards."""
+    real = subprocess.Popen
+
+    def run(script: str) -> batch.Job:
+        def start(command: list[str], **options: Any) -> subprocess.Popen[bytes]:
+            (descriptor,) = (word.removeprefix("--events=") for word in command if word.startswith("--events="))
+            text = f"import sys\nfrom trainyard.release.events import writer\nemit = writer({descriptor})\n{script}"
+            return real([sys.executable, "-c", text], **options)
+
+        monkeypatch.setattr(batch, "STATE", tmp_path)
+        monkeypatch.setattr(subprocess, "Popen", start)
+        job = batch.Job(load("tf-cpu"), "tf-cpu")
+        batch.make(job, [])
+        return job
+
+    return run
+
+
+def test_a_target_that_ends_well_is_ready_with_its_result(child: Callable[[str], batch.Job]) -> None:
+    job = child("print('to the log'); emit('stage', stage='smoke'); emit('ready', result={'image': 'trainyard:x'})")
+    assert (job.stage, job.reason, job.result) == ("ready", "", {"image": "trainyard:x"})
+    assert job.log.read_text(encoding="utf-8") == "to the log\n"
+
+
+@pytest.mark.parametrize(
+    ("script", "reason"),
+    [
+        ("emit('failed', reason='the disk is full'); sys.exit(1)", "the disk is full"),
+        ("import os; os.kill(os.getpid(), 9)", "exited with status -9; see the end of "),
+    ],
+)
+def test_a_target_that_fails_has_a_reason(child: Callable[[str], batch.Job], script: str, reason: str) -> None:
+    job = child(script)
+    assert job.stage == "failed" and job.reason.startswith(reason) and job.result == {}
 
 
 def test_targets_are_chosen_by_name_all_of_them_without_one() -> None:
-    assert [job.target for job in images.wanted(None)] == targets()
-    assert [job.target for job in images.wanted("cpu, tf-cpu cpu")] == ["cpu", "tf-cpu"]
+    assert [job.target for job in batch.wanted([])] == targets()
+    assert [job.target for job in batch.wanted(["cpu", "tf-cpu", "cpu"])] == ["cpu", "tf-cpu"]
     with pytest.raises(UserError, match=r"unknown target 'tf-cp' \(did you mean 'tf-cpu'\?\)"):
-        images.wanted("cpu tf-cp")
+        batch.wanted(["cpu", "tf-cp"])
 
 
-def test_two_folders_of_one_name_are_refused(write_spec: Callable[..., str], spec_text: str) -> None:
-    """They would take each other's tags."""
+def test_two_folders_with_the_same_name_are_refused(write_spec: Callable[..., str], spec_text: str) -> None:
+    """They would have the same tags."""
     mine = write_spec(spec_text, "tf-cpu")
-    with pytest.raises(UserError, match="tf-cpu would be two images of one name"):
-        images.wanted(f"tf-cpu {mine}")
+    with pytest.raises(UserError, match="tf-cpu would be two images with the same name"):
+        batch.wanted(["tf-cpu", mine])
 
 
 @pytest.mark.parametrize("jobs", ["0", "two", "-1"])
-def test_a_number_of_builds_is_a_number(jobs: str, verb: Callable[..., tuple[int, str, str]]) -> None:
-    status, _, err = verb(images, f"--jobs={jobs}", "cpu")
-    assert status == 2 and "is not a number of builds" in err
+def test_the_number_of_builds_must_be_positive(jobs: str, trainyard: Callable[..., tuple[int, str, str]]) -> None:
+    status, _, err = trainyard("images", "cpu", JOBS=jobs)
+    assert status == 2 and "--jobs" in err and len(err.strip().splitlines()) == 1
 
 
-def test_a_log_gets_a_line_for_each_part_of_the_way(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_log_has_a_line_for_each_stage(monkeypatch: pytest.MonkeyPatch) -> None:
     said: list[str] = []
-    monkeypatch.setattr(images, "say", said.append)
-    job, lines = images.Job(load("tf-cpu"), "tf-cpu"), images.Lines()
+    monkeypatch.setattr(batch, "say", said.append)
+    job, lines = batch.Job(load("tf-cpu"), "tf-cpu"), batch.Lines()
     for stage in ("waiting", "build", "build: framework 1/3", "build: framework 2/3", "verify", "failed"):
         job.stage, job.reason = stage, "because" if stage == "failed" else ""
         lines([job])
     assert said == ["tf-cpu: build", "tf-cpu: verify", "tf-cpu: failed: because"]
 
 
-def test_the_summary_says_what_failed_and_why() -> None:
-    good, bad = images.Job(load("cpu"), "cpu"), images.Job(load("tf-cpu"), "tf-cpu")
+def test_the_summary_has_the_reason_of_a_failure() -> None:
+    good, bad = batch.Job(load("cpu"), "cpu"), batch.Job(load("tf-cpu"), "tf-cpu")
     good.stage, good.result = "ready", {"verify": {"size": 1_400_000_000}}
     bad.stage, bad.reason = "failed", "the disk is full"
-    columns = [list(column.cells) for column in images.summary([good, bad]).columns]
+    columns = [list(column.cells) for column in batch.summary([good, bad]).columns]
     assert columns[0] == ["cpu", "tf-cpu"] and columns[2] == ["1.40 GB", ""]
     assert [str(cell) for cell in columns[1]] == ["ready", "failed"]
     assert [str(cell) for cell in columns[4]] == ["", "the disk is full"]
-
-
-def test_only_the_newest_records_of_a_kind_are_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(state, "STATE", tmp_path)
-    for number in range(5):
-        state.record("tf-cpu", f"provenance-{number}", f"sha256:{number}", {})
-        os.utime(tmp_path / "tf-cpu" / f"provenance-{number}.json", (number, number))
-    state.record("tf-cpu", "verify", "sha256:0", {})
-    state.forget_old("tf-cpu", "provenance-*", 2)
-    assert sorted(path.name for path in (tmp_path / "tf-cpu").iterdir()) == [
-        "provenance-3.json",
-        "provenance-4.json",
-        "verify.json",
-    ]
 
 
 @pytest.mark.parametrize("words", [
     "failed to solve: no active sessions",
     'failed to solve: failed to prepare extraction snapshot "extract-1 sha256:0": parent does not exist: not found',
 ])  # fmt: skip
-def test_a_build_that_stumbled_is_begun_again_and_no_other(monkeypatch: pytest.MonkeyPatch, words: str) -> None:
-    """Two builds share a step, and the one that asked for it ends; the engine collects what it had just found."""
+def test_transient_errors_of_a_build_are_retried_and_no_others(monkeypatch: pytest.MonkeyPatch, words: str) -> None:
+    """The session of a shared step ended with another build; the engine garbage-collected a snapshot."""
     said = [f"ERROR: {words}"]
-    begun: list[list[str]] = []
+    started: list[list[str]] = []
 
     def run(command: list[str], **_: object) -> tuple[int, list[str]]:
-        begun.append(command)
+        started.append(command)
         return 1, said
 
-    monkeypatch.setattr(bake, "_run", run)
-    monkeypatch.setattr(bake.engine, "client", lambda: None)
+    monkeypatch.setattr(buildx, "_run", run)
+    monkeypatch.setattr(docker_engine, "client", lambda: None)
     with pytest.raises(StepFailed, match="the build of tf-cpu failed: failed to solve: "):
-        bake.bake("tf-cpu", [], quiet=True)
-    assert len(begun) == 3
+        buildx.bake("tf-cpu", [], quiet=True)
+    assert len(started) == 3
     said[:] = ["ERROR: failed to solve: hash mismatch"]
     with pytest.raises(StepFailed, match="hash mismatch"):
-        bake.bake("tf-cpu", [], quiet=True)
-    assert len(begun) == 4
+        buildx.bake("tf-cpu", [], quiet=True)
+    assert len(started) == 4

@@ -1,4 +1,4 @@
-"""`make job` writes a correct job for each platform, says how to submit it, and refuses what no platform has."""
+"""`make job` writes a valid job for each platform, prints the command that submits it, and refuses invalid requests."""
 
 from __future__ import annotations
 
@@ -12,27 +12,25 @@ import kubernetes_validate
 import pytest
 import yaml
 
-from scripts import job, rehearse
-from scripts.cli import UserError
-from scripts.jobs import files, flags, kubernetes, migrate, request, rules, submit, tuning
+from trainyard import platforms
+from trainyard.console import StepFailed, UserError
+from trainyard.jobs import job_file, request, trainer_flags, tuning
+from trainyard.jobs.schema import kubernetes
+from trainyard.lint.jobs import core
+from trainyard.platforms import ai_platform_migration, submission
+from trainyard.platforms import gke as gke_platform
+from trainyard.rehearsal import session
 
 REGISTRY = "us-central1-docker.pkg.dev/proj/ml"
-Verb = Callable[..., tuple[int, str, str]]
-
-
-@pytest.fixture(autouse=True)
-def nothing_from_outside(monkeypatch: pytest.MonkeyPatch) -> None:
-    for action in job._parser()._actions:
-        monkeypatch.delenv(action.dest.upper(), raising=False)
-    monkeypatch.delenv("FROM", raising=False)
+Command = Callable[..., tuple[int, str, str]]
 
 
 @pytest.fixture
-def write(verb: Verb) -> Callable[..., tuple[str, list[str]]]:
+def write(trainyard: Command) -> Callable[..., tuple[str, list[str]]]:
     """Write a job: its text, and the words of the command that submits it."""
 
     def run(*arguments: str, registry: str = REGISTRY) -> tuple[str, list[str]]:
-        status, out, err = verb(job, *arguments, "--json", *(["--registry", registry] if registry else []))
+        status, out, err = trainyard("job", *arguments, "--json", *(["--registry", registry] if registry else []))
         assert status == 0, err
         found = json.loads(out)
         return found["config"], found["command"]
@@ -41,11 +39,11 @@ def write(verb: Verb) -> Callable[..., tuple[str, list[str]]]:
 
 
 @pytest.fixture
-def refused(verb: Verb) -> Callable[..., str]:
+def refused(trainyard: Command) -> Callable[..., str]:
     """The line that a job is refused with."""
 
     def run(*arguments: str) -> str:
-        status, out, err = verb(job, *arguments, "--registry", REGISTRY)
+        status, out, err = trainyard("job", *arguments, "--registry", REGISTRY)
         assert (status, out) == (2, "")
         return err
 
@@ -73,7 +71,7 @@ def test_a_custom_job_is_one_pool_with_one_replica(write: Write) -> None:
     )
 
 
-def test_the_chief_has_a_pool_of_its_own(write: Write) -> None:
+def test_the_chief_is_the_first_pool(write: Write) -> None:
     spec = yaml.safe_load(write(*vertex("cpu", "--workers", "4", "--spot"))[0])
     assert [pool["replicaCount"] for pool in spec["workerPoolSpecs"]] == [1, 3]
     assert spec["scheduling"] == {"strategy": "SPOT", "restartJobOnWorkerRestart": True}
@@ -88,12 +86,12 @@ def test_the_chief_has_a_pool_of_its_own(write: Write) -> None:
         ("v2-8", {"machineType": "cloud-tpu", "acceleratorType": "TPU_V2", "acceleratorCount": 8}),
     ],
 )
-def test_tpus_are_asked_for_in_the_form_of_their_generation(write: Write, accelerator: str, machine: Any) -> None:
+def test_tpus_are_requested_in_the_form_of_their_generation(write: Write, accelerator: str, machine: Any) -> None:
     spec = yaml.safe_load(write(*vertex("xla", "--accelerator", accelerator))[0])
     assert [pool["machineSpec"] for pool in spec["workerPoolSpecs"]] == [machine]
 
 
-def test_a_tpu_job_goes_where_the_tpu_is(write: Write) -> None:
+def test_the_region_of_a_tpu_job_has_the_tpu(write: Write) -> None:
     assert "--region=europe-west4" in write(*vertex("xla", "--accelerator", "v3-32"))[1]
 
 
@@ -114,12 +112,12 @@ def test_gpus_have_short_names_and_fitting_machines(
     assert spec["workerPoolSpecs"][0]["machineSpec"] == expected
 
 
-def test_a_machine_with_gpus_is_asked_for_them(write: Write) -> None:
+def test_gpus_that_a_machine_type_includes_are_requested_too(write: Write) -> None:
     spec = yaml.safe_load(write(*vertex("--image", "gcr.io/p/i", "--machine", "a3-highgpu-8g"))[0])
     assert spec["workerPoolSpecs"][0]["machineSpec"]["acceleratorCount"] == 8
 
 
-def test_accounts_outputs_boards_and_limits_are_where_the_api_wants_them(write: Write) -> None:
+def test_accounts_outputs_tensorboards_and_limits_are_fields_of_the_api(write: Write) -> None:
     board = "projects/p/locations/us-central1/tensorboards/1"
     spec = yaml.safe_load(
         write(*vertex("cpu", "--service-account", "a@p.iam.gserviceaccount.com", "--output", "gs://bucket/run",
@@ -155,7 +153,7 @@ def test_a_tuning_job_reads_what_the_trainer_reports(write: Write) -> None:
 
 @pytest.mark.parametrize(("package", "trainer"), [("torch", "mnist"), ("tf", "flowers")])
 def test_trainers_have_the_flags_that_jobs_give_them(package: str, trainer: str) -> None:
-    assert {"hypertune-tag", "job-dir", "epochs"} <= flags.of_trainer(package, trainer)
+    assert {"hypertune-tag", "job-dir", "epochs"} <= trainer_flags.of_trainer(package, trainer)
 
 
 # --- AI Platform -----------------------------------------------------------------------------------------------------
@@ -165,7 +163,7 @@ def old(*more: str) -> list[str]:
     return ["--platform", "ai-platform", "tf-cpu", *more]
 
 
-def test_the_old_form_is_marked_and_its_successor_stands_below(write: Write) -> None:
+def test_an_ai_platform_job_has_a_warning_and_its_vertex_ai_equivalent(write: Write) -> None:
     text, command = write(*old("--workers", "3", "--output", "gs://bucket/run"))
     assert text.startswith("# NOT FOR USE: AI Platform Training was shut down on 31 January 2025.")
     data = yaml.safe_load(text)["trainingInput"]
@@ -187,9 +185,7 @@ def test_the_old_form_is_marked_and_its_successor_stands_below(write: Write) -> 
         ("v2-8", "BASIC_TPU", {"scaleTier": "BASIC_TPU", "workerConfig": {"tpuTfVersion": "2.11"}}),
     ],
 )  # fmt: skip
-def test_the_old_forms_of_tpu_jobs(
-    write: Write, accelerator: str, machine: str | None, expected: dict[str, Any]
-) -> None:
+def test_tpu_jobs_of_ai_platform(write: Write, accelerator: str, machine: str | None, expected: dict[str, Any]) -> None:
     text, _ = write(
         *old("--accelerator", accelerator, "--tpu-version", "2.11", *(["--machine", machine] if machine else []))
     )
@@ -200,16 +196,33 @@ def test_the_old_forms_of_tpu_jobs(
     assert ("workerType" in found) == (machine != "BASIC_TPU")
 
 
-def test_an_old_file_is_converted(tmp_path: Path, verb: Verb) -> None:
+def test_an_ai_platform_job_file_is_converted(tmp_path: Path, trainyard: Command) -> None:
     path = tmp_path / "old.yaml"
     path.write_text("trainingInput: {scaleTier: CUSTOM, masterType: standard_p100, region: europe-west1, "
                     "masterConfig: {imageUri: gcr.io/p/i}, args: [a]}\nlabels: {team: x}\n")  # fmt: skip
-    status, out, err = verb(job, "--platform", "vertex", "--from", str(path))
+    status, out, err = trainyard("job", "--platform", "vertex", "--from", str(path))
     assert status == 0
     machine = yaml.safe_load(out)["workerPoolSpecs"][0]["machineSpec"]
     assert machine == {"machineType": "n1-standard-8", "acceleratorType": "NVIDIA_TESLA_P100", "acceleratorCount": 1}
     assert "--region=europe-west1" in err
     assert "--labels=team=x" in err
+
+
+def test_a_converted_job_is_submitted_with_its_labels_and_its_encryption_key(
+    tmp_path: Path, trainyard: Command, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "old.yaml"
+    commands: list[list[str]] = []
+    path.write_text("trainingInput: {scaleTier: BASIC, region: us-central1, masterConfig: {imageUri: gcr.io/p/i}, "
+                    "encryptionConfig: {kmsKeyName: projects/p/key}}\nlabels: {team: x}\n")  # fmt: skip
+
+    def refuse(command: list[str]) -> None:
+        commands.append(command)
+        raise StepFailed("refused")
+
+    monkeypatch.setattr(submission, "run_json", refuse)
+    assert trainyard("job", "--platform", "vertex", "--from", str(path), "--submit")[0] == 1
+    assert {"--labels=team=x", "--kms-key=projects/p/key"} <= set(commands[0])
 
 
 OLD: list[tuple[dict[str, Any], list[dict[str, Any]], str]] = [
@@ -219,7 +232,8 @@ OLD: list[tuple[dict[str, Any], list[dict[str, Any]], str]] = [
       "workerConfig": {"acceleratorConfig": {"type": "TPU_V3_POD", "count": "32"}}},
      [{"machineType": "cloud-tpu", "acceleratorType": "TPU_V3", "acceleratorCount": 32}], "one now (a TPU VM)"),
     ({"scaleTier": "BASIC_GPU"},
-     [{"machineType": "n1-standard-8", "acceleratorType": "NVIDIA_TESLA_T4", "acceleratorCount": 1}], "K80 is gone"),
+     [{"machineType": "n1-standard-8", "acceleratorType": "NVIDIA_TESLA_T4", "acceleratorCount": 1}],
+     "no longer has NVIDIA_TESLA_K80"),
     ({"scaleTier": "STANDARD_1"},
      [{"machineType": "n1-highcpu-16"}, {"machineType": "n1-highcpu-16"}, {"machineType": "n1-standard-4"}], ""),
     ({"scaleTier": "CUSTOM", "masterType": "n1-standard-4", "parameterServerType": "n1-standard-4",
@@ -228,18 +242,20 @@ OLD: list[tuple[dict[str, Any], list[dict[str, Any]], str]] = [
 
 
 @pytest.mark.parametrize(("old", "machines", "note"), OLD)
-def test_each_old_form_becomes_the_pools_that_do_the_same(old: dict[str, Any], machines: Any, note: str) -> None:
-    done = migrate.migrate(
+def test_each_form_of_ai_platform_job_is_converted_to_equivalent_pools(
+    old: dict[str, Any], machines: Any, note: str
+) -> None:
+    done = ai_platform_migration.migrate(
         {"trainingInput": old | {"masterConfig": {"imageUri": "gcr.io/p/i"}, "region": "us-central1"}}
     )
     pools = done.config["workerPoolSpecs"]
     assert [pool.get("machineSpec", {}) for pool in pools] == machines
     assert note in " ".join(done.notes)
-    file = files.parse(json.dumps(done.config), Path("x.json"))
-    assert [one for one in rules.check(rules.Evidence(file, done.region)) if not one.note] == []
+    file = job_file.parse(json.dumps(done.config), Path("x.json"))
+    assert [one for one in core.check(core.Evidence(file, done.region)) if one.fails] == []
 
 
-def test_an_old_search_becomes_a_tuning_job() -> None:
+def test_an_ai_platform_search_is_converted_to_a_tuning_job() -> None:
     params = [
         {"parameterName": "lr", "type": "DOUBLE", "minValue": 0.01, "maxValue": 1, "scaleType": "UNIT_LOG_SCALE"},
         {"parameterName": "layers", "type": "INTEGER", "minValue": 1, "maxValue": 3},
@@ -253,7 +269,7 @@ def test_an_old_search_becomes_a_tuning_job() -> None:
         "hyperparameterMetricTag": "loss",
         "params": params,
     }
-    done = migrate.migrate({"trainingInput": {"masterConfig": {"imageUri": "i"}, "jobDir": "gs://bucket/x",
+    done = ai_platform_migration.migrate({"trainingInput": {"masterConfig": {"imageUri": "i"}, "jobDir": "gs://bucket/x",
                                               "hyperparameters": search}})  # fmt: skip
     study = done.config["studySpec"]
     assert study["metrics"] == [{"metricId": "loss", "goal": "MINIMIZE"}]
@@ -263,9 +279,9 @@ def test_an_old_search_becomes_a_tuning_job() -> None:
     assert "args" not in container, "trials would all write to one --job-dir"
 
 
-def test_a_package_goes_on_the_prebuilt_image_of_its_runtime() -> None:
+def test_a_package_runs_on_the_prebuilt_image_of_its_runtime() -> None:
     source = {"scaleTier": "BASIC", "runtimeVersion": "2.11", "packageUris": ["gs://b/p.tgz"], "pythonModule": "t.task"}
-    (pool,) = migrate.migrate({"trainingInput": source}).config["workerPoolSpecs"]
+    (pool,) = ai_platform_migration.migrate({"trainingInput": source}).config["workerPoolSpecs"]
     assert pool["pythonPackageSpec"]["executorImageUri"].endswith("/training/tf-cpu.2-11.py310:latest")
 
 
@@ -293,10 +309,10 @@ def test_a_slice_of_one_machine_is_a_job(write: Write) -> None:
         ("v6e-16", "tpu-v6e-slice", "4x4", 4),
     ],
 )
-def test_a_slice_of_several_machines_is_the_jobset_that_xpk_makes(
+def test_a_slice_of_several_machines_is_the_jobset_that_xpk_writes(
     write: Write, name: str, accelerator: str, topology: str, hosts: int
 ) -> None:
-    """Against what xpk 1.16.0 wrote for the same types: version, kind, counts, selector, devices, retries."""
+    """Compare version, kind, counts, selector, devices and retries with what xpk 1.16.0 writes for the same types."""
     (found,) = yaml.safe_load_all(write(*gke("xla", "--accelerator", name, "--slices", "2"))[0])
     (part,) = found["spec"]["replicatedJobs"]
     job, pod = part["template"]["spec"], part["template"]["spec"]["template"]["spec"]
@@ -324,7 +340,7 @@ def test_a_slice_of_several_machines_is_the_jobset_that_xpk_makes(
     ],
 )
 def test_manifests_pass_kubernetes_validate(write: Write, arguments: list[str]) -> None:
-    """Strictly, by its own entry point; of a JobSet, which it does not know, every Job that it makes."""
+    """Strictly; kubernetes-validate does not know JobSets, so their Jobs are validated instead."""
     for found in yaml.safe_load_all(write(*gke(*arguments))[0]):
         jobs = [
             {"apiVersion": "batch/v1", "kind": "Job", **one["template"]} for one in kubernetes.replicated_jobs(found)
@@ -333,7 +349,7 @@ def test_manifests_pass_kubernetes_validate(write: Write, arguments: list[str]) 
             kubernetes_validate.validate(one, kubernetes_validate.latest_version(), strict=True)
 
 
-def test_gpu_machines_of_a_group_find_one_another(write: Write) -> None:
+def test_gpu_machines_of_a_group_can_reach_each_other(write: Write) -> None:
     service, found = yaml.safe_load_all(write(*gke("--image", "gcr.io/p/i", "--accelerator", "8xA100", "--workers", "2",
                                                    "--name", "My run"))[0])  # fmt: skip
     pod = found["spec"]["template"]["spec"]
@@ -344,7 +360,7 @@ def test_gpu_machines_of_a_group_find_one_another(write: Write) -> None:
     assert (found["spec"]["completionMode"], found["spec"]["completions"]) == ("Indexed", 2)
 
 
-def test_a_group_on_spot_machines_starts_again_as_a_group(write: Write) -> None:
+def test_a_group_on_spot_machines_is_restarted_as_a_whole(write: Write) -> None:
     (found,) = yaml.safe_load_all(write(*gke("--image", "i", "--accelerator", "T4", "--workers", "2", "--spot"))[0])
     (rule,) = found["spec"]["failurePolicy"]["rules"]
     assert (rule["action"], rule["onJobFailureReasons"]) == ("RestartJobSetAndIgnoreMaxRestarts", ["PodFailurePolicy"])
@@ -353,7 +369,7 @@ def test_a_group_on_spot_machines_starts_again_as_a_group(write: Write) -> None:
 # --- TPU VM ----------------------------------------------------------------------------------------------------------
 
 
-def test_a_tpu_vm_is_a_script_that_deletes_what_it_created(write: Write) -> None:
+def test_a_tpu_vm_job_is_a_script_that_deletes_what_it_creates(write: Write) -> None:
     text, command = write(
         "--platform", "tpu-vm", "xla", "--accelerator", "v5litepod-16", "--spot", "--args", "--lr 0.1 --datadir 'a b'"
     )
@@ -373,7 +389,7 @@ def test_a_tpu_vm_is_a_script_that_deletes_what_it_created(write: Write) -> None
     assert "docker logs --follow" in logs[-1]
 
 
-# --- the way on ------------------------------------------------------------------------------------------------------
+# --- rehearsals ------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -390,9 +406,10 @@ def test_a_tpu_vm_is_a_script_that_deletes_what_it_created(write: Write) -> None
     ],
 )
 def test_what_is_written_can_be_rehearsed(write: Write, arguments: list[str], replicas: int) -> None:
-    """`make rehearse` reads it and has a container for each machine, with the image and arguments of the job."""
+    """A rehearsal has a container for each machine, with the image and arguments of the job."""
     text, _ = write(*arguments)
-    plan = rehearse.plan(rehearse.read(files.parse(text, Path("job.yaml"))))
+    job = job_file.parse(text, Path("job.yaml"))
+    plan = session.plan(platforms.of_job_file(job).rehearse(job))
     assert len(plan["replicas"]) == replicas
     assert {one["image"].partition("/trainyard:")[0] for one in plan["replicas"]} == {REGISTRY}
     assert {one["args"][0] for one in plan["replicas"]} == {"mnist"}
@@ -405,7 +422,7 @@ def test_what_is_written_can_be_rehearsed(write: Write, arguments: list[str], re
     ("arguments", "said"),
     [
         (["--platform", "vertx", "cpu"], "unknown platform 'vertx' (did you mean 'vertex'?)"),
-        (["cpu"], "no PLATFORM; there are: vertex, ai-platform, gke, tpu-vm"),
+        (["cpu"], "no PLATFORM given; platforms: vertex, ai-platform, gke, tpu-vm"),
         (vertex("cpuu"), "unknown target 'cpuu' (did you mean 'cpu'?)"),
         (vertex("cpu", "--trainer", "mist"), "cpu has no trainer 'mist' (did you mean 'mnist'?)"),
         (vertex("cpu", "--accelerator", "T5"), "no accelerator 'T5'"),
@@ -419,33 +436,33 @@ def test_what_is_written_can_be_rehearsed(write: Write, arguments: list[str], re
         (vertex("cpu", "--region", "us-centrall"), "no training jobs in 'us-centrall' (did you mean 'us-central1'?)"),
         (vertex("cpu", "--accelerator", "T4"), "a GPU job with an image for CPUs: torch 2.15.0"),
         (vertex("tf-cpu", "--accelerator", "v6e-4"), "a TPU job with an image for CPUs"),
-        (vertex("cpu", "--workers", "0"), "WORKERS='0' is not a whole number from 1"),
+        (vertex("cpu", "--workers", "0"), "'--workers' (env var: 'TRAINYARD_WORKERS'): 0 is not in the range x>=1"),
         (vertex("cpu", "--timeout", "soon"), "TIMEOUT='soon' is not a duration"),
         (vertex("cpu", "--args", "--lr '0.1"), "no closing quotation"),
         (vertex("cpu", "--output", "/tmp/x"), "write gs://bucket/folder"),
         (vertex("cpu", "--args", "--epoch 2"), "ARGS: cpu's mnist has no flag --epoch (did you mean 'epochs'?)"),
         (vertex("cpu", "--tune", "leraning-rate=1:2"), "TUNE: cpu's mnist has no flag --leraning-rate"),
-        (vertex("cpu", "--trials", "4"), "TRIALS= goes with TUNE="),
+        (vertex("cpu", "--trials", "4"), "TRIALS= requires TUNE="),
         (vertex("cpu", "--tune", "lr=1:2", "--parallel", "9"), "PARALLEL=9 is more than TRIALS=8"),
         (vertex("cpu", "--tensorboard", "projects/p/locations/l/tensorboards/1"),
          "a tensorboard without serviceAccount"),
-        (vertex("cpu", "--machine", "n1-standard-7"), "machine type 'n1-standard-7' is not in our table (did you mean"),
-        (old("--accelerator", "v2-8"), "tf-cpu holds tensorflow 2.21.0: use PLATFORM=vertex"),
+        (vertex("cpu", "--machine", "n1-standard-7"), "unknown machine type 'n1-standard-7' (did you mean"),
+        (old("--accelerator", "v2-8"), "tf-cpu contains tensorflow 2.21.0: use PLATFORM=vertex"),
         (old("--accelerator", "v5litepod-4"), "AI Platform had no v5litepod-4"),
         (old("--accelerator", "v3-8", "--machine", "standard", "--tpu-version", "2.11"), "the TPU is a v2-8"),
         (old("--spot"), "AI Platform has no SPOT"),
         (gke("xla", "--accelerator", "v2-8"), "GKE has no v2-8"),
         (gke("cpu", "--tune", "lr=1:2"), "neither tuning jobs nor a managed TensorBoard"),
-        (gke("cpu", "--slices", "2"), "SLICES= is about TPUs"),
+        (gke("cpu", "--slices", "2"), "SLICES= requires a TPU"),
         (gke("xla", "--accelerator", "v5litepod-16", "--workers", "2"), "leave out WORKERS"),
         (["--platform", "tpu-vm", "cpu"], "PLATFORM=tpu-vm needs a TPU"),
-        (["--platform", "tpu-vm", "xla", "--accelerator", "tpu7x-8"], "the Cloud TPU API has no tpu7x-8 (GKE has)"),
+        (["--platform", "tpu-vm", "xla", "--accelerator", "tpu7x-8"], "the Cloud TPU API has no tpu7x-8, which"),
         (["--platform", "tpu-vm", "xla", "--accelerator", "v4-8", "--zone", "us-central1-a"], "it is in us-central2-b"),
         (["--platform", "tpu-vm", "xla", "--accelerator", "v4-8", "--timeout", "1h"], "tpu-vm has no TIMEOUT"),
         (["--platform", "gke", "--from", "x.yaml"], "x.yaml: No such file"),
     ],
 )  # fmt: skip
-def test_what_cannot_be_is_refused_in_a_line(refused: Callable[..., str], arguments: list[str], said: str) -> None:
+def test_invalid_requests_are_refused_in_one_line(refused: Callable[..., str], arguments: list[str], said: str) -> None:
     line = " ".join(refused(*arguments).split())
     assert said in line
     assert line.startswith(("job: ", "WARNING: "))
@@ -456,34 +473,34 @@ def test_what_cannot_be_is_refused_in_a_line(refused: Callable[..., str], argume
     [
         ("lr", "'lr' is not flag=values"),
         ("lr=1:2:lag", "did you mean 'log'?"),
-        ("lr=2:1", "2 is not below 1"),
-        ("lr=0:1:log", "starts above 0"),
+        ("lr=2:1", "2 is not less than 1"),
+        ("lr=0:1:log", "requires a range above 0"),
         ("lr=a:b", "'a' is not a number"),
-        ("lr=1:2 lr=1:3", "'lr' is there twice"),
+        ("lr=1:2 lr=1:3", "'lr' is given twice"),
     ],
 )
-def test_a_search_that_cannot_be_read_is_quoted(words: str, said: str) -> None:
+def test_an_invalid_search_is_quoted(words: str, said: str) -> None:
     with pytest.raises(UserError, match=said.replace("?", r"\?")):
         tuning.parse(words)
 
 
-def test_an_image_of_this_host_is_said_to_be_one(verb: Verb) -> None:
-    status, out, err = verb(job, *vertex("cpu"))
+def test_a_warning_says_that_platforms_cannot_pull_a_local_image(trainyard: Command) -> None:
+    status, out, err = trainyard("job", *vertex("cpu"))
     assert status == 0
     assert "imageUri: trainyard:cpu\n" in out
-    assert "no cloud can pull" in err
+    assert "no platform can pull it" in " ".join(err.split())
 
 
-def test_pods_that_do_not_start_say_why() -> None:
+def test_reasons_of_waiting_pods_are_shown() -> None:
     pods = [
         {"status": {"conditions": [{"type": "PodScheduled", "reason": "Unschedulable"}]}},
         {"status": {"containerStatuses": [{"state": {"waiting": {"reason": "ImagePullBackOff"}}}]}},
         {"status": {"containerStatuses": [{"state": {"waiting": {"reason": "ContainerCreating"}}}]}},
         {"status": {"containerStatuses": [{"state": {"running": {}}}]}},
     ]
-    assert submit._waiting(pods) == " (Unschedulable, ImagePullBackOff)"
-    assert submit._waiting(pods[2:]) == ""
+    assert gke_platform.waiting_reasons(pods) == " (Unschedulable, ImagePullBackOff)"
+    assert gke_platform.waiting_reasons(pods[2:]) == ""
 
 
-def test_durations() -> None:
+def test_durations_have_units_and_are_in_seconds_without_one() -> None:
     assert [request.seconds(one) for one in ("90", "90s", "2m", "12h", "2d")] == [90, 90, 120, 43200, 172800]

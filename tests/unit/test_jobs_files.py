@@ -1,4 +1,4 @@
-"""Job files of every platform are read with their lines and recognised by their shape; TPU slices are what they say."""
+"""Job files of all platforms are read with line numbers and recognized by their keys; slices equal those of xpk."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from ruamel.yaml import YAML
 
-from scripts.cli import UserError
-from scripts.jobs import files, gke, machines, text
+from trainyard.console import UserError
+from trainyard.jobs import gke_objects, job_file, machines, yaml_writer
 
 CUSTOM_JOB = """\
 workerPoolSpecs:
@@ -45,12 +45,12 @@ def written(folder: Path, content: str, name: str = "job.yaml") -> Path:
         ('{"workerPoolSpecs": []}', "custom-job"),
     ],
 )
-def test_a_kind_is_told_by_its_shape(tmp_path: Path, content: str, kind: str) -> None:
-    assert files.load(written(tmp_path, content)).kind == kind
+def test_a_kind_of_job_is_recognized_by_its_keys(tmp_path: Path, content: str, kind: str) -> None:
+    assert job_file.load(written(tmp_path, content)).kind == kind
 
 
 def test_json_with_tabs_is_read_too(tmp_path: Path) -> None:
-    file = files.load(written(tmp_path, '{\n\t"workerPoolSpecs": []\n}\n', "job.json"))
+    file = job_file.load(written(tmp_path, '{\n\t"workerPoolSpecs": []\n}\n', "job.json"))
     assert file.documents == [{"workerPoolSpecs": []}]
 
 
@@ -59,51 +59,54 @@ def test_json_with_tabs_is_read_too(tmp_path: Path) -> None:
     [
         ("", "job.yaml: empty"),
         ("a: [1\n", "job.yaml:2: not valid YAML"),
+        ("[" * 1500, "job.yaml: its values are nested too deeply"),
         ("- 1\n", "expected 'key: value' pairs"),
-        ("steps: []\n", "job.yaml:1: no job: its keys are steps"),
-        ("apiVersion: v1\nkind: Service\n", "no job"),
+        ("steps: []\n", "job.yaml:1: not a job: its keys are steps"),
+        ("apiVersion: v1\nkind: Service\n", "not a job"),
         (CUSTOM_JOB + "---\n" + CUSTOM_JOB, "2 documents"),
         ("trainingInput: 1\n", "job.yaml:1: trainingInput: expected 'key: value' pairs"),
     ],
 )
-def test_what_is_no_job_is_refused_with_its_place(tmp_path: Path, content: str, said: str) -> None:
+def test_what_is_not_a_job_is_refused_with_its_line(tmp_path: Path, content: str, said: str) -> None:
     with pytest.raises(UserError, match=said.replace("[", r"\[")):
-        files.load(written(tmp_path, content))
+        job_file.load(written(tmp_path, content))
 
 
-def test_a_file_that_is_not_there_is_named(tmp_path: Path) -> None:
+def test_a_missing_file_is_named(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"none\.yaml: No such file"):
-        files.load(tmp_path / "none.yaml")
+        job_file.load(tmp_path / "none.yaml")
 
 
 def test_lines_are_found_in_either_spelling(tmp_path: Path) -> None:
     content = "job_spec:\n  worker_pool_specs:\n    replica_count: 1\n    machine_spec:\n      machine_type: x\n"
-    file = files.load(written(tmp_path, content))
+    file = job_file.load(written(tmp_path, content))
     assert file.spec["workerPoolSpecs"] == [{"replicaCount": 1, "machineSpec": {"machineType": "x"}}]
     assert file.line(("jobSpec", "workerPoolSpecs", 0, "machineSpec", "machineType")) == 5
     assert file.line(("jobSpec", "workerPoolSpecs", 0, "machineSpec", "acceleratorType")) == 4
 
 
 def test_labels_keep_their_spelling(tmp_path: Path) -> None:
-    file = files.load(written(tmp_path, "trainingInput: {scaleTier: BASIC}\nlabels: {my_team: a}\n"))
+    file = job_file.load(written(tmp_path, "trainingInput: {scaleTier: BASIC}\nlabels: {my_team: a}\n"))
     assert file.documents[0]["labels"] == {"my_team": "a"}
 
 
-# --- what is written -------------------------------------------------------------------------------------------------
+# --- YAML -------------------------------------------------------------------------------------------------
 
 
 @settings(max_examples=60, deadline=None)
 @given(st.lists(st.text(st.characters(codec="utf-8", exclude_categories=["Cs", "Cc"]), max_size=12), max_size=4))
-def test_what_is_written_means_the_same_to_every_reader_of_yaml(words: list[str]) -> None:
-    dumped = text.dump({"args": words})
+def test_yaml_means_the_same_to_readers_of_yaml_1_1_and_1_2(words: list[str]) -> None:
+    dumped = yaml_writer.dump({"args": words})
     assert yaml.safe_load(dumped) == {"args": words}
     assert YAML(typ="safe", pure=True).load(dumped) == {"args": words}
 
 
 @pytest.mark.parametrize("word", ["yes", "off", "y", "N", "1e5", "1e-3", "0o17", "017", "1:30", "null", "~", "2", ".5"])
-def test_words_that_look_like_something_else_are_quoted(word: str) -> None:
-    assert f"- {word}\n" not in text.dump([word])
-    assert YAML(typ="safe", pure=True).load(text.dump([word])) == yaml.safe_load(text.dump([word])) == [word]
+def test_text_that_looks_like_another_type_is_quoted(word: str) -> None:
+    assert f"- {word}\n" not in yaml_writer.dump([word])
+    assert (
+        YAML(typ="safe", pure=True).load(yaml_writer.dump([word])) == yaml.safe_load(yaml_writer.dump([word])) == [word]
+    )
 
 
 # --- machines --------------------------------------------------------------------------------------------------------
@@ -132,7 +135,7 @@ XPK_TOPOLOGIES = {
 }  # fmt: skip
 
 
-def test_slices_are_those_of_xpk() -> None:
+def test_slices_equal_those_of_xpk() -> None:
     for name, (accelerator, topology, hosts) in XPK.items():
         found = machines.slice_of(name)
         assert (found.gke_accelerator, found.topology, found.hosts, found.chips_per_host) == (
@@ -144,7 +147,7 @@ def test_slices_are_those_of_xpk() -> None:
     assert {name: machines.slice_of(name).topology for name in XPK_TOPOLOGIES} == XPK_TOPOLOGIES
 
 
-def test_two_machines_of_four_chips_are_xpks_way_to_eight() -> None:
+def test_a_slice_of_eight_chips_can_have_two_machines_of_four() -> None:
     """xpk makes v5litepod-8 and v6e-8 of two machines; the Cloud TPU API makes them of one."""
     one, two = machines.slice_of("v5litepod-8"), machines.slice_of("v5litepod-8", "ct5lp-hightpu-4t")
     assert (one.hosts, one.chips_per_host, one.machine_type) == (1, 8, "ct5lp-hightpu-8t")
@@ -169,7 +172,7 @@ def test_a_name_counts_cores_or_chips(name: str, chips: int, hosts: int, cores: 
         ("v6e-8", "ct5lp-hightpu-4t", "cannot be made of ct5lp-hightpu-4t; it takes ct6e-standard-8t"),
     ],
 )
-def test_a_slice_that_never_was_is_refused_with_the_nearest(name: str, machine: str | None, said: str) -> None:
+def test_an_unknown_slice_is_refused_with_the_nearest(name: str, machine: str | None, said: str) -> None:
     with pytest.raises(UserError, match=said):
         machines.slice_of(name, machine)
 
@@ -182,7 +185,7 @@ def test_every_slice_has_zones_and_full_machines() -> None:
         assert set(one.regions) <= {*machines.table().vertex_regions, "us-central2"}
 
 
-def test_every_machine_of_a_gpu_is_found_again() -> None:
+def test_every_machine_of_a_gpu_is_known() -> None:
     for name, gpu in machines.table().gpus.items():
         for count in gpu.counts:
             machine = machines.machine_for(name, count)
@@ -191,6 +194,6 @@ def test_every_machine_of_a_gpu_is_found_again() -> None:
 
 
 def test_names_of_objects_are_labels() -> None:
-    assert gke.object_name("My job_1!") == "my-job-1"
+    assert gke_objects.object_name("My job_1!") == "my-job-1"
     with pytest.raises(UserError, match="no letter"):
-        gke.object_name("!!")
+        gke_objects.object_name("!!")

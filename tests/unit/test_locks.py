@@ -1,4 +1,4 @@
-"""Locks pin everything by hash, agree with their specs, and name no host."""
+"""Locks pin everything by hash, match their specs, and name no host."""
 
 from __future__ import annotations
 
@@ -9,28 +9,31 @@ import pytest
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
-from scripts import lock, locks, spec
-from scripts.cli import StepFailed, UserError
+from trainyard import settings
+from trainyard.console import StepFailed, UserError
+from trainyard.image import base_image, resolver
+from trainyard.settings import ROOT
+from trainyard.spec import lockfile, model
 
-LOCKS = sorted([*spec.ROOT.glob("images/**/*.lock"), *spec.ROOT.glob("examples/*/*.lock"),
-                *spec.ROOT.glob("scripts/**/requirements.lock")])  # fmt: skip
+LOCKS = sorted([*ROOT.glob("images/**/*.lock"), *ROOT.glob("examples/*/*.lock"),
+                *ROOT.glob("scripts/**/requirements.lock")])  # fmt: skip
 
 
-@pytest.mark.parametrize("path", LOCKS, ids=spec.relative)
+@pytest.mark.parametrize("path", LOCKS, ids=model.relative)
 def test_every_entry_is_hash_pinned_and_names_no_host(path: Path) -> None:
-    assert locks.read(path)
+    assert lockfile.read(path)
     text = path.read_text(encoding="utf-8")
     assert "://" not in text
     assert "--index" not in text and "--find-links" not in text
 
 
-def test_locks_are_resolved_with_the_hosts_authorities_and_nobodys_settings(
+def test_locks_are_resolved_with_the_hosts_ca_bundle_and_without_a_users_settings(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """uv brings authorities of its own, which no network that inspects TLS is among; a user's UV_* change no lock."""
+    """uv has its own CA certificates, without those of networks that inspect TLS; a user's UV_* change no lock."""
     bundle = tmp_path / "ca.pem"
     bundle.touch()
-    monkeypatch.setattr(lock.engine, "ca_bundle", lambda: bundle)
+    monkeypatch.setattr(settings, "ca_bundle", lambda: bundle)
     monkeypatch.setenv("UV_INDEX_URL", "http://127.0.0.1:9")
     seen: dict[str, str] = {}
 
@@ -38,40 +41,54 @@ def test_locks_are_resolved_with_the_hosts_authorities_and_nobodys_settings(
         seen.update(env)
         return subprocess.CompletedProcess([], 2, "", "no answer")
 
-    monkeypatch.setattr(lock.subprocess, "run", run)
+    monkeypatch.setattr(subprocess, "run", run)
     with pytest.raises(StepFailed, match="cannot lock mine: no answer"):
-        lock.compile_lock(["a==1"], tmp_path / "a.lock", python="3.11", target="mine")
+        resolver.compile_lock(["a==1"], tmp_path / "a.lock", python="3.11", target="mine")
     assert seen["SSL_CERT_FILE"] == str(bundle) and "UV_INDEX_URL" not in seen
 
 
-@pytest.mark.parametrize("target", [name for name in spec.targets() if spec.load(name).locked])
+@pytest.mark.parametrize("target", ["tf-cpu", "xla-nightly"])
+def test_locks_of_the_installed_package_are_refused_before_any_work(
+    target: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def started(*_: object, **__: object) -> None:
+        raise AssertionError("packages are resolved, or a base is looked up")
+
+    monkeypatch.setattr(resolver, "compile_lock", started)
+    monkeypatch.setattr(base_image, "resolve", started)
+    monkeypatch.setattr(settings, "CHECKOUT", None)
+    with pytest.raises(UserError, match=rf"images/{target}/requirements\.lock is part of the installed package"):
+        resolver.lock_target(model.load(target), "default")
+
+
+@pytest.mark.parametrize("target", [name for name in model.targets() if model.load(name).locked])
 def test_every_pin_of_a_spec_is_in_its_locks(target: str) -> None:
-    loaded = spec.load(target)
-    installed = locks.installed(loaded, "default")
-    for text in [*loaded.framework.packages, *lock.requirements_of(loaded)]:
+    loaded = model.load(target)
+    installed = lockfile.installed(loaded, "default")
+    for text in [*loaded.framework.packages, *model.requirements_of(loaded)]:
         pin = Requirement(text)
         assert installed[canonicalize_name(pin.name)] == next(iter(pin.specifier)).version
 
 
-@pytest.mark.parametrize("target", [name for name in spec.targets() if spec.load(name).locked])
+@pytest.mark.parametrize("target", [name for name in model.targets() if model.load(name).locked])
 def test_no_package_is_in_two_layers(target: str) -> None:
-    loaded = spec.load(target)
-    framework = locks.read(locks.framework_lock(loaded, "default"))
-    assert not set(framework) & set(locks.read(locks.requirements_lock(loaded, "default")))
+    loaded = model.load(target)
+    framework = lockfile.read(lockfile.framework_lock(loaded, "default"))
+    assert not set(framework) & set(lockfile.read(lockfile.requirements_lock(loaded, "default")))
 
 
 def test_a_missing_lock_says_what_to_run(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"framework\.lock is missing: run 'make lock TARGET=mine'"):
-        locks.read(tmp_path / "mine" / "framework.lock")
+        lockfile.read(tmp_path / "mine" / "framework.lock")
 
 
 def test_a_pin_without_a_hash_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "framework.lock"
     path.write_text("torch==2.9.1\n", encoding="utf-8")
     with pytest.raises(UserError, match="not a hash-pinned requirement"):
-        locks.read(path)
+        lockfile.read(path)
 
 
 def test_only_keeps_whole_entries() -> None:
     text = "a==1 \\\n    --hash=sha256:aa\nB_b[x]==2 \\\n    --hash=sha256:bb \\\n    --hash=sha256:cc\n"
-    assert lock._only(text, {"b-b"}) == "B_b[x]==2 \\\n    --hash=sha256:bb \\\n    --hash=sha256:cc\n"
+    assert resolver._only(text, {"b-b"}) == "B_b[x]==2 \\\n    --hash=sha256:bb \\\n    --hash=sha256:cc\n"

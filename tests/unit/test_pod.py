@@ -1,75 +1,79 @@
-"""What `make pod` tells gcloud and the workers, and what it makes of their answers."""
+"""The commands that `trainyard pod` runs through gcloud and on the workers, and how it reads their results."""
 
 from __future__ import annotations
 
+import ast
+import dataclasses
 import datetime
 import io
 import json
 import shlex
 import socket
 import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable
-from types import ModuleType
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from scripts import pod as pod_verb
-from scripts.cli import StepFailed, UserError
-from scripts.pods import calls, gcloud, meet, remote, workers, xla_dist
-from scripts.pods.calls import Finished, Node
-from scripts.pods.follow import Printer, prefix
-from scripts.pods.gcloud import Pod
+from trainyard import gcloud
+from trainyard.commands import pod
+from trainyard.console import StepFailed, UserError
+from trainyard.gcloud import Finished
+from trainyard.tpu_pods import actions, api, connectivity_probe, gcloud_args, shell_commands, ssh, xla_dist
+from trainyard.tpu_pods.api import Node, TpuApi
+from trainyard.tpu_pods.gcloud_args import Pod
+from trainyard.tpu_pods.logs import Printer, prefix
 
 POD = Pod("run1", "us-central1-a", "v5litepod-16", "v2-alpha-tpuv5-lite")
 RICH = Pod("run1", "z", "v4-16", "v", spot=True, project="p", network="n", subnetwork="s", internal=True,
            service_account="a@b", user="me")  # fmt: skip
 
 
-# --- what gcloud is told ---------------------------------------------------------------------------------------------
+# --- commands of gcloud ----------------------------------------------------------------------------------------------
 
 
-def test_create_says_what_and_where_and_no_more() -> None:
-    assert gcloud.create(POD) == [
+def test_create_has_the_accelerator_version_and_zone_and_no_other_flags() -> None:
+    assert gcloud_args.create(POD) == [
         "gcloud", "compute", "tpus", "tpu-vm", "create", "run1", "--zone=us-central1-a",
         "--accelerator-type=v5litepod-16", "--version=v2-alpha-tpuv5-lite",
     ]  # fmt: skip
 
 
-def test_every_property_of_a_pod_reaches_both_ways_to_create_it() -> None:
+def test_direct_and_queued_creation_pass_every_property_of_a_pod() -> None:
     flags = ["--project=p", "--spot", "--network=n", "--subnetwork=s", "--service-account=a@b", "--internal-ips"]
-    queued = gcloud.create_queued(RICH, valid_until="6h")
-    assert set(flags) <= set(gcloud.create(RICH)) & set(queued)
+    queued = gcloud_args.create_queued(RICH, valid_until="6h")
+    assert set(flags) <= set(gcloud_args.create(RICH)) & set(queued)
     assert {"--node-id=run1", "--runtime-version=v", "--valid-until-duration=6h"} <= set(queued)
-    assert not any(flag.startswith("--valid-until") for flag in gcloud.create_queued(POD))
+    assert not any(flag.startswith("--valid-until") for flag in gcloud_args.create_queued(POD))
 
 
-def test_ssh_names_the_user_and_goes_to_internal_addresses_where_there_are_no_others() -> None:
-    words = gcloud.ssh(RICH, 3, "true")
+def test_ssh_passes_the_user_and_uses_internal_addresses_if_there_are_no_others() -> None:
+    words = gcloud_args.ssh(RICH, 3, "true")
     assert "me@run1" in words and "--internal-ip" in words and "--worker=3" in words
-    assert "--internal-ip" not in gcloud.ssh(POD, "all", "true")
+    assert "--internal-ip" not in gcloud_args.ssh(POD, "all", "true")
 
 
-def test_deleting_asks_nothing_and_takes_the_queued_pod_along() -> None:
-    assert "--quiet" in gcloud.delete(POD)
-    assert {"--quiet", "--force"} <= set(gcloud.delete_queued(POD))
+def test_deletion_has_no_prompt_and_includes_the_queued_resource() -> None:
+    assert "--quiet" in gcloud_args.delete(POD)
+    assert {"--quiet", "--force"} <= set(gcloud_args.delete_queued(POD))
 
 
-# --- what the workers are told ---------------------------------------------------------------------------------------
+# --- commands on the workers -----------------------------------------------------------------------------------------
 
 
 @given(st.lists(st.text(st.characters(codec="utf-8", exclude_characters="\0")), max_size=4),
        st.text(st.characters(codec="utf-8", exclude_characters="\0")))  # fmt: skip
-def test_no_word_of_the_users_is_seen_by_a_shell(command: list[str], value: str) -> None:
-    words = shlex.split(remote.start("image", command, {"A": value}))
+def test_arguments_and_variables_are_quoted_for_the_shell(command: list[str], value: str) -> None:
+    words = shlex.split(shell_commands.start("image", command, {"A": value}))
     assert words[-len(command) - 2 :] == [f"--env=A={value}", "image", *command]
 
 
-def test_containers_run_as_the_guide_for_tpu_vms_says() -> None:
-    words = remote.start("image", ["mnist"], flags=["-v=data:/data"], container="mine").split()
+def test_containers_run_privileged_on_the_host_network_with_the_users_flags() -> None:
+    words = shell_commands.start("image", ["mnist"], flags=["-v=data:/data"], container="mine").split()
     assert words[:5] == ["sudo", "docker", "run", "--detach", "--name=mine"]
     assert {"--privileged", "--net=host", "-v=data:/data"} <= set(words)
 
@@ -86,30 +90,32 @@ def test_containers_run_as_the_guide_for_tpu_vms_says() -> None:
     ],
 )
 def test_only_googles_registries_get_the_workers_token(image: str, host: str) -> None:
-    assert (f" https://{host} " in remote.login(image)) == bool(host)
-    assert remote.pull(image).startswith("curl " if host else "{ sudo docker pull ")
+    assert (f" https://{host} " in shell_commands.login(image)) == bool(host)
+    assert shell_commands.pull(image).startswith("curl " if host else "{ sudo docker pull ")
 
 
-def test_the_token_is_taken_out_of_the_metadata_servers_answer() -> None:
-    script = remote.login("gcr.io/p/t").replace(f"curl -fsS -H Metadata-Flavor:Google {remote.TOKEN_URL}", "cat")
+def test_the_token_is_extracted_from_the_metadata_servers_answer() -> None:
+    script = shell_commands.login("gcr.io/p/t").replace(
+        f"curl -fsS -H Metadata-Flavor:Google {shell_commands.TOKEN_URL}", "cat"
+    )
     answer = json.dumps({"access_token": "ya29.a-b_c", "expires_in": 3599, "token_type": "Bearer"})
     sed = script.partition(" | sudo")[0]
     done = subprocess.run(["sh", "-c", sed], input=answer, capture_output=True, text=True, check=True)
     assert done.stdout == "ya29.a-b_c"
 
 
-def test_a_log_goes_on_after_the_lines_that_were_seen() -> None:
-    assert "sed" not in remote.follow()
-    assert "| sed -u 1,7d;" in remote.follow(skip=7)
+def test_a_log_continues_after_the_lines_that_were_shown() -> None:
+    assert "sed" not in shell_commands.follow()
+    assert "| sed -u 1,7d;" in shell_commands.follow(skip=7)
 
 
-def test_the_check_travels_as_one_word() -> None:
-    words = shlex.split(remote.meet(1, ["10.0.0.1", "10.0.0.2"], seconds=5))
+def test_the_connectivity_probe_is_one_argument() -> None:
+    words = shlex.split(shell_commands.probe_connectivity(1, ["10.0.0.1", "10.0.0.2"], seconds=5))
     assert words[:2] == ["python3", "-c"] and words[3:] == ["8476", "5", "1", "10.0.0.1", "10.0.0.2"]
-    compile(words[2], "meet", "exec")
+    compile(words[2], "connectivity_probe.py", "exec")
 
 
-# --- the check itself ------------------------------------------------------------------------------------------------
+# --- connectivity probe ----------------------------------------------------------------------------------------------
 
 
 @pytest.fixture
@@ -119,12 +125,14 @@ def port() -> int:
         return int(free.getsockname()[1])
 
 
-def test_workers_meet_and_say_whom_they_did_not_reach(port: int) -> None:
+def test_workers_report_which_others_they_did_not_reach(port: int) -> None:
     addresses = ["127.0.0.1", "127.0.0.2", "127.0.0.3"]
     found: dict[int, object] = {}
 
     def worker(index: int, seconds: float) -> None:
-        found[index] = meet.main(port, seconds, index, addresses[: 2 if seconds > 1 else 3], addresses[index])
+        found[index] = connectivity_probe.main(
+            port, seconds, index, addresses[: 2 if seconds > 1 else 3], addresses[index]
+        )
 
     threads = [threading.Thread(target=worker, args=[index, 5.0]) for index in range(2)]
     for thread in threads:
@@ -136,22 +144,22 @@ def test_workers_meet_and_say_whom_they_did_not_reach(port: int) -> None:
     assert found[0] == {"unreached": [1, 2]}
 
 
-def test_a_port_that_is_taken_is_said(port: int) -> None:
+def test_a_port_in_use_is_reported(port: int) -> None:
     with socket.socket() as taken:
         taken.bind(("", port))
         taken.listen()
-        assert meet.main(port, 1, 0, ["127.0.0.1"]) == {"busy": True}
+        assert connectivity_probe.main(port, 1, 0, ["127.0.0.1"]) == {"busy": True}
 
 
-# --- what the answers say --------------------------------------------------------------------------------------------
+# --- results of commands ---------------------------------------------------------------------------------------------
 
 
-def test_plain_ssh_is_what_gcloud_printed_without_its_command() -> None:
+def test_ssh_commands_are_what_gcloud_printed_without_the_remote_command() -> None:
     line = "/usr/bin/ssh -T -i /k -o HostKeyAlias=tpu.1-0-x me@10.0.0.1 -- true"
-    [command] = workers.plain_ssh(line + "\n")
+    [command] = ssh.ssh_commands(line + "\n")
     assert command[0] == "/usr/bin/ssh" and command[-1] == "me@10.0.0.1" and "-oBatchMode=yes" in command
     with pytest.raises(StepFailed, match="printed no ssh command"):
-        workers.plain_ssh("Updates are available\n")
+        ssh.ssh_commands("Updates are available\n")
 
 
 @pytest.mark.parametrize(
@@ -159,46 +167,46 @@ def test_plain_ssh_is_what_gcloud_printed_without_its_command() -> None:
     [
         ("ERROR: (gcloud.compute.tpus.create) RESOURCE_EXHAUSTED: Quota", "RESOURCE_EXHAUSTED: Quota"),
         ('ERROR: (gcloud.x) {\n  "code": 8,\n  "message": "There is no \\"room\\"."\n}\n', 'There is no "room".'),
-        ("ERROR: (gcloud.x) Error parsing [tpu].\nThe [tpu] resource", "gcloud knows no project: give PROJECT=, or"),
+        ("ERROR: (gcloud.x) Error parsing [tpu].\nThe [tpu] resource", "gcloud has no project: set PROJECT=, or"),
         ("ERROR: (gcloud.x) NOT_FOUND: no. This command is authenticated with an access token", "NOT_FOUND: no."),
     ],
 )  # fmt: skip
-def test_what_gcloud_says_becomes_one_line(stderr: str, line: str) -> None:
-    assert calls.words(Finished([], 1, "", stderr)).startswith(line)
+def test_an_error_of_gcloud_becomes_one_line(stderr: str, line: str) -> None:
+    assert api.error_message(Finished([], 1, "", stderr)).startswith(line)
 
 
 def node(state: str = "READY", health: str = "", addresses: tuple[str, ...] = ("10.0.0.1",)) -> Node:
     return Node(state, health, addresses, "v4-8", "v")
 
 
-def test_a_node_is_ready_when_it_is_healthy_and_has_addresses() -> None:
+def test_a_node_is_ready_if_it_is_healthy_and_has_addresses() -> None:
     assert node().ready and node(health="HEALTHY").ready
     assert not node(addresses=()).ready and not node("CREATING").ready
     assert not node(health="UNHEALTHY_MAINTENANCE").ready
     assert str(node(health="UNHEALTHY_TENSORFLOW")) == "READY, UNHEALTHY_TENSORFLOW"
 
 
-def test_what_workers_say_is_told_once_for_all_that_say_it(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_workers_with_the_same_error_are_reported_together() -> None:
     answers = [Finished([], 1, "", "denied\n"), Finished([], 0, "", ""), Finished([], 1, "", "x\ndenied\n"),
                Finished([], 255, "", "timed out")]  # fmt: skip
-    those = workers.Workers(POD, [["ssh"]] * 4, ("a", "b", "c", "d"))
-    monkeypatch.setattr(workers, "together", lambda commands, timeout: [answers[int(words[-1])] for words in commands])
+    workers = ssh.Workers(POD, [["ssh"]] * 4, ("a", "b", "c", "d"),
+                          lambda commands, timeout: [answers[int(words[-1])] for words in commands])  # fmt: skip
     with pytest.raises(StepFailed) as error:
-        those.all_do("the pull", str)
+        workers.require_all("the pull", str)
     assert str(error.value) == (
         "run1: the pull failed on workers 0 and 2: denied; worker 3: no answer by ssh (timed out)"
     )
 
 
-def test_commands_run_side_by_side_and_none_longer_than_it_may() -> None:
+def test_commands_run_in_parallel_with_a_timeout_each() -> None:
     began = time.monotonic()
-    slow, failing = workers.together([["sleep", "30"], ["sh", "-c", "echo out; echo err >&2; exit 3"]], 0.2)
+    slow, failing = ssh.run_parallel([["sleep", "30"], ["sh", "-c", "echo out; echo err >&2; exit 3"]], 0.2)
     assert (failing.returncode, failing.stdout, failing.stderr) == (3, "out\n", "err\n")
-    assert (slow.returncode, slow.stderr) == (workers.SSH_FAILED, "no answer within 0 s")
+    assert (slow.returncode, slow.stderr) == (ssh.SSH_FAILED, "no answer within 0 s")
     assert time.monotonic() - began < 10
 
 
-def test_lines_look_as_xla_dist_wrote_them() -> None:
+def test_lines_have_the_prefix_of_xla_dist() -> None:
     moment = datetime.datetime(2026, 11, 21, 1, 2, 3)
     assert prefix(moment, "10.0.0.7", 3) == "2026-11-21 01:02:03 10.0.0.7 [3] "
     stream = io.StringIO()
@@ -206,15 +214,15 @@ def test_lines_look_as_xla_dist_wrote_them() -> None:
     assert stream.getvalue().endswith(" 10.0.0.7 [0] Loss=2.3 [/x]\n")
 
 
-# --- the old command line --------------------------------------------------------------------------------------------
+# --- command line of xla_dist ----------------------------------------------------------------------------------------
 
 
-def old(*words: str) -> xla_dist.Old:
+def parsed(*words: str) -> xla_dist.XlaDistArgs:
     return xla_dist.parse(list(words), lambda: "default")
 
 
-def test_every_flag_of_xla_dist_is_understood() -> None:
-    found = old("--tpu=pod", "--vm=a", "--vm", "b", "--docker-container=c", "--docker-image=i",
+def test_every_flag_of_xla_dist_is_parsed() -> None:
+    found = parsed("--tpu=pod", "--vm=a", "--vm", "b", "--docker-container=c", "--docker-image=i",
                 "--docker-run-flag=--shm-size=16G", "--env", "A=1", "--env=XLA_USE_BF16=1",
                 "--restart-tpuvm-pod-server", "--tpuvm-server-port=51011",
                 "--", "python", "train.py", "--tpu=x")  # fmt: skip
@@ -227,86 +235,114 @@ def test_every_flag_of_xla_dist_is_understood() -> None:
     ]  # fmt: skip
 
 
-def test_a_conda_environment_becomes_the_default_image() -> None:
-    found = old("--tpu", "pod", "--conda-env", "torch-xla-1.9", "--", "python3", "train.py")
+def test_a_conda_environment_is_replaced_by_the_default_image() -> None:
+    found = parsed("--tpu", "pod", "--conda-env", "torch-xla-1.9", "--", "python3", "train.py")
     assert found.run.image == "default"
-    assert found.notes == (
-        "--conda-env means nothing today: the program runs in a container, which has its own Python",
-    )
+    assert found.notes == ("--conda-env is ignored: the program runs in a container with its own Python",)
 
 
 @pytest.mark.parametrize(
     ("words", "line"),
     [
-        (["--tpu=p"], "no program: it follows after --"),
+        (["--tpu=p"], "no program: give it after --"),
         (["--tpu=p", "--docker-imag=i", "--", "x"], "no flag --docker-imag=i (did you mean '--docker-image'?)"),
         (["--tpu=p", "--env=A", "--", "x"], "'A' in the environment is not NAME=VALUE"),
-        (["--tpu=p", "--env=XRT_TPU_CONFIG=x", "--", "x"], "XRT_TPU_CONFIG is different on every worker"),
-        (["--tpu=p", "--conda-env=c", "--docker-image=i", "--", "x"], "exclude each other"),
+        (["--tpu=p", "--env=XRT_TPU_CONFIG=x", "--", "x"], "XRT_TPU_CONFIG differs on every worker"),
+        (["--tpu=p", "--conda-env=c", "--docker-image=i", "--", "x"], "--conda-env cannot be used with --docker-..."),
         (["--tpu", "--", "x"], "expected one argument"),
     ],
 )
-def test_what_xla_dist_would_refuse_is_refused_in_a_line(words: list[str], line: str) -> None:
+def test_an_invalid_command_line_of_xla_dist_fails_with_one_line(words: list[str], line: str) -> None:
     with pytest.raises(UserError, match=r".*") as error:
-        old(*words)
+        parsed(*words)
     assert line in str(error.value) and "\n" not in str(error.value)
 
 
-def test_the_old_command_line_is_known_by_its_first_flag() -> None:
-    assert xla_dist.spoken(["--tpu=p", "--", "x"]) and xla_dist.spoken(["--env", "A=1", "--tpu", "p", "--", "x"])
-    assert not xla_dist.spoken(["--name=p", "--", "--tpu=q"])
+def test_a_command_line_of_xla_dist_is_recognized_by_its_flag_tpu() -> None:
+    assert xla_dist.is_xla_dist(["--tpu=p", "--", "x"]) and xla_dist.is_xla_dist(
+        ["--env", "A=1", "--tpu", "p", "--", "x"]
+    )
+    assert not xla_dist.is_xla_dist(["--name=p", "--", "--tpu=q"])
 
 
-# --- the verb --------------------------------------------------------------------------------------------------------
+# --- command ---------------------------------------------------------------------------------------------------------
 
-Verb = Callable[..., tuple[int, str, str]]
+Trainyard = Callable[..., tuple[int, str, str]]
 
 
 @pytest.mark.parametrize(
     ("flags", "line"),
     [
-        ([], "which pod? give NAME="),
-        (["--name=Run_1"], "NAME='Run_1': a pod's name is of small letters"),
+        ([], "no name: set NAME="),
+        (["--name=Run_1"], "NAME='Run_1': a name consists of lowercase letters"),
         (["--name=a", "--accelerator=v5litepod-17"], "no TPU slice 'v5litepod-17' (did you mean"),
         (["--name=a", "--accelerator=v4-16", "--zone=us-central2-c"], "ZONE=us-central2-c has no v4-16"),
-        (["--name=a", "--zone=z", "--action=creat"], "no ACTION=creat (did you mean 'create'?)"),
-        (["--name=a", "--zone=z"], "which TPU? give ACCELERATOR="),
-        (["--name=a", "--zone=z", "--action=create"], "which TPU? give ACCELERATOR="),
+        (["--name=a", "--zone=z", "--action=creat"], "'creat' is not one of"),
+        (["--name=a", "--zone=z"], "no accelerator: set ACCELERATOR="),
+        (["--name=a", "--zone=z", "--action=create"], "no accelerator: set ACCELERATOR="),
         (["--name=a", "--zone=z", "--wait=soon"], "WAIT='soon' is not a duration"),
-        (["--name=a", "--zone=z", "--restarts=many"], "RESTARTS='many' is no number"),
-        (["--name=a", "--zone=z", "--action=run"], "no image: give TARGET="),
+        (["--name=a", "--zone=z", "--restarts=many"], "'many' is not a valid whole number"),
+        (["--name=a", "--zone=z", "--action=run"], "no image: "),
         (["--name=a", "--zone=z", "--action=run", "--image=i", "--env=A"], "'A' in the environment is not NAME=VALUE"),
         (["--name=a", "--zone=z", "--action=run", "--command=x '"], "COMMAND=\"x '\": no closing quotation"),
-        (["--name=a", "--zone=z", "--action=run", "--command=x", "--args=y"], "TRAINER= and ARGS= go without"),
+        (["--name=a", "--zone=z", "--action=run", "--command=x", "--args=y"], "COMMAND= replaces the trainer"),
     ],
 )  # fmt: skip
-def test_a_mistake_is_one_line_before_anything_is_asked_of_the_cloud(
-    verb: Verb, monkeypatch: pytest.MonkeyPatch, flags: list[str], line: str
+def test_a_mistake_is_reported_in_one_line_without_a_request_to_the_cloud(
+    trainyard: Trainyard, monkeypatch: pytest.MonkeyPatch, flags: list[str], line: str
 ) -> None:
-    def nothing(*_: object, **__: object) -> None:
+    def called(*_: object, **__: object) -> None:
         raise AssertionError("gcloud was called")
 
-    monkeypatch.setattr(calls, "call", nothing)
-    monkeypatch.setattr(calls, "need_gcloud", lambda: None)
-    code, _, err = verb(pod_verb, *flags)
+    monkeypatch.setattr(TpuApi, "call", called)
+    monkeypatch.setattr(gcloud, "require", lambda: None)
+    code, _, err = trainyard("pod", *flags)
     assert code == 2 and line in err and err.count("\n") == 1, err
 
 
-def test_a_trainer_and_its_flags_are_what_the_container_gets(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("ARGS", "--epochs 2 --job-dir 'gs://b/a b'")
-    options = pod_verb.options_of(["tf-cpu", "--registry=us-docker.pkg.dev/p/ml"])
-    run = pod_verb.run_of(options)
+def test_a_trainer_and_its_arguments_are_passed_to_the_container() -> None:
+    options = actions.Options(
+        target="tf-cpu",
+        registry="us-docker.pkg.dev/p/ml",
+        args="--epochs 2 --job-dir 'gs://b/a b'",
+        output="gs://other",
+    )
+    run = options.run()
     assert run.image == "us-docker.pkg.dev/p/ml/trainyard:tf-cpu-2.21.0"
     assert run.command == ("mnist", "--epochs", "2", "--job-dir", "gs://b/a b") and not run.program
 
 
-def test_without_gcloud_the_user_is_told_where_to_get_it(verb: Verb, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_options_of_the_command_and_of_the_library_are_the_same() -> None:
+    options = {parameter.name for parameter in pod.command.params} - {"action", "as_json"}
+    assert options == {field.name for field in dataclasses.fields(actions.Options)} - {"logs_to_stderr"}
+
+
+def test_a_command_line_of_xla_dist_is_passed_on_as_it_is(
+    trainyard: Trainyard, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lines: list[tuple[str, ...]] = []
+
+    def perform(action: str | None, options: actions.Options, line: tuple[str, ...]) -> tuple[int, dict[str, object]]:
+        assert options.zone == "z"
+        lines.append(line)
+        return 3, {}
+
+    monkeypatch.setattr(actions, "perform", perform)
+    words = ("--env", "A=1", "--env=B=2", "--tpu=run1", "--docker-image=i", "--", "python", "train.py", "--help")
+    assert trainyard("pod", *words, ZONE="z")[0] == 3
+    assert lines == [words]
+
+
+def test_a_missing_gcloud_is_reported_with_its_installation_page(
+    trainyard: Trainyard, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("PATH", "/nonexistent")
-    code, _, err = verb(pod_verb, "--name=a", "--zone=z", "--action=status")
-    assert (code, err) == (2, "pod: gcloud is not installed: cloud.google.com/sdk/docs/install\n")
+    code, _, err = trainyard("pod", "--name=a", "--zone=z", "--action=status")
+    assert (code, err) == (2, "pod: gcloud is not installed: see https://cloud.google.com/sdk/docs/install\n")
 
 
-def test_modules_that_run_on_workers_import_nothing_of_ours() -> None:
-    module: ModuleType = meet
-    assert "scripts" not in (remote.MEET.read_text(encoding="utf-8").partition('"""')[2].partition('"""')[2])
-    assert module.__doc__
+def test_the_connectivity_probe_imports_the_standard_library_only() -> None:
+    tree = ast.parse(shell_commands.CONNECTIVITY_PROBE.read_text(encoding="utf-8"))
+    imported = {alias.name for node in ast.walk(tree) if isinstance(node, ast.Import) for alias in node.names}
+    imported |= {str(node.module) for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)}
+    assert imported and {name.partition(".")[0] for name in imported} <= sys.stdlib_module_names

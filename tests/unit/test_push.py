@@ -1,18 +1,19 @@
-"""Push without a registry: addresses, the account of bytes, and what errors mean."""
+"""Push without a registry: the upload report, the meaning of errors, and retries."""
 
 from __future__ import annotations
 
 import http.server
+import re
 import threading
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 
-from scripts import push
-from scripts.cli import UserError
-from scripts.published import registry
-from scripts.published.tags import Manifest, Repository
+from trainyard.oci import registry
+from trainyard.oci.registry import Manifest, Repository
+from trainyard.release import promotion, publish
+from trainyard.spec.model import load
 
 VERIFIED = {
     "layers": [
@@ -30,35 +31,10 @@ VERIFIED = {
 
 
 @pytest.mark.parametrize(
-    "address", ["localhost:5000/team", "localhost/team", "us-docker.pkg.dev/project/repo", "ghcr.io/a_b/c.d"]
-)
-def test_good_addresses(address: str) -> None:
-    assert registry.check_address(address) == registry.check_address(f"{address}/") == address
-
-
-@pytest.mark.parametrize(
-    ("address", "words"),
-    [
-        (None, "no registry to push to"),
-        ("", "no registry to push to"),
-        ("https://ghcr.io/me", "leave out 'https://'"),
-        ("ghcr.io/Me", "not host[:port]/path in lower case"),
-        ("team/images", "not host[:port]/path"),
-        ("ghcr.io/me:tag", "not host[:port]/path"),
-        ("ghcr.io/a b", "not host[:port]/path"),
-    ],
-)
-def test_bad_addresses_are_refused_with_an_example(address: str | None, words: str) -> None:
-    with pytest.raises(UserError) as refused:
-        registry.check_address(address)
-    assert words in str(refused.value) and "as in REGISTRY=" in str(refused.value)
-
-
-@pytest.mark.parametrize(
     ("words", "meaning"),
     [
-        ('Get "http://localhost:1/v2/": dial tcp 127.0.0.1:1: connect: connection refused', "is out of reach"),
-        ('Get "https://r.example/v2/": dial tcp: lookup r.example: no such host', "is out of reach"),
+        ('Get "http://localhost:1/v2/": dial tcp 127.0.0.1:1: connect: connection refused', "cannot be reached"),
+        ('Get "https://r.example/v2/": dial tcp: lookup r.example: no such host', "cannot be reached"),
         (
             'Head "http://r.example/v2/a/manifests/t": no basic auth credentials',
             "refuses the credentials: run 'docker login r.example'",
@@ -75,39 +51,39 @@ def test_bad_addresses_are_refused_with_an_example(address: str | None, words: s
             'Get "https://r.example/v2/": tls: failed to verify certificate: x509: unknown authority',
             "certificate that the engine trusts",
         ),
-        ('Get "https://r.example/v2/": http: server gave HTTP response to HTTPS client', "speaks plain HTTP"),
+        ('Get "https://r.example/v2/": http: server gave HTTP response to HTTPS client', "uses plain HTTP"),
         ("name unknown: Repository 'x' not found", "has no such repository"),
-        ("manifest invalid: unknown media type of a layer", "build with 'COMPRESSION=gzip make image'"),
+        ("manifest invalid: unknown media type of a layer", "build with 'make image COMPRESSION=gzip'"),
         ("something new", "r.example refused: something new"),
     ],
 )
-def test_errors_are_told_by_what_they_mean(words: str, meaning: str) -> None:
-    told = registry.meaning(words, "r.example/team/trainyard:tag")
-    assert meaning in told and told.startswith("r.example") and "\n" not in told
+def test_an_error_is_explained_in_one_line(words: str, meaning: str) -> None:
+    line = registry.meaning(words, "r.example/team/trainyard:tag")
+    assert meaning in line and line.startswith("r.example") and "\n" not in line
 
 
-def test_the_state_in_upload_addresses_is_not_repeated() -> None:
-    told = registry.meaning(
+def test_the_state_in_upload_urls_is_left_out() -> None:
+    line = registry.meaning(
         f'PUT "http://h/v2/uploads/1?_state={"x" * 500}&digest=sha256%3Aabc": 500 Internal', "h:1/a:t"
     )
-    assert "_state" not in told and len(told) < 300 and "500 Internal" in told
+    assert "_state" not in line and len(line) < 300 and "500 Internal" in line
 
 
-def test_every_blob_is_accounted_for() -> None:
-    parts = push.blobs(VERIFIED)
+def test_every_blob_is_reported() -> None:
+    parts = publish.blobs(VERIFIED)
     assert [part.name for part in parts] == ["framework", "trainers", "configuration"]
-    told = push.account(parts, {"aaaa": "there", "dddd4444": "uploaded"})
-    assert [(blob["name"], blob["uploaded"]) for blob in told] == [
+    report = publish.upload_report(parts, {"aaaa": "exists", "dddd4444": "uploaded"})
+    assert [(blob["name"], blob["uploaded"]) for blob in report] == [
         ("framework", False),
         ("trainers", True),
         ("configuration", True),
     ]
-    assert sum(blob["size"] for blob in told if blob["uploaded"]) == 77
+    assert sum(blob["size"] for blob in report if blob["uploaded"]) == 77
 
 
 def test_layers_are_also_known_by_their_uncompressed_digest() -> None:
-    told = push.account(push.blobs(VERIFIED), {"bbbb2222": "there", "dddd4444": "there"})
-    assert [blob["uploaded"] for blob in told] == [False, False, True]
+    report = publish.upload_report(publish.blobs(VERIFIED), {"bbbb2222": "exists", "dddd4444": "exists"})
+    assert [blob["uploaded"] for blob in report] == [False, False, True]
 
 
 class Named:
@@ -118,8 +94,9 @@ class Named:
 
 
 def test_digests_of_other_repositories_do_not_count() -> None:
-    image: Any = Named("sha256:1", "host/a/trainyard@sha256:2", "host/b/trainyard@sha256:3")
-    assert push.known_as(image, "host/a/trainyard") == {"sha256:1", "sha256:2"}
+    first, second, third = (f"sha256:{digit * 64}" for digit in "123")
+    image: Any = Named(first, f"host.io/a/trainyard@{second}", f"host.io/b/trainyard@{third}")
+    assert publish.known_digests(image, "host.io/a/trainyard") == {first, second}
 
 
 @pytest.mark.parametrize(
@@ -130,20 +107,19 @@ def test_digests_of_other_repositories_do_not_count() -> None:
         (("tf-cpu", "--registry=HTTP://x"), "leave out 'HTTP://'"),
     ],
 )
-def test_mistakes_are_one_line(
-    verb: Callable[..., tuple[int, str, str]], monkeypatch: pytest.MonkeyPatch, arguments: tuple[str, ...], words: str
+def test_a_mistake_is_one_line(
+    trainyard: Callable[..., tuple[int, str, str]], arguments: tuple[str, ...], words: str
 ) -> None:
-    monkeypatch.delenv("REGISTRY", raising=False)
-    status, out, err = verb(push, *arguments)
+    status, out, err = trainyard("push", *arguments)
     assert (status, out) == (2, "") and words in err and len(err.splitlines()) == 1
 
 
-def test_a_registry_that_stumbles_is_asked_again() -> None:
-    """Writes of tags may be repeated: a 500 or a 503 in between does not end a promote."""
+def test_transient_errors_of_a_registry_are_retried() -> None:
+    """Writes of tags are idempotent: a 500 or a 503 in between does not fail a promote."""
     answers = iter([500, 503, 201])
     bodies: list[bytes] = []
 
-    class Stumbling(http.server.BaseHTTPRequestHandler):
+    class Failing(http.server.BaseHTTPRequestHandler):
         def do_PUT(self) -> None:
             bodies.append(self.rfile.read(int(self.headers["Content-Length"])))
             self.send_response(next(answers))
@@ -153,9 +129,37 @@ def test_a_registry_that_stumbles_is_asked_again() -> None:
         def log_message(self, *_: object) -> None:
             pass
 
-    with http.server.HTTPServer(("127.0.0.1", 0), Stumbling) as server:
+    with http.server.HTTPServer(("127.0.0.1", 0), Failing) as server:
         threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
         repository = Repository(f"127.0.0.1:{server.server_port}/team")
         repository.put(Manifest("sha256:0", "application/vnd.oci.image.manifest.v1+json", b"{}"), "tag")
         server.shutdown()
     assert bodies == [b"{}"] * 3
+
+
+class Tags:
+    """A repository with one image, of a framework with a local version."""
+
+    name, host = "registry:5000/ml/trainyard", "registry:5000"
+
+    def __init__(self) -> None:
+        self.tags = {"pushed": Manifest("sha256:1", "application/json", b"{}")}
+
+    def manifest(self, version: str) -> Manifest | None:
+        return self.tags.get(version)
+
+    def put(self, manifest: Manifest, tag: str) -> None:
+        assert re.fullmatch(r"\w[\w.-]{0,127}", tag), f"registries refuse the tag {tag}"
+        self.tags[tag] = manifest
+
+    def config(self, manifest: Manifest) -> dict[str, Any]:
+        labels = {"io.trainyard.target": "xla-nightly", "io.trainyard.framework": "torch_xla==2.10.0+git0123abc"}
+        return {"config": {"Labels": labels}}
+
+
+def test_floating_tags_of_a_local_version_have_no_plus(monkeypatch: pytest.MonkeyPatch) -> None:
+    tags = Tags()
+    monkeypatch.setattr(promotion, "Repository", lambda name: tags)
+    monkeypatch.setattr(promotion, "passed_here", lambda target, digest: True)
+    made = promotion.promote(load("xla-nightly"), "registry:5000/ml", image="pushed")
+    assert list(made["tags"]) == ["xla-nightly-2.10.0_git0123abc", "xla-nightly"]

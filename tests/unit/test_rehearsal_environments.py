@@ -1,4 +1,4 @@
-"""Each platform's environment is the documented one, and the launcher, which knows no rehearsal, understands it."""
+"""Each platform's environment is the documented one, and the launcher resolves it without knowing of rehearsals."""
 
 from __future__ import annotations
 
@@ -9,12 +9,11 @@ from pathlib import Path
 import pytest
 from rehearsing import rehearsal_of, resolved
 
-from scripts import job
-from scripts.cli import UserError
-from scripts.fakes.google_cloud import GoogleCloud
-from scripts.rehearsal.model import Trial
+from trainyard.console import UserError
+from trainyard.fakes.google_cloud import GoogleCloud
+from trainyard.rehearsal.model import Trial
 
-# The cluster of Vertex AI's page on distributed training (S9): 1 + 2 + 2 + 3 replicas.
+# The example of https://cloud.google.com/vertex-ai/docs/training/distributed-training: 1 + 2 + 2 + 3 replicas.
 POOLS = """
     workerPoolSpecs:
     - {replicaCount: 1, machineSpec: {machineType: n1-standard-4}, containerSpec: {imageUri: i, args: [a]}}
@@ -70,7 +69,7 @@ def test_cluster_spec_is_the_documented_one(tmp_path: Path) -> None:
         for pool, count in enumerate((1, 2, 2, 3))
     }
     assert (spec["environment"], spec["task"]) == ("cloud", {"type": "workerpool1", "index": 1})
-    # What runs in the wild is a string of JSON (T159): it must be no trouble.
+    # On the platform, the value of `job` is a string of JSON.
     assert json.loads(json.loads(replicas[0].environment["CLUSTER_SPEC"])["job"])["job_args"] == ["a"]
 
 
@@ -119,7 +118,7 @@ def test_folders_are_below_the_base_output_directory_and_the_trial(
         assert one.environment[f"AIP_{variable}_DIR"] == f"{base}/{folder}/"
 
 
-def test_nothing_is_invented_without_a_base_output_directory(tmp_path: Path) -> None:
+def test_without_a_base_output_directory_there_are_no_folders(tmp_path: Path) -> None:
     (one,) = rehearsal_of(tmp_path, single("{machineType: n1-standard-4}")).replicas
     assert not [name for name in one.environment if name.endswith("_DIR")]
 
@@ -154,7 +153,7 @@ def test_command_and_arguments_replace_entrypoint_and_cmd_only_where_they_are_gi
 def test_tpu_hosts_are_tpu_vms_to_the_launcher(
     tmp_path: Path, machine: str, accelerator: str, hosts: int, device: str
 ) -> None:
-    """TPU_CONFIG is there too (S10); the attached devices must win, and no API be asked (T161)."""
+    """TPU_CONFIG is set too; the attached devices take precedence, and the Cloud TPU API is not called."""
     found = rehearsal_of(tmp_path, single(machine))
     assert len(found.replicas) == hosts
     for index, one in enumerate(found.replicas):
@@ -169,13 +168,13 @@ def test_tpu_hosts_are_tpu_vms_to_the_launcher(
         assert (data["cluster"]["node_rank"], data["cluster"]["nnodes"]) == (index, hosts)
         assert data["exports"].get("PJRT_DEVICE") == "TPU"
         assert found.attributes[one.hostname]["accelerator-type"] == accelerator
-    assert bool([note for note in found.notes if "apart" in note]) == (hosts > 1)
+    assert bool([note for note in found.notes if "independently" in note]) == (hosts > 1)
 
 
-def test_gpus_are_said_to_be_missing(tmp_path: Path) -> None:
+def test_notes_say_that_gpus_are_replaced(tmp_path: Path) -> None:
     machine = "{machineType: n1-standard-8, acceleratorType: NVIDIA_TESLA_T4, acceleratorCount: 2}"
     assert rehearsal_of(tmp_path, single(machine)).notes == (
-        "workerpool0: 2 NVIDIA_TESLA_T4 a replica: one process on the CPU instead",
+        "workerpool0: 2 NVIDIA_TESLA_T4 a replica: replaced by one process on the CPU",
     )
 
 
@@ -183,12 +182,15 @@ def test_gpus_are_said_to_be_missing(tmp_path: Path) -> None:
     ("text", "words"),
     [
         ("workerPoolSpecs:\n- {replicaCount: 1, pythonPackageSpec: {}}", "job.yaml:2: .* no containerSpec"),
-        ("workerPoolSpecs:\n- {replicaCount: 2, containerSpec: {imageUri: i}}", "job.yaml:2: .* one primary replica"),
+        (
+            "workerPoolSpecs:\n- {replicaCount: 2, containerSpec: {imageUri: i}}",
+            "job.yaml:2: .* one replica, the primary",
+        ),
         ("workerPoolSpecs:\n- {}\n- {replicaCount: 2, containerSpec: {imageUri: i}}", "pool 0, .* is missing"),
-        (single("{machineType: ct5lp-hightpu-4t, tpuTopology: 3x5}"), "job.yaml:4: .*3x5 is no TPU slice"),
+        (single("{machineType: ct5lp-hightpu-4t, tpuTopology: 3x5}"), "job.yaml:4: .*3x5 is not a TPU slice"),
     ],
 )
-def test_what_cannot_be_rehearsed_is_named_with_its_line(tmp_path: Path, text: str, words: str) -> None:
+def test_what_cannot_be_rehearsed_is_refused_with_its_line(tmp_path: Path, text: str, words: str) -> None:
     with pytest.raises(UserError, match=words):
         rehearsal_of(tmp_path, text)
 
@@ -283,7 +285,7 @@ def test_a_single_machine_of_ai_platform_has_a_tf_config_without_a_cluster(tmp_p
 
 @pytest.mark.parametrize(
     ("accelerator", "topology", "chips", "pods", "expected"),
-    [  # rows of the device plugin's own test (T131, T132, T133, T135, T137)
+    [  # from TestInitEnvs of https://github.com/ai-on-gke/tpu-device-plugin, pkg/tpu/util/util_test.go
         ("tpu-v4-podslice", "2x2x2", 4, 2, ("v4-16", "1,1,2", "2,2,1", "false,false,false")),
         ("tpu-v4-podslice", "4x4x4", 4, 16, ("v4-128", "2,2,4", "2,2,1", "true,true,true")),
         ("tpu-v5-lite-podslice", "1x1", 1, 1, ("v5litepod-1", "1,1,1", "1,1,1", "false,false,false")),
@@ -320,11 +322,14 @@ def test_the_hosts_of_a_slice_find_each_other_by_their_names(tmp_path: Path) -> 
     for index, one in enumerate(replicas):
         data = resolved(one, tmp_path, "torch_xla==2.9.0")
         assert (data["runtime"], data["cluster"]["node_rank"], data["cluster"]["nnodes"]) == ("tpu-local", index, 4)
-        assert "MASTER_ADDR" not in data["exports"]  # torch_xla finds its own (finding 7)
+        assert "MASTER_ADDR" not in data["exports"]  # torch_xla determines it from the TPU variables
 
 
 def test_multislice_numbers_the_nodes_slice_by_slice(tmp_path: Path) -> None:
-    """As JAX does: process = worker + slice * workers of a slice (T119)."""
+    """process = worker + slice * workers of a slice, as in JAX.
+
+    https://github.com/jax-ml/jax/blob/main/jax/_src/clusters/cloud_tpu_cluster.py
+    """
     replicas = rehearsal_of(tmp_path, tpu_pods("JobSet", "tpu-v5-lite-podslice", "4x4", 4, 4, replicas=2)).replicas
     assert len(replicas) == 8
     for index, one in enumerate(replicas):
@@ -392,7 +397,7 @@ def test_pods_get_the_downward_api_references_and_volumes(tmp_path: Path) -> Non
     assert "volume disk at /disk is not mounted" in found.notes
 
 
-def test_an_order_of_pods_that_is_not_kept_is_said(tmp_path: Path) -> None:
+def test_a_note_says_that_the_order_of_pods_is_ignored(tmp_path: Path) -> None:
     assert not [note for note in rehearsal_of(tmp_path, JOBSET).notes if "at once" in note]
     found = rehearsal_of(tmp_path, JOBSET.replace("parallelism: 3", "parallelism: 1"))
     assert [note for note in found.notes if note.startswith("all pods start at once")]
@@ -402,11 +407,11 @@ def test_an_order_of_pods_that_is_not_kept_is_said(tmp_path: Path) -> None:
     ("text", "words"),
     [
         (tpu_pods("Job", "tpu-v5-lite-podslice", "4x4", 4, 3), "job.yaml:.*has 4 hosts, but the Job has 3 pods"),
-        (tpu_pods("Job", "tpu-v5-lite-podslice", "5x5", 4, 3), "job.yaml:.*'5x5' is no TPU slice"),
+        (tpu_pods("Job", "tpu-v5-lite-podslice", "5x5", 4, 3), "job.yaml:.*'5x5' is not a TPU slice"),
         (JOBSET.replace("metadata.labels['jobset.sigs.k8s.io/jobset-name']", "spec.nothing"), "fieldPath spec.nothing"),
     ],
 )
-def test_pods_that_cannot_be_rehearsed_are_named_with_their_line(tmp_path: Path, text: str, words: str) -> None:
+def test_pods_that_cannot_be_rehearsed_are_refused_with_their_line(tmp_path: Path, text: str, words: str) -> None:
     with pytest.raises(UserError, match=words):
         rehearsal_of(tmp_path, text)
 
@@ -425,14 +430,16 @@ def test_pods_that_cannot_be_rehearsed_are_named_with_their_line(tmp_path: Path,
     ],
 )
 def test_what_make_job_writes_can_be_rehearsed_and_its_nodes_find_their_ranks(
-    verb: Callable[..., tuple[int, str, str]],
+    trainyard: Callable[..., tuple[int, str, str]],
     tmp_path: Path,
     arguments: list[str],
     framework: str,
     runtime: str,
     nodes: int,
 ) -> None:
-    status, text, err = verb(job, f"--platform={arguments[0]}", "--registry=us-docker.pkg.dev/p/r", *arguments[1:])
+    status, text, err = trainyard(
+        "job", f"--platform={arguments[0]}", "--registry=us-docker.pkg.dev/p/r", *arguments[1:]
+    )
     assert status == 0, err
     found = rehearsal_of(tmp_path, text)
     for index, one in enumerate(found.replicas):

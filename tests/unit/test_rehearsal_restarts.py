@@ -1,4 +1,4 @@
-"""What each platform does when a replica ends: its documentation, as a table."""
+"""Restart policies follow the platforms' documentation."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 from rehearsing import rehearsal_of
 
-from scripts.cli import UserError
-from scripts.rehearsal import chaos
-from scripts.rehearsal.model import End, Policy, Replica
-from scripts.rehearsal.progress import Progress
-from scripts.rehearsal.restarts import Kubernetes, PodFailurePolicy, TrainingService
+from trainyard.console import UserError
+from trainyard.rehearsal import faults
+from trainyard.rehearsal.model import End, Policy, Replica
+from trainyard.rehearsal.progress import Progress
+from trainyard.rehearsal.restart_policy import Kubernetes, PodFailurePolicy, TrainingService
 
 CHIEF = Replica("chief", "h0", "chief", 0, "i", group="j-0")
 WORKER = Replica("worker-0", "h1", "worker", 1, "i", group="j-0")
@@ -47,7 +47,7 @@ VERTEX = TrainingService(primary=("chief",))
         (CHIEF, 127, "exit", 0, 0, "failed"),
         (WORKER, 134, "exit", 0, 0, "restart"),
         (WORKER, 143, "preempted", 0, 0, "restart"),
-        (WORKER, 1, "preempted", 0, 0, "restart"),  # a machine that goes away is no error of the program's
+        (WORKER, 1, "preempted", 0, 0, "restart"),  # a preempted machine is not an error of the program
         (CHIEF, 137, "killed", 4, 0, "restart"),
         (WORKER, 143, "exit", 5, 0, "restart-job"),
         (WORKER, 143, "exit", 5, 2, "restart-job"),
@@ -66,13 +66,13 @@ def test_restart_job_on_worker_restart_restarts_all_replicas() -> None:
     assert after(policy, WORKER, 1, "exit") == "failed"
 
 
-def test_without_it_the_failure_of_the_others_comes_with_advice() -> None:
+def test_a_failure_without_restart_job_on_worker_restart_comes_with_advice() -> None:
     verdict = VERTEX.after(End(CHIEF, 1, "exit", 0, 0, {"worker-0": None}))
     assert "restartJobOnWorkerRestart" in verdict.advice
 
 
 def test_the_hosts_of_a_slice_restart_together_and_must_all_succeed() -> None:
-    policy = TrainingService(primary=("chief", "worker-0"), together=True)
+    policy = TrainingService(primary=("chief", "worker-0"), restart_together=True)
     assert after(policy, WORKER, 143, "preempted") == "restart-job"
     assert after(policy, CHIEF, 0, others={"worker-0": None}) == "wait"
     assert after(policy, CHIEF, 0, others={"worker-0": 0}) == "succeeded"
@@ -88,13 +88,15 @@ def test_the_hosts_of_a_slice_restart_together_and_must_all_succeed() -> None:
         ("{}", 5, "restart-job"),
     ],
 )
-def test_scheduling_decides(tmp_path: Path, scheduling: str, restarts: int, action: str) -> None:
+def test_scheduling_decides_whether_a_job_is_retried_or_restarted(
+    tmp_path: Path, scheduling: str, restarts: int, action: str
+) -> None:
     pool = "{replicaCount: 1, machineSpec: {machineType: n1-standard-4}, containerSpec: {imageUri: i}}"
     found = rehearsal_of(tmp_path, f"workerPoolSpecs: [{pool}, {pool}]\nscheduling: {scheduling}")
     assert after(found.policy, WORKER, 143, "preempted", restarts) == action
 
 
-def test_ai_platform_does_not_try_the_whole_job_again(tmp_path: Path) -> None:
+def test_ai_platform_does_not_retry_the_whole_job(tmp_path: Path) -> None:
     found = rehearsal_of(tmp_path, "trainingInput: {scaleTier: CUSTOM, masterType: m, masterConfig: {imageUri: i}}")
     (master,) = found.replicas
     assert after(found.policy, master, 137, "killed", others={}) == "restart"
@@ -110,7 +112,7 @@ def job(limit: int, rules: list[dict[str, Any]] | None = None, jobset: dict[str,
     return Kubernetes({"j-0": PodFailurePolicy(limit, tuple(rules or ()))}, jobset, {"j-0": "j"})
 
 
-def test_a_job_starts_pods_again_up_to_its_backoff_limit() -> None:
+def test_a_job_replaces_pods_up_to_its_backoff_limit() -> None:
     policy = job(2)
     assert [after(policy, WORKER, 1) for _ in range(3)] == ["restart", "restart", "failed"]
 
@@ -131,7 +133,7 @@ def test_all_pods_must_complete() -> None:
         ({"action": "Ignore", "onExitCodes": {"operator": "NotIn", "values": [42]}}, 42, "exit", "failed"),
     ],
 )
-def test_the_pod_failure_policy_has_the_first_word(rule: dict[str, Any], status: int, cause: str, action: str) -> None:
+def test_the_pod_failure_policy_decides_first(rule: dict[str, Any], status: int, cause: str, action: str) -> None:
     assert after(job(0, [rule]), WORKER, status, cause) == action
 
 
@@ -200,12 +202,12 @@ def progress(*points: tuple[int, int]) -> Progress:
     ],
 )
 def test_moments_are_those_of_the_log(when: str, points: list[tuple[int, int]], due: bool) -> None:
-    (fault,) = chaos.parse("PREEMPT", f"worker-0{when}", [CHIEF, WORKER])
+    (fault,) = faults.parse("PREEMPT", f"worker-0{when}", [CHIEF, WORKER])
     assert fault.due(progress(*points), 5.0) is due
 
 
 def test_moments_may_be_seconds_or_a_text_in_the_log() -> None:
-    seconds, text = chaos.parse("KILL", "worker-0@30s,chief@/saved, at last/", [CHIEF, WORKER])
+    seconds, text = faults.parse("KILL", "worker-0@30s,chief@/saved, at last/", [CHIEF, WORKER])
     assert (seconds.due(progress(), 29.0), seconds.due(progress(), 30.0)) == (False, True)
     found = Progress([text.text])
     assert not text.due(found, 99.0)
@@ -224,24 +226,24 @@ def test_steps_of_other_trainers_are_understood(line: str) -> None:
     ("text", "words"),
     [
         ("worker-9", "no replica 'worker-9' .did you mean 'worker-0'.*chief, worker-0"),
-        ("worker-0@step", "'step' is no moment"),
-        ("worker-0@tomorrow", "'tomorrow' is no moment: write step20"),
+        ("worker-0@step", "'step' is not a moment"),
+        ("worker-0@tomorrow", "'tomorrow' is not a moment: write step20"),
     ],
 )
-def test_what_cannot_go_wrong_is_named(text: str, words: str) -> None:
+def test_invalid_faults_are_refused(text: str, words: str) -> None:
     with pytest.raises(UserError, match=words):
-        chaos.parse("PREEMPT", text, [CHIEF, WORKER])
+        faults.parse("PREEMPT", text, [CHIEF, WORKER])
 
 
 def test_master_is_the_first_replica_everywhere() -> None:
-    (fault,) = chaos.parse("KILL", "master", [CHIEF, WORKER])
+    (fault,) = faults.parse("KILL", "master", [CHIEF, WORKER])
     assert fault.targets == ("chief",)
 
 
-def test_a_preempted_slice_goes_as_a_whole_but_one_host_can_die_alone() -> None:
+def test_a_slice_is_preempted_as_a_whole_but_a_single_host_can_be_killed() -> None:
     hosts = [Replica(f"host-{index}", f"h{index}", "host", index, "i", slice="s") for index in range(3)]
-    assert chaos.parse("PREEMPT", "host-1", hosts)[0].targets == ("host-0", "host-1", "host-2")
-    assert chaos.parse("KILL", "host-1", hosts)[0].targets == ("host-1",)
+    assert faults.parse("PREEMPT", "host-1", hosts)[0].targets == ("host-0", "host-1", "host-2")
+    assert faults.parse("KILL", "host-1", hosts)[0].targets == ("host-1",)
 
 
 def test_progress_reads_rates_accuracies_resumptions_and_the_summary() -> None:

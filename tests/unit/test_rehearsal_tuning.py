@@ -1,4 +1,4 @@
-"""A study is searched within its space, and a trial's measurement is what the trainer really reported."""
+"""A study is searched within its space, and a trial's measurement is what the trainer reported."""
 
 from __future__ import annotations
 
@@ -7,12 +7,13 @@ import textwrap
 from pathlib import Path
 
 import pytest
-
-from scripts.cli import StepFailed, UserError
-from scripts.jobs import files
-from scripts.rehearsal import tuning
-from scripts.rehearsal.tuning import Search, Study
 from trainers.common.hypertune import HyperTune
+
+from trainyard import platforms
+from trainyard.console import StepFailed, UserError
+from trainyard.jobs import job_file
+from trainyard.rehearsal import tuning
+from trainyard.rehearsal.tuning import Search, Study
 
 PARAMETERS = """
       - {parameterId: lr, scaleType: UNIT_LOG_SCALE, doubleValueSpec: {minValue: 0.001, maxValue: 0.1}}
@@ -24,6 +25,12 @@ PARAMETERS = """
         - parentCategoricalValues: {values: [sgd]}
           parameterSpec: {parameterId: momentum, scaleType: UNIT_REVERSE_LOG_SCALE, doubleValueSpec: {minValue: 0.5, maxValue: 0.9}}
     """  # noqa: E501
+
+
+def study_of(path: Path) -> Study | None:
+    """The study of a job file, by its platform."""
+    job = job_file.load(path)
+    return platforms.of_job_file(job).study(job)
 
 
 def study(folder: Path, algorithm: str = "", parameters: str = PARAMETERS, more: str = "") -> Study:
@@ -38,13 +45,13 @@ def study(folder: Path, algorithm: str = "", parameters: str = PARAMETERS, more:
     trialJobSpec: {{workerPoolSpecs: [{{replicaCount: 1, containerSpec: {{imageUri: i}}}}]}}
     """
     path.write_text(textwrap.dedent(text), encoding="utf-8")
-    found = tuning.study_of(files.load(path))
+    found = study_of(path)
     assert found
     return found
 
 
 @pytest.mark.parametrize("algorithm", ["ALGORITHM_UNSPECIFIED", "RANDOM_SEARCH"])
-def test_every_value_lies_within_its_parameter(tmp_path: Path, algorithm: str) -> None:
+def test_every_value_is_within_its_parameter(tmp_path: Path, algorithm: str) -> None:
     search = Search(study(tmp_path, algorithm))
     seen = []
     for number in range(1, 13):
@@ -67,7 +74,7 @@ def test_the_same_study_is_searched_alike_each_time(tmp_path: Path) -> None:
 
 
 def test_the_search_learns_from_measurements(tmp_path: Path) -> None:
-    """With the goal to maximise lr itself, later trials lie nearer to its upper end than the first ones."""
+    """With the goal to maximize lr itself, later trials are nearer to its upper bound than the first ones."""
     parameters = "\n      - {parameterId: lr, doubleValueSpec: {minValue: 0, maxValue: 1}}\n    "
     search = Search(study(tmp_path, parameters=parameters))
     values = []
@@ -98,7 +105,7 @@ def test_a_trials_value_is_its_last_measurement_or_its_best(tmp_path: Path, sele
     assert tuning.final(found, [(1, 0.5), (2, 0.9), (3, 0.8)]) == expected
 
 
-def test_what_our_trainers_write_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_measurements_of_the_trainers_are_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "hypertune" / "output.metrics"
     monkeypatch.setenv("CLOUD_ML_HP_METRIC_FILE", str(path))
     monkeypatch.setenv("CLOUD_ML_TRIAL_ID", "3")
@@ -125,7 +132,7 @@ def test_ai_platforms_hyperparameters_are_a_study_too(tmp_path: Path) -> None:
     }
     path = tmp_path / "job.json"
     path.write_text(json.dumps({"trainingInput": {"hyperparameters": hyperparameters}}), encoding="utf-8")
-    found = tuning.study_of(files.load(path))
+    found = study_of(path)
     assert found and (found.metric, found.maximize, found.trials) == ("loss", False, 3)
     assert Search(found).ask().parameters["n"] in ("1", "2")
 
@@ -133,7 +140,7 @@ def test_ai_platforms_hyperparameters_are_a_study_too(tmp_path: Path) -> None:
 def test_jobs_without_a_study_have_none(tmp_path: Path) -> None:
     path = tmp_path / "job.yaml"
     path.write_text("workerPoolSpecs: []")
-    assert tuning.study_of(files.load(path)) is None
+    assert study_of(path) is None
 
 
 @pytest.mark.parametrize(
@@ -141,13 +148,13 @@ def test_jobs_without_a_study_have_none(tmp_path: Path) -> None:
     [
         (" []", "the study has no parameters"),
         ("\n      - {parameterId: lr}\n    ", "tune.yaml:8: parameter 'lr' has none of doubleValueSpec"),
-        ("\n      - {parameterId: n, integerValueSpec: {minValue: 5, maxValue: 1}}\n    ", "minValue 5.0 above"),
+        ("\n      - {parameterId: n, integerValueSpec: {minValue: 5, maxValue: 1}}\n    ", "minValue 5.0 is above"),
         (
             "\n      - {parameterId: lr, scaleType: UNIT_LOG_SCALE, doubleValueSpec: {minValue: 0, maxValue: 1}}\n    ",
-            "UNIT_LOG_SCALE needs a minValue above 0",
+            "UNIT_LOG_SCALE requires a minValue above 0",
         ),
     ],
 )
-def test_studies_that_cannot_be_searched_are_named(tmp_path: Path, parameters: str, words: str) -> None:
+def test_invalid_studies_are_refused_with_their_line(tmp_path: Path, parameters: str, words: str) -> None:
     with pytest.raises(UserError, match=words):
         study(tmp_path, parameters=parameters)

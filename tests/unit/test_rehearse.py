@@ -1,10 +1,12 @@
-"""The verb around a rehearsal: its options, the images that stand in, the report, and what the sidecars are told."""
+"""`make rehearse`: its options, the choice of local images, the report, and the sidecars."""
 
 from __future__ import annotations
 
 import datetime
+import importlib.util
 import json
 import re
+import sys
 import time
 import urllib.request
 from collections.abc import Callable
@@ -13,15 +15,17 @@ from typing import Any
 
 import pytest
 
-from scripts import cli, rehearse, sidecar
-from scripts.cli import UserError
-from scripts.fakes.google_cloud import GoogleCloud
-from scripts.rehearsal import chaos, images, report, world
-from scripts.rehearsal.images import StandIn
-from scripts.rehearsal.model import Rehearsal, Replica, Trial
-from scripts.rehearsal.progress import Progress
-from scripts.rehearsal.restarts import TrainingService
-from scripts.rehearsal.runner import Attempt, Member, Outcome, prefixed
+from trainyard import settings
+from trainyard.commands import rehearse
+from trainyard.console import UserError
+from trainyard.fakes import sidecar
+from trainyard.fakes.google_cloud import GoogleCloud
+from trainyard.rehearsal import faults, images, report, sandbox, session
+from trainyard.rehearsal.images import LocalImage
+from trainyard.rehearsal.model import Rehearsal, Replica, Trial
+from trainyard.rehearsal.progress import Progress
+from trainyard.rehearsal.restart_policy import TrainingService
+from trainyard.rehearsal.runner import Attempt, Member, Outcome, prefixed
 
 JOB = """\
 workerPoolSpecs:
@@ -31,13 +35,11 @@ workerPoolSpecs:
 """
 CHIEF = Replica("chief", "cmle-0", "chief", 0, "r/trainyard:xla")
 WORKER = Replica("worker-0", "cmle-1", "worker", 1, "r/trainyard:xla")
-Verb = Callable[..., tuple[int, str, str]]
+Command = Callable[..., tuple[int, str, str]]
 
 
 @pytest.fixture
-def job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
-    for name in ("FILE", "IMAGE", "PREEMPT", "KILL", "TPU_DELAY", "ENV", "MEMORY"):
-        monkeypatch.delenv(name, raising=False)
+def job(tmp_path: Path) -> str:
     path = tmp_path / "job.yaml"
     path.write_text(JOB, encoding="utf-8")
     return str(path)
@@ -46,8 +48,8 @@ def job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
 # --- the command line ------------------------------------------------------------------------------------------
 
 
-def test_dry_run_prints_what_each_replica_would_get(verb: Verb, job: str) -> None:
-    status, out, _ = verb(rehearse, job, "--dry-run")
+def test_dry_run_prints_what_each_replica_would_get(trainyard: Command, job: str) -> None:
+    status, out, _ = trainyard("rehearse", job, "--dry-run")
     (replica,) = json.loads(out)["replicas"]
     assert status == 0 and replica["args"] == ["mnist"] and "CLUSTER_SPEC" in replica["environment"]
 
@@ -55,33 +57,34 @@ def test_dry_run_prints_what_each_replica_would_get(verb: Verb, job: str) -> Non
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (["--preempt=worker-9"], "no replica 'worker-9'; there are: chief"),
+        (["--preempt=worker-9"], "no replica 'worker-9'; replicas: chief"),
         (["--tpu-delay=30"], "TPU_DELAY=30: Vertex AI CustomJob 'job' has no TPU node to wait for"),
-        (["--tpu-delay=soon"], "TPU_DELAY=soon: expected a number"),
+        (["--tpu-delay=soon"], "'--tpu-delay' (env var: 'TRAINYARD_TPU_DELAY'): 'soon' is not a valid number"),
+        (["--kill=the chief"], "KILL=the chief: write REPLICA or REPLICA@WHEN"),
+        (["--preempt=@step2"], "PREEMPT=@step2: write REPLICA or REPLICA@WHEN"),
         (["--memory=lots"], "MEMORY=lots: expected a size such as 900m or 2g"),
-        (["--env=A B=1"], "ENV: 'A' is no NAME=VALUE"),
-        (["--timeout=-1"], "TIMEOUT=-1: expected a number"),
+        (["--env=A B=1"], "ENV: 'A' is not NAME=VALUE"),
+        (["--env=A='"], 'ENV="A=\'": no closing quotation'),
+        (["--timeout=-1"], "'--timeout' (env var: 'TRAINYARD_TIMEOUT'): -1.0 is not in the range x>=0"),
     ],
 )
-def test_wrong_options_are_named_in_a_line(verb: Verb, job: str, arguments: list[str], words: str) -> None:
-    status, out, err = verb(rehearse, job, *arguments, "--dry-run")
-    assert (status, out) == (2, "") and words in err and "Traceback" not in err
+def test_invalid_options_are_refused(trainyard: Command, job: str, arguments: list[str], words: str) -> None:
+    status, out, err = trainyard("rehearse", job, *arguments, "--dry-run")
+    assert (status, out) == (2, "") and words in " ".join(err.split()) and "Traceback" not in err
 
 
-def test_a_job_file_must_be_given_and_exist(verb: Verb, job: str) -> None:
-    assert "no job file given, as in 'make rehearse FILE=job.yaml'" in verb(rehearse)[2]
-    assert verb(rehearse, job + ".not")[0] in (1, 2)
+def test_a_job_file_must_be_given_and_exist(trainyard: Command, job: str) -> None:
+    assert "'make rehearse FILE=job.yaml'" in trainyard("rehearse")[2]
+    assert trainyard("rehearse", job + ".not")[0] in (1, 2)
 
 
-def test_make_variables_are_options_too(verb: Verb, job: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("FILE", job)
-    monkeypatch.setenv("DRY_RUN", "1")
-    assert verb(rehearse)[0] == 0
+def test_variables_are_options_too(trainyard: Command, job: str) -> None:
+    assert trainyard("rehearse", FILE=job, DRY_RUN="1", TPU_DELAY="", MEMORY="")[0] == 0
 
 
 @pytest.mark.parametrize(("text", "size"), [("900m", 900 << 20), ("2g", 2 << 30), ("1.5GiB", 3 << 29), ("0", 0)])
-def test_sizes(text: str, size: int) -> None:
-    assert rehearse._bytes(text) == size
+def test_sizes_are_in_units_of_1024(text: str, size: int) -> None:
+    assert session.parse_size(text) == size
 
 
 # --- images ----------------------------------------------------------------------------------------------------
@@ -102,27 +105,15 @@ LOCAL = {
         ("xla-2.9.0-20261120-9fc73416", "xla"),
         ("xla-2.9.0-20251231-00000000", None),  # another build is another image
         ("xla-2.8.0", None),
-        ("other", None),  # without our labels nobody knows what it is
+        ("other", None),  # without labels its target is unknown
         ("latest", None),
     ],
 )
-def test_a_tag_is_stood_for_by_the_image_it_means(tag: str, local: str | None) -> None:
+def test_a_tag_means_a_local_image(tag: str, local: str | None) -> None:
     assert images.matching(tag, LOCAL) == local
 
 
-@pytest.mark.parametrize(
-    ("reference", "parts"),
-    [
-        ("us-docker.pkg.dev/p/r/trainyard:xla", ("trainyard", "xla")),
-        ("localhost:5000/trainyard", ("trainyard", "latest")),
-        ("gcr.io/p/trainyard@sha256:00", ("trainyard", "sha256:00")),
-    ],
-)
-def test_references_have_a_name_and_a_tag(reference: str, parts: tuple[str, str]) -> None:
-    assert images.split(reference) == parts
-
-
-# --- the world -------------------------------------------------------------------------------------------------
+# --- the sandbox -------------------------------------------------------------------------------------------------
 
 
 def test_buckets_are_those_the_job_names() -> None:
@@ -130,7 +121,7 @@ def test_buckets_are_those_the_job_names() -> None:
         {"args": ["--in=gs://my-data/a", "--out=/gcs/out.b_c/x"], "volumeAttributes": {"bucketName": "fused"}},
         {"env": [{"value": "gs://my-data"}]},
     ]
-    assert world.buckets_named(documents) == ["fused", "my-data", "out.b_c"]
+    assert sandbox.buckets_named(documents) == ["fused", "my-data", "out.b_c"]
 
 
 class _Engine:
@@ -139,12 +130,12 @@ class _Engine:
 
 
 def test_replicas_share_the_machine(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(world.engine, "client", _Engine)
-    assert world.limits(1) == world.Limits(2, int((8 << 30) * 0.85))
-    assert world.limits(4) == world.Limits(1, int((8 << 30) * 0.85 / 4))
-    assert world.limits(4, cpus=0.5, memory=1 << 20) == world.Limits(0.5, 1 << 20)
+    monkeypatch.setattr(sandbox.docker_engine, "client", _Engine)
+    assert sandbox.limits(1) == sandbox.Limits(2, int((8 << 30) * 0.85))
+    assert sandbox.limits(4) == sandbox.Limits(1, int((8 << 30) * 0.85 / 4))
+    assert sandbox.limits(4, cpus=0.5, memory=1 << 20) == sandbox.Limits(0.5, 1 << 20)
     with pytest.raises(UserError, match="64 replicas on a machine"):
-        world.limits(64)
+        sandbox.limits(64)
 
 
 def test_an_archive_has_files_folders_and_links() -> None:
@@ -154,6 +145,16 @@ def test_an_archive_has_files_folders_and_links() -> None:
     with tarfile.open(fileobj=io.BytesIO(sidecar.archive({"a/b": b"x"}, ["open"], {"root/opt": "/opt"}))) as tar:
         assert (tar.getmember("open").mode, tar.getmember("root/opt").linkname) == (0o1777, "/opt")
         assert tar.extractfile("a/b").read() == b"x"  # type: ignore[union-attr]
+
+
+def test_without_matplotlib_there_is_a_report_without_a_chart(
+    tmp_path: Path, outcome: Outcome, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    monkeypatch.setattr(importlib.util, "find_spec", lambda _: None)
+    report.write(tmp_path, report.of_run(REHEARSAL, outcome))
+    assert [path.name for path in tmp_path.iterdir()] == ["report.json"]
+    assert "install 'trainyard-images[plots]'" in " ".join(capsys.readouterr().err.split())
 
 
 def test_each_host_sees_its_own_attributes() -> None:
@@ -167,18 +168,24 @@ def test_each_host_sees_its_own_attributes() -> None:
             assert answer.read() == b"3"
 
 
-def test_a_node_is_created_for_a_while(monkeypatch: pytest.MonkeyPatch) -> None:
-    cloud = GoogleCloud(ready_after=30)
-    assert cloud._node_json("v2", "n")["state"] == "CREATING"
-    monkeypatch.setattr(time, "monotonic", lambda: cloud.ready_at)
-    assert cloud._node_json("v2", "n")["state"] == "READY"
+def test_a_node_is_creating_until_its_delay_has_passed() -> None:
+    def state() -> str:
+        path = f"v2/projects/{cloud.project}/locations/{cloud.zone}/nodes/{cloud.node}"
+        request = urllib.request.Request(f"{cloud.url}/{path}", headers={"Authorization": f"Bearer {cloud.token}"})
+        with urllib.request.urlopen(request, timeout=5) as answer:
+            return str(json.load(answer)["state"])
+
+    with GoogleCloud(ready_after=30) as cloud:
+        assert state() == "CREATING"
+        cloud.ready_at = time.monotonic()
+        assert state() == "READY"
 
 
 # --- what is shown and reported --------------------------------------------------------------------------------
 
 
 def member(replica: Replica, *attempts: Attempt) -> Member:
-    return Member(replica, StandIn("sha256:0", "", True), status=0, address="172.18.0.5", attempts=list(attempts))
+    return Member(replica, LocalImage("sha256:0", "", True), status=0, address="172.18.0.5", attempts=list(attempts))
 
 
 def test_lines_have_xla_dists_prefix() -> None:
@@ -188,7 +195,7 @@ def test_lines_have_xla_dists_prefix() -> None:
     )
 
 
-def test_colours_tell_replicas_apart() -> None:
+def test_each_replica_has_a_colour() -> None:
     assert prefixed("x", member(CHIEF)).style != prefixed("x", member(WORKER)).style
 
 
@@ -199,7 +206,7 @@ def outcome() -> Outcome:
     progress.add("Epoch 1 test end 0, Accuracy=91.00", 3.0)
     return Outcome(
         succeeded=True,
-        why="the primary replica ended with 0",
+        why="the primary replica ended with status 0",
         advice="",
         seconds=9.0,
         job_restarts=0,
@@ -208,14 +215,14 @@ def outcome() -> Outcome:
             member(WORKER, Attempt(0.5, 3.0, 143, "preempted"), Attempt(4.0, 9.0, 0, "exit")),
         ],
         progress=progress,
-        happened=[(chaos.Fault("preempt", ("worker-0",), "step5", step=5), 2.5)],
+        injected=[(faults.Fault("preempt", ("worker-0",), "step5", step=5), 2.5)],
     )
 
 
 REHEARSAL = Rehearsal("Vertex AI CustomJob", "job", (CHIEF, WORKER), TrainingService(("chief",)))
 
 
-def test_the_report_tells_status_restarts_accuracy_and_rate(tmp_path: Path, outcome: Outcome) -> None:
+def test_the_report_has_status_restarts_accuracy_and_rate(tmp_path: Path, outcome: Outcome) -> None:
     found = report.of_run(REHEARSAL, outcome)
     report.write(tmp_path, found)
     read: dict[str, Any] = json.loads((tmp_path / "report.json").read_text())
@@ -240,7 +247,7 @@ def test_the_best_trial_is_the_highest_or_the_lowest(tmp_path: Path, outcome: Ou
 
 
 def test_every_variable_of_the_page_is_an_option_and_every_option_is_on_the_page() -> None:
-    text = (cli.ROOT / "docs" / "jobs" / "rehearse.md").read_text(encoding="utf-8")
+    text = (settings.ROOT / "docs" / "jobs" / "rehearse.md").read_text(encoding="utf-8")
     table = text.partition("| variable |")[2].partition("\n\n")[0]
     on_page = {name for row in table.splitlines()[2:] for name in re.findall(r"`([A-Z_]+)`", row.split("|")[1])}
-    assert on_page == {action.dest.upper() for action in rehearse._parser()._actions} - {"HELP", "JSON"}
+    assert on_page == {str(one.envvar).removeprefix(settings.PREFIX) for one in rehearse.command.params} - {"JSON"}

@@ -1,9 +1,10 @@
-"""What is generated is committed, exact, clean under the linter, and says where it comes from."""
+"""Generated files are committed and up to date, and contain what a Dockerfile should and nothing else."""
 
 from __future__ import annotations
 
 import json
 import re
+import resource
 import subprocess
 import sys
 from collections.abc import Callable
@@ -11,20 +12,23 @@ from pathlib import Path
 
 import pytest
 
-from scripts import render, spec
+from trainyard.image import dockerfile as render
+from trainyard.project import generated
+from trainyard.settings import ROOT
+from trainyard.spec import model
 
-EXAMPLES = [spec.relative(path.parent) for path in sorted(spec.ROOT.glob("examples/*/image.yaml"))]
-ALL = [*spec.targets(), *EXAMPLES]
+EXAMPLES = [model.relative(path.parent) for path in sorted(ROOT.glob("examples/*/image.yaml"))]
+ALL = [*model.targets(), *EXAMPLES]
 
 
 @pytest.mark.parametrize("target", [None, *EXAMPLES])
 def test_committed_files_are_what_the_specs_give(target: str | None) -> None:
-    assert render.drift(spec.load(target) if target else None) == [], "run 'make render' and commit"
+    assert generated.drift(model.load(target) if target else None) == [], "run 'make render' and commit"
 
 
 @pytest.mark.parametrize("target", ALL)
 def test_the_image_stage_holds_nothing_but_linked_copies(target: str) -> None:
-    last_stage = render.dockerfile(spec.load(target)).rpartition("\nFROM ")[2].splitlines()[1:]
+    last_stage = render.dockerfile(model.load(target)).rpartition("\nFROM ")[2].splitlines()[1:]
     words = {line.split()[0] for line in last_stage if re.match(r"[A-Z]+ ", line)}
     assert words == {"COPY", "ENV", "ARG", "LABEL", "USER", "ENTRYPOINT", "CMD"}
     assert all(" --link --from=" in line for line in last_stage if line.startswith("COPY"))
@@ -32,14 +36,14 @@ def test_the_image_stage_holds_nothing_but_linked_copies(target: str) -> None:
 
 @pytest.mark.parametrize("target", ALL)
 def test_every_argument_that_is_passed_is_declared_and_used(
-    target: str, look_into_base: Callable[[spec.Spec], Path]
+    target: str, inspect_base: Callable[[model.Spec], Path]
 ) -> None:
-    """BuildKit has no rule for a build argument that nothing binds; peers pass hundreds of them."""
-    from scripts.plan import make_plan
+    """BuildKit does not warn about a build argument that no ARG declares."""
+    from trainyard.image.plan import make_plan
 
-    loaded = spec.load(target)
+    loaded = model.load(target)
     if not loaded.locked:
-        loaded = spec.load(str(look_into_base(loaded)))
+        loaded = model.load(str(inspect_base(loaded)))
     text = render.dockerfile(loaded)
     plan = make_plan(loaded, index="default", index_url="", base="base", base_digest="", notes=())
     for name in plan.build_args():
@@ -51,7 +55,7 @@ def test_every_argument_that_is_passed_is_declared_and_used(
 
 @pytest.mark.parametrize("target", ALL)
 def test_no_secret_and_no_cache_can_stay_in_a_layer(target: str) -> None:
-    text = render.dockerfile(spec.load(target))
+    text = render.dockerfile(model.load(target))
     assert "/run/secrets" not in text.rpartition("\nFROM ")[2]
     for line in text.splitlines():
         if "SSL_CERT_FILE" in line or "PIP_CERT" in line:
@@ -60,8 +64,21 @@ def test_no_secret_and_no_cache_can_stay_in_a_layer(target: str) -> None:
     assert ":latest" not in text
 
 
+@pytest.mark.parametrize("target", ALL)
+def test_files_of_the_build_context_get_modes_that_do_not_depend_on_the_checkout(target: str) -> None:
+    """They reach an image below /opt/trainyard alone, whose modes `seal` sets, or `chmod` after they were moved."""
+    text = render.dockerfile(model.load(target))
+    copies = [line.split() for line in text.splitlines() if re.match(r"COPY (?!<<)(?!--link )", line)]
+    assert {words[-1].split("/")[1] for words in copies} == {"locks", "out"}
+    assert all(words[-1].startswith(("/locks/", "/out/opt/trainyard/")) for words in copies)
+    seal = text.split("COPY <<'SEAL'")[1].split("\nSEAL\n")[0]
+    assert "chmod -R u=rwX,go=rX /out/opt/trainyard" in seal
+    moved = [line for line in text.splitlines() if " mv /out/opt/trainyard/" in line]
+    assert len(moved) == 1 and "chmod 755 /out/usr/local/bin/launch && seal" in text
+
+
 def test_a_changed_spec_is_drift(write_spec: Callable[[str], str], spec_text: str) -> None:
-    loaded = spec.load(write_spec(spec_text))
+    loaded = model.load(write_spec(spec_text))
     dockerfile = loaded.folder / "Dockerfile"
     assert render.drift(loaded) == [dockerfile]
     dockerfile.write_text(render.dockerfile(loaded), encoding="utf-8")
@@ -71,10 +88,10 @@ def test_a_changed_spec_is_drift(write_spec: Callable[[str], str], spec_text: st
 
 
 @pytest.mark.parametrize("summary", ['with "quotes"', "a $HOME and ${PATH}", "back\\slash", "`x`"])
-def test_text_of_a_spec_is_never_code_in_a_dockerfile(
+def test_text_of_a_spec_is_not_expanded_in_a_dockerfile(
     write_spec: Callable[[str], str], spec_text: str, summary: str
 ) -> None:
-    loaded = spec.load(write_spec(spec_text.replace("A test image", json.dumps(summary))))
+    loaded = model.load(write_spec(spec_text.replace("A test image", json.dumps(summary))))
     line = next(line for line in render.dockerfile(loaded).splitlines() if "image.description=" in line)
     value = line.strip().removesuffix(" \\").removeprefix('org.opencontainers.image.description="').removesuffix('"')
     assert value.replace("\\$", "$").replace('\\"', '"').replace("\\\\", "\\") == summary
@@ -83,15 +100,38 @@ def test_text_of_a_spec_is_never_code_in_a_dockerfile(
 
 def test_bake_describes_every_target_and_no_host() -> None:
     plan = json.loads(render.BAKE_FILE.read_text(encoding="utf-8"))
-    assert sorted(plan["target"]) == spec.targets()
+    assert sorted(plan["target"]) == model.targets()
     for target in plan["target"].values():
-        assert (spec.ROOT / target["dockerfile"]).is_file()
+        assert (ROOT / target["dockerfile"]).is_file()
         assert not Path(target["context"]).is_absolute()
 
 
-def test_rendering_everything_takes_under_two_seconds() -> None:
-    """The bar of the peers' review: the full matrix, as a fresh process."""
-    command = [sys.executable, "-m", "scripts.render"]
-    found = subprocess.run(command, cwd=spec.ROOT, capture_output=True, text=True, timeout=10, check=False)
+def test_rendering_everything_takes_less_than_five_seconds_of_cpu_time() -> None:
+    """All files, in a new process; it took 1.2 s (2026-11). CPU time, since other work may go on."""
+    command = [sys.executable, "-m", "trainyard", "render"]
+    before = resource.getrusage(resource.RUSAGE_CHILDREN)
+    found = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    after = resource.getrusage(resource.RUSAGE_CHILDREN)
     assert found.returncode == 0
     assert "up to date" in found.stderr
+    assert after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime < 5
+
+
+def test_the_dockerfile_of_a_target_is_printed_alone(trainyard: Callable[..., tuple[int, str, str]]) -> None:
+    status, out, err = trainyard("render", "tf-cpu", "--stdout")
+    assert (status, err) == (0, "")
+    assert out == (model.IMAGES / "tf-cpu" / "Dockerfile").read_text(encoding="utf-8")
+
+
+def test_a_dockerfile_to_print_needs_a_target(trainyard: Callable[..., tuple[int, str, str]]) -> None:
+    status, out, err = trainyard("render", "--stdout")
+    assert (status, out) == (2, "") and "no target given" in err
+
+
+def test_rendering_a_folder_writes_its_dockerfile_once(
+    write_spec: Callable[[str], str], spec_text: str, trainyard: Callable[..., tuple[int, str, str]]
+) -> None:
+    folder = Path(write_spec(spec_text))
+    status, out, _ = trainyard("render", str(folder), "--json")
+    assert status == 0 and json.loads(out) == {"written": [str(folder / "Dockerfile")]}
+    assert trainyard("render", str(folder), "--json")[1] == '{\n  "written": []\n}\n'

@@ -1,8 +1,9 @@
-"""`make reproduce` says of every file that differs where it is and how: nothing is called the same that is not."""
+"""`make reproduce` reports every file that differs and how, and calls builds the same only if they are."""
 
 from __future__ import annotations
 
 import io
+import shutil
 import tarfile
 from collections.abc import Callable
 from dataclasses import replace
@@ -10,8 +11,12 @@ from typing import Any
 
 import pytest
 
-from scripts import reproduce
-from scripts.reproduce import Build, Difference, Listing
+from trainyard import state
+from trainyard.console import UserError
+from trainyard.oci import docker_engine
+from trainyard.release import reproduce
+from trainyard.release.reproduce import Build, Difference, Listing
+from trainyard.spec.model import load
 
 Member = tuple[str, bytes, dict[str, Any]]
 
@@ -28,12 +33,12 @@ def listing(members: list[Member], stage: str = "framework") -> Listing:
             for key, value in changes.items():
                 setattr(info, key, value)
             tar.addfile(info, io.BytesIO(data))
-    read = reproduce.entries(io.BufferedReader(io.BytesIO(written.getvalue())))  # type: ignore[arg-type]
+    read = reproduce.entries(io.BufferedReader(io.BytesIO(written.getvalue())))
     return Listing(stage, f"sha256:{hash(written.getvalue())}", read)
 
 
 def build(layer: Listing, **config: Any) -> Build:
-    """A build whose digest is what its content is."""
+    """A build whose digest depends on its content."""
     return Build(f"sha256:{layer.diff_id}{config}", config, [layer], 1.0)
 
 
@@ -67,10 +72,10 @@ def test_every_way_to_differ_is_named(members: list[Member], path: str, reason: 
 
 def test_the_same_files_in_another_order_differ_by_their_order() -> None:
     found = reproduce.compare(build(listing(FILES)), build(listing(FILES[::-1])))
-    assert found == [Difference("framework", "opt/a.py", ("order: here the other build has opt/c",))]
+    assert found == [Difference("framework", "opt/a.py", ("order: the other build has opt/c here",))]
 
 
-def test_all_ways_of_one_file_are_told_at_once() -> None:
+def test_all_differences_of_a_file_are_reported_together() -> None:
     found = reproduce.compare(build(listing(FILES)), build(listing(changed(1, b"4321", mode=0o600, mtime=5))))
     assert [reason.split(":")[0] for reason in found[0].reasons] == ["content", "mode", "mtime"]
     assert found[0].cause.startswith("byte code")
@@ -81,7 +86,7 @@ def test_all_ways_of_one_file_are_told_at_once() -> None:
     [("opt/x.pyc", "byte code"), ("opt/x-1.dist-info/INSTALLER", "installer"), ("var/lib/dpkg/status", "list"),
      ("var/lib/apt/lists/x", "caches"), ("etc/ld.so.cache", "linker"), ("opt/mine.txt", "")],
 )  # fmt: skip
-def test_a_usual_cause_is_named_where_one_is_known(path: str, words: str) -> None:
+def test_a_usual_cause_is_named_if_one_is_known(path: str, words: str) -> None:
     assert words in reproduce.cause(path, ("content: 1 bytes, then 2",))
     assert reproduce.cause(path, ("mtime: 1, then 2",)) == ""
 
@@ -100,7 +105,7 @@ def test_nothing_differs_if_and_only_if_the_digests_agree() -> None:
     assert reproduce.compare(one, replace(one, digest="sha256:other"))[0].path == "compression"
 
 
-def test_too_little_room_is_told_before_anything_is_built(
+def test_too_little_space_is_reported_before_anything_is_built(
     monkeypatch: pytest.MonkeyPatch, write_spec: Callable[[str], str], spec_text: str, tmp_path: Any
 ) -> None:
     from collections import namedtuple
@@ -110,13 +115,11 @@ def test_too_little_room_is_told_before_anything_is_built(
             return {"DockerRootDir": str(tmp_path)}
 
     usage = namedtuple("usage", "free")
-    monkeypatch.setattr(reproduce.engine, "client", Engine)
-    monkeypatch.setattr(reproduce.state, "STATE", tmp_path / "none")
-    monkeypatch.setattr(reproduce.shutil, "disk_usage", lambda path: usage(4_000_000_000))
-    spec = reproduce.load(write_spec(spec_text))
-    with pytest.raises(
-        reproduce.UserError, match=r"has 4\.00 GB free, and a build of mine \(1\.90 GB\).*takes 4\.75 GB"
-    ):
-        reproduce._need_room(spec)
-    monkeypatch.setattr(reproduce.shutil, "disk_usage", lambda path: usage(5_000_000_000))
-    reproduce._need_room(spec)
+    monkeypatch.setattr(docker_engine, "client", Engine)
+    monkeypatch.setattr(state, "STATE", tmp_path / "none")
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: usage(4_000_000_000))
+    spec = load(write_spec(spec_text))
+    with pytest.raises(UserError, match=r"has 4\.00 GB free, and a build of mine \(1\.90 GB\).*needs 4\.75 GB"):
+        reproduce.require_space(spec)
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: usage(5_000_000_000))
+    reproduce.require_space(spec)

@@ -1,16 +1,18 @@
-"""`make sbom`: a CycloneDX 1.6 document that holds to its schema, and is the same for the same image."""
+"""`make sbom`: a valid CycloneDX 1.6 document that is the same for the same image."""
 
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
 
-from scripts import locks, sbom
-from scripts.spec import load
-from scripts.stored import contents
-from scripts.stored.contents import Held, Image, Layer, Package
+from trainyard.oci import inventory
+from trainyard.oci.inventory import Image, InstalledPackage, LayerPackages, LayerSummary
+from trainyard.release import sbom
+from trainyard.spec import lockfile
+from trainyard.spec.model import load
 
 DIGEST = f"sha256:{'ab' * 32}"
 
@@ -18,12 +20,14 @@ DIGEST = f"sha256:{'ab' * 32}"
 @pytest.fixture
 def image() -> Image:
     python = {
-        "torch": Package("torch", "2.9.1", "BSD-3-Clause", requires=("numpy; extra == 'opt'", "filelock", "bro ken")),
-        "filelock": Package("filelock", "4.2.11", "Unlicense"),
-        "numpy": Package("numpy", "2.4.6", "BSD-3-Clause AND 0BSD"),
+        "torch": InstalledPackage(
+            "torch", "2.9.1", "BSD-3-Clause", requires=("numpy; extra == 'opt'", "filelock", "bro ken")
+        ),
+        "filelock": InstalledPackage("filelock", "4.2.11", "Unlicense"),
+        "numpy": InstalledPackage("numpy", "2.4.6", "BSD-3-Clause AND 0BSD"),
     }
-    debian = (Package("libc6", "2.36-9+deb12u13", architecture="amd64"),)
-    held = Held(1000, python, debian, {"ID": "debian", "VERSION_ID": "12"})
+    debian = (InstalledPackage("libc6", "2.36-9+deb12u13", architecture="amd64"),)
+    contents = LayerPackages(1000, python, debian, {"ID": "debian", "VERSION_ID": "12"})
     labels = {
         "io.trainyard.target": "xla",
         "org.opencontainers.image.title": "trainyard/xla",
@@ -34,22 +38,22 @@ def image() -> Image:
         digest=DIGEST,
         config={"config": {"Labels": labels}, "created": "2026-11-20T10:00:00Z"},
         documents={},
-        layers=(Layer("framework", "sha256:l", "sha256:d", 100, 1000),),
-        held={"sha256:d": held},
+        layers=(LayerSummary("framework", "sha256:l", "sha256:d", 100, 1000),),
+        layer_contents={"sha256:d": contents},
     )
 
 
-def test_it_holds_to_the_schema_and_is_the_same_twice(image: Image) -> None:
+def test_an_sbom_is_valid_and_the_same_for_the_same_image(image: Image) -> None:
     text = sbom.bill(image, {("torch", "2.9.1"): ["c" * 64]})
-    assert sbom.problems(text) is None
+    assert sbom.violation(text) is None
     assert sbom.bill(image, {("torch", "2.9.1"): ["c" * 64]}) == text
     other = sbom.bill(replace(image, digest=f"sha256:{'cd' * 32}"), {})
     assert json.loads(other)["serialNumber"] != json.loads(text)["serialNumber"]
 
 
-def test_what_breaks_the_schema_is_told(image: Image) -> None:
+def test_a_violation_of_the_schema_is_reported(image: Image) -> None:
     text = sbom.bill(image, {}).replace('"type": "library"', '"type": "nonsense"', 1)
-    assert "nonsense" in (sbom.problems(text) or "")
+    assert "nonsense" in (sbom.violation(text) or "")
 
 
 def test_the_image_is_the_root_and_all_packages_are_below_it(image: Image) -> None:
@@ -74,25 +78,25 @@ def test_the_image_is_the_root_and_all_packages_are_below_it(image: Image) -> No
     assert data["metadata"]["timestamp"].startswith("2026-11-20T10:00:00")
 
 
-def test_hashes_are_those_of_the_locks(image: Image) -> None:
-    """One file in the lock: that one was installed. Several: one of them was."""
+def test_hashes_come_from_the_locks(image: Image) -> None:
+    """A single file in the lock is the one that was installed; of several files it is unknown which."""
     hashes = {("torch", "2.9.1"): ["c" * 64], ("numpy", "2.4.6"): ["d" * 64, "e" * 64], ("filelock", "0"): ["f" * 64]}
     components = {one["name"]: one for one in json.loads(sbom.bill(image, hashes))["components"]}
     assert components["torch"]["hashes"] == [{"alg": "SHA-256", "content": "c" * 64}]
     assert "hashes" not in components["numpy"]
     assert [one["content"] for one in components["numpy"]["externalReferences"][0]["hashes"]] == ["d" * 64, "e" * 64]
-    assert "externalReferences" not in components["filelock"], "the lock's version is another one"
+    assert "externalReferences" not in components["filelock"], "the lock has another version"
 
 
 def test_every_locked_package_has_hashes() -> None:
     spec = load("xla")
     hashes = sbom.locked_hashes(spec, "default")
-    assert {name for name, _ in hashes} == set(locks.installed(spec, "default"))
+    assert {name for name, _ in hashes} == set(lockfile.installed(spec, "default"))
     assert all(len(one) == 64 for some in hashes.values() for one in some) and all(hashes.values())
 
 
-def test_packages_come_back_from_a_document(image: Image) -> None:
-    python, debian = sbom._packages(json.loads(sbom.bill(image, {}))["components"])
+def test_packages_are_read_back_from_an_sbom(image: Image) -> None:
+    python, debian = inventory._packages(json.loads(sbom.bill(image, {}))["components"])
     assert {name: one.version for name, one in python.items()} == {
         "torch": "2.9.1",
         "filelock": "4.2.11",
@@ -102,7 +106,28 @@ def test_packages_come_back_from_a_document(image: Image) -> None:
 
 
 def test_licenses_that_are_no_spdx_expression_stay_names() -> None:
-    package = contents.python_package(
+    package = inventory.python_package(
         "Metadata-Version: 2.4\nName: x\nVersion: 1\nLicense-Expression: my own words\n\n"
     )
     assert sbom._python(package, []).licenses
+
+
+def test_the_sbom_of_any_image_needs_a_file_to_write(trainyard: Callable[..., tuple[int, str, str]]) -> None:
+    status, out, err = trainyard("sbom", IMAGE="localhost:1/a:b")
+    assert (status, out) == (2, "") and "OUTPUT= gives the file" in err
+
+
+@pytest.mark.parametrize(
+    ("purl", "kind", "name"),
+    [
+        ("pkg:pypi/torch@2.9.1", "pypi", "torch"),
+        ("pkg:PyPI/torch", "pypi", "torch"),
+        ("pkg:deb/debian/libstdc%2B%2B6@12?arch=amd64&distro=debian-12", "deb", "libstdc++6"),
+        ("pkg:deb/libc6@2.36-9%2Bdeb12u13?vcs=a/b", "deb", "libc6"),
+        ("pkg:oci/trainyard@sha256%3A00", None, ""),
+        ("", None, ""),
+    ],
+)
+def test_packages_are_recognized_by_their_package_url(purl: str, kind: str | None, name: str) -> None:
+    python, debian = inventory._packages([{"name": "n", "version": "1", "purl": purl}])
+    assert list(python) == ([name] if kind == "pypi" else []) and list(debian) == ([name] if kind == "deb" else [])

@@ -1,10 +1,12 @@
-"""Signatures are what `cosign verify --key` reads; a registry in memory stands for a real one (tests/image has one)."""
+"""Signatures are what `cosign verify --key` reads; the registry is a fake in memory (tests/image uses a real one)."""
 
 from __future__ import annotations
 
 import base64
 import hashlib
+import importlib.util
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -12,10 +14,10 @@ import pytest
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec, ed25519, padding, rsa
 
-from scripts import sign
-from scripts.cli import StepFailed, UserError
-from scripts.published import artifacts
-from scripts.published.tags import Manifest
+from trainyard.console import StepFailed, UserError
+from trainyard.oci import referrers
+from trainyard.oci.registry import Manifest
+from trainyard.release import signature
 
 IMAGE = b'{"schemaVersion": 2}'
 SUBJECT = Manifest(f"sha256:{hashlib.sha256(IMAGE).hexdigest()}", "application/vnd.oci.image.manifest.v1+json", IMAGE)
@@ -27,7 +29,7 @@ class Answer:
 
 
 class Registry:
-    """What of the distribution API is asked of it."""
+    """The part of the distribution API that signing uses."""
 
     name = "registry:5000/ml/trainyard"
 
@@ -67,10 +69,10 @@ KEYS = {
 
 @pytest.mark.parametrize("kind", KEYS)
 def test_a_signature_is_what_cosign_reads(kind: str, tmp_path: Path) -> None:
-    """specs/SIGNATURE_SPEC.md of cosign, checked with the library alone and not with our own reading of it."""
+    """https://github.com/sigstore/cosign/blob/main/specs/SIGNATURE_SPEC.md, checked with `cryptography` alone."""
     key = KEYS[kind]()
     registry: Any = Registry()
-    tag = sign.sign(registry, SUBJECT, sign.private_key(write(tmp_path / "key", key), None))
+    tag = signature.sign(registry, SUBJECT, signature.private_key(write(tmp_path / "key", key), None))
     assert tag == f"sha256-{SUBJECT.digest.removeprefix('sha256:')}.sig"
     manifest = json.loads(registry.tags[tag].body)
     (layer,) = manifest["layers"]
@@ -84,46 +86,46 @@ def test_a_signature_is_what_cosign_reads(kind: str, tmp_path: Path) -> None:
         },
         "optional": None,
     }
-    told = base64.b64decode(layer["annotations"]["dev.cosignproject.cosign/signature"])
+    found = base64.b64decode(layer["annotations"]["dev.cosignproject.cosign/signature"])
     public = key.public_key()
     if kind == "ec":
-        public.verify(told, payload, ec.ECDSA(hashes.SHA256()))
+        public.verify(found, payload, ec.ECDSA(hashes.SHA256()))
     elif kind == "rsa":
-        public.verify(told, payload, padding.PKCS1v15(), hashes.SHA256())
+        public.verify(found, payload, padding.PKCS1v15(), hashes.SHA256())
     else:
-        public.verify(told, payload)
+        public.verify(found, payload)
     assert manifest["subject"]["digest"] == SUBJECT.digest
     assert json.loads(registry.blobs[manifest["config"]["digest"]])["rootfs"]["diff_ids"] == [layer["digest"]]
 
 
-def test_a_second_key_signs_beside_the_first_and_the_same_key_only_once() -> None:
+def test_a_second_key_adds_a_signature_and_the_same_key_does_not() -> None:
     registry: Any = Registry()
     one, other = KEYS["ec"](), KEYS["ed25519"]()
-    assert sign.sign(registry, SUBJECT, one) and sign.sign(registry, SUBJECT, other)
-    assert sign.sign(registry, SUBJECT, one) is None
-    assert len(artifacts.get(registry, SUBJECT.digest, "sig")) == 2
-    assert sign.verified(registry, SUBJECT.digest, one.public_key()) == 1
-    assert sign.verified(registry, SUBJECT.digest, other.public_key()) == 1
+    assert signature.sign(registry, SUBJECT, one) and signature.sign(registry, SUBJECT, other)
+    assert signature.sign(registry, SUBJECT, one) is None
+    assert len(referrers.get(registry, SUBJECT.digest, "sig")) == 2
+    assert signature.verified(registry, SUBJECT.digest, one.public_key()) == 1
+    assert signature.verified(registry, SUBJECT.digest, other.public_key()) == 1
 
 
-def test_a_foreign_a_missing_and_a_forged_signature_are_refused() -> None:
+def test_a_missing_a_foreign_and_a_forged_signature_are_refused() -> None:
     registry: Any = Registry()
     key = KEYS["ec"]()
     with pytest.raises(StepFailed, match="no signature"):
-        sign.verified(registry, SUBJECT.digest, key.public_key())
-    sign.sign(registry, SUBJECT, key)
+        signature.verified(registry, SUBJECT.digest, key.public_key())
+    signature.sign(registry, SUBJECT, key)
     with pytest.raises(StepFailed, match="1 signatures, none by this key"):
-        sign.verified(registry, SUBJECT.digest, KEYS["ec"]().public_key())
-    stolen = artifacts.get(registry, SUBJECT.digest, "sig")[0]
-    assert not sign.valid(key.public_key(), stolen, f"sha256:{'0' * 64}"), "a signature is about one image"
-    changed = artifacts.Artifact(stolen.data + b" ", stolen.media_type, stolen.annotations)
-    assert not sign.valid(key.public_key(), changed, SUBJECT.digest)
-    assert not sign.valid(key.public_key(), artifacts.Artifact(stolen.data, stolen.media_type, {}), SUBJECT.digest)
+        signature.verified(registry, SUBJECT.digest, KEYS["ec"]().public_key())
+    stolen = referrers.get(registry, SUBJECT.digest, "sig")[0]
+    assert not signature.valid(key.public_key(), stolen, f"sha256:{'0' * 64}"), "a signature is about one image"
+    changed = referrers.Referrer(stolen.data + b" ", stolen.media_type, stolen.annotations)
+    assert not signature.valid(key.public_key(), changed, SUBJECT.digest)
+    assert not signature.valid(key.public_key(), referrers.Referrer(stolen.data, stolen.media_type, {}), SUBJECT.digest)
 
 
 def test_a_key_is_read_or_refused_in_one_line(tmp_path: Path) -> None:
     locked = write(tmp_path / "locked", KEYS["ec"](), b"secret")
-    assert sign.private_key(locked, "secret")
+    assert signature.private_key(locked, "secret")
     cosigns = tmp_path / "cosign.key"
     cosigns.write_text(
         "-----BEGIN ENCRYPTED SIGSTORE PRIVATE KEY-----\nAAAA\n-----END ENCRYPTED SIGSTORE PRIVATE KEY-----\n"
@@ -131,13 +133,52 @@ def test_a_key_is_read_or_refused_in_one_line(tmp_path: Path) -> None:
     (tmp_path / "none").write_text("no key")
     for path, password, words in (
         (locked, None, "COSIGN_PASSWORD must be given"),
-        (locked, "wrong", "not opened by COSIGN_PASSWORD"),
-        (tmp_path / "none", None, "no private key in PEM form"),
+        (locked, "wrong", "not decrypted by COSIGN_PASSWORD"),
+        (tmp_path / "none", None, "not a private key in PEM form"),
         (tmp_path / "missing", None, "No such file"),
         (cosigns, None, "cosign sign --key"),
     ):
         with pytest.raises(UserError, match=words) as refused:
-            sign.private_key(path, password)
+            signature.private_key(path, password)
         assert "\n" not in str(refused.value)
-    with pytest.raises(UserError, match="no public key"):
-        sign.public_key(locked)
+    with pytest.raises(UserError, match="not a public key"):
+        signature.public_key(locked)
+
+
+# --- the command ---------------------------------------------------------------------------------------------------
+
+Command = Callable[..., tuple[int, str, str]]
+
+
+def test_signing_needs_a_key(trainyard: Command, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("COSIGN_KEY", "COSIGN_PUB"):
+        monkeypatch.delenv(name, raising=False)
+    status, out, err = trainyard("sign", "tf-cpu", REGISTRY="localhost:1/a")
+    assert (status, out) == (2, "") and "COSIGN_KEY=<private key> signs, COSIGN_PUB=<public key> checks" in err
+
+
+@pytest.mark.parametrize("variable", ["COSIGN_KEY", "TRAINYARD_COSIGN_KEY"])
+def test_a_key_that_cannot_be_read_fails_before_anything_is_pushed(
+    variable: str, trainyard: Command, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(variable, "/nonexistent/signing.pem")
+    status, out, err = trainyard("push", "tf-cpu", REGISTRY="localhost:1/a")
+    assert (status, out) == (2, "") and "COSIGN_KEY=/nonexistent/signing.pem: No such file" in err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "module", "extra"),
+    [
+        (("sign", "tf-cpu"), "cryptography", "sign"),
+        (("push", "tf-cpu", "--registry=localhost:1/a", "--key=signing.pem"), "cryptography", "sign"),
+        (("audit", "tf-cpu"), "pip_audit", "audit"),
+    ],
+)
+def test_a_missing_optional_dependency_is_one_line(
+    arguments: tuple[str, ...], module: str, extra: str, trainyard: Command, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    find = importlib.util.find_spec
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name, *rest: None if name == module else find(name, *rest))
+    status, out, err = trainyard(*arguments)
+    line = f"'trainyard {arguments[0]}' needs {module}: install 'trainyard-images[{extra}]'"
+    assert (status, out, err) == (2, "", f"{arguments[0]}: {line}\n")

@@ -1,4 +1,4 @@
-"""`make sizes` and docs/images.md: what was measured, why an image is another one, and the page that shows it."""
+"""`make sizes` and docs/images.md: measurements, why an image was rebuilt, and the page that shows both."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from xml.etree import ElementTree
 import pytest
 import requests
 
-from scripts import images_page, measured, render, sizes, wheels
-from scripts.cli import StepFailed, UserError
-from scripts.spec import load, targets
-from scripts.stored.layers import Contents, File, Layer, Stored
+from trainyard.console import StepFailed, UserError
+from trainyard.image import catalog_page, dockerfile, measurements, sizes, wheels
+from trainyard.oci.layers import File, Layer, LayerFiles, Stored
+from trainyard.spec.model import load, targets
 
 
 def measurement(**stages: str) -> dict[str, Any]:
@@ -39,15 +39,15 @@ def test_the_reason_of_a_rebuild_is_what_changed() -> None:
         ({"launcher": "2"}, "launcher"),
     ):
         now = measurement(**{"base": "1", "framework": "1", "requirements": "1", "launcher": "1"} | changed)
-        assert sizes.since(before, now)["why"] == words
-    assert sizes.since(before, measurement(base="1", framework="1"))["why"] == "requirements, launcher"
-    assert sizes.since({}, before)["why"] == "first measured"
+        assert sizes.compared(before, now)["why"] == words
+    assert sizes.compared(before, measurement(base="1", framework="1"))["why"] == "requirements, launcher"
+    assert sizes.compared({}, before)["why"] == "first measured"
 
 
-def test_other_labels_are_no_rebuild() -> None:
-    before = sizes.since({}, measurement(base="1", framework="1"))
+def test_an_image_with_other_labels_does_not_count_as_rebuilt() -> None:
+    before = sizes.compared({}, measurement(base="1", framework="1"))
     now = measurement(base="1", framework="1") | {"tag": "later", "day": "2026-12-01", "digest": "e"}
-    assert sizes.since(before, now) == before
+    assert sizes.compared(before, now) == before
 
 
 def test_an_estimate_leaves_out_what_only_cuda_builds_have() -> None:
@@ -62,7 +62,7 @@ def test_an_estimate_leaves_out_what_only_cuda_builds_have() -> None:
     ]
     kept = ["torch/lib/libtorch_cpu.so", "torch/cuda/__init__.py", "torch/lib/libc10.so", "libtpu/libtpu.so"]
     files = {f"{site}/{path}": File(1000, 0o644) for path in cuda + kept}
-    layer = Layer("d", "i", "COPY", "framework", "copied", 1, Contents(files=files))
+    layer = Layer("d", "i", "COPY", "framework", "copied", 1, LayerFiles(files=files))
     assert sizes.cuda_only(Stored({}, [layer], "", 0, 0)) == 1000 * len(cuda)
 
 
@@ -75,7 +75,7 @@ def test_the_chart_is_the_same_for_the_same_data_and_shows_every_target() -> Non
     assert text == sizes.chart(found, {"cpu": 14 * 10**8, "xla": 21 * 10**8})
     words = {element.text for element in ElementTree.fromstring(text).iter("{http://www.w3.org/2000/svg}text")}
     assert {"cpu", "xla", "framework", "budget", "2.00 GB"} <= words
-    assert any("about 1.00 GB from its own index" in (word or "") for word in words)
+    assert any("about 1.00 GB from the index of its spec" in (word or "") for word in words)
 
 
 def test_every_layer_is_drawn_once() -> None:
@@ -83,47 +83,47 @@ def test_every_layer_is_drawn_once() -> None:
     assert sum(sizes.bars(one).values()) == one["size"] and sizes.bars(one)["trainers and launcher"] == 4 * 10**9
 
 
-def test_what_was_measured_comes_back_and_a_broken_file_is_one_line(tmp_path: Path) -> None:
+def test_measurements_are_read_back_and_a_damaged_file_is_one_line(tmp_path: Path) -> None:
     path = tmp_path / "sizes.json"
-    assert measured.load(path) == {}
-    measured.save({"cpu": measurement(base="1")}, path)
-    assert measured.load(path) == {"cpu": measurement(base="1")}
+    assert measurements.load(path) == {}
+    measurements.save({"cpu": measurement(base="1")}, path)
+    assert measurements.load(path) == {"cpu": measurement(base="1")}
     path.write_text("{}", encoding="utf-8")
     with pytest.raises(UserError, match="not what 'make sizes' writes"):
-        measured.load(path)
+        measurements.load(path)
 
 
 def page(monkeypatch: pytest.MonkeyPatch, found: dict[str, Any]) -> str:
-    monkeypatch.setattr(measured, "load", lambda: found)
-    ((template, values),) = images_page.rendered([load(name) for name in targets()]).values()
-    return render._environment().get_template(template).render(values)
+    monkeypatch.setattr(measurements, "load", lambda: found)
+    ((template, values),) = catalog_page.rendered([load(name) for name in targets()]).values()
+    return dockerfile.template_environment().get_template(template).render(values)
 
 
-def test_the_page_tells_of_every_target(monkeypatch: pytest.MonkeyPatch) -> None:
-    xla = sizes.since({}, measurement(base="1", framework="1")) | {"estimate": 9 * 10**8}
+def test_the_page_describes_every_target(monkeypatch: pytest.MonkeyPatch) -> None:
+    xla = sizes.compared({}, measurement(base="1", framework="1")) | {"estimate": 9 * 10**8}
     text = page(monkeypatch, {"xla": xla})
     for name in targets():
         section = text.split(f"\n## {name}\n")[1].split("\n## ")[0]
         assert load(name).summary in section and f"trainyard:{name} mnist" in section
-    assert "From its own index it is about 900.0 MB" in text and "since `pytorch-cpu` was out of reach" in text
+    assert "From its own index it is about 900.0 MB" in text and "since `pytorch-cpu` was unreachable" in text
     assert "| [`tf-cpu`](#tf-cpu) | TensorFlow for CPUs | none | not measured yet |" in text
 
 
 def test_limits_are_of_targets_that_exist(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(images_page, "LIMITS", tmp_path / "limits.yaml")
-    images_page.LIMITS.write_text("tf-cpuu: [x]\n", encoding="utf-8")
+    monkeypatch.setattr(catalog_page, "LIMITS", tmp_path / "limits.yaml")
+    catalog_page.LIMITS.write_text("tf-cpuu: [x]\n", encoding="utf-8")
     with pytest.raises(UserError, match=r"no target 'tf-cpuu' \(did you mean 'tf-cpu'\?\)"):
-        images_page.limits(targets())
+        catalog_page.limits(targets())
 
 
 def test_the_committed_data_is_of_targets_that_exist() -> None:
-    assert set(measured.load()) <= set(targets())
-    json.dumps(images_page.variables([load(name) for name in targets()]))
+    assert set(measurements.load()) <= set(targets())
+    json.dumps(catalog_page.variables([load(name) for name in targets()]))
 
 
 @pytest.fixture
 def ranges(tmp_path: Path) -> Iterator[tuple[str, list[int]]]:
-    """A server that hands out parts of a wheel, with the bytes of each answer."""
+    """A server that serves ranges of a wheel; its address, and the bytes of each answer."""
     path = tmp_path / "torch-1-py3-none-any.whl"
     with zipfile.ZipFile(path, "w") as wheel:
         wheel.writestr("torch/lib/libtorch_cuda.so", os.urandom(3_000_000))
@@ -154,7 +154,7 @@ def ranges(tmp_path: Path) -> Iterator[tuple[str, list[int]]]:
         server.shutdown()
 
 
-def test_a_wheel_is_not_downloaded_to_know_its_files(ranges: tuple[str, list[int]]) -> None:
+def test_the_files_of_a_wheel_are_listed_without_downloading_it(ranges: tuple[str, list[int]]) -> None:
     url, sent = ranges
     with requests.Session() as session:
         found = wheels.files(url, session)

@@ -1,4 +1,4 @@
-"""The judgement of the training runs: each way in which a run can go wrong is named, and a good one is let pass."""
+"""How the runs of the smoke test are judged: every failure is named, and a good run passes."""
 
 from __future__ import annotations
 
@@ -8,8 +8,9 @@ from typing import Any
 
 import pytest
 
-from scripts import base, engine, smoke
-from scripts.smoke import Finished
+from trainyard.image import base_image, smoke_test
+from trainyard.image.smoke_test import Finished
+from trainyard.oci import docker_engine
 
 GOOD: dict[str, Any] = {
     "event": "summary",
@@ -26,16 +27,16 @@ def finished(status: int = 0, lines: tuple[str, ...] = (), **changes: Any) -> Fi
 
 
 def test_good_runs_pass() -> None:
-    assert smoke.check_straight(finished(lines=("launch: warning  known", "| Training")), 0.97) == []
-    assert smoke.check_stopped(finished(143), 0.5) == []
-    assert smoke.check_resumed(finished(resumed_from=30), finished()) == []
+    assert smoke_test.check_straight(finished(lines=("launch: warning  known", "| Training")), 0.97) == []
+    assert smoke_test.check_stopped(finished(143), 0.5) == []
+    assert smoke_test.check_resumed(finished(resumed_from=30), finished()) == []
 
 
-def test_what_tensorflow_says_without_a_driver_is_no_surprise() -> None:
+def test_the_error_of_tensorflow_without_a_driver_is_expected() -> None:
     """tf-gpu trains on machines without a GPU; every other error line of its log counts."""
     known = "E0000 00:00:1795233389.389141       7 cuda_platform.cc:52] failed call to cuInit: INTERNAL: CUDA error"
     other = "E0000 00:00:1795233389.389141       7 cuda_dnn.cc:1] Unable to register cuDNN factory"
-    assert smoke.noise([known, other]) == [other]
+    assert smoke_test.unexpected_lines([known, other]) == [other]
 
 
 @pytest.mark.parametrize(
@@ -50,52 +51,52 @@ def test_what_tensorflow_says_without_a_driver_is_no_surprise() -> None:
         (finished(lines=("Traceback (most recent call last):",)), "unexpected line in the log: Traceback"),
     ],
 )
-def test_a_straight_run_that_went_wrong_is_refused(run: Finished, words: str) -> None:
-    assert words in " ".join(smoke.check_straight(run, 0.97))
+def test_a_straight_run_that_failed_is_refused(run: Finished, words: str) -> None:
+    assert words in " ".join(smoke_test.check_straight(run, 0.97))
 
 
 @pytest.mark.parametrize("status", [0, 1, 137])
 def test_any_other_end_than_143_after_sigterm_is_refused(status: int) -> None:
-    assert f"exit status {status} after SIGTERM" in smoke.check_stopped(finished(status), 0.5)[0]
+    assert f"exit status {status} after SIGTERM" in smoke_test.check_stopped(finished(status), 0.5)[0]
 
 
 def test_a_stop_that_takes_longer_than_platforms_give_is_refused() -> None:
-    assert "platforms give 15 s" in smoke.check_stopped(finished(143), 15.1)[0]
+    assert "platforms give 15 s" in smoke_test.check_stopped(finished(143), 15.1)[0]
 
 
 @pytest.mark.parametrize(
     ("run", "words"),
     [
         (finished(1, resumed_from=30), "exit status 1"),
-        (finished(resumed_from=None), "started anew"),
-        (finished(resumed_from=30, weights_sha256="b"), "other weights"),
-        (finished(resumed_from=30, accuracy=98.8), "other weights"),
+        (finished(resumed_from=None), "started over"),
+        (finished(resumed_from=30, weights_sha256="b"), "different weights"),
+        (finished(resumed_from=30, accuracy=98.8), "different weights"),
     ],
 )
 def test_a_resumed_run_must_end_like_the_straight_one(run: Finished, words: str) -> None:
-    assert words in smoke.check_resumed(run, finished())[0]
+    assert words in smoke_test.check_resumed(run, finished())[0]
 
 
-def test_the_summary_is_the_last_one_and_other_json_is_none() -> None:
+def test_the_summary_is_the_last_one_and_other_json_is_ignored() -> None:
     lines = [json.dumps(GOOD), json.dumps(GOOD | {"accuracy": 99.0}), "{broken", '{"event": "train"}', "[1]"]
-    assert smoke.summary_of(lines)["accuracy"] == 99.0
-    assert smoke.summary_of(["nothing"]) == {}
+    assert smoke_test.summary_of(lines)["accuracy"] == 99.0
+    assert smoke_test.summary_of(["nothing"]) == {}
 
 
-def test_what_a_living_process_made_is_no_leftover() -> None:
-    assert engine.in_use(engine.owned("test") | {engine.OWNER: str(os.getppid())})
-    assert not engine.in_use(engine.owned("test")), "what this process made, it may remove"
-    assert not engine.in_use({engine.OWNED: "test", engine.OWNER: str(2**22 + 1)})
-    assert not engine.in_use({engine.OWNED: "test", engine.OWNER: "rubbish"})
-    assert not engine.in_use(None)
+def test_resources_of_a_running_process_are_in_use() -> None:
+    assert docker_engine.in_use(docker_engine.resource_labels("test") | {docker_engine.OWNER: str(os.getppid())})
+    assert not docker_engine.in_use(docker_engine.resource_labels("test")), "what this process made, it may remove"
+    assert not docker_engine.in_use({docker_engine.OWNED: "test", docker_engine.OWNER: str(2**22 + 1)})
+    assert not docker_engine.in_use({docker_engine.OWNED: "test", docker_engine.OWNER: "rubbish"})
+    assert not docker_engine.in_use(None)
 
 
 def test_a_base_is_bootstrapped_from_the_hosts_own_sources() -> None:
     targets = "http://mirror.example/debian/ Debian\n" * 2
     targets += "http://mirror.example/security/ Debian-Security\nhttp://other.example/ Other\n"
-    assert base.host_sources(targets, "bookworm") == [
+    assert base_image.host_sources(targets, "bookworm") == [
         "deb http://mirror.example/debian/ bookworm main",
         "deb http://mirror.example/debian/ bookworm-updates main",
         "deb http://mirror.example/security/ bookworm-security main",
     ]
-    assert base.host_sources("", "bookworm") == []
+    assert base_image.host_sources("", "bookworm") == []

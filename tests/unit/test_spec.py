@@ -1,44 +1,61 @@
-"""A spec is strict: what is wrong with it is said in one line that names file, line, key and the nearest spelling."""
+"""A spec is strict: a mistake is one line with the file, the line, the key and the nearest spelling."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import pytest
 
-from scripts import locks, plan, render, spec, tables
-from scripts.cli import UserError
+from trainyard import settings
+from trainyard.console import UserError
+from trainyard.image import dockerfile, plan
+from trainyard.spec import catalog, lockfile, model, naming
 
 WriteSpec = Callable[..., str]
 
 
 def refusal(write_spec: WriteSpec, text: str) -> str:
     with pytest.raises(UserError) as refused:
-        spec.load(write_spec(text))
+        model.load(write_spec(text))
     message = str(refused.value)
     assert "\n" not in message
     assert "mine/image.yaml" in message
     return message
 
 
-@pytest.mark.parametrize("target", spec.targets())
+@pytest.mark.parametrize("target", model.targets())
 def test_the_catalogue_is_valid(target: str) -> None:
-    loaded = spec.load(target)
+    loaded = model.load(target)
     assert loaded.framework.version
     assert loaded.trainers.default in loaded.trainer_commands()
 
 
 def test_an_unknown_target_lists_the_valid_ones_and_the_nearest() -> None:
     with pytest.raises(UserError, match=r"unknown target 'tf-cup' \(did you mean 'tf-cpu'\?\); valid targets: .*xla"):
-        spec.load("tf-cup")
+        model.load("tf-cup")
 
 
 @pytest.mark.parametrize("target", [None, "", "../..", "$(touch /tmp/x)", "a b", "..", "/etc"])
-def test_rubbish_for_a_target_is_refused_in_a_line(target: str | None) -> None:
+def test_an_invalid_target_is_refused_in_one_line(target: str | None) -> None:
     with pytest.raises(UserError, match="valid targets:") as refused:
-        spec.load(target)
+        model.load(target)
     assert "\n" not in str(refused.value)
+
+
+def test_a_path_is_looked_up_from_the_current_folder(
+    write_spec: WriteSpec, spec_text: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As a user of the installed package types it, outside the checkout."""
+    folder = Path(write_spec(spec_text))
+    monkeypatch.chdir(folder.parent)
+    assert model.load("./mine").folder == folder.resolve()
+    assert model.load("examples/patches").folder == settings.ROOT / "examples" / "patches"
+    with pytest.raises(UserError, match=r"unknown target 'mine': write '\./mine' for the folder; valid targets:"):
+        model.load("mine")
+    with pytest.raises(UserError, match=r"no image\.yaml in the folder '\./other'; valid targets:"):
+        model.load("./other")
 
 
 def test_an_unknown_key_names_line_and_nearest_spelling(write_spec: WriteSpec, spec_text: str) -> None:
@@ -100,14 +117,14 @@ def test_broken_yaml_is_one_line(write_spec: WriteSpec, text: str) -> None:
 
 def test_a_file_that_is_not_text(write_spec: WriteSpec, spec_text: str) -> None:
     target = write_spec(spec_text)
-    (spec.Path(target) / "image.yaml").write_bytes(b"\xff\xfe\x00")
+    (Path(target) / "image.yaml").write_bytes(b"\xff\xfe\x00")
     with pytest.raises(UserError, match="not UTF-8 text"):
-        spec.load(target)
+        model.load(target)
 
 
-def test_extends_takes_everything_else_from_the_parent(write_spec: WriteSpec) -> None:
-    mine = spec.load(write_spec("extends: xla\nrequirements: [einops==0.8.2]\nsmoke: {accuracy: 0.9}\n"))
-    xla = spec.load("xla")
+def test_extends_inherits_everything_else_from_the_parent(write_spec: WriteSpec) -> None:
+    mine = model.load(write_spec("extends: xla\nrequirements: [einops==0.8.2]\nsmoke: {accuracy: 0.9}\n"))
+    xla = model.load("xla")
     assert mine.framework == xla.framework
     assert mine.framework_folder == xla.folder, "the parent's framework lock and layer are shared"
     assert mine.requirements == [*xla.requirements, "einops==0.8.2"]
@@ -118,21 +135,21 @@ def test_extends_takes_everything_else_from_the_parent(write_spec: WriteSpec) ->
 
 def test_extends_with_a_framework_of_its_own_has_its_own_lock(write_spec: WriteSpec) -> None:
     text = "extends: tf-cpu\nframework: {packages: [tensorflow-cpu==2.20.0]}\n"
-    mine = spec.load(write_spec(text))
+    mine = model.load(write_spec(text))
     assert mine.framework_folder == mine.folder
 
 
-def test_extends_in_a_circle_is_refused(write_spec: WriteSpec, tmp_path: spec.Path) -> None:
+def test_extends_in_a_circle_is_refused(write_spec: WriteSpec, tmp_path: Path) -> None:
     target = write_spec(f"extends: {tmp_path}/mine\n")
-    with pytest.raises(UserError, match="circle"):
-        spec.load(target)
+    with pytest.raises(UserError, match="'extends' refers back to itself"):
+        model.load(target)
 
 
 def test_extends_something_unknown_names_the_line(write_spec: WriteSpec) -> None:
     assert "mine/image.yaml:1: extends: unknown target 'xlaa'" in refusal(write_spec, "extends: xlaa\n")
 
 
-# --- what cannot be together, and bases that hold the framework -------------------------------------------------
+# --- conflicts, and bases that hold the framework ------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -144,7 +161,7 @@ def test_extends_something_unknown_names_the_line(write_spec: WriteSpec) -> None
         ("torch-tpu", "tensorflow-tpu==2.20.0", "aborts with one later than 0.0.21"),
     ],
 )
-def test_what_cannot_share_an_image_is_refused_with_the_reason(
+def test_packages_that_cannot_share_an_image_are_refused_with_the_reason(
     write_spec: WriteSpec, parent: str, pin: str, words: str
 ) -> None:
     assert words in refusal(write_spec, f"extends: {parent}\nrequirements: [{pin}]\n")
@@ -155,13 +172,13 @@ def test_a_pinned_libtpu_that_tensorflow_aborts_with_is_refused(write_spec: Writ
     assert "'import tensorflow' aborts" in refusal(write_spec, text)
 
 
-def test_every_conflict_says_how_it_is_known_and_when_it_goes() -> None:
-    for name, entry in tables.conflicts().items():
+def test_every_conflict_has_a_source_and_says_when_it_can_be_removed() -> None:
+    for name, entry in catalog.conflicts().items():
         assert entry.source and entry.until and entry.reason, name
 
 
 def test_tensorflow_and_torch_xla_share_a_libtpu_and_are_not_refused(write_spec: WriteSpec) -> None:
-    spec.load(write_spec("extends: tf-tpu\nrequirements: [torch-xla==2.9.0]\n"))
+    model.load(write_spec("extends: tf-tpu\nrequirements: [torch-xla==2.9.0]\n"))
 
 
 @pytest.mark.parametrize(
@@ -179,7 +196,7 @@ def test_optional_blocks_are_strict_too(write_spec: WriteSpec, spec_text: str, l
 
 
 def test_a_framework_in_the_base_has_no_pins_of_its_own(write_spec: WriteSpec, spec_text: str) -> None:
-    words = "base xla-nightly holds the framework, and its versions are what it has"
+    words = "base xla-nightly holds the framework: remove the packages"
     assert words in refusal(write_spec, spec_text.replace("base: debian-12", "base: xla-nightly"))
 
 
@@ -187,34 +204,66 @@ def test_a_framework_must_come_from_somewhere(write_spec: WriteSpec, spec_text: 
     assert "none given" in refusal(write_spec, spec_text.replace("  packages: [tensorflow-cpu==2.21.0]\n", ""))
 
 
-def test_a_nightly_has_the_versions_that_were_found_in_its_base(
-    look_into_base: Callable[[spec.Spec], spec.Path],
+def test_a_nightly_has_the_versions_in_its_base(
+    inspect_base: Callable[[model.Spec], Path],
 ) -> None:
-    unlocked = spec.load("xla-nightly")
-    found = spec.load(str(look_into_base(unlocked)))
+    unlocked = model.load("xla-nightly")
+    found = model.load(str(inspect_base(unlocked)))
     assert found.locked
     assert found.framework.version == "2.10.0+git0123abc"
     assert "libtpu==0.0.30.dev20260101" in found.framework.packages
-    assert plan.version_tag(found) == "xla-nightly-2.10.0_git0123abc", "tags have no +"
+    assert naming.version_tag(found) == "xla-nightly-2.10.0_git0123abc", "tags have no +"
     made = plan.make_plan(found, index="default", index_url="", base="x", base_digest="", notes=())
-    assert made.tag.startswith("xla-nightly-2.10.0_git0123abc-20261120-"), "the day its base was looked into"
-    assert locks.installed(found, "default")["torch"] == "2.10.0"
-    assert locks.installed(found, "default")["fsspec"] != "2025.1.0", "what is locked comes before the base's own"
+    assert made.tag.startswith("xla-nightly-2.10.0_git0123abc-20261120-"), "the day on which its base was inspected"
+    assert lockfile.installed(found, "default")["torch"] == "2.10.0"
+    assert lockfile.installed(found, "default")["fsspec"] != "2025.1.0", "locked packages precede those of the base"
 
 
-def test_the_rendered_nightly_does_not_depend_on_what_the_base_holds_today(
-    look_into_base: Callable[[spec.Spec], spec.Path],
+def test_the_dockerfile_of_a_nightly_does_not_depend_on_the_versions_in_the_base(
+    inspect_base: Callable[[model.Spec], Path],
 ) -> None:
-    unlocked = spec.load("xla-nightly")
-    found = spec.load(str(look_into_base(unlocked)))
-    assert "2.10.0" not in render.dockerfile(found)
-    assert json.loads(render.image_json(found))["versions"]["torch_xla"] == "2.10.0+git0123abc"
+    unlocked = model.load("xla-nightly")
+    found = model.load(str(inspect_base(unlocked)))
+    assert "2.10.0" not in dockerfile.dockerfile(found)
+    assert json.loads(dockerfile.image_json(found))["versions"]["torch_xla"] == "2.10.0+git0123abc"
 
 
-def test_a_broken_record_of_a_base_is_one_line(look_into_base: Callable[[spec.Spec], spec.Path]) -> None:
-    folder = look_into_base(spec.load("xla-nightly"))
+def test_a_damaged_record_of_a_base_is_one_line(inspect_base: Callable[[model.Spec], Path]) -> None:
+    folder = inspect_base(model.load("xla-nightly"))
     (folder / "base.json").write_text('{"packages": {}}', encoding="utf-8")
     with pytest.raises(
         UserError, match=r"base\.json: not what 'make lock' writes .* run 'make lock TARGET=xla-nightly'"
     ):
-        spec.load(str(folder))
+        model.load(str(folder))
+
+
+# --- commit and time of an image ------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """The folder of a package that was installed from a wheel."""
+    monkeypatch.setattr(settings, "CHECKOUT", None)
+    monkeypatch.setattr(settings, "__file__", str(tmp_path / "settings.py"))
+    monkeypatch.delenv("SOURCE_DATE_EPOCH", raising=False)
+    plan._build_facts.cache_clear()
+    yield tmp_path
+    plan._build_facts.cache_clear()
+
+
+def test_an_installed_package_has_the_commit_that_it_was_built_from(installed: Path) -> None:
+    (installed / "_build.json").write_text('{"revision": "0123abc", "time": 1700000000}', encoding="utf-8")
+    assert (plan.revision(), plan.source_date_epoch()) == ("0123abc", 1700000000)
+
+
+def test_a_package_of_an_unknown_commit_has_a_fixed_time(installed: Path) -> None:
+    assert (plan.revision(), plan.source_date_epoch()) == ("unknown", naming.FILE_EPOCH)
+
+
+def test_the_commit_and_its_time_can_be_set(installed: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TRAINYARD_REVISION", "mine")
+    monkeypatch.setenv("SOURCE_DATE_EPOCH", "7")
+    assert (plan.revision(), plan.source_date_epoch()) == ("mine", 7)
+    monkeypatch.setenv("SOURCE_DATE_EPOCH", "yesterday")
+    with pytest.raises(UserError, match="not a number of seconds"):
+        plan.source_date_epoch()

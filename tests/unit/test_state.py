@@ -1,36 +1,169 @@
-"""What only one process of a host may do at a time, others wait for."""
+"""Results of steps are kept per image digest; what only one process of a host may do at a time, others wait for."""
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from pydantic import ValidationError
 
-from scripts import state
+from trainyard import state
+from trainyard.console import UserError
+
+VERIFIED = {"passed": True, "size": 1, "manifest": {"size": 2}, "more": ["x"]}
 
 
-def test_a_second_process_says_that_it_waits_and_gets_its_turn(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture(autouse=True)
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The state folder of this process and, as TRAINYARD_BUILD, of those that it starts."""
     monkeypatch.setattr(state, "STATE", tmp_path)
-    script = "from scripts import state\nwith state.candidate_of('xla'): print('has it', flush=True)"
-    with state.candidate_of("xla"), state.candidate_of("xla"):  # within a turn it is had already
-        second = subprocess.Popen(
-            [sys.executable, "-c", script],
-            env=os.environ | {"TRAINYARD_BUILD": str(tmp_path)},
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
+    return tmp_path
+
+
+def child(script: str, folder: Path) -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        [sys.executable, "-c", f"from trainyard import state\n{script}"],
+        env=os.environ | {"TRAINYARD_BUILD": str(folder)},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+
+@pytest.fixture
+def lock_holder(folder: Path) -> Iterator[subprocess.Popen[str]]:
+    """Another process that holds the lock of xla's candidate until a line is written to it, or it is killed."""
+    script = "import sys\nwith state.candidate_lock('xla'): print('locked', flush=True); sys.stdin.readline()"
+    process = subprocess.Popen(
+        [sys.executable, "-c", f"from trainyard import state\n{script}"],
+        env=os.environ | {"TRAINYARD_BUILD": str(folder)},
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    assert process.stdout is not None and process.stdout.readline() == "locked\n"
+    yield process
+    process.kill()
+    process.communicate()
+
+
+def test_a_result_is_read_back_as_it_was_recorded() -> None:
+    state.record("tf-cpu", "verify", "sha256:a", VERIFIED)
+    assert state.recall("tf-cpu", "verify", "sha256:a") == {"digest": "sha256:a", **VERIFIED}
+    assert state.recall("tf-cpu", "verify", "sha256:b") is None
+    assert state.recall("tf-cpu", "smoke", "sha256:a") is None
+    assert state.recall("tf-gpu", "verify", "sha256:a") is None, "it was held against another spec"
+
+
+def test_another_image_of_the_target_does_not_replace_the_result_of_its_own() -> None:
+    """`make verify IMAGE=other TARGET=tf-cpu` between `make image` and `make push TARGET=tf-cpu`."""
+    for step in ("verify", "smoke"):
+        state.record("tf-cpu", step, "sha256:own", {"passed": True})
+    state.record("tf-cpu", "verify", "sha256:other", {"passed": False})
+    assert set(state.require("tf-cpu", "sha256:own", "verify", "smoke")) == {"verify", "smoke"}
+    with pytest.raises(UserError, match=r"\(sha256:other\) never passed 'verify': run 'make image TARGET=tf-cpu'"):
+        state.require("tf-cpu", "sha256:other", "verify")
+
+
+def test_a_step_that_was_not_run_is_required_in_vain() -> None:
+    state.record("tf-cpu", "verify", "sha256:a", VERIFIED)
+    with pytest.raises(UserError, match="never passed 'smoke'"):
+        state.require("tf-cpu", "sha256:a", "verify", "smoke")
+
+
+def test_the_last_result_is_the_one_that_was_recorded_last() -> None:
+    assert state.last("tf-cpu", "verify") is None
+    for digest in ("sha256:b", "sha256:a"):
+        state.record("tf-cpu", "verify", digest, VERIFIED)
+    state.record("tf-cpu", "smoke", "sha256:c", {"passed": True})
+    found = state.last("tf-cpu", "verify")
+    assert found is not None and found["digest"] == "sha256:a"
+
+
+def test_results_of_the_oldest_images_are_dropped(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(state, "KEPT", 3)
+    state.record("tf-gpu", "build", "sha256:0", {"passed": True})
+    for number in range(6):
+        state.record("tf-cpu", "build", f"sha256:{number}", {"passed": True})
+        state.record("tf-cpu", "verify", f"sha256:{number}", {"passed": True})
+    kept = sorted(path.name for path in (folder / "tf-cpu" / "results").iterdir())
+    assert kept == ["sha256-3", "sha256-4", "sha256-5"]
+    assert state.recall("tf-gpu", "build", "sha256:0"), "targets are counted apart"
+
+
+@pytest.mark.parametrize(
+    "text", ["", '{"digest": "sha256:a", "pas', "[]", '{"digest": "sha256:a", "passed": "perhaps"}']
+)
+def test_a_damaged_result_counts_as_none(folder: Path, text: str) -> None:
+    state.record("tf-cpu", "verify", "sha256:a", VERIFIED)
+    (path,) = folder.rglob("verify.json")
+    path.write_text(text, encoding="utf-8")
+    assert state.recall("tf-cpu", "verify", "sha256:a") is None
+
+
+def test_a_process_that_is_killed_while_writing_leaves_the_earlier_result(folder: Path) -> None:
+    state.record("tf-cpu", "verify", "sha256:a", VERIFIED)
+    script = (
+        "import os, pathlib, signal\n"
+        "def write_text(path, text, **_):\n"
+        "    with path.open('w') as file:\n"
+        "        file.write('{'); file.flush(); os.kill(os.getpid(), signal.SIGKILL)\n"
+        "pathlib.Path.write_text = write_text\n"
+        "state.record('tf-cpu', 'verify', 'sha256:a', {'passed': False})"
+    )
+    process = child(script, folder)
+    process.communicate(timeout=30)
+    assert process.returncode == -9
+    assert state.recall("tf-cpu", "verify", "sha256:a") == {"digest": "sha256:a", **VERIFIED}
+    state.record("tf-cpu", "verify", "sha256:a", {"passed": False})
+    assert [path.name for path in (folder / "tf-cpu").rglob("*") if path.is_file()] == ["verify.json"]
+
+
+def test_a_result_that_cannot_be_written_leaves_the_earlier_one_and_no_file(folder: Path) -> None:
+    state.record("tf-cpu", "verify", "sha256:a", VERIFIED)
+    with pytest.raises(TypeError):
+        state.record("tf-cpu", "verify", "sha256:a", {"passed": False, "more": object()})
+    with pytest.raises(ValidationError, match="passed"):  # recall would take it for damaged
+        state.record("tf-cpu", "verify", "sha256:a", {"size": 1})
+    assert state.recall("tf-cpu", "verify", "sha256:a") == {"digest": "sha256:a", **VERIFIED}
+    assert [path.name for path in (folder / "tf-cpu").rglob("*") if path.is_file()] == ["verify.json"]
+
+
+def test_processes_that_record_at_the_same_time_keep_whole_results(folder: Path) -> None:
+    script = (
+        "for number in range(60):\n"
+        "    state.record('tf-cpu', 'verify', f'sha256:{number % 7}', {'passed': True, 'notes': [{'x': 'y' * 5000}]})"
+    )
+    processes = [child(f"state.KEPT = 5\n{script}", folder) for _ in range(2)]
+    for process in processes:
+        _, err = process.communicate(timeout=60)
+        assert process.returncode == 0, err
+    files = list(folder.rglob("verify.json"))
+    assert len(files) == 5
+    assert all(json.loads(path.read_text(encoding="utf-8"))["passed"] for path in files)
+
+
+def test_a_second_process_says_that_it_waits_and_then_gets_the_lock(folder: Path) -> None:
+    with state.candidate_lock("xla"), state.candidate_lock("xla"):  # its holder may take it again
+        second = child("with state.candidate_lock('xla'): print('locked', flush=True)", folder)
         assert second.stderr is not None
         assert second.stderr.readline().strip().endswith("another process makes xla: waiting for it")
         assert second.poll() is None
-    out, _ = second.communicate(timeout=10)
-    assert out == "has it\n" and second.returncode == 0
+    out, _ = second.communicate(timeout=30)
+    assert out == "locked\n" and second.returncode == 0
 
 
-def test_different_targets_do_not_wait_for_each_other(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(state, "STATE", tmp_path)
-    with state.candidate_of("xla"), state.candidate_of("tf-cpu"):
-        assert sorted(path.name for path in (tmp_path / "turns").iterdir()) == ["candidate-tf-cpu", "candidate-xla"]
+def test_a_lock_is_released_when_its_holder_is_killed(lock_holder: subprocess.Popen[str]) -> None:
+    lock_holder.kill()
+    with state.candidate_lock("xla"):
+        assert lock_holder.wait(timeout=10) == -9
+
+
+def test_different_targets_do_not_wait_for_each_other(lock_holder: subprocess.Popen[str]) -> None:
+    with state.candidate_lock("tf-cpu"):
+        assert lock_holder.poll() is None

@@ -1,4 +1,4 @@
-"""Verify's rules on evidence put together here: each fault is found and named, and a faultless image has no finding."""
+"""Rules for images, on evidence assembled here: a valid image has no finding, and each fault is found and named."""
 
 from __future__ import annotations
 
@@ -18,13 +18,17 @@ from typing import Any
 import pytest
 import zstandard
 
-from scripts import locks, plan, render, rules, verify
-from scripts.cli import StepFailed
-from scripts.rules import Evidence, Inside, Package
-from scripts.spec import load, targets
-from scripts.stored import blobs, layers, leaks, probe
-from scripts.units import in_units
-from scripts.waivers import Waiver
+from trainyard.console import StepFailed
+from trainyard.image import dockerfile, plan
+from trainyard.lint.image import core as rules
+from trainyard.lint.image import verify
+from trainyard.lint.image.evidence import Evidence
+from trainyard.lint.waivers import Waiver
+from trainyard.oci import image_store, layers, probe, secret_scan
+from trainyard.oci.probe_runner import Distribution, ProbeResult
+from trainyard.spec import lockfile, naming
+from trainyard.spec.model import load, targets
+from trainyard.spec.units import in_units
 
 Change = Callable[[Evidence], Evidence]
 
@@ -52,7 +56,7 @@ def tar_of(files: dict[str, bytes], modes: dict[str, int] | None = None) -> byte
     return buffer.getvalue()
 
 
-def contents(files: dict[str, bytes], modes: dict[str, int] | None = None) -> layers.Contents:
+def contents(files: dict[str, bytes], modes: dict[str, int] | None = None) -> layers.LayerFiles:
     return layers.scan(io.BufferedReader(io.BytesIO(tar_of(files, modes))))  # type: ignore[arg-type]
 
 
@@ -64,11 +68,11 @@ def good(target: str = "xla") -> Evidence:
     """An image of ``target`` as it should be, built from the index its spec asks for."""
     spec = load(target)
     index = spec.framework.index
-    packages = locks.installed(spec, index if locks.framework_lock(spec, index).is_file() else "default")
+    packages = lockfile.installed(spec, index if lockfile.framework_lock(spec, index).is_file() else "default")
     made = {
         "CREATED": "2026-11-20T21:28:46Z",
         "REVISION": "0" * 40,
-        "VERSION": f"{plan.version_tag(spec)}-20261120-0123abcd",
+        "VERSION": f"{naming.version_tag(spec)}-20261120-0123abcd",
     }
     made |= {"BASE": "debian", "BASE_DIGEST": "", "INDEX": index}
     labels = plan.labels(spec) | {name: made[argument] for name, argument in plan.LABELS_FROM_ARGUMENTS.items()}
@@ -76,7 +80,7 @@ def good(target: str = "xla") -> Evidence:
     config = {
         "config": {
             "Labels": labels,
-            "Env": [f"{name}={value}" for name, value in render.environment(spec).items()],
+            "Env": [f"{name}={value}" for name, value in dockerfile.environment(spec).items()],
             "Entrypoint": ["tini", "--", "launch"],
             "User": "1000",
         },
@@ -108,7 +112,7 @@ def good(target: str = "xla") -> Evidence:
         100,
         100,
     )
-    texts = {"image.json": render.image_json(spec)}
+    texts = {"image.json": dockerfile.image_json(spec)}
     gpu = spec.accelerator == "nvidia"
     if spec.framework.name == "tensorflow":
         texts[BUILD_INFO] = CUDA_BUILD if gpu else "build_info = dict({'is_cuda_build': False})\n"
@@ -116,9 +120,9 @@ def good(target: str = "xla") -> Evidence:
         local, cuda = ("+cpu", "None") if spec.framework.index == "pytorch-cpu" else ("", "'13.0'")
         texts["torch/version.py"] = f"__version__ = '{packages['torch']}{local}'\ncuda: Optional[str] = {cuda}\n"
         texts["torchvision/version.py"] = f"__version__ = '{packages['torchvision']}{local}'\n"
-    inside = Inside(
+    inside = ProbeResult(
         "3.11.2",
-        tuple(Package(n, v, "/opt/venv", requires.get(n, ()), 10**6) for n, v in packages.items()),
+        tuple(Distribution(n, v, "/opt/venv", requires.get(n, ()), 10**6) for n, v in packages.items()),
         1000,
         (),
         (),
@@ -176,7 +180,7 @@ def with_package(name: str, version: str, folder: str = "/opt/venv") -> Change:
         old = image.installed.get(name, [])
         kept = tuple(one for one in image.inside.packages if one not in old or one.folder != folder)
         requires = next((one.requires for one in old), ())
-        packages = (*kept, Package(name, version, folder, requires, 10**6))
+        packages = (*kept, Distribution(name, version, folder, requires, 10**6))
         return changed(image, inside=dataclasses.replace(image.inside, packages=packages))
 
     return change
@@ -206,7 +210,7 @@ def with_text(name: str, text: str) -> Change:
 
 
 def with_waiver(expires: str, **about: str) -> Change:
-    waiver = Waiver(owner="me", reason="until it is mended", expires=expires, **about)  # type: ignore[arg-type]
+    waiver = Waiver(owner="me", reason="until it is fixed", expires=expires, **about)  # type: ignore[arg-type]
     return lambda image: changed(image, waivers=(*image.waivers, waiver), day=datetime.date(2026, 11, 20))
 
 
@@ -250,7 +254,7 @@ FAULTS: list[tuple[str, str, list[Change], str]] = [
         "xla",
         "torch_is_the_build_of_its_index",
         [with_text("torchvision/version.py", "__version__ = '0.24.1+cu128'\n")],
-        "torchvision/version.py: is 0.24.1+cu128 beside torch 2.9.1+cpu",
+        "torchvision/version.py: is 0.24.1+cu128; torch is 2.9.1+cpu",
     ),
     (
         "tf-cpu",
@@ -343,7 +347,7 @@ FAULTS: list[tuple[str, str, list[Change], str]] = [
         "xla",
         "no_waiver_has_expired",
         [with_waiver("2026-11-19", rule="GHSA-x", package="torch", version="2.9.1")],
-        "waiver of GHSA-x for package torch 2.9.1: expired on 2026-11-19; me answers for it",
+        "waiver of GHSA-x for package torch 2.9.1: expired on 2026-11-19; owner me",
     ),
     (
         "xla",
@@ -368,13 +372,12 @@ def test_each_fault_is_found_and_named(target: str, rule: str, changes: list[Cha
         image = change(image)
     found = rules.check(image)[rule]
     assert any(words in str(one) for one in found), [str(one) for one in found]
-    assert all(one.rule == rule and one.where and one.why and one.fix and not one.note for one in found)
+    assert all(one.rule == rule and one.where and one.why and one.remediation and one.fails for one in found)
 
 
 def test_every_rule_has_a_fault_that_it_finds() -> None:
     elsewhere = {"pins_reach_the_lock", "torch_xla_has_its_libtpu", "imports_do_not_compile", "size_within_budget"}
-    assert {function.__name__ for function in rules.RULES} == {fault[1] for fault in FAULTS} | elsewhere
-    assert all(rules.title(function) != function.__name__ for function in rules.RULES)
+    assert {rule.id for rule in rules.RULES} == {fault[1] for fault in FAULTS} | elsewhere
 
 
 @pytest.mark.parametrize(
@@ -403,18 +406,18 @@ WAIVED = {"rule": "no_setuid_beyond_the_base", "where": "/bin/x in layer *"}
 def test_a_waiver_turns_its_finding_into_a_note_until_it_expires(waiver: Change, passes: bool) -> None:
     image = waiver(with_layer({"bin/x": b"x"}, {"bin/x": 0o4755})(good()))
     (finding,) = rules.check(image)["no_setuid_beyond_the_base"]
-    assert finding.note is passes
-    assert ("waived until 2026-11-20 by me: until it is mended" in finding.what) is passes
+    assert finding.fails is not passes
+    assert ("waived until 2026-11-20 by me: until it is fixed" in finding.what) is passes
 
 
-def test_an_image_without_a_spec_is_held_against_the_rules_that_need_none() -> None:
+def test_an_image_without_a_spec_is_checked_with_the_rules_that_need_none() -> None:
     image = with_layer({"home/a/.netrc": b"machine", "bin/x": b"x"}, {"bin/x": 0o4755})(good())
     image = with_setting(Entrypoint=["bash"], User="root")(with_package("sneaked", "1.0")(image))
     found = rules.check(changed(image, spec=None, build=None))
-    failures = {one.rule for some in found.values() for one in some if not one.note}
+    failures = {one.rule for some in found.values() for one in some if one.fails}
     assert failures == {"no_credentials_in_layers"}
-    assert [one.note for one in found["no_setuid_beyond_the_base"]] == [True], "whose files they are cannot be told"
-    assert not {function.__name__ for function in rules.applicable(changed(image, spec=None))} & {
+    assert [one.fails for one in found["no_setuid_beyond_the_base"]] == [False], "the base is unknown"
+    assert not {rule.id for rule in rules.rules_for(changed(image, spec=None))} & {
         "labels_match_spec",
         "installed_matches_locks",
         "size_within_budget",
@@ -423,7 +426,7 @@ def test_an_image_without_a_spec_is_held_against_the_rules_that_need_none() -> N
 
 def test_torch_must_be_of_the_release_torch_xla_was_built_for() -> None:
     found = rules.check(with_package("torch", "2.8.0")(good()))["torch_xla_has_its_libtpu"]
-    assert [str(one) for one in found] == ["package torch: is 2.8.0 beside torch_xla 2.9.0"]
+    assert [str(one) for one in found] == ["package torch: is 2.8.0; torch_xla is 2.9.0"]
 
 
 def test_cudnn_must_be_the_one_tensorflow_was_built_with() -> None:
@@ -445,14 +448,14 @@ def test_a_package_installed_twice_names_both_folders() -> None:
     assert [str(one) for one in found] == ["package numpy: is installed in /opt/venv and /opt/requirements"]
 
 
-def test_a_pin_that_no_lock_has_is_found() -> None:
+def test_a_pin_that_is_not_locked_is_found() -> None:
     image = good("tf-cpu")
     image.__dict__["locked"] = {name: version for name, version in image.locked.items() if name != "gcsfs"}
     found = rules.check(image)["pins_reach_the_lock"]
     assert len(found) == 1 and "asks for gcsfs==" in str(found[0]) and "the lock has none" in str(found[0])
 
 
-def test_sources_without_byte_code_and_with_foreign_byte_code_are_told_apart() -> None:
+def test_missing_and_stale_byte_code_are_distinguished() -> None:
     image = good()
     image = changed(image, inside=dataclasses.replace(image.inside, missing=("/opt/a.py",), stale=("/opt/b.py",)))
     found = [str(one) for one in rules.check(image)["imports_do_not_compile"]]
@@ -462,12 +465,12 @@ def test_sources_without_byte_code_and_with_foreign_byte_code_are_told_apart() -
     ]
 
 
-def test_many_findings_of_a_rule_are_counted_not_told() -> None:
+def test_findings_of_a_rule_above_the_limit_are_counted() -> None:
     image = good()
-    missing = tuple(f"/opt/{number}.py" for number in range(rules.SHOWN + 5))
+    missing = tuple(f"/opt/{number}.py" for number in range(rules.LIMIT + 5))
     image = changed(image, inside=dataclasses.replace(image.inside, missing=missing))
     found = rules.check(image)["imports_do_not_compile"]
-    assert len(found) == rules.SHOWN + 1 and str(found[-1]) == "and: 5 more"
+    assert len(found) == rules.LIMIT + 1 and str(found[-1]) == "and: 5 more"
 
 
 def over_budget(image: Evidence) -> Evidence:
@@ -482,17 +485,17 @@ def test_a_size_over_the_budget_names_layers_and_packages() -> None:
     )
     image = over_budget(changed(image, inside=dataclasses.replace(image.inside, packages=inside)))
     (finding,) = rules.check(image)["size_within_budget"]
-    assert not finding.note
+    assert finding.fails
     assert "10 B over the budget" in finding.what and "added 5.0 KB" in finding.what and "torch 1.77 GB" in finding.what
 
 
 def test_a_framework_from_the_fallback_index_is_over_budget_with_a_note_only() -> None:
     image = over_budget(with_label("io.trainyard.index", "default")(good()))
     (finding,) = rules.check(image)["size_within_budget"]
-    assert finding.note and "default index instead of pytorch-cpu" in finding.what
+    assert not finding.fails and "default index instead of pytorch-cpu" in finding.what
 
 
-def test_what_a_locked_wheel_brings_is_no_secret_unless_it_was_changed() -> None:
+def test_certificates_of_a_locked_wheel_are_allowed_unless_changed() -> None:
     site = "opt/venv/lib/python3.11/site-packages"
     for content, expected in ((certificate(9), 0), (certificate(9) + certificate(8), 1)):
         image = with_layer({f"{site}/certifi/cacert.pem": content})(good())
@@ -511,7 +514,7 @@ def test_what_a_locked_wheel_brings_is_no_secret_unless_it_was_changed() -> None
     ],
 )
 def test_credential_files_are_known_by_their_names(path: str, kind: str | None) -> None:
-    assert leaks.in_name(path) == kind
+    assert secret_scan.in_name(path) == kind
 
 
 @pytest.mark.parametrize(
@@ -527,13 +530,13 @@ def test_credential_files_are_known_by_their_names(path: str, kind: str | None) 
     ],
 )
 def test_tokens_are_known_by_their_format(text: str, kind: str | None) -> None:
-    assert leaks.in_text(f"x = '{text}'\n".encode()) == ([kind] if kind else [])
+    assert secret_scan.in_text(f"x = '{text}'\n".encode()) == ([kind] if kind else [])
 
 
-def test_addresses_with_passwords_are_looked_for_in_settings_files() -> None:
+def test_addresses_with_passwords_are_found_in_configuration_files() -> None:
     line = b"extra-index-url = https://me:hunter2@index.example/simple\n"
-    assert leaks.in_text(line, "etc/pip.conf") == ["an address with a password"]
-    assert leaks.in_text(line, "opt/readme.md") == []
+    assert secret_scan.in_text(line, "etc/pip.conf") == ["an address with a password"]
+    assert secret_scan.in_text(line, "opt/readme.md") == []
 
 
 @pytest.mark.parametrize(
@@ -545,7 +548,7 @@ def test_addresses_with_passwords_are_looked_for_in_settings_files() -> None:
     ],
 )
 def test_secrets_in_history(command: str, found: list[str]) -> None:
-    assert leaks.in_command(command) == found
+    assert secret_scan.in_command(command) == found
 
 
 def test_a_secret_is_never_repeated() -> None:
@@ -573,14 +576,14 @@ def test_a_broken_layer_is_one_clear_line(cut: int) -> None:
         layers.scan(io.BufferedReader(io.BytesIO(whole[:cut])))  # type: ignore[arg-type]
 
 
-def test_what_an_image_says_of_itself_is_told_first() -> None:
-    """A failure's one line is the first finding: a wrong label tells more than what follows from it."""
-    modules = [function.__module__.rpartition(".")[2] for function in rules.RULES]
-    assert list(dict.fromkeys(modules)) == ["claims", "builds", "contents"]
+def test_findings_about_metadata_come_first() -> None:
+    """The one line of a failure is the first finding: a wrong label says more than what follows from it."""
+    modules = [rule.function.__module__.rpartition(".")[2] for rule in rules.RULES]
+    assert list(dict.fromkeys(modules)) == ["metadata", "framework", "filesystem"]
 
 
 def test_layers_are_named_after_the_stages_of_the_rendered_dockerfile() -> None:
-    text = render.dockerfile(load("xla"))
+    text = dockerfile.dockerfile(load("xla"))
     below, copies = layers.stages(text)
     assert copies == ["framework", "requirements", "about", "common", "trainers", "launcher"]
     made_by = [
@@ -599,11 +602,11 @@ def test_an_index_with_attestations_leads_to_its_image() -> None:
         {"digest": "sha256:a", "platform": {"os": "unknown", "architecture": "unknown"}},
         {"digest": "sha256:b", "platform": {"os": "linux", "architecture": "amd64"}},
     ]
-    assert blobs.manifest_of({"manifests": entries}) == "sha256:b"
-    assert blobs.manifest_of({"config": {}, "layers": []}) is None
+    assert image_store.manifest_of({"manifests": entries}) == "sha256:b"
+    assert image_store.manifest_of({"config": {}, "layers": []}) is None
 
 
-def test_the_probe_tells_good_byte_code_from_bad(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_probe_finds_missing_and_stale_byte_code(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     import py_compile
 
     for name in ("good", "stale", "timed", "outdated", "missing"):
@@ -636,6 +639,21 @@ def test_sizes_are_decimal(count: float, text: str) -> None:
     assert in_units(count) == text
 
 
-def test_an_unknown_target_lists_the_valid_ones(verb: Callable[..., tuple[int, str, str]]) -> None:
-    status, out, err = verb(verify, "tf-cpux")
+def test_an_unknown_target_lists_the_valid_ones(trainyard: Callable[..., tuple[int, str, str]]) -> None:
+    status, out, err = trainyard("verify", "tf-cpux")
     assert (status, out) == (2, "") and "did you mean 'tf-cpu'?" in err and len(err.splitlines()) == 1
+
+
+def test_the_result_of_an_image_that_failed_is_printed_as_json(
+    trainyard: Callable[..., tuple[int, str, str]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    facts = {"passed": False, "findings": [{"rule": "labels_match_spec"}]}
+
+    def verified(*_: object) -> None:
+        raise verify.VerifyFailed("any:tag does not match its spec: label x", facts)
+
+    monkeypatch.setattr(verify, "image_to_verify", lambda *_: (None, "any:tag"))
+    monkeypatch.setattr(verify, "verify", verified)
+    status, out, err = trainyard("verify", "--image=any:tag", "--json")
+    assert (status, json.loads(out)) == (1, facts)
+    assert err == "verify: any:tag does not match its spec: label x\n"

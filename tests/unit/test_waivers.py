@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from scripts import waivers
-from scripts.cli import UserError
+from trainyard.console import UserError
+from trainyard.lint import waivers
 
 ADVISORY = """\
 waivers:

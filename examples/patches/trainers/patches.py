@@ -8,19 +8,18 @@ from __future__ import annotations
 from trainers.common import flags, mnist_data
 from trainers.torch._flags import FLAGS
 
-if __name__ == "__main__":  # before torch is imported, so that --help and mistakes answer at once
+if __name__ == "__main__":  # before torch is imported, so that --help and usage errors are immediate
     ARGS = flags.parse("patches", "MNIST with a patch mixer.", (*FLAGS, *mnist_data.FLAGS), lr=0.02, batch_size=64)
 
 from einops.layers.torch import Rearrange
 from torch import nn
-
 from trainers.torch import _launch, mnist
 
 PATCH, WIDTH = 4, 48
 
 
 def network() -> nn.Sequential:
-    """Logits ``[n, 10]`` of images ``[n, 1, 28, 28]``: 49 patches, mixed over positions, then read out together."""
+    """Logits ``[n, 10]`` of images ``[n, 1, 28, 28]``: 49 patches, mixed over positions, then classified."""
     patches = (mnist_data.SIDE // PATCH) ** 2
     return nn.Sequential(
         Rearrange("n 1 (h a) (w b) -> n (h w) (a b)", a=PATCH, b=PATCH),

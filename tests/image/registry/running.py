@@ -5,24 +5,25 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-# Ryuk, testcontainers' reaper, is an image of a registry that closed networks do not reach.
+# Ryuk, testcontainers' clean-up container, cannot be pulled on networks without Docker Hub.
 os.environ.setdefault("TESTCONTAINERS_RYUK_DISABLED", "true")
 
 from testcontainers.community.registry import DockerRegistryContainer
 
-from scripts import base, engine
+from trainyard.image import base_image
+from trainyard.oci import docker_engine
 
 IMAGE = "trainyard-registry:2.8"
 
 
 def image() -> str:
-    """The reference of the registry's image, built if need be (14 s cold, 1 s from the builder's cache)."""
-    engine.buildx(
+    """Build the registry's image (14 s without cache, 1 s with it); its reference."""
+    docker_engine.buildx(
         "build",
         "--quiet",
         "--load",
         "--provenance=false",
-        f"--build-arg=BASE={base.resolve('debian-12').reference}",
+        f"--build-arg=BASE={base_image.resolve('debian-12').reference}",
         f"--tag={IMAGE}",
         str(Path(__file__).parent),
         quiet=True,
@@ -34,14 +35,14 @@ def container(*, username: str | None = None, password: str | None = None, disk:
     """A registry to be started with ``with``.
 
     Args:
-        username, password: what it asks for; nothing if None.
+        username, password: credentials that it requires; none if None.
         disk: how much it can store, such as ``1m``; unlimited if empty.
     """
     found = DockerRegistryContainer(image=image(), username=username, password=password)
-    found = found.with_kwargs(labels=engine.owned("registry"))
+    found = found.with_kwargs(labels=docker_engine.resource_labels("registry"))
     return found.with_tmpfs_mount("/var/lib/registry", f"size={disk}") if disk else found
 
 
 def address(started: DockerRegistryContainer) -> str:
-    """Where the engine finds it: on its own localhost, the one place from which it takes plain HTTP."""
+    """The address for the engine: localhost, the only host with which it uses plain HTTP."""
     return f"localhost:{started.get_exposed_port(started.port)}"

@@ -1,4 +1,4 @@
-"""IDX files, the digits they hold in tests, sample order, augmentation offsets, padded test batches, downloads."""
+"""IDX files, the digits used in tests, sample order, augmentation offsets, padded test batches, downloads."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-
-from scripts.datasets import digits
 from trainers.common import download, idx, mnist_data, order
 from trainers.common.exits import UserError
+
+from trainyard.datasets import digits
 
 
 @pytest.fixture(scope="session")
@@ -51,9 +51,9 @@ def test_the_same_seed_writes_the_same_bytes(digits_folder: Path, tmp_path: Path
     assert other.read_bytes() != (digits_folder / "train-labels-idx1-ubyte").read_bytes()
 
 
-@settings(deadline=None)  # it writes files, which takes what it takes
+@settings(deadline=None)  # writing files can be slow on a busy machine
 @given(st.lists(st.integers(1, 5), min_size=1, max_size=3), st.booleans())
-def test_idx_comes_back_as_written(tmp_path_factory: pytest.TempPathFactory, shape: list[int], gz: bool) -> None:
+def test_idx_files_read_back_as_written(tmp_path_factory: pytest.TempPathFactory, shape: list[int], gz: bool) -> None:
     array = np.arange(np.prod(shape), dtype=np.uint8).reshape(shape)
     path = str(tmp_path_factory.mktemp("idx") / f"x{'.gz' if gz else ''}")
     idx.write(path, array)
@@ -64,37 +64,37 @@ GOOD = b"\0\0\x08\x01\0\0\0\x03abc"
 
 
 @pytest.mark.parametrize(
-    ("content", "said"),
+    ("content", "message"),
     [
         (b"", "is not an IDX file"),
         (b"\0\0\x0d\x01\0\0\0\x00", "is not an IDX file of unsigned bytes"),
         (b"<html>403", "is not an IDX file"),
         (GOOD[:6], "ends within the header"),
-        (GOOD[:-1], "3 bytes announced, 2 there"),
-        (GOOD + b"d", "3 bytes announced, 4 there"),
+        (GOOD[:-1], "3 bytes expected, 2 found"),
+        (GOOD + b"d", "3 bytes expected, 4 found"),
         (gzip.compress(GOOD, mtime=0)[:-5], "damaged gzip file"),
         (b"\x1f\x8bnonsense", "damaged gzip file"),
     ],
 )
-def test_a_damaged_file_is_named(content: bytes, said: str, tmp_path: Path) -> None:
+def test_a_damaged_idx_file_is_reported_with_its_path(content: bytes, message: str, tmp_path: Path) -> None:
     path = tmp_path / "file"
     path.write_bytes(content)
-    with pytest.raises(UserError, match=said) as raised:
+    with pytest.raises(UserError, match=message) as raised:
         idx.read(str(path))
     assert str(path) in str(raised.value) and "\n" not in str(raised.value)
 
 
-def test_a_missing_folder_and_a_missing_file_are_named(tmp_path: Path) -> None:
+def test_a_missing_folder_and_a_missing_file_are_reported(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="nowhere: no such folder"):
         idx.load_mnist(str(tmp_path / "nowhere"), "train")
     with pytest.raises(UserError, match=r"no train-images-idx3-ubyte\[.gz\] in it"):
         idx.load_mnist(str(tmp_path), "train")
 
 
-def test_images_and_labels_must_belong_together(tmp_path: Path) -> None:
+def test_images_and_labels_must_be_of_the_same_number(tmp_path: Path) -> None:
     idx.write(str(tmp_path / idx.FILES["test"][0]), np.zeros((3, 28, 28), np.uint8))
     idx.write(str(tmp_path / idx.FILES["test"][1]), np.zeros(4, np.uint8))
-    with pytest.raises(UserError, match="do not belong together"):
+    with pytest.raises(UserError, match="do not match"):
         idx.load_mnist(str(tmp_path), "test")
 
 
@@ -103,7 +103,7 @@ def test_an_epoch_has_every_sample_once(count: int, seed: int, epoch: int) -> No
     assert sorted(order.permutation(count, seed, epoch)) == list(range(count))
 
 
-def test_order_depends_on_seed_and_epoch_alone() -> None:
+def test_order_depends_on_seed_and_epoch_only() -> None:
     assert np.array_equal(order.permutation(100, 1, 2), order.permutation(100, 1, 2))
     assert not np.array_equal(order.permutation(100, 1, 2), order.permutation(100, 1, 3))
     assert not np.array_equal(order.permutation(100, 1, 2), order.permutation(100, 2, 2))
@@ -112,7 +112,7 @@ def test_order_depends_on_seed_and_epoch_alone() -> None:
 
 
 @given(st.integers(1, 200), st.integers(1, 64))
-def test_padding_counts_every_sample_exactly_once(count: int, batch: int) -> None:
+def test_padded_batches_have_every_sample_exactly_once(count: int, batch: int) -> None:
     indices, mask = order.padded_batches(count, batch)
     assert indices.shape == mask.shape and indices.shape[1] == batch
     assert indices[mask].tolist() == list(range(count))
@@ -124,7 +124,7 @@ def test_shares_make_up_the_batch(ranks: int, size: int) -> None:
     assert np.concatenate([order.share(batch, rank, ranks) for rank in range(ranks)]).tolist() == batch.tolist()
 
 
-def test_too_few_images_for_a_step_is_said() -> None:
+def test_too_few_images_for_a_step_are_an_error() -> None:
     assert order.steps_per_epoch(100, 30) == 3
     with pytest.raises(UserError, match="the 100 training images do not fill one step of 101: lower --batch-size"):
         order.steps_per_epoch(100, 101)
@@ -163,25 +163,23 @@ def test_images_of_another_size_are_refused(tmp_path: Path) -> None:
 
 @pytest.fixture
 def mirror(tmp_path: Path) -> Iterator[tuple[str, Path, list[str]]]:
-    """A web server on loopback: its address, its folder, and the paths it was asked for."""
+    """A web server on loopback: its URL, its folder, and the requested paths."""
     folder = tmp_path / "mirror"
     folder.mkdir()
-    asked: list[str] = []
+    requested: list[str] = []
 
     class Handler(http.server.SimpleHTTPRequestHandler):
         def log_message(self, *_: object) -> None:
-            asked.append(self.path)
+            requested.append(self.path)
 
     with http.server.ThreadingHTTPServer(("127.0.0.1", 0), functools.partial(Handler, directory=folder)) as server:
         threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
-        yield f"http://127.0.0.1:{server.server_port}/", folder, asked
+        yield f"http://127.0.0.1:{server.server_port}/", folder, requested
         server.shutdown()
 
 
-def test_a_download_goes_on_to_the_next_mirror_and_happens_once(
-    mirror: tuple[str, Path, list[str]], tmp_path: Path
-) -> None:
-    address, folder, asked = mirror
+def test_a_download_tries_the_next_mirror_and_happens_once(mirror: tuple[str, Path, list[str]], tmp_path: Path) -> None:
+    address, folder, requested = mirror
     (folder / "bad").mkdir()
     (folder / "bad" / "x.gz").write_bytes(b"not it")
     (folder / "x.gz").write_bytes(b"data")
@@ -192,11 +190,11 @@ def test_a_download_goes_on_to_the_next_mirror_and_happens_once(
         for ended in [pool.submit(download.fetch, target, mirrors, md5) for _ in range(4)]:
             ended.result()
     assert (tmp_path / "data" / "x.gz").read_bytes() == b"data"
-    assert len([path for path in asked if path == "/x.gz"]) == 1, "one of four processes downloads"
-    assert not list((tmp_path / "data").glob(".x.gz*")), "nothing half done stays"
+    assert len([path for path in requested if path == "/x.gz"]) == 1, "only one of four processes downloads"
+    assert not list((tmp_path / "data").glob(".x.gz*")), "no partial file remains"
 
 
-def test_a_mirror_that_recovers_is_asked_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_transient_error_of_a_mirror_is_retried(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     answers = iter([urllib.error.HTTPError("x", 503, "Service Unavailable", Message(), None), io.BytesIO(b"data")])
     waited: list[float] = []
 
@@ -212,7 +210,9 @@ def test_a_mirror_that_recovers_is_asked_again(tmp_path: Path, monkeypatch: pyte
     assert (tmp_path / "x.gz").read_bytes() == b"data" and waited == [2.0]
 
 
-def test_no_mirror_is_one_line(mirror: tuple[str, Path, list[str]], tmp_path: Path) -> None:
+def test_a_download_without_a_working_mirror_is_a_one_line_error(
+    mirror: tuple[str, Path, list[str]], tmp_path: Path
+) -> None:
     with pytest.raises(UserError, match=r"cannot download x.gz .*(Not Found|not found).*--datadir") as raised:
         download.fetch(str(tmp_path / "data"), [mirror[0]], {"x.gz": "0"}, pause=0)
     assert "\n" not in str(raised.value)

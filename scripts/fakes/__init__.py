@@ -1,1 +1,0 @@
-"""Stand-ins for the services that images meet, each one self-contained file."""

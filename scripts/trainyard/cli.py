@@ -1,0 +1,167 @@
+"""The command line: ``trainyard COMMAND``, with one module of :mod:`trainyard.commands` per command.
+
+A command module has a docstring, ``GROUP`` (one of :data:`GROUPS`) and ``command``, a click command. It imports what it
+needs inside its function, so that ``--help`` loads no library. ``get_command`` imports the module of that name.
+"""
+
+from __future__ import annotations
+
+import importlib
+import os
+import signal
+import sys
+from pathlib import Path
+from typing import Any, NoReturn
+
+import click
+
+from trainyard import __version__, commands, settings
+from trainyard.console import StepFailed, UserError, fail, nearest
+
+#: Group -> its heading in ``trainyard --help``, in this order.
+GROUPS = {
+    "build": "Build and check images",
+    "publish": "Publish images",
+    "jobs": "Run jobs",
+    "project": "Work on this project",
+}
+
+INTERRUPTED = 130
+
+
+class Ended(Exception):
+    """Ctrl-C, SIGTERM or a closed pipe ended the command. click itself would print an empty line first."""
+
+
+class Commands(click.Group):
+    """The modules of :mod:`trainyard.commands`; ``cloudbuild_local`` is called ``cloudbuild-local``."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        folder = Path(commands.__path__[0])
+        return sorted(path.stem.replace("_", "-") for path in folder.glob("*.py") if path.stem != "__init__")
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        if cmd_name not in self.list_commands(ctx):
+            return None
+        module = importlib.import_module(f"trainyard.commands.{cmd_name.replace('-', '_')}")
+        found: click.Command = module.command
+        found.name = cmd_name
+        return found
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        name = args[0]
+        if not name.startswith("-") and self.get_command(ctx, name) is None:
+            raise UserError(f"no such command{nearest(name, self.list_commands(ctx))}; 'trainyard --help' lists them")
+        return super().resolve_command(ctx, args)
+
+    def invoke(self, ctx: click.Context) -> Any:
+        try:
+            return super().invoke(ctx)
+        except (KeyboardInterrupt, BrokenPipeError) as error:
+            raise Ended from error
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        rows: dict[str, list[tuple[str, str]]] = {group: [] for group in GROUPS}
+        for name in self.list_commands(ctx):
+            found = self.get_command(ctx, name)
+            if found is not None and not found.hidden:
+                group = sys.modules[f"trainyard.commands.{name.replace('-', '_')}"].GROUP
+                rows[group].append((name, found.get_short_help_str(limit=80)))
+        for group, heading in GROUPS.items():
+            if rows[group]:
+                with formatter.section(heading):
+                    formatter.write_dl(rows[group])
+
+
+def _print_version(ctx: click.Context, _parameter: click.Parameter, given: bool) -> None:
+    if given:
+        click.echo(f"trainyard {__version__}")
+        ctx.exit()
+
+
+@click.group(
+    cls=Commands,
+    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
+    epilog="'trainyard COMMAND --help' describes a command. In a checkout, 'make COMMAND NAME=value' is the same as "
+    "'trainyard COMMAND' with the variable TRAINYARD_NAME.",
+)
+@click.option(
+    "--version", is_flag=True, expose_value=False, is_eager=True, callback=_print_version, help="Print the version."
+)
+def trainyard() -> None:
+    """Build training images that are what their tags say and find their accelerator by themselves."""
+
+
+def _interrupted(number: int, _frame: object) -> NoReturn:
+    raise KeyboardInterrupt(signal.Signals(number).name)
+
+
+def _check_make_variables(name: str, given: list[str]) -> None:
+    """Refuse a variable on make's command line that no command of the call has: most likely it is misspelt."""
+    known = set(settings.COMMON_VARIABLES)
+    for goal in {name, *settings.make_goals()}:
+        if command := trainyard.get_command(click.Context(trainyard), goal):
+            for parameter in command.params:
+                names = [parameter.envvar] if isinstance(parameter.envvar, str) else parameter.envvar or []
+                known.update(variable.removeprefix(settings.PREFIX) for variable in names)
+    for variable in given:
+        if variable not in known and not variable.startswith("INDEX_"):  # one per package index
+            raise UserError(f"no variable {variable}{nearest(variable, known)}; 'trainyard {name} --help' lists them")
+
+
+def _open_closed_streams() -> None:
+    """Replace streams that the caller closed (``trainyard list >&-``), for which Python has None, with /dev/null."""
+    for number, name in enumerate(("stdin", "stdout", "stderr")):
+        if getattr(sys, name) is None:
+            setattr(sys, name, os.fdopen(os.open(os.devnull, os.O_RDWR), "w" if number else "r", encoding="utf-8"))
+
+
+def _reason(error: OSError) -> str:
+    try:
+        os.getcwd()
+    except FileNotFoundError:
+        return "the current folder was removed: change to another one"
+    return f"{error.strerror or error}{f' ({error.filename})' if error.filename else ''}"
+
+
+def run(arguments: list[str]) -> int:
+    """Run a command; its exit status.
+
+    0 success · 1 a step failed · 2 a mistake of the user's · 130 interrupted. What went wrong is one line on stderr.
+    """
+    signal.signal(signal.SIGTERM, _interrupted)
+    _open_closed_streams()
+    given = settings.adopt_make_variables()
+    name = next((word for word in arguments if not word.startswith("-")), "trainyard")
+    try:
+        _check_make_variables(name, given)
+        status = trainyard.main(arguments or ["--help"], prog_name="trainyard", standalone_mode=False)
+        sys.stdout.flush()
+        return status if isinstance(status, int) else 0
+    except UserError as error:
+        fail(f"{name}: {error}")
+        return 2
+    except StepFailed as error:
+        fail(f"{name}: {error}")
+        return 1
+    except click.ClickException as error:
+        fail(f"{name}: {' '.join(error.format_message().split())}")  # click lists choices on a line each
+        return 2
+    except (Ended, KeyboardInterrupt, BrokenPipeError, click.Abort) as error:
+        if isinstance(error.__cause__ or error, BrokenPipeError):  # the reader of stdout ended: `trainyard list | head`
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            return 1
+        fail(f"{name}: interrupted")
+        return INTERRUPTED
+    except OSError as error:
+        if error.errno is None:
+            raise
+        fail(f"{name}: {_reason(error)}")
+        return 1
+
+
+def main() -> NoReturn:
+    """The console script ``trainyard``."""
+    sys.exit(run(sys.argv[1:]))

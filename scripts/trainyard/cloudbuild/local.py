@@ -1,0 +1,148 @@
+"""Run a cloudbuild.yaml with the local Docker engine, on the files that ``gcloud builds submit`` would upload."""
+
+from __future__ import annotations
+
+import io
+import secrets
+import shutil
+import socket
+import subprocess
+import tarfile
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, BinaryIO
+
+from rich.table import Table
+
+from trainyard.cloudbuild import config as cloud_config
+from trainyard.cloudbuild.config import Build
+from trainyard.cloudbuild.executor import Executor, Result
+from trainyard.console import UserError, say
+from trainyard.oci import docker_engine
+
+
+def source_files(folder: Path) -> list[str]:
+    """The files that `gcloud builds submit` would upload, relative to ``folder``.
+
+    gcloud lists them if it is installed, because it implements .gcloudignore; else git; else they are all files.
+    """
+    commands = [
+        ["gcloud", "meta", "list-files-for-upload", str(folder)],
+        ["git", "-C", str(folder), "ls-files", "--cached", "--others", "--exclude-standard"],
+    ]
+    for command in commands:
+        if not shutil.which(command[0]):
+            continue
+        found = subprocess.run(command, capture_output=True, text=True, check=False)
+        if found.returncode == 0:
+            return sorted(name for name in found.stdout.splitlines() if (folder / name).is_file())
+    return sorted(str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file())
+
+
+def source_archive(folder: Path) -> BinaryIO:
+    """A tar archive of :func:`source_files`, open for reading."""
+    file = io.BytesIO()
+    with tarfile.open(fileobj=file, mode="w") as tar:
+        for name in source_files(folder):
+            tar.add(folder / name, arcname=name, recursive=False)
+    file.seek(0)
+    return file
+
+
+def pairs(text: str, what: str) -> dict[str, str]:
+    """Parse ``A=b,C=d``. As in gcloud, ``^:^A=b:C=d,e`` sets another delimiter
+    (https://cloud.google.com/sdk/gcloud/reference/topic/escaping).
+
+    Raises:
+        UserError: an entry has no ``=``.
+    """
+    delimiter = ","
+    if text.startswith("^") and text.count("^") >= 2:
+        _, delimiter, text = text.split("^", 2)
+    found = {}
+    for entry in filter(None, text.split(delimiter)):
+        key, equals, value = entry.partition("=")
+        if not equals:
+            raise UserError(f"{what}: {entry!r} is not NAME=VALUE")
+        found[key] = value
+    return found
+
+
+def built_in(project: str, build_id: str) -> dict[str, str]:
+    """The built-in substitutions of a submitted build. Those of triggers, such as the commit, are empty."""
+    return {"PROJECT_ID": project, "PROJECT_NUMBER": "0", "BUILD_ID": build_id, "LOCATION": "local"}
+
+
+def table(build: Build, result: Result) -> Table:
+    """The results of the steps, for people."""
+    found = Table(
+        "step", "image", "status", "seconds", title=f"{result.status} in {result.seconds} s", title_justify="left"
+    )
+    for step, outcome in zip(build.steps, result.steps, strict=True):
+        took = f"{outcome.ended - outcome.started:.1f}" if outcome.ended else ""
+        found.add_row(step.id or str(step.number), step.name, outcome.status, took)
+    return found
+
+
+@dataclass(frozen=True)
+class LocalBuild:
+    """A build that ran locally, and its result."""
+
+    id: str
+    build: Build
+    result: Result
+
+    def facts(self) -> dict[str, Any]:
+        """The result for programs."""
+        steps = zip(self.build.steps, self.result.steps, strict=True)
+        return {
+            "id": self.id,
+            "status": self.result.status,
+            "detail": self.result.detail,
+            "seconds": self.result.seconds,
+            "images": self.result.images,
+            "steps": [
+                {"id": step.id, "status": outcome.status, "seconds": round(outcome.ended - outcome.started, 1)}
+                for step, outcome in steps
+            ],
+        }
+
+
+def run(
+    config: Path,
+    *,
+    source: Path | None = None,
+    substitutions: Mapping[str, str],
+    images: Mapping[str, str],
+    project: str,
+) -> LocalBuild:
+    """Run a configuration.
+
+    Args:
+        config: path of the cloudbuild.yaml.
+        source: folder whose files are the build's source; that of ``config`` if None.
+        substitutions: they override those of the configuration.
+        images: image name -> local image to use for it.
+        project: value of ``$PROJECT_ID``.
+    Raises:
+        UserError: there is no such file or folder, or the configuration violates a rule of Cloud Build.
+        StepFailed: the Docker engine failed. A build that fails is a result.
+    """
+    try:
+        text = config.read_text(encoding="utf-8")
+    except FileNotFoundError:
+        raise UserError(f"no file {config}: set CONFIG= to a cloudbuild.yaml") from None
+    identity = f"local-{secrets.token_hex(8)}"
+    build = cloud_config.load(
+        cloud_config.read(text, config.name),
+        where=config.name,
+        given=substitutions,
+        built_in=built_in(project, identity),
+    )
+    folder = source or config.resolve().parent
+    if not folder.is_dir():
+        raise UserError(f"no folder {folder}: set SOURCE= to the folder of the build's source")
+    docker_engine.client()
+    say(f"build {identity} on {socket.gethostname()}: {len(build.steps)} steps")
+    return LocalBuild(identity, build, Executor(build, source_archive(folder), images=images).run())

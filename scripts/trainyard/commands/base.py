@@ -1,0 +1,43 @@
+"""``trainyard base``."""
+
+from __future__ import annotations
+
+import click
+
+from trainyard import options
+
+GROUP = "build"
+
+
+@click.command(
+    short_help="Find or bootstrap the base images.",
+    epilog="""\b
+    Examples:
+      trainyard base             # every base of images/bases.yaml that can be bootstrapped
+      trainyard base xla         # the base of one target
+      trainyard base --force     # bootstrap again, from today's Debian archive
+    """,
+)
+@options.target
+@options.flag("--force", help="Bootstrap again what was bootstrapped on this host.")
+@options.json_output
+def command(target: str | None, force: bool, as_json: bool) -> None:
+    """Find the base image of TARGET, or of all targets, at its registry.
+
+    If the registry does not answer, bootstrap an equivalent from the Debian archive with mmdebstrap.
+    """
+    from trainyard import console
+    from trainyard.image import base_image
+    from trainyard.spec.model import bases, load
+
+    names = [load(target).base] if target else [name for name, base in bases().items() if base.bootstrap]
+    found = {}
+    for name in names:
+        if force:
+            base_image.rebuild(name)
+        resolved = base_image.resolve(name)
+        if resolved.note:
+            console.warn(resolved.note)
+        console.say(f"{name}: {resolved.reference}")
+        found[name] = {"reference": resolved.reference, "digest": resolved.digest, "build_base": resolved.build_base}
+    console.result(found, as_json=as_json)

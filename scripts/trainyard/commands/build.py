@@ -1,0 +1,37 @@
+"""``trainyard build``."""
+
+from __future__ import annotations
+
+import click
+
+from trainyard import options
+
+GROUP = "build"
+
+
+@click.command(
+    short_help="Build an image from its locks, as a candidate.",
+    epilog="""\b
+    Examples:
+      trainyard build xla
+      trainyard build examples/patches --no-cache
+      trainyard build tf-cpu --compression gzip
+    """,
+)
+@options.target
+@options.compression
+@options.flag("--no-cache", help="Build every stage again.")
+@options.json_output
+def command(target: str | None, compression: str, no_cache: bool, as_json: bool) -> None:
+    """Build TARGET's image as the candidate trainyard:<target>-candidate.
+
+    'trainyard image' also verifies it, runs the smoke test in it and tags it. docs/anatomy.md lists the variables of a
+    build, such as BASE and DEBIAN_MIRROR.
+    """
+    from trainyard import console
+    from trainyard.image import build
+    from trainyard.spec.model import load
+
+    plan, facts = build.build(load(target), compression=compression, no_cache=no_cache)
+    console.say(f"built {plan.candidate} {facts['digest']} in {facts['seconds']} s")
+    console.result({"image": plan.candidate} | facts, as_json=as_json)

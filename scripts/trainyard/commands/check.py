@@ -1,0 +1,36 @@
+"""``trainyard check``."""
+
+from __future__ import annotations
+
+import click
+
+from trainyard import options
+
+GROUP = "project"
+
+
+@click.command(
+    short_help="Check specs, locks, generated files, style and types.",
+    epilog="""\b
+    Examples:
+      trainyard check
+      make check
+    """,
+)
+@options.json_output
+def command(as_json: bool) -> None:
+    """Check what needs no engine and no network: specs and locks, known vulnerabilities, generated files, style, types.
+
+    The checks run side by side. It needs a checkout.
+    """
+    from trainyard import console
+    from trainyard.project import check
+
+    failed = check.check()
+    for findings in failed.values():
+        for line in findings:
+            console.say(line)
+    console.result({"failed": list(failed)}, as_json=as_json)
+    if failed:
+        raise console.StepFailed(f"failed: {', '.join(failed)}")
+    console.say(f"passed: {', '.join(check.checks())}")

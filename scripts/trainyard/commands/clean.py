@@ -1,0 +1,36 @@
+"""``trainyard clean``."""
+
+from __future__ import annotations
+
+import click
+
+from trainyard import options
+
+GROUP = "project"
+
+
+@click.command(
+    short_help="Remove what Trainyard left on this host, and only that.",
+    epilog="""\b
+    Examples:
+      trainyard clean
+      trainyard clean xla
+      trainyard clean --all --cache
+    """,
+)
+@options.target
+@options.flag("--all", "everything", help="Also remove every image, base image and record of Trainyard.")
+@options.flag("--cache", help="Also remove the engine's build cache, of all projects on this host.")
+@options.json_output
+def command(target: str | None, everything: bool, cache: bool, as_json: bool) -> None:
+    """Remove containers, networks and volumes that interrupted runs left, and images that passed no test.
+
+    With TARGET, also that target's images and records. Containers, networks and volumes of a running process are kept.
+    """
+    from trainyard import console
+    from trainyard.project import clean
+
+    removed = clean.clean(target, everything=everything, cache=cache)
+    for name in removed:
+        console.say(f"removed {name}")
+    console.result({"removed": removed}, as_json=as_json)

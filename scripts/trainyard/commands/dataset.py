@@ -1,0 +1,50 @@
+"""``trainyard dataset``."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+from trainyard import options
+
+GROUP = "project"
+
+
+@click.command(
+    short_help="Write a small data set to train on without a network.",
+    epilog="""\b
+    Examples:
+      trainyard dataset digits data/digits
+      trainyard dataset digits data/digits --gz
+      trainyard dataset flowers data/flowers --form tfrecord --train 100 --test 20
+    """,
+)
+@click.argument("kind", type=click.Choice(["digits", "flowers"]))
+@click.argument("folder", type=click.Path(file_okay=False, path_type=Path))
+@options.flag("--gz", help="digits: compress the files with gzip.")
+@options.option(
+    "--form", type=click.Choice(["folder", "tfrecord", "tar"]), default="folder", help="flowers: format of the files."
+)
+@options.option("--train", type=options.Count(min=1), default=500, help="flowers: number of training pictures.")
+@options.option("--test", type=options.Count(min=1), default=100, help="flowers: number of test pictures.")
+@options.option("--seed", type=int, default=0, help="digits: selects the test images; flowers: draws other pictures.")
+def command(kind: str, folder: Path, gz: bool, form: str, train: int, test: int, seed: int) -> None:
+    """Write a data set into FOLDER and print the folder.
+
+    digits: scikit-learn's 1,797 handwritten digits as the IDX files of MNIST. flowers: drawn flowers of five kinds.
+    """
+    if kind == "digits":
+        from trainyard.datasets import digits
+
+        print(digits.write_idx(folder, gz=gz, seed=seed))
+    else:
+        import importlib.util
+
+        from trainyard.console import UserError
+        from trainyard.datasets import flowers
+
+        if importlib.util.find_spec("PIL") is None:
+            raise UserError("'trainyard dataset flowers' needs Pillow: install pillow")
+
+        print(flowers.write(folder, form, train, test, seed))

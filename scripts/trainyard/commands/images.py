@@ -1,0 +1,60 @@
+"""``trainyard images``."""
+
+from __future__ import annotations
+
+import click
+
+from trainyard import options
+
+GROUP = "build"
+
+#: Builds at a time by default: one downloads while another unpacks.
+JOBS = 2
+
+
+@click.command(
+    short_help="Build, verify and smoke-test several images at once.",
+    epilog="""\b
+    Examples:
+      trainyard images
+      trainyard images cpu tf-cpu examples/patches
+      trainyard images --jobs 1
+    """,
+)
+@click.argument("targets", nargs=-1)
+@options.option("--targets", "listed", metavar="TARGETS", help="The same as TARGET..., separated by spaces or commas.")
+@options.option("--jobs", type=options.Count(min=1), default=JOBS, help="Builds that run at the same time.")
+@options.compression
+@options.flag("--no-cache", help="Build every stage again.")
+@options.flag("--force", help="Verify and smoke-test again, even if a digest has passed.")
+@options.json_output
+def command(
+    targets: tuple[str, ...],
+    listed: str | None,
+    jobs: int,
+    compression: str,
+    no_cache: bool,
+    force: bool,
+    as_json: bool,
+) -> None:
+    """Run 'trainyard image' for TARGETS, all of the catalogue by default. One that fails does not stop the others.
+
+    Stages that several images share are built once. The log of each target is build/<target>/image.log.
+    """
+    from trainyard import console
+    from trainyard.oci import docker_engine
+    from trainyard.release import batch
+
+    chosen = batch.wanted(list(targets) or (listed or "").replace(",", " ").split())
+    arguments = [f"--compression={compression}", *(["--no-cache"] if no_cache else []), *(["--force"] if force else [])]
+    docker_engine.client()
+    if console.log.is_terminal:
+        from rich.live import Live
+
+        with Live(batch.view(chosen), console=console.log, refresh_per_second=4, transient=True) as live:
+            batch.run(chosen, jobs, lambda some: live.update(batch.view(some)), arguments)
+    else:
+        batch.run(chosen, jobs, batch.Lines(), arguments)
+    console.log.print(batch.summary(chosen))
+    console.result(batch.result(chosen), as_json=as_json)
+    batch.require_all_ready(chosen)

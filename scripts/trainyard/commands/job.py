@@ -1,0 +1,108 @@
+"""``trainyard job``."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import click
+
+from trainyard import options
+
+GROUP = "jobs"
+
+#: Seconds between two queries of a submitted job's state: gcloud's default of 60 delays the log too long.
+POLL_INTERVAL = 10
+
+_POSITIVE = options.Count(min=1)
+
+
+@click.command(
+    short_help="Write a training job for a platform, or submit it.",
+    epilog="""\b
+    Examples:
+      trainyard job xla --platform vertex --accelerator v5litepod-4 --registry HOST/PATH >job.yaml
+      trainyard job cpu --platform vertex --workers 2 --spot --output gs://bucket/run --submit
+      trainyard job cpu --platform vertex --tune "lr=1e-3:1e-1:log batch-size=32,64" >tune.yaml
+      trainyard job xla --platform gke --accelerator v5litepod-16 --slices 2 >jobset.yaml
+      trainyard job xla --platform tpu-vm --accelerator v5litepod-16 >run.sh
+      trainyard job tf-cpu --platform ai-platform --machine n1-highcpu-16 >old.yaml
+      trainyard job --platform vertex --from old.yaml >job.yaml
+    """,
+)
+@options.target
+@options.option("--platform", metavar="NAME", help="Platform that runs the job; the examples show each.")
+@options.option("--trainer", metavar="NAME", help="Trainer of the image. Default: the image's.")
+@options.option("--image", metavar="REFERENCE", help="Any image, instead of TARGET's at the registry.")
+@options.registry
+@options.flag("--pin", help="Name the image by its digest, so that a restarted job gets exactly the same one.")
+@options.option("--args", metavar="WORDS", help="Flags of the trainer, split as a shell splits words.")
+@options.option("--accelerator", metavar="NAME", help="GPUs or a TPU slice: T4, 2xNVIDIA_L4, v5litepod-16, ...")
+@options.option("--machine", metavar="TYPE", help="Machine type. Default: one that fits the accelerator.")
+@options.option("--workers", type=_POSITIVE, help="Number of machines. Default: 1.")
+@options.option("--slices", type=_POSITIVE, help="Number of TPU slices that train together, on GKE. Default: 1.")
+@options.flag("--spot", help="Use Spot VMs, which are cheaper and can be preempted.")
+@options.option("--timeout", metavar="DURATION", help="End the job after this time: 90m, 12h, 2d.")
+@options.option("--output", metavar="gs://...", help="Folder for checkpoints, model and logs.")
+@options.option("--name", help="Display name, job ID or object name. Default: TARGET-TRAINER.")
+@options.option("--region", help="Region, such as us-central1. Default: one that has the accelerator.")
+@options.option("--zone", help="Zone of a TPU VM, such as us-central1-a.")
+@options.option("--project", help="Google Cloud project. Default: gcloud's.")
+@options.option("--service-account", metavar="EMAIL", help="Service account that the job runs as.")
+@options.option("--tensorboard", metavar="RESOURCE", help="projects/PROJECT/locations/REGION/tensorboards/ID.")
+@options.option(
+    "--tune", metavar="SEARCH", help="Flags that trials vary: 'lr=1e-3:1e-1:log batch-size=32,64 epochs=2:8'."
+)
+@options.option("--metric", metavar="NAME", help="Metric that the trainer reports. Default: accuracy.")
+@options.option(
+    "--goal",
+    type=click.Choice(["maximize", "minimize"], case_sensitive=False),
+    help="What to do with the metric. Default: maximize.",
+)
+@options.option("--trials", type=_POSITIVE, help="Number of trials. Default: 8.")
+@options.option("--parallel", type=_POSITIVE, help="Number of trials at a time. Default: 2.")
+@options.option("--algorithm", metavar="NAME", help="GRID_SEARCH or RANDOM_SEARCH. Default: the service's.")
+@options.option("--tpu-version", metavar="VERSION", help="tpuTfVersion of AI Platform. Default: the framework's.")
+@options.option(
+    "--from", "source", metavar="FILE", help="Convert this AI Platform job instead of writing one for TARGET."
+)
+@options.flag("--submit", help="Submit the job and follow its log until it ends, instead of printing it.")
+@options.option(
+    "--poll", type=_POSITIVE, default=POLL_INTERVAL, help="Seconds between two queries of a submitted job's state."
+)
+@options.json_output
+def command(platform: str | None, source: str | None, submit: bool, poll: int, as_json: bool, **given: Any) -> None:
+    """Write a job that runs a trainer of TARGET's image on a platform; the command that submits it is on stderr.
+
+    The job has passed 'trainyard check-job'. With --submit it is submitted instead, and the exit status is 0 only if it
+    succeeds; Ctrl-C stops following its log and leaves it running.
+    """
+    import dataclasses
+    import shlex
+    from pathlib import Path
+
+    from trainyard import console, platforms
+    from trainyard.jobs import job_file, request
+    from trainyard.platforms import writing
+    from trainyard.platforms.base import Conversion
+
+    chosen = platforms.by_name(platform)
+    file = None if submit else writing.redirected_stdout()
+    if source:
+        conversion = Conversion(**{one.name: given[one.name] for one in dataclasses.fields(Conversion)})
+        rendered = chosen.convert(job_file.load(Path(source)), conversion, file)
+    else:
+        parsed = request.parse_request(request.Options(**given), tpu_machine=chosen.tpu_machine)
+        if not given["registry"] and not given["image"]:
+            console.warn("no REGISTRY: the image is local; 'make rehearse' can run it, but no platform can pull it")
+        rendered = chosen.write(parsed, file)
+    for warning in rendered.warnings:
+        console.warn(warning)
+    for note in rendered.notes:
+        console.say(note)
+    if submit:
+        console.result(dataclasses.asdict(chosen.submit(rendered, interval=poll)), as_json=as_json)
+        return
+    if not as_json:
+        click.echo(rendered.text, nl=False)
+    console.say(f"submit it with:\n  {shlex.join(rendered.command)}")
+    console.result({"config": rendered.text, "command": rendered.command}, as_json=as_json)

@@ -1,0 +1,43 @@
+"""``trainyard render``."""
+
+from __future__ import annotations
+
+import click
+
+from trainyard import options
+
+GROUP = "project"
+
+
+@click.command(
+    short_help="Write the generated files: Dockerfiles, bake file, pipelines, pages.",
+    epilog="""\b
+    Examples:
+      trainyard render
+      trainyard render examples/patches
+      trainyard render tf-cpu --stdout
+    """,
+)
+@options.target
+@options.flag("--stdout", help="Print TARGET's Dockerfile and write nothing.")
+@options.json_output
+def command(target: str | None, stdout: bool, as_json: bool) -> None:
+    """Write the files that are generated from the specs; with TARGET, those its image is built from. Commit them."""
+    from trainyard import console, installation
+    from trainyard.image import dockerfile
+    from trainyard.spec.model import load, relative
+
+    only = load(target) if target or stdout else None
+    if stdout and only:
+        print(dockerfile.dockerfile(only), end="")
+        return
+    if only is None:
+        installation.checkout("'trainyard render' without TARGET")
+    from trainyard.project import generated
+
+    written = generated.write(only)
+    for path in written:
+        console.say(f"wrote {relative(path)}")
+    if not written:
+        console.say("all generated files are up to date")
+    console.result({"written": [relative(path) for path in written]}, as_json=as_json)

@@ -1,0 +1,41 @@
+"""``trainyard reproduce``."""
+
+from __future__ import annotations
+
+import click
+
+from trainyard import options
+
+GROUP = "publish"
+
+
+@click.command(
+    short_help="Build an image twice without cache and compare the builds.",
+    epilog="""\b
+    Examples:
+      trainyard reproduce tf-cpu
+    """,
+)
+@options.target
+@options.compression
+@options.json_output
+def command(target: str | None, compression: str, as_json: bool) -> None:
+    """Build TARGET twice without cache: both builds have the same digest, or every file that differs is listed.
+
+    The target's own image is not touched, and the two builds are removed with the cache that they added.
+    """
+    from trainyard import console
+    from trainyard.release import reproduce
+    from trainyard.spec.model import load
+
+    spec = load(target)
+    builds, found = reproduce.reproduce(spec, compression=compression)
+    console.result(reproduce.result(spec, builds, found), as_json=as_json)
+    if found:
+        console.log.print(reproduce.table(found))
+        names = ", ".join(dict.fromkeys(one.layer for one in found if one.layer))
+        raise console.StepFailed(
+            f"{spec.target} is not reproducible: {len(found)} differences in {names or 'its compression'}"
+        )
+    seconds = " and ".join(f"{one.seconds:.0f} s" for one in builds)
+    console.say(f"{spec.target} is reproducible: {builds[0].digest} twice, {seconds}")

@@ -1,0 +1,36 @@
+"""``trainyard rollback``."""
+
+from __future__ import annotations
+
+import click
+
+from trainyard import options
+
+GROUP = "publish"
+
+
+@click.command(
+    short_help="Move a target's floating tags back to the previous image.",
+    epilog="""\b
+    Examples:
+      trainyard rollback tf-cpu --registry localhost:5000/team
+    """,
+)
+@options.target
+@options.registry
+@options.json_output
+def command(target: str | None, registry: str | None, as_json: bool) -> None:
+    """Move the tags of TARGET at a registry back to what they pointed to before the last promote.
+
+    The current image becomes <tag>.previous, so that a second rollback undoes the first. To go back further, promote
+    an older image by its immutable tag: 'trainyard promote --image'.
+    """
+    from trainyard import console
+    from trainyard.oci.registry import check_address
+    from trainyard.release import promotion
+    from trainyard.spec.model import load
+
+    made = promotion.rollback(load(target), check_address(registry))
+    for tag, (digest, before) in made["tags"].items():
+        console.say(f"{made['repository']}:{tag} is {digest[:19]} again, was {before[:19]}")
+    console.result(made, as_json=as_json)

@@ -1,0 +1,42 @@
+"""``trainyard rules``."""
+
+from __future__ import annotations
+
+import click
+
+from trainyard import options, settings
+
+GROUP = "build"
+
+
+@click.command(
+    short_help="List the rules for images and job files, with severity and source.",
+    epilog="""\b
+    Examples:
+      trainyard rules
+      trainyard rules image target
+      trainyard rules gke --json
+    """,
+)
+@click.argument("subjects", metavar="[SUBJECT | RULE]...", nargs=-1, envvar=f"{settings.PREFIX}SUBJECT")
+@options.json_output
+def command(subjects: tuple[str, ...], as_json: bool) -> None:
+    """List the rules of 'trainyard verify' and 'trainyard check-job'.
+
+    SUBJECT limits the list: image (every image), target (an image of a target, compared with its spec), custom-job,
+    hyperparameter-tuning-job, ai-platform, gke, or the id of a rule.
+
+    \b
+    Severities:
+      refuse        The platform, or the promise that an image is what its tag says, refuses it.
+      cannot start  The platform accepts it, but it will not run.
+      note          Shown; fails nothing.
+    """
+    from trainyard import console
+    from trainyard.lint import catalogue
+
+    rules = catalogue.select(subjects)
+    if as_json:
+        console.result({"rules": [catalogue.as_dict(one) for one in rules]}, as_json=True)
+    else:
+        click.echo("\n\n".join(catalogue.describe(one) for one in rules))

@@ -1,0 +1,59 @@
+"""``trainyard sbom``."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+from trainyard import options
+
+GROUP = "publish"
+
+
+@click.command(
+    short_help="Write an image's software bill of materials (CycloneDX 1.6).",
+    epilog="""\b
+    Examples:
+      trainyard sbom tf-cpu
+      trainyard sbom tf-cpu --json > sbom.cdx.json
+      trainyard sbom --image localhost:5000/ml/trainyard:tf-cpu --output sbom.cdx.json
+    """,
+)
+@options.target
+@options.option("--image", metavar="REFERENCE", help="Any image, local or at a registry, instead of TARGET's.")
+@options.option(
+    "--output",
+    type=click.Path(path_type=Path, dir_okay=False),
+    help="File to write; <state folder>/TARGET/sbom.cdx.json by default.",
+)
+@options.flag("--json", "as_json", help="Print the SBOM on stdout instead of writing a file.")
+def command(target: str | None, image: str | None, output: Path | None, as_json: bool) -> None:
+    """Write the SBOM of TARGET's image: every package that pip and dpkg installed, read from the image itself.
+
+    Packages have their purl and license, and Python packages the SHA-256 of every file that the lock accepts for them.
+    The same image gives the same bytes. 'trainyard push' attaches the SBOM to the image.
+    """
+    from trainyard import console, settings
+    from trainyard.oci import docker_engine, inventory
+    from trainyard.release import sbom
+    from trainyard.spec.model import load
+    from trainyard.spec.naming import NAME
+
+    spec = None if image else load(target)
+    if spec is None and not output and not as_json:
+        raise console.UserError("OUTPUT= gives the file for the SBOM of an IMAGE, or JSON=1 prints it")
+    reference = image or f"{NAME}:{spec.target if spec else ''}"
+    if spec is not None:
+        docker_engine.image(reference, made_by=f"make image TARGET={spec.target}")
+    found = inventory.find(reference)
+    if found.repository is not None:
+        inventory.fetch(found, found.layers)
+    text = sbom.make(found, spec)
+    if as_json:
+        print(text, end="")
+        return
+    path = output or settings.STATE / (spec.target if spec else "") / "sbom.cdx.json"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(text, encoding="utf-8")
+    console.say(f"{path}: {len(found.python())} Python packages, {len(found.debian())} Debian packages")

@@ -1,0 +1,36 @@
+"""``trainyard shell``."""
+
+from __future__ import annotations
+
+import click
+
+from trainyard import options
+
+GROUP = "build"
+
+
+@click.command(
+    short_help="Open a shell in an image.",
+    epilog="""\b
+    Examples:
+      trainyard shell xla
+    """,
+)
+@options.target
+def command(target: str | None) -> None:
+    """Open a shell in a new container of TARGET's image. Needs a terminal; the container is removed at the end."""
+    import os
+    import sys
+
+    from trainyard import console
+    from trainyard.oci import docker_engine
+    from trainyard.spec.model import load
+    from trainyard.spec.naming import NAME
+
+    spec = load(target)
+    reference = f"{NAME}:{spec.target}"
+    docker_engine.image(reference, made_by=f"make image TARGET={spec.target}")
+    if not sys.stdin.isatty():
+        raise console.UserError(f"no terminal: run a command with 'docker run --rm {reference} -- COMMAND'")
+    arguments = ["docker", "run", "--rm", "--interactive", "--tty", reference, "--", "bash"]
+    os.execvp(arguments[0], arguments)

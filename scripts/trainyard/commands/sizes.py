@@ -1,0 +1,41 @@
+"""``trainyard sizes``."""
+
+from __future__ import annotations
+
+import click
+
+from trainyard import options
+
+GROUP = "project"
+
+
+@click.command(
+    short_help="Measure the images of this host for docs/images.md.",
+    epilog="""\b
+    Examples:
+      trainyard sizes
+      trainyard sizes tf-cpu
+    """,
+)
+@options.target
+@options.json_output
+def command(target: str | None, as_json: bool) -> None:
+    """Measure TARGET's image layer by layer, or those of all targets; a target without an image here keeps its figures.
+
+    It writes docs/sizes.json, its chart docs/sizes.svg, and docs/images.md, which shows both. Commit them.
+    """
+    from trainyard import console, installation
+    from trainyard.image import catalog_page, measurements, sizes
+    from trainyard.installation import require_extra
+    from trainyard.project import generated
+    from trainyard.spec.model import load, relative, targets
+
+    installation.checkout("'trainyard sizes'")
+    require_extra("matplotlib", "plots", "sizes")
+    specs = [load(name) for name in targets()]
+    measured, everything = sizes.update([load(target)] if target else specs)
+    catalog_page.PAGE.write_text(generated.rendered()[catalog_page.PAGE], encoding="utf-8")
+    console.log.print(sizes.table(everything, specs))
+    written = ", ".join(relative(path) for path in (measurements.FILE, sizes.CHART, catalog_page.PAGE))
+    console.say(f"wrote {written}: review the difference and commit it")
+    console.result({"measured": measured, "targets": everything}, as_json=as_json)

@@ -1,0 +1,58 @@
+"""``trainyard test``."""
+
+from __future__ import annotations
+
+import shlex
+
+import click
+
+from trainyard import options
+
+GROUP = "project"
+
+
+def _words(_context: click.Context, _parameter: click.Parameter, value: str | None) -> list[str]:
+    try:
+        return shlex.split(value or "")
+    except ValueError as error:
+        raise click.BadParameter(f"{error}: {value}") from None
+
+
+@click.command(
+    short_help="Run the checks and the tests.",
+    epilog="""\b
+    Examples:
+      trainyard test
+      trainyard test --suite unit --args "-k lock"
+      make test SUITE=unit ARGS="-k lock"
+      make test REQUIRE=gcloud
+    """,
+)
+@options.option(
+    "--suite",
+    type=click.Choice(("unit", "image", "cloud")),
+    help="One folder of tests/ without the checks. The unit tests need no Docker engine.",
+)
+@options.option("--args", "words", callback=_words, metavar="ARGUMENTS", help="More arguments for pytest.")
+@options.option(
+    "--require",
+    default="",
+    metavar="PROGRAM,...",
+    help="Fail if one of these programs is not installed. Without it, the tests that need the program are deselected.",
+)
+@options.flag("--all", "big", help="Also build and test the largest images: 4 minutes and 20 GB of disk each.")
+def command(suite: str | None, words: list[str], require: str, big: bool) -> int:
+    """Run the checks, the unit tests, and the tests that build images and run in them.
+
+    It needs a checkout.
+    """
+    from trainyard import console
+    from trainyard.project import check, test
+
+    if not suite:
+        failed = check.check()
+        for line in (line for findings in failed.values() for line in findings):
+            console.say(line)
+        if failed:
+            raise console.StepFailed(f"failed: {', '.join(failed)}")
+    return test.run(suite, words, require=require, big=big)

@@ -1,0 +1,40 @@
+"""``trainyard verify``."""
+
+from __future__ import annotations
+
+import click
+
+from trainyard import options
+
+GROUP = "build"
+
+
+@click.command(
+    short_help="Check that an image is what its spec, locks, labels and tags say.",
+    epilog="""\b
+    Examples:
+      trainyard verify tf-cpu
+      trainyard verify --image registry.example/team/image:tag
+    """,
+)
+@options.target
+@options.option("--image", metavar="REFERENCE", help="The image; pulled if it is not on this host.")
+@options.json_output
+def command(target: str | None, image: str | None, as_json: bool) -> None:
+    """Check that TARGET's image is what its spec, its locks, its labels and its tags say.
+
+    The image is the target's candidate, or trainyard:TARGET if there is no candidate. With --image, it is any other
+    image; without TARGET, that is checked against the rules that need no spec. 'trainyard rules image target' lists the
+    rules. The check takes seconds and needs no accelerator.
+    """
+    from trainyard import console
+    from trainyard.lint.image import verify
+
+    spec, reference = verify.image_to_verify(target, image)
+    try:
+        facts = verify.verify(spec, reference)
+    except verify.VerifyFailed as error:
+        console.result(error.facts, as_json=as_json)
+        raise
+    console.say(f"{facts['digest']} {'matches its spec' if spec else 'breaks no rule'}")
+    console.result(facts, as_json=as_json)

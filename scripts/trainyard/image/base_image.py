@@ -1,0 +1,215 @@
+"""Find or bootstrap the base image of a target.
+
+If the base's registry answers, its image is used, pinned by digest. Otherwise an equivalent is bootstrapped from the
+Debian archive with mmdebstrap, using the host's own apt sources, and imported into the engine.
+
+Wheels are installed in the build base, an older image of the same release, so that a newer base changes only its own
+layers.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import tempfile
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+
+from trainyard import settings
+from trainyard.console import StepFailed, UserError, say
+from trainyard.image.local_images import digest_of
+from trainyard.oci import docker_engine
+from trainyard.spec.model import Base, bases
+from trainyard.spec.naming import FILE_EPOCH, NAME
+
+#: Seconds to wait for a registry's answer; one that answers did so in under 2 s, a closed network refuses at once.
+REGISTRY_TIMEOUT = 20
+
+#: What Debian's slim images leave out (debuerreotype's slim excludes).
+_SLIM = ["/usr/share/doc/*", "/usr/share/man/*", "/usr/share/info/*", "/usr/share/locale/*", "/usr/share/groff/*",
+         "/usr/share/lintian/*", "/usr/share/linda/*"]  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Resolved:
+    """The images that a build starts from.
+
+    Attributes:
+        reference: base of the image.
+        digest: its digest if a registry gave one, else empty.
+        note: the fallback that was taken, a sentence; None if none was.
+        build_base: base of the stages that install wheels.
+    """
+
+    reference: str
+    digest: str
+    note: str | None
+    build_base: str
+
+
+@cache
+def _registry_digest(reference: str) -> tuple[str | None, str]:
+    """Digest of ``reference`` at its registry; None and the reason, in a few words, if it cannot be read."""
+    command = ["docker", "buildx", "imagetools", "inspect", "--format", "{{.Manifest.Digest}}", reference]
+    try:
+        found = subprocess.run(command, capture_output=True, text=True, timeout=REGISTRY_TIMEOUT, check=False)
+    except subprocess.TimeoutExpired:
+        return None, f"no answer within {REGISTRY_TIMEOUT} s"
+    if found.returncode == 0 and found.stdout.strip().startswith("sha256:"):
+        return found.stdout.strip(), ""
+    words = found.stderr.strip().splitlines() or ["no answer"]
+    return None, words[-1].removeprefix("ERROR: ").rsplit(": ", 2)[-1]
+
+
+def local_reference(name: str) -> str:
+    """The local reference of a bootstrapped base."""
+    return f"{NAME}-base:{name}"
+
+
+def resolve(name: str) -> Resolved:
+    """The images that base ``name`` means on this host; bootstrapped if its registry does not answer.
+
+    ``TRAINYARD_BASE`` and ``TRAINYARD_BUILD_BASE`` replace them.
+
+    Raises:
+        UserError: the registry does not answer and the base cannot be bootstrapped.
+        StepFailed: bootstrapping failed.
+    """
+    given, build_base = settings.variable("BASE"), settings.variable("BUILD_BASE")
+    if given:
+        return Resolved(given, "", f"base {given} was set with BASE", build_base or given)
+    base = bases()[name]
+    docker_engine.client()
+    digest, reason = _registry_digest(base.image)
+    if digest:
+        reference = f"{base.image}@{digest}"
+        return Resolved(reference, digest, None, build_base or _build_base_at_registry(base) or reference)
+    if base.bootstrap is None:
+        raise UserError(
+            f"base {base.image} is unreachable ({reason}) and cannot be bootstrapped: "
+            "set BASE=<reference> to an image with the same contents"
+        )
+    reference = local_reference(name)
+    if digest_of(reference) is None:
+        say(f"base {base.image}: its registry does not answer ({reason}); bootstrapping an equivalent")
+        bootstrap(name, base)
+    note = f"base {base.image} is unreachable ({reason}): built on {reference}, bootstrapped from the Debian archive"
+    return Resolved(reference, "", note, build_base or _local_build_base(name))
+
+
+def _build_base_at_registry(base: Base) -> str | None:
+    """Reference of the build base with its digest; None if there is none or its registry does not answer."""
+    digest = _registry_digest(base.build_base)[0] if base.build_base else None
+    return f"{base.build_base}@{digest}" if digest else None
+
+
+def _local_build_base(name: str) -> str:
+    """Reference of the first base that was bootstrapped on this host; later ones do not replace it."""
+    reference = local_reference(f"{name}-build-base")
+    if digest_of(reference) is None:
+        docker_engine.client().images.get(local_reference(name)).tag(reference)
+    return reference
+
+
+def configured_reference(name: str) -> str:
+    """The reference of a base before it is resolved: ``TRAINYARD_BASE``, or that of images/bases.yaml."""
+    return settings.variable("BASE") or bases()[name].image
+
+
+def _apt(*arguments: str) -> None:
+    """Run apt-get as root, quietly.
+
+    Raises:
+        StepFailed: it failed; the message ends with its last line.
+    """
+    environment = settings.environment(DEBIAN_FRONTEND="noninteractive")
+    command = ["apt-get", "-qq", *arguments]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    if done.returncode:
+        words = (done.stderr.strip().splitlines() or ["no output"])[-1]
+        raise StepFailed(f"'apt-get {' '.join(arguments)}' failed: {words}")
+
+
+def host_sources(targets: str, suite: str) -> list[str]:
+    """apt source lines for ``suite`` on the hosts that this machine's apt uses for Debian.
+
+    Args:
+        targets: what ``apt-get indextargets --format '$(REPO_URI) $(LABEL)'`` prints.
+    """
+    suites = {"Debian": [suite, f"{suite}-updates"], "Debian-Security": [f"{suite}-security"]}
+    sources = []
+    for line in dict.fromkeys(targets.splitlines()):
+        address, _, label = line.partition(" ")
+        sources += [f"deb {address} {name} main" for name in suites.get(label, [])]
+    return sources
+
+
+def _sources(suite: str) -> list[str]:
+    """apt source lines for ``suite``: ``TRAINYARD_DEBIAN_MIRROR``, or the mirrors of the host's own apt."""
+    given = settings.variable("DEBIAN_MIRROR")
+    if given:
+        return [f"deb {given} {suite} main"]
+    if shutil.which("apt-get"):
+        command = ["apt-get", "indextargets", "--format", "$(REPO_URI) $(LABEL)", "Created-By: Packages"]
+        for attempt in range(2):
+            targets = subprocess.run(command, capture_output=True, text=True, check=False).stdout
+            sources = host_sources(targets, suite)
+            if sources:
+                return sources
+            if attempt == 0 and os.geteuid() == 0:
+                _apt("update")  # container images delete the package lists, and apt lists no targets without them
+    raise UserError(
+        f"cannot bootstrap Debian {suite}: this host has no Debian apt source (or 'apt-get update' never ran); "
+        "run 'make base DEBIAN_MIRROR=<address of a mirror>', or set BASE=<reference>"
+    )
+
+
+def _need_mmdebstrap() -> None:
+    if shutil.which("mmdebstrap"):
+        return
+    if os.geteuid() or not shutil.which("apt-get"):
+        raise UserError("cannot bootstrap a base: install mmdebstrap (or set BASE=<reference>)")
+    say("installing mmdebstrap")
+    _apt("update")
+    _apt("install", "-y", "--no-install-recommends", "mmdebstrap")
+
+
+def bootstrap(name: str, base: Base) -> str:
+    """Make a base from the Debian archive and import it; its reference. 23 s on 2 cores (2026-11).
+
+    Raises:
+        UserError: the base has no Debian suite to bootstrap from, or this host cannot bootstrap.
+        StepFailed: mmdebstrap failed; the message ends with its first error.
+    """
+    if base.bootstrap is None:
+        raise UserError(f"base {name} cannot be bootstrapped: set BASE=<reference> to an image with the same contents")
+    _need_mmdebstrap()
+    sources = _sources(base.bootstrap)
+    excludes = [f"--dpkgopt=path-exclude={pattern}" for pattern in _SLIM]
+    with tempfile.TemporaryDirectory() as folder:
+        tar = Path(folder) / "base.tar"
+        command = ["mmdebstrap", "--variant=minbase", *excludes, base.bootstrap, str(tar), *sources]
+        environment = settings.environment(SOURCE_DATE_EPOCH=str(FILE_EPOCH))
+        done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+        if done.returncode:
+            words = [line for line in done.stderr.splitlines() if line.startswith("E:")] or ["see mmdebstrap's log"]
+            raise StepFailed(f"mmdebstrap could not bootstrap {base.bootstrap} from {sources[0]!r}: {words[0]}")
+        changes = ['CMD ["bash"]', f"LABEL io.trainyard.base={name}"]
+        docker_engine.client().api.import_image_from_file(
+            str(tar), repository=f"{NAME}-base", tag=name, changes=changes
+        )
+    return local_reference(name)
+
+
+def rebuild(name: str) -> None:
+    """Bootstrap a base again if it was bootstrapped on this host before, from the archive of today.
+
+    The build base stays as it is.
+    """
+    if settings.variable("BASE") or digest_of(local_reference(name)) is None:
+        return
+    _local_build_base(name)
+    say(f"{name}: bootstrapping it again")
+    bootstrap(name, bases()[name])

@@ -1,0 +1,127 @@
+"""Run `docker buildx bake` for one target: show its progress, report its steps, and give the reason of a failure."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import re
+import signal
+import subprocess
+import sys
+import tempfile
+from collections import deque
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from trainyard import settings
+from trainyard.console import StepFailed
+from trainyard.oci import docker_engine
+from trainyard.settings import ROOT
+
+#: Called with the stage that a build is at and the step within it: ``("framework", "2/3")``.
+OnStep = Callable[[str, str], None]
+
+#: Last lines of a build's output, which are searched for the reason of a failure.
+_KEPT = 400
+
+#: A step in the output of ``--progress=plain``, as in ``#12 [framework 3/3] RUN ...``
+#: (https://github.com/moby/buildkit/blob/v0.13.0/util/progress/progressui/display.go). ``--progress=rawjson`` would
+#: be easier to parse, but buildx 0.13 does not document it for ``bake`` and people could not read the log.
+_STEP = re.compile(r"#\d+ \[([a-z][\w-]*) +(\d+/\d+)\]")
+
+#: Lines of a failed step that say what is wrong; installers print details, such as hashes, after them.
+_ERROR_LINE = re.compile(r"\berror\b|\bE:|mismatch|caused by|cannot|could not|unable|not found|no such", re.IGNORECASE)
+
+#: Errors of BuildKit in Docker 26.1 that do not recur when the build is retried. The first: two builds share a step,
+#: and the one that requested it has ended, so that its session, with secrets and contexts, is gone. The second: the
+#: engine garbage-collected a snapshot that the build had just found, after other images were removed.
+TRANSIENT_ERRORS = re.compile(r"no active sessions|failed to prepare extraction snapshot .*: not found")
+
+#: How many times a build is started if it fails with a transient error.
+MAX_ATTEMPTS = 3
+
+#: Seconds that `docker buildx` gets to cancel a build after an interrupt; it took under 1 s (2026-11).
+_CANCEL = 20
+
+
+def bake(target: str, arguments: list[str], *, quiet: bool = False, on_step: OnStep | None = None) -> dict[str, Any]:
+    """Build ``target``; BuildKit's metadata of the result (``containerimage.digest`` and more).
+
+    Args:
+        arguments: of ``docker buildx bake``, except progress and metadata.
+        quiet: print no progress.
+        on_step: called at every step; not called on a terminal, where BuildKit draws its progress itself.
+    Raises:
+        StepFailed: the build failed; the message names the stage and its error.
+    """
+    docker_engine.client()
+    with tempfile.TemporaryDirectory() as folder:
+        metadata = Path(folder) / "metadata.json"
+        # On a terminal BuildKit draws its progress: the output cannot be read at the same time, but it stays visible.
+        drawn = sys.stderr.isatty() and not quiet
+        progress = f"--progress={'auto' if drawn else 'plain'}"
+        command = ["docker", "buildx", "bake", progress, f"--metadata-file={metadata}", *arguments]
+        for _ in range(MAX_ATTEMPTS):
+            status, lines = _run(command, piped=not drawn, shown=not quiet, on_step=on_step)
+            if not status or not any(TRANSIENT_ERRORS.search(line) for line in lines):
+                break
+        if status:
+            raise StepFailed(f"the build of {target} failed: {reason(lines) or 'see above'}")
+        found: dict[str, Any] = json.loads(metadata.read_text(encoding="utf-8"))[target]
+        return found
+
+
+def _run(command: list[str], *, piped: bool, shown: bool, on_step: OnStep | None = None) -> tuple[int, list[str]]:
+    """Exit status and last lines of a command that prints its progress on standard error."""
+    kept: deque[str] = deque(maxlen=_KEPT)
+    process = subprocess.Popen(
+        command,
+        cwd=ROOT,
+        env=settings.environment(BUILDX_NO_DEFAULT_ATTESTATIONS="1"),
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE if piped else None,
+        text=True,
+        errors="replace",
+    )
+    try:
+        for line in process.stderr or ():
+            kept.append(line.rstrip("\n"))
+            if on_step and (step := _STEP.match(line)):
+                on_step(step[1], step[2])
+            if shown:
+                sys.stderr.write(line)
+                sys.stderr.flush()
+        return process.wait(), list(kept)
+    except BaseException:
+        # Otherwise the engine would continue to build.
+        process.send_signal(signal.SIGINT)
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            process.wait(_CANCEL)
+        process.kill()
+        raise
+
+
+def reason(lines: list[str]) -> str:
+    """Why a build failed, from the last lines of ``--progress=plain``; empty if they do not say."""
+    text = "\n".join(lines)
+    if re.search(r"no space left on device|disk quota exceeded", text, re.IGNORECASE):
+        return (
+            "the engine's disk is full: 'docker system df' shows what uses it, 'make clean CACHE=1' empties the cache"
+        )
+    errors = [line.removeprefix("ERROR: ") for line in lines if line.startswith("ERROR: ")]
+    # BuildKit repeats the failed step: " > [stage 3/4] RUN ...:", its output after a column of seconds, dashes.
+    steps = re.findall(r"(?ms)^ > \[([^\]]+)\][^\n]*\n(.*?)^-{6,}$", text)
+    if steps:
+        name, output = steps[-1]
+        said = [re.sub(r"^[\d.]+ ", "", line) for line in output.splitlines() if line.strip()]
+        errors_of_step = [line for line in said if _ERROR_LINE.search(line)] or said
+        if errors_of_step:
+            words = re.sub(r"^(caused by|cause|error): ", "", errors_of_step[-1].strip(), flags=re.IGNORECASE)
+            return f"{name.split(' ')[0]}: {_short(words)}"
+    return _short(errors[-1]) if errors else ""
+
+
+def _short(line: str) -> str:
+    line = " ".join(line.split())
+    return line if len(line) <= 300 else f"…{line[-300:]}"

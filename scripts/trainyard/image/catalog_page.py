@@ -1,0 +1,107 @@
+"""docs/images.md: contents and size of every target, how to run it, and when it was rebuilt.
+
+Rendered by `make render` from the specs, docs/sizes.json (written by `make sizes`) and images/limits.yaml.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from trainyard.console import UserError, nearest
+from trainyard.image import measurements
+from trainyard.settings import ROOT
+from trainyard.spec import lockfile, yaml_source
+from trainyard.spec.model import IMAGES, Spec, relative
+from trainyard.spec.units import in_units
+
+PAGE = ROOT / "docs" / "images.md"
+LIMITS = IMAGES / "limits.yaml"
+
+#: Accelerator of a spec -> its name in the page.
+ACCELERATORS = {"none": "none", "nvidia": "NVIDIA GPU", "tpu": "Cloud TPU"}
+
+#: Accelerator of a spec -> what `docker run` needs on a host that has it (docs/launcher.md).
+FLAGS = {"none": "", "nvidia": "--gpus all ", "tpu": "--privileged --net=host "}
+
+#: Accelerator of a spec -> the variable of `make job` that requests one, in the examples.
+JOB_VARIABLES = {"none": "", "nvidia": " ACCELERATOR=nvidia-l4", "tpu": " ACCELERATOR=v5litepod-4"}
+
+
+def limits(names: list[str]) -> dict[str, list[str]]:
+    """Target -> its known limits, from images/limits.yaml.
+
+    Raises:
+        UserError: the file names a target that does not exist.
+    """
+    found: dict[str, list[str]] = {}
+    for name, lines in yaml_source.plain(yaml_source.read(LIMITS)).items():
+        if name not in names:
+            raise UserError(f"{relative(LIMITS)}: no target '{name}'{nearest(name, names)}")
+        found[name] = [str(line) for line in lines]
+    return found
+
+
+def _versions(spec: Spec) -> dict[str, str]:
+    """The framework's main packages and their locked versions."""
+    path = lockfile.framework_lock(spec, "default")
+    locked = lockfile.read(path) if path.is_file() else {}
+    shown = (
+        "torch",
+        "torchvision",
+        "torch-xla",
+        "torch-tpu",
+        "tensorflow",
+        "tensorflow-cpu",
+        "tensorflow-tpu",
+        "keras",
+    )
+    return {name: locked[name] for name in (*shown, "libtpu", "numpy") if name in locked}
+
+
+def _measured(found: dict[str, Any] | None) -> dict[str, Any] | None:
+    """A measurement with sizes in units; None if there is none."""
+    if found is None:
+        return None
+    return found | {
+        "size": in_units(found["size"]),
+        "packed": in_units(found["packed"]),
+        "estimate": in_units(found["estimate"]) if "estimate" in found else "",
+        "layers": [
+            {"name": part["name"], "size": in_units(part["size"]), "packed": in_units(part["packed"])}
+            for part in found["layers"]
+        ],
+    }
+
+
+def variables(specs: list[Spec]) -> dict[str, Any]:
+    """The variables of templates/images.md.j2."""
+    sizes, known = measurements.load(), limits([spec.target for spec in specs])
+    return {
+        "targets": [
+            {
+                "name": spec.target,
+                "summary": spec.summary,
+                "accelerator": ACCELERATORS[spec.accelerator],
+                "flags": FLAGS[spec.accelerator],
+                "job_variables": JOB_VARIABLES[spec.accelerator],
+                "tpu": spec.accelerator == "tpu",
+                "legacy": spec.trainers.package == "tf" and spec.accelerator != "tpu",
+                "versions": _versions(spec),
+                "base": spec.base,
+                "python": spec.base_spec().python,
+                "index": spec.framework.index,
+                "trainers": list(spec.trainer_commands()),
+                "default": spec.trainers.default,
+                "budget": in_units(spec.budget.size),
+                "measured": _measured(sizes.get(spec.target)),
+                "limits": known.get(spec.target, []),
+            }
+            for spec in specs
+        ]
+    }
+
+
+def rendered(specs: list[Spec]) -> dict[Path, tuple[str, dict[str, Any]]]:
+    """Path of every generated file -> its template's name and variables."""
+    return {PAGE: ("images.md.j2", variables(specs))}

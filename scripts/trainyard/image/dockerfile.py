@@ -1,0 +1,222 @@
+"""Render what images are built from: the Dockerfile of each spec, and the bake file of the catalogue.
+
+The other generated files, and writing them, are in :mod:`trainyard.project.generated`.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import jinja2
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
+
+from trainyard.image import plan
+from trainyard.settings import ROOT
+from trainyard.spec import naming
+from trainyard.spec.model import IMAGES, Spec, load, relative, targets
+
+BAKE_FILE = IMAGES / "docker-bake.json"
+
+
+def template_environment() -> jinja2.Environment:
+    """The environment of all templates: those of templates/, where an undefined variable is an error."""
+    return jinja2.Environment(
+        loader=jinja2.FileSystemLoader(ROOT / "templates"),
+        undefined=jinja2.StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        keep_trailing_newline=True,
+        autoescape=False,
+    )
+
+
+def image_json(spec: Spec) -> str:
+    """What the launcher reads inside the image: /opt/trainyard/image.json."""
+    pins = [Requirement(text) for text in spec.framework.packages]
+    versions = {_module(pin.name): next(iter(pin.specifier)).version for pin in pins}
+    return json.dumps(_about(spec, versions | {spec.framework.name: spec.framework.version}), indent=2)
+
+
+def _module(name: str) -> str:
+    """The name of a package in image.json."""
+    return canonicalize_name(name).replace("-", "_")
+
+
+def _about(spec: Spec, versions: dict[str, str]) -> dict[str, Any]:
+    return {
+        "schema": 1,
+        "target": spec.target,
+        "accelerator": spec.accelerator,
+        "framework": spec.framework.name,
+        "versions": versions,
+        "trainers": spec.trainer_commands(),
+        "default": spec.trainers.default,
+    }
+
+
+def _image_json_text(spec: Spec) -> str:
+    """image.json as the Dockerfile writes it; the build fills in the versions of a framework in the base."""
+    if not spec.framework_in_base:
+        return image_json(spec)
+    names = dict.fromkeys([*map(_module, spec.base_spec().framework), spec.framework.name], "")
+    return json.dumps(_about(spec, names), indent=2)
+
+
+#: PATH of an image.
+_PATH = "/opt/venv/bin:/opt/requirements/bin:/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
+
+#: Variables of images for NVIDIA GPUs. The first two tell the container runtime which libraries of the driver to mount:
+#: https://docs.nvidia.com/datacenter/cloud-native/container-toolkit/latest/docker-specialized.html
+#: GKE and Vertex AI mount them under /usr/local/nvidia: https://cloud.google.com/kubernetes-engine/docs/how-to/gpus#cuda
+_NVIDIA = {
+    "NVIDIA_VISIBLE_DEVICES": "all",
+    "NVIDIA_DRIVER_CAPABILITIES": "compute,utility",
+    "LD_LIBRARY_PATH": "/usr/local/nvidia/lib64",
+}
+
+
+def search_path(spec: Spec) -> str:
+    """PATH inside the image. If the base holds the framework and its Python, the base's PATH is part of it."""
+    path = "/opt/requirements/bin:$PATH" if spec.framework_in_base else _PATH
+    return f"{path}:/usr/local/nvidia/bin" if spec.accelerator == "nvidia" else path
+
+
+def environment(spec: Spec) -> dict[str, str]:
+    """Every variable that the image sets, except PATH (:func:`search_path`)."""
+    fixed = {"PYTHONUNBUFFERED": "1", "HOME": "/home/trainer"}
+    return fixed | (_NVIDIA if spec.accelerator == "nvidia" else {}) | spec.environment
+
+
+def _quoted(value: str) -> str:
+    """Text of a spec as a quoted word of a Dockerfile, in which nothing is expanded."""
+    return '"{}"'.format(re.sub(r'([\\"$])', r"\\\1", value))
+
+
+def _environment_lines(spec: Spec) -> str:
+    pairs = {
+        name: value if name not in spec.environment else _quoted(value) for name, value in environment(spec).items()
+    }
+    return " \\\n    ".join(f"{name}={value}" for name, value in ({"PATH": search_path(spec)} | pairs).items())
+
+
+def _label_lines(spec: Spec) -> str:
+    """The pairs of the LABEL instruction."""
+    pairs = {name: _quoted(value) for name, value in plan.labels(spec).items()}
+    pairs |= {name: f'"${{{argument}}}"' for name, argument in plan.LABELS_FROM_ARGUMENTS.items()}
+    if spec.framework_in_base:
+        pairs[f"{naming.LABELS}.framework"] = f'"{spec.framework.name}==${{FRAMEWORK_VERSION}}"'
+    return " \\\n      ".join(f"{name}={value}" for name, value in sorted(pairs.items()))
+
+
+@dataclass(frozen=True)
+class Source:
+    """Where a Dockerfile copies a folder's files from: the main build context or a named one.
+
+    Attributes:
+        copy: text between COPY and a file's name.
+        context: name of the build context; empty for the main one.
+    """
+
+    copy: str
+    context: str = ""
+
+    @property
+    def inside(self) -> bool:
+        """Whether the folder is in the main build context."""
+        return not self.context
+
+
+def source(folder: Path, context: str) -> Source:
+    """The main build context has images/ alone, so a folder elsewhere is a named context, ``context``."""
+    if folder.is_relative_to(IMAGES):
+        return Source(f"{relative(folder)}/")
+    return Source(f"--from={context} ", context)
+
+
+def sources(spec: Spec) -> tuple[Source, Source]:
+    """Sources of the framework's lock and of everything else in the spec's folder."""
+    own = source(spec.folder, "own-files")
+    return (own if spec.framework_folder == spec.folder else source(spec.framework_folder, "framework-files"), own)
+
+
+def contexts(spec: Spec) -> dict[str, str]:
+    """Named build contexts of a spec outside the catalogue: name -> folder."""
+    framework, own = sources(spec)
+    found = {framework.context: relative(spec.framework_folder), own.context: relative(spec.folder)}
+    return {name: folder for name, folder in found.items() if name}
+
+
+def variables(spec: Spec) -> dict[str, Any]:
+    """The variables of templates/Dockerfile.j2."""
+    base = spec.base_spec()
+    return {
+        "spec_file": spec.where,
+        "dockerfile": relative(spec.folder / "Dockerfile"),
+        "contexts": "".join(f"--build-context {name}={path} " for name, path in contexts(spec).items()),
+        "framework_source": sources(spec)[0],
+        "own_source": sources(spec)[1],
+        "trainers_package": spec.trainers.package,
+        "own_trainers": spec.trainers.folder or "",
+        "target": spec.target,
+        "base": base,
+        "framework_in_base": spec.framework_in_base,
+        "interpreter": '"$PYTHON"' if spec.framework_in_base else "/usr/bin/python3",
+        "shebang": "/usr/bin/env python3" if spec.framework_in_base else "/opt/venv/bin/python",
+        "path": search_path(spec),
+        "environment_lines": _environment_lines(spec),
+        "tools": spec.tools,
+        "profile": spec.profile,
+        "system": spec.system,
+        "epoch": naming.FILE_EPOCH,
+        "image_json": _image_json_text(spec),
+        "version": "unlocked" if spec.framework_in_base else spec.framework.version,
+        "label_lines": _label_lines(spec),
+    }
+
+
+def dockerfile(spec: Spec) -> str:
+    """The text of a target's Dockerfile."""
+    return template_environment().get_template("Dockerfile.j2").render(variables(spec)).rstrip("\n") + "\n"
+
+
+def bake(specs: list[Spec]) -> str:
+    """The text of images/docker-bake.json: one target per image, all of them in the group ``default``."""
+    plan_of_targets = {
+        "//": "Generated from images/*/image.yaml by `make render`. Do not edit.",
+        "group": {"default": {"targets": [spec.target for spec in specs]}},
+        "target": {
+            spec.target: {
+                "context": ".",
+                **({"contexts": contexts(spec)} if contexts(spec) else {}),
+                "dockerfile": relative(spec.folder / "Dockerfile"),
+                "tags": [naming.candidate_tag(spec.target)],
+                "platforms": ["linux/amd64"],
+            }
+            for spec in specs
+        },
+    }
+    return json.dumps(plan_of_targets, indent=2) + "\n"
+
+
+def rendered(only: Spec | None = None) -> dict[Path, str]:
+    """Path -> text of the files that images are built from: of all images, or of one."""
+    if only is not None and only.folder.parent != IMAGES:
+        return {only.folder / "Dockerfile": dockerfile(only)}
+    specs = [load(target) for target in targets()]
+    shown = specs if only is None else [only]
+    return {spec.folder / "Dockerfile": dockerfile(spec) for spec in shown} | {BAKE_FILE: bake(specs)}
+
+
+def drift(only: Spec | None = None) -> list[Path]:
+    """Files of :func:`rendered` that are missing or out of date."""
+    return differing(rendered(only))
+
+
+def differing(files: dict[Path, str]) -> list[Path]:
+    """Paths whose file is missing or has another text."""
+    return [path for path, text in files.items() if not path.is_file() or path.read_text(encoding="utf-8") != text]

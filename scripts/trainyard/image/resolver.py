@@ -1,0 +1,288 @@
+"""Resolve a target's packages to hash-pinned locks, for the target's Python and platform, with uv."""
+
+from __future__ import annotations
+
+import datetime
+import functools
+import itertools
+import subprocess
+import sys
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
+
+from trainyard import settings
+from trainyard.console import StepFailed, UserError, say, warn
+from trainyard.image import base_image, package_index
+from trainyard.installation import check_writable, checkout
+from trainyard.oci import docker_engine, probe_runner
+from trainyard.settings import ROOT
+from trainyard.spec import lockfile
+from trainyard.spec.catalog import conflict
+from trainyard.spec.model import IMAGES, BaseContents, Spec, base_contents_file, load, requirements_of
+
+#: glibc of Debian 12, for locks that are of no image.
+GLIBC = "2.36"
+
+#: First line of every lock. It names no target, so that images with the same framework lock share the build stage.
+_HEADER = "# Locked by `make lock`. Do not edit.\n"
+
+#: Tools of the build with a lock under images/.
+TOOLS = ("uv", "gsutil")
+
+
+def compile_lock(
+    requirements: list[str],
+    output: Path,
+    *,
+    python: str,
+    target: str,
+    glibc: str = GLIBC,
+    constraints: str = "",
+    preferred: str = "",
+    index: tuple[str, str, list[str]] | None = None,
+    keep: set[str] | None = None,
+) -> None:
+    """Resolve ``requirements`` with uv and write the lock ``output`` atomically.
+
+    Args:
+        requirements: PEP 508 lines.
+        python: version the lock is for, such as ``3.11``.
+        target: name of the lock in messages.
+        glibc: version of the C library that wheels must run on.
+        constraints: text of a constraints file.
+        preferred: pins that are kept unless a requirement rules them out.
+        index: name, address and package names of an index in addition to the default one.
+        keep: canonical names to keep in the lock; everything if None.
+    Raises:
+        StepFailed: uv found no solution; the message ends with its error.
+    """
+    check_writable(output)
+    with tempfile.TemporaryDirectory() as folder:
+        here = Path(folder)
+        (here / "constraints.txt").write_text(constraints, encoding="utf-8")
+        # uv keeps the versions of its output file if it can.
+        (here / "new.lock").write_text(preferred, encoding="utf-8")
+        lines = ["[project]", 'name = "lock"', 'version = "0"', f"dependencies = {requirements!r}"]
+        if index:
+            name, address, packages = index
+            lines += ["[[tool.uv.index]]", f'name = "{name}"', f'url = "{address}"', "explicit = true"]
+            lines += ["[tool.uv.sources]", *(f'{package} = {{ index = "{name}" }}' for package in packages)]
+        (here / "pyproject.toml").write_text("\n".join(lines) + "\n", encoding="utf-8")
+        command = [sys.executable, "-m", "uv", "pip", "compile", "--quiet", "pyproject.toml"]
+        command += ["--constraint", "constraints.txt", "--generate-hashes"]
+        command += ["--no-header", "--no-annotate", "--no-emit-index-url"]
+        command += ["--python-version", python, "--python-platform", platform_of(glibc), "--output-file", "new.lock"]
+        # A user's uv settings must not change the locks.
+        environment = {key: value for key, value in settings.environment().items() if not key.startswith("UV_")}
+        if bundle := settings.ca_bundle():  # uv's own CA certificates lack those of networks that inspect TLS
+            environment["SSL_CERT_FILE"] = str(bundle)
+        found = subprocess.run(command, cwd=here, env=environment, capture_output=True, text=True, check=False)
+        if found.returncode:
+            reason = " ".join(found.stderr.split()) or f"uv exited with {found.returncode}"
+            raise StepFailed(f"cannot lock {target}: {reason}")
+        text = (here / "new.lock").read_text(encoding="utf-8")
+    if keep is not None:
+        text = _only(text, keep)
+    temporary = output.with_suffix(".lock.new")
+    temporary.write_text(_HEADER + text, encoding="utf-8")
+    temporary.replace(output)
+
+
+def platform_of(glibc: str) -> str:
+    """uv's name of the platform whose wheels run with this version of glibc."""
+    return f"x86_64-manylinux_{glibc.replace('.', '_')}"
+
+
+def _only(text: str, keep: set[str]) -> str:
+    """The entries of a lock whose canonical names are in ``keep``."""
+    kept, keeping = [], False
+    for line in text.splitlines(keepends=True):
+        if not line.startswith((" ", "\t")):
+            keeping = canonicalize_name(line.split("==")[0].split("[")[0].strip()) in keep
+        if keeping:
+            kept.append(line)
+    return "".join(kept)
+
+
+def lock_target(spec: Spec, index_name: str) -> list[Path]:
+    """Write the pair of locks of ``spec`` for one index; the paths written.
+
+    Framework and requirements are resolved together, so that they are compatible, and then split: what the framework
+    alone needs is in its lock and layer, the rest in the requirements'. A spec that inherits its parent's framework
+    keeps the parent's versions.
+
+    Raises:
+        UserError: the versions conflict by images/conflicts.yaml, or the locks are files of the installed package.
+        StepFailed: uv found no solution.
+    """
+    output = lockfile.requirements_lock(spec, index_name)
+    check_writable(output)  # before packages are resolved or a base is pulled, which take minutes
+    if spec.framework_in_base:
+        return lock_with_framework_in_base(spec)
+    index_spec = spec.index_spec()
+    index = None
+    if index_name != "default":
+        assert index_spec is not None
+        index = (index_name, package_index.url(index_name, index_spec), index_spec.packages)
+    python = spec.base_spec().python
+    written = []
+    framework = lockfile.framework_lock(spec, index_name)
+    everything = spec.framework.packages + requirements_of(spec)
+    with tempfile.TemporaryDirectory() as folder:
+        whole = Path(folder) / "whole.lock"
+        if spec.framework_folder == spec.folder:
+            compile_lock(everything, whole, python=python, target=spec.target, index=index)
+            check_conflicts(spec, lockfile.read(whole))
+            pins = "\n".join(f"{name}=={version}" for name, version in lockfile.read(whole).items())
+            compile_lock(
+                spec.framework.packages,
+                framework,
+                python=python,
+                target=spec.target,
+                constraints=pins,
+                index=index,
+            )
+            written.append(framework)
+        taken = lockfile.read(framework)
+        pins = "\n".join(f"{name}=={version}" for name, version in taken.items())
+        compile_lock(everything, whole, python=python, target=spec.target, constraints=pins, index=index)
+        resolved = lockfile.read(whole)
+        check_conflicts(spec, resolved)
+        rest = set(resolved) - set(taken)
+        compile_lock(everything, output, python=python, target=spec.target, constraints=pins, index=index, keep=rest)
+    return [*written, output]
+
+
+def check_conflicts(spec: Spec, versions: Mapping[str, str]) -> None:
+    """Check versions (canonical name -> version) against images/conflicts.yaml.
+
+    Raises:
+        UserError: they cannot share an image; the message gives the reason.
+    """
+    reason = conflict(versions)
+    if reason:
+        raise UserError(f"{spec.where}: {reason}")
+
+
+def lock_with_framework_in_base(spec: Spec) -> list[Path]:
+    """Inspect a base that holds the framework, record its packages, and lock the requirements that it lacks.
+
+    The tag is first resolved to a digest; everything else refers to that digest. Requirements that the base satisfies
+    are used from it; the others are locked, and precede the base's packages on the module path.
+
+    Raises:
+        UserError: the base is unreachable, or is not as images/bases.yaml describes it.
+        StepFailed: the requirements are not compatible with it; the message ends with uv's error.
+    """
+    wanted = spec.base_spec()
+    found = base_image.resolve(spec.base)
+    say(f"{spec.target}: inspecting {found.reference}")
+    docker_engine.pull(found.reference)
+    seen = probe_runner.run(found.reference, "packages")
+    given = settings.variable("BASE")  # whose Python is the one to lock for, whatever its version
+    if not given and not seen["python"].startswith(f"{wanted.python}."):
+        raise UserError(
+            f"{found.reference} has Python {seen['python']}; images/bases.yaml says {wanted.python} of base {spec.base}"
+        )
+    packages = {canonicalize_name(one["name"]): one for one in reversed(seen["packages"])}
+    missing = [name for name in wanted.framework if canonicalize_name(name) not in packages]
+    if missing:
+        raise UserError(f"{found.reference} has no {', '.join(missing)}: it cannot be base {spec.base}")
+    framework = [packages[canonicalize_name(name)] for name in wanted.framework]
+    contents = BaseContents(
+        image=base_image.configured_reference(spec.base),
+        reference=found.reference,
+        digest=found.digest,
+        day=datetime.datetime.now(tz=datetime.UTC).strftime("%Y%m%d"),
+        python=seen["python"],
+        interpreter=seen["executable"],
+        site=seen["site"],
+        packages={name: one["version"] for name, one in sorted(packages.items())},
+        requires={canonicalize_name(one["name"]): one["requires"] for one in framework},
+    )
+    check_conflicts(spec, contents.packages)
+    output = lockfile.requirements_lock(spec, "default")
+    _lock_missing(spec, contents, output)
+    path = base_contents_file(spec)
+    temporary = path.with_suffix(".json.new")
+    temporary.write_text(contents.model_dump_json(indent=2) + "\n", encoding="utf-8")
+    temporary.replace(path)
+    return [path, output]
+
+
+def _lock_missing(spec: Spec, contents: BaseContents, output: Path) -> None:
+    """Lock the requirements that the base does not have in a compatible version."""
+    taken = set(map(canonicalize_name, spec.base_spec().framework))
+    needs = [
+        str(requirement)
+        for text in itertools.chain.from_iterable(contents.requires.values())
+        if (requirement := Requirement(text)).marker is None and canonicalize_name(requirement.name) not in taken
+    ]
+    resolve = functools.partial(
+        compile_lock,
+        requirements_of(spec),
+        python=".".join(contents.python.split(".")[:2]),
+        glibc=spec.base_spec().glibc,
+        target=spec.target,
+        constraints="\n".join(needs),
+        preferred="\n".join(f"{name}=={version}" for name, version in contents.packages.items()),
+    )
+    with tempfile.TemporaryDirectory() as folder:
+        whole = Path(folder) / "whole.lock"
+        resolve(whole)
+        resolved = lockfile.read(whole)
+    check_conflicts(spec, contents.packages | resolved)
+    rest = {name for name, version in resolved.items() if contents.packages.get(name) != version}
+    resolve(output, keep=rest - taken)
+
+
+def _lock_scripts() -> list[Path]:
+    """Write two locks of the same versions: of the package with all its extras, and of that with what tests need."""
+    import tomllib
+
+    root = checkout("'trainyard lock scripts'")
+    pyproject = tomllib.loads((root / "pyproject.toml").read_text(encoding="utf-8"))
+    project = pyproject["project"]
+    extras = itertools.chain.from_iterable(project["optional-dependencies"].values())
+    package = sorted({*project["dependencies"], *(one for one in extras if not one.startswith(project["name"]))})
+    tests = [*pyproject["dependency-groups"]["tests"], *pyproject["build-system"]["requires"]]
+    everything = ROOT / "scripts" / "requirements.lock"
+    compile_lock([*package, *tests], everything, python="3.11", target="scripts")
+    pins = "\n".join(f"{name}=={version}" for name, version in lockfile.read(everything).items())
+    builder = ROOT / "scripts" / "trainyard" / "builder" / "requirements.lock"
+    compile_lock(package, builder, python="3.11", target="scripts", constraints=pins)
+    return [everything, builder]
+
+
+def _lock_tool(name: str) -> list[Path]:
+    lines = (IMAGES / f"{name}.in").read_text(encoding="utf-8").splitlines()
+    pins = [line.split("#")[0].strip() for line in lines if line.split("#")[0].strip()]
+    compile_lock(pins, IMAGES / f"{name}.lock", python="3.11", target=name)
+    return [IMAGES / f"{name}.lock"]
+
+
+def lock(target: str | None) -> list[Path]:
+    """Write the locks of a target, of a tool of the build (:data:`TOOLS`) or of ``scripts``; the paths written.
+
+    A target is locked for the default index and for the index of its spec if that answers.
+
+    Raises:
+        UserError: there is no such target, or its versions conflict.
+        StepFailed: uv found no solution.
+    """
+    if target == "scripts":
+        return _lock_scripts()
+    if target in TOOLS:
+        return _lock_tool(target)
+    spec = load(target)
+    written = lock_target(spec, "default")
+    chosen, reason = package_index.choose(spec)
+    if chosen != "default":
+        written += lock_target(spec, chosen)
+    elif reason:
+        warn(f"no lock for index '{spec.framework.index}': {reason}")
+    return written

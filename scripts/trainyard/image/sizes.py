@@ -1,0 +1,256 @@
+"""Measure the images of this host, layer by layer: docs/sizes.json and its chart, docs/sizes.svg.
+
+If the framework of an image came from the default index, because the index of its spec was unreachable, the image is
+also given an estimate: its size without the files that only CUDA builds have. If the image was removed since, their
+sizes are read from the directories of its wheels.
+"""
+
+from __future__ import annotations
+
+import io
+import re
+from collections.abc import Iterable
+from typing import Any
+
+import docker.errors
+import requests
+from rich.table import Table
+
+from trainyard import state
+from trainyard.console import StepFailed, UserError, say
+from trainyard.image import measurements, wheels
+from trainyard.oci import docker_engine, layers
+from trainyard.oci.layers import Stored
+from trainyard.settings import ROOT
+from trainyard.spec import lockfile
+from trainyard.spec.model import Spec, load, targets
+from trainyard.spec.naming import LABELS, NAME
+from trainyard.spec.units import in_units
+
+CHART = ROOT / "docs" / "sizes.svg"
+
+#: Files that only CUDA builds of torch have: NVIDIA's packages, triton, torch's own CUDA libraries. Without them torch
+#: 2.9.1 has 0.60 GB. The CPU wheel of 2.13.0 has 0.70 GB, 0.05 GB of it test programs, and its libtorch_cpu.so is
+#: within 1 % of that of the CUDA build: an estimate may be 0.1 GB too low.
+CUDA_ONLY = re.compile(
+    r"site-packages/(?:nvidia/|nvidia_[^/]*\.dist-info/|triton/|triton-[^/]*\.dist-info/|cuda/"
+    r"|torch/lib/lib(?:torch_cuda|c10_cuda|torch_nvshmem|caffe2_nvrtc|cudnn|cublas|nv)[^/]*$)"
+)
+
+#: Colours of the layers in the chart, lowest first; layers of the same name are one bar.
+COLOURS = {
+    "base": "#4c566a",
+    "system": "#7b88a1",
+    "libraries": "#a3b1cc",
+    "framework": "#2f6fb0",
+    "requirements": "#e08e2b",
+    "trainers and launcher": "#3f9b5f",
+}
+
+#: Stage whose layer changed -> reason why the image was rebuilt.
+WHY = {
+    "base": "base",
+    "system": "system packages",
+    "libraries": "system packages",
+    "tools": "tools",
+    "framework": "framework",
+    "requirements": "requirements",
+    "about": "description",
+    "common": "trainers",
+    "trainers": "trainers",
+    "own": "its own trainers",
+    "launcher": "launcher",
+}
+
+
+def measure(spec: Spec) -> dict[str, Any] | None:
+    """The measurement of a target's image, ``trainyard:<target>``; None if there is no such image on this host.
+
+    Returns:
+        ``tag``, ``digest``, ``day`` (of the commit), ``index``, ``size`` and ``packed`` in bytes, ``layers`` (``name``,
+        ``diff_id``, ``size``, ``packed``); ``estimate`` in bytes if the spec names another index.
+    """
+    reference = f"{NAME}:{spec.target}"
+    try:
+        image = docker_engine.client().images.get(reference)
+    except docker.errors.ImageNotFound:
+        return None
+    stored = layers.read(reference, (spec.folder / "Dockerfile").read_text(encoding="utf-8"))
+    labels = image.labels
+    parts: list[dict[str, Any]] = [
+        {"name": layer.stage, "diff_id": layer.diff_id, "size": layer.contents.size, "packed": layer.stored}
+        for layer in stored.layers
+    ]
+    found: dict[str, Any] = {
+        "tag": labels.get("org.opencontainers.image.version", ""),
+        "digest": str(image.id),
+        "day": labels.get("org.opencontainers.image.created", "")[:10],
+        "index": labels.get(f"{LABELS}.index", "default"),
+        **_sums(parts),
+    }
+    if found["index"] != spec.framework.index:
+        found["estimate"] = int(found["size"]) - cuda_only(stored)
+    return found
+
+
+def recorded(spec: Spec) -> dict[str, Any] | None:
+    """The measurement of an image that was removed after it had passed here, from its results; None without them."""
+    verified = state.last(spec.target, "verify")
+    built = state.recall(spec.target, "build", str(verified["digest"])) if verified else None
+    if not verified or not built or not verified.get("passed"):
+        return None
+    parts = [
+        {"name": layer["stage"], "diff_id": layer["diff_id"], "size": layer["size"], "packed": layer["compressed"]}
+        for layer in verified["layers"]
+    ]
+    day = re.search(r"-(\d{4})(\d\d)(\d\d)-[0-9a-f]{8}$", str(built["tag"]))
+    found: dict[str, Any] = {
+        "tag": built["tag"],
+        "digest": verified["digest"],
+        "day": "-".join(day.groups()) if day else "",
+        "index": built["index"],
+        **_sums(parts),
+    }
+    only_cuda = None if built["index"] == spec.framework.index else by_wheels(spec, str(built["index"]))
+    return found if only_cuda is None else found | {"estimate": int(found["size"]) - only_cuda}
+
+
+def by_wheels(spec: Spec, index: str) -> int | None:
+    """Bytes of the files that only CUDA builds have, from the wheels of its framework's lock; None if unknown."""
+    try:
+        found = wheels.addresses(lockfile.framework_lock(spec, index), spec.base_spec())
+        with requests.Session() as session:
+            return sum(
+                size
+                for url in found.values()
+                for path, size in wheels.files(url, session).items()
+                if CUDA_ONLY.search(f"site-packages/{path}")
+            )
+    except StepFailed as error:
+        say(f"{spec.target}: no estimate: {error}")
+        return None
+
+
+def _sums(parts: list[dict[str, Any]]) -> dict[str, Any]:
+    sums = {key: sum(int(part[key]) for part in parts) for key in ("size", "packed")}
+    return {**sums, "layers": parts}
+
+
+def compared(before: dict[str, Any], now: dict[str, Any]) -> dict[str, Any]:
+    """A measurement with the reason, ``why``, for which the image differs from that of the last measurement.
+
+    If only labels differ, the image does not count as rebuilt and keeps its day.
+
+    Args:
+        before: the last measurement; empty if there is none.
+    """
+    if before and [part["diff_id"] for part in before["layers"]] == [part["diff_id"] for part in now["layers"]]:
+        return before | {key: now[key] for key in ("estimate", "index") if key in now}
+    return now | {"why": why(before.get("layers", []), now["layers"])}
+
+
+def cuda_only(stored: Stored) -> int:
+    """Bytes of the files that only a CUDA build has."""
+    return sum(
+        file.size for layer in stored.layers for path, file in layer.contents.files.items() if CUDA_ONLY.search(path)
+    )
+
+
+def why(before: list[dict[str, Any]], after: list[dict[str, Any]]) -> str:
+    """The parts of an image that changed since the last measurement."""
+    if not before:
+        return "first measured"
+    known = {part["diff_id"] for part in before}
+    changed = [WHY.get(part["name"], part["name"]) for part in after if part["diff_id"] not in known]
+    gone = [
+        WHY.get(part["name"], part["name"]) for part in before if part["name"] not in {one["name"] for one in after}
+    ]
+    return ", ".join(dict.fromkeys([*changed, *gone])) or "order of layers"
+
+
+def bars(measured: dict[str, Any]) -> dict[str, int]:
+    """Bytes of each part of a bar; the small layers on top are one part."""
+    found = dict.fromkeys(COLOURS, 0)
+    for part in measured["layers"]:
+        found[part["name"] if part["name"] in COLOURS else "trainers and launcher"] += int(part["size"])
+    return found
+
+
+def chart(found: dict[str, dict[str, Any]], budgets: dict[str, int]) -> str:
+    """The text of an SVG with one bar per target: its layers side by side, and a line at its budget.
+
+    The same data give the same text.
+    """
+    import matplotlib
+
+    matplotlib.use("svg")
+    from matplotlib import pyplot
+
+    names = sorted(found, key=lambda name: found[name]["size"])
+    with pyplot.rc_context({"svg.hashsalt": "trainyard", "svg.fonttype": "none", "font.family": "sans-serif"}):
+        figure, axes = pyplot.subplots(figsize=(9, 0.55 * len(names) + 1.4), layout="constrained")
+        left = [0.0] * len(names)
+        for part, colour in COLOURS.items():
+            widths = [bars(found[name])[part] / 1e9 for name in names]
+            axes.barh(names, widths, left=left, color=colour, label=part, height=0.62)
+            left = [one + width for one, width in zip(left, widths, strict=True)]
+        for row, name in enumerate(names):
+            label = in_units(found[name]["size"])
+            if "estimate" in found[name]:
+                label += f" (about {in_units(found[name]['estimate'])} from the index of its spec)"
+            end = max(left[row], budgets.get(name, 0) / 1e9)
+            axes.annotate(label, (end, row), xytext=(6, 0), textcoords="offset points", va="center", fontsize=9)
+            if name in budgets:
+                axes.vlines(budgets[name] / 1e9, row - 0.38, row + 0.38, color="#b3261e", linewidth=2)
+        axes.vlines([], 0, 0, color="#b3261e", linewidth=2, label="budget")
+        axes.set_xlabel("GB, uncompressed")
+        axes.set_xlim(0, max(left) * 1.35)
+        axes.spines[["top", "right"]].set_visible(False)
+        axes.legend(loc="lower right", frameon=False, fontsize=9)
+        written = io.StringIO()
+        figure.savefig(written, format="svg", metadata={"Date": None, "Creator": "make sizes"})
+        pyplot.close(figure)
+    return "\n".join(line.rstrip() for line in written.getvalue().splitlines()) + "\n"
+
+
+def table(found: dict[str, dict[str, Any]], specs: Iterable[Spec]) -> Table:
+    """The measurements, for people."""
+    shown = Table("target", "size", "compressed", "budget", "estimate", "index", "rebuilt", "why")
+    for spec in specs:
+        one = found.get(spec.target)
+        budget = in_units(spec.budget.size)
+        if one is None:
+            shown.add_row(spec.target, "-", "-", budget, "", "", "", "never measured", style="dim")
+            continue
+        estimate = in_units(one["estimate"]) if "estimate" in one else ""
+        within = one.get("estimate", one["size"]) <= spec.budget.size
+        cells = [in_units(one["size"]), in_units(one["packed"]), budget, estimate, one["index"], one["day"], one["why"]]
+        shown.add_row(spec.target, *cells, style=None if within else "bold red")
+    return shown
+
+
+def update(chosen: list[Spec]) -> tuple[list[str], dict[str, dict[str, Any]]]:
+    """Measure the images of ``chosen`` and write docs/sizes.json and its chart.
+
+    Returns:
+        The targets that were measured, and all measurements by target: those without an image here keep theirs.
+    Raises:
+        UserError: none of them has an image on this host.
+    """
+    everything = measurements.load()
+    done = []
+    for spec in chosen:
+        found = measure(spec) or recorded(spec)
+        if found is None:
+            say(f"{spec.target}: no image on this host: its last measurement stays")
+            continue
+        everything[spec.target] = compared(everything.get(spec.target, {}), found)
+        done.append(spec.target)
+    if not done:
+        raise UserError("no target has an image on this host: run 'make images' or 'make image TARGET=...'")
+    names = targets()
+    everything = {name: everything[name] for name in sorted(everything) if name in names}
+    text = chart(everything, {name: load(name).budget.size for name in names})
+    measurements.save(everything)
+    CHART.write_text(text, encoding="utf-8")
+    return done, everything

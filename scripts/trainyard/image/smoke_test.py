@@ -1,0 +1,291 @@
+"""Train in an image before it is published: offline, on a read-only root file system, with a fake TPU_CONFIG.
+
+A sidecar container runs next to the image, on an internal network: the same image with the fake of Google Cloud's
+metadata server and TPU API (scripts/trainyard/fakes/google_cloud.py) copied into it. No host mount and no host port is
+used, so the test runs the same way on a laptop, in CI, in Cloud Build and with a remote engine. It has three runs:
+
+1. `straight`: the launcher finds TPU_CONFIG and polls the node until it is READY; the trainer learns real digits.
+2. `stopped`: the same run receives SIGTERM in its second epoch, saves a checkpoint and exits with 143 within the grace
+   period.
+3. `resumed`: it resumes from the checkpoint and must end with the same weights as the straight run.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import re
+import secrets
+import tempfile
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import docker.errors
+import requests
+from docker.models.containers import Container
+
+from trainyard import state
+from trainyard.console import StepFailed, say
+from trainyard.datasets import digits
+from trainyard.fakes import sidecar
+from trainyard.oci import docker_engine
+from trainyard.spec.model import Spec
+
+PORT = 8080
+PROJECT, ZONE, NODE = "smoke-project", "us-central1-b", "smoke-node"
+#: Endpoint of the fake's TPU node: an address that is reserved for documentation (RFC 5737).
+ENDPOINT = "192.0.2.10:8470"
+
+#: Seconds a training run may take; the slowest, XLA's CPU backend, took 40 s on 2 cores (2026-11).
+RUN_TIMEOUT = 600
+#: Seconds from SIGTERM to the end: what GKE leaves non-system pods on Spot VMs
+#: (https://cloud.google.com/kubernetes-engine/docs/concepts/spot-vms).
+GRACE = 15
+
+#: Warnings and errors of Python and glog, which the log of a good run does not have. The launcher prints its own in
+#: another form.
+_NOISE = re.compile(
+    r"^(?:WARNING|ERROR|CRITICAL|FATAL|Traceback|\S*Warning:|[WEF]\d{4} |.*: (?:User|Deprecation)Warning:)"
+)
+
+#: TensorFlow with CUDA logs this error on a host without a driver; the launcher has printed a warning about it before.
+_NO_DRIVER = "failed call to cuInit"
+
+
+@dataclass(frozen=True)
+class Finished:
+    """A container that exited: its status, log lines, and the trainer's summary (the JSON object of its last line)."""
+
+    status: int
+    lines: list[str]
+    summary: dict[str, Any]
+
+
+def summary_of(lines: list[str]) -> dict[str, Any]:
+    """The trainer's summary, a JSON object with ``"event": "summary"``; empty if there is none."""
+    for line in reversed(lines):
+        if line.startswith("{"):
+            with contextlib.suppress(json.JSONDecodeError):
+                found = json.loads(line)
+                if isinstance(found, dict) and found.get("event") == "summary":
+                    return found
+    return {}
+
+
+def unexpected_lines(lines: list[str]) -> list[str]:
+    """The lines that the log of a good run does not have."""
+    return [line for line in lines if _NOISE.match(line) and _NO_DRIVER not in line]
+
+
+def _digits() -> dict[str, bytes]:
+    """The data: scikit-learn's 1,797 real digits as MNIST's four IDX files."""
+    with tempfile.TemporaryDirectory() as folder:
+        digits.write_idx(Path(folder))
+        return {f"data/{path.name}": path.read_bytes() for path in sorted(Path(folder).iterdir())}
+
+
+class Sandbox:
+    """The network, the volume and the sidecar of a smoke test; they are removed at the end."""
+
+    def __init__(self, image: str) -> None:
+        self.image = image
+        self.name = f"trainyard-smoke-{secrets.token_hex(4)}"
+        self._labels = docker_engine.resource_labels("smoke")
+        self._containers: list[Container] = []
+
+    def __enter__(self) -> Sandbox:
+        with contextlib.ExitStack() as undo:
+            docker_client = docker_engine.client()
+            self._network = docker_client.networks.create(self.name, internal=True, labels=self._labels)
+            undo.callback(self._network.remove)
+            self._volume = docker_client.volumes.create(self.name, labels=self._labels)
+            undo.callback(self._volume.remove, force=True)
+            undo.callback(self._remove_containers)
+            self._start_sidecar()
+            self._undo = undo.pop_all()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._undo.close()
+
+    def _remove_containers(self) -> None:
+        for container in self._containers:
+            with contextlib.suppress(docker.errors.NotFound):
+                container.remove(force=True)
+
+    def _start_sidecar(self) -> None:
+        command = [f"--port={PORT}", "--host=0.0.0.0", f"--project={PROJECT}", f"--zone={ZONE}", f"--node={NODE}"]
+        command += ["--states=CREATING,CREATING,READY", f"--endpoint={ENDPOINT}"]
+        self._sidecar = sidecar.create(
+            self.image,
+            sidecar.GOOGLE_CLOUD,
+            command,
+            name=f"{self.name}-fake",
+            network=self.name,
+            labels=self._labels,
+            volumes={self.name: {"bind": "/smoke", "mode": "rw"}},
+        )
+        self._containers.append(self._sidecar)
+        self._sidecar.put_archive("/smoke", sidecar.archive(_digits(), ["out"]))
+        self._sidecar.start()
+
+    def start(self, *command: str) -> Container:
+        """Start the image under test with ``command``, as the platform would start it."""
+        where = f"{self.name}-fake:{PORT}"
+        container = docker_engine.client().containers.create(
+            self.image,
+            list(command),
+            environment={
+                "TPU_CONFIG": json.dumps({"project": PROJECT, "zone": ZONE, "tpu_node_name": NODE}),
+                "GCE_METADATA_HOST": where,
+                "TPU_API_ENDPOINT": f"http://{where}",
+                "LAUNCHER_TPU_INTERVAL": "0.2",
+                "LAUNCHER_REHEARSE": "1",
+            },
+            network=self.name,
+            volumes={self.name: {"bind": "/smoke", "mode": "rw"}},
+            tmpfs={"/tmp": "mode=1777"},
+            read_only=True,
+            cap_drop=["ALL"],
+            security_opt=["no-new-privileges"],
+            labels=self._labels,
+        )
+        self._containers.append(container)
+        container.start()
+        return container
+
+    def finish(self, container: Container, what: str, timeout: float = RUN_TIMEOUT) -> Finished:
+        """Wait until a container exits.
+
+        Raises:
+            StepFailed: it did not exit within ``timeout`` seconds.
+        """
+        try:
+            status = int(container.wait(timeout=timeout)["StatusCode"])
+        except requests.exceptions.RequestException:
+            raise StepFailed(
+                f"{what}: still running after {timeout:.0f} s; last line: {self._last(container)}"
+            ) from None
+        lines = container.logs().decode(errors="replace").splitlines()
+        return Finished(status, lines, summary_of(lines))
+
+    @staticmethod
+    def _last(container: Container) -> str:
+        return (container.logs(tail=1).decode(errors="replace").strip() or "(none)")[:300]
+
+    def polled_states(self) -> list[str]:
+        """The states of the node that the fake TPU API has reported, in order."""
+        url = f"http://127.0.0.1:{PORT}/_fake/requests"
+        script = f"import urllib.request as u; print(u.urlopen({url!r}).read().decode())"
+        found = self._sidecar.exec_run(["python3", "-I", "-c", script])
+        if found.exit_code:
+            raise StepFailed(f"the fake of Google Cloud does not answer: {found.output!r:.300}")
+        assert isinstance(found.output, bytes)  # not streamed
+        requests_seen = json.loads(found.output)["requests"]
+        return [entry["state"] for entry in requests_seen if entry.get("state")]
+
+
+def _refuse(problems: list[str], finished: Finished) -> None:
+    if problems:
+        for line in finished.lines[-20:]:
+            say(f"  | {line}")
+        raise StepFailed(f"{problems[0]} (see the last lines of its log above)")
+
+
+def check_straight(finished: Finished, floor: float) -> list[str]:
+    """What is wrong with a run that should have learned the digits; ``floor`` is a fraction of 1."""
+    found = finished.summary
+    problems = []
+    if finished.status:
+        problems.append(f"straight run: exit status {finished.status} where 0 was expected")
+    elif not found:
+        problems.append("straight run: no summary line in the trainer's output")
+    else:
+        if not found["loss_last"] < found["loss_first"]:
+            problems.append(f"straight run: the loss did not fall ({found['loss_first']} -> {found['loss_last']})")
+        if not found["accuracy"] >= 100 * floor:
+            problems.append(f"straight run: accuracy {found['accuracy']:.2f} % is below the floor of {100 * floor:g} %")
+    problems += [f"straight run: unexpected line in the log: {line}" for line in unexpected_lines(finished.lines)]
+    return problems
+
+
+def check_stopped(finished: Finished, seconds: float) -> list[str]:
+    """What is wrong with a run that got SIGTERM ``seconds`` before its end."""
+    if finished.status != 143:
+        return [f"stopped run: exit status {finished.status} after SIGTERM where 143 was expected"]
+    if seconds > GRACE:
+        return [f"stopped run: took {seconds:.1f} s to end after SIGTERM; platforms give {GRACE} s"]
+    return []
+
+
+def check_resumed(finished: Finished, straight: Finished) -> list[str]:
+    """What is wrong with a run that should have resumed the stopped one and ended like the straight one."""
+    if finished.status:
+        return [f"resumed run: exit status {finished.status} where 0 was expected"]
+    found, expected = finished.summary, straight.summary
+    if not found.get("resumed_from"):
+        return ["resumed run: started over instead of resuming: the stopped run left no usable checkpoint"]
+    if found["weights_sha256"] != expected["weights_sha256"] or found["accuracy"] != expected["accuracy"]:
+        return [
+            f"resumed run: ended with different weights than the straight run (accuracy {found['accuracy']} "
+            f"against {expected['accuracy']})"
+        ]
+    return []
+
+
+def _until(container: Container, text: str) -> Iterator[bool]:
+    """Yield whether ``text`` was seen, line by line, until the log ends."""
+    for line in container.logs(stream=True, follow=True):
+        yield text in line.decode(errors="replace")
+
+
+def smoke(spec: Spec, reference: str) -> dict[str, Any]:
+    """Train in the image ``reference``; the facts recorded for its digest.
+
+    Raises:
+        StepFailed: a run failed; the message gives the first reason.
+    """
+    started = time.monotonic()
+    digest = docker_engine.digest(reference, made_by=f"make build TARGET={spec.target}")
+    floor = spec.smoke.accuracy
+
+    def command(run: str) -> list[str]:
+        flags = {"datadir": "/smoke/data", "epochs": spec.smoke.epochs, "seed": 1, "output-dir": f"/smoke/out/{run}"}
+        flags["checkpoint-dir"] = f"/smoke/out/{run}/checkpoints"
+        return [spec.smoke.trainer, *(f"--{name}={value}" for name, value in flags.items())]
+
+    with Sandbox(digest) as sandbox:
+        straight = sandbox.finish(sandbox.start(*command("straight")), "straight run")
+        _refuse(check_straight(straight, floor), straight)
+        states = sandbox.polled_states()
+        if "CREATING" not in states or states[-1] != "READY":
+            _refuse([f"the launcher did not wait for the TPU node: the API reported {states or 'nothing'}"], straight)
+        say(f"straight run: accuracy {straight.summary['accuracy']:.2f} %, node was {' -> '.join(states)}")
+
+        container = sandbox.start(*command("stopped"))
+        if not any(_until(container, "Epoch=2 ")):
+            _refuse(["stopped run: ended before its second epoch"], sandbox.finish(container, "stopped run"))
+        stopping = time.monotonic()
+        container.kill("SIGTERM")
+        stopped = sandbox.finish(container, "stopped run", timeout=GRACE + 5)
+        seconds_to_stop = time.monotonic() - stopping
+        _refuse(check_stopped(stopped, seconds_to_stop), stopped)
+
+        resumed = sandbox.finish(sandbox.start(*command("stopped")), "resumed run")
+        _refuse(check_resumed(resumed, straight), resumed)
+        say(f"stopped in {seconds_to_stop:.1f} s, resumed from step {resumed.summary['resumed_from']}, same weights")
+
+    facts = {
+        "passed": True,
+        "seconds": round(time.monotonic() - started, 1),
+        "accuracy": straight.summary["accuracy"],
+        "images_per_second": straight.summary["images_per_second"],
+        "seconds_to_stop": round(seconds_to_stop, 2),
+        "resumed_from": resumed.summary["resumed_from"],
+        "tpu_states": states,
+    }
+    state.record(spec.target, "smoke", digest, facts)
+    return {"digest": digest} | facts

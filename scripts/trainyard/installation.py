@@ -1,0 +1,48 @@
+"""What this installation has: a checkout or only the installed package, and optional dependencies."""
+
+from __future__ import annotations
+
+import importlib.util
+from pathlib import Path
+
+from trainyard import settings
+from trainyard.console import UserError
+
+
+def check_writable(path: Path) -> None:
+    """Refuse to change a file of the installed package.
+
+    Raises:
+        UserError: ``path`` is one of the files that were installed with the package; a checkout's may be written.
+    """
+    if settings.CHECKOUT is None and path.resolve().is_relative_to(settings.ROOT):
+        name = path.resolve().relative_to(settings.ROOT)
+        raise UserError(f"{name} is part of the installed package: to change it, run this in a checkout of Trainyard")
+
+
+def checkout(purpose: str) -> Path:
+    """The folder of the checkout that this package runs from.
+
+    Raises:
+        UserError: it was installed from a wheel; the message says that ``purpose`` needs a checkout.
+    """
+    if settings.CHECKOUT is None:
+        raise UserError(
+            f"{purpose} needs a checkout of Trainyard, and this is an installed package: clone it, run 'make'"
+        )
+    return settings.CHECKOUT
+
+
+def require_extra(module: str, extra: str, command: str = "") -> None:
+    """Check that an optional dependency is installed; call it before the import.
+
+    Args:
+        module: what is imported, such as ``cryptography``.
+        extra: the extra of ``trainyard-images`` that installs it (pyproject.toml).
+        command: the command that needs it; the extra's name if empty.
+
+    Raises:
+        UserError: it is not installed.
+    """
+    if importlib.util.find_spec(module) is None:
+        raise UserError(f"'trainyard {command or extra}' needs {module}: install 'trainyard-images[{extra}]'")

@@ -1,0 +1,249 @@
+"""Machine types, accelerators and TPU slices: the table in machines.yaml, typed.
+
+Sources of every entry are named at the top of that file.
+"""
+
+from __future__ import annotations
+
+import datetime
+from dataclasses import dataclass
+from functools import cache
+from math import prod
+from pathlib import Path
+from typing import Annotated, TypeVar
+
+from pydantic import Field
+
+from trainyard.console import UserError, nearest
+from trainyard.spec import yaml_source
+from trainyard.spec.model import Strict
+
+TABLE = Path(__file__).with_name("machines.yaml")
+
+#: When AI Platform Training stopped accepting jobs (https://cloud.google.com/ai-platform/training/docs/deprecations).
+AI_PLATFORM_SHUT_DOWN = "31 January 2025"
+
+T = TypeVar("T")
+#: A value that plain documents hold as text: keys of mappings, dates.
+FromText = Annotated[T, Field(strict=False)]
+
+
+class Vertex(Strict):
+    """How a CustomJob requests a TPU: by accelerator type and count of cores, or by machine type and topology."""
+
+    count: str | None = None
+    topology: bool = False
+
+
+class Tpu(Strict):
+    """A generation of TPUs; machines.yaml describes the fields."""
+
+    prefix: str
+    counts: str = Field(pattern="^(chips|cores)$")
+    gke_accelerator: str | None
+    runtime: str | None
+    vertex: Vertex | None
+    chips: dict[str, int]
+    slices: dict[str, str]
+    zones: list[str]
+    zones_of_pods: list[str] = Field(default_factory=list)
+
+
+class Gpu(Strict):
+    """A type of GPU: on machine types that include it, or attached to an n1 machine."""
+
+    gke_accelerator: str
+    machines: dict[str, int] = Field(default_factory=dict)
+    n1_cpus: dict[FromText[int], int] = Field(default_factory=dict)
+
+    @property
+    def counts(self) -> list[int]:
+        """The numbers of GPUs that a machine can have, sorted."""
+        return sorted({*self.machines.values(), *self.n1_cpus})
+
+
+class Tier(Strict):
+    """The machines of a scale tier of AI Platform."""
+
+    master: str
+    worker: str = ""
+    workers: int = 0
+    server: str = ""
+    servers: int = 0
+
+
+class Table(Strict):
+    """The contents of machines.yaml."""
+
+    tpus: dict[str, Tpu]
+    gpus: dict[str, Gpu]
+    gpus_gone: dict[str, FromText[datetime.date]]
+    cpus: dict[str, list[int]]
+    vertex_regions: list[str]
+    ai_platform_regions: list[str]
+    ai_platform_tpu_regions: list[str]
+    ai_platform_machines: dict[str, str]
+    ai_platform_tiers: dict[str, Tier]
+    ai_platform_tpus: dict[str, list[int]]
+    ai_platform_tpu_runtimes: list[str]
+
+
+@dataclass(frozen=True)
+class TpuSlice:
+    """A TPU slice: connected chips, and the machines that have them.
+
+    Attributes:
+        accelerator_type: its name in the Cloud TPU API, such as ``v5litepod-16``.
+        generation: ``v2`` to ``v6e``, ``tpu7x``.
+        topology: chips along each axis, such as ``4x4`` or ``2x2x2``.
+        hosts: machines (TPU VMs, GKE nodes) of the slice.
+        machine_type: of each of them, on GKE and Vertex AI (``cloud-tpu`` for v2 and v3, which have none).
+        gke_accelerator: the node label's value, or None where GKE does not have it.
+        runtime_version: software version of a TPU VM, or None where the Cloud TPU API does not have it.
+        vertex: how a CustomJob requests it; None if it cannot.
+    """
+
+    accelerator_type: str
+    generation: str
+    chips: int
+    topology: str
+    hosts: int
+    chips_per_host: int
+    machine_type: str
+    gke_accelerator: str | None
+    runtime_version: str | None
+    zones: tuple[str, ...]
+    vertex: Vertex | None
+
+    @property
+    def regions(self) -> tuple[str, ...]:
+        """Regions of :attr:`zones`, in their order."""
+        return tuple(dict.fromkeys(zone.rpartition("-")[0] for zone in self.zones))
+
+    @property
+    def cores(self) -> int:
+        """TensorCores, as Vertex AI and AI Platform count v2 and v3."""
+        return self.chips * 2
+
+    @property
+    def pod(self) -> bool:
+        """Whether it has more than one machine."""
+        return self.hosts > 1
+
+
+@cache
+def table() -> Table:
+    """machines.yaml, validated."""
+    return Table.model_validate(yaml_source.plain(yaml_source.read(TABLE)))
+
+
+def _slice(generation: str, topology: str, machine_type: str) -> TpuSlice:
+    tpu = table().tpus[generation]
+    chips = prod(int(side) for side in topology.split("x"))
+    # A machine with 8 chips is a complete slice; larger slices consist of machines with 4.
+    hosts = max(1, chips // tpu.chips[machine_type])
+    number = chips * 2 if tpu.counts == "cores" else chips
+    return TpuSlice(
+        accelerator_type=f"{tpu.prefix}-{number}",
+        generation=generation,
+        chips=chips,
+        topology=topology,
+        hosts=hosts,
+        chips_per_host=chips // hosts,
+        machine_type=machine_type,
+        gke_accelerator=tpu.gke_accelerator,
+        runtime_version=tpu.runtime,
+        zones=tuple(tpu.zones_of_pods if hosts > 1 and tpu.zones_of_pods else tpu.zones),
+        vertex=tpu.vertex,
+    )
+
+
+@cache
+def slices() -> dict[str, TpuSlice]:
+    """Accelerator type -> slice, from the oldest generation to the newest, each from the smallest to the largest."""
+    found = (
+        _slice(generation, topology, machine)
+        for generation, tpu in table().tpus.items()
+        for topology, machine in tpu.slices.items()
+    )
+    return {one.accelerator_type: one for one in found}
+
+
+def slice_of(accelerator_type: str, machine_type: str | None = None) -> TpuSlice:
+    """The slice of an accelerator type of the Cloud TPU API (``v2-32``, ``v5litepod-16``); ``v5e-16`` is accepted too.
+
+    Args:
+        machine_type: another machine of the same generation to make it of, as GKE allows: 2x4 on two machines of 4.
+    Raises:
+        UserError: there is no such slice; the nearest is named.
+    """
+    name = accelerator_type.lower()
+    name = f"v5litepod-{name[4:]}" if name.startswith("v5e-") else name
+    known = slices()
+    if name not in known:
+        prefix = name.partition("-")[0]
+        same = [one for one in known if one.partition("-")[0] == prefix]
+        raise UserError(
+            f"no TPU slice '{accelerator_type}'{nearest(name, same or known)}; there are: {', '.join(same or known)}"
+        )
+    found = known[name]
+    if machine_type in (None, found.machine_type):
+        return found
+    chips = table().tpus[found.generation].chips
+    if machine_type not in chips or found.chips % chips[machine_type] or (chips[machine_type] == 8 < found.chips):
+        raise UserError(
+            f"a {name} ({found.topology}) cannot be made of {machine_type}; it takes {found.machine_type}"
+            f"{nearest(str(machine_type), chips)}"
+        )
+    return _slice(found.generation, found.topology, str(machine_type))
+
+
+def slice_on(machine_type: str, topology: str) -> TpuSlice | None:
+    """The slice of a machine type and a topology (GKE, Vertex AI); None if they cannot be combined."""
+    for generation, tpu in table().tpus.items():
+        if topology in tpu.slices and machine_type in tpu.chips:
+            chips = prod(int(side) for side in topology.split("x"))
+            own = tpu.chips[machine_type]
+            if machine_type == tpu.slices[topology] or (own == 4 and chips % 4 == 0):
+                return _slice(generation, topology, machine_type)
+    return None
+
+
+def generation_of_machine(machine_type: str) -> str | None:
+    """The TPU generation of a machine type; None for machine types without TPUs."""
+    for generation, tpu in table().tpus.items():
+        if machine_type in tpu.chips:
+            return generation
+    return None
+
+
+def machine_types() -> list[str]:
+    """Every machine type of the table, except those of AI Platform."""
+    known = table()
+    names = [f"{family}-{cpus}" for family, sizes in known.cpus.items() for cpus in sizes]
+    names += [machine for gpu in known.gpus.values() for machine in gpu.machines]
+    return names + [machine for tpu in known.tpus.values() for machine in tpu.chips]
+
+
+def gpu_of_machine(machine_type: str) -> tuple[str, int] | None:
+    """Type and number of the GPUs that a machine type includes; None if it includes none."""
+    for name, gpu in table().gpus.items():
+        if machine_type in gpu.machines:
+            return name, gpu.machines[machine_type]
+    return None
+
+
+def machine_for(gpu: str, count: int) -> str:
+    """The smallest machine type for ``count`` GPUs of a type; n1 with 8 vCPUs for each GPU if several would do.
+
+    Raises:
+        UserError: no machine has that many.
+    """
+    about = table().gpus[gpu]
+    if count not in about.counts:
+        raise UserError(f"no machine has {count} {gpu}; there are machines with {', '.join(map(str, about.counts))}")
+    for machine, own in about.machines.items():
+        if own == count:
+            return machine
+    fitting = [cpus for cpus in table().cpus["n1-standard"] if cpus <= min(8 * count, about.n1_cpus[count])]
+    return f"n1-standard-{fitting[-1]}"

@@ -1,0 +1,284 @@
+"""The request of `make job`: its options, checked and typed. Platforms write their configurations from it."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from dataclasses import dataclass
+
+from trainyard.console import UserError, nearest
+from trainyard.jobs import machines, trainer_flags, tuning
+from trainyard.jobs.machines import TpuSlice
+from trainyard.jobs.tuning import Tuning
+from trainyard.oci.reference import Reference
+from trainyard.oci.registry import Repository, check_address
+from trainyard.spec import model, naming
+from trainyard.spec.model import Spec
+
+
+@dataclass(frozen=True)
+class Gpus:
+    """GPUs of one machine: their ``acceleratorType``, and how many."""
+
+    type: str
+    count: int
+
+
+@dataclass(frozen=True)
+class Request:
+    """A job, independent of the platform that runs it.
+
+    Attributes:
+        name: display name, job ID or object name.
+        spec: the image's spec; None for an image given by reference.
+        args: arguments of the container: the trainer's name and its flags.
+        machine: machine type; None lets the platform's module choose.
+        workers: number of machines; 1 with a TPU, whose slice determines it.
+        slices: number of TPU slices of the same kind that train together (GKE).
+        output: gs:// folder for checkpoints, model and logs.
+        timeout: seconds after which the platform ends the job; None for the platform's limit.
+        tpu_version: AI Platform's tpuTfVersion.
+    """
+
+    name: str
+    image: str
+    spec: Spec | None = None
+    args: tuple[str, ...] = ()
+    machine: str | None = None
+    gpus: Gpus | None = None
+    tpu: TpuSlice | None = None
+    workers: int = 1
+    slices: int = 1
+    spot: bool = False
+    service_account: str | None = None
+    tensorboard: str | None = None
+    output: str | None = None
+    region: str | None = None
+    zone: str | None = None
+    project: str | None = None
+    timeout: int | None = None
+    tpu_version: str | None = None
+    tuning: Tuning | None = None
+
+    @property
+    def place(self) -> str:
+        """The region: the given one, that of the zone, the first that has the TPU, or us-central1."""
+        if self.region:
+            return self.region
+        if self.zone:
+            return self.zone.rpartition("-")[0]
+        return self.tpu.regions[0] if self.tpu else "us-central1"
+
+    def with_output_flag(self) -> tuple[str, ...]:
+        """The arguments for platforms that set no AIP_* variables: Trainyard's trainers take the folder as a flag."""
+        given = any(word.partition("=")[0].replace("_", "-") == "--job-dir" for word in self.args)
+        return self.args if not self.output or given else (*self.args, f"--job-dir={self.output}")
+
+
+def accelerator(text: str) -> tuple[Gpus | None, str | None]:
+    """GPUs, or the name of a TPU slice, from ``T4``, ``2xNVIDIA_L4``, ``nvidia-tesla-a100:8`` or ``v5litepod-16``.
+
+    Raises:
+        UserError: it is neither; the message suggests the nearest.
+    """
+    if re.fullmatch(r"(v\d\w*|tpu\d\w*)-\d+", text.lower()):
+        return None, text
+    match = re.fullmatch(r"(?:(\d+)x)?([A-Za-z][\w-]*?)(?::(\d+))?", text)
+    if not match or (match[1] and match[3]):
+        raise UserError(
+            f"ACCELERATOR={text!r} is neither GPUs (T4, 2xNVIDIA_L4, nvidia-a100-80gb:8) nor a TPU slice (v5litepod-16)"
+        )
+    wanted = match[2].upper().replace("-", "_")
+    known = machines.table().gpus
+    short = {_short(name): name for name in known}
+    name = wanted if wanted in known else short.get(_short(wanted))
+    if name is None:
+        words = [*short, *machines.slices()]
+        raise UserError(f"no accelerator '{match[2]}'{nearest(match[2], words)}; there are: {', '.join(words)}")
+    return Gpus(name, int(match[1] or match[3] or 1)), None
+
+
+def _short(name: str) -> str:
+    """``NVIDIA_TESLA_T4`` as ``T4``."""
+    return re.sub(r"^(NVIDIA_)?(TESLA_)?", "", name)
+
+
+def seconds(text: str, variable: str = "TIMEOUT") -> int:
+    """``3600``, ``90m``, ``12h`` or ``2d`` in seconds.
+
+    Raises:
+        UserError: it is none of these.
+    """
+    match = re.fullmatch(r"(\d+)([smhd]?)", text)
+    if not match or not int(match[1]):
+        raise UserError(f"{variable}={text!r} is not a duration such as 90m, 12h or 2d")
+    return int(match[1]) * {"": 1, "s": 1, "m": 60, "h": 3600, "d": 86400}[match[2]]
+
+
+def words(text: str, variable: str = "ARGS") -> tuple[str, ...]:
+    """A make variable as a shell would split it.
+
+    Raises:
+        UserError: a quote is not closed.
+    """
+    try:
+        return tuple(shlex.split(text))
+    except ValueError as error:
+        raise UserError(f"{variable}={text!r}: {str(error).lower()}") from None
+
+
+def image_of(spec: Spec | None, image: str | None, address: str | None) -> str:
+    """The image's reference: the given one, or that of the target's version at a registry, or the local image.
+
+    Raises:
+        UserError: neither a target nor an image is given.
+    """
+    if image:
+        return image
+    if spec is None:
+        raise UserError(
+            "no image: give TARGET=xla REGISTRY=us-central1-docker.pkg.dev/<project>/<repository>, or IMAGE="
+        )
+    if address:
+        # The framework's version in a base image is unknown until `make lock` has read it: the tag is the target alone.
+        version = "" if spec.framework.version == "unlocked" else f"-{spec.framework.version}"
+        return f"{address}/{naming.NAME}:{spec.target}{version}"
+    return f"{naming.NAME}:{spec.target}"
+
+
+def pinned(image: str) -> str:
+    """The image by its digest, so that a restarted job gets exactly the same one.
+
+    Raises:
+        UserError: its registry has no such image.
+        StepFailed: the registry does not answer.
+    """
+    reference = Reference.parse(image)
+    if reference.names_docker_hub:
+        raise UserError(f"PIN=1: {image} names no registry: give REGISTRY=")
+    found = Repository(reference.name).manifest(reference.version)
+    if found is None:
+        raise UserError(
+            f"PIN=1: {reference.registry} has no {reference.repository}:{reference.version}: run 'make push' first"
+        )
+    return f"{reference.name}@{found.digest}"
+
+
+def trainer_of(spec: Spec | None, trainer: str | None) -> tuple[str, ...]:
+    """The first of the container's arguments: a trainer of the image.
+
+    Raises:
+        UserError: the image has no trainer of that name.
+    """
+    if spec is None:
+        return (trainer,) if trainer else ()
+    known = spec.trainer_commands()
+    name = trainer or spec.trainers.default
+    if name not in known:
+        raise UserError(f"{spec.target} has no trainer '{name}'{nearest(name, known)}; it has: {', '.join(known)}")
+    return (name,)
+
+
+#: Trials of a search, in all and at a time, unless given.
+DEFAULT_TRIALS, DEFAULT_PARALLEL = 8, 2
+
+
+@dataclass(frozen=True)
+class Options:
+    """The options of `make job` that say what to write, as they are given; see :class:`Request`.
+
+    Numbers are positive, and ``goal`` is "maximize" or "minimize": the command line checks both.
+    """
+
+    target: str | None = None
+    trainer: str | None = None
+    image: str | None = None
+    registry: str | None = None
+    pin: bool = False
+    machine: str | None = None
+    accelerator: str | None = None
+    workers: int | None = None
+    slices: int | None = None
+    args: str | None = None
+    service_account: str | None = None
+    tensorboard: str | None = None
+    output: str | None = None
+    name: str | None = None
+    region: str | None = None
+    zone: str | None = None
+    project: str | None = None
+    timeout: str | None = None
+    spot: bool = False
+    tune: str | None = None
+    metric: str | None = None
+    goal: str | None = None
+    trials: int | None = None
+    parallel: int | None = None
+    algorithm: str | None = None
+    tpu_version: str | None = None
+
+
+def parse_request(options: Options, *, tpu_machine: bool) -> Request:
+    """The request that the options make.
+
+    Args:
+        tpu_machine: whether ``machine`` selects the machines of a TPU slice; if not, the slice is the default one, and
+            ``machine`` names another machine.
+    Raises:
+        UserError: an option is wrong; the message names it.
+    """
+    spec = model.load(options.target) if options.target or not options.image else None
+    address = check_address(options.registry) if options.registry else None
+    gpus, slice_name = accelerator(options.accelerator) if options.accelerator else (None, None)
+    tpu = machines.slice_of(slice_name, options.machine if tpu_machine else None) if slice_name else None
+    search = _parse_search(options)
+    trainer = trainer_of(spec, options.trainer)
+    args = (*trainer, *words(options.args or ""))
+    if spec:
+        trainer_flags.check(spec, trainer[0], args[1:], variable="ARGS")
+        searched = [f"--{parameter.name}" for parameter in search.parameters] if search else []
+        trainer_flags.check(spec, trainer[0], searched, variable="TUNE")
+    if search and spec and not any(word.startswith("--hypertune-tag") for word in args):
+        args = (*args, f"--hypertune-tag={search.metric}")
+    image = image_of(spec, options.image, address)
+    return Request(
+        name=options.name or f"{spec.target if spec else 'image'}-{trainer[0] if trainer else 'job'}",
+        image=pinned(image) if options.pin else image,
+        spec=spec,
+        args=args,
+        machine=options.machine,
+        gpus=gpus,
+        tpu=tpu,
+        workers=options.workers or 1,
+        slices=options.slices or 1,
+        spot=options.spot,
+        service_account=options.service_account,
+        tensorboard=options.tensorboard,
+        output=options.output,
+        region=options.region,
+        zone=options.zone,
+        project=options.project,
+        timeout=seconds(options.timeout) if options.timeout else None,
+        tpu_version=options.tpu_version,
+        tuning=search,
+    )
+
+
+def _parse_search(options: Options) -> Tuning | None:
+    """The search that TUNE= and the options that belong to it describe; None without TUNE=."""
+    if not options.tune:
+        for name in ("metric", "goal", "trials", "parallel", "algorithm"):
+            if getattr(options, name):
+                raise UserError(f"{name.upper()}= requires TUNE=, as in TUNE='lr=1e-3:1e-1:log'")
+        return None
+    found = Tuning(
+        tuning.parse(options.tune),
+        metric=options.metric or tuning.METRIC,
+        goal=(options.goal or "maximize").upper(),
+        trials=options.trials or DEFAULT_TRIALS,
+        parallel=options.parallel or DEFAULT_PARALLEL,
+        algorithm=options.algorithm,
+    )
+    if found.parallel > found.trials:
+        raise UserError(f"PARALLEL={found.parallel} is more than TRIALS={found.trials}")
+    return found

@@ -1,0 +1,25 @@
+"""What a value breaks of its schema."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from trainyard.spec.yaml_source import Location
+
+#: Type in a JSON schema -> an empty value of it.
+EMPTY: dict[str, object] = {"object": {}, "array": [], "string": "", "boolean": False, "integer": 0, "number": 0}
+
+
+@dataclass(frozen=True)
+class SchemaError:
+    """A value that does not match its schema.
+
+    Attributes:
+        location: of the value, from the top of the document.
+        what: what is wrong, in words.
+        empty: an empty value of the required type, where the value has another type; None where the type is right.
+    """
+
+    location: Location
+    what: str
+    empty: object = None

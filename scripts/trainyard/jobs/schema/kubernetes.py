@@ -1,0 +1,89 @@
+"""Strict, offline validation of Kubernetes objects: core kinds by kubernetes-validate, JobSets by jobset.yaml."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from trainyard.console import nearest
+from trainyard.jobs.schema import library
+from trainyard.jobs.schema.errors import EMPTY, SchemaError
+from trainyard.spec import yaml_source
+from trainyard.spec.yaml_source import Location
+
+#: Schema of JobSets, from jobset_types.go of https://github.com/kubernetes-sigs/jobset.
+JOBSET_SCHEMA = Path(__file__).with_name("jobset.yaml")
+
+
+@cache
+def _libraries() -> Any:
+    """kubernetes-validate, imported when it is needed: that takes more than a second, with jsonschema."""
+    library.jsonschema()
+    from kubernetes_validate import utils  # type: ignore[import-untyped]
+
+    return utils
+
+
+@cache
+def _validator(kind: str, api: str) -> Any:
+    """A strict validator of a core kind, or None if Kubernetes has none of that name."""
+    from referencing import Registry, Resource
+
+    utils = _libraries()
+    folder = f"kubernetes-json-schema/v{utils.latest_version()}-local-strict"
+    group, _, version = api.rpartition("/")
+    prefix = f"{group.partition('.')[0]}-" if group else ""
+    name = f"{kind.lower()}-{prefix}{version}"
+    try:
+        schema = utils.schema_contents(f"{folder}/{name}.json", utils.latest_version())
+    except FileNotFoundError:
+        return None
+    definitions = utils.schema_contents(f"{folder}/_definitions.json", utils.latest_version())
+    registry = Resource.from_contents(definitions) @ (Resource.from_contents(schema) @ Registry())
+    return utils.jsonschema.Draft202012Validator(schema, registry=registry)
+
+
+@cache
+def _jobset() -> Any:
+    return _libraries().jsonschema.Draft202012Validator(yaml_source.plain(yaml_source.read(JOBSET_SCHEMA)))
+
+
+def validate(document: dict[str, Any]) -> Iterator[SchemaError]:
+    """Everything in an object that does not match the schema of its kind, unknown fields included."""
+    kind, api = str(document.get("kind", "")), str(document.get("apiVersion", ""))
+    if kind == "JobSet":
+        yield from _errors(_jobset(), document, ())
+        for number, one in enumerate(replicated_jobs(document)):
+            template = one.get("template")
+            if isinstance(template, dict):
+                job = {"apiVersion": "batch/v1", "kind": "Job", **template}
+                yield from _errors(_validator("Job", "batch/v1"), job, ("spec", "replicatedJobs", number, "template"))
+        return
+    validator = _validator(kind, api)
+    if validator is None:
+        yield SchemaError(("apiVersion",), f"Kubernetes {_libraries().latest_version()} has no {kind} of {api}")
+        return
+    yield from _errors(validator, document, ())
+
+
+def replicated_jobs(document: dict[str, Any]) -> list[dict[str, Any]]:
+    """The replicated jobs of a JobSet, as far as they are mappings."""
+    spec = document.get("spec")
+    found = spec.get("replicatedJobs") if isinstance(spec, dict) else None
+    return [one for one in found if isinstance(one, dict)] if isinstance(found, list) else []
+
+
+def _errors(validator: Any, value: dict[str, Any], at: Location) -> Iterator[SchemaError]:
+    for error in sorted(validator.iter_errors(value), key=lambda one: str(list(one.absolute_path))):
+        where = (*at, *error.absolute_path)
+        if error.validator == "additionalProperties":
+            known = error.schema.get("properties", {})
+            for key in error.instance:
+                if key not in known:
+                    yield SchemaError((*where, key), f"unknown field '{key}'{nearest(str(key), known)}")
+        else:
+            words = error.message if len(error.message) < 160 else f"{error.message[:150]} ..."
+            wanted = error.validator_value if error.validator == "type" else None
+            yield SchemaError(where, words, EMPTY.get(str(wanted[0] if isinstance(wanted, list) else wanted)))

@@ -1,0 +1,38 @@
+"""The flags of Trainyard's trainers, by their ``--help``: a misspelt one would end every trial of a search."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from collections.abc import Iterable
+from functools import cache
+
+from trainyard.console import UserError, nearest
+from trainyard.settings import ROOT
+from trainyard.spec.model import Spec
+
+
+@cache
+def of_trainer(package: str, trainer: str) -> frozenset[str]:
+    """Flags without their dashes; empty if ``--help`` fails (trainers answer it before they import a framework)."""
+    command = [sys.executable, "-m", f"trainers.{package}.{trainer}", "--help"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=60, check=False)
+    return frozenset(re.findall(r"--([a-z][\w-]*)", done.stdout)) if done.returncode == 0 else frozenset()
+
+
+def check(spec: Spec, trainer: str, words: Iterable[str], *, variable: str) -> None:
+    """Check that a trainer has the flags among ``words``.
+
+    Args:
+        variable: the variable that gives them, for the message.
+    Raises:
+        UserError: it has no such flag; the message suggests the nearest.
+    """
+    if not (ROOT / "trainers" / spec.trainers.package / f"{trainer}.py").is_file():
+        return  # a trainer that only the image has
+    for word in words:
+        flag = word.partition("=")[0].lstrip("-").replace("_", "-")
+        known = of_trainer(spec.trainers.package, trainer) if word.startswith("--") and flag else frozenset()
+        if known and flag not in known:
+            raise UserError(f"{variable}: {spec.target}'s {trainer} has no flag --{flag}{nearest(flag, known)}")

@@ -1,0 +1,1 @@
+"""Rules for images and for job files, evaluated by one engine."""

@@ -1,0 +1,1 @@
+"""Rules for images, and ``trainyard verify``."""

@@ -1,0 +1,189 @@
+"""Rules about the content of layers: secrets, certificates, duplicates, set-id files, byte code, size, waivers."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+
+from trainyard.lint.engine import Finding, Severity, rule
+from trainyard.lint.image.evidence import Evidence
+from trainyard.lint.waivers import expired
+from trainyard.oci import secret_scan
+from trainyard.oci.probe_runner import Distribution
+from trainyard.spec.units import in_units
+
+
+def _without_spec(image: Evidence) -> Severity:
+    """Without a spec it is unknown which layers are the base's, so that the finding is a note."""
+    return Severity.NOTE if image.spec is None else Severity.REFUSE
+
+
+@rule("image", severity=Severity.REFUSE, source="docs/anatomy.md#checking-an-image")
+def no_credentials_in_layers(image: Evidence) -> Iterator[Finding]:
+    """No layer contains a credential."""
+    for layer in image.stored.layers:
+        for suspect in layer.contents.suspects:
+            if not image.publicly_known(suspect.path, suspect.hash):
+                yield Finding(
+                    f"/{suspect.path} in layer {layer.stage}",
+                    f"holds {suspect.kind}",
+                    "everyone who can pull the image can read it, even if a later layer deletes it",
+                    "revoke it, and pass it to the build as a secret (RUN --mount=type=secret)",
+                )
+
+
+@rule("image", severity=Severity.REFUSE, source="docs/anatomy.md#checking-an-image")
+def no_credentials_in_settings(image: Evidence) -> Iterator[Finding]:
+    """No variable, label or history entry contains a credential."""
+    places = [(f"ENV {key}", secret_scan.in_setting(key, value)) for key, value in image.environment.items()]
+    places += [(f"label {key}", secret_scan.in_setting(key, value)) for key, value in image.labels.items()]
+    for number, entry in enumerate(image.stored.config.get("history", []), 1):
+        command = str(entry.get("created_by", ""))
+        first_word = command.partition(" ")[0]
+        places.append((f"history line {number} ({first_word})", secret_scan.in_command(command)))
+    for where, kinds in places:
+        for kind in kinds:
+            yield Finding(
+                where,
+                f"holds {kind}",
+                "'docker image inspect' shows it to everyone who can pull the image",
+                "revoke it, and pass it to the build as a secret (RUN --mount=type=secret)",
+            )
+
+
+@rule("image", severity=Severity.REFUSE, source="docs/anatomy.md#checking-an-image")
+def no_foreign_certificates(image: Evidence) -> Iterator[Finding]:
+    """Certificate authorities are those of the distribution and of locked packages."""
+    why = "the authority of one network could then read the traffic of every user of the image"
+    fix = "pass the bundle to the build as a secret ('make build' does), and do not copy it"
+    distribution: set[str] = set()
+    for layer in image.stored.layers:
+        # Without a spec it is unknown which layer is the distribution's, but its folder is known.
+        if layer.kind in ("base", "below") or image.spec is None:
+            for bundle in layer.contents.bundles:
+                if bundle.path.startswith("usr/share/ca-certificates/"):
+                    distribution |= bundle.certificates
+    for layer in image.stored.layers:
+        for bundle in layer.contents.bundles:
+            # update-ca-certificates fills /etc/ssl/certs with the distribution's certificates and with local ones.
+            foreign = bundle.certificates - distribution
+            if foreign and not image.publicly_known(bundle.path, bundle.hash):
+                what = f"holds {len(foreign)} certificates that the distribution does not have"
+                yield Finding(f"/{bundle.path} in layer {layer.stage}", what, why, fix)
+    for variable in sorted(secret_scan.CA_VARIABLES & image.environment.keys()):
+        what = f"is {image.environment[variable]!r}"
+        yield Finding(f"ENV {variable}", what, "it points at a bundle of the build host's network", fix)
+
+
+#: Files that Debian's tools rewrite with every package, so that two layers of packages both have them (100 KB).
+_PACKAGE_DATABASE = re.compile(
+    r"etc/ld\.so\.cache|var/lib/dpkg/(?:status|available|triggers/.*|info/.*)|var/lib/apt/.*"
+)
+
+
+@rule("image", severity=Severity.REFUSE, source="docs/anatomy.md#design")
+def no_path_stored_twice(image: Evidence) -> Iterator[Finding]:
+    """No path is stored in two layers, or stored and deleted."""
+    fix = "create each file in one stage, and copy it once"
+    why = "users download and store it twice, and see only the upper copy"
+    owner: dict[str, str] = {}
+    for layer in image.ours:
+        for path in layer.contents.removed:
+            hidden = next((owner[one] for one in owner if one == path or one.startswith(f"{path}/")), None)
+            if hidden:
+                what = f"is stored by layer {hidden} and deleted by {layer.stage}"
+                yield Finding(f"/{path}", what, why, fix, severity=_without_spec(image))
+        for path, file in layer.contents.files.items():
+            packages = (layer.kind == "below" or image.spec is None) and _PACKAGE_DATABASE.fullmatch(path)
+            if path in owner and not packages:
+                what = f"is stored by layer {owner[path]} and again by {layer.stage} ({in_units(file.size)})"
+                yield Finding(f"/{path}", what, why, fix, severity=_without_spec(image))
+        owner |= dict.fromkeys(layer.contents.files, layer.stage)
+
+
+@rule("image", severity=Severity.REFUSE, source="docs/anatomy.md#checking-an-image")
+def no_setuid_beyond_the_base(image: Evidence) -> Iterator[Finding]:
+    """No setuid or setgid file is added to the base's."""
+    base = {
+        path
+        for layer in image.stored.layers
+        if not layer.ours
+        for path, file in layer.contents.files.items()
+        if file.mode & 0o6000
+    }
+    for layer in image.ours:
+        for path, file in layer.contents.files.items():
+            if file.mode & 0o6000 and path not in base:
+                yield Finding(
+                    f"/{path} in layer {layer.stage}",
+                    f"has mode {file.mode & 0o7777:04o}",
+                    "it lets the image's user become another user",
+                    f"chmod a-s /{path} in the stage that makes it",
+                    severity=_without_spec(image),
+                )
+
+
+@rule("image", severity=Severity.REFUSE, source="docs/anatomy.md#checking-an-image")
+def imports_do_not_compile(image: Evidence) -> Iterator[Finding]:
+    """Every source file has valid byte code."""
+    fix = "run templates/seal.sh last in the stage that makes the layer"
+    for path in image.inside.missing:
+        why = "every new container compiles it again: importing a large framework takes seconds longer"
+        severity = Severity.NOTE if image.of_base(path) else _without_spec(image)
+        yield Finding(path, "has no byte code that Python would use", why, fix, severity)
+    for path in image.inside.stale:
+        why = "Python uses it without a check, and runs other code than the source"
+        yield Finding(path, "has the byte code of another source", why, fix)
+
+
+@rule("target", severity=Severity.REFUSE, source="docs/anatomy.md#checking-an-image")
+def size_within_budget(image: Evidence) -> Iterator[Finding]:
+    """The unpacked size is within the spec's budget."""
+    spec = image.required_spec
+    over = image.size - spec.budget.size
+    if over <= 0:
+        return
+    by_layer = ", ".join(
+        f"{layer.stage} {in_units(layer.contents.size)}"
+        for layer in sorted(image.stored.layers, key=lambda layer: -layer.contents.size)
+        if layer.contents.size > image.size // 50
+    )
+    packages = ", ".join(f"{package.name} {in_units(package.bytes)}" for package in heaviest(image.inside.packages, 5))
+    what = f"{in_units(image.size)}, {in_units(over)} over the budget of {in_units(spec.budget.size)}"
+    what += f": {by_layer}; of packages {packages}"
+    if image.fell_back:
+        what += (
+            f". The framework came from the default index instead of {spec.framework.index}; the budget does not "
+            "apply to the builds there, so this is a note"
+        )
+    yield Finding(
+        image.reference,
+        what,
+        "pulling takes longer on every node, and some platforms refuse large images",
+        f"remove what is not needed, or raise budget.size in {spec.where} and say why in the commit",
+        severity=Severity.NOTE if image.fell_back else Severity.REFUSE,
+    )
+
+
+def heaviest(packages: tuple[Distribution, ...], count: int) -> list[Distribution]:
+    """The packages that take most bytes."""
+    return sorted(packages, key=lambda package: -package.bytes)[:count]
+
+
+@rule("image", severity=Severity.REFUSE, source="docs/anatomy.md#checking-an-image")
+def no_waiver_has_expired(image: Evidence) -> Iterator[Finding]:
+    """No waiver for this image has expired."""
+    for waiver in expired(image.waivers, image.day):
+        if waiver.package is not None:
+            version = image.version(waiver.package)
+            concerns = waiver.covers_package(waiver.rule, waiver.package, version or "", image.target)
+            what = f"package {waiver.package} {waiver.version}"
+        else:
+            concerns, what = waiver.target in (None, image.target), str(waiver.where)
+        if concerns and image.spec is not None:
+            yield Finding(
+                f"waiver of {waiver.rule} for {what}",
+                f"expired on {waiver.expires}; owner {waiver.owner}: {waiver.reason}",
+                "the cause was to be corrected by then",
+                "correct the cause and delete the waiver, or renew it, in images/waivers.yaml",
+            )

@@ -1,0 +1,177 @@
+"""Rules about metadata: labels, tags and entry point match the spec; the pins of the spec are locked and installed."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator
+
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
+from packaging.version import InvalidVersion, Version
+
+from trainyard.image import dockerfile, plan
+from trainyard.lint.engine import Finding, Severity, rule
+from trainyard.lint.image.evidence import Evidence
+from trainyard.oci.probe_runner import Distribution
+from trainyard.oci.reference import Reference
+from trainyard.spec import lockfile, naming
+from trainyard.spec.model import Spec, relative, requirements_of
+
+#: What an immutable tag looks like (:func:`trainyard.image.plan.make_plan`): target and version, day, content hash.
+_TAG = r"{name}-\d{{8}}-[0-9a-f]{{8}}"
+
+
+@rule("target", severity=Severity.REFUSE, source="docs/anatomy.md#labels")
+def labels_match_spec(image: Evidence) -> Iterator[Finding]:
+    """Labels match the spec."""
+    spec = image.required_spec
+    build = image.build or {}
+    name = naming.version_tag(spec)
+    tag = _TAG.format(name=re.escape(name))
+    base = build.get("base") or (spec.base_contents.reference if spec.base_contents else None)
+    pinned = image.labels.get("org.opencontainers.image.base.name", "").partition("@")[2]
+    # Build argument -> pattern of its valid values, and the words for them.
+    allowed = {
+        "CREATED": (r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ", "a time such as 2026-11-20T12:00:00Z"),
+        "REVISION": (r"[0-9a-f]{40}(-dirty)?|unknown", "a commit"),
+        "VERSION": (re.escape(build["tag"]) if "tag" in build else tag, build.get("tag", f"{name}-<day>-<hash>")),
+        "BASE": (re.escape(base) if base else r".+", base or "the base's reference"),
+        "BASE_DIGEST": (re.escape(pinned), pinned or "nothing, as the base's name has no digest"),
+        "INDEX": (
+            re.escape(build["index"]) if "index" in build else "|".join({"default", spec.framework.index}),
+            build.get("index", f"'default' or '{spec.framework.index}'"),
+        ),
+    }
+    expected = {label: (re.escape(text), repr(text)) for label, text in plan.labels(spec).items()}
+    expected |= {label: allowed[argument] for label, argument in plan.LABELS_FROM_ARGUMENTS.items()}
+    for label, (pattern, words) in expected.items():
+        value = image.labels.get(label)
+        if value is None or not re.fullmatch(pattern, value):
+            yield Finding(
+                f"label {label}",
+                f"{'missing' if value is None else repr(value)}; expected {words}",
+                "tools and users choose images by their labels",
+                f"make build TARGET={spec.target}",
+            )
+
+
+@rule("target", severity=Severity.REFUSE, source="docs/anatomy.md#checking-an-image")
+def tags_match_spec(image: Evidence) -> Iterator[Finding]:
+    """Local tags name this target and no other."""
+    spec = image.required_spec
+    target, version = spec.target, spec.framework.version
+    floating = {target, f"{target}-candidate", naming.version_tag(spec)}
+    immutable = image.labels.get("org.opencontainers.image.version", "")
+    for reference in image.tags:
+        named = Reference.parse(reference)
+        ours = named.repository.rpartition("/")[2] == naming.NAME.rpartition("/")[2]
+        if ours and named.tag not in {*floating, immutable}:
+            yield Finding(
+                f"tag {reference}",
+                f"names an image of {target} {version}, with the tag {immutable}",
+                "a pull of that tag gets another image",
+                f"run 'docker rmi {reference}', and build its target",
+            )
+
+
+@rule("target", severity=Severity.REFUSE, source="docs/launcher-contract.md#r10.3")
+def image_json_matches_spec(image: Evidence) -> Iterator[Finding]:
+    """image.json, which the launcher reads, matches the spec."""
+    spec = image.required_spec
+    where, fix = "/opt/trainyard/image.json", f"make build TARGET={spec.target}"
+    why = "the launcher reads trainers and versions from it"
+    expected = json.loads(dockerfile.image_json(spec))
+    try:
+        found = json.loads(image.inside.texts.get("image.json", ""))
+    except ValueError:
+        yield Finding(where, "missing or not JSON", why, fix)
+        return
+    for key in sorted({*expected, *(found if isinstance(found, dict) else {})}):
+        value = found.get(key) if isinstance(found, dict) else None
+        if value != expected.get(key):
+            what = f"{key} is {json.dumps(value)}; the spec gives {json.dumps(expected.get(key))}"
+            yield Finding(where, what, why, fix)
+
+
+@rule(
+    "target",
+    severity=Severity.REFUSE,
+    source="docs/launcher-contract.md#r15.2; docs/anatomy.md#optional-keys-of-a-spec",
+)
+def starts_as_specified(image: Evidence) -> Iterator[Finding]:
+    """The entry point is the launcher under tini, the user is not root, variables match the spec."""
+    spec = image.required_spec
+    expected = ["tini", "--", "launch"]
+    fix = f"make render and make build TARGET={spec.target}"
+    if image.settings.get("Entrypoint") != expected:
+        yield Finding(
+            "ENTRYPOINT",
+            f"{image.settings.get('Entrypoint')}; expected {expected}",
+            "without tini nothing reaps processes, without the launcher no accelerator is found",
+            fix,
+        )
+    for variable, value in dockerfile.environment(spec).items():
+        if image.environment.get(variable) != value:
+            what = f"is {image.environment.get(variable)!r}; the spec gives {value!r}"
+            why = "drivers and libraries are found by it"
+            yield Finding(f"ENV {variable}", what, why, fix)
+    user = str(image.settings.get("User") or "root")
+    if user.partition(":")[0] in ("root", "0"):
+        yield Finding("USER", f"{user!r}", "clusters with a restricted policy refuse to run root", fix)
+
+
+@rule("target", severity=Severity.REFUSE, source="docs/anatomy.md#checking-an-image")
+def pins_reach_the_lock(image: Evidence) -> Iterator[Finding]:
+    """Every pin of the spec is in the lock."""
+    spec = image.required_spec
+    lock = relative(lockfile.requirements_lock(spec, image.index))
+    for text in [*spec.framework.packages, *requirements_of(spec)]:
+        pin = Requirement(text)
+        locked = image.locked.get(canonicalize_name(pin.name))
+        if locked is None or not pin.specifier.contains(locked, prereleases=True):
+            yield Finding(
+                spec.where,
+                f"asks for {text}, the lock {'has none' if locked is None else f'has {locked}'}",
+                "the image is built from the lock: the pin has no effect",
+                f"make lock TARGET={spec.target}, and look at {lock}",
+            )
+
+
+@rule("target", severity=Severity.REFUSE, source="docs/anatomy.md#checking-an-image")
+def installed_matches_locks(image: Evidence) -> Iterator[Finding]:
+    """Installed packages are the locked ones, each once."""
+    spec = image.required_spec
+    fix = f"make build TARGET={spec.target}; to change what is in it, edit the spec and make lock"
+    for package, version in image.locked.items():
+        if package not in image.installed:
+            why = "an import that the lock promises fails"
+            yield Finding(f"package {package}", f"is not installed; the lock has {version}", why, fix)
+    for package, everywhere in image.installed.items():
+        found = _effective(everywhere, package, spec, image)
+        locked = image.locked.get(package)
+        if locked is None:
+            where = f"package {package} {found[0].version} in {found[0].folder}"
+            yield Finding(where, "is in no lock", "it was not chosen, and no hash is checked", fix)
+        elif any(not _same(one.version, locked) for one in found):
+            versions = " and ".join(one.version for one in found)
+            why = "results differ from those of the version that was tested"
+            yield Finding(f"package {package}", f"is {versions}; the lock has {locked}", why, fix)
+        elif len(found) > 1:
+            what = f"is installed in {' and '.join(one.folder for one in found)}"
+            yield Finding(f"package {package}", what, "it is undefined which of them is imported", fix)
+
+
+def _effective(found: list[Distribution], package: str, spec: Spec, image: Evidence) -> list[Distribution]:
+    """The distributions of a name, without the base's where the lock has another version, which has precedence."""
+    if spec.base_contents is None or image.locked.get(package) == spec.base_contents.packages.get(package):
+        return found
+    return [one for one in found if not image.of_base(one.folder)] or found
+
+
+def _same(one: str, other: str) -> bool:
+    """Whether two versions are equal (PEP 440), local part included."""
+    try:
+        return Version(one) == Version(other)
+    except InvalidVersion:
+        return one == other

@@ -1,0 +1,178 @@
+"""Verify an image: it is what its spec, its locks, its labels and its tags say. Needs seconds, and no accelerator."""
+
+from __future__ import annotations
+
+import time
+from concurrent.futures import ThreadPoolExecutor
+from typing import TYPE_CHECKING, Any
+
+from trainyard import console, state
+from trainyard.console import StepFailed, UserError, say, warn
+from trainyard.image.local_images import default_reference
+from trainyard.lint import engine, waivers
+from trainyard.lint.engine import Finding
+from trainyard.lint.image import core, filesystem
+from trainyard.lint.image.evidence import Evidence
+from trainyard.oci import docker_engine, layers, probe_runner
+from trainyard.oci.layers import Stored
+from trainyard.oci.probe_runner import ProbeResult
+from trainyard.spec import naming
+from trainyard.spec.model import Spec, load, relative, targets
+from trainyard.spec.units import in_units
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+#: What is known from inside an image that has no Python.
+NOTHING = ProbeResult("", (), 0, (), (), {})
+
+
+class VerifyFailed(StepFailed):
+    """An image breaks a rule; ``facts`` is the result of :func:`verify`."""
+
+    def __init__(self, message: str, facts: dict[str, Any]) -> None:
+        super().__init__(message)
+        self.facts = facts
+
+
+def _dockerfile(spec: Spec) -> str:
+    path = spec.folder / "Dockerfile"
+    try:
+        return path.read_text(encoding="utf-8")
+    except FileNotFoundError:
+        raise UserError(f"{relative(path)} is missing: run 'make render'") from None
+
+
+def gather(spec: Spec | None, reference: str) -> Evidence:
+    """What the rules look at. The probe runs in a container while the layers are read here.
+
+    Raises:
+        UserError: there is no such image, or the target is not rendered.
+        StepFailed: the image cannot be read or run.
+    """
+    image = docker_engine.image(reference, made_by=f"make build TARGET={spec.target}" if spec else "docker pull")
+    dockerfile = _dockerfile(spec) if spec else ""
+    with ThreadPoolExecutor(max_workers=1) as background:
+        seen = background.submit(probe_runner.probe, reference)
+        stored = layers.read(reference, dockerfile)
+        try:
+            found = seen.result()
+        except probe_runner.NoPython as error:
+            if spec:
+                raise
+            warn(f"{error}; only its layers and its configuration are checked")
+            found = NOTHING
+        return Evidence(
+            spec=spec,
+            reference=reference,
+            tags=tuple(image.tags),
+            stored=stored if spec else layers.without_base(stored),
+            inside=found,
+            build=state.recall(spec.target, "build", str(image.id)) if spec else None,
+            waivers=waivers.load(),
+        )
+
+
+def examine(spec: Spec | None, reference: str) -> tuple[Evidence, dict[str, list[Finding]]]:
+    """The evidence about an image, and the findings by rule. Nothing is recorded."""
+    evidence = gather(spec, reference)
+    return evidence, core.check(evidence)
+
+
+def described(stored: Stored) -> dict[str, Any]:
+    """What the record says of an image's blobs: ``layers``, ``config``, ``manifest``; see :func:`verify`."""
+    parts = [
+        {
+            "stage": layer.stage,
+            "created_by": layer.created_by.splitlines()[0] if layer.created_by else "",
+            "digest": layer.digest,
+            "diff_id": layer.diff_id,
+            "size": layer.contents.size,
+            "compressed": layer.stored,
+        }
+        for layer in stored.layers
+    ]
+    config = {"digest": stored.config_digest, "size": stored.config_size}
+    return {"layers": parts, "config": config, "manifest": {"size": stored.manifest_size}}
+
+
+def verify(spec: Spec | None, reference: str | None = None) -> dict[str, Any]:
+    """Verify an image, print the findings, and record the result for its digest.
+
+    Args:
+        spec: of the image's target; with None only the rules that need no spec apply, and nothing is recorded.
+        reference: the image; the target's candidate if None.
+    Returns:
+        ``digest``, ``passed``, ``findings`` and ``notes`` (each a :class:`Finding` as dictionary), ``size`` (bytes),
+        ``layers`` (``stage``, ``created_by``, ``digest``, ``diff_id``, ``size``, ``compressed``), ``config``
+        (``digest``, ``size``), ``manifest`` (``size``), ``packages`` (their number), ``seconds``.
+    Raises:
+        UserError: there is no such image.
+        VerifyFailed: it breaks a rule; the message gives the first finding and the number of the others.
+    """
+    started = time.monotonic()
+    if reference is None:
+        assert spec is not None
+        reference = default_reference(spec.target)
+    digest = docker_engine.digest(reference, made_by=f"make build TARGET={spec.target}" if spec else "docker pull")
+    evidence, by_rule = examine(spec, reference)
+    found = [one for some in by_rule.values() for one in some]
+    failed = [one for one in found if one.fails]
+    seconds = round(time.monotonic() - started, 1)
+    facts = {
+        "passed": not failed,
+        "findings": [engine.as_dict(one) for one in failed],
+        "notes": [engine.as_dict(one) for one in found if not one.fails],
+        "size": evidence.size,
+        **described(evidence.stored),
+        "packages": len(evidence.inside.packages),
+        "seconds": seconds,
+    }
+    # An image of another target is not one that this target could publish.
+    if spec and evidence.labels.get(f"{naming.LABELS}.target") == spec.target:
+        state.record(spec.target, "verify", digest, facts)
+    console.log.print(_sizes(evidence))
+    rules = core.rules_for(evidence)
+    title = f"{len(rules)} rules, {len(evidence.inside.packages)} packages, {seconds} s"
+    console.log.print(engine.results_table(title, rules, by_rule))
+    for one in found:
+        engine.show(one)
+    if failed:
+        more = f" (and {len(failed) - 1} more findings)" if len(failed) > 1 else ""
+        verdict = "does not match its spec" if spec else "breaks a rule for every image"
+        raise VerifyFailed(f"{reference} {verdict}: {failed[0]}{more}", {"digest": digest} | facts)
+    return {"digest": digest} | facts
+
+
+def _sizes(evidence: Evidence) -> Table:
+    """The layers with their sizes and largest packages, for people."""
+    from rich.table import Table
+
+    table = Table(title=f"{evidence.reference}: {in_units(evidence.size)} in layers", title_justify="left")
+    table.add_column("layer")
+    table.add_column("size", justify="right")
+    table.add_column("compressed", justify="right")
+    table.add_column("largest packages")
+    for layer in evidence.stored.layers:
+        folder = {"framework": "/opt/venv", "requirements": "/opt/requirements"}.get(layer.stage)
+        within = tuple(one for one in evidence.inside.packages if folder and one.folder.startswith(folder))
+        packages = [f"{one.name} {in_units(one.bytes)}" for one in filesystem.heaviest(within, 3)]
+        table.add_row(layer.stage, in_units(layer.contents.size), in_units(layer.stored), ", ".join(packages))
+    return table
+
+
+def image_to_verify(target: str | None, image: str | None) -> tuple[Spec | None, str]:
+    """The spec, if any, and the reference of the image to verify; it is pulled if it is not on this host.
+
+    Raises:
+        UserError: neither is given, or there is no such target or image.
+    """
+    spec = load(target) if target or not image else None
+    if not image:
+        assert spec is not None
+        return spec, default_reference(spec.target)
+    found = docker_engine.pull(image)
+    named = str(found.labels.get(f"{naming.LABELS}.target") or "")
+    if spec is None and named in targets():
+        say(f"{image} is labelled as target {named}: with TARGET={named} it is checked against that spec too")
+    return spec, image

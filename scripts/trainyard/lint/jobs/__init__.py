@@ -1,0 +1,1 @@
+"""Rules for job files, and ``trainyard check-job``."""

@@ -1,0 +1,105 @@
+"""What the rules for jobs look at, and the schema of every kind of job."""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from trainyard.console import nearest
+from trainyard.jobs.image_metadata import Contents
+from trainyard.jobs.job_file import JobFile, Kind
+from trainyard.jobs.schema import google, kubernetes
+from trainyard.jobs.schema.errors import SchemaError
+from trainyard.spec.yaml_source import Location
+
+VERTEX: tuple[Kind, ...] = ("custom-job", "hyperparameter-tuning-job")
+GOOGLE: tuple[Kind, ...] = (*VERTEX, "ai-platform")
+KINDS: tuple[Kind, ...] = (*GOOGLE, "gke")
+
+#: Kind -> API, schema of the bare specification, and of the file that has it below ``jobSpec`` or ``trainingInput``.
+_SCHEMAS: dict[Kind, tuple[str, str, str]] = {
+    "custom-job": (
+        "aiplatform.v1",
+        "GoogleCloudAiplatformV1CustomJobSpec",
+        "GoogleCloudAiplatformV1CustomJob",
+    ),
+    "hyperparameter-tuning-job": ("aiplatform.v1", "GoogleCloudAiplatformV1HyperparameterTuningJob", ""),
+    "ai-platform": ("ml.v1", "GoogleCloudMlV1__TrainingInput", "GoogleCloudMlV1__Job"),
+}
+
+
+@dataclass(frozen=True)
+class Evidence:
+    """What the rules for jobs look at.
+
+    Attributes:
+        region: where it is to run; None if not given.
+        images: reference -> what is in the image; None if unknown.
+        missing: reference -> why there is no such image; for an image whose content is unknown, why.
+    """
+
+    job: JobFile
+    region: str | None = None
+    images: Mapping[str, Contents | None] = field(default_factory=dict)
+    missing: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def spec(self) -> dict[str, Any]:
+        return self.job.spec
+
+    def at(self, *location: int | str, document: int = 0) -> str:
+        """``file:line`` of a value, given from the top of :attr:`spec` (of a document, for Kubernetes)."""
+        root = () if self.job.kind == "gke" else self.job.root
+        return self.job.where((*root, *location), document)
+
+
+def validate(kind: Kind, document: dict[str, Any]) -> list[SchemaError]:
+    """Where a document does not match the schema of its kind."""
+    if kind == "gke":
+        return list(kubernetes.validate(document))
+    api, bare, wrapped = _SCHEMAS[kind]
+    is_wrapped = wrapped and any(one in document for one in ("jobSpec", "trainingInput"))
+    return google.validate(api, wrapped if is_wrapped else bare, document)
+
+
+def drop_invalid_fields(evidence: Evidence) -> Evidence:
+    """The same job without values that are null or of another type than their schema requires.
+
+    The schema rules report these. All other rules get the job from here, and may rely on the types.
+    """
+    job = evidence.job
+    documents = [_without_null(document) for document in job.documents]
+    for document in documents:
+        # Outer values first: what was inside them is gone then.
+        for one in sorted(validate(job.kind, document), key=lambda one: len(one.location)):
+            if one.empty is not None:
+                _drop(document, one.location, one.empty)
+    return dataclasses.replace(evidence, job=dataclasses.replace(job, documents=documents))
+
+
+def _without_null(node: Any) -> Any:
+    if isinstance(node, dict):
+        return {key: _without_null(value) for key, value in node.items() if value is not None}
+    return [_without_null(value) for value in node] if isinstance(node, list) else node
+
+
+def _drop(node: Any, location: Location, empty: object) -> None:
+    """Remove a value from its mapping; replace it with an empty one in a list, whose positions must stay."""
+    *steps, last = location
+    for step in steps:
+        try:
+            node = node[step]
+        except (KeyError, IndexError, TypeError):
+            return
+    if isinstance(node, list) and isinstance(last, int):
+        node[last] = copy.deepcopy(empty)
+    elif isinstance(node, dict):
+        node.pop(last, None)
+
+
+def unknown(word: str, valid: list[str]) -> str:
+    """The end of a message about ``word``: the nearest valid word, and all of them."""
+    return f"{nearest(word, valid)}; there are: {', '.join(valid)}"

@@ -1,0 +1,28 @@
+"""Look up the images that a job file names, for the rules about their content."""
+
+from __future__ import annotations
+
+from trainyard.jobs import image_metadata
+from trainyard.jobs.image_metadata import Contents, ImageNotFoundError, ImageUnavailableError
+from trainyard.jobs.job_file import JobFile
+from trainyard.lint.jobs import image
+from trainyard.lint.jobs.evidence import Evidence, drop_invalid_fields
+
+
+def look_up(job: JobFile) -> tuple[dict[str, Contents | None], dict[str, str]]:
+    """What is in the images that a job names.
+
+    Returns:
+        reference -> content, None if unknown; reference -> why it is unknown, or why there is no such image.
+        A reference that is in the second alone does not exist.
+    """
+    images: dict[str, Contents | None] = {}
+    why: dict[str, str] = {}
+    for reference in dict.fromkeys(one for one, _, _ in image.references(drop_invalid_fields(Evidence(job)))):
+        try:
+            images[reference] = image_metadata.read_contents(reference)
+        except ImageNotFoundError as error:
+            why[reference] = str(error)
+        except ImageUnavailableError as error:
+            images[reference], why[reference] = None, str(error)
+    return images, why

@@ -1,0 +1,150 @@
+"""The Docker engine: its client, local images and the build cache."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import subprocess
+from functools import cache
+from pathlib import Path
+
+import docker
+import docker.errors
+from docker.models.images import Image
+
+from trainyard import settings
+from trainyard.console import StepFailed, UserError
+from trainyard.settings import ROOT
+from trainyard.spec.units import in_bytes
+
+#: Label on every container, volume and network that a command or a test creates: clean-up removes nothing else.
+OWNED = "io.trainyard.owned"
+
+#: Label with the id of the process that created it: what a running process uses is not cleaned up.
+OWNER = f"{OWNED}.by"
+
+
+def resource_labels(purpose: str) -> dict[str, str]:
+    """The labels of a container, volume or network that this process creates for ``purpose``."""
+    return {OWNED: purpose, OWNER: str(os.getpid())}
+
+
+def in_use(labels: dict[str, str] | None) -> bool:
+    """Whether the process that created the resource with these labels is running, and is not this one."""
+    owner = (labels or {}).get(OWNER, "")
+    return owner.isdigit() and int(owner) != os.getpid() and Path(f"/proc/{owner}").exists()
+
+
+def existing_client() -> docker.DockerClient:
+    """A client of an engine that is running.
+
+    Raises:
+        docker.errors.DockerException, OSError: none is.
+    """
+    found = docker.from_env(timeout=600)
+    found.ping()
+    return found
+
+
+@cache
+def client() -> docker.DockerClient:
+    """A client of a running engine. On a Debian or Ubuntu host without one, as root, an engine is installed first.
+
+    Raises:
+        UserError: there is none and it cannot be installed; the line says what to do.
+    """
+    with contextlib.suppress(docker.errors.DockerException, OSError):
+        return existing_client()
+    installed = subprocess.run([ROOT / "scripts" / "install-engine.sh"], check=False)
+    if installed.returncode:
+        raise UserError("no Docker engine; see the message above")
+    return docker.from_env(timeout=600)
+
+
+@cache
+def stores_in_containerd() -> bool:
+    """Whether the engine keeps images in containerd, which zstd layers and stable digests need."""
+    return any(
+        "containerd.snapshotter" in str(value) for pair in client().info().get("DriverStatus") or [] for value in pair
+    )
+
+
+def image(reference: str, *, made_by: str) -> Image:
+    """A local image.
+
+    Raises:
+        UserError: it does not exist; ``made_by`` is the command that creates it.
+    """
+    try:
+        return client().images.get(reference)
+    except docker.errors.ImageNotFound:
+        raise UserError(f"no local image {reference}: run '{made_by}' first") from None
+
+
+def pull(reference: str) -> Image:
+    """A local image, pulled from its registry if it does not exist.
+
+    Raises:
+        UserError: it cannot be pulled; the line ends with the engine's error.
+    """
+    with contextlib.suppress(docker.errors.ImageNotFound):
+        return client().images.get(reference)
+    try:
+        return client().images.pull(reference)
+    except docker.errors.APIError as error:
+        raise UserError(f"no local image {reference}, and it cannot be pulled: {error.explanation}") from None
+
+
+def digest(reference: str, *, made_by: str = "make image") -> str:
+    """``sha256:...`` of a local image: with the containerd store, the digest that it has at registries."""
+    return str(image(reference, made_by=made_by).id)
+
+
+def untag(reference: str) -> None:
+    """Remove a tag of a local image, and the image if that was its last tag; do nothing if there is no such tag."""
+    with contextlib.suppress(docker.errors.ImageNotFound):
+        client().images.remove(reference, force=True)
+
+
+def cached(*, least: float = 0) -> set[str]:
+    """Ids of the records of the engine's build cache that hold at least ``least`` bytes."""
+    # Not the API's disk usage, which fails while images are created and removed (404, 500; Docker 26).
+    records = re.findall(r"(?m)^([0-9a-z]{25})\*?\s+\w+\s+([\d.]+[kMGT]?B)", buildx("du", quiet=True))
+    return {identity for identity, size in records if in_bytes(size) >= least}
+
+
+def drop_cached(records: set[str]) -> None:
+    """Remove those records of the build cache that no running build, image or other record uses."""
+    left = records & cached()
+    while left:
+        for identity in left:
+            client().api.prune_builds(filters={"id": identity}, all=True)  # type: ignore[arg-type]  # ids are no labels
+        before, left = left, left & cached()
+        if left == before:
+            return
+
+
+def buildx(*arguments: str, quiet: bool = False, environment: dict[str, str] | None = None) -> str:
+    """Run ``docker buildx``; its standard output.
+
+    Progress goes to the terminal unless ``quiet``.
+
+    Raises:
+        StepFailed: it failed; if ``quiet``, the message ends with the last line of its output.
+    """
+    client()
+    command = ["docker", "buildx", *arguments]
+    found = subprocess.run(
+        command,
+        cwd=ROOT,
+        env=settings.environment(**(environment or {})),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE if quiet else None,
+        text=True,
+        check=False,
+    )
+    if found.returncode:
+        words = f": {found.stderr.strip().splitlines()[-1]}" if quiet and found.stderr.strip() else "; see above"
+        raise StepFailed(f"'docker buildx {arguments[0]}' failed{words}")
+    return found.stdout

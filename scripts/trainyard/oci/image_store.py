@@ -1,0 +1,286 @@
+"""The stored parts of a local image: manifest, configuration, layers as streams, attestations.
+
+They are read from the engine's content store if this process can (same host, as root; 2.6 s for a 1.9 GB image), else
+from ``docker image save`` (45 MB/s on the same host: 10 s). Nothing is written to disk and no layer is held in memory.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import gzip
+import hashlib
+import io
+import json
+import posixpath
+import queue
+import sys
+import tarfile
+import threading
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO, Any, Generic, TypeVar, cast
+
+import zstandard
+
+from trainyard.console import StepFailed
+from trainyard.oci import docker_engine
+
+S = TypeVar("S")
+T = TypeVar("T")
+
+#: Bytes read at a time.
+CHUNK = 1 << 20
+
+
+@dataclass(frozen=True)
+class LayerBlob(Generic[T]):
+    """A layer's blob.
+
+    Attributes:
+        digest: of the compressed blob; empty if the engine does not keep blobs.
+        stored: bytes of the blob, compressed.
+        found: result of the reader.
+    """
+
+    digest: str
+    stored: int
+    found: T
+
+
+@dataclass(frozen=True)
+class Parts(Generic[T]):
+    """An image's documents, and a reader's result for each of its layers, bottom first.
+
+    Attributes:
+        manifest: of the image, not of its index; empty if the engine does not keep it.
+    """
+
+    manifest: bytes
+    config: bytes
+    config_digest: str
+    layers: list[LayerBlob[T]]
+
+    def holding(self, found: list[S]) -> Parts[S]:
+        """The same image with another reader's results, bottom first."""
+        layers = [LayerBlob(layer.digest, layer.stored, one) for layer, one in zip(self.layers, found, strict=True)]
+        return dataclasses.replace(cast(Parts[S], self), layers=layers)
+
+
+Reader = Callable[[io.BufferedReader], T]
+
+
+def read(reference: str, reader: Reader[T]) -> Parts[T]:
+    """The parts of a local image. ``reader`` gets each layer's blob as a stream, in any order.
+
+    Raises:
+        UserError: there is no such image.
+        StepFailed: it cannot be read.
+    """
+    digest = docker_engine.digest(reference)
+    store = _store_with(digest)
+    if store is not None:
+        return _read_store(store, digest, reader)
+    return _read_saved(reference, digest, reader)
+
+
+def members(stream: io.BufferedReader) -> Iterator[tuple[tarfile.TarFile, tarfile.TarInfo]]:
+    """The entries of a layer, a tar that is plain or compressed with gzip or zstd; each with the tar it is read from.
+
+    Raises:
+        StepFailed: it is none of these, or it is truncated.
+    """
+    try:
+        # Not tarfile's stream mode, which copies what it skips: 5.5 s instead of 2.9 s for 1.5 GB.
+        with tarfile.open(fileobj=_Chunks(_ahead(_uncompressed(stream))), mode="r:") as tar:
+            for member in tar:
+                yield tar, member
+                tar.members = []  # type: ignore[attr-defined]  # tarfile keeps every member it has read
+    except (tarfile.TarError, zstandard.ZstdError, EOFError, OSError) as error:
+        raise StepFailed(f"a layer cannot be read ({error}): build the image again") from None
+
+
+def _uncompressed(stream: io.BufferedReader) -> Iterator[bytes]:
+    start = stream.peek(4)[:4]
+    reader: IO[bytes] = stream
+    if start == b"\x28\xb5\x2f\xfd":
+        reader = cast(IO[bytes], zstandard.ZstdDecompressor().stream_reader(stream, read_size=CHUNK))
+    elif start[:2] == b"\x1f\x8b":
+        reader = cast(IO[bytes], gzip.GzipFile(fileobj=stream, mode="rb"))
+    while chunk := reader.read(CHUNK):
+        yield chunk
+
+
+def _ahead(chunks: Iterator[bytes]) -> Iterator[bytes]:
+    """The same chunks, produced in another thread: decompression runs while Python parses."""
+    waiting: queue.Queue[bytes | Exception | None] = queue.Queue(maxsize=8)
+
+    def produce() -> None:
+        try:
+            for chunk in chunks:
+                waiting.put(chunk)
+            waiting.put(None)
+        except Exception as error:  # raised again where the chunks are read
+            waiting.put(error)
+
+    threading.Thread(target=produce, daemon=True).start()
+    while (item := waiting.get()) is not None:
+        if isinstance(item, Exception):
+            raise item
+        yield item
+
+
+class _Chunks(io.RawIOBase):
+    """A file over chunks that supports the forward seeks of tarfile."""
+
+    def __init__(self, chunks: Iterator[bytes]) -> None:
+        self._chunks, self._chunk, self._at, self._position = chunks, b"", 0, 0
+
+    def readable(self) -> bool:
+        return True
+
+    def tell(self) -> int:
+        return self._position
+
+    def _more(self) -> bool:
+        """Get the next chunk if the current one is used up; False at the end."""
+        while self._at == len(self._chunk):
+            following = next(self._chunks, None)
+            if following is None:
+                return False
+            self._chunk, self._at = following, 0
+        return True
+
+    def read(self, size: int | None = -1) -> bytes:
+        wanted, parts = (sys.maxsize if size is None or size < 0 else size), []
+        while wanted and self._more():
+            parts.append(self._chunk[self._at : self._at + wanted])
+            self._at += len(parts[-1])
+            wanted -= len(parts[-1])
+        data = b"".join(parts) if len(parts) != 1 else parts[0]
+        self._position += len(data)
+        return data
+
+    def seek(self, position: int, whence: int = io.SEEK_SET) -> int:
+        """Forward only: tarfile needs nothing else for a file that it reads in order."""
+        while self._position < position and self._more():
+            step = min(len(self._chunk) - self._at, position - self._position)
+            self._at += step
+            self._position += step
+        return self._position
+
+
+def _content_stores() -> list[Path]:
+    """Where an engine on this host may keep blobs: in its own folder, or in the system's containerd."""
+    root = str(docker_engine.client().info().get("DockerRootDir") or "")
+    parents = [Path(root) / "containerd" / "daemon", Path("/var/lib/containerd")]
+    return [parent / "io.containerd.content.v1.content" / "blobs" / "sha256" for parent in parents]
+
+
+def _store_with(digest: str) -> Path | None:
+    """The readable content store that has ``digest``; the digest guarantees the content."""
+    for store in _content_stores():
+        try:
+            with (store / digest.removeprefix("sha256:")).open("rb"):
+                return store
+        except OSError:
+            continue
+    return None
+
+
+def manifest_of(document: dict[str, Any]) -> str | None:
+    """The digest of the image in an index (attestations have the platform ``unknown``); None for a manifest."""
+    images = [
+        entry for entry in document.get("manifests", []) if entry.get("platform", {}).get("os", "linux") != "unknown"
+    ]
+    return str(images[0]["digest"]) if images else None
+
+
+def _read_store(store: Path, digest: str, reader: Reader[T]) -> Parts[T]:
+    def blob(name: str) -> bytes:
+        return (store / name.removeprefix("sha256:")).read_bytes()
+
+    try:
+        raw = blob(digest)
+        inner = manifest_of(json.loads(raw))
+        raw = blob(inner) if inner else raw
+        manifest = json.loads(raw)
+        config = blob(manifest["config"]["digest"])
+        layers = []
+        for entry in manifest["layers"]:
+            with (store / entry["digest"].removeprefix("sha256:")).open("rb") as stream:
+                layers.append(LayerBlob(str(entry["digest"]), int(entry["size"]), reader(stream)))
+    except OSError as error:
+        raise StepFailed(
+            f"{digest[:19]} is incomplete in the engine's store ({error}): build the image again"
+        ) from None
+    return Parts(raw, config, str(manifest["config"]["digest"]), layers)
+
+
+def _saved(reference: str, reader: Reader[T]) -> tuple[dict[str, bytes], dict[str, tuple[int, T]]]:
+    """The JSON documents of ``docker image save``, and ``reader``'s result for each layer, by their names there."""
+    documents: dict[str, bytes] = {}
+    blobs: dict[str, tuple[int, T]] = {}
+    same: dict[str, str] = {}
+    chunks = docker_engine.client().api.get_image(reference, chunk_size=CHUNK)
+    with tarfile.open(fileobj=_Chunks(_ahead(iter(chunks))), mode="r|", bufsize=CHUNK) as outer:
+        for member in outer:
+            if member.issym():  # a repeated layer, as the classic image store writes it
+                same[member.name] = posixpath.normpath(posixpath.join(posixpath.dirname(member.name), member.linkname))
+            content = outer.extractfile(member) if member.isreg() else None
+            if content is None:
+                continue
+            content = cast(io.BufferedReader, content)
+            if content.peek(1)[:1] in (b"{", b"["):
+                documents[member.name] = content.read()
+            elif member.name.startswith("blobs/") or member.name.endswith("/layer.tar"):
+                blobs[member.name] = (member.size, reader(content))
+    return documents, blobs | {name: blobs[other] for name, other in same.items() if other in blobs}
+
+
+def _read_saved(reference: str, digest: str, reader: Reader[T]) -> Parts[T]:
+    documents, blobs = _saved(reference, reader)
+    try:
+        manifest = json.loads(documents["manifest.json"])[0]
+        config = documents[manifest["Config"]]
+        names = [str(name) for name in manifest["Layers"]]
+        in_blobs = _blob(digest) in documents
+        layers = [LayerBlob(f"sha256:{name.rsplit('/', 1)[-1]}" if in_blobs else "", *blobs[name]) for name in names]
+    except (KeyError, IndexError, ValueError) as error:
+        raise StepFailed(
+            f"{reference}: 'docker image save' returned an image that cannot be read ({error!r})"
+        ) from None
+    config_digest = f"sha256:{hashlib.sha256(config).hexdigest()}"
+    kept = documents.get(_blob(digest), b"")
+    inner = manifest_of(json.loads(kept)) if kept else None
+    return Parts(documents.get(_blob(inner), b"") if inner else kept, config, config_digest, layers)
+
+
+def documents(reference: str) -> dict[str, bytes]:
+    """Digest -> text of every JSON document of a local image: index, manifests, configurations, attestations.
+
+    Raises:
+        UserError: there is no such image. StepFailed: it cannot be read.
+    """
+    digest = docker_engine.digest(reference)
+    store = _store_with(digest)
+    if store is None:
+        found = _saved(reference, lambda stream: None)[0]
+        prefix = _blob("")
+        return {f"sha256:{name.removeprefix(prefix)}": text for name, text in found.items() if name.startswith(prefix)}
+    found, waiting = {}, [digest]
+    try:
+        for name in waiting:
+            found[name] = (store / name.removeprefix("sha256:")).read_bytes()
+            data = json.loads(found[name])
+            named = [*data.get("manifests", []), data.get("config"), *data.get("layers", [])]
+            waiting += [str(one["digest"]) for one in named if one and "json" in one.get("mediaType", "")]
+    except OSError as error:
+        raise StepFailed(
+            f"{digest[:19]} is incomplete in the engine's store ({error}): build the image again"
+        ) from None
+    return found
+
+
+def _blob(digest: str) -> str:
+    return f"blobs/sha256/{digest.removeprefix('sha256:')}"

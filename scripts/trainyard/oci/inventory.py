@@ -1,0 +1,317 @@
+"""Contents of an image, for `make diff` and `make sbom`: settings, layers, Python and Debian packages.
+
+A local image is read in one pass. Of an image at a registry, the manifest, the configuration and the attached SBOM,
+which lists its packages, are fetched; layers are read only if there is no SBOM.
+"""
+
+from __future__ import annotations
+
+import email.parser
+import io
+import json
+import posixpath
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import Any
+from urllib.parse import unquote
+
+import docker.errors
+from packaging.utils import canonicalize_name
+
+from trainyard.console import UserError
+from trainyard.oci import docker_engine, image_store, layers, referrers
+from trainyard.oci.image_config import Configured
+from trainyard.oci.reference import Reference
+from trainyard.oci.registry import Repository
+from trainyard.spec.model import IMAGES
+from trainyard.spec.naming import LABELS
+
+#: Most bytes of a file that is read from a layer: METADATA files have up to 0.3 MB, a dpkg status of 200 packages 0.2.
+_LIMIT = 4 << 20
+
+#: The file that lists a layer's Debian packages, and the files that name the distribution.
+_STATUS = "var/lib/dpkg/status"
+_RELEASE = ("etc/os-release", "usr/lib/os-release")
+
+
+@dataclass(frozen=True)
+class InstalledPackage:
+    """A Python distribution (its dist-info) or a Debian package. ``requires`` are PEP 508 lines (Python only)."""
+
+    name: str
+    version: str
+    license: str = ""
+    architecture: str = ""
+    requires: tuple[str, ...] = ()
+
+
+@dataclass
+class LayerPackages:
+    """Contents of a layer; ``size`` in bytes, ``debian`` and ``release`` are None if it does not store their files."""
+
+    size: int = 0
+    python: dict[str, InstalledPackage] = field(default_factory=dict)
+    debian: tuple[InstalledPackage, ...] | None = None
+    release: dict[str, str] | None = None
+
+
+@dataclass(frozen=True)
+class LayerSummary:
+    """A layer; ``stored`` is the size of its compressed blob, ``size`` of its files (None at a registry), in bytes."""
+
+    name: str
+    digest: str
+    diff_id: str
+    stored: int
+    size: int | None
+
+
+@dataclass(frozen=True)
+class Image(Configured):
+    """An image.
+
+    Attributes:
+        config: the OCI configuration.
+        documents: digest -> size in bytes of the configuration and of the manifest.
+        layer_contents: layer's diff id -> contents, of the layers that were read.
+        repository: where it is; None for a local image.
+        listed: its packages by the SBOM at the registry, (Python, Debian); None if there is none.
+    """
+
+    reference: str
+    digest: str
+    config: dict[str, Any]
+    documents: dict[str, int]
+    layers: tuple[LayerSummary, ...]
+    layer_contents: dict[str, LayerPackages]
+    repository: Repository | None = None
+    listed: tuple[dict[str, InstalledPackage], dict[str, InstalledPackage]] | None = None
+
+    def _configuration(self) -> dict[str, Any]:
+        return self.config
+
+    @property
+    def stored(self) -> int:
+        """Bytes that a pull of the whole image transfers."""
+        return sum(layer.stored for layer in self.layers) + sum(self.documents.values())
+
+    def python(self, among: Iterable[str] | None = None) -> dict[str, InstalledPackage]:
+        """Canonical name -> package, of the layers ``among`` (diff ids), or of all."""
+        found: dict[str, InstalledPackage] = {}
+        for contents in self._chosen(among):
+            found |= contents.python
+        return dict(sorted(found.items()))
+
+    def debian(self, among: Iterable[str] | None = None) -> dict[str, InstalledPackage]:
+        """Name -> package, by the uppermost list, which includes the packages of the layers below."""
+        lists = [contents.debian for contents in self._chosen(among) if contents.debian is not None]
+        return {package.name: package for package in lists[-1]} if lists else {}
+
+    def release(self) -> dict[str, str]:
+        """The fields of os-release (``ID``, ``VERSION_ID``); empty if there is none."""
+        found = [contents.release for contents in self._chosen(None) if contents.release]
+        return found[-1] if found else {}
+
+    def _chosen(self, among: Iterable[str] | None) -> list[LayerPackages]:
+        wanted = None if among is None else set(among)
+        return [
+            self.layer_contents[layer.diff_id]
+            for layer in self.layers
+            if layer.diff_id in self.layer_contents and (wanted is None or layer.diff_id in wanted)
+        ]
+
+
+def read_layer(stream: io.BufferedReader) -> LayerPackages:
+    """Read one layer's lists of packages.
+
+    Raises:
+        StepFailed: it is not a layer, or it is truncated.
+    """
+    found = LayerPackages()
+    for tar, member in image_store.members(stream):
+        if not member.isreg():
+            continue
+        found.size += member.size
+        path = posixpath.normpath(member.name).lstrip("/")
+        folder, name = posixpath.split(path)
+        metadata = name == "METADATA" and folder.endswith(".dist-info")
+        if member.size > _LIMIT or not (metadata or path == _STATUS or path in _RELEASE):
+            continue
+        file = tar.extractfile(member)
+        text = file.read().decode("utf-8", "replace") if file else ""
+        if metadata:
+            package = python_package(text)
+            found.python[canonicalize_name(package.name)] = package
+        elif path == _STATUS:
+            found.debian = debian_packages(text)
+        else:
+            found.release = dict(re.findall(r'(?m)^([A-Z_]+)="?([^"\n]*)"?$', text))
+    return found
+
+
+def python_package(metadata: str) -> InstalledPackage:
+    """A distribution by its METADATA (PyPA's "Core metadata specifications")."""
+    fields = email.parser.HeaderParser().parsestr(metadata)
+    return InstalledPackage(
+        name=str(fields.get("Name", "")),
+        version=str(fields.get("Version", "")),
+        license=str(fields.get("License-Expression", "")),
+        requires=tuple(str(line) for line in fields.get_all("Requires-Dist") or ()),
+    )
+
+
+def debian_packages(status: str) -> tuple[InstalledPackage, ...]:
+    """The installed packages of a dpkg status file."""
+    found = []
+    for paragraph in status.split("\n\n"):
+        fields = email.parser.HeaderParser().parsestr(paragraph)
+        if str(fields.get("Status", "")).endswith(" installed"):
+            found.append(
+                InstalledPackage(
+                    str(fields["Package"]), str(fields["Version"]), architecture=str(fields["Architecture"])
+                )
+            )
+    return tuple(sorted(found, key=lambda package: package.name))
+
+
+def _names(config: dict[str, Any], count: int) -> list[str]:
+    """Names of an image's layers: the stages of its target's Dockerfile, else the instruction that created each."""
+    instructions = layers.made_by(config, count)
+    target = ((config.get("config") or {}).get("Labels") or {}).get(f"{LABELS}.target", "")
+    dockerfile = IMAGES / str(target) / "Dockerfile"
+    if target and dockerfile.is_file():
+        return [stage for stage, _ in layers.name_layers(instructions, dockerfile.read_text(encoding="utf-8"))]
+    shown = [re.sub(r"\s+", " ", instruction.removesuffix("# buildkit"))[:40].strip() for instruction in instructions]
+    return [words or "base" for words in shown]
+
+
+def local(reference: str) -> Image:
+    """A local image, read in one pass.
+
+    Raises:
+        UserError: there is no such image.
+        StepFailed: it cannot be read.
+    """
+    parts = image_store.read(reference, read_layer)
+    config = json.loads(parts.config)
+    diff_ids = [str(diff_id) for diff_id in config["rootfs"]["diff_ids"]]
+    names = _names(config, len(diff_ids))
+    found = [
+        LayerSummary(name, layer.digest, diff_id, layer.stored, layer.found.size)
+        for name, diff_id, layer in zip(names, diff_ids, parts.layers, strict=False)
+    ]
+    digest = docker_engine.digest(reference)
+    return Image(
+        reference=reference,
+        digest=digest,
+        config=config,
+        documents={parts.config_digest: len(parts.config), digest: len(parts.manifest)},
+        layers=tuple(found),
+        layer_contents={diff_id: layer.found for diff_id, layer in zip(diff_ids, parts.layers, strict=False)},
+    )
+
+
+def at_registry(reference: str) -> tuple[Repository, str]:
+    """The repository of a reference that names its registry, and the tag or digest in it.
+
+    Raises:
+        UserError: it names none, or is not a reference.
+    """
+    try:
+        named = Reference.parse(reference)
+    except UserError as error:
+        raise UserError(f"neither an image of this host nor at a registry: {error}") from None
+    if named.names_docker_hub:
+        raise UserError(
+            f"{reference}: neither an image of this host nor HOST[:PORT]/PATH[:TAG]: 'docker pull {reference}' first, "
+            "or run 'make image'"
+        )
+    return Repository(named.name), named.version
+
+
+def listed(
+    repository: Repository, digest: str
+) -> tuple[dict[str, InstalledPackage], dict[str, InstalledPackage]] | None:
+    """Python and Debian packages by the SBOM that is attached to an image at a registry; None if there is none."""
+    found = [one for one in referrers.get(repository, digest, "sbom") if one.media_type == referrers.SBOM]
+    return _packages(json.loads(found[0].data).get("components") or []) if found else None
+
+
+def _packages(components: Iterable[dict[str, Any]]) -> tuple[dict[str, InstalledPackage], dict[str, InstalledPackage]]:
+    """The Python and the Debian packages among the components of a CycloneDX document, by their package URLs.
+
+    Keys are names as :meth:`Image.python` and :meth:`Image.debian` have them.
+    """
+    kinds: dict[str, dict[str, InstalledPackage]] = {"pypi": {}, "deb": {}}
+    for component in components:
+        # pkg:type/namespace/name@version?qualifiers#subpath (https://github.com/package-url/purl-spec)
+        purl = re.match(r"pkg:/*(?P<type>[^/]+)/(?:[^@?#]*/)?(?P<name>[^/@?#]+)", str(component.get("purl") or ""))
+        kind = purl["type"].lower() if purl else ""
+        if purl and kind in kinds:
+            name = unquote(purl["name"])
+            package = InstalledPackage(str(component["name"]), str(component.get("version", "")))
+            kinds[kind][canonicalize_name(name) if kind == "pypi" else name] = package
+    return kinds["pypi"], kinds["deb"]
+
+
+def remote(reference: str) -> Image:
+    """An image at a registry, by its manifest, its configuration and its SBOM.
+
+    Raises:
+        UserError: there is no such image.
+        StepFailed: the registry cannot be reached or refuses.
+    """
+    repository, version = at_registry(reference)
+    manifest = repository.manifest(version)
+    if manifest is None:
+        raise UserError(f"{repository.name} has no {version}")
+    inner = image_store.manifest_of(json.loads(manifest.body))
+    if inner:
+        manifest = repository.manifest(inner)
+        assert manifest is not None  # registries refuse an index whose manifests they do not have
+    data = json.loads(manifest.body)
+    config = repository.config(manifest)
+    diff_ids = [str(diff_id) for diff_id in config["rootfs"]["diff_ids"]]
+    names = _names(config, len(diff_ids))
+    found = [
+        LayerSummary(name, str(entry["digest"]), diff_id, int(entry["size"]), None)
+        for name, diff_id, entry in zip(names, diff_ids, data["layers"], strict=False)
+    ]
+    return Image(
+        reference=reference,
+        digest=manifest.digest,
+        config=config,
+        documents={str(data["config"]["digest"]): int(data["config"]["size"]), manifest.digest: len(manifest.body)},
+        layers=tuple(found),
+        layer_contents={},
+        repository=repository,
+        listed=listed(repository, manifest.digest),
+    )
+
+
+def find(reference: str) -> Image:
+    """A local image, or else one at a registry.
+
+    Raises:
+        UserError: there is neither.
+        StepFailed: it cannot be read.
+    """
+    try:
+        docker_engine.client().images.get(reference)
+    except docker.errors.ImageNotFound:
+        return remote(reference)
+    except docker.errors.APIError as error:
+        raise UserError(f"{reference!r} is not an image reference ({error.explanation})") from None
+    return local(reference)
+
+
+def fetch(image: Image, wanted: Iterable[LayerSummary]) -> None:
+    """Read layers of an image at a registry: their blobs are downloaded as streams and not stored."""
+    assert image.repository is not None
+    for layer in wanted:
+        if layer.diff_id not in image.layer_contents:
+            answer = image.repository.request("GET", f"blobs/{layer.digest}", stream=True)
+            answer.raw.auto_close = False  # or reading again at the end, as gzip does, raises
+            with answer:
+                image.layer_contents[layer.diff_id] = read_layer(io.BufferedReader(answer.raw, image_store.CHUNK))

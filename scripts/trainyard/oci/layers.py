@@ -1,0 +1,288 @@
+"""The files that an image stores, layer by layer.
+
+Layers are read where the engine has unpacked them (:mod:`trainyard.oci.snapshots`), else as streams of their blobs
+(:mod:`trainyard.oci.image_store`): nothing is written to disk, and at most one small file is held in memory.
+"""
+
+from __future__ import annotations
+
+import base64
+import csv
+import dataclasses
+import hashlib
+import io
+import json
+import posixpath
+import re
+import tarfile
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+from trainyard.oci import docker_engine, image_store, secret_scan, snapshots
+
+Kind = Literal["base", "below", "copied", "added"]
+
+#: Most bytes of a file that is searched for credentials and certificates; CA bundles have up to 0.3 MB.
+TEXT_LIMIT = 2 << 20
+
+#: Suffixes of compiled code and data, which are not searched.
+_BINARY = (".pyc", ".so", ".a", ".png", ".jpg", ".gz", ".zip", ".npy", ".pb", ".whl")
+
+#: Prefix of a whiteout's file name (https://github.com/opencontainers/image-spec/blob/main/layer.md#whiteouts).
+_WHITEOUT = ".wh."
+
+
+@dataclass(frozen=True)
+class File:
+    """A stored file, symbolic or hard link: bytes of content (0 for links) and permission bits."""
+
+    size: int
+    mode: int
+
+
+@dataclass(frozen=True)
+class Suspect:
+    """A file that looks like a credential: its path, the kind, and the SHA-256 that RECORD files write."""
+
+    path: str
+    kind: str
+    hash: str
+
+
+@dataclass(frozen=True)
+class Bundle:
+    """A PEM file: fingerprints of its certificates (:func:`secret_scan.certificates`), and its own SHA-256."""
+
+    path: str
+    certificates: frozenset[str]
+    hash: str
+
+
+@dataclass
+class LayerFiles:
+    """The files of a layer; paths have no leading slash, directories are left out.
+
+    Attributes:
+        files: path -> file.
+        removed: paths that the layer hides (whiteouts).
+        suspects: files that look like credentials.
+        bundles: files with certificates.
+        records: path -> SHA-256 of the files that installed packages list in their RECORD.
+    """
+
+    files: dict[str, File] = field(default_factory=dict)
+    removed: list[str] = field(default_factory=list)
+    suspects: list[Suspect] = field(default_factory=list)
+    bundles: list[Bundle] = field(default_factory=list)
+    records: dict[str, str] = field(default_factory=dict)
+
+    @property
+    def size(self) -> int:
+        """Bytes of all files."""
+        return sum(file.size for file in self.files.values())
+
+
+@dataclass(frozen=True)
+class Layer:
+    """A layer of an image.
+
+    Attributes:
+        digest: of the compressed blob; empty if the engine does not keep blobs.
+        diff_id: digest of the uncompressed tar.
+        created_by: the instruction that created it.
+        stage: the build stage that it comes from; ``base``; or ``added``.
+        kind: ``base`` image; ``below``: system packages on it; ``copied`` from a stage; ``added`` later.
+        stored: bytes of the blob, compressed.
+    """
+
+    digest: str
+    diff_id: str
+    created_by: str
+    stage: str
+    kind: Kind
+    stored: int
+    contents: LayerFiles
+
+    @property
+    def ours(self) -> bool:
+        """Whether the layer is not one of the base image."""
+        return self.kind != "base"
+
+
+@dataclass(frozen=True)
+class Stored:
+    """A stored image: its OCI configuration, its layers, and the sizes of manifest and configuration in bytes."""
+
+    config: dict[str, Any]
+    layers: list[Layer]
+    config_digest: str
+    config_size: int
+    manifest_size: int
+
+
+def stages(dockerfile: str) -> tuple[list[tuple[str, str]], list[str]]:
+    """The layers of a rendered Dockerfile's final stage.
+
+    Returns:
+        The instructions of the stages below it that may create a layer, as (stage, keyword), bottom first; and the
+        stages that it copies from.
+    """
+    blocks = {}
+    for block in re.split(r"(?m)^FROM ", dockerfile)[1:]:
+        name = re.match(r"\S+ AS (\S+)", block)
+        blocks[name[1] if name else ""] = block
+    final = blocks.get("", "")
+    below: list[tuple[str, str]] = []
+    stage = final.split(maxsplit=1)[0] if final else ""
+    while stage in blocks:
+        made = re.findall(r"(?m)^(RUN|COPY|ADD|WORKDIR)\b", blocks[stage])
+        below = [*((stage, keyword) for keyword in made), *below]
+        stage = blocks[stage].split(maxsplit=1)[0]
+    return below, re.findall(r"(?m)^COPY --link --from=(\S+)", final)
+
+
+def name_layers(made_by: list[str], dockerfile: str) -> list[tuple[str, Kind]]:
+    """The stage and the kind of each layer, given the instruction that created each, bottom first."""
+    below, copies = stages(dockerfile)
+    # The uppermost copies: the base image may be built from a Dockerfile of Trainyard, too.
+    ours = [number for number, command in enumerate(made_by) if _is_copy(command)][-len(copies) :] if copies else []
+    first = ours[0] if ours else len(made_by)
+    names: list[tuple[str, Kind]] = [("base", "base")] * first
+    for number in range(first - 1, -1, -1):
+        if not below or made_by[number].split(" ", 1)[0] != below[-1][1]:
+            break
+        names[number] = (below.pop()[0], "below")
+    for command in made_by[first:]:
+        names.append((copies.pop(0), "copied") if copies and _is_copy(command) else ("added", "added"))
+    return names
+
+
+def _is_copy(command: str) -> bool:
+    return command.startswith("COPY /out /")
+
+
+def scan(stream: io.BufferedReader) -> LayerFiles:
+    """Read one layer: a tar, plain or compressed with gzip or zstd.
+
+    Raises:
+        StepFailed: it is none of these, or it is truncated.
+    """
+    found = LayerFiles()
+    for tar, member in image_store.members(stream):
+        _look_at(found, tar, member)
+    return found
+
+
+def _look_at(found: LayerFiles, tar: tarfile.TarFile, member: tarfile.TarInfo) -> None:
+    path = posixpath.normpath(member.name).lstrip("/")
+    folder, name = posixpath.split(path)
+    if name.startswith(_WHITEOUT):
+        found.removed.append(
+            folder if name.startswith(_WHITEOUT * 2) else posixpath.join(folder, name.removeprefix(_WHITEOUT))
+        )
+        return
+    if member.isdir():
+        return
+
+    def content() -> bytes:
+        file = tar.extractfile(member)
+        return file.read() if file else b""
+
+    _note(found, path, File(member.size if member.isreg() else 0, member.mode), content)
+
+
+def walk(folder: Path) -> LayerFiles:
+    """The files of a layer that the engine has unpacked into ``folder``."""
+    found = LayerFiles()
+    for entry in snapshots.walk(folder):
+        if entry.file is None:
+            found.removed.append(entry.path)
+        else:
+            _note(found, entry.path, File(entry.size, entry.mode), entry.file.read_bytes)
+    return found
+
+
+def _note(found: LayerFiles, path: str, file: File, content: Callable[[], bytes]) -> None:
+    """Add a file, and any credentials and certificates in it; ``content`` reads it."""
+    found.files[path] = file
+    if not file.size:
+        return
+    folder, name = posixpath.split(path)
+    named = secret_scan.in_name(path)
+    if named is None and (file.size > TEXT_LIMIT or name.endswith(_BINARY) or ".so." in name):
+        return
+    data = content() if file.size <= TEXT_LIMIT else b""
+    kinds = [named] if named else secret_scan.in_text(data, path)
+    if kinds:
+        found.suspects += [Suspect(path, kind, _record_hash(data)) for kind in kinds]
+    certificates = secret_scan.certificates(data)
+    if certificates:
+        found.bundles.append(Bundle(path, certificates, _record_hash(data)))
+    if name == "RECORD" and folder.endswith(".dist-info"):
+        found.records.update(_record(data, posixpath.dirname(folder)))
+
+
+def _record_hash(data: bytes) -> str:
+    """SHA-256 as in RECORD files: urlsafe base64 without padding.
+
+    https://packaging.python.org/en/latest/specifications/recording-installed-packages/
+    """
+    return base64.urlsafe_b64encode(hashlib.sha256(data).digest()).rstrip(b"=").decode()
+
+
+def _record(data: bytes, site: str) -> Iterator[tuple[str, str]]:
+    """Path -> SHA-256 of a RECORD file in the site directory ``site``."""
+    for row in csv.reader(io.StringIO(data.decode("utf-8", "replace"))):
+        if len(row) >= 2 and row[1].startswith("sha256="):
+            yield posixpath.normpath(posixpath.join(site, row[0])), row[1].removeprefix("sha256=")
+
+
+def without_base(stored: Stored) -> Stored:
+    """The layers of an image that Trainyard did not build: the lowest is its base, all above were added."""
+    found = [
+        layer if number == 0 else dataclasses.replace(layer, stage="added", kind="added")
+        for number, layer in enumerate(stored.layers)
+    ]
+    return dataclasses.replace(stored, layers=found)
+
+
+def read(reference: str, dockerfile: str) -> Stored:
+    """The layers of a local image.
+
+    Args:
+        reference: of the image.
+        dockerfile: text of the rendered Dockerfile, whose stages name the layers.
+    Raises:
+        UserError: there is no such image.
+        StepFailed: its layers cannot be read.
+    """
+    count = len(docker_engine.image(reference, made_by="make image").attrs["RootFS"]["Layers"])
+    with snapshots.folders(reference, count) as folders:
+        if not folders:
+            return assemble(image_store.read(reference, scan), dockerfile)
+        contents = [walk(folder) for folder in folders]
+        parts = image_store.read(reference, lambda stream: None)
+    return assemble(parts.holding(contents), dockerfile)
+
+
+def made_by(config: dict[str, Any], count: int) -> list[str]:
+    """The instructions that created the ``count`` layers of an image, bottom first; empty if unknown."""
+    found = [str(entry.get("created_by", "")) for entry in config.get("history", []) if not entry.get("empty_layer")]
+    found += [""] * (count - len(found))
+    # BuildKit records the instruction, the classic builder a shell command.
+    return [re.sub(r"^/bin/sh -c #\(nop\) +", "", command) for command in found]
+
+
+def assemble(parts: image_store.Parts[LayerFiles], dockerfile: str) -> Stored:
+    """An image from its parts, with layers named after the stages of ``dockerfile``."""
+    document = json.loads(parts.config)
+    instructions = made_by(document, len(parts.layers))
+    names = name_layers(instructions, dockerfile)
+    diff_ids = [str(diff_id) for diff_id in document["rootfs"]["diff_ids"]]
+    layers = [
+        Layer(layer.digest, diff_id, command, stage, kind, layer.stored, layer.found)
+        for layer, diff_id, command, (stage, kind) in zip(parts.layers, diff_ids, instructions, names, strict=False)
+    ]
+    return Stored(document, layers, parts.config_digest, len(parts.config), len(parts.manifest))

@@ -1,0 +1,115 @@
+"""Runs scripts/trainyard/oci/probe.py inside an image, without a network, on a read-only file system."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import docker.errors
+
+from trainyard.console import StepFailed
+from trainyard.oci import docker_engine
+
+#: Names of an image's Python; the first that exists is used.
+PYTHONS = ("python3", "python")
+
+
+class NoPython(StepFailed):
+    """The image has no Python."""
+
+
+@dataclass(frozen=True)
+class Distribution:
+    """A distribution that the image's Python finds.
+
+    Attributes:
+        folder: the site directory that it is in.
+        requires: its ``Requires-Dist``.
+        bytes: on disk, with its byte code.
+    """
+
+    name: str
+    version: str
+    folder: str
+    requires: tuple[str, ...]
+    bytes: int
+
+
+@dataclass(frozen=True)
+class ProbeResult:
+    """What the image's Python reports.
+
+    Attributes:
+        sources: number of source files in the site directories.
+        missing: those without byte code, ``stale``: those whose byte code is of another source.
+        texts: name -> content of the files that rules read, as far as they exist.
+    """
+
+    python: str
+    packages: tuple[Distribution, ...]
+    sources: int
+    missing: tuple[str, ...]
+    stale: tuple[str, ...]
+    texts: dict[str, str]
+
+
+def probe(reference: str) -> ProbeResult:
+    """What the Python of a local image reports, all parts.
+
+    Raises:
+        NoPython: it has none that starts.
+        StepFailed: its Python failed; the message ends with its error line.
+    """
+    found = run(reference)
+    bytecode = found["bytecode"]
+    return ProbeResult(
+        python=found["python"],
+        packages=tuple(Distribution(**entry | {"requires": tuple(entry["requires"])}) for entry in found["packages"]),
+        sources=bytecode["sources"],
+        missing=tuple(bytecode["missing"]),
+        stale=tuple(bytecode["stale"]),
+        texts=found["texts"],
+    )
+
+
+def run(reference: str, *parts: str) -> dict[str, Any]:
+    """What the Python of a local image reports, as scripts/trainyard/oci/probe.py prints it.
+
+    Args:
+        reference: of the image.
+        parts: ``packages``, ``bytecode``, ``texts``; all of them if none is given.
+    Raises:
+        NoPython: it has none that starts.
+        StepFailed: its Python failed; the message ends with its error line.
+    """
+    words = ""
+    for python in PYTHONS:
+        try:
+            return _run(reference, python, parts)
+        except docker.errors.APIError as error:  # no such program
+            words = str(error.explanation or error)
+    raise NoPython(f"{reference}: cannot run its Python: {words}")
+
+
+def _run(reference: str, python: str, parts: tuple[str, ...]) -> dict[str, Any]:
+    text = Path(__file__).with_name("probe.py").read_text(encoding="utf-8")
+    container = docker_engine.client().containers.create(
+        reference,
+        ["-c", text, *parts],
+        entrypoint=[python],
+        network_mode="none",
+        read_only=True,
+        labels=docker_engine.resource_labels("verify"),
+    )
+    try:
+        container.start()
+        status = int(container.wait()["StatusCode"])
+        if status:
+            words = container.logs(stdout=False).decode(errors="replace").strip().splitlines() or ["(no output)"]
+            raise StepFailed(f"{reference}: its Python cannot list what is installed: {words[-1]}")
+        found: dict[str, Any] = json.loads(container.logs(stderr=False))
+        return found
+    finally:
+        container.remove(force=True)

@@ -1,0 +1,100 @@
+"""Options and arguments that commands declare.
+
+Every option may come from a variable instead: ``--registry`` from ``TRAINYARD_REGISTRY``, which is what
+``make COMMAND REGISTRY=...`` sets (:mod:`trainyard.settings`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, TypeVar
+
+import click
+
+from trainyard.settings import PREFIX, standard_variable
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+class Count(click.IntRange):
+    """A whole number in a range, which messages and ``--help`` call a number instead of an ``integer range``."""
+
+    name = "whole number"
+
+    def get_metavar(self, *_context: Any, **_more: Any) -> str:
+        """What ``--help`` shows for the value."""
+        return "NUMBER"
+
+
+class Number(click.FloatRange):
+    """A number in a range, under that name in messages and ``--help``."""
+
+    name = "number"
+
+
+class _Switch(click.types.BoolParamType):
+    """The value of a flag's variable. click's own message lists an empty text as the first valid value."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> bool:
+        try:
+            return super().convert(value, param, ctx)
+        except click.BadParameter:
+            self.fail(f"{value!r} is neither 1 nor 0", param, ctx)
+
+
+def option(flag: str, *names: str, variable: str | None = None, **attributes: Any) -> Callable[[F], F]:
+    """A :func:`click.option` with its variable, which is named after ``flag`` unless ``variable`` is given.
+
+    ``option("--base-image", help=...)`` is also ``TRAINYARD_BASE_IMAGE``.
+    """
+    name = variable or flag.split("/")[0].lstrip("-").replace("-", "_").upper()
+    attributes.setdefault("show_default", attributes.get("default") not in (None, "") and not attributes.get("is_flag"))
+    return click.option(flag, *names, envvar=PREFIX + name, show_envvar=True, **attributes)
+
+
+def flag(name: str, *names: str, **attributes: Any) -> Callable[[F], F]:
+    """An option without a value; its variable counts as given when it is ``1``, ``true``, ``yes`` or ``on``."""
+    return option(name, *names, is_flag=True, type=_Switch(), **attributes)
+
+
+def target(function: F) -> F:
+    """The argument TARGET: an image of the catalogue by its name, or the path of a folder with an image.yaml."""
+    return click.argument("target", envvar=f"{PREFIX}TARGET", required=False)(function)
+
+
+def json_output(function: F) -> F:
+    """``--json``: the result as JSON on stdout."""
+    return flag("--json", "as_json", help="Print the result as JSON on stdout.")(function)
+
+
+def registry(function: F) -> F:
+    """``--registry``: where images are pushed to and looked up."""
+    return option("--registry", metavar="HOST[:PORT]/PATH", help="Registry and path that images are kept under.")(
+        function
+    )
+
+
+def key(flag: str, variable: str, help_text: str) -> Callable[[F], F]:
+    """An option for a key's file, by default the one that ``variable``, which cosign reads too, names."""
+
+    def default() -> str | None:
+        return standard_variable(variable) or None
+
+    kind = click.Path(path_type=Path)
+    return option(flag, variable=variable, type=kind, default=default, show_default=variable, help=help_text)
+
+
+def signing_key(function: F) -> F:
+    """``--key``: what images are signed with."""
+    return key("--key", "COSIGN_KEY", "Private key (PEM) to sign with. COSIGN_PASSWORD decrypts it.")(function)
+
+
+def compression(function: F) -> F:
+    """``--compression``: of the layers of an image that is built."""
+    return option(
+        "--compression",
+        type=click.Choice(["zstd", "gzip"]),
+        default="zstd",
+        help="Compression of the layers; gzip is for registries and engines without zstd.",
+    )(function)

@@ -1,0 +1,136 @@
+"""The interface of a platform that runs jobs.
+
+To add a platform, write one module with a subclass of :class:`Platform` and add an instance of it to ``PLATFORMS`` in
+``trainyard/platforms/__init__.py``. `make job`, `make rehearse` and their messages then know it.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import ClassVar
+
+from trainyard.console import UserError
+from trainyard.jobs.image_metadata import Contents
+from trainyard.jobs.job_file import JobFile, Kind
+from trainyard.jobs.request import Request
+from trainyard.lint.engine import Finding
+from trainyard.lint.jobs import core
+from trainyard.rehearsal.model import Rehearsal, Trial
+from trainyard.rehearsal.tuning import Study
+
+
+@dataclass(frozen=True)
+class RenderedJob:
+    """A job as text, and how it is submitted.
+
+    Attributes:
+        text: contents of the job file, or of a script.
+        command: words of the command that submits it.
+        request: what it was rendered from.
+        warnings, notes: lines for the user.
+        flags: words of the command beyond those that follow from the request.
+    """
+
+    text: str
+    command: list[str]
+    request: Request
+    warnings: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
+    flags: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Submission:
+    """A submitted job that has succeeded: its name on the platform, and its last state."""
+
+    name: str
+    state: str
+
+
+@dataclass(frozen=True)
+class Conversion:
+    """How the job of another platform is converted: the options that apply, None where not given."""
+
+    image: str | None = None
+    name: str | None = None
+    region: str | None = None
+    project: str | None = None
+
+
+class Platform(ABC):
+    """A platform. Methods that it does not override raise a :class:`UserError`: the platform cannot do that.
+
+    Attributes:
+        name: value of ``PLATFORM=``.
+        kinds: kinds of job files that it runs.
+        file_name: name of a job's file in messages and comments.
+        tpu_machine: whether ``MACHINE=`` selects the machines of a TPU slice.
+    """
+
+    name: ClassVar[str]
+    kinds: ClassVar[tuple[Kind, ...]] = ()
+    file_name: ClassVar[str] = "job.yaml"
+    tpu_machine: ClassVar[bool] = False
+
+    @abstractmethod
+    def write(self, request: Request, file: str | None = None) -> RenderedJob:
+        """Render a job.
+
+        Args:
+            file: path of the file that the text is written to, for the command; :attr:`file_name` if unknown.
+        Raises:
+            UserError: the platform does not support what is requested, or the job breaks a rule.
+        """
+
+    def convert(self, job: JobFile, conversion: Conversion, file: str | None = None) -> RenderedJob:
+        """Render the job of another platform's job file.
+
+        Raises:
+            UserError: there is no conversion from that kind of file, or the file is invalid.
+        """
+        raise self._unsupported("jobs cannot be converted to it; FROM= converts to PLATFORM=vertex")
+
+    def check(
+        self,
+        job: JobFile,
+        *,
+        region: str | None = None,
+        images: Mapping[str, Contents | None] | None = None,
+        missing: Mapping[str, str] | None = None,
+    ) -> list[Finding]:
+        """Check a job file against the platform's rules; see :class:`trainyard.lint.jobs.core.Evidence`."""
+        return core.check(core.Evidence(job, region, images or {}, missing or {}))
+
+    def submit(self, job: RenderedJob, *, interval: int) -> Submission:
+        """Submit a job and follow its log until it ends.
+
+        Args:
+            interval: seconds between two queries of its state.
+        Raises:
+            UserError: the platform's command line is not installed.
+            StepFailed: the job was refused, or it failed.
+        """
+        raise self._unsupported("jobs cannot be submitted to it")
+
+    def study(self, job: JobFile) -> Study | None:
+        """The study of a tuning job; None for other jobs.
+
+        Raises:
+            UserError: the study is invalid; the message gives the line.
+        """
+        return None
+
+    def rehearse(self, job: JobFile, trial: Trial | None = None) -> Rehearsal:
+        """The containers that a job consists of, and the rules by which the platform restarts them.
+
+        Args:
+            trial: the trial to rehearse, for a tuning job.
+        Raises:
+            UserError: part of the job cannot be rehearsed; the message gives the line.
+        """
+        raise self._unsupported("its jobs cannot be rehearsed")
+
+    def _unsupported(self, what: str) -> UserError:
+        return UserError(f"PLATFORM={self.name}: {what}")

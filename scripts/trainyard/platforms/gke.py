@@ -1,0 +1,283 @@
+"""GKE: Jobs for one machine or a group of GPU machines, JobSets for TPU slices of several machines and multislice.
+
+https://cloud.google.com/kubernetes-engine/docs/how-to/tpus and .../tpu-multislice; the JobSet API is
+https://jobset.sigs.k8s.io/docs/reference/jobset.v1alpha2/.
+"""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+from trainyard.console import StepFailed, UserError, say
+from trainyard.jobs import machines, yaml_writer
+from trainyard.jobs.gke_objects import (
+    ACCELERATOR,
+    EXCLUSIVE,
+    GPU,
+    GPU_RESOURCE,
+    JOBSET_NAME,
+    JOBSET_VERSION,
+    SPOT,
+    SPOT_GRACE,
+    TOPOLOGY,
+    TPU_RESOURCE,
+    object_name,
+)
+from trainyard.jobs.job_file import JobFile
+from trainyard.jobs.request import Request
+from trainyard.platforms import submission, writing
+from trainyard.platforms.base import Platform, RenderedJob, Submission
+from trainyard.rehearsal import gke as rehearsed_gke
+from trainyard.rehearsal.model import Rehearsal, Trial
+
+#: The port of torchrun's rendezvous, which is also the launcher's default.
+PORT = 29500
+
+#: How often a JobSet is restarted after a failure: the trainers resume from their last checkpoint.
+RESTARTS = 3
+
+
+def hosts(request: Request) -> int:
+    """The number of machines in total."""
+    return request.tpu.hosts * request.slices if request.tpu else request.workers
+
+
+def _in_jobset(request: Request) -> bool:
+    """Whether the job is a JobSet: TPU slices of several machines, and groups that must be restarted as a whole."""
+    return hosts(request) > 1 and (request.tpu is not None or request.spot)
+
+
+def _part(request: Request) -> str:
+    """Name of the JobSet's replicated job: its replicas are the slices, or the group of machines."""
+    return "slice" if request.tpu else "group"
+
+
+def selector(request: Request) -> dict[str, str]:
+    """Labels of the nodes that its pods are scheduled on.
+
+    Raises:
+        UserError: GKE does not offer that TPU.
+    """
+    found: dict[str, str] = {}
+    if request.tpu:
+        if request.tpu.gke_accelerator is None:
+            offered = [one.accelerator_type for one in machines.slices().values() if one.gke_accelerator]
+            raise UserError(f"GKE has no {request.tpu.accelerator_type}; it has {', '.join(offered)}")
+        found |= {ACCELERATOR: request.tpu.gke_accelerator, TOPOLOGY: request.tpu.topology}
+    elif request.gpus:
+        found[GPU] = machines.table().gpus[request.gpus.type].gke_accelerator
+    if request.machine and not request.tpu:
+        found["node.kubernetes.io/instance-type"] = request.machine
+    if request.spot:
+        found[SPOT] = "true"
+    return found
+
+
+def _devices(request: Request) -> dict[str, str]:
+    if request.tpu:
+        return {TPU_RESOURCE: str(request.tpu.chips_per_host)}
+    return {GPU_RESOURCE: str(request.gpus.count)} if request.gpus else {}
+
+
+def _environment(request: Request, name: str) -> dict[str, str]:
+    """The variables that the launcher needs to form the group; GKE itself sets those of a TPU slice."""
+    if _in_jobset(request):
+        return {"NNODES": str(hosts(request)), "JOBSET_NAME": name, "REPLICATED_JOB_NAME": _part(request)}
+    if request.workers > 1:
+        return {"NNODES": str(request.workers), "MASTER_ADDR": f"{name}-0.{name}", "MASTER_PORT": str(PORT)}
+    return {}
+
+
+def _pod(request: Request, name: str) -> dict[str, Any]:
+    container: dict[str, Any] = {"name": "trainer", "image": request.image}
+    args = request.with_output_flag()
+    if args:
+        container["args"] = list(args)
+    if environment := _environment(request, name):
+        container["env"] = [{"name": key, "value": value} for key, value in environment.items()]
+    if request.tpu and hosts(request) > 1:
+        # The ports of libtpu's processes, and of the coordinator of a multislice job:
+        # https://cloud.google.com/kubernetes-engine/docs/how-to/tpu-multislice
+        container["ports"] = [{"containerPort": 8471}, {"containerPort": 8080}]
+    if devices := _devices(request):
+        container["resources"] = {"requests": devices, "limits": devices}
+    # Data loaders pass batches through shared memory, which is 64 MiB by default.
+    container["volumeMounts"] = [{"name": "shared-memory", "mountPath": "/dev/shm"}]
+    pod: dict[str, Any] = {
+        "restartPolicy": "Never",
+        "terminationGracePeriodSeconds": SPOT_GRACE if request.spot else 30,
+    }
+    if request.service_account:
+        pod["serviceAccountName"] = request.service_account
+    if labels := selector(request):
+        pod["nodeSelector"] = labels
+    if tolerations := _tolerations(request):
+        pod["tolerations"] = tolerations
+    pod["containers"] = [container]
+    pod["volumes"] = [{"name": "shared-memory", "emptyDir": {"medium": "Memory"}}]
+    return pod
+
+
+def _tolerations(request: Request) -> list[dict[str, str]]:
+    found = []
+    for key, needed in ((TPU_RESOURCE, request.tpu), (GPU_RESOURCE, request.gpus)):
+        if needed:
+            found.append({"key": key, "operator": "Exists", "effect": "NoSchedule"})
+    if request.spot:
+        found.append({"key": SPOT, "operator": "Equal", "value": "true", "effect": "NoSchedule"})
+    return found
+
+
+def _job_spec(request: Request, name: str) -> dict[str, Any]:
+    """The spec of a Job, which is the whole job or one slice of a JobSet."""
+    pods = request.tpu.hosts if request.tpu else request.workers
+    spec: dict[str, Any] = {"backoffLimit": 0}
+    if request.spot:
+        # A preempted machine is not a failure of the trainer: a single pod is replaced, a group is restarted.
+        action = "FailJob" if _in_jobset(request) else "Ignore"
+        spec["podFailurePolicy"] = {"rules": [{"action": action, "onPodConditions": [{"type": "DisruptionTarget"}]}]}
+    if request.timeout:
+        spec["activeDeadlineSeconds"] = request.timeout
+    pod = _pod(request, name)
+    if pods > 1:
+        spec |= {"completionMode": "Indexed", "completions": pods, "parallelism": pods}
+        if not _in_jobset(request):
+            pod["subdomain"] = name
+    return spec | {"template": {"metadata": {"labels": {"app": name}}, "spec": pod}}
+
+
+def _failure_policy(request: Request) -> dict[str, Any]:
+    """Restart the JobSet, whose trainers resume from their last checkpoint; preemptions do not count as restarts."""
+    found: dict[str, Any] = {"maxRestarts": RESTARTS}
+    if request.spot:
+        found["rules"] = [
+            {
+                "name": "preempted",
+                "action": "RestartJobSetAndIgnoreMaxRestarts",
+                "onJobFailureReasons": ["PodFailurePolicy"],
+            }
+        ]
+    return found
+
+
+def _service(name: str) -> dict[str, Any]:
+    """A headless Service: the host names of a group's pods resolve, also before the pods are ready."""
+    return {
+        "apiVersion": "v1",
+        "kind": "Service",
+        "metadata": {"name": name},
+        "spec": {"clusterIP": "None", "publishNotReadyAddresses": True, "selector": {"job-name": name}},
+    }
+
+
+def manifests(request: Request) -> list[dict[str, Any]]:
+    """The objects to create: a JobSet; a Job; a Job and the headless Service of its group.
+
+    Raises:
+        UserError: GKE does not support what is requested.
+    """
+    name = object_name(request.name)
+    if request.tuning or request.tensorboard:
+        raise UserError("GKE has neither tuning jobs nor a managed TensorBoard: use PLATFORM=vertex")
+    if request.tpu and request.workers > 1:
+        raise UserError(
+            "the TPU slice determines the number of machines: leave out WORKERS; SLICES= requests several slices"
+        )
+    if request.slices > 1 and not request.tpu:
+        raise UserError("SLICES= requires a TPU: WORKERS= requests several machines")
+    if _in_jobset(request):
+        part = {"name": _part(request), "replicas": request.slices, "template": {"spec": _job_spec(request, name)}}
+        about: dict[str, Any] = {"name": name} | ({"annotations": EXCLUSIVE} if request.tpu else {})
+        spec = {"failurePolicy": _failure_policy(request), "replicatedJobs": [part]}
+        return [{"apiVersion": JOBSET_VERSION, "kind": "JobSet", "metadata": about, "spec": spec}]
+    job = {"apiVersion": "batch/v1", "kind": "Job", "metadata": {"name": name}, "spec": _job_spec(request, name)}
+    return [_service(name), job] if request.workers > 1 else [job]
+
+
+def pods(request: Request) -> tuple[str, int]:
+    """The label selector of the job's pods, and their number."""
+    label = JOBSET_NAME if _in_jobset(request) else "job-name"
+    return f"{label}={object_name(request.name)}", hosts(request)
+
+
+def kind(request: Request) -> str:
+    """The resource for kubectl: ``job/NAME`` or ``jobset/NAME``."""
+    return f"{'jobset' if _in_jobset(request) else 'job'}/{object_name(request.name)}"
+
+
+def submit_command(file: str) -> list[str]:
+    """The command that creates the objects of ``file``."""
+    return ["kubectl", "create", f"--filename={file}"]
+
+
+def waiting_reasons(pods: list[dict[str, Any]]) -> str:
+    """Why pods have not started, in Kubernetes' words: `` (ImagePullBackOff)``; empty if there is no reason to show."""
+    reasons: list[str] = []
+    for pod in pods:
+        status = pod.get("status", {})
+        reasons += [one["reason"] for one in status.get("conditions") or [] if one.get("reason") == "Unschedulable"]
+        states = [one.get("state", {}).get("waiting", {}) for one in status.get("containerStatuses") or []]
+        reasons += [one["reason"] for one in states if one.get("reason") not in (None, "ContainerCreating")]
+    return f" ({', '.join(dict.fromkeys(reasons))})" if reasons else ""
+
+
+def _follow_pods(resource: str, labels: str, count: int, interval: int) -> str:
+    """Show the logs of all pods, including pods that replace others, until the job has ended.
+
+    Returns:
+        the condition that ended it: Complete or Failed of a Job, Completed or Failed of a JobSet.
+    """
+    followed: set[str] = set()
+    shown = ""
+    while True:
+        status = submission.run_json(["kubectl", "get", resource, "--output=json"]).get("status", {})
+        for condition in status.get("conditions") or []:
+            if condition["type"] in ("Complete", "Completed", "Failed") and condition["status"] == "True":
+                return str(condition["type"])
+        found = submission.run_json(["kubectl", "get", "pods", f"--selector={labels}", "--output=json"])["items"]
+        started = {_uid(pod) for pod in found if pod.get("status", {}).get("phase", "Pending") != "Pending"}
+        if len(started) >= count and started - followed:
+            followed |= started
+            submission.run_visibly(["kubectl", "logs", "--follow", f"--selector={labels}", "--prefix", "--tail=-1",
+                                    f"--max-log-requests={len(found)}"])  # fmt: skip
+            continue
+        message = f"{len(started)} of {count} pods have started{waiting_reasons(found)}"
+        if message != shown and not started & followed:
+            say(message)
+            shown = message
+        time.sleep(interval)
+
+
+def _uid(pod: dict[str, Any]) -> str:
+    return str(pod["metadata"].get("uid") or pod["metadata"]["name"])
+
+
+class Gke(Platform):
+    """Google Kubernetes Engine."""
+
+    name = "gke"
+    kinds = ("gke",)
+    tpu_machine = True
+
+    def write(self, request: Request, file: str | None = None) -> RenderedJob:
+        objects = "---\n".join(yaml_writer.dump(one) for one in manifests(request))
+        text = writing.header(request, submit_command(self.file_name)) + objects
+        writing.checked(self, text, request, writing.expected_contents(request))
+        return RenderedJob(text, submit_command(file or self.file_name), request)
+
+    def submit(self, job: RenderedJob, *, interval: int) -> Submission:
+        submission.require_program("kubectl")
+        with submission.temporary_file(job.text, self.file_name) as path:
+            if submission.run_visibly(submit_command(str(path))):
+                raise StepFailed("kubectl could not create the job; see above (NAME= gives it another name)")
+        resource = kind(job.request)
+        try:
+            state = _follow_pods(resource, *pods(job.request), interval)
+        except KeyboardInterrupt:
+            submission.say_still_running(["kubectl", "delete", resource])
+            raise
+        return submission.submission(resource, state, succeeded=("Complete", "Completed"))
+
+    def rehearse(self, job: JobFile, trial: Trial | None = None) -> Rehearsal:
+        return rehearsed_gke.rehearsal(job)

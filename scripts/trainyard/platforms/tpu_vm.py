@@ -1,0 +1,107 @@
+"""Cloud TPU VMs: a script that creates a slice, runs the image on every worker, follows its logs and deletes it."""
+
+from __future__ import annotations
+
+import shlex
+
+from trainyard.console import StepFailed, UserError
+from trainyard.jobs import machines, yaml_writer
+from trainyard.jobs.gke_objects import object_name
+from trainyard.jobs.request import Request
+from trainyard.platforms import submission
+from trainyard.platforms.base import Platform, RenderedJob, Submission
+from trainyard.tpu_pods import gcloud_args
+from trainyard.tpu_pods.gcloud_args import Pod
+
+
+def pod(request: Request) -> Pod:
+    """The slice as the Cloud TPU API names it.
+
+    Raises:
+        UserError: no TPU was requested, or one that the Cloud TPU API does not offer, or an option that TPU VMs lack.
+    """
+    for name, value in (
+        ("TUNE", request.tuning),
+        ("TENSORBOARD", request.tensorboard),
+        ("TIMEOUT", request.timeout),
+        ("MACHINE", request.machine),
+        ("WORKERS", request.workers > 1),
+        ("SLICES", request.slices > 1),
+    ):
+        if value:
+            raise UserError(
+                f"PLATFORM=tpu-vm has no {name}: it runs one slice, given by ACCELERATOR, until the training ends"
+            )
+    tpu = request.tpu
+    if tpu is None:
+        raise UserError("PLATFORM=tpu-vm needs a TPU, as in ACCELERATOR=v5litepod-4")
+    if tpu.runtime_version is None:
+        offered = [one.accelerator_type for one in machines.slices().values() if one.runtime_version]
+        raise UserError(f"the Cloud TPU API has no {tpu.accelerator_type}, which GKE has; it has {', '.join(offered)}")
+    zone = request.zone or next((one for one in tpu.zones if one.startswith(f"{request.place}-")), None)
+    if zone is None or zone not in tpu.zones:
+        where = f"ZONE={zone}" if zone else f"REGION={request.place}"
+        raise UserError(f"{where} has no {tpu.accelerator_type}; it is in {', '.join(tpu.zones)}")
+    return Pod(
+        name=object_name(request.name),
+        zone=zone,
+        accelerator_type=tpu.accelerator_type,
+        version=tpu.runtime_version,
+        spot=request.spot,
+        project=request.project,
+        service_account=request.service_account,
+    )
+
+
+def commands(request: Request) -> dict[str, list[str]]:
+    """``create``, ``run``, ``logs`` and ``delete`` -> words of the command."""
+    where = pod(request)
+    return {
+        "create": gcloud_args.create(where),
+        "run": gcloud_args.run(where, request.image, request.with_output_flag()),
+        "logs": gcloud_args.logs(where),
+        "delete": gcloud_args.delete(where),
+    }
+
+
+def script(request: Request) -> str:
+    """The commands as a shell script that always deletes the slice at its end, on errors and Ctrl-C too."""
+    words = {name: shlex.join(command) for name, command in commands(request).items()}
+    return "\n".join(
+        [
+            "set -euo pipefail",
+            "",
+            f"{words['create']}",
+            "# The slice is billed until it is deleted: do so however this script ends.",
+            f"trap {shlex.quote(words['delete'])} EXIT",
+            "",
+            "# Start the container on every worker, in the background: a lost connection does not stop the training.",
+            f"{words['run']}",
+            "",
+            "# Follow the logs, with [i] before each line of worker i; the exit status is that of a failed container.",
+            f"{words['logs']}",
+            "",
+        ]
+    )
+
+
+class TpuVm(Platform):
+    """Cloud TPU VMs. A job is a shell script, which no other command reads."""
+
+    name = "tpu-vm"
+    file_name = "job.sh"
+
+    def write(self, request: Request, file: str | None = None) -> RenderedJob:
+        head = yaml_writer.comment(
+            [f"{request.name}: {request.image}", f"Written by `make job`. Run it with: bash {self.file_name}"]
+        )
+        text = "#!/usr/bin/env bash\n" + head + script(request)
+        return RenderedJob(text, ["bash", file or self.file_name], request)
+
+    def submit(self, job: RenderedJob, *, interval: int) -> Submission:
+        submission.require_program("gcloud")
+        with submission.temporary_file(job.text, self.file_name) as path:
+            status = submission.run_visibly(["bash", str(path)])
+        if status:
+            raise StepFailed(f"the script of the TPU VM ended with status {status}; see its output above")
+        return Submission(object_name(job.request.name), "SUCCEEDED")

@@ -1,0 +1,101 @@
+"""The checks that need no engine: specs, locks and advisories, generated files, style, types, workflows."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from pathlib import Path
+
+from trainyard.installation import checkout
+from trainyard.project import generated
+from trainyard.release import audit
+from trainyard.spec import lockfile
+from trainyard.spec.model import Spec, load, relative, targets
+
+
+def checks() -> dict[str, Callable[[], list[str]]]:
+    """Name of each check -> a function that returns its findings, a line each.
+
+    Raises:
+        UserError: the package does not run from a checkout, or a spec cannot be read.
+    """
+    root = checkout("'trainyard check'")
+    examples = [load(relative(path.parent)) for path in sorted(root.glob("examples/*/image.yaml"))]
+    specs = [*map(load, targets()), *examples]
+    return {
+        "locks": partial(_locks, specs),
+        "generated files": partial(_generated, examples),
+        "advisories": partial(_advisories, specs),
+        **{name: partial(_run, root, command) for name, command in commands(root).items()},
+    }
+
+
+def _locks(specs: list[Spec]) -> list[str]:
+    for spec in specs:
+        if spec.locked:
+            lockfile.installed(spec, "default")
+    return []
+
+
+def _generated(examples: list[Spec]) -> list[str]:
+    stale = [*generated.drift(), *(path for spec in examples for path in generated.drift(spec))]
+    return [f"{relative(path)}: out of date: run 'make render' and commit it" for path in stale]
+
+
+def _advisories(specs: list[Spec]) -> list[str]:
+    failing = [finding for finding in audit.offline(specs) if finding.fails]
+    return [f"{finding}: update the package, or add a waiver to images/waivers.yaml" for finding in failing]
+
+
+def commands(root: Path) -> dict[str, list[str]]:
+    """Name of each check by another program -> its command, to be run in ``root``, the checkout."""
+    dockerfiles = [relative(path) for path in generated.rendered() if path.name == "Dockerfile"]
+    dockerfiles += [relative(path) for path in sorted(root.glob("examples/*/Dockerfile"))]
+    dockerfiles += ["scripts/trainyard/builder/Dockerfile", "tests/fakes/worker/Dockerfile"]
+    workflows = [relative(path) for path in sorted(root.glob(".github/workflows/*.yml"))]
+    schema = [_tool("check-jsonschema"), "--quiet", "--builtin-schema"]
+    return {
+        "mypy": [_tool("mypy"), "--no-error-summary"],  # the longest first
+        "hadolint": [_tool("hadolint"), *dockerfiles],
+        "ruff check": [_tool("ruff"), "check", "--quiet", "--output-format=concise"],
+        "ruff format": [_tool("ruff"), "format", "--check", "--quiet"],
+        "workflow schema": [*schema, "vendor.github-workflows", *workflows],
+        "Dependabot schema": [*schema, "vendor.dependabot", ".github/dependabot.yml"],
+        "zizmor": [_tool("zizmor"), "--offline", "--quiet", "--no-progress", ".github"],
+    }
+
+
+def _tool(name: str) -> str:
+    """A program of this project's environment."""
+    installed = Path(sys.executable).parent / name
+    return str(installed) if installed.exists() else shutil.which(name) or name
+
+
+def _run(root: Path, command: list[str]) -> list[str]:
+    """Run a program; its output if it failed."""
+    found = subprocess.run(
+        command,
+        cwd=root,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        stdin=subprocess.DEVNULL,
+        text=True,
+        check=False,
+    )
+    return (found.stdout.splitlines() or [f"exited with {found.returncode}"]) if found.returncode else []
+
+
+def check() -> dict[str, list[str]]:
+    """Run all checks side by side; the findings of those that failed, by the check's name.
+
+    Raises:
+        UserError: a spec or lock cannot be read.
+    """
+    parts = checks()
+    with ThreadPoolExecutor(len(parts)) as threads:
+        running = {name: threads.submit(part) for name, part in parts.items()}
+        return {name: findings for name, part in running.items() if (findings := part.result())}

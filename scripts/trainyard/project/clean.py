@@ -1,0 +1,86 @@
+"""Clean-up of this host: what Trainyard made, and nothing else."""
+
+from __future__ import annotations
+
+import shutil
+from http import HTTPStatus
+
+import docker.errors
+from docker.models.images import Image
+
+from trainyard.console import say
+from trainyard.oci import docker_engine
+from trainyard.settings import STATE
+from trainyard.spec.model import load
+from trainyard.spec.naming import LABELS, NAME
+
+#: Suffixes of tags that an image has only while it is being made or looked at.
+TEMPORARY_SUFFIXES = ("-candidate", "-reproduce", "-provenance")
+
+#: Local repositories that commands and tests tag images in.
+REPOSITORIES = (NAME, *(f"{NAME}-{kind}" for kind in ("base", "builder", "cloud-builder", "tpu-worker")))
+
+
+def leftovers() -> list[str]:
+    """Remove Trainyard's containers, networks and volumes that no living process uses; their names."""
+    client = docker_engine.client()
+    ours: dict[str, str | list[str] | bool] = {"label": docker_engine.OWNED}
+    removed = []
+    for container in client.containers.list(all=True, filters=ours):
+        if not docker_engine.in_use(container.labels):
+            container.remove(force=True)
+            removed.append(str(container.name))
+    for network in client.networks.list(filters=ours):
+        if not docker_engine.in_use(network.attrs.get("Labels")):
+            try:
+                network.remove()
+            except docker.errors.APIError as error:
+                if error.status_code != HTTPStatus.FORBIDDEN:
+                    raise
+                continue  # a container of another process is attached to it
+            removed.append(str(network.name))
+    for volume in client.volumes.list(filters=ours):
+        if not docker_engine.in_use(volume.attrs.get("Labels")):
+            volume.remove(force=True)
+            removed.append(str(volume.name))
+    return removed
+
+
+def clean(target: str | None = None, *, everything: bool = False, cache: bool = False) -> list[str]:
+    """Remove leftovers and images with temporary tags; the names of what was removed.
+
+    Args:
+        target: also remove this target's images and records.
+        everything: also remove all of Trainyard's images and records.
+        cache: also remove the engine's build cache.
+
+    Raises:
+        UserError: there is no such target.
+    """
+    spec = load(target) if target else None
+    removed = leftovers()
+    removed += _remove_tags(_images(), "" if everything else TEMPORARY_SUFFIXES)
+    if everything:
+        shutil.rmtree(STATE, ignore_errors=True)
+    elif spec:
+        removed += _remove_tags([image for image in _images() if image.labels.get(f"{LABELS}.target") == spec.target])
+        shutil.rmtree(STATE / spec.target, ignore_errors=True)
+    if cache:
+        try:
+            docker_engine.client().api.prune_builds()
+        except docker.errors.APIError as error:
+            say(f"build cache not removed: {error.explanation}")
+    return removed
+
+
+def _images() -> list[Image]:
+    return list(docker_engine.client().images.list())
+
+
+def _remove_tags(images: list[Image], suffixes: str | tuple[str, ...] = "") -> list[str]:
+    """Remove the tags of ``images`` in Trainyard's repositories that end with one of ``suffixes``."""
+    prefixes = tuple(f"{repository}:" for repository in REPOSITORIES)
+    removed = [tag for image in images for tag in image.tags if tag.startswith(prefixes) and tag.endswith(suffixes)]
+    for tag in removed:
+        docker_engine.client().images.remove(tag, force=True)
+    return removed

@@ -1,0 +1,41 @@
+"""All generated files: what images are built from, the pipelines of Cloud Build and GitHub, and pages of docs/."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from trainyard.cloudbuild import pipelines
+from trainyard.image import catalog_page, dockerfile
+from trainyard.installation import check_writable
+from trainyard.jobs import jobs_page
+from trainyard.spec.model import Spec, load, targets
+
+
+def rendered(only: Spec | None = None) -> dict[Path, str]:
+    """Path -> text of every generated file; with ``only``, of those that this image is built from."""
+    found = dockerfile.rendered(only)
+    if only is not None:
+        return found
+    specs = [load(target) for target in targets()]
+    pages = {**pipelines.rendered(specs), **catalog_page.rendered(specs), **jobs_page.rendered()}
+    templates = dockerfile.template_environment()
+    return found | {path: templates.get_template(template).render(values) for path, (template, values) in pages.items()}
+
+
+def drift(only: Spec | None = None) -> list[Path]:
+    """Files of :func:`rendered` that are missing or out of date."""
+    return dockerfile.differing(rendered(only))
+
+
+def write(only: Spec | None = None) -> list[Path]:
+    """Bring the files of :func:`rendered` up to date; those that were written.
+
+    Raises:
+        UserError: one of them is part of the installed package.
+    """
+    files = rendered(only)
+    changed = dockerfile.differing(files)
+    for path in changed:
+        check_writable(path)
+        path.write_text(files[path], encoding="utf-8")
+    return changed

@@ -1,0 +1,1 @@
+"""From a candidate to a published image: push, promotion, audit, SBOM, signature."""

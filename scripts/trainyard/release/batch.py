@@ -1,0 +1,239 @@
+"""Run `trainyard image` for several targets, several at a time, and show the progress of all in one view.
+
+A target that fails does not stop the others. BuildKit runs a stage that several targets share once; smoke tests run one
+at a time. The log of each target is STATE/<target>/image.log.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from rich.table import Column, Table
+from rich.text import Text
+
+from trainyard import settings
+from trainyard.console import StepFailed, UserError, say
+from trainyard.image import base_image
+from trainyard.release import events
+from trainyard.settings import STATE
+from trainyard.spec.model import Spec, load, targets
+from trainyard.spec.units import in_units
+
+#: Seconds that a target gets to exit after an interrupt, including the engine's build; it took under 2 s (2026-11).
+_END = 30
+
+
+@dataclass
+class Job:
+    """The progress of one target.
+
+    Attributes:
+        name: the target as it was given.
+        stage: waiting, build (with the Dockerfile's stage), verify, smoke, ready or failed.
+        started, ended: by the monotonic clock, in seconds.
+        reason: why it failed, one line.
+        result: what `trainyard image --json` prints.
+    """
+
+    spec: Spec
+    name: str
+    stage: str = "waiting"
+    started: float = 0.0
+    ended: float = 0.0
+    reason: str = ""
+    result: dict[str, Any] = field(default_factory=dict)
+    process: subprocess.Popen[bytes] | None = None
+
+    @property
+    def target(self) -> str:
+        """The name of the image; ``name`` may be a path."""
+        return self.spec.target
+
+    @property
+    def seconds(self) -> float:
+        """Seconds since it was started, or until it ended."""
+        return (self.ended or time.monotonic()) - self.started if self.started else 0.0
+
+    @property
+    def log(self) -> Path:
+        """The file with the output of the child process."""
+        return STATE / self.target / "image.log"
+
+    @property
+    def done(self) -> bool:
+        """Whether it has ended."""
+        return self.stage in ("ready", "failed")
+
+    def update_from_event(self, event: dict[str, Any]) -> None:
+        """Apply an event of :mod:`trainyard.release.events`."""
+        match event["event"]:
+            case "stage":
+                self.stage = str(event["stage"])
+            case "step":
+                self.stage = f"build: {event['stage']} {event['step']}"
+            case "failed":
+                self.reason = str(event["reason"])
+            case "ready":
+                self.result = event["result"]
+
+
+def wanted(names: list[str]) -> list[Job]:
+    """The targets to build: those of ``names``, all of the catalogue if it is empty.
+
+    Raises:
+        UserError: one does not exist or has a mistake in its spec, or two have the same name.
+    """
+    jobs = [Job(load(name), name) for name in dict.fromkeys(names or targets())]
+    twice = {job.target for job in jobs if sum(other.target == job.target for other in jobs) > 1}
+    if twice:
+        raise UserError(f"TARGETS: {', '.join(sorted(twice))} would be two images with the same name")
+    return jobs
+
+
+def make(job: Job, arguments: list[str]) -> None:
+    """Run `trainyard image` for one target in a child process.
+
+    Args:
+        arguments: more of its arguments.
+    """
+    job.started = time.monotonic()
+    job.log.parent.mkdir(parents=True, exist_ok=True)
+    job.stage = "build"
+    reader, writer = os.pipe()
+    command = [sys.executable, "-m", "trainyard", "image", job.name, f"--events={writer}", *arguments]
+    with job.log.open("w", encoding="utf-8") as log, os.fdopen(reader, encoding="utf-8") as lines:
+        try:
+            process = job.process = subprocess.Popen(
+                command,
+                env=settings.environment(),
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                pass_fds=(writer,),
+                start_new_session=True,  # Ctrl-C reaches the children from this process alone, once
+            )
+        finally:
+            os.close(writer)
+        for event in events.read(lines):
+            job.update_from_event(event)
+        status = process.wait()
+    job.ended = time.monotonic()
+    if status == 0:
+        job.reason, job.stage = "", "ready"
+    else:
+        job.reason = job.reason or f"exited with status {status}; see the end of {job.log}"
+        job.stage = "failed"
+
+
+def run(jobs: list[Job], at_once: int, show: Callable[[list[Job]], None], arguments: list[str]) -> None:
+    """Build all of ``jobs``, ``at_once`` at a time, and call ``show`` twice a second.
+
+    Args:
+        arguments: more arguments of `trainyard image`.
+    Raises:
+        KeyboardInterrupt: interrupted; every target has ended by then.
+    """
+    for name in dict.fromkeys(job.spec.base for job in jobs):
+        with contextlib.suppress(UserError, StepFailed):  # the targets report it themselves
+            base_image.resolve(name)  # otherwise two targets could bootstrap the same base at the same time
+    waiting, lock, stopping = list(jobs), threading.Lock(), threading.Event()
+
+    def work() -> None:
+        while not stopping.is_set():
+            with lock:
+                job = waiting.pop(0) if waiting else None
+            if job is None:
+                return
+            make(job, arguments)
+
+    workers = [threading.Thread(target=work, daemon=True) for _ in range(min(at_once, len(jobs)))]
+    try:
+        for worker in workers:
+            worker.start()
+        while any(worker.is_alive() for worker in workers):
+            show(jobs)
+            time.sleep(0.5)
+        show(jobs)
+    except BaseException:
+        stopping.set()
+        _end(jobs)
+        for worker in workers:
+            worker.join(_END)
+        raise
+
+
+def _end(jobs: list[Job]) -> None:
+    """Interrupt the running targets with all their child processes, and kill those that do not end in time."""
+    running = [job.process for job in jobs if job.process and job.process.poll() is None]
+    for number in (signal.SIGINT, signal.SIGKILL):
+        for process in running:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, number)
+        until = time.monotonic() + _END
+        for process in running:
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                process.wait(max(0.1, until - time.monotonic()))
+        running = [process for process in running if process.poll() is None]
+
+
+def view(jobs: list[Job]) -> Table:
+    """The progress of every target."""
+    table = Table("target", "", "seconds", box=None)
+    for job in jobs:
+        style = {"ready": "green", "failed": "bold red", "waiting": "dim"}.get(job.stage, "")
+        table.add_row(job.target, Text(job.stage, style=style), f"{job.seconds:.0f}" if job.seconds else "")
+    return table
+
+
+class Lines:
+    """Progress for a log: prints a line whenever a target enters another stage."""
+
+    def __init__(self) -> None:
+        self._printed: dict[str, str] = {}
+
+    def __call__(self, jobs: list[Job]) -> None:
+        for job in jobs:
+            part = job.stage.split(":")[0]
+            if part != "waiting" and self._printed.get(job.target) != part:
+                self._printed[job.target] = part
+                say(f"{job.target}: {part}{f': {job.reason}' if job.reason and job.done else ''}")
+
+
+def summary(jobs: list[Job]) -> Table:
+    """The result for people."""
+    table = Table("target", "", "size", "seconds", Column("why", overflow="fold"))
+    for job in jobs:
+        size = in_units(job.result["verify"]["size"]) if job.result else ""
+        style = "green" if job.stage == "ready" else "bold red"
+        table.add_row(job.target, Text(job.stage, style=style), size, f"{job.seconds:.0f}", Text(job.reason))
+    return table
+
+
+def result(jobs: list[Job]) -> dict[str, Any]:
+    """Target -> ``stage``, ``seconds``, ``reason`` and, if it is ready, the result of `trainyard image --json`."""
+    return {
+        job.target: {"stage": job.stage, "seconds": round(job.seconds, 1), "reason": job.reason} | job.result
+        for job in jobs
+    }
+
+
+def require_all_ready(jobs: list[Job]) -> None:
+    """Check that no target failed.
+
+    Raises:
+        StepFailed: one did; the message gives the first reason and the path of its log.
+    """
+    failed = [job for job in jobs if job.stage != "ready"]
+    if failed:
+        more = f" ({len(failed)} of {len(jobs)} targets)" if len(jobs) > 1 else ""
+        raise StepFailed(f"{failed[0].target}: {failed[0].reason}{more}; its log is {failed[0].log}")

@@ -1,0 +1,107 @@
+"""Move a target's floating tags at a registry to an image that passed, and back; nothing is pulled or pushed.
+
+``<target>`` and ``<target>-<version>`` are moved. What they pointed to before is kept as ``<tag>.previous``, which
+:func:`rollback` returns to.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from trainyard import state
+from trainyard.console import UserError
+from trainyard.oci import docker_engine, referrers
+from trainyard.oci.registry import Manifest, Repository
+from trainyard.spec.model import Spec
+from trainyard.spec.naming import LABELS, NAME, version_tag
+
+
+def passed_here(target: str, digest: str) -> bool:
+    """Whether a digest passed verify and smoke on this host."""
+    results = (state.recall(target, "verify", digest), state.recall(target, "smoke", digest))
+    return all(result and result["passed"] for result in results)
+
+
+def image_to_promote(spec: Spec, repository: Repository, image: str | None) -> Manifest:
+    """The manifest of a tag or digest at a registry, or of this host's image if ``image`` is None.
+
+    Raises:
+        UserError: the registry has no such image, or it is of another target, or it did not pass verify and smoke.
+    """
+    version = image or docker_engine.digest(f"{NAME}:{spec.target}", made_by=f"make image TARGET={spec.target}")
+    found = repository.manifest(version)
+    if found is None:
+        raise UserError(f"{repository.name} has no {version}: run 'make push TARGET={spec.target}' first")
+    target = ((repository.config(found).get("config") or {}).get("Labels") or {}).get(f"{LABELS}.target")
+    if target != spec.target:
+        raise UserError(f"{version} at {repository.name} is an image of target '{target}', not '{spec.target}'")
+    if not passed_here(spec.target, found.digest) and not referrers.is_verified(repository, found.digest):
+        raise UserError(
+            f"{found.digest[:19]} never passed verify and smoke, neither on this host nor by a record at "
+            f"{repository.name}: run 'make image TARGET={spec.target}' and 'make push'"
+        )
+    return found
+
+
+def framework_version(repository: Repository, manifest: Manifest) -> str:
+    """The framework's version by the image's label ``<name>==<version>``; the current spec may be newer."""
+    labels = (repository.config(manifest).get("config") or {}).get("Labels") or {}
+    return str(labels.get(f"{LABELS}.framework", "")).rpartition("==")[2]
+
+
+def promote(spec: Spec, address: str, *, image: str | None = None, to: str | None = None) -> dict[str, Any]:
+    """Move the floating tags of ``spec`` to an image.
+
+    Args:
+        spec: the target.
+        address: registry and path that the image was pushed to.
+        image: its tag or digest there; this host's image if None.
+        to: registry and path whose tags are moved; ``address`` if None.
+    Returns:
+        ``digest``, ``tags`` (tag -> the digest that it had before, or None), ``repository``.
+    Raises:
+        UserError: see :func:`image_to_promote`; or ``to`` is at another registry, or its tags are immutable.
+        StepFailed: the registry cannot be reached or refuses.
+    """
+    source = Repository(f"{address}/{NAME}")
+    destination = Repository(f"{to}/{NAME}") if to else source
+    manifest = image_to_promote(spec, source, image)
+    if destination.host != source.host:
+        raise UserError(f"TO={to}: must be at {source.host}, where the image is")
+    if destination.name != source.name:
+        destination.mount(manifest, source)
+    moved: dict[str, str | None] = {}
+    for tag in (version_tag(spec, framework_version(source, manifest)), spec.target):
+        before = destination.manifest(tag)
+        if before and before.digest == manifest.digest:
+            continue
+        if before:
+            destination.put(before, f"{tag}.previous")
+        destination.put(manifest, tag)
+        moved[tag] = before.digest if before else None
+    return {"digest": manifest.digest, "tags": moved, "repository": destination.name}
+
+
+def rollback(spec: Spec, address: str) -> dict[str, Any]:
+    """Swap ``<tag>`` and ``<tag>.previous`` of the target and of the version that it now has.
+
+    Returns:
+        ``repository``, and ``tags``: tag -> (digest that it has now, digest that it had).
+    Raises:
+        UserError: there is no previous image.
+        StepFailed: the registry cannot be reached or refuses.
+    """
+    repository = Repository(f"{address}/{NAME}")
+    now = repository.manifest(spec.target)
+    before = repository.manifest(f"{spec.target}.previous")
+    if now is None or before is None:
+        raise UserError(f"{repository.name}:{spec.target} was never promoted twice: there is no previous image")
+    moved = {}
+    for tag in (spec.target, version_tag(spec, framework_version(repository, now))):
+        now, before = repository.manifest(tag), repository.manifest(f"{tag}.previous")
+        if now is None or before is None:  # the first image of its version: the version's tag is not moved
+            continue
+        repository.put(before, tag)
+        repository.put(now, f"{tag}.previous")
+        moved[tag] = [before.digest, now.digest]
+    return {"repository": repository.name, "tags": moved}

@@ -1,0 +1,219 @@
+"""Push an image that passed verify and smoke to a registry under its immutable tag, and attach its referrers.
+
+The tag is ``<registry>/trainyard:<target>-<version>-<day>-<hash>``. It never changes: if the registry has it with
+another digest, the push is refused. Floating tags are moved by :mod:`trainyard.release.promotion`.
+"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import docker.errors
+from rich.table import Table
+
+from trainyard import state
+from trainyard.console import StepFailed, UserError, say
+from trainyard.image import provenance
+from trainyard.oci import docker_engine, inventory, referrers, registry
+from trainyard.oci.reference import Reference
+from trainyard.oci.registry import Repository
+from trainyard.release import audit
+from trainyard.spec.model import Spec
+from trainyard.spec.naming import NAME, candidate_tag
+from trainyard.spec.units import in_units
+
+if TYPE_CHECKING:
+    from trainyard.release.signature import PrivateKey
+
+#: The label that holds an image's immutable tag (scripts/trainyard/image/plan.py writes it).
+_TAG = "org.opencontainers.image.version"
+
+
+@dataclass(frozen=True)
+class Blob:
+    """A blob of an image at a registry: a layer, named after its stage, or the configuration; ``size`` in bytes."""
+
+    name: str
+    digest: str
+    diff_id: str
+    size: int
+
+
+def blobs(verified: dict[str, Any]) -> list[Blob]:
+    """The blobs of an image, from the result of verify."""
+    found = [
+        Blob(str(layer["stage"]), str(layer["digest"]), str(layer["diff_id"]), int(layer["compressed"]))
+        for layer in verified["layers"]
+    ]
+    config = verified["config"]
+    return [*found, Blob("configuration", str(config["digest"]), "", int(config["size"]))]
+
+
+def upload_report(parts: list[Blob], blob_status: dict[str, str]) -> list[dict[str, Any]]:
+    """What a push did with each blob: ``name``, ``digest``, ``size`` in bytes, ``uploaded``.
+
+    Args:
+        parts: the image's blobs.
+        blob_status: start of a blob's digest -> ``uploaded`` or ``exists``. A blob without status counts as uploaded:
+            the engine reports every layer that the registry has, but uploads configurations without an event
+            (Docker 26).
+    """
+
+    def exists(blob: Blob) -> bool:
+        digests = [digest.removeprefix("sha256:") for digest in (blob.digest, blob.diff_id) if digest]
+        return any(
+            status == "exists" and digest.startswith(start)
+            for start, status in blob_status.items()
+            for digest in digests
+        )
+
+    return [
+        {"name": blob.name, "digest": blob.digest, "size": blob.size, "uploaded": not exists(blob)} for blob in parts
+    ]
+
+
+def image_to_push(spec: Spec) -> Any:
+    """The local image ``trainyard:<target>``, or the target's candidate if there is none.
+
+    Raises:
+        UserError: there is neither.
+    """
+    try:
+        return docker_engine.client().images.get(f"{NAME}:{spec.target}")
+    except docker.errors.ImageNotFound:
+        return docker_engine.image(candidate_tag(spec.target), made_by=f"make image TARGET={spec.target}")
+
+
+def push(spec: Spec, address: str, *, reference: str | None = None) -> dict[str, Any]:
+    """Push the image of ``spec``.
+
+    Args:
+        spec: the target.
+        address: ``host[:port]/path`` of the registry.
+        reference: a local image to push instead of the target's.
+    Returns:
+        ``reference`` (by digest), ``tag`` (the reference by tag), ``digest``, ``blobs`` (:func:`upload_report`),
+        ``bytes_uploaded`` (with the manifest), ``already_there`` (whether the registry had the tag), ``seconds``.
+    Raises:
+        UserError: there is no such image, it did not pass verify and smoke, or the registry has its tag with another
+            digest.
+        StepFailed: a locked package has a known vulnerability without a waiver, or the registry refuses.
+    """
+    started = time.monotonic()
+    audit.require(spec)
+    image = docker_engine.image(reference, made_by="docker pull") if reference else image_to_push(spec)
+    digest = str(image.id)
+    passed = state.require(spec.target, digest, "verify", "smoke")
+    tag = str(image.labels.get(_TAG) or "")
+    if not tag:
+        raise UserError(f"{digest[:19]} has no label {_TAG}: run 'make image TARGET={spec.target}'")
+    repository = f"{address}/{NAME}"
+    destination = f"{repository}:{tag}"
+    parts = blobs(passed["verify"])
+    before = registry.digest_of(destination)
+    same = before is not None and before in known_digests(image, repository)
+    if before is not None and not same:
+        raise UserError(
+            f"{destination} is {before[:19]} at the registry, and immutable tags are never moved; this image is "
+            f"{digest[:19]}: commit your changes and run 'make image TARGET={spec.target}' to get a new tag"
+        )
+    if same:
+        digest = str(before)
+        blob_status = {"": "exists"}  # every digest starts with the empty string
+    else:
+        say(f"pushing {digest[:19]} to {destination}")
+        blob_status = _upload(image, destination, parts)
+        after = registry.digest_of(destination)
+        if after is None or (after != digest and docker_engine.stores_in_containerd()):
+            raise StepFailed(f"{destination} is {after or 'missing'} after the push of {digest}")
+        digest = after
+    reported = upload_report(parts, blob_status)
+    manifest = 0 if same else int(passed["verify"]["manifest"]["size"])
+    return {
+        "reference": f"{repository}@{digest}",
+        "tag": destination,
+        "digest": digest,
+        "blobs": reported,
+        "bytes_uploaded": sum(blob["size"] for blob in reported if blob["uploaded"]) + manifest,
+        "already_there": same,
+        "seconds": round(time.monotonic() - started, 1),
+    }
+
+
+def known_digests(image: Any, repository: str) -> set[str]:
+    """The digests that a local image may have at ``repository``.
+
+    These are its ID, which is its digest with the containerd image store, and those that earlier pushes and pulls
+    recorded.
+    """
+    names = [Reference.parse(name) for name in image.attrs.get("RepoDigests") or []]
+    here = Reference.parse(repository)
+    return {str(image.id)} | {named.digest for named in names if named.name == here.name}
+
+
+def _upload(image: Any, destination: str, parts: list[Blob]) -> dict[str, str]:
+    """Push under a local tag that is removed afterwards; the status of each blob, as for :func:`upload_report`."""
+    named = Reference.parse(destination)
+    blob_status: dict[str, str] = {}
+    image.tag(named.name, named.tag)
+    try:
+        for start, status in registry.push(destination):
+            blob_status[start] = status
+            for blob in parts:
+                if status == "uploaded" and start in (blob.digest[7:19], blob.diff_id[7:19]):
+                    say(f"  {blob.name}: {in_units(blob.size)} uploaded")
+    finally:
+        docker_engine.client().api.remove_image(destination, noprune=True)
+    return blob_status
+
+
+def attach_referrers(
+    spec: Spec, address: str, digest: str, key: PrivateKey | None, *, reference: str | None = None
+) -> dict[str, str]:
+    """Attach provenance and SBOM to an image at a registry, and a signature if there is a key.
+
+    Args:
+        spec: the target.
+        address: ``host[:port]/path`` of the registry.
+        digest: of the image there.
+        key: what to sign with.
+        reference: the local image that was pushed; the target's if None.
+    Returns:
+        What was attached -> its tag: ``provenance``, ``sbom``, ``signature``.
+    Raises:
+        UserError: what writes SBOMs or signatures is not installed.
+        StepFailed: the registry refuses.
+    """
+    # Optional dependencies: programs that only push do not install them.
+    from trainyard.release import sbom
+
+    repository = Repository(f"{address}/{NAME}")
+    subject = repository.manifest(digest)
+    assert subject is not None  # it has just been pushed
+    attached = {}
+    if provenance.attach(spec.target, repository, digest):
+        attached["provenance"] = provenance.tag(digest)
+    if not referrers.get(repository, digest, "sbom"):
+        local = inventory.local(reference or str(image_to_push(spec).id))
+        sbom.attach(repository, subject, sbom.make(local, spec))
+    attached["sbom"] = referrers.tag(digest, "sbom")
+    if key is not None:
+        from trainyard.release import signature
+
+        signature.sign(repository, subject, key)
+        attached["signature"] = referrers.tag(digest, "sig")
+    return attached
+
+
+def table(pushed: dict[str, Any]) -> Table:
+    """The blobs of a push and whether they were uploaded, for people."""
+    found = Table(title=pushed["tag"], title_justify="left")
+    found.add_column("blob")
+    found.add_column("size", justify="right")
+    found.add_column("")
+    for blob in pushed["blobs"]:
+        status = "uploaded" if blob["uploaded"] else "already exists"
+        found.add_row(blob["name"], in_units(blob["size"]), status, style=None if blob["uploaded"] else "dim")
+    return found

@@ -1,0 +1,183 @@
+"""Software bill of materials of an image: CycloneDX 1.6, with every package that pip and dpkg installed.
+
+It is read from the image, so it also lists packages that no lock mentions. Packages have their purl and license, and
+Python packages the SHA-256 of every file that the lock accepts for them. The same image gives the same bytes.
+"""
+
+from __future__ import annotations
+
+import datetime
+import uuid
+
+from cyclonedx.contrib.license.factories import LicenseFactory
+from cyclonedx.model import ExternalReference, ExternalReferenceType, HashAlgorithm, HashType, Property, XsUri
+from cyclonedx.model.bom import Bom, BomMetaData
+from cyclonedx.model.component import Component, ComponentType
+from cyclonedx.output.json import JsonV1Dot6
+from cyclonedx.schema import SchemaVersion
+from cyclonedx.validation.json import JsonStrictValidator
+from packageurl import PackageURL
+from packaging.markers import default_environment
+from packaging.requirements import InvalidRequirement, Requirement
+from packaging.utils import canonicalize_name
+
+from trainyard.console import StepFailed, UserError
+from trainyard.oci import referrers
+from trainyard.oci.inventory import Image, InstalledPackage
+from trainyard.oci.reference import Reference
+from trainyard.oci.registry import Manifest, Repository
+from trainyard.spec import lockfile
+from trainyard.spec.model import Spec, load, targets
+from trainyard.spec.naming import LABELS
+
+#: Serial numbers are derived from the image's digest: the same image has the same serial number.
+_NAMESPACE = uuid.uuid5(uuid.NAMESPACE_URL, "https://trainyard.io/sbom")
+
+
+def _spec_of(image: Image) -> Spec | None:
+    """The catalogue's spec of an image, by its label."""
+    target = image.labels.get(f"{LABELS}.target", "")
+    return load(target) if target in targets() else None
+
+
+def locked_hashes(spec: Spec | None, index: str) -> dict[tuple[str, str], list[str]]:
+    """(canonical name, version) -> the SHA-256 digests that the locks of ``spec`` for ``index`` accept."""
+    if spec is None:
+        return {}
+    found: dict[tuple[str, str], list[str]] = {}
+    for path in (lockfile.framework_lock(spec, index), lockfile.requirements_lock(spec, index)):
+        if path.is_file():
+            found |= lockfile.hashes(path)
+    return found
+
+
+def _python(package: InstalledPackage, hashes: list[str]) -> Component:
+    purl = PackageURL("pypi", name=canonicalize_name(package.name), version=package.version)
+    accepted = [HashType(alg=HashAlgorithm.SHA_256, content=one) for one in hashes]
+    # A lock accepts the wheels of every platform: which one was installed is known only if there is a single file.
+    files = ExternalReference(
+        type=ExternalReferenceType.DISTRIBUTION,
+        url=XsUri(purl.to_string()),
+        comment="one of these files was installed: the lock accepts no other",
+        hashes=accepted,
+    )
+    return Component(
+        name=package.name,
+        version=package.version,
+        type=ComponentType.LIBRARY,
+        bom_ref=purl.to_string(),
+        purl=purl,
+        hashes=accepted if len(accepted) == 1 else None,
+        licenses=[LicenseFactory().make_from_string(package.license)] if package.license else None,
+        external_references=[files] if accepted else None,
+    )
+
+
+def _debian(package: InstalledPackage, release: dict[str, str]) -> Component:
+    distribution = release.get("ID", "debian")
+    qualifiers = {"arch": package.architecture}
+    if release.get("VERSION_ID"):
+        qualifiers["distro"] = f"{distribution}-{release['VERSION_ID']}"
+    purl = PackageURL("deb", distribution, package.name, package.version, qualifiers=qualifiers)
+    return Component(
+        name=package.name,
+        version=package.version,
+        type=ComponentType.LIBRARY,
+        bom_ref=purl.to_string(),
+        purl=purl,
+    )
+
+
+def _needed(package: InstalledPackage, installed: dict[str, Component]) -> list[Component]:
+    """The installed packages that a package requires without extras."""
+    environment = {str(key): str(value) for key, value in default_environment().items()} | {"extra": ""}
+    found = []
+    for line in package.requires:
+        try:
+            requirement = Requirement(line)
+        except InvalidRequirement:  # in old metadata; pip ignores it too
+            continue
+        needed = installed.get(canonicalize_name(requirement.name))
+        if needed is not None and (requirement.marker is None or requirement.marker.evaluate(environment)):
+            found.append(needed)
+    return found
+
+
+def _root(image: Image) -> Component:
+    labels = image.labels
+    name = labels.get("org.opencontainers.image.title") or _name(image.reference)
+    purl = PackageURL("oci", name=name.rsplit("/", 1)[-1], version=image.digest)
+    sizes = [
+        Property(name=f"{LABELS}.layer.{number}.{layer.name}", value=f"{layer.diff_id} {layer.size or 0}")
+        for number, layer in enumerate(image.layers)
+    ]
+    return Component(
+        name=name,
+        version=labels.get("org.opencontainers.image.version", image.digest),
+        type=ComponentType.CONTAINER,
+        bom_ref=purl.to_string(),
+        purl=purl,
+        description=labels.get("org.opencontainers.image.description"),
+        hashes=[HashType(alg=HashAlgorithm.SHA_256, content=image.digest.removeprefix("sha256:"))],
+        properties=[*(Property(name=key, value=value) for key, value in sorted(labels.items()) if value), *sizes],
+    )
+
+
+def _name(reference: str) -> str:
+    """The repository of a reference; an image ID is no reference, and is its own name."""
+    try:
+        return Reference.parse(reference).familiar_name
+    except UserError:
+        return reference
+
+
+def bill(image: Image, hashes: dict[tuple[str, str], list[str]]) -> str:
+    """The SBOM of an image whose layers were read, as the text of a CycloneDX 1.6 document.
+
+    Args:
+        hashes: of :func:`locked_hashes`.
+    """
+    root = _root(image)
+    python = {
+        name: _python(package, hashes.get((name, package.version), [])) for name, package in image.python().items()
+    }
+    debian = [_debian(package, image.release()) for package in image.debian().values()]
+    # The image's creation time; if it has none, a fixed time.
+    created = str(image.config.get("created") or "1970-01-01T00:00:00Z").replace("Z", "+00:00")
+    bom = Bom(
+        components=[*python.values(), *debian],
+        serial_number=uuid.uuid5(_NAMESPACE, image.digest),
+        metadata=BomMetaData(component=root, timestamp=datetime.datetime.fromisoformat(created)),
+    )
+    bom.register_dependency(root, [*python.values(), *debian])
+    for name, package in image.python().items():
+        bom.register_dependency(python[name], _needed(package, python))
+    return JsonV1Dot6(bom).output_as_string(indent=2) + "\n"
+
+
+def violation(text: str) -> str | None:
+    """The first violation of the schema of CycloneDX 1.6; None if there is none."""
+    error = JsonStrictValidator(SchemaVersion.V1_6).validate_str(text)
+    return str(error) if error else None
+
+
+def make(image: Image, spec: Spec | None = None) -> str:
+    """The SBOM of an image whose layers were read, checked against the schema.
+
+    Args:
+        image: whose layers were read.
+        spec: the spec with the locks that it was built from; by the image's label if None.
+    Raises:
+        StepFailed: the document violates the schema.
+    """
+    index = image.labels.get(f"{LABELS}.index") or "default"
+    text = bill(image, locked_hashes(spec or _spec_of(image), index))
+    found = violation(text)
+    if found:
+        raise StepFailed(f"the SBOM of {image.reference} violates CycloneDX 1.6: {' '.join(found.split())[:300]}")
+    return text
+
+
+def attach(repository: Repository, subject: Manifest, text: str) -> str:
+    """Attach an SBOM to an image at a registry; its tag there."""
+    return referrers.put(repository, subject, "sbom", [referrers.Referrer(text.encode(), referrers.SBOM)])

@@ -1,0 +1,123 @@
+"""Where Trainyard's files are, and every value that the environment may set.
+
+Trainyard's variables are called ``TRAINYARD_<NAME>``. ``make COMMAND NAME=value`` sets the same variable: the Makefile
+lists the names given on its command line in ``TRAINYARD_MAKE_VARIABLES``, and :func:`adopt_make_variables` takes them
+over. Other variables of the environment (``NAME`` on WSL, a stray ``FROM``) therefore change nothing.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from functools import cache
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    #: Where results about images, file locks and logs are kept: build/ of a checkout, else the user's state folder.
+    STATE: Path
+
+PREFIX = "TRAINYARD_"
+
+#: Variables that libraries read, so that every command takes them on make's command line; ``--json`` and TARGET too.
+COMMON_VARIABLES = (
+    "BASE", "BUILD", "BUILD_BASE", "DEBIAN_MIRROR", "IMAGE_NAME", "JSON", "PROVENANCE", "REVISION", "TARGET",
+)  # fmt: skip
+
+#: Variables that other programs define and that may be on make's command line too.
+STANDARD_VARIABLES = re.compile(
+    "SOURCE_DATE_EPOCH|SSL_CERT_(FILE|DIR)|(REQUESTS|CURL)_CA_BUNDLE|(HTTPS?|NO|ALL)_PROXY|NO_COLOR|CI|ONLINE|SHELL|TMPDIR"
+    "|(AWS|BUILDKIT|BUILDX|CLOUDSDK|COSIGN|DOCKER|GOOGLE|HYPOTHESIS|PIP|PYTEST|PYTHON|UV|XDG)_?[A-Z_]*",
+    re.IGNORECASE,
+)
+
+#: Former names of variables that make's command line still accepts.
+FORMER_NAMES = {"WORKSHOP": "BUILD_BASE"}
+
+_PACKAGE = Path(__file__).resolve().parent
+
+#: In a wheel, the folder with images/, templates/, launcher/ and trainers/; a checkout has none.
+_PACKAGED = _PACKAGE / "_data"
+
+#: The checkout that this package runs from; None where it was installed from a wheel.
+CHECKOUT: Path | None = None if _PACKAGED.is_dir() else _PACKAGE.parent.parent
+
+#: The folder that holds images/, templates/, launcher/ and trainers/. Never the current folder.
+ROOT = CHECKOUT or _PACKAGED
+
+
+def variable(name: str) -> str:
+    """The value of ``TRAINYARD_<name>``; empty if it is not set."""
+    return os.environ.get(PREFIX + name, "")
+
+
+def standard_variable(name: str) -> str:
+    """The value of a variable that other programs define, such as ``SOURCE_DATE_EPOCH``; empty if it is not set."""
+    return os.environ.get(name, "")
+
+
+def set_variable(name: str, value: str) -> None:
+    """Set ``TRAINYARD_<name>`` for this process and its children."""
+    os.environ[PREFIX + name] = value
+
+
+def set_standard_variable(name: str, value: str) -> None:
+    """Set a variable that other programs define, for this process and its children."""
+    os.environ[name] = value
+
+
+def environment(**changes: str) -> dict[str, str]:
+    """The environment of a child process: this process's, with ``changes``."""
+    return {**os.environ, **changes}
+
+
+def adopt_make_variables() -> list[str]:
+    """Set ``TRAINYARD_<NAME>`` for every variable given on make's command line; their names.
+
+    make's own variables are removed: they would give a make that a child process calls the same variables again.
+    """
+    for name in ("MAKEFLAGS", "MFLAGS", "MAKEOVERRIDES", "MAKELEVEL"):
+        os.environ.pop(name, None)
+    names = []
+    for given in os.environ.pop(f"{PREFIX}MAKE_VARIABLES", "").split():
+        if not STANDARD_VARIABLES.fullmatch(given):
+            short = given.removeprefix(PREFIX)
+            names.append(FORMER_NAMES.get(short, short))
+            os.environ[PREFIX + names[-1]] = os.environ.get(given, "")
+    return names
+
+
+def make_goals() -> list[str]:
+    """The goals of make's command line, as in ``make login push REGISTRY=...``; empty if make does not call."""
+    return os.environ.pop(f"{PREFIX}MAKE_GOALS", "").split()
+
+
+def _state_folder() -> Path:
+    if folder := variable("BUILD"):
+        return Path(folder)
+    if CHECKOUT:
+        return CHECKOUT / "build"
+    # XDG base directory specification: https://specifications.freedesktop.org/basedir/latest/
+    base = standard_variable("XDG_STATE_HOME")
+    return (Path(base) if Path(base).is_absolute() else Path.home() / ".local" / "state") / "trainyard"
+
+
+@cache
+def __getattr__(name: str) -> Any:
+    """``STATE`` is found on first use, when :func:`adopt_make_variables` has taken ``make COMMAND BUILD=...`` over."""
+    if name == "STATE":
+        return _state_folder()
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+@cache
+def ca_bundle() -> Path | None:
+    """The host's CA bundle; None if none was found. Networks that inspect TLS need it, others accept it."""
+    for name in ("SSL_CERT_FILE", "REQUESTS_CA_BUNDLE", "CURL_CA_BUNDLE", "PIP_CERT"):
+        path = Path(os.environ.get(name) or "/nonexistent")
+        if path.is_file():
+            return path
+    for known in ("/etc/ssl/certs/ca-certificates.crt", "/etc/pki/tls/certs/ca-bundle.crt", "/etc/ssl/cert.pem"):
+        if Path(known).is_file():
+            return Path(known)
+    return None

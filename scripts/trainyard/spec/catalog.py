@@ -1,0 +1,179 @@
+"""The tables that all specs share, read once and checked: images/bases.yaml, indexes.yaml and conflicts.yaml.
+
+Also what all documents have in common: a strict model, and messages with the file, the line, the key and the nearest
+valid spelling.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import cache
+from pathlib import Path
+from typing import Annotated, Any, TypeVar, get_args, get_origin
+
+from packaging.specifiers import InvalidSpecifier, SpecifierSet
+from packaging.utils import canonicalize_name
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
+from ruamel.yaml.comments import CommentedMap
+
+from trainyard.console import UserError, nearest
+from trainyard.settings import ROOT
+from trainyard.spec import yaml_source
+from trainyard.spec.yaml_source import relative
+
+IMAGES = ROOT / "images"
+
+M = TypeVar("M", bound=BaseModel)
+
+
+def _specifier(text: str) -> str:
+    try:
+        SpecifierSet(text)
+    except InvalidSpecifier:
+        raise ValueError(f"{text!r} is not a version specifier (PEP 440), as in '>=0.0.50'") from None
+    return text
+
+
+#: A package name as https://www.debian.org/doc/debian-policy/ch-controlfields.html#source defines it.
+DebianPackage = Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9+.-]+$")]
+Specifier = Annotated[str, AfterValidator(_specifier)]
+
+
+class Strict(BaseModel):
+    """No unknown key, no silent conversion, no change after loading."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
+
+
+class Base(Strict):
+    """A base image; see images/bases.yaml.
+
+    Attributes:
+        image: reference at a registry.
+        build_base: reference of the image in which wheels are installed, with the same Python; None: the base itself.
+        bootstrap: Debian suite from which an equivalent can be bootstrapped; None if that is impossible.
+        python: minor version of its Python, as in ``3.11``.
+        glibc: version of its C library, which decides which wheels run on it.
+        packages: Debian packages that every image installs on it.
+        framework: Python packages of the framework, if the base holds it; the image uses the versions in the base.
+    """
+
+    image: str
+    build_base: str | None = None
+    bootstrap: str | None = None
+    python: str
+    glibc: str
+    packages: list[DebianPackage]
+    framework: list[str] = Field(default_factory=list)
+
+
+class Index(Strict):
+    """A package index in addition to the default one; see images/indexes.yaml."""
+
+    url: str
+    packages: list[str]
+
+
+class Conflict(Strict):
+    """Packages that cannot share an image although their requirements allow it; see images/conflicts.yaml.
+
+    Attributes:
+        packages: name -> affected versions, all if empty; the conflict applies if every package matches.
+        reason: what happens, ``source``: how that is known, ``until``: when the entry can be removed.
+    """
+
+    packages: dict[str, Specifier] = Field(min_length=1)
+    reason: str
+    source: str
+    until: str
+
+    def holds(self, versions: Mapping[str, str]) -> bool:
+        """Whether ``versions`` (canonical name -> version) has all packages of the conflict in affected versions."""
+        return all(
+            (version := versions.get(canonicalize_name(name))) is not None
+            and SpecifierSet(versions_meant).contains(version, prereleases=True)
+            for name, versions_meant in self.packages.items()
+        )
+
+    def words(self, versions: Mapping[str, str]) -> str:
+        """A clause for messages: the packages with their versions, and the reason."""
+        names = [canonicalize_name(name) for name in self.packages]
+        return f"{' and '.join(f'{name} {versions[name]}' for name in names)} cannot share an image: {self.reason}"
+
+
+def _keys_at(model: type[BaseModel], location: tuple[int | str, ...]) -> list[str]:
+    """The keys ``model`` allows at ``location``."""
+    for step in location:
+        if isinstance(step, int):  # a position in the list of the key before it
+            continue
+        field = model.model_fields.get(step)
+        kind = field.annotation if field else None
+        kind = next(iter(get_args(kind)), kind) if get_origin(kind) is list else kind
+        if not (isinstance(kind, type) and issubclass(kind, BaseModel)):
+            return []
+        model = kind
+    return list(model.model_fields)
+
+
+def _explain(path: Path, data: CommentedMap, model: type[BaseModel], error: ValidationError) -> UserError:
+    """The first mistake of a document, in one line."""
+    # A misspelt key is both unknown and missing: report the spelling.
+    first = min(error.errors(), key=lambda one: one["type"] != "extra_forbidden")
+    location = first["loc"]
+    line = yaml_source.line_of(data, location)
+    where = f"{relative(path)}:{line}" if line else relative(path)
+    key = ".".join(str(step) for step in location)
+    more = f" (and {error.error_count() - 1} more)" if error.error_count() > 1 else ""
+    if first["type"] == "extra_forbidden":
+        valid = _keys_at(model, location[:-1])
+        return UserError(
+            f"{where}: unknown key '{key}'{nearest(str(location[-1]), valid)}; valid here: {', '.join(valid)}{more}"
+        )
+    if first["type"] == "missing":
+        return UserError(f"{where}: '{key}' is missing{more}")
+    return UserError(f"{where}: {key}: {first['msg'].removeprefix('Value error, ')}{more}")
+
+
+def validated(path: Path, model: type[M], data: CommentedMap, plain: dict[str, Any]) -> M:
+    """A document as ``model``.
+
+    Raises:
+        UserError: it is invalid; the message has the file, the line, the key and the nearest valid spelling.
+    """
+    try:
+        return model.model_validate(plain)
+    except ValidationError as error:
+        raise _explain(path, data, model, error) from None
+
+
+def table(path: Path, model: type[M]) -> dict[str, M]:
+    """A document whose keys are names and whose values are of ``model``."""
+    found = {}
+    for name, node in yaml_source.read(path).items():
+        if not isinstance(node, CommentedMap):
+            raise UserError(f"{relative(path)}: {name}: expected 'key: value' pairs")
+        found[str(name)] = validated(path, model, node, yaml_source.plain(node))
+    return found
+
+
+@cache
+def bases() -> dict[str, Base]:
+    """The base images of images/bases.yaml by name."""
+    return table(IMAGES / "bases.yaml", Base)
+
+
+@cache
+def indexes() -> dict[str, Index]:
+    """The package indexes of images/indexes.yaml by name."""
+    return table(IMAGES / "indexes.yaml", Index)
+
+
+@cache
+def conflicts() -> dict[str, Conflict]:
+    """The combinations of packages that images/conflicts.yaml excludes, by name."""
+    return table(IMAGES / "conflicts.yaml", Conflict)
+
+
+def conflict(versions: Mapping[str, str]) -> str | None:
+    """Why packages of these versions (canonical name -> version) cannot share an image; None if they can."""
+    return next((entry.words(versions) for entry in conflicts().values() if entry.holds(versions)), None)

@@ -1,0 +1,381 @@
+"""The typed model of ``images/<target>/image.yaml``: what an image is, and the one place that reads it.
+
+Everything else (Dockerfile, bake plan, locks, tags, labels, checks) is derived from a :class:`Spec`. A spec is
+strict: an unknown key, a bad version, a missing field is a :class:`~trainyard.console.UserError` that names the file,
+the line, the key, and the nearest valid spelling.
+"""
+
+from __future__ import annotations
+
+import datetime
+import json
+import re
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from packaging.requirements import InvalidRequirement, Requirement
+from packaging.utils import canonicalize_name
+from packaging.version import InvalidVersion, Version
+from pydantic import AfterValidator, BeforeValidator, Field, ValidationError
+from ruamel.yaml.comments import CommentedMap
+
+from trainyard.console import UserError, nearest
+from trainyard.settings import ROOT
+from trainyard.spec import yaml_source
+from trainyard.spec.catalog import IMAGES as IMAGES
+from trainyard.spec.catalog import Base as Base
+from trainyard.spec.catalog import DebianPackage, conflict, validated
+from trainyard.spec.catalog import Index as Index
+from trainyard.spec.catalog import Strict as Strict
+from trainyard.spec.catalog import bases as bases
+from trainyard.spec.catalog import indexes as indexes
+from trainyard.spec.units import in_bytes
+from trainyard.spec.yaml_source import relative as relative
+
+
+def _pin(text: str) -> str:
+    """A requirement pinned to one version, ``name[extra]==1.2.3``."""
+    try:
+        requirement = Requirement(text)
+    except InvalidRequirement as error:
+        raise ValueError(f"{text!r} is not a requirement ({str(error).splitlines()[0]})") from None
+    pins = list(requirement.specifier)
+    if len(pins) != 1 or pins[0].operator != "==" or pins[0].version.endswith(".*"):
+        raise ValueError(f"{text!r} is not pinned: write '{requirement.name}==<version>'")
+    try:
+        Version(pins[0].version)
+    except InvalidVersion:
+        raise ValueError(f"{text!r} has no valid version (PEP 440)") from None
+    return text
+
+
+def _pin_or_set(text: str) -> str:
+    """The name of a set under images/requirements/, or a pinned requirement."""
+    if re.fullmatch(r"[a-z][a-z0-9-]*", text):
+        known = requirement_sets()
+        if text not in known:
+            raise ValueError(
+                f"{text!r} is neither a set ({', '.join(known)}) nor pinned as '{text}==<version>'"
+                f"{nearest(text, known)}"
+            )
+        return text
+    return _pin(text)
+
+
+Size = Annotated[int, BeforeValidator(lambda text: in_bytes(str(text)))]
+Pin = Annotated[str, AfterValidator(_pin)]
+PinOrSet = Annotated[str, AfterValidator(_pin_or_set)]
+#: Name of an environment variable, as shells and Dockerfiles know them.
+Variable = Annotated[str, Field(pattern=r"^[A-Za-z_][A-Za-z0-9_]*$")]
+
+
+class Framework(Strict):
+    """The big wheels: their own layer, their own lock."""
+
+    name: Literal["torch", "torch_xla", "torch_tpu", "tensorflow"]
+    packages: list[Pin] = Field(default_factory=list)
+    index: str = "default"
+
+    @property
+    def version(self) -> str:
+        """Version of the package the image is named after: ``name`` itself, or a variant such as tensorflow-cpu.
+
+        ``unlocked`` if the base holds the framework and was never inspected (:class:`BaseContents`).
+        """
+        if not self.packages:
+            return "unlocked"
+        pins = {canonicalize_name(Requirement(text).name): Requirement(text) for text in self.packages}
+        name = canonicalize_name(self.name)
+        variant = pins.get(name) or next((pins[pin] for pin in pins if pin.startswith(f"{name}-")), None)
+        if variant is None:
+            raise ValueError(f"none of the packages is {self.name} or a variant of it ({', '.join(pins)})")
+        return next(iter(variant.specifier)).version
+
+
+class Trainers(Strict):
+    """The trainers of the image: the files of trainers/<package>/, and those of a folder of the spec."""
+
+    package: Literal["torch", "tf"]
+    default: str
+    folder: str | None = None
+
+
+class BaseContents(Strict):
+    """The contents of a base that holds the framework: base.json, written by `make lock`.
+
+    Attributes:
+        image: the configured reference, ``reference``: what it was resolved to, with a digest if a registry gave one.
+        day: when it was inspected, as in 20261121 (UTC).
+        python: version of its Python, ``interpreter``: path of that, ``site``: its folder of packages.
+        packages: canonical name -> version of all packages, ``requires``: requirements of those of the framework.
+    """
+
+    image: str
+    reference: str
+    digest: str
+    day: str
+    python: str
+    interpreter: str
+    site: str
+    packages: dict[str, str]
+    requires: dict[str, list[str]]
+
+
+class Budget(Strict):
+    """Limits of an image; ``size`` is that of all layers, unpacked, in bytes."""
+
+    size: Size
+
+
+class Smoke(Strict):
+    """The training run that an image must pass before it is published.
+
+    Attributes:
+        accuracy: least accuracy, a fraction of 1.
+    """
+
+    trainer: str
+    accuracy: Annotated[float, Field(gt=0, lt=1)]
+    epochs: Annotated[int, Field(ge=3)] = 10
+
+
+class _Document(Strict):
+    """The keys of an image.yaml, after ``extends`` was applied."""
+
+    summary: str
+    base: str
+    framework: Framework
+    requirements: list[PinOrSet] = Field(default_factory=list)
+    system: list[DebianPackage] = Field(default_factory=list)
+    accelerator: Literal["none", "nvidia", "tpu"] = "none"
+    environment: dict[Variable, str] = Field(default_factory=dict)
+    tools: list[Literal["gsutil"]] = Field(default_factory=list)
+    profile: bool = False
+    trainers: Trainers
+    budget: Budget
+    smoke: Smoke
+
+
+class Spec(_Document):
+    """One image.
+
+    Attributes:
+        folder: holds its image.yaml; ``framework_folder``: the folder whose framework lock it uses.
+        base_contents: packages of a base that holds the framework; None if it holds none or was never inspected.
+    """
+
+    target: str
+    folder: Path
+    framework_folder: Path
+    base_contents: BaseContents | None = None
+
+    @property
+    def where(self) -> str:
+        """The path of the spec's file in messages."""
+        return relative(self.folder / "image.yaml")
+
+    def base_spec(self) -> Base:
+        """The entry of images/bases.yaml that the image is built on."""
+        return bases()[self.base]
+
+    @property
+    def framework_in_base(self) -> bool:
+        """Whether the framework is in the base instead of a separate layer."""
+        return bool(self.base_spec().framework)
+
+    @property
+    def locked(self) -> bool:
+        """Whether the versions in the image are known: not if its base holds the framework and was never inspected."""
+        return not self.framework_in_base or self.base_contents is not None
+
+    @property
+    def python(self) -> str:
+        """The interpreter of trainers: that of the venv, or the first of the base's PATH."""
+        return "python3" if self.framework_in_base else "/opt/venv/bin/python"
+
+    def index_spec(self) -> Index | None:
+        """The entry of images/indexes.yaml that the framework comes from; None for the default index."""
+        return None if self.framework.index == "default" else indexes()[self.framework.index]
+
+    def trainer_commands(self) -> dict[str, list[str]]:
+        """Trainer name -> the command the launcher starts, as image.json holds it."""
+        commands = {
+            path.stem: [self.python, "-m", f"trainers.{self.trainers.package}.{path.stem}"]
+            for path in _trainer_files(ROOT / "trainers" / self.trainers.package)
+        }
+        if self.trainers.folder:
+            for path in _trainer_files(self.folder / self.trainers.folder):
+                commands[path.stem] = [self.python, f"/opt/trainyard/own/{path.name}"]
+        return dict(sorted(commands.items()))
+
+
+def _trainer_files(folder: Path) -> list[Path]:
+    return sorted(path for path in folder.glob("*.py") if not path.name.startswith("_"))
+
+
+def targets() -> list[str]:
+    """Names of the catalogue's images, sorted."""
+    return sorted(path.parent.name for path in IMAGES.glob("*/image.yaml"))
+
+
+def requirement_sets() -> list[str]:
+    """Names of the shared requirement sets, sorted."""
+    return sorted(path.stem for path in (IMAGES / "requirements").glob("*.in"))
+
+
+def requirements_of(spec: Spec) -> list[str]:
+    """The spec's requirements with named sets replaced by their lines."""
+    found: list[str] = []
+    for entry in spec.requirements:
+        if "==" in entry:
+            found.append(entry)
+            continue
+        for line in (IMAGES / "requirements" / f"{entry}.in").read_text(encoding="utf-8").splitlines():
+            pin = line.split("#")[0].strip()
+            if pin:
+                found.append(str(Requirement(pin)))
+    return found
+
+
+def _merge(parent: dict[str, Any], child: dict[str, Any]) -> dict[str, Any]:
+    """``extends``: mappings are merged key by key, lists appended to the parent's, other values replaced."""
+    merged = dict(parent)
+    for key, value in child.items():
+        above = merged.get(key)
+        if isinstance(above, dict) and isinstance(value, dict):
+            merged[key] = _merge(above, value)
+        elif isinstance(above, list) and isinstance(value, list):
+            merged[key] = above + [item for item in value if item not in above]
+        else:
+            merged[key] = value
+    return merged
+
+
+def folder_of(target: str | None) -> Path:
+    """The folder of a target given by name, or by path from the current folder or the checkout.
+
+    Raises:
+        UserError: no target was given, or there is none of that name; the valid ones are listed.
+    """
+    valid = f"valid targets: {', '.join(targets())}"
+    if not target:
+        raise UserError(f"no target given, as in 'make image TARGET=tf-cpu'; {valid}")
+    if re.fullmatch(r"[A-Za-z0-9._-]+", target) and (IMAGES / target / "image.yaml").is_file():
+        return IMAGES / target
+    if "/" in target:
+        for folder in (Path(target), ROOT / target):
+            if (folder / "image.yaml").is_file():
+                return folder.resolve()
+        raise UserError(f"no image.yaml in the folder '{target}'; {valid}")
+    if (Path(target) / "image.yaml").is_file():
+        raise UserError(f"unknown target '{target}': write './{target}' for the folder; {valid}")
+    raise UserError(f"unknown target '{target}'{nearest(target, targets())}; {valid}")
+
+
+def load(target: str | None) -> Spec:
+    """The checked spec of a target, with ``extends`` applied.
+
+    Args:
+        target: a name under images/, or the path of a folder that holds an image.yaml.
+    Raises:
+        UserError: the name or the file has a mistake; the message says where.
+    """
+    return _load(folder_of(target), ())
+
+
+def _load(folder: Path, below: tuple[Path, ...]) -> Spec:
+    path = folder / "image.yaml"
+    data = yaml_source.read(path)
+    plain = yaml_source.plain(data)
+    framework_folder = folder
+    parent_name = plain.pop("extends", None)
+    if parent_name is not None:
+        if folder in below:
+            raise UserError(f"{relative(path)}: 'extends' refers back to itself")
+        try:
+            parent = _load(folder_of(str(parent_name)), (*below, folder))
+        except UserError as error:
+            raise UserError(f"{relative(path)}:{yaml_source.line_of(data, ('extends',))}: extends: {error}") from None
+        if "framework" not in plain:
+            framework_folder = parent.framework_folder
+        above = parent.model_dump(include=set(_Document.model_fields))
+        above["budget"] = {"size": f"{parent.budget.size} B"}
+        if parent.framework_in_base:
+            above["framework"]["packages"] = []  # they were read from its base, its spec lists none
+        plain = _merge(above, plain)
+    document = validated(path, _Document, data, plain)
+    spec = Spec(
+        **{name: getattr(document, name) for name in _Document.model_fields},
+        target=folder.name,
+        folder=folder,
+        framework_folder=framework_folder,
+    )
+    _check_references(spec, data)
+    return _with_base_contents(spec) if spec.framework_in_base else spec
+
+
+def base_contents_file(spec: Spec) -> Path:
+    """Where `make lock` records the contents of the base of ``spec``."""
+    return spec.framework_folder / "base.json"
+
+
+def _with_base_contents(spec: Spec) -> Spec:
+    """The spec with the framework versions of its base, if the base was inspected."""
+    path = base_contents_file(spec)
+    if not path.is_file():
+        return spec
+    try:
+        contents = BaseContents.model_validate(json.loads(path.read_text(encoding="utf-8")))
+        datetime.datetime.strptime(contents.day, "%Y%m%d")
+        pins = [f"{name}=={contents.packages[canonicalize_name(name)]}" for name in spec.base_spec().framework]
+    except (ValueError, KeyError, ValidationError) as error:
+        words = str(error).splitlines()[0]
+        again = f"run 'make lock TARGET={spec.target}' again"
+        raise UserError(f"{relative(path)}: not what 'make lock' writes ({words}): {again}") from None
+    return spec.model_copy(
+        update={"base_contents": contents, "framework": spec.framework.model_copy(update={"packages": pins})}
+    )
+
+
+def _check_references(spec: Spec, data: CommentedMap) -> None:
+    """Check that everything that a spec names exists.
+
+    Raises:
+        UserError: the first that does not.
+    """
+
+    def refuse(location: tuple[str, ...], message: str) -> None:
+        line = yaml_source.line_of(data, location)
+        raise UserError(f"{spec.where}{f':{line}' if line else ''}: {'.'.join(location)}: {message}")
+
+    if not re.fullmatch(r"[a-z0-9]+(-[a-z0-9]+)*", spec.target):
+        raise UserError(f"{spec.where}: the folder's name is the image's tag: use a-z, 0-9 and single dashes")
+    if spec.base not in bases():
+        refuse(("base",), f"unknown base '{spec.base}'{nearest(spec.base, bases())}; valid: {', '.join(bases())}")
+    if spec.framework.index not in ("default", *indexes()):
+        known = ["default", *indexes()]
+        refuse(
+            ("framework", "index"),
+            f"unknown index '{spec.framework.index}'{nearest(spec.framework.index, known)}; valid: {', '.join(known)}",
+        )
+    if spec.framework_in_base and spec.framework.packages:
+        refuse(("framework", "packages"), f"base {spec.base} holds the framework: remove the packages")
+    if not spec.framework_in_base and not spec.framework.packages:
+        refuse(("framework", "packages"), "none given, as in [torch==2.15.0]")
+    try:
+        _ = spec.framework.version
+    except ValueError as error:
+        refuse(("framework", "packages"), str(error))
+    pins = [Requirement(text) for text in [*spec.framework.packages, *requirements_of(spec)]]
+    refused = conflict({canonicalize_name(pin.name): next(iter(pin.specifier)).version for pin in pins})
+    if refused:
+        refuse(("framework", "packages"), refused)
+    if spec.trainers.folder and not (spec.folder / spec.trainers.folder).is_dir():
+        refuse(("trainers", "folder"), f"no folder {relative(spec.folder / spec.trainers.folder)}")
+    trainers = spec.trainer_commands()
+    for location, name in (
+        (("trainers", "default"), spec.trainers.default),
+        (("smoke", "trainer"), spec.smoke.trainer),
+    ):
+        if name not in trainers:
+            refuse(location, f"no trainer '{name}'{nearest(name, trainers)}; there are: {', '.join(trainers)}")

@@ -1,0 +1,30 @@
+"""Names of images, tags and labels."""
+
+from __future__ import annotations
+
+from trainyard import settings
+from trainyard.spec.model import Spec
+
+#: Name of the local image repository.
+NAME = settings.variable("IMAGE_NAME") or "trainyard"
+
+#: Prefix of Trainyard's own labels.
+LABELS = "io.trainyard"
+
+#: Modification time of every file that a build adds to an image: 1980-01-01, the earliest time that zip archives can
+#: hold, in seconds since 1970. With the commit's time every commit would have a new framework layer.
+FILE_EPOCH = 315532800
+
+
+def version_tag(spec: Spec, version: str | None = None) -> str:
+    """The tag of a target's version, by default the current one of its framework.
+
+    A tag cannot contain the ``+`` before a local version: it becomes ``_``.
+    """
+    version = spec.framework.version if version is None else version
+    return f"{spec.target}-{version.replace('+', '_')}"
+
+
+def candidate_tag(target: str) -> str:
+    """The local reference of an image that was built but not yet verified and trained in."""
+    return f"{NAME}:{target}-candidate"

@@ -1,0 +1,230 @@
+"""What the commands found out about images, kept by digest, and locks between processes of this host.
+
+Every step of an image (``build``, ``verify``, ``smoke``, ``provenance``) has one result per target and image digest, in
+``STATE/<target>/results/<digest>/<step>.json``. An image is published only if its own digest passed the steps, whatever
+other images of the target were looked at since.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import shutil
+from collections.abc import Iterator, Mapping
+from functools import cache
+from pathlib import Path
+from typing import Any, Literal, overload
+
+import filelock
+from pydantic import ConfigDict, TypeAdapter, ValidationError, with_config
+from typing_extensions import TypedDict  # pydantic needs this one before Python 3.12
+
+from trainyard.console import UserError, say
+from trainyard.settings import STATE
+
+#: Images per target whose results are kept, the last recorded ones: about 70 KB each, most of it provenance.
+KEPT = 50
+
+#: Results may hold more than is read back here; commands print all of it.
+_open = with_config(ConfigDict(extra="allow"))
+
+
+class Result(TypedDict):
+    """What every step records: the image's digest, and whether it passed."""
+
+    digest: str
+    passed: bool
+
+
+@_open
+class BuildResult(Result, total=False):
+    """See :func:`trainyard.image.build.build`.
+
+    Attributes:
+        seconds: how long the build took.
+        tag: the immutable tag, ``floating_tags``: those that move with every image of the target.
+        index: name of the package index, ``base``: reference of the base image.
+        notes: fallbacks that were taken, a sentence each.
+    """
+
+    seconds: float
+    tag: str
+    floating_tags: list[str]
+    index: str
+    base: str
+    notes: list[str]
+
+
+@_open
+class VerifyResult(Result, total=False):
+    """See :func:`trainyard.lint.image.verify.verify`.
+
+    Attributes:
+        findings: what failed, ``notes``: what did not.
+        size: of all layers in bytes.
+        layers: ``stage``, ``created_by``, ``digest``, ``diff_id``, ``size`` and ``compressed`` of each, lowest first.
+        config: its ``digest`` and ``size``, ``manifest``: its ``size``.
+        packages: number of Python packages.
+    """
+
+    findings: list[dict[str, Any]]
+    notes: list[dict[str, Any]]
+    size: int
+    layers: list[dict[str, Any]]
+    config: dict[str, Any]
+    manifest: dict[str, Any]
+    packages: int
+    seconds: float
+
+
+@_open
+class SmokeResult(Result, total=False):
+    """See :func:`trainyard.image.smoke_test.smoke`.
+
+    Attributes:
+        accuracy: in percent.
+        seconds_to_stop: from SIGTERM to the end of the process.
+        resumed_from: the step that training resumed from.
+        tpu_states: what the TPU API answered, in order.
+    """
+
+    seconds: float
+    accuracy: float
+    images_per_second: float
+    seconds_to_stop: float
+    resumed_from: int
+    tpu_states: list[str]
+
+
+@_open
+class ProvenanceResult(Result, total=False):
+    """``documents``: digest -> text of an image's provenance; see :mod:`trainyard.image.provenance`."""
+
+    documents: dict[str, str]
+
+
+Step = Literal["build", "verify", "smoke", "provenance"]
+
+_RESULTS: dict[str, type[Result]] = {
+    "build": BuildResult,
+    "verify": VerifyResult,
+    "smoke": SmokeResult,
+    "provenance": ProvenanceResult,
+}
+
+
+@cache
+def _reader(step: str) -> TypeAdapter[Any]:
+    return TypeAdapter(_RESULTS[step])
+
+
+@contextlib.contextmanager
+def file_lock(name: str, waiting: str = "") -> Iterator[None]:
+    """Hold a lock that one process of this host can hold at a time. A thread that holds it may take it again.
+
+    Args:
+        name: of the lock, part of a file's name.
+        waiting: what to print if another process holds it.
+    """
+    folder = STATE / "locks"
+    folder.mkdir(parents=True, exist_ok=True)
+    lock = filelock.FileLock(folder / f"{name}.lock", is_singleton=True)
+    try:
+        lock.acquire(blocking=False)
+    except filelock.Timeout:
+        if waiting:
+            say(waiting)
+        lock.acquire()
+    try:
+        yield
+    finally:
+        lock.release()
+
+
+def candidate_lock(target: str) -> contextlib.AbstractContextManager[None]:
+    """The lock for building a target's candidate and for what must not happen while another process does."""
+    return file_lock(f"candidate-{target}", f"another process makes {target}: waiting for it")
+
+
+def _results(target: str) -> Path:
+    return STATE / target / "results"
+
+
+def _path(target: str, step: str, digest: str) -> Path:
+    return _results(target) / digest.replace(":", "-") / f"{step}.json"
+
+
+def _load(path: Path) -> Any:
+    """A result as its step's type; None if the file is missing or no such result."""
+    try:
+        return _reader(path.stem).validate_json(path.read_bytes())
+    except (FileNotFoundError, ValidationError):
+        return None
+
+
+def _modified(path: Path) -> int:
+    """When a file or folder was last changed; 0 if another process has just removed it."""
+    try:
+        return path.stat().st_mtime_ns
+    except FileNotFoundError:
+        return 0
+
+
+def record(target: str, step: Step, digest: str, facts: Mapping[str, Any]) -> None:
+    """Keep the result of a step for an image in place of an earlier one, and drop those of the target's oldest images.
+
+    A process that is killed meanwhile leaves the earlier result.
+
+    Args:
+        facts: those of the step's :class:`Result`, without the digest.
+    Raises:
+        pydantic.ValidationError: they are not; :func:`recall` would not find them.
+    """
+    path = _path(target, step, digest)
+    result = {"digest": digest, **facts}
+    _reader(step).validate_python(result)
+    text = json.dumps(result, indent=2)
+    with file_lock(f"results-{target}"):  # or another process could drop the folder just made
+        path.parent.mkdir(parents=True, exist_ok=True)
+        temporary = path.with_suffix(".new")
+        temporary.write_text(text, encoding="utf-8")
+        temporary.replace(path)
+        for folder in sorted(_results(target).iterdir(), key=_modified)[:-KEPT]:
+            shutil.rmtree(folder, ignore_errors=True)
+
+
+@overload
+def recall(target: str, step: Literal["build"], digest: str) -> BuildResult | None: ...
+@overload
+def recall(target: str, step: Literal["verify"], digest: str) -> VerifyResult | None: ...
+@overload
+def recall(target: str, step: Literal["smoke"], digest: str) -> SmokeResult | None: ...
+@overload
+def recall(target: str, step: Literal["provenance"], digest: str) -> ProvenanceResult | None: ...
+@overload
+def recall(target: str, step: Step, digest: str) -> Any: ...
+def recall(target: str, step: Step, digest: str) -> Any:
+    """The result of a step for the image ``digest``; None if there is none."""
+    return _load(_path(target, step, digest))
+
+
+def last(target: str, step: Literal["verify"]) -> VerifyResult | None:
+    """The result that was recorded last for a target, whatever image it is about; None if there is none."""
+    newest = max(_results(target).glob(f"*/{step}.json"), key=_modified, default=None)
+    found: VerifyResult | None = _load(newest) if newest else None
+    return found
+
+
+def require(target: str, digest: str, *steps: Step) -> dict[str, Any]:
+    """Step -> its result for the image ``digest``, for every one of ``steps``.
+
+    Raises:
+        UserError: the image did not pass one of them.
+    """
+    found: dict[str, Any] = {}
+    for step in steps:
+        result = recall(target, step, digest)
+        if not result or not result["passed"]:
+            raise UserError(f"{target} ({digest[:19]}) never passed '{step}': run 'make image TARGET={target}'")
+        found[step] = result
+    return found

@@ -1,0 +1,371 @@
+"""What ``trainyard pod`` does: a whole training run on a TPU VM, or one of its parts."""
+
+from __future__ import annotations
+
+import re
+import signal
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from trainyard import gcloud
+from trainyard.console import StepFailed, UserError, nearest, say
+from trainyard.jobs import machines
+from trainyard.jobs import request as requests
+from trainyard.oci import registry
+from trainyard.spec.model import Spec, load
+from trainyard.tpu_pods import provisioning, shell_commands, ssh, xla_dist
+from trainyard.tpu_pods import run as training
+from trainyard.tpu_pods.api import Node, TpuApi
+from trainyard.tpu_pods.controller import GcloudOperations, PodController
+from trainyard.tpu_pods.gcloud_args import Pod
+from trainyard.tpu_pods.logs import Printer
+from trainyard.tpu_pods.provisioning import Limits
+from trainyard.tpu_pods.run import Run, Show
+from trainyard.tpu_pods.ssh import plural
+
+#: Exit status, and result for programs.
+Outcome = tuple[int, dict[str, Any]]
+
+
+@dataclass(frozen=True)
+class Options:
+    """Options of ``trainyard pod``; its help describes them. Durations are text such as ``30m``."""
+
+    target: str | None = None
+    name: str | None = None
+    accelerator: str | None = None
+    zone: str | None = None
+    project: str | None = None
+    version: str | None = None
+    network: str | None = None
+    subnetwork: str | None = None
+    service_account: str | None = None
+    ssh_user: str | None = None
+    registry: str | None = None
+    image: str | None = None
+    trainer: str | None = None
+    args: str | None = None
+    output: str | None = None
+    command: str | None = None
+    env: str | None = None
+    flags: str | None = None
+    valid_until: str | None = None
+    wait: str | None = None
+    queue_wait: str | None = None
+    check_wait: str | None = None
+    poll: str | None = None
+    grace: str | None = None
+    restarts: int | None = None
+    spot: bool = False
+    queued: bool = False
+    keep: bool = False
+    internal: bool = False
+    logs_to_stderr: bool = False
+
+    def limits(self) -> Limits:
+        """Time limits.
+
+        Raises:
+            UserError: one is not a duration.
+        """
+
+        def seconds(given: str | None, variable: str, default: float) -> float:
+            return requests.seconds(given, variable) if given else default
+
+        default = Limits()
+        return Limits(
+            ready=seconds(self.wait, "WAIT", default.ready),
+            queue=seconds(self.queue_wait, "QUEUE_WAIT", 0) or None,
+            poll=seconds(self.poll, "POLL", default.poll),
+            check=seconds(self.check_wait, "CHECK_WAIT", default.check),
+            grace=seconds(self.grace, "GRACE", default.grace),
+            restarts=default.restarts if self.restarts is None else self.restarts,
+        )
+
+    def _zone(self, zones: tuple[str, ...], tpu: TpuApi) -> str:
+        """The zone: the one given, gcloud's, or the first of ``zones``, which have the accelerator.
+
+        Raises:
+            UserError: none of them is known, or the accelerator is not available in it.
+        """
+        zone = self.zone
+        if not zone:
+            gcloud.require()
+            configured = tpu.call(["gcloud", "config", "get-value", "compute/zone"]).stdout.strip()
+            zone = configured if configured and (not zones or configured in zones) else (zones or ("",))[0]
+        if not zone:
+            raise UserError("no zone: set ZONE= or ACCELERATOR=, or run 'gcloud config set compute/zone <zone>'")
+        if zones and zone not in zones:
+            raise UserError(
+                f"ZONE={zone} has no {self.accelerator}{nearest(zone, zones)}; it is available in {', '.join(zones)}"
+            )
+        return zone
+
+    def pod(self, tpu: TpuApi) -> Pod:
+        """The TPU VM that the options describe.
+
+        Raises:
+            UserError: an option is missing or invalid.
+        """
+        if not self.name:
+            raise UserError("no name: set NAME=, as in 'make pod NAME=run1 ACCELERATOR=v5litepod-16 TARGET=xla'")
+        # https://cloud.google.com/tpu/docs/reference/rest/v2/projects.locations.nodes/create: nodeId.
+        if not re.fullmatch(r"[a-z]([a-z0-9-]{0,61}[a-z0-9])?", self.name):
+            raise UserError(
+                f"NAME={self.name!r}: a name consists of lowercase letters, digits and -, and starts with a letter"
+            )
+        slice_ = machines.slice_of(self.accelerator) if self.accelerator else None
+        version = self.version or (slice_.runtime_version if slice_ else "")
+        if slice_ and not version:
+            raise UserError(
+                f"the Cloud TPU API has no {slice_.accelerator_type}: use 'make job' with PLATFORM=gke or vertex"
+            )
+        return Pod(
+            name=self.name,
+            zone=self._zone(slice_.zones if slice_ else (), tpu),
+            accelerator_type=slice_.accelerator_type if slice_ else "",
+            version=version or "",
+            spot=self.spot,
+            project=self.project,
+            network=self.network,
+            subnetwork=self.subnetwork,
+            internal=self.internal,
+            service_account=self.service_account,
+            user=self.ssh_user,
+        )
+
+    def image_reference(self) -> str:
+        """The image to run: IMAGE, or that of TARGET.
+
+        Raises:
+            UserError: neither is given.
+        """
+        return self._image(load(self.target) if self.target else None)
+
+    def _image(self, spec: Spec | None) -> str:
+        address = registry.check_address(self.registry) if self.registry else None
+        return requests.image_of(spec, self.image, address)
+
+    def run(self) -> Run:
+        """What to start on the workers.
+
+        Raises:
+            UserError: no image, a trainer that the image does not have, or an invalid variable.
+        """
+        spec = load(self.target) if self.target else None
+        program = requests.words(self.command or "", "COMMAND")
+        if program and (self.trainer or self.args):
+            raise UserError("COMMAND= replaces the trainer: remove TRAINER= and ARGS=")
+        command = program or (*requests.trainer_of(spec, self.trainer), *requests.words(self.args or ""))
+        if self.output and not any(word.startswith("--job-dir") for word in command):
+            command = (*command, f"--job-dir={self.output}")
+        return Run(
+            image=self._image(spec),
+            command=command,
+            env=xla_dist.variables(requests.words(self.env or "", "ENV")),
+            flags=requests.words(self.flags or "", "FLAGS"),
+            program=bool(program),
+        )
+
+    def show(self) -> Callable[[tuple[str, ...]], Show]:
+        """What prints log lines: on stdout, or on stderr if stdout is for the JSON result."""
+        return lambda addresses: Printer(addresses, sys.stderr if self.logs_to_stderr else sys.stdout)
+
+
+def _require_accelerator(pod: Pod) -> None:
+    if not pod.accelerator_type:
+        raise UserError("no accelerator: set ACCELERATOR=, as in ACCELERATOR=v5litepod-16")
+
+
+def _train(pod: Pod, run: Run, limits: Limits, options: Options, tpu: TpuApi, *, may_create: bool) -> Outcome:
+    controller = PodController(
+        pod,
+        run,
+        limits,
+        GcloudOperations(pod, limits, tpu),
+        options.show(),
+        queue=options.queued,
+        valid_until=options.valid_until,
+        keep=options.keep,
+        may_create=may_create,
+    )
+    code = controller.execute()
+    say(f"{pod.name}: {'done' if code == 0 else f'a worker failed with exit status {code}'}")
+    return code, {"exit_code": code, "restarts": controller.restarts}
+
+
+def train(pod: Pod, options: Options, tpu: TpuApi) -> Outcome:
+    """The whole run: create the TPU VM unless it exists, train, and delete it if it was created here.
+
+    Raises:
+        UserError, StepFailed: one line.
+    """
+    limits = options.limits()
+    gcloud.require()
+    _require_accelerator(pod)
+    return _train(pod, options.run(), limits, options, tpu, may_create=True)
+
+
+def run_on_existing(pod: Pod, options: Options, tpu: TpuApi) -> Outcome:
+    """Train on a TPU VM that exists.
+
+    Raises:
+        UserError, StepFailed: one line.
+    """
+    limits = options.limits()
+    return _train(pod, options.run(), limits, options, tpu, may_create=False)
+
+
+def run_xla_dist(pod: Pod, arguments: xla_dist.XlaDistArgs, options: Options, tpu: TpuApi) -> Outcome:
+    """Run what a command line of xla_dist asks for, on a TPU VM that exists.
+
+    Raises:
+        UserError, StepFailed: one line.
+    """
+    for note in arguments.notes:
+        say(note)
+    limits = options.limits()
+    gcloud.require()
+    return _train(pod, arguments.run, limits, options, tpu, may_create=False)
+
+
+def create(pod: Pod, options: Options, tpu: TpuApi) -> Outcome:
+    """Create the TPU VM.
+
+    Raises:
+        UserError: it exists, or no accelerator is given.
+        StepFailed: it could not be created.
+    """
+    _require_accelerator(pod)
+    limits = options.limits()
+    existing = tpu.node(pod)
+    if existing:
+        raise UserError(f"{pod.name} exists ({existing}): delete it with 'make pod ACTION=delete NAME={pod.name}'")
+    if options.queued:
+        return 0, _facts(provisioning.create_queued(pod, limits, tpu, valid_until=options.valid_until))
+    return 0, _facts(provisioning.create(pod, limits, tpu))
+
+
+def _facts(node: Node) -> dict[str, Any]:
+    return {"state": node.state, "health": node.health, "workers": list(node.addresses)}
+
+
+def check(pod: Pod, options: Options, tpu: TpuApi) -> Outcome:
+    """Check ssh to every worker, and the network between them.
+
+    Raises:
+        UserError, StepFailed: one line.
+    """
+    limits = options.limits()
+    workers = ssh.connect(pod, provisioning.require_ready(pod, tpu), tpu)
+    ssh.check_network(workers, seconds=limits.check)
+    count = plural(len(workers), "worker")
+    say(f"{pod.name}: {count}: ssh works, and every worker reaches all others")
+    return 0, {"workers": list(workers.addresses)}
+
+
+def logs(pod: Pod, options: Options, tpu: TpuApi) -> Outcome:
+    """Follow the containers' logs until they end.
+
+    Raises:
+        UserError, StepFailed: one line.
+    """
+    limits = options.limits()
+    workers = ssh.connect(pod, provisioning.require_ready(pod, tpu), tpu)
+    outcome = training.watch(workers, limits, options.show()(workers.addresses), tpu, stop_on_failure=False)
+    if isinstance(outcome, training.Interruption):
+        raise StepFailed(f"{pod.name} {outcome.value}")
+    return outcome, {"exit_code": outcome}
+
+
+def stop(pod: Pod, options: Options, tpu: TpuApi) -> Outcome:
+    """Stop the containers.
+
+    Raises:
+        UserError, StepFailed: one line.
+    """
+    limits = options.limits()
+    workers = ssh.connect(pod, provisioning.require_ready(pod, tpu), tpu)
+    training.stop(workers, limits)
+    return 0, {"workers": list(workers.addresses)}
+
+
+def status(pod: Pod, options: Options, tpu: TpuApi) -> Outcome:
+    """Print the states of the queued resource, the TPU VM and its containers.
+
+    Raises:
+        StepFailed: gcloud failed.
+    """
+    queue, node = tpu.queued_resource(pod), tpu.node(pod)
+    if queue:
+        say(f"{pod.name} (queue): {queue[0]}{f': {queue[1]}' if queue[1] else ''}")
+    state = queue[0] if queue else None
+    if not node:
+        say(f"{pod.name}: no TPU VM of this name in {pod.zone}")
+        return 0, {"queue": state, "state": None}
+    say(f"{pod.name}: {node} ({node.accelerator_type}, {plural(len(node.addresses), 'worker')})")
+    containers = []
+    script = shell_commands.container_state()
+    answers = ssh.connect(pod, node, tpu).on_all(script, timeout=60) if node.ready else []
+    for index, finished in enumerate(answers):
+        running, _, code = finished.stdout.strip().partition(" ")
+        container = {"true": "running", "false": f"exited with status {code}"}.get(running, "none")
+        containers.append(container)
+        say(f"{pod.name}: worker {index} ({node.addresses[index]}): container {container}")
+    return 0, {"queue": state, **_facts(node), "containers": containers}
+
+
+def delete(pod: Pod, options: Options, tpu: TpuApi) -> Outcome:
+    """Delete the TPU VM and its queued resource.
+
+    Raises:
+        StepFailed: it could not be deleted.
+    """
+    return 0, {"deleted": provisioning.delete(pod, options.limits(), tpu)}
+
+
+#: Name of an action -> function.
+ACTIONS: dict[str, Callable[[Pod, Options, TpuApi], Outcome]] = {
+    "create": create,
+    "check": check,
+    "run": run_on_existing,
+    "logs": logs,
+    "stop": stop,
+    "status": status,
+    "delete": delete,
+}
+
+
+def _handle_hangup() -> None:
+    """Clean up when the terminal is closed too, unless nohup, which ignores the signal, started this process."""
+    if signal.getsignal(signal.SIGHUP) == signal.SIG_DFL:
+        signal.signal(signal.SIGHUP, signal.getsignal(signal.SIGTERM))
+
+
+def perform(
+    action: str | None, options: Options, xla_dist_line: Sequence[str] = (), tpu: TpuApi | None = None
+) -> Outcome:
+    """Perform an action, or the whole run if it is None; exit status and result.
+
+    Args:
+        xla_dist_line: arguments of xla_dist, which then say what to run.
+    Raises:
+        UserError, StepFailed: one line.
+    """
+    _handle_hangup()
+    tpu = tpu or TpuApi()
+    if xla_dist_line:
+        parsed = xla_dist.parse(list(xla_dist_line), options.image_reference)
+        options = replace(options, name=parsed.name)
+        pod = options.pod(tpu)
+        code, facts = run_xla_dist(pod, parsed, options, tpu)
+    else:
+        pod = options.pod(tpu)
+        if action:
+            gcloud.require()
+            code, facts = ACTIONS[action](pod, options, tpu)
+        else:
+            code, facts = train(pod, options, tpu)
+    return code, {"name": pod.name, "zone": pod.zone} | facts

@@ -1,0 +1,1 @@
+"""Fakes of the services that the real clients are tested against."""

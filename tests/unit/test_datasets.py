@@ -1,0 +1,54 @@
+"""`trainyard dataset`: data to train on without a network, the same for the same arguments."""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+Command = Callable[..., tuple[int, str, str]]
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "files"),
+    [
+        (("digits",), {"train-images-idx3-ubyte", "train-labels-idx1-ubyte", "t10k-images-idx3-ubyte",
+                       "t10k-labels-idx1-ubyte"}),
+        (("digits", "--gz"), {"train-images-idx3-ubyte.gz", "train-labels-idx1-ubyte.gz", "t10k-images-idx3-ubyte.gz",
+                              "t10k-labels-idx1-ubyte.gz"}),
+        (("flowers", "--train=2", "--test=1"), {"train/daisy/00000.jpg", "train/dandelion/00001.jpg",
+                                                "test/daisy/00000.jpg"}),
+        (("flowers", "--form=tar", "--train=2", "--test=1"), {"train-00000.tar", "test-00000.tar"}),
+        (("flowers", "--form=tfrecord", "--train=201", "--test=1"), {
+            "train-00000-of-00002", "train-00001-of-00002", "test-00000-of-00001"}),
+    ],
+)  # fmt: skip
+def test_a_data_set_is_the_same_every_time(
+    trainyard: Command, tmp_path: Path, arguments: tuple[str, ...], files: set[str]
+) -> None:
+    for name in ("one", "two"):
+        assert trainyard("dataset", arguments[0], str(tmp_path / name), *arguments[1:]) == (
+            0,
+            f"{tmp_path / name}\n",
+            "",
+        )
+    assert contents(tmp_path / "one").keys() == files
+    assert contents(tmp_path / "one") == contents(tmp_path / "two")
+
+
+def test_another_seed_gives_other_data(trainyard: Command, tmp_path: Path) -> None:
+    for seed in ("0", "1"):
+        assert trainyard("dataset", "digits", str(tmp_path / seed), f"--seed={seed}")[0] == 0
+    assert contents(tmp_path / "0") != contents(tmp_path / "1")
+
+
+def test_a_missing_library_is_one_line(trainyard: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    status, _, err = trainyard("dataset", "flowers", str(tmp_path / "x"))
+    assert status == 2 and err == "dataset: 'trainyard dataset flowers' needs Pillow: install pillow\n"

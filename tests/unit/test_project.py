@@ -1,0 +1,143 @@
+"""The commands that work on a checkout: checks, tests, and what an installation lacks."""
+
+from __future__ import annotations
+
+import importlib.util
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from trainyard import installation
+from trainyard.console import StepFailed, UserError
+from trainyard.project import check, test
+
+ROOT = Path(__file__).resolve().parents[2]
+
+Command = Callable[..., tuple[int, str, str]]
+
+
+def test_failed_checks_are_named_and_their_findings_printed(
+    monkeypatch: pytest.MonkeyPatch, trainyard: Command
+) -> None:
+    parts = {"one": lambda: [], "two": lambda: ["file.py:1: wrong"], "three": lambda: ["file.yaml: wrong"]}
+    monkeypatch.setattr(check, "checks", lambda: parts)
+    status, out, err = trainyard("check", "--json")
+    assert (status, out) == (1, '{\n  "failed": [\n    "two",\n    "three"\n  ]\n}\n')
+    assert err == "file.py:1: wrong\nfile.yaml: wrong\ncheck: failed: two, three\n"
+
+
+def test_passed_checks_are_named(monkeypatch: pytest.MonkeyPatch, trainyard: Command) -> None:
+    monkeypatch.setattr(check, "checks", lambda: {"one": lambda: [], "two": lambda: []})
+    assert trainyard("check") == (0, "", "passed: one, two\n")
+
+
+def test_output_of_a_program_is_a_finding_only_if_it_fails(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    script = "print('a'); import sys; print('b', file=sys.stderr, flush=True); sys.exit({})"
+    commands = {name: [sys.executable, "-u", "-c", script.format(name)] for name in ("0", "1")}
+    commands["2"] = [sys.executable, "-c", "raise SystemExit(2)"]
+    monkeypatch.setattr(check, "commands", lambda _: commands)
+    parts = check.checks()
+    assert {name: parts[name]() for name in commands} == {"0": [], "1": ["a", "b"], "2": ["exited with 2"]}
+
+
+def test_every_dockerfile_and_workflow_is_checked() -> None:
+    words = {word for command in check.commands(ROOT).values() for word in command}
+    tracked = subprocess.run(["git", "ls-files"], cwd=ROOT, capture_output=True, text=True, check=True).stdout.split()
+    expected = {name for name in tracked if name.endswith("Dockerfile") or name.startswith(".github/workflows/")}
+    small = {"tests/image/registry/Dockerfile"}  # of a fixture
+    assert expected - small <= words
+
+
+def test_words_for_pytest_that_cannot_be_parsed_are_one_line(trainyard: Command) -> None:
+    status, out, err = trainyard("test", SUITE="unit", ARGS='-k "x')
+    assert (status, out) == (2, "")
+    assert err.startswith("test: Invalid value for '--args'") and "No closing quotation" in err
+    assert len(err.splitlines()) == 1
+
+
+def test_a_misspelt_suite_names_the_suites(trainyard: Command) -> None:
+    status, _, err = trainyard("test", SUITE="uint")
+    assert status == 2
+    assert "'uint' is not one of 'unit', 'image', 'cloud'" in err
+    assert len(err.splitlines()) == 1
+
+
+def test_a_program_that_is_required_and_missing_fails_the_run(trainyard: Command) -> None:
+    status, out, err = trainyard("test", SUITE="unit", REQUIRE=f"{sys.executable},no-such-program")
+    assert (status, out, err) == (1, "", "test: required, and not on PATH: no-such-program\n")
+    with pytest.raises(StepFailed):
+        test.check_programs("no-such-program other")
+    test.check_programs("")
+
+
+def test_variables_of_make_test_do_not_reach_the_commands_that_tests_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[dict[str, str]] = []
+    words: list[list[str]] = []
+
+    def run(command: list[str], *, env: dict[str, str], **_: object) -> subprocess.CompletedProcess[str]:
+        words.append(command[3:])
+        seen.append(env)
+        return subprocess.CompletedProcess(command, 5)
+
+    monkeypatch.setattr(test.subprocess, "run", run)
+    monkeypatch.setenv("TRAINYARD_ALL", "1")
+    monkeypatch.setenv("TRAINYARD_ARGS", "-x")
+    assert test.run("image", ["-x"], big=True) == 0, "-k may select no test of a folder"
+    assert test.run(None, []) == 5
+    assert words[0] == ["tests/image", "--big", "-x"]
+    assert not {"TRAINYARD_ALL", "TRAINYARD_ARGS"} & set(seen[0])
+
+
+TESTS = """\
+import pytest
+@pytest.mark.needs("no-such-program")
+@pytest.mark.parametrize("number", [1, 2])
+def test_a(number): raise AssertionError
+@pytest.mark.needs("{python}", "no-other-program")
+def test_b(): raise AssertionError
+@pytest.mark.needs("{python}")
+def test_c(): pass
+"""
+
+
+@pytest.mark.parametrize("workers", [[], ["--numprocesses=1"]], ids=["one process", "xdist"])
+def test_tests_that_need_a_missing_program_are_counted_in_one_line(workers: list[str], tmp_path: Path) -> None:
+    (tmp_path / "conftest.py").write_text("from tests.conftest import *  # noqa: F403\n", encoding="utf-8")
+    (tmp_path / "test_x.py").write_text(TESTS.format(python=sys.executable), encoding="utf-8")
+    options = ["-p", "no:cacheprovider", f"--config-file={ROOT / 'pyproject.toml'}", f"--rootdir={tmp_path}", *workers]
+    found = subprocess.run(
+        [sys.executable, "-m", "pytest", *options, str(tmp_path)], cwd=ROOT, capture_output=True, text=True, check=False
+    )
+    assert found.returncode == 0, found.stdout + found.stderr
+    assert "not run: 1 test needs no-other-program, 2 tests need no-such-program\n" in found.stdout
+
+
+def test_a_missing_optional_dependency_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(importlib.util, "find_spec", lambda _: None)
+    with pytest.raises(UserError) as error:
+        installation.require_extra("cryptography", "sign")
+    assert str(error.value) == "'trainyard sign' needs cryptography: install 'trainyard-images[sign]'"
+
+
+def test_every_extra_that_a_command_names_exists() -> None:
+    import ast
+    import tomllib
+
+    extras = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]["optional-dependencies"]
+    named = set()
+    for path in (ROOT / "scripts" / "trainyard").rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text("utf-8"))):
+            if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "require_extra":
+                named.add(ast.literal_eval(node.args[1]))
+    assert named and named <= set(extras)
+
+
+def test_files_of_an_installed_package_are_not_written(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(installation.settings, "CHECKOUT", None)
+    monkeypatch.setattr(installation.settings, "ROOT", tmp_path / "data")
+    with pytest.raises(UserError, match=r"^images/x\.lock is part of the installed package: .* checkout of Trainyard$"):
+        installation.check_writable(tmp_path / "data" / "images" / "x.lock")
+    installation.check_writable(tmp_path / "mine" / "x.lock")

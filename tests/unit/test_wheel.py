@@ -1,0 +1,104 @@
+"""The wheel is the same wherever it is built, and works outside the checkout."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import tarfile
+import zipfile
+from pathlib import Path
+
+import pytest
+from tests import wheels
+from tests.wheels import ROOT
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("wheel")
+
+
+@pytest.fixture(scope="module")
+def wheel(folder: Path) -> Path:
+    """The wheel of a clone."""
+    return wheels.build(wheels.clone(folder / "clone"), "wheel", folder / "dist")
+
+
+@pytest.fixture(scope="module")
+def trainyard(wheel: Path, folder: Path) -> Path:
+    """The command, installed in an environment outside the checkout."""
+    return wheels.install(wheel, folder / "environment")
+
+
+def digest(path: Path) -> str:
+    return hashlib.sha256(path.read_bytes()).hexdigest()
+
+
+def test_the_wheel_is_the_same_from_a_clone_and_from_the_sdist(wheel: Path, folder: Path) -> None:
+    sdist = wheels.build(folder / "clone", "sdist", folder / "sdist")
+    with tarfile.open(sdist) as archive:
+        archive.extractall(folder / "unpacked", filter="data")
+    (project,) = (folder / "unpacked").iterdir()
+    assert digest(wheels.build(project, "wheel", folder / "from-sdist")) == digest(wheel)
+
+
+def test_the_wheel_is_the_same_under_another_umask(wheel: Path, folder: Path) -> None:
+    clone = wheels.clone(folder / "private", umask=0o077)
+    assert (clone / "README.md").stat().st_mode & 0o777 == 0o600
+    assert digest(wheels.build(clone, "wheel", folder / "private-dist", umask=0o077)) == digest(wheel)
+
+
+def test_the_wheel_knows_its_commit(wheel: Path, folder: Path) -> None:
+    commit = wheels.run("git", "rev-parse", "HEAD", cwd=folder / "clone").strip()
+    with zipfile.ZipFile(wheel) as archive:
+        facts = json.loads(archive.read("trainyard/_build.json"))
+    assert facts == {"revision": commit, "time": 1795176000}
+
+
+def test_changes_that_are_not_committed_are_named_in_the_wheel(folder: Path) -> None:
+    clone = wheels.clone(folder / "dirty")
+    (clone / "launcher" / "more.py").touch()
+    with zipfile.ZipFile(wheels.build(clone, "wheel", folder / "dirty-dist")) as archive:
+        assert json.loads(archive.read("trainyard/_build.json"))["revision"].endswith("-dirty")
+        assert "trainyard/_data/launcher/more.py" in archive.namelist()
+
+
+def test_the_installed_command_reads_its_own_data_and_not_the_current_folder(trainyard: Path, folder: Path) -> None:
+    elsewhere = folder / "elsewhere"
+    (elsewhere / "images" / "mine").mkdir(parents=True)
+    (elsewhere / "images" / "mine" / "image.yaml").write_text("not a spec", encoding="utf-8")
+    listed = json.loads(wheels.run(trainyard, "list", "--json", cwd=elsewhere))
+    names = {path.parent.name for path in ROOT.glob("images/*/image.yaml")}
+    assert set(listed) == names
+    rendered = wheels.run(trainyard, "render", "--stdout", "tf-cpu", cwd=elsewhere)
+    assert rendered == (ROOT / "images" / "tf-cpu" / "Dockerfile").read_text(encoding="utf-8")
+
+
+def test_the_installed_command_writes_a_job(trainyard: Path, folder: Path) -> None:
+    words = ("--platform", "vertex", "--trainer", "mnist", "--registry", "us-docker.pkg.dev/p/ml")
+    job = wheels.run(trainyard, "job", *words, "tf-cpu", cwd=folder)
+    assert "imageUri: us-docker.pkg.dev/p/ml/trainyard:tf-cpu" in job
+
+
+def test_the_installed_package_keeps_its_state_in_the_users_folder(trainyard: Path, folder: Path) -> None:
+    python = trainyard.parent / "python"
+    script = "from trainyard import settings; print(settings.STATE)"
+    given = str(folder / "state")
+    assert wheels.run(python, "-c", script, cwd=folder, XDG_STATE_HOME=given) == f"{given}/trainyard\n"
+    assert wheels.run(python, "-c", script, cwd=folder, XDG_STATE_HOME="", HOME="/home/me") == (
+        "/home/me/.local/state/trainyard\n"
+    )
+
+
+def test_the_installed_package_labels_images_with_its_commit(trainyard: Path, folder: Path) -> None:
+    script = "from trainyard.image import plan; print(plan.revision(), plan.source_date_epoch())"
+    commit = wheels.run("git", "rev-parse", "HEAD", cwd=folder / "clone").strip()
+    assert wheels.run(trainyard.parent / "python", "-c", script, cwd=folder) == f"{commit} 1795176000\n"
+
+
+@pytest.mark.parametrize("command", [("check",), ("test",), ("render",), ("lock", "scripts"), ("sizes",)])
+def test_a_command_that_needs_a_checkout_says_so(command: tuple[str, ...], trainyard: Path, folder: Path) -> None:
+    found = wheels.call(trainyard, *command, cwd=folder, DOCKER_HOST="tcp://127.0.0.1:1")
+    assert (found.returncode, found.stdout) == (2, "")
+    (line,) = found.stderr.splitlines()
+    assert "checkout of Trainyard" in line
