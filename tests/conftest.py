@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Generator
 from pathlib import Path
 
 import pytest
@@ -41,6 +41,14 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         config.hook.pytest_deselected(items=dropped)
 
 
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport() -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    """Of what a failed test printed, keep the last lines: the log of one build would hide the other failures."""
+    report = yield
+    report.sections = [(title, "".join(text.splitlines(keepends=True)[-40:])) for title, text in report.sections]
+    return report
+
+
 def pytest_sessionfinish(session: pytest.Session) -> None:
     # A worker of pytest-xdist hands its result to the process that prints the summary.
     if (output := getattr(session.config, "workeroutput", None)) is not None:
@@ -70,6 +78,7 @@ def built_image() -> Callable[[str], str]:
 
     It is built if need be: once a session, and again where another test has dropped it.
     """
+    from tests.image import catalogue
     from trainyard.oci import docker_engine
     from trainyard.release import candidate
     from trainyard.spec.model import load
@@ -80,8 +89,9 @@ def built_image() -> Callable[[str], str]:
         if target not in made or not docker_engine.client().images.list(name=made[target]):
             made[target] = str(candidate.make(load(target))["image"])
             if os.environ.get("CI"):
-                # A throw-away machine never installs these wheels again: 8 GB less at the peak (of 40 allowed).
+                # A throw-away machine never installs these wheels again: 16 GB less at the peak (of 40 allowed).
                 docker_engine.buildx("prune", "--force", "--filter=type=exec.cachemount", quiet=True)
+                catalogue.drop_stages()
         return made[target]
 
     return reference

@@ -62,6 +62,18 @@ def drop(target: str) -> None:
         drop_cache(LARGE)
 
 
+def drop_stages() -> None:
+    """Remove the file systems that large stages left in the build cache.
+
+    The image holds the same files as a layer, which is a record too: a later build takes that one from the cache.
+    """
+    large = docker_engine.cached(least=LARGE)
+    for block in docker_engine.buildx("du", "--verbose", quiet=True).split("\n\n"):
+        found = _ID.search(block)
+        if found and found[1] in large and "mount / from exec" in block:
+            docker_engine.buildx("prune", "--all", "--force", f"--filter=id={found[1]}", quiet=True)
+
+
 def drop_cache(least: int) -> None:
     """Remove build cache records of ``least`` bytes and more, after the records that depend on them.
 

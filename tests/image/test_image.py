@@ -12,6 +12,7 @@ from tests.image.conftest import Finished
 from trainyard import state
 from trainyard.oci import docker_engine
 from trainyard.spec import model
+from trainyard.spec.naming import FILE_EPOCH
 
 BuiltImage = Callable[[str], str]
 Run = Callable[..., Finished]
@@ -75,6 +76,12 @@ def test_its_labels_describe_what_it_was_built_from(target: str, built_image: Bu
     assert labels["org.opencontainers.image.base.name"]
     assert labels["org.opencontainers.image.description"] == loaded.summary
     assert f"trainyard:{labels['org.opencontainers.image.version']}" in image.tags, "the immutable tag is the label"
+
+
+def test_its_users_do_not_say_on_which_day_it_was_built(target: str, built_image: BuiltImage, docker_run: Run) -> None:
+    """useradd writes the day into /etc/shadow: the layer of one day would differ from that of the next."""
+    found = docker_run("--user=0", built_image(target), "--", "cut", "-d:", "-f3", "/etc/shadow")
+    assert set(found.stdout.split()) == {str(FILE_EPOCH // 86400)}, found.stderr
 
 
 def test_every_fallback_is_recorded(target: str, built_image: BuiltImage) -> None:

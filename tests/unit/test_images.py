@@ -36,10 +36,19 @@ Dockerfile:71
 ERROR: target small: failed to solve: process "/bin/bash -c uv pip install" did not complete successfully: exit code: 1
 """
 
+FAILED_WITHOUT_THE_WORD_ERROR = """\
+ > [system 2/3] RUN <<SYSTEM (export DEBIAN_FRONTEND=noninteractive...):
+12.90 touch: setting times of '/etc/resolv.conf': Read-only file system
+13.35 done.
+------
+ERROR: failed to solve: process "/bin/bash -c apt-get" did not complete successfully: exit code: 1
+"""
+
 
 @pytest.mark.parametrize(
     ("text", "words"),
     [
+        (FAILED_WITHOUT_THE_WORD_ERROR, "system: touch: setting times of '/etc/resolv.conf': Read-only file system"),
         (FAILED, "framework: Hash mismatch for `torch==2.9.1`"),
         ("ERROR: target x: failed to solve: base:1: not found", "target x: failed to solve: base:1: not found"),
         ("#9 copying\nERROR: failed to copy: write /var/lib/x: no space left on device", "the engine's disk is full"),

@@ -31,7 +31,9 @@ _KEPT = 400
 _STEP = re.compile(r"#\d+ \[([a-z][\w-]*) +(\d+/\d+)\]")
 
 #: Lines of a failed step that say what is wrong; installers print details, such as hashes, after them.
-_ERROR_LINE = re.compile(r"\berror\b|\bE:|mismatch|caused by|cannot|could not|unable|not found|no such", re.IGNORECASE)
+_ERROR_LINE = re.compile(
+    r"\berror\b|\bE:|mismatch|caused by|cannot|could not|unable|not found|no such|read-only|denied", re.IGNORECASE
+)
 
 #: Errors of BuildKit in Docker 26.1 that do not recur when the build is retried. The first: two builds share a step,
 #: and the one that requested it has ended, so that its session, with secrets and contexts, is gone. The second: the
