@@ -11,7 +11,7 @@ set -Eeuo pipefail
 state=${TRAINYARD_STATE:-/var/lib/trainyard}
 
 say() { printf 'engine: %s\n' "$*" >&2; }
-die() { say "$*"; exit 1; }
+die() { say "error: $*"; exit 1; }
 
 engine_answers() { docker version --format '{{.Server.Version}}' >/dev/null 2>&1; }
 have() { command -v "$1" >/dev/null 2>&1; }

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import signal
 from collections import Counter
 from collections.abc import Callable, Generator
 from pathlib import Path
@@ -12,6 +13,10 @@ import pytest
 
 # Ryuk, testcontainers' reaper, is an image of a registry that closed networks do not reach; fixtures clean up instead.
 os.environ.setdefault("TESTCONTAINERS_RYUK_DISABLED", "true")
+
+# Commands that a shell starts in the background ignore interrupts, and so would those that tests start and interrupt.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -85,13 +90,17 @@ def built_image() -> Callable[[str], str]:
 
     made: dict[str, str] = {}
 
+    def shrink_cache() -> None:
+        """A throw-away machine never installs these wheels again: 16 GB less at the peak (of 40 allowed)."""
+        if os.environ.get("CI"):
+            docker_engine.buildx("prune", "--force", "--filter=type=exec.cachemount", quiet=True)
+            catalogue.drop_stages()
+
     def reference(target: str) -> str:
         if target not in made or not docker_engine.client().images.list(name=made[target]):
+            shrink_cache()
             made[target] = str(candidate.make(load(target))["image"])
-            if os.environ.get("CI"):
-                # A throw-away machine never installs these wheels again: 16 GB less at the peak (of 40 allowed).
-                docker_engine.buildx("prune", "--force", "--filter=type=exec.cachemount", quiet=True)
-                catalogue.drop_stages()
+            shrink_cache()
         return made[target]
 
     return reference

@@ -1,5 +1,20 @@
-"""``python -m trainyard`` is ``trainyard``."""
+"""``trainyard``, and ``python -m trainyard``."""
 
-from trainyard.cli import main
+from __future__ import annotations
 
-main()
+import signal
+import sys
+from typing import NoReturn
+
+
+def main() -> NoReturn:
+    """The console script. An interrupt while the modules are imported ends the process without a traceback."""
+    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
+    from trainyard import cli
+
+    sys.exit(cli.run(sys.argv[1:]))
+
+
+if __name__ == "__main__":
+    main()

@@ -131,6 +131,8 @@ def run(arguments: list[str]) -> int:
 
     0 success · 1 a step failed · 2 a mistake of the user's · 130 interrupted. What went wrong is one line on stderr.
     """
+    if signal.getsignal(signal.SIGINT) is signal.SIG_DFL:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
     signal.signal(signal.SIGTERM, _interrupted)
     _open_closed_streams()
     given = settings.adopt_make_variables()
@@ -160,8 +162,3 @@ def run(arguments: list[str]) -> int:
             raise
         fail(f"{name}: {_reason(error)}")
         return 1
-
-
-def main() -> NoReturn:
-    """The console script ``trainyard``."""
-    sys.exit(run(sys.argv[1:]))

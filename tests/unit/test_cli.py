@@ -311,11 +311,34 @@ def test_help_shows_no_empty_default(name: str, trainyard: Command) -> None:
     assert 'default: ""' not in " ".join(trainyard(name, "--help")[1].split())
 
 
-def test_no_engine_says_what_to_do() -> None:
+def test_no_engine_is_one_line_with_what_to_do() -> None:
     found = direct("clean")
     assert found.returncode == 2
-    assert "no engine answers at DOCKER_HOST=tcp://127.0.0.1:1: start it, or unset DOCKER_HOST" in found.stderr
-    assert "Traceback" not in found.stderr
+    said = "clean: no engine answers at DOCKER_HOST=tcp://127.0.0.1:1: start it, or unset DOCKER_HOST\n"
+    assert found.stderr.endswith(said) and found.stderr.count("\n") == 1
+
+
+def test_an_interrupt_while_modules_are_imported_prints_nothing() -> None:
+    """As the console script imports them: a module of the command line that takes seconds, and Ctrl-C meanwhile."""
+    script = (
+        "import sys, types, importlib.abc\n"
+        "class Slow(importlib.abc.MetaPathFinder):\n"
+        "    def find_spec(self, name, *_):\n"
+        "        if name == 'trainyard.cli':\n"
+        "            print('ready', flush=True)\n"
+        "            import time; time.sleep(30)\n"
+        "sys.meta_path.insert(0, Slow())\n"
+        "from trainyard.__main__ import main\n"
+        "main()\n"
+    )
+    process = subprocess.Popen(
+        [sys.executable, "-c", script], cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+    assert process.stdout is not None
+    assert process.stdout.readline() == "ready\n"
+    process.send_signal(signal.SIGINT)
+    _, stderr = process.communicate(timeout=20)
+    assert (process.returncode, stderr) == (-signal.SIGINT, "")
 
 
 #: A process whose command `list` does what follows.

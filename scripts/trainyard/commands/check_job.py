@@ -31,14 +31,16 @@ def command(file: str | None, region: str | None, offline: bool, as_json: bool) 
     Each finding says where, what, why, and how to correct it; the exit status is 1 if there is one. 'trainyard rules'
     lists the rules. Images are looked up on this host and at their registry, without pulling them.
     """
-    from trainyard import console, platforms
     from trainyard.console import StepFailed, UserError
+
+    if not file:
+        raise UserError("no file given, as in 'trainyard check-job job.yaml' or 'make check-job FILE=job.yaml'")
+
+    from trainyard import console, platforms
     from trainyard.lint import engine
     from trainyard.lint.jobs import core
     from trainyard.spec.yaml_source import relative
 
-    if not file:
-        raise UserError("no file given, as in 'trainyard check-job job.yaml' or 'make check-job FILE=job.yaml'")
     job, found = platforms.check_file(Path(file), region=region, offline=offline)
     rules = core.rules_for(job.kind)
     by_rule = {rule.id: [one for one in found if one.rule == rule.id] for rule in rules}

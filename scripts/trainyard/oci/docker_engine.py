@@ -6,6 +6,7 @@ import contextlib
 import os
 import re
 import subprocess
+import sys
 from functools import cache
 from pathlib import Path
 
@@ -23,6 +24,9 @@ OWNED = "io.trainyard.owned"
 
 #: Label with the id of the process that created it: what a running process uses is not cleaned up.
 OWNER = f"{OWNED}.by"
+
+#: What the line begins with in which scripts/install-engine.sh says why it ends.
+_SCRIPT_ERROR = "engine: error: "
 
 
 def resource_labels(purpose: str) -> dict[str, str]:
@@ -56,10 +60,25 @@ def client() -> docker.DockerClient:
     """
     with contextlib.suppress(docker.errors.DockerException, OSError):
         return existing_client()
-    installed = subprocess.run([ROOT / "scripts" / "install-engine.sh"], check=False)
-    if installed.returncode:
-        raise UserError("no Docker engine; see the message above")
+    _install()
     return docker.from_env(timeout=600)
+
+
+def _install() -> None:
+    """Install and start an engine, or start the one that is installed.
+
+    Raises:
+        UserError: that failed; the script's last line says why.
+    """
+    script = subprocess.Popen([ROOT / "scripts" / "install-engine.sh"], stderr=subprocess.PIPE, text=True)
+    reason = "no Docker engine answers"
+    for line in script.stderr or ():
+        if line.startswith(_SCRIPT_ERROR):
+            reason = line.removeprefix(_SCRIPT_ERROR).strip()
+        else:
+            sys.stderr.write(line)
+    if script.wait():
+        raise UserError(reason)
 
 
 @cache

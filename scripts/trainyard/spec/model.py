@@ -259,7 +259,7 @@ def folder_of(target: str | None) -> Path:
     """
     valid = f"valid targets: {', '.join(targets())}"
     if not target:
-        raise UserError(f"no target given, as in 'make image TARGET=tf-cpu'; {valid}")
+        raise UserError(f"no target given, as in TARGET=tf-cpu with make; {valid}")
     if re.fullmatch(r"[A-Za-z0-9._-]+", target) and (IMAGES / target / "image.yaml").is_file():
         return IMAGES / target
     if "/" in target:
