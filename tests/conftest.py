@@ -18,6 +18,14 @@ os.environ.setdefault("TESTCONTAINERS_RYUK_DISABLED", "true")
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
+# The umask, proxy and colors of the shell must not decide whether containers can read files, whether tests reach the
+# servers that they start, and what commands print.
+os.umask(0o022)
+for name in ("no_proxy", "NO_PROXY"):
+    os.environ[name] = ",".join(filter(None, [os.environ.get(name), "127.0.0.1", "localhost"]))
+for name in ("FORCE_COLOR", "PY_COLORS", "COLUMNS"):
+    os.environ.pop(name, None)
+
 ROOT = Path(__file__).resolve().parent.parent
 
 #: Program -> number of tests that are left out because it is not on PATH.

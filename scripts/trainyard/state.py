@@ -9,7 +9,9 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import shutil
+import time
 from collections.abc import Iterator, Mapping
 from functools import cache
 from pathlib import Path
@@ -188,7 +190,11 @@ def record(target: str, step: Step, digest: str, facts: Mapping[str, Any]) -> No
         path.parent.mkdir(parents=True, exist_ok=True)
         temporary = path.with_suffix(".new")
         temporary.write_text(text, encoding="utf-8")
+        # The kernel takes the time of its last tick, up to 10 ms ago: two results could have the same one.
+        now = time.time_ns()
+        os.utime(temporary, ns=(now, now))
         temporary.replace(path)
+        os.utime(path.parent, ns=(now, now))
         for folder in sorted(_results(target).iterdir(), key=_modified)[:-KEPT]:
             shutil.rmtree(folder, ignore_errors=True)
 

@@ -93,7 +93,7 @@ def test_steps_share_the_workspace_and_run_in_the_order_of_the_file(run: Run) ->
 
 def test_steps_start_after_those_they_wait_for_and_branches_run_in_parallel(run: Run) -> None:
     """Two branches wait for each other's file: they end only if they run at the same time."""
-    meet = "touch {mine}; for i in $(seq 200); do [ -e {other} ] && exit 0; sleep 0.1; done; exit 1"
+    meet = "touch {mine}; for i in $(seq 600); do [ -e {other} ] && exit 0; sleep 0.1; done; exit 1"
     steps = [
         script("true", id="start"),
         script(meet.format(mine="a", other="b"), id="a", waitFor=["start"]),
@@ -111,7 +111,7 @@ def test_steps_start_after_those_they_wait_for_and_branches_run_in_parallel(run:
 def test_a_failed_step_ends_the_build_and_is_named_in_the_error(run: Run, small: str) -> None:
     steps = [
         script("exit 3", id="bad", waitFor=["-"]),
-        script("sleep 60", id="long", waitFor=["-"]),
+        script("sleep 300", id="long", waitFor=["-"]),
         script("touch never", id="after", waitFor=["bad"]),
     ]
     started = time.monotonic()
@@ -119,7 +119,7 @@ def test_a_failed_step_ends_the_build_and_is_named_in_the_error(run: Run, small:
     assert result.status == "FAILURE"
     assert result.detail == f'build step 0 "{small}" failed: step exited with non-zero status: 3'
     assert statuses(result) == ["FAILURE", "CANCELLED", "QUEUED"]
-    assert time.monotonic() - started < 30, "parallel steps are cancelled"
+    assert time.monotonic() - started < 120, "parallel steps are cancelled"
     assert nothing_is_left()
 
 
@@ -132,12 +132,12 @@ def test_allowed_failures_do_not_end_the_build(run: Run) -> None:
 
 
 def test_timeouts_end_a_step_and_a_build(run: Run) -> None:
-    result, _ = run({"steps": [script("sleep 60", timeout="1s"), script("true")]})
+    result, _ = run({"steps": [script("sleep 300", timeout="1s"), script("true")]})
     assert (result.status, statuses(result)) == ("TIMEOUT", ["TIMEOUT", "QUEUED"])
     assert "took longer than its timeout of 1 s" in result.detail
-    result, _ = run({"steps": [script("sleep 60")], "timeout": "3s"})
+    result, _ = run({"steps": [script("sleep 300")], "timeout": "3s"})
     assert (result.status, result.detail) == ("TIMEOUT", "the build took longer than its timeout of 3 s")
-    assert result.seconds < 30
+    assert result.seconds < 120
 
 
 def test_environment_entrypoint_arguments_and_substitutions(run: Run) -> None:

@@ -31,6 +31,7 @@ from trainyard import cli, platforms
 from trainyard.image import base_image
 from trainyard.jobs import image_metadata
 from trainyard.oci import docker_engine
+from trainyard.platforms import submission
 from trainyard.settings import ROOT
 from trainyard.spec.naming import LABELS
 
@@ -218,9 +219,16 @@ def at(monkeypatch: pytest.MonkeyPatch) -> Callable[[dict[str, str]], None]:
 )
 @pytest.mark.needs("gcloud")
 def test_a_job_is_followed_to_its_end(
-    states: tuple[str, ...], arguments: list[str], at: Any, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+    states: tuple[str, ...],
+    arguments: list[str],
+    at: Any,
+    tmp_path: Path,
+    capfd: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """gcloud's stream-logs would not end; SUBMIT=1 ends with the job, after its log, with its state."""
+    # The job of this test may end before gcloud, which takes seconds to start on a busy machine, asks for its log.
+    monkeypatch.setattr(submission, "LAST_LINES", 30)
     words = ["job", "--platform=vertex", *arguments, f"--registry={REGISTRY}", "--submit"]
     with Vertex(log=["epoch 1 done", "accuracy 0.98"], states=states) as cloud:
         at(cloud.environment(tmp_path))

@@ -27,11 +27,14 @@ LAUNCHER = [sys.executable, "-I", "-S", str(ROOT / "launcher")]
 DISCOVERY = "/discovery/v1/apis/{api}/{apiVersion}/rest"
 CONFIG = json.dumps({"project": "test-project", "zone": "us-central1-c", "tpu_node_name": "tpu-a"})
 
-# cloud-tpu-client 0.10 imports absl without declaring it, and its google-api-python-client needs pkg_resources, which
-# setuptools 80 no longer includes.
-CLOUD_TPU_CLIENT = ["cloud-tpu-client==0.10", "absl-py", "setuptools<80"]
-# Packages that TensorFlow's own client also needs to resolve a node by name.
-GOOGLE_API_CLIENT = ["google-api-python-client", "oauth2client"]
+# To write the locks again, in this folder:
+#   for name in cloud-tpu-client google-api-client; do
+#     echo "# Locked from $name.in by the command in test_launcher_clients.py. Do not edit." >$name.lock
+#     uv pip compile --quiet --generate-hashes --no-emit-index-url --no-header --no-annotate --only-binary :all: \
+#       --python-version 3.11 --python-platform linux $name.in >>$name.lock
+#   done
+CLOUD_TPU_CLIENT = Path(__file__).with_name("cloud-tpu-client.lock")
+GOOGLE_API_CLIENT = Path(__file__).with_name("google-api-client.lock")
 
 
 def environment(cloud: GoogleCloud, **more: str) -> dict[str, str]:
@@ -63,18 +66,19 @@ def cloud() -> Iterator[GoogleCloud]:
 
 
 @pytest.fixture(scope="session")
-def installed(tmp_path_factory: pytest.TempPathFactory) -> Callable[[list[str]], Path]:
-    """Install packages into a separate folder, for CPython 3.11 on Linux as in the images."""
-    made: dict[tuple[str, ...], Path] = {}
+def installed(tmp_path_factory: pytest.TempPathFactory) -> Callable[[Path], Path]:
+    """Install the packages of a lock into a separate folder, for CPython 3.11 on Linux as in the images."""
+    made: dict[Path, Path] = {}
 
-    def install(packages: list[str]) -> Path:
-        if tuple(packages) not in made:
+    def install(lock: Path) -> Path:
+        if lock not in made:
             folder = tmp_path_factory.mktemp("packages")
             command = [sys.executable, "-m", "uv", "pip", "install", "-q", "--target", str(folder)]
-            command += ["--python-version", "3.11", "--only-binary", ":all:", *packages]
+            command += ["--python-version", "3.11", "--only-binary", ":all:"]
+            command += ["--require-hashes", "--requirement", str(lock)]
             subprocess.run(command, check=True, timeout=300)
-            made[tuple(packages)] = folder
-        return made[tuple(packages)]
+            made[lock] = folder
+        return made[lock]
 
     return install
 
@@ -149,7 +153,7 @@ except Exception as error:
 
 
 @pytest.fixture
-def client(installed: Callable[[list[str]], Path]) -> Callable[..., Any]:
+def client(installed: Callable[[Path], Path]) -> Callable[..., Any]:
     """Run cloud-tpu-client's `Client(arguments).network_endpoints()`: endpoints, project and zone; or the error."""
     site = installed(CLOUD_TPU_CLIENT)
 
@@ -308,7 +312,7 @@ print(json.dumps(found))
 )
 
 
-def test_tensorflow_resolves_by_name(in_image: Callable[..., Any], installed: Callable[[list[str]], Path]) -> None:
+def test_tensorflow_resolves_by_name(in_image: Callable[..., Any], installed: Callable[[Path], Path]) -> None:
     found = in_image("tf-cpu", BY_NAME, installed(GOOGLE_API_CLIENT))
     resolved = [{"worker": ["10.1.2.3:8470"]}, "grpc://10.1.2.3:8470"]
     assert found["creating"][0] == "RuntimeError"

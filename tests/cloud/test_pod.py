@@ -19,6 +19,7 @@ from tests.fakes.tpu_vms import TpuVms
 from trainyard.image import base_image
 from trainyard.oci import docker_engine
 from trainyard.settings import ROOT
+from trainyard.tpu_pods.shell_commands import CONTAINER
 
 pytestmark = pytest.mark.needs("gcloud")
 
@@ -41,7 +42,7 @@ class Running:
     def text(self) -> str:
         return self._log.read_text(encoding="utf-8")
 
-    def until(self, pattern: str, seconds: float = 120) -> None:
+    def until(self, pattern: str, seconds: float = 300) -> None:
         """Wait until its output has a line like this."""
         deadline = time.monotonic() + seconds
         while not re.search(pattern, self.text, re.MULTILINE):
@@ -49,7 +50,7 @@ class Running:
             assert time.monotonic() < deadline, f"no {pattern!r} in:\n{self.text}"
             time.sleep(0.1)
 
-    def end(self, seconds: float = 120) -> int:
+    def end(self, seconds: float = 300) -> int:
         return self.process.wait(timeout=seconds)
 
 
@@ -164,15 +165,16 @@ def test_a_pod_is_created_trains_and_is_deleted_and_returns_the_status_of_the_fi
 
 
 def test_a_preempted_queued_pod_is_queued_again_and_its_run_restarted(cloud: TpuVms, start: Start, volume: str) -> None:
-    cloud.queue_seconds = 2
+    cloud.provisions.clear()
     script = "f=/v/$(hostname | sed s/.*-//); [ -e $f ] && { echo resumed; exit 0; }; : >$f; echo first; sleep 300"
     words = ("--name=taken", *SLICE, f"--image={IMAGE}", *QUICK, "--queued", "--valid-until=6h", "--spot")
     running = start(*words, f"--flags=-v {volume}:/v", shell(script))
+    running.until(r"^taken \(queue\): WAITING_FOR_RESOURCES")
+    cloud.provisions.set()
     running.until(r"\[0\] first")
     running.until(r"\[1\] first")
     cloud.preempt("taken")
     assert running.end() == 0, running.text
-    cloud.queue_seconds = 0
     text = running.text
     states = re.findall(r"^taken \(queue\): (\w+)", text, re.MULTILINE)
     assert states[0] == "WAITING_FOR_RESOURCES" and states[-1] == "ACTIVE" and states.count("ACTIVE") == 2, text
@@ -186,15 +188,15 @@ def test_a_preempted_queued_pod_is_queued_again_and_its_run_restarted(cloud: Tpu
 
 
 def test_ctrl_c_deletes_the_pod_during_creation_and_training(cloud: TpuVms, start: Start) -> None:
-    cloud.boot_seconds = 4
+    cloud.boots_undeleted = False
     creating = start("--name=early", *SLICE, f"--image={IMAGE}", *QUICK)
     creating.until("early: CREATING")
-    cloud.boot_seconds = 0
+    cloud.boots_undeleted = True
     training = start("--name=late", *SLICE, f"--image={IMAGE}", *QUICK, shell("echo here; exec sleep 300"))
     creating.process.send_signal(signal.SIGINT)
     training.until(r"\[1\] here")
     training.process.send_signal(signal.SIGTERM)
-    time.sleep(0.5)
+    training.until("late: deleting it")
     training.process.send_signal(signal.SIGINT)  # a second signal does not leave a pod behind
     for running, name in ((creating, "early"), (training, "late")):
         assert running.end() == 130, running.text
@@ -226,31 +228,42 @@ def test_keep_leaves_the_pod_without_a_running_container(cloud: TpuVms, start: S
 
 
 def test_a_lost_connection_neither_loses_nor_repeats_a_line(cloud: TpuVms, start: Start) -> None:
-    script = "for i in $(seq 1 8); do echo line $i; sleep 1; done"
+    script = (
+        "echo line 1; echo line 2; until [ -e /tmp/lost ]; do sleep 0.1; done; "
+        "for i in $(seq 3 8); do echo line $i; sleep 1; done"
+    )
     running = start("--name=lost", *SLICE, f"--image={IMAGE}", *QUICK, shell(script))
     running.until(r"\[0\] line 2")
-    cloud.node("lost").workers[0].shell("pkill -f '[s]shd: .*@'")
+    workers = cloud.node("lost").workers
+    workers[0].shell("pkill -f '[s]shd: .*@'")
+    for worker in workers:
+        worker.shell(f"docker exec {CONTAINER} touch /tmp/lost")
     assert running.end() == 0, running.text
     for index in range(2):
         assert re.findall(rf"\[{index}\] line (\d)", running.text) == list("12345678")
 
 
 def test_a_run_waits_for_the_end_of_maintenance_and_takes_xla_dists_command_line(
-    cloud: TpuVms, start: Start, pod: Pod, tmp_path: Path
+    cloud: TpuVms, start: Start, pod: Pod, volume: str
 ) -> None:
     assert pod("--action=create", "--name=old", *SLICE, *QUICK)[0] == 0
     words = ["--tpu=old", f"--docker-image={IMAGE}", "--docker-container=mine", "--docker-run-flag=--shm-size=1g"]
     words += ["--restart-tpuvm-pod-server", "--env", "XLA_USE_BF16=1", "--env=B=2"]
+    words += [f"--docker-run-flag=--volume={volume}:/v"]
+    # The first run lasts until it is stopped.
+    script = "f=/v/$(hostname | sed s/.*-//); [ -e $f ] && s=0 || s=300; : >$f; echo bf16 $XLA_USE_BF16 $B; sleep $s"
     settings = {"ZONE": "us-central2-b", "POLL": "2s", "GRACE": "2s"}
-    running = start(*words, "--", "sh", "-c", "echo bf16 $XLA_USE_BF16 $B; sleep 15", **settings)
-    running.until(r"\[1\] bf16 1 2")
-    cloud.maintain("old", 10)
+    running = start(*words, "--", "sh", "-c", script, **settings)
+    for index in range(2):
+        running.until(rf"\[{index}\] bf16 1 2")
+    cloud.start_maintenance("old")
     running.until("old is under maintenance: restarting when it is healthy")
+    running.until("old: READY, UNHEALTHY_MAINTENANCE")
+    cloud.end_maintenance("old")
     assert running.end() == 0, running.text
     text = running.text
     assert "--restart-tpuvm-pod-server is ignored: there is no XRT server to restart since torch_xla 2.1" in text
     assert "XLA_USE_BF16 has no effect: torch_xla 2.9 does not read it" in text
-    assert "old: READY, UNHEALTHY_MAINTENANCE" in text
     assert text.count("] bf16 1 2") == 4
     assert cloud.node("old").resource["state"] == "READY", "a pod that it did not create is not deleted"
     assert pod("--action=delete", "--name=old", *SLICE)[0] == 0

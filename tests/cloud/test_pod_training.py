@@ -27,9 +27,9 @@ def test_mnist_resumes_from_its_checkpoint_after_a_preemption(
         "--env=LAUNCHER_REHEARSE=1 OMP_NUM_THREADS=1", f"--command=sh -c '{script}'",
     )  # fmt: skip
     for index in range(2):
-        running.until(rf"\[{index}\] Epoch 2 train begin", seconds=240)
+        running.until(rf"\[{index}\] Epoch 2 train begin", seconds=600)
     cloud.preempt("mnist")
-    assert running.end(400) == 0, running.text
+    assert running.end(600) == 0, running.text
     assert "mnist was preempted: creating it again (1 of 50)" in running.text
     for index in range(2):
         lines = re.findall(rf"\[{index}\] (.*)", running.text)

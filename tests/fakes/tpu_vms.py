@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import re
 import threading
-import time
 import uuid
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
@@ -33,15 +32,23 @@ NUMBER = "123456789012"
 TOKEN = "fake-token"
 #: google.rpc.Code.RESOURCE_EXHAUSTED, in the error of an operation.
 EXHAUSTED = 8
+#: Seconds after which a TPU VM no longer waits for an event that a test set up: no event takes that long.
+LONGEST_WAIT = 300
 
 
 @dataclass
 class Node:
-    """A TPU VM: the API's resource and the containers that are its hosts."""
+    """A TPU VM: the API's resource and the containers that are its hosts.
+
+    Attributes:
+        described, refused: set when it was described, and when a request to delete it was refused; it becomes READY
+            after both.
+    """
 
     resource: dict[str, Any]
     workers: list[tpu_workers.Worker] = field(default_factory=list)
     described: threading.Event = field(default_factory=threading.Event)
+    refused: threading.Event = field(default_factory=threading.Event)
 
 
 class TpuVms(Server):
@@ -50,9 +57,9 @@ class TpuVms(Server):
     Attributes:
         nodes: full name -> TPU VM.
         queue: full name -> resource of every queued resource.
-        boot_seconds: delay of a TPU VM's creation, in addition to the start of its containers.
-        boots_unseen: False keeps a TPU VM in the state CREATING until it is described once.
-        queue_seconds: how long a queued resource waits before it is provisioned.
+        boots_unseen: False keeps a new TPU VM in the state CREATING until it is described once.
+        boots_undeleted: False keeps a new TPU VM in the state CREATING until a request to delete it is refused once.
+        provisions: while it is cleared, queued resources stay in the state WAITING_FOR_RESOURCES.
         no_capacity: how many of the next creations fail because the zone has no capacity.
         no_quota: how many of the next creations fail because the quota is exhausted.
     """
@@ -69,9 +76,10 @@ class TpuVms(Server):
         self.nodes: dict[str, Node] = {}
         self.queue: dict[str, dict[str, Any]] = {}
         self._operations: dict[str, dict[str, Any]] = {}
-        self.boot_seconds = 0.0
         self.boots_unseen = True
-        self.queue_seconds = 0.0
+        self.boots_undeleted = True
+        self.provisions = threading.Event()
+        self.provisions.set()
         self.no_capacity = 0
         self.no_quota = 0
         self._lock = threading.RLock()
@@ -143,13 +151,13 @@ class TpuVms(Server):
                 queued["state"] = {"state": "SUSPENDED", "stateInitiator": "SERVICE"}
         tpu_workers.remove(workers)
 
-    def maintain(self, name: str, seconds: float) -> None:
-        """Start a maintenance event of this duration."""
-        resource = self.node(name).resource
-        resource["health"] = "UNHEALTHY_MAINTENANCE"
-        timer = threading.Timer(seconds, resource.update, [{"health": "HEALTHY"}])
-        timer.daemon = True
-        timer.start()
+    def start_maintenance(self, name: str) -> None:
+        """Start a maintenance event, which lasts until :meth:`end_maintenance`."""
+        self.node(name).resource["health"] = "UNHEALTHY_MAINTENANCE"
+
+    def end_maintenance(self, name: str) -> None:
+        """End a maintenance event: the TPU VM is healthy again."""
+        self.node(name).resource["health"] = "HEALTHY"
 
     def cut_off(self, name: str, worker: int) -> None:
         """Block a worker's internal address; ssh to its external address still works."""
@@ -203,8 +211,12 @@ class TpuVms(Server):
             "acceleratorType": slice_.accelerator_type,
             "metadata": dict(body.get("metadata") or {}),
         }
-        self.nodes[full] = Node(resource)
-        return self.nodes[full]
+        node = self.nodes[full] = Node(resource)
+        if self.boots_unseen:
+            node.described.set()
+        if self.boots_undeleted:
+            node.refused.set()
+        return node
 
     def _boot(self, node: Node, slice_: TpuType, operation: dict[str, Any]) -> None:
         """Start the hosts of a TPU VM and update its resource and the operation."""
@@ -220,14 +232,13 @@ class TpuVms(Server):
             return
         external = bool((node.resource.get("networkConfig") or {}).get("enableExternalIps", True))
         host = f"t1v-n-{uuid.uuid4().hex[:8]}"
-        time.sleep(self.boot_seconds)
         node.workers = tpu_workers.boot(host, zone, slice_, self.network, self._images, external=external)
         endpoints: list[dict[str, Any]] = [{"ipAddress": worker.internal, "port": 8470} for worker in node.workers]
         for endpoint, worker in zip(endpoints, node.workers, strict=True):
             endpoint["accessConfig"] = {"externalIp": worker.external} if external else {}
         self._authorize(node)
-        if not self.boots_unseen:
-            node.described.wait(timeout=60)
+        node.described.wait(timeout=LONGEST_WAIT)
+        node.refused.wait(timeout=LONGEST_WAIT)
         node.resource.update(networkEndpoints=endpoints, state="READY", health="HEALTHY")
         kind = {"@type": "type.googleapis.com/google.cloud.tpu.v2.Node"}
         operation.update(done=True, response=kind | node.resource)
@@ -250,6 +261,7 @@ class TpuVms(Server):
     def _delete(self, name: str, **_: Any) -> dict[str, Any]:
         node = self._find(name)
         if node.resource["state"] == "CREATING":
+            node.refused.set()
             raise ApiError(412, f"Node {name} is in state CREATING and cannot be deleted.")
         queued = self._queued_name(node)
         if queued in self.queue:
@@ -313,7 +325,7 @@ class TpuVms(Server):
 
     def _serve(self, resource: dict[str, Any], slice_: TpuType) -> None:
         """Provision the TPU VM of a request."""
-        time.sleep(self.queue_seconds)
+        self.provisions.wait(timeout=LONGEST_WAIT)
         if resource["name"] not in self.queue:
             return
         spec = resource["tpu"]["nodeSpec"][0]

@@ -126,7 +126,7 @@ def _metadata(slice_: TpuType, zone: str, workers: list[Worker], index: int) -> 
 def boot(
     name: str, zone: str, slice_: TpuType, network: Network, images: Mapping[str, str], *, external: bool = True
 ) -> list[Worker]:
-    """Start the hosts of a slice; they accept ssh when this returns.
+    """Start the hosts of a slice; they accept ssh, and their metadata server answers, when this returns.
 
     Args:
         name: prefix of the host names, which end in ``-w-0``, ``-w-1``, ... as those of TPU VMs do.
@@ -162,21 +162,22 @@ def boot(
         worker.internal = networks[str(network.name)]["IPAddress"]
         worker.external = networks["bridge"]["IPAddress"] if external else ""
     for index, worker in enumerate(workers):
-        worker.host_key = _listening(worker)
+        worker.host_key = _listening(worker, 22, "cut -d' ' -f2 /etc/ssh/ssh_host_ed25519_key.pub").split()[0]
         attributes = _metadata(slice_, zone, workers, index)
         command = ["python3", "-I", "/usr/local/lib/google_cloud.py", "--host=0.0.0.0", "--port=80", f"--zone={zone}"]
         command += [f"--attribute={key}={value}" for key, value in attributes.items()]
         worker.container.exec_run(command, detach=True)
+    for worker in workers:
+        _listening(worker, 80)
     return workers
 
 
-def _listening(worker: Worker, seconds: float = 30) -> str:
-    """Wait for sshd; its public key."""
+def _listening(worker: Worker, port: int, script: str = "true", seconds: float = 120) -> str:
+    """Wait until a port of a worker accepts connections and a script succeeds; the script's output."""
     deadline = time.monotonic() + seconds
-    script = "cut -d' ' -f2 /etc/ssh/ssh_host_ed25519_key.pub; exec 3<>/dev/tcp/127.0.0.1/22"
     while True:
         try:
-            return worker.shell(script).split()[0]
+            return worker.shell(f"{script}; exec 3<>/dev/tcp/127.0.0.1/{port}")
         except RuntimeError:
             if time.monotonic() > deadline:
                 raise

@@ -26,6 +26,10 @@ INITS: dict[str, dict[str, Any]] = {
 every_init = pytest.mark.parametrize("init", INITS)
 both_inits = pytest.mark.parametrize("init", ["tini", "launcher"])
 
+# Limit in seconds for the end of a container after a signal. It takes under 1 s, more if the engine is busy (2026-11).
+# If the signal has no effect, it ends after LAUNCHER_GRACE (10 s), or after the sleep or wait that it is in.
+SOON = 10
+
 # A trainer with a SIGTERM handler, as the reference trainers have: it saves, then exits with 143.
 TRAINER = """
 import signal, sys, time
@@ -38,7 +42,7 @@ print("up", flush=True)
 time.sleep(60)
 """
 NO_HANDLER = "import time; print('up', flush=True); time.sleep(60)"
-# Five orphans that exit at once; those that PID 1 has not reaped a moment later are zombies.
+# Five orphans that exit at once; those that PID 1 has not reaped after 10 s are zombies.
 ORPHANS = """
 import os, time
 for _ in range(5):
@@ -48,12 +52,17 @@ for _ in range(5):
         os._exit(0)
     os.wait()
 time.sleep(0.6)
-states = []
-for pid in filter(str.isdigit, os.listdir("/proc")):
-    try:
-        states.append(open(f"/proc/{pid}/stat").read().rpartition(")")[2].split()[0])
-    except OSError:
-        pass
+end = time.monotonic() + 10
+while True:
+    states = []
+    for pid in filter(str.isdigit, os.listdir("/proc")):
+        try:
+            states.append(open(f"/proc/{pid}/stat").read().rpartition(")")[2].split()[0])
+        except OSError:
+            pass
+    if "Z" not in states or time.monotonic() > end:
+        break
+    time.sleep(0.1)
 print("zombies", states.count("Z"))
 """
 
@@ -149,7 +158,7 @@ def test_sigterm_runs_the_trainers_handler(start: Start, init: str) -> None:
     started.until("up")
     status, seconds = started.stop()
     assert status == 143
-    assert seconds < 1
+    assert seconds < SOON
     assert "saved" in started.log(stderr=False)
 
 
@@ -159,7 +168,7 @@ def test_sigterm_ends_a_trainer_without_a_handler(start: Start, init: str) -> No
     started = start("--", "python3", "-c", NO_HANDLER, **INITS[init])
     started.until("up")
     status, seconds = started.stop()
-    assert (status, seconds < 1) == (143, True)
+    assert (status, seconds < SOON) == (143, True)
 
 
 @pytest.mark.parametrize("init", ["tini", "docker-init"])
@@ -168,17 +177,18 @@ def test_sigterm_is_not_lost_at_the_start(start: Start, init: str) -> None:
     reach PID 1 before it has a handler, and a Python interpreter takes about 10 ms to install one."""
     started = start("--", "python3", "-c", NO_HANDLER, **INITS[init])
     status, seconds = started.stop()
-    assert (status, seconds < 2) == (143, True)
+    assert (status, seconds < SOON) == (143, True)
 
 
 @both_inits
 def test_sigterm_ends_the_wait_for_a_tpu_node(start: Start, init: str) -> None:
     config = {"project": "p", "zone": "z", "tpu_node_name": "n"}
-    env = {"TPU_CONFIG": json.dumps(config), "GCE_METADATA_HOST": "127.0.0.1:1"}
+    # The interval is longer than SOON: the wait ends in time only if the signal interrupts it.
+    env = {"TPU_CONFIG": json.dumps(config), "GCE_METADATA_HOST": "127.0.0.1:1", "LAUNCHER_TPU_INTERVAL": "20"}
     started = start("mnist", environment=env, **INITS[init])
     started.until("attempt 1 of 40", stderr=True)
     status, seconds = started.stop()
-    assert (status, seconds < 1) == (143, True)
+    assert (status, seconds < SOON) == (143, True)
     assert "SIGTERM while waiting for TPU 'n'" in started.log()
 
 
@@ -208,7 +218,7 @@ def test_signals_to_a_shell_entry_point(start: Start, options: dict[str, Any], h
     status, seconds = started.stop()
     # The signal ends bash, or bash exits with its own status after the child has handled the signal.
     assert status in ((143, 3) if handled else (143,))
-    assert seconds < 1
+    assert seconds < SOON
     assert ("saved" in started.log(stderr=False)) == handled
 
 
@@ -225,7 +235,7 @@ def test_a_trainer_that_ignores_sigterm_is_killed_after_the_grace_period(start: 
     )  # fmt: skip
     started.until("up")
     status, seconds = started.stop()
-    assert (status, 0.4 < seconds < 3) == (137, True)
+    assert (status, 0.4 < seconds < SOON) == (137, True)
 
 
 @pytest.mark.parametrize("signal", ["SIGINT", "SIGHUP", "SIGUSR1"])
@@ -281,7 +291,7 @@ def test_sigterm_ends_the_wait_for_the_name_of_node_0(start: Start) -> None:
         started = start("--", "true", environment=env, **options)
         started.until("start     true", stderr=True)
         status, seconds = started.stop()
-        assert (status, seconds < 1) == (143, True)
+        assert (status, seconds < SOON) == (143, True)
 
 
 def test_the_launchers_layer_is_the_same_blob_in_every_image(built_image: Callable[[str], str]) -> None:

@@ -5,8 +5,10 @@ from __future__ import annotations
 import base64
 import json
 import os
+import secrets
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -79,9 +81,17 @@ def make(tmp_path: Path, spec: Spec) -> Iterator[Callable[..., str]]:
 
 
 def uploads(server: DockerRegistryContainer) -> int:
-    """Number of blobs that were uploaded to the registry so far, by its log."""
-    out, _ = server.get_logs()
-    return sum("PUT /v2/" in line and "/blobs/uploads/" in line for line in out.decode().splitlines())
+    """Number of blobs that were uploaded to the registry so far, by its log.
+
+    The engine writes the log with a delay, but in order: it is complete up to a request that is made here.
+    """
+    path = f"/v2/{secrets.token_hex(8)}/tags/list"
+    requests.get(f"http://{running.address(server)}{path}", timeout=60)
+    end = time.monotonic() + 60
+    while path not in (log := server.get_logs()[0].decode()):
+        assert time.monotonic() < end, f"no {path} in the log: {log[-2000:]}"
+        time.sleep(0.1)
+    return sum("PUT /v2/" in line and "/blobs/uploads/" in line for line in log.splitlines())
 
 
 def at_registry(pushed: dict[str, Any]) -> tuple[str, dict[str, Any], int]:

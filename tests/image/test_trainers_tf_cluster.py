@@ -70,7 +70,7 @@ def signalled(here: Box, port: int, words: str, victim: int, signal: str, at: st
 @pytest.fixture(scope="module")
 def pair(here: Box) -> dict[str, object]:
     """The summary of two workers without any interruption."""
-    chief, other = both(here, 45601, f"{FP32} --epochs=8 --export-dir=/tmp/export{{rank}}", roles=("chief", "worker"))
+    chief, other = both(here, 25601, f"{FP32} --epochs=8 --export-dir=/tmp/export{{rank}}", roles=("chief", "worker"))
     assert (chief.code, other.code) == (0, 0), chief.output + other.output
     assert chief.summary["processes"] == 2 and not other.summary, "only the chief logs"
     return chief.summary
@@ -104,7 +104,7 @@ def test_the_first_step_and_test_of_two_workers_equal_those_of_one_process(
         "tf.mnist", *words.split(), "--batch-size=64", f"--checkpoint-dir=/tmp/one-{instructions}", **variables
     ).learned()
     prefix = "env " + " ".join(f"{name}={value}" for name, value in variables.items())
-    port = 45731 + 10 * list(INSTRUCTION_SETS).index(instructions)
+    port = 25731 + 10 * list(INSTRUCTION_SETS).index(instructions)
     commands = (f"{prefix} {member(rank, port, words + ' --batch-size=32')}" for rank in (0, 1))
     chief, other = here.run_parallel(*commands)
     assert (chief.code, other.code) == (0, 0), chief.output + other.output
@@ -134,11 +134,11 @@ print(json.dumps(count(probabilities, labels, {MNIST_FORWARD * FLOAT32})))
 
 def test_sigterm_to_one_worker_stops_both_at_the_same_step(here: Box, pair: dict[str, object]) -> None:
     words = f"{FP32} --epochs=8 --checkpoint-dir=/tmp/termed --log-steps=1 --steps-per-execution=1"
-    chief, other = signalled(here, 45611, words, victim=1, signal="TERM", at="Epoch=2 Step=2")
+    chief, other = signalled(here, 25611, words, victim=1, signal="TERM", at="Epoch=2 Step=2")
     assert (chief.code, other.code) == (143, 143), chief.output + other.output
     saved = chief.summary["global_step"]
     assert 24 < saved < 176 and f"step-{saved:09d}.ckpt" in here.run("ls", "/tmp/termed").output
-    chief, other = both(here, 45621, words)
+    chief, other = both(here, 25621, words)
     assert (chief.code, other.code, chief.summary["resumed_from"]) == (0, 0, saved), chief.output + other.output
     assert chief.summary["weights_sha256"] == pair["weights_sha256"]
 
@@ -150,12 +150,12 @@ def test_a_killed_worker_ends_the_other_with_one_line_and_both_resume(
     step = random.randrange(22)
     folder = f"/tmp/killed{victim}"
     words = f"{FP32} --epochs=8 --checkpoint-dir={folder} --checkpoint-steps=5 --log-steps=1 --steps-per-execution=1"
-    ends = signalled(here, 45631 + 10 * victim, words, victim, "KILL", at=f"Epoch=2 Step={step}")
+    ends = signalled(here, 25631 + 10 * victim, words, victim, "KILL", at=f"Epoch=2 Step={step}")
     assert ends[victim].code == 137
     said = [line for line in ends[1 - victim].lines if line.startswith("mnist: ")]
     assert ends[1 - victim].code == 1 and len(said) == 1 and "lost another worker" in said[0], ends[1 - victim].output
     assert "Traceback" not in ends[1 - victim].output
-    chief, other = both(here, 45651 + 10 * victim, words)
+    chief, other = both(here, 25651 + 10 * victim, words)
     assert (chief.code, other.code) == (0, 0), chief.output + other.output
     assert chief.summary["resumed_from"] >= 20, f"killed at step {step} of epoch 2"
     assert chief.summary["weights_sha256"] == pair["weights_sha256"], f"killed at step {step} of epoch 2"
@@ -163,7 +163,7 @@ def test_a_killed_worker_ends_the_other_with_one_line_and_both_resume(
 
 def test_a_full_disk_ends_both_workers(here: Box) -> None:
     here.run("sh", "-c", "dd if=/dev/zero of=/full/ballast bs=1k count=1200 2>/dev/null")
-    chief, other = both(here, 45671, f"{FP32} --epochs=1 --checkpoint-dir=/full --checkpoint-steps=2")
+    chief, other = both(here, 25671, f"{FP32} --epochs=1 --checkpoint-dir=/full --checkpoint-steps=2")
     assert (chief.code, other.code) == (1, 1), chief.output + other.output
     assert "cannot be saved (No space left on device)" in chief.output
     assert "lost another worker" in other.output and "Traceback" not in chief.output + other.output
@@ -174,7 +174,7 @@ def test_workers_with_different_checkpoints_report_it(here: Box) -> None:
     """Worker 1 has another, empty folder: both workers exit with the reason."""
     words = "--datadir=/data/digits --epochs=1 --batch-size=32 --num-steps=4"
     here.trainer("tf.mnist", *words.split(), "--num-cores=2", "--checkpoint-dir=/tmp/only0").learned()
-    for ended in both(here, 45681, words + " --checkpoint-dir=/tmp/only{rank}"):
+    for ended in both(here, 25681, words + " --checkpoint-dir=/tmp/only{rank}"):
         assert ended.code == 1 and "must be a folder that all workers share" in ended.output, ended.output
 
 
@@ -185,7 +185,7 @@ def test_workers_with_different_data_report_it(here: Box, tmp_path: Path) -> Non
     here.put(made, "digits1")
     here.run("ln", "-s", "/data/digits", "/tmp/data0")
     here.run("ln", "-s", "/data/digits1", "/tmp/data1")
-    for ended in both(here, 45691, "--epochs=1 --datadir=/tmp/data{rank}"):
+    for ended in both(here, 25691, "--epochs=1 --datadir=/tmp/data{rank}"):
         assert ended.code == 1 and "the workers see different data: 1437, 1400 training" in ended.output, ended.output
 
 
@@ -207,7 +207,7 @@ def test_with_fewer_shards_than_workers_and_uneven_data_the_bits_are_those_of_on
 ) -> None:
     words = f"--datadir={here.put(imagenet(tmp_path), 'imagenet')} {SMALL}"
     two = here.trainer("tf.imagenet", *words.split(), "--num-cores=2", "--output-dir=/tmp/split").learned()
-    chief, other = both(here, 45701, words + " --output-dir=/tmp/workers", "imagenet")
+    chief, other = both(here, 25701, words + " --output-dir=/tmp/workers", "imagenet")
     assert (chief.code, other.code) == (0, 0), chief.output + other.output
     assert chief.summary["global_step"] == two["global_step"] == 75 // 16
     assert chief.summary["weights_sha256"] == two["weights_sha256"]
@@ -221,7 +221,7 @@ def test_a_damaged_image_in_one_workers_share_ends_both(here: Box, tmp_path: Pat
     second_half = order.permutation(75, 0, 1)[8:16]  # of the first batch: worker 1 decodes it
     broken = int(np.min(second_half))
     data = here.put(imagenet(tmp_path, broken), "broken")
-    chief, other = both(here, 45711, f"--datadir={data} {SMALL}", "imagenet")
+    chief, other = both(here, 25711, f"--datadir={data} {SMALL}", "imagenet")
     assert (chief.code, other.code) == (1, 1), chief.output + other.output
     assert f"train-00000.tar: {broken:05d}.jpg: is no readable image" in other.output
     assert "lost another worker" in chief.output and "Traceback" not in chief.output + other.output

@@ -21,6 +21,10 @@ def terms(model):
 SMALL_FLOWERS = 8 * 16 * 16 + 2 * (3 * 9 + 32 * 9 + 3 * 64 * 9 + 3 * 128 * 9 + 2 * 256 * 9 + 256)
 SIZES = ("--image-size=48", "--batch-size=25", "--num-workers=2")
 FORMS = ("folder", "tfrecord", "tar")
+LEARNING = (*SIZES, "--epochs=8", "--precision=fp32")
+#: Least accuracy in percent on 60 test images of five kinds; chance gives 20. The runs are in float32: by default, the
+#: precision depends on the CPU.
+FLOOR = 90
 
 
 @pytest.fixture(scope="module")
@@ -35,19 +39,17 @@ def here(built_image: Callable[[str], str], tmp_path_factory: pytest.TempPathFac
 @pytest.fixture(scope="module")
 def grown(here: Box) -> dict[str, object]:
     """The summary of flowers trained from class folders, and its model in /tmp/flowers."""
-    return here.trainer(
-        "tf.flowers", "--datadir=/data/folder", *SIZES, "--epochs=8", "--export-dir=/tmp/flowers"
-    ).learned()
+    return here.trainer("tf.flowers", "--datadir=/data/folder", *LEARNING, "--export-dir=/tmp/flowers").learned()
 
 
 def test_flowers_learns_from_class_folders(grown: dict[str, object]) -> None:
-    assert grown["accuracy"] >= 90 and grown["compile_count"] == 2
+    assert grown["accuracy"] >= FLOOR and grown["compile_count"] == 2
     assert grown["classes"] == list(flowers_data.CLASSES)
 
 
 @pytest.mark.parametrize("form", FORMS[1:])
 def test_flowers_learns_from_shards(here: Box, form: str) -> None:
-    ended = here.trainer("tf.flowers", f"--datadir=/data/{form}", *SIZES, "--epochs=8", "--target-accuracy=90")
+    ended = here.trainer("tf.flowers", f"--datadir=/data/{form}", *LEARNING, f"--target-accuracy={FLOOR}")
     assert ended.learned()["status"] == "reached", "or it had ended with 21"
 
 
@@ -76,11 +78,11 @@ print(json.dumps([100 * float((answer.argmax(1) == labels).mean()) for pair in p
 """)
     assert loaded.code == 0, loaded.output
     # They may differ from the trainer's accuracy, because it resizes a larger copy of each image.
-    assert min(json.loads(loaded.lines[-1])) >= 90
+    assert min(json.loads(loaded.lines[-1])) >= FLOOR
 
 
 def test_flowers_resumes_within_an_epoch_with_the_same_bits(here: Box, grown: dict[str, object]) -> None:
-    words = ("--datadir=/data/folder", *SIZES, "--epochs=8", "--checkpoint-dir=/tmp/kept")
+    words = ("--datadir=/data/folder", *LEARNING, "--checkpoint-dir=/tmp/kept")
     here.trainer("tf.flowers", *words, "--num-steps=17").learned()
     resumed = here.trainer("tf.flowers", *words).learned()
     assert (resumed["resumed_from"], resumed["weights_sha256"]) == (17, grown["weights_sha256"])

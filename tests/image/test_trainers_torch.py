@@ -92,16 +92,19 @@ def test_a_killed_and_resumed_run_gives_the_same_bits(here: Box, whole: dict[str
     assert kept == ["step-000000060.ckpt", "step-000000065.ckpt", "step-000000066.ckpt"]
 
 
-def test_sigterm_saves_the_step_and_ends_with_143(here: Box, whole: dict[str, object]) -> None:
-    folder = "--checkpoint-dir=/tmp/termed"
-    (ended,) = here.run_parallel(f"sh -c '{RUN} {folder} & echo $! >/tmp/term.pid; "
+def test_sigterm_saves_the_step_and_ends_with_143(here: Box) -> None:
+    endless = RUN.replace("epochs=3", "epochs=1000")
+    (ended,) = here.run_parallel(f"sh -c '{endless} --checkpoint-dir=/tmp/termed & echo $! >/tmp/term.pid; "
                              "until grep -q Step=0 /tmp/out0; do sleep 0.1; done; kill -TERM $(cat /tmp/term.pid); "
                              "wait $(cat /tmp/term.pid)'")  # fmt: skip
     assert ended.code == 143, ended.output
-    assert ended.summary["status"] == "preempted" and 0 < ended.summary["global_step"] < 66
-    resumed = here.trainer("torch.mnist", *SHORT, *CPU, folder).learned()
-    assert resumed["resumed_from"] == ended.summary["global_step"]
-    assert resumed["weights_sha256"] == whole["weights_sha256"]
+    saved = ended.summary["global_step"]
+    assert ended.summary["status"] == "preempted" and saved > 0
+    words = ("--datadir=/data/digits", "--epochs=1000", *CPU, f"--num-steps={saved + 5}")
+    resumed = here.trainer("torch.mnist", *words, "--checkpoint-dir=/tmp/termed").learned()
+    straight = here.trainer("torch.mnist", *words).learned()
+    assert resumed["resumed_from"] == saved
+    assert resumed["weights_sha256"] == straight["weights_sha256"]
 
 
 def test_four_xla_devices_resumed_halfway_give_the_same_bits(here: Box) -> None:
@@ -247,7 +250,7 @@ def test_a_signal_to_one_process_stops_both_at_the_same_step(here: Box) -> None:
         for rank in (0, 1)
     ]
     signaller = "sh -c 'until grep -q Epoch=2 /tmp/out0; do sleep 0.1; done; kill -TERM $(cat /tmp/pid1)'"
-    chief, other, _ = here.run_parallel(*members, signaller, seconds=90)
+    chief, other, _ = here.run_parallel(*members, signaller)
     assert (chief.code, other.code) == (143, 143), chief.output + other.output
     saved = chief.summary["global_step"]
     assert f"step-{saved:09d}.ckpt" in here.run("ls", "/tmp/agreed").output
@@ -301,7 +304,10 @@ print(json.loads(open("/tmp/hypertune/output.metrics").read().splitlines()[-1])[
     assert round(100 * float(last.output), 6) == found["accuracy"], "the summary rounds to six decimals"
 
 
-FLOWERS = ("--image-size=48", "--batch-size=25", "--device=cpu", "--num-workers=2")
+FLOWERS = ("--image-size=48", "--batch-size=25", "--device=cpu", "--precision=fp32", "--num-workers=2")
+#: Least accuracy in percent on 60 test images of five kinds; chance gives 20. The runs are in float32: by default, the
+#: precision depends on the CPU.
+FLOOR = 90
 
 
 @pytest.fixture(scope="module")
@@ -312,7 +318,7 @@ def flowers(here: Box, tmp_path_factory: pytest.TempPathFactory) -> str:
 def test_flowers_learns_and_its_export_has_the_same_weights_and_answers(here: Box, flowers: str) -> None:
     run = (f"--datadir={flowers}", *FLOWERS, "--epochs=8", "--checkpoint-dir=/tmp/flowers-kept")
     whole = here.trainer("torch.flowers", *run, "--export-dir=/tmp/flowers-model").learned()
-    assert whole["accuracy"] >= 90
+    assert whole["accuracy"] >= FLOOR
     loaded = here.python(f"""
 import json, torch
 from trainers.common import images
@@ -331,7 +337,7 @@ print(json.dumps([bool((answers - expected).abs().max() <= bound), 100 * (answer
 """)
     alike, accuracy = json.loads(loaded.lines[-1])
     # Its accuracy may differ from the trainer's, which resizes a larger copy of each image.
-    assert alike and accuracy >= 90, loaded.output
+    assert alike and accuracy >= FLOOR, loaded.output
 
 
 def test_imagenet_learns_counts_top5_exactly_and_resumes(here: Box, tmp_path_factory: pytest.TempPathFactory) -> None:

@@ -64,7 +64,7 @@ def test_a_truncated_image_in_one_of_two_processes_ends_both_with_one_line(
     broken = folder / "train" / "rose" / "00002.jpg"
     broken.write_bytes(broken.read_bytes()[:400])
     run = f"--datadir={here.put(folder, 'broken')} --num-classes=5 --model=resnet18 --epochs=2 {' '.join(SMALL)} {TWO}"
-    (ended,) = here.run_parallel(f"{PYTHON} -m trainers.torch.imagenet {run}", seconds=60)
+    (ended,) = here.run_parallel(f"{PYTHON} -m trainers.torch.imagenet {run}")
     assert ended.code == 1, ended.output
     said = [line for line in ended.lines if line.startswith("imagenet: ")]
     assert len([line for line in said if "rose/00002.jpg: is no readable image" in line]) == 1, ended.output

@@ -366,6 +366,40 @@ def test_a_group_on_spot_machines_is_restarted_as_a_whole(write: Write) -> None:
     assert (rule["action"], rule["onJobFailureReasons"]) == ("RestartJobSetAndIgnoreMaxRestarts", ["PodFailurePolicy"])
 
 
+@pytest.mark.parametrize(
+    ("phases", "state", "shown"),
+    [
+        pytest.param([["Pending", "Pending"], ["Succeeded", "Succeeded"]], "Complete",
+                     [["pod/run-0"], ["pod/run-1"]], id="between two queries"),
+        pytest.param([["Failed", "Pending"]], "Failed", [["pod/run-0"]], id="before all pods have started"),
+        pytest.param([["Running", "Running"], ["Succeeded", "Succeeded"]], "Complete",
+                     [["--follow", "--selector=job-name=run"]], id="while it was followed"),
+        pytest.param([["Running", "Running"], ["Failed", "Succeeded", "Succeeded"]], "Complete",
+                     [["--follow", "--selector=job-name=run"], ["pod/run-2"]], id="after a pod was replaced"),
+    ],
+)  # fmt: skip
+def test_the_log_of_every_pod_is_shown_once_whenever_the_job_ends(
+    phases: list[list[str]], state: str, shown: list[list[str]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """``phases``: those of the pods each time they are queried; the last time, the job has ended."""
+    queries = list(phases)
+    commands: list[list[str]] = []
+
+    def answer(command: list[str]) -> dict[str, Any]:
+        if command[2] != "pods":
+            conditions = [{"type": state, "status": "True"}] if len(queries) == 1 else []
+            return {"status": {"conditions": conditions}}
+        found = enumerate(queries.pop(0))
+        return {"items": [{"metadata": {"name": f"run-{one}"}, "status": {"phase": phase}} for one, phase in found]}
+
+    monkeypatch.setattr(submission, "run_json", answer)
+    monkeypatch.setattr(submission, "run_visibly", commands.append)
+    monkeypatch.setattr(gke_platform.time, "sleep", lambda _: None)
+    assert gke_platform._follow_pods("job/run", "job-name=run", 2, 1) == state
+    selected = ("pod/", "--follow", "--selector")
+    assert [[word for word in command if word.startswith(selected)] for command in commands] == shown
+
+
 # --- TPU VM ----------------------------------------------------------------------------------------------------------
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import os
 import subprocess
 import sys
 from collections.abc import Callable
@@ -107,10 +108,12 @@ def test_c(): pass
 def test_tests_that_need_a_missing_program_are_counted_in_one_line(workers: list[str], tmp_path: Path) -> None:
     (tmp_path / "conftest.py").write_text("from tests.conftest import *  # noqa: F403\n", encoding="utf-8")
     (tmp_path / "test_x.py").write_text(TESTS.format(python=sys.executable), encoding="utf-8")
-    options = ["-p", "no:cacheprovider", f"--config-file={ROOT / 'pyproject.toml'}", f"--rootdir={tmp_path}", *workers]
-    found = subprocess.run(
-        [sys.executable, "-m", "pytest", *options, str(tmp_path)], cwd=ROOT, capture_output=True, text=True, check=False
-    )
+    # Hypothesis is not used here, and its import takes most of the time.
+    plugins = ["-p", "no:cacheprovider", "-p", "no:hypothesispytest"]
+    options = [*plugins, f"--config-file={ROOT / 'pyproject.toml'}", f"--rootdir={tmp_path}", *workers]
+    command = [sys.executable, "-m", "pytest", *options, str(tmp_path)]
+    environment = os.environ | {"PYTEST_ADDOPTS": ""}  # of the run that this test is part of
+    found = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
     assert found.returncode == 0, found.stdout + found.stderr
     assert "not run: 1 test needs no-other-program, 2 tests need no-such-program\n" in found.stdout
 

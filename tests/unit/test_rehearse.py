@@ -164,7 +164,7 @@ def test_each_host_sees_its_own_attributes() -> None:
             f"{cloud.url}/computeMetadata/v1/instance/attributes/agent-worker-number",
             headers={"Metadata-Flavor": "Google"},
         )
-        with urllib.request.urlopen(request, timeout=5) as answer:
+        with urllib.request.urlopen(request, timeout=60) as answer:
             assert answer.read() == b"3"
 
 
@@ -172,7 +172,7 @@ def test_a_node_is_creating_until_its_delay_has_passed() -> None:
     def state() -> str:
         path = f"v2/projects/{cloud.project}/locations/{cloud.zone}/nodes/{cloud.node}"
         request = urllib.request.Request(f"{cloud.url}/{path}", headers={"Authorization": f"Bearer {cloud.token}"})
-        with urllib.request.urlopen(request, timeout=5) as answer:
+        with urllib.request.urlopen(request, timeout=60) as answer:
             return str(json.load(answer)["state"])
 
     with GoogleCloud(ready_after=30) as cloud:

@@ -112,6 +112,7 @@ class Executor:
         self._guard = threading.Lock()
         self._labels = docker_engine.resource_labels("cloudbuild") | {"io.trainyard.cloudbuild": self.id}
         self._volumes: dict[str, str] = {}
+        self._clock_offset = time.time() - time.monotonic()
 
     def cancel(self, status: str = CANCELLED) -> None:
         """Cancel the build: start no further steps and kill those that are running."""
@@ -254,10 +255,14 @@ class Executor:
         container.put_archive("/", _tar(files))
         return container
 
+    def _now(self) -> float:
+        """Seconds since 1970 that a change of the system's clock during the build does not affect."""
+        return self._clock_offset + time.monotonic()
+
     def _step(self, step: Step) -> bool:
         """Run a step; whether the build may continue."""
         outcome = self.outcomes[step.number]
-        outcome.started = time.time()
+        outcome.started = self._now()
         container = self._container(step)
         try:
             with self._guard:
@@ -306,7 +311,7 @@ class Executor:
                 return True
             return outcome.status == SUCCESS
         finally:
-            outcome.ended = time.time()
+            outcome.ended = self._now()
             with self._guard:
                 self._running.pop(step.number, None)
             with contextlib.suppress(docker.errors.APIError):

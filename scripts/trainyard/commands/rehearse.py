@@ -46,7 +46,7 @@ _FOLDER = click.Path(file_okay=False, path_type=Path)
     "Default of WHEN: the first step.",
 )
 @options.option("--kill", metavar="REPLICA@WHEN", help="SIGKILL replicas, as in a machine failure.")
-@options.option("--tpu-delay", type=_SECONDS, help="Seconds until the TPU node is ready.")
+@options.option("--tpu-delay", type=_SECONDS, help="Seconds from the first request for the TPU node until it is ready.")
 @options.option("--timeout", type=_SECONDS, default=1800, help="Seconds after which a job, or a trial, is stopped.")
 @options.option("--cpus", type=_SECONDS, help="CPUs of each replica. Default: an equal share.")
 @options.option("--memory", metavar="SIZE", help="Memory of each replica, such as 2g. Default: an equal share.")

@@ -120,7 +120,7 @@ class GoogleCloud:
         accelerator_type: such as "v3-8".
         attributes: instance attributes of the metadata server, such as "tpu-env".
         host_attributes: host name -> attributes that only this host sees; hosts are distinguished by their address.
-        ready_after: seconds after the start until which the node is CREATING, whatever `states` say.
+        ready_after: seconds after the first request for the node until which it is CREATING, whatever `states` say.
         node_fields: members that replace those of the node's JSON; None removes one.
         token: the access token.
         faults: kind -> faults, as text, in order.
@@ -153,7 +153,8 @@ class GoogleCloud:
         self.accelerator_type = accelerator_type
         self.attributes = dict(attributes or {})
         self.host_attributes = {host: dict(found) for host, found in (host_attributes or {}).items()}
-        self.ready_at = time.monotonic() + ready_after
+        self.ready_after = ready_after
+        self.ready_at: float | None = None
         self.node_fields = dict(node_fields or {})
         self.token = token
         self.requests: list[dict[str, object]] = []
@@ -326,6 +327,8 @@ class GoogleCloud:
         with self._lock:
             state = self.states[min(self._polls, len(self.states) - 1)]
             self._polls += 1
+            if self.ready_at is None:
+                self.ready_at = time.monotonic() + self.ready_after
         if time.monotonic() < self.ready_at:
             state = "CREATING"
         data: dict[str, object] = {"name": name, "acceleratorType": self.accelerator_type}
@@ -484,7 +487,8 @@ def main() -> None:
     parser.add_argument("--accelerator-type", default="v3-8")
     parser.add_argument("--attribute", action="append", default=[], metavar="NAME=VALUE", help="instance attribute")
     parser.add_argument("--host-attributes", metavar="FILE.json", help="{host name: {attribute: value}}")
-    parser.add_argument("--ready-after", type=float, default=0.0, metavar="SECONDS", help="CREATING until then")
+    parser.add_argument("--ready-after", type=float, default=0.0, metavar="SECONDS",
+                        help="the node is CREATING until then, from the first request for it")  # fmt: skip
     parser.add_argument("--fault", action="append", default=[], metavar="KIND=FAULT", help="see the top of this file")
     arguments = parser.parse_args()
     try:

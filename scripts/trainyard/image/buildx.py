@@ -35,14 +35,6 @@ _ERROR_LINE = re.compile(
     r"\berror\b|\bE:|mismatch|caused by|cannot|could not|unable|not found|no such|read-only|denied", re.IGNORECASE
 )
 
-#: Errors of BuildKit in Docker 26.1 that do not recur when the build is retried. The first: two builds share a step,
-#: and the one that requested it has ended, so that its session, with secrets and contexts, is gone. The second: the
-#: engine garbage-collected a snapshot that the build had just found, after other images were removed.
-TRANSIENT_ERRORS = re.compile(r"no active sessions|failed to prepare extraction snapshot .*: not found")
-
-#: How many times a build is started if it fails with a transient error.
-MAX_ATTEMPTS = 3
-
 #: Seconds that `docker buildx` gets to cancel a build after an interrupt; it took under 1 s (2026-11).
 _CANCEL = 20
 
@@ -64,9 +56,9 @@ def bake(target: str, arguments: list[str], *, quiet: bool = False, on_step: OnS
         drawn = sys.stderr.isatty() and not quiet
         progress = f"--progress={'auto' if drawn else 'plain'}"
         command = ["docker", "buildx", "bake", progress, f"--metadata-file={metadata}", *arguments]
-        for _ in range(MAX_ATTEMPTS):
+        for _ in range(docker_engine.MAX_ATTEMPTS):
             status, lines = _run(command, piped=not drawn, shown=not quiet, on_step=on_step)
-            if not status or not any(TRANSIENT_ERRORS.search(line) for line in lines):
+            if not status or not any(docker_engine.TRANSIENT_ERRORS.search(line) for line in lines):
                 break
         if status:
             raise StepFailed(f"the build of {target} failed: {reason(lines) or 'see above'}")

@@ -25,6 +25,14 @@ OWNED = "io.trainyard.owned"
 #: Label with the id of the process that created it: what a running process uses is not cleaned up.
 OWNER = f"{OWNED}.by"
 
+#: Errors of BuildKit in Docker 26.1 that do not recur when the build is retried. The first: two builds share a step,
+#: and the one that requested it has ended, so that its session, with secrets and contexts, is gone. The second: the
+#: engine garbage-collected a snapshot that the build had just found, after other images were removed.
+TRANSIENT_ERRORS = re.compile(r"no active sessions|failed to prepare extraction snapshot .*: not found")
+
+#: How many times a build is started if it fails with a transient error.
+MAX_ATTEMPTS = 3
+
 #: What the line begins with in which scripts/install-engine.sh says why it ends.
 _SCRIPT_ERROR = "engine: error: "
 
@@ -147,22 +155,25 @@ def drop_cached(records: set[str]) -> None:
 def buildx(*arguments: str, quiet: bool = False, environment: dict[str, str] | None = None) -> str:
     """Run ``docker buildx``; its standard output.
 
-    Progress goes to the terminal unless ``quiet``.
+    Progress goes to the terminal unless ``quiet``; then a build that fails with a transient error is retried.
 
     Raises:
         StepFailed: it failed; if ``quiet``, the message ends with the last line of its output.
     """
     client()
     command = ["docker", "buildx", *arguments]
-    found = subprocess.run(
-        command,
-        cwd=ROOT,
-        env=settings.environment(**(environment or {})),
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE if quiet else None,
-        text=True,
-        check=False,
-    )
+    for _ in range(MAX_ATTEMPTS):
+        found = subprocess.run(
+            command,
+            cwd=ROOT,
+            env=settings.environment(**(environment or {})),
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE if quiet else None,
+            text=True,
+            check=False,
+        )
+        if not found.returncode or not TRANSIENT_ERRORS.search(found.stderr or ""):
+            break
     if found.returncode:
         words = f": {found.stderr.strip().splitlines()[-1]}" if quiet and found.stderr.strip() else "; see above"
         raise StepFailed(f"'docker buildx {arguments[0]}' failed{words}")

@@ -225,6 +225,9 @@ def waiting_reasons(pods: list[dict[str, Any]]) -> str:
 def _follow_pods(resource: str, labels: str, count: int, interval: int) -> str:
     """Show the logs of all pods, including pods that replace others, until the job has ended.
 
+    Logs are followed once all pods have started. A job may end between two queries, or before all of its pods have
+    started: the logs of pods that were not followed are shown at its end.
+
     Returns:
         the condition that ended it: Complete or Failed of a Job, Completed or Failed of a JobSet.
     """
@@ -232,11 +235,15 @@ def _follow_pods(resource: str, labels: str, count: int, interval: int) -> str:
     shown = ""
     while True:
         status = submission.run_json(["kubectl", "get", resource, "--output=json"]).get("status", {})
-        for condition in status.get("conditions") or []:
-            if condition["type"] in ("Complete", "Completed", "Failed") and condition["status"] == "True":
-                return str(condition["type"])
+        conditions = [str(one["type"]) for one in status.get("conditions") or [] if one["status"] == "True"]
+        ended = next((one for one in conditions if one in ("Complete", "Completed", "Failed")), None)
         found = submission.run_json(["kubectl", "get", "pods", f"--selector={labels}", "--output=json"])["items"]
         started = {_uid(pod) for pod in found if pod.get("status", {}).get("phase", "Pending") != "Pending"}
+        if ended:
+            for pod in found:
+                if _uid(pod) in started - followed:
+                    submission.run_visibly(["kubectl", "logs", f"pod/{pod['metadata']['name']}", "--prefix"])
+            return ended
         if len(started) >= count and started - followed:
             followed |= started
             submission.run_visibly(["kubectl", "logs", "--follow", f"--selector={labels}", "--prefix", "--tail=-1",

@@ -76,7 +76,7 @@ class Sandbox:
         image: ID of the image that the sidecars run in.
         buckets: folder with a folder for each bucket.
         names: buckets to create.
-        tpu_delay: seconds until the TPU node is ready.
+        tpu_delay: seconds from the first request for the TPU node until it is ready.
     """
 
     def __init__(

@@ -42,7 +42,7 @@ class Options:
         buckets: folder with a folder for each bucket; None for ``buckets/`` in the output folder.
         output: folder for the report; None for a new one in the state folder.
         preempt, kill: faults; see :func:`trainyard.rehearsal.faults.parse`.
-        tpu_delay: seconds until the TPU node is ready.
+        tpu_delay: seconds from the first request for the TPU node until it is ready.
         timeout: seconds after which a job, or a trial, is stopped.
         cpus, memory: limits of each replica, memory in bytes; 0 for an equal share.
         trials: maximum number of trials; 0 for the job's number.

@@ -83,7 +83,7 @@ def test_a_server_that_sends_slowly_does_not_exceed_the_time_limit() -> None:
     with serving(b"HTTP/1.1 200 OK\r\n\r\n" + b"x" * 1000, pause=0.05) as url:
         with pytest.raises(fetch.FetchError, match=r"did not respond within 0\.3 s"):
             fetch.get(url, {}, 0.3)
-        assert time.monotonic() - started < 1
+        assert time.monotonic() - started < 10  # of the 50 s that the server takes
 
 
 def test_a_long_response_is_cut() -> None:
@@ -170,6 +170,6 @@ def test_one_fault_is_retried(launch: Launch, google_cloud: Callable[..., Any], 
 def test_a_slow_api_takes_at_most_the_time_limit(launch: Launch, google_cloud: Callable[..., Any], fault: str) -> None:
     google_cloud(faults={"node": [fault]})
     started = time.monotonic()
-    launched = launch({"TPU_NAME": "tpu-a", "LAUNCHER_HTTP_TIMEOUT": "0.3", "LAUNCHER_TPU_ATTEMPTS": "2"})
+    launched = launch({"TPU_NAME": "tpu-a", "LAUNCHER_HTTP_TIMEOUT": "1", "LAUNCHER_TPU_ATTEMPTS": "3"})
     assert launched.data["endpoints"] == ["10.1.2.3:8470"]
-    assert time.monotonic() - started < 1.5
+    assert time.monotonic() - started < 10  # of the 27 to 30 s that the slow response takes

@@ -22,7 +22,8 @@ LAUNCHER = [sys.executable, "-I", "-S", str(ROOT / "launcher")]
 
 def _run(machine: Machine, *argv: str, **env: str) -> subprocess.CompletedProcess[str]:
     full = {"LAUNCHER_SYSROOT": str(machine.root), "PATH": os.environ["PATH"], **machine.env, **env}
-    return subprocess.run([*LAUNCHER, *argv], env=full, capture_output=True, text=True, timeout=30)
+    # 60 s: where no name server answers, the resolver gives up after 5 s and two attempts per server (resolv.conf(5)).
+    return subprocess.run([*LAUNCHER, *argv], env=full, capture_output=True, text=True, timeout=60)
 
 
 @pytest.mark.parametrize("status", [0, 1, 42, 126, 127, 255])
@@ -90,10 +91,8 @@ def test_a_signal_during_the_wait_ends_it_at_once(
     waiting = subprocess.Popen([*LAUNCHER, "--", "/bin/true"], env=env, stderr=subprocess.PIPE, text=True)
     assert waiting.stderr is not None
     assert "CREATING" in waiting.stderr.readline()
-    started = time.monotonic()
     waiting.send_signal(number)
-    assert waiting.wait(timeout=10) == status
-    assert time.monotonic() - started < 1
+    assert waiting.wait(timeout=10) == status  # of the 60 s until the next attempt
     assert f"{signal.Signals(number).name} while waiting" in waiting.stderr.read()
     waiting.stderr.close()
     assert json.loads((machine.root / "reason").read_text())["exit_code"] == status
@@ -184,18 +183,20 @@ try:
 except LaunchError as error:
     print(error.status, error)
 """
+#: Ends with the signal or with its stdin.
 HANDLER = """
-import signal, sys, time
+import signal, sys
 signal.signal(signal.SIGTERM, lambda *_: (print("handled", flush=True), sys.exit(7)))
 print("up", flush=True)
-time.sleep(0.8)
+sys.stdin.read()
 """
 
 
 def _supervised(command: list[str], grace: float = 10, flags: dict[str, str] | None = None) -> subprocess.Popen[str]:
     """Run `supervise` in a process that is not PID 1: everything but the reaping of orphans."""
     text = SUPERVISE.format(root=str(ROOT), command=command, grace=grace, flags=flags or {})
-    return subprocess.Popen([sys.executable, "-c", text], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    pipe = subprocess.PIPE
+    return subprocess.Popen([sys.executable, "-c", text], stdin=pipe, stdout=pipe, stderr=pipe, text=True)
 
 
 @pytest.mark.parametrize(
@@ -216,7 +217,7 @@ def test_supervise_forwards_signals_to_the_trainers_handler() -> None:
         assert running.stdout is not None
         assert running.stdout.readline() == "up\n"
         running.terminate()
-        assert running.wait(timeout=5) == 7
+        assert running.wait(timeout=30) == 7
 
 
 def test_supervise_kills_a_trainer_that_ignores_sigterm_after_the_grace_period() -> None:
@@ -226,18 +227,19 @@ def test_supervise_kills_a_trainer_that_ignores_sigterm_after_the_grace_period()
         assert running.stdout.readline() == "up\n"
         started = time.monotonic()
         running.terminate()
-        assert running.wait(timeout=5) == 137
-        assert 0.2 < time.monotonic() - started < 3
+        assert running.wait(timeout=30) == 137
+        assert 0.2 < time.monotonic() - started < 9  # of the 10 s of the default grace period
 
 
 @pytest.mark.parametrize(("flags", "status", "ran"), [({}, 143, False), ({"LAUNCHER_SIGNAL_GROUP": "1"}, 143, True)])
 def test_only_signal_group_reaches_the_child_of_a_shell(flags: dict[str, str], status: int, ran: bool) -> None:
     command = ["/bin/sh", "-c", '"$0" -c "$1"; exit 3', sys.executable, HANDLER]
     with _supervised(command, flags=flags) as running:
-        assert running.stdout is not None
+        assert running.stdin is not None and running.stdout is not None
         assert running.stdout.readline() == "up\n"
         running.terminate()
-        assert running.wait(timeout=5) == status
+        assert running.wait(timeout=30) == status
+        running.stdin.close()  # ends a child that the signal did not reach
         assert ("handled" in running.stdout.read()) == ran
 
 

@@ -117,7 +117,7 @@ def test_job_dir_sets_the_default_folders() -> None:
 
 
 @pytest.mark.parametrize("trainer", TRAINERS)
-def test_help_takes_less_than_a_second_and_imports_no_framework(trainer: str) -> None:
+def test_help_takes_little_cpu_time_and_imports_no_framework(trainer: str) -> None:
     """CPU time, so that other work on the machine makes no difference; importing a framework takes several seconds."""
     before = resource.getrusage(resource.RUSAGE_CHILDREN)
     ended = subprocess.run(
@@ -128,7 +128,7 @@ def test_help_takes_less_than_a_second_and_imports_no_framework(trainer: str) ->
         cwd=Path(flags.__file__).parents[2],
     )
     after = resource.getrusage(resource.RUSAGE_CHILDREN)
-    assert after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime < 1
+    assert after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime < 3
     assert "--checkpoint-dir" in ended.stdout
     imported = {line.rsplit("|", 1)[-1].strip() for line in ended.stderr.splitlines()}
     assert not imported & {"torch", "tensorflow", "keras"}
