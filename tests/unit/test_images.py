@@ -220,3 +220,18 @@ def test_transient_errors_of_a_build_are_retried_and_no_others(monkeypatch: pyte
     with pytest.raises(StepFailed, match="hash mismatch"):
         buildx.bake("tf-cpu", [], quiet=True)
     assert len(started) == 4
+
+
+@pytest.mark.parametrize(("words", "attempts"), [("no active sessions", 3), ("hash mismatch", 1)])
+def test_a_quiet_build_is_retried_after_a_transient_error(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, words: str, attempts: int
+) -> None:
+    """With a ``docker`` that records its calls and fails."""
+    docker = tmp_path / "docker"
+    docker.write_text(f"#!/bin/sh\necho called >>{tmp_path}/calls\necho 'ERROR: {words}' >&2\nexit 1\n")
+    docker.chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
+    monkeypatch.setattr(docker_engine, "client", lambda: None)
+    with pytest.raises(StepFailed, match=f"'docker buildx build' failed: ERROR: {words}"):
+        docker_engine.buildx("build", ".", quiet=True)
+    assert (tmp_path / "calls").read_text().count("called") == attempts

@@ -78,7 +78,8 @@ def _install() -> None:
     Raises:
         UserError: that failed; the script's last line says why.
     """
-    script = subprocess.Popen([ROOT / "scripts" / "install-engine.sh"], stderr=subprocess.PIPE, text=True)
+    command = [ROOT / "scripts" / "install-engine.sh"]
+    script = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, errors="replace")
     reason = "no Docker engine answers"
     for line in script.stderr or ():
         if line.startswith(_SCRIPT_ERROR):
