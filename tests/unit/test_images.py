@@ -36,6 +36,25 @@ Dockerfile:71
 ERROR: target small: failed to solve: process "/bin/bash -c uv pip install" did not complete successfully: exit code: 1
 """
 
+#: uv wrote this in more than ten pieces, of which BuildKit repeats the last ten.
+FAILED_AND_REPEATED_IN_PART = """\
+#30 [requirements 2/2] RUN --mount=type=secret,id=ca
+#31 [framework 2/2] RUN --mount=type=secret,id=ca
+#30 0.282 error: Failed to download `einops==0.8.2`
+#30 0.283   cause: Hash mismatch for `einops==0.8.2`
+#31 0.284 error: unable to connect
+#30 0.284
+#30 0.284            sha256:54058201
+#30 ERROR: process "/bin/bash -c uv pip install" did not complete successfully: exit code: 1
+#31 ERROR: process "/bin/bash -c uv pip install" did not complete successfully: context canceled
+------
+ > [requirements 2/2] RUN --mount=type=secret,id=ca <<REQUIREMENTS (...):
+:54058201
+0.284            sha256:54058201
+------
+ERROR: failed to solve: process "/bin/bash -c uv pip install" did not complete successfully: exit code: 1
+"""
+
 FAILED_WITHOUT_THE_WORD_ERROR = """\
  > [system 2/3] RUN <<SYSTEM (export DEBIAN_FRONTEND=noninteractive...):
 12.90 touch: setting times of '/etc/resolv.conf': Read-only file system
@@ -50,6 +69,7 @@ ERROR: failed to solve: process "/bin/bash -c apt-get" did not complete successf
     [
         (FAILED_WITHOUT_THE_WORD_ERROR, "system: touch: setting times of '/etc/resolv.conf': Read-only file system"),
         (FAILED, "framework: Hash mismatch for `torch==2.9.1`"),
+        (FAILED_AND_REPEATED_IN_PART, "requirements: Hash mismatch for `einops==0.8.2`"),
         ("ERROR: target x: failed to solve: base:1: not found", "target x: failed to solve: base:1: not found"),
         ("#9 copying\nERROR: failed to copy: write /var/lib/x: no space left on device", "the engine's disk is full"),
         ("#9 sh: echo: I/O error: No space left on device\nERROR: exit code: 1", "the engine's disk is full"),

@@ -104,16 +104,29 @@ def reason(lines: list[str]) -> str:
             "the engine's disk is full: 'docker system df' shows what uses it, 'make clean CACHE=1' empties the cache"
         )
     errors = [line.removeprefix("ERROR: ") for line in lines if line.startswith("ERROR: ")]
-    # BuildKit repeats the failed step: " > [stage 3/4] RUN ...:", its output after a column of seconds, dashes.
+    # BuildKit names the failed step again at the end, " > [stage 3/4] RUN ...:", then repeats what it wrote, up to
+    # dashes. It repeats the last ten pieces only, which may be less than ten lines: the output itself comes first.
     steps = re.findall(r"(?ms)^ > \[([^\]]+)\][^\n]*\n(.*?)^-{6,}$", text)
     if steps:
-        name, output = steps[-1]
-        said = [re.sub(r"^[\d.]+ ", "", line) for line in output.splitlines() if line.strip()]
+        name, repeated = steps[-1]
+        said = _output_of_failed_step(lines) or _without_seconds(repeated.splitlines())
         errors_of_step = [line for line in said if _ERROR_LINE.search(line)] or said
         if errors_of_step:
             words = re.sub(r"^(caused by|cause|error): ", "", errors_of_step[-1].strip(), flags=re.IGNORECASE)
             return f"{name.split(' ')[0]}: {_short(words)}"
     return _short(errors[-1]) if errors else ""
+
+
+def _output_of_failed_step(lines: list[str]) -> list[str]:
+    """What the step wrote that ended with ``#12 ERROR: ...``; its lines are ``#12 0.283 text``."""
+    failed = [found[1] for line in lines if (found := re.match(r"(#\d+) ERROR: (?!.*context canceled)", line))]
+    prefix = f"{failed[-1]} " if failed else None
+    return _without_seconds([line.removeprefix(prefix) for line in lines if line.startswith(prefix)]) if prefix else []
+
+
+def _without_seconds(lines: list[str]) -> list[str]:
+    """The text of those lines that begin with the seconds since the step started, as output does."""
+    return [line.split(" ", 1)[1] for line in lines if re.match(r"\d+\.\d+ .*\S", line)]
 
 
 def _short(line: str) -> str:
