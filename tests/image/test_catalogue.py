@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import re
 import secrets
 import time
@@ -54,14 +55,19 @@ def test_cpu_and_gpu_share_the_framework_if_it_comes_from_the_same_index(built_i
 
 
 @both
-def test_an_image_is_verified_in_under_a_minute(target: str, built_image: BuiltImage) -> None:
-    """With CUDA in the image it took 5.1 s for `xla` and 5.3 s for `cpu` on 2 cores, 9.3 s on busy ones (2026-11)."""
+def test_an_image_is_verified_in_under_ten_seconds(target: str, built_image: BuiltImage) -> None:
+    """With CUDA in the image it took 5.1 s for `xla` and 5.3 s for `cpu` on 2 cores, 9.3 s on busy ones (2026-11).
+
+    The best of up to three attempts: the disk may be busy with the build that ended before the first.
+    """
     reference = built_image(target)
-    started = time.monotonic()
-    verify.examine(model.load(target), reference)
-    seconds = time.monotonic() - started
-    print(f"{target}: verified in {seconds:.1f} s")
-    assert seconds < 60
+    seconds = []
+    while len(seconds) < 3 and min(seconds, default=math.inf) >= 10:
+        started = time.monotonic()
+        verify.examine(model.load(target), reference)
+        seconds.append(time.monotonic() - started)
+    print(f"{target}: verified in {min(seconds):.1f} s")
+    assert min(seconds) < 10
 
 
 @both

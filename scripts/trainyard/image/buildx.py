@@ -22,7 +22,7 @@ from trainyard.settings import ROOT
 #: Called with the stage that a build is at and the step within it: ``("framework", "2/3")``.
 OnStep = Callable[[str, str], None]
 
-#: Last lines of a build's output, which are searched for the reason of a failure.
+#: How many lines of a build's output are kept; they are searched for the reason of a failure.
 _KEPT = 400
 
 #: A step in the output of ``--progress=plain``, as in ``#12 [framework 3/3] RUN ...``
@@ -56,18 +56,17 @@ def bake(target: str, arguments: list[str], *, quiet: bool = False, on_step: OnS
         drawn = sys.stderr.isatty() and not quiet
         progress = f"--progress={'auto' if drawn else 'plain'}"
         command = ["docker", "buildx", "bake", progress, f"--metadata-file={metadata}", *arguments]
-        for _ in range(docker_engine.MAX_ATTEMPTS):
-            status, lines = _run(command, piped=not drawn, shown=not quiet, on_step=on_step)
-            if not status or not any(docker_engine.TRANSIENT_ERRORS.search(line) for line in lines):
-                break
-        if status:
-            raise StepFailed(f"the build of {target} failed: {reason(lines) or 'see above'}")
+        ended = docker_engine.retry_transient(lambda: _run(command, piped=not drawn, shown=not quiet, on_step=on_step))
+        if ended.returncode:
+            raise StepFailed(f"the build of {target} failed: {reason(ended.stderr) or 'see above'}")
         found: dict[str, Any] = json.loads(metadata.read_text(encoding="utf-8"))[target]
         return found
 
 
-def _run(command: list[str], *, piped: bool, shown: bool, on_step: OnStep | None = None) -> tuple[int, list[str]]:
-    """Exit status and last lines of a command that prints its progress on standard error."""
+def _run(
+    command: list[str], *, piped: bool, shown: bool, on_step: OnStep | None = None
+) -> subprocess.CompletedProcess[str]:
+    """Run a command that prints its progress on standard error; ``stderr`` of the result has its last lines."""
     kept: deque[str] = deque(maxlen=_KEPT)
     process = subprocess.Popen(
         command,
@@ -80,13 +79,13 @@ def _run(command: list[str], *, piped: bool, shown: bool, on_step: OnStep | None
     )
     try:
         for line in process.stderr or ():
-            kept.append(line.rstrip("\n"))
+            kept.append(line)
             if on_step and (step := _STEP.match(line)):
                 on_step(step[1], step[2])
             if shown:
                 sys.stderr.write(line)
                 sys.stderr.flush()
-        return process.wait(), list(kept)
+        return subprocess.CompletedProcess(command, process.wait(), stderr="".join(kept))
     except BaseException:
         # Otherwise the engine would continue to build.
         process.send_signal(signal.SIGINT)
@@ -96,20 +95,19 @@ def _run(command: list[str], *, piped: bool, shown: bool, on_step: OnStep | None
         raise
 
 
-def reason(lines: list[str]) -> str:
-    """Why a build failed, from the last lines of ``--progress=plain``; empty if they do not say."""
-    text = "\n".join(lines)
+def reason(text: str) -> str:
+    """Why a build failed, from the end of what ``--progress=plain`` printed; empty if it does not say."""
     if re.search(r"no space left on device|disk quota exceeded", text, re.IGNORECASE):
         return (
             "the engine's disk is full: 'docker system df' shows what uses it, 'make clean CACHE=1' empties the cache"
         )
-    errors = [line.removeprefix("ERROR: ") for line in lines if line.startswith("ERROR: ")]
+    errors = re.findall(r"(?m)^ERROR: (.*)", text)
     # BuildKit names the failed step again at the end, " > [stage 3/4] RUN ...:", then repeats what it wrote, up to
     # dashes. It repeats the last ten pieces only, which may be less than ten lines: the output itself comes first.
     steps = re.findall(r"(?ms)^ > \[([^\]]+)\][^\n]*\n(.*?)^-{6,}$", text)
     if steps:
         name, repeated = steps[-1]
-        said = _output_of_failed_step(lines) or _without_seconds(repeated.splitlines())
+        said = _output_of_failed_step(text, errors[-1] if errors else "") or _without_seconds(repeated.splitlines())
         errors_of_step = [line for line in said if _ERROR_LINE.search(line)] or said
         if errors_of_step:
             words = re.sub(r"^(caused by|cause|error): ", "", errors_of_step[-1].strip(), flags=re.IGNORECASE)
@@ -117,11 +115,18 @@ def reason(lines: list[str]) -> str:
     return _short(errors[-1]) if errors else ""
 
 
-def _output_of_failed_step(lines: list[str]) -> list[str]:
-    """What the step wrote that ended with ``#12 ERROR: ...``; its lines are ``#12 0.283 text``."""
-    failed = [found[1] for line in lines if (found := re.match(r"(#\d+) ERROR: (?!.*context canceled)", line))]
-    prefix = f"{failed[-1]} " if failed else None
-    return _without_seconds([line.removeprefix(prefix) for line in lines if line.startswith(prefix)]) if prefix else []
+def _output_of_failed_step(text: str, error: str) -> list[str]:
+    """What the step wrote that failed the build with ``error``; its lines are ``#12 0.283 words``, then an error.
+
+    Other steps may have failed, too, or were cancelled: the build's error ends with that of the step that failed it.
+    """
+    for number, words in re.findall(r"(?m)^(#\d+) ERROR: (.+)", text):
+        if error.endswith(words):
+            prefix = f"{number} "
+            return _without_seconds(
+                [line.removeprefix(prefix) for line in text.splitlines() if line.startswith(prefix)]
+            )
+    return []
 
 
 def _without_seconds(lines: list[str]) -> list[str]:

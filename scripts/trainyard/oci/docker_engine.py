@@ -7,6 +7,7 @@ import os
 import re
 import subprocess
 import sys
+from collections.abc import Callable
 from functools import cache
 from pathlib import Path
 
@@ -28,10 +29,10 @@ OWNER = f"{OWNED}.by"
 #: Errors of BuildKit in Docker 26.1 that do not recur when the build is retried. The first: two builds share a step,
 #: and the one that requested it has ended, so that its session, with secrets and contexts, is gone. The second: the
 #: engine garbage-collected a snapshot that the build had just found, after other images were removed.
-TRANSIENT_ERRORS = re.compile(r"no active sessions|failed to prepare extraction snapshot .*: not found")
+_TRANSIENT_ERRORS = re.compile(r"no active sessions|failed to prepare extraction snapshot .*: not found")
 
 #: How many times a build is started if it fails with a transient error.
-MAX_ATTEMPTS = 3
+_MAX_ATTEMPTS = 3
 
 #: What the line begins with in which scripts/install-engine.sh says why it ends.
 _SCRIPT_ERROR = "engine: error: "
@@ -153,6 +154,15 @@ def drop_cached(records: set[str]) -> None:
             return
 
 
+def retry_transient(run: Callable[[], subprocess.CompletedProcess[str]]) -> subprocess.CompletedProcess[str]:
+    """The result of ``run``, which runs a build, and is called again if the build fails with a transient error."""
+    for _ in range(_MAX_ATTEMPTS):
+        found = run()
+        if not found.returncode or not _TRANSIENT_ERRORS.search(found.stderr or ""):
+            break
+    return found
+
+
 def buildx(*arguments: str, quiet: bool = False, environment: dict[str, str] | None = None) -> str:
     """Run ``docker buildx``; its standard output.
 
@@ -163,8 +173,8 @@ def buildx(*arguments: str, quiet: bool = False, environment: dict[str, str] | N
     """
     client()
     command = ["docker", "buildx", *arguments]
-    for _ in range(MAX_ATTEMPTS):
-        found = subprocess.run(
+    found = retry_transient(
+        lambda: subprocess.run(
             command,
             cwd=ROOT,
             env=settings.environment(**(environment or {})),
@@ -173,8 +183,7 @@ def buildx(*arguments: str, quiet: bool = False, environment: dict[str, str] | N
             text=True,
             check=False,
         )
-        if not found.returncode or not TRANSIENT_ERRORS.search(found.stderr or ""):
-            break
+    )
     if found.returncode:
         words = f": {found.stderr.strip().splitlines()[-1]}" if quiet and found.stderr.strip() else "; see above"
         raise StepFailed(f"'docker buildx {arguments[0]}' failed{words}")

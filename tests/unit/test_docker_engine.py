@@ -1,0 +1,55 @@
+"""A missing engine is one line, and builds without progress are retried after a transient error."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+import docker
+import pytest
+
+from trainyard.console import StepFailed, UserError
+from trainyard.oci import docker_engine
+
+#: ``docker_engine.client`` without the client that other tests got before.
+new_client: Callable[[], docker.DockerClient] = docker_engine.client.__wrapped__
+
+
+def test_an_engine_that_does_not_answer_is_one_line(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """From scripts/install-engine.sh, which changes nothing where DOCKER_HOST names an engine."""
+    monkeypatch.setenv("DOCKER_HOST", "tcp://127.0.0.1:9")
+    with pytest.raises(UserError, match=r"^no engine answers at DOCKER_HOST=tcp://127\.0\.0\.1:9: start it, or unset"):
+        new_client()
+    assert capfd.readouterr().err == "", "the line is printed once, by the command"
+
+
+def test_what_an_installer_prints_is_shown_whatever_its_bytes_and_its_error_is_the_reason(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    script = tmp_path / "scripts" / "install-engine.sh"
+    script.parent.mkdir()
+    script.write_bytes(b"#!/bin/sh\necho 'M\xfcnchen' >&2\necho 'engine: error: no archive answers' >&2\nexit 1\n")
+    script.chmod(0o755)
+    monkeypatch.setenv("DOCKER_HOST", "tcp://127.0.0.1:9")
+    monkeypatch.setattr(docker_engine, "ROOT", tmp_path)
+    with pytest.raises(UserError, match=r"^no archive answers$"):
+        new_client()
+    assert capsys.readouterr().err == "M\N{REPLACEMENT CHARACTER}nchen\n"
+
+
+@pytest.mark.parametrize(("words", "attempts"), [("no active sessions", 3), ("hash mismatch", 1)])
+def test_a_quiet_build_is_retried_after_a_transient_error(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, words: str, attempts: int
+) -> None:
+    """With a ``docker`` that records its calls and fails."""
+    docker = tmp_path / "docker"
+    docker.write_text(f"#!/bin/sh\necho called >>{tmp_path}/calls\necho 'ERROR: {words}' >&2\nexit 1\n")
+    docker.chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
+    monkeypatch.setattr(docker_engine, "client", lambda: None)
+    with pytest.raises(StepFailed, match=f"'docker buildx build' failed: ERROR: {words}"):
+        docker_engine.buildx("build", ".", quiet=True)
+    assert (tmp_path / "calls").read_text().count("called") == attempts
