@@ -73,8 +73,31 @@ class Upload:
     content: bytes
 
 
-class Server:
-    """A fake on 127.0.0.1, as a context manager.
+class Listener:
+    """Requests to a free port of 127.0.0.1, answered while the context manager is open."""
+
+    def handler(self) -> type[BaseHTTPRequestHandler]:
+        """The class that answers a request."""
+        raise NotImplementedError
+
+    def __enter__(self) -> Self:
+        self._server = ThreadingHTTPServer(("127.0.0.1", 0), self.handler())
+        self._server.daemon_threads = True
+        threading.Thread(target=self._server.serve_forever, args=(0.01,), daemon=True).start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._server.shutdown()
+        self._server.server_close()
+
+    @property
+    def host(self) -> str:
+        """127.0.0.1:port."""
+        return f"127.0.0.1:{self._server.server_address[1]}"
+
+
+class Server(Listener):
+    """A fake of a JSON API.
 
     A handler is called as ``handler(*groups, body=..., query=...)``, with {} for a missing body; it returns JSON data
     or text.
@@ -105,25 +128,19 @@ class Server:
         """The body of an error."""
         return error.body()
 
-    def __enter__(self) -> Self:
+    def handler(self) -> type[BaseHTTPRequestHandler]:
+        """The class that answers a request."""
         fake = self
 
         class Handler(_Handler):
             server_of: Server = fake
 
-        self._server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-        self._server.daemon_threads = True
-        threading.Thread(target=self._server.serve_forever, args=(0.01,), daemon=True).start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._server.shutdown()
-        self._server.server_close()
+        return Handler
 
     @property
     def url(self) -> str:
         """http://127.0.0.1:port/."""
-        return f"http://127.0.0.1:{self._server.server_address[1]}/"
+        return f"http://{self.host}/"
 
     def answer(self, method: str, path: str, body: Any, query: Mapping[str, str]) -> Any:
         """The response of the first matching route.

@@ -54,7 +54,7 @@ def test_a_path_is_looked_up_from_the_current_folder(
     assert model.load("examples/patches").folder == settings.ROOT / "examples" / "patches"
     with pytest.raises(UserError, match=r"unknown target 'mine': write '\./mine' for the folder; valid targets:"):
         model.load("mine")
-    with pytest.raises(UserError, match=r"no image\.yaml in the folder '\./other'; valid targets:"):
+    with pytest.raises(UserError, match=r"no image\.yaml or trainyard\.yaml in the folder '\./other'; valid targets:"):
         model.load("./other")
 
 

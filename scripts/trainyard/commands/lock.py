@@ -13,24 +13,41 @@ GROUP = "build"
     short_help="Resolve packages to hash-pinned locks.",
     epilog="""\b
     Examples:
+      trainyard lock                             # trainyard.lock of the repository that you are in
+      trainyard lock --upgrade-package einops    # the same, with the newest einops
+      trainyard lock --upgrade                   # the framework and base of this Trainyard, the newest of the rest
       trainyard lock xla        # the locks of a target, for every package index that answers
       trainyard lock scripts    # what Trainyard and its tests need (scripts/requirements.lock)
       trainyard lock uv         # the installer inside builds (images/uv.lock); the same for gsutil
     """,
 )
 @options.target
+@options.flag("--upgrade", "-U", help="Keep no version of trainyard.lock.")
+@options.option("--upgrade-package", "-P", multiple=True, metavar="NAME", help="Take the newest version of a package.")
+@options.flag("--check", help="Write nothing; fail if trainyard.lock would change.")
 @options.json_output
-def command(target: str | None, as_json: bool) -> None:
+def command(target: str | None, upgrade: bool, upgrade_package: tuple[str, ...], check: bool, as_json: bool) -> None:
     """Resolve TARGET's packages for its Python and platform, and write the hash-pinned locks; commit them.
+
+    Without TARGET, trainyard.lock is written beside the trainyard.yaml of the repository that you are in. Its versions
+    are kept where the requirements allow it.
 
     If TARGET's base holds the framework, its tag is resolved to a digest and its packages are recorded in base.json.
     """
     from trainyard import console
-    from trainyard.image import resolver
-    from trainyard.spec import lockfile
+    from trainyard.image import resolver, workspace_resolver
+    from trainyard.spec import lockfile, model
     from trainyard.spec.model import relative
 
-    written = resolver.lock(target)
-    for path in written:
-        console.say(f"{relative(path)}: {len(lockfile.read(path))} packages")
+    spec = None if target in ("scripts", *resolver.TOOLS) else model.load(target)
+    if spec is not None and spec.workspace:
+        written = workspace_resolver.lock(spec, upgrade=upgrade, upgrade_packages=upgrade_package, check=check)
+        count = len(lockfile.installed(spec, "default"))
+        console.say(f"{relative(spec.workspace.lock)}: {count} packages{'' if written else ', up to date'}")
+    elif upgrade or upgrade_package or check:
+        raise console.UserError("--upgrade, --upgrade-package and --check are for the lock of a trainyard.yaml")
+    else:
+        written = resolver.lock(target)
+        for path in written:
+            console.say(f"{relative(path)}: {len(lockfile.read(path))} packages")
     console.result({"written": [relative(path) for path in written]}, as_json=as_json)

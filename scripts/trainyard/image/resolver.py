@@ -8,7 +8,7 @@ import itertools
 import subprocess
 import sys
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from packaging.requirements import Requirement
@@ -20,7 +20,7 @@ from trainyard.image import base_image, package_index
 from trainyard.installation import check_writable, checkout
 from trainyard.oci import docker_engine, probe_runner
 from trainyard.settings import ROOT
-from trainyard.spec import lockfile
+from trainyard.spec import lockfile, workspace_lock
 from trainyard.spec.catalog import conflict
 from trainyard.spec.model import IMAGES, BaseContents, Spec, base_contents_file, load, requirements_of
 
@@ -28,7 +28,12 @@ from trainyard.spec.model import IMAGES, BaseContents, Spec, base_contents_file,
 GLIBC = "2.36"
 
 #: First line of every lock. It names no target, so that images with the same framework lock share the build stage.
-_HEADER = "# Locked by `make lock`. Do not edit.\n"
+_HEADER = workspace_lock.SPLIT_HEADER
+
+#: Options of ``uv pip compile`` for a requirements file with hashes and without addresses, new.lock.
+REQUIREMENTS_FORMAT = (
+    "--generate-hashes", "--no-header", "--no-annotate", "--no-emit-index-url", "--output-file", "new.lock",
+)  # fmt: skip
 
 #: Tools of the build with a lock under images/.
 TOOLS = ("uv", "gsutil")
@@ -72,15 +77,10 @@ def compile_lock(
             lines += ["[[tool.uv.index]]", f'name = "{name}"', f'url = "{address}"', "explicit = true"]
             lines += ["[tool.uv.sources]", *(f'{package} = {{ index = "{name}" }}' for package in packages)]
         (here / "pyproject.toml").write_text("\n".join(lines) + "\n", encoding="utf-8")
-        command = [sys.executable, "-m", "uv", "pip", "compile", "--quiet", "pyproject.toml"]
-        command += ["--constraint", "constraints.txt", "--generate-hashes"]
-        command += ["--no-header", "--no-annotate", "--no-emit-index-url"]
-        command += ["--python-version", python, "--python-platform", platform_of(glibc), "--output-file", "new.lock"]
         # A user's uv settings must not change the locks.
         environment = {key: value for key, value in settings.environment().items() if not key.startswith("UV_")}
-        if bundle := settings.ca_bundle():  # uv's own CA certificates lack those of networks that inspect TLS
-            environment["SSL_CERT_FILE"] = str(bundle)
-        found = subprocess.run(command, cwd=here, env=environment, capture_output=True, text=True, check=False)
+        options = ["--constraint", "constraints.txt", *REQUIREMENTS_FORMAT]
+        found = pip_compile(here, options, python=python, glibc=glibc, environment=environment)
         if found.returncode:
             reason = " ".join(found.stderr.split()) or f"uv exited with {found.returncode}"
             raise StepFailed(f"cannot lock {target}: {reason}")
@@ -90,6 +90,20 @@ def compile_lock(
     temporary = output.with_suffix(".lock.new")
     temporary.write_text(_HEADER + text, encoding="utf-8")
     temporary.replace(output)
+
+
+def pip_compile(
+    folder: Path, options: Sequence[str], *, python: str, glibc: str, environment: Mapping[str, str]
+) -> subprocess.CompletedProcess[str]:
+    """Run ``uv pip compile`` on the pyproject.toml in ``folder``, for Linux with x86-64, with the host's CA bundle."""
+    command = [sys.executable, "-m", "uv", "pip", "compile", "--quiet", "pyproject.toml", *options]
+    command += ["--python-version", python, "--python-platform", platform_of(glibc)]
+    if settings.offline():
+        command.append("--offline")
+    # uv's own CA certificates lack those of networks that inspect TLS.
+    bundle = settings.ca_bundle()
+    given = {**environment, **({"SSL_CERT_FILE": str(bundle)} if bundle else {})}
+    return subprocess.run(command, cwd=folder, env=given, capture_output=True, text=True, check=False)
 
 
 def platform_of(glibc: str) -> str:

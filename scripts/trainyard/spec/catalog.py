@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
+from types import UnionType
 from typing import Annotated, Any, TypeVar, get_args, get_origin
 
 from packaging.specifiers import InvalidSpecifier, SpecifierSet
@@ -107,12 +108,13 @@ def _keys_at(model: type[BaseModel], location: tuple[int | str, ...]) -> list[st
         if isinstance(step, int):  # a position in the list of the key before it
             continue
         field = model.model_fields.get(step)
-        kind = field.annotation if field else None
-        kind = next(iter(get_args(kind)), kind) if get_origin(kind) is list else kind
-        if not (isinstance(kind, type) and issubclass(kind, BaseModel)):
+        kinds = [field.annotation] if field else []
+        kinds += [kind for outer in kinds if get_origin(outer) in (list, UnionType) for kind in get_args(outer)]
+        found = [kind for kind in kinds if isinstance(kind, type) and issubclass(kind, BaseModel)]
+        if not found:
             return []
-        model = kind
-    return list(model.model_fields)
+        model = found[0]
+    return [field.alias or name for name, field in model.model_fields.items()]
 
 
 def _explain(path: Path, data: CommentedMap, model: type[BaseModel], error: ValidationError) -> UserError:

@@ -8,6 +8,8 @@ A target has one pair of locks per package index that it can be built from::
     images/<target>/requirements.pytorch-cpu.lock
 
 If the base holds the framework, base.json, the record of its contents, takes the place of the framework's lock.
+
+A user's repository has one ``trainyard.lock`` instead; the same files are written from it into its build folder.
 """
 
 from __future__ import annotations
@@ -19,21 +21,25 @@ from pathlib import Path
 from packaging.utils import canonicalize_name
 
 from trainyard.console import UserError
+from trainyard.spec import workspace_lock
 from trainyard.spec.model import Spec, base_contents_file, relative
 
 _PIN = re.compile(r"([A-Za-z0-9._-]+)(?:\[[^]]*\])?==([^ ;\\]+)")
 
 
-def read(path: Path) -> dict[str, str]:
+def read(path: Path, command: str = "") -> dict[str, str]:
     """Canonical name -> version of every package that a lock pins or base.json lists.
 
+    Args:
+        command: what writes the lock, for messages; ``make lock`` for the target of its folder if empty.
     Raises:
         UserError: the lock is missing, unreadable, or pins a package without a hash.
     """
+    command = command or f"make lock TARGET={path.parent.name}"
     try:
         text = path.read_text(encoding="utf-8")
     except FileNotFoundError:
-        raise UserError(f"{relative(path)} is missing: run 'make lock TARGET={path.parent.name}'") from None
+        raise UserError(f"{relative(path)} is missing: run '{command}'") from None
     if path.suffix == ".json":
         return {str(name): str(version) for name, version in json.loads(text)["packages"].items()}
     pins: dict[str, str] = {}
@@ -42,10 +48,7 @@ def read(path: Path) -> dict[str, str]:
             continue
         match = _PIN.match(entry)
         if not match or "--hash=sha256:" not in entry:
-            raise UserError(
-                f"{relative(path)}: not a hash-pinned requirement: {entry[:80]!r}; "
-                f"run 'make lock TARGET={path.parent.name}'"
-            )
+            raise UserError(f"{relative(path)}: not a hash-pinned requirement: {entry[:80]!r}; run '{command}'")
         pins[canonicalize_name(match[1])] = match[2]
     return pins
 
@@ -71,17 +74,51 @@ def suffix(index: str) -> str:
 
 
 def framework_lock(spec: Spec, index: str) -> Path:
-    """The file that pins the framework: a lock, or the record of a base image that has it installed."""
+    """The file that pins the framework: a lock, or the record of a base image that has it installed.
+
+    Raises:
+        UserError: that of a user's repository has no readable trainyard.lock.
+    """
     if spec.framework_in_base:
         return base_contents_file(spec)
+    if spec.workspace:
+        workspace_lock.split(spec.workspace, spec.build_folder)
+        return spec.build_folder / f"framework{suffix(index)}.lock"
     return spec.framework_folder / f"framework{suffix(index)}.lock"
 
 
 def requirements_lock(spec: Spec, index: str) -> Path:
-    """The lock of everything that the framework does not need by itself."""
-    return spec.folder / f"requirements{suffix(index)}.lock"
+    """The lock of everything that the framework does not need by itself.
+
+    Raises:
+        UserError: that of a user's repository has no readable trainyard.lock.
+    """
+    if spec.workspace:
+        workspace_lock.split(spec.workspace, spec.build_folder)
+    return spec.build_folder / f"requirements{suffix(index)}.lock"
+
+
+def compiled_lock(spec: Spec) -> Path | None:
+    """The lock of the source distributions that are compiled for a user's image; None if there are none.
+
+    Raises:
+        UserError: there is no readable trainyard.lock.
+    """
+    if not (spec.workspace and spec.workspace.document.build):
+        return None
+    workspace_lock.split(spec.workspace, spec.build_folder)
+    return spec.build_folder / "compiled.lock"
 
 
 def installed(spec: Spec, index: str) -> dict[str, str]:
-    """Canonical name -> version of every package the image holds when built from ``index``."""
-    return read(framework_lock(spec, index)) | read(requirements_lock(spec, index))
+    """Canonical name -> version of every package the image holds when built from ``index``.
+
+    Raises:
+        UserError: see :func:`read`.
+    """
+    paths = [framework_lock(spec, index), requirements_lock(spec, index), compiled_lock(spec)]
+    found: dict[str, str] = {}
+    for path in paths:
+        if path is not None:
+            found |= read(path, spec.command("lock"))
+    return found

@@ -11,7 +11,7 @@ import datetime
 import json
 import re
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, NoReturn
 
 from packaging.requirements import InvalidRequirement, Requirement
 from packaging.utils import canonicalize_name
@@ -20,8 +20,8 @@ from pydantic import AfterValidator, BeforeValidator, Field, ValidationError
 from ruamel.yaml.comments import CommentedMap
 
 from trainyard.console import UserError, nearest
-from trainyard.settings import ROOT
-from trainyard.spec import yaml_source
+from trainyard.settings import ROOT, STATE
+from trainyard.spec import workspace, yaml_source
 from trainyard.spec.catalog import IMAGES as IMAGES
 from trainyard.spec.catalog import Base as Base
 from trainyard.spec.catalog import DebianPackage, conflict, validated
@@ -30,6 +30,7 @@ from trainyard.spec.catalog import Strict as Strict
 from trainyard.spec.catalog import bases as bases
 from trainyard.spec.catalog import indexes as indexes
 from trainyard.spec.units import in_bytes
+from trainyard.spec.workspace import Level, Variable, Workspace, WorkspaceDocument
 from trainyard.spec.yaml_source import relative as relative
 
 
@@ -65,8 +66,6 @@ def _pin_or_set(text: str) -> str:
 Size = Annotated[int, BeforeValidator(lambda text: in_bytes(str(text)))]
 Pin = Annotated[str, AfterValidator(_pin)]
 PinOrSet = Annotated[str, AfterValidator(_pin_or_set)]
-#: Name of an environment variable, as shells and Dockerfiles know them.
-Variable = Annotated[str, Field(pattern=r"^[A-Za-z_][A-Za-z0-9_]*$")]
 
 
 class Framework(Strict):
@@ -160,19 +159,45 @@ class Spec(_Document):
     """One image.
 
     Attributes:
-        folder: holds its image.yaml; ``framework_folder``: the folder whose framework lock it uses.
+        folder: holds its image.yaml or trainyard.yaml; ``framework_folder``: the folder whose framework lock it uses.
         base_contents: packages of a base that holds the framework; None if it holds none or was never inspected.
+        workspace: the user's repository that the image is made from; None for an image.yaml.
     """
 
     target: str
     folder: Path
     framework_folder: Path
     base_contents: BaseContents | None = None
+    workspace: Workspace | None = None
 
     @property
     def where(self) -> str:
         """The path of the spec's file in messages."""
-        return relative(self.folder / "image.yaml")
+        return relative(self.workspace.file if self.workspace else self.folder / "image.yaml")
+
+    @property
+    def build_folder(self) -> Path:
+        """Where the Dockerfile and the locks are: beside image.yaml, or in the state folder for a user's repository."""
+        return STATE / self.target / "build" if self.workspace else self.folder
+
+    def command(self, name: str) -> str:
+        """How the user runs a command for this image, in messages: ``make lock TARGET=cpu`` or ``trainyard lock``."""
+        return f"trainyard {name}" if self.workspace else f"make {name} TARGET={self.target}"
+
+    @property
+    def has_code(self) -> bool:
+        """Whether the image has a layer with a user's code: not if trainyard.yaml adds packages alone."""
+        return self.workspace is not None and bool(self.workspace.document.code)
+
+    @property
+    def limited(self) -> bool:
+        """Whether the image may not exceed ``budget``; without one in trainyard.yaml it is that of the parent alone."""
+        return self.workspace is None or self.workspace.document.budget is not None
+
+    @property
+    def level(self) -> Level:
+        """How far the smoke test tests the image: a trainer of the catalogue has to learn."""
+        return self.workspace.level if self.workspace and self.workspace.document.run else "trained"
 
     def base_spec(self) -> Base:
         """The entry of images/bases.yaml that the image is built on."""
@@ -193,6 +218,11 @@ class Spec(_Document):
         """The interpreter of trainers: that of the venv, or the first of the base's PATH."""
         return "python3" if self.framework_in_base else "/opt/venv/bin/python"
 
+    @property
+    def shebang(self) -> str:
+        """The interpreter in the first line of the image's scripts, without ``#!``."""
+        return f"/usr/bin/env {self.python}" if self.framework_in_base else self.python
+
     def index_spec(self) -> Index | None:
         """The entry of images/indexes.yaml that the framework comes from; None for the default index."""
         return None if self.framework.index == "default" else indexes()[self.framework.index]
@@ -206,6 +236,8 @@ class Spec(_Document):
         if self.trainers.folder:
             for path in _trainer_files(self.folder / self.trainers.folder):
                 commands[path.stem] = [self.python, f"/opt/trainyard/own/{path.name}"]
+        if self.workspace and self.workspace.document.run:
+            commands[workspace.COMMAND] = self.workspace.document.run
         return dict(sorted(commands.items()))
 
 
@@ -259,15 +291,19 @@ def folder_of(target: str | None) -> Path:
     """
     valid = f"valid targets: {', '.join(targets())}"
     if not target:
-        raise UserError(f"no target given, as in TARGET=tf-cpu with make; {valid}")
+        raise UserError(
+            f"no target given, and no {workspace.FILE} in this folder or above it in its git repository: 'trainyard "
+            f"init' writes one, or give a target (with make, TARGET=tf-cpu); {valid}"
+        )
     if re.fullmatch(r"[A-Za-z0-9._-]+", target) and (IMAGES / target / "image.yaml").is_file():
         return IMAGES / target
-    if "/" in target:
+    files = ("image.yaml", workspace.FILE)
+    if "/" in target or target == ".":
         for folder in (Path(target), ROOT / target):
-            if (folder / "image.yaml").is_file():
+            if any((folder / file).is_file() for file in files):
                 return folder.resolve()
-        raise UserError(f"no image.yaml in the folder '{target}'; {valid}")
-    if (Path(target) / "image.yaml").is_file():
+        raise UserError(f"no image.yaml or {workspace.FILE} in the folder '{target}'; {valid}")
+    if any((Path(target) / file).is_file() for file in files):
         raise UserError(f"unknown target '{target}': write './{target}' for the folder; {valid}")
     raise UserError(f"unknown target '{target}'{nearest(target, targets())}; {valid}")
 
@@ -276,11 +312,59 @@ def load(target: str | None) -> Spec:
     """The checked spec of a target, with ``extends`` applied.
 
     Args:
-        target: a name under images/, or the path of a folder that holds an image.yaml.
+        target: a name under images/, or the path of a folder that holds an image.yaml or a trainyard.yaml. None: the
+            trainyard.yaml of the current folder or of the nearest one above it.
     Raises:
         UserError: the name or the file has a mistake; the message says where.
     """
-    return _load(folder_of(target), ())
+    if not target and (file := workspace.find()):
+        return _load_workspace(file)
+    folder = folder_of(target)
+    if (folder / "image.yaml").is_file():
+        return _load(folder, ())
+    return _load_workspace(folder / workspace.FILE)
+
+
+def _load_workspace(path: Path) -> Spec:
+    """The spec of a user's repository: its parent's, with what trainyard.yaml adds."""
+    data = yaml_source.read(path)
+    document = validated(path, WorkspaceDocument, data, yaml_source.plain(data))
+
+    def refuse(location: tuple[str, ...], message: str) -> NoReturn:
+        line = yaml_source.line_of(data, location)
+        raise UserError(f"{relative(path)}{f':{line}' if line else ''}: {'.'.join(location)}: {message}")
+
+    valid = f"valid targets: {', '.join(targets())}"
+    if not (IMAGES / document.extends / "image.yaml").is_file() or "/" in document.extends:
+        refuse(("extends",), f"unknown target '{document.extends}'{nearest(document.extends, targets())}; {valid}")
+    parent = _load(IMAGES / document.extends, ())
+    name = document.name or workspace.default_name(path.parent)
+    if name in targets():
+        refuse(("name",), f"'{name}' is a target of the catalogue: give the image another one, as in 'name: my-{name}'")
+    if not document.run and "code" in document.model_fields_set:
+        refuse(("code",), "there is no 'run', the command that shows that it works: give one, or remove 'code'")
+    if document.smoke and not document.run:
+        refuse(("smoke",), "there is no 'run', the command that it would run")
+    if document.smoke and document.smoke.data and not (path.parent / document.smoke.data).is_dir():
+        refuse(("smoke", "data"), f"no folder '{document.smoke.data}' in {relative(path.parent)}")
+    if parent.framework_in_base:
+        refuse(("extends",), f"'{document.extends}' takes its framework from its base image: extend another target")
+    if not document.run:  # without a command, the image is the target with more packages
+        document = document.model_copy(update={"code": []})
+    trainers = parent.trainers.model_copy(update={"default": workspace.COMMAND}) if document.run else parent.trainers
+    return parent.model_copy(
+        update={
+            "summary": document.summary or f"{name}, on {parent.target}: {parent.summary}",
+            "system": [*parent.system, *(one for one in document.system if one not in parent.system)],
+            "environment": parent.environment | document.environment,
+            "trainers": trainers,
+            "budget": Budget.model_construct(size=document.budget.size) if document.budget else parent.budget,
+            "target": name,
+            "folder": path.parent,
+            "framework_folder": STATE / name / "build",
+            "workspace": Workspace(path, document, parent.target),
+        }
+    )
 
 
 def _load(folder: Path, below: tuple[Path, ...]) -> Spec:

@@ -11,6 +11,12 @@ NAME = settings.variable("IMAGE_NAME") or "trainyard"
 #: Prefix of Trainyard's own labels.
 LABELS = "io.trainyard"
 
+#: Value of the label ``tested`` of an image that was never run: its code was replaced at the registry.
+UNTESTED = "none"
+
+#: What the tags of such images begin with.
+DEVELOPMENT = "dev-"
+
 #: Modification time of every file that a build adds to an image: 1980-01-01, the earliest time that zip archives can
 #: hold, in seconds since 1970. With the commit's time every commit would have a new framework layer.
 FILE_EPOCH = 315532800

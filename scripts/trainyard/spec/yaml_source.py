@@ -18,11 +18,12 @@ Location = tuple[int | str, ...]
 
 
 def relative(path: Path) -> str:
-    """A path as messages and generated files show it: relative to the project if it is inside."""
-    try:
-        return path.resolve().relative_to(ROOT).as_posix()
-    except ValueError:
-        return str(path)
+    """A path as messages and generated files show it: relative to the project, or to the current folder, if inside."""
+    found = path.resolve()
+    for folder in (ROOT, Path.cwd()):
+        if found.is_relative_to(folder):
+            return found.relative_to(folder).as_posix()
+    return str(path)
 
 
 def _text(path: Path) -> str:

@@ -1,0 +1,94 @@
+"""Compare what a user's repository asks for with the framework and the Python of its target."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from packaging.requirements import Requirement
+from packaging.specifiers import SpecifierSet
+from packaging.utils import canonicalize_name
+
+from trainyard.console import UserError
+from trainyard.spec import lockfile, model
+from trainyard.spec.model import Spec
+from trainyard.workspace.lines import applies
+from trainyard.workspace.requirements import Wanted
+
+#: Packages that install the module tensorflow, so that an image has one of them:
+#: https://www.tensorflow.org/install/pip#package_location
+_TENSORFLOW = frozenset(
+    {"tensorflow", "tensorflow-cpu", "tensorflow-cpu-aws", "tensorflow-gpu", "tensorflow-tpu", "tf-nightly",
+     "tf-nightly-cpu", "tf-nightly-tpu"}
+)  # fmt: skip
+
+
+def check_python(spec: Spec, wanted: Wanted) -> None:
+    """Compare ``requires-python`` of the code's projects with the target's Python, of which the patch is not known."""
+    assert spec.workspace is not None
+    python = spec.base_spec().python
+    for line in wanted.requires_python:
+        allowed = SpecifierSet(line.text)
+        if not any(allowed.contains(f"{python}.{patch}") for patch in (0, 99)):
+            raise UserError(
+                f"{line.where}: requires-python '{line.text}' excludes Python {python} of {spec.workspace.parent}: "
+                f"relax it, or extend another target{_with_python(allowed)}"
+            )
+
+
+def _with_python(allowed: SpecifierSet) -> str:
+    fitting = [name for name in model.targets() if allowed.contains(f"{model.load(name).base_spec().python}.99")]
+    return f" ({', '.join(fitting)})" if fitting else ""
+
+
+def variants(framework: Mapping[str, str]) -> dict[str, str]:
+    """Canonical name -> version of the framework's packages, under all names of TensorFlow if it is that."""
+    installed = next((framework[name] for name in sorted(_TENSORFLOW) if name in framework), None)
+    return dict(framework) | ({name: installed for name in _TENSORFLOW if name not in framework} if installed else {})
+
+
+def check(spec: Spec, wanted: Wanted, framework: Mapping[str, str]) -> None:
+    """Check the user's own lines against the versions of the framework.
+
+    The constraints of a uv.lock are compared for the packages that the target names; the versions of what these
+    depend on are the target's.
+
+    Raises:
+        UserError: one excludes the framework's version; both sides are named.
+    """
+    assert spec.workspace is not None
+    named = {canonicalize_name(Requirement(text).name) for text in spec.framework.packages}
+    locked = [one for one in wanted.constraints if one.file.name != "uv.lock" or one.name in named]
+    versions = variants(framework)
+    for line in (*wanted.lines, *locked, *wanted.overrides):
+        version = versions.get(line.name)
+        wants = line.requirement
+        if version is None or not applies(wants.marker, spec.base_spec().python):
+            continue
+        if not wants.specifier.contains(version, prereleases=True):
+            held = line.name if line.name in framework else next(name for name in _TENSORFLOW if name in framework)
+            others = _targets_with(line.name, wants.specifier)
+            advice = f"or extend {' or '.join(others)}" if others else "no other target has it"
+            raise UserError(
+                f"{line.where}: {line.shown} contradicts {held} {version}, which the framework of "
+                f"{spec.workspace.parent}{_framework(spec, framework)} is locked with: relax it, {advice}"
+            )
+
+
+def _framework(spec: Spec, versions: Mapping[str, str]) -> str:
+    """`` (tensorflow-cpu 2.21.0)``: the package that the target is named after."""
+    name = canonicalize_name(spec.framework.name)
+    variant = next((one for one in sorted(versions) if one == name or one.startswith(f"{name}-")), None)
+    return f" ({variant} {versions[variant]})" if variant else ""
+
+
+def _targets_with(name: str, allowed: SpecifierSet) -> list[str]:
+    """Targets whose framework has a package in an allowed version."""
+    found = []
+    for target in model.targets():
+        parent = model.load(target)
+        if parent.framework_in_base:
+            continue
+        version = variants(lockfile.read(lockfile.framework_lock(parent, "default"))).get(name)
+        if version and allowed.contains(version, prereleases=True):
+            found.append(target)
+    return found

@@ -1,0 +1,254 @@
+"""The model of ``trainyard.yaml``: what an image adds to a target of the catalogue, in a user's own repository.
+
+:func:`trainyard.spec.model.load` makes a :class:`~trainyard.spec.model.Spec` of it, so that everything that is done
+with an image of the catalogue is done with a user's image too.
+"""
+
+from __future__ import annotations
+
+import re
+import shlex
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from packaging.requirements import InvalidRequirement, Requirement
+from pydantic import AfterValidator, BeforeValidator, Field, WithJsonSchema
+
+from trainyard.spec.catalog import DebianPackage, Strict
+from trainyard.spec.units import in_bytes
+
+#: Name of the file that describes a user's image.
+FILE = "trainyard.yaml"
+
+#: Name of its lock, in the same folder.
+LOCK = "trainyard.lock"
+
+#: Where the code is in the image; the working directory of its containers.
+FOLDER = "/workspace"
+
+#: Name of the user's command among the trainers of image.json.
+COMMAND = "run"
+
+#: How far an image was tested, the least first: ``started`` it, ``ran`` it to its end, or saw that it ``trained``.
+Level = Literal["started", "ran", "trained"]
+LEVELS: tuple[Level, ...] = ("started", "ran", "trained")
+
+#: Name of an environment variable, as shells and Dockerfiles know them.
+Variable = Annotated[str, Field(pattern=r"^[A-Za-z_][A-Za-z0-9_]*$")]
+
+
+def _requirement(text: str) -> str:
+    """A PEP 508 requirement; versions may be ranges."""
+    try:
+        Requirement(text)
+    except InvalidRequirement as error:
+        raise ValueError(f"{text!r} is not a requirement ({str(error).splitlines()[0]})") from None
+    return text
+
+
+def _words(value: object) -> object:
+    """A command as a list of words, split as a shell splits them; numbers in a list are words."""
+    if isinstance(value, list):
+        return [str(word) if isinstance(word, int | float) and not isinstance(word, bool) else word for word in value]
+    if not isinstance(value, str):
+        return value
+    try:
+        words = shlex.split(value)
+    except ValueError as error:
+        raise ValueError(f"{value!r}: {str(error).lower()}") from None
+    if not words:
+        raise ValueError("the command is empty")
+    return words
+
+
+def _pattern(text: str) -> str:
+    try:
+        re.compile(text)
+    except re.error as error:
+        raise ValueError(f"{text!r} is not a regular expression: {error}") from None
+    return text
+
+
+#: JSON schema of a list of words.
+_LIST_OF_WORDS: dict[str, Any] = {"type": "array", "items": {"type": ["string", "number"]}}
+
+PackageRequirement = Annotated[str, AfterValidator(_requirement)]
+Words = Annotated[
+    list[str],
+    BeforeValidator(_words),
+    Field(min_length=1),
+    WithJsonSchema({"anyOf": [{"type": "string"}, _LIST_OF_WORDS | {"minItems": 1}]}),
+]
+Pattern = Annotated[str, AfterValidator(_pattern)]
+Size = Annotated[int, BeforeValidator(lambda text: in_bytes(str(text))), WithJsonSchema({"type": "string"})]
+
+
+class Requirements(Strict):
+    """The packages that the code needs in addition to the target's.
+
+    Attributes:
+        file: requirements.txt, pyproject.toml or uv.lock, relative to trainyard.yaml; None if ``packages`` lists them.
+        extras: of ``[project.optional-dependencies]``, ``groups``: of ``[dependency-groups]``.
+        packages: PEP 508 requirements.
+    """
+
+    file: str | None = None
+    extras: list[str] = Field(default_factory=list)
+    groups: list[str] = Field(default_factory=list)
+    packages: list[PackageRequirement] = Field(default_factory=list)
+
+
+def _requirements(value: object) -> object:
+    """``requirements:`` may be the name of a file, a list of packages, or a mapping."""
+    if isinstance(value, str):
+        return {"file": value}
+    if isinstance(value, list):
+        return {"packages": value}
+    return value
+
+
+class Build(Strict):
+    """What is compiled for the image, in a build stage of its own.
+
+    Attributes:
+        packages: Debian packages of that stage, such as ``g++``; they are not in the image.
+        sources: requirements that are compiled from their source distributions, such as ``flash-attn==2.8.3``.
+        requires: what their setup.py needs and their pyproject.toml does not declare, such as ``ninja``.
+        environment: variables of that stage, such as ``TORCH_CUDA_ARCH_LIST``.
+    """
+
+    packages: list[DebianPackage] = Field(default_factory=list)
+    sources: list[PackageRequirement] = Field(min_length=1)
+    requires: list[PackageRequirement] = Field(default_factory=list)
+    environment: dict[Variable, str] = Field(default_factory=dict)
+
+
+class SmokeRun(Strict):
+    """How the code is run before its image gets its name.
+
+    Attributes:
+        args: arguments of ``run``, such as ``--epochs=1``.
+        data: folder of the repository that is mounted read-only at /data.
+        expect: regular expression that a line of the output must match.
+        seconds: a run that is alive after this time passes; None: it must end with status 0.
+        resume: the command saves a checkpoint and ends with 143 on SIGTERM, and continues when it is started again.
+        timeout: seconds that a run may take.
+    """
+
+    args: Annotated[
+        list[str],
+        BeforeValidator(_words),
+        WithJsonSchema({"anyOf": [{"type": "string"}, _LIST_OF_WORDS]}),
+    ] = Field(default_factory=list)
+    data: str | None = None
+    expect: Pattern | None = None
+    seconds: Annotated[int, Field(gt=0)] | None = Field(default=None, alias="for")
+    resume: bool = False
+    timeout: Annotated[int, Field(gt=0)] = 600
+
+
+class Limit(Strict):
+    """``size``: of all layers, unpacked, in bytes."""
+
+    size: Size
+
+
+class WorkspaceDocument(Strict):
+    """The keys of a trainyard.yaml."""
+
+    extends: str
+    name: Annotated[str, Field(pattern=r"^[a-z0-9]+(-[a-z0-9]+)*$")] | None = None
+    summary: str = ""
+    requirements: Annotated[
+        Requirements,
+        BeforeValidator(_requirements),
+    ] = Field(default_factory=Requirements)
+    system: list[DebianPackage] = Field(default_factory=list)
+    build: Build | None = None
+    environment: dict[Variable, str] = Field(default_factory=dict)
+    code: list[str] = Field(default_factory=lambda: ["."])
+    run: Words | None = None
+    smoke: SmokeRun | None = None
+    budget: Limit | None = None
+
+
+@dataclass(frozen=True)
+class Workspace:
+    """A user's repository with a trainyard.yaml.
+
+    Attributes:
+        file: the trainyard.yaml.
+        document: its content.
+        parent: name of the target that it extends.
+    """
+
+    file: Path
+    document: WorkspaceDocument
+    parent: str
+
+    @property
+    def root(self) -> Path:
+        """The folder of trainyard.yaml, which becomes /workspace."""
+        return self.file.parent
+
+    @property
+    def lock(self) -> Path:
+        """The path of trainyard.lock."""
+        return self.root / LOCK
+
+    @property
+    def level(self) -> Level:
+        """How far the smoke test tests the code.
+
+        A command without ``smoke`` is only started; one with ``expect`` or ``resume`` has shown that it trains.
+        """
+        smoke = self.document.smoke
+        if smoke is None:
+            return "started"
+        return "trained" if smoke.expect or smoke.resume else "ran"
+
+
+def folders_upwards(start: Path) -> Iterator[Path]:
+    """``start`` and the folders above it, up to the top of its git repository."""
+    for folder in (start, *start.parents):
+        yield folder
+        if (folder / ".git").exists():
+            return
+
+
+def git_root(folder: Path) -> Path:
+    """The top of the git repository that ``folder`` is in; ``folder`` itself if it is in none."""
+    return next((one for one in (folder, *folder.parents) if (one / ".git").exists()), folder)
+
+
+def find(start: Path | None = None) -> Path | None:
+    """The trainyard.yaml of ``start`` (the current folder) or of the nearest folder above it in its git repository."""
+    for folder in folders_upwards((start or Path.cwd()).resolve()):
+        if (folder / FILE).is_file():
+            return folder / FILE
+    return None
+
+
+def default_name(folder: Path) -> str:
+    """The name of the image of a repository in ``folder`` unless trainyard.yaml gives one."""
+    return re.sub(r"[^a-z0-9]+", "-", folder.name.lower()).strip("-") or "image"
+
+
+def schema() -> dict[str, Any]:
+    """The JSON schema of trainyard.yaml, for editors."""
+    found = WorkspaceDocument.model_json_schema(by_alias=True)
+    requirements = found["properties"]["requirements"]
+    found["properties"]["requirements"] = {
+        "anyOf": [
+            {"type": "string", "description": "requirements.txt, pyproject.toml or uv.lock"},
+            {"type": "array", "items": {"type": "string"}},
+            {key: value for key, value in requirements.items() if key == "$ref"},
+        ]
+    }
+    return {
+        "$schema": "https://json-schema.org/draft/2020-12/schema",
+        "title": FILE,
+        "description": "What an image adds to a target of Trainyard, in a user's repository",
+    } | {key: value for key, value in found.items() if key not in ("title", "description")}

@@ -1,0 +1,166 @@
+"""Read and write ``trainyard.lock``: the frozen closure of a user's image, which is committed beside trainyard.yaml.
+
+It is text. A header of comments says what the sections were resolved from; each section is a requirements file with
+hashes and without addresses::
+
+    # Written by 'trainyard lock'. Do not edit.
+    # trainyard: 0.1.0 1a2b3c4d
+    # target: xla
+    # base: docker.io/library/debian:12-slim@sha256:...
+    # inputs: <SHA-256 of what was resolved>
+    # checksum: <SHA-256 of the sections>
+
+    # [framework]
+    torch==2.9.1 \\
+        --hash=sha256:...
+
+The sections are ``framework`` and ``requirements``, the same two with ``.<index>`` for another package index, and
+``compiled`` for source distributions and ``build-requires`` for what these are compiled with. :func:`split` writes them
+as the files that a build installs from.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from trainyard.console import UserError
+from trainyard.spec import workspace
+from trainyard.spec.workspace import Workspace
+from trainyard.spec.yaml_source import relative
+
+#: First line of every file that :func:`split` writes: that of the catalogue's locks, so that equal locks are one layer.
+SPLIT_HEADER = "# Locked by `make lock`. Do not edit.\n"
+
+_TITLE = "# Written by 'trainyard lock'. Do not edit."
+_FACTS = ("trainyard", "target", "base", "inputs", "checksum")
+_SECTION = re.compile(r"^# \[([a-z0-9.-]+)\]$")
+_NAMES = re.compile(r"(framework|requirements)(\.[a-z0-9-]+)?|compiled|build-requires")
+_AGAIN = "run 'trainyard lock'"
+
+#: The lines that git puts around the two sides of a conflict:
+#: https://git-scm.com/docs/git-merge#_how_conflicts_are_presented
+_CONFLICT = re.compile(r"^(<{7}|={7}|>{7})( |$)")
+
+
+@dataclass(frozen=True)
+class WorkspaceLock:
+    """The content of a trainyard.lock.
+
+    Attributes:
+        version: of the Trainyard that wrote it, ``contents``: hash of what that one contributes to an image.
+        target: name of the target that the image extends.
+        base: reference of the base image, with a digest where a registry gave one.
+        inputs: SHA-256 of what was resolved.
+        sections: name -> requirements with hashes, without a header.
+    """
+
+    version: str
+    contents: str
+    target: str
+    base: str
+    inputs: str
+    sections: dict[str, str] = field(default_factory=dict)
+
+    def text(self) -> str:
+        """The lock as it is written."""
+        body = _body(self.sections)
+        facts = {
+            "trainyard": f"{self.version} {self.contents}",
+            "target": self.target,
+            "base": self.base,
+            "inputs": self.inputs,
+            "checksum": hashlib.sha256(body.encode()).hexdigest(),
+        }
+        return "\n".join([_TITLE, *(f"# {name}: {facts[name]}" for name in _FACTS), ""]) + body
+
+
+def _body(sections: dict[str, str]) -> str:
+    return "".join(f"\n# [{name}]\n{text}" for name, text in sorted(sections.items()))
+
+
+def read(ws: Workspace) -> WorkspaceLock:
+    """The lock of a workspace.
+
+    Raises:
+        UserError: it is missing, has conflicts of a merge, or is not as ``trainyard lock`` wrote it.
+    """
+    where = relative(ws.lock)
+    try:
+        text = ws.lock.read_text(encoding="utf-8")
+    except FileNotFoundError:
+        raise UserError(f"{where} is missing: {_AGAIN}") from None
+    except (OSError, UnicodeDecodeError) as error:
+        raise UserError(f"{where}: not a lock ({getattr(error, 'strerror', None) or 'not UTF-8 text'})") from None
+    lines = text.splitlines(keepends=True)
+    for number, line in enumerate(lines, 1):
+        if _CONFLICT.match(line):
+            raise UserError(f"{where}:{number}: conflicts of a merge: take one side, then {_AGAIN}")
+    start = next((number for number, line in enumerate(lines) if _SECTION.match(line.rstrip("\n"))), len(lines))
+    head = (line.removeprefix("# ").strip().partition(": ") for line in lines[:start] if line.startswith("# "))
+    facts = {name: value for name, _, value in head}
+    missing = [name for name in _FACTS if not facts.get(name)]
+    version, _, contents = facts.get("trainyard", "").partition(" ")
+    if missing or not contents:
+        raise UserError(f"{where}: no '# {(missing or ['trainyard'])[0]}:' line, so not a lock: {_AGAIN}")
+    sections = _sections("".join(lines[start:]))
+    if hashlib.sha256(_body(sections).encode()).hexdigest() != facts["checksum"]:
+        raise UserError(f"{where}: changed since 'trainyard lock' wrote it: restore it, or {_AGAIN} again")
+    unknown = next((name for name in sections if not _NAMES.fullmatch(name)), None)
+    if unknown or not {"framework", "requirements"} <= set(sections):
+        raise UserError(f"{where}: written by another version of Trainyard ({version}): {_AGAIN} again")
+    return WorkspaceLock(version, contents, facts["target"], facts["base"], facts["inputs"], sections)
+
+
+def _sections(text: str) -> dict[str, str]:
+    """Name -> text of each section; the empty line before a section's name belongs to neither."""
+    sections: dict[str, str] = {}
+    name = ""
+    for line in text.splitlines(keepends=True):
+        match = _SECTION.match(line.rstrip("\n"))
+        if match:
+            sections[name] = sections.get(name, "").removesuffix("\n")
+            name = match[1]
+            sections[name] = ""
+        else:
+            sections[name] = sections.get(name, "") + line
+    sections.pop("", None)
+    return {name: text + "\n" if text and not text.endswith("\n") else text for name, text in sections.items()}
+
+
+def write(ws: Workspace, lock: WorkspaceLock) -> None:
+    """Write the lock of a workspace atomically.
+
+    Raises:
+        UserError: its folder cannot be written.
+    """
+    temporary = ws.lock.with_name(f".{workspace.LOCK}.new")
+    try:
+        temporary.write_text(lock.text(), encoding="utf-8")
+        temporary.replace(ws.lock)
+    except OSError as error:
+        raise UserError(f"{relative(ws.lock)}: cannot be written ({error.strerror})") from None
+
+
+def split(ws: Workspace, folder: Path) -> list[Path]:
+    """Write each section of the lock as ``<section>.lock`` into ``folder``, and remove those it has no longer.
+
+    Files that have their text already are left as they are. The paths of all sections.
+
+    Raises:
+        UserError: see :func:`read`.
+    """
+    sections = read(ws).sections
+    folder.mkdir(parents=True, exist_ok=True)
+    wanted = {folder / f"{name}.lock": SPLIT_HEADER + text for name, text in sections.items()}
+    for path in folder.glob("*.lock"):
+        if path not in wanted and _NAMES.fullmatch(path.stem):
+            path.unlink()
+    for path, text in wanted.items():
+        if not path.is_file() or path.read_text(encoding="utf-8") != text:
+            temporary = path.with_suffix(".lock.new")
+            temporary.write_text(text, encoding="utf-8")
+            temporary.replace(path)
+    return sorted(wanted)

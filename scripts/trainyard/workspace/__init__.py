@@ -1,0 +1,1 @@
+"""A user's repository: its code, requirements and Python projects."""

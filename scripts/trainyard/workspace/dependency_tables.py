@@ -1,0 +1,297 @@
+"""Read the dependencies of a project: pyproject.toml's tables and uv.lock.
+
+The tables: https://packaging.python.org/en/latest/specifications/pyproject-toml/,
+https://packaging.python.org/en/latest/specifications/dependency-groups/ and
+https://docs.astral.sh/uv/reference/settings/. uv.lock: https://docs.astral.sh/uv/concepts/projects/layout/#the-lockfile.
+"""
+
+from __future__ import annotations
+
+import re
+import tomllib
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from packaging.utils import canonicalize_name
+
+from trainyard.console import UserError, nearest
+from trainyard.spec.workspace import folders_upwards
+from trainyard.spec.yaml_source import relative
+from trainyard.workspace import requirements_txt
+from trainyard.workspace.lines import Found, Line, Source, applies, parse_direct, parse_reference
+
+#: Settings of ``[tool.uv]`` that decide what is resolved and do not name an index.
+_RESOLVER_SETTINGS = (
+    "allow-insecure-host", "dependency-metadata", "exclude-newer", "exclude-newer-package", "fork-strategy",
+    "index-strategy", "keyring-provider", "prerelease", "resolution",
+)  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Toml:
+    """A TOML file and its text, in which lines are looked up: tomllib keeps none."""
+
+    path: Path
+    data: dict[str, Any]
+    text: str
+
+    def line_of(self, word: str, *, after: str = "") -> int:
+        """Number of the first line with ``word`` at or below the one that begins with ``after``.
+
+        1 if there is neither; the line of ``after`` if ``word`` is not below it.
+        """
+        start = 0
+        lines = self.text.splitlines()
+        if after:
+            start = next((number for number, line in enumerate(lines) if line.strip().startswith(after)), 0)
+        return next((number for number in range(start, len(lines)) if word in lines[number]), start) + 1
+
+    def line(self, text: str, *, after: str = "") -> Line:
+        """``text``, a string of the file, with its place."""
+        return Line(text, self.path, self.line_of(text, after=after))
+
+    def where(self, word: str, *, after: str = "") -> str:
+        """``pyproject.toml:3``."""
+        return f"{relative(self.path)}:{self.line_of(word, after=after)}"
+
+
+def toml(path: Path) -> Toml:
+    """A TOML file.
+
+    Raises:
+        UserError: it cannot be read, or is not TOML; the line is named.
+    """
+    try:
+        text = path.read_text(encoding="utf-8")
+        return Toml(path, tomllib.loads(text), text)
+    except OSError as error:
+        raise UserError(f"{relative(path)}: {error.strerror}") from None
+    except UnicodeDecodeError:
+        raise UserError(f"{relative(path)}: not UTF-8 text") from None
+    except tomllib.TOMLDecodeError as error:
+        place = re.search(r"line (\d+)", str(error))
+        words = re.sub(r" \(at .*\)$", "", str(error))
+        raise UserError(f"{relative(path)}{f':{place[1]}' if place else ''}: not valid TOML: {words}") from None
+
+
+def table(data: Mapping[str, Any], *names: str) -> dict[str, Any]:
+    """The table at ``[a.b.c]``; empty if there is none."""
+    for name in names:
+        found = data.get(name)
+        if not isinstance(found, dict):
+            return {}
+        data = found
+    return dict(data)
+
+
+def workspace_root(folder: Path) -> Toml | None:
+    """The pyproject.toml of the uv workspace that ``folder`` is in: the nearest with ``[tool.uv.workspace]``."""
+    for above in folders_upwards(folder):
+        path = above / "pyproject.toml"
+        if path.is_file() and "[tool.uv.workspace" in path.read_text(encoding="utf-8", errors="replace"):
+            return toml(path)
+    return None
+
+
+def read_project(
+    path: Path, found: Found, *, python: str, extras: Sequence[str] = (), groups: Sequence[str] = ()
+) -> Line | None:
+    """Add the dependencies of a pyproject.toml to ``found``; its ``requires-python``, None if it has none.
+
+    uv's default groups, such as ``dev``, are left out unless ``groups`` names them.
+
+    Raises:
+        UserError: a table is missing, dynamic or invalid; the file and line are named.
+    """
+    source = toml(path)
+    project = table(source.data, "project")
+    if not project and not groups:
+        raise UserError(_without_project(source))
+    for line in _dependencies(source, project, found):
+        _add(source, line, found, python)
+    for line in _extra_lines(source, project, extras, ()):
+        _add(source, line, found, python)
+    for line in _group_lines(source, groups):
+        _add(source, line, found, python)
+    _uv_settings(source, found, python)
+    requires = project.get("requires-python")
+    return source.line(str(requires), after="requires-python") if requires else None
+
+
+def _without_project(source: Toml) -> str:
+    if table(source.data, "tool", "poetry", "dependencies"):
+        return (
+            f"{source.where('[tool.poetry.dependencies]')}: the dependencies are in Poetry's own table: run 'poetry "
+            "export --without-hashes -o requirements.txt' and write 'requirements: requirements.txt', "
+            "or move them to [project]"
+        )
+    return f"{relative(source.path)}: no [project] table: list the dependencies in 'requirements:' of trainyard.yaml"
+
+
+def _dependencies(source: Toml, project: Mapping[str, Any], found: Found) -> list[Line]:
+    """The lines of ``[project] dependencies``. Files that setuptools takes them from are added to ``found``."""
+    if "dependencies" not in project.get("dynamic", []):
+        return [source.line(text, after="dependencies") for text in project.get("dependencies", [])]
+    # https://setuptools.pypa.io/en/latest/userguide/pyproject_config.html#dynamic-metadata
+    files = table(source.data, "tool", "setuptools", "dynamic", "dependencies").get("file", [])
+    if not files:
+        raise UserError(
+            f"{source.where('dynamic', after='[project]')}: 'dependencies' is dynamic, so only a build of the project "
+            "tells them: list them under [project], or write another file in 'requirements:' of trainyard.yaml"
+        )
+    for name in [files] if isinstance(files, str) else files:
+        requirements_txt.read(source.path.parent / name, found)
+    return []
+
+
+def extra_lines(path: Path, extras: Iterable[str]) -> list[Line]:
+    """The requirements of extras of a project, without those that it asks of itself.
+
+    Raises:
+        UserError: it has no such extra; the nearest spelling is named.
+    """
+    source = toml(path)
+    return _extra_lines(source, table(source.data, "project"), list(extras), ())
+
+
+def _extra_lines(source: Toml, project: Mapping[str, Any], extras: Sequence[str], above: tuple[str, ...]) -> list[Line]:
+    available = {canonicalize_name(name): name for name in project.get("optional-dependencies", {})}
+    lines: list[Line] = []
+    for extra in map(canonicalize_name, extras):
+        if extra not in available:
+            raise UserError(
+                f"{source.where('[project.optional-dependencies]')}: no extra '{extra}'{nearest(extra, available)}; "
+                f"there are: {', '.join(sorted(available)) or 'none'}"
+            )
+        if extra in above:
+            continue
+        for text in project["optional-dependencies"][available[extra]]:
+            line = source.line(text, after=f"{available[extra]} ")
+            if line.name == canonicalize_name(str(project.get("name", ""))):
+                lines += _extra_lines(source, project, sorted(line.requirement.extras), (*above, extra))
+            else:
+                lines.append(line)
+    return lines
+
+
+def _group_lines(source: Toml, groups: Sequence[str]) -> list[Line]:
+    from packaging.dependency_groups import resolve_dependency_groups
+
+    available = table(source.data, "dependency-groups")
+    names = {canonicalize_name(name): name for name in available}
+    lines = []
+    for group in groups:
+        if canonicalize_name(group) not in names:
+            raise UserError(
+                f"{source.where('[dependency-groups]')}: no group '{group}'{nearest(group, available)}; "
+                f"there are: {', '.join(available) or 'none'}"
+            )
+        try:
+            texts = resolve_dependency_groups(available, group)
+        except Exception as error:
+            reason = getattr(error, "exceptions", [error])[0]
+            where = source.where(names[canonicalize_name(group)], after="[dependency-groups]")
+            raise UserError(f"{where}: group '{group}': {reason}") from None
+        lines += [_group_line(source, text) for text in texts]
+    return lines
+
+
+def _group_line(source: Toml, text: str) -> Line:
+    """A requirement of a group. Its text is normalised, so its line is looked up by the name."""
+    name = re.split(r"[^A-Za-z0-9._-]", text)[0]
+    exact = source.line(text, after="[dependency-groups]")
+    if text in source.text:
+        return exact
+    pattern = re.compile(r"[\"']" + re.escape(name).replace("\\-", "[-_.]") + r"\b", re.IGNORECASE)
+    lines = source.text.splitlines()
+    start = source.line_of("[dependency-groups]") - 1
+    number = next((n for n in range(start, len(lines)) if pattern.search(lines[n])), start)
+    return Line(text, source.path, number + 1)
+
+
+def _add(source: Toml, line: Line, found: Found, python: str) -> None:
+    """Add a dependency, which ``[tool.uv.sources]`` may take from elsewhere."""
+    if line.requirement.url:
+        found.sources.append(parse_reference(line))
+        return
+    entry, owner = _uv_source(source, line.name, python)
+    if entry is None or entry.get("workspace"):
+        found.lines.append(line)
+    elif "index" in entry:
+        found.lines.append(line)
+        found.index_of[line.name] = str(entry["index"])
+    else:
+        found.sources.append(_direct(owner, line, entry))
+
+
+def _uv_source(source: Toml, name: str, python: str) -> tuple[dict[str, Any] | None, Toml]:
+    """The entry of ``[tool.uv.sources]`` for a package in the image, and the file that has it.
+
+    The project's own entries are preferred to those of its uv workspace:
+    https://docs.astral.sh/uv/concepts/projects/workspaces/#workspace-sources
+    """
+    for owner in (source, workspace_root(source.path.parent)):
+        if owner is None:
+            continue
+        for key, value in table(owner.data, "tool", "uv", "sources").items():
+            if canonicalize_name(key) == name:
+                entries = value if isinstance(value, list) else [value]
+                fitting = (
+                    one for one in entries if applies(one.get("marker"), python) and not ({"extra", "group"} & set(one))
+                )
+                return next(fitting, None), owner
+    return None, source
+
+
+def _direct(owner: Toml, line: Line, entry: Mapping[str, Any]) -> Source:
+    """An entry of ``[tool.uv.sources]`` with a git repository, path or URL."""
+    wanted = line.requirement
+    extras, marker = tuple(sorted(wanted.extras)), str(wanted.marker or "")
+    if "git" in entry:
+        revision = next((str(entry[key]) for key in ("rev", "tag", "branch") if entry.get(key)), "")
+        address = str(entry["git"])
+        text = f"git+{address}" + (f"@{revision}" if revision else "")
+    elif "path" in entry or "url" in entry:
+        text = str(entry.get("path") or entry["url"])
+    else:
+        where = owner.where(line.requirement.name, after="[tool.uv.sources")
+        raise UserError(f"{where}: {wanted.name}: none of index, git, path, url and workspace")
+    if entry.get("subdirectory"):
+        text += f"#subdirectory={entry['subdirectory']}"
+    found = parse_direct(Line(text, owner.path, line.number), text)
+    return Source(line, found.location, line.name, extras, marker)
+
+
+def _uv_settings(source: Toml, found: Found, python: str) -> None:
+    """Constraints, overrides and resolver settings; those of a uv workspace are at its root."""
+    owner = workspace_root(source.path.parent) or source
+    settings = table(owner.data, "tool", "uv")
+    for key, lines in (("constraint-dependencies", found.constraints), ("override-dependencies", found.overrides)):
+        lines += [owner.line(text, after=key) for text in settings.get(key, []) if isinstance(text, str)]
+    found.excludes += settings.get("exclude-dependencies", [])
+    found.options |= {key: settings[key] for key in _RESOLVER_SETTINGS if key in settings}
+
+
+def read_uv_lock(path: Path, found: Found, *, python: str) -> None:
+    """Add every version of a package index that a uv.lock pins to the constraints.
+
+    Raises:
+        UserError: it cannot be read.
+    """
+    source = toml(path)
+    lines = source.text.splitlines()
+    places: dict[tuple[str, str], int] = {}
+    for number, text in enumerate(lines, 1):
+        if text == "[[package]]" and number + 1 < len(lines):
+            name, version = (lines[number + at].partition("=")[2].strip().strip('"') for at in (0, 1))
+            places[name, version] = number + 2
+    for package in source.data.get("package", []):
+        markers = package.get("resolution-markers", [])
+        if "registry" not in package.get("source", {}) or not package.get("version"):
+            continue
+        if markers and not any(applies(marker, python) for marker in markers):
+            continue
+        key = (package["name"], package["version"])
+        found.constraints.append(Line(f"{key[0]}=={key[1]}", path, places.get(key, 1)))

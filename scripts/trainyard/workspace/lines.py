@@ -1,0 +1,226 @@
+"""Requirements with the file and line that they are written in."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import Any, Literal
+
+from packaging.markers import Marker
+from packaging.requirements import InvalidRequirement, Requirement
+from packaging.utils import canonicalize_name
+
+from trainyard import settings
+from trainyard.console import UserError
+from trainyard.spec.yaml_source import relative
+
+#: ``user:password@`` of a URL.
+_USERINFO = re.compile(r"(?<=://)[^/@\s]+@")
+
+#: ``${NAME}``, which pip and uv replace by the environment variable:
+#: https://pip.pypa.io/en/stable/reference/requirements-file-format/#using-environment-variables
+_VARIABLE = re.compile(r"\$\{([A-Z0-9_]+)\}")
+
+#: What makes a requirement a path. A PEP 508 name has none of it.
+_PATH = re.compile(r"^(\.{1,2}(\[|$)|\.{0,2}/|file:|[^@;\s\[]+/)|\.(whl|zip|tar\.gz|tgz|tar\.bz2|tar\.xz)(\[|$)")
+
+
+#: What an index is for uv: ``default`` replaces the Python Package Index, ``extra`` is asked before it, ``explicit`` is
+#: for packages of ``[tool.uv.sources]`` alone, ``flat`` is a page of links.
+Kind = Literal["default", "extra", "explicit", "flat"]
+
+
+def without_userinfo(url: str) -> str:
+    """A URL without the user name and password that it may contain."""
+    return _USERINFO.sub("", url)
+
+
+def expanded(text: str, where: str) -> str:
+    """``text`` with ``${NAME}`` replaced by environment variables.
+
+    Raises:
+        UserError: one is not set.
+    """
+
+    def value(match: re.Match[str]) -> str:
+        found = settings.standard_variable(match[1])
+        if not found:
+            raise UserError(f"{where}: the environment variable {match[1]} is not set")
+        return found
+
+    return _VARIABLE.sub(value, text)
+
+
+def marker_environment(python: str) -> dict[str, str]:
+    """The marker variables of Python ``python`` (such as ``3.11``) in an image: Linux, x86-64, CPython (PEP 508)."""
+    return {
+        "implementation_name": "cpython",
+        "implementation_version": f"{python}.0",
+        "os_name": "posix",
+        "platform_machine": "x86_64",
+        "platform_python_implementation": "CPython",
+        "platform_release": "",
+        "platform_system": "Linux",
+        "platform_version": "",
+        "python_full_version": f"{python}.0",
+        "python_version": python,
+        "sys_platform": "linux",
+        "extra": "",
+    }
+
+
+def applies(marker: Marker | str | None, python: str) -> bool:
+    """Whether a marker is true in an image with this version of Python."""
+    if not marker:
+        return True
+    return (marker if isinstance(marker, Marker) else Marker(marker)).evaluate(marker_environment(python))
+
+
+@dataclass(frozen=True)
+class Line:
+    """A requirement, or another value, and where it is written.
+
+    Attributes:
+        text: as written, without options.
+        number: of its line, from 1.
+    """
+
+    text: str = field(repr=False)  # may contain credentials
+    file: Path
+    number: int
+
+    @property
+    def where(self) -> str:
+        """``requirements.txt:3``."""
+        return f"{relative(self.file)}:{self.number}"
+
+    @property
+    def shown(self) -> str:
+        """The text without credentials."""
+        return without_userinfo(self.text)
+
+    @cached_property
+    def requirement(self) -> Requirement:
+        """The text as PEP 508 requirement.
+
+        Raises:
+            UserError: it is none.
+        """
+        try:
+            return Requirement(self.text)
+        except InvalidRequirement as error:
+            reason = str(error).splitlines()[0]
+            raise UserError(f"{self.where}: {self.shown!r} is not a requirement ({reason})") from None
+
+    @property
+    def name(self) -> str:
+        """Canonical name of the package."""
+        return canonicalize_name(self.requirement.name)
+
+
+@dataclass(frozen=True)
+class Source:
+    """A requirement that names a git repository, a folder or a file instead of a version of an index.
+
+    Attributes:
+        line: where it is written.
+        location: ``git+https://host/repository@revision#subdirectory=x``, an http(s) address, or an absolute path.
+            It may contain credentials.
+        name: canonical name; empty if only its metadata says.
+        extras: that are asked for.
+        marker: PEP 508 marker; empty if there is none.
+    """
+
+    line: Line
+    location: str = field(repr=False)
+    name: str = ""
+    extras: tuple[str, ...] = ()
+    marker: str = ""
+
+    @property
+    def shown(self) -> str:
+        """The location without credentials, for messages."""
+        return without_userinfo(self.location)
+
+    @property
+    def is_path(self) -> bool:
+        """Whether it is a file or folder of this machine."""
+        return "://" not in self.location
+
+
+@dataclass
+class Found:
+    """What files of requirements say, in the order of their lines.
+
+    Attributes:
+        options: resolver settings, by their names in uv's ``[tool.uv]``.
+        addresses: kind and address of indexes that a requirements file names.
+        index_of: canonical name -> name of the index that ``[tool.uv.sources]`` takes it from.
+    """
+
+    lines: list[Line] = field(default_factory=list)
+    constraints: list[Line] = field(default_factory=list)
+    overrides: list[Line] = field(default_factory=list)
+    excludes: list[str] = field(default_factory=list)
+    sources: list[Source] = field(default_factory=list)
+    options: dict[str, Any] = field(default_factory=dict)
+    addresses: list[tuple[Kind, Line]] = field(default_factory=list)
+    index_of: dict[str, str] = field(default_factory=dict)
+
+
+def is_direct(text: str) -> bool:
+    """Whether a requirement is a bare URL or path, as requirements files allow, instead of a PEP 508 requirement."""
+    return "://" in text.split(" ")[0] or bool(_PATH.search(text.split(" ")[0]))
+
+
+def parse_direct(line: Line, text: str) -> Source:
+    """A bare URL or path, such as ``./libs/x[extra]`` or ``git+https://host/r@v1#egg=name``.
+
+    Raises:
+        UserError: a variable of its text is not set.
+    """
+    body, _, marker = text.partition(" ;")
+    body, extras = _extras(body.strip())
+    location, _, fragment = body.partition("#")
+    name = ""
+    parts = dict(part.partition("=")[::2] for part in fragment.split("&"))
+    if egg := parts.get("egg"):
+        egg, more = _extras(egg)
+        name, extras = canonicalize_name(egg), extras or more
+    subdirectory = f"#subdirectory={parts['subdirectory']}" if "subdirectory" in parts else ""
+    where = _location(line, location) + subdirectory
+    return Source(line, where, name, extras, marker.strip())
+
+
+def parse_reference(line: Line) -> Source:
+    """A PEP 508 requirement with an address, such as ``name[extra] @ git+https://host/r@v1``.
+
+    Raises:
+        UserError: a variable of its text is not set.
+    """
+    wanted = line.requirement
+    return Source(
+        line, _location(line, wanted.url or ""), line.name, tuple(sorted(wanted.extras)), str(wanted.marker or "")
+    )
+
+
+def _extras(text: str) -> tuple[str, tuple[str, ...]]:
+    match = re.fullmatch(r"(.+)\[([^\]]*)\]", text)
+    if not match:
+        return text, ()
+    return match[1], tuple(sorted(canonicalize_name(one) for one in match[2].split(",") if one.strip()))
+
+
+def _location(line: Line, text: str) -> str:
+    text = expanded(text, line.where)
+    if text.startswith("file:"):
+        text = re.sub(r"^file:(//(localhost)?(?=/))?", "", text)
+    if re.match(r"[A-Za-z][A-Za-z0-9+.-]*://", text):
+        return text
+    if text.startswith("git+"):  # the scp form, git+git@host:path, has no scheme
+        raise UserError(f"{line.where}: {line.shown!r}: write the address as 'git+ssh://git@host/path'")
+    path, _, fragment = text.partition("#")
+    absolute = str((line.file.parent / path).resolve())
+    return absolute + (f"#{fragment}" if fragment else "")

@@ -1,0 +1,94 @@
+"""The images of a workspace that were pushed from this host: one record per repository of a registry.
+
+``trainyard push --code-only`` replaces the code of such an image without reading it from its registry again, and
+``trainyard job`` names it by its digest.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from trainyard import settings
+
+
+@dataclass(frozen=True)
+class Push:
+    """An image that was pushed.
+
+    Attributes:
+        repository: ``host[:port]/path`` that it was pushed to.
+        tag: its immutable tag.
+        digest: its digest there, ``media_type`` and ``manifest``: its manifest (not an index) as the registry has it.
+        config: its configuration, JSON.
+        code_digest: digest of the image that the last code-only push made of it; empty if there was none.
+        code_tag: the tag of that.
+    """
+
+    repository: str
+    tag: str
+    digest: str
+    media_type: str
+    manifest: str
+    config: str
+    code_digest: str = ""
+    code_tag: str = ""
+
+    @property
+    def reference(self) -> str:
+        """``host[:port]/path@sha256:…`` of the image."""
+        return f"{self.repository}@{self.digest}"
+
+    @property
+    def address(self) -> str:
+        """``host[:port]/path`` of the registry, as ``--registry`` names it: the repository without its last part."""
+        return self.repository.rpartition("/")[0]
+
+
+def _folder(target: str) -> Path:
+    return settings.STATE / target / "pushes"
+
+
+def _file(target: str, repository: str) -> Path:
+    return _folder(target) / f"{hashlib.sha256(repository.encode()).hexdigest()[:16]}.json"
+
+
+def record(target: str, push: Push) -> None:
+    """Keep what was pushed, in place of what was pushed to the same repository before."""
+    path = _file(target, push.repository)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary = path.with_suffix(".new")
+    temporary.write_text(json.dumps(asdict(push)), encoding="utf-8")
+    temporary.replace(path)
+
+
+def forget(target: str, repository: str) -> None:
+    """Remove the record of a repository."""
+    _file(target, repository).unlink(missing_ok=True)
+
+
+def _read(path: Path) -> Push | None:
+    try:
+        return Push(**json.loads(path.read_text(encoding="utf-8")))
+    except (OSError, ValueError, TypeError):
+        return None
+
+
+def last(target: str, repository: str = "") -> Push | None:
+    """What was pushed last of a workspace's image, to ``repository`` or to any; None if nothing was.
+
+    Args:
+        target: name of the image.
+        repository: ``host[:port]/path``.
+    """
+    if repository:
+        return _read(_file(target, repository))
+    found: list[tuple[int, Push]] = []
+    for path in _folder(target).glob("*.json"):
+        with contextlib.suppress(OSError):
+            if push := _read(path):
+                found.append((path.stat().st_mtime_ns, push))
+    return max(found, key=lambda one: one[0], default=(0, None))[1]

@@ -1,0 +1,215 @@
+"""What a user's repository requires, from the files that ``requirements:`` of trainyard.yaml names."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
+
+from trainyard.console import UserError, nearest
+from trainyard.spec import yaml_source
+from trainyard.spec.workspace import Workspace
+from trainyard.spec.yaml_source import relative
+from trainyard.workspace import python_projects, requirements_txt
+from trainyard.workspace.dependency_tables import extra_lines, read_project, read_uv_lock, table, toml
+from trainyard.workspace.lines import Found, Kind, Line, Source
+from trainyard.workspace.python_projects import Project
+
+#: Files whose dependencies ``trainyard init`` reads and ``requirements:`` does not.
+_OTHER_FORMATS = ("environment.yml", "environment.yaml", "Pipfile", "Pipfile.lock", "poetry.lock", "pylock.toml",
+                  "setup.py", "setup.cfg")  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """What a workspace asks for, in addition to the packages of its target.
+
+    Attributes:
+        lines: requirements of package indexes; ``sources``: those from git, folders and files.
+        constraints: versions that apply if the package is needed; ``overrides``: requirements that replace all others.
+        excludes: names that are left out of the resolution.
+        provided: canonical names of the projects that the code itself provides.
+        requires_python: of the code's projects.
+        options: resolver settings, by their names in uv's ``[tool.uv]``.
+        addresses: kind and address of indexes that a requirements file names.
+        index_of: canonical name -> name of the index that a package is taken from.
+        compiled: the source distributions of ``build:``, ``build_requires``: what else their builds need.
+    """
+
+    lines: tuple[Line, ...] = ()
+    sources: tuple[Source, ...] = ()
+    constraints: tuple[Line, ...] = ()
+    overrides: tuple[Line, ...] = ()
+    excludes: tuple[str, ...] = ()
+    provided: frozenset[str] = frozenset()
+    requires_python: tuple[Line, ...] = ()
+    options: dict[str, Any] = field(default_factory=dict)
+    addresses: tuple[tuple[Kind, Line], ...] = ()
+    index_of: dict[str, str] = field(default_factory=dict)
+    compiled: tuple[Line, ...] = ()
+    build_requires: tuple[Line, ...] = ()
+
+
+def read(ws: Workspace, python: str) -> Wanted:
+    """The requirements of a workspace.
+
+    Without ``requirements:`` they are the dependencies of the code's own projects.
+
+    Args:
+        python: minor version of the image's Python, which markers of ``[tool.uv.sources]`` are evaluated for.
+    Raises:
+        UserError: a file is missing or has a mistake; the message names the file and line.
+    """
+    found = Found()
+    projects = python_projects.projects(ws)
+    wanted = ws.document.requirements
+    file = wanted.file or ("pyproject.toml" if wanted.extras or wanted.groups else "")
+    if file:
+        _read_file(ws, _path(ws, file), found, projects, python)
+    elif "requirements" not in ws.document.model_fields_set:
+        for project in projects:
+            _read_project(project, found, python)
+    for text in wanted.packages:
+        line = _yaml_line(ws, text, ("requirements", "packages"), ("requirements",))
+        if line.requirement.url:
+            raise UserError(
+                f"{line.where}: {line.shown!r}: an address is written in requirements.txt or [tool.uv.sources]"
+            )
+        found.lines.append(line)
+    _resolve_own(found, projects, python)
+    provided = frozenset(canonicalize_name(project.name) for project in projects)
+    build = ws.document.build
+    return Wanted(
+        lines=_without(found.lines, provided),
+        sources=tuple(one for one in found.sources if one.name not in provided),
+        constraints=_without(found.constraints, provided),
+        overrides=_without(found.overrides, provided),
+        excludes=tuple(found.excludes),
+        provided=provided,
+        requires_python=tuple(
+            Line(one.requires_python, one.file, _number(one.file, "requires-python", "python_requires"))
+            for one in projects
+            if one.requires_python
+        ),
+        options=found.options,
+        addresses=tuple(found.addresses),
+        index_of=found.index_of,
+        compiled=tuple(_yaml_line(ws, text, ("build", "sources")) for text in (build.sources if build else ())),
+        build_requires=tuple(_yaml_line(ws, text, ("build", "requires")) for text in (build.requires if build else ())),
+    )
+
+
+def index_options(ws: Workspace) -> Found:
+    """What the workspace's requirements file says about indexes: :attr:`Found.addresses` and ``options``.
+
+    Raises:
+        UserError: see :func:`read`.
+    """
+    found = Found()
+    name = ws.document.requirements.file
+    if name and Path(name).suffix not in (".toml", ".lock"):
+        requirements_txt.read(_path(ws, name), found)
+    return found
+
+
+def _without(lines: list[Line], names: frozenset[str]) -> tuple[Line, ...]:
+    """The lines without repetitions and without those for packages of ``names``."""
+    return tuple(line for line in dict.fromkeys(lines) if line.name not in names)
+
+
+def _yaml_line(ws: Workspace, text: str, *locations: tuple[str, ...]) -> Line:
+    """An item of a list in trainyard.yaml, and its line."""
+    data = yaml_source.read(ws.file)
+    for location in locations:
+        items: Any = data
+        for key in location:
+            items = items.get(key) if isinstance(items, dict) else None
+        if isinstance(items, list) and text in list(map(str, items)):
+            at = list(map(str, items)).index(text)
+            return Line(text, ws.file, yaml_source.line_of(data, (*location, at)) or 1)
+    return Line(text, ws.file, yaml_source.line_of(data, locations[-1]) or 1)
+
+
+def _path(ws: Workspace, name: str) -> Path:
+    """The file that ``requirements:`` names.
+
+    Raises:
+        UserError: there is none; the nearest name is given.
+    """
+    path = (ws.root / name).resolve()
+    if path.is_file():
+        return path
+    data = yaml_source.read(ws.file)
+    line = yaml_source.line_of(data, ("requirements", "file")) or yaml_source.line_of(data, ("requirements",)) or 1
+    beside = path.parent if path.parent.is_dir() else ws.root
+    names = [one.name for one in beside.iterdir() if one.is_file()]
+    raise UserError(f"{relative(ws.file)}:{line}: requirements: no file '{name}'{nearest(path.name, names)}")
+
+
+def _read_file(ws: Workspace, path: Path, found: Found, projects: list[Project], python: str) -> None:
+    wanted = ws.document.requirements
+    if path.name in _OTHER_FORMATS:
+        raise UserError(
+            f"{relative(path)}: 'requirements:' is the name of a requirements.txt, pyproject.toml or uv.lock; "
+            "'trainyard init' reads this file once"
+        )
+    if path.name == "uv.lock" or path.suffix == ".toml":
+        project = path.with_name("pyproject.toml") if path.name == "uv.lock" else path
+        if not project.is_file():
+            raise UserError(f"{relative(path)}: no pyproject.toml beside it, which names the direct dependencies")
+        read_project(project, found, python=python, extras=wanted.extras, groups=wanted.groups)
+        for one in projects:
+            if one.file != project:
+                _read_project(one, found, python)
+        if path.name == "uv.lock":
+            read_uv_lock(path, found, python=python)
+        return
+    if wanted.extras or wanted.groups:
+        raise UserError(f"{relative(ws.file)}: requirements: extras and groups are those of a pyproject.toml")
+    requirements_txt.read(path, found)
+
+
+def _read_project(project: Project, found: Found, python: str) -> None:
+    """Add the dependencies of one of the code's projects."""
+    if project.file.name == "pyproject.toml" and table(toml(project.file).data, "project"):
+        read_project(project.file, found, python=python)
+        return
+    if "dependencies" in project.unknown:
+        raise UserError(project.unknown["dependencies"])
+    found.lines += [Line(text, project.file, _number(project.file, text)) for text in project.dependencies]
+
+
+def _resolve_own(found: Found, projects: list[Project], python: str) -> None:
+    """Replace ``-e .`` and extras of the code's own projects by what these require: the code itself is in the image."""
+    folders = {project.folder: project for project in projects}
+    names: dict[str, Project] = {canonicalize_name(project.name): project for project in projects}
+    waiting, found.sources = found.sources, []
+    known: set[str] = set()
+    for source in waiting:
+        project = folders.get(Path(source.location)) if source.is_path else names.get(source.name)
+        if project is None:
+            found.sources.append(source)
+            continue
+        _read_project(project, found, python)
+        known |= {f"{canonicalize_name(project.name)}[{extra}]" for extra in source.extras}
+    done: set[str] = set()
+    while True:
+        for line in found.lines:
+            if line.name in names:
+                known |= {f"{line.name}[{canonicalize_name(extra)}]" for extra in line.requirement.extras}
+        if not known - done:
+            return
+        for one in sorted(known - done):
+            done.add(one)
+            wanted = Requirement(one)
+            project = names[wanted.name]
+            if project.file.name == "pyproject.toml":
+                found.lines += extra_lines(project.file, wanted.extras)
+
+
+def _number(file: Path, *words: str) -> int:
+    lines = file.read_text(encoding="utf-8", errors="replace").splitlines()
+    return next((number for number, line in enumerate(lines, 1) if any(word in line for word in words)), 1)

@@ -1,0 +1,108 @@
+"""Read requirements files in pip's format: https://pip.pypa.io/en/stable/reference/requirements-file-format/."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+from trainyard.console import UserError, nearest
+from trainyard.spec.yaml_source import relative
+from trainyard.workspace.lines import Found, Line, is_direct, parse_direct, parse_reference
+
+#: Options of a requirement, after its text.
+_OPTIONS = re.compile(r"\s+--(hash|config-settings?|global-option|install-option)\b.*")
+
+#: Options that say nothing about the versions of a lock.
+_WITHOUT_EFFECT = {"prefer_binary", "require_hashes", "features_enabled"}
+
+
+def read(path: Path, found: Found, *, constraints: bool = False, above: tuple[Path, ...] = ()) -> None:
+    """Add the contents of a requirements file, and of the files that it includes, to ``found``.
+
+    Args:
+        constraints: its lines constrain versions and ask for no package.
+        above: the files that include it.
+    Raises:
+        UserError: a line is not understood or has no place in an image; the file and line are named.
+    """
+    from pip_requirements_parser import RequirementsFile
+
+    try:
+        path.read_text(encoding="utf-8-sig")
+    except UnicodeDecodeError:
+        raise UserError(f"{relative(path)}: not UTF-8 text") from None
+    except OSError as error:
+        raise UserError(f"{relative(path)}: {error.strerror}") from None
+    parsed = RequirementsFile.from_file(str(path), include_nested=False)
+    if parsed.invalid_lines:
+        first = parsed.invalid_lines[0]
+        reason = " ".join(first.error_message.removeprefix("pip_requirements_parser: error: ").split())
+        line = Line(first.line, path, first.line_number)
+        raise UserError(f"{line.where}: {line.shown!r}: {reason}")
+    entries: list[tuple[int, Any]] = [(one.requirement_line.line_number, one) for one in parsed.requirements]
+    entries += [(one.requirement_line.line_number, one) for one in parsed.options]
+    for number, entry in sorted(entries, key=lambda one: one[0]):
+        line = Line(entry.requirement_line.line.strip(), path, number)
+        if hasattr(entry, "options") and not hasattr(entry, "req"):
+            for name, value in entry.options.items():
+                _option(line, name, value, found, (*above, path))
+        else:
+            _requirement(line, found, constraints=constraints)
+
+
+def _requirement(line: Line, found: Found, *, constraints: bool) -> None:
+    text = re.sub(r"^(-e|--editable)[\s=]+", "", line.text)
+    line = Line(" ".join(_OPTIONS.sub("", text).split()), line.file, line.number)
+    if is_direct(line.text):
+        source = parse_direct(line, line.text)
+    elif line.requirement.url:
+        source = parse_reference(line)
+    else:
+        (found.constraints if constraints else found.lines).append(line)
+        return
+    if constraints:
+        raise UserError(f"{line.where}: {line.shown!r}: a constraint is a version, not an address")
+    found.sources.append(source)
+
+
+def _option(line: Line, name: str, value: Any, found: Found, above: tuple[Path, ...]) -> None:
+    """Apply an option line such as ``-r other.txt`` or ``--index-url URL``."""
+    if name in ("requirements", "constraints"):
+        for one in value:
+            _include(line, one, found, above, constraints=name == "constraints")
+    elif name == "index_url":
+        found.addresses.append(("default", Line(value, line.file, line.number)))
+    elif name == "extra_index_urls":
+        found.addresses += [("extra", Line(one, line.file, line.number)) for one in value]
+    elif name == "find_links":
+        for one in value:
+            if "://" not in one:
+                raise UserError(
+                    f"{line.where}: {line.shown!r}: a folder of this machine is no index of a build: "
+                    "list its wheels, as in './wheels/x-1.0-py3-none-any.whl'"
+                )
+            found.addresses.append(("flat", Line(one, line.file, line.number)))
+    elif name == "pre":
+        found.options["prerelease"] = "allow"
+    elif name == "trusted_hosts":
+        found.options.setdefault("allow-insecure-host", []).extend(value)
+    elif name in ("no_binary", "only_binary"):
+        if name == "no_binary" and value != [":none:"]:
+            raise UserError(
+                f"{line.where}: {line.shown!r}: what is compiled is listed in trainyard.yaml under 'build:'"
+            )
+    elif name not in _WITHOUT_EFFECT:
+        raise UserError(f"{line.where}: {line.shown!r} has no place in an image: remove it")
+
+
+def _include(line: Line, name: str, found: Found, above: tuple[Path, ...], *, constraints: bool) -> None:
+    if "://" in name:
+        raise UserError(f"{line.where}: {line.shown!r}: download it and include the file")
+    path = (line.file.parent / name).resolve()
+    if path in above:
+        raise UserError(f"{line.where}: {line.shown!r} includes itself")
+    if not path.is_file():
+        beside = [one.name for one in path.parent.glob("*")] if path.parent.is_dir() else []
+        raise UserError(f"{line.where}: no file {name!r}{nearest(path.name, beside)}")
+    read(path, found, constraints=constraints, above=above)

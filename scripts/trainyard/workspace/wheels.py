@@ -1,0 +1,339 @@
+"""Build the requirements that are git repositories, folders and files to wheels.
+
+They are built on this machine with ``uv build``, in an isolated environment, and then rewritten so that their bytes
+depend on their source alone: sorted entries, one time, two modes, no compression (zlib's output differs between its
+versions). A wheel that contains compiled code would fit this machine only and is refused.
+"""
+
+from __future__ import annotations
+
+import base64
+import csv
+import hashlib
+import io
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+import zipfile
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import requests as http
+from packaging.utils import InvalidWheelFilename, canonicalize_name, parse_wheel_filename
+
+from trainyard import settings
+from trainyard.console import StepFailed, UserError, say
+from trainyard.spec import workspace_lock
+from trainyard.spec.model import Spec, relative
+from trainyard.spec.naming import FILE_EPOCH
+from trainyard.workspace import requirements
+from trainyard.workspace.lines import Source, without_userinfo
+
+#: What git fetches from; a remote helper such as ``ext::`` would run a program.
+_GIT_SCHEMES = ("git+https://", "git+http://", "git+ssh://", "git+git://", "git+file://")
+
+#: Folders that a build makes or that hold no source.
+_NOT_SOURCE = {".git", ".venv", "__pycache__", "build", "dist", ".mypy_cache", ".pytest_cache", ".ruff_cache"}
+
+#: Earliest time that a zip file can hold.
+_ZIP_TIME = (1980, 1, 1, 0, 0, 0)
+
+#: Seconds to wait for bytes of a file that is downloaded.
+_TIMEOUT = 60
+
+
+@dataclass(frozen=True)
+class Wheel:
+    """A wheel that was made of a source.
+
+    Attributes:
+        name: canonical, ``version``: as in its file name.
+        file: the wheel, ``sha256``: of its bytes.
+        commit: of the git repository that it was built from; empty for other sources.
+    """
+
+    source: Source
+    name: str
+    version: str
+    file: Path
+    sha256: str
+    commit: str = ""
+
+    @property
+    def note(self) -> str:
+        """The comment above its entry in a lock: where the wheel comes from, without the address."""
+        return f"# {self.name}: {f'commit {self.commit}' if self.commit else 'path'} ({key(self.source)})"
+
+
+#: A :attr:`Wheel.note`.
+NOTE = re.compile(r"^# (?P<name>[a-z0-9-]+): (?:commit (?P<commit>[0-9a-f]{40,64})|path) \((?P<key>[0-9a-f]{12})\)$")
+
+
+def key(source: Source) -> str:
+    """12 hexadecimal digits of what is asked for, the same on every machine."""
+    text = f"{source.name} {source.shown}" if not source.is_path else f"{source.name} {source.line.text}"
+    return hashlib.sha256(text.encode()).hexdigest()[:12]
+
+
+def digest(source: Source) -> str:
+    """SHA-256 of the files of a path; empty for an address."""
+    if not source.is_path:
+        return ""
+    path = _existing(source)
+    found = hashlib.sha256()
+    for one in [path] if path.is_file() else _files(path):
+        found.update(f"{one.relative_to(path).as_posix()}\0{one.stat().st_mode & 0o100:o}\0".encode())
+        found.update(hashlib.sha256(one.read_bytes()).digest())
+    return found.hexdigest()
+
+
+def _files(folder: Path) -> Iterator[Path]:
+    for name, folders, files in os.walk(folder):
+        folders[:] = sorted(one for one in folders if one not in _NOT_SOURCE and not one.endswith(".egg-info"))
+        yield from (Path(name) / one for one in sorted(files) if (Path(name) / one).is_file())
+
+
+def _existing(source: Source) -> Path:
+    """The path of a source.
+
+    Raises:
+        UserError: nothing is there.
+    """
+    path = Path(source.location.partition("#")[0])
+    if not path.exists():
+        raise UserError(f"{source.line.where}: {source.line.shown!r}: there is no {path}")
+    return path
+
+
+def build(sources: Sequence[Source], folder: Path, commits: Mapping[str, str]) -> list[Wheel]:
+    """Make a wheel of each source in ``folder``.
+
+    Args:
+        commits: :func:`key` -> the commit to take; the revision that the requirement names if it has none.
+    Raises:
+        UserError: a source does not exist, or contains code to compile.
+        StepFailed: it could not be fetched or built; the message ends with the reason.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    return [_build(source, folder, commits.get(key(source), "")) for source in sources]
+
+
+def ensure(spec: Spec, folder: Path) -> None:
+    """Make ``folder`` hold the wheels that a workspace's lock pins, and no others; those that are missing are built.
+
+    Raises:
+        UserError: a source is not what it was when it was locked, or see :func:`build`.
+        StepFailed: see :func:`build`.
+    """
+    ws = spec.workspace
+    assert ws is not None
+    sources = {key(one): one for one in requirements.read(ws, spec.base_spec().python).sources}
+    wanted = _locked(workspace_lock.read(ws).sections["requirements"])
+    there = {hashlib.sha256(one.read_bytes()).hexdigest(): one for one in sorted(folder.glob("*.whl"))}
+    for one, (commit, sha256) in wanted.items():
+        if sha256 in there:
+            continue
+        where = sources[one].line.where if one in sources else relative(ws.lock)
+        if one not in sources:
+            raise UserError(f"{where}: pins a wheel that the requirements no longer name: run 'trainyard lock'")
+        built = build([sources[one]], folder, {one: commit})[0]
+        there[built.sha256] = built.file
+        if built.sha256 != sha256:
+            raise UserError(
+                f"{where}: {sources[one].line.shown}: not what {relative(ws.lock)} pins: the source or its build "
+                "backend has changed: run 'trainyard lock'"
+            )
+    kept = {there[sha256] for _, sha256 in wanted.values()}
+    for path in folder.glob("*.whl"):
+        if path not in kept:
+            path.unlink()
+
+
+def _locked(section: str) -> dict[str, tuple[str, str]]:
+    """:func:`key` -> commit and SHA-256 of every wheel that a section of a lock has a :attr:`Wheel.note` of."""
+    found = {}
+    lines = section.splitlines()
+    for number, line in enumerate(lines):
+        if match := NOTE.match(line):
+            entry = " ".join(lines[number + 1 : number + 3])
+            sums = re.findall(r"--hash=sha256:([0-9a-f]{64})", entry)
+            found[match["key"]] = (match["commit"] or "", sums[0] if sums else "")
+    return found
+
+
+def locked_commits(section: str, leave_out: frozenset[str] = frozenset()) -> dict[str, str]:
+    """:func:`key` -> the commit that a section of a lock pins for it, except for packages of ``leave_out``."""
+    notes = filter(None, map(NOTE.match, section.splitlines()))
+    return {note["key"]: note["commit"] for note in notes if note["commit"] and note["name"] not in leave_out}
+
+
+def _build(source: Source, folder: Path, commit: str) -> Wheel:
+    with tempfile.TemporaryDirectory(prefix="trainyard-wheel-") as temporary:
+        here = Path(temporary)
+        with _fetched(source, here, commit) as (path, taken):
+            if path.suffix == ".whl":
+                made, built = path, False
+            else:
+                say(f"{source.line.where}: building a wheel of {source.line.shown}")
+                made, built = _uv_build(source, path, here / "out"), True
+            try:
+                name, version, _, tags = parse_wheel_filename(made.name)
+            except InvalidWheelFilename as error:
+                raise UserError(f"{source.line.where}: {error}") from None
+            if built and any(tag.platform != "any" for tag in tags):
+                raise UserError(
+                    f"{source.line.where}: {source.line.shown}: compiles code ({made.name}), which fits this machine "
+                    f"only: put its release on a package index and name '{name}=={version}' under 'build:' of "
+                    "trainyard.yaml"
+                )
+            if source.name and canonicalize_name(name) != source.name:
+                raise UserError(f"{source.line.where}: {source.line.shown}: it is the project '{name}'")
+            output = folder / made.name
+            if built:
+                normalise(made, output)
+            else:
+                shutil.copyfile(made, output)
+    return Wheel(source, str(name), str(version), output, hashlib.sha256(output.read_bytes()).hexdigest(), taken)
+
+
+@contextmanager
+def _fetched(source: Source, here: Path, commit: str) -> Iterator[tuple[Path, str]]:
+    """The folder or file of a source, and the commit that it is."""
+    location, _, fragment = source.location.partition("#")
+    subdirectory = fragment.removeprefix("subdirectory=") if fragment.startswith("subdirectory=") else ""
+    if source.is_path:
+        yield _existing(source) / subdirectory if subdirectory else _existing(source), ""
+        return
+    if location.startswith("git+"):
+        taken = _checkout(source, location, here / "repository", commit)
+        path = here / "repository" / subdirectory
+        if not path.is_dir():
+            raise UserError(f"{source.line.where}: {source.line.shown!r}: the repository has no folder {subdirectory}")
+        yield path, taken
+        return
+    yield _download(source, location, here), ""
+
+
+def _checkout(source: Source, location: str, folder: Path, commit: str) -> str:
+    """Check a git repository out with git and the user's credentials for it; the commit."""
+    if not location.startswith(_GIT_SCHEMES):
+        raise UserError(
+            f"{source.line.where}: {source.line.shown!r}: git's addresses begin with git+https:// or git+ssh://"
+        )
+    address = location.removeprefix("git+")
+    scheme, _, rest = address.partition("://")
+    host, slash, path = rest.partition("/")
+    path, _, revision = path.partition("@")
+    address = f"{scheme}://{host}{slash}{path}"
+    if revision.startswith("-"):
+        raise UserError(f"{source.line.where}: {source.line.shown!r}: {revision!r} is no revision")
+
+    def git(*arguments: str) -> str:
+        done = subprocess.run(
+            ["git", "-c", "advice.detachedHead=false", "-C", str(folder), *arguments],
+            env=settings.environment(GIT_TERMINAL_PROMPT="0"),
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            errors="replace",
+            check=False,
+        )
+        if done.returncode:
+            words = without_userinfo((done.stderr.strip().splitlines() or ["git failed"])[-1])
+            raise StepFailed(f"{source.line.where}: {source.line.shown}: {words.removeprefix('fatal: ')}")
+        return done.stdout.strip()
+
+    if not shutil.which("git"):
+        raise UserError(f"{source.line.where}: {source.line.shown}: needs git, which is not installed")
+    folder.mkdir()
+    git("init", "--quiet")
+    git("remote", "add", "origin", address)
+    # With tags: build backends take the version from them. A commit may not be fetched by its name from every server.
+    git("fetch", "--quiet", "--tags", "origin", "+refs/heads/*:refs/remotes/origin/*", "+HEAD:refs/remotes/origin/HEAD")
+    git("checkout", "--quiet", "--detach", commit or _revision(git, revision))
+    git("submodule", "--quiet", "update", "--init", "--recursive")
+    return git("rev-parse", "HEAD")
+
+
+def _revision(git: Callable[..., str], revision: str) -> str:
+    """What ``revision``, a branch, tag or commit, is called in a clone."""
+    if not revision:
+        return "refs/remotes/origin/HEAD"
+    for name in (f"refs/tags/{revision}", f"refs/remotes/origin/{revision}", revision):
+        try:
+            return git("rev-parse", "--verify", "--quiet", f"{name}^{{commit}}")
+        except StepFailed:
+            continue
+    git("fetch", "--quiet", "origin", revision)  # a ref outside branches and tags, or a commit that none reaches
+    return "FETCH_HEAD"
+
+
+def _download(source: Source, url: str, here: Path) -> Path:
+    path = here / url.split("?")[0].rsplit("/", 1)[-1]
+    try:
+        with http.get(url, stream=True, timeout=_TIMEOUT) as answer, path.open("wb") as file:
+            answer.raise_for_status()
+            for part in answer.iter_content(1 << 20):
+                file.write(part)
+    except (http.RequestException, OSError) as error:
+        reason = getattr(getattr(error, "response", None), "reason", None) or type(error).__name__
+        raise StepFailed(f"{source.line.where}: {source.line.shown}: cannot be downloaded ({reason})") from None
+    return path
+
+
+def _uv_build(source: Source, path: Path, out: Path) -> Path:
+    """Build a wheel of a folder or source distribution with the build backend that it names."""
+    command = [sys.executable, "-m", "uv", "build", "--color=never", "--wheel", "--no-create-gitignore", "--no-config"]
+    command += ["--python", sys.executable, "--out-dir", str(out), str(path)]
+    if settings.offline():
+        command.append("--offline")
+    environment = settings.environment(SOURCE_DATE_EPOCH=str(FILE_EPOCH), PYTHONHASHSEED="0", VIRTUAL_ENV="")
+    if bundle := settings.ca_bundle():
+        environment["SSL_CERT_FILE"] = str(bundle)
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, errors="replace", check=False)
+    wheels = sorted(out.glob("*.whl"))
+    if done.returncode or not wheels:
+        lines = [line.strip() for line in without_userinfo(done.stderr).splitlines() if line.strip()]
+        reason = next((line for line in reversed(lines) if re.match(r"\w*(Error|Exception)\b", line)), "")
+        raise StepFailed(
+            f"{source.line.where}: {source.line.shown}: building its wheel failed: {reason or ' '.join(lines)[-300:]}"
+        )
+    return wheels[0]
+
+
+def normalise(wheel: Path, output: Path) -> None:
+    """Rewrite a wheel so that its bytes depend on the contents of its files alone.
+
+    The name of the tool that made it, which changes with each release of that, is replaced in its WHEEL file. RECORD is
+    the last entry: https://packaging.python.org/en/latest/specifications/binary-distribution-format/
+    """
+    with zipfile.ZipFile(wheel) as archive:
+        entries = {
+            one.filename: (archive.read(one), bool(one.external_attr >> 16 & 0o111))
+            for one in archive.infolist()
+            if not one.is_dir()
+        }
+    record = next(name for name in entries if re.fullmatch(r"[^/]+\.dist-info/RECORD", name))
+    about = record.replace("/RECORD", "/WHEEL")
+    text = re.sub(rb"(?m)^Generator:.*$", b"Generator: trainyard", entries[about][0])
+    entries[about] = (text, False)
+    del entries[record]
+    rows = io.StringIO()
+    writer = csv.writer(rows, lineterminator="\n")
+    for name, (data, _) in sorted(entries.items()):
+        sum_of = base64.urlsafe_b64encode(hashlib.sha256(data).digest()).rstrip(b"=").decode()
+        writer.writerow([name, f"sha256={sum_of}", len(data)])
+    writer.writerow([record, "", ""])
+    temporary = output.with_suffix(".new")
+    with zipfile.ZipFile(temporary, "w", zipfile.ZIP_STORED) as archive:
+        for name, (data, executable) in [*sorted(entries.items()), (record, (rows.getvalue().encode(), False))]:
+            entry = zipfile.ZipInfo(name, _ZIP_TIME)
+            entry.create_system = 3  # Unix, whose modes the attributes are
+            entry.external_attr = (0o100755 if executable else 0o100644) << 16
+            archive.writestr(entry, data)
+    temporary.replace(output)

@@ -1,0 +1,128 @@
+"""A package index on loopback: the simple API (https://packaging.python.org/en/latest/specifications/simple-repository-api/).
+
+Its packages are wheels without modules, made when they are asked for, and whatever files a test adds.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import io
+import re
+import tarfile
+import zipfile
+from http.server import BaseHTTPRequestHandler
+from urllib.parse import unquote, urlsplit
+
+from packaging.utils import canonicalize_name
+
+from tests.fakes.server import Listener
+
+
+def wheel(name: str, version: str, requires: tuple[str, ...] = (), tag: str = "py3-none-any") -> tuple[str, bytes]:
+    """File name and bytes of a wheel without modules."""
+    base = f"{canonicalize_name(name).replace('-', '_')}-{version}"
+    metadata = ["Metadata-Version: 2.2", f"Name: {name}", f"Version: {version}"]
+    metadata += [f"Requires-Dist: {one}" for one in requires]
+    files = {
+        f"{base}.dist-info/METADATA": "\n".join([*metadata, ""]),
+        f"{base}.dist-info/WHEEL": f"Wheel-Version: 1.0\nGenerator: test\nRoot-Is-Purelib: true\nTag: {tag}\n",
+        f"{base}.dist-info/RECORD": "".join(f"{base}.dist-info/{one},,\n" for one in ("METADATA", "WHEEL", "RECORD")),
+    }
+    output = io.BytesIO()
+    with zipfile.ZipFile(output, "w") as archive:
+        for path, text in files.items():
+            archive.writestr(zipfile.ZipInfo(path), text)
+    return f"{base}-{tag}.whl", output.getvalue()
+
+
+def source_distribution(name: str, version: str, files: dict[str, str]) -> tuple[str, bytes]:
+    """File name and bytes of a source distribution with these files."""
+    base = f"{canonicalize_name(name).replace('-', '_')}-{version}"
+    output = io.BytesIO()
+    with tarfile.open(fileobj=output, mode="w:gz") as archive:
+        for path, text in files.items():
+            entry = tarfile.TarInfo(f"{base}/{path}")
+            entry.size = len(text.encode())
+            archive.addfile(entry, io.BytesIO(text.encode()))
+    return f"{base}.tar.gz", output.getvalue()
+
+
+class PackageIndex(Listener):
+    """An index that may ask for a user name and a password.
+
+    Attributes:
+        files: name of a file -> its bytes.
+        seen: paths that were asked for with valid credentials.
+        refused: paths that were asked for without.
+    """
+
+    def __init__(self, credentials: tuple[str, str] | None = None) -> None:
+        self.files: dict[str, bytes] = {}
+        self.seen: list[str] = []
+        self.refused: list[str] = []
+        self._credentials = credentials
+
+    def handler(self) -> type[BaseHTTPRequestHandler]:
+        """The class that answers a request."""
+        fake = self
+
+        class Handler(BaseHTTPRequestHandler):
+            protocol_version = "HTTP/1.1"
+
+            def do_GET(self) -> None:
+                fake._answer(self)
+
+            do_HEAD = do_GET
+
+            def log_message(self, *_: object) -> None:
+                pass
+
+        return Handler
+
+    @property
+    def url(self) -> str:
+        """The address of its simple API, without credentials."""
+        return f"http://{self.host}/simple"
+
+    @property
+    def url_with_credentials(self) -> str:
+        """The same with the user name and password."""
+        assert self._credentials is not None
+        return self.url.replace("://", f"://{':'.join(self._credentials)}@")
+
+    def add(self, *files: tuple[str, bytes]) -> None:
+        """Serve files, each a name and its bytes."""
+        self.files |= dict(files)
+
+    def _answer(self, request: BaseHTTPRequestHandler) -> None:
+        path = unquote(urlsplit(request.path).path)
+        if self._credentials:
+            pair = base64.b64encode(":".join(self._credentials).encode()).decode()
+            if request.headers.get("Authorization") != f"Basic {pair}":
+                self.refused.append(path)
+                self._send(request, 401, b"", {"WWW-Authenticate": 'Basic realm="index"'})
+                return
+        self.seen.append(path)
+        if match := re.fullmatch(r"/simple/([^/]+)/?", path):
+            page = self._page(match[1])
+            self._send(request, 200 if page else 404, page, {"Content-Type": "text/html"})
+        else:
+            body = self.files.get(path.rsplit("/", 1)[-1])
+            self._send(request, 404 if body is None else 200, body or b"", {})
+
+    def _page(self, name: str) -> bytes:
+        links = [
+            f'<a href="/files/{file}#sha256={hashlib.sha256(body).hexdigest()}">{file}</a>'
+            for file, body in sorted(self.files.items())
+            if canonicalize_name(file.split("-")[0]) == canonicalize_name(name)
+        ]
+        return "\n".join(["<!DOCTYPE html><html><body>", *links, "</body></html>"]).encode() if links else b""
+
+    def _send(self, request: BaseHTTPRequestHandler, status: int, body: bytes, headers: dict[str, str]) -> None:
+        request.send_response(status)
+        for name, value in {**headers, "Content-Length": str(len(body))}.items():
+            request.send_header(name, value)
+        request.end_headers()
+        if request.command == "GET":
+            request.wfile.write(body)

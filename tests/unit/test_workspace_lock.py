@@ -1,0 +1,461 @@
+"""``trainyard lock`` in a user's repository: uv resolves against an index on loopback."""
+
+from __future__ import annotations
+
+import base64
+import dataclasses
+import hashlib
+import os
+import subprocess
+import sys
+import textwrap
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
+from tests.fakes.package_index import PackageIndex, source_distribution, wheel
+
+import trainyard as package
+from trainyard.console import StepFailed, UserError
+from trainyard.image import base_image, workspace_resolution, workspace_resolver
+from trainyard.settings import ROOT
+from trainyard.spec import lockfile, model, workspace_lock
+from trainyard.spec.model import IMAGES, Spec
+from trainyard.workspace import indexes, wheels
+
+FRAMEWORK = IMAGES / "tf-cpu" / "framework.lock"
+REQUIREMENTS = IMAGES / "tf-cpu" / "requirements.lock"
+
+Write = Callable[..., Spec]
+
+
+def fill(index: PackageIndex) -> None:
+    """Add the packages of tf-cpu, and some that users ask for."""
+    for path in (FRAMEWORK, REQUIREMENTS):
+        index.add(*(wheel(name, version) for name, version in lockfile.read(path).items()))
+    index.add(
+        wheel("einops", "0.7.0"), wheel("einops", "0.8.0"), wheel("tqdm", "4.0"), wheel("pillow", "12.0"),
+        wheel("tensorflow", "2.21.0"), wheel("old", "1", ("numpy<2",)), wheel("keras-things", "1", ("tensorflow>=2",)),
+    )  # fmt: skip
+
+
+@pytest.fixture
+def index() -> Iterator[PackageIndex]:
+    with PackageIndex() as found:
+        fill(found)
+        yield found
+
+
+@pytest.fixture
+def write(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, index: PackageIndex) -> Write:
+    """Write the files of a repository that uses ``index`` alone; its spec."""
+    root = tmp_path / "repository"
+    (root / ".git").mkdir(parents=True)
+    monkeypatch.chdir(root)
+    monkeypatch.setattr(model, "STATE", tmp_path / "state")
+    monkeypatch.setattr(base_image, "lockable_reference", lambda name: f"{name}@sha256:{'a' * 64}")
+    monkeypatch.setenv("UV_CACHE_DIR", str(tmp_path / "cache"))
+    monkeypatch.setenv("UV_CONFIG_FILE", str(tmp_path / "user.toml"))
+    (tmp_path / "user.toml").touch()
+    monkeypatch.setenv("NETRC", str(tmp_path / "none"))
+    (root / "uv.toml").write_text(f'[[index]]\nname = "fake"\nurl = "{index.url}"\ndefault = true\n', encoding="utf-8")
+
+    def run(requirements: str = "einops\n", more: str = "", extends: str = "tf-cpu") -> Spec:
+        text = f"extends: {extends}\nrun: python train.py\nrequirements: requirements.txt\n{more}"
+        (root / "trainyard.yaml").write_text(text, encoding="utf-8")
+        (root / "requirements.txt").write_text(requirements, encoding="utf-8")
+        return model.load(None)
+
+    return run
+
+
+def sections(spec: Spec) -> dict[str, str]:
+    assert spec.workspace is not None
+    return workspace_lock.read(spec.workspace).sections
+
+
+def versions(spec: Spec) -> dict[str, str]:
+    return lockfile.installed(spec, "default")
+
+
+def test_a_lock_holds_the_targets_framework_the_requirements_and_no_address(write: Write, index: PackageIndex) -> None:
+    spec = write("einops>=0.5\n")
+    assert spec.workspace is not None
+    assert workspace_resolver.lock(spec) == [spec.workspace.lock]
+    text = spec.workspace.lock.read_text(encoding="utf-8")
+    assert text.startswith("# Written by 'trainyard lock'. Do not edit.\n# trainyard: ")
+    assert "://" not in text and "127.0.0.1" not in text and "--index" not in text
+    assert lockfile.framework_lock(spec, "default").read_bytes() == FRAMEWORK.read_bytes()
+    locked = lockfile.read(lockfile.requirements_lock(spec, "default"))
+    own = {canonicalize_name(Requirement(one).name) for one in model.requirements_of(spec)} - set(
+        lockfile.read(FRAMEWORK)
+    )
+    assert locked.items() <= (lockfile.read(REQUIREMENTS) | {"einops": "0.8.0"}).items()
+    assert own | {"einops"} == set(locked)
+    digest = hashlib.sha256(index.files["einops-0.8.0-py3-none-any.whl"]).hexdigest()
+    assert f"einops==0.8.0 \\\n    --hash=sha256:{digest}\n" in text
+    assert workspace_resolver.is_current(spec)
+    assert workspace_resolver.lock(spec) == []
+
+
+def test_versions_are_kept_until_they_are_upgraded(write: Write, index: PackageIndex) -> None:
+    spec = write("einops\ntqdm\n")
+    workspace_resolver.lock(spec)
+    index.add(wheel("einops", "0.9.0"), wheel("tqdm", "5.0"))
+    spec = write("einops\ntqdm\nkeras-things\n")
+    assert not workspace_resolver.is_current(spec)
+    with pytest.raises(StepFailed, match=r"trainyard\.lock needs to be updated, but '--check' was provided"):
+        workspace_resolver.lock(spec, check=True)
+    workspace_resolver.lock(spec)
+    assert (versions(spec)["einops"], versions(spec)["tqdm"]) == ("0.8.0", "4.0")
+    workspace_resolver.lock(spec, upgrade_packages=["Einops"])
+    assert (versions(spec)["einops"], versions(spec)["tqdm"]) == ("0.9.0", "4.0")
+    workspace_resolver.lock(spec, upgrade=True)
+    assert (versions(spec)["einops"], versions(spec)["tqdm"]) == ("0.9.0", "5.0")
+
+
+def test_only_packages_outside_the_framework_are_upgraded_by_name(write: Write) -> None:
+    spec = write()
+    workspace_resolver.lock(spec)
+    with pytest.raises(UserError, match=r"'keras' is part of the framework of tf-cpu"):
+        workspace_resolver.lock(spec, upgrade_packages=["keras"])
+    with pytest.raises(UserError, match=r"trainyard\.lock: no package 'einop' \(did you mean 'einops'\?\)"):
+        workspace_resolver.lock(spec, upgrade_packages=["einop"])
+
+
+def test_a_users_range_takes_the_place_of_the_targets_version(write: Write) -> None:
+    spec = write("pillow<13\n")
+    workspace_resolver.lock(spec)
+    assert versions(spec)["pillow"] == "12.0"
+
+
+def test_the_framework_is_present_under_each_of_tensorflows_names(write: Write) -> None:
+    """keras-things asks for 'tensorflow', which would overwrite the files of the image's tensorflow-cpu."""
+    spec = write("tensorflow>=2.10\nkeras-things\n")
+    workspace_resolver.lock(spec)
+    assert "tensorflow" not in versions(spec)
+    assert versions(spec)["keras-things"] == "1"
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        (
+            "numpy<2",
+            "requirements.txt:2: numpy<2 contradicts numpy 2.4.6, which the framework of tf-cpu "
+            "(tensorflow-cpu 2.21.0) is locked with: relax it, no other target has it",
+        ),
+        (
+            "tensorflow==2.20.*",
+            "requirements.txt:2: tensorflow==2.20.* contradicts tensorflow-cpu 2.21.0, which the framework of tf-cpu "
+            "(tensorflow-cpu 2.21.0) is locked with: relax it, or extend tf-tpu",
+        ),
+    ],
+)
+def test_a_pin_that_contradicts_the_framework_is_one_line_with_both_sides(
+    write: Write, line: str, message: str
+) -> None:
+    with pytest.raises(UserError) as error:
+        workspace_resolver.lock(write(f"einops\n{line}\n"))
+    assert str(error.value) == message
+
+
+def test_a_line_for_another_platform_contradicts_nothing(write: Write) -> None:
+    spec = write("numpy<2; sys_platform == 'darwin'\n")
+    workspace_resolver.lock(spec)
+    assert versions(spec)["numpy"] == "2.4.6"
+
+
+def test_a_contradiction_through_another_package_names_the_users_line_and_uvs_reason(write: Write) -> None:
+    with pytest.raises(UserError) as error:
+        workspace_resolver.lock(write("einops\nold\n"))
+    assert str(error.value).startswith("requirements.txt:2: old cannot be installed: because ")
+    assert "old" in str(error.value) and "numpy<2" in str(error.value) and "numpy==2.4.6" in str(error.value)
+    assert "\n" not in str(error.value)
+
+
+def test_a_package_that_no_index_has_is_named_with_its_line(write: Write) -> None:
+    with pytest.raises(
+        UserError, match=r"^requirements\.txt:1: einopps cannot be installed: because einopps was not found"
+    ):
+        workspace_resolver.lock(write("einopps\n"))
+
+
+def test_a_project_for_another_python_is_refused(write: Write) -> None:
+    spec = write()
+    Path("pyproject.toml").write_text('[project]\nname = "mine"\nversion = "1"\nrequires-python = ">=3.12"\n')
+    with pytest.raises(
+        UserError, match=r"^pyproject\.toml:4: requires-python '>=3\.12' excludes Python 3\.11 of tf-cpu"
+    ):
+        workspace_resolver.lock(spec)
+
+
+def test_what_the_code_provides_is_not_installed(write: Write) -> None:
+    spec = write("-e .[plots]\n")
+    Path("pyproject.toml").write_text(
+        '[project]\nname = "einops"\nversion = "1"\ndependencies = ["tqdm"]\n'
+        'optional-dependencies = {plots = ["old"]}\n'
+        '[tool.uv]\noverride-dependencies = ["numpy>=2"]\n'
+    )
+    Path("uv.toml").rename("kept.toml")
+    with Path("pyproject.toml").open("a") as file:
+        file.write(Path("kept.toml").read_text().replace("[[index]]", "[[tool.uv.index]]"))
+    workspace_resolver.lock(spec)
+    assert versions(spec)["tqdm"] == "4.0"
+    assert versions(spec)["old"] == "1"
+    assert "einops" not in versions(spec)
+
+
+def test_a_lock_of_another_trainyard_is_refused_and_kept_by_lock(write: Write, monkeypatch: pytest.MonkeyPatch) -> None:
+    spec = write()
+    assert spec.workspace is not None
+    workspace_resolver.lock(spec)
+    workspace_resolver.check_tool(spec)
+    before = workspace_lock.read(spec.workspace)
+    monkeypatch.setattr(package, "__version__", "9.9.9")
+    monkeypatch.setattr(workspace_resolver, "contents", lambda _: "5e6f7a8b")
+    message = (
+        rf"^trainyard\.lock: written by Trainyard {before.version} \({before.contents}\), this is 9\.9\.9 \(5e6f7a8b\)"
+    )
+    with pytest.raises(UserError, match=message):
+        workspace_resolver.check_tool(spec)
+    workspace_resolver.lock(write("tqdm\n"))
+    assert workspace_lock.read(spec.workspace).contents == before.contents
+    workspace_resolver.lock(write("tqdm\n"), upgrade=True)
+    assert workspace_lock.read(spec.workspace).contents == "5e6f7a8b"
+
+
+def test_the_hash_of_contents_changes_with_what_reaches_an_image(
+    write: Write, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    spec = write()
+    first = workspace_resolver.contents(spec)
+    assert first != workspace_resolver.contents(write(extends="cpu"))
+    for name in ("templates/Dockerfile.j2", "launcher/launch", "images/uv.lock", "trainers/common/__init__.py"):
+        path = tmp_path / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes((ROOT / name).read_bytes() + b"\n")
+        changed = [path if one == ROOT / name else one for one in workspace_resolver._contributed(model.load("tf-cpu"))]
+        assert path in changed, name
+        monkeypatch.setattr(workspace_resolver, "ROOT", Path("/"))
+        monkeypatch.setattr(workspace_resolver, "_contributed", lambda _, found=changed: iter(found))
+        assert workspace_resolver.contents(write()) != first, name
+        monkeypatch.undo()
+        monkeypatch.chdir(spec.folder)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda text: text.replace("einops==0.8.0", "einops==0.7.0"), "changed since 'trainyard lock' wrote it"),
+        (lambda text: text.replace("# inputs", "<<<<<<< HEAD\n# inputs"), "5: conflicts of a merge: take one side"),
+        (lambda text: text.replace("# target: tf-cpu\n", ""), "no '# target:' line, so not a lock"),
+        (lambda text: "", "no '# trainyard:' line, so not a lock"),
+    ],
+)
+def test_a_lock_that_was_not_written_by_the_tool_is_one_line(
+    write: Write, change: Callable[[str], str], message: str
+) -> None:
+    spec = write()
+    assert spec.workspace is not None
+    workspace_resolver.lock(spec)
+    written = spec.workspace.lock.read_text(encoding="utf-8")
+    spec.workspace.lock.write_text(change(written), encoding="utf-8")
+    with pytest.raises(UserError) as error:
+        lockfile.installed(spec, "default")
+    assert message in str(error.value) and "run 'trainyard lock'" in str(error.value)
+    workspace_resolver.lock(spec)
+    assert spec.workspace.lock.read_text(encoding="utf-8") == written
+
+
+def test_a_missing_lock_says_what_to_run(write: Write) -> None:
+    spec = write()
+    assert not workspace_resolver.is_current(spec)
+    with pytest.raises(UserError, match=r"^trainyard\.lock is missing: run 'trainyard lock'$"):
+        lockfile.installed(spec, "default")
+
+
+def test_what_is_split_is_what_was_locked_and_nothing_older(write: Write) -> None:
+    spec = write()
+    workspace_resolver.lock(spec)
+    stale = spec.build_folder / "requirements.pytorch-cpu.lock"
+    stale.write_text("old")
+    other = spec.build_folder / "requirements.txt"
+    other.write_text("kept")
+    path = lockfile.requirements_lock(spec, "default")
+    before = path.stat().st_mtime_ns
+    lockfile.requirements_lock(spec, "default")
+    assert path.stat().st_mtime_ns == before
+    assert not stale.exists() and other.exists()
+    path.write_text("damaged")
+    assert "einops" in lockfile.read(lockfile.requirements_lock(spec, "default"))
+
+
+def test_sections_survive_writing_and_reading(write: Write) -> None:
+    spec = write()
+    assert spec.workspace is not None
+    workspace_resolver.lock(spec)
+    lock = workspace_lock.read(spec.workspace)
+    more = dataclasses.replace(lock, sections=lock.sections | {"compiled": "", "framework.other-index": "a\n"})
+    workspace_lock.write(spec.workspace, more)
+    assert workspace_lock.read(spec.workspace) == more
+
+
+@pytest.mark.parametrize("kind", ["variables", "address", "netrc"])
+def test_a_private_index_gets_its_credentials_and_nothing_that_is_written_has_them(
+    write: Write, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, kind: str
+) -> None:
+    """uv resolves with them, and installs with the configuration and netrc that a build is given."""
+    with PackageIndex(("ci", "s3cret-token")) as private:
+        private.add(wheel("inhouse", "1.0", ("einops",)))
+        spec = write("inhouse\n")
+        url = private.url
+        if kind == "variables":
+            monkeypatch.setenv("UV_INDEX_HOUSE_USERNAME", "ci")
+            monkeypatch.setenv("UV_INDEX_HOUSE_PASSWORD", "s3cret-token")
+        elif kind == "address":
+            url = private.url_with_credentials
+        else:
+            (tmp_path / "netrc").write_text("machine 127.0.0.1 login ci password s3cret-token\n")
+            monkeypatch.setenv("NETRC", str(tmp_path / "netrc"))
+        with Path("uv.toml").open("a") as file:
+            file.write(f'[[index]]\nname = "house"\nurl = "{url}"\n')
+        workspace_resolver.lock(spec)
+        assert versions(spec)["inhouse"] == "1.0"
+        assert spec.workspace is not None
+        configuration, netrc = indexes.build_configuration(spec.workspace)
+        secret = base64.b64encode(b"s3cret-token").decode()
+        for path in [spec.workspace.lock, *spec.build_folder.rglob("*")]:
+            if path.is_file():
+                assert b"s3cret-token" not in path.read_bytes() and secret.encode() not in path.read_bytes()
+        assert "s3cret-token" not in configuration
+        assert netrc == "machine 127.0.0.1 login ci password s3cret-token\n"
+        given = {"UV_CONFIG_FILE": str(tmp_path / "build.toml"), "NETRC": str(tmp_path / "build-netrc")}
+        (tmp_path / "build.toml").write_text(configuration)
+        (tmp_path / "build-netrc").write_text(netrc)
+        (tmp_path / "one.lock").write_text(
+            "".join(
+                text for name, text in workspace_resolution.entries(sections(spec)["requirements"]) if name == "inhouse"
+            )
+        )
+        command = [sys.executable, "-m", "uv", "pip", "install", "--quiet", "--no-deps", "--require-hashes", "--target"]
+        environment = {name: value for name, value in os.environ.items() if not name.startswith("UV_INDEX")}
+        done = subprocess.run(
+            [*command, str(tmp_path / "site"), "-r", str(tmp_path / "one.lock")],
+            env={**environment, **given, "UV_CACHE_DIR": str(tmp_path / "other-cache")},
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        assert done.returncode == 0, done.stderr
+        assert (tmp_path / "site" / "inhouse-1.0.dist-info").is_dir()
+
+
+def test_a_private_index_without_credentials_is_one_line(write: Write) -> None:
+    with PackageIndex(("ci", "s3cret-token")) as private:
+        private.add(wheel("inhouse", "1.0"))
+        spec = write("inhouse\n")
+        with Path("uv.toml").open("a") as file:
+            file.write(f'[[index]]\nname = "house"\nurl = "{private.url}"\n')
+        with pytest.raises((UserError, StepFailed)) as error:
+            workspace_resolver.lock(spec)
+        assert "401" in str(error.value) or "credentials" in str(error.value)
+        assert "\n" not in str(error.value)
+
+
+BACKEND = """\
+    import os, zipfile
+    def build_wheel(folder, *_):
+        with zipfile.ZipFile(os.path.join(folder, "tool-1-py3-none-any.whl"), "w") as archive:
+            archive.writestr("tool.py", open("tool.py").read())
+            archive.writestr(
+                "tool-1.dist-info/METADATA", "Metadata-Version: 2.1\\nName: tool\\nVersion: 1\\nRequires-Dist: tqdm\\n"
+            )
+            archive.writestr("tool-1.dist-info/WHEEL", "Wheel-Version: 1.0\\nTag: py3-none-any\\n")
+            archive.writestr("tool-1.dist-info/RECORD", "")
+        return "tool-1-py3-none-any.whl"
+"""
+
+
+def test_a_folder_becomes_a_wheel_that_a_later_build_compares_with_the_lock(write: Write) -> None:
+    tool = Path("libs/tool")
+    tool.mkdir(parents=True)
+    (tool / "backend.py").write_text(textwrap.dedent(BACKEND))
+    (tool / "tool.py").write_text("x = 1\n")
+    (tool / "pyproject.toml").write_text(
+        '[build-system]\nrequires = []\nbuild-backend = "backend"\nbackend-path = ["."]\n'
+        '[project]\nname = "tool"\nversion = "1"\ndependencies = ["tqdm"]\n'
+    )
+    spec = write("./libs/tool\n")
+    workspace_resolver.lock(spec)
+    folder = spec.build_folder / "wheels"
+    (made,) = folder.glob("*.whl")
+    digest = hashlib.sha256(made.read_bytes()).hexdigest()
+    assert f"tool==1 \\\n    --hash=sha256:{digest}\n" in sections(spec)["requirements"]
+    assert versions(spec)["tqdm"] == "4.0"
+    made.unlink()
+    (folder / "stale-1-py3-none-any.whl").touch()
+    wheels.ensure(spec, folder)
+    assert [path.name for path in folder.iterdir()] == [made.name]
+    assert workspace_resolver.is_current(spec)
+    (tool / "tool.py").write_text("x = 2\n")
+    assert not workspace_resolver.is_current(spec)
+    made.unlink()
+    with pytest.raises(UserError, match=r"^requirements\.txt:1: \./libs/tool: not what trainyard\.lock pins"):
+        wheels.ensure(spec, folder)
+
+
+def pkg_info(version: str, *lines: str) -> dict[str, str]:
+    text = "\n".join([f"Metadata-Version: {version}", "Name: fast", "Version: 2.0", *lines, ""])
+    return {"PKG-INFO": text, "setup.py": "raise SystemExit('built on this machine')\n"}
+
+
+@pytest.mark.parametrize(
+    ("metadata", "requires", "warned"),
+    [
+        (pkg_info("2.2", "Requires-Dist: tqdm"), True, False),
+        (pkg_info("2.4", "Dynamic: Requires-Dist"), False, True),
+        (pkg_info("1.1"), False, True),
+        (pkg_info("2.2"), False, False),
+    ],
+)
+def test_what_is_compiled_is_locked_by_the_hash_of_its_source_distribution_and_never_built_here(
+    write: Write,
+    index: PackageIndex,
+    capsys: pytest.CaptureFixture[str],
+    metadata: dict[str, str],
+    requires: bool,
+    warned: bool,
+) -> None:
+    name, body = source_distribution("fast", "2.0", metadata)
+    index.add((name, body), wheel("fast", "2.0", ("einops",), tag="cp311-cp311-manylinux_2_17_x86_64"))
+    spec = write("fast>=1\n", "build: {packages: [g++], sources: ['fast>=1']}\n")
+    workspace_resolver.lock(spec)
+    assert sections(spec)["compiled"] == f"fast==2.0 \\\n    --hash=sha256:{hashlib.sha256(body).hexdigest()}\n"
+    requirements = lockfile.read(lockfile.requirements_lock(spec, "default"))
+    assert "fast" not in requirements
+    assert ("tqdm" in requirements) == requires
+    assert ("trainyard.yaml:4: fast 2.0 does not say what it needs" in capsys.readouterr().err) == warned
+    assert versions(spec)["fast"] == "2.0"
+    path = lockfile.compiled_lock(spec)
+    assert path is not None and lockfile.read(path) == {"fast": "2.0"}
+
+
+def test_what_has_no_source_distribution_is_not_compiled(write: Write) -> None:
+    with pytest.raises(UserError, match=r"^trainyard\.yaml:4: einops"):
+        workspace_resolver.lock(write("tqdm\n", "build: {sources: [einops]}\n"))
+
+
+def test_the_command_writes_and_reports_the_lock(write: Write, trainyard: Callable[..., tuple[int, str, str]]) -> None:
+    write("einops\n")
+    status, out, err = trainyard("lock", "--json")
+    assert (status, out) == (0, '{\n  "written": [\n    "trainyard.lock"\n  ]\n}\n')
+    assert "trainyard.lock: " in err
+    assert trainyard("lock", "--check")[0] == 0
+    write("einops\ntqdm\n")
+    status, out, err = trainyard("lock", "--check")
+    assert (status, out) == (1, "") and "needs to be updated" in err
+    status, _, err = trainyard("lock", "tf-cpu", "--upgrade")
+    assert status == 2 and "are for the lock of a trainyard.yaml" in err

@@ -1,0 +1,438 @@
+"""A workspace's requirements are read from the files of its tools, with the file and line of everything."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import textwrap
+import zipfile
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from tests.fakes.package_index import wheel
+
+from trainyard.console import StepFailed, UserError
+from trainyard.spec import model
+from trainyard.spec.workspace import Workspace
+from trainyard.workspace import indexes, requirements, wheels
+from trainyard.workspace.lines import Line, Source
+
+Write = Callable[..., Workspace]
+
+
+@pytest.fixture
+def write(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Write:
+    """Write the files of a repository (their names with ``__`` for ``/`` and ``_`` for ``.``); its workspace."""
+    root = tmp_path / "repository"
+    (root / ".git").mkdir(parents=True)
+    monkeypatch.chdir(root)
+    monkeypatch.setattr(model, "STATE", tmp_path / "state")
+
+    def run(yaml: str = "", **files: str) -> Workspace:
+        names = {"requirements": "requirements.txt", "pyproject": "pyproject.toml", "uv": "uv.toml"}
+        (root / "trainyard.yaml").write_text("extends: tf-cpu\nrun: python train.py\n" + yaml, encoding="utf-8")
+        for name, text in files.items():
+            path = root / names.get(name, name.replace("__", "/").replace("_txt", ".txt").replace("_toml", ".toml"))
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(textwrap.dedent(text), encoding="utf-8")
+        found = model.load(None).workspace
+        assert found is not None
+        return found
+
+    return run
+
+
+def texts(ws: Workspace) -> list[str]:
+    return [f"{line.where} {line.text}" for line in requirements.read(ws, "3.11").lines]
+
+
+def test_a_requirements_file_is_read_with_what_it_includes(write: Write) -> None:
+    ws = write(
+        "requirements: requirements.txt\n",
+        requirements="""\
+            # what it needs
+            einops >= 0.5   # a range
+            requests[socks] \\
+                ; python_version < "3.12" \\
+                --hash=sha256:00
+            -r more__more.txt
+            -c limits.txt
+        """.replace("more__more", "more/more"),
+        more__more_txt="tqdm\n",
+        limits_txt="tqdm<5\n",
+    )
+    assert texts(ws) == [
+        "requirements.txt:2 einops >= 0.5",
+        'requirements.txt:3 requests[socks] ; python_version < "3.12"',
+        "more/more.txt:1 tqdm",
+    ]
+    assert [line.text for line in requirements.read(ws, "3.11").constraints] == ["tqdm<5"]
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("einops\nbad==\n", "requirements.txt:2: 'bad=='"),
+        ("-r missing.txt\n", "requirements.txt:1: no file 'missing.txt'"),
+        ("-r requirements.txt\n", "requirements.txt:1: '-r requirements.txt' includes itself"),
+        ("--find-links ./wheels\n", "requirements.txt:1: '--find-links ./wheels': a folder of this machine"),
+        ("--no-binary flash-attn\n", "requirements.txt:1: '--no-binary flash-attn': what is compiled is listed"),
+        ("--no-index\n", "requirements.txt:1: '--no-index' has no place in an image"),
+        ("x @ git+https://${NO_SUCH_TOKEN}@host/x\n", "requirements.txt:1: the environment variable NO_SUCH_TOKEN"),
+    ],
+)
+def test_a_mistake_in_a_requirements_file_is_one_line_with_its_place(write: Write, text: str, message: str) -> None:
+    ws = write("requirements: requirements.txt\n", requirements=text)
+    with pytest.raises(UserError) as error:
+        requirements.read(ws, "3.11")
+    assert str(error.value).startswith(message)
+    assert "\n" not in str(error.value)
+
+
+def test_messages_never_show_a_password(write: Write, monkeypatch: pytest.MonkeyPatch) -> None:
+    ws = write(
+        "requirements: requirements.txt\n",
+        requirements="--index-url https://user:hunter2@host/simple\nx @ git+https://hunter2@host/x\n",
+    )
+    wanted = requirements.read(ws, "3.11")
+    assert "hunter2" not in repr(wanted.sources[0])
+    assert "hunter2" not in wanted.sources[0].shown
+    found = indexes.of_project(ws, wanted.addresses)
+    assert "hunter2" not in repr(found)
+    assert indexes.environment(found) == {
+        "UV_INDEX_REQUIREMENTS_1_USERNAME": "user",
+        "UV_INDEX_REQUIREMENTS_1_PASSWORD": "hunter2",
+    }
+
+
+def test_a_misspelt_file_has_the_nearest_name(write: Write) -> None:
+    ws = write("requirements: requirments.txt\n", requirements="tqdm\n")
+    message = r"^trainyard\.yaml:3: requirements: no file 'requirments\.txt' \(did you mean 'requirements\.txt'\?\)$"
+    with pytest.raises(UserError, match=message):
+        requirements.read(ws, "3.11")
+
+
+PROJECT = """\
+    [project]
+    name = "Mine"
+    version = "1"
+    requires-python = ">=3.10"
+    dependencies = [
+      "einops",
+    ]
+    [project.optional-dependencies]
+    plots = ["matplotlib>=3"]
+    all = ["mine[plots]", "rich"]
+    [dependency-groups]
+    train = ["tqdm", {include-group = "data"}]
+    data = ["pyarrow"]
+    [tool.uv]
+    constraint-dependencies = ["rich<20"]
+    override-dependencies = ["typer>=0.1"]
+"""
+
+
+def test_extras_and_groups_of_a_project_are_read(write: Write) -> None:
+    ws = write("requirements: {file: pyproject.toml, extras: [all], groups: [train]}\n", pyproject=PROJECT)
+    assert texts(ws) == [
+        "pyproject.toml:6 einops",
+        "pyproject.toml:9 matplotlib>=3",
+        "pyproject.toml:10 rich",
+        "pyproject.toml:12 tqdm",
+        "pyproject.toml:13 pyarrow",
+    ]
+    wanted = requirements.read(ws, "3.11")
+    assert [line.text for line in wanted.constraints] == ["rich<20"]
+    assert [line.text for line in wanted.overrides] == ["typer>=0.1"]
+    assert [(line.text, line.number) for line in wanted.requires_python] == [(">=3.10", 4)]
+    assert wanted.provided == {"mine"}
+
+
+def test_without_requirements_they_are_those_of_the_projects_of_the_code(write: Write) -> None:
+    assert texts(write(pyproject=PROJECT)) == ["pyproject.toml:6 einops"]
+    assert texts(write("requirements: []\n", pyproject=PROJECT)) == []
+
+
+@pytest.mark.parametrize(
+    ("yaml", "message"),
+    [
+        ("extras: [plot]", "pyproject.toml:8: no extra 'plot' (did you mean 'plots'?); there are: all, plots"),
+        ("groups: [trian]", "pyproject.toml:11: no group 'trian' (did you mean 'train'?); there are: train, data"),
+    ],
+)
+def test_an_unknown_extra_or_group_has_the_nearest_name(write: Write, yaml: str, message: str) -> None:
+    ws = write(f"requirements: {{file: pyproject.toml, {yaml}}}\n", pyproject=PROJECT)
+    with pytest.raises(UserError) as error:
+        requirements.read(ws, "3.11")
+    assert str(error.value) == message
+
+
+def test_an_editable_install_of_the_repository_asks_for_its_dependencies_alone(write: Write) -> None:
+    ws = write("requirements: requirements.txt\n", requirements="-e .[plots]\ntqdm\n", pyproject=PROJECT)
+    wanted = requirements.read(ws, "3.11")
+    assert sorted(line.text for line in wanted.lines) == ["einops", "matplotlib>=3", "tqdm"]
+    assert wanted.sources == ()
+
+
+def test_dependencies_that_setuptools_reads_from_a_file_are_read_from_it(write: Write) -> None:
+    ws = write(
+        pyproject="""\
+            [project]
+            name = "mine"
+            version = "1"
+            dynamic = ["dependencies"]
+            [tool.setuptools.dynamic]
+            dependencies = {file = ["requirements.txt"]}
+        """,
+        requirements="einops\n",
+    )
+    assert texts(ws) == ["requirements.txt:1 einops"]
+
+
+def test_other_dynamic_dependencies_and_poetrys_table_are_one_line(write: Write) -> None:
+    ws = write(pyproject='[project]\nname = "mine"\nversion = "1"\ndynamic = ["dependencies"]\n')
+    with pytest.raises(UserError, match=r"^pyproject\.toml:4: 'dependencies' is dynamic"):
+        requirements.read(ws, "3.11")
+    poetry = '[tool.poetry]\nname = "mine"\nversion = "1"\n\n[tool.poetry.dependencies]\neinops = "^0.8"\n'
+    ws = write("requirements: pyproject.toml\n", pyproject=poetry)
+    with pytest.raises(UserError, match=r"^pyproject\.toml:5: the dependencies are in Poetry's own table"):
+        requirements.read(ws, "3.11")
+
+
+UV_LOCK = """\
+version = 1
+requires-python = ">=3.10"
+
+[[package]]
+name = "einops"
+version = "0.8.0"
+source = { registry = "https://index.example/simple" }
+
+[[package]]
+name = "numpy"
+version = "1.26.0"
+source = { registry = "https://index.example/simple" }
+resolution-markers = ["python_full_version < '3.11'"]
+
+[[package]]
+name = "numpy"
+version = "2.3.0"
+source = { registry = "https://index.example/simple" }
+resolution-markers = ["python_full_version >= '3.11'"]
+
+[[package]]
+name = "mine"
+version = "1"
+source = { editable = "." }
+"""
+
+
+def test_a_uv_lock_constrains_the_versions_of_the_projects_dependencies(write: Write) -> None:
+    ws = write("requirements: uv.lock\n", pyproject=PROJECT)
+    (ws.root / "uv.lock").write_text(UV_LOCK, encoding="utf-8")
+    assert texts(ws) == ["pyproject.toml:6 einops"]
+    constraints = [f"{line.where} {line.text}" for line in requirements.read(ws, "3.11").constraints]
+    assert constraints == ["pyproject.toml:15 rich<20", "uv.lock:6 einops==0.8.0", "uv.lock:17 numpy==2.3.0"]
+
+
+def test_uv_sources_choose_an_index_a_path_or_a_repository_for_the_image(write: Write, tmp_path: Path) -> None:
+    ws = write(
+        pyproject="""\
+            [project]
+            name = "mine"
+            version = "1"
+            dependencies = ["torch", "inner", "tool>=1", "other"]
+            [tool.uv.sources]
+            torch = [
+              {index = "mac", marker = "sys_platform == 'darwin'"},
+              {index = "company", marker = "sys_platform == 'linux'"},
+            ]
+            inner = {path = "../inner", editable = true}
+            tool = {git = "https://host.example/tool", tag = "v1", subdirectory = "python"}
+        """
+    )
+    wanted = requirements.read(ws, "3.11")
+    assert [line.text for line in wanted.lines] == ["torch", "other"]
+    assert wanted.index_of == {"torch": "company"}
+    assert [(one.name, one.location) for one in wanted.sources] == [
+        ("inner", str(tmp_path / "inner")),
+        ("tool", "git+https://host.example/tool@v1#subdirectory=python"),
+    ]
+
+
+def test_the_indexes_of_a_build_are_named_without_credentials_which_are_in_a_netrc(
+    write: Write, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    netrc = tmp_path / "netrc"
+    netrc.write_text("machine known.example login me password from-netrc\nmachine other.example login a password b\n")
+    monkeypatch.setenv("NETRC", str(netrc))
+    monkeypatch.setenv("UV_INDEX_COMPANY_USERNAME", "ci")
+    monkeypatch.setenv("UV_INDEX_COMPANY_PASSWORD", "from-variable")
+    monkeypatch.setenv("TOKEN", "from-address")
+    ws = write(
+        "requirements: requirements.txt\n",
+        requirements="--extra-index-url https://user:${TOKEN}@third.example/simple\n",
+        pyproject="""\
+            [[tool.uv.index]]
+            name = "company"
+            url = "https://packages.example/simple"
+            explicit = true
+            [[tool.uv.index]]
+            name = "known"
+            url = "https://known.example/simple"
+            default = true
+        """,
+    )
+    configuration, secrets = indexes.build_configuration(ws)
+    assert "from-" not in configuration
+    assert 'url = "https://known.example/simple"\ndefault = true' in configuration
+    assert 'url = "https://packages.example/simple"' in configuration
+    assert secrets.splitlines() == [
+        "machine known.example login me password from-netrc",
+        "machine packages.example login ci password from-variable",
+        "machine third.example login user password from-address",
+    ]
+
+
+def test_a_workspace_without_indexes_needs_no_configuration(
+    write: Write, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("UV_CONFIG_FILE", str(tmp_path / "none"))
+    for name in [one for one in os.environ if one.startswith("UV_") and "INDEX" in one]:
+        monkeypatch.delenv(name)
+    assert indexes.build_configuration(write(requirements="tqdm\n")) == ("", "")
+
+
+def test_indexes_on_one_host_with_different_credentials_are_refused(write: Write) -> None:
+    ws = write(
+        "requirements: requirements.txt\n",
+        requirements="--index-url https://a:1@host.example/a\n--extra-index-url https://b:2@host.example/b\n",
+    )
+    with pytest.raises(UserError, match=r"^requirements\.txt:2: indexes .* are on one host with different credentials"):
+        indexes.build_configuration(ws)
+
+
+def test_an_index_that_is_a_folder_is_refused(write: Write) -> None:
+    ws = write(uv='[[index]]\nname = "local"\nurl = "./wheels"\n')
+    with pytest.raises(UserError, match=r"^uv\.toml:3: index 'local' is no http"):
+        indexes.of_project(ws)
+
+
+def test_a_keyring_is_asked_as_uv_asks_it(write: Write, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    program = tmp_path / "bin" / "keyring"
+    program.parent.mkdir()
+    program.write_text('#!/bin/sh\n[ "$*" = "get https://packages.example/simple me" ] && echo from-keyring\n')
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{program.parent}:{os.environ['PATH']}")
+    monkeypatch.setenv("UV_KEYRING_PROVIDER", "subprocess")
+    monkeypatch.setenv("NETRC", str(tmp_path / "none"))
+    ws = write(uv='[[index]]\nname = "company"\nurl = "https://me@packages.example/simple"\n')
+    assert indexes.build_configuration(ws)[1] == "machine packages.example login me password from-keyring\n"
+
+
+def test_a_wheel_is_normalised_to_the_same_bytes_whatever_made_it(tmp_path: Path) -> None:
+    first, second = tmp_path / "first.whl", tmp_path / "second.whl"
+    body = wheel("mine", "1")[1]
+    first.write_bytes(body)
+    with zipfile.ZipFile(first) as archive, zipfile.ZipFile(second, "w", zipfile.ZIP_DEFLATED) as other:
+        for entry in reversed(archive.infolist()):
+            text = archive.read(entry).replace(b"Generator: test", b"Generator: another (2.0)")
+            other.writestr(zipfile.ZipInfo(entry.filename, (2026, 11, 22, 10, 0, 0)), text)
+    for path in (first, second):
+        wheels.normalise(path, path.with_suffix(".out"))
+    assert first.with_suffix(".out").read_bytes() == second.with_suffix(".out").read_bytes()
+    with zipfile.ZipFile(first.with_suffix(".out")) as archive:
+        assert archive.namelist()[-1].endswith("RECORD")
+        assert archive.testzip() is None
+
+
+def source(tmp_path: Path, location: str, name: str = "") -> Source:
+    return Source(Line(location, tmp_path / "requirements.txt", 1), location, name)
+
+
+def test_a_wheel_that_is_given_is_taken_as_it_is(tmp_path: Path) -> None:
+    name, body = wheel("given", "2", tag="cp311-cp311-manylinux_2_17_x86_64")
+    (tmp_path / name).write_bytes(body)
+    (made,) = wheels.build([source(tmp_path, str(tmp_path / name))], tmp_path / "out", {})
+    assert (made.name, made.version, made.file.read_bytes()) == ("given", "2", body)
+
+
+def test_a_source_that_does_not_exist_is_one_line(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r"requirements\.txt:1: .* there is no "):
+        wheels.build([source(tmp_path, str(tmp_path / "none"))], tmp_path / "out", {})
+
+
+def git(folder: Path, *arguments: str) -> str:
+    settings = ["-c", "user.name=t", "-c", "user.email=t@example.org", "-c", "init.defaultBranch=main"]
+    done = subprocess.run(["git", *settings, *arguments], cwd=folder, check=True, capture_output=True, text=True)
+    return done.stdout.strip()
+
+
+@pytest.fixture
+def repository(tmp_path: Path) -> Path:
+    """A git repository with a project without build dependencies: its backend is a file of it."""
+    folder = tmp_path / "tool"
+    folder.mkdir()
+    (folder / "pyproject.toml").write_text(
+        '[build-system]\nrequires = []\nbuild-backend = "backend"\nbackend-path = ["."]\n'
+        '[project]\nname = "tool"\nversion = "1"\n'
+    )
+    (folder / "backend.py").write_text(
+        textwrap.dedent("""\
+            import os, zipfile
+            def build_wheel(folder, *_):
+                tag = open("tag").read().strip()
+                with zipfile.ZipFile(os.path.join(folder, f"tool-1-{tag}.whl"), "w") as archive:
+                    archive.writestr("tool.py", open("tool.py").read())
+                    archive.writestr("tool-1.dist-info/METADATA", "Metadata-Version: 2.1\\nName: tool\\nVersion: 1\\n")
+                    archive.writestr("tool-1.dist-info/WHEEL", f"Wheel-Version: 1.0\\nTag: {tag}\\n")
+                    archive.writestr("tool-1.dist-info/RECORD", "")
+                return f"tool-1-{tag}.whl"
+        """)
+    )
+    (folder / "tag").write_text("py3-none-any\n")
+    (folder / "tool.py").write_text("x = 1\n")
+    git(folder, "init", "--quiet")
+    git(folder, "add", ".")
+    git(folder, "commit", "--quiet", "-m", "first")
+    git(folder, "tag", "v1")
+    return folder
+
+
+def test_a_git_repository_is_built_at_its_revision_and_again_at_the_locked_commit(
+    repository: Path, tmp_path: Path
+) -> None:
+    wanted = source(tmp_path, f"git+file://{repository}", "tool")
+    (first,) = wheels.build([wanted], tmp_path / "out", {})
+    assert first.commit == git(repository, "rev-parse", "v1")
+    (repository / "tool.py").write_text("x = 2\n")
+    git(repository, "commit", "--quiet", "-am", "second")
+    (newest,) = wheels.build([wanted], tmp_path / "out", {})
+    (kept,) = wheels.build([wanted], tmp_path / "out", {wheels.key(wanted): first.commit})
+    (tagged,) = wheels.build([source(tmp_path, f"git+file://{repository}@v1", "tool")], tmp_path / "out", {})
+    assert kept.sha256 == tagged.sha256 == first.sha256 != newest.sha256
+    found = wheels.NOTE.match(first.note)
+    assert found is not None and found["commit"] == first.commit and str(repository) not in first.note
+
+
+def test_a_revision_that_does_not_exist_is_one_line(repository: Path, tmp_path: Path) -> None:
+    with pytest.raises(StepFailed, match=r"requirements\.txt:1: git\+file://.*@v9: "):
+        wheels.build([source(tmp_path, f"git+file://{repository}@v9")], tmp_path / "out", {})
+
+
+def test_a_wheel_with_compiled_code_is_refused_with_its_line(repository: Path, tmp_path: Path) -> None:
+    (repository / "tag").write_text("cp311-cp311-linux_x86_64\n")
+    with pytest.raises(UserError, match=r"requirements\.txt:1: .* compiles code .* name 'tool==1' under 'build:'"):
+        wheels.build([source(tmp_path, str(repository))], tmp_path / "out", {})
+
+
+def test_a_build_that_fails_ends_with_its_error(repository: Path, tmp_path: Path) -> None:
+    (repository / "tool.py").unlink()
+    with pytest.raises(StepFailed, match=r"building its wheel failed: FileNotFoundError: .*tool\.py"):
+        wheels.build([source(tmp_path, str(repository))], tmp_path / "out", {})
+
+
+def test_addresses_that_would_run_a_program_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r"git's addresses begin with"):
+        wheels.build([source(tmp_path, "git+ext://sh -c touch% x")], tmp_path / "out", {})
