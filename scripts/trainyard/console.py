@@ -24,11 +24,31 @@ class StepFailed(Exception):
     """A step ran and failed; the message gives the reason in one line. Exit status 1."""
 
 
-@cache
-def _stderr() -> Console:
+def _console() -> Console:
     from rich.console import Console
 
     return Console(stderr=True, highlight=False, soft_wrap=not sys.stderr.isatty())
+
+
+@cache
+def _stderr() -> Console:
+    return _console()
+
+
+@cache
+def _errors() -> Console:
+    """The console for warnings and errors, which ``--quiet`` leaves."""
+    return _console()
+
+
+def be_quiet() -> None:
+    """Print warnings and errors only."""
+    _stderr().quiet = True
+
+
+def is_quiet() -> bool:
+    """Whether :func:`be_quiet` was called."""
+    return _stderr().quiet
 
 
 def __getattr__(name: str) -> Any:
@@ -45,12 +65,12 @@ def say(message: str) -> None:
 
 def warn(message: str) -> None:
     """Print a warning."""
-    _stderr().print(f"WARNING: {message}", style="bold yellow", markup=False)
+    _errors().print(f"WARNING: {message}", style="bold yellow", markup=False)
 
 
 def fail(message: str) -> None:
     """Print the line that a command ends with when it failed."""
-    _stderr().print(message, style="bold red", markup=False)
+    _errors().print(message, style="bold red", markup=False)
 
 
 def nearest(word: str, choices: Iterable[str]) -> str:

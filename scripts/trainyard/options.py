@@ -8,11 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
 from trainyard.settings import PREFIX, standard_variable
+
+if TYPE_CHECKING:
+    from click.shell_completion import CompletionItem
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -43,6 +46,20 @@ class _Switch(click.types.BoolParamType):
             self.fail(f"{value!r} is neither 1 nor 0", param, ctx)
 
 
+def _values(context: click.Context, parameter: click.Parameter, incomplete: str) -> list[CompletionItem]:
+    """What the shell offers for a parameter: the values that the command line has for its name.
+
+    The command line gives its contexts a mapping of names to functions (:data:`trainyard.cli.VALUES`), since the values
+    are in packages that this module cannot import.
+    """
+    from click.shell_completion import CompletionItem
+
+    if parameter.name == "target" and incomplete.startswith((".", "/")):
+        return [CompletionItem(incomplete, type="dir")]
+    find = (context.obj or {}).get(parameter.name, list)
+    return [CompletionItem(value) for value in find() if value.startswith(incomplete)]
+
+
 def option(flag: str, *names: str, variable: str | None = None, **attributes: Any) -> Callable[[F], F]:
     """A :func:`click.option` with its variable, which is named after ``flag`` unless ``variable`` is given.
 
@@ -50,6 +67,8 @@ def option(flag: str, *names: str, variable: str | None = None, **attributes: An
     """
     name = variable or flag.split("/")[0].lstrip("-").replace("-", "_").upper()
     attributes.setdefault("show_default", attributes.get("default") not in (None, "") and not attributes.get("is_flag"))
+    if "type" not in attributes and not attributes.get("is_flag"):
+        attributes.setdefault("shell_complete", _values)
     return click.option(flag, *names, envvar=PREFIX + name, show_envvar=True, **attributes)
 
 
@@ -58,14 +77,68 @@ def flag(name: str, *names: str, **attributes: Any) -> Callable[[F], F]:
     return option(name, *names, is_flag=True, type=_Switch(), **attributes)
 
 
+class Forwarding(click.Command):
+    """A command that passes the words after ``--`` on to another program; its function has the parameter ``words``."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """Parse what is before the first ``--``."""
+        at = args.index("--") if "--" in args else len(args)
+        rest = super().parse_args(ctx, args[:at])
+        ctx.params["words"] = (*ctx.params.get("words", ()), *args[at + 1 :])
+        return rest
+
+    def collect_usage_pieces(self, ctx: click.Context) -> list[str]:
+        """What ``--help`` shows after the command's name."""
+        return [*super().collect_usage_pieces(ctx), "[-- ARGS...]"]
+
+
+def words(_context: click.Context, _parameter: click.Parameter, value: str | None) -> tuple[str, ...]:
+    """The callback of an option whose value is split as a shell splits words."""
+    import shlex
+
+    try:
+        return tuple(shlex.split(value or ""))
+    except ValueError as error:
+        raise click.BadParameter(f"{str(error).lower()}: {value}") from None
+
+
 def target(function: F) -> F:
-    """The argument TARGET: an image of the catalogue by its name, or the path of a folder with an image.yaml."""
-    return click.argument("target", envvar=f"{PREFIX}TARGET", required=False)(function)
+    """The argument TARGET: an image of the catalogue by its name, or the path of a folder with an image.yaml.
+
+    In a user's repository, the default is its own image.
+    """
+    return click.argument("target", envvar=f"{PREFIX}TARGET", required=False, shell_complete=_values)(function)
 
 
 def json_output(function: F) -> F:
     """``--json``: the result as JSON on stdout."""
     return flag("--json", "as_json", help="Print the result as JSON on stdout.")(function)
+
+
+def quiet(function: F) -> F:
+    """``--quiet``: only warnings and errors on stderr, and only the digest or reference of the result on stdout."""
+
+    def apply(_context: click.Context, _parameter: click.Parameter, given: bool) -> bool:
+        if given:
+            from trainyard import console
+
+            console.be_quiet()
+        return given
+
+    return flag("--quiet", "-q", callback=apply, help="Print nothing but warnings, errors and the digest.")(function)
+
+
+def offline(function: F) -> F:
+    """``--offline``: use what 'trainyard fetch' has downloaded, and no network."""
+
+    def apply(_context: click.Context, _parameter: click.Parameter, given: bool) -> None:
+        if given:
+            from trainyard import settings
+
+            settings.set_variable("OFFLINE", "1")
+
+    text = "Use no network: what 'trainyard fetch' has downloaded must suffice."
+    return flag("--offline", callback=apply, expose_value=False, help=text)(function)
 
 
 def registry(function: F) -> F:

@@ -21,7 +21,7 @@ PREFIX = "TRAINYARD_"
 
 #: Variables that libraries read, so that every command takes them on make's command line; ``--json`` and TARGET too.
 COMMON_VARIABLES = (
-    "BASE", "BUILD", "BUILD_BASE", "DEBIAN_MIRROR", "IMAGE_NAME", "JSON", "PROVENANCE", "REVISION", "TARGET",
+    "BASE", "BUILD", "BUILD_BASE", "DEBIAN_MIRROR", "IMAGE_NAME", "JSON", "OFFLINE", "PROVENANCE", "REVISION", "TARGET",
 )  # fmt: skip
 
 #: Variables that other programs define and that may be on make's command line too.
@@ -49,6 +49,16 @@ ROOT = CHECKOUT or _PACKAGED
 def variable(name: str) -> str:
     """The value of ``TRAINYARD_<name>``; empty if it is not set."""
     return os.environ.get(PREFIX + name, "")
+
+
+def switch(name: str) -> bool:
+    """Whether ``TRAINYARD_<name>`` is on: ``1``, ``true``, ``yes`` or ``on``."""
+    return variable(name).lower() in ("1", "true", "yes", "on")
+
+
+def offline() -> bool:
+    """Whether no network may be used (``--offline``)."""
+    return switch("OFFLINE")
 
 
 def standard_variable(name: str) -> str:

@@ -75,7 +75,7 @@ def good(target: str = "xla") -> Evidence:
         "VERSION": f"{naming.version_tag(spec)}-20261120-0123abcd",
     }
     made |= {"BASE": "debian", "BASE_DIGEST": "", "INDEX": index}
-    labels = plan.labels(spec) | {name: made[argument] for name, argument in plan.LABELS_FROM_ARGUMENTS.items()}
+    labels = plan.labels(spec) | {name: made[argument] for name, argument in plan.labels_from_arguments(spec).items()}
     requires = {"torch-xla": ('libtpu==0.0.21; extra == "tpu"', "numpy")}
     config = {
         "config": {

@@ -21,8 +21,10 @@ GROUP = "build"
 @options.target
 @options.compression
 @options.flag("--no-cache", help="Build every stage again.")
+@options.offline
+@options.quiet
 @options.json_output
-def command(target: str | None, compression: str, no_cache: bool, as_json: bool) -> None:
+def command(target: str | None, compression: str, no_cache: bool, quiet: bool, as_json: bool) -> None:
     """Build TARGET's image as the candidate trainyard:<target>-candidate.
 
     'trainyard image' also verifies it, runs the smoke test in it and tags it. docs/anatomy.md lists the variables of a
@@ -34,4 +36,6 @@ def command(target: str | None, compression: str, no_cache: bool, as_json: bool)
 
     plan, facts = build.build(load(target), compression=compression, no_cache=no_cache)
     console.say(f"built {plan.candidate} {facts['digest']} in {facts['seconds']} s")
+    if quiet and not as_json:
+        print(facts["digest"])
     console.result({"image": plan.candidate} | facts, as_json=as_json)

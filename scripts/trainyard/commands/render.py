@@ -22,12 +22,16 @@ GROUP = "project"
 @options.flag("--stdout", help="Print TARGET's Dockerfile and write nothing.")
 @options.json_output
 def command(target: str | None, stdout: bool, as_json: bool) -> None:
-    """Write the files that are generated from the specs; with TARGET, those its image is built from. Commit them."""
+    """Write the files that are generated from the specs; with TARGET, those its image is built from. Commit them.
+
+    In a repository with a trainyard.yaml and without TARGET, it is that image's Dockerfile, in the state folder.
+    """
     from trainyard import console, installation
     from trainyard.image import dockerfile
+    from trainyard.spec import workspace
     from trainyard.spec.model import load, relative
 
-    only = load(target) if target or stdout else None
+    only = load(target) if target or stdout or workspace.find() else None
     if stdout and only:
         print(dockerfile.dockerfile(only), end="")
         return

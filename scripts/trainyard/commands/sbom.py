@@ -45,7 +45,7 @@ def command(target: str | None, image: str | None, output: Path | None, as_json:
         raise console.UserError("OUTPUT= gives the file for the SBOM of an IMAGE, or JSON=1 prints it")
     reference = image or f"{NAME}:{spec.target if spec else ''}"
     if spec is not None:
-        docker_engine.image(reference, made_by=f"make image TARGET={spec.target}")
+        docker_engine.image(reference, made_by=spec.command("image"))
     found = inventory.find(reference)
     if found.repository is not None:
         inventory.fetch(found, found.layers)

@@ -29,7 +29,7 @@ def command(target: str | None) -> None:
 
     spec = load(target)
     reference = f"{NAME}:{spec.target}"
-    docker_engine.image(reference, made_by=f"make image TARGET={spec.target}")
+    docker_engine.image(reference, made_by=spec.command("image"))
     if not sys.stdin.isatty():
         raise console.UserError(f"no terminal: run a command with 'docker run --rm {reference} -- COMMAND'")
     arguments = ["docker", "run", "--rm", "--interactive", "--tty", reference, "--", "bash"]

@@ -68,11 +68,13 @@ def local_reference(name: str) -> str:
     return f"{NAME}-base:{name}"
 
 
-def resolve(name: str) -> Resolved:
+def resolve(name: str, locked: str = "") -> Resolved:
     """The images that base ``name`` means on this host; bootstrapped if its registry does not answer.
 
     ``TRAINYARD_BASE`` and ``TRAINYARD_BUILD_BASE`` replace them.
 
+    Args:
+        locked: reference with a digest that is used instead of the tag's current one, if the registry answers.
     Raises:
         UserError: the registry does not answer and the base cannot be bootstrapped.
         StepFailed: bootstrapping failed.
@@ -82,7 +84,7 @@ def resolve(name: str) -> Resolved:
         return Resolved(given, "", f"base {given} was set with BASE", build_base or given)
     base = bases()[name]
     docker_engine.client()
-    digest, reason = _registry_digest(base.image)
+    digest, reason = _registry_digest(locked if "@" in locked else base.image)
     if digest:
         reference = f"{base.image}@{digest}"
         return Resolved(reference, digest, None, build_base or _build_base_at_registry(base) or reference)
@@ -97,6 +99,15 @@ def resolve(name: str) -> Resolved:
         bootstrap(name, base)
     note = f"base {base.image} is unreachable ({reason}): built on {reference}, bootstrapped from the Debian archive"
     return Resolved(reference, "", note, build_base or _local_build_base(name))
+
+
+def lockable_reference(name: str) -> str:
+    """The reference of base ``name`` with its digest; without, if its registry does not answer or may not be asked."""
+    image = bases()[name].image
+    if settings.offline() or not shutil.which("docker"):
+        return image
+    digest, _ = _registry_digest(image)
+    return f"{image}@{digest}" if digest else image
 
 
 def _build_base_at_registry(base: Base) -> str | None:

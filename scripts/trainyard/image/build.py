@@ -14,14 +14,16 @@ from pathlib import Path
 from typing import Any
 
 from trainyard import settings, state
-from trainyard.console import UserError, say, warn
-from trainyard.image import base_image, dockerfile, package_index, provenance, resolver
+from trainyard.console import StepFailed, UserError, say, warn
+from trainyard.image import base_image, dockerfile, offline, package_index, provenance, resolver, workspace_files
 from trainyard.image.buildx import OnStep, bake
 from trainyard.image.local_images import digest_of
 from trainyard.image.plan import Plan, make_plan
 from trainyard.oci import docker_engine
 from trainyard.spec import lockfile
 from trainyard.spec.model import IMAGES, Spec, base_contents_file, load, relative
+from trainyard.spec.naming import NAME
+from trainyard.spec.workspace import LOCK
 
 #: Compression -> its attributes of BuildKit's image exporter (https://docs.docker.com/build/exporters/image-registry/).
 #: zstd at level 1 exported a 6.9 GB venv in 51 s, gzip one of 8.5 GB in 208 s (2 cores, 2026-11).
@@ -34,14 +36,35 @@ COMPRESSIONS = {
 def plan_for(spec: Spec) -> Plan:
     """Find out which index and base this host can reach, and plan the build; every fallback is in ``Plan.notes``.
 
-    Locks that are missing for a reachable index are resolved first.
+    Locks that are missing for a reachable index are resolved first. Offline, index and base are those of the last build
+    that was fetched.
 
     Raises:
-        UserError: a lock is missing or damaged, or there is no base.
+        UserError: a lock is missing or damaged, or there is no base; or nothing was fetched for an offline build.
         StepFailed: locks could not be resolved, or the base not bootstrapped.
     """
     if spec.framework_in_base:
         return _plan_with_framework_in_base(spec)
+    prepared = workspace_files.prepare(spec) if spec.workspace else None
+    found = offline.recall(spec) if settings.offline() else _reachable(spec, prepared.base if prepared else "")
+    return make_plan(
+        spec,
+        index=found.index,
+        index_url=found.index_url,
+        base=found.base,
+        base_digest=found.base_digest,
+        notes=tuple(found.notes),
+        build_base=found.build_base,
+        code=prepared.code if prepared else "",
+    )
+
+
+def _reachable(spec: Spec, locked_base: str) -> offline.Sources:
+    """The index and the base that this host can reach.
+
+    Args:
+        locked_base: see :func:`trainyard.image.base_image.resolve`.
+    """
     index, reason = package_index.choose(spec)
     notes = []
     if reason:
@@ -51,24 +74,50 @@ def plan_for(spec: Spec) -> Plan:
         )
     pair = (lockfile.framework_lock(spec, index), lockfile.requirements_lock(spec, index))
     if index != "default" and not all(path.is_file() for path in pair):
-        say(f"no lock for index {index} yet: resolving one; commit it")
-        for path in resolver.lock_target(spec, index):
-            say(f"wrote {relative(path)}")
+        if spec.workspace:
+            notes.append(f"{LOCK} has no packages of index {index}: run 'trainyard lock --upgrade' to add them")
+            index = "default"
+        else:
+            say(f"no lock for index {index} yet: resolving one; commit it")
+            for path in resolver.lock_target(spec, index):
+                say(f"wrote {relative(path)}")
     lockfile.installed(spec, index)  # reports missing or damaged locks before anything is downloaded
-    found = base_image.resolve(spec.base)
+    found = base_image.resolve(spec.base, locked=locked_base)
     if found.note:
         notes.append(found.note)
     index_spec = spec.index_spec()
-    address = package_index.url(index, index_spec) if index != "default" and index_spec else ""
-    return make_plan(
-        spec,
+    return offline.Sources(
         index=index,
-        index_url=address,
+        index_url=package_index.url(index, index_spec) if index != "default" and index_spec else "",
         base=found.reference,
         base_digest=found.digest,
-        notes=tuple(notes),
         build_base=found.build_base,
+        notes=notes,
     )
+
+
+def fetch(spec: Spec) -> dict[str, Any]:
+    """Download everything that building ``spec`` needs, by building it; the result of :func:`build`.
+
+    Raises:
+        UserError, StepFailed: see :func:`build`.
+    """
+    with state.candidate_lock(spec.target):
+        reference = f"{NAME}:{spec.target}-fetched"
+        try:
+            plan, facts = build(spec, name=reference)
+        finally:
+            docker_engine.untag(reference)
+        sources = offline.Sources(
+            index=plan.index,
+            index_url=plan.index_url,
+            base=plan.base,
+            base_digest=plan.base_digest,
+            build_base=plan.build_base,
+            notes=list(plan.notes),
+        )
+        offline.keep(spec.target, sources)
+    return facts
 
 
 def _plan_with_framework_in_base(spec: Spec) -> Plan:
@@ -97,15 +146,18 @@ def _plan_with_framework_in_base(spec: Spec) -> Plan:
 
 
 def check_rendered(spec: Spec) -> None:
-    """Check that the files that the image is built from are up to date with its spec.
+    """Check that the files that the image is built from are up to date with its spec; a workspace's are written here.
 
     Raises:
         UserError: they are not; the message names them.
     """
+    if spec.workspace:
+        workspace_files.write_dockerfile(spec)
+        return
     drifted = dockerfile.drift(spec)
     if drifted:
         names = ", ".join(relative(path) for path in drifted)
-        raise UserError(f"{names}: out of date with the spec; run 'make render' and review the difference")
+        raise UserError(f"{names}: out of date with the spec; run '{spec.command('render')}' and review the difference")
 
 
 def bake_arguments(
@@ -127,7 +179,8 @@ def bake_arguments(
     """
     name = name or plan.candidate
     target = plan.spec.target
-    sets = {f"args.{name}": value for name, value in plan.build_args().items()}
+    build_arguments = plan.build_args() | (offline.NO_NETWORK if settings.offline() else {})
+    sets = {f"args.{name}": value for name, value in build_arguments.items()}
     output = f"type=image,name={name}"
     if docker_engine.stores_in_containerd():
         output += f",oci-mediatypes=true,{COMPRESSIONS[compression]}"
@@ -136,12 +189,12 @@ def bake_arguments(
     sets["output"] = output
     sets["tags"] = name  # overrides the tags of the bake file
     bundle = settings.ca_bundle()
-    if bundle:
+    if bundle and not plan.spec.workspace:  # whose bake file has its secrets
         sets["secrets"] = f"id=ca,src={bundle}"
+    arguments: list[str] = []
     if cache:
         where = f"type=registry,ref={cache}:{target}"
         sets |= {"cache-from": where, "cache-to": f"{where},mode=max,ignore-error=true"}
-    arguments: list[str] = []
     for name, value in sets.items():
         arguments += ["--set", f"{target}.{name}={value}"]
     arguments += [f"--provenance={'mode=max' if provenance else 'false'}", "--sbom=false"]
@@ -190,6 +243,17 @@ def build(
         return _build(spec, compression=compression, no_cache=no_cache, cache=cache, name=name, on_step=on_step)
 
 
+@contextlib.contextmanager
+def _offline_remedy(spec: Spec) -> Iterator[None]:
+    """Add to the reason of a failed build without a network what to do about it."""
+    try:
+        yield
+    except StepFailed as error:
+        if not settings.offline():
+            raise
+        raise StepFailed(f"{error}; if it had to download: run '{spec.command('fetch')}' with a network") from None
+
+
 def _build(
     spec: Spec, *, compression: str, no_cache: bool, cache: str | None, name: str, on_step: OnStep | None
 ) -> tuple[Plan, dict[str, Any]]:
@@ -199,13 +263,15 @@ def _build(
         warn(note)
     started = time.monotonic()
     with tempfile.TemporaryDirectory() as folder:
-        own = spec.folder.parent != IMAGES
+        own = spec.folder.parent != IMAGES or settings.offline()
         bake_file = Path(folder) / "docker-bake.json" if own else dockerfile.BAKE_FILE
         if own:
-            bake_file.write_text(dockerfile.bake([spec]), encoding="utf-8")
+            secrets = workspace_files.write_secrets(spec.workspace, Path(folder)) if spec.workspace else {}
+            bases = offline.contexts(plan) if settings.offline() else {}
+            bake_file.write_text(dockerfile.bake([spec], secrets, bases), encoding="utf-8")
         file = f"--file={bake_file}"
         arguments = bake_arguments(plan, compression=compression, no_cache=no_cache, cache=cache, name=name)
-        with unnamed_on_failure(name or plan.candidate):
+        with unnamed_on_failure(name or plan.candidate), _offline_remedy(spec):
             digest = str(bake(spec.target, [file, *arguments], on_step=on_step)["containerimage.digest"])
         seconds = time.monotonic() - started
         if not name:

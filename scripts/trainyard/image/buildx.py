@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from trainyard import settings
-from trainyard.console import StepFailed
+from trainyard.console import StepFailed, is_quiet
 from trainyard.oci import docker_engine
 from trainyard.settings import ROOT
 
@@ -50,6 +50,7 @@ def bake(target: str, arguments: list[str], *, quiet: bool = False, on_step: OnS
         StepFailed: the build failed; the message names the stage and its error.
     """
     docker_engine.client()
+    quiet = quiet or is_quiet()
     with tempfile.TemporaryDirectory() as folder:
         metadata = Path(folder) / "metadata.json"
         # On a terminal BuildKit draws its progress: the output cannot be read at the same time, but it stays visible.

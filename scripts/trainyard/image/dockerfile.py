@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,7 +19,7 @@ from packaging.utils import canonicalize_name
 from trainyard.image import plan
 from trainyard.settings import ROOT
 from trainyard.spec import naming
-from trainyard.spec.model import IMAGES, Spec, load, relative, targets
+from trainyard.spec.model import IMAGES, Spec, load, targets
 
 BAKE_FILE = IMAGES / "docker-bake.json"
 
@@ -67,6 +68,12 @@ def _image_json_text(spec: Spec) -> str:
     return json.dumps(_about(spec, names), indent=2)
 
 
+#: Mounts of a step that installs packages of a user: the addresses and credentials of private indexes are secrets.
+_PRIVATE_INDEXES = (
+    " \\\n    --mount=type=secret,id=uv,target=/run/secrets/uv.toml"
+    " --mount=type=secret,id=netrc,target=/run/secrets/netrc"
+)
+
 #: PATH of an image.
 _PATH = "/opt/venv/bin:/opt/requirements/bin:/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 
@@ -86,6 +93,11 @@ def search_path(spec: Spec) -> str:
     return f"{path}:/usr/local/nvidia/bin" if spec.accelerator == "nvidia" else path
 
 
+def shebang(spec: Spec) -> str:
+    """The interpreter in the first line of the image's scripts, without ``#!``."""
+    return spec.shebang
+
+
 def environment(spec: Spec) -> dict[str, str]:
     """Every variable that the image sets, except PATH (:func:`search_path`)."""
     fixed = {"PYTHONUNBUFFERED": "1", "HOME": "/home/trainer"}
@@ -95,6 +107,11 @@ def environment(spec: Spec) -> dict[str, str]:
 def _quoted(value: str) -> str:
     """Text of a spec as a quoted word of a Dockerfile, in which nothing is expanded."""
     return '"{}"'.format(re.sub(r'([\\"$])', r"\\\1", value))
+
+
+def _pairs(values: dict[str, str]) -> str:
+    """The pairs of an ENV instruction, in which nothing is expanded."""
+    return " \\\n    ".join(f"{name}={_quoted(value)}" for name, value in values.items())
 
 
 def _environment_lines(spec: Spec) -> str:
@@ -107,7 +124,8 @@ def _environment_lines(spec: Spec) -> str:
 def _label_lines(spec: Spec) -> str:
     """The pairs of the LABEL instruction."""
     pairs = {name: _quoted(value) for name, value in plan.labels(spec).items()}
-    pairs |= {name: f'"${{{argument}}}"' for name, argument in plan.LABELS_FROM_ARGUMENTS.items()}
+    arguments = plan.labels_from_arguments(spec)
+    pairs |= {name: f'"${{{argument}}}"' for name, argument in arguments.items()}
     if spec.framework_in_base:
         pairs[f"{naming.LABELS}.framework"] = f'"{spec.framework.name}==${{FRAMEWORK_VERSION}}"'
     return " \\\n      ".join(f"{name}={value}" for name, value in sorted(pairs.items()))
@@ -134,29 +152,36 @@ class Source:
 def source(folder: Path, context: str) -> Source:
     """The main build context has images/ alone, so a folder elsewhere is a named context, ``context``."""
     if folder.is_relative_to(IMAGES):
-        return Source(f"{relative(folder)}/")
+        return Source(f"{from_root(folder)}/")
     return Source(f"--from={context} ", context)
 
 
 def sources(spec: Spec) -> tuple[Source, Source]:
     """Sources of the framework's lock and of everything else in the spec's folder."""
-    own = source(spec.folder, "own-files")
-    return (own if spec.framework_folder == spec.folder else source(spec.framework_folder, "framework-files"), own)
+    own = source(spec.build_folder, "own-files")
+    same = spec.framework_folder == spec.build_folder
+    return (own if same else source(spec.framework_folder, "framework-files"), own)
 
 
 def contexts(spec: Spec) -> dict[str, str]:
     """Named build contexts of a spec outside the catalogue: name -> folder."""
     framework, own = sources(spec)
-    found = {framework.context: relative(spec.framework_folder), own.context: relative(spec.folder)}
-    return {name: folder for name, folder in found.items() if name}
+    found = {framework.context: spec.framework_folder, own.context: spec.build_folder}
+    return {name: from_root(folder) for name, folder in found.items() if name}
+
+
+def from_root(path: Path) -> str:
+    """A path relative to the project, where builds run, if it is inside; independent of the current folder."""
+    return path.relative_to(ROOT).as_posix() if path.is_relative_to(ROOT) else str(path)
 
 
 def variables(spec: Spec) -> dict[str, Any]:
     """The variables of templates/Dockerfile.j2."""
     base = spec.base_spec()
+    build = spec.workspace.document.build if spec.workspace else None
     return {
-        "spec_file": spec.where,
-        "dockerfile": relative(spec.folder / "Dockerfile"),
+        "spec_file": spec.workspace.file.name if spec.workspace else from_root(spec.folder / "image.yaml"),
+        "dockerfile": from_root(spec.build_folder / "Dockerfile"),
         "contexts": "".join(f"--build-context {name}={path} " for name, path in contexts(spec).items()),
         "framework_source": sources(spec)[0],
         "own_source": sources(spec)[1],
@@ -166,9 +191,14 @@ def variables(spec: Spec) -> dict[str, Any]:
         "base": base,
         "framework_in_base": spec.framework_in_base,
         "interpreter": '"$PYTHON"' if spec.framework_in_base else "/usr/bin/python3",
-        "shebang": "/usr/bin/env python3" if spec.framework_in_base else "/opt/venv/bin/python",
+        "shebang": shebang(spec),
         "path": search_path(spec),
         "environment_lines": _environment_lines(spec),
+        "workspace": spec.workspace is not None,
+        "code": spec.has_code,
+        "build": build,
+        "build_environment_lines": _pairs(build.environment) if build else "",
+        "private_indexes": _PRIVATE_INDEXES if spec.workspace else "",
         "tools": spec.tools,
         "profile": spec.profile,
         "system": spec.system,
@@ -184,16 +214,22 @@ def dockerfile(spec: Spec) -> str:
     return template_environment().get_template("Dockerfile.j2").render(variables(spec)).rstrip("\n") + "\n"
 
 
-def bake(specs: list[Spec]) -> str:
-    """The text of images/docker-bake.json: one target per image, all of them in the group ``default``."""
+def bake(specs: list[Spec], secrets: Mapping[str, Path] | None = None, bases: Mapping[str, str] | None = None) -> str:
+    """The text of images/docker-bake.json: one target per image, all of them in the group ``default``.
+
+    Args:
+        secrets: id of a secret of every target -> the file with it.
+        bases: reference of a base image -> the build context that replaces it.
+    """
     plan_of_targets = {
         "//": "Generated from images/*/image.yaml by `make render`. Do not edit.",
         "group": {"default": {"targets": [spec.target for spec in specs]}},
         "target": {
             spec.target: {
                 "context": ".",
-                **({"contexts": contexts(spec)} if contexts(spec) else {}),
-                "dockerfile": relative(spec.folder / "Dockerfile"),
+                **({"contexts": named} if (named := contexts(spec) | dict(bases or {})) else {}),
+                **({"secret": [f"id={name},src={path}" for name, path in secrets.items()]} if secrets else {}),
+                "dockerfile": from_root(spec.build_folder / "Dockerfile"),
                 "tags": [naming.candidate_tag(spec.target)],
                 "platforms": ["linux/amd64"],
             }
@@ -206,7 +242,7 @@ def bake(specs: list[Spec]) -> str:
 def rendered(only: Spec | None = None) -> dict[Path, str]:
     """Path -> text of the files that images are built from: of all images, or of one."""
     if only is not None and only.folder.parent != IMAGES:
-        return {only.folder / "Dockerfile": dockerfile(only)}
+        return {only.build_folder / "Dockerfile": dockerfile(only)}
     specs = [load(target) for target in targets()]
     shown = specs if only is None else [only]
     return {spec.folder / "Dockerfile": dockerfile(spec) for spec in shown} | {BAKE_FILE: bake(specs)}

@@ -17,12 +17,16 @@ from trainyard.settings import ROOT
 from trainyard.spec import lockfile
 from trainyard.spec.model import Spec
 from trainyard.spec.naming import FILE_EPOCH, LABELS, NAME, candidate_tag, version_tag
+from trainyard.spec.workspace import Workspace
 
 
 @cache
-def _git(*arguments: str) -> str | None:
-    """What git prints, or None outside a repository."""
-    found = subprocess.run(["git", "-C", str(ROOT), *arguments], capture_output=True, text=True, check=False)
+def _git(folder: Path, *arguments: str) -> str | None:
+    """What git prints, or None outside a repository or without git."""
+    try:
+        found = subprocess.run(["git", "-C", str(folder), *arguments], capture_output=True, text=True, check=False)
+    except FileNotFoundError:
+        return None
     return found.stdout.strip() if found.returncode == 0 else None
 
 
@@ -36,24 +40,26 @@ def _build_facts() -> dict[str, Any]:
     return found
 
 
-def revision() -> str:
+def revision(workspace: Workspace | None = None) -> str:
     """The commit, with ``-dirty`` if files differ from it; ``unknown`` if there is neither a repository nor a wheel.
 
-    ``TRAINYARD_REVISION`` replaces it: an upload to Cloud Build has no repository.
+    It is the commit of the user's repository for a ``workspace``, else that of Trainyard. ``TRAINYARD_REVISION``
+    replaces it: an upload to Cloud Build has no repository.
     """
     given = settings.variable("REVISION")
     if given:
         return given
-    if settings.CHECKOUT is None:
+    if workspace is None and settings.CHECKOUT is None:
         return str(_build_facts().get("revision", "unknown"))
-    commit = _git("rev-parse", "HEAD")
+    folder, paths = (ROOT, ["images", "trainers", "launcher"]) if workspace is None else (workspace.root, ["."])
+    commit = _git(folder, "rev-parse", "HEAD")
     if not commit:
         return "unknown"
-    return f"{commit}-dirty" if _git("status", "--porcelain", "--", "images", "trainers", "launcher") else commit
+    return f"{commit}-dirty" if _git(folder, "status", "--porcelain", "--", *paths) else commit
 
 
-def source_date_epoch() -> int:
-    """``SOURCE_DATE_EPOCH`` if set, else the commit's time: seconds since 1970.
+def source_date_epoch(workspace: Workspace | None = None) -> int:
+    """``SOURCE_DATE_EPOCH`` if set, else the time of the commit of :func:`revision`: seconds since 1970.
 
     Raises:
         UserError: the variable is not a number.
@@ -63,9 +69,9 @@ def source_date_epoch() -> int:
         if not given.isdigit():
             raise UserError(f"SOURCE_DATE_EPOCH={given!r} is not a number of seconds since 1970")
         return int(given)
-    if settings.CHECKOUT is None:
+    if workspace is None and settings.CHECKOUT is None:
         return int(_build_facts().get("time") or FILE_EPOCH)
-    return int(_git("log", "-1", "--format=%ct") or FILE_EPOCH)
+    return int(_git(workspace.root if workspace else ROOT, "log", "-1", "--format=%ct") or FILE_EPOCH)
 
 
 def _files(folder: Path) -> list[Path]:
@@ -76,18 +82,21 @@ def _files(folder: Path) -> list[Path]:
 def content_hash(spec: Spec, index: str, base: str) -> str:
     """8 hexadecimal digits that change whenever anything that goes into the image changes.
 
-    Covers the rendered Dockerfile, both locks, the trainers, the launcher, the image's own trainers and the base: two
-    builds with one hash are the same image, so a tag that carries it never needs to move.
+    Covers the rendered Dockerfile, the locks, the trainers, the launcher, the image's own trainers or code and the
+    base: two builds with one hash are the same image, so a tag that carries it never needs to move.
     """
     digest = hashlib.sha256(f"{index}\n{base}\n".encode())
     inputs = [
-        spec.folder / "Dockerfile",
+        spec.build_folder / "Dockerfile",
         lockfile.framework_lock(spec, index),
         lockfile.requirements_lock(spec, index),
     ]
     inputs += _files(ROOT / "trainers") + _files(ROOT / "launcher")
     if spec.trainers.folder:
         inputs += _files(spec.folder / spec.trainers.folder)
+    if spec.workspace:
+        files = [spec.build_folder / name for name in ("code.tar", "compiled.lock", "build-requires.lock")]
+        inputs += [path for path in files if path.is_file()]
     for path in inputs:
         digest.update(f"{path.relative_to(ROOT) if path.is_relative_to(ROOT) else path.name}\n".encode())
         digest.update(hashlib.sha256(path.read_bytes()).digest())
@@ -106,6 +115,7 @@ class Plan:
         notes: every fallback that was taken, a sentence each, for the log and the summary.
         tag: the immutable tag.
         floating_tags: the tags that `promote` moves.
+        code: diff id of the layer with the user's code; empty for an image of the catalogue.
     """
 
     spec: Spec
@@ -117,6 +127,7 @@ class Plan:
     tag: str
     floating_tags: tuple[str, ...]
     build_base: str = ""
+    code: str = ""
 
     @property
     def candidate(self) -> str:
@@ -130,29 +141,36 @@ class Plan:
 
     def build_args(self) -> dict[str, str]:
         """Values of the Dockerfile's ARGs."""
-        created = datetime.datetime.fromtimestamp(source_date_epoch(), tz=datetime.UTC)
+        workspace = self.spec.workspace
+        epoch = source_date_epoch(workspace)
+        created = datetime.datetime.fromtimestamp(epoch, tz=datetime.UTC)
         contents = self.spec.base_contents
         if self.spec.framework_in_base:
             where = {"PYTHON": contents.interpreter, "SITE": contents.site} if contents else {}
             framework = where | {"FRAMEWORK_VERSION": self.spec.framework.version}
         else:
             framework = {"INDEX_URL": self.index_url, "BUILD_BASE": self.build_base or self.base}
-        return framework | {
-            "BASE": self.base,
-            "BASE_DIGEST": self.base_digest,
-            "LOCK": lockfile.suffix(self.index),
-            "INDEX": self.index,
-            "REVISION": revision(),
-            "CREATED": created.strftime("%Y-%m-%dT%H:%M:%SZ"),
-            "VERSION": self.tag,
-            "SOURCE_DATE_EPOCH": str(source_date_epoch()),
-        }
+        own = {"LOCKED": sha256_of(workspace.lock)} if workspace else {}
+        own |= {"CODE": self.code} if self.code else {}
+        return (
+            framework
+            | own
+            | {
+                "BASE": self.base,
+                "BASE_DIGEST": self.base_digest,
+                "LOCK": lockfile.suffix(self.index),
+                "INDEX": self.index,
+                "REVISION": revision(workspace),
+                "CREATED": created.strftime("%Y-%m-%dT%H:%M:%SZ"),
+                "VERSION": self.tag,
+                "SOURCE_DATE_EPOCH": str(epoch),
+            }
+        )
 
 
 _OCI = "org.opencontainers.image"
 
-#: Label -> the build argument whose value it takes.
-LABELS_FROM_ARGUMENTS = {
+_LABELS_FROM_ARGUMENTS = {
     f"{_OCI}.created": "CREATED",
     f"{_OCI}.revision": "REVISION",
     f"{_OCI}.version": "VERSION",
@@ -162,14 +180,38 @@ LABELS_FROM_ARGUMENTS = {
 }
 
 
+
+def labels_from_arguments(spec: Spec) -> dict[str, str]:
+    """Label -> the build argument whose value it takes."""
+    # What ``push --code-only`` compares with the repository.
+    own = {f"{LABELS}.lock": "LOCKED"} if spec.workspace else {}
+    return _LABELS_FROM_ARGUMENTS | own | ({f"{LABELS}.code": "CODE"} if spec.has_code else {})
+
+
+
+def config_hash(workspace: Workspace) -> str:
+    """SHA-256 of what trainyard.yaml says, whatever its layout and comments: hexadecimal."""
+    return hashlib.sha256(workspace.document.model_dump_json(by_alias=True).encode()).hexdigest()
+
+
+def sha256_of(path: Path) -> str:
+    """SHA-256 of a file, hexadecimal."""
+    return hashlib.sha256(path.read_bytes()).hexdigest()
+
+
 def labels(spec: Spec) -> dict[str, str]:
     """The labels that the spec alone decides."""
-    return {
+    workspace = spec.workspace
+    own = {}
+    if workspace:
+        own = {f"{LABELS}.extends": workspace.parent, f"{LABELS}.config": config_hash(workspace)}
+    return own | {
         f"{_OCI}.title": f"{NAME}/{spec.target}",
         f"{_OCI}.description": spec.summary,
         f"{_OCI}.licenses": "Apache-2.0",
         f"{LABELS}.target": spec.target,
         f"{LABELS}.accelerator": spec.accelerator,
+        f"{LABELS}.tested": spec.level,
         f"{LABELS}.framework": f"{spec.framework.name}=={spec.framework.version}",
     }
 
@@ -183,10 +225,11 @@ def make_plan(
     base_digest: str,
     notes: tuple[str, ...],
     build_base: str = "",
+    code: str = "",
 ) -> Plan:
     """Assemble a plan from the index and the base that this host can reach."""
-    day = datetime.datetime.fromtimestamp(source_date_epoch(), tz=datetime.UTC).strftime("%Y%m%d")
-    if spec.base_contents:
+    day = datetime.datetime.fromtimestamp(source_date_epoch(spec.workspace), tz=datetime.UTC).strftime("%Y%m%d")
+    if spec.base_contents and not spec.workspace:
         day = spec.base_contents.day  # a nightly has the day on which its base was inspected, whatever the commit
     version = version_tag(spec)
     return Plan(
@@ -199,4 +242,5 @@ def make_plan(
         tag=f"{version}-{day}-{content_hash(spec, index, base_digest or base)}",
         floating_tags=(spec.target, version),
         build_base=build_base,
+        code=code,
     )

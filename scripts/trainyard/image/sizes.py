@@ -75,7 +75,7 @@ def measure(spec: Spec) -> dict[str, Any] | None:
         image = docker_engine.client().images.get(reference)
     except docker.errors.ImageNotFound:
         return None
-    stored = layers.read(reference, (spec.folder / "Dockerfile").read_text(encoding="utf-8"))
+    stored = layers.read(reference, (spec.build_folder / "Dockerfile").read_text(encoding="utf-8"))
     labels = image.labels
     parts: list[dict[str, Any]] = [
         {"name": layer.stage, "diff_id": layer.diff_id, "size": layer.contents.size, "packed": layer.stored}

@@ -282,5 +282,20 @@ def documents(reference: str) -> dict[str, bytes]:
     return found
 
 
+def save(reference: str, folder: Path) -> None:
+    """Write a local image into ``folder`` as an OCI layout (https://github.com/opencontainers/image-spec).
+
+    Raises:
+        UserError: there is no such image.
+        StepFailed: the engine does not save OCI layouts, as Docker does since version 25.
+    """
+    docker_engine.digest(reference)
+    chunks = docker_engine.client().api.get_image(reference, chunk_size=CHUNK)
+    with tarfile.open(fileobj=_Chunks(iter(chunks)), mode="r|", bufsize=CHUNK) as archive:
+        archive.extractall(folder, filter="data")
+    if not (folder / "oci-layout").is_file():
+        raise StepFailed(f"{reference}: the engine did not save an OCI layout, which Docker 25 and newer do")
+
+
 def _blob(digest: str) -> str:
     return f"blobs/sha256/{digest.removeprefix('sha256:')}"

@@ -15,7 +15,7 @@ from trainyard.spec.model import load
 from trainyard.spec.naming import LABELS, NAME
 
 #: Suffixes of tags that an image has only while it is being made or looked at.
-TEMPORARY_SUFFIXES = ("-candidate", "-reproduce", "-provenance")
+TEMPORARY_SUFFIXES = ("-candidate", "-fetched", "-reproduce", "-provenance")
 
 #: Local repositories that commands and tests tag images in.
 REPOSITORIES = (NAME, *(f"{NAME}-{kind}" for kind in ("base", "builder", "cloud-builder", "tpu-worker")))

@@ -288,7 +288,7 @@ def require(spec: Spec) -> None:
     if failing:
         more = f" (and {len(failing) - 1} more)" if len(failing) > 1 else ""
         raise StepFailed(
-            f"{failing[0]}{more}: update the package, or add a waiver ('make audit TARGET={spec.target}' lists all)"
+            f"{failing[0]}{more}: update the package, or add a waiver ('{spec.command('audit')}' lists all)"
         )
 
 

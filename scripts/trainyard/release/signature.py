@@ -163,7 +163,7 @@ def image_to_sign(target: str | None, address: str | None, image: str | None) ->
     else:
         spec = load(target)
         repository = Repository(f"{check_address(address)}/{NAME}")
-        version = docker_engine.digest(f"{NAME}:{spec.target}", made_by=f"make image TARGET={spec.target}")
+        version = docker_engine.digest(f"{NAME}:{spec.target}", made_by=spec.command("image"))
     subject = repository.manifest(version)
     if subject is None:
         raise UserError(f"{repository.name} has no {version}: push it first")

@@ -16,6 +16,7 @@ from trainyard.oci.layers import Layer, Stored
 from trainyard.oci.probe_runner import Distribution, ProbeResult
 from trainyard.spec import lockfile, naming
 from trainyard.spec.model import Spec
+from trainyard.spec.workspace import FOLDER
 
 
 @dataclass(frozen=True)
@@ -73,7 +74,8 @@ class Evidence(Configured):
         """What to do about packages that are not what they must be."""
         if self.spec is None:
             return "correct the versions that the image is built from"
-        return f"correct the pins in {self.spec.where}, then make lock and make build"
+        commands = f"{self.spec.command('lock')} and {self.spec.command('build')}"
+        return f"correct the pins in {self.spec.where}, then {commands}"
 
     @property
     def ours(self) -> list[Layer]:
@@ -110,6 +112,10 @@ class Evidence(Configured):
         """Whether a path is where a base that holds the framework keeps its packages."""
         contents = self.spec.base_contents if self.spec else None
         return contents is not None and path.startswith(contents.site)
+
+    def of_workspace(self, path: str) -> bool:
+        """Whether a path is in the folder of the user's code."""
+        return self.spec is not None and self.spec.workspace is not None and path.startswith(f"{FOLDER}/")
 
     @cached_property
     def recorded(self) -> dict[str, str]:

@@ -44,7 +44,11 @@ def labels_match_spec(image: Evidence) -> Iterator[Finding]:
         ),
     }
     expected = {label: (re.escape(text), repr(text)) for label, text in plan.labels(spec).items()}
-    expected |= {label: allowed[argument] for label, argument in plan.LABELS_FROM_ARGUMENTS.items()}
+    if spec.workspace:
+        locked = plan.sha256_of(spec.workspace.lock)
+        code = image.stored.layers[-1].diff_id  # not that of the repository, which may have been edited since
+        allowed |= {"LOCKED": (locked, locked), "CODE": (re.escape(code), code)}
+    expected |= {label: allowed[argument] for label, argument in plan.labels_from_arguments(spec).items()}
     for label, (pattern, words) in expected.items():
         value = image.labels.get(label)
         if value is None or not re.fullmatch(pattern, value):
@@ -52,7 +56,7 @@ def labels_match_spec(image: Evidence) -> Iterator[Finding]:
                 f"label {label}",
                 f"{'missing' if value is None else repr(value)}; expected {words}",
                 "tools and users choose images by their labels",
-                f"make build TARGET={spec.target}",
+                spec.command("build"),
             )
 
 
@@ -79,7 +83,7 @@ def tags_match_spec(image: Evidence) -> Iterator[Finding]:
 def image_json_matches_spec(image: Evidence) -> Iterator[Finding]:
     """image.json, which the launcher reads, matches the spec."""
     spec = image.required_spec
-    where, fix = "/opt/trainyard/image.json", f"make build TARGET={spec.target}"
+    where, fix = "/opt/trainyard/image.json", spec.command("build")
     why = "the launcher reads trainers and versions from it"
     expected = json.loads(dockerfile.image_json(spec))
     try:
@@ -103,7 +107,7 @@ def starts_as_specified(image: Evidence) -> Iterator[Finding]:
     """The entry point is the launcher under tini, the user is not root, variables match the spec."""
     spec = image.required_spec
     expected = ["tini", "--", "launch"]
-    fix = f"make render and make build TARGET={spec.target}"
+    fix = f"{spec.command('render')} and {spec.command('build')}"
     if image.settings.get("Entrypoint") != expected:
         yield Finding(
             "ENTRYPOINT",
@@ -126,7 +130,9 @@ def pins_reach_the_lock(image: Evidence) -> Iterator[Finding]:
     """Every pin of the spec is in the lock."""
     spec = image.required_spec
     lock = relative(lockfile.requirements_lock(spec, image.index))
-    for text in [*spec.framework.packages, *requirements_of(spec)]:
+    # A user's requirements may replace those of the target that it extends.
+    requirements = [] if spec.workspace else requirements_of(spec)
+    for text in [*spec.framework.packages, *requirements]:
         pin = Requirement(text)
         locked = image.locked.get(canonicalize_name(pin.name))
         if locked is None or not pin.specifier.contains(locked, prereleases=True):
@@ -134,7 +140,7 @@ def pins_reach_the_lock(image: Evidence) -> Iterator[Finding]:
                 spec.where,
                 f"asks for {text}, the lock {'has none' if locked is None else f'has {locked}'}",
                 "the image is built from the lock: the pin has no effect",
-                f"make lock TARGET={spec.target}, and look at {lock}",
+                f"{spec.command('lock')}, and look at {lock}",
             )
 
 
@@ -142,7 +148,7 @@ def pins_reach_the_lock(image: Evidence) -> Iterator[Finding]:
 def installed_matches_locks(image: Evidence) -> Iterator[Finding]:
     """Installed packages are the locked ones, each once."""
     spec = image.required_spec
-    fix = f"make build TARGET={spec.target}; to change what is in it, edit the spec and make lock"
+    fix = f"{spec.command('build')}; to change what is in it, edit the spec and {spec.command('lock')}"
     for package, version in image.locked.items():
         if package not in image.installed:
             why = "an import that the lock promises fails"
@@ -150,6 +156,8 @@ def installed_matches_locks(image: Evidence) -> Iterator[Finding]:
     for package, everywhere in image.installed.items():
         found = _effective(everywhere, package, spec, image)
         locked = image.locked.get(package)
+        if locked is None and spec.has_code and _in_code(image, package):
+            continue
         if locked is None:
             where = f"package {package} {found[0].version} in {found[0].folder}"
             yield Finding(where, "is in no lock", "it was not chosen, and no hash is checked", fix)
@@ -160,6 +168,16 @@ def installed_matches_locks(image: Evidence) -> Iterator[Finding]:
         elif len(found) > 1:
             what = f"is installed in {' and '.join(one.folder for one in found)}"
             yield Finding(f"package {package}", what, "it is undefined which of them is imported", fix)
+
+
+def _in_code(image: Evidence, package: str) -> bool:
+    """Whether the metadata of a package is in the layer of the user's code."""
+    code = image.stored.layers[-1].contents.files
+    return any(
+        canonicalize_name(match[1]) == package
+        for path in code
+        if (match := re.fullmatch(r"opt/requirements/(.+)-[^-/]+\.dist-info/METADATA", path))
+    )
 
 
 def _effective(found: list[Distribution], package: str, spec: Spec, image: Evidence) -> list[Distribution]:

@@ -36,11 +36,11 @@ class VerifyFailed(StepFailed):
 
 
 def _dockerfile(spec: Spec) -> str:
-    path = spec.folder / "Dockerfile"
+    path = spec.build_folder / "Dockerfile"
     try:
         return path.read_text(encoding="utf-8")
     except FileNotFoundError:
-        raise UserError(f"{relative(path)} is missing: run 'make render'") from None
+        raise UserError(f"{relative(path)} is missing: run '{spec.command('render')}'") from None
 
 
 def gather(spec: Spec | None, reference: str) -> Evidence:
@@ -50,7 +50,7 @@ def gather(spec: Spec | None, reference: str) -> Evidence:
         UserError: there is no such image, or the target is not rendered.
         StepFailed: the image cannot be read or run.
     """
-    image = docker_engine.image(reference, made_by=f"make build TARGET={spec.target}" if spec else "docker pull")
+    image = docker_engine.image(reference, made_by=spec.command("build") if spec else "docker pull")
     dockerfile = _dockerfile(spec) if spec else ""
     with ThreadPoolExecutor(max_workers=1) as background:
         seen = background.submit(probe_runner.probe, reference)
@@ -114,7 +114,7 @@ def verify(spec: Spec | None, reference: str | None = None) -> dict[str, Any]:
     if reference is None:
         assert spec is not None
         reference = default_reference(spec.target)
-    digest = docker_engine.digest(reference, made_by=f"make build TARGET={spec.target}" if spec else "docker pull")
+    digest = docker_engine.digest(reference, made_by=spec.command("build") if spec else "docker pull")
     evidence, by_rule = examine(spec, reference)
     found = [one for some in by_rule.values() for one in some]
     failed = [one for one in found if one.fails]

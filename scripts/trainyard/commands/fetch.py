@@ -1,0 +1,35 @@
+"""``trainyard fetch``."""
+
+from __future__ import annotations
+
+import click
+
+from trainyard import options
+
+GROUP = "build"
+
+
+@click.command(
+    short_help="Download what building an image needs, for --offline.",
+    epilog="""\b
+    Examples:
+      trainyard fetch              # in your own repository
+      trainyard fetch xla
+      trainyard image xla --offline
+    """,
+)
+@options.target
+@options.json_output
+def command(target: str | None, as_json: bool) -> None:
+    """Download the base image and the packages of TARGET, so that 'trainyard image --offline' needs no network.
+
+    The packages are kept in the engine's build cache: 'docker buildx prune' and 'trainyard clean --cache' remove them.
+    """
+    from trainyard import console
+    from trainyard.image import build
+    from trainyard.spec.model import load
+
+    spec = load(target)
+    facts = build.fetch(spec)
+    console.say(f"{spec.target} can be built without a network: {spec.command('image')} with --offline (OFFLINE=1)")
+    console.result(facts, as_json=as_json)

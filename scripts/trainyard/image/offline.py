@@ -1,0 +1,98 @@
+"""Build without a network, from what `trainyard fetch` has downloaded.
+
+Fetching builds the image once, so that BuildKit's cache has every step that downloads, and keeps the base images as OCI
+layouts, so that a build need not ask a registry for them. It records which index and base the build had.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+from pydantic import BaseModel, ValidationError
+
+from trainyard.console import UserError
+from trainyard.image.plan import Plan
+from trainyard.oci import docker_engine, image_store
+from trainyard.settings import STATE
+from trainyard.spec.model import Spec
+
+#: Build arguments that keep installers from the network: an address that refuses connections. Proxies are not part of
+#: the cache's keys: https://docs.docker.com/build/building/variables/#proxy-arguments
+NO_NETWORK = {f"{scheme}_PROXY": "http://127.0.0.1:9" for scheme in ("HTTP", "HTTPS", "ALL")} | {"NO_PROXY": ""}
+
+
+class Sources(BaseModel):
+    """What a build is made from besides the files of its spec.
+
+    Attributes:
+        index: name of the package index, ``index_url``: its address; empty for the default index.
+        base: reference of the base image, ``base_digest``: its digest where a registry gave one.
+        build_base: reference of the image in which wheels are installed.
+        notes: every fallback that was taken, a sentence each.
+    """
+
+    index: str
+    index_url: str
+    base: str
+    base_digest: str
+    build_base: str
+    notes: list[str]
+
+
+def _record(target: str) -> Path:
+    return STATE / target / "fetched.json"
+
+
+def _layout(reference: str) -> Path:
+    """The OCI layout of a base image that was fetched."""
+    return STATE / "bases" / reference.replace("/", "_").replace(":", "_").replace("@", "_")
+
+
+def keep(target: str, sources: Sources) -> None:
+    """Keep the base images of a build that has just succeeded, and record its sources.
+
+    Raises:
+        UserError: a base image cannot be pulled.
+        StepFailed: the engine cannot save it.
+    """
+    for reference in {sources.base, sources.build_base or sources.base}:
+        folder = _layout(reference)
+        docker_engine.pull(reference)
+        partial = folder.with_suffix(".new")
+        shutil.rmtree(partial, ignore_errors=True)
+        partial.mkdir(parents=True)
+        image_store.save(reference, partial)
+        shutil.rmtree(folder, ignore_errors=True)
+        partial.rename(folder)
+    path = _record(target)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(sources.model_dump_json(indent=2) + "\n", encoding="utf-8")
+
+
+def recall(spec: Spec) -> Sources:
+    """The sources of the last build that was fetched for a target.
+
+    Raises:
+        UserError: none was fetched.
+    """
+    try:
+        return Sources.model_validate_json(_record(spec.target).read_bytes())
+    except (FileNotFoundError, ValidationError):
+        raise UserError(
+            f"nothing was downloaded for {spec.target}: run '{spec.command('fetch')}' where there is a network"
+        ) from None
+
+
+def contexts(plan: Plan) -> dict[str, str]:
+    """Named build contexts that replace the base images of a plan by their OCI layouts: reference -> layout.
+
+    https://docs.docker.com/build/bake/contexts/
+    """
+    found = {}
+    for reference in {plan.base, plan.build_base or plan.base}:
+        folder = _layout(reference)
+        index = json.loads((folder / "index.json").read_text(encoding="utf-8"))
+        found[reference] = f"oci-layout://{folder}@{index['manifests'][0]['digest']}"
+    return found

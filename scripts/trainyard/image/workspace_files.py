@@ -1,0 +1,86 @@
+"""The files that a user's image is built from, in the state folder: Dockerfile, locks, wheels and the code's layer."""
+
+from __future__ import annotations
+
+import shutil
+from dataclasses import dataclass
+from pathlib import Path
+
+from trainyard import settings
+from trainyard.console import say, warn
+from trainyard.image import dockerfile, workspace_resolver
+from trainyard.spec import workspace_lock
+from trainyard.spec.model import Spec, relative
+from trainyard.spec.workspace import Workspace
+from trainyard.workspace import code_layer, indexes, wheels
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """What the files are made from.
+
+    Attributes:
+        code: diff id of the code's layer; empty if there is none.
+        base: reference of the base that trainyard.lock records, with a digest where a registry gave one.
+    """
+
+    code: str
+    base: str
+
+
+def write_dockerfile(spec: Spec) -> Path:
+    """Write the Dockerfile of a user's image; its path."""
+    path = spec.build_folder / "Dockerfile"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(dockerfile.dockerfile(spec), encoding="utf-8")
+    return path
+
+
+def prepare(spec: Spec) -> Prepared:
+    """Write everything that the image of a workspace is built from into ``spec.build_folder``.
+
+    A lock that is missing, or that the requirements have changed since, is resolved first.
+
+    Raises:
+        UserError: the code, the requirements or the lock have a mistake; the message says where.
+        StepFailed: the requirements could not be resolved.
+    """
+    workspace = spec.workspace
+    assert workspace is not None
+    if workspace.lock.is_file():
+        workspace_resolver.check_tool(spec)
+    if not workspace_resolver.is_current(spec):
+        say(f"{'updating' if workspace.lock.is_file() else 'writing'} {relative(workspace.lock)}: commit it")
+        workspace_resolver.lock(spec)
+    folder = spec.build_folder
+    folder.mkdir(parents=True, exist_ok=True)
+    workspace_lock.split(workspace, folder)
+    built = folder / "wheels"
+    built.mkdir(exist_ok=True)
+    wheels.ensure(spec, built)
+    (folder / "code.tar").unlink(missing_ok=True)
+    code = ""
+    if spec.has_code:
+        layer = code_layer.write(workspace, folder / "code.tar", shebang=dockerfile.shebang(spec))
+        code = layer.diff_id
+        for note in layer.notes:
+            warn(note)
+    return Prepared(code, workspace_lock.read(workspace).base)
+
+
+def write_secrets(workspace: Workspace, folder: Path) -> dict[str, Path]:
+    """Write the build's secrets into ``folder``: the host's CA bundle, the private indexes and their credentials.
+
+    Returns:
+        Id of a secret of the Dockerfile -> its file. Files are empty where there is nothing to keep.
+    """
+    configuration, netrc = indexes.build_configuration(workspace)
+    found = {"uv": folder / "uv.toml", "netrc": folder / "netrc"}
+    for path, text in zip(found.values(), (configuration, netrc), strict=True):
+        path.touch(mode=0o600)
+        path.write_text(text, encoding="utf-8")
+    bundle = settings.ca_bundle()
+    if bundle:
+        shutil.copyfile(bundle, folder / "ca.pem")
+        found["ca"] = folder / "ca.pem"
+    return found

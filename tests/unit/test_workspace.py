@@ -1,0 +1,274 @@
+"""A user's repository is a target: trainyard.yaml is found, read as strictly as image.yaml, and gives a Dockerfile."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from trainyard import settings
+from trainyard.console import UserError
+from trainyard.image import build, dockerfile, offline, plan
+from trainyard.spec import model, workspace
+
+Write = Callable[[str], Path]
+
+
+@pytest.fixture
+def write(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Write:
+    """Write a trainyard.yaml into a repository called ``My_Model``, and go there; its path."""
+    root = tmp_path / "My_Model"
+    (root / ".git").mkdir(parents=True)
+    (root / "src").mkdir()
+    monkeypatch.chdir(root)
+
+    def run(text: str) -> Path:
+        path = root / "trainyard.yaml"
+        path.write_text(text, encoding="utf-8")
+        return path
+
+    return run
+
+
+def final_stage(text: str) -> list[str]:
+    return text.rpartition("\nFROM ")[2].splitlines()
+
+
+def test_it_is_found_from_every_folder_of_the_repository(write: Write, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = write("extends: cpu\nrun: python train.py\n")
+    monkeypatch.chdir(path.parent / "src")
+    assert workspace.find() == path
+    assert model.load(None).folder == path.parent
+
+
+def test_it_is_not_looked_for_above_the_git_repository(write: Write, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = write("extends: cpu\n")
+    inner = path.parent / "vendor" / "other"
+    (inner / ".git").mkdir(parents=True)
+    monkeypatch.chdir(inner)
+    assert workspace.find() is None
+    with pytest.raises(UserError, match="no target given"):
+        model.load(None)
+
+
+def test_a_target_that_is_named_wins(write: Write) -> None:
+    write("extends: cpu\n")
+    assert model.load("tf-cpu").workspace is None
+
+
+def test_the_image_is_named_after_the_folder_unless_it_has_a_name(write: Write) -> None:
+    assert write("extends: cpu\n") and model.load(".").target == "my-model"
+    assert write("extends: cpu\nname: digits\n") and model.load(".").target == "digits"
+
+
+def test_the_image_is_its_parent_with_additions(write: Write) -> None:
+    write("extends: xla\nsystem: [ffmpeg]\nenvironment: {A: b}\nrun: python -m my.train --lr 0.1\n")
+    found, parent = model.load(None), model.load("xla")
+    assert found.framework == parent.framework
+    assert found.system == [*parent.system, "ffmpeg"]
+    assert found.environment == {"A": "b"}
+    assert found.trainers.default == "run"
+    assert found.trainer_commands()["run"] == ["python", "-m", "my.train", "--lr", "0.1"]
+    assert "mnist" in found.trainer_commands()
+
+
+@pytest.mark.parametrize("args", ["[--epochs, 1, --lr, 0.1]", "--epochs 1 --lr 0.1", "['--epochs', '1', --lr, '0.1']"])
+def test_arguments_may_be_numbers_or_one_text(write: Write, args: str) -> None:
+    write(f"extends: cpu\nrun: python train.py\nsmoke:\n  args: {args}\n")
+    found = model.load(None).workspace
+    assert found and found.document.smoke and found.document.smoke.args == ["--epochs", "1", "--lr", "0.1"]
+
+
+@pytest.mark.parametrize(
+    ("smoke", "level"),
+    [
+        ("", "started"),
+        ("smoke: {}\n", "ran"),
+        ("smoke: {args: [--epochs=1]}\n", "ran"),
+        ("smoke: {expect: loss}\n", "trained"),
+        ("smoke: {resume: true}\n", "trained"),
+    ],
+)
+def test_the_label_says_how_far_the_code_is_tested(write: Write, smoke: str, level: str) -> None:
+    write(f"extends: cpu\nrun: python train.py\n{smoke}")
+    assert plan.labels(model.load(None))["io.trainyard.tested"] == level
+
+
+def test_without_a_command_the_trainers_of_the_parent_count(write: Write) -> None:
+    write("extends: cpu\nrequirements: [einops]\n")
+    found = model.load(None)
+    assert found.level == "trained"
+    assert found.trainers.default == "mnist"
+    assert found.workspace and found.workspace.document.code == []
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("extend: cpu\n", "trainyard.yaml:1: unknown key 'extend' (did you mean 'extends'?); valid here: extends,"),
+        ("extends: gpuu\n", "trainyard.yaml:1: extends: unknown target 'gpuu' (did you mean 'gpu'?)"),
+        ("extends: images/cpu\n", "trainyard.yaml:1: extends: unknown target 'images/cpu'"),
+        ("extends: xla-nightly\n", "takes its framework from its base image"),
+        ("extends: cpu\nname: gpu\n", "trainyard.yaml:2: name: 'gpu' is a target of the catalogue"),
+        ("extends: cpu\nname: My Model\n", "trainyard.yaml:2: name: "),
+        ("extends: cpu\nrequirements: ['a b']\n", "trainyard.yaml:2: requirements.packages.0: 'a b' is not"),
+        ("extends: cpu\nrequirements: {fil: x}\n", "unknown key 'requirements.fil' (did you mean 'file'?)"),
+        ("extends: cpu\nrun: python 'train.py\n", "trainyard.yaml:2: run: "),
+        ("extends: cpu\nrun: ''\n", "trainyard.yaml:2: run: the command is empty"),
+        ("extends: cpu\ncode: [src]\n", "trainyard.yaml:2: code: there is no 'run'"),
+        ("extends: cpu\nsmoke: {args: [-x]}\n", "trainyard.yaml:2: smoke: there is no 'run'"),
+        ("extends: cpu\nrun: x\nsmoke: {arg: 1}\n", "unknown key 'smoke.arg' (did you mean 'args'?)"),
+        ("extends: cpu\nrun: x\nsmoke: {expect: '('}\n", "smoke.expect: '(' is not a regular expression"),
+        ("extends: cpu\nrun: x\nsmoke: {for: 0}\n", "trainyard.yaml:3: smoke.for: Input should be greater than 0"),
+        ("extends: cpu\nrun: x\nsmoke: {data: dat}\n", "trainyard.yaml:3: smoke.data: no folder 'dat'"),
+        ("extends: cpu\nbuild: {packages: [g++]}\n", "'build.sources' is missing"),
+        ("extends: cpu\n\trun: x\n", "trainyard.yaml:2: not valid YAML"),
+        ("- extends\n", "trainyard.yaml: expected 'key: value' pairs at the top"),
+    ],
+)  # fmt: skip
+def test_a_mistake_is_one_line_with_file_and_line(write: Write, text: str, words: str) -> None:
+    write(text)
+    with pytest.raises(UserError) as refused:
+        model.load(None)
+    assert words in str(refused.value)
+    assert "\n" not in str(refused.value)
+
+
+def test_the_code_is_the_topmost_layer(write: Write) -> None:
+    write("extends: tf-cpu\nrun: python train.py\n")
+    stage = final_stage(dockerfile.dockerfile(model.load(None)))
+    assert [line for line in stage if line.startswith(("COPY", "RUN", "ADD", "WORKDIR"))][-1].split()[
+        2
+    ] == "--from=code"
+
+
+def test_containers_start_in_the_folder_of_the_code(write: Write) -> None:
+    write("extends: xla\nrun: python train.py\n")
+    text = dockerfile.dockerfile(model.load(None))
+    stages = re.findall(r"(?m)^FROM (\S+) AS workspace\n(?:#.*\n)?WORKDIR (\S+)$", text)
+    assert stages == [("libraries", workspace.FOLDER)]
+    assert final_stage(text)[0] == "workspace"
+
+
+def test_everything_below_the_code_is_built_as_for_the_parent(write: Write) -> None:
+    """Stages with equal text and equal files share their layers."""
+    write("extends: xla\nrun: python train.py\n")
+    own, parent = dockerfile.dockerfile(model.load(None)), dockerfile.dockerfile(model.load("xla"))
+
+    def stage(text: str, name: str) -> str:
+        return re.sub(
+            r"COPY (images/xla/|--from=own-files )", "COPY ", text.split(f" AS {name}\n")[1].split("\nFROM ")[0]
+        )
+
+    for name in ("system", "libraries", "tools", "common", "trainers", "launcher"):
+        assert stage(own, name) == stage(parent, name)
+    instructions = [re.sub(r"(?m)^# hadolint.*\n", "", stage(text, "framework")) for text in (own, parent)]
+    assert instructions[0] == instructions[1]
+
+
+def test_the_dockerfile_is_the_same_whatever_the_state_folder(write: Write, tmp_path: Path) -> None:
+    """Its text is part of the content hash in the tag."""
+    write("extends: xla\nrun: python train.py\n")
+    text = dockerfile.dockerfile(model.load(None))
+    assert str(settings.STATE) not in text
+    assert str(tmp_path) not in text
+    assert "build/my-model" not in text
+
+
+def test_addresses_and_credentials_of_indexes_are_secrets(write: Write) -> None:
+    write("extends: cpu\nrun: python train.py\n")
+    text = dockerfile.dockerfile(model.load(None))
+    step = text.split(" AS requirements\n")[1].split("\nFROM ")[0]
+    assert "--mount=type=secret,id=uv,target=/run/secrets/uv.toml" in step
+    assert "--mount=type=secret,id=netrc,target=/run/secrets/netrc" in step
+    assert "id=netrc" not in dockerfile.dockerfile(model.load("cpu"))
+
+
+def test_sources_are_compiled_in_a_stage_with_its_packages_and_variables(write: Write) -> None:
+    write(
+        "extends: gpu\nrun: python train.py\n"
+        "build: {packages: [g++], sources: [flash-attn==2.8.3], environment: {TORCH_CUDA_ARCH_LIST: '8.0 $9.0'}}\n"
+    )
+    text = dockerfile.dockerfile(model.load(None))
+    compiled = text.split(" AS compiled\n")[1].split("\nFROM ")[0]
+    assert "--no-install-recommends libpython3-dev g++" in compiled
+    assert r'ENV TORCH_CUDA_ARCH_LIST="8.0 \$9.0"' in compiled
+    assert "--no-build-isolation --no-binary :all:" in compiled
+    assert "COPY --link --from=compiled     /out /" in final_stage(text)
+    assert "g++" not in "".join(final_stage(text))
+
+
+def test_a_budget_counts_only_where_trainyard_yaml_has_one(write: Write) -> None:
+    write("extends: cpu\n")
+    assert not model.load(None).limited
+    write("extends: cpu\nbudget: {size: 3 GB}\n")
+    assert model.load(None).limited
+    assert model.load(None).budget.size == 3_000_000_000
+
+
+def test_the_revision_is_the_commit_of_the_users_repository(write: Write) -> None:
+    import subprocess
+
+    path = write("extends: cpu\n")
+    (path.parent / ".git").rmdir()
+
+    def git(*words: str) -> str:
+        command = ["git", "-C", str(path.parent), "-c", "user.name=A", "-c", "user.email=a@example.org", *words]
+        return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
+
+    git("init", "-q")
+    git("add", "trainyard.yaml")
+    git("commit", "-q", "-m", "Add the image")
+    found = model.load(None).workspace
+    plan._git.cache_clear()
+    assert plan.revision(found) == git("rev-parse", "HEAD")
+    path.write_text("extends: xla\n", encoding="utf-8")
+    plan._git.cache_clear()
+    assert plan.revision(found) == git("rev-parse", "HEAD") + "-dirty"
+
+
+def test_a_build_without_a_network_needs_what_fetch_has_kept(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(offline, "STATE", tmp_path)
+    monkeypatch.setenv("TRAINYARD_OFFLINE", "1")
+    with pytest.raises(UserError, match="nothing was downloaded for tf-cpu: run 'make fetch TARGET=tf-cpu'"):
+        build.plan_for(model.load("tf-cpu"))
+
+
+def test_a_build_without_a_network_asks_neither_index_nor_registry(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    def unexpected(*_: object, **__: object) -> None:
+        raise AssertionError("an offline build asked a server")
+
+    monkeypatch.setattr(offline, "STATE", tmp_path)
+    monkeypatch.setattr(build.package_index, "choose", unexpected)
+    monkeypatch.setattr(build.base_image, "resolve", unexpected)
+    monkeypatch.setattr(build.docker_engine, "stores_in_containerd", lambda: True)
+    sources = offline.Sources(
+        index="pytorch-cpu", index_url="https://index.example", base="registry.example/debian@sha256:1",
+        base_digest="sha256:1", build_base="", notes=["a note"],
+    )  # fmt: skip
+    (tmp_path / "cpu").mkdir()
+    (tmp_path / "cpu" / "fetched.json").write_text(sources.model_dump_json(), encoding="utf-8")
+    monkeypatch.setattr(plan, "content_hash", lambda *_: "00000000")
+    monkeypatch.setenv("TRAINYARD_OFFLINE", "1")
+    found = build.plan_for(model.load("cpu"))
+    assert (found.index, found.base, found.notes) == ("pytorch-cpu", "registry.example/debian@sha256:1", ("a note",))
+    arguments = build.bake_arguments(found, compression="zstd")
+    assert "cpu.args.HTTPS_PROXY=http://127.0.0.1:9" in arguments
+    monkeypatch.delenv("TRAINYARD_OFFLINE")
+    assert not any("PROXY" in word for word in build.bake_arguments(found, compression="zstd"))
+
+
+def test_quiet_leaves_warnings_and_errors(trainyard: Callable[..., tuple[int, str, str]]) -> None:
+    import subprocess
+    import sys
+
+    script = (
+        "from trainyard import console; console.be_quiet(); console.say('a'); console.log.print('b');"
+        "console.warn('c'); console.fail('d')"
+    )
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    assert done.stderr.split() == ["WARNING:", "c", "d"]
