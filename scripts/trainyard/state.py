@@ -81,9 +81,13 @@ class VerifyResult(Result, total=False):
 
 @_open
 class SmokeResult(Result, total=False):
-    """See :func:`trainyard.image.smoke_test.smoke`.
+    """See :func:`trainyard.image.smoke_test.smoke`. What an image was not tested for is missing.
 
     Attributes:
+        level: how far the image was tested: started, ran or trained.
+        notes: what the run did that not every platform allows, a sentence each.
+        command: the user's command, ``continued_from``: a file that it read when it was started again,
+            ``writes_output``: whether it wrote to /output.
         accuracy: in percent.
         seconds_to_stop: from SIGTERM to the end of the process.
         resumed_from: the step that training resumed from.
@@ -91,6 +95,11 @@ class SmokeResult(Result, total=False):
     """
 
     seconds: float
+    level: str
+    notes: list[str]
+    command: list[str]
+    continued_from: str
+    writes_output: bool
     accuracy: float
     images_per_second: float
     seconds_to_stop: float

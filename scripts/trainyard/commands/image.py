@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import click
 
 from trainyard import options
@@ -13,24 +15,60 @@ GROUP = "build"
     short_help="Build, verify and smoke-test an image, and tag it if it passes.",
     epilog="""\b
     Examples:
+      trainyard image                        # the repository of the current folder
       trainyard image tf-cpu
       trainyard image examples/patches
       trainyard image xla --force
+      trainyard image --from my-image:latest
     """,
 )
 @options.target
+@options.option(
+    "--from",
+    "reference",
+    variable="FROM",
+    metavar="IMAGE",
+    help="Build nothing: verify and test an image that your own Dockerfile made FROM one of Trainyard's.",
+)
 @options.compression
 @options.flag("--no-cache", help="Build every stage again.")
 @options.flag("--force", help="Verify and smoke-test again, even if this digest has passed.")
 @click.option("--events", type=int, hidden=True, help="File descriptor for events (trainyard.release.events).")
+@options.offline
+@options.quiet
 @options.json_output
 def command(
-    target: str | None, compression: str, no_cache: bool, force: bool, events: int | None, as_json: bool
+    target: str | None,
+    reference: str | None,
+    compression: str,
+    no_cache: bool,
+    force: bool,
+    events: int | None,
+    quiet: bool,
+    as_json: bool,
 ) -> None:
-    """Build TARGET's image, verify it and train in it; only if it passes, tag it trainyard:<target>.
+    """Build TARGET's image, verify it and test it; only if it passes, tag it trainyard:<target>.
 
-    If it fails, the candidate trainyard:<target>-candidate is kept for inspection, and the tags stay as they were.
+    A target of the catalogue trains. In a user's repository, the command 'run' of trainyard.yaml is run as 'smoke'
+    says, or is started with --help. If it fails, the candidate trainyard:<target>-candidate is kept for inspection, and
+    the tags stay as they were.
+
+    With --from, an image that 'docker build' made is tested in the same way, with the command of trainyard.yaml if
+    there is one, else with its own, which is started with --help. It is not recorded as passed: push it with 'docker
+    push'.
     """
+    from trainyard import console
+
+    if reference:
+        found = _from(target, reference)
+    else:
+        found = _made(target, events, compression=compression, no_cache=no_cache, force=force)
+    if quiet and not as_json:
+        click.echo(found["digest"])
+    console.result(found, as_json=as_json)
+
+
+def _made(target: str | None, events: int | None, **how: Any) -> dict[str, Any]:
     from trainyard import console
     from trainyard.release import candidate
     from trainyard.release import events as progress
@@ -39,7 +77,7 @@ def command(
     emit = progress.ignore if events is None else progress.writer(events)
     try:
         spec = load(target)
-        made = candidate.make(spec, compression=compression, no_cache=no_cache, force=force, emit=emit)
+        made = candidate.make(spec, emit=emit, **how)
     except (console.UserError, console.StepFailed, OSError) as error:
         emit("failed", reason=str(error))
         raise
@@ -48,6 +86,25 @@ def command(
     console.log.print(candidate.summary(made))
     for note in made["plan"].notes:
         console.warn(note)
-    run = f"docker run --rm {made['image']} {spec.trainers.default} --fake-data --epochs 1"
-    console.say(f"{made['image']} is ready: {run}")
-    console.result(found, as_json=as_json)
+    console.say(f"{made['image']} is ready: {candidate.closing_command(spec, made['smoke'], target)}")
+    return found | {"digest": made["build"]["digest"]}
+
+
+def _from(target: str | None, reference: str) -> dict[str, Any]:
+    from trainyard import console
+    from trainyard.release import candidate
+    from trainyard.spec import workspace
+    from trainyard.spec.model import load
+
+    spec = load(target) if target or workspace.find() else None
+    if spec and not spec.workspace:
+        raise console.UserError(
+            f"--from takes no target of the catalogue: {spec.target} is built from {spec.where}; give the folder of a "
+            f"{workspace.FILE}, or nothing"
+        )
+    made = candidate.from_reference(reference, spec)
+    for note in made["smoke"]["notes"]:
+        console.warn(note)
+    console.say(f"tested: {candidate.tested(made['smoke'])}")
+    console.say(f"{made['image']} is ready: {made['run']}")
+    return made

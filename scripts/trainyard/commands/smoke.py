@@ -10,9 +10,10 @@ GROUP = "build"
 
 
 @click.command(
-    short_help="Train in an image, stop it and resume it, with a fake TPU node.",
+    short_help="Run your command in its image, or train in a target's, with a fake TPU node.",
     epilog="""\b
     Examples:
+      trainyard smoke            # the repository of the current folder
       trainyard smoke xla
     """,
 )
@@ -21,8 +22,10 @@ GROUP = "build"
 def command(target: str | None, as_json: bool) -> None:
     """Run the smoke test in TARGET's candidate, or in trainyard:<target> if there is no candidate.
 
-    It runs offline, on a read-only root file system and with a fake of Google Cloud: a run that must learn real digits,
-    the same run stopped by SIGTERM, and its resumption, which must end with the same weights.
+    It runs offline and with a fake of Google Cloud. A target of the catalogue has a read-only root file system, and
+    three runs: one that must learn real digits, the same one stopped by SIGTERM, and its resumption, which must end
+    with the same weights. In a user's repository, the command 'run' of trainyard.yaml is run as its 'smoke' says;
+    without 'smoke' it is started with --help.
     """
     from trainyard import console
     from trainyard.image import local_images, smoke_test
@@ -30,5 +33,7 @@ def command(target: str | None, as_json: bool) -> None:
 
     spec = load(target)
     facts = smoke_test.smoke(spec, local_images.default_reference(spec.target))
-    console.say(f"{spec.target}: trained, stopped and resumed in {facts['seconds']} s")
+    for note in facts["notes"]:
+        console.warn(note)
+    console.say(f"{spec.target}: {facts['level']}, in {facts['seconds']} s")
     console.result(facts, as_json=as_json)

@@ -1,8 +1,7 @@
 """Train in an image before it is published: offline, on a read-only root file system, with a fake TPU_CONFIG.
 
-A sidecar container runs next to the image, on an internal network: the same image with the fake of Google Cloud's
-metadata server and TPU API (scripts/trainyard/fakes/google_cloud.py) copied into it. No host mount and no host port is
-used, so the test runs the same way on a laptop, in CI, in Cloud Build and with a remote engine. It has three runs:
+An image with a user's own command is tested by :mod:`trainyard.image.smoke_command` instead. The test of a target of
+the catalogue has three runs in one sandbox:
 
 1. `straight`: the launcher finds TPU_CONFIG and polls the node until it is READY; the trainer learns real digits.
 2. `stopped`: the same run receives SIGTERM in its second epoch, saves a checkpoint and exits with 143 within the grace
@@ -15,7 +14,6 @@ from __future__ import annotations
 import contextlib
 import json
 import re
-import secrets
 import tempfile
 import time
 from collections.abc import Iterator
@@ -23,27 +21,18 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import docker.errors
-import requests
 from docker.models.containers import Container
 
 from trainyard import state
 from trainyard.console import StepFailed, say
 from trainyard.datasets import digits
-from trainyard.fakes import sidecar
+from trainyard.image import smoke_command
+from trainyard.image.smoke_sandbox import GRACE, Sandbox, lines_of, wait
 from trainyard.oci import docker_engine
 from trainyard.spec.model import Spec
 
-PORT = 8080
-PROJECT, ZONE, NODE = "smoke-project", "us-central1-b", "smoke-node"
-#: Endpoint of the fake's TPU node: an address that is reserved for documentation (RFC 5737).
-ENDPOINT = "192.0.2.10:8470"
-
 #: Seconds a training run may take; the slowest, XLA's CPU backend, took 40 s on 2 cores (2026-11).
 RUN_TIMEOUT = 600
-#: Seconds from SIGTERM to the end: what GKE leaves non-system pods on Spot VMs
-#: (https://cloud.google.com/kubernetes-engine/docs/concepts/spot-vms).
-GRACE = 15
 
 #: Warnings and errors of Python and glog, which the log of a good run does not have. The launcher prints its own in
 #: another form.
@@ -87,105 +76,22 @@ def _digits() -> dict[str, bytes]:
         return {f"data/{path.name}": path.read_bytes() for path in sorted(Path(folder).iterdir())}
 
 
-class Sandbox:
-    """The network, the volume and the sidecar of a smoke test; they are removed at the end."""
+def _start(sandbox: Sandbox, *command: str) -> Container:
+    return sandbox.start(*command, read_only=True, tmpfs={"/tmp": "mode=1777"})
 
-    def __init__(self, image: str) -> None:
-        self.image = image
-        self.name = f"trainyard-smoke-{secrets.token_hex(4)}"
-        self._labels = docker_engine.resource_labels("smoke")
-        self._containers: list[Container] = []
 
-    def __enter__(self) -> Sandbox:
-        with contextlib.ExitStack() as undo:
-            docker_client = docker_engine.client()
-            self._network = docker_client.networks.create(self.name, internal=True, labels=self._labels)
-            undo.callback(self._network.remove)
-            self._volume = docker_client.volumes.create(self.name, labels=self._labels)
-            undo.callback(self._volume.remove, force=True)
-            undo.callback(self._remove_containers)
-            self._start_sidecar()
-            self._undo = undo.pop_all()
-        return self
+def _finish(container: Container, what: str, timeout: float = RUN_TIMEOUT) -> Finished:
+    """Wait until a container exits.
 
-    def __exit__(self, *_: object) -> None:
-        self._undo.close()
-
-    def _remove_containers(self) -> None:
-        for container in self._containers:
-            with contextlib.suppress(docker.errors.NotFound):
-                container.remove(force=True)
-
-    def _start_sidecar(self) -> None:
-        command = [f"--port={PORT}", "--host=0.0.0.0", f"--project={PROJECT}", f"--zone={ZONE}", f"--node={NODE}"]
-        command += ["--states=CREATING,CREATING,READY", f"--endpoint={ENDPOINT}"]
-        self._sidecar = sidecar.create(
-            self.image,
-            sidecar.GOOGLE_CLOUD,
-            command,
-            name=f"{self.name}-fake",
-            network=self.name,
-            labels=self._labels,
-            volumes={self.name: {"bind": "/smoke", "mode": "rw"}},
-        )
-        self._containers.append(self._sidecar)
-        self._sidecar.put_archive("/smoke", sidecar.archive(_digits(), ["out"]))
-        self._sidecar.start()
-
-    def start(self, *command: str) -> Container:
-        """Start the image under test with ``command``, as the platform would start it."""
-        where = f"{self.name}-fake:{PORT}"
-        container = docker_engine.client().containers.create(
-            self.image,
-            list(command),
-            environment={
-                "TPU_CONFIG": json.dumps({"project": PROJECT, "zone": ZONE, "tpu_node_name": NODE}),
-                "GCE_METADATA_HOST": where,
-                "TPU_API_ENDPOINT": f"http://{where}",
-                "LAUNCHER_TPU_INTERVAL": "0.2",
-                "LAUNCHER_REHEARSE": "1",
-            },
-            network=self.name,
-            volumes={self.name: {"bind": "/smoke", "mode": "rw"}},
-            tmpfs={"/tmp": "mode=1777"},
-            read_only=True,
-            cap_drop=["ALL"],
-            security_opt=["no-new-privileges"],
-            labels=self._labels,
-        )
-        self._containers.append(container)
-        container.start()
-        return container
-
-    def finish(self, container: Container, what: str, timeout: float = RUN_TIMEOUT) -> Finished:
-        """Wait until a container exits.
-
-        Raises:
-            StepFailed: it did not exit within ``timeout`` seconds.
-        """
-        try:
-            status = int(container.wait(timeout=timeout)["StatusCode"])
-        except requests.exceptions.RequestException:
-            raise StepFailed(
-                f"{what}: still running after {timeout:.0f} s; last line: {self._last(container)}"
-            ) from None
-        lines = container.logs().decode(errors="replace").splitlines()
-        return Finished(status, lines, summary_of(lines))
-
-    @staticmethod
-    def _last(container: Container) -> str:
-        return (container.logs(tail=1).decode(errors="replace").strip() or "(none)")[:300]
-
-    def polled_states(self) -> list[str]:
-        """The states of the node that the fake TPU API has reported, in order."""
-        url = f"http://127.0.0.1:{PORT}/_fake/requests"
-        script = f"import urllib.request as u; print(u.urlopen({url!r}).read().decode())"
-        found = self._sidecar.exec_run(["python3", "-I", "-c", script])
-        if found.exit_code:
-            raise StepFailed(f"the fake of Google Cloud does not answer: {found.output!r:.300}")
-        assert isinstance(found.output, bytes)  # not streamed
-        requests_seen = json.loads(found.output)["requests"]
-        return [entry["state"] for entry in requests_seen if entry.get("state")]
+    Raises:
+        StepFailed: it did not exit within ``timeout`` seconds.
+    """
+    status = wait(container, timeout)
+    lines = lines_of(container)
+    if status is None:
+        last = (lines or ["(none)"])[-1].strip()[:300]
+        raise StepFailed(f"{what}: still running after {timeout:.0f} s; last line: {last}")
+    return Finished(status, lines, summary_of(lines))
 
 
 def _refuse(problems: list[str], finished: Finished) -> None:
@@ -243,13 +149,21 @@ def _until(container: Container, text: str) -> Iterator[bool]:
 
 
 def smoke(spec: Spec, reference: str) -> dict[str, Any]:
-    """Train in the image ``reference``; the facts recorded for its digest.
+    """Run the user's command in the image ``reference``, or train in it; the facts recorded for its digest.
 
     Raises:
         StepFailed: a run failed; the message gives the first reason.
     """
+    digest = docker_engine.digest(reference, made_by=spec.command("build"))
+    workspace = spec.workspace
+    facts = smoke_command.smoke(spec, digest) if workspace and workspace.document.run else _train(spec, digest)
+    state.record(spec.target, "smoke", digest, facts)
+    return {"digest": digest} | facts
+
+
+def _train(spec: Spec, digest: str) -> dict[str, Any]:
+    """The smoke test of a target of the catalogue; see :class:`trainyard.state.SmokeResult`."""
     started = time.monotonic()
-    digest = docker_engine.digest(reference, made_by=f"make build TARGET={spec.target}")
     floor = spec.smoke.accuracy
 
     def command(run: str) -> list[str]:
@@ -257,29 +171,31 @@ def smoke(spec: Spec, reference: str) -> dict[str, Any]:
         flags["checkpoint-dir"] = f"/smoke/out/{run}/checkpoints"
         return [spec.smoke.trainer, *(f"--{name}={value}" for name, value in flags.items())]
 
-    with Sandbox(digest) as sandbox:
-        straight = sandbox.finish(sandbox.start(*command("straight")), "straight run")
+    with Sandbox(digest, _digits(), ("out",)) as sandbox:
+        straight = _finish(_start(sandbox, *command("straight")), "straight run")
         _refuse(check_straight(straight, floor), straight)
         states = sandbox.polled_states()
         if "CREATING" not in states or states[-1] != "READY":
             _refuse([f"the launcher did not wait for the TPU node: the API reported {states or 'nothing'}"], straight)
         say(f"straight run: accuracy {straight.summary['accuracy']:.2f} %, node was {' -> '.join(states)}")
 
-        container = sandbox.start(*command("stopped"))
+        container = _start(sandbox, *command("stopped"))
         if not any(_until(container, "Epoch=2 ")):
-            _refuse(["stopped run: ended before its second epoch"], sandbox.finish(container, "stopped run"))
+            _refuse(["stopped run: ended before its second epoch"], _finish(container, "stopped run"))
         stopping = time.monotonic()
         container.kill("SIGTERM")
-        stopped = sandbox.finish(container, "stopped run", timeout=GRACE + 5)
+        stopped = _finish(container, "stopped run", timeout=GRACE + 5)
         seconds_to_stop = time.monotonic() - stopping
         _refuse(check_stopped(stopped, seconds_to_stop), stopped)
 
-        resumed = sandbox.finish(sandbox.start(*command("stopped")), "resumed run")
+        resumed = _finish(_start(sandbox, *command("stopped")), "resumed run")
         _refuse(check_resumed(resumed, straight), resumed)
         say(f"stopped in {seconds_to_stop:.1f} s, resumed from step {resumed.summary['resumed_from']}, same weights")
 
-    facts = {
+    return {
         "passed": True,
+        "level": spec.level,
+        "notes": [],
         "seconds": round(time.monotonic() - started, 1),
         "accuracy": straight.summary["accuracy"],
         "images_per_second": straight.summary["images_per_second"],
@@ -287,5 +203,3 @@ def smoke(spec: Spec, reference: str) -> dict[str, Any]:
         "resumed_from": resumed.summary["resumed_from"],
         "tpu_states": states,
     }
-    state.record(spec.target, "smoke", digest, facts)
-    return {"digest": digest} | facts

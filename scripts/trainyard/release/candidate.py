@@ -5,21 +5,32 @@ An image whose digest has passed before is not verified and smoke-tested again, 
 
 from __future__ import annotations
 
+import io
+import json
+import shlex
+import tarfile
 from typing import Any
 
+import docker.errors
+from docker.models.images import Image
 from rich.table import Column, Table
 from rich.text import Text
 
 from trainyard import state
-from trainyard.console import say
-from trainyard.image import build, smoke_test
+from trainyard.console import UserError, say
+from trainyard.image import build, local_run, smoke_command, smoke_test
 from trainyard.image.plan import Plan
+from trainyard.jobs import trainer_flags
 from trainyard.lint.image import verify
 from trainyard.oci import docker_engine
 from trainyard.release import events
 from trainyard.spec.model import Spec
-from trainyard.spec.naming import NAME
+from trainyard.spec.naming import LABELS, NAME
 from trainyard.spec.units import in_units
+from trainyard.spec.workspace import Workspace
+
+#: Files of every image of Trainyard: the launcher, and what it reads about the image.
+_LAUNCHER, _ABOUT = "/usr/local/bin/launch", "/opt/trainyard/image.json"
 
 
 def make(
@@ -59,7 +70,7 @@ def make(
             if not verified or not verified["passed"]:
                 verified = verify.verify(spec, plan.candidate)
             emit("stage", stage="smoke")
-            say(f"training in {plan.candidate}")
+            say(f"testing {plan.candidate}")
             trained: Any = None if force else state.recall(spec.target, "smoke", digest)
             if not trained or not trained["passed"]:
                 trained = smoke_test.smoke(spec, plan.candidate)
@@ -68,6 +79,118 @@ def make(
             found.tag(NAME, tag)
         docker_engine.client().images.remove(plan.candidate)
         return {"image": plan.local, "plan": plan, "build": built, "verify": verified, "smoke": trained}
+
+
+def from_reference(reference: str, spec: Spec | None) -> dict[str, Any]:
+    """Verify and smoke-test an image that a user's own Dockerfile made ``FROM`` one of Trainyard's.
+
+    The command is ``run`` of trainyard.yaml, with its ``smoke``; else that of the image, which is only started. If it
+    passes and there is a trainyard.yaml, it is tagged as the image of that repository. Nothing is recorded for a push:
+    the labels of the image, with its immutable tag, are those of the image that it was made from.
+
+    Args:
+        spec: of the repository that the image is from, if it has a trainyard.yaml.
+    Returns:
+        ``image`` (its reference), ``digest``, ``run`` (a command that runs it), and the results of ``verify`` and
+        ``smoke``.
+    Raises:
+        UserError: there is no such image, or it is not made from one of Trainyard's.
+        StepFailed: it breaks a rule for every image, or the command failed.
+    """
+    found = docker_engine.image(reference, made_by=f"docker build --tag {reference} .")
+    workspace = spec.workspace if spec else None
+    found_subject = subject(found, reference, workspace)
+    with state.file_lock("training"):
+        say(f"verifying {reference}")
+        verified = verify.verify(None, reference)
+        trained = smoke_command.check(found_subject)
+    name = f"{NAME}:{spec.target}" if spec else reference
+    if spec:
+        found.tag(NAME, spec.target)
+    smoke = found_subject.smoke
+    mounts = [f"--volume={spec.folder / smoke.data}:{local_run.DATA}:ro"] if spec and smoke and smoke.data else []
+    words = found_subject.words(smoke.args if smoke else ["--help"])
+    return {
+        "image": name,
+        "digest": str(found.id),
+        "run": shlex.join(["docker", "run", "--rm", *mounts, name, *words]),
+        "verify": verified,
+        "smoke": trained,
+    }
+
+
+def subject(image: Image, reference: str, workspace: Workspace | None) -> smoke_command.Subject:
+    """What the smoke test starts in an image that a user's Dockerfile made.
+
+    Raises:
+        UserError: it is not made from one of Trainyard's images.
+    """
+    files = _read(image, _LAUNCHER, _ABOUT)
+    if f"{LABELS}.target" not in image.labels or len(files) < 2:
+        raise UserError(
+            f"{reference} is not made from an image of Trainyard: begin the Dockerfile with "
+            f"'FROM {NAME}:<target>', and see 'trainyard list'"
+        )
+    config = image.attrs["Config"]
+    entrypoint = list(config.get("Entrypoint") or [])
+    if not any(word.rpartition("/")[2] == "launch" for word in entrypoint):
+        raise UserError(
+            f"{reference}: its ENTRYPOINT {shlex.join(entrypoint) or '(none)'} does not start the launcher: remove "
+            "ENTRYPOINT from the Dockerfile, and give the command as CMD"
+        )
+    command = workspace.document.run if workspace else None
+    if workspace and command:
+        return smoke_command.Subject(
+            str(image.id), tuple(command), ("--", *command), workspace.document.smoke, workspace
+        )
+    words = list(config.get("Cmd") or [])
+    about = json.loads(files[_ABOUT])
+    if not words:
+        words = [str(about.get("default", ""))]
+    return smoke_command.Subject(str(image.id), tuple(about["trainers"].get(words[0], words)), tuple(words))
+
+
+def _read(image: Image, *paths: str) -> dict[str, bytes]:
+    """Path -> content of those of the files that an image has."""
+    container = docker_engine.client().containers.create(image, ["true"], labels=docker_engine.resource_labels("smoke"))
+    found = {}
+    try:
+        for path in paths:
+            try:
+                pieces, _ = container.get_archive(path)
+            except docker.errors.NotFound:
+                continue
+            with tarfile.open(fileobj=io.BytesIO(b"".join(pieces))) as tar:
+                file = tar.extractfile(tar.next() or tarfile.TarInfo())
+                found[path] = file.read() if file else b""
+    finally:
+        container.remove()
+    return found
+
+
+def closing_command(spec: Spec, trained: dict[str, Any], target: str | None = None) -> str:
+    """A command that runs the image of ``spec`` once it has passed.
+
+    Args:
+        trained: the result of its smoke test.
+        target: as the user gave it; None for the repository of the current folder.
+    """
+    workspace = spec.workspace
+    if workspace and workspace.document.run:
+        smoke = workspace.document.smoke
+        words = smoke_command.container_words(smoke.args if smoke else ["--help"])
+        output = ["--output=output"] if trained.get("writes_output") else []
+        return shlex.join(["trainyard", "run", *([target] if target else []), *output, "--", *words])
+    trainer = spec.trainers.default
+    flags = trainer_flags.of_trainer(spec.trainers.package, trainer)
+    arguments = ["--fake-data", "--epochs", "1"] if {"fake-data", "epochs"} <= flags else ["--help"]
+    return shlex.join(["docker", "run", "--rm", f"{NAME}:{spec.target}", trainer, *arguments])
+
+
+def tested(trained: dict[str, Any]) -> str:
+    """How far an image was tested, from the result of its smoke test: ``ran (python -m model.train)``."""
+    command = trained.get("command")
+    return f"{trained.get('level', 'trained')}{f' ({shlex.join(command)})' if command else ''}"
 
 
 def summary(made: dict[str, Any]) -> Table:
@@ -82,11 +205,16 @@ def summary(made: dict[str, Any]) -> Table:
     for note in plan.notes:
         table.add_row("fallback", Text(note), style="yellow")
     table.add_row("packages", str(verified["packages"]))
-    table.add_row("size", f"{in_units(verified['size'])}, budget {in_units(plan.spec.budget.size)}")
+    budget = f", budget {in_units(plan.spec.budget.size)}" if plan.spec.limited else ""
+    table.add_row("size", f"{in_units(verified['size'])}{budget}")
     for layer in verified["layers"]:
         table.add_row(f"  {layer['stage']}", f"{in_units(layer['size'])} ({in_units(layer['compressed'])} compressed)")
-    table.add_row("accuracy", f"{trained['accuracy']:.2f} % (floor {100 * plan.spec.smoke.accuracy:g} %)")
-    table.add_row("training", f"{trained['images_per_second']:,.0f} images/s")
+    table.add_row("tested", Text(tested(trained)))
+    for note in trained.get("notes", []):
+        table.add_row("note", Text(note), style="yellow")
+    if "accuracy" in trained:
+        table.add_row("accuracy", f"{trained['accuracy']:.2f} % (floor {100 * plan.spec.smoke.accuracy:g} %)")
+        table.add_row("training", f"{trained['images_per_second']:,.0f} images/s")
     stages = {"build": built, "verify": verified, "smoke": trained}
     table.add_row("seconds", ", ".join(f"{name} {facts['seconds']:.1f}" for name, facts in stages.items()))
     return table

@@ -1,0 +1,464 @@
+"""Run a user's own command in its image before the image gets a name: the smoke test of a workspace.
+
+It runs in the closed world of :mod:`trainyard.image.smoke_sandbox`: without a network, as a user that the image does
+not know, with a fake ``TPU_CONFIG`` and the variables that keep hubs and experiment trackers offline. /data holds the
+folder ``smoke.data``, read-only; /output is an empty folder that it may write to. How far it is tested depends on
+trainyard.yaml:
+
+started
+    There is no ``smoke``: it is started with ``--help``, and ended after 20 seconds if it runs on.
+ran
+    It ends with status 0 within ``smoke.timeout``, or is alive after ``smoke.for`` seconds.
+trained
+    The same, and a line of its output matches ``smoke.expect``. With ``smoke.resume`` it is run again, gets SIGTERM
+    when it has printed half as much as in the first run, and must end with status 143 within the grace period. Started
+    once more, with the same working directory and output folder, it must end with status 0 and have read a file that
+    the stopped run left there.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import re
+import shlex
+import tarfile
+import tempfile
+import threading
+import time
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from docker.models.containers import Container
+
+from trainyard.console import StepFailed, say
+from trainyard.image import smoke_sandbox
+from trainyard.image.local_run import DATA, OUTPUT, SHARED_MEMORY
+from trainyard.image.smoke_failure import Explanation, Run, asked_for, own_lines
+from trainyard.image.smoke_sandbox import GRACE, Sandbox
+from trainyard.oci import docker_engine
+from trainyard.spec.model import Spec
+from trainyard.spec.workspace import COMMAND, FOLDER, Level, SmokeRun, Workspace
+
+#: A user that no image knows, in group 0: what clusters that assign users use
+#: (https://docs.redhat.com/en/documentation/openshift_container_platform/4.17/html/images/creating-images).
+USER = "1234567:0"
+
+#: Seconds after which a command that ignores ``--help`` is ended; importing a framework takes up to 10 on 2 cores.
+HELP_SECONDS = 20
+
+#: Words of the launcher's own command line, which it does not pass on (launcher/cli.py).
+LAUNCHER_OPTIONS = frozenset(
+    (
+        "--",
+        "--explain",
+        "--force",
+        "--help",
+        "--json",
+        "--print-env",
+        "--require-healthy",
+        "--runtime",
+        "--signal-group",
+    )
+)
+
+#: What keeps libraries from asking their servers.
+OFFLINE = {
+    # https://huggingface.co/docs/huggingface_hub/package_reference/environment_variables
+    "HF_HUB_OFFLINE": "1",
+    # https://huggingface.co/docs/transformers/v4.37.0/en/installation
+    "TRANSFORMERS_OFFLINE": "1",
+    "HF_DATASETS_OFFLINE": "1",
+    # https://github.com/huggingface/evaluate/blob/main/src/evaluate/config.py
+    "HF_EVALUATE_OFFLINE": "1",
+    # https://docs.wandb.ai/models/support/run_wandb_offline
+    "WANDB_MODE": "offline",
+    # https://docs.neptune.ai/api/connection_modes/
+    "NEPTUNE_MODE": "offline",
+    # https://docs.swanlab.cn/en/api/cli-swanlab-offline.html
+    "SWANLAB_MODE": "offline",
+    # https://clear.ml/docs/latest/docs/configs/env_vars
+    "CLEARML_OFFLINE_MODE": "1",
+}
+
+_OBSERVER = Path(__file__).with_name("network_observer.py")
+
+#: What a program prints that has started, and does not accept ``--help``.
+_USAGE = re.compile(r"(?i)^usage\b|--help")
+
+#: Prints the files of folders as JSON: path -> inode, modification and access time (ns).
+_LIST = """
+import json, os, sys
+found = {}
+for top in sys.argv[1:]:
+    for folder, folders, files in os.walk(top):
+        folders[:] = [name for name in folders if name not in (".smoke", "__pycache__")]
+        for name in files:
+            path = os.path.join(folder, name)
+            if not os.path.islink(path):
+                status = os.stat(path)
+                found[path] = [status.st_ino, status.st_mtime_ns, status.st_atime_ns]
+print(json.dumps(found))
+"""
+
+#: Gives files a second name in a folder that only root may enter, so that a program that replaces one leaves it, and an
+#: access time in 1970, so that the next read changes it even on file systems mounted with relatime
+#: (https://man7.org/linux/man-pages/man8/mount.8.html). One more file is read here, to see whether that works.
+_KEEP = """
+import json, os, sys
+kept = {}
+for top, paths in json.loads(sys.argv[1]).items():
+    folder = os.path.join(top, ".smoke")
+    os.makedirs(folder, mode=0o700, exist_ok=True)
+    probe = os.path.join(folder, "probe")
+    with open(probe, "w") as file:
+        file.write("read")
+    os.utime(probe, ns=(0, os.stat(probe).st_mtime_ns))
+    with open(probe) as file:
+        file.read()
+    for number, path in enumerate(paths):
+        kept[path] = os.path.join(folder, str(number))
+        os.link(path, kept[path])
+        os.utime(path, ns=(0, os.stat(path).st_mtime_ns))
+    kept[probe] = probe
+print(json.dumps(kept))
+"""
+
+#: Prints which of the files have been read since.
+_READ = """
+import json, os, sys
+print(json.dumps([path for path, kept in json.loads(sys.argv[1]).items() if os.stat(kept).st_atime_ns > 0]))
+"""
+
+#: Prints the lines of the files that scripts/trainyard/image/network_observer.py has written.
+_ASKED = """
+import os
+folder = "/smoke/observer/asked/"
+for name in sorted(os.listdir(folder)):
+    print(open(folder + name).read(), end="")
+    os.remove(folder + name)
+"""
+
+
+@dataclass(frozen=True)
+class Subject:
+    """What is tested.
+
+    Attributes:
+        image: its digest or reference.
+        command: what it starts, for messages.
+        start: words of the container before the arguments; empty: the image's default command.
+        smoke: how it is run; None: it is only started.
+        workspace: the repository that it is from; None if there is none.
+    """
+
+    image: str
+    command: tuple[str, ...]
+    start: tuple[str, ...] = ()
+    smoke: SmokeRun | None = None
+    workspace: Workspace | None = None
+
+    @property
+    def level(self) -> Level:
+        """How far it is tested."""
+        if self.smoke is None:
+            return "started"
+        return "trained" if self.smoke.expect or self.smoke.resume else "ran"
+
+    def words(self, arguments: Sequence[str]) -> list[str]:
+        """The words of a container that runs the command with ``arguments``."""
+        return [*self.start, *arguments] if self.start else container_words(arguments)
+
+
+def container_words(arguments: Sequence[str]) -> list[str]:
+    """The words of a container that runs the user's command of an image with ``arguments``.
+
+    Platforms give a container the arguments alone. The launcher would take an argument for a command, or for its own
+    option, if it comes first and looks like one: then they follow the command's name.
+    """
+    first = arguments[0].partition("=")[0] if arguments else "-"
+    return list(arguments) if first.startswith("-") and first not in LAUNCHER_OPTIONS else [COMMAND, *arguments]
+
+
+def help_passes(lines: Iterable[str]) -> bool:
+    """Whether a command that failed with ``--help`` has started: it says how it is used, or that it has no such option.
+
+    The exception of a traceback counts if it is about ``--help``, which the command took for something else.
+    """
+    found = own_lines(lines)
+    if any(line.startswith("Traceback (most recent call last)") for line in found):
+        return "--help" in next((line for line in reversed(found) if line.strip()), "")
+    return any(_USAGE.search(line) for line in found)
+
+
+def written_elsewhere(changes: Iterable[dict[str, Any]], places: Iterable[str]) -> list[str]:
+    """The paths that a container changed outside of ``places``, without the folders that hold them.
+
+    Args:
+        changes: of the container's file system, as the engine's API lists them.
+    """
+    paths = sorted(str(change["Path"]) for change in changes)
+    inside = tuple(f"{place}/" for place in places)
+    found = [path for path in paths if not f"{path}/".startswith(inside)]
+    return [path for path in found if not any(other.startswith(f"{path}/") for other in paths)]
+
+
+@dataclass(frozen=True)
+class Progress:
+    """Half of a run: ``lines`` of its log, or, if it prints nothing meanwhile, a part of its ``seconds``."""
+
+    lines: int
+    seconds: float
+
+
+class Tester:
+    """Runs the command of one subject."""
+
+    def __init__(self, subject: Subject) -> None:
+        self.subject = subject
+        self.notes: list[str] = []
+        self.writes_output = False
+        config = docker_engine.client().images.get(subject.image).attrs["Config"]
+        self.folder = str(config.get("WorkingDir") or FOLDER)
+        variables = dict(line.partition("=")[::2] for line in config.get("Env") or [])
+        self._path = ":".join(filter(None, ["/smoke/observer", variables.get("PYTHONPATH", "")]))
+        self._home = variables.get("HOME", "/home/trainer")
+        self.explain = Explanation(subject.command, subject.workspace, self.folder)
+
+    @contextmanager
+    def sandbox(self) -> Iterator[Sandbox]:
+        """A closed world with the data, an empty output folder, and the working directory as it is in the image."""
+        files = {"observer/sitecustomize.py": _OBSERVER.read_bytes()}
+        volumes = {self.folder: "rw", OUTPUT: "rw", DATA: "ro"} if self.folder != "/" else {OUTPUT: "rw", DATA: "ro"}
+        with Sandbox(self.subject.image, files, ("observer/asked",), volumes) as sandbox:
+            sandbox.run(f"import os; os.chmod({OUTPUT!r}, 0o1777)")
+            data = self.subject.smoke.data if self.subject.smoke else None
+            if data and self.subject.workspace:
+                with tempfile.TemporaryFile() as file:
+                    _pack(self.subject.workspace.root / data, file)
+                    sandbox.put(DATA, file)
+            yield sandbox
+
+    def start(self, sandbox: Sandbox, arguments: Sequence[str]) -> Container:
+        """Start the command in a new container."""
+        environment = {**OFFLINE, "PYTHONPATH": self._path}
+        words = self.subject.words(arguments)
+        return sandbox.start(*words, environment=environment, user=USER, shm_size=SHARED_MEMORY)
+
+    def ended(self, sandbox: Sandbox, container: Container, status: int) -> Run:
+        """The facts of a container that has ended."""
+        container.reload()
+        out_of_memory = bool(container.attrs["State"].get("OOMKilled"))
+        return Run(status, smoke_sandbox.lines_of(container), hosts(sandbox), out_of_memory)
+
+    def fail(self, run: Run, reason: str) -> None:
+        """End the test.
+
+        Raises:
+            StepFailed: always.
+        """
+        for line in run.lines[-20:]:
+            say(f"  | {line}")
+        raise StepFailed(reason)
+
+    def note(self, run: Run, container: Container) -> None:
+        """Note what a run that passed did that it could not do everywhere."""
+        if run.hosts:
+            self.notes.append(f"{asked_for(run.hosts).split(':')[0]}, and went on without it")
+        paths = written_elsewhere(
+            container.diff() or [], (self.folder, OUTPUT, DATA, "/smoke", "/tmp", self._home, "/dev", "/etc/mtab")
+        )
+        if paths:
+            more = f" and {len(paths) - 1} more" if len(paths) > 1 else ""
+            self.notes.append(
+                f"wrote {paths[0]}{more}, outside of {self.folder}, /tmp and {self._home}: not every platform allows it"
+            )
+
+    def check_started(self) -> None:
+        """Start the command with ``--help``.
+
+        Raises:
+            StepFailed: it cannot start.
+        """
+        with self.sandbox() as sandbox:
+            container = self.start(sandbox, ["--help"])
+            status = smoke_sandbox.wait(container, HELP_SECONDS)
+            if status is None:
+                smoke_sandbox.stop(container, 5)
+                self.notes.append(f"it ignores --help and was ended after {HELP_SECONDS} s")
+                return
+            run = self.ended(sandbox, container, status)
+            if status and not help_passes(run.lines):
+                self.fail(run, self.explain.of(run))
+            if status:
+                self.notes.append(f"it has no --help (exit status {status})")
+            self.note(run, container)
+
+    def check_run(self, smoke: SmokeRun) -> Progress:
+        """Run the command to its end; when half of it was done.
+
+        Raises:
+            StepFailed: it failed, or took too long, or printed no line that is expected.
+        """
+        with self.sandbox() as sandbox:
+            started = time.monotonic()
+            container = self.start(sandbox, smoke.args)
+            limit = smoke.seconds or smoke.timeout
+            status = smoke_sandbox.wait(container, limit)
+            seconds = time.monotonic() - started
+            alive = status is None
+            if status is None:
+                status, _ = smoke_sandbox.stop(container, 5)
+            run = self.ended(sandbox, container, status)
+            if alive and smoke.seconds is None:
+                asked = f": it {asked_for(run.hosts)}" if run.hosts else ""
+                where = self.explain.key("smoke", "timeout")
+                self.fail(run, f"{where}: still running after {limit} s{asked or ': give args that take less time'}")
+            if not alive and status:
+                self.fail(run, self.explain.of(run))
+            if smoke.expect and not any(re.search(smoke.expect, line) for line in own_lines(run.lines)):
+                printed = next((line for line in reversed(own_lines(run.lines)) if line.strip()), "nothing")
+                where = self.explain.key("smoke", "expect")
+                self.fail(run, f"{where}: no line of the output matches {smoke.expect!r}; the last is: {printed[:200]}")
+            self.note(run, container)
+            self.writes_output = bool(self._files(sandbox, OUTPUT))
+        say(f"ran {seconds:.0f} s{', and was ended' if alive else ''}")
+        launched = len(run.lines) - len(own_lines(run.lines))
+        return Progress(launched + len(own_lines(run.lines)) // 2, seconds)
+
+    def check_resume(self, smoke: SmokeRun, half: Progress) -> dict[str, Any]:
+        """Stop the command and start it again; ``seconds_to_stop``, and ``continued_from``, a file that it read.
+
+        Args:
+            half: when to stop it.
+        Raises:
+            StepFailed: it did not stop as it must, or did not continue.
+        """
+        where = self.explain.key("smoke", "resume")
+        tops = [self.folder, OUTPUT] if self.folder != "/" else [OUTPUT]
+        with self.sandbox() as sandbox:
+            before = self._files(sandbox, *tops)
+            container = self.start(sandbox, smoke.args)
+            if not _until(container, half):
+                run = self.ended(sandbox, container, int(container.wait()["StatusCode"]))
+                self.fail(run, f"{where}: the run that was to be stopped had ended before: give args that take longer")
+            status, seconds = smoke_sandbox.stop(container)
+            run = self.ended(sandbox, container, status)
+            if seconds >= GRACE:
+                self.fail(run, f"{where}: still running {GRACE} s after SIGTERM, which is what platforms give")
+            if status != 143:
+                self.fail(run, f"{where}: exit status {status} after SIGTERM where 143 was expected")
+            left = [
+                path for path, facts in self._files(sandbox, *tops).items() if before.get(path, [])[:2] != facts[:2]
+            ]
+            if not left:
+                self.fail(run, f"{where}: the stopped run left no file in {self.folder} or {OUTPUT} to continue from")
+            kept = sandbox.run(
+                _KEEP, json.dumps({top: [path for path in left if path.startswith(f"{top}/")] for top in tops})
+            )
+            container = self.start(sandbox, smoke.args)
+            limit = smoke.seconds or smoke.timeout
+            ended = smoke_sandbox.wait(container, limit)
+            alive = ended is None
+            run = self.ended(sandbox, container, smoke_sandbox.stop(container, 5)[0] if ended is None else ended)
+            if alive and smoke.seconds is None:
+                self.fail(run, f"{where}: the second run was still running after {limit} s")
+            if not alive and run.status:
+                self.fail(run, f"{self.explain.of(run)} (when it was started again)")
+            read = [str(path) for path in json.loads(sandbox.run(_READ, kept))]
+        probes = [f"{top}/.smoke/probe" for top in tops]
+        files = [path for path in read if path not in probes]
+        if not files and all(probe in read for probe in probes):
+            self.fail(run, f"{where}: started over: it read none of the files that the stopped run left ({left[0]}...)")
+        if not files:
+            self.notes.append("whether it continued is not known: the engine's file system keeps no access times")
+        elif all(path.startswith(f"{self.folder}/") for path in files):
+            self.notes.append(
+                f"it continued from {files[0]}, which a job loses with its container: save to a mounted folder in jobs"
+            )
+        say(f"stopped in {seconds:.1f} s, continued from {files[0] if files else 'an unknown file'}")
+        return {"seconds_to_stop": round(seconds, 2), "continued_from": files[0] if files else ""}
+
+    @staticmethod
+    def _files(sandbox: Sandbox, *folders: str) -> dict[str, list[int]]:
+        """Path of a file in ``folders`` -> inode, modification and access time."""
+        found: dict[str, list[int]] = json.loads(sandbox.run(_LIST, *folders))
+        return found
+
+
+def hosts(sandbox: Sandbox) -> list[str]:
+    """The hosts that Python programs asked for since the last call."""
+    return list(dict.fromkeys(sandbox.run(_ASKED).split()))
+
+
+def _pack(folder: Path, file: Any) -> None:
+    """Write the contents of a folder to ``file`` as a tar that every user can read."""
+
+    def readable(entry: tarfile.TarInfo) -> tarfile.TarInfo:
+        entry.uid = entry.gid = 0
+        entry.mode = 0o755 if entry.isdir() or entry.mode & 0o100 else 0o644
+        return entry
+
+    with tarfile.open(fileobj=file, mode="w", dereference=True) as tar:
+        for path in sorted(folder.iterdir()):
+            tar.add(path, arcname=path.name, filter=readable)
+    file.seek(0, io.SEEK_SET)
+
+
+def _until(container: Container, half: Progress) -> bool:
+    """Wait until a run has come this far; whether it is running then."""
+    reached = threading.Event()
+
+    def follow() -> None:
+        lines = 0
+        for piece in container.logs(stream=True, follow=True):
+            lines += piece.count(b"\n") + piece.count(b"\r")
+            if lines > half.lines:
+                break
+        reached.set()
+
+    threading.Thread(target=follow, daemon=True).start()
+    # A run that prints only at its end: three quarters of its time, since the second start is often quicker.
+    reached.wait(half.seconds * 0.75)
+    container.reload()
+    return bool(container.status == "running")
+
+
+def check(subject: Subject) -> dict[str, Any]:
+    """Test the command of a subject; see :class:`trainyard.state.SmokeResult`.
+
+    Raises:
+        StepFailed: it failed; the message gives the reason, with a file and a line where there is one.
+    """
+    started = time.monotonic()
+    tester = Tester(subject)
+    facts: dict[str, Any] = {}
+    say(f"running {shlex.join([*subject.command, *(subject.smoke.args if subject.smoke else ['--help'])])}")
+    if subject.smoke is None:
+        tester.check_started()
+    else:
+        half = tester.check_run(subject.smoke)
+        if subject.smoke.resume:
+            facts |= tester.check_resume(subject.smoke, half)
+    return {
+        "passed": True,
+        "level": subject.level,
+        "command": list(subject.command),
+        "notes": list(dict.fromkeys(tester.notes)),
+        "writes_output": tester.writes_output,
+        "seconds": round(time.monotonic() - started, 1),
+    } | facts
+
+
+def smoke(spec: Spec, digest: str) -> dict[str, Any]:
+    """Test the command of a user's image, built from ``spec``; see :func:`check`.
+
+    Raises:
+        StepFailed: it failed.
+    """
+    workspace = spec.workspace
+    assert workspace is not None and workspace.document.run
+    return check(Subject(digest, tuple(workspace.document.run), (), workspace.document.smoke, workspace))

@@ -1,0 +1,308 @@
+"""Why a user's command failed, in one line that names the user's file: read from its log.
+
+``src/model/train.py:12: ModuleNotFoundError: No module named 'einops': add it to requirements in trainyard.yaml``
+"""
+
+from __future__ import annotations
+
+import re
+import shlex
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from trainyard.console import nearest
+from trainyard.spec import model, yaml_source
+from trainyard.spec.workspace import FILE, FOLDER, Workspace, git_root
+from trainyard.workspace import import_names
+
+#: The launcher's own lines, and what it says when it cannot start a command (launcher/process.py).
+_LAUNCHER = re.compile(r"^launch: ")
+_NOT_STARTED = re.compile(
+    r"^launch: error: (?:'(?P<missing>.+?)' not found|cannot execute '(?P<refused>.+?)': (?P<why>.*))"
+)
+
+#: What ``python FILE`` and ``python -m MODULE`` print without a traceback
+#: (https://github.com/python/cpython/blob/3.13/Modules/main.c, Lib/runpy.py).
+_NO_FILE = re.compile(r"^\S*python\S*: can't open file '(.+?)': \[Errno 2\]")
+_NO_MODULE = re.compile(
+    r"^\S*python\S*: (?:Error while finding module specification for '(.+?)'|No module named '?([\w.]+))"
+)
+
+#: Interpreter of a #! line that env does not find (https://www.gnu.org/software/coreutils/env).
+_NO_INTERPRETER = re.compile(r"^(?:/usr/bin/)?env: \W(.+?)\W: No such file or directory")
+
+#: ``./train.sh: line 3: foo: command not found`` of bash, ``./train.sh: 3: foo: not found`` of dash.
+_SHELL = re.compile(r"^(?P<file>\S+): (?:line )?(?P<line>\d+): (?P<what>.*(?:not found|No such file|denied|error).*)$")
+
+#: Prefixes that torchrun puts before the lines of a process.
+_RANK = re.compile(r"^\[(?:rank|default|\w+:)?\d+\]:\s?")
+_FRAME = re.compile(r'^\s*File "(?P<file>[^"]+)", line (?P<line>\d+)')
+_ERROR = re.compile(r"^(?:(?:\w+\.)+\w+|[A-Z_]\w*)(?:: .*)?$")
+
+#: Errors of a program that asked for something on a network.
+_NETWORK = re.compile(
+    r"Connect(?:ion)?Error|ConnectTimeout|gaierror|URLError|MaxRetryError|NameResolutionError|HTTPError|TimeoutError|"
+    r"OfflineModeIsEnabled|LocalEntryNotFoundError|[Nn]ame resolution|Name or service not known|"
+    r"Network is unreachable|couldn't connect|outgoing traffic has been disabled|offline mode",
+)
+_ADDRESS = re.compile(r"https?://([A-Za-z0-9.-]+)")
+
+#: Module -> its framework, for the targets that have it.
+_FRAMEWORKS = {"tensorflow": "tensorflow", "torch": "torch", "torch_xla": "torch_xla"}
+
+
+@dataclass(frozen=True)
+class Run:
+    """A run of the user's command that ended by itself.
+
+    Attributes:
+        status: its exit status.
+        lines: of its log.
+        hosts: that it asked for.
+        out_of_memory: the engine says that it was killed for its memory.
+    """
+
+    status: int
+    lines: list[str]
+    hosts: list[str] = field(default_factory=list)
+    out_of_memory: bool = False
+
+
+@dataclass(frozen=True)
+class Traceback:
+    """``frames``: files with lines, the innermost last. ``error``: the line of the exception."""
+
+    frames: list[tuple[str, int]]
+    error: str
+
+
+def own_lines(lines: Iterable[str]) -> list[str]:
+    """The lines that the command printed, without those of the launcher."""
+    return [line for line in lines if not _LAUNCHER.match(line)]
+
+
+def tracebacks(lines: Iterable[str]) -> Iterator[Traceback]:
+    """The tracebacks of Python in a log; a syntax error in the file that is run has no headline."""
+    frames: list[tuple[str, int]] = []
+    for raw in lines:
+        line = _RANK.sub("", raw)
+        frame = _FRAME.match(line)
+        if frame:
+            frames.append((frame["file"], int(frame["line"])))
+        elif line.startswith("Traceback (most recent call last)"):
+            frames = []
+        elif frames and _ERROR.match(line):
+            yield Traceback(frames, line.strip())
+            frames = []
+
+
+class Explanation:
+    """Explains failures of one command.
+
+    Args:
+        command: what was run, the words of ``run``.
+        workspace: the repository that it is from; None for an image without a trainyard.yaml.
+        folder: the working directory of the image.
+    """
+
+    def __init__(self, command: Iterable[str], workspace: Workspace | None, folder: str = FOLDER) -> None:
+        self.command = list(command)
+        self.workspace = workspace
+        self.folder = folder.rstrip("/")
+
+    def key(self, *location: str) -> str:
+        """``trainyard.yaml:5: smoke.expect``: where a key is; the command itself without a trainyard.yaml."""
+        if self.workspace is None:
+            return shlex.join(self.command)
+        line = yaml_source.line_of(yaml_source.read(self.workspace.file), location)
+        return f"{model.relative(self.workspace.file)}:{line or 1}: {'.'.join(location)}"
+
+    def local(self, path: str) -> Path | None:
+        """The file of the repository that is at ``path`` in the image; None if it is not from the repository."""
+        if self.workspace is None or not path.startswith(f"{self.folder}/"):
+            return None
+        inside = path.removeprefix(f"{self.folder}/")
+        places = (self.workspace.root, git_root(self.workspace.root))
+        return next((place / inside for place in places if (place / inside).exists()), None)
+
+    def shown(self, path: str) -> str:
+        """How messages name a file of the image: as in the repository, if it is from there."""
+        found = self.local(path)
+        return model.relative(found) if found else path
+
+    def of(self, run: Run) -> str:
+        """Why a run failed, in one line.
+
+        Args:
+            run: its status is not 0.
+        """
+        if run.out_of_memory or run.status == 137:
+            reason = "ran out of memory" if run.out_of_memory else "was killed (137), as when memory is short"
+            return f"{self.key('run')}: {reason}: give smoke.args that need less, such as a smaller batch"
+        lines = own_lines(run.lines)
+        found = self._not_started(run.lines) or self._in_python(lines, run.hosts) or self._in_shell(lines)
+        if found:
+            return found
+        last = next((line.strip() for line in reversed(lines) if line.strip()), "it printed nothing")
+        return f"{self.key('run')}: exit status {run.status}: {last[:300]}{self._network(last, run)}"
+
+    def _network(self, error: str, run: Run) -> str:
+        """What to add if a run failed because it has no network."""
+        asked = run.hosts or list(dict.fromkeys(_ADDRESS.findall(" ".join(own_lines(run.lines)[-30:]))))
+        if not _NETWORK.search(error) and not run.hosts:
+            return ""
+        return f": {asked_for(asked)}" if asked else f": a smoke test has no network: {_GIVE_DATA}"
+
+    def _not_started(self, lines: list[str]) -> str | None:
+        """A command that the launcher, or Python, could not start at all."""
+        for line in lines:
+            if found := _NOT_STARTED.match(line):
+                return (
+                    self._missing(found["missing"])
+                    if found["missing"]
+                    else self._refused(found["refused"], found["why"])
+                )
+            if found := _NO_FILE.match(line):
+                return self._missing(found[1])
+            if found := _NO_MODULE.match(line):
+                return self._missing_module(found[1] or found[2])
+            if found := _NO_INTERPRETER.match(line):
+                return self._interpreter(self.command[0], found[1])
+        return None
+
+    def _path(self, word: str) -> str:
+        """The absolute path of a file that a command names."""
+        return word if word.startswith("/") else f"{self.folder}/{word.removeprefix('./')}"
+
+    def _missing_module(self, name: str) -> str:
+        """What ``python -m`` does not find."""
+        where = f"{self.key('run')}: no module {name!r} in the image"
+        return where + (self._left_out(name) or nearest(name, self._modules()))
+
+    def _missing(self, word: str) -> str:
+        """A file or command that does not exist in the image, or whose interpreter does not."""
+        inside = self._path(word).removeprefix(f"{self.folder}/")
+        if "/" not in word:
+            known = ["python", "python3", "bash", "sh", "torchrun", "accelerate", "deepspeed"]
+            return f"{self.key('run')}: no command {word!r} in the image{nearest(word, known)}"
+        found = self.local(self._path(word))
+        if found is None:
+            known = [f"./{name}" if word.startswith("./") else name for name in self._files()]
+            shown = word if word.startswith("./") else inside
+            return f"{self.key('run')}: no file {shown} in the image{nearest(shown, known)}"
+        first = found.read_bytes().split(b"\n", 1)[0].decode(errors="replace")
+        if first.startswith("#!"):
+            return self._interpreter(word, first.removeprefix("#!").strip(" "))
+        return f"{self.key('run')}: {model.relative(found)} is not in the image: add it to code in {FILE}"
+
+    def _interpreter(self, word: str, name: str) -> str:
+        """A script whose ``#!`` line names what the image does not have."""
+        where = f"{self.shown(self._path(word))}:1"
+        if name.endswith("\r"):
+            return (
+                f"{where}: the line ends with a carriage return, so that there is no such interpreter: save it with LF"
+            )
+        return f"{where}: the image has no interpreter {name!r}: write '#!/usr/bin/env python3' or '#!/bin/bash'"
+
+    def _refused(self, word: str, why: str) -> str:
+        where = self.shown(self._path(word))
+        if "ermission" in why:
+            return f"{self.key('run')}: {where} is not executable: run 'chmod +x {where}'"
+        if "format" in why:
+            return f"{where}:1: the file has no #! line: begin it with '#!/usr/bin/env python3' or '#!/bin/bash'"
+        return f"{self.key('run')}: cannot execute {word}: {why}"
+
+    def _in_shell(self, lines: list[str]) -> str | None:
+        """The last error of a shell script of the user's."""
+        for line in reversed(lines):
+            found = _SHELL.match(line)
+            if found:
+                path = (
+                    found["file"]
+                    if found["file"].startswith("/")
+                    else f"{self.folder}/{found['file'].removeprefix('./')}"
+                )
+                return f"{self.shown(path)}:{found['line']}: {found['what']}"
+        return None
+
+    def _in_python(self, lines: list[str], hosts: list[str]) -> str | None:
+        """The last exception that has a line of the user's, else the last."""
+        found = list(tracebacks(lines))
+        if not found:
+            return None
+        own = [
+            (one, frame) for one in found for frame in reversed(one.frames) if frame[0].startswith(f"{self.folder}/")
+        ]
+        if not own:
+            where, error = self.key("run"), found[-1].error
+        else:
+            best = own[-1][0]
+            path, line = next(frame for one, frame in own if one is best)
+            where, error = f"{self.shown(path)}:{line}", best.error
+        return f"{where}: {error[:300]}{self._advice(error, Run(1, lines, hosts))}"
+
+    def _advice(self, error: str, run: Run) -> str:
+        """What to do about an exception: `` : do this``; empty if nothing is known about it."""
+        kind, _, text = error.partition(": ")
+        if kind == "ModuleNotFoundError" and (named := re.search(r"No module named '([\w.]+)'", text)):
+            return f": {self._module_advice(named[1])}"
+        if kind == "ImportError" and (library := re.match(r"(lib[\w.+-]+\.so[.\d]*): cannot open", text)):
+            return f": add the Debian package that has {library[1]} to system in {FILE}"
+        if kind == "FileNotFoundError" and (named := re.search(r"No such file or directory: '(.+)'", text)):
+            return f": {self._file_advice(named[1])}"
+        if "getpwuid" in text:
+            return f": the image has no such user: set USER to a name in environment in {FILE}"
+        if kind == "PermissionError":
+            return f": the image runs as any user: write to {self.folder}, /tmp or a folder that is mounted"
+        return self._network(error, run)
+
+    def _module_advice(self, module: str) -> str:
+        top = module.split(".")[0]
+        framework = _FRAMEWORKS.get(top)
+        if framework:
+            specs = [model.load(name) for name in model.targets()]
+            have = [spec.target for spec in specs if spec.framework.name == framework and not spec.framework_in_base]
+            return f"the image has no {top}: set extends to a target that has it ({', '.join(have)})"
+        known = import_names.distribution(top)
+        name = "the package that has it" if known is None else "it" if known == top else f"{known}, which has it,"
+        return self._left_out(module).removeprefix(": ") or f"add {name} to requirements in {FILE}"
+
+    def _left_out(self, module: str) -> str:
+        """`` : ...`` for a module that the repository has and the image does not."""
+        if self.workspace is None:
+            return ""
+        parts = Path(*module.split("."))
+        for place in (self.workspace.root, self.workspace.root / "src"):
+            found = next((one for one in (place / parts, place / f"{parts}.py") if one.exists()), None)
+            if found is not None:
+                return f": {model.relative(found)} is not in the image: add it to code in {FILE}"
+        return ""
+
+    def _file_advice(self, path: str) -> str:
+        found = self.local(path if path.startswith("/") else f"{self.folder}/{path}")
+        if found is not None:
+            return f"add {model.relative(found)} to code in {FILE}, or give its folder as smoke.data"
+        return "a smoke test finds data in /data: give its folder as smoke.data, and name /data in smoke.args"
+
+    def _files(self) -> list[str]:
+        """Files of the code that could be meant, relative to the repository."""
+        if self.workspace is None:
+            return []
+        root = self.workspace.root
+        found = [path for pattern in ("*.py", "*.sh", "*/*.py", "*/*.sh", "*/*/*.py") for path in root.glob(pattern)]
+        return [
+            path.relative_to(root).as_posix() for path in found if not path.relative_to(root).parts[0].startswith(".")
+        ]
+
+    def _modules(self) -> list[str]:
+        names = [name.removesuffix(".py").removesuffix("/__init__").replace("/", ".") for name in self._files()]
+        return [name.removeprefix("src.") for name in names]
+
+
+_GIVE_DATA = f"give the files as smoke.data in {FILE}, and read them from /data"
+
+
+def asked_for(hosts: Iterable[str]) -> str:
+    """``asked for huggingface.co, which a smoke test cannot reach``, and what to do."""
+    return f"asked for {', '.join(hosts)}, which a smoke test cannot reach: {_GIVE_DATA}"

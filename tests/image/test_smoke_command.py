@@ -1,0 +1,388 @@
+"""The smoke test runs a user's own command, here in an image that has Python and the launcher, and no framework."""
+
+from __future__ import annotations
+
+import io
+import json
+import subprocess
+import tarfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from trainyard import state
+from trainyard.console import StepFailed, UserError
+from trainyard.image import base_image, smoke_command, smoke_test
+from trainyard.oci import docker_engine
+from trainyard.release import candidate
+from trainyard.settings import ROOT
+from trainyard.spec import model
+
+Made = tuple[model.Spec, str]
+
+LAUNCHER = """
+FROM {system}
+COPY launcher /opt/trainyard/launcher
+RUN mv /opt/trainyard/launcher/launch /usr/local/bin/launch && chmod 755 /usr/local/bin/launch
+ENV PYTHONUNBUFFERED=1 HOME=/home/trainer
+LABEL io.trainyard.target=cpu
+USER 1000
+ENTRYPOINT ["tini", "--", "launch"]
+CMD []
+"""
+
+CODE = """
+FROM {launcher}
+ADD files.tar /
+WORKDIR /workspace
+"""
+
+
+def build(context: Path | bytes, *arguments: str) -> str:
+    """The id of an image that ``docker build`` makes."""
+    where, given = (str(context), None) if isinstance(context, Path) else ("-", context)
+    command = ["docker", "build", "--quiet", "--provenance=false", *arguments, where]
+    done = subprocess.run(command, input=given, capture_output=True, check=False)
+    assert done.returncode == 0, done.stderr.decode()
+    return done.stdout.decode().strip()
+
+
+def tar_of(files: dict[str, tuple[bytes, int]]) -> bytes:
+    """Files as the code's layer has them: of uid 1000 and group 0, which may write."""
+    buffer = io.BytesIO()
+    with tarfile.open(fileobj=buffer, mode="w") as tar:
+        folders = sorted({str(parent) for name in files for parent in Path(name).parents} - {".", "opt"})
+        for name in folders:
+            entry = tarfile.TarInfo(name)
+            entry.type, entry.mode, entry.uid = tarfile.DIRTYPE, 0o775, 1000
+            tar.addfile(entry)
+        for name, (content, mode) in files.items():
+            entry = tarfile.TarInfo(name)
+            entry.size, entry.mode, entry.uid = len(content), mode, 1000
+            tar.addfile(entry, io.BytesIO(content))
+    return buffer.getvalue()
+
+
+@pytest.fixture(scope="module")
+def launcher_image(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """The system packages of every image, and the launcher."""
+    base = base_image.resolve("debian-12").reference
+    tag = "trainyard-test:smoke-system"
+    build(ROOT, f"--file={ROOT}/images/cpu/Dockerfile", "--target=system", f"--build-arg=BASE={base}", f"--tag={tag}")
+    dockerfile = tmp_path_factory.mktemp("launcher") / "Dockerfile"
+    dockerfile.write_text(LAUNCHER.format(system=tag), encoding="utf-8")
+    name = "trainyard-test:smoke-launcher"
+    build(ROOT, f"--file={dockerfile}", f"--tag={name}")
+    yield name
+    for one in (name, tag):
+        docker_engine.untag(one)
+
+
+@pytest.fixture
+def make(tmp_path: Path, launcher_image: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., Made]]:
+    """``make("run: python3 train.py", **{"train.py": "..."})``: a repository, the current folder, and its image."""
+    made: list[str] = []
+
+    def write(document: str, left_out: tuple[str, ...] = (), executable: tuple[str, ...] = (), **files: str) -> Made:
+        folder = tmp_path / "mine"
+        folder.mkdir(exist_ok=True)
+        (folder / ".git").mkdir(exist_ok=True)
+        (folder / "trainyard.yaml").write_text(f"extends: cpu\n{document}\n", encoding="utf-8")
+        code = {}
+        for name, text in files.items():
+            (folder / name).parent.mkdir(parents=True, exist_ok=True)
+            (folder / name).write_bytes(text.encode())
+            if name not in left_out:
+                code[f"workspace/{name}"] = (text.encode(), 0o775 if name in executable else 0o664)
+        monkeypatch.chdir(folder)
+        spec = model.load(None)
+        about = {"target": "mine", "framework": "torch", "default": "run", "versions": {"torch": "2.9.1"}}
+        about["trainers"] = {"run": spec.trainer_commands()["run"]}
+        code["opt/trainyard/image.json"] = (json.dumps(about).encode(), 0o644)
+        context = tar_of(
+            {
+                "Dockerfile": (CODE.format(launcher=launcher_image).encode(), 0o644),
+                "files.tar": (tar_of(code), 0o644),
+            }
+        )
+        tag = f"trainyard-test:smoke-{len(made)}"
+        build(context, f"--tag={tag}")
+        made.append(tag)
+        return spec, tag
+
+    yield write
+    for tag in made:
+        docker_engine.untag(tag)
+
+
+def passes(made: Made) -> dict[str, Any]:
+    spec, tag = made
+    facts = smoke_test.smoke(spec, tag)
+    recorded = state.recall(spec.target, "smoke", facts["digest"])
+    assert recorded is not None and recorded["passed"] and recorded["level"] == facts["level"]
+    return facts
+
+
+def fails(made: Made) -> str:
+    with pytest.raises(StepFailed) as found:
+        smoke_test.smoke(*made)
+    return str(found.value)
+
+
+def test_a_command_with_help_is_started(make: Callable[..., Made]) -> None:
+    text = "import argparse\nargparse.ArgumentParser().parse_args()\nraise SystemExit('not reached')\n"
+    facts = passes(make("run: python3 train.py", **{"train.py": text}))
+    assert (facts["level"], facts["notes"]) == ("started", [])
+
+
+def test_a_command_that_ignores_help_is_ended(make: Callable[..., Made], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(smoke_command, "HELP_SECONDS", 3)
+    facts = passes(make("run: python3 train.py", **{"train.py": "import time\ntime.sleep(100)\n"}))
+    assert facts["level"] == "started"
+    assert facts["notes"] == ["it ignores --help and was ended after 3 s"]
+
+
+def test_a_command_that_refuses_help_has_started(make: Callable[..., Made]) -> None:
+    text = "import argparse\nargparse.ArgumentParser(add_help=False).parse_args()\n"
+    facts = passes(make("run: python3 train.py", **{"train.py": text}))
+    assert facts["notes"] == ["it has no --help (exit status 2)"]
+
+
+MISSING = "ModuleNotFoundError: No module named"
+
+
+@pytest.mark.parametrize(
+    ("run", "files", "line"),
+    [
+        (
+            "python3 -m model.train",
+            {"model/train.py": "from model import data\n", "model/data.py": "\nimport einops\n"},
+            f"model/data.py:2: {MISSING} 'einops': add it to requirements in trainyard.yaml",
+        ),
+        (
+            "python3 trian.py",
+            {"train.py": ""},
+            "trainyard.yaml:2: run: no file trian.py in the image (did you mean 'train.py'?)",
+        ),
+        (
+            "./trian.sh",
+            {"train.sh": "#!/bin/sh\n"},
+            "trainyard.yaml:2: run: no file ./trian.sh in the image (did you mean './train.sh'?)",
+        ),
+        (
+            "./train.sh",
+            {"train.sh": "#!/bin/sh\n"},
+            "trainyard.yaml:2: run: train.sh is not executable: run 'chmod +x train.sh'",
+        ),
+        (
+            "python3 -m modle.train",
+            {"model/train.py": ""},
+            "trainyard.yaml:2: run: no module 'modle.train' in the image (did you mean 'model.train'?)",
+        ),
+        (
+            "pyhton3 train.py",
+            {"train.py": ""},
+            "trainyard.yaml:2: run: no command 'pyhton3' in the image (did you mean 'python3'?)",
+        ),
+        ("python3 train.py", {"train.py": "\ndef f(:\n"}, "train.py:2: SyntaxError: invalid syntax"),
+    ],
+)
+def test_a_command_that_cannot_start_is_refused_with_the_line_of_the_file(
+    make: Callable[..., Made], run: str, files: dict[str, str], line: str
+) -> None:
+    made = make(f"run: {run}", **files)
+    assert fails(made) == line
+    assert state.recall("mine", "smoke", docker_engine.digest(made[1])) is None
+
+
+@pytest.mark.parametrize(
+    ("first", "line"),
+    [
+        ("#!/usr/bin/python2\n", "train.sh:1: the image has no interpreter '/usr/bin/python2'"),
+        ("#!/usr/bin/env python2\n", "train.sh:1: the image has no interpreter 'python2'"),
+        ("echo\n", "train.sh:1: the file has no #! line"),
+        ("#!/bin/bash\n\nfoo\n", "train.sh:3: foo: command not found"),
+    ],
+)
+def test_a_script_that_cannot_start_is_refused_with_its_line(make: Callable[..., Made], first: str, line: str) -> None:
+    assert fails(make("run: ./train.sh", executable=("train.sh",), **{"train.sh": first})).startswith(line)
+
+
+RUN = """
+import os, pathlib, sys
+assert os.getuid() == 1234567 and os.getgid() == 0
+assert os.environ["HF_HUB_OFFLINE"] == "1"
+pathlib.Path("made").write_text("x")
+pathlib.Path("/tmp/made").write_text("x")
+pathlib.Path("/output/made").write_text("x")
+pathlib.Path.home().joinpath("made").write_text("x")
+print("data", pathlib.Path("/data/deep/x.txt").read_text(), sys.argv[1:])
+try:
+    pathlib.Path("/data/y").write_text("x")
+except OSError:
+    print("loss: 0.5")
+"""
+
+
+def test_a_run_has_the_folders_and_users_of_a_cluster(make: Callable[..., Made]) -> None:
+    document = "run: python3 train.py\nsmoke: {args: --epochs=1, data: tests/data, expect: 'loss: [0-9.]+'}"
+    files = {"train.py": RUN, "tests/data/deep/x.txt": "read"}
+    facts = passes(make(document, ("tests/data/deep/x.txt",), **files))
+    assert (facts["level"], facts["notes"]) == ("trained", [])
+
+
+def test_an_argument_that_looks_like_a_command_is_an_argument(make: Callable[..., Made]) -> None:
+    text = "import sys\nassert sys.argv[1:] == ['/bin/true', '--force'], sys.argv\n"
+    assert passes(make("run: python3 train.py\nsmoke: {args: /bin/true --force}", **{"train.py": text}))
+    text = "import sys\nassert sys.argv[1:] == ['--help'], sys.argv\nprint('own')\n"
+    assert passes(make("run: python3 train.py\nsmoke: {args: --help, expect: own}", **{"train.py": text}))
+
+
+def test_writes_elsewhere_are_a_note(make: Callable[..., Made]) -> None:
+    text = "import pathlib\npathlib.Path('/var/tmp/cache').mkdir()\npathlib.Path('/var/tmp/cache/x').touch()\n"
+    facts = passes(make("run: python3 train.py\nsmoke: {}", **{"train.py": text}))
+    assert facts["level"] == "ran"
+    assert [note.split(",")[0] for note in facts["notes"]] == ["wrote /var/tmp/cache/x"]
+
+
+def test_a_run_that_prints_nothing_expected_is_refused(make: Callable[..., Made]) -> None:
+    line = fails(make("run: python3 train.py\nsmoke:\n  expect: 'loss'", **{"train.py": "print('done')\n"}))
+    assert line == "trainyard.yaml:4: smoke.expect: no line of the output matches 'loss'; the last is: done"
+
+
+def test_a_run_that_takes_too_long_is_refused(make: Callable[..., Made]) -> None:
+    document = "run: python3 train.py\nsmoke: {timeout: 2}"
+    assert "smoke.timeout: still running after 2 s" in fails(
+        make(document, **{"train.py": "import time\ntime.sleep(90)\n"})
+    )
+
+
+def test_a_service_passes_if_it_is_alive(make: Callable[..., Made]) -> None:
+    text = "import time\nprint('ready')\ntime.sleep(90)\n"
+    facts = passes(make("run: python3 train.py\nsmoke: {for: 8, expect: ready}", **{"train.py": text}))
+    assert facts["level"] == "trained"
+
+
+ASKS = """
+import socket, sys
+try:
+    socket.create_connection(("huggingface.co", 443))
+except OSError:
+    {then}
+"""
+
+
+def test_a_run_that_asked_a_host_says_which(make: Callable[..., Made]) -> None:
+    line = fails(make("run: python3 train.py\nsmoke: {}", **{"train.py": ASKS.format(then="raise")}))
+    assert line.startswith("train.py:4: socket.gaierror: ")
+    assert "asked for huggingface.co, which a smoke test cannot reach: give the files as smoke.data" in line
+
+
+def test_a_run_that_goes_on_without_a_host_passes_with_a_note(make: Callable[..., Made]) -> None:
+    facts = passes(make("run: python3 train.py\nsmoke: {}", **{"train.py": ASKS.format(then="pass")}))
+    assert facts["notes"] == ["asked for huggingface.co, which a smoke test cannot reach, and went on without it"]
+
+
+def test_the_users_own_sitecustomize_runs_too(make: Callable[..., Made]) -> None:
+    document = "run: env PYTHONPATH=/smoke/observer:/workspace python3 -c 'import builtins; builtins.MINE'\nsmoke: {}"
+    assert passes(make(document, **{"sitecustomize.py": "import builtins\nbuiltins.MINE = 1\n"}))
+
+
+RESUMES = """
+import os, pathlib, signal, sys, time
+saved = pathlib.Path("/output/step")
+step = int(saved.read_text()) if saved.exists() and {read} else 0
+def stop(*_):
+    {save}
+    sys.exit({status})
+signal.signal(signal.SIGTERM, stop)
+while step < 20:
+    step += 1
+    print("step", step)
+    time.sleep(0.2)
+"""
+SAVE = "temporary = saved.with_suffix('.new'); temporary.write_text(str(step)); os.replace(temporary, saved)"
+
+
+def resumes(make: Callable[..., Made], read: str = "True", save: str = SAVE, status: int = 143) -> Made:
+    text = RESUMES.format(read=read, save=save, status=status)
+    return make("run: python3 train.py\nsmoke: {resume: true}", **{"train.py": text})
+
+
+def test_a_command_that_stops_and_continues_passes(make: Callable[..., Made]) -> None:
+    facts = passes(resumes(make))
+    assert (facts["level"], facts["continued_from"]) == ("trained", "/output/step")
+
+
+def test_a_command_that_starts_over_is_refused(make: Callable[..., Made]) -> None:
+    assert "smoke.resume: started over: it read none of the files" in fails(resumes(make, read="False"))
+
+
+def test_a_command_that_saves_nothing_is_refused(make: Callable[..., Made]) -> None:
+    assert "smoke.resume: the stopped run left no file" in fails(resumes(make, save="pass"))
+
+
+def test_a_command_that_ends_with_0_at_sigterm_is_refused(make: Callable[..., Made]) -> None:
+    assert "smoke.resume: exit status 0 after SIGTERM where 143 was expected" in fails(resumes(make, status=0))
+
+
+OWN = """
+FROM {launcher}
+ADD files.tar /
+WORKDIR /app
+CMD {command}
+"""
+
+
+@pytest.fixture
+def own_dockerfile(launcher_image: str, tmp_path: Path) -> Iterator[Callable[..., str]]:
+    """``own_dockerfile('["python3", "train.py"]', "print()")``: an image that the user's own Dockerfile made."""
+    tag = "trainyard-test:smoke-own"
+
+    def write(command: str, text: str, more: str = "", launcher: str = launcher_image) -> str:
+        about = {"target": "cpu", "framework": "torch", "default": "mnist", "versions": {"torch": "2.9.1"}}
+        about["trainers"] = {"mnist": ["python3", "/app/train.py"]}  # type: ignore[assignment]
+        files = {
+            "opt/trainyard/image.json": (json.dumps(about).encode(), 0o644),
+            "app/train.py": (text.encode(), 0o664),
+        }
+        dockerfile = OWN.format(launcher=launcher, command=command) + more
+        build(tar_of({"Dockerfile": (dockerfile.encode(), 0o644), "files.tar": (tar_of(files), 0o644)}), f"--tag={tag}")
+        return tag
+
+    yield write
+    docker_engine.untag(tag)
+
+
+def subject_of(tag: str, spec: model.Spec | None = None) -> smoke_command.Subject:
+    image = docker_engine.client().images.get(tag)
+    return candidate.subject(image, tag, spec.workspace if spec else None)
+
+
+def test_an_image_of_the_users_own_dockerfile_is_started_with_its_command(own_dockerfile: Callable[..., str]) -> None:
+    text = "import sys\nassert sys.argv[1:] == ['--help'], sys.argv\n"
+    facts = smoke_command.check(subject_of(own_dockerfile('["python3", "train.py"]', text)))
+    assert (facts["level"], facts["command"]) == ("started", ["python3", "train.py"])
+    facts = smoke_command.check(subject_of(own_dockerfile("[]", text)))
+    assert facts["command"] == ["python3", "/app/train.py"], "the default trainer of the image"
+
+
+def test_an_image_of_the_users_own_dockerfile_is_run_as_trainyard_yaml_says(
+    own_dockerfile: Callable[..., str], make: Callable[..., Made]
+) -> None:
+    spec, _ = make("run: python3 train.py\nsmoke: {args: --epochs=1, expect: loss}", **{"train.py": "\n\nimport x\n"})
+    tag = own_dockerfile("[]", "import sys\nprint('loss', sys.argv[1:])\nassert sys.argv[1:] == ['--epochs=1']\n")
+    assert smoke_command.check(subject_of(tag, spec))["level"] == "trained"
+    tag = own_dockerfile("[]", "\n\nimport x\n")
+    with pytest.raises(StepFailed, match=f"^train.py:3: {MISSING} 'x'"):
+        smoke_command.check(subject_of(tag, spec))
+
+
+def test_an_image_without_the_launcher_is_not_one_of_trainyards(own_dockerfile: Callable[..., str]) -> None:
+    base = base_image.resolve("debian-12").reference
+    with pytest.raises(UserError, match="is not made from an image of Trainyard: begin the Dockerfile with 'FROM"):
+        subject_of(own_dockerfile("[]", "", launcher=base))
+    with pytest.raises(UserError, match=r"its ENTRYPOINT python3 train\.py does not start the launcher"):
+        subject_of(own_dockerfile("[]", "", 'ENTRYPOINT ["python3", "train.py"]\n'))
