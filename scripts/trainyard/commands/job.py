@@ -27,12 +27,20 @@ _POSITIVE = options.Count(min=1)
       trainyard job xla --platform tpu-vm --accelerator v5litepod-16 >run.sh
       trainyard job tf-cpu --platform ai-platform --machine n1-highcpu-16 >old.yaml
       trainyard job --platform vertex --from old.yaml >job.yaml
+      trainyard job --code . --platform vertex --accelerator v5litepod-4 --submit
     """,
 )
 @options.target
 @options.option("--platform", metavar="NAME", help="Platform that runs the job; the examples show each.")
 @options.option("--trainer", metavar="NAME", help="Trainer of the image. Default: the image's.")
 @options.option("--image", metavar="REFERENCE", help="Any image, instead of TARGET's at the registry.")
+@options.option(
+    "--code",
+    metavar="FOLDER",
+    is_flag=False,
+    flag_value=".",
+    help="Push the code of the repository in FOLDER first, as 'trainyard push --code-only', and run that image.",
+)
 @options.registry
 @options.flag("--pin", help="Name the image by its digest, so that a restarted job gets exactly the same one.")
 @options.option("--args", metavar="WORDS", help="Flags of the trainer, split as a shell splits words.")
@@ -70,8 +78,13 @@ _POSITIVE = options.Count(min=1)
     "--poll", type=_POSITIVE, default=POLL_INTERVAL, help="Seconds between two queries of a submitted job's state."
 )
 @options.json_output
-def command(platform: str | None, source: str | None, submit: bool, poll: int, as_json: bool, **given: Any) -> None:
+def command(
+    platform: str | None, code: str | None, source: str | None, submit: bool, poll: int, as_json: bool, **given: Any
+) -> None:
     """Write a job that runs a trainer of TARGET's image on a platform; the command that submits it is on stderr.
+
+    Without TARGET, in a repository with a trainyard.yaml, it runs the repository's own command in the image that was
+    pushed last. With --code, the repository's code replaces that of the image first: no engine is needed.
 
     The job has passed 'trainyard check-job'. With --submit it is submitted instead, and the exit status is 0 only if it
     succeeds; Ctrl-C stops following its log and leaves it running.
@@ -82,6 +95,7 @@ def command(platform: str | None, source: str | None, submit: bool, poll: int, a
 
     from trainyard import console, platforms
     from trainyard.jobs import job_file, request
+    from trainyard.oci.reference import Reference
     from trainyard.platforms import writing
     from trainyard.platforms.base import Conversion
 
@@ -91,8 +105,10 @@ def command(platform: str | None, source: str | None, submit: bool, poll: int, a
         conversion = Conversion(**{one.name: given[one.name] for one in dataclasses.fields(Conversion)})
         rendered = chosen.convert(job_file.load(Path(source)), conversion, file)
     else:
+        if code:
+            given |= _push_code(code, given)
         parsed = request.parse_request(request.Options(**given), tpu_machine=chosen.tpu_machine)
-        if not given["registry"] and not given["image"]:
+        if not given["image"] and Reference.parse(parsed.image).names_docker_hub:
             console.warn("no REGISTRY: the image is local; 'make rehearse' can run it, but no platform can pull it")
         rendered = chosen.write(parsed, file)
     for warning in rendered.warnings:
@@ -106,3 +122,24 @@ def command(platform: str | None, source: str | None, submit: bool, poll: int, a
         click.echo(rendered.text, nl=False)
     console.say(f"submit it with:\n  {shlex.join(rendered.command)}")
     console.result({"config": rendered.text, "command": rendered.command}, as_json=as_json)
+
+
+def _push_code(folder: str, given: dict[str, Any]) -> dict[str, Any]:
+    """Replace the code of the image of the repository in ``folder``; the options that name the result."""
+    from pathlib import Path
+
+    from trainyard import console
+    from trainyard.release import code_push
+    from trainyard.spec import model, workspace
+
+    for name in ("target", "image"):
+        if given[name]:
+            raise console.UserError(f"--code names the image: remove {name.upper()}")
+    file = workspace.find(Path(folder))
+    if file is None:
+        raise console.UserError(f"no {workspace.FILE} in {folder} or above it: run 'trainyard init' there")
+    target = str(file.parent)
+    spec = model.load(target)
+    made = code_push.push(spec, code_push.address(spec, given["registry"]))
+    console.say(f"{made['tag']}: {'pushed, not tested' if made['changed'] else 'the code has not changed'}")
+    return {"target": target, "image": made["reference"]}

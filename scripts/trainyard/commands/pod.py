@@ -12,6 +12,9 @@ GROUP = "jobs"
 
 DURATION = "90s|30m|6h"
 
+#: Where the context keeps the arguments of xla_dist.
+_XLA_DIST = f"{__name__}.xla_dist"
+
 
 class PodCommand(click.Command):
     """Also takes the arguments of torch_xla's xla_dist, whose flags are different: ``--tpu NAME ... -- PROGRAM``."""
@@ -21,7 +24,7 @@ class PodCommand(click.Command):
             from trainyard.tpu_pods import xla_dist
 
             if xla_dist.is_xla_dist(args):
-                ctx.obj = tuple(args)
+                ctx.meta[_XLA_DIST] = tuple(args)
                 args = []
         return super().parse_args(ctx, args)
 
@@ -86,6 +89,6 @@ def command(ctx: click.Context, /, target: str | None, action: str | None, as_js
     from trainyard.tpu_pods import actions
 
     chosen = actions.Options(target=target, logs_to_stderr=as_json, **given)
-    code, facts = actions.perform(action, chosen, ctx.obj or ())
+    code, facts = actions.perform(action, chosen, ctx.meta.get(_XLA_DIST, ()))
     console.result(facts, as_json=as_json)
     return code

@@ -42,6 +42,8 @@ def command(target: str | None, registry: str | None, image: str | None, to: str
     made = promotion.promote(load(target), check_address(registry), image=image, to=destination)
     for tag, before in made["tags"].items():
         console.say(f"{made['repository']}:{tag} is {made['digest'][:19]}, was {before[:19] if before else 'missing'}")
+    if made["tested"]:
+        console.say(f"tested: {made['tested']}")
     if not made["tags"]:
         console.say(f"the tags already point to {made['digest'][:19]}")
     console.result(made, as_json=as_json)

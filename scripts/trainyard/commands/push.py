@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import click
 
@@ -17,31 +18,79 @@ GROUP = "publish"
     Examples:
       trainyard push tf-cpu --registry localhost:5000/team
       trainyard push tf-cpu --registry localhost:5000/team --key signing.pem
+      trainyard push --registry localhost:5000/team
+      trainyard push --code-only
     """,
 )
 @options.target
 @options.registry
 @options.signing_key
+@options.flag(
+    "--code-only",
+    help="Replace the code in the image that was pushed last, without an engine; nothing tests it.",
+)
+@options.option("--image", metavar="TAG|DIGEST", help="Image at the registry whose code --code-only replaces.")
+@options.flag("--allow-untested", help="Push an image whose code was started and did not run.")
+@options.quiet
 @options.json_output
-def command(target: str | None, registry: str | None, key: Path | None, as_json: bool) -> None:
+def command(
+    target: str | None,
+    registry: str | None,
+    key: Path | None,
+    code_only: bool,
+    image: str | None,
+    allow_untested: bool,
+    quiet: bool,
+    as_json: bool,
+) -> None:
     """Push TARGET's image under its immutable tag, trainyard:<target>-<version>-<date>-<content hash>.
+
+    Without TARGET it is the image of the repository whose trainyard.yaml is in the current folder or above it.
 
     The image must have passed verify and smoke, and its locked packages must have no known vulnerability without a
     waiver. If the registry has the tag with another digest, the push is refused; 'trainyard promote' moves the floating
     tags. Provenance, SBOM and, with a key, a signature are attached (docs/supply-chain.md).
 
+    With --code-only the code of the repository replaces that of the image at the registry: one layer, in less than a
+    second, on any machine. Such images are tagged dev-<hash>, and are neither signed nor promoted.
+
     Layers are compressed with zstd; for registries and engines without zstd, build with COMPRESSION=gzip.
     """
+    from trainyard import console
+    from trainyard.spec.model import load
+
+    if image and not code_only:
+        raise console.UserError("--image requires --code-only: what is pushed otherwise is the local image")
+    spec = load(target)
+    made = _push_code(spec, registry, image) if code_only else _push(spec, registry, key, allow_untested)
+    if quiet and not as_json:
+        click.echo(made["reference"])
+    console.result(made, as_json=as_json)
+
+
+def _push_code(spec: Any, registry: str | None, image: str | None) -> dict[str, Any]:
+    from trainyard import console
+    from trainyard.release import code_push
+    from trainyard.spec.units import in_units
+
+    made = code_push.push(spec, code_push.address(spec, registry), image=image)
+    if made["changed"]:
+        console.say(f"{made['tag']}: {in_units(made['bytes_uploaded'])} uploaded in {made['seconds']} s; not tested")
+    else:
+        console.say(f"the code has not changed: it is that of {made['tag']}")
+    console.say(made["reference"])
+    return made
+
+
+def _push(spec: Any, registry: str | None, key: Path | None, allow_untested: bool) -> dict[str, Any]:
     from trainyard import console
     from trainyard.installation import require_extra
     from trainyard.oci import referrers
     from trainyard.oci.registry import check_address
     from trainyard.release import publish
-    from trainyard.spec.model import load
     from trainyard.spec.naming import NAME
     from trainyard.spec.units import in_units
 
-    spec = load(target)
     address = check_address(registry)
     private = None
     if key:  # a key that cannot be read fails before anything is uploaded
@@ -49,7 +98,7 @@ def command(target: str | None, registry: str | None, key: Path | None, as_json:
         from trainyard.release import signature
 
         private = signature.private_key(key, settings.standard_variable("COSIGN_PASSWORD"))
-    pushed = publish.push(spec, address)
+    pushed = publish.push(spec, address, allow_untested=allow_untested)
     # `trainyard promote` on another host reads this.
     referrers.record_verification(f"{address}/{NAME}", pushed["digest"])
     attached = publish.attach_referrers(spec, address, pushed["digest"], private)
@@ -59,5 +108,7 @@ def command(target: str | None, registry: str | None, key: Path | None, as_json:
         console.log.print(publish.table(pushed))
         console.say(f"{in_units(pushed['bytes_uploaded'])} uploaded in {pushed['seconds']} s")
     console.say(f"attached: {', '.join(attached)}")
+    if pushed["tested"]:
+        console.say(f"tested: {pushed['tested']}")
     console.say(pushed["reference"])
-    console.result(pushed | {"attached": attached}, as_json=as_json)
+    return pushed | {"attached": attached}

@@ -14,6 +14,8 @@ from trainyard.oci.reference import Reference
 from trainyard.oci.registry import Repository, check_address
 from trainyard.spec import model, naming
 from trainyard.spec.model import Spec
+from trainyard.spec.workspace import COMMAND
+from trainyard.workspace import pushes
 
 
 @dataclass(frozen=True)
@@ -69,10 +71,36 @@ class Request:
             return self.zone.rpartition("-")[0]
         return self.tpu.regions[0] if self.tpu else "us-central1"
 
-    def with_output_flag(self) -> tuple[str, ...]:
-        """The arguments for platforms that set no AIP_* variables: Trainyard's trainers take the folder as a flag."""
-        given = any(word.partition("=")[0].replace("_", "-") == "--job-dir" for word in self.args)
-        return self.args if not self.output or given else (*self.args, f"--job-dir={self.output}")
+    def with_output(self) -> tuple[tuple[str, ...], dict[str, str]]:
+        """The arguments and variables for platforms that do not give containers the output folder themselves."""
+        return with_output(self.spec, self.args, self.output)
+
+
+def runs_own_command(spec: Spec | None, args: tuple[str, ...]) -> bool:
+    """Whether the arguments of a container start the command of the user's repository, whose flags are not known."""
+    return spec is not None and spec.workspace is not None and args[:1] == (COMMAND,)
+
+
+def with_output(spec: Spec | None, args: tuple[str, ...], output: str | None) -> tuple[tuple[str, ...], dict[str, str]]:
+    """The arguments and variables by which a container gets its output folder, where the platform sets none.
+
+    Trainyard's trainers take the folder as a flag. A user's command has variables, those of Vertex AI:
+    https://docs.cloud.google.com/vertex-ai/docs/training/code-requirements#environment-variables
+
+    Args:
+        args: the trainer's name and its flags.
+        output: gs:// folder.
+    """
+    if not output or any(word.partition("=")[0].replace("_", "-") == "--job-dir" for word in args):
+        return args, {}
+    if not runs_own_command(spec, args):
+        return (*args, f"--job-dir={output}"), {}
+    folder = output.rstrip("/")
+    return args, {
+        "AIP_MODEL_DIR": f"{folder}/model/",
+        "AIP_CHECKPOINT_DIR": f"{folder}/checkpoints/",
+        "AIP_TENSORBOARD_LOG_DIR": f"{folder}/logs/",
+    }
 
 
 def accelerator(text: str) -> tuple[Gpus | None, str | None]:
@@ -130,6 +158,8 @@ def words(text: str, variable: str = "ARGS") -> tuple[str, ...]:
 def image_of(spec: Spec | None, image: str | None, address: str | None) -> str:
     """The image's reference: the given one, or that of the target's version at a registry, or the local image.
 
+    A user's image is named by the digest that was pushed last from this host, to ``address`` or, without one, anywhere.
+
     Raises:
         UserError: neither a target nor an image is given.
     """
@@ -139,6 +169,9 @@ def image_of(spec: Spec | None, image: str | None, address: str | None) -> str:
         raise UserError(
             "no image: give TARGET=xla REGISTRY=us-central1-docker.pkg.dev/<project>/<repository>, or IMAGE="
         )
+    known = pushes.last(spec.target, f"{address}/{naming.NAME}" if address else "") if spec.workspace else None
+    if known:
+        return known.reference
     if address:
         # The framework's version in a base image is unknown until `make lock` has read it: the tag is the target alone.
         version = "" if spec.framework.version == "unlocked" else f"-{spec.framework.version}"
@@ -238,7 +271,12 @@ def parse_request(options: Options, *, tpu_machine: bool) -> Request:
         trainer_flags.check(spec, trainer[0], args[1:], variable="ARGS")
         searched = [f"--{parameter.name}" for parameter in search.parameters] if search else []
         trainer_flags.check(spec, trainer[0], searched, variable="TUNE")
-    if search and spec and not any(word.startswith("--hypertune-tag") for word in args):
+    if (
+        search
+        and spec
+        and not runs_own_command(spec, args)
+        and not any(word.startswith("--hypertune-tag") for word in args)
+    ):
         args = (*args, f"--hypertune-tag={search.metric}")
     image = image_of(spec, options.image, address)
     return Request(

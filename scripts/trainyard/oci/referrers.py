@@ -13,7 +13,6 @@ import io
 import json
 import tarfile
 from dataclasses import dataclass, field
-from urllib.parse import urljoin
 
 from trainyard.oci import docker_engine, registry
 from trainyard.oci.registry import Manifest, Repository
@@ -56,10 +55,7 @@ def put_blob(repository: Repository, data: bytes) -> None:
     digest = _sha256(data)
     if repository.request("HEAD", f"blobs/{digest}", missing_ok=True).ok:
         return
-    begun = repository.request("POST", "blobs/uploads/")
-    where = urljoin(begun.url, begun.headers["Location"])
-    where += ("&" if "?" in where else "?") + f"digest={digest}"
-    repository.request("PUT", where, data=data, headers={"Content-Type": "application/octet-stream"})
+    repository.upload(data, digest)
 
 
 def put(repository: Repository, subject: Manifest, kind: str, referrers: list[Referrer]) -> str:

@@ -4,6 +4,9 @@ Uploads and look-ups of tags go through the Docker engine (:func:`push`, :func:`
 certificates and insecure registries apply. Everything else uses the OCI distribution API
 (https://github.com/opencontainers/distribution-spec) with the credentials of the Docker client (:class:`Repository`). A
 tag is moved by fetching a manifest and storing the same bytes under the tag, so the digest does not change.
+
+A registry answers the first request of a client with the challenge that says where its tokens are from. Challenges are
+kept in the state folder, so that later commands begin with the token.
 """
 
 from __future__ import annotations
@@ -13,15 +16,20 @@ import contextlib
 import hashlib
 import json
 import re
+import threading
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from pathlib import Path
+from typing import IO, Any
+from urllib.parse import urljoin
 
 import docker.auth
+import docker.credentials.errors
 import docker.errors
 import requests
 import urllib3
 
+from trainyard import settings
 from trainyard.console import StepFailed, UserError
 from trainyard.oci import docker_engine
 from trainyard.oci.reference import REGISTRY, REPOSITORY, Reference
@@ -42,10 +50,11 @@ TRANSIENT_ERRORS = (429, 500, 502, 503, 504)
 #: How often a request is sent if its errors are transient.
 MAX_ATTEMPTS = 4
 
-#: Transient errors are retried within 1.4 s. Connection errors are not: the address is most likely wrong.
+#: Transient errors are retried within 1.4 s. Connection errors are not: the address is most likely wrong. A POST begins
+#: an upload or mounts a blob: one that is sent again leaves at most an empty upload, which the registry removes.
 RETRY = urllib3.Retry(
     total=None, connect=0, read=0, other=0, status=MAX_ATTEMPTS - 1, backoff_factor=0.2, raise_on_status=False,
-    status_forcelist=TRANSIENT_ERRORS, allowed_methods=["GET", "HEAD", "PUT"],
+    status_forcelist=TRANSIENT_ERRORS, allowed_methods=["GET", "HEAD", "POST", "PUT"],
 )  # fmt: skip
 
 #: Error text of the engine or a registry -> what it means for the user. The first match wins; {} is the registry.
@@ -178,6 +187,34 @@ def push(reference: str) -> Iterator[tuple[str, str]]:
         raise StepFailed(meaning(str(error), reference)) from None
 
 
+def sha256(data: bytes) -> str:
+    """The digest of ``data``, ``sha256:…``."""
+    return f"sha256:{hashlib.sha256(data).hexdigest()}"
+
+
+def _challenge_file(where: str) -> Path:
+    """The file that keeps the challenge of a registry, by its ``host[:port]``."""
+    return settings.STATE / "registries" / where.replace(":", "_")
+
+
+def _known_challenge(where: str) -> str:
+    """The last challenge of a registry; empty if it is not known."""
+    try:
+        return _challenge_file(where).read_text(encoding="utf-8")
+    except (OSError, ValueError):
+        return ""
+
+
+def _keep_challenge(where: str, challenge: str) -> None:
+    """Keep a challenge without its scope, which is that of one request."""
+    words = re.sub(r',?\s*scope="[^"]*"', "", challenge)
+    file = _challenge_file(where)
+    with contextlib.suppress(OSError):  # it only saves a request
+        if words != _known_challenge(where):
+            file.parent.mkdir(parents=True, exist_ok=True)
+            file.write_text(words, encoding="utf-8")
+
+
 @dataclass(frozen=True)
 class Manifest:
     """A manifest as the registry stores it."""
@@ -186,14 +223,22 @@ class Manifest:
     media_type: str
     body: bytes
 
+    @classmethod
+    def of(cls, document: Mapping[str, Any], media_type: str) -> Manifest:
+        """The manifest that a document is stored as."""
+        body = json.dumps(document, separators=(",", ":")).encode()
+        return cls(sha256(body), media_type, body)
+
 
 @dataclass
 class Repository:
-    """One repository of a registry, as ``host[:port]/path``."""
+    """One repository of a registry, as ``host[:port]/path``. Several threads may use it."""
 
     name: str
     _headers: dict[str, str] = field(default_factory=dict)
     _session: requests.Session = field(default_factory=requests.Session)
+    _authorizing: threading.Lock = field(default_factory=threading.Lock)
+    _asked: bool = False
 
     def __post_init__(self) -> None:
         for scheme in ("http://", "https://"):
@@ -214,8 +259,16 @@ class Repository:
         return rest if "://" in rest else f"{scheme}://{self.host}/v2/{self.path}/{rest}"
 
     def _credentials(self) -> tuple[str, str] | None:
-        """User and secret for this registry from `docker login` or a credential helper such as gcloud's."""
-        stored = docker.auth.load_config().resolve_authconfig(self.host) or {}
+        """User and secret for this registry from `docker login` or a credential helper such as gcloud's.
+
+        Raises:
+            UserError: Docker's configuration cannot be read, or its credential helper failed.
+        """
+        try:
+            stored = docker.auth.load_config().resolve_authconfig(self.host) or {}
+        except (docker.errors.DockerException, docker.credentials.errors.StoreError) as error:
+            words = " ".join(str(error).split())
+            raise UserError(f"Docker's configuration gives no credentials for {self.host}: {words}") from None
         # Credential helpers and the configuration file spell the keys differently.
         found = {str(key).lower(): value for key, value in stored.items()}
         if found.get("identitytoken"):
@@ -240,6 +293,27 @@ class Repository:
         data = answer.json()
         return {"Authorization": f"Bearer {data.get('token') or data.get('access_token')}"}
 
+    def authorize(self) -> None:
+        """Get a token if the registry's challenge is known. :meth:`request` does so before the first request."""
+        with self._authorizing:
+            if self._asked or "Authorization" in self._headers:
+                return
+            self._asked = True
+            if challenge := _known_challenge(self.host):
+                # The registry may be another one by now: its own answer decides.
+                with contextlib.suppress(requests.exceptions.RequestException, ValueError):
+                    self._headers |= self._token(challenge)
+
+    def _answer(self, challenge: str, refused: str | None) -> None:
+        """Get a token, unless another thread has done so since the token ``refused`` was sent."""
+        with self._authorizing:
+            self._asked = True
+            if self._headers.get("Authorization") == refused:
+                found = self._token(challenge)
+                self._headers |= found
+                if found:
+                    _keep_challenge(self.host, challenge)
+
     def request(self, method: str, rest: str, *, missing_ok: bool = False, **options: Any) -> requests.Response:
         """Send a request to the registry.
 
@@ -253,10 +327,14 @@ class Repository:
         """
         more: Mapping[str, str] = options.pop("headers", {})
         url = self._url(rest)
+        self.authorize()
+        sent = self._headers.get("Authorization")
         try:
             answer = self._session.request(method, url, headers={**self._headers, **more}, timeout=TIMEOUT, **options)
             if answer.status_code == 401:
-                self._headers |= self._token(answer.headers.get("WWW-Authenticate", ""))
+                self._answer(answer.headers.get("WWW-Authenticate", ""), sent)
+                if hasattr(options.get("data"), "seek"):
+                    options["data"].seek(0)
                 answer = self._session.request(
                     method, url, headers={**self._headers, **more}, timeout=TIMEOUT, **options
                 )
@@ -275,8 +353,21 @@ class Repository:
         answer = self.request("GET", f"manifests/{version}", missing_ok=True, headers={"Accept": MANIFESTS})
         if answer.status_code == 404:
             return None
-        digest = f"sha256:{hashlib.sha256(answer.content).hexdigest()}"
-        return Manifest(digest, answer.headers["Content-Type"], answer.content)
+        return Manifest(sha256(answer.content), answer.headers["Content-Type"], answer.content)
+
+    def has(self, version: str) -> bool:
+        """Whether there is an image of this tag or digest."""
+        return self.request("HEAD", f"manifests/{version}", missing_ok=True, headers={"Accept": MANIFESTS}).ok
+
+    def upload(self, data: bytes | IO[bytes], digest: str) -> None:
+        """Store a blob, in two requests ("POST then PUT"); a file is sent from its start.
+
+        https://github.com/opencontainers/distribution-spec/blob/main/spec.md#pushing-a-blob-monolithically
+        """
+        begun = self.request("POST", "blobs/uploads/")
+        where = urljoin(begun.url, begun.headers["Location"])
+        where += ("&" if "?" in where else "?") + f"digest={digest}"
+        self.request("PUT", where, data=data, headers={"Content-Type": "application/octet-stream"})
 
     def put(self, manifest: Manifest, tag: str) -> None:
         """Store a manifest under a tag. Only the tag changes: no layer is transferred.

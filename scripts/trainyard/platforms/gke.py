@@ -91,10 +91,10 @@ def _environment(request: Request, name: str) -> dict[str, str]:
 
 def _pod(request: Request, name: str) -> dict[str, Any]:
     container: dict[str, Any] = {"name": "trainer", "image": request.image}
-    args = request.with_output_flag()
+    args, output = request.with_output()
     if args:
         container["args"] = list(args)
-    if environment := _environment(request, name):
+    if environment := _environment(request, name) | output:
         container["env"] = [{"name": key, "value": value} for key, value in environment.items()]
     if request.tpu and hosts(request) > 1:
         # The ports of libtpu's processes, and of the coordinator of a multislice job:

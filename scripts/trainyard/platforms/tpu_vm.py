@@ -55,10 +55,10 @@ def pod(request: Request) -> Pod:
 
 def commands(request: Request) -> dict[str, list[str]]:
     """``create``, ``run``, ``logs`` and ``delete`` -> words of the command."""
-    where = pod(request)
+    where, (args, env) = pod(request), request.with_output()
     return {
         "create": gcloud_args.create(where),
-        "run": gcloud_args.run(where, request.image, request.with_output_flag()),
+        "run": gcloud_args.run(where, request.image, args, env),
         "logs": gcloud_args.logs(where),
         "delete": gcloud_args.delete(where),
     }

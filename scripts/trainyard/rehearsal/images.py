@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -32,7 +33,7 @@ class LocalImage:
 
 
 def find(reference: str, replacement: str = "") -> LocalImage:
-    """The image to run for ``reference``: the local one of that name, else the target's image that its tag means.
+    """The image to run for ``reference``: the local one of that name, the target's image that its tag means, or pulled.
 
     Args:
         replacement: a local image to run instead (IMAGE=).
@@ -45,7 +46,9 @@ def find(reference: str, replacement: str = "") -> LocalImage:
         return _of(found, f"{replacement} replaces {reference}" if replacement != reference else "")
     images = client.images.list()
     for image in images:
-        if reference in (*image.tags, *(image.attrs.get("RepoDigests") or ()), image.id):
+        names = (*image.tags, *(image.attrs.get("RepoDigests") or ()), image.id)
+        # With the containerd image store, the ID of an image is its digest at registries.
+        if reference in names or reference.endswith(f"@{image.id}"):
             return _of(image, "")
     named = Reference.parse(reference)
     name, tag = named.repository.rpartition("/")[2], named.version
@@ -58,6 +61,9 @@ def find(reference: str, replacement: str = "") -> LocalImage:
             candidates[local],
             f"the local {NAME}:{local} is used for {reference} (its label {LABELS}.target is {target})",
         )
+    if not named.names_docker_hub:
+        with contextlib.suppress(UserError):
+            return _of(docker_engine.pull(reference), "")
     tags = sorted(candidates)
     others = f"; local images of {NAME}: {', '.join(tags)}" if tags else ""
     raise UserError(

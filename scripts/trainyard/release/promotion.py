@@ -13,7 +13,7 @@ from trainyard.console import UserError
 from trainyard.oci import docker_engine, referrers
 from trainyard.oci.registry import Manifest, Repository
 from trainyard.spec.model import Spec
-from trainyard.spec.naming import LABELS, NAME, version_tag
+from trainyard.spec.naming import DEVELOPMENT, LABELS, NAME, UNTESTED, version_tag
 
 
 def passed_here(target: str, digest: str) -> bool:
@@ -22,31 +22,41 @@ def passed_here(target: str, digest: str) -> bool:
     return all(result and result["passed"] for result in results)
 
 
+def labels_of(repository: Repository, manifest: Manifest) -> dict[str, str]:
+    """The labels of an image at a registry."""
+    return dict((repository.config(manifest).get("config") or {}).get("Labels") or {})
+
+
 def image_to_promote(spec: Spec, repository: Repository, image: str | None) -> Manifest:
     """The manifest of a tag or digest at a registry, or of this host's image if ``image`` is None.
 
     Raises:
         UserError: the registry has no such image, or it is of another target, or it did not pass verify and smoke.
     """
-    version = image or docker_engine.digest(f"{NAME}:{spec.target}", made_by=f"make image TARGET={spec.target}")
+    version = image or docker_engine.digest(f"{NAME}:{spec.target}", made_by=spec.command("image"))
     found = repository.manifest(version)
     if found is None:
-        raise UserError(f"{repository.name} has no {version}: run 'make push TARGET={spec.target}' first")
-    target = ((repository.config(found).get("config") or {}).get("Labels") or {}).get(f"{LABELS}.target")
+        raise UserError(f"{repository.name} has no {version}: run '{spec.command('push')}' first")
+    labels = labels_of(repository, found)
+    target = labels.get(f"{LABELS}.target")
     if target != spec.target:
         raise UserError(f"{version} at {repository.name} is an image of target '{target}', not '{spec.target}'")
+    if labels.get(f"{LABELS}.tested") == UNTESTED or version.startswith(DEVELOPMENT):
+        raise UserError(
+            f"{version} at {repository.name} was made by 'trainyard push --code-only', and its code was never tested: "
+            f"run '{spec.command('image')}' and '{spec.command('push')}'"
+        )
     if not passed_here(spec.target, found.digest) and not referrers.is_verified(repository, found.digest):
         raise UserError(
             f"{found.digest[:19]} never passed verify and smoke, neither on this host nor by a record at "
-            f"{repository.name}: run 'make image TARGET={spec.target}' and 'make push'"
+            f"{repository.name}: run '{spec.command('image')}' and '{spec.command('push')}'"
         )
     return found
 
 
 def framework_version(repository: Repository, manifest: Manifest) -> str:
     """The framework's version by the image's label ``<name>==<version>``; the current spec may be newer."""
-    labels = (repository.config(manifest).get("config") or {}).get("Labels") or {}
-    return str(labels.get(f"{LABELS}.framework", "")).rpartition("==")[2]
+    return labels_of(repository, manifest).get(f"{LABELS}.framework", "").rpartition("==")[2]
 
 
 def promote(spec: Spec, address: str, *, image: str | None = None, to: str | None = None) -> dict[str, Any]:
@@ -58,7 +68,8 @@ def promote(spec: Spec, address: str, *, image: str | None = None, to: str | Non
         image: its tag or digest there; this host's image if None.
         to: registry and path whose tags are moved; ``address`` if None.
     Returns:
-        ``digest``, ``tags`` (tag -> the digest that it had before, or None), ``repository``.
+        ``digest``, ``tags`` (tag -> the digest that it had before, or None), ``repository``, ``tested`` (how far the
+        image was tested, by its label; empty without).
     Raises:
         UserError: see :func:`image_to_promote`; or ``to`` is at another registry, or its tags are immutable.
         StepFailed: the registry cannot be reached or refuses.
@@ -79,7 +90,8 @@ def promote(spec: Spec, address: str, *, image: str | None = None, to: str | Non
             destination.put(before, f"{tag}.previous")
         destination.put(manifest, tag)
         moved[tag] = before.digest if before else None
-    return {"digest": manifest.digest, "tags": moved, "repository": destination.name}
+    tested = labels_of(source, manifest).get(f"{LABELS}.tested", "")
+    return {"digest": manifest.digest, "tags": moved, "repository": destination.name, "tested": tested}
 
 
 def rollback(spec: Spec, address: str) -> dict[str, Any]:

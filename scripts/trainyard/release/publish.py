@@ -19,9 +19,9 @@ from trainyard.image import provenance
 from trainyard.oci import docker_engine, inventory, referrers, registry
 from trainyard.oci.reference import Reference
 from trainyard.oci.registry import Repository
-from trainyard.release import audit
+from trainyard.release import audit, code_push
 from trainyard.spec.model import Spec
-from trainyard.spec.naming import NAME, candidate_tag
+from trainyard.spec.naming import LABELS, NAME, candidate_tag
 from trainyard.spec.units import in_units
 
 if TYPE_CHECKING:
@@ -83,19 +83,36 @@ def image_to_push(spec: Spec) -> Any:
     try:
         return docker_engine.client().images.get(f"{NAME}:{spec.target}")
     except docker.errors.ImageNotFound:
-        return docker_engine.image(candidate_tag(spec.target), made_by=f"make image TARGET={spec.target}")
+        return docker_engine.image(candidate_tag(spec.target), made_by=spec.command("image"))
 
 
-def push(spec: Spec, address: str, *, reference: str | None = None) -> dict[str, Any]:
+def check_level(spec: Spec, level: str) -> None:
+    """Check that an image was tested far enough to be pushed.
+
+    Args:
+        level: how far it was tested, by its label.
+    Raises:
+        UserError: its code was started, and did not run.
+    """
+    if level == "started":
+        raise UserError(
+            f"{spec.target} was only started, its code has not run: give 'smoke' in {spec.where} and run "
+            f"'{spec.command('image')}', or push it with --allow-untested"
+        )
+
+
+def push(spec: Spec, address: str, *, reference: str | None = None, allow_untested: bool = False) -> dict[str, Any]:
     """Push the image of ``spec``.
 
     Args:
         spec: the target.
         address: ``host[:port]/path`` of the registry.
         reference: a local image to push instead of the target's.
+        allow_untested: push a user's image whose code was started and did not run.
     Returns:
-        ``reference`` (by digest), ``tag`` (the reference by tag), ``digest``, ``blobs`` (:func:`upload_report`),
-        ``bytes_uploaded`` (with the manifest), ``already_there`` (whether the registry had the tag), ``seconds``.
+        ``reference`` (by digest), ``tag`` (the reference by tag), ``digest``, ``tested`` (how far it was tested),
+        ``blobs`` (:func:`upload_report`), ``bytes_uploaded`` (with the manifest), ``already_there`` (whether the
+        registry had the tag), ``seconds``.
     Raises:
         UserError: there is no such image, it did not pass verify and smoke, or the registry has its tag with another
             digest.
@@ -108,7 +125,10 @@ def push(spec: Spec, address: str, *, reference: str | None = None) -> dict[str,
     passed = state.require(spec.target, digest, "verify", "smoke")
     tag = str(image.labels.get(_TAG) or "")
     if not tag:
-        raise UserError(f"{digest[:19]} has no label {_TAG}: run 'make image TARGET={spec.target}'")
+        raise UserError(f"{digest[:19]} has no label {_TAG}: run '{spec.command('image')}'")
+    level = str(image.labels.get(f"{LABELS}.tested") or "")
+    if not allow_untested:
+        check_level(spec, level)
     repository = f"{address}/{NAME}"
     destination = f"{repository}:{tag}"
     parts = blobs(passed["verify"])
@@ -117,7 +137,7 @@ def push(spec: Spec, address: str, *, reference: str | None = None) -> dict[str,
     if before is not None and not same:
         raise UserError(
             f"{destination} is {before[:19]} at the registry, and immutable tags are never moved; this image is "
-            f"{digest[:19]}: commit your changes and run 'make image TARGET={spec.target}' to get a new tag"
+            f"{digest[:19]}: commit your changes and run '{spec.command('image')}' to get a new tag"
         )
     if same:
         digest = str(before)
@@ -131,10 +151,13 @@ def push(spec: Spec, address: str, *, reference: str | None = None) -> dict[str,
         digest = after
     reported = upload_report(parts, blob_status)
     manifest = 0 if same else int(passed["verify"]["manifest"]["size"])
+    if spec.workspace:
+        code_push.remember(spec, Repository(repository), tag, digest)
     return {
         "reference": f"{repository}@{digest}",
         "tag": destination,
         "digest": digest,
+        "tested": level,
         "blobs": reported,
         "bytes_uploaded": sum(blob["size"] for blob in reported if blob["uploaded"]) + manifest,
         "already_there": same,

@@ -159,12 +159,11 @@ class Options:
         if program and (self.trainer or self.args):
             raise UserError("COMMAND= replaces the trainer: remove TRAINER= and ARGS=")
         command = program or (*requests.trainer_of(spec, self.trainer), *requests.words(self.args or ""))
-        if self.output and not any(word.startswith("--job-dir") for word in command):
-            command = (*command, f"--job-dir={self.output}")
+        command, output = requests.with_output(spec, command, self.output)
         return Run(
             image=self._image(spec),
             command=command,
-            env=xla_dist.variables(requests.words(self.env or "", "ENV")),
+            env=output | xla_dist.variables(requests.words(self.env or "", "ENV")),
             flags=requests.words(self.flags or "", "FLAGS"),
             program=bool(program),
         )

@@ -1,0 +1,194 @@
+"""A registry on 127.0.0.1 with token authentication, which keeps what it stores in memory and counts requests.
+
+OCI distribution specification: https://github.com/opencontainers/distribution-spec/blob/main/spec.md
+Tokens: https://distribution.github.io/distribution/spec/auth/token/
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import json
+import re
+import secrets
+import time
+from collections.abc import Callable
+from http.server import BaseHTTPRequestHandler
+from typing import Any
+from urllib.parse import parse_qs, urlsplit
+
+from tests.fakes.server import Listener
+
+#: Statuses and messages of the specification's error codes.
+ERRORS = {
+    "BLOB_UNKNOWN": 404,
+    "BLOB_UPLOAD_UNKNOWN": 404,
+    "DIGEST_INVALID": 400,
+    "MANIFEST_BLOB_UNKNOWN": 404,
+    "MANIFEST_INVALID": 400,
+    "MANIFEST_UNKNOWN": 404,
+    "UNAUTHORIZED": 401,
+    "TAG_IMMUTABLE": 400,
+}
+
+
+class RegistryError(Exception):
+    """An error response; its message is the code."""
+
+
+def sha256(data: bytes) -> str:
+    """The digest of ``data``."""
+    return f"sha256:{hashlib.sha256(data).hexdigest()}"
+
+
+class Registry(Listener):
+    """A registry as a context manager.
+
+    Attributes:
+        user, password: credentials that tokens are given for; no token is needed if empty.
+        delay: seconds that every request takes longer.
+        requests: method and path of every request, those for tokens too.
+        received: bytes of the bodies of all requests.
+        blobs: digest -> content, ``manifests``: digest -> media type and content, ``tags``: tag -> digest.
+        immutable: whether tags cannot be moved.
+        before: called with method and path of every request before it is answered; may raise RegistryError or
+            ConnectionError, which closes the connection.
+    """
+
+    def __init__(self, *, user: str = "", password: str = "", delay: float = 0) -> None:
+        self.user, self.password, self.delay = user, password, delay
+        self.requests: list[str] = []
+        self.received = 0
+        self.blobs: dict[str, bytes] = {}
+        self.manifests: dict[str, tuple[str, bytes]] = {}
+        self.tags: dict[str, str] = {}
+        self.immutable = False
+        self.before: Callable[[str, str], None] = lambda method, path: None
+        self.tokens: set[str] = set()
+        self.uploads: set[str] = set()
+
+    def handler(self) -> type[BaseHTTPRequestHandler]:
+        """The class that answers a request."""
+        fake = self
+
+        class Handler(_Handler):
+            registry: Registry = fake
+
+        return Handler
+
+    def docker_config(self) -> dict[str, Any]:
+        """The config.json that ``docker login`` writes for the credentials."""
+        auth = base64.b64encode(f"{self.user}:{self.password}".encode()).decode()
+        return {"auths": {self.host: {"auth": auth}}}
+
+    def put_manifest(self, version: str, media_type: str, body: bytes) -> str:
+        """Store a manifest under a tag or its digest; the digest.
+
+        Raises:
+            RegistryError: a blob or manifest that it names is missing, or the tag is immutable.
+        """
+        document, digest = json.loads(body), sha256(body)
+        if ":" in version and version != digest:
+            raise RegistryError("DIGEST_INVALID")
+        named = [one["digest"] for one in [*document.get("layers", []), *filter(None, [document.get("config")])]]
+        if any(one not in self.blobs for one in named):
+            raise RegistryError("MANIFEST_BLOB_UNKNOWN")
+        if any(one["digest"] not in self.manifests for one in document.get("manifests", [])):
+            raise RegistryError("MANIFEST_INVALID")
+        if self.immutable and self.tags.get(version, digest) != digest:
+            raise RegistryError("TAG_IMMUTABLE")
+        self.manifests[digest] = (media_type, body)
+        if ":" not in version:
+            self.tags[version] = digest
+        return digest
+
+
+class _Handler(BaseHTTPRequestHandler):
+    registry: Registry
+    protocol_version = "HTTP/1.1"
+
+    def log_message(self, *_: object) -> None:
+        """Log nothing: the registry keeps the requests."""
+
+    def _send(self, status: int, body: bytes = b"", headers: dict[str, str] | None = None) -> None:
+        self.send_response(status)
+        for name, value in (headers or {}).items():
+            self.send_header(name, value)
+        if "Content-Length" not in (headers or {}):
+            self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        if self.command != "HEAD":
+            self.wfile.write(body)
+
+    def _handle(self) -> None:
+        fake = self.registry
+        url = urlsplit(self.path)
+        body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
+        query = {name: values[0] for name, values in parse_qs(url.query).items()}
+        fake.requests.append(f"{self.command} {url.path}")
+        fake.received += len(body)
+        time.sleep(fake.delay)
+        try:
+            fake.before(self.command, url.path)
+            if url.path == "/token":
+                self._token()
+                return
+            if fake.user and self.headers.get("Authorization", "").removeprefix("Bearer ") not in fake.tokens:
+                raise RegistryError("UNAUTHORIZED")
+            self._answer(url.path, query, body)
+        except ConnectionError:
+            self.close_connection = True
+        except RegistryError as error:
+            self._refuse(str(error))
+
+    def _refuse(self, code: str) -> None:
+        challenge = f'Bearer realm="http://{self.registry.host}/token",service="fake",scope="repository:x:pull"'
+        headers = {"WWW-Authenticate": challenge} if code == "UNAUTHORIZED" else {}
+        text = code.replace("_", " ").lower()
+        body = json.dumps({"errors": [{"code": code, "message": text}]}).encode()
+        self._send(ERRORS[code], body, headers | {"Content-Type": "application/json"})
+
+    def _token(self) -> None:
+        expected = base64.b64encode(f"{self.registry.user}:{self.registry.password}".encode()).decode()
+        if self.headers.get("Authorization") != f"Basic {expected}":
+            raise RegistryError("UNAUTHORIZED")
+        token = secrets.token_hex(8)
+        self.registry.tokens.add(token)
+        self._send(200, json.dumps({"token": token}).encode(), {"Content-Type": "application/json"})
+
+    def _answer(self, path: str, query: dict[str, str], body: bytes) -> None:
+        fake = self.registry
+        found = re.fullmatch(r"/v2/(.+)/(manifests|blobs|blobs/uploads)/([^/]*)", path)
+        if not found:
+            raise RegistryError("MANIFEST_UNKNOWN")
+        name, kind, version = found.groups()
+        match (self.command, kind):
+            case ("POST", "blobs/uploads"):
+                session = secrets.token_hex(8)
+                fake.uploads.add(session)
+                where = f"http://{fake.host}/v2/{name}/blobs/uploads/{session}?_state={'x' * 100}"
+                self._send(202, headers={"Location": where})
+            case ("PUT", "blobs/uploads"):
+                if version not in fake.uploads:
+                    raise RegistryError("BLOB_UPLOAD_UNKNOWN")
+                if sha256(body) != query["digest"]:
+                    raise RegistryError("DIGEST_INVALID")
+                fake.blobs[query["digest"]] = body
+                self._send(201, headers={"Location": f"/v2/{name}/blobs/{query['digest']}"})
+            case ("GET" | "HEAD", "blobs"):
+                if version not in fake.blobs:
+                    raise RegistryError("BLOB_UNKNOWN")
+                self._send(200, fake.blobs[version], {"Content-Type": "application/octet-stream"})
+            case ("GET" | "HEAD", "manifests"):
+                digest = fake.tags.get(version, version)
+                if digest not in fake.manifests:
+                    raise RegistryError("MANIFEST_UNKNOWN")
+                media_type, content = fake.manifests[digest]
+                self._send(200, content, {"Content-Type": media_type, "Docker-Content-Digest": digest})
+            case ("PUT", "manifests"):
+                digest = fake.put_manifest(version, self.headers["Content-Type"], body)
+                self._send(201, headers={"Docker-Content-Digest": digest})
+            case _:
+                raise RegistryError("MANIFEST_INVALID")
+
+    do_GET = do_HEAD = do_POST = do_PUT = _handle

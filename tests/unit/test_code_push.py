@@ -1,0 +1,575 @@
+"""`trainyard push --code-only` replaces the code of an image at a registry: one layer, no engine, eight requests."""
+
+from __future__ import annotations
+
+import gzip
+import io
+import json
+import subprocess
+import sys
+import tarfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import zstandard
+from tests.fakes.registry import Registry, sha256
+from tests.workspaces import lock
+
+from trainyard import settings, state
+from trainyard.console import UserError
+from trainyard.image import plan
+from trainyard.oci import docker_engine
+from trainyard.oci.registry import Repository
+from trainyard.release import code_push, promotion, publish
+from trainyard.spec import model
+from trainyard.spec.model import Spec
+from trainyard.workspace import code_layer, pushes
+
+OCI = "application/vnd.oci.image"
+DOCKER = "application/vnd.docker"
+ZSTD, GZIP = f"{OCI}.layer.v1.tar+zstd", f"{OCI}.layer.v1.tar+gzip"
+TAG = "mine-2.15.0-20261120-00000000"
+Command = Callable[..., tuple[int, str, str]]
+
+#: What a push sends in turn when challenge and image are known. The config is sent while the code is.
+KNOWN = ["GET token", "POST uploads", "POST uploads", "PUT manifests", "PUT uploads", "PUT uploads"]
+
+
+@pytest.fixture(autouse=True)
+def own_state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for module in (settings, state):
+        monkeypatch.setattr(module, "STATE", tmp_path / "state")
+
+
+@pytest.fixture(autouse=True)
+def no_engine(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No test needs an engine, or may look for one."""
+
+    def refuse(*_: object, **__: object) -> None:
+        raise AssertionError("the engine was called")
+
+    monkeypatch.setattr(docker_engine, "client", refuse)
+    monkeypatch.setattr(docker_engine, "existing_client", refuse)
+
+
+@pytest.fixture
+def registry(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Registry]:
+    """A registry with tokens; Docker's configuration has the credentials."""
+    with Registry(user="me", password="secret") as fake:
+        folder = tmp_path / "docker"
+        folder.mkdir()
+        (folder / "config.json").write_text(json.dumps(fake.docker_config()), encoding="utf-8")
+        monkeypatch.setenv("DOCKER_CONFIG", str(folder))
+        yield fake
+
+
+@pytest.fixture
+def address(registry: Registry) -> str:
+    return f"{registry.host}/ml"
+
+
+@pytest.fixture
+def root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A workspace, the current folder; its code is a file of 200 KB that compresses badly, and a script."""
+    folder = tmp_path / "mine"
+    folder.mkdir()
+    (folder / "trainyard.yaml").write_text("extends: cpu\nname: mine\ncode: [train.py]\nrun: python train.py\n")
+    (folder / "train.py").write_text("print('loss 1.0')\n")
+    lock(model.load(str(folder)))
+    monkeypatch.chdir(folder)
+    return folder
+
+
+@pytest.fixture
+def spec(root: Path) -> Spec:
+    return model.load(None)
+
+
+def compressed(data: bytes, media_type: str) -> bytes:
+    if media_type.endswith("zstd"):
+        return zstandard.compress(data)
+    return gzip.compress(data) if media_type.endswith("gzip") else data
+
+
+@pytest.fixture
+def pushed(registry: Registry, root: Path, tmp_path: Path) -> Callable[..., str]:
+    """An image of the workspace at the registry, as a build and a push make it; its digest."""
+
+    def push(
+        *,
+        layer: str = ZSTD,
+        manifest: str = f"{OCI}.manifest.v1+json",
+        tag: str = TAG,
+        labels: dict[str, str] | None = None,
+    ) -> str:
+        spec = model.load(str(root))
+        assert spec.workspace
+        tar = tmp_path / "built.tar"
+        code = code_layer.write(spec.workspace, tar, shebang=spec.shebang)
+        blobs = [compressed(b"the layers below", layer), compressed(tar.read_bytes(), layer)]
+        own = plan.labels(spec) | {
+            "io.trainyard.code": code.diff_id,
+            "io.trainyard.lock": plan.sha256_of(spec.workspace.lock),
+            "org.opencontainers.image.version": tag,
+        }
+        config = json.dumps(
+            {
+                "architecture": "amd64",
+                "os": "linux",
+                "created": "2026-11-20T00:00:00Z",
+                "config": {"Entrypoint": ["launch"], "WorkingDir": "/workspace", "Labels": own | (labels or {})},
+                "rootfs": {"type": "layers", "diff_ids": [sha256(b"the layers below"), code.diff_id]},
+                "history": [{"created_by": "COPY /out /"}, {"created_by": "COPY code"}],
+                "moby.buildkit.cache.v0": "old",
+            }
+        ).encode()
+        for blob in (*blobs, config):
+            registry.blobs[sha256(blob)] = blob
+        document = {
+            "schemaVersion": 2,
+            "mediaType": manifest,
+            "config": {"mediaType": "application/any+json", "digest": sha256(config), "size": len(config)},
+            "layers": [{"mediaType": layer, "digest": sha256(blob), "size": len(blob)} for blob in blobs],
+        }
+        return registry.put_manifest(tag, manifest, json.dumps(document, indent=2).encode())
+
+    return push
+
+
+@pytest.fixture
+def remembered(pushed: Callable[..., str], spec: Spec, registry: Registry, address: str) -> str:
+    """The digest of an image that was pushed from this host; its requests are not counted."""
+    digest = pushed()
+    code_push.remember(spec, Repository(f"{address}/trainyard"), TAG, digest)
+    registry.requests.clear()
+    registry.received = 0
+    return digest
+
+
+def edit(root: Path, text: str = "print('loss 0.5')\n") -> None:
+    (root / "train.py").write_text(text)
+
+
+def short(requests: list[str]) -> list[str]:
+    """Method and kind of requests, sorted."""
+    return sorted(
+        f"{one.split()[0]} {next(w for w in ('token', 'manifests', 'uploads', 'blobs') if w in one)}"
+        for one in requests
+    )
+
+
+def stored(registry: Registry, version: str) -> tuple[str, dict[str, Any], dict[str, Any]]:
+    """Media type, manifest and configuration of an image at the registry."""
+    media_type, body = registry.manifests[registry.tags.get(version, version)]
+    document = json.loads(body)
+    return media_type, document, json.loads(registry.blobs[document["config"]["digest"]])
+
+
+def files(registry: Registry, document: dict[str, Any]) -> dict[str, bytes]:
+    """Path -> content of the files of an image's topmost layer."""
+    layer = document["layers"][-1]
+    data = registry.blobs[layer["digest"]]
+    assert len(data) == layer["size"]
+    if layer["mediaType"].endswith("zstd"):
+        data = zstandard.ZstdDecompressor().decompressobj().decompress(data)
+    elif layer["mediaType"].endswith("gzip"):
+        data = gzip.decompress(data)
+    with tarfile.open(fileobj=io.BytesIO(data)) as tar:
+        return {one.name: tar.extractfile(one).read() for one in tar if one.isfile()}  # type: ignore[union-attr]
+
+
+def test_an_edit_is_a_blob_a_configuration_and_a_manifest(
+    registry: Registry, address: str, spec: Spec, root: Path, remembered: str
+) -> None:
+    edit(root)
+    made = code_push.push(spec, address)
+    assert short(registry.requests) == KNOWN
+    assert registry.received == made["bytes_uploaded"] < 20_000
+    media_type, document, config = stored(registry, made["digest"])
+    _, before, old = stored(registry, remembered)
+    assert media_type == f"{OCI}.manifest.v1+json"
+    assert document["layers"][:-1] == before["layers"][:-1] and len(document["layers"]) == len(before["layers"])
+    assert files(registry, document)["workspace/train.py"] == b"print('loss 0.5')\n"
+    assert config["rootfs"]["diff_ids"] == [old["rootfs"]["diff_ids"][0], made["code"]]
+    assert config["history"] == old["history"] and config["config"]["Entrypoint"] == ["launch"]
+    assert "moby.buildkit.cache.v0" not in config
+    labels = config["config"]["Labels"]
+    assert labels["io.trainyard.code"] == made["code"] and labels["io.trainyard.tested"] == "none"
+    tag = labels["org.opencontainers.image.version"]
+    assert tag.startswith("dev-") and registry.tags[tag] == made["digest"]
+    assert made["reference"] == f"{address}/trainyard@{made['digest']}" and made["tag"] == f"{address}/trainyard:{tag}"
+    assert made["base"] == remembered and made["changed"] and made["tested"] == "none"
+
+
+def test_code_is_replaced_and_not_stacked(
+    registry: Registry, address: str, spec: Spec, root: Path, remembered: str
+) -> None:
+    for number in range(3):
+        edit(root, f"print({number})\n")
+        made = code_push.push(spec, address)
+        assert made["base"] == remembered and len(stored(registry, made["digest"])[1]["layers"]) == 2
+
+
+def test_on_a_host_that_never_pushed_it_is_found_within_eight_requests(
+    registry: Registry, address: str, spec: Spec, root: Path, remembered: str
+) -> None:
+    """As in a new clone: neither the challenge of the registry nor the image are known."""
+    pushes.forget("mine", f"{address}/trainyard")
+    for path in (settings.STATE / "registries").iterdir():
+        path.unlink()
+    edit(root)
+    made = code_push.push(spec, address)
+    assert short(registry.requests) == sorted([*KNOWN, "GET manifests", "GET manifests"]), "the first one was refused"
+    assert made["base"] == remembered
+    assert stored(registry, made["digest"])[1].keys() == {"schemaVersion", "mediaType", "config", "layers"}
+    registry.requests.clear()
+    edit(root, "print('again')\n")
+    assert code_push.push(spec, address)["base"] == remembered
+    assert short(registry.requests) == KNOWN
+
+
+def test_the_same_code_has_the_same_digest_on_every_host(
+    registry: Registry, address: str, spec: Spec, root: Path, remembered: str
+) -> None:
+    edit(root)
+    made = code_push.push(spec, address)
+    pushes.forget("mine", f"{address}/trainyard")
+    registry.immutable = True
+    assert code_push.push(spec, address)["digest"] == made["digest"]
+
+
+def test_unchanged_code_makes_no_new_image(
+    registry: Registry, address: str, spec: Spec, root: Path, remembered: str
+) -> None:
+    made = code_push.push(spec, address)
+    assert (made["digest"], made["changed"], made["tested"]) == (remembered, False, "started")
+    assert made["tag"] == f"{address}/trainyard:{TAG}"
+    edit(root)
+    first = code_push.push(spec, address)
+    registry.requests.clear()
+    second = code_push.push(spec, address)
+    assert second["digest"] == first["digest"] and not second["changed"]
+    assert short(registry.requests) == ["GET token", "HEAD manifests"]
+
+
+def test_code_that_was_removed_from_the_registry_is_pushed_again(
+    registry: Registry, address: str, spec: Spec, root: Path, remembered: str
+) -> None:
+    """Registries are cleaned up of ``dev-`` tags."""
+    edit(root)
+    first = code_push.push(spec, address)
+    del registry.manifests[first["digest"]]
+    second = code_push.push(spec, address)
+    assert second["changed"] and second["digest"] == first["digest"] in registry.manifests
+
+
+@pytest.mark.parametrize(
+    ("layer", "manifest"),
+    [
+        (GZIP, f"{OCI}.manifest.v1+json"),
+        (f"{DOCKER}.image.rootfs.diff.tar.gzip", f"{DOCKER}.distribution.manifest.v2+json"),
+        (f"{OCI}.layer.v1.tar", f"{OCI}.manifest.v1+json"),
+    ],
+)
+def test_media_types_are_kept(
+    registry: Registry, address: str, spec: Spec, root: Path, pushed: Callable[..., str], layer: str, manifest: str
+) -> None:
+    code_push.remember(spec, Repository(f"{address}/trainyard"), TAG, pushed(layer=layer, manifest=manifest))
+    edit(root)
+    for _ in range(2):
+        made = code_push.push(spec, address)
+        media_type, document, _ = stored(registry, made["digest"])
+        assert (media_type, document["mediaType"], document["layers"][-1]["mediaType"]) == (manifest, manifest, layer)
+        assert files(registry, document)["workspace/train.py"] == b"print('loss 0.5')\n"
+        pushes.forget("mine", f"{address}/trainyard")  # the second time it is found by its tag
+
+
+def index(registry: Registry, digest: str, architecture: str) -> str:
+    platform = {"os": "linux", "architecture": architecture}
+    attestation = {"digest": digest, "platform": {"os": "unknown", "architecture": "unknown"}}
+    manifests = [attestation, {"digest": digest, "platform": platform}]
+    media_type = f"{OCI}.index.v1+json"
+    return registry.put_manifest("index", media_type, json.dumps({"manifests": manifests}).encode())
+
+
+def test_the_image_for_linux_of_an_index_is_taken(
+    registry: Registry, address: str, spec: Spec, root: Path, pushed: Callable[..., str]
+) -> None:
+    index(registry, pushed(), "amd64")
+    edit(root)
+    made = code_push.push(spec, address, image="index")
+    assert stored(registry, made["digest"])[0] == f"{OCI}.manifest.v1+json"
+    index(registry, registry.tags[TAG], "arm64")
+    with pytest.raises(UserError, match="an index without an image for linux/amd64"):
+        code_push.push(spec, address, image="index")
+
+
+def test_the_floating_tag_is_used_where_nothing_else_is_known(
+    registry: Registry, address: str, spec: Spec, root: Path, pushed: Callable[..., str]
+) -> None:
+    digest = pushed()
+    registry.tags["mine"] = digest
+    edit(root)
+    assert code_push.push(spec, address)["base"] == digest
+
+
+def refused(spec: Spec, address: str, registry: Registry, **options: Any) -> str:
+    """The line that a push is refused with; nothing was written."""
+    before = dict(registry.tags), dict(registry.blobs)
+    with pytest.raises(UserError) as error:
+        code_push.push(spec, address, **options)
+    assert (registry.tags, registry.blobs) == before
+    return str(error.value)
+
+
+def test_without_an_image_it_says_what_to_run(registry: Registry, address: str, spec: Spec) -> None:
+    line = refused(spec, address, registry)
+    assert line == f"{address}/trainyard has no image of mine: run 'trainyard push --registry {address}' first"
+    assert refused(spec, address, registry, image="other") == f"{address}/trainyard has no other"
+
+
+def test_changed_requirements_need_a_build(
+    registry: Registry, address: str, spec: Spec, root: Path, remembered: str
+) -> None:
+    lock(spec, "einops==0.8.1\n")
+    line = refused(model.load(None), address, registry)
+    assert line.startswith(f"trainyard.lock changed since {TAG} was pushed") and "'trainyard image' and" in line
+    config = root / "trainyard.yaml"
+    config.write_text(config.read_text() + "\n# a comment\n")
+    assert "trainyard.yaml" not in refused(model.load(None), address, registry)
+    config.write_text(config.read_text() + "system: [ffmpeg]\n")
+    assert refused(model.load(None), address, registry).startswith("trainyard.lock and trainyard.yaml changed")
+    (root / "trainyard.lock").unlink()
+    assert "no trainyard.lock beside" in refused(model.load(None), address, registry)
+
+
+def test_requirements_that_are_not_locked_yet_leave_no_tag(
+    registry: Registry, address: str, root: Path, pushed: Callable[..., str]
+) -> None:
+    (root / "requirements.txt").write_text("einops\n")
+    config = root / "trainyard.yaml"
+    config.write_text(config.read_text() + "requirements: requirements.txt\n")
+    spec = model.load(None)
+    lock(spec)
+    pushed()
+    (root / "requirements.txt").write_text("einops\ntqdm\n")
+    edit(root)
+    before = dict(registry.tags)
+    with pytest.raises(UserError, match=r"changed since trainyard\.lock was written: run 'trainyard image' and"):
+        code_push.push(spec, address, image=TAG)
+    assert registry.tags == before
+    (root / "requirements.txt").write_text("einops\n")
+    assert code_push.push(spec, address, image=TAG)["changed"]
+
+
+@pytest.mark.parametrize(
+    ("labels", "words"),
+    [
+        ({"io.trainyard.target": "other"}, "is an image of 'other', not of 'mine'"),
+        ({"io.trainyard.code": ""}, "its topmost layer is not the code"),
+        ({"io.trainyard.code": "sha256:" + "0" * 64}, "its topmost layer is not the code"),
+    ],
+)
+def test_other_images_are_refused(
+    registry: Registry, address: str, spec: Spec, pushed: Callable[..., str], labels: dict[str, str], words: str
+) -> None:
+    pushed(labels=labels)
+    assert words in refused(spec, address, registry, image=TAG)
+
+
+def test_a_target_of_the_catalogue_is_refused(registry: Registry, address: str) -> None:
+    assert "cpu is a target of the catalogue" in refused(model.load("cpu"), address, registry)
+
+
+def test_an_image_whose_layers_are_gone_must_be_pushed_again(
+    registry: Registry, address: str, spec: Spec, root: Path, remembered: str
+) -> None:
+    registry.blobs = {}
+    edit(root)
+    with pytest.raises(UserError, match=f"no longer has {TAG}: run 'trainyard push' again"):
+        code_push.push(spec, address)
+    assert pushes.last("mine", f"{address}/trainyard") is None
+
+
+@pytest.mark.parametrize("request_number", range(1, 7))
+def test_an_interrupted_upload_leaves_no_tag(
+    registry: Registry, address: str, root: Path, remembered: str, request_number: int
+) -> None:
+    """The process is killed while the registry handles one of its requests."""
+    edit(root)
+    before = dict(registry.tags)
+    words = [sys.executable, "-m", "trainyard", "push", "--code-only", "--registry", address]
+    process: list[subprocess.Popen[bytes]] = []
+
+    def kill(method: str, path: str) -> None:
+        if len(registry.requests) >= request_number:
+            process[0].kill()
+            process[0].wait()
+            raise ConnectionError
+
+    registry.before = kill
+    environment = settings.environment(TRAINYARD_BUILD=str(settings.STATE))
+    process.append(subprocess.Popen(words, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL))
+    process[0].wait(60)
+    assert len(registry.requests) >= request_number, "the push ended before"
+    assert registry.tags == before
+    registry.before = lambda method, path: None
+    made = code_push.push(model.load(None), address)
+    assert registry.tags.keys() - before.keys() == {made["tag"].rpartition(":")[2]}
+
+
+def test_a_registry_that_moved_its_tokens_is_asked_again(
+    registry: Registry, address: str, spec: Spec, root: Path, remembered: str
+) -> None:
+    file = next((settings.STATE / "registries").iterdir())
+    assert "scope" not in file.read_text()
+    file.write_text('Bearer realm="http://127.0.0.1:9/token",service="old"')
+    edit(root)
+    made = code_push.push(spec, address)
+    assert made["changed"] and registry.host in file.read_text()
+    assert "secret" not in file.read_text()
+
+
+def test_wrong_credentials_are_one_line(
+    registry: Registry, address: str, root: Path, remembered: str, trainyard: Command
+) -> None:
+    registry.password = "changed"
+    status, out, err = trainyard("push", "--code-only", "--registry", address)
+    assert (status, out) == (1, "") and err.count("\n") == 1
+    assert f"{registry.host} refuses the credentials: run 'docker login {registry.host}'" in err
+
+
+def helper(folder: Path, script: str) -> None:
+    """A credential helper, as gcloud installs docker-credential-gcloud."""
+    path = folder / "docker-credential-gcloud"
+    path.write_text(f"#!/bin/sh\n{script}\n")
+    path.chmod(0o755)
+
+
+def test_credentials_of_gclouds_helper_are_used(
+    registry: Registry, address: str, spec: Spec, root: Path, remembered: str, tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    (tmp_path / "docker" / "config.json").write_text(json.dumps({"credHelpers": {registry.host: "gcloud"}}))
+    monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
+    helper(tmp_path, """echo '{"ServerURL": "x", "Username": "me", "Secret": "secret"}'""")
+    edit(root)
+    assert code_push.push(spec, address)["changed"]
+    helper(tmp_path, "echo 'gcloud has no account' >&2; exit 1")
+    edit(root, "print(2)\n")
+    with pytest.raises(UserError, match=f"no credentials for {registry.host}"):
+        code_push.push(spec, address)
+    (tmp_path / "docker-credential-gcloud").unlink()
+    with pytest.raises(UserError, match="docker-credential-gcloud"):
+        code_push.push(spec, address)
+
+
+# --- Commands --------------------------------------------------------------------------------------------------------
+
+
+def test_quiet_prints_the_reference_alone(
+    registry: Registry, address: str, root: Path, remembered: str, trainyard: Command
+) -> None:
+    """The registry is the one that the image was pushed to last."""
+    edit(root)
+    status, out, err = trainyard("push", "--code-only", "--quiet")
+    tag = next(tag for tag in registry.tags if tag.startswith("dev-"))
+    assert (status, out, err) == (0, f"{address}/trainyard@{registry.tags[tag]}\n", "")
+    status, out, err = trainyard("push", "--code-only", "--json")
+    assert status == 0 and json.loads(out)["tag"] == f"{address}/trainyard:{tag}"
+    assert "the code has not changed" in err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (("--code-only",), "no registry to push to"),
+        (("--image", "x"), "--image requires --code-only"),
+    ],
+)
+def test_a_mistake_is_one_line(root: Path, trainyard: Command, arguments: tuple[str, ...], words: str) -> None:
+    status, out, err = trainyard("push", *arguments)
+    assert (status, out) == (2, "") and words in err and err.count("\n") == 1
+
+
+def test_images_that_were_only_started_are_not_pushed(spec: Spec) -> None:
+    with pytest.raises(UserError, match=r"its code has not run: give 'smoke' in .*trainyard.yaml .*--allow-untested"):
+        publish.check_level(spec, "started")
+    for level in ("ran", "trained"):
+        publish.check_level(spec, level)
+
+
+def test_promote_refuses_untested_code(
+    registry: Registry, address: str, spec: Spec, root: Path, remembered: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(promotion, "passed_here", lambda target, digest: True)
+    edit(root)
+    made = code_push.push(spec, address)
+    for version in (made["digest"], made["tag"].rpartition(":")[2]):
+        with pytest.raises(UserError, match="its code was never tested: run 'trainyard image' and 'trainyard push'"):
+            promotion.promote(spec, address, image=version)
+    promoted = promotion.promote(spec, address, image=TAG)
+    assert promoted["tested"] == "started" and registry.tags["mine"] == remembered
+
+
+# --- Jobs ------------------------------------------------------------------------------------------------------------
+
+
+def test_a_job_runs_the_image_that_was_pushed_last(
+    registry: Registry, address: str, root: Path, remembered: str, trainyard: Command
+) -> None:
+    status, out, err = trainyard("job", "--platform", "gke", "--args", "--epochs 3 --my-flag", "--json")
+    assert status == 0, err
+    text = json.loads(out)["config"]
+    assert f"image: {address}/trainyard@{remembered}" in text and "my-flag" in text and "- run" in text
+    assert "no REGISTRY" not in err
+
+
+def test_a_job_with_code_runs_that_code(
+    registry: Registry, address: str, root: Path, remembered: str, trainyard: Command, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    edit(root)
+    (root / "src").mkdir()
+    for folder, code in ((root, "."), (root / "src", "."), (root.parent, "mine")):
+        monkeypatch.chdir(folder)
+        status, out, err = trainyard("job", "--code", code, "--platform", "gke", "--json")
+        assert status == 0, err
+        tag = next(tag for tag in registry.tags if tag.startswith("dev-"))
+        assert f"image: {address}/trainyard@{registry.tags[tag]}" in json.loads(out)["config"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (("--code", "/"), "no trainyard.yaml in / or above it"),
+        (("cpu", "--code", "."), "--code names the image: remove TARGET"),
+        (("--image", "x", "--code", "."), "--code names the image: remove IMAGE"),
+    ],
+)
+def test_a_mistake_with_code_is_one_line(
+    root: Path, trainyard: Command, arguments: tuple[str, ...], words: str
+) -> None:
+    status, out, err = trainyard("job", "--platform", "gke", *arguments)
+    assert (status, out) == (2, "") and words in err and err.count("\n") == 1
+
+
+def test_a_job_gives_the_users_command_no_flags_of_its_own(
+    address: str, root: Path, remembered: str, trainyard: Command
+) -> None:
+    """Only Trainyard's trainers know --job-dir: a user's command finds the folder in variables."""
+    status, out, err = trainyard("job", "--platform", "gke", "--output", "gs://bucket/run", "--json")
+    assert status == 0, err
+    text = json.loads(out)["config"]
+    assert "--job-dir" not in text and "value: gs://bucket/run/checkpoints/" in text
+    status, out, err = trainyard("job", "cpu", "--platform", "gke", "--output", "gs://bucket/run", "--json")
+    assert "--job-dir=gs://bucket/run" in json.loads(out)["config"]
+
+
+def test_tuning_adds_no_flag_to_the_users_command(
+    address: str, root: Path, remembered: str, trainyard: Command
+) -> None:
+    status, out, err = trainyard("job", "--platform", "vertex", "--tune", "lr=1e-3:1e-1:log", "--json")
+    assert status == 0, err
+    assert "hypertune-tag" not in json.loads(out)["config"]
