@@ -10,6 +10,7 @@ import importlib
 import os
 import signal
 import sys
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -20,13 +21,46 @@ from trainyard.console import StepFailed, UserError, fail, nearest
 
 #: Group -> its heading in ``trainyard --help``, in this order.
 GROUPS = {
+    "workspace": "Your own repository",
     "build": "Build and check images",
     "publish": "Publish images",
     "jobs": "Run jobs",
+    "shell": "Set up your shell and editor",
     "project": "Work on this project",
 }
 
 INTERRUPTED = 130
+
+#: Names of the platforms; completion has no time to import them all.
+PLATFORMS = ("vertex", "ai-platform", "gke", "tpu-vm")
+
+
+def _targets() -> list[str]:
+    return sorted(path.parent.name for path in (settings.ROOT / "images").glob("*/image.yaml"))
+
+
+def _accelerators() -> list[str]:
+    """TPU slices and GPUs of machines.yaml, without its model, which takes half a second to import."""
+    import math
+
+    import yaml
+
+    text = (Path(__file__).parent / "jobs" / "machines.yaml").read_text(encoding="utf-8")
+    table = yaml.load(text, Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader))
+    slices = [
+        f"{tpu['prefix']}-{math.prod(map(int, topology.split('x'))) * (2 if tpu['counts'] == 'cores' else 1)}"
+        for tpu in table["tpus"].values()
+        for topology in tpu["slices"]
+    ]
+    return [*dict.fromkeys(slices), *(name.removeprefix("NVIDIA_").removeprefix("TESLA_") for name in table["gpus"])]
+
+
+#: Name of an option or argument -> the values that the shell completes. Within 200 ms: without the libraries.
+VALUES: dict[str, Callable[[], Sequence[str]]] = {
+    "target": _targets,
+    "platform": lambda: PLATFORMS,
+    "accelerator": _accelerators,
+}
 
 
 class Ended(Exception):
@@ -52,7 +86,7 @@ class Commands(click.Group):
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
         name = args[0]
-        if not name.startswith("-") and self.get_command(ctx, name) is None:
+        if not ctx.resilient_parsing and not name.startswith("-") and self.get_command(ctx, name) is None:
             raise UserError(f"no such command{nearest(name, self.list_commands(ctx))}; 'trainyard --help' lists them")
         return super().resolve_command(ctx, args)
 
@@ -83,7 +117,7 @@ def _print_version(ctx: click.Context, _parameter: click.Parameter, given: bool)
 
 @click.group(
     cls=Commands,
-    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
+    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100, "obj": VALUES},
     epilog="'trainyard COMMAND --help' describes a command. In a checkout, 'make COMMAND NAME=value' is the same as "
     "'trainyard COMMAND' with the variable TRAINYARD_NAME.",
 )

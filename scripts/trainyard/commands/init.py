@@ -1,0 +1,82 @@
+"""``trainyard init``."""
+
+from __future__ import annotations
+
+import click
+
+from trainyard import options
+
+GROUP = "workspace"
+
+
+@click.command(
+    short_help="Write trainyard.yaml for the repository in this folder.",
+    epilog="""\b
+    Examples:
+      trainyard init
+      trainyard init --yes
+      trainyard init --target xla --run "python -m mymodel.train" --yes
+      trainyard init --devcontainer
+    """,
+)
+@options.option("--target", metavar="NAME", help="Target to extend. Default: the one that the code needs.")
+@options.option("--name", metavar="NAME", help="Name of the image. Default: the project's, or else the folder's.")
+@options.option("--run", metavar="COMMAND", help="Command that trains. Default: the most likely one.")
+@options.flag("--yes", help="Ask nothing: take what was found.")
+@options.flag("--devcontainer", help="Also write .devcontainer/devcontainer.json, for editors.")
+@options.json_output
+def command(
+    target: str | None, name: str | None, run: str | None, yes: bool, devcontainer: bool, as_json: bool
+) -> None:
+    """Write trainyard.yaml in the current folder: what your image adds to a target of the catalogue.
+
+    It is found in pyproject.toml, uv.lock, requirements.txt, environment.yml, setup.cfg and what the code imports, none
+    of which is run. On a terminal every value can be changed. No file is overwritten. The path of trainyard.yaml is
+    printed on stdout.
+    """
+    import sys
+    from pathlib import Path
+
+    from trainyard import console
+    from trainyard.spec import workspace
+    from trainyard.spec.model import load, targets
+    from trainyard.workspace import init
+
+    folder = Path.cwd()
+    path = folder / workspace.FILE
+    written = []
+    if not (path.exists() and devcontainer):
+        if path.exists():
+            raise console.UserError(f"{workspace.FILE} exists already: edit it, or remove it first")
+        repository = init.Repository(folder)
+        ask = not yes and sys.stdin.isatty() and sys.stderr.isatty()
+        if not ask and not yes:
+            console.say("no terminal: takes what was found, as --yes does")
+        proposal = repository.propose(target, name=name, run=run)
+        if ask:
+            if target is None:
+                choices = click.Choice(targets())
+                target = click.prompt("target", default=proposal.target, type=choices, err=True)
+            if run is None:
+                for number, one in enumerate(proposal.commands[1:4], start=2):
+                    console.say(f"  command {number}: {one}")
+                run = click.prompt("command", default=proposal.run or "none", err=True)
+                run = None if run == "none" else run
+            name = click.prompt("name of the image", default=name or proposal.name, err=True)
+            proposal = repository.propose(target, name=name, run=run)
+        for key, why in proposal.reasons.items():
+            console.say(f"{key}: {init.shown(proposal, key)} ({why})")
+        for note in proposal.notes:
+            console.warn(note)
+        written += init.write(proposal)
+    spec = load(str(folder))
+    if devcontainer:
+        written.append(init.write_devcontainer(spec))
+    console.say(f"commit {', '.join(str(one.relative_to(folder)) for one in written)}; then run 'trainyard image'")
+    if as_json:
+        console.result(
+            {"files": [str(one) for one in written], "target": spec.workspace.parent if spec.workspace else ""},
+            as_json=True,
+        )
+    else:
+        click.echo("\n".join(map(str, written)))

@@ -1,0 +1,92 @@
+"""``trainyard run``."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+from trainyard import options
+
+GROUP = "workspace"
+
+_FOLDER = click.Path(path_type=Path, file_okay=False)
+
+
+@click.command(
+    cls=options.Forwarding,
+    short_help="Run an image on this machine, with your code if you like.",
+    epilog="""\b
+    Examples:
+      trainyard run -- --epochs 1
+      trainyard run --mount --data ~/data -- --data-dir /data --epochs 1
+      trainyard run --shell
+      trainyard run --jupyter --mount
+      trainyard run cpu -- mnist --fake-data --epochs 1
+    """,
+)
+@options.target
+@options.option("--args", "words", callback=options.words, metavar="WORDS", help="Arguments, as those after '--'.")
+@options.flag("--mount", help="Use the code of the repository instead of that in the image: an edit needs no build.")
+@options.flag("--shell", help="Open bash; ARGS are its arguments.")
+@options.flag("--jupyter", help="Start JupyterLab, or else Jupyter Notebook, if the image has it.")
+@options.option("--port", type=options.Count(1, 65535), default=8888, help="Port of Jupyter, at 127.0.0.1.")
+@options.option("--data", type=_FOLDER, help="Folder that is read-only at /data. Default: 'smoke.data'.")
+@options.option("--output", type=_FOLDER, help="Folder that is writable at /output; it is created if it is missing.")
+@options.option(
+    "--gpus",
+    default="auto",
+    metavar="GPUS",
+    help="As of 'docker run': all, a number, device=0,2. 'auto': all that an image for GPUs can have here; or 'none'.",
+)
+@options.option(
+    "--env", "environment", multiple=True, metavar="NAME[=VALUE]", help="Variable of the container; may be repeated."
+)
+def command(
+    target: str | None,
+    words: tuple[str, ...],
+    mount: bool,
+    shell: bool,
+    jupyter: bool,
+    port: int,
+    data: Path | None,
+    output: Path | None,
+    gpus: str,
+    environment: tuple[str, ...],
+) -> None:
+    """Run the image of your repository, or of TARGET, in a new container that is removed at the end.
+
+    ARGS are arguments of the image's command. The exit status is that of the command, and signals reach it. With
+    --mount or --output the container runs as the current user, so that the files that it writes are yours.
+    """
+    import os
+    import shlex
+    import sys
+
+    from trainyard import console
+    from trainyard.image import local_run
+    from trainyard.oci import docker_engine
+    from trainyard.spec.model import load
+    from trainyard.spec.naming import NAME
+
+    if shell and jupyter:
+        raise console.UserError("--shell and --jupyter cannot be used together")
+    spec = load(target)
+    terminal = sys.stdin.isatty() and sys.stdout.isatty()
+    request = local_run.Request(
+        words, mount, shell, jupyter, port, data, output, gpus=gpus, environment=environment, terminal=terminal
+    )
+    reference = f"{NAME}:{spec.target}"
+    image = docker_engine.image(reference, made_by=spec.command("image"))
+    host = local_run.host()
+    server = local_run.jupyter_server(reference) if jupyter else ""
+    arguments = local_run.arguments(spec, reference, request, host, server)
+    if not mount and local_run.code_changed(spec, image.labels):
+        console.warn(f"the code has changed since {reference} was built: --mount uses it, 'trainyard image' builds it")
+    for note in local_run.notes(spec, request, host):
+        console.say(note)
+    if output is not None:
+        output.mkdir(parents=True, exist_ok=True)
+    console.say(shlex.join(arguments))
+    sys.stderr.flush()
+    os.execvp(arguments[0], arguments)

@@ -1,0 +1,246 @@
+"""Run an image on this machine: the ``docker run`` of ``trainyard run``."""
+
+from __future__ import annotations
+
+import csv
+import io
+import os
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+
+import docker.errors
+
+from trainyard.console import UserError
+from trainyard.image import dockerfile
+from trainyard.oci import docker_engine
+from trainyard.spec import workspace
+from trainyard.spec.model import Spec, relative
+from trainyard.spec.naming import LABELS
+from trainyard.spec.workspace import Workspace
+from trainyard.workspace import code_files, code_layer, python_projects
+
+#: Where the folders of ``--data`` and ``--output`` are in the container.
+DATA, OUTPUT = "/data", "/output"
+
+#: Limit of /dev/shm, of which only what is used takes memory. Docker's 64 MB are too few for a DataLoader with workers
+#: (https://github.com/pytorch/pytorch#docker-image).
+SHARED_MEMORY = "16g"
+
+#: What gives a container the chips of a TPU VM
+#: (https://cloud.google.com/tpu/docs/run-in-container#train_a_pytorch_model_in_a_docker_container).
+TPU_FLAGS = ("--privileged", "--net=host")
+
+#: Device nodes that a TPU VM has: of the accel driver up to v4, of VFIO since v5e.
+TPU_DEVICES = ("/dev/accel0", "/dev/vfio/0")
+
+#: Jupyter's servers, the preferred first.
+JUPYTER = ("jupyter-lab", "jupyter-notebook")
+
+
+@dataclass(frozen=True)
+class Request:
+    """What to run, and how.
+
+    Attributes:
+        words: arguments of the image's command, of bash, or of Jupyter.
+        mount: use the code of the repository instead of that in the image.
+        shell: run bash. ``jupyter``: run Jupyter, at ``port`` of 127.0.0.1.
+        data: folder that is read-only at /data. ``output``: folder that is writable at /output; it may not exist.
+        gpus: value of ``docker run --gpus``; ``auto``: all if the image and the engine support them; ``none``.
+        environment: values of ``docker run --env``.
+        terminal: stdin and stdout are a terminal.
+    """
+
+    words: tuple[str, ...] = ()
+    mount: bool = False
+    shell: bool = False
+    jupyter: bool = False
+    port: int = 8888
+    data: Path | None = None
+    output: Path | None = None
+    gpus: str = "auto"
+    environment: tuple[str, ...] = ()
+    terminal: bool = False
+
+
+@dataclass(frozen=True)
+class Host:
+    """What this machine and its engine offer.
+
+    Attributes:
+        nvidia: the engine has NVIDIA's runtime. ``tpu``: the machine is a TPU VM.
+        rootless: root in a container is the user of the engine (https://docs.docker.com/engine/security/rootless/).
+        selinux: containers may not read mounted folders unless they are labelled, or labels are off
+            (https://docs.docker.com/engine/storage/bind-mounts/#configure-the-selinux-label).
+        user: ``uid:gid`` of this process.
+    """
+
+    nvidia: bool = False
+    tpu: bool = False
+    rootless: bool = False
+    selinux: bool = False
+    user: str = "1000:1000"
+
+
+def host() -> Host:
+    """This machine and its engine.
+
+    Raises:
+        UserError: there is no engine.
+    """
+    info = docker_engine.client().info()
+    security = " ".join(info.get("SecurityOptions") or [])
+    return Host(
+        nvidia="nvidia" in (info.get("Runtimes") or {}),
+        tpu=any(Path(device).exists() for device in TPU_DEVICES),
+        rootless="name=rootless" in security,
+        selinux="name=selinux" in security,
+        user=f"{os.getuid()}:{os.getgid()}",
+    )
+
+
+def code_mounts(ws: Workspace) -> dict[Path, str]:
+    """Folder or file of the code -> its place in the container.
+
+    Raises:
+        UserError: one does not exist, or is outside of the git repository.
+    """
+    found: dict[Path, str] = {}
+    named = [Path(os.path.normpath(ws.root / entry)) for entry in ws.document.code]
+    for path in dict.fromkeys([*named, *python_projects.member_folders(ws)]):
+        if not path.exists() or not path.is_relative_to(workspace.git_root(ws.root)):
+            where = "does not exist" if not path.exists() else "is outside of the git repository"
+            raise UserError(f"{relative(ws.file)}: code: '{os.path.relpath(path, ws.root)}' {where}")
+        inside = "" if path == ws.root else f"/{code_files.destination(ws, path)}"
+        found[path] = f"{workspace.FOLDER}{inside}"
+    return found
+
+
+def bind(source: Path, target: str, *, read_only: bool = False) -> str:
+    """A value of ``docker run --mount``, which is a line of CSV: names with commas and quotes are quoted."""
+    text = io.StringIO()
+    fields = ["type=bind", f"source={source.resolve()}", f"target={target}", *(["readonly"] if read_only else [])]
+    csv.writer(text, lineterminator="").writerow(fields)
+    return text.getvalue()
+
+
+def _folders(spec: Spec, request: Request) -> tuple[list[str], bool]:
+    """The values of ``--mount``, and whether the container writes to one of them."""
+    mounts = []
+    if request.mount:
+        if spec.workspace is None:
+            raise UserError(f"--mount: {spec.target} is a target of the catalogue: there is no code to mount")
+        mounts += [bind(path, place) for path, place in code_mounts(spec.workspace).items()]
+    smoke = spec.workspace.document.smoke if spec.workspace else None
+    data = request.data or (spec.folder / smoke.data if smoke and smoke.data else None)
+    if data is not None:
+        if not data.is_dir():
+            raise UserError(f"--data: no folder '{data}'")
+        mounts.append(bind(data, DATA, read_only=True))
+    if request.output is not None:
+        if request.output.exists() and not request.output.is_dir():
+            raise UserError(f"--output: '{request.output}' is not a folder")
+        mounts.append(bind(request.output, OUTPUT))
+    return mounts, request.mount or request.output is not None
+
+
+def _devices(spec: Spec, request: Request, host: Host) -> list[str]:
+    if spec.accelerator == "tpu" and host.tpu:
+        return list(TPU_FLAGS)
+    if request.gpus not in ("auto", "none"):
+        return ["--gpus", request.gpus]
+    return ["--gpus", "all"] if request.gpus == "auto" and spec.accelerator == "nvidia" and host.nvidia else []
+
+
+def arguments(spec: Spec, reference: str, request: Request, host: Host, server: str = JUPYTER[0]) -> list[str]:
+    """The ``docker run`` of a request. It ends with the container's exit status and forwards signals to it.
+
+    A container that writes to a folder of this machine runs as the current user, so that the files are the user's. Its
+    second group is 0, which may write to /workspace and to the home directory of the image.
+
+    Args:
+        reference: the image.
+        server: program of the image that serves Jupyter.
+    Raises:
+        UserError: a folder does not exist, or is not one; a shell without a terminal.
+    """
+    if request.shell and not request.words and not request.terminal:
+        raise UserError("--shell: no terminal: give a command, as in 'trainyard run --shell -- -c \"ls -l\"'")
+    mounts, writes = _folders(spec, request)
+    found = ["docker", "run", "--rm", f"--shm-size={SHARED_MEMORY}"]
+    if request.terminal:
+        found += ["--interactive", "--tty"]
+    found += _devices(spec, request, host)
+    root = False
+    if writes:
+        user = "0:0" if host.rootless else host.user
+        root = user.startswith("0:")
+        # getpass.getuser, which torch.compile calls, needs a name, and the image knows no user of this uid
+        # (https://docs.python.org/3/library/getpass.html#getpass.getuser).
+        found += ["--user", user, "--group-add=0", "--env=USER=trainer"]
+        if request.mount:
+            found.append("--env=PYTHONDONTWRITEBYTECODE=1")  # no __pycache__ in the repository
+    if mounts and host.selinux:
+        found.append("--security-opt=label=disable")
+    for mount in mounts:
+        found += ["--mount", mount]
+    for variable in request.environment:
+        found += ["--env", variable]
+    if request.jupyter:
+        if "--net=host" not in found:
+            found.append(f"--publish=127.0.0.1:{request.port}:{request.port}")
+        address = "127.0.0.1" if "--net=host" in found else "0.0.0.0"
+        words = ["--", server, f"--ip={address}", f"--port={request.port}", "--no-browser"]
+        words += ["--allow-root"] if root else []
+    else:
+        words = ["--", "bash"] if request.shell else []
+    return [*found, reference, *words, *request.words]
+
+
+def jupyter_server(reference: str) -> str:
+    """The program of an image that serves Jupyter.
+
+    Raises:
+        UserError: it has none; the line says what to add.
+    """
+    looks = " || ".join(f"command -v {name}" for name in JUPYTER)
+    try:
+        output = docker_engine.client().containers.run(
+            reference,
+            ["-c", looks],
+            entrypoint="/bin/sh",
+            network_mode="none",
+            remove=True,
+            labels=docker_engine.resource_labels("run"),
+        )
+    except docker.errors.ContainerError:
+        raise UserError(
+            f"{reference} has no Jupyter: add jupyterlab to 'requirements' in {workspace.FILE}, then run "
+            "'trainyard lock' and 'trainyard image'"
+        ) from None
+    return Path(output.decode().strip()).name
+
+
+def code_changed(spec: Spec, labels: dict[str, str]) -> bool:
+    """Whether the code of a repository differs from that in its image, whose labels are given.
+
+    Raises:
+        UserError: the code cannot be in an image; the message says why.
+    """
+    recorded = labels.get(f"{LABELS}.code")
+    if spec.workspace is None or recorded is None:
+        return False
+    with tempfile.TemporaryDirectory() as folder:
+        written = code_layer.write(spec.workspace, Path(folder) / "code.tar", shebang=dockerfile.shebang(spec))
+    return written.diff_id != recorded
+
+
+def notes(spec: Spec, request: Request, host: Host) -> list[str]:
+    """What the user may not expect of this machine."""
+    if spec.accelerator == "nvidia" and request.gpus == "auto" and not host.nvidia:
+        guide = "https://docs.nvidia.com/datacenter/cloud-native/container-toolkit/latest/install-guide.html"
+        return [f"runs on the CPU: the engine has no NVIDIA runtime ({guide})"]
+    if spec.accelerator == "tpu" and not host.tpu:
+        return ["runs on the CPU: this machine has no TPU"]
+    return []

@@ -1,0 +1,551 @@
+"""``trainyard init``: what it proposes for repositories as they are found, and what it never does."""
+
+from __future__ import annotations
+
+import json
+import os
+import pty
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import yaml
+
+from trainyard.spec import model
+from trainyard.workspace import init
+
+Command = Callable[..., tuple[int, str, str]]
+
+TRAIN = """\
+import argparse
+import torch
+from torch.utils.data import DataLoader
+{more}
+def main():
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--epochs", type=int, default=10)
+    args = parser.parse_args()
+    for epoch in range(args.epochs):
+        loss = torch.zeros(1, requires_grad=True).sum()
+        loss.backward()
+        print("loss", loss)
+
+if __name__ == "__main__":
+    main()
+"""
+
+KERAS = """\
+import sys
+import keras
+{more}
+def main():
+    model = keras.Sequential([keras.layers.Dense(1)])
+    model.compile(loss="mse")
+    model.fit([[1.0]], [[1.0]])
+
+if __name__ == "__main__":
+    main()
+"""
+
+
+@pytest.fixture
+def repository(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Path]:
+    """``repository({"train.py": "..."})``: a folder with these files, which becomes the current folder."""
+
+    def make(files: dict[str, str], name: str = "project") -> Path:
+        folder = tmp_path / name
+        folder.mkdir()
+        for path, text in files.items():
+            (folder / path).parent.mkdir(parents=True, exist_ok=True)
+            (folder / path).write_text(text, encoding="utf-8")
+        monkeypatch.chdir(folder)
+        return folder
+
+    return make
+
+
+@pytest.fixture
+def proposed(repository: Callable[..., Path], trainyard: Command) -> Callable[..., tuple[dict[str, object], str]]:
+    """``proposed(files, "--target", "cpu")``: the document that init --yes writes, and what it says."""
+
+    def propose(files: dict[str, str], *words: str) -> tuple[dict[str, object], str]:
+        folder = repository(files)
+        status, out, err = trainyard("init", "--yes", *words)
+        assert status == 0, err
+        assert out.splitlines()[0] == str(folder / "trainyard.yaml")
+        model.load(None)
+        return yaml.safe_load((folder / "trainyard.yaml").read_text(encoding="utf-8")), err
+
+    return propose
+
+
+Proposed = Callable[..., tuple[dict[str, object], str]]
+
+
+# Layouts
+
+
+def test_a_standalone_script_with_requirements(proposed: Proposed) -> None:
+    files = {"train.py": TRAIN.format(more="import einops"), "requirements.txt": "torch\neinops>=0.7\n"}
+    document, said = proposed(files)
+    assert document == {
+        "extends": "cpu",
+        "name": "project",
+        "requirements": "requirements.txt",
+        "code": ["."],
+        "run": "python train.py",
+        "smoke": {"args": ["--epochs=1"]},
+    }
+    assert "extends: cpu (train.py:2 uses torch)\n" in said
+    assert "requirements: requirements.txt (it lists requirements)\n" in said
+
+
+def test_a_package_in_src_with_a_command_of_the_project(proposed: Proposed) -> None:
+    pyproject = (
+        '[project]\nname = "My_Model"\nversion = "1"\ndependencies = ["tqdm>=4"]\n'
+        '[project.scripts]\nmy-train = "mymodel.train:main"\nmy-eval = "mymodel.evaluate:main"\n'
+    )
+    files = {
+        "pyproject.toml": pyproject,
+        "src/mymodel/__init__.py": "",
+        "src/mymodel/train.py": TRAIN.format(more="from mymodel.net import Net\nimport tqdm"),
+        "src/mymodel/net.py": "import torch\n",
+        "src/mymodel/evaluate.py": TRAIN.format(more=""),
+    }
+    document, _ = proposed(files)
+    assert (document["name"], document["requirements"], document["run"]) == ("my-model", "pyproject.toml", "my-train")
+    assert document["smoke"] == {"args": ["--epochs=1"]}
+
+
+def test_a_module_of_a_package_is_run_with_m(proposed: Proposed) -> None:
+    files = {
+        "src/mymodel/__init__.py": "",
+        "src/mymodel/train.py": TRAIN.format(more="from . import net"),
+        "src/mymodel/net.py": "import torch\n",
+    }
+    assert proposed(files)[0]["run"] == "python -m mymodel.train"
+
+
+def test_a_package_with_a_main_module(proposed: Proposed) -> None:
+    files = {"trainer/__init__.py": "", "trainer/__main__.py": TRAIN.format(more="")}
+    assert proposed(files)[0]["run"] == "python -m trainer"
+
+
+def test_keras_in_a_flat_layout_with_setup_cfg(proposed: Proposed) -> None:
+    files = {
+        "setup.cfg": "[metadata]\nname = flat\nversion = 1\n[options]\ninstall_requires =\n    pandas>=2\n    numpy\n",
+        "flat/__init__.py": "",
+        "flat/fit.py": KERAS.format(more="import pandas"),
+    }
+    document, _ = proposed(files)
+    assert (document["extends"], document["name"], document["run"]) == ("tf-cpu", "flat", "python -m flat.fit")
+    assert document["requirements"] == ["pandas>=2", "numpy"]
+    assert "smoke" not in document
+
+
+def test_the_pip_part_of_a_conda_environment(proposed: Proposed) -> None:
+    environment = (
+        "name: x\nchannels: [conda-forge]\ndependencies:\n  - python=3.11\n  - pytorch=2\n  - scipy\n"
+        "  - pip:\n    - einops>=0.7\n    - -e .\n"
+    )
+    document, said = proposed({"environment.yml": environment, "train.py": TRAIN.format(more="")})
+    assert document["requirements"] == ["einops>=0.7"]
+    assert "environment.yml: conda packages are not installed: pytorch, scipy" in said
+
+
+def test_poetrys_versions_become_ranges(proposed: Proposed) -> None:
+    pyproject = (
+        '[tool.poetry]\nname = "p"\nversion = "1"\n[tool.poetry.dependencies]\npython = "^3.10"\neinops = "^0.7.1"\n'
+        'tqdm = "~4.66"\nrich = "*"\npandas = {version = "^2.1", extras = ["parquet"]}\n'
+        'wandb = {version = "1", optional = true}\n'
+    )
+    document, _ = proposed({"pyproject.toml": pyproject, "train.py": TRAIN.format(more="")})
+    assert document["requirements"] == ["einops>=0.7.1,<0.8", "tqdm>=4.66,<4.67", "rich", "pandas[parquet]>=2.1,<3"]
+
+
+def test_requirements_of_setup_py_are_read_and_not_run(proposed: Proposed) -> None:
+    setup = (
+        "import nothing_like_it\nfrom setuptools import setup\nsetup(name='s', install_requires=['tqdm>4', 'einops'])\n"
+    )
+    document, _ = proposed({"setup.py": setup, "main.py": TRAIN.format(more="")})
+    assert (document["requirements"], document["run"]) == (["tqdm>4", "einops"], "python main.py")
+
+
+def test_imports_alone_name_the_packages_that_the_target_lacks(proposed: Proposed) -> None:
+    more = "import json, cv2, numpy, yaml\nfrom sklearn import metrics\nimport helpers\nimport in_house"
+    document, said = proposed({"train.py": TRAIN.format(more=more), "helpers.py": "import tqdm\n"})
+    assert document["requirements"] == ["opencv-python-headless", "scikit-learn", "tqdm"]
+    assert "train.py:7 imports in_house: add the package that provides it to 'requirements'" in said
+
+
+def test_optional_imports_are_not_required(proposed: Proposed) -> None:
+    more = "try:\n    import wandb\nexcept ImportError:\n    wandb = None\n"
+    assert "requirements" not in proposed({"train.py": TRAIN.format(more=more)})[0]
+
+
+def test_a_file_that_lacks_an_import_is_completed(proposed: Proposed) -> None:
+    files = {"train.py": TRAIN.format(more="import einops"), "requirements.txt": "tqdm\n"}
+    document, said = proposed(files)
+    assert document["requirements"] == {"file": "requirements.txt", "packages": ["einops"]}
+    assert "train.py:4 imports einops, which requirements.txt does not list: it is added" in said
+
+
+def test_an_extra_that_lists_an_import_is_taken(proposed: Proposed) -> None:
+    pyproject = (
+        '[project]\nname = "x"\nversion = "1"\ndependencies = ["tqdm"]\n'
+        '[project.optional-dependencies]\ndocs = ["sphinx"]\ntraining = ["einops>=0.7"]\n'
+    )
+    document, _ = proposed({"pyproject.toml": pyproject, "train.py": TRAIN.format(more="import einops")})
+    assert document["requirements"] == {"file": "pyproject.toml", "extras": ["training"]}
+
+
+@pytest.mark.parametrize(
+    ("version", "file"), [("2.15.0", "uv.lock"), ("2.15.0+cpu", "uv.lock"), ("2.6.0", "pyproject.toml")]
+)
+def test_a_uv_lock_counts_if_it_pins_the_targets_framework(proposed: Proposed, version: str, file: str) -> None:
+    files = {
+        "pyproject.toml": '[project]\nname = "x"\nversion = "1"\ndependencies = ["torch>=2"]\n',
+        "uv.lock": f'version = 1\n[[package]]\nname = "torch"\nversion = "{version}"\n',
+        "train.py": TRAIN.format(more=""),
+    }
+    document, said = proposed(files)
+    assert document["requirements"] == file
+    assert ("uv.lock pins torch 2.6.0, and cpu contains 2.15.0" in said) is (file != "uv.lock")
+
+
+# Targets
+
+
+@pytest.mark.parametrize(
+    ("more", "target"),
+    [
+        ("", "cpu"),
+        ("torch.zeros(1).cuda()", "gpu"),
+        ("import torch_xla.core.xla_model as xm", "xla"),
+        ("try:\n    import torch_xla\nexcept ImportError: pass\n", "cpu"),
+        ("import tensorboard", "cpu"),
+    ],
+)
+def test_the_target_is_that_of_the_framework_and_device(proposed: Proposed, more: str, target: str) -> None:
+    assert proposed({"train.py": TRAIN.format(more=more)})[0]["extends"] == target
+
+
+def test_code_that_asks_for_a_gpu_extends_the_image_of_this_machine(
+    proposed: Proposed, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    from trainyard.workspace import target_choice
+
+    monkeypatch.setattr(target_choice, "_DRIVER", tmp_path / "version")
+    more = 'device = "cuda" if torch.cuda.is_available() else "cpu"'
+    document, said = proposed({"train.py": TRAIN.format(more=more)})
+    assert document["extends"] == "cpu"
+    assert "train.py:4 uses a GPU where there is one: --target gpu is the image for GPUs" in said
+    (tmp_path / "version").touch()
+    (Path.cwd() / "trainyard.yaml").unlink()
+    from trainyard.workspace import init
+
+    assert init.Repository(Path.cwd()).propose().target == "gpu"
+
+
+def test_tensorflow_with_a_tpu_strategy(proposed: Proposed) -> None:
+    more = "import tensorflow as tf\nstrategy = tf.distribute.TPUStrategy()"
+    assert proposed({"train.py": KERAS.format(more=more)})[0]["extends"] == "tf-tpu"
+
+
+def test_two_frameworks_are_named(proposed: Proposed) -> None:
+    files = {"train.py": TRAIN.format(more="import net\nimport tensorflow"), "net.py": "import torch\n"}
+    document, said = proposed(files)
+    assert document["extends"] == "cpu"
+    assert "both torch (train.py:2) and tensorflow (train.py:5) are used: --target chooses the other" in said
+
+
+def test_a_target_without_the_codes_framework_is_named(proposed: Proposed) -> None:
+    document, said = proposed({"train.py": TRAIN.format(more="")}, "--target", "tf-cpu")
+    assert document["extends"] == "tf-cpu"
+    assert "train.py:2 imports torch, which tf-cpu does not contain" in said
+
+
+def test_a_library_with_several_backends_gets_that_of_the_target_alone(proposed: Proposed) -> None:
+    """Its other backends are imported under a condition, or are modules with the name of a framework."""
+    backends = "import os\nif os.environ['BACKEND'] == 'torch':\n    from . import pytorch\n"
+    files = {
+        "train.py": KERAS.format(more="import library\nimport jax"),
+        "library/__init__.py": backends,
+        "library/pytorch.py": "import torch\nimport einops\n",
+        "library/utils.py": "import torch\n",
+        "library/torch.py": "import optax\n",
+    }
+    document, _ = proposed(files, "--target", "tf-cpu")
+    assert "requirements" not in document
+
+
+def test_a_version_of_the_framework_that_the_target_lacks_is_named(proposed: Proposed) -> None:
+    files = {"train.py": TRAIN.format(more=""), "requirements.txt": "# pinned\ntorch==1.8.1\n"}
+    assert "requirements.txt:2: torch==1.8.1 excludes torch 2.15.0, which cpu contains" in proposed(files)[1]
+
+
+def test_jax_is_one_line(repository: Callable[..., Path], trainyard: Command) -> None:
+    folder = repository({"train.py": "import jax\nif __name__ == '__main__':\n    jax.grad\n"})
+    status, out, err = trainyard("init", "--yes")
+    assert (status, out) == (2, "")
+    assert err == (
+        "init: train.py:1: uses JAX, which no target contains: give --target cpu, and jax under 'requirements'\n"
+    )
+    assert not (folder / "trainyard.yaml").exists()
+
+
+# Commands and smoke runs
+
+
+def test_the_file_that_trains_is_preferred(proposed: Proposed) -> None:
+    files = {
+        "main.py": "if __name__ == '__main__':\n    print('no training')\n",
+        "evaluate.py": TRAIN.format(more=""),
+        "tests/test_train.py": TRAIN.format(more=""),
+        "tools/train_tokenizer.py": "if __name__ == '__main__':\n    print(1)\n",
+        "scripts/train.py": TRAIN.format(more=""),
+    }
+    assert proposed(files)[0]["run"] == "python scripts/train.py"
+
+
+def test_a_script_without_functions_is_run_and_a_librarys_training_loop_is_not(proposed: Proposed) -> None:
+    files = {
+        "library/__init__.py": "",
+        "library/training.py": "import torch\ndef fit(optimizer, loss):\n    loss.backward()\n    optimizer.step()\n",
+        "experiment.py": "import torch\nfor _ in range(3):\n    torch.zeros(1, requires_grad=True).sum().backward()\n",
+    }
+    document, said = proposed(files)
+    assert "run" not in document
+    assert "no command that trains was found: write 'run' in trainyard.yaml" in said
+    Path("trainyard.yaml").unlink()
+    Path("experiment.py").rename("train.py")
+    from trainyard.workspace import init
+
+    assert init.Repository(Path.cwd()).propose().run == "python train.py"
+
+
+def test_a_shell_script_is_run_if_no_python_file_trains(proposed: Proposed) -> None:
+    files = {"train.sh": "#!/bin/sh\npython -c 'import torch'\n", "net.py": "import torch\n"}
+    folder_document, _ = proposed(files)
+    assert folder_document["run"] == "bash train.sh"
+
+
+def test_the_readmes_arguments_count_where_the_program_needs_some(proposed: Proposed) -> None:
+    script = TRAIN.format(more="").replace(
+        "    args =", '    parser.add_argument("--config", required=True)\n    args ='
+    )
+    files = {
+        "run.py": script,
+        "config/small.yaml": "",
+        "README.md": "# x\n\n```sh\n$ python run.py --config config/small.yaml\n```\n",
+    }
+    document, _ = proposed(files)
+    assert document["run"] == "python run.py --config config/small.yaml"
+    assert document["smoke"] == {"args": ["--epochs=1"]}
+
+
+@pytest.mark.parametrize(
+    ("line", "obstacle"),
+    [
+        ('parser.add_argument("--data", required=True)', "it needs --data (train.py:8)"),
+        ('parser.add_argument("folder")', "it needs folder (train.py:8)"),
+        (
+            'from torchvision.datasets import MNIST; MNIST(".", download=True)',
+            "train.py:8 downloads (MNIST(download=True))",
+        ),
+    ],
+)
+def test_what_would_prevent_a_short_run_is_a_comment(proposed: Proposed, line: str, obstacle: str) -> None:
+    text = TRAIN.format(more="").replace("    args =", f"    {line}\n    args =")
+    document, _ = proposed({"train.py": text})
+    written = Path("trainyard.yaml").read_text(encoding="utf-8")
+    assert "smoke" not in document
+    assert f"\n# Not proposed: {obstacle}" in written
+    assert "\n# smoke:\n#   args: [--epochs=1]\n" in written
+
+
+def test_made_up_data_is_taken(proposed: Proposed) -> None:
+    more = "def options(parser):\n    parser.add_argument('--fake-data', action='store_true')\n"
+    document, _ = proposed({"train.py": TRAIN.format(more=more)})
+    assert document["smoke"] == {"args": ["--epochs=1", "--fake-data"]}
+
+
+def test_data_of_the_tests_is_taken(proposed: Proposed) -> None:
+    text = TRAIN.format(more="").replace(
+        "    args =", '    parser.add_argument("--data-dir", required=True)\n    args ='
+    )
+    document, _ = proposed({"train.py": text, "tests/data/a.txt": "1\n"})
+    assert document["smoke"] == {"args": ["--epochs=1", "--data-dir=/data"], "data": "tests/data"}
+
+
+@pytest.mark.parametrize("git", [False, True])
+def test_ignored_files_and_environments_are_not_looked_at(proposed: Proposed, tmp_path: Path, git: bool) -> None:
+    if git:
+        subprocess.run(["git", "init", "--quiet", tmp_path], check=True)
+    files = {
+        ".gitignore": "/old/\n",
+        "old/train.py": KERAS.format(more=""),
+        "train.py": TRAIN.format(more=""),
+        ".venv/pyvenv.cfg": "",
+        ".venv/lib/tensorflow.py": "import tensorflow\n",
+        "env/pyvenv.cfg": "",
+        "env/train.py": KERAS.format(more=""),
+    }
+    document, said = proposed(files)
+    assert (document["extends"], document["run"]) == ("cpu", "python train.py")
+    assert "tensorflow" not in said
+
+
+def test_a_large_repository_lists_its_code(proposed: Proposed, monkeypatch: pytest.MonkeyPatch) -> None:
+    from trainyard.workspace import init
+
+    monkeypatch.setattr(init, "_SMALL", 5000)
+    files = {
+        "train.py": TRAIN.format(more="import net"),
+        "net/__init__.py": "import torch\n",
+        "configs/a.yaml": "x: 1\n",
+        "data/big.bin": "x" * 9000,
+        "tests/test_net.py": "",
+        "weights.bin": "x" * 100,
+    }
+    assert proposed(files)[0]["code"] == ["configs", "net", "train.py"]
+
+
+def test_python_2_and_other_oddities_do_not_end_it(proposed: Proposed) -> None:
+    files = {"old.py": "print 'x'\n", "binary.py": "\x00\x01", "train.py": TRAIN.format(more="'\\d'")}
+    assert proposed(files)[0]["run"] == "python train.py"
+
+
+# What it never does
+
+
+def test_a_trainyard_yaml_is_not_overwritten(repository: Callable[..., Path], trainyard: Command) -> None:
+    folder = repository({"train.py": TRAIN.format(more=""), "trainyard.yaml": "extends: cpu\n"})
+    status, out, err = trainyard("init", "--yes")
+    assert (status, out) == (2, "")
+    assert err == "init: trainyard.yaml exists already: edit it, or remove it first\n"
+    assert (folder / "trainyard.yaml").read_text(encoding="utf-8") == "extends: cpu\n"
+
+
+def test_an_empty_folder_needs_a_target(repository: Callable[..., Path], trainyard: Command) -> None:
+    folder = repository({})
+    status, out, err = trainyard("init", "--yes")
+    assert (status, out) == (2, "")
+    assert "choose a target, as in 'trainyard init --target cpu'; targets: cpu, gpu" in err
+    assert len(err.splitlines()) == 1
+    assert trainyard("init", "--yes", "--target", "xla")[0] == 0
+    assert model.load(None).workspace is not None
+    assert yaml.safe_load((folder / "trainyard.yaml").read_text(encoding="utf-8")) == {
+        "extends": "xla",
+        "name": "project",
+    }
+
+
+def test_a_misspelt_target_names_the_nearest(repository: Callable[..., Path], trainyard: Command) -> None:
+    repository({"train.py": TRAIN.format(more="")})
+    status, _, err = trainyard("init", "--yes", "--target", "tf-cpuu")
+    assert status == 2
+    assert err.startswith("init: unknown target 'tf-cpuu' (did you mean 'tf-cpu'?)")
+
+
+def test_an_invalid_name_leaves_nothing(repository: Callable[..., Path], trainyard: Command) -> None:
+    folder = repository({"train.py": TRAIN.format(more="")})
+    status, _, err = trainyard("init", "--yes", "--name", "My Image")
+    assert status == 2
+    assert "name" in err and len(err.splitlines()) <= 4
+    assert [path.name for path in folder.iterdir()] == ["train.py"]
+
+
+def test_a_folder_that_is_called_like_a_target_gets_another_name(
+    repository: Callable[..., Path], trainyard: Command
+) -> None:
+    repository({"train.py": TRAIN.format(more="")}, name="cpu")
+    assert trainyard("init", "--yes")[0] == 0
+    assert model.load(None).target == "my-cpu"
+
+
+def test_values_that_yaml_would_read_otherwise_are_quoted(proposed: Proposed) -> None:
+    command = 'python train.py --name "a: b" --flag=on # x'
+    document, _ = proposed({"train.py": TRAIN.format(more="")}, "--run", command)
+    assert document["run"] == command
+    assert model.load(None).trainer_commands()["run"] == ["python", "train.py", "--name", "a: b", "--flag=on", "#", "x"]
+
+
+# The schema and the dev container
+
+
+def test_the_first_line_names_a_schema_in_the_repository(proposed: Proposed) -> None:
+    proposed({"train.py": TRAIN.format(more="")})
+    first = Path("trainyard.yaml").read_text(encoding="utf-8").splitlines()[0]
+    assert first == "# yaml-language-server: $schema=.trainyard/schema.json"
+    schema = json.loads(Path(".trainyard/schema.json").read_text(encoding="utf-8"))
+    assert "extends" in schema["properties"]
+
+
+@pytest.mark.parametrize(("target", "gpus"), [("cpu", False), ("gpu", True)])
+def test_a_dev_container_opens_the_repository_in_its_image(proposed: Proposed, target: str, gpus: bool) -> None:
+    proposed({"train.py": TRAIN.format(more="")}, "--target", target, "--devcontainer")
+    found = json.loads(Path(".devcontainer/devcontainer.json").read_text(encoding="utf-8"))
+    assert found["image"] == "trainyard:project"
+    assert found["workspaceMount"].endswith("target=/workspace,type=bind")
+    assert (found["workspaceFolder"], found["remoteUser"]) == ("/workspace", "trainer")
+    assert (found.get("hostRequirements") == {"gpu": "optional"}) is gpus
+
+
+def test_a_dev_container_is_added_to_a_repository_once(repository: Callable[..., Path], trainyard: Command) -> None:
+    folder = repository({"trainyard.yaml": "extends: cpu\n"})
+    path = folder / ".devcontainer" / "devcontainer.json"
+    assert trainyard("init", "--devcontainer")[:2] == (0, f"{path}\n")
+    path.write_text("{}")
+    status, _, err = trainyard("init", "--devcontainer")
+    assert (status, err) == (2, "init: .devcontainer/devcontainer.json exists already: edit it, or remove it first\n")
+    assert path.read_text() == "{}"
+
+
+# On a terminal
+
+
+def test_on_a_terminal_every_value_can_be_changed(repository: Callable[..., Path]) -> None:
+    folder = repository({"train.py": TRAIN.format(more=""), "pretrain.py": TRAIN.format(more="")})
+    outer, inner = pty.openpty()
+    process = subprocess.Popen(
+        [sys.executable, "-m", "trainyard", "init"],
+        cwd=folder,
+        stdin=inner,
+        stderr=inner,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    os.close(inner)
+    os.write(outer, b"xla\npython pretrain.py\nother\n")
+    out, _ = process.communicate(timeout=60)
+    shown = os.read(outer, 65536).decode()
+    os.close(outer)
+    assert (process.returncode, out.splitlines()[0]) == (0, str(folder / "trainyard.yaml")), shown
+    document = yaml.safe_load((folder / "trainyard.yaml").read_text(encoding="utf-8"))
+    assert (document["extends"], document["run"], document["name"]) == ("xla", "python pretrain.py", "other")
+
+
+def test_without_a_terminal_it_says_that_it_asks_nothing(repository: Callable[..., Path], trainyard: Command) -> None:
+    repository({"train.py": TRAIN.format(more="")})
+    status, _, err = trainyard("init")
+    assert status == 0
+    assert err.startswith("no terminal: takes what was found, as --yes does\n")
+
+
+def test_a_script_without_a_main_program_is_found_by_its_name(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(
+        "import argparse\nimport torch\nfrom model import step\n"
+        "parser = argparse.ArgumentParser()\nparser.add_argument('--epochs', type=int, default=10)\n"
+        "for epoch in range(parser.parse_args().epochs):\n    print('loss', step(torch.ones(1)))\n",
+        encoding="utf-8",
+    )
+    (tmp_path / "model.py").write_text("def step(x):\n    return x\n", encoding="utf-8")
+    assert init.Repository(tmp_path).propose(None).run == "python train.py"
+
+
+def test_a_module_that_only_defines_functions_is_no_command(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text("import torch\n\ndef train():\n    return torch.ones(1)\n", encoding="utf-8")
+    assert not init.Repository(tmp_path).propose(None).run

@@ -1,0 +1,268 @@
+"""``trainyard run``: the `docker run` that it becomes, and what it says before."""
+
+from __future__ import annotations
+
+import csv
+import itertools
+import os
+import stat
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from trainyard.console import UserError
+from trainyard.image import local_run
+from trainyard.image.local_run import Host, Request
+from trainyard.spec import model
+from trainyard.spec.model import Spec
+
+Command = Callable[..., tuple[int, str, str]]
+
+IMAGE = "trainyard:mine"
+HOST = Host(user="501:20")
+DEFAULT = Request()
+
+
+@pytest.fixture
+def workspace(tmp_path: Path) -> Callable[..., Spec]:
+    """The spec of a repository with this trainyard.yaml."""
+
+    def make(text: str = "run: python train.py\n", target: str = "cpu") -> Spec:
+        folder = tmp_path / "repository" / "mine"
+        for name in ("src", "tests/data", "../libs/x"):
+            (folder / name).mkdir(parents=True)
+        subprocess.run(["git", "init", "--quiet", folder.parent], check=True)
+        (folder / "train.py").touch()
+        (folder / "trainyard.yaml").write_text(f"extends: {target}\n{text}", encoding="utf-8")
+        return model.load(str(folder))
+
+    return make
+
+
+def arguments(spec: Spec, request: Request = DEFAULT, host: Host = HOST) -> list[str]:
+    return local_run.arguments(spec, IMAGE, request, host)
+
+
+def options(found: list[str]) -> list[str]:
+    return found[: found.index(IMAGE)]
+
+
+def words(found: list[str]) -> list[str]:
+    return found[found.index(IMAGE) + 1 :]
+
+
+def mounts(found: list[str]) -> list[list[str]]:
+    return [next(csv.reader([value])) for name, value in itertools.pairwise(found) if name == "--mount"]
+
+
+def test_the_command_of_the_image_gets_the_arguments(workspace: Callable[..., Spec]) -> None:
+    found = arguments(workspace(), Request(words=("--epochs", "1")))
+    assert found == ["docker", "run", "--rm", "--shm-size=16g", IMAGE, "--epochs", "1"]
+
+
+def test_a_terminal_is_passed_on(workspace: Callable[..., Spec]) -> None:
+    assert {"--interactive", "--tty"} <= set(arguments(workspace(), Request(terminal=True)))
+
+
+def test_the_code_takes_the_place_of_that_in_the_image(workspace: Callable[..., Spec]) -> None:
+    spec = workspace("code: [src, train.py, ../libs/x]\nrun: python train.py\n")
+    found = arguments(spec, Request(mount=True))
+    root = spec.folder
+    assert mounts(found) == [
+        ["type=bind", f"source={root}/src", "target=/workspace/src"],
+        ["type=bind", f"source={root}/train.py", "target=/workspace/train.py"],
+        ["type=bind", f"source={root.parent}/libs/x", "target=/workspace/libs/x"],
+    ]
+    assert found[found.index("--user") + 1] == "501:20"
+    assert "--group-add=0" in found
+
+
+def test_a_repository_whose_code_is_all_of_it_is_mounted_at_workspace(workspace: Callable[..., Spec]) -> None:
+    spec = workspace()
+    expected = [["type=bind", f"source={spec.folder}", "target=/workspace"]]
+    assert mounts(arguments(spec, Request(mount=True))) == expected
+
+
+def test_root_in_a_rootless_engine_is_the_user(workspace: Callable[..., Spec]) -> None:
+    found = arguments(workspace(), Request(mount=True), Host(rootless=True, user="501:20"))
+    assert found[found.index("--user") + 1] == "0:0"
+
+
+def test_a_container_that_writes_nothing_here_keeps_the_images_user(workspace: Callable[..., Spec]) -> None:
+    spec = workspace()
+    assert "--user" not in arguments(spec, Request(data=spec.folder))
+
+
+def test_selinux_lets_the_container_read_what_is_mounted(workspace: Callable[..., Spec]) -> None:
+    spec, host = workspace(), Host(selinux=True)
+    assert "--security-opt=label=disable" in arguments(spec, Request(mount=True), host)
+    assert "--security-opt=label=disable" not in arguments(spec, Request(), host)
+
+
+def test_data_is_read_only_and_output_is_writable(workspace: Callable[..., Spec], tmp_path: Path) -> None:
+    data = tmp_path / 'with, comma and "quotes"'
+    data.mkdir()
+    found = arguments(workspace(), Request(data=data, output=tmp_path / "new"))
+    assert mounts(found) == [
+        ["type=bind", f"source={data}", "target=/data", "readonly"],
+        ["type=bind", f"source={tmp_path}/new", "target=/output"],
+    ]
+    assert "--user" in found
+
+
+def test_the_data_of_the_smoke_test_is_the_default(workspace: Callable[..., Spec], tmp_path: Path) -> None:
+    spec = workspace("run: python train.py\nsmoke: {data: tests/data}\n")
+    assert mounts(arguments(spec))[0][1] == f"source={spec.folder}/tests/data"
+    assert mounts(arguments(spec, Request(data=tmp_path)))[0][1] == f"source={tmp_path}"
+
+
+@pytest.mark.parametrize(
+    ("gpus", "target", "nvidia", "expected"),
+    [
+        ("auto", "gpu", True, ["--gpus", "all"]),
+        ("auto", "gpu", False, []),
+        ("auto", "cpu", True, []),
+        ("none", "gpu", True, []),
+        ("device=0,2", "gpu", False, ["--gpus", "device=0,2"]),
+    ],
+)
+def test_gpus(workspace: Callable[..., Spec], gpus: str, target: str, nvidia: bool, expected: list[str]) -> None:
+    found = options(arguments(workspace(target=target), Request(gpus=gpus), Host(nvidia=nvidia)))
+    at = found.index("--gpus") if "--gpus" in found else len(found)
+    assert found[at : at + 2] == expected
+
+
+def test_a_tpu_vm_gives_its_chips_to_an_image_for_tpus(workspace: Callable[..., Spec]) -> None:
+    spec = workspace(target="xla")
+    assert {"--privileged", "--net=host"} <= set(arguments(spec, Request(), Host(tpu=True)))
+    assert not {"--privileged", "--net=host"} & set(arguments(spec))
+
+
+def test_what_the_image_is_for_and_this_machine_lacks_is_said(workspace: Callable[..., Spec]) -> None:
+    spec = workspace(target="gpu")
+    assert "the engine has no NVIDIA runtime" in local_run.notes(spec, Request(), HOST)[0]
+    assert not local_run.notes(spec, Request(), Host(nvidia=True))
+    assert not local_run.notes(spec, Request(gpus="none"), HOST)
+
+
+def test_a_shell_is_bash_with_the_launchers_variables(workspace: Callable[..., Spec]) -> None:
+    spec = workspace()
+    assert words(arguments(spec, Request(shell=True, terminal=True))) == ["--", "bash"]
+    assert words(arguments(spec, Request(shell=True, words=("-c", "ls")))) == ["--", "bash", "-c", "ls"]
+    with pytest.raises(UserError, match="--shell: no terminal"):
+        arguments(spec, Request(shell=True))
+
+
+def test_jupyter_answers_on_this_machine_only(workspace: Callable[..., Spec]) -> None:
+    found = arguments(workspace(), Request(jupyter=True, port=9999, words=("--debug",)))
+    assert "--publish=127.0.0.1:9999:9999" in options(found)
+    assert words(found) == ["--", "jupyter-lab", "--ip=0.0.0.0", "--port=9999", "--no-browser", "--debug"]
+    on_tpu = arguments(model.load("xla"), Request(jupyter=True), Host(tpu=True))
+    assert "--ip=127.0.0.1" in on_tpu and not [word for word in on_tpu if word.startswith("--publish")]
+
+
+def test_variables_are_passed_on(workspace: Callable[..., Spec]) -> None:
+    found = arguments(workspace(), Request(environment=("A=1", "WANDB_API_KEY")))
+    assert found[found.index("--env") : found.index(IMAGE)] == ["--env", "A=1", "--env", "WANDB_API_KEY"]
+
+
+@pytest.mark.parametrize(
+    ("request_", "said"),
+    [
+        (Request(data=Path("/nonexistent/data")), "--data: no folder '/nonexistent/data'"),
+        (Request(output=Path("/etc/passwd")), "--output: '/etc/passwd' is not a folder"),
+    ],
+)
+def test_a_folder_that_is_none_is_named(workspace: Callable[..., Spec], request_: Request, said: str) -> None:
+    with pytest.raises(UserError, match=said):
+        arguments(workspace(), request_)
+
+
+def test_a_target_of_the_catalogue_has_no_code_to_mount() -> None:
+    with pytest.raises(UserError, match="--mount: cpu is a target of the catalogue"):
+        arguments(model.load("cpu"), Request(mount=True))
+
+
+# The command, with a `docker` that prints its arguments and an engine that knows the image
+
+
+@pytest.fixture
+def run(workspace: Callable[..., Spec], tmp_path: Path) -> Callable[..., subprocess.CompletedProcess[str]]:
+    """``run("--", "--epochs", "1", code="sha256:...")``: the command in a repository, as a process."""
+    spec = workspace()
+    program = tmp_path / "bin" / "docker"
+    program.parent.mkdir()
+    program.write_text('#!/bin/sh\nprintf "%s\\n" "$@"\nexit 7\n')
+    program.chmod(program.stat().st_mode | stat.S_IXUSR)
+    script = (
+        "import sys, types, docker.errors\n"
+        "from trainyard import cli\n"
+        "from trainyard.oci import docker_engine\n"
+        "from trainyard.image import local_run\n"
+        "class Engine:\n"
+        "    images = property(lambda self: self)\n"
+        "    def info(self): return {}\n"
+        "    def get(self, reference):\n"
+        "        if sys.argv[1] == 'missing': raise docker.errors.ImageNotFound('x')\n"
+        "        return types.SimpleNamespace(labels={'io.trainyard.code': sys.argv[1]})\n"
+        "docker_engine.client = Engine\n"
+        "if sys.argv[1] == 'current':\n"
+        "    local_run.code_changed = lambda spec, labels: False\n"
+        "sys.exit(cli.run(['run', *sys.argv[2:]]))\n"
+    )
+
+    def call(*arguments: str, code: str = "current") -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            [sys.executable, "-c", script, code, *arguments],
+            cwd=spec.folder / "src",
+            env=os.environ | {"PATH": f"{program.parent}:{os.environ['PATH']}"},
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+
+    return call
+
+
+def test_what_follows_the_dashes_reaches_the_container_and_its_status_is_ours(run: Callable[..., object]) -> None:
+    found = run("--", "--epochs", "1", "--", "x")
+    assert isinstance(found, subprocess.CompletedProcess)
+    assert found.returncode == 7
+    assert found.stdout.splitlines()[-6:] == ["--shm-size=16g", "trainyard:mine", "--epochs", "1", "--", "x"]
+    assert found.stderr == "docker run --rm --shm-size=16g trainyard:mine --epochs 1 -- x\n"
+
+
+def test_arguments_may_come_from_makes_variable(run: Callable[..., subprocess.CompletedProcess[str]]) -> None:
+    assert run("--args", "--name 'a b'").stdout.splitlines()[-2:] == ["--name", "a b"]
+
+
+def test_an_image_that_was_not_built_is_named(run: Callable[..., subprocess.CompletedProcess[str]]) -> None:
+    found = run(code="missing")
+    assert (found.returncode, found.stdout) == (2, "")
+    assert found.stderr == "run: no local image trainyard:mine: run 'trainyard image' first\n"
+
+
+def test_code_that_changed_since_the_build_is_said(run: Callable[..., subprocess.CompletedProcess[str]]) -> None:
+    said = "the code has changed since trainyard:mine was built: --mount uses it, 'trainyard image' builds it"
+    assert said in run(code="sha256:0").stderr
+    assert said not in run("--mount", code="sha256:0").stderr
+
+
+def test_the_output_folder_is_made(run: Callable[..., subprocess.CompletedProcess[str]], tmp_path: Path) -> None:
+    run("--output", str(tmp_path / "a" / "b"))
+    assert (tmp_path / "a" / "b").is_dir()
+
+
+def test_a_shell_and_jupyter_exclude_each_other(trainyard: Command) -> None:
+    status, _, err = trainyard("run", "cpu", "--shell", "--jupyter")
+    assert (status, err) == (2, "run: --shell and --jupyter cannot be used together\n")
+
+
+def test_unclosed_quotes_are_one_line(trainyard: Command) -> None:
+    status, _, err = trainyard("run", "cpu", "--args", "'x")
+    assert status == 2
+    assert "no closing quotation: 'x" in err
