@@ -1,0 +1,1 @@
+"""Handwritten digits: the data, a network, and its training."""

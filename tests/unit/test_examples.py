@@ -1,0 +1,101 @@
+"""The repositories in examples/ that users copy."""
+
+from __future__ import annotations
+
+import ast
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+
+import numpy as np
+import pytest
+from packaging.requirements import Requirement
+
+from trainyard.settings import ROOT
+from trainyard.spec.model import load
+
+GPT, KERAS = ROOT / "examples/gpt", ROOT / "examples/keras"
+SOURCES = sorted([*GPT.rglob("*.py"), *KERAS.rglob("*.py")])
+
+
+def imported(source: Path) -> set[str]:
+    """Top-level names of the modules that a file imports, inside functions too."""
+    nodes = list(ast.walk(ast.parse(source.read_text())))
+    direct = {alias.name for node in nodes if isinstance(node, ast.Import) for alias in node.names}
+    return {name.partition(".")[0] for name in direct} | {
+        (node.module or "").partition(".")[0] for node in nodes if isinstance(node, ast.ImportFrom)
+    }
+
+
+def test_gpt_is_one_file_of_at_most_300_lines() -> None:
+    assert [path.name for path in GPT.rglob("*.py")] == ["train.py"]
+    assert len((GPT / "train.py").read_text().splitlines()) <= 300
+
+
+def test_gpt_needs_the_framework_only() -> None:
+    assert imported(GPT / "train.py") - sys.stdlib_module_names == {"torch", "torch_xla"}
+
+
+@pytest.mark.parametrize("source", SOURCES, ids=lambda path: path.name)
+def test_no_example_needs_trainyard(source: Path) -> None:
+    assert not imported(source) & {"trainyard", "trainers", "launcher"}
+
+
+@pytest.mark.parametrize(("folder", "parent"), [(GPT, "cpu"), (KERAS, "tf-cpu")], ids=["gpt", "keras"])
+def test_an_example_is_held_to_training_and_resuming(folder: Path, parent: str) -> None:
+    found = load(str(folder)).workspace
+    assert found is not None
+    assert (found.parent, found.level) == (parent, "trained")
+    assert found.document.smoke is not None
+    assert found.document.smoke.expect and found.document.smoke.resume
+
+
+def test_what_an_example_names_as_its_code_exists_and_is_committed() -> None:
+    for folder in (GPT, KERAS):
+        workspace = load(str(folder)).workspace
+        assert workspace is not None
+        for name in workspace.document.code:
+            assert (folder / name).exists(), name
+        ignored = subprocess.run(
+            ["git", "check-ignore", "--", *map(str, folder.rglob("*.*"))], cwd=ROOT, capture_output=True, text=True
+        ).stdout
+        assert not [path for path in ignored.splitlines() if "__pycache__" not in path]
+
+
+def test_what_the_examples_write_is_ignored_by_git() -> None:
+    for path in (GPT / "checkpoints/step-00000250/.metadata", KERAS / "output/history.csv"):
+        assert subprocess.run(["git", "check-ignore", "--quiet", path], cwd=ROOT).returncode == 0, path
+
+
+def test_the_text_is_large_enough_and_has_few_characters() -> None:
+    text = (GPT / "data/python-reference.txt").read_bytes()
+    assert 200_000 < len(text) < 1_000_000
+    assert text.isascii() and len(set(text)) < 100
+
+
+def test_the_text_has_its_source_and_licence_beside_it() -> None:
+    readme = (GPT / "data/README.md").read_text()
+    assert "pydoc_data.topics" in readme and "LICENSE" in readme
+    assert "PYTHON SOFTWARE FOUNDATION LICENSE VERSION 2" in (GPT / "data/LICENSE").read_text()
+
+
+def test_keras_gives_ranges_which_the_lock_pins() -> None:
+    project = tomllib.loads((KERAS / "pyproject.toml").read_text())["project"]
+    operators = {pin.operator for text in project["dependencies"] for pin in Requirement(text).specifier}
+    assert operators == {">="}
+
+
+def test_the_entry_point_of_keras_is_a_function_of_its_package() -> None:
+    project = tomllib.loads((KERAS / "pyproject.toml").read_text())["project"]
+    module, _, name = project["scripts"]["digits-train"].partition(":")
+    tree = ast.parse((KERAS / "src" / (module.replace(".", "/") + ".py")).read_text())
+    assert name in {node.name for node in tree.body if isinstance(node, ast.FunctionDef)}
+
+
+def test_the_digits_are_complete() -> None:
+    with np.load(KERAS / "src/digits/data/digits.npz") as file:
+        pixels, labels = file["pixels"], file["labels"]
+    assert (pixels.shape, labels.shape) == ((1797, 64), (1797,))
+    assert pixels.dtype == np.uint8 and pixels.max() == 16
+    assert set(np.unique(labels[-360:])) == set(range(10)), "the test set has every digit"
