@@ -23,7 +23,9 @@ ROOT = Path(__file__).resolve().parents[2]
 CONTRACT = ROOT / "docs" / "launcher-contract.md"
 
 #: Written by other people, generated, or data.
-EXCLUDED = re.compile(r"LICENSE|.*\.(lock|svg|json|dot)|\.github/.*|tests/unit/test_citations\.py")
+EXCLUDED = re.compile(
+    r"LICENSE|.*\.(lock|svg|json|dot|npz)|examples/[^/]+/data/.*\.txt|\.github/.*|tests/unit/test_citations\.py"
+)
 
 #: A path of this repository in running text, perhaps with a heading.
 PATH = re.compile(
