@@ -74,14 +74,20 @@ class Upload:
 
 
 class Listener:
-    """Requests to a free port of 127.0.0.1, answered while the context manager is open."""
+    """Requests to a free port, answered while the context manager is open.
+
+    Attributes:
+        address: that it listens on.
+    """
+
+    address = "127.0.0.1"
 
     def handler(self) -> type[BaseHTTPRequestHandler]:
         """The class that answers a request."""
         raise NotImplementedError
 
     def __enter__(self) -> Self:
-        self._server = ThreadingHTTPServer(("127.0.0.1", 0), self.handler())
+        self._server = ThreadingHTTPServer((self.address, 0), self.handler())
         self._server.daemon_threads = True
         threading.Thread(target=self._server.serve_forever, args=(0.01,), daemon=True).start()
         return self
@@ -92,8 +98,8 @@ class Listener:
 
     @property
     def host(self) -> str:
-        """127.0.0.1:port."""
-        return f"127.0.0.1:{self._server.server_address[1]}"
+        """Address and port."""
+        return f"{self.address}:{self._server.server_address[1]}"
 
 
 class Server(Listener):

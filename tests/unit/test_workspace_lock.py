@@ -19,7 +19,7 @@ from tests.fakes.package_index import PackageIndex, source_distribution, wheel
 
 import trainyard as package
 from trainyard.console import StepFailed, UserError
-from trainyard.image import base_image, workspace_resolution, workspace_resolver
+from trainyard.image import base_image, plan, workspace_files, workspace_resolution, workspace_resolver
 from trainyard.settings import ROOT
 from trainyard.spec import lockfile, model, workspace_lock
 from trainyard.spec.model import IMAGES, Spec
@@ -431,6 +431,7 @@ def test_what_is_compiled_is_locked_by_the_hash_of_its_source_distribution_and_n
 ) -> None:
     name, body = source_distribution("fast", "2.0", metadata)
     index.add((name, body), wheel("fast", "2.0", ("einops",), tag="cp311-cp311-manylinux_2_17_x86_64"))
+    index.add(wheel("setuptools", "80.9.0"))
     spec = write("fast>=1\n", "build: {packages: [g++], sources: ['fast>=1']}\n")
     workspace_resolver.lock(spec)
     assert sections(spec)["compiled"] == f"fast==2.0 \\\n    --hash=sha256:{hashlib.sha256(body).hexdigest()}\n"
@@ -441,6 +442,131 @@ def test_what_is_compiled_is_locked_by_the_hash_of_its_source_distribution_and_n
     assert versions(spec)["fast"] == "2.0"
     path = lockfile.compiled_lock(spec)
     assert path is not None and lockfile.read(path) == {"fast": "2.0"}
+
+
+def tools(index: PackageIndex) -> None:
+    """Add build tools; setuptools 84.2.1 and wheel are those of the framework of tf-cpu."""
+    index.add(
+        wheel("setuptools", "80.9.0"), wheel("cython", "3.0", ("numpy<2", "wheel>=0.1")), wheel("cython", "3.2"),
+        wheel("ninja", "1.11"), wheel("ninja", "1.12"), wheel("cmake", "4.0"), wheel("scikit-build-core", "1.0"),
+    )  # fmt: skip
+
+
+def compile_fast(index: PackageIndex, *requires: str, backend: str = "setuptools.build_meta") -> None:
+    """Add the source distribution of fast 2.0, which is built with ``requires``."""
+    text = f"[build-system]\nrequires = {list(requires)}\nbuild-backend = '{backend}'\n"
+    index.add(source_distribution("fast", "2.0", pkg_info("2.2") | {"pyproject.toml": text}))
+
+
+FAST = "build: {packages: [g++], sources: [fast]}\n"
+
+
+@pytest.mark.parametrize(
+    ("requires", "locked"),
+    [
+        (("setuptools", "cython<3.1"), {"cython": "3.0", "setuptools": "80.9.0", "wheel": "0.48.0"}),
+        (("setuptools>=81", "numpy>=2"), {"setuptools": "84.2.1"}),
+        (("tensorflow-cpu", "wheel; python_version < '3.9'"), {}),
+        (("scikit-build-core",), {"scikit-build-core": "1.0", "cmake": "4.0", "ninja": "1.12"}),
+    ],
+)
+def test_what_a_source_distribution_is_built_with_is_locked_apart_from_the_image(
+    write: Write, index: PackageIndex, requires: tuple[str, ...], locked: dict[str, str]
+) -> None:
+    """setuptools is that of images/uv.lock unless another one is asked for; what the image has is not locked again."""
+    tools(index)
+    compile_fast(index, *requires)
+    spec = write("tqdm\n", FAST)
+    workspace_resolver.lock(spec)
+    text = sections(spec)["build-requires"]
+    assert workspace_resolution.pins(text) == locked
+    assert text.count("--hash=sha256:") >= len(locked)
+    assert not {"cython", "cmake", "ninja", "scikit-build-core"} & set(versions(spec))
+    assert versions(spec)["setuptools"] == "84.2.1"
+    assert (spec.build_folder / "build-requires.lock").read_text(encoding="utf-8").endswith(text)
+
+
+def test_a_source_distribution_without_a_build_system_is_built_with_setuptools_and_wheel(
+    write: Write, index: PackageIndex
+) -> None:
+    tools(index)
+    index.add(source_distribution("fast", "2.0", pkg_info("2.2")))
+    spec = write("tqdm\n", FAST)
+    workspace_resolver.lock(spec)
+    assert workspace_resolution.pins(sections(spec)["build-requires"]) == {"setuptools": "80.9.0", "wheel": "0.48.0"}
+
+
+def test_what_setup_py_needs_and_does_not_declare_is_locked_and_kept(write: Write, index: PackageIndex) -> None:
+    tools(index)
+    compile_fast(index, "setuptools")
+    spec = write("tqdm\n", FAST)
+    workspace_resolver.lock(spec)
+    spec = write("tqdm\n", "build: {sources: [fast], requires: [ninja<1.12]}\n")
+    assert not workspace_resolver.is_current(spec)
+    workspace_resolver.lock(spec)
+    assert workspace_resolution.pins(sections(spec)["build-requires"])["ninja"] == "1.11"
+    spec = write("tqdm\n", "build: {sources: [fast], requires: [ninja]}\n")
+    workspace_resolver.lock(spec)
+    assert workspace_resolution.pins(sections(spec)["build-requires"])["ninja"] == "1.11"
+    workspace_files.write_dockerfile(spec)
+    before = plan.content_hash(spec, "default", "debian")
+    workspace_resolver.lock(spec, upgrade_packages=["ninja"])
+    assert plan.content_hash(spec, "default", "debian") != before
+    assert workspace_resolution.pins(sections(spec)["build-requires"])["ninja"] == "1.12"
+
+
+def test_an_extension_is_built_with_the_images_numpy_whatever_it_asks_for(
+    write: Write, index: PackageIndex, capsys: pytest.CaptureFixture[str]
+) -> None:
+    tools(index)
+    compile_fast(index, "setuptools", "numpy==1.26.*")
+    spec = write("tqdm\n", FAST)
+    workspace_resolver.lock(spec)
+    assert "numpy" not in workspace_resolution.pins(sections(spec)["build-requires"])
+    said = "trainyard.yaml:4: fast 2.0 asks for numpy==1.26.* to be built, and is built with 2.4.6 of the image"
+    assert said in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("requires", "message"),
+    [
+        ("cython>=99", "trainyard.yaml:4: cython>=99 cannot be installed: because only cython<=3.2 is available"),
+        ("tool @ https://host/tool.whl",
+         "trainyard.yaml:4: fast 2.0 is built with tool @ https://host/tool.whl, an address, which a lock does not"),
+    ],
+)  # fmt: skip
+def test_a_build_requirement_that_cannot_be_locked_is_one_line_with_the_users_line(
+    write: Write, index: PackageIndex, requires: str, message: str
+) -> None:
+    tools(index)
+    compile_fast(index, requires)
+    with pytest.raises(UserError) as error:
+        workspace_resolver.lock(write("tqdm\n", FAST))
+    assert str(error.value).startswith(message) and "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize("text", ["[build-system", "[build-system]\nrequires = ['a b']\n"])
+def test_a_source_distribution_with_an_invalid_pyproject_toml_is_named(
+    write: Write, index: PackageIndex, text: str
+) -> None:
+    index.add(source_distribution("fast", "2.0", pkg_info("2.2") | {"pyproject.toml": text}))
+    with pytest.raises(StepFailed, match=r"^fast-2\.0\.tar\.gz: its pyproject\.toml cannot be read \(") as error:
+        workspace_resolver.lock(write("tqdm\n", FAST))
+    assert "\n" not in str(error.value)
+
+
+def test_source_distributions_are_not_read_offline(
+    write: Write, index: PackageIndex, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tools(index)
+    compile_fast(index, "setuptools")
+    spec = write("tqdm\n", FAST)
+    workspace_resolver.lock(spec)
+    index.seen.clear()
+    monkeypatch.setenv("TRAINYARD_OFFLINE", "1")
+    with pytest.raises(StepFailed, match=r"^fast-2\.0\.tar\.gz is downloaded to read its requirements"):
+        workspace_resolver.lock(spec)
+    assert index.seen == []
 
 
 def test_what_has_no_source_distribution_is_not_compiled(write: Write) -> None:

@@ -16,6 +16,7 @@ from typing import Any
 
 from trainyard import settings
 from trainyard.console import StepFailed, is_quiet
+from trainyard.image import compile_failure
 from trainyard.oci import docker_engine
 from trainyard.settings import ROOT
 
@@ -109,6 +110,8 @@ def reason(text: str) -> str:
     if steps:
         name, repeated = steps[-1]
         said = _output_of_failed_step(text, errors[-1] if errors else "") or _without_seconds(repeated.splitlines())
+        if name.startswith("compiled ") and (known := compile_failure.reason(said)):
+            return f"compiled: {_short(known)}"
         errors_of_step = [line for line in said if _ERROR_LINE.search(line)] or said
         if errors_of_step:
             words = re.sub(r"^(caused by|cause|error): ", "", errors_of_step[-1].strip(), flags=re.IGNORECASE)

@@ -74,10 +74,10 @@ def check_tool(spec: Spec) -> None:
     assert spec.workspace is not None
     lock, here = workspace_lock.read(spec.workspace), contents(spec)
     if lock.contents != here and lock.target == spec.workspace.parent:
+        other = f", or install Trainyard {lock.version}" if lock.version != trainyard.__version__ else ""
         raise UserError(
             f"{relative(spec.workspace.lock)}: written by Trainyard {lock.version} ({lock.contents}), this is "
-            f"{trainyard.__version__} ({here}), which would make another image: run 'trainyard lock --upgrade', "
-            f"or install Trainyard {lock.version}"
+            f"{trainyard.__version__} ({here}), which would make another image: run 'trainyard lock --upgrade'{other}"
         )
 
 
