@@ -29,9 +29,8 @@ ARG BASE
 FROM ${BASE} AS code
 COPY code.tar /tmp/code.tar
 RUN mkdir /out && tar --extract --preserve-permissions --numeric-owner --file /tmp/code.tar --directory /out
-FROM ${BASE} AS workspace
+FROM ${BASE}
 WORKDIR /workspace
-FROM workspace
 COPY --link --from=code /out /
 """
 

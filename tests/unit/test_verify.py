@@ -597,6 +597,16 @@ def test_layers_are_named_after_the_stages_of_the_rendered_dockerfile() -> None:
     assert [kind for _, kind in names] == ["base", *["below"] * len(below), *["copied"] * len(copies), "added"]
 
 
+def test_the_working_directory_of_code_is_a_layer_with_a_name(tmp_path: Path) -> None:
+    (tmp_path / "trainyard.yaml").write_text("extends: cpu\nrun: python train.py\n", encoding="utf-8")
+    text = dockerfile.dockerfile(load(str(tmp_path)))
+    below, copies = layers.stages(text)
+    copied = ["COPY /out / # buildkit"]
+    made_by = [*(f"{keyword} x" for _, keyword in below), *copied * (len(copies) - 1), "WORKDIR /workspace", *copied]
+    names = layers.name_layers(["", *made_by], text)
+    assert names[-3:] == [("launcher", "copied"), ("workdir", "below"), ("code", "copied")]
+
+
 def test_an_index_with_attestations_leads_to_its_image() -> None:
     entries = [
         {"digest": "sha256:a", "platform": {"os": "unknown", "architecture": "unknown"}},

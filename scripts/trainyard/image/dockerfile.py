@@ -100,7 +100,9 @@ def shebang(spec: Spec) -> str:
 
 def environment(spec: Spec) -> dict[str, str]:
     """Every variable that the image sets, except PATH (:func:`search_path`)."""
-    fixed = {"PYTHONUNBUFFERED": "1", "HOME": "/home/trainer"}
+    # USER: getpass.getuser(), which torch.compile calls, fails without it for a uid that has no name in the image, as
+    # some clusters assign: https://docs.python.org/3/library/getpass.html#getpass.getuser
+    fixed = {"PYTHONUNBUFFERED": "1", "HOME": "/home/trainer", "USER": "trainer"}
     return fixed | (_NVIDIA if spec.accelerator == "nvidia" else {}) | spec.environment
 
 

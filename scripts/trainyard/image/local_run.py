@@ -176,9 +176,7 @@ def arguments(spec: Spec, reference: str, request: Request, host: Host, server: 
     if writes:
         user = "0:0" if host.rootless else host.user
         root = user.startswith("0:")
-        # getpass.getuser, which torch.compile calls, needs a name, and the image knows no user of this uid
-        # (https://docs.python.org/3/library/getpass.html#getpass.getuser).
-        found += ["--user", user, "--group-add=0", "--env=USER=trainer"]
+        found += ["--user", user, "--group-add=0"]
         if request.mount:
             found.append("--env=PYTHONDONTWRITEBYTECODE=1")  # no __pycache__ in the repository
     if mounts and host.selinux:

@@ -180,13 +180,11 @@ _LABELS_FROM_ARGUMENTS = {
 }
 
 
-
 def labels_from_arguments(spec: Spec) -> dict[str, str]:
     """Label -> the build argument whose value it takes."""
     # What ``push --code-only`` compares with the repository.
     own = {f"{LABELS}.lock": "LOCKED"} if spec.workspace else {}
     return _LABELS_FROM_ARGUMENTS | own | ({f"{LABELS}.code": "CODE"} if spec.has_code else {})
-
 
 
 def config_hash(workspace: Workspace) -> str:

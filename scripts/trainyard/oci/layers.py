@@ -155,7 +155,12 @@ def name_layers(made_by: list[str], dockerfile: str) -> list[tuple[str, Kind]]:
             break
         names[number] = (below.pop()[0], "below")
     for command in made_by[first:]:
-        names.append((copies.pop(0), "copied") if copies and _is_copy(command) else ("added", "added"))
+        if copies and _is_copy(command):
+            names.append((copies.pop(0), "copied"))
+        elif copies and command.startswith("WORKDIR "):
+            names.append(("workdir", "below"))  # a folder of the system stage: the layer is empty
+        else:
+            names.append(("added", "added"))
     return names
 
 
