@@ -33,11 +33,14 @@ _PARENTS = re.compile(r"(?m)^Parents?:\s+(\S+)$")
 
 
 def group(item: pytest.Item) -> int:
-    """The index in BIG of the first image that a test marked ``big`` needs: the marker's arguments or its target."""
+    """The index in BIG of the first image that a test marked ``big`` needs: the marker's arguments or its target.
+
+    -1 for a test that makes a big image of its own from a target that is always built.
+    """
     marker, call = item.get_closest_marker("big"), getattr(item, "callspec", None)
     assert marker is not None
     needed = marker.args or (call.params["target"] if call else "",)
-    return min(BIG.index(name) for name in needed)
+    return min(-1 if name in ALWAYS else BIG.index(name) for name in needed)
 
 
 def parameters() -> list[object]:

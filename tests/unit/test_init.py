@@ -269,7 +269,7 @@ def test_a_target_without_the_codes_framework_is_named(proposed: Proposed) -> No
 
 def test_a_library_with_several_backends_gets_that_of_the_target_alone(proposed: Proposed) -> None:
     """Its other backends are imported under a condition, or are modules with the name of a framework."""
-    backends = "import os\nif os.environ['BACKEND'] == 'torch':\n    from . import pytorch\n"
+    backends = "import os\nfrom . import utils\nif os.environ['BACKEND'] == 'torch':\n    from . import pytorch\n"
     files = {
         "train.py": KERAS.format(more="import library\nimport jax"),
         "library/__init__.py": backends,

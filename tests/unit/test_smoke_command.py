@@ -362,7 +362,7 @@ def test_the_observer_never_fails(tmp_path: Path) -> None:
     ("document", "command"),
     [
         ("run: ./train.sh", "trainyard run -- run --help"),
-        ("run: ./train.sh\nsmoke: {}", "trainyard run --"),
+        ("run: ./train.sh\nsmoke: {}", "trainyard run"),
         ("run: ./train.sh\nsmoke: {args: --epochs=1}", "trainyard run -- --epochs=1"),
         ("run: ./train.sh\nsmoke: {args: a.yaml}", "trainyard run -- run a.yaml"),
         ("", "docker run --rm trainyard:mine mnist --fake-data --epochs 1"),

@@ -27,13 +27,20 @@ def redirected_stdout() -> str | None:
     return None
 
 
+def written_by(request: Request) -> str:
+    """The line of a job file that says what has written it, and what checks it, as its user runs them."""
+    if request.spec and request.spec.workspace:
+        return "Written by `trainyard job`; check it with `trainyard check-job job.yaml`."
+    return "Written by `make job`; check it with `make check-job FILE=job.yaml`."
+
+
 def header(request: Request, command: list[str]) -> str:
     """The comment at the top of a job file: its name, its image, and the command that submits it."""
     contents = f"; {request.spec.framework.name} {request.spec.framework.version}" if request.spec else ""
     return yaml_writer.comment(
         [
             f"{request.name}: {request.image}{contents}",
-            "Written by `make job`; check it with `make check-job FILE=job.yaml`. Submit it with:",
+            f"{written_by(request)} Submit it with:",
             shlex.join(command),
         ]
     )

@@ -180,7 +180,9 @@ def closing_command(spec: Spec, trained: dict[str, Any], target: str | None = No
         smoke = workspace.document.smoke
         words = smoke_command.container_words(smoke.args if smoke else ["--help"])
         output = ["--output=output"] if trained.get("writes_output") else []
-        return shlex.join(["trainyard", "run", *([target] if target else []), *output, "--", *words])
+        return shlex.join(
+            ["trainyard", "run", *([target] if target else []), *output, *(["--", *words] if words else [])]
+        )
     trainer = spec.trainers.default
     flags = trainer_flags.of_trainer(spec.trainers.package, trainer)
     arguments = ["--fake-data", "--epochs", "1"] if {"fake-data", "epochs"} <= flags else ["--help"]

@@ -1,0 +1,136 @@
+"""Source distributions of others become images and jobs, from init to rehearse, through the installed wheel alone."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+from testcontainers.community.registry import DockerRegistryContainer
+
+from tests import own_repositories, wheels
+from tests.image.registry import running
+from tests.own_repositories import Repository
+from trainyard.oci import docker_engine
+from trainyard.spec.naming import LABELS
+
+
+@dataclass
+class User:
+    """A user with a folder that holds a repository, and the installed wheel.
+
+    Attributes:
+        command: ``trainyard``.
+        folder: the repository; ``home``: where everything else is kept.
+        registry: address to push to.
+    """
+
+    command: Path
+    folder: Path
+    home: Path
+    registry: str
+
+    def call(self, *words: str) -> subprocess.CompletedProcess[str]:
+        """Run ``trainyard``."""
+        state = str(self.home / "state")
+        return wheels.call(self.command, *words, cwd=self.folder, HOME=str(self.home), XDG_STATE_HOME=state)
+
+    def run(self, *words: str) -> str:
+        """Run ``trainyard``, which must succeed; its standard output."""
+        done = self.call(*words)
+        assert done.returncode == 0, f"{' '.join(words)}: {done.stderr[-4000:]}"
+        return done.stdout
+
+
+@pytest.fixture(scope="module")
+def command(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """``trainyard``, installed from its wheel."""
+    folder = tmp_path_factory.mktemp("installed")
+    wheel = wheels.build(wheels.clone(folder / "clone"), "wheel", folder / "dist")
+    return wheels.install(wheel, folder / "environment")
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[DockerRegistryContainer]:
+    with running.container() as started:
+        yield started
+
+
+@pytest.fixture
+def user(command: Path, server: DockerRegistryContainer, tmp_path: Path) -> Iterator[Callable[[Repository], User]]:
+    """``user(repository)``: a user who has unpacked it. Images of it are removed after the test."""
+    made: list[str] = []
+
+    def start(repository: Repository) -> User:
+        made.append(repository.name)
+        (tmp_path / "home").mkdir()
+        return User(command, repository.download(tmp_path), tmp_path / "home", f"{running.address(server)}/team")
+
+    yield start
+    for name in made:
+        for image in docker_engine.client().images.list(filters={"label": [f"{LABELS}.target={name}"]}):
+            docker_engine.client().images.remove(image.id, force=True)
+
+
+def described(user: User, repository: Repository) -> None:
+    """Write trainyard.yaml: ``init``, and what its user adds by hand."""
+    user.run("init", "--yes", f"--target={repository.target}", *repository.options)
+    repository.write_by_hand(user.folder / "trainyard.yaml")
+
+
+@pytest.mark.parametrize(
+    "repository",
+    [own_repositories.DEEPXDE, *(pytest.param(one, marks=pytest.mark.big("xla")) for one in own_repositories.BIG)],
+    ids=lambda one: one.name,
+)
+def test_a_repository_of_others_is_run_pushed_edited_and_rehearsed(
+    repository: Repository, user: Callable[[Repository], User], tmp_path: Path
+) -> None:
+    mine = user(repository)
+    described(mine, repository)
+
+    built = json.loads(mine.run("image", "--json"))
+    labels = docker_engine.image(built["digest"], made_by="").labels
+    assert (labels[f"{LABELS}.extends"], labels[f"{LABELS}.tested"]) == (repository.target, "trained")
+    assert repository.trained in mine.run("run", "--", *repository.arguments)
+
+    pushed = json.loads(mine.run("push", f"--registry={mine.registry}", "--json"))
+    assert pushed["digest"] == built["digest"]
+
+    repository.change_a_line(mine.folder)
+    edited = json.loads(mine.run("push", "--code-only", "--json"))
+    assert edited["base"] == pushed["digest"]
+
+    arguments = [f"--args={' '.join(repository.arguments)}"] if repository.arguments else []
+    job = mine.run("job", "--code", ".", "--platform=vertex", *repository.machine, *arguments)
+    assert edited["reference"] in job
+    (tmp_path / "job.yaml").write_text(job, encoding="utf-8")
+    report = json.loads(
+        mine.run("rehearse", str(tmp_path / "job.yaml"), f"--output={tmp_path / 'rehearsed'}", "--json")
+    )
+    assert report["status"] == "succeeded"
+    log = "".join(one.read_text(encoding="utf-8") for one in (tmp_path / "rehearsed" / "logs").glob("*.log"))
+    assert repository.edited in log and repository.trained in log
+
+
+def test_a_repository_that_cannot_start_is_refused_with_the_line_of_its_own_file(
+    user: Callable[[Repository], User],
+) -> None:
+    """An import was added, and no requirement for it."""
+    repository = own_repositories.DEEPXDE
+    mine = user(repository)
+    described(mine, repository)
+    script = mine.folder / "examples" / "function" / "func.py"
+    text = script.read_text(encoding="utf-8")
+    script.write_text(text.replace("import numpy as np\n", "import numpy as np\nimport einops\n"), encoding="utf-8")
+    line = script.read_text(encoding="utf-8").splitlines().index("import einops") + 1
+    done = mine.call("image")
+    assert done.returncode == 1
+    assert done.stderr.splitlines()[-1] == (
+        f"image: examples/function/func.py:{line}: ModuleNotFoundError: No module named 'einops': add it to "
+        "requirements in trainyard.yaml"
+    )
+    assert not docker_engine.client().images.list(name=f"trainyard:{repository.name}")

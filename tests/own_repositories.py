@@ -1,0 +1,124 @@
+"""Repositories of others that carry a training script: source distributions of the package index, unmodified.
+
+They were chosen after the code that handles them was written, for three ways in which repositories are laid out.
+"""
+
+from __future__ import annotations
+
+import sys
+import tarfile
+from dataclasses import dataclass
+from pathlib import Path
+
+from tests import wheels
+
+
+@dataclass(frozen=True)
+class Repository:
+    """A source distribution, and what its user does with it.
+
+    Attributes:
+        version, sha256: of the source distribution.
+        target: of ``trainyard init``, ``options``: its other ones.
+        by_hand: lines of trainyard.yaml -> what the user writes instead; an empty key stands for the end of the file.
+        machine: options of ``trainyard job``: what the job runs on.
+        arguments: of the command, in ``trainyard run`` and in the job.
+        trained: part of a line that it prints.
+        edit: a file, a part of one of its lines, and what takes its place; ``edited``: what it prints then.
+    """
+
+    name: str
+    version: str
+    sha256: str
+    target: str
+    options: tuple[str, ...]
+    by_hand: dict[str, str]
+    machine: tuple[str, ...]
+    arguments: tuple[str, ...]
+    trained: str
+    edit: tuple[str, str, str]
+    edited: str
+
+    def download(self, folder: Path) -> Path:
+        """Download it with pip and unpack it into ``folder``; the folder of the repository."""
+        wanted = folder / "sdist.txt"
+        wanted.write_text(f"{self.name}=={self.version} --hash=sha256:{self.sha256}\n", encoding="utf-8")
+        pip = (sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--no-binary", self.name)
+        wheels.run(*pip, "--require-hashes", "--requirement", wanted, "--dest", folder, cwd=folder)
+        (found,) = folder.glob("*.tar.gz")
+        with tarfile.open(found) as archive:
+            archive.extractall(folder, filter="data")
+        return folder / f"{self.name}-{self.version}"
+
+    def write_by_hand(self, file: Path) -> None:
+        """Change a trainyard.yaml as its user does."""
+        text = file.read_text(encoding="utf-8")
+        for line, other in self.by_hand.items():
+            assert text.count(line) == 1 or not line, f"{line!r} is not one line of:\n{text}"
+            text = text.replace(line, other) if line else text + other
+        file.write_text(text, encoding="utf-8")
+
+    def change_a_line(self, folder: Path) -> None:
+        """Edit one line of the code."""
+        name, part, other = self.edit
+        text = (folder / name).read_text(encoding="utf-8")
+        assert text.count(part) == 1
+        (folder / name).write_text(text.replace(part, other), encoding="utf-8")
+
+
+#: A flat layout, 26 MB of examples, a dynamic version; the examples train with any of five frameworks.
+DEEPXDE = Repository(
+    "deepxde",
+    "1.14.0",
+    "7cbd7e394a35d8d4c640e2c7b2c6f5dce1698269507769bf48613b710e06f0b7",
+    "tf-cpu",
+    ("--run=python examples/function/func.py",),
+    {
+        # Which framework it uses is a variable, and what its TensorFlow part imports is in no list of the project.
+        "requirements: pyproject.toml\n": "requirements: {file: pyproject.toml, packages: [tensorflow-probability, "
+        "tf-keras]}\nenvironment: {DDE_BACKEND: tensorflow}\n",
+        # It has no options: the whole training is its smoke test.
+        "": "smoke: {expect: Best model at step}\n",
+    },
+    (),
+    (),
+    "Best model at step",
+    ("deepxde/model.py", '"Training model...\\n"', '"Training of the edited model...\\n"'),
+    "Training of the edited model...",
+)
+
+#: A flat layout with scripts in examples/, whose imports the project does not list.
+E3NN = Repository(
+    "e3nn",
+    "0.5.6",
+    "e28aa6f67d9c090300d390f9e08fb57211d60562971ae3237e30023ff17093b1",
+    "xla",
+    ("--run=python examples/tetris.py",),
+    {"": "smoke: {expect: accuracy}\n"},
+    ("--accelerator=v5litepod-1",),
+    (),
+    "Equivariance error",
+    ("examples/tetris.py", "Testing equivariance directly...", "Testing the edited equivariance..."),
+    "Testing the edited equivariance...",
+)
+
+#: A src layout with a command of [project.scripts], which has subcommands, and package data.
+PYKEEN = Repository(
+    "pykeen",
+    "1.11.1",
+    "702cb807c354a0d2fce0f0593db46e1fe15fba2a37e92bbb18cd1b9d0a85fe13",
+    "xla",
+    (),
+    {
+        "run: pykeen\n": "run: pykeen train transe --dataset nations\n",
+        "": "smoke: {args: [--number-epochs=2], expect: hits_at_10}\n",
+    },
+    ("--accelerator=v5litepod-1",),
+    ("--number-epochs=3",),
+    "hits_at_10",
+    ("src/pykeen/models/cli/builders.py", 'f"Training {model.__name__} with "', 'f"Edited: {model.__name__} with "'),
+    "Edited: TransE with",
+)
+
+#: Images of GB on top of PyTorch/XLA, and minutes of training.
+BIG = (E3NN, PYKEEN)
