@@ -40,7 +40,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.slow_registry import SlowRegistry
-from rich.table import Table
+from rich.table import Column, Table
 
 from trainyard import console, settings
 from trainyard.console import StepFailed, UserError, log, say
@@ -302,7 +302,7 @@ def measure(target: str, rounds: int, names: list[str]) -> dict[str, Any]:
             "ways": {name: [asdict(sample) for sample in found] for name, found in samples.items()},
             "code": bench.code_size,
             "rounds": rounds,
-            "machine": f"{os.cpu_count()} cores, {platform.machine()}",
+            "machine": f"{os.cpu_count()} cores, {platform.machine()}, with a load average of {os.getloadavg()[2]:.1f}",
             "day": datetime.datetime.now(tz=datetime.UTC).date().isoformat(),
         }
 
@@ -328,7 +328,7 @@ def rows(found: dict[str, Any]) -> list[list[str]]:
 
 
 #: What the columns of :func:`rows` are.
-COLUMNS = ("", "least (s)", "median (s)", "most (s)", "times ours", "requests", "sent", "beyond the code")
+COLUMNS = ("seconds", "least", "median", "most", "times", "requests", "sent", "beyond")
 
 
 def _median(samples: list[dict[str, Any]]) -> float:
@@ -337,7 +337,7 @@ def _median(samples: list[dict[str, Any]]) -> float:
 
 
 def verdicts(found: dict[str, Any]) -> list[tuple[str, str, bool]]:
-    """The issue's targets, as far as they were measured: what, how much, whether it was met."""
+    """The targets, as far as they were measured: what, how much, whether it was met."""
     ways = found["ways"]
     if not ways.get(OURS):
         return []
@@ -364,13 +364,14 @@ def markdown(found: dict[str, Any]) -> str:
         "",
         f"Measured {found['day']} on {found['machine']}, {found['rounds']} rounds in one run. The repository has",
         f"{in_units(found['code'])} of code and extends `{found['target']}`. `benchmarks/own_repository.py` says what",
-        "the ways are and what is the same for all. Requests and bytes are the most of all rounds.",
+        "the ways are and what is the same for all. 'times' compares the medians with ours; 'sent' is all that arrived",
+        "there, 'beyond' what of that was not the code's layer. Requests and bytes are the most of all rounds.",
         "",
         "| " + " | ".join(COLUMNS) + " |",
         "|---" * len(COLUMNS) + "|",
         *("| " + " | ".join(row) + " |" for row in rows(found)),
         "",
-        "| target of the issue | measured | |",
+        "| target | measured | |",
         "|---|---|---|",
         *(f"| {words} | {value} | {'met' if met else 'missed'} |" for words, value, met in verdicts(found)),
         "",
@@ -392,7 +393,9 @@ def main() -> None:
         if name not in WAYS:
             parser.error(f"there is no way {name!r}; there are {', '.join(WAYS)}")
     found = measure(options.target, max(1, options.rounds), names)
-    table = Table(*COLUMNS, title=f"{in_units(found['code'])} of code on {options.target}", title_justify="left")
+    columns = [Column(name, justify="right" if number else "left", no_wrap=True) for number, name in enumerate(COLUMNS)]
+    title = f"{in_units(found['code'])} of code on {options.target}"
+    table = Table(*columns, title=title, title_justify="left", box=None)
     for row in rows(found):
         table.add_row(*row)
     log.print(table)
