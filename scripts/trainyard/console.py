@@ -24,53 +24,56 @@ class StepFailed(Exception):
     """A step ran and failed; the message gives the reason in one line. Exit status 1."""
 
 
-def _console() -> Console:
-    from rich.console import Console
-
-    return Console(stderr=True, highlight=False, soft_wrap=not sys.stderr.isatty())
+#: Whether only warnings and errors are printed.
+_quiet = False
 
 
-@cache
-def _stderr() -> Console:
-    return _console()
-
-
-@cache
-def _errors() -> Console:
-    """The console for warnings and errors, which ``--quiet`` leaves."""
-    return _console()
-
-
-def be_quiet() -> None:
-    """Print warnings and errors only."""
-    _stderr().quiet = True
+def be_quiet(quiet: bool = True) -> None:
+    """Print warnings and errors only, or everything again."""
+    global _quiet
+    _quiet = quiet
 
 
 def is_quiet() -> bool:
-    """Whether :func:`be_quiet` was called."""
-    return _stderr().quiet
+    """Whether only warnings and errors are printed."""
+    return _quiet
+
+
+@cache
+def _console(quiet: bool) -> Console:
+    from rich.console import Console
+
+    return Console(stderr=True, highlight=False, soft_wrap=not sys.stderr.isatty(), quiet=quiet)
 
 
 def __getattr__(name: str) -> Any:
     """``log``, the console on stderr, is made on first use: importing rich takes longer than ``--help`` may."""
     if name == "log":
-        return _stderr()
+        return _console(_quiet)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+def _print(message: str, style: str = "") -> None:
+    if sys.stderr.isatty():
+        _console(False).print(message, markup=False, style=style)
+    else:  # without rich, whose import takes longer than pushing code
+        print(message, file=sys.stderr, flush=True)
 
 
 def say(message: str) -> None:
     """Print a line."""
-    _stderr().print(message, markup=False)
+    if not _quiet:
+        _print(message)
 
 
 def warn(message: str) -> None:
     """Print a warning."""
-    _errors().print(f"WARNING: {message}", style="bold yellow", markup=False)
+    _print(f"WARNING: {message}", "bold yellow")
 
 
 def fail(message: str) -> None:
     """Print the line that a command ends with when it failed."""
-    _errors().print(message, style="bold red", markup=False)
+    _print(message, "bold red")
 
 
 def nearest(word: str, choices: Iterable[str]) -> str:

@@ -230,9 +230,11 @@ def last(target: str, step: Literal["verify"]) -> VerifyResult | None:
     return found
 
 
-def require(target: str, digest: str, *steps: Step) -> dict[str, Any]:
+def require(target: str, digest: str, *steps: Step, made_by: str = "") -> dict[str, Any]:
     """Step -> its result for the image ``digest``, for every one of ``steps``.
 
+    Args:
+        made_by: the command that makes images that pass, for the message; that of a checkout if empty.
     Raises:
         UserError: the image did not pass one of them.
     """
@@ -240,6 +242,7 @@ def require(target: str, digest: str, *steps: Step) -> dict[str, Any]:
     for step in steps:
         result = recall(target, step, digest)
         if not result or not result["passed"]:
-            raise UserError(f"{target} ({digest[:19]}) never passed '{step}': run 'make image TARGET={target}'")
+            command = made_by or f"make image TARGET={target}"
+            raise UserError(f"{target} ({digest[:19]}) never passed '{step}': run '{command}'")
         found[step] = result
     return found

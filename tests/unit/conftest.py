@@ -92,7 +92,7 @@ def trainyard(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str
 
     def run(*arguments: str, **variables: str) -> Result:
         with monkeypatch.context() as patch:
-            patch.setattr(console.log, "quiet", False)  # as in a new process, whatever --quiet ran before
+            console.be_quiet(False)  # as in a new process, whatever --quiet ran before
             for name, value in variables.items():
                 patch.setenv(f"TRAINYARD_{name}", value)
             status = cli.run(list(arguments))

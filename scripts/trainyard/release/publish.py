@@ -122,7 +122,7 @@ def push(spec: Spec, address: str, *, reference: str | None = None, allow_untest
     audit.require(spec)
     image = docker_engine.image(reference, made_by="docker pull") if reference else image_to_push(spec)
     digest = str(image.id)
-    passed = state.require(spec.target, digest, "verify", "smoke")
+    passed = state.require(spec.target, digest, "verify", "smoke", made_by=spec.command("image"))
     tag = str(image.labels.get(_TAG) or "")
     if not tag:
         raise UserError(f"{digest[:19]} has no label {_TAG}: run '{spec.command('image')}'")
