@@ -5,7 +5,7 @@
     python -m benchmarks.own_repository --save             also writes benchmarks/results/own-repository.md
 
 The repository is a package of 50 modules and a script. The registry has token login, and its proxy delays each request
-by 50 ms; all is on loopback. In each round each way gets an edit of its own, one line of one module:
+by 50 ms; all is on loopback. In each round each way gets another edit, one line of one module:
 
     push --code-only   `trainyard push --code-only`, with an address of an engine that does not exist
     plain recipe       `docker build` and `docker push` of a Dockerfile with FROM our image at the registry and COPY

@@ -132,7 +132,7 @@ class _Counted(io.RawIOBase):
 
 
 class _Connection(BaseHTTPRequestHandler):
-    """A client's connection, with one of its own to the registry."""
+    """A client's connection, and the one to the registry that serves it."""
 
     server: _Proxy
     protocol_version = "HTTP/1.1"

@@ -150,7 +150,7 @@ def entries(text: str) -> Iterator[tuple[str, str]]:
 def _preferred(request: Request) -> str:
     """The versions to keep: those of the old lock, then those of the target.
 
-    uv takes the hashes from here too. They are left out where the workspace names indexes of its own: a package that
+    uv takes the hashes from here too. They are left out where the workspace names other indexes: a package that
     moves to another index has other files.
     """
     assert request.spec.workspace is not None

@@ -110,7 +110,7 @@ def _requirements(value: object) -> object:
 
 
 class Build(Strict):
-    """What is compiled for the image, in a build stage of its own.
+    """What is compiled for the image, in a separate build stage.
 
     Attributes:
         packages: Debian packages of that stage, such as ``g++``; they are not in the image.

@@ -10,7 +10,7 @@ from typing import Any
 def of(
     folder: Path, document: Mapping[str, Any], package_dir: Mapping[str, str] | None = None, where: Sequence[str] = ()
 ) -> list[Path]:
-    """The import roots of the project in ``folder``: what its build backend is told, else what backends find.
+    """The import roots of the project in ``folder``: the settings of its build backend, else what backends find.
 
     Args:
         document: its pyproject.toml; empty if it has none.

@@ -1,4 +1,4 @@
-"""Dynamic versions and dependencies, where the build backend is told a file to read them from."""
+"""Dynamic versions and dependencies, where the settings of the build backend name a file that has them."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def from_setuptools(folder: Path, settings: Mapping[str, Any]) -> str | None:
 
 
 def dependencies(folder: Path, document: Mapping[str, Any]) -> tuple[str, ...] | None:
-    """Dynamic dependencies that the backend reads from requirements files; None if it is told none."""
+    """Dynamic dependencies that the backend reads from requirements files; None if its settings name none."""
     tool = document.get("tool", {})
     found = tool.get("setuptools", {}).get("dynamic", {}).get("dependencies", {}).get("file")
     # https://github.com/repo-helper/hatch-requirements-txt

@@ -173,7 +173,7 @@ def candidates(root: Path, names: Sequence[str], sources: Sources, scripts: Mapp
 
 
 def _needed(source: Source, shown: list[str], root: Path) -> list[str]:
-    """The README's arguments, if the program needs some and these name nothing of somebody's machine."""
+    """The README's arguments, if the program needs some and these name no file that the repository lacks."""
     needs = [one for one in source.options if one.required]
     placeholders = any(re.search(r"[<>$*{}\[\]]|path/to|^/|^~", word) for word in shown)
     if not needs or not shown or placeholders:
