@@ -35,7 +35,7 @@ _PARENTS = re.compile(r"(?m)^Parents?:\s+(\S+)$")
 def group(item: pytest.Item) -> int:
     """The index in BIG of the first image that a test marked ``big`` needs: the marker's arguments or its target.
 
-    -1 for a test that makes a big image of its own from a target that is always built.
+    -1 for a test that extends a target that is always built by a big image.
     """
     marker, call = item.get_closest_marker("big"), getattr(item, "callspec", None)
     assert marker is not None

@@ -168,7 +168,7 @@ def command(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def copy(example: Path, folder: Path) -> Path:
-    """A copy of an example with a git repository of its own."""
+    """A copy of an example, in a new git repository."""
     shutil.copytree(example, folder, ignore=shutil.ignore_patterns("__pycache__", "checkpoints", "output"))
     wheels.run("git", "init", "--quiet", cwd=folder)
     return folder

@@ -258,6 +258,8 @@ def test_a_build_without_a_network_asks_neither_index_nor_registry(
     monkeypatch.setenv("TRAINYARD_OFFLINE", "1")
     found = build.plan_for(model.load("cpu"))
     assert (found.index, found.base, found.notes) == ("pytorch-cpu", "registry.example/debian@sha256:1", ("a note",))
+    with pytest.raises(UserError, match="nothing was downloaded for cpu: run 'make fetch TARGET=cpu'"):
+        offline.contexts(found)  # its bases were removed
     arguments = build.bake_arguments(found, compression="zstd")
     assert "cpu.args.HTTPS_PROXY=http://127.0.0.1:9" in arguments
     monkeypatch.delenv("TRAINYARD_OFFLINE")

@@ -80,19 +80,29 @@ def recall(spec: Spec) -> Sources:
     try:
         return Sources.model_validate_json(_record(spec.target).read_bytes())
     except (FileNotFoundError, ValidationError):
-        raise UserError(
-            f"nothing was downloaded for {spec.target}: run '{spec.command('fetch')}' where there is a network"
-        ) from None
+        raise _nothing_fetched(spec) from None
+
+
+def _nothing_fetched(spec: Spec) -> UserError:
+    return UserError(
+        f"nothing was downloaded for {spec.target}: run '{spec.command('fetch')}' where there is a network"
+    )
 
 
 def contexts(plan: Plan) -> dict[str, str]:
     """Named build contexts that replace the base images of a plan by their OCI layouts: reference -> layout.
 
     https://docs.docker.com/build/bake/contexts/
+
+    Raises:
+        UserError: a layout was not fetched, or was removed.
     """
     found = {}
     for reference in {plan.base, plan.build_base or plan.base}:
         folder = _layout(reference)
-        index = json.loads((folder / "index.json").read_text(encoding="utf-8"))
+        try:
+            index = json.loads((folder / "index.json").read_text(encoding="utf-8"))
+        except FileNotFoundError:
+            raise _nothing_fetched(plan.spec) from None
         found[reference] = f"oci-layout://{folder}@{index['manifests'][0]['digest']}"
     return found

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -80,7 +79,4 @@ def write_secrets(workspace: Workspace, folder: Path) -> dict[str, Path]:
         path.touch(mode=0o600)
         path.write_text(text, encoding="utf-8")
     bundle = settings.ca_bundle()
-    if bundle:
-        shutil.copyfile(bundle, folder / "ca.pem")
-        found["ca"] = folder / "ca.pem"
-    return found
+    return found | ({"ca": bundle} if bundle else {})
