@@ -1,15 +1,19 @@
-"""Source distributions of a user's repository are compiled in a stage of their own, beside the framework.
+"""Source distributions of a user's repository are compiled in a stage of their own, with the framework mounted.
 
-Two are of the package index, one with setup.py alone and one that Cython compiles. One is made here: it uses OpenMP,
-runs ninja in its setup.py, and keeps a variable of its build.
+Three are of the package index: one with setup.py alone, one that Cython compiles, and torchsort, whose setup.py
+imports torch and does not declare it. Three are made here: fast uses OpenMP, runs ninja in its setup.py, and keeps a
+variable of its build; squares and scale are extensions of torch in C++ and CUDA, with the classes of
+https://docs.pytorch.org/docs/stable/cpp_extension.html.
 """
 
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import pytest
 
@@ -49,6 +53,53 @@ FILES = {
     "fast.c": SOURCE,
 }
 
+TORCH_SETUP = """
+from setuptools import setup
+from torch.utils.cpp_extension import BuildExtension, {extension}
+setup(name="{name}", version="1.0", packages=["{name}"], ext_modules=[{extension}("{name}._C", {sources})],
+      cmdclass={{"build_ext": BuildExtension}})
+"""
+
+SQUARES = """
+#include <torch/extension.h>
+torch::Tensor sum(const torch::Tensor& values) { return (values * values).sum(); }
+PYBIND11_MODULE(TORCH_EXTENSION_NAME, module) { module.def("sum", &sum); }
+"""
+
+KERNEL = """
+__global__ void multiply(float* values, float factor, int count) {
+    int index = blockIdx.x * blockDim.x + threadIdx.x;
+    if (index < count) values[index] *= factor;
+}
+cudaError_t launch(float* values, float factor, int count) {
+    multiply<<<(count + 255) / 256, 256>>>(values, factor, count);
+    return cudaGetLastError();
+}
+"""
+
+SCALE = """
+#include <torch/extension.h>
+#include <cuda_runtime.h>
+cudaError_t launch(float* values, float factor, int count);
+void scale(torch::Tensor values, double factor) {
+    auto error = launch(values.data_ptr<float>(), factor, values.numel());
+    TORCH_CHECK(error == cudaSuccess, "launch: ", cudaGetErrorName(error));
+}
+PYBIND11_MODULE(TORCH_EXTENSION_NAME, module) { module.def("scale", &scale); }
+"""
+
+
+def of_torch(name: str, extension: str, sources: dict[str, str]) -> dict[str, str]:
+    """The files of a source distribution with one extension of torch."""
+    return {
+        "PKG-INFO": f"Metadata-Version: 2.2\nName: {name}\nVersion: 1.0\nRequires-Dist: torch\n",
+        "pyproject.toml": '[build-system]\nrequires = ["setuptools", "torch"]\n'
+        'build-backend = "setuptools.build_meta"\n',
+        "setup.py": TORCH_SETUP.format(name=name, extension=extension, sources=list(sources)),
+        f"{name}/__init__.py": "import torch\nfrom . import _C\n",
+    } | sources
+
+
 DOCUMENT = """\
 extends: tf-cpu
 name: compiled
@@ -79,35 +130,49 @@ print(json.dumps({
 """
 
 
+#: What is needed to compile for GPUs; the version is that of the image's CUDA, which the test fills in.
+CUDA_COMPILER = "requires: [nvidia-cuda-nvcc=={0}, nvidia-cuda-crt=={0}, nvidia-nvvm=={0}]"
+
+
 @pytest.fixture(scope="module")
 def index() -> Iterator[str]:
-    """Address of an index with fast alone, on the engine's bridge, where builds reach it."""
+    """Address of an index with what is made here, on the engine's bridge, where builds reach it."""
     network = docker_engine.client().networks.get("bridge").attrs["IPAM"]["Config"][0]
     own = PackageIndex()
     own.address = network.get("Gateway") or network["Subnet"].rpartition(".")[0] + ".1"
+    squares = of_torch("squares", "CppExtension", {"squares/ops.cpp": SQUARES})
+    scale = of_torch("scale", "CUDAExtension", {"scale/bind.cpp": SCALE, "scale/kernel.cu": KERNEL})
     with own as found:
         found.add(source_distribution("fast", "2.0", FILES))
+        found.add(source_distribution("squares", "1.0", squares), source_distribution("scale", "1.0", scale))
         yield found.url
 
 
-@pytest.fixture(scope="module")
-def build(index: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[..., Finished]]:
-    """``build("1", "system: [libgomp1]")``: ``trainyard build`` of the repository."""
-    folder = tmp_path_factory.mktemp("repository")
+@pytest.fixture
+def repository(index: str, tmp_path: Path) -> Path:
+    """A user's git repository whose packages may come from ``index``."""
+    folder = tmp_path / "repository"
     subprocess.run(["git", "init", "--quiet", str(folder)], check=True)
-    (folder / "train.py").write_text(TRAIN, encoding="utf-8")
     (folder / "uv.toml").write_text(f'[[index]]\nname = "own"\nurl = "{index}"\n', encoding="utf-8")
-    environment = settings.environment(TRAINYARD_BUILD=str(tmp_path_factory.mktemp("state")))
+    return folder
 
-    def run(value: str, more: str = "") -> Finished:
-        (folder / "trainyard.yaml").write_text(DOCUMENT.format(value=value) + more, encoding="utf-8")
-        command = [sys.executable, "-m", "trainyard", "build", "--json"]
+
+@pytest.fixture
+def trainyard(repository: Path, tmp_path: Path) -> Iterator[Callable[..., Finished]]:
+    """``trainyard("build", document)``: the command in the repository with this trainyard.yaml."""
+    environment = settings.environment(TRAINYARD_BUILD=str(tmp_path / "state"))
+
+    def run(command: str, document: str) -> Finished:
+        (repository / "trainyard.yaml").write_text(document, encoding="utf-8")
+        words = [sys.executable, "-m", "trainyard", command]
         return subprocess.run(
-            command, cwd=folder, env=environment, capture_output=True, text=True, timeout=1500, check=False
+            words, cwd=repository, env=environment, capture_output=True, text=True, timeout=1500, check=False
         )
 
     yield run
-    docker_engine.untag("trainyard:compiled-candidate")
+    for image in docker_engine.client().images.list(filters={"label": ["io.trainyard.target=compiled"]}):
+        for tag in image.tags:
+            docker_engine.untag(tag)
 
 
 def seen() -> dict[str, object]:
@@ -123,16 +188,21 @@ def layers() -> list[str]:
     return list(docker_engine.client().images.get("trainyard:compiled-candidate").attrs["RootFS"]["Layers"])
 
 
-def test_extensions_are_compiled_and_the_image_has_no_compiler(build: Callable[..., Finished]) -> None:
+def test_extensions_are_compiled_and_the_image_has_no_compiler(
+    repository: Path, trainyard: Callable[..., Finished]
+) -> None:
     """One test, since every build of it takes a minute: what fails, what works, and what another variable changes."""
-    lacking = build("one")
+    (repository / "train.py").write_text(TRAIN, encoding="utf-8")
+    lacking = trainyard("build", DOCUMENT.format(value="one"))
     assert lacking.returncode == 1
     assert lacking.stderr.splitlines()[-1].endswith(
         "compiled: the image lacks libgomp.so.1, which fast.cpython-311-x86_64-linux-gnu.so needs: "
         "add libgomp1 to 'system:'"
     )
+    copied = re.findall(r"\[compiled \d+/\d+\] COPY --from=(\S+)", lacking.stderr)
+    assert set(copied) == {"own-files"}, "the framework and the requirements are mounted: copies would have gigabytes"
 
-    built = build("one", "system: [libgomp1]\n")
+    built = trainyard("build", DOCUMENT.format(value="one") + "system: [libgomp1]\n")
     assert built.returncode == 0, built.stderr[-3000:]
     found = seen()
     assert [str(file).rpartition("/")[2] for file in found.pop("files")] == [  # type: ignore[attr-defined]
@@ -142,7 +212,92 @@ def test_extensions_are_compiled_and_the_image_has_no_compiler(build: Callable[.
     assert found == {"found": [[8, 1]], "size": 0, "value": "one", "programs": [], "modules": []}
 
     before = layers()
-    assert build("two", "system: [libgomp1]\n").returncode == 0
+    assert trainyard("build", DOCUMENT.format(value="two") + "system: [libgomp1]\n").returncode == 0
     assert seen()["value"] == "two"
     changed = set(layers()) ^ set(before)
     assert len(layers()) == len(before) and len(changed) == 2, "one layer, that of the stage 'compiled'"
+
+
+TORCH_DOCUMENT = """\
+extends: cpu
+name: compiled
+run: python train.py
+requirements: []
+system: [libgomp1]
+smoke: {expect: 'sum 0\\.00, sorted 0 1 2'}
+build:
+  packages: [g++, ninja-build]
+  sources: [squares, torchsort==0.1.9]
+"""
+
+TORCH_TRAIN = """
+import torch, torchsort
+from squares import _C
+values = torch.tensor([[2.0, 0.0, 1.0]], requires_grad=True)
+order = torchsort.soft_sort(values, regularization_strength=0.01).round()
+optimizer = torch.optim.SGD([values], lr=0.1)
+for _ in range(50):
+    optimizer.zero_grad()
+    loss = _C.sum(values)
+    loss.backward()
+    optimizer.step()
+print(f"sum {loss.item():.2f}, sorted {' '.join(str(int(one)) for one in order[0])}")
+"""
+
+
+@pytest.mark.big("cpu")
+def test_extensions_of_torch_train_whether_or_not_they_declare_torch(
+    repository: Path, trainyard: Callable[..., Finished]
+) -> None:
+    (repository / "train.py").write_text(TORCH_TRAIN, encoding="utf-8")
+    built = trainyard("image", TORCH_DOCUMENT)
+    assert built.returncode == 0, built.stderr[-3000:]
+    labels = docker_engine.client().images.get("trainyard:compiled").labels
+    assert labels["io.trainyard.tested"] == "trained"
+
+
+CUDA_DOCUMENT = """\
+extends: gpu
+name: compiled
+run: python train.py
+requirements: []
+build:
+  packages: [g++, ninja-build]
+  sources: [scale]
+"""
+
+CUDA_TRAIN = """
+import json, torch
+from pathlib import Path
+from scale import _C
+try:
+    _C.scale(torch.ones(3), 2.0)
+except RuntimeError as error:
+    print(json.dumps({
+        "said": str(error).splitlines()[0],
+        "compiler": [str(one) for one in Path("/opt").rglob("nvcc")],
+    }))
+"""
+
+
+@pytest.mark.big("gpu")
+def test_cuda_is_compiled_without_a_gpu_and_with_the_compiler_of_the_package_index(
+    repository: Path, trainyard: Callable[..., Finished]
+) -> None:
+    """Without a GPU the compiled kernel is launched, and CUDA's runtime says that there is no device or no driver."""
+    (repository / "train.py").write_text(CUDA_TRAIN, encoding="utf-8")
+    lacking = trainyard("build", CUDA_DOCUMENT)
+    assert "scale==1.0: it compiles CUDA code: " in lacking.stderr.splitlines()[-1]
+
+    locked = (repository / "trainyard.lock").read_text(encoding="utf-8")
+    version = re.search(r"(?m)^nvidia-cuda-runtime==(\S+)", locked)
+    assert version
+    compiler = f"  {CUDA_COMPILER.format(version[1])}\n"
+    lacking = trainyard("build", CUDA_DOCUMENT + compiler)
+    assert "a build has no GPU to compile for: set TORCH_CUDA_ARCH_LIST" in lacking.stderr.splitlines()[-1]
+
+    built = trainyard("build", f"{CUDA_DOCUMENT}{compiler}  environment: {{TORCH_CUDA_ARCH_LIST: '9.0'}}\n")
+    assert built.returncode == 0, built.stderr[-3000:]
+    found = seen()
+    assert found.pop("said") in ("launch: cudaErrorNoDevice", "launch: cudaErrorInsufficientDriver")
+    assert found == {"compiler": []}

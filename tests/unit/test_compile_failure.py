@@ -26,22 +26,67 @@ HINT = "Build failures usually indicate a problem with the package or the build 
 
 NO_COMPILER = "error: command 'x86_64-linux-gnu-gcc' failed: No such file or directory"
 NO_HEADER = """\
-fast.c:2:10: fatal error: cuda_runtime.h: No such file or directory
-    2 | #include <cuda_runtime.h>
-      |          ^~~~~~~~~~~~~~~~
+fast.c:2:10: fatal error: jpeglib.h: No such file or directory
+    2 | #include <jpeglib.h>
+      |          ^~~~~~~~~~~
 compilation terminated.
 error: command '/usr/bin/gcc' failed with exit code 1"""
 NO_MODULE = """\
 Traceback (most recent call last):
   File "<string>", line 1, in <module>
 ModuleNotFoundError: No module named 'ninja'"""
-NO_PROGRAM = "FileNotFoundError: [Errno 2] No such file or directory: 'nvcc'"
+NO_PROGRAM = "FileNotFoundError: [Errno 2] No such file or directory: 'cmake'"
 NOT_C = """\
 fast.c:2:9: error: 'y' undeclared here (not in a function)
 error: command '/usr/bin/gcc' failed with exit code 1"""
 EXCEPTION = """\
 Traceback (most recent call last):
+ValueError: Unknown CUDA arch (3.0) or GPU not supported"""
+
+#: What torch.utils.cpp_extension of torch 2.15.0, ninja and nvcc 13.2 print.
+NO_COMPILER_FOR_NINJA = """\
+/bin/sh: 1: c++: not found
+ninja: build stopped: subcommand failed.
+subprocess.CalledProcessError: Command '['ninja', '-v']' returned non-zero exit status 1.
+RuntimeError: Error compiling objects for extension"""
+NO_CUDA_HOME = """\
+Traceback (most recent call last):
 OSError: CUDA_HOME environment variable is not set. Please set it to your CUDA install root."""
+NO_NVCC = "error: nvcc not found at '/usr/local/cuda/bin/nvcc'. Ensure CUDA path '/usr/local/cuda' is correct."
+NO_NVCC_PROGRAM = "FileNotFoundError: [Errno 2] No such file or directory: 'nvcc'"
+NO_CUDA_HEADER = "fast.cpp:2:10: fatal error: cuda_runtime.h: No such file or directory"
+NO_GPU = """\
+  File "/opt/venv/lib/python3.11/site-packages/torch/utils/cpp_extension.py", line 2517, in _get_cuda_arch_flags
+    arch_list[-1] += '+PTX'
+    ~~~~~~~~~^^^^
+IndexError: list index out of range"""
+OLD_GPU = """\
+nvcc fatal   : Unsupported gpu architecture 'compute_70'
+ninja: build stopped: subcommand failed.
+RuntimeError: Error compiling objects for extension"""
+MIXED_VERSIONS = """\
+ptxas /tmp/tmpxft_0000003c_00000000-6_kernel.ptx, line 9; fatal   : Unsupported .version 9.5; current version is '9.2'
+ptxas fatal   : Ptx assembly aborted due to errors
+RuntimeError: Error compiling objects for extension"""
+NOT_CUDA = """\
+FAILED: /tmp/.tmpBNdHjn/sdists-v10/index/96418f91/fast/2.0/GB15KvWS/src/build/temp/fast/kernel.o
+/tmp/.tmpBNdHjn/sdists-v10/index/96418f91/fast/2.0/GB15KvWS/src/fast/kernel.cu(5): error: identifier "y" is undefined
+1 error detected in the compilation of "/tmp/.tmpBNdHjn/sdists-v10/index/96418f91/fast/2.0/GB15KvWS/src/fast/kernel.cu".
+RuntimeError: Error compiling objects for extension"""
+OUT_OF_MEMORY = """\
+c++: fatal error: Killed signal terminated program cc1plus
+compilation terminated.
+RuntimeError: Error compiling objects for extension"""
+OUT_OF_MEMORY_OF_NVCC = "nvcc error   : 'cicc' died due to signal 9 (Kill signal)"
+
+CUDA = (
+    "it compiles CUDA code: extend a target with CUDA, and add nvidia-cuda-nvcc, nvidia-cuda-crt and nvidia-nvvm, of "
+    "the same version as nvidia-cuda-runtime in trainyard.lock, to 'requires' under 'build:'"
+)
+MEMORY = (
+    "its compiler ran out of memory: set MAX_JOBS, such as '1', in 'environment' under 'build:', or give the engine "
+    "more memory"
+)
 
 
 def output(errors: str, hint: str = HINT) -> list[str]:
@@ -53,15 +98,28 @@ def output(errors: str, hint: str = HINT) -> list[str]:
     [
         (NO_COMPILER, "there is no compiler 'x86_64-linux-gnu-gcc': add g++ to 'packages' under 'build:'"),
         (NO_HEADER,
-         "there is no header 'cuda_runtime.h': add the Debian package that has it to 'packages' under 'build:'"),
+         "there is no header 'jpeglib.h': add the Debian package that has it to 'packages' under 'build:'"),
         (NO_MODULE, "its build imports 'ninja' and does not declare it: add the package that has it to 'requires' "
          "under 'build:'"),
-        (NO_PROGRAM, "there is no program 'nvcc': add the Debian package that has it to 'packages' under 'build:'"),
+        (NO_PROGRAM, "there is no program 'cmake': add the Debian package that has it to 'packages' under 'build:'"),
         ("/bin/sh: 1: cmake: not found",
          "there is no program 'cmake': add the Debian package that has it to 'packages' under 'build:'"),
         (NOT_C, "fast.c:2:9: error: 'y' undeclared here (not in a function)"),
-        (EXCEPTION,
-         "OSError: CUDA_HOME environment variable is not set. Please set it to your CUDA install root."),
+        (EXCEPTION, "ValueError: Unknown CUDA arch (3.0) or GPU not supported"),
+        (NO_COMPILER_FOR_NINJA, "there is no compiler 'c++': add g++ to 'packages' under 'build:'"),
+        (NO_CUDA_HOME, CUDA),
+        (NO_NVCC, CUDA),
+        (NO_NVCC_PROGRAM, CUDA),
+        ("/bin/sh: 1: nvcc: not found", CUDA),
+        (NO_CUDA_HEADER, CUDA),
+        (NO_GPU, "a build has no GPU to compile for: set TORCH_CUDA_ARCH_LIST, such as '8.0;9.0', in 'environment' "
+         "under 'build:'"),
+        (OLD_GPU, "nvcc cannot compile for compute_70: change TORCH_CUDA_ARCH_LIST in 'environment' under 'build:'"),
+        (MIXED_VERSIONS, "its CUDA compiler is of several versions: pin nvidia-cuda-nvcc, nvidia-cuda-crt and "
+         "nvidia-nvvm to one in 'requires' under 'build:'"),
+        (NOT_CUDA, 'fast/kernel.cu(5): error: identifier "y" is undefined'),
+        (OUT_OF_MEMORY, MEMORY),
+        (OUT_OF_MEMORY_OF_NVCC, MEMORY),
     ],
 )  # fmt: skip
 def test_the_reason_is_what_to_add_or_the_error_of_the_compiler(errors: str, words: str) -> None:
