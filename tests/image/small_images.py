@@ -17,12 +17,13 @@ from trainyard.oci import docker_engine
 from trainyard.spec import model
 
 
-def wheel(folder: Path, name: str, version: str) -> None:
+def wheel(folder: Path, name: str, version: str, requires: tuple[str, ...] = ()) -> None:
     """A valid wheel with one module."""
     info = f"{name}-{version}.dist-info"
     files = {
         f"{name}/__init__.py": f"__version__ = {version!r}\n",
-        f"{info}/METADATA": f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n",
+        f"{info}/METADATA": f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n"
+        + "".join(f"Requires-Dist: {one}\n" for one in requires),
         f"{info}/WHEEL": "Wheel-Version: 1.0\nGenerator: test\nRoot-Is-Purelib: true\nTag: py3-none-any\n",
     }
     record = "".join(

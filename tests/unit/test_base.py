@@ -93,3 +93,9 @@ def test_a_base_that_is_set_is_its_own_build_base_unless_one_is_set(
     found = base_image.resolve("debian-12")
     assert (found.reference, found.build_base) == ("mine:1", expected)
     assert not engine.images, "nothing is bootstrapped"
+
+
+def test_a_base_that_is_set_by_digest_has_that_digest(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The image's labels name it, as verify expects of a base whose name has one."""
+    monkeypatch.setenv("TRAINYARD_BASE", "mirror.example/debian@sha256:1")
+    assert base_image.resolve("debian-12").digest == "sha256:1"

@@ -494,6 +494,13 @@ def test_a_mistake_is_one_line(root: Path, trainyard: Command, arguments: tuple[
     assert (status, out) == (2, "") and words in err and err.count("\n") == 1
 
 
+def test_a_registry_that_cannot_be_reached_is_one_line(root: Path, trainyard: Command) -> None:
+    status, _, err = trainyard("push", "--code-only", "--registry", "localhost:1/team")
+    assert status == 1
+    words = "localhost:1 cannot be reached: check the address and the network (Failed to establish a new connection: "
+    assert words in err and "HTTPConnection" not in err and err.count("\n") == 1
+
+
 def test_images_that_were_only_started_are_not_pushed(spec: Spec) -> None:
     with pytest.raises(UserError, match=r"its code has not run: give 'smoke' in .*trainyard.yaml .*--allow-untested"):
         publish.check_level(spec, "started")

@@ -53,3 +53,22 @@ def test_a_quiet_build_is_retried_after_a_transient_error(
     with pytest.raises(StepFailed, match=f"'docker buildx build' failed: ERROR: {words}"):
         docker_engine.buildx("build", ".", quiet=True)
     assert (tmp_path / "calls").read_text().count("called") == attempts
+
+
+def test_a_pull_that_fails_after_the_engine_answered_has_the_engines_reason(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The engine reports such an error in its answer, whose status is 200."""
+
+    class Engine:
+        api = images = property(lambda self: self)
+
+        def get(self, reference: str) -> None:
+            raise docker.errors.ImageNotFound(f"No such image: {reference}")
+
+        def pull(self, repository: str, tag: str = "", **_: object) -> list[dict[str, str]]:
+            assert (repository, tag) in (("registry:5000/xla:nightly", "sha256:1"), ("xla", "latest"))
+            return [{"status": "Pulling"}, {"error": "no space left on device"}, {"status": "Digest"}]
+
+    monkeypatch.setattr(docker_engine, "client", Engine)
+    for reference in ("registry:5000/xla:nightly@sha256:1", "xla"):
+        with pytest.raises(UserError, match=rf"^no local image {reference}, and .* pulled: no space left on device$"):
+            docker_engine.pull(reference)

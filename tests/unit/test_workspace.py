@@ -8,9 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from trainyard import settings
+from trainyard import console, settings
 from trainyard.console import UserError
 from trainyard.image import build, dockerfile, offline, plan
+from trainyard.release import candidate
 from trainyard.spec import model, workspace
 
 Write = Callable[[str], Path]
@@ -110,7 +111,7 @@ def test_without_a_command_the_trainers_of_the_parent_count(write: Write) -> Non
         ("extend: cpu\n", "trainyard.yaml:1: unknown key 'extend' (did you mean 'extends'?); valid here: extends,"),
         ("extends: gpuu\n", "trainyard.yaml:1: extends: unknown target 'gpuu' (did you mean 'gpu'?)"),
         ("extends: images/cpu\n", "trainyard.yaml:1: extends: unknown target 'images/cpu'"),
-        ("extends: xla-nightly\n", "takes its framework from its base image"),
+        ("extends: xla-nightly\nbuild: {sources: [a==1]}\n", "trainyard.yaml:2: build: nothing can be compiled for"),
         ("extends: cpu\nname: gpu\n", "trainyard.yaml:2: name: 'gpu' is a target of the catalogue"),
         ("extends: cpu\nname: My Model\n", "trainyard.yaml:2: name: "),
         ("extends: cpu\nrequirements: ['a b']\n", "trainyard.yaml:2: requirements.packages.0: 'a b' is not"),
@@ -125,6 +126,7 @@ def test_without_a_command_the_trainers_of_the_parent_count(write: Write) -> Non
         ("extends: cpu\nrun: x\nsmoke: {data: dat}\n", "trainyard.yaml:3: smoke.data: no folder 'dat'"),
         ("extends: cpu\nbuild: {packages: [g++]}\n", "'build.sources' is missing"),
         ("extends: cpu\n\trun: x\n", "trainyard.yaml:2: not valid YAML"),
+        ("# nothing yet\n", "trainyard.yaml: the file is empty"),
         ("- extends\n", "trainyard.yaml: expected 'key: value' pairs at the top"),
     ],
 )  # fmt: skip
@@ -264,6 +266,28 @@ def test_a_build_without_a_network_asks_neither_index_nor_registry(
     assert "cpu.args.HTTPS_PROXY=http://127.0.0.1:9" in arguments
     monkeypatch.delenv("TRAINYARD_OFFLINE")
     assert not any("PROXY" in word for word in build.bake_arguments(found, compression="zstd"))
+
+
+@pytest.mark.parametrize("quiet", [False, True])
+def test_a_fallback_of_the_build_is_one_warning(
+    quiet: bool, trainyard: Callable[..., tuple[int, str, str]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The build warns when it takes it; the summary at the end, which --quiet leaves out, has it as a row."""
+    note = "base debian:12 is unreachable: built on trainyard-base:debian-12"
+    planned = plan.Plan(model.load("cpu"), "default", "", "trainyard-base", "", (note,), "cpu-1", ("cpu",))
+
+    def make(_spec: model.Spec, **_how: object) -> dict[str, object]:
+        for one in planned.notes:
+            console.warn(one)
+        verified = {"packages": 1, "size": 1, "layers": [], "seconds": 1.0}
+        facts = {"digest": "sha256:1", "seconds": 1.0}
+        return {"image": "trainyard:cpu", "plan": planned, "build": facts, "verify": verified, "smoke": facts}
+
+    monkeypatch.setattr(candidate, "make", make)
+    status, _, err = trainyard("image", "cpu", *(["--quiet"] if quiet else []))
+    assert status == 0
+    assert err.count(f"WARNING: {note}") == 1
+    assert ("fallback" in err) is not quiet
 
 
 def test_quiet_leaves_warnings_and_errors(trainyard: Callable[..., tuple[int, str, str]]) -> None:

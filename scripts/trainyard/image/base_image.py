@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
-from trainyard import settings
+from trainyard import installation, settings
 from trainyard.console import StepFailed, UserError, say
 from trainyard.image.local_images import digest_of
 from trainyard.oci import docker_engine
@@ -38,7 +38,7 @@ class Resolved:
 
     Attributes:
         reference: base of the image.
-        digest: its digest if a registry gave one, else empty.
+        digest: its digest if a registry or ``TRAINYARD_BASE`` gave one, else empty.
         note: the fallback that was taken, a sentence; None if none was.
         build_base: base of the stages that install wheels.
     """
@@ -52,13 +52,15 @@ class Resolved:
 @cache
 def _registry_digest(reference: str) -> tuple[str | None, str]:
     """Digest of ``reference`` at its registry; None and the reason, in a few words, if it cannot be read."""
-    command = ["docker", "buildx", "imagetools", "inspect", "--format", "{{.Manifest.Digest}}", reference]
+    # Without `json`, the format is ignored: https://github.com/docker/buildx/pull/4006
+    command = ["docker", "buildx", "imagetools", "inspect", "--format", "{{json .Manifest.Digest}}", reference]
     try:
         found = subprocess.run(command, capture_output=True, text=True, timeout=REGISTRY_TIMEOUT, check=False)
     except subprocess.TimeoutExpired:
         return None, f"no answer within {REGISTRY_TIMEOUT} s"
-    if found.returncode == 0 and found.stdout.strip().startswith("sha256:"):
-        return found.stdout.strip(), ""
+    digest = found.stdout.strip().strip('"')
+    if found.returncode == 0 and digest.startswith("sha256:"):
+        return digest, ""
     words = found.stderr.strip().splitlines() or ["no answer"]
     return None, words[-1].removeprefix("ERROR: ").rsplit(": ", 2)[-1]
 
@@ -81,7 +83,7 @@ def resolve(name: str, locked: str = "") -> Resolved:
     """
     given, build_base = settings.variable("BASE"), settings.variable("BUILD_BASE")
     if given:
-        return Resolved(given, "", f"base {given} was set with BASE", build_base or given)
+        return Resolved(given, given.partition("@")[2], f"base {given} was set with BASE", build_base or given)
     base = bases()[name]
     docker_engine.client()
     digest, reason = _registry_digest(locked if "@" in locked else base.image)
@@ -91,7 +93,7 @@ def resolve(name: str, locked: str = "") -> Resolved:
     if base.bootstrap is None:
         raise UserError(
             f"base {base.image} is unreachable ({reason}) and cannot be bootstrapped: "
-            "set BASE=<reference> to an image with the same contents"
+            f"set {installation.option('BASE', '<reference>')} to an image with the same contents"
         )
     reference = local_reference(name)
     if digest_of(reference) is None:
@@ -173,7 +175,8 @@ def _sources(suite: str) -> list[str]:
                 _apt("update")  # container images delete the package lists, and apt lists no targets without them
     raise UserError(
         f"cannot bootstrap Debian {suite}: this host has no Debian apt source (or 'apt-get update' never ran); "
-        "run 'make base DEBIAN_MIRROR=<address of a mirror>', or set BASE=<reference>"
+        f"run '{installation.command('base', DEBIAN_MIRROR='<address of a mirror>')}', "
+        f"or set {installation.option('BASE', '<reference>')}"
     )
 
 
@@ -181,7 +184,9 @@ def _need_mmdebstrap() -> None:
     if shutil.which("mmdebstrap"):
         return
     if os.geteuid() or not shutil.which("apt-get"):
-        raise UserError("cannot bootstrap a base: install mmdebstrap (or set BASE=<reference>)")
+        raise UserError(
+            f"cannot bootstrap a base: install mmdebstrap (or set {installation.option('BASE', '<reference>')})"
+        )
     say("installing mmdebstrap")
     _apt("update")
     _apt("install", "-y", "--no-install-recommends", "mmdebstrap")
@@ -195,7 +200,8 @@ def bootstrap(name: str, base: Base) -> str:
         StepFailed: mmdebstrap failed; the message ends with its first error.
     """
     if base.bootstrap is None:
-        raise UserError(f"base {name} cannot be bootstrapped: set BASE=<reference> to an image with the same contents")
+        reference = installation.option("BASE", "<reference>")
+        raise UserError(f"base {name} cannot be bootstrapped: set {reference} to an image with the same contents")
     _need_mmdebstrap()
     sources = _sources(base.bootstrap)
     excludes = [f"--dpkgopt=path-exclude={pattern}" for pattern in _SLIM]

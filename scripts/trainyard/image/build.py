@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from trainyard import settings, state
+from trainyard import installation, settings, state
 from trainyard.console import StepFailed, UserError, say, warn
 from trainyard.image import base_image, dockerfile, offline, package_index, provenance, resolver, workspace_files
 from trainyard.image.buildx import OnStep, bake
@@ -21,7 +21,7 @@ from trainyard.image.local_images import digest_of
 from trainyard.image.plan import Plan, make_plan
 from trainyard.oci import docker_engine
 from trainyard.spec import lockfile
-from trainyard.spec.model import IMAGES, Spec, base_contents_file, load, relative
+from trainyard.spec.model import IMAGES, Spec, base_contents_file, load, relative, with_locked_base
 from trainyard.spec.naming import NAME
 from trainyard.spec.workspace import LOCK
 
@@ -43,9 +43,9 @@ def plan_for(spec: Spec) -> Plan:
         UserError: a lock is missing or damaged, or there is no base; or nothing was fetched for an offline build.
         StepFailed: locks could not be resolved, or the base not bootstrapped.
     """
-    if spec.framework_in_base:
-        return _plan_with_framework_in_base(spec)
     prepared = workspace_files.prepare(spec) if spec.workspace else None
+    if spec.framework_in_base:
+        return _plan_with_framework_in_base(spec, prepared)
     found = offline.recall(spec) if settings.offline() else _reachable(spec, prepared.base if prepared else "")
     return make_plan(
         spec,
@@ -120,13 +120,18 @@ def fetch(spec: Spec) -> dict[str, Any]:
     return facts
 
 
-def _plan_with_framework_in_base(spec: Spec) -> Plan:
-    """The plan of an image whose base holds the framework: on the digest that base.json records.
+def _plan_with_framework_in_base(spec: Spec, prepared: workspace_files.Prepared | None) -> Plan:
+    """The plan of an image whose base holds the framework: on the digest that base.json or trainyard.lock records.
 
     If the base was never locked, or another one is configured now, it is inspected and locked first.
+
+    Args:
+        prepared: see :func:`trainyard.image.workspace_files.prepare`; None for an image of the catalogue.
     """
     configured = base_image.configured_reference(spec.base)
-    if spec.base_contents is None or spec.base_contents.image != configured:
+    if spec.workspace:
+        spec = with_locked_base(spec)
+    elif spec.base_contents is None or spec.base_contents.image != configured:
         where = relative(base_contents_file(spec))
         say(f"base {configured} is not the one of {where}: locking; commit the files to build the same image again")
         for path in resolver.lock_target(spec, "default"):
@@ -134,14 +139,18 @@ def _plan_with_framework_in_base(spec: Spec) -> Plan:
         spec = load(str(spec.folder))
     assert spec.base_contents is not None
     lockfile.installed(spec, "default")
-    note = None if spec.base_contents.digest else f"base {configured} has no digest, as it comes from no registry"
+    base, digest = spec.base_contents.reference, spec.base_contents.digest
+    if digest and configured.endswith(f"@{digest}"):
+        base = configured  # the same image, at the registry that BASE names
+    note = None if digest else f"base {base} has no digest, as it comes from no registry"
     return make_plan(
         spec,
         index="default",
         index_url="",
-        base=spec.base_contents.reference,
-        base_digest=spec.base_contents.digest,
+        base=base,
+        base_digest=digest,
         notes=(note,) if note else (),
+        code=prepared.code if prepared else "",
     )
 
 
@@ -237,7 +246,7 @@ def build(
         StepFailed: the build failed.
     """
     if compression not in COMPRESSIONS:
-        raise UserError(f"COMPRESSION={compression!r}: use one of {', '.join(COMPRESSIONS)}")
+        raise UserError(f"{installation.option('COMPRESSION', compression)}: use one of {', '.join(COMPRESSIONS)}")
     check_rendered(spec)
     with contextlib.nullcontext() if name else state.candidate_lock(spec.target):
         return _build(spec, compression=compression, no_cache=no_cache, cache=cache, name=name, on_step=on_step)

@@ -25,7 +25,7 @@ _TENSORFLOW = frozenset(
 def check_python(spec: Spec, wanted: Wanted) -> None:
     """Compare ``requires-python`` of the code's projects with the target's Python, of which the patch is not known."""
     assert spec.workspace is not None
-    python = spec.base_spec().python
+    python = spec.python_version
     for line in wanted.requires_python:
         allowed = SpecifierSet(line.text)
         if not any(allowed.contains(f"{python}.{patch}") for patch in (0, 99)):
@@ -62,16 +62,23 @@ def check(spec: Spec, wanted: Wanted, framework: Mapping[str, str]) -> None:
     for line in (*wanted.lines, *locked, *wanted.overrides):
         version = versions.get(line.name)
         wants = line.requirement
-        if version is None or not applies(wants.marker, spec.base_spec().python):
+        if version is None or not applies(wants.marker, spec.python_version):
             continue
         if not wants.specifier.contains(version, prereleases=True):
             held = line.name if line.name in framework else next(name for name in _TENSORFLOW if name in framework)
             others = _targets_with(line.name, wants.specifier)
             advice = f"or extend {' or '.join(others)}" if others else "no other target has it"
             raise UserError(
-                f"{line.where}: {line.shown} contradicts {held} {version}, which the framework of "
-                f"{spec.workspace.parent}{_framework(spec, framework)} is locked with: relax it, {advice}"
+                f"{line.where}: {line.shown} contradicts {held} {version}, which {_owner(spec, framework)}: relax it, "
+                f"{advice}"
             )
+
+
+def _owner(spec: Spec, framework: Mapping[str, str]) -> str:
+    """What has the framework's versions: ``the framework of tf-cpu (tensorflow-cpu 2.21.0) is locked with``."""
+    assert spec.workspace is not None
+    parent = f"{spec.workspace.parent}{_framework(spec, framework)}"
+    return f"the base image of {parent} has" if spec.framework_in_base else f"the framework of {parent} is locked with"
 
 
 def _framework(spec: Spec, versions: Mapping[str, str]) -> str:

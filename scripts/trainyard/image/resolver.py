@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import datetime
 import functools
 import itertools
@@ -11,7 +12,7 @@ import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from packaging.requirements import Requirement
+from packaging.requirements import InvalidRequirement, Requirement
 from packaging.utils import canonicalize_name
 
 from trainyard import settings
@@ -23,6 +24,7 @@ from trainyard.settings import ROOT
 from trainyard.spec import lockfile, workspace_lock
 from trainyard.spec.catalog import conflict
 from trainyard.spec.model import IMAGES, BaseContents, Spec, base_contents_file, load, requirements_of
+from trainyard.workspace.lines import applies
 
 #: glibc of Debian 12, for locks that are of no image.
 GLIBC = "2.36"
@@ -185,15 +187,37 @@ def check_conflicts(spec: Spec, versions: Mapping[str, str]) -> None:
 def lock_with_framework_in_base(spec: Spec) -> list[Path]:
     """Inspect a base that holds the framework, record its packages, and lock the requirements that it lacks.
 
-    The tag is first resolved to a digest; everything else refers to that digest. Requirements that the base satisfies
-    are used from it; the others are locked, and precede the base's packages on the module path.
+    Requirements that the base satisfies are used from it; the others are locked, and precede the base's packages on the
+    module path.
 
     Raises:
         UserError: the base is unreachable, or is not as images/bases.yaml describes it.
         StepFailed: the requirements are not compatible with it; the message ends with uv's error.
     """
+    contents = inspect_base(spec)
+    output = lockfile.requirements_lock(spec, "default")
+    _lock_missing(spec, contents, output)
+    path = base_contents_file(spec)
+    temporary = path.with_suffix(".json.new")
+    temporary.write_text(contents.text(), encoding="utf-8")
+    temporary.replace(path)
+    return [path, output]
+
+
+def inspect_base(spec: Spec, known: BaseContents | None = None) -> BaseContents:
+    """The contents of a base that holds the framework.
+
+    The tag is first resolved to a digest; everything else refers to that digest.
+
+    Args:
+        known: returned as it is, and nothing is pulled, if the tag has that digest still.
+    Raises:
+        UserError: the base is unreachable, or is not as images/bases.yaml describes it.
+    """
     wanted = spec.base_spec()
     found = base_image.resolve(spec.base)
+    if known and found.digest and (known.reference, known.digest) == (found.reference, found.digest):
+        return known
     say(f"{spec.target}: inspecting {found.reference}")
     docker_engine.pull(found.reference)
     seen = probe_runner.run(found.reference, "packages")
@@ -206,7 +230,6 @@ def lock_with_framework_in_base(spec: Spec) -> list[Path]:
     missing = [name for name in wanted.framework if canonicalize_name(name) not in packages]
     if missing:
         raise UserError(f"{found.reference} has no {', '.join(missing)}: it cannot be base {spec.base}")
-    framework = [packages[canonicalize_name(name)] for name in wanted.framework]
     contents = BaseContents(
         image=base_image.configured_reference(spec.base),
         reference=found.reference,
@@ -216,16 +239,39 @@ def lock_with_framework_in_base(spec: Spec) -> list[Path]:
         interpreter=seen["executable"],
         site=seen["site"],
         packages={name: one["version"] for name, one in sorted(packages.items())},
-        requires={canonicalize_name(one["name"]): one["requires"] for one in framework},
+        requires=_required(wanted.framework, {name: one["requires"] for name, one in packages.items()}, seen["python"]),
     )
     check_conflicts(spec, contents.packages)
-    output = lockfile.requirements_lock(spec, "default")
-    _lock_missing(spec, contents, output)
-    path = base_contents_file(spec)
-    temporary = path.with_suffix(".json.new")
-    temporary.write_text(contents.model_dump_json(indent=2) + "\n", encoding="utf-8")
-    temporary.replace(path)
-    return [path, output]
+    return contents
+
+
+def _required(names: Sequence[str], requires: Mapping[str, Sequence[str]], python: str) -> dict[str, list[str]]:
+    """Canonical name -> requirements of the packages ``names`` and of the installed ones that they need, sorted.
+
+    Args:
+        requires: the same of everything that is installed.
+        python: version of the Python that it is installed for.
+    """
+    found: dict[str, list[str]] = {}
+    waiting = list(map(canonicalize_name, names))
+    while waiting:
+        name = waiting.pop()
+        if name in found or name not in requires:
+            continue
+        needed = _readable(requires[name])
+        found[name] = list(needed)
+        version = ".".join(python.split(".")[:2])
+        waiting += [canonicalize_name(one.name) for one in needed.values() if applies(one.marker, version)]
+    return dict(sorted(found.items()))
+
+
+def _readable(texts: Sequence[str]) -> dict[str, Requirement]:
+    """Requirements in the metadata of what is installed, by their text; without those that are not PEP 508."""
+    found = {}
+    for text in texts:
+        with contextlib.suppress(InvalidRequirement):
+            found[text] = Requirement(text)
+    return found
 
 
 def _lock_missing(spec: Spec, contents: BaseContents, output: Path) -> None:
@@ -233,13 +279,13 @@ def _lock_missing(spec: Spec, contents: BaseContents, output: Path) -> None:
     taken = set(map(canonicalize_name, spec.base_spec().framework))
     needs = [
         str(requirement)
-        for text in itertools.chain.from_iterable(contents.requires.values())
+        for text in itertools.chain.from_iterable(contents.requires.get(name, []) for name in sorted(taken))
         if (requirement := Requirement(text)).marker is None and canonicalize_name(requirement.name) not in taken
     ]
     resolve = functools.partial(
         compile_lock,
         requirements_of(spec),
-        python=".".join(contents.python.split(".")[:2]),
+        python=contents.python_version,
         glibc=spec.base_spec().glibc,
         target=spec.target,
         constraints="\n".join(needs),
@@ -254,8 +300,12 @@ def _lock_missing(spec: Spec, contents: BaseContents, output: Path) -> None:
     resolve(output, keep=rest - taken)
 
 
-def _lock_scripts() -> list[Path]:
-    """Write two locks of the same versions: of the package with all its extras, and of that with what tests need."""
+def _lock_scripts(*, upgrade: bool) -> list[Path]:
+    """Write two locks of the same versions: of the package with all its extras, and of that with what tests need.
+
+    Args:
+        upgrade: take the newest versions; if not, those of the lock are kept where the requirements allow it.
+    """
     import tomllib
 
     root = checkout("'trainyard lock scripts'")
@@ -265,7 +315,8 @@ def _lock_scripts() -> list[Path]:
     package = sorted({*project["dependencies"], *(one for one in extras if not one.startswith(project["name"]))})
     tests = [*pyproject["dependency-groups"]["tests"], *pyproject["build-system"]["requires"]]
     everything = ROOT / "scripts" / "requirements.lock"
-    compile_lock([*package, *tests], everything, python="3.11", target="scripts")
+    preferred = "" if upgrade else everything.read_text(encoding="utf-8")
+    compile_lock([*package, *tests], everything, python="3.11", target="scripts", preferred=preferred)
     pins = "\n".join(f"{name}=={version}" for name, version in lockfile.read(everything).items())
     builder = ROOT / "scripts" / "trainyard" / "builder" / "requirements.lock"
     compile_lock(package, builder, python="3.11", target="scripts", constraints=pins)
@@ -279,17 +330,19 @@ def _lock_tool(name: str) -> list[Path]:
     return [IMAGES / f"{name}.lock"]
 
 
-def lock(target: str | None) -> list[Path]:
+def lock(target: str | None, *, upgrade: bool = False) -> list[Path]:
     """Write the locks of a target, of a tool of the build (:data:`TOOLS`) or of ``scripts``; the paths written.
 
     A target is locked for the default index and for the index of its spec if that answers.
 
+    Args:
+        upgrade: of the lock of ``scripts``, keep no version; other locks keep none anyway.
     Raises:
         UserError: there is no such target, or its versions conflict.
         StepFailed: uv found no solution.
     """
     if target == "scripts":
-        return _lock_scripts()
+        return _lock_scripts(upgrade=upgrade)
     if target in TOOLS:
         return _lock_tool(target)
     spec = load(target)

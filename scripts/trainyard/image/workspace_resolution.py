@@ -8,7 +8,7 @@ import subprocess
 import tempfile
 import tomllib
 from collections.abc import Container, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -19,8 +19,8 @@ from packaging.utils import canonicalize_name
 
 from trainyard import settings
 from trainyard.console import StepFailed, UserError, warn
+from trainyard.image import base_wheels, resolver
 from trainyard.image import framework_contradictions as contradictions
-from trainyard.image import resolver
 from trainyard.spec import lockfile, model
 from trainyard.spec.model import IMAGES, Spec
 from trainyard.spec.workspace_lock import SPLIT_HEADER
@@ -50,6 +50,7 @@ class Request:
 
     Attributes:
         framework: canonical name -> version of the framework's packages.
+        base: the same of the base image's other packages, which are used if the requirements allow it.
         index: name, address and packages of the framework's index; None for the default one.
         compiled: canonical name -> version and requirements of source distributions.
         old: entries whose versions are kept.
@@ -65,6 +66,7 @@ class Request:
     compiled: dict[str, Compiled]
     old: str
     upgraded: frozenset[str] = frozenset()
+    base: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -105,7 +107,14 @@ def resolve(request: Request) -> str:
     spec = request.spec
     with tempfile.TemporaryDirectory() as folder:
         here = Path(folder)
-        _write_project(here, *_project(request))
+        lines, options = _project(request)
+        if spec.base_contents:
+            base_wheels.write(here / "base", spec.base_contents)
+            options["index"].append(
+                {"name": base_wheels.INDEX, "url": (here / "base").as_uri(), "format": "flat", "explicit": True}
+            )
+            options["sources"] |= {name: {"index": base_wheels.INDEX} for name in request.framework}
+        _write_project(here, lines, options)
         (here / "new.lock").write_text(_preferred(request), encoding="utf-8")
         done = _uv(request, here, resolver.REQUIREMENTS_FORMAT)
         if done.returncode:
@@ -114,9 +123,9 @@ def resolve(request: Request) -> str:
     made = {wheel.name: wheel for wheel in request.wheels}
     kept = []
     for name, entry in entries(text):
-        if name in request.framework or name in request.compiled:
-            continue
         wheel = made.get(name)
+        if name in request.framework or name in request.compiled or (not wheel and _in_base(request, name, entry)):
+            continue
         if wheel is None and " @ " in entry.splitlines()[0]:
             raise UserError(
                 f"{spec.where}: {name} asks for an address, which a lock does not hold: name {name} in the requirements"
@@ -126,6 +135,11 @@ def resolve(request: Request) -> str:
     return "".join(kept)
 
 
+def _in_base(request: Request, name: str, entry: str) -> bool:
+    """Whether the base image has a package in the version of ``entry``."""
+    return name in request.base and pins(entry).get(name) == request.base[name]
+
+
 def _uv(request: Request, folder: Path, options: Sequence[str]) -> subprocess.CompletedProcess[str]:
     base = request.spec.base_spec()
     given = settings.environment()
@@ -133,7 +147,8 @@ def _uv(request: Request, folder: Path, options: Sequence[str]) -> subprocess.Co
         key: value for key, value in given.items() if not key.startswith("UV_") or _UV_VARIABLES.fullmatch(key)
     }
     environment |= {"UV_CONFIG_FILE": str(folder / "uv.toml")} | indexes.environment(request.indexes)
-    return resolver.pip_compile(folder, options, python=base.python, glibc=base.glibc, environment=environment)
+    python = request.spec.python_version
+    return resolver.pip_compile(folder, options, python=python, glibc=base.glibc, environment=environment)
 
 
 def entries(text: str) -> Iterator[tuple[str, str]]:
@@ -148,15 +163,20 @@ def entries(text: str) -> Iterator[tuple[str, str]]:
 
 
 def _preferred(request: Request) -> str:
-    """The versions to keep: those of the old lock, then those of the target.
+    """The versions to keep: those of the old lock, then those of the base image, then those of the target.
 
     uv takes the hashes from here too. They are left out where the workspace names other indexes: a package that
     moves to another index has other files.
     """
     assert request.spec.workspace is not None
-    parent = model.load(request.spec.workspace.parent)
-    target = lockfile.requirements_lock(parent, "default").read_text(encoding="utf-8").removeprefix(SPLIT_HEADER)
-    known = dict(entries(target)) | dict(entries(request.old))
+    if request.spec.framework_in_base:
+        # The target's own lock is for another day's base.
+        target = "".join(f"{text}\n" for text in model.requirements_of(request.spec))
+    else:
+        parent = model.load(request.spec.workspace.parent)
+        target = lockfile.requirements_lock(parent, "default").read_text(encoding="utf-8").removeprefix(SPLIT_HEADER)
+    base = {name: f"{name}=={version}\n" for name, version in request.base.items()}
+    known = dict(entries(target)) | base | dict(entries(request.old))
     left_out = {*request.upgraded, *(wheel.name for wheel in request.wheels), *request.framework, *request.compiled}
     return _kept(request, known, left_out)
 
@@ -358,7 +378,7 @@ def build_requirements(request: Request) -> str:
         for text in one.build_requires
     ]
     needed += [(line, "'build.requires'") for line in request.wanted.build_requires]
-    python = request.spec.base_spec().python
+    python = request.spec.python_version
     provided = {name: version for name, version in request.framework.items() if name not in _BACKENDS}
     lines = []
     for line, by in needed:

@@ -1,8 +1,9 @@
 """Write trainyard.lock: what a user's repository requires, resolved for its target.
 
-The framework is that of the target: its lock is copied, and kept until ``trainyard lock --upgrade``. Everything else is
-resolved with uv beside it: the user's requirements, those of the target's trainers, and those of wheels that are built
-from git repositories and folders.
+The framework is that of the target: its lock is copied, and kept until ``trainyard lock --upgrade``. If the target's
+base holds the framework, the contents of the base are recorded instead. Everything else is resolved with uv beside it:
+the user's requirements, those of the target's trainers, and those of wheels that are built from git repositories and
+folders.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from packaging.utils import canonicalize_name
 import trainyard
 from trainyard import settings
 from trainyard.console import StepFailed, UserError, nearest, warn
-from trainyard.image import base_image, package_index, resolver
+from trainyard.image import base_image, base_wheels, package_index, resolver
 from trainyard.image import framework_contradictions as contradictions
 from trainyard.image import workspace_resolution as resolution
 from trainyard.settings import ROOT
@@ -46,6 +47,8 @@ def contents(spec: Spec) -> str:
         mode="json",
         include={"base", "framework", "system", "accelerator", "environment", "tools", "profile", "trainers"},
     )
+    if parent.framework_in_base:
+        about["framework"]["packages"] = []  # they are those of a base that trainyard.lock records
     found = hashlib.sha256(json.dumps([about, parent.base_spec().model_dump(mode="json")], sort_keys=True).encode())
     for path in _contributed(parent):
         found.update(f"{path.relative_to(ROOT).as_posix()}\0".encode())
@@ -92,10 +95,18 @@ def is_current(spec: Spec) -> bool:
     if not ws.lock.is_file():
         return False
     lock = workspace_lock.read(ws)
-    if lock.target != ws.parent:
+    if lock.target != ws.parent or (spec.framework_in_base and not _has_base(spec)):
         return False
-    wanted = requirements.read(ws, spec.base_spec().python)
+    wanted = requirements.read(ws, spec.python_version)
     return lock.inputs == _inputs(spec, wanted, indexes.of_project(ws, wanted.addresses), lock.sections)
+
+
+def _has_base(spec: Spec) -> bool:
+    """Whether trainyard.lock records the base: the one that ``TRAINYARD_BASE`` names, or any if that is not set."""
+    contents, given = spec.base_contents, settings.variable("BASE")
+    if contents is None or not given:
+        return contents is not None
+    return given in (contents.image, contents.reference) or given.partition("@")[2] == contents.digest != ""
 
 
 def _inputs(spec: Spec, wanted: Wanted, found: Sequence[Index], sections: Mapping[str, str]) -> str:
@@ -103,8 +114,8 @@ def _inputs(spec: Spec, wanted: Wanted, found: Sequence[Index], sections: Mappin
     assert spec.workspace is not None
     about = {
         "target": spec.workspace.parent,
-        "python": spec.base_spec().python,
-        "framework": {name: text for name, text in sections.items() if name.startswith("framework")},
+        "python": spec.python_version,
+        "framework": {name: text for name, text in sections.items() if name.startswith(("framework", "base"))},
         "lines": sorted({line.text for line in wanted.lines}),
         "sources": sorted([wheels.key(one), *one.extras, one.marker, wheels.digest(one)] for one in wanted.sources),
         "constraints": sorted({line.text for line in wanted.constraints}),
@@ -136,8 +147,9 @@ def lock(spec: Spec, *, upgrade: bool = False, upgrade_packages: Sequence[str] =
     ws = spec.workspace
     assert ws is not None
     old = None if upgrade else _existing(ws)
-    python = spec.base_spec().python
-    wanted = requirements.read(ws, python)
+    if spec.framework_in_base and (upgrade or not _has_base(spec)):
+        spec = model.with_base_contents(spec, resolver.inspect_base(spec, spec.base_contents))
+    wanted = requirements.read(ws, spec.python_version)
     contradictions.check_python(spec, wanted)
     found = _resolved(spec, wanted, old, frozenset(canonicalize_name(one) for one in upgrade_packages))
     current = ws.lock.is_file() and ws.lock.read_text(encoding="utf-8", errors="replace") == found.text()
@@ -168,9 +180,13 @@ def _resolved(spec: Spec, wanted: Wanted, old: WorkspaceLock | None, upgraded: f
     assert ws is not None
     parent = model.load(ws.parent)
     kept = old if old and old.target == ws.parent else None
-    frameworks = _kept_frameworks(kept) if kept else _frameworks(parent)
+    held = spec.base_contents.packages if spec.base_contents else {}
+    if spec.base_contents:
+        frameworks = {"default": base_wheels.pins(spec.base_contents)}
+    else:
+        frameworks = _kept_frameworks(kept) if kept else _frameworks(parent)
     pins = resolution.pins(frameworks["default"])
-    _check_upgraded(ws, upgraded, pins, old)
+    _check_upgraded(ws, upgraded, pins, old, held)
     own = indexes.of_project(ws, wanted.addresses)
     found = [*indexes.of_machine(), *own]
     known = old.sections["requirements"] if old else ""
@@ -184,6 +200,7 @@ def _resolved(spec: Spec, wanted: Wanted, old: WorkspaceLock | None, upgraded: f
         request = resolution.Request(
             spec, wanted, resolution.pins(framework), _index(parent, name), found, built, compiled,
             old.sections.get(f"requirements{lockfile.suffix(name)}", known) if old else "", upgraded,
+            {one: version for one, version in held.items() if one not in pins},
         )  # fmt: skip
         contradictions.check(spec, wanted, request.framework)
         try:
@@ -193,9 +210,12 @@ def _resolved(spec: Spec, wanted: Wanted, old: WorkspaceLock | None, upgraded: f
                 raise
             warn(f"no packages of index '{name}' in {relative(ws.lock)}: {error}")
             continue
-        sections[f"framework{lockfile.suffix(name)}"] = framework
+        if spec.base_contents:
+            sections["base"] = spec.base_contents.text()
+        else:
+            sections[f"framework{lockfile.suffix(name)}"] = framework
         sections[f"requirements{lockfile.suffix(name)}"] = rest
-        resolver.check_conflicts(spec, request.framework | resolution.pins(rest))
+        resolver.check_conflicts(spec, held | request.framework | resolution.pins(rest))
     if compiled:
         sections["compiled"] = "".join(one.entry for _, one in sorted(compiled.items()))
         installed = resolution.pins(sections["framework"] + sections["requirements"])
@@ -209,10 +229,17 @@ def _resolved(spec: Spec, wanted: Wanted, old: WorkspaceLock | None, upgraded: f
         version=kept.version if kept else trainyard.__version__,
         contents=kept.contents if kept else contents(spec),
         target=ws.parent,
-        base=kept.base if kept else base_image.lockable_reference(spec.base),
+        base=_base(spec, kept),
         inputs=_inputs(spec, wanted, own, sections),
         sections=sections,
     )
+
+
+def _base(spec: Spec, kept: WorkspaceLock | None) -> str:
+    """The reference of the base image: the one that was inspected, that of a lock that is kept, or today's."""
+    if spec.base_contents:
+        return spec.base_contents.reference
+    return kept.base if kept else base_image.lockable_reference(spec.base)
 
 
 def _kept_frameworks(old: WorkspaceLock) -> dict[str, str]:
@@ -253,9 +280,13 @@ def _index(parent: Spec, name: str) -> tuple[str, str, list[str]] | None:
 
 
 def _check_upgraded(
-    ws: Workspace, upgraded: frozenset[str], framework: Mapping[str, str], old: WorkspaceLock | None
+    ws: Workspace,
+    upgraded: frozenset[str],
+    framework: Mapping[str, str],
+    old: WorkspaceLock | None,
+    held: Mapping[str, str],
 ) -> None:
-    known = resolution.pins("\n".join(old.sections.values())) if old else {}
+    known = dict(held) | (resolution.pins("\n".join(old.sections.values())) if old else {})
     for name in sorted(upgraded):
         if name in framework:
             raise UserError(

@@ -14,8 +14,9 @@ from pathlib import Path
 import docker
 import docker.errors
 from docker.models.images import Image
+from docker.utils import parse_repository_tag
 
-from trainyard import settings
+from trainyard import installation, settings
 from trainyard.console import StepFailed, UserError
 from trainyard.settings import ROOT
 from trainyard.spec.units import in_bytes
@@ -119,15 +120,22 @@ def pull(reference: str) -> Image:
     """
     with contextlib.suppress(docker.errors.ImageNotFound):
         return client().images.get(reference)
+    repository, tag = parse_repository_tag(reference)
+    reason = ""
     try:
-        return client().images.pull(reference)
+        # ImageCollection.pull() ignores errors that the engine reports after it has begun to answer.
+        for line in client().api.pull(repository, tag=tag or "latest", stream=True, decode=True):
+            reason = line.get("error") or reason
+        if not reason:
+            return client().images.get(reference)
     except docker.errors.APIError as error:
-        raise UserError(f"no local image {reference}, and it cannot be pulled: {error.explanation}") from None
+        reason = str(error.explanation)
+    raise UserError(f"no local image {reference}, and it cannot be pulled: {reason}")
 
 
-def digest(reference: str, *, made_by: str = "make image") -> str:
+def digest(reference: str, *, made_by: str = "") -> str:
     """``sha256:...`` of a local image: with the containerd store, the digest that it has at registries."""
-    return str(image(reference, made_by=made_by).id)
+    return str(image(reference, made_by=made_by or installation.command("image")).id)
 
 
 def untag(reference: str) -> None:

@@ -19,6 +19,7 @@ from urllib.parse import unquote
 import docker.errors
 from packaging.utils import canonicalize_name
 
+from trainyard import installation
 from trainyard.console import UserError
 from trainyard.oci import docker_engine, image_store, layers, referrers
 from trainyard.oci.image_config import Configured
@@ -225,7 +226,7 @@ def at_registry(reference: str) -> tuple[Repository, str]:
     if named.names_docker_hub:
         raise UserError(
             f"{reference}: neither an image of this host nor HOST[:PORT]/PATH[:TAG]: 'docker pull {reference}' first, "
-            "or run 'make image'"
+            f"or run '{installation.command('image')}'"
         )
     return Repository(named.name), named.version
 

@@ -20,6 +20,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
+from trainyard import installation
 from trainyard.oci import docker_engine, image_store, secret_scan, snapshots
 
 Kind = Literal["base", "below", "copied", "added"]
@@ -263,7 +264,7 @@ def read(reference: str, dockerfile: str) -> Stored:
         UserError: there is no such image.
         StepFailed: its layers cannot be read.
     """
-    count = len(docker_engine.image(reference, made_by="make image").attrs["RootFS"]["Layers"])
+    count = len(docker_engine.image(reference, made_by=installation.command("image")).attrs["RootFS"]["Layers"])
     with snapshots.folders(reference, count) as folders:
         if not folders:
             return assemble(image_store.read(reference, scan), dockerfile)

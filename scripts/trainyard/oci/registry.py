@@ -29,7 +29,7 @@ import docker.errors
 import requests
 import urllib3
 
-from trainyard import settings
+from trainyard import installation, settings
 from trainyard.console import StepFailed, UserError
 from trainyard.oci import docker_engine
 from trainyard.oci.reference import REGISTRY, REPOSITORY, Reference
@@ -84,7 +84,8 @@ _MEANINGS = [
     (r"name unknown|repository .*not found", "{} has no such repository: create it first"),
     (
         r"manifest[ _]invalid|unsupported media ?type|unsupported manifest|\b415\b",
-        "{} does not accept this manifest: without support for zstd layers, build with 'make image COMPRESSION=gzip'",
+        "{} does not accept this manifest: without support for zstd layers, build with "
+        f"'{installation.command('image', COMPRESSION='gzip')}'",
     ),
     (
         r"\b50\d\b|internal server error|unknown: unknown error",
@@ -101,16 +102,18 @@ def check_address(registry: str | None, variable: str = "REGISTRY") -> str:
     Raises:
         UserError: none was given, or it is not one; the line shows what one looks like.
     """
-    example = f"{variable}=us-docker.pkg.dev/project/repository or {variable}=localhost:5000/team"
+    example = " or ".join(
+        installation.option(variable, one) for one in ("us-docker.pkg.dev/project/repository", "localhost:5000/team")
+    )
     if not registry:
         raise UserError(f"no registry to push to: give one, as in {example}")
-    address = registry.rstrip("/")
+    address, given = registry.rstrip("/"), installation.option(variable, repr(registry))
     if "://" in address:
-        raise UserError(f"{variable}={registry!r}: leave out '{address.split('://')[0]}://', as in {example}")
+        raise UserError(f"{given}: leave out '{address.split('://')[0]}://', as in {example}")
     host, _, path = address.partition("/")
     named = REGISTRY.fullmatch(host) and re.search(r"[.:]|^localhost$", host) and host == host.lower()
     if not named or (path and not REPOSITORY.fullmatch(path)):
-        raise UserError(f"{variable}={registry!r} is not HOST[:PORT]/PATH in lowercase letters, as in {example}")
+        raise UserError(f"{given} is not HOST[:PORT]/PATH in lowercase letters, as in {example}")
     return address
 
 
@@ -135,6 +138,12 @@ def meaning(error: str, address: str) -> str:
     return f"{where} refused: {quoted}"
 
 
+def _reason(error: requests.exceptions.RequestException) -> str:
+    """What went wrong, without the objects and addresses that requests and urllib3 wrap around it."""
+    inner = error.args[0] if error.args else error
+    return str(getattr(inner, "reason", None) or error).rpartition("): ")[2] or str(error)
+
+
 def digest_of(reference: str) -> str | None:
     """The digest that a reference has at its registry, or None if the registry has no such tag.
 
@@ -152,7 +161,7 @@ def digest_of(reference: str) -> str | None:
             return None
         raise StepFailed(meaning(words, reference)) from None
     except requests.exceptions.RequestException as error:
-        raise StepFailed(meaning(str(error), reference)) from None
+        raise StepFailed(meaning(_reason(error), reference)) from None
 
 
 def push(reference: str) -> Iterator[tuple[str, str]]:
@@ -184,7 +193,7 @@ def push(reference: str) -> Iterator[tuple[str, str]]:
     except docker.errors.APIError as error:
         raise StepFailed(meaning(str(error.explanation or error), reference)) from None
     except requests.exceptions.RequestException as error:
-        raise StepFailed(meaning(str(error), reference)) from None
+        raise StepFailed(meaning(_reason(error), reference)) from None
 
 
 def sha256(data: bytes) -> str:
@@ -339,7 +348,7 @@ class Repository:
                     method, url, headers={**self._headers, **more}, timeout=TIMEOUT, **options
                 )
         except requests.exceptions.RequestException as error:
-            raise StepFailed(meaning(str(error), self.name)) from None
+            raise StepFailed(meaning(_reason(error), self.name)) from None
         if answer.ok or (missing_ok and answer.status_code == 404):
             return answer
         words = answer.text
@@ -382,7 +391,8 @@ class Repository:
             if "immutab" not in str(error):
                 raise
             raise UserError(
-                f"{self.name}: its tags are immutable, so '{tag}' cannot be moved: give another repository with TO="
+                f"{self.name}: its tags are immutable, so '{tag}' cannot be moved: give another repository "
+                f"with {installation.option('TO')}"
             ) from None
 
     def config(self, manifest: Manifest) -> dict[str, Any]:

@@ -20,6 +20,7 @@ from pathlib import Path
 
 from packaging.utils import canonicalize_name
 
+from trainyard import installation
 from trainyard.console import UserError
 from trainyard.spec import workspace_lock
 from trainyard.spec.model import Spec, base_contents_file, relative
@@ -35,7 +36,7 @@ def read(path: Path, command: str = "") -> dict[str, str]:
     Raises:
         UserError: the lock is missing, unreadable, or pins a package without a hash.
     """
-    command = command or f"make lock TARGET={path.parent.name}"
+    command = command or installation.command("lock", TARGET=path.parent.name)
     try:
         text = path.read_text(encoding="utf-8")
     except FileNotFoundError:
@@ -79,11 +80,10 @@ def framework_lock(spec: Spec, index: str) -> Path:
     Raises:
         UserError: that of a user's repository has no readable trainyard.lock.
     """
-    if spec.framework_in_base:
-        return base_contents_file(spec)
     if spec.workspace:
         workspace_lock.split(spec.workspace, spec.build_folder)
-        return spec.build_folder / f"framework{suffix(index)}.lock"
+    if spec.framework_in_base:
+        return base_contents_file(spec)
     return spec.framework_folder / f"framework{suffix(index)}.lock"
 
 

@@ -19,9 +19,10 @@ from packaging.version import InvalidVersion, Version
 from pydantic import AfterValidator, BeforeValidator, Field, ValidationError
 from ruamel.yaml.comments import CommentedMap
 
+from trainyard import installation
 from trainyard.console import UserError, nearest
 from trainyard.settings import ROOT, STATE
-from trainyard.spec import workspace, yaml_source
+from trainyard.spec import workspace, workspace_lock, yaml_source
 from trainyard.spec.catalog import IMAGES as IMAGES
 from trainyard.spec.catalog import Base as Base
 from trainyard.spec.catalog import DebianPackage, conflict, validated
@@ -100,13 +101,14 @@ class Trainers(Strict):
 
 
 class BaseContents(Strict):
-    """The contents of a base that holds the framework: base.json, written by `make lock`.
+    """The contents of a base that holds the framework: base.json, written by `make lock`, or a part of trainyard.lock.
 
     Attributes:
         image: the configured reference, ``reference``: what it was resolved to, with a digest if a registry gave one.
         day: when it was inspected, as in 20261121 (UTC).
         python: version of its Python, ``interpreter``: path of that, ``site``: its folder of packages.
-        packages: canonical name -> version of all packages, ``requires``: requirements of those of the framework.
+        packages: canonical name -> version of all packages.
+        requires: canonical name -> requirements, of the framework's packages and of those that they need.
     """
 
     image: str
@@ -118,6 +120,20 @@ class BaseContents(Strict):
     site: str
     packages: dict[str, str]
     requires: dict[str, list[str]]
+
+    @property
+    def python_version(self) -> str:
+        """Version of its Python without the patch level: ``3.12``."""
+        return ".".join(self.python.split(".")[:2])
+
+    @property
+    def framework(self) -> dict[str, str]:
+        """Canonical name -> version of the framework's packages and of those that they need."""
+        return {name: self.packages[name] for name in sorted(self.requires) if name in self.packages}
+
+    def text(self) -> str:
+        """The record as it is written."""
+        return self.model_dump_json(indent=2) + "\n"
 
 
 class Budget(Strict):
@@ -182,7 +198,7 @@ class Spec(_Document):
 
     def command(self, name: str) -> str:
         """How the user runs a command for this image, in messages: ``make lock TARGET=cpu`` or ``trainyard lock``."""
-        return f"trainyard {name}" if self.workspace else f"make {name} TARGET={self.target}"
+        return f"trainyard {name}" if self.workspace else installation.command(name, TARGET=self.target)
 
     @property
     def has_code(self) -> bool:
@@ -212,6 +228,11 @@ class Spec(_Document):
     def locked(self) -> bool:
         """Whether the versions in the image are known: not if its base holds the framework and was never inspected."""
         return not self.framework_in_base or self.base_contents is not None
+
+    @property
+    def python_version(self) -> str:
+        """Version of the image's Python without the patch level: that in the base if it was inspected."""
+        return self.base_contents.python_version if self.base_contents else self.base_spec().python
 
     @property
     def python(self) -> str:
@@ -293,7 +314,7 @@ def folder_of(target: str | None) -> Path:
     if not target:
         raise UserError(
             f"no target given, and no {workspace.FILE} in this folder or above it in its git repository: 'trainyard "
-            f"init' writes one, or give a target (with make, TARGET=tf-cpu); {valid}"
+            f"init' writes one, or give a target, as in '{installation.command('image', TARGET='tf-cpu')}'; {valid}"
         )
     if re.fullmatch(r"[A-Za-z0-9._-]+", target) and (IMAGES / target / "image.yaml").is_file():
         return IMAGES / target
@@ -347,12 +368,16 @@ def _load_workspace(path: Path) -> Spec:
         refuse(("smoke",), "there is no 'run', the command that it would run")
     if document.smoke and document.smoke.data and not (path.parent / document.smoke.data).is_dir():
         refuse(("smoke", "data"), f"no folder '{document.smoke.data}' in {relative(path.parent)}")
-    if parent.framework_in_base:
-        refuse(("extends",), f"'{document.extends}' takes its framework from its base image: extend another target")
+    if parent.framework_in_base and document.build:
+        refuse(
+            ("build",),
+            f"nothing can be compiled for '{document.extends}', whose framework is in its base image: remove 'build', "
+            "or extend another target",
+        )
     if not document.run:  # without a command, the image is the target with more packages
         document = document.model_copy(update={"code": []})
     trainers = parent.trainers.model_copy(update={"default": workspace.COMMAND}) if document.run else parent.trainers
-    return parent.model_copy(
+    spec = parent.model_copy(
         update={
             "summary": document.summary or f"{name}, on {parent.target}: {parent.summary}",
             "system": [*parent.system, *(one for one in document.system if one not in parent.system)],
@@ -365,6 +390,7 @@ def _load_workspace(path: Path) -> Spec:
             "workspace": Workspace(path, document, parent.target),
         }
     )
+    return with_locked_base(spec) if spec.framework_in_base else spec
 
 
 def _load(folder: Path, below: tuple[Path, ...]) -> Spec:
@@ -409,16 +435,65 @@ def _with_base_contents(spec: Spec) -> Spec:
     if not path.is_file():
         return spec
     try:
-        contents = BaseContents.model_validate(json.loads(path.read_text(encoding="utf-8")))
-        datetime.datetime.strptime(contents.day, "%Y%m%d")
+        return with_base_contents(spec, _base_contents(spec, path.read_text(encoding="utf-8")))
+    except ValueError as error:
+        again = f"run '{installation.command('lock', TARGET=spec.target)}' again"
+        lock = installation.command("lock")
+        raise UserError(f"{relative(path)}: not what '{lock}' writes ({error}): {again}") from None
+
+
+def with_locked_base(spec: Spec) -> Spec:
+    """The spec of a user's repository with the contents of its base that its trainyard.lock records.
+
+    Without a readable lock of the target that it extends, nothing is known about the base: what needs the lock reports
+    its mistake.
+
+    Raises:
+        UserError: the record is not what this Trainyard writes.
+    """
+    ws = spec.workspace
+    assert ws is not None
+    contents = None
+    try:
+        lock = workspace_lock.read(ws)
+    except UserError:
+        lock = None
+    if lock and lock.target == ws.parent and "base" in lock.sections:
+        try:
+            contents = _base_contents(spec, lock.sections["base"])
+        except ValueError:
+            raise UserError(
+                f"{relative(ws.lock)}: written by another version of Trainyard ({lock.version}): remove it, and run "
+                "'trainyard lock'"
+            ) from None
+    return with_base_contents(spec, contents)
+
+
+def with_base_contents(spec: Spec, contents: BaseContents | None) -> Spec:
+    """The spec with the versions of the framework in its base; without versions if its contents are not known."""
+    pins = []
+    if contents:
         pins = [f"{name}=={contents.packages[canonicalize_name(name)]}" for name in spec.base_spec().framework]
-    except (ValueError, KeyError, ValidationError) as error:
-        words = str(error).splitlines()[0]
-        again = f"run 'make lock TARGET={spec.target}' again"
-        raise UserError(f"{relative(path)}: not what 'make lock' writes ({words}): {again}") from None
     return spec.model_copy(
         update={"base_contents": contents, "framework": spec.framework.model_copy(update={"packages": pins})}
     )
+
+
+def _base_contents(spec: Spec, text: str) -> BaseContents:
+    """The record of a base's contents.
+
+    Raises:
+        ValueError: it is not valid, or lacks a package of the framework.
+    """
+    try:
+        contents = BaseContents.model_validate(json.loads(text))
+        datetime.datetime.strptime(contents.day, "%Y%m%d")
+    except (ValueError, ValidationError) as error:
+        raise ValueError(str(error).splitlines()[0]) from None
+    for name in map(canonicalize_name, spec.base_spec().framework):
+        if name not in contents.packages:
+            raise ValueError(f"no {name}")
+    return contents
 
 
 def _check_references(spec: Spec, data: CommentedMap) -> None:

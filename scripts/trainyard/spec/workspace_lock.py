@@ -15,8 +15,9 @@ hashes and without addresses::
         --hash=sha256:...
 
 The sections are ``framework`` and ``requirements``, the same two with ``.<index>`` for another package index, and
-``compiled`` for source distributions and ``build-requires`` for what these are compiled with. :func:`split` writes them
-as the files that a build installs from.
+``compiled`` for source distributions and ``build-requires`` for what these are compiled with. If the base holds the
+framework, ``base``, the record of its contents in JSON, takes the place of ``framework``. :func:`split` writes them as
+the files that a build installs from.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ SPLIT_HEADER = "# Locked by `make lock`. Do not edit.\n"
 _TITLE = "# Written by 'trainyard lock'. Do not edit."
 _FACTS = ("trainyard", "target", "base", "inputs", "checksum")
 _SECTION = re.compile(r"^# \[([a-z0-9.-]+)\]$")
-_NAMES = re.compile(r"(framework|requirements)(\.[a-z0-9-]+)?|compiled|build-requires")
+_NAMES = re.compile(r"(framework|requirements)(\.[a-z0-9-]+)?|compiled|build-requires|base")
 _AGAIN = "run 'trainyard lock'"
 
 #: The lines that git puts around the two sides of a conflict:
@@ -54,7 +55,7 @@ class WorkspaceLock:
         target: name of the target that the image extends.
         base: reference of the base image, with a digest where a registry gave one.
         inputs: SHA-256 of what was resolved.
-        sections: name -> requirements with hashes, without a header.
+        sections: name -> requirements with hashes, without a header; ``base``: JSON.
     """
 
     version: str
@@ -109,7 +110,7 @@ def read(ws: Workspace) -> WorkspaceLock:
     if hashlib.sha256(_body(sections).encode()).hexdigest() != facts["checksum"]:
         raise UserError(f"{where}: changed since 'trainyard lock' wrote it: restore it, or {_AGAIN} again")
     unknown = next((name for name in sections if not _NAMES.fullmatch(name)), None)
-    if unknown or not {"framework", "requirements"} <= set(sections):
+    if unknown or "requirements" not in sections or ("framework" in sections) == ("base" in sections):
         raise UserError(f"{where}: written by another version of Trainyard ({version}): {_AGAIN} again")
     return WorkspaceLock(version, contents, facts["target"], facts["base"], facts["inputs"], sections)
 
@@ -147,6 +148,8 @@ def write(ws: Workspace, lock: WorkspaceLock) -> None:
 def split(ws: Workspace, folder: Path) -> list[Path]:
     """Write each section of the lock as ``<section>.lock`` into ``folder``, and remove those it has no longer.
 
+    ``base`` is written as base.json.
+
     Files that have their text already are left as they are. The paths of all sections.
 
     Raises:
@@ -154,13 +157,16 @@ def split(ws: Workspace, folder: Path) -> list[Path]:
     """
     sections = read(ws).sections
     folder.mkdir(parents=True, exist_ok=True)
-    wanted = {folder / f"{name}.lock": SPLIT_HEADER + text for name, text in sections.items()}
-    for path in folder.glob("*.lock"):
+    wanted = {
+        folder / ("base.json" if name == "base" else f"{name}.lock"): text if name == "base" else SPLIT_HEADER + text
+        for name, text in sections.items()
+    }
+    for path in (*folder.glob("*.lock"), *folder.glob("base.json")):
         if path not in wanted and _NAMES.fullmatch(path.stem):
             path.unlink()
     for path, text in wanted.items():
         if not path.is_file() or path.read_text(encoding="utf-8") != text:
-            temporary = path.with_suffix(".lock.new")
+            temporary = path.with_suffix(f"{path.suffix}.new")
             temporary.write_text(text, encoding="utf-8")
             temporary.replace(path)
     return sorted(wanted)

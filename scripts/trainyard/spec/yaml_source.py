@@ -79,6 +79,8 @@ def read(path: Path) -> CommentedMap:
         UserError: it cannot be read, or is something else.
     """
     nodes = read_all(path)
+    if not nodes:
+        raise UserError(f"{relative(path)}: the file is empty: expected 'key: value' pairs")
     if len(nodes) != 1 or not isinstance(nodes[0], CommentedMap):
         raise UserError(f"{relative(path)}: expected 'key: value' pairs at the top")
     return nodes[0]

@@ -132,7 +132,7 @@ def ensure(spec: Spec, folder: Path) -> None:
     """
     ws = spec.workspace
     assert ws is not None
-    sources = {key(one): one for one in requirements.read(ws, spec.base_spec().python).sources}
+    sources = {key(one): one for one in requirements.read(ws, spec.python_version).sources}
     wanted = _locked(workspace_lock.read(ws).sections["requirements"])
     there = {hashlib.sha256(one.read_bytes()).hexdigest(): one for one in sorted(folder.glob("*.whl"))}
     for one, (commit, sha256) in wanted.items():

@@ -1,0 +1,354 @@
+"""A user's repository that extends a target whose base image holds the framework, in versions that no index has."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.fakes.package_index import PackageIndex, wheel
+
+from trainyard.console import StepFailed, UserError
+from trainyard.image import base_image, build, dockerfile, resolver, workspace_resolver
+from trainyard.oci import docker_engine, probe_runner
+from trainyard.spec import lockfile, model, workspace_lock
+from trainyard.spec.model import Spec
+
+DIGEST, NEWER = f"sha256:{'1' * 64}", f"sha256:{'2' * 64}"
+
+#: Name -> version and requirements of what the base has installed.
+INSTALLED = {
+    "torch": ("2.10.0.dev20261121+cpu", ["sympy>=1.13", "fsspec", "not a requirement", "pefile; os_name == 'nt'"]),
+    "torchvision": ("0.25.0.dev20261121+cpu", ["numpy", "torch==2.10.0.dev20261121"]),
+    "torch-xla": (
+        "2.10.0+git0123abc",
+        ["absl_py", "numpy", 'libtpu==0.0.30.dev20261120; extra == "tpu"', 'jax>=0.9; extra == "pallas"'],
+    ),
+    "libtpu": ("0.0.30.dev20261120", []),
+    "numpy": ("2.4.0", []),
+    "absl-py": ("2.1.0", []),
+    "fsspec": ("2026.9.0", ["tqdm; extra == 'progress'"]),
+    "sympy": ("1.13.3", ["mpmath"]),
+    "mpmath": ("1.3.0", []),
+    "tqdm": ("4.0", []),
+    "pip": ("25.0", []),
+}
+
+Write = Callable[..., Spec]
+
+
+@pytest.fixture
+def index(monkeypatch: pytest.MonkeyPatch) -> Iterator[PackageIndex]:
+    """What the trainers need, later releases of what the base has, and what users ask for."""
+    with PackageIndex() as found:
+        pins = [text.split("==") for text in model.requirements_of(model.load("xla-nightly"))]
+        found.add(*(wheel(name, version) for name, version in pins))
+        found.add(
+            wheel("numpy", "2.9"), wheel("sympy", "1.14"), wheel("tqdm", "4.0"), wheel("tqdm", "5.0"),
+            wheel("torch", "2.9.1"), wheel("einops", "0.8.0"), wheel("jax", "0.9.0"),
+            wheel("lightning", "1", ("torch>=2.5", "numpy>=2", "tqdm")), wheel("old", "1", ("torch<2.9",)),
+        )  # fmt: skip
+        yield found
+
+
+class Registry:
+    """The registry and the engine, with the base.
+
+    Attributes:
+        digest: of the base's tag; empty if its registry does not answer.
+        python: of the base.
+        installed: what it has installed.
+        inspected: references that were inspected.
+    """
+
+    def __init__(self) -> None:
+        self.digest = DIGEST
+        self.python = "3.12.9"
+        self.installed: dict[str, tuple[str, list[str]]] = dict(INSTALLED)
+        self.inspected: list[str] = []
+
+    def digest_of(self, _reference: str) -> tuple[str | None, str]:
+        return (self.digest, "") if self.digest else (None, "connection refused")
+
+    def inspect(self, reference: str, *_parts: str) -> dict[str, Any]:
+        self.inspected.append(reference)
+        packages = [
+            {"name": name, "version": version, "requires": requires}
+            for name, (version, requires) in self.installed.items()
+        ]
+        site = "/usr/local/lib/python3.12/site-packages"
+        return {"python": self.python, "executable": "/usr/local/bin/python3", "site": site, "packages": packages}
+
+
+@pytest.fixture
+def registry(monkeypatch: pytest.MonkeyPatch) -> Registry:
+    found = Registry()
+    monkeypatch.setattr(base_image, "_registry_digest", found.digest_of)
+    monkeypatch.setattr(docker_engine, "client", lambda: None)
+    monkeypatch.setattr(docker_engine, "pull", lambda _reference: None)
+    monkeypatch.setattr(probe_runner, "run", found.inspect)
+    return found
+
+
+@pytest.fixture
+def write(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, index: PackageIndex, registry: Registry) -> Write:
+    """Write the files of a repository that uses ``index`` alone; its spec."""
+    root = tmp_path / "repository"
+    root.mkdir()
+    subprocess.run(["git", "init", "--quiet", str(root)], check=True)
+    monkeypatch.chdir(root)
+    monkeypatch.setattr(model, "STATE", tmp_path / "state")
+    for name, file in (("UV_CACHE_DIR", "cache"), ("UV_CONFIG_FILE", "user.toml"), ("NETRC", "none")):
+        monkeypatch.setenv(name, str(tmp_path / file))
+    (tmp_path / "user.toml").touch()
+    (root / "uv.toml").write_text(f'[[index]]\nname = "fake"\nurl = "{index.url}"\ndefault = true\n', encoding="utf-8")
+    (root / "train.py").write_text("print('loss')\n", encoding="utf-8")
+
+    def run(requirements: str = "einops\n", more: str = "", extends: str = "xla-nightly") -> Spec:
+        text = f"extends: {extends}\ncode: [train.py]\nrun: python train.py\nrequirements: requirements.txt\n{more}"
+        (root / "trainyard.yaml").write_text(text, encoding="utf-8")
+        (root / "requirements.txt").write_text(requirements, encoding="utf-8")
+        return model.load(None)
+
+    return run
+
+
+def locked(spec: Spec) -> dict[str, str]:
+    """What trainyard.lock adds to the base."""
+    return lockfile.read(lockfile.requirements_lock(spec, "default"))
+
+
+def planned(spec: Spec) -> build.Plan:
+    """The plan of a build, which locks first."""
+    build.check_rendered(spec)
+    return build.plan_for(spec)
+
+
+def test_the_lock_records_the_base_and_what_the_base_lacks(write: Write, registry: Registry) -> None:
+    spec = write("einops\ntorch>=2.5\nlightning\n")
+    assert spec.workspace is not None and not spec.locked
+    assert workspace_resolver.lock(spec) == [spec.workspace.lock]
+    lock = workspace_lock.read(spec.workspace)
+    assert set(lock.sections) == {"base", "requirements"}
+    assert lock.base == f"{model.bases()['xla-nightly'].image}@{DIGEST}" == registry.inspected[0]
+
+    spec = model.load(None)
+    assert spec.locked and spec.framework.version == "2.10.0+git0123abc"
+    assert spec.base_contents is not None and spec.base_contents.digest == DIGEST
+    added = locked(spec)
+    assert {"einops", "lightning", "tensorboard"} <= added.keys()
+    assert not added.keys() & INSTALLED.keys(), "what the base has is used as it is"
+    assert lockfile.installed(spec, "default") == {name: one[0] for name, one in INSTALLED.items()} | added
+    assert "not a requirement" not in spec.base_contents.requires["torch"]
+    assert workspace_resolver.is_current(spec)
+    assert workspace_resolver.lock(spec) == []
+
+
+def test_the_image_is_built_on_the_locked_digest(write: Write) -> None:
+    plan = planned(write())
+    assert plan.base == f"{model.bases()['xla-nightly'].image}@{DIGEST}"
+    assert plan.spec.framework.version == "2.10.0+git0123abc"
+    assert plan.tag.startswith("repository-2.10.0_git0123abc-")
+    arguments = plan.build_args()
+    assert (arguments["BASE_DIGEST"], arguments["PYTHON"]) == (DIGEST, "/usr/local/bin/python3")
+    assert arguments["CODE"] == plan.code != ""
+    text = dockerfile.dockerfile(plan.spec)
+    assert "COPY --link --from=site " in text and "COPY --link --from=code " in text and "2.10.0" not in text
+
+
+def test_a_newer_nightly_changes_nothing_until_it_is_upgraded(write: Write, registry: Registry) -> None:
+    before = planned(write())
+    registry.digest = NEWER
+    registry.installed["torch-xla"] = ("2.11.0+git4567def", ["numpy"])
+    assert planned(write()) == before
+    workspace_resolver.lock(write("einops\ntqdm\n"))
+    assert planned(model.load(None)).base == before.base
+    workspace_resolver.lock(model.load(None), upgrade_packages=["einops"])
+    assert len(registry.inspected) == 1
+    workspace_resolver.lock(model.load(None), upgrade=True)
+    assert planned(model.load(None)).base_digest == NEWER
+    assert model.load(None).framework.version == "2.11.0+git4567def"
+
+
+def test_an_upgrade_to_the_same_nightly_inspects_and_changes_nothing(
+    write: Write, registry: Registry, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    workspace_resolver.lock(write())
+    assert workspace_resolver.lock(model.load(None), upgrade=True) == []
+    assert len(registry.inspected) == 1
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        (
+            "numpy<2",
+            "requirements.txt:2: numpy<2 contradicts numpy 2.4.0, which the base image of xla-nightly (torch-xla "
+            "2.10.0+git0123abc) has: relax it, no other target has it",
+        ),
+        (
+            "torch==2.15.0",
+            "requirements.txt:2: torch==2.15.0 contradicts torch 2.10.0.dev20261121+cpu, which the base image of "
+            "xla-nightly (torch-xla 2.10.0+git0123abc) has: relax it, or extend cpu or gpu or torch-tpu",
+        ),
+    ],
+)
+def test_a_requirement_that_contradicts_the_base_is_one_line_with_both_sides(
+    write: Write, line: str, message: str
+) -> None:
+    spec = write(f"einops\n{line}\n")
+    with pytest.raises(UserError) as error:
+        workspace_resolver.lock(spec)
+    assert str(error.value) == message
+    assert spec.workspace is not None and not spec.workspace.lock.exists()
+
+
+def test_a_contradiction_through_another_package_has_uvs_reason(write: Write) -> None:
+    with pytest.raises(UserError) as error:
+        workspace_resolver.lock(write("einops\nold\n"))
+    text = str(error.value)
+    assert text.startswith("requirements.txt:2: old cannot be installed: because ")
+    assert "torch<2.9" in text and "torch==2.10.0.dev20261121+cpu" in text and "\n" not in text
+
+
+def test_what_the_framework_does_not_need_may_be_replaced(write: Write) -> None:
+    """Packages that are locked precede those of the base on the module path."""
+    workspace_resolver.lock(write("tqdm\n"))
+    assert "tqdm" not in locked(model.load(None))
+    workspace_resolver.lock(write("tqdm>=4.5\n"))
+    assert locked(model.load(None))["tqdm"] == "5.0"
+    workspace_resolver.lock(write("tqdm\n"))
+    assert locked(model.load(None))["tqdm"] == "5.0", "versions of an existing lock are kept"
+
+
+def test_a_package_of_the_base_is_upgraded_by_name_unless_the_framework_needs_it(write: Write) -> None:
+    workspace_resolver.lock(write("tqdm\n"))
+    workspace_resolver.lock(model.load(None), upgrade_packages=["tqdm"])
+    assert locked(model.load(None))["tqdm"] == "5.0"
+    with pytest.raises(UserError, match=r"'mpmath' is part of the framework of xla-nightly"):
+        workspace_resolver.lock(model.load(None), upgrade_packages=["mpmath"])
+
+
+def test_an_extra_of_the_framework_adds_what_the_base_lacks(write: Write) -> None:
+    workspace_resolver.lock(write("torch-xla[tpu,pallas]\n"))
+    assert locked(model.load(None))["jax"] == "0.9.0"
+
+
+def test_the_requirements_are_resolved_for_the_python_in_the_base(
+    write: Write, registry: Registry, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TRAINYARD_BASE", "registry.example/xla:own")
+    registry.python = "3.11.2"
+    spec = write("einops; python_version == '3.11'\n")
+    Path("pyproject.toml").write_text('[project]\nname = "mine"\nversion = "1"\nrequires-python = "<3.12"\n')
+    workspace_resolver.lock(spec)
+    assert locked(model.load(None))["einops"] == "0.8.0"
+
+
+def test_another_base_is_locked_and_a_mirror_of_the_same_is_built_on(
+    write: Write, registry: Registry, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    spec = write()
+    workspace_resolver.lock(spec)
+    assert spec.workspace is not None
+    before = spec.workspace.lock.read_bytes()
+    monkeypatch.setenv("TRAINYARD_BASE", f"mirror.example/xla@{DIGEST}")
+    plan = planned(model.load(None))
+    assert (plan.base, plan.base_digest) == (f"mirror.example/xla@{DIGEST}", DIGEST)
+    assert spec.workspace.lock.read_bytes() == before
+
+    monkeypatch.setenv("TRAINYARD_BASE", model.bases()["xla-nightly"].image)
+    assert planned(model.load(None)).base == f"{model.bases()['xla-nightly'].image}@{DIGEST}", "not what the tag is now"
+
+    monkeypatch.setenv("TRAINYARD_BASE", "registry.example/xla:own")
+    with pytest.raises(StepFailed, match="needs to be updated"):
+        workspace_resolver.lock(model.load(None), check=True)
+    assert planned(model.load(None)).base == registry.inspected[-1] == "registry.example/xla:own"
+    monkeypatch.delenv("TRAINYARD_BASE")
+    plan = planned(model.load(None))
+    assert plan.base == "registry.example/xla:own", "a lock has one base, on every machine"
+    assert plan.notes == ("base registry.example/xla:own has no digest, as it comes from no registry",)
+
+
+def test_a_base_with_a_digest_is_recorded_with_it(write: Write, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TRAINYARD_BASE", f"mirror.example/xla@{NEWER}")
+    plan = planned(write())
+    assert (plan.base_digest, plan.notes) == (NEWER, ())
+
+
+def test_a_base_that_cannot_be_reached_is_one_line_and_no_lock(write: Write, registry: Registry) -> None:
+    registry.digest = ""
+    spec = write()
+    with pytest.raises(UserError, match=r"^base \S+ is unreachable \(connection refused\) and cannot be bootstrapped"):
+        workspace_resolver.lock(spec)
+    assert spec.workspace is not None and not spec.workspace.lock.exists()
+
+
+def test_a_locked_base_needs_no_registry(write: Write, registry: Registry) -> None:
+    before = planned(write())
+    registry.digest = ""
+    assert planned(model.load(None)) == before
+
+
+def test_a_record_of_the_catalogues_base_is_not_that_of_the_workspace(
+    write: Write, inspect_base: Callable[[Spec], Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The catalogue may be locked with another day's base."""
+    spec = write()
+    workspace_resolver.lock(spec)
+    spec = model.load(None)
+    before = workspace_resolver.contents(spec)
+    copy = inspect_base(model.load("xla-nightly"))
+    load = model._load
+    monkeypatch.setattr(model, "_load", lambda folder, below: load(copy if folder.name == copy.name else folder, below))
+    assert model.load("xla-nightly").framework.version == "2.10.0+git0123abc"
+    assert workspace_resolver.contents(spec) == before, "it is the same Trainyard"
+    assert model.load(None).base_contents == spec.base_contents
+    assert spec.workspace is not None
+    spec.workspace.lock.unlink()
+    assert not model.load(None).locked
+
+
+def test_nothing_is_compiled_for_it(write: Write) -> None:
+    with pytest.raises(UserError, match=r"^trainyard\.yaml:\d+: build: nothing can be compiled for 'xla-nightly'"):
+        write("einops\n", "build: {sources: [old==1]}\n")
+
+
+def test_a_repository_that_changes_its_target_changes_the_record_of_its_base(write: Write) -> None:
+    spec = write()
+    workspace_resolver.lock(spec)
+    assert lockfile.framework_lock(spec, "default").name == "base.json"
+    moved = write(extends="tf-cpu")
+    assert moved.base_contents is None and "tensorflow-cpu==2.21.0" in moved.framework.packages
+    assert not workspace_resolver.is_current(moved)
+    other = write(extends="xla-nightly")
+    assert other.locked, "the lock is still there"
+
+
+def test_a_record_that_is_damaged_is_one_line(write: Write) -> None:
+    spec = write()
+    workspace_resolver.lock(spec)
+    assert spec.workspace is not None
+    lock = workspace_lock.read(spec.workspace)
+    about = json.loads(lock.sections["base"])
+    del about["packages"]["torch"]
+    damaged = dict(lock.sections, base=json.dumps(about) + "\n")
+    workspace_lock.write(
+        spec.workspace,
+        workspace_lock.WorkspaceLock(lock.version, lock.contents, lock.target, lock.base, lock.inputs, damaged),
+    )
+    with pytest.raises(UserError, match=r"^trainyard\.lock: written by another version of Trainyard"):
+        model.load(None)
+    spec.workspace.lock.write_text(lock.text().replace('"2.4.0"', '"2.3.0"'), encoding="utf-8")
+    unlocked = model.load(None)
+    assert not unlocked.locked, "reported by what reads the lock"
+    with pytest.raises(UserError, match=r"^trainyard\.lock: changed since 'trainyard lock' wrote it"):
+        lockfile.installed(unlocked, "default")
+
+
+def test_the_framework_is_what_its_packages_need() -> None:
+    requires = {"torch": ["sympy", "jax; extra == 'x'"], "sympy": ["mpmath<1.4"], "mpmath": [], "pip": []}
+    assert resolver._required(["torch"], requires, "3.12.1").keys() == {"torch", "sympy", "mpmath"}
