@@ -6,6 +6,7 @@ needs inside its function, so that ``--help`` loads no library. ``get_command`` 
 
 from __future__ import annotations
 
+import errno
 import importlib
 import os
 import signal
@@ -16,7 +17,7 @@ from typing import Any, NoReturn
 
 import click
 
-from trainyard import __version__, commands, settings
+from trainyard import __version__, commands, installation, settings
 from trainyard.console import StepFailed, UserError, fail, nearest
 
 #: Group -> its heading in ``trainyard --help``, in this order.
@@ -157,6 +158,11 @@ def _reason(error: OSError) -> str:
         os.getcwd()
     except FileNotFoundError:
         return "the current folder was removed: change to another one"
+    if error.errno in (errno.EACCES, errno.EPERM, errno.EROFS) and error.filename:
+        path = Path(os.path.abspath(str(error.filename)))
+        if path.is_relative_to(settings.STATE) or settings.STATE.is_relative_to(path):
+            other = installation.option("BUILD", "<folder>")
+            return f"{settings.STATE}, where results are kept, cannot be written ({error.strerror}): set {other}"
     return f"{error.strerror or error}{f' ({error.filename})' if error.filename else ''}"
 
 
@@ -189,6 +195,8 @@ def run(arguments: list[str]) -> int:
         if isinstance(error.__cause__ or error, BrokenPipeError):  # the reader of stdout ended: `trainyard list | head`
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
             return 1
+        if isinstance(error, click.Abort) and sys.stderr.isatty():
+            click.echo(err=True)  # ends the line of the question that was not answered
         fail(f"{name}: interrupted")
         return INTERRUPTED
     except OSError as error:

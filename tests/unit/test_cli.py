@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import signal
@@ -16,6 +17,7 @@ import pytest
 
 from trainyard import cli, settings
 from trainyard.console import StepFailed, UserError
+from trainyard.spec import model
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -411,3 +413,21 @@ def test_the_hosts_ca_bundle_is_found(monkeypatch: pytest.MonkeyPatch, tmp_path:
     settings.ca_bundle.cache_clear()
     assert settings.ca_bundle() == bundle
     settings.ca_bundle.cache_clear()
+
+
+def test_a_state_folder_that_cannot_be_written_is_named(
+    trainyard: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Root may write everywhere but below a file, so that what refuses it is made up."""
+    state = tmp_path / "state" / "trainyard"
+    monkeypatch.setattr(settings, "STATE", state, raising=False)
+
+    def refused(_target: str | None) -> None:
+        raise PermissionError(errno.EACCES, "Permission denied", str(tmp_path / "state"))
+
+    monkeypatch.setattr(model, "load", refused)
+    status, _, err = trainyard("image", "cpu")
+    assert (status, err) == (
+        1,
+        f"image: {state}, where results are kept, cannot be written (Permission denied): set BUILD=<folder>\n",
+    )

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import json
 import os
+import pty
+import select
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -105,23 +108,107 @@ def test_the_script_of_a_shell_is_valid(shell: str, trainyard: Command) -> None:
         subprocess.run([program, "-n"], input=out, text=True, check=True)
 
 
-def test_bash_completes_with_the_script(tmp_path: Path, trainyard: Command) -> None:
-    """The function that the script defines, called as bash calls it, in a bash without the user's settings."""
-    program = tmp_path / "trainyard"
+@pytest.fixture
+def path(tmp_path: Path) -> str:
+    """A PATH on which trainyard is the command of this checkout."""
+    program = tmp_path / "bin" / "trainyard"
+    program.parent.mkdir()
     program.write_text(f'#!/bin/sh\nexec {sys.executable} -m trainyard "$@"\n')
     program.chmod(0o755)
+    return f"{program.parent}:{os.environ['PATH']}"
+
+
+#: What is typed, and the word that it is completed to: a command, an option, a target, a platform, an accelerator.
+TYPED = {
+    "trainyard rehe": "rehearse",
+    "trainyard run --moun": "--mount",
+    "trainyard job --platf": "--platform",
+    "trainyard image --comp": "--compression",
+    "trainyard image xla-": "xla-nightly",
+    "trainyard job --platform ver": "vertex",
+    "trainyard job --accelerator v5litepod-12": "v5litepod-128",
+}
+
+
+@pytest.mark.parametrize(("typed", "word"), TYPED.items())
+def test_bash_completes_with_the_script(typed: str, word: str, path: str, trainyard: Command) -> None:
+    """The function that the script defines, called as bash calls it, in a bash without the user's settings."""
+    words = typed.split()
     script = trainyard("completion", "bash")[1] + (
-        "\nCOMP_WORDS=(trainyard image xla-)\nCOMP_CWORD=2\n_trainyard_completion trainyard\n"
+        f"\nCOMP_WORDS=({typed})\nCOMP_CWORD={len(words) - 1}\n_trainyard_completion trainyard\n"
         'printf "%s\\n" "${COMPREPLY[@]}"\n'
     )
     found = subprocess.run(
         ["bash", "--norc", "-c", script],
-        env=os.environ | {"PATH": f"{tmp_path}:{os.environ['PATH']}"},
+        env=os.environ | {"PATH": path},
         capture_output=True,
         text=True,
         check=True,
     )
-    assert found.stdout == "xla-nightly\n"
+    assert found.stdout == f"{word}\n"
+
+
+@pytest.mark.needs("fish")
+@pytest.mark.parametrize(("typed", "word"), TYPED.items())
+def test_fish_completes_with_the_script(typed: str, word: str, path: str, tmp_path: Path, trainyard: Command) -> None:
+    (tmp_path / "trainyard.fish").write_text(trainyard("completion", "fish")[1], encoding="utf-8")
+    found = subprocess.run(
+        ["fish", "--no-config", "-c", f"source {tmp_path}/trainyard.fish; complete --do-complete '{typed}'"],
+        env=os.environ | {"PATH": path, "HOME": str(tmp_path)},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert [line.partition("\t")[0] for line in found.stdout.splitlines()] == [word]
+
+
+@pytest.fixture(scope="module")
+def zsh(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[str], str]]:
+    """``zsh("trainyard ru")``: the command line after Tab, in an interactive zsh with the script in its $fpath."""
+    folder = tmp_path_factory.mktemp("zsh")
+    program = folder / "trainyard"
+    program.write_text(f'#!/bin/sh\nexec {sys.executable} -m trainyard "$@"\n')
+    program.chmod(0o755)
+    script = [sys.executable, "-m", "trainyard", "completion", "zsh"]
+    (folder / "_trainyard").write_bytes(subprocess.run(script, capture_output=True, check=True).stdout)
+    (folder / ".zshrc").write_text(
+        f"fpath+={folder}; path=({folder} $path); autoload -Uz compinit; compinit -u -d {folder}/dump\n"
+        # Ctrl-X writes the command line to a file, and empties it.
+        f"show() {{ print -r -- $BUFFER >{folder}/line.new; mv {folder}/line.new {folder}/line; BUFFER= }}\n"
+        f"zle -N show; bindkey '^X' show; PS1=; touch {folder}/ready\n"
+    )
+    outer, inner = pty.openpty()
+    environment = os.environ | {"ZDOTDIR": str(folder), "HOME": str(folder), "TERM": "vt100"}
+    process = subprocess.Popen(
+        ["zsh", "--interactive"], env=environment, stdin=inner, stdout=inner, stderr=inner, start_new_session=True
+    )
+    os.close(inner)
+
+    def wait(path: Path) -> None:
+        until = time.monotonic() + 30  # it takes 0.3 s
+        while not path.exists():
+            assert process.poll() is None and time.monotonic() < until, "zsh did not answer"
+            if select.select([outer], [], [], 0.02)[0]:
+                os.read(outer, 65536)  # what it shows: it would wait for a reader
+
+    def complete(typed: str) -> str:
+        wait(folder / "ready")
+        os.write(outer, f"{typed}\t\x18".encode())
+        wait(folder / "line")
+        shown = (folder / "line").read_text(encoding="utf-8").strip()
+        (folder / "line").unlink()
+        return shown
+
+    yield complete
+    process.kill()
+    process.wait()
+    os.close(outer)
+
+
+@pytest.mark.needs("zsh")
+@pytest.mark.parametrize(("typed", "word"), TYPED.items())
+def test_zsh_completes_with_the_script(typed: str, word: str, zsh: Callable[[str], str]) -> None:
+    assert zsh(typed) == f"{typed.rpartition(' ')[0]} {word}"
 
 
 def test_an_unknown_shell_is_one_line(trainyard: Command) -> None:

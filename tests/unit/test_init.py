@@ -10,6 +10,7 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
+import jsonschema
 import pytest
 import yaml
 
@@ -155,14 +156,71 @@ def test_the_pip_part_of_a_conda_environment(proposed: Proposed) -> None:
     assert "environment.yml: conda packages are not installed: pytorch, scipy" in said
 
 
-def test_poetrys_versions_become_ranges(proposed: Proposed) -> None:
-    pyproject = (
-        '[tool.poetry]\nname = "p"\nversion = "1"\n[tool.poetry.dependencies]\npython = "^3.10"\neinops = "^0.7.1"\n'
-        'tqdm = "~4.66"\nrich = "*"\npandas = {version = "^2.1", extras = ["parquet"]}\n'
-        'wandb = {version = "1", optional = true}\n'
-    )
-    document, _ = proposed({"pyproject.toml": pyproject, "train.py": TRAIN.format(more="")})
-    assert document["requirements"] == ["einops>=0.7.1,<0.8", "tqdm>=4.66,<4.67", "rich", "pandas[parquet]>=2.1,<3"]
+#: An entry of [tool.poetry.dependencies] -> the requirements it becomes. The ranges are those of the tables at
+#: https://python-poetry.org/docs/dependency-specification/.
+POETRY = {
+    'x = "^1.2.3"': ["x>=1.2.3,<2.0.0"],
+    'x = "^1.2"': ["x>=1.2,<2.0"],
+    'x = "^1"': ["x>=1,<2"],
+    'x = "^0.2.3"': ["x>=0.2.3,<0.3.0"],
+    'x = "^0.0.3"': ["x>=0.0.3,<0.0.4"],
+    'x = "^0.0"': ["x>=0.0,<0.1"],
+    'x = "^0"': ["x>=0,<1"],
+    'x = "~1.2.3"': ["x>=1.2.3,<1.3.0"],
+    'x = "~1.2"': ["x>=1.2,<1.3"],
+    'x = "~1"': ["x>=1,<2"],
+    'x = "*"': ["x"],
+    'x = "1.*"': ["x==1.*"],
+    'x = "1.2.*"': ["x==1.2.*"],
+    'x = "1.2.3"': ["x==1.2.3"],
+    'x = ">= 1.2, < 1.5, !=1.3.1"': ["x>=1.2,<1.5,!=1.3.1"],
+    'x = "^1.2a1"': ["x>=1.2a1,<2.0"],
+    'x = ">=1.0 <2.0"': ["x>=1.0,<2.0"],
+    'x = {version = "^2.1", extras = ["b", "a"]}': ["x[a,b]>=2.1,<3.0"],
+    'x = {version = "^2", python = "<3.11"}': ['x>=2,<3 ; python_version < "3.11"'],
+    "x = {version = '1.0', markers = \"sys_platform == 'linux'\"}": ['x==1.0 ; sys_platform == "linux"'],
+    'x = [{version = "<=1.9", python = "<3.8"}, {version = "^2.0", python = ">=3.8"}]': [
+        'x<=1.9 ; python_version < "3.8"',
+        'x>=2.0,<3.0 ; python_version >= "3.8"',
+    ],
+    'x = {git = "https://example.com/x.git", tag = "v1"}': ["x @ git+https://example.com/x.git@v1"],
+    'x = {url = "https://example.com/x-1.0-py3-none-any.whl"}': ["x @ https://example.com/x-1.0-py3-none-any.whl"],
+}
+
+
+@pytest.mark.parametrize(("entry", "requirements"), POETRY.items(), ids=list(POETRY))
+def test_poetrys_dependencies_become_requirements(entry: str, requirements: list[str], proposed: Proposed) -> None:
+    pyproject = f'[tool.poetry]\nname = "p"\nversion = "1"\n[tool.poetry.dependencies]\npython = "^3.10"\n{entry}\n'
+    document, said = proposed({"pyproject.toml": pyproject, "train.py": TRAIN.format(more="")})
+    assert document["requirements"] == requirements
+    assert "WARNING" not in said
+
+
+@pytest.mark.parametrize(
+    ("entry", "note"),
+    [
+        (
+            'x = ">=1,<2 || >=3"',
+            "pyproject.toml:6: x is left out: '>=1,<2 || >=3' has alternatives, which a requirement",
+        ),
+        ('x = "^1.2.x"', "pyproject.toml:6: x is left out: "),
+        ("x = 3", "pyproject.toml:6: x is left out: "),
+        (
+            'x = {path = "../x"}',
+            "pyproject.toml:6: x is left out: it is the folder or file '../x': list './../x' in a ",
+        ),
+        ('x = {version = "1", optional = true}', "pyproject.toml: optional packages are left out: x"),
+        ('x = {version = "^1", source = "torch"}', "pyproject.toml:6: x comes from the source 'torch': "),
+        ('[tool.poetry.group.train.dependencies]\nx = "1"', "pyproject.toml: groups are left out: train"),
+        ('[tool.poetry.dev-dependencies]\nx = "1"', "pyproject.toml: groups are left out: dev"),
+    ],
+)
+def test_what_poetry_alone_knows_is_a_line(entry: str, note: str, proposed: Proposed) -> None:
+    pyproject = f'[tool.poetry]\nname = "p"\nversion = "1"\n[tool.poetry.dependencies]\neinops = "^0.7"\n{entry}\n'
+    document, said = proposed({"pyproject.toml": pyproject, "train.py": TRAIN.format(more="")})
+    requirements = document["requirements"]
+    assert isinstance(requirements, list) and requirements[0] == "einops>=0.7,<0.8"
+    assert f"WARNING: {note}" in said
 
 
 def test_requirements_of_setup_py_are_read_and_not_run(proposed: Proposed) -> None:
@@ -494,6 +552,56 @@ def test_a_dev_container_opens_the_repository_in_its_image(proposed: Proposed, t
     assert (found.get("hostRequirements") == {"gpu": "optional"}) is gpus
 
 
+#: The properties of a dev container that is made of an image, and the types of those that have one: the definitions
+#: devContainerCommon, nonComposeBase and imageContainer of
+#: https://github.com/devcontainers/spec/blob/main/schemas/devContainer.base.schema.json, which allows no others.
+DEVCONTAINER_SCHEMA = {
+    "type": "object",
+    "required": ["image"],
+    "additionalProperties": False,
+    "properties": {
+        **{name: {} for name in
+           ("features", "overrideFeatureInstallOrder", "secrets", "forwardPorts", "portsAttributes",
+            "otherPortsAttributes", "mounts", "capAdd", "securityOpt", "initializeCommand", "onCreateCommand",
+            "updateContentCommand", "postCreateCommand", "postStartCommand", "postAttachCommand", "waitFor",
+            "userEnvProbe", "appPort", "runArgs", "shutdownAction")},
+        **{name: {"type": "string"} for name in
+           ("name", "image", "remoteUser", "containerUser", "workspaceFolder", "workspaceMount")},
+        **{name: {"type": "boolean"} for name in ("overrideCommand", "updateRemoteUserUID", "init", "privileged")},
+        "containerEnv": {"type": "object", "additionalProperties": {"type": "string"}},
+        "remoteEnv": {"type": "object", "additionalProperties": {"type": ["string", "null"]}},
+        "customizations": {"type": "object", "additionalProperties": {"type": "object"}},
+        "hostRequirements": {
+            "type": "object",
+            "additionalProperties": False,
+            "properties": {
+                "cpus": {"type": "integer", "minimum": 1},
+                **{name: {"type": "string", "pattern": r"^\d+([tgmk]b)?$"} for name in ("memory", "storage")},
+                "gpu": {"oneOf": [{"enum": [True, False, "optional"]}, {"type": "object"}]},
+            },
+        },
+    },
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("target", sorted(set(model.targets()) - {"xla-nightly"}))
+def test_the_dev_container_is_valid(target: str, proposed: Proposed) -> None:
+    proposed({"train.py": TRAIN.format(more="")}, "--target", target, "--devcontainer")
+    found = json.loads(Path(".devcontainer/devcontainer.json").read_text(encoding="utf-8"))
+    jsonschema.Draft201909Validator(DEVCONTAINER_SCHEMA).validate(found)
+    mount = dict(part.split("=", 1) for part in found["workspaceMount"].split(","))
+    assert mount == {"source": "${localWorkspaceFolder}", "target": found["workspaceFolder"], "type": "bind"}
+
+
+@pytest.mark.parametrize(
+    "wrong", [{"workspacefolder": "/x"}, {"overrideCommand": "yes"}, {"hostRequirements": {"g": 1}}]
+)
+def test_a_dev_container_with_a_mistake_is_not_valid(wrong: dict[str, object]) -> None:
+    validator = jsonschema.Draft201909Validator(DEVCONTAINER_SCHEMA)
+    assert validator.is_valid({"image": "trainyard:cpu"})
+    assert not validator.is_valid({"image": "trainyard:cpu"} | wrong)
+
+
 def test_a_dev_container_is_added_to_a_repository_once(repository: Callable[..., Path], trainyard: Command) -> None:
     folder = repository({"trainyard.yaml": "extends: cpu\n"})
     path = folder / ".devcontainer" / "devcontainer.json"
@@ -504,7 +612,46 @@ def test_a_dev_container_is_added_to_a_repository_once(repository: Callable[...,
     assert path.read_text() == "{}"
 
 
+@pytest.mark.parametrize("folder", ["/", "~"])
+def test_a_system_or_a_home_folder_is_no_repository(
+    folder: str, tmp_path: Path, trainyard: Command, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its files are not read: /proc alone has files that not even root may read."""
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.chdir(Path(folder).expanduser())
+    status, out, err = trainyard("init", "--yes")
+    shown = Path(folder).expanduser()
+    assert (status, out) == (2, "")
+    assert err == f"init: {shown} is not the folder of a repository: change to the one that has your code\n"
+    assert not (shown / "trainyard.yaml").exists()
+
+
+def test_a_home_folder_with_a_git_repository_is_one(
+    repository: Callable[..., Path], trainyard: Command, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = repository({"train.py": TRAIN.format(more="")})
+    subprocess.run(["git", "init", "--quiet", folder], check=True)
+    monkeypatch.setenv("HOME", str(folder))
+    assert trainyard("init", "--yes")[:2] == (0, f"{folder}/trainyard.yaml\n{folder}/.trainyard/schema.json\n")
+
+
 # On a terminal
+
+
+def test_an_interrupted_question_ends_with_a_line(repository: Callable[..., Path]) -> None:
+    folder = repository({"train.py": TRAIN.format(more="")})
+    outer, inner = pty.openpty()
+    process = subprocess.Popen(
+        [sys.executable, "-m", "trainyard", "init"], cwd=folder, stdin=inner, stderr=inner, stdout=subprocess.DEVNULL
+    )
+    os.close(inner)
+    os.write(outer, b"\x04")  # end of input
+    status = process.wait(timeout=60)
+    shown = os.read(outer, 65536).decode()
+    os.close(outer)
+    assert status == 130
+    assert "init: interrupted" in shown.splitlines()[-1] and "target" not in shown.splitlines()[-1]
+    assert sorted(path.name for path in folder.iterdir()) == ["train.py"]
 
 
 def test_on_a_terminal_every_value_can_be_changed(repository: Callable[..., Path]) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import subprocess
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -92,3 +93,33 @@ def test_a_pin_without_a_hash_is_refused(tmp_path: Path) -> None:
 def test_only_keeps_whole_entries() -> None:
     text = "a==1 \\\n    --hash=sha256:aa\nB_b[x]==2 \\\n    --hash=sha256:bb \\\n    --hash=sha256:cc\n"
     assert resolver._only(text, {"b-b"}) == "B_b[x]==2 \\\n    --hash=sha256:bb \\\n    --hash=sha256:cc\n"
+
+
+@pytest.mark.parametrize("upgrade", [False, True])
+def test_the_lock_of_trainyard_itself_keeps_its_versions(
+    upgrade: bool, trainyard: Callable[..., tuple[int, str, str]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another dependency in pyproject.toml changes the locks by that alone; ``--upgrade`` takes the newest of all."""
+    given: dict[Path, tuple[str, str]] = {}
+
+    def compile_lock(
+        _packages: list[str], output: Path, *, constraints: str = "", preferred: str = "", **_: str
+    ) -> None:
+        given[output] = (preferred, constraints)
+
+    monkeypatch.setattr(resolver, "compile_lock", compile_lock)
+    assert trainyard("lock", "scripts", *(["--upgrade"] if upgrade else []))[0] == 0
+    everything, builder = given
+    assert (everything.name, everything.parent.name) == ("requirements.lock", "scripts")
+    assert given[everything][0] == ("" if upgrade else everything.read_text(encoding="utf-8"))
+    assert "\nrequests==" in given[builder][1]  # the same versions
+
+
+@pytest.mark.parametrize("words", [("tf-cpu", "--upgrade"), ("scripts", "--check"), ("scripts", "-P", "uv")])
+def test_options_for_other_locks_are_refused(
+    words: tuple[str, ...], trainyard: Callable[..., tuple[int, str, str]]
+) -> None:
+    status, _, err = trainyard("lock", *words)
+    assert status == 2
+    assert err.count("\n") == 1
+    assert "for the lock of a trainyard.yaml" in err

@@ -241,7 +241,7 @@ def test_a_suspended_queued_resource_is_a_preemption() -> None:
 
 
 def test_a_pod_that_is_not_ready_in_time_fails_with_the_name_of_the_limit() -> None:
-    with pytest.raises(StepFailed, match=r"run1 is CREATING after 0 s \(WAIT= sets the limit\)"):
+    with pytest.raises(StepFailed, match=r"run1 is CREATING after 0 s \(WAIT sets the limit\)"):
         provisioning.await_ready(POD, replace(LIMITS, ready=-1), FakeGcloud(replace(READY, state="CREATING")))
     with pytest.raises(StepFailed, match="run1 is STOPPED and will not become READY by itself"):
         provisioning.await_ready(POD, LIMITS, FakeGcloud(replace(READY, state="STOPPED")))

@@ -164,6 +164,20 @@ def test_jupyter_answers_on_this_machine_only(workspace: Callable[..., Spec]) ->
     assert "--ip=127.0.0.1" in on_tpu and not [word for word in on_tpu if word.startswith("--publish")]
 
 
+def test_jupyter_finds_the_files_of_its_packages(workspace: Callable[..., Spec]) -> None:
+    """They are beside the packages, and not below the prefix of Python, where Jupyter looks for them."""
+    spec = workspace()
+    found = arguments(spec, Request(jupyter=True, environment=("JUPYTERLAB_DIR=/mine",)))
+    given = [found[at + 1] for at, word in enumerate(found) if word == "--env"]
+    assert given == [
+        "JUPYTER_PATH=/opt/requirements/share/jupyter",
+        "JUPYTER_CONFIG_PATH=/opt/requirements/etc/jupyter",
+        "JUPYTERLAB_DIR=/opt/requirements/share/jupyter/lab",
+        "JUPYTERLAB_DIR=/mine",  # the last one counts
+    ]
+    assert "--env" not in arguments(spec, Request())
+
+
 def test_variables_are_passed_on(workspace: Callable[..., Spec]) -> None:
     found = arguments(workspace(), Request(environment=("A=1", "WANDB_API_KEY")))
     assert found[found.index("--env") : found.index(IMAGE)] == ["--env", "A=1", "--env", "WANDB_API_KEY"]

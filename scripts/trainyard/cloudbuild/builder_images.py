@@ -13,7 +13,7 @@ from pathlib import Path
 import docker.errors
 from docker.types import Mount
 
-from trainyard import settings
+from trainyard import installation, settings
 from trainyard.console import UserError
 from trainyard.image import base_image
 from trainyard.oci import docker_engine
@@ -95,7 +95,8 @@ def _host_sdk(name: str) -> Path:
             return Path(found)
     raise UserError(
         f"{name} cannot be pulled, and its replacement needs the Google Cloud CLI on this host: install it "
-        f"(https://cloud.google.com/sdk/docs/install), or use a local image with IMAGES={name}=my/image"
+        "(https://cloud.google.com/sdk/docs/install), or use a local image with "
+        f"{installation.option('IMAGES', f'{name}=my/image')}"
     )
 
 
@@ -108,7 +109,8 @@ def replacement(name: str) -> ContainerImage:
     plain = Reference.parse(name).familiar_name
     if plain not in REPLACEMENTS:
         raise UserError(
-            f"{name} does not exist locally and cannot be pulled: use a local image with IMAGES={plain}=my/image"
+            f"{name} does not exist locally and cannot be pulled: use a local image with "
+            f"{installation.option('IMAGES', f'{plain}=my/image')}"
         )
     found = REPLACEMENTS[plain]
     if not found.gcloud:

@@ -15,6 +15,7 @@ from typing import Any, BinaryIO
 
 from rich.table import Table
 
+from trainyard import installation
 from trainyard.cloudbuild import config as cloud_config
 from trainyard.cloudbuild.config import Build
 from trainyard.cloudbuild.executor import Executor, Result
@@ -50,7 +51,7 @@ def source_archive(folder: Path) -> BinaryIO:
     return file
 
 
-def pairs(text: str, what: str) -> dict[str, str]:
+def pairs(text: str, variable: str) -> dict[str, str]:
     """Parse ``A=b,C=d``. As in gcloud, ``^:^A=b:C=d,e`` sets another delimiter
     (https://cloud.google.com/sdk/gcloud/reference/topic/escaping).
 
@@ -64,7 +65,7 @@ def pairs(text: str, what: str) -> dict[str, str]:
     for entry in filter(None, text.split(delimiter)):
         key, equals, value = entry.partition("=")
         if not equals:
-            raise UserError(f"{what}: {entry!r} is not NAME=VALUE")
+            raise UserError(f"{installation.option(variable)}: {entry!r} is not NAME=VALUE")
         found[key] = value
     return found
 
@@ -132,7 +133,7 @@ def run(
     try:
         text = config.read_text(encoding="utf-8")
     except FileNotFoundError:
-        raise UserError(f"no file {config}: set CONFIG= to a cloudbuild.yaml") from None
+        raise UserError(f"no file {config}: set {installation.option('CONFIG')} to a cloudbuild.yaml") from None
     identity = f"local-{secrets.token_hex(8)}"
     build = cloud_config.load(
         cloud_config.read(text, config.name),
@@ -142,7 +143,7 @@ def run(
     )
     folder = source or config.resolve().parent
     if not folder.is_dir():
-        raise UserError(f"no folder {folder}: set SOURCE= to the folder of the build's source")
+        raise UserError(f"no folder {folder}: set {installation.option('SOURCE')} to the folder of the build's source")
     docker_engine.client()
     say(f"build {identity} on {socket.gethostname()}: {len(build.steps)} steps")
     return LocalBuild(identity, build, Executor(build, source_archive(folder), images=images).run())

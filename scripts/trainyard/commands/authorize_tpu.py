@@ -48,13 +48,15 @@ def command(project: str | None, product: str, service_account: str | None, as_j
     Registry and read and write in Cloud Storage. For AI Platform, its TPU service account becomes a Cloud ML service
     agent, as its documentation requires. TPUs on Vertex AI need neither.
     """
-    from trainyard import console
+    from trainyard import console, installation
     from trainyard.tpu_pods import authorization
 
     if not project:
-        raise console.UserError("no project: set PROJECT=, as in 'make authorize-tpu PROJECT=my-project FOR=tpu-vm'")
+        example = installation.command("authorize-tpu", PROJECT="my-project", FOR="tpu-vm")
+        raise console.UserError(f"no project: set {installation.option('PROJECT')}, as in '{example}'")
     if product == "ai-platform" and service_account:
-        raise console.UserError("SERVICE_ACCOUNT needs FOR=tpu-vm: AI Platform's TPU service account is Google's")
+        account, tpu_vm = installation.option("SERVICE_ACCOUNT"), installation.option("FOR", "tpu-vm")
+        raise console.UserError(f"{account} needs {tpu_vm}: AI Platform's TPU service account is Google's")
     if product == "ai-platform":
         facts = authorization.authorize_ai_platform(project)
     else:

@@ -31,10 +31,11 @@ def command(file: str | None, region: str | None, offline: bool, as_json: bool) 
     Each finding says where, what, why, and how to correct it; the exit status is 1 if there is one. 'trainyard rules'
     lists the rules. Images are looked up on this host and at their registry, without pulling them.
     """
+    from trainyard import installation
     from trainyard.console import StepFailed, UserError
 
     if not file:
-        raise UserError("no file given, as in 'trainyard check-job job.yaml' or 'make check-job FILE=job.yaml'")
+        raise UserError(f"no file given, as in '{installation.command('check-job', FILE='job.yaml')}'")
 
     from trainyard import console, platforms
     from trainyard.lint import engine

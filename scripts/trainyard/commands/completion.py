@@ -6,6 +6,11 @@ import click
 
 GROUP = "shell"
 
+#: Where click's script is a file of $fpath: zsh runs all of it as a function, which completes the first time and only
+#: registers the completion the second time (https://zsh.sourceforge.io/Doc/Release/Functions.html#Autoloading-Functions;
+#: click 8.5). To be removed when the second Tab completes without it.
+_AUTOLOADED = "if [[ $zsh_eval_context[-1] == loadautofunc ]]; then"
+
 
 @click.command(
     short_help="Print the script that completes trainyard in bash, zsh or fish.",
@@ -41,4 +46,7 @@ def command(context: click.Context, shell: str) -> None:
     assert found is not None
     # What click itself asks its bash for: source() would run the bash of this machine to learn its version.
     words = found(group, {}, "trainyard", "_TRAINYARD_COMPLETE")
-    click.echo(words.source_template % words.source_vars(), nl=False)
+    template = words.source_template
+    if shell == "zsh":
+        template = template.replace(_AUTOLOADED, f"{_AUTOLOADED}\n    compdef %(complete_func)s %(prog_name)s")
+    click.echo(template % words.source_vars(), nl=False)

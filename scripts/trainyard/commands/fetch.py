@@ -25,11 +25,12 @@ def command(target: str | None, as_json: bool) -> None:
 
     The packages are kept in the engine's build cache: 'docker buildx prune' and 'trainyard clean --cache' remove them.
     """
-    from trainyard import console
+    from trainyard import console, installation
     from trainyard.image import build
     from trainyard.spec.model import load
 
     spec = load(target)
     facts = build.fetch(spec)
-    console.say(f"{spec.target} can be built without a network: {spec.command('image')} with --offline (OFFLINE=1)")
+    offline = installation.option("OFFLINE", True)
+    console.say(f"{spec.target} can be built without a network: {spec.command('image')} with {offline}")
     console.result(facts, as_json=as_json)

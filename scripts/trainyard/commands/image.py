@@ -84,8 +84,6 @@ def _made(target: str | None, events: int | None, **how: Any) -> dict[str, Any]:
     found = {name: facts for name, facts in made.items() if name != "plan"}
     emit("ready", result=found)
     console.log.print(candidate.summary(made))
-    for note in made["plan"].notes:
-        console.warn(note)
     console.say(f"{made['image']} is ready: {candidate.closing_command(spec, made['smoke'], target)}")
     return found | {"digest": made["build"]["digest"]}
 

@@ -93,7 +93,7 @@ def command(
     import shlex
     from pathlib import Path
 
-    from trainyard import console, platforms
+    from trainyard import console, installation, platforms
     from trainyard.jobs import job_file, request
     from trainyard.oci.reference import Reference
     from trainyard.platforms import writing
@@ -109,7 +109,8 @@ def command(
             given |= _push_code(code, given)
         parsed = request.parse_request(request.Options(**given), tpu_machine=chosen.tpu_machine)
         if not given["image"] and Reference.parse(parsed.image).names_docker_hub:
-            console.warn("no REGISTRY: the image is local; 'make rehearse' can run it, but no platform can pull it")
+            no, rehearse = f"no {installation.option('REGISTRY')}", installation.command("rehearse")
+            console.warn(f"{no}: the image is local; '{rehearse}' can run it, but no platform can pull it")
         rendered = chosen.write(parsed, file)
     for warning in rendered.warnings:
         console.warn(warning)

@@ -22,7 +22,7 @@ GROUP = "build"
     """,
 )
 @options.target
-@options.flag("--upgrade", "-U", help="Keep no version of trainyard.lock.")
+@options.flag("--upgrade", "-U", help="Keep no version of trainyard.lock, or of the lock of scripts.")
 @options.option("--upgrade-package", "-P", multiple=True, metavar="NAME", help="Take the newest version of a package.")
 @options.flag("--check", help="Write nothing; fail if trainyard.lock would change.")
 @options.json_output
@@ -44,10 +44,12 @@ def command(target: str | None, upgrade: bool, upgrade_package: tuple[str, ...],
         written = workspace_resolver.lock(spec, upgrade=upgrade, upgrade_packages=upgrade_package, check=check)
         count = len(lockfile.installed(spec, "default"))
         console.say(f"{relative(spec.workspace.lock)}: {count} packages{'' if written else ', up to date'}")
-    elif upgrade or upgrade_package or check:
-        raise console.UserError("--upgrade, --upgrade-package and --check are for the lock of a trainyard.yaml")
+    elif upgrade_package or check or (upgrade and target != "scripts"):
+        raise console.UserError(
+            "--upgrade, --upgrade-package and --check are for the lock of a trainyard.yaml, and --upgrade for 'scripts'"
+        )
     else:
-        written = resolver.lock(target)
+        written = resolver.lock(target, upgrade=upgrade)
         for path in written:
             console.say(f"{relative(path)}: {len(lockfile.read(path))} packages")
     console.result({"written": [relative(path) for path in written]}, as_json=as_json)

@@ -66,13 +66,13 @@ def command(file: str | None, memory: str | None, env: str | None, dry_run: bool
     Accelerators are replaced by the CPU backend of the image's framework; docs/jobs/rehearse.md describes what else
     differs. The exit status is 0 if the job succeeded by its platform's rules and every fault was injected.
     """
-    from trainyard import console, platforms
+    from trainyard import console, installation, platforms
     from trainyard.console import StepFailed, UserError
     from trainyard.jobs import job_file
     from trainyard.rehearsal import session
 
     if not file:
-        raise UserError("no job file given, as in 'trainyard rehearse job.yaml' or 'make rehearse FILE=job.yaml'")
+        raise UserError(f"no job file given, as in '{installation.command('rehearse', FILE='job.yaml')}'")
     chosen = session.Options(
         memory=session.parse_size(memory or "0"),
         variables=session.parse_variables(env or ""),

@@ -14,7 +14,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from trainyard import settings
+from trainyard import installation, settings
 from trainyard.console import StepFailed, is_quiet
 from trainyard.image import compile_failure
 from trainyard.oci import docker_engine
@@ -101,7 +101,8 @@ def reason(text: str) -> str:
     """Why a build failed, from the end of what ``--progress=plain`` printed; empty if it does not say."""
     if re.search(r"no space left on device|disk quota exceeded", text, re.IGNORECASE):
         return (
-            "the engine's disk is full: 'docker system df' shows what uses it, 'make clean CACHE=1' empties the cache"
+            "the engine's disk is full: 'docker system df' shows what uses it, "
+            f"'{installation.command('clean', CACHE=True)}' empties the cache"
         )
     errors = re.findall(r"(?m)^ERROR: (.*)", text)
     # BuildKit names the failed step again at the end, " > [stage 3/4] RUN ...:", then repeats what it wrote, up to

@@ -37,6 +37,16 @@ TPU_DEVICES = ("/dev/accel0", "/dev/vfio/0")
 #: Jupyter's servers, the preferred first.
 JUPYTER = ("jupyter-lab", "jupyter-notebook")
 
+#: Where Jupyter finds kernels, extensions and JupyterLab itself: wheels have them in share/ and etc/, which are beside
+#: the packages in an image, and Jupyter looks below the prefix of Python
+#: (https://docs.jupyter.org/en/latest/use/jupyter-directories.html,
+#: https://jupyterlab.readthedocs.io/en/stable/user/directories.html).
+JUPYTER_FOLDERS = {
+    "JUPYTER_PATH": "/opt/requirements/share/jupyter",
+    "JUPYTER_CONFIG_PATH": "/opt/requirements/etc/jupyter",
+    "JUPYTERLAB_DIR": "/opt/requirements/share/jupyter/lab",
+}
+
 
 @dataclass(frozen=True)
 class Request:
@@ -183,7 +193,8 @@ def arguments(spec: Spec, reference: str, request: Request, host: Host, server: 
         found.append("--security-opt=label=disable")
     for mount in mounts:
         found += ["--mount", mount]
-    for variable in request.environment:
+    folders = JUPYTER_FOLDERS if request.jupyter else {}
+    for variable in (*(f"{name}={folder}" for name, folder in folders.items()), *request.environment):
         found += ["--env", variable]
     if request.jupyter:
         if "--net=host" not in found:

@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+from trainyard import installation
 from trainyard.console import UserError
 from trainyard.settings import ROOT
 from trainyard.spec.model import relative
@@ -24,8 +25,9 @@ def load(path: Path = FILE) -> dict[str, dict[str, Any]]:
     except FileNotFoundError:
         return {}
     except (ValueError, KeyError) as error:
+        sizes = installation.command("sizes")
         raise UserError(
-            f"{relative(path)}: not what 'make sizes' writes ({error!r}): remove it and run 'make sizes'"
+            f"{relative(path)}: not what '{sizes}' writes ({error!r}): remove it and run '{sizes}'"
         ) from None
     return found
 

@@ -16,7 +16,7 @@ import docker.errors
 import requests
 from rich.table import Table
 
-from trainyard import state
+from trainyard import installation, state
 from trainyard.console import StepFailed, UserError, say
 from trainyard.image import measurements, wheels
 from trainyard.oci import docker_engine, layers
@@ -247,7 +247,10 @@ def update(chosen: list[Spec]) -> tuple[list[str], dict[str, dict[str, Any]]]:
         everything[spec.target] = compared(everything.get(spec.target, {}), found)
         done.append(spec.target)
     if not done:
-        raise UserError("no target has an image on this host: run 'make images' or 'make image TARGET=...'")
+        raise UserError(
+            f"no target has an image on this host: run '{installation.command('images')}' or "
+            f"'{installation.command('image', TARGET='...')}'"
+        )
     names = targets()
     everything = {name: everything[name] for name in sorted(everything) if name in names}
     text = chart(everything, {name: load(name).budget.size for name in names})

@@ -6,6 +6,7 @@ import re
 import shlex
 from dataclasses import dataclass
 
+from trainyard import installation
 from trainyard.console import UserError, nearest
 from trainyard.jobs import machines, trainer_flags, tuning
 from trainyard.jobs.machines import TpuSlice
@@ -114,7 +115,8 @@ def accelerator(text: str) -> tuple[Gpus | None, str | None]:
     match = re.fullmatch(r"(?:(\d+)x)?([A-Za-z][\w-]*?)(?::(\d+))?", text)
     if not match or (match[1] and match[3]):
         raise UserError(
-            f"ACCELERATOR={text!r} is neither GPUs (T4, 2xNVIDIA_L4, nvidia-a100-80gb:8) nor a TPU slice (v5litepod-16)"
+            f"{installation.option('ACCELERATOR', repr(text))} is neither GPUs (T4, 2xNVIDIA_L4, "
+            "nvidia-a100-80gb:8) nor a TPU slice (v5litepod-16)"
         )
     wanted = match[2].upper().replace("-", "_")
     known = machines.table().gpus
@@ -139,7 +141,7 @@ def seconds(text: str, variable: str = "TIMEOUT") -> int:
     """
     match = re.fullmatch(r"(\d+)([smhd]?)", text)
     if not match or not int(match[1]):
-        raise UserError(f"{variable}={text!r} is not a duration such as 90m, 12h or 2d")
+        raise UserError(f"{installation.option(variable, repr(text))} is not a duration such as 90m, 12h or 2d")
     return int(match[1]) * {"": 1, "s": 1, "m": 60, "h": 3600, "d": 86400}[match[2]]
 
 
@@ -152,7 +154,7 @@ def words(text: str, variable: str = "ARGS") -> tuple[str, ...]:
     try:
         return tuple(shlex.split(text))
     except ValueError as error:
-        raise UserError(f"{variable}={text!r}: {str(error).lower()}") from None
+        raise UserError(f"{installation.option(variable, repr(text))}: {str(error).lower()}") from None
 
 
 def image_of(spec: Spec | None, image: str | None, address: str | None) -> str:
@@ -167,7 +169,9 @@ def image_of(spec: Spec | None, image: str | None, address: str | None) -> str:
         return image
     if spec is None:
         raise UserError(
-            "no image: give TARGET=xla REGISTRY=us-central1-docker.pkg.dev/<project>/<repository>, or IMAGE="
+            f"no image: give {installation.option('TARGET', 'xla')} "
+            f"{installation.option('REGISTRY', 'us-central1-docker.pkg.dev/<project>/<repository>')}, "
+            f"or {installation.option('IMAGE')}"
         )
     known = pushes.last(spec.target, f"{address}/{naming.NAME}" if address else "") if spec.workspace else None
     if known:
@@ -188,11 +192,14 @@ def pinned(image: str) -> str:
     """
     reference = Reference.parse(image)
     if reference.names_docker_hub:
-        raise UserError(f"PIN=1: {image} names no registry: give REGISTRY=")
+        raise UserError(
+            f"{installation.option('PIN', True)}: {image} names no registry: give {installation.option('REGISTRY')}"
+        )
     found = Repository(reference.name).manifest(reference.version)
     if found is None:
         raise UserError(
-            f"PIN=1: {reference.registry} has no {reference.repository}:{reference.version}: run 'make push' first"
+            f"{installation.option('PIN', True)}: {reference.registry} has no {reference.repository}:"
+            f"{reference.version}: run '{installation.command('push')}' first"
         )
     return f"{reference.name}@{found.digest}"
 
@@ -307,7 +314,9 @@ def _parse_search(options: Options) -> Tuning | None:
     if not options.tune:
         for name in ("metric", "goal", "trials", "parallel", "algorithm"):
             if getattr(options, name):
-                raise UserError(f"{name.upper()}= requires TUNE=, as in TUNE='lr=1e-3:1e-1:log'")
+                example = installation.option("TUNE", "'lr=1e-3:1e-1:log'")
+                given = installation.option(name.upper())
+                raise UserError(f"{given} requires {installation.option('TUNE')}, as in {example}")
         return None
     found = Tuning(
         tuning.parse(options.tune),
@@ -318,5 +327,6 @@ def _parse_search(options: Options) -> Tuning | None:
         algorithm=options.algorithm,
     )
     if found.parallel > found.trials:
-        raise UserError(f"PARALLEL={found.parallel} is more than TRIALS={found.trials}")
+        parallel, trials = installation.option("PARALLEL", found.parallel), installation.option("TRIALS", found.trials)
+        raise UserError(f"{parallel} is more than {trials}")
     return found

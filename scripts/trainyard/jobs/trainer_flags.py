@@ -8,6 +8,7 @@ import sys
 from collections.abc import Iterable
 from functools import cache
 
+from trainyard import installation
 from trainyard.console import UserError, nearest
 from trainyard.settings import ROOT
 from trainyard.spec.model import Spec
@@ -35,4 +36,6 @@ def check(spec: Spec, trainer: str, words: Iterable[str], *, variable: str) -> N
         flag = word.partition("=")[0].lstrip("-").replace("_", "-")
         known = of_trainer(spec.trainers.package, trainer) if word.startswith("--") and flag else frozenset()
         if known and flag not in known:
-            raise UserError(f"{variable}: {spec.target}'s {trainer} has no flag --{flag}{nearest(flag, known)}")
+            raise UserError(
+                f"{installation.option(variable)}: {spec.target}'s {trainer} has no flag --{flag}{nearest(flag, known)}"
+            )

@@ -6,6 +6,7 @@ import contextlib
 from collections.abc import Iterator
 from pathlib import Path
 
+from trainyard import installation
 from trainyard.console import UserError, nearest
 from trainyard.jobs import job_file
 from trainyard.jobs.job_file import JobFile
@@ -27,7 +28,11 @@ def by_name(name: str | None) -> Platform:
     """
     known = [platform.name for platform in PLATFORMS]
     if name not in known:
-        given = f"unknown platform '{name}'{nearest(name, known)}" if name else "no PLATFORM given"
+        given = (
+            f"unknown platform '{name}'{nearest(name, known)}"
+            if name
+            else f"no {installation.option('PLATFORM')} given"
+        )
         raise UserError(f"{given}; platforms: {', '.join(known)}")
     return next(platform for platform in PLATFORMS if platform.name == name)
 

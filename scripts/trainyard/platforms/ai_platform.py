@@ -8,6 +8,7 @@ from __future__ import annotations
 import re
 from typing import Any
 
+from trainyard import installation
 from trainyard.console import UserError
 from trainyard.jobs import machines, tuning, yaml_writer
 from trainyard.jobs.job_file import JobFile
@@ -41,14 +42,16 @@ def tpu_version(request: Request) -> str:
         return request.tpu_version
     known = machines.table().ai_platform_tpu_runtimes
     if request.spec is None:
-        raise UserError(f"no TPU_VERSION: the runtime version of the TPU, one of {', '.join(known)}")
+        version = installation.option("TPU_VERSION")
+        raise UserError(f"no {version}: the runtime version of the TPU, one of {', '.join(known)}")
     framework = request.spec.framework
     minor = ".".join(framework.version.split(".")[:2])
     if framework.name == "tensorflow" and minor in known:
         return minor
     raise UserError(
         f"AI Platform's TPUs had runtimes {known[0]} to {known[-1]}; {request.spec.target} contains {framework.name} "
-        f"{framework.version}: use PLATFORM=vertex, or give TPU_VERSION= to write the job anyway"
+        f"{framework.version}: use {installation.option('PLATFORM', 'vertex')}, or give "
+        f"{installation.option('TPU_VERSION')} to write the job anyway"
     )
 
 
@@ -110,9 +113,14 @@ def config(request: Request) -> dict[str, Any]:
     """
     for name, value in (("SPOT", request.spot), ("TENSORBOARD", request.tensorboard), ("SLICES", request.slices > 1)):
         if value:
-            raise UserError(f"AI Platform has no {name}: use PLATFORM=vertex")
+            raise UserError(
+                f"AI Platform has no {installation.option(name)}: use {installation.option('PLATFORM', 'vertex')}"
+            )
     if request.tpu and request.workers > 1:
-        raise UserError("a TPU job has one TPU worker: leave out WORKERS, or request a pod such as ACCELERATOR=v2-32")
+        raise UserError(
+            f"a TPU job has one TPU worker: leave out {installation.option('WORKERS')}, or request a pod such as "
+            f"{installation.option('ACCELERATOR', 'v2-32')}"
+        )
     found = _tpu(request) if request.tpu else _machines(request)
     if request.args:
         found["args"] = list(request.args)
@@ -145,10 +153,11 @@ class AiPlatform(Platform):
         """The job, and below it the Vertex AI job that replaces it, as a comment: the file stays one document."""
         old = config(request)
         successor = ai_platform_migration.migrate(old)
+        convert = installation.command("job", FROM="job.yaml", PLATFORM="vertex")
         head = yaml_writer.comment(
             [
                 f"NOT FOR USE: AI Platform Training was shut down on {AI_PLATFORM_SHUT_DOWN}. This is its format, for",
-                "comparison, and for conversion with `make job FROM=job.yaml PLATFORM=vertex`.",
+                f"comparison, and for conversion with `{convert}`.",
             ]
         ) + writing.header(request, submit_command(request, self.file_name))
         below = yaml_writer.comment(

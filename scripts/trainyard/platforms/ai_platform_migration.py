@@ -9,6 +9,7 @@ import re
 from dataclasses import dataclass, field
 from typing import Any
 
+from trainyard import installation
 from trainyard.console import UserError, nearest
 from trainyard.jobs import machines
 
@@ -109,7 +110,10 @@ def _tpu_pool(source: dict[str, Any], done: Migrated, image: str | None) -> dict
     wanted = (source.get("workerConfig") or {}).get("acceleratorConfig") or {"type": "TPU_V2", "count": 8}
     kind = str(wanted.get("type", "")).removesuffix("_POD")
     if kind not in ("TPU_V2", "TPU_V3"):
-        raise UserError(f"Vertex AI has no {wanted.get('type')} for jobs: use PLATFORM=gke, or another TPU")
+        raise UserError(
+            f"Vertex AI has no {wanted.get('type')} for jobs: use {installation.option('PLATFORM', 'gke')}, "
+            "or another TPU"
+        )
     done.notes.append(
         "chief and TPU were two machines and are one now (a TPU VM): the image must use a TPU that is attached to "
         "its host, as TensorFlow's TPU build with libtpu and torch_xla 2 do; tpuTfVersion has no counterpart"
@@ -176,17 +180,18 @@ def _package(source: dict[str, Any], args: list[str], machine: dict[str, Any], d
     Raises:
         UserError: the job names neither a container nor a package.
     """
+    image = installation.option("IMAGE")
     if not source.get("packageUris") or not source.get("pythonModule"):
-        raise UserError("neither masterConfig.imageUri nor packageUris and pythonModule: give IMAGE=")
+        raise UserError(f"neither masterConfig.imageUri nor packageUris and pythonModule: give {image}")
     version = str(source.get("runtimeVersion") or "1.15")
     if not re.fullmatch(r"\d+\.\d+", version):
-        raise UserError(f"runtimeVersion '{version}' is not a version such as 2.11: correct it, or give IMAGE=")
+        raise UserError(f"runtimeVersion '{version}' is not a version such as 2.11: correct it, or give {image}")
     device = "gpu" if machine.get("acceleratorType", "").startswith("NVIDIA") else "cpu"
     suffix = ".py310" if tuple(int(part) for part in version.split(".")) >= (2, 11) else ""
     executor = f"us-docker.pkg.dev/vertex-ai/training/tf-{device}.{version.replace('.', '-')}{suffix}:latest"
     done.notes.append(
         f"runtimeVersion {version} is now the prebuilt image {executor}; most of these are no longer supported: see "
-        "https://cloud.google.com/vertex-ai/docs/training/pre-built-containers, or give IMAGE="
+        f"https://cloud.google.com/vertex-ai/docs/training/pre-built-containers, or give {image}"
     )
     return {
         "executorImageUri": executor,

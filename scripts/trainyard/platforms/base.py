@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar
 
+from trainyard import installation
 from trainyard.console import UserError
 from trainyard.jobs.image_metadata import Contents
 from trainyard.jobs.job_file import JobFile, Kind
@@ -90,7 +91,10 @@ class Platform(ABC):
         Raises:
             UserError: there is no conversion from that kind of file, or the file is invalid.
         """
-        raise self._unsupported("jobs cannot be converted to it; FROM= converts to PLATFORM=vertex")
+        raise self._unsupported(
+            f"jobs cannot be converted to it; {installation.option('FROM')} converts to "
+            f"{installation.option('PLATFORM', 'vertex')}"
+        )
 
     def check(
         self,
@@ -133,4 +137,4 @@ class Platform(ABC):
         raise self._unsupported("its jobs cannot be rehearsed")
 
     def _unsupported(self, what: str) -> UserError:
-        return UserError(f"PLATFORM={self.name}: {what}")
+        return UserError(f"{installation.option('PLATFORM', self.name)}: {what}")

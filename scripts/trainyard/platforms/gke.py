@@ -9,6 +9,7 @@ from __future__ import annotations
 import time
 from typing import Any
 
+from trainyard import installation
 from trainyard.console import StepFailed, UserError, say
 from trainyard.jobs import machines, yaml_writer
 from trainyard.jobs.gke_objects import (
@@ -179,13 +180,17 @@ def manifests(request: Request) -> list[dict[str, Any]]:
     """
     name = object_name(request.name)
     if request.tuning or request.tensorboard:
-        raise UserError("GKE has neither tuning jobs nor a managed TensorBoard: use PLATFORM=vertex")
+        raise UserError(
+            f"GKE has neither tuning jobs nor a managed TensorBoard: use {installation.option('PLATFORM', 'vertex')}"
+        )
     if request.tpu and request.workers > 1:
         raise UserError(
-            "the TPU slice determines the number of machines: leave out WORKERS; SLICES= requests several slices"
+            f"the TPU slice determines the number of machines: leave out {installation.option('WORKERS')}; "
+            f"{installation.option('SLICES')} requests several slices"
         )
     if request.slices > 1 and not request.tpu:
-        raise UserError("SLICES= requires a TPU: WORKERS= requests several machines")
+        slices, workers = installation.option("SLICES"), installation.option("WORKERS")
+        raise UserError(f"{slices} requires a TPU: {workers} requests several machines")
     if _in_jobset(request):
         part = {"name": _part(request), "replicas": request.slices, "template": {"spec": _job_spec(request, name)}}
         about: dict[str, Any] = {"name": name} | ({"annotations": EXCLUSIVE} if request.tpu else {})
@@ -277,7 +282,8 @@ class Gke(Platform):
         submission.require_program("kubectl")
         with submission.temporary_file(job.text, self.file_name) as path:
             if submission.run_visibly(submit_command(str(path))):
-                raise StepFailed("kubectl could not create the job; see above (NAME= gives it another name)")
+                option = installation.option("NAME")
+                raise StepFailed(f"kubectl could not create the job; see above ({option} gives it another name)")
         resource = kind(job.request)
         try:
             state = _follow_pods(resource, *pods(job.request), interval)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shlex
 
+from trainyard import installation
 from trainyard.console import StepFailed, UserError
 from trainyard.jobs import machines, yaml_writer
 from trainyard.jobs.gke_objects import object_name
@@ -30,17 +31,19 @@ def pod(request: Request) -> Pod:
     ):
         if value:
             raise UserError(
-                f"PLATFORM=tpu-vm has no {name}: it runs one slice, given by ACCELERATOR, until the training ends"
+                f"{installation.option('PLATFORM', 'tpu-vm')} has no {installation.option(name)}: it runs one slice, "
+                f"given by {installation.option('ACCELERATOR')}, until the training ends"
             )
     tpu = request.tpu
     if tpu is None:
-        raise UserError("PLATFORM=tpu-vm needs a TPU, as in ACCELERATOR=v5litepod-4")
+        platform, example = installation.option("PLATFORM", "tpu-vm"), installation.option("ACCELERATOR", "v5litepod-4")
+        raise UserError(f"{platform} needs a TPU, as in {example}")
     if tpu.runtime_version is None:
         offered = [one.accelerator_type for one in machines.slices().values() if one.runtime_version]
         raise UserError(f"the Cloud TPU API has no {tpu.accelerator_type}, which GKE has; it has {', '.join(offered)}")
     zone = request.zone or next((one for one in tpu.zones if one.startswith(f"{request.place}-")), None)
     if zone is None or zone not in tpu.zones:
-        where = f"ZONE={zone}" if zone else f"REGION={request.place}"
+        where = installation.option("ZONE", zone) if zone else installation.option("REGION", request.place)
         raise UserError(f"{where} has no {tpu.accelerator_type}; it is in {', '.join(tpu.zones)}")
     return Pod(
         name=object_name(request.name),
@@ -93,7 +96,10 @@ class TpuVm(Platform):
 
     def write(self, request: Request, file: str | None = None) -> RenderedJob:
         head = yaml_writer.comment(
-            [f"{request.name}: {request.image}", f"Written by `make job`. Run it with: bash {self.file_name}"]
+            [
+                f"{request.name}: {request.image}",
+                f"Written by `{installation.command('job')}`. Run it with: bash {self.file_name}",
+            ]
         )
         text = "#!/usr/bin/env bash\n" + head + script(request)
         return RenderedJob(text, ["bash", file or self.file_name], request)

@@ -6,6 +6,7 @@ import dataclasses
 import shlex
 from typing import Any
 
+from trainyard import installation
 from trainyard.console import UserError, say
 from trainyard.jobs import machines, tuning, yaml_writer
 from trainyard.jobs.job_file import JobFile
@@ -49,7 +50,8 @@ def _tpu(request: Request) -> dict[str, Any]:
     if tpu.vertex is None:
         offered = [one.accelerator_type for one in machines.slices().values() if one.vertex]
         raise UserError(
-            f"Vertex AI has no {tpu.accelerator_type} for jobs; it has {', '.join(offered)}; or PLATFORM=gke"
+            f"Vertex AI has no {tpu.accelerator_type} for jobs; it has {', '.join(offered)}; "
+            f"or {installation.option('PLATFORM', 'gke')}"
         )
     if tpu.vertex.count:
         return {
@@ -150,11 +152,12 @@ class Vertex(Platform):
     def convert(self, job: JobFile, conversion: Conversion, file: str | None = None) -> RenderedJob:
         """An AI Platform job as a Vertex AI job."""
         if job.kind != "ai-platform":
-            raise UserError(f"{job.path}: a {job.kind}: FROM= converts AI Platform jobs only")
+            raise UserError(f"{job.path}: a {job.kind}: {installation.option('FROM')} converts AI Platform jobs only")
         document = job.documents[0]
         for error in validate(job.kind, document):
             raise UserError(
-                f"{job.where(error.location)}: {error.what}; `make check-job FILE={job.path}` lists every mistake"
+                f"{job.where(error.location)}: {error.what}; "
+                f"'{installation.command('check-job', FILE=str(job.path))}' lists every mistake"
             )
         done = ai_platform_migration.migrate(document, image=conversion.image)
         name = conversion.name or str(document.get("jobId") or job.path.stem)
@@ -165,7 +168,12 @@ class Vertex(Platform):
             done.config["displayName"] = name
         shown = shlex.join([*submit_command(request, self.file_name), *done.flags])
         header = yaml_writer.comment(
-            [f"{name}: converted from {job.path.name} by `make job`. Submit it with:", shown, "", *done.notes]
+            [
+                f"{name}: converted from {job.path.name} by `{installation.command('job')}`. Submit it with:",
+                shown,
+                "",
+                *done.notes,
+            ]
         )
         text = writing.checked(self, header + yaml_writer.dump(done.config), request)
         command = [*submit_command(request, file or self.file_name), *done.flags]

@@ -9,6 +9,7 @@ import sys
 from collections.abc import Mapping
 from pathlib import Path
 
+from trainyard import installation
 from trainyard.console import UserError
 from trainyard.jobs import image_metadata, job_file, yaml_writer
 from trainyard.jobs.image_metadata import Contents
@@ -31,7 +32,8 @@ def written_by(request: Request) -> str:
     """The line of a job file that says what has written it, and what checks it, as its user runs them."""
     if request.spec and request.spec.workspace:
         return "Written by `trainyard job`; check it with `trainyard check-job job.yaml`."
-    return "Written by `make job`; check it with `make check-job FILE=job.yaml`."
+    job, check = installation.command("job"), installation.command("check-job", FILE="job.yaml")
+    return f"Written by `{job}`; check it with `{check}`."
 
 
 def header(request: Request, command: list[str]) -> str:

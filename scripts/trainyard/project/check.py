@@ -10,6 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
 
+from trainyard import installation
 from trainyard.installation import checkout
 from trainyard.project import generated
 from trainyard.release import audit
@@ -43,7 +44,7 @@ def _locks(specs: list[Spec]) -> list[str]:
 
 def _generated(examples: list[Spec]) -> list[str]:
     stale = [*generated.drift(), *(path for spec in examples for path in generated.drift(spec))]
-    return [f"{relative(path)}: out of date: run 'make render' and commit it" for path in stale]
+    return [f"{relative(path)}: out of date: run '{installation.command('render')}' and commit it" for path in stale]
 
 
 def _advisories(specs: list[Spec]) -> list[str]:

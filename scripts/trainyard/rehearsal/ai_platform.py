@@ -10,6 +10,7 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
+from trainyard import installation
 from trainyard.console import UserError
 from trainyard.jobs import machines
 from trainyard.jobs.job_file import JobFile
@@ -147,7 +148,7 @@ def tf_config(
 def _notes(spec: Mapping[str, Any]) -> list[str]:
     notes = [
         f"AI Platform Training was shut down on {machines.AI_PLATFORM_SHUT_DOWN}: convert the job with "
-        "'make job FROM=<file> PLATFORM=vertex'"
+        f"'{installation.command('job', FROM='<file>', PLATFORM='vertex')}'"
     ]
     for prefix in _TASKS.values():
         accelerator = (spec.get(f"{prefix}Config") or {}).get("acceleratorConfig") or {}

@@ -6,6 +6,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from trainyard import installation
 from trainyard.console import UserError, nearest
 from trainyard.rehearsal.model import Replica
 from trainyard.rehearsal.progress import Progress
@@ -58,12 +59,15 @@ def parse(variable: str, text: str, replicas: Sequence[Replica]) -> list[Fault]:
     for word in filter(None, (word.strip() for word in re.split(r",(?![^/]*/(?:,|$))", text))):
         match = _SYNTAX.fullmatch(word)
         if match is None:
-            raise UserError(f"{variable}={word}: write REPLICA or REPLICA@WHEN, separated by commas")
+            raise UserError(
+                f"{installation.option(variable, word)}: write REPLICA or REPLICA@WHEN, separated by commas"
+            )
         name, when = match["name"], match["when"] or ""
         moment = _WHEN.fullmatch(when)
         if moment is None:
             raise UserError(
-                f"{variable}={word}: {when!r} is not a moment: write step20, epoch2, epoch2:step5, 30s or /text/"
+                f"{installation.option(variable, word)}: {when!r} is not a moment: write step20, epoch2, "
+                "epoch2:step5, 30s or /text/"
             )
         replica = _named(variable, word, name, replicas)
         hosts_of_slice = [one.name for one in replicas if replica.slice and one.slice == replica.slice]
@@ -89,4 +93,5 @@ def _named(variable: str, word: str, name: str, replicas: Sequence[Replica]) -> 
     if name in ("master", "chief"):
         return replicas[0]
     known = [one.name for one in replicas]
-    raise UserError(f"{variable}={word}: no replica '{name}'{nearest(name, known)}; replicas: {', '.join(known)}")
+    given = installation.option(variable, word)
+    raise UserError(f"{given}: no replica '{name}'{nearest(name, known)}; replicas: {', '.join(known)}")

@@ -12,6 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from trainyard import installation
 from trainyard.console import UserError
 from trainyard.jobs import machines
 from trainyard.jobs.gke_objects import ACCELERATOR, GPU_RESOURCE, SPOT_GRACE, TOPOLOGY, TPU_RESOURCE
@@ -270,6 +271,7 @@ def _own_variables(
     attempts = []
     for entry in container.get("env") or []:
         name, source = str(entry.get("name")), entry.get("valueFrom") or {}
+        variable = installation.option("ENV", f"'{name}=...'")
         path = str((source.get("fieldRef") or {}).get("fieldPath") or "")
         if not source:
             found[name] = _reference(str(entry.get("value") or ""), found)
@@ -282,14 +284,13 @@ def _own_variables(
         elif path:
             raise UserError(
                 f"{job.where((*one.where, 'template', 'spec', 'containers'), one.document)}: env {name}: "
-                f"a rehearsal does not support fieldPath {path}; set the variable with ENV='{name}=...'"
+                f"a rehearsal does not support fieldPath {path}; set the variable with {variable}"
             )
         else:
-            notes.append(
-                f"env {name}: {next(iter(source))} is not available in a rehearsal; set it with ENV='{name}=...'"
-            )
+            notes.append(f"env {name}: {next(iter(source))} is not available in a rehearsal; set it with {variable}")
     if container.get("envFrom"):
-        notes.append("envFrom (config maps, secrets) is ignored; set variables with ENV='NAME=value ...'")
+        variables = installation.option("ENV", "'NAME=value ...'")
+        notes.append(f"envFrom (config maps, secrets) is ignored; set variables with {variables}")
     return found, tuple(attempts)
 
 

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 from docker.models.images import Image
 
+from trainyard import installation
 from trainyard.console import UserError, nearest
 from trainyard.oci import docker_engine
 from trainyard.oci.reference import Reference
@@ -42,7 +43,7 @@ def find(reference: str, replacement: str = "") -> LocalImage:
     """
     client = docker_engine.client()
     if replacement:
-        found = docker_engine.image(replacement, made_by="make image")
+        found = docker_engine.image(replacement, made_by=installation.command("image"))
         return _of(found, f"{replacement} replaces {reference}" if replacement != reference else "")
     images = client.images.list()
     for image in images:
@@ -67,8 +68,9 @@ def find(reference: str, replacement: str = "") -> LocalImage:
     tags = sorted(candidates)
     others = f"; local images of {NAME}: {', '.join(tags)}" if tags else ""
     raise UserError(
-        f"no local image for {reference}{nearest(tag, tags) or nearest(name, tags)}: build it ('make image TARGET="
-        f"{_target(tag)}'), or give a local one with IMAGE=...{others}"
+        f"no local image for {reference}{nearest(tag, tags) or nearest(name, tags)}: build it "
+        f"('{installation.command('image', TARGET=_target(tag))}'), or give a local one with "
+        f"{installation.option('IMAGE', '...')}{others}"
     )
 
 

@@ -18,6 +18,7 @@ import requests
 from packaging.utils import canonicalize_name
 from packaging.version import InvalidVersion, Version
 
+from trainyard import installation
 from trainyard.console import StepFailed, UserError
 from trainyard.installation import check_writable
 from trainyard.spec.model import IMAGES, relative
@@ -123,10 +124,13 @@ def load(path: Path = FILE) -> Snapshot:
             advisories=tuple(_stored(entry) for entry in data["advisories"]),
         )
     except FileNotFoundError:
-        raise UserError(f"{relative(path)} is missing: run 'make audit UPDATE=1' where {OSV} answers") from None
+        raise UserError(
+            f"{relative(path)} is missing: run '{installation.command('audit', UPDATE=True)}' where {OSV} answers"
+        ) from None
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise UserError(
-            f"{relative(path)}: not a snapshot of advisories ({error!r}): run 'make audit UPDATE=1'"
+            f"{relative(path)}: not a snapshot of advisories ({error!r}): "
+            f"run '{installation.command('audit', UPDATE=True)}'"
         ) from None
 
 

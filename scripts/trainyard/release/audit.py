@@ -21,6 +21,7 @@ from packaging.utils import canonicalize_name
 from packaging.version import InvalidVersion, Version
 from rich.table import Column, Table
 
+from trainyard import installation
 from trainyard.console import StepFailed, UserError, say, warn
 from trainyard.installation import require_extra
 from trainyard.lint import waivers
@@ -320,7 +321,8 @@ def _look_up(pins: Pins, *, only_snapshot: bool) -> tuple[str, list[Vulnerabilit
     if not only_snapshot:
         say("no vulnerability service answers: the stored snapshot is used")
     if age > OLD:
-        warn(f"the snapshot of advisories is {age} days old: run 'make audit UPDATE=1' where {advisories.OSV} answers")
+        update = installation.command("audit", UPDATE=True)
+        warn(f"the snapshot of advisories is {age} days old: run '{update}' where {advisories.OSV} answers")
     uncovered = sorted(pins.keys() - set(snapshot.covers))
     if uncovered:
         few = ", ".join(uncovered[:5])

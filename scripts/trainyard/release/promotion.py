@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from trainyard import state
+from trainyard import installation, state
 from trainyard.console import UserError
 from trainyard.oci import docker_engine, referrers
 from trainyard.oci.registry import Manifest, Repository
@@ -78,7 +78,7 @@ def promote(spec: Spec, address: str, *, image: str | None = None, to: str | Non
     destination = Repository(f"{to}/{NAME}") if to else source
     manifest = image_to_promote(spec, source, image)
     if destination.host != source.host:
-        raise UserError(f"TO={to}: must be at {source.host}, where the image is")
+        raise UserError(f"{installation.option('TO', to)}: must be at {source.host}, where the image is")
     if destination.name != source.name:
         destination.mount(manifest, source)
     moved: dict[str, str | None] = {}

@@ -21,7 +21,7 @@ from typing import Any
 
 from rich.table import Table
 
-from trainyard import state
+from trainyard import installation, state
 from trainyard.console import UserError, say
 from trainyard.image import build
 from trainyard.oci import docker_engine, image_store, layers
@@ -225,7 +225,8 @@ def require_space(spec: Spec) -> None:
     if free < SPACE_FACTOR * size:
         raise UserError(
             f"{root} has {in_units(free)} free, and a build of {spec.target} ({in_units(size)}) without cache needs "
-            f"{in_units(SPACE_FACTOR * size)}: free some, for example with 'make clean CACHE=1'"
+            f"{in_units(SPACE_FACTOR * size)}: free some, for example with "
+            f"'{installation.command('clean', CACHE=True)}'"
         )
 
 

@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from trainyard import gcloud
+from trainyard import gcloud, installation
 from trainyard.console import StepFailed, UserError, nearest, say
 from trainyard.jobs import machines
 from trainyard.jobs import request as requests
@@ -96,10 +96,14 @@ class Options:
             configured = tpu.call(["gcloud", "config", "get-value", "compute/zone"]).stdout.strip()
             zone = configured if configured and (not zones or configured in zones) else (zones or ("",))[0]
         if not zone:
-            raise UserError("no zone: set ZONE= or ACCELERATOR=, or run 'gcloud config set compute/zone <zone>'")
+            raise UserError(
+                f"no zone: set {installation.option('ZONE')} or {installation.option('ACCELERATOR')}, or run "
+                "'gcloud config set compute/zone <zone>'"
+            )
         if zones and zone not in zones:
             raise UserError(
-                f"ZONE={zone} has no {self.accelerator}{nearest(zone, zones)}; it is available in {', '.join(zones)}"
+                f"{installation.option('ZONE', zone)} has no {self.accelerator}{nearest(zone, zones)}; "
+                f"it is available in {', '.join(zones)}"
             )
         return zone
 
@@ -110,17 +114,20 @@ class Options:
             UserError: an option is missing or invalid.
         """
         if not self.name:
-            raise UserError("no name: set NAME=, as in 'make pod NAME=run1 ACCELERATOR=v5litepod-16 TARGET=xla'")
+            example = installation.command("pod", NAME="run1", ACCELERATOR="v5litepod-16", TARGET="xla")
+            raise UserError(f"no name: set {installation.option('NAME')}, as in '{example}'")
         # https://cloud.google.com/tpu/docs/reference/rest/v2/projects.locations.nodes/create: nodeId.
         if not re.fullmatch(r"[a-z]([a-z0-9-]{0,61}[a-z0-9])?", self.name):
             raise UserError(
-                f"NAME={self.name!r}: a name consists of lowercase letters, digits and -, and starts with a letter"
+                f"{installation.option('NAME', repr(self.name))}: a name consists of lowercase letters, "
+                "digits and -, and starts with a letter"
             )
         slice_ = machines.slice_of(self.accelerator) if self.accelerator else None
         version = self.version or (slice_.runtime_version if slice_ else "")
         if slice_ and not version:
             raise UserError(
-                f"the Cloud TPU API has no {slice_.accelerator_type}: use 'make job' with PLATFORM=gke or vertex"
+                f"the Cloud TPU API has no {slice_.accelerator_type}: use '{installation.command('job')}' with "
+                f"{installation.option('PLATFORM', 'gke')} or vertex"
             )
         return Pod(
             name=self.name,
@@ -157,7 +164,8 @@ class Options:
         spec = load(self.target) if self.target else None
         program = requests.words(self.command or "", "COMMAND")
         if program and (self.trainer or self.args):
-            raise UserError("COMMAND= replaces the trainer: remove TRAINER= and ARGS=")
+            given, *without = map(installation.option, ("COMMAND", "TRAINER", "ARGS"))
+            raise UserError(f"{given} replaces the trainer: remove {' and '.join(without)}")
         command = program or (*requests.trainer_of(spec, self.trainer), *requests.words(self.args or ""))
         command, output = requests.with_output(spec, command, self.output)
         return Run(
@@ -175,7 +183,8 @@ class Options:
 
 def _require_accelerator(pod: Pod) -> None:
     if not pod.accelerator_type:
-        raise UserError("no accelerator: set ACCELERATOR=, as in ACCELERATOR=v5litepod-16")
+        example = installation.option("ACCELERATOR", "v5litepod-16")
+        raise UserError(f"no accelerator: set {installation.option('ACCELERATOR')}, as in {example}")
 
 
 def _train(pod: Pod, run: Run, limits: Limits, options: Options, tpu: TpuApi, *, may_create: bool) -> Outcome:
@@ -241,7 +250,8 @@ def create(pod: Pod, options: Options, tpu: TpuApi) -> Outcome:
     limits = options.limits()
     existing = tpu.node(pod)
     if existing:
-        raise UserError(f"{pod.name} exists ({existing}): delete it with 'make pod ACTION=delete NAME={pod.name}'")
+        delete = installation.command("pod", ACTION="delete", NAME=pod.name)
+        raise UserError(f"{pod.name} exists ({existing}): delete it with '{delete}'")
     if options.queued:
         return 0, _facts(provisioning.create_queued(pod, limits, tpu, valid_until=options.valid_until))
     return 0, _facts(provisioning.create(pod, limits, tpu))

@@ -7,7 +7,7 @@ from typing import Any
 
 import requests
 
-from trainyard import gcloud, settings
+from trainyard import gcloud, installation, settings
 from trainyard.console import StepFailed, say, warn
 from trainyard.jobs.machines import AI_PLATFORM_SHUT_DOWN
 
@@ -40,7 +40,8 @@ def ai_platform_service_account(project: str) -> str:
     token = gcloud.run("auth", "print-access-token")
     if token.returncode:
         raise StepFailed(f"no access token: {gcloud.error_line(token)}")
-    hint = f"AI Platform was shut down on {AI_PLATFORM_SHUT_DOWN}; use FOR=tpu-vm for Cloud TPU VMs"
+    tpu_vm = installation.option("FOR", "tpu-vm")
+    hint = f"AI Platform was shut down on {AI_PLATFORM_SHUT_DOWN}; use {tpu_vm} for Cloud TPU VMs"
     try:
         answer = requests.get(
             f"{ai_platform_endpoint()}/v1/projects/{project}:getConfig",
@@ -97,7 +98,8 @@ def authorize_ai_platform(project: str) -> dict[str, Any]:
     Raises:
         StepFailed: AI Platform or gcloud failed.
     """
-    warn(f"AI Platform was shut down on {AI_PLATFORM_SHUT_DOWN}: TPU VMs need 'make authorize-tpu FOR=tpu-vm' instead")
+    command = installation.command("authorize-tpu", FOR="tpu-vm")
+    warn(f"AI Platform was shut down on {AI_PLATFORM_SHUT_DOWN}: TPU VMs need '{command}' instead")
     account = ai_platform_service_account(project)
     return {"account": account, "given": grant(project, f"serviceAccount:{account}", (AI_PLATFORM_ROLE,))}
 

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Protocol
 
+from trainyard import installation
 from trainyard.console import StepFailed, say, warn
 from trainyard.tpu_pods import provisioning, ssh
 from trainyard.tpu_pods import run as training
@@ -164,7 +165,8 @@ class PodController:
                 say(f"{self.pod.name}: stopping the containers")
                 self.operations.stop(self._workers, self.run.container)
             if self._created and self.keep:
-                say(f"{self.pod.name} is kept and billed until 'make pod ACTION=delete NAME={self.pod.name}'")
+                delete = installation.command("pod", ACTION="delete", NAME=self.pod.name)
+                say(f"{self.pod.name} is kept and billed until '{delete}'")
             elif self._created:
                 say(f"{self.pod.name}: deleting it; Ctrl-C is ignored until it is deleted")
                 try:
@@ -222,7 +224,7 @@ class PodController:
                 if "no more capacity" not in str(error):
                     raise
                 if not self.restarts:
-                    raise StepFailed(f"{error} (QUEUED=1 waits for capacity)") from None
+                    raise StepFailed(f"{error} ({installation.option('QUEUED', True)} waits for capacity)") from None
                 if self.limits.queue is not None and time.monotonic() - begin > self.limits.queue:
                     raise
                 warn(f"{error}; retrying")
@@ -237,7 +239,8 @@ class PodController:
         self.restarts += 1
         event = f"{self.pod.name} {why.value}"
         if self.restarts > self.limits.restarts:
-            raise StepFailed(f"{event} again, after {self.limits.restarts} restarts (RESTARTS= sets the limit)")
+            option = installation.option("RESTARTS")
+            raise StepFailed(f"{event} again, after {self.limits.restarts} restarts ({option} sets the limit)")
         count = f"({self.restarts} of {self.limits.restarts})"
         if why is not Interruption.PREEMPTED:
             warn(f"{event}: restarting when it is healthy {count}")
@@ -247,7 +250,8 @@ class PodController:
         self._workers = None
         if not self._created:
             raise StepFailed(
-                f"{event} and was not created by this command: delete it and create it again, or let 'make pod' do both"
+                f"{event} and was not created by this command: delete it and create it again, or let "
+                f"'{installation.command('pod')}' do both"
             )
         warn(f"{event}: creating it again {count}")
         self.operations.delete(queued=self.queue)

@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 
+from trainyard import installation
 from trainyard.console import StepFailed, say, warn
 from trainyard.tpu_pods import shell_commands
 from trainyard.tpu_pods.api import PREEMPTED_STATES, STOPPED_STATES, SUSPENDED_STATES, TpuApi
@@ -61,8 +62,9 @@ def remove_previous(workers: Workers, container: str) -> None:
     found = workers.on_all(shell_commands.remove_previous(container), timeout=120)
     if any(finished.returncode == shell_commands.RUNNING for finished in found):
         raise StepFailed(
-            f"{workers.pod.name}: a container '{container}' is already running: 'make pod ACTION=logs' follows it, "
-            "'make pod ACTION=stop' stops it"
+            f"{workers.pod.name}: a container '{container}' is already running: "
+            f"'{installation.command('pod', ACTION='logs')}' follows it, "
+            f"'{installation.command('pod', ACTION='stop')}' stops it"
         )
 
 

@@ -130,7 +130,7 @@ def collect(workspace: Workspace) -> list[CodeFile]:
     files = _inspected(places, {path: found[path] for path in sorted(found)})
     if not files:
         raise UserError(
-            f"{_where(workspace)}: code: no files: they are all left out by .gitignore or {dockerignore.FILE}"
+            f"{_where(workspace)}: code: no files: there are none, or .gitignore and {dockerignore.FILE} leave out all"
         )
     return files
 

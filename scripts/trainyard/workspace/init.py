@@ -69,16 +69,25 @@ def schema_text() -> str:
     return json.dumps(workspace.schema(), indent=2) + "\n"
 
 
+def _home() -> Path | None:
+    try:
+        return Path.home()
+    except RuntimeError:  # a user without an entry in /etc/passwd
+        return None
+
+
 class Repository:
     """A repository to propose a trainyard.yaml for.
 
     Args:
         folder: where trainyard.yaml is to be.
     Raises:
-        UserError: its files of requirements have a mistake.
+        UserError: its files of requirements have a mistake, or the folder is that of a whole system or user.
     """
 
     def __init__(self, folder: Path) -> None:
+        if folder == Path(folder.anchor) or (folder == _home() and not (folder / ".git").exists()):
+            raise UserError(f"{folder} is not the folder of a repository: change to the one that has your code")
         self.folder = folder
         self.names = files(folder)
         self.sources = Sources(folder, self.names)
@@ -172,11 +181,12 @@ class Repository:
         for module, where in choice.unknown.items():
             notes.append(f"{where} imports {module}: add the package that provides it to 'requirements'")
         python = spec.base_spec().python
-        requires = self.project.requires_python if self.project else ""
+        requires = (self.project.requires_python if self.project else "") or choice.requires_python
         from packaging.specifiers import SpecifierSet
 
         if requires and not SpecifierSet(requires).contains(f"{python}.99", prereleases=True):
-            notes.append(f"{relative(self.project.file)}: requires Python {requires}, and {spec.target} has {python}")  # type: ignore[union-attr]
+            file = relative(self.project.file) if self.project else "pyproject.toml"
+            notes.append(f"{file}: requires Python {requires}, and {spec.target} has {python}")
 
     def _code(self, closure: Sequence[Any]) -> list[str]:
         """All of a small repository; of a larger one, what holds code and no data."""

@@ -32,6 +32,14 @@ _PATH = re.compile(r"^(\.{1,2}(\[|$)|\.{0,2}/|file:|[^@;\s\[]+/)|\.(whl|zip|tar\
 Kind = Literal["default", "extra", "explicit", "flat"]
 
 
+def text_of(path: Path) -> str:
+    """The text of a file; empty if it cannot be read as UTF-8."""
+    try:
+        return path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError):
+        return ""
+
+
 def without_userinfo(url: str) -> str:
     """A URL without the user name and password that it may contain."""
     return _USERINFO.sub("", url)

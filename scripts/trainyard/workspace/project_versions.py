@@ -12,6 +12,7 @@ from typing import Any
 from packaging.version import InvalidVersion, Version
 
 from trainyard.workspace import module_folders
+from trainyard.workspace.lines import text_of
 
 #: Hatchling's default (https://hatch.pypa.io/latest/plugins/version-source/regex/), also of PDM's files.
 _ASSIGNMENT = r"""(?im)^(__version__|VERSION)(?: ?\: ?str)? *= *(['"])v?(?P<version>.+?)\2"""
@@ -54,7 +55,7 @@ def from_setuptools(folder: Path, settings: Mapping[str, Any]) -> str | None:
         return _normal(_attribute(folder, str(attribute), [folder, folder / "src"]))
     file = settings.get("file")
     files = file if isinstance(file, list) else [file]
-    text = "\n".join(_text(folder / str(one)) for one in files if one)
+    text = "\n".join(text_of(folder / str(one)) for one in files if one)
     return _normal(text.strip())
 
 
@@ -69,7 +70,7 @@ def dependencies(folder: Path, document: Mapping[str, Any]) -> tuple[str, ...] |
     files = [found] if isinstance(found, str) else found
     if not files or not all((folder / str(file)).is_file() for file in files):
         return None
-    return tuple(_requirements(_text(folder / str(file)) for file in files))
+    return tuple(_requirements(text_of(folder / str(file)) for file in files))
 
 
 def _requirements(texts: Iterable[str]) -> Iterable[str]:
@@ -78,13 +79,6 @@ def _requirements(texts: Iterable[str]) -> Iterable[str]:
             requirement = re.sub(r"(^|\s)#.*", "", line).strip()
             if requirement:
                 yield requirement
-
-
-def _text(path: Path) -> str:
-    try:
-        return path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError):
-        return ""
 
 
 def _normal(text: str | None) -> str | None:
@@ -96,7 +90,7 @@ def _normal(text: str | None) -> str | None:
 
 def _matched(path: Path, pattern: str) -> str | None:
     try:
-        found = re.search(pattern if pattern.startswith("(?") else f"(?m){pattern}", _text(path))
+        found = re.search(pattern if pattern.startswith("(?") else f"(?m){pattern}", text_of(path))
     except re.error:
         return None
     return found["version"] if found and "version" in found.re.groupindex else None
@@ -109,7 +103,7 @@ def _attribute(folder: Path, name: str, roots: Iterable[Path]) -> str | None:
         path = root.joinpath(*module.split("."))
         for file in (path.with_suffix(".py"), path / "__init__.py"):
             if file.is_file() and file.resolve().is_relative_to(folder.resolve()):
-                return _literal(_text(file), attribute)
+                return _literal(text_of(file), attribute)
     return None
 
 

@@ -15,7 +15,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from packaging.metadata import parse_email
 from packaging.requirements import InvalidRequirement, Requirement
 from packaging.specifiers import InvalidSpecifier, SpecifierSet
 from packaging.utils import InvalidName, canonicalize_name
@@ -346,6 +345,9 @@ def _package_info(folder: Path, name: str = "") -> _PackageInfo:
     path = folder / "PKG-INFO"
     if not path.is_file():
         return _PackageInfo()
+    # Few projects need it, and it takes 20 ms to import.
+    from packaging.metadata import parse_email
+
     raw, _ = parse_email(path.read_bytes())
     found = raw.get("name", "")
     if not found or (name and canonicalize_name(found) != canonicalize_name(name)):

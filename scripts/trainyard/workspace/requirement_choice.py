@@ -4,17 +4,23 @@ from __future__ import annotations
 
 import re
 import sys
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 from packaging import utils
 from packaging.requirements import InvalidRequirement, Requirement
 
 from trainyard.spec import lockfile, yaml_source
 from trainyard.spec.model import Spec
-from trainyard.workspace import dependency_tables, import_names, python_projects, python_source, requirements_txt
+from trainyard.workspace import (
+    dependency_tables,
+    import_names,
+    poetry,
+    python_projects,
+    python_source,
+    requirements_txt,
+)
 from trainyard.workspace.lines import Found, marker_environment
 from trainyard.workspace.python_source import Source, Sources
 
@@ -27,9 +33,6 @@ _BUILT_IN = frozenset(sys.stdlib_module_names) | {"pkg_resources", "setuptools",
 
 #: Frameworks of targets are not added to other targets, which would hold both of them: ``init`` names another target.
 _OTHER_FRAMEWORKS = frozenset({"jax", "torch", "torchvision", "torchaudio", "torch-xla", "torch-tpu", "tensorflow"})
-
-#: A version of Poetry: ``^1.2.3`` (https://python-poetry.org/docs/dependency-specification/#caret-requirements).
-_CARET = re.compile(r"[\^~](\d+)((?:\.\d+)*)")
 
 
 def _canonical(name: str) -> str:
@@ -48,6 +51,7 @@ class Choice:
         names: canonical name -> where it is listed, of all that are known.
         unknown: modules that no known distribution provides -> where they are imported.
         notes: what the user has to know.
+        requires_python: the versions of Python that they are for; empty if the project says so itself.
     """
 
     file: str = ""
@@ -57,6 +61,7 @@ class Choice:
     names: dict[str, str] = field(default_factory=dict)
     unknown: dict[str, str] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
+    requires_python: str = ""
 
 
 def written(root: Path, names: Sequence[str]) -> Choice:
@@ -88,8 +93,8 @@ def written(root: Path, names: Sequence[str]) -> Choice:
         return Choice(packages=list(project.dependencies), why=f"{project.file.name} lists them", names=listed)
     if setup := _setup(root):
         return setup
-    if "pyproject.toml" in names and (poetry := _poetry(root / "pyproject.toml")):
-        return poetry
+    if "pyproject.toml" in names and (of_poetry := _poetry(root / "pyproject.toml")):
+        return of_poetry
     if project is not None and project.dependencies == () and known and project.file.name == "pyproject.toml":
         return Choice(why="[project] lists no dependencies")
     notes = [project.unknown["dependencies"]] if project is not None and not known else []
@@ -154,43 +159,13 @@ def _is_requirement(text: str) -> bool:
 
 
 def _poetry(path: Path) -> Choice | None:
-    """The dependencies of ``[tool.poetry]``, as PEP 508 requirements."""
-    table = dependency_tables.table(dependency_tables.toml(path).data, "tool", "poetry", "dependencies")
-    packages: list[str] = []
-    notes: list[str] = []
-    for name, value in table.items():
-        if name == "python":
-            continue
-        entry: Mapping[str, Any] = value if isinstance(value, dict) else {"version": value}
-        version = entry.get("version")
-        if entry.get("optional"):
-            continue
-        if not isinstance(version, str):
-            notes.append(f"{path.name}: {name} is not taken over: write it under 'requirements' as PEP 508 has it")
-            continue
-        extras = f"[{','.join(entry['extras'])}]" if entry.get("extras") else ""
-        packages.append(f"{name}{extras}{_poetry_version(version)}")
-    names = {_canonical(Requirement(one).name): path.name for one in packages}
-    return Choice(packages=packages, why="[tool.poetry.dependencies]", names=names, notes=notes) if table else None
-
-
-def _poetry_version(text: str) -> str:
-    parts = []
-    for part in text.split(","):
-        part = part.strip()
-        if part == "*":
-            continue
-        if match := _CARET.fullmatch(part):
-            numbers = [int(one) for one in (match[1] + match[2]).split(".")]
-            if part.startswith("~"):
-                kept = 2 if len(numbers) > 1 else 1
-            else:  # up to the first number that is not 0
-                kept = next((at for at, number in enumerate(numbers, start=1) if number), len(numbers))
-            above = [*numbers[: kept - 1], numbers[kept - 1] + 1]
-            parts.append(f">={match[1]}{match[2]},<{'.'.join(map(str, above))}")
-        else:
-            parts.append(f"=={part}" if part[0].isdigit() else part.replace(" ", ""))
-    return ",".join(parts)
+    """The dependencies of ``[tool.poetry]``."""
+    found = poetry.dependencies(path)
+    if found is None:
+        return None
+    names = {_canonical(Requirement(one).name): path.name for one in found.requirements}
+    packages, why = found.requirements, "[tool.poetry.dependencies]"
+    return Choice(packages=packages, why=why, names=names, notes=found.notes, requires_python=found.python)
 
 
 def complete(

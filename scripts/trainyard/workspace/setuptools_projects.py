@@ -14,6 +14,7 @@ from pathlib import Path
 
 from trainyard.console import UserError
 from trainyard.spec.model import relative
+from trainyard.workspace.lines import text_of
 
 #: Sections of setup.cfg by the keyword of ``setup()``, where they are not ``[options]``.
 _SECTIONS = {"name": "metadata", "version": "metadata"}
@@ -72,7 +73,7 @@ def read(folder: Path) -> Declared:
 
     files = [one for one in lines("install_requires") if one.startswith("file:")]
     named = [name.strip() for one in files for name in one.removeprefix("file:").split(",")]
-    of_files = [line for name in named for line in _lines(_text(folder / name))]
+    of_files = [line for name in named for line in _lines(text_of(folder / name))]
     package_dir = keywords.get("package_dir")
     return Declared(
         file=folder / ("setup.cfg" if config.has_option("metadata", "name") else "setup.py"),
@@ -116,13 +117,6 @@ def _keywords(path: Path) -> dict[str, object]:
                 except ValueError:
                     found[keyword.arg or "**"] = _COMPUTED
     return found
-
-
-def _text(path: Path) -> str:
-    try:
-        return path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError):
-        return ""
 
 
 def _lines(value: str) -> tuple[str, ...]:

@@ -6,7 +6,7 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
 
-from trainyard import console, state
+from trainyard import console, installation, state
 from trainyard.console import StepFailed, UserError, say, warn
 from trainyard.image.local_images import default_reference
 from trainyard.lint import engine, waivers
@@ -174,5 +174,8 @@ def image_to_verify(target: str | None, image: str | None) -> tuple[Spec | None,
     found = docker_engine.pull(image)
     named = str(found.labels.get(f"{naming.LABELS}.target") or "")
     if spec is None and named in targets():
-        say(f"{image} is labelled as target {named}: with TARGET={named} it is checked against that spec too")
+        say(
+            f"{image} is labelled as target {named}: with {installation.option('TARGET', named)} it is checked against "
+            "that spec too"
+        )
     return spec, image

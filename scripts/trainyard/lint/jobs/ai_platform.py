@@ -9,6 +9,7 @@ import re
 from collections.abc import Iterator
 from typing import Any
 
+from trainyard import installation
 from trainyard.jobs import machines
 from trainyard.lint.engine import Finding, Severity, rule
 from trainyard.lint.jobs.accelerators import gpu_findings
@@ -35,7 +36,7 @@ def service_exists(job: Evidence) -> Iterator[Finding]:
         job.at(),
         f"an AI Platform job; the service was shut down on {machines.AI_PLATFORM_SHUT_DOWN}",
         "the API answers 400: Cloud AI Platform has been deprecated",
-        f"convert it: make job FROM={job.job.path.name} PLATFORM=vertex",
+        f"convert it: {installation.command('job', FROM=job.job.path.name, PLATFORM='vertex')}",
     )
 
 

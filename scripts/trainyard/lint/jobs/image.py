@@ -7,6 +7,7 @@ from collections.abc import Iterator
 
 from packaging.version import InvalidVersion, Version
 
+from trainyard import installation
 from trainyard.console import UserError
 from trainyard.jobs import gke_objects, machines
 from trainyard.jobs.image_metadata import Contents
@@ -67,13 +68,13 @@ def images_exist(job: Evidence) -> Iterator[Finding]:
                 at,
                 f"{reference}: {job.missing[reference]}",
                 "the job retries, and fails without having started",
-                "push it (make push), or correct the name",
+                f"push it ({installation.command('push')}), or correct the name",
             )
         elif known and known.local and _names_no_registry(reference):
             yield Finding(
                 at,
                 f"{reference} is on this host, and names no registry",
-                "'make rehearse' runs it; a cloud platform looks for it on Docker Hub",
+                f"'{installation.command('rehearse')}' runs it; a cloud platform looks for it on Docker Hub",
                 "push it, and name its registry",
                 severity=Severity.NOTE,
             )
@@ -191,7 +192,8 @@ def images_support_accelerator(job: Evidence) -> Iterator[Finding]:
             f"a {device.upper()} job with an image for {contents.device.upper()}s: {contents.framework} "
             f"(by {contents.source})",
             f"the trainer runs on the host's CPU, and the {device.upper()} is paid for and idle",
-            f"use a target for it ({'xla' if device == 'tpu' else 'gpu or tf-gpu'}; see 'make list')",
+            f"use a target for it ({'xla' if device == 'tpu' else 'gpu or tf-gpu'}; "
+            f"see '{installation.command('list')}')",
         )
 
 
