@@ -5,9 +5,9 @@ The rules are specified in docs/launcher-contract.md; ids such as R4.1 in this p
 Standard library only, Python 3.8 to 3.14, no import of a framework. One module per decision:
 
     settings   the launcher's settings (LAUNCHER_* and options), read once
-    host       devices of this machine: device nodes, PCI ids, GPUs
+    host       devices and CPUs of this machine: device nodes, PCI ids, GPUs, CPU quota
     image      framework and trainers of the image (/opt/trainyard/image.json)
-    versions   what each torch_xla release supports
+    versions   the launcher's version; what each torch_xla release supports
     runtime    the accelerator runtime (rules R0 to R9, first match decides)
     tpu_node   a TPU node: name, project, zone; meaning of an API response
     cloud      metadata server, access tokens and the Cloud TPU API
@@ -16,8 +16,10 @@ Standard library only, Python 3.8 to 3.14, no import of a framework. One module 
     xrt        the variables of torch_xla's old runtime
     cluster    rank of this node, number of nodes, address of node 0
     exports    variables to set and to unset, and warnings, from runtime and cluster
-    torchrun   the command to start, under torchrun if needed
-    process    exec, duties of PID 1, termination log
+    processes  how many processes this node starts, and the coordinates of each
+    torchrun   the command under torchrun, for elastic jobs
+    process    exec, signals while waiting, termination log
+    supervisor the processes that are started, their signals and exit statuses, duties of PID 1
     redact     removal of secrets from output
     explain    the result as text and as JSON
     cli        arguments, and the order of the steps

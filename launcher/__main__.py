@@ -27,8 +27,9 @@ def main(argv: list[str] | None = None) -> int:
         argv: arguments without the program's name; `sys.argv[1:]` when None.
 
     Returns:
-        the exit status (R15.4): 0 for `--print-env`, `--explain` and `--help`; 1, 2, 126, 127 or 138 after one line
-        on stderr; the trainer's status if this process is PID 1. Does not return after a successful exec.
+        the exit status (R15.4): 0 for `--print-env`, `--explain`, `--version` and `--help`; 1, 2, 126, 127 or 138 after
+        one line on stderr; the trainer's status if this process is PID 1 or has started several processes. Does not
+        return after a successful exec.
     """
     if not __package__ and "launcher" not in sys.modules:
         _as_package()

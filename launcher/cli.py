@@ -6,7 +6,7 @@ import os
 import sys
 
 from launcher import cluster as clusters
-from launcher import explain, process, redact, torchrun
+from launcher import explain, process, processes, redact, torchrun
 from launcher import exports as exporting
 from launcher.errors import CONFIG, PERMANENT, RETRYABLE, LaunchError, config_error
 from launcher.explain import Report
@@ -14,13 +14,18 @@ from launcher.host import Host
 from launcher.image import MANIFEST, read_image
 from launcher.runtime import Facts, decide
 from launcher.settings import VARIABLES, Settings, text
+from launcher.tpu_vm import skips_metadata
+from launcher.versions import VERSION
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    import socket
     from typing import Mapping
 
+    from launcher.coordinates import Cluster
     from launcher.image import Image
     from launcher.runtime import Decision
+    from launcher.supervisor import Member
     from launcher.tpu_node import Answer
 
 USAGE = """\
@@ -43,6 +48,7 @@ options:
   --require-healthy     wait until the TPU node is HEALTHY, not only READY
   --force               replace derived variables that are already set
   --signal-group        as PID 1: send signals to the trainer's process group, not only to the trainer
+  --version             print the version, and the content of this image
   --help                print this help
 """
 
@@ -60,7 +66,7 @@ class Arguments:
 
     Attributes:
         flags: setting -> value.
-        mode: "", "--print-env", "--explain" or "--help".
+        mode: "", "--print-env", "--explain", "--version" or "--help".
         json: `--json` was given.
         words: trainer or command, and its arguments.
         is_command: the words came after `--`.
@@ -91,7 +97,7 @@ def parse(argv: list[str]) -> Arguments:
             found.mode = word
         elif word in MODES:
             raise config_error(f"{found.mode} and {word} cannot be used together")
-        elif word == "--help":
+        elif word in ("--help", "--version"):
             found.mode = word
         elif word == "--json":
             found.json = True
@@ -170,10 +176,14 @@ class Log:
         self._hidden: list[str] | None = None
 
     def clean(self, line: str) -> str:
-        """Remove secrets and control characters from a line."""
+        """Remove secrets and control characters from a line meant for people."""
+        return redact.one_line(self.scrub(line))
+
+    def scrub(self, text: str) -> str:
+        """Remove tokens, and the values of the environment's secrets, from free text."""
         if self._hidden is None:
             self._hidden = redact.secrets(self._env)
-        return redact.one_line(redact.scrub(line, self._hidden))
+        return redact.without_tokens(redact.scrub(text, self._hidden))
 
     def info(self, line: str) -> None:
         """Log progress; not with LAUNCHER_LOG=quiet."""
@@ -199,6 +209,10 @@ def run(argv: list[str]) -> int:
             for name, (default, meaning) in VARIABLES.items():
                 print(f"  {name:26} {meaning}" + (f" [{default}]" if default else ""))
             return 0
+        if arguments.mode == "--version":
+            print(f"launch {VERSION}")
+            print(log.clean(_described(read_image(Host(text(env, "LAUNCHER_SYSROOT").rstrip("/")), env))))
+            return 0
         settings = Settings(env, arguments.flags)
         retryable = settings.retryable_exit
         log.level = settings.log
@@ -223,6 +237,18 @@ def run(argv: list[str]) -> int:
         last = traceback.extract_tb(error.__traceback__)[-1]
         where = f"{os.path.basename(last.filename)}:{last.lineno}"
         return _fail(f"internal error at {where}: {type(error).__name__}: {error}", PERMANENT, env, log)
+
+
+def _described(image: Image) -> str:
+    """The content of an image in one line."""
+    if not image.framework:
+        return f"image  no description ({MANIFEST})"
+    words = [f"image  {image.target or 'unnamed'}: {image.framework} {image.version}".rstrip()]
+    if image.accelerator:
+        words.append(f"accelerator {image.accelerator}")
+    if image.trainers:
+        words.append(f"trainers {', '.join(sorted(image.trainers))}")
+    return "; ".join(words)
 
 
 def resolve(arguments: Arguments, env: Mapping[str, str], settings: Settings, log: Log) -> Report:
@@ -252,37 +278,48 @@ def _resolve(arguments: Arguments, facts: Facts, log: Log) -> Report:
     if decision.runtime == "tpu-local":
         _complete_slice(facts, decision)
     cluster = clusters.resolve(env, settings, decision.slice)
-    nproc = torchrun.processes(facts, decision.runtime, named, cluster)
-    wrapped = torchrun.wrap(command, facts, cluster, nproc) if command else None
-    if nproc > 1 and command and not wrapped and settings.nproc:
-        decision.warnings.append(f"LAUNCHER_NPROC={nproc} has no effect: this command is started without torchrun")
+    nproc = processes.count(facts, decision.runtime, named, cluster, command)
+    wrapped = torchrun.wrap(command, facts, cluster, nproc)
+    if settings.nproc > 1 and nproc == 1:
+        decision.warnings.append(_without_effect(facts, cluster))
     endpoints = decision.node.endpoints if decision.node else []
     accelerator_type = ""
     if decision.node and decision.node.name:
         answer = _wait(facts, decision, log)
         endpoints, accelerator_type = answer.endpoints, answer.accelerator_type
     gpus = facts.host.gpu_count(env) if decision.runtime == "gpu" else 1
-    one_process = not wrapped and (gpus <= 1 or settings.nproc == 1)
-    if gpus > 1 and facts.has("RANK") and not (wrapped or one_process or cluster.given or facts.has("LOCAL_RANK")):
+    one_process = not wrapped and nproc == 1 and (gpus <= 1 or settings.nproc == 1)
+    started = wrapped or nproc > 1 or cluster.given or cluster.task or facts.has("LOCAL_RANK")
+    if gpus > 1 and facts.has("RANK") and not (started or one_process):
         # Lightning, for example, would take the platform's nodes for processes (R13.8).
         decision.warnings.append(
             f"RANK and WORLD_SIZE are set and count nodes, but the command sees {gpus} GPUs: "
-            f"set LAUNCHER_NPROC={gpus} to start torchrun, or unset them if the command starts its own processes"
+            f"set LAUNCHER_NPROC={gpus} to start one process per GPU, or unset them if the command starts its own "
+            "processes"
         )
-    exports = exporting.plan(facts, decision, cluster, endpoints, accelerator_type, one_process)
+    exports = exporting.plan(facts, decision, cluster, endpoints, accelerator_type, one_process, nproc)
     exporting.tf_config(exports, facts, decision, cluster)
-    return Report(facts, decision, cluster, endpoints, exports, wrapped or command)
+    threads = processes.threads(facts, nproc)
+    if threads:
+        exports.default("OMP_NUM_THREADS", threads)
+    return Report(facts, decision, cluster, endpoints, exports, wrapped or command, nproc, wrapped is not None)
+
+
+def _without_effect(facts: Facts, cluster: Cluster) -> str:
+    reason = "this command starts its own processes"
+    if facts.has("LOCAL_RANK"):
+        reason = "LOCAL_RANK is set, so another launcher has started this process"
+    elif cluster.node_rank is None:
+        reason = f"this node is outside the training world ({cluster.role})"
+    elif cluster.given or cluster.task:
+        reason = f"{cluster.source} has started this process as one of several"
+    return f"LAUNCHER_NPROC={facts.settings.nproc} has no effect: {reason}"
 
 
 def _complete_slice(facts: Facts, decision: Decision) -> None:
     """Read the slice from a TPU VM's metadata server if the environment does not describe it (R4.2)."""
     known = decision.slice is not None and bool(decision.slice.workers)
-    if (
-        known
-        or not facts.tpu_chips
-        or facts.has("TPU_SKIP_MDS_QUERY")
-        or not facts.image.may_be("torch_xla", "torch_tpu")
-    ):
+    if known or not facts.tpu_chips or skips_metadata(facts.env) or not facts.image.may_be("torch_xla", "torch_tpu"):
         return
     from launcher.cloud import METADATA_ADDRESS, PROBE_TIMEOUT, Metadata, tpu_vm_attributes
     from launcher.fetch import FetchError
@@ -333,29 +370,39 @@ def _random() -> float:
 
 def _print(report: Report, arguments: Arguments, log: Log) -> None:
     if arguments.mode == "--explain":
-        lines = explain.signals(report.facts, report.decision.rule) + explain.summary(report)
-    elif arguments.json:
+        for line in explain.signals(report.facts, report.decision.rule) + explain.summary(report):
+            print(log.clean(line))
+        return
+    # Values that programs read are hidden only in the variables that hold secrets: the value of another variable must
+    # not change because it equals one (R16.2).
+    if arguments.json:
         import json
 
-        # Scrubbed before JSON escapes the values: an escaped secret would not be found.
-        data = _scrubbed(explain.as_data(report), log)
-        lines = [json.dumps(data, indent=2)]
-        print(lines[0])
+        print(json.dumps(_redacted(explain.as_data(report), log), indent=2))
         return
-    else:
-        lines = explain.as_assignments(report)
-        for message in report.exports.warnings:
-            log.error(f"warning   {message}")
-    for line in lines:
-        print(log.clean(line))
+    for line in explain.as_assignments(report):
+        name, equals, value = line.partition("=")
+        print(redact.one_line(f"{name}={_own(name, value)}" if equals else line))
+    for message in report.exports.warnings:
+        log.error(f"warning   {message}")
 
 
-def _scrubbed(data: object, log: Log) -> object:
-    if isinstance(data, dict):
-        return {key: _scrubbed(value, log) for key, value in data.items()}
-    if isinstance(data, list):
-        return [_scrubbed(value, log) for value in data]
-    return log.clean(data) if isinstance(data, str) else data
+def _redacted(data: dict[str, object], log: Log) -> dict[str, object]:
+    """The data of --print-env --json: free text is searched for secrets, variables are hidden by their names."""
+    found = dict(data)
+    for member, value in data.items():
+        if member == "exports" and isinstance(value, dict):
+            found[member] = {name: _own(name, text) for name, text in value.items()}
+        elif member == "warnings" and isinstance(value, list):
+            found[member] = [log.scrub(text) for text in value]
+        elif member == "why" and isinstance(value, str):
+            found[member] = log.scrub(value)
+    return found
+
+
+def _own(name: str, value: str) -> str:
+    """The value of a variable for programs."""
+    return redact.HIDDEN if redact.is_secret(name) else redact.without_tokens(value)
 
 
 def _start_lines(report: Report, settings: Settings) -> list[str]:
@@ -382,9 +429,37 @@ def _start(report: Report, settings: Settings, log: Log) -> int:
                 settings.retryable_exit,
             )
     trainers_env = report.exports.apply()
-    if os.getpid() == 1:
-        return process.supervise(report.command, trainers_env, settings)
-    process.replace(report.command, trainers_env)
+    init = os.getpid() == 1
+    if not init and report.nproc == 1 and not report.torchrun:
+        process.replace(report.command, trainers_env)
+    from launcher import supervisor
+
+    members, reserved = _members(report, trainers_env)
+    # A single process that no torchrun stands for reports a signal as it likes; see R15.6 for the others.
+    translate = len(members) > 1 or report.torchrun
+    try:
+        return supervisor.supervise(members, settings, init, translate, lambda line: log.error(f"error: {line}"))
+    finally:
+        if reserved:
+            reserved.close()
+
+
+def _members(report: Report, env: dict[str, str]) -> tuple[list[Member], socket.socket | None]:
+    """The processes to start, and the socket that keeps their port free."""
+    from launcher.supervisor import Member
+
+    facts, cluster, nproc = report.facts, report.cluster, report.nproc
+    if report.torchrun or nproc == 1:
+        return [Member("", report.command, env)], None
+    if facts.image.framework == "torch_tpu" and report.decision.runtime == "tpu-local" and not facts.settings.rehearse:
+        env = {**processes.tpu_environment(facts, report.decision, cluster, nproc, env), **env}
+    environments = processes.environments(env, cluster, nproc)
+    members = [Member(f"rank {one['RANK']}", report.command, one) for one in environments]
+    address, port = environments[0]["MASTER_ADDR"], environments[0]["MASTER_PORT"]
+    chosen = "MASTER_PORT" in report.exports.values and port.isdigit()
+    if chosen and processes.is_local(cluster, address):
+        return members, processes.reserve(address, int(port))
+    return members, None
 
 
 def _fail(message: str, status: int, env: Mapping[str, str], log: Log) -> int:

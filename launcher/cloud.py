@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import time
 
 from launcher import fetch
@@ -142,12 +141,10 @@ def google_auth_token(image: Image, env: Mapping[str, str]) -> str:
     """
     import subprocess
 
-    command = image.trainers.get(image.default) or ["python3"]
-    python = command[0] if os.path.basename(command[0]).startswith("python") else "python3"
     try:
         # NO_GCE_CHECK skips the probe of the metadata server, which is known to be absent; it takes up to 9 s.
         result = subprocess.run(
-            [python, "-I", "-c", GOOGLE_AUTH],
+            [image.python(), "-I", "-c", GOOGLE_AUTH],
             env={**env, "NO_GCE_CHECK": "true"},
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,

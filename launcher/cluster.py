@@ -1,13 +1,15 @@
-"""Cluster coordinates: rank of this node, number of nodes, address of node 0 (R13).
+"""Cluster coordinates: rank of this node or process, size of the cluster, address of node 0 (R13).
 
-SOURCES are the rules R13.1 to R13.7, in this order.
+SOURCES is the table of R13: where coordinates come from, in order.
 """
 
 from __future__ import annotations
 
-from launcher.errors import config_error
+from launcher import address
+from launcher.coordinates import DEFAULT_PORT, LOCAL_ADDR, MAX_NODES, Cluster, Task, master_port
+from launcher.errors import LaunchError, config_error
 from launcher.settings import integer, text
-from launcher.xrt import is_host, port_number
+from launcher.xrt import port_number
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -16,71 +18,18 @@ if TYPE_CHECKING:
     from launcher.settings import Settings
     from launcher.tpu_vm import Slice
 
-LOCAL_ADDR = "127.0.0.1"
-DEFAULT_PORT = 29500  # torchrun's default (R13.7)
 JAX_PORT = 8482  # JAX's coordinator port on a TPU slice (R13.6)
-MAX_NODES = 1 << 20
-
-
-class Cluster:
-    """The coordinates of this node.
-
-    Attributes:
-        source: the variable, or other source, of the coordinates.
-        role: "master", "worker", or "server" and "evaluator", which are outside the training world.
-        node_rank: 0 to nnodes - 1; None for roles outside the training world.
-        nnodes: number of nodes in the training world.
-        master_addr, master_port: address and port of node 0.
-        hosts: TF_CONFIG's task type -> "host:port" of each task; {} if unknown.
-        task_index: index of this node among the tasks of its type.
-        trial: id of the hyperparameter tuning trial; "" without one.
-        given: torchrun has set the coordinates of this process; nothing is added (R13.1).
-    """
-
-    __slots__ = (
-        "given",
-        "hosts",
-        "master_addr",
-        "master_port",
-        "nnodes",
-        "node_rank",
-        "role",
-        "source",
-        "task_index",
-        "trial",
-        "warnings",
-    )
-
-    def __init__(
-        self,
-        source: str,
-        node_rank: int | None = 0,
-        nnodes: int = 1,
-        master_addr: str = LOCAL_ADDR,
-        master_port: int = DEFAULT_PORT,
-        role: str = "",
-    ) -> None:
-        self.source = source
-        self.role = role or ("worker" if node_rank else "master")
-        self.node_rank = node_rank
-        self.nnodes = nnodes
-        self.master_addr = master_addr
-        self.master_port = master_port
-        self.hosts: dict[str, list[str]] = {}
-        self.task_index = 0
-        self.trial = ""
-        self.given = False
-        self.warnings: list[str] = []
 
 
 def _torchelastic(env: Mapping[str, str], _: Slice | None) -> Cluster | None:
     """Processes started by torchrun have their coordinates (R13.1)."""
-    if not text(env, "TORCHELASTIC_RUN_ID"):
-        return None
+    rank, nodes = _number(env, "GROUP_RANK", 0), max(1, _number(env, "GROUP_WORLD_SIZE", 1))
+    if rank >= nodes:
+        raise config_error(f"GROUP_RANK is {rank}, but GROUP_WORLD_SIZE is {nodes}: torchrun sets both")
     found = Cluster(
         "torchelastic",
-        _number(env, "GROUP_RANK", 0),
-        max(1, _number(env, "GROUP_WORLD_SIZE", 1)),
+        rank,
+        nodes,
         text(env, "MASTER_ADDR") or LOCAL_ADDR,
         port_number(text(env, "MASTER_PORT")) or DEFAULT_PORT,
     )
@@ -88,35 +37,86 @@ def _torchelastic(env: Mapping[str, str], _: Slice | None) -> Cluster | None:
     return found
 
 
-def _explicit(env: Mapping[str, str], _: Slice | None) -> Cluster | None:
-    """MASTER_ADDR, RANK and WORLD_SIZE, which count nodes on Vertex AI and Kubeflow, processes elsewhere (R13.2)."""
+def _ranks(env: Mapping[str, str], _: Slice | None) -> Cluster | None:
+    """MASTER_ADDR, RANK and WORLD_SIZE, which count nodes on Vertex AI and Kubeflow, processes elsewhere (R13.2).
+
+    With LOCAL_RANK this process is one of several that another launcher has started.
+    """
     if not all(text(env, name) for name in ("MASTER_ADDR", "RANK", "WORLD_SIZE")):
         return None
     rank = integer("RANK", text(env, "RANK"), 0, MAX_NODES)
     world = integer("WORLD_SIZE", text(env, "WORLD_SIZE"), 1, MAX_NODES)
     if rank >= world:
         raise config_error(f"RANK is {rank}, but WORLD_SIZE is {world}: ranks go from 0 to WORLD_SIZE - 1")
-    address, port = _address("MASTER_ADDR", text(env, "MASTER_ADDR"))
+    described = _described(env)
+    if described:
+        if described.node_rank is None:
+            return described
+        if world == sum(len(hosts) for hosts in described.hosts.values()) > described.nnodes:
+            described.recounted = True
+            described.warnings.append(
+                f"RANK={rank} and WORLD_SIZE={world} count replicas outside the training world of {described.source}: "
+                f"replaced by {described.node_rank} and {described.nnodes}"
+            )
+            return described
+    host, port = address.split("MASTER_ADDR", text(env, "MASTER_ADDR"))
     local_world = max(1, _number(env, "LOCAL_WORLD_SIZE", 1))
     per_node = local_world if local_world > 1 else max(1, _number(env, "PET_NPROC_PER_NODE", 1))
     nodes = _upper(env, "PET_NNODES") or _upper(env, "NNODES") or max(1, world // per_node)
     node_rank = _number(env, "PET_NODE_RANK", _number(env, "NODE_RANK", rank // local_world))
     if node_rank >= nodes:
         raise config_error(f"this is node {node_rank}, but there are {nodes} nodes: check RANK, NODE_RANK and NNODES")
-    return Cluster("MASTER_ADDR", node_rank, nodes, address, _port(env, "MASTER_PORT") or port or DEFAULT_PORT)
+    task = None
+    if text(env, "LOCAL_RANK"):
+        local = _number(env, "LOCAL_WORLD_SIZE", 0)
+        known = bool(local) or bool(text(env, "NODE_RANK") and text(env, "NNODES"))
+        task = Task(rank, world, _number(env, "LOCAL_RANK", 0), local, known)
+    found = Cluster("MASTER_ADDR", node_rank, nodes, host, master_port(env) or port or DEFAULT_PORT, task=task)
+    if described:
+        found.hosts, found.task_index, found.trial = described.hosts, described.task_index, described.trial
+    return found
+
+
+def _nodes(env: Mapping[str, str], _: Slice | None) -> Cluster | None:
+    """NODE_RANK and NNODES with MASTER_ADDR, the variables that the launcher exports itself (R13.13)."""
+    if not (text(env, "NODE_RANK") and text(env, "NNODES")):
+        return None
+    nodes = integer("NNODES", text(env, "NNODES"), 1, MAX_NODES)
+    rank = integer("NODE_RANK", text(env, "NODE_RANK"), 0, MAX_NODES)
+    if rank >= nodes:
+        raise config_error(f"NODE_RANK is {rank}, but NNODES is {nodes}: ranks go from 0 to NNODES - 1")
+    described = _described(env)
+    if described and described.node_rank is None:
+        return described
+    if nodes > 1 and not text(env, "MASTER_ADDR"):
+        return None  # another source may know the address; if none does: _refuse_unknown
+    host, port = address.split("MASTER_ADDR", text(env, "MASTER_ADDR") or LOCAL_ADDR)
+    return Cluster("NODE_RANK", rank, nodes, host, master_port(env) or port or DEFAULT_PORT)
 
 
 def _pet(env: Mapping[str, str], _: Slice | None) -> Cluster | None:
     """PET_*: torchrun's own variables, set by Kubeflow (R13.3)."""
-    if not any(text(env, name) for name in ("PET_NNODES", "PET_NODE_RANK", "PET_MASTER_ADDR", "PET_RDZV_ENDPOINT")):
-        return None
+    described = _described(env)
+    if described and described.node_rank is None:
+        return described
     rank = _number(env, "PET_NODE_RANK", 0)
     nodes = _upper(env, "PET_NNODES") or 1
     if rank >= nodes:
         raise config_error(f"PET_NODE_RANK is {rank}, but PET_NNODES is {nodes}: ranks go from 0 to PET_NNODES - 1")
-    address = text(env, "PET_MASTER_ADDR") or text(env, "PET_RDZV_ENDPOINT") or LOCAL_ADDR
-    host, port = _address("PET_MASTER_ADDR", address)
-    return Cluster("PET_*", rank, nodes, host, _port(env, "PET_MASTER_PORT") or port or DEFAULT_PORT)
+    head = text(env, "PET_MASTER_ADDR") or text(env, "PET_RDZV_ENDPOINT") or text(env, "MASTER_ADDR")
+    if nodes > 1 and not head:
+        raise config_error(
+            f"PET_NNODES is {text(env, 'PET_NNODES')[:40]}, but the address of node 0 is unknown: set PET_MASTER_ADDR "
+            "or PET_RDZV_ENDPOINT"
+        )
+    static = text(env, "PET_RDZV_BACKEND") in ("", "static") and ":" not in text(env, "PET_NNODES")
+    if nodes > 1 and static and not text(env, "PET_NODE_RANK"):
+        raise config_error(
+            f"PET_NNODES is {nodes}, but the rank of this node is unknown: set PET_NODE_RANK, or PET_RDZV_BACKEND=c10d"
+        )
+    host, port = address.split("PET_MASTER_ADDR", head or LOCAL_ADDR)
+    own_port = master_port(env, "PET_MASTER_PORT") or port or master_port(env)
+    return Cluster("PET_*", rank, nodes, host, own_port or (DEFAULT_PORT if nodes > 1 else 0))
 
 
 # Vertex AI's worker pools (R13.4): the third has parameter or reduction servers, the fourth evaluators.
@@ -128,17 +128,27 @@ ROLES = {"chief": "master", "master": "master", "worker": "worker", "ps": "serve
 def _cluster_spec(env: Mapping[str, str], _: Slice | None) -> Cluster | None:
     """Vertex AI's CLUSTER_SPEC (R13.4). It may be empty; its member `job` has no fixed type and is not read."""
     spec = _json_object(env, "CLUSTER_SPEC")
-    if spec is None:
+    if not spec:
         return None
     hosts = _hosts("CLUSTER_SPEC", spec)
     if not hosts.get("workerpool0"):
         if not hosts:
-            return None
+            raise config_error(
+                'CLUSTER_SPEC has no cluster: it must be {"cluster": {"workerpool0": [...]}, "task": ...}, or empty'
+            )
         unknown = sorted(set(hosts) - set(POOLS))
         raise config_error(
             f"CLUSTER_SPEC: Invalid task type: {unknown[0]}." if unknown else "CLUSTER_SPEC has no workerpool0"
         )
     return _from_tasks("CLUSTER_SPEC", spec, {_pool(name): addresses for name, addresses in hosts.items()}, _pool)
+
+
+def _described(env: Mapping[str, str]) -> Cluster | None:
+    """What CLUSTER_SPEC or TF_CONFIG say beside RANK or NODE_RANK; None if they are unset or invalid (R13.17)."""
+    try:
+        return _cluster_spec(env, None) or _tf_config(env, None)
+    except LaunchError:
+        return None
 
 
 def _pool(name: str) -> str:
@@ -191,9 +201,9 @@ def _from_tasks(
         rank = index
     elif task_type == "worker":
         rank = index + (len(hosts[head]) if head else 0)
-    address, port = _address(source, world[0])
+    host, port = address.split(source, world[0])
     role = ROLES[task_type] if rank is None else ""
-    found = Cluster(source, rank, len(world), address, port or DEFAULT_PORT, role)
+    found = Cluster(source, rank, len(world), host, port or DEFAULT_PORT, role)
     found.hosts = hosts
     found.task_index = index
     trial = task.get("trial")
@@ -236,9 +246,9 @@ def _indexed_job(env: Mapping[str, str], found: Slice | None) -> Cluster | None:
             "JOB_COMPLETION_INDEX is set, but the address of pod 0 is unknown: set MASTER_ADDR, or JOBSET_NAME and "
             "REPLICATED_JOB_NAME"
         )
-    address, _ = _address("MEGASCALE_COORDINATOR_ADDRESS or MASTER_ADDR", head or LOCAL_ADDR)
-    port = _port(env, "MASTER_PORT") or port
-    return Cluster(source, slice_number * per_slice + rank, per_slice * slices, address, port)
+    host, _ = address.split("MEGASCALE_COORDINATOR_ADDRESS or MASTER_ADDR", head or LOCAL_ADDR)
+    port = master_port(env) or port
+    return Cluster(source, slice_number * per_slice + rank, per_slice * slices, host, port)
 
 
 def _jobset_head(env: Mapping[str, str]) -> str:
@@ -255,24 +265,118 @@ def _slices(env: Mapping[str, str]) -> tuple[int, int]:
     return count, integer("MEGASCALE_SLICE_ID", text(env, "MEGASCALE_SLICE_ID") or "0", 0, count - 1)
 
 
-def _single(env: Mapping[str, str], _: Slice | None) -> Cluster:
-    return Cluster("single node")
+def _open_mpi(env: Mapping[str, str], _: Slice | None) -> Cluster | None:
+    from launcher import schedulers
+
+    return schedulers.open_mpi(env)
 
 
-SOURCES = (_torchelastic, _explicit, _pet, _cluster_spec, _tf_config, _indexed_job, _single)
+def _hydra(env: Mapping[str, str], _: Slice | None) -> Cluster | None:
+    from launcher import schedulers
+
+    return schedulers.hydra(env)
+
+
+def _slurm(env: Mapping[str, str], _: Slice | None) -> Cluster | None:
+    from launcher import schedulers
+
+    return schedulers.slurm(env)
+
+
+def _leader_worker_set(env: Mapping[str, str], _: Slice | None) -> Cluster | None:
+    from launcher import schedulers
+
+    return schedulers.leader_worker_set(env)
+
+
+def _volcano(env: Mapping[str, str], _: Slice | None) -> Cluster | None:
+    from launcher import schedulers
+
+    return schedulers.volcano(env)
+
+
+def _sagemaker(env: Mapping[str, str], _: Slice | None) -> Cluster | None:
+    from launcher import schedulers
+
+    return schedulers.sagemaker(env)
+
+
+class Source:
+    """A row of the table of R13.
+
+    Attributes:
+        rule: its id in docs/launcher-contract.md.
+        signals: the source is read if one of these variables is set.
+        read: returns the coordinates, or None if these variables give none.
+        variables: what else it reads.
+    """
+
+    __slots__ = ("read", "rule", "signals", "variables")
+
+    def __init__(
+        self,
+        rule: str,
+        signals: tuple[str, ...],
+        read: Callable[[Mapping[str, str], Slice | None], Cluster | None],
+        variables: tuple[str, ...] = (),
+    ) -> None:
+        self.rule = rule
+        self.signals = signals
+        self.read = read
+        self.variables = variables
+
+
+# What counts processes comes first: variables that count nodes are inherited by every process of a node.
+SOURCES = (
+    Source("R13.1", ("TORCHELASTIC_RUN_ID",), _torchelastic, ("GROUP_RANK", "GROUP_WORLD_SIZE")),
+    Source("R13.2", ("RANK",), _ranks, ("WORLD_SIZE", "MASTER_ADDR", "LOCAL_RANK", "LOCAL_WORLD_SIZE")),
+    Source(
+        "R13.10",
+        ("OMPI_COMM_WORLD_SIZE",),
+        _open_mpi,
+        ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_LOCAL_RANK", "OMPI_COMM_WORLD_LOCAL_SIZE", "OMPI_MCA_orte_hnp_uri"),
+    ),
+    Source("R13.11", ("PMI_SIZE",), _hydra, ("PMI_RANK", "MPI_LOCALRANKID", "MPI_LOCALNRANKS")),
+    Source(
+        "R13.12",
+        ("SLURM_STEP_ID", "SLURM_PROCID"),
+        _slurm,
+        (
+            "SLURM_STEP_NUM_TASKS",
+            "SLURM_STEP_NUM_NODES",
+            "SLURM_STEP_TASKS_PER_NODE",
+            "SLURM_STEP_NODELIST",
+            "SLURM_LOCALID",
+            "SLURM_NODEID",
+            "SLURM_JOB_ID",
+        ),
+    ),
+    Source("R13.13", ("NODE_RANK",), _nodes, ("NNODES", "MASTER_ADDR")),
+    Source(
+        "R13.3",
+        ("PET_NNODES", "PET_NODE_RANK", "PET_MASTER_ADDR", "PET_RDZV_ENDPOINT"),
+        _pet,
+        ("PET_MASTER_PORT", "PET_RDZV_BACKEND"),
+    ),
+    Source("R13.4", ("CLUSTER_SPEC",), _cluster_spec),
+    Source("R13.5", ("TF_CONFIG",), _tf_config),
+    Source(
+        "R13.6",
+        ("TPU_WORKER_ID", "MEGASCALE_NUM_SLICES", "JOB_COMPLETION_INDEX"),
+        _indexed_job,
+        ("NNODES", "MEGASCALE_SLICE_ID", "MEGASCALE_COORDINATOR_ADDRESS", "JOBSET_NAME", "REPLICATED_JOB_NAME"),
+    ),
+    Source("R13.14", ("LWS_GROUP_SIZE",), _leader_worker_set, ("LWS_WORKER_INDEX", "LWS_LEADER_ADDRESS")),
+    Source("R13.15", ("VC_TASK_INDEX", "VK_TASK_INDEX"), _volcano, ("HOSTNAME",)),
+    Source("R13.16", ("SM_HOSTS", "TRAINING_JOB_NAME"), _sagemaker, ("SM_CURRENT_HOST",)),
+)
 
 # The variables of these sources, for `--explain`.
-SIGNALS = (
-    "TORCHELASTIC_RUN_ID",
-    "MASTER_ADDR",
-    "RANK",
-    "WORLD_SIZE",
-    "PET_NNODES",
-    "PET_NODE_RANK",
-    "CLUSTER_SPEC",
-    "TF_CONFIG",
-    "JOB_COMPLETION_INDEX",
-    "MEGASCALE_NUM_SLICES",
+SIGNALS = tuple(
+    dict.fromkeys(
+        ["MASTER_ADDR", "MASTER_PORT"]
+        + [name for source in SOURCES for name in source.signals + source.variables if name != "HOSTNAME"]
+    )
 )
 
 
@@ -281,22 +385,75 @@ def resolve(env: Mapping[str, str], settings: Settings, found: Slice | None = No
 
     Args:
         env: the environment.
-        settings: LAUNCHER_MASTER_ADDR and LAUNCHER_MASTER_PORT replace the source's address: torchrun needs a port
-            that is free on node 0, and the 2222 of a CLUSTER_SPEC is the port of a Kubernetes service.
+        settings: LAUNCHER_MASTER_ADDR and LAUNCHER_MASTER_PORT replace the source's address: node 0 needs a port that
+            is free, and the 2222 of a CLUSTER_SPEC is the port of a Kubernetes service.
         found: the TPU slice of this host, if any.
 
     Raises:
-        LaunchError: (2) if that source is invalid.
+        LaunchError: (2) if that source is invalid, or no source resolves a size over one (R13.18).
     """
+    explicit = dict(env)
+    if settings.master_addr:
+        explicit["MASTER_ADDR"] = settings.master_addr
+    if settings.master_port:
+        explicit["MASTER_PORT"] = str(settings.master_port)
     for source in SOURCES:
-        cluster = source(env, found)
-        if cluster:
-            break
+        if any(text(env, name) for name in source.signals) or (found and source.read is _indexed_job):
+            cluster = source.read(explicit, found)
+            if cluster:
+                break
     else:
-        raise AssertionError("_single always applies")
-    cluster.master_addr = settings.master_addr or cluster.master_addr
+        cluster = Cluster("single node")
+    if cluster.source == "single node":
+        _refuse_unknown(explicit)
+    if not cluster.given and not (found and cluster.source == found.source):
+        _use_master_variables(cluster, explicit)
+    if settings.master_addr:
+        cluster.master_addr = address.split("LAUNCHER_MASTER_ADDR", settings.master_addr)[0]
     cluster.master_port = settings.master_port or cluster.master_port
+    _warn_of_other_ranks(cluster, env)
     return cluster
+
+
+def _use_master_variables(cluster: Cluster, env: Mapping[str, str]) -> None:
+    """MASTER_ADDR and MASTER_PORT that are set replace the source's; a single node needs neither (R13.19)."""
+    alone = cluster.nnodes == 1 and not cluster.task and cluster.node_rank is not None
+    if text(env, "MASTER_ADDR"):
+        cluster.master_addr = address.split("MASTER_ADDR", text(env, "MASTER_ADDR"))[0]
+    elif alone:
+        cluster.master_addr = LOCAL_ADDR
+    cluster.master_port = master_port(env) or (0 if alone else cluster.master_port)
+
+
+def _refuse_unknown(env: Mapping[str, str]) -> None:
+    """Refuse ranks whose node 0 no source knows (R13.18). A size without a rank may belong to something else."""
+    for rank, size in (("RANK", "WORLD_SIZE"), ("NODE_RANK", "NNODES")):
+        if text(env, rank) and _upper(env, size) > 1:
+            raise config_error(
+                f"{rank}={text(env, rank)[:20]} and {size}={text(env, size)[:20]} are set, but the address of node 0 "
+                "is unknown: set MASTER_ADDR"
+            )
+    if text(env, "PMI_RANK") and _number(env, "PMI_SIZE", 1) > 1:
+        raise config_error(
+            f"PMI_SIZE is {_number(env, 'PMI_SIZE', 1)}, but the rank on this node is unknown: set RANK, WORLD_SIZE, "
+            "LOCAL_RANK and MASTER_ADDR"
+        )
+
+
+def _warn_of_other_ranks(cluster: Cluster, env: Mapping[str, str]) -> None:
+    """Warn if variables that are kept (R10.2) contradict the ranks of the scheduler."""
+    task = cluster.task
+    if cluster.source == "MASTER_ADDR" or not (task or cluster.source == "Slurm"):
+        return
+    ranks = [("RANK", task.rank if task else cluster.node_rank)]
+    if not task or task.nodes_known:
+        ranks.append(("NODE_RANK", cluster.node_rank))
+    for name, ours in ranks:
+        if text(env, name) and text(env, name) != str(ours):
+            cluster.warnings.append(
+                f"{name}={text(env, name)[:20]} is set and kept, but {cluster.source} says {ours}: unset it, or set it "
+                "in each task"
+            )
 
 
 def _json_object(env: Mapping[str, str], name: str) -> dict[str, object] | None:
@@ -325,20 +482,6 @@ def _hosts(name: str, spec: dict[str, object]) -> dict[str, list[str]]:
         if not isinstance(addresses, list) or not all(isinstance(address, str) for address in addresses):
             raise config_error(f"{name}: cluster.{key[:40]} must be a list of host:port")
     return cluster
-
-
-def _address(name: str, value: str) -> tuple[str, int]:
-    """Host and port of "host:port", "grpc://host:port" or "host" (then the port is 0)."""
-    address = value[len("grpc://") :] if value.startswith("grpc://") else value
-    host, colon, port = address.partition(":")
-    if not is_host(host) or (colon and not port_number(port)):
-        raise config_error(f"{name}: {value[:80]!r} is not host:port")
-    return host, port_number(port)
-
-
-def _port(env: Mapping[str, str], name: str) -> int:
-    word = text(env, name)
-    return integer(name, word, 1, 65535) if word else 0
 
 
 def _number(env: Mapping[str, str], name: str, default: int) -> int:

@@ -6,12 +6,13 @@ The form of the JSON is documented in docs/launcher.md and tested by tests/unit/
 from __future__ import annotations
 
 from launcher import cluster as clusters
+from launcher.address import join
 from launcher.redact import shown, shown_command
 from launcher.runtime import RULES
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from launcher.cluster import Cluster
+    from launcher.coordinates import Cluster
     from launcher.exports import Exports
     from launcher.runtime import Decision, Facts
     from launcher.tpu_node import Endpoint
@@ -29,9 +30,11 @@ class Report:
         endpoints: addresses of the TPU workers; [] without a TPU node.
         exports: changes to the environment.
         command: the command to start; [] if the image has no default trainer and none was given.
+        nproc: number of processes that the launcher starts (R14.1).
+        torchrun: the command is torchrun's, which starts the processes (R14.6).
     """
 
-    __slots__ = ("cluster", "command", "decision", "endpoints", "exports", "facts")
+    __slots__ = ("cluster", "command", "decision", "endpoints", "exports", "facts", "nproc", "torchrun")
 
     def __init__(
         self,
@@ -41,6 +44,8 @@ class Report:
         endpoints: list[Endpoint],
         exports: Exports,
         command: list[str],
+        nproc: int = 1,
+        torchrun: bool = False,
     ) -> None:
         self.facts = facts
         self.decision = decision
@@ -48,6 +53,8 @@ class Report:
         self.endpoints = endpoints
         self.exports = exports
         self.command = command
+        self.nproc = nproc
+        self.torchrun = torchrun
 
 
 def as_data(report: Report) -> dict[str, object]:
@@ -91,14 +98,22 @@ def summary(report: Report) -> list[str]:
     if report.endpoints:
         lines.append("endpoints " + ", ".join(str(endpoint) for endpoint in report.endpoints))
     rank = "outside the training world" if cluster.node_rank is None else f"node {cluster.node_rank}"
-    where = f"{cluster.role}, {rank} of {cluster.nnodes}, node 0 at {cluster.master_addr}:{cluster.master_port}"
+    task = cluster.task
+    where = cluster.role
+    if not task or task.nodes_known:
+        where += f", {rank} of {cluster.nnodes}"
+    if task:
+        where += f", process {task.rank} of {task.world_size}"
+    if cluster.master_port:
+        where += f", node 0 at {join(cluster.master_addr, cluster.master_port)}"
     trial = f", trial {shown('', cluster.trial)}" if cluster.trial else ""
     lines.append(f"cluster   {cluster.source}: {where}{trial}")
     lines.extend(_packed("export    ", [f"{name}={shown(name, value)}" for name, value in exports.values.items()]))
     lines.extend(_packed("unset     ", exports.unsets))
     lines.extend(f"warning   {message}" for message in exports.warnings)
     if report.command:
-        lines.append(f"start     {shown_command(report.command)}")
+        several = f"{report.nproc} processes: " if report.nproc > 1 and not report.torchrun else ""
+        lines.append(f"start     {several}{shown_command(report.command)}")
     return lines
 
 

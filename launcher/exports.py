@@ -6,15 +6,16 @@ A variable that has a value is not overwritten, with the exceptions of R10.2.
 from __future__ import annotations
 
 from launcher import tpu_vm, versions, xrt
+from launcher.address import without_port
 from launcher.errors import LaunchError, config_error
-from launcher.runtime import names_addresses
+from launcher.runtime import NODE_FOR_TORCH, names_addresses
 from launcher.settings import text
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Mapping
 
-    from launcher.cluster import Cluster
+    from launcher.coordinates import Cluster
     from launcher.runtime import Decision, Facts
     from launcher.tpu_node import Endpoint, Node
     from launcher.tpu_vm import Slice
@@ -55,7 +56,7 @@ class Exports:
 
     def default(self, name: str, value: str) -> None:
         """Set a variable unless it has a value."""
-        if self._force or not text(self._env, name):
+        if self._force or not text(self._env, name) or name in self.unsets:
             self.replace(name, value)
 
     def defaults(self, values: Mapping[str, str]) -> None:
@@ -65,6 +66,8 @@ class Exports:
 
     def replace(self, name: str, value: str) -> None:
         """Set a variable, whatever its value is."""
+        if name in self.unsets:
+            self.unsets.remove(name)
         if self._env.get(name) != value:
             self.values[name] = value
 
@@ -92,6 +95,7 @@ def plan(
     endpoints: list[Endpoint],
     accelerator_type: str = "",
     one_process: bool = True,
+    nproc: int = 1,
 ) -> Exports:
     """Plan everything that is exported and unset.
 
@@ -101,7 +105,8 @@ def plan(
         cluster: the coordinates.
         endpoints: addresses of the TPU workers; [] without a TPU node.
         accelerator_type: that of the TPU node; "" if unknown.
-        one_process: the trainer is exec'ed without torchrun, as the only process of this node.
+        one_process: the trainer is exec'ed as the only process of this node.
+        nproc: number of processes that the launcher starts on this node.
 
     Raises:
         LaunchError: (2) if runtime and cluster contradict each other (R11.6).
@@ -123,7 +128,7 @@ def plan(
         _without_accelerator(exports, facts, decision)
     if decision.runtime != "tpu-local" or facts.settings.rehearse:
         _no_local_tpu(exports, facts)
-    _coordinates(exports, facts, decision, cluster, one_process)
+    _coordinates(exports, facts, decision, cluster, one_process, nproc)
     _files(exports, facts)
     return exports
 
@@ -131,8 +136,8 @@ def plan(
 def refuse_tpu_node(facts: Facts, decision: Decision) -> None:
     """Fail before the wait if this image cannot use a TPU node (R11.4).
 
-    TPU nodes need XRT, which was removed in torch_xla 2.1 and is not part of torch_tpu. In a rehearsal, and for plain
-    torch, this is a warning.
+    TPU nodes need XRT, which was removed in torch_xla 2.1 and is not part of torch_tpu and torch. In a rehearsal this
+    is a warning. For plain torch only a requested TPU node arrives here; `decide` passes over a detected one.
 
     Raises:
         LaunchError: (2) with the alternatives.
@@ -141,18 +146,17 @@ def refuse_tpu_node(facts: Facts, decision: Decision) -> None:
     if decision.runtime != "tpu-node" or decision.untouched:
         return
     if image.framework == "torch":
-        decision.warnings.append(
-            f"{decision.why} names a TPU node, which plain torch cannot use: training runs without the TPU; "
-            "use an image with torch_xla <= 2.0 or TensorFlow"
-        )
+        message = f"{decision.why} {NODE_FOR_TORCH}"
     elif image.framework == "torch_tpu" or (image.framework == "torch_xla" and not versions.has_xrt(image.version)):
         message = (
             f"{decision.why} names a TPU node, which needs XRT, but {image.framework} {image.version} has no XRT "
             "(removed in torch_xla 2.1): use a TPU VM, or an image with torch_xla <= 2.0"
         )
-        if not facts.settings.rehearse:
-            raise config_error(message)
-        decision.warnings.append(message)
+    else:
+        return
+    if not facts.settings.rehearse:
+        raise config_error(message)
+    decision.warnings.append(message)
 
 
 def _has_pjrt(facts: Facts) -> bool:
@@ -222,6 +226,9 @@ def _xrt_pod(
 def _tpu_local(exports: Exports, facts: Facts, decision: Decision, cluster: Cluster) -> None:
     """Exports for an attached TPU (R3, R4)."""
     image, found = facts.image, decision.slice
+    if not tpu_vm.skips_metadata(facts.env) and "TPU_SKIP_MDS_QUERY" in facts.env:
+        # libtpu, torch_xla and JAX take any value for yes (R3.8).
+        exports.unset("TPU_SKIP_MDS_QUERY")
     on_xrt = image.framework == "torch_xla" and not versions.has_pjrt(image.version)
     if not decision.untouched:
         if on_xrt:
@@ -275,11 +282,12 @@ def _without_accelerator(exports: Exports, facts: Facts, decision: Decision) -> 
         return
     if facts.image.accelerator == "nvidia":
         hidden = facts.has("NVIDIA_VISIBLE_DEVICES")
-        reason = (
-            f"NVIDIA_VISIBLE_DEVICES={hidden} hides it"
-            if hidden in ("void", "none")
-            else "neither /dev/nvidiactl nor /proc/driver/nvidia/gpus exists"
-        )
+        if hidden in ("void", "none"):
+            reason = f"NVIDIA_VISIBLE_DEVICES={hidden} hides it"
+        elif facts.host.has_wsl_device():
+            reason = "/dev/dxg of WSL 2 exists, but libcuda.so.1 is not in /usr/lib/wsl"
+        else:
+            reason = "neither /dev/nvidiactl nor /proc/driver/nvidia/gpus exists"
         exports.warn(
             f"this image is for NVIDIA GPUs, and there is no driver ({reason}): training runs on the CPU; "
             "start it with 'docker run --gpus all', or request a GPU from the platform"
@@ -341,23 +349,68 @@ def _multi_host(decision: Decision, cluster: Cluster) -> bool:
     return cluster.nnodes > 1 or (decision.slice is not None and decision.slice.hosts > 1)
 
 
-def _coordinates(exports: Exports, facts: Facts, decision: Decision, cluster: Cluster, one_process: bool) -> None:
+def _coordinates(
+    exports: Exports, facts: Facts, decision: Decision, cluster: Cluster, one_process: bool, nproc: int
+) -> None:
     """Exports of the cluster coordinates (R13.8)."""
-    if cluster.given or cluster.node_rank is None:
+    if cluster.given:
         return
+    if cluster.node_rank is None:
+        exports.replace("LAUNCHER_ROLE", cluster.role)
+        return
+    task = cluster.task
+    if cluster.nnodes == 1 and not task and nproc <= 1 and not facts.settings.nproc:
+        return  # a plain script stays plain: LOCAL_RANK, for example, makes Accelerate start a process group
     on_pjrt_tpu = decision.runtime == "tpu-local" and not text(facts.env, "XRT_TPU_CONFIG")
     on_pjrt_tpu = on_pjrt_tpu and "XRT_TPU_CONFIG" not in exports.values
     if not (on_pjrt_tpu and _multi_host(decision, cluster)):
-        exports.default("MASTER_ADDR", cluster.master_addr)
-        exports.default("MASTER_PORT", str(cluster.master_port))
-    exports.default("NODE_RANK", str(cluster.node_rank))
-    exports.default("NNODES", str(cluster.nnodes))
+        # PyTorch takes MASTER_ADDR for a host name: brackets and a port in it are removed.
+        given = facts.has("MASTER_ADDR")
+        with_port = given != cluster.master_addr == without_port(given)
+        _override(exports, "MASTER_ADDR", cluster.master_addr, with_port or bool(facts.settings.master_addr))
+        port = cluster.master_port or free_port()
+        _override(exports, "MASTER_PORT", str(port), bool(facts.settings.master_port))
+    if not task or task.nodes_known:
+        exports.default("NODE_RANK", str(cluster.node_rank))
+        exports.default("NNODES", str(cluster.nnodes))
+    if task:
+        exports.default("RANK", str(task.rank))
+        exports.default("WORLD_SIZE", str(task.world_size))
+        exports.default("LOCAL_RANK", str(task.local_rank))
+        if task.local_world_size:
+            exports.default("LOCAL_WORLD_SIZE", str(task.local_world_size))
+        gpus = facts.host.gpu_count(facts.env) if decision.runtime == "gpu" else 0
+        if 0 < gpus <= task.local_rank:
+            hint = (
+                "start srun without --gpus-per-task, or with --gpu-bind=none, or " if cluster.source == "Slurm" else ""
+            )
+            exports.warn(
+                f"this process has LOCAL_RANK {task.local_rank}, but sees {gpus} GPU{'s' * (gpus > 1)}: {hint}let the "
+                "command use device 0"
+            )
     # On a TPU the trainer starts one process per chip itself; LOCAL_RANK means that a launcher has started this one.
-    if one_process and not decision.runtime.startswith("tpu") and not facts.has("LOCAL_RANK"):
-        exports.default("RANK", str(cluster.node_rank))
-        exports.default("WORLD_SIZE", str(cluster.nnodes))
+    elif one_process and not decision.runtime.startswith("tpu") and not facts.has("LOCAL_RANK"):
+        _override(exports, "RANK", str(cluster.node_rank), cluster.recounted)
+        _override(exports, "WORLD_SIZE", str(cluster.nnodes), cluster.recounted)
         exports.default("LOCAL_RANK", "0")
         exports.default("LOCAL_WORLD_SIZE", "1")
+
+
+def _override(exports: Exports, name: str, value: str, also_set: bool) -> None:
+    """Set a variable; one that has a value only if `also_set`."""
+    if also_set:
+        exports.replace(name, value)
+    else:
+        exports.default(name, value)
+
+
+def free_port() -> int:
+    """A TCP port that is free on every interface of this host at this moment (R13.19)."""
+    import socket
+
+    with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as listener:
+        listener.bind(("", 0))
+        return int(listener.getsockname()[1])
 
 
 def _files(exports: Exports, facts: Facts) -> None:
@@ -389,14 +442,28 @@ def tf_config(exports: Exports, facts: Facts, decision: Decision, cluster: Clust
     if (
         not facts.image.may_be("tensorflow")
         or decision.runtime.startswith("tpu")
-        or cluster.source != "CLUSTER_SPEC"
+        or not facts.has("CLUSTER_SPEC")
         or members < 2
     ):
         return
     import json
 
+    alone = _has_no_cluster(facts.has("TF_CONFIG"))  # with such a TF_CONFIG TensorFlow would train alone on each node
+    if alone:
+        exports.warn("TF_CONFIG has no cluster: replaced by the one of CLUSTER_SPEC")
     task_type = {"master": "chief", "server": "ps"}.get(cluster.role, cluster.role)
     # An evaluator is not part of TensorFlow's cluster.
     hosts = {kind: addresses for kind, addresses in cluster.hosts.items() if kind != "evaluator" and addresses}
     config = {"cluster": hosts, "task": {"index": cluster.task_index, "type": task_type}}
-    exports.default("TF_CONFIG", json.dumps(config, sort_keys=True))
+    _override(exports, "TF_CONFIG", json.dumps(config, sort_keys=True), alone)
+
+
+def _has_no_cluster(value: str) -> bool:
+    """Whether a TF_CONFIG is set and is an object without a cluster, such as {}."""
+    import json
+
+    try:
+        config = json.loads(value or "0")
+    except (ValueError, RecursionError):
+        return False  # left for TensorFlow to report
+    return isinstance(config, dict) and not config.get("cluster")

@@ -1,4 +1,4 @@
-"""TPU chips and NVIDIA GPUs of this machine, detected from /dev, /proc and /sys. No process is started."""
+"""TPU chips, NVIDIA GPUs and CPUs of this machine, detected from /dev, /proc and /sys. No process is started."""
 
 from __future__ import annotations
 
@@ -24,6 +24,9 @@ TPU_PCI_DEVICES = {
 
 # Default folders of the loader on Debian and Red Hat (R8.1); NVIDIA's container runtime mounts the driver there.
 LIBRARY_FOLDERS = ("/usr/lib/x86_64-linux-gnu", "/lib/x86_64-linux-gnu", "/usr/lib64", "/lib64", "/usr/lib")
+# WSL 2 has the driver's libraries here, and one device for the GPUs of every vendor (R8.1).
+WSL_DEVICE, WSL_LIBRARIES, WSL_DRIVERS = "dxg", "/usr/lib/wsl/lib", "/usr/lib/wsl/drivers"
+CGROUPS = "/sys/fs/cgroup"
 
 
 class Host:
@@ -51,46 +54,62 @@ class Host:
         except OSError:
             return ""
 
-    def tpu_chips(self) -> list[str]:
+    def tpu_chips(self, env: Mapping[str, str]) -> list[str]:
         """Device nodes of the TPU chips, else their PCI addresses; [] without a TPU (R4.1).
 
-        v2 to v4 use /dev/accel0..., newer generations /dev/vfio/0...
+        v2 to v4 use /dev/accel0..., newer generations /dev/vfio/0... Virtual machines use /dev/vfio for passed-through
+        GPUs too: where an NVIDIA driver is present, only a TPU on the PCI bus makes these nodes TPU chips.
         """
         accel = [f"/dev/{name}" for name in self.names("/dev") if _numbered(name, "accel")]
         if accel:
             return accel
-        vfio = [f"/dev/vfio/{name}" for name in self.names("/dev/vfio") if name.isdigit()]
-        if vfio:
-            return vfio
-        return [
+        pci = [
             f"{address} ({TPU_PCI_DEVICES[device]})"
             for address in self.names("/sys/bus/pci/devices")
             if self.read(f"/sys/bus/pci/devices/{address}/vendor") == GOOGLE_PCI_VENDOR
             for device in [self.read(f"/sys/bus/pci/devices/{address}/device")]
             if device in TPU_PCI_DEVICES
         ]
+        vfio = [f"/dev/vfio/{name}" for name in self.names("/dev/vfio") if name.isdigit()]
+        if vfio and (pci or not self.has_gpu(env)):
+            return vfio
+        return pci
 
     def has_gpu(self, env: Mapping[str, str]) -> bool:
         """Whether an NVIDIA driver is present and not hidden by NVIDIA_VISIBLE_DEVICES (R8)."""
         if text(env, "NVIDIA_VISIBLE_DEVICES") in ("void", "none"):
             return False
-        return "nvidiactl" in self.names("/dev") or bool(self.names("/proc/driver/nvidia/gpus"))
+        if "nvidiactl" in self.names("/dev") or self.names("/proc/driver/nvidia/gpus"):
+            return True
+        # The device of WSL 2 is there for the GPUs of other vendors too.
+        return self.has_wsl_device() and self.has_cuda_library(env)
+
+    def has_wsl_device(self) -> bool:
+        """Whether this is WSL 2 with a GPU: /dev/dxg stands for all GPUs of the Windows host (R8.1)."""
+        return WSL_DEVICE in self.names("/dev")
 
     def has_cuda_library(self, env: Mapping[str, str]) -> bool:
         """Whether the dynamic loader finds the driver's libcuda.so.1, which CUDA programs load (R8.1).
 
         GKE and Vertex AI mount the driver under /usr/local/nvidia; NVIDIA's container runtime mounts it into the
-        distribution's library folder.
+        distribution's library folder, or on WSL 2 into the folder of the Windows driver.
         """
-        folders = [*text(env, "LD_LIBRARY_PATH").split(":"), *LIBRARY_FOLDERS]
-        return any("libcuda.so.1" in self.names(folder) for folder in folders if folder)
+        folders = [*text(env, "LD_LIBRARY_PATH").split(":"), *LIBRARY_FOLDERS, WSL_LIBRARIES]
+        if any("libcuda.so.1" in self.names(folder) for folder in folders if folder):
+            return True
+        return any(
+            name.startswith("libcuda.so.1")
+            for folder in self.names(WSL_DRIVERS)
+            for name in self.names(f"{WSL_DRIVERS}/{folder}")
+        )
 
     def gpu_count(self, env: Mapping[str, str]) -> int:
         """Number of GPUs that a process sees: device nodes, limited by CUDA_VISIBLE_DEVICES (R8.2)."""
         if not self.has_gpu(env):
             return 0
         nodes = [name for name in self.names("/dev") if _numbered(name, "nvidia")]
-        present = len(nodes) or len(self.names("/proc/driver/nvidia/gpus"))
+        # WSL 2 has one device for all GPUs.
+        present = len(nodes) or len(self.names("/proc/driver/nvidia/gpus")) or int(self.has_wsl_device())
         if "CUDA_VISIBLE_DEVICES" not in env:
             return present
         chosen = 0
@@ -99,6 +118,45 @@ class Host:
                 break  # CUDA ignores the first invalid entry and all after it
             chosen += 1
         return min(chosen, present)
+
+    def affinity(self) -> int:
+        """Number of CPUs that this process may run on: its affinity mask, which a cpuset limits too."""
+        try:
+            return max(1, len(os.sched_getaffinity(0)))
+        except (AttributeError, OSError):  # not on macOS
+            return os.cpu_count() or 1
+
+    def cpu_quota(self) -> float:
+        """CPUs that the quotas of this process's cgroup and of those above it allow; 0.0 without a quota (R14.5).
+
+        A container sees its own cgroup as the root of /sys/fs/cgroup. Without a cgroup namespace /proc/self/cgroup has
+        the path on the host, so each part of the path is tried.
+        """
+        limits = []
+        for line in self.read("/proc/self/cgroup").splitlines():
+            _, _, rest = line.partition(":")
+            controllers, _, path = rest.partition(":")
+            if controllers and "cpu" not in controllers.split(","):
+                continue
+            roots = [CGROUPS] if not controllers else [f"{CGROUPS}/{controllers}", f"{CGROUPS}/cpu"]
+            for folder in _with_parents(path):
+                limits += [self._quota(root + folder, version_2=not controllers) for root in roots]
+        return min((limit for limit in limits if limit), default=0.0)
+
+    def _quota(self, folder: str, version_2: bool) -> float:
+        if version_2:  # "150000 100000" or "max 100000"
+            quota, _, period = self.read(f"{folder}/cpu.max").partition(" ")
+        else:  # the quota is -1 without a limit
+            quota, period = self.read(f"{folder}/cpu.cfs_quota_us"), self.read(f"{folder}/cpu.cfs_period_us")
+        if not all(word.isascii() and word.isdigit() and len(word) < 16 for word in (quota, period)) or not int(period):
+            return 0.0
+        return int(quota) / int(period)
+
+
+def _with_parents(path: str) -> list[str]:
+    """A path and those above it: "/a/b", "/a" and "". At most 32 of them, and none that leaves the folder."""
+    parts = [part for part in path.split("/") if part and part != ".."][:32]
+    return ["".join(f"/{part}" for part in parts[:end]) for end in range(len(parts), -1, -1)]
 
 
 def _numbered(name: str, prefix: str) -> bool:

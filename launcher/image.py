@@ -50,6 +50,11 @@ class Image:
         """Whether the image contains one of these frameworks, or its framework is unknown."""
         return not self.framework or self.framework in frameworks
 
+    def python(self) -> str:
+        """The Python that has the image's packages: that of the default trainer."""
+        command = self.trainers.get(self.default) or ["python3"]
+        return command[0] if command[0].rpartition("/")[2].startswith("python") else "python3"
+
 
 def read_image(host: Host, env: Mapping[str, str]) -> Image:
     """Read image.json; LAUNCHER_FRAMEWORK replaces its framework and version (R10.3).

@@ -1,4 +1,4 @@
-"""Start of the trainer, duties of PID 1 without an init, and the termination log (R15)."""
+"""Start of the trainer by exec, signals while waiting, and the termination log (R15)."""
 
 from __future__ import annotations
 
@@ -11,7 +11,6 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Callable, Mapping, NoReturn
 
-    from launcher.settings import Settings
 
 TERMINATION_LOG = "/dev/termination-log"  # Kubernetes' default path (R15.5)
 LONGEST_REASON = 3500  # bytes including escapes; Kubernetes keeps 4096
@@ -42,125 +41,10 @@ def replace(command: list[str], env: Mapping[str, str]) -> NoReturn:
 
 
 def block_signals() -> None:
-    """As PID 1: block signals until `supervise` or `ExitOnSignal` handles them; the kernel would drop them."""
+    """As PID 1: block signals until the supervisor or `ExitOnSignal` handles them; the kernel would drop them."""
     import signal
 
     signal.pthread_sigmask(signal.SIG_BLOCK, [getattr(signal, name) for name in FORWARDED])
-
-
-def supervise(command: list[str], env: Mapping[str, str], settings: Settings) -> int:
-    """Run the trainer with the duties of PID 1: forward signals, reap orphans, return its status (R15.2).
-
-    The trainer gets a separate process group. As with tini, signals are sent to the trainer only, because torchrun and
-    torch_xla's parent process stop their children themselves. With `--signal-group` they are sent to the whole group,
-    which a shell script as entry point needs, and the whole group is waited for. LAUNCHER_GRACE seconds after the first
-    terminating signal the group is killed.
-
-    Returns:
-        the trainer's exit status; 128 + n if signal n killed it.
-
-    Raises:
-        LaunchError: (127) or (126) if it cannot be started.
-    """
-    import signal
-
-    received, sent = os.pipe()  # carries the error of a failed exec; both ends close on exec
-    numbers = [getattr(signal, name) for name in FORWARDED]
-    # No signal may be lost between the fork and the installation of the handlers.
-    signal.pthread_sigmask(signal.SIG_BLOCK, numbers)
-    child = os.fork()
-    if child == 0:
-        _become(command, env, sent, numbers)
-    os.close(sent)
-    killing = False
-
-    def forward(number: int, frame: object) -> None:
-        nonlocal killing
-        try:
-            if settings.signal_group:
-                os.killpg(child, number)
-            else:
-                os.kill(child, number)
-        except ProcessLookupError:
-            return
-        if number in [getattr(signal, name) for name in ENDING] and not killing:
-            killing = True
-            signal.setitimer(signal.ITIMER_REAL, max(settings.grace, 0.001))
-
-    def kill(number: int, frame: object) -> None:
-        try:
-            os.killpg(child, signal.SIGKILL)
-        except ProcessLookupError:
-            return
-
-    for number in numbers:
-        signal.signal(number, forward)
-    signal.signal(signal.SIGALRM, kill)
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, numbers)
-    failure = b""
-    while True:
-        piece = os.read(received, 4096)  # ends when the exec succeeds or the child exits
-        if not piece:
-            break
-        failure += piece
-    os.close(received)
-    status = _reap_until(child)
-    if settings.signal_group and killing:
-        _reap_group(child)
-    if failure:
-        code, _, message = failure.decode("utf-8", "replace").partition(" ")
-        raise LaunchError(message, int(code))
-    return status
-
-
-def _become(command: list[str], env: Mapping[str, str], report: int, numbers: list[int]) -> NoReturn:
-    """In the child: new process group, foreground of the terminal, signals unblocked, then the command."""
-    import signal
-
-    os.setpgid(0, 0)
-    _take_terminal()
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, numbers)
-    try:
-        replace(command, env)
-    except LaunchError as error:
-        os.write(report, f"{error.status} {error.message}".encode("utf-8", "replace"))
-        os._exit(error.status)
-
-
-def _take_terminal() -> None:
-    """Make this group the terminal's foreground group; nothing without a terminal.
-
-    Without it, `docker run -it IMAGE bash` would be stopped at its first read.
-    """
-    import signal
-
-    if not os.isatty(0):
-        return
-    signal.signal(signal.SIGTTOU, signal.SIG_IGN)  # tcsetpgrp would stop this process otherwise
-    try:
-        os.tcsetpgrp(0, os.getpid())
-    except OSError:
-        return  # the terminal of another session
-    finally:
-        signal.signal(signal.SIGTTOU, signal.SIG_DFL)
-
-
-def _reap_until(child: int) -> int:
-    """Reap every process, orphans included, until the child has exited; return its status."""
-    while True:
-        pid, status = os.waitpid(-1, 0)
-        if pid == child:
-            return 128 + os.WTERMSIG(status) if os.WIFSIGNALED(status) else os.WEXITSTATUS(status)
-
-
-def _reap_group(group: int) -> None:
-    """Wait for the rest of the trainer's group: a shell exits at the signal, but its child may still save."""
-    try:
-        while True:
-            os.killpg(group, 0)  # fails when the group is empty
-            os.waitpid(-1, 0)
-    except (ProcessLookupError, ChildProcessError):
-        return
 
 
 class ExitOnSignal:

@@ -1,4 +1,9 @@
-"""Removal of secrets and control characters from output (R16.2)."""
+"""Removal of secrets and control characters from output (R16.2).
+
+A variable that holds a secret is hidden in its place, by its name. Tokens with a known form are hidden everywhere. The
+values of secrets are also searched for in lines meant for people, which may quote other variables and answers of
+servers; not in machine-readable output, where a value that equals a secret by chance must stay what it is.
+"""
 
 from __future__ import annotations
 
@@ -7,33 +12,57 @@ if TYPE_CHECKING:
     from typing import Mapping
 
 HIDDEN = "[redacted]"
-# The value of a variable or an option whose name contains one of these counts as a secret.
+# The value of a variable or an option counts as a secret if one of these is a word of its name (MY_API_KEY, --auth) ...
 SECRET_WORDS = (
-    "TOKEN",
-    "SECRET",
-    "PASS",
-    "KEY",
-    "CREDENTIAL",
+    "APIKEY",
     "AUTH",
-    "COOKIE",
-    "PRIVATE",
-    "SIGNATURE",
+    "AUTHORIZATION",
     "CERT",
+    "COOKIE",
     "DSN",
+    "KEY",
+    "KEYS",
+    "PASS",
+    "PAT",
+    "PRIVATE",
+    "PWD",
+    "SIGNATURE",
 )
-# Values that count as secrets under any name: OAuth tokens, API keys, JWTs, PEM blocks, GitHub tokens.
-SECRET_PREFIXES = (
-    "ya29.",
-    "AIza",
-    "eyJ",
-    "-----BEGIN",
-    "ghp_",
-    "gho_",
-    "github_pat_",
-    "hf_",
-    "sk-",
-    "Bearer ",
-)
+# ... or if its name contains one of these (DBPASSWORD, accessToken).
+SECRET_PARTS = ("TOKEN", "SECRET", "PASSWORD", "PASSWD", "PASSPHRASE", "CREDENTIAL", "APIKEY", "ACCESSKEY")
+NOT_SECRET = ("PWD", "OLDPWD")  # the shell's current and last folder
+# Prefix of a token -> least number of characters after it. Names of the issuers: Google OAuth and API keys, JWTs,
+# GitHub, GitLab, AWS access keys, Slack, Hugging Face, npm, PyPI, Docker, Stripe, OpenAI and others ("sk-"), SendGrid.
+TOKENS = {
+    "ya29.": 4,
+    "AIza": 16,
+    "eyJ": 10,
+    "ghp_": 4,
+    "gho_": 4,
+    "ghu_": 4,
+    "ghs_": 4,
+    "ghr_": 4,
+    "github_pat_": 4,
+    "glpat-": 4,
+    "gldt-": 8,
+    "AKIA": 16,
+    "ASIA": 16,
+    "xoxa-": 4,
+    "xoxb-": 4,
+    "xoxp-": 4,
+    "xoxs-": 4,
+    "hf_": 16,
+    "npm_": 16,
+    "pypi-": 16,
+    "dckr_pat_": 4,
+    "sk_live_": 4,
+    "sk-": 16,
+    "SG.": 16,
+    "Bearer ": 1,
+    "bearer ": 1,
+}
+KEY_BLOCK = "-----BEGIN"  # of a PEM file; hidden up to the end of the text
+TOKEN_CHARACTERS = "-_.~+/="
 # Shorter values are words like "true" or "0", which also occur in other text.
 SHORTEST_SECRET = 6
 LONGEST_VALUE = 300
@@ -42,16 +71,28 @@ LONGEST_VALUE = 300
 def is_secret(name: str) -> bool:
     """Whether the name of a variable or an option is that of a secret."""
     upper = name.upper()
-    return any(word in upper for word in SECRET_WORDS)
+    if upper in NOT_SECRET:
+        return False
+    words = "".join(character if character.isalnum() else " " for character in upper).split()
+    return any(word in SECRET_WORDS for word in words) or any(part in upper for part in SECRET_PARTS)
 
 
 def secrets(env: Mapping[str, str]) -> list[str]:
-    """The values of variables with secret names, longest first; also each line of a value of several lines."""
+    """The values of variables with secret names, longest first; also each line of a value of several lines.
+
+    Addresses are left out: AUTH_TYPE=127.0.0.1 must not hide the address of node 0.
+    """
     found: set[str] = set()
     for name, value in env.items():
         if is_secret(name):
-            found.update(part for part in (value, value.strip(), *value.splitlines()) if len(part) >= SHORTEST_SECRET)
+            parts = (value, value.strip(), *value.splitlines())
+            found.update(part for part in parts if len(part) >= SHORTEST_SECRET and not _is_address(part))
     return sorted(found, key=len, reverse=True)
+
+
+def _is_address(value: str) -> bool:
+    parts = value.split(".")
+    return len(parts) == 4 and all(part.isascii() and part.isdigit() and len(part) < 4 for part in parts)
 
 
 def scrub(text: str, hidden: list[str]) -> str:
@@ -61,12 +102,47 @@ def scrub(text: str, hidden: list[str]) -> str:
     return text
 
 
+def without_tokens(text: str) -> str:
+    """Replace tokens of known forms, key blocks, and the user and password of URLs."""
+    if KEY_BLOCK in text:
+        text = text[: text.index(KEY_BLOCK)] + HIDDEN
+    for prefix, least in TOKENS.items():
+        if prefix in text:
+            text = _without_token(text, prefix, least)
+    return _without_userinfo(text) if "://" in text and "@" in text else text
+
+
+def _without_token(text: str, prefix: str, least: int) -> str:
+    start = text.find(prefix)
+    while start >= 0:
+        end = first = start + len(prefix)
+        while end < len(text) and (text[end].isalnum() or text[end] in TOKEN_CHARACTERS):
+            end += 1
+        # "task-sk-learn" and "deyJ..." do not start a token.
+        inside = start > 0 and (text[start - 1].isalnum() or text[start - 1] in "-_")
+        if not inside and end - first >= least:
+            text = text[:start] + HIDDEN + text[end:]
+            end = start + len(HIDDEN)
+        start = text.find(prefix, end)
+    return text
+
+
+def _without_userinfo(text: str) -> str:
+    """The text with "user:password@" of each "scheme://user:password@host" replaced."""
+    parts = text.split("://")
+    for number, part in enumerate(parts[1:], 1):
+        length = next((i for i, character in enumerate(part) if character in "/?# \t\n,\"'"), len(part))
+        user, at, host = part[:length].rpartition("@")
+        if at and user:
+            parts[number] = HIDDEN + at + host + part[length:]
+    return "://".join(parts)
+
+
 def shown(name: str, value: str) -> str:
-    """A variable's value for display: hidden if its name or form is that of a secret, shortened if it is long."""
-    if is_secret(name) or any(prefix in value for prefix in SECRET_PREFIXES):
+    """A variable's value for display: hidden if its name is a secret's, without tokens, shortened if it is long."""
+    if is_secret(name):
         return HIDDEN
-    if "://" in value and "@" in value:
-        return HIDDEN  # user:password@host
+    value = without_tokens(value)
     return one_line(value if len(value) <= LONGEST_VALUE else value[:LONGEST_VALUE] + "...")
 
 

@@ -10,7 +10,7 @@ from launcher import versions
 from launcher.errors import LaunchError, config_error
 from launcher.settings import text
 from launcher.tpu_node import Endpoint, Node, node_from_env, parse_endpoints
-from launcher.tpu_vm import Slice, slice_from_env
+from launcher.tpu_vm import Slice, skips_metadata, slice_from_env
 from launcher.xrt import parse_config
 
 TYPE_CHECKING = False
@@ -21,6 +21,10 @@ if TYPE_CHECKING:
     from launcher.image import Image
     from launcher.settings import Settings
 
+# Plain torch has no runtime for TPU nodes (R11.4).
+NODE_FOR_TORCH = (
+    "names a TPU node, which plain torch cannot use; use an image with torch_xla <= 2.0 or TensorFlow for the TPU"
+)
 NODE_VARIABLES = ("KUBE_GOOGLE_CLOUD_TPU_ENDPOINTS", "TPU_NAME", "TPU_CONFIG")
 SLICE_VARIABLES = ("TPU_WORKER_HOSTNAMES", "TPU_PROCESS_ADDRESSES", "TPU_PROCESS_ADDRESSES_PATH")
 XRT_VARIABLES = ("XRT_TPU_CONFIG", "XRT_DEVICE_MAP", "XRT_WORKERS", "GPU_NUM_DEVICES", "CPU_NUM_DEVICES")
@@ -36,7 +40,8 @@ class Facts:
         self.host = host
         self.image = image
         self.settings = settings
-        self.tpu_chips = host.tpu_chips()
+        # An image for NVIDIA GPUs does not use a TPU (R4).
+        self.tpu_chips = [] if image.accelerator == "nvidia" else host.tpu_chips(env)
 
     def has(self, name: str) -> str:
         """The value of a variable; "" if unset or blank (R10.1)."""
@@ -182,7 +187,7 @@ def _xrt(facts: Facts) -> Decision | None:
 
 def _gke(facts: Facts) -> Decision | None:
     signals = [name for name in SLICE_VARIABLES if facts.has(name)]
-    if facts.has("TPU_SKIP_MDS_QUERY") and facts.has("TPU_ACCELERATOR_TYPE"):
+    if skips_metadata(facts.env) and facts.has("TPU_ACCELERATOR_TYPE"):
         signals.append("TPU_SKIP_MDS_QUERY with TPU_ACCELERATOR_TYPE")
     if not signals:
         return None
@@ -258,14 +263,23 @@ def decide(facts: Facts) -> Decision:
     Raises:
         LaunchError: (2) if the signal that decides is invalid.
     """
-    for rule in RULES[:-1]:
+    unused = ""
+    for rule in RULES:
         decision = rule.decide(facts)
-        if decision:
+        if decision and decision.runtime == "tpu-node" and _cannot_use_node(facts, rule):
+            # The later rules find what the image can use, and nothing waits for the node (R11.4).
+            unused = unused or f"{decision.why} {NODE_FOR_TORCH}: training runs without the TPU"
+        elif decision:
             decision.rule = rule.name
+            if unused:
+                decision.warnings.insert(0, unused)
             return decision
-    decision = _cpu(facts)
-    decision.rule = RULES[-1].name
-    return decision
+    raise AssertionError("R9 always matches")
+
+
+def _cannot_use_node(facts: Facts, rule: Rule) -> bool:
+    """Whether a detected TPU node is of no use for this image. A rehearsal waits for it all the same (R10.4)."""
+    return facts.image.framework == "torch" and not facts.settings.rehearse and rule.name in ("R5", "R6", "R7")
 
 
 def names_addresses(value: str) -> bool:

@@ -23,13 +23,14 @@ VARIABLES = {
     "LAUNCHER_REQUIRE_HEALTHY": ("", "1: also wait until the node is HEALTHY (attempts 30 s apart, 1200 s in all)"),
     "LAUNCHER_HTTP_TIMEOUT": ("10", "time limit of one request in seconds, from connect to last byte"),
     "LAUNCHER_RETRYABLE_EXIT": (str(RETRYABLE), "exit status of a retryable failure"),
-    "LAUNCHER_NPROC": ("", "processes per node; more than one starts torchrun (default: one per GPU)"),
+    "LAUNCHER_NPROC": ("", "processes that the launcher starts on this node (default: one per GPU)"),
+    "LAUNCHER_PREFIX": ("", "1: with several processes per node, start each line of their output with [rank N]"),
     "LAUNCHER_MASTER_ADDR": ("", "address of node 0; overrides the platform's"),
     "LAUNCHER_MASTER_PORT": ("", "port of node 0; overrides the platform's"),
-    "LAUNCHER_RDZV_BACKEND": ("static", "torchrun's rendezvous backend: static or c10d"),
+    "LAUNCHER_RDZV_BACKEND": ("static", "c10d: start the processes with torchrun and this rendezvous backend"),
     "LAUNCHER_DNS_TIMEOUT": ("300", "seconds to wait until the name of node 0 resolves"),
     "LAUNCHER_SIGNAL_GROUP": ("", "as PID 1: send signals to the trainer's whole process group"),
-    "LAUNCHER_GRACE": ("10", "as PID 1: seconds between the forwarded signal and SIGKILL"),
+    "LAUNCHER_GRACE": ("10", "seconds until SIGKILL: after a process failed, and as PID 1 after a forwarded signal"),
     "LAUNCHER_MIRROR_GCS": ("", "1: export AIP_* gs:// folders also as LAUNCHER_GCS_AIP_*=/gcs/..."),
     "LAUNCHER_LOG": ("normal", "quiet: warnings and errors; normal: also the result; explain: also every signal"),
     "LAUNCHER_SYSROOT": ("", "path prefix of /dev, /proc, /sys and /opt/trainyard"),
@@ -128,6 +129,7 @@ class Settings:
         self.rdzv_backend = choice("LAUNCHER_RDZV_BACKEND", value("LAUNCHER_RDZV_BACKEND"), ("static", "c10d"))
         self.dns_timeout = seconds("LAUNCHER_DNS_TIMEOUT", value("LAUNCHER_DNS_TIMEOUT"), 86400)
         self.signal_group = switch("LAUNCHER_SIGNAL_GROUP")
+        self.prefix = switch("LAUNCHER_PREFIX")
         self.grace = seconds("LAUNCHER_GRACE", value("LAUNCHER_GRACE"), 3600)
         self.mirror_gcs = switch("LAUNCHER_MIRROR_GCS")
         self.log = choice("LAUNCHER_LOG", value("LAUNCHER_LOG"), ("quiet", "normal", "explain"))

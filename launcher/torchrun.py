@@ -1,56 +1,36 @@
-"""The command to start: under torchrun if a node runs several PyTorch processes (R14)."""
+"""The command under torchrun, for elastic jobs (R14.6)."""
 
 from __future__ import annotations
 
 import os
 
+from launcher.address import join
+from launcher.exports import free_port
 from launcher.settings import text
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Mapping
 
-    from launcher.cluster import Cluster
+    from launcher.coordinates import Cluster
     from launcher.runtime import Facts
 
 
-def processes(facts: Facts, runtime: str, named: bool, cluster: Cluster) -> int:
-    """Number of processes of this node (R14.1).
-
-    LAUNCHER_NPROC, else PET_NPROC_PER_NODE, else one per GPU for plain torch. A command that is not a trainer of the
-    image gets one process on a single node, because it may start its own.
-
-    Args:
-        facts: environment, machine, image and settings.
-        runtime: the runtime.
-        named: the command is a trainer of the image.
-        cluster: the coordinates.
-    """
-    if facts.settings.nproc:
-        return facts.settings.nproc
-    given = text(facts.env, "PET_NPROC_PER_NODE")
-    if given.isascii() and given.isdigit() and len(given) < 5:
-        return max(1, int(given))
-    if runtime != "gpu" or facts.image.framework != "torch" or facts.settings.rehearse:
-        return 1
-    if not named and cluster.nnodes == 1 and not given:
-        return 1
-    return max(1, facts.host.gpu_count(facts.env))
-
-
 def wrap(command: list[str], facts: Facts, cluster: Cluster, nproc: int) -> list[str] | None:
-    """The command under torchrun (R14.2).
+    """The command under torchrun, if its rendezvous is needed: the number of nodes changes while the job runs (R14.6).
+
+    With a fixed number of nodes the launcher starts the processes itself (R14.2).
 
     Returns:
-        None if the command is exec'ed unchanged: one process per node, no PyTorch, a process or a command that already
-        uses torchrun, a node outside the training world, or a command that does not run Python.
+        None if torchrun is not needed, or cannot be used: no PyTorch, a process or a command that already uses
+        torchrun, a node outside the training world, or a command that does not run Python.
     """
     env = facts.env
-    elastic = bool(text(env, "PET_RDZV_BACKEND")) or ":" in text(env, "PET_NNODES")
     if (
-        (nproc <= 1 and not elastic)
+        not is_elastic(facts, nproc)
         or not facts.image.may_be("torch", "torch_xla", "torch_tpu")
         or cluster.given
+        or cluster.task
         or cluster.node_rank is None
         or text(env, "LOCAL_RANK")
     ):
@@ -59,6 +39,17 @@ def wrap(command: list[str], facts: Facts, cluster: Cluster, nproc: int) -> list
     if not script:
         return None
     return [command[0], "-m", "torch.distributed.run", *arguments(env, facts, cluster, nproc), *script]
+
+
+def is_elastic(facts: Facts, nproc: int) -> bool:
+    """Whether nodes may join and leave: a range in PET_NNODES, a rendezvous backend, or restarts by torchrun."""
+    restarts = facts.has("PET_MAX_RESTARTS")
+    return (
+        facts.has("PET_RDZV_BACKEND") not in ("", "static")
+        or ":" in facts.has("PET_NNODES")
+        or restarts.strip("0") != ""
+        or (nproc > 1 and facts.settings.rdzv_backend == "c10d")
+    )
 
 
 def arguments(env: Mapping[str, str], facts: Facts, cluster: Cluster, nproc: int) -> list[str]:
@@ -83,14 +74,14 @@ def arguments(env: Mapping[str, str], facts: Facts, cluster: Cluster, nproc: int
         add("node-rank", str(cluster.node_rank))
     if backend == "c10d":
         add("rdzv-backend", "c10d")
-        add("rdzv-endpoint", f"{cluster.master_addr}:{cluster.master_port}")
+        add("rdzv-endpoint", join(cluster.master_addr, cluster.master_port or free_port()))
         add("rdzv-id", text(env, "CLOUD_ML_JOB_ID") or "trainyard")
         if not on_pet or text(env, "PET_NODE_RANK"):
             # On node 0 its service name may resolve to none of its interfaces (R14.3).
             add("rdzv-conf", "is_host=" + ("false" if cluster.node_rank else "true"))
     else:
         add("master-addr", cluster.master_addr)
-        add("master-port", str(cluster.master_port))
+        add("master-port", str(cluster.master_port or free_port()))
     return found
 
 

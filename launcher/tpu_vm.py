@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from launcher.address import is_address, is_ipv6, without_port
 from launcher.errors import config_error
 from launcher.settings import integer, text
 from launcher.xrt import HOST_BOUNDS, is_host
@@ -11,6 +12,7 @@ if TYPE_CHECKING:
     from typing import Mapping
 
 MAX_FILE = 1 << 20
+NO = ("", "0", "false", "no", "off")  # values of a switch that mean no (R10.2)
 
 
 class Slice:
@@ -23,7 +25,7 @@ class Slice:
         worker_id: number of this host; None if unknown.
         process_bounds: hosts along x, y, z, such as "1,1,2"; "" if unknown.
         chips_bounds: chips of one host along x, y, z; "" if unknown.
-        plain_names: `worker-network-endpoints` had the format that torch_xla 2.9 cannot read (R4.3).
+        plain_names: `worker-network-endpoints` had a format that torch_xla 2.9 cannot read (R4.3).
     """
 
     __slots__ = (
@@ -131,7 +133,7 @@ def _without_ports(addresses: list[str]) -> list[str]:
     """The hosts of a list of host:port, each once: several processes of one host have the same address."""
     hosts: list[str] = []
     for address in addresses:
-        host = address.partition(":")[0]
+        host = without_port(address) or address
         if host not in hosts:
             hosts.append(host)
     return hosts
@@ -148,8 +150,8 @@ def slice_from_env(env: Mapping[str, str]) -> Slice:
     found = Slice(source or "TPU_ACCELERATOR_TYPE")
     found.workers = _without_ports(addresses)
     for worker in found.workers:
-        if not is_host(worker):
-            raise config_error(f"{source}: {worker[:80]!r} is not a host name")
+        if not is_address(worker):
+            raise config_error(f"{source}: {worker[:80]!r} is not a host name or an address")
     found.accelerator_type = text(env, "TPU_ACCELERATOR_TYPE")
     # torch_xla's order (R3.3); GKE's device plugin also sets the names without the TPU_ prefix.
     found.process_bounds = _first(env, "TPU_PROCESS_BOUNDS", "TPU_HOST_BOUNDS", "HOST_BOUNDS")
@@ -193,6 +195,11 @@ def _worker_id(env: Mapping[str, str], hosts: int) -> int | None:
     return number
 
 
+def skips_metadata(env: Mapping[str, str]) -> bool:
+    """Whether TPU_SKIP_MDS_QUERY is set to a value that means yes (R3.8)."""
+    return text(env, "TPU_SKIP_MDS_QUERY").lower() not in NO
+
+
 def _first(env: Mapping[str, str], *names: str) -> str:
     for name in names:
         if text(env, name):
@@ -222,18 +229,21 @@ def parse_worker_endpoints(value: str) -> tuple[list[str], bool]:
     """Parse the metadata attribute `worker-network-endpoints`, in either format (R4.3).
 
     Returns:
-        the workers in order, and whether they were plain host names, which torch_xla 2.9 cannot read. Invalid entries
-        are left out.
+        the workers in order, and whether torch_xla 2.9 cannot read them: plain host names, or IPv6 addresses. Invalid
+        entries are left out.
     """
     workers = []
     plain = False
     for word in _words(value):
-        fields = word.split(":")
-        if len(fields) >= 3:  # name:uid:ip
-            host = fields[2]
+        fields = word.split(":", 2)
+        if is_ipv6(word):
+            host, plain = word, True
+        elif len(fields) == 3:  # name:uid:ip
+            host = without_port(fields[2])
+            plain = plain or is_ipv6(host)  # torch_xla splits at every colon
         else:
             host, plain = fields[0], True
-        if is_host(host):
+        if is_address(host):
             workers.append(host)
     return workers, plain
 

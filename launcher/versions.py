@@ -1,7 +1,11 @@
-"""What each torch_xla release supports (R2.2). Unknown versions count as the current one."""
+"""The launcher's own version, and what each torch_xla release supports (R2.2).
+
+Unknown versions of torch_xla count as the current one.
+"""
 
 from __future__ import annotations
 
+VERSION = "0.1.0"  # that of Trainyard; an image has no package metadata of the launcher
 CURRENT = (2, 9)
 
 

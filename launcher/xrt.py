@@ -108,8 +108,11 @@ def pod(
         on_vm: the trainer hosts are the TPU VMs themselves.
 
     Raises:
-        LaunchError: (2) if the number of trainer hosts is not the number of TPU workers.
+        LaunchError: (2) if the number of trainer hosts is not the number of TPU workers, or for an IPv6 address.
     """
+    for host in [first_client, *(host for host, _ in servers)]:
+        if not is_host(host):
+            raise config_error(f"XRT has no form for the IPv6 address {host[:80]}: use host names or IPv4 addresses")
     if clients != len(servers):
         raise config_error(
             "The client_workers and service_workers must have a 1:1 mapping: "

@@ -162,6 +162,29 @@ def test_sigterm_runs_the_trainers_handler(start: Start, init: str) -> None:
     assert "saved" in started.log(stderr=False)
 
 
+@every_init
+def test_sigterm_reaches_each_of_several_processes(start: Start, init: str) -> None:
+    # Not with print: the handler may interrupt the first one.
+    text = "import os\n" + TRAINER.replace('print("saved", flush=True)', 'os.write(1, b"saved\\n")')
+    started = start("--", "python3", "-c", text, environment={"LAUNCHER_NPROC": "2"}, **INITS[init])
+    end = time.monotonic() + 30
+    while started.log(stderr=False).count("up") < 2:
+        assert time.monotonic() < end, started.log()
+        time.sleep(0.05)
+    status, seconds = started.stop()
+    assert status == 143
+    assert seconds < SOON
+    assert started.log(stderr=False).count("saved") == 2
+
+
+@every_init
+def test_the_first_failure_of_several_processes_is_the_exit_status(start: Start, init: str) -> None:
+    command = 'if [ "$RANK" = 1 ]; then exit 42; fi; exec sleep 60'
+    started = start("--", "sh", "-c", command, environment={"LAUNCHER_NPROC": "2"}, **INITS[init])
+    assert started.wait() == 42
+    assert "rank 1 exited with 42; ending the other process" in started.log()
+
+
 @both_inits
 def test_sigterm_ends_a_trainer_without_a_handler(start: Start, init: str) -> None:
     """As PID 1 it would ignore SIGTERM."""
@@ -260,7 +283,7 @@ def test_other_signals_are_forwarded(start: Start, signal: str) -> None:
 )
 def test_runs_as_any_user_and_with_restrictions(start: Start, init: str, options: dict[str, Any]) -> None:
     show = "import os; print(os.getuid(), os.environ['NNODES'])"
-    started = start("--", "python3", "-c", show, **INITS[init], **options)
+    started = start("--", "python3", "-c", show, environment={"LAUNCHER_NPROC": "1"}, **INITS[init], **options)
     assert started.wait() == 0, started.log()
     assert started.log(stderr=False).split()[1] == "1"
 

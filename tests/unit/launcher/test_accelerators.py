@@ -122,3 +122,71 @@ def test_an_unknown_accelerator_is_an_invalid_image_description(launch: Launch, 
     found = launch({})
     assert found.status == 2
     assert "accelerator is 'gpu', not one of none, nvidia, tpu" in found.err
+
+
+VFIO = ("/dev/vfio/0", "/dev/vfio/1", "/dev/vfio/vfio")
+PCI = "/sys/bus/pci/devices/0000:00:04.0"
+TPU_ON_PCI = {f"{PCI}/vendor": "0x1ae0", f"{PCI}/device": "0x0063"}
+
+
+def test_passed_through_devices_are_no_tpu_in_an_image_for_nvidia_gpus(launch: Launch, machine: Machine) -> None:
+    machine.add_devices(*VFIO)
+    machine.add_image("torch", "2.9.1", accelerator="nvidia")
+    found = launch({}).data
+    assert (found["runtime"], found["exports"]) == ("cpu", {})
+    assert "this image is for NVIDIA GPUs, and there is no driver" in found["warnings"][0]
+    machine.add_devices("/dev/nvidiactl", "/dev/nvidia0")
+    assert launch({}).data["runtime"] == "gpu"
+
+
+@pytest.mark.parametrize(("pci", "runtime"), [({}, "gpu"), (TPU_ON_PCI, "tpu-local")], ids=["no-tpu", "tpu"])
+def test_vfio_beside_an_nvidia_driver_needs_a_tpu_on_the_pci_bus(
+    launch: Launch, machine: Machine, pci: dict[str, str], runtime: str
+) -> None:
+    machine.add_devices(*VFIO, "/dev/nvidiactl", "/dev/nvidia0")
+    for path, content in pci.items():
+        machine.add(path, content)
+    assert launch({}).data["runtime"] == runtime
+
+
+@pytest.mark.parametrize(
+    "library", ["/usr/lib/wsl/lib/libcuda.so.1", "/usr/lib/wsl/drivers/nv_dispi.inf_amd64_1/libcuda.so.1.1"]
+)
+def test_wsl_has_one_device_for_its_gpus(launch: Launch, machine: Machine, library: str) -> None:
+    machine.add_image("torch", "2.9.1", accelerator="nvidia")
+    machine.add_devices("/dev/dxg", library)
+    found = launch({}).data
+    assert (found["runtime"], found["warnings"]) == ("gpu", [])
+
+
+def test_wsl_without_the_driver_library_says_which_file_is_missing(launch: Launch, machine: Machine) -> None:
+    """The device is also there for the GPUs of other vendors."""
+    machine.add_devices("/dev/dxg")
+    assert launch({}).data["runtime"] == "cpu"
+    machine.add_image("torch", "2.9.1", accelerator="nvidia")
+    assert "/dev/dxg of WSL 2 exists, but libcuda.so.1 is not in /usr/lib/wsl" in launch({}).data["warnings"][0]
+
+
+@pytest.mark.parametrize("name", ["TPU_NAME", "KUBE_GOOGLE_CLOUD_TPU_ENDPOINTS"])
+@pytest.mark.parametrize(("devices", "runtime"), [((), "cpu"), (("/dev/nvidiactl", "/dev/nvidia0"), "gpu")])
+def test_plain_torch_does_not_wait_for_a_tpu_node(
+    launch: Launch, machine: Machine, name: str, devices: tuple[str, ...], runtime: str
+) -> None:
+    machine.add_devices(*devices)
+    machine.add_image("torch", "2.9.1")
+    # Nothing answers at this address: a request would be an attempt that fails.
+    env = {name: "tpu-a", "GCE_METADATA_HOST": "127.0.0.1:1", "LAUNCHER_TPU_ATTEMPTS": "1"}
+    launched = launch(env)
+    assert (launched.data["runtime"], launched.exports) == (runtime, {})
+    assert launched.data["warnings"] == [
+        f"{name} names a TPU node, which plain torch cannot use; use an image with torch_xla <= 2.0 or TensorFlow for "
+        "the TPU: training runs without the TPU"
+    ]
+    assert "attempt" not in launched.err
+
+
+def test_plain_torch_refuses_a_tpu_node_on_request(launch: Launch, machine: Machine) -> None:
+    machine.add_image("torch", "2.9.1")
+    launched = launch({"TPU_NAME": "tpu-a", "LAUNCHER_RUNTIME": "tpu-node"})
+    assert launched.status == 2
+    assert "names a TPU node, which plain torch cannot use" in launched.err

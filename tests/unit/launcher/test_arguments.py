@@ -8,6 +8,8 @@ from launcher.errors import LaunchError
 from launcher.image import Image
 from launching import Launch, Machine
 
+import trainyard
+
 IMAGE = Image(framework="torch", trainers={"mnist": ["py", "-m", "mnist"], "env": ["py", "-m", "env"]}, default="mnist")
 
 
@@ -74,6 +76,18 @@ def test_help_names_every_option_and_variable(launch: Launch) -> None:
     out = launch({}, "--help").out
     for name in (*MODES, *SWITCHES, *VARIABLES):
         assert name in out
+
+
+def test_version_names_the_image(launch: Launch, machine: Machine) -> None:
+    assert launch({}, "--version").out == (
+        f"launch {trainyard.__version__}\nimage  no description (/opt/trainyard/image.json)\n"
+    )
+    machine.add_image("torch_xla", "2.9.0", {"mnist": ["python", "-m", "x"], "flowers": ["y"]}, "tpu")
+    assert launch({}, "--version").out == (
+        f"launch {trainyard.__version__}\nimage  test: torch_xla 2.9.0; accelerator tpu; trainers flowers, mnist\n"
+    )
+    # An invalid setting is no reason to hide the version.
+    assert launch({"LAUNCHER_NPROC": "x"}, "--version").status == 0
 
 
 def test_print_env_as_assignments(launch: Launch, machine: Machine) -> None:

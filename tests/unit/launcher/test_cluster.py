@@ -1,17 +1,15 @@
-"""Cluster coordinates (R13) and the command that is started for them (R14)."""
+"""Cluster coordinates (R13), and the variables that the trainer gets from them."""
 
 from __future__ import annotations
 
+import contextlib
 import json
+import socket
 from typing import Any
 
 import pytest
-from launcher import torchrun
 from launcher.cluster import resolve
 from launcher.errors import LaunchError
-from launcher.host import Host
-from launcher.image import Image
-from launcher.runtime import Facts
 from launcher.settings import Settings
 from launcher.tpu_vm import slice_from_env
 from launching import Launch, Machine, cluster_spec
@@ -31,6 +29,7 @@ def _coordinates(env: dict[str, str]) -> tuple[object, ...]:
 
 
 VERTEX = "cmle-training-workerpool0-ab-0"
+TWO = {"CLUSTER_SPEC": cluster_spec([1, 1], "workerpool1", 0)}
 KUBEFLOW = {"MASTER_ADDR": "job-master-0", "MASTER_PORT": "23456", "PET_NNODES": "3", "PET_NPROC_PER_NODE": "4"}
 HOSTS = {"TPU_WORKER_HOSTNAMES": "h0,h1,h2,h3"}
 MEGASCALE = {"MEGASCALE_COORDINATOR_ADDRESS": "job-slice-0-0.job:8080", "MEGASCALE_NUM_SLICES": "2"}
@@ -39,9 +38,9 @@ MEGASCALE = {"MEGASCALE_COORDINATOR_ADDRESS": "job-slice-0-0.job:8080", "MEGASCA
 @pytest.mark.parametrize(
     ("env", "expected"),
     [
-        pytest.param({}, ("single node", "master", 0, 1, "127.0.0.1", 29500), id="no-variables"),
-        pytest.param({"CLUSTER_SPEC": ""}, ("single node", "master", 0, 1, "127.0.0.1", 29500), id="empty"),
-        pytest.param({"CLUSTER_SPEC": "{}"}, ("single node", "master", 0, 1, "127.0.0.1", 29500), id="no-cluster"),
+        pytest.param({}, ("single node", "master", 0, 1, "127.0.0.1", 0), id="no-variables"),
+        pytest.param({"CLUSTER_SPEC": ""}, ("single node", "master", 0, 1, "127.0.0.1", 0), id="empty"),
+        pytest.param({"CLUSTER_SPEC": "{}"}, ("single node", "master", 0, 1, "127.0.0.1", 0), id="no-cluster"),
         pytest.param(
             {"CLUSTER_SPEC": cluster_spec([1, 2, 2], "workerpool1", 1)},
             ("CLUSTER_SPEC", "worker", 2, 3, VERTEX, 2222),
@@ -100,7 +99,7 @@ MEGASCALE = {"MEGASCALE_COORDINATOR_ADDRESS": "job-slice-0-0.job:8080", "MEGASCA
         ),
         pytest.param(
             {"TF_CONFIG": '{"environment": "cloud", "task": {"type": "master", "index": 0}}'},
-            ("single node", "master", 0, 1, "127.0.0.1", 29500),
+            ("single node", "master", 0, 1, "127.0.0.1", 0),
             id="ai-platform-single",
         ),
         pytest.param(
@@ -119,6 +118,42 @@ MEGASCALE = {"MEGASCALE_COORDINATOR_ADDRESS": "job-slice-0-0.job:8080", "MEGASCA
             id="kubeflow-v1",
         ),
         pytest.param(
+            {"NODE_RANK": "1", "NNODES": "2", "MASTER_ADDR": "10.0.0.4", "MASTER_PORT": "6105"},
+            ("NODE_RANK", "worker", 1, 2, "10.0.0.4", 6105),
+            id="nodes",
+        ),
+        pytest.param(
+            {"NODE_RANK": "1", "NNODES": "2", "LAUNCHER_MASTER_ADDR": "10.0.0.4"},
+            ("NODE_RANK", "worker", 1, 2, "10.0.0.4", 29500),
+            id="nodes-with-an-address-for-the-launcher",
+        ),
+        pytest.param(
+            {"NODE_RANK": "0", "NNODES": "1"}, ("NODE_RANK", "master", 0, 1, "127.0.0.1", 0), id="one-node"
+        ),
+        pytest.param(
+            {"NNODES": "4"}, ("single node", "master", 0, 1, "127.0.0.1", 0), id="size-without-a-rank"
+        ),
+        pytest.param(
+            {"WORLD_SIZE": "16", "MASTER_ADDR": "m"},
+            ("single node", "master", 0, 1, "m", 0),
+            id="WORLD_SIZE-of-a-batch-script",
+        ),
+        pytest.param(
+            {"CLUSTER_SPEC": cluster_spec([1], "workerpool0", 0)},
+            ("CLUSTER_SPEC", "master", 0, 1, "127.0.0.1", 0),
+            id="one-replica",
+        ),
+        pytest.param(
+            {"MASTER_ADDR": "m", "RANK": "0", "WORLD_SIZE": "1", "MASTER_PORT": "1234"},
+            ("MASTER_ADDR", "master", 0, 1, "m", 1234),
+            id="one-rank",
+        ),
+        pytest.param(
+            {"PET_NNODES": "2", "PET_NODE_RANK": "1", "MASTER_ADDR": "m"},
+            ("PET_*", "worker", 1, 2, "m", 29500),
+            id="PET-with-MASTER_ADDR",
+        ),
+        pytest.param(
             {"PET_NNODES": "3", "PET_NODE_RANK": "1", "PET_MASTER_ADDR": "m", "PET_MASTER_PORT": "29400"},
             ("PET_*", "worker", 1, 3, "m", 29400),
             id="kubeflow-v2",
@@ -126,7 +161,7 @@ MEGASCALE = {"MEGASCALE_COORDINATOR_ADDRESS": "job-slice-0-0.job:8080", "MEGASCA
         pytest.param(
             {"PET_NNODES": "1:4", "PET_RDZV_ENDPOINT": "m:29401"}, ("PET_*", "master", 0, 4, "m", 29401), id="elastic"
         ),
-        pytest.param({"PET_NPROC_PER_NODE": "2"}, ("single node", "master", 0, 1, "127.0.0.1", 29500), id="nproc"),
+        pytest.param({"PET_NPROC_PER_NODE": "2"}, ("single node", "master", 0, 1, "127.0.0.1", 0), id="nproc"),
         pytest.param(
             {"TORCHELASTIC_RUN_ID": "x", "GROUP_RANK": "1", "GROUP_WORLD_SIZE": "2", "MASTER_ADDR": "m",
              "MASTER_PORT": "1", "RANK": "9", "WORLD_SIZE": "16", "CLUSTER_SPEC": "not read"},
@@ -144,7 +179,7 @@ MEGASCALE = {"MEGASCALE_COORDINATOR_ADDRESS": "job-slice-0-0.job:8080", "MEGASCA
             id="indexed-job",
         ),
         pytest.param(
-            {"JOB_COMPLETION_INDEX": "3"}, ("single node", "master", 0, 1, "127.0.0.1", 29500), id="independent-pods"
+            {"JOB_COMPLETION_INDEX": "3"}, ("single node", "master", 0, 1, "127.0.0.1", 0), id="independent-pods"
         ),
         pytest.param(
             {**HOSTS, "TPU_WORKER_ID": "1"}, ("TPU_WORKER_HOSTNAMES", "worker", 1, 4, "h0", 8482), id="tpu-slice"
@@ -181,6 +216,8 @@ def test_the_trial_of_a_tuning_job_is_known() -> None:
             {"CLUSTER_SPEC": '{"cluster": {"worker": ["a:1"]}}'}, "Invalid task type: worker.", id="unknown-pool"
         ),
         pytest.param({"CLUSTER_SPEC": "{"}, "CLUSTER_SPEC is not JSON", id="json"),
+        pytest.param({"CLUSTER_SPEC": '{"task": {"type": "workerpool0"}}'}, "has no cluster", id="no-cluster"),
+        pytest.param({"CLUSTER_SPEC": '{"cluster": {}}'}, "has no cluster", id="empty-cluster"),
         pytest.param({"CLUSTER_SPEC": "[]"}, "CLUSTER_SPEC is not a JSON object", id="list"),
         pytest.param({"CLUSTER_SPEC": '{"cluster": []}'}, "must be an object of lists", id="cluster"),
         pytest.param({"CLUSTER_SPEC": '{"cluster": {"workerpool0": "a"}}'}, "must be a list of host:port", id="pool"),
@@ -209,6 +246,18 @@ def test_the_trial_of_a_tuning_job_is_known() -> None:
         ),
         pytest.param({"MASTER_ADDR": "m m", "RANK": "0", "WORLD_SIZE": "1"}, "is not host:port", id="master"),
         pytest.param({"PET_NNODES": "2", "PET_NODE_RANK": "2"}, "PET_NODE_RANK is 2, but PET_NNODES is 2", id="pet"),
+        pytest.param({"PET_NNODES": "2", "PET_NODE_RANK": "1"}, "address of node 0 is unknown", id="pet-no-address"),
+        pytest.param({"PET_NNODES": "2", "PET_MASTER_ADDR": "m"}, "rank of this node is unknown", id="pet-no-rank"),
+        pytest.param({"RANK": "1", "WORLD_SIZE": "2"}, "RANK=1 and WORLD_SIZE=2 are set", id="rank-no-address"),
+        pytest.param(
+            {"RANK": "1", "WORLD_SIZE": "2", "JOB_COMPLETION_INDEX": "1"},
+            "RANK=1 and WORLD_SIZE=2 are set",
+            id="rank-no-address-in-an-indexed-job",
+        ),
+        pytest.param({"NODE_RANK": "1", "NNODES": "2"}, "NODE_RANK=1 and NNODES=2 are set", id="node-no-address"),
+        pytest.param(
+            {"NODE_RANK": "2", "NNODES": "2", "MASTER_ADDR": "m"}, "NODE_RANK is 2, but NNODES is 2", id="node-rank"
+        ),
         pytest.param({"JOB_COMPLETION_INDEX": "4", "NNODES": "4", "MASTER_ADDR": "m"}, "there are 4 hosts", id="job"),
         pytest.param({"JOB_COMPLETION_INDEX": "1", "NNODES": "4"}, "the address of pod 0 is unknown", id="job-no-head"),
         pytest.param({"MEGASCALE_NUM_SLICES": "x"}, "MEGASCALE_NUM_SLICES is 'x'", id="slices"),
@@ -255,7 +304,7 @@ def test_exports_for_the_first_of_two_nodes(launch: Launch) -> None:
         pytest.param({"TORCHELASTIC_RUN_ID": "x"}, set(), id="torchelastic"),
         pytest.param(
             {"LOCAL_RANK": "1", "RANK": "1", "WORLD_SIZE": "2", "MASTER_ADDR": "m"},
-            {"MASTER_PORT", "NODE_RANK", "NNODES"},
+            {"MASTER_PORT"},
             id="process-started-by-a-launcher",
         ),
     ],
@@ -266,7 +315,9 @@ def test_coordinates_that_are_not_changed(launch: Launch, env: dict[str, str], e
 
 def test_several_gpus_without_torchrun_get_no_rank(launch: Launch, machine: Machine) -> None:
     machine.add_devices(*GPUS)
-    assert set(_exports(launch, TORCH)) == {"MASTER_ADDR", "MASTER_PORT", "NODE_RANK", "NNODES"}
+    env = {**TORCH, "NODE_RANK": "1", "NNODES": "2", "MASTER_ADDR": "m"}
+    launched = launch(env, "--print-env", "--json", "--", "bash", "train.sh")
+    assert set(launched.exports) == {"MASTER_PORT"}
 
 
 def test_a_rank_that_counts_nodes_warns_with_several_gpus(launch: Launch, machine: Machine) -> None:
@@ -310,109 +361,99 @@ def test_tf_config_is_not_changed(launch: Launch) -> None:
     assert "TF_CONFIG" not in launch({**env, "TF_CONFIG": tf_config({"chief": 1}, "chief", 0)}).exports
 
 
-def _started(machine: Machine, env: dict[str, str], command: list[str], named: bool = False) -> list[str]:
-    """The command that would be started on this machine."""
-    image = Image(framework=env.get("framework", "torch"))
-    facts = Facts(env, Host(str(machine.root)), image, Settings(env))
-    cluster = resolve(env, facts.settings)
-    runtime = "gpu" if facts.host.has_gpu(env) else "cpu"
-    nproc = torchrun.processes(facts, runtime, named, cluster)
-    return torchrun.wrap(command, facts, cluster, nproc) or command
-
-
-TRAIN = ["python", "train.py", "--lr", "1"]
-TWO = {"CLUSTER_SPEC": cluster_spec([1, 1], "workerpool1", 0)}
+OUTSIDE_AND_RANKED = {"MASTER_ADDR": VERTEX, "MASTER_PORT": "2222"}
 
 
 @pytest.mark.parametrize(
-    ("env", "command", "arguments"),
+    ("env", "role"),
     [
-        pytest.param(
-            TWO,
-            TRAIN,
-            ["--nnodes=2", "--nproc-per-node=2", "--node-rank=1", f"--master-addr={VERTEX}", "--master-port=2222"],
-            id="vertex",
-        ),
-        pytest.param(
-            {**TWO, "LAUNCHER_NPROC": "4", "LAUNCHER_MASTER_PORT": "29400"},
-            ["python3", "-u", "-m", "my.module", "-x"],
-            ["--nnodes=2", "--nproc-per-node=4", "--node-rank=1", f"--master-addr={VERTEX}", "--master-port=29400"],
-            id="LAUNCHER_NPROC",
-        ),
-        pytest.param(
-            {**TWO, "LAUNCHER_RDZV_BACKEND": "c10d"},
-            TRAIN,
-            ["--nnodes=2", "--nproc-per-node=2", "--node-rank=1", "--rdzv-backend=c10d",
-             f"--rdzv-endpoint={VERTEX}:2222", "--rdzv-id=trainyard", "--rdzv-conf=is_host=false"],
-            id="c10d",
-        ),
-        pytest.param(
-            {"PET_NNODES": "2", "PET_NODE_RANK": "0", "PET_MASTER_ADDR": "m", "PET_MASTER_PORT": "1",
-             "PET_NPROC_PER_NODE": "2"},
-            TRAIN,
-            [],
-            id="every-option-set-by-PET",
-        ),
-        pytest.param(
-            {"PET_NNODES": "2", "PET_NODE_RANK": "0", "PET_MASTER_ADDR": "m", "PET_MASTER_PORT": "1",
-             "PET_NPROC_PER_NODE": "2", "LAUNCHER_NPROC": "8"},
-            TRAIN,
-            ["--nproc-per-node=8"],
-            id="LAUNCHER_NPROC-over-PET",
-        ),
-        pytest.param(
-            {"PET_NNODES": "1:3", "PET_RDZV_BACKEND": "c10d", "PET_RDZV_ENDPOINT": "m:1"},
-            TRAIN,
-            ["--nproc-per-node=2", "--rdzv-id=trainyard"],
-            id="elastic",
-        ),
-        pytest.param(
-            {"LAUNCHER_NPROC": "2"},
-            TRAIN,
-            ["--nnodes=1", "--nproc-per-node=2", "--node-rank=0", "--master-addr=127.0.0.1", "--master-port=29500"],
-            id="single-node-on-request",
-        ),
-    ],
-)  # fmt: skip
-def test_arguments_of_torchrun(machine: Machine, env: dict[str, str], command: list[str], arguments: list[str]) -> None:
-    machine.add_devices(*GPUS)
-    script = [word for word in command[1:] if word != "-u"]
-    assert _started(machine, env, command) == [command[0], "-m", "torch.distributed.run", *arguments, *script]
-
-
-@pytest.mark.parametrize(
-    ("env", "command"),
-    [
-        pytest.param({}, TRAIN, id="single-node"),
-        pytest.param({**TWO, "LAUNCHER_NPROC": "1"}, TRAIN, id="one-process"),
-        pytest.param(TWO, ["bash", "train.sh"], id="not-python"),
-        pytest.param(TWO, ["python", "-c", "pass"], id="python-c"),
-        pytest.param(TWO, ["python", "-m", "torch.distributed.run", "train.py"], id="torchrun-in-the-command"),
-        pytest.param({**TWO, "TORCHELASTIC_RUN_ID": "1"}, TRAIN, id="under-torchrun"),
-        pytest.param({**TWO, "LOCAL_RANK": "0"}, TRAIN, id="process-started-by-a-launcher"),
-        pytest.param({**TWO, "framework": "tensorflow"}, TRAIN, id="tensorflow"),
-        pytest.param({**TWO, "LAUNCHER_REHEARSE": "1"}, TRAIN, id="rehearsal"),
-        pytest.param({**TWO, "CUDA_VISIBLE_DEVICES": "0"}, TRAIN, id="one-visible-gpu"),
-        pytest.param({"CLUSTER_SPEC": cluster_spec([1, 0, 1], "workerpool2", 0)}, TRAIN, id="reduction-server"),
+        pytest.param({"CLUSTER_SPEC": cluster_spec([1, 1, 1], "workerpool2", 0)}, "server", id="server"),
+        pytest.param({"CLUSTER_SPEC": cluster_spec([1, 1, 0, 1], "workerpool3", 0)}, "evaluator", id="evaluator-pool"),
+        pytest.param({"TF_CONFIG": tf_config({"chief": 1, "ps": 1}, "ps", 0)}, "server", id="ps"),
+        pytest.param({"TF_CONFIG": tf_config({"chief": 1}, "evaluator", 0)}, "evaluator", id="evaluator"),
     ],
 )
-def test_commands_that_are_not_started_by_torchrun(machine: Machine, env: dict[str, str], command: list[str]) -> None:
-    machine.add_devices(*GPUS)
-    assert _started(machine, env, command) == command
-
-
-def test_a_trainer_of_the_image_uses_every_gpu(machine: Machine) -> None:
-    machine.add_devices(*GPUS)
-    assert "--nproc-per-node=2" in _started(machine, {}, TRAIN, named=True)
-
-
 @pytest.mark.parametrize(
-    ("visible", "count"), [(None, 2), ("0,1,2", 2), ("1", 1), ("", 0), ("-1", 0), ("0,-1,1", 1), ("GPU-1,GPU-2", 2)]
+    "more",
+    [
+        pytest.param({}, id="alone"),
+        pytest.param({"RANK": "2", "WORLD_SIZE": "3", **OUTSIDE_AND_RANKED}, id="with-RANK"),
+        pytest.param({"RANK": "0", "WORLD_SIZE": "1", **OUTSIDE_AND_RANKED}, id="with-rank-0"),
+        pytest.param({"NODE_RANK": "0", "NNODES": "2", **OUTSIDE_AND_RANKED}, id="with-NODE_RANK"),
+        pytest.param({"PET_NODE_RANK": "0", "PET_NNODES": "2", "PET_MASTER_ADDR": "m"}, id="with-PET"),
+    ],
 )
-def test_number_of_visible_gpus(machine: Machine, visible: str | None, count: int) -> None:
-    machine.add_devices(*GPUS)
-    env = {} if visible is None else {"CUDA_VISIBLE_DEVICES": visible}
-    assert Host(str(machine.root)).gpu_count(env) == count
+def test_a_replica_outside_the_training_world_gets_its_role_and_no_rank(
+    launch: Launch, env: dict[str, str], role: str, more: dict[str, str]
+) -> None:
+    data = launch({**TORCH, **env, **more}).data
+    assert (data["cluster"]["role"], data["cluster"]["node_rank"]) == (role, None)
+    assert data["exports"] == {"LAUNCHER_ROLE": role}
+
+
+def test_a_replica_of_the_training_world_gets_no_role(launch: Launch) -> None:
+    assert "LAUNCHER_ROLE" not in launch({**TORCH, **TWO}).exports
+
+
+def test_ranks_that_count_servers_are_replaced_by_those_of_the_training_world(launch: Launch) -> None:
+    env = {**TORCH, "CLUSTER_SPEC": cluster_spec([1, 1, 1, 1], "workerpool1", 0), "MASTER_ADDR": VERTEX}
+    data = launch({**env, "RANK": "1", "WORLD_SIZE": "4"}).data
+    assert data["exports"]["WORLD_SIZE"] == "2"
+    assert "RANK=1 and WORLD_SIZE=4 count replicas outside the training world" in data["warnings"][0]
+    # Without such replicas, or with ranks that count processes, they are kept.
+    two = {**env, "CLUSTER_SPEC": cluster_spec([1, 1], "workerpool1", 0)}
+    for world in ("2", "16"):
+        data = launch({**two, "RANK": "1", "WORLD_SIZE": world}).data
+        assert "WORLD_SIZE" not in data["exports"]
+        assert data["warnings"] == []
+
+
+def test_one_process_on_one_node_gets_no_distributed_variables(launch: Launch, machine: Machine) -> None:
+    for env in ({}, {"CLUSTER_SPEC": cluster_spec([1], "workerpool0", 0)}, {"JOB_COMPLETION_INDEX": "3"}):
+        assert _exports(launch, {**TORCH, **env}) == {}
+    machine.add_devices("/dev/nvidiactl", "/dev/nvidia0")
+    assert _exports(launch, TORCH) == {}
+
+
+def test_one_process_on_request_gets_a_free_port(launch: Launch) -> None:
+    with socket.create_server(("", 29500), reuse_port=True) if _is_free(29500) else contextlib.nullcontext():
+        exports = _exports(launch, {**TORCH, "LAUNCHER_NPROC": "1"})
+    port = int(exports.pop("MASTER_PORT"))
+    assert port != 29500 and _is_free(port)
+    assert exports == {
+        "MASTER_ADDR": "127.0.0.1",
+        "NODE_RANK": "0",
+        "NNODES": "1",
+        "RANK": "0",
+        "WORLD_SIZE": "1",
+        "LOCAL_RANK": "0",
+        "LOCAL_WORLD_SIZE": "1",
+    }
+    assert _exports(launch, {**TORCH, "LAUNCHER_NPROC": "1", "MASTER_PORT": "1234"}).get("MASTER_PORT") is None
+
+
+def _is_free(port: int) -> bool:
+    with socket.socket() as probe:
+        try:
+            probe.bind(("", port))
+        except OSError:
+            return False
+        return True
+
+
+@pytest.mark.parametrize("given", ["{}", '{"task": {"type": "chief", "index": 0}}'])
+def test_a_tf_config_without_a_cluster_is_replaced(launch: Launch, given: str) -> None:
+    env = {"LAUNCHER_FRAMEWORK": "tensorflow==2.20", "CLUSTER_SPEC": cluster_spec([1, 1], "workerpool1", 0)}
+    data = launch({**env, "TF_CONFIG": given}).data
+    config = json.loads(data["exports"]["TF_CONFIG"])
+    assert (config["task"], len(config["cluster"]["chief"])) == ({"index": 0, "type": "worker"}, 1)
+    assert data["warnings"] == ["TF_CONFIG has no cluster: replaced by the one of CLUSTER_SPEC"]
+
+
+def test_tf_config_is_built_beside_ranks(launch: Launch) -> None:
+    env = {"LAUNCHER_FRAMEWORK": "tensorflow==2.20", "CLUSTER_SPEC": cluster_spec([1, 1], "workerpool1", 0)}
+    found = launch({**env, "MASTER_ADDR": VERTEX, "RANK": "1", "WORLD_SIZE": "2"}).exports["TF_CONFIG"]
+    assert json.loads(found)["task"] == {"index": 0, "type": "worker"}
 
 
 def test_an_error_has_an_exit_status() -> None:

@@ -6,6 +6,7 @@ import re
 
 import pytest
 from launcher import errors
+from launcher.cluster import SOURCES
 from launcher.runtime import RULES
 from launcher.settings import VARIABLES
 from launching import ROOT
@@ -67,6 +68,15 @@ def test_the_contract_names_every_variable_that_a_runtime_rule_reads() -> None:
     for rule in RULES:
         for variable in rule.signals:
             assert f"`{variable}`" in texts[rule.name] or f"`{variable}=" in texts[rule.name], (rule.name, variable)
+
+
+def test_the_table_of_coordinates_is_that_of_the_code() -> None:
+    rows = [row.split(" | ") for row in sections()["R13"].splitlines() if row.startswith("| [R13")]
+    table = [(re.findall(RULE, row[0])[0], *(tuple(re.findall(r"`(\w+)`", cell)) for cell in row[1:3])) for row in rows]
+    assert table == [
+        *((source.rule, source.signals, source.variables) for source in SOURCES),
+        ("R13.7", (), ()),
+    ]
 
 
 def test_every_rule_names_its_source() -> None:

@@ -37,6 +37,13 @@ def _imported(machine: Machine, env: dict[str, str], *argv: str) -> set[str]:
     return set(done.stdout.split())
 
 
+TASK = {
+    "SLURM_STEP_ID": "0",
+    "SLURM_PROCID": "0",
+    "SLURM_STEP_NUM_TASKS": "2",
+    "SLURM_STEP_TASKS_PER_NODE": "1(x2)",
+    "SLURM_STEP_NODELIST": "n[0-1]",
+}
 SLICE = {"TPU_WORKER_HOSTNAMES": "a", "TPU_WORKER_ID": "0", "TPU_ACCELERATOR_TYPE": "v4-8"}
 
 
@@ -50,6 +57,7 @@ SLICE = {"TPU_WORKER_HOSTNAMES": "a", "TPU_WORKER_ID": "0", "TPU_ACCELERATOR_TYP
         pytest.param({"KUBE_GOOGLE_CLOUD_TPU_ENDPOINTS": "grpc://1.2.3.4"}, id="R5"),
         pytest.param({"TPU_NAME": "grpc://1.2.3.4"}, id="R6"),
         pytest.param({"LAUNCHER_RUNTIME": "cpu", "TPU_NAME": "tpu-a"}, id="R0"),
+        pytest.param(TASK, id="slurm"),
     ],
 )
 def test_no_network_module_is_imported(machine: Machine, env: dict[str, str]) -> None:
@@ -100,7 +108,7 @@ def test_folder_zip_and_installed_script_are_the_same_program(machine: Machine, 
     script.write_text((ROOT / "launcher" / "launch").read_text().replace('"/opt/trainyard"', repr(str(ROOT))))
     isolated = [sys.executable, "-I", "-S"]
     folder = _env_of([*isolated, str(ROOT / "launcher")], machine)
-    assert folder["NNODES"] == "1"
+    assert folder["PJRT_DEVICE"] == "CPU"
     assert _env_of([*isolated, str(archive)], machine) == folder
     assert _env_of([*isolated, str(script)], machine) == folder
     assert _env_of([sys.executable, "-m", "launcher"], machine) == folder
@@ -112,3 +120,8 @@ def test_files_in_the_current_folder_are_not_imported(machine: Machine, tmp_path
     env = {"LAUNCHER_SYSROOT": str(machine.root), "PYTHONPATH": str(tmp_path), "PATH": os.environ["PATH"]}
     command = [sys.executable, "-I", "-S", str(ROOT / "launcher"), "--print-env", "--json"]
     assert subprocess.run(command, env=env, cwd=tmp_path, capture_output=True, timeout=30).returncode == 0
+
+
+def test_schedulers_are_imported_only_for_their_variables(machine: Machine) -> None:
+    assert "launcher.schedulers" not in _imported(machine, {"JOB_COMPLETION_INDEX": "1"}, "--", "/bin/true")
+    assert "launcher.schedulers" in _imported(machine, TASK, "--", "/bin/true")

@@ -16,9 +16,12 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from launcher import cli, fetch
-from launcher.cluster import resolve
+from launcher.cluster import SOURCES, resolve
+from launcher.coordinates import Cluster
 from launcher.errors import LaunchError
+from launcher.schedulers import first_node
 from launcher.settings import VARIABLES, Settings
+from launcher.tpu_vm import slice_from_env
 
 SECRET = "s3cr3t-of-the-user"
 TOKEN = "ya29.token-of-the-server"
@@ -37,6 +40,13 @@ NAMES = [
     *(name for name in VARIABLES if name not in ("LAUNCHER_SYSROOT", "LAUNCHER_TPU_ATTEMPTS")),
 ]  # fmt: skip
 
+COORDINATES = sorted(
+    {name for source in SOURCES for name in source.signals + source.variables}
+    | {"MASTER_ADDR", "MASTER_PORT", "NNODES", "SLURM_NTASKS", "SLURM_NNODES", "SLURM_JOB_NODELIST", "PMIX_NAMESPACE",
+       "SLURM_TASKS_PER_NODE", "OMPI_MCA_orte_local_daemon_uri", "VC_WORKER_HOSTS", "VC_WORKER_NUM", "VC_PS_HOSTS",
+       "LOCAL_RANK", "LAUNCHER_MASTER_ADDR", "LAUNCHER_MASTER_PORT", "TPU_WORKER_HOSTNAMES"}
+)  # fmt: skip
+
 # Text of an environment: no NUL; bytes that are not UTF-8 are surrogates.
 TEXT = st.text(st.characters(exclude_characters="\0", exclude_categories=["Cs"]), max_size=40)
 JSON = st.recursive(
@@ -44,7 +54,7 @@ JSON = st.recursive(
     lambda inner: st.lists(inner, max_size=4) | st.dictionaries(TEXT, inner, max_size=4),
     max_leaves=8,
 )
-HOST = st.sampled_from(["a:2222", "b", "10.0.0.1:1", "grpc://1.2.3.4:8470", "[::1]:1", "a b", ""])
+HOST = st.sampled_from(["a:2222", "b", "10.0.0.1:1", "grpc://1.2.3.4:8470", "[::1]:1", "fd00::1", "a b", ""])
 CLUSTER = st.fixed_dictionaries(
     {},
     optional={
@@ -79,7 +89,15 @@ WORDS = st.sampled_from(
     ]
 )  # fmt: skip
 VALUE = WORDS | TEXT | CLUSTER | TPU_CONFIG | JSON.map(json.dumps)
-ENVIRONMENT = st.dictionaries(st.sampled_from(NAMES), VALUE, max_size=8)
+ENVIRONMENT = st.dictionaries(st.sampled_from(NAMES + COORDINATES), VALUE, max_size=8)
+PLACE = (
+    st.sampled_from(
+        ["n[0-1]", "n[01-03,07],m", "n[", "n[]", "2(x2)", "3,1", "2(x", "16", "8", "4", "1", "0", "4294967290", "::1",
+         "[::1]:99", "fd00::1,fd00::2", "j-worker-0.j,j-worker-1.j", '["algo-2", "algo-1"]', '["algo-1"]', "algo-2",
+         "88735744.0;tcp://192.0.2.2,172.17.0.1:38957;tcp6://[fd00::2]:55361", ";;", "1.0;tcp://:", "job-0.svc", "1:3"]
+    )
+    | VALUE
+)  # fmt: skip
 
 NODE = st.fixed_dictionaries(
     {},
@@ -256,9 +274,38 @@ def test_any_cluster_gives_a_rank_inside_the_world_or_one_line(spec: str, name: 
         assert error.status == 2
         assert "\n" not in error.message
         return
-    assert found.nnodes >= 1 and 0 < found.master_port < 65536
+    _check_coordinates(found)
+
+
+def _check_coordinates(found: Cluster) -> None:
+    """A rank inside the world, and an address if there is more than one process."""
+    assert found.nnodes >= 1
     assert (found.node_rank is None) == (found.role in ("server", "evaluator"))
     assert found.node_rank is None or 0 <= found.node_rank < found.nnodes
+    assert found.master_addr
+    assert 0 <= found.master_port < 65536
+    if found.nnodes > 1 or found.task:
+        assert found.master_port
+    if found.task:
+        assert 0 <= found.task.rank < found.task.world_size
+        assert found.role == ("worker" if found.task.rank else "master")
+
+
+@settings(quick, max_examples=400)
+@given(env=st.dictionaries(st.sampled_from(COORDINATES), PLACE, max_size=8))
+def test_any_coordinates_give_a_rank_inside_the_world_or_one_line(env: dict[str, str]) -> None:
+    try:
+        found = slice_from_env(env) if env.get("TPU_WORKER_HOSTNAMES", "").strip() else None
+        _check_coordinates(resolve(env, Settings(env), found))
+    except LaunchError as error:
+        assert error.status == 2
+        assert "\n" not in error.message
+
+
+@quick
+@given(nodes=st.text("n0123[],-x.:", max_size=20))
+def test_any_list_of_nodes(nodes: str) -> None:
+    assert not {"[", "]", ","} & set(first_node(nodes))
 
 
 @quick
@@ -282,7 +329,7 @@ def test_any_image_description(content: bytes) -> None:
 )
 def test_any_command_line(root: str, argv: list[str]) -> None:
     started: Callable[..., Any] = mock.Mock(side_effect=LaunchError("started", 127))
-    with mock.patch("launcher.process.replace", started), mock.patch("launcher.process.supervise", started):
+    with mock.patch("launcher.process.replace", started), mock.patch("launcher.supervisor.supervise", started):
         status, _, err, _ = _launch({}, [], argv, root)
     assert status in (0, 2, 127)
     assert "internal error" not in err

@@ -103,3 +103,12 @@ def test_explain_help_and_a_missing_command(python: str, machine: Machine) -> No
     assert "R9" in _run(python, machine, {}, "--explain").stdout
     assert "usage: launch" in _run(python, machine, {}, "--help").stdout
     assert _run(python, machine, {}, "--", "no-such-command").returncode == 127
+
+
+def test_several_processes(python: str, machine: Machine) -> None:
+    show = 'echo "$RANK $LOCAL_RANK $WORLD_SIZE"; exit $RANK'
+    env = {"LAUNCHER_NPROC": "2", "LAUNCHER_PREFIX": "1", "LAUNCHER_GRACE": "5"}
+    done = _run(python, machine, env, "--", "/bin/sh", "-c", f'if [ "$RANK" = 1 ]; then sleep 0.2; fi; {show}')
+    assert done.returncode == 1
+    assert sorted(done.stdout.splitlines()) == ["[rank 0] 0 0 2", "[rank 1] 1 1 2"]
+    assert "Warning" not in done.stderr and "Traceback" not in done.stderr

@@ -45,7 +45,8 @@ def test_stdout_and_arguments_belong_to_the_trainer(machine: Machine) -> None:
 
 def test_exports_and_unsets_reach_the_trainer(machine: Machine) -> None:
     show = "import os; print(os.environ['NNODES'], 'CLOUD_ML_HP_METRIC_FILE' in os.environ, os.environ['OTHER'])"
-    ended = _run(machine, "--", sys.executable, "-c", show, CLOUD_ML_HP_METRIC_FILE="", OTHER="kept")
+    env = {"CLOUD_ML_HP_METRIC_FILE": "", "OTHER": "kept", "LAUNCHER_NPROC": "1"}
+    ended = _run(machine, "--", sys.executable, "-c", show, **env)
     assert ended.stdout == "1 False kept\n"
 
 
@@ -175,11 +176,12 @@ def test_a_name_of_node_0_that_does_not_resolve_is_retryable(
 SUPERVISE = """
 import os, sys
 sys.path.insert(0, {root!r})
-from launcher import process
+from launcher import supervisor
 from launcher.errors import LaunchError
 from launcher.settings import Settings
 try:
-    sys.exit(process.supervise({command!r}, dict(os.environ), Settings({{"LAUNCHER_GRACE": "{grace}"}}, {flags!r})))
+    settings = Settings({{"LAUNCHER_GRACE": "{grace}"}}, {flags!r})
+    sys.exit(supervisor.supervise([supervisor.Member("", {command!r}, dict(os.environ))], settings))
 except LaunchError as error:
     print(error.status, error)
 """

@@ -79,7 +79,8 @@ def test_exports_on_gke(launch: Launch, env: dict[str, str], added: dict[str, st
     }
     assert exports == {"PJRT_DEVICE": "TPU", **added}
     multi_host = "," in env.get("TPU_WORKER_HOSTNAMES", "") or "," in env.get("TPU_PROCESS_ADDRESSES", "")
-    assert ("MASTER_ADDR" in data["exports"]) != multi_host  # torch_xla selects its own rendezvous host
+    assert ("NODE_RANK" in data["exports"]) == multi_host
+    assert "MASTER_ADDR" not in data["exports"]  # torch_xla selects its own rendezvous host
 
 
 @pytest.mark.parametrize(
@@ -328,6 +329,32 @@ def test_no_metadata_request_with_tpu_skip_mds_query_or_tensorflow(
     launch({**XLA, "TPU_SKIP_MDS_QUERY": "1"})
     launch({"LAUNCHER_FRAMEWORK": "tensorflow==2.20.0"})
     assert cloud.requests == []
+
+
+@pytest.mark.parametrize("value", ["", "0", "false", "No"])
+def test_tpu_skip_mds_query_that_means_no_is_unset(
+    launch: Launch, machine: Machine, google_cloud: Callable[..., Any], value: str
+) -> None:
+    cloud = _vm(machine, google_cloud, OLD_FORMAT)
+    data = launch({**XLA, "TPU_SKIP_MDS_QUERY": value}).data
+    assert data["unsets"] == ["TPU_SKIP_MDS_QUERY"]
+    assert data["cluster"]["nnodes"] == 2
+    assert cloud.requests
+
+
+def test_tpu_skip_mds_query_that_means_no_is_replaced_where_it_must_be_yes(
+    launch: Launch, machine: Machine, google_cloud: Callable[..., Any]
+) -> None:
+    _vm(machine, google_cloud, NEW_FORMAT)
+    data = launch({**XLA, "TPU_SKIP_MDS_QUERY": "0"}).data
+    assert data["exports"]["TPU_SKIP_MDS_QUERY"] == "1"
+    assert data["unsets"] == []
+
+
+def test_tpu_skip_mds_query_that_means_no_does_not_describe_a_slice(launch: Launch) -> None:
+    env = {**XLA, "TPU_ACCELERATOR_TYPE": "v4-8"}
+    assert launch({**env, "TPU_SKIP_MDS_QUERY": "1"}).data["runtime"] == "tpu-local"
+    assert launch({**env, "TPU_SKIP_MDS_QUERY": "0"}).data["runtime"] == "cpu"
 
 
 @pytest.mark.parametrize("name", ["CLOUD_TPU_TASK_ID", "TPU_VISIBLE_CHIPS", "TPU_PROCESS_PORT"])

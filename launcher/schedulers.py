@@ -1,0 +1,287 @@
+"""Coordinates from schedulers of processes and pods (R13.10 to R13.16). Imported only if their variables are set."""
+
+from __future__ import annotations
+
+import os
+
+from launcher import address
+from launcher.coordinates import DEFAULT_PORT, LOCAL_ADDR, MAX_NODES, Cluster, Task, job_port, master_port
+from launcher.errors import config_error
+from launcher.settings import integer, text
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Mapping
+
+# SLURM_MAX_NORMAL_STEP_ID of slurm.h: steps that Slurm numbers itself, such as the shell of `salloc`, are above it.
+MAX_STEP = 0xFFFFFFF0
+MAX_FILE = 1 << 20
+SAGEMAKER_FILE = "/opt/ml/input/config/resourceconfig.json"
+
+
+def open_mpi(env: Mapping[str, str]) -> Cluster | None:
+    """Processes started by Open MPI's mpirun (R13.10). A rank is a process: the launcher starts no others."""
+    size = _count(env, "OMPI_COMM_WORLD_SIZE")
+    if size == 1:
+        return None
+    task = Task(
+        _rank(env, "OMPI_COMM_WORLD_RANK", size),
+        size,
+        _rank(env, "OMPI_COMM_WORLD_LOCAL_RANK", size),
+        _count(env, "OMPI_COMM_WORLD_LOCAL_SIZE"),
+    )
+    first = text(env, "OMPI_MCA_orte_hnp_uri")  # of mpirun itself; not set by Open MPI 5
+    host = _first_address(first)
+    if task.local_world_size < size and not text(env, "MASTER_ADDR"):
+        if not host:
+            raise config_error(
+                f"mpirun started {size} ranks, but the address of rank 0 is unknown: set it with "
+                "mpirun -x MASTER_ADDR=HOST"
+            )
+        if task.rank == 0 and _first_address(text(env, "OMPI_MCA_orte_local_daemon_uri")) not in ("", host):
+            # The other ranks cannot see this; mpirun ends all of them when this one fails.
+            raise config_error(
+                "rank 0 does not run on the host of mpirun, so the other ranks do not know its address: set it with "
+                "mpirun -x MASTER_ADDR=HOST"
+            )
+    job = first.partition(".")[0] or text(env, "PMIX_NAMESPACE")
+    # A job id of Open MPI is the family of the job times 65536; PMIx names are text.
+    number = int(job) >> 16 if job.isascii() and job.isdigit() else int.from_bytes(job.encode(), "big")
+    return _processes(env, "Open MPI", task, host, number)
+
+
+def hydra(env: Mapping[str, str]) -> Cluster | None:
+    """Processes started by Hydra: mpiexec of MPICH and Intel MPI (R13.11). Hydra does not tell the address of rank 0.
+
+    PMI_RANK alone is also set by `srun --mpi=pmi2`, whose tasks R13.12 describes.
+    """
+    size = _count(env, "PMI_SIZE")
+    if size == 1 or not (text(env, "MPI_LOCALRANKID") and text(env, "MPI_LOCALNRANKS")):
+        return None
+    task = Task(_rank(env, "PMI_RANK", size), size, _rank(env, "MPI_LOCALRANKID", size), _count(env, "MPI_LOCALNRANKS"))
+    if task.local_world_size < size and not text(env, "MASTER_ADDR"):
+        raise config_error(
+            f"mpiexec started {size} ranks, but the address of rank 0 is unknown: set it with "
+            "mpiexec -genv MASTER_ADDR HOST"
+        )
+    return _processes(env, "PMI", task, LOCAL_ADDR, None)
+
+
+def _processes(env: Mapping[str, str], source: str, task: Task, host: str, job: int | None) -> Cluster:
+    """The coordinates of a rank of MPI, which knows processes but not nodes: equal numbers on each node are assumed."""
+    local = max(1, min(task.local_world_size, task.world_size))
+    nodes = -(-task.world_size // local)
+    task.nodes_known = nodes == 1
+    if nodes == 1:
+        host = LOCAL_ADDR
+    port = DEFAULT_PORT if job is None else job_port(job)
+    return Cluster(source, task.rank // local, nodes, host, port, task=task)
+
+
+def _first_address(uri: str) -> str:
+    """The first address in "88735744.0;tcp://192.0.2.2,172.17.0.1:38957;tcp6://[fd00::2]:55361"; "" without one."""
+    for part in uri.split(";")[1:]:
+        scheme, _, rest = part.partition("://")
+        if scheme not in ("tcp", "tcp6"):
+            continue
+        words = rest[1:].partition("]")[0] if rest.startswith("[") else rest.rpartition(":")[0]
+        for word in words.split(","):
+            if address.is_address(word):
+                return word
+    return ""
+
+
+def slurm(env: Mapping[str, str]) -> Cluster | None:
+    """A task of a Slurm step (R13.12).
+
+    The variables of a job are not enough: the script of sbatch has SLURM_PROCID=0 and SLURM_NTASKS=4 too, and is not
+    one of four. Only srun sets SLURM_STEP_ID, and only tasks have a SLURM_PROCID over 0.
+    """
+    step, rank_word = text(env, "SLURM_STEP_ID"), text(env, "SLURM_PROCID")
+    step_id = int(step) if step.isascii() and step.isdigit() and len(step) < 12 else MAX_STEP + 1
+    if step_id > MAX_STEP and rank_word in ("", "0"):
+        return None
+    name = "SLURM_STEP_NUM_TASKS" if text(env, "SLURM_STEP_NUM_TASKS") else "SLURM_NTASKS"
+    if not text(env, name) and rank_word not in ("", "0"):
+        raise config_error(f"SLURM_PROCID is {rank_word[:20]}, but the number of tasks is unknown: pass {name} on")
+    size = _count(env, name) if text(env, name) else 1
+    if size == 1:
+        return None
+    rank = _rank(env, "SLURM_PROCID", size)
+    per_node = _per_node(text(env, "SLURM_STEP_TASKS_PER_NODE") or text(env, "SLURM_TASKS_PER_NODE"))
+    if sum(per_node) != size:
+        per_node = []
+    nodes = len(per_node) or _known(env, "SLURM_STEP_NUM_NODES") or _known(env, "SLURM_NNODES")
+    node = _known(env, "SLURM_NODEID")
+    host = LOCAL_ADDR
+    if nodes != 1 and not text(env, "MASTER_ADDR"):
+        host = first_node(text(env, "SLURM_STEP_NODELIST") or text(env, "SLURM_JOB_NODELIST"))
+        if not host:
+            raise config_error(
+                f"this is task {rank} of {size} of a Slurm step, but the address of task 0 is unknown: pass "
+                "SLURM_STEP_NODELIST on, or set MASTER_ADDR"
+            )
+        if rank == 0 and node:
+            raise config_error(
+                f"task 0 of the Slurm step runs on node {node} of {text(env, 'SLURM_STEP_NODELIST')[:80]}, so the "
+                "other tasks do not know its address: set MASTER_ADDR, or leave out --distribution=arbitrary"
+            )
+    # A job has at most a few steps at a time; consecutive jobs are 32 ports apart.
+    port = job_port(32 * _known(env, "SLURM_JOB_ID") + min(step_id, 31))
+    if nodes == size:
+        return Cluster("Slurm", rank, size, host, port)
+    local_size = per_node[node] if node < len(per_node) else 0
+    task = Task(rank, size, _known(env, "SLURM_LOCALID"), local_size, nodes_known=nodes > node)
+    return Cluster("Slurm", node, max(nodes, node + 1), host, port, task=task)
+
+
+def first_node(nodes: str) -> str:
+    """The first name in Slurm's "node[01-03,07],other", "rack[0-1]node[1-4]" or "a,b"; "" if it cannot be read."""
+    found, rest = "", nodes
+    while rest:
+        literal, bracket, after = rest.partition("[")
+        name, comma, _ = literal.partition(",")
+        if comma or not bracket:
+            found += name
+            break
+        ranges, closed, rest = after.partition("]")
+        first = ranges.partition(",")[0].partition("-")[0]
+        if not (closed and first.isascii() and first.isdigit()):
+            return ""
+        found += literal + first
+    return found if address.is_address(found) else ""
+
+
+def _per_node(word: str) -> list[int]:
+    """Tasks of each node in Slurm's "3,1" or "4(x2),3"; [] if it cannot be read."""
+    found: list[int] = []
+    for part in word.split(","):
+        count, times, repeats = part.partition("(x")
+        repeats = repeats[:-1] if repeats.endswith(")") else "" if times else "1"
+        if not all(number.isascii() and number.isdigit() and len(number) < 7 for number in (count, repeats)):
+            return []
+        if len(found) + int(repeats) > MAX_NODES:
+            return []
+        found += [int(count)] * int(repeats)
+    return found
+
+
+def leader_worker_set(env: Mapping[str, str]) -> Cluster | None:
+    """A pod of a group of a LeaderWorkerSet (R13.14)."""
+    size = _count(env, "LWS_GROUP_SIZE")
+    if size == 1:
+        return None
+    rank = _rank(env, "LWS_WORKER_INDEX", size)
+    head = text(env, "LWS_LEADER_ADDRESS") or text(env, "MASTER_ADDR")
+    if not head:
+        raise config_error(
+            f"LWS_GROUP_SIZE is {size}, but LWS_LEADER_ADDRESS is unset: the address of the leader is unknown"
+        )
+    host, port = address.split("LWS_LEADER_ADDRESS", head)
+    return Cluster("LeaderWorkerSet", rank, size, host, master_port(env) or port or DEFAULT_PORT)
+
+
+# Names of Volcano's tasks that form a training world together, in the order of their ranks (R13.15).
+VOLCANO_HEADS = ("MASTER", "CHIEF")
+VOLCANO_OUTSIDE = {"PS": "server", "EVALUATOR": "evaluator"}
+
+
+def volcano(env: Mapping[str, str]) -> Cluster | None:
+    """A pod of a Volcano job with the plugins `env` and `svc` (R13.15)."""
+    name = "VC_TASK_INDEX" if text(env, "VC_TASK_INDEX") else "VK_TASK_INDEX"
+    index = integer(name, text(env, name), 0, MAX_NODES)
+    tasks = {
+        variable[3:-6]: [word.strip() for word in text(env, variable).split(",") if word.strip()]
+        for variable in sorted(env)
+        if variable.startswith("VC_") and variable.endswith("_HOSTS") and text(env, variable)
+    }
+    if not tasks:
+        sizes = [word for word in env if word.startswith("VC_") and word.endswith("_NUM") and _known(env, word) > 1]
+        if sizes:
+            raise config_error(
+                f"{sorted(sizes)[0]} is {text(env, sorted(sizes)[0])[:20]}, but no VC_*_HOSTS is set: the addresses of "
+                "the pods are unknown; enable Volcano's plugin svc"
+            )
+        return None  # without the plugin svc the pods are independent of each other
+    own = _volcano_task(env, tasks, index)
+    heads = [task for task in VOLCANO_HEADS if task in tasks]
+    members = [*heads, "WORKER"] if "WORKER" in tasks else heads or list(tasks) if len(tasks) == 1 else heads
+    role = VOLCANO_OUTSIDE.get(own, "")
+    if not own or (own not in members and not role) or not members:
+        if sum(len(hosts) for hosts in tasks.values()) == 1:
+            return None
+        single = Cluster("single node")
+        single.warnings.append(
+            f"Volcano's tasks are {', '.join(tasks)[:80]}, which do not say which pods train together: assuming a "
+            "single node; name them master and worker, or set RANK, WORLD_SIZE and MASTER_ADDR"
+        )
+        return single
+    world = [host for task in members for host in tasks[task]]
+    host, port = address.split("VC_*_HOSTS", world[0])
+    rank = None if role else sum(len(tasks[task]) for task in members[: members.index(own)]) + index
+    if rank is not None and rank >= len(world):
+        raise config_error(f"{name} is {index}, but VC_{own}_HOSTS lists {len(tasks[own])} pods")
+    return Cluster("Volcano", rank, len(world), host, master_port(env) or port or DEFAULT_PORT, role)
+
+
+def _volcano_task(env: Mapping[str, str], tasks: Mapping[str, list[str]], index: int) -> str:
+    """The task of this pod: the only one, or the one that lists this host at this index; "" if unknown."""
+    if len(tasks) == 1:
+        return next(iter(tasks))
+    own = (text(env, "HOSTNAME") or os.uname().nodename).partition(".")[0]
+    for task in tasks:
+        if index < len(tasks[task]) and tasks[task][index].partition(".")[0] == own:
+            return task
+    return ""
+
+
+def sagemaker(env: Mapping[str, str]) -> Cluster | None:
+    """A container of a SageMaker training job (R13.16).
+
+    SM_HOSTS and SM_CURRENT_HOST are set by SageMaker's own toolkit. Without it there is a file with the same content.
+    """
+    import json
+
+    found: object
+    try:
+        if text(env, "SM_HOSTS"):
+            found = {"hosts": json.loads(text(env, "SM_HOSTS")), "current_host": text(env, "SM_CURRENT_HOST")}
+        else:
+            with open(text(env, "LAUNCHER_SYSROOT").rstrip("/") + SAGEMAKER_FILE, "rb") as file:
+                found = json.loads(file.read(MAX_FILE).decode("utf-8"))
+    except OSError:
+        return None
+    except (ValueError, RecursionError):
+        raise config_error(f"{_sagemaker_source(env)} is not JSON") from None
+    hosts = found.get("hosts") if isinstance(found, dict) else None
+    if not isinstance(hosts, list) or not all(isinstance(host, str) for host in hosts):
+        raise config_error(f"{_sagemaker_source(env)} must have a list of the names of the hosts")
+    if len(hosts) < 2:
+        return None
+    hosts.sort()
+    current = found.get("current_host") if isinstance(found, dict) else None
+    if current not in hosts:
+        raise config_error(
+            f"the current host {str(current)[:60]!r} is not in {_sagemaker_source(env)} ({', '.join(hosts)[:80]}): the "
+            "rank of this host is unknown"
+        )
+    host, port = address.split(_sagemaker_source(env), hosts[0])
+    return Cluster("SageMaker", hosts.index(current), len(hosts), host, master_port(env) or port or DEFAULT_PORT)
+
+
+def _sagemaker_source(env: Mapping[str, str]) -> str:
+    return "SM_HOSTS" if text(env, "SM_HOSTS") else SAGEMAKER_FILE
+
+
+def _count(env: Mapping[str, str], name: str) -> int:
+    return integer(name, text(env, name), 1, MAX_NODES)
+
+
+def _rank(env: Mapping[str, str], name: str, size: int) -> int:
+    return integer(name, text(env, name), 0, size - 1)
+
+
+def _known(env: Mapping[str, str], name: str) -> int:
+    """A number that another program has set; 0 if it is unset or not a number."""
+    word = text(env, name)
+    return int(word) if word.isascii() and word.isdigit() and len(word) < 11 else 0

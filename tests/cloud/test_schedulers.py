@@ -1,0 +1,314 @@
+"""The launcher below real schedulers: Slurm's srun (two slurmd on this host) and Open MPI's mpirun (R13).
+
+On Debian and Ubuntu as root, which CI is, missing programs are installed; elsewhere the tests need them on PATH. Facts
+that srun 22.05 and Open MPI 4.1 showed, and that the launcher's rules are based on:
+
+- Only a task of a step has SLURM_STEP_ID. The script of `sbatch -n4` has SLURM_PROCID=0 and SLURM_NTASKS=4 too.
+- SLURM_STEP_NODELIST is "n[0-1]"; the names need not resolve anywhere but on the nodes.
+- SLURM_STEP_TASKS_PER_NODE is "1(x2)", or "3,1" where nodes differ.
+- mpirun sets OMPI_COMM_WORLD_RANK, _SIZE, _LOCAL_RANK and _LOCAL_SIZE, and its own addresses in OMPI_MCA_orte_hnp_uri.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from tests.conftest import ROOT
+
+PROGRAMS = {"srun": "slurm-wlm", "munged": "munge", "mpirun": "openmpi-bin"}
+INSTALL_TIMEOUT = 600  # seconds; 25 s on 2 cores
+LAUNCHER = (sys.executable, "-I", "-S", str(ROOT / "launcher"))
+NAMES = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "NODE_RANK", "NNODES")
+
+# Prints what this process got, after it has met the others at MASTER_ADDR and MASTER_PORT and added their ranks up.
+MEET = f"""
+import json, os, socket, time
+rank, world = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+address = (os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]))
+if rank == 0:
+    server = socket.create_server(address)
+    peers = [server.accept()[0] for _ in range(world - 1)]
+    total = sum(int(peer.recv(10)) for peer in peers)
+    for peer in peers:
+        peer.sendall(str(total).encode())
+else:
+    end = time.monotonic() + 30
+    while True:
+        try:
+            peer = socket.create_connection(address, timeout=30)
+            break
+        except OSError:
+            if time.monotonic() > end:
+                raise
+            time.sleep(0.1)
+    peer.sendall(str(rank).encode())
+    total = int(peer.recv(10))
+print(json.dumps({{"met": total, **{{name: os.environ.get(name) for name in {NAMES!r}}}}}), flush=True)
+"""
+
+
+CAN_INSTALL = os.geteuid() == 0 and shutil.which("apt-get") is not None
+pytestmark = [] if CAN_INSTALL else [pytest.mark.needs(*PROGRAMS)]
+
+
+@functools.cache
+def _install() -> None:
+    """Install the schedulers where this is possible; without their services, which the tests start themselves."""
+    missing = sorted({package for program, package in PROGRAMS.items() if not shutil.which(program)})
+    if not missing:
+        return
+    # Debian would start services that the tests do not use, and that outlive them.
+    env = {**os.environ, "DEBIAN_FRONTEND": "noninteractive", "RUNLEVEL": "1"}
+    for words in (["update"], ["install", "-y", "--no-install-recommends", *missing]):
+        done = subprocess.run(
+            ["apt-get", "-qq", *words], env=env, capture_output=True, text=True, timeout=INSTALL_TIMEOUT, check=False
+        )
+        if done.returncode:
+            pytest.fail(f"apt-get {' '.join(words)}: {done.stderr.strip().splitlines()[-1:]}")
+
+
+@pytest.fixture(scope="module", autouse=True)
+def schedulers() -> None:
+    _install()
+    assert [program for program in PROGRAMS if not shutil.which(program)] == []
+
+
+# Two nodes on one host: `slurmd -N` gives each its name and port. cgroups would need systemd.
+CONFIGURATION = """\
+ClusterName=test
+SlurmctldHost={host}(127.0.0.1)
+SlurmctldPort={port}
+SlurmUser={user}
+SlurmdUser={user}
+AuthType=auth/munge
+AuthInfo=socket={folder}/munge.socket
+CredType=cred/munge
+StateSaveLocation={folder}/state
+SlurmdSpoolDir={folder}/spool-%n
+SlurmctldPidFile={folder}/slurmctld.pid
+SlurmdPidFile={folder}/slurmd-%n.pid
+ProctrackType=proctrack/pgid
+TaskPlugin=task/none
+JobAcctGatherType=jobacct_gather/none
+SelectType=select/cons_tres
+SelectTypeParameters=CR_CPU
+SlurmdParameters=config_overrides
+MpiDefault=none
+KillWait=2
+NodeName=trainyard-n[0-1] NodeHostname={host} NodeAddr=127.0.0.1 Port=[{first}-{last}] CPUs=4 State=UNKNOWN
+PartitionName=all Nodes=ALL Default=YES State=UP
+"""
+HOSTS = "127.0.0.1 localhost trainyard-n0\n127.0.0.1 trainyard-n1\n"
+# Runs in namespaces of its own: the nodes' names resolve there only, and the services end with the first process.
+SERVICES = """\
+set -eu
+mount --bind "$1/hosts" /etc/hosts
+cd "$1"
+munged --foreground --force --key-file="$1/munge.key" --socket="$1/munge.socket" --pid-file="$1/munge.pid" \
+  --log-file="$1/munge.log" --seed-file="$1/munge.seed" &
+until [ -S "$1/munge.socket" ]; do sleep 0.05; done
+slurmctld -D -i -f "$1/slurm.conf" >"$1/slurmctld.log" 2>&1 &
+for node in trainyard-n0 trainyard-n1; do slurmd -D -N $node -f "$1/slurm.conf" >"$1/$node.log" 2>&1 & done
+shift
+until [ "$(sinfo -h -t idle -o %D 2>/dev/null)" = 2 ]; do sleep 0.1; done
+echo ready
+while read -r line; do eval "$line"; done
+"""
+
+
+class Slurm:
+    """A cluster of two nodes, in which commands run."""
+
+    def __init__(self, folder: Path, services: subprocess.Popen[str]) -> None:
+        self.folder = folder
+        self.services = services
+        self._number = 0
+
+    def run(self, *words: str, timeout: float = 60) -> subprocess.CompletedProcess[str]:
+        """Run a command of Slurm's; returns its status and output."""
+        self._number += 1
+        out = self.folder / f"out-{self._number}"
+        self.start(*words, out=out)
+        end = time.monotonic() + timeout
+        status = Path(f"{out}.status")
+        while not (status.exists() and status.read_text().strip()):
+            assert time.monotonic() < end, f"{words} takes more than {timeout:g} s: {self.logs()}"
+            time.sleep(0.05)
+        return subprocess.CompletedProcess(
+            words, int(status.read_text()), out.read_text(), Path(f"{out}.err").read_text()
+        )
+
+    def start(self, *words: str, out: Path) -> None:
+        """Start a command; its output and status are written to files."""
+        quoted = " ".join("'" + word.replace("'", "'\\''") + "'" for word in words)
+        script = Path(f"{out}.sh")
+        script.write_text(f"{quoted} >{out} 2>{out}.err\necho $? >{out}.status\n")
+        Path(f"{out}.err").touch()
+        assert self.services.stdin is not None
+        self.services.stdin.write(f"sh {script} &\n")
+        self.services.stdin.flush()
+
+    def logs(self) -> str:
+        """The last lines of every service."""
+        return "\n".join(path.read_text(errors="replace")[-600:] for path in sorted(self.folder.glob("*.log")))
+
+
+@pytest.fixture(scope="module")
+def slurm(schedulers: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Slurm]:
+    if os.geteuid():
+        pytest.skip("Slurm's services need root: run the cloud tests as root, as CI does")
+    folder = tmp_path_factory.mktemp("slurm")
+    for path in (folder, *folder.parents[:3]):
+        path.chmod(path.stat().st_mode & ~0o022 | 0o011)  # munged refuses sockets in folders that others can write to
+    key = folder / "munge.key"
+    key.write_bytes(os.urandom(1024))
+    key.chmod(0o400)
+    (folder / "state").mkdir()
+    (folder / "hosts").write_text(HOSTS)
+    host = subprocess.run(["hostname", "-s"], capture_output=True, text=True, check=True).stdout.strip()
+    first = 20000 + os.getpid() % 10000  # below the range of outgoing connections
+    text = CONFIGURATION.format(host=host, user="root", folder=folder, port=first, first=first + 1, last=first + 2)
+    (folder / "slurm.conf").write_text(text)
+    words = [
+        "unshare",
+        "--mount",
+        "--pid",
+        "--fork",
+        "--mount-proc",
+        "--kill-child",
+        "bash",
+        "-c",
+        SERVICES,
+        "services",
+    ]
+    env = {"PATH": os.environ["PATH"], "HOME": "/root", "SLURM_CONF": str(folder / "slurm.conf")}
+    with (folder / "services.log").open("w") as log:
+        services = subprocess.Popen(
+            [*words, str(folder)], env=env, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=log, text=True
+        )
+    cluster = Slurm(folder, services)
+    try:
+        watchdog = subprocess.Popen(["sh", "-c", f"sleep 60; kill {services.pid}"], start_new_session=True)
+        assert services.stdout is not None
+        ready = services.stdout.readline()  # 2 s
+        os.killpg(watchdog.pid, signal.SIGTERM)
+        watchdog.wait()
+        assert ready == "ready\n", cluster.logs()
+        yield cluster
+    finally:
+        services.kill()  # --kill-child: the namespace's first process, and with it all others
+        services.wait(timeout=30)
+
+
+def _met(ended: subprocess.CompletedProcess[str]) -> list[dict[str, object]]:
+    assert ended.returncode == 0, ended.stderr
+    return sorted((json.loads(line) for line in ended.stdout.splitlines()), key=lambda one: int(one["RANK"]))
+
+
+def _coordinates(*values: str) -> dict[str, str]:
+    return dict(zip(NAMES, values, strict=True))
+
+
+def test_one_task_per_node(slurm: Slurm) -> None:
+    ended = slurm.run("srun", "-N2", *LAUNCHER, "--", sys.executable, "-c", MEET)
+    assert _met(ended) == [
+        {"met": 1, **_coordinates("0", "2", "0", "1", "0", "2")},
+        {"met": 1, **_coordinates("1", "2", "0", "1", "1", "2")},
+    ]
+
+
+def test_several_tasks_on_one_node(slurm: Slurm) -> None:
+    ended = slurm.run("srun", "-N1", "-n2", *LAUNCHER, "--", sys.executable, "-c", MEET)
+    assert _met(ended) == [
+        {"met": 1, **_coordinates("0", "2", "0", "2", "0", "1")},
+        {"met": 1, **_coordinates("1", "2", "1", "2", "0", "1")},
+    ]
+
+
+def test_several_tasks_on_each_of_two_nodes(slurm: Slurm) -> None:
+    ended = slurm.run("srun", "-N2", "--ntasks-per-node=2", *LAUNCHER, "--", sys.executable, "-c", MEET)
+    assert _met(ended) == [
+        {"met": 6, **_coordinates(str(rank), "4", str(rank % 2), "2", str(rank // 2), "2")} for rank in range(4)
+    ]
+
+
+def test_several_processes_of_one_task_per_node(slurm: Slurm) -> None:
+    """As with a task per node and a process per GPU."""
+    ended = slurm.run(
+        "srun", "-N2", "env", "LAUNCHER_NPROC=2", *LAUNCHER, "--", sys.executable, "-c", MEET
+    )  # fmt: skip
+    assert _met(ended) == [
+        {"met": 6, **_coordinates(str(rank), "4", str(rank % 2), "2", str(rank // 2), "2")} for rank in range(4)
+    ]
+
+
+def test_the_script_of_sbatch_is_one_process(slurm: Slurm, tmp_path: Path) -> None:
+    script = slurm.folder / "job.sh"
+    script.write_text(f"#!/bin/sh\n{' '.join(LAUNCHER)} --print-env --json -- true\n")
+    out = slurm.folder / "job.out"
+    ended = slurm.run("sbatch", "--wait", "-N2", "-n4", f"--output={out}", f"--error={out}.err", str(script))
+    assert ended.returncode == 0, ended.stderr + Path(f"{out}.err").read_text()
+    cluster = json.loads(out.read_text())["cluster"]
+    assert (cluster["source"], cluster["node_rank"], cluster["nnodes"]) == ("single node", 0, 1)
+
+
+def test_scancel_ends_every_process_with_sigterm(slurm: Slurm) -> None:
+    """Slurm reports a step that a signal ended with the largest status of its tasks."""
+    out = slurm.folder / "cancelled"
+    wait = "import os, time; os.write(1, b'up\\n'); time.sleep(60)"
+    slurm.start(
+        "srun", "--job-name=cancelled", "-N2", "env", "LAUNCHER_NPROC=2", *LAUNCHER, "--", sys.executable, "-c", wait,
+        out=out,
+    )  # fmt: skip
+    end = time.monotonic() + 30
+    while not (out.exists() and out.read_text().count("up") == 4):
+        assert time.monotonic() < end, Path(f"{out}.err").read_text()
+        time.sleep(0.05)
+    assert slurm.run("scancel", "--signal=TERM", "--name=cancelled").returncode == 0
+    status = Path(f"{out}.status")
+    while not (status.exists() and status.read_text().strip()):
+        assert time.monotonic() < end
+        time.sleep(0.05)
+    assert int(status.read_text()) == 143, Path(f"{out}.err").read_text()
+
+
+def _mpirun(*words: str, **env: str) -> subprocess.CompletedProcess[str]:
+    options = ["--allow-run-as-root", "--oversubscribe", "--bind-to", "none"]
+    full = {"PATH": os.environ["PATH"], "HOME": os.environ.get("HOME", "/"), **env}
+    return subprocess.run(
+        ["mpirun", *options, *words], env=full, capture_output=True, text=True, timeout=120, check=False
+    )
+
+
+def test_ranks_of_mpirun() -> None:
+    ended = _mpirun("-np", "2", *LAUNCHER, "--", sys.executable, "-c", MEET)
+    assert _met(ended) == [
+        {"met": 1, **_coordinates("0", "2", "0", "2", "0", "1")},
+        {"met": 1, **_coordinates("1", "2", "1", "2", "0", "1")},
+    ]
+
+
+def test_two_jobs_of_mpirun_on_one_host_do_not_collide() -> None:
+    words = ["mpirun", "--allow-run-as-root", "--oversubscribe", "--bind-to", "none", "-np", "2"]
+    env = {"PATH": os.environ["PATH"], "HOME": os.environ.get("HOME", "/")}
+    command = [*words, *LAUNCHER, "--", sys.executable, "-c", MEET]
+    running = [subprocess.Popen(command, env=env, stdout=subprocess.PIPE, text=True) for _ in range(2)]
+    outs = [job.communicate(timeout=120)[0] for job in running]
+    assert [job.returncode for job in running] == [0, 0]
+    assert [len(out.splitlines()) for out in outs] == [2, 2]
+
+
+def test_a_single_rank_of_mpirun_is_a_plain_process() -> None:
+    ended = _mpirun("-np", "1", *LAUNCHER, "--print-env", "--json", "--", "true")
+    assert ended.returncode == 0, ended.stderr
+    assert json.loads(ended.stdout)["cluster"]["nnodes"] == 1

@@ -1,0 +1,375 @@
+"""Coordinates from Slurm, MPI, LeaderWorkerSet, Volcano and SageMaker (R13.10 to R13.16)."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from launcher.cluster import resolve
+from launcher.coordinates import Cluster
+from launcher.errors import LaunchError
+from launcher.schedulers import first_node
+from launcher.settings import Settings
+from launching import Launch, Machine
+
+TORCH = {"LAUNCHER_FRAMEWORK": "torch==2.9.1"}
+HNP = "88735744.0;tcp://192.0.2.2,172.17.0.1:38957;tcp6://[fd00::2]:55361"
+PORTS = range(61440, 65536)  # R13.19
+
+
+def job(tasks: str, nodes: str, size: int) -> dict[str, str]:
+    """What sbatch sets in its script (Slurm 22.05), which is task 0 of the job, but not a task of a step."""
+    return {
+        "SLURM_JOB_ID": "4",
+        "SLURM_JOB_NODELIST": nodes,
+        "SLURM_JOB_NUM_NODES": str(tasks.count(",") + 1),
+        "SLURM_LOCALID": "0",
+        "SLURM_NNODES": "2",
+        "SLURM_NODEID": "0",
+        "SLURM_NODELIST": nodes,
+        "SLURM_NPROCS": str(size),
+        "SLURM_NTASKS": str(size),
+        "SLURM_PROCID": "0",
+        "SLURM_TASKS_PER_NODE": tasks,
+    }
+
+
+def step(rank: int, size: int, tasks: str, node: int = 0, local: int = 0, nodes: str = "n[0-1]") -> dict[str, str]:
+    """What srun sets in a task (Slurm 22.05)."""
+    return {
+        **job(tasks, nodes, size),
+        "SLURM_LAUNCH_NODE_IPADDR": "10.9.9.9",
+        "SLURM_LOCALID": str(local),
+        "SLURM_NODEID": str(node),
+        "SLURM_PROCID": str(rank),
+        "SLURM_STEP_ID": "0",
+        "SLURM_STEP_NODELIST": nodes,
+        "SLURM_STEP_NUM_NODES": str(2 if "[" in nodes else 1),
+        "SLURM_STEP_NUM_TASKS": str(size),
+        "SLURM_STEP_TASKS_PER_NODE": tasks,
+    }
+
+
+def mpi(rank: int, size: int, local: int, local_size: int, **more: str) -> dict[str, str]:
+    """What Open MPI 4.1 sets."""
+    return {
+        "OMPI_COMM_WORLD_RANK": str(rank),
+        "OMPI_COMM_WORLD_SIZE": str(size),
+        "OMPI_COMM_WORLD_LOCAL_RANK": str(local),
+        "OMPI_COMM_WORLD_LOCAL_SIZE": str(local_size),
+        "OMPI_MCA_orte_hnp_uri": HNP,
+        "OMPI_MCA_orte_local_daemon_uri": HNP,
+        **more,
+    }
+
+
+def hydra(rank: int, size: int, local: int, local_size: int) -> dict[str, str]:
+    return {
+        "PMI_RANK": str(rank),
+        "PMI_SIZE": str(size),
+        "MPI_LOCALRANKID": str(local),
+        "MPI_LOCALNRANKS": str(local_size),
+    }
+
+
+LWS = {"LWS_LEADER_ADDRESS": "lws-0.lws.default", "LWS_GROUP_SIZE": "3"}
+VOLCANO = {
+    "VC_MASTER_HOSTS": "job-master-0.job",
+    "VC_MASTER_NUM": "1",
+    "VC_WORKER_HOSTS": "job-worker-0.job,job-worker-1.job",
+    "VC_WORKER_NUM": "2",
+    "VC_PS_HOSTS": "job-ps-0.job",
+    "VC_PS_NUM": "1",
+}
+SAGEMAKER = {"SM_HOSTS": '["algo-2", "algo-1"]'}
+
+
+def _resolve(env: dict[str, str]) -> Cluster:
+    return resolve(env, Settings(env))
+
+
+@pytest.mark.parametrize(
+    ("env", "expected"),
+    [
+        pytest.param(step(1, 2, "1(x2)", node=1), ("Slurm", 1, 2, "n0"), id="slurm-task-per-node"),
+        pytest.param({**LWS, "LWS_WORKER_INDEX": "2"}, ("LeaderWorkerSet", 2, 3, "lws-0.lws.default"), id="lws"),
+        pytest.param({**LWS, "LWS_WORKER_INDEX": "0"}, ("LeaderWorkerSet", 0, 3, "lws-0.lws.default"), id="lws-leader"),
+        pytest.param(
+            {"VC_TASK_INDEX": "1", "VC_TRAINER_HOSTS": "j-trainer-0.j,j-trainer-1.j", "VC_TRAINER_NUM": "2"},
+            ("Volcano", 1, 2, "j-trainer-0.j"),
+            id="volcano-one-task",
+        ),
+        pytest.param(
+            {**VOLCANO, "VC_TASK_INDEX": "1", "HOSTNAME": "job-worker-1"},
+            ("Volcano", 2, 3, "job-master-0.job"),
+            id="volcano-worker",
+        ),
+        pytest.param(
+            {**VOLCANO, "VK_TASK_INDEX": "0", "HOSTNAME": "job-master-0"},
+            ("Volcano", 0, 3, "job-master-0.job"),
+            id="volcano-master",
+        ),
+        pytest.param(
+            {**VOLCANO, "VC_TASK_INDEX": "0", "HOSTNAME": "job-ps-0"},
+            ("Volcano", None, 3, "job-master-0.job"),
+            id="volcano-ps",
+        ),
+        pytest.param({**SAGEMAKER, "SM_CURRENT_HOST": "algo-2"}, ("SageMaker", 1, 2, "algo-1"), id="sagemaker"),
+    ],
+)
+def test_nodes(env: dict[str, str], expected: tuple[object, ...]) -> None:
+    found = _resolve(env)
+    assert (found.source, found.node_rank, found.nnodes, found.master_addr) == expected
+    assert found.task is None
+
+
+@pytest.mark.parametrize(
+    ("env", "source", "ranks", "nodes", "head"),
+    [
+        pytest.param(step(1, 2, "2", local=1, nodes="n0"), "Slurm", (1, 2, 1, 2), (0, 1), "127.0.0.1", id="slurm-1"),
+        pytest.param(step(1, 4, "3,1", local=1), "Slurm", (1, 4, 1, 3), (0, 2), "n0", id="slurm-uneven-node-0"),
+        pytest.param(step(3, 4, "3,1", node=1), "Slurm", (3, 4, 0, 1), (1, 2), "n0", id="slurm-uneven-node-1"),
+        pytest.param(step(9, 16, "8(x2)", 1, 1), "Slurm", (9, 16, 1, 8), (1, 2), "n0", id="slurm-task-per-gpu"),
+        pytest.param(mpi(1, 2, 1, 2), "Open MPI", (1, 2, 1, 2), (0, 1), "127.0.0.1", id="mpi-one-node"),
+        pytest.param(mpi(5, 8, 1, 4), "Open MPI", (5, 8, 1, 4), (1, 2), "192.0.2.2", id="mpi-two-nodes"),
+        pytest.param(
+            mpi(0, 2, 0, 1, OMPI_MCA_orte_local_daemon_uri=HNP.replace("88735744.0", "88735744.1")),
+            "Open MPI",
+            (0, 2, 0, 1),
+            (0, 2),
+            "192.0.2.2",
+            id="mpi-daemon-on-the-host-of-mpirun",
+        ),
+        pytest.param(
+            mpi(1, 2, 0, 1, OMPI_MCA_orte_hnp_uri="1.0;tcp6://[fd00::2,fd00::3]:1"),
+            "Open MPI",
+            (1, 2, 0, 1),
+            (1, 2),
+            "fd00::2",
+            id="mpi-ipv6",
+        ),
+        pytest.param(
+            mpi(1, 2, 0, 1, OMPI_MCA_orte_hnp_uri="", MASTER_ADDR="h0"),
+            "Open MPI",
+            (1, 2, 0, 1),
+            (1, 2),
+            "h0",
+            id="mpi-5-with-MASTER_ADDR",
+        ),
+        pytest.param(hydra(1, 2, 1, 2), "PMI", (1, 2, 1, 2), (0, 1), "127.0.0.1", id="hydra-one-node"),
+        pytest.param(
+            {**hydra(3, 4, 1, 2), "MASTER_ADDR": "h0"}, "PMI", (3, 4, 1, 2), (1, 2), "h0", id="hydra-two-nodes"
+        ),
+        pytest.param(
+            {**step(1, 2, "1(x2)", node=1), **mpi(5, 8, 1, 4)},
+            "Open MPI",
+            (5, 8, 1, 4),
+            (1, 2),
+            "192.0.2.2",
+            id="mpirun-whose-daemons-are-a-slurm-step",
+        ),
+        pytest.param(
+            {**step(1, 2, "2", local=1, nodes="n0"), "PMI_RANK": "1", "PMI_SIZE": "2"},
+            "Slurm",
+            (1, 2, 1, 2),
+            (0, 1),
+            "127.0.0.1",
+            id="srun-mpi=pmi2",
+        ),
+        pytest.param(
+            {**step(3, 4, "2(x2)", 1, 1), "NODE_RANK": "0", "NNODES": "2", "MASTER_ADDR": "n0"},
+            "Slurm",
+            (3, 4, 1, 2),
+            (1, 2),
+            "n0",
+            id="slurm-over-variables-of-the-batch-script",
+        ),
+        pytest.param(
+            {"MASTER_ADDR": "m", "RANK": "5", "WORLD_SIZE": "8", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "4"},
+            "MASTER_ADDR",
+            (5, 8, 1, 4),
+            (1, 2),
+            "m",
+            id="another-launcher",
+        ),
+    ],
+)
+def test_processes(env: dict[str, str], source: str, ranks: tuple[int, ...], nodes: tuple[int, int], head: str) -> None:
+    found = _resolve(env)
+    assert found.source == source
+    assert found.task is not None
+    task = found.task
+    assert (task.rank, task.world_size, task.local_rank, task.local_world_size) == ranks
+    assert (found.node_rank, found.nnodes) == nodes
+    assert found.master_addr == head
+    assert found.role == ("worker" if task.rank else "master")
+
+
+def test_all_processes_of_a_job_have_the_same_port_and_other_jobs_another() -> None:
+    ports = {_resolve(step(rank, 4, "3,1", node)).master_port for rank, node in ((0, 0), (1, 0), (3, 1))}
+    assert len(ports) == 1
+    assert ports <= set(PORTS)
+    others = {_resolve({**step(0, 2, "2"), "SLURM_JOB_ID": str(n)}).master_port for n in range(100)}
+    assert len(others) == 100
+    steps = {_resolve({**step(0, 2, "2"), "SLURM_STEP_ID": str(n)}).master_port for n in range(30)}
+    assert len(steps) == 30
+    assert {_resolve(mpi(rank, 2, rank, 2)).master_port for rank in (0, 1)} == {61440 + 88735744 // 65536}
+    prrte = {"OMPI_MCA_orte_hnp_uri": "", "PMIX_NAMESPACE": "prterun-host-1234@1"}
+    ports = {_resolve(mpi(rank, 2, rank, 2, **prrte)).master_port for rank in (0, 1)}
+    assert len(ports) == 1 and ports <= set(PORTS)
+    assert _resolve({**step(1, 2, "2"), "MASTER_PORT": "1234"}).master_port == 1234
+
+
+@pytest.mark.parametrize(
+    "env",
+    [
+        pytest.param(job("3,1", "n[0-1]", 4), id="script-of-sbatch"),
+        pytest.param({**job("3,1", "n[0-1]", 4), "SLURM_PROCID": ""}, id="shell-of-salloc"),
+        pytest.param({**step(0, 16, "8(x2)"), "SLURM_STEP_ID": "4294967290"}, id="interactive-step-of-salloc"),
+        pytest.param(step(0, 1, "1", nodes="n0"), id="step-of-one-task"),
+        pytest.param({**job("3,1", "n[0-1]", 4), "WORLD_SIZE": "4", "MASTER_ADDR": "n0"}, id="exports-of-a-script"),
+        pytest.param(mpi(0, 1, 0, 1), id="mpirun-of-one-rank"),
+        pytest.param(hydra(0, 1, 0, 1), id="mpiexec-of-one-rank"),
+        pytest.param({**LWS, "LWS_GROUP_SIZE": "1", "LWS_WORKER_INDEX": "0"}, id="lws-of-one-pod"),
+        pytest.param({"VC_TASK_INDEX": "3"}, id="volcano-without-svc"),
+        pytest.param({"VC_TASK_INDEX": "0", "VC_A_HOSTS": "a-0.j", "VC_A_NUM": "1"}, id="volcano-of-one-pod"),
+        pytest.param({"SM_HOSTS": '["algo-1"]', "SM_CURRENT_HOST": "algo-1"}, id="sagemaker-of-one-host"),
+        pytest.param({"TRAINING_JOB_NAME": "mine"}, id="a-variable-of-the-same-name-as-sagemaker's"),
+    ],
+)
+def test_what_is_one_process(launch: Launch, env: dict[str, str]) -> None:
+    data = launch({**TORCH, **env}).data
+    assert (data["cluster"]["node_rank"], data["cluster"]["nnodes"]) == (0, 1)
+    assert data["exports"] == {}
+    assert data["warnings"] == []
+
+
+@pytest.mark.parametrize(
+    ("env", "message"),
+    [
+        pytest.param({"SLURM_PROCID": "9", "SLURM_NTASKS": "16"}, "the address of task 0 is unknown", id="slurm"),
+        pytest.param({"SLURM_PROCID": "9"}, "the number of tasks is unknown", id="slurm-no-size"),
+        pytest.param({**step(1, 2, "1(x2)", 1, nodes="n[0-1"), "X": ""}, "address of task 0", id="slurm-nodelist"),
+        pytest.param(step(2, 2, "1(x2)", 1), "SLURM_PROCID is '2'", id="slurm-rank"),
+        pytest.param(step(0, 2, "1(x2)", 1), "set MASTER_ADDR", id="slurm-arbitrary"),
+        pytest.param(mpi(1, 2, 0, 1, OMPI_MCA_orte_hnp_uri=""), "mpirun -x MASTER_ADDR=HOST", id="mpi-5"),
+        pytest.param(
+            mpi(0, 2, 0, 1, OMPI_MCA_orte_local_daemon_uri="88735744.1;tcp://10.0.0.3:1"),
+            "rank 0 does not run on the host of mpirun",
+            id="mpi-job-whose-launcher-is-another-pod",
+        ),
+        pytest.param({"OMPI_COMM_WORLD_SIZE": "2"}, "OMPI_COMM_WORLD_RANK is ''", id="mpi-no-rank"),
+        pytest.param(hydra(1, 4, 1, 2), "mpiexec -genv MASTER_ADDR HOST", id="hydra"),
+        pytest.param({"PMI_RANK": "1", "PMI_SIZE": "2"}, "the rank on this node is unknown", id="pmi"),
+        pytest.param({"LWS_GROUP_SIZE": "3", "LWS_WORKER_INDEX": "1"}, "LWS_LEADER_ADDRESS is unset", id="lws-address"),
+        pytest.param({**LWS}, "LWS_WORKER_INDEX is ''", id="lws-index"),
+        pytest.param({"VC_TASK_INDEX": "1", "VC_WORKER_NUM": "2"}, "no VC_*_HOSTS is set", id="volcano-hosts"),
+        pytest.param({"VC_TASK_INDEX": "2", "VC_A_HOSTS": "a,b"}, "VC_A_HOSTS lists 2 pods", id="volcano-index"),
+        pytest.param(SAGEMAKER, "is not in SM_HOSTS", id="sagemaker-current"),
+        pytest.param({"SM_HOSTS": "["}, "SM_HOSTS is not JSON", id="sagemaker-json"),
+        pytest.param({"SM_HOSTS": '{"a": 1}'}, "SM_HOSTS must have a list", id="sagemaker-list"),
+    ],
+)
+def test_a_known_size_that_cannot_be_resolved_is_one_line_and_status_2(
+    launch: Launch, env: dict[str, str], message: str
+) -> None:
+    launched = launch({**TORCH, **env})
+    assert launched.status == 2
+    assert message in launched.err
+    assert launched.err.count("\n") == 1
+
+
+def test_exports_of_a_task(launch: Launch) -> None:
+    data = launch({**TORCH, **step(9, 16, "8(x2)", 1, 1)}).data
+    port = data["exports"].pop("MASTER_PORT")
+    assert int(port) in PORTS
+    assert data["exports"] == {
+        "MASTER_ADDR": "n0",
+        "NODE_RANK": "1",
+        "NNODES": "2",
+        "RANK": "9",
+        "WORLD_SIZE": "16",
+        "LOCAL_RANK": "1",
+        "LOCAL_WORLD_SIZE": "8",
+    }
+
+
+@pytest.mark.parametrize(
+    ("env", "said"),
+    [
+        pytest.param(step(9, 16, "8(x2)", 1, 1), "worker, node 1 of 2, process 9 of 16, node 0 at n0:", id="slurm"),
+        pytest.param(mpi(1, 2, 1, 2), "worker, node 0 of 1, process 1 of 2, node 0 at 127.0.0.1:", id="mpi-one-node"),
+        pytest.param(mpi(3, 4, 0, 1), "worker, process 3 of 4, node 0 at 192.0.2.2:", id="mpi-uneven"),
+    ],
+)
+def test_nodes_that_are_not_known_are_not_exported(launch: Launch, env: dict[str, str], said: str) -> None:
+    known = "node 1" in said or "node 0 of" in said
+    assert ("NODE_RANK" in launch({**TORCH, **env}).exports) == known
+    assert said in launch({**TORCH, **env}, "--explain").out
+
+
+def test_a_rank_of_the_batch_script_that_every_task_inherits_warns(launch: Launch) -> None:
+    env = {**TORCH, **step(3, 4, "2(x2)", 1, 1), "NODE_RANK": "0"}
+    warnings = launch(env).data["warnings"]
+    assert warnings == ["NODE_RANK=0 is set and kept, but Slurm says 1: unset it, or set it in each task"]
+    assert launch({**env, "NODE_RANK": "1"}).data["warnings"] == []
+
+
+def test_a_task_that_sees_only_its_own_gpu_warns(launch: Launch, machine: Machine) -> None:
+    """With `srun --gpus-per-task=1` Slurm shows each task one GPU, which is device 0 in each of them."""
+    machine.add_devices("/dev/nvidiactl", "/dev/nvidia0", "/dev/nvidia1")
+    env = {**TORCH, **step(1, 2, "2", local=1, nodes="n0")}
+    assert launch(env).data["warnings"] == []
+    (warning,) = launch({**env, "CUDA_VISIBLE_DEVICES": "0"}).data["warnings"]
+    assert warning.startswith("this process has LOCAL_RANK 1, but sees 1 GPU: start srun without --gpus-per-task")
+    assert launch({**env, "SLURM_LOCALID": "0", "CUDA_VISIBLE_DEVICES": "0"}).data["warnings"] == []
+
+
+def test_volcano_tasks_that_do_not_say_who_trains_warn(launch: Launch) -> None:
+    env = {"VC_TASK_INDEX": "0", "VC_MPIMASTER_HOSTS": "j-mpimaster-0.j", "VC_MPIWORKER_HOSTS": "j-mpiworker-0.j"}
+    data = launch({**TORCH, **env, "HOSTNAME": "j-mpimaster-0"}).data
+    assert data["cluster"]["source"] == "single node"
+    assert "assuming a single node" in data["warnings"][0]
+
+
+def test_sagemaker_without_its_toolkit(launch: Launch, machine: Machine) -> None:
+    config = {"current_host": "algo-2", "hosts": ["algo-1", "algo-2"], "network_interface_name": "eth0"}
+    machine.add("/opt/ml/input/config/resourceconfig.json", json.dumps(config))
+    cluster = launch({**TORCH, "TRAINING_JOB_NAME": "j"}).data["cluster"]
+    assert (cluster["node_rank"], cluster["nnodes"], cluster["master_addr"]) == (1, 2, "algo-1")
+    machine.add("/opt/ml/input/config/resourceconfig.json", "{")
+    assert "resourceconfig.json is not JSON" in launch({"TRAINING_JOB_NAME": "j"}).err
+
+
+@pytest.mark.parametrize(
+    ("nodes", "first"),
+    [
+        ("node1", "node1"),
+        ("node[01-03,07]", "node01"),
+        ("node[07,01-03],other[1-2]", "node07"),
+        ("a,b[1-2]", "a"),
+        ("rack[0-1]node[10-12]-ib", "rack0node10-ib"),
+        ("node[3]", "node3"),
+        ("fd00::1,fd00::2", "fd00::1"),
+        ("node[1", ""),
+        ("node[]", ""),
+        ("node[a-b]", ""),
+        ("no de", ""),
+        ("", ""),
+    ],
+)
+def test_first_node_of_a_list_of_slurm(nodes: str, first: str) -> None:
+    assert first_node(nodes) == first
+
+
+@pytest.mark.parametrize("tasks", ["2(x", "2(x99999999)", "x", "", "2(x2)(x2)", "9(x2)"])
+def test_tasks_per_node_that_cannot_be_read_leave_the_local_size_unknown(tasks: str) -> None:
+    found = _resolve({**step(1, 4, tasks, local=1), "SLURM_TASKS_PER_NODE": ""})
+    assert found.task is not None
+    assert (found.task.rank, found.task.local_rank, found.task.local_world_size) == (1, 1, 0)
+
+
+def test_an_error_has_status_2() -> None:
+    with pytest.raises(LaunchError) as caught:
+        _resolve({"SLURM_PROCID": "9", "SLURM_NTASKS": "16"})
+    assert caught.value.status == 2
