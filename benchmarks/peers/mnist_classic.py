@@ -14,14 +14,14 @@ import torch.nn.functional as F
 from PIL import Image
 from torch import nn
 from torch.utils.data import DataLoader, Dataset
-from trainers.common import idx
+from trainers.common import mnist_data
 
 
 class Digits(Dataset[tuple[torch.Tensor, int]]):
     """The IDX files of ``folder``, one normalised image at a time."""
 
     def __init__(self, folder: str, split: str) -> None:
-        self.images, self.labels = idx.load_mnist(folder, split)
+        self.images, self.labels = mnist_data.load_mnist(folder, split)
 
     def __len__(self) -> int:
         return len(self.labels)

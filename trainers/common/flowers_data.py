@@ -7,8 +7,8 @@ import argparse
 import numpy as np
 
 from trainers.common import images, order
-from trainers.common.exits import USAGE, UserError
 from trainers.common.flags import Flag, integer, number
+from trainers.common.peers import ALONE, Peers
 
 FLAGS = (
     Flag("image-size", integer(16), 128, "pixels on each side of the network's input", "data"),
@@ -25,10 +25,10 @@ _FAKE_CLASSES = 5
 class Data:
     """The data set in memory: per split, images ``uint8[n, side, side, 3]`` and labels ``int64[n]``.
 
-    Raises :class:`UserError` if there is no data, or if the classes of the splits differ.
+    Raises :class:`UserError` if there is no data, or if another of the ``peers`` has other data.
     """
 
-    def __init__(self, args: argparse.Namespace) -> None:
+    def __init__(self, args: argparse.Namespace, peers: Peers = ALONE) -> None:
         self.args = args
         side = round(args.image_size * 1.15)  # a crop of 3/4 of the area is not enlarged
         if args.fake_data:
@@ -36,15 +36,11 @@ class Data:
             self.images, self.labels = _fake(args.fake_images, side, args.seed, 1)
             self.test_images, self.test_labels = _fake(max(1, args.fake_images // 10), side, args.seed, 2)
             return
-        if not args.datadir:
-            raise UserError("no data: give --datadir (class folders, TFRecord or tar shards) or --fake-data", USAGE)
-        train, test = images.find(args.datadir, "train"), images.find(args.datadir, "test")
+        train, test = images.find_both(args, peers)
         self.images, self.labels = images.Loader(train, args.num_workers).all(side)
-        self.test_images, self.test_labels = images.Loader(test, args.num_workers).all(side)
+        self.test_images, self.test_labels = images.Loader(test, args.num_workers).all(side, replace=False)
         most = int(max(self.labels.max(), self.test_labels.max()))
         self.classes = train.classes or [str(label) for label in range(most + 1)]
-        if test.classes not in ([], self.classes):
-            raise UserError(f"{args.datadir}: training has classes {train.classes}, the test {test.classes}", USAGE)
 
     def train_rows(self, epoch: int) -> tuple[np.ndarray, np.ndarray]:
         """The samples of ``epoch`` in order: image and label ``int64[n, 2]``, and boxes ``float32[n, 4]``.

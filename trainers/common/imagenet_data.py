@@ -10,6 +10,7 @@ import numpy as np
 from trainers.common import images, order
 from trainers.common.exits import USAGE, UserError
 from trainers.common.flags import Flag, integer, number, sizes
+from trainers.common.peers import ALONE, Peers
 
 FLAGS = (
     Flag("image-size", integer(16), 224, "pixels on each side of the network's input", "data"),
@@ -17,7 +18,9 @@ FLAGS = (
          " number of epochs each", "data"),
     Flag("num-classes", integer(2), 1000, "classes of the data", "data"),
     Flag("label-offset", integer(0), 0, "label of the first class: 1 for the usual ImageNet TFRecords", "data"),
-    Flag("num-workers", integer(1), 8, "threads that decode images", "data"),
+    Flag("num-workers", integer(1), 8, "threads that decode images; others read", "data"),
+    Flag("shuffle-block", integer(1), 1, "shuffle runs of this many consecutive images, each read with one request:"
+         " 16 or more for shards at gs:// that are shuffled themselves; 1 shuffles single images", "data"),
     Flag("prefetch-factor", integer(1), 4, "batches decoded in advance", "data"),
     Flag("fake-images", integer(1), 1_281_167, "training images of --fake-data; a twentieth as many to test", "data"),
     Flag("least-area", number(0.05, 1), 0.25, "smallest fraction of an image that a random crop covers"),
@@ -41,18 +44,19 @@ class Data:
         args: argparse.Namespace,
         share: Callable[[np.ndarray], np.ndarray],
         decode: images.Decode = images.decode,
+        peers: Peers = ALONE,
     ) -> None:
-        """``share`` returns this process's rows of a global batch; ``decode`` may be a framework's.
+        """``share`` returns this process's rows of a global batch; ``decode`` may be a framework's; ``peers`` make the
+        index of shards together, and must have the same data.
 
-        Raises :class:`UserError` if there is no data, or more class folders than ``--num-classes``.
+        Raises :class:`UserError` if there is no data, more class folders than ``--num-classes``, or other data in
+        another process.
         """
         self.args, self.share = args, share
         if args.fake_data:
             self.count, self.test_count = args.fake_images, max(1, args.fake_images // 20)
             return
-        if not args.datadir:
-            raise UserError("no data: give --datadir (class folders, TFRecord or tar shards) or --fake-data", USAGE)
-        train, test = images.find(args.datadir, "train"), images.find(args.datadir, "test")
+        train, test = images.find_both(args, peers)
         if len(train.classes) > args.num_classes:
             raise UserError(
                 f"{args.datadir}: {len(train.classes)} class folders, but --num-classes {args.num_classes}", USAGE
@@ -72,7 +76,7 @@ class Data:
 
         Order and crops depend on seed and epoch only, so a resumed run continues with the next batch.
         """
-        chosen = order.permutation(self.count, self.args.seed, epoch)
+        chosen = order.block_permutation(self.count, self.args.seed, epoch, self.args.shuffle_block)
         steps = range(first_step, self.count // global_batch)
         plan = (self.share(chosen[step * global_batch :][:global_batch]) for step in steps)
         if self.args.fake_data:
@@ -91,7 +95,9 @@ class Data:
         if self.args.fake_data:
             return self._fake(plan, self.args.image_size)
         return self._checked(
-            self.test_loader.batches(plan, self.args.image_size, lambda number, w, h: images.centre_box(w, h))
+            self.test_loader.batches(
+                plan, self.args.image_size, lambda number, w, h: images.centre_box(w, h), replace=False
+            )
         )
 
     def _checked(self, batches: Iterator[Pixels]) -> Iterator[Pixels]:

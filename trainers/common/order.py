@@ -21,6 +21,22 @@ def permutation(count: int, seed: int, epoch: int) -> np.ndarray:
     return np.argsort(random_bits(count, seed, epoch), kind="stable")
 
 
+def block_permutation(count: int, seed: int, epoch: int, block: int) -> np.ndarray:
+    """The same with runs of ``block`` consecutive samples, which one request can read; ``block`` 1: no runs.
+
+    Each epoch cuts the samples into other runs, the first of which can be shorter, so that neighbours vary.
+    """
+    if block == 1:
+        return permutation(count, seed, epoch)
+    first = int(random_bits(1, seed, epoch, 3)[0]) % block
+    edges = np.unique(np.concatenate([[0], np.arange(first, count, block), [count]]))
+    runs = permutation(len(edges) - 1, seed, epoch)
+    lengths = np.diff(edges)[runs]
+    # Within a run, places count up from the start of the run.
+    starts: np.ndarray = np.repeat(edges[:-1][runs] - (np.cumsum(lengths) - lengths), lengths)
+    return starts + np.arange(count)
+
+
 def steps_per_epoch(count: int, global_batch: int) -> int:
     """The number of full batches in ``count`` samples; the rest is dropped for this epoch.
 

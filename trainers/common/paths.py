@@ -3,21 +3,72 @@
 from __future__ import annotations
 
 import contextlib
+import errno
+import functools
 import logging
 import os
 import shutil
 import sys
 import tempfile
+import threading
 import time
-from collections.abc import Iterator
-from typing import IO, Any
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import IO, Any, TypeVar
 
 from trainers.common.exits import UserError
+
+# Attempts for one read. gcsfs and TensorFlow's client retry as well, gcsfs six times within 31 seconds, so a read
+# fails after about 100 seconds without an answer.
+_ATTEMPTS = 3
+_PAUSE = 1.0  # seconds before the second attempt, doubled for each further one
+_LISTING_THREADS = 32  # requests at a time where names and sizes need one request each
+# Of mounted network file systems: I/O error, stale handle, timeout, disconnected, no answer.
+_TRANSIENT = (errno.EIO, errno.ESTALE, errno.ETIMEDOUT, errno.ENOTCONN, errno.EHOSTDOWN)
+Result = TypeVar("Result")
+
+
+class Unavailable(UserError):
+    """A read that failed for a reason that can pass, such as a timeout or the status 503."""
+
+
+class _Retries:
+    """Counts the reads of this process that were repeated, and reports them: the first, the second, the fourth..."""
+
+    def __init__(self) -> None:
+        self.count = 0
+        self._lock = threading.Lock()
+
+    def add(self, path: str, error: Exception) -> None:
+        """Count a read of ``path`` that failed with ``error`` and is repeated."""
+        with self._lock:
+            self.count += 1
+            count = self.count
+        if count & (count - 1) == 0:
+            print(f"note: {path}: {_reason(error)}; trying again ({count} reads repeated so far)", file=sys.stderr)
+
+
+retries = _Retries()
+
+
+@dataclass(frozen=True)
+class Entry:
+    """A name in a folder. ``version`` differs after the file is replaced: its generation or time of modification."""
+
+    size: int = 0  # bytes
+    version: str = ""
+    folder: bool = False
 
 
 def is_remote(path: str) -> bool:
     """Whether ``path`` is a URL such as ``gs://bucket/folder``."""
     return "://" in path
+
+
+def is_slow(path: str) -> bool:
+    """Whether a read in ``path`` takes a request: of URLs, and of Cloud Storage mounted under ``/gcs``."""
+    return is_remote(path) or path.startswith("/gcs/")
 
 
 def join(folder: str, *names: str) -> str:
@@ -28,18 +79,46 @@ def join(folder: str, *names: str) -> str:
 @contextlib.contextmanager
 def _remote(path: str) -> Iterator[Any]:
     """The file system of the URL ``path``. Its errors except FileNotFoundError are raised as :class:`UserError`."""
-    # Without this, gcsfs calls the gRPC control API for the bucket's type, which needs another permission.
-    os.environ.setdefault("GCSFS_EXPERIMENTAL_ZB_HNS_SUPPORT", "false")
-    logging.getLogger("gcsfs").setLevel(logging.CRITICAL)  # it logs tracebacks of errors that are reported below
     try:
-        import fsspec  # type: ignore[import-not-found, unused-ignore]
-
-        yield fsspec.core.url_to_fs(path)[0]
+        yield _filesystem(path.partition("://")[0])
     except (FileNotFoundError, UserError):
         raise
     except Exception as error:  # OSError and exceptions of aiohttp, google.auth and gcsfs
-        reason = " ".join(str(error).split()) or type(error).__name__
-        raise UserError(f"{path}: cannot be reached: {reason[:300]}") from None
+        kind = Unavailable if _is_transient(error) else UserError
+        raise kind(f"{path}: cannot be reached: {_reason(error)}") from None
+
+
+@functools.lru_cache
+def _filesystem(scheme: str) -> Any:
+    # Without this, gcsfs calls the gRPC control API for the bucket's type, which needs another permission.
+    os.environ.setdefault("GCSFS_EXPERIMENTAL_ZB_HNS_SUPPORT", "false")
+    logging.getLogger("gcsfs").setLevel(logging.CRITICAL)  # it logs tracebacks of errors that are reported here
+    import fsspec  # type: ignore[import-not-found, unused-ignore]
+
+    return fsspec.filesystem(scheme)
+
+
+def _reason(error: Exception) -> str:
+    return (" ".join(str(error).split()) or type(error).__name__)[:300]
+
+
+def _is_transient(error: Exception) -> bool:
+    """Whether a read that failed with ``error`` can succeed later: not if access is denied or the request is wrong."""
+    code = str(getattr(error, "code", ""))  # of gcsfs' HttpError
+    if isinstance(error, (PermissionError, ValueError, TypeError, ImportError)) or str(error).startswith("Forbidden"):
+        return False
+    return not code.startswith("4") or code in ("408", "429")
+
+
+def retry(path: str, read: Callable[[], Result]) -> Result:
+    """The result of ``read()``, which is repeated with growing pauses while it raises :class:`Unavailable`."""
+    for attempt in range(_ATTEMPTS - 1):
+        try:
+            return read()
+        except Unavailable as error:
+            retries.add(path, error)
+            time.sleep(_PAUSE * 2**attempt)
+    return read()
 
 
 def open_file(path: str, mode: str = "rb") -> IO[Any]:
@@ -48,6 +127,102 @@ def open_file(path: str, mode: str = "rb") -> IO[Any]:
         with _remote(path) as filesystem:
             return filesystem.open(path, mode)  # type: ignore[no-any-return]
     return open(path, mode)
+
+
+def read_file(path: str) -> bytes:
+    """The contents of ``path``; remote reads are retried. Raises ``FileNotFoundError`` and :class:`UserError`."""
+
+    def read() -> bytes:
+        with _remote(path) as filesystem:
+            return filesystem.cat_file(filesystem._strip_protocol(path))  # type: ignore[no-any-return]
+
+    if is_remote(path):
+        return retry(path, read)
+    with open(path, "rb") as file:
+        return file.read()
+
+
+class _Handles(threading.local):
+    """Open local files per thread: opening one on a network file system costs a request."""
+
+    def __init__(self) -> None:
+        self.files: dict[str, IO[bytes]] = {}
+
+    def get(self, path: str) -> int:
+        """A descriptor of ``path``."""
+        if path not in self.files:
+            if len(self.files) >= 8:  # with 64 threads, half of the usual limit of 1,024 open files
+                self.files.pop(next(iter(self.files))).close()
+            self.files[path] = open(path, "rb", buffering=0)  # noqa: SIM115 (kept open)
+        return self.files[path].fileno()
+
+
+_handles = _Handles()
+
+
+def read_range(path: str, start: int, end: int) -> bytes:
+    """The bytes of ``path`` from ``start`` up to ``end``, fewer if a local file ends before; transient errors are
+    retried. Raises :class:`UserError` if reading fails."""
+
+    def remote() -> bytes:
+        try:
+            with _remote(path) as filesystem:
+                found: bytes = filesystem.cat_file(filesystem._strip_protocol(path), start, end)
+        except FileNotFoundError:
+            raise UserError(f"{path}: was removed during the run") from None
+        if len(found) < end - start:
+            raise Unavailable(f"{path}: {len(found)} bytes arrived instead of {end - start}")
+        return found
+
+    def local() -> bytes:
+        try:
+            return os.pread(_handles.get(path), end - start, start)
+        except OSError as error:
+            kind = Unavailable if error.errno in _TRANSIENT else UserError
+            raise kind(f"{path}: cannot be read: {error.strerror}") from None
+
+    return retry(path, remote if is_remote(path) else local)
+
+
+def entries(folder: str) -> dict[str, Entry]:
+    """The contents of ``folder`` by name, sorted; empty if it does not exist."""
+    found = {}
+    try:
+        if is_remote(folder):
+            return retry(folder, lambda: _remote_entries(folder))
+        with os.scandir(folder) as scanned:
+            for entry in scanned:
+                is_directory = entry.is_dir()
+                about = None if is_directory else entry.stat()
+                found[entry.name] = Entry(about.st_size, str(about.st_mtime_ns)) if about else Entry(folder=True)
+    except (FileNotFoundError, NotADirectoryError):
+        return {}
+    except OSError as error:
+        raise UserError(f"{error.filename or folder}: cannot be read: {error.strerror}") from None
+    return dict(sorted(found.items()))
+
+
+def _remote_entries(folder: str) -> dict[str, Entry]:
+    with _remote(folder) as filesystem:
+        filesystem.invalidate_cache()
+        place = filesystem._strip_protocol(folder).rstrip("/")
+        listed = filesystem.ls(place, detail=True)
+    found = {}
+    for about in listed:
+        name = about["name"].rstrip("/").rpartition("/")[2]
+        if about["name"].rstrip("/") != place:  # the empty object that marks a folder
+            version = about.get("generation") or about.get("mtime") or ""
+            is_directory = about["type"] == "directory"
+            found[name] = Entry(0 if is_directory else int(about["size"]), str(version), is_directory)
+    return dict(sorted(found.items()))
+
+
+def names_of(folders: list[str]) -> list[list[str]]:
+    """The names in each of ``folders``; several are listed at a time where that takes a request each."""
+    if not folders or not is_remote(folders[0]):
+        return [names(folder) for folder in folders]
+    with ThreadPoolExecutor(_LISTING_THREADS) as pool:
+        return list(pool.map(lambda folder: retry(folder, lambda: names(folder)), folders))
 
 
 def names(folder: str) -> list[str]:

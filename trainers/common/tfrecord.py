@@ -9,14 +9,21 @@ https://github.com/tensorflow/tensorflow/blob/master/tensorflow/core/example/fea
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterator
+from array import array
+from collections.abc import Callable, Iterator
 from typing import IO
 
 import numpy as np
 
-from trainers.common.exits import UserError
+from trainers.common.exits import Damaged, UserError
 
-HEADER, FOOTER = 12, 4
+try:
+    from google_crc32c import value as _hardware_crc
+except ImportError:
+    _hardware_crc = None
+
+HEADER, FOOTER = 12, 4  # bytes before and after the data of a record
+_LENGTH, _CRC = struct.Struct("<Q"), struct.Struct("<I")
 
 
 def _table() -> list[int]:
@@ -33,11 +40,9 @@ _TABLE = _table()
 
 def masked_crc(data: bytes) -> int:
     """The CRC32C of ``data``, masked as in TFRecord files. Uses google-crc32c if it is installed, as gcsfs requires."""
-    try:
-        from google_crc32c import value as checksum
-
-        crc: int = checksum(data)
-    except ImportError:
+    if _hardware_crc is not None:
+        crc: int = _hardware_crc(data)
+    else:
         crc = 0xFFFFFFFF
         for byte in data:
             crc = _TABLE[(crc ^ byte) & 0xFF] ^ crc >> 8
@@ -45,36 +50,48 @@ def masked_crc(data: bytes) -> int:
     return ((crc >> 15 | crc << 17) + 0xA282EAD8) & 0xFFFFFFFF
 
 
-def spans(file: IO[bytes], path: str) -> np.ndarray:
-    """Offset and length in bytes of the data of each record in ``file``: ``int64[records, 2]``.
+def scan(view: Callable[[int, int], bytes | memoryview], end: int, path: str) -> np.ndarray:
+    """Offset and length in bytes of the data of each record in a file of ``end`` bytes: ``int64[records, 2]``.
 
-    Reads the headers only. Raises :class:`UserError` with ``path`` and the number of the record if one is damaged.
+    ``view(at, count)`` returns bytes of the file; only headers are asked for. Raises :class:`UserError` with ``path``
+    and the number of the record if one is damaged.
     """
-    found: list[tuple[int, int]] = []
-    end = file.seek(0, 2)
+    found = array("q")
     at = 0
     while at < end:
-        file.seek(at)
-        header = file.read(HEADER)
-        if len(header) < HEADER or masked_crc(header[:8]) != struct.unpack("<I", header[8:])[0]:
+        header = bytes(view(at, min(HEADER, end - at)))
+        if len(header) < HEADER or masked_crc(header[:8]) != _CRC.unpack_from(header, 8)[0]:
+            number = len(found) // 2
             raise UserError(
-                f"{path}: record {len(found)} has a damaged header; download the file again if it is a TFRecord file"
+                f"{path}: record {number} has a damaged header; download the file again if it is a TFRecord file"
             )
-        length = struct.unpack("<Q", header[:8])[0]
+        length = _LENGTH.unpack_from(header)[0]
         if at + HEADER + length + FOOTER > end:
-            raise UserError(f"{path}: ends within record {len(found)}; download it again")
-        found.append((at + HEADER, length))
+            raise UserError(f"{path}: ends within record {len(found) // 2}; download it again")
+        found.extend((at + HEADER, length))
         at += HEADER + length + FOOTER
-    return np.array(found, np.int64).reshape(-1, 2)
+    return np.frombuffer(found, np.int64).reshape(-1, 2) if found else np.empty((0, 2), np.int64)
 
 
-def read(file: IO[bytes], offset: int, length: int, where: str) -> bytes:
-    """The data of one record; raises :class:`UserError` with the name ``where`` if its checksum is wrong."""
-    file.seek(offset)
-    content = file.read(length + FOOTER)
-    if len(content) < length + FOOTER or masked_crc(content[:-FOOTER]) != struct.unpack("<I", content[-FOOTER:])[0]:
-        raise UserError(f"{where}: its checksum is wrong; download the file again")
-    return content[:-FOOTER]
+def spans(file: IO[bytes], path: str) -> np.ndarray:
+    """The same for an open ``file``."""
+
+    def view(at: int, count: int) -> bytes:
+        file.seek(at)
+        return file.read(count)
+
+    return scan(view, file.seek(0, 2), path)
+
+
+def checked(content: bytes | memoryview, where: str) -> bytes:
+    """The data of a record, of which ``content`` is the data and its checksum.
+
+    Raises :class:`Damaged` with the name ``where`` if the checksum is wrong.
+    """
+    data = bytes(content[:-FOOTER])
+    if len(content) < FOOTER or masked_crc(data) != _CRC.unpack(content[-FOOTER:])[0]:
+        raise Damaged(f"{where}: its checksum is wrong; download the file again")
+    return data
 
 
 def _fields(data: bytes) -> Iterator[tuple[int, bytes | int]]:
@@ -122,7 +139,7 @@ def image_and_label(data: bytes, where: str) -> tuple[bytes, int]:
         image = features.get("image/encoded", features.get("image"))
         label = features.get("image/class/label", features.get("label"))
     except (ValueError, IndexError, KeyError, StopIteration, UnicodeDecodeError):
-        raise UserError(f"{where}: not a tf.train.Example") from None
+        raise Damaged(f"{where}: not a tf.train.Example") from None
     if not isinstance(image, bytes) or not isinstance(label, int):
         raise UserError(
             f"{where}: no image/encoded and image/class/label among {', '.join(sorted(features)) or 'nothing'}"

@@ -35,6 +35,7 @@ import ssl
 import stat
 import sys
 import threading
+import time
 from collections.abc import Iterator
 from email.utils import formatdate
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -101,7 +102,7 @@ class Bucket:
         path = self.existing(name)
         about = path.stat()
         generation = str(about.st_mtime_ns // 1000)
-        time = formatdate(about.st_mtime)
+        date = formatdate(about.st_mtime)
         moment = _rfc3339(about.st_mtime)
         found: dict[str, object] = {
             "kind": "storage#object",
@@ -115,7 +116,7 @@ class Bucket:
             "size": "0" if path.is_dir() else str(about.st_size),
             "timeCreated": moment,
             "updated": moment,
-            "etag": base64.b64encode(time.encode()).decode(),
+            "etag": base64.b64encode(date.encode()).decode(),
             "mediaLink": f"{root}/download/storage/v1/b/{self.name}/o/{_quoted(name)}?alt=media",
         }
         return found
@@ -188,6 +189,7 @@ class Storage:
         host, port: where to listen for HTTP; port 0 takes a free one.
         certificate, tls_port: a PEM file with key and certificate, and where to listen for HTTPS with it.
         refuse: the HTTP status that every request gets, such as 403; 0 for none. It may change while the server runs.
+        delay: seconds before each request is answered, as over a network: about 0.02 in a bucket's own region.
     """
 
     def __init__(
@@ -198,6 +200,7 @@ class Storage:
         certificate: str = "",
         tls_port: int = 443,
         refuse: int = 0,
+        delay: float = 0.0,
     ) -> None:
         self.root = Path(folder)
         self.uploads = self.root / UPLOADS
@@ -206,6 +209,7 @@ class Storage:
         self.sessions: dict[str, tuple[str, str]] = {}
         self.host = host
         self.refuse = refuse
+        self.delay = delay
         storage = self
 
         class Handler(_Handler):
@@ -307,6 +311,7 @@ class _Handler(BaseHTTPRequestHandler):
         # TensorFlow's client sends both headers; the body is chunked then (RFC 9112, 6.3).
         self.is_chunked = "chunked" in (self.headers.get("Transfer-Encoding") or "").lower()
         self.body_left = 0 if self.is_chunked else int(self.headers.get("Content-Length") or 0)
+        time.sleep(self.storage.delay)
         try:
             if self.storage.refuse:
                 raise Refused(self.storage.refuse, "refused, as every request (--refuse)")
@@ -698,6 +703,7 @@ def main() -> None:
     parser.add_argument("--certificate", default="", help="PEM file with a key and a certificate, for HTTPS")
     parser.add_argument("--tls-port", type=int, default=443)
     parser.add_argument("--refuse", type=int, default=0, metavar="STATUS", help="answer every request with this status")
+    parser.add_argument("--delay", type=float, default=0.0, metavar="SECONDS", help="wait before each answer")
     parser.add_argument("--hand-over", metavar="UID:GID", help="give what containers made to this user, and end")
     parser.add_argument("--since", type=float, default=0.0, help="with --hand-over: seconds since 1970")
     arguments = parser.parse_args()
@@ -713,6 +719,7 @@ def main() -> None:
         arguments.certificate,
         arguments.tls_port,
         arguments.refuse,
+        arguments.delay,
     )
     print(json.dumps({"url": storage.url}), flush=True)
     try:

@@ -1,0 +1,63 @@
+"""Remote storage over a folder, in place of fsspec's file systems: it counts requests, and fails or waits on demand."""
+
+from __future__ import annotations
+
+import threading
+import time
+from pathlib import Path
+from typing import IO, Any
+
+
+class FarStorage:
+    """What :mod:`trainers.common.paths` uses of a file system; ``far://x`` is ``folder/x``."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.ranges: list[tuple[str, int, int]] = []  # path, start, end
+        self.failures: list[Exception] = []  # raised by the next reads
+        self.seconds = 0.0  # that a read takes
+        self.gather = 0  # reads wait until so many have been made at a time, for at most 20 seconds
+        self.at_once = self.most_at_once = 0
+        self.lock = threading.Condition()
+
+    def _strip_protocol(self, path: str) -> str:
+        return path.rpartition("://")[2].rstrip("/")
+
+    def invalidate_cache(self) -> None: ...
+
+    def cat_file(self, path: str, start: int | None = None, end: int | None = None) -> bytes:
+        with self.lock:
+            self.at_once += 1
+            self.most_at_once = max(self.most_at_once, self.at_once)
+            failure = self.failures.pop(0) if self.failures else None
+            self.lock.notify_all()
+            if self.gather:
+                self.lock.wait_for(lambda: self.most_at_once >= self.gather, 20)
+        time.sleep(self.seconds)
+        try:
+            if failure:
+                raise failure
+            content = (self.folder / path).read_bytes()[start:end]
+            with self.lock:
+                self.ranges.append((path, start or 0, (start or 0) + len(content)))
+            return content
+        finally:
+            with self.lock:
+                self.at_once -= 1
+
+    def info(self, path: str) -> dict[str, Any]:
+        about = (self.folder / path).stat()
+        kind = "directory" if (self.folder / path).is_dir() else "file"
+        return {"name": path, "size": about.st_size, "type": kind, "generation": str(about.st_mtime_ns)}
+
+    def ls(self, path: str, detail: bool) -> list[Any]:
+        path = self._strip_protocol(path)
+        inside = [f"{path}/{entry.name}" for entry in (self.folder / path).iterdir()]
+        return [self.info(name) for name in inside] if detail else inside
+
+    def open(self, path: str, mode: str) -> IO[bytes]:
+        return (self.folder / self._strip_protocol(path)).open(mode)
+
+    def bytes_of(self, suffix: str) -> int:
+        """How many bytes were read of files whose names end with ``suffix``."""
+        return sum(end - start for path, start, end in self.ranges if path.endswith(suffix))

@@ -1,0 +1,301 @@
+"""Splits and labels, reading apart from decoding, damaged samples, and storage that fails."""
+
+from __future__ import annotations
+
+import argparse
+import time
+import urllib.request
+from pathlib import Path
+
+import numpy as np
+import pytest
+from far_storage import FarStorage
+from hypothesis import given
+from hypothesis import strategies as st
+from trainers.common import exits, flags, imagenet_data, images, order, paths
+from trainers.common.exits import UserError
+
+from trainyard.datasets import flowers as drawn
+from trainyard.fakes.storage import Storage
+
+
+@pytest.fixture
+def far(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> FarStorage:
+    (tmp_path / "far").mkdir()
+    storage = FarStorage(tmp_path / "far")
+    monkeypatch.setattr(paths, "_filesystem", lambda scheme: storage)
+    monkeypatch.setattr(paths, "_PAUSE", 0.0)
+    return storage
+
+
+class HttpError(Exception):
+    """As gcsfs raises."""
+
+    def __init__(self, code: int) -> None:
+        super().__init__(f"error {code}")
+        self.code = code
+
+
+def middle(number: int, width: int, height: int) -> images.Box:
+    return images.centre_box(width, height)
+
+
+def labels_of(source: images.Images) -> list[int]:
+    return sorted(source.read(number)[1] for number in range(source.count))
+
+
+# --- splits -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("form", "train", "test"),
+    [
+        ("tar", "imagenet1k-train-{}.tar", "imagenet1k-validation-{}.tar"),
+        ("tar", "train_{}.tar", "val_{}.tar"),
+        ("tar", "inat.train.{}.tar", "inat.valid.{}.tar"),
+        ("tar", "train{}.tar", "test{}.tar"),
+        ("tfrecord", "imagenet2012-train.tfrecord-{}-of-00001", "imagenet2012-validation.tfrecord-{}-of-00001"),
+    ],
+)
+def test_training_and_validation_shards_in_one_folder_are_not_merged(
+    form: str, train: str, test: str, tmp_path: Path
+) -> None:
+    write = drawn.write_tar if form == "tar" else drawn.write_tfrecord
+    write(tmp_path / train.format("00000"), drawn.pictures(20, 0))
+    write(tmp_path / test.format("00000"), drawn.pictures(7, 1))
+    for split, made in (("train", drawn.pictures(20, 0)), ("test", drawn.pictures(7, 1))):
+        found = images.find(str(tmp_path), split)
+        assert sorted(found.read(number)[:2] for number in range(found.count)) == sorted(
+            (content, label) for label, content in made
+        )
+
+
+@pytest.mark.parametrize("form", ["folder", "tar"])
+def test_without_test_images_a_tenth_of_the_training_images_is_held_out(form: str, tmp_path: Path) -> None:
+    drawn.write(tmp_path, form, train=40, test=0)
+    if form == "folder":
+        assert not (tmp_path / "test").exists()
+    train, test = (images.find(str(tmp_path), split) for split in ("train", "test"))
+    assert (train.count, test.count) == (36, 4)
+    together = [found.read(number)[0] for found in (train, test) for number in range(found.count)]
+    assert len(set(together)) == 40, "no test image is trained on"
+
+
+def test_test_images_alone_are_an_error(tmp_path: Path) -> None:
+    drawn.write_tar(tmp_path / "val-0.tar", drawn.pictures(5, 0))
+    with pytest.raises(UserError, match=r"has test images in .*, but no training images"):
+        images.find(str(tmp_path), "train")
+
+
+def test_a_validation_set_that_lacks_a_class_keeps_the_labels(tmp_path: Path) -> None:
+    drawn.write_folder(tmp_path / "train", drawn.pictures(10, 0))
+    drawn.write_folder(tmp_path / "val", [pair for pair in drawn.pictures(10, 1) if pair[0] in (1, 4)])
+    train, test = (images.find(str(tmp_path), split) for split in ("train", "test"))
+    assert train.classes == test.classes == list(drawn.CLASSES)
+    assert labels_of(train) == [0, 0, 1, 1, 2, 2, 3, 3, 4, 4] and labels_of(test) == [1, 1, 4, 4]
+
+
+def test_a_class_that_only_the_validation_set_has_is_a_usage_error(tmp_path: Path) -> None:
+    drawn.write_folder(tmp_path / "train", [pair for pair in drawn.pictures(10, 0) if pair[0] != 2])
+    drawn.write_folder(tmp_path / "val", drawn.pictures(10, 1))
+    with pytest.raises(UserError, match=r"val: has the class rose, which the training images lack") as raised:
+        images.find(str(tmp_path), "test")
+    assert raised.value.code == exits.USAGE and "\n" not in str(raised.value)
+
+
+# --- reading and decoding ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("form", ["folder", "tar", "tfrecord"])
+def test_reading_waits_for_more_images_at_a_time_than_are_decoded(
+    form: str, far: FarStorage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two threads decode; every read waits here until 50 wait at a time."""
+    monkeypatch.setattr(images, "_GAP", 0)  # these images are so small that neighbours would be read together
+    drawn.write(far.folder / "d", form, train=200, test=5)
+    source = images.find("far://d", "train")
+    far.gather, far.most_at_once = 50, 0
+    plan = np.array_split(order.permutation(200, 0, 1), 10)
+    got = list(images.Loader(source, 2, ahead=4).batches(plan, 32, middle))
+    assert [labels.tolist() for _, labels in got] == [[source.read(n)[1] for n in batch] for batch in plan]
+    assert 50 <= far.most_at_once <= images.READERS
+
+
+@pytest.mark.parametrize("form", ["tar", "tfrecord"])
+def test_neighbours_in_a_remote_shard_are_read_with_one_request(form: str, far: FarStorage) -> None:
+    drawn.write(far.folder / "d", form, train=200, test=5)
+    source = images.find("far://d", "train")
+    far.ranges.clear()
+    pixels, labels = images.Loader(source, 2).all(32)
+    assert len(far.ranges) == 3, "three batches of 67 or 66 images"
+    expected = [source.read(number) for number in range(200)]
+    assert labels.tolist() == [label for _, label, _ in expected]
+    assert np.array_equal(pixels[77], images.decode(*expected[77][::2], 32, lambda w, h: (0, 0, w, h)))
+    far.ranges.clear()
+    plan = np.array_split(order.block_permutation(200, 0, 1, 20), 4)
+    list(images.Loader(source, 2).batches(plan, 32, middle))
+    assert len(far.ranges) <= 11 + 3, "11 runs, of which 3 can be cut by the end of a batch"
+
+
+def test_the_number_of_reading_threads_is_a_parameter(far: FarStorage) -> None:
+    drawn.write(far.folder / "d", "folder", train=60, test=5)
+    source = images.find("far://d", "train")
+    far.gather, far.most_at_once = 5, 0
+    list(images.Loader(source, 2, readers=5).batches([np.arange(60)], 32, middle))
+    assert far.most_at_once == 5
+
+
+@given(st.integers(1, 400), st.integers(1, 50), st.integers(0, 9), st.integers(1, 9))
+def test_an_epoch_in_blocks_has_every_sample_once_in_runs(count: int, block: int, seed: int, epoch: int) -> None:
+    chosen = order.block_permutation(count, seed, epoch, block)
+    assert sorted(chosen) == list(range(count))
+    assert (np.diff(chosen) != 1).sum() <= count // block + 1
+    if block == 1:
+        assert np.array_equal(chosen, order.permutation(count, seed, epoch))
+
+
+def test_epochs_in_blocks_differ() -> None:
+    first, second = (order.block_permutation(1000, 0, epoch, 32) for epoch in (1, 2))
+    edges = [set(chosen[np.flatnonzero(np.diff(chosen) != 1) + 1] % 32) for chosen in (first, second)]
+    assert edges[0] != edges[1], "runs start at other samples"
+
+
+# --- damage -----------------------------------------------------------------------------------------------------
+
+
+def many(folder: Path, count: int, damaged: list[int]) -> images.Images:
+    """``count`` equal images of which some are damaged, and a Loader's limit of one in 1,000."""
+    good = drawn.pictures(1, 0)[0][1]
+    made = [(number % 5, good[:300] if number in damaged else good) for number in range(count)]
+    drawn.write_tar(folder / "train-0.tar", made)
+    drawn.write_tar(folder / "val-0.tar", made[:5])
+    return images.find(str(folder), "train")
+
+
+def test_damaged_images_are_skipped_and_reported_once(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    loader = images.Loader(many(tmp_path, 2000, [3, 4]), 2)
+    for _ in range(2):
+        ((pixels, labels),) = loader.batches([np.array([2, 3, 4, 7])], 32, middle)
+        assert labels.tolist() == [2, 0, 0, 2], "3 and 4 are replaced by 5"
+        assert (pixels == pixels[0]).all()
+        ((pixels, labels),) = loader.batches([np.array([2, 3, 4, 7])], 32, middle, replace=False)
+        assert labels.tolist() == [2, -1, -1, 2] and pixels[1].max() == 0
+    lines = [line for line in capsys.readouterr().err.splitlines() if line.startswith("note")]
+    assert len(lines) == 2 and "(2 of at most 2 so far)" in lines[1]
+    assert sorted(line.split(": ")[2] for line in lines) == ["00003.jpg", "00004.jpg"]
+    assert all("is no readable image" in line and "skipped" in line for line in lines)
+
+
+def test_too_many_damaged_images_end_the_run_with_one_line(tmp_path: Path) -> None:
+    loader = images.Loader(many(tmp_path, 2000, [3, 4, 5]), 2)
+    with pytest.raises(
+        UserError, match=r"is no readable image .* \(3 damaged images; 1 in 1000 is skipped\)"
+    ) as raised:
+        list(loader.batches([np.arange(10)], 32, middle))
+    assert "\n" not in str(raised.value) and raised.value.code == exits.FAILED
+
+
+def test_a_record_with_a_wrong_checksum_is_skipped(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    picture = drawn.pictures(1, 0)[0][1]
+    drawn.write_tfrecord(tmp_path / "train-00000-of-00001", [(number % 5, picture) for number in range(1000)])
+    drawn.write_tfrecord(tmp_path / "val-00000-of-00001", [(0, picture)])
+    path = tmp_path / "train-00000-of-00001"
+    content = bytearray(path.read_bytes())
+    content[100] ^= 1
+    path.write_bytes(content)
+    ((_, labels),) = images.Loader(images.find(str(tmp_path), "train"), 2).batches([np.arange(4)], 32, middle)
+    assert labels.tolist() == [1, 1, 2, 3]
+    assert "record 0: its checksum is wrong" in capsys.readouterr().err
+
+
+def test_a_test_image_that_is_damaged_counts_as_a_wrong_answer(tmp_path: Path) -> None:
+    many(tmp_path, 1000, [1])
+    (tmp_path / "val-0.tar").rename(tmp_path / "x")
+    (tmp_path / "train-0.tar").rename(tmp_path / "val-0.tar")
+    (tmp_path / "x").rename(tmp_path / "train-0.tar")
+    args = flags.parse("toy", "", imagenet_data.FLAGS, ["--datadir", str(tmp_path), "--image-size=32"])
+    data = imagenet_data.Data(args, lambda rows: rows)
+    labels = np.concatenate([labels for _, labels in data.test(64)])
+    assert data.test_count == 1000 and (labels >= 0).sum() == 999 and labels[1] == -1
+
+
+# --- storage that fails -----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("error", [HttpError(503), HttpError(429), TimeoutError(), ConnectionResetError("reset")])
+def test_reads_that_fail_for_a_while_are_repeated_and_counted(
+    error: Exception, far: FarStorage, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    drawn.write(far.folder / "d", "tar", train=20, test=5)
+    source = images.find("far://d", "train")
+    before = paths.retries.count
+    monkeypatch.setattr(paths.retries, "count", 0)
+    far.failures = [error, error]
+    ((_, labels),) = images.Loader(source, 2).batches([np.arange(20)], 32, middle)
+    assert labels.tolist() == [source.read(number)[1] for number in range(20)]
+    assert paths.retries.count == 2 and before >= 0
+    assert "trying again (1 reads repeated so far)" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("error", "times"),
+    [(OSError("Forbidden: https://storage\nno permission"), 1), (HttpError(401), 1), (HttpError(503), 3)],
+)
+def test_storage_that_fails_in_the_middle_of_an_epoch_is_one_line(
+    error: Exception, times: int, far: FarStorage
+) -> None:
+    drawn.write(far.folder / "d", "tar", train=60, test=5)
+    loader = images.Loader(images.find("far://d", "train"), 2, ahead=1)
+    batches = loader.batches(np.arange(60).reshape(6, 10), 32, middle)
+    next(batches)
+    far.failures = [error] * 1000
+    with pytest.raises(UserError, match=r"far://d/train-00000\.tar: cannot be reached: (Forbidden|error)") as raised:
+        list(batches)
+    assert "\n" not in str(raised.value) and raised.value.code == exits.FAILED
+    assert 1000 - len(far.failures) >= times
+
+
+def test_an_object_that_disappears_is_one_line(far: FarStorage) -> None:
+    drawn.write(far.folder / "d", "tar", train=20, test=5)
+    loader = images.Loader(images.find("far://d", "train"), 2)
+    (far.folder / "d" / "train-00000.tar").unlink()
+    with pytest.raises(UserError, match=r"train-00000\.tar: was removed during the run"):
+        loader.all(32)
+
+
+def test_a_local_file_that_disappears_is_one_line(tmp_path: Path) -> None:
+    drawn.write(tmp_path, "tar", train=20, test=5)
+    source = images.find(str(tmp_path), "train")
+    (tmp_path / "train-00000.tar").unlink()
+    with pytest.raises(UserError, match=r"train-00000\.tar: cannot be read: No such file"):
+        images.Loader(source, 2).all(32)
+
+
+def test_a_loader_that_is_closed_early_stops_reading(far: FarStorage) -> None:
+    drawn.write(far.folder / "d", "folder", train=200, test=5)
+    source = images.find("far://d", "train")
+    far.ranges.clear()
+    far.seconds = 0.02
+    batches = images.Loader(source, 2, ahead=4, readers=4).batches(np.arange(200).reshape(10, 20), 32, middle)
+    next(batches)
+    batches.close()  # type: ignore[attr-defined]
+    time.sleep(0.1)
+    read = len(far.ranges)
+    time.sleep(0.2)
+    assert len(far.ranges) == read < 200
+
+
+def test_both_splits_come_from_one_call() -> None:
+    with pytest.raises(UserError, match="no data: give --datadir") as raised:
+        images.find_both(argparse.Namespace(datadir=""))
+    assert raised.value.code == exits.USAGE
+
+
+def test_the_fake_storage_waits_before_each_answer(tmp_path: Path) -> None:
+    (tmp_path / "bucket").mkdir()
+    (tmp_path / "bucket" / "x").write_bytes(b"abc")
+    with Storage(tmp_path, delay=0.1) as storage:
+        start = time.monotonic()
+        with urllib.request.urlopen(f"{storage.url}/bucket/x") as answer:
+            assert answer.read() == b"abc"
+        assert time.monotonic() - start >= 0.1
