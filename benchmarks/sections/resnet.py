@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-import time
+import json
+import subprocess
+import sys
+import tempfile
 from pathlib import Path
 
 from benchmarks.sections import Result, Row
@@ -22,26 +25,20 @@ def prepare(folder: Path) -> None:
 
 def ours(device: str, side: int) -> float:
     """Images per second of ``trainers.torch.imagenet`` after its first steps, with its defaults for ``device``."""
-    from trainers.common import flags, imagenet_data
-    from trainers.torch import _select, imagenet
-    from trainers.torch._flags import FLAGS
-
     batch, warm_up = _BATCH[device], _WARM_UP[device]
     steps = _STEPS[device] + warm_up
-    words = ["--fake-data", f"--fake-images={steps * batch}", f"--batch-size={batch}", f"--image-size={side}",
-             "--epochs=1", "--lr=0.1", f"--device={device}"]  # fmt: skip
-    args = flags.parse("imagenet", "", (*FLAGS, *imagenet_data.FLAGS, *imagenet.MORE), words)
-    place = _select.find(args)
-    trainer = imagenet.Trainer(args, place)
-    start = 0.0
-    for step, (pixels, labels) in enumerate(trainer.data.train(1, 0, batch)):
-        if step == warm_up:
-            trainer.loss.item()
-            start = time.monotonic()
-        mask = place.put(trainer.data.mask(1, step, side))
-        trainer.step(place.put_share(pixels), place.put_share(labels), mask, 0.1)
-    trainer.loss.item()  # waits until the device has done all steps
-    return _STEPS[device] * batch / (time.monotonic() - start)
+    with tempfile.TemporaryDirectory() as folder:
+        metrics = Path(folder, "metrics.jsonl")
+        # The loss is read, which waits for the device, every warm_up steps; the run ends before the test.
+        words = ["--fake-data", f"--fake-images={2 * steps * batch}", f"--num-steps={steps + 1}",
+                 f"--batch-size={batch}", f"--image-size={side}", "--epochs=1", "--lr=0.1", f"--device={device}",
+                 "--num-cores=1", f"--log-steps={warm_up}", f"--metrics-file={metrics}"]  # fmt: skip
+        command = [sys.executable, "-m", "trainers.torch.imagenet", *words]
+        subprocess.run(command, capture_output=True, check=True)
+        events = [json.loads(line) for line in metrics.read_text(encoding="utf-8").splitlines()]
+    logged = [event for event in events if event["event"] == "train"]
+    first, last = (next(event for event in logged if event["step"] == step) for step in (warm_up, steps))
+    return float((last["step"] - first["step"]) * batch / (last["time"] - first["time"]))
 
 
 def reference(device: str, side: int) -> float:

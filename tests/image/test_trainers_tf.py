@@ -72,8 +72,8 @@ def test_its_exports_give_the_same_answers_in_a_new_process(here: Box, trained: 
     relative = 4 * 3 * BFLOAT16
     loaded = here.python(f"""{COUNT}
 import json, keras, tensorflow as tf
-from trainers.common import idx
-images, labels = idx.load_mnist("/data/digits", "test")
+from trainers.common import mnist_data
+images, labels = mnist_data.load_mnist("/data/digits", "test")
 model = tf.saved_model.load("/gcs/bucket/model/saved_model")
 served = model.signatures["serving_default"](images=tf.constant(images))["output_0"].numpy()
 again = keras.models.load_model("/gcs/bucket/model/model.keras").predict(images, verbose=0)
@@ -175,6 +175,133 @@ def test_fake_data_train_through_the_same_meter(here: Box) -> None:
     found = here.trainer("tf.mnist", "--fake-data", "--fake-images=1280", "--epochs=1").learned()
     assert found["images_per_second"] > 0 and found["global_step"] == 20
     assert 2 < found["test_loss"] < 3, "random labels cannot be learned"
+
+
+def test_the_loop_is_in_its_file(here: Box) -> None:
+    """A reader of mnist.py needs no more than nine other modules for a run from files; it needed 23."""
+    ended = here.python("""
+import os, runpy, sys
+from trainers.common import exits
+def leave(code):
+    files = [getattr(module, "__file__", "") for name, module in sys.modules.items() if name.startswith("trainers.")]
+    print(*sorted(file for file in files if not file.endswith("__init__.py")), sep="\\n")
+    sys.stdout.flush()
+    os._exit(code)
+exits.leave = leave
+sys.argv = ["mnist", "--datadir=/data/digits", "--num-steps=2"]
+runpy.run_module("trainers.tf.mnist", run_name="__main__")
+""")
+    modules = [line for line in ended.lines if line.endswith(".py")]
+    assert ended.code == 0 and 0 < len(modules) <= 9, ended.output
+
+
+# For scripts in a container: two devices, and the trainers' own cluster of them.
+TWO = """
+import argparse, numpy, keras, tensorflow as tf
+from trainers.tf import _strategy
+cluster = _strategy.Cluster(argparse.Namespace(
+    strategy="auto", num_cores=2, jit_compile=False, deterministic=True, seed=0, precision="fp32"))
+local = cluster.strategy.experimental_local_results
+"""
+
+
+def test_each_replica_receives_its_part_of_a_batch_only(here: Box) -> None:
+    ended = here.python(f"""{TWO}
+batch = numpy.arange(24, dtype=numpy.int32).reshape(3, 8)
+parts = local(cluster.split(batch, axis=1))
+assert [part.numpy().tolist() for part in parts] == [batch[:, :4].tolist(), batch[:, 4:].tolist()]
+assert [part.device[-5:] for part in parts] == ["CPU:0", "CPU:1"], [part.device for part in parts]
+rows = local(cluster.split(cluster.share(batch.T), shared=False))
+assert [row.shape.as_list() for row in rows] == [[4, 3], [4, 3]]
+""")
+    assert ended.code == 0, ended.output
+
+
+def test_gradients_are_clipped_by_the_norm_of_their_sum(here: Box) -> None:
+    """Also over two replicas, whose parts have smaller norms than their sum or larger ones."""
+    ended = here.python(f"""{TWO}
+parts = numpy.array([[3, 40], [3, -36]], numpy.float32)
+def clip(norm):
+    def one():
+        replica = tf.distribute.get_replica_context().replica_id_in_sync_group
+        return cluster.clip_by_global_norm([tf.gather(tf.constant(parts), replica)], norm)[0]
+    return sum(part.numpy() for part in local(tf.function(lambda: cluster.strategy.run(one))()))
+sum_ = parts.sum(axis=0)
+length = numpy.sqrt(52)
+for norm in (1.0, 7.0):
+    assert abs(clip(norm) - sum_ * norm / length).max() <= 8 * 2**-24 * 40, clip(norm)
+assert (clip(8.0) == sum_).all()
+""")
+    assert ended.code == 0, ended.output
+    kept = "--checkpoint-dir=/tmp/clipped"
+    here.trainer("tf.mnist", *SHORT, "--clip-norm=0.125", "--num-steps=1", "--precision=fp32", kept).learned()
+    # The first rate of the schedule: the middle of the first of 66 steps, of which 20 % are warm-up, to 0.03.
+    norm = here.python("""
+import numpy
+saved = dict(numpy.load("/tmp/clipped/step-000000001.ckpt"))
+print(sum((value.astype(float) ** 2).sum() for name, value in saved.items() if name.endswith("_momentum")) ** 0.5)
+""")
+    rate = 0.03 * 0.5 / 66 / 0.2
+    assert abs(float(norm.lines[-1]) / rate / 0.125 - 1) <= MNIST_GRADIENT * FLOAT32
+
+
+def test_replicas_drop_different_features_and_resume_with_the_same(here: Box) -> None:
+    ended = here.python(f"""{TWO}
+with cluster.strategy.scope():
+    model = keras.Sequential([keras.Input((64,)), keras.layers.Dropout(0.5), keras.layers.Dropout(0.5)])
+_strategy.vary_dropout(model)
+@tf.function
+def draw():
+    return cluster.strategy.run(lambda: model(tf.ones((1, 64)), training=True))
+first = [part.numpy() for part in local(draw())]
+saved = _strategy.values(model.variables)
+second, third = ([part.numpy() for part in local(draw())] for _ in range(2))
+assert (first[0] != first[1]).any() and (second[0] != second[1]).any() and (first[0] != second[0]).any()
+_strategy.assign(model.variables, saved)
+again = [part.numpy() for part in local(draw())]
+assert (again[0] == second[0]).all() and (again[1] == second[1]).all()
+""")
+    assert ended.code == 0, ended.output
+
+
+def test_adamw_learns_and_resumes_with_the_same_bits(here: Box) -> None:
+    words = (*SHORT, "--optimizer=adamw", "--weight-decay=0.05", "--clip-norm=1")
+    whole = here.trainer("tf.mnist", *words).learned()
+    assert whole["accuracy"] >= 90, "chance gives 10 %"
+    here.trainer("tf.mnist", *words, "--num-steps=30", "--checkpoint-dir=/tmp/adamw").learned()
+    resumed = here.trainer("tf.mnist", *words, "--checkpoint-dir=/tmp/adamw").learned()
+    assert (resumed["resumed_from"], resumed["weights_sha256"]) == (30, whole["weights_sha256"])
+    other = here.trainer("tf.mnist", *SHORT, "--checkpoint-dir=/tmp/adamw")
+    assert other.code == 2 and "its checkpoints have optimizer adamw, this run has sgd" in other.output, other.output
+
+
+def test_the_best_checkpoint_is_kept_tested_and_exported(here: Box) -> None:
+    """Random labels: the accuracy goes up and down from epoch to epoch."""
+    words = ("--fake-data", "--fake-images=1280", "--epochs=6", "--checkpoint-dir=/tmp/best", "--keep-best")
+    ran = here.trainer("tf.mnist", *words, "--output-dir=/tmp/best-out")
+    found = ran.learned()
+    tests = [json.loads(line) for line in here.run("grep", '"event": "test"', "/tmp/best-out/metrics.jsonl").lines]
+    best = max(tests, key=lambda test: float(test["accuracy"]))
+    assert f"Best checkpoint: step {best['global_step']}" in ran.output
+    evaluated = here.trainer("tf.mnist", *words, "--eval-only", "--export-dir=/tmp/best-model").learned()
+    assert (evaluated["accuracy"], evaluated["test_loss"]) == (found["max_accuracy"], round(best["loss"], 6))
+    assert evaluated["weights_sha256"] == found["weights_sha256"]
+    assert here.run("ls", "/tmp/best-model").output.split() == ["model.keras", "saved_model"]
+    nothing = here.trainer("tf.mnist", *SHORT, "--eval-only", "--checkpoint-dir=/tmp/no-checkpoints")
+    assert nothing.code == 2 and "--eval-only: /tmp/no-checkpoints has no checkpoint" in nothing.output
+
+
+def test_the_learning_rate_is_scaled_on_request_and_logged(here: Box) -> None:
+    words = (*SHORT, "--num-steps=1", "--num-cores=2", "--batch-size=32")
+    assert "Learning rate 0.03: --lr is not scaled" in here.trainer("tf.mnist", *words).output
+    assert "Learning rate 0.06: --lr 0.03 times 2 devices" in here.trainer("tf.mnist", *words, "--scale-lr").output
+
+
+def test_a_checkpoint_is_saved_when_minutes_have_passed(here: Box) -> None:
+    """Every step takes longer than the thousandth of a second that is asked for."""
+    words = ("--epochs=1", "--datadir=/data/digits", "--checkpoint-dir=/tmp/minutes", "--keep-checkpoints=99")
+    here.trainer("tf.mnist", *words, "--checkpoint-minutes=0.00001").learned()
+    assert len(here.run("ls", "/tmp/minutes").lines) > 3, "not only at the end of the epoch"
 
 
 def test_a_checkpoint_of_another_network_is_refused(here: Box) -> None:

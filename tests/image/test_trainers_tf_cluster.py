@@ -9,7 +9,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from trainers.common import idx, order
+from trainers.common import mnist_data, order
 
 from tests.image.trainer_box import (
     COUNT,
@@ -117,14 +117,14 @@ def test_the_first_step_and_test_of_two_workers_equal_those_of_one_process(
 
 
 def test_only_the_chiefs_model_is_kept(here: Box, pair: dict[str, object]) -> None:
-    """The other worker saves as well, into a temporary folder that it removes."""
+    """The other worker waits until the chief has exported."""
     assert here.run("ls", "/tmp/export0").output.split() == ["model.keras", "saved_model"]
     assert here.run("ls", "/tmp/export1").code != 0
     assert "tmp" not in [name[:3] for name in here.run("ls", "/tmp").output.split()]
     found = here.python(f"""{COUNT}
 import json, keras
-from trainers.common import idx
-images, labels = idx.load_mnist("/data/digits", "test")
+from trainers.common import mnist_data
+images, labels = mnist_data.load_mnist("/data/digits", "test")
 probabilities = keras.models.load_model("/tmp/export0/model.keras").predict(images, verbose=0)
 print(json.dumps(count(probabilities, labels, {MNIST_FORWARD * FLOAT32})))
 """)
@@ -141,6 +141,71 @@ def test_sigterm_to_one_worker_stops_both_at_the_same_step(here: Box, pair: dict
     chief, other = both(here, 25621, words)
     assert (chief.code, other.code, chief.summary["resumed_from"]) == (0, 0, saved), chief.output + other.output
     assert chief.summary["weights_sha256"] == pair["weights_sha256"]
+
+
+# MNIST with steps that take at least a second, on any machine.
+SLOW = """
+import sys, time, keras, tensorflow as tf
+from trainers.common import flags, mnist_data
+from trainers.tf import _strategy, mnist
+class Wait(keras.layers.Layer):
+    def call(self, inputs, training=False):
+        if training:
+            with tf.control_dependencies([tf.py_function(lambda: time.sleep(1), [], [])]):
+                return tf.identity(inputs)
+        return inputs
+network = mnist.network
+def slow(args):
+    model = network(args)
+    return keras.Sequential([*model.layers, Wait(dtype="float32")])
+args = flags.parse("mnist", "", (*flags.TF, *mnist_data.FLAGS), sys.argv[1:])
+_strategy.main(lambda args: mnist.main(args, slow), args, "mnist")
+"""
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_sigterm_during_slow_steps_saves_within_five_seconds(here: Box, tmp_path: Path, workers: int) -> None:
+    """A call must not execute 20 steps, and workers must not agree only every 10 steps. GKE kills after 15 seconds."""
+    (tmp_path / "slow.py").write_text(SLOW)
+    script = f"{PYTHON} {here.put(tmp_path, 'slow')}/slow.py {FP32} --epochs=8 --checkpoint-dir=/tmp/slow{workers}"
+    commands = [script]
+    if workers == 2:
+        module = f"{PYTHON} -m trainers.tf.mnist "
+        commands = [member(rank, 25741, "").replace(module, script) for rank in (0, 1)]
+    quote = chr(39) + chr(34) + chr(39) + chr(34) + chr(39)  # a single quote within single quotes
+    started = [
+        f"sh -c '{line.replace(chr(39), quote)} & echo $! >/tmp/pid{rank}; wait $(cat /tmp/pid{rank})'"
+        for rank, line in enumerate(commands)
+    ]
+    # Some seconds after the first step, when a call is as long as it gets.
+    signaller = (f"sh -c 'until grep -q Step=0 /tmp/out0; do sleep 0.1; done; sleep 6.5;"
+                 f" kill -TERM $(cat /tmp/pid{workers - 1}); touch /tmp/signalled'")  # fmt: skip
+    ends = here.run_parallel(*started, signaller)
+    assert [ended.code for ended in ends] == [143] * workers + [0], ends[0].output
+    times = [float(here.run("sh", "-c", f"stat -c %.Y {name}").output)
+             for name in ("/tmp/signalled", f"/tmp/slow{workers}/*.ckpt")]  # fmt: skip
+    assert 0 <= times[1] - times[0] <= 5, ends[0].output
+
+
+@pytest.mark.parametrize(
+    ("cluster", "task", "message"),
+    [
+        ('{"worker": ["a:1", "b:1"]}', '{"type": "worker", "index": 5}',
+         "task.index is 5, but cluster.worker has 2 members"),
+        ('{"worker": ["a:1", "b:1"]}', '{"type": "worker", "index": -1}',
+         "task.index is -1, but cluster.worker has 2 members"),
+        ('{"worker": ["a", "b"]}', '{"type": "worker", "index": 0}', "cluster.worker[0] is 'a', which has no port"),
+        ('{"worker": "a:1,b:1"}', '{"type": "worker", "index": 0}', "cluster.worker must be a list of addresses"),
+        ('{"worker": ["a:1", "a:1"]}', '{"type": "worker"}', "cluster.worker[1] and cluster.worker[0] have the same"),
+        ('{"worker": ["a:1", "b:1"]}', "{}", "task.type is missing"),
+        ('{"worker": ["a:1", "b:1"]}', '{"type": "wrker"}', "task.type is 'wrker', which is not one of chief"),
+        ('{"chief": ["a:1", "b:1"], "worker": ["c:1"]}', '{"type": "worker"}', "has 2 chiefs (a:1, b:1)"),
+        ("[1]", "{}", "TF_CONFIG is invalid"),
+    ],
+)  # fmt: skip
+def test_an_invalid_tf_config_is_one_line(here: Box, cluster: str, task: str, message: str) -> None:
+    ended = here.trainer("tf.mnist", "--fake-data", TF_CONFIG=f'{{"cluster": {cluster}, "task": {task}}}')
+    assert ended.code == 2 and len(ended.lines) == 1 and message in ended.output, ended.output
 
 
 @pytest.mark.parametrize("victim", [0, 1])
@@ -180,13 +245,14 @@ def test_workers_with_different_checkpoints_report_it(here: Box) -> None:
 
 def test_workers_with_different_data_report_it(here: Box, tmp_path: Path) -> None:
     made = digits.write_idx(tmp_path / "digits1")
-    for name in idx.FILES["train"]:
-        idx.write(str(made / name), idx.read(str(made / name))[:1400])
+    for name in mnist_data.FILES["train"]:
+        mnist_data.write_idx(str(made / name), mnist_data.read_idx(str(made / name))[:1400])
     here.put(made, "digits1")
     here.run("ln", "-s", "/data/digits", "/tmp/data0")
     here.run("ln", "-s", "/data/digits1", "/tmp/data1")
     for ended in both(here, 25691, "--epochs=1 --datadir=/tmp/data{rank}"):
-        assert ended.code == 1 and "the workers see different data: 1437, 1400 training" in ended.output, ended.output
+        said = "the processes see different data: rank 0 has 1437 and 1437 and 360 and 360 (SHA-256 "
+        assert ended.code == 1 and said in ended.output and "rank 1 1400 and 1400" in ended.output, ended.output
 
 
 # One shard for two workers; 75 and 53 images are no multiples of the batch size.
@@ -207,7 +273,8 @@ def test_with_fewer_shards_than_workers_and_uneven_data_the_bits_are_those_of_on
 ) -> None:
     words = f"--datadir={here.put(imagenet(tmp_path), 'imagenet')} {SMALL}"
     two = here.trainer("tf.imagenet", *words.split(), "--num-cores=2", "--output-dir=/tmp/split").learned()
-    chief, other = both(here, 25701, words + " --output-dir=/tmp/workers", "imagenet")
+    # AI Platform calls the chief "master", which MultiWorkerMirroredStrategy refuses.
+    chief, other = both(here, 25701, words + " --output-dir=/tmp/workers", "imagenet", roles=("master", "worker"))
     assert (chief.code, other.code) == (0, 0), chief.output + other.output
     assert chief.summary["global_step"] == two["global_step"] == 75 // 16
     assert chief.summary["weights_sha256"] == two["weights_sha256"]
@@ -225,3 +292,13 @@ def test_a_damaged_image_in_one_workers_share_ends_both(here: Box, tmp_path: Pat
     assert (chief.code, other.code) == (1, 1), chief.output + other.output
     assert f"train-00000.tar: {broken:05d}.jpg: is no readable image" in other.output
     assert "lost another worker" in chief.output and "Traceback" not in chief.output + other.output
+
+
+@pytest.mark.parametrize("role", ["ps", "evaluator"])
+def test_a_replica_that_does_not_train_ends_with_one_line(here: Box, role: str) -> None:
+    config = json.dumps({"cluster": {"chief": ["127.0.0.1:25721"]}, "task": {"type": role, "index": 0}})
+    ended = here.trainer("tf.mnist", *FP32.split(), "--checkpoint-dir=/tmp/idle", TF_CONFIG=config)
+    assert ended.code == 0, ended.output
+    assert "which this trainer does not need" in ended.output.splitlines()[-1]
+    assert "Traceback" not in ended.output
+    assert here.run("ls", "/tmp/idle").code != 0, "nothing was written"

@@ -146,7 +146,7 @@ assert len(known) == 18 and all(numpy.array_equal(*pair) for pair in zip(kernels
     assert compared.code == 0, compared.output
     for weights, said in (("/tmp/none.weights.h5", "none.weights.h5"), ("/tmp/tuned", "no weights of mobilenetv2")):
         ended = here.trainer("tf.flowers", *words, f"--weights={weights}")
-        assert ended.code == 1 and len(ended.lines) == 1 and said in ended.output, ended.output
+        assert_one_line(ended, "flowers", said)
 
 
 @pytest.mark.parametrize(
@@ -238,14 +238,13 @@ print(json.dumps([count(answers, labels, relative, most) for most in (1, 5)] + [
 TINY = """
 import sys
 from keras import Input, Model, Sequential, layers
-from trainers.common import exits, flags, imagenet_data
+from trainers.common import flags, imagenet_data
 from trainers.tf import _strategy, imagenet
-from trainers.tf._flags import FLAGS
 imagenet.network = lambda args: Sequential([
     Input((None, None, 3)), layers.Rescaling(1 / 58, -2.05), layers.Conv2D(8, 3, 2, activation="relu"),
     layers.GlobalAveragePooling2D(), layers.Dense(args.num_classes, dtype="float32")])
-args = flags.parse("imagenet", "", (*FLAGS, *imagenet_data.FLAGS, imagenet.MODEL), sys.argv[1:], test_batch_size=30)
-exits.guard(_strategy.report_lost_worker(imagenet.main), args, "imagenet")
+args = flags.parse("imagenet", "", (*flags.TF, *imagenet_data.FLAGS, imagenet.MODEL), sys.argv[1:], test_batch_size=30)
+_strategy.main(imagenet.main, args, "imagenet")
 """
 # The largest sum in a gradient of that network, over the outputs of the convolution for a batch of 20 images of 32
 # pixels; and before it forwards and backwards through the layers.
@@ -270,8 +269,12 @@ def test_accumulated_batches_equal_one_large_batch_and_the_loss_falls(here: Box)
 
 
 def test_imagenet_compiles_with_xla_and_averages_its_weights(here: Box) -> None:
-    """The average of each checkpoint is 0.9 of the one before and 0.1 of the weights, on two replicas too."""
-    words = (*TINY_WORDS, "--batch-size=10", "--ema=0.9", "--cutmix=1", "--mixup=1", "--accumulate=2", "--num-steps=6",
+    """The average of each checkpoint is ``decay`` of the one before and the rest of the weights, on two replicas too.
+
+    After n steps, the decay is (1 + n) / (10 + n), at most --ema:
+    https://www.tensorflow.org/api_docs/python/tf/train/ExponentialMovingAverage
+    """
+    words = (*TINY_WORDS, "--batch-size=10", "--ema=0.25", "--cutmix=1", "--mixup=1", "--accumulate=2", "--num-steps=6",
              "--checkpoint-steps=1", "--keep-checkpoints=9", "--checkpoint-dir=/tmp/averages")  # fmt: skip
     first = (*words[:-1], "--num-steps=1")
     here.python(TINY, *first, "--checkpoint-dir=/tmp/tiny-compiled", "--jit-compile").learned()
@@ -281,17 +284,32 @@ def test_imagenet_compiles_with_xla_and_averages_its_weights(here: Box) -> None:
     checked = here.python("""
 import glob, numpy
 saved = [dict(numpy.load(path)) for path in sorted(glob.glob("/tmp/averages/*.ckpt"))]
-names = sorted(name for name in saved[0] if name != "run")
+names = sorted(name for name in saved[0] if name[:4].isdigit())
 weights, averages = names[:4], names[-4:]
 assert len(saved) == 6 and len(names) > 8
-for before, after in zip(saved, saved[1:]):
+for steps, (before, after) in enumerate(zip(saved, saved[1:]), 1):
+    decay = min(0.25, (1 + steps) / (10 + steps))
     for weight, average in zip(weights, averages):
         # Here and in the trainer: the factor, the difference, the product and the sum are rounded.
         bound = 2 * 4 * 2**-24 * max(abs(values).max() for values in (before[average], after[weight]))
-        assert abs(after[average] - (0.9 * before[average] + 0.1 * after[weight])).max() <= bound
+        assert abs(after[average] - (decay * before[average] + (1 - decay) * after[weight])).max() <= bound
         assert abs(after[average] - after[weight]).max() > 0
 """)
     assert checked.code == 0, checked.output
+
+
+def test_averaged_weights_of_a_short_run_are_those_of_its_last_steps(here: Box) -> None:
+    """With a constant decay of 0.9999, 30 steps would move the average by 0.3 % from the initial weights."""
+    found = here.python(TINY, *TINY_WORDS, "--batch-size=20", "--ema=0.9999", "--lr=0.2").learned()
+    plain = here.python(TINY, *TINY_WORDS, "--batch-size=20", "--lr=0.2").learned()
+    untrained = here.python(TINY, *TINY_WORDS, "--batch-size=20", "--lr=1e-30").learned()
+    assert found["test_loss"] < (plain["test_loss"] + untrained["test_loss"]) / 2
+
+
+def test_an_image_size_below_that_of_the_models_is_one_line(here: Box) -> None:
+    for trainer, words in (("imagenet", "--progressive=16"), ("flowers", "--image-size=24 --model=mobilenetv2")):
+        ended = here.trainer(f"tf.{trainer}", "--fake-data", "--fake-images=400", *words.split())
+        assert ended.code == 2 and len(ended.lines) == 1 and "needs at least 32" in ended.output, ended.output
 
 
 def test_imagenet_resumes_with_all_its_options_with_the_same_bits(here: Box, twelve: str) -> None:

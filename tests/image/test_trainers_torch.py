@@ -54,8 +54,8 @@ def test_mnist_learns_digits_on_xla_and_its_exports_give_the_same_answers(here: 
     assert found["compile_count"] == 2, "one graph to train and one to test"
     loaded = here.python(f"""{COUNT}
 import json, torch, onnx.reference
-from trainers.common import idx
-images, labels = idx.load_mnist("/data/digits", "test")
+from trainers.common import mnist_data
+images, labels = mnist_data.load_mnist("/data/digits", "test")
 program = torch.export.load("/tmp/model/model.pt2").module()
 probabilities = program(torch.from_numpy(images.copy())).detach().numpy()
 session = onnx.reference.ReferenceEvaluator("/tmp/model/model.onnx")
@@ -122,38 +122,38 @@ def test_four_xla_devices_resumed_halfway_give_the_same_bits(here: Box) -> None:
 # The trainer in float64, with the weights that it starts from in float32. Every process writes the rows of the batches
 # that it trains and tests on, its weights and its momentum buffers into a file.
 FLOAT64_TRAINER = """
-import os, sys
+import sys
 import numpy, torch
 from trainers.common import flags, mnist_data
-from trainers.torch import _launch, mnist
-from trainers.torch._flags import FLAGS
+from trainers.torch import _device, mnist
 
 torch.Tensor.float = torch.Tensor.double
-rows = {"train": [], "test": []}
+rows, states, init = {"train": [], "test": []}, [], _device.init
 
-class Trainer(mnist.Trainer):
-    network = staticmethod(lambda: mnist.network().double())
-
-    def __init__(self, args, device):
-        super().__init__(args, device)
-        put = device.put_share
-        def record(part):
-            rows["train" if torch.is_grad_enabled() else "test"].append(part)
-            return put(part)
-        device.put_share = record
-        made.append(self)
-
-made = []
+def recording(args):
+    device = init(args)
+    put, to_cpu = device.put_share, device.to_cpu
+    def put_share(part):
+        rows["train" if torch.is_grad_enabled() else "test"].append(part)
+        return put(part)
+    def copied(state):
+        if isinstance(state, dict) and "optimizer" in state:
+            states.append((device.rank, to_cpu(state)))
+        return to_cpu(state)
+    device.put_share, device.to_cpu = put_share, copied
+    return device
 
 def train(args):
-    code = mnist.main(args, Trainer)
-    state = made[0].snapshot()
+    code = mnist.main(args, lambda args: mnist.cnn().double())
+    rank, state = states[-1]
     buffers = {f"gradient{number}": entry["momentum_buffer"] for number, entry in state["optimizer"]["state"].items()}
-    numpy.savez(f"{path}-{made[0].device.rank}.npz", **rows, **state["model"], **buffers)
+    numpy.savez(f"{path}-{rank}.npz", **rows, **state["model"], **buffers)
     return code
 
+_device.init = recording
 path, *words = sys.argv[1:]
-_launch.main(train, flags.parse("mnist", "", (*FLAGS, *mnist_data.FLAGS), words), "mnist")
+words.append(f"--checkpoint-dir={path}-checkpoints")
+_device.main(train, flags.parse("mnist", "", (*flags.TORCH, *mnist_data.FLAGS, mnist.MODEL), words), "mnist")
 """
 
 

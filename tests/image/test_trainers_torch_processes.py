@@ -45,6 +45,41 @@ def test_sigterm_to_the_process_that_started_the_others_saves_once_and_ends_with
     assert f"step-{ended.summary['global_step']:09d}.ckpt" in here.run("ls", "/tmp/two").output
 
 
+def test_a_replica_that_does_not_train_ends_with_one_line(here: Box) -> None:
+    ranked = {"RANK": "0", "WORLD_SIZE": "1"}
+    words = ("--datadir=/data/digits", "--device=cpu", "--checkpoint-dir=/tmp/idle")
+    ended = here.trainer("torch.mnist", *words, LAUNCHER_ROLE="server", **ranked)
+    assert ended.code == 0, ended.output
+    assert "which this trainer does not need" in ended.output.splitlines()[-1]
+    assert here.run("ls", "/tmp/idle").code != 0, "nothing was written"
+
+
+def test_torch_tpu_uses_every_chip_and_refuses_hosts_without_a_rank(here: Box) -> None:
+    """With the accelerator of torch_tpu simulated: it has 8 chips, and binds each process to one, at index 0."""
+    found = here.python("""
+import argparse, os, types
+import torch
+from trainers.common.exits import UserError
+from trainers.torch import _device
+torch.accelerator = types.SimpleNamespace(
+    is_available=lambda: True, current_accelerator=lambda: types.SimpleNamespace(type="tpu"), device_count=lambda: 8,
+    current_device_index=lambda: 0)
+args = argparse.Namespace(device="tpu", num_cores=0)
+os.environ["TPU_WORKER_HOSTNAMES"] = "localhost"
+print(_device.processes_to_start(args))
+os.environ["TPU_WORKER_HOSTNAMES"] = "a,b"
+try:
+    _device.processes_to_start(args)
+except UserError as error:
+    print(error.code, error)
+os.environ["RANK"] = "3"
+print(_device.processes_to_start(args))
+""")
+    assert found.lines[0] == "8", found.output
+    assert found.lines[1].startswith("2 this is one of 2 TPU hosts (TPU_WORKER_HOSTNAMES), but RANK is unset")
+    assert found.lines[2] == "1"
+
+
 def test_two_processes_test_every_image_of_one_uneven_shard_once(here: Box, flowers: str) -> None:
     run = (f"--datadir={flowers}", "--num-classes=5", "--model=resnet18", "--epochs=1", "--warmup-epochs=0",
            "--precision=fp32", "--lr=0.001", "--momentum=0", *SMALL)  # fmt: skip
@@ -202,13 +237,15 @@ print("alike")
     assert checked.output == "alike\n", checked.output
 
 
-def test_capturing_a_step_changes_nothing_and_replaying_it_gives_the_same_bits(here: Box) -> None:
+@pytest.mark.parametrize("optimizer", ["SGD", "AdamW"])
+def test_capturing_a_step_changes_nothing_and_replaying_it_gives_the_same_bits(here: Box, optimizer: str) -> None:
     """A fake of ``torch.cuda`` runs the step again at each replay."""
-    checked = here.python("""
-import argparse, contextlib, numpy as np, torch
-from trainers.common import flags, mnist_data
-from trainers.torch import _accelerator, _device, mnist
-from trainers.torch._flags import FLAGS
+    checked = here.python(
+        """
+import argparse, contextlib, sys, torch
+import torch.nn.functional as F
+from trainers.common import flags
+from trainers.torch import _device, _graph, mnist
 
 class Stream:
     def wait_stream(self, other): pass
@@ -221,29 +258,44 @@ class FakeCuda:
     def stream(self, stream): return contextlib.nullcontext()
     @contextlib.contextmanager
     def graph(self, graph):
-        graph.step = lambda: trainer._train_eagerly(captured.inputs[0])
+        graph.step = lambda: step(*captured.inputs)
         yield
 
-words = ["--fake-data", "--fake-images=640", "--device=cpu", "--precision=fp32"]
-args = flags.parse("mnist", "", (*FLAGS, *mnist_data.FLAGS), words)
-digests = []
+device = _device.Device(flags.parse("x", "", flags.TORCH, ["--device=cpu", "--precision=fp32"]), "cpu")
+images, labels = torch.randn(5, 64, 1, 28, 28), torch.randint(10, (5, 64))
+results = []
 for capture in (False, True):
-    trainer = mnist.Trainer(args, _device.Device(args))
-    rows = mnist_data.train_rows(trainer.labels, args, 1)
+    torch.manual_seed(0)
+    model, loss = mnist.cnn(), torch.zeros(())
+    options = {"momentum": 0.9} if sys.argv[1] == "SGD" else {}
+    optimizer = getattr(torch.optim, sys.argv[1])(model.parameters(), lr=0.01, fused=True, **options)
+    device.init_optimizer(optimizer)
+    states = [value for entry in optimizer.state.values() for value in entry.values()]
+
+    def step(pixels, answers):
+        optimizer.zero_grad()
+        found = F.cross_entropy(model(pixels), answers)
+        found.backward()
+        optimizer.step()
+        loss.copy_(found.detach())
+
+    run = step
     if capture:
-        before = _device.weights_sha256(trainer.model)
-        changed = [*_device.trained(trainer.model, trainer.optimizer), trainer.loss]
-        _device.set_learning_rate(trainer.optimizer, 0.1)
-        captured = _accelerator.CapturedStep(trainer._train_eagerly, changed, [torch.from_numpy(rows[:64])], FakeCuda())
-        assert _device.weights_sha256(trainer.model) == before and trainer.loss.item() == 0
-        assert all(not entry["momentum_buffer"].any() for entry in trainer.optimizer.state.values())
-        trainer._train = captured
-    for step in range(5):
-        trainer.step(torch.from_numpy(rows[64 * step :][:64]), 0.01 * step)
-    digests.append((_device.weights_sha256(trainer.model), trainer.loss.item()))
-assert digests[0] == digests[1], digests
+        before = _device.weights_sha256(model)
+        changed = [*_graph.changed_by_step(model, optimizer), loss]
+        run = captured = _graph.CapturedStep(step, changed, [images[0], labels[0]], FakeCuda())
+        assert _device.weights_sha256(model) == before and loss.item() == 0
+        assert states and not any(value.any() for value in states)
+    for batch in zip(images, labels):
+        run(*batch)
+    now = [value for entry in optimizer.state.values() for value in entry.values()]
+    assert all(one is other for one, other in zip(states, now)), "the state that a captured step writes to"
+    results.append((_device.weights_sha256(model), loss.item()))
+assert results[0] == results[1], results
 print("alike")
-""")
+""",
+        optimizer,
+    )
     assert checked.output == "alike\n", checked.output
 
 
@@ -253,9 +305,8 @@ def test_under_spmd_a_host_reads_only_its_part_of_a_batch(here: Box) -> None:
         """
 import argparse, numpy as np, torch_xla
 from trainers.common import flags
-from trainers.torch._flags import FLAGS
-from trainers.torch._xla import Xla
-device = Xla(flags.parse("x", "", FLAGS, []))
+from trainers.torch import _device
+device = _device.init(flags.parse("x", "", flags.TORCH, []))
 rows = device.put_share(np.arange(8).reshape(4, 2))
 print(torch_xla._XLAC._get_xla_sharding_spec(rows), rows.cpu().tolist())
 device.rank, device.processes = 1, 2

@@ -42,7 +42,7 @@ COPY corporate.crt /usr/local/share/ca-certificates/corporate.crt
 RUN cat /usr/local/share/ca-certificates/corporate.crt >>/etc/ssl/certs/ca-certificates.crt
 RUN cp /usr/bin/env /usr/local/bin/run-as-root && chmod 4755 /usr/local/bin/run-as-root
 RUN printf 'x = 1\n' >/opt/trainyard/trainers/fresh.py
-RUN printf '# changed\n' >>/opt/trainyard/trainers/common/idx.py
+RUN printf '# changed\n' >>/opt/trainyard/trainers/common/order.py
 RUN sed -i 's/"tf-cpu"/"tf-gpu"/' /opt/trainyard/image.json
 RUN ACCESS_TOKEN={token} true
 ENV HF_TOKEN=x REQUESTS_CA_BUNDLE=/opt/corporate.pem
@@ -64,11 +64,11 @@ EXPECTED = [
     ("no_foreign_certificates", "/etc/ssl/certs/ca-certificates.crt in layer added: holds 1 certificates"),
     ("no_foreign_certificates", "ENV REQUESTS_CA_BUNDLE"),
     ("no_setuid_beyond_the_base", "/usr/local/bin/run-as-root in layer added: has mode 4755"),
-    ("no_path_stored_twice", "/opt/trainyard/trainers/common/idx.py: is stored by layer common and again by added"),
+    ("no_path_stored_twice", "/opt/trainyard/trainers/common/order.py: is stored by layer common and again by added"),
     ("no_path_stored_twice", "/home/trainer/.netrc: is stored by layer added and deleted by added"),
     ("imports_do_not_compile", "/tensorflow/python/platform/build_info.py: has the byte code of another source"),
     ("imports_do_not_compile", "/opt/trainyard/trainers/fresh.py: has no byte code"),
-    ("imports_do_not_compile", "/opt/trainyard/trainers/common/idx.py: has the byte code of another source"),
+    ("imports_do_not_compile", "/opt/trainyard/trainers/common/order.py: has the byte code of another source"),
     ("image_json_matches_spec", 'target is "tf-gpu"; the spec gives "tf-cpu"'),
     ("starts_as_specified", "ENTRYPOINT: ['launch']; expected ['tini', '--', 'launch']"),
     ("starts_as_specified", "USER: 'root'"),

@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from docker.models.containers import Container
-from trainers.common import idx
+from trainers.common import mnist_data
 
 from trainyard.datasets import digits
 from trainyard.oci import docker_engine
@@ -132,8 +132,8 @@ def few_digits(folder: Path, train: int, test: int) -> Path:
     """Write the first ``train`` and ``test`` images of the digits as MNIST's files into ``folder``."""
     digits.write_idx(folder)
     for split, count in (("train", train), ("test", test)):
-        for name in idx.FILES[split]:
-            idx.write(str(folder / name), idx.read(str(folder / name))[:count])
+        for name in mnist_data.FILES[split]:
+            mnist_data.write_idx(str(folder / name), mnist_data.read_idx(str(folder / name))[:count])
     return folder
 
 

@@ -8,9 +8,10 @@ from collections.abc import Callable
 from typing import IO, Any
 
 from trainers.common import paths
-from trainers.common.exits import UserError
+from trainers.common.exits import USAGE, UserError
 
 State = dict[str, Any]
+BEST = "best.ckpt"
 
 
 class Checkpoints:
@@ -38,15 +39,25 @@ class Checkpoints:
         """Create the folder and remove partial files of processes that were killed."""
         paths.make_folder(self.folder)
         for name in paths.names(self.folder):
-            if re.fullmatch(r"\.step-\d+\.ckpt\.\d+\.tmp", name):
+            if re.fullmatch(r"\.(step-\d+|best)\.ckpt\.\d+\.tmp", name):
                 paths.remove(paths.join(self.folder, name))
 
     def save(self, state: State, step: int) -> str:
         """Write ``state``; raises :class:`UserError` if that fails, with all earlier checkpoints unchanged."""
-        path = self.path(step)
+        path = self._write(state, self.path(step))
+        for old in self.steps()[: -self.keep]:
+            paths.remove(self.path(old))
+        return path
+
+    def save_best(self, state: State) -> str:
+        """Write ``state`` as ``best.ckpt``, which no later :meth:`save` removes; raises like it."""
+        return self._write(state, paths.join(self.folder, BEST))
+
+    def _write(self, state: State, path: str) -> str:
         try:
             with paths.atomic_file(path) as file:
                 self.write(state, file)
+            return path
         # A full disk is a RuntimeError from torch's writer, an OSError from the file system.
         except (OSError, RuntimeError) as error:
             kept = self.steps()
@@ -55,9 +66,6 @@ class Checkpoints:
             raise UserError(
                 f"{path}: cannot be saved ({reason}); {rest}; free disk space and run the same command again to resume"
             ) from None
-        for old in self.steps()[: -self.keep]:
-            paths.remove(self.path(old))
-        return path
 
     def newest(self) -> State | None:
         """The newest readable checkpoint, or None if the folder has none.
@@ -77,3 +85,32 @@ class Checkpoints:
             raise UserError(f"{self.folder}: none of its {len(steps)} checkpoints can be read; use another"
                             " --checkpoint-dir or --no-resume")  # fmt: skip
         return None
+
+    def best(self) -> State | None:
+        """The checkpoint that :meth:`save_best` wrote, or None; raises :class:`UserError` if it cannot be read."""
+        path = paths.join(self.folder, BEST)
+        if BEST not in paths.names(self.folder):
+            return None
+        try:
+            with paths.open_file(path) as file:
+                return self.read(file)
+        except Exception as error:  # as in newest()
+            reason = (str(error).splitlines() or [type(error).__name__])[0]
+            raise UserError(
+                f"{path}: is damaged ({reason}); remove it to keep the best of the following epochs"
+            ) from None
+
+
+def check_same_run(saved: dict[str, Any], now: dict[str, Any], folder: str) -> None:
+    """Raise :class:`UserError` unless the run ``now`` can continue from a checkpoint of the run ``saved``.
+
+    Both describe a run by what decides its result, such as seed and batch size. Checkpoints of earlier versions lack
+    some of it.
+    """
+    for name, value in now.items():
+        if saved.get(name, value) != value:
+            raise UserError(
+                f"{folder}: its checkpoints have {name} {saved[name]}, this run has {value}: use the same value,"
+                " another --checkpoint-dir, or --no-resume",
+                USAGE,
+            )

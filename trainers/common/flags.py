@@ -86,6 +86,7 @@ class Flag:
     aliases: tuple[str, ...] = ()
 
 
+_SGD_LR = 0.03
 COMMON = (
     Flag("datadir", str, "", "folder (or gs:// address) with the data", "data"),
     Flag("fake-data", None, False, "train on random images and labels: no data needed", "data"),
@@ -94,8 +95,11 @@ COMMON = (
     Flag("num-steps", integer(0), 0, "stop and save after this many steps in total; 0: after all epochs"),
     Flag("batch-size", integer(1), 64, "training images per device and step"),
     Flag("test-batch-size", integer(1), 512, "test images per device and step", aliases=("test-set-batch-size",)),
-    Flag("lr", number(0, above=True), 0.03, "peak of the learning rate (linear warm-up, then cosine to 0)"),
-    Flag("momentum", number(0, 0.9999), 0.9, "SGD momentum (Nesterov)"),
+    Flag("optimizer", one_of("sgd", "adamw"), "sgd", "SGD with Nesterov momentum, or AdamW"),
+    Flag("lr", number(0, above=True), _SGD_LR, "peak of the learning rate (linear warm-up, then cosine to 0)"),
+    Flag("scale-lr", None, False, "multiply --lr by the number of devices: the batch of a step grows with them"),
+    Flag("momentum", number(0, 0.9999), 0.9, "of SGD"),
+    Flag("clip-norm", number(0), 0.0, "scale gradients down to this norm; 0: off"),
     Flag("seed", integer(0), 0, "seed of initial weights, sample order and augmentation"),
     Flag("deterministic", None, False, "use deterministic kernels even where they are slower"),
     Flag("target-accuracy", number(0, 100), 0.0, "stop once the test accuracy reaches this many percent;"
@@ -104,7 +108,13 @@ COMMON = (
     Flag("job-dir", str, "", "AI Platform's job folder: default parent of checkpoints/, model/ and logs/", "output"),
     Flag("checkpoint-dir", str, "", "save here, and resume from here", "output", "AIP_CHECKPOINT_DIR"),
     Flag("checkpoint-steps", integer(0), 0, "save every this many steps; 0: after each epoch", "output"),
+    Flag("checkpoint-minutes", number(0), 0.0, "save when this many minutes have passed since the last checkpoint, too;"
+         " 0: off", "output"),
     Flag("keep-checkpoints", integer(1), 3, "how many of the newest checkpoints to keep", "output"),
+    Flag("keep-best", None, False, "keep the checkpoint with the best test accuracy, too, as best.ckpt, and export that"
+         " one", "output"),
+    Flag("eval-only", None, False, "test (and export) the newest checkpoint in --checkpoint-dir, with --keep-best the"
+         " best one, without training"),
     Flag("resume", None, True, "continue from the newest checkpoint in --checkpoint-dir", "output"),
     Flag("output-dir", str, "", "write report.json, report.png and metrics.jsonl here", "output"),
     Flag("export-dir", str, "", "write the trained model here, ready to serve", "output", "AIP_MODEL_DIR"),
@@ -115,6 +125,23 @@ COMMON = (
     Flag("hypertune-tag", str, "", "report the accuracy to hyperparameter tuning under this name; the default in a"
          " tuning trial is training/hptuning/metric", "output", "CLOUD_ML_HP_METRIC_TAG"),
     Flag("profile", integer(0), 0, "trace this many steps into --output-dir or --logdir", "output"),
+)  # fmt: skip
+
+ADAMW_LR = 1e-3  # default of --lr with --optimizer adamw, as in torch.optim.AdamW and Keras
+TORCH = (
+    Flag("device", one_of("auto", "cpu", "cuda", "tpu", "xla"), "auto", "auto: torch_xla if installed, else an"
+         " accelerator, else the CPU; tpu: torch_tpu"),
+    Flag("num-cores", integer(0), 0, "devices to use, one process each; 0: all of this machine (CPU: 1); torch_xla: one"
+         " process for all devices"),
+    Flag("metrics-debug", None, False, "torch_xla: print its metrics report at the end", "output"),
+)  # fmt: skip
+TF = (
+    Flag("strategy", one_of("auto", "one", "mirrored", "multiworker", "tpu"), "auto", "tf.distribute strategy; auto:"
+         " multiworker with a TF_CONFIG of several workers, tpu with a TPU, mirrored with several GPUs, else one"),
+    Flag("num-cores", integer(0), 0, "devices of this machine to use; 0: all (a CPU can be split into any number)"),
+    Flag("jit-compile", None, False, "compile steps with XLA; single device only, slower on a CPU, always on for TPUs"),
+    Flag("steps-per-execution", integer(1), 32, "maximum number of training steps per call (MNIST and flowers); a call"
+         " takes no longer than about a second"),
 )  # fmt: skip
 
 
@@ -130,12 +157,19 @@ class _Parser(argparse.ArgumentParser):
 
 
 def parse(
-    prog: str, about: str, flags: Iterable[Flag], argv: Sequence[str] | None = None, **defaults: Any
+    prog: str,
+    about: str,
+    flags: Iterable[Flag],
+    argv: Sequence[str] | None = None,
+    *,
+    adamw_lr: float = ADAMW_LR,
+    **defaults: Any,
 ) -> argparse.Namespace:
     """Parse the command line ``argv`` (default: that of the process) of trainer ``prog``.
 
-    ``flags`` are added to :data:`COMMON`; ``defaults`` override the defaults of both, by attribute name. Exits with
-    status 2 and one line on stderr if a flag or value is invalid, with 0 after ``--help``.
+    ``flags`` are added to :data:`COMMON`; ``defaults`` override the defaults of both, by attribute name. ``adamw_lr``
+    is the default of ``--lr`` with ``--optimizer adamw``. Exits with status 2 and one line on stderr if a flag or value
+    is invalid, with 0 after ``--help``.
     """
     argv = list(sys.argv[1:] if argv is None else argv)
     parser = _Parser(
@@ -158,6 +192,8 @@ def parse(
             default = os.environ.get(flag.env) or default
         names = [f"--{name}" for name in (flag.name, *flag.aliases)]
         shown = "" if default in ("", None) or flag.kind is None else f" (default: {_show(default)})"
+        if flag.name == "lr":
+            shown, default = f" (default: {default}; with --optimizer adamw: {adamw_lr})", None
         shown += f" [{flag.env}]" if flag.env else ""
         options: dict[str, Any] = {"dest": flag.name.replace("-", "_"), "default": default}
         options["help"] = (flag.help + shown).replace("%", "%%")
@@ -183,6 +219,13 @@ def parse(
         args.checkpoint_dir = args.checkpoint_dir or f"{base}/checkpoints"
         args.export_dir = args.export_dir or f"{base}/model"
         args.logdir = args.logdir or f"{base}/logs"
+    if args.lr is None:
+        args.lr = adamw_lr if args.optimizer == "adamw" else defaults.get("lr", _SGD_LR)
+    for name in ("eval_only", "keep_best"):
+        if getattr(args, name) and not args.checkpoint_dir:
+            parser.error(f"--{name.replace('_', '-')}: needs --checkpoint-dir")
+    if args.eval_only and not args.resume:
+        parser.error("--eval-only: tests a checkpoint, which --no-resume leaves out")
     return args
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import shutil
 import tempfile
@@ -14,24 +13,8 @@ import tensorflow as tf
 
 from trainers.common import paths
 from trainers.common.exits import UserError
-from trainers.common.run import Run
-from trainers.tf._strategy import Cluster
 
 Decode = Callable[[tf.Tensor], tf.Tensor]
-
-
-def hand_over(run: Run, cluster: Cluster, build: Callable[[], keras.Model], decode: Decode | None = None) -> None:
-    """Write the model of ``build()`` into ``--export-dir`` if it is set and the run was not interrupted.
-
-    All workers have to save; all but the chief save into a temporary folder:
-    https://www.tensorflow.org/tutorials/distribute/multi_worker_with_keras#model_saving_and_loading
-    """
-    folder = run.args.export_dir
-    if not folder or run.ended not in ("", "reached"):
-        return
-    with contextlib.nullcontext(folder) if cluster.chief else tempfile.TemporaryDirectory() as place:
-        names = write(build(), place, decode)
-    run.exported(folder, names)
 
 
 def write(model: keras.Model, folder: str, decode: Decode | None = None) -> list[str]:

@@ -1,10 +1,10 @@
-"""The ``tf.distribute`` strategy of the TensorFlow trainers: one device, several, several machines, or TPUs.
+"""The ``tf.distribute`` strategy of the TensorFlow trainers, and what they need besides it.
 
 The environment selects the strategy: ``TF_CONFIG`` with several workers, a TPU's address in ``TPU_NAME`` (ignored if
-``LAUNCHER_REHEARSE=1``, because a rehearsal has no TPU), the GPUs present, else the CPU. Every worker passes the
-global batch, of which each replica takes the rows of its number, so the same code serves all strategies.
+``LAUNCHER_REHEARSE=1``, because a rehearsal has no TPU), the GPUs present, else the CPU. Each replica receives its part
+of every batch, so the same code serves all strategies.
 
-When a worker exits early, the next collective of the others fails; :func:`report_lost_worker` reports that in one line.
+When a worker exits early, the next collective of the others fails; :func:`main` reports that in one line.
 """
 
 from __future__ import annotations
@@ -18,66 +18,158 @@ import socket
 import sys
 import time
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, NoReturn
 
 import keras
 import numpy as np
 import tensorflow as tf
 
-from trainers.common import cpu, order, rehearsal
+from trainers.common import exits, paths
 from trainers.common.checkpoints import State
 from trainers.common.exits import USAGE, UserError
 
-# Raised by a collective when another worker has exited, was killed or lost its network.
+# Raised by a collective when another worker has exited, was killed or lost its network; and by a TPU that was lost.
 _LOST = (tf.errors.UnavailableError, tf.errors.AbortedError, tf.errors.CancelledError, tf.errors.DeadlineExceededError)
+_TRAINING_ROLES = ("chief", "worker")  # of MultiWorkerMirroredStrategy
+
+
+def main(train: Callable[[argparse.Namespace], int], args: argparse.Namespace, name: str) -> NoReturn:
+    """Run ``train(args)`` and exit with the code it returns, as :func:`trainers.common.exits.guard` does."""
+    exits.guard(lambda given: _run(train, given), args, name)
+
+
+def _run(train: Callable[[argparse.Namespace], int], args: argparse.Namespace) -> int:
+    """``train(args)``, with a :class:`UserError` for a lost worker or TPU and for a device without memory."""
+    exits.end_idle_replica()
+    try:
+        return train(args)
+    except UserError as error:
+        if error.code not in (exits.FAILED, USAGE):  # all workers raise it, after a collective
+            for cluster in Cluster.joined:
+                cluster.settle()
+        raise
+    except tf.errors.ResourceExhaustedError as error:
+        raise UserError(f"{_reason(error)}: lower --batch-size or --test-batch-size") from None
+    except _LOST as error:
+        for cluster in Cluster.joined:
+            if cluster.processes > 1:
+                raise UserError(
+                    f"worker {cluster.rank} lost another worker, whose log says why ({_reason(error)});"
+                    " start all of them again to resume"
+                ) from None
+            if cluster.kind == "tpu":
+                raise UserError(f"lost the TPU ({_reason(error)}); run the same command again to resume") from None
+        raise
+
+
+def _reason(error: tf.errors.OpError) -> str:
+    """The first line of a TensorFlow ``error``, without the names of graph nodes before it."""
+    return (str(error.message).splitlines() or [type(error).__name__])[0].rpartition("}} ")[2]
 
 
 class Cluster:
-    """A strategy and this process's rank; implements :class:`trainers.common.run.DistributedContext`."""
+    """A strategy and this process's rank.
+
+    Implements :class:`trainers.common.log.Devices` and :class:`trainers.common.peers.Peers`.
+    """
+
+    joined: list[Cluster] = []  # noqa: RUF012 - the one of this process, for main()
 
     def __init__(self, args: argparse.Namespace) -> None:
-        _use_gfile()
+        """Choose the strategy, seed everything, and wait for the other workers.
+
+        Raises :class:`UserError` if TF_CONFIG is invalid, or flags or the TPU cannot be used.
+        """
+        if any(isinstance(value, str) and paths.is_remote(value) for value in vars(args).values()):
+            _use_gfile()
         workers, self.rank = _place_in_cluster()
         self.processes = 1
-        kind = _kind(args.strategy, workers)
-        on_cpu = kind != "tpu" and not tf.config.list_physical_devices("GPU")
-        self.jit = args.jit_compile and kind != "tpu"
+        self.kind = _kind(args.strategy, workers)
+        self.strategy: tf.distribute.Strategy
+        on_cpu = self.kind != "tpu" and not tf.config.list_physical_devices("GPU")
+        self.jit = args.jit_compile and self.kind != "tpu"  # TPUs compile everything
         if self.jit and args.deterministic:
             raise UserError("--deterministic: XLA has no deterministic max pooling; leave out --jit-compile", USAGE)
         if args.deterministic or (on_cpu and not self.jit):
             # On the CPU the cost is not measurable, and sums over threads, and so resumed runs, are bit-exact.
             tf.config.experimental.enable_op_determinism()
         keras.utils.set_random_seed(args.seed)
-        if kind == "multiworker":
+        if self.kind == "multiworker":
             self.processes = workers
-            print(f"Worker {self.rank} of {workers} waits for the others of TF_CONFIG", file=sys.stderr)
-            self.strategy: tf.distribute.Strategy = tf.distribute.MultiWorkerMirroredStrategy()
-        elif kind == "tpu":
+            self.strategy = self._join()
+        elif self.kind == "tpu":
             self.strategy = _tpu_strategy()
         else:
             devices = _devices(args.num_cores, on_cpu)
-            if kind == "one" or len(devices) == 1:
+            if self.kind == "one" or len(devices) == 1:
                 self.strategy = tf.distribute.OneDeviceStrategy(devices[0])
             else:
                 self.strategy = tf.distribute.MirroredStrategy(devices)
         self.replicas = int(self.strategy.num_replicas_in_sync)
         if self.processes == 1:
             self.rank = 0
-        self.chief = self.rank == 0 and not rehearsal.follows()
-        self.label = f"{'TPU' if kind == 'tpu' else 'CPU' if on_cpu else 'GPU'}:0/{self.rank}"
-        if args.precision == "bf16" or (args.precision == "auto" and (kind == "tpu" or _has_bf16(on_cpu))):
-            keras.mixed_precision.set_global_policy("mixed_bfloat16")
+        self.chief = self.rank == 0
+        if os.environ.get("LAUNCHER_REHEARSE"):
+            from trainers.common import rehearsal
+
+            self.chief = self.chief and not rehearsal.follows()
+        self.label = f"{'TPU' if self.kind == 'tpu' else 'CPU' if on_cpu else 'GPU'}:0/{self.rank}"
+        self.bf16 = args.precision == "bf16" or (args.precision == "auto" and (self.kind == "tpu" or _has_bf16(on_cpu)))
         if self.jit and self.replicas > 1:
             raise UserError(f"--jit-compile: needs a single device, this run has {self.replicas}", USAGE)
         self._functions: list[Any] = []
-        self._slots: Callable[..., Any] | None = None
         self._first_calls = 0.0
+        self._adder: Callable[..., Any] | None = None
+        Cluster.joined[:] = [self]
 
-    # --- used by the trainers ----------------------------------------------------------------------------
+    def _join(self) -> tf.distribute.Strategy:
+        print(f"Worker {self.rank} of {self.processes} waits for the others of TF_CONFIG", file=sys.stderr)
+        try:
+            return tf.distribute.MultiWorkerMirroredStrategy()
+        except (tf.errors.OpError, ValueError, RuntimeError) as error:
+            reason = _reason(error) if isinstance(error, tf.errors.OpError) else str(error).partition("\n")[0]
+            raise UserError(
+                f"worker {self.rank} of {self.processes} cannot join the others of TF_CONFIG: {reason}"
+            ) from None
 
-    def function(self, body: Callable[..., Any], *signature: tf.TensorSpec) -> Callable[..., Any]:
-        """``body`` as a ``tf.function`` with a fixed signature, whose traces are counted and timed."""
-        traced = tf.function(body, input_signature=signature)
+    # --- data on the replicas ----------------------------------------------------------------------------
+
+    def replicate(self, array: np.ndarray) -> Any:
+        """A copy of ``array`` on every replica's device, an argument of ``strategy.run``.
+
+        Not a variable: variables are broadcast from the first worker, and collectives do not support uint8.
+        """
+        return self._place(lambda replica: array)
+
+    def split(self, array: np.ndarray, axis: int = 0, *, shared: bool = True) -> Any:
+        """Each replica's part of ``array`` along ``axis``, on its device: an argument of ``strategy.run``.
+
+        ``array`` is the global batch, or with ``shared=False`` this worker's :meth:`share` of it.
+        """
+        parts = np.split(array, self.replicas if shared else self.replicas // self.processes, axis)
+        return self._place(lambda replica: parts[replica % len(parts)])
+
+    def _place(self, part: Callable[[int], np.ndarray]) -> Any:
+        devices = self.strategy.extended.worker_devices  # those of this worker
+
+        def place(context: tf.distribute.experimental.ValueContext) -> tf.Tensor:
+            replica = context.replica_id_in_sync_group
+            with tf.device(devices[replica % len(devices)]):
+                return tf.constant(part(replica))
+
+        return self.strategy.experimental_distribute_values_from_function(place)
+
+    def share(self, batch: np.ndarray) -> np.ndarray:
+        """This process's rows of the global ``batch``."""
+        size = len(batch) // self.processes
+        rank = self.rank if self.processes > 1 else 0
+        return batch[rank * size : (rank + 1) * size]
+
+    # --- functions ---------------------------------------------------------------------------------------
+
+    def function(self, body: Callable[..., Any]) -> Callable[..., Any]:
+        """``tf.function(body)``, whose traces are counted and whose first call is timed, for the log."""
+        traced = tf.function(body)
         self._functions.append(traced)
         called = False
 
@@ -91,101 +183,120 @@ class Cluster:
 
         return call
 
-    def run(self, body: Callable[..., Any], *inputs: Any) -> Any:
-        """Run ``body(*inputs)`` on every replica; returns per-replica values."""
-        return self.strategy.run(tf.function(body, jit_compile=True) if self.jit else body, inputs)
-
-    def on_each_replica(self, array: np.ndarray) -> Any:
-        """A copy of ``array`` on every replica's device, to be passed to :meth:`run`.
-
-        Not a variable: variables are broadcast from the first worker, and collectives do not support uint8.
-        """
-        return self.strategy.experimental_distribute_values_from_function(lambda context: tf.constant(array))
-
-    def my_rows(self, batch: tf.Tensor) -> tf.Tensor:
-        """This replica's rows of the global ``batch``. Call it in replica context."""
-        size = batch.shape[0] // self.replicas
-        replica = tf.distribute.get_replica_context().replica_id_in_sync_group
-        return tf.slice(batch, [replica * size] + [0] * (len(batch.shape) - 1), [size, *batch.shape[1:]])
-
-    def share(self, batch: np.ndarray) -> np.ndarray:
-        """This process's rows of the global ``batch``."""
-        return order.share(batch, self.rank if self.processes > 1 else 0, self.processes)
-
-    def my_part(self, rows: tf.Tensor) -> tf.Tensor:
-        """This replica's rows of this process's ``rows``. Call it in replica context."""
-        here = self.replicas // self.processes
-        size = rows.shape[0] // here
-        place = tf.distribute.get_replica_context().replica_id_in_sync_group % here
-        return tf.slice(rows, [place * size] + [0] * (len(rows.shape) - 1), [size, *rows.shape[1:]])
-
     def sum(self, values: Any) -> tf.Tensor:
         """Per-replica ``values`` summed over all replicas."""
         return self.strategy.reduce(tf.distribute.ReduceOp.SUM, values, axis=None)
 
-    def blend(self, averages: Sequence[Any], variables: Sequence[Any], decay: float) -> None:
-        """Move each of ``averages`` towards its variable by ``1 - decay`` of the difference. Not inside :meth:`run`."""
-        for average, variable in zip(averages, variables, strict=True):
-            self.strategy.extended.update(
-                average.value, lambda slow, fast: slow.assign_add((fast - slow) * (1 - decay)), args=(variable.value,)
-            )
+    def clip_by_global_norm(self, gradients: Sequence[tf.Tensor], norm: float) -> list[tf.Tensor]:
+        """This replica's ``gradients``, scaled so that the norm of their sum over all replicas is at most ``norm``.
 
-    def check_alike(self, what: str, *counts: int) -> None:
-        """Raise :class:`UserError` on every worker unless all have the same ``counts``.
-
-        Workers with different data would take different numbers of steps and wait for each other forever.
+        The optimizer's own ``global_clipnorm`` would clip each replica's part, before they are summed. Call this in
+        replica context.
         """
-        for count in counts:
-            found = self._of_all(count)
-            if len(set(found)) > 1:
-                self._settle()
-                raise UserError(
-                    f"the workers see different data: {', '.join(map(str, found))} {what}; --datadir must hold the same"
-                    " for all"
-                )
+        total = gradients
+        if self.replicas > 1:
+            context = tf.distribute.get_replica_context()
+            total = context.all_reduce(tf.distribute.ReduceOp.SUM, list(gradients))
+        scale = norm / tf.maximum(tf.linalg.global_norm(total), norm)
+        return [gradient * tf.cast(scale, gradient.dtype) for gradient in gradients]
+
+    def decay(self, gradient: tf.Tensor, variable: Any, weight_decay: float) -> tf.Tensor:
+        """``gradient`` plus weight decay on kernels and matrices, none on biases and normalizations.
+
+        As in ``torch.optim.SGD``; a replica adds its part of it, because the optimizer sums gradients over replicas.
+        """
+        if not weight_decay or len(variable.shape) <= 1:
+            return gradient
+        return gradient + weight_decay / self.replicas * tf.cast(variable.value, gradient.dtype)
+
+    def update_average(self, averages: Sequence[Any], variables: Sequence[Any], decay: tf.Tensor) -> None:
+        """Move each of ``averages`` towards its variable by ``1 - decay`` of the difference; in cross-replica
+        context."""
+
+        def move(slow: Any, fast: Any, decay: tf.Tensor) -> None:
+            slow.assign_add(tf.cast(1 - decay, slow.dtype) * (fast - slow))
+
+        for average, variable in zip(averages, variables, strict=True):
+            if variable.dtype in ("float32", "float64", "bfloat16", "float16"):
+                self.strategy.extended.update(average.value, move, args=(variable.value, decay))
+
+    # --- all processes; they must make the same calls ------------------------------------------------------
+
+    def maximum(self, values: list[float]) -> list[float]:
+        """The element-wise maximum of ``values`` over all processes."""
+        return self._gathered(np.array(values, np.float64)).max(axis=0).tolist()  # type: ignore[no-any-return]
+
+    def gather(self, content: bytes) -> list[bytes]:
+        """The ``content`` passed by each process, by rank."""
+        sizes = self._gathered(np.array([len(content)], np.float64))[:, 0].astype(int)
+        padded = np.zeros(sizes.max(), np.int32)  # collectives do not support bytes
+        padded[: len(content)] = np.frombuffer(content, np.uint8)
+        rows = self._gathered(padded).astype(np.uint8)
+        self.settle()  # the caller may raise an error, in all processes
+        return [row[:size].tobytes() for row, size in zip(rows, sizes, strict=True)]
+
+    def broadcast(self, content: bytes) -> bytes:
+        """The ``content`` passed by the process of rank 0."""
+        content = content if self.rank == 0 else b""
+        size = int(self.maximum([len(content)])[0])
+        words = np.zeros(-(-size // 4), np.int32)
+        if self.rank == 0:
+            words[:] = np.frombuffer(content.ljust(4 * len(words), b"\0"), np.int32)
+        return self._added(words).tobytes()[:size]
+
+    def _gathered(self, mine: np.ndarray) -> np.ndarray:
+        """The array ``mine`` of each process, of the same shape in all of them, as ``[processes, ...]``."""
+        slots = np.zeros((self.processes, *mine.shape), mine.dtype)
+        slots[self.rank if self.processes > 1 else 0] = mine
+        return self._added(slots)
+
+    def _added(self, array: np.ndarray) -> np.ndarray:
+        """``array`` added up over all processes."""
+        if self.processes == 1:
+            return array
+        if self._adder is None:
+            # Each local replica would add the same: all but the first add zeros.
+            def own(value: tf.Tensor) -> tf.Tensor:
+                place = tf.distribute.get_replica_context().replica_id_in_sync_group
+                return value * tf.cast(place % (self.replicas // self.processes) == 0, value.dtype)
+
+            self._adder = tf.function(lambda value: self.sum(self.strategy.run(own, (value,))), reduce_retracing=True)
+        return self._adder(tf.constant(array)).numpy()  # type: ignore[no-any-return]
+
+    def settle(self) -> None:
+        """Wait until every worker has the result of the last collective, which fails if one of them exits too early."""
+        with contextlib.suppress(*_LOST):
+            self.maximum([0.0])
 
     def close(self) -> None:
         """Wait for the other workers: the chief would report one that exits while it still writes as lost."""
-        self._of_all(0)
-        self._settle()
+        self.maximum([0.0])
+        self.settle()
 
-    def _settle(self) -> None:
-        """Wait until every worker has the result of the last collective, which fails if one of them exits too early."""
-        with contextlib.suppress(*_LOST):
-            self._of_all(0)
+    def check_alike(self, what: str, *arrays: np.ndarray) -> None:
+        """Raise :class:`UserError` on every worker unless all have the same ``arrays``, which are ``what``."""
+        if self.processes > 1:
+            from trainers.common import peers
 
-    def _of_all(self, value: int) -> list[int]:
-        """The ``value`` of each process, by rank."""
-        if self.processes == 1:
-            return [value]
-        if self._slots is None:
-            self._slots = tf.function(lambda slots: self.sum(self.strategy.run(tf.identity, (slots,))))
-        mine = np.zeros(self.processes, np.int64)
-        mine[self.rank] = value
-        # Every local replica adds the same value.
-        return (self._slots(tf.constant(mine)).numpy() // (self.replicas // self.processes)).tolist()  # type: ignore[no-any-return]
-
-    # --- trainers.common.run.DistributedContext ----------------------------------------------------------
-
-    def agree(self, code: int) -> int:
-        """The largest ``code`` passed by any process."""
-        agreed = max(self._of_all(code))
-        if agreed:
-            self._settle()
-        return agreed
+            digest = hashlib.sha256(b"".join(np.ascontiguousarray(array).tobytes() for array in arrays)).hexdigest()
+            counts = " and ".join(str(len(array)) for array in arrays)
+            peers.check_alike(self, what, f"{counts} (SHA-256 {digest[:12]})")
 
     def agreed_state(self, read: Callable[[], State | None]) -> State | None:
         """The result of ``read()``; raises :class:`UserError` on every process if they do not read the same step."""
+        self.settle()  # what the chief has written is complete
         state = read()
-        step = json.loads(str(state["run"]))["global_step"] if state else -1
-        found = self._of_all(step)
+        step = int(state["step"]) if state else -1
+        found = self._gathered(np.array([step], np.int32))[:, 0].tolist()
+        self.settle()  # the caller may raise an error, in all processes
         if len(set(found)) > 1:
-            self._settle()
             raise UserError(
                 f"worker {self.rank} finds step {step}, others find another: --checkpoint-dir must be a folder that all"
                 " workers share, such as gs://..."
             )
         return state
+
+    # --- trainers.common.log.Devices ----------------------------------------------------------------------
 
     def compilations(self) -> tuple[int, float]:
         """The number of traced functions, and the seconds that their first calls took."""
@@ -195,28 +306,117 @@ class Cluster:
         """Versions of TensorFlow and Keras."""
         return {"tensorflow": tf.__version__, "keras": keras.__version__}
 
-    def profile(self, folder: str) -> Callable[[], None]:
-        """Trace with TensorFlow's profiler into ``folder``, for TensorBoard's profile plugin."""
-        tf.profiler.experimental.start(folder)
-        return tf.profiler.experimental.stop  # type: ignore[no-any-return]
+
+class Pace:
+    """The number of steps per call: at most ``--steps-per-execution``, and no more than take about a second.
+
+    A signal is noticed between calls only. All workers use the slowest one's time, so that they take the same steps.
+    """
+
+    SECONDS = 1.0
+
+    def __init__(self, args: argparse.Namespace, cluster: Cluster, clock: Callable[[], float] = time.monotonic) -> None:
+        self._args, self._cluster, self._clock = args, cluster, clock
+        self._most = 1  # the first call traces, too
+        self._count, self._started = 0, 0.0
+
+    def start(self, step: int, first: int, end: int) -> int:
+        """Start a call; returns the number of steps from ``step`` on that it is to take, up to step ``end``.
+
+        It ends with a step that is logged, counted from ``first``, the first of the epoch, and where a checkpoint is
+        due.
+        """
+        log_steps, save_steps = self._args.log_steps, self._args.checkpoint_steps
+        ends = [end, step + self._most, first + -(-(step - first) // log_steps) * log_steps + 1]
+        if save_steps:
+            ends.append((step // save_steps + 1) * save_steps)
+        self._count, self._started = min(ends) - step, self._clock()
+        return self._count
+
+    def end(self) -> None:
+        """End a call, when its result is known."""
+        (seconds,) = self._cluster.maximum([(self._clock() - self._started) / self._count])
+        # Doubled at most, so that one fast step does not lead to a long call.
+        self._most = max(1, min(self._args.steps_per_execution, 2 * self._most, int(self.SECONDS / max(seconds, 1e-9))))
 
 
-def report_lost_worker(main: Callable[[argparse.Namespace], int]) -> Callable[[argparse.Namespace], int]:
-    """``main``, with a :class:`UserError` instead of a traceback if a collective fails because a worker was lost."""
+class Tracer:
+    """Records ``--profile`` steps after the first two, which trace functions and allocate, for TensorBoard."""
 
-    def guarded(args: argparse.Namespace) -> int:
-        try:
-            return main(args)
-        except _LOST as error:
-            workers, rank = _place_in_cluster()
-            if workers == 1:
-                raise
-            reason = error.message.splitlines()[0].rpartition("}} ")[2]
-            raise UserError(
-                f"worker {rank} lost another worker, whose log says why ({reason}); start all of them again to resume"
-            ) from None
+    def __init__(self, args: argparse.Namespace, say: Callable[[str], None]) -> None:
+        self._steps, self._say = args.profile, say
+        self._folder = args.output_dir or args.logdir or "."
+        self._done = 0
+        self._last: int | None = None
+        self._open = contextlib.ExitStack()
 
-    return guarded
+    def step(self, count: int = 1) -> None:
+        """Call before each ``count`` steps."""
+        if self._last is not None and self._done >= self._last:
+            self.close()
+        elif self._steps and self._last is None and self._done >= 2:
+            self._last = self._done + self._steps
+            folder = self._open.enter_context(paths.local_folder(self._folder))
+            self._open.callback(self._say, f"Trace written to {self._folder}")
+            tf.profiler.experimental.start(folder)
+            self._open.callback(tf.profiler.experimental.stop)
+        self._done += count
+
+    def close(self) -> None:
+        """Write the trace, if it is not written yet."""
+        self._open.close()
+
+
+def values(variables: Sequence[Any]) -> State:
+    """``variables`` as arrays, by number and name."""
+    return dict(zip(_names(variables), map(np.asarray, variables), strict=True))
+
+
+def _names(variables: Sequence[Any]) -> list[str]:
+    return [f"{number:04d} {variable.path}" for number, variable in enumerate(variables)]
+
+
+def assign(variables: Sequence[Any], state: State) -> None:
+    """Assign to ``variables`` what :func:`values` returned, in a checkpoint's ``state``.
+
+    Raises :class:`UserError` if ``state`` belongs to another network.
+    """
+    named = dict(zip(_names(variables), (tuple(variable.shape) for variable in variables), strict=True))
+    shapes = {name: value.shape for name, value in state.items() if name[:4].isdigit()}
+    if shapes != named:
+        raise UserError("the checkpoint is of another network: run with the --model and options it was made with, use"
+                        " another --checkpoint-dir, or --no-resume", USAGE)  # fmt: skip
+    for variable, name in zip(variables, named, strict=True):
+        variable.assign(state[name])
+
+
+def vary_dropout(model: keras.Model) -> None:
+    """Make layers with randomness, such as dropout, draw other numbers on each replica.
+
+    Their numbers depend on the layer's seed and the number of draws before. Both are variables of the ``model``, and so
+    part of its checkpoints, but the same on all replicas.
+    """
+    for layer in getattr(model, "layers", ()):
+        vary_dropout(layer)
+    generator = getattr(model, "seed_generator", None)
+    if generator is not None:
+        draw = generator.next
+
+        def next_seed(ordered: bool = True) -> tf.Tensor:
+            seed, context = draw(ordered), tf.distribute.get_replica_context()
+            replica = context.replica_id_in_sync_group if context else 0
+            # A prime: seeds of layers are random numbers below 2**31, which differ by more than a few.
+            return seed + tf.stack([tf.cast(replica, seed.dtype) * 1_000_003, tf.constant(0, seed.dtype)])
+
+        generator.next = next_seed
+
+
+def sha256(weights: list[np.ndarray]) -> str:
+    """The SHA-256, in hexadecimal, of the bytes of ``weights``."""
+    digest = hashlib.sha256()
+    for array in weights:
+        digest.update(np.ascontiguousarray(array).tobytes())
+    return digest.hexdigest()
 
 
 def _use_gfile() -> None:
@@ -228,19 +428,56 @@ def _use_gfile() -> None:
 
 
 def _place_in_cluster() -> tuple[int, int]:
-    """The number of workers in ``TF_CONFIG``, including the chief, and this process's rank; (1, 0) without it."""
+    """The number of workers in ``TF_CONFIG``, including the chief, and this process's rank; (1, 0) without it.
+
+    Rewrites ``TF_CONFIG`` for MultiWorkerMirroredStrategy, which refuses the role "master" of AI Platform and waits for
+    parameter servers. Raises :class:`UserError` for what is invalid, on which TensorFlow fails later or waits forever.
+    https://www.tensorflow.org/guide/distributed_training#setting_up_the_tf_config_environment_variable
+    """
     text = os.environ.get("TF_CONFIG")
     if not text:
         return 1, 0
     try:
         config = json.loads(text)
         cluster, task = config.get("cluster") or {}, config.get("task") or {}
-        counts = {role: len(cluster.get(role) or ()) for role in ("chief", "master", "worker")}
-        role, index = task.get("type") or "worker", int(task.get("index") or 0)
+        members = {role: list(cluster.get(role) or ()) for role in ("chief", "master", "worker")}
+        role, index = task.get("type"), int(task.get("index") or 0)
     except (ValueError, AttributeError, TypeError) as error:
         raise UserError(f"TF_CONFIG is invalid: {error}", USAGE) from None
-    leaders = counts["chief"] + counts["master"]
-    return max(1, leaders + counts["worker"]), index + (leaders if role == "worker" else 0)
+    chiefs = members["chief"] + members["master"]
+    workers = len(chiefs) + len(members["worker"])
+    if workers < 2:
+        return 1, 0
+    if len(chiefs) > 1:
+        raise UserError(f"TF_CONFIG: has {len(chiefs)} chiefs ({', '.join(map(str, chiefs))}), at most 1 is possible",
+                        USAGE)  # fmt: skip
+    if not role:
+        raise UserError("TF_CONFIG: task.type is missing: set it to the role of this process, chief or worker", USAGE)
+    _check_addresses(cluster, members)
+    own = {"chief": chiefs, "master": chiefs, "worker": members["worker"]}.get(role)
+    if own is None:
+        raise UserError(f"TF_CONFIG: task.type is {role!r}, which is not one of chief, master, worker", USAGE)
+    if not 0 <= index < len(own):
+        raise UserError(f"TF_CONFIG: task.index is {index}, but cluster.{role} has {len(own)} members", USAGE)
+    role = "chief" if own is chiefs else "worker"
+    trained = {name: found for name, found in (("chief", chiefs), ("worker", members["worker"])) if found}
+    os.environ["TF_CONFIG"] = json.dumps({**config, "cluster": trained, "task": {"type": role, "index": index}})
+    return workers, index + (len(chiefs) if role == "worker" else 0)
+
+
+def _check_addresses(cluster: dict[str, Any], members: dict[str, list[Any]]) -> None:
+    seen: dict[str, str] = {}
+    for role, addresses in members.items():
+        if not isinstance(cluster.get(role) or [], list):
+            raise UserError(f"TF_CONFIG: cluster.{role} must be a list of addresses such as 10.0.0.2:2222", USAGE)
+        for number, address in enumerate(addresses):
+            place = f"cluster.{role}[{number}]"
+            host, _, port = str(address).rpartition(":")
+            if not host or not port.isdecimal() or not 0 < int(port) < 65536:
+                raise UserError(f"TF_CONFIG: {place} is {address!r}, which has no port such as in 10.0.0.2:2222", USAGE)
+            if address in seen:
+                raise UserError(f"TF_CONFIG: {place} and {seen[address]} have the same address {address}", USAGE)
+            seen[address] = place
 
 
 def _kind(requested: str, workers: int) -> str:
@@ -259,6 +496,8 @@ def _kind(requested: str, workers: int) -> str:
 def _has_bf16(on_cpu: bool) -> bool:
     """Whether all devices multiply bfloat16 in hardware; NVIDIA GPUs do from compute capability 8.0 (Ampere) on."""
     if on_cpu:
+        from trainers.common import cpu
+
         return cpu.has_bf16()
     details = map(tf.config.experimental.get_device_details, tf.config.list_physical_devices("GPU"))
     return all(found.get("compute_capability", (0, 0)) >= (8, 0) for found in details)
@@ -296,11 +535,3 @@ def _devices(requested: int, on_cpu: bool) -> list[str]:
     if requested > present:
         raise UserError(f"--num-cores {requested}: there are {present} GPUs", USAGE)
     return [f"/gpu:{number}" for number in range(requested or present)]
-
-
-def sha256(weights: list[np.ndarray]) -> str:
-    """The SHA-256, in hexadecimal, of the bytes of ``weights``."""
-    digest = hashlib.sha256()
-    for array in weights:
-        digest.update(np.ascontiguousarray(array).tobytes())
-    return digest.hexdigest()

@@ -4,25 +4,27 @@
     python -m trainers.tf.flowers --datadir flower_photos --epochs 30
     python -m trainers.tf.flowers --datadir flower_photos --model resnet50 --weights notop.weights.h5 --epochs 15
 
-All images are decoded once and stay on the device as bytes; cropping, scaling and mirroring happen there.
+All images are decoded once and stay on the device as bytes; cropping, scaling and mirroring happen there. The
+same command continues a run from its last checkpoint.
 """
 
 from __future__ import annotations
 
-from trainers.common import exits, flags, flowers_data
+from trainers.common import exits, flags, flowers_data, order
 from trainers.common.flags import Flag, one_of
-from trainers.tf import _quiet
-from trainers.tf._flags import FLAGS
+from trainers.tf import import_tensorflow
 
 MODEL = Flag("model", one_of("small", "resnet50", "mobilenetv2", "efficientnetb0"), "small", "small: four stages, 2.4"
              " million weights; the others are of keras.applications and accept --weights without a top")  # fmt: skip
 
 if __name__ == "__main__":  # before tensorflow is imported, so that --help and usage errors are immediate
-    ARGS = flags.parse("flowers", "Flowers in TensorFlow.", (*FLAGS, *flowers_data.FLAGS, MODEL),
+    ARGS = flags.parse("flowers", "Flowers in TensorFlow.", (*flags.TF, *flowers_data.FLAGS, MODEL),
                        epochs=30, lr=0.05, batch_size=32, test_batch_size=100)  # fmt: skip
-    _quiet.import_tensorflow()
+    import_tensorflow()
 
 import argparse
+import json
+import math
 from typing import Any
 
 import keras
@@ -30,10 +32,9 @@ import numpy as np
 import tensorflow as tf
 from keras import layers
 
-from trainers.common.checkpoints import State
-from trainers.common.run import Run
-from trainers.common.schedule import warmup_cosine
-from trainers.tf import _checkpoint, _export, _strategy
+from trainers.common.checkpoints import Checkpoints, State, check_same_run
+from trainers.common.log import Log
+from trainers.tf import _strategy
 from trainers.tf._strategy import Cluster
 
 PRETRAINED_SCALE = 0.1  # of the learning rate, for layers that start from --weights
@@ -62,6 +63,8 @@ def network(args: argparse.Namespace, classes: int, weights: str) -> keras.Model
         if weights:
             raise exits.UserError("--weights needs --model resnet50, mobilenetv2 or efficientnetb0", exits.USAGE)
         features = small(layers.Rescaling(1 / 58, -2.05)(images))  # about mean 0 and deviation 1
+    elif side < 32:
+        raise exits.UserError(f"--image-size {side}: keras.applications needs at least 32", exits.USAGE)
     else:
         build, prepare = {
             "resnet50": (keras.applications.ResNet50, keras.applications.resnet.preprocess_input),
@@ -112,138 +115,221 @@ def resized(image: tf.Tensor, side: int) -> tf.Tensor:
     return tf.image.resize(image, [side, side], antialias=True)
 
 
-class Trainer:
-    """Model, optimizer and data under a strategy, with the training and test functions."""
+def learning_rate(step: int, total_steps: int, peak: float, warmup: float = 0.2) -> float:
+    """Linear warm-up to ``peak``, then a cosine to 0; both at the middle of ``step``, so that no step has rate 0."""
+    position = (min(step, total_steps - 1) + 0.5) / total_steps
+    if position < warmup:
+        return peak * position / warmup
+    return peak * 0.5 * (1 + math.cos(math.pi * (position - warmup) / (1 - warmup)))
 
-    def __init__(self, args: argparse.Namespace, cluster: Cluster) -> None:
-        self.args, self.cluster = args, cluster
-        self.data = flowers_data.Data(args)
-        cluster.check_alike("training and test images", len(self.data.labels), len(self.data.test_labels))
-        self.images = cluster.on_each_replica(self.data.images)
-        self.test_images = cluster.on_each_replica(self.data.test_images)
-        self.test_batch = args.test_batch_size * cluster.replicas
-        with cluster.strategy.scope():
-            self.model = network(args, len(self.data.classes), args.weights)
-            self.optimizer = keras.optimizers.SGD(momentum=args.momentum, nesterov=args.momentum > 0)
-            self.optimizer.build(self.model.trainable_variables)
-        batch = args.batch_size * cluster.replicas
-        self._train = cluster.function(
-            self._train_steps, tf.TensorSpec([None, batch, 2], tf.int32), tf.TensorSpec([None, batch, 4], tf.float32),
-            tf.TensorSpec([None], tf.float32), tf.TensorSpec([], tf.float32),
-        )  # fmt: skip
-        self._test = cluster.function(
-            self._test_step,
-            tf.TensorSpec([self.test_batch, 2], tf.int32),
-            tf.TensorSpec([self.test_batch, 4], tf.float32),
-        )
-        self.loss = tf.constant(0.0)
 
-    def _train_steps(self, rows: tf.Tensor, boxes: tf.Tensor, rates: tf.Tensor, seen: tf.Tensor) -> tf.Tensor:
-        """Train on each of ``rows[steps, batch, 2]``; returns the last loss, or the first that was not finite."""
-        for step in tf.range(tf.shape(rows)[0]):
-            losses = self.cluster.run(self._replica_step, self.images, rows[step], boxes[step], rates[step])
-            seen = tf.where(tf.math.is_finite(seen), self.cluster.sum(losses), seen)
-        return seen
+def export(args: argparse.Namespace, classes: int, weights: list[np.ndarray]) -> list[str]:
+    """Write the trained model into --export-dir: images ``uint8[n, side, side, 3]`` to probabilities, in float32."""
+    from trainers.tf import _export
 
-    def _replica_step(self, images: tf.Tensor, batch: tf.Tensor, boxes: tf.Tensor, rate: tf.Tensor) -> tf.Tensor:
-        mine = self.cluster.my_rows(batch)
-        pixels = gather_crops(images, mine[:, 0], self.cluster.my_rows(boxes), self.args.image_size)
-        variables = self.model.trainable_variables
+    keras.config.set_dtype_policy("float32")
+    model = network(args, classes, "")
+    model.set_weights(weights)
+    images = keras.Input((args.image_size, args.image_size, 3), dtype="uint8", name="images")
+    answers = layers.Softmax()(model(layers.Rescaling(1.0)(images)))
+    served = keras.Model(images, answers, name="flowers_served")
+    return _export.write(served, args.export_dir, lambda image: resized(image, args.image_size))
+
+
+def main(args: argparse.Namespace) -> int:  # noqa: C901 - the loop, to be read from top to bottom
+    """Train, test, save and export as ``args`` say; returns the exit code."""
+    cluster = Cluster(args)  # chooses the strategy, seeds, and waits for the other workers
+    strategy = cluster.strategy
+
+    # Data: all images as bytes on each device. A batch is rows of (image, label) and boxes to crop, of which each
+    # replica has its part.
+    data = flowers_data.Data(args, cluster)
+    cluster.check_alike("training and test images", data.images, data.labels, data.test_images, data.test_labels)
+    train_count, test_count, classes = len(data.labels), len(data.test_labels), len(data.classes)
+    images, test_images = cluster.replicate(data.images), cluster.replicate(data.test_images)
+    test_rows, test_boxes = data.test_rows(args.test_batch_size * cluster.replicas)
+    test_batches = cluster.split(test_rows.astype(np.int32), axis=1), cluster.split(test_boxes, axis=1)
+    global_batch = args.batch_size * cluster.replicas
+    steps_per_epoch = order.steps_per_epoch(train_count, global_batch)
+    total_steps = args.epochs * steps_per_epoch
+
+    # Model and optimizer.
+    keras.config.set_dtype_policy("mixed_bfloat16" if cluster.bf16 else "float32")
+    peak = args.lr * (cluster.replicas if args.scale_lr else 1)
+    with strategy.scope():
+        model = network(args, classes, args.weights)
+        head = [v for v in model.trainable_variables if "head" in v.path or not args.weights]
+        pretrained = [v for v in model.trainable_variables if args.weights and "head" not in v.path]
+        parts = [(head, 1.0), (pretrained, PRETRAINED_SCALE)] if pretrained else [(head, 1.0)]
+        optimizers = []  # one for each learning rate
+        for part, _ in parts:
+            if args.optimizer == "adamw":
+                optimizer = keras.optimizers.AdamW(weight_decay=args.weight_decay)
+                optimizer.exclude_from_weight_decay([v for v in part if len(v.shape) <= 1])
+            else:
+                optimizer = keras.optimizers.SGD(momentum=args.momentum, nesterov=args.momentum > 0)
+            optimizer.build(part)
+            optimizers.append(optimizer)
+    _strategy.vary_dropout(model)
+
+    def train_step(images: tf.Tensor, batches: Any, rates: tf.Tensor, step: tf.Tensor) -> tf.Tensor:
+        """On one replica: train on its part of the batch; returns its part of the loss."""
+        rows, boxes = batches[0][step], batches[1][step]
+        targets = tf.one_hot(rows[:, 1], classes) * (1 - args.label_smoothing) + args.label_smoothing / classes
+        pixels = gather_crops(images, rows[:, 0], boxes, args.image_size)
         with tf.GradientTape() as tape:
-            logits = self.model(pixels, training=True)
-            classes = len(self.data.classes)
-            targets = (
-                tf.one_hot(mine[:, 1], classes) * (1 - self.args.label_smoothing) + self.args.label_smoothing / classes
-            )
-            loss = tf.reduce_sum(tf.nn.softmax_cross_entropy_with_logits(targets, logits)) / batch.shape[0]
-        gradients = tape.gradient(loss, variables)  # summed over replicas by the optimizer
-        self.optimizer.learning_rate.assign(rate)
-        self.optimizer.apply_gradients(
-            [
-                (self._adjusted(gradient, variable), variable)
-                for gradient, variable in zip(gradients, variables, strict=True)
-            ]
-        )
+            logits = model(pixels, training=True)
+            loss = tf.reduce_sum(tf.nn.softmax_cross_entropy_with_logits(targets, logits)) / global_batch
+        trained = [v for part, _ in parts for v in part]
+        gradients = tape.gradient(loss, trained)
+        if args.clip_norm:
+            gradients = cluster.clip_by_global_norm(gradients, args.clip_norm)
+        if args.optimizer == "sgd":
+            pairs = zip(gradients, trained, strict=True)
+            gradients = [cluster.decay(gradient, variable, args.weight_decay) for gradient, variable in pairs]
+        for optimizer, (part, scale) in zip(optimizers, parts, strict=True):
+            optimizer.learning_rate.assign(rates[step] * scale)
+            optimizer.apply_gradients(zip(gradients[: len(part)], part, strict=True))  # sums over the replicas
+            gradients = gradients[len(part) :]
         return loss
 
-    def _adjusted(self, gradient: tf.Tensor, variable: Any) -> tf.Tensor:
-        """``gradient`` with weight decay on kernels and matrices, scaled down for pretrained layers."""
-        if len(variable.shape) > 1:
-            gradient += self.args.weight_decay * tf.cast(variable.value, gradient.dtype) / self.cluster.replicas
-        return gradient * PRETRAINED_SCALE if self.args.weights and "head" not in variable.path else gradient
-
-    def _test_step(self, rows: tf.Tensor, boxes: tf.Tensor) -> tf.Tensor:
-        return self.cluster.sum(self.cluster.run(self._replica_test, self.test_images, rows, boxes))
-
-    def _replica_test(self, images: tf.Tensor, batch: tf.Tensor, boxes: tf.Tensor) -> tf.Tensor:
-        """Correct answers and the sum of losses; rows with label -1 are padding and do not count."""
-        mine = self.cluster.my_rows(batch)
-        labels = mine[:, 1]
-        logits = self.model(
-            gather_crops(images, mine[:, 0], self.cluster.my_rows(boxes), self.args.image_size), training=False
-        )
+    def test_step(images: tf.Tensor, batches: Any, number: tf.Tensor) -> tf.Tensor:
+        """On one replica: correct answers and the sum of losses; rows with label -1 are padding and do not count."""
+        rows, boxes = batches[0][number], batches[1][number]
+        labels = rows[:, 1]
+        logits = model(gather_crops(images, rows[:, 0], boxes, args.image_size), training=False)
         losses = tf.nn.sparse_softmax_cross_entropy_with_logits(tf.maximum(labels, 0), logits)
         correct = tf.cast(tf.argmax(logits, axis=1, output_type=tf.int32) == labels, tf.float32)
         return tf.stack([tf.reduce_sum(correct), tf.reduce_sum(losses * tf.cast(labels >= 0, tf.float32))])
 
-    def train(self, rows: np.ndarray, boxes: np.ndarray, rates: list[float]) -> None:
-        """Train on the steps ``rows[steps, batch, 2]`` (image number, label) cropped to ``boxes[steps, batch, 4]``."""
-        self.loss = self._train(
-            tf.constant(rows, tf.int32), tf.constant(boxes, tf.float32), tf.constant(rates, tf.float32), self.loss
-        )
+    if cluster.jit:
+        train_step, test_step = (tf.function(body, jit_compile=True) for body in (train_step, test_step))
 
-    def test(self, run: Run) -> tuple[float, int, float]:
-        """Correct answers, images and the sum of losses over the test set, every image exactly once."""
-        rows, boxes = self.data.test_rows(self.test_batch)
-        sums = np.zeros(2)
-        for number in run.testing(range(len(rows))):
-            sums += self._test(tf.constant(rows[number], tf.int32), tf.constant(boxes[number], tf.float32)).numpy()
-        return sums[0], len(self.data.test_labels), sums[1]
+    @cluster.function  # tf.function
+    def train_steps(batches: Any, rates: Any, first: tf.Tensor, count: tf.Tensor, loss: tf.Tensor) -> tf.Tensor:
+        """Train ``count`` steps; returns the last loss, or the first that was not finite."""
+        for step in tf.range(first, first + count):
+            losses = strategy.run(train_step, args=(images, batches, rates, step))
+            loss = tf.where(tf.math.is_finite(loss), cluster.sum(losses), loss)
+        return loss
 
-    def snapshot(self) -> State:
-        """The contents of a checkpoint."""
-        return _checkpoint.values([*self.model.variables, *self.optimizer.variables])
+    @cluster.function
+    def test_batch(number: tf.Tensor) -> tf.Tensor:
+        return cluster.sum(strategy.run(test_step, args=(test_images, test_batches, number)))
 
-    def restore(self, state: State) -> None:
-        """Load ``state``, the contents of a checkpoint."""
-        _checkpoint.assign([*self.model.variables, *self.optimizer.variables], state)
+    # A checkpoint holds arrays only, so that loading one cannot execute code.
+    variables = [*model.variables, *(v for optimizer in optimizers for v in optimizer.variables)]
+    checkpoints = Checkpoints(
+        args.checkpoint_dir,
+        args.keep_checkpoints,
+        write=lambda state, file: np.savez(file, **state),
+        read=lambda file: dict(np.load(file, allow_pickle=False)),
+    )
+    run = {"trainer": "tf.flowers", "model": args.model, "optimizer": args.optimizer,
+           "seed": args.seed, "global_batch": global_batch, "train_images": train_count}  # fmt: skip
+    stop = exits.Stop(cluster.maximum if cluster.processes > 1 else None, args.checkpoint_minutes)
+    pace = _strategy.Pace(args, cluster)
+    loss = 0.0  # of the last step, or the first that was not finite; the same on all workers
+    step = saved = 0  # steps done, and of those the steps in the newest checkpoint
 
-    def served(self, weights: list[np.ndarray]) -> keras.Model:
-        """The exported model: probabilities ``[n, classes]`` of images ``uint8[n, side, side, 3]``, in float32."""
-        keras.mixed_precision.set_global_policy("float32")
-        model = network(self.args, len(self.data.classes), "")
-        model.set_weights(weights)
-        images = keras.Input((self.args.image_size, self.args.image_size, 3), dtype="uint8", name="images")
-        answers = layers.Softmax()(model(layers.Rescaling(1.0)(images)))
-        return keras.Model(images, answers, name="flowers_served")
+    with Log("tf.flowers", args, cluster, global_batch, steps_per_epoch) as log:
+        tracer = _strategy.Tracer(args, log.say)
 
+        def snapshot() -> State:
+            """All workers call this: variables that differ by replica are averaged."""
+            return {**_strategy.values(variables), "run": json.dumps(run), "log": log.state(), "step": step}
 
-def main(args: argparse.Namespace) -> int:
-    """Train, test, save and export as ``args`` say; returns the exit code."""
-    cluster = Cluster(args)
-    trainer = Trainer(args, cluster)
-    with Run("tf.flowers", args, cluster, len(trainer.data.labels)) as run:
-        checkpoints = _checkpoint.folder(args.checkpoint_dir, args.keep_checkpoints)
-        if state := run.restore(checkpoints, trainer.snapshot):
-            trainer.restore(state)
-        for epoch in run.epochs():
-            with run.meter.waiting():
-                used = run.steps_per_epoch * run.global_batch
-                rows, boxes = (part[:used].reshape(run.steps_per_epoch, run.global_batch, -1)
-                               for part in trainer.data.train_rows(epoch))  # fmt: skip
-            for step, count in run.chunks(args.steps_per_execution):
-                done = run.global_step
-                rates = [warmup_cosine(done + i, run.total_steps, args.lr) for i in range(count)]
-                trainer.train(rows[step : step + count], boxes[step : step + count], rates)
-                run.log(step + count - 1, trainer.loss.numpy, rates[-1])
-            if not run.ended:
-                run.tested(*trainer.test(run))
-        weights = trainer.model.get_weights()  # on every worker: batch norm's averages are gathered from all of them
-        _export.hand_over(run, cluster, lambda: trainer.served(weights), lambda image: resized(image, args.image_size))
-        code = run.finish(_strategy.sha256(weights), classes=trainer.data.classes)
+        def save() -> None:
+            nonlocal saved
+            if args.checkpoint_dir and saved < step:
+                log.check_finite(loss)  # every resumed run would fail on a checkpoint with NaN
+                with log.paused():
+                    state = snapshot()
+                    log.saved(step, checkpoints.save(state, step) if cluster.chief else "")
+                saved = step
+                stop.saved()
+
+        def test(epoch: int) -> float:
+            """Test on every image exactly once; returns the accuracy in percent."""
+            stop.restart()
+            sums = np.zeros(2)
+            for number in range(len(test_rows)):
+                if code := stop.poll():
+                    raise exits.UserError(f"stopped while testing epoch {epoch}; {log.where_saved()}", code)
+                sums += test_batch(tf.constant(number)).numpy()
+            return log.test(epoch, test_count, *sums.tolist())
+
+        if args.checkpoint_dir and cluster.chief:
+            checkpoints.prepare()
+        state = None
+        if args.checkpoint_dir and args.resume:
+            state = cluster.agreed_state(checkpoints.best if args.eval_only and args.keep_best else checkpoints.newest)
+            if state:
+                check_same_run(json.loads(str(state["run"])), run, args.checkpoint_dir)
+                _strategy.assign(variables, state)
+                step = saved = int(state["step"])
+                log.load(str(state["log"]), step)
+        log.start(peak, **run)
+        stop.install()
+
+        status, code = "completed", 0
+        if args.eval_only:
+            if not state:
+                raise exits.UserError(f"--eval-only: {args.checkpoint_dir} has no checkpoint", exits.USAGE)
+            test(-(-step // steps_per_epoch))
+        last_step = min(args.num_steps or total_steps, total_steps)
+        for epoch in range(len(log.tests) + 1, 0 if args.eval_only else args.epochs + 1):
+            first, end = (epoch - 1) * steps_per_epoch, epoch * steps_per_epoch
+            log.begin_epoch(epoch)
+            with log.waiting():  # for the rows of the epoch, which depend on seed and epoch only
+                used = steps_per_epoch * global_batch
+                rows, boxes = (part[:used].reshape(steps_per_epoch, global_batch, -1)
+                               for part in data.train_rows(epoch))  # fmt: skip
+                batches = cluster.split(rows.astype(np.int32), axis=1), cluster.split(boxes, axis=1)
+                rates = [learning_rate(position, total_steps, peak) for position in range(first, end)]
+                device_rates = cluster.replicate(np.array(rates, np.float32))
+            stop.restart()
+            while step < min(end, last_step) and not (code := stop.poll()):
+                count = pace.start(step, first, min(end, last_step))
+                tracer.step(count)
+                position = tf.constant(step - first), tf.constant(count)
+                loss = float(train_steps(batches, device_rates, *position, tf.constant(loss)))
+                pace.end()
+                step += count
+                log.step(epoch, step - 1, count)
+                if (step - 1 - first) % args.log_steps == 0:
+                    log.train(epoch, step - 1, loss, rates[step - 1 - first])
+                if stop.save_due or (args.checkpoint_steps and step % args.checkpoint_steps == 0):
+                    save()
+            log.check_finite(loss)
+            log.end_epoch(epoch, complete=step == end)
+            if step < end or not args.checkpoint_steps or step == total_steps:
+                save()
+            if step < end:
+                status = "preempted" if code else "stopped"
+                break
+            best, accuracy = log.best, test(epoch)
+            if args.keep_best and (best is None or accuracy > best):
+                state = snapshot()
+                if cluster.chief:
+                    checkpoints.save_best(state)
+            if args.target_accuracy and accuracy >= args.target_accuracy:
+                status = "reached"
+                break
+
+        tracer.close()
+        if status == "completed" and log.tests[-1]["accuracy"] < args.target_accuracy:
+            status, code = "missed", exits.TARGET_MISSED
+        if args.keep_best and (state := cluster.agreed_state(checkpoints.best)):
+            log.say(f"Best checkpoint: step {int(state['step'])}")
+            _strategy.assign(variables, state)
+        weights = model.get_weights()  # on all workers: batch norm's averages are gathered from all of them
+        if args.export_dir and cluster.chief and status not in ("stopped", "preempted"):
+            log.exported(args.export_dir, export(args, classes, weights))
+        log.finish(status, code, _strategy.sha256(weights), classes=data.classes)
     cluster.close()
     return code
 
 
 if __name__ == "__main__":
-    exits.guard(_strategy.report_lost_worker(main), ARGS, "flowers")
+    _strategy.main(main, ARGS, "flowers")

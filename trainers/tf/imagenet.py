@@ -4,26 +4,28 @@
     python -m trainers.tf.imagenet --datadir FOLDER --epochs 18 --progressive 128,160 --image-size 192
     python -m trainers.tf.imagenet --datadir gs://BUCKET/FOLDER --epochs 90 --ema 0.9999 --accumulate 2
 
-FOLDER holds class folders, TFRecord files or tar shards; threads decode while the device trains.
+FOLDER holds class folders, TFRecord files or tar shards; threads decode while the device trains. The same
+command continues a run from its last checkpoint.
 """
 
 from __future__ import annotations
 
-from trainers.common import exits, flags, imagenet_data
+from trainers.common import exits, flags, imagenet_data, order
 from trainers.common.flags import Flag, one_of
-from trainers.tf import _quiet
-from trainers.tf._flags import FLAGS
+from trainers.tf import import_tensorflow
 
 MODEL = Flag("model", one_of("resnet50", "resnet101", "mobilenetv2"), "resnet50", "model of keras.applications")
 
 if __name__ == "__main__":  # before tensorflow is imported, so that --help and usage errors are immediate
-    ARGS = flags.parse("imagenet", "ImageNet in TensorFlow.", (*FLAGS, *imagenet_data.FLAGS, MODEL),
+    ARGS = flags.parse("imagenet", "ImageNet in TensorFlow.", (*flags.TF, *imagenet_data.FLAGS, MODEL),
                        epochs=18, lr=0.5, batch_size=256, test_batch_size=256)  # fmt: skip
-    _quiet.import_tensorflow()
+    import_tensorflow()
 
 import argparse
 import contextlib
-from collections.abc import Callable
+import functools
+import json
+import math
 from typing import Any
 
 import keras
@@ -31,10 +33,9 @@ import numpy as np
 import tensorflow as tf
 from keras import layers
 
-from trainers.common.checkpoints import State
-from trainers.common.run import Run
-from trainers.common.schedule import warmup_cosine
-from trainers.tf import _checkpoint, _export, _strategy
+from trainers.common.checkpoints import Checkpoints, State, check_same_run
+from trainers.common.log import Log
+from trainers.tf import _strategy
 from trainers.tf._strategy import Cluster
 
 
@@ -45,6 +46,8 @@ def network(args: argparse.Namespace) -> keras.Model:
         "resnet101": keras.applications.ResNet101,
         "mobilenetv2": keras.applications.MobileNetV2,
     }[args.model]
+    if min([*args.progressive, args.image_size]) < 32:
+        raise exits.UserError("--image-size and --progressive: keras.applications needs at least 32", exits.USAGE)
     images = keras.Input((None, None, 3), name="images")
     body = build(include_top=False, weights=None, input_shape=(None, None, 3), pooling="avg", name="body")
     features = body(layers.Rescaling(1 / 58, -2.05)(images))  # about mean 0 and deviation 1
@@ -59,157 +62,230 @@ def centre(image: tf.Tensor, side: int, share: float = 0.875) -> tf.Tensor:
     return tf.image.resize(middle, [side, side], antialias=True)
 
 
-class Trainer:
-    """Model, optimizer and data under a strategy, with the training and test functions."""
+def learning_rate(step: int, total_steps: int, peak: float, warmup: float) -> float:
+    """Linear warm-up to ``peak``, then a cosine to 0; both at the middle of ``step``, so that no step has rate 0."""
+    position = (min(step, total_steps - 1) + 0.5) / total_steps
+    if position < warmup:
+        return peak * position / warmup
+    return peak * 0.5 * (1 + math.cos(math.pi * (position - warmup) / (1 - warmup)))
 
-    def __init__(self, args: argparse.Namespace, cluster: Cluster) -> None:
-        self.args, self.cluster = args, cluster
-        self.data = imagenet_data.Data(args, cluster.share)
-        self.test_batch = args.test_batch_size * cluster.replicas
-        cluster.check_alike("training and test images", self.data.count, self.data.test_count)
-        with cluster.strategy.scope():
-            self.model = network(args)
-            self.average = network(args) if args.ema else None
-            self.optimizer = keras.optimizers.SGD(momentum=args.momentum, nesterov=args.momentum > 0)
-            self.optimizer.build(self.model.trainable_variables)
-        if self.average:
-            self.average.set_weights(self.model.get_weights())
-        self.tested = self.average or self.model
-        self._train: dict[int, Callable[..., Any]] = {}  # one function per image size
-        self._test = cluster.function(self._test_step, *self._batch_of(self.test_batch, args.image_size))
-        self.loss = tf.constant(0.0)
 
-    def _batch_of(self, count: int, side: int) -> tuple[tf.TensorSpec, tf.TensorSpec]:
-        here = count // self.cluster.processes
-        return tf.TensorSpec([here, side, side, 3], tf.uint8), tf.TensorSpec([here], tf.int32)
+def export(args: argparse.Namespace, weights: list[np.ndarray]) -> list[str]:
+    """Write the trained model into --export-dir: images ``uint8[n, side, side, 3]`` to probabilities, in float32."""
+    from trainers.tf import _export
 
-    def _train_step(
-        self, pixels: tf.Tensor, labels: tf.Tensor, mask: tf.Tensor, rate: tf.Tensor, seen: tf.Tensor
-    ) -> tf.Tensor:
-        """Train on a batch; returns its loss, or the first that was not finite."""
-        loss = self.cluster.sum(self.cluster.run(self._replica_step, pixels, labels, mask, rate))
-        if self.average:
-            self.cluster.blend(self.average.variables, self.model.variables, self.args.ema)
-        return tf.where(tf.math.is_finite(seen), loss, seen)
+    keras.config.set_dtype_policy("float32")
+    model = network(args)
+    model.set_weights(weights)
+    images = keras.Input((args.image_size, args.image_size, 3), dtype="uint8", name="images")
+    served = keras.Model(images, layers.Softmax()(model(layers.Rescaling(1.0)(images))), name="imagenet_served")
+    return _export.write(served, args.export_dir, lambda image: centre(image, args.image_size))
 
-    def _replica_step(self, pixels: tf.Tensor, labels: tf.Tensor, mask: tf.Tensor, rate: tf.Tensor) -> tf.Tensor:
-        """One step of the optimizer with the gradients of ``--accumulate`` batches; returns this replica's loss."""
-        parts, variables = self.args.accumulate, self.model.trainable_variables
-        mine, targets = self.cluster.my_part(pixels), self.cluster.my_part(labels)
-        pixels, labels = tf.reshape(mine, [parts, -1, *mine.shape[1:]]), tf.reshape(targets, [parts, -1])
-        loss, gradients = tf.constant(0.0), [tf.zeros(variable.shape) for variable in variables]
-        for part in tf.range(parts) if parts > 1 else range(1):
-            tf.autograph.experimental.set_loop_options(parallel_iterations=1)  # more would need more memory
-            more, further = self._gradients(pixels[part], labels[part], mask)
-            loss, gradients = loss + more, [one + other for one, other in zip(gradients, further, strict=True)]
-        self.optimizer.learning_rate.assign(rate)
-        pairs = zip(gradients, variables, strict=True)  # summed over replicas by the optimizer
-        self.optimizer.apply_gradients([(self._decayed(*pair), pair[1]) for pair in pairs])
-        return loss
 
-    def _gradients(self, pixels: tf.Tensor, labels: tf.Tensor, mask: tf.Tensor) -> tuple[tf.Tensor, list[tf.Tensor]]:
+def average_decay(step: int, most: float) -> float:
+    """The decay of the averaged weights after ``step``, from 0: low at first, when the weights change fast.
+
+    https://www.tensorflow.org/api_docs/python/tf/train/ExponentialMovingAverage
+    """
+    return min(most, (1 + step) / (10 + step))
+
+
+def main(args: argparse.Namespace) -> int:  # noqa: C901 - the loop, to be read from top to bottom
+    """Train, test, save and export as ``args`` say; returns the exit code."""
+    cluster = Cluster(args)  # chooses the strategy, seeds, and waits for the other workers
+    strategy = cluster.strategy
+
+    # Data: threads decode the images of this worker, of which each replica has its part.
+    data = imagenet_data.Data(args, cluster.share, peers=cluster)
+    split = functools.partial(cluster.split, shared=False)
+    global_batch = args.batch_size * args.accumulate * cluster.replicas
+    steps_per_epoch = order.steps_per_epoch(data.count, global_batch)
+    total_steps = args.epochs * steps_per_epoch
+
+    # Model, the average of its weights, and optimizer.
+    keras.config.set_dtype_policy("mixed_bfloat16" if cluster.bf16 else "float32")
+    peak = args.lr * (cluster.replicas if args.scale_lr else 1)
+    with strategy.scope():
+        model = network(args)
+        average = network(args) if args.ema else None
+        if args.optimizer == "adamw":
+            optimizer = keras.optimizers.AdamW(weight_decay=args.weight_decay)
+            optimizer.exclude_from_weight_decay([v for v in model.trainable_variables if len(v.shape) <= 1])
+        else:
+            optimizer = keras.optimizers.SGD(momentum=args.momentum, nesterov=args.momentum > 0)
+        optimizer.build(model.trainable_variables)
+    _strategy.vary_dropout(model)
+    if average:
+        average.set_weights(model.get_weights())
+    tested = average or model
+
+    def gradients_of(pixels: tf.Tensor, labels: tf.Tensor, mask: tf.Tensor) -> tuple[tf.Tensor, list[tf.Tensor]]:
         """The part of the step's loss that is due to these images, and its gradients."""
-        images, smoothing, classes = tf.cast(pixels, tf.float32), self.args.label_smoothing, self.args.num_classes
-        targets = tf.one_hot(labels, classes) * (1 - smoothing) + smoothing / classes
-        if self.args.mixup or self.args.cutmix:
+        images, classes = tf.cast(pixels, tf.float32), args.num_classes
+        targets = tf.one_hot(labels, classes) * (1 - args.label_smoothing) + args.label_smoothing / classes
+        if args.mixup or args.cutmix:  # blend with the next image where the mask is below 1
             shown, keep = mask[:, :, None], tf.reduce_mean(mask)
             images = images * shown + tf.roll(images, 1, 0) * (1 - shown)
             targets = targets * keep + tf.roll(targets, 1, 0) * (1 - keep)
         with tf.GradientTape() as tape:
-            losses = tf.nn.softmax_cross_entropy_with_logits(targets, self.model(images, training=True))
-            loss = tf.reduce_sum(losses) / (self.args.batch_size * self.args.accumulate * self.cluster.replicas)
-        return loss, tape.gradient(loss, self.model.trainable_variables)
+            losses = tf.nn.softmax_cross_entropy_with_logits(targets, model(images, training=True))
+            loss = tf.reduce_sum(losses) / global_batch
+        return loss, tape.gradient(loss, model.trainable_variables)
 
-    def _decayed(self, gradient: tf.Tensor, variable: Any) -> tf.Tensor:
-        """``gradient`` with weight decay on kernels and matrices, none on biases and batch norm."""
-        if len(variable.shape) <= 1:
-            return gradient
-        return gradient + self.args.weight_decay / self.cluster.replicas * tf.cast(variable.value, gradient.dtype)
+    def train_step(pixels: tf.Tensor, labels: tf.Tensor, mask: tf.Tensor, rate: tf.Tensor) -> tf.Tensor:
+        """On one replica: train on its part of the batch, in --accumulate parts; returns its part of the loss."""
+        parts, variables = args.accumulate, model.trainable_variables
+        pixels, labels = tf.reshape(pixels, [parts, -1, *pixels.shape[1:]]), tf.reshape(labels, [parts, -1])
+        loss, gradients = tf.constant(0.0), [tf.zeros(variable.shape) for variable in variables]
+        for part in tf.range(parts) if parts > 1 else range(1):
+            tf.autograph.experimental.set_loop_options(parallel_iterations=1)  # more would need more memory
+            more, further = gradients_of(pixels[part], labels[part], mask)
+            loss, gradients = loss + more, [one + other for one, other in zip(gradients, further, strict=True)]
+        if args.clip_norm:
+            gradients = cluster.clip_by_global_norm(gradients, args.clip_norm)
+        pairs = list(zip(gradients, variables, strict=True))
+        if args.optimizer == "sgd":
+            pairs = [(cluster.decay(gradient, variable, args.weight_decay), variable) for gradient, variable in pairs]
+        optimizer.learning_rate.assign(rate)
+        optimizer.apply_gradients(pairs)  # sums the gradients over the replicas
+        return loss
 
-    def _test_step(self, pixels: tf.Tensor, labels: tf.Tensor) -> tf.Tensor:
-        return self.cluster.sum(self.cluster.run(self._replica_test, pixels, labels))
+    def test_step(pixels: tf.Tensor, labels: tf.Tensor) -> tf.Tensor:
+        """On one replica: correct first answers, sum of losses, correct among the best five; label -1 is padding."""
+        logits = tested(tf.cast(pixels, tf.float32), training=False)
+        hits = tf.cast(tf.math.top_k(logits, min(5, args.num_classes)).indices == labels[:, None], tf.float32)
+        losses = tf.nn.sparse_softmax_cross_entropy_with_logits(tf.maximum(labels, 0), logits)
+        real = tf.cast(labels >= 0, tf.float32)
+        return tf.stack([tf.reduce_sum(hits[:, 0]), tf.reduce_sum(losses * real), tf.reduce_sum(hits)])
 
-    def _replica_test(self, pixels: tf.Tensor, labels: tf.Tensor) -> tf.Tensor:
-        """Correct first answers, correct among the best five, and the sum of losses; label -1 is padding."""
-        mine = self.cluster.my_part(labels)
-        logits = self.tested(tf.cast(self.cluster.my_part(pixels), tf.float32), training=False)
-        guesses = tf.math.top_k(logits, min(5, self.args.num_classes)).indices
-        hits = tf.cast(guesses == mine[:, None], tf.float32)
-        losses = tf.nn.sparse_softmax_cross_entropy_with_logits(tf.maximum(mine, 0), logits)
-        real = tf.cast(mine >= 0, tf.float32)
-        return tf.stack([tf.reduce_sum(hits[:, 0]), tf.reduce_sum(hits), tf.reduce_sum(losses * real)])
+    if cluster.jit:
+        train_step, test_step = (tf.function(body, jit_compile=True) for body in (train_step, test_step))
 
-    def train(self, pixels: np.ndarray, labels: np.ndarray, mask: np.ndarray, rate: float) -> None:
-        """Train on this process's part of a batch, blended with the next image where ``mask`` is below 1."""
-        side = pixels.shape[1]
-        if side not in self._train:
-            scalar = tf.TensorSpec([], tf.float32)
-            batch = self._batch_of(self.args.batch_size * self.args.accumulate * self.cluster.replicas, side)
-            self._train[side] = self.cluster.function(
-                self._train_step, *batch, tf.TensorSpec([side, side], tf.float32), scalar, scalar
-            )
-        inputs = (tf.constant(pixels), tf.constant(labels, tf.int32), tf.constant(mask), tf.constant(rate, tf.float32))
-        self.loss = self._train[side](*inputs, self.loss)
+    @cluster.function  # tf.function, traced once for each image size
+    def train_batch(
+        pixels: Any, labels: Any, mask: tf.Tensor, rate: tf.Tensor, decay: tf.Tensor, loss: tf.Tensor
+    ) -> tf.Tensor:
+        """Train on a batch; returns its loss, or the first that was not finite."""
+        losses = strategy.run(train_step, args=(pixels, labels, mask, rate))
+        if average:
+            cluster.update_average(average.variables, model.variables, decay)
+        return tf.where(tf.math.is_finite(loss), cluster.sum(losses), loss)
 
-    def test(self, run: Run) -> tuple[float, int, float, float]:
-        """Correct answers, images, sum of losses and top-5 accuracy in percent; every test image exactly once."""
-        sums = np.zeros(3)
-        for pixels, labels in run.testing(self.data.test(self.test_batch)):
-            sums += self._test(tf.constant(pixels), tf.constant(labels, tf.int32)).numpy()
-        return sums[0], self.data.test_count, sums[2], 100 * sums[1] / self.data.test_count
+    @cluster.function
+    def test_batch(pixels: Any, labels: Any) -> tf.Tensor:
+        return cluster.sum(strategy.run(test_step, args=(pixels, labels)))
 
-    def _state(self) -> list[Any]:
-        return [*self.model.variables, *self.optimizer.variables, *(self.average.variables if self.average else ())]
+    # A checkpoint holds arrays only, so that loading one cannot execute code.
+    variables = [*model.variables, *optimizer.variables, *(average.variables if average else ())]
+    checkpoints = Checkpoints(
+        args.checkpoint_dir,
+        args.keep_checkpoints,
+        write=lambda state, file: np.savez(file, **state),
+        read=lambda file: dict(np.load(file, allow_pickle=False)),
+    )
+    run = {"trainer": "tf.imagenet", "model": args.model, "optimizer": args.optimizer,
+           "seed": args.seed, "global_batch": global_batch, "train_images": data.count}  # fmt: skip
+    stop = exits.Stop(cluster.maximum if cluster.processes > 1 else None, args.checkpoint_minutes)
+    loss = tf.constant(0.0)  # of the last step, or the first that was not finite; the same on all workers
+    warmup = min(0.5, args.warmup_epochs / args.epochs)
+    step = saved = 0  # steps done, and of those the steps in the newest checkpoint
 
-    def snapshot(self) -> State:
-        """The contents of a checkpoint."""
-        return _checkpoint.values(self._state())
+    with Log("tf.imagenet", args, cluster, global_batch, steps_per_epoch) as log:
+        tracer = _strategy.Tracer(args, log.say)
 
-    def restore(self, state: State) -> None:
-        """Load ``state``, the contents of a checkpoint."""
-        _checkpoint.assign(self._state(), state)
+        def snapshot() -> State:
+            """All workers call this: variables that differ by replica are averaged."""
+            return {**_strategy.values(variables), "run": json.dumps(run), "log": log.state(), "step": step}
 
-    def served(self, weights: list[np.ndarray]) -> keras.Model:
-        """The exported model: probabilities ``[n, classes]`` of images ``uint8[n, side, side, 3]``, in float32."""
-        keras.mixed_precision.set_global_policy("float32")
-        model = network(self.args)
-        model.set_weights(weights)
-        images = keras.Input((self.args.image_size, self.args.image_size, 3), dtype="uint8", name="images")
-        return keras.Model(images, layers.Softmax()(model(layers.Rescaling(1.0)(images))), name="imagenet_served")
+        def save() -> None:
+            nonlocal saved
+            if args.checkpoint_dir and saved < step:
+                log.check_finite(float(loss))  # every resumed run would fail on a checkpoint with NaN
+                with log.paused():
+                    state = snapshot()
+                    log.saved(step, checkpoints.save(state, step) if cluster.chief else "")
+                saved = step
+                stop.saved()
 
+        def test(epoch: int) -> float:
+            """Test on every image exactly once; returns the accuracy in percent."""
+            stop.restart()
+            sums = np.zeros(3)
+            for pixels, labels in data.test(args.test_batch_size * cluster.replicas):
+                if code := stop.poll():
+                    raise exits.UserError(f"stopped while testing epoch {epoch}; {log.where_saved()}", code)
+                sums += test_batch(split(pixels), split(labels.astype(np.int32))).numpy()
+            return log.test(epoch, data.test_count, *sums[:2].tolist(), top5=100 * float(sums[2]) / data.test_count)
 
-def train_epoch(trainer: Trainer, run: Run, epoch: int, learning_rate: Callable[[int], float]) -> None:
-    """Train the remaining steps of ``epoch``."""
-    side = trainer.data.side(epoch)
-    with contextlib.closing(trainer.data.train(epoch, run.position, run.global_batch)) as batches:  # type: ignore[type-var]
-        for step in run.steps():
-            with run.meter.waiting():
-                pixels, labels = next(batches)
-            rate = learning_rate(run.global_step)
-            trainer.train(pixels, labels, trainer.data.mask(epoch, step, side), rate)
-            run.log(step, trainer.loss.numpy, rate)
+        if args.checkpoint_dir and cluster.chief:
+            checkpoints.prepare()
+        state = None
+        if args.checkpoint_dir and args.resume:
+            state = cluster.agreed_state(checkpoints.best if args.eval_only and args.keep_best else checkpoints.newest)
+            if state:
+                check_same_run(json.loads(str(state["run"])), run, args.checkpoint_dir)
+                _strategy.assign(variables, state)
+                step = saved = int(state["step"])
+                log.load(str(state["log"]), step)
+        log.start(peak, **run)
+        stop.install()
 
+        status, code = "completed", 0
+        if args.eval_only:
+            if not state:
+                raise exits.UserError(f"--eval-only: {args.checkpoint_dir} has no checkpoint", exits.USAGE)
+            test(-(-step // steps_per_epoch))
+        last_step = min(args.num_steps or total_steps, total_steps)
+        for epoch in range(len(log.tests) + 1, 0 if args.eval_only else args.epochs + 1):
+            first, end = (epoch - 1) * steps_per_epoch, epoch * steps_per_epoch
+            log.begin_epoch(epoch)
+            stop.restart()
+            side = data.side(epoch)
+            with contextlib.closing(data.train(epoch, step - first, global_batch)) as batches:  # type: ignore[type-var]
+                while step < min(end, last_step) and not (code := stop.poll()):
+                    tracer.step()
+                    with log.waiting():
+                        pixels, labels = next(batches)
+                        batch = split(pixels), split(labels.astype(np.int32))
+                    rate = learning_rate(step, total_steps, peak, warmup)
+                    decay = average_decay(step, args.ema)
+                    mask = tf.constant(data.mask(epoch, step - first, side))
+                    loss = train_batch(*batch, mask, tf.constant(rate), tf.constant(decay), loss)
+                    log.step(epoch, step)
+                    if (step - first) % args.log_steps == 0:  # only then is the loss read from the device
+                        log.train(epoch, step, float(loss), rate)
+                    step += 1
+                    if stop.save_due or (args.checkpoint_steps and step % args.checkpoint_steps == 0):
+                        save()
+            log.check_finite(float(loss))  # waits until the device has done all steps, so that the time is right
+            log.end_epoch(epoch, complete=step == end)
+            if step < end or not args.checkpoint_steps or step == total_steps:
+                save()
+            if step < end:
+                status = "preempted" if code else "stopped"
+                break
+            best, accuracy = log.best, test(epoch)
+            if args.keep_best and (best is None or accuracy > best):
+                state = snapshot()
+                if cluster.chief:
+                    checkpoints.save_best(state)
+            if args.target_accuracy and accuracy >= args.target_accuracy:
+                status = "reached"
+                break
 
-def main(args: argparse.Namespace) -> int:
-    """Train, test, save and export as ``args`` say; returns the exit code."""
-    cluster = Cluster(args)
-    trainer = Trainer(args, cluster)
-    with Run("tf.imagenet", args, cluster, trainer.data.count) as run:
-        checkpoints = _checkpoint.folder(args.checkpoint_dir, args.keep_checkpoints)
-        if state := run.restore(checkpoints, trainer.snapshot):
-            trainer.restore(state)
-        warmup = min(0.5, args.warmup_epochs / args.epochs)
-        for epoch in run.epochs():
-            train_epoch(trainer, run, epoch, lambda step: warmup_cosine(step, run.total_steps, args.lr, warmup))
-            if not run.ended:
-                first, count, loss, top5 = trainer.test(run)
-                run.tested(first, count, loss, top5=top5)
-        weights = trainer.tested.get_weights()  # on every worker: batch norm's averages are gathered from all of them
-        _export.hand_over(run, cluster, lambda: trainer.served(weights), lambda image: centre(image, args.image_size))
-        code = run.finish(_strategy.sha256(weights))
+        tracer.close()
+        if status == "completed" and log.tests[-1]["accuracy"] < args.target_accuracy:
+            status, code = "missed", exits.TARGET_MISSED
+        if args.keep_best and (state := cluster.agreed_state(checkpoints.best)):
+            log.say(f"Best checkpoint: step {int(state['step'])}")
+            _strategy.assign(variables, state)
+        weights = tested.get_weights()  # on all workers: batch norm's averages are gathered from all of them
+        if args.export_dir and cluster.chief and status not in ("stopped", "preempted"):
+            log.exported(args.export_dir, export(args, weights))
+        log.finish(status, code, _strategy.sha256(weights))
     cluster.close()
     return code
 
 
 if __name__ == "__main__":
-    exits.guard(_strategy.report_lost_worker(main), ARGS, "imagenet")
+    _strategy.main(main, ARGS, "imagenet")

@@ -2,39 +2,41 @@
 
     python -m trainers.tf.mnist --datadir FOLDER --epochs 5
 
-FOLDER holds MNIST's four IDX files, gzipped or not.
+FOLDER holds MNIST's four IDX files, gzipped or not. The same command continues a run from its last checkpoint. On
+SIGTERM a run completes its step, saves and exits with 143.
 """
 
 from __future__ import annotations
 
-from trainers.common import exits, flags, mnist_data
-from trainers.tf import _quiet
-from trainers.tf._flags import FLAGS
+from trainers.common import exits, flags, mnist_data, order
+from trainers.tf import import_tensorflow
 
 if __name__ == "__main__":  # before tensorflow is imported, so that --help and usage errors are immediate
-    ARGS = flags.parse("mnist", "MNIST in TensorFlow.", (*FLAGS, *mnist_data.FLAGS))
-    _quiet.import_tensorflow()
+    ARGS = flags.parse("mnist", "MNIST in TensorFlow.", (*flags.TF, *mnist_data.FLAGS))
+    import_tensorflow()
 
 import argparse
+import json
+import math
+from collections.abc import Callable
+from typing import Any
 
 import keras
 import numpy as np
 import tensorflow as tf
+from keras import layers
 
-from trainers.common.checkpoints import State
-from trainers.common.run import Run
-from trainers.common.schedule import warmup_cosine
-from trainers.tf import _checkpoint, _export, _strategy
+from trainers.common.checkpoints import Checkpoints, State, check_same_run
+from trainers.common.log import Log
+from trainers.tf import _strategy
 from trainers.tf._strategy import Cluster
 
 
-def network() -> keras.Model:
+def network(args: argparse.Namespace) -> keras.Model:
     """Logits ``float[n, 10]`` of images ``uint8[n, 28, 28]``; the preprocessing is part of the model.
 
     Two 5x5 convolutions, pooled before the ReLU (a quarter of the work, the same result), and two linear layers.
-    No dropout and no batch norm, so no randomness and no state.
     """
-    layers = keras.layers
     return keras.Sequential(
         [
             keras.Input((mnist_data.SIDE, mnist_data.SIDE), dtype="uint8"),
@@ -62,109 +64,210 @@ def gather_crops(images: tf.Tensor, batch: tf.Tensor) -> tf.Tensor:
     return tf.gather(tf.gather(chosen, rows, axis=1, batch_dims=1), columns, axis=2, batch_dims=1)
 
 
-class Trainer:
-    """Model, optimizer and data under a strategy, with the training and test functions."""
+def learning_rate(step: int, total_steps: int, peak: float, warmup: float = 0.2) -> float:
+    """Linear warm-up to ``peak``, then a cosine to 0; both at the middle of ``step``, so that no step has rate 0."""
+    position = (min(step, total_steps - 1) + 0.5) / total_steps
+    if position < warmup:
+        return peak * position / warmup
+    return peak * 0.5 * (1 + math.cos(math.pi * (position - warmup) / (1 - warmup)))
 
-    def __init__(self, args: argparse.Namespace, cluster: Cluster) -> None:
-        self.args, self.cluster = args, cluster
-        (images, self.labels), (test_images, self.test_labels) = mnist_data.load(args)
-        cluster.check_alike("training and test images", len(images), len(test_images))
-        self.test_batch = args.test_batch_size * cluster.replicas
-        self.images = cluster.on_each_replica(mnist_data.padded(images, args.shift))
-        self.test_images = cluster.on_each_replica(mnist_data.padded(test_images, args.shift))
-        with cluster.strategy.scope():
-            self.model = network()
-            self.optimizer = keras.optimizers.SGD(momentum=args.momentum, nesterov=args.momentum > 0)
-            self.optimizer.build(self.model.trainable_variables)
-        batch = args.batch_size * cluster.replicas
-        rates, rows = tf.TensorSpec([None], tf.float32), tf.TensorSpec([None, batch, 4], tf.int32)
-        self._train = cluster.function(self._train_steps, rows, rates, tf.TensorSpec([], tf.float32))
-        self._test = cluster.function(self._test_step, tf.TensorSpec([self.test_batch, 4], tf.int32))
-        self.loss = tf.constant(0.0)
 
-    def _train_steps(self, rows: tf.Tensor, rates: tf.Tensor, seen: tf.Tensor) -> tf.Tensor:
-        """Train on each of ``rows[steps, batch, 4]``; returns the last loss, or the first that was not finite."""
-        for step in tf.range(tf.shape(rows)[0]):
-            loss = self.cluster.sum(self.cluster.run(self._replica_step, self.images, rows[step], rates[step]))
-            seen = tf.where(tf.math.is_finite(seen), loss, seen)
-        return seen
+def export(args: argparse.Namespace, model: Callable[..., keras.Model], weights: list[np.ndarray]) -> list[str]:
+    """Write ``model(args)`` with ``weights`` into --export-dir: raw images ``uint8[n, 28, 28]`` to probabilities."""
+    from trainers.tf import _export
 
-    def _replica_step(self, images: tf.Tensor, batch: tf.Tensor, rate: tf.Tensor) -> tf.Tensor:
-        mine = self.cluster.my_rows(batch)
+    keras.config.set_dtype_policy("float32")
+    trained = model(args)
+    trained.set_weights(weights)
+    served = keras.Model(trained.inputs, layers.Softmax()(trained.outputs[0]), name="mnist")
+    return _export.write(served, args.export_dir)
+
+
+def main(  # noqa: C901 - the loop, to be read from top to bottom
+    args: argparse.Namespace, network: Callable[[argparse.Namespace], keras.Model] = network, name: str = "mnist"
+) -> int:
+    """Train, test, save and export as ``args`` say; returns the exit code. ``network(args)`` makes the model."""
+    cluster = Cluster(args)  # chooses the strategy, seeds, and waits for the other workers
+    strategy = cluster.strategy
+
+    # Data: all images as bytes on each device. A batch is rows of (image, row offset, column offset, label), of which
+    # each replica has its part.
+    (images, labels), (test_images, test_labels) = mnist_data.load(args)
+    cluster.check_alike("training and test images", images, labels, test_images, test_labels)
+    train_count, test_count = len(labels), len(test_labels)
+    images = cluster.replicate(mnist_data.padded(images, args.shift))
+    test_images = cluster.replicate(mnist_data.padded(test_images, args.shift))
+    test_rows = mnist_data.test_batches(test_labels, args.shift, args.test_batch_size * cluster.replicas)
+    test_batches = cluster.split(test_rows.astype(np.int32), axis=1)
+    global_batch = args.batch_size * cluster.replicas
+    steps_per_epoch = order.steps_per_epoch(train_count, global_batch)
+    total_steps = args.epochs * steps_per_epoch
+
+    # Model and optimizer.
+    keras.config.set_dtype_policy("mixed_bfloat16" if cluster.bf16 else "float32")
+    peak = args.lr * (cluster.replicas if args.scale_lr else 1)
+    with strategy.scope():
+        model = network(args)
+        if args.optimizer == "adamw":
+            optimizer = keras.optimizers.AdamW(weight_decay=args.weight_decay)
+            optimizer.exclude_from_weight_decay([v for v in model.trainable_variables if len(v.shape) <= 1])
+        else:
+            optimizer = keras.optimizers.SGD(momentum=args.momentum, nesterov=args.momentum > 0)
+        optimizer.build(model.trainable_variables)
+    _strategy.vary_dropout(model)
+
+    def train_step(images: tf.Tensor, batches: tf.Tensor, rates: tf.Tensor, step: tf.Tensor) -> tf.Tensor:
+        """On one replica: train on its part of the batch; returns its part of the loss."""
+        batch = batches[step]
         with tf.GradientTape() as tape:
-            logits = self.model(gather_crops(images, mine), training=True)
-            losses = tf.nn.sparse_softmax_cross_entropy_with_logits(mine[:, 3], logits)
-            loss = tf.reduce_sum(losses) / batch.shape[0]  # gradients are summed over replicas
-        self.optimizer.learning_rate.assign(rate)
-        variables = self.model.trainable_variables
-        self.optimizer.apply_gradients(zip(tape.gradient(loss, variables), variables, strict=True))
+            logits = model(gather_crops(images, batch), training=True)
+            losses = tf.nn.sparse_softmax_cross_entropy_with_logits(batch[:, 3], logits)
+            loss = tf.reduce_sum(losses) / global_batch
+        gradients = tape.gradient(loss, model.trainable_variables)
+        if args.clip_norm:
+            gradients = cluster.clip_by_global_norm(gradients, args.clip_norm)
+        pairs = list(zip(gradients, model.trainable_variables, strict=True))
+        if args.optimizer == "sgd":
+            pairs = [(cluster.decay(gradient, variable, args.weight_decay), variable) for gradient, variable in pairs]
+        optimizer.learning_rate.assign(rates[step])
+        optimizer.apply_gradients(pairs)  # sums the gradients over the replicas
         return loss
 
-    def _test_step(self, rows: tf.Tensor) -> tf.Tensor:
-        return self.cluster.sum(self.cluster.run(self._replica_test, self.test_images, rows))
-
-    def _replica_test(self, images: tf.Tensor, batch: tf.Tensor) -> tf.Tensor:
-        """Correct answers and the sum of losses; rows with label -1 are padding and do not count."""
-        mine = self.cluster.my_rows(batch)
-        labels = mine[:, 3]
-        logits = self.model(gather_crops(images, mine), training=False)
-        real = tf.cast(labels >= 0, tf.float32)
+    def test_step(images: tf.Tensor, batches: tf.Tensor, number: tf.Tensor) -> tf.Tensor:
+        """On one replica: correct answers and the sum of losses; rows with label -1 are padding and do not count."""
+        batch = batches[number]
+        labels = batch[:, 3]
+        logits = model(gather_crops(images, batch), training=False)
         losses = tf.nn.sparse_softmax_cross_entropy_with_logits(tf.maximum(labels, 0), logits)
         correct = tf.cast(tf.argmax(logits, axis=1, output_type=tf.int32) == labels, tf.float32)
-        return tf.stack([tf.reduce_sum(correct), tf.reduce_sum(losses * real)])
+        return tf.stack([tf.reduce_sum(correct), tf.reduce_sum(losses * tf.cast(labels >= 0, tf.float32))])
 
-    def train(self, rows: np.ndarray, rates: list[float]) -> None:
-        """Train on the steps ``rows[steps, batch, 4]`` (see :func:`mnist_data.train_rows`)."""
-        self.loss = self._train(tf.constant(rows, tf.int32), tf.constant(rates, tf.float32), self.loss)
+    if cluster.jit:
+        train_step, test_step = (tf.function(body, jit_compile=True) for body in (train_step, test_step))
 
-    def test(self, run: Run) -> tuple[float, int, float]:
-        """Correct answers, images and the sum of losses over the test set, every image exactly once."""
-        sums = np.zeros(2)
-        for rows in run.testing(mnist_data.test_batches(self.test_labels, self.args.shift, self.test_batch)):
-            sums += self._test(tf.constant(rows, tf.int32)).numpy()
-        return sums[0], len(self.test_labels), sums[1]
+    @cluster.function  # tf.function
+    def train_steps(batches: Any, rates: Any, first: tf.Tensor, count: tf.Tensor, loss: tf.Tensor) -> tf.Tensor:
+        """Train ``count`` steps; returns the last loss, or the first that was not finite."""
+        for step in tf.range(first, first + count):
+            losses = strategy.run(train_step, args=(images, batches, rates, step))
+            loss = tf.where(tf.math.is_finite(loss), cluster.sum(losses), loss)
+        return loss
 
-    def snapshot(self) -> State:
-        """The contents of a checkpoint."""
-        return _checkpoint.values([*self.model.variables, *self.optimizer.variables])
+    @cluster.function
+    def test_batch(number: tf.Tensor) -> tf.Tensor:
+        return cluster.sum(strategy.run(test_step, args=(test_images, test_batches, number)))
 
-    def restore(self, state: State) -> None:
-        """Load ``state``, the contents of a checkpoint."""
-        _checkpoint.assign([*self.model.variables, *self.optimizer.variables], state)
+    # A checkpoint holds arrays only, so that loading one cannot execute code.
+    variables = [*model.variables, *optimizer.variables]
+    checkpoints = Checkpoints(
+        args.checkpoint_dir,
+        args.keep_checkpoints,
+        write=lambda state, file: np.savez(file, **state),
+        read=lambda file: dict(np.load(file, allow_pickle=False)),
+    )
+    run = {"trainer": f"tf.{name}", "model": getattr(args, "model", ""), "optimizer": args.optimizer,
+           "seed": args.seed, "global_batch": global_batch, "train_images": train_count}  # fmt: skip
+    stop = exits.Stop(cluster.maximum if cluster.processes > 1 else None, args.checkpoint_minutes)
+    pace = _strategy.Pace(args, cluster)
+    loss = 0.0  # of the last step, or the first that was not finite; the same on all workers
+    step = saved = 0  # steps done, and of those the steps in the newest checkpoint
 
-    def served(self, weights: list[np.ndarray]) -> keras.Model:
-        """The exported model: probabilities ``[n, 10]`` of raw images ``uint8[n, 28, 28]``, in float32."""
-        keras.mixed_precision.set_global_policy("float32")
-        model = network()
-        model.set_weights(weights)
-        return keras.Model(model.inputs, keras.layers.Softmax()(model.outputs[0]), name="mnist")
+    with Log(f"tf.{name}", args, cluster, global_batch, steps_per_epoch) as log:
+        tracer = _strategy.Tracer(args, log.say)
 
+        def snapshot() -> State:
+            """All workers call this: variables that differ by replica are averaged."""
+            return {**_strategy.values(variables), "run": json.dumps(run), "log": log.state(), "step": step}
 
-def main(args: argparse.Namespace) -> int:
-    """Train, test, save and export as ``args`` say; returns the exit code."""
-    cluster = Cluster(args)
-    trainer = Trainer(args, cluster)
-    with Run("tf.mnist", args, cluster, len(trainer.labels)) as run:
-        checkpoints = _checkpoint.folder(args.checkpoint_dir, args.keep_checkpoints)
-        if state := run.restore(checkpoints, trainer.snapshot):
-            trainer.restore(state)
-        for epoch in run.epochs():
-            with run.meter.waiting():
-                rows = mnist_data.train_rows(trainer.labels, args, epoch)
-                rows = rows[: run.steps_per_epoch * run.global_batch].reshape(-1, run.global_batch, 4)
-            for step, count in run.chunks(args.steps_per_execution):
-                done = run.global_step
-                rates = [warmup_cosine(done + i, run.total_steps, args.lr) for i in range(count)]
-                trainer.train(rows[step : step + count], rates)
-                run.log(step + count - 1, trainer.loss.numpy, rates[-1])
-            if not run.ended:
-                run.tested(*trainer.test(run))
-        weights = trainer.model.get_weights()
-        _export.hand_over(run, cluster, lambda: trainer.served(weights))
-        code = run.finish(_strategy.sha256(weights))
+        def save() -> None:
+            nonlocal saved
+            if args.checkpoint_dir and saved < step:
+                log.check_finite(loss)  # every resumed run would fail on a checkpoint with NaN
+                with log.paused():
+                    state = snapshot()
+                    log.saved(step, checkpoints.save(state, step) if cluster.chief else "")
+                saved = step
+                stop.saved()
+
+        def test(epoch: int) -> float:
+            """Test on every image exactly once; returns the accuracy in percent."""
+            stop.restart()
+            sums = np.zeros(2)
+            for number in range(len(test_rows)):
+                if code := stop.poll():
+                    raise exits.UserError(f"stopped while testing epoch {epoch}; {log.where_saved()}", code)
+                sums += test_batch(tf.constant(number)).numpy()
+            return log.test(epoch, test_count, *sums.tolist())
+
+        if args.checkpoint_dir and cluster.chief:
+            checkpoints.prepare()
+        state = None
+        if args.checkpoint_dir and args.resume:
+            state = cluster.agreed_state(checkpoints.best if args.eval_only and args.keep_best else checkpoints.newest)
+            if state:
+                check_same_run(json.loads(str(state["run"])), run, args.checkpoint_dir)
+                _strategy.assign(variables, state)
+                step = saved = int(state["step"])
+                log.load(str(state["log"]), step)
+        log.start(peak, **run)
+        stop.install()
+
+        status, code = "completed", 0
+        if args.eval_only:
+            if not state:
+                raise exits.UserError(f"--eval-only: {args.checkpoint_dir} has no checkpoint", exits.USAGE)
+            test(-(-step // steps_per_epoch))
+        last_step = min(args.num_steps or total_steps, total_steps)
+        for epoch in range(len(log.tests) + 1, 0 if args.eval_only else args.epochs + 1):
+            first, end = (epoch - 1) * steps_per_epoch, epoch * steps_per_epoch
+            log.begin_epoch(epoch)
+            with log.waiting():  # for the rows of the epoch, which depend on seed and epoch only
+                rows = mnist_data.train_rows(labels, args, epoch)[: steps_per_epoch * global_batch].astype(np.int32)
+                batches = cluster.split(rows.reshape(steps_per_epoch, global_batch, -1), axis=1)
+                rates = [learning_rate(position, total_steps, peak) for position in range(first, end)]
+                device_rates = cluster.replicate(np.array(rates, np.float32))
+            stop.restart()
+            while step < min(end, last_step) and not (code := stop.poll()):
+                count = pace.start(step, first, min(end, last_step))
+                tracer.step(count)
+                position = tf.constant(step - first), tf.constant(count)
+                loss = float(train_steps(batches, device_rates, *position, tf.constant(loss)))
+                pace.end()
+                step += count
+                log.step(epoch, step - 1, count)
+                if (step - 1 - first) % args.log_steps == 0:
+                    log.train(epoch, step - 1, loss, rates[step - 1 - first])
+                if stop.save_due or (args.checkpoint_steps and step % args.checkpoint_steps == 0):
+                    save()
+            log.check_finite(loss)
+            log.end_epoch(epoch, complete=step == end)
+            if step < end or not args.checkpoint_steps or step == total_steps:
+                save()
+            if step < end:
+                status = "preempted" if code else "stopped"
+                break
+            best, accuracy = log.best, test(epoch)
+            if args.keep_best and (best is None or accuracy > best):
+                state = snapshot()
+                if cluster.chief:
+                    checkpoints.save_best(state)
+            if args.target_accuracy and accuracy >= args.target_accuracy:
+                status = "reached"
+                break
+
+        tracer.close()
+        if status == "completed" and log.tests[-1]["accuracy"] < args.target_accuracy:
+            status, code = "missed", exits.TARGET_MISSED
+        if args.keep_best and (state := cluster.agreed_state(checkpoints.best)):
+            log.say(f"Best checkpoint: step {int(state['step'])}")
+            _strategy.assign(variables, state)
+        weights = model.get_weights()  # on all workers: batch norm's averages are gathered from all of them
+        if args.export_dir and cluster.chief and status not in ("stopped", "preempted"):
+            log.exported(args.export_dir, export(args, network, weights))
+        log.finish(status, code, _strategy.sha256(weights))
     cluster.close()
     return code
 
 
 if __name__ == "__main__":
-    exits.guard(_strategy.report_lost_worker(main), ARGS, "mnist")
+    _strategy.main(main, ARGS, "mnist")

@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 
 from trainers.common import images, jpeg
-from trainers.common.exits import UserError
+from trainers.common.exits import Damaged
 
 
 def _decoder() -> Callable[[torch.Tensor], torch.Tensor] | None:
@@ -49,7 +49,7 @@ def decode(content: bytes, where: str, side: int, choose: Callable[[int, int], i
         # A bytearray, because torch warns about read-only buffers.
         image = _decode(torch.frombuffer(bytearray(content), dtype=torch.uint8)).permute(1, 2, 0)  # type: ignore[misc]
     except RuntimeError as error:
-        raise UserError(f"{where}: is no readable image ({str(error).splitlines()[0]}); replace or remove it") from None
+        raise Damaged(f"{where}: is no readable image ({str(error).splitlines()[0]}); replace or remove it") from None
     # Copied by numpy: torch would start OpenMP threads for this small copy, in each of the decoding threads.
     part = np.ascontiguousarray(image.numpy()[upper : max(lower, upper + 1), left : max(right, left + 1)])
     # A channels_last batch of one image: the layout for which the uint8 kernel is fast.

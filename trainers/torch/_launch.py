@@ -6,70 +6,16 @@ scheduler restarts a preempted run but not a diverged one.
 
 from __future__ import annotations
 
-import argparse
 import os
 import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
 from datetime import timedelta
-from typing import NoReturn
 
 import torch
 
-from trainers.common import exits
-from trainers.torch import _select
-
 _GRACE = 30.0  # seconds that the other processes have to save and exit after one has failed
-# Substrings of the errors that gloo and NCCL raise after another process has exited.
-_LOST = ("Connection closed by peer", "Connection reset by peer", "Connection refused", "Broken pipe",
-         "Timed out waiting", "NCCL communicator was aborted", "remote process exited")  # fmt: skip
-
-
-def main(train: Callable[[argparse.Namespace], int], args: argparse.Namespace, name: str) -> NoReturn:
-    """Run ``train(args)`` on the requested devices and exit with the code it returns."""
-    exits.guard(lambda given: _everywhere(train, given), args, name)
-
-
-def _everywhere(train: Callable[[argparse.Namespace], int], args: argparse.Namespace) -> int:
-    count = processes(args)
-    if count > 1:
-        if _select.kind_of(args) == "tpu":  # torch_tpu 0.2 needs these variables before the first process starts
-            torch.tpu.distributed.set_tpu_launch_env(nproc_per_node=count)  # type: ignore[attr-defined]
-        return run(count)
-    rank = os.environ.get("RANK") or "0"
-    try:
-        return train(args)
-    except exits.UserError as error:
-        if rank == "0":
-            raise
-        raise exits.UserError(f"rank {rank}: {error}", error.code) from None
-    except RuntimeError as error:
-        if not any(sign in str(error) for sign in _LOST):
-            raise
-        reason = str(error).strip().splitlines()[0]
-        raise exits.UserError(
-            f"rank {rank} lost another process of the run, whose log says why ({reason[:120]});"
-            " checkpoints are kept: run the same command again to resume"
-        ) from None
-
-
-def processes(args: argparse.Namespace) -> int:
-    """How many processes to start: ``--num-cores``, by default one per CUDA device and one for other devices.
-
-    1 for torch_xla, and if a launcher such as torchrun has already started several. Raises :class:`UserError` if
-    ``--num-cores`` exceeds the accelerators present.
-    """
-    kind = _select.kind_of(args)
-    if kind == "xla" or any(os.environ.get(name) for name in ("RANK", "LOCAL_RANK", "WORLD_SIZE")):
-        return 1
-    if kind == "cpu":
-        return args.num_cores or 1
-    present = torch.accelerator.device_count()
-    if args.num_cores > present:
-        raise exits.UserError(f"--num-cores {args.num_cores}: there are {present} {kind} devices", exits.USAGE)
-    return args.num_cores or (present if kind == "cuda" else 1)
 
 
 def run(count: int) -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import hashlib
 import os
 from collections.abc import Callable
 
@@ -12,20 +13,21 @@ from torch import distributed, nn
 
 from trainers.common.checkpoints import State
 from trainers.common.exits import USAGE, UserError
-from trainers.torch._device import PROCESS_TIMEOUT, Device
 
 
-class Xla(Device):
-    """torch_xla: one process per host, with the devices of all hosts in one SPMD mesh."""
+class Xla:
+    """What torch_xla changes in :class:`trainers.torch._device.Device`, which is the other base of a device's class.
 
-    kind = "xla"
+    One process per host, with the devices of all hosts in one SPMD mesh.
+    """
+
     memory_format = torch.contiguous_format  # XLA chooses layouts itself
 
     def __init__(self, args: argparse.Namespace) -> None:
         self._cores = args.num_cores
-        super().__init__(args)
+        super().__init__(args, "xla")
 
-    def _find(self) -> torch.device:
+    def _find(self, args: argparse.Namespace) -> torch.device:
         on_cpu = os.environ.get("PJRT_DEVICE", "").upper() == "CPU"
         if on_cpu and self._cores:
             os.environ.setdefault("CPU_NUM_DEVICES", str(self._cores))
@@ -35,7 +37,7 @@ class Xla(Device):
         import torch_xla.debug.metrics as metrics
         import torch_xla.runtime as xr
 
-        self._xla, self._xm, self._metrics = torch_xla, xm, metrics
+        self._xla, self._xm, self._xr, self._metrics = torch_xla, xm, xr, metrics
         cache = os.environ.get("XLA_PERSISTENT_CACHE_PATH")
         if cache and not on_cpu:  # XLA's CPU backend cannot serialize executables
             xr.initialize_cache(cache)
@@ -55,16 +57,12 @@ class Xla(Device):
         return torch_xla.device() if hasattr(torch_xla, "device") else xm.xla_device()
 
     def _join(self) -> None:
-        # torch_xla has its own rendezvous; gloo only serves agree() and agreed_state().
+        # torch_xla has its own rendezvous; gloo only serves maximum(), gather() and the like.
         if self.processes > 1:
-            distributed.init_process_group("gloo", init_method="xla://", timeout=PROCESS_TIMEOUT)
+            distributed.init_process_group("gloo", init_method="xla://", timeout=self.timeout)
 
     def _has_bf16(self) -> bool:
-        return os.environ.get("PJRT_DEVICE", "").upper() == "TPU"
-
-    def parallel(self, model: nn.Module) -> nn.Module:
-        """``model`` itself: XLA's SPMD partitioner adds the all-reduce of the gradients."""
-        return model
+        return self._xr.device_type() == "TPU"  # also where torch_xla itself has chosen the device
 
     def place(self, model: nn.Module) -> nn.Module:
         """``model`` on the devices, with its weights replicated."""
@@ -73,9 +71,9 @@ class Xla(Device):
             self._replicate(tensor)
         return model
 
-    def put(self, array: np.ndarray | torch.Tensor) -> torch.Tensor:
+    def to_device(self, array: np.ndarray | torch.Tensor) -> torch.Tensor:
         """``array``, replicated on all devices."""
-        tensor = super().put(array)
+        tensor = super().to_device(array)
         self._replicate(tensor)
         return tensor
 
@@ -86,7 +84,9 @@ class Xla(Device):
         separately.
         """
         for name, tensor in model.state_dict(keep_vars=True).items():
-            tensor.data = self.put(weights[name])
+            if tensor.shape != weights[name].shape:
+                raise ValueError(f"{name} has another shape")
+            tensor.data = self.to_device(weights[name])
 
     def load(self, model: nn.Module, optimizer: torch.optim.Optimizer, state: State) -> None:
         """As on other devices, with the optimizer's tensors as new device data too."""
@@ -94,7 +94,7 @@ class Xla(Device):
         for entry in optimizer.state.values():
             for name, value in entry.items():
                 if isinstance(value, torch.Tensor):
-                    entry[name] = self.put(value.cpu())
+                    entry[name] = self.to_device(value.cpu())
 
     def _replicate(self, tensor: torch.Tensor) -> None:
         """Mark ``tensor`` as replicated, which is the default.
@@ -107,18 +107,30 @@ class Xla(Device):
     def put_share(self, rows: np.ndarray) -> torch.Tensor:
         """This host's ``rows``, sharded over its devices; the rows of all hosts form the global batch."""
         if self._mesh is None:
-            return super().put(rows)
+            return super().to_device(rows)
         tensor = torch.as_tensor(rows)
         spec = self._xs.ShardingSpec(self._mesh, ("data",) + (None,) * (tensor.dim() - 1), minibatch=True)
-        return self._xm.send_cpu_data_to_device([tensor], self.torch_device, spec)[0]  # type: ignore[no-any-return]
+        return self._xm.send_cpu_data_to_device([tensor], self.device, spec)[0]  # type: ignore[no-any-return]
 
     def end_step(self) -> None:
         """End the graph of this step and start its execution."""
         self._xla.sync()
 
+    def seed_step(self, step: int) -> None:
+        """Seed the random numbers of the devices with (seed, ``step``)."""
+        digest = hashlib.blake2b(f"{self.seed} {step}".encode(), digest_size=8).digest()
+        self._xla.manual_seed(int.from_bytes(digest, "little") >> 1)
+
     def sum(self, values: torch.Tensor) -> list[float]:
         """``values`` on the host: under SPMD they already are sums over all devices."""
         return values.cpu().tolist()  # type: ignore[no-any-return]
+
+    def mean(self, value: torch.Tensor) -> float:
+        """``value`` on the host: under SPMD it already is the mean over all devices."""
+        return float(value.cpu())
+
+    def broadcast_buffers(self, model: nn.Module) -> None:
+        """Nothing: under SPMD all devices have the same buffers."""
 
     def compilations(self) -> tuple[int, float]:
         """The number of graphs that XLA compiled, and the seconds it took."""

@@ -5,32 +5,38 @@
     python -m trainers.torch.flowers --datadir flower_photos --model resnet50 --weights resnet50.pth --epochs 15
 
 All images are decoded once and stay on the device as bytes; cropping, scaling and mirroring happen there, as two
-matrix products per batch.
+matrix products per batch. The same command continues a run from its last checkpoint. On SIGTERM a run completes its
+step, saves and exits with 143.
 """
 
 from __future__ import annotations
 
-from trainers.common import exits, flags, flowers_data
+from trainers.common import exits, flags, flowers_data, order
 from trainers.common.flags import Flag, one_of
-from trainers.torch._flags import FLAGS
 
-MODEL = Flag("model", one_of("small", "resnet18", "resnet34", "resnet50"), "small", "small: four stages, 2.8 million"
-             " weights; the others are torchvision's and accept --weights")  # fmt: skip
+MODEL = Flag("model", one_of("small", "vit", "resnet18", "resnet34", "resnet50"), "small", "small: four stages, 2.8"
+             " million weights; vit: a vision transformer, 1.2 million weights; the others are torchvision's and accept"
+             " --weights")  # fmt: skip
 
 if __name__ == "__main__":  # before torch is imported, so that --help and usage errors are immediate
-    ARGS = flags.parse("flowers", "Flowers in PyTorch.", (*FLAGS, *flowers_data.FLAGS, MODEL),
+    ARGS = flags.parse("flowers", "Flowers in PyTorch.", (*flags.TORCH, *flowers_data.FLAGS, MODEL),
                        epochs=30, lr=0.05, batch_size=32, test_batch_size=100)  # fmt: skip
 
 import argparse
+import functools
+import json
+import math
+from collections.abc import Callable
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import nn
+from torch.nn.parallel import DistributedDataParallel
 
-from trainers.common.checkpoints import State
-from trainers.common.run import Run
-from trainers.common.schedule import warmup_cosine
-from trainers.torch import _checkpoint, _device, _export, _launch, _select
+from trainers.common.checkpoints import Checkpoints, State, check_same_run
+from trainers.common.log import Log
+from trainers.torch import _device
 from trainers.torch._device import Device
 
 PRETRAINED_SCALE = 0.1  # of the learning rate, for layers that start from --weights
@@ -61,19 +67,33 @@ def small(classes: int) -> nn.Sequential:
     return nn.Sequential(*stages, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(256, classes))
 
 
+def vit(classes: int, side: int) -> nn.Module:
+    """A vision transformer of 64 patches and six layers, for images of ``side`` pixels."""
+    from torchvision.models import VisionTransformer
+
+    if side % 8:
+        raise exits.UserError(f"--model vit: --image-size {side} is not a multiple of 8", exits.USAGE)
+    return VisionTransformer(  # type: ignore[no-any-return]
+        image_size=side, patch_size=side // 8, num_layers=6, num_heads=4, hidden_dim=128, mlp_dim=256, dropout=0.1,
+        num_classes=classes,
+    )  # fmt: skip
+
+
 def network(args: argparse.Namespace, classes: int) -> nn.Module:
     """The model of ``--model``, with the pretrained weights of ``--weights`` in all but the last layer.
 
     Raises :class:`UserError` if ``--weights`` does not fit the model.
     """
+    if args.weights and not args.model.startswith("resnet"):
+        raise exits.UserError("--weights needs --model resnet18, resnet34 or resnet50", exits.USAGE)
     if args.model == "small":
-        if args.weights:
-            raise exits.UserError("--weights needs --model resnet18, resnet34 or resnet50", exits.USAGE)
         return small(classes)
     try:
         from torchvision import models
     except ImportError as error:
         raise exits.UserError(f"--model {args.model} needs torchvision of torch's own index: {error}") from None
+    if args.model == "vit":
+        return vit(classes, args.image_size)
     model: nn.Module = models.get_model(args.model, weights=None, num_classes=classes)
     if args.weights:
         try:
@@ -91,7 +111,7 @@ def network(args: argparse.Namespace, classes: int) -> nn.Module:
 def parameter_groups(args: argparse.Namespace, model: nn.Module) -> list[dict[str, object]]:
     """Parameter groups for the optimizer. With ``--weights``, pretrained layers have a lower learning rate."""
     if not args.weights:
-        return _device.decay_groups(model, args.weight_decay)
+        return _device.parameter_groups(model, args.weight_decay)
     head = list(model.fc.parameters())
     body = [parameter for name, parameter in model.named_parameters() if not name.startswith("fc.")]
     return [{"params": head, "weight_decay": args.weight_decay},
@@ -117,11 +137,18 @@ def gather_crops(images: torch.Tensor, numbers: torch.Tensor, boxes: torch.Tenso
     return torch.einsum("nxw,nywc->ncyx", across, tall)
 
 
-def normalised(pixels: torch.Tensor) -> torch.Tensor:
+class Normalise(nn.Module):
     """``[n, 3, y, x]`` of 0 to 255 normalized to mean 0 and deviation 1 over ImageNet, as pretrained weights expect."""
-    mean = torch.tensor([123.675, 116.28, 103.53], device=pixels.device)[:, None, None]
-    deviation = torch.tensor([58.395, 57.12, 57.375], device=pixels.device)[:, None, None]
-    return (pixels - mean) / deviation
+
+    def __init__(self) -> None:
+        super().__init__()
+        # Buffers are on the device from the start; tensors made from lists would be copied to it in each step.
+        self.register_buffer("mean", torch.tensor([123.675, 116.28, 103.53])[:, None, None], persistent=False)
+        self.register_buffer("deviation", torch.tensor([58.395, 57.12, 57.375])[:, None, None], persistent=False)
+
+    def forward(self, pixels: torch.Tensor) -> torch.Tensor:
+        """``pixels``, normalized."""
+        return (pixels - self.mean) / self.deviation
 
 
 class Served(nn.Module):
@@ -129,95 +156,207 @@ class Served(nn.Module):
 
     def __init__(self, model: nn.Module) -> None:
         super().__init__()
-        self.model = model
+        self.model, self.normalise = model, Normalise()
 
     def forward(self, images: torch.Tensor) -> torch.Tensor:
         """Probabilities of ``images``."""
-        return self.model(normalised(images.permute(0, 3, 1, 2).float())).softmax(dim=1)
+        return self.model(self.normalise(images.permute(0, 3, 1, 2).float())).softmax(dim=1)
 
 
-class Trainer:
-    """Model, optimizer and data on a device, with the training step and the test."""
-
-    def __init__(self, args: argparse.Namespace, device: Device) -> None:
-        self.args, self.device = args, device
-        self.data = flowers_data.Data(args)
-        self.images, self.test_images = device.put(self.data.images), device.put(self.data.test_images)
-        self.model = device.place(network(args, len(self.data.classes)))
-        self.parallel = device.parallel(self.model)
-        self.optimizer = device.sgd(parameter_groups(args, self.model), args.momentum)
-        # The last loss, or the first that was not finite: kept on the device, read only when it is logged.
-        self.loss = device.put(torch.zeros(1))
-
-    def step(self, batch: torch.Tensor, boxes: torch.Tensor, learning_rate: float) -> None:
-        """Train on ``batch`` (image number, label) cropped to ``boxes``."""
-        _device.set_learning_rate(self.optimizer, learning_rate)
-        with self.device.autocast():
-            pixels = gather_crops(self.images, batch[:, 0], boxes, self.args.image_size)
-            logits = self.parallel(normalised(pixels).contiguous(memory_format=self.device.memory_format))
-        loss = F.cross_entropy(logits.float(), batch[:, 1], label_smoothing=self.args.label_smoothing)
-        self.optimizer.zero_grad()
-        loss.backward()
-        self.optimizer.step()
-        self.loss = torch.where(torch.isfinite(self.loss), loss.detach(), self.loss)
-        self.device.end_step()
-
-    @torch.no_grad()
-    def test(self, run: Run) -> tuple[float, int, float]:
-        """Correct answers, images and the sum of losses over the test set, every image exactly once."""
-        rows, boxes = self.data.test_rows(self.args.test_batch_size * self.device.replicas)
-        sums = self.device.put(torch.zeros(2))
-        self.model.eval()
-        for number in run.testing(range(len(rows))):
-            batch, places = self.device.put_batch(rows[number]), self.device.put_batch(boxes[number])
-            with self.device.autocast():
-                crops = gather_crops(self.test_images, batch[:, 0], places, self.args.image_size)
-                logits = self.model(normalised(crops))
-            correct = (logits.argmax(dim=1) == batch[:, 1]).sum()
-            loss = F.cross_entropy(logits.float(), batch[:, 1], ignore_index=-1, reduction="sum")
-            sums = sums + torch.stack([correct.float(), loss])
-            self.device.end_step()
-        self.model.train()
-        correct, loss = self.device.sum(sums)
-        return correct, len(self.data.test_labels), loss
-
-    def snapshot(self) -> State:
-        """The contents of a checkpoint."""
-        return self.device.to_cpu({"model": self.model.state_dict(), "optimizer": self.optimizer.state_dict()})
-
-    def restore(self, state: State) -> None:
-        """Load ``state``, the contents of a checkpoint."""
-        self.device.load(self.model, self.optimizer, state)
+def learning_rate(step: int, total_steps: int, peak: float, warmup: float = 0.2) -> float:
+    """Linear warm-up to ``peak``, then a cosine to 0; both at the middle of ``step``, so that no step has rate 0."""
+    position = (min(step, total_steps - 1) + 0.5) / total_steps
+    if position < warmup:
+        return peak * position / warmup
+    return peak * 0.5 * (1 + math.cos(math.pi * (position - warmup) / (1 - warmup)))
 
 
-def main(args: argparse.Namespace) -> int:
+@torch.no_grad()
+def evaluate(
+    model: nn.Module,
+    images: torch.Tensor,
+    batches: list[tuple[np.ndarray, np.ndarray]],
+    side: int,
+    device: Device,
+    normalise: nn.Module,
+    poll: Callable[[], None],
+) -> tuple[float, float]:
+    """Correct answers and the sum of losses over the test set, every image exactly once."""
+    device.broadcast_buffers(model)
+    model.eval()
+    sums = device.to_device(torch.zeros(2))
+    for rows, boxes in batches:
+        poll()
+        batch, places = device.put_batch(rows), device.put_batch(boxes)
+        with torch.autocast(device.device.type, torch.bfloat16, enabled=device.bf16):
+            logits = model(normalise(gather_crops(images, batch[:, 0], places, side))).float()
+        labels = batch[:, 1]  # -1: padding, which never is the answer
+        loss = F.cross_entropy(logits, labels, ignore_index=-1, reduction="sum")
+        sums = sums + torch.stack([(logits.argmax(dim=1) == labels).sum().float(), loss])
+        device.end_step()
+    model.train()
+    correct, loss_sum = device.sum(sums)
+    return correct, loss_sum
+
+
+def main(args: argparse.Namespace) -> int:  # noqa: C901 - the loop, to be read from top to bottom
     """Train, test, save and export as ``args`` say; returns the exit code."""
-    device = _select.find(args)
-    trainer = Trainer(args, device)
-    with Run("torch.flowers", args, device, len(trainer.data.labels)) as run:
-        checkpoints = _checkpoint.folder(args.checkpoint_dir, args.keep_checkpoints)
-        if state := run.restore(checkpoints, trainer.snapshot):
-            trainer.restore(state)
-        for epoch in run.epochs():
-            rows, boxes = trainer.data.train_rows(epoch)
-            for step in run.steps():
-                mine = slice(step * run.global_batch, (step + 1) * run.global_batch)
-                with run.meter.waiting():
+    device = _device.init(args)  # seeds, and joins the other processes
+
+    # Data: all images as bytes on the device. A batch is rows of (image, label), and the boxes to crop.
+    data = flowers_data.Data(args, device)
+    device.check_alike("training and test images", data.images, data.labels, data.test_images, data.test_labels)
+    images, test_images = device.to_device(data.images), device.to_device(data.test_images)
+    test_batches = list(zip(*data.test_rows(args.test_batch_size * device.replicas), strict=True))
+    global_batch = args.batch_size * device.replicas
+    steps_per_epoch = order.steps_per_epoch(len(data.labels), global_batch)
+    total_steps = args.epochs * steps_per_epoch
+
+    # Model and optimizer. Under torch_xla, the compiler averages the gradients.
+    model = device.place(network(args, len(data.classes)))
+    normalise = device.place(Normalise())
+    ddp = model
+    if device.processes > 1 and device.kind != "xla":
+        ids = None if device.kind == "cpu" else [device.device.index]
+        ddp = DistributedDataParallel(model, ids, gradient_as_bucket_view=True, **_device.OWN_BUFFERS)
+    autocast = torch.autocast(device.device.type, torch.bfloat16, enabled=device.bf16)  # needs no gradient scaling
+    peak = args.lr * (device.replicas if args.scale_lr else 1)
+    groups = parameter_groups(args, model)
+    fused = device.kind in ("cpu", "cuda")
+    optimizer: torch.optim.Optimizer
+    if args.optimizer == "adamw":
+        optimizer = torch.optim.AdamW(groups, fused=fused, capturable=device.kind in ("cuda", "xla"))
+    else:
+        optimizer = torch.optim.SGD(groups, momentum=args.momentum, nesterov=args.momentum > 0, fused=fused)
+    device.init_optimizer(optimizer)
+    # Of the last step, or the first that was not finite. Not of shape []: torch_xla would take the first one for a
+    # constant, and compile the first step and the others separately.
+    loss = device.to_device(torch.zeros(1))
+
+    def train_step(batch: torch.Tensor, boxes: torch.Tensor) -> torch.Tensor:
+        with autocast:
+            pixels = gather_crops(images, batch[:, 0], boxes, args.image_size)
+            logits = ddp(normalise(pixels).contiguous(memory_format=device.memory_format))
+        step_loss = F.cross_entropy(logits.float(), batch[:, 1], label_smoothing=args.label_smoothing)
+        optimizer.zero_grad()
+        step_loss.backward()
+        if args.clip_norm:
+            nn.utils.clip_grad_norm_(model.parameters(), args.clip_norm)
+        optimizer.step()
+        return torch.where(torch.isfinite(loss), step_loss.detach(), loss)
+
+    # A checkpoint holds tensors and primitives only, so that loading one cannot execute code.
+    load = functools.partial(torch.load, map_location="cpu", weights_only=True)
+    checkpoints = Checkpoints(args.checkpoint_dir, args.keep_checkpoints, torch.save, load)
+    run = {"trainer": "torch.flowers", "model": args.model, "optimizer": args.optimizer, "seed": args.seed,
+           "global_batch": global_batch, "train_images": len(data.labels)}  # fmt: skip
+    stop = exits.Stop(device.maximum if device.processes > 1 else None, args.checkpoint_minutes)
+    step = saved = 0  # steps done, and of those the steps in the newest checkpoint
+
+    with Log("torch.flowers", args, device, global_batch, steps_per_epoch) as log:
+        tracer = _device.Tracer(args, device, log.say)
+
+        def snapshot() -> State:
+            log.check_finite(device.mean(loss))  # every resumed run would fail on a checkpoint with NaN
+            state = {"model": model.state_dict(), "optimizer": optimizer.state_dict()}
+            return {**device.to_cpu(state), "run": json.dumps(run), "log": log.state(), "step": step}
+
+        def save() -> None:
+            nonlocal saved
+            if args.checkpoint_dir and saved < step:
+                with log.paused():
+                    state = snapshot()
+                    log.saved(step, checkpoints.save(state, step) if device.chief else "")
+                saved = step
+                stop.saved()
+
+        def restore(state: State) -> None:
+            check_same_run(json.loads(state["run"]), run, args.checkpoint_dir)
+            device.load(model, optimizer, state)
+
+        if args.checkpoint_dir and device.chief and not args.eval_only:
+            checkpoints.prepare()
+        state = None
+        if args.checkpoint_dir and args.resume:
+            read = checkpoints.best if args.eval_only and args.keep_best else checkpoints.newest
+            state = device.agreed_state(read)
+            if state:
+                restore(state)
+                step = saved = state["step"]
+                log.load(state["log"], step)
+        log.start(peak, **run)
+        stop.install()
+
+        def test(epoch: int) -> float:
+            def poll() -> None:
+                if code := stop.poll():
+                    raise exits.UserError(f"stopped while testing epoch {epoch}; {log.where_saved()}", code)
+
+            stop.restart()
+            found = evaluate(model, test_images, test_batches, args.image_size, device, normalise, poll)
+            return log.test(epoch, len(data.test_labels), *found)
+
+        status, code = "completed", 0
+        if args.eval_only:
+            if not state:
+                raise exits.UserError(f"--eval-only: {args.checkpoint_dir} has no checkpoint", exits.USAGE)
+            test(-(-step // steps_per_epoch))
+        last_step = min(args.num_steps or total_steps, total_steps)
+        for epoch in range(len(log.tests) + 1, 0 if args.eval_only else args.epochs + 1):
+            first, end = (epoch - 1) * steps_per_epoch, epoch * steps_per_epoch
+            rows, boxes = data.train_rows(epoch)  # depend on seed and epoch only
+            log.begin_epoch(epoch)
+            stop.restart()
+            while step < min(end, last_step) and not code:
+                tracer.step()
+                mine = slice((step - first) * global_batch, (step - first + 1) * global_batch)
+                with log.waiting():
                     batch, places = device.put_batch(rows[mine]), device.put_batch(boxes[mine])
-                learning_rate = warmup_cosine(run.global_step, run.total_steps, args.lr)
-                trainer.step(batch, places, learning_rate)
-                run.log(step, trainer.loss.item, learning_rate)
-            if not run.ended:
-                run.tested(*trainer.test(run))
-        digest = _device.weights_sha256(trainer.model)
-        if device.chief and args.export_dir and run.ended in ("", "reached"):
-            served = Served(trainer.model.to("cpu", memory_format=torch.contiguous_format)).eval()
+                rate = learning_rate(step, total_steps, peak)
+                _device.set_learning_rate(optimizer, rate)
+                device.seed_step(step)
+                loss = train_step(batch, places)
+                device.end_step()
+                log.step(epoch, step)
+                if (step - first) % args.log_steps == 0:  # only then is the loss read from the device
+                    log.train(epoch, step, device.mean(loss), rate)
+                step += 1
+                code = stop.poll()  # of SIGTERM, agreed by all processes
+                if stop.save_due or (args.checkpoint_steps and step % args.checkpoint_steps == 0):
+                    save()
+            log.check_finite(device.mean(loss))  # waits until the device has done all steps, so that the time is right
+            log.end_epoch(epoch, complete=step == end)
+            if code or step < end or not args.checkpoint_steps or step == total_steps:
+                save()
+            if step < end:
+                status = "preempted" if code else "stopped"
+                break
+            best, accuracy = log.best, test(epoch)
+            if args.keep_best and (best is None or accuracy > best):
+                state = snapshot()
+                if device.chief:
+                    checkpoints.save_best(state)
+            if args.target_accuracy and accuracy >= args.target_accuracy:
+                status = "reached"
+                break
+
+        tracer.close()
+        if status == "completed" and log.tests[-1]["accuracy"] < args.target_accuracy:
+            status, code = "missed", exits.TARGET_MISSED
+        if args.keep_best and (state := device.agreed_state(checkpoints.best)):
+            log.say(f"Best checkpoint: step {state['step']}")
+            restore(state)
+        digest = _device.weights_sha256(model)
+        if args.export_dir and device.chief and status not in ("stopped", "preempted"):
+            from trainers.torch import _export
+
+            served = Served(model.to("cpu", memory_format=torch.contiguous_format)).eval()
             example = torch.zeros(2, args.image_size, args.image_size, 3, dtype=torch.uint8)
-            run.exported(args.export_dir, _export.write(served, example, args.export_dir))
-        code = run.finish(digest, classes=trainer.data.classes)
+            log.exported(args.export_dir, _export.write(served, example, args.export_dir))
+        log.finish(status, code, digest, classes=data.classes)
     device.close(args)
     return code
 
 
 if __name__ == "__main__":
-    _launch.main(main, ARGS, "flowers")
+    _device.main(main, ARGS, "flowers")

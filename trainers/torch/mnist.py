@@ -1,36 +1,47 @@
-"""MNIST in PyTorch: a small convolutional network, with the data set as one tensor on the device.
+# ruff: noqa: E402
+"""MNIST in PyTorch: a small network, with the data set as one tensor on the device.
 
     python -m trainers.torch.mnist --datadir FOLDER --epochs 5
+    python -m trainers.torch.mnist --datadir FOLDER --epochs 30 --model vit --optimizer adamw --clip-norm 1
 
-FOLDER holds MNIST's four IDX files, gzipped or not.
+FOLDER holds MNIST's four IDX files, gzipped or not. The same command continues a run from its last checkpoint. On
+SIGTERM a run completes its step, saves and exits with 143.
 """
 
 from __future__ import annotations
 
-from trainers.common import flags, mnist_data
-from trainers.torch._flags import FLAGS
+from trainers.common import exits, flags, mnist_data, order
+
+MODEL = flags.Flag("model", flags.one_of("cnn", "vit"), "cnn", "cnn: two convolutions, 0.2 million weights; vit: a"
+                   " vision transformer of torchvision's, 0.1 million weights")  # fmt: skip
 
 if __name__ == "__main__":  # before torch is imported, so that --help and usage errors are immediate
-    ARGS = flags.parse("mnist", "MNIST in PyTorch.", (*FLAGS, *mnist_data.FLAGS))
+    ARGS = flags.parse("mnist", "MNIST in PyTorch.", (*flags.TORCH, *mnist_data.FLAGS, MODEL), adamw_lr=3e-3)
 
 import argparse
+import functools
+import json
+import math
 from collections.abc import Callable
 
-import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import nn
+from torch.nn.parallel import DistributedDataParallel
 
-from trainers.common.checkpoints import State
-from trainers.common.run import Run
-from trainers.common.schedule import warmup_cosine
-from trainers.torch import _checkpoint, _device, _export, _launch, _select
+from trainers.common.checkpoints import Checkpoints, State, check_same_run
+from trainers.common.log import Log
+from trainers.torch import _device
 from trainers.torch._device import Device
 
 
-def network() -> nn.Sequential:
-    """Logits ``[n, 10]`` of images ``[n, 1, 28, 28]``: two 5x5 convolutions, pooled before the ReLU (a quarter of
-    the work, the same result), and two linear layers. No dropout and no batch norm, so no randomness and no state."""
+def network(args: argparse.Namespace) -> nn.Module:
+    """Logits ``[n, 10]`` of images ``[n, 1, 28, 28]``: the model of ``--model``."""
+    return vit() if args.model == "vit" else cnn()
+
+
+def cnn() -> nn.Sequential:
+    """Two 5x5 convolutions, pooled before the ReLU (a quarter of the work, the same result), and two linear layers."""
     return nn.Sequential(
         nn.Conv2d(1, 32, 5),
         nn.MaxPool2d(2),
@@ -45,6 +56,20 @@ def network() -> nn.Sequential:
     )
 
 
+def vit() -> nn.Module:
+    """A vision transformer of 16 patches, four layers and 10 % dropout."""
+    try:
+        from torchvision.models import VisionTransformer
+    except ImportError as error:
+        raise exits.UserError(f"--model vit needs torchvision of torch's own index: {error}") from None
+    model = VisionTransformer(
+        image_size=mnist_data.SIDE, patch_size=7, num_layers=4, num_heads=4, hidden_dim=64, mlp_dim=128, dropout=0.1,
+        num_classes=mnist_data.CLASSES,
+    )  # fmt: skip
+    model.conv_proj = nn.Conv2d(1, 64, kernel_size=7, stride=7)  # torchvision's takes three colors
+    return model  # type: ignore[no-any-return]
+
+
 def normalised(pixels: torch.Tensor) -> torch.Tensor:
     """``uint8[n, 28, 28]`` as ``float[n, 1, 28, 28]`` normalized to mean 0 and deviation 1 over MNIST."""
     return ((pixels.float() / 255 - 0.1307) / 0.3081).unsqueeze(1)
@@ -57,110 +82,208 @@ def gather_crops(images: torch.Tensor, batch: torch.Tensor) -> torch.Tensor:
     return images[image[:, None, None], row[:, :, None], column[:, None, :]]
 
 
-class Served(nn.Module):
-    """The exported model: probabilities ``[n, 10]`` of raw images ``uint8[n, 28, 28]``, including the preprocessing."""
-
-    def __init__(self, model: nn.Module) -> None:
-        super().__init__()
-        self.model = model
-
-    def forward(self, images: torch.Tensor) -> torch.Tensor:
-        """Probabilities of ``images``."""
-        return self.model(normalised(images)).softmax(dim=1)
+def learning_rate(step: int, total_steps: int, peak: float, warmup: float = 0.2) -> float:
+    """Linear warm-up to ``peak``, then a cosine to 0; both at the middle of ``step``, so that no step has rate 0."""
+    position = (min(step, total_steps - 1) + 0.5) / total_steps
+    if position < warmup:
+        return peak * position / warmup
+    return peak * 0.5 * (1 + math.cos(math.pi * (position - warmup) / (1 - warmup)))
 
 
-class Trainer:
-    """Model, optimizer and data on a device, with the training step and the test."""
-
-    network = staticmethod(network)  # override this in a subclass to train another model
-
-    def __init__(self, args: argparse.Namespace, device: Device) -> None:
-        self.args, self.device = args, device
-        (images, self.labels), (test_images, self.test_labels) = mnist_data.load(args)
-        self.images = device.put(mnist_data.padded(images, args.shift))
-        self.test_images = device.put(mnist_data.padded(test_images, args.shift))
-        self.model = device.place(self.network())
-        self.parallel = device.parallel(self.model)
-        self.optimizer = device.sgd(self.model.parameters(), args.momentum)
-        # The last loss, or the first that was not finite: kept on the device, read only when it is logged.
-        self.loss = device.put(torch.zeros(1))
-        self._train: Callable[[torch.Tensor], None] = self._train_eagerly
-
-    def prepare(self) -> None:
-        """Capture the training step where the device supports it; not counted as training time."""
-        example = self.device.put(np.zeros((self.args.batch_size, 4), np.int64))
-        changed = [*_device.trained(self.model, self.optimizer), self.loss]
-        self._train = self.device.capture_graph(self._train_eagerly, changed, [example])
-
-    def step(self, batch: torch.Tensor, learning_rate: float) -> None:
-        """Train on ``batch`` (see :func:`mnist_data.train_rows`)."""
-        _device.set_learning_rate(self.optimizer, learning_rate)
-        self._train(batch)
-        self.device.end_step()
-
-    def _train_eagerly(self, batch: torch.Tensor) -> None:
-        with self.device.autocast():
-            logits = self.parallel(normalised(gather_crops(self.images, batch)))
-        loss = F.cross_entropy(logits.float(), batch[:, 3])
-        self.optimizer.zero_grad()
-        loss.backward()
-        self.optimizer.step()
-        self.loss.copy_(torch.where(torch.isfinite(self.loss), loss.detach(), self.loss))
-
-    @torch.no_grad()
-    def test(self, run: Run) -> tuple[float, int, float]:
-        """Correct answers, images and the sum of losses over the test set, every image exactly once."""
-        global_batch = self.args.test_batch_size * self.device.replicas
-        sums = self.device.put(torch.zeros(2))
-        for rows in run.testing(mnist_data.test_batches(self.test_labels, self.args.shift, global_batch)):
-            batch = self.device.put_batch(rows)
-            with self.device.autocast():
-                logits = self.model(normalised(gather_crops(self.test_images, batch)))
-            labels = batch[:, 3]
-            correct = (logits.argmax(dim=1) == labels).sum()
-            loss = F.cross_entropy(logits.float(), labels, ignore_index=-1, reduction="sum")
-            sums = sums + torch.stack([correct.float(), loss])
-            self.device.end_step()
-        correct, loss = self.device.sum(sums)
-        return correct, len(self.test_labels), loss
-
-    def snapshot(self) -> State:
-        """The contents of a checkpoint."""
-        return self.device.to_cpu({"model": self.model.state_dict(), "optimizer": self.optimizer.state_dict()})
-
-    def restore(self, state: State) -> None:
-        """Load ``state``, the contents of a checkpoint."""
-        self.device.load(self.model, self.optimizer, state)
+@torch.no_grad()
+def evaluate(
+    model: nn.Module, images: torch.Tensor, batches: list[torch.Tensor], device: Device, poll: Callable[[], None]
+) -> tuple[float, float]:
+    """Correct answers and the sum of losses over the test set, every image exactly once."""
+    device.broadcast_buffers(model)
+    model.eval()
+    sums = device.to_device(torch.zeros(2))
+    for rows in batches:
+        poll()
+        batch = device.put_batch(rows)
+        with torch.autocast(device.device.type, torch.bfloat16, enabled=device.bf16):
+            logits = model(normalised(gather_crops(images, batch))).float()
+        labels = batch[:, 3]  # -1: padding, which never is the answer
+        loss = F.cross_entropy(logits, labels, ignore_index=-1, reduction="sum")
+        sums = sums + torch.stack([(logits.argmax(dim=1) == labels).sum().float(), loss])
+        device.end_step()
+    model.train()
+    correct, loss_sum = device.sum(sums)
+    return correct, loss_sum
 
 
-def main(args: argparse.Namespace, kind: type[Trainer] = Trainer, name: str = "torch.mnist") -> int:
-    """Train, test, save and export as ``args`` say; returns the exit code."""
-    device = _select.find(args)
-    trainer = kind(args, device)
-    with Run(name, args, device, len(trainer.labels)) as run:
-        checkpoints = _checkpoint.folder(args.checkpoint_dir, args.keep_checkpoints)
-        if state := run.restore(checkpoints, trainer.snapshot):
-            trainer.restore(state)
-        trainer.prepare()
-        for epoch in run.epochs():
-            with run.meter.training(), run.meter.waiting():
-                rows = mnist_data.train_rows(trainer.labels, args, epoch)
-            for step in run.steps():
-                with run.meter.waiting():
-                    batch = device.put_batch(rows[step * run.global_batch :][: run.global_batch])
-                learning_rate = warmup_cosine(run.global_step, run.total_steps, args.lr)
-                trainer.step(batch, learning_rate)
-                run.log(step, trainer.loss.item, learning_rate)
-            if not run.ended:
-                run.tested(*trainer.test(run))
-        if device.chief and args.export_dir and run.ended in ("", "reached"):
-            served = Served(trainer.model.to("cpu", memory_format=torch.contiguous_format)).eval()
-            example = torch.zeros(2, mnist_data.SIDE, mnist_data.SIDE, dtype=torch.uint8)
-            run.exported(args.export_dir, _export.write(served, example, args.export_dir))
-        code = run.finish(_device.weights_sha256(trainer.model))
+def export(model: nn.Module, folder: str) -> list[str]:
+    """Write ``model`` into ``folder`` with its preprocessing: raw images ``uint8[n, 28, 28]`` to probabilities."""
+    from trainers.torch import _export
+
+    class Served(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.model = model.to("cpu", memory_format=torch.contiguous_format)
+
+        def forward(self, images: torch.Tensor) -> torch.Tensor:
+            return self.model(normalised(images)).softmax(dim=1)
+
+    return _export.write(Served().eval(), torch.zeros(2, mnist_data.SIDE, mnist_data.SIDE, dtype=torch.uint8), folder)
+
+
+def main(  # noqa: C901 - the loop, to be read from top to bottom
+    args: argparse.Namespace, network: Callable[[argparse.Namespace], nn.Module] = network, name: str = "mnist"
+) -> int:
+    """Train, test, save and export as ``args`` say; returns the exit code. ``network(args)`` makes the model."""
+    device = _device.init(args)  # seeds, and joins the other processes
+
+    # Data: all images as bytes on the device. A batch is rows of (image, row offset, column offset, label).
+    (images, labels), (test_images, test_labels) = mnist_data.load(args)
+    device.check_alike("training and test images", images, labels, test_images, test_labels)
+    train_count, test_count = len(labels), len(test_labels)
+    images = device.to_device(mnist_data.padded(images, args.shift))
+    test_images = device.to_device(mnist_data.padded(test_images, args.shift))
+    test_batches = mnist_data.test_batches(test_labels, args.shift, args.test_batch_size * device.replicas)
+    global_batch = args.batch_size * device.replicas
+    steps_per_epoch = order.steps_per_epoch(train_count, global_batch)
+    total_steps = args.epochs * steps_per_epoch
+
+    # Model and optimizer. Under torch_xla, the compiler averages the gradients.
+    model = device.place(network(args))
+    ddp = model
+    if device.processes > 1 and device.kind != "xla":
+        ids = None if device.kind == "cpu" else [device.device.index]
+        ddp = DistributedDataParallel(model, ids, gradient_as_bucket_view=True, **_device.OWN_BUFFERS)
+    autocast = torch.autocast(device.device.type, torch.bfloat16, enabled=device.bf16)  # needs no gradient scaling
+    peak = args.lr * (device.replicas if args.scale_lr else 1)
+    groups = _device.parameter_groups(model, args.weight_decay)
+    fused = device.kind in ("cpu", "cuda")
+    optimizer: torch.optim.Optimizer
+    if args.optimizer == "adamw":
+        optimizer = torch.optim.AdamW(groups, fused=fused, capturable=device.kind in ("cuda", "xla"))
+    else:
+        optimizer = torch.optim.SGD(groups, momentum=args.momentum, nesterov=args.momentum > 0, fused=fused)
+    device.init_optimizer(optimizer)
+    # Of the last step, or the first that was not finite. Not of shape []: torch_xla would take the first one for a
+    # constant, and compile the first step and the others separately.
+    loss = device.to_device(torch.zeros(1))
+
+    def train_step(batch: torch.Tensor) -> None:
+        with autocast:
+            logits = ddp(normalised(gather_crops(images, batch)))
+        step_loss = F.cross_entropy(logits.float(), batch[:, 3])
+        optimizer.zero_grad()
+        step_loss.backward()
+        if args.clip_norm:
+            nn.utils.clip_grad_norm_(model.parameters(), args.clip_norm)
+        optimizer.step()
+        loss.copy_(torch.where(torch.isfinite(loss), step_loss.detach(), loss))
+
+    # A checkpoint holds tensors and primitives only, so that loading one cannot execute code.
+    load = functools.partial(torch.load, map_location="cpu", weights_only=True)
+    checkpoints = Checkpoints(args.checkpoint_dir, args.keep_checkpoints, torch.save, load)
+    run = {"trainer": f"torch.{name}", "model": getattr(args, "model", ""), "optimizer": args.optimizer,
+           "seed": args.seed, "global_batch": global_batch, "train_images": train_count}  # fmt: skip
+    stop = exits.Stop(device.maximum if device.processes > 1 else None, args.checkpoint_minutes)
+    step = saved = 0  # steps done, and of those the steps in the newest checkpoint
+
+    with Log(f"torch.{name}", args, device, global_batch, steps_per_epoch) as log:
+        tracer = _device.Tracer(args, device, log.say)
+
+        def snapshot() -> State:
+            log.check_finite(device.mean(loss))  # every resumed run would fail on a checkpoint with NaN
+            state = {"model": model.state_dict(), "optimizer": optimizer.state_dict()}
+            return {**device.to_cpu(state), "run": json.dumps(run), "log": log.state(), "step": step}
+
+        def save() -> None:
+            nonlocal saved
+            if args.checkpoint_dir and saved < step:
+                with log.paused():
+                    state = snapshot()
+                    log.saved(step, checkpoints.save(state, step) if device.chief else "")
+                saved = step
+                stop.saved()
+
+        if args.checkpoint_dir and device.chief and not args.eval_only:
+            checkpoints.prepare()
+        state = None
+        if args.checkpoint_dir and args.resume:
+            read = checkpoints.best if args.eval_only and args.keep_best else checkpoints.newest
+            state = device.agreed_state(read)
+            if state:
+                check_same_run(json.loads(state["run"]), run, args.checkpoint_dir)
+                device.load(model, optimizer, state)
+                step = saved = state["step"]
+                log.load(state["log"], step)
+        log.start(peak, **run)
+        stop.install()
+        if device.kind == "cuda" and device.processes == 1 and not args.eval_only:
+            from trainers.torch import _graph
+
+            changed = [*_graph.changed_by_step(model, optimizer), loss]
+            example = device.to_device(torch.zeros(args.batch_size, 4, dtype=torch.int64))
+            train_step = _graph.CapturedStep(train_step, changed, [example])  # type: ignore[assignment]
+
+        def test(epoch: int) -> float:
+            def poll() -> None:
+                if code := stop.poll():
+                    raise exits.UserError(f"stopped while testing epoch {epoch}; {log.where_saved()}", code)
+
+            stop.restart()
+            return log.test(epoch, test_count, *evaluate(model, test_images, test_batches, device, poll))
+
+        status, code = "completed", 0
+        if args.eval_only:
+            if not state:
+                raise exits.UserError(f"--eval-only: {args.checkpoint_dir} has no checkpoint", exits.USAGE)
+            test(-(-step // steps_per_epoch))
+        last_step = min(args.num_steps or total_steps, total_steps)
+        for epoch in range(len(log.tests) + 1, 0 if args.eval_only else args.epochs + 1):
+            rows = mnist_data.train_rows(labels, args, epoch)  # depends on seed and epoch only
+            first, end = (epoch - 1) * steps_per_epoch, epoch * steps_per_epoch
+            log.begin_epoch(epoch)
+            stop.restart()
+            while step < min(end, last_step) and not code:
+                tracer.step()
+                with log.waiting():
+                    batch = device.put_batch(rows[(step - first) * global_batch :][:global_batch])
+                rate = learning_rate(step, total_steps, peak)
+                _device.set_learning_rate(optimizer, rate)
+                device.seed_step(step)
+                train_step(batch)
+                device.end_step()
+                log.step(epoch, step)
+                if (step - first) % args.log_steps == 0:  # only then is the loss read from the device
+                    log.train(epoch, step, device.mean(loss), rate)
+                step += 1
+                code = stop.poll()  # of SIGTERM, agreed by all processes
+                if stop.save_due or (args.checkpoint_steps and step % args.checkpoint_steps == 0):
+                    save()
+            log.check_finite(device.mean(loss))  # waits until the device has done all steps, so that the time is right
+            log.end_epoch(epoch, complete=step == end)
+            if code or step < end or not args.checkpoint_steps or step == total_steps:
+                save()
+            if step < end:
+                status = "preempted" if code else "stopped"
+                break
+            best, accuracy = log.best, test(epoch)
+            if args.keep_best and (best is None or accuracy > best):
+                state = snapshot()
+                if device.chief:
+                    checkpoints.save_best(state)
+            if args.target_accuracy and accuracy >= args.target_accuracy:
+                status = "reached"
+                break
+
+        tracer.close()
+        if status == "completed" and log.tests[-1]["accuracy"] < args.target_accuracy:
+            status, code = "missed", exits.TARGET_MISSED
+        if args.keep_best and (state := device.agreed_state(checkpoints.best)):
+            log.say(f"Best checkpoint: step {state['step']}")
+            device.load(model, optimizer, state)
+        digest = _device.weights_sha256(model)
+        if args.export_dir and device.chief and status not in ("stopped", "preempted"):
+            log.exported(args.export_dir, export(model, args.export_dir))
+        log.finish(status, code, digest)
     device.close(args)
     return code
 
 
 if __name__ == "__main__":
-    _launch.main(main, ARGS, "mnist")
+    _device.main(main, ARGS, "mnist")

@@ -6,14 +6,17 @@ docker run --rm trainyard:patches patches --fake-data --epochs 1
 from __future__ import annotations
 
 from trainers.common import flags, mnist_data
-from trainers.torch._flags import FLAGS
 
 if __name__ == "__main__":  # before torch is imported, so that --help and usage errors are immediate
-    ARGS = flags.parse("patches", "MNIST with a patch mixer.", (*FLAGS, *mnist_data.FLAGS), lr=0.02, batch_size=64)
+    ARGS = flags.parse(
+        "patches", "MNIST with a patch mixer.", (*flags.TORCH, *mnist_data.FLAGS), lr=0.02, batch_size=64
+    )
+
+import argparse
 
 from einops.layers.torch import Rearrange
 from torch import nn
-from trainers.torch import _launch, mnist
+from trainers.torch import _device, mnist
 
 PATCH, WIDTH = 4, 48
 
@@ -34,11 +37,10 @@ def network() -> nn.Sequential:
     )
 
 
-class Trainer(mnist.Trainer):
+def main(args: argparse.Namespace) -> int:
     """The reference trainer with the patch mixer."""
-
-    network = staticmethod(network)
+    return mnist.main(args, lambda args: network(), "patches")
 
 
 if __name__ == "__main__":
-    _launch.main(lambda args: mnist.main(args, Trainer, "patches"), ARGS, "patches")
+    _device.main(main, ARGS, "patches")

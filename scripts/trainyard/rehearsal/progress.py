@@ -8,7 +8,7 @@ import re
 from collections.abc import Iterable
 from typing import Any
 
-#: Lines in the format of pytorch/xla's examples, which Trainyard's trainers print (trainers/common/events.py).
+#: Lines in the format of pytorch/xla's examples, which Trainyard's trainers print (trainers/common/log.py).
 _TRAIN = re.compile(r"\| Training Device=\S+ Epoch=(\d+) Step=(\d+) Loss=(\S+) Rate=(\S+) ")
 _TEST = re.compile(r"Epoch (\d+) test end .*Accuracy=([\d.]+)")
 #: Other trainers: "step 20", "Step: 20", '"global_step": 20', "Epoch=2".

@@ -20,7 +20,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from trainers.common import download, idx, mnist_data, order
+from trainers.common import download, mnist_data, order
 from trainers.common.exits import UserError
 
 from trainyard.datasets import digits
@@ -32,15 +32,15 @@ def digits_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_digits_are_mnist_files(digits_folder: Path, tmp_path: Path) -> None:
-    images, labels = idx.load_mnist(str(digits_folder), "train")
-    test_images, test_labels = idx.load_mnist(str(digits_folder), "test")
+    images, labels = mnist_data.load_mnist(str(digits_folder), "train")
+    test_images, test_labels = mnist_data.load_mnist(str(digits_folder), "test")
     assert (images.shape, test_images.shape) == ((1437, 28, 28), (360, 28, 28))
     assert set(labels) == set(test_labels) == set(range(10))
     assert images.max() > 250 and images[:, 0].max() == 0, "bright strokes within a black border"
     everything = {image.tobytes() for image in images}
     assert not everything & {image.tobytes() for image in test_images}, "no test image is trained on"
     packed = digits.write_idx(tmp_path / "gz", gz=True)
-    assert np.array_equal(idx.load_mnist(str(packed), "train")[0], images)
+    assert np.array_equal(mnist_data.load_mnist(str(packed), "train")[0], images)
 
 
 def test_the_same_seed_writes_the_same_bytes(digits_folder: Path, tmp_path: Path) -> None:
@@ -56,8 +56,8 @@ def test_the_same_seed_writes_the_same_bytes(digits_folder: Path, tmp_path: Path
 def test_idx_files_read_back_as_written(tmp_path_factory: pytest.TempPathFactory, shape: list[int], gz: bool) -> None:
     array = np.arange(np.prod(shape), dtype=np.uint8).reshape(shape)
     path = str(tmp_path_factory.mktemp("idx") / f"x{'.gz' if gz else ''}")
-    idx.write(path, array)
-    assert np.array_equal(idx.read(path), array)
+    mnist_data.write_idx(path, array)
+    assert np.array_equal(mnist_data.read_idx(path), array)
 
 
 GOOD = b"\0\0\x08\x01\0\0\0\x03abc"
@@ -80,22 +80,22 @@ def test_a_damaged_idx_file_is_reported_with_its_path(content: bytes, message: s
     path = tmp_path / "file"
     path.write_bytes(content)
     with pytest.raises(UserError, match=message) as raised:
-        idx.read(str(path))
+        mnist_data.read_idx(str(path))
     assert str(path) in str(raised.value) and "\n" not in str(raised.value)
 
 
 def test_a_missing_folder_and_a_missing_file_are_reported(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="nowhere: no such folder"):
-        idx.load_mnist(str(tmp_path / "nowhere"), "train")
+        mnist_data.load_mnist(str(tmp_path / "nowhere"), "train")
     with pytest.raises(UserError, match=r"no train-images-idx3-ubyte\[.gz\] in it"):
-        idx.load_mnist(str(tmp_path), "train")
+        mnist_data.load_mnist(str(tmp_path), "train")
 
 
 def test_images_and_labels_must_be_of_the_same_number(tmp_path: Path) -> None:
-    idx.write(str(tmp_path / idx.FILES["test"][0]), np.zeros((3, 28, 28), np.uint8))
-    idx.write(str(tmp_path / idx.FILES["test"][1]), np.zeros(4, np.uint8))
+    mnist_data.write_idx(str(tmp_path / mnist_data.FILES["test"][0]), np.zeros((3, 28, 28), np.uint8))
+    mnist_data.write_idx(str(tmp_path / mnist_data.FILES["test"][1]), np.zeros(4, np.uint8))
     with pytest.raises(UserError, match="do not match"):
-        idx.load_mnist(str(tmp_path), "test")
+        mnist_data.load_mnist(str(tmp_path), "test")
 
 
 @given(st.integers(1, 500), st.integers(0, 9), st.integers(1, 9))
@@ -154,9 +154,9 @@ def test_fake_data_is_random_and_the_same_each_time() -> None:
 
 
 def test_images_of_another_size_are_refused(tmp_path: Path) -> None:
-    for names in idx.FILES.values():
-        idx.write(str(tmp_path / names[0]), np.zeros((3, 32, 28), np.uint8))
-        idx.write(str(tmp_path / names[1]), np.zeros(3, np.uint8))
+    for names in mnist_data.FILES.values():
+        mnist_data.write_idx(str(tmp_path / names[0]), np.zeros((3, 32, 28), np.uint8))
+        mnist_data.write_idx(str(tmp_path / names[1]), np.zeros(3, np.uint8))
     with pytest.raises(UserError, match="32x28 images"):
         mnist_data.load(arguments(datadir=str(tmp_path)))
 

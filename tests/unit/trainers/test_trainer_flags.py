@@ -10,8 +10,6 @@ from pathlib import Path
 
 import pytest
 from trainers.common import flags, flowers_data, imagenet_data, mnist_data
-from trainers.tf import _flags as tf_flags
-from trainers.torch import _flags as torch_flags
 
 FLAGS = (flags.Flag("device", flags.one_of("auto", "cpu"), "auto", "where to train"),
          flags.Flag("sizes", flags.sizes, [128, 160], "image sizes"))  # fmt: skip
@@ -51,7 +49,7 @@ def test_a_value_keeps_its_underscores() -> None:
 
 
 def test_every_flag_has_help_and_pytorch_xlas_names_work() -> None:
-    own = (mnist_data.FLAGS, flowers_data.FLAGS, imagenet_data.FLAGS, torch_flags.FLAGS, tf_flags.FLAGS)
+    own = (mnist_data.FLAGS, flowers_data.FLAGS, imagenet_data.FLAGS, flags.TORCH, flags.TF)
     assert all(flag.help for several in (flags.COMMON, *own) for flag in several)
     words = "--datadir d --logdir l --batch_size 1 --num_epochs 2 --num_steps 3 --log_steps 4 --lr 0.1 --momentum 0.5"
     args = parse(*words.split(), "--target_accuracy", "98", "--drop_last", "--fake_data")

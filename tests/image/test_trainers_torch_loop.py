@@ -1,0 +1,257 @@
+"""The loops of the PyTorch trainers: randomness, averages, several processes, which checkpoint, which model.
+
+In the xla image, which CI builds, on PyTorch's own CPU backend.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+
+import pytest
+
+from tests.image.trainer_box import PYTHON, Box, Ended, box, few_digits
+from trainyard.datasets import digits
+from trainyard.datasets import flowers as flowers_data
+
+SMALL = ("--image-size=32", "--batch-size=5", "--test-batch-size=7", "--num-workers=2", "--precision=fp32")
+
+
+@pytest.fixture(scope="module")
+def here(built_image: Callable[[str], str], tmp_path_factory: pytest.TempPathFactory) -> Iterator[Box]:
+    with box(built_image("xla"), OMP_NUM_THREADS="1") as started:
+        started.put(digits.write_idx(tmp_path_factory.mktemp("digits"), gz=True), "digits")
+        started.put(few_digits(tmp_path_factory.mktemp("few"), 298, 53), "few")
+        yield started
+
+
+@pytest.fixture(scope="module")
+def flowers(here: Box, tmp_path_factory: pytest.TempPathFactory) -> str:
+    return here.put(flowers_data.write(tmp_path_factory.mktemp("flowers"), "tar", train=103, test=53), "flowers")
+
+
+def imagenet(here: Box, flowers: str, *words: str) -> Ended:
+    return here.trainer(
+        "torch.imagenet", "--device=cpu", f"--datadir={flowers}", "--num-classes=5", "--warmup-epochs=0", *SMALL, *words
+    )
+
+
+def one_line(ended: Ended, trainer: str) -> str:
+    """The line with which a trainer has reported an error."""
+    said = [line for line in ended.lines if line.startswith(f"{trainer}: ")]
+    assert len(said) == 1 and "Traceback" not in ended.output, ended.output
+    return said[0]
+
+
+def test_a_run_of_mnist_uses_at_most_ten_modules_of_the_project(here: Box) -> None:
+    """The packages' own files aside, which hold a docstring."""
+    counted = here.python("""
+import runpy, sys
+from trainers.common import exits
+def leave(code):
+    raise SystemExit(code)
+exits.leave = leave
+sys.argv = ["mnist", "--device=cpu", "--datadir=/data/digits", "--num-steps=2", "--checkpoint-dir=/tmp/modules"]
+try:
+    runpy.run_module("trainers.torch.mnist", run_name="__main__")
+except SystemExit as ended:
+    assert not ended.code, ended.code
+used = {name for name in sys.modules if name.startswith("trainers") and not hasattr(sys.modules[name], "__path__")}
+print(sorted(used | {"trainers.torch.mnist"}))
+""")
+    used = json.loads(counted.lines[-1].replace("'", '"'))
+    assert "trainers.common.log" in used and len(used) <= 10, used
+
+
+def test_dropout_depends_on_seed_step_and_rank(here: Box) -> None:
+    checked = here.python("""
+import os, torch
+from trainers.common import flags
+from trainers.torch import _device
+def mask(seed, step, rank):
+    device = _device.Device(flags.parse("x", "", flags.TORCH, ["--device=cpu", f"--seed={seed}"]), "cpu")
+    device.rank = rank
+    device.seed_step(step)
+    return tuple(torch.nn.functional.dropout(torch.ones(200)).tolist())
+masks = [mask(seed, step, rank) for seed in (0, 1) for step in (0, 1, 70_000) for rank in (0, 1)]
+assert len(set(masks)) == 12, "different for each seed, step and rank"
+assert mask(1, 1, 1) == masks[9], "the same again"
+print("good")
+""")
+    assert checked.lines[-1] == "good", checked.output
+
+
+@pytest.mark.parametrize("optimizer", ["sgd", "adamw"])
+def test_resuming_is_exact_with_dropout_and_any_optimizer(here: Box, optimizer: str) -> None:
+    run = ("--datadir=/data/few", "--model=vit", "--epochs=2", "--test-batch-size=53", "--batch-size=32",
+           f"--optimizer={optimizer}", "--clip-norm=0.5", "--weight-decay=0.1", "--precision=fp32")  # fmt: skip
+    folder = f"--checkpoint-dir=/tmp/dropout-{optimizer}"
+    whole = here.trainer("torch.mnist", "--device=cpu", *run).learned()
+    here.trainer("torch.mnist", "--device=cpu", *run, folder, "--num-steps=5").learned()
+    resumed = here.trainer("torch.mnist", "--device=cpu", *run, folder).learned()
+    assert (resumed["resumed_from"], resumed["weights_sha256"]) == (5, whole["weights_sha256"])
+    other = here.trainer("torch.mnist", "--device=cpu", *(word for word in run if "clip" not in word)).learned()
+    assert other["weights_sha256"] != whole["weights_sha256"], "gradients were clipped"
+
+
+def test_the_average_of_the_weights_starts_with_a_low_decay(here: Box) -> None:
+    """After n steps with weights w, from average 0: the product of 1 - 1/10, 1 - 2/11... until the decay is reached."""
+    checked = here.python("""
+import torch
+from torch import nn
+from trainers.torch.imagenet import Average
+model, trained = nn.BatchNorm1d(3), nn.BatchNorm1d(3)
+for tensor in (*model.parameters(), *model.buffers()):
+    tensor.data.zero_()
+for tensor in (*trained.parameters(), *trained.buffers()):
+    tensor.data.fill_(1)
+average, left = Average(model, trained, 0.9), 1.0
+for step in range(120):
+    average.update(step)
+    left *= min(0.9, (1 + step) / (10 + step))
+    for name, value in model.state_dict().items():
+        # One rounding of a number below 1 per step.
+        expected = 1 if name == "num_batches_tracked" else 1 - left
+        assert (value - expected).abs().max() <= (step + 1) * 2.0**-23, (step, name, value, expected)
+print("good")
+""")
+    assert checked.lines[-1] == "good", checked.output
+
+
+def test_a_short_run_with_averaged_weights_has_learned(here: Box, flowers: str) -> None:
+    """With a constant decay of 0.9999, 40 steps would leave 99.6 % of the random weights: 20 % are right by chance."""
+    found = imagenet(here, flowers, "--model=resnet18", "--epochs=4", "--lr=0.02", "--batch-size=10", "--ema=0.9999")
+    assert found.learned()["accuracy"] >= 45
+
+
+def test_the_tested_model_of_two_processes_is_the_saved_one(here: Box, flowers: str) -> None:
+    run = ("--model=resnet18", "--epochs=1", "--lr=0.005", "--num-cores=2", "--checkpoint-dir=/tmp/buffers")
+    trained = imagenet(here, flowers, *run)
+    again = imagenet(here, flowers, *run, "--eval-only").learned()
+    first = trained.learned()
+    assert (again["test_loss"], again["accuracy"]) == (first["test_loss"], first["accuracy"])
+    assert "Warning" not in trained.output, trained.output
+
+
+def test_two_processes_with_different_data_end_with_one_line(here: Box) -> None:
+    members = [
+        f"env RANK={rank} WORLD_SIZE=2 LOCAL_RANK=0 MASTER_ADDR=127.0.0.1 MASTER_PORT=29561 {PYTHON} -m"
+        f" trainers.torch.mnist --device=cpu --datadir=/data/{data} --epochs=1"
+        for rank, data in enumerate(("digits", "few"))
+    ]
+    for ended in here.run_parallel(*members):
+        assert ended.code == 1
+        assert "the processes see different data" in one_line(ended, "mnist")
+        assert "1437 and" in ended.output and "298 and" in ended.output
+
+
+# The trainer with steps of two seconds.
+SLOW = """
+import sys, time
+from trainers.common import flags, mnist_data
+from trainers.torch import _device, mnist
+_device.Device.end_step = lambda self: time.sleep(2)
+words = flags.parse("mnist", "", (*flags.TORCH, *mnist_data.FLAGS, mnist.MODEL), ["--device=cpu", *sys.argv[1:]])
+_device.main(mnist.main, words, "mnist")
+"""
+
+
+def test_two_processes_with_slow_steps_have_saved_soon_after_sigterm_to_one(here: Box) -> None:
+    here.run("sh", "-c", f"cat >/tmp/slow.py <<'END'\n{SLOW}\nEND")
+    members = [
+        f"env RANK={rank} WORLD_SIZE=2 LOCAL_RANK=0 MASTER_ADDR=127.0.0.1 MASTER_PORT=29562 PYTHONPATH=/opt/trainyard "
+        f"sh -c '{PYTHON} /tmp/slow.py --datadir=/data/digits --epochs=9 --log-steps=1 --checkpoint-dir=/tmp/slow & "
+        f"echo $! >/tmp/slow{rank}; wait $(cat /tmp/slow{rank})'"
+        for rank in (0, 1)
+    ]
+    signaller = ("sh -c 'until grep -q Step=2 /tmp/out0; do sleep 0.1; done; touch /tmp/signalled; "
+                 "kill -TERM $(cat /tmp/slow1)'")  # fmt: skip
+    chief, other, _ = here.run_parallel(*members, signaller)
+    assert (chief.code, other.code) == (143, 143), chief.output + other.output
+    saved = f"/tmp/slow/step-{chief.summary['global_step']:09d}.ckpt"
+    took = here.python(f"import os; print(os.path.getmtime('{saved}') - os.path.getmtime('/tmp/signalled'))")
+    # The step of the signal and at most one more, of two seconds each; a second to save on a busy machine.
+    assert float(took.output) <= 5
+
+
+# The trainer, with an accuracy that falls after the second of three epochs.
+FALLING = """
+import sys
+from trainers.common import flags, log, mnist_data
+from trainers.torch import _device, mnist
+test, accuracies = log.Log.test, {1: 50, 2: 90, 3: 70}
+log.Log.test = lambda self, epoch, count, correct, loss: test(self, epoch, count, accuracies[epoch] * count / 100, loss)
+words = flags.parse("mnist", "", (*flags.TORCH, *mnist_data.FLAGS, mnist.MODEL), ["--device=cpu", *sys.argv[1:]])
+_device.main(mnist.main, words, "mnist")
+"""
+
+
+def test_the_best_checkpoint_is_kept_tested_and_exported(here: Box) -> None:
+    run = ("--datadir=/data/digits", "--epochs=3")
+    kept = (*run, "--checkpoint-dir=/tmp/best", "--keep-checkpoints=1")
+    whole = here.python(FALLING, *kept, "--keep-best", "--export-dir=/tmp/best-model").learned()
+    assert (whole["accuracy"], whole["max_accuracy"], whole["global_step"]) == (70, 90, 66)
+    second = here.trainer("torch.mnist", "--device=cpu", *run, "--num-steps=44").learned()
+    assert whole["weights_sha256"] == second["weights_sha256"], "exported: the weights after the second epoch"
+    assert here.run("ls", "/tmp/best-model").output.split() == ["model.onnx", "model.pt2"]
+    assert here.run("ls", "/tmp/best").output.split() == ["best.ckpt", "step-000000066.ckpt"]
+    best = here.trainer("torch.mnist", "--device=cpu", *kept, "--keep-best", "--eval-only").learned()
+    assert (best["global_step"], best["weights_sha256"]) == (44, second["weights_sha256"])
+    newest = here.trainer("torch.mnist", "--device=cpu", *kept, "--eval-only").learned()
+    assert newest["global_step"] == 66 and newest["weights_sha256"] != second["weights_sha256"]
+
+
+def test_eval_only_without_a_checkpoint_is_one_line(here: Box) -> None:
+    ended = here.trainer(
+        "torch.mnist", "--device=cpu", "--datadir=/data/few", "--eval-only", "--checkpoint-dir=/tmp/nothing"
+    )
+    assert (ended.code, one_line(ended, "mnist")) == (2, "mnist: --eval-only: /tmp/nothing has no checkpoint")
+
+
+def test_checkpoints_are_saved_by_the_clock(here: Box) -> None:
+    here.run("sh", "-c", f"cat >/tmp/slow.py <<'END'\n{SLOW}\nEND")
+    run = ("--datadir=/data/few", "--epochs=1", "--num-steps=4", "--checkpoint-dir=/tmp/clock")
+    here.run(PYTHON, "/tmp/slow.py", *run, "--checkpoint-minutes=0.05", PYTHONPATH="/opt/trainyard").learned()
+    # Steps of two seconds or more: three seconds have passed after the second. The fourth is the last one.
+    kept = here.run("ls", "/tmp/clock").output.split()
+    assert kept[-1] == "step-000000004.ckpt" and kept[0] in ("step-000000001.ckpt", "step-000000002.ckpt")
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--model=vit_b_16", "--image-size=50"], "--model vit_b_16 does not take images of 50 pixels"),
+        (["--model=vit_b_16", "--progressive=16"], "--model vit_b_16 does not take images of 16 pixels"),
+        (["--model=inception_v3"], "--model inception_v3 does not take images of 32 pixels"),
+        (["--model=resnet999"], "--model resnet999: torchvision has alexnet, "),
+        (["--model=fcn_resnet50"], "--model fcn_resnet50: torchvision has alexnet, "),
+    ],
+)
+def test_a_model_that_cannot_be_trained_is_one_line(here: Box, flowers: str, words: list[str], message: str) -> None:
+    ended = imagenet(here, flowers, *words)
+    assert ended.code == 2 and message in one_line(ended, "imagenet"), ended.output
+
+
+@pytest.mark.parametrize("model", ["googlenet", "vit_b_16"])
+def test_a_model_with_special_needs_trains(here: Box, flowers: str, model: str) -> None:
+    found = imagenet(here, flowers, f"--model={model}", "--num-steps=2", "--optimizer=adamw", "--clip-norm=1").learned()
+    assert found["global_step"] == 2
+
+
+def test_resuming_with_another_model_is_one_line(here: Box) -> None:
+    run = ("--datadir=/data/few", "--epochs=1", "--num-steps=1", "--checkpoint-dir=/tmp/models")
+    here.trainer("torch.mnist", "--device=cpu", *run).learned()
+    for words in (("--model=vit",), ("--optimizer=adamw",)):
+        ended = here.trainer("torch.mnist", "--device=cpu", *run, *words)
+        assert ended.code == 2 and "use the same value, another --checkpoint-dir" in one_line(ended, "mnist")
+
+
+def test_vision_transformers_learn_digits_and_flowers(here: Box, tmp_path_factory: pytest.TempPathFactory) -> None:
+    """Chance gives 10 % and 20 %."""
+    recipe = ("--model=vit", "--optimizer=adamw", "--clip-norm=1", "--weight-decay=0.05")
+    words = ("--datadir=/data/digits", "--epochs=20", "--batch-size=32", "--target-accuracy=80")
+    assert here.trainer("torch.mnist", "--device=cpu", *words, *recipe).learned()["accuracy"] >= 80
+    many = here.put(flowers_data.write(tmp_path_factory.mktemp("many"), "tar", train=300, test=60), "many")
+    words = (f"--datadir={many}", "--image-size=48", "--epochs=15", "--batch-size=20", "--target-accuracy=60",
+             "--num-workers=2")  # fmt: skip
+    assert here.trainer("torch.flowers", "--device=cpu", *words, *recipe).learned()["accuracy"] >= 60
