@@ -33,9 +33,16 @@ def main(argv: list[str] | None = None) -> int:
     """
     if not __package__ and "launcher" not in sys.modules:
         _as_package()
-    from launcher.cli import run
+    try:
+        from launcher import process
 
-    return run(sys.argv[1:] if argv is None else argv)
+        if process.is_init():
+            process.block_signals()  # before the other imports: the kernel drops the signals of PID 1 (R15.2)
+        from launcher.cli import run
+
+        return run(sys.argv[1:] if argv is None else argv)
+    except KeyboardInterrupt:  # during the imports
+        return 130
 
 
 if __name__ == "__main__":

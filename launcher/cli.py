@@ -70,6 +70,7 @@ class Arguments:
         json: `--json` was given.
         words: trainer or command, and its arguments.
         is_command: the words came after `--`.
+        on_sagemaker: the word is SageMaker's `train`; set by `find_command`.
     """
 
     def __init__(self) -> None:
@@ -78,6 +79,7 @@ class Arguments:
         self.json = False
         self.words: list[str] = []
         self.is_command = False
+        self.on_sagemaker = False
 
 
 def parse(argv: list[str]) -> Arguments:
@@ -123,16 +125,19 @@ def parse(argv: list[str]) -> Arguments:
     return found
 
 
-def find_command(arguments: Arguments, image: Image, path: str) -> tuple[list[str], bool]:
+def find_command(
+    arguments: Arguments, image: Image, env: Mapping[str, str], sysroot: str = ""
+) -> tuple[list[str], bool]:
     """The command to start, and whether it is a trainer of the image (R15.1).
 
     A trainer's name takes precedence over a command of the same name. A word with a slash, or one found on PATH, is a
-    command.
+    command. `train` on SageMaker is its way to start every image (R15.7).
 
     Args:
         arguments: the command line.
         image: its trainers are looked up.
-        path: the PATH variable.
+        env: PATH, and the variables of SageMaker.
+        sysroot: prefix of SageMaker's files.
 
     Raises:
         LaunchError: (2) for a word that is neither a trainer nor a command.
@@ -149,8 +154,14 @@ def find_command(arguments: Arguments, image: Image, path: str) -> tuple[list[st
     name = words[0]
     if name in image.trainers:
         return [*image.trainers[name], *words[1:]], True
-    if "/" in name or _on_path(name, path):
+    if "/" in name or _on_path(name, env.get("PATH", os.defpath)):
         return words, False
+    if words in (["train"], ["serve"]):
+        from launcher import sagemaker
+
+        if sagemaker.is_job(env, sysroot):
+            arguments.on_sagemaker = True
+            return sagemaker.command(name, image, env, sysroot)
     if not image.trainers:
         raise config_error(f"{name[:60]!r} is not a command on PATH, and this image has no trainers ({MANIFEST})")
     raise config_error(
@@ -192,13 +203,18 @@ class Log:
 
     def error(self, line: str) -> None:
         """Log a line at every level."""
-        print(f"launch: {self.clean(line)}", file=sys.stderr, flush=True)
+        if sys.stderr is None:  # closed when Python started; print would write to stdout
+            return
+        try:
+            print(f"launch: {self.clean(line)}", file=sys.stderr, flush=True)
+        except (OSError, ValueError):
+            # A full disk below the log is no reason to end the job. A new stream, without the text that Python would
+            # fail to write at its end.
+            sys.stderr = open(2, "w", encoding="utf-8", errors="backslashreplace", closefd=False)  # noqa: SIM115
 
 
 def run(argv: list[str]) -> int:
     """Run the launcher, from arguments to exec. Returns an exit status (R15.4) if nothing was exec'ed."""
-    if os.getpid() == 1:
-        process.block_signals()
     env = dict(os.environ)
     log = Log(env)
     retryable = RETRYABLE
@@ -208,18 +224,18 @@ def run(argv: list[str]) -> int:
             print(USAGE + "\nvariables:")
             for name, (default, meaning) in VARIABLES.items():
                 print(f"  {name:26} {meaning}" + (f" [{default}]" if default else ""))
-            return 0
+            return _written()
         if arguments.mode == "--version":
             print(f"launch {VERSION}")
             print(log.clean(_described(read_image(Host(text(env, "LAUNCHER_SYSROOT").rstrip("/")), env))))
-            return 0
+            return _written()
         settings = Settings(env, arguments.flags)
         retryable = settings.retryable_exit
         log.level = settings.log
         report = resolve(arguments, env, settings, log)
         if arguments.mode:
             _print(report, arguments, log)
-            return 0
+            return _written()
         for line in _start_lines(report, settings):
             log.error(line)
         return _start(report, settings, log)
@@ -227,6 +243,8 @@ def run(argv: list[str]) -> int:
         return _fail(error.message, error.status, env, log)
     except KeyboardInterrupt:
         return _fail("interrupted", 130, env, log)
+    except StdoutError as error:
+        return _fail(f"cannot write to stdout: {error}", PERMANENT, env, log)
     except RecursionError:
         return _fail("a variable contains JSON that is nested too deeply", CONFIG, env, log)
     except MemoryError:
@@ -237,6 +255,21 @@ def run(argv: list[str]) -> int:
         last = traceback.extract_tb(error.__traceback__)[-1]
         where = f"{os.path.basename(last.filename)}:{last.lineno}"
         return _fail(f"internal error at {where}: {type(error).__name__}: {error}", PERMANENT, env, log)
+
+
+class StdoutError(Exception):
+    """stdout cannot be written: a full disk, or a reader that has gone, such as `head`."""
+
+
+def _written() -> int:
+    """Flush stdout. Returns 0. Raises StdoutError with the reason; Python would print a traceback at its end."""
+    try:
+        if sys.stdout is not None:
+            sys.stdout.flush()
+    except OSError as error:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+        raise StdoutError(error.strerror) from None
+    return 0
 
 
 def _described(image: Image) -> str:
@@ -270,7 +303,7 @@ def resolve(arguments: Arguments, env: Mapping[str, str], settings: Settings, lo
 
 def _resolve(arguments: Arguments, facts: Facts, log: Log) -> Report:
     env, image, settings = facts.env, facts.image, facts.settings
-    command, named = find_command(arguments, image, env.get("PATH", os.defpath))
+    command, named = find_command(arguments, image, env, settings.sysroot)
     if not command and not arguments.mode:
         raise config_error(f"nothing to run: {MANIFEST} has no default trainer; use `launch -- COMMAND`")
     decision = decide(facts)
@@ -299,6 +332,10 @@ def _resolve(arguments: Arguments, facts: Facts, log: Log) -> Report:
         )
     exports = exporting.plan(facts, decision, cluster, endpoints, accelerator_type, one_process, nproc)
     exporting.tf_config(exports, facts, decision, cluster)
+    if arguments.on_sagemaker:
+        from launcher import sagemaker
+
+        exports.defaults(sagemaker.variables(settings.sysroot))
     threads = processes.threads(facts, nproc)
     if threads:
         exports.default("OMP_NUM_THREADS", threads)
@@ -429,7 +466,7 @@ def _start(report: Report, settings: Settings, log: Log) -> int:
                 settings.retryable_exit,
             )
     trainers_env = report.exports.apply()
-    init = os.getpid() == 1
+    init = process.is_init()
     if not init and report.nproc == 1 and not report.torchrun:
         process.replace(report.command, trainers_env)
     from launcher import supervisor
@@ -465,5 +502,8 @@ def _members(report: Report, env: dict[str, str]) -> tuple[list[Member], socket.
 def _fail(message: str, status: int, env: Mapping[str, str], log: Log) -> int:
     reason = log.clean(message)
     log.error(f"error: {reason}")
-    process.termination_log(text(env, "TERMINATION_LOG"), text(env, "LAUNCHER_SYSROOT").rstrip("/"), status, reason)
+    sysroot = text(env, "LAUNCHER_SYSROOT").rstrip("/")
+    process.termination_log(text(env, "TERMINATION_LOG"), sysroot, status, reason)
+    if text(env, "TRAINING_JOB_NAME"):
+        process.failure_file(sysroot, reason)
     return status

@@ -62,7 +62,7 @@ def _ranks(env: Mapping[str, str], _: Slice | None) -> Cluster | None:
     host, port = address.split("MASTER_ADDR", text(env, "MASTER_ADDR"))
     local_world = max(1, _number(env, "LOCAL_WORLD_SIZE", 1))
     per_node = local_world if local_world > 1 else max(1, _number(env, "PET_NPROC_PER_NODE", 1))
-    nodes = _upper(env, "PET_NNODES") or _upper(env, "NNODES") or max(1, world // per_node)
+    nodes = _upper(env, "PET_NNODES") or _upper(env, "NNODES") or -(-world // per_node)
     node_rank = _number(env, "PET_NODE_RANK", _number(env, "NODE_RANK", rank // local_world))
     if node_rank >= nodes:
         raise config_error(f"this is node {node_rank}, but there are {nodes} nodes: check RANK, NODE_RANK and NNODES")
@@ -99,7 +99,7 @@ def _pet(env: Mapping[str, str], _: Slice | None) -> Cluster | None:
     described = _described(env)
     if described and described.node_rank is None:
         return described
-    rank = _number(env, "PET_NODE_RANK", 0)
+    rank = integer("PET_NODE_RANK", text(env, "PET_NODE_RANK") or "0", 0, MAX_NODES)
     nodes = _upper(env, "PET_NNODES") or 1
     if rank >= nodes:
         raise config_error(f"PET_NODE_RANK is {rank}, but PET_NNODES is {nodes}: ranks go from 0 to PET_NNODES - 1")
@@ -226,7 +226,10 @@ def _indexed_job(env: Mapping[str, str], found: Slice | None) -> Cluster | None:
         source, per_slice, port = found.source, found.hosts, JAX_PORT
         rank = rank if found.worker_id is None else found.worker_id
     else:
-        source, per_slice, port = "JOB_COMPLETION_INDEX", _upper(env, "NNODES") // slices, DEFAULT_PORT
+        nodes = _upper(env, "NNODES")
+        if nodes % slices:
+            raise config_error(f"NNODES is {nodes}, which is not a multiple of MEGASCALE_NUM_SLICES, {slices}")
+        source, per_slice, port = "JOB_COMPLETION_INDEX", nodes // slices, DEFAULT_PORT
     if rank is None:
         return None
     if not per_slice:
@@ -262,7 +265,8 @@ def _slices(env: Mapping[str, str]) -> tuple[int, int]:
     if not text(env, "MEGASCALE_NUM_SLICES"):
         return 1, 0
     count = integer("MEGASCALE_NUM_SLICES", text(env, "MEGASCALE_NUM_SLICES"), 1, 4096)
-    return count, integer("MEGASCALE_SLICE_ID", text(env, "MEGASCALE_SLICE_ID") or "0", 0, count - 1)
+    number = text(env, "MEGASCALE_SLICE_ID") or ("0" if count == 1 else "")
+    return count, integer("MEGASCALE_SLICE_ID", number, 0, count - 1)
 
 
 def _open_mpi(env: Mapping[str, str], _: Slice | None) -> Cluster | None:
@@ -425,14 +429,36 @@ def _use_master_variables(cluster: Cluster, env: Mapping[str, str]) -> None:
     cluster.master_port = master_port(env) or (0 if alone else cluster.master_port)
 
 
+# Rank -> size. A rank over 0 without a source of coordinates is one of several processes (R13.18).
+RANKS = (
+    ("RANK", "WORLD_SIZE"),
+    ("NODE_RANK", "NNODES"),
+    ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"),
+    ("LWS_WORKER_INDEX", "LWS_GROUP_SIZE"),
+    ("MEGASCALE_SLICE_ID", "MEGASCALE_NUM_SLICES"),
+    ("PMIX_RANK", ""),
+)
+RESOLVE = "set RANK, WORLD_SIZE and MASTER_ADDR, or NODE_RANK, NNODES and MASTER_ADDR"
+
+
 def _refuse_unknown(env: Mapping[str, str]) -> None:
     """Refuse ranks whose node 0 no source knows (R13.18). A size without a rank may belong to something else."""
-    for rank, size in (("RANK", "WORLD_SIZE"), ("NODE_RANK", "NNODES")):
-        if text(env, rank) and _upper(env, size) > 1:
+    for rank, size in RANKS:
+        number = _number(env, rank, 0)
+        if number > 0 and not (size and _number(env, size, 0) > number):
+            known = f"{size} is {text(env, size)[:20] or 'unset'}" if size else "the number of processes is unknown"
+            raise config_error(f"{rank} is {number}, so this is one of several processes, but {known}: {RESOLVE}")
+        if size and text(env, rank) and _number(env, size, 1) > 1:
             raise config_error(
                 f"{rank}={text(env, rank)[:20]} and {size}={text(env, size)[:20]} are set, but the address of node 0 "
-                "is unknown: set MASTER_ADDR"
+                f"is unknown: {'set MASTER_ADDR' if rank in ('RANK', 'NODE_RANK') else RESOLVE}"
             )
+    ranks = max(_number(env, "PMI_ID", 0), _number(env, "PMI_RANK", 0), _number(env, "MPI_LOCALNRANKS", 1) - 1)
+    if ranks > 0 and not text(env, "PMI_SIZE"):
+        raise config_error(
+            "mpiexec started this process as one of several ranks, but PMI_SIZE is unset: leave out -pmi-port, or set "
+            "RANK, WORLD_SIZE, LOCAL_RANK and MASTER_ADDR"
+        )
     if text(env, "PMI_RANK") and _number(env, "PMI_SIZE", 1) > 1:
         raise config_error(
             f"PMI_SIZE is {_number(env, 'PMI_SIZE', 1)}, but the rank on this node is unknown: set RANK, WORLD_SIZE, "
@@ -491,6 +517,13 @@ def _number(env: Mapping[str, str], name: str, default: int) -> int:
 
 
 def _upper(env: Mapping[str, str], name: str) -> int:
-    """The number in "4", or the larger one in torchrun's elastic range "2:4"; 0 if unset."""
-    word = text(env, name).rpartition(":")[2]
-    return int(word) if word.isascii() and word.isdigit() and len(word) < 8 else 0
+    """The number of nodes in "4", or the larger one in torchrun's elastic range "2:4"; 0 if unset.
+
+    Raises:
+        LaunchError: (2) for anything else.
+    """
+    if not text(env, name):
+        return 0
+    low, colon, high = text(env, name).partition(":")
+    least = integer(name, low, 1, MAX_NODES) if colon else 1
+    return integer(name, high if colon else low, least, MAX_NODES)

@@ -15,7 +15,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Mapping
 
-    from launcher.coordinates import Cluster
+    from launcher.coordinates import Cluster, Task
     from launcher.runtime import Decision, Facts
     from launcher.tpu_node import Endpoint, Node
     from launcher.tpu_vm import Slice
@@ -376,24 +376,39 @@ def _coordinates(
     if task:
         exports.default("RANK", str(task.rank))
         exports.default("WORLD_SIZE", str(task.world_size))
-        exports.default("LOCAL_RANK", str(task.local_rank))
+        exports.default("LOCAL_RANK", _local_rank(exports, facts, decision, task))
         if task.local_world_size:
             exports.default("LOCAL_WORLD_SIZE", str(task.local_world_size))
-        gpus = facts.host.gpu_count(facts.env) if decision.runtime == "gpu" else 0
-        if 0 < gpus <= task.local_rank:
-            hint = (
-                "start srun without --gpus-per-task, or with --gpu-bind=none, or " if cluster.source == "Slurm" else ""
-            )
-            exports.warn(
-                f"this process has LOCAL_RANK {task.local_rank}, but sees {gpus} GPU{'s' * (gpus > 1)}: {hint}let the "
-                "command use device 0"
-            )
     # On a TPU the trainer starts one process per chip itself; LOCAL_RANK means that a launcher has started this one.
     elif one_process and not decision.runtime.startswith("tpu") and not facts.has("LOCAL_RANK"):
         _override(exports, "RANK", str(cluster.node_rank), cluster.recounted)
         _override(exports, "WORLD_SIZE", str(cluster.nnodes), cluster.recounted)
         exports.default("LOCAL_RANK", "0")
         exports.default("LOCAL_WORLD_SIZE", "1")
+
+
+def _local_rank(exports: Exports, facts: Facts, decision: Decision, task: Task) -> str:
+    """LOCAL_RANK of a process that a scheduler has started; 0 if it sees fewer GPUs than its node has processes.
+
+    The scheduler then shows each process only its own GPUs, the first of which is device 0 (R13.21). Programs take
+    LOCAL_RANK for the number of a device.
+    """
+    processes = max(task.local_world_size, task.local_rank + 1)
+    gpus = facts.host.gpu_count(facts.env) if decision.runtime == "gpu" else 0
+    given = facts.has("LOCAL_RANK")
+    if not gpus or gpus >= processes:
+        return str(task.local_rank)
+    if given.isascii() and given.isdigit() and int(given[:9]) >= gpus and not facts.settings.force:
+        exports.warn(
+            f"LOCAL_RANK={given[:9]} is set, but this process sees {gpus} GPU{'s' * (gpus > 1)}: unset it to get the "
+            "number of a device that this process sees"
+        )
+    elif not given and gpus > 1:
+        exports.warn(
+            f"this node has {processes} processes, and this one sees {gpus} GPUs: it gets LOCAL_RANK=0, the first of "
+            "them; if all processes see the same GPUs, start one process per GPU"
+        )
+    return "0"
 
 
 def _override(exports: Exports, name: str, value: str, also_set: bool) -> None:

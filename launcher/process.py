@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+# `signal` imports enum, which takes longer than the rest of the start.
+import _signal  # type: ignore[import-not-found]  # not in typeshed
 import os
 import sys
 
@@ -13,9 +15,20 @@ if TYPE_CHECKING:
 
 
 TERMINATION_LOG = "/dev/termination-log"  # Kubernetes' default path (R15.5)
+FAILURE_FILE = "/opt/ml/output/failure"  # SageMaker's (R15.5)
 LONGEST_REASON = 3500  # bytes including escapes; Kubernetes keeps 4096
 FORWARDED = ("SIGTERM", "SIGINT", "SIGHUP", "SIGQUIT", "SIGUSR1", "SIGUSR2", "SIGWINCH", "SIGCONT")
 ENDING = ("SIGTERM", "SIGINT", "SIGHUP", "SIGQUIT")
+
+
+def flush() -> None:
+    """Write what is buffered for stdout and stderr. A full disk or a closed stream must not end a job."""
+    for stream in (sys.stdout, sys.stderr):
+        try:
+            if stream is not None:  # the descriptor was closed when Python started
+                stream.flush()
+        except (OSError, ValueError):
+            continue
 
 
 def replace(command: list[str], env: Mapping[str, str]) -> NoReturn:
@@ -24,8 +37,10 @@ def replace(command: list[str], env: Mapping[str, str]) -> NoReturn:
     Raises:
         LaunchError: (127) if there is no such command, (126) if it cannot be executed.
     """
-    sys.stdout.flush()
-    sys.stderr.flush()
+    flush()
+    # Python ignores these two, and exec would pass that on: `yes | head` would print an error in a shell script.
+    for number in (_signal.SIGPIPE, _signal.SIGXFSZ):
+        _signal.signal(number, _signal.SIG_DFL)
     try:
         os.execvpe(command[0], command, dict(env))
     except (FileNotFoundError, NotADirectoryError):
@@ -40,11 +55,24 @@ def replace(command: list[str], env: Mapping[str, str]) -> NoReturn:
         raise LaunchError(f"cannot execute {command[0][:200]!r}: {reason}{hint}", NOT_EXECUTABLE) from None
 
 
+def is_init() -> bool:
+    """Whether this process is PID 1 (R15.2)."""
+    return os.getpid() == 1
+
+
 def block_signals() -> None:
     """As PID 1: block signals until the supervisor or `ExitOnSignal` handles them; the kernel would drop them."""
     import signal
 
     signal.pthread_sigmask(signal.SIG_BLOCK, [getattr(signal, name) for name in FORWARDED])
+
+
+def unignored(names: tuple[str, ...]) -> list[int]:
+    """The numbers of these signals, without those that the parent has ignored, such as SIGHUP below `nohup` (R15.3)."""
+    import signal
+
+    numbers = [int(getattr(signal, name)) for name in names]
+    return [number for number in numbers if signal.getsignal(number) != signal.SIG_IGN]
 
 
 class ExitOnSignal:
@@ -65,7 +93,7 @@ class ExitOnSignal:
         import signal
         import threading
 
-        self._numbers = [getattr(signal, name) for name in ENDING]
+        self._numbers = unignored(ENDING)
         self._stop = signal.SIGUSR1
         self._before = signal.pthread_sigmask(signal.SIG_BLOCK, [*self._numbers, self._stop])
         self._thread = threading.Thread(target=self._watch, daemon=True)
@@ -138,4 +166,18 @@ def termination_log(path: str, sysroot: str, status: int, reason: str) -> None:
             file.write(line + "\n")
             file.truncate()
     except (OSError, ValueError):
+        return
+
+
+def failure_file(sysroot: str, reason: str) -> None:
+    """Write the reason to SageMaker's failure file, which becomes the job's FailureReason (R15.5). Errors are ignored.
+
+    Args:
+        sysroot: prefix of the file.
+        reason: one line; SageMaker keeps 1024 characters.
+    """
+    try:
+        with open(sysroot + FAILURE_FILE, "w", encoding="utf-8", errors="replace") as file:
+            file.write(reason + "\n")
+    except OSError:
         return

@@ -16,6 +16,8 @@ if TYPE_CHECKING:
 # SLURM_MAX_NORMAL_STEP_ID of slurm.h: steps that Slurm numbers itself, such as the shell of `salloc`, are above it.
 MAX_STEP = 0xFFFFFFF0
 MAX_FILE = 1 << 20
+HYDRA_PROXIES = ("hydra_pmi_proxy", "hydra_bstrap", "pmi_proxy")  # of MPICH, Intel MPI and older MPICH
+MAX_ANCESTORS = 32
 SAGEMAKER_FILE = "/opt/ml/input/config/resourceconfig.json"
 
 
@@ -24,12 +26,8 @@ def open_mpi(env: Mapping[str, str]) -> Cluster | None:
     size = _count(env, "OMPI_COMM_WORLD_SIZE")
     if size == 1:
         return None
-    task = Task(
-        _rank(env, "OMPI_COMM_WORLD_RANK", size),
-        size,
-        _rank(env, "OMPI_COMM_WORLD_LOCAL_RANK", size),
-        _count(env, "OMPI_COMM_WORLD_LOCAL_SIZE"),
-    )
+    rank, local_size = _rank(env, "OMPI_COMM_WORLD_RANK", size), _count(env, "OMPI_COMM_WORLD_LOCAL_SIZE")
+    task = Task(rank, size, _rank(env, "OMPI_COMM_WORLD_LOCAL_RANK", local_size), local_size)
     first = text(env, "OMPI_MCA_orte_hnp_uri")  # of mpirun itself; not set by Open MPI 5
     host = _first_address(first)
     if task.local_world_size < size and not text(env, "MASTER_ADDR"):
@@ -58,13 +56,37 @@ def hydra(env: Mapping[str, str]) -> Cluster | None:
     size = _count(env, "PMI_SIZE")
     if size == 1 or not (text(env, "MPI_LOCALRANKID") and text(env, "MPI_LOCALNRANKS")):
         return None
-    task = Task(_rank(env, "PMI_RANK", size), size, _rank(env, "MPI_LOCALRANKID", size), _count(env, "MPI_LOCALNRANKS"))
+    local_size = _count(env, "MPI_LOCALNRANKS")
+    task = Task(_rank(env, "PMI_RANK", size), size, _rank(env, "MPI_LOCALRANKID", local_size), local_size)
     if task.local_world_size < size and not text(env, "MASTER_ADDR"):
         raise config_error(
             f"mpiexec started {size} ranks, but the address of rank 0 is unknown: set it with "
             "mpiexec -genv MASTER_ADDR HOST"
         )
-    return _processes(env, "PMI", task, LOCAL_ADDR, None)
+    if task.local_world_size >= size:
+        return _processes(env, "PMI", task, LOCAL_ADDR, _hydra_proxy(text(env, "LAUNCHER_SYSROOT").rstrip("/")))
+    job = _known(env, "SLURM_JOB_ID")
+    return _processes(env, "PMI", task, LOCAL_ADDR, 32 * job if job else None)
+
+
+def _hydra_proxy(sysroot: str) -> int | None:
+    """The process id of Hydra's proxy, the parent of all ranks of a job on this node (R13.19); None if it is unknown.
+
+    A rank may be a shell that started the launcher. In a container with processes of its own the proxy is not visible.
+    """
+    pid = os.getppid()
+    for _ in range(MAX_ANCESTORS):
+        try:
+            with open(f"{sysroot}/proc/{pid}/stat", "rb") as file:
+                # "9825 (hydra_pmi_proxy) S 9823 ...": the name may contain blanks and parentheses (proc(5)).
+                name, _, rest = file.read(4096).decode("utf-8", "replace").rpartition(")")
+        except OSError:
+            return None
+        if name.partition("(")[2].startswith(HYDRA_PROXIES):
+            return pid
+        parent = rest.split()[1:2]
+        pid = int(parent[0]) if parent and parent[0].isdigit() else 0
+    return None
 
 
 def _processes(env: Mapping[str, str], source: str, task: Task, host: str, job: int | None) -> Cluster:
@@ -112,7 +134,7 @@ def slurm(env: Mapping[str, str]) -> Cluster | None:
     if sum(per_node) != size:
         per_node = []
     nodes = len(per_node) or _known(env, "SLURM_STEP_NUM_NODES") or _known(env, "SLURM_NNODES")
-    node = _known(env, "SLURM_NODEID")
+    node = integer("SLURM_NODEID", text(env, "SLURM_NODEID") or "0", 0, MAX_NODES)
     host = LOCAL_ADDR
     if nodes != 1 and not text(env, "MASTER_ADDR"):
         host = first_node(text(env, "SLURM_STEP_NODELIST") or text(env, "SLURM_JOB_NODELIST"))
@@ -130,8 +152,11 @@ def slurm(env: Mapping[str, str]) -> Cluster | None:
     port = job_port(32 * _known(env, "SLURM_JOB_ID") + min(step_id, 31))
     if nodes == size:
         return Cluster("Slurm", rank, size, host, port)
-    local_size = per_node[node] if node < len(per_node) else 0
-    task = Task(rank, size, _known(env, "SLURM_LOCALID"), local_size, nodes_known=nodes > node)
+    known = nodes > node and (nodes == 1 or bool(text(env, "SLURM_NODEID")))
+    local_size = per_node[node] if known and node < len(per_node) else 0
+    # Without it every task of the node would use the same GPU.
+    local = integer("SLURM_LOCALID", text(env, "SLURM_LOCALID"), 0, (local_size or size) - 1)
+    task = Task(rank, size, local, local_size, nodes_known=known)
     return Cluster("Slurm", node, max(nodes, node + 1), host, port, task=task)
 
 

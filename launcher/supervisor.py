@@ -7,11 +7,10 @@ from __future__ import annotations
 
 import os
 import signal
-import sys
 import time
 
 from launcher.errors import LaunchError
-from launcher.process import ENDING, FORWARDED, replace
+from launcher.process import ENDING, FORWARDED, flush, replace, unignored
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -77,10 +76,10 @@ def supervise(
     """
     # A parent may have ignored SIGCHLD: the kernel would then discard the statuses.
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-    forwarded = [getattr(signal, name) for name in FORWARDED]
+    forwarded = unignored(FORWARDED)
     before = signal.pthread_sigmask(signal.SIG_BLOCK, [*forwarded, signal.SIGCHLD])
     # As PID 1 the launcher has blocked its signals since its start, and its members start without blocked signals.
-    inherited = before.difference(forwarded) if own_group else before
+    inherited = before.difference(getattr(signal, name) for name in FORWARDED) if own_group else before
     group = Group(settings, own_group, translate, report)
     try:
         group.start(members, inherited)
@@ -133,8 +132,7 @@ class Group:
     def _fork(self, member: Member, more: bool, streams: dict[int, int], mask: set[signal.Signals] | set[int]) -> str:
         """Start one member. Returns "STATUS MESSAGE" if its exec failed, else ""."""
         received, sent = os.pipe()  # both ends close on exec
-        sys.stdout.flush()
-        sys.stderr.flush()
+        flush()
         pid = os.fork()
         if pid == 0:
             try:
@@ -167,6 +165,8 @@ class Group:
             os.dup2(null, 0)
         for stream, end in streams.items():
             os.dup2(end, stream)
+        if signal.getsignal(signal.SIGINT) == signal.default_int_handler:
+            signal.signal(signal.SIGINT, signal.SIG_DFL)  # as after exec: Ctrl-C now must not raise in this code
         env = dict(member.env)
         if streams:
             env.setdefault("PYTHONUNBUFFERED", "1")  # a pipe would delay lines by kilobytes

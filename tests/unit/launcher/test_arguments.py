@@ -33,12 +33,12 @@ IMAGE = Image(framework="torch", trainers={"mnist": ["py", "-m", "mnist"], "env"
     ],
 )
 def test_command_to_start(argv: list[str], command: list[str], named: bool) -> None:
-    assert find_command(parse(argv), IMAGE, "/usr/bin:/bin") == (command, named)
+    assert find_command(parse(argv), IMAGE, {"PATH": "/usr/bin:/bin"}) == (command, named)
 
 
 def test_an_unknown_trainer_lists_the_valid_ones() -> None:
     with pytest.raises(LaunchError) as caught:
-        find_command(parse(["mnits"]), IMAGE, "/usr/bin:/bin")
+        find_command(parse(["mnits"]), IMAGE, {"PATH": "/usr/bin:/bin"})
     assert caught.value.status == 2
     assert caught.value.message.startswith("'mnits' is not a trainer of this image; trainers: env, mnist;")
 

@@ -22,6 +22,7 @@ from launcher.errors import LaunchError
 from launcher.schedulers import first_node
 from launcher.settings import VARIABLES, Settings
 from launcher.tpu_vm import slice_from_env
+from launching import cluster_spec
 
 SECRET = "s3cr3t-of-the-user"
 TOKEN = "ya29.token-of-the-server"
@@ -300,6 +301,62 @@ def test_any_coordinates_give_a_rank_inside_the_world_or_one_line(env: dict[str,
     except LaunchError as error:
         assert error.status == 2
         assert "\n" not in error.message
+
+
+# Rank, size, and what else says where this process is: each pair alone means one of three processes.
+SEVERAL: list[dict[str, str]] = [
+    {"RANK": "1", "WORLD_SIZE": "3"},
+    {"NODE_RANK": "1", "NNODES": "3"},
+    {"PET_NODE_RANK": "1", "PET_NNODES": "3"},
+    {"OMPI_COMM_WORLD_RANK": "1", "OMPI_COMM_WORLD_SIZE": "3"},
+    {"PMI_RANK": "1", "PMI_SIZE": "3"},
+    {"PMI_ID": "1", "MPI_LOCALNRANKS": "3", "MPI_LOCALRANKID": "1"},
+    {"SLURM_PROCID": "1", "SLURM_NTASKS": "3"},
+    {"SLURM_PROCID": "1", "SLURM_STEP_ID": "0", "SLURM_STEP_NUM_TASKS": "3"},
+    {"LWS_WORKER_INDEX": "1", "LWS_GROUP_SIZE": "3"},
+    {"JOB_COMPLETION_INDEX": "1", "NNODES": "3"},
+    {"MEGASCALE_SLICE_ID": "1", "MEGASCALE_NUM_SLICES": "3"},
+    {"SM_CURRENT_HOST": "b", "SM_HOSTS": '["a", "b", "c"]'},
+    {"VC_TASK_INDEX": "1", "VC_WORKER_NUM": "3"},
+    {"CLUSTER_SPEC": cluster_spec([1, 2], "workerpool1", 0)},
+    {"TF_CONFIG": '{"cluster": {"chief": ["a:1"], "worker": ["b:1", "c:1"]}, "task": {"type": "worker", "index": 0}}'},
+]  # fmt: skip
+
+
+@settings(quick, max_examples=400)
+@given(
+    several=st.sampled_from(SEVERAL),
+    broken=st.sampled_from(["", " ", "x", "-1", "1.5", "\u0663", "99999999999", "a b", "0x1", "1:", ":", "+1"]),
+    where=st.integers(0, 2),
+    address=st.sampled_from([{}, {"MASTER_ADDR": "m"}, {"MASTER_ADDR": "m", "MASTER_PORT": "1"}]),
+)
+def test_one_of_several_processes_is_never_node_0_of_1(
+    several: dict[str, str], broken: str, where: int, address: dict[str, str]
+) -> None:
+    """With its rank and size, or with one of them broken: coordinates in the world of three, or one line."""
+    env = {**several, **address}
+    names = sorted(several)
+    if where < len(names):
+        env[names[where]] = broken
+    rank_is_left = [name for name in names if "RANK" in name or "INDEX" in name or "ID" in name or "HOST" in name]
+    if not any(env[name] in ("1", "b") for name in rank_is_left) and len(names) > 1:
+        return  # without a rank a size says nothing about this process (R13.18)
+    if env.get("JOB_COMPLETION_INDEX") and not env.get("NNODES", "").strip():
+        return  # pods that are independent of each other (R13.6)
+    if "VC_WORKER_NUM" in env and env["VC_WORKER_NUM"] != "3":
+        return  # no plugin svc: pods that are independent of each other (R13.15)
+    if "SM_HOSTS" in env and not env["SM_HOSTS"].strip():
+        return  # the name of a host is no rank (R13.16)
+    if len(names) == 1 and not broken.strip() and where == 0:
+        return  # the only variable is empty
+    try:
+        found = resolve(env, Settings(env))
+    except LaunchError as error:
+        assert error.status == 2
+        return
+    size = found.task.world_size if found.task else found.nnodes
+    rank = found.task.rank if found.task else found.node_rank
+    assert size > 1 and rank, (env, found.source)
 
 
 @quick

@@ -56,6 +56,58 @@ def test_values_that_are_not_utf8_are_passed_on(machine: Machine) -> None:
     assert subprocess.run(command, env=env, capture_output=True).stdout == b"\xff\xfe"
 
 
+def _shell(machine: Machine, script: str, **env: str) -> subprocess.CompletedProcess[str]:
+    """Run a shell script in which $LAUNCH is the launcher."""
+    full = {"LAUNCHER_SYSROOT": str(machine.root), "PATH": os.environ["PATH"], "LAUNCH": " ".join(LAUNCHER), **env}
+    return subprocess.run(["/bin/sh", "-c", script], env=full, capture_output=True, text=True, timeout=60, check=False)
+
+
+@pytest.mark.parametrize("stderr", ["2>&-", "2>/dev/full"])
+@pytest.mark.parametrize("processes", ["1", "2"])
+def test_a_log_that_cannot_be_written_does_not_end_the_job(machine: Machine, stderr: str, processes: str) -> None:
+    ended = _shell(machine, f"$LAUNCH -- /bin/echo trained {stderr}", LAUNCHER_NPROC=processes)
+    assert (ended.returncode, ended.stdout) == (0, "trained\n" * int(processes))
+
+
+@pytest.mark.parametrize("mode", ["--help", "--version", "--explain", "--print-env"])
+def test_an_stdout_that_cannot_be_written_is_one_line_and_status_1(machine: Machine, mode: str) -> None:
+    ended = _shell(machine, f"$LAUNCH {mode} >/dev/full", CLOUD_ML_HP_METRIC_FILE="")
+    assert ended.returncode == 1
+    assert ended.stderr == "launch: error: cannot write to stdout: No space left on device\n"
+
+
+@pytest.mark.parametrize("processes", ["1", "2"])
+def test_the_trainer_gets_the_default_actions_of_signals(machine: Machine, processes: str) -> None:
+    """Python ignores SIGPIPE and SIGXFSZ: `yes | head` in a script would print errors."""
+    ended = _shell(machine, "$LAUNCH -- /bin/grep SigIgn /proc/self/status", LAUNCHER_NPROC=processes)
+    assert ended.stdout == "SigIgn:\t0000000000000000\n" * int(processes)
+
+
+@pytest.mark.parametrize("processes", ["1", "2"])
+def test_a_signal_that_the_parent_ignores_stays_ignored(machine: Machine, processes: str) -> None:
+    """As below nohup: SIGHUP ends neither the wait for node 0 nor the processes."""
+    started = subprocess.Popen(
+        ["/bin/sh", "-c", f"trap '' HUP; exec {' '.join(LAUNCHER)} -- /bin/sh -c 'echo up; sleep 1; exit 7'"],
+        env={"LAUNCHER_SYSROOT": str(machine.root), "PATH": os.environ["PATH"], "LAUNCHER_NPROC": processes},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        text=True,
+    )
+    with started:
+        assert started.stdout is not None
+        assert started.stdout.readline() == "up\n"
+        started.send_signal(signal.SIGHUP)
+        assert started.wait(timeout=30) == 7
+
+
+def test_sighup_that_is_ignored_does_not_end_the_wait(machine: Machine) -> None:
+    script = "trap '' HUP; $LAUNCH -- /bin/true & sleep 0.7; kill -HUP $!; wait $!"
+    env = {"NODE_RANK": "1", "NNODES": "2", "MASTER_ADDR": "no-such-host.invalid", "LAUNCHER_DNS_TIMEOUT": "1.5"}
+    ended = _shell(machine, script, **env)
+    assert ended.returncode == 138
+    assert "did not resolve within 1.5 s" in ended.stderr
+
+
 def _script(path: Path, text: str, mode: int = 0o755) -> str:
     path.write_text(text)
     path.chmod(mode)

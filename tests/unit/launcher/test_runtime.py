@@ -365,7 +365,7 @@ def test_variables_of_other_programs_are_not_changed(launch: Launch) -> None:
         "CLOUD_ML_TRIAL_ID": "3",
         "CLOUD_ML_HP_METRIC_FILE": "/x/y/out.metrics",
         "TPU_LIBRARY_PATH": "/lib/libtpu.so",
-        "MEGASCALE_SLICE_ID": "1",
+        "MEGASCALE_SLICE_ID": "0",
     }
     data = launch(env).data
     assert not set(data["exports"]) & set(env)

@@ -3,6 +3,11 @@
 from __future__ import annotations
 
 import json
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
 from launcher.cluster import resolve
@@ -10,7 +15,7 @@ from launcher.coordinates import Cluster
 from launcher.errors import LaunchError
 from launcher.schedulers import first_node
 from launcher.settings import Settings
-from launching import Launch, Machine
+from launching import ROOT, Launch, Machine
 
 TORCH = {"LAUNCHER_FRAMEWORK": "torch==2.9.1"}
 HNP = "88735744.0;tcp://192.0.2.2,172.17.0.1:38957;tcp6://[fd00::2]:55361"
@@ -261,6 +266,34 @@ def test_what_is_one_process(launch: Launch, env: dict[str, str]) -> None:
         pytest.param({"OMPI_COMM_WORLD_SIZE": "2"}, "OMPI_COMM_WORLD_RANK is ''", id="mpi-no-rank"),
         pytest.param(hydra(1, 4, 1, 2), "mpiexec -genv MASTER_ADDR HOST", id="hydra"),
         pytest.param({"PMI_RANK": "1", "PMI_SIZE": "2"}, "the rank on this node is unknown", id="pmi"),
+        pytest.param({"PMI_ID": "0", "MPI_LOCALNRANKS": "2"}, "leave out -pmi-port", id="pmi-port"),
+        pytest.param({"PMI_ID": "1", "MPI_LOCALNRANKS": "1"}, "leave out -pmi-port", id="pmi-port-on-another-node"),
+        pytest.param({"RANK": "3"}, "RANK is 3, so this is one of several processes, but WORLD_SIZE is", id="rank"),
+        pytest.param({"RANK": "3", "MASTER_ADDR": "m"}, "WORLD_SIZE is unset", id="rank-and-address"),
+        pytest.param({"NODE_RANK": "1"}, "but NNODES is unset", id="node-rank"),
+        pytest.param({"PMIX_RANK": "1"}, "the number of processes is unknown", id="pmix"),
+        pytest.param({"OMPI_COMM_WORLD_RANK": "1"}, "OMPI_COMM_WORLD_SIZE is unset", id="mpi-no-size"),
+        pytest.param({"LWS_WORKER_INDEX": "1"}, "LWS_GROUP_SIZE is unset", id="lws-no-size"),
+        pytest.param({"PET_NNODES": "x", "PET_NODE_RANK": "0"}, "PET_NNODES is 'x'", id="pet-nodes"),
+        pytest.param({"PET_NNODES": "4:2", "PET_NODE_RANK": "0"}, "from 4 to", id="pet-range"),
+        pytest.param(
+            {"PET_NNODES": "2", "PET_NODE_RANK": "x", "PET_MASTER_ADDR": "m"}, "PET_NODE_RANK is 'x'", id="pet-rank"
+        ),
+        pytest.param(
+            {"JOB_COMPLETION_INDEX": "0", "NNODES": "two", "MASTER_ADDR": "m"}, "NNODES is 'two'", id="index-nodes"
+        ),
+        pytest.param(
+            {"JOB_COMPLETION_INDEX": "0", "NNODES": "3", "MEGASCALE_NUM_SLICES": "2", "MEGASCALE_SLICE_ID": "0"},
+            "not a multiple of MEGASCALE_NUM_SLICES",
+            id="slices-of-different-sizes",
+        ),
+        pytest.param({"MEGASCALE_NUM_SLICES": "2"}, "MEGASCALE_SLICE_ID is ''", id="slices-without-a-number"),
+        pytest.param({"MEGASCALE_NUM_SLICES": "2", "MEGASCALE_SLICE_ID": "1"}, "set RANK, WORLD_SIZE", id="slices"),
+        pytest.param(
+            {**step(1, 4, "4", nodes="n0"), "SLURM_LOCALID": ""}, "SLURM_LOCALID is ''", id="slurm-no-local-id"
+        ),
+        pytest.param({**step(1, 4, "2(x2)"), "SLURM_NODEID": "x"}, "SLURM_NODEID is 'x'", id="slurm-node"),
+        pytest.param(mpi(1, 2, 2, 2), "OMPI_COMM_WORLD_LOCAL_RANK is '2'", id="mpi-local-rank"),
         pytest.param({"LWS_GROUP_SIZE": "3", "LWS_WORKER_INDEX": "1"}, "LWS_LEADER_ADDRESS is unset", id="lws-address"),
         pytest.param({**LWS}, "LWS_WORKER_INDEX is ''", id="lws-index"),
         pytest.param({"VC_TASK_INDEX": "1", "VC_WORKER_NUM": "2"}, "no VC_*_HOSTS is set", id="volcano-hosts"),
@@ -315,14 +348,78 @@ def test_a_rank_of_the_batch_script_that_every_task_inherits_warns(launch: Launc
     assert launch({**env, "NODE_RANK": "1"}).data["warnings"] == []
 
 
-def test_a_task_that_sees_only_its_own_gpu_warns(launch: Launch, machine: Machine) -> None:
-    """With `srun --gpus-per-task=1` Slurm shows each task one GPU, which is device 0 in each of them."""
-    machine.add_devices("/dev/nvidiactl", "/dev/nvidia0", "/dev/nvidia1")
-    env = {**TORCH, **step(1, 2, "2", local=1, nodes="n0")}
-    assert launch(env).data["warnings"] == []
-    (warning,) = launch({**env, "CUDA_VISIBLE_DEVICES": "0"}).data["warnings"]
-    assert warning.startswith("this process has LOCAL_RANK 1, but sees 1 GPU: start srun without --gpus-per-task")
-    assert launch({**env, "SLURM_LOCALID": "0", "CUDA_VISIBLE_DEVICES": "0"}).data["warnings"] == []
+GPUS = ("/dev/nvidiactl", *(f"/dev/nvidia{number}" for number in range(4)))
+
+
+@pytest.mark.parametrize(
+    ("env", "visible", "local_rank", "warns"),
+    [
+        pytest.param(step(1, 4, "4", local=1, nodes="n0"), None, "1", False, id="all-gpus-visible"),
+        pytest.param(step(1, 4, "4", local=1, nodes="n0"), "0,1,2,3", "1", False, id="as-many-as-processes"),
+        # srun --gpus-per-task=1, or --gpu-bind=single:1
+        pytest.param(step(0, 4, "4", local=0, nodes="n0"), "0", "0", False, id="own-gpu-of-the-first"),
+        pytest.param(step(3, 4, "4", local=3, nodes="n0"), "0", "0", False, id="own-gpu-of-the-last"),
+        pytest.param(step(5, 8, "4(x2)", 1, 1), "0", "0", False, id="own-gpu-on-another-node"),
+        pytest.param(step(1, 4, "4", local=1, nodes="n0"), "MIG-f1", "0", False, id="own-mig-device"),
+        # mpiexec -gpus-per-proc 1 numbers the devices of the node
+        pytest.param(hydra(3, 4, 3, 4), "3", "0", False, id="hydra"),
+        pytest.param(mpi(3, 4, 3, 4), "3", "0", False, id="open-mpi"),
+        # srun --gpus-per-task=2: which of the processes share GPUs is unknown
+        pytest.param(step(1, 4, "4", local=1, nodes="n0"), "0,1", "0", True, id="two-gpus-of-four"),
+        pytest.param(step(1, 4, "4", local=1, nodes="n0"), "", "1", False, id="no-gpu-visible"),
+    ],
+)
+def test_a_process_that_sees_fewer_gpus_than_its_node_has_processes_uses_its_first(
+    launch: Launch, machine: Machine, env: dict[str, str], visible: str | None, local_rank: str, warns: bool
+) -> None:
+    """Slurm then shows each task only its own GPUs, the first of which is device 0 in each of them."""
+    machine.add_devices(*GPUS)
+    data = launch({**TORCH, **env, **({} if visible is None else {"CUDA_VISIBLE_DEVICES": visible})}).data
+    assert data["exports"]["LOCAL_RANK"] == local_rank
+    assert data["exports"]["LOCAL_WORLD_SIZE"] == "4"
+    assert any("it gets LOCAL_RANK=0" in warning for warning in data["warnings"]) == warns
+    assert len(data["warnings"]) == warns
+
+
+def test_a_local_rank_of_the_user_is_kept_with_a_warning(launch: Launch, machine: Machine) -> None:
+    machine.add_devices(*GPUS)
+    env = {**TORCH, **step(3, 4, "4", local=3, nodes="n0"), "LOCAL_RANK": "3", "CUDA_VISIBLE_DEVICES": "0"}
+    data = launch(env).data
+    assert "LOCAL_RANK" not in data["exports"]
+    (warning,) = data["warnings"]
+    assert warning.startswith("LOCAL_RANK=3 is set, but this process sees 1 GPU: unset it")
+    assert launch({**env, "LOCAL_RANK": "0"}).data["warnings"] == []
+    assert launch(env, "--force", "--print-env", "--json").exports["LOCAL_RANK"] == "0"
+
+
+# A process of this name is the parent of all ranks of MPICH's mpiexec on a node.
+PROXY = """#!/bin/sh
+for rank in 0 1; do
+    PMI_RANK=$rank PMI_SIZE=2 MPI_LOCALRANKID=$rank MPI_LOCALNRANKS=2 "$@" --print-env
+done
+"""
+
+
+@pytest.mark.parametrize("shell", [False, True])
+def test_each_job_of_mpiexec_has_a_port(tmp_path: Path, shell: bool) -> None:
+    proxy = tmp_path / "hydra_pmi_proxy"
+    proxy.write_text(PROXY)
+    proxy.chmod(0o755)
+    command = [sys.executable, "-I", "-S", str(ROOT / "launcher")]
+    if shell:  # a rank may be a script that starts the launcher
+        command = ["/bin/sh", "-c", '"$@"; true', "sh", *command]
+    env = {"PATH": os.environ["PATH"], "LAUNCHER_FRAMEWORK": "torch==2.9.1"}
+    jobs = [subprocess.Popen([proxy, *command], env=env, stdout=subprocess.PIPE, text=True) for _ in range(2)]
+    ports = [re.findall(r"^MASTER_PORT=(\d+)$", job.communicate(timeout=60)[0], re.MULTILINE) for job in jobs]
+    expected = [[str(61440 + job.pid % 4096)] * 2 for job in jobs]
+    assert ports == expected
+    assert ports[0] != ports[1]
+
+
+def test_a_job_of_mpiexec_on_several_nodes_of_slurm_has_a_port_from_the_job() -> None:
+    env = {**hydra(3, 4, 1, 2), "MASTER_ADDR": "h0"}
+    assert _resolve(env).master_port == 29500
+    assert _resolve({**env, "SLURM_JOB_ID": "7"}).master_port == 61440 + 32 * 7
 
 
 def test_volcano_tasks_that_do_not_say_who_trains_warn(launch: Launch) -> None:
