@@ -4,3 +4,5 @@
 ``trainers/tf`` without a leading underscore is a trainer; shared code that needs no framework is in
 ``trainers/common``.
 """
+
+__version__ = "0.1.0"  # that of Trainyard; an image has no package metadata of the trainers

@@ -217,6 +217,45 @@ assert [row.shape.as_list() for row in rows] == [[4, 3], [4, 3]]
     assert ended.code == 0, ended.output
 
 
+def test_the_next_batch_is_on_the_devices_while_one_is_used(here: Box) -> None:
+    """Each replica's part of it only; and an error in the data is raised at its place in the order."""
+    ended = here.python(f"""{TWO}
+import threading
+made, closed, placed = [], threading.Event(), threading.Event()
+def batches():
+    try:
+        for number in range(4):
+            made.append(number)
+            yield numpy.full((8, 3), number, numpy.int32)
+        raise ValueError("damaged")
+    finally:
+        closed.set()
+def place(batch):
+    parts = cluster.split(batch, shared=False)
+    if batch[0, 0] == 1:
+        placed.set()
+    return parts
+coming, seen = cluster.prefetch(batches(), place), []
+try:
+    for parts in coming:
+        one, two = local(parts)
+        assert placed.wait(10), "the second batch is placed while the first is used"
+        assert one.shape == two.shape == (4, 3) and one.device[-5:] == "CPU:0" and two.device[-5:] == "CPU:1"
+        seen.append(int(one[0, 0]))
+        assert len(made) <= len(seen) + 1, "no more than one in advance"
+except ValueError as error:
+    assert str(error) == "damaged" and seen == [0, 1, 2, 3]
+    print("raised")
+assert closed.wait(10)
+made, closed, placed = [], threading.Event(), threading.Event()
+coming = cluster.prefetch(batches(), place)
+next(coming)
+coming.close()
+assert closed.wait(10) and made[:1] == [0] and len(made) <= 2, "closing ends the thread that reads"
+""")
+    assert ended.code == 0 and ended.lines[-1] == "raised", ended.output
+
+
 def test_gradients_are_clipped_by_the_norm_of_their_sum(here: Box) -> None:
     """Also over two replicas, whose parts have smaller norms than their sum or larger ones."""
     ended = here.python(f"""{TWO}

@@ -28,6 +28,7 @@ from trainyard.datasets import digits
 from trainyard.datasets import flowers as flowers_data
 
 FP32 = "--datadir=/data/digits --precision=fp32 --batch-size=32 --test-batch-size=77"
+QUOTE = chr(39) + chr(34) + chr(39) + chr(34) + chr(39)  # a single quote within single quotes
 
 
 @pytest.fixture(scope="module")
@@ -58,7 +59,7 @@ def both(here: Box, port: int, words: str, trainer: str = "mnist", **more: tuple
 def signalled(here: Box, port: int, words: str, victim: int, signal: str, at: str) -> tuple[Ended, Ended]:
     """Both workers; ``victim`` receives ``signal`` once the chief has printed ``at``."""
     commands = [
-        f"sh -c '{member(rank, port, words).replace(chr(39), chr(39) + chr(34) + chr(39) + chr(34) + chr(39))}"
+        f"sh -c '{member(rank, port, words).replace(chr(39), QUOTE)}"
         f" & echo $! >/tmp/pid{rank}; wait $(cat /tmp/pid{rank})'"
         for rank in (0, 1)
     ]
@@ -143,6 +144,27 @@ def test_sigterm_to_one_worker_stops_both_at_the_same_step(here: Box, pair: dict
     assert chief.summary["weights_sha256"] == pair["weights_sha256"]
 
 
+@pytest.mark.parametrize("rank", [0, 1])
+def test_sigterm_to_a_worker_that_waits_for_another_ends_it_with_143(here: Box, rank: int) -> None:
+    """Within TensorFlow's own waiting, it would go on until it is killed."""
+    alone = member(rank, 25751 + 2 * rank, FP32).replace(chr(39), QUOTE)
+    (ended,) = here.run_parallel(
+        f"sh -c '{alone} & echo $! >/tmp/pid; until grep -q waits /tmp/out0; do sleep 0.1; done; sleep 1;"
+        " touch /tmp/asked; kill -TERM $(cat /tmp/pid); wait $(cat /tmp/pid); code=$?; touch /tmp/over; exit $code'",
+        seconds=60,
+    )
+    assert ended.code == 143, ended.output
+    asked, over = (float(here.run("stat", "-c", "%.Y", f"/tmp/{name}").output) for name in ("asked", "over"))
+    assert over - asked < 5, "GKE kills after 15 seconds"
+
+
+def test_a_worker_waits_for_one_that_starts_later_and_says_for_which(here: Box) -> None:
+    first, second = (member(rank, 25761, "--fake-data --fake-images=640 --epochs=1") for rank in (0, 1))
+    chief, other = here.run_parallel(first, f"sh -c 'sleep 35; exec {second.replace(chr(39), QUOTE)}'")
+    assert (chief.code, other.code) == (0, 0), chief.output + other.output
+    assert "Worker 0 waits for 1 workers: 127.0.0.1:25762" in chief.output
+
+
 # MNIST with steps that take at least a second, on any machine.
 SLOW = """
 import sys, time, keras, tensorflow as tf
@@ -172,9 +194,8 @@ def test_sigterm_during_slow_steps_saves_within_five_seconds(here: Box, tmp_path
     if workers == 2:
         module = f"{PYTHON} -m trainers.tf.mnist "
         commands = [member(rank, 25741, "").replace(module, script) for rank in (0, 1)]
-    quote = chr(39) + chr(34) + chr(39) + chr(34) + chr(39)  # a single quote within single quotes
     started = [
-        f"sh -c '{line.replace(chr(39), quote)} & echo $! >/tmp/pid{rank}; wait $(cat /tmp/pid{rank})'"
+        f"sh -c '{line.replace(chr(39), QUOTE)} & echo $! >/tmp/pid{rank}; wait $(cat /tmp/pid{rank})'"
         for rank, line in enumerate(commands)
     ]
     # Some seconds after the first step, when a call is as long as it gets.

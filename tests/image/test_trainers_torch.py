@@ -273,6 +273,8 @@ def test_nan_has_its_own_exit_code_and_is_not_saved(here: Box) -> None:
             "mnist: --device cuda: not available here; available: cpu, xla",
         ),
         (["--datadir=/data/digits", "--batch_size=5000", "--device=cpu"], 1, "do not fill one step of 5000"),
+        (["--datadir=/data/digits", "--export-dir=/proc/model"], 1, "mnist: /proc/model: cannot be created"),
+        (["--datadir=/data/digits", "--export-dir=/usr"], 1, "mnist: /usr: cannot be written: Permission denied"),
         (["--batch_size=none"], 2, "mnist: --batch-size: 'none' is not an integer of at least 1"),
     ],
 )
@@ -293,6 +295,16 @@ def test_a_full_disk_is_one_line_and_keeps_the_last_checkpoint(here: Box) -> Non
     said = [line for line in ended.lines if line.startswith("mnist: ")]
     assert len(said) == 1 and "cannot be saved" in said[0] and "Traceback" not in ended.output
     assert here.run("ls", "-A", "/full").output == before, "no file lost, no partial file"
+
+
+def test_a_full_disk_leaves_no_partial_export(here: Box) -> None:
+    """The folder holds 1 MB: the weights, but not the programs as well."""
+    here.run("sh", "-c", "rm -rf /full/* /full/.s*; dd if=/dev/zero of=/full/ballast bs=1k count=200 2>/dev/null")
+    ended = here.trainer("torch.mnist", "--datadir=/data/digits", "--epochs=1", *CPU, "--export-dir=/full/model")
+    said = [line for line in ended.lines if line.startswith("mnist: ")]
+    assert ended.code == 1 and len(said) == 1 and "Traceback" not in ended.output, ended.output
+    assert "/full/model: the model cannot be exported (No space left on device); make room and run again" in said[0]
+    assert here.run("ls", "-A", "/full/model").output == ""
 
 
 def test_the_accuracy_is_reported_to_hyperparameter_tuning(here: Box) -> None:
@@ -367,10 +379,24 @@ pixels, labels = next(batches)
 answers = torch.export.load("/tmp/imagenet-model/model.pt2").module()(torch.from_numpy(pixels)).detach().numpy()
 tests = [json.loads(line) for line in open("/tmp/imagenet/metrics.jsonl") if '"event": "test"' in line]
 terms = sum(layer.weight[0].numel() for layer in models.resnet18().modules() if hasattr(layer, "weight"))
+from safetensors import safe_open
+from safetensors.torch import load_file
+from trainers.torch import _device
+model = models.resnet18(num_classes=12)
+model.load_state_dict(load_file("/tmp/imagenet-model/model.safetensors"))
+about = safe_open("/tmp/imagenet-model/model.safetensors", "pt").metadata()
 print(json.dumps([count(answers, labels, terms * {FLOAT32}, most) for most in (1, 5)] +
-                 [tests[-1]["top5"], [test["loss"] for test in tests]]))
+                 [tests[-1]["top5"], [test["loss"] for test in tests], _device.weights_sha256(model), about]))
 """)
-    (first, first_close), (fifth, fifth_close), top5, losses = json.loads(counted.lines[-1])
+    (first, first_close), (fifth, fifth_close), top5, losses, exported, about = json.loads(counted.lines[-1])
+    assert exported == whole["weights_sha256"], "the averaged weights, which were tested"
+    assert (about["format"], about["model"], about["num_classes"], about["image_size"]) == (
+        "pt",
+        "resnet18",
+        "12",
+        "32",
+    )
+    assert json.loads(about["mean"]) == [0.485, 0.456, 0.406], "as for torchvision's models"
     assert losses[-1] < losses[0]
     assert abs(first - round(whole["accuracy"] * 0.53)) <= first_close, "53 images; only near ties may differ"
     assert abs(fifth - round(top5 * 0.53)) <= fifth_close and fifth > first

@@ -193,12 +193,39 @@ def test_the_best_checkpoint_is_kept_tested_and_exported(here: Box) -> None:
     assert (whole["accuracy"], whole["max_accuracy"], whole["global_step"]) == (70, 90, 66)
     second = here.trainer("torch.mnist", "--device=cpu", *run, "--num-steps=44").learned()
     assert whole["weights_sha256"] == second["weights_sha256"], "exported: the weights after the second epoch"
-    assert here.run("ls", "/tmp/best-model").output.split() == ["model.onnx", "model.pt2"]
+    assert here.run("ls", "-A", "/tmp/best-model").output.split() == ["model.onnx", "model.pt2", "model.safetensors"]
+    exported = here.python("""
+from safetensors.torch import load_file
+from trainers.torch import _device, mnist
+model = mnist.cnn()
+model.load_state_dict(load_file("/tmp/best-model/model.safetensors"))
+print(_device.weights_sha256(model))
+""")
+    assert exported.lines[-1] == second["weights_sha256"], exported.output
     assert here.run("ls", "/tmp/best").output.split() == ["best.ckpt", "step-000000066.ckpt"]
     best = here.trainer("torch.mnist", "--device=cpu", *kept, "--keep-best", "--eval-only").learned()
     assert (best["global_step"], best["weights_sha256"]) == (44, second["weights_sha256"])
     newest = here.trainer("torch.mnist", "--device=cpu", *kept, "--eval-only").learned()
     assert newest["global_step"] == 66 and newest["weights_sha256"] != second["weights_sha256"]
+
+
+# The trainer in an image without safetensors and onnxscript.
+PLAIN = """
+import sys
+sys.modules["safetensors"] = sys.modules["onnxscript"] = None
+from trainers.common import flags, mnist_data
+from trainers.torch import _device, mnist
+words = flags.parse("mnist", "", (*flags.TORCH, *mnist_data.FLAGS, mnist.MODEL), ["--device=cpu", *sys.argv[1:]])
+_device.main(mnist.main, words, "mnist")
+"""
+
+
+def test_without_the_packages_of_a_format_a_note_says_so_and_the_others_are_exported(here: Box) -> None:
+    ended = here.python(PLAIN, "--datadir=/data/few", "--epochs=1", "--test-batch-size=53", "--export-dir=/tmp/plain")
+    notes = [line for line in ended.lines if line.startswith("note: ")]
+    assert ended.learned() and here.run("ls", "-A", "/tmp/plain").output.split() == ["model.pt2"]
+    assert sorted(notes) == ["note: model.onnx is not written: pip install onnxscript",
+                             "note: model.safetensors is not written: pip install safetensors"]  # fmt: skip
 
 
 def test_eval_only_without_a_checkpoint_is_one_line(here: Box) -> None:

@@ -135,7 +135,8 @@ print(json.dumps([sorted(name for name in files if "tfevents" not in name), even
     names, events, board = json.loads(looked.lines[-1])
     assert names == ["job/checkpoints/step-000000022.ckpt", "job/checkpoints/step-000000030.ckpt",
                      "job/checkpoints/step-000000044.ckpt", "job/model/model.onnx", "job/model/model.pt2",
-                     "job/out/metrics.jsonl", "job/out/report.json", "job/out/report.png"]  # fmt: skip
+                     "job/model/model.safetensors", "job/out/metrics.jsonl", "job/out/report.json",
+                     "job/out/report.png"]  # fmt: skip
     assert events.count("start") == events.count("summary") == 2, "a resumed run's metrics follow the first run's"
     # A first record of the format's version, then steps 0 and 20 and the test of epoch 1, step 0 of epoch 2; the rest.
     assert board == [1 + 3 + 1, 1 + 2], "no event is lost"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 
 import numpy as np
 
@@ -53,6 +53,7 @@ class Data:
         another process.
         """
         self.args, self.share = args, share
+        self.classes: list[str] = []  # their names, if the data has them
         if args.fake_data:
             self.count, self.test_count = args.fake_images, max(1, args.fake_images // 20)
             return
@@ -61,7 +62,7 @@ class Data:
             raise UserError(
                 f"{args.datadir}: {len(train.classes)} class folders, but --num-classes {args.num_classes}", USAGE
             )
-        self.count, self.test_count = train.count, test.count
+        self.count, self.test_count, self.classes = train.count, test.count, train.classes
         self.train_loader = images.Loader(train, args.num_workers, args.prefetch_factor, decode)
         self.test_loader = images.Loader(test, args.num_workers, args.prefetch_factor, decode)
 
@@ -71,7 +72,7 @@ class Data:
         epochs: int = self.args.epochs
         return every[(epoch - 1) * len(every) // epochs]
 
-    def train(self, epoch: int, first_step: int, global_batch: int) -> Iterator[Pixels]:
+    def train(self, epoch: int, first_step: int, global_batch: int) -> Generator[Pixels]:
         """This process's part of each batch of ``epoch``, starting with ``first_step``.
 
         Order and crops depend on seed and epoch only, so a resumed run continues with the next batch.
@@ -88,7 +89,7 @@ class Data:
 
         return self._checked(self.train_loader.batches(plan, self.side(epoch), choose))
 
-    def test(self, global_batch: int) -> Iterator[Pixels]:
+    def test(self, global_batch: int) -> Generator[Pixels]:
         """This process's part of the test set, every image exactly once; label -1 is padding."""
         indices, mask = order.padded_batches(self.test_count, global_batch)
         plan = (self.share(batch) for batch in np.where(mask, indices, -1))
@@ -100,7 +101,7 @@ class Data:
             )
         )
 
-    def _checked(self, batches: Iterator[Pixels]) -> Iterator[Pixels]:
+    def _checked(self, batches: Iterator[Pixels]) -> Generator[Pixels]:
         offset, classes = self.args.label_offset, self.args.num_classes
         for pixels, labels in batches:
             real = labels >= 0
@@ -111,7 +112,7 @@ class Data:
                     f" {classes}: the difference must be from 0 to {classes - 1}", USAGE)  # fmt: skip
             yield pixels, moved
 
-    def _fake(self, plan: Iterator[np.ndarray], side: int) -> Iterator[Pixels]:
+    def _fake(self, plan: Iterator[np.ndarray], side: int) -> Generator[Pixels]:
         size = side * side * 3
         bits = order.random_bits(_FAKE_POOL * size // 8 + 1, self.args.seed, side)
         pool = bits.view(np.uint8)[: _FAKE_POOL * size].reshape(_FAKE_POOL, side, side, 3)

@@ -236,6 +236,8 @@ class Log:
         self.tests: list[dict[str, float]] = []
         self.curve: list[tuple[int, float]] = []
         self.meter = Meter()
+        if devices.chief and args.export_dir:
+            paths.check_writable(args.export_dir)  # rather than after hours of training
         folder = args.output_dir or args.logdir
         metrics_file = args.metrics_file or (folder and paths.join(folder, "metrics.jsonl"))
         self._output = Output(devices.chief, metrics_file, args.logdir)

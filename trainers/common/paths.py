@@ -26,6 +26,7 @@ _PAUSE = 1.0  # seconds before the second attempt, doubled for each further one
 _LISTING_THREADS = 32  # requests at a time where names and sizes need one request each
 # Of mounted network file systems: I/O error, stale handle, timeout, disconnected, no answer.
 _TRANSIENT = (errno.EIO, errno.ESTALE, errno.ETIMEDOUT, errno.ENOTCONN, errno.EHOSTDOWN)
+_UNFINISHED = ".unfinished-"  # prefix of folders for files that are not complete
 Result = TypeVar("Result")
 
 
@@ -256,6 +257,16 @@ def make_folder(path: str) -> None:
             raise UserError(f"{path}: cannot be created: {error.strerror}") from None
 
 
+def check_writable(folder: str) -> None:
+    """Create the local ``folder`` and a file in it; raises :class:`UserError` if that fails. URLs are not checked."""
+    if not is_remote(folder):
+        make_folder(folder)
+        try:
+            tempfile.TemporaryFile(dir=folder).close()
+        except OSError as error:
+            raise UserError(f"{folder}: cannot be written: {error.strerror}") from None
+
+
 def remove(path: str) -> None:
     """Remove a file if it exists."""
     with contextlib.suppress(FileNotFoundError):
@@ -302,6 +313,25 @@ def local_folder(path: str) -> Iterator[str]:
         yield folder
         with _remote(path) as filesystem:
             filesystem.put(folder.rstrip("/") + "/", path.rstrip("/") + "/", recursive=True)
+
+
+@contextlib.contextmanager
+def complete_files(folder: str) -> Iterator[str]:
+    """A temporary folder whose files and folders appear in ``folder`` when all are complete, none after an exception.
+
+    They replace those of the same names. What a killed process has left in ``folder`` is removed.
+    """
+    with local_folder(folder) as local:
+        for name in os.listdir(local):
+            if name.startswith(_UNFINISHED):
+                shutil.rmtree(os.path.join(local, name), ignore_errors=True)
+        with tempfile.TemporaryDirectory(prefix=_UNFINISHED, dir=local) as fresh:
+            yield fresh
+            for name in sorted(os.listdir(fresh)):
+                old, new = os.path.join(local, name), os.path.join(fresh, name)
+                if os.path.isdir(old):  # which os.replace() does not replace
+                    shutil.rmtree(old)
+                os.replace(new, old)
 
 
 class Mirror:

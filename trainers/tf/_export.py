@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import os
-import shutil
-import tempfile
 from collections.abc import Callable
 from typing import Any
 
@@ -27,12 +25,9 @@ def write(model: keras.Model, folder: str, decode: Decode | None = None) -> list
     """
     names = ["model.keras", "saved_model"]
     try:
-        with paths.local_folder(folder) as local, tempfile.TemporaryDirectory(prefix=".export-", dir=local) as fresh:
-            model.save(os.path.join(fresh, names[0]))
-            _archive(model, decode).write_out(os.path.join(fresh, names[1]), verbose=False)
-            for name in names:
-                shutil.rmtree(os.path.join(local, name), ignore_errors=True)  # os.replace needs an empty target
-                os.replace(os.path.join(fresh, name), os.path.join(local, name))
+        with paths.complete_files(folder) as local:
+            model.save(os.path.join(local, names[0]))
+            _archive(model, decode).write_out(os.path.join(local, names[1]), verbose=False)
     except (OSError, tf.errors.OpError) as error:
         reason = getattr(error, "strerror", None) or str(error).splitlines()[0].rpartition("}} ")[2]
         raise UserError(

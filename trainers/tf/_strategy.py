@@ -14,11 +14,13 @@ import contextlib
 import hashlib
 import json
 import os
+import signal
 import socket
 import sys
 import time
-from collections.abc import Callable, Sequence
-from typing import Any, NoReturn
+from collections.abc import Callable, Generator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, NoReturn, TypeVar
 
 import keras
 import numpy as np
@@ -30,7 +32,10 @@ from trainers.common.exits import USAGE, UserError
 
 # Raised by a collective when another worker has exited, was killed or lost its network; and by a TPU that was lost.
 _LOST = (tf.errors.UnavailableError, tf.errors.AbortedError, tf.errors.CancelledError, tf.errors.DeadlineExceededError)
-_TRAINING_ROLES = ("chief", "worker")  # of MultiWorkerMirroredStrategy
+_CONNECT, _PAUSE, _REPORT = 2.0, 0.2, 30.0  # seconds: to connect to a worker, between attempts, between messages
+_JOIN = 3600.0  # seconds until a worker gives up waiting for the others, as TensorFlow does
+Host = TypeVar("Host")
+Placed = TypeVar("Placed")
 
 
 def main(train: Callable[[argparse.Namespace], int], args: argparse.Namespace, name: str) -> NoReturn:
@@ -105,6 +110,8 @@ class Cluster:
                 self.strategy = tf.distribute.OneDeviceStrategy(devices[0])
             else:
                 self.strategy = tf.distribute.MirroredStrategy(devices)
+        # TensorFlow's handler, for several workers or a TPU node, would let the process go on.
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
         self.replicas = int(self.strategy.num_replicas_in_sync)
         if self.processes == 1:
             self.rank = 0
@@ -123,10 +130,10 @@ class Cluster:
         Cluster.joined[:] = [self]
 
     def _join(self) -> tf.distribute.Strategy:
-        print(f"Worker {self.rank} of {self.processes} waits for the others of TF_CONFIG", file=sys.stderr)
         try:
+            _wait_for_others(json.loads(os.environ["TF_CONFIG"]), self.rank)
             return tf.distribute.MultiWorkerMirroredStrategy()
-        except (tf.errors.OpError, ValueError, RuntimeError) as error:
+        except (tf.errors.OpError, ValueError, RuntimeError, OSError) as error:
             reason = _reason(error) if isinstance(error, tf.errors.OpError) else str(error).partition("\n")[0]
             raise UserError(
                 f"worker {self.rank} of {self.processes} cannot join the others of TF_CONFIG: {reason}"
@@ -164,6 +171,28 @@ class Cluster:
         size = len(batch) // self.processes
         rank = self.rank if self.processes > 1 else 0
         return batch[rank * size : (rank + 1) * size]
+
+    def prefetch(self, batches: Generator[Host], place: Callable[[Host], Placed]) -> Generator[Placed]:
+        """``place(batch)`` of each of ``batches``, of which the next is made in a thread while one is used.
+
+        So a batch is copied to the devices while they train on the one before. ``place`` must not make collectives:
+        their order would differ between workers. Close the iterator to close ``batches``.
+        """
+
+        def make() -> Placed | None:
+            batch = next(batches, None)
+            return None if batch is None else place(batch)
+
+        pool = ThreadPoolExecutor(1, thread_name_prefix="place")
+        coming = pool.submit(make)
+        try:
+            while (placed := coming.result()) is not None:
+                coming = pool.submit(make)
+                yield placed
+        finally:
+            # After the batch that is being made, and without waiting for it: a checkpoint may have to be saved soon.
+            pool.submit(batches.close)
+            pool.shutdown(wait=False)
 
     # --- functions ---------------------------------------------------------------------------------------
 
@@ -463,6 +492,37 @@ def _place_in_cluster() -> tuple[int, int]:
     trained = {name: found for name, found in (("chief", chiefs), ("worker", members["worker"])) if found}
     os.environ["TF_CONFIG"] = json.dumps({**config, "cluster": trained, "task": {"type": role, "index": index}})
     return workers, index + (len(chiefs) if role == "worker" else 0)
+
+
+def _wait_for_others(config: dict[str, Any], rank: int) -> None:
+    """Return when all other workers of the ``TF_CONFIG`` accept connections: here, or already in TensorFlow.
+
+    TensorFlow waits for them as well, but SIGTERM does not end the process there, because TensorFlow handles it:
+    https://github.com/openxla/xla/blob/main/xla/tsl/distributed_runtime/preemption/preemption_notifier.cc
+    Remove this when a process that waits in ``MultiWorkerMirroredStrategy()`` ends on SIGTERM. Raises ``OSError`` if
+    this worker's port is in use, and ``TimeoutError`` after an hour.
+    """
+    addresses = [address for role in ("chief", "worker") for address in config["cluster"].get(role, ())]
+    missing = {place for place in range(len(addresses)) if place != rank}
+    began = said = time.monotonic()
+    both = socket.has_dualstack_ipv6()
+    family, port = (socket.AF_INET6 if both else socket.AF_INET), int(addresses[rank].rpartition(":")[2])
+    with socket.create_server(("", port), family=family, dualstack_ipv6=both, backlog=max(128, len(addresses))):
+        print(f"Worker {rank} of {len(addresses)} waits for the others of TF_CONFIG", file=sys.stderr)
+        while missing:
+            for place in sorted(missing):
+                host, _, number = addresses[place].rpartition(":")
+                with contextlib.suppress(OSError):
+                    socket.create_connection((host.strip("[]"), int(number)), _CONNECT).close()
+                    missing.discard(place)
+            names = ", ".join(addresses[place] for place in sorted(missing)[:5])
+            if missing and time.monotonic() - began > _JOIN:
+                raise TimeoutError(f"{len(missing)} workers do not answer after {_JOIN:.0f} s: {names}")
+            if missing and time.monotonic() - said > _REPORT:
+                said = time.monotonic()
+                print(f"Worker {rank} waits for {len(missing)} workers: {names}", file=sys.stderr)
+            if missing:
+                time.sleep(_PAUSE)
 
 
 def _check_addresses(cluster: dict[str, Any], members: dict[str, list[Any]]) -> None:

@@ -23,7 +23,6 @@ if __name__ == "__main__":  # before tensorflow is imported, so that --help and 
 
 import argparse
 import contextlib
-import functools
 import json
 import math
 from typing import Any
@@ -97,7 +96,11 @@ def main(args: argparse.Namespace) -> int:  # noqa: C901 - the loop, to be read 
 
     # Data: threads decode the images of this worker, of which each replica has its part.
     data = imagenet_data.Data(args, cluster.share, peers=cluster)
-    split = functools.partial(cluster.split, shared=False)
+
+    def place(batch: imagenet_data.Pixels) -> tuple[Any, Any]:
+        """This worker's ``batch``, split over its replicas and on their devices."""
+        return tuple(cluster.split(part, shared=False) for part in (batch[0], batch[1].astype(np.int32)))  # type: ignore[return-value]
+
     global_batch = args.batch_size * args.accumulate * cluster.replicas
     steps_per_epoch = order.steps_per_epoch(data.count, global_batch)
     total_steps = args.epochs * steps_per_epoch
@@ -211,10 +214,11 @@ def main(args: argparse.Namespace) -> int:  # noqa: C901 - the loop, to be read 
             """Test on every image exactly once; returns the accuracy in percent."""
             stop.restart()
             sums = np.zeros(3)
-            for pixels, labels in data.test(args.test_batch_size * cluster.replicas):
+            batches = cluster.prefetch(data.test(args.test_batch_size * cluster.replicas), place)
+            for pixels, labels in batches:
                 if code := stop.poll():
                     raise exits.UserError(f"stopped while testing epoch {epoch}; {log.where_saved()}", code)
-                sums += test_batch(split(pixels), split(labels.astype(np.int32))).numpy()
+                sums += test_batch(pixels, labels).numpy()
             return log.test(epoch, data.test_count, *sums[:2].tolist(), top5=100 * float(sums[2]) / data.test_count)
 
         if args.checkpoint_dir and cluster.chief:
@@ -241,12 +245,11 @@ def main(args: argparse.Namespace) -> int:  # noqa: C901 - the loop, to be read 
             log.begin_epoch(epoch)
             stop.restart()
             side = data.side(epoch)
-            with contextlib.closing(data.train(epoch, step - first, global_batch)) as batches:  # type: ignore[type-var]
+            with contextlib.closing(cluster.prefetch(data.train(epoch, step - first, global_batch), place)) as batches:
                 while step < min(end, last_step) and not (code := stop.poll()):
                     tracer.step()
                     with log.waiting():
-                        pixels, labels = next(batches)
-                        batch = split(pixels), split(labels.astype(np.int32))
+                        batch = next(batches)
                     rate = learning_rate(step, total_steps, peak, warmup)
                     decay = average_decay(step, args.ema)
                     mask = tf.constant(data.mask(epoch, step - first, side))

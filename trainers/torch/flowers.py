@@ -137,14 +137,17 @@ def gather_crops(images: torch.Tensor, numbers: torch.Tensor, boxes: torch.Tenso
     return torch.einsum("nxw,nywc->ncyx", across, tall)
 
 
+MEAN, DEVIATION = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)  # of ImageNet's pixels from 0 to 1
+
+
 class Normalise(nn.Module):
     """``[n, 3, y, x]`` of 0 to 255 normalized to mean 0 and deviation 1 over ImageNet, as pretrained weights expect."""
 
     def __init__(self) -> None:
         super().__init__()
         # Buffers are on the device from the start; tensors made from lists would be copied to it in each step.
-        self.register_buffer("mean", torch.tensor([123.675, 116.28, 103.53])[:, None, None], persistent=False)
-        self.register_buffer("deviation", torch.tensor([58.395, 57.12, 57.375])[:, None, None], persistent=False)
+        self.register_buffer("mean", 255 * torch.tensor(MEAN)[:, None, None], persistent=False)
+        self.register_buffer("deviation", 255 * torch.tensor(DEVIATION)[:, None, None], persistent=False)
 
     def forward(self, pixels: torch.Tensor) -> torch.Tensor:
         """``pixels``, normalized."""
@@ -352,7 +355,9 @@ def main(args: argparse.Namespace) -> int:  # noqa: C901 - the loop, to be read 
 
             served = Served(model.to("cpu", memory_format=torch.contiguous_format)).eval()
             example = torch.zeros(2, args.image_size, args.image_size, 3, dtype=torch.uint8)
-            log.exported(args.export_dir, _export.write(served, example, args.export_dir))
+            about = {"model": args.model, "num_classes": len(data.classes), "classes": data.classes, "mean": MEAN,
+                     "std": DEVIATION, "image_size": args.image_size}  # fmt: skip
+            log.exported(args.export_dir, _export.write(served, example, args.export_dir, **about))
         log.finish(status, code, digest, classes=data.classes)
     device.close(args)
     return code

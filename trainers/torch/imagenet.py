@@ -81,14 +81,17 @@ def network(args: argparse.Namespace) -> nn.Module:
     return model
 
 
+MEAN, DEVIATION = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)  # of ImageNet's pixels from 0 to 1
+
+
 class Normalise(nn.Module):
     """``uint8[n, side, side, 3]`` as ``float[n, 3, side, side]`` with mean 0 and deviation 1 over ImageNet."""
 
     def __init__(self) -> None:
         super().__init__()
         # Buffers are on the device from the start; tensors made from lists would be copied to it in each step.
-        self.register_buffer("mean", torch.tensor([123.675, 116.28, 103.53]), persistent=False)
-        self.register_buffer("deviation", torch.tensor([58.395, 57.12, 57.375]), persistent=False)
+        self.register_buffer("mean", 255 * torch.tensor(MEAN), persistent=False)
+        self.register_buffer("deviation", 255 * torch.tensor(DEVIATION), persistent=False)
 
     def forward(self, pixels: torch.Tensor) -> torch.Tensor:
         """``pixels``, normalized."""
@@ -347,7 +350,9 @@ def main(args: argparse.Namespace) -> int:  # noqa: C901 - the loop, to be read 
 
             served = Served(final.to("cpu", memory_format=torch.contiguous_format)).eval()
             example = torch.zeros(2, args.image_size, args.image_size, 3, dtype=torch.uint8)
-            log.exported(args.export_dir, _export.write(served, example, args.export_dir))
+            about = {"model": args.model, "num_classes": args.num_classes, "classes": data.classes, "mean": MEAN,
+                     "std": DEVIATION, "image_size": args.image_size}  # fmt: skip
+            log.exported(args.export_dir, _export.write(served, example, args.export_dir, **about))
         log.finish(status, code, digest)
     device.close(args)
     return code

@@ -34,6 +34,8 @@ from trainers.common.log import Log
 from trainers.torch import _device
 from trainers.torch._device import Device
 
+MEAN, DEVIATION = 0.1307, 0.3081  # of MNIST's pixels from 0 to 1
+
 
 def network(args: argparse.Namespace) -> nn.Module:
     """Logits ``[n, 10]`` of images ``[n, 1, 28, 28]``: the model of ``--model``."""
@@ -72,7 +74,7 @@ def vit() -> nn.Module:
 
 def normalised(pixels: torch.Tensor) -> torch.Tensor:
     """``uint8[n, 28, 28]`` as ``float[n, 1, 28, 28]`` normalized to mean 0 and deviation 1 over MNIST."""
-    return ((pixels.float() / 255 - 0.1307) / 0.3081).unsqueeze(1)
+    return ((pixels.float() / 255 - MEAN) / DEVIATION).unsqueeze(1)
 
 
 def gather_crops(images: torch.Tensor, batch: torch.Tensor) -> torch.Tensor:
@@ -112,8 +114,9 @@ def evaluate(
     return correct, loss_sum
 
 
-def export(model: nn.Module, folder: str) -> list[str]:
-    """Write ``model`` into ``folder`` with its preprocessing: raw images ``uint8[n, 28, 28]`` to probabilities."""
+def export(model: nn.Module, folder: str, name: str) -> list[str]:
+    """Write the model ``name`` into ``folder``: its weights, and programs from images ``uint8[n, 28, 28]`` to
+    probabilities."""
     from trainers.torch import _export
 
     class Served(nn.Module):
@@ -124,7 +127,18 @@ def export(model: nn.Module, folder: str) -> list[str]:
         def forward(self, images: torch.Tensor) -> torch.Tensor:
             return self.model(normalised(images)).softmax(dim=1)
 
-    return _export.write(Served().eval(), torch.zeros(2, mnist_data.SIDE, mnist_data.SIDE, dtype=torch.uint8), folder)
+    example = torch.zeros(2, mnist_data.SIDE, mnist_data.SIDE, dtype=torch.uint8)
+    classes = list(map(str, range(mnist_data.CLASSES)))
+    return _export.write(
+        Served().eval(),
+        example,
+        folder,
+        model=name,
+        classes=classes,
+        mean=[MEAN],
+        std=[DEVIATION],
+        image_size=mnist_data.SIDE,
+    )
 
 
 def main(  # noqa: C901 - the loop, to be read from top to bottom
@@ -279,7 +293,7 @@ def main(  # noqa: C901 - the loop, to be read from top to bottom
             device.load(model, optimizer, state)
         digest = _device.weights_sha256(model)
         if args.export_dir and device.chief and status not in ("stopped", "preempted"):
-            log.exported(args.export_dir, export(model, args.export_dir))
+            log.exported(args.export_dir, export(model, args.export_dir, getattr(args, "model", name)))
         log.finish(status, code, digest)
     device.close(args)
     return code

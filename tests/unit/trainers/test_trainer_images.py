@@ -100,6 +100,52 @@ def test_any_bytes_after_the_start_of_a_jpeg_are_a_header_or_none(data: bytes) -
     assert jpeg.frame(data) is None or data.startswith(b"\xff\xd8")
 
 
+def encoded(picture: Image.Image, form: str = "PNG", **options: object) -> bytes:
+    buffer = io.BytesIO()
+    picture.save(buffer, form, **options)
+    return buffer.getvalue()
+
+
+def whole(content: bytes) -> np.ndarray:
+    return images.decode(content, "x", 64, lambda width, height: (0, 0, width, height))
+
+
+def test_sixteen_bits_of_grey_become_eight() -> None:
+    """Pillow's own conversion makes everything above 255 of 65,535 white."""
+    ramp = np.tile(np.linspace(0, 65535, 64).astype(np.uint16), (64, 1))
+    assert np.array_equal(whole(encoded(Image.fromarray(ramp)))[..., 0], ramp >> 8)
+
+
+@pytest.mark.filterwarnings("error")
+@pytest.mark.parametrize("mode", ["1", "L", "LA", "P", "RGBA", "CMYK"])
+def test_images_of_any_mode_have_the_colours_that_pillow_gives_them(mode: str) -> None:
+    """And those with a palette and transparency no warning for each image."""
+    ramp = np.tile(np.arange(0, 256, 4, dtype=np.uint8), (64, 1))
+    picture = Image.fromarray(np.stack([ramp, ramp.T, 255 - ramp], -1)).convert(mode)
+    options = {"transparency": bytes(range(256))} if mode == "P" else {}
+    form = "JPEG" if mode == "CMYK" else "PNG"
+    shown = whole(encoded(picture, form, **options)).astype(int)
+    # Of a JPEG: its quantization, at Pillow's default quality, of a smooth picture.
+    assert abs(shown - np.asarray(picture.convert("RGB")).astype(int)).mean() <= (2 if mode == "CMYK" else 0)
+
+
+def test_an_empty_file_is_reported_in_words() -> None:
+    with pytest.raises(
+        UserError, match=r"^x: is no readable image \(of an unknown format, or empty\); replace or remove"
+    ):
+        whole(b"")
+
+
+def test_a_class_whose_folder_has_no_images_is_an_error(tmp_path: Path) -> None:
+    """For example because all of them are in a format that is not read."""
+    folder = drawn.write(tmp_path, "folder", train=20, test=7)
+    for picture in (folder / "train" / "rose").iterdir():
+        picture.rename(picture.with_suffix(".tif"))
+    with pytest.raises(UserError, match=r"train/rose: has no images \(\.jpg, .*\); add some, or remove the folder"):
+        images.find(str(folder), "train")
+    assert images.find(str(folder), "test").count == 7, "a test needs no images of each class"
+
+
 def test_decoding_a_large_jpeg_at_a_fraction_of_its_size_changes_it_by_less_than_one_percent() -> None:
     content = drawn.draw("rose", random.Random(1), 1600, 1200)
     fast = images.decode(content, "x", 64, lambda w, h: (0, 0, w, h)).astype(int)

@@ -385,13 +385,36 @@ def test_processes_share_the_work_of_the_index(far: FarStorage) -> None:
         write_tar(far.folder / "d" / f"train-{number}.tar", samples(number * 10, 3 + number))
     write_tar(far.folder / "d" / "val-0.tar", samples(0, 3))
     size = sum(path.stat().st_size for path in (far.folder / "d").iterdir())
-    args = argparse.Namespace(datadir="far://d")
-    found = together(3, lambda rank: images.find_both(args, rank)[0])
+    found = together(
+        3, lambda rank: (images.find("far://d", "train", "", rank), images.find("far://d", "test", "", rank))
+    )
     assert far.bytes_of(".tar") == size, "each shard is read by one of them"
     labels = [number * 10 + place for number in range(7) for place in range(3 + number)]
-    for train in found:
-        assert isinstance(train, images.Images)
-        assert [train.read(place)[1] for place in range(train.count)] == labels
+    for pair in found:
+        assert isinstance(pair, tuple)
+        assert [pair[0].read(place)[1] for place in range(pair[0].count)] == labels
+
+
+def test_processes_with_equal_shards_but_for_the_labels_end_with_one_line(tmp_path: Path) -> None:
+    """The TFRecord files have the same names and sizes, and the records the same places."""
+    pictures = drawn.pictures(20, 0)
+    for rank in range(2):
+        folder = tmp_path / str(rank)
+        folder.mkdir()
+        for split in ("train", "test"):
+            relabelled = [((label + rank) % 5 if split == "train" else label, content) for label, content in pictures]
+            drawn.write_tfrecord(folder / f"{split}-00000-of-00001", relabelled)
+    sizes = [sorted((path.name, path.stat().st_size) for path in (tmp_path / rank).iterdir()) for rank in "01"]
+    assert sizes[0] == sizes[1]
+    errors = together(
+        2, lambda rank: images.find_both(argparse.Namespace(datadir=str(tmp_path / str(rank.rank))), rank)
+    )
+    for error in errors:
+        assert isinstance(error, UserError) and "(contents and labels of some training images)" in str(error)
+    alike = argparse.Namespace(datadir=str(tmp_path / "0"))
+    assert not [
+        found for found in together(2, lambda rank: images.find_both(alike, rank)) if isinstance(found, UserError)
+    ]
 
 
 def test_an_index_is_made_in_rounds_that_are_saved(far: FarStorage, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -137,6 +137,26 @@ def test_neighbours_in_a_remote_shard_are_read_with_one_request(form: str, far: 
     assert len(far.ranges) <= 11 + 3, "11 runs, of which 3 can be cut by the end of a batch"
 
 
+@pytest.mark.parametrize(("left_out", "requests"), [(1, 1), (2, 1), (3, 2)])
+def test_a_run_from_which_images_are_left_out_is_one_request(left_out: int, requests: int, far: FarStorage) -> None:
+    """Images of 100 KB, as of ImageNet, of which those in between are for the test."""
+    made = [(number % 5, bytes([number]) * 100_000) for number in range(20)]
+    (far.folder / "d").mkdir()
+    drawn.write_tar(far.folder / "d" / "train-0.tar", made)
+    drawn.write_tar(far.folder / "d" / "val-0.tar", made[:1])
+    source = images.find("far://d", "train")
+    far.ranges.clear()
+    chosen = np.delete(np.arange(20), range(7, 7 + left_out))
+    groups = source.groups(chosen)
+    read = {
+        int(number): sample
+        for group in groups
+        for number, sample in zip(chosen[group], source.read_many(chosen[group].tolist()), strict=True)
+    }
+    assert len(far.ranges) == len(groups) == requests
+    assert [read[number][:2] for number in chosen.tolist()] == [made[number][::-1] for number in chosen.tolist()]  # type: ignore[index]
+
+
 def test_the_number_of_reading_threads_is_a_parameter(far: FarStorage) -> None:
     drawn.write(far.folder / "d", "folder", train=60, test=5)
     source = images.find("far://d", "train")
