@@ -1,11 +1,13 @@
 """Reading shards from Cloud Storage: the trainers' loader and index against WebDataset, gcsfs and plain reads.
 
     python -m venv build/peers && build/peers/bin/pip install -r benchmarks/peers/requirements-data.txt
-    PYTHONPATH=scripts build/peers/bin/python -m benchmarks.data --save
+    PYTHONPATH=scripts build/peers/bin/python -m benchmarks.data --save             every section
+    PYTHONPATH=scripts build/peers/bin/python -m benchmarks.data encoded --save     one; the others' figures are kept
 
 The storage is the fake of ``scripts/trainyard/fakes/storage.py`` on this machine, which waits 20 ms before each answer
 and uses the same cores as its clients. Both sides read the same shards and decode with the same function, each with the
-best of a grid of settings, alternating. The table goes to stderr, JSON to stdout.
+best of a grid of settings, alternating. So in "pipeline" no loader can be faster than decoding alone, which is measured
+as well; "encoded" leaves decoding out. The table goes to stderr, JSON to stdout.
 """
 
 from __future__ import annotations
@@ -77,12 +79,12 @@ def pictures() -> list[bytes]:
     return found
 
 
-def write_tars(folder: Path, shards: int, each: int, contents: list[bytes]) -> None:
+def write_tars(folder: Path, shards: int, each: int, contents: list[bytes], split: str = "train") -> None:
     """WebDataset shards of ``each`` samples."""
-    folder.mkdir(parents=True)
+    folder.mkdir(parents=True, exist_ok=True)
     number = 0
     for shard in range(shards):
-        with tarfile.open(folder / f"imagenet1k-train-{shard:04d}.tar", "w") as archive:
+        with tarfile.open(folder / f"imagenet1k-{split}-{shard:04d}.tar", "w") as archive:
             for _ in range(each):
                 for suffix, data in (("jpg", contents[number % len(contents)]), ("cls", str(number % 1000).encode())):
                     member = tarfile.TarInfo(f"{number:08d}.{suffix}")
@@ -132,42 +134,60 @@ def _rate(start: Callable[[], Iterator[Any]]) -> float:
     return count / (time.monotonic() - begun)
 
 
-def pipeline(folder: Path, rounds: int, shards: int, each: int) -> tuple[list[Row], dict[str, Any]]:
-    """Images per second of random 224 px crops."""
-    from benchmarks.peers import webdataset_gcsfs
+def first_pixel(
+    content: bytes, where: str, side: int, choose: Callable[[int, int], tuple[float, float, float, float]]
+) -> np.ndarray:
+    """In place of a decoder: three bytes of the encoded image as ``uint8[1, 1, 3]``: only reading takes time."""
+    return np.frombuffer(content, np.uint8, 3).reshape(1, 1, 3)
+
+
+def _batches(
+    source: Any, decode: Any, side: int, workers: int, readers: int, block: int
+) -> Callable[[int], Iterator[Any]]:
+    """A function that starts epoch ``number`` of the trainers' loader, with random crops."""
     from trainers.common import images, order
 
-    each //= 6  # of a sixth of the size, so that an epoch takes seconds
+    loader = images.Loader(source, workers, 8, decode, readers)
+
+    def epoch(number: int) -> Iterator[Any]:
+        chances = images.uniform(source.count, 5, 0, number)
+        chosen = order.block_permutation(source.count, 0, number, block)
+        plan = np.array_split(chosen, max(1, source.count // BATCH))
+        return loader.batches(plan, side, lambda n, w, h: images.random_box(chances[n], w, h, 0.08))
+
+    return epoch
+
+
+def _compare(
+    folder: Path, rounds: int, shards: int, each: int, decode: Any, side: int
+) -> tuple[dict[str, list[float]], dict[str, Any]]:
+    """Images per second of "blocks", "single", "webdataset" and "alone" (decoding, from memory) in each round."""
+    from benchmarks.peers import webdataset_gcsfs
+    from trainers.common import images
+
     contents = pictures()
     write_tars(folder / BUCKET / "tar", shards, each, contents)
+    write_tars(folder / BUCKET / "tar", 1, 1, contents, "validation")  # else a tenth of the images would be the test
     cores = len(os.sched_getaffinity(0))
     with storage(folder):
         url = f"gs://{BUCKET}/tar"
         source = images.find(url, "train")
         urls = [f"{url}/imagenet1k-train-{shard:04d}.tar" for shard in range(shards)]
 
-        def ours(workers: int, readers: int, ahead: int, block: int) -> Callable[[int], float]:
-            loader = images.Loader(source, workers, ahead, readers=readers)
-
-            def epoch(number: int) -> float:
-                chances = images.uniform(source.count, 5, 0, number)
-                chosen = order.block_permutation(source.count, 0, number, block)
-                plan = np.array_split(chosen, max(1, source.count // BATCH))
-                choose = lambda n, w, h: images.random_box(chances[n], w, h, 0.08)  # noqa: E731
-                return _rate(lambda: loader.batches(plan, SIDE, choose))
-
-            return epoch
+        def ours(workers: int, readers: int, block: int) -> Callable[[int], float]:
+            start = _batches(source, decode, side, workers, readers, block)
+            return lambda number: _rate(lambda: start(number))
 
         def peer(workers: int, block: int) -> Callable[[int], float]:
-            start = webdataset_gcsfs.loader(urls, SIDE, workers, block, BATCH)
+            start = webdataset_gcsfs.loader(urls, side, workers, block, BATCH, decode)
             return lambda number: _rate(start)
 
-        def floor(number: int) -> float:
+        def alone(number: int) -> float:
             chances = images.uniform(source.count, 5, 0, number)
 
             def one(place: int) -> None:
                 content = contents[place % len(contents)]
-                images.decode(content, "", SIDE, lambda w, h: images.random_box(chances[place], w, h, 0.08))
+                decode(content, "", side, lambda w, h: images.random_box(chances[place], w, h, 0.08))
 
             start = time.monotonic()
             with ThreadPoolExecutor(cores) as pool:
@@ -176,17 +196,16 @@ def pipeline(folder: Path, rounds: int, shards: int, each: int) -> tuple[list[Ro
             return source.count / (time.monotonic() - start)
 
         sides: dict[str, dict[str, Callable[[int], float]]] = {
-            "single": {f"{workers} decoding, {readers} reading": ours(workers, readers, ahead, 1)
-                       for workers, readers, ahead in itertools.product((cores, 2 * cores), (32, 64), (8,))},
-            "blocks": {f"{workers} decoding, {readers} reading": ours(workers, readers, 8, 32)
+            "single": {f"{workers} decoding, {readers} reading": ours(workers, readers, 1)
+                       for workers, readers in itertools.product((cores, 2 * cores), (32, 64))},
+            "blocks": {f"{workers} decoding, {readers} reading": ours(workers, readers, 32)
                        for workers, readers in itertools.product((cores, 2 * cores), (8, 16))},
             "webdataset": {f"{workers} workers, blocks of {block >> 20} MB": peer(workers, block)
                            for workers, block in itertools.product((cores, 2 * cores, 4 * cores), (5 << 20, 16 << 20))},
+            "alone": {f"{cores} threads": alone},
         }  # fmt: skip
         grid = {name: {what: epoch(1) for what, epoch in grid.items()} for name, grid in sides.items()}
-        sides["floor"] = {f"{cores} threads": floor}
-        grid["floor"] = {f"{cores} threads": floor(1)}
-        # A worker's first epoch includes its start, so the best two of each side are tried again.
+        # A worker's first epoch includes its start, so the best three of each side are tried again.
         for name, figures in grid.items():
             for what in sorted(figures, key=lambda what: -figures[what])[:3]:
                 figures[what] = sides[name][what](2)
@@ -195,22 +214,85 @@ def pipeline(folder: Path, rounds: int, shards: int, each: int) -> tuple[list[Ro
         for number in range(rounds):
             for name in sides:
                 measured[name].append(sides[name][best[name]](3 + number))
-    rows = []
-    for name, what in (("blocks", "--shuffle-block 32"), ("single", "shuffled one by one")):
-        pairs = zip(measured[name], measured["webdataset"], strict=True)
-        ratio = statistics.median(mine / other for mine, other in pairs)
-        rows.append(
-            Row(f"random {SIDE} px crops from gs://, {what}", statistics.median(measured[name]),
-                statistics.median(measured["webdataset"]), "images/s", ratio, "WebDataset + gcsfs", ">= 1.5",
-                ratio >= 1.5)
-        )  # fmt: skip
-    mine, alone = measured["blocks"], measured["floor"]
-    ratio = statistics.median(one / other for one, other in zip(mine, alone, strict=True))
-    rows.append(
-        Row("the same, --shuffle-block 32", statistics.median(mine), statistics.median(alone), "images/s", ratio,
-            "decoding alone, from memory")
-    )  # fmt: skip
-    return rows, {"images": source.count, "best": best, "grid": grid, "rounds": measured}
+    return measured, {"images": source.count, "best": best, "grid": grid, "rounds": measured}
+
+
+def _row(what: str, measured: dict[str, list[float]], one: str, other: str, against: str, target: float = 0.0) -> Row:
+    """The comparison of two of what :func:`_compare` measured."""
+    ratio = statistics.median(mine / its for mine, its in zip(measured[one], measured[other], strict=True))
+    return Row(what, statistics.median(measured[one]), statistics.median(measured[other]), "images/s", ratio, against,
+               f">= {target}" if target else "", ratio >= target)  # fmt: skip
+
+
+_PEER = "WebDataset + gcsfs"
+
+
+def pipeline(folder: Path, rounds: int, shards: int, each: int) -> tuple[list[Row], dict[str, Any]]:
+    """Images per second of random 224 px crops."""
+    from trainers.common import images
+
+    # Shards of a sixth of the size, so that an epoch takes seconds.
+    measured, details = _compare(folder, rounds, shards, each // 6, images.decode, SIDE)
+    crops = f"random {SIDE} px crops from gs://"
+    return [
+        _row(f"{crops}, --shuffle-block 32", measured, "blocks", "webdataset", _PEER, 1.5),
+        _row(f"{crops}, shuffled one by one", measured, "single", "webdataset", _PEER, 1.5),
+        _row("the same crops from memory, the most that a loader can reach", measured, "alone", "webdataset", _PEER),
+        _row(f"{crops}, --shuffle-block 32", measured, "blocks", "alone", "decoding alone, from memory"),
+    ], details
+
+
+def encoded(folder: Path, rounds: int, shards: int, each: int) -> tuple[list[Row], dict[str, Any]]:
+    """Images per second that arrive in the process, not decoded: what reading allows where decoding is no limit."""
+    measured, details = _compare(folder, rounds, shards, each // 2, first_pixel, 1)
+    return [
+        _row("encoded images from gs://, --shuffle-block 32", measured, "blocks", "webdataset", _PEER, 1.5),
+        _row("encoded images from gs://, shuffled one by one", measured, "single", "webdataset", _PEER, 1.5),
+    ], details
+
+
+_EPOCHS = """
+import sys, time
+from benchmarks import data
+from trainers.common import images
+source = images.find(sys.argv[1], "train")
+start = data._batches(source, data.first_pixel, 1, int(sys.argv[2]), 0, 1)
+for number in range(int(sys.argv[3]) + 1):
+    input()
+    print(data._rate(lambda: start(number)), flush=True)
+"""
+
+
+def process(folder: Path, rounds: int, shards: int, each: int) -> tuple[list[Row], dict[str, Any]]:
+    """Encoded images per second from local files: of one process, and of one process per core."""
+    contents = pictures()
+    write_tars(folder / "tar", shards, each // 2, contents)
+    write_tars(folder / "tar", 1, 1, contents, "validation")
+    cores = len(os.sched_getaffinity(0))
+
+    def processes(count: int) -> list[subprocess.Popen[str]]:
+        words = [sys.executable, "-c", _EPOCHS, str(folder / "tar"), str(cores), str(rounds)]
+        return [
+            subprocess.Popen(words, cwd=ROOT, text=True, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+            for _ in range(count)
+        ]
+
+    def epoch(running: list[subprocess.Popen[str]]) -> float:
+        for one in running:
+            print(file=one.stdin, flush=True)
+        return sum(float(one.stdout.readline()) for one in running if one.stdout)
+
+    sides = {"one": processes(1)}
+    epoch(sides["one"])  # which makes the index, and reads the files into memory
+    sides["several"] = processes(cores)
+    epoch(sides["several"])
+    measured: dict[str, list[float]] = {name: [] for name in sides}
+    for _, name in itertools.product(range(rounds), sides):
+        measured[name].append(epoch(sides[name]))
+    for one in itertools.chain(*sides.values()):
+        one.communicate()
+    what = f"encoded images from local files, {cores} processes"
+    return [_row(what, measured, "several", "one", "one process")], {"rounds": measured}
 
 
 def making(folder: Path, rounds: int, shards: int, each: int) -> tuple[list[Row], dict[str, Any]]:
@@ -340,7 +422,7 @@ def machine() -> dict[str, str]:
 
 
 def table(found: dict[str, Any]) -> str:
-    """The figures as a Markdown table, and what they were measured on."""
+    """The figures of each section as a Markdown table, and what they were measured on."""
     lines = ["| what | Trainyard | compared with | ratio | target |", "|---|---|---|---|---|"]
     for section in found["sections"].values():
         for entry in section["rows"]:
@@ -348,40 +430,67 @@ def table(found: dict[str, Any]) -> str:
             target = f"{row.target} {'met' if row.met else 'MISSED'}" if row.target else "-"
             lines.append(f"| {row.what} | {row.ours:.4g} {row.unit} | {row.against}: {row.peer:.4g} {row.unit}"
                          f" | {row.ratio:.2f} | {target} |")  # fmt: skip
-    on = ", ".join(f"{key} {value}" for key, value in found["machine"].items())
-    best = found["sections"].get("pipeline", {}).get("details", {}).get("best", {})
-    settings = "; ".join(f"{name}: {what}" for name, what in best.items())
-    return "\n".join([*lines, "", f"- Measured on {on}.", *([f"- Best of the grids: {settings}."] if settings else [])])
+    lines.append("")
+    machines: dict[str, list[str]] = {}
+    for name, section in found["sections"].items():
+        on = ", ".join(f"{key} {value}" for key, value in section["machine"].items())
+        machines.setdefault(on, []).append(name)
+    lines += [f"- Measured on {on}: {', '.join(names)}." for on, names in machines.items()]
+    for name, section in found["sections"].items():
+        if best := section["details"].get("best"):
+            lines.append(
+                f"- Best of the grids of {name}: {'; '.join(f'{side}: {what}' for side, what in best.items())}."
+            )
+    return "\n".join(lines)
+
+
+def document(found: dict[str, Any]) -> str:
+    """The contents of benchmarks/results/data.md."""
+    return (
+        "# Reading shards from Cloud Storage\n\n"
+        "Written by `python -m benchmarks.data --save`. The storage is a fake on the same machine that waits"
+        f" {found['delay_seconds'] * 1000:.0f} ms before each answer; ratios are medians of alternating rounds.\n\n"
+        f"{table(found)}\n"
+    )
+
+
+def save(found: dict[str, Any], folder: Path = RESULTS) -> None:
+    """Write ``found`` to data.json and data.md of ``folder``; figures of sections that it lacks are kept."""
+    path = folder / "data.json"
+    kept = json.loads(path.read_text(encoding="utf-8"))["sections"] if path.exists() else {}
+    merged = {**kept, **found["sections"]}
+    whole = {**found, "sections": {name: merged[name] for name in SECTIONS if name in merged}}
+    path.write_text(json.dumps(whole, indent=1) + "\n", encoding="utf-8")
+    path.with_suffix(".md").write_text(document(whole), encoding="utf-8")
+
+
+#: What can be measured, in the order of the table.
+SECTIONS: dict[str, Callable[..., tuple[list[Row], dict[str, Any]]]] = {
+    "pipeline": pipeline, "encoded": encoded, "process": process, "making": making, "starting": starting,
+}  # fmt: skip
 
 
 def main() -> None:
     """The command line."""
-    sections = {"pipeline": pipeline, "making": making, "starting": starting}
     parser = argparse.ArgumentParser(prog="benchmarks.data", description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("sections", nargs="*", metavar="SECTION", help=f"of {', '.join(sections)}; default: all")
+    parser.add_argument("sections", nargs="*", metavar="SECTION", help=f"of {', '.join(SECTIONS)}; default: all")
     parser.add_argument("--rounds", type=int, default=5, help="repetitions, of which the median counts (default 5)")
     parser.add_argument("--shards", type=int, default=16, help="shards to write (default 16)")
     parser.add_argument("--each", type=int, default=1251, help="samples per shard (default 1251, as in ImageNet)")
-    parser.add_argument("--save", action="store_true", help="write benchmarks/results/data.json and .md")
+    parser.add_argument("--save", action="store_true", help="keep the figures in benchmarks/results/data.json and .md")
     args = parser.parse_args()
-    if unknown := set(args.sections) - set(sections):
-        parser.error(f"no section {', '.join(sorted(unknown))}: there is {', '.join(sections)}")
-    found: dict[str, Any] = {"machine": machine(), "delay_seconds": DELAY, "sections": {}}
-    for name in args.sections or sections:
+    if unknown := set(args.sections) - set(SECTIONS):
+        parser.error(f"no section {', '.join(sorted(unknown))}: there is {', '.join(SECTIONS)}")
+    found: dict[str, Any] = {"delay_seconds": DELAY, "sections": {}}
+    for name in args.sections or SECTIONS:
+        on = machine()
         with tempfile.TemporaryDirectory() as folder:
             sizes = () if name == "starting" else (args.shards, args.each)
-            rows, details = sections[name](Path(folder), args.rounds, *sizes)  # type: ignore[operator]
-            found["sections"][name] = {"rows": [asdict(row) for row in rows], "details": details}
-    text = table(found)
-    print(text, file=sys.stderr)
+            rows, details = SECTIONS[name](Path(folder), args.rounds, *sizes)
+            found["sections"][name] = {"rows": [asdict(row) for row in rows], "details": details, "machine": on}
+    print(table(found), file=sys.stderr)
     if args.save:
-        (RESULTS / "data.json").write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
-        title = "# Reading shards from Cloud Storage"
-        source = (
-            f"Written by `python -m benchmarks.data --save`. The storage is a fake on the same machine that waits"
-            f" {DELAY * 1000:.0f} ms before each answer; ratios are medians of alternating rounds."
-        )
-        (RESULTS / "data.md").write_text(f"{title}\n\n{source}\n\n{text}\n", encoding="utf-8")
+        save(found)
     print(json.dumps(found, indent=1))
 
 

@@ -59,8 +59,11 @@ def machine(device: str) -> dict[str, str]:
     return {**found, "date": datetime.datetime.now(datetime.UTC).date().isoformat()}
 
 
-def outside(name: str, image: str, device: str, rounds: int) -> dict[str, Any]:
-    """Measure section ``name`` in a container of ``image`` (default: the section's own target)."""
+def outside(name: str, image: str, device: str, rounds: int, *, compiler: bool = False) -> dict[str, Any]:
+    """Measure section ``name`` in a container of ``image`` (default: the section's own target).
+
+    ``compiler``: with this machine's /usr, for torch.compile, which needs a C++ compiler that the image does not have.
+    """
     from trainyard.oci import docker_engine
 
     section = sections.load(name)
@@ -74,6 +77,7 @@ def outside(name: str, image: str, device: str, rounds: int) -> dict[str, Any]:
             "docker", "run", "--rm", "--network=none", "--shm-size=2g", "--entrypoint=/opt/venv/bin/python",
             *(f"--label={key}={value}" for key, value in docker_engine.resource_labels("benchmark").items()),
             *(["--gpus=all"] if device == "cuda" else []),
+            *(["--volume=/usr:/usr:ro"] if compiler else []),
             f"--volume={ROOT}:/src:ro", f"--volume={data}:/data:ro", "--workdir=/tmp",
             "--env=PYTHONPATH=/src:/src/scripts",
             "--env=PYTHONDONTWRITEBYTECODE=1", image or f"trainyard:{section.TARGET}", "-m", "benchmarks.trainers",
@@ -104,16 +108,21 @@ def table(found: list[dict[str, Any]]) -> str:
     return "\n".join(lines)
 
 
-def save(found: list[dict[str, Any]], device: str) -> None:
-    """Keep ``found`` beside what was measured of other sections, and write the table of all."""
-    path = RESULTS / f"trainers-{device}.json"
-    kept = json.loads(path.read_text(encoding="utf-8")) if path.exists() else []
-    every = {section["section"]: section for section in [*kept, *found]}
-    path.write_text(json.dumps([every[name] for name in sorted(every)], indent=1) + "\n", encoding="utf-8")
+def document(found: list[dict[str, Any]], device: str) -> str:
+    """The Markdown file of the figures ``found`` on ``device``."""
     title = f"# The trainers against their peers ({device})"
     source = f"Written by `python -m benchmarks.trainers --device {device} --save`."
-    body = table([every[name] for name in sorted(every)])
-    path.with_suffix(".md").write_text(f"{title}\n\n{source}\n\n{body}\n", encoding="utf-8")
+    return f"{title}\n\n{source}\n\n{table(found)}\n"
+
+
+def save(found: list[dict[str, Any]], device: str, folder: Path = RESULTS) -> None:
+    """Keep ``found`` in ``folder`` beside what was measured of other sections, and write the table of all."""
+    path = folder / f"trainers-{device}.json"
+    kept = json.loads(path.read_text(encoding="utf-8")) if path.exists() else []
+    sections_by_name = {section["section"]: section for section in [*kept, *found]}
+    every = [sections_by_name[name] for name in sorted(sections_by_name)]
+    path.write_text(json.dumps(every, indent=1) + "\n", encoding="utf-8")
+    path.with_suffix(".md").write_text(document(every, device), encoding="utf-8")
 
 
 def main() -> None:
@@ -127,6 +136,12 @@ def main() -> None:
         "--rounds", type=int, default=3, help="seeds, or repetitions of which the best counts (default 3)"
     )
     parser.add_argument("--image", default="", help="measure in this image (default: trainyard:<the section's target>)")
+    parser.add_argument(
+        "--compiler",
+        action="store_true",
+        help="mount this machine's /usr into the container, for torch.compile: needs a C++ compiler, and the image's"
+        " release of Debian",
+    )
     parser.add_argument("--inside", action="store_true", help="measure in this very environment, without a container")
     parser.add_argument("--data", type=Path, help="with --inside: the data; default: written anew")
     parser.add_argument("--json", action="store_true", help="only the JSON, no table")
@@ -141,7 +156,7 @@ def main() -> None:
         if args.device not in sections.load(name).DEVICES:
             print(f"{name}: is not measured on {args.device}", file=sys.stderr)
         elif not args.inside:
-            found.append(outside(name, args.image, args.device, args.rounds))
+            found.append(outside(name, args.image, args.device, args.rounds, compiler=args.compiler))
         else:
             with tempfile.TemporaryDirectory() as folder:
                 if not args.data:

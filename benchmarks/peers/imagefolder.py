@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from PIL import Image
 
 
-def load(folder: Path, side: int, workers: int, batch: int = 64) -> None:
-    """Every image once: ImageFolder, RandomResizedCrop, a flip, ToTensor, Normalize, DataLoader with processes."""
+def loader(folder: Path, side: int, workers: int, repeats: int, batch: int = 64) -> Callable[[], None]:
+    """A function that loads every image ``repeats`` times, in processes that start with its first call: ImageFolder,
+    RandomResizedCrop, a flip, ToTensor, Normalize, DataLoader."""
     import torch
     from torchvision import datasets, transforms
 
@@ -18,8 +19,15 @@ def load(folder: Path, side: int, workers: int, batch: int = 64) -> None:
         [transforms.RandomResizedCrop(side), transforms.RandomHorizontalFlip(), transforms.ToTensor(),
          transforms.Normalize([0.485, 0.456, 0.406], [0.229, 0.224, 0.225])]
     )  # fmt: skip
-    for _ in torch.utils.data.DataLoader(datasets.ImageFolder(str(folder), crop), batch, num_workers=workers):
-        pass
+    images = datasets.ImageFolder(str(folder), crop)
+    every = torch.utils.data.ConcatDataset([images] * repeats)
+    found = torch.utils.data.DataLoader(every, batch, num_workers=workers, persistent_workers=True)
+
+    def epoch() -> None:
+        for _ in found:
+            pass
+
+    return epoch
 
 
 def decode(files: Sequence[str], workers: int) -> None:

@@ -2,10 +2,14 @@
 
 Two 3x3 convolutions of 32 and 64 filters, dropout of 0.25 and 0.5, Adadelta with rate 1 times 0.7 an epoch, batches of
 64 from a DataLoader whose data set makes a PIL image of each sample.
+
+    python -m benchmarks.peers.mnist_classic FOLDER DEVICE SEED ACCURACY MOST_EPOCHS
 """
 
 from __future__ import annotations
 
+import json
+import sys
 import time
 
 import numpy as np
@@ -59,3 +63,7 @@ def train(datadir: str, device: str, seed: int, target: float, most_epochs: int)
             right = sum(int((network(images.to(device)).argmax(1).cpu() == labels).sum()) for images, labels in tests)
         tested.append((seconds, 100 * right / len(tests.dataset)))  # type: ignore[arg-type]
     return tested[1:]
+
+
+if __name__ == "__main__":
+    print(json.dumps(train(sys.argv[1], sys.argv[2], int(sys.argv[3]), float(sys.argv[4]), int(sys.argv[5]))))

@@ -10,16 +10,19 @@ import numpy as np
 
 
 class Crop:
-    """A random crop of an encoded image to ``side`` pixels: picklable, for workers that are started by spawn."""
+    """A random crop by ``decode`` of an encoded image to ``side`` pixels.
 
-    def __init__(self, side: int) -> None:
-        self.side = side
+    Picklable, for workers that are started by spawn.
+    """
+
+    def __init__(self, side: int, decode: Callable[..., np.ndarray]) -> None:
+        self.side, self.decode = side, decode
 
     def __call__(self, sample: dict[str, Any]) -> tuple[np.ndarray, int]:
         from trainers.common import images
 
         chance = np.array([random.random() for _ in range(5)])
-        pixels = images.decode(
+        pixels = self.decode(
             sample["jpg"], sample["__key__"], self.side, lambda w, h: images.random_box(chance, w, h, 0.08)
         )
         return pixels, int(sample["cls"])
@@ -40,7 +43,9 @@ class Open:
             yield {"url": url, "stream": filesystem.open(url, "rb", block_size=self.block, cache_type="readahead")}
 
 
-def loader(urls: Sequence[str], side: int, workers: int, block: int, batch: int) -> Callable[[], Iterator[Any]]:
+def loader(
+    urls: Sequence[str], side: int, workers: int, block: int, batch: int, decode: Callable[..., np.ndarray]
+) -> Callable[[], Iterator[Any]]:
     """A function that starts an epoch of batches: shards and samples shuffled, as in WebDataset's documentation."""
     import torch
     import webdataset as wds
@@ -54,7 +59,7 @@ def loader(urls: Sequence[str], side: int, workers: int, block: int, batch: int)
         tariterators.tar_file_expander,
         tariterators.group_by_keys,
         wds.shuffle(1000),
-        wds.map(Crop(side)),
+        wds.map(Crop(side, decode)),
         wds.batched(batch, partial=True),
     )
     found = torch.utils.data.DataLoader(

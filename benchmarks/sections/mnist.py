@@ -1,13 +1,18 @@
-"""Seconds of training to 98.5 %: ours, and the recipe of the classic PyTorch example; on CUDA also ours to 99 %.
+"""Seconds of training to 97 %: ours, the recipe of the classic PyTorch example, and a tuned loop; on CUDA also to 99 %.
 
-On CUDA, give MNIST itself with ``--data``: 99 % of the 360 test digits that are written without it say little.
+Ours and the tuned loop each use the best point of a grid, tried with other seeds than those that are compared. Every
+compared run is a process; only its training counts, not its start, its data or its tests. On CUDA, give MNIST itself
+with ``--data``: 99 % of the 360 test digits that are written without it say little.
 """
 
 from __future__ import annotations
 
+import itertools
 import json
+import statistics
 import subprocess
 import sys
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -15,11 +20,19 @@ from benchmarks.sections import Result, Row
 
 TARGET = "xla"
 DEVICES = ("cpu", "cuda")
-ACCURACY, LOWER = 98.5, 97.0  # percent; the classic recipe rarely reaches the first on so few digits
-TIMES_FASTER = 8.0
+ACCURACY = 97.0  # percent; 98.5 % of so few digits is more than the classic recipe learns
+TIMES_CLASSIC, TIMES_TUNED = 6.0, 1.5
 ON_CUDA = ("--epochs=5", "--batch-size=256", "--lr=0.1", "--target-accuracy=99")
 CUDA_SECONDS = 1.0  # most for 99 %
 _MOST_EPOCHS = 20  # of the classic recipe: its rate is then 0.7**20, and what it has not learned it never will
+_GRID_SEEDS = (100, 101)  # the slower run counts
+_FIRST_SEED = 10  # of the compared runs: lower ones were used while the grids were chosen
+_GRID = tuple(
+    (f"--epochs={epochs}", "--batch-size=64", "--shift=1", *optimizer)
+    for optimizer, epochs in itertools.product(
+        ((), ("--optimizer=adamw", "--lr=0.003"), ("--optimizer=adamw", "--lr=0.006")), (2, 3, 4)
+    )
+)
 
 
 def prepare(folder: Path) -> None:
@@ -38,30 +51,72 @@ def ours(datadir: str, device: str, seed: int, *words: str) -> dict[str, Any]:
     return {"seconds": summary["train_seconds"], "accuracy": summary["accuracy"], "epochs": summary["epochs"]}
 
 
-def measure(data: Path, device: str, rounds: int) -> Result:
-    """Both with seeds 0, 1, ... by turns; medians. Where the recipe never gets there, its seconds are a lower bound."""
-    import numpy as np
-    from benchmarks.peers import mnist_classic
+def _to_target(run: dict[str, Any]) -> float:
+    return float(run["seconds"]) if run["accuracy"] >= ACCURACY else float("inf")
 
-    classic, quick = [], {LOWER: [], ACCURACY: []}  # type: ignore[var-annotated]
-    for seed in range(rounds):
-        classic.append(mnist_classic.train(str(data), device, seed, ACCURACY, _MOST_EPOCHS))
-        for accuracy, runs in quick.items():
-            runs.append(ours(str(data), device, seed, "--epochs=10", f"--target-accuracy={accuracy}"))
+
+def _peer(name: str, *words: str) -> dict[str, Any]:
+    """The same of ``benchmarks.peers.<name>``, which prints seconds and accuracy after each epoch."""
+    command = [sys.executable, "-m", f"benchmarks.peers.{name}", *words]
+    ended = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True)
+    return _last(json.loads(ended.stdout.splitlines()[-1]))
+
+
+def _last(epochs: list[tuple[float, float]]) -> dict[str, Any]:
+    """Seconds and accuracy after each epoch, as one run."""
+    return {"seconds": epochs[-1][0], "accuracy": epochs[-1][1], "epochs": len(epochs)}
+
+
+def measure(data: Path, device: str, rounds: int) -> Result:
+    """All with the same seeds by turns; medians. Where the recipe never gets there, its seconds are a lower bound."""
+    from benchmarks.peers import mnist_tuned
+
+    goal = f"--target-accuracy={ACCURACY:g}"
+
+    def tuned(seed: int, settings: mnist_tuned.Settings) -> dict[str, Any]:
+        return _peer("mnist_tuned", str(data), device, str(seed), str(ACCURACY), json.dumps(asdict(settings)))
+
+    def in_process(settings: mnist_tuned.Settings) -> dict[str, Any]:
+        found = [_last(mnist_tuned.train(str(data), device, seed, ACCURACY, settings)) for seed in _GRID_SEEDS]
+        return max(found, key=_to_target)
+
+    def own_process(words: tuple[str, ...]) -> dict[str, Any]:
+        return max((ours(str(data), device, seed, goal, *words) for seed in _GRID_SEEDS), key=_to_target)
+
+    def classic(seed: int) -> dict[str, Any]:
+        return _peer("mnist_classic", str(data), device, str(seed), str(ACCURACY), str(_MOST_EPOCHS))
+
+    in_process(mnist_tuned.GRID[0])  # loads and chooses kernels
+    peers = [in_process(settings) for settings in mnist_tuned.GRID]
+    own = [own_process(words) for words in _GRID]
+    settings = min(zip(peers, mnist_tuned.GRID, strict=True), key=lambda point: _to_target(point[0]))[1]
+    words = min(zip(own, _GRID, strict=True), key=lambda point: _to_target(point[0]))[1]
+    runs: dict[str, list[dict[str, Any]]] = {"ours": [], "tuned": [], "classic": []}
+    for seed in range(_FIRST_SEED, _FIRST_SEED + rounds):
+        runs["ours"].append(ours(str(data), device, seed, goal, *words))
+        runs["tuned"].append(tuned(seed, settings))
+        runs["classic"].append(classic(seed))
+    mine = statistics.median(map(_to_target, runs["ours"]))
     rows = []
-    for accuracy, runs in quick.items():
-        mine = float(np.median([run["seconds"] if run["accuracy"] >= accuracy else np.inf for run in runs]))
-        reached = [[seconds for seconds, tested in run if tested >= accuracy] for run in classic]
-        peer = float(
-            np.median([times[0] if times else run[-1][0] for times, run in zip(reached, classic, strict=True)])
-        )
-        against = f"classic recipe, reached by {sum(map(bool, reached))} of {rounds} seeds in {_MOST_EPOCHS} epochs"
-        wanted = TIMES_FASTER if accuracy == ACCURACY else 0.0
-        rows.append(Row(f"digits to {accuracy:g} %, median", mine, peer, "s", peer / mine, wanted, against))
-    detail: dict[str, Any] = {"ours": [*quick.values()], "classic": classic}
+    for name, against, target in (
+        ("classic", "classic recipe", TIMES_CLASSIC),
+        ("tuned", f"tuned loop: data as tensors, {settings.network}, batch {settings.batch}, one cycle of"
+                  f" {settings.epochs} epochs, {'bf16' if settings.bf16 else 'fp32'}", TIMES_TUNED),
+    ):  # fmt: skip
+        other = statistics.median(run["seconds"] for run in runs[name])
+        count = sum(run["accuracy"] >= ACCURACY for run in runs[name])
+        rows.append(Row(f"digits to {ACCURACY:g} %, median", mine, other, "s", other / mine, target,
+                        f"{against}; reached by {count} of {rounds} seeds"))  # fmt: skip
+    detail: dict[str, Any] = {
+        "runs": runs,
+        "grid": [{"settings": asdict(point), **found} for point, found in zip(mnist_tuned.GRID, peers, strict=True)],
+        "chosen": asdict(settings),
+        "grid_of_ours": [{"flags": flags, **found} for flags, found in zip(_GRID, own, strict=True)],
+        "chosen_of_ours": words,
+    }
     if device == "cuda":
-        runs = [ours(str(data), device, seed, *ON_CUDA) for seed in range(rounds)]
-        seconds = float(np.median([run["seconds"] if run["accuracy"] >= 99 else np.inf for run in runs]))
+        to_99 = [ours(str(data), device, seed, *ON_CUDA) for seed in range(rounds)]
+        seconds = statistics.median(run["seconds"] if run["accuracy"] >= 99 else float("inf") for run in to_99)
         rows.append(Row("MNIST to 99 %, median", seconds, CUDA_SECONDS, "s", CUDA_SECONDS / seconds, 1.0, "goal"))
-        detail["to_99"] = runs
+        detail["to_99"] = to_99
     return Result(rows, detail)

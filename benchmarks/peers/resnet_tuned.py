@@ -1,0 +1,62 @@
+"""ResNet as a careful user trains it: the plain loop, and what PyTorch's performance tuning guide adds to it.
+
+bfloat16 autocast, channels_last and fused SGD, eagerly or with torch.compile; nothing is read from the device within a
+step: https://docs.pytorch.org/tutorials/recipes/recipes/tuning_guide.html
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import nn
+from torchvision import models
+
+
+@dataclass(frozen=True)
+class Settings:
+    """One point of the grid."""
+
+    bf16: bool = True
+    channels_last: bool = True
+    compiled: bool = False
+
+
+GRID = (Settings(bf16=False), Settings(channels_last=False), Settings(), Settings(compiled=True))
+
+
+def images_per_second(
+    batches: Sequence[tuple[torch.Tensor, torch.Tensor]], device: str, settings: Settings, warm_up: int = 1
+) -> float:
+    """The rate over ``batches`` of ``float[n, 3, side, side]`` and labels, but for the first ``warm_up``.
+
+    Compiling takes place in the first batch. torch.compile raises an error where there is no C++ compiler.
+    """
+    layout = torch.channels_last if settings.channels_last else torch.contiguous_format
+    model = models.resnet50(weights=None).to(device, memory_format=layout)  # type: ignore[call-overload]
+    forward = torch.compile(model, dynamic=False) if settings.compiled else model
+    criterion = nn.CrossEntropyLoss()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9, weight_decay=1e-4, fused=True)
+    model.train()
+    count, start = 0, time.monotonic()
+    for number, (images, labels) in enumerate(batches):
+        if number == warm_up:
+            _wait(device)
+            count, start = 0, time.monotonic()
+        images = images.to(device, memory_format=layout, non_blocking=True)
+        labels = labels.to(device, non_blocking=True)
+        with torch.autocast(device, torch.bfloat16, enabled=settings.bf16):
+            loss = criterion(forward(images), labels)
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        count += len(images)
+    _wait(device)
+    return count / (time.monotonic() - start)
+
+
+def _wait(device: str) -> None:
+    if device == "cuda":
+        torch.cuda.synchronize()
