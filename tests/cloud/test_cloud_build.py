@@ -154,13 +154,47 @@ def test_environment_entrypoint_arguments_and_substitutions(run: Run) -> None:
 
 
 def test_volumes_are_shared_between_steps_and_outputs_are_kept(run: Run) -> None:
-    volumes = [{"name": "v", "path": "/v"}]
+    volumes = [{"name": "vol", "path": "/v"}]
     steps = [
         script("echo kept >/v/file", volumes=volumes),
         script('cp /v/file "$BUILDER_OUTPUT/output"', volumes=volumes),
     ]
     result, _ = run({"steps": steps})
     assert result.steps[1].output == b"kept\n"
+    assert nothing_is_left()
+
+
+def test_options_are_merged_into_every_step(run: Run) -> None:
+    options = {
+        "volumes": [{"name": "all", "path": "/all"}],
+        "env": ["A=options", "B=options"],
+        "dynamicSubstitutions": True,
+    }
+    steps = [
+        script("echo kept >/all/file; mkdir -p /tmp/x", env=["B=step"]),
+        {"entrypoint": "sh", "args": ["-c", 'echo "$$A $$B ${_X^^} $(cat /all/file) $(pwd)"'], "dir": "../tmp"},
+    ]
+    result, lines = run({"steps": steps, "options": options, "substitutions": {"_X": "${_Y:-loud}", "_Y": ""}})
+    assert result.status == "SUCCESS", lines
+    assert "Step #1: options options LOUD kept /tmp" in lines
+
+
+def test_an_exit_code_that_is_not_allowed_ends_the_build(run: Run) -> None:
+    """`allowExitCodes` takes precedence over `allowFailure`."""
+    steps = [
+        script("exit 3", allowExitCodes=[3]),
+        script("exit 4", allowFailure=True, allowExitCodes=[3]),
+        script("true"),
+    ]
+    result, _ = run({"steps": steps})
+    assert (result.status, statuses(result)) == ("FAILURE", ["FAILURE", "FAILURE", "QUEUED"])
+
+
+def test_a_step_that_cannot_be_started_fails_the_build(run: Run) -> None:
+    result, _ = run({"steps": [{"entrypoint": "/nowhere"}, script("true")]})
+    assert (result.status, statuses(result)) == ("FAILURE", ["FAILURE", "QUEUED"])
+    assert result.detail.startswith("Step #0 could not start: ")
+    assert "/nowhere" in result.detail
     assert nothing_is_left()
 
 

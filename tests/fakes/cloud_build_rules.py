@@ -38,15 +38,14 @@ def _steps(build: Build) -> Iterator[str]:
 
 
 def _dependencies(build: Build) -> Iterator[str]:
-    """waitFor refers to earlier steps, or is ``-`` for the start of the build.
+    """waitFor refers to earlier steps, or to ``-``, the start of the build (validate.go: CheckBuildSteps, StartStep).
 
     https://cloud.google.com/build/docs/configuring-builds/configure-build-step-order
     """
-    defined: set[str] = set()
+    defined = {"-"}
     for number, step in enumerate(build.get("steps") or []):
-        wanted = step.get("waitFor") or []
-        for name in wanted:
-            if name not in defined and wanted != ["-"]:
+        for name in step.get("waitFor") or []:
+            if name not in defined:
                 yield f'invalid build: build step {number} depends on "{name}", which has not been defined'
         defined.add(step.get("id") or "")
 

@@ -13,7 +13,8 @@ from tests.fakes import cloud_build_rules
 
 from trainyard.cloudbuild import config as cloud_config
 from trainyard.cloudbuild import pipelines as cloud_plan
-from trainyard.cloudbuild import rules, substitutions
+from trainyard.cloudbuild import rules
+from trainyard.cloudbuild.normalization import normalize
 from trainyard.console import UserError
 from trainyard.jobs.schema import google
 from trainyard.project import generated
@@ -128,7 +129,16 @@ def test_cloud_build_accepts_it(data: dict[str, Any]) -> None:
 
 
 STEP: dict[str, Any] = {"name": "debian", "id": "a"}
+VOLUME = {"name": "vol", "path": "/v"}
 
+
+def two(**step: Any) -> dict[str, Any]:
+    """A build of two steps with the same fields."""
+    return {"steps": [{"name": "debian"} | step, {"name": "debian"} | step]}
+
+
+#: What Cloud Build refuses: its fields' descriptions (https://cloud.google.com/build/docs/api/reference/rest/v1/projects.builds)
+#: and https://github.com/GoogleCloudPlatform/cloud-build-local/blob/master/validate/validate.go.
 BROKEN: list[tuple[dict[str, Any], str]] = [
     ({"steps": []}, "no steps"),
     ({"steps": [{"args": ["x"]}]}, "step 0: 'name' is missing"),
@@ -136,28 +146,66 @@ BROKEN: list[tuple[dict[str, Any], str]] = [
     ({"steps": [STEP, STEP]}, "id 'a' is already used by an earlier step"),
     ({"steps": [STEP | {"id": "-"}]}, "the id '-' is reserved"),
     ({"steps": [STEP | {"waitFor": ["b"]}, STEP | {"id": "b"}]}, "waitFor 'b' is not the id of an earlier step"),
-    ({"steps": [STEP, STEP | {"id": "b", "waitFor": ["-", "a"]}]}, "'-' cannot be combined with ids"),
     ({"steps": [STEP | {"waitFor": ["a"]}]}, "waitFor 'a' is not the id of an earlier step"),
     ({"steps": [STEP | {"env": ["HOME"]}]}, "env 'HOME' is not KEY=VALUE"),
     ({"steps": [STEP], "options": {"env": ["=x"]}}, "options: env '=x' is not KEY=VALUE"),
     ({"steps": [STEP | {"timeout": "10m"}]}, "'10m' is not a duration"),
-    ({"steps": [STEP | {"timeout": "61s"}], "timeout": "60s"}, "longer than the build's 60 s"),
+    ({"steps": [STEP | {"timeout": "86401s"}]}, "step 0: timeout: 86401 s; at most 86400 s"),
     ({"steps": [STEP], "timeout": "86401s"}, "at most 86400 s"),
+    ({"steps": [STEP], "timeout": "-5s"}, "'-5s' is not a duration"),
+    ({"steps": [STEP], "queueTtl": "x"}, "queueTtl: 'x' is not a duration"),
     ({"steps": [STEP | {"script": "true", "args": ["x"]}]}, "'script' cannot be combined with 'args'"),
-    ({"steps": [STEP | {"volumes": [{"name": "v", "path": "/v"}]}]}, "volume 'v' is used by only one step"),
-    ({"steps": [STEP | {"volumes": [{"name": "v", "path": "/workspace/x"}]}]}, "is reserved by Cloud Build"),
-    ({"steps": [STEP | {"dir": "../up"}]}, "is outside /workspace"),
+    ({"steps": [STEP | {"script": "true", "entrypoint": "sh"}]}, "'script' cannot be combined with 'args'"),
+    ({"steps": [STEP | {"volumes": [VOLUME]}]}, "volume 'vol' is used by only one step"),
+    ({"steps": [STEP], "options": {"volumes": [VOLUME]}}, "options: volumes: the build has only one step"),
+    (two(volumes=[VOLUME]) | {"options": {"volumes": [VOLUME]}}, "volume name 'vol' is used by options.volumes too"),
+    (two(volumes=[{"name": "vol", "path": "/workspace/"}]), "'/workspace' is reserved by Cloud Build"),
+    (two(volumes=[{"name": "vol", "path": "/cloudbuild/x"}]), "is reserved by Cloud Build"),
+    (two(volumes=[{"name": "vol", "path": "v"}]), "path 'v' is not absolute"),
+    (two(volumes=[{"name": "vol"}]), "path '' is not absolute"),
+    (two(volumes=[{"name": "v", "path": "/v"}]), "volume name 'v' must be two or more letters"),
+    (two(volumes=[VOLUME, {"name": "other", "path": "/v/"}]), "volume path '/v' is used twice"),
+    (two(volumes=[VOLUME, {"name": "vol", "path": "/w"}]), "volume name 'vol' is used twice"),
     ({"steps": [STEP | {"args": ["$_X"]}]}, "substitution $_X is not defined"),
     ({"steps": [STEP], "substitutions": {"_X": "1"}}, "substitution _X is defined but never used"),
+    ({"steps": [STEP | {"script": "$_X"}], "substitutions": {"_X": "1"}}, "substitution _X is defined but never used"),
     ({"steps": [STEP], "substitutions": {"X": "1"}}, "'X' is not a name such as _NAME"),
-    ({"steps": [STEP | {"args": ["$_X"]}], "substitutions": {"_X": 2.1}}, "2.1 is not a string: quote it"),
+    ({"steps": [STEP], "substitutions": {"COMMIT_SHA": "1"}}, "'COMMIT_SHA' is not a name such as _NAME"),
+    ({"steps": [STEP | {"args": ["$_X"]}], "substitutions": {"_X": 2.1}}, "_X: 2.1 is not text: put it in quotes"),
+    ({"steps": [STEP], "substitutions": ["a"]}, 'substitutions: ["a"] is not a mapping of fields'),
     (
         {"steps": [STEP | {"args": ["$PROJECTID"]}]},
         "$PROJECTID is not a built-in substitution (did you mean 'PROJECT_ID'?)",
     ),
     ({"steps": [STEP | {"args": ["x"] * 101}]}, "101 args; at most 100"),
-    ({"steps": [STEP | {"args": ["x" * 4001]}]}, "longer than 4000 characters"),
-    ({"steps": [STEP | {"argz": []}]}, "unknown or unsupported key 'argz' (did you mean 'args'?)"),
+    ({"steps": [STEP | {"args": ["x" * 10_001]}]}, "longer than 10000 characters"),
+    ({"steps": [STEP | {"dir": "x" * 1001}]}, "dir is longer than 1000 characters"),
+    ({"steps": [STEP], "images": ["a"] * 101}, "101 images; at most 100"),
+    ({"steps": [STEP], "tags": ["a"] * 65}, "65 tags; at most 64"),
+    ({"steps": [STEP], "tags": ["a b"]}, "tags: 'a b' is not a tag"),
+    ({"steps": [STEP], "images": ["A/B"]}, "images: 'A/B' is not an image reference"),
+    ({"steps": [STEP], "images": ["a:b:c"]}, "images: 'a:b:c' is not an image reference"),
+    ({"steps": [{"name": "debian:"}]}, "step 0: name: 'debian:' is not an image reference"),
+    ({"steps": [STEP], "images": ["a"], "artifacts": {"images": ["b"]}}, "'images' and 'artifacts.images' differ"),
+    ({"steps": [STEP], "artifacts": {"objects": {"location": "b", "paths": ["x"]}}}, "starts with gs://"),
+    ({"steps": [STEP], "artifacts": {"objects": {"location": "gs://b"}}}, "0 paths; must be 1 to 100"),
+    ({"steps": [STEP | {"secretEnv": ["S"]}]}, "secretEnv 'S' is not defined by a secret"),
+    ({"steps": [STEP | {"allowExitCodes": [2**31]}]}, "2147483648 is not an exit status"),
+    ({"steps": [STEP | {"allowExitCodes": [True]}]}, "true is not an exit status"),
+    ({"steps": [STEP | {"allowExitCodes": "x"}]}, "steps[0].allowExitCodes[0]: 'x' is not a whole number"),
+    ({"steps": [STEP], "options": {"diskSizeGb": 4001}}, "diskSizeGb: 4001 is not a number of GB up to 4000"),
+    ({"steps": [STEP], "serviceAccount": "s"}, "serviceAccount: set logsBucket, or options.logging"),
+    ({"steps": [STEP | {"argz": []}]}, "steps[0].argz: unknown field 'argz' (did you mean 'args'?)"),
+    ({"steps": [STEP], "options": "x"}, "options: 'x' is not a mapping of fields"),
+    ({"steps": [STEP], "options": [1]}, "options: [1] is not a mapping of fields"),
+    ({"steps": [STEP], "options": {"machineType": "HUGE"}}, "options.machineType: 'HUGE' is not one of its values"),
+    ({"steps": [STEP], "options": {"logging": None}}, "options.logging: null is not one of its values"),
+    ({"steps": [STEP | {"entrypoint": ["x"]}]}, 'steps[0].entrypoint: ["x"] is not text'),
+    ({"steps": [STEP | {"allowFailure": "false"}]}, "steps[0].allowFailure: 'false' is neither true nor false"),
+    ({"steps": [STEP | {"dir": 5}]}, "steps[0].dir: 5 is not text"),
+    ({"steps": [STEP | {"args": [None]}]}, "steps[0].args[0]: null is not a value"),
+    ({"steps": [STEP], 1: 2}, "the key 1 is not text"),
+    ({"steps": [STEP], "source": {}}, "source: gcloud sets it"),
 ]
 
 
@@ -170,35 +218,42 @@ def test_a_violation_is_one_line(config: dict[str, Any], problem: str) -> None:
 
 
 def test_every_rule_has_a_violation_above() -> None:
-    broken = {rule.__name__ for rule in rules.RULES for config, _ in BROKEN if list(rule(config))}
+    built = [normalize(config)[0] for config, _ in BROKEN]
+    broken = {rule.__name__ for rule in rules.RULES for build in built if list(rule(build))}
     assert broken == {rule.__name__ for rule in rules.RULES}
 
 
-@pytest.mark.parametrize(
-    ("text", "expected"),
-    [
-        ("$_A-${_A}_", "1-1_"),
-        ("$$_A $$$_A", "$_A $1"),
-        ("${PROJECT_ID}:$BUILD_ID", "p:b"),
-        ("[$SHORT_SHA]", "[]"),
-        ("$lower and 5$", "$lower and 5$"),
-    ],
-)
-def test_references_are_replaced_by_their_values(text: str, expected: str) -> None:
-    assert substitutions.substitute(text, {"_A": "1", "PROJECT_ID": "p", "BUILD_ID": "b"}) == expected
+#: What Cloud Build accepts, read as gcloud reads it (tests/cloud/test_gcloud_build_oracle.py compares with gcloud).
+ACCEPTED: dict[str, dict[str, Any]] = {
+    "keys in snake_case": {"steps": [STEP, {"name": "debian", "wait_for": ["a"], "allow_failure": True}]},
+    "one value for a list": {"steps": [STEP, {"name": "debian", "waitFor": "a", "args": "x"}], "images": "a"},
+    "null": {"steps": [STEP | {"args": None, "dir": None}], "substitutions": None, "options": None},
+    "a null substitution": {"steps": [STEP | {"args": ["$_X"]}], "substitutions": {"_X": None}},
+    "- among ids": {"steps": [STEP, {"name": "debian", "waitFor": ["-", "a"]}]},
+    "a dir above": {"steps": [STEP | {"dir": "../b/c"}]},
+    "a step longer than its build": {"steps": [STEP | {"timeout": "61s"}], "timeout": "60s"},
+    "an expansion for a shell": {"steps": [STEP | {"args": ["-c", "echo ${FOO:-x} ${_Y%z}"]}]},
+    "a volume below the workspace": two(volumes=[{"name": "vol", "path": "/workspace/x"}]),
+    "a volume of all steps": two() | {"options": {"volumes": [VOLUME]}},
+    "a digest": {"steps": [{"name": "debian@sha256:" + "0" * 64}]},
+    "equal images": {"steps": [STEP], "images": ["a"], "artifacts": {"images": ["a"]}},
+    "an empty tag": {"steps": [STEP], "tags": ["$BRANCH_NAME", "x"]},
+    "what the service writes": {"steps": [STEP | {"status": "SUCCESS"}], "id": "x", "status": "SUCCESS"},
+    "a timeout of 0": {"steps": [STEP], "timeout": "0s"},
+}
 
 
-def test_dynamic_substitutions_refer_to_each_other() -> None:
-    given = {"_A": "${_B}/x", "_B": "$PROJECT_ID"}
-    assert substitutions.resolve(given, {"PROJECT_ID": "p"}, dynamic=True)["_A"] == "p/x"
-    assert substitutions.resolve(given, {"PROJECT_ID": "p"}, dynamic=False)["_A"] == "${_B}/x"
-    with pytest.raises(UserError, match="in a cycle: _A -> _B -> _A"):
-        substitutions.resolve({"_A": "$_B", "_B": "$_A"}, {}, dynamic=True)
+@pytest.mark.parametrize("config", ACCEPTED.values(), ids=ACCEPTED)
+def test_what_cloud_build_accepts_is_accepted(config: dict[str, Any]) -> None:
+    assert cloud_config.load(config, where="x", built_in={}).steps
 
 
-def test_a_parameter_expansion_is_rejected() -> None:
-    with pytest.raises(UserError, match="parameter expansions are not supported"):
-        substitutions.substitute("${_A:-x}", {})
+def test_given_substitutions_may_set_built_in_ones() -> None:
+    """`gcloud builds submit --help` lists them."""
+    config = {"steps": [STEP | {"args": ["$COMMIT_SHA"]}]}
+    assert cloud_config.load(config, where="x", given={"COMMIT_SHA": "abc"}, built_in={}).steps[0].args == ("abc",)
+    with pytest.raises(UserError, match="'PROJECT_ID' is not a name such as _NAME"):
+        cloud_config.load(config, where="x", given={"PROJECT_ID": "p"}, built_in={})
 
 
 def test_scripts_are_not_substituted() -> None:

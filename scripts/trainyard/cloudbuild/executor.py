@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import io
+import posixpath
 import secrets
 import tarfile
 import threading
@@ -208,9 +209,13 @@ class Executor:
 
     @staticmethod
     def _failure_allowed(step: Step, outcome: Outcome) -> bool:
+        """Whether the build continues after a step's failure.
+
+        With both fields, allowExitCodes takes precedence (discovery document: BuildStep.allowExitCodes).
+        """
         if outcome.status != FAILURE or outcome.exit_code is None:
             return False
-        return step.allow_failure or outcome.exit_code in step.allow_exit_codes
+        return outcome.exit_code in step.allow_exit_codes if step.allow_exit_codes else step.allow_failure
 
     def _container(self, step: Step) -> Container:
         """Create a step's container without starting it."""
@@ -234,7 +239,7 @@ class Executor:
             entrypoint = [step.entrypoint] if step.entrypoint else entrypoint
         if entrypoint:
             options["entrypoint"] = entrypoint
-        folder = step.dir if step.dir.startswith("/") else f"/workspace/{step.dir}".rstrip("/")
+        folder = posixpath.normpath(posixpath.join("/workspace", step.dir))
         container = docker_engine.client().containers.create(
             found.image,
             command,
@@ -263,7 +268,12 @@ class Executor:
         """Run a step; whether the build may continue."""
         outcome = self.outcomes[step.number]
         outcome.started = self._now()
-        container = self._container(step)
+        try:
+            container = self._container(step)
+        except docker.errors.APIError as error:
+            outcome.status, outcome.ended = FAILURE, self._now()
+            outcome.detail = f"{step.title} could not start: {error.explanation}"
+            return False
         try:
             with self._guard:
                 if self._stopping:

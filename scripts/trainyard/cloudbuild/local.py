@@ -17,6 +17,7 @@ from rich.table import Table
 
 from trainyard import installation
 from trainyard.cloudbuild import config as cloud_config
+from trainyard.cloudbuild import inputs
 from trainyard.cloudbuild.config import Build
 from trainyard.cloudbuild.executor import Executor, Result
 from trainyard.console import UserError, say
@@ -49,30 +50,6 @@ def source_archive(folder: Path) -> BinaryIO:
             tar.add(folder / name, arcname=name, recursive=False)
     file.seek(0)
     return file
-
-
-def pairs(text: str, variable: str) -> dict[str, str]:
-    """Parse ``A=b,C=d``. As in gcloud, ``^:^A=b:C=d,e`` sets another delimiter
-    (https://cloud.google.com/sdk/gcloud/reference/topic/escaping).
-
-    Raises:
-        UserError: an entry has no ``=``.
-    """
-    delimiter = ","
-    if text.startswith("^") and text.count("^") >= 2:
-        _, delimiter, text = text.split("^", 2)
-    found = {}
-    for entry in filter(None, text.split(delimiter)):
-        key, equals, value = entry.partition("=")
-        if not equals:
-            raise UserError(f"{installation.option(variable)}: {entry!r} is not NAME=VALUE")
-        found[key] = value
-    return found
-
-
-def built_in(project: str, build_id: str) -> dict[str, str]:
-    """The built-in substitutions of a submitted build. Those of triggers, such as the commit, are empty."""
-    return {"PROJECT_ID": project, "PROJECT_NUMBER": "0", "BUILD_ID": build_id, "LOCATION": "local"}
 
 
 def table(build: Build, result: Result) -> Table:
@@ -127,23 +104,18 @@ def run(
         images: image name -> local image to use for it.
         project: value of ``$PROJECT_ID``.
     Raises:
-        UserError: there is no such file or folder, or the configuration violates a rule of Cloud Build.
+        UserError: there is no such file or folder, or the configuration violates a rule of Cloud Build, or it has
+            fields that the local executor does not support.
         StepFailed: the Docker engine failed. A build that fails is a result.
     """
-    try:
-        text = config.read_text(encoding="utf-8")
-    except FileNotFoundError:
-        raise UserError(f"no file {config}: set {installation.option('CONFIG')} to a cloudbuild.yaml") from None
+    data = inputs.read_file(config)
     identity = f"local-{secrets.token_hex(8)}"
-    build = cloud_config.load(
-        cloud_config.read(text, config.name),
-        where=config.name,
-        given=substitutions,
-        built_in=built_in(project, identity),
-    )
+    build = cloud_config.load(data, where=config.name, given=substitutions, built_in=inputs.built_in(project, identity))
     folder = source or config.resolve().parent
     if not folder.is_dir():
         raise UserError(f"no folder {folder}: set {installation.option('SOURCE')} to the folder of the build's source")
     docker_engine.client()
+    if build.without_effect:
+        say(f"without effect in a local build: {', '.join(build.without_effect)}")
     say(f"build {identity} on {socket.gethostname()}: {len(build.steps)} steps")
     return LocalBuild(identity, build, Executor(build, source_archive(folder), images=images).run())

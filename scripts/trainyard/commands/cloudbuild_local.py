@@ -17,6 +17,7 @@ GROUP = "publish"
     Examples:
       trainyard cloudbuild-local --substitutions _TARGETS=tf-cpu,_REGISTRY=localhost:5000/team
       trainyard cloudbuild-local --config ../other/cloudbuild.yaml --images gcr.io/my/builder=my/builder
+      trainyard cloudbuild-local --check ../other/cloudbuild.yaml
     """,
 )
 @options.option(
@@ -34,25 +35,50 @@ GROUP = "publish"
 )
 @options.option("--images", metavar="NAME=LOCAL,...", default="", help="Local images to use for images of steps.")
 @options.option("--project", metavar="ID", default="local-project", help="Value of $PROJECT_ID.")
+@options.option(
+    "--check",
+    "checked",
+    metavar="FILE",
+    type=click.Path(path_type=Path),
+    help="Only check FILE by the rules of gcloud and Cloud Build, without a Docker engine.",
+)
 @options.json_output
 def command(
-    config: Path | None, source: Path | None, substitutions: str, images: str, project: str, as_json: bool
+    config: Path | None,
+    source: Path | None,
+    substitutions: str,
+    images: str,
+    project: str,
+    checked: Path | None,
+    as_json: bool,
 ) -> None:
     """Run a cloudbuild.yaml with the local Docker engine, as Cloud Build would run it.
 
     The build's source are the files that 'gcloud builds submit' would upload. Builder images of Google that cannot be
     pulled (docker, git, make, gcloud, gsutil) are replaced by images built here. Containers, volumes and networks of
-    the run are removed at the end.
+    the run are removed at the end. What Cloud Build refuses, and what cannot be run locally, is refused by name.
     """
     from trainyard import console
+    from trainyard.cloudbuild import inputs
+
+    given = inputs.pairs(substitutions, "SUBSTITUTIONS")
+    if checked:
+        found = inputs.check(checked, substitutions=given, project=project)
+        for line in found.lines(checked.name):
+            console.say(line)
+        console.result(found.facts(checked.name), as_json=as_json)
+        if found.errors:
+            raise console.StepFailed(f"{checked.name}: not a valid build")
+        return
+
     from trainyard.cloudbuild import local
     from trainyard.cloudbuild.executor import SUCCESS
 
     made = local.run(
         config or settings.ROOT / "cloudbuild.yaml",
         source=source,
-        substitutions=local.pairs(substitutions, "SUBSTITUTIONS"),
-        images=local.pairs(images, "IMAGES"),
+        substitutions=given,
+        images=inputs.pairs(images, "IMAGES"),
         project=project,
     )
     console.log.print(local.table(made.build, made.result))

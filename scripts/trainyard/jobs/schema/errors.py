@@ -18,8 +18,11 @@ class SchemaError:
         location: of the value, from the top of the document.
         what: what is wrong, in words.
         empty: an empty value of the required type, where the value has another type; None where the type is right.
+        ignored: whether the API ignores the value instead of refusing it: it is for output only
+            (https://google.aip.dev/203).
     """
 
     location: Location
     what: str
     empty: object = None
+    ignored: bool = False

@@ -11,10 +11,10 @@ import json
 import re
 from collections.abc import Iterator
 from functools import cache
-from importlib.resources import files
 from typing import Any
 
 from trainyard.console import nearest
+from trainyard.discovery import schemas
 from trainyard.jobs.schema import library
 from trainyard.jobs.schema.errors import EMPTY, SchemaError
 from trainyard.spec.yaml_source import Location
@@ -23,13 +23,104 @@ from trainyard.spec.yaml_source import Location
 _INT64 = ("int64", "uint64")
 _DURATION = "google-duration"
 
+#: Kind of job file -> API, message of the bare specification, and of the file that has it below a key of its own.
+_MESSAGES = {
+    "custom-job": ("aiplatform.v1", "GoogleCloudAiplatformV1CustomJobSpec", "GoogleCloudAiplatformV1CustomJob"),
+    "hyperparameter-tuning-job": ("aiplatform.v1", "GoogleCloudAiplatformV1HyperparameterTuningJob", ""),
+    "ai-platform": ("ml.v1", "GoogleCloudMlV1__TrainingInput", "GoogleCloudMlV1__Job"),
+}
+
+
+def _enum(*values: str) -> dict[str, Any]:
+    return {"type": "string", "enum": list(values)}
+
+
+_TEXT, _BOOLEAN, _INT32 = {"type": "string"}, {"type": "boolean"}, {"type": "integer", "format": "int32"}
+
+#: API -> message -> fields that its discovery document lacks, but the messages of gcloud 528 have
+#: (googlecloudsdk/generated_clients/apis/ml/v1/ml_v1_messages.py).
+_MORE: dict[str, dict[str, dict[str, Any]]] = {
+    "ml.v1": {
+        "GoogleCloudMlV1__Scheduling": {
+            "resilientToWorkerRestart": _BOOLEAN,
+            "strategy": _enum("STRATEGY_UNSPECIFIED", "ON_DEMAND", "LOW_COST"),
+        },
+        "GoogleCloudMlV1__TrainingInput": {"nasJobSpec": {"$ref": "GoogleCloudMlV1__NasSpec"}},
+        "GoogleCloudMlV1__NasSpec": {
+            "previousNasJobId": _TEXT,
+            "searchSpaceSpec": _TEXT,
+            "multiTrialAlgorithmSpec": {"$ref": "GoogleCloudMlV1__NasSpec_MultiTrialAlgorithmSpec"},
+            "oneShotAlgorithmSpec": {"$ref": "GoogleCloudMlV1__NasSpec_OneShotAlgorithmSpec"},
+        },
+        "GoogleCloudMlV1__NasSpec_MultiTrialAlgorithmSpec": {
+            "initialIgnoredModelCount": _INT32,
+            "maxFailedNasTrials": _INT32,
+            "maxNasTrials": _INT32,
+            "maxParallelNasTrials": _INT32,
+            "multiTrialAlgorithm": _enum(
+                "MULTI_TRIAL_ALGORITHM_UNSPECIFIED", "REINFORCEMENT_LEARNING", "GRID_SEARCH", "REGULARIZED_EVOLUTION"
+            ),
+            "nasTargetRewardMetric": _TEXT,
+        },
+        "GoogleCloudMlV1__NasSpec_OneShotAlgorithmSpec": {
+            "oneShotAlgorithm": _enum("ONE_SHOT_ALGORITHM_UNSPECIFIED", "REINFORCEMENT_LEARNING"),
+        },
+    }
+}
+
 
 @cache
-def schemas(api: str) -> dict[str, Any]:
-    """Name -> schema of an API such as ``aiplatform.v1``, in the language of discovery documents."""
-    document = files("googleapiclient.discovery_cache").joinpath("documents", f"{api}.json")
-    found: dict[str, Any] = json.loads(document.read_text(encoding="utf-8"))["schemas"]
+def _messages(api: str) -> dict[str, Any]:
+    """Name -> schema of the messages of an API, as discovery documents have them."""
+    found = dict(schemas(api))
+    for name, fields in _MORE.get(api, {}).items():
+        message = found.get(name, {"type": "object"})
+        found[name] = message | {"properties": message.get("properties", {}) | fields}
     return found
+
+
+def message_of(kind: str, document: dict[str, Any]) -> tuple[str, str]:
+    """API and message of a job file of a kind: of a bare specification, or of the whole resource that has it."""
+    api, bare, wrapped = _MESSAGES[kind]
+    whole = wrapped and any(key in document for key in ("jobSpec", "trainingInput"))
+    return api, wrapped if whole else bare
+
+
+def as_gcloud_reads(kind: str, document: dict[str, Any]) -> dict[str, Any]:
+    """The message that gcloud sends for a file, where that is another than the file itself.
+
+    gcloud 528 takes one value for a list of one, a number in quotes for a number and the number of an enum value for
+    the value, and leaves out null, and an empty list where no list is required (apitools' ``PyValueToMessage``).
+    Values of another type stay as they are.
+    """
+    api, name = message_of(kind, document)
+    found: dict[str, Any] = _read({"$ref": name}, document, _messages(api))
+    return found
+
+
+def _read(schema: dict[str, Any], value: Any, known: dict[str, Any]) -> Any:
+    schema = known[schema["$ref"]] if "$ref" in schema else schema
+    kind = schema.get("type")
+    if kind == "array":
+        values = value if isinstance(value, list) else [value]
+        return [one if one == [] else _read(schema["items"], one, known) for one in values]
+    if kind == "object":
+        if not isinstance(value, dict):
+            return value
+        fields, others = schema.get("properties", {}), schema.get("additionalProperties") or {}
+        return {
+            key: _read(fields.get(key, others), one, known)
+            for key, one in value.items()
+            if key not in fields
+            or not (one is None or (one == [] and "enum" not in fields[key] and fields[key].get("type") != "array"))
+        }
+    if kind == "integer" and isinstance(value, str) and re.fullmatch(r"-?[0-9]{1,18}", value):
+        return int(value)
+    if kind == "number" and isinstance(value, str) and re.fullmatch(r"-?[0-9]+(\.[0-9]+)?([eE][-+]?[0-9]+)?", value):
+        return float(value)
+    if "enum" in schema and type(value) is int and 0 <= value < len(schema["enum"]):
+        return schema["enum"][value]
+    return value
 
 
 def validate(api: str, name: str, value: object) -> list[SchemaError]:
@@ -44,7 +135,7 @@ def validate(api: str, name: str, value: object) -> list[SchemaError]:
 @cache
 def _validator(api: str, name: str) -> Any:
     jsonschema = library.jsonschema()
-    known = schemas(api)
+    known = _messages(api)
     definitions = {one: _converted(known[one]) for one in _reachable(known, name)}
     schema = {"$ref": f"#/$defs/{name}", "$defs": definitions}
     formats = jsonschema.FormatChecker(formats=())
@@ -115,7 +206,7 @@ def _errors(error: Any) -> Iterator[SchemaError]:
             if key not in known:
                 yield SchemaError((*at, key), f"unknown field '{key}'{nearest(str(key), known)}")
     elif error.validator == "not":
-        yield SchemaError(at, "is written by the service, not by you")
+        yield SchemaError(at, "is written by the service, not by you", ignored=True)
     elif error.validator == "type":
         yield _type_error(at, schema, value)
     elif error.validator == "enum" and isinstance(value, str):
