@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import dataclasses
 import datetime
 import importlib.util
+import itertools
 import json
 import re
 import sys
@@ -14,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from matplotlib.text import Text
 
 from trainyard import settings
 from trainyard.commands import rehearse
@@ -230,6 +233,23 @@ def test_the_report_has_status_restarts_accuracy_and_rate(tmp_path: Path, outcom
     assert [(one["name"], one["restarts"]) for one in read["replicas"]] == [("chief", 0), ("worker-0", 1)]
     assert read["faults"] == [{"action": "preempt", "targets": ["worker-0"], "when": "step5", "at": 2.5}]
     assert (tmp_path / "report.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_no_text_of_the_chart_covers_another(outcome: Outcome) -> None:
+    for at in (2.4, 8.9):
+        outcome.injected.append((faults.Fault("kill", ("chief", "worker-0"), "step5", step=5), at))
+    job = dataclasses.replace(REHEARSAL, name="a-job-with-a-name-that-takes-most-of-the-width-of-the-chart")
+    figure = report.chart(report.of_run(job, outcome))
+    figure.draw_without_rendering()
+    texts = {
+        (text.get_text().strip(), text.get_window_extent())
+        for text in figure.findobj(Text)
+        if isinstance(text, Text) and text.get_text() and text.get_visible()
+    }
+    assert {"preempt worker-0", "preempted", "worker-0"} <= {text for text, _ in texts}
+    assert [] == [(one, other) for (one, a), (other, b) in itertools.combinations(texts, 2) if a.overlaps(b)]
+    labels = [label.get_window_extent() for axes in figure.axes for label in axes.texts]
+    assert all(0 <= box.x0 and box.x1 <= figure.bbox.x1 for box in labels)
 
 
 def test_the_best_trial_is_the_highest_or_the_lowest(tmp_path: Path, outcome: Outcome) -> None:

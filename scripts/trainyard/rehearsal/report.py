@@ -6,12 +6,15 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from trainyard.console import UserError, warn
 from trainyard.installation import require_extra
 from trainyard.rehearsal.model import Rehearsal, Trial
 from trainyard.rehearsal.runner import Attempt, Member, Outcome
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 #: End of an attempt -> colour of its bar in the time line.
 _BARS = {
@@ -23,6 +26,9 @@ _BARS = {
     "timeout": "#c1121f",
     "failed": "#c1121f",
 }
+
+#: Height of the label of a fault, in rows of replicas.
+_FAULT_ROW = 0.6
 
 
 def of_run(rehearsal: Rehearsal, outcome: Outcome) -> dict[str, Any]:
@@ -95,31 +101,34 @@ def write(folder: Path, report: Mapping[str, Any]) -> None:
     except UserError as error:
         warn(f"no report.png: {error}")
     else:
-        _draw(folder / "report.png", report)
+        chart(report).savefig(folder / "report.png", dpi=110)
 
 
-def _draw(path: Path, report: Mapping[str, Any]) -> None:
-    import matplotlib
+def chart(report: Mapping[str, Any]) -> Figure:
+    """The report as a chart: replicas and training curves of a job, or the trials of a tuning job.
 
-    matplotlib.use("Agg")
-    import matplotlib.pyplot as plt
+    Requires matplotlib.
+    """
+    from matplotlib.figure import Figure
 
     if "trials" in report:
-        figure, axes = plt.subplots(1, 1, figsize=(8, 4.5), layout="constrained")
-        _draw_trials(axes, report)
-    else:
-        rows = len(report["replicas"])
-        figure, panels = plt.subplots(
-            2, 1, figsize=(9, 4 + 0.32 * rows), height_ratios=[0.6 + 0.32 * rows, 3], sharex=True, layout="constrained"
-        )
-        _draw_lanes(panels[0], report)
-        _draw_curves(panels[1], report)
-    figure.savefig(path, dpi=110)
-    plt.close(figure)
+        figure = Figure(figsize=(8, 4.5), layout="constrained")
+        _draw_trials(figure.subplots(), report)
+        return figure
+    rows = len(report["replicas"]) + _FAULT_ROW * len(report["faults"])
+    figure = Figure(figsize=(9, 4 + 0.32 * rows), layout="constrained")
+    lanes, curves = figure.subplots(2, 1, height_ratios=[0.6 + 0.32 * rows, 3], sharex=True)
+    _draw_lanes(lanes, report)
+    _draw_curves(curves, report)
+    figure.legend(*lanes.get_legend_handles_labels(), loc="outside lower left", fontsize=7, ncols=7, frameon=False)
+    return figure
 
 
 def _draw_lanes(axes: Any, report: Mapping[str, Any]) -> None:
-    """A bar for each attempt of each replica, and a mark for each injected fault."""
+    """A bar for each attempt of each replica, and a line with a label for each injected fault.
+
+    Each label has a row of its own above the replicas, so that none covers another.
+    """
     seen: dict[str, None] = {}
     for row, replica in enumerate(report["replicas"]):
         for number, one in enumerate(replica["attempts"]):
@@ -134,13 +143,15 @@ def _draw_lanes(axes: Any, report: Mapping[str, Any]) -> None:
             )  # fmt: skip
             seen[kind] = None
             axes.text(attempt.started, row, f" {number + 1}", va="center", fontsize=7, color="white")
-    for fault in report["faults"]:
+    for row, fault in enumerate(reversed(report["faults"])):
         axes.axvline(fault["at"], color="black", linestyle=":", linewidth=1)
-        axes.text(fault["at"], -0.65, f" {fault['action']} {', '.join(fault['targets'])}", fontsize=7, va="center")
+        label = f" {fault['action']} {', '.join(fault['targets'])} "
+        left = fault["at"] < report["seconds"] / 2
+        y = -0.5 - _FAULT_ROW * (row + 0.5)
+        axes.text(fault["at"], y, label, fontsize=7, ha="left" if left else "right", va="center")
     axes.set_yticks(range(len(report["replicas"])), [one["name"] for one in report["replicas"]], fontsize=8)
-    axes.invert_yaxis()
-    axes.set_title(f"{report['platform']} {report['name']}: {report['status']}", fontsize=10, loc="left")
-    axes.legend(fontsize=7, loc="lower right", bbox_to_anchor=(1.0, 1.0), ncols=4, frameon=False)
+    axes.set_ylim(len(report["replicas"]) - 0.5, -0.5 - _FAULT_ROW * len(report["faults"]))
+    axes.set_title(f"{report['platform']} {report['name']}: {report['status']}", fontsize=10, loc="left", wrap=True)
 
 
 def _draw_curves(axes: Any, report: Mapping[str, Any]) -> None:
