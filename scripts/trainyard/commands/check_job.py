@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import shlex
+from collections.abc import Sequence
 from pathlib import Path
 
 import click
@@ -11,55 +13,93 @@ from trainyard import options, settings
 GROUP = "jobs"
 
 
+class _Paths(click.Path):
+    """Paths; the variable holds one path, or several as a shell splits words."""
+
+    def split_envvar_value(self, rv: str) -> Sequence[str]:
+        try:
+            return [rv] if Path(rv).exists() else shlex.split(rv)
+        except (OSError, ValueError):  # too long for a path; an unclosed quotation mark
+            return [rv]
+
+
 @click.command(
-    short_help="Check a job file: fields, values, the platform's rules, images.",
+    short_help="Check job files: fields, values, the platform's rules, images.",
     epilog="""\b
     Examples:
       trainyard check-job job.yaml
       trainyard check-job job.yaml --region us-central1
-      trainyard check-job job.yaml --offline --json
+      trainyard check-job jobs/ other.yaml --offline --json
+      trainyard check-job . --offline --sarif >findings.sarif
     """,
 )
-@click.argument("file", envvar=f"{settings.PREFIX}FILE", required=False)
-@options.option("--region", metavar="REGION", help="Where the job is to run; checks what the region has.")
+@click.argument("files", metavar="FILE...", nargs=-1, envvar=f"{settings.PREFIX}FILE", type=_Paths())
+@options.option("--region", metavar="REGION", help="Where the jobs are to run; checks what the region has.")
 @options.flag("--offline", help="Do not look up the images, on this host or at a registry.")
+@options.flag("--strict", help="Fail on notes, too.")
+@options.flag("--sarif", help="Print the findings on stdout as SARIF 2.1.0, for code scanning.")
 @options.json_output
-def command(file: str | None, region: str | None, offline: bool, as_json: bool) -> None:
-    """Check the job in FILE, YAML or JSON.
+def command(
+    files: tuple[str, ...], region: str | None, offline: bool, strict: bool, sarif: bool, as_json: bool
+) -> None:
+    """Check the jobs in each FILE, YAML or JSON; of a folder, all files below it that are jobs.
 
-    FILE is a CustomJob or a tuning job of Vertex AI, an AI Platform job, or Kubernetes manifests with a Job or JobSet.
-    Each finding says where, what, why, and how to correct it; the exit status is 1 if there is one. 'trainyard rules'
-    lists the rules. Images are looked up on this host and at their registry, without pulling them.
+    A job is a CustomJob or a tuning job of Vertex AI, an AI Platform job, or Kubernetes manifests with a Job or JobSet.
+    Each finding says where, what, why, and how to correct it. 'trainyard rules' lists the rules. Images are looked up
+    on this host and at their registry, without pulling them.
+
+    The exit status is 1 if a platform refuses a job, or the job cannot start, and 2 if a file cannot be read.
     """
-    from trainyard import installation
+    import json
+
+    from trainyard import console, installation
     from trainyard.console import StepFailed, UserError
 
-    if not file:
+    if not files:
         raise UserError(f"no file given, as in '{installation.command('check-job', FILE='job.yaml')}'")
+    if sarif and as_json:
+        raise UserError("--sarif and --json both print on stdout: give one of them")
 
-    from trainyard import console, platforms
+    from trainyard import platforms
     from trainyard.lint import engine
+    from trainyard.lint import sarif as sarif_log
     from trainyard.lint.jobs import core
     from trainyard.spec.yaml_source import relative
 
-    job, found = platforms.check_file(Path(file), region=region, offline=offline)
-    rules = core.rules_for(job.kind)
-    by_rule = {rule.id: [one for one in found if one.rule == rule.id] for rule in rules}
-    console.log.print(engine.results_table(f"{relative(job.path)}: {job.kind}", rules, by_rule))
-    for one in found:
-        engine.show(one)
-    failed = [one for one in found if one.fails]
+    results, skipped = platforms.check_files([Path(file) for file in files], region=region, offline=offline)
+    for one in results:
+        if one.job:
+            rules = core.rules_for(one.job.kind)
+            by_rule = {rule.id: [found for found in one.findings if found.rule == rule.id] for rule in rules}
+            if len(results) == 1:
+                title = f"{relative(one.path)}: {one.job.kind}"
+                console.log.print(engine.results_table(title, rules, by_rule))
+            for finding in one.findings:
+                engine.show(finding)
+        elif len(results) > 1:
+            console.fail(one.error)
+    if skipped:
+        names = ", ".join(relative(path) for path in skipped[:5]) + (", ..." if len(skipped) > 5 else "")
+        console.say(f"not jobs, and not checked: {len(skipped)} ({names})")
+    failed = [found for one in results for found in one.findings if strict or found.fails]
+    unreadable = {relative(one.path): one.error for one in results if not one.job}
+    if sarif:
+        findings = [found for one in results for found in one.findings]
+        print(json.dumps(sarif_log.log(core.RULES, findings, unreadable), indent=2))
     console.result(
         {
-            "file": str(job.path),
-            "kind": job.kind,
-            "passed": not failed,
-            "findings": [engine.as_dict(one) for one in failed],
-            "notes": [engine.as_dict(one) for one in found if not one.fails],
+            "passed": not failed and not unreadable,
+            "files": [one.as_dict(strict=strict) for one in results],
+            "skipped": [str(path) for path in skipped],
         },
         as_json=as_json,
     )
     if failed:
         more = f" (and {len(failed) - 1} more)" if len(failed) > 1 else ""
         raise StepFailed(f"{failed[0]}{more}")
-    console.say(f"{relative(job.path)}: no errors" + (", but see the notes" if found else ""))
+    if unreadable:
+        more = f" (and {len(unreadable) - 1} more files)" if len(unreadable) > 1 else ""
+        raise UserError(f"{next(iter(unreadable.values()))}{more}")
+    notes = any(one.findings for one in results)
+    subject = relative(results[0].path) if len(results) == 1 else f"{len(results)} jobs"
+    console.say(f"{subject}: no errors" + (", but see the notes" if notes else ""))

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from trainyard.console import UserError
+from trainyard.jobs.schema import google
 from trainyard.spec import yaml_source
 from trainyard.spec.yaml_source import Location, relative
 
@@ -27,6 +28,22 @@ _DESCRIPTIONS = {
     "ai-platform": "an AI Platform job (trainingInput, scaleTier)",
     "gke": "Kubernetes manifests with a Job or JobSet (apiVersion, kind)",
 }
+
+
+#: Words of which a job file has at least one, whichever way it spells its keys.
+_WORDS = re.compile(
+    "apiVersion|" + "|".join(re.sub("([A-Z])", r"_?\1", key) for key in (*_CUSTOM_JOB, *_TUNING, *_AI_PLATFORM)),
+    re.IGNORECASE,
+)
+
+
+class NotAJobError(UserError):
+    """A readable file that is not a job."""
+
+
+def may_be_job(text: str) -> bool:
+    """Whether a text has a word that every job has; False for most other files, which then need not be parsed."""
+    return bool(_WORDS.search(text))
 
 
 def camel(key: str) -> str:
@@ -51,8 +68,8 @@ class JobFile:
     """The configuration of a job.
 
     Attributes:
-        documents: plain data. Google's keys are in camelCase, whichever way the file spells them, and
-            ``workerPoolSpecs`` is a list, also where the file has a single pool in its place, which gcloud accepts.
+        documents: plain data. Google's keys are in camelCase, whichever way the file spells them, and values as gcloud
+            reads them: see :func:`trainyard.jobs.schema.google.as_gcloud_reads`.
         nodes: the documents as parsed, with line numbers and the file's spelling.
     """
 
@@ -121,19 +138,33 @@ def _recognize(data: list[dict[str, Any]]) -> Kind | None:
     return None
 
 
-def _normalized(document: dict[str, Any]) -> dict[str, Any]:
-    found: dict[str, Any] = _camel(document)
-    for holder in (found, found.get("jobSpec"), found.get("trialJobSpec")):
-        if isinstance(holder, dict) and isinstance(holder.get("workerPoolSpecs"), dict):
-            holder["workerPoolSpecs"] = [holder["workerPoolSpecs"]]
-    return found
+#: Unquoted words that are booleans in YAML 1.1, which gcloud reads, and text in YAML 1.2: https://yaml.org/type/bool.html
+_BOOLEANS = dict.fromkeys(("y", "yes", "on"), True) | dict.fromkeys(("n", "no", "off"), False)
+
+
+def _yaml_1_1(node: Any) -> Any:
+    """A node with these words, and numbers to base 60, as gcloud reads them; quoted text has another class than str."""
+    if isinstance(node, dict):
+        return {key: _yaml_1_1(value) for key, value in node.items()}
+    if isinstance(node, list):
+        return [_yaml_1_1(value) for value in node]
+    if type(node) is str and node in (node.lower(), node.upper(), node.capitalize()):
+        if node.lower() in _BOOLEANS:
+            return _BOOLEANS[node.lower()]
+        if re.fullmatch(r"[-+]?[1-9][0-9]*(:[0-5]?[0-9])+", node):
+            number = 0
+            for part in node.lstrip("-+").split(":"):
+                number = number * 60 + int(part)
+            return -number if node.startswith("-") else number
+    return node
 
 
 def load(path: Path) -> JobFile:
     """Read a job file, YAML or JSON.
 
     Raises:
-        UserError: it cannot be read, or is not a job; the message gives file and line.
+        NotAJobError: it is not a job.
+        UserError: it cannot be read; the message gives file and line.
     """
     if path.suffix == ".sh":
         raise UserError(f"{relative(path)}: a shell script: job files are YAML or JSON")
@@ -147,21 +178,22 @@ def parse(text: str, path: Path) -> JobFile:
 
 def _job_file(path: Path, nodes: list[Any]) -> JobFile:
     if not nodes:
-        raise UserError(f"{relative(path)}: empty; expected one of: {'; '.join(_DESCRIPTIONS.values())}")
+        raise NotAJobError(f"{relative(path)}: empty; expected one of: {'; '.join(_DESCRIPTIONS.values())}")
     for node in nodes:
         if not isinstance(node, dict):
-            raise UserError(f"{relative(path)}: expected 'key: value' pairs at the top level")
+            raise NotAJobError(f"{relative(path)}: expected 'key: value' pairs at the top level")
     data = [yaml_source.plain(node) for node in nodes]
     kind = _recognize(data)
     if kind is None:
         keys = ", ".join(list(data[0])[:5])
-        raise UserError(
+        raise NotAJobError(
             f"{relative(path)}:1: not a job: its keys are {keys}; expected one of: {'; '.join(_DESCRIPTIONS.values())}"
         )
     if kind != "gke":
         if len(nodes) > 1:
             raise UserError(f"{relative(path)}: {len(nodes)} documents; {_DESCRIPTIONS[kind]} has one")
-        data = [_normalized(data[0])]
+        document: dict[str, Any] = _camel(yaml_source.plain(_yaml_1_1(nodes[0])))
+        data = [google.as_gcloud_reads(kind, document)]
     found = JobFile(path, kind, data, nodes)
     for step in found.root:
         if not isinstance(data[0][str(step)], dict):

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from trainyard import platforms
 from trainyard.cloudbuild import pipelines
 from trainyard.image import catalog_page, dockerfile
 from trainyard.installation import check_writable
-from trainyard.jobs import jobs_page
+from trainyard.jobs import jobs_page, platform_options
+from trainyard.lint import rules_page
 from trainyard.spec.model import Spec, load, targets
 
 
@@ -17,7 +19,13 @@ def rendered(only: Spec | None = None) -> dict[Path, str]:
     if only is not None:
         return found
     specs = [load(target) for target in targets()]
-    pages = {**pipelines.rendered(specs), **catalog_page.rendered(specs), **jobs_page.rendered()}
+    having = {option: platforms.having(option) for option in platform_options.VARIABLES}
+    pages = {
+        **pipelines.rendered(specs),
+        **catalog_page.rendered(specs),
+        **jobs_page.rendered(having),
+        **rules_page.rendered(),
+    }
     templates = dockerfile.template_environment()
     return found | {path: templates.get_template(template).render(values) for path, (template, values) in pages.items()}
 

@@ -15,6 +15,8 @@ from trainyard.spec.yaml_source import Location
 
 #: Schema of JobSets, from jobset_types.go of https://github.com/kubernetes-sigs/jobset.
 JOBSET_SCHEMA = Path(__file__).with_name("jobset.yaml")
+TRAIN_JOB_SCHEMA = Path(__file__).with_name("trainjob.yaml")
+TRAIN_JOB_VERSION = "trainer.kubeflow.org/v1alpha1"
 
 
 @cache
@@ -46,26 +48,74 @@ def _validator(kind: str, api: str) -> Any:
 
 
 @cache
+def _train_job() -> Any:
+    return _libraries().jsonschema.Draft202012Validator(yaml_source.plain(yaml_source.read(TRAIN_JOB_SCHEMA)))
+
+
+@cache
 def _jobset() -> Any:
     return _libraries().jsonschema.Draft202012Validator(yaml_source.plain(yaml_source.read(JOBSET_SCHEMA)))
 
 
+def without_null(node: Any) -> Any:
+    """The same data without fields that are null, as the API server reads it."""
+    if isinstance(node, dict):
+        return {key: without_null(value) for key, value in node.items() if value is not None}
+    return [without_null(value) for value in node] if isinstance(node, list) else node
+
+
+def is_custom(document: dict[str, Any]) -> bool:
+    """Whether an object is of a custom resource definition, whose schema is not known here."""
+    group, slash, _ = str(document.get("apiVersion", "")).rpartition("/")
+    core = not slash or group in ("apps", "autoscaling", "batch", "policy") or document.get("kind") in ("Job", "JobSet")
+    return not core and _validator(str(document.get("kind", "")), str(document.get("apiVersion", ""))) is None
+
+
 def validate(document: dict[str, Any]) -> Iterator[SchemaError]:
-    """Everything in an object that does not match the schema of its kind, unknown fields included."""
+    """Everything in an object that does not match the schema of its kind, unknown fields included.
+
+    Objects of custom resource definitions, other than JobSets, are not validated.
+    """
+    document = without_null(document)
     kind, api = str(document.get("kind", "")), str(document.get("apiVersion", ""))
     if kind == "JobSet":
         yield from _errors(_jobset(), document, ())
+        yield from _part(document, "ConfigMap", "v1", ("metadata",), ())
         for number, one in enumerate(replicated_jobs(document)):
-            template = one.get("template")
-            if isinstance(template, dict):
-                job = {"apiVersion": "batch/v1", "kind": "Job", **template}
-                yield from _errors(_validator("Job", "batch/v1"), job, ("spec", "replicatedJobs", number, "template"))
+            at: Location = ("spec", "replicatedJobs", number, "template")
+            if isinstance(one.get("template"), dict):
+                yield from _errors(_validator("Job", "batch/v1"), _object("Job", "batch/v1", one["template"]), at)
+        for location, template in _claims(document):
+            yield from _part(template, "PersistentVolumeClaim", "v1", ("metadata", "spec"), location)
+    elif (kind, api) == ("TrainJob", TRAIN_JOB_VERSION):
+        yield from _errors(_train_job(), document, ())
+    elif is_custom(document):
         return
-    validator = _validator(kind, api)
-    if validator is None:
+    elif (validator := _validator(kind, api)) is None:
         yield SchemaError(("apiVersion",), f"Kubernetes {_libraries().latest_version()} has no {kind} of {api}")
-        return
-    yield from _errors(validator, document, ())
+    else:
+        yield from _errors(validator, document, ())
+
+
+def _object(kind: str, api: str, fields: dict[str, Any]) -> dict[str, Any]:
+    return {"apiVersion": api, "kind": kind, **fields}
+
+
+def _part(document: dict[str, Any], kind: str, api: str, keys: tuple[str, ...], at: Location) -> Iterator[SchemaError]:
+    """Errors of some fields of an object, which are those of a core kind."""
+    fields = {key: document[key] for key in keys if isinstance(document.get(key), dict)}
+    yield from _errors(_validator(kind, api), _object(kind, api, fields), at)
+
+
+def _claims(document: dict[str, Any]) -> Iterator[tuple[Location, dict[str, Any]]]:
+    """The templates of a JobSet's volume claims, as far as they are mappings."""
+    spec = document.get("spec")
+    policies = spec.get("volumeClaimPolicies") if isinstance(spec, dict) else None
+    for number, policy in enumerate(policies if isinstance(policies, list) else []):
+        templates = policy.get("templates") if isinstance(policy, dict) else None
+        for index, template in enumerate(templates if isinstance(templates, list) else []):
+            if isinstance(template, dict):
+                yield ("spec", "volumeClaimPolicies", number, "templates", index), template
 
 
 def replicated_jobs(document: dict[str, Any]) -> list[dict[str, Any]]:

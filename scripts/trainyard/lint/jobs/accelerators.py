@@ -93,6 +93,14 @@ def gpu_findings(where: str, machine: str, kind: str, count: int, *, must_name_o
                 why,
                 f"use a smaller machine, such as {machines.machine_for(kind, count)}, or more GPUs",
             )
+        elif (machines.n1_memory(machine) or 0) > gpu.n1_memory.get(count, 10**6):
+            yield Finding(
+                where,
+                f"{machine} with {count} {kind}: that many allow at most {gpu.n1_memory[count]} GB of memory",
+                why,
+                f"use a smaller machine, such as {machines.machine_for(kind, count)}",
+                severity=Severity.CANNOT_START,
+            )
 
 
 @rule(
@@ -217,11 +225,13 @@ def spot_is_not_for_tpu_pods(job: Evidence) -> Iterator[Finding]:
     severity=Severity.REFUSE,
     source=(
         "gcloud 528, SUPPORTED_TRAINING_REGIONS in command_lib/ai/constants.py; "
-        "https://cloud.google.com/tpu/docs/regions-zones"
+        "https://cloud.google.com/tpu/docs/regions-zones; "
+        "https://docs.cloud.google.com/compute/docs/gpus/gpu-regions-zones, as in catalogs/v8/gcp/vms.csv of "
+        "https://github.com/skypilot-org/skypilot-catalog"
     ),
 )
 def region_has_accelerator(job: Evidence) -> Iterator[Finding]:
-    """The region has training jobs, and the TPU that the job asks for."""
+    """The region has training jobs, and the GPUs or the TPU that the job asks for."""
     region = job.region
     if region is None:
         return
@@ -235,6 +245,17 @@ def region_has_accelerator(job: Evidence) -> Iterator[Finding]:
             "use another region",
         )
         return
+    for number, pool in pools(job):
+        kind = str(machine_of(pool).get("acceleratorType") or "")
+        regions = machines.table().gpus[kind].regions if kind in machines.table().gpus else []
+        if regions and region not in regions:
+            yield Finding(
+                job.at("workerPoolSpecs", number, "machineSpec", "acceleratorType"),
+                f"{region} has no {kind}",
+                "the job waits for machines that the region does not have",
+                f"use one of {', '.join(regions)}",
+                severity=Severity.CANNOT_START,
+            )
     for number, pool in tpu_pools(job):
         machine = machine_of(pool)
         tpu = _slice(machine)

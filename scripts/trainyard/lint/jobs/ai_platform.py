@@ -19,10 +19,31 @@ from trainyard.lint.jobs.worker_pools import parse_count
 _ROLES = ("master", "worker", "parameterServer", "evaluator")
 _REFUSED = "the service refused such jobs"
 
+#: Why a field that is missing in the file is a note: gcloud's BuildTrainingJob merges its flags over the file.
+_FROM_FLAG = "the service refused such jobs; 'gcloud ai-platform jobs submit training' can add it to the file"
+
+#: The flags of gcloud 528 that add to a file (AddCustomContainerFlags in command_lib/ml_engine/flags.py); none is
+#: for evaluators.
+_MACHINE_FLAGS = {
+    "masterType": "--master-machine-type",
+    "workerType": "--worker-machine-type",
+    "workerCount": "--worker-count",
+    "parameterServerType": "--parameter-server-machine-type",
+    "parameterServerCount": "--parameter-server-count",
+}
+
 
 def _config(job: Evidence, role: str) -> dict[str, Any]:
     found = job.spec.get(f"{role}Config")
     return found if isinstance(found, dict) else {}
+
+
+def _missing(job: Evidence, at: str, what: str, field: str) -> Finding:
+    """A finding about a field of the TrainingInput that is missing: a note if a flag of gcloud can give it."""
+    flag = _MACHINE_FLAGS.get(field)
+    if flag is None:
+        return Finding(at, what, _REFUSED, f"add {field}")
+    return Finding(at, what, _FROM_FLAG, f"add {field}, or submit with {flag}", severity=Severity.NOTE)
 
 
 def _legacy(name: object) -> bool:
@@ -42,7 +63,7 @@ def service_exists(job: Evidence) -> Iterator[Finding]:
 
 @rule(
     "ai-platform",
-    severity=Severity.REFUSE,
+    severity=Severity.NOTE,
     source='gcloud 528, BuildTrainingJob in api_lib/ml_engine/jobs.py ("Non-custom jobs must have packages.")',
 )
 def training_input_has_its_key(job: Evidence) -> Iterator[Finding]:
@@ -51,8 +72,8 @@ def training_input_has_its_key(job: Evidence) -> Iterator[Finding]:
         yield Finding(
             job.at(),
             "the fields are not below trainingInput:",
-            "gcloud ignores them",
-            "indent all of it below trainingInput:",
+            "programs that call the API can send it as the trainingInput of a job; gcloud's --config takes whole jobs",
+            "for gcloud, indent all of it below trainingInput:",
         )
 
 
@@ -67,24 +88,30 @@ def training_input_has_its_key(job: Evidence) -> Iterator[Finding]:
 def machines_match_tier(job: Evidence) -> Iterator[Finding]:
     """Machine types and counts are given together, and for scaleTier CUSTOM only."""
     spec = job.spec
-    custom = spec.get("scaleTier") == "CUSTOM"
-    if custom and not spec.get("masterType"):
-        yield Finding(job.at("scaleTier"), "CUSTOM without masterType", _REFUSED, "name the master's machine type")
-    for role in _ROLES:
-        count, kind = spec.get(f"{role}Count"), spec.get(f"{role}Type")
-        if not custom:
-            given = next((key for key in (f"{role}Type", f"{role}Count") if spec.get(key)), None)
-            if given:
-                yield Finding(
-                    job.at(given),
-                    f"{given} with scaleTier {spec.get('scaleTier', 'BASIC')}",
-                    _REFUSED,
-                    "write scaleTier: CUSTOM, or remove it",
-                )
-        elif count and parse_count(count) > 0 and not kind:
-            yield Finding(job.at(f"{role}Count"), f"{role}Count without {role}Type", _REFUSED, f"add {role}Type")
-        elif kind and role != "master" and not count:
-            yield Finding(job.at(f"{role}Type"), f"{role}Type without {role}Count", _REFUSED, f"add {role}Count")
+    tier = spec.get("scaleTier")
+    given = [f"{role}{end}" for role in _ROLES for end in ("Type", "Count") if spec.get(f"{role}{end}")]
+    if tier != "CUSTOM":
+        for field in given:
+            what = f"{field} with scaleTier {tier}" if tier else f"{field} without scaleTier, which is BASIC then"
+            why, fix = (_REFUSED, "") if tier else (_FROM_FLAG, ", or submit with --scale-tier=custom")
+            severity = Severity.REFUSE if tier else Severity.NOTE
+            yield Finding(job.at(field), what, why, f"write scaleTier: CUSTOM, or remove it{fix}", severity=severity)
+        return
+    if not spec.get("masterType"):
+        yield _missing(job, job.at("scaleTier"), "CUSTOM without masterType", "masterType")
+    for role in _ROLES[1:]:
+        count, kind = f"{role}Count", f"{role}Type"
+        if parse_count(spec.get(count) or 0) > 0 and not spec.get(kind):
+            yield _missing(job, job.at(count), f"{count} without {kind}", kind)
+        elif spec.get(kind) and count not in spec:
+            # The count's default is 0, which the API allows.
+            yield Finding(
+                job.at(kind),
+                f"{kind} without {count}",
+                "the job has no machine of that type",
+                f"add {count}",
+                severity=Severity.NOTE,
+            )
 
 
 @rule(
@@ -122,7 +149,10 @@ def machine_types_do_not_mix(job: Evidence) -> Iterator[Finding]:
     for role in _ROLES:
         accelerator = _config(job, role).get("acceleratorConfig")
         base = job.spec.get("masterType") if kinds.get(role) == "cloud_tpu" else kinds.get(role)
-        if accelerator and (_legacy(base) or not base):
+        if accelerator and not base and role != "evaluator":
+            kind = "masterType" if role == "worker" and kinds.get(role) == "cloud_tpu" else f"{role}Type"
+            yield _missing(job, job.at(f"{role}Config", "acceleratorConfig"), f"acceleratorConfig without {kind}", kind)
+        elif accelerator and (_legacy(base) or not base):
             yield Finding(
                 job.at(f"{role}Config", "acceleratorConfig"),
                 f"acceleratorConfig with {base or 'no machine type'}",
@@ -154,11 +184,19 @@ def job_has_container_or_package(job: Evidence) -> Iterator[Finding]:
         yield Finding(
             job.at(),
             "neither masterConfig.imageUri nor packageUris with pythonModule",
-            _REFUSED,
-            "add masterConfig.imageUri",
+            _FROM_FLAG,
+            "add masterConfig.imageUri, or submit with --master-image-uri, or with --packages or --package-path and "
+            "--module-name",
+            severity=Severity.NOTE,
         )
     elif not image and not runtime:
-        yield Finding(job.at("packageUris"), "a package without runtimeVersion", _REFUSED, "add runtimeVersion")
+        yield Finding(
+            job.at("packageUris"),
+            "a package without runtimeVersion",
+            _FROM_FLAG,
+            "add runtimeVersion, or submit with --runtime-version",
+            severity=Severity.NOTE,
+        )
     if len(packages) > 100:
         yield Finding(job.at("packageUris"), f"{len(packages)} packages; at most 100", _REFUSED, "remove some")
 
@@ -176,7 +214,13 @@ def commands_need_containers(job: Evidence) -> Iterator[Finding]:
         for key in ("containerCommand", "containerArgs"):
             at = job.at(f"{role}Config", key)
             if config.get(key) and not (config.get("imageUri") or master):
-                yield Finding(at, f"{role}Config.{key} without an image", _REFUSED, "add imageUri")
+                yield Finding(
+                    at,
+                    f"{role}Config.{key} without an image",
+                    _FROM_FLAG,
+                    "add imageUri, or submit with --master-image-uri",
+                    severity=Severity.NOTE,
+                )
             elif config.get(key) and job.spec.get("args"):
                 yield Finding(at, f"both {role}Config.{key} and args", _REFUSED, "keep one of the two")
 
@@ -219,7 +263,11 @@ def ai_platform_tpu_is_one_worker(job: Evidence) -> Iterator[Finding]:
     for role in ("master", "parameterServer", "evaluator"):
         kind = str((_config(job, role).get("acceleratorConfig") or {}).get("type") or "")
         if spec.get(f"{role}Type") == "cloud_tpu" or kind.startswith("TPU"):
-            yield Finding(job.at(f"{role}Type"), f"a TPU as {role}", _REFUSED, "the TPU is the worker")
+            # The API's description of masterType allows cloud_tpu; using-tpus has no such job.
+            severity = Severity.CANNOT_START if role == "master" else Severity.REFUSE
+            yield Finding(
+                job.at(f"{role}Type"), f"a TPU as {role}", _REFUSED, "the TPU is the worker", severity=severity
+            )
     accelerator = _config(job, "worker").get("acceleratorConfig") or {}
     kind, count = str(accelerator.get("type") or ""), parse_count(accelerator.get("count") or 0)
     is_tpu = spec.get("workerType") == "cloud_tpu"
@@ -232,7 +280,9 @@ def ai_platform_tpu_is_one_worker(job: Evidence) -> Iterator[Finding]:
         )
     if not is_tpu and spec.get("scaleTier") != "BASIC_TPU":
         return
-    if is_tpu and parse_count(spec.get("workerCount") or 0) != 1:
+    if is_tpu and "workerCount" not in spec:
+        yield _missing(job, job.at("workerType"), "a TPU worker without workerCount", "workerCount")
+    elif is_tpu and parse_count(spec["workerCount"]) != 1:
         yield Finding(
             job.at("workerCount"),
             f"{spec.get('workerCount')} TPU workers",
@@ -241,7 +291,15 @@ def ai_platform_tpu_is_one_worker(job: Evidence) -> Iterator[Finding]:
         )
     if parse_count(spec.get("parameterServerCount") or 0) > 0:
         yield Finding(job.at("parameterServerCount"), "parameter servers with a TPU", _REFUSED, "remove them")
-    if kind in known and count not in known[kind]:
+    if kind in known and "count" not in accelerator:
+        yield Finding(
+            job.at("workerConfig", "acceleratorConfig"),
+            f"{kind} without a count",
+            _FROM_FLAG,
+            "add the count, or submit with --worker-accelerator",
+            severity=Severity.NOTE,
+        )
+    elif kind in known and count not in known[kind]:
         yield Finding(
             job.at("workerConfig", "acceleratorConfig", "count"),
             f"{count} cores of {kind}",
@@ -286,8 +344,10 @@ def tpu_runtime_version_is_valid(job: Evidence) -> Iterator[Finding]:
         yield Finding(
             job.at("workerConfig"),
             "a TPU worker in a container without tpuTfVersion",
-            _REFUSED,
-            "add workerConfig.tpuTfVersion, the version of TensorFlow in the image",
+            _FROM_FLAG,
+            "add workerConfig.tpuTfVersion, the version of TensorFlow in the image, or submit with --tpu-tf-version "
+            "of 'gcloud beta'",
+            severity=Severity.NOTE,
         )
     runtime = job.spec.get("runtimeVersion")
     if on_tpu and runtime and str(runtime) not in known:

@@ -8,7 +8,18 @@ from __future__ import annotations
 
 from trainyard.jobs.job_file import Kind
 from trainyard.lint.engine import Finding, Rule, rules_in
-from trainyard.lint.jobs import accelerators, ai_platform, fields, gke, image, tuning, vertex
+from trainyard.lint.jobs import (
+    accelerators,
+    ai_platform,
+    fields,
+    gke,
+    image,
+    jobset,
+    kubernetes_job,
+    kubernetes_pod,
+    tuning,
+    vertex,
+)
 from trainyard.lint.jobs.evidence import Evidence as Evidence
 from trainyard.lint.jobs.evidence import drop_invalid_fields
 from trainyard.lint.jobs.evidence import validate as validate
@@ -19,7 +30,7 @@ SCHEMA_RULES: tuple[Rule[Evidence], ...] = rules_in(fields)
 #: Every rule, in the order in which they report.
 RULES: tuple[Rule[Evidence], ...] = (
     *SCHEMA_RULES,
-    *rules_in(vertex, accelerators, tuning, ai_platform, gke, image),
+    *rules_in(vertex, accelerators, tuning, ai_platform, kubernetes_job, kubernetes_pod, jobset, gke, image),
 )
 
 

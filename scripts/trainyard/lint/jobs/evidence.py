@@ -19,17 +19,6 @@ VERTEX: tuple[Kind, ...] = ("custom-job", "hyperparameter-tuning-job")
 GOOGLE: tuple[Kind, ...] = (*VERTEX, "ai-platform")
 KINDS: tuple[Kind, ...] = (*GOOGLE, "gke")
 
-#: Kind -> API, schema of the bare specification, and of the file that has it below ``jobSpec`` or ``trainingInput``.
-_SCHEMAS: dict[Kind, tuple[str, str, str]] = {
-    "custom-job": (
-        "aiplatform.v1",
-        "GoogleCloudAiplatformV1CustomJobSpec",
-        "GoogleCloudAiplatformV1CustomJob",
-    ),
-    "hyperparameter-tuning-job": ("aiplatform.v1", "GoogleCloudAiplatformV1HyperparameterTuningJob", ""),
-    "ai-platform": ("ml.v1", "GoogleCloudMlV1__TrainingInput", "GoogleCloudMlV1__Job"),
-}
-
 
 @dataclass(frozen=True)
 class Evidence:
@@ -60,9 +49,7 @@ def validate(kind: Kind, document: dict[str, Any]) -> list[SchemaError]:
     """Where a document does not match the schema of its kind."""
     if kind == "gke":
         return list(kubernetes.validate(document))
-    api, bare, wrapped = _SCHEMAS[kind]
-    is_wrapped = wrapped and any(one in document for one in ("jobSpec", "trainingInput"))
-    return google.validate(api, wrapped if is_wrapped else bare, document)
+    return google.validate(*google.message_of(kind, document), document)
 
 
 def drop_invalid_fields(evidence: Evidence) -> Evidence:
@@ -71,19 +58,13 @@ def drop_invalid_fields(evidence: Evidence) -> Evidence:
     The schema rules report these. All other rules get the job from here, and may rely on the types.
     """
     job = evidence.job
-    documents = [_without_null(document) for document in job.documents]
+    documents = [kubernetes.without_null(document) for document in job.documents]
     for document in documents:
         # Outer values first: what was inside them is gone then.
         for one in sorted(validate(job.kind, document), key=lambda one: len(one.location)):
             if one.empty is not None:
                 _drop(document, one.location, one.empty)
     return dataclasses.replace(evidence, job=dataclasses.replace(job, documents=documents))
-
-
-def _without_null(node: Any) -> Any:
-    if isinstance(node, dict):
-        return {key: _without_null(value) for key, value in node.items() if value is not None}
-    return [_without_null(value) for value in node] if isinstance(node, list) else node
 
 
 def _drop(node: Any, location: Location, empty: object) -> None:

@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from trainyard.jobs.job_file import camel
+from trainyard.jobs.schema import kubernetes
 from trainyard.lint.engine import Finding, Severity, rule
 from trainyard.lint.jobs.evidence import GOOGLE, KINDS, Evidence, validate
 from trainyard.spec.yaml_source import Location
@@ -26,8 +27,9 @@ def fields_match_api(job: Evidence) -> Iterator[Finding]:
         yield Finding(
             job.job.where(one.location),
             f"{'.'.join(map(str, one.location)) or 'the job'}: {one.what}",
-            "gcloud sends it unchanged; the service refuses the job, or ignores the field",
-            "correct it, or remove it",
+            "the service ignores it" if one.ignored else "gcloud sends it unchanged; the service refuses the job",
+            "remove it" if one.ignored else "correct it, or remove it",
+            severity=Severity.NOTE if one.ignored else Severity.REFUSE,
         )
 
 
@@ -66,7 +68,10 @@ def keys_are_in_camel_case(job: Evidence) -> Iterator[Finding]:
 )
 def no_ambiguous_yaml_words(job: Evidence) -> Iterator[Finding]:
     """No unquoted word is text in YAML 1.2 and a boolean or a number in YAML 1.1."""
-    odd = re.compile(r"(?i:y|n|yes|no|on|off)|[-+]?[0-9][0-9_]*(:[0-5]?[0-9])+(\.[0-9_]*)?")
+    words = r"(?i:y|n|yes|no|on|off)"
+    # kubectl reads no numbers to the base of 60: https://github.com/go-yaml/yaml/tree/v2#compatibility
+    sixty = "" if job.job.kind == "gke" else r"|[-+]?[0-9][0-9_]*(:[0-5]?[0-9])+(\.[0-9_]*)?"
+    odd = re.compile(words + sixty)
 
     def look(node: Any, at: Location) -> Iterator[tuple[Location, str]]:
         if isinstance(node, dict):
@@ -85,6 +90,8 @@ def no_ambiguous_yaml_words(job: Evidence) -> Iterator[Finding]:
                 f"{word} without quotes is not text to gcloud and kubectl, which read YAML 1.1",
                 "the service gets true, false or a number",
                 f'write "{word}" if text is meant, true or false if not',
+                # Of Google's fields the type is known: fields_match_api refuses such a word where text is required.
+                severity=Severity.REFUSE if job.job.kind == "gke" else Severity.NOTE,
             )
 
 
@@ -99,6 +106,14 @@ def no_ambiguous_yaml_words(job: Evidence) -> Iterator[Finding]:
 def manifests_match_schema(job: Evidence) -> Iterator[Finding]:
     """Every Kubernetes object matches the schema of its kind, without unknown fields."""
     for number, document in enumerate(job.job.documents):
+        if kubernetes.is_custom(document):
+            yield Finding(
+                job.job.where(("kind",), number),
+                f"{document.get('kind')} of {document.get('apiVersion')} is not checked",
+                "its schema is that of a custom resource definition",
+                "nothing, if the cluster has that definition",
+                severity=Severity.NOTE,
+            )
         for one in validate("gke", document):
             yield Finding(
                 job.job.where(one.location, number),

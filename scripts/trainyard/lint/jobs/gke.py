@@ -1,90 +1,65 @@
-"""Rules about Jobs and JobSets on GKE.
+"""Rules about the nodes of Jobs and JobSets on GKE: TPU slices, GPUs, Spot VMs.
 
 Topologies and machine types: https://cloud.google.com/kubernetes-engine/docs/concepts/plan-tpus. How slices are run:
-https://cloud.google.com/kubernetes-engine/docs/how-to/tpus and .../how-to/tpu-multislice.
+https://cloud.google.com/kubernetes-engine/docs/how-to/tpus and .../how-to/tpu-multislice. Nothing of this is refused by
+the API server: what no node can run is found here.
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass
+from math import prod
 from typing import Any
 
-from trainyard.jobs import gke_objects, machines
-from trainyard.jobs.schema import kubernetes
+from trainyard.jobs import gke_objects, kubernetes_names, machines
+from trainyard.jobs.schema.kubernetes_defaults import MAX_INT32, mapping, sequence
 from trainyard.lint.engine import Finding, Severity, rule
 from trainyard.lint.jobs.evidence import Evidence, unknown
+from trainyard.lint.jobs.job_templates import JobTemplate, job_templates
 from trainyard.spec.yaml_source import Location
 
-#: TPUs whose list of topologies in machines.yaml is not complete: custom topologies exist.
-_MORE_TOPOLOGIES = ("tpu-v4-podslice", "tpu-v5p-slice", "tpu7x")
+_INSTANCE_TYPE = "node.kubernetes.io/instance-type"
+
+#: Annotation of pods that run on part of a slice, or on several as one: that topology, and not the nodes', is theirs
+#: (https://docs.cloud.google.com/kubernetes-engine/docs/how-to/use-gke-dynamic-slicing).
+_SLICE_TOPOLOGY = "cloud.google.com/gke-tpu-slice-topology"
+
+#: Node labels of nodes that offer more GPUs than they have (https://cloud.google.com/kubernetes-engine/docs/concepts/gpus).
+_SHARED_GPUS = (
+    "cloud.google.com/gke-gpu-partition-size",
+    "cloud.google.com/gke-gpu-sharing-strategy",
+    "cloud.google.com/gke-max-shared-clients-per-gpu",
+)
 
 
-@dataclass(frozen=True)
-class JobTemplate:
-    """The spec of a Job, or of a replicated job of a JobSet.
-
-    Attributes:
-        document: its number, ``at``: location of the spec in it.
-        host: host name of its pods without the index at the end.
-        replicas: how many such Jobs there are.
-    """
-
-    document: int
-    at: Location
-    spec: dict[str, Any]
-    host: str
-    replicas: int
-    in_jobset: bool
-
-    @property
-    def pod(self) -> dict[str, Any]:
-        template = self.spec.get("template")
-        pod = template.get("spec") if isinstance(template, dict) else None
-        return pod if isinstance(pod, dict) else {}
-
-    @property
-    def pod_at(self) -> Location:
-        return (*self.at, "template", "spec")
-
-    @property
-    def containers(self) -> list[dict[str, Any]]:
-        found = self.pod.get("containers")
-        return [one for one in found if isinstance(one, dict)] if isinstance(found, list) else []
-
-    @property
-    def selector(self) -> dict[str, Any]:
-        found = self.pod.get("nodeSelector")
-        return found if isinstance(found, dict) else {}
-
-    def count(self, key: str) -> int:
-        value = self.spec.get(key)
-        return value if isinstance(value, int) else 1
+def _generation(template: JobTemplate) -> str | None:
+    """The TPU generation of the nodes; None without a TPU, and for one that machines.yaml does not have."""
+    label = template.selector.get(gke_objects.ACCELERATOR)
+    known = machines.table().tpus.items()
+    return next((name for name, tpu in known if label and tpu.gke_accelerator == label), None)
 
 
-def job_templates(job: Evidence) -> Iterator[JobTemplate]:
-    """Every Job of the file, also those within JobSets."""
-    for number, document in enumerate(job.job.documents):
-        name = str((document.get("metadata") or {}).get("name", ""))
-        spec = document.get("spec")
-        if document.get("kind") == "Job" and isinstance(spec, dict):
-            yield JobTemplate(number, ("spec",), spec, name, 1, False)
-        if document.get("kind") == "JobSet":
-            for index, one in enumerate(kubernetes.replicated_jobs(document)):
-                inner = (one.get("template") or {}).get("spec")
-                replicas = one.get("replicas", 1) if isinstance(one.get("replicas", 1), int) else 1
-                if isinstance(inner, dict):
-                    at: Location = ("spec", "replicatedJobs", index, "template", "spec")
-                    host = f"{name}-{one.get('name', '')}-{max(0, replicas - 1)}"
-                    yield JobTemplate(number, at, inner, host, replicas, True)
+def _sides(topology: object) -> list[int]:
+    """``4x4x8`` as numbers; empty if it is no topology."""
+    return (
+        [int(side) for side in str(topology).split("x")] if re.fullmatch(r"[1-9]\d*(x[1-9]\d*)+", str(topology)) else []
+    )
+
+
+def _sliced(template: JobTemplate) -> str:
+    """The topology of the part of a slice, or of the slices, that the pods run on; empty without one."""
+    metadata = mapping(template.template.get("metadata"))
+    return str(
+        mapping(metadata.get("annotations")).get(_SLICE_TOPOLOGY) or template.selector.get(_SLICE_TOPOLOGY) or ""
+    )
 
 
 @rule(
     "gke",
     severity=Severity.CANNOT_START,
     source=(
-        "https://cloud.google.com/kubernetes-engine/docs/concepts/plan-tpus; "
+        "https://cloud.google.com/kubernetes-engine/docs/concepts/plan-tpus (topologies); "
         "system_characteristics.py of https://github.com/AI-Hypercomputer/xpk 1.16.0"
     ),
 )
@@ -98,42 +73,136 @@ def tpu_nodes_exist(job: Evidence) -> Iterator[Finding]:
             template.selector.get(gke_objects.TOPOLOGY),
         )
         at = (*template.pod_at, "nodeSelector")
-        if bool(accelerator) != bool(topology):
-            have, lack = (
-                (gke_objects.ACCELERATOR, gke_objects.TOPOLOGY)
-                if accelerator
-                else (gke_objects.TOPOLOGY, gke_objects.ACCELERATOR)
-            )
-            yield Finding(job.at(*at, document=template.document), f"{have} without {lack}", why, f"add {lack}")
-        elif accelerator and str(accelerator).startswith("tpu-v3"):
-            continue
-        elif accelerator and accelerator not in known:
+        generation = _generation(template)
+        if accelerator and generation is None and not str(accelerator).startswith("tpu-v3"):
             yield Finding(
                 job.at(*at, gke_objects.ACCELERATOR, document=template.document),
                 f"no TPU '{accelerator}'{unknown(str(accelerator), [str(one) for one in known])}",
                 why,
-                "use one of them",
+                "use one of them; if it is new, add it to scripts/trainyard/jobs/machines.yaml",
+                severity=Severity.NOTE,
             )
-        elif accelerator and topology not in known[accelerator].slices:
-            fitting = list(known[accelerator].slices)
+        elif bool(accelerator) != bool(topology) and not _sliced(template) and not template.queue:
+            labels = [gke_objects.ACCELERATOR, gke_objects.TOPOLOGY]
+            have, lack = labels if accelerator else reversed(labels)
+            yield Finding(
+                job.at(*at, document=template.document),
+                f"{have} without {lack}",
+                "GKE cannot provide nodes for it; only existing nodes may match",
+                f"add {lack}",
+                severity=Severity.NOTE,
+            )
+        elif generation and topology and not machines.machine_of_topology(generation, str(topology)):
+            fitting = list(machines.table().tpus[generation].slices)
             yield Finding(
                 job.at(*at, gke_objects.TOPOLOGY, document=template.document),
                 f"{accelerator} has no topology '{topology}'{unknown(str(topology), fitting)}",
                 why,
                 "use one of them",
-                severity=Severity.NOTE if str(accelerator) in _MORE_TOPOLOGIES else Severity.CANNOT_START,
             )
 
 
+@rule(
+    "gke",
+    severity=Severity.CANNOT_START,
+    source=(
+        "https://cloud.google.com/kubernetes-engine/docs/concepts/plan-tpus and "
+        "https://cloud.google.com/compute/docs/gpus (the accelerators of each machine type)"
+    ),
+)
+def node_labels_agree(job: Evidence) -> Iterator[Finding]:
+    """A node can have all labels that are selected: machine type, GPU or TPU, and topology."""
+    for template in job_templates(job):
+        selector = template.selector
+        machine, gpu = str(selector.get(_INSTANCE_TYPE) or ""), str(selector.get(gke_objects.GPU) or "")
+        accelerator = str(selector.get(gke_objects.ACCELERATOR) or "")
+        problem = ""
+        if gpu and accelerator:
+            problem = f"a GPU ({gpu}) and a TPU ({accelerator}) are selected: no machine has both"
+        elif machine in machines.machine_types():
+            problem = _contradiction(template, machine, gpu)
+        if problem:
+            yield Finding(
+                job.at(*template.pod_at, "nodeSelector", document=template.document),
+                problem,
+                "no node matches, and the pods stay Pending",
+                "correct or remove one of the labels",
+            )
+
+
+def _contradiction(template: JobTemplate, machine: str, gpu: str) -> str:
+    """Why no node of a known machine type has the other labels; empty if one can."""
+    own = machines.gpu_of_machine(machine)
+    label = machines.table().gpus[own[0]].gke_accelerator if own else ""
+    generation = _generation(template)
+    if gpu and (own or not machine.startswith("n1-")) and gpu != label and gpu in _gpu_labels():
+        return f"{machine} has {f'{own[1]} {label}' if own else 'no GPU'}, and {gpu} is selected"
+    if generation and machines.generation_of_machine(machine) != generation:
+        return f"{machine} has no {machines.table().tpus[generation].gke_accelerator}"
+    topology = str(template.selector.get(gke_objects.TOPOLOGY) or "")
+    if generation and machines.machine_of_topology(generation, topology) and not machines.slice_on(machine, topology):
+        return f"{machine} is not a machine of the topology {topology}"
+    return ""
+
+
+def _gpu_labels() -> dict[str, int]:
+    """Node label of every known GPU -> the most that a machine has."""
+    return {gpu.gke_accelerator: max(gpu.counts) for gpu in machines.table().gpus.values()}
+
+
+@rule(
+    "gke",
+    severity=Severity.CANNOT_START,
+    source="https://cloud.google.com/compute/docs/gpus (GPUs of each machine type)",
+)
+def gpus_fit_node(job: Evidence) -> Iterator[Finding]:
+    """The selected GPU exists, and a node has as many as a pod requests."""
+    known = _gpu_labels()
+    for template in job_templates(job):
+        label = str(template.selector.get(gke_objects.GPU) or "")
+        count = _devices(template, gke_objects.GPU_RESOURCE)
+        own = machines.gpu_of_machine(str(template.selector.get(_INSTANCE_TYPE)))
+        at = job.at(*template.pod_at, "nodeSelector", document=template.document)
+        if label and label not in known:
+            yield Finding(
+                at,
+                f"no GPU '{label}'{unknown(label, list(known))}",
+                "no node matches, and the pods stay Pending",
+                "use one of them; if it is new, add it to scripts/trainyard/jobs/machines.yaml",
+                severity=Severity.NOTE,
+            )
+        most = own[1] if own else known.get(label)
+        if most and count > most and not any(one in template.selector for one in _SHARED_GPUS):
+            yield Finding(
+                at,
+                f"a pod requests {count} GPUs; a node has at most {most}",
+                "the pods stay Pending",
+                "request fewer in each pod, in more pods",
+            )
+
+
+def _devices(template: JobTemplate, resource: str) -> int:
+    """How many devices a pod requests: those of its containers, and of its init containers that keep running."""
+    total = 0
+    for at, container in template.all_containers():
+        if "containers" in at or container.get("restartPolicy") == "Always":
+            amount = kubernetes_names.quantity(mapping(mapping(container.get("resources")).get("limits")).get(resource))
+            total += int(amount) if amount is not None else 0
+    return total
+
+
 def _slices(template: JobTemplate) -> list[machines.TpuSlice]:
-    """The slices that a selector matches: one per machine type that has the topology."""
-    for tpu in machines.table().tpus.values():
-        if tpu.gke_accelerator and tpu.gke_accelerator == template.selector.get(gke_objects.ACCELERATOR):
-            found = [
-                machines.slice_on(machine, str(template.selector.get(gke_objects.TOPOLOGY))) for machine in tpu.chips
-            ]
-            return [one for one in found if one]
-    return []
+    """The slices that a selector matches: one for each machine type that has the topology."""
+    generation, topology = _generation(template), str(template.selector.get(gke_objects.TOPOLOGY) or "")
+    if generation is None:
+        return []
+    found = [machines.slice_on(machine, topology) for machine in machines.table().tpus[generation].chips]
+    return [one for one in found if one]
+
+
+def _at_once(template: JobTemplate) -> int:
+    """How many pods of one Job run at the same time."""
+    return min(template.count("parallelism"), template.pods)
 
 
 @rule(
@@ -146,74 +215,70 @@ def _slices(template: JobTemplate) -> list[machines.TpuSlice]:
 )
 def pods_match_slice(job: Evidence) -> Iterator[Finding]:
     """There is one pod per machine of the slice, and it requests all chips of the machine."""
-    for template in job_templates(job):
-        chips = [(index, _limit(container, "google.com/tpu")) for index, container in enumerate(template.containers)]
-        asked = next(((index, count) for index, count in chips if count), None)
-        fitting = _slices(template)
-        if asked is None:
-            if fitting:
-                yield Finding(
-                    job.at(*template.pod_at, "containers", document=template.document),
-                    "TPU nodes are selected, but no container asks for google.com/tpu",
-                    "the pod gets no TPU",
-                    f"add resources.limits google.com/tpu: {fitting[0].chips_per_host}",
-                )
-            continue
-        if not template.selector.get(gke_objects.ACCELERATOR):
+    templates = list(job_templates(job))
+    for template in templates:
+        chips = _devices(template, gke_objects.TPU_RESOURCE)
+        if chips:
+            yield from _slice_findings(job, template, chips, templates)
+        elif fitting := _slices(template):
+            tolerated = any(
+                mapping(one).get("operator") == "Exists" or mapping(one).get("key") == gke_objects.TPU_RESOURCE
+                for one in sequence(template.pod.get("tolerations"))
+            )
+            yield Finding(
+                job.at(*template.pod_at, "containers", document=template.document),
+                "TPU nodes are selected, but no container asks for google.com/tpu",
+                "the pod gets no TPU" if tolerated else "the pod does not tolerate the taint of TPU nodes",
+                f"add resources.limits google.com/tpu: {fitting[0].chips_per_host}",
+                severity=Severity.NOTE if tolerated else Severity.CANNOT_START,
+            )
+
+
+def _slice_findings(
+    job: Evidence, template: JobTemplate, chips: int, templates: list[JobTemplate]
+) -> Iterator[Finding]:
+    """Findings about a pod that requests ``chips``; ``templates`` are all of the file."""
+    selector, sliced = template.selector, _sliced(template)
+    pods = _at_once(template)
+    if not selector.get(gke_objects.ACCELERATOR):
+        if not template.queue:
             yield Finding(
                 job.at(*template.pod_at, document=template.document),
                 "google.com/tpu without a nodeSelector for the TPU",
-                "GKE does not know which TPU to provide",
+                "GKE does not know which TPU to provide; only existing nodes may match",
                 f"select {gke_objects.ACCELERATOR} and {gke_objects.TOPOLOGY}",
+                severity=Severity.NOTE,
             )
-            continue
-        if not fitting:
-            continue  # reported by tpu_nodes_exist
-        index, count = asked
-        pods = template.count("completions"), template.count("parallelism")
-        if any(one.chips_per_host == count and pods == (one.hosts, one.hosts) for one in fitting):
-            continue
-        ways = " or ".join(f"{one.hosts} pods of {one.chips_per_host} chips ({one.machine_type})" for one in fitting)
-        at = (*template.pod_at, "containers", index, "resources", "limits", "google.com/tpu")
-        if any(one.chips_per_host == count for one in fitting):
-            at = (*template.at, "completions" if "completions" in template.spec else "parallelism")
-        yield Finding(
-            job.at(*at, document=template.document),
-            f"{pods[0]} completions, {pods[1]} at a time, of {count} chips for a topology of "
-            f"{template.selector[gke_objects.TOPOLOGY]}",
-            "libtpu waits for the missing machines, or the pods are never scheduled",
-            f"make it {ways}",
-        )
-
-
-def _limit(container: dict[str, Any], name: str) -> int:
-    resources = container.get("resources")
-    limits = (resources.get("limits") if isinstance(resources, dict) else None) or {}
-    value = str(limits.get(name, "")) if isinstance(limits, dict) else ""
-    return int(value) if value.isdigit() else 0
-
-
-@rule(
-    "gke",
-    severity=Severity.REFUSE,
-    source="https://kubernetes.io/docs/tasks/manage-gpus/scheduling-gpus (extended resources cannot be overcommitted)",
-)
-def requests_equal_limits(job: Evidence) -> Iterator[Finding]:
-    """Requests and limits of accelerators are equal."""
-    for template in job_templates(job):
-        for index, container in enumerate(template.containers):
-            resources = container.get("resources")
-            if not isinstance(resources, dict):
-                continue
-            for name in ("google.com/tpu", "nvidia.com/gpu"):
-                given = [str((resources.get(kind) or {}).get(name, "")) for kind in ("requests", "limits")]
-                if given[0] and given[0] != given[1]:
-                    yield Finding(
-                        job.at(*template.pod_at, "containers", index, "resources", document=template.document),
-                        f"{name}: {given[0]} requested, limit {given[1] or 'none'}",
-                        "the API server refuses the pod",
-                        "give both the same number",
-                    )
+        return
+    if sliced:
+        if _sides(sliced) and pods * chips % prod(_sides(sliced)):
+            yield Finding(
+                job.at(*template.at, "parallelism", document=template.document),
+                f"{pods} pods of {chips} chips for a slice of {sliced}",
+                "the pods may wait for chips of another slice",
+                f"make the product {prod(_sides(sliced))}",
+                severity=Severity.NOTE,
+            )
+        return
+    fitting = _slices(template)
+    if not fitting or any(one.chips_per_host == chips and one.hosts in (1, pods) for one in fitting):
+        return  # unknown; reported by tpu_nodes_exist; or as it should be, a slice of one machine for each pod included
+    same = [one for one in templates if one.document == template.document and one.selector == selector]
+    together = sum(one.replicas * _at_once(one) for one in same)
+    shared = any(one.chips_per_host == chips and together % one.hosts == 0 for one in fitting)
+    partly = any(one.hosts == 1 and chips < one.chips_per_host for one in fitting)
+    ways = " or ".join(f"{one.hosts} pods of {one.chips_per_host} chips ({one.machine_type})" for one in fitting)
+    at = (*template.pod_at, "containers", 0, "resources", "limits", gke_objects.TPU_RESOURCE)
+    if any(one.chips_per_host == chips for one in fitting):
+        at = (*template.at, "completions" if "completions" in template.spec else "parallelism")
+    yield Finding(
+        job.at(*at, document=template.document),
+        f"{template.pods} completions, {template.count('parallelism')} at a time, of {chips} chips for a topology of "
+        f"{selector[gke_objects.TOPOLOGY]}",
+        "libtpu waits for the missing machines, or the pods are never scheduled",
+        f"make it {ways}",
+        severity=Severity.NOTE if shared or partly else Severity.CANNOT_START,
+    )
 
 
 @rule(
@@ -227,66 +292,57 @@ def requests_equal_limits(job: Evidence) -> Iterator[Finding]:
 def pod_groups_can_connect(job: Evidence) -> Iterator[Finding]:
     """Jobs of several pods are Indexed, do not retry single pods, and have resolvable host names."""
     services = {
-        str((document.get("metadata") or {}).get("name")): document.get("spec") or {}
+        str(mapping(document.get("metadata")).get("name")): mapping(document.get("spec"))
         for document in job.job.documents
         if document.get("kind") == "Service"
     }
     for template in job_templates(job):
         if template.count("completions") < 2:
             continue
+
+        def note(at: Location, what: str, why: str, remediation: str, *, document: int = template.document) -> Finding:
+            return Finding(job.at(*at, document=document), what, why, remediation, severity=Severity.NOTE)
+
         if template.spec.get("completionMode") != "Indexed":
-            yield Finding(
-                job.at(*template.at, document=template.document),
+            yield note(
+                template.at,
                 f"{template.spec['completions']} pods without completionMode: Indexed",
-                "no pod knows its index",
+                "no pod knows its index, which a group of pods needs that trains together",
                 "add completionMode: Indexed",
             )
         if template.count("parallelism") < template.count("completions"):
-            yield Finding(
-                job.at(*template.at, "parallelism", document=template.document),
+            yield note(
+                (*template.at, "parallelism"),
                 f"{template.count('parallelism')} of {template.count('completions')} pods at a time",
-                "the first pods wait without end for those that are not started",
+                "pods that train together wait without end for those that are not started",
                 "make both the same",
             )
-        if template.spec.get("backoffLimit", 6) != 0:
-            yield Finding(
-                job.at(*template.at, "backoffLimit", document=template.document),
+        if template.spec.get("backoffLimit") not in (0, MAX_INT32) and "backoffLimitPerIndex" not in template.spec:
+            yield note(
+                (*template.at, "backoffLimit"),
                 "backoffLimit is not 0",
                 "a failed pod restarts alone, in a group that waits for the old one",
                 "write backoffLimit: 0; a JobSet's failurePolicy.maxRestarts restarts the group",
             )
-        subdomain = template.pod.get("subdomain")
-        headless = services.get(str(subdomain), {}).get("clusterIP") == "None"
-        if not template.in_jobset and not (subdomain and headless):
-            yield Finding(
-                job.at(*template.pod_at, "subdomain", document=template.document),
-                f"subdomain '{subdomain}' has no headless Service here" if subdomain else "no subdomain",
-                "the pods' host names do not resolve, so that they cannot connect",
-                "add a Service with clusterIP: None, and set subdomain to its name",
-                severity=Severity.NOTE if subdomain else Severity.CANNOT_START,
-            )
+        if not template.in_jobset:
+            yield from _host_names(job, template, services)
 
 
-@rule(
-    "gke",
-    severity=Severity.REFUSE,
-    source=(
-        "https://kubernetes.io/docs/concepts/workloads/controllers/job (Never or OnFailure; "
-        "a podFailurePolicy needs Never)"
-    ),
-)
-def restart_policy_is_allowed(job: Evidence) -> Iterator[Finding]:
-    """The restart policy is one that Jobs and their pod failure policy allow."""
-    for template in job_templates(job):
-        policy = template.pod.get("restartPolicy", "Always")
-        allowed = ["Never"] if template.spec.get("podFailurePolicy") else ["Never", "OnFailure"]
-        if template.pod and policy not in allowed:
-            yield Finding(
-                job.at(*template.pod_at, "restartPolicy", document=template.document),
-                f"restartPolicy is {policy}",
-                "the API server refuses the Job",
-                f"write {' or '.join(allowed)}",
-            )
+def _host_names(job: Evidence, template: JobTemplate, services: dict[str, dict[str, Any]]) -> Iterator[Finding]:
+    """Findings about the host names of a Job's pods, which GKE gives to libtpu where no variable does."""
+    subdomain = template.pod.get("subdomain")
+    if subdomain and services.get(str(subdomain), {}).get("clusterIP") == "None":
+        return
+    variables = {str(mapping(one).get("name")) for container in template.containers
+                 for one in sequence(container.get("env"))}  # fmt: skip
+    lost = bool(template.selector.get(gke_objects.ACCELERATOR)) and "TPU_WORKER_HOSTNAMES" not in variables
+    yield Finding(
+        job.at(*template.pod_at, "subdomain", document=template.document),
+        f"subdomain '{subdomain}' has no headless Service here" if subdomain else "no subdomain",
+        "the pods' host names do not resolve, so that they cannot connect",
+        "add a Service with clusterIP: None, and set subdomain to its name",
+        severity=Severity.CANNOT_START if lost and not subdomain else Severity.NOTE,
+    )
 
 
 @rule(
@@ -304,34 +360,4 @@ def spot_grace_period_fits(job: Evidence) -> Iterator[Finding]:
                 f"a grace period of {grace} s on a Spot VM, which has {gke_objects.SPOT_GRACE} s",
                 "the trainer is killed before it has saved",
                 f"write {gke_objects.SPOT_GRACE}",
-            )
-
-
-@rule(
-    "gke",
-    severity=Severity.REFUSE,
-    source=(
-        "https://www.rfc-editor.org/rfc/rfc1123; jobset_types.go "
-        "(a host name is <jobset>-<job>-<job index>-<pod index>)"
-    ),
-)
-def names_are_short_enough(job: Evidence) -> Iterator[Finding]:
-    """Names are valid labels, as are the pod names that Kubernetes derives from them."""
-    for number, document in enumerate(job.job.documents):
-        name = str((document.get("metadata") or {}).get("name", ""))
-        if name and not re.fullmatch(r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?", name):
-            yield Finding(
-                job.at("metadata", "name", document=number),
-                f"name '{name}'",
-                "the API server refuses it",
-                "use a-z, 0-9 and dashes, at most 63",
-            )
-    for template in job_templates(job):
-        longest = f"{template.host}-{max(0, template.count('completions') - 1)}"
-        if len(longest) > 63:
-            yield Finding(
-                job.at("metadata", "name", document=template.document),
-                f"the host names of its pods have {len(longest)} characters; at most 63 ({longest})",
-                "the pods cannot be created",
-                "use a shorter name",
             )

@@ -12,8 +12,9 @@ from trainyard.console import UserError
 from trainyard.jobs import gke_objects, machines
 from trainyard.jobs.image_metadata import Contents
 from trainyard.lint.engine import Finding, Severity, rule
-from trainyard.lint.jobs import gke, worker_pools
+from trainyard.lint.jobs import worker_pools
 from trainyard.lint.jobs.evidence import KINDS, VERTEX, Evidence
+from trainyard.lint.jobs.job_templates import job_templates
 from trainyard.oci.reference import Reference
 from trainyard.spec.yaml_source import Location
 
@@ -28,7 +29,7 @@ _FIRST: dict[str, dict[str, str | None]] = {
 def references(job: Evidence) -> Iterator[tuple[str, int, Location]]:
     """Every image a job names: reference, document, location from the top of the spec (or document)."""
     if job.job.kind == "gke":
-        for template in gke.job_templates(job):
+        for template in job_templates(job):
             for index, container in enumerate(template.containers):
                 if isinstance(container.get("image"), str):
                     yield container["image"], template.document, (*template.pod_at, "containers", index, "image")
@@ -157,7 +158,7 @@ def _device_of_pool(pool: dict[str, object]) -> str:
 def _placed(job: Evidence) -> Iterator[tuple[str, int, Location, str, str]]:
     """Every image with the accelerator that it runs on: reference, document, location, device, TPU generation."""
     if job.job.kind == "gke":
-        for template in gke.job_templates(job):
+        for template in job_templates(job):
             selector = template.selector
             label = selector.get(gke_objects.ACCELERATOR)
             generation = next((name for name, tpu in machines.table().tpus.items() if tpu.gke_accelerator == label), "")

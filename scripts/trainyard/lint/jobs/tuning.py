@@ -25,15 +25,19 @@ def search_is_valid(job: Evidence) -> Iterator[Finding]:
     assert isinstance(study, dict)
     why = "the service refuses the job"
 
-    def wrong(location: tuple[int | str, ...], what: str, fix: str, why: str = why) -> Finding:
-        return Finding(job.job.where(location), what, why, fix)
+    def wrong(
+        location: tuple[int | str, ...], what: str, fix: str, why: str = why, severity: Severity = Severity.REFUSE
+    ) -> Finding:
+        return Finding(job.job.where(location), what, why, fix, severity=severity)
 
     for key in ("metrics", "parameters"):
         if not study.get(key):
             yield wrong(("studySpec",), f"studySpec has no {key}", f"add {key}")
     trials, parallel = data.get("maxTrialCount"), data.get("parallelTrialCount")
     if parallel is not None and trials is not None and parse_count(parallel) > parse_count(trials):
-        yield wrong(("parallelTrialCount",), f"{parallel} trials at a time of {trials} in all", "run fewer at a time")
+        what = f"{parallel} trials at a time of {trials} in all"
+        why_note = "the API does not refuse it, and gcloud's --max-trial-count and --parallel-trial-count replace both"
+        yield wrong(("parallelTrialCount",), what, "run fewer at a time", why_note, Severity.NOTE)
     names: list[str] = []
     for number, one in enumerate(study.get("parameters") or []):
         if not isinstance(one, dict):
@@ -47,34 +51,40 @@ def search_is_valid(job: Evidence) -> Iterator[Finding]:
                 "give it a unique parameterId",
             )
         names.append(name)
-        yield from (wrong(at, f"{name}: {what}", fix) for what, fix in _parameter_problems(one, study.get("algorithm")))
+        for what, fix, severity in _parameter_problems(one, study.get("algorithm")):
+            yield wrong(at, f"{name}: {what}", fix, severity=severity)
 
 
-def _parameter_problems(one: dict[str, Any], algorithm: object) -> Iterator[tuple[str, str]]:
+def _parameter_problems(one: dict[str, Any], algorithm: object) -> Iterator[tuple[str, str, Severity]]:
+    """What is wrong with a parameter, how to correct it, and what that means."""
+    refuse = Severity.REFUSE
     kinds = ("doubleValueSpec", "integerValueSpec", "categoricalValueSpec", "discreteValueSpec")
     given = [kind for kind in kinds if one.get(kind) is not None]
     if len(given) != 1:
-        yield f"{len(given)} kinds of values", f"give exactly one of {', '.join(kinds)}"
+        yield f"{len(given)} kinds of values", f"give exactly one of {', '.join(kinds)}", refuse
         return
     values = one[given[0]]
     if not isinstance(values, dict):
         return
     if given[0] in ("doubleValueSpec", "integerValueSpec"):
+        # In the JSON of protocol buffers, a missing number is 0: https://protobuf.dev/programming-guides/json/.
+        missing = [key for key in ("minValue", "maxValue") if key not in values]
         try:
-            low, high = float(values["minValue"]), float(values["maxValue"])
-        except (KeyError, TypeError, ValueError):
-            yield f"{given[0]} without minValue and maxValue", "give both"
-            return
+            low, high = (float(values.get(key, 0)) for key in ("minValue", "maxValue"))
+        except (TypeError, ValueError):
+            return  # the schema's rule reports it
+        if missing:
+            yield f"{given[0]} without {' and '.join(missing)}, which counts as 0", "give both", Severity.NOTE
         if low > high:
-            yield f"minValue {low:g} is above maxValue {high:g}", "swap them"
+            yield f"minValue {low:g} is above maxValue {high:g}", "swap them", refuse
         if "LOG" in str(one.get("scaleType")) and low <= 0:
-            yield f"a logarithmic scale from {low:g}", "start above 0"
+            yield f"a logarithmic scale from {low:g}", "start above 0", refuse
         if algorithm == "GRID_SEARCH" and given[0] == "doubleValueSpec":
-            yield "GRID_SEARCH over doubles", "use discreteValueSpec, or remove the algorithm"
+            yield "GRID_SEARCH over doubles", "use discreteValueSpec, or remove the algorithm", refuse
     elif not values.get("values"):
-        yield f"{given[0]} without values", "list them"
+        yield f"{given[0]} without values", "list them", refuse
     elif given[0] == "discreteValueSpec" and values["values"] != sorted(values["values"]):
-        yield "discrete values out of order", "list them in increasing order"
+        yield "discrete values out of order", "list them in increasing order", Severity.NOTE
 
 
 @rule(

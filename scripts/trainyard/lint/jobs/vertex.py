@@ -25,7 +25,8 @@ _RESERVED_VARIABLES = re.compile(
     source=(
         "https://cloud.google.com/vertex-ai/docs/training/distributed-training; "
         "https://github.com/googleapis/python-aiplatform/blob/main/google/cloud/aiplatform/utils/worker_spec_utils.py "
-        '("Chief spec replica count cannot be greater than 1.")'
+        '("Chief spec replica count cannot be greater than 1."); '
+        "gcloud 528, _ValidateWorkerPoolSpecsFromConfig in command_lib/ai/custom_jobs/validation.py"
     ),
 )
 def pools_are_in_order(job: Evidence) -> Iterator[Finding]:
@@ -44,13 +45,18 @@ def pools_are_in_order(job: Evidence) -> Iterator[Finding]:
         )
     if not found[0]:
         yield Finding(job.at("workerPoolSpecs", 0), "the first pool is empty", why, "the chief is the first pool")
-    if not found[-1] and len(found) > 1:
-        yield Finding(
-            job.at("workerPoolSpecs", len(found) - 1),
-            "the last pool is empty",
-            why,
-            "remove it: an empty pool {} only keeps the position of the pools after it",
-        )
+    for number, empty in enumerate(found[1:], 1):
+        if not empty:
+            last = number == len(found) - 1
+            yield Finding(
+                job.at("workerPoolSpecs", number),
+                f"{'the last pool' if last else f'pool {number}'} is empty",
+                "the API skips it; 'gcloud ai custom-jobs create --config' refuses empty pools",
+                "remove it: an empty pool {} only keeps the position of the pools after it"
+                if last
+                else "submit it with the SDK or curl, or with an empty --worker-pool-spec of gcloud",
+                severity=Severity.NOTE,
+            )
     for number, pool in pools(job):
         count = parse_count(pool.get("replicaCount", 0))
         at = job.at("workerPoolSpecs", number, "replicaCount")
@@ -63,14 +69,21 @@ def pools_are_in_order(job: Evidence) -> Iterator[Finding]:
             )
         elif count == 0:
             yield Finding(
-                at, f"pool {number} ({ROLES[min(number, 3)]}) has no replica", why, "give replicaCount: 1 or more"
+                at,
+                f"pool {number} ({ROLES[min(number, 3)]}) has no replica",
+                "the API accepts it, since replicaCount is optional; the pool has no machine",
+                "give replicaCount: 1 or more",
+                severity=Severity.CANNOT_START if "replicaCount" in pool else Severity.NOTE,
             )
 
 
 @rule(
     *VERTEX,
     severity=Severity.REFUSE,
-    source='https://cloud.google.com/vertex-ai/docs/reference/rest/v1/CustomJobSpec#WorkerPoolSpec ("task" is a union)',
+    source=(
+        'https://cloud.google.com/vertex-ai/docs/reference/rest/v1/CustomJobSpec#WorkerPoolSpec ("task" is a union); '
+        "gcloud 528, _ValidateWorkerPoolSpecsFromConfig in command_lib/ai/custom_jobs/validation.py"
+    ),
 )
 def pools_are_complete(job: Evidence) -> Iterator[Finding]:
     """Every pool has a machine type, and either a container or a Python package."""
@@ -87,9 +100,21 @@ def pools_are_complete(job: Evidence) -> Iterator[Finding]:
             yield Finding(at, f"pool {number} has {what}", why, "give exactly one of the two")
         if pool.get("containerSpec") and not (pool["containerSpec"] or {}).get("imageUri"):
             yield Finding(at, f"pool {number}: containerSpec has no imageUri", why, "name the image")
-        if not machine_of(pool).get("machineType"):
+        package = pool.get("pythonPackageSpec") or {}
+        if package and not (package.get("executorImageUri") or package.get("pythonModule")):
             yield Finding(
-                at, f"pool {number} has no machineSpec.machineType", why, "name a machine type, such as n1-standard-8"
+                at,
+                f"pool {number}: pythonPackageSpec has neither executorImageUri nor pythonModule",
+                why,
+                "name the image, the module, and packageUris",
+            )
+        if not machine_of(pool).get("machineType") and not job.spec.get("persistentResourceId"):
+            yield Finding(
+                at,
+                f"pool {number} has no machineSpec.machineType",
+                "the API accepts it, but only the machines of a persistent resource need none",
+                "name a machine type, such as n1-standard-8",
+                severity=Severity.CANNOT_START,
             )
 
 
@@ -123,6 +148,7 @@ def scheduling_is_current(job: Evidence) -> Iterator[Finding]:
     severity=Severity.REFUSE,
     source=(
         "https://cloud.google.com/vertex-ai/docs/reference/rest/v1/DiskSpec; "
+        "https://cloud.google.com/vertex-ai/docs/training/configure-compute#boot_disk_options; "
         "https://github.com/googleapis/python-aiplatform/blob/main/google/cloud/aiplatform/utils/worker_spec_utils.py "
         '("[100, 64000]")'
     ),
@@ -159,7 +185,7 @@ def boot_disks_are_valid(job: Evidence) -> Iterator[Finding]:
     ),
 )
 def environment_variables_are_valid(job: Evidence) -> Iterator[Finding]:
-    """A container has at most 100 environment variables, each once, and none that the service sets."""
+    """A container has at most 100 environment variables, with valid names, each once; none is set by the service."""
     for number, pool in pools(job):
         for task in ("containerSpec", "pythonPackageSpec"):
             entries = [one for one in (pool.get(task) or {}).get("env") or [] if isinstance(one, dict)]
@@ -173,8 +199,21 @@ def environment_variables_are_valid(job: Evidence) -> Iterator[Finding]:
                 )
             for index, name in enumerate(names):
                 at = job.at("workerPoolSpecs", number, task, "env", index)
+                if not re.fullmatch(r"[A-Za-z_]\w*", name, re.ASCII):
+                    yield Finding(
+                        at,
+                        f"'{name}' is no name of a variable",
+                        "the service refuses the job: it must be a valid C identifier",
+                        "use letters, digits and underscores, and no digit first",
+                    )
                 if name in names[:index]:
-                    yield Finding(at, f"{name} is there twice", "one of the two values is lost", "keep one")
+                    yield Finding(
+                        at,
+                        f"{name} is there twice",
+                        "one of the two values is lost",
+                        "keep one",
+                        severity=Severity.NOTE,
+                    )
                 if _RESERVED_VARIABLES.fullmatch(name):
                     yield Finding(
                         at,
@@ -233,12 +272,12 @@ def tensorboard_can_be_written(job: Evidence) -> Iterator[Finding]:
     if not board:
         return
     at = job.at("tensorboard")
-    for key, why in (
-        ("serviceAccount", "the service refuses the job"),
-        ("baseOutputDirectory", "AIP_TENSORBOARD_LOG_DIR is not set, and the trainer writes no logs"),
+    for key, why, severity in (
+        ("serviceAccount", "the service refuses the job", Severity.REFUSE),
+        ("baseOutputDirectory", "AIP_TENSORBOARD_LOG_DIR is not set, and the trainer writes no logs", Severity.NOTE),
     ):
         if not job.spec.get(key):
-            yield Finding(at, f"a tensorboard without {key}", why, f"add {key}")
+            yield Finding(at, f"a tensorboard without {key}", why, f"add {key}", severity=severity)
     place = re.search(r"/locations/([^/]+)/", str(board))
     if job.region and place and place[1] != job.region:
         yield Finding(

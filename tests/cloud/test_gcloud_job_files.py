@@ -1,0 +1,296 @@
+"""gcloud's own loaders of job files as the oracle: Trainyard refuses the same files of Vertex AI and AI Platform."""
+
+from __future__ import annotations
+
+import copy
+import json
+import shutil
+import subprocess
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from trainyard.jobs import job_file
+from trainyard.lint.engine import Severity
+from trainyard.lint.jobs import core
+
+pytestmark = pytest.mark.needs("gcloud")
+
+LOADER = Path(__file__).with_name("gcloud_loader.py")
+
+#: (kind, text) -> why gcloud, or the API whose messages it has, refuses a file; empty if neither does.
+Refusal = Callable[[str, str], str]
+
+
+@pytest.fixture(scope="module")
+def refusal() -> Iterator[Refusal]:
+    """gcloud's loaders in one process: starting it for each file would take 0.7 s."""
+    program = Path(str(shutil.which("gcloud"))).resolve()
+    root = program.parent.parent
+    python = root / "platform" / "bundledpythonunix" / "bin" / "python3"
+    interpreter = str(python) if python.is_file() else str(shutil.which("python3"))
+    command = [interpreter, "-S", str(LOADER), str(root / "lib")]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdin and process.stdout
+
+        def ask(kind: str, text: str) -> str:
+            assert process.stdin and process.stdout
+            process.stdin.write(json.dumps({"kind": kind, "text": text}) + "\n")
+            process.stdin.flush()
+            answer = process.stdout.readline()
+            assert answer, "the loaders of gcloud ended"
+            return str(json.loads(answer))
+
+        yield ask
+        process.stdin.close()
+
+
+#: The rules about what gcloud's loaders read: fields, types, enum values, and the task of each worker pool.
+STRUCTURE = {"fields_match_api", "keys_are_in_camel_case", "pools_are_complete"}
+
+
+def refused(text: str) -> list[str]:
+    """What these rules refuse; the error, if the file cannot be read."""
+    evidence = core.Evidence(job_file.parse(text, Path("job.yaml")))
+    # gcloud compares the tasks of pools in the files of CustomJobs only.
+    rules = STRUCTURE - ({"pools_are_complete"} if evidence.job.kind == "hyperparameter-tuning-job" else set())
+    return [str(one) for one in core.check(evidence) if one.severity is Severity.REFUSE and one.rule in rules]
+
+
+IMAGE = "us-docker.pkg.dev/p/r/image:tag"
+POOL = {
+    "machineSpec": {"machineType": "n1-standard-8", "acceleratorType": "NVIDIA_TESLA_T4", "acceleratorCount": 1},
+    "replicaCount": 1,
+    "diskSpec": {"bootDiskType": "pd-ssd", "bootDiskSizeGb": 200},
+    "containerSpec": {
+        "imageUri": IMAGE,
+        "command": ["python"],
+        "args": ["-m", "x"],
+        "env": [{"name": "A", "value": "b"}],
+    },
+}
+PACKAGE = {
+    "machineSpec": {"machineType": "n1-standard-8"},
+    "replicaCount": "2",
+    "pythonPackageSpec": {
+        "executorImageUri": IMAGE,
+        "packageUris": ["gs://b/p.tgz"],
+        "pythonModule": "a.b",
+        "args": ["c"],
+    },
+}
+SPEC: dict[str, Any] = {
+    "workerPoolSpecs": [POOL, PACKAGE],
+    "scheduling": {"timeout": "3600s", "restartJobOnWorkerRestart": True, "strategy": "SPOT", "maxWaitDuration": "60s"},
+    "serviceAccount": "a@p.iam.gserviceaccount.com",
+    "baseOutputDirectory": {"outputUriPrefix": "gs://bucket/run"},
+    "tensorboard": "projects/p/locations/us-central1/tensorboards/1",
+    "enableWebAccess": False,
+    "reservedIpRanges": ["a"],
+}
+TUNING: dict[str, Any] = {
+    "displayName": "x",
+    "labels": {"team": "a"},
+    "studySpec": {
+        "algorithm": "RANDOM_SEARCH",
+        "metrics": [{"metricId": "accuracy", "goal": "MAXIMIZE"}],
+        "parameters": [
+            {"parameterId": "lr", "doubleValueSpec": {"minValue": 0.01, "maxValue": 1}, "scaleType": "UNIT_LOG_SCALE"},
+            {"parameterId": "size", "integerValueSpec": {"minValue": "1", "maxValue": 8}},
+            {"parameterId": "b", "discreteValueSpec": {"values": [1, 2.5]}},
+            {"parameterId": "opt", "categoricalValueSpec": {"values": ["sgd", "adam"]}},
+        ],
+        "measurementSelectionType": "BEST_MEASUREMENT",
+    },
+    "maxTrialCount": 4,
+    "parallelTrialCount": 2,
+    "maxFailedTrialCount": 1,
+    "trialJobSpec": SPEC,
+}
+CONFIG = {"imageUri": IMAGE, "acceleratorConfig": {"type": "NVIDIA_TESLA_T4", "count": 1}}
+OLD: dict[str, Any] = {
+    "jobId": "x",
+    "labels": {"team": "a"},
+    "trainingInput": {
+        "scaleTier": "CUSTOM",
+        "masterType": "n1-standard-8",
+        "masterConfig": CONFIG | {"containerCommand": ["a"], "diskConfig": {"bootDiskSizeGb": 9}},
+        "workerType": "n1-standard-8",
+        "workerCount": "2",
+        "workerConfig": CONFIG | {"tpuTfVersion": "2.11", "containerArgs": ["--a"]},
+        "packageUris": ["gs://b/p.tgz"],
+        "pythonModule": "a.b",
+        "pythonVersion": "3.7",
+        "runtimeVersion": "2.11",
+        "region": "us-central1",
+        "jobDir": "gs://b/d",
+        "args": ["--x=1"],
+        "useChiefInTfConfig": True,
+        "encryptionConfig": {"kmsKeyName": "k"},
+        "scheduling": {
+            "maxRunningTime": "60s", "maxWaitTime": "1800s", "priority": 3, "strategy": "LOW_COST",
+            "resilientToWorkerRestart": True,
+        },
+        "nasJobSpec": {
+            "searchSpaceSpec": "a", "previousNasJobId": "b", "oneShotAlgorithmSpec": {"oneShotAlgorithm": 1},
+            "multiTrialAlgorithmSpec": {"maxNasTrials": 3, "multiTrialAlgorithm": "GRID_SEARCH"},
+        },
+        "hyperparameters": {
+            "goal": "MAXIMIZE",
+            "maxTrials": 4,
+            "hyperparameterMetricTag": "m",
+            "enableTrialEarlyStopping": True,
+            "params": [{
+                "parameterName": "a", "type": "DOUBLE", "minValue": 0.1, "maxValue": 1,
+                "scaleType": "UNIT_LOG_SCALE", "discreteValues": [1, 2], "categoricalValues": ["a"],
+            }],
+        },
+    },
+}  # fmt: skip
+FILES: dict[str, list[dict[str, Any]]] = {
+    "custom-job": [SPEC, {"displayName": "x", "labels": {"a": "b"}, "jobSpec": SPEC}],
+    "hyperparameter-tuning-job": [TUNING],
+    "ai-platform": [OLD],
+}
+
+#: Values of every type. Without those that gcloud sends without a meaning: true as a number, null as an enum value.
+VALUES: list[Any] = [
+    "x", "", "7", "1.5", "yes", 7, 0, 1, -1, 2.5, [], ["x"], [7], [None], [[]], [{}], {}, {"a": 1}, {"a": "b"},
+    {"name": "x"}, "TPU_V3", "GRID_SEARCH", "60s",
+]  # fmt: skip
+
+
+def places(node: Any, at: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
+    """The location of every value below a node."""
+    for key, value in node.items() if isinstance(node, dict) else enumerate(node) if isinstance(node, list) else ():
+        yield (*at, key)
+        yield from places(value, (*at, key))
+
+
+#: Durations are text for gcloud's messages; the API refuses other forms of text.
+_DURATIONS = {"timeout", "maxWaitDuration", "maxRunningTime", "maxWaitTime"}
+
+
+def changed(document: dict[str, Any], change: tuple[str, tuple[Any, ...], Any]) -> None:
+    """Change a place of a document, if an earlier change has left it there."""
+    action, location, value = change
+    *steps, last = location
+    node: Any = document
+    for step in steps:
+        try:
+            node = node[step]
+        except (KeyError, IndexError, TypeError):
+            return
+    if not isinstance(node, dict | list) or (
+        isinstance(node, list) and not (isinstance(last, int) and last < len(node))
+    ):
+        return
+    if isinstance(node, dict) and not isinstance(last, str):
+        return
+    if action == "replace" and last in {*_DURATIONS, "trainingInput", "jobSpec"}:
+        return  # without the last two, it is another kind of file
+    if action == "replace":
+        node[last] = copy.deepcopy(value)
+    elif action == "remove" and (isinstance(node, list) or last in node):
+        del node[last]
+    elif action == "misspell" and isinstance(node, dict) and last in node:
+        node[f"{last}x"] = node.pop(last)
+
+
+@st.composite
+def files(draw: st.DrawFn) -> tuple[str, str]:
+    """A valid file of a kind with up to three changes, as YAML or JSON."""
+    kind = draw(st.sampled_from(list(FILES)))
+    document = copy.deepcopy(draw(st.sampled_from(FILES[kind])))
+    document = json.loads(json.dumps(document))  # nothing shared
+    locations = list(places(document))
+    change = st.tuples(
+        st.sampled_from(["replace", "replace", "replace", "remove", "misspell"]),
+        st.sampled_from(locations),
+        st.sampled_from(VALUES),
+    )
+    for one in draw(st.lists(change, max_size=3)):
+        changed(document, one)
+    as_json = draw(st.booleans())
+    return kind, json.dumps(document, indent=1) if as_json else yaml.safe_dump(document, sort_keys=False)
+
+
+def recognized(kind: str, text: str) -> bool:
+    """Whether the file still is a job of that kind; other files are no jobs, or jobs of another kind."""
+    try:
+        return job_file.parse(text, Path("job.yaml")).kind == kind
+    except job_file.NotAJobError:
+        return False
+    except Exception:
+        return True
+
+
+def judged(refusal: Refusal, kind: str, text: str) -> tuple[list[str], str]:
+    """What Trainyard and what gcloud have against a file."""
+    try:
+        ours = refused(text)
+    except job_file.UserError as error:
+        ours = [str(error)]
+    theirs = refusal(kind, text)
+    if theirs.startswith("InvalidArgumentException") and _has_an_empty_pool(text):
+        # gcloud takes no empty pools in files. To the API, and in another rule, it matters which pool is empty.
+        theirs = ""
+    if theirs.startswith("InvalidDataError: Must specify either python_name or json_name for enum"):
+        theirs = ""  # gcloud crashes on 0 as the value of an enum; on other numbers of it, it does not
+    return ours, theirs
+
+
+def _has_an_empty_pool(text: str) -> bool:
+    found = job_file.parse(text, Path("job.yaml")).spec.get("workerPoolSpecs")
+    return isinstance(found, list) and any(not pool for pool in found)
+
+
+@pytest.mark.parametrize(
+    ("kind", "number"), [(kind, number) for kind, all_ in FILES.items() for number in range(len(all_))]
+)
+def test_gcloud_accepts_the_files_that_are_changed_below(refusal: Refusal, kind: str, number: int) -> None:
+    assert judged(refusal, kind, yaml.safe_dump(FILES[kind][number], sort_keys=False)) == ([], "")
+
+
+CASES = [
+    ("custom-job", "workerPoolSpecs: {containerSpec: {imageUri: a}}"),
+    ("custom-job", "workerPoolSpecs: [{containerSpec: {imageUri: a, args: b}}]"),
+    ("custom-job", "workerPoolSpecs: [{containerSpec: {imageUri: a, env: {name: b}}}]"),
+    ("custom-job", "workerPoolSpecs: [{containerSpec: {imageUri: a}, machineSpec: {acceleratorCount: '1'}}]"),
+    ("custom-job", "workerPoolSpecs: [{containerSpec: {imageUri: a}, machineSpec: []}]"),
+    ("custom-job", "workerPoolSpecs: [{containerSpec: {imageUri: a}, machineSpec: {acceleratorType: 1}}]"),
+    ("custom-job", "{enableWebAccess: yes, workerPoolSpecs: [{containerSpec: {imageUri: a}}]}"),
+    ("custom-job", "{enableWebAccess: 'yes', workerPoolSpecs: [{containerSpec: {imageUri: a}}]}"),
+    ("custom-job", "workerPoolSpecs: [{containerSpec: {imageUri: a, args: [no]}}]"),
+    ("custom-job", "workerPoolSpecs: [{containerSpec: {imageUri: a, args: [1:30]}}]"),
+    ("custom-job", "workerPoolSpecs: [{containerSpec: {imageUri: a}, pythonPackageSpec: {pythonModule: b}}]"),
+    ("custom-job", "workerPoolSpecs: [{pythonPackageSpec: {args: [b]}}]"),
+    ("custom-job", "{state: JOB_STATE_FAILED, jobSpec: {workerPoolSpecs: [{containerSpec: {imageUri: a}}]}}"),
+    ("custom-job", "workerPoolSpecs: [{container_spec: {image_uri: a}}]"),
+    ("hyperparameter-tuning-job", "{studySpec: {}, maxTrialCount: 2.0}"),
+    ("hyperparameter-tuning-job", "{studySpec: {}, labels: {a: 1}}"),
+    ("ai-platform", "trainingInput: {scheduling: {strategy: LOW_COST}, nasJobSpec: {searchSpaceSpec: a}}"),
+    ("ai-platform", "trainingInput: {runtimeVersion: 2.11}"),
+    ("custom-job", "{network: null, scheduling: [], workerPoolSpecs: [{containerSpec: {imageUri: a, args: null}}]}"),
+    ("custom-job", "workerPoolSpecs: [{containerSpec: {imageUri: a, args: [null]}}]"),
+]
+
+
+@pytest.mark.parametrize(("kind", "text"), CASES)
+def test_a_file_is_refused_if_gcloud_refuses_it(refusal: Refusal, kind: str, text: str) -> None:
+    ours, theirs = judged(refusal, kind, text)
+    assert bool(ours) == bool(theirs), (ours, theirs)
+
+
+@settings(max_examples=200, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
+@given(file=files())
+def test_generated_files_are_refused_if_gcloud_refuses_them(refusal: Refusal, file: tuple[str, str]) -> None:
+    kind, text = file
+    if recognized(kind, text):
+        ours, theirs = judged(refusal, kind, text)
+        assert bool(ours) == bool(theirs), f"{text}\nTrainyard: {ours}\ngcloud: {theirs or 'accepts it'}"
