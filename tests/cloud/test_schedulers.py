@@ -21,9 +21,13 @@ import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from tests.conftest import ROOT
+
+from trainyard import platforms
+from trainyard.jobs import request
 
 PROGRAMS = {"srun": "slurm-wlm", "munged": "munge", "mpirun": "openmpi-bin"}
 INSTALL_TIMEOUT = 600  # seconds; 25 s on 2 cores
@@ -260,6 +264,41 @@ def test_the_script_of_sbatch_is_one_process(slurm: Slurm, tmp_path: Path) -> No
     assert ended.returncode == 0, ended.stderr + Path(f"{out}.err").read_text()
     cluster = json.loads(out.read_text())["cluster"]
     assert (cluster["source"], cluster["node_rank"], cluster["nnodes"]) == ("single node", 0, 1)
+
+
+def _written(**options: Any) -> str:
+    """The batch script that `make job PLATFORM=slurm` writes for two nodes."""
+    chosen = platforms.by_name("slurm")
+    given = request.Options(target="cpu", workers=2, **options)
+    return chosen.write(request.parse_request(given, tpu_machine=False)).text
+
+
+@pytest.mark.parametrize("runtime", ["pyxis", "apptainer"])
+def test_sbatch_accepts_the_job_that_is_written(slurm: Slurm, runtime: str) -> None:
+    script = slurm.folder / f"{runtime}.sbatch"
+    script.write_text(_written(container_runtime=runtime, queue="all", timeout="90m"))
+    ended = slurm.run("sbatch", "--test-only", str(script))
+    assert ended.returncode == 0, ended.stderr
+    assert "to start at" in ended.stderr
+
+
+def test_the_tasks_of_the_job_that_is_written_form_a_group(slurm: Slurm) -> None:
+    """The script runs in Slurm; a program in place of Apptainer starts the launcher, as the image's entrypoint does."""
+    script, program, out = (slurm.folder / name for name in ("written.sbatch", "apptainer", "written.out"))
+    script.write_text(_written(container_runtime="apptainer", args="--epochs 2"))
+    meet = slurm.folder / "meet.py"
+    meet.write_text(f"import sys\nassert sys.argv[1:] == ['mnist', '--epochs', '2'], sys.argv\n{MEET}")
+    program.write_text(f'#!/bin/sh\nshift 2\nexec {" ".join(LAUNCHER)} -- {sys.executable} {meet} "$@"\n')
+    program.chmod(0o755)
+    path = f"PATH={slurm.folder}:{os.environ['PATH']}"
+    ended = slurm.run("env", path, "sbatch", "--wait", f"--output={out}", str(script))
+    assert ended.returncode == 0, ended.stderr + out.read_text()
+    # sbatch writes what the launcher prints on stderr to the same file.
+    printed = "".join(line for line in out.read_text().splitlines(keepends=True) if line.startswith("{"))
+    assert _met(subprocess.CompletedProcess([], 0, printed, "")) == [
+        {"met": 1, **_coordinates("0", "2", "0", "1", "0", "2")},
+        {"met": 1, **_coordinates("1", "2", "0", "1", "1", "2")},
+    ]
 
 
 def test_scancel_ends_every_process_with_sigterm(slurm: Slurm) -> None:

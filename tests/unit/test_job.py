@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import json
 import shlex
+import subprocess
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import jsonschema
 import kubernetes_validate
 import pytest
 import yaml
@@ -15,7 +17,7 @@ import yaml
 from trainyard import platforms
 from trainyard.console import StepFailed, UserError
 from trainyard.jobs import job_file, request, trainer_flags, tuning
-from trainyard.jobs.schema import kubernetes
+from trainyard.jobs.schema import google, kubernetes
 from trainyard.lint.jobs import core
 from trainyard.platforms import ai_platform_migration, submission
 from trainyard.platforms import gke as gke_platform
@@ -395,7 +397,7 @@ def test_the_log_of_every_pod_is_shown_once_whenever_the_job_ends(
     monkeypatch.setattr(submission, "run_json", answer)
     monkeypatch.setattr(submission, "run_visibly", commands.append)
     monkeypatch.setattr(gke_platform.time, "sleep", lambda _: None)
-    assert gke_platform._follow_pods("job/run", "job-name=run", 2, 1) == state
+    assert gke_platform.follow_pods("job/run", "job-name=run", 2, 1) == state
     selected = ("pod/", "--follow", "--selector")
     assert [[word for word in command if word.startswith(selected)] for command in commands] == shown
 
@@ -421,6 +423,268 @@ def test_a_tpu_vm_job_is_a_script_that_deletes_what_it_creates(write: Write) -> 
     assert trap[0] == "trap" and shlex.split(trap[1])[4:6] == ["delete", "xla-mnist"] and trap[2] == "EXIT"
     assert run[-1].endswith(f"{REGISTRY}/trainyard:xla-2.9.0 mnist --lr 0.1 --datadir 'a b'")
     assert "docker logs --follow" in logs[-1]
+
+
+# --- options of some platforms ---------------------------------------------------------------------------------------
+
+
+def test_vertex_ai_has_the_fields_of_its_api(write: Write) -> None:
+    """https://cloud.google.com/vertex-ai/docs/reference/rest/v1/CustomJobSpec; labels and key are flags of gcloud."""
+    key = "projects/p/locations/us-central1/keyRings/r/cryptoKeys/k"
+    text, command = write(
+        *vertex("--image", "gcr.io/p/i", "--accelerator", "8xH100_80GB", "--flex-start", "--max-wait", "2h",
+                "--disk", "hyperdisk-balanced:500", "--labels", "team=vision,run=1", "--kms-key", key, "--network",
+                "projects/1/global/networks/n", "--network-attachment", "a", "--persistent-resource", "kept")
+    )  # fmt: skip
+    spec = yaml.safe_load(text)
+    assert spec["scheduling"] == {"strategy": "FLEX_START", "maxWaitDuration": "7200s"}
+    assert spec["workerPoolSpecs"][0]["diskSpec"] == {"bootDiskType": "hyperdisk-balanced", "bootDiskSizeGb": 500}
+    assert spec["network"] == "projects/1/global/networks/n"
+    assert spec["pscInterfaceConfig"] == {"networkAttachment": "a"}
+    assert spec["persistentResourceId"] == "kept"
+    assert {"--labels=team=vision,run=1", f"--kms-key={key}"} <= set(command)
+    assert google.validate("aiplatform.v1", "GoogleCloudAiplatformV1CustomJobSpec", spec) == []
+
+
+@pytest.mark.parametrize(
+    ("reservation", "affinity"),
+    [
+        ("any", {"reservationAffinityType": "ANY_RESERVATION"}),
+        ("projects/p/zones/z/reservations/r",
+         {"reservationAffinityType": "SPECIFIC_RESERVATION", "key": "compute.googleapis.com/reservation-name",
+          "values": ["projects/p/zones/z/reservations/r"]}),
+    ],
+)  # fmt: skip
+def test_vertex_ai_uses_a_reservation(write: Write, reservation: str, affinity: dict[str, Any]) -> None:
+    """https://cloud.google.com/vertex-ai/docs/reference/rest/v1/ReservationAffinity"""
+    spec = yaml.safe_load(
+        write(*vertex("--image", "gcr.io/p/i", "--machine", "a3-ultragpu-8g", "--reservation", reservation))[0]
+    )
+    assert spec["workerPoolSpecs"][0]["machineSpec"]["reservationAffinity"] == affinity
+
+
+@pytest.mark.parametrize(
+    ("machine", "expected"),
+    [("a4x-highgpu-4g", ("NVIDIA_GB200", 4)), ("g4-standard-96", ("NVIDIA_RTX_PRO_6000", 2))],
+)
+def test_a_machine_type_implies_its_gpus(write: Write, machine: str, expected: tuple[str, int]) -> None:
+    spec = yaml.safe_load(write(*vertex("--image", "gcr.io/p/i", "--machine", machine))[0])
+    found = spec["workerPoolSpecs"][0]["machineSpec"]
+    assert (found["acceleratorType"], found["acceleratorCount"]) == expected
+    (job,) = yaml.safe_load_all(write(*gke("--image", "gcr.io/p/i", "--machine", machine))[0])
+    pod = job["spec"]["template"]["spec"]
+    assert pod["containers"][0]["resources"]["limits"] == {"nvidia.com/gpu": str(expected[1])}
+    assert pod["nodeSelector"]["node.kubernetes.io/instance-type"] == machine
+
+
+EVERYTHING = ["--queue", "team", "--priority", "high", "--placement", "preferred:subblock", "--disk", "premium-rwo:200",
+              "--mount", "gs://bucket/data/2026:/data:ro gs://other:/out", "--labels", "team=vision"]  # fmt: skip
+
+
+@pytest.mark.parametrize("devices", [["--accelerator", "v5litepod-16"], ["--accelerator", "8xA100"]])
+def test_gke_jobs_are_queued_placed_and_mounted(write: Write, devices: list[str]) -> None:
+    """Kueue's labels: https://kueue.sigs.k8s.io/docs/tasks/run/jobsets/"""
+    (found,) = yaml.safe_load_all(write(*gke("--image", "gcr.io/p/i", *devices, *EVERYTHING))[0])
+    assert found["metadata"]["labels"] == {"team": "vision", "kueue.x-k8s.io/queue-name": "team"}
+    (job,) = [one["template"] for one in kubernetes.replicated_jobs(found)] or [found]
+    template = job["spec"]["template"]
+    assert template["metadata"]["labels"]["team"] == "vision"
+    assert template["metadata"]["annotations"] == {
+        "gke-gcsfuse/volumes": "true",
+        "kueue.x-k8s.io/podset-preferred-topology": "cloud.google.com/gce-topology-subblock",
+    }
+    pod = template["spec"]
+    assert pod["priorityClassName"] == "high"
+    mounts = {one["mountPath"]: one for one in pod["containers"][0]["volumeMounts"]}
+    volumes = {one["name"]: one for one in pod["volumes"]}
+    assert set(mounts) == {"/dev/shm", "/mnt/disk", "/data", "/out"}
+    data = volumes[mounts["/data"]["name"]]["csi"]
+    assert (mounts["/data"]["readOnly"], data["readOnly"], data["driver"]) == (True, True, "gcsfuse.csi.storage.gke.io")
+    assert data["volumeAttributes"] == {"bucketName": "bucket", "mountOptions": "implicit-dirs,only-dir=data/2026"}
+    claim = volumes["disk"]["ephemeral"]["volumeClaimTemplate"]["spec"]
+    assert (claim["storageClassName"], claim["resources"]) == ("premium-rwo", {"requests": {"storage": "200Gi"}})
+    validated = {"apiVersion": "batch/v1", "kind": "Job", "metadata": {"name": "n"}, "spec": job["spec"]}
+    kubernetes_validate.validate(validated, kubernetes_validate.latest_version(), strict=True)
+
+
+@pytest.mark.parametrize(
+    ("option", "labels"),
+    [
+        (["--flex-start"], {"cloud.google.com/gke-flex-start": "true"}),
+        (["--reservation", "mine"],
+         {"cloud.google.com/reservation-affinity": "specific", "cloud.google.com/reservation-name": "mine"}),
+        (["--reservation", "any"], {"cloud.google.com/reservation-affinity": "any"}),
+    ],
+)  # fmt: skip
+def test_gke_jobs_select_the_nodes_of_a_kind_of_capacity(
+    write: Write, option: list[str], labels: dict[str, str]
+) -> None:
+    (found,) = yaml.safe_load_all(write(*gke("--image", "gcr.io/p/i", "--accelerator", "L4", *option))[0])
+    selector = found["spec"]["template"]["spec"]["nodeSelector"]
+    assert selector == {"cloud.google.com/gke-accelerator": "nvidia-l4"} | labels
+
+
+def test_groups_of_large_gpu_machines_are_told_about_their_network(trainyard: Command) -> None:
+    job = ("job", *gke("--image", "gcr.io/p/i", "--accelerator", "8xH100_MEGA_80GB"))
+    assert "GPUDirect-TCPXO only" in " ".join(trainyard(*job, "--workers", "2")[2].split())
+    assert "GPUDirect" not in trainyard(*job)[2]
+
+
+def test_an_unknown_machine_type_is_a_note_on_gke(trainyard: Command) -> None:
+    status, out, err = trainyard("job", *gke("--image", "gcr.io/p/i", "--machine", "z9-standard-8"))
+    assert (status, "node.kubernetes.io/instance-type: z9-standard-8" in out) == (0, True)
+    assert "z9-standard-8 is not in the table of machine types" in " ".join(err.split())
+
+
+@pytest.mark.parametrize("name", ["1run", "2026-11-22", "x" * 60, "9" * 60])
+def test_names_are_valid_with_everything_that_is_put_behind_them(write: Write, name: str) -> None:
+    """RFC 1035 names, and at most 63 characters with JobSet's indexes and the end that Kubernetes generates.
+
+    https://github.com/kubernetes-sigs/jobset/blob/main/pkg/webhooks/jobset_webhook.go
+    """
+    text, _ = write(*gke("xla", "--accelerator", "tpu7x-16x24x24", "--slices", "999", "--name", name))
+    (found,) = yaml.safe_load_all(text)
+    given = found["metadata"]["name"]
+    (part,) = found["spec"]["replicatedJobs"]
+    hosts = part["template"]["spec"]["completions"]
+    assert given[0].isalpha()
+    assert len(f"{given}-{part['name']}-{part['replicas'] - 1}-{hosts - 1}-abcde") <= 63
+
+
+def test_tpu_vms_have_labels_a_network_and_a_reservation(write: Write) -> None:
+    text, _ = write("--platform", "tpu-vm", "xla", "--accelerator", "v6e-4", "--labels", "team=vision", "--network",
+                    "ml", "--reservation", "any")  # fmt: skip
+    create = next(line for line in text.splitlines() if " create " in line)
+    assert {"--labels=team=vision", "--network=ml", "--reserved"} <= set(shlex.split(create))
+
+
+# --- Kubeflow, Slurm, SkyPilot ---------------------------------------------------------------------------------------
+
+
+def test_a_train_job_runs_the_image_on_the_torch_runtime(write: Write) -> None:
+    """https://github.com/kubeflow/trainer/blob/master/pkg/apis/trainer/v1alpha1/trainjob_types.go"""
+    text, command = write("--platform", "kubeflow", "gpu", "--accelerator", "8xA100", "--workers", "2",
+                          "--timeout", "1h", "--queue", "team", "--mount", "gs://bucket:/data",
+                          "--output", "gs://b/run")  # fmt: skip
+    found = yaml.safe_load(text)
+    assert command == ["kubectl", "create", "--filename=job.yaml"]
+    assert (found["apiVersion"], found["kind"]) == ("trainer.kubeflow.org/v1alpha1", "TrainJob")
+    assert found["metadata"] == {"name": "gpu-mnist", "labels": {"kueue.x-k8s.io/queue-name": "team"}}
+    spec = found["spec"]
+    assert (spec["runtimeRef"], spec["activeDeadlineSeconds"]) == ({"name": "torch-distributed"}, 3600)
+    trainer = spec["trainer"]
+    assert (trainer["numNodes"], trainer["command"]) == (2, ["tini", "--", "launch"])
+    assert trainer["args"] == ["mnist", "--job-dir=gs://b/run"]
+    assert trainer["resourcesPerNode"]["limits"] == {"nvidia.com/gpu": "8"}
+    (patch,) = spec["runtimePatches"]
+    (node,) = patch["trainingRuntimeSpec"]["template"]["spec"]["replicatedJobs"]
+    pod = node["template"]["spec"]["template"]["spec"]
+    assert node["name"] == pod["containers"][0]["name"] == "node"
+    mounted = {one["name"] for one in pod["containers"][0]["volumeMounts"]}
+    assert mounted == {one["name"] for one in pod["volumes"]}
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"trainer": {"numNode": 2}}, "unknown field 'numNode' (did you mean 'numNodes'?)"),
+        ({"trainer": {"numNodes": "2"}}, "'2' is not of type 'integer'"),
+        ({"runtimeRef": {}}, "'name' is a required property"),
+        ({"activeDeadlineSeconds": 0}, "0 is less than the minimum of 1"),
+        ({"managedBy": "me"}, "'me' is not one of"),
+        ({"podTemplateOverrides": []}, "unknown field 'podTemplateOverrides'"),
+    ],
+)
+def test_invalid_train_jobs_do_not_match_the_schema(write: Write, change: dict[str, Any], said: str) -> None:
+    found = yaml.safe_load(write("--platform", "kubeflow", "gpu")[0])
+    assert list(kubernetes.validate(found)) == []
+    found["spec"] |= change
+    (error,) = kubernetes.validate(found)
+    assert said in error.what
+
+
+def test_a_slurm_job_runs_one_task_on_each_node(write: Write) -> None:
+    text, command = write("--platform", "slurm", "gpu", "--accelerator", "8xA100", "--workers", "4", "--queue", "ml",
+                          "--priority", "high", "--timeout", "90m", "--args", "--lr 0.1 --datadir 'a b'")  # fmt: skip
+    assert command == ["sbatch", "job.sbatch"]
+    lines = text.splitlines()
+    assert lines[0].startswith("#!")
+    options = {line.removeprefix("#SBATCH ") for line in lines if line.startswith("#SBATCH ")}
+    assert {"--nodes=4", "--ntasks-per-node=1", "--gpus-per-node=8", "--partition=ml", "--qos=high",
+            "--time=90"} <= options  # fmt: skip
+    step = shlex.split(lines[-1])
+    # https://github.com/NVIDIA/enroot/blob/master/doc/cmd/import.md: docker://[USER@][REGISTRY#]IMAGE[:TAG]
+    assert "--container-image=us-central1-docker.pkg.dev#proj/ml/trainyard:gpu-2.15.0" in step
+    assert step[-5:] == ["mnist", "--lr", "0.1", "--datadir", "a b"]
+
+
+def test_a_slurm_job_with_apptainer_passes_gpus_and_variables(write: Write) -> None:
+    text, _ = write("--platform", "slurm", "gpu", "--accelerator", "A100", "--container-runtime", "apptainer")
+    step = shlex.split(text.splitlines()[-1])
+    at = step.index("apptainer")
+    assert step[at:] == ["apptainer", "run", "--nv", f"docker://{REGISTRY}/trainyard:gpu-2.15.0", "mnist"]
+
+
+#: Fields and types of sky/utils/schemas.py (https://github.com/skypilot-org/skypilot), as far as jobs use them.
+SKY_TASK: dict[str, Any] = {
+    "type": "object",
+    "additionalProperties": False,
+    "properties": {
+        "name": {"type": "string"},
+        "num_nodes": {"type": "integer"},
+        "run": {"type": "string"},
+        "file_mounts": {"type": "object"},
+        "resources": {
+            "type": "object",
+            "additionalProperties": False,
+            "properties": {
+                "infra": {"type": "string", "pattern": "^gcp(/[^/]+(/[^/]+)?)?$"},
+                "accelerators": {"type": "string"},
+                "accelerator_args": {"type": "object"},
+                "instance_type": {"type": "string"},
+                "use_spot": {"type": "boolean"},
+                "disk_size": {"type": "integer"},
+                "labels": {"type": "object"},
+            },
+        },
+    },
+}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "resources", "command"),
+    [
+        (["--image", "docker.io/me/i", "--accelerator", "4xA100_80GB"], {"accelerators": "A100-80GB:4"}, "launch"),
+        (["gpu", "--accelerator", "2xT4", "--spot", "--disk", "300"],
+         {"infra": "gcp", "accelerators": "T4:2", "use_spot": True, "disk_size": 300}, "jobs"),
+        (["xla", "--accelerator", "v6e-8", "--zone", "us-east5-b"],
+         {"infra": "gcp/us-east5/us-east5-b", "accelerators": "tpu-v6e-8:1",
+          "accelerator_args": {"runtime_version": "v2-alpha-tpuv6e"}}, "launch"),
+    ],
+)  # fmt: skip
+def test_a_sky_pilot_task_has_the_fields_of_its_schema(
+    write: Write, arguments: list[str], resources: dict[str, Any], command: str
+) -> None:
+    text, words = write("--platform", "skypilot", *arguments)
+    found = yaml.safe_load(text)
+    jsonschema.validate(found, SKY_TASK)
+    assert found["resources"] == resources
+    assert (words[0], words[1]) == ("sky", command)
+
+
+def test_the_nodes_of_a_sky_pilot_task_form_a_group(write: Write, tmp_path: Path) -> None:
+    """Run the script with SkyPilot's variables of a second node, and a docker that prints what it got."""
+    text, _ = write("--platform", "skypilot", "--image", "docker.io/me/i", "--workers", "2", "--trainer", "mnist")
+    (tmp_path / "sudo").write_text('#!/bin/sh\nshift; printf "%s\\n" "$@"\n')
+    (tmp_path / "sudo").chmod(0o755)
+    environment = {"PATH": f"{tmp_path}:/usr/bin:/bin", "SKYPILOT_NUM_NODES": "2", "SKYPILOT_NODE_RANK": "1",
+                   "SKYPILOT_NODE_IPS": "10.0.0.1\n10.0.0.2"}  # fmt: skip
+    done = subprocess.run(
+        ["bash", "-c", yaml.safe_load(text)["run"]], env=environment, capture_output=True, text=True, check=True
+    )
+    words = done.stdout.splitlines()
+    assert {"--env=NNODES=2", "--env=NODE_RANK=1", "--env=MASTER_ADDR=10.0.0.1"} <= set(words)
+    assert words[-2:] == ["docker.io/me/i", "mnist"]
 
 
 # --- rehearsals ------------------------------------------------------------------------------------------------------
@@ -456,7 +720,7 @@ def test_what_is_written_can_be_rehearsed(write: Write, arguments: list[str], re
     ("arguments", "said"),
     [
         (["--platform", "vertx", "cpu"], "unknown platform 'vertx' (did you mean 'vertex'?)"),
-        (["cpu"], "no PLATFORM given; platforms: vertex, ai-platform, gke, tpu-vm"),
+        (["cpu"], "no PLATFORM given; platforms: vertex, ai-platform, gke, tpu-vm, kubeflow"),
         (vertex("cpuu"), "unknown target 'cpuu' (did you mean 'cpu'?)"),
         (vertex("cpu", "--trainer", "mist"), "cpu has no trainer 'mist' (did you mean 'mnist'?)"),
         (vertex("cpu", "--accelerator", "T5"), "no accelerator 'T5'"),
@@ -494,6 +758,22 @@ def test_what_is_written_can_be_rehearsed(write: Write, arguments: list[str], re
         (["--platform", "tpu-vm", "xla", "--accelerator", "v4-8", "--zone", "us-central1-a"], "it is in us-central2-b"),
         (["--platform", "tpu-vm", "xla", "--accelerator", "v4-8", "--timeout", "1h"], "tpu-vm has no TIMEOUT"),
         (["--platform", "gke", "--from", "x.yaml"], "x.yaml: No such file"),
+        (vertex("cpu", "--queue", "q"), "PLATFORM=vertex has no QUEUE; these have it: gke, kubeflow, slurm"),
+        (vertex("cpu", "--spot", "--flex-start"), "SPOT and FLEX_START: a job uses one kind of capacity"),
+        (vertex("cpu", "--max-wait", "1h"), "MAX_WAIT requires FLEX_START"),
+        (vertex("cpu", "--reservation", "mine"), "projects/PROJECT/zones/ZONE/reservations/NAME, or 'any'"),
+        (vertex("cpu", "--labels", "Team=x"), "LABELS: 'Team=x' is not key=value of lowercase letters"),
+        (vertex("cpu", "--disk", "big"), "DISK='big' is neither a size in GB"),
+        (vertex("xla", "--machine", "ct6e-standard-4t"), "a TPU v6e machine: give the slice, as in ACCELERATOR=v6e-4"),
+        (gke("cpu", "--mount", "bucket:/data"), "MOUNT: 'bucket:/data' is not gs://BUCKET"),
+        (gke("cpu", "--mount", "gs://bucket:/data gs://other:/data"), "MOUNT: /data is given twice"),
+        (gke("cpu", "--placement", "block"), "PLACEMENT requires QUEUE"),
+        (gke("cpu", "--queue", "q", "--placement", "row"), "PLACEMENT='row' is not one of block, subblock, host"),
+        (["--platform", "slurm", "xla", "--accelerator", "v4-8"], "runs jobs with GPUs or CPUs"),
+        (["--platform", "slurm", "cpu", "--spot"], "PLATFORM=slurm has no SPOT"),
+        (["--platform", "kubeflow", "xla", "--accelerator", "v4-8"], "use PLATFORM=gke for TPUs"),
+        (["--platform", "skypilot", "xla", "--accelerator", "tpu7x-8"], "request a slice that the API has"),
+        (["--platform", "tpu-vm", "xla", "--accelerator", "v5p-8x16x44"], "by number: give ACCELERATOR=v5p-11264"),
     ],
 )  # fmt: skip
 def test_invalid_requests_are_refused_in_one_line(refused: Callable[..., str], arguments: list[str], said: str) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime
 from pathlib import Path
 
 import pytest
@@ -12,6 +13,7 @@ from ruamel.yaml import YAML
 
 from trainyard.console import UserError
 from trainyard.jobs import gke_objects, job_file, machines, yaml_writer
+from trainyard.jobs.schema import google
 
 CUSTOM_JOB = """\
 workerPoolSpecs:
@@ -175,6 +177,76 @@ def test_a_name_counts_cores_or_chips(name: str, chips: int, hosts: int, cores: 
 def test_an_unknown_slice_is_refused_with_the_nearest(name: str, machine: str | None, said: str) -> None:
     with pytest.raises(UserError, match=said):
         machines.slice_of(name, machine)
+
+
+@pytest.mark.parametrize(
+    ("name", "topology", "hosts", "accelerator_type"),
+    [
+        # https://github.com/AI-Hypercomputer/xpk/blob/main/src/xpk/core/system_characteristics.py: both forms of names
+        ("v5p-4x4x12", "4x4x12", 48, "v5p-384"),
+        ("v5p-8x16x44", "8x16x44", 1408, "v5p-11264"),
+        ("tpu7x-4x20x76", "4x20x76", 1520, "tpu7x-12160"),
+        ("tpu7x-8x16x16", "8x16x16", 512, "tpu7x-4096"),
+        ("tpu7x-4096", "8x16x16", 512, "tpu7x-4096"),
+        ("v6e-4x8", "4x8", 8, "v6e-32"),
+        ("v5e-2x4", "2x4", 1, "v5litepod-8"),
+    ],
+)
+def test_slices_are_named_by_number_or_by_topology(name: str, topology: str, hosts: int, accelerator_type: str) -> None:
+    found = machines.slice_of(name)
+    assert (found.topology, found.hosts, found.accelerator_type) == (topology, hosts, accelerator_type)
+    assert machines.slice_on(found.machine_type, topology) == found
+
+
+@pytest.mark.parametrize("name", ["v4-3x3x3", "v5p-12x8x4", "v5p-4x4x10", "v6e-8x32", "v4-4x4", "v5e-4x4x4", "v4-x"])
+def test_topologies_that_do_not_exist_are_refused(name: str) -> None:
+    with pytest.raises(UserError, match="no TPU slice"):
+        machines.slice_of(name)
+
+
+@pytest.mark.parametrize(
+    ("generation", "zones"),
+    [
+        # https://docs.cloud.google.com/tpu/docs/regions-zones
+        ("v6e", {"us-south1-ai1b", "asia-northeast1-b"}),
+        ("tpu7x", {"us-central1-c", "us-central1-ai1a"}),
+    ],
+)
+def test_ai_zones_are_known(generation: str, zones: set[str]) -> None:
+    assert zones <= set(machines.table().tpus[generation].zones)
+
+
+@pytest.mark.parametrize(
+    ("machine", "gpus"),
+    [
+        # xpk (as above), and https://docs.cloud.google.com/compute/docs/accelerator-optimized-machines
+        ("a4x-highgpu-4g", ("NVIDIA_GB200", 4)),
+        ("a4-highgpu-8g", ("NVIDIA_B200", 8)),
+        ("a3-ultragpu-8g", ("NVIDIA_H200_141GB", 8)),
+        ("g4-standard-192", ("NVIDIA_RTX_PRO_6000", 4)),
+    ],
+)
+def test_machine_types_include_gpus(machine: str, gpus: tuple[str, int]) -> None:
+    assert machines.gpu_of_machine(machine) == gpus
+
+
+def test_gpus_have_the_names_of_the_api() -> None:
+    names = google.schemas("aiplatform.v1")["GoogleCloudAiplatformV1MachineSpec"]["properties"]["acceleratorType"]
+    api = {name for name in names["enum"] if name.startswith("NVIDIA")}
+    assert set(machines.table().gpus) | set(machines.table().gpus_gone) == api
+
+
+def test_every_table_names_its_source() -> None:
+    known = machines.table()
+    assert set(known.sources) == set(type(known).model_fields) - {"sources"}
+    assert all(source.url.startswith("https://") for source in known.sources.values())
+
+
+def test_tables_that_were_compared_long_ago_are_reported() -> None:
+    compared = max(source.checked for source in machines.table().sources.values() if source.checked)
+    assert machines.outdated(compared) == []
+    late = machines.outdated(compared + datetime.timedelta(days=machines.MAX_AGE + 1))
+    assert {line.split()[1] for line in late} == {"tpus", "gpus", "cpus", "vertex_regions"}
 
 
 def test_every_slice_has_zones_and_full_machines() -> None:

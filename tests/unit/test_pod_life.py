@@ -329,3 +329,78 @@ def test_a_closed_stdout_ends_the_watch() -> None:
 
     with pytest.raises(BrokenPipeError):
         run.watch(Shells("echo a; exec sleep 30"), LIMITS, broken, FakeGcloud(READY))
+
+
+# --- several zones ---------------------------------------------------------------------------------------------------
+
+
+class FakeZones:
+    """The same TPU VM in three zones, and the order in which they were used."""
+
+    def __init__(self) -> None:
+        self.zones = {name: FakeOperations() for name in ("a", "b", "c")}
+
+    def execute(self, *outcomes: Outcome, queue: bool = False) -> tuple[int, str]:
+        """The exit status, and the zone of the last run."""
+        iterator = iter(outcomes)
+        for one in self.zones.values():
+            one.outcomes = iterator
+        (first, *others) = [(replace(POD, zone=name), one) for name, one in self.zones.items()]
+        controller = PodController(
+            first[0],
+            Run("image"),
+            LIMITS,
+            first[1],
+            lambda addresses: lambda worker, line: None,
+            queue=queue,
+            others=others,
+        )
+        return controller.execute(), controller.pod.zone
+
+
+STOCK_OUT = "run1: There is no more capacity in the zone"
+
+
+@pytest.mark.parametrize(
+    "error", [STOCK_OUT, "run1: still WAITING after 60 s in the queue (QUEUE_WAIT sets the limit)"]
+)
+def test_the_first_zone_with_capacity_trains_and_nothing_is_left_in_the_others(error: str) -> None:
+    cloud = FakeZones()
+    cloud.zones["a"].errors = {"create": [error]}
+    assert cloud.execute(0, queue="queue" in error) == (0, "b")
+    assert cloud.zones["a"].done == ["create", "delete"]
+    assert cloud.zones["b"].done == ["create", "check", "clear", "start", "watch", "delete"]
+    assert cloud.zones["c"].done == []
+
+
+def test_other_errors_do_not_move_to_the_next_zone() -> None:
+    cloud = FakeZones()
+    cloud.zones["a"].errors = {"create": ["run1: PERMISSION_DENIED"]}
+    with pytest.raises(StepFailed, match="PERMISSION_DENIED"):
+        cloud.execute(0)
+    assert (cloud.zones["b"].done, cloud.zones["c"].done) == ([], [])
+
+
+def test_without_capacity_in_any_zone_nothing_is_left() -> None:
+    cloud = FakeZones()
+    for zone in cloud.zones.values():
+        zone.errors = {"create": [STOCK_OUT]}
+    with pytest.raises(StepFailed, match="QUEUED=1 waits for capacity"):
+        cloud.execute(0)
+    assert [zone.done for zone in cloud.zones.values()] == [["create", "delete"]] * 3
+
+
+def test_an_existing_tpu_vm_is_used_in_whichever_zone_it_is() -> None:
+    cloud = FakeZones()
+    cloud.zones["c"].existing = READY
+    assert cloud.execute(0) == (0, "c")
+    assert "create" not in [word for zone in cloud.zones.values() for word in zone.done]
+
+
+def test_after_a_preemption_every_zone_is_tried_until_one_has_capacity() -> None:
+    cloud = FakeZones()
+    cloud.zones["a"].errors = {"create": [None, STOCK_OUT, STOCK_OUT]}
+    cloud.zones["b"].errors = {"create": [STOCK_OUT, STOCK_OUT]}
+    cloud.zones["c"].errors = {"create": [STOCK_OUT]}
+    assert cloud.execute(Interruption.PREEMPTED, 0) == (0, "c")
+    assert all(zone.done[-1] == "delete" for zone in cloud.zones.values()), "nothing is left anywhere"

@@ -26,6 +26,8 @@ def command(as_json: bool) -> None:
     from trainyard import console
     from trainyard.project import check
 
+    for line in check.warnings():
+        console.warn(line)
     failed = check.check()
     for findings in failed.values():
         for line in findings:

@@ -25,6 +25,9 @@ _POSITIVE = options.Count(min=1)
       trainyard job cpu --platform vertex --tune "lr=1e-3:1e-1:log batch-size=32,64" >tune.yaml
       trainyard job xla --platform gke --accelerator v5litepod-16 --slices 2 >jobset.yaml
       trainyard job xla --platform tpu-vm --accelerator v5litepod-16 >run.sh
+      trainyard job gpu --platform kubeflow --accelerator 8xA100 --workers 2 >train.yaml
+      trainyard job gpu --platform slurm --accelerator 8xA100 --workers 2 --queue ml >train.sbatch
+      trainyard job gpu --platform skypilot --accelerator 8xA100 --spot >task.yaml
       trainyard job tf-cpu --platform ai-platform --machine n1-highcpu-16 >old.yaml
       trainyard job --platform vertex --from old.yaml >job.yaml
       trainyard job --code . --platform vertex --accelerator v5litepod-4 --submit
@@ -57,6 +60,26 @@ _POSITIVE = options.Count(min=1)
 @options.option("--project", help="Google Cloud project. Default: gcloud's.")
 @options.option("--service-account", metavar="EMAIL", help="Service account that the job runs as.")
 @options.option("--tensorboard", metavar="RESOURCE", help="projects/PROJECT/locations/REGION/tensorboards/ID.")
+@options.flag("--flex-start", help="Wait for capacity, which the job then keeps for at most 7 days (DWS).")
+@options.option("--max-wait", metavar="DURATION", help="With --flex-start: how long to wait. Default: the platform's.")
+@options.option("--reservation", metavar="NAME", help="Reservation of machines to use, or 'any'.")
+@options.option("--queue", metavar="NAME", help="LocalQueue of Kueue (GKE), or partition (Slurm).")
+@options.option("--priority", metavar="NAME", help="PriorityClass (GKE), or QOS (Slurm).")
+@options.option(
+    "--placement", metavar="LEVEL", help="With --queue, on GKE: machines in one block, subblock or preferred:block."
+)
+@options.option("--disk", metavar="[TYPE:]GB", help="Disk of each machine, as in hyperdisk-balanced:500.")
+@options.option("--mount", metavar="LIST", help="Folders of Cloud Storage: 'gs://bucket/data:/data:ro'.")
+@options.option("--labels", metavar="A=B,...", help="Labels of the job.")
+@options.option("--kms-key", metavar="RESOURCE", help="Cloud KMS key that encrypts what the job stores.")
+@options.option("--network", metavar="NAME", help="VPC network that the machines are connected to.")
+@options.option("--network-attachment", metavar="NAME", help="Network attachment of Private Service Connect.")
+@options.option("--persistent-resource", metavar="ID", help="Persistent resource of Vertex AI that runs the job.")
+@options.option(
+    "--container-runtime",
+    type=click.Choice(["pyxis", "apptainer"]),
+    help="What starts containers on a Slurm cluster. Default: pyxis.",
+)
 @options.option(
     "--tune", metavar="SEARCH", help="Flags that trials vary: 'lr=1e-3:1e-1:log batch-size=32,64 epochs=2:8'."
 )
@@ -111,6 +134,7 @@ def command(
         if not given["image"] and Reference.parse(parsed.image).names_docker_hub:
             no, rehearse = f"no {installation.option('REGISTRY')}", installation.command("rehearse")
             console.warn(f"{no}: the image is local; '{rehearse}' can run it, but no platform can pull it")
+        platforms.check_options(chosen, parsed)
         rendered = chosen.write(parsed, file)
     for warning in rendered.warnings:
         console.warn(warning)

@@ -48,7 +48,11 @@ class PodCommand(click.Command):
 )
 @options.option("--name", help="Name of the TPU VM, and of its queued resource.")
 @options.option("--accelerator", metavar="TYPE", help="TPU slice, such as v5litepod-16.")
-@options.option("--zone", help="Default: gcloud's compute/zone, or the first zone that has the accelerator.")
+@options.option(
+    "--zone",
+    metavar="ZONE[,ZONE...]|any",
+    help="Zones to try in turn until one has capacity. Default: gcloud's compute/zone, or the accelerator's first.",
+)
 @options.option("--project", help="Default: gcloud's project.")
 @options.option("--version", help="Software version of the TPU VM. Default: the one for PyTorch.")
 @options.option("--network", help="VPC network. Default: the project's network 'default'.")

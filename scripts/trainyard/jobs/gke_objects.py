@@ -18,6 +18,24 @@ TOPOLOGY = "cloud.google.com/gke-tpu-topology"
 GPU = "cloud.google.com/gke-accelerator"
 SPOT = "cloud.google.com/gke-spot"
 
+#: Node labels: Flex Start VMs
+#: (https://docs.cloud.google.com/kubernetes-engine/docs/how-to/dws-flex-start-training), and reservations
+#: (https://docs.cloud.google.com/kubernetes-engine/docs/how-to/consuming-reservations).
+FLEX_START = "cloud.google.com/gke-flex-start"
+RESERVATION_AFFINITY = "cloud.google.com/reservation-affinity"
+RESERVATION_NAME = "cloud.google.com/reservation-name"
+
+#: Kueue: the label that names a job's LocalQueue, and the annotations of its pods that place them close to each other
+#: (https://kueue.sigs.k8s.io/docs/concepts/topology_aware_scheduling/).
+QUEUE = "kueue.x-k8s.io/queue-name"
+REQUIRED_TOPOLOGY = "kueue.x-k8s.io/podset-required-topology"
+PREFERRED_TOPOLOGY = "kueue.x-k8s.io/podset-preferred-topology"
+
+#: The driver of Cloud Storage FUSE, and the annotation of pods that use it
+#: (https://docs.cloud.google.com/kubernetes-engine/docs/how-to/cloud-storage-fuse-csi-driver-ephemeral).
+BUCKET_DRIVER = "gcsfuse.csi.storage.gke.io"
+BUCKET_VOLUMES = "gke-gcsfuse/volumes"
+
 #: Resources that containers request: chips, GPUs.
 TPU_RESOURCE = "google.com/tpu"
 GPU_RESOURCE = "nvidia.com/gpu"
@@ -30,17 +48,19 @@ EXCLUSIVE = {"alpha.jobset.sigs.k8s.io/exclusive-topology": "cloud.google.com/gk
 #: (https://cloud.google.com/kubernetes-engine/docs/concepts/spot-vms).
 SPOT_GRACE = 15
 
-#: Most characters of a name that we give: pods append indexes to it, and a label has at most 63 (RFC 1123).
+#: Most characters of a name that we give: pods append indexes and a random ending to it, and a label has at most 63.
 _MAX_NAME = 40
 
 
 def object_name(name: str) -> str:
-    """A name as Kubernetes and the Cloud TPU API accept it (RFC 1123 label).
+    """A name as all objects of a job and the Cloud TPU API accept it (RFC 1035 label: with a letter first).
 
     Raises:
         UserError: it contains no letter or digit.
     """
-    found = re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-")[:_MAX_NAME].rstrip("-")
+    found = re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-")
     if not found:
         raise UserError(f"NAME={name!r} has no letter or digit")
-    return found
+    if not found[0].isalpha():
+        found = f"job-{found}"
+    return found[:_MAX_NAME].rstrip("-")

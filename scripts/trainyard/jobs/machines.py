@@ -6,6 +6,7 @@ Sources of every entry are named at the top of that file.
 from __future__ import annotations
 
 import datetime
+import re
 from dataclasses import dataclass
 from functools import cache
 from math import prod
@@ -23,9 +24,19 @@ TABLE = Path(__file__).with_name("machines.yaml")
 #: When AI Platform Training stopped accepting jobs (https://cloud.google.com/ai-platform/training/docs/deprecations).
 AI_PLATFORM_SHUT_DOWN = "31 January 2025"
 
+#: Days after which `make check` asks to compare a table with its source again.
+MAX_AGE = 180
+
 T = TypeVar("T")
 #: A value that plain documents hold as text: keys of mappings, dates.
 FromText = Annotated[T, Field(strict=False)]
+
+
+class Source(Strict):
+    """What a table was compared with, and on which day; None for a table that does not change any more."""
+
+    url: str
+    checked: FromText[datetime.date] | None = None
 
 
 class Vertex(Strict):
@@ -45,6 +56,7 @@ class Tpu(Strict):
     vertex: Vertex | None
     chips: dict[str, int]
     slices: dict[str, str]
+    any_multiple_of_4: bool = False
     zones: list[str]
     zones_of_pods: list[str] = Field(default_factory=list)
 
@@ -55,6 +67,10 @@ class Gpu(Strict):
     gke_accelerator: str
     machines: dict[str, int] = Field(default_factory=dict)
     n1_cpus: dict[FromText[int], int] = Field(default_factory=dict)
+    gpudirect: str | None = None
+    arm: bool = False
+    n1_memory: dict[FromText[int], int] = Field(default_factory=dict)
+    regions: list[str] = Field(default_factory=list)
 
     @property
     def counts(self) -> list[int]:
@@ -75,6 +91,7 @@ class Tier(Strict):
 class Table(Strict):
     """The contents of machines.yaml."""
 
+    sources: dict[str, Source]
     tpus: dict[str, Tpu]
     gpus: dict[str, Gpu]
     gpus_gone: dict[str, FromText[datetime.date]]
@@ -137,9 +154,37 @@ def table() -> Table:
     return Table.model_validate(yaml_source.plain(yaml_source.read(TABLE)))
 
 
+def outdated(today: datetime.date) -> list[str]:
+    """A line for each table that was compared with its source more than :data:`MAX_AGE` days before ``today``."""
+    return [
+        f"{TABLE.name}: {name} was last compared with {source.url} on {source.checked}: compare it, and set the day"
+        for name, source in table().sources.items()
+        if source.checked and (today - source.checked).days > MAX_AGE
+    ]
+
+
+def _sides(topology: str) -> list[int]:
+    """``4x8`` as [4, 8]; empty if it is no topology."""
+    return [int(side) for side in topology.split("x")] if re.fullmatch(r"\d+(x\d+){1,2}", topology) else []
+
+
+def machine_of_topology(generation: str, topology: str) -> str | None:
+    """The machine type of a generation's slices of a topology; None if there is no such topology.
+
+    Slices of more than 64 chips of v4, v5p and TPU7x may have any three sides that are multiples of 4 and do not
+    decrease: https://docs.cloud.google.com/kubernetes-engine/docs/concepts/plan-tpus.
+    """
+    tpu = table().tpus[generation]
+    if topology in tpu.slices or not tpu.any_multiple_of_4:
+        return tpu.slices.get(topology)
+    sides = _sides(topology)
+    fits = len(sides) == 3 and prod(sides) > 64 and sides == sorted(sides) and not any(side % 4 for side in sides)
+    return next(machine for machine, chips in tpu.chips.items() if chips == 4) if fits else None
+
+
 def _slice(generation: str, topology: str, machine_type: str) -> TpuSlice:
     tpu = table().tpus[generation]
-    chips = prod(int(side) for side in topology.split("x"))
+    chips = prod(_sides(topology))
     # A machine with 8 chips is a complete slice; larger slices consist of machines with 4.
     hosts = max(1, chips // tpu.chips[machine_type])
     number = chips * 2 if tpu.counts == "cores" else chips
@@ -170,23 +215,29 @@ def slices() -> dict[str, TpuSlice]:
 
 
 def slice_of(accelerator_type: str, machine_type: str | None = None) -> TpuSlice:
-    """The slice of an accelerator type of the Cloud TPU API (``v2-32``, ``v5litepod-16``); ``v5e-16`` is accepted too.
+    """The slice of an accelerator type of the Cloud TPU API (``v2-32``, ``v5litepod-16``).
+
+    ``v5e-16`` is accepted too, and a topology instead of the number: ``v5p-4x4x12``, ``v6e-2x4``.
 
     Args:
         machine_type: another machine of the same generation to make it of, as GKE allows: 2x4 on two machines of 4.
     Raises:
         UserError: there is no such slice; the nearest is named.
     """
-    name = accelerator_type.lower()
-    name = f"v5litepod-{name[4:]}" if name.startswith("v5e-") else name
+    name = re.sub("^v5e-", "v5litepod-", accelerator_type.lower())
+    prefix, _, size = name.partition("-")
+    generation = next((one for one, tpu in table().tpus.items() if tpu.prefix == prefix), None)
+    own_machine = machine_of_topology(generation, size) if generation else None
     known = slices()
-    if name not in known:
-        prefix = name.partition("-")[0]
+    if generation and own_machine:
+        found = _slice(generation, size, own_machine)
+    elif name in known:
+        found = known[name]
+    else:
         same = [one for one in known if one.partition("-")[0] == prefix]
         raise UserError(
             f"no TPU slice '{accelerator_type}'{nearest(name, same or known)}; there are: {', '.join(same or known)}"
         )
-    found = known[name]
     if machine_type in (None, found.machine_type):
         return found
     chips = table().tpus[found.generation].chips
@@ -201,11 +252,9 @@ def slice_of(accelerator_type: str, machine_type: str | None = None) -> TpuSlice
 def slice_on(machine_type: str, topology: str) -> TpuSlice | None:
     """The slice of a machine type and a topology (GKE, Vertex AI); None if they cannot be combined."""
     for generation, tpu in table().tpus.items():
-        if topology in tpu.slices and machine_type in tpu.chips:
-            chips = prod(int(side) for side in topology.split("x"))
-            own = tpu.chips[machine_type]
-            if machine_type == tpu.slices[topology] or (own == 4 and chips % 4 == 0):
-                return _slice(generation, topology, machine_type)
+        usual = machine_of_topology(generation, topology) if machine_type in tpu.chips else None
+        if usual and (machine_type == usual or (tpu.chips[machine_type] == 4 and prod(_sides(topology)) % 4 == 0)):
+            return _slice(generation, topology, machine_type)
     return None
 
 
@@ -223,6 +272,16 @@ def machine_types() -> list[str]:
     names = [f"{family}-{cpus}" for family, sizes in known.cpus.items() for cpus in sizes]
     names += [machine for gpu in known.gpus.values() for machine in gpu.machines]
     return names + [machine for tpu in known.tpus.values() for machine in tpu.chips]
+
+
+#: Memory of the n1 families in GB for each vCPU: https://docs.cloud.google.com/compute/docs/general-purpose-machines.
+_N1_MEMORY = {"n1-standard": 3.75, "n1-highmem": 6.5, "n1-highcpu": 0.9}
+
+
+def n1_memory(machine_type: str) -> float | None:
+    """Memory of an n1 machine type in GB; None for other machine types."""
+    family, _, cpus = machine_type.rpartition("-")
+    return _N1_MEMORY[family] * int(cpus) if family in _N1_MEMORY and cpus.isdecimal() else None
 
 
 def gpu_of_machine(machine_type: str) -> tuple[str, int] | None:

@@ -8,8 +8,9 @@ from dataclasses import dataclass
 
 from trainyard import installation
 from trainyard.console import UserError, nearest
-from trainyard.jobs import machines, trainer_flags, tuning
+from trainyard.jobs import machines, platform_options, trainer_flags, tuning
 from trainyard.jobs.machines import TpuSlice
+from trainyard.jobs.platform_options import Disk, Mount, Placement
 from trainyard.jobs.tuning import Tuning
 from trainyard.oci.reference import Reference
 from trainyard.oci.registry import Repository, check_address
@@ -41,6 +42,15 @@ class Request:
         output: gs:// folder for checkpoints, model and logs.
         timeout: seconds after which the platform ends the job; None for the platform's limit.
         tpu_version: AI Platform's tpuTfVersion.
+        flex_start: wait for capacity, which is then kept for at most 7 days (Dynamic Workload Scheduler).
+        max_wait: seconds to wait for it; None for the platform's default.
+        reservation: name of a reservation of machines, or "any".
+        queue: Kueue's LocalQueue, or Slurm's partition.
+        priority: Kubernetes' PriorityClass, or Slurm's QOS.
+        network: VPC network that the machines are connected to.
+        network_attachment: network attachment of a Private Service Connect interface (Vertex AI).
+        persistent_resource: ID of the persistent resource that runs the job (Vertex AI).
+        container_runtime: what starts the containers of a Slurm job.
     """
 
     name: str
@@ -62,6 +72,20 @@ class Request:
     timeout: int | None = None
     tpu_version: str | None = None
     tuning: Tuning | None = None
+    flex_start: bool = False
+    max_wait: int | None = None
+    reservation: str | None = None
+    queue: str | None = None
+    priority: str | None = None
+    placement: Placement | None = None
+    disk: Disk | None = None
+    mounts: tuple[Mount, ...] = ()
+    labels: tuple[tuple[str, str], ...] = ()
+    kms_key: str | None = None
+    network: str | None = None
+    network_attachment: str | None = None
+    persistent_resource: str | None = None
+    container_runtime: str | None = None
 
     @property
     def place(self) -> str:
@@ -105,12 +129,14 @@ def with_output(spec: Spec | None, args: tuple[str, ...], output: str | None) ->
 
 
 def accelerator(text: str) -> tuple[Gpus | None, str | None]:
-    """GPUs, or the name of a TPU slice, from ``T4``, ``2xNVIDIA_L4``, ``nvidia-tesla-a100:8`` or ``v5litepod-16``.
+    """GPUs, or the name of a TPU slice.
+
+    ``T4``, ``2xNVIDIA_L4``, ``nvidia-tesla-a100:8``; ``v5litepod-16``, ``v5p-4x4x12``.
 
     Raises:
         UserError: it is neither; the message suggests the nearest.
     """
-    if re.fullmatch(r"(v\d\w*|tpu\d\w*)-\d+", text.lower()):
+    if re.fullmatch(r"(v\d\w*|tpu\d\w*)-\d+(x\d+)*", text.lower()):
         return None, text
     match = re.fullmatch(r"(?:(\d+)x)?([A-Za-z][\w-]*?)(?::(\d+))?", text)
     if not match or (match[1] and match[3]):
@@ -126,6 +152,28 @@ def accelerator(text: str) -> tuple[Gpus | None, str | None]:
         words = [*short, *machines.slices()]
         raise UserError(f"no accelerator '{match[2]}'{nearest(match[2], words)}; there are: {', '.join(words)}")
     return Gpus(name, int(match[1] or match[3] or 1)), None
+
+
+def _gpus_of_machine(machine: str) -> Gpus | None:
+    """The GPUs that a machine type includes; None if it includes none, or is not in the table.
+
+    Raises:
+        UserError: it has TPUs: the size of the slice is missing.
+    """
+    generation = machines.generation_of_machine(machine)
+    if generation and machine != "cloud-tpu":
+        prefix = machines.table().tpus[generation].prefix
+        fitting = [
+            name
+            for name, one in machines.slices().items()
+            if one.generation == generation and machines.slice_on(machine, one.topology)
+        ]
+        raise UserError(
+            f"{installation.option('MACHINE', machine)} is a TPU {prefix} machine: give the slice, as in "
+            f"{installation.option('ACCELERATOR', fitting[0])}"
+        )
+    own = machines.gpu_of_machine(machine)
+    return Gpus(*own) if own else None
 
 
 def _short(name: str) -> str:
@@ -256,6 +304,20 @@ class Options:
     parallel: int | None = None
     algorithm: str | None = None
     tpu_version: str | None = None
+    flex_start: bool = False
+    max_wait: str | None = None
+    reservation: str | None = None
+    queue: str | None = None
+    priority: str | None = None
+    placement: str | None = None
+    disk: str | None = None
+    mount: str | None = None
+    labels: str | None = None
+    kms_key: str | None = None
+    network: str | None = None
+    network_attachment: str | None = None
+    persistent_resource: str | None = None
+    container_runtime: str | None = None
 
 
 def parse_request(options: Options, *, tpu_machine: bool) -> Request:
@@ -267,9 +329,12 @@ def parse_request(options: Options, *, tpu_machine: bool) -> Request:
     Raises:
         UserError: an option is wrong; the message names it.
     """
+    _check_capacity(options)
     spec = model.load(options.target) if options.target or not options.image else None
     address = check_address(options.registry) if options.registry else None
     gpus, slice_name = accelerator(options.accelerator) if options.accelerator else (None, None)
+    if options.machine and not options.accelerator:
+        gpus = _gpus_of_machine(options.machine)
     tpu = machines.slice_of(slice_name, options.machine if tpu_machine else None) if slice_name else None
     search = _parse_search(options)
     trainer = trainer_of(spec, options.trainer)
@@ -306,7 +371,39 @@ def parse_request(options: Options, *, tpu_machine: bool) -> Request:
         timeout=seconds(options.timeout) if options.timeout else None,
         tpu_version=options.tpu_version,
         tuning=search,
+        flex_start=options.flex_start,
+        max_wait=seconds(options.max_wait, "MAX_WAIT") if options.max_wait else None,
+        reservation=options.reservation,
+        queue=options.queue,
+        priority=options.priority,
+        placement=platform_options.placement(options.placement) if options.placement else None,
+        disk=platform_options.disk(options.disk) if options.disk else None,
+        mounts=platform_options.mounts(options.mount) if options.mount else (),
+        labels=platform_options.labels(options.labels) if options.labels else (),
+        kms_key=options.kms_key,
+        network=options.network,
+        network_attachment=options.network_attachment,
+        persistent_resource=options.persistent_resource,
+        container_runtime=options.container_runtime,
     )
+
+
+def _check_capacity(options: Options) -> None:
+    """Check that the options ask for one kind of capacity.
+
+    Raises:
+        UserError: they ask for two, or limit a wait that there is not.
+    """
+    given = [name for name in ("spot", "flex_start", "reservation") if getattr(options, name)]
+    if len(given) > 1:
+        names = [installation.option(name.upper()) for name in given]
+        raise UserError(f"{' and '.join(names)}: a job uses one kind of capacity; leave out the others")
+    if options.max_wait and not options.flex_start:
+        raise UserError(f"{installation.option('MAX_WAIT')} requires {installation.option('FLEX_START', True)}")
+    if options.placement and not options.queue:
+        raise UserError(
+            f"{installation.option('PLACEMENT')} requires {installation.option('QUEUE')}: Kueue places the machines"
+        )
 
 
 def _parse_search(options: Options) -> Tuning | None:

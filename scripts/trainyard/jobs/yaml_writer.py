@@ -25,7 +25,8 @@ class _Dumper(yaml.SafeDumper):
 def _text(dumper: yaml.SafeDumper, value: str) -> yaml.ScalarNode:
     # In YAML 1.1 y and n are booleans too; PyYAML does not implement that, gcloud does.
     quoted = _NUMBERS.fullmatch(value) or value in ("y", "Y", "n", "N")
-    return dumper.represent_scalar("tag:yaml.org,2002:str", value, style='"' if quoted else None)
+    style = '"' if quoted else "|" if "\n" in value else None
+    return dumper.represent_scalar("tag:yaml.org,2002:str", value, style=style)
 
 
 _Dumper.add_representer(str, _text)

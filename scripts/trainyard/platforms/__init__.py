@@ -3,21 +3,38 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+import os
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from trainyard import installation
 from trainyard.console import UserError, nearest
-from trainyard.jobs import job_file
+from trainyard.jobs import job_file, platform_options
 from trainyard.jobs.job_file import JobFile
+from trainyard.jobs.request import Request
+from trainyard.lint import engine
 from trainyard.lint.engine import Finding
 from trainyard.lint.jobs import lookup
 from trainyard.lint.jobs.evidence import validate
-from trainyard.platforms import ai_platform, gke, tpu_vm, vertex
+from trainyard.platforms import ai_platform, gke, kubeflow, skypilot, slurm, tpu_vm, vertex
 from trainyard.platforms.base import Platform
+from trainyard.spec.yaml_source import relative
+
+#: Ends of the names of files that may be jobs.
+SUFFIXES = (".yaml", ".yml", ".json")
 
 #: Every platform. To add one, write its module and add an instance here.
-PLATFORMS: tuple[Platform, ...] = (vertex.Vertex(), ai_platform.AiPlatform(), gke.Gke(), tpu_vm.TpuVm())
+PLATFORMS: tuple[Platform, ...] = (
+    vertex.Vertex(),
+    ai_platform.AiPlatform(),
+    gke.Gke(),
+    tpu_vm.TpuVm(),
+    kubeflow.Kubeflow(),
+    slurm.Slurm(),
+    skypilot.SkyPilot(),
+)
 
 
 def by_name(name: str | None) -> Platform:
@@ -35,6 +52,25 @@ def by_name(name: str | None) -> Platform:
         )
         raise UserError(f"{given}; platforms: {', '.join(known)}")
     return next(platform for platform in PLATFORMS if platform.name == name)
+
+
+def having(option: str) -> str:
+    """Names of the platforms that have an option of :mod:`trainyard.jobs.platform_options`, for messages and pages."""
+    return ", ".join(one.name for one in PLATFORMS if option in one.options)
+
+
+def check_options(platform: Platform, request: Request) -> None:
+    """Check that a platform has the options that a request uses.
+
+    Raises:
+        UserError: it lacks one; the message names the platforms that have it.
+    """
+    for name, variable in platform_options.VARIABLES.items():
+        if getattr(request, name) and name not in platform.options:
+            raise UserError(
+                f"{installation.option('PLATFORM', platform.name)} has no {installation.option(variable)}; "
+                f"these have it: {having(name)}"
+            )
 
 
 def of_job_file(job: JobFile) -> Platform:
@@ -61,6 +97,84 @@ def check_file(path: Path, *, region: str | None = None, offline: bool = False) 
     job = job_file.load(path)
     images, missing = ({}, {}) if offline else lookup.look_up(job)
     return job, of_job_file(job).check(job, region=region, images=images, missing=missing)
+
+
+@dataclass(frozen=True)
+class Checked:
+    """The result of checking one file: its job and what breaks a rule, or why the file cannot be read."""
+
+    path: Path
+    job: JobFile | None = None
+    findings: tuple[Finding, ...] = ()
+    error: str = ""
+
+    def as_dict(self, *, strict: bool = False) -> dict[str, Any]:
+        """The result as JSON has it.
+
+        Args:
+            strict: whether notes fail, too.
+        """
+        failed = [one for one in self.findings if strict or one.fails]
+        return {
+            "file": str(self.path),
+            "kind": self.job.kind if self.job else None,
+            "passed": bool(self.job) and not failed,
+            "findings": [engine.as_dict(one) for one in failed],
+            "notes": [engine.as_dict(one) for one in self.findings if one not in failed],
+            "error": self.error or None,
+        }
+
+
+def check_files(
+    paths: Sequence[Path], *, region: str | None = None, offline: bool = False
+) -> tuple[list[Checked], list[Path]]:
+    """Check job files, and those in folders. A file that cannot be read does not stop the others.
+
+    Returns:
+        A result for each job and each file that cannot be read; the files of folders that are not jobs.
+    Raises:
+        UserError: a folder has no job.
+    """
+    results: list[Checked] = []
+    skipped: list[Path] = []
+    for path in paths:
+        if not path.is_dir():
+            results.append(_checked(path, region, offline))
+            continue
+        before = len(results)
+        for file in _files_in(path):
+            try:
+                if job_file.may_be_job(file.read_text(encoding="utf-8-sig", errors="replace")):
+                    results.append(_checked(file, region, offline, explicit=False))
+                else:
+                    skipped.append(file)
+            except job_file.NotAJobError:
+                skipped.append(file)
+            except OSError as error:
+                results.append(Checked(file, error=f"{relative(file)}: {error.strerror}"))
+        if len(results) == before:
+            raise UserError(f"{relative(path)}: no job in this folder; jobs are files named *{', *'.join(SUFFIXES)}")
+    # Once each, although a folder and a file in it were given.
+    return list({one.path.resolve(): one for one in results}.values()), skipped
+
+
+def _checked(path: Path, region: str | None, offline: bool, *, explicit: bool = True) -> Checked:
+    try:
+        job, findings = check_file(path, region=region, offline=offline)
+    except job_file.NotAJobError as error:
+        if not explicit:
+            raise
+        return Checked(path, error=str(error))
+    except UserError as error:
+        return Checked(path, error=str(error))
+    return Checked(path, job, tuple(findings))
+
+
+def _files_in(folder: Path) -> Iterator[Path]:
+    """The files below a folder that may be jobs, sorted; not those in hidden folders and of installed packages."""
+    for root, folders, names in os.walk(folder):
+        folders[:] = sorted(one for one in folders if not one.startswith(".") and one != "node_modules")
+        yield from (Path(root, name) for name in sorted(names) if name.endswith(SUFFIXES))
 
 
 @contextlib.contextmanager

@@ -16,6 +16,9 @@ from trainyard.jobs import machines
 #: Replacement for K80s, which Google Cloud no longer has: the smallest GPU that n1 machines accept.
 SUCCESSOR_OF_K80 = "NVIDIA_TESLA_T4"
 
+#: Placeholders for what a file leaves to gcloud's flags.
+PACKAGE, MODULE = "gs://BUCKET/PACKAGE.tar.gz", "PACKAGE.MODULE"
+
 _ROLES = ("master", "worker", "parameterServer", "evaluator")
 
 
@@ -48,7 +51,8 @@ def migrate(job: dict[str, Any], *, image: str | None = None) -> Migrated:
         raise UserError("a prediction job, which is not supported: Vertex AI has BatchPredictionJobs for that")
     source = job.get("trainingInput", job)
     done = Migrated({}, str(source.get("region") or "us-central1"))
-    tier = str(source.get("scaleTier") or "BASIC")
+    # Without a scale tier, machine types come from a file that is submitted with --scale-tier=custom.
+    tier = str(source.get("scaleTier") or ("CUSTOM" if source.get("masterType") else "BASIC"))
     known = machines.table().ai_platform_tiers
     if tier != "CUSTOM" and tier not in known:
         raise UserError(f"scaleTier '{tier}' did not exist{nearest(tier, [*known, 'CUSTOM'])}")
@@ -98,6 +102,11 @@ def _pools(source: dict[str, Any], done: Migrated, image: str | None) -> list[di
         pools.append(_pool(source, role, count, done, image) if count else {})
     while not pools[-1]:
         pools.pop()
+    if {} in pools:
+        done.notes.append(
+            "an empty pool {} keeps the position of the pools after it: the API takes it, 'gcloud --config' does not; "
+            "submit the job with the SDK or the REST API"
+        )
     return pools
 
 
@@ -175,14 +184,18 @@ def _finished(
 
 
 def _package(source: dict[str, Any], args: list[str], machine: dict[str, Any], done: Migrated) -> dict[str, Any]:
-    """A Python package on one of Google's prebuilt images.
+    """A Python package on one of Google's prebuilt images, with placeholders for what flags of gcloud gave.
 
     Raises:
-        UserError: the job names neither a container nor a package.
+        UserError: the runtime version is none.
     """
     image = installation.option("IMAGE")
-    if not source.get("packageUris") or not source.get("pythonModule"):
-        raise UserError(f"neither masterConfig.imageUri nor packageUris and pythonModule: give {image}")
+    module, uris = source.get("pythonModule"), source.get("packageUris")
+    if not module or not uris:
+        done.notes.append(
+            "the file leaves its package to --package-path or --packages, and to --module-name: replace "
+            f"{' and '.join([PACKAGE] * (not uris) + [MODULE] * (not module))}, or give {image}"
+        )
     version = str(source.get("runtimeVersion") or "1.15")
     if not re.fullmatch(r"\d+\.\d+", version):
         raise UserError(f"runtimeVersion '{version}' is not a version such as 2.11: correct it, or give {image}")
@@ -195,8 +208,8 @@ def _package(source: dict[str, Any], args: list[str], machine: dict[str, Any], d
     )
     return {
         "executorImageUri": executor,
-        "packageUris": list(source["packageUris"]),
-        "pythonModule": source["pythonModule"],
+        "packageUris": list(uris or [PACKAGE]),
+        "pythonModule": module or MODULE,
         **({"args": args} if args else {}),
     }
 

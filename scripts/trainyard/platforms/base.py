@@ -68,12 +68,14 @@ class Platform(ABC):
         kinds: kinds of job files that it runs.
         file_name: name of a job's file in messages and comments.
         tpu_machine: whether ``MACHINE=`` selects the machines of a TPU slice.
+        options: those of :data:`trainyard.jobs.platform_options.VARIABLES` that it has.
     """
 
     name: ClassVar[str]
     kinds: ClassVar[tuple[Kind, ...]] = ()
     file_name: ClassVar[str] = "job.yaml"
     tpu_machine: ClassVar[bool] = False
+    options: ClassVar[frozenset[str]] = frozenset()
 
     @abstractmethod
     def write(self, request: Request, file: str | None = None) -> RenderedJob:

@@ -7,6 +7,7 @@ https://jobset.sigs.k8s.io/docs/reference/jobset.v1alpha2/.
 from __future__ import annotations
 
 import time
+from collections.abc import Iterator
 from typing import Any
 
 from trainyard import installation
@@ -14,11 +15,19 @@ from trainyard.console import StepFailed, UserError, say
 from trainyard.jobs import machines, yaml_writer
 from trainyard.jobs.gke_objects import (
     ACCELERATOR,
+    BUCKET_DRIVER,
+    BUCKET_VOLUMES,
     EXCLUSIVE,
+    FLEX_START,
     GPU,
     GPU_RESOURCE,
     JOBSET_NAME,
     JOBSET_VERSION,
+    PREFERRED_TOPOLOGY,
+    QUEUE,
+    REQUIRED_TOPOLOGY,
+    RESERVATION_AFFINITY,
+    RESERVATION_NAME,
     SPOT,
     SPOT_GRACE,
     TOPOLOGY,
@@ -35,8 +44,18 @@ from trainyard.rehearsal.model import Rehearsal, Trial
 #: The port of torchrun's rendezvous, which is also the launcher's default.
 PORT = 29500
 
+#: Value of RESERVATION= for any reservation that fits.
+ANY_RESERVATION = "any"
+
+#: Where the disk that DISK= requests is mounted.
+DISK_PATH = "/mnt/disk"
+
 #: How often a JobSet is restarted after a failure: the trainers resume from their last checkpoint.
 RESTARTS = 3
+
+
+#: Path in the container, volume, and whether it is read-only.
+Mounted = tuple[str, dict[str, Any], bool]
 
 
 def hosts(request: Request) -> int:
@@ -72,10 +91,17 @@ def selector(request: Request) -> dict[str, str]:
         found["node.kubernetes.io/instance-type"] = request.machine
     if request.spot:
         found[SPOT] = "true"
+    if request.flex_start:
+        found[FLEX_START] = "true"
+    if request.reservation == ANY_RESERVATION:
+        found[RESERVATION_AFFINITY] = "any"
+    elif request.reservation:
+        found |= {RESERVATION_AFFINITY: "specific", RESERVATION_NAME: request.reservation}
     return found
 
 
-def _devices(request: Request) -> dict[str, str]:
+def devices(request: Request) -> dict[str, str]:
+    """Accelerators that a pod requests."""
     if request.tpu:
         return {TPU_RESOURCE: str(request.tpu.chips_per_host)}
     return {GPU_RESOURCE: str(request.gpus.count)} if request.gpus else {}
@@ -101,10 +127,10 @@ def _pod(request: Request, name: str) -> dict[str, Any]:
         # The ports of libtpu's processes, and of the coordinator of a multislice job:
         # https://cloud.google.com/kubernetes-engine/docs/how-to/tpu-multislice
         container["ports"] = [{"containerPort": 8471}, {"containerPort": 8080}]
-    if devices := _devices(request):
-        container["resources"] = {"requests": devices, "limits": devices}
-    # Data loaders pass batches through shared memory, which is 64 MiB by default.
-    container["volumeMounts"] = [{"name": "shared-memory", "mountPath": "/dev/shm"}]
+    if requested := devices(request):
+        container["resources"] = {"requests": requested, "limits": requested}
+    mounted = volumes(request)
+    container["volumeMounts"] = volume_mounts(mounted)
     pod: dict[str, Any] = {
         "restartPolicy": "Never",
         "terminationGracePeriodSeconds": SPOT_GRACE if request.spot else 30,
@@ -113,14 +139,72 @@ def _pod(request: Request, name: str) -> dict[str, Any]:
         pod["serviceAccountName"] = request.service_account
     if labels := selector(request):
         pod["nodeSelector"] = labels
-    if tolerations := _tolerations(request):
-        pod["tolerations"] = tolerations
+    if tolerated := tolerations(request):
+        pod["tolerations"] = tolerated
+    if request.priority:
+        pod["priorityClassName"] = request.priority
     pod["containers"] = [container]
-    pod["volumes"] = [{"name": "shared-memory", "emptyDir": {"medium": "Memory"}}]
+    pod["volumes"] = [volume for _, volume, _ in mounted]
     return pod
 
 
-def _tolerations(request: Request) -> list[dict[str, str]]:
+def volumes(request: Request) -> list[Mounted]:
+    """Shared memory, the disk, and each bucket."""
+    # Data loaders pass batches through shared memory, which is 64 MiB by default.
+    return [("/dev/shm", {"name": "shared-memory", "emptyDir": {"medium": "Memory"}}, False), *_storage(request)]
+
+
+def volume_mounts(mounted: list[Mounted]) -> list[dict[str, Any]]:
+    """The volumes as a container mounts them."""
+    return [
+        {"name": volume["name"], "mountPath": path} | ({"readOnly": True} if read_only else {})
+        for path, volume, read_only in mounted
+    ]
+
+
+def _storage(request: Request) -> Iterator[Mounted]:
+    if request.disk:
+        claim: dict[str, Any] = {"accessModes": ["ReadWriteOnce"]}
+        if request.disk.type:
+            claim["storageClassName"] = request.disk.type
+        claim["resources"] = {"requests": {"storage": f"{request.disk.size}Gi"}}
+        volume = {"name": "disk", "ephemeral": {"volumeClaimTemplate": {"spec": claim}}}
+        yield DISK_PATH, volume, False
+    for number, mount in enumerate(request.mounts):
+        options = ["implicit-dirs", *([f"only-dir={mount.folder}"] if mount.folder else [])]
+        attributes = {"bucketName": mount.bucket, "mountOptions": ",".join(options)}
+        driver: dict[str, Any] = {"driver": BUCKET_DRIVER} | ({"readOnly": True} if mount.read_only else {})
+        yield (
+            mount.path,
+            {"name": f"bucket-{number}", "csi": driver | {"volumeAttributes": attributes}},
+            mount.read_only,
+        )
+
+
+def pod_metadata(request: Request, name: str) -> dict[str, Any]:
+    """Labels and annotations of the pods."""
+    annotations = {BUCKET_VOLUMES: "true"} if request.mounts else {}
+    if request.placement:
+        key = REQUIRED_TOPOLOGY if request.placement.required else PREFERRED_TOPOLOGY
+        annotations[key] = request.placement.label
+    found: dict[str, Any] = {"labels": {"app": name} | dict(request.labels)}
+    return found | ({"annotations": annotations} if annotations else {})
+
+
+def object_labels(request: Request) -> dict[str, str]:
+    """Labels of the object that Kueue admits: the Job, the JobSet or the TrainJob."""
+    return dict(request.labels) | ({QUEUE: request.queue} if request.queue else {})
+
+
+def _metadata(request: Request, name: str) -> dict[str, Any]:
+    labels = object_labels(request)
+    found: dict[str, Any] = {"name": name} | ({"labels": labels} if labels else {})
+    # Kueue's placement and one node pool for each Job exclude each other.
+    return found | ({"annotations": EXCLUSIVE} if _in_jobset(request) and request.tpu and not request.placement else {})
+
+
+def tolerations(request: Request) -> list[dict[str, str]]:
+    """The taints of GKE's nodes with accelerators and of Spot VMs."""
     found = []
     for key, needed in ((TPU_RESOURCE, request.tpu), (GPU_RESOURCE, request.gpus)):
         if needed:
@@ -145,7 +229,7 @@ def _job_spec(request: Request, name: str) -> dict[str, Any]:
         spec |= {"completionMode": "Indexed", "completions": pods, "parallelism": pods}
         if not _in_jobset(request):
             pod["subdomain"] = name
-    return spec | {"template": {"metadata": {"labels": {"app": name}}, "spec": pod}}
+    return spec | {"template": {"metadata": pod_metadata(request, name), "spec": pod}}
 
 
 def _failure_policy(request: Request) -> dict[str, Any]:
@@ -193,10 +277,11 @@ def manifests(request: Request) -> list[dict[str, Any]]:
         raise UserError(f"{slices} requires a TPU: {workers} requests several machines")
     if _in_jobset(request):
         part = {"name": _part(request), "replicas": request.slices, "template": {"spec": _job_spec(request, name)}}
-        about: dict[str, Any] = {"name": name} | ({"annotations": EXCLUSIVE} if request.tpu else {})
+        about = _metadata(request, name)
         spec = {"failurePolicy": _failure_policy(request), "replicatedJobs": [part]}
         return [{"apiVersion": JOBSET_VERSION, "kind": "JobSet", "metadata": about, "spec": spec}]
-    job = {"apiVersion": "batch/v1", "kind": "Job", "metadata": {"name": name}, "spec": _job_spec(request, name)}
+    about = _metadata(request, name)
+    job = {"apiVersion": "batch/v1", "kind": "Job", "metadata": about, "spec": _job_spec(request, name)}
     return [_service(name), job] if request.workers > 1 else [job]
 
 
@@ -204,6 +289,10 @@ def pods(request: Request) -> tuple[str, int]:
     """The label selector of the job's pods, and their number."""
     label = JOBSET_NAME if _in_jobset(request) else "job-name"
     return f"{label}={object_name(request.name)}", hosts(request)
+
+
+def _notes(request: Request) -> tuple[str, ...]:
+    return (*writing.machine_notes(request), *writing.network_notes(request))
 
 
 def kind(request: Request) -> str:
@@ -227,7 +316,7 @@ def waiting_reasons(pods: list[dict[str, Any]]) -> str:
     return f" ({', '.join(dict.fromkeys(reasons))})" if reasons else ""
 
 
-def _follow_pods(resource: str, labels: str, count: int, interval: int) -> str:
+def follow_pods(resource: str, labels: str, count: int, interval: int) -> str:
     """Show the logs of all pods, including pods that replace others, until the job has ended.
 
     Logs are followed once all pods have started. A job may end between two queries, or before all of its pods have
@@ -271,12 +360,13 @@ class Gke(Platform):
     name = "gke"
     kinds = ("gke",)
     tpu_machine = True
+    options = frozenset({"flex_start", "reservation", "queue", "priority", "placement", "disk", "mounts", "labels"})
 
     def write(self, request: Request, file: str | None = None) -> RenderedJob:
         objects = "---\n".join(yaml_writer.dump(one) for one in manifests(request))
         text = writing.header(request, submit_command(self.file_name)) + objects
         writing.checked(self, text, request, writing.expected_contents(request))
-        return RenderedJob(text, submit_command(file or self.file_name), request)
+        return RenderedJob(text, submit_command(file or self.file_name), request, notes=_notes(request))
 
     def submit(self, job: RenderedJob, *, interval: int) -> Submission:
         submission.require_program("kubectl")
@@ -286,7 +376,7 @@ class Gke(Platform):
                 raise StepFailed(f"kubectl could not create the job; see above ({option} gives it another name)")
         resource = kind(job.request)
         try:
-            state = _follow_pods(resource, *pods(job.request), interval)
+            state = follow_pods(resource, *pods(job.request), interval)
         except KeyboardInterrupt:
             submission.say_still_running(["kubectl", "delete", resource])
             raise

@@ -41,6 +41,16 @@ def pod(request: Request) -> Pod:
     if tpu.runtime_version is None:
         offered = [one.accelerator_type for one in machines.slices().values() if one.runtime_version]
         raise UserError(f"the Cloud TPU API has no {tpu.accelerator_type}, which GKE has; it has {', '.join(offered)}")
+    if machines.slices().get(tpu.accelerator_type) != tpu:
+        raise UserError(
+            f"TPU VMs are requested by number: give {installation.option('ACCELERATOR', tpu.accelerator_type)}, whose "
+            f"topology the API chooses, or use {installation.option('PLATFORM', 'gke')}"
+        )
+    if request.reservation not in (None, "any"):
+        raise UserError(
+            f"{installation.option('RESERVATION', request.reservation)}: the Cloud TPU API uses the project's "
+            f"reservation: give {installation.option('RESERVATION', 'any')}"
+        )
     zone = request.zone or next((one for one in tpu.zones if one.startswith(f"{request.place}-")), None)
     if zone is None or zone not in tpu.zones:
         where = installation.option("ZONE", zone) if zone else installation.option("REGION", request.place)
@@ -53,6 +63,9 @@ def pod(request: Request) -> Pod:
         spot=request.spot,
         project=request.project,
         service_account=request.service_account,
+        network=request.network,
+        reserved=bool(request.reservation),
+        labels=request.labels,
     )
 
 
@@ -93,6 +106,7 @@ class TpuVm(Platform):
 
     name = "tpu-vm"
     file_name = "job.sh"
+    options = frozenset({"labels", "network", "reservation"})
 
     def write(self, request: Request, file: str | None = None) -> RenderedJob:
         head = yaml_writer.comment(

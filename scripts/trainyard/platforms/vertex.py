@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 import shlex
 from typing import Any
 
@@ -23,7 +24,31 @@ DEFAULT_MACHINE = "n1-standard-8"
 
 
 def machine_spec(request: Request) -> dict[str, Any]:
-    """The MachineSpec: a TPU by count (v2, v3) or by topology (v5e, v6e), GPUs, or a machine without accelerators.
+    """The MachineSpec, with the reservation that it uses.
+
+    Raises:
+        UserError: Vertex AI does not offer that TPU, or the reservation has no full name.
+    """
+    found = _machine(request)
+    if request.reservation == "any":
+        found["reservationAffinity"] = {"reservationAffinityType": "ANY_RESERVATION"}
+    elif request.reservation:
+        # https://docs.cloud.google.com/vertex-ai/docs/training/use-reservations
+        if not re.fullmatch(r"projects/[^/]+/zones/[^/]+/reservations/[^/]+", request.reservation):
+            raise UserError(
+                f"{installation.option('RESERVATION', request.reservation)}: Vertex AI takes "
+                "projects/PROJECT/zones/ZONE/reservations/NAME, or 'any'"
+            )
+        found["reservationAffinity"] = {
+            "reservationAffinityType": "SPECIFIC_RESERVATION",
+            "key": "compute.googleapis.com/reservation-name",
+            "values": [request.reservation],
+        }
+    return found
+
+
+def _machine(request: Request) -> dict[str, Any]:
+    """The machine: a TPU by count (v2, v3) or by topology (v5e, v6e), GPUs, or a machine without accelerators.
 
     Raises:
         UserError: Vertex AI does not offer that TPU.
@@ -76,7 +101,11 @@ def pools(request: Request) -> list[dict[str, Any]]:
     container: dict[str, Any] = {"imageUri": request.image}
     if request.args:
         container["args"] = list(request.args)
-    pool = {"machineSpec": machine_spec(request), "replicaCount": 1, "containerSpec": container}
+    pool = {"machineSpec": machine_spec(request), "replicaCount": 1}
+    if request.disk:
+        kind = {"bootDiskType": request.disk.type} if request.disk.type else {}
+        pool["diskSpec"] = kind | {"bootDiskSizeGb": request.disk.size}
+    pool["containerSpec"] = container
     if request.workers == 1:
         return [pool]
     return [pool, pool | {"replicaCount": request.workers - 1}]
@@ -90,6 +119,10 @@ def job_spec(request: Request) -> dict[str, Any]:
         scheduling["timeout"] = f"{request.timeout}s"
     if request.spot:
         scheduling["strategy"] = "SPOT"
+    if request.flex_start:
+        scheduling["strategy"] = "FLEX_START"
+    if request.max_wait:
+        scheduling["maxWaitDuration"] = f"{request.max_wait}s"
     if request.spot and request.workers > 1:
         # Without it, the remaining replicas never finish waiting for the restarted one, which starts a new rendezvous.
         scheduling["restartJobOnWorkerRestart"] = True
@@ -101,6 +134,12 @@ def job_spec(request: Request) -> dict[str, Any]:
         found["baseOutputDirectory"] = {"outputUriPrefix": request.output}
     if request.tensorboard:
         found["tensorboard"] = request.tensorboard
+    if request.network:
+        found["network"] = request.network
+    if request.network_attachment:
+        found["pscInterfaceConfig"] = {"networkAttachment": request.network_attachment}
+    if request.persistent_resource:
+        found["persistentResourceId"] = request.persistent_resource
     return found
 
 
@@ -133,6 +172,10 @@ def submit_command(request: Request, file: str) -> list[str]:
     if request.tuning:
         # gcloud's defaults for these flags (1 and 1) override the file.
         found += [f"--max-trial-count={request.tuning.trials}", f"--parallel-trial-count={request.tuning.parallel}"]
+    if request.labels:
+        found.append("--labels=" + ",".join(f"{key}={value}" for key, value in request.labels))
+    if request.kms_key:
+        found.append(f"--kms-key={request.kms_key}")
     return found + ([f"--project={request.project}"] if request.project else [])
 
 
@@ -142,19 +185,33 @@ class Vertex(Platform):
     name = "vertex"
     kinds = ("custom-job", "hyperparameter-tuning-job")
     tpu_machine = True
+    options = frozenset(
+        {
+            "flex_start",
+            "max_wait",
+            "reservation",
+            "disk",
+            "labels",
+            "kms_key",
+            "network",
+            "network_attachment",
+            "persistent_resource",
+        }
+    )
 
     def write(self, request: Request, file: str | None = None) -> RenderedJob:
         header = writing.header(request, submit_command(request, self.file_name))
         text = header + yaml_writer.dump(config(request))
         writing.checked(self, text, request, writing.expected_contents(request))
-        return RenderedJob(text, submit_command(request, file or self.file_name), request)
+        command = submit_command(request, file or self.file_name)
+        return RenderedJob(text, command, request, notes=writing.machine_notes(request))
 
     def convert(self, job: JobFile, conversion: Conversion, file: str | None = None) -> RenderedJob:
         """An AI Platform job as a Vertex AI job."""
         if job.kind != "ai-platform":
             raise UserError(f"{job.path}: a {job.kind}: {installation.option('FROM')} converts AI Platform jobs only")
         document = job.documents[0]
-        for error in validate(job.kind, document):
+        for error in (one for one in validate(job.kind, document) if not one.ignored):
             raise UserError(
                 f"{job.where(error.location)}: {error.what}; "
                 f"'{installation.command('check-job', FILE=str(job.path))}' lists every mistake"

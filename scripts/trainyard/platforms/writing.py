@@ -11,10 +11,13 @@ from pathlib import Path
 
 from trainyard import installation
 from trainyard.console import UserError
-from trainyard.jobs import image_metadata, job_file, yaml_writer
+from trainyard.jobs import image_metadata, job_file, machines, yaml_writer
 from trainyard.jobs.image_metadata import Contents
 from trainyard.jobs.request import Request
 from trainyard.platforms.base import Platform
+
+#: How a cluster gets the networks and the NCCL plugin of its GPU machines.
+_GPUDIRECT = "https://docs.cloud.google.com/kubernetes-engine/docs/how-to/gpu-bandwidth-gpudirect-tcpx"
 
 
 def redirected_stdout() -> str | None:
@@ -51,6 +54,35 @@ def header(request: Request, command: list[str]) -> str:
 def expected_contents(request: Request) -> Mapping[str, Contents | None]:
     """What the image of a target contains by its spec; empty for an image given by reference."""
     return {request.image: image_metadata.of_spec(request.image, request.spec)} if request.spec else {}
+
+
+def machine_notes(request: Request) -> tuple[str, ...]:
+    """Lines about a machine type that is not in the table, or whose CPUs need another image."""
+    found = []
+    if request.machine and request.machine not in machines.machine_types():
+        without = (
+            ""
+            if request.gpus or request.tpu
+            else f", nor for accelerators without {installation.option('ACCELERATOR')}"
+        )
+        found.append(f"{request.machine} is not in the table of machine types: nothing was checked for it{without}")
+    gpu = machines.table().gpus[request.gpus.type] if request.gpus else None
+    if request.gpus and gpu and gpu.arm:
+        found.append(f"machines with {request.gpus.type} have Arm CPUs: the image needs a variant for linux/arm64")
+    return tuple(found)
+
+
+def network_notes(request: Request) -> tuple[str, ...]:
+    """Lines about the networks that a group of GPU machines needs, on platforms whose clusters their users set up."""
+    direct = machines.table().gpus[request.gpus.type].gpudirect if request.gpus else None
+    if not request.gpus or not direct or request.workers == 1:
+        return ()
+    return (
+        f"machines with {request.gpus.type} use their full bandwidth to each other through GPUDirect-{direct} only. "
+        "This job does not set it up: without the cluster's networks and NCCL plugin for it, NCCL uses TCP, which is "
+        "slow: "
+        f"{_GPUDIRECT}",
+    )
 
 
 def checked(

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from trainyard import gcloud, installation
-from trainyard.console import StepFailed, UserError, nearest, say
+from trainyard.console import StepFailed, UserError, nearest, say, warn
 from trainyard.jobs import machines
 from trainyard.jobs import request as requests
 from trainyard.oci import registry
@@ -24,6 +24,9 @@ from trainyard.tpu_pods.logs import Printer
 from trainyard.tpu_pods.provisioning import Limits
 from trainyard.tpu_pods.run import Run, Show
 from trainyard.tpu_pods.ssh import plural
+
+#: Value of ZONE= for every zone that has the accelerator.
+ANY_ZONE = "any"
 
 #: Exit status, and result for programs.
 Outcome = tuple[int, dict[str, Any]]
@@ -84,13 +87,21 @@ class Options:
             restarts=default.restarts if self.restarts is None else self.restarts,
         )
 
-    def _zone(self, zones: tuple[str, ...], tpu: TpuApi) -> str:
-        """The zone: the one given, gcloud's, or the first of ``zones``, which have the accelerator.
+    def _zones(self, zones: tuple[str, ...], tpu: TpuApi) -> tuple[str, ...]:
+        """The zones to try, in order: those given, or gcloud's, or the first of ``zones``, which have the accelerator.
 
         Raises:
-            UserError: none of them is known, or the accelerator is not available in it.
+            UserError: none of them is known, or the accelerator is not available in one.
         """
-        zone = self.zone
+        if self.zone == ANY_ZONE:
+            if not zones:
+                given, needed = installation.option("ZONE", ANY_ZONE), installation.option("ACCELERATOR")
+                raise UserError(f"{given} requires {needed}, whose zones it stands for")
+            return zones
+        named = tuple(dict.fromkeys(word for word in re.split(r"[,\s]+", self.zone or "") if word))
+        return tuple(self._zone(zone, zones, tpu) for zone in named or ("",))
+
+    def _zone(self, zone: str, zones: tuple[str, ...], tpu: TpuApi) -> str:
         if not zone:
             gcloud.require()
             configured = tpu.call(["gcloud", "config", "get-value", "compute/zone"]).stdout.strip()
@@ -107,8 +118,8 @@ class Options:
             )
         return zone
 
-    def pod(self, tpu: TpuApi) -> Pod:
-        """The TPU VM that the options describe.
+    def pods(self, tpu: TpuApi) -> tuple[Pod, ...]:
+        """The TPU VM that the options describe, in each zone where it may be created.
 
         Raises:
             UserError: an option is missing or invalid.
@@ -129,9 +140,9 @@ class Options:
                 f"the Cloud TPU API has no {slice_.accelerator_type}: use '{installation.command('job')}' with "
                 f"{installation.option('PLATFORM', 'gke')} or vertex"
             )
-        return Pod(
+        described = Pod(
             name=self.name,
-            zone=self._zone(slice_.zones if slice_ else (), tpu),
+            zone="",
             accelerator_type=slice_.accelerator_type if slice_ else "",
             version=version or "",
             spot=self.spot,
@@ -142,6 +153,7 @@ class Options:
             service_account=self.service_account,
             user=self.ssh_user,
         )
+        return tuple(replace(described, zone=zone) for zone in self._zones(slice_.zones if slice_ else (), tpu))
 
     def image_reference(self) -> str:
         """The image to run: IMAGE, or that of TARGET.
@@ -187,7 +199,10 @@ def _require_accelerator(pod: Pod) -> None:
         raise UserError(f"no accelerator: set {installation.option('ACCELERATOR')}, as in {example}")
 
 
-def _train(pod: Pod, run: Run, limits: Limits, options: Options, tpu: TpuApi, *, may_create: bool) -> Outcome:
+def _train(
+    pods: Sequence[Pod], run: Run, limits: Limits, options: Options, tpu: TpuApi, *, may_create: bool
+) -> Outcome:
+    pod, *others = pods
     controller = PodController(
         pod,
         run,
@@ -198,22 +213,26 @@ def _train(pod: Pod, run: Run, limits: Limits, options: Options, tpu: TpuApi, *,
         valid_until=options.valid_until,
         keep=options.keep,
         may_create=may_create,
+        others=[(other, GcloudOperations(other, limits, tpu)) for other in others],
     )
     code = controller.execute()
     say(f"{pod.name}: {'done' if code == 0 else f'a worker failed with exit status {code}'}")
-    return code, {"exit_code": code, "restarts": controller.restarts}
+    return code, {"zone": controller.pod.zone, "exit_code": code, "restarts": controller.restarts}
 
 
-def train(pod: Pod, options: Options, tpu: TpuApi) -> Outcome:
+def train(pods: Sequence[Pod], options: Options, tpu: TpuApi) -> Outcome:
     """The whole run: create the TPU VM unless it exists, train, and delete it if it was created here.
+
+    Args:
+        pods: the TPU VM in each zone where it may be created, in the order in which they are tried.
 
     Raises:
         UserError, StepFailed: one line.
     """
     limits = options.limits()
     gcloud.require()
-    _require_accelerator(pod)
-    return _train(pod, options.run(), limits, options, tpu, may_create=True)
+    _require_accelerator(pods[0])
+    return _train(pods, options.run(), limits, options, tpu, may_create=True)
 
 
 def run_on_existing(pod: Pod, options: Options, tpu: TpuApi) -> Outcome:
@@ -223,7 +242,7 @@ def run_on_existing(pod: Pod, options: Options, tpu: TpuApi) -> Outcome:
         UserError, StepFailed: one line.
     """
     limits = options.limits()
-    return _train(pod, options.run(), limits, options, tpu, may_create=False)
+    return _train([pod], options.run(), limits, options, tpu, may_create=False)
 
 
 def run_xla_dist(pod: Pod, arguments: xla_dist.XlaDistArgs, options: Options, tpu: TpuApi) -> Outcome:
@@ -236,25 +255,39 @@ def run_xla_dist(pod: Pod, arguments: xla_dist.XlaDistArgs, options: Options, tp
         say(note)
     limits = options.limits()
     gcloud.require()
-    return _train(pod, arguments.run, limits, options, tpu, may_create=False)
+    return _train([pod], arguments.run, limits, options, tpu, may_create=False)
 
 
-def create(pod: Pod, options: Options, tpu: TpuApi) -> Outcome:
-    """Create the TPU VM.
+def create(pods: Sequence[Pod], options: Options, tpu: TpuApi) -> Outcome:
+    """Create the TPU VM, in the first zone that has capacity.
 
     Raises:
         UserError: it exists, or no accelerator is given.
         StepFailed: it could not be created.
     """
-    _require_accelerator(pod)
+    _require_accelerator(pods[0])
     limits = options.limits()
-    existing = tpu.node(pod)
-    if existing:
-        delete = installation.command("pod", ACTION="delete", NAME=pod.name)
-        raise UserError(f"{pod.name} exists ({existing}): delete it with '{delete}'")
+    for pod in pods:
+        existing = tpu.node(pod)
+        if existing:
+            delete = installation.command("pod", ACTION="delete", NAME=pod.name)
+            raise UserError(f"{pod.name} exists ({existing}): delete it with '{delete}'")
+    *first, last = pods
+    for pod in first:
+        try:
+            return 0, {"zone": pod.zone} | _facts(_create_in(pod, limits, options, tpu))
+        except StepFailed as error:
+            if not provisioning.is_no_capacity(error):
+                raise
+            warn(f"{error}; trying the next zone")
+            provisioning.delete(pod, limits, tpu, queued=options.queued)
+    return 0, {"zone": last.zone} | _facts(_create_in(last, limits, options, tpu))
+
+
+def _create_in(pod: Pod, limits: Limits, options: Options, tpu: TpuApi) -> Node:
     if options.queued:
-        return 0, _facts(provisioning.create_queued(pod, limits, tpu, valid_until=options.valid_until))
-    return 0, _facts(provisioning.create(pod, limits, tpu))
+        return provisioning.create_queued(pod, limits, tpu, valid_until=options.valid_until)
+    return provisioning.create(pod, limits, tpu)
 
 
 def _facts(node: Node) -> dict[str, Any]:
@@ -335,9 +368,8 @@ def delete(pod: Pod, options: Options, tpu: TpuApi) -> Outcome:
     return 0, {"deleted": provisioning.delete(pod, options.limits(), tpu)}
 
 
-#: Name of an action -> function.
+#: Name of an action on a TPU VM that exists -> function.
 ACTIONS: dict[str, Callable[[Pod, Options, TpuApi], Outcome]] = {
-    "create": create,
     "check": check,
     "run": run_on_existing,
     "logs": logs,
@@ -345,6 +377,13 @@ ACTIONS: dict[str, Callable[[Pod, Options, TpuApi], Outcome]] = {
     "status": status,
     "delete": delete,
 }
+
+
+def _existing(pods: Sequence[Pod], tpu: TpuApi) -> Pod:
+    """The one of the TPU VMs, which are the same in several zones, that exists or is queued; the first if none is."""
+    if len(pods) == 1:
+        return pods[0]
+    return next((pod for pod in pods if tpu.node(pod) or tpu.queued_resource(pod)), pods[0])
 
 
 def _handle_hangup() -> None:
@@ -368,13 +407,18 @@ def perform(
     if xla_dist_line:
         parsed = xla_dist.parse(list(xla_dist_line), options.image_reference)
         options = replace(options, name=parsed.name)
-        pod = options.pod(tpu)
+        pod = _existing(options.pods(tpu), tpu)
         code, facts = run_xla_dist(pod, parsed, options, tpu)
     else:
-        pod = options.pod(tpu)
+        pods = options.pods(tpu)
+        pod = pods[0]
         if action:
             gcloud.require()
+        if action == "create":
+            code, facts = create(pods, options, tpu)
+        elif action:
+            pod = _existing(pods, tpu)
             code, facts = ACTIONS[action](pod, options, tpu)
         else:
-            code, facts = train(pod, options, tpu)
+            code, facts = train(pods, options, tpu)
     return code, {"name": pod.name, "zone": pod.zone} | facts

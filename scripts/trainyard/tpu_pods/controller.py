@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -116,6 +116,7 @@ class PodController:
         queue: create the TPU VM through a queued resource, which is valid for ``valid_until``.
         keep: do not delete it at the end.
         may_create: create the TPU VM if it does not exist.
+        others: the same TPU VM in other zones, to create it there if a zone has no capacity.
         restarts: how often the run was restarted so far.
     """
 
@@ -128,6 +129,7 @@ class PodController:
     valid_until: str | None = None
     keep: bool = False
     may_create: bool = True
+    others: Sequence[tuple[Pod, Operations]] = ()
     restarts: int = field(default=0, init=False)
     #: Whether this controller created the TPU VM, and so has to delete it.
     _created: bool = field(default=False, init=False)
@@ -197,7 +199,27 @@ class PodController:
             self._workers = None
         return outcome
 
+    def _use_zone_of_existing(self) -> None:
+        """Before anything is created: use the zone that has a TPU VM of this name."""
+        zones = self._zones()
+        for number, (pod, operations) in enumerate(zones):
+            if operations.node():
+                self.pod, self.operations = pod, operations
+                self.others = [*zones[number + 1 :], *zones[:number]]
+                return
+
+    def _zones(self) -> list[tuple[Pod, Operations]]:
+        return [(self.pod, self.operations), *self.others]
+
+    def _use_next_zone(self) -> None:
+        """Delete what is left in this zone, and use the next one."""
+        self.operations.delete(queued=self.queue)
+        current, (self.pod, self.operations), *rest = self._zones()
+        self.others = [*rest, current]
+
     def _ready_node(self) -> Node:
+        if self.others and not self._created:
+            self._use_zone_of_existing()
         if self.operations.node():
             if not self._created and not self.restarts:
                 say(f"{self.pod.name} exists: it is used as it is and not deleted at the end")
@@ -206,8 +228,6 @@ class PodController:
             return self.operations.require_ready()
         self._created = True
         try:
-            if self.queue:
-                return self.operations.create_queued(self.valid_until)
             return self._create_with_capacity()
         except StepFailed as error:
             if "already exists" in str(error):  # created by another process since node() was called
@@ -215,13 +235,26 @@ class PodController:
             raise
 
     def _create_with_capacity(self) -> Node:
-        """Create the TPU VM. After a preemption there often is no capacity at first, so creation is retried then."""
+        """Create the TPU VM in the first zone that has capacity.
+
+        After a preemption there often is no capacity at first, so that all zones are tried again then.
+        """
         begin = time.monotonic()
+        untried = len(self.others)
         while True:
             try:
+                if self.queue:
+                    return self.operations.create_queued(self.valid_until)
                 return self.operations.create()
             except StepFailed as error:
-                if "no more capacity" not in str(error):
+                if not provisioning.is_no_capacity(error):
+                    raise
+                if untried:
+                    untried -= 1
+                    warn(f"{error}; trying the next zone")
+                    self._use_next_zone()
+                    continue
+                if self.queue:
                     raise
                 if not self.restarts:
                     raise StepFailed(f"{error} ({installation.option('QUEUED', True)} waits for capacity)") from None
@@ -229,6 +262,9 @@ class PodController:
                     raise
                 warn(f"{error}; retrying")
             time.sleep(6 * self.limits.poll)
+            if self.others:
+                untried = len(self.others)
+                self._use_next_zone()
 
     def _prepare_restart(self, why: Interruption) -> None:
         """Delete a preempted TPU VM, or stop the containers of one that stays.

@@ -28,6 +28,8 @@ class Pod:
         internal: workers have no external IP addresses, and ssh connects to the internal ones.
         service_account: account that the workers run as; None for Compute Engine's default service account.
         user: user name for ssh; None for the local user name.
+        reserved: use the project's reservation.
+        labels: of the TPU VM.
     """
 
     name: str
@@ -41,6 +43,8 @@ class Pod:
     internal: bool = False
     service_account: str | None = None
     user: str | None = None
+    reserved: bool = False
+    labels: tuple[tuple[str, str], ...] = ()
 
     @property
     def place(self) -> list[str]:
@@ -53,6 +57,8 @@ class Pod:
         optional = {"network": self.network, "subnetwork": self.subnetwork, "service-account": self.service_account}
         return [
             *(["--spot"] if self.spot else []),
+            *(["--reserved"] if self.reserved else []),
+            *([f"--labels={','.join(f'{key}={value}' for key, value in self.labels)}"] if self.labels else []),
             *(f"--{flag}={value}" for flag, value in optional.items() if value),
             *(["--internal-ips"] if self.internal else []),
         ]

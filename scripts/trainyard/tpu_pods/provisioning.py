@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import re
 import signal
 import subprocess
 import tempfile
@@ -57,6 +58,16 @@ class _Progress:
 
 
 Answer = TypeVar("Answer")
+
+
+#: The error of a zone without capacity (https://docs.cloud.google.com/tpu/docs/troubleshooting/trouble-tpu), and ours
+#: of a queued resource that is not provisioned in time.
+_NO_CAPACITY = re.compile(r"no more capacity|s in the queue \(")
+
+
+def is_no_capacity(error: StepFailed) -> bool:
+    """Whether creating a TPU VM failed because its zone has no capacity now: another zone may have."""
+    return bool(_NO_CAPACITY.search(str(error)))
 
 
 class RetryPolicy:
