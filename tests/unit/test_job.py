@@ -80,6 +80,19 @@ def test_the_chief_is_the_first_pool(write: Write) -> None:
 
 
 @pytest.mark.parametrize(
+    ("name", "gpu"),
+    [
+        ("8xH100", "NVIDIA_H100_80GB"),
+        ("h200:8", "NVIDIA_H200_141GB"),
+        ("8xA100", "NVIDIA_TESLA_A100"),
+        ("8xA100-80GB", "NVIDIA_A100_80GB"),
+    ],
+)
+def test_gpus_may_be_named_without_their_memory(name: str, gpu: str) -> None:
+    assert request.accelerator(name) == (request.Gpus(gpu, 8), None)
+
+
+@pytest.mark.parametrize(
     ("accelerator", "machine"),
     [
         ("v5litepod-16", {"machineType": "ct5lp-hightpu-4t", "tpuTopology": "4x4"}),

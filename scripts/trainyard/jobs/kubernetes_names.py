@@ -95,7 +95,7 @@ def quantity(value: object) -> Fraction | None:
         return None
     number, suffix = Fraction(match[1].rstrip(".") if match[1].rstrip(".") else "0"), match[2]
     if suffix in _BINARY:
-        return number * 1024 ** _BINARY[suffix]
+        return number * int(1024 ** _BINARY[suffix])
     if suffix in _POWERS:
         return number * _power_of_10(_POWERS[suffix])
     return number * _power_of_10(int(suffix[1:]))

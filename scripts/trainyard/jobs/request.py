@@ -131,7 +131,7 @@ def with_output(spec: Spec | None, args: tuple[str, ...], output: str | None) ->
 def accelerator(text: str) -> tuple[Gpus | None, str | None]:
     """GPUs, or the name of a TPU slice.
 
-    ``T4``, ``2xNVIDIA_L4``, ``nvidia-tesla-a100:8``; ``v5litepod-16``, ``v5p-4x4x12``.
+    ``T4``, ``2xNVIDIA_L4``, ``nvidia-tesla-a100:8``, ``8xH100``; ``v5litepod-16``, ``v5p-4x4x12``.
 
     Raises:
         UserError: it is neither; the message suggests the nearest.
@@ -147,7 +147,8 @@ def accelerator(text: str) -> tuple[Gpus | None, str | None]:
     wanted = match[2].upper().replace("-", "_")
     known = machines.table().gpus
     short = {_short(name): name for name in known}
-    name = wanted if wanted in known else short.get(_short(wanted))
+    without_memory = {re.sub(r"_\d+GB$", "", given): name for given, name in short.items()}
+    name = wanted if wanted in known else short.get(_short(wanted)) or without_memory.get(_short(wanted))
     if name is None:
         words = [*short, *machines.slices()]
         raise UserError(f"no accelerator '{match[2]}'{nearest(match[2], words)}; there are: {', '.join(words)}")

@@ -12,7 +12,7 @@ from typing import Any
 from trainyard import installation
 from trainyard.console import StepFailed, UserError
 from trainyard.jobs import yaml_writer
-from trainyard.jobs.gke_objects import object_name
+from trainyard.jobs.gke_objects import JOBSET_NAME, object_name
 from trainyard.jobs.request import Request
 from trainyard.jobs.schema import kubernetes
 from trainyard.platforms import gke, submission, writing
@@ -120,7 +120,7 @@ class Kubeflow(Platform):
                 raise StepFailed(f"kubectl could not create the job; see above ({option} gives it another name)")
         resource = f"trainjob/{name}"
         # Kubeflow Trainer runs a TrainJob as a JobSet of its name.
-        labels = f"{gke.JOBSET_NAME}={name}"
+        labels = f"{JOBSET_NAME}={name}"
         try:
             state = gke.follow_pods(resource, labels, job.request.workers, interval)
         except KeyboardInterrupt:
