@@ -33,7 +33,7 @@ GROUPS = {
 INTERRUPTED = 130
 
 #: Names of the platforms; completion has no time to import them all.
-PLATFORMS = ("vertex", "ai-platform", "gke", "tpu-vm")
+PLATFORMS = ("vertex", "ai-platform", "gke", "tpu-vm", "kubeflow", "slurm", "skypilot")
 
 
 def _targets() -> list[str]:

@@ -87,16 +87,16 @@ def test_the_search_learns_from_measurements(tmp_path: Path) -> None:
 
 def test_grid_search_tries_each_point_once(tmp_path: Path) -> None:
     parameters = (
-        "\n      - {parameterId: a, categoricalValueSpec: {values: [x, y]}}"
-        "\n      - {parameterId: n, integerValueSpec: {minValue: 1, maxValue: 3}}\n    "
+        "\n      - {parameterId: a, categoricalValueSpec: {values: [u, v]}}"
+        "\n      - {parameterId: b, integerValueSpec: {minValue: 1, maxValue: 3}}\n    "
     )
     search = Search(study(tmp_path, "GRID_SEARCH", parameters))
     points = []
     for _ in range(6):
         trial = search.ask()
-        points.append((trial.parameters["a"], trial.parameters["n"]))
+        points.append((trial.parameters["a"], trial.parameters["b"]))
         search.tell(trial, 0.5)
-    assert sorted(points) == [(a, n) for a in "xy" for n in "123"]
+    assert sorted(points) == [(a, n) for a in "uv" for n in "123"]
 
 
 @pytest.mark.parametrize(("selection", "expected"), [("LAST_MEASUREMENT", 0.8), ("BEST_MEASUREMENT", 0.9), ("", 0.8)])

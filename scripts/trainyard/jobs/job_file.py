@@ -111,17 +111,19 @@ class JobFile:
             "hyperparameter-tuning-job": "trialJobSpec",
             "ai-platform": "trainingInput",
         }.get(self.kind)
-        return (wrapper,) if wrapper and wrapper in self.documents[0] else ()
+        # Only the other two may leave out what is around the spec.
+        tuning = self.kind == "hyperparameter-tuning-job"
+        return (wrapper,) if wrapper and (tuning or wrapper in self.documents[0]) else ()
 
     @property
     def spec(self) -> dict[str, Any]:
         """The CustomJobSpec (of a trial, for a tuning job), the TrainingInput, or the first Job or JobSet."""
         if self.kind == "gke":
             return next(one for one in self.documents if one.get("kind") in GKE_JOBS)
-        found = self.documents[0]
+        found: Any = self.documents[0]
         for step in self.root:
-            found = found[str(step)]
-        return found
+            found = found.get(str(step))
+        return found if isinstance(found, dict) else {}
 
 
 def _recognize(data: list[dict[str, Any]]) -> Kind | None:
@@ -196,6 +198,6 @@ def _job_file(path: Path, nodes: list[Any]) -> JobFile:
         data = [google.as_gcloud_reads(kind, document)]
     found = JobFile(path, kind, data, nodes)
     for step in found.root:
-        if not isinstance(data[0][str(step)], dict):
+        if not isinstance(data[0].get(str(step), {}), dict):
             raise UserError(f"{found.where(found.root)}: {step}: expected 'key: value' pairs")
     return found

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,21 @@ from launcher import cli
 from launching import Launch, Launched, Machine, cluster_spec, tpu_config
 
 from trainyard.fakes.google_cloud import GoogleCloud
+
+
+@pytest.fixture(autouse=True)
+def default_signals() -> Iterator[None]:
+    """Default actions during a test, also where the tests are run by nohup, which ignores SIGHUP; those of before after it.
+
+    The launcher sets actions for what it executes, here in the process of the tests.
+    """
+    numbers = (signal.SIGHUP, signal.SIGQUIT, signal.SIGPIPE, signal.SIGXFSZ, signal.SIGCHLD)
+    before = {number: signal.getsignal(number) for number in numbers}
+    for number in (signal.SIGHUP, signal.SIGQUIT):
+        signal.signal(number, signal.SIG_DFL)
+    yield
+    for number, action in before.items():
+        signal.signal(number, action)
 
 
 @pytest.fixture
