@@ -32,18 +32,21 @@ def write(served: nn.Module, example: torch.Tensor, folder: str, **about: object
     with torch.no_grad():
         program = torch.export.export(served, (example,), dynamic_shapes=(batch,))
     onnx = _onnx(program)
+    # In memory first: PyTorch's writer aborts the process if the disk is full.
+    saved = io.BytesIO()
+    torch.export.save(program, saved)
     names = ["model.pt2"]
     try:
         with paths.complete_files(folder) as local:
             if _write_weights(served, os.path.join(local, "model.safetensors"), about):
                 names.insert(0, "model.safetensors")
-            torch.export.save(program, os.path.join(local, "model.pt2"))
+            with open(os.path.join(local, "model.pt2"), "wb") as file:
+                file.write(saved.getbuffer())
             if onnx is not None:
                 onnx.save(os.path.join(local, "model.onnx"))
                 names.append("model.onnx")
-    # A full disk is a RuntimeError from torch's writer, an OSError from the file system.
-    except (OSError, RuntimeError) as error:
-        reason = getattr(error, "strerror", None) or str(error).splitlines()[0]
+    except OSError as error:
+        reason = error.strerror or str(error)
         raise UserError(
             f"{folder}: the model cannot be exported ({reason}); make room and run again: with --checkpoint-dir that"
             " takes the last test and the export only"
