@@ -9,7 +9,7 @@ if TYPE_CHECKING:
     from typing import Mapping
 
 LOCAL_ADDR = "127.0.0.1"
-DEFAULT_PORT = 29500  # torchrun's default, for pods and containers, which have a network of their own (R13.19)
+DEFAULT_PORT = 29500  # torchrun's default, for pods and containers, each with its own network (R13.19)
 # The ports above Linux's range for outgoing connections, 32768 to 60999 (R13.19).
 FIRST_JOB_PORT, JOB_PORTS = 61440, 4096
 MAX_NODES = 1 << 20

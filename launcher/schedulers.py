@@ -72,7 +72,7 @@ def hydra(env: Mapping[str, str]) -> Cluster | None:
 def _hydra_proxy(sysroot: str) -> int | None:
     """The process id of Hydra's proxy, the parent of all ranks of a job on this node (R13.19); None if it is unknown.
 
-    A rank may be a shell that started the launcher. In a container with processes of its own the proxy is not visible.
+    A rank may be a shell that started the launcher. In a container with its own process IDs the proxy is not visible.
     """
     pid = os.getppid()
     for _ in range(MAX_ANCESTORS):

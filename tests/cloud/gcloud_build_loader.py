@@ -1,6 +1,6 @@
 """gcloud's own loader of build configurations, as a server on stdin and stdout.
 
-It runs with gcloud's Python and libraries, in a process of its own, and imports nothing of this project:
+It runs with gcloud's Python and libraries, in a separate process, and imports nothing of this project:
 
     PYTHONPATH=<sdk>/lib:<sdk>/lib/third_party <sdk>/platform/bundledpythonunix/bin/python3 gcloud_build_loader.py
 

@@ -113,7 +113,7 @@ NodeName=trainyard-n[0-1] NodeHostname={host} NodeAddr=127.0.0.1 Port=[{first}-{
 PartitionName=all Nodes=ALL Default=YES State=UP
 """
 HOSTS = "127.0.0.1 localhost trainyard-n0\n127.0.0.1 trainyard-n1\n"
-# Runs in namespaces of its own: the nodes' names resolve there only, and the services end with the first process.
+# Runs in separate namespaces: the nodes' names resolve there only, and the services end with the first process.
 SERVICES = """\
 set -eu
 mount --bind "$1/hosts" /etc/hosts

@@ -127,7 +127,7 @@ def chart(report: Mapping[str, Any]) -> Figure:
 def _draw_lanes(axes: Any, report: Mapping[str, Any]) -> None:
     """A bar for each attempt of each replica, and a line with a label for each injected fault.
 
-    Each label has a row of its own above the replicas, so that none covers another.
+    Each label has a separate row above the replicas, so that none covers another.
     """
     seen: dict[str, None] = {}
     for row, replica in enumerate(report["replicas"]):

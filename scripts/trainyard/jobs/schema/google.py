@@ -23,7 +23,7 @@ from trainyard.spec.yaml_source import Location
 _INT64 = ("int64", "uint64")
 _DURATION = "google-duration"
 
-#: Kind of job file -> API, message of the bare specification, and of the file that has it below a key of its own.
+#: Kind of job file -> API, message of the bare specification, and of the file that has it below another key.
 _MESSAGES = {
     "custom-job": ("aiplatform.v1", "GoogleCloudAiplatformV1CustomJobSpec", "GoogleCloudAiplatformV1CustomJob"),
     "hyperparameter-tuning-job": ("aiplatform.v1", "GoogleCloudAiplatformV1HyperparameterTuningJob", ""),
