@@ -18,7 +18,7 @@ from trainyard.fakes.google_cloud import GoogleCloud
 
 @pytest.fixture(autouse=True)
 def default_signals() -> Iterator[None]:
-    """Default actions during a test, also where the tests are run by nohup, which ignores SIGHUP; those of before after it.
+    """Default actions during a test, also below nohup, which ignores SIGHUP; the previous ones after it.
 
     The launcher sets actions for what it executes, here in the process of the tests.
     """
