@@ -291,6 +291,7 @@ def main():
     else:
         characters = sample(model, device, val_data[: args.config.block_size], 200)
         log(f"sample: {''.join(vocabulary[i] for i in characters)!r}")
+    del ddp  # first: as the group's last user, it would wait for gloo's thread, and that thread for the GIL
     dist.destroy_process_group()
     sys.exit(143 if stopping else 0)
 
