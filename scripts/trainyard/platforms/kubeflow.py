@@ -36,13 +36,12 @@ def train_job(request: Request) -> dict[str, Any]:
     Raises:
         UserError: Kubeflow does not run what is requested.
     """
-    for name, value in (
-        ("TUNE", request.tuning),
-        ("TENSORBOARD", request.tensorboard),
-        ("SLICES", request.slices > 1),
-    ):
-        if value:
-            raise UserError(f"{installation.option('PLATFORM', 'kubeflow')} has no {installation.option(name)}")
+    unsupported = {
+        "TUNE": request.tuning,
+        "TENSORBOARD": request.tensorboard,
+        "SLICES": request.slices > 1,
+    }
+    writing.refuse("kubeflow", unsupported)
     if request.tpu:
         raise UserError(
             f"the runtime {RUNTIME} runs jobs with GPUs or CPUs: use {installation.option('PLATFORM', 'gke')} for TPUs"

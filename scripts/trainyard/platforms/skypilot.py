@@ -42,15 +42,14 @@ def _check(request: Request) -> None:
     Raises:
         UserError: it cannot.
     """
-    for name, value in (
-        ("TUNE", request.tuning),
-        ("TENSORBOARD", request.tensorboard),
-        ("SLICES", request.slices > 1),
-        ("TIMEOUT", request.timeout),
-        ("SERVICE_ACCOUNT", request.service_account),
-    ):
-        if value:
-            raise UserError(f"{installation.option('PLATFORM', 'skypilot')} has no {installation.option(name)}")
+    unsupported = {
+        "TUNE": request.tuning,
+        "TENSORBOARD": request.tensorboard,
+        "SLICES": request.slices > 1,
+        "TIMEOUT": request.timeout,
+        "SERVICE_ACCOUNT": request.service_account,
+    }
+    writing.refuse("skypilot", unsupported)
     if request.tpu and (request.workers > 1 or request.tpu.runtime_version is None):
         raise UserError(
             f"SkyPilot creates a TPU slice through the Cloud TPU API: leave out {installation.option('WORKERS')}, and "

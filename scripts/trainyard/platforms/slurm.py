@@ -28,16 +28,15 @@ def _check(request: Request) -> None:
     Raises:
         UserError: it cannot.
     """
-    for name, value in (
-        ("TUNE", request.tuning),
-        ("TENSORBOARD", request.tensorboard),
-        ("SLICES", request.slices > 1),
-        ("SPOT", request.spot),
-        ("MACHINE", request.machine),
-        ("SERVICE_ACCOUNT", request.service_account),
-    ):
-        if value:
-            raise UserError(f"{installation.option('PLATFORM', 'slurm')} has no {installation.option(name)}")
+    unsupported = {
+        "TUNE": request.tuning,
+        "TENSORBOARD": request.tensorboard,
+        "SLICES": request.slices > 1,
+        "SPOT": request.spot,
+        "MACHINE": request.machine,
+        "SERVICE_ACCOUNT": request.service_account,
+    }
+    writing.refuse("slurm", unsupported)
     if request.tpu:
         raise UserError(
             f"{installation.option('PLATFORM', 'slurm')} runs jobs with GPUs or CPUs: "

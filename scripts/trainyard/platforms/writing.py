@@ -1,4 +1,4 @@
-"""What the platforms' writers share: the comment at the top of a job file, and the check of what was written."""
+"""What the platforms' writers share: comments at the top of job files, checks of what is requested and written."""
 
 from __future__ import annotations
 
@@ -99,3 +99,16 @@ def checked(
         more = f" (and {len(failed) - 1} more)" if len(failed) > 1 else ""
         raise UserError(f"invalid job: {failed[0].what}: {failed[0].remediation}{more}")
     return text
+
+
+def refuse(platform: str, given: Mapping[str, object]) -> None:
+    """Refuse the options that a platform lacks.
+
+    Args:
+        given: option -> what was requested; empty or false if nothing was.
+    Raises:
+        UserError: one of them was requested.
+    """
+    for name, value in given.items():
+        if value:
+            raise UserError(f"{installation.option('PLATFORM', platform)} has no {installation.option(name)}")
