@@ -80,7 +80,10 @@ def test_an_stdout_that_cannot_be_written_is_one_line_and_status_1(machine: Mach
 def test_the_trainer_gets_the_default_actions_of_signals(machine: Machine, processes: str) -> None:
     """Python ignores SIGPIPE and SIGXFSZ: `yes | head` in a script would print errors."""
     ended = _shell(machine, "$LAUNCH -- /bin/grep SigIgn /proc/self/status", LAUNCHER_NPROC=processes)
-    assert ended.stdout == "SigIgn:\t0000000000000000\n" * int(processes)
+    masks = [int(line.removeprefix("SigIgn:"), 16) for line in ended.stdout.splitlines()]
+    assert len(masks) == int(processes)
+    # Signals that the tests' own parent ignores stay ignored; some, like glibc's own 32, no program can reset.
+    assert [number for number in (signal.SIGPIPE, signal.SIGXFSZ) for mask in masks if mask >> number - 1 & 1] == []
 
 
 @pytest.mark.parametrize("processes", ["1", "2"])
