@@ -20,7 +20,7 @@ from trainyard.image import base_image
 from trainyard.oci import docker_engine
 from trainyard.settings import ROOT
 
-PAGES = ["jobs", "jobs/vertex", "jobs/ai-platform", "jobs/gke", "jobs/tpu-vm"]
+PAGES = ["jobs", "jobs/vertex", "jobs/ai-platform", "jobs/gke", "jobs/other-schedulers", "jobs/tpu-vm"]
 #: The image that tpu-vm.md runs on the workers.
 IMAGE = "us-central1-docker.pkg.dev/my-project/ml/trainyard:xla-2.9.0"
 
@@ -62,6 +62,16 @@ def folder(tmp_path: Path) -> Path:
     return made
 
 
+def schedulers(folder: Path) -> dict[str, str]:
+    """Programs in place of sbatch and sky, which accept any file; other tests run the real ones."""
+    programs = folder / "programs"
+    programs.mkdir()
+    for name in ("sbatch", "sky"):
+        (programs / name).write_text('#!/bin/sh\nfor last; do :; done\ntest -s "$last"\n')
+        (programs / name).chmod(0o755)
+    return {"PATH": f"{programs}:{os.environ['PATH']}"}
+
+
 @pytest.mark.parametrize("page", PAGES)
 @pytest.mark.needs("gcloud", "kubectl")
 def test_every_command_of_the_page_runs(page: str, folder: Path, request: pytest.FixtureRequest) -> None:
@@ -75,6 +85,8 @@ def test_every_command_of_the_page_runs(page: str, folder: Path, request: pytest
         if any("tpu-vm" in block for block in found):
             workers = stack.enter_context(TpuVms(images={IMAGE: request.getfixturevalue("image")}))
             environment |= workers.environment(folder.parent)
+        if page == "jobs/other-schedulers":
+            environment |= schedulers(folder.parent)
         done = subprocess.run(["bash", "-euo", "pipefail", "-c", "\n".join(found)], cwd=folder, env=environment,
                               capture_output=True, text=True, timeout=400, check=False)  # fmt: skip
         assert done.returncode == 0, f"{done.stdout[-2000:]}\n{done.stderr[-3000:]}"

@@ -244,8 +244,9 @@ def test_a_job_is_followed_to_its_end(
 @pytest.mark.parametrize(
     ("arguments", "kind", "pods"),
     [
-        (["xla", "--accelerator=v5litepod-16", "--slices=2"], "jobsets", 8),
-        (["--image=gcr.io/p/i", "--accelerator=8xA100", "--workers=2"], "jobs", 2),
+        (["--platform=gke", "xla", "--accelerator=v5litepod-16", "--slices=2"], "jobsets", 8),
+        (["--platform=gke", "--image=gcr.io/p/i", "--accelerator=8xA100", "--workers=2"], "jobs", 2),
+        (["--platform=kubeflow", "--image=gcr.io/p/i", "--accelerator=8xA100", "--workers=2"], "trainjobs", 2),
     ],
 )
 @pytest.mark.needs("kubectl")
@@ -254,7 +255,7 @@ def test_kubectl_creates_the_objects_and_follows_every_pod(
 ) -> None:
     with Kubernetes(log=["epoch 1 done"]) as cluster:
         at(cluster.environment(tmp_path))
-        words = ["job", "--platform=gke", *arguments, f"--registry={REGISTRY}", "--name=run", "--submit", "--json"]
+        words = ["job", *arguments, f"--registry={REGISTRY}", "--name=run", "--submit", "--json"]
         assert cli.run(words) == 0
         assert (kind, "run") in cluster.objects
         said = capfd.readouterr()

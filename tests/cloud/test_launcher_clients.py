@@ -27,12 +27,6 @@ LAUNCHER = [sys.executable, "-I", "-S", str(ROOT / "launcher")]
 DISCOVERY = "/discovery/v1/apis/{api}/{apiVersion}/rest"
 CONFIG = json.dumps({"project": "test-project", "zone": "us-central1-c", "tpu_node_name": "tpu-a"})
 
-# To write the locks again, in this folder:
-#   for name in cloud-tpu-client google-api-client; do
-#     echo "# Locked from $name.in by the command in test_launcher_clients.py. Do not edit." >$name.lock
-#     uv pip compile --quiet --generate-hashes --no-emit-index-url --no-header --no-annotate --only-binary :all: \
-#       --python-version 3.11 --python-platform linux $name.in >>$name.lock
-#   done
 CLOUD_TPU_CLIENT = Path(__file__).with_name("cloud-tpu-client.lock")
 GOOGLE_API_CLIENT = Path(__file__).with_name("google-api-client.lock")
 
@@ -63,24 +57,6 @@ def python(code: str, env: dict[str, str], executable: str = sys.executable) -> 
 def cloud() -> Iterator[GoogleCloud]:
     with GoogleCloud() as running:
         yield running
-
-
-@pytest.fixture(scope="session")
-def installed(tmp_path_factory: pytest.TempPathFactory) -> Callable[[Path], Path]:
-    """Install the packages of a lock into a separate folder, for CPython 3.11 on Linux as in the images."""
-    made: dict[Path, Path] = {}
-
-    def install(lock: Path) -> Path:
-        if lock not in made:
-            folder = tmp_path_factory.mktemp("packages")
-            command = [sys.executable, "-m", "uv", "pip", "install", "-q", "--target", str(folder)]
-            command += ["--python-version", "3.11", "--only-binary", ":all:"]
-            command += ["--require-hashes", "--requirement", str(lock)]
-            subprocess.run(command, check=True, timeout=300)
-            made[lock] = folder
-        return made[lock]
-
-    return install
 
 
 GOOGLE_AUTH = """

@@ -28,6 +28,13 @@ from tests.fakes.server import ApiError, Route, Server
 JOBSET_VERSION = "jobset.x-k8s.io/v1alpha2"
 JOBSET_NAME = "jobset.sigs.k8s.io/jobset-name"
 
+#: API of TrainJobs, of which the fake knows only what it needs: the runtime, and the number of nodes.
+TRAIN_JOB_VERSION = "trainer.kubeflow.org/v1alpha1"
+TRAIN_JOB_SCHEMA: dict[str, Any] = {
+    "required": ["spec"],
+    "properties": {"spec": {"required": ["runtimeRef"], "properties": {"runtimeRef": {"required": ["name"]}}}},
+}
+
 PHASES = ("Pending", "Running", "Succeeded")
 
 #: Group and version -> plural -> kind.
@@ -35,8 +42,11 @@ _RESOURCES = {
     "v1": {"pods": "Pod", "services": "Service"},
     "batch/v1": {"jobs": "Job"},
     JOBSET_VERSION: {"jobsets": "JobSet"},
+    TRAIN_JOB_VERSION: {"trainjobs": "TrainJob"},
 }
 
+#: The versions of groups, for addresses.
+_GROUPS = "|".join(re.escape(one) for one in _RESOURCES if "/" in one)
 
 _CLUSTERS = r"/v1/projects/[^/]+/locations/[^/]+/clusters"
 
@@ -90,10 +100,10 @@ class Kubernetes(Server):
                     "paths": {_path(one): {"serverRelativeURL": f"/openapi/v3/{_path(one)}"} for one in _RESOURCES}
                 },
             ),
-            ("GET", r"/openapi/v3/(?:api/v1|apis/(batch/v1|jobset\.x-k8s\.io/v1alpha2))", _openapi),
+            ("GET", rf"/openapi/v3/(?:api/v1|apis/({_GROUPS}))", _openapi),
             ("GET", r"/api", lambda **_: {"kind": "APIVersions", "versions": ["v1"]}),
             ("GET", r"/apis", lambda **_: _groups()),
-            ("GET", r"/(?:api/v1|apis/(batch/v1|jobset\.x-k8s\.io/v1alpha2))", _resources),
+            ("GET", rf"/(?:api/v1|apis/({_GROUPS}))", _resources),
             ("GET", rf"{space}/pods/([\w-]+)/log", lambda *_, **__: "".join(f"{line}\n" for line in self._log)),
             ("GET", rf"{space}/pods", self._pods),
             ("GET", rf"{space}/(\w+)", self._list),
@@ -163,12 +173,15 @@ class Kubernetes(Server):
         return {"kind": "Status", "apiVersion": "v1", "status": "Success"}
 
     def _pods(self, *, body: Any, query: Mapping[str, str]) -> dict[str, Any]:
-        """The pods of a Job or JobSet, by the label that its selector names."""
+        """The pods of a Job, JobSet or TrainJob, by the label that its selector names.
+
+        A TrainJob has those of the JobSet of its name, which the fake does not create.
+        """
         match = re.fullmatch(r"(.+)=([\w-]+)", query.get("labelSelector", ""))
         if not match:
             return {"kind": "PodList", "apiVersion": "v1", "metadata": {}, "items": []}
-        plural = "jobsets" if match[1] == JOBSET_NAME else "jobs"
-        owner = self.objects.get((plural, match[2]))
+        owners = ("jobsets", "trainjobs") if match[1] == JOBSET_NAME else ("jobs",)
+        owner = next((self.objects[key] for key in ((one, match[2]) for one in owners) if key in self.objects), None)
         phase = PHASES[min(self._queries, len(PHASES) - 1)]
         self._queries += 1
         items = [
@@ -189,6 +202,8 @@ def _validator(kind: str, version: str) -> Any:
     """A validator that refuses unknown fields, of a kind of Kubernetes' or of JobSets."""
     if (kind, version) == ("JobSet", JOBSET_VERSION):
         return jsonschema.Draft202012Validator(JOBSET_SCHEMA)
+    if kind == "TrainJob":
+        return jsonschema.Draft202012Validator(TRAIN_JOB_SCHEMA)
     latest = utils.latest_version()
     folder = f"kubernetes-json-schema/v{latest}-local-strict"
     group, _, number = version.rpartition("/")
@@ -249,7 +264,9 @@ def refuse_invalid(body: Mapping[str, Any]) -> None:
 
 
 def _pods_of(owner: dict[str, Any]) -> int:
-    """How many pods a Job or JobSet makes."""
+    """How many pods a Job, JobSet or TrainJob makes."""
+    if owner["kind"] == "TrainJob":
+        return int(owner["spec"].get("trainer", {}).get("numNodes", 1))
     if owner["kind"] == "Job":
         return int(owner["spec"].get("completions", 1))
     return sum(

@@ -469,6 +469,18 @@ def test_every_client_of_cloud_storage_uses_the_same_folder(
     assert "every client agrees" in found.of("chief")
 
 
+def test_the_nodes_of_a_train_job_reach_the_first_one_at_the_address_that_its_runtime_gives(
+    built_image: Callable[[str], str], rehearse: Rehearse
+) -> None:
+    """The job of examples/jobs has the shape of Kubeflow Trainer's example."""
+    text = (ROOT / "examples" / "jobs" / "train-job.yaml").read_text(encoding="utf-8")
+    found = rehearse(built_image("tf-cpu"), text)
+    assert [one["status"] for one in found.finished()["replicas"]] == [0, 0, 0]
+    first, *greetings = found.of("node-0-0")
+    assert first == "node 0 of 3: 2 processes, node 0 at ('hello-node-0-0.hello', 29500)"
+    assert sorted(greetings) == ["hello, node 1", "hello, node 2"]
+
+
 # --- the page --------------------------------------------------------------------------------------------------
 
 

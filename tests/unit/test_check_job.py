@@ -438,6 +438,71 @@ def test_prebuilt_images_match_their_machines(image: str, machine: dict[str, Any
 
 # --- values of any type -----------------------------------------------------------------------------------------------
 
+TRAIN_API = "trainer.kubeflow.org/v1alpha1"
+TRAIN_POD = {
+    "containers": [{"name": "node", "image": "i", "env": [{"name": "A", "value": "1"}]}],
+    "volumes": [{"name": "v"}],
+}
+TRAINING_RUNTIME: dict[str, Any] = {
+    "apiVersion": TRAIN_API,
+    "kind": "TrainingRuntime",
+    "metadata": {"name": "r"},
+    "spec": {
+        "mlPolicy": {"numNodes": 1, "torch": {}},
+        "template": {
+            "metadata": {"labels": {"a": "b"}},
+            "spec": {
+                "replicatedJobs": [
+                    {
+                        "name": "node",
+                        "template": {
+                            "metadata": {"labels": {"trainer.kubeflow.org/trainjob-ancestor-step": "trainer"}},
+                            "spec": {"template": {"spec": TRAIN_POD}},
+                        },
+                    }
+                ]
+            },
+        },
+    },
+}
+TRAIN_PATCH = {
+    "containers": [{"name": "node", "volumeMounts": [{"name": "v", "mountPath": "/v"}]}],
+    "nodeSelector": {"a": "b"},
+}
+TRAIN_JOB: dict[str, Any] = {
+    "apiVersion": TRAIN_API,
+    "kind": "TrainJob",
+    "metadata": {"name": "t"},
+    "spec": {
+        "runtimeRef": {"apiGroup": "trainer.kubeflow.org", "kind": "TrainingRuntime", "name": "r"},
+        "initializer": {"dataset": {"storageUri": "gs://a/b", "env": [{"name": "A", "value": "1"}]}},
+        "trainer": {
+            "image": "i",
+            "command": ["tune", "run"],
+            "args": ["a"],
+            "env": [{"name": "A", "value": "1"}],
+            "numNodes": 2,
+            "numProcPerNode": 2,
+            "resourcesPerNode": {"requests": {"cpu": "2"}, "limits": {"cpu": 2}},
+        },
+        "runtimePatches": [
+            {
+                "manager": "a.b/c",
+                "trainingRuntimeSpec": {
+                    "template": {
+                        "metadata": {"labels": {"a": "b"}},
+                        "spec": {
+                            "replicatedJobs": [
+                                {"name": "node", "template": {"spec": {"template": {"spec": TRAIN_PATCH}}}}
+                            ]
+                        },
+                    }
+                },
+            }
+        ],
+    },
+}
+
 BASES: dict[str, list[dict[str, Any]]] = {
     "custom": [CUSTOM],
     "gpus": [{P: [POOL | {"machineSpec": T4}]}],
@@ -447,6 +512,8 @@ BASES: dict[str, list[dict[str, Any]]] = {
     "old": [OLD],
     "job": [SERVICE, JOB],
     "jobset": [JOBSET],
+    "trainjob": [TRAINING_RUNTIME, TRAIN_JOB],
+    "runtime": [TRAIN_JOB, TRAINING_RUNTIME],
 }
 ODD: list[Any] = [None, "x", 7, [], {}, [1], {"a": 1}, True, -1.5, [[]], [None], "", {"a": None}]
 

@@ -5,10 +5,14 @@ from __future__ import annotations
 import shlex
 from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
 from trainyard import options, settings
+
+if TYPE_CHECKING:
+    from trainyard.platforms import Checked
 
 GROUP = "jobs"
 
@@ -21,6 +25,27 @@ class _Paths(click.Path):
             return [rv] if Path(rv).exists() else shlex.split(rv)
         except (OSError, ValueError):  # too long for a path; an unclosed quotation mark
             return [rv]
+
+
+def _show(result: Checked, *, alone: bool) -> None:
+    """Print the findings of one file, after a table of all rules if it is ``alone``."""
+    from trainyard import console
+    from trainyard.lint import engine
+    from trainyard.lint.jobs import core
+    from trainyard.spec.yaml_source import relative
+
+    if result.job:
+        rules = core.rules_for(result.job.kind)
+        by_rule = {rule.id: [found for found in result.findings if found.rule == rule.id] for rule in rules}
+        if alone:
+            title = f"{relative(result.path)}: {result.job.kind}"
+            console.log.print(engine.results_table(title, rules, by_rule))
+        for finding in result.findings:
+            engine.show(finding)
+    elif result.unchecked:
+        console.say(f"not checked: {result.unchecked}")
+    elif not alone:  # the command ends with the error of a single file
+        console.fail(result.error)
 
 
 @click.command(
@@ -44,9 +69,10 @@ def command(
 ) -> None:
     """Check the jobs in each FILE, YAML or JSON; of a folder, all files below it that are jobs.
 
-    A job is a CustomJob or a tuning job of Vertex AI, an AI Platform job, or Kubernetes manifests with a Job or JobSet.
-    Each finding says where, what, why, and how to correct it. 'trainyard rules' lists the rules. Images are looked up
-    on this host and at their registry, without pulling them.
+    A job is a CustomJob or a tuning job of Vertex AI, an AI Platform job, or Kubernetes manifests with a Job, JobSet or
+    TrainJob. Each finding says where, what, why, and how to correct it. 'trainyard rules' lists the rules. Images are
+    looked up on this host and at their registry, without pulling them. For a Slurm script or a SkyPilot task, the
+    command that checks it is printed.
 
     The exit status is 1 if a platform refuses a job, or the job cannot start, and 2 if a file cannot be read.
     """
@@ -61,28 +87,18 @@ def command(
         raise UserError("--sarif and --json both print on stdout: give one of them")
 
     from trainyard import platforms
-    from trainyard.lint import engine
     from trainyard.lint import sarif as sarif_log
     from trainyard.lint.jobs import core
     from trainyard.spec.yaml_source import relative
 
     results, skipped = platforms.check_files([Path(file) for file in files], region=region, offline=offline)
     for one in results:
-        if one.job:
-            rules = core.rules_for(one.job.kind)
-            by_rule = {rule.id: [found for found in one.findings if found.rule == rule.id] for rule in rules}
-            if len(results) == 1:
-                title = f"{relative(one.path)}: {one.job.kind}"
-                console.log.print(engine.results_table(title, rules, by_rule))
-            for finding in one.findings:
-                engine.show(finding)
-        elif len(results) > 1:
-            console.fail(one.error)
+        _show(one, alone=len(results) == 1)
     if skipped:
         names = ", ".join(relative(path) for path in skipped[:5]) + (", ..." if len(skipped) > 5 else "")
         console.say(f"not jobs, and not checked: {len(skipped)} ({names})")
     failed = [found for one in results for found in one.findings if strict or found.fails]
-    unreadable = {relative(one.path): one.error for one in results if not one.job}
+    unreadable = {relative(one.path): one.error for one in results if one.error}
     if sarif:
         findings = [found for one in results for found in one.findings]
         print(json.dumps(sarif_log.log(core.RULES, findings, unreadable), indent=2))
@@ -100,6 +116,8 @@ def command(
     if unreadable:
         more = f" (and {len(unreadable) - 1} more files)" if len(unreadable) > 1 else ""
         raise UserError(f"{next(iter(unreadable.values()))}{more}")
-    notes = any(one.findings for one in results)
-    subject = relative(results[0].path) if len(results) == 1 else f"{len(results)} jobs"
-    console.say(f"{subject}: no errors" + (", but see the notes" if notes else ""))
+    checked = [one for one in results if one.job]
+    if checked:
+        notes = any(one.findings for one in checked)
+        subject = relative(checked[0].path) if len(checked) == 1 else f"{len(checked)} jobs"
+        console.say(f"{subject}: no errors" + (", but see the notes" if notes else ""))

@@ -62,9 +62,9 @@ _FOLDER = click.Path(file_okay=False, path_type=Path)
 def command(file: str | None, memory: str | None, env: str | None, dry_run: bool, as_json: bool, **given: Any) -> None:
     """Run the job in FILE on this machine: a container for each replica, with what the platform would set and restart.
 
-    FILE is a CustomJob or HyperparameterTuningJob of Vertex AI, an AI Platform job, or a GKE Job or JobSet.
-    Accelerators are replaced by the CPU backend of the image's framework; docs/jobs/rehearse.md describes what else
-    differs. The exit status is 0 if the job succeeded by its platform's rules and every fault was injected.
+    FILE is a CustomJob or HyperparameterTuningJob of Vertex AI, an AI Platform job, or a Job, JobSet or TrainJob of
+    Kubernetes. Accelerators are replaced by the CPU backend of the image's framework; docs/jobs/rehearse.md describes
+    what else differs. The exit status is 0 if the job succeeded by its platform's rules and every fault was injected.
     """
     from trainyard import console, installation, platforms
     from trainyard.console import StepFailed, UserError

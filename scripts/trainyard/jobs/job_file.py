@@ -19,14 +19,14 @@ _CUSTOM_JOB = ("workerPoolSpecs", "jobSpec")
 _TUNING = ("studySpec", "trialJobSpec")
 _AI_PLATFORM = ("trainingInput", "scaleTier", "masterConfig", "masterType", "workerConfig", "workerType", "packageUris")
 
-#: Kubernetes objects that are jobs.
-GKE_JOBS = ("Job", "JobSet")
+#: Kubernetes objects that are jobs, and the API group of each.
+GKE_JOBS = {"Job": "batch", "JobSet": "jobset.x-k8s.io", "TrainJob": "trainer.kubeflow.org"}
 
 _DESCRIPTIONS = {
     "custom-job": "a CustomJob or CustomJobSpec (workerPoolSpecs)",
     "hyperparameter-tuning-job": "a HyperparameterTuningJob (studySpec, trialJobSpec)",
     "ai-platform": "an AI Platform job (trainingInput, scaleTier)",
-    "gke": "Kubernetes manifests with a Job or JobSet (apiVersion, kind)",
+    "gke": "Kubernetes manifests with a Job, JobSet or TrainJob (apiVersion, kind)",
 }
 
 
@@ -37,8 +37,47 @@ _WORDS = re.compile(
 )
 
 
+#: Fields of a SkyPilot task: get_task_schema of
+#: https://github.com/skypilot-org/skypilot/blob/7e595970a806dcc9eefadf459f399edf1733e962/sky/utils/schemas.py.
+_SKY_PILOT = {
+    "name",
+    "workdir",
+    "event_callback",
+    "num_nodes",
+    "resources",
+    "file_mounts",
+    "service",
+    "pool",
+    "setup",
+    "run",
+    "envs",
+    "secrets",
+    "managed_secrets",
+    "inputs",
+    "outputs",
+    "config",
+    "volumes",
+    "volume_mounts",
+    "api_server_access",
+}
+
+
+def is_kubernetes_job(document: dict[str, Any]) -> bool:
+    """Whether an object is a job that is checked here; a Job of another group, such as Volcano's, is none.
+
+    Without a group it is: no cluster has such a kind, and the checks say so.
+    """
+    group = GKE_JOBS.get(str(document.get("kind")))
+    version = str(document.get("apiVersion", ""))
+    return group is not None and ("/" not in version or version.partition("/")[0] == group)
+
+
 class NotAJobError(UserError):
     """A readable file that is not a job."""
+
+
+class OtherFormatError(NotAJobError):
+    """A job of a scheduler whose own program checks it."""
 
 
 def may_be_job(text: str) -> bool:
@@ -117,9 +156,9 @@ class JobFile:
 
     @property
     def spec(self) -> dict[str, Any]:
-        """The CustomJobSpec (of a trial, for a tuning job), the TrainingInput, or the first Job or JobSet."""
+        """The CustomJobSpec (of a trial, for a tuning job), the TrainingInput, or the first job of Kubernetes."""
         if self.kind == "gke":
-            return next(one for one in self.documents if one.get("kind") in GKE_JOBS)
+            return next(one for one in self.documents if is_kubernetes_job(one))
         found: Any = self.documents[0]
         for step in self.root:
             found = found.get(str(step))
@@ -129,31 +168,36 @@ class JobFile:
 def _recognize(data: list[dict[str, Any]]) -> Kind | None:
     """The kind of job that the documents describe, by their keys; None if they describe none."""
     if any("apiVersion" in one and "kind" in one for one in data):
-        return "gke" if any(one.get("kind") in GKE_JOBS for one in data) else None
+        return "gke" if any(is_kubernetes_job(one) for one in data) else None
     keys = {camel(key) for key in data[0]}
     if keys & set(_TUNING):
         return "hyperparameter-tuning-job"
     if keys & set(_CUSTOM_JOB):
         return "custom-job"
-    if keys & set(_AI_PLATFORM):
+    if keys & set(_AI_PLATFORM) - {"workerConfig", "workerType"}:  # Dataproc's policies have a workerConfig too
         return "ai-platform"
     return None
 
 
-#: Unquoted words that are booleans in YAML 1.1, which gcloud reads, and text in YAML 1.2: https://yaml.org/type/bool.html
+#: Unquoted words that are booleans in YAML 1.1, which gcloud and kubectl read, and text in YAML 1.2:
+#: https://yaml.org/type/bool.html and https://github.com/kubernetes-sigs/yaml/blob/742f5e6/goyaml.v2/resolve.go
 _BOOLEANS = dict.fromkeys(("y", "yes", "on"), True) | dict.fromkeys(("n", "no", "off"), False)
 
 
-def _yaml_1_1(node: Any) -> Any:
-    """A node with these words, and numbers to base 60, as gcloud reads them; quoted text has another class than str."""
+def _yaml_1_1(node: Any, *, base_60: bool) -> Any:
+    """A node with these words as gcloud and kubectl read them; quoted text has another class than str.
+
+    Args:
+        base_60: whether ``1:30`` is the number 90, as for gcloud; for kubectl it is text.
+    """
     if isinstance(node, dict):
-        return {key: _yaml_1_1(value) for key, value in node.items()}
+        return {key: _yaml_1_1(value, base_60=base_60) for key, value in node.items()}
     if isinstance(node, list):
-        return [_yaml_1_1(value) for value in node]
+        return [_yaml_1_1(value, base_60=base_60) for value in node]
     if type(node) is str and node in (node.lower(), node.upper(), node.capitalize()):
         if node.lower() in _BOOLEANS:
             return _BOOLEANS[node.lower()]
-        if re.fullmatch(r"[-+]?[1-9][0-9]*(:[0-5]?[0-9])+", node):
+        if base_60 and re.fullmatch(r"[-+]?[1-9][0-9]*(:[0-5]?[0-9])+", node):
             number = 0
             for part in node.lstrip("-+").split(":"):
                 number = number * 60 + int(part)
@@ -165,10 +209,12 @@ def load(path: Path) -> JobFile:
     """Read a job file, YAML or JSON.
 
     Raises:
-        NotAJobError: it is not a job.
+        NotAJobError: it is not a job, or one that is not checked here.
         UserError: it cannot be read; the message gives file and line.
     """
-    if path.suffix == ".sh":
+    if path.suffix in (".sh", ".sbatch", ".slurm"):
+        if path.suffix != ".sh" or "#SBATCH" in yaml_source.text(path):
+            raise OtherFormatError(f"{relative(path)}: a Slurm script; 'sbatch --test-only {path.name}' checks it")
         raise UserError(f"{relative(path)}: a shell script: job files are YAML or JSON")
     return _job_file(path, yaml_source.read_all(path))
 
@@ -187,14 +233,18 @@ def _job_file(path: Path, nodes: list[Any]) -> JobFile:
     data = [yaml_source.plain(node) for node in nodes]
     kind = _recognize(data)
     if kind is None:
+        if any("run" in one and _SKY_PILOT.issuperset(one) for one in data):
+            raise OtherFormatError(f"{relative(path)}: a SkyPilot task; 'sky launch --dryrun {path.name}' checks it")
         keys = ", ".join(list(data[0])[:5])
         raise NotAJobError(
             f"{relative(path)}:1: not a job: its keys are {keys}; expected one of: {'; '.join(_DESCRIPTIONS.values())}"
         )
-    if kind != "gke":
+    if kind == "gke":
+        data = [yaml_source.plain(_yaml_1_1(node, base_60=False)) for node in nodes]
+    else:
         if len(nodes) > 1:
             raise UserError(f"{relative(path)}: {len(nodes)} documents; {_DESCRIPTIONS[kind]} has one")
-        document: dict[str, Any] = _camel(yaml_source.plain(_yaml_1_1(nodes[0])))
+        document: dict[str, Any] = _camel(yaml_source.plain(_yaml_1_1(nodes[0], base_60=True)))
         data = [google.as_gcloud_reads(kind, document)]
     found = JobFile(path, kind, data, nodes)
     for step in found.root:

@@ -101,12 +101,18 @@ def check_file(path: Path, *, region: str | None = None, offline: bool = False) 
 
 @dataclass(frozen=True)
 class Checked:
-    """The result of checking one file: its job and what breaks a rule, or why the file cannot be read."""
+    """The result of checking one file: its job and what breaks a rule, or why there is none.
+
+    Attributes:
+        error: why the file cannot be read.
+        unchecked: what checks it instead, for a job of another scheduler.
+    """
 
     path: Path
     job: JobFile | None = None
     findings: tuple[Finding, ...] = ()
     error: str = ""
+    unchecked: str = ""
 
     def as_dict(self, *, strict: bool = False) -> dict[str, Any]:
         """The result as JSON has it.
@@ -118,10 +124,11 @@ class Checked:
         return {
             "file": str(self.path),
             "kind": self.job.kind if self.job else None,
-            "passed": bool(self.job) and not failed,
+            "passed": not self.error and not failed,
             "findings": [engine.as_dict(one) for one in failed],
             "notes": [engine.as_dict(one) for one in self.findings if one not in failed],
             "error": self.error or None,
+            "unchecked": self.unchecked or None,
         }
 
 
@@ -164,6 +171,8 @@ def _checked(path: Path, region: str | None, offline: bool, *, explicit: bool = 
     except job_file.NotAJobError as error:
         if not explicit:
             raise
+        if isinstance(error, job_file.OtherFormatError):
+            return Checked(path, unchecked=str(error))
         return Checked(path, error=str(error))
     except UserError as error:
         return Checked(path, error=str(error))

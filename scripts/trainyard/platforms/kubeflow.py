@@ -15,12 +15,12 @@ from trainyard.jobs import yaml_writer
 from trainyard.jobs.gke_objects import JOBSET_NAME, object_name
 from trainyard.jobs.request import Request
 from trainyard.jobs.schema import kubernetes
+from trainyard.jobs.train_jobs import NODE
 from trainyard.platforms import gke, submission, writing
 from trainyard.platforms.base import Platform, RenderedJob, Submission
 
-#: The runtime that Kubeflow Trainer installs for PyTorch, and the name of its replicated job and of its container
-#: (manifests/base/runtimes/torch_distributed.yaml).
-RUNTIME, NODE = "torch-distributed", "node"
+#: The runtime that Kubeflow Trainer installs for PyTorch (manifests/base/runtimes/torch_distributed.yaml).
+RUNTIME = "torch-distributed"
 
 #: The owner of the patches of the runtime that the job makes.
 MANAGER = "trainyard.dev/job"
@@ -101,10 +101,9 @@ class Kubeflow(Platform):
 
     def write(self, request: Request, file: str | None = None) -> RenderedJob:
         found = train_job(request)
-        for error in kubernetes.validate(found):
-            raise UserError(f"invalid job: {'.'.join(map(str, error.location))}: {error.what}")
         shown = gke.submit_command(self.file_name)
         text = writing.header(request, shown) + yaml_writer.dump(found)
+        writing.checked(self, text, request, writing.expected_contents(request))
         notes = [*writing.machine_notes(request), *writing.network_notes(request)]
         if request.spec is None:
             notes.append(f"the image's entrypoint has to start the training from PET_NNODES and the like of {RUNTIME}")

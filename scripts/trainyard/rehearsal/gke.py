@@ -1,4 +1,6 @@
-"""Kubernetes Jobs and JobSets on GKE as containers: CPU and GPU pods, TPU slices, multislice.
+"""Kubernetes Jobs, JobSets and TrainJobs as containers: CPU and GPU pods, TPU slices, multislice.
+
+They are read with the defaults that the cluster fills in. A TrainJob is run as the JobSet that its controller makes.
 
 Sources: https://kubernetes.io/docs/concepts/workloads/controllers/job/ and https://jobset.sigs.k8s.io (names, labels,
 annotations, JOB_COMPLETION_INDEX); GKE's TPU device plugin and webhook (:mod:`trainyard.rehearsal.tpu`);
@@ -14,12 +16,14 @@ from typing import Any
 
 from trainyard import installation
 from trainyard.console import UserError
-from trainyard.jobs import machines
+from trainyard.jobs import machines, train_jobs
 from trainyard.jobs.gke_objects import ACCELERATOR, GPU_RESOURCE, SPOT_GRACE, TOPOLOGY, TPU_RESOURCE
-from trainyard.jobs.job_file import GKE_JOBS, JobFile
+from trainyard.jobs.job_file import JobFile, is_kubernetes_job
+from trainyard.jobs.schema import kubernetes, kubernetes_defaults
+from trainyard.jobs.schema.kubernetes import without_null
 from trainyard.rehearsal import tpu
 from trainyard.rehearsal.model import Mount, Rehearsal, Replica, count, words
-from trainyard.rehearsal.restart_policy import BACKOFF_LIMIT, Kubernetes, PodFailurePolicy
+from trainyard.rehearsal.restart_policy import Kubernetes, PodFailurePolicy
 
 _GCSFUSE = "gcsfuse.csi.storage.gke.io"
 _JOBSET = "jobset.sigs.k8s.io"
@@ -58,7 +62,7 @@ class _Job:
 
     @property
     def indexed(self) -> bool:
-        return bool(self.jobset) or self.spec.get("completionMode") == "Indexed"
+        return bool(self.spec.get("completionMode") == "Indexed")
 
     def hostname(self, index: int) -> str:
         return f"{self.name}-{index}"
@@ -74,17 +78,19 @@ def rehearsal(job: JobFile) -> Rehearsal:
     Raises:
         UserError: part of the job cannot be rehearsed; the message gives the line.
     """
-    numbers = [number for number, one in enumerate(job.documents) if one.get("kind") in GKE_JOBS]
+    numbers = [number for number, one in enumerate(job.documents) if is_kubernetes_job(one)]
     if len(numbers) > 1:
-        raise UserError(f"{job.where((), numbers[1])}: a second Job or JobSet: only one at a time can be rehearsed")
-    document = job.documents[numbers[0]]
-    name = str(document.get("metadata", {}).get("name") or job.path.stem)
+        raise UserError(f"{job.where((), numbers[1])}: a second job: only one Job, JobSet or TrainJob can be rehearsed")
+    given: dict[str, Any] = without_null(job.documents[numbers[0]])
+    name = str((given.get("metadata") or {}).get("name") or job.path.stem)
+    notes: list[str] = []
+    document = _jobset_of(job, given, numbers[0], name, notes) if given["kind"] == "TrainJob" else given
+    document = kubernetes_defaults.jobs(document)
     is_set = document["kind"] == "JobSet"
     jobs = _jobs_of_set(document, numbers[0], name) if is_set else [_single(document, numbers[0], name)]
     if not jobs:
         raise UserError(f"{job.where(('spec', 'replicatedJobs'), numbers[0])}: the JobSet has no replicatedJobs")
     replicas: list[Replica] = []
-    notes: list[str] = []
     for one in jobs:
         found = _slice(job, one)
         for index in range(one.pods):
@@ -101,13 +107,43 @@ def rehearsal(job: JobFile) -> Rehearsal:
         success=spec.get("successPolicy") or {},
     )
     return Rehearsal(
-        platform=f"GKE {document['kind']}",
+        platform=f"{'Kubeflow' if given['kind'] == 'TrainJob' else 'GKE'} {given['kind']}",
         name=name,
         replicas=tuple(replicas),
         policy=policy,
         grace=float(count(jobs[0].pod.get("terminationGracePeriodSeconds"), SPOT_GRACE)),
         notes=tuple(dict.fromkeys(notes)),
     )
+
+
+def _jobset_of(job: JobFile, train_job: Mapping[str, Any], number: int, name: str, notes: list[str]) -> dict[str, Any]:
+    """The JobSet of a TrainJob, without the jobs that only prepare its data.
+
+    Raises:
+        UserError: its runtime is unknown, or cannot be rehearsed.
+    """
+    at = job.where(("spec", "runtimeRef"), number)
+    runtime = train_jobs.runtime_of(dict(train_job), [without_null(one) for one in job.documents])
+    if runtime is None:
+        _, kind, wanted = train_jobs.reference(dict(train_job))
+        raise UserError(f"{at}: the {kind} {wanted!r} is unknown: add it to the file, as another document")
+    command = (train_job["spec"].get("trainer") or {}).get("command")
+    if runtime.policy not in ("", "torch", "jax") or command == train_jobs.TORCHTUNE:
+        what = runtime.policy if runtime.policy not in ("", "torch", "jax") else "torchtune"
+        raise UserError(f"{at}: the runtime {runtime.name} starts {what}, which a rehearsal does not support")
+    found = train_jobs.jobset(dict(train_job), runtime, name)
+    # The file's own runtime is of a custom resource definition, which is not checked: what it makes is.
+    for error in kubernetes.validate(found) if runtime.in_file else ():
+        if error.empty is not None or "required" in error.what:
+            where = ".".join(map(str, error.location))
+            raise UserError(f"{at}: the runtime {runtime.name} makes an invalid JobSet: {where}: {error.what}")
+    initializers = train_jobs.INITIALIZERS.values()
+    parts: list[dict[str, Any]] = found["spec"].get("replicatedJobs") or []
+    found["spec"]["replicatedJobs"] = [one for one in parts if train_jobs.step_of(one) not in initializers]
+    notes += [f"{one['name']} is not started" for one in parts if train_jobs.step_of(one) in initializers]
+    if not runtime.in_file:
+        notes.append(f"the runtime {runtime.name} is the one that Kubeflow Trainer installs; the cluster's can differ")
+    return found
 
 
 def _single(document: Mapping[str, Any], number: int, name: str) -> _Job:
@@ -326,7 +362,7 @@ def _mounts(one: _Job, container: Mapping[str, Any], notes: list[str]) -> tuple[
 
 def _failure_policy(one: _Job) -> PodFailurePolicy:
     rules: Sequence[Mapping[str, Any]] = (one.spec.get("podFailurePolicy") or {}).get("rules") or []
-    return PodFailurePolicy(count(one.spec.get("backoffLimit"), BACKOFF_LIMIT), tuple(rules))
+    return PodFailurePolicy(count(one.spec.get("backoffLimit")), tuple(rules))
 
 
 def _job_notes(one: _Job, found: machines.TpuSlice | None) -> list[str]:

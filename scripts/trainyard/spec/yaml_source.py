@@ -26,7 +26,12 @@ def relative(path: Path) -> str:
     return str(path)
 
 
-def _text(path: Path) -> str:
+def text(path: Path) -> str:
+    """The text of a file.
+
+    Raises:
+        UserError: it cannot be read.
+    """
     try:
         return path.read_text(encoding="utf-8-sig")
     except UnicodeDecodeError:
@@ -41,7 +46,7 @@ def read_all(path: Path) -> list[Any]:
     Raises:
         UserError: the file cannot be read, or is neither YAML nor JSON; the line is named.
     """
-    return parse(_text(path), path)
+    return parse(text(path), path)
 
 
 def parse(text: str, path: Path) -> list[Any]:

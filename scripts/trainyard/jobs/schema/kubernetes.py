@@ -1,4 +1,7 @@
-"""Strict, offline validation of Kubernetes objects: core kinds by kubernetes-validate, JobSets by jobset.yaml."""
+"""Strict, offline validation of Kubernetes objects.
+
+Core kinds by kubernetes-validate, JobSets by jobset.yaml, TrainJobs by trainjob.yaml.
+"""
 
 from __future__ import annotations
 
@@ -42,14 +45,28 @@ def _validator(kind: str, api: str) -> Any:
         schema = utils.schema_contents(f"{folder}/{name}.json", utils.latest_version())
     except FileNotFoundError:
         return None
-    definitions = utils.schema_contents(f"{folder}/_definitions.json", utils.latest_version())
-    registry = Resource.from_contents(definitions) @ (Resource.from_contents(schema) @ Registry())
-    return utils.jsonschema.Draft202012Validator(schema, registry=registry)
+    registry = Resource.from_contents(_definitions()) @ (Resource.from_contents(schema) @ Registry())
+    formats = utils.jsonschema.FormatChecker(formats=())
+    formats.checks("int32")(lambda one: not isinstance(one, int) or -(2**31) <= one < 2**31)
+    return utils.jsonschema.Draft202012Validator(schema, registry=registry, format_checker=formats)
+
+
+@cache
+def _definitions() -> Any:
+    """The definitions of the types of which Kubernetes' objects consist."""
+    utils = _libraries()
+    folder = f"kubernetes-json-schema/v{utils.latest_version()}-local-strict"
+    return utils.schema_contents(f"{folder}/_definitions.json", utils.latest_version())
 
 
 @cache
 def _train_job() -> Any:
-    return _libraries().jsonschema.Draft202012Validator(yaml_source.plain(yaml_source.read(TRAIN_JOB_SCHEMA)))
+    from referencing import Registry, Resource
+
+    definitions = Resource.from_contents(_definitions())
+    registry = (definitions @ Registry()).with_resource("kubernetes", definitions)
+    schema = yaml_source.plain(yaml_source.read(TRAIN_JOB_SCHEMA))
+    return _libraries().jsonschema.Draft202012Validator(schema, registry=registry)
 
 
 @cache
@@ -67,14 +84,15 @@ def without_null(node: Any) -> Any:
 def is_custom(document: dict[str, Any]) -> bool:
     """Whether an object is of a custom resource definition, whose schema is not known here."""
     group, slash, _ = str(document.get("apiVersion", "")).rpartition("/")
-    core = not slash or group in ("apps", "autoscaling", "batch", "policy") or document.get("kind") in ("Job", "JobSet")
-    return not core and _validator(str(document.get("kind", "")), str(document.get("apiVersion", ""))) is None
+    core = not slash or group in ("apps", "autoscaling", "batch", "policy") or document.get("kind") == "JobSet"
+    known = core or (document.get("kind"), document.get("apiVersion")) == ("TrainJob", TRAIN_JOB_VERSION)
+    return not known and _validator(str(document.get("kind", "")), str(document.get("apiVersion", ""))) is None
 
 
 def validate(document: dict[str, Any]) -> Iterator[SchemaError]:
     """Everything in an object that does not match the schema of its kind, unknown fields included.
 
-    Objects of custom resource definitions, other than JobSets, are not validated.
+    Objects of custom resource definitions, other than JobSets and TrainJobs, are not validated.
     """
     document = without_null(document)
     kind, api = str(document.get("kind", "")), str(document.get("apiVersion", ""))
@@ -136,4 +154,6 @@ def _errors(validator: Any, value: dict[str, Any], at: Location) -> Iterator[Sch
         else:
             words = error.message if len(error.message) < 160 else f"{error.message[:150]} ..."
             wanted = error.validator_value if error.validator == "type" else None
+            if error.validator == "enum" and not isinstance(error.instance, str):
+                wanted = "string"  # all enums are of text; a mapping there has another type too
             yield SchemaError(where, words, EMPTY.get(str(wanted[0] if isinstance(wanted, list) else wanted)))

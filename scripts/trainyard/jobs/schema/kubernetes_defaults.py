@@ -43,6 +43,23 @@ def jobset(document: dict[str, Any]) -> dict[str, Any]:
     return found
 
 
+def jobs(document: dict[str, Any]) -> dict[str, Any]:
+    """A copy of a Job or JobSet with all defaults, also those of the Jobs that the JobSet's controller creates.
+
+    Other objects stay as they are.
+    """
+    if document.get("kind") == "Job" and isinstance(document.get("spec"), dict):
+        return document | {"spec": job_spec(document["spec"])}
+    if document.get("kind") != "JobSet":
+        return document
+    found = jobset(document)
+    for one in sequence(mapping(found.get("spec")).get("replicatedJobs")):
+        template = mapping(mapping(one).get("template"))
+        if isinstance(template.get("spec"), dict):
+            template["spec"] = job_spec(template["spec"])
+    return found
+
+
 def job_spec(spec: dict[str, Any]) -> dict[str, Any]:
     """A copy of the spec of a Job with the API server's defaults."""
     found = copy.deepcopy(spec)

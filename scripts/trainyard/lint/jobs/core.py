@@ -17,6 +17,8 @@ from trainyard.lint.jobs import (
     jobset,
     kubernetes_job,
     kubernetes_pod,
+    kubernetes_values,
+    train_job,
     tuning,
     vertex,
 )
@@ -30,7 +32,19 @@ SCHEMA_RULES: tuple[Rule[Evidence], ...] = rules_in(fields)
 #: Every rule, in the order in which they report.
 RULES: tuple[Rule[Evidence], ...] = (
     *SCHEMA_RULES,
-    *rules_in(vertex, accelerators, tuning, ai_platform, kubernetes_job, kubernetes_pod, jobset, gke, image),
+    *rules_in(
+        vertex,
+        accelerators,
+        tuning,
+        ai_platform,
+        kubernetes_job,
+        kubernetes_pod,
+        kubernetes_values,
+        jobset,
+        train_job,
+        gke,
+        image,
+    ),
 )
 
 

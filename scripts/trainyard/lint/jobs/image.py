@@ -9,8 +9,9 @@ from packaging.version import InvalidVersion, Version
 
 from trainyard import installation
 from trainyard.console import UserError
-from trainyard.jobs import gke_objects, machines
+from trainyard.jobs import gke_objects, machines, train_jobs
 from trainyard.jobs.image_metadata import Contents
+from trainyard.jobs.schema.kubernetes_defaults import mapping
 from trainyard.lint.engine import Finding, Severity, rule
 from trainyard.lint.jobs import worker_pools
 from trainyard.lint.jobs.evidence import KINDS, VERTEX, Evidence
@@ -33,6 +34,10 @@ def references(job: Evidence) -> Iterator[tuple[str, int, Location]]:
             for index, container in enumerate(template.containers):
                 if isinstance(container.get("image"), str):
                     yield container["image"], template.document, (*template.pod_at, "containers", index, "image")
+        for number, document in enumerate(job.job.documents):
+            image = mapping(mapping(document.get("spec")).get("trainer")).get("image")
+            if train_jobs.is_train_job(document) and isinstance(image, str):
+                yield image, number, ("spec", "trainer", "image")
     elif job.job.kind == "ai-platform":
         for role in ("master", "worker", "parameterServer", "evaluator"):
             config = job.spec.get(f"{role}Config")

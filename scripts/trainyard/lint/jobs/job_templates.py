@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from trainyard.jobs import gke_objects, kubernetes_names
+from trainyard.jobs.job_file import is_kubernetes_job
 from trainyard.jobs.schema import kubernetes_defaults
 from trainyard.jobs.schema.kubernetes_defaults import mapping, sequence
 from trainyard.lint.engine import Finding, Severity
@@ -25,6 +26,20 @@ def object_name(document: dict[str, Any]) -> str:
         return name
     prefix = metadata.get("generateName")
     return kubernetes_names.generated(prefix) if isinstance(prefix, str) and prefix else ""
+
+
+def repeated(value: object, at: Location, keys: dict[str, object]) -> Iterator[Problem]:
+    """The entries of a list that have the same key as an earlier one.
+
+    Args:
+        keys: the fields that are the key (x-kubernetes-list-map-keys) -> their defaults.
+    """
+    seen: set[str] = set()
+    for number, one in enumerate(map(mapping, sequence(value))):
+        found = " ".join(str(one.get(key, default)) for key, default in keys.items())
+        if found in seen:
+            yield (*at, number), f"{'.'.join(keys)} {found} is there twice in {at[-1]}", "remove or rename one"
+        seen.add(found)
 
 
 @dataclass(frozen=True)
@@ -128,16 +143,15 @@ def _claims(spec: dict[str, Any]) -> frozenset[str]:
 def job_templates(job: Evidence) -> Iterator[JobTemplate]:
     """Every Job of the file, also those within JobSets."""
     for number, document in enumerate(job.job.documents):
-        spec = document.get("spec")
-        if not isinstance(spec, dict):
+        if not isinstance(document.get("spec"), dict) or not is_kubernetes_job(document):
             continue
-        name = object_name(document)
+        document = kubernetes_defaults.jobs(document)
+        name, spec = object_name(document), document["spec"]
         labels = mapping(mapping(document.get("metadata")).get("labels"))
         queue = str(labels.get(gke_objects.QUEUE) or "")
         if document.get("kind") == "Job":
-            yield JobTemplate(number, ("spec",), kubernetes_defaults.job_spec(spec), name, 1, False, queue=queue)
+            yield JobTemplate(number, ("spec",), spec, name, 1, False, queue=queue)
         if document.get("kind") == "JobSet":
-            spec = mapping(kubernetes_defaults.jobset(document).get("spec"))
             for index, one in enumerate(sequence(spec.get("replicatedJobs"))):
                 inner = mapping(mapping(one).get("template")).get("spec")
                 if not isinstance(inner, dict):
@@ -146,7 +160,7 @@ def job_templates(job: Evidence) -> Iterator[JobTemplate]:
                 yield JobTemplate(
                     number,
                     ("spec", "replicatedJobs", index, "template", "spec"),
-                    kubernetes_defaults.job_spec(inner),
+                    inner,
                     f"{name}-{one.get('name', '')}-{max(0, replicas - 1)}",
                     replicas,
                     True,

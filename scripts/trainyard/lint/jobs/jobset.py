@@ -16,7 +16,7 @@ from trainyard.jobs.schema import kubernetes_defaults
 from trainyard.jobs.schema.kubernetes_defaults import MAX_INT32, mapping, sequence
 from trainyard.lint.engine import Finding, Severity, rule
 from trainyard.lint.jobs.evidence import Evidence
-from trainyard.lint.jobs.job_templates import Problem, object_name
+from trainyard.lint.jobs.job_templates import Problem, object_name, repeated
 from trainyard.spec.yaml_source import Location
 
 _REPOSITORY = "https://github.com/kubernetes-sigs/jobset/blob/08dfbdf"
@@ -126,26 +126,17 @@ def jobset_lists_have_unique_keys(job: Evidence) -> Iterator[Finding]:
 
 def _duplicates(jobset: JobSet) -> Iterator[Problem]:
     at: Location = ("spec", "replicatedJobs")
-    yield from _repeated(jobset["spec"].get("replicatedJobs"), at, {"name": None})
+    yield from repeated(jobset["spec"].get("replicatedJobs"), at, {"name": None})
     for at, one, template in _replicated(jobset):
-        yield from _repeated(one.get("dependsOn"), (*at, "dependsOn"), {"name": None})
+        yield from repeated(one.get("dependsOn"), (*at, "dependsOn"), {"name": None})
         pod = mapping(mapping(template.get("template")).get("spec"))
         pod_at: Location = (*at, "template", "spec", "template", "spec")
         for key, unique in _UNIQUE.items():
-            yield from _repeated(pod.get(key), (*pod_at, key), unique)
+            yield from repeated(pod.get(key), (*pod_at, key), unique)
         for group in ("initContainers", "containers"):
             for index, container in enumerate(map(mapping, sequence(pod.get(group)))):
                 for key, unique in _UNIQUE_IN_CONTAINERS.items():
-                    yield from _repeated(container.get(key), (*pod_at, group, index, key), unique)
-
-
-def _repeated(value: object, at: Location, keys: dict[str, object]) -> Iterator[Problem]:
-    seen: set[str] = set()
-    for number, one in enumerate(map(mapping, sequence(value))):
-        found = " ".join(str(one.get(key, default)) for key, default in keys.items())
-        if found in seen:
-            yield (*at, number), f"{'.'.join(keys)} {found} is there twice in {at[-1]}", "remove or rename one"
-        seen.add(found)
+                    yield from repeated(container.get(key), (*pod_at, group, index, key), unique)
 
 
 @rule(

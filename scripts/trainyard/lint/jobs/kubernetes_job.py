@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from trainyard.jobs import kubernetes_names as names
+from trainyard.jobs import train_jobs
 from trainyard.jobs.schema.kubernetes_defaults import mapping, sequence
 from trainyard.lint.engine import Finding, Severity, rule
 from trainyard.lint.jobs.evidence import Evidence
@@ -15,6 +16,7 @@ from trainyard.spec.yaml_source import Location
 
 _BATCH = "https://github.com/kubernetes/kubernetes/blob/master/pkg/apis/batch/validation/validation.go"
 _NAMES = "https://kubernetes.io/docs/concepts/overview/working-with-objects/names"
+_TRAIN_JOB = "https://github.com/kubeflow/trainer/blob/8c0f505/pkg/apis/trainer/v1alpha1/trainjob_types.go"
 
 #: Constants of validation.go: limits of Indexed Jobs, of Indexed Jobs with many completions, and of policies.
 _MAX_INDEXED = 100_000
@@ -34,7 +36,7 @@ _NUMBERS = (
 )
 
 
-@rule("gke", severity=Severity.REFUSE, source=_NAMES)
+@rule("gke", severity=Severity.REFUSE, source=f"{_NAMES}; {_TRAIN_JOB} (TrainJob: XValidation)")
 def object_names_are_valid(job: Evidence) -> Iterator[Finding]:
     """Every object has a name that its kind allows."""
     for number, document in enumerate(job.job.documents):
@@ -47,6 +49,8 @@ def object_names_are_valid(job: Evidence) -> Iterator[Finding]:
             wrong = "add metadata.name"
         elif kind == "Namespace":
             wrong = names.dns_1123_label(name)
+        elif train_jobs.is_train_job(document):
+            wrong = names.dns_1035_label(name)
         elif kind == "Service":
             wrong = names.dns_1035_label(name)
             if wrong and not names.dns_1123_label(name):

@@ -215,7 +215,8 @@ def _volumes(template: JobTemplate) -> Iterator[Problem]:
         if len(sources) > 1:
             yield at, f"volume '{name}' has the sources {', '.join(sources)}", "give it one"
         for source, field in (("hostPath", "path"), ("persistentVolumeClaim", "claimName"), ("csi", "driver"),
-                              ("configMap", "name"), ("secret", "secretName")):  # fmt: skip
+                              ("configMap", "name"), ("secret", "secretName"),
+                              ("gcePersistentDisk", "pdName")):  # fmt: skip
             if isinstance(one.get(source), dict) and not one[source].get(field):
                 yield (*at, source), f"{source} of volume '{name}' without {field}", f"add {field}"
         size = mapping(one.get("emptyDir")).get("sizeLimit")
@@ -276,26 +277,31 @@ def _resources(template: JobTemplate) -> Iterator[Problem]:
     for at, container in template.all_containers():
         resources = mapping(container.get("resources"))
         here = (*at, "resources")
-        given = {kind: mapping(resources.get(kind)) for kind in ("requests", "limits")}
-        for kind, values in given.items():
-            for name, value in values.items():
-                yield from _quantity(str(name), value, (*here, kind, str(name)))
-        for name, requested in given["requests"].items():
-            limit = given["limits"].get(name)
-            amount, most = names.quantity(requested), names.quantity(limit)
-            if amount is None or (limit is not None and most is None):
-                continue  # reported above
-            free = _overcommittable(str(name))
-            if (limit is None and not free) or (most is not None and (amount > most or (amount != most and not free))):
-                what = f"{name}: {requested} requested, limit {limit if limit is not None else 'none'}"
-                yield here, what, "request at most the limit" if free else "give both the same number"
-        huge = any(str(name).startswith("hugepages-") for values in given.values() for name in values)
-        if huge and not any(name in values for values in given.values() for name in ("cpu", "memory")):
-            yield here, "huge pages without cpu or memory", "add a request for cpu or memory"
+        yield from resource_problems(resources, here)
         for number, one in enumerate(map(mapping, sequence(resources.get("claims")))):
             if one.get("name") not in claims:
                 what = f"no resource claim '{one.get('name')}' in the pod's resourceClaims"
                 yield (*here, "claims", number), what, "add it to resourceClaims"
+
+
+def resource_problems(resources: dict[str, Any], here: Location) -> Iterator[Problem]:
+    """What is wrong in the requests and limits of a container."""
+    given = {kind: mapping(resources.get(kind)) for kind in ("requests", "limits")}
+    for kind, values in given.items():
+        for name, value in values.items():
+            yield from _quantity(str(name), value, (*here, kind, str(name)))
+    for name, requested in given["requests"].items():
+        limit = given["limits"].get(name)
+        amount, most = names.quantity(requested), names.quantity(limit)
+        if amount is None or (limit is not None and most is None):
+            continue  # reported above
+        free = _overcommittable(str(name))
+        if (limit is None and not free) or (most is not None and (amount > most or (amount != most and not free))):
+            what = f"{name}: {requested} requested, limit {limit if limit is not None else 'none'}"
+            yield here, what, "request at most the limit" if free else "give both the same number"
+    huge = any(str(name).startswith("hugepages-") for values in given.values() for name in values)
+    if huge and not any(name in values for values in given.values() for name in ("cpu", "memory")):
+        yield here, "huge pages without cpu or memory", "add a request for cpu or memory"
 
 
 def _quantity(name: str, value: object, at: Location) -> Iterator[Problem]:
