@@ -8,6 +8,7 @@ The format of discovery documents: https://developers.google.com/discovery/v1/ty
 from __future__ import annotations
 
 import json
+import math
 import re
 from collections.abc import Iterator
 from functools import cache
@@ -19,9 +20,19 @@ from trainyard.jobs.schema import library
 from trainyard.jobs.schema.errors import EMPTY, SchemaError
 from trainyard.spec.yaml_source import Location
 
-#: JSON's mapping of 64-bit numbers is text: https://protobuf.dev/programming-guides/json/
+#: The whole numbers that a format has. JSON's mapping of 64-bit numbers is text:
+#: https://protobuf.dev/programming-guides/json/
+_INTEGERS = {
+    "int32": range(-(2**31), 2**31),
+    "uint32": range(2**32),
+    "int64": range(-(2**63), 2**63),
+    "uint64": range(2**64),
+}
 _INT64 = ("int64", "uint64")
 _DURATION = "google-duration"
+
+#: Seconds of the longest duration, of about 10,000 years: https://protobuf.dev/reference/protobuf/google.protobuf/#duration
+_LONGEST = 315_576_000_000
 
 #: Kind of job file -> API, message of the bare specification, and of the file that has it below another key.
 _MESSAGES = {
@@ -31,11 +42,18 @@ _MESSAGES = {
 }
 
 
+#: Keys of the whole resource that have the specification.
+_WRAPPERS = ("jobSpec", "trainingInput")
+
+
 def _enum(*values: str) -> dict[str, Any]:
     return {"type": "string", "enum": list(values)}
 
 
 _TEXT, _BOOLEAN, _INT32 = {"type": "string"}, {"type": "boolean"}, {"type": "integer", "format": "int32"}
+
+#: The form of the API's names of accelerators.
+_ACCELERATOR = re.compile(r"(NVIDIA|TPU|AMD)(_[A-Z0-9]+)+")
 
 #: API -> message -> fields that its discovery document lacks, but the messages of gcloud 528 have
 #: (googlecloudsdk/generated_clients/apis/ml/v1/ml_v1_messages.py).
@@ -82,45 +100,57 @@ def _messages(api: str) -> dict[str, Any]:
 def message_of(kind: str, document: dict[str, Any]) -> tuple[str, str]:
     """API and message of a job file of a kind: of a bare specification, or of the whole resource that has it."""
     api, bare, wrapped = _MESSAGES[kind]
-    whole = wrapped and any(key in document for key in ("jobSpec", "trainingInput"))
+    whole = wrapped and any(key in document for key in _WRAPPERS)
     return api, wrapped if whole else bare
 
 
 def as_gcloud_reads(kind: str, document: dict[str, Any]) -> dict[str, Any]:
     """The message that gcloud sends for a file, where that is another than the file itself.
 
-    gcloud 528 takes one value for a list of one, a number in quotes for a number and the number of an enum value for
-    the value, and leaves out null, and an empty list where no list is required (apitools' ``PyValueToMessage``).
-    Values of another type stay as they are.
+    gcloud 528 takes one value for a list of one, text that Python reads as a number for a number, true and false for 1
+    and 0 where a number may have a fraction, and the number of an enum value, but 0, for the value. It leaves out null,
+    and an empty list where no list is required (apitools' ``PyValueToMessage``). Other values stay as they are; so does
+    null for an enum in the file of a tuning job, which gcloud refuses (``DictToMessageWithErrorCheck``).
     """
     api, name = message_of(kind, document)
-    found: dict[str, Any] = _read({"$ref": name}, document, _messages(api))
+    found: dict[str, Any] = _read({"$ref": name}, document, _messages(api), null_enums="tuning" in kind)
+    for key in _WRAPPERS:
+        if key in document:
+            found.setdefault(key, {})  # null or []: gcloud adds the message, and its flags fill it
     return found
 
 
-def _read(schema: dict[str, Any], value: Any, known: dict[str, Any]) -> Any:
+def _read(schema: dict[str, Any], value: Any, known: dict[str, Any], *, null_enums: bool) -> Any:
     schema = known[schema["$ref"]] if "$ref" in schema else schema
     kind = schema.get("type")
     if kind == "array":
         values = value if isinstance(value, list) else [value]
-        return [one if one == [] else _read(schema["items"], one, known) for one in values]
+        return [one if one == [] else _read(schema["items"], one, known, null_enums=null_enums) for one in values]
     if kind == "object":
         if not isinstance(value, dict):
             return value
         fields, others = schema.get("properties", {}), schema.get("additionalProperties") or {}
         return {
-            key: _read(fields.get(key, others), one, known)
+            key: _read(fields.get(key, others), one, known, null_enums=null_enums)
             for key, one in value.items()
-            if key not in fields
-            or not (one is None or (one == [] and "enum" not in fields[key] and fields[key].get("type") != "array"))
+            if key not in fields or not _is_left_out(fields[key], one, null_enums)
         }
-    if kind == "integer" and isinstance(value, str) and re.fullmatch(r"-?[0-9]{1,18}", value):
-        return int(value)
-    if kind == "number" and isinstance(value, str) and re.fullmatch(r"-?[0-9]+(\.[0-9]+)?([eE][-+]?[0-9]+)?", value):
-        return float(value)
-    if "enum" in schema and type(value) is int and 0 <= value < len(schema["enum"]):
-        return schema["enum"][value]
+    if "enum" in schema and isinstance(value, int):
+        return schema["enum"][value] if 0 < value < len(schema["enum"]) else value
+    number = int if schema.get("format") in _INTEGERS else float if kind == "number" else None
+    if number and (isinstance(value, str) or (number is float and isinstance(value, int))):
+        try:
+            return number(value)
+        except (ValueError, OverflowError):
+            return value
     return value
+
+
+def _is_left_out(schema: dict[str, Any], value: object, null_enums: bool) -> bool:
+    """Whether gcloud leaves out a value of a field."""
+    if value is None:
+        return not (null_enums and "enum" in schema)
+    return value == [] and "enum" not in schema and schema.get("type") != "array"
 
 
 def validate(api: str, name: str, value: object) -> list[SchemaError]:
@@ -139,17 +169,34 @@ def _validator(api: str, name: str) -> Any:
     definitions = {one: _converted(known[one]) for one in _reachable(known, name)}
     schema = {"$ref": f"#/$defs/{name}", "$defs": definitions}
     formats = jsonschema.FormatChecker(formats=())
-    for form in _INT64:
-        formats.checks(form)(lambda one: not isinstance(one, str) or bool(re.fullmatch(r"-?\d+", one)))
-    formats.checks(_DURATION)(lambda one: not isinstance(one, str) or bool(re.fullmatch(r"\d+(\.\d{1,9})?s", one)))
+    for form, numbers in _INTEGERS.items():
+        formats.checks(form)(lambda one, numbers=numbers, form=form: _is_in(numbers, one, text=form in _INT64))
+    formats.checks(_DURATION)(lambda one: not isinstance(one, str) or _is_duration(one))
     strict = jsonschema.validators.extend(
         jsonschema.Draft202012Validator,
         # JSON Schema takes 1.0 for an integer; the services do not.
         type_checker=jsonschema.Draft202012Validator.TYPE_CHECKER.redefine(
             "integer", lambda _, one: isinstance(one, int) and not isinstance(one, bool)
-        ),
+        ).redefine("number", lambda _, one: type(one) in (int, float) and math.isfinite(one)),
     )
     return strict(schema, format_checker=formats)
+
+
+def _is_in(numbers: range, value: object, *, text: bool) -> bool:
+    """Whether a whole number is one of these; True for values of other types, which are another error.
+
+    Args:
+        text: whether the field takes text too.
+    """
+    if isinstance(value, str) and text:
+        return re.fullmatch(r"-?[0-9]{1,20}", value) is not None and int(value) in numbers
+    return not isinstance(value, int) or value in numbers
+
+
+def _is_duration(text: str) -> bool:
+    """Whether a text is a duration of protobuf: https://protobuf.dev/programming-guides/json/."""
+    found = re.fullmatch(r"(-?[0-9]+)(\.[0-9]{1,9})?s", text)
+    return found is not None and abs(int(found[1])) <= _LONGEST
 
 
 def _reachable(known: dict[str, Any], name: str) -> set[str]:
@@ -190,6 +237,8 @@ def _converted(schema: dict[str, Any]) -> dict[str, Any]:
         return {"type": ["string", "integer"], "format": form}
     if kind == "string":
         return {"type": "string"} | {key: schema[key] for key in ("enum", "format") if key in schema}
+    if kind == "integer":
+        return {"type": kind, "format": form}
     return {"type": kind} if kind in EMPTY else {}
 
 
@@ -211,9 +260,13 @@ def _errors(error: Any) -> Iterator[SchemaError]:
         yield _type_error(at, schema, value)
     elif error.validator == "enum" and isinstance(value, str):
         values = schema["enum"]
-        yield SchemaError(at, f"'{value}' is not one of its values{nearest(value, values)}: {', '.join(values)}")
+        newer = at[-1:] == ("acceleratorType",) and _ACCELERATOR.fullmatch(value) is not None
+        what = f"'{value}' is not one of its values{nearest(value, values)}: {', '.join(values)}"
+        yield SchemaError(at, what, newer=newer)
     elif error.validator == "format" and schema["format"] == _DURATION:
         yield SchemaError(at, f"'{value}' is not a duration: write seconds with an 's', as in '3600s'")
+    elif error.validator == "format" and isinstance(value, int):
+        yield SchemaError(at, f"{value} is out of range: the field has numbers of {schema['format'][-2:]} bits")
     elif error.validator == "format":
         yield SchemaError(at, f"{_shown(value)} is not a whole number")
 

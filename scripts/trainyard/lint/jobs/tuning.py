@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from typing import Any
 
@@ -33,6 +34,12 @@ def search_is_valid(job: Evidence) -> Iterator[Finding]:
     for key in ("metrics", "parameters"):
         if not study.get(key):
             yield wrong(("studySpec",), f"studySpec has no {key}", f"add {key}")
+    metrics = [one for one in study.get("metrics") or [] if isinstance(one, dict)]
+    identifiers = [str(one.get("metricId") or "") for one in metrics]
+    for number, name in enumerate(identifiers):
+        if not name or re.search(r"\s", name) or name in identifiers[:number]:
+            what = f"'{name}' is no metricId" if name not in identifiers[:number] else f"two metrics are named '{name}'"
+            yield wrong(("studySpec", "metrics", number), what, "write a name without spaces, once")
     trials, parallel = data.get("maxTrialCount"), data.get("parallelTrialCount")
     if parallel is not None and trials is not None and parse_count(parallel) > parse_count(trials):
         what = f"{parallel} trials at a time of {trials} in all"

@@ -189,7 +189,7 @@ def environment_variables_are_valid(job: Evidence) -> Iterator[Finding]:
     for number, pool in pools(job):
         for task in ("containerSpec", "pythonPackageSpec"):
             entries = [one for one in (pool.get(task) or {}).get("env") or [] if isinstance(one, dict)]
-            names = [str(one.get("name")) for one in entries]
+            names = [str(one.get("name") or "") for one in entries]
             if len(names) > 100:
                 yield Finding(
                     job.at("workerPoolSpecs", number, task, "env"),
@@ -234,7 +234,15 @@ def environment_variables_are_valid(job: Evidence) -> Iterator[Finding]:
 )
 def resource_names_are_valid(job: Evidence) -> Iterator[Finding]:
     """Buckets, networks, service accounts and TensorBoards are named as the API requires."""
-    output = (job.spec.get("baseOutputDirectory") or {}).get("outputUriPrefix")
+    directory = job.spec.get("baseOutputDirectory")
+    output = (directory or {}).get("outputUriPrefix")
+    if directory is not None and not output:
+        yield Finding(
+            job.at("baseOutputDirectory"),
+            "baseOutputDirectory without outputUriPrefix",
+            "the service refuses the job",
+            "add outputUriPrefix: gs://bucket/folder, or remove baseOutputDirectory",
+        )
     forms = [
         (("baseOutputDirectory", "outputUriPrefix"), output, r"gs://[a-z0-9][\w.-]+(/.*)?", "gs://bucket/folder"),
         (

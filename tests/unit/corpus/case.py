@@ -1,0 +1,69 @@
+"""A case of the corpora, and the judgement of Trainyard about it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from trainyard.cloudbuild import config
+from trainyard.console import UserError
+from trainyard.jobs import job_file
+from trainyard.lint.jobs import core
+
+Document = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Case:
+    """A file, and what upstream says of it.
+
+    Attributes:
+        name: unique in its corpus.
+        source: the link to upstream's example, test or schema.
+        text: the file, YAML.
+        valid: whether upstream accepts it, and its job can start.
+        build: whether it is a cloudbuild.yaml.
+        substitutions: those that are given with a build, besides the file's.
+    """
+
+    name: str
+    source: str
+    text: str
+    valid: bool
+    build: bool = False
+    substitutions: dict[str, str] = field(default_factory=dict)
+
+    def refusals(self) -> list[str]:
+        """Why Trainyard says that the file is refused, or that its job cannot start; none if it accepts it."""
+        try:
+            if self.build:
+                content = config.read(self.text, "cloudbuild.yaml")
+                return config.judge(content, given=self.substitutions, built_in={"PROJECT_ID": "project"}).errors
+            evidence = core.Evidence(job_file.parse(self.text, Path("job.yaml")))
+            return [f"{one.rule}: {one}" for one in core.check(evidence) if one.fails]
+        except UserError as error:
+            return [str(error)]
+
+
+class _Dumper(yaml.CSafeDumper):
+    """Without anchors: equal parts are written again."""
+
+    def ignore_aliases(self, data: Any) -> bool:
+        return True
+
+
+def dumped(*documents: Document) -> str:
+    """Documents as the text of a YAML file."""
+    return str(yaml.dump_all(documents, Dumper=_Dumper, sort_keys=False))
+
+
+def cases(
+    prefix: str, source: str, entries: Iterable[tuple[str, Document, bool]], *, build: bool = False
+) -> Iterator[Case]:
+    """Cases of one source, from (name, document, whether it is valid)."""
+    for name, document, valid in entries:
+        yield Case(f"{prefix}: {name}", source, dumped(document), valid, build)
