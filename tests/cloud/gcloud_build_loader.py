@@ -5,7 +5,8 @@ It runs with gcloud's Python and libraries, in a separate process, and imports n
     PYTHONPATH=<sdk>/lib:<sdk>/lib/third_party <sdk>/platform/bundledpythonunix/bin/python3 gcloud_build_loader.py
 
 Each line of stdin is a JSON text: the content of a cloudbuild.yaml. Each line of stdout is a JSON object with
-`message`, the body that `gcloud builds submit` sends, or with `error`.
+`message`, the body that `gcloud builds submit` sends, or with `error`. For null instead of a text, it is a list of
+the fields of gcloud's messages Build, BuildStep and BuildOptions.
 """
 
 import io
@@ -19,6 +20,12 @@ def main():
 
     messages = cloudbuild_util.GetMessagesModule()
     for line in sys.stdin:
+        if json.loads(line) is None:
+            parts = {"": messages.Build, "steps.": messages.BuildStep, "options.": messages.BuildOptions}
+            print(
+                json.dumps([at + field.name for at, part in parts.items() for field in part.all_fields()]), flush=True
+            )
+            continue
         try:
             build = config.LoadCloudbuildConfigFromStream(
                 io.StringIO(json.loads(line)), messages, {}, "cloudbuild.yaml"

@@ -18,13 +18,14 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from trainyard import discovery
 from trainyard.cloudbuild import config as cloud_config
 from trainyard.console import UserError
 from trainyard.settings import ROOT
 
 pytestmark = pytest.mark.needs("gcloud")
 
-Loader = Callable[[str], dict[str, Any]]
+Loader = Callable[[str | None], Any]
 
 
 @pytest.fixture(scope="module")
@@ -41,11 +42,10 @@ def gcloud_loader() -> Iterator[Loader]:
     assert server.stdin
     assert server.stdout
 
-    def ask(text: str) -> dict[str, Any]:
+    def ask(text: str | None) -> Any:
         server.stdin.write(json.dumps(text) + "\n")
         server.stdin.flush()
-        answer: dict[str, Any] = json.loads(server.stdout.readline())
-        return answer
+        return json.loads(server.stdout.readline())
 
     yield ask
     server.stdin.close()
@@ -166,6 +166,7 @@ def files(draw: st.DrawFn) -> str:
 def test_generated_files_are_read_as_gcloud_reads_them(gcloud_loader: Loader) -> None:
     kinds = Counter[str]()
 
+    # The same files in every run, so that a change of the code alone can fail it.
     @settings(max_examples=600, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
     @given(text=files())
     def compare(text: str) -> None:
@@ -182,6 +183,18 @@ def test_any_text_is_read_as_gcloud_reads_it(gcloud_loader: Loader, text: str) -
     agree(gcloud_loader, text)
 
 
+def test_every_field_of_gcloud_is_one_whose_effect_is_decided(gcloud_loader: Loader) -> None:
+    """Fields of the API's discovery document, which is newer: tests/unit/test_cloud_executor.py."""
+    known = discovery.schemas("cloudbuild.v1")
+    parts = {"": "Build", "steps.": "BuildStep", "options.": "BuildOptions"}
+    fields = {at + field for at, name in parts.items() for field in known[name]["properties"]}
+    private = set(gcloud_loader(None)) - fields
+    assert private == {"options.anthosCluster", "options.cluster", "options.dockerDaemon"}, "the public API lacks these"
+    for name in private:
+        field = name.partition(".")[2]
+        assert f"unknown field '{field}'" in ours(f"steps: [{{name: a}}]\noptions: {{{field}: {{}}}}\n")["error"]
+
+
 STEP = "steps: [{name: a}]\n"
 
 
@@ -192,6 +205,10 @@ STEP = "steps: [{name: a}]\n"
         "steps: {name: a, allow_failure: yes}\nsubstitutions: {_A: null}",
         "steps: [{name: a, waitFor: ['-', b], dir: ../x}]",
         "options: {logging: null}\n" + STEP,
+        "options: {logging: 0}\n" + STEP,
+        "options: {sourceProvenanceHash: [0]}\n" + STEP,
+        "steps: {name: a, status: no}\n",
+        "steps: {name: a, status: yes}\n",
         "options: []\n" + STEP,
         "options: x\n" + STEP,
         "options: [1]\n" + STEP,

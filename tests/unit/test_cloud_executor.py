@@ -53,7 +53,10 @@ def test_every_field_of_the_api_is_run_or_refused_or_named() -> None:
 
 UNSUPPORTED: dict[str, dict[str, Any]] = {
     "availableSecrets": {"availableSecrets": {"secretManager": [{"env": "S", "versionName": "v"}]}},
-    "secrets": {"secrets": [{"kmsKeyName": "k", "secretEnv": {"S": "YQ=="}}]},
+    "secrets": {
+        "secrets": [{"kmsKeyName": "k", "secretEnv": {"S": "YQ=="}}],
+        "steps": [STEP | {"secretEnv": ["S"]}],
+    },
     "options.secretEnv": {"options": {"secretEnv": ["S"]}, "secrets": [{"secretEnv": {"S": "YQ=="}}]},
     "artifacts.objects": {"artifacts": {"objects": {"location": "gs://b", "paths": ["x"]}}},
     "artifacts.pythonPackages": {"artifacts": {"pythonPackages": [{"paths": ["x"]}]}},
@@ -250,7 +253,11 @@ def test_all_errors_of_a_file_are_listed(tmp_path: Path) -> None:
 
 
 def test_a_file_that_cannot_be_read_is_a_users_mistake(tmp_path: Path) -> None:
-    assert isinstance(check(tmp_path / "nowhere").exception, UserError)
+    missing = tmp_path / "nowhere"
+    for words in (f"--check={missing}", f"--config={missing}"):
+        error = CliRunner().invoke(cloudbuild_local.command, [words]).exception
+        assert isinstance(error, UserError)
+        assert str(error) == f"no file {missing}: give the path of a cloudbuild.yaml"
     assert isinstance(check(tmp_path).exception, UserError)
     (tmp_path / "latin").write_bytes(b"steps: \xff")
     assert isinstance(check(tmp_path / "latin").exception, UserError)

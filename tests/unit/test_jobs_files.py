@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from ruamel.yaml import YAML
 
+from trainyard import platforms
 from trainyard.console import UserError
 from trainyard.jobs import gke_objects, job_file, machines, yaml_writer
 from trainyard.jobs.schema import google
@@ -71,6 +72,20 @@ def test_json_with_tabs_is_read_too(tmp_path: Path) -> None:
 )
 def test_what_is_not_a_job_is_refused_with_its_line(tmp_path: Path, content: str, said: str) -> None:
     with pytest.raises(UserError, match=said.replace("[", r"\[")):
+        job_file.load(written(tmp_path, content))
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        # https://cloud.google.com/dataproc/docs/concepts/configuring-clusters/autoscaling
+        "workerConfig: {minInstances: 2, maxInstances: 2}\nbasicAlgorithm: {cooldownPeriod: 2m}\n",
+        # https://github.com/volcano-sh/volcano/blob/master/example/job.yaml
+        "apiVersion: batch.volcano.sh/v1alpha1\nkind: Job\nmetadata: {name: a}\nspec: {tasks: []}\n",
+    ],
+)
+def test_files_of_other_services_with_the_same_words_are_no_jobs(tmp_path: Path, content: str) -> None:
+    with pytest.raises(job_file.NotAJobError):
         job_file.load(written(tmp_path, content))
 
 
@@ -269,3 +284,26 @@ def test_names_of_objects_are_labels() -> None:
     assert gke_objects.object_name("My job_1!") == "my-job-1"
     with pytest.raises(UserError, match="no letter"):
         gke_objects.object_name("!!")
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "said"),
+    [
+        ("task.yaml", "name: t\nnum_nodes: 2\nresources: {accelerators: 'A100:8'}\nrun: |\n  true\n",
+         "task.yaml: a SkyPilot task; 'sky launch --dryrun task.yaml' checks it"),
+        ("train.sbatch", "#!/bin/bash\n#SBATCH --nodes=2\nsrun true\n",
+         "train.sbatch: a Slurm script; 'sbatch --test-only train.sbatch' checks it"),
+        ("train.sh", "#!/bin/bash\n#SBATCH --nodes=2\nsrun true\n", "a Slurm script"),
+    ],
+)  # fmt: skip
+def test_the_job_of_another_scheduler_is_not_judged(tmp_path: Path, name: str, content: str, said: str) -> None:
+    path = written(tmp_path, content, name)
+    with pytest.raises(job_file.OtherFormatError, match=said):
+        job_file.load(path)
+    (found,), skipped = platforms.check_files([path], offline=True)
+    assert (found.as_dict()["passed"], said in found.as_dict()["unchecked"], skipped) == (True, True, [])
+
+
+def test_a_file_with_fields_that_sky_pilot_has_not_is_no_task(tmp_path: Path) -> None:
+    with pytest.raises(job_file.NotAJobError, match="not a job: its keys are run, on"):
+        job_file.load(written(tmp_path, "run: x\non: y\n"))

@@ -13,6 +13,7 @@ import pytest
 
 from trainyard import installation
 from trainyard.console import StepFailed, UserError
+from trainyard.jobs import machines
 from trainyard.project import check, test
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -28,6 +29,15 @@ def test_failed_checks_are_named_and_their_findings_printed(
     status, out, err = trainyard("check", "--json")
     assert (status, out) == (1, '{\n  "failed": [\n    "two",\n    "three"\n  ]\n}\n')
     assert err == "file.py:1: wrong\nfile.yaml: wrong\ncheck: failed: two, three\n"
+
+
+def test_a_table_that_was_compared_long_ago_is_a_warning(monkeypatch: pytest.MonkeyPatch, trainyard: Command) -> None:
+    """The exit status of a commit's checks is the same on every day."""
+    monkeypatch.setattr(check, "checks", lambda: {"one": lambda: []})
+    monkeypatch.setattr(machines, "MAX_AGE", -100_000)
+    status, out, err = trainyard("check")
+    assert (status, out) == (0, "")
+    assert "machines.yaml: tpus was last compared with https://" in " ".join(err.split())
 
 
 def test_passed_checks_are_named(monkeypatch: pytest.MonkeyPatch, trainyard: Command) -> None:

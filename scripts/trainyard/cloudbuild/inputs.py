@@ -46,7 +46,7 @@ def read_file(config: Path) -> dict[Any, Any]:
     try:
         return cloud_config.read(config.read_text(encoding="utf-8"), config.name)
     except FileNotFoundError:
-        raise UserError(f"no file {config}: set {installation.option('CONFIG')} to a cloudbuild.yaml") from None
+        raise UserError(f"no file {config}: give the path of a cloudbuild.yaml") from None
     except (OSError, UnicodeDecodeError) as error:
         raise UserError(f"{config}: cannot be read: {error}") from None
 

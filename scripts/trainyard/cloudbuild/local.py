@@ -15,7 +15,6 @@ from typing import Any, BinaryIO
 
 from rich.table import Table
 
-from trainyard import installation
 from trainyard.cloudbuild import config as cloud_config
 from trainyard.cloudbuild import inputs
 from trainyard.cloudbuild.config import Build
@@ -113,7 +112,7 @@ def run(
     build = cloud_config.load(data, where=config.name, given=substitutions, built_in=inputs.built_in(project, identity))
     folder = source or config.resolve().parent
     if not folder.is_dir():
-        raise UserError(f"no folder {folder}: set {installation.option('SOURCE')} to the folder of the build's source")
+        raise UserError(f"no folder {folder}: give the path of the folder with the build's source")
     docker_engine.client()
     if build.without_effect:
         say(f"without effect in a local build: {', '.join(build.without_effect)}")

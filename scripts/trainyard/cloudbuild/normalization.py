@@ -136,10 +136,10 @@ class _Decoder:
         return value if isinstance(value, str) else self._fail(where, f"{_shown(value)} is not text: put it in quotes")
 
     def _enum(self, value: Any, names: list[str], where: str) -> Any:
-        """One of its names, or the number of one."""
+        """One of its names, or the number of one; with 0, gcloud fails."""
         if isinstance(value, str) and value in names:
             return value
-        if isinstance(value, int) and 0 <= value < len(names):
+        if isinstance(value, int) and 0 < value < len(names):
             return names[value]
         guess = nearest(value, names) if isinstance(value, str) else ""
         return self._fail(where, f"{_shown(value)} is not one of its values{guess}: {', '.join(names)}")

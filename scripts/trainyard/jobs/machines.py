@@ -27,6 +27,11 @@ AI_PLATFORM_SHUT_DOWN = "31 January 2025"
 #: Days after which `make check` asks to compare a table with its source again.
 MAX_AGE = 180
 
+#: The form of the names of Google Cloud's regions: https://docs.cloud.google.com/compute/docs/regions-zones.
+REGION = re.compile(
+    r"(africa|asia|australia|europe|me|northamerica|southamerica|us)-(north|south|central)?(east|west|north|south|central)?[0-9]+"
+)
+
 T = TypeVar("T")
 #: A value that plain documents hold as text: keys of mappings, dates.
 FromText = Annotated[T, Field(strict=False)]
@@ -59,6 +64,7 @@ class Tpu(Strict):
     any_multiple_of_4: bool = False
     zones: list[str]
     zones_of_pods: list[str] = Field(default_factory=list)
+    grows: bool = False
 
 
 class Gpu(Strict):
@@ -96,6 +102,7 @@ class Table(Strict):
     gpus: dict[str, Gpu]
     gpus_gone: dict[str, FromText[datetime.date]]
     cpus: dict[str, list[int]]
+    complete: list[str]
     vertex_regions: list[str]
     ai_platform_regions: list[str]
     ai_platform_tpu_regions: list[str]
@@ -136,6 +143,12 @@ class TpuSlice:
     def regions(self) -> tuple[str, ...]:
         """Regions of :attr:`zones`, in their order."""
         return tuple(dict.fromkeys(zone.rpartition("-")[0] for zone in self.zones))
+
+    def may_be_in(self, zone: str) -> bool:
+        """Whether a zone has it, or may have got it since the table was written."""
+        region, _, name = zone.rpartition("-")
+        newer = table().tpus[self.generation].grows and REGION.fullmatch(region) and re.fullmatch(r"(ai\d)?[a-z]", name)
+        return zone in self.zones or bool(newer)
 
     @property
     def cores(self) -> int:
@@ -272,6 +285,13 @@ def machine_types() -> list[str]:
     names = [f"{family}-{cpus}" for family, sizes in known.cpus.items() for cpus in sizes]
     names += [machine for gpu in known.gpus.values() for machine in gpu.machines]
     return names + [machine for tpu in known.tpus.values() for machine in tpu.chips]
+
+
+def may_be_newer(machine_type: str) -> bool:
+    """Whether a machine type that is not in the table may exist: custom ones, and those of series that still grow."""
+    series, _, rest = machine_type.partition("-")
+    complete = series in table().complete and not rest.startswith("custom-")
+    return bool(machine_type) and not complete and machine_type not in machine_types()
 
 
 #: Memory of the n1 families in GB for each vCPU: https://docs.cloud.google.com/compute/docs/general-purpose-machines.

@@ -38,6 +38,22 @@ _LEVELS = {
 }
 
 
+#: Variable -> form of the name that it takes, and the form in words: no platform takes others. Of keys:
+#: https://docs.cloud.google.com/vertex-ai/docs/reference/rest/v1/EncryptionSpec; of persistent resources:
+#: https://docs.cloud.google.com/vertex-ai/docs/reference/rest/v1/projects.locations.persistentResources/create
+_NAMES = {
+    "KMS_KEY": (
+        r"projects/[^/\s]+/locations/[^/\s]+/keyRings/[^/\s]+/cryptoKeys/[^/\s]+",
+        "projects/PROJECT/locations/REGION/keyRings/RING/cryptoKeys/KEY",
+    ),
+    "RESERVATION": (r"[\w./-]+", "the name of a reservation"),
+    "PERSISTENT_RESOURCE": (
+        r"[a-z]([a-z0-9-]{0,61}[a-z0-9])?",
+        "its ID: at most 63 lowercase letters, digits and -, a letter first",
+    ),
+}
+
+
 @dataclass(frozen=True)
 class Disk:
     """A disk of every machine: its type, None for the platform's default, and its size in GiB."""
@@ -93,6 +109,8 @@ def mounts(text: str) -> tuple[Mount, ...]:
             raise UserError(f"MOUNT: {word!r} is not gs://BUCKET[/FOLDER]:/PATH[:ro], as in gs://bucket/data:/data:ro")
         found.append(Mount(match[1], (match[2] or "").strip("/"), match[3], bool(match[4])))
     paths = [one.path for one in found]
+    if "/dev/shm" in paths:
+        raise UserError("MOUNT: /dev/shm is not for files: it is the shared memory of a container")
     twice = next((path for path in paths if paths.count(path) > 1), None)
     if twice:
         raise UserError(f"MOUNT: {twice} is given twice")
@@ -118,6 +136,18 @@ def labels(text: str) -> tuple[tuple[str, str], ...]:
             )
         found[key] = value
     return tuple(found.items())
+
+
+def name(variable: str, text: str | None) -> str | None:
+    """The name of a resource, as the API takes it; None if there is none.
+
+    Raises:
+        UserError: the API refuses such a name.
+    """
+    form, words = _NAMES[variable]
+    if text and not re.fullmatch(form, text):
+        raise UserError(f"{installation.option(variable, repr(text))} is not {words}")
+    return text
 
 
 def placement(text: str) -> Placement:

@@ -7,6 +7,7 @@ https://apptainer.org/docs/user/main/cli/apptainer_run.html.
 
 from __future__ import annotations
 
+import re
 import shlex
 
 from trainyard import installation
@@ -28,6 +29,12 @@ def _check(request: Request) -> None:
     Raises:
         UserError: it cannot.
     """
+    if request.reservation == "any":
+        raise UserError(f"{installation.option('RESERVATION', 'any')}: jobs of Slurm name their reservation")
+    for name in ("queue", "priority", "reservation"):
+        # sbatch reads a line of options as words: https://slurm.schedmd.com/sbatch.html.
+        if not re.fullmatch(r"[\w.,:@+-]*", value := getattr(request, name) or ""):
+            raise UserError(f"{installation.option(name.upper(), repr(value))} is no name of Slurm: it has no spaces")
     unsupported = {
         "TUNE": request.tuning,
         "TENSORBOARD": request.tensorboard,

@@ -52,7 +52,7 @@ def pod(request: Request) -> Pod:
             f"reservation: give {installation.option('RESERVATION', 'any')}"
         )
     zone = request.zone or next((one for one in tpu.zones if one.startswith(f"{request.place}-")), None)
-    if zone is None or zone not in tpu.zones:
+    if zone is None or not tpu.may_be_in(zone):
         where = installation.option("ZONE", zone) if zone else installation.option("REGION", request.place)
         raise UserError(f"{where} has no {tpu.accelerator_type}; it is in {', '.join(tpu.zones)}")
     return Pod(

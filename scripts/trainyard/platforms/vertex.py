@@ -200,6 +200,9 @@ class Vertex(Platform):
     )
 
     def write(self, request: Request, file: str | None = None) -> RenderedJob:
+        # https://docs.cloud.google.com/vertex-ai/docs/reference/rest/v1/projects.locations.customJobs#CustomJob
+        if len(request.name) > 128:
+            raise UserError(f"{installation.option('NAME')}: a display name has at most 128 characters")
         header = writing.header(request, submit_command(request, self.file_name))
         text = header + yaml_writer.dump(config(request))
         writing.checked(self, text, request, writing.expected_contents(request))

@@ -74,14 +74,14 @@ def machine_notes(request: Request) -> tuple[str, ...]:
 
 def network_notes(request: Request) -> tuple[str, ...]:
     """Lines about the networks that a group of GPU machines needs, on platforms whose clusters their users set up."""
-    direct = machines.table().gpus[request.gpus.type].gpudirect if request.gpus else None
-    if not request.gpus or not direct or request.workers == 1:
+    gpu = machines.table().gpus[request.gpus.type] if request.gpus else None
+    # Only the largest machines have it: of A3 High, a3-highgpu-8g.
+    if not request.gpus or not gpu or not gpu.gpudirect or request.gpus.count < gpu.counts[-1] or request.workers == 1:
         return ()
     return (
-        f"machines with {request.gpus.type} use their full bandwidth to each other through GPUDirect-{direct} only. "
-        "This job does not set it up: without the cluster's networks and NCCL plugin for it, NCCL uses TCP, which is "
-        "slow: "
-        f"{_GPUDIRECT}",
+        f"machines with {request.gpus.type} use their full bandwidth to each other through GPUDirect-{gpu.gpudirect} "
+        "only. This job does not set it up: without the cluster's networks and NCCL plugin for it, NCCL uses TCP, "
+        f"which is slow: {_GPUDIRECT}",
     )
 
 

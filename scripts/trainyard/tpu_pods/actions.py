@@ -111,7 +111,7 @@ class Options:
                 f"no zone: set {installation.option('ZONE')} or {installation.option('ACCELERATOR')}, or run "
                 "'gcloud config set compute/zone <zone>'"
             )
-        if zones and zone not in zones:
+        if zones and not machines.slice_of(self.accelerator or "").may_be_in(zone):
             raise UserError(
                 f"{installation.option('ZONE', zone)} has no {self.accelerator}{nearest(zone, zones)}; "
                 f"it is available in {', '.join(zones)}"

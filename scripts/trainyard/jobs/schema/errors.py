@@ -20,9 +20,11 @@ class SchemaError:
         empty: an empty value of the required type, where the value has another type; None where the type is right.
         ignored: whether the API ignores the value instead of refusing it: it is for output only
             (https://google.aip.dev/203).
+        newer: whether the value may be one that the API got after this schema: a type of accelerator.
     """
 
     location: Location
     what: str
     empty: object = None
     ignored: bool = False
+    newer: bool = False

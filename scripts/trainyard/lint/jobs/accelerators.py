@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from typing import Any
 
@@ -9,6 +10,9 @@ from trainyard.jobs import machines
 from trainyard.lint.engine import Finding, Severity, rule
 from trainyard.lint.jobs.evidence import VERTEX, Evidence, unknown
 from trainyard.lint.jobs.worker_pools import machine_of, parse_count, pools, tpu_pools
+
+#: An acceleratorType that the API may get after this was written; its last TPU of now is TPU_V5_LITEPOD.
+_NEWER_TPU = re.compile(r"TPU_V([6-9]|[1-9][0-9])\w*")
 
 
 @rule(
@@ -19,15 +23,16 @@ from trainyard.lint.jobs.worker_pools import machine_of, parse_count, pools, tpu
 def machine_types_exist(job: Evidence) -> Iterator[Finding]:
     """Machine types exist."""
     for number, pool in pools(job):
-        name = machine_of(pool).get("machineType")
+        name = str(machine_of(pool).get("machineType") or "")
         if name and name not in machines.machine_types():
-            near = [one for one in machines.machine_types() if one.partition("-")[0] == str(name).partition("-")[0]]
+            family = name.partition("-")[0]
+            near = [one for one in machines.machine_types() if one.partition("-")[0] == family]
             yield Finding(
                 job.at("workerPoolSpecs", number, "machineSpec", "machineType"),
-                f"unknown machine type '{name}'{unknown(str(name), near) if near else ''}",
+                f"unknown machine type '{name}'{unknown(name, near) if near else ''}",
                 "the service refuses machine types that it does not have, after it accepted the job",
                 "correct it; if it is new, add it to scripts/trainyard/jobs/machines.yaml",
-                severity=Severity.REFUSE if near else Severity.NOTE,
+                severity=Severity.NOTE if machines.may_be_newer(name) else Severity.REFUSE,
             )
 
 
@@ -64,7 +69,7 @@ def gpu_findings(where: str, machine: str, kind: str, count: int, *, must_name_o
     elif own and must_name_own_gpus and (kind, count) != own:
         what = f"{machine} has {own[1]} {own[0]}; the job asks for {f'{count} {kind}' if kind else 'none'}"
         yield Finding(where, what, why, f"write acceleratorType: {own[0]}, acceleratorCount: {own[1]}")
-    elif kind in known.gpus and not own:
+    elif kind in known.gpus and not own and not machines.may_be_newer(machine):
         gpu = known.gpus[kind]
         family, _, cpus = machine.rpartition("-")
         if gpu.machines:
@@ -117,7 +122,7 @@ def tpu_counts_exist(job: Evidence) -> Iterator[Finding]:
         kind, name = machine.get("acceleratorType"), machine.get("machineType")
         at = job.at("workerPoolSpecs", number, "machineSpec", "acceleratorType" if kind else "machineType")
         if (name == "cloud-tpu") != (kind in by_type):
-            if name == "cloud-tpu" or kind in by_type:
+            if (name == "cloud-tpu" or kind in by_type) and not _NEWER_TPU.fullmatch(str(kind)):
                 what = f"machineType '{name}' with acceleratorType '{kind}'"
                 yield Finding(
                     at, what, why, f"use cloud-tpu with {' or '.join(map(str, by_type))}, and these with cloud-tpu"
@@ -154,7 +159,8 @@ def tpu_topologies_match_machines(job: Evidence) -> Iterator[Finding]:
         generation = machines.generation_of_machine(kind)
         at = job.at("workerPoolSpecs", number, "machineSpec", "tpuTopology" if topology else "machineType")
         if generation is None or kind == "cloud-tpu":
-            if topology:
+            # A machine type that is not in the table may be a newer TPU: machine_types_exist notes it.
+            if topology and not machines.may_be_newer(kind):
                 yield Finding(
                     at,
                     f"tpuTopology with {kind or 'no machine type'}",
@@ -241,8 +247,9 @@ def region_has_accelerator(job: Evidence) -> Iterator[Finding]:
         yield Finding(
             where,
             f"no training jobs in '{region}'{unknown(region, known)}",
-            "gcloud refuses the region",
+            "gcloud 528 refuses the region; a newer gcloud may have it",
             "use another region",
+            severity=Severity.NOTE if machines.REGION.fullmatch(region) else Severity.REFUSE,
         )
         return
     for number, pool in pools(job):
@@ -265,7 +272,7 @@ def region_has_accelerator(job: Evidence) -> Iterator[Finding]:
                 f"{region} has no {tpu.accelerator_type}",
                 "the job waits for a TPU that the region does not have",
                 f"use one of {', '.join(tpu.regions)}",
-                severity=Severity.CANNOT_START,
+                severity=Severity.NOTE if machines.table().tpus[tpu.generation].grows else Severity.CANNOT_START,
             )
 
 
