@@ -150,7 +150,6 @@ def main() -> None:
     unknown = set(args.sections) - set(sections.names())
     if unknown:
         parser.error(f"no section {', '.join(sorted(unknown))}: there is {', '.join(sections.names())}")
-    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # as our trainers have it; the peers get it too
     found = []
     for name in args.sections or sections.names():
         if args.device not in sections.load(name).DEVICES:

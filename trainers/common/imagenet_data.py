@@ -24,6 +24,7 @@ FLAGS = (
     Flag("prefetch-factor", integer(1), 4, "batches decoded in advance", "data"),
     Flag("fake-images", integer(1), 1_281_167, "training images of --fake-data; a twentieth as many to test", "data"),
     Flag("least-area", number(0.05, 1), 0.25, "smallest fraction of an image that a random crop covers"),
+    Flag("mirror", None, True, "mirror half of the training images; not for digits, letters or hands"),
     Flag("warmup-epochs", number(0), 5.0, "epochs in which the learning rate rises"),
     Flag("weight-decay", number(0), 5e-5, "on kernels and matrices"),
     Flag("label-smoothing", number(0, 0.9), 0.1, "fraction of the target spread over all classes"),
@@ -85,7 +86,7 @@ class Data:
         chances = images.uniform(self.count, 5, self.args.seed, epoch, 1)
 
         def choose(number: int, width: int, height: int) -> images.Box:
-            return images.random_box(chances[number], width, height, self.args.least_area)
+            return images.random_box(chances[number], width, height, self.args.least_area, self.args.mirror)
 
         return self._checked(self.train_loader.batches(plan, self.side(epoch), choose))
 

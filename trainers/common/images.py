@@ -334,9 +334,9 @@ def uniform(count: int, columns: int, *key: int) -> np.ndarray:
     return (order.random_bits(count * columns, *key) >> np.uint64(11)).reshape(count, columns) * 2.0**-53
 
 
-def random_box(chance: np.ndarray, width: int, height: int, least_area: float) -> Box:
+def random_box(chance: np.ndarray, width: int, height: int, least_area: float, mirror: bool = True) -> Box:
     """A random crop as for Inception (https://arxiv.org/abs/1409.4842): ``least_area`` to 1 of the area, aspect ratio
-    from 3/4 to 4/3, mirrored half the time.
+    from 3/4 to 4/3, with ``mirror`` mirrored half the time.
 
     ``chance`` has five numbers in [0, 1): for area, ratio, left, upper and mirroring.
     """
@@ -345,7 +345,7 @@ def random_box(chance: np.ndarray, width: int, height: int, least_area: float) -
     wide, high = min(math.sqrt(area * ratio), width), min(math.sqrt(area / ratio), height)
     left, upper = chance[2] * (width - wide), chance[3] * (height - high)
     box = (left, upper, left + wide, upper + high)
-    return (box[2], box[1], box[0], box[3]) if chance[4] < 0.5 else box
+    return (box[2], box[1], box[0], box[3]) if mirror and chance[4] < 0.5 else box
 
 
 def centre_box(width: int, height: int, share: float = 0.875) -> Box:

@@ -12,8 +12,9 @@ from __future__ import annotations
 
 from trainers.common import exits, flags, mnist_data, order
 
-MODEL = flags.Flag("model", flags.one_of("cnn", "vit"), "cnn", "cnn: two convolutions, 0.2 million weights; vit: a"
-                   " vision transformer of torchvision's, 0.1 million weights")  # fmt: skip
+MODEL = flags.Flag("model", flags.one_of("cnn", "small", "vit"), "cnn", "cnn: two convolutions, 0.2 million weights;"
+                   " small: two with batch normalization, 18,000 weights, learns in the fewest steps; vit: a vision"
+                   " transformer of torchvision's, 0.1 million weights")  # fmt: skip
 
 if __name__ == "__main__":  # before torch is imported, so that --help and usage errors are immediate
     ARGS = flags.parse("mnist", "MNIST in PyTorch.", (*flags.TORCH, *mnist_data.FLAGS, MODEL), adamw_lr=3e-3)
@@ -39,7 +40,7 @@ MEAN, DEVIATION = 0.1307, 0.3081  # of MNIST's pixels from 0 to 1
 
 def network(args: argparse.Namespace) -> nn.Module:
     """Logits ``[n, 10]`` of images ``[n, 1, 28, 28]``: the model of ``--model``."""
-    return vit() if args.model == "vit" else cnn()
+    return {"cnn": cnn, "small": small, "vit": vit}[args.model]()
 
 
 def cnn() -> nn.Sequential:
@@ -55,6 +56,22 @@ def cnn() -> nn.Sequential:
         nn.Linear(64 * 4 * 4, 128),
         nn.ReLU(),
         nn.Linear(128, mnist_data.CLASSES),
+    )
+
+
+def small() -> nn.Sequential:
+    """Two 5x5 convolutions, each pooled and batch-normalized before its ReLU, and a linear layer."""
+    return nn.Sequential(
+        nn.Conv2d(1, 16, 5, bias=False),
+        nn.MaxPool2d(2),
+        nn.BatchNorm2d(16),
+        nn.ReLU(),
+        nn.Conv2d(16, 32, 5, bias=False),
+        nn.MaxPool2d(2),
+        nn.BatchNorm2d(32),
+        nn.ReLU(),
+        nn.Flatten(),
+        nn.Linear(32 * 4 * 4, mnist_data.CLASSES),
     )
 
 

@@ -172,6 +172,14 @@ def test_random_boxes_are_within_the_image_and_of_the_stated_aspect_ratio(
     assert clipped or 3 / 4 / rounded <= wide / high <= 4 / 3 * rounded
 
 
+def test_without_mirroring_a_random_box_is_the_same_but_never_mirrored() -> None:
+    for chance in images.uniform(100, 5, 0):
+        left, upper, right, lower = images.random_box(chance, 500, 375, 0.35)
+        assert images.random_box(chance, 500, 375, 0.35, mirror=False) == (
+            min(left, right), upper, max(left, right), lower,
+        )  # fmt: skip
+
+
 def test_a_truncated_jpeg_is_reported_with_its_path(made: dict[str, Path], tmp_path: Path) -> None:
     folder = drawn.write(tmp_path, "folder", train=5, test=1)
     broken = folder / "train" / "rose" / "00002.jpg"

@@ -6,6 +6,8 @@ import ast
 import json
 import os
 import signal
+import subprocess
+import sys
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -252,3 +254,18 @@ def test_saving_does_not_count_as_training(capsys: pytest.CaptureFixture[str]) -
     with log.paused():
         now[0] = 200.0
     assert log.meter.training_seconds == 6.0
+
+
+@pytest.mark.parametrize(
+    ("given", "expected"),
+    [
+        pytest.param({}, "3000 None", id="neither idle nor shared cores are much slower"),
+        pytest.param({"GOMP_SPINCOUNT": "7"}, "7 None", id="given"),
+        pytest.param({"OMP_WAIT_POLICY": "PASSIVE"}, "None PASSIVE", id="another policy is given"),
+    ],
+)
+def test_threads_of_openmp_spin_briefly_unless_the_user_says_otherwise(given: dict[str, str], expected: str) -> None:
+    code = "import os, trainers.torch; print(os.environ.get('GOMP_SPINCOUNT'), os.environ.get('OMP_WAIT_POLICY'))"
+    ended = subprocess.run([sys.executable, "-c", code], env={"PYTHONPATH": str(TRAINERS.parent), **given},
+                           capture_output=True, text=True, check=True)  # fmt: skip
+    assert ended.stdout == f"{expected}\n"
