@@ -86,8 +86,11 @@ def arguments(env: Mapping[str, str], facts: Facts, cluster: Cluster, nproc: int
 
 
 def _script(command: list[str]) -> list[str]:
-    """The part of a Python command line that torchrun runs: `-m module ...` or `script.py ...`; else []."""
-    if not os.path.basename(command[0]).startswith("python"):
+    """The part of a Python command line that torchrun runs: `-m module ...` or `script.py ...`; else [].
+
+    `--print-env` in an image without a default trainer has no command.
+    """
+    if not command or not os.path.basename(command[0]).startswith("python"):
         return []
     rest = command[1:]
     while rest and rest[0] == "-u":  # torchrun starts its workers unbuffered

@@ -79,6 +79,7 @@ def test_arguments_of_torchrun(machine: Machine, env: dict[str, str], command: l
         pytest.param({"PET_NNODES": "1", "PET_MAX_RESTARTS": "0"}, TRAIN, id="no-restarts"),
         pytest.param({**TWO, "LAUNCHER_NPROC": "1"}, TRAIN, id="one-process"),
         pytest.param(PET, ["bash", "train.sh"], id="not-python"),
+        pytest.param(PET, [], id="no-command"),
         pytest.param(PET, ["python", "-c", "pass"], id="python-c"),
         pytest.param(PET, ["python", "-m", "torch.distributed.run", "train.py"], id="torchrun-in-the-command"),
         pytest.param({**PET, "TORCHELASTIC_RUN_ID": "1"}, TRAIN, id="under-torchrun"),
