@@ -28,23 +28,15 @@ class _Paths(click.Path):
 
 
 def _show(result: Checked, *, alone: bool) -> None:
-    """Print the findings of one file, after a table of all rules if it is ``alone``."""
+    """Print the findings of one file; the command ends with the error of a file that is ``alone``."""
     from trainyard import console
     from trainyard.lint import engine
-    from trainyard.lint.jobs import core
-    from trainyard.spec.yaml_source import relative
 
-    if result.job:
-        rules = core.rules_for(result.job.kind)
-        by_rule = {rule.id: [found for found in result.findings if found.rule == rule.id] for rule in rules}
-        if alone:
-            title = f"{relative(result.path)}: {result.job.kind}"
-            console.log.print(engine.results_table(title, rules, by_rule))
-        for finding in result.findings:
-            engine.show(finding)
-    elif result.unchecked:
+    for finding in result.findings:
+        engine.show(finding)
+    if result.unchecked:
         console.say(f"not checked: {result.unchecked}")
-    elif not alone:  # the command ends with the error of a single file
+    elif result.error and not alone:
         console.fail(result.error)
 
 
@@ -120,4 +112,5 @@ def command(
     if checked:
         notes = any(one.findings for one in checked)
         subject = relative(checked[0].path) if len(checked) == 1 else f"{len(checked)} jobs"
-        console.say(f"{subject}: no errors" + (", but see the notes" if notes else ""))
+        applied = len({rule.id for one in checked if one.job for rule in core.rules_for(one.job.kind)})
+        console.say(f"{subject}: {applied} rules, no errors" + (", but see the notes" if notes else ""))
