@@ -33,7 +33,7 @@ class Settings:
     epochs: int
 
 
-GRID = tuple(Settings(*point) for point in itertools.product((32, 64), (0.05, 0.1), (4, 6)))
+GRID = tuple(Settings(*point) for point in itertools.product((32, 64), (0.05, 0.1), (3, 4)))
 
 
 def load(folder: Path, side: int) -> tuple[torch.Tensor, torch.Tensor]:
