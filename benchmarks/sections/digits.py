@@ -9,13 +9,11 @@ from __future__ import annotations
 import itertools
 import json
 import statistics
-import subprocess
-import sys
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from benchmarks.sections import Result, Row
+from benchmarks.sections import Result, Row, _runs
 
 TARGET = "xla"
 DEVICES = ("cpu", "cuda")
@@ -49,17 +47,14 @@ def prepare(folder: Path) -> None:
 
 def ours(datadir: Path, device: str, seed: int, *words: str) -> dict[str, Any]:
     """Seconds that ``trainers.torch.imagenet`` with the flags ``words`` trains, and the accuracy it ends with."""
-    command = [sys.executable, "-m", "trainers.torch.imagenet", f"--datadir={datadir}", "--model=resnet18",
-               "--num-classes=10", f"--image-size={_SIDE}", "--batch-size=32", "--warmup-epochs=1", "--no-mirror",
-               "--least-area=0.8", "--num-workers=2", "--num-cores=1", f"--device={device}", f"--seed={seed}",
-               f"--target-accuracy={ACCURACY:g}", *words]  # fmt: skip
-    ended = subprocess.run(command, capture_output=True, text=True, check=False)
-    summary = json.loads(ended.stdout.splitlines()[-1])
-    return {"seconds": summary["train_seconds"], "accuracy": summary["accuracy"], "epochs": summary["epochs"]}
+    given = [f"--datadir={datadir}", "--model=resnet18", "--num-classes=10", f"--image-size={_SIDE}", "--batch-size=32",
+             "--warmup-epochs=1", "--no-mirror", "--least-area=0.8", "--num-workers=2", "--num-cores=1",
+             f"--device={device}", f"--seed={seed}", f"--target-accuracy={ACCURACY:g}"]  # fmt: skip
+    return _runs.of_trainer("trainers.torch.imagenet", *given, *words)
 
 
 def _to_target(run: dict[str, Any]) -> float:
-    return float(run["seconds"]) if run["accuracy"] >= ACCURACY else float("inf")
+    return _runs.to_accuracy(run, ACCURACY)
 
 
 def measure(data: Path, device: str, rounds: int) -> Result:
@@ -68,10 +63,7 @@ def measure(data: Path, device: str, rounds: int) -> Result:
 
     def tuned(seed: int, settings: resnet_digits.Settings) -> dict[str, Any]:
         words = (str(data), device, str(seed), str(_SIDE), str(ACCURACY), json.dumps(asdict(settings)))
-        command = [sys.executable, "-m", "benchmarks.peers.resnet_digits", *words]
-        ended = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True)
-        epochs = json.loads(ended.stdout.splitlines()[-1])
-        return {"seconds": epochs[-1][0], "accuracy": epochs[-1][1], "epochs": len(epochs)}
+        return _runs.of_peer("benchmarks.peers.resnet_digits", *words)
 
     peers = [tuned(_GRID_SEED, settings) for settings in resnet_digits.GRID]
     own = [ours(data, device, _GRID_SEED, *words) for words in _GRID]

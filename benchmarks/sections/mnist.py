@@ -10,13 +10,11 @@ from __future__ import annotations
 import itertools
 import json
 import statistics
-import subprocess
-import sys
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from benchmarks.sections import Result, Row
+from benchmarks.sections import Result, Row, _runs
 
 TARGET = "xla"
 DEVICES = ("cpu", "cuda")
@@ -45,26 +43,11 @@ def prepare(folder: Path) -> None:
 def ours(datadir: str, device: str, seed: int, *words: str) -> dict[str, Any]:
     """Seconds that ``trainers.torch.mnist`` with the flags ``words`` trains, and the accuracy it ends with."""
     given = [f"--datadir={datadir}", f"--device={device}", f"--seed={seed}", "--num-cores=1"]
-    command = [sys.executable, "-m", "trainers.torch.mnist", *given, *words]
-    ended = subprocess.run(command, capture_output=True, text=True, check=False)
-    summary = json.loads(ended.stdout.splitlines()[-1])
-    return {"seconds": summary["train_seconds"], "accuracy": summary["accuracy"], "epochs": summary["epochs"]}
+    return _runs.of_trainer("trainers.torch.mnist", *given, *words)
 
 
 def _to_target(run: dict[str, Any]) -> float:
-    return float(run["seconds"]) if run["accuracy"] >= ACCURACY else float("inf")
-
-
-def _peer(name: str, *words: str) -> dict[str, Any]:
-    """The same of ``benchmarks.peers.<name>``, which prints seconds and accuracy after each epoch."""
-    command = [sys.executable, "-m", f"benchmarks.peers.{name}", *words]
-    ended = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True)
-    return _last(json.loads(ended.stdout.splitlines()[-1]))
-
-
-def _last(epochs: list[tuple[float, float]]) -> dict[str, Any]:
-    """Seconds and accuracy after each epoch, as one run."""
-    return {"seconds": epochs[-1][0], "accuracy": epochs[-1][1], "epochs": len(epochs)}
+    return _runs.to_accuracy(run, ACCURACY)
 
 
 def measure(data: Path, device: str, rounds: int) -> Result:
@@ -74,17 +57,21 @@ def measure(data: Path, device: str, rounds: int) -> Result:
     goal = f"--target-accuracy={ACCURACY:g}"
 
     def tuned(seed: int, settings: mnist_tuned.Settings) -> dict[str, Any]:
-        return _peer("mnist_tuned", str(data), device, str(seed), str(ACCURACY), json.dumps(asdict(settings)))
+        return _runs.of_peer(
+            "benchmarks.peers.mnist_tuned", str(data), device, str(seed), str(ACCURACY), json.dumps(asdict(settings))
+        )
 
     def in_process(settings: mnist_tuned.Settings) -> dict[str, Any]:
-        found = [_last(mnist_tuned.train(str(data), device, seed, ACCURACY, settings)) for seed in _GRID_SEEDS]
+        found = [_runs.last(mnist_tuned.train(str(data), device, seed, ACCURACY, settings)) for seed in _GRID_SEEDS]
         return max(found, key=_to_target)
 
     def own_process(words: tuple[str, ...]) -> dict[str, Any]:
         return max((ours(str(data), device, seed, goal, *words) for seed in _GRID_SEEDS), key=_to_target)
 
     def classic(seed: int) -> dict[str, Any]:
-        return _peer("mnist_classic", str(data), device, str(seed), str(ACCURACY), str(_MOST_EPOCHS))
+        return _runs.of_peer(
+            "benchmarks.peers.mnist_classic", str(data), device, str(seed), str(ACCURACY), str(_MOST_EPOCHS)
+        )
 
     in_process(mnist_tuned.GRID[0])  # loads and chooses kernels
     peers = [in_process(settings) for settings in mnist_tuned.GRID]
