@@ -4,15 +4,17 @@
     python -m benchmarks.images --only tf-cpu/ours,tf-cpu/original  parts; what was measured before is kept and shown
     python -m benchmarks.images --report                            only shows, and writes benchmarks/results/images.md
 
+``one-layer`` is our own build with all wheels in one layer, as the images were before each large wheel had its own.
+
 The recipe is one stage: `pip install torch torch_xla`, `pip install tensorflow` for its launcher, cloudml-hypertune,
 then the files; layers packed with gzip. Versions, base, package index and engine are the same as ours. Steps of a part:
 
     cold                 `--no-cache`, and every wheel is downloaded, as on a new machine
     no change
     trainer edited       a comment in a trainer
-    requirement added    tabulate
+    wheel patched        another version of one wheel: nvidia-nvjitlink for xla, libclang for tf-cpu
+    requirement added    tabulate: ours in an image that extends the target, as a user adds it
     base updated         the same base with one more file
-    second target        examples/patches, which shares xla's framework
 
 Seconds are those of the build with the export of the image; bytes are what a registry's storage grew by when the image
 was then pushed to it. All is done on a copy of the tree under a temporary name, and removed afterwards with its build
@@ -38,7 +40,7 @@ from typing import Any
 
 import docker.errors
 from benchmarks.images_report import markdown, tables, verdicts
-from benchmarks.images_sides import Original, Ours, Storage, Tree
+from benchmarks.images_sides import OneLayer, Original, Ours, Side, Storage, Tree
 from tests.image.registry import running
 
 from trainyard import console
@@ -51,10 +53,21 @@ from trainyard.spec.model import Spec, load
 from trainyard.spec.units import in_units
 
 #: The parts of a whole run, in the order of their size.
-PARTS = ("tf-cpu/ours", "tf-cpu/original", "xla/ours", "xla/original", "imports")
+PARTS = (
+    "tf-cpu/ours", "tf-cpu/one-layer", "tf-cpu/original", "xla/ours", "xla/one-layer", "xla/original", "imports"
+)  # fmt: skip
 
 #: Steps that take a minute or more with a CUDA torch in one layer say nothing new: they are measured with tf-cpu alone.
-LEFT_OUT = {"xla/original": ("base updated",)}
+LEFT_OUT = {
+    "xla/original": ("base updated", "wheel patched"),
+    "xla/one-layer": ("base updated", "wheel patched", "requirement added"),
+}
+
+#: The side of a part -> how it makes an image.
+SIDES: dict[str, type[Side]] = {"ours": Ours, "one-layer": OneLayer, "original": Original}
+
+#: Target -> the wheel of which another version is installed.
+PATCHED = {"xla": "nvidia-nvjitlink-cu12==12.8.61", "tf-cpu": "libclang==17.0.6"}
 
 #: Parts, kept between runs, and what the repository shows of them.
 KEPT, RESULTS = STATE / "benchmarks" / "images.json", ROOT / "benchmarks" / "results" / "images.md"
@@ -106,8 +119,7 @@ def measure(part: str, repeat: int) -> dict[str, Any]:
     found: dict[str, Any] = {"steps": {}}
     with cleaned(name), tempfile.TemporaryDirectory() as folder, running.container() as started:
         storage = Storage(started)
-        kind = Ours if who == "ours" else Original
-        side = kind(Tree(Path(folder), spec), name, bases(spec, name))
+        side = SIDES[who](Tree(Path(folder), spec), name, bases(spec, name))
         side.prepare()
 
         def step(words: str, times: list[float], reference: str = "") -> None:
@@ -117,20 +129,46 @@ def measure(part: str, repeat: int) -> dict[str, Any]:
 
         step("cold", [side.build(cold=True)])
         found["size"] = size(side.reference)
+        found["import"] = import_seconds(side.reference, spec.framework.name, 2 * repeat + 1)
         step("no change", [side.build() for _ in range(repeat)])
         edits = []
         for _ in range(repeat):
             side.tree.edit_trainer()
             edits.append(side.build())
         step("trainer edited", edits)
-        if isinstance(side, Ours) and target == "xla":
-            step("second target", [side.build(target="examples/patches")], f"{name}:patches-candidate")
-        side.require("tabulate==0.9.0")  # no other image here has it
-        step("requirement added", [side.build()])
-        if "base updated" not in LEFT_OUT.get(part, ()):
+        left_out = LEFT_OUT.get(part, ())
+        if "requirement added" not in left_out:
+            reference, found["requirement"] = side.require("tabulate==0.9.0")  # no other image here has it
+            step("requirement added", [side.build_required()], reference)
+        if "wheel patched" not in left_out:
+            found["wheel"] = side.patch(PATCHED[target])
+            step("wheel patched", [side.build()])
+        if "base updated" not in left_out:
             side.updated = True
             step("base updated", [side.build()])
     return found
+
+
+def import_seconds(reference: str, module: str, repeat: int, *, byte_code: str = "") -> float:
+    """Seconds of an import in a fresh container: the median.
+
+    Args:
+        byte_code: folder in which byte code is looked up instead of beside the sources.
+    """
+    environment = {"PYTHONDONTWRITEBYTECODE": "1", "PYTHONPYCACHEPREFIX": byte_code, "PJRT_DEVICE": "CPU"}
+    times = []
+    for _ in range(repeat):
+        said = docker_engine.client().containers.run(
+            reference,
+            ["-c", IMPORT.format(module=module)],
+            entrypoint=["python"],
+            environment={key: value for key, value in environment.items() if value},
+            network_mode="none",
+            labels=docker_engine.resource_labels("benchmark"),
+            remove=True,
+        )
+        times.append(float(said.decode().strip().splitlines()[-1]))
+    return round(statistics.median(times), 2)
 
 
 def imports(repeat: int = 3) -> dict[str, dict[str, float]]:
@@ -141,20 +179,7 @@ def imports(repeat: int = 3) -> dict[str, dict[str, float]]:
         docker_engine.image(reference, made_by=f"make image TARGET={target}")
         found[target] = {}
         for words, prefix in (("with", ""), ("without", "/nowhere")):
-            environment = {"PYTHONDONTWRITEBYTECODE": "1", "PYTHONPYCACHEPREFIX": prefix, "PJRT_DEVICE": "CPU"}
-            times = []
-            for _ in range(repeat):
-                said = docker_engine.client().containers.run(
-                    reference,
-                    ["-c", IMPORT.format(module=module)],
-                    entrypoint=["python"],
-                    environment={key: value for key, value in environment.items() if value},
-                    network_mode="none",
-                    labels=docker_engine.resource_labels("benchmark"),
-                    remove=True,
-                )
-                times.append(float(said.decode().strip().splitlines()[-1]))
-            found[target][words] = round(statistics.median(times), 2)
+            found[target][words] = import_seconds(reference, module, repeat, byte_code=prefix)
         say(f"{target}: import {module}: {found[target]['with']} s, without byte code {found[target]['without']} s")
     return found
 

@@ -7,6 +7,7 @@ import re
 import shutil
 import subprocess
 import sys
+import tempfile
 import time
 import uuid
 from dataclasses import dataclass, field
@@ -17,10 +18,11 @@ from tests.image.registry import running
 
 from trainyard import settings
 from trainyard.console import StepFailed
-from trainyard.image import package_index
+from trainyard.image import package_index, resolver
 from trainyard.oci import docker_engine, registry
 from trainyard.settings import ROOT
-from trainyard.spec import lockfile
+from trainyard.spec import lockfile, workspace_lock
+from trainyard.spec.lockfile import Pin
 from trainyard.spec.model import Spec
 from trainyard.spec.naming import FILE_EPOCH
 
@@ -107,10 +109,36 @@ class Side:
     bases: tuple[str, str]
     updated: bool = False
     extra: list[str] = field(default_factory=list)
+    patched: str = ""
 
     @property
     def base(self) -> str:
         return self.bases[self.updated]
+
+    @property
+    def reference(self) -> str:
+        """The name of the image."""
+        raise NotImplementedError
+
+    def prepare(self) -> None:
+        """Make the copy ready for the first build."""
+        raise NotImplementedError
+
+    def build(self, *, cold: bool = False) -> float:
+        """Build the image; seconds."""
+        raise NotImplementedError
+
+    def require(self, pin: str) -> tuple[str, int]:
+        """Add a requirement; the name of the image that :meth:`build_required` makes, and bytes of the wheel."""
+        raise NotImplementedError
+
+    def build_required(self) -> float:
+        """Build the image with the requirement; seconds."""
+        raise NotImplementedError
+
+    def patch(self, pin: str) -> int:
+        """Take another version of a wheel; bytes of the wheel."""
+        raise NotImplementedError
 
 
 class Ours(Side):
@@ -144,17 +172,61 @@ class Ours(Side):
         for target in ((), ("examples/patches",)):
             self._trainyard("render", *target)  # the image's name is part of what is rendered
 
-    def require(self, pin: str) -> None:
-        spec_file = self.tree.folder / "images" / self.tree.spec.target / "image.yaml"
-        text = spec_file.read_text(encoding="utf-8")
-        spec_file.write_text(re.sub(r"(?m)^(requirements: \[[^\]]*)\]", rf"\1, {pin}]", text), encoding="utf-8")
-        self._trainyard("lock", self.tree.spec.target)
-        self._trainyard("render")
+    def require(self, pin: str) -> tuple[str, int]:
+        folder = self.tree.folder / "examples" / "required"
+        folder.mkdir()
+        text = f"extends: {self.tree.spec.target}\nsummary: one more package\nrequirements: [{pin}]\n"
+        (folder / "image.yaml").write_text(text, encoding="utf-8")
+        self._trainyard("lock", "examples/required")
+        return f"{self.name}:required-candidate", _pinned(pin).size
 
-    def build(self, *, cold: bool = False, target: str = "") -> float:
-        flags = ["--no-cache"] if cold else []
-        built = json.loads(self._trainyard("build", target or self.tree.spec.target, "--json", *flags))
-        return float(built["seconds"])
+    def build_required(self) -> float:
+        return self._build("examples/required")
+
+    def patch(self, pin: str) -> int:
+        one = _pinned(pin)
+        path = self.tree.folder / "images" / self.tree.spec.target / "framework.lock"
+        pins = [one if old.name == one.name else old for old in lockfile.pinned(path)]
+        path.write_text(workspace_lock.SPLIT_HEADER + "".join(new.text() for new in pins), encoding="utf-8")
+        self._trainyard("render")
+        return one.size
+
+    def build(self, *, cold: bool = False) -> float:
+        return self._build(self.tree.spec.target, *(["--no-cache"] if cold else []))
+
+    def _build(self, target: str, *flags: str) -> float:
+        return float(json.loads(self._trainyard("build", target, "--json", *flags))["seconds"])
+
+
+class OneLayer(Ours):
+    """Our image with all wheels in one layer."""
+
+    def prepare(self) -> None:
+        path = self.tree.folder / "scripts" / "trainyard" / "image" / "wheel_layers.py"
+        text = path.read_text(encoding="utf-8")
+        changed = re.sub(r"(?m)^ALONE = .*", "ALONE = 10**12", re.sub(r"(?m)^SMALL = .*", "SMALL = 1", text))
+        if changed.count("\nALONE = 10**12\n") != 1 or changed.count("\nSMALL = 1\n") != 1:
+            raise StepFailed("benchmarks/images_sides.py does not know image/wheel_layers.py any more")
+        path.write_text(changed, encoding="utf-8")
+        super().prepare()
+
+    def require(self, pin: str) -> tuple[str, int]:
+        one = _pinned(pin)
+        path = self.tree.folder / "images" / self.tree.spec.target / "requirements.lock"
+        path.write_text(path.read_text(encoding="utf-8") + one.text(), encoding="utf-8")
+        self._trainyard("render")
+        return self.reference, one.size
+
+    def build_required(self) -> float:
+        return self.build()
+
+
+def _pinned(pin: str) -> Pin:
+    """The entry of a lock for ``name==version``."""
+    with tempfile.TemporaryDirectory() as folder:
+        output = Path(folder) / "one.lock"
+        resolver.compile_lock([pin], output, python="3.11", target=pin, sized=True, keep={pin.partition("==")[0]})
+        return lockfile.pinned(output)[0]
 
 
 class Original(Side):
@@ -167,13 +239,23 @@ class Original(Side):
     def prepare(self) -> None:
         (self.tree.folder / "Original.dockerignore").write_text("*\n!launcher\n!trainers\n**/__pycache__\n")
 
-    def require(self, pin: str) -> None:
+    def require(self, pin: str) -> tuple[str, int]:
         self.extra.append(pin)
+        return self.reference, _pinned(pin).size
+
+    def build_required(self) -> float:
+        return self.build()
+
+    def patch(self, pin: str) -> int:
+        self.patched = pin
+        return _pinned(pin).size
 
     def build(self, *, cold: bool = False) -> float:
         spec = self.tree.spec
         pins = lockfile.installed(spec, package_index.choose(spec)[0])
         lines = [line.format_map(pins) for line in RECIPE[spec.target]]
+        if self.patched:
+            lines[-1] += f" {self.patched}"
         lines.append(" ".join([f"cloudml-hypertune=={pins['cloudml-hypertune']}", *self.extra]))
         text = ORIGINAL.format(
             base=self.base,

@@ -2,17 +2,38 @@
 
 from __future__ import annotations
 
+import hashlib
+from pathlib import Path
+
 from trainyard.image import workspace_resolver
-from trainyard.spec import workspace_lock
+from trainyard.spec import lockfile, model, workspace_lock
+from trainyard.spec.lockfile import Pin
 from trainyard.spec.model import Spec
-from trainyard.spec.workspace_lock import WorkspaceLock
+from trainyard.spec.workspace_lock import SPLIT_HEADER, WorkspaceLock
 from trainyard.workspace import requirements
 
 
-def lock(spec: Spec, text: str = "") -> None:
-    """Write a trainyard.lock that is up to date with the requirements, and has ``text`` as theirs."""
+def added(name: str, version: str = "1.0", size: int = 40_000) -> Pin:
+    """A package that a user requires and the target does not; ``size``: bytes of its wheel."""
+    return Pin(name, version, (hashlib.sha256(f"{name}-{version}".encode()).hexdigest(),), size, added=True)
+
+
+def lock(spec: Spec, *more: Pin) -> None:
+    """Write a trainyard.lock that is up to date with the requirements, and has ``more`` besides the target's packages.
+
+    The target's base does not hold the framework.
+    """
     assert spec.workspace
-    sections = {"framework": "torch==2.15.0\n", "requirements": text}
+    parent = model.load(spec.workspace.parent)
+
+    def entries(path: Path) -> str:
+        return path.read_text(encoding="utf-8").removeprefix(SPLIT_HEADER)
+
+    own = "".join(pin.text() for pin in more)
+    sections = {
+        "framework": entries(lockfile.framework_lock(parent, "default")),
+        "requirements": entries(lockfile.requirements_lock(parent, "default")) + own,
+    }
     wanted = requirements.read(spec.workspace, spec.base_spec().python)
     inputs = workspace_resolver._inputs(spec, wanted, [], sections)
     workspace_lock.write(

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import uuid
 from collections.abc import Callable
-from pathlib import Path
 
 import pytest
 from tests.image.registry import running
@@ -25,10 +23,8 @@ def test_a_build_uses_the_cache_that_another_exported_to_a_registry(
     monkeypatch.setenv("TRAINYARD_INDEX_PYTORCH_CPU", own_index)
     package_index.reachable.cache_clear()
     folder = write_small()
-    with Path(folder, "framework.lock").open("a", encoding="utf-8") as lock:
-        lock.write(f"# {uuid.uuid4()}: no other test has installed from this file\n")
     small = model.load(folder)
-    install = "[framework 2/2] RUN"
+    install = "[wheels-4 2/2] RUN"
     known = docker_engine.cached()
     with running.container() as registry:
         cache = f"{running.address(registry)}/team/cache"

@@ -8,6 +8,7 @@ from __future__ import annotations
 import base64
 import hashlib
 import io
+import json
 import re
 import tarfile
 import zipfile
@@ -51,17 +52,20 @@ def source_distribution(name: str, version: str, files: dict[str, str]) -> tuple
 class PackageIndex(Listener):
     """An index that may ask for a user name and a password.
 
+    It answers in JSON, with the size of each file, or in HTML, which has no sizes.
+
     Attributes:
         files: name of a file -> its bytes.
         seen: paths that were asked for with valid credentials.
         refused: paths that were asked for without.
     """
 
-    def __init__(self, credentials: tuple[str, str] | None = None) -> None:
+    def __init__(self, credentials: tuple[str, str] | None = None, *, sizes: bool = True) -> None:
         self.files: dict[str, bytes] = {}
         self.seen: list[str] = []
         self.refused: list[str] = []
         self._credentials = credentials
+        self._media_type = "application/vnd.pypi.simple.v1+json" if sizes else "text/html"
 
     def handler(self) -> type[BaseHTTPRequestHandler]:
         """The class that answers a request."""
@@ -106,18 +110,30 @@ class PackageIndex(Listener):
         self.seen.append(path)
         if match := re.fullmatch(r"/simple/([^/]+)/?", path):
             page = self._page(match[1])
-            self._send(request, 200 if page else 404, page, {"Content-Type": "text/html"})
+            self._send(request, 200 if page else 404, page, {"Content-Type": self._media_type})
         else:
             body = self.files.get(path.rsplit("/", 1)[-1])
             self._send(request, 404 if body is None else 200, body or b"", {})
 
     def _page(self, name: str) -> bytes:
-        links = [
-            f'<a href="/files/{file}#sha256={hashlib.sha256(body).hexdigest()}">{file}</a>'
+        found = {
+            file: (hashlib.sha256(body).hexdigest(), len(body))
             for file, body in sorted(self.files.items())
             if canonicalize_name(file.split("-")[0]) == canonicalize_name(name)
+        }
+        if not found:
+            return b""
+        if self._media_type == "text/html":
+            links = [f'<a href="/files/{file}#sha256={digest}">{file}</a>' for file, (digest, _) in found.items()]
+            return "\n".join(["<!DOCTYPE html><html><body>", *links, "</body></html>"]).encode()
+        files = [
+            {"filename": file, "url": f"/files/{file}", "hashes": {"sha256": digest}, "size": size}
+            for file, (digest, size) in found.items()
         ]
-        return "\n".join(["<!DOCTYPE html><html><body>", *links, "</body></html>"]).encode() if links else b""
+        # https://packaging.python.org/en/latest/specifications/simple-repository-api/#json-serialization
+        versions = sorted({re.split(r"-|\.tar\.gz$", file)[1] for file in found})
+        page = {"meta": {"api-version": "1.1"}, "name": canonicalize_name(name), "versions": versions, "files": files}
+        return json.dumps(page).encode()
 
     def _send(self, request: BaseHTTPRequestHandler, status: int, body: bytes, headers: dict[str, str]) -> None:
         request.send_response(status)

@@ -25,7 +25,7 @@ ELSEWHERE = ("xla-nightly",)
 BIG = ("cpu", "gpu", "torch-tpu", "tf-gpu")
 
 #: Build cache records of at least this many bytes are removed with the images that were built from them.
-LARGE = 10**9
+LARGE = 10**8
 
 #: What `docker buildx du --verbose` says of a record.
 _ID = re.compile(r"(?m)^ID:\s+(\S+?)\*?$")

@@ -82,10 +82,9 @@ def write_small(tmp_path: Path) -> Iterator[Callable[[], str]]:
             "smoke: {trainer: mnist, accuracy: 0.9}\n",
             encoding="utf-8",
         )
-        loaded = model.load(str(folder))
-        (folder / "Dockerfile").write_text(dockerfile.dockerfile(loaded), encoding="utf-8")
         for name, pin in (("framework", "torch==2.9.1"), ("requirements", "einops==0.8.2")):
             (folder / f"{name}.lock").write_text(f"{pin} --hash=sha256:{'0' * 64}\n", encoding="utf-8")
+        dockerfile.write(dockerfile.rendered(model.load(str(folder))))
         return str(folder)
 
     _untag_small()  # left by a run that was killed

@@ -31,27 +31,28 @@ def blobs(reference: str, target: str) -> dict[str, str]:
 
 
 def test_what_images_share_is_one_blob_in_all_of_them(built_image: BuiltImage) -> None:
-    """Compressed, as registries keep it: base, system, common trainers, launcher; trainers and requirements by kind."""
+    """Compressed, as registries keep it: base, common trainers, launcher, wheels; trainers by framework."""
     wanted = [*catalogue.KEPT, "tf-tpu"]
     found = {target: blobs(built_image(target), target) for target in wanted}
     for stage in ("base", "common", "launcher"):
         assert len({stages[stage] for stages in found.values()}) == 1, stage
     assert found["tf-cpu"]["trainers"] == found["tf-tpu"]["trainers"] != found["xla"]["trainers"]
-    frameworks = {stages["framework"] for stages in found.values()}
-    assert len(frameworks) == len(wanted)
+    for stage in ("wheel-numpy", "wheel-grpcio", "wheel-pillow"):
+        assert len({stages[stage] for stages in found.values()}) == 1, stage
 
 
 @pytest.mark.big("cpu", "gpu")
-def test_cpu_and_gpu_share_the_framework_if_it_comes_from_the_same_index(built_image: BuiltImage) -> None:
+def test_cpu_and_gpu_share_all_wheels_if_the_framework_comes_from_the_same_index(built_image: BuiltImage) -> None:
     xla, cpu, gpu = (blobs(built_image(target), target) for target in ("xla", "cpu", "gpu"))
-    for stage in ("base", "common", "launcher", "trainers", "requirements"):
+    for stage in ("base", "common", "launcher", "trainers", "wheel-onnx", "wheel-grpcio"):
         assert xla[stage] == cpu[stage] == gpu[stage], stage
     labels = docker_engine.client().images.get(built_image("cpu")).labels
-    same = {stage for stage in cpu if cpu[stage] == gpu.get(stage)}
+    wheels = {stage for stage in {*cpu, *gpu} if stage.startswith("wheel")}
+    same = {stage for stage in wheels if cpu.get(stage) == gpu.get(stage)}
     if labels["io.trainyard.index"] == "default":
-        assert "framework" in same
+        assert same == wheels
     else:
-        assert "framework" not in same
+        assert "wheel-torch" not in same
 
 
 @both
@@ -184,7 +185,7 @@ def test_a_shell_has_a_prompt_a_path_and_says_where_it_is(with_blocks: str, dock
         lines = found.stdout.splitlines()
         assert lines[0].startswith("blocks-") and "tensorflow 2.21.0; cpu: no accelerator detected" in lines[0]
         assert "(blocks-" in lines[1], "the prompt names the image"
-        assert lines[2:4] == ["/usr/local/bin/launch", "/opt/requirements/bin/tensorboard"], found.stderr
+        assert lines[2:4] == ["/usr/local/bin/launch", "/opt/venv/bin/tensorboard"], found.stderr
 
 
 def test_shells_of_scripts_print_nothing(with_blocks: str, docker_run: Run) -> None:

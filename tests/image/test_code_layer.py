@@ -12,7 +12,7 @@ import pytest
 from tests import awkward_code
 from trainyard.image import base_image
 from trainyard.oci import docker_engine
-from trainyard.spec.workspace import Workspace, WorkspaceDocument
+from trainyard.spec.workspace import Site, Workspace, WorkspaceDocument
 from trainyard.workspace import code_layer
 
 IMAGE = "trainyard-test:code-layer"
@@ -35,7 +35,9 @@ def written(tmp_path_factory: pytest.TempPathFactory) -> Iterator[code_layer.Cod
     context = tmp_path_factory.mktemp("context")
     (context / "Dockerfile").write_text(DOCKERFILE, encoding="utf-8")
     workspace = Workspace(folder / "trainyard.yaml", WorkspaceDocument(extends="cpu"), "cpu")
-    layer = code_layer.write(workspace, context / "code.tar", shebang="/usr/bin/env python3")
+    layer = code_layer.write(
+        workspace, context / "code.tar", Site("opt/requirements", "opt/requirements/bin", "/usr/bin/env python3")
+    )
     base = base_image.resolve("debian-12").reference
     docker_engine.buildx("build", "--quiet", f"--build-arg=BASE={base}", f"--tag={IMAGE}", str(context), quiet=True)
     yield layer

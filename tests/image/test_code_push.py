@@ -74,7 +74,7 @@ def built(tmp_path: Path, root: Path) -> Iterator[Callable[[str], str]]:
         context = tmp_path / "context"
         context.mkdir(exist_ok=True)
         (context / "Dockerfile").write_text(DOCKERFILE)
-        code = code_layer.write(spec.workspace, context / "code.tar", shebang=spec.shebang)
+        code = code_layer.write(spec.workspace, context / "code.tar", spec.site)
         labels = plan.labels(spec) | {
             "io.trainyard.code": code.diff_id,
             "io.trainyard.lock": plan.sha256_of(spec.workspace.lock),

@@ -40,9 +40,9 @@ def write(tmp_path: Path) -> Iterator[Write]:
             "smoke: {trainer: mnist, accuracy: 0.9}\n",
             encoding="utf-8",
         )
-        (folder / "Dockerfile").write_text(dockerfile.dockerfile(model.load(str(folder))), encoding="utf-8")
         for lock, pin in (("framework", "torch==2.9.1"), ("requirements", "einops==0.8.2")):
             (folder / f"{lock}.lock").write_text(f"{pin} --hash=sha256:{'0' * 64}\n", encoding="utf-8")
+        dockerfile.write(dockerfile.rendered(model.load(str(folder))))
         made.append(name)
         return str(folder)
 

@@ -219,5 +219,7 @@ def test_the_image_that_passed_is_pushed_to_a_registry_with_credentials(
         assert done.returncode == 0, done.stderr
         pushed = json.loads(done.stdout)
         assert pushed["digest"] == digest and pushed["reference"] == f"{host}/team/trainyard@{digest}"
-        assert {"framework", "requirements", "trainers", "launcher"} <= {blob["name"] for blob in pushed["blobs"]}
+        assert {"wheel-tensorflow-cpu", "wheels-1", "trainers", "launcher"} <= {
+            blob["name"] for blob in pushed["blobs"]
+        }
         assert all(blob["uploaded"] for blob in pushed["blobs"])

@@ -29,10 +29,10 @@ AUTHORITY = f"-----BEGIN CERTIFICATE-----\n{base64.b64encode(bytes(range(48))).d
 PLANTED = r"""
 FROM {image}
 USER root
-RUN sed -i 's/^Version: .*/Version: 0.0.1/' /opt/requirements/fsspec-*.dist-info/METADATA
-RUN mkdir /opt/requirements/sneaked-1.0.dist-info \
- && printf 'Metadata-Version: 2.1\nName: sneaked\nVersion: 1.0\n' >/opt/requirements/sneaked-1.0.dist-info/METADATA
-RUN rm -r /opt/requirements/cloudml_hypertune-*.dist-info
+RUN sed -i 's/^Version: .*/Version: 0.0.1/' /opt/venv/lib/python3.11/site-packages/fsspec-*.dist-info/METADATA
+RUN cd /opt/venv/lib/python3.11/site-packages && mkdir sneaked-1.0.dist-info \
+ && printf 'Metadata-Version: 2.1\nName: sneaked\nVersion: 1.0\n' >sneaked-1.0.dist-info/METADATA
+RUN rm -r /opt/venv/lib/python3.11/site-packages/cloudml_hypertune-*.dist-info
 RUN sed -i "s/'is_cuda_build', False/'is_cuda_build', True/" \
   /opt/venv/lib/python3.11/site-packages/tensorflow/python/platform/build_info.py
 COPY netrc /home/trainer/.netrc
@@ -52,7 +52,7 @@ ENTRYPOINT ["launch"]
 
 EXPECTED = [
     ("installed_matches_locks", "package fsspec: is 0.0.1; the lock has 20"),
-    ("installed_matches_locks", "package sneaked 1.0 in /opt/requirements: is in no lock"),
+    ("installed_matches_locks", "package sneaked 1.0 in /opt/venv/lib/python3.11/site-packages: is in no lock"),
     ("installed_matches_locks", "package cloudml-hypertune: is not installed"),
     ("tensorflow_has_its_cudnn", "is a CUDA build under the name tensorflow-cpu"),
     ("no_credentials_in_layers", "/home/trainer/.netrc in layer added: holds netrc credentials"),
@@ -63,6 +63,7 @@ EXPECTED = [
     ("no_foreign_certificates", "/usr/local/share/ca-certificates/corporate.crt in layer added: holds 1 certificates"),
     ("no_foreign_certificates", "/etc/ssl/certs/ca-certificates.crt in layer added: holds 1 certificates"),
     ("no_foreign_certificates", "ENV REQUESTS_CA_BUNDLE"),
+    ("no_empty_or_duplicate_layer", "layer added: is empty (RUN)"),
     ("no_setuid_beyond_the_base", "/usr/local/bin/run-as-root in layer added: has mode 4755"),
     ("no_path_stored_twice", "/opt/trainyard/trainers/common/order.py: is stored by layer common and again by added"),
     ("no_path_stored_twice", "/home/trainer/.netrc: is stored by layer added and deleted by added"),
@@ -112,9 +113,11 @@ def test_an_image_that_passed_has_no_finding(faultless: tuple[Evidence, Findings
 def test_layers_are_named_and_measured(faultless: tuple[Evidence, Findings]) -> None:
     evidence, _ = faultless
     copied = [layer.stage for layer in evidence.stored.layers if layer.kind == "copied"]
-    assert copied == ["framework", "requirements", "about", "common", "trainers", "launcher"]
+    wheels = [stage for stage in copied if stage.startswith("wheel")]
+    assert copied == [*wheels, "site", "about", "common", "trainers", "launcher"]
+    assert wheels[0] == "wheel-tensorflow-cpu" and wheels[-1] == "wheels-4"
     sizes = {layer.stage: layer.contents.size for layer in evidence.stored.layers}
-    assert sizes["framework"] > 10**9 > 10**6 > sizes["trainers"] > 10**4
+    assert sizes["wheel-tensorflow-cpu"] > 10**9 > 10**6 > sizes["trainers"] > 10**4
     assert evidence.size == sum(layer.contents.size for layer in evidence.stored.layers) < evidence.spec.budget.size
     assert all(
         0 < layer.stored <= layer.contents.size + 2000 for layer in evidence.stored.layers if layer.contents.size
@@ -141,7 +144,7 @@ def test_a_size_over_the_budget_names_the_largest_layers_and_packages(faultless:
     budget = evidence.spec.budget.model_copy(update={"size": 10**9})
     tight = dataclasses.replace(evidence, spec=evidence.spec.model_copy(update={"budget": budget}))
     (finding,) = core.check(tight)["size_within_budget"]
-    assert finding.fails and "over the budget of 1.00 GB: framework 1." in finding.what
+    assert finding.fails and "over the budget of 1.00 GB: wheel-tensorflow-cpu 1." in finding.what
     assert "of packages tensorflow_cpu 1." in finding.what
 
 

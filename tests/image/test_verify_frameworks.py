@@ -79,6 +79,7 @@ def test_cuda_in_an_image_that_claims_to_be_slim_is_found(plant: Plant, tmp_path
     shutil.copytree(load("xla").folder, folder)
     for name in ("framework", "requirements"):
         shutil.copy(folder / f"{name}.lock", folder / f"{name}.pytorch-cpu.lock")
+    shutil.copy(folder / "Dockerfile", folder / "Dockerfile.pytorch-cpu")
     text = f"""\
 RUN sed -i "s/^__version__ = .*/__version__ = '2.9.1+cu128'/" {SITE}/torch/version.py
 LABEL io.trainyard.index=pytorch-cpu"""

@@ -45,6 +45,20 @@ def write_spec(tmp_path: Path) -> Callable[[str], str]:
     return write
 
 
+@pytest.fixture
+def write_locked_spec(write_spec: Callable[[str], str]) -> Callable[[str], str]:
+    """The same with locks of a framework and of a requirement: what a Dockerfile is rendered from."""
+
+    def write(text: str) -> str:
+        folder = write_spec(text)
+        for lock, pin, size in (("framework", "tensorflow-cpu==2.21.0", 280_000_000), ("requirements", "a==1", 5_000)):
+            entry = f"{pin} \\\n    --hash=sha256:{'0' * 64}  # {size} bytes\n"
+            (Path(folder) / f"{lock}.lock").write_text(entry, encoding="utf-8")
+        return folder
+
+    return write
+
+
 #: The record of `make lock` about a base that holds the framework.
 BASE_CONTENTS = {
     "image": "registry.example/xla:nightly",

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 import zstandard
 from tests.fakes.registry import Registry, sha256
-from tests.workspaces import lock
+from tests.workspaces import added, lock
 
 from trainyard import settings, state
 from trainyard.console import UserError
@@ -107,7 +107,7 @@ def pushed(registry: Registry, root: Path, tmp_path: Path) -> Callable[..., str]
         spec = model.load(str(root))
         assert spec.workspace
         tar = tmp_path / "built.tar"
-        code = code_layer.write(spec.workspace, tar, shebang=spec.shebang)
+        code = code_layer.write(spec.workspace, tar, spec.site)
         blobs = [compressed(b"the layers below", layer), compressed(tar.read_bytes(), layer)]
         own = plan.labels(spec) | {
             "io.trainyard.code": code.diff_id,
@@ -333,7 +333,7 @@ def test_without_an_image_it_says_what_to_run(registry: Registry, address: str, 
 def test_changed_requirements_need_a_build(
     registry: Registry, address: str, spec: Spec, root: Path, remembered: str
 ) -> None:
-    lock(spec, "einops==0.8.1\n")
+    lock(spec, added("einops"))
     line = refused(model.load(None), address, registry)
     assert line.startswith(f"trainyard.lock changed since {TAG} was pushed") and "'trainyard image' and" in line
     config = root / "trainyard.yaml"

@@ -18,12 +18,12 @@ from trainyard.release import batch, events
 from trainyard.spec.model import load, targets
 
 FAILED = """\
-#21 [framework 3/3] RUN --mount=type=secret,id=ca
+#21 [wheel-torch 3/3] RUN --mount=type=secret,id=ca
 #21 0.812 error: Failed to download `torch==2.9.1`
 #21 0.813   Caused by: Hash mismatch for `torch==2.9.1`
 #21 ERROR: process "/bin/bash -c uv pip install" did not complete successfully: exit code: 1
 ------
- > [framework 3/3] RUN --mount=type=secret,id=ca <<FRAMEWORK (...):
+ > [wheel-torch 3/3] RUN --mount=type=secret,id=ca <<FRAMEWORK (...):
 0.812 error: Failed to download `torch==2.9.1`
 0.813   Caused by: Hash mismatch for `torch==2.9.1`
 0.813 Computed:
@@ -31,15 +31,15 @@ FAILED = """\
 ------
 Dockerfile:71
 --------------------
-  70 |     ARG LOCK
+  70 |     COPY images/uv.lock /locks/uv.lock
 --------------------
 ERROR: target small: failed to solve: process "/bin/bash -c uv pip install" did not complete successfully: exit code: 1
 """
 
 #: uv wrote this in more than ten pieces, of which BuildKit repeats the last ten.
 FAILED_AND_REPEATED_IN_PART = """\
-#30 [requirements 2/2] RUN --mount=type=secret,id=ca
-#31 [framework 2/2] RUN --mount=type=secret,id=ca
+#30 [wheels-1 2/2] RUN --mount=type=secret,id=ca
+#31 [wheel-torch 2/2] RUN --mount=type=secret,id=ca
 #30 0.282 error: Failed to download `einops==0.8.2`
 #30 0.283   cause: Hash mismatch for `einops==0.8.2`
 #31 0.284 error: unable to connect
@@ -48,7 +48,7 @@ FAILED_AND_REPEATED_IN_PART = """\
 #30 ERROR: process "/bin/bash -c uv pip install" did not complete successfully: exit code: 1
 #31 ERROR: process "/bin/bash -c uv pip install" did not complete successfully: exit code: 2
 ------
- > [requirements 2/2] RUN --mount=type=secret,id=ca <<REQUIREMENTS (...):
+ > [wheels-1 2/2] RUN --mount=type=secret,id=ca <<REQUIREMENTS (...):
 :54058201
 0.284            sha256:54058201
 ------
@@ -68,8 +68,8 @@ ERROR: failed to solve: process "/bin/bash -c apt-get" did not complete successf
     ("text", "words"),
     [
         (FAILED_WITHOUT_THE_WORD_ERROR, "system: touch: setting times of '/etc/resolv.conf': Read-only file system"),
-        (FAILED, "framework: Hash mismatch for `torch==2.9.1`"),
-        (FAILED_AND_REPEATED_IN_PART, "requirements: Hash mismatch for `einops==0.8.2`"),
+        (FAILED, "wheel-torch: Hash mismatch for `torch==2.9.1`"),
+        (FAILED_AND_REPEATED_IN_PART, "wheels-1: Hash mismatch for `einops==0.8.2`"),
         ("ERROR: target x: failed to solve: base:1: not found", "target x: failed to solve: base:1: not found"),
         ("#9 copying\nERROR: failed to copy: write /var/lib/x: no space left on device", "the engine's disk is full"),
         ("#9 sh: echo: I/O error: No space left on device\nERROR: exit code: 1", "the engine's disk is full"),
@@ -89,7 +89,7 @@ def test_the_steps_of_a_build_are_reported_from_its_output() -> None:
     """From a real child process that prints what BuildKit does with ``--progress=plain``."""
     lines = [
         "#5 [internal] load build definition",
-        "#12 [framework 2/3] COPY x",
+        "#12 [wheel-torch 2/3] COPY x",
         "#12 0.5 verifying [x 1/2]",
         "#13 done",
     ]
@@ -99,7 +99,7 @@ def test_the_steps_of_a_build_are_reported_from_its_output() -> None:
         [sys.executable, "-c", script], piped=True, shown=False, on_step=lambda *step: seen.append(step)
     )
     assert (ended.returncode, ended.stderr.splitlines()) == (0, lines)
-    assert seen == [("framework", "2/3")]
+    assert seen == [("wheel-torch", "2/3")]
 
 
 def test_events_are_read_as_they_were_written() -> None:
@@ -128,7 +128,7 @@ def test_the_progress_of_a_target_follows_its_events() -> None:
     seen = []
     for event in (
         {"event": "stage", "stage": "build"},
-        {"event": "step", "stage": "framework", "step": "2/3"},
+        {"event": "step", "stage": "wheel-torch", "step": "2/3"},
         {"event": "stage", "stage": "verify"},
         {"event": "stage", "stage": "smoke"},
         {"event": "failed", "reason": "the loss did not fall"},
@@ -136,7 +136,7 @@ def test_the_progress_of_a_target_follows_its_events() -> None:
     ):
         job.update_from_event(event)
         seen.append(job.stage)
-    assert seen == ["build", "build: framework 2/3", "verify", "smoke", "smoke", "smoke"]
+    assert seen == ["build", "build: wheel-torch 2/3", "verify", "smoke", "smoke", "smoke"]
     assert job.reason == "the loss did not fall"
 
 
@@ -202,7 +202,7 @@ def test_a_log_has_a_line_for_each_stage(monkeypatch: pytest.MonkeyPatch) -> Non
     said: list[str] = []
     monkeypatch.setattr(batch, "say", said.append)
     job, lines = batch.Job(load("tf-cpu"), "tf-cpu"), batch.Lines()
-    for stage in ("waiting", "build", "build: framework 1/3", "build: framework 2/3", "verify", "failed"):
+    for stage in ("waiting", "build", "build: wheel-torch 1/3", "build: wheel-torch 2/3", "verify", "failed"):
         job.stage, job.reason = stage, "because" if stage == "failed" else ""
         lines([job])
     assert said == ["tf-cpu: build", "tf-cpu: verify", "tf-cpu: failed: because"]

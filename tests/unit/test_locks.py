@@ -7,14 +7,17 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
 from trainyard import settings
 from trainyard.console import StepFailed, UserError
-from trainyard.image import base_image, resolver
+from trainyard.image import base_image, locked_files, resolver
 from trainyard.settings import ROOT
 from trainyard.spec import lockfile, model
+from trainyard.spec.lockfile import Pin
 
 LOCKS = sorted([*ROOT.glob("images/**/*.lock"), *ROOT.glob("examples/*/*.lock"),
                 *ROOT.glob("scripts/**/requirements.lock")])  # fmt: skip
@@ -26,6 +29,149 @@ def test_every_entry_is_hash_pinned_and_names_no_host(path: Path) -> None:
     text = path.read_text(encoding="utf-8")
     assert "://" not in text
     assert "--index" not in text and "--find-links" not in text
+
+
+@pytest.mark.parametrize("path", [path for path in LOCKS if path.parent.parent.name == "images"], ids=model.relative)
+def test_every_entry_of_a_targets_lock_has_the_size_of_its_file(path: Path) -> None:
+    """The layers of an image are made up from them. Only the lock of an image that extends a target marks entries."""
+    pins = lockfile.pinned(path)
+    assert [pin.name for pin in pins if not pin.size] == []
+    assert not any(pin.added for pin in pins)
+    header = path.read_text(encoding="utf-8").splitlines(keepends=True)[0]
+    assert path.read_text(encoding="utf-8") == header + "".join(pin.text() for pin in pins)
+
+
+def test_the_lock_of_an_image_that_extends_a_target_marks_what_the_target_lacks() -> None:
+    (path,) = ROOT.glob("examples/*/requirements.lock")
+    spec = model.load(str(path.parent))
+    shared = {(pin.name, pin.version, pin.hashes) for pin in lockfile.pinned(spec.framework_folder / path.name)}
+    pins = lockfile.pinned(path)
+    assert all(pin.size for pin in pins)
+    assert any(pin.added for pin in pins) and any(not pin.added for pin in pins)
+    assert all(pin.added is ((pin.name, pin.version, pin.hashes) not in shared) for pin in pins)
+
+
+HASH = st.text("0123456789abcdef", min_size=64, max_size=64)
+
+
+@given(
+    st.lists(
+        st.builds(
+            Pin,
+            st.from_regex(r"[a-z][a-z0-9]{0,8}(-[a-z0-9]{1,4})?", fullmatch=True),
+            st.from_regex(r"[0-9]{1,4}(\.[0-9]{1,2}){0,3}(rc1|\.dev6|\+cpu|\+git0123abc)?", fullmatch=True),
+            st.lists(HASH, min_size=1, max_size=4).map(tuple),
+            st.integers(0, 10**10),
+            st.booleans(),
+        ),
+        max_size=5,
+    )
+)
+def test_entries_are_read_as_they_are_written(pins: list[Pin]) -> None:
+    assert lockfile.parse("# A comment.\n" + "\n".join(pin.text() for pin in pins)) == pins
+
+
+A, B, C = "a" * 64, "b" * 64, "c" * 64
+
+
+@pytest.mark.parametrize(
+    ("pin", "text"),
+    [
+        (Pin("a", "1", (A,), 5), f"a==1 \\\n    --hash=sha256:{A}  # 5 bytes\n"),
+        (Pin("a", "1", (A, B), 5), f"a==1 \\\n    --hash=sha256:{A} \\\n    --hash=sha256:{B}  # 5 bytes\n"),
+        (Pin("a", "1", (A,), 5, added=True), f"a==1 \\\n    --hash=sha256:{A}  # 5 bytes, added\n"),
+        (Pin("a", "1", (A,), added=True), f"a==1 \\\n    --hash=sha256:{A}  # 0 bytes, added\n"),
+        (Pin("a", "1", (A,)), f"a==1 \\\n    --hash=sha256:{A}\n"),
+    ],
+)
+def test_an_entry_ends_with_the_size_of_its_file_which_no_installer_reads(pin: Pin, text: str) -> None:
+    assert pin.text() == text
+    assert lockfile.parse(text) == [pin]
+    assert pin.requirement() == text.partition("  #")[0].rstrip("\n")
+
+
+@pytest.mark.parametrize(
+    "entry",
+    [
+        f"a==1  # 5 bytes\nb==1 --hash=sha256:{B}",
+        "a==1 \\\n    --hash=sha256:",
+        "a==1 \\\n    --hash=md5:0123  # 5 bytes",
+        f"a>=1 --hash=sha256:{A}",
+        f"a @ file:///a.whl --hash=sha256:{A}",
+        f"--hash=sha256:{A}",
+        "<<<<<<< HEAD",
+    ],
+)
+def test_a_damaged_entry_is_one_line(tmp_path: Path, entry: str) -> None:
+    path = tmp_path / "mine" / "framework.lock"
+    path.parent.mkdir()
+    path.write_text(f"# Locked.\nz==1 --hash=sha256:{C}  # 9 bytes\n{entry}\n", encoding="utf-8")
+    for read in (lockfile.read, lockfile.pinned):
+        with pytest.raises(UserError) as error:
+            read(path)
+        message = str(error.value)
+        assert "framework.lock: not a hash-pinned requirement: " in message and "\n" not in message
+        assert message.endswith("; run 'make lock TARGET=mine'")
+
+
+def wheel_of(package: str, digest: str, size: int | None) -> str:
+    """An entry of the wheels of a pylock.toml."""
+    known = "" if size is None else f"size = {size}, "
+    return f'{{ url = "https://host/{package}-1-py3-none-any.whl", {known}hashes = {{ sha256 = "{digest}" }} }}'
+
+
+def pylock(packages: dict[str, list[tuple[str, int | None]]], key: str = "wheels") -> str:
+    lines = ['lock-version = "1.0"', 'created-by = "uv"']
+    for name, files in packages.items():
+        found = ", ".join(wheel_of(name, digest, size) for digest, size in files)
+        lines += ["[[packages]]", f'name = "{name}"', 'version = "1"']
+        lines += [
+            f"wheels = [{found}]" if key == "wheels" else f"sdist = {found.replace('-py3-none-any.whl', '.tar.gz')}"
+        ]
+    return "\n".join([*lines, ""])
+
+
+def entry(*digests: str, about: str = "") -> str:
+    return "a==1 \\\n" + " \\\n".join(f"    --hash=sha256:{one}" for one in digests) + f"{about}\n"
+
+
+@pytest.mark.parametrize(
+    ("text", "answer", "expected"),
+    [
+        pytest.param(entry(A, B, C), pylock({"a": [(B, 7)]}), entry(B, about="  # 7 bytes"), id="platform"),
+        pytest.param(entry(B, A), pylock({"a": [(A, 7), (B, 9)]}), entry(A, B, about="  # 9 bytes"), id="largest"),
+        pytest.param(entry(A), pylock({"a": [(A, 7)]}, "sdist"), entry(A, about="  # 7 bytes"), id="no wheel"),
+        pytest.param(entry(A), pylock({"a": [(A, None)]}), entry(A), id="no size"),
+        pytest.param(entry(A, B), pylock({"a": [(B, None)]}), entry(B), id="no size, platform"),
+        pytest.param(entry(A, B), pylock({"a": [(C, 7)]}), entry(A, B), id="other files"),
+        pytest.param(entry(A, B), pylock({"b": [(A, 7)]}), entry(A, B), id="no files"),
+        pytest.param(entry(A, B), None, entry(A, B), id="uv fails"),
+        pytest.param(entry(A, B, about="  # 3 bytes"), "not asked", entry(A, B, about="  # 3 bytes"), id="has a size"),
+    ],
+)
+def test_sizes_are_those_that_the_index_gives(tmp_path: Path, text: str, answer: str | None, expected: str) -> None:
+    asked: list[list[str]] = []
+
+    def compile_pins(pins: list[str]) -> subprocess.CompletedProcess[str]:
+        asked.append(pins)
+        if answer is not None:
+            (tmp_path / "pylock.toml").write_text(answer, encoding="utf-8")
+        return subprocess.CompletedProcess([], 0 if answer is not None else 1, "", "")
+
+    assert locked_files.with_sizes(tmp_path, text, compile_pins) == expected
+    assert asked == ([] if answer == "not asked" else [["a==1"]])
+
+
+def test_only_entries_without_a_size_are_asked_for(tmp_path: Path) -> None:
+    old = Pin("a", "1", (A,), 3, added=True)
+
+    def compile_pins(pins: list[str]) -> subprocess.CompletedProcess[str]:
+        assert pins == ["b==2"]
+        (tmp_path / "pylock.toml").write_text(pylock({"b": [(B, 7)]}), encoding="utf-8")
+        return subprocess.CompletedProcess([], 0, "", "")
+
+    text = locked_files.with_sizes(tmp_path, old.text() + Pin("b", "2", (B,)).text(), compile_pins)
+    assert lockfile.parse(text) == [old, Pin("b", "2", (B,), 7)]
 
 
 def test_locks_are_resolved_with_the_hosts_ca_bundle_and_without_a_users_settings(

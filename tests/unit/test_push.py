@@ -18,7 +18,7 @@ from trainyard.spec.model import load
 VERIFIED = {
     "layers": [
         {
-            "stage": "framework",
+            "stage": "wheel-torch",
             "digest": "sha256:aaaa1111",
             "diff_id": "sha256:bbbb2222",
             "compressed": 5000,
@@ -71,10 +71,10 @@ def test_the_state_in_upload_urls_is_left_out() -> None:
 
 def test_every_blob_is_reported() -> None:
     parts = publish.blobs(VERIFIED)
-    assert [part.name for part in parts] == ["framework", "trainers", "configuration"]
+    assert [part.name for part in parts] == ["wheel-torch", "trainers", "configuration"]
     report = publish.upload_report(parts, {"aaaa": "exists", "dddd4444": "uploaded"})
     assert [(blob["name"], blob["uploaded"]) for blob in report] == [
-        ("framework", False),
+        ("wheel-torch", False),
         ("trainers", True),
         ("configuration", True),
     ]

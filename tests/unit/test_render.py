@@ -77,8 +77,8 @@ def test_files_of_the_build_context_get_modes_that_do_not_depend_on_the_checkout
     assert len(moved) == 1 and "chmod 755 /out/usr/local/bin/launch && seal" in text
 
 
-def test_a_changed_spec_is_drift(write_spec: Callable[[str], str], spec_text: str) -> None:
-    loaded = model.load(write_spec(spec_text))
+def test_a_changed_spec_is_drift(write_locked_spec: Callable[[str], str], spec_text: str) -> None:
+    loaded = model.load(write_locked_spec(spec_text))
     dockerfile = loaded.folder / "Dockerfile"
     assert render.drift(loaded) == [dockerfile]
     dockerfile.write_text(render.dockerfile(loaded), encoding="utf-8")
@@ -89,13 +89,46 @@ def test_a_changed_spec_is_drift(write_spec: Callable[[str], str], spec_text: st
 
 @pytest.mark.parametrize("summary", ['with "quotes"', "a $HOME and ${PATH}", "back\\slash", "`x`"])
 def test_text_of_a_spec_is_not_expanded_in_a_dockerfile(
-    write_spec: Callable[[str], str], spec_text: str, summary: str
+    write_locked_spec: Callable[[str], str], spec_text: str, summary: str
 ) -> None:
-    loaded = model.load(write_spec(spec_text.replace("A test image", json.dumps(summary))))
+    loaded = model.load(write_locked_spec(spec_text.replace("A test image", json.dumps(summary))))
     line = next(line for line in render.dockerfile(loaded).splitlines() if "image.description=" in line)
     value = line.strip().removesuffix(" \\").removeprefix('org.opencontainers.image.description="').removesuffix('"')
     assert value.replace("\\$", "$").replace('\\"', '"').replace("\\\\", "\\") == summary
     assert not re.search(r"(?<!\\)\$", value)
+
+
+@pytest.mark.parametrize("target", ALL)
+def test_the_working_directory_makes_no_layer_unless_the_base_holds_the_framework(target: str) -> None:
+    """The base's configuration has it: WORKDIR makes an empty layer, with which GKE streams no image."""
+    loaded = model.load(target)
+    lines = [line for line in render.dockerfile(loaded).splitlines() if line.startswith("WORKDIR ")]
+    assert lines == (["WORKDIR /workspace"] if loaded.framework_in_base else [])
+
+
+def test_each_pair_of_locks_has_a_dockerfile(write_locked_spec: Callable[[str], str], spec_text: str) -> None:
+    """Only the stage whose wheel may come from the other index differs, and its lock."""
+    torch = spec_text.replace("name: tensorflow", "name: torch").replace("tensorflow-cpu==2.21.0", "torch==2.15.0")
+    torch = torch.replace("packages: [torch==2.15.0]", "packages: [torch==2.15.0]\n  index: pytorch-cpu")
+    folder = Path(write_locked_spec(torch.replace("[tf]", "[torch]").replace("package: tf", "package: torch")))
+    loaded = model.load(str(folder))
+    assert list(render.rendered(loaded)) == [folder / "Dockerfile"]
+    pin = f"torch==2.15.0 \\\n    --hash=sha256:{'1' * 64}"
+    (folder / "framework.lock").write_text(f"{pin}  # 500000000 bytes\n", encoding="utf-8")
+    pin = pin.replace("2.15.0", "2.15.0+cpu").replace("1", "2")
+    (folder / "framework.pytorch-cpu.lock").write_text(f"{pin}  # 200000000 bytes\n", encoding="utf-8")
+    (folder / "requirements.pytorch-cpu.lock").write_bytes((folder / "requirements.lock").read_bytes())
+    default, cpu = render.rendered(loaded).items()
+    assert (default[0].name, cpu[0].name) == ("Dockerfile", "Dockerfile.pytorch-cpu")
+    assert f"-f {folder}/Dockerfile.pytorch-cpu " in cpu[1] and f"-f {folder}/Dockerfile " in default[1]
+
+    def stages(text: str) -> dict[str, str]:
+        return {one.split()[2]: one for one in text.split("\nFROM ")[1:] if " AS " in one.splitlines()[0]}
+
+    before, after = stages(default[1]), stages(cpu[1])
+    assert {name for name in before if before[name] != after[name]} == {"wheel-torch"}
+    assert "ARG INDEX_URL=\n" in after["wheel-torch"] and "INDEX_URL=" not in default[1]
+    assert pin in after["wheel-torch"]
 
 
 def test_bake_describes_every_target_and_no_host() -> None:
@@ -129,9 +162,9 @@ def test_a_dockerfile_to_print_needs_a_target(trainyard: Callable[..., tuple[int
 
 
 def test_rendering_a_folder_writes_its_dockerfile_once(
-    write_spec: Callable[[str], str], spec_text: str, trainyard: Callable[..., tuple[int, str, str]]
+    write_locked_spec: Callable[[str], str], spec_text: str, trainyard: Callable[..., tuple[int, str, str]]
 ) -> None:
-    folder = Path(write_spec(spec_text))
+    folder = Path(write_locked_spec(spec_text))
     status, out, _ = trainyard("render", str(folder), "--json")
     assert status == 0 and json.loads(out) == {"written": [str(folder / "Dockerfile")]}
     assert trainyard("render", str(folder), "--json")[1] == '{\n  "written": []\n}\n'

@@ -23,7 +23,7 @@ Member = tuple[str, bytes, dict[str, Any]]
 FILES: list[Member] = [("opt/a.py", b"print()", {}), ("opt/b.pyc", b"1234", {}), ("opt/c", b"same", {})]
 
 
-def listing(members: list[Member], stage: str = "framework") -> Listing:
+def listing(members: list[Member], stage: str = "wheel-torch") -> Listing:
     """A layer with these members, read as a real one is."""
     written = io.BytesIO()
     with tarfile.open(fileobj=written, mode="w", format=tarfile.PAX_FORMAT) as tar:
@@ -66,13 +66,13 @@ def changed(number: int, data: bytes | None = None, **changes: Any) -> list[Memb
 )
 def test_every_way_to_differ_is_named(members: list[Member], path: str, reason: str) -> None:
     found = reproduce.compare(build(listing(FILES)), build(listing(members)))
-    assert [(one.layer, one.path) for one in found] == [("framework", path)]
+    assert [(one.layer, one.path) for one in found] == [("wheel-torch", path)]
     assert len(found[0].reasons) == 1 and found[0].reasons[0].startswith(reason)
 
 
 def test_the_same_files_in_another_order_differ_by_their_order() -> None:
     found = reproduce.compare(build(listing(FILES)), build(listing(FILES[::-1])))
-    assert found == [Difference("framework", "opt/a.py", ("order: the other build has opt/c here",))]
+    assert found == [Difference("wheel-torch", "opt/a.py", ("order: the other build has opt/c here",))]
 
 
 def test_all_differences_of_a_file_are_reported_together() -> None:

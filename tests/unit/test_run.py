@@ -164,17 +164,28 @@ def test_jupyter_answers_on_this_machine_only(workspace: Callable[..., Spec]) ->
     assert "--ip=127.0.0.1" in on_tpu and not [word for word in on_tpu if word.startswith("--publish")]
 
 
-def test_jupyter_finds_the_files_of_its_packages(workspace: Callable[..., Spec]) -> None:
-    """They are beside the packages, and not below the prefix of Python, where Jupyter looks for them."""
-    spec = workspace()
+@pytest.mark.parametrize(
+    ("target", "folders"),
+    [
+        ("cpu", []),
+        (
+            "xla-nightly",
+            [
+                "JUPYTER_PATH=/opt/requirements/share/jupyter",
+                "JUPYTER_CONFIG_PATH=/opt/requirements/etc/jupyter",
+                "JUPYTERLAB_DIR=/opt/requirements/share/jupyter/lab",
+            ],
+        ),
+    ],
+)
+def test_jupyter_finds_the_files_of_its_packages(
+    workspace: Callable[..., Spec], target: str, folders: list[str]
+) -> None:
+    """Jupyter looks below the prefix of Python: where the files are, unless the base holds the framework."""
+    spec = workspace(target=target)
     found = arguments(spec, Request(jupyter=True, environment=("JUPYTERLAB_DIR=/mine",)))
     given = [found[at + 1] for at, word in enumerate(found) if word == "--env"]
-    assert given == [
-        "JUPYTER_PATH=/opt/requirements/share/jupyter",
-        "JUPYTER_CONFIG_PATH=/opt/requirements/etc/jupyter",
-        "JUPYTERLAB_DIR=/opt/requirements/share/jupyter/lab",
-        "JUPYTERLAB_DIR=/mine",  # the last one counts
-    ]
+    assert given == [*folders, "JUPYTERLAB_DIR=/mine"]  # the last one counts
     assert "--env" not in arguments(spec, Request())
 
 

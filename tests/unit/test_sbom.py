@@ -38,7 +38,7 @@ def image() -> Image:
         digest=DIGEST,
         config={"config": {"Labels": labels}, "created": "2026-11-20T10:00:00Z"},
         documents={},
-        layers=(LayerSummary("framework", "sha256:l", "sha256:d", 100, 1000),),
+        layers=(LayerSummary("wheel-torch", "sha256:l", "sha256:d", 100, 1000),),
         layer_contents={"sha256:d": contents},
     )
 

@@ -32,15 +32,18 @@ def measurement(**stages: str) -> dict[str, Any]:
 
 
 def test_the_reason_of_a_rebuild_is_what_changed() -> None:
-    before = measurement(base="1", framework="1", requirements="1", launcher="1")
+    stages = dict.fromkeys(("base", "wheel_torch", "wheels_1", "wheels_2", "site", "launcher"), "1")
+    before = measurement(**stages)
     for changed, words in (
-        ({"framework": "2"}, "framework"),
-        ({"base": "2", "requirements": "2"}, "base, requirements"),
+        ({"wheel_torch": "2"}, "torch"),
+        ({"base": "2", "wheels_1": "2", "wheels_2": "2"}, "base, small wheels"),
+        ({"wheel_triton": "2"}, "triton"),
+        ({"site": "2"}, "environment"),
         ({"launcher": "2"}, "launcher"),
     ):
-        now = measurement(**{"base": "1", "framework": "1", "requirements": "1", "launcher": "1"} | changed)
-        assert sizes.compared(before, now)["why"] == words
-    assert sizes.compared(before, measurement(base="1", framework="1"))["why"] == "requirements, launcher"
+        assert sizes.compared(before, measurement(**stages | changed))["why"] == words
+    fewer = measurement(base="1", wheel_torch="1", wheels_1="1", site="1")
+    assert sizes.compared(before, fewer)["why"] == "small wheels, launcher"
     assert sizes.compared({}, before)["why"] == "first measured"
 
 
@@ -62,25 +65,32 @@ def test_an_estimate_leaves_out_what_only_cuda_builds_have() -> None:
     ]
     kept = ["torch/lib/libtorch_cpu.so", "torch/cuda/__init__.py", "torch/lib/libc10.so", "libtpu/libtpu.so"]
     files = {f"{site}/{path}": File(1000, 0o644) for path in cuda + kept}
-    layer = Layer("d", "i", "COPY", "framework", "copied", 1, LayerFiles(files=files))
+    layer = Layer("d", "i", "COPY", "wheel-torch", "copied", 1, LayerFiles(files=files))
     assert sizes.cuda_only(Stored({}, [layer], "", 0, 0)) == 1000 * len(cuda)
 
 
 def test_the_chart_is_the_same_for_the_same_data_and_shows_every_target() -> None:
     found = {
-        "cpu": measurement(base="1", framework="1"),
-        "xla": measurement(base="1", framework="1", tools="1") | {"estimate": 10**9},
+        "cpu": measurement(base="1", wheel_torch="1"),
+        "xla": measurement(base="1", wheel_torch="1", tools="1") | {"estimate": 10**9},
     }
     text = sizes.chart(found, {"cpu": 14 * 10**8, "xla": 21 * 10**8})
     assert text == sizes.chart(found, {"cpu": 14 * 10**8, "xla": 21 * 10**8})
     words = {element.text for element in ElementTree.fromstring(text).iter("{http://www.w3.org/2000/svg}text")}
-    assert {"cpu", "xla", "framework", "budget", "2.00 GB"} <= words
+    assert {"cpu", "xla", "large wheels", "budget", "2.00 GB"} <= words
     assert any("about 1.00 GB from the index of its spec" in (word or "") for word in words)
 
 
 def test_every_layer_is_drawn_once() -> None:
-    one = measurement(base="1", system="1", framework="1", about="1", trainers="1", launcher="1", gsutil="1")
-    assert sum(sizes.bars(one).values()) == one["size"] and sizes.bars(one)["trainers and launcher"] == 4 * 10**9
+    wheels = {"wheel_torch": "1", "wheel_triton": "2", "wheels_1": "1", "wheels_4": "1", "wheels_added": "1"}
+    one = measurement(base="1", system="1", **wheels, about="1", trainers="1", launcher="1", gsutil="1")
+    bars = sizes.bars(one)
+    assert sum(bars.values()) == one["size"]
+    assert (bars["large wheels"], bars["small wheels"], bars["trainers and launcher"]) == (
+        2 * 10**9,
+        3 * 10**9,
+        4 * 10**9,
+    )
 
 
 def test_measurements_are_read_back_and_a_damaged_file_is_one_line(tmp_path: Path) -> None:

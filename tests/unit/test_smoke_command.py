@@ -59,7 +59,7 @@ def raised(error: str, *frames: str, head: str = "Traceback (most recent call la
     return "\n".join([*lines, error])
 
 
-SITE, TRAIN = "/opt/requirements/lightning/__init__.py:1", "/workspace/train.py:3"
+SITE, TRAIN = "/opt/venv/lib/python3.11/site-packages/lightning/__init__.py:1", "/workspace/train.py:3"
 NO_MODULE, NO_FILE = "ModuleNotFoundError: No module named", "FileNotFoundError: [Errno 2] No such file or directory:"
 LIBRARY = "ImportError: libGL.so.1: cannot open shared object file: No such file or directory"
 DENIED = "PermissionError: [Errno 13] Permission denied: '/opt/x'"

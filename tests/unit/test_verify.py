@@ -17,16 +17,17 @@ from typing import Any
 
 import pytest
 import zstandard
+from tests.workspaces import lock
 
 from trainyard.console import StepFailed
-from trainyard.image import dockerfile, plan
+from trainyard.image import dockerfile, plan, wheel_layers
 from trainyard.lint.image import core as rules
 from trainyard.lint.image import verify
 from trainyard.lint.image.evidence import Evidence
 from trainyard.lint.waivers import Waiver
 from trainyard.oci import image_store, layers, probe, secret_scan
 from trainyard.oci.probe_runner import Distribution, ProbeResult
-from trainyard.spec import lockfile, naming
+from trainyard.spec import lockfile, model, naming
 from trainyard.spec.model import load, targets
 from trainyard.spec.units import in_units
 
@@ -61,7 +62,9 @@ def contents(files: dict[str, bytes], modes: dict[str, int] | None = None) -> la
 
 
 def layer(stage: str, kind: layers.Kind, files: dict[str, bytes], modes: dict[str, int] | None = None) -> layers.Layer:
-    return layers.Layer("sha256:" + "0" * 64, "", "COPY /out / # buildkit", stage, kind, 1000, contents(files, modes))
+    diff_id = f"sha256:{hashlib.sha256(tar_of(files, modes)).hexdigest()}"
+    created_by = "COPY /out / # buildkit"
+    return layers.Layer("sha256:" + "0" * 64, diff_id, created_by, stage, kind, 1000, contents(files, modes))
 
 
 def good(target: str = "xla") -> Evidence:
@@ -75,6 +78,8 @@ def good(target: str = "xla") -> Evidence:
         "VERSION": f"{naming.version_tag(spec)}-20261120-0123abcd",
     }
     made |= {"BASE": "debian", "BASE_DIGEST": "", "INDEX": index}
+    if spec.workspace:
+        made |= {"LOCKED": plan.sha256_of(spec.workspace.lock), "CODE": "sha256:" + "2" * 64}
     labels = plan.labels(spec) | {name: made[argument] for name, argument in plan.labels_from_arguments(spec).items()}
     requires = {"torch-xla": ('libtpu==0.0.21; extra == "tpu"', "numpy")}
     config = {
@@ -83,6 +88,7 @@ def good(target: str = "xla") -> Evidence:
             "Env": [f"{name}={value}" for name, value in dockerfile.environment(spec).items()],
             "Entrypoint": ["tini", "--", "launch"],
             "User": "1000",
+            "WorkingDir": "/workspace",
         },
         "history": [{"created_by": "COPY /out / # buildkit"}],
     }
@@ -103,7 +109,7 @@ def good(target: str = "xla") -> Evidence:
                 },
             ),
             layer(
-                "framework",
+                "wheels-1",
                 "copied",
                 {f"{site}/certifi/cacert.pem": roots, f"{site}/certifi-1.dist-info/RECORD": record},
             ),
@@ -128,10 +134,23 @@ def good(target: str = "xla") -> Evidence:
         (),
         texts,
     )
-    evidence = Evidence(spec, f"trainyard:{target}", (f"trainyard:{target}-candidate",), stored, inside, None)
+    reference = f"trainyard:{spec.target}"
+    evidence = Evidence(spec, reference, (f"{reference}-candidate",), stored, inside, None)
     # Where PyTorch's index was never reached there is no lock for it: the default index's packages stand in.
     evidence.__dict__["locked"] = packages
     return evidence
+
+
+@pytest.fixture
+def repository(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Evidence:
+    """The image of a user's repository as it should be."""
+    monkeypatch.setattr(model, "STATE", tmp_path / "state")
+    folder = tmp_path / "repository"
+    (folder / ".git").mkdir(parents=True)
+    (folder / "train.py").touch()
+    (folder / "trainyard.yaml").write_text("extends: tf-cpu\nrun: python train.py\n", encoding="utf-8")
+    lock(load(str(folder)))
+    return good(str(folder))
 
 
 def changed(evidence: Evidence, **changes: Any) -> Evidence:
@@ -165,9 +184,9 @@ def with_history(command: str) -> Change:
     return change
 
 
-def with_layer(files: dict[str, bytes], modes: dict[str, int] | None = None) -> Change:
+def with_layer(files: dict[str, bytes], modes: dict[str, int] | None = None, stage: str = "added") -> Change:
     def change(image: Evidence) -> Evidence:
-        more = [*image.stored.layers, layer("added", "added", files, modes)]
+        more = [*image.stored.layers, layer(stage, "added" if stage == "added" else "copied", files, modes)]
         return changed(image, stored=dataclasses.replace(image.stored, layers=more))
 
     return change
@@ -229,6 +248,8 @@ FAULTS: list[tuple[str, str, list[Change], str]] = [
     ("xla", "image_json_matches_spec", [with_text("image.json", "oops")], "missing or not JSON"),
     ("xla", "starts_as_specified", [with_setting(Entrypoint=["launch"])], "expected ['tini', '--', 'launch']"),
     ("xla", "starts_as_specified", [with_setting(User="0:0")], "USER: '0:0'"),
+    ("xla", "starts_as_specified", [with_setting(WorkingDir="/")], "WORKDIR: '/'; expected '/workspace'"),
+    ("xla", "starts_as_specified", [with_setting(WorkingDir=None)], "WORKDIR: None; expected '/workspace'"),
     ("tf-cpu", "installed_matches_locks", [with_package("numpy", "1.0")], "package numpy: is 1.0; the lock has"),
     ("tf-cpu", "installed_matches_locks", [with_package("sneaked", "1.0")], "package sneaked 1.0 in /opt/venv"),
     ("tf-cpu", "installed_matches_locks", [without_package("keras")], "package keras: is not installed"),
@@ -300,7 +321,25 @@ FAULTS: list[tuple[str, str, list[Change], str]] = [
         "xla",
         "no_path_stored_twice",
         [with_layer({"opt/venv/lib/.wh.python3.11": b""})],
-        "/opt/venv/lib/python3.11: is stored by layer framework and deleted by added",
+        "/opt/venv/lib/python3.11: is stored by layer wheels-1 and deleted by added",
+    ),
+    (
+        "xla",
+        "no_path_stored_twice",
+        [with_layer({"x/a.py": b"a"}, stage="wheel-a"), with_layer({"x/a.py": b"b"}, stage="wheel-b")],
+        "/x/a.py: is stored by layer wheel-a and again by wheel-b",
+    ),
+    (
+        "xla",
+        "no_empty_or_duplicate_layer",
+        [with_layer({})],
+        "layer added: is empty (COPY",
+    ),
+    (
+        "xla",
+        "no_empty_or_duplicate_layer",
+        [with_layer({"x": b"x"}, stage="wheel-a"), with_layer({"x": b"x"})],
+        "layer added: is the same as layer wheel-a",
     ),
     (
         "xla",
@@ -444,8 +483,9 @@ def test_a_package_installed_twice_names_both_folders() -> None:
     image = good("tf-cpu")
     version = image.version("numpy")
     assert version
-    found = rules.check(with_package("numpy", version, "/opt/requirements")(image))["installed_matches_locks"]
-    assert [str(one) for one in found] == ["package numpy: is installed in /opt/venv and /opt/requirements"]
+    other = "/usr/lib/python3/dist-packages"
+    found = rules.check(with_package("numpy", version, other)(image))["installed_matches_locks"]
+    assert [str(one) for one in found] == [f"package numpy: is installed in /opt/venv and {other}"]
 
 
 def test_a_pin_that_is_not_locked_is_found() -> None:
@@ -585,7 +625,8 @@ def test_findings_about_metadata_come_first() -> None:
 def test_layers_are_named_after_the_stages_of_the_rendered_dockerfile() -> None:
     text = dockerfile.dockerfile(load("xla"))
     below, copies = layers.stages(text)
-    assert copies == ["framework", "requirements", "about", "common", "trainers", "launcher"]
+    wheels = [one.stage for one in wheel_layers.layers(load("xla"), "default")]
+    assert copies == [*wheels, "site", "about", "common", "trainers", "launcher"]
     made_by = [
         "",
         *(f"{keyword} something" for _, keyword in below),
@@ -597,14 +638,46 @@ def test_layers_are_named_after_the_stages_of_the_rendered_dockerfile() -> None:
     assert [kind for _, kind in names] == ["base", *["below"] * len(below), *["copied"] * len(copies), "added"]
 
 
-def test_the_working_directory_of_code_is_a_layer_with_a_name(tmp_path: Path) -> None:
-    (tmp_path / "trainyard.yaml").write_text("extends: cpu\nrun: python train.py\n", encoding="utf-8")
-    text = dockerfile.dockerfile(load(str(tmp_path)))
+def test_where_the_base_holds_the_framework_the_working_directory_is_a_layer_of_the_system() -> None:
+    text = dockerfile.dockerfile(load("xla-nightly"))
     below, copies = layers.stages(text)
-    copied = ["COPY /out / # buildkit"]
-    made_by = [*(f"{keyword} x" for _, keyword in below), *copied * (len(copies) - 1), "WORKDIR /workspace", *copied]
-    names = layers.name_layers(["", *made_by], text)
-    assert names[-3:] == [("launcher", "copied"), ("workdir", "below"), ("code", "copied")]
+    assert below == [("system", "RUN"), ("system", "WORKDIR")]
+    made_by = ["RUN in the base", "RUN /bin/bash", "WORKDIR /workspace", *["COPY /out / # buildkit"] * len(copies)]
+    names = layers.name_layers(made_by, text)
+    assert names[:4] == [("base", "base"), ("system", "below"), ("system", "below"), ("site", "copied")]
+
+
+@pytest.mark.parametrize(
+    ("stages", "note"),
+    [(("wheel-a", "wheels-added"), True), (("wheels-1", "wheel-b"), True), (("site", "wheel-b"), False)],
+)
+def test_wheels_that_a_user_chose_may_have_a_path_in_common(
+    repository: Evidence, stages: tuple[str, str], note: bool
+) -> None:
+    image = repository
+    for stage, content in zip(stages, (b"a", b"b"), strict=True):
+        image = with_layer({"x/a.py": content}, stage=stage)(image)
+    (finding,) = rules.check(image)["no_path_stored_twice"]
+    assert finding.fails is not note
+
+
+@pytest.mark.parametrize("target", ["xla-nightly", None])
+def test_an_empty_layer_is_a_note_where_it_cannot_be_avoided(target: str | None) -> None:
+    """A base that holds the framework is not copied for a folder; other images are as their owners made them."""
+    image = changed(with_layer({})(good()), spec=load(target) if target else None, build=None)
+    (rule,) = (one for one in rules.RULES if one.id == "no_empty_or_duplicate_layer")
+    (finding,) = rule.function(image)
+    assert not finding.fails
+
+
+def test_the_project_of_the_users_code_is_in_no_lock(repository: Evidence) -> None:
+    """Its metadata is in the layer of the code, in the site directory of the image."""
+    image = with_package("My.Model", "1.0")(repository)
+    info = f"{image.required_spec.site.packages}/my_model-1.0.dist-info/METADATA"
+    assert not rules.check(with_layer({info: b"x"}, stage="code")(image))["installed_matches_locks"]
+    for path in (info.replace("site-packages", "dist-packages"), info.replace("my_model", "another")):
+        (finding,) = rules.check(with_layer({path: b"x"}, stage="code")(image))["installed_matches_locks"]
+        assert "package my-model 1.0" in str(finding) and "is in no lock" in str(finding)
 
 
 def test_an_index_with_attestations_leads_to_its_image() -> None:

@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from tests.workspaces import added, lock
 
-from trainyard import console, settings
+from trainyard import console
 from trainyard.console import UserError
 from trainyard.image import build, dockerfile, offline, plan
 from trainyard.release import candidate
 from trainyard.spec import model, workspace
+from trainyard.spec.lockfile import Pin
 
 Write = Callable[[str], Path]
 
@@ -24,6 +25,7 @@ def write(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Write:
     (root / ".git").mkdir(parents=True)
     (root / "src").mkdir()
     monkeypatch.chdir(root)
+    monkeypatch.setattr(model, "STATE", tmp_path / "state")
 
     def run(text: str) -> Path:
         path = root / "trainyard.yaml"
@@ -35,6 +37,22 @@ def write(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Write:
 
 def final_stage(text: str) -> list[str]:
     return text.rpartition("\nFROM ")[2].splitlines()
+
+
+def stages(text: str) -> dict[str, str]:
+    """Name -> text of the stages of a Dockerfile that have a name."""
+    return {one.split()[2]: one for one in text.split("\nFROM ")[1:] if " AS " in one.splitlines()[0]}
+
+
+def layers(text: str) -> list[str]:
+    """The instructions of a Dockerfile's final stage that make layers."""
+    return [line for line in final_stage(text) if line.startswith(("COPY", "RUN", "ADD", "WORKDIR"))]
+
+
+def locked(*more: Pin) -> str:
+    """The Dockerfile of the repository when its lock has ``more`` besides the target's packages."""
+    lock(model.load(None), *more)
+    return dockerfile.dockerfile(model.load(None))
 
 
 def test_it_is_found_from_every_folder_of_the_repository(write: Write, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -138,55 +156,70 @@ def test_a_mistake_is_one_line_with_file_and_line(write: Write, text: str, words
     assert "\n" not in str(refused.value)
 
 
-def test_the_code_is_the_topmost_layer(write: Write) -> None:
-    write("extends: tf-cpu\nrun: python train.py\n")
-    stage = final_stage(dockerfile.dockerfile(model.load(None)))
-    assert [line for line in stage if line.startswith(("COPY", "RUN", "ADD", "WORKDIR"))][-1].split()[
-        2
-    ] == "--from=code"
-
-
-def test_containers_start_in_the_folder_of_the_code(write: Write) -> None:
-    """Its layer is above those that the parent has, so that a node with both images unpacks them once."""
+def test_an_image_has_the_layers_of_its_target_and_its_code_on_top(write: Write) -> None:
+    """A node with both images unpacks them once; the working directory, which makes no layer, is in the base."""
     write("extends: xla\nrun: python train.py\n")
-    stage = final_stage(dockerfile.dockerfile(model.load(None)))
-    parent = [line for line in final_stage(dockerfile.dockerfile(model.load("xla"))) if line.startswith("COPY")]
-    layers = [line for line in stage if line.startswith(("COPY", "RUN", "ADD", "WORKDIR"))]
-    assert layers == [*parent, f"WORKDIR {workspace.FOLDER}", "COPY --link --from=code         /out /"]
-    assert stage[0] == "libraries"
+    text = locked()
+    parent = dockerfile.dockerfile(model.load("xla"))
+    assert layers(text) == [*layers(parent), "COPY --link --from=code         /out /"]
+    assert final_stage(text)[0] == final_stage(parent)[0] == "libraries"
 
 
 def test_everything_below_the_code_is_built_as_for_the_parent(write: Write) -> None:
     """Stages with equal text and equal files share their layers."""
     write("extends: xla\nrun: python train.py\n")
-    own, parent = dockerfile.dockerfile(model.load(None)), dockerfile.dockerfile(model.load("xla"))
-
-    def stage(text: str, name: str) -> str:
-        return re.sub(
-            r"COPY (images/xla/|--from=own-files )", "COPY ", text.split(f" AS {name}\n")[1].split("\nFROM ")[0]
-        )
-
-    for name in ("system", "libraries", "tools", "common", "trainers", "launcher"):
-        assert stage(own, name) == stage(parent, name)
-    instructions = [re.sub(r"(?m)^# hadolint.*\n", "", stage(text, "framework")) for text in (own, parent)]
-    assert instructions[0] == instructions[1]
+    own, parent = stages(locked()), stages(dockerfile.dockerfile(model.load("xla")))
+    assert {"system", "libraries", "tools", "wheel-torch", "wheels-1", "wheels-4", "site"} <= parent.keys()
+    assert own.keys() - parent.keys() == {"code"}
+    assert {name for name in parent if own[name] != parent[name]} == {"about"}, "which describes the image"
 
 
-def test_the_dockerfile_is_the_same_whatever_the_state_folder(write: Write, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("sizes", "new"),
+    [
+        ([100], ["wheel-a0"]),
+        ([100, 9_000_000, 50, 70], ["wheel-a1", "wheel-a0", "wheel-a3", "wheel-a2"]),
+        ([100, 9_000_000, 50, 70, 60], ["wheel-a1", "wheel-a0", "wheel-a3", "wheels-added"]),
+    ],
+)
+def test_what_a_repository_adds_has_layers_of_its_own_above_those_of_the_target(
+    write: Write, sizes: list[int], new: list[str]
+) -> None:
+    write("extends: tf-cpu\nrun: python train.py\n")
+    text = locked(*(added(f"a{number}", size=size) for number, size in enumerate(sizes)))
+    own, parent = stages(text), stages(dockerfile.dockerfile(model.load("tf-cpu")))
+    wheels = [name for name in own if name.startswith("wheel")]
+    of_parent = [name for name in parent if name.startswith("wheel")]
+    assert wheels == [*of_parent, *new]
+    assert all(own[name] == parent[name] for name in of_parent)
+    copied = [line.split()[2].removeprefix("--from=") for line in layers(text)]
+    assert copied[: len(wheels) + 1] == [*wheels, "site"]
+    in_locks = [name for name in new for number in range(len(sizes)) if f"\na{number}==1.0 \\\n" in own[name]]
+    assert len(in_locks) == len(sizes), "each is in one lock"
+
+
+def test_the_dockerfile_is_the_same_whatever_the_state_folder(
+    write: Write, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Its text is part of the content hash in the tag."""
     write("extends: xla\nrun: python train.py\n")
-    text = dockerfile.dockerfile(model.load(None))
-    assert str(settings.STATE) not in text
+    text = locked(added("einops"))
     assert str(tmp_path) not in text
     assert "build/my-model" not in text
+    monkeypatch.setattr(model, "STATE", tmp_path / "another" / "state")
+    assert dockerfile.dockerfile(model.load(None)) == text
 
 
-def test_addresses_and_credentials_of_indexes_are_secrets(write: Write) -> None:
+def test_only_the_stages_of_added_packages_have_addresses_and_credentials_of_indexes(write: Write) -> None:
+    """They are secrets, with which the stages of the target's packages would be others than the target's."""
     write("extends: cpu\nrun: python train.py\n")
-    text = dockerfile.dockerfile(model.load(None))
-    step = text.split(" AS requirements\n")[1].split("\nFROM ")[0]
-    assert "--mount=type=secret,id=uv,target=/run/secrets/uv.toml" in step
-    assert "--mount=type=secret,id=netrc,target=/run/secrets/netrc" in step
+    own = stages(locked(*(added(name) for name in ("a", "b", "c", "d", "e"))))
+    private = {"wheel-a", "wheel-b", "wheel-c", "wheels-added"}
+    assert private <= own.keys()
+    for name, step in own.items():
+        assert ("--mount=type=secret,id=uv,target=/run/secrets/uv.toml" in step) is (name in private), name
+        assert ("--mount=type=secret,id=netrc,target=/run/secrets/netrc" in step) is (name in private), name
+        assert ("wheels /wheels\n" in step) is (name in private), name
     assert "id=netrc" not in dockerfile.dockerfile(model.load("cpu"))
 
 
@@ -195,7 +228,7 @@ def test_sources_are_compiled_in_a_stage_with_its_packages_and_variables(write: 
         "extends: gpu\nrun: python train.py\n"
         "build: {packages: [g++], sources: [flash-attn==2.8.3], environment: {TORCH_CUDA_ARCH_LIST: '8.0 $9.0'}}\n"
     )
-    text = dockerfile.dockerfile(model.load(None))
+    text = locked()
     compiled = text.split(" AS compiled\n")[1].split("\nFROM ")[0]
     assert "--no-install-recommends libpython3-dev g++" in compiled
     assert r'ENV TORCH_CUDA_ARCH_LIST="8.0 \$9.0"' in compiled

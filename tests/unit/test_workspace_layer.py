@@ -13,10 +13,13 @@ import pytest
 from tests import awkward_code
 
 from trainyard.console import StepFailed, UserError
-from trainyard.spec.workspace import Workspace, WorkspaceDocument
+from trainyard.spec.workspace import Site, Workspace, WorkspaceDocument
 from trainyard.workspace import code_files, code_layer, python_projects
 
 Write = Callable[..., Workspace]
+
+#: Of an image with Python 3.11; this Python runs its commands.
+SITE = Site("opt/venv/lib/python3.11/site-packages", "opt/venv/bin", sys.executable)
 
 
 @pytest.fixture
@@ -40,7 +43,7 @@ def repository(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Write:
 
 
 def layer(workspace: Workspace, path: Path) -> code_layer.CodeLayer:
-    return code_layer.write(workspace, path, shebang=sys.executable)
+    return code_layer.write(workspace, path, SITE)
 
 
 @pytest.fixture
@@ -52,7 +55,7 @@ def unpacked(tmp_path: Path) -> Callable[[Workspace], Path]:
         folder = tmp_path / "unpacked"
         with tarfile.open(tmp_path / "code.tar") as tar:
             tar.extractall(folder, filter="tar")
-        pth = folder / "opt" / "requirements" / "_workspace.pth"
+        pth = folder / SITE.packages / "_workspace.pth"
         pth.write_text(pth.read_text(encoding="utf-8").replace("/workspace", f"{folder}/workspace"), encoding="utf-8")
         return folder
 
@@ -61,7 +64,7 @@ def unpacked(tmp_path: Path) -> Callable[[Workspace], Path]:
 
 def python(folder: Path, code: str) -> str:
     """What code prints that runs with the site directory of an unpacked layer, as in the image, somewhere else."""
-    start = f"import site; site.addsitedir({str(folder / 'opt' / 'requirements')!r})\n"
+    start = f"import site; site.addsitedir({str(folder / SITE.packages)!r})\n"
     command = [sys.executable, "-I", "-c", start + code]
     ended = subprocess.run(command, cwd="/", capture_output=True, text=True, check=False)
     assert ended.returncode == 0, ended.stderr
@@ -77,7 +80,8 @@ def test_it_has_the_bytes_that_buildkit_exports(tmp_path: Path) -> None:
     (tmp_path / "code").mkdir()
     awkward_code.write(tmp_path / "code")
     workspace = Workspace(tmp_path / "code" / "trainyard.yaml", WorkspaceDocument(extends="cpu"), "cpu")
-    written = code_layer.write(workspace, tmp_path / "code.tar", shebang="/usr/bin/env python3")
+    site = Site("opt/requirements", "opt/requirements/bin", "/usr/bin/env python3")
+    written = code_layer.write(workspace, tmp_path / "code.tar", site)
     assert written.diff_id == awkward_code.DIFF_ID
     assert written.size == (tmp_path / "code.tar").stat().st_size
 
@@ -113,13 +117,16 @@ def test_its_entries_have_the_owners_modes_and_times_of_an_image(repository: Wri
         assert not any(member.uname or member.gname for member in tar)
     assert shown == {
         "opt": (0, 0, "0o755"),
-        "opt/requirements": (0, 0, "0o755"),
-        "opt/requirements/_workspace.pth": (0, 0, "0o644"),
-        "opt/requirements/bin": (0, 0, "0o755"),
-        "opt/requirements/bin/train": (0, 0, "0o755"),
-        "opt/requirements/my_package-1.0.dist-info": (0, 0, "0o755"),
-        "opt/requirements/my_package-1.0.dist-info/METADATA": (0, 0, "0o644"),
-        "opt/requirements/my_package-1.0.dist-info/entry_points.txt": (0, 0, "0o644"),
+        "opt/venv": (0, 0, "0o755"),
+        "opt/venv/bin": (0, 0, "0o755"),
+        "opt/venv/bin/train": (0, 0, "0o755"),
+        "opt/venv/lib": (0, 0, "0o755"),
+        "opt/venv/lib/python3.11": (0, 0, "0o755"),
+        SITE.packages: (0, 0, "0o755"),
+        f"{SITE.packages}/_workspace.pth": (0, 0, "0o644"),
+        f"{SITE.packages}/my_package-1.0.dist-info": (0, 0, "0o755"),
+        f"{SITE.packages}/my_package-1.0.dist-info/METADATA": (0, 0, "0o644"),
+        f"{SITE.packages}/my_package-1.0.dist-info/entry_points.txt": (0, 0, "0o644"),
         "workspace": (1000, 0, "0o775"),
         "workspace/pkg": (1000, 0, "0o775"),
         "workspace/pkg/a.py": (1000, 0, "0o664"),
@@ -222,7 +229,7 @@ def test_the_top_of_the_repository_imports_too_and_installed_packages_come_first
     repository: Write, unpacked: Callable[[Workspace], Path]
 ) -> None:
     folder = unpacked(repository({"helper.py": "", "src/pkg.py": "", "packaging.py": "raise SystemExit(1)"}))
-    (folder / "opt" / "requirements" / "packaging.py").write_text("", encoding="utf-8")
+    (folder / SITE.packages / "packaging.py").write_text("", encoding="utf-8")
     python(folder, "import helper, pkg, packaging")
 
 
@@ -252,7 +259,7 @@ def test_metadata_and_commands_of_a_project_are_there_as_if_it_were_installed(
         "pytest ; (python_version > '3') and extra == \"dev\"",
         'ruff ; extra == "dev"',
     ]
-    command = folder / "opt" / "requirements" / "bin" / "train"
+    command = folder / SITE.commands / "train"
     environment = {"PYTHONPATH": str(folder / "workspace" / "src")}
     ended = subprocess.run([command, "--epochs=1"], env=environment, capture_output=True, text=True, check=False)
     assert (ended.returncode, ended.stdout) == (3, "trained ['--epochs=1']\n")

@@ -19,9 +19,10 @@ from tests.fakes.package_index import PackageIndex, source_distribution, wheel
 
 import trainyard as package
 from trainyard.console import StepFailed, UserError
-from trainyard.image import base_image, plan, workspace_files, workspace_resolution, workspace_resolver
+from trainyard.image import base_image, dockerfile, plan, workspace_resolution, workspace_resolver
 from trainyard.settings import ROOT
 from trainyard.spec import lockfile, model, workspace_lock
+from trainyard.spec.lockfile import Pin
 from trainyard.spec.model import IMAGES, Spec
 from trainyard.workspace import indexes, wheels
 
@@ -95,9 +96,123 @@ def test_a_lock_holds_the_targets_framework_the_requirements_and_no_address(writ
     assert locked.items() <= (lockfile.read(REQUIREMENTS) | {"einops": "0.8.0"}).items()
     assert own | {"einops"} == set(locked)
     digest = hashlib.sha256(index.files["einops-0.8.0-py3-none-any.whl"]).hexdigest()
-    assert f"einops==0.8.0 \\\n    --hash=sha256:{digest}\n" in text
+    size = len(index.files["einops-0.8.0-py3-none-any.whl"])
+    assert f"einops==0.8.0 \\\n    --hash=sha256:{digest}  # {size} bytes, added\n" in text
     assert workspace_resolver.is_current(spec)
     assert workspace_resolver.lock(spec) == []
+
+
+Catalogue = Callable[..., None]
+
+
+@pytest.fixture
+def catalogue(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, index: PackageIndex) -> Catalogue:
+    """Lock a target's requirements, and other versions and packages, with the files of ``index``."""
+    paths: dict[str, Path] = {}
+    real = lockfile.requirements_lock
+
+    def requirements_lock(spec: Spec, name: str) -> Path:
+        return paths[spec.target] if spec.workspace is None and spec.target in paths else real(spec, name)
+
+    def locked(target: str = "tf-cpu", **other: str) -> None:
+        pins = []
+        for name, version in (lockfile.read(IMAGES / target / "requirements.lock") | other).items():
+            file, data = wheel(name, version)
+            index.add((file, data))
+            pins.append(Pin(name, version, (hashlib.sha256(data).hexdigest(),), len(data)))
+        paths[target] = tmp_path / f"{target}.lock"
+        paths[target].write_text("".join(pin.text() for pin in pins), encoding="utf-8")
+
+    monkeypatch.setattr(lockfile, "requirements_lock", requirements_lock)
+    locked()
+    return locked
+
+
+def marked(spec: Spec) -> set[str]:
+    """Names of the packages that are marked as added to those of the target."""
+    return {pin.name for pin in lockfile.parse(sections(spec)["requirements"]) if pin.added}
+
+
+@pytest.mark.parametrize(
+    ("lines", "expected"),
+    [
+        ("\n", set()),
+        ("einops\n", {"einops"}),
+        ("pillow\neinops\ntqdm\n", {"einops", "tqdm"}),
+        ("Pillow>=12\nGCSFS\n", set()),
+        ("pillow<13\n", {"pillow"}),
+        ("numpy\n", set()),
+    ],
+)
+def test_what_the_target_lacks_is_marked(
+    write: Write, index: PackageIndex, catalogue: Catalogue, lines: str, expected: set[str]
+) -> None:
+    """A package of the target in another version is another wheel; one of its framework is in no other section."""
+    spec = write(lines)
+    workspace_resolver.lock(spec)
+    assert marked(spec) == expected
+    pins = lockfile.parse(sections(spec)["requirements"])
+    files = {hashlib.sha256(data).hexdigest(): len(data) for data in index.files.values()}
+    assert {pin.name: pin.size for pin in pins} == {pin.name: files[pin.hashes[0]] for pin in pins}
+
+
+def test_what_a_repository_adds_changes_no_other_entry(write: Write, catalogue: Catalogue) -> None:
+    spec = write("\n")
+    workspace_resolver.lock(spec)
+    before = sections(spec)["requirements"]
+    workspace_resolver.lock(write("einops\n"))
+    pins = lockfile.parse(sections(spec)["requirements"])
+    assert "".join(pin.text() for pin in pins if not pin.added) == before
+    assert [pin.name for pin in pins if pin.added] == ["einops"]
+
+
+@pytest.mark.parametrize("sizes", [True, False])
+def test_relocking_without_changes_leaves_the_file_alone(write: Write, catalogue: Catalogue, sizes: bool) -> None:
+    """Also with an index that gives no sizes, as those do that answer in HTML."""
+    with PackageIndex(sizes=sizes) as own:
+        own.add(wheel("inhouse", "1.0"))
+        spec = write("einops\npillow\ninhouse\n")
+        with Path("uv.toml").open("a", encoding="utf-8") as file:
+            file.write(f'[[index]]\nname = "own"\nurl = "{own.url}"\n')
+        workspace_resolver.lock(spec)
+        assert spec.workspace is not None
+        path = spec.workspace.lock
+        before = (path.read_bytes(), path.stat().st_mtime_ns, path.stat().st_ino)
+        assert ", added\n" in path.read_text(encoding="utf-8")
+        (inhouse,) = (pin for pin in lockfile.parse(sections(spec)["requirements"]) if pin.name == "inhouse")
+        assert (inhouse.size > 0, inhouse.added) == (sizes, True)
+        assert workspace_resolver.lock(spec) == []
+        assert workspace_resolver.lock(spec, check=True) == []
+        assert (path.read_bytes(), path.stat().st_mtime_ns, path.stat().st_ino) == before
+        assert marked(spec) == {"einops", "inhouse"}
+
+
+def test_a_later_lock_of_the_target_moves_no_package_to_another_layer(write: Write, catalogue: Catalogue) -> None:
+    """What has been the target's stays so until it is upgraded, since its layer is the same."""
+    spec = write("einops\npillow\n")
+    workspace_resolver.lock(spec)
+    catalogue(pillow="99.0")
+    assert workspace_resolver.lock(spec) == []
+    workspace_resolver.lock(write("einops\npillow\ntqdm\n"))
+    assert versions(spec)["pillow"] == "13.0.0"
+    assert "pillow" not in marked(spec) and "tqdm" in marked(spec)
+    workspace_resolver.lock(spec, upgrade=True)
+    assert versions(spec)["pillow"] == "99.0"
+    assert marked(spec) == {"einops", "tqdm"}
+
+
+def test_what_another_target_lacks_is_marked_when_that_is_extended(
+    write: Write, index: PackageIndex, catalogue: Catalogue
+) -> None:
+    """The layers of the small wheels would be other ones than the new target's."""
+    catalogue(einops="0.8.0")
+    catalogue("tf-tpu")
+    index.add(*(wheel(name, version) for name, version in lockfile.read(IMAGES / "tf-tpu" / "framework.lock").items()))
+    spec = write("einops\n")
+    workspace_resolver.lock(spec)
+    assert marked(spec) == set()
+    workspace_resolver.lock(write("einops\n", extends="tf-tpu"))
+    assert marked(spec) == {"einops"}
 
 
 def test_versions_are_kept_until_they_are_upgraded(write: Write, index: PackageIndex) -> None:
@@ -393,7 +508,8 @@ def test_a_folder_becomes_a_wheel_that_a_later_build_compares_with_the_lock(writ
     folder = spec.build_folder / "wheels"
     (made,) = folder.glob("*.whl")
     digest = hashlib.sha256(made.read_bytes()).hexdigest()
-    assert f"tool==1 \\\n    --hash=sha256:{digest}\n" in sections(spec)["requirements"]
+    entry = f"tool==1 \\\n    --hash=sha256:{digest}  # {made.stat().st_size} bytes, added\n"
+    assert entry in sections(spec)["requirements"]
     assert versions(spec)["tqdm"] == "4.0"
     made.unlink()
     (folder / "stale-1-py3-none-any.whl").touch()
@@ -508,9 +624,10 @@ def test_what_setup_py_needs_and_does_not_declare_is_locked_and_kept(write: Writ
     spec = write("tqdm\n", "build: {sources: [fast], requires: [ninja]}\n")
     workspace_resolver.lock(spec)
     assert workspace_resolution.pins(sections(spec)["build-requires"])["ninja"] == "1.11"
-    workspace_files.write_dockerfile(spec)
+    dockerfile.write(dockerfile.rendered(spec))
     before = plan.content_hash(spec, "default", "debian")
     workspace_resolver.lock(spec, upgrade_packages=["ninja"])
+    dockerfile.write(dockerfile.rendered(spec))
     assert plan.content_hash(spec, "default", "debian") != before
     assert workspace_resolution.pins(sections(spec)["build-requires"])["ninja"] == "1.12"
 

@@ -103,6 +103,8 @@ def write(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, index: PackageIndex, 
     monkeypatch.setattr(model, "STATE", tmp_path / "state")
     for name, file in (("UV_CACHE_DIR", "cache"), ("UV_CONFIG_FILE", "user.toml"), ("NETRC", "none")):
         monkeypatch.setenv(name, str(tmp_path / file))
+    # uv looks for a Python of the base's version, and would download one.
+    monkeypatch.setenv("UV_PYTHON_DOWNLOADS", "never")
     (tmp_path / "user.toml").touch()
     (root / "uv.toml").write_text(f'[[index]]\nname = "fake"\nurl = "{index.url}"\ndefault = true\n', encoding="utf-8")
     (root / "train.py").write_text("print('loss')\n", encoding="utf-8")

@@ -27,7 +27,7 @@ GROUP = "build"
 @options.flag("--check", help="Write nothing; fail if trainyard.lock would change.")
 @options.json_output
 def command(target: str | None, upgrade: bool, upgrade_package: tuple[str, ...], check: bool, as_json: bool) -> None:
-    """Resolve TARGET's packages for its Python and platform, and write the hash-pinned locks; commit them.
+    """Resolve TARGET's packages for its Python and platform; write the hash-pinned locks and Dockerfiles; commit them.
 
     Without TARGET, trainyard.lock is written beside the trainyard.yaml of the repository that you are in. Its versions
     are kept where the requirements allow it.
@@ -35,7 +35,7 @@ def command(target: str | None, upgrade: bool, upgrade_package: tuple[str, ...],
     If TARGET's base holds the framework, its tag is resolved to a digest and its packages are recorded in base.json.
     """
     from trainyard import console
-    from trainyard.image import resolver, workspace_resolver
+    from trainyard.image import dockerfile, resolver, workspace_resolver
     from trainyard.spec import lockfile, model
     from trainyard.spec.model import relative
 
@@ -52,4 +52,9 @@ def command(target: str | None, upgrade: bool, upgrade_package: tuple[str, ...],
         written = resolver.lock(target, upgrade=upgrade)
         for path in written:
             console.say(f"{relative(path)}: {len(lockfile.read(path))} packages")
+        if spec is not None:
+            rendered = dockerfile.write(dockerfile.rendered(model.load(target)))
+            for path in rendered:
+                console.say(f"wrote {relative(path)}")
+            written += rendered
     console.result({"written": [relative(path) for path in written]}, as_json=as_json)

@@ -23,6 +23,7 @@ from trainyard.image.local_images import digest_of
 from trainyard.oci import docker_engine
 from trainyard.spec.model import Base, bases
 from trainyard.spec.naming import FILE_EPOCH, NAME
+from trainyard.spec.workspace import FOLDER
 
 #: Seconds to wait for a registry's answer; one that answers did so in under 2 s, a closed network refuses at once.
 REGISTRY_TIMEOUT = 20
@@ -213,7 +214,7 @@ def bootstrap(name: str, base: Base) -> str:
         if done.returncode:
             words = [line for line in done.stderr.splitlines() if line.startswith("E:")] or ["see mmdebstrap's log"]
             raise StepFailed(f"mmdebstrap could not bootstrap {base.bootstrap} from {sources[0]!r}: {words[0]}")
-        changes = ['CMD ["bash"]', f"LABEL io.trainyard.base={name}"]
+        changes = ['CMD ["bash"]', f"WORKDIR {FOLDER}", f"LABEL io.trainyard.base={name}"]
         docker_engine.client().api.import_image_from_file(
             str(tar), repository=f"{NAME}-base", tag=name, changes=changes
         )

@@ -15,7 +15,16 @@ from typing import Any
 
 from trainyard import installation, settings, state
 from trainyard.console import StepFailed, UserError, say, warn
-from trainyard.image import base_image, dockerfile, offline, package_index, provenance, resolver, workspace_files
+from trainyard.image import (
+    base_image,
+    dockerfile,
+    offline,
+    package_index,
+    provenance,
+    resolver,
+    working_directory,
+    workspace_files,
+)
 from trainyard.image.buildx import OnStep, bake
 from trainyard.image.local_images import digest_of
 from trainyard.image.plan import Plan, make_plan
@@ -28,7 +37,7 @@ from trainyard.spec.workspace import LOCK
 #: Compression -> its attributes of BuildKit's image exporter (https://docs.docker.com/build/exporters/image-registry/).
 #: zstd at level 1 exported a 6.9 GB venv in 51 s, gzip one of 8.5 GB in 208 s (2 cores, 2026-11).
 COMPRESSIONS = {
-    "zstd": "compression=zstd,compression-level=1,force-compression=true",
+    "zstd": "compression=zstd,compression-level=3,force-compression=true",
     "gzip": "compression=gzip,force-compression=true",  # without force, layers that were compressed before stay zstd
 }
 
@@ -79,7 +88,8 @@ def _reachable(spec: Spec, locked_base: str) -> offline.Sources:
             index = "default"
         else:
             say(f"no lock for index {index} yet: resolving one; commit it")
-            for path in resolver.lock_target(spec, index):
+            locks = resolver.lock_target(spec, index)
+            for path in [*locks, *dockerfile.write(dockerfile.rendered(spec))]:
                 say(f"wrote {relative(path)}")
     lockfile.installed(spec, index)  # reports missing or damaged locks before anything is downloaded
     found = base_image.resolve(spec.base, locked=locked_base)
@@ -155,14 +165,13 @@ def _plan_with_framework_in_base(spec: Spec, prepared: workspace_files.Prepared 
 
 
 def check_rendered(spec: Spec) -> None:
-    """Check that the files that the image is built from are up to date with its spec; a workspace's are written here.
+    """Check that the files that an image of the catalogue is built from are up to date with its spec.
 
     Raises:
         UserError: they are not; the message names them.
     """
     if spec.workspace:
-        workspace_files.write_dockerfile(spec)
-        return
+        return  # its files are written for each build
     drifted = dockerfile.drift(spec)
     if drifted:
         names = ", ".join(relative(path) for path in drifted)
@@ -198,6 +207,7 @@ def bake_arguments(
     sets["output"] = output
     sets["tags"] = name  # overrides the tags of the bake file
     bundle = settings.ca_bundle()
+    sets["dockerfile"] = dockerfile.from_root(plan.spec.dockerfile(plan.index))
     if bundle and not plan.spec.workspace:  # whose bake file has its secrets
         sets["secrets"] = f"id=ca,src={bundle}"
     arguments: list[str] = []
@@ -263,6 +273,16 @@ def _offline_remedy(spec: Spec) -> Iterator[None]:
         raise StepFailed(f"{error}; if it had to download: run '{spec.command('fetch')}' with a network") from None
 
 
+def _base_contexts(plan: Plan) -> dict[str, str]:
+    """Reference of a base image -> the build context that replaces it."""
+    if settings.offline():
+        return offline.contexts(plan)
+    if plan.spec.framework_in_base:  # its gigabytes are not copied for a folder: WORKDIR sets it
+        return {}
+    context = working_directory.context(plan.base)
+    return {plan.base: context} if context else {}
+
+
 def _build(
     spec: Spec, *, compression: str, no_cache: bool, cache: str | None, name: str, on_step: OnStep | None
 ) -> tuple[Plan, dict[str, Any]]:
@@ -272,11 +292,11 @@ def _build(
         warn(note)
     started = time.monotonic()
     with tempfile.TemporaryDirectory() as folder:
-        own = spec.folder.parent != IMAGES or settings.offline()
+        bases = _base_contexts(plan)
+        own = spec.folder.parent != IMAGES or bool(bases)
         bake_file = Path(folder) / "docker-bake.json" if own else dockerfile.BAKE_FILE
         if own:
             secrets = workspace_files.write_secrets(spec.workspace, Path(folder)) if spec.workspace else {}
-            bases = offline.contexts(plan) if settings.offline() else {}
             bake_file.write_text(dockerfile.bake([spec], secrets, bases), encoding="utf-8")
         file = f"--file={bake_file}"
         arguments = bake_arguments(plan, compression=compression, no_cache=no_cache, cache=cache, name=name)

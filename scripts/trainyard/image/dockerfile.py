@@ -16,9 +16,10 @@ import jinja2
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
-from trainyard.image import plan
+from trainyard.image import plan, wheel_layers
+from trainyard.installation import check_writable
 from trainyard.settings import ROOT
-from trainyard.spec import naming
+from trainyard.spec import lockfile, naming
 from trainyard.spec.model import IMAGES, Spec, load, targets
 
 BAKE_FILE = IMAGES / "docker-bake.json"
@@ -75,7 +76,7 @@ _PRIVATE_INDEXES = (
 )
 
 #: PATH of an image.
-_PATH = "/opt/venv/bin:/opt/requirements/bin:/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
+_PATH = "/opt/venv/bin:/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 
 #: Variables of images for NVIDIA GPUs. The first two tell the container runtime which libraries of the driver to mount:
 #: https://docs.nvidia.com/datacenter/cloud-native/container-toolkit/latest/docker-specialized.html
@@ -91,11 +92,6 @@ def search_path(spec: Spec) -> str:
     """PATH inside the image. If the base holds the framework and its Python, the base's PATH is part of it."""
     path = "/opt/requirements/bin:$PATH" if spec.framework_in_base else _PATH
     return f"{path}:/usr/local/nvidia/bin" if spec.accelerator == "nvidia" else path
-
-
-def shebang(spec: Spec) -> str:
-    """The interpreter in the first line of the image's scripts, without ``#!``."""
-    return spec.shebang
 
 
 def environment(spec: Spec) -> dict[str, str]:
@@ -158,18 +154,16 @@ def source(folder: Path, context: str) -> Source:
     return Source(f"--from={context} ", context)
 
 
-def sources(spec: Spec) -> tuple[Source, Source]:
-    """Sources of the framework's lock and of everything else in the spec's folder."""
-    own = source(spec.build_folder, "own-files")
-    same = spec.framework_folder == spec.build_folder
-    return (own if same else source(spec.framework_folder, "framework-files"), own)
+def own_source(spec: Spec) -> Source:
+    """Source of what an image's own folder contributes: its trainers, or what is built from a user's repository."""
+    return source(spec.build_folder, "own-files")
 
 
 def contexts(spec: Spec) -> dict[str, str]:
     """Named build contexts of a spec outside the catalogue: name -> folder."""
-    framework, own = sources(spec)
-    found = {framework.context: spec.framework_folder, own.context: spec.build_folder}
-    return {name: from_root(folder) for name, folder in found.items() if name}
+    own = own_source(spec)
+    used = spec.workspace or spec.trainers.folder or spec.framework_in_base
+    return {own.context: from_root(spec.build_folder)} if own.context and used else {}
 
 
 def from_root(path: Path) -> str:
@@ -177,24 +171,27 @@ def from_root(path: Path) -> str:
     return path.relative_to(ROOT).as_posix() if path.is_relative_to(ROOT) else str(path)
 
 
-def variables(spec: Spec) -> dict[str, Any]:
-    """The variables of templates/Dockerfile.j2."""
+def variables(spec: Spec, index: str) -> dict[str, Any]:
+    """The variables of templates/Dockerfile.j2.
+
+    Args:
+        index: name of the package index that the framework comes from.
+    """
     base = spec.base_spec()
     build = spec.workspace.document.build if spec.workspace else None
     return {
         "spec_file": spec.workspace.file.name if spec.workspace else from_root(spec.folder / "image.yaml"),
-        "dockerfile": from_root(spec.build_folder / "Dockerfile"),
+        "dockerfile": from_root(spec.dockerfile(index)),
         "contexts": "".join(f"--build-context {name}={path} " for name, path in contexts(spec).items()),
-        "framework_source": sources(spec)[0],
-        "own_source": sources(spec)[1],
+        "own_source": own_source(spec),
+        "wheel_layers": wheel_layers.layers(spec, index),
         "trainers_package": spec.trainers.package,
         "own_trainers": spec.trainers.folder or "",
         "target": spec.target,
         "base": base,
         "framework_in_base": spec.framework_in_base,
         "interpreter": '"$PYTHON"' if spec.framework_in_base else "/usr/bin/python3",
-        "shebang": shebang(spec),
-        "path": search_path(spec),
+        "shebang": spec.site.shebang,
         "environment_lines": _environment_lines(spec),
         "workspace": spec.workspace is not None,
         "code": spec.has_code,
@@ -211,9 +208,13 @@ def variables(spec: Spec) -> dict[str, Any]:
     }
 
 
-def dockerfile(spec: Spec) -> str:
-    """The text of a target's Dockerfile."""
-    return template_environment().get_template("Dockerfile.j2").render(variables(spec)).rstrip("\n") + "\n"
+def dockerfile(spec: Spec, index: str = "default") -> str:
+    """The text of a target's Dockerfile.
+
+    Args:
+        index: see :func:`variables`.
+    """
+    return template_environment().get_template("Dockerfile.j2").render(variables(spec, index)).rstrip("\n") + "\n"
 
 
 def bake(specs: list[Spec], secrets: Mapping[str, Path] | None = None, bases: Mapping[str, str] | None = None) -> str:
@@ -231,7 +232,7 @@ def bake(specs: list[Spec], secrets: Mapping[str, Path] | None = None, bases: Ma
                 "context": ".",
                 **({"contexts": named} if (named := contexts(spec) | dict(bases or {})) else {}),
                 **({"secret": [f"id={name},src={path}" for name, path in secrets.items()]} if secrets else {}),
-                "dockerfile": from_root(spec.build_folder / "Dockerfile"),
+                "dockerfile": from_root(spec.dockerfile()),
                 "tags": [naming.candidate_tag(spec.target)],
                 "platforms": ["linux/amd64"],
             }
@@ -243,11 +244,17 @@ def bake(specs: list[Spec], secrets: Mapping[str, Path] | None = None, bases: Ma
 
 def rendered(only: Spec | None = None) -> dict[Path, str]:
     """Path -> text of the files that images are built from: of all images, or of one."""
-    if only is not None and only.folder.parent != IMAGES:
-        return {only.build_folder / "Dockerfile": dockerfile(only)}
     specs = [load(target) for target in targets()]
     shown = specs if only is None else [only]
-    return {spec.folder / "Dockerfile": dockerfile(spec) for spec in shown} | {BAKE_FILE: bake(specs)}
+    found = {spec.dockerfile(index): dockerfile(spec, index) for spec in shown for index in locked_indexes(spec)}
+    own = only is not None and only.folder.parent != IMAGES
+    return found if own else found | {BAKE_FILE: bake(specs)}
+
+
+def locked_indexes(spec: Spec) -> list[str]:
+    """Names of the package indexes that an image has locks for."""
+    others = [] if spec.framework_in_base or spec.framework.index == "default" else [spec.framework.index]
+    return ["default", *(index for index in others if lockfile.requirements_lock(spec, index).is_file())]
 
 
 def drift(only: Spec | None = None) -> list[Path]:
@@ -258,3 +265,16 @@ def drift(only: Spec | None = None) -> list[Path]:
 def differing(files: dict[Path, str]) -> list[Path]:
     """Paths whose file is missing or has another text."""
     return [path for path, text in files.items() if not path.is_file() or path.read_text(encoding="utf-8") != text]
+
+
+def write(files: dict[Path, str]) -> list[Path]:
+    """Bring files up to date; the paths of those that were written.
+
+    Raises:
+        UserError: one of them is part of the installed package.
+    """
+    changed = differing(files)
+    for path in changed:
+        check_writable(path)
+        path.write_text(files[path], encoding="utf-8")
+    return changed

@@ -12,7 +12,6 @@ from pathlib import Path
 import docker.errors
 
 from trainyard.console import UserError
-from trainyard.image import dockerfile
 from trainyard.oci import docker_engine
 from trainyard.spec import workspace
 from trainyard.spec.model import Spec, relative
@@ -37,8 +36,8 @@ TPU_DEVICES = ("/dev/accel0", "/dev/vfio/0")
 #: Jupyter's servers, the preferred first.
 JUPYTER = ("jupyter-lab", "jupyter-notebook")
 
-#: Where Jupyter finds kernels, extensions and JupyterLab itself: wheels have them in share/ and etc/, which are beside
-#: the packages in an image, and Jupyter looks below the prefix of Python
+#: Where Jupyter finds kernels, extensions and JupyterLab itself in an image whose base holds the framework: wheels have
+#: them in share/ and etc/, which are beside the packages there, and Jupyter looks below the prefix of Python
 #: (https://docs.jupyter.org/en/latest/use/jupyter-directories.html,
 #: https://jupyterlab.readthedocs.io/en/stable/user/directories.html).
 JUPYTER_FOLDERS = {
@@ -193,7 +192,7 @@ def arguments(spec: Spec, reference: str, request: Request, host: Host, server: 
         found.append("--security-opt=label=disable")
     for mount in mounts:
         found += ["--mount", mount]
-    folders = JUPYTER_FOLDERS if request.jupyter else {}
+    folders = JUPYTER_FOLDERS if request.jupyter and spec.framework_in_base else {}
     for variable in (*(f"{name}={folder}" for name, folder in folders.items()), *request.environment):
         found += ["--env", variable]
     if request.jupyter:
@@ -241,7 +240,7 @@ def code_changed(spec: Spec, labels: dict[str, str]) -> bool:
     if spec.workspace is None or recorded is None:
         return False
     with tempfile.TemporaryDirectory() as folder:
-        written = code_layer.write(spec.workspace, Path(folder) / "code.tar", shebang=dockerfile.shebang(spec))
+        written = code_layer.write(spec.workspace, Path(folder) / "code.tar", spec.site)
     return written.diff_id != recorded
 
 

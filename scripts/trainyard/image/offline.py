@@ -6,15 +6,15 @@ layouts, so that a build need not ask a registry for them. It records which inde
 
 from __future__ import annotations
 
-import json
 import shutil
 from pathlib import Path
 
 from pydantic import BaseModel, ValidationError
 
 from trainyard.console import UserError
+from trainyard.image import working_directory
 from trainyard.image.plan import Plan
-from trainyard.oci import docker_engine, image_store
+from trainyard.oci import docker_engine
 from trainyard.settings import STATE
 from trainyard.spec.model import Spec
 
@@ -62,8 +62,7 @@ def keep(target: str, sources: Sources) -> None:
         docker_engine.pull(reference)
         partial = folder.with_suffix(".new")
         shutil.rmtree(partial, ignore_errors=True)
-        partial.mkdir(parents=True)
-        image_store.save(reference, partial)
+        working_directory.write(reference, partial)
         shutil.rmtree(folder, ignore_errors=True)
         partial.rename(folder)
     path = _record(target)
@@ -92,8 +91,6 @@ def _nothing_fetched(spec: Spec) -> UserError:
 def contexts(plan: Plan) -> dict[str, str]:
     """Named build contexts that replace the base images of a plan by their OCI layouts: reference -> layout.
 
-    https://docs.docker.com/build/bake/contexts/
-
     Raises:
         UserError: a layout was not fetched, or was removed.
     """
@@ -101,8 +98,7 @@ def contexts(plan: Plan) -> dict[str, str]:
     for reference in {plan.base, plan.build_base or plan.base}:
         folder = _layout(reference)
         try:
-            index = json.loads((folder / "index.json").read_text(encoding="utf-8"))
+            found[reference] = working_directory.address(folder)
         except FileNotFoundError:
             raise _nothing_fetched(plan.spec) from None
-        found[reference] = f"oci-layout://{folder}@{index['manifests'][0]['digest']}"
     return found

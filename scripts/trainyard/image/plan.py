@@ -87,7 +87,7 @@ def content_hash(spec: Spec, index: str, base: str) -> str:
     """
     digest = hashlib.sha256(f"{index}\n{base}\n".encode())
     inputs = [
-        spec.build_folder / "Dockerfile",
+        spec.dockerfile(index),
         lockfile.framework_lock(spec, index),
         lockfile.requirements_lock(spec, index),
     ]
@@ -149,7 +149,8 @@ class Plan:
             where = {"PYTHON": contents.interpreter, "SITE": contents.site} if contents else {}
             framework = where | {"FRAMEWORK_VERSION": self.spec.framework.version}
         else:
-            framework = {"INDEX_URL": self.index_url, "BUILD_BASE": self.build_base or self.base}
+            framework = {"BUILD_BASE": self.build_base or self.base}
+            framework |= {"INDEX_URL": self.index_url} if self.index_url else {}
         own = {"LOCKED": sha256_of(workspace.lock)} if workspace else {}
         own |= {"CODE": self.code} if self.code else {}
         return (
@@ -158,7 +159,6 @@ class Plan:
             | {
                 "BASE": self.base,
                 "BASE_DIGEST": self.base_digest,
-                "LOCK": lockfile.suffix(self.index),
                 "INDEX": self.index,
                 "REVISION": revision(workspace),
                 "CREATED": created.strftime("%Y-%m-%dT%H:%M:%SZ"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import datetime
 import functools
 import itertools
@@ -17,7 +18,7 @@ from packaging.utils import canonicalize_name
 
 from trainyard import settings
 from trainyard.console import StepFailed, UserError, say, warn
-from trainyard.image import base_image, package_index
+from trainyard.image import base_image, locked_files, package_index
 from trainyard.installation import check_writable, checkout
 from trainyard.oci import docker_engine, probe_runner
 from trainyard.settings import ROOT
@@ -52,6 +53,7 @@ def compile_lock(
     preferred: str = "",
     index: tuple[str, str, list[str]] | None = None,
     keep: set[str] | None = None,
+    sized: bool = False,
 ) -> None:
     """Resolve ``requirements`` with uv and write the lock ``output`` atomically.
 
@@ -64,6 +66,7 @@ def compile_lock(
         preferred: pins that are kept unless a requirement rules them out.
         index: name, address and package names of an index in addition to the default one.
         keep: canonical names to keep in the lock; everything if None.
+        sized: write the size of each package's file, and of its hashes only those of files for this platform.
     Raises:
         StepFailed: uv found no solution; the message ends with its error.
     """
@@ -73,12 +76,7 @@ def compile_lock(
         (here / "constraints.txt").write_text(constraints, encoding="utf-8")
         # uv keeps the versions of its output file if it can.
         (here / "new.lock").write_text(preferred, encoding="utf-8")
-        lines = ["[project]", 'name = "lock"', 'version = "0"', f"dependencies = {requirements!r}"]
-        if index:
-            name, address, packages = index
-            lines += ["[[tool.uv.index]]", f'name = "{name}"', f'url = "{address}"', "explicit = true"]
-            lines += ["[tool.uv.sources]", *(f'{package} = {{ index = "{name}" }}' for package in packages)]
-        (here / "pyproject.toml").write_text("\n".join(lines) + "\n", encoding="utf-8")
+        _write_project(here, requirements, index)
         # A user's uv settings must not change the locks.
         environment = {key: value for key, value in settings.environment().items() if not key.startswith("UV_")}
         options = ["--constraint", "constraints.txt", *REQUIREMENTS_FORMAT]
@@ -87,11 +85,28 @@ def compile_lock(
             reason = " ".join(found.stderr.split()) or f"uv exited with {found.returncode}"
             raise StepFailed(f"cannot lock {target}: {reason}")
         text = (here / "new.lock").read_text(encoding="utf-8")
-    if keep is not None:
-        text = _only(text, keep)
+        if keep is not None:
+            text = _only(text, keep)
+
+        def files(pins: list[str]) -> subprocess.CompletedProcess[str]:
+            _write_project(here, pins, index)
+            return pip_compile(here, locked_files.OPTIONS, python=python, glibc=glibc, environment=environment)
+
+        if sized:
+            text = locked_files.with_sizes(here, text, files)
     temporary = output.with_suffix(".lock.new")
     temporary.write_text(_HEADER + text, encoding="utf-8")
     temporary.replace(output)
+
+
+def _write_project(folder: Path, requirements: Sequence[str], index: tuple[str, str, list[str]] | None) -> None:
+    """Write the pyproject.toml of a project with these requirements; ``index``: see :func:`compile_lock`."""
+    lines = ["[project]", 'name = "lock"', 'version = "0"', f"dependencies = {list(requirements)!r}"]
+    if index:
+        name, address, packages = index
+        lines += ["[[tool.uv.index]]", f'name = "{name}"', f'url = "{address}"', "explicit = true"]
+        lines += ["[tool.uv.sources]", *(f'{package} = {{ index = "{name}" }}' for package in packages)]
+    (folder / "pyproject.toml").write_text("\n".join(lines) + "\n", encoding="utf-8")
 
 
 def pip_compile(
@@ -105,6 +120,7 @@ def pip_compile(
     # uv's own CA certificates lack those of networks that inspect TLS.
     bundle = settings.ca_bundle()
     given = {**environment, **({"SSL_CERT_FILE": str(bundle)} if bundle else {})}
+    given["UV_PYTHON_DOWNLOADS"] = "never"  # a resolution needs none, whatever the target's version
     return subprocess.run(command, cwd=folder, env=given, capture_output=True, text=True, check=False)
 
 
@@ -161,16 +177,52 @@ def lock_target(spec: Spec, index_name: str) -> list[Path]:
                 target=spec.target,
                 constraints=pins,
                 index=index,
+                sized=True,
             )
             written.append(framework)
         taken = lockfile.read(framework)
         pins = "\n".join(f"{name}=={version}" for name, version in taken.items())
-        compile_lock(everything, whole, python=python, target=spec.target, constraints=pins, index=index)
+        # What an image shares with the target that it extends is the same layers.
+        parents = _parents_lock(spec, index_name)
+        preferred = parents.read_text(encoding="utf-8") if parents else ""
+        compile_lock(
+            everything, whole, python=python, target=spec.target, constraints=pins, preferred=preferred, index=index
+        )
         resolved = lockfile.read(whole)
         check_conflicts(spec, resolved)
         rest = set(resolved) - set(taken)
-        compile_lock(everything, output, python=python, target=spec.target, constraints=pins, index=index, keep=rest)
+        compile_lock(
+            everything,
+            output,
+            python=python,
+            target=spec.target,
+            constraints=pins,
+            preferred=preferred,
+            index=index,
+            keep=rest,
+            sized=True,
+        )
+    _mark_added(spec, index_name, output)
     return [*written, output]
+
+
+def _parents_lock(spec: Spec, index_name: str) -> Path | None:
+    """The requirements' lock of the target that ``spec`` extends, if there is one for this index."""
+    path = spec.framework_folder / f"requirements{lockfile.suffix(index_name)}.lock"
+    return path if spec.framework_folder != spec.folder and path.is_file() else None
+
+
+def _mark_added(spec: Spec, index_name: str, output: Path) -> None:
+    """Mark in a lock what the target that ``spec`` extends does not have."""
+    parents = _parents_lock(spec, index_name)
+    if parents is None:
+        return
+    shared = {(pin.name, pin.version, pin.hashes) for pin in lockfile.pinned(parents)}
+    pins = [
+        dataclasses.replace(pin, added=(pin.name, pin.version, pin.hashes) not in shared)
+        for pin in lockfile.pinned(output)
+    ]
+    output.write_text(_HEADER + "".join(pin.text() for pin in pins), encoding="utf-8")
 
 
 def check_conflicts(spec: Spec, versions: Mapping[str, str]) -> None:

@@ -42,8 +42,8 @@ COLOURS = {
     "base": "#4c566a",
     "system": "#7b88a1",
     "libraries": "#a3b1cc",
-    "framework": "#2f6fb0",
-    "requirements": "#e08e2b",
+    "large wheels": "#2f6fb0",
+    "small wheels": "#e08e2b",
     "trainers and launcher": "#3f9b5f",
 }
 
@@ -53,7 +53,7 @@ WHY = {
     "system": "system packages",
     "libraries": "system packages",
     "tools": "tools",
-    "framework": "framework",
+    "site": "environment",
     "requirements": "requirements",
     "about": "description",
     "common": "trainers",
@@ -75,8 +75,9 @@ def measure(spec: Spec) -> dict[str, Any] | None:
         image = docker_engine.client().images.get(reference)
     except docker.errors.ImageNotFound:
         return None
-    stored = layers.read(reference, (spec.build_folder / "Dockerfile").read_text(encoding="utf-8"))
     labels = image.labels
+    index = labels.get(f"{LABELS}.index", "default")
+    stored = layers.read(reference, spec.dockerfile(index).read_text(encoding="utf-8"))
     parts: list[dict[str, Any]] = [
         {"name": layer.stage, "diff_id": layer.diff_id, "size": layer.contents.size, "packed": layer.stored}
         for layer in stored.layers
@@ -85,7 +86,7 @@ def measure(spec: Spec) -> dict[str, Any] | None:
         "tag": labels.get("org.opencontainers.image.version", ""),
         "digest": str(image.id),
         "day": labels.get("org.opencontainers.image.created", "")[:10],
-        "index": labels.get(f"{LABELS}.index", "default"),
+        "index": index,
         **_sums(parts),
     }
     if found["index"] != spec.framework.index:
@@ -161,19 +162,31 @@ def why(before: list[dict[str, Any]], after: list[dict[str, Any]]) -> str:
     if not before:
         return "first measured"
     known = {part["diff_id"] for part in before}
-    changed = [WHY.get(part["name"], part["name"]) for part in after if part["diff_id"] not in known]
-    gone = [
-        WHY.get(part["name"], part["name"]) for part in before if part["name"] not in {one["name"] for one in after}
-    ]
+    changed = [_reason(part["name"]) for part in after if part["diff_id"] not in known]
+    gone = [_reason(part["name"]) for part in before if part["name"] not in {one["name"] for one in after}]
     return ", ".join(dict.fromkeys([*changed, *gone])) or "order of layers"
+
+
+def _reason(layer: str) -> str:
+    if layer.startswith("wheels-"):
+        return "small wheels"
+    return WHY.get(layer, layer.removeprefix("wheel-"))
 
 
 def bars(measured: dict[str, Any]) -> dict[str, int]:
     """Bytes of each part of a bar; the small layers on top are one part."""
     found = dict.fromkeys(COLOURS, 0)
     for part in measured["layers"]:
-        found[part["name"] if part["name"] in COLOURS else "trainers and launcher"] += int(part["size"])
+        found[_part_of_bar(str(part["name"]))] += int(part["size"])
     return found
+
+
+def _part_of_bar(layer: str) -> str:
+    if layer.startswith("wheel-") or layer == "framework":  # of an image that was measured before 2026-11-23
+        return "large wheels"
+    if layer.startswith("wheels-") or layer == "requirements":
+        return "small wheels"
+    return layer if layer in COLOURS else "trainers and launcher"
 
 
 def chart(found: dict[str, dict[str, Any]], budgets: dict[str, int]) -> str:

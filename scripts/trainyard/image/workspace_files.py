@@ -27,14 +27,6 @@ class Prepared:
     base: str
 
 
-def write_dockerfile(spec: Spec) -> Path:
-    """Write the Dockerfile of a user's image; its path."""
-    path = spec.build_folder / "Dockerfile"
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(dockerfile.dockerfile(spec), encoding="utf-8")
-    return path
-
-
 def prepare(spec: Spec) -> Prepared:
     """Write everything that the image of a workspace is built from into ``spec.build_folder``.
 
@@ -60,10 +52,11 @@ def prepare(spec: Spec) -> Prepared:
     (folder / "code.tar").unlink(missing_ok=True)
     code = ""
     if spec.has_code:
-        layer = code_layer.write(workspace, folder / "code.tar", shebang=dockerfile.shebang(spec))
+        layer = code_layer.write(workspace, folder / "code.tar", spec.site)
         code = layer.diff_id
         for note in layer.notes:
             warn(note)
+    dockerfile.write(dockerfile.rendered(spec))
     return Prepared(code, workspace_lock.read(workspace).base)
 
 

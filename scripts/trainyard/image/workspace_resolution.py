@@ -19,9 +19,10 @@ from packaging.utils import canonicalize_name
 
 from trainyard import settings
 from trainyard.console import StepFailed, UserError, warn
-from trainyard.image import base_wheels, resolver
+from trainyard.image import base_wheels, locked_files, resolver
 from trainyard.image import framework_contradictions as contradictions
 from trainyard.spec import lockfile, model
+from trainyard.spec.lockfile import Pin
 from trainyard.spec.model import IMAGES, Spec
 from trainyard.spec.workspace_lock import SPLIT_HEADER
 from trainyard.workspace import indexes, source_distributions
@@ -55,6 +56,7 @@ class Request:
         compiled: canonical name -> version and requirements of source distributions.
         old: entries whose versions are kept.
         upgraded: names whose versions are not kept.
+        same_target: whether ``old`` is of the same target.
     """
 
     spec: Spec
@@ -67,6 +69,7 @@ class Request:
     old: str
     upgraded: frozenset[str] = frozenset()
     base: Mapping[str, str] = field(default_factory=dict)
+    same_target: bool = True
 
 
 @dataclass(frozen=True)
@@ -120,19 +123,52 @@ def resolve(request: Request) -> str:
         if done.returncode:
             raise _failure(request, done.stderr)
         text = (here / "new.lock").read_text(encoding="utf-8")
-    made = {wheel.name: wheel for wheel in request.wheels}
-    kept = []
-    for name, entry in entries(text):
-        wheel = made.get(name)
-        if name in request.framework or name in request.compiled or (not wheel and _in_base(request, name, entry)):
-            continue
-        if wheel is None and " @ " in entry.splitlines()[0]:
-            raise UserError(
-                f"{spec.where}: {name} asks for an address, which a lock does not hold: name {name} in the requirements"
-            )
-        pin = f"{name}=={wheel.version} \\\n    --hash=sha256:{wheel.sha256}\n" if wheel else ""
-        kept.append(f"{wheel.note}\n{pin}" if wheel else entry)
-    return "".join(kept)
+        made = {wheel.name: wheel for wheel in request.wheels}
+        kept = {}
+        for name, entry in entries(text):
+            wheel = made.get(name)
+            if name in request.framework or name in request.compiled or (not wheel and _in_base(request, name, entry)):
+                continue
+            if wheel is None and " @ " in entry.splitlines()[0]:
+                raise UserError(
+                    f"{spec.where}: {name} asks for an address, which a lock does not hold: name {name} in the "
+                    "requirements"
+                )
+            kept[name] = entry
+
+        def files(pins: list[str]) -> subprocess.CompletedProcess[str]:
+            _write_project(here, pins, options)
+            return _uv(request, here, locked_files.OPTIONS)
+
+        from_indexes = "".join(entry for name, entry in kept.items() if name not in made)
+        if not spec.framework_in_base:  # otherwise all are one layer
+            from_indexes = locked_files.with_sizes(here, from_indexes, files)
+        pinned = {pin.name: pin for pin in lockfile.parse(from_indexes)}
+    of_target = _of_target(request)
+    found = []
+    for name in kept:
+        if wheel := made.get(name):
+            pin = Pin(name, wheel.version, (wheel.sha256,), wheel.file.stat().st_size, added=True)
+            found.append(f"{wheel.note}\n{pin.text()}")
+        else:
+            pin = pinned[name]
+            added = not spec.framework_in_base and (name, pin.version, pin.hashes) not in of_target
+            found.append(replace(pin, added=added).text())
+    return "".join(found)
+
+
+def _of_target(request: Request) -> set[tuple[str, str, tuple[str, ...]]]:
+    """Name, version and hashes of the requirements that the image shares with its target.
+
+    They are those of the old lock and of the target's: a later Trainyard, with another lock of the target, does not
+    change the layers of an image whose requirements are the same.
+    """
+    assert request.spec.workspace is not None
+    if request.spec.framework_in_base:
+        return set()
+    target = lockfile.pinned(lockfile.requirements_lock(model.load(request.spec.workspace.parent), "default"))
+    kept = [pin for pin in lockfile.parse(request.old) if not pin.added] if request.same_target else []
+    return {(pin.name, pin.version, pin.hashes) for pin in [*target, *kept]}
 
 
 def _in_base(request: Request, name: str, entry: str) -> bool:

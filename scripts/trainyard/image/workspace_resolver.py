@@ -200,7 +200,7 @@ def _resolved(spec: Spec, wanted: Wanted, old: WorkspaceLock | None, upgraded: f
         request = resolution.Request(
             spec, wanted, resolution.pins(framework), _index(parent, name), found, built, compiled,
             old.sections.get(f"requirements{lockfile.suffix(name)}", known) if old else "", upgraded,
-            {one: version for one, version in held.items() if one not in pins},
+            {one: version for one, version in held.items() if one not in pins}, kept is not None,
         )  # fmt: skip
         contradictions.check(spec, wanted, request.framework)
         try:

@@ -25,7 +25,7 @@ from trainyard.oci import docker_engine, image_store, layers, referrers
 from trainyard.oci.image_config import Configured
 from trainyard.oci.reference import Reference
 from trainyard.oci.registry import Repository
-from trainyard.spec.model import IMAGES
+from trainyard.spec.model import load, targets
 from trainyard.spec.naming import LABELS
 
 #: Most bytes of a file that is read from a layer: METADATA files have up to 0.3 MB, a dpkg status of 200 packages 0.2.
@@ -179,10 +179,12 @@ def debian_packages(status: str) -> tuple[InstalledPackage, ...]:
 def _names(config: dict[str, Any], count: int) -> list[str]:
     """Names of an image's layers: the stages of its target's Dockerfile, else the instruction that created each."""
     instructions = layers.made_by(config, count)
-    target = ((config.get("config") or {}).get("Labels") or {}).get(f"{LABELS}.target", "")
-    dockerfile = IMAGES / str(target) / "Dockerfile"
-    if target and dockerfile.is_file():
-        return [stage for stage, _ in layers.name_layers(instructions, dockerfile.read_text(encoding="utf-8"))]
+    labels = (config.get("config") or {}).get("Labels") or {}
+    target = str(labels.get(f"{LABELS}.target", ""))
+    if target in targets():
+        dockerfile = load(target).dockerfile(labels.get(f"{LABELS}.index", "default"))
+        if dockerfile.is_file():
+            return [stage for stage, _ in layers.name_layers(instructions, dockerfile.read_text(encoding="utf-8"))]
     shown = [re.sub(r"\s+", " ", instruction.removesuffix("# buildkit"))[:40].strip() for instruction in instructions]
     return [words or "base" for words in shown]
 

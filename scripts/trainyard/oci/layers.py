@@ -31,6 +31,10 @@ TEXT_LIMIT = 2 << 20
 #: Suffixes of compiled code and data, which are not searched.
 _BINARY = (".pyc", ".so", ".a", ".png", ".jpg", ".gz", ".zip", ".npy", ".pb", ".whl")
 
+#: Digest of an archive without entries: two blocks of zeros, or a whole record of GNU tar's
+#: (https://www.gnu.org/software/tar/manual/html_node/Standard.html).
+EMPTY = frozenset(f"sha256:{hashlib.sha256(bytes(size)).hexdigest()}" for size in (1024, 10240))
+
 #: Prefix of a whiteout's file name (https://github.com/opencontainers/image-spec/blob/main/layer.md#whiteouts).
 _WHITEOUT = ".wh."
 
@@ -156,12 +160,8 @@ def name_layers(made_by: list[str], dockerfile: str) -> list[tuple[str, Kind]]:
             break
         names[number] = (below.pop()[0], "below")
     for command in made_by[first:]:
-        if copies and _is_copy(command):
-            names.append((copies.pop(0), "copied"))
-        elif copies and command.startswith("WORKDIR "):
-            names.append(("workdir", "below"))  # a folder of the system stage: the layer is empty
-        else:
-            names.append(("added", "added"))
+        copied = copies and _is_copy(command)
+        names.append((copies.pop(0), "copied") if copied else ("added", "added"))
     return names
 
 

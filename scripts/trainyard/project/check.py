@@ -56,7 +56,7 @@ def _advisories(specs: list[Spec]) -> list[str]:
 
 def commands(root: Path) -> dict[str, list[str]]:
     """Name of each check by another program -> its command, to be run in ``root``, the checkout."""
-    dockerfiles = [relative(path) for path in generated.rendered() if path.name == "Dockerfile"]
+    dockerfiles = [relative(path) for path in generated.rendered() if path.name.startswith("Dockerfile")]
     dockerfiles += [relative(path) for path in sorted(root.glob("examples/*/Dockerfile"))]
     dockerfiles += ["scripts/trainyard/builder/Dockerfile", "tests/fakes/worker/Dockerfile"]
     workflows = [relative(path) for path in sorted(root.glob(".github/workflows/*.yml"))]

@@ -7,7 +7,6 @@ from pathlib import Path
 from trainyard import platforms
 from trainyard.cloudbuild import pipelines
 from trainyard.image import catalog_page, dockerfile
-from trainyard.installation import check_writable
 from trainyard.jobs import jobs_page, platform_options
 from trainyard.lint import rules_page
 from trainyard.spec.model import Spec, load, targets
@@ -41,9 +40,4 @@ def write(only: Spec | None = None) -> list[Path]:
     Raises:
         UserError: one of them is part of the installed package.
     """
-    files = rendered(only)
-    changed = dockerfile.differing(files)
-    for path in changed:
-        check_writable(path)
-        path.write_text(files[path], encoding="utf-8")
-    return changed
+    return dockerfile.write(rendered(only))

@@ -369,7 +369,7 @@ def push(spec: Spec, registry: str, *, image: str | None = None) -> dict[str, An
         found = _image(spec, repository, known, image)
         _check(spec, workspace, found, repository)
         tar, blob = Path(folder) / "code.tar", Path(folder) / "code"
-        code = code_layer.write(workspace, tar, shebang=spec.shebang)
+        code = code_layer.write(workspace, tar, spec.site)
         version = _version(found, code.diff_id, commit.result())
         token.result()
         for note in code.notes:

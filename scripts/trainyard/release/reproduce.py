@@ -237,8 +237,8 @@ def build_once(spec: Spec, number: int, compression: str) -> Build:
     started = time.monotonic()
     say(f"build {number} of 2")
     try:
-        _, facts = build.build(spec, compression=compression, no_cache=True, name=reference)
-        dockerfile = (spec.build_folder / "Dockerfile").read_text(encoding="utf-8")
+        plan, facts = build.build(spec, compression=compression, no_cache=True, name=reference)
+        dockerfile = spec.dockerfile(plan.index).read_text(encoding="utf-8")
         config, found = listings(reference, dockerfile)
         say(f"build {number} of 2: {facts['digest']} in {facts['seconds']} s")
         return Build(str(facts["digest"]), config, found, round(time.monotonic() - started, 1))

@@ -47,7 +47,7 @@ def locked_hashes(spec: Spec | None, index: str) -> dict[tuple[str, str], list[s
     found: dict[tuple[str, str], list[str]] = {}
     for path in (lockfile.framework_lock(spec, index), lockfile.requirements_lock(spec, index)):
         if path.is_file():
-            found |= lockfile.hashes(path)
+            found |= {(pin.name, pin.version): list(pin.hashes) for pin in lockfile.pinned(path)}
     return found
 
 

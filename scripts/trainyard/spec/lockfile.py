@@ -10,12 +10,20 @@ A target has one pair of locks per package index that it can be built from::
 If the base holds the framework, base.json, the record of its contents, takes the place of the framework's lock.
 
 A user's repository has one ``trainyard.lock`` instead; the same files are written from it into its build folder.
+
+An entry ends with the bytes of its file, from which the image's layers are made up::
+
+    torch==2.15.0 \\
+        --hash=sha256:...  # 539136850 bytes
+
+``, added`` after the bytes marks what a user's repository requires and its target does not.
 """
 
 from __future__ import annotations
 
 import json
 import re
+from dataclasses import dataclass
 from pathlib import Path
 
 from packaging.utils import canonicalize_name
@@ -26,6 +34,34 @@ from trainyard.spec import workspace_lock
 from trainyard.spec.model import Spec, base_contents_file, relative
 
 _PIN = re.compile(r"([A-Za-z0-9._-]+)(?:\[[^]]*\])?==([^ ;\\]+)")
+_SIZE = re.compile(r"  # (\d+) bytes(, added)?$")
+
+
+@dataclass(frozen=True)
+class Pin:
+    """An entry of a lock.
+
+    Attributes:
+        name: canonical.
+        hashes: SHA-256 of the files that are accepted, hexadecimal.
+        size: bytes of the file that is installed, packed; 0 if the index does not say.
+        added: whether a user's repository requires it and its target does not.
+    """
+
+    name: str
+    version: str
+    hashes: tuple[str, ...]
+    size: int = 0
+    added: bool = False
+
+    def text(self) -> str:
+        """The entry as a lock has it."""
+        about = f"  # {self.size} bytes{', added' if self.added else ''}" if self.size or self.added else ""
+        return f"{self.requirement()}{about}\n"
+
+    def requirement(self) -> str:
+        """The entry without its size, as an installer reads it."""
+        return " \\\n    ".join([f"{self.name}=={self.version}", *(f"--hash=sha256:{one}" for one in self.hashes)])
 
 
 def read(path: Path, command: str = "") -> dict[str, str]:
@@ -43,29 +79,40 @@ def read(path: Path, command: str = "") -> dict[str, str]:
         raise UserError(f"{relative(path)} is missing: run '{command}'") from None
     if path.suffix == ".json":
         return {str(name): str(version) for name, version in json.loads(text)["packages"].items()}
-    pins: dict[str, str] = {}
-    for entry in re.sub(r"\\\n", " ", text).splitlines():
-        if not entry.strip() or entry.startswith("#"):
-            continue
-        match = _PIN.match(entry)
-        if not match or "--hash=sha256:" not in entry:
-            raise UserError(f"{relative(path)}: not a hash-pinned requirement: {entry[:80]!r}; run '{command}'")
-        pins[canonicalize_name(match[1])] = match[2]
-    return pins
+    try:
+        return {pin.name: pin.version for pin in parse(text)}
+    except ValueError as error:
+        raise UserError(f"{relative(path)}: {error}; run '{command}'") from None
 
 
-def hashes(path: Path) -> dict[tuple[str, str], list[str]]:
-    """(canonical name, version) -> the SHA-256 sums of the files that a lock accepts for it.
+def pinned(path: Path, command: str = "") -> list[Pin]:
+    """The entries of a lock; none of base.json, which has no hashes.
 
     Raises:
         UserError: see :func:`read`.
     """
-    pins = read(path)
-    found: dict[tuple[str, str], list[str]] = {}
-    for entry in re.sub(r"\\\n", " ", path.read_text(encoding="utf-8")).splitlines():
+    read(path, command)
+    return [] if path.suffix == ".json" else parse(path.read_text(encoding="utf-8"))
+
+
+def parse(text: str) -> list[Pin]:
+    """The entries in the text of a lock.
+
+    Raises:
+        ValueError: one of them is not a pin with a hash.
+    """
+    found = []
+    for entry in re.sub(r"\\\n", " ", text).splitlines():
+        if not entry.strip() or entry.startswith("#"):
+            continue
         match = _PIN.match(entry)
-        if match and (name := canonicalize_name(match[1])) in pins:
-            found[name, match[2]] = re.findall(r"--hash=sha256:([0-9a-f]{64})", entry)
+        hashes = tuple(re.findall(r"--hash=sha256:([0-9a-f]+)", entry))
+        if not match or not hashes:
+            raise ValueError(f"not a hash-pinned requirement: {entry[:80]!r}")
+        size = _SIZE.search(entry)
+        found.append(
+            Pin(canonicalize_name(match[1]), match[2], hashes, int(size[1]) if size else 0, bool(size and size[2]))
+        )
     return found
 
 

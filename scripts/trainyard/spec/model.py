@@ -31,7 +31,7 @@ from trainyard.spec.catalog import Strict as Strict
 from trainyard.spec.catalog import bases as bases
 from trainyard.spec.catalog import indexes as indexes
 from trainyard.spec.units import in_bytes
-from trainyard.spec.workspace import Level, Variable, Workspace, WorkspaceDocument
+from trainyard.spec.workspace import Level, Site, Variable, Workspace, WorkspaceDocument
 from trainyard.spec.yaml_source import relative as relative
 
 
@@ -196,6 +196,10 @@ class Spec(_Document):
         """Where the Dockerfile and the locks are: beside image.yaml, or in the state folder for a user's repository."""
         return STATE / self.target / "build" if self.workspace else self.folder
 
+    def dockerfile(self, index: str = "default") -> Path:
+        """The Dockerfile of the image when its framework comes from ``index``: one for each pair of locks."""
+        return self.build_folder / ("Dockerfile" if index == "default" else f"Dockerfile.{index}")
+
     def command(self, name: str) -> str:
         """How the user runs a command for this image, in messages: ``make lock TARGET=cpu`` or ``trainyard lock``."""
         return f"trainyard {name}" if self.workspace else installation.command(name, TARGET=self.target)
@@ -240,9 +244,11 @@ class Spec(_Document):
         return "python3" if self.framework_in_base else "/opt/venv/bin/python"
 
     @property
-    def shebang(self) -> str:
-        """The interpreter in the first line of the image's scripts, without ``#!``."""
-        return f"/usr/bin/env {self.python}" if self.framework_in_base else self.python
+    def site(self) -> Site:
+        """Where the image has the packages that are installed in it."""
+        if self.framework_in_base:
+            return Site("opt/requirements", "opt/requirements/bin", f"/usr/bin/env {self.python}")
+        return Site(f"opt/venv/lib/python{self.python_version}/site-packages", "opt/venv/bin", self.python)
 
     def index_spec(self) -> Index | None:
         """The entry of images/indexes.yaml that the framework comes from; None for the default index."""

@@ -175,6 +175,20 @@ class WorkspaceDocument(Strict):
 
 
 @dataclass(frozen=True)
+class Site:
+    """Where an image has its Python packages; paths have no leading slash.
+
+    Attributes:
+        packages: the site directory.
+        commands: the folder of the packages' scripts, ``shebang``: the interpreter in their first line, without ``#!``.
+    """
+
+    packages: str
+    commands: str
+    shebang: str
+
+
+@dataclass(frozen=True)
 class Workspace:
     """A user's repository with a trainyard.yaml.
 

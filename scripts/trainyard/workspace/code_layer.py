@@ -26,12 +26,9 @@ from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
 from trainyard.spec.naming import FILE_EPOCH
-from trainyard.spec.workspace import FOLDER, Workspace
+from trainyard.spec.workspace import FOLDER, Site, Workspace
 from trainyard.workspace import code_files, python_projects
 from trainyard.workspace.python_projects import Project
-
-#: Site directory of the image that reads .pth files, without the leading slash.
-_SITE = "opt/requirements"
 
 #: Owner of the code: the image's user, in group 0, which containers with any other uid are in.
 _USER = 1000
@@ -70,16 +67,15 @@ class Entry:
     link: str = ""
 
 
-def write(workspace: Workspace, path: Path, *, shebang: str) -> CodeLayer:
+def write(workspace: Workspace, path: Path, site: Site) -> CodeLayer:
     """Write the layer of the code as an uncompressed tar.
 
-    It has the code below /workspace, and in /opt/requirements what ``pip install --editable`` would write: a .pth file
+    It has the code below /workspace, and in ``site`` what ``pip install --editable`` would write: a .pth file
     with the code's import roots, and the metadata and commands of its projects. It depends on nothing else: not on the
     folder of the checkout, its times, owners or umask.
 
     Args:
         path: of the tar, replaced when it is complete.
-        shebang: interpreter of commands, without ``#!``.
     Raises:
         UserError: a file must not be in the image, or a project's file has a mistake.
         StepFailed: a file changed while it was read.
@@ -96,8 +92,8 @@ def write(workspace: Workspace, path: Path, *, shebang: str) -> CodeLayer:
         )
         for file in code
     }
-    for name, (text, mode) in _site_files(workspace, [file.path for file in code], projects, shebang).items():
-        entries[f"{_SITE}/{name}"] = _file(text.encode(), mode)
+    for name, (text, mode) in _site_files(workspace, [file.path for file in code], projects, site).items():
+        entries[name] = _file(text.encode(), mode)
     digest = hashlib.sha256()
     size = 0
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -117,23 +113,23 @@ def _file(data: bytes, mode: int) -> Entry:
 
 
 def _site_files(
-    workspace: Workspace, code: list[str], projects: list[Project], shebang: str
+    workspace: Workspace, code: list[str], projects: list[Project], site: Site
 ) -> dict[str, tuple[str, int]]:
-    """Name in the site directory -> text and permission bits."""
+    """Path in the image -> text and permission bits."""
     folders = {parent.as_posix() for folder in {os.path.dirname(path) for path in code} for parent in _upwards(folder)}
     roots = [code_files.destination(workspace, root).as_posix() for root in python_projects.import_roots(workspace)]
     lines = [f"{FOLDER}/{root}" for root in dict.fromkeys(roots) if root in folders]
-    found = {"_workspace.pth": ("".join(f"{line}\n" for line in [*lines, FOLDER]), 0o644)}
+    found = {f"{site.packages}/_workspace.pth": ("".join(f"{line}\n" for line in [*lines, FOLDER]), 0o644)}
     for project in projects:
         if not project.installed:
             continue
         if project.version is not None:
-            info = f"{canonicalize_name(project.name).replace('-', '_')}-{project.version}.dist-info"
+            info = f"{site.packages}/{canonicalize_name(project.name).replace('-', '_')}-{project.version}.dist-info"
             found[f"{info}/METADATA"] = (_metadata(project), 0o644)
             if project.entry_points:
                 found[f"{info}/entry_points.txt"] = (_entry_points(project), 0o644)
         for name, value in project.scripts.items():
-            found.setdefault(f"bin/{name}", (_command(value, shebang), 0o755))
+            found.setdefault(f"{site.commands}/{name}", (_command(value, site.shebang), 0o755))
     return found
 
 

@@ -9,7 +9,7 @@ from trainyard import installation
 from trainyard.lint.engine import Finding, Severity, rule
 from trainyard.lint.image.evidence import Evidence
 from trainyard.lint.waivers import expired
-from trainyard.oci import secret_scan
+from trainyard.oci import layers, secret_scan
 from trainyard.oci.probe_runner import Distribution
 from trainyard.spec.units import in_units
 
@@ -98,8 +98,35 @@ def no_path_stored_twice(image: Evidence) -> Iterator[Finding]:
             packages = (layer.kind == "below" or image.spec is None) and _PACKAGE_DATABASE.fullmatch(path)
             if path in owner and not packages:
                 what = f"is stored by layer {owner[path]} and again by {layer.stage} ({in_units(file.size)})"
-                yield Finding(f"/{path}", what, why, fix, severity=_without_spec(image))
+                # As in a site directory that pip filled: the wheel that is installed last prevails.
+                of_wheels = owner[path].startswith("wheel") and layer.stage.startswith("wheel")
+                chosen_by_user = of_wheels and image.spec is not None and image.spec.workspace is not None
+                severity = Severity.NOTE if chosen_by_user else _without_spec(image)
+                yield Finding(f"/{path}", what, why, fix, severity)
         owner |= dict.fromkeys(layer.contents.files, layer.stage)
+
+
+@rule(
+    "image",
+    severity=Severity.REFUSE,
+    source="https://cloud.google.com/kubernetes-engine/docs/how-to/image-streaming#limitations",
+)
+def no_empty_or_duplicate_layer(image: Evidence) -> Iterator[Finding]:
+    """No layer is empty, and no layer occurs twice."""
+    why = "GKE streams no image that has such a layer: its nodes download all of it before a container starts"
+    in_base = image.spec is not None and image.spec.framework_in_base
+    severity = Severity.NOTE if image.spec is None or in_base else Severity.REFUSE
+    seen: dict[str, str] = {}
+    for layer in image.stored.layers:
+        where = f"layer {layer.stage}"
+        if layer.diff_id in layers.EMPTY:
+            what = f"is empty ({layer.created_by.split(' ', 1)[0] or 'by an unknown instruction'})"
+            fix = "set WORKDIR in the base's configuration, and remove instructions that change no file"
+            yield Finding(where, what, why, fix, severity)
+        elif layer.diff_id in seen:
+            fix = "copy from each stage once"
+            yield Finding(where, f"is the same as layer {seen[layer.diff_id]}", why, fix, severity)
+        seen[layer.diff_id] = layer.stage
 
 
 @rule("image", severity=Severity.REFUSE, source="docs/anatomy.md#checking-an-image")

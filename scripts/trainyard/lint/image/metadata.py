@@ -17,6 +17,7 @@ from trainyard.oci.probe_runner import Distribution
 from trainyard.oci.reference import Reference
 from trainyard.spec import lockfile, naming
 from trainyard.spec.model import Spec, relative, requirements_of
+from trainyard.spec.workspace import FOLDER
 
 #: What an immutable tag looks like (:func:`trainyard.image.plan.make_plan`): target and version, day, content hash.
 _TAG = r"{name}-\d{{8}}-[0-9a-f]{{8}}"
@@ -104,7 +105,7 @@ def image_json_matches_spec(image: Evidence) -> Iterator[Finding]:
     source="docs/launcher-contract.md#r15.2; docs/anatomy.md#optional-keys-of-a-spec",
 )
 def starts_as_specified(image: Evidence) -> Iterator[Finding]:
-    """The entry point is the launcher under tini, the user is not root, variables match the spec."""
+    """The entry point is the launcher under tini, the user is not root, variables and working directory match."""
     spec = image.required_spec
     expected = ["tini", "--", "launch"]
     fix = f"{spec.command('render')} and {spec.command('build')}"
@@ -120,6 +121,10 @@ def starts_as_specified(image: Evidence) -> Iterator[Finding]:
             what = f"is {image.environment.get(variable)!r}; the spec gives {value!r}"
             why = "drivers and libraries are found by it"
             yield Finding(f"ENV {variable}", what, why, fix)
+    folder = image.settings.get("WorkingDir")
+    if folder != FOLDER:
+        why = "relative paths in the commands of jobs mean other files"
+        yield Finding("WORKDIR", f"{folder!r}; expected {FOLDER!r}", why, fix)
     user = str(image.settings.get("User") or "root")
     if user.partition(":")[0] in ("root", "0"):
         yield Finding("USER", f"{user!r}", "clusters with a restricted policy refuse to run root", fix)
@@ -172,11 +177,11 @@ def installed_matches_locks(image: Evidence) -> Iterator[Finding]:
 
 def _in_code(image: Evidence, package: str) -> bool:
     """Whether the metadata of a package is in the layer of the user's code."""
-    code = image.stored.layers[-1].contents.files
+    code, site = image.stored.layers[-1].contents.files, re.escape(image.required_spec.site.packages)
     return any(
         canonicalize_name(match[1]) == package
         for path in code
-        if (match := re.fullmatch(r"opt/requirements/(.+)-[^-/]+\.dist-info/METADATA", path))
+        if (match := re.fullmatch(rf"{site}/(.+)-[^-/]+\.dist-info/METADATA", path))
     )
 
 

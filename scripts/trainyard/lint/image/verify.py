@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import re
 import time
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
+
+from packaging.utils import canonicalize_name
 
 from trainyard import console, installation, state
 from trainyard.console import StepFailed, UserError, say, warn
@@ -23,6 +26,9 @@ from trainyard.spec.units import in_units
 if TYPE_CHECKING:
     from rich.table import Table
 
+#: The metadata of an installed package: the name is before the version.
+_METADATA = re.compile(r"/([^/]+)-[^-/]+\.dist-info/METADATA$")
+
 #: What is known from inside an image that has no Python.
 NOTHING = ProbeResult("", (), 0, (), (), {})
 
@@ -35,8 +41,8 @@ class VerifyFailed(StepFailed):
         self.facts = facts
 
 
-def _dockerfile(spec: Spec) -> str:
-    path = spec.build_folder / "Dockerfile"
+def _dockerfile(spec: Spec, index: str) -> str:
+    path = spec.dockerfile(index)
     try:
         return path.read_text(encoding="utf-8")
     except FileNotFoundError:
@@ -51,7 +57,8 @@ def gather(spec: Spec | None, reference: str) -> Evidence:
         StepFailed: the image cannot be read or run.
     """
     image = docker_engine.image(reference, made_by=spec.command("build") if spec else "docker pull")
-    dockerfile = _dockerfile(spec) if spec else ""
+    index = image.labels.get(f"{naming.LABELS}.index", "default")
+    dockerfile = _dockerfile(spec, index) if spec else ""
     with ThreadPoolExecutor(max_workers=1) as background:
         seen = background.submit(probe_runner.probe, reference)
         stored = layers.read(reference, dockerfile)
@@ -154,8 +161,8 @@ def _sizes(evidence: Evidence) -> Table:
     table.add_column("compressed", justify="right")
     table.add_column("largest packages")
     for layer in evidence.stored.layers:
-        folder = {"framework": "/opt/venv", "requirements": "/opt/requirements"}.get(layer.stage)
-        within = tuple(one for one in evidence.inside.packages if folder and one.folder.startswith(folder))
+        names = {canonicalize_name(match[1]) for path in layer.contents.files if (match := _METADATA.search(path))}
+        within = tuple(one for one in evidence.inside.packages if layer.ours and canonicalize_name(one.name) in names)
         packages = [f"{one.name} {in_units(one.bytes)}" for one in filesystem.heaviest(within, 3)]
         table.add_row(layer.stage, in_units(layer.contents.size), in_units(layer.stored), ", ".join(packages))
     return table

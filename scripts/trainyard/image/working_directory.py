@@ -1,0 +1,103 @@
+"""Give a base image the working directory of our images, in its configuration alone.
+
+WORKDIR of a Dockerfile makes an empty layer where the folder exists (https://github.com/docker/buildx/issues/1910), and
+GKE does not stream images that have one
+(https://cloud.google.com/kubernetes-engine/docs/how-to/image-streaming#limitations). What an image inherits from its
+base makes none.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import shutil
+from pathlib import Path
+from typing import Any
+
+from trainyard.console import StepFailed
+from trainyard.oci import docker_engine, image_store
+from trainyard.settings import STATE
+from trainyard.spec.workspace import FOLDER
+
+#: The platform of our images, where a base has several.
+_PLATFORM = ("linux", "amd64")
+
+
+def context(reference: str) -> str | None:
+    """The build context that replaces base ``reference``; None if its working directory is ours already.
+
+    Raises:
+        UserError: the base cannot be pulled.
+        StepFailed: the engine cannot save it.
+    """
+    image = docker_engine.pull(reference)
+    if (image.attrs.get("Config") or {}).get("WorkingDir") == FOLDER:
+        return None
+    folder = STATE / "bases" / f"{str(image.id).removeprefix('sha256:')}-in-workspace"
+    if not folder.is_dir():
+        partial = folder.with_name(f".{folder.name}.{os.getpid()}")
+        shutil.rmtree(partial, ignore_errors=True)
+        write(reference, partial)
+        shutil.rmtree(folder, ignore_errors=True)
+        partial.rename(folder)
+    return address(folder)
+
+
+def address(layout: Path) -> str:
+    """The build context of an OCI layout with one image (https://docs.docker.com/build/bake/contexts/).
+
+    Raises:
+        FileNotFoundError: there is no such layout.
+    """
+    index = json.loads((layout / "index.json").read_text(encoding="utf-8"))
+    return f"oci-layout://{layout}@{index['manifests'][0]['digest']}"
+
+
+def write(reference: str, folder: Path) -> None:
+    """Write a local image into ``folder``, which is made, as an OCI layout; its working directory is ours.
+
+    The same image gives the same digest.
+
+    Raises:
+        UserError: there is no such image.
+        StepFailed: the engine cannot save it.
+    """
+    folder.mkdir(parents=True)
+    image_store.save(reference, folder)
+    manifest = _manifest(folder, json.loads((folder / "index.json").read_text(encoding="utf-8")), reference)
+    config = _load(folder, manifest["config"]["digest"])
+    config.setdefault("config", {})["WorkingDir"] = FOLDER
+    manifest["config"] |= _store(folder, config)
+    media_type = manifest.get("mediaType", "application/vnd.oci.image.manifest.v1+json")
+    entry = {"mediaType": media_type, **_store(folder, manifest)}
+    index = {"schemaVersion": 2, "manifests": [entry]}
+    (folder / "index.json").write_text(json.dumps(index), encoding="utf-8")
+
+
+def _manifest(folder: Path, index: dict[str, Any], reference: str) -> dict[str, Any]:
+    """The manifest of our platform in an index, or in the index that it names."""
+    for entry in index["manifests"]:
+        platform = entry.get("platform") or {}
+        if platform and (platform.get("os"), platform.get("architecture")) != _PLATFORM:
+            continue
+        document = _load(folder, entry["digest"])
+        return _manifest(folder, document, reference) if "manifests" in document else document
+    raise StepFailed(f"{reference} has no image for {'/'.join(_PLATFORM)}")
+
+
+def _blob(folder: Path, digest: str) -> Path:
+    return folder / "blobs" / "sha256" / digest.removeprefix("sha256:")
+
+
+def _load(folder: Path, digest: str) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads(_blob(folder, digest).read_bytes())
+    return found
+
+
+def _store(folder: Path, document: dict[str, Any]) -> dict[str, Any]:
+    """Store a document; its ``digest`` and ``size``."""
+    data = json.dumps(document, separators=(",", ":")).encode()
+    digest = f"sha256:{hashlib.sha256(data).hexdigest()}"
+    _blob(folder, digest).write_bytes(data)
+    return {"digest": digest, "size": len(data)}
