@@ -257,7 +257,7 @@ def longest(side: dict[str, Any]) -> str:
 
 
 def document(found: dict[str, Any]) -> str:
-    """benchmarks/results/cold-start.md."""
+    """The results as Markdown."""
     lines = [
         "<!-- Written by `python -m benchmarks.cold_start --save`. Do not edit. -->",
         "# From an empty store to the first training step",

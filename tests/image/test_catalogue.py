@@ -152,8 +152,8 @@ def with_blocks(built_image: BuiltImage, tmp_path_factory: pytest.TempPathFactor
     text = "extends: tf-cpu\nsummary: with tools\ntools: [gsutil]\nprofile: true\nbudget: {size: 2.0 GB}\n"
     (folder / "image.yaml").write_text(text, encoding="utf-8")
     loaded = model.load(str(folder))
-    (folder / "Dockerfile").write_text(dockerfile.dockerfile(loaded), encoding="utf-8")
     resolver.lock_target(loaded, "default")
+    dockerfile.write(dockerfile.rendered(loaded))
     plan, _ = build.build(loaded)
     verify.verify(loaded, plan.candidate)
     yield plan.candidate

@@ -192,6 +192,7 @@ def variables(spec: Spec, index: str) -> dict[str, Any]:
         "framework_in_base": spec.framework_in_base,
         "interpreter": '"$PYTHON"' if spec.framework_in_base else "/usr/bin/python3",
         "shebang": spec.site.shebang,
+        "path": search_path(spec),
         "environment_lines": _environment_lines(spec),
         "workspace": spec.workspace is not None,
         "code": spec.has_code,

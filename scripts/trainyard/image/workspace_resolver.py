@@ -32,7 +32,7 @@ from trainyard.workspace.indexes import Index
 from trainyard.workspace.requirements import Wanted
 
 #: The templates that an image is made from; the others are of documentation and of Cloud Build.
-_TEMPLATES = ("Dockerfile*.j2", "*.sh")
+_TEMPLATES = ("Dockerfile*.j2", "*.sh", "*.py")
 
 
 def contents(spec: Spec) -> str:
