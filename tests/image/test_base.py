@@ -1,12 +1,16 @@
-"""The digest of a base is read from a real registry."""
+"""The digest of a base is read from a real registry, and its working directory is replaced without a layer."""
 
 from __future__ import annotations
 
 import subprocess
+from pathlib import Path
+
+import pytest
 
 from tests.image.registry import running
-from trainyard.image import base_image
-from trainyard.oci import docker_engine
+from trainyard.image import base_image, working_directory
+from trainyard.oci import docker_engine, image_store
+from trainyard.oci.layers import EMPTY
 
 
 def test_a_base_has_the_digest_that_its_registry_gives_its_tag() -> None:
@@ -26,3 +30,39 @@ def test_a_base_has_the_digest_that_its_registry_gives_its_tag() -> None:
         digest, _ = base_image._registry_digest(index)
         assert digest is not None and digest.startswith("sha256:") and digest != image.id
         assert base_image._registry_digest(f"{running.address(server)}/base:none") == (None, "not found")
+
+
+@pytest.mark.parametrize("layouts", [True, False], ids=["OCI layouts", "older engine"])
+def test_an_image_starts_in_the_workspace_without_a_layer_for_it(
+    layouts: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(working_directory, "STATE", tmp_path / "state")
+    if not layouts:
+        monkeypatch.setattr(image_store, "save", refuse)
+    elsewhere, made = "trainyard-base:test-elsewhere", "trainyard-base:test-made"
+    client = docker_engine.client()
+    container = client.containers.create(base_image.resolve("debian-12").reference, ["true"])
+    container.commit("trainyard-base", "test-elsewhere", changes=["WORKDIR /srv"])
+    container.remove()
+    contexts = []
+    try:
+        contexts = [str(working_directory.context(elsewhere)) for _ in range(2)]
+        assert contexts[0] == contexts[1] and contexts[0].startswith("oci-layout:" if layouts else "docker-image:")
+        (tmp_path / "Dockerfile").write_text(f"FROM {elsewhere}\nRUN pwd >/pwd\n", encoding="utf-8")
+        docker_engine.buildx(
+            "build", "--quiet", "--load", "--provenance=false", f"--tag={made}",
+            f"--build-context={elsewhere}={contexts[0]}", str(tmp_path), quiet=True,
+        )  # fmt: skip
+        base, image = (client.images.get(name).attrs for name in (elsewhere, made))
+        assert image["Config"]["WorkingDir"] == "/workspace"
+        layers = image["RootFS"]["Layers"]
+        assert layers[:-1] == base["RootFS"]["Layers"] and layers[-1] not in EMPTY
+        assert working_directory.context(made) is None
+    finally:
+        for name in (elsewhere, made, *(one.removeprefix("docker-image://") for one in contexts if not layouts)):
+            docker_engine.untag(name)
+
+
+def refuse(reference: str, folder: Path) -> None:
+    """Save an image with an engine before version 25."""
+    raise image_store.NoLayout(reference)

@@ -16,8 +16,10 @@ from pathlib import Path
 from typing import Any
 
 from trainyard.console import StepFailed
+from trainyard.image.local_images import digest_of
 from trainyard.oci import docker_engine, image_store
 from trainyard.settings import STATE
+from trainyard.spec.naming import NAME
 from trainyard.spec.workspace import FOLDER
 
 #: The platform of our images, where a base has several.
@@ -34,14 +36,39 @@ def context(reference: str) -> str | None:
     image = docker_engine.pull(reference)
     if (image.attrs.get("Config") or {}).get("WorkingDir") == FOLDER:
         return None
-    folder = STATE / "bases" / f"{str(image.id).removeprefix('sha256:')}-in-workspace"
+    name = f"{str(image.id).removeprefix('sha256:')}-in-workspace"
+    folder = STATE / "bases" / name
     if not folder.is_dir():
         partial = folder.with_name(f".{folder.name}.{os.getpid()}")
         shutil.rmtree(partial, ignore_errors=True)
-        write(reference, partial)
+        try:
+            write(reference, partial)
+        except image_store.NoLayout:
+            shutil.rmtree(partial, ignore_errors=True)
+            return f"docker-image://{commit(reference, name)}"
         shutil.rmtree(folder, ignore_errors=True)
         partial.rename(folder)
     return address(folder)
+
+
+def commit(reference: str, name: str) -> str:
+    """Make an image of the base with our working directory in the engine, unless it is there; its reference.
+
+    For engines that save no OCI layouts. Its configuration has the time at which it was made, so that images on it have
+    another digest on each host.
+
+    Args:
+        name: begins with the base's digest.
+    """
+    tag = f"{name[:12]}-in-workspace"
+    if digest_of(f"{NAME}-base:{tag}") is None:
+        client = docker_engine.client()
+        container = client.containers.create(reference, ["true"], labels=docker_engine.resource_labels("base"))
+        try:
+            container.commit(f"{NAME}-base", tag, changes=[f"WORKDIR {FOLDER}", 'CMD ["bash"]'])
+        finally:
+            container.remove()
+    return f"{NAME}-base:{tag}"
 
 
 def address(layout: Path) -> str:
@@ -61,7 +88,8 @@ def write(reference: str, folder: Path) -> None:
 
     Raises:
         UserError: there is no such image.
-        StepFailed: the engine cannot save it.
+        NoLayout: the engine saves no OCI layouts.
+        StepFailed: there is no image for our platform.
     """
     folder.mkdir(parents=True)
     image_store.save(reference, folder)

@@ -67,6 +67,10 @@ class Parts(Generic[T]):
         return dataclasses.replace(cast(Parts[S], self), layers=layers)
 
 
+class NoLayout(StepFailed):
+    """The engine saves images in an older format than OCI layouts."""
+
+
 Reader = Callable[[io.BufferedReader], T]
 
 
@@ -287,14 +291,16 @@ def save(reference: str, folder: Path) -> None:
 
     Raises:
         UserError: there is no such image.
-        StepFailed: the engine does not save OCI layouts, as Docker does since version 25.
+        NoLayout: the engine does not save OCI layouts, as Docker does since version 25.
     """
     docker_engine.digest(reference)
     chunks = docker_engine.client().api.get_image(reference, chunk_size=CHUNK)
     with tarfile.open(fileobj=_Chunks(iter(chunks)), mode="r|", bufsize=CHUNK) as archive:
-        archive.extractall(folder, filter="data")
+        # Python 3.11.2 of Debian 12, which the builder image has, knows no filters.
+        filters = {"filter": "data"} if hasattr(tarfile, "data_filter") else {}
+        archive.extractall(folder, **filters)  # type: ignore[arg-type]
     if not (folder / "oci-layout").is_file():
-        raise StepFailed(f"{reference}: the engine did not save an OCI layout, which Docker 25 and newer do")
+        raise NoLayout(f"{reference}: the engine did not save an OCI layout, which Docker 25 and newer do")
 
 
 def _blob(digest: str) -> str:
