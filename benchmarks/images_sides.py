@@ -63,7 +63,7 @@ class Tree:
             shutil.copy(ROOT / name, folder / name)
         template = folder / "templates" / "Dockerfile.j2"
         text = template.read_text(encoding="utf-8")
-        text = re.sub(r" --mount=type=cache,id=(uv|pip),target=\S+", "", text)
+        text = re.sub(r" --mount=type=cache,id=(uv|pip),target=[^\s{]+", "", text)
         text = text.replace("UV_LINK_MODE=copy", "UV_LINK_MODE=copy UV_NO_CACHE=1 PIP_NO_CACHE_DIR=1")
         template.write_text(text, encoding="utf-8")
 
