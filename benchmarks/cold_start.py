@@ -55,16 +55,14 @@ from benchmarks import cold_start_report as report
 from benchmarks import import_times, trainers
 from benchmarks.cold_start_engine import HOST, Engine, Link, Meter, check_host, wait_until_quiet
 from benchmarks.images import cleaned
-from benchmarks.images_sides import Original, Tree
+from benchmarks.images_sides import OneLayer, Original, Side, Tree
 from rich import box
 from rich.table import Table
 from tests.image.registry import running
 
 from trainyard import console
 from trainyard.console import StepFailed, UserError, log, say, warn
-from trainyard.image import build, dockerfile, wheel_layers, working_directory
-from trainyard.image.buildx import bake
-from trainyard.image.wheel_layers import WheelLayer
+from trainyard.image import build
 from trainyard.oci import docker_engine, image_store, registry
 from trainyard.oci.inventory import LayerPackages, read_layer
 from trainyard.settings import ROOT
@@ -76,6 +74,9 @@ RESULTS = ROOT / "benchmarks" / "results" / "cold-start.json"
 
 #: Target -> the packages whose import is measured, and the free bytes of disk that the whole needs.
 TARGETS = {"tf-cpu": (("tensorflow", "keras"), 12e9), "xla": (("torch", "torch_xla"), 35e9)}
+
+#: Side -> how its image is made; ours is there already.
+PEERS: dict[str, type[Side]] = {"single": OneLayer, "original": Original}
 
 #: Flags of the trainer: its defaults, and the first step is logged at once.
 FLAGS = ("--fake-data", "--log-steps=1", "--num-steps=1")
@@ -111,43 +112,15 @@ class Image:
     path: str = ""
 
 
-def one_layer(layers: list[WheelLayer]) -> list[WheelLayer]:
-    """All wheels of an image in one layer."""
-    pins = sorted((pin for layer in layers for pin in layer.pins), key=lambda pin: pin.name)
-    return [WheelLayer("wheels", tuple(pins), index=any(layer.index for layer in layers))]
-
-
-def single_dockerfile(spec: Spec, index: str) -> str:
-    """Our Dockerfile with all wheels in one layer.
-
-    Args:
-        index: name of the package index that the framework comes from.
-    """
-    variables = dockerfile.variables(spec, index) | {"wheel_layers": one_layer(wheel_layers.layers(spec, index))}
-    return dockerfile.template_environment().get_template("Dockerfile.j2").render(variables)
-
-
-def build_single(spec: Spec, folder: Path, name: str) -> None:
-    """Build the image of :func:`single_dockerfile`, in every other respect as `make build` does."""
-    plan = build.plan_for(spec)
-    file = folder / "Dockerfile"
-    file.write_text(single_dockerfile(spec, plan.index), encoding="utf-8")
-    context = working_directory.context(plan.base)
-    bake_file = folder / "docker-bake.json"
-    bake_file.write_text(dockerfile.bake([spec], None, {plan.base: context} if context else None), encoding="utf-8")
-    *arguments, target = build.bake_arguments(plan, compression="zstd", name=name)
-    bake(target, [f"--file={bake_file}", *arguments, "--set", f"{target}.dockerfile={file}", target], quiet=True)
-
-
-def build_original(spec: Spec, folder: Path, name: str) -> str:
-    """Build the original recipe's image; its reference."""
+def build_side(side: str, spec: Spec, folder: Path, name: str) -> str:
+    """Build the image of a peer, in a copy of the tree below ``folder``; its reference."""
     base = build.plan_for(spec).base
-    tree = folder / "tree"
+    tree = folder / f"tree-{side}"
     tree.mkdir()
-    side = Original(Tree(tree, spec), name, (base, base))
-    side.prepare()
-    side.build()
-    return side.reference
+    made = PEERS[side](Tree(tree, spec), name, (base, base))
+    made.prepare()
+    made.build()
+    return made.reference
 
 
 def describe(layer: LayerPackages) -> str:
@@ -200,11 +173,8 @@ def prepare(target: str, sides: list[str], address: str, folder: Path, *, keep: 
             reference = f"{NAME}:{target}"
             if side == "ours":
                 _warn_if_outdated(spec, reference)
-            elif side == "single":
-                reference = f"{name}:single"
-                build_single(spec, folder, reference)
             else:
-                reference = build_original(spec, folder, name)
+                reference = build_side(side, spec, folder, name)
             found[side] = push(reference, address, side, target)
             if not keep and side != "ours":
                 docker_engine.untag(reference)

@@ -153,7 +153,7 @@ def round_of(seen: Observed) -> dict[str, Any]:
 
 
 def in_parallel(one: dict[str, Any]) -> float:
-    """An estimate: seconds of a round if each layer were unpacked when it is complete, on a processor of its own."""
+    """An estimate: seconds of a round if each layer were unpacked when it is complete, on a separate processor."""
     pulled = one["phases"]["download"] + one["phases"]["unpack"]
     last = max(layer["ready"] + layer["unpack"] for layer in one["layers"].values())
     return float(one["seconds"] - max(0.0, pulled - last))

@@ -59,7 +59,6 @@ PARTS = (
 
 #: Steps that take a minute or more with a CUDA torch in one layer say nothing new: they are measured with tf-cpu alone.
 LEFT_OUT = {
-    "tf-cpu/one-layer": ("base updated", "wheel patched"),
     "xla/original": ("base updated", "wheel patched"),
     "xla/one-layer": ("base updated", "wheel patched", "requirement added"),
 }

@@ -21,7 +21,6 @@ The container runs as root, because the kernel shows the cached pages of a file 
 from __future__ import annotations
 
 import argparse
-import datetime
 import io
 import json
 import os
@@ -33,6 +32,7 @@ from pathlib import Path
 from typing import Any
 
 import docker.errors
+from benchmarks import trainers
 
 from trainyard.oci import docker_engine
 
@@ -466,16 +466,9 @@ def report(results: dict[str, Any]) -> list[str]:
 
 
 def _machine() -> dict[str, Any]:
-    cpu = next(
-        (
-            line.partition(":")[2].strip()
-            for line in Path("/proc/cpuinfo").read_text().splitlines()
-            if "model name" in line
-        ),
-        platform.machine(),
-    )
-    return {"cpu": cpu, "cores": len(os.sched_getaffinity(0)), "kernel": platform.release(),
-            "load": f"{os.getloadavg()[0]:.1f} at the start", "date": datetime.date.today().isoformat()}  # fmt: skip
+    host = trainers.machine("cpu")
+    return {"cpu": host["cpu"], "cores": host["cores"], "kernel": platform.release(),
+            "load": f"{os.getloadavg()[0]:.1f} at the start", "date": host["date"]}  # fmt: skip
 
 
 def main() -> None:

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from benchmarks import cold_start, import_times
+from benchmarks import cold_start, images_sides, import_times
 from benchmarks import cold_start_report as report
 
 from trainyard.image import dockerfile, wheel_layers
@@ -159,13 +159,13 @@ def test_nothing_is_printed_where_no_packages_are_named(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", cold_start.TARGETS)
-def test_the_single_layer_has_every_wheel_and_all_else_is_as_it_was(name: str) -> None:
+def test_the_single_layer_has_every_wheel_and_all_else_is_as_it_was(name: str, tmp_path: Path) -> None:
     spec = load(name)
-    several = wheel_layers.layers(spec, "default")
-    (layer,) = cold_start.one_layer(several)
-    assert sorted(pin.name for pin in layer.pins) == sorted(pin.name for one in several for pin in one.pins)
-    text = cold_start.single_dockerfile(spec, "default")
-    assert _wheel_copies(text) == ["COPY --link --from=wheels /out /"]
+    images_sides.OneLayer(images_sides.Tree(tmp_path, spec), "trainyard", ("base", "base")).prepare()
+    text = (tmp_path / "images" / name / "Dockerfile").read_text(encoding="utf-8")
+    assert _wheel_copies(text) == ["COPY --link --from=wheels-1 /out /"]
+    for layer in wheel_layers.layers(spec, "default"):
+        assert all(pin.requirement() in text for pin in layer.pins)
     assert _after_wheels(text) == _after_wheels(dockerfile.dockerfile(spec))
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 from collections.abc import Callable
 from pathlib import Path
@@ -259,6 +260,46 @@ def test_the_lock_of_trainyard_itself_keeps_its_versions(
     assert (everything.name, everything.parent.name) == ("requirements.lock", "scripts")
     assert given[everything][0] == ("" if upgrade else everything.read_text(encoding="utf-8"))
     assert "\nrequests==" in given[builder][1]  # the same versions
+
+
+SMALL = (
+    "summary: small\nbase: debian-12\nframework: {name: tensorflow, packages: [tensorflow-cpu==2.21.0]}\n"
+    "requirements: [a==1]\ntrainers: {package: tf, default: mnist}\nbudget: {size: 1 GB}\n"
+    "smoke: {trainer: mnist, accuracy: 0.9}\n"
+)
+
+
+def test_a_lock_is_written_with_the_dockerfile_that_has_it(
+    write_locked_spec: Callable[[str], str],
+    trainyard: Callable[..., tuple[int, str, str]],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    folder = Path(write_locked_spec(SMALL))
+
+    def compile_lock(_packages: list[str], output: Path, **_: object) -> None:
+        name, version = ("tensorflow-cpu", "2.21.0") if output.name == "framework.lock" else ("a", "3")
+        output.write_text(Pin(name, version, ("0" * 64,), 9).text(), encoding="utf-8")
+
+    monkeypatch.setattr(resolver, "compile_lock", compile_lock)
+    status, out, err = trainyard("lock", str(folder), "--json")
+    assert status == 0, err
+    text = (folder / "Dockerfile").read_text(encoding="utf-8")
+    assert "\na==3 \\\n" in text and "a==1" not in text
+    assert [Path(one).name for one in json.loads(out)["written"]] == [
+        "framework.lock",
+        "requirements.lock",
+        "Dockerfile",
+    ]
+
+
+def test_sizes_that_no_index_gives_are_a_warning(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The layers are others without them."""
+    text = Pin("a", "1", ("0" * 64,)).text()
+    failed = subprocess.CompletedProcess([], 1, "", "error: no such\nhost")
+    assert locked_files.with_sizes(tmp_path, text, lambda _: failed) == text
+    assert "no sizes of a, which share layers of small wheels: error: no such host" in " ".join(
+        capsys.readouterr().err.split()
+    )
 
 
 @pytest.mark.parametrize("words", [("tf-cpu", "--upgrade"), ("scripts", "--check"), ("scripts", "-P", "uv")])

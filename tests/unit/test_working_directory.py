@@ -206,6 +206,7 @@ def test_a_layout_that_was_not_finished_is_written_again(
     engine_has(interrupted)
     with pytest.raises(KeyboardInterrupt):
         working_directory.context("debian")
+    assert list((tmp_path / "state" / "bases").iterdir()) == [], "an interrupt leaves nothing behind"
     engine_has(in_an_index)
     address = working_directory.context("debian")
     assert address is not None and Path(address.removeprefix("oci-layout://").partition("@")[0]).is_dir()

@@ -245,11 +245,14 @@ def bake(specs: list[Spec], secrets: Mapping[str, Path] | None = None, bases: Ma
 
 def rendered(only: Spec | None = None) -> dict[Path, str]:
     """Path -> text of the files that images are built from: of all images, or of one."""
+    if only is not None and only.folder.parent != IMAGES:
+        return _dockerfiles([only])
     specs = [load(target) for target in targets()]
-    shown = specs if only is None else [only]
-    found = {spec.dockerfile(index): dockerfile(spec, index) for spec in shown for index in locked_indexes(spec)}
-    own = only is not None and only.folder.parent != IMAGES
-    return found if own else found | {BAKE_FILE: bake(specs)}
+    return _dockerfiles(specs if only is None else [only]) | {BAKE_FILE: bake(specs)}
+
+
+def _dockerfiles(specs: list[Spec]) -> dict[Path, str]:
+    return {spec.dockerfile(index): dockerfile(spec, index) for spec in specs for index in locked_indexes(spec)}
 
 
 def locked_indexes(spec: Spec) -> list[str]:

@@ -10,6 +10,7 @@ from pathlib import Path
 from packaging.pylock import Package, Pylock
 from packaging.utils import canonicalize_name
 
+from trainyard.console import warn
 from trainyard.spec import lockfile
 from trainyard.spec.lockfile import Pin
 
@@ -21,7 +22,8 @@ OPTIONS = ("--no-deps", "--format", "pylock.toml", "--output-file", "pylock.toml
 def with_sizes(folder: Path, text: str, compile_pins: Callable[[list[str]], subprocess.CompletedProcess[str]]) -> str:
     """The text of a lock whose entries have the size of their file, and no hashes of files for other platforms.
 
-    An entry stays as it is if it has a size already, or if no index has its files any more.
+    An entry stays as it is if it has a size already, or if no index has its files any more: then its wheel counts as
+    small, and a warning says so.
 
     Args:
         folder: where ``compile_pins`` writes pylock.toml.
@@ -30,7 +32,12 @@ def with_sizes(folder: Path, text: str, compile_pins: Callable[[list[str]], subp
     """
     pins = lockfile.parse(text)
     missing = [pin for pin in pins if not pin.size]
-    if not missing or compile_pins([f"{pin.name}=={pin.version}" for pin in missing]).returncode:
+    if not missing:
+        return text
+    done = compile_pins([f"{pin.name}=={pin.version}" for pin in missing])
+    if done.returncode:
+        names = ", ".join(pin.name for pin in missing)
+        warn(f"no sizes of {names}, which share layers of small wheels: {' '.join(done.stderr.split())[:200]}")
         return text
     packages = Pylock.from_dict(tomllib.loads((folder / "pylock.toml").read_text(encoding="utf-8"))).packages
     found = {str(canonicalize_name(one.name)): list(_files(one)) for one in packages}

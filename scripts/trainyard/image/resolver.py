@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import datetime
 import functools
 import itertools
@@ -217,11 +216,7 @@ def _mark_added(spec: Spec, index_name: str, output: Path) -> None:
     parents = _parents_lock(spec, index_name)
     if parents is None:
         return
-    shared = {(pin.name, pin.version, pin.hashes) for pin in lockfile.pinned(parents)}
-    pins = [
-        dataclasses.replace(pin, added=(pin.name, pin.version, pin.hashes) not in shared)
-        for pin in lockfile.pinned(output)
-    ]
+    pins = lockfile.mark_added(lockfile.pinned(output), lockfile.pinned(parents))
     output.write_text(_HEADER + "".join(pin.text() for pin in pins), encoding="utf-8")
 
 

@@ -18,7 +18,7 @@ from rich.table import Table
 
 from trainyard import installation, state
 from trainyard.console import StepFailed, UserError, say
-from trainyard.image import measurements, wheels
+from trainyard.image import measurements, wheel_layers, wheels
 from trainyard.oci import docker_engine, layers
 from trainyard.oci.layers import Stored
 from trainyard.settings import ROOT
@@ -168,9 +168,9 @@ def why(before: list[dict[str, Any]], after: list[dict[str, Any]]) -> str:
 
 
 def _reason(layer: str) -> str:
-    if layer.startswith("wheels-"):
+    if layer.startswith(wheel_layers.SEVERAL):
         return "small wheels"
-    return WHY.get(layer, layer.removeprefix("wheel-"))
+    return WHY.get(layer, layer.removeprefix(wheel_layers.ONE))
 
 
 def bars(measured: dict[str, Any]) -> dict[str, int]:
@@ -182,9 +182,9 @@ def bars(measured: dict[str, Any]) -> dict[str, int]:
 
 
 def _part_of_bar(layer: str) -> str:
-    if layer.startswith("wheel-") or layer == "framework":  # of an image that was measured before 2026-11-23
+    if layer.startswith(wheel_layers.ONE) or layer == "framework":  # of an image that was measured before 2026-11-23
         return "large wheels"
-    if layer.startswith("wheels-") or layer == "requirements":
+    if layer.startswith(wheel_layers.SEVERAL) or layer == "requirements":
         return "small wheels"
     return layer if layer in COLOURS else "trainers and launcher"
 

@@ -1,8 +1,8 @@
 """Group the wheels of an image into layers: a pure function of its locks.
 
 A layer is a set of wheels, so that the same wheels are the same blob in every image that has the same Python. A large
-wheel has a layer of its own; the small ones share a few, chosen by their names alone, so that a wheel that changes
-moves little else. What a user's repository adds has layers of its own, above those that the image shares with its
+wheel has a separate layer; the small ones share a few, chosen by their names alone, so that an update of one wheel
+changes little else. What a user's repository adds is in separate layers above those that the image shares with its
 target.
 """
 
@@ -30,6 +30,10 @@ SMALL = 4
 #: Layers of what a user's repository adds. With 26 of its target and 10 of other things, an image has 40 layers: many
 #: engines unpack one after the other, and each takes some time.
 ADDED = 4
+
+
+#: What the names of stages begin with: of one wheel, and of several.
+ONE, SEVERAL = "wheel-", "wheels-"
 
 
 @dataclass(frozen=True)
@@ -92,13 +96,13 @@ def group(pins: Iterable[Pin], of_index: Iterable[str] = ()) -> list[WheelLayer]
         in_order = tuple(sorted(members, key=lambda pin: pin.name))
         return WheelLayer(stage, in_order, any(pin.name in names for pin in members), private)
 
-    found = [layer(f"wheel-{pin.name}", [pin]) for pin in alone]
+    found = [layer(f"{ONE}{pin.name}", [pin]) for pin in alone]
     for number in range(SMALL):
         if members := [pin for pin in small if _bucket(pin.name) == number]:
-            found.append(layer(f"wheels-{number + 1}", members))
-    found += [layer(f"wheel-{pin.name}", [pin], private=True) for pin in own]
+            found.append(layer(f"{SEVERAL}{number + 1}", members))
+    found += [layer(f"{ONE}{pin.name}", [pin], private=True) for pin in own]
     if rest := added[len(own) :]:
-        found.append(layer("wheels-added", rest, private=True))
+        found.append(layer(f"{SEVERAL}added", rest, private=True))
     return found
 
 

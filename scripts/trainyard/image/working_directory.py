@@ -10,8 +10,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
-import shutil
+import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -39,15 +38,18 @@ def context(reference: str) -> str | None:
     name = f"{str(image.id).removeprefix('sha256:')}-in-workspace"
     folder = STATE / "bases" / name
     if not folder.is_dir():
-        partial = folder.with_name(f".{folder.name}.{os.getpid()}")
-        shutil.rmtree(partial, ignore_errors=True)
-        try:
-            write(reference, partial)
-        except image_store.NoLayout:
-            shutil.rmtree(partial, ignore_errors=True)
-            return f"docker-image://{commit(reference, name)}"
-        shutil.rmtree(folder, ignore_errors=True)
-        partial.rename(folder)
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        # Removed on return, also after an interrupt or with a full disk.
+        with tempfile.TemporaryDirectory(prefix=".base-", dir=folder.parent) as temporary:
+            try:
+                write(reference, Path(temporary) / name)
+            except image_store.NoLayout:
+                return f"docker-image://{commit(reference, name)}"
+            try:
+                (Path(temporary) / name).rename(folder)
+            except OSError:
+                if not folder.is_dir():  # else another build has made the same one meanwhile
+                    raise
     return address(folder)
 
 

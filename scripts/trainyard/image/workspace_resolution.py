@@ -143,32 +143,30 @@ def resolve(request: Request) -> str:
         from_indexes = "".join(entry for name, entry in kept.items() if name not in made)
         if not spec.framework_in_base:  # otherwise all are one layer
             from_indexes = locked_files.with_sizes(here, from_indexes, files)
-        pinned = {pin.name: pin for pin in lockfile.parse(from_indexes)}
-    of_target = _of_target(request)
+        pins = lockfile.parse(from_indexes)
+    if not spec.framework_in_base:
+        pins = lockfile.mark_added(pins, _of_target(request))
+    pinned = {pin.name: pin for pin in pins}
     found = []
     for name in kept:
         if wheel := made.get(name):
             pin = Pin(name, wheel.version, (wheel.sha256,), wheel.file.stat().st_size, added=True)
             found.append(f"{wheel.note}\n{pin.text()}")
         else:
-            pin = pinned[name]
-            added = not spec.framework_in_base and (name, pin.version, pin.hashes) not in of_target
-            found.append(replace(pin, added=added).text())
+            found.append(pinned[name].text())
     return "".join(found)
 
 
-def _of_target(request: Request) -> set[tuple[str, str, tuple[str, ...]]]:
-    """Name, version and hashes of the requirements that the image shares with its target.
+def _of_target(request: Request) -> list[Pin]:
+    """The requirements that the image shares with its target.
 
     They are those of the old lock and of the target's: a later Trainyard, with another lock of the target, does not
     change the layers of an image whose requirements are the same.
     """
     assert request.spec.workspace is not None
-    if request.spec.framework_in_base:
-        return set()
     target = lockfile.pinned(lockfile.requirements_lock(model.load(request.spec.workspace.parent), "default"))
     kept = [pin for pin in lockfile.parse(request.old) if not pin.added] if request.same_target else []
-    return {(pin.name, pin.version, pin.hashes) for pin in [*target, *kept]}
+    return [*target, *kept]
 
 
 def _in_base(request: Request, name: str, entry: str) -> bool:

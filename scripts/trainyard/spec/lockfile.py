@@ -23,7 +23,8 @@ from __future__ import annotations
 
 import json
 import re
-from dataclasses import dataclass
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from packaging.utils import canonicalize_name
@@ -72,17 +73,10 @@ def read(path: Path, command: str = "") -> dict[str, str]:
     Raises:
         UserError: the lock is missing, unreadable, or pins a package without a hash.
     """
-    command = command or installation.command("lock", TARGET=path.parent.name)
-    try:
-        text = path.read_text(encoding="utf-8")
-    except FileNotFoundError:
-        raise UserError(f"{relative(path)} is missing: run '{command}'") from None
+    command, text = _text(path, command)
     if path.suffix == ".json":
         return {str(name): str(version) for name, version in json.loads(text)["packages"].items()}
-    try:
-        return {pin.name: pin.version for pin in parse(text)}
-    except ValueError as error:
-        raise UserError(f"{relative(path)}: {error}; run '{command}'") from None
+    return {pin.name: pin.version for pin in _parsed(path, text, command)}
 
 
 def pinned(path: Path, command: str = "") -> list[Pin]:
@@ -91,8 +85,30 @@ def pinned(path: Path, command: str = "") -> list[Pin]:
     Raises:
         UserError: see :func:`read`.
     """
-    read(path, command)
-    return [] if path.suffix == ".json" else parse(path.read_text(encoding="utf-8"))
+    command, text = _text(path, command)
+    return [] if path.suffix == ".json" else _parsed(path, text, command)
+
+
+def mark_added(pins: Iterable[Pin], of_target: Iterable[Pin]) -> list[Pin]:
+    """The pins, each marked as added unless ``of_target`` has it with the same version and hashes."""
+    shared = {(pin.name, pin.version, pin.hashes) for pin in of_target}
+    return [replace(pin, added=(pin.name, pin.version, pin.hashes) not in shared) for pin in pins]
+
+
+def _text(path: Path, command: str) -> tuple[str, str]:
+    """What writes a lock, and its text."""
+    command = command or installation.command("lock", TARGET=path.parent.name)
+    try:
+        return command, path.read_text(encoding="utf-8")
+    except FileNotFoundError:
+        raise UserError(f"{relative(path)} is missing: run '{command}'") from None
+
+
+def _parsed(path: Path, text: str, command: str) -> list[Pin]:
+    try:
+        return parse(text)
+    except ValueError as error:
+        raise UserError(f"{relative(path)}: {error}; run '{command}'") from None
 
 
 def parse(text: str) -> list[Pin]:

@@ -6,6 +6,7 @@ import re
 from collections.abc import Iterator
 
 from trainyard import installation
+from trainyard.image import wheel_layers
 from trainyard.lint.engine import Finding, Severity, rule
 from trainyard.lint.image.evidence import Evidence
 from trainyard.lint.waivers import expired
@@ -99,7 +100,8 @@ def no_path_stored_twice(image: Evidence) -> Iterator[Finding]:
             if path in owner and not packages:
                 what = f"is stored by layer {owner[path]} and again by {layer.stage} ({in_units(file.size)})"
                 # As in a site directory that pip filled: the wheel that is installed last prevails.
-                of_wheels = owner[path].startswith("wheel") and layer.stage.startswith("wheel")
+                prefixes = (wheel_layers.ONE, wheel_layers.SEVERAL)
+                of_wheels = owner[path].startswith(prefixes) and layer.stage.startswith(prefixes)
                 chosen_by_user = of_wheels and image.spec is not None and image.spec.workspace is not None
                 severity = Severity.NOTE if chosen_by_user else _without_spec(image)
                 yield Finding(f"/{path}", what, why, fix, severity)
