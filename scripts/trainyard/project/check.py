@@ -27,11 +27,10 @@ def checks() -> dict[str, Callable[[], list[str]]]:
         UserError: the package does not run from a checkout, or a spec cannot be read.
     """
     root = checkout("'trainyard check'")
-    examples = [load(relative(path.parent)) for path in sorted(root.glob("examples/*/image.yaml"))]
-    specs = [*map(load, targets()), *examples]
+    specs = [*map(load, targets()), *generated.examples()]
     return {
         "locks": partial(_locks, specs),
-        "generated files": partial(_generated, examples),
+        "generated files": _generated,
         "advisories": partial(_advisories, specs),
         **{name: partial(_run, root, command) for name, command in commands(root).items()},
     }
@@ -44,9 +43,9 @@ def _locks(specs: list[Spec]) -> list[str]:
     return []
 
 
-def _generated(examples: list[Spec]) -> list[str]:
-    stale = [*generated.drift(), *(path for spec in examples for path in generated.drift(spec))]
-    return [f"{relative(path)}: out of date: run '{installation.command('render')}' and commit it" for path in stale]
+def _generated() -> list[str]:
+    command = installation.command("render")
+    return [f"{relative(path)}: out of date: run '{command}' and commit it" for path in generated.drift()]
 
 
 def _advisories(specs: list[Spec]) -> list[str]:
@@ -57,7 +56,6 @@ def _advisories(specs: list[Spec]) -> list[str]:
 def commands(root: Path) -> dict[str, list[str]]:
     """Name of each check by another program -> its command, to be run in ``root``, the checkout."""
     dockerfiles = [relative(path) for path in generated.rendered() if path.name.startswith("Dockerfile")]
-    dockerfiles += [relative(path) for path in sorted(root.glob("examples/*/Dockerfile"))]
     dockerfiles += ["scripts/trainyard/builder/Dockerfile", "tests/fakes/worker/Dockerfile"]
     workflows = [relative(path) for path in sorted(root.glob(".github/workflows/*.yml"))]
     schema = [_tool("check-jsonschema"), "--quiet", "--builtin-schema"]

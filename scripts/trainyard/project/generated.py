@@ -9,7 +9,13 @@ from trainyard.cloudbuild import pipelines
 from trainyard.image import catalog_page, dockerfile
 from trainyard.jobs import jobs_page, platform_options
 from trainyard.lint import rules_page
-from trainyard.spec.model import Spec, load, targets
+from trainyard.settings import ROOT
+from trainyard.spec.model import Spec, load, relative, targets
+
+
+def examples() -> list[Spec]:
+    """The specs of users' images in examples/, whose Dockerfiles are committed."""
+    return [load(relative(path.parent)) for path in sorted(ROOT.glob("examples/*/image.yaml"))]
 
 
 def rendered(only: Spec | None = None) -> dict[Path, str]:
@@ -25,6 +31,8 @@ def rendered(only: Spec | None = None) -> dict[Path, str]:
         **jobs_page.rendered(having),
         **rules_page.rendered(),
     }
+    for spec in examples():
+        found |= dockerfile.rendered(spec)
     templates = dockerfile.template_environment()
     return found | {path: templates.get_template(template).render(values) for path, (template, values) in pages.items()}
 
