@@ -90,8 +90,9 @@ LIMIT = 900
 #: Seconds that a round waits for other processes to end: builds, tests.
 QUIET_LIMIT = 120
 
-#: What the output is searched for.
-_PULLED, _STEP = re.compile(r"Status: Downloaded newer image"), re.compile(r"\| Training Device=\S+ Epoch=1 Step=0 ")
+#: What the output is searched for: the end of the pull, and a trainer's first step.
+_PULLED = re.compile(r"Status: Downloaded newer image")
+FIRST_STEP = re.compile(r"\| Training Device=\S+ Epoch=1 Step=0 ")
 
 
 @dataclass(frozen=True)
@@ -223,7 +224,7 @@ def observe(engine: Engine, link: Link, image: Image, hook: Path, packages: tupl
                     seen.pulled = now
                 elif imported := report.read_import(line):
                     seen.imports.append(imported)
-                elif _STEP.search(line) and not seen.logged:
+                elif FIRST_STEP.search(line) and not seen.logged:
                     seen.logged = now
             status = process.wait()
     if status or not seen.logged:

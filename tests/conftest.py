@@ -11,6 +11,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.usage import Usage
+
 # Ryuk, testcontainers' reaper, is an image of a registry that closed networks do not reach; fixtures clean up instead.
 os.environ.setdefault("TESTCONTAINERS_RYUK_DISABLED", "true")
 
@@ -34,6 +36,12 @@ _LEFT_OUT = pytest.StashKey[Counter[str]]()
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--big", action="store_true", help="also test the images that take minutes and 20 GB of disk each")
+    parser.addoption("--usage", action="store_true", help="say how long each file takes, and how full the disk becomes")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    if config.getoption("--usage") and not hasattr(config, "workerinput"):
+        config.pluginmanager.register(Usage(ROOT))
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:

@@ -17,6 +17,7 @@ from pathlib import Path
 import requests
 
 from trainyard.console import StepFailed
+from trainyard.image import locked_files
 from trainyard.image.resolver import platform_of
 from trainyard.spec import lockfile
 from trainyard.spec.model import Base
@@ -74,22 +75,8 @@ def addresses(lock: Path, base: Base) -> dict[str, str]:
     with tempfile.TemporaryDirectory() as folder:
         pins = "".join(f"{name}=={version}\n" for name, version in lockfile.read(lock).items())
         (Path(folder) / "in.txt").write_text(pins, encoding="utf-8")
-        command = [
-            sys.executable,
-            "-m",
-            "uv",
-            "pip",
-            "compile",
-            "--quiet",
-            "--no-deps",
-            "--format=pylock.toml",
-            "in.txt",
-        ]
-        command += [
-            f"--python-version={base.python}",
-            f"--python-platform={platform_of(base.glibc)}",
-            "--output-file=pylock.toml",
-        ]
+        command = [sys.executable, "-m", "uv", "pip", "compile", "--quiet", "in.txt", *locked_files.OPTIONS]
+        command += [f"--python-version={base.python}", f"--python-platform={platform_of(base.glibc)}"]
         done = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
         if done.returncode:
             raise StepFailed(f"cannot find the wheels of {lock.name}: {' '.join(done.stderr.split())[:200]}")
