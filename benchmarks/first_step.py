@@ -1,6 +1,6 @@
 """Which part of an image the first training step reads.
 
-    python -m benchmarks.first_step tf-cpu           1 minute; needs root and the storage driver overlay2
+    python -m benchmarks.first_step tf-cpu           1 minute; needs root
     python -m benchmarks.first_step tf-cpu xla --save
 
 `mnist --fake-data` runs in trainyard:<target> until it logs its first step, with nothing of the image in the page
@@ -59,18 +59,21 @@ def cached(files: list[Path]) -> list[int]:
     return [int(line) for line in found.stdout.split() if line != "0"]
 
 
-def layer_folders(reference: str) -> list[Path]:
+def layer_folders(mounts: str, count: int) -> list[Path]:
     """Where the engine has the files of an image's layers, the lowest first.
 
+    Args:
+        mounts: /proc/mounts in one of its containers.
+        count: how many layers the image has; what is mounted above them is the container's.
     Raises:
-        UserError: the engine does not store layers with overlay2.
+        StepFailed: the container's root is no overlay of that many folders.
     """
-    made_by = f"make image TARGET={reference.partition(':')[2]}"
-    driver = docker_engine.image(reference, made_by=made_by).attrs["GraphDriver"]
-    if driver["Name"] != "overlay2":
-        raise UserError(f"the engine stores layers with {driver['Name']}; this benchmark reads those of overlay2")
-    below = driver["Data"].get("LowerDir", "").split(":")
-    return [Path(folder) for folder in [*reversed(below), driver["Data"]["UpperDir"]]]
+    root = next((line.split() for line in mounts.splitlines() if line.split()[1] == "/"), ["", "", "nothing", ""])
+    options = dict(one.partition("=")[::2] for one in root[3].split(","))
+    lower = options.get("lowerdir", "").split(":")
+    if root[2] != "overlay" or len(lower) < count or not lower[0].startswith("/"):
+        raise StepFailed(f"the container's root is {root[2]} of {len(lower)} folders, not an overlay of {count} layers")
+    return [Path(folder) for folder in lower[-count:]][::-1]
 
 
 @contextlib.contextmanager
@@ -110,9 +113,8 @@ def measure(target: str) -> dict[str, Any]:
     """Bytes and files that the first step of a target reads, by layer."""
     reference = f"{NAME}:{target}"
     contents = image_store.read(reference, read_layer).layers
-    folders = layer_folders(reference)
-    if len(folders) != len(contents):
-        raise StepFailed(f"{reference} has {len(contents)} layers, and the engine has {len(folders)} folders of them")
+    mounts = docker_engine.client().containers.run(reference, ["/proc/mounts"], entrypoint="cat", remove=True)
+    folders = layer_folders(mounts.decode(), len(contents))
     os.sync()
     _DROP.write_text("3")
     layers = []
