@@ -189,3 +189,5 @@ if __name__ == "__main__":
         main()
     except (UserError, StepFailed) as error:
         sys.exit(str(error))
+    except KeyboardInterrupt:
+        sys.exit(130)  # the container is removed

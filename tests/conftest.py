@@ -36,6 +36,9 @@ _LEFT_OUT = pytest.StashKey[Counter[str]]()
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--big", action="store_true", help="also test the images that take minutes and 20 GB of disk each")
+    parser.addoption(
+        "--concurrent", choices=["only", "without"], help="only the tests marked concurrent, or no such test"
+    )
     parser.addoption("--usage", action="store_true", help="say how long each file takes, and how full the disk becomes")
 
 
@@ -45,10 +48,14 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Leave out tests marked ``needs(program, ...)`` where a program is not on PATH."""
+    """Leave out tests marked ``needs(program, ...)`` where a program is not on PATH, and those of another run."""
     left_out: Counter[str] = Counter()
     kept, dropped = [], []
+    part = config.getoption("--concurrent")
     for item in items:
+        if part and (item.get_closest_marker("concurrent") is None) == (part == "only"):
+            dropped.append(item)
+            continue
         needed = [program for mark in item.iter_markers("needs") for program in mark.args]
         missing = next((program for program in needed if not shutil.which(program)), None)
         if missing:

@@ -14,7 +14,7 @@ from tests.fakes.project_iam import NUMBER, PROJECT, TPU_ACCOUNT, TPU_AGENT, Pro
 
 from trainyard.settings import ROOT
 
-pytestmark = pytest.mark.needs("gcloud")
+pytestmark = [pytest.mark.concurrent, pytest.mark.needs("gcloud")]
 
 Finished = subprocess.CompletedProcess[str]
 

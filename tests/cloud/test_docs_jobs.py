@@ -20,6 +20,8 @@ from trainyard.image import base_image
 from trainyard.oci import docker_engine
 from trainyard.settings import ROOT
 
+pytestmark = pytest.mark.concurrent
+
 PAGES = ["jobs", "jobs/vertex", "jobs/ai-platform", "jobs/gke", "jobs/other-schedulers", "jobs/tpu-vm"]
 #: The image that tpu-vm.md runs on the workers.
 IMAGE = "us-central1-docker.pkg.dev/my-project/ml/trainyard:xla-2.9.0"

@@ -23,7 +23,7 @@ from trainyard.cloudbuild import config as cloud_config
 from trainyard.console import UserError
 from trainyard.settings import ROOT
 
-pytestmark = pytest.mark.needs("gcloud")
+pytestmark = [pytest.mark.concurrent, pytest.mark.needs("gcloud")]
 
 Loader = Callable[[str | None], Any]
 

@@ -25,7 +25,7 @@ from trainyard.jobs import job_file
 from trainyard.lint.engine import Severity
 from trainyard.lint.jobs import core
 
-pytestmark = pytest.mark.needs("gcloud")
+pytestmark = [pytest.mark.concurrent, pytest.mark.needs("gcloud")]
 
 LOADER = Path(__file__).with_name("gcloud_loader.py")
 

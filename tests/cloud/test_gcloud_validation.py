@@ -12,7 +12,7 @@ from trainyard.cloudbuild import pipelines as cloud_plan
 
 TEXT = cloud_plan.PUSHED.build.read_text(encoding="utf-8")
 
-pytestmark = pytest.mark.needs("gcloud")
+pytestmark = [pytest.mark.concurrent, pytest.mark.needs("gcloud")]
 
 
 def gcloud_submit(config: Path, home: Path) -> subprocess.CompletedProcess[str]:

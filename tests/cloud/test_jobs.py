@@ -35,6 +35,8 @@ from trainyard.platforms import submission
 from trainyard.settings import ROOT
 from trainyard.spec.naming import LABELS
 
+pytestmark = pytest.mark.concurrent
+
 REGISTRY = f"us-central1-docker.pkg.dev/{PROJECT}/ml"
 Finished = subprocess.CompletedProcess[str]
 Write = Callable[..., tuple[Path, list[str]]]

@@ -21,6 +21,8 @@ import pytest
 from trainyard.fakes.google_cloud import GoogleCloud
 from trainyard.oci import docker_engine
 
+pytestmark = pytest.mark.concurrent
+
 ROOT = Path(__file__).resolve().parents[2]
 FAKE = ROOT / "scripts" / "trainyard" / "fakes" / "google_cloud.py"
 LAUNCHER = [sys.executable, "-I", "-S", str(ROOT / "launcher")]

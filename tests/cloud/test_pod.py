@@ -21,7 +21,7 @@ from trainyard.oci import docker_engine
 from trainyard.settings import ROOT
 from trainyard.tpu_pods.shell_commands import CONTAINER
 
-pytestmark = pytest.mark.needs("gcloud")
+pytestmark = [pytest.mark.concurrent, pytest.mark.needs("gcloud")]
 
 #: An image that only the workers' service account can read.
 IMAGE = "us-central1-docker.pkg.dev/fake-project/ml/small:1"

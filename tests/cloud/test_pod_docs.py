@@ -18,7 +18,7 @@ from trainyard.image import base_image
 from trainyard.oci import docker_engine
 from trainyard.settings import ROOT
 
-pytestmark = pytest.mark.needs("gcloud")
+pytestmark = [pytest.mark.concurrent, pytest.mark.needs("gcloud")]
 
 PAGE = ROOT / "docs/jobs/pod.md"
 IMAGE = "us-central1-docker.pkg.dev/my-project/ml/trainyard:xla-2.9.0"

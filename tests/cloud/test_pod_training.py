@@ -10,7 +10,7 @@ import pytest
 from tests.cloud.test_pod import QUICK, SLICE, Start, cloud, home, nothing_left, start, volume
 from tests.fakes.tpu_vms import TpuVms
 
-pytestmark = pytest.mark.needs("gcloud")
+pytestmark = [pytest.mark.concurrent, pytest.mark.needs("gcloud")]
 
 __all__ = ["cloud", "home", "start", "volume"]  # fixtures
 

@@ -62,7 +62,7 @@ print(json.dumps({{"met": total, **{{name: os.environ.get(name) for name in {NAM
 
 
 CAN_INSTALL = os.geteuid() == 0 and shutil.which("apt-get") is not None
-pytestmark = [] if CAN_INSTALL else [pytest.mark.needs(*PROGRAMS)]
+pytestmark = [pytest.mark.concurrent, *([] if CAN_INSTALL else [pytest.mark.needs(*PROGRAMS)])]
 
 
 @functools.cache

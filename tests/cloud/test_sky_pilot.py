@@ -19,6 +19,8 @@ import yaml
 from trainyard import platforms
 from trainyard.jobs import request
 
+pytestmark = pytest.mark.concurrent
+
 SKYPILOT = Path(__file__).with_name("skypilot.lock")
 IMAGE = "docker.io/me/i"
 #: Only machines of Google Cloud can read it.

@@ -300,7 +300,7 @@ class TpuVms(Server):
         items = [
             [
                 {"namespace": "hostkeys", "key": "ssh-ed25519", "value": worker.host_key},
-                {"namespace": "guestInventory", "key": "hostname", "value": str(worker.container.name)},
+                {"namespace": "guestInventory", "key": "hostname", "value": worker.host},
             ]
             for worker in wanted
         ]

@@ -72,6 +72,11 @@ class Worker:
     external: str = ""
     host_key: str = ""
 
+    @property
+    def host(self) -> str:
+        """Its host name."""
+        return str(self.container.attrs["Config"]["Hostname"])
+
     def put(self, path: str, text: str) -> None:
         """Write a file into an existing folder of the container."""
         packed = io.BytesIO()
@@ -139,7 +144,7 @@ def boot(
         host = f"{name}-w-{index}"
         container = client.containers.create(
             IMAGE,
-            name=host,
+            name=f"{network.name}-{host}",  # other fakes may have a VM of this name at the same time
             hostname=host,
             labels=docker_engine.resource_labels("tpu-worker"),
             volumes={SOCKET: {"bind": SOCKET, "mode": "rw"}},
@@ -148,13 +153,13 @@ def boot(
         worker = Worker(container)
         workers.append(worker)
         about = {
-            "worker": host,
+            "worker": container.name,
             "labels": docker_engine.resource_labels("tpu-run"),
             "images": dict(images),
             "token": TOKEN,
         }
         worker.put("/etc/trainyard-worker.json", json.dumps(about))
-        network.connect(container)
+        network.connect(container, aliases=[host])
         container.start()
     for worker in workers:
         worker.container.reload()

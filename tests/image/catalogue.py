@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import re
+from collections.abc import Iterable
 
 import docker.errors
 import pytest
@@ -71,10 +72,9 @@ def drop_stages() -> None:
     The image holds the same files as a layer, which is a record too: a later build takes that one from the cache.
     """
     large = docker_engine.cached(least=LARGE)
-    for block in docker_engine.buildx("du", "--verbose", quiet=True).split("\n\n"):
-        found = _ID.search(block)
-        if found and found[1] in large and "mount / from exec" in block:
-            docker_engine.buildx("prune", "--all", "--force", f"--filter=id={found[1]}", quiet=True)
+    blocks = docker_engine.buildx("du", "--verbose", quiet=True).split("\n\n")
+    stages = [found[1] for block in blocks if "mount / from exec" in block and (found := _ID.search(block))]
+    _prune([name for name in stages if name in large], "--all")
 
 
 def drop_cache(least: int) -> None:
@@ -87,20 +87,21 @@ def drop_cache(least: int) -> None:
         found, parents = _ID.search(block), _PARENTS.search(block)
         for parent in parents[1].split(",") if found and parents else []:
             children.setdefault(parent, []).append(found[1])  # type: ignore[index]
-    for record in docker_engine.cached(least=least):
-        for name in _leaves_first(record, children):
-            docker_engine.buildx("prune", "--force", f"--filter=id={name}", quiet=True)
+    records: set[str] = set()
+    waiting = list(docker_engine.cached(least=least))
+    while waiting:
+        name = waiting.pop()
+        if name not in records:
+            records.add(name)
+            waiting += children.get(name, [])
+    _prune(records)
 
 
-def _leaves_first(name: str, children: dict[str, list[str]]) -> list[str]:
-    """A record and everything that depends on it, each before what it depends on."""
-    order: dict[str, None] = {}
+def _prune(names: Iterable[str], *options: str) -> None:
+    """Remove build cache records; each only if all that depend on it are among them.
 
-    def visit(one: str) -> None:
-        for child in children.get(one, []):
-            if child not in order:
-                visit(child)
-        order[one] = None
-
-    visit(name)
-    return list(order)
+    All in one call: each takes a third of a second. The filter ``id`` is a regular expression:
+    https://github.com/docker/buildx/blob/v0.13.1/commands/prune.go
+    """
+    if expression := "|".join(sorted(names)):
+        docker_engine.buildx("prune", "--force", *options, f"--filter=id=/^({expression})$/", quiet=True)

@@ -55,9 +55,20 @@ def make() -> Callable[..., Finished]:
 
 
 @pytest.fixture(scope="package", autouse=True)
-def nothing_left_behind() -> Iterator[None]:
+def nothing_left_behind(request: pytest.FixtureRequest) -> Iterator[None]:
     """Remove containers, networks and volumes of tests, also after a failure."""
     yield
+    if not hasattr(request.config, "workerinput"):
+        remove_leftovers()
+
+
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    # One worker of pytest-xdist ends while tests of another still run.
+    if session.config.pluginmanager.hasplugin("dsession"):
+        remove_leftovers()
+
+
+def remove_leftovers() -> None:
     clean.leftovers()
     if os.environ.get("CI"):
         # CI has 40 GB of disk; the files of stages are in the images' layers too.

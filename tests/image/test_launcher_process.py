@@ -15,6 +15,8 @@ from docker.models.containers import Container
 
 from trainyard.oci import docker_engine
 
+pytestmark = pytest.mark.concurrent
+
 # PID 1 of a container -> options that start it this way.
 INITS: dict[str, dict[str, Any]] = {
     "tini": {},

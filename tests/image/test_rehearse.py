@@ -22,6 +22,8 @@ from trainyard.datasets import flowers as flowers_data
 from trainyard.oci import docker_engine
 from trainyard.settings import ROOT
 
+pytestmark = pytest.mark.concurrent
+
 REGISTRY = "us-central1-docker.pkg.dev/my-project/ml/trainyard"
 
 

@@ -26,6 +26,8 @@ from tests.image.trainer_box import (
 from trainyard.datasets import digits
 from trainyard.fakes import storage
 
+pytestmark = pytest.mark.concurrent
+
 SHORT = ("--datadir=/data/digits", "--epochs=3")
 RUN = f"{PYTHON} -m trainers.tf.mnist --datadir=/data/digits --epochs=3"
 # As in a custom job on Vertex AI, where Cloud Storage is mounted at /gcs.

@@ -27,6 +27,8 @@ from tests.image.trainer_box import (
 from trainyard.datasets import digits
 from trainyard.datasets import flowers as flowers_data
 
+pytestmark = pytest.mark.concurrent
+
 FP32 = "--datadir=/data/digits --precision=fp32 --batch-size=32 --test-batch-size=77"
 QUOTE = chr(39) + chr(34) + chr(39) + chr(34) + chr(39)  # a single quote within single quotes
 

@@ -11,6 +11,8 @@ import pytest
 from tests.image.trainer_box import COUNT, FLOAT32, Box, Ended, box, step_differs
 from trainyard.datasets import flowers as flowers_data
 
+pytestmark = pytest.mark.concurrent
+
 # For scripts in a container: the number of products that the layers of a Keras model sum up, one layer after another.
 TERMS = """
 import math

@@ -23,6 +23,8 @@ from tests.image.trainer_box import (
 from trainyard.datasets import digits
 from trainyard.datasets import flowers as flowers_data
 
+pytestmark = pytest.mark.concurrent
+
 SHORT = ("--datadir=/data/digits", "--epochs=3")
 CPU = ("--device=cpu",)
 RUN = f"{PYTHON} -m trainers.torch.mnist --datadir=/data/digits --epochs=3 --device=cpu"

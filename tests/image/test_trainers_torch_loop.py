@@ -14,6 +14,8 @@ from tests.image.trainer_box import PYTHON, Box, Ended, box, few_digits
 from trainyard.datasets import digits
 from trainyard.datasets import flowers as flowers_data
 
+pytestmark = pytest.mark.concurrent
+
 SMALL = ("--image-size=32", "--batch-size=5", "--test-batch-size=7", "--num-workers=2", "--precision=fp32")
 
 

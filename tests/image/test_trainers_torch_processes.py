@@ -16,6 +16,8 @@ from trainyard.datasets import digits
 from trainyard.datasets import flowers as flowers_data
 from trainyard.fakes import storage
 
+pytestmark = pytest.mark.concurrent
+
 CPU = ("--device=cpu", "--num-workers=2")
 SMALL = (*CPU, "--image-size=32", "--batch-size=5", "--test-batch-size=7")
 TWO = "--num-cores=2"

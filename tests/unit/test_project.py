@@ -98,8 +98,30 @@ def test_variables_of_make_test_do_not_reach_the_commands_that_tests_run(monkeyp
     monkeypatch.setenv("TRAINYARD_ARGS", "-x")
     assert test.run("image", ["-x"], big=True) == 0, "-k may select no test of a folder"
     assert test.run(None, []) == 5
-    assert words[0] == ["tests/image", "--big", "-x"]
+    assert words[0] == ["tests/image", "--concurrent=without", "--big", "-x"]
+    assert words[1] == ["tests/image", "--concurrent=only", "--numprocesses=2", "--dist=loadfile", "--big", "-x"]
+    assert words[2] == ["tests/unit", "--numprocesses=auto"]
     assert not {"TRAINYARD_ALL", "TRAINYARD_ARGS"} & set(seen[0])
+
+
+def pytest_run(folder: Path, tests: str, *options: str) -> subprocess.CompletedProcess[str]:
+    """Run pytest on a file of tests, with the options and marks of this project."""
+    (folder / "conftest.py").write_text("from tests.conftest import *  # noqa: F403\n", encoding="utf-8")
+    (folder / "test_x.py").write_text(tests, encoding="utf-8")
+    # Hypothesis is not used here, and its import takes most of the time.
+    plugins = ["-p", "no:cacheprovider", "-p", "no:hypothesispytest"]
+    words = [*plugins, f"--config-file={ROOT / 'pyproject.toml'}", f"--rootdir={folder}", *options]
+    environment = os.environ | {"PYTEST_ADDOPTS": ""}  # of the run that this test is part of
+    command = [sys.executable, "-m", "pytest", *words, str(folder)]
+    return subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
+
+
+def test_the_runs_of_concurrent_tests_and_of_the_others_have_each_test_once(tmp_path: Path) -> None:
+    marked = "import pytest\n@pytest.mark.concurrent\ndef test_a(): pass\ndef test_b(): pass\n"
+    for part, name in (("only", "test_a"), ("without", "test_b")):
+        found = pytest_run(tmp_path, marked, f"--concurrent={part}", "-vv")
+        assert f"::{name} PASSED" in found.stdout and "1 passed, 1 deselected" in found.stdout, found.stdout
+    assert "2 passed" in pytest_run(tmp_path, marked).stdout
 
 
 TESTS = """\
@@ -116,14 +138,7 @@ def test_c(): pass
 
 @pytest.mark.parametrize("workers", [[], ["--numprocesses=1"]], ids=["one process", "xdist"])
 def test_tests_that_need_a_missing_program_are_counted_in_one_line(workers: list[str], tmp_path: Path) -> None:
-    (tmp_path / "conftest.py").write_text("from tests.conftest import *  # noqa: F403\n", encoding="utf-8")
-    (tmp_path / "test_x.py").write_text(TESTS.format(python=sys.executable), encoding="utf-8")
-    # Hypothesis is not used here, and its import takes most of the time.
-    plugins = ["-p", "no:cacheprovider", "-p", "no:hypothesispytest"]
-    options = [*plugins, f"--config-file={ROOT / 'pyproject.toml'}", f"--rootdir={tmp_path}", *workers]
-    command = [sys.executable, "-m", "pytest", *options, str(tmp_path)]
-    environment = os.environ | {"PYTEST_ADDOPTS": ""}  # of the run that this test is part of
-    found = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
+    found = pytest_run(tmp_path, TESTS.format(python=sys.executable), *workers)
     assert found.returncode == 0, found.stdout + found.stderr
     assert "not run: 1 test needs no-other-program, 2 tests need no-such-program\n" in found.stdout
 

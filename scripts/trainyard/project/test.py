@@ -59,8 +59,16 @@ def _environment() -> dict[str, str]:
 
 
 def _runs(suite: str | None) -> list[tuple[list[str], list[str]]]:
-    """Folders and options of each run of pytest: unit tests on all cores, those that share the engine one by one."""
-    unit = (["tests/unit"], ["--numprocesses=auto"])
-    if suite:
-        return [unit] if suite == "unit" else [([f"tests/{suite}"], [])]
-    return [unit, ([f"tests/{name}" for name in SUITES if name != "unit"], [])]
+    """Folders and options of each run of pytest.
+
+    Unit tests use all cores. Of those that use the engine, the ones marked ``concurrent`` run two at a time, by file,
+    after the others.
+    """
+    runs = []
+    if suite in (None, "unit"):
+        runs.append((["tests/unit"], ["--numprocesses=auto"]))
+    if suite != "unit":
+        folders = [f"tests/{name}" for name in SUITES if name != "unit" and suite in (None, name)]
+        runs.append((folders, ["--concurrent=without"]))
+        runs.append((folders, ["--concurrent=only", "--numprocesses=2", "--dist=loadfile"]))
+    return runs
