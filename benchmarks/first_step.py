@@ -124,7 +124,7 @@ def measure(target: str) -> dict[str, Any]:
             read = cached(files)
             size = sum(path.stat().st_size for path in files)
             one = {"name": cold_start.describe(layer.found), "size": size, "files": len(files)}
-            layers.append(one | {"read": sum(read), "files_read": len(read), "packed": layer.stored})
+            layers.append(one | {"read": sum(read), "files_read": len(read)})
     digest = docker_engine.digest(reference, made_by=f"make image TARGET={target}")
     return {"digest": digest, "layers": layers}
 

@@ -11,7 +11,7 @@ find /out -name __pycache__ -prune -exec rm -rf {} +
 for site in /out/opt/{venv,gsutil}/lib/python3*/site-packages /out/opt/requirements /out/opt/trainyard; do
   [ -d "$site" ] || continue
   find "$site" -path "$site/bin" -prune -o -name '*.py' -print0 | LC_ALL=C sort -z \
-    | PYTHONHASHSEED=0 xargs -0 -n 100 -P "$(nproc)" -- {{ interpreter }} -B -m compileall -q -s /out -p / \
+    | PYTHONHASHSEED=0 xargs -0 -r -n 100 -P "$(nproc)" -- {{ interpreter }} -B -m compileall -q -s /out -p / \
       --invalidation-mode unchecked-hash >/dev/null || true
 done
 find /out -exec touch -hd @{{ epoch }} {} +

@@ -1,6 +1,6 @@
 """A pytest plugin for `--usage`: minutes of each file of tests, and how full the disk became.
 
-`make test ARGS=--usage` prints the figures of the table in CONTRIBUTING.md.
+`make test ARGS=--usage` prints them after each run of pytest.
 """
 
 from __future__ import annotations
