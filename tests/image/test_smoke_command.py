@@ -20,6 +20,8 @@ from trainyard.release import candidate
 from trainyard.settings import ROOT
 from trainyard.spec import model
 
+pytestmark = pytest.mark.concurrent
+
 Made = tuple[model.Spec, str]
 
 LAUNCHER = """
