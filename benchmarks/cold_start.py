@@ -168,10 +168,11 @@ def prepare(target: str, sides: list[str], address: str, folder: Path, *, keep: 
     """Build and push the images; by side."""
     spec, name = load(target), f"bench-cold-start-{target}"
     found = {}
-    with contextlib.nullcontext() if keep else cleaned(name):
-        for side in sides:
-            say(f"{side}: building and pushing")
-            reference = f"{NAME}:{target}"
+    for side in sides:
+        say(f"{side}: building and pushing")
+        reference = f"{NAME}:{target}"
+        # The disk has room for the files and the cache of one side at a time.
+        with contextlib.nullcontext() if keep else cleaned(name):
             if side == "ours":
                 _warn_if_outdated(spec, reference)
             else:
