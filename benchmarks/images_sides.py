@@ -35,7 +35,7 @@ RECIPE = {
 ORIGINAL = """\
 FROM {base}
 RUN apt-get -qq update \\
- && apt-get -qq install -y --no-install-recommends ca-certificates python3 python3-venv libpython3.11 \\
+ && apt-get -qq install -y --no-install-recommends ca-certificates python3 python3-venv libpython{python} \\
  && rm -rf /var/lib/apt/lists/* \\
  && python3 -m venv /opt/venv
 {installs}
@@ -178,13 +178,13 @@ class Ours(Side):
         text = f"extends: {self.tree.spec.target}\nsummary: one more package\nrequirements: [{pin}]\n"
         (folder / "image.yaml").write_text(text, encoding="utf-8")
         self._trainyard("lock", "examples/required")
-        return f"{self.name}:required-candidate", _pinned(pin).size
+        return f"{self.name}:required-candidate", _pinned(pin, self.tree.spec).size
 
     def build_required(self) -> float:
         return self._build("examples/required")
 
     def patch(self, pin: str) -> int:
-        one = _pinned(pin)
+        one = _pinned(pin, self.tree.spec)
         path = self.tree.folder / "images" / self.tree.spec.target / "framework.lock"
         pins = [one if old.name == one.name else old for old in lockfile.pinned(path)]
         path.write_text(workspace_lock.SPLIT_HEADER + "".join(new.text() for new in pins), encoding="utf-8")
@@ -211,7 +211,7 @@ class OneLayer(Ours):
         super().prepare()
 
     def require(self, pin: str) -> tuple[str, int]:
-        one = _pinned(pin)
+        one = _pinned(pin, self.tree.spec)
         path = self.tree.folder / "images" / self.tree.spec.target / "requirements.lock"
         path.write_text(path.read_text(encoding="utf-8") + one.text(), encoding="utf-8")
         self._trainyard("render")
@@ -221,11 +221,19 @@ class OneLayer(Ours):
         return self.build()
 
 
-def _pinned(pin: str) -> Pin:
-    """The entry of a lock for ``name==version``."""
+def _pinned(pin: str, spec: Spec) -> Pin:
+    """The entry of a lock of ``spec`` for ``name==version``."""
     with tempfile.TemporaryDirectory() as folder:
         output = Path(folder) / "one.lock"
-        resolver.compile_lock([pin], output, python="3.11", target=pin, sized=True, keep={pin.partition("==")[0]})
+        resolver.compile_lock(
+            [pin],
+            output,
+            python=spec.python_version,
+            platform=spec.wheel_platform,
+            target=pin,
+            sized=True,
+            keep={pin.partition("==")[0]},
+        )
         return lockfile.pinned(output)[0]
 
 
@@ -241,14 +249,14 @@ class Original(Side):
 
     def require(self, pin: str) -> tuple[str, int]:
         self.extra.append(pin)
-        return self.reference, _pinned(pin).size
+        return self.reference, _pinned(pin, self.tree.spec).size
 
     def build_required(self) -> float:
         return self.build()
 
     def patch(self, pin: str) -> int:
         self.patched = pin
-        return _pinned(pin).size
+        return _pinned(pin, self.tree.spec).size
 
     def build(self, *, cold: bool = False) -> float:
         spec = self.tree.spec
@@ -261,6 +269,7 @@ class Original(Side):
             base=self.base,
             installs="\n".join(INSTALL.format(line) for line in lines),
             package=spec.trainers.package,
+            python=spec.python_version,
         )
         dockerfile = self.tree.folder / "Original"
         dockerfile.write_text(text, encoding="utf-8")

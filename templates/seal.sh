@@ -8,10 +8,21 @@ set -Eeuo pipefail
 # Files from the build context have the modes of the checkout, which depend on the umask of whoever cloned it.
 [ ! -d /out/opt/trainyard ] || chmod -R u=rwX,go=rX /out/opt/trainyard
 find /out -name __pycache__ -prune -exec rm -rf {} +
-for site in /out/opt/{venv,gsutil}/lib/python3*/site-packages /out/opt/requirements /out/opt/trainyard; do
-  [ -d "$site" ] || continue
-  find "$site" -path "$site/bin" -prune -o -name '*.py' -print0 | LC_ALL=C sort -z \
-    | PYTHONHASHSEED=0 xargs -0 -r -n 100 -P "$(nproc)" -- {{ interpreter }} -B -m compileall -q -s /out -p / \
+# compile FOLDER PYTHON...: the byte code of the modules in a folder
+compile() {
+  find "$1" -path "$1/bin" -prune -o -name '*.py' -print0 | LC_ALL=C sort -z \
+    | PYTHONHASHSEED=0 xargs -0 -r -n 100 -P "$(nproc)" -- "${@:2}" -B -m compileall -q -s /out -p / \
       --invalidation-mode unchecked-hash >/dev/null || true
+}
+for site in /out/opt/{venv,gsutil}/lib/python3*/site-packages /out/opt/requirements /out/opt/trainyard; do
+  [ ! -d "$site" ] || compile "$site" "${PYTHON:-/usr/bin/python3}"
+done
+# Layers that images on all bases share have the byte code of each base's Python.
+for root in /pythons/*/; do
+  [ -d "$root" ] || continue
+  mkdir -p "$root/out/opt"
+  cp -a /out/opt/trainyard "$root/out/opt/"
+  compile /out/opt/trainyard chroot "$root" python3
+  cp -a "$root/out/opt/trainyard" /out/opt/
 done
 find /out -exec touch -hd @{{ epoch }} {} +

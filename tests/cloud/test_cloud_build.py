@@ -36,7 +36,7 @@ DOCKER = "gcr.io/cloud-builders/docker"
 @pytest.fixture(scope="session")
 def small() -> str:
     """An image with a shell: the base of the project's images, which exists locally."""
-    return base_image.resolve("debian-12").reference
+    return base_image.resolve("debian-13").reference
 
 
 @pytest.fixture(scope="session")
@@ -417,7 +417,7 @@ def test_the_projects_cloudbuild_yaml_builds_verifies_and_pushes_a_target(
 ) -> None:
     """It takes 50 s with cached layers and 5 minutes without them (tf-cpu, 2 cores, 2026-11)."""
     address = f"{local_registry}/{PROJECT}/round-trip"
-    resolved = base_image.resolve("debian-12")
+    resolved = base_image.resolve("debian-13")
     own_base = resolved.reference if resolved.note else ""  # without Docker Hub: the bootstrapped base, for all steps
     given = f"_TARGETS=tf-cpu,_REGISTRY={address},_TAG=rehearsal,_BASE={own_base},_PROMOTE=yes,_REVISION={'a' * 40}"
     words = ["--config=cloudbuild.yaml", "--region=us-central1", f"--substitutions={given}"]

@@ -20,6 +20,7 @@ import pytest
 from tests.fakes.package_index import PackageIndex, source_distribution
 from trainyard import settings
 from trainyard.oci import docker_engine
+from trainyard.spec.model import load
 
 Finished = subprocess.CompletedProcess[str]
 
@@ -130,6 +131,9 @@ print(json.dumps({
 """
 
 
+#: Suffix of extension modules in the image.
+SUFFIX = f"cpython-{load('tf-cpu').python_version.replace('.', '')}-x86_64-linux-gnu.so"
+
 #: What is needed to compile for GPUs; the version is that of the image's CUDA, which the test fills in.
 CUDA_COMPILER = "requires: [nvidia-cuda-nvcc=={0}, nvidia-cuda-crt=={0}, nvidia-nvvm=={0}]"
 
@@ -196,8 +200,7 @@ def test_extensions_are_compiled_and_the_image_has_no_compiler(
     lacking = trainyard("build", DOCUMENT.format(value="one"))
     assert lacking.returncode == 1
     assert lacking.stderr.splitlines()[-1].endswith(
-        "compiled: the image lacks libgomp.so.1, which fast.cpython-311-x86_64-linux-gnu.so needs: "
-        "add libgomp1 to 'system:'"
+        f"compiled: the image lacks libgomp.so.1, which fast.{SUFFIX} needs: add libgomp1 to 'system:'"
     )
     copied = re.findall(r"\[compiled \d+/\d+\] COPY --from=(\S+)", lacking.stderr)
     assert set(copied) == {"own-files"}, "the framework and the requirements are mounted: copies would have gigabytes"
@@ -206,7 +209,7 @@ def test_extensions_are_compiled_and_the_image_has_no_compiler(
     assert built.returncode == 0, built.stderr[-3000:]
     found = seen()
     assert [str(file).rpartition("/")[2] for file in found.pop("files")] == [  # type: ignore[attr-defined]
-        f"{name}.cpython-311-x86_64-linux-gnu.so" for name in ("ahocorasick", "cymem", "fast")
+        f"{name}.{SUFFIX}" for name in ("ahocorasick", "cymem", "fast")
     ]
     assert found.pop("threads") >= 1  # type: ignore[operator]
     assert found == {"found": [[8, 1]], "size": 0, "value": "one", "programs": [], "modules": []}

@@ -100,7 +100,7 @@ def nightly(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Nightly
     """The registry whose nightly is the base of xla-nightly."""
     debian = base_image.resolve("debian-12").reference
     options = ("--quiet", "--load", "--provenance=false", f"--tag={SYSTEM}", "--target=system")
-    file = f"--file={ROOT / 'images' / 'cpu' / 'Dockerfile'}"
+    file = f"--file={ROOT / 'images' / 'xla' / 'Dockerfile'}"  # on Debian 12, too
     docker_engine.buildx("build", *options, file, f"--build-arg=BASE={debian}", str(ROOT), quiet=True)
     with running.container() as server:
         stop = server.get_wrapped_container().stop

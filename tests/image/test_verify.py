@@ -25,16 +25,18 @@ Findings = dict[str, list[Finding]]
 KEY = "-----BEGIN PRIVATE KEY-----\\n" + "QUJD" * 32 + "\\n-----END PRIVATE KEY-----\\n"
 AUTHORITY = f"-----BEGIN CERTIFICATE-----\n{base64.b64encode(bytes(range(48))).decode()}\n-----END CERTIFICATE-----\n"
 
+SITE = f"/{load('tf-cpu').site.packages}"
+
 #: One layer a fault, on top of the image that passed. {token} is put in by the test: no file here holds one.
 PLANTED = r"""
 FROM {image}
 USER root
-RUN sed -i 's/^Version: .*/Version: 0.0.1/' /opt/venv/lib/python3.11/site-packages/fsspec-*.dist-info/METADATA
-RUN cd /opt/venv/lib/python3.11/site-packages && mkdir sneaked-1.0.dist-info \
+RUN sed -i 's/^Version: .*/Version: 0.0.1/' {site}/fsspec-*.dist-info/METADATA
+RUN cd {site} && mkdir sneaked-1.0.dist-info \
  && printf 'Metadata-Version: 2.1\nName: sneaked\nVersion: 1.0\n' >sneaked-1.0.dist-info/METADATA
-RUN rm -r /opt/venv/lib/python3.11/site-packages/cloudml_hypertune-*.dist-info
+RUN rm -r {site}/cloudml_hypertune-*.dist-info
 RUN sed -i "s/'is_cuda_build', False/'is_cuda_build', True/" \
-  /opt/venv/lib/python3.11/site-packages/tensorflow/python/platform/build_info.py
+  {site}/tensorflow/python/platform/build_info.py
 COPY netrc /home/trainer/.netrc
 RUN rm /home/trainer/.netrc
 COPY account.json /opt/trainyard/account.json
@@ -52,7 +54,7 @@ ENTRYPOINT ["launch"]
 
 EXPECTED = [
     ("installed_matches_locks", "package fsspec: is 0.0.1; the lock has 20"),
-    ("installed_matches_locks", "package sneaked 1.0 in /opt/venv/lib/python3.11/site-packages: is in no lock"),
+    ("installed_matches_locks", f"package sneaked 1.0 in {SITE}: is in no lock"),
     ("installed_matches_locks", "package cloudml-hypertune: is not installed"),
     ("tensorflow_has_its_cudnn", "is a CUDA build under the name tensorflow-cpu"),
     ("no_credentials_in_layers", "/home/trainer/.netrc in layer added: holds netrc credentials"),
@@ -86,7 +88,11 @@ def faultless(built_image: Callable[[str], str]) -> tuple[Evidence, Findings]:
 def planted_image(built_image: Callable[[str], str], tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """An image with every fault of PLANTED."""
     folder = tmp_path_factory.mktemp("planted")
-    text = PLANTED.replace("{image}", built_image("tf-cpu")).replace("{token}", secrets.token_hex(16))
+    text = (
+        PLANTED.replace("{image}", built_image("tf-cpu"))
+        .replace("{site}", SITE)
+        .replace("{token}", secrets.token_hex(16))
+    )
     (folder / "Dockerfile").write_text(text, encoding="utf-8")
     (folder / "netrc").write_text("machine index.example login me password x\n", encoding="utf-8")
     (folder / "account.json").write_text(f'{{"type": "service_account", "private_key": "{KEY}"}}', encoding="utf-8")

@@ -18,7 +18,7 @@ BuiltImage = Callable[[str], str]
 Findings = dict[str, list[Finding]]
 Plant = Callable[[str, str], str]
 
-SITE = "/opt/venv/lib/python3.11/site-packages"
+SITE = f"/{load('xla').site.packages}"
 
 
 @pytest.fixture(scope="module")
@@ -98,10 +98,11 @@ def test_torch_without_cuda_is_no_image_for_gpus(plant: Plant) -> None:
 
 def test_tensorflow_with_another_cudnn_is_found(plant: Plant) -> None:
     """TensorFlow's images that held the wrong cuDNN (https://github.com/tensorflow/build/issues/221)."""
-    info = f"{SITE}/nvidia_cudnn_cu12-8.9.7.29.dist-info"
+    site = f"/{load('tf-cpu').site.packages}"
+    info = f"{site}/nvidia_cudnn_cu12-8.9.7.29.dist-info"
     text = f"""\
-RUN sed -i "s/'is_cuda_build', False/'is_cuda_build', True/" {SITE}/tensorflow/python/platform/build_info.py \\
- && printf "build_info['cudnn_version'] = '9'\\n" >>{SITE}/tensorflow/python/platform/build_info.py \\
+RUN sed -i "s/'is_cuda_build', False/'is_cuda_build', True/" {site}/tensorflow/python/platform/build_info.py \\
+ && printf "build_info['cudnn_version'] = '9'\\n" >>{site}/tensorflow/python/platform/build_info.py \\
  && mkdir {info} && printf 'Metadata-Version: 2.1\\nName: nvidia-cudnn-cu12\\nVersion: 8.9.7.29\\n' >{info}/METADATA"""
     _, found = verify.examine(load("tf-cpu"), plant("tf-cpu", text))
     reported = [str(one) for some in found.values() for one in some]

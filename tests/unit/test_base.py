@@ -9,6 +9,7 @@ from typing import Any
 import docker.errors
 import pytest
 
+from trainyard.console import UserError
 from trainyard.image import base_image
 from trainyard.oci import docker_engine
 from trainyard.spec import model
@@ -50,7 +51,7 @@ def network(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
 
     def reach(**digests: str) -> None:
         there = {IMAGE: digests.get("base"), BUILD_BASE: digests.get("build_base")}
-        monkeypatch.setattr(base_image, "_registry_digest", lambda reference: (there[reference], "no such host"))
+        monkeypatch.setattr(base_image, "_registry_digest", lambda reference: (there.get(reference), "no such host"))
 
     return reach
 
@@ -99,3 +100,26 @@ def test_a_base_that_is_set_by_digest_has_that_digest(engine: Engine, monkeypatc
     """The image's labels name it, as verify expects of a base whose name has one."""
     monkeypatch.setenv("TRAINYARD_BASE", "mirror.example/debian@sha256:1")
     assert base_image.resolve("debian-12").digest == "sha256:1"
+
+
+def test_other_bases_have_the_image_of_their_wheels_whatever_base_was_set(
+    engine: Engine, network: Callable[..., None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    network(base="sha256:1", build_base="sha256:2")
+    monkeypatch.setenv("TRAINYARD_BASE", "mine:1")
+    assert base_image.pythons(["debian-12"]) == ({"debian-12": f"{BUILD_BASE}@sha256:2"}, [])
+
+
+def test_without_another_base_the_build_has_a_note_and_no_byte_code_for_it(
+    network: Callable[..., None], engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def bootstrap(*_: object) -> str:
+        raise UserError("cannot bootstrap Debian bookworm: this host has no Debian apt source")
+
+    network()
+    monkeypatch.setattr(base_image, "bootstrap", bootstrap)
+    note = "the layers with the launcher and the trainers have no byte code for debian-12: cannot bootstrap Debian "
+    assert base_image.pythons(["debian-12"]) == (
+        {"debian-12": "tools"},
+        [f"{note}bookworm: this host has no Debian apt source"],
+    )

@@ -16,6 +16,7 @@ from trainyard.image import dockerfile as render
 from trainyard.project import generated
 from trainyard.settings import ROOT
 from trainyard.spec import model
+from trainyard.spec.catalog import debian_bases
 
 EXAMPLES = [model.relative(path.parent) for path in sorted(ROOT.glob("examples/*/image.yaml"))]
 ALL = [*model.targets(), *EXAMPLES]
@@ -68,7 +69,7 @@ def test_no_secret_and_no_cache_can_stay_in_a_layer(target: str) -> None:
 def test_files_of_the_build_context_get_modes_that_do_not_depend_on_the_checkout(target: str) -> None:
     """They reach an image below /opt/trainyard alone, whose modes `seal` sets, or `chmod` after they were moved."""
     text = render.dockerfile(model.load(target))
-    copies = [line.split() for line in text.splitlines() if re.match(r"COPY (?!<<)(?!--link )", line)]
+    copies = [line.split() for line in text.splitlines() if re.match(r"COPY (?!<<)(?!--link )(?!--from=tools )", line)]
     assert {words[-1].split("/")[1] for words in copies} == {"locks", "out"}
     assert all(words[-1].startswith(("/locks/", "/out/opt/trainyard/")) for words in copies)
     seal = text.split("COPY <<'SEAL'")[1].split("\nSEAL\n")[0]
@@ -104,6 +105,18 @@ def test_the_working_directory_makes_no_layer_unless_the_base_holds_the_framewor
     loaded = model.load(target)
     lines = [line for line in render.dockerfile(loaded).splitlines() if line.startswith("WORKDIR ")]
     assert lines == (["WORKDIR /workspace"] if loaded.framework_in_base else [])
+
+
+@pytest.mark.parametrize("target", ALL)
+@pytest.mark.parametrize("stage", ["common", "trainers", "launcher"])
+def test_layers_of_all_images_have_the_byte_code_of_each_debian_base(target: str, stage: str) -> None:
+    """Their stage is on one base, and has the Python of the others mounted."""
+    loaded = model.load(target)
+    text = render.dockerfile(loaded)
+    below, lines = re.findall(rf"\nFROM (\S+) AS {stage}\n(.*?)\n\n", text, re.DOTALL)[0]
+    mounted = re.findall(r"from=(\S+),target=/pythons/", lines)
+    own = f"python-{loaded.base}" if loaded.base in debian_bases() else ""
+    assert sorted([own if below == "tools" else below, *mounted]) == [f"python-{base}" for base in debian_bases()]
 
 
 def test_each_pair_of_locks_has_a_dockerfile(write_locked_spec: Callable[[str], str], spec_text: str) -> None:

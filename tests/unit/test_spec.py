@@ -91,7 +91,7 @@ def test_a_bad_version_is_refused(write_spec: WriteSpec, spec_text: str, pin: st
 @pytest.mark.parametrize(
     ("old", "new", "words"),
     [
-        ("debian-12", "debian-21", "unknown base 'debian-21' (did you mean 'debian-12'?)"),
+        ("debian-12", "debain-12", "unknown base 'debain-12' (did you mean 'debian-12'?)"),
         ("1.9 GB", "huge", "'huge' is not a size"),
         ("0.97", "97", "smoke.accuracy"),
         ("default: mnist", "default: minst", "no trainer 'minst' (did you mean 'mnist'?)"),
@@ -159,6 +159,7 @@ def test_extends_something_unknown_names_the_line(write_spec: WriteSpec) -> None
         ("xla", "libtpu==0.0.50", "torch-xla 2.9.0 and libtpu 0.0.50 cannot share an image"),
         ("torch-tpu", "libtpu==0.0.21", "torch_tpu needs libtpu 0.0.50 or later"),
         ("torch-tpu", "tensorflow-tpu==2.20.0", "aborts with one later than 0.0.21"),
+        ("cpu", "libtpu==0.0.21", "libtpu 0.0.21 and Python 3.13 cannot share an image: libtpu 0.0.21 has wheels for"),
     ],
 )
 def test_packages_that_cannot_share_an_image_are_refused_with_the_reason(

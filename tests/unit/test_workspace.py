@@ -285,7 +285,7 @@ def test_a_build_without_a_network_asks_neither_index_nor_registry(
     monkeypatch.setattr(build.docker_engine, "stores_in_containerd", lambda: True)
     sources = offline.Sources(
         index="pytorch-cpu", index_url="https://index.example", base="registry.example/debian@sha256:1",
-        base_digest="sha256:1", build_base="", notes=["a note"],
+        base_digest="sha256:1", build_base="", pythons={}, notes=["a note"],
     )  # fmt: skip
     (tmp_path / "cpu").mkdir()
     (tmp_path / "cpu" / "fetched.json").write_text(sources.model_dump_json(), encoding="utf-8")

@@ -6,6 +6,7 @@ import base64
 import dataclasses
 import hashlib
 import os
+import re
 import subprocess
 import sys
 import textwrap
@@ -19,7 +20,7 @@ from tests.fakes.package_index import PackageIndex, source_distribution, wheel
 
 import trainyard as package
 from trainyard.console import StepFailed, UserError
-from trainyard.image import base_image, dockerfile, plan, workspace_resolution, workspace_resolver
+from trainyard.image import base_image, dockerfile, plan, resolver, workspace_resolution, workspace_resolver
 from trainyard.settings import ROOT
 from trainyard.spec import lockfile, model, workspace_lock
 from trainyard.spec.lockfile import Pin
@@ -56,7 +57,7 @@ def write(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, index: PackageIndex) 
     (root / ".git").mkdir(parents=True)
     monkeypatch.chdir(root)
     monkeypatch.setattr(model, "STATE", tmp_path / "state")
-    monkeypatch.setattr(base_image, "lockable_reference", lambda name: f"{name}@sha256:{'a' * 64}")
+    monkeypatch.setattr(base_image, "lockable_reference", lambda name: f"{model.bases()[name].image}@sha256:{'a' * 64}")
     monkeypatch.setenv("UV_CACHE_DIR", str(tmp_path / "cache"))
     monkeypatch.setenv("UV_CONFIG_FILE", str(tmp_path / "user.toml"))
     (tmp_path / "user.toml").touch()
@@ -298,13 +299,92 @@ def test_a_package_that_no_index_has_is_named_with_its_line(write: Write) -> Non
         workspace_resolver.lock(write("einopps\n"))
 
 
-def test_a_project_for_another_python_is_refused(write: Write) -> None:
+@pytest.mark.parametrize(
+    ("allowed", "found", "remedy"),
+    [
+        (">=3.14", "3.13", "relax it, or extend another target"),
+        ("<3.13", "3.13", "relax it, or give another base, as in 'base: debian-12'"),
+    ],
+)
+def test_a_project_for_another_python_is_refused(write: Write, allowed: str, found: str, remedy: str) -> None:
     spec = write()
-    Path("pyproject.toml").write_text('[project]\nname = "mine"\nversion = "1"\nrequires-python = ">=3.12"\n')
-    with pytest.raises(
-        UserError, match=r"^pyproject\.toml:4: requires-python '>=3\.12' excludes Python 3\.11 of tf-cpu"
-    ):
+    Path("pyproject.toml").write_text(f'[project]\nname = "mine"\nversion = "1"\nrequires-python = "{allowed}"\n')
+    with pytest.raises(UserError) as error:
         workspace_resolver.lock(spec)
+    assert str(error.value) == (
+        f"pyproject.toml:4: requires-python '{allowed}' excludes Python {found} of tf-cpu: {remedy}"
+    )
+
+
+@pytest.fixture
+def other_bases(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, str]]:
+    """Versions of Python and of glibc that the framework was resolved for."""
+    found: list[tuple[str, str]] = []
+
+    def compile_lock(requirements: list[str], output: Path, *, python: str, glibc: str, **_: object) -> None:
+        assert requirements == model.load("tf-cpu").framework.packages
+        found.append((python, glibc))
+        output.write_bytes(FRAMEWORK.read_bytes())
+
+    monkeypatch.setattr(resolver, "compile_lock", compile_lock)
+    return found
+
+
+def test_another_base_has_the_framework_of_the_target_for_its_python(
+    write: Write, other_bases: list[tuple[str, str]]
+) -> None:
+    spec = write(more="base: debian-12\n")
+    assert (spec.base, spec.python_version) == ("debian-12", "3.11")
+    workspace_resolver.lock(spec)
+    assert other_bases == [("3.11", "2.36")]
+    assert spec.workspace is not None
+    assert "# base: docker.io/library/debian:12-slim" in spec.workspace.lock.read_text(encoding="utf-8")
+    assert workspace_resolver.is_current(spec)
+    assert workspace_resolver.lock(spec) == [] and len(other_bases) == 1, "it is kept"
+    workspace_resolver.check_tool(spec)
+
+
+def test_a_lock_of_another_base_is_resolved_anew_if_the_repository_asks_for_it(
+    write: Write, other_bases: list[tuple[str, str]]
+) -> None:
+    workspace_resolver.lock(write())
+    spec = write(more="base: debian-12\n")
+    assert not workspace_resolver.is_current(spec)
+    workspace_resolver.lock(spec)
+    assert other_bases == [("3.11", "2.36")]
+    spec = write()  # as if the target had moved to another base
+    words = "was locked on docker.io/library/debian:12-slim, and tf-cpu is on base debian-13 now: run 'trainyard lock "
+    with pytest.raises(UserError, match=re.escape(words)):
+        workspace_resolver.lock(spec)
+    workspace_resolver.lock(spec, upgrade=True)
+    assert workspace_resolver.is_current(spec)
+
+
+@pytest.mark.parametrize(
+    ("extends", "base", "words"),
+    [
+        (
+            "tf-cpu",
+            "debain-12",
+            "unknown base 'debain-12' (did you mean 'debian-12'?); valid: debian-12, debian-13",
+        ),
+        ("tf-cpu", "xla-nightly", "xla-nightly holds a framework: only the target that is made for it can use it"),
+        ("xla-nightly", "debian-13", "xla-nightly holds a framework: only the target that is made for it can use it"),
+    ],
+)
+def test_a_base_that_does_not_fit_is_refused(write: Write, extends: str, base: str, words: str) -> None:
+    with pytest.raises(UserError) as error:
+        write(more=f"base: {base}\n", extends=extends)
+    assert str(error.value).startswith("trainyard.yaml:4: base: ")
+    assert words in str(error.value)
+
+
+def test_a_framework_without_wheels_for_the_python_of_a_base_is_one_line(write: Write) -> None:
+    words = (
+        "trainyard.yaml: libtpu 0.0.21 and Python 3.13 cannot share an image: libtpu 0.0.21 has wheels for Python 3.10"
+    )
+    with pytest.raises(UserError, match=re.escape(words)):
+        workspace_resolver.lock(write(more="base: debian-13\n", extends="xla"))
 
 
 def test_what_the_code_provides_is_not_installed(write: Write) -> None:

@@ -70,7 +70,7 @@ _building = threading.Lock()
 def _build_replacement(stage: str) -> str:
     """Build a stage of the Dockerfile in :data:`BUILDER`, from the build cache if possible; its reference."""
     reference = f"{NAME}-cloud-builder:{stage}"
-    base = base_image.resolve("debian-12").reference
+    base = base_image.resolve("debian-13").reference
     with _building:
         bundle = settings.ca_bundle()
         docker_engine.buildx(

@@ -13,7 +13,8 @@ import os
 import shutil
 import subprocess
 import tempfile
-from dataclasses import dataclass
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 
@@ -85,12 +86,37 @@ def resolve(name: str, locked: str = "") -> Resolved:
     given, build_base = settings.variable("BASE"), settings.variable("BUILD_BASE")
     if given:
         return Resolved(given, given.partition("@")[2], f"base {given} was set with BASE", build_base or given)
+    found = _find(name, locked)
+    return replace(found, build_base=build_base) if build_base else found
+
+
+def pythons(names: Iterable[str]) -> tuple[dict[str, str], list[str]]:
+    """Images with the Python of other bases than that of a build: name -> reference; and a note for each without one.
+
+    The stage ``tools`` takes the place of an image that this host cannot have: the layers that all images share then
+    lack the byte code of that Python.
+
+    Args:
+        names: of :func:`trainyard.image.plan.other_pythons`.
+    """
+    found, notes = {}, []
+    for name in names:
+        try:
+            found[name] = _find(name).build_base
+        except (UserError, StepFailed) as error:
+            found[name] = "tools"
+            notes.append(f"the layers with the launcher and the trainers have no byte code for {name}: {error}")
+    return found, notes
+
+
+def _find(name: str, locked: str = "") -> Resolved:
+    """See :func:`resolve`."""
     base = bases()[name]
     docker_engine.client()
     digest, reason = _registry_digest(locked if "@" in locked else base.image)
     if digest:
         reference = f"{base.image}@{digest}"
-        return Resolved(reference, digest, None, build_base or _build_base_at_registry(base) or reference)
+        return Resolved(reference, digest, None, _build_base_at_registry(base) or reference)
     if base.bootstrap is None:
         raise UserError(
             f"base {base.image} is unreachable ({reason}) and cannot be bootstrapped: "
@@ -101,7 +127,7 @@ def resolve(name: str, locked: str = "") -> Resolved:
         say(f"base {base.image}: its registry does not answer ({reason}); bootstrapping an equivalent")
         bootstrap(name, base)
     note = f"base {base.image} is unreachable ({reason}): built on {reference}, bootstrapped from the Debian archive"
-    return Resolved(reference, "", note, build_base or _local_build_base(name))
+    return Resolved(reference, "", note, _local_build_base(name))
 
 
 def lockable_reference(name: str) -> str:

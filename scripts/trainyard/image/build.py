@@ -27,7 +27,7 @@ from trainyard.image import (
 )
 from trainyard.image.buildx import OnStep, bake
 from trainyard.image.local_images import digest_of
-from trainyard.image.plan import Plan, make_plan
+from trainyard.image.plan import Plan, make_plan, other_pythons
 from trainyard.oci import docker_engine
 from trainyard.spec import lockfile
 from trainyard.spec.model import IMAGES, Spec, base_contents_file, load, relative, with_locked_base
@@ -64,6 +64,7 @@ def plan_for(spec: Spec) -> Plan:
         base_digest=found.base_digest,
         notes=tuple(found.notes),
         build_base=found.build_base,
+        pythons=found.pythons,
         code=prepared.code if prepared else "",
     )
 
@@ -95,6 +96,8 @@ def _reachable(spec: Spec, locked_base: str) -> offline.Sources:
     found = base_image.resolve(spec.base, locked=locked_base)
     if found.note:
         notes.append(found.note)
+    pythons, missing = base_image.pythons(other_pythons(spec))
+    notes += missing
     index_spec = spec.index_spec()
     return offline.Sources(
         index=index,
@@ -102,6 +105,7 @@ def _reachable(spec: Spec, locked_base: str) -> offline.Sources:
         base=found.reference,
         base_digest=found.digest,
         build_base=found.build_base,
+        pythons=pythons,
         notes=notes,
     )
 
@@ -124,6 +128,7 @@ def fetch(spec: Spec) -> dict[str, Any]:
             base=plan.base,
             base_digest=plan.base_digest,
             build_base=plan.build_base,
+            pythons=dict(plan.pythons),
             notes=list(plan.notes),
         )
         offline.keep(spec.target, sources)
@@ -152,14 +157,17 @@ def _plan_with_framework_in_base(spec: Spec, prepared: workspace_files.Prepared 
     base, digest = spec.base_contents.reference, spec.base_contents.digest
     if digest and configured.endswith(f"@{digest}"):
         base = configured  # the same image, at the registry that BASE names
-    note = None if digest else f"base {base} has no digest, as it comes from no registry"
+    pythons, notes = base_image.pythons(other_pythons(spec))
+    if not digest:
+        notes.insert(0, f"base {base} has no digest, as it comes from no registry")
     return make_plan(
         spec,
         index="default",
         index_url="",
         base=base,
         base_digest=digest,
-        notes=(note,) if note else (),
+        notes=tuple(notes),
+        pythons=pythons,
         code=prepared.code if prepared else "",
     )
 

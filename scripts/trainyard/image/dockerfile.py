@@ -20,6 +20,7 @@ from trainyard.image import plan, wheel_layers
 from trainyard.installation import check_writable
 from trainyard.settings import ROOT
 from trainyard.spec import lockfile, naming
+from trainyard.spec.catalog import debian_bases
 from trainyard.spec.model import IMAGES, Spec, load, targets
 
 BAKE_FILE = IMAGES / "docker-bake.json"
@@ -171,6 +172,26 @@ def from_root(path: Path) -> str:
     return path.relative_to(ROOT).as_posix() if path.is_relative_to(ROOT) else str(path)
 
 
+@dataclass(frozen=True)
+class OtherPython:
+    """A Debian base that an image is not made from, whose Python compiles byte code for what all images share."""
+
+    name: str
+
+    @property
+    def stage(self) -> str:
+        return f"python-{self.name}"
+
+    @property
+    def argument(self) -> str:
+        return plan.python_argument(self.name)
+
+    @property
+    def image(self) -> str:
+        base = debian_bases()[self.name]
+        return base.build_base or base.image
+
+
 def variables(spec: Spec, index: str) -> dict[str, Any]:
     """The variables of templates/Dockerfile.j2.
 
@@ -179,6 +200,8 @@ def variables(spec: Spec, index: str) -> dict[str, Any]:
     """
     base = spec.base_spec()
     build = spec.workspace.document.build if spec.workspace else None
+    pythons = [OtherPython(name) for name in plan.other_pythons(spec)]
+    shared = "tools" if spec.base in debian_bases() else pythons[0].stage
     return {
         "spec_file": spec.workspace.file.name if spec.workspace else from_root(spec.folder / "image.yaml"),
         "dockerfile": from_root(spec.dockerfile(index)),
@@ -189,7 +212,15 @@ def variables(spec: Spec, index: str) -> dict[str, Any]:
         "own_trainers": spec.trainers.folder or "",
         "target": spec.target,
         "base": base,
+        "base_name": spec.base,
         "framework_in_base": spec.framework_in_base,
+        "pythons": pythons,
+        "shared_stage": shared,
+        "mount_pythons": "".join(
+            f"--mount=type=bind,from={one.stage},target=/pythons/{one.name},rw \\\n    "
+            for one in pythons
+            if one.stage != shared
+        ),
         "interpreter": '"$PYTHON"' if spec.framework_in_base else "/usr/bin/python3",
         "shebang": spec.site.shebang,
         "path": search_path(spec),

@@ -10,6 +10,7 @@ from packaging.utils import canonicalize_name
 
 from trainyard.console import UserError
 from trainyard.spec import lockfile, model
+from trainyard.spec.catalog import debian_bases
 from trainyard.spec.model import Spec
 from trainyard.workspace.lines import applies
 from trainyard.workspace.requirements import Wanted
@@ -31,13 +32,17 @@ def check_python(spec: Spec, wanted: Wanted) -> None:
         if not any(allowed.contains(f"{python}.{patch}") for patch in (0, 99)):
             raise UserError(
                 f"{line.where}: requires-python '{line.text}' excludes Python {python} of {spec.workspace.parent}: "
-                f"relax it, or extend another target{_with_python(allowed)}"
+                f"relax it, or {_with_python(allowed)}"
             )
 
 
 def _with_python(allowed: SpecifierSet) -> str:
+    """What else can be done about a Python that a project does not allow."""
+    bases = [name for name, base in debian_bases().items() if allowed.contains(f"{base.python}.99")]
+    if bases:
+        return f"give another base, as in 'base: {bases[0]}'"
     fitting = [name for name in model.targets() if allowed.contains(f"{model.load(name).base_spec().python}.99")]
-    return f" ({', '.join(fitting)})" if fitting else ""
+    return f"extend another target ({', '.join(fitting)})" if fitting else "extend another target"
 
 
 def variants(framework: Mapping[str, str]) -> dict[str, str]:

@@ -7,6 +7,7 @@ layouts, so that a build need not ask a registry for them. It records which inde
 from __future__ import annotations
 
 import shutil
+from collections.abc import Mapping
 from pathlib import Path
 
 from pydantic import BaseModel, ValidationError
@@ -30,6 +31,7 @@ class Sources(BaseModel):
         index: name of the package index, ``index_url``: its address; empty for the default index.
         base: reference of the base image, ``base_digest``: its digest where a registry gave one.
         build_base: reference of the image in which wheels are installed.
+        pythons: see :class:`trainyard.image.plan.Plan`.
         notes: every fallback that was taken, a sentence each.
     """
 
@@ -38,7 +40,13 @@ class Sources(BaseModel):
     base: str
     base_digest: str
     build_base: str
+    pythons: dict[str, str]
     notes: list[str]
+
+
+def _images(base: str, build_base: str, pythons: Mapping[str, str]) -> set[str]:
+    """References of all images that a build starts from."""
+    return {base, build_base or base, *pythons.values()} - {"tools"}
 
 
 def _record(target: str) -> Path:
@@ -57,7 +65,7 @@ def keep(target: str, sources: Sources) -> None:
         UserError: a base image cannot be pulled.
         StepFailed: the engine cannot save it.
     """
-    for reference in {sources.base, sources.build_base or sources.base}:
+    for reference in _images(sources.base, sources.build_base, sources.pythons):
         folder = _layout(reference)
         docker_engine.pull(reference)
         partial = folder.with_suffix(".new")
@@ -95,7 +103,7 @@ def contexts(plan: Plan) -> dict[str, str]:
         UserError: a layout was not fetched, or was removed.
     """
     found = {}
-    for reference in {plan.base, plan.build_base or plan.base}:
+    for reference in _images(plan.base, plan.build_base, plan.pythons):
         folder = _layout(reference)
         try:
             found[reference] = working_directory.address(folder)

@@ -6,7 +6,8 @@ import datetime
 import hashlib
 import json
 import subprocess
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,7 @@ from trainyard import settings
 from trainyard.console import UserError
 from trainyard.settings import ROOT
 from trainyard.spec import lockfile
+from trainyard.spec.catalog import debian_bases
 from trainyard.spec.model import Spec
 from trainyard.spec.naming import FILE_EPOCH, LABELS, NAME, candidate_tag, version_tag
 from trainyard.spec.workspace import Workspace
@@ -103,6 +105,16 @@ def content_hash(spec: Spec, index: str, base: str) -> str:
     return digest.hexdigest()[:8]
 
 
+def other_pythons(spec: Spec) -> list[str]:
+    """Names of the Debian bases, other than the image's, for whose Python the shared layers have byte code."""
+    return sorted(name for name in debian_bases() if name != spec.base)
+
+
+def python_argument(base: str) -> str:
+    """The build argument with the reference of a base of :func:`other_pythons`: ``PYTHON_DEBIAN_12``."""
+    return f"PYTHON_{base.upper().replace('-', '_')}"
+
+
 @dataclass(frozen=True)
 class Plan:
     """How one image is built, and its tags.
@@ -112,6 +124,7 @@ class Plan:
         base: reference of the base image, with a digest where a registry gave one.
         base_digest: that digest, or empty.
         build_base: reference of the image in which wheels are installed; the base if empty.
+        pythons: base of :func:`other_pythons` -> reference of its image.
         notes: every fallback that was taken, a sentence each, for the log and the summary.
         tag: the immutable tag.
         floating_tags: the tags that `promote` moves.
@@ -127,6 +140,7 @@ class Plan:
     tag: str
     floating_tags: tuple[str, ...]
     build_base: str = ""
+    pythons: Mapping[str, str] = field(default_factory=dict)
     code: str = ""
 
     @property
@@ -151,6 +165,7 @@ class Plan:
         else:
             framework = {"BUILD_BASE": self.build_base or self.base}
             framework |= {"INDEX_URL": self.index_url} if self.index_url else {}
+        framework |= {python_argument(name): reference for name, reference in self.pythons.items()}
         own = {"LOCKED": sha256_of(workspace.lock)} if workspace else {}
         own |= {"CODE": self.code} if self.code else {}
         return (
@@ -223,6 +238,7 @@ def make_plan(
     base_digest: str,
     notes: tuple[str, ...],
     build_base: str = "",
+    pythons: Mapping[str, str] | None = None,
     code: str = "",
 ) -> Plan:
     """Assemble a plan from the index and the base that this host can reach."""
@@ -240,5 +256,6 @@ def make_plan(
         tag=f"{version}-{day}-{content_hash(spec, index, base_digest or base)}",
         floating_tags=(spec.target, version),
         build_base=build_base,
+        pythons=pythons or {},
         code=code,
     )

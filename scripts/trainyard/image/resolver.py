@@ -14,6 +14,7 @@ from pathlib import Path
 
 from packaging.requirements import InvalidRequirement, Requirement
 from packaging.utils import canonicalize_name
+from packaging.version import Version
 
 from trainyard import settings
 from trainyard.console import StepFailed, UserError, say, warn
@@ -23,11 +24,14 @@ from trainyard.oci import docker_engine, probe_runner
 from trainyard.settings import ROOT
 from trainyard.spec import lockfile, workspace_lock
 from trainyard.spec.catalog import conflict
-from trainyard.spec.model import IMAGES, BaseContents, Spec, base_contents_file, load, requirements_of
+from trainyard.spec.model import IMAGES, BaseContents, Spec, base_contents_file, bases, load, requirements_of
 from trainyard.workspace.lines import applies
 
 #: glibc of Debian 12, for locks that are of no image.
 GLIBC = "2.36"
+
+#: The newest of glibc that uv has platforms for: https://docs.astral.sh/uv/reference/cli/#uv-pip-compile--python-platform
+UV_GLIBC = "2.40"
 
 #: First line of every lock. It names no target, so that images with the same framework lock share the build stage.
 _HEADER = workspace_lock.SPLIT_HEADER
@@ -124,8 +128,9 @@ def pip_compile(
 
 
 def platform_of(glibc: str) -> str:
-    """uv's name of the platform whose wheels run with this version of glibc."""
-    return f"x86_64-manylinux_{glibc.replace('.', '_')}"
+    """uv's name of the platform whose wheels run with this version of glibc, or with the newest that uv knows."""
+    newest = min(glibc, UV_GLIBC, key=Version)
+    return f"x86_64-manylinux_{newest.replace('.', '_')}"
 
 
 def _only(text: str, keep: set[str]) -> str:
@@ -159,20 +164,21 @@ def lock_target(spec: Spec, index_name: str) -> list[Path]:
     if index_name != "default":
         assert index_spec is not None
         index = (index_name, package_index.url(index_name, index_spec), index_spec.packages)
-    python = spec.base_spec().python
+    python, glibc = spec.base_spec().python, spec.base_spec().glibc
     written = []
     framework = lockfile.framework_lock(spec, index_name)
     everything = spec.framework.packages + requirements_of(spec)
     with tempfile.TemporaryDirectory() as folder:
         whole = Path(folder) / "whole.lock"
         if spec.framework_folder == spec.folder:
-            compile_lock(everything, whole, python=python, target=spec.target, index=index)
+            compile_lock(everything, whole, python=python, glibc=glibc, target=spec.target, index=index)
             check_conflicts(spec, lockfile.read(whole))
             pins = "\n".join(f"{name}=={version}" for name, version in lockfile.read(whole).items())
             compile_lock(
                 spec.framework.packages,
                 framework,
                 python=python,
+                glibc=glibc,
                 target=spec.target,
                 constraints=pins,
                 index=index,
@@ -185,7 +191,14 @@ def lock_target(spec: Spec, index_name: str) -> list[Path]:
         parents = _parents_lock(spec, index_name)
         preferred = parents.read_text(encoding="utf-8") if parents else ""
         compile_lock(
-            everything, whole, python=python, target=spec.target, constraints=pins, preferred=preferred, index=index
+            everything,
+            whole,
+            python=python,
+            glibc=glibc,
+            target=spec.target,
+            constraints=pins,
+            preferred=preferred,
+            index=index,
         )
         resolved = lockfile.read(whole)
         check_conflicts(spec, resolved)
@@ -194,6 +207,7 @@ def lock_target(spec: Spec, index_name: str) -> list[Path]:
             everything,
             output,
             python=python,
+            glibc=glibc,
             target=spec.target,
             constraints=pins,
             preferred=preferred,
@@ -226,7 +240,7 @@ def check_conflicts(spec: Spec, versions: Mapping[str, str]) -> None:
     Raises:
         UserError: they cannot share an image; the message gives the reason.
     """
-    reason = conflict(versions)
+    reason = conflict(versions, spec.python_version)
     if reason:
         raise UserError(f"{spec.where}: {reason}")
 
@@ -366,7 +380,9 @@ def _lock_scripts(*, upgrade: bool) -> list[Path]:
     compile_lock([*package, *tests], everything, python="3.11", target="scripts", preferred=preferred)
     pins = "\n".join(f"{name}=={version}" for name, version in lockfile.read(everything).items())
     builder = ROOT / "scripts" / "trainyard" / "builder" / "requirements.lock"
-    compile_lock(package, builder, python="3.11", target="scripts", constraints=pins)
+    # The base of scripts/trainyard/builder/Dockerfile.
+    python = bases()["debian-13"].python
+    compile_lock(package, builder, python=python, target="scripts", constraints=pins)
     return [everything, builder]
 
 

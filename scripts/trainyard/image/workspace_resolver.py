@@ -41,8 +41,7 @@ def contents(spec: Spec) -> str:
     Raises:
         UserError: there is no such target.
     """
-    assert spec.workspace is not None
-    parent = model.load(spec.workspace.parent)
+    parent = _parent(spec)
     about = parent.model_dump(
         mode="json",
         include={"base", "framework", "system", "accelerator", "environment", "tools", "profile", "trainers"},
@@ -54,6 +53,12 @@ def contents(spec: Spec) -> str:
         found.update(f"{path.relative_to(ROOT).as_posix()}\0".encode())
         found.update(hashlib.sha256(path.read_bytes()).digest())
     return found.hexdigest()[:8]
+
+
+def _parent(spec: Spec) -> Spec:
+    """The target that a workspace extends, on the workspace's base."""
+    assert spec.workspace is not None
+    return model.load(spec.workspace.parent).model_copy(update={"base": spec.base})
 
 
 def _contributed(parent: Spec) -> Iterator[Path]:
@@ -95,10 +100,17 @@ def is_current(spec: Spec) -> bool:
     if not ws.lock.is_file():
         return False
     lock = workspace_lock.read(ws)
-    if lock.target != ws.parent or (spec.framework_in_base and not _has_base(spec)):
+    if not _is_of(lock, spec) or (spec.framework_in_base and not _has_base(spec)):
         return False
     wanted = requirements.read(ws, spec.python_version)
     return lock.inputs == _inputs(spec, wanted, indexes.of_project(ws, wanted.addresses), lock.sections)
+
+
+def _is_of(lock: WorkspaceLock, spec: Spec) -> bool:
+    """Whether a lock is of the target and the base of a workspace."""
+    assert spec.workspace is not None
+    same_base = spec.framework_in_base or lock.base.partition("@")[0] == spec.base_spec().image
+    return lock.target == spec.workspace.parent and same_base
 
 
 def _has_base(spec: Spec) -> bool:
@@ -147,6 +159,11 @@ def lock(spec: Spec, *, upgrade: bool = False, upgrade_packages: Sequence[str] =
     ws = spec.workspace
     assert ws is not None
     old = None if upgrade else _existing(ws)
+    if old and old.target == ws.parent and not _is_of(old, spec) and not ws.document.base:
+        raise UserError(
+            f"{relative(ws.lock)}: was locked on {old.base.partition('@')[0]}, and {ws.parent} is on base {spec.base} "
+            "now: run 'trainyard lock --upgrade'"
+        )
     if spec.framework_in_base and (upgrade or not _has_base(spec)):
         spec = model.with_base_contents(spec, resolver.inspect_base(spec, spec.base_contents))
     wanted = requirements.read(ws, spec.python_version)
@@ -178,13 +195,13 @@ def _resolved(spec: Spec, wanted: Wanted, old: WorkspaceLock | None, upgraded: f
     """The lock that ``wanted`` resolves to."""
     ws = spec.workspace
     assert ws is not None
-    parent = model.load(ws.parent)
-    kept = old if old and old.target == ws.parent else None
+    parent = _parent(spec)
+    kept = old if old and _is_of(old, spec) else None
     held = spec.base_contents.packages if spec.base_contents else {}
     if spec.base_contents:
         frameworks = {"default": base_wheels.pins(spec.base_contents)}
     else:
-        frameworks = _kept_frameworks(kept) if kept else _frameworks(parent)
+        frameworks = _kept_frameworks(kept) if kept else _frameworks(spec, parent)
     pins = resolution.pins(frameworks["default"])
     _check_upgraded(ws, upgraded, pins, old, held)
     own = indexes.of_project(ws, wanted.addresses)
@@ -248,9 +265,16 @@ def _kept_frameworks(old: WorkspaceLock) -> dict[str, str]:
     return {name.partition(".")[2] or "default": old.sections[name] for name in sorted(names)}
 
 
-def _frameworks(parent: Spec) -> dict[str, str]:
-    """Name of an index -> the text of the target's framework lock, for every index that answers."""
+def _frameworks(spec: Spec, parent: Spec) -> dict[str, str]:
+    """Name of an index -> the text of the target's framework lock, for every index that answers.
+
+    Args:
+        parent: the target; on another base than the catalogue's, the same versions are resolved for that base.
+    """
     default = lockfile.framework_lock(parent, "default").read_text(encoding="utf-8").removeprefix(SPLIT_HEADER)
+    if parent.base != model.load(parent.target).base:
+        resolver.check_conflicts(spec, resolution.pins(default))
+        return {"default": _framework_for(parent, default, "default")}
     found = {"default": default}
     chosen = "default" if settings.offline() else package_index.choose(parent)[0]
     if chosen != "default":
@@ -258,18 +282,25 @@ def _frameworks(parent: Spec) -> dict[str, str]:
         if path.is_file():
             found[chosen] = path.read_text(encoding="utf-8").removeprefix(SPLIT_HEADER)
             return found
-        with tempfile.TemporaryDirectory() as folder:
-            output = Path(folder) / "framework.lock"
-            resolver.compile_lock(
-                parent.framework.packages,
-                output,
-                python=parent.base_spec().python,
-                target=parent.target,
-                preferred="".join(f"{name}=={version}\n" for name, version in resolution.pins(default).items()),
-                index=_index(parent, chosen),
-            )
-            found[chosen] = output.read_text(encoding="utf-8").removeprefix(SPLIT_HEADER)
+        found[chosen] = _framework_for(parent, default, chosen)
     return found
+
+
+def _framework_for(parent: Spec, default: str, index: str) -> str:
+    """The framework of a target, resolved for its base and an index, with the versions of ``default`` if possible."""
+    with tempfile.TemporaryDirectory() as folder:
+        output = Path(folder) / "framework.lock"
+        resolver.compile_lock(
+            parent.framework.packages,
+            output,
+            python=parent.base_spec().python,
+            glibc=parent.base_spec().glibc,
+            target=parent.target,
+            preferred="".join(f"{name}=={version}\n" for name, version in resolution.pins(default).items()),
+            index=_index(parent, index),
+            sized=True,
+        )
+        return output.read_text(encoding="utf-8").removeprefix(SPLIT_HEADER)
 
 
 def _index(parent: Spec, name: str) -> tuple[str, str, list[str]] | None:

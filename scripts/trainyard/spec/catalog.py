@@ -80,26 +80,29 @@ class Conflict(Strict):
 
     Attributes:
         packages: name -> affected versions, all if empty; the conflict applies if every package matches.
+        python: affected versions of Python; all if empty.
         reason: what happens, ``source``: how that is known, ``until``: when the entry can be removed.
     """
 
     packages: dict[str, Specifier] = Field(min_length=1)
+    python: Specifier = ""
     reason: str
     source: str
     until: str
 
-    def holds(self, versions: Mapping[str, str]) -> bool:
-        """Whether ``versions`` (canonical name -> version) has all packages of the conflict in affected versions."""
-        return all(
+    def holds(self, versions: Mapping[str, str], python: str) -> bool:
+        """Whether an image with this Python and ``versions`` (canonical name -> version) has all that is affected."""
+        return SpecifierSet(self.python).contains(python) and all(
             (version := versions.get(canonicalize_name(name))) is not None
             and SpecifierSet(versions_meant).contains(version, prereleases=True)
             for name, versions_meant in self.packages.items()
         )
 
-    def words(self, versions: Mapping[str, str]) -> str:
-        """A clause for messages: the packages with their versions, and the reason."""
+    def words(self, versions: Mapping[str, str], python: str) -> str:
+        """A clause for messages: what conflicts, with its versions, and the reason."""
         names = [canonicalize_name(name) for name in self.packages]
-        return f"{' and '.join(f'{name} {versions[name]}' for name in names)} cannot share an image: {self.reason}"
+        parts = [f"{name} {versions[name]}" for name in names] + ([f"Python {python}"] if self.python else [])
+        return f"{' and '.join(parts)} cannot share an image: {self.reason}"
 
 
 def _keys_at(model: type[BaseModel], location: tuple[int | str, ...]) -> list[str]:
@@ -164,6 +167,11 @@ def bases() -> dict[str, Base]:
     return table(IMAGES / "bases.yaml", Base)
 
 
+def debian_bases() -> dict[str, Base]:
+    """The bases with Debian's Python, by name."""
+    return {name: base for name, base in bases().items() if base.bootstrap}
+
+
 @cache
 def indexes() -> dict[str, Index]:
     """The package indexes of images/indexes.yaml by name."""
@@ -176,6 +184,11 @@ def conflicts() -> dict[str, Conflict]:
     return table(IMAGES / "conflicts.yaml", Conflict)
 
 
-def conflict(versions: Mapping[str, str]) -> str | None:
-    """Why packages of these versions (canonical name -> version) cannot share an image; None if they can."""
-    return next((entry.words(versions) for entry in conflicts().values() if entry.holds(versions)), None)
+def conflict(versions: Mapping[str, str], python: str) -> str | None:
+    """Why packages of these versions (canonical name -> version) cannot share an image; None if they can.
+
+    Args:
+        python: version of the image's Python, as in ``3.11``.
+    """
+    found = (entry.words(versions, python) for entry in conflicts().values() if entry.holds(versions, python))
+    return next(found, None)

@@ -10,6 +10,7 @@ from __future__ import annotations
 import datetime
 import json
 import re
+from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Any, Literal, NoReturn
 
@@ -365,6 +366,8 @@ def _load_workspace(path: Path) -> Spec:
     if not (IMAGES / document.extends / "image.yaml").is_file() or "/" in document.extends:
         refuse(("extends",), f"unknown target '{document.extends}'{nearest(document.extends, targets())}; {valid}")
     parent = _load(IMAGES / document.extends, ())
+    if document.base and document.base != parent.base:
+        parent = _on_base(parent, document.base, refuse)
     name = document.name or workspace.default_name(path.parent)
     if name in targets():
         refuse(("name",), f"'{name}' is a target of the catalogue: give the image another one, as in 'name: my-{name}'")
@@ -399,6 +402,26 @@ def _load_workspace(path: Path) -> Spec:
     return with_locked_base(spec) if spec.framework_in_base else spec
 
 
+def _on_base(parent: Spec, base: str, refuse: Callable[[tuple[str, ...], str], NoReturn]) -> Spec:
+    """The spec of a target on another base.
+
+    Args:
+        refuse: raises a :class:`UserError` about a key.
+    """
+    if base not in bases():
+        refuse(("base",), f"unknown base '{base}'{nearest(base, bases())}; valid: {', '.join(bases())}")
+    if parent.framework_in_base or bases()[base].framework:
+        held = base if bases()[base].framework else parent.base
+        refuse(("base",), f"{held} holds a framework: only the target that is made for it can use it")
+    return parent.model_copy(update={"base": base})
+
+
+def _pinned(spec: Spec) -> dict[str, str]:
+    """Canonical name -> version of what a spec pins."""
+    pins = [Requirement(text) for text in [*spec.framework.packages, *requirements_of(spec)]]
+    return {canonicalize_name(pin.name): next(iter(pin.specifier)).version for pin in pins}
+
+
 def _load(folder: Path, below: tuple[Path, ...]) -> Spec:
     path = folder / "image.yaml"
     data = yaml_source.read(path)
@@ -412,7 +435,7 @@ def _load(folder: Path, below: tuple[Path, ...]) -> Spec:
             parent = _load(folder_of(str(parent_name)), (*below, folder))
         except UserError as error:
             raise UserError(f"{relative(path)}:{yaml_source.line_of(data, ('extends',))}: extends: {error}") from None
-        if "framework" not in plain:
+        if "framework" not in plain and plain.get("base", parent.base) == parent.base:
             framework_folder = parent.framework_folder
         above = parent.model_dump(include=set(_Document.model_fields))
         above["budget"] = {"size": f"{parent.budget.size} B"}
@@ -531,9 +554,7 @@ def _check_references(spec: Spec, data: CommentedMap) -> None:
         _ = spec.framework.version
     except ValueError as error:
         refuse(("framework", "packages"), str(error))
-    pins = [Requirement(text) for text in [*spec.framework.packages, *requirements_of(spec)]]
-    refused = conflict({canonicalize_name(pin.name): next(iter(pin.specifier)).version for pin in pins})
-    if refused:
+    if refused := conflict(_pinned(spec), spec.python_version):
         refuse(("framework", "packages"), refused)
     if spec.trainers.folder and not (spec.folder / spec.trainers.folder).is_dir():
         refuse(("trainers", "folder"), f"no folder {relative(spec.folder / spec.trainers.folder)}")

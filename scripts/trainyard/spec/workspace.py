@@ -159,6 +159,7 @@ class WorkspaceDocument(Strict):
     """The keys of a trainyard.yaml."""
 
     extends: str
+    base: str | None = None
     name: Annotated[str, Field(pattern=r"^[a-z0-9]+(-[a-z0-9]+)*$")] | None = None
     summary: str = ""
     requirements: Annotated[

@@ -140,7 +140,7 @@ def framework_is_built_for_the_accelerator(image: Evidence) -> Iterator[Finding]
 @rule("image", severity=Severity.CANNOT_START, source="images/conflicts.yaml")
 def nothing_known_to_conflict(image: Evidence) -> Iterator[Finding]:
     """No packages are installed that are known not to work together."""
-    reason = conflict(image.versions)
+    reason = conflict(image.versions, image.inside.python)
     if reason:
         why = "it crashes or hangs where it is used, not where it is built"
         yield Finding("packages", reason, why, image.package_remediation)
