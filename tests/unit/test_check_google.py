@@ -444,3 +444,14 @@ def test_the_page_lists_every_rule_once_with_severity_title_and_source() -> None
         assert row[1] == by_id[name].severity
         assert row[2].replace("\\|", "|") == by_id[name].title
         assert row[3].replace("<https", "https").replace(">", "")[:40] in by_id[name].source.replace(">", "") + " |"
+
+
+def test_a_key_of_another_api_is_unknown_and_the_rest_is_judged() -> None:
+    """A CustomJobSpec with a TrainingInput beside it."""
+    job = job_file.parse("scheduling: true\ntrainingInput: []\nworkerPoolSpecs:\n", Path("job.yaml"))
+    found = [f"{one.where}: {one.what}" for one in platforms.of_job_file(job).check(job, region=None)]
+    assert found == [
+        "job.yaml:1: scheduling: true is not a mapping of fields",
+        "job.yaml:2: trainingInput: unknown field 'trainingInput'",
+        "job.yaml:3: there is no worker pool",
+    ]

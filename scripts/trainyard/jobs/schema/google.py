@@ -42,8 +42,8 @@ _MESSAGES = {
 }
 
 
-#: Keys of the whole resource that have the specification.
-_WRAPPERS = ("jobSpec", "trainingInput")
+#: Kind -> the key of the whole resource that has the specification.
+_WRAPPERS = {"custom-job": "jobSpec", "ai-platform": "trainingInput"}
 
 
 def _enum(*values: str) -> dict[str, Any]:
@@ -100,8 +100,7 @@ def _messages(api: str) -> dict[str, Any]:
 def message_of(kind: str, document: dict[str, Any]) -> tuple[str, str]:
     """API and message of a job file of a kind: of a bare specification, or of the whole resource that has it."""
     api, bare, wrapped = _MESSAGES[kind]
-    whole = wrapped and any(key in document for key in _WRAPPERS)
-    return api, wrapped if whole else bare
+    return api, wrapped if wrapped and _WRAPPERS[kind] in document else bare
 
 
 def as_gcloud_reads(kind: str, document: dict[str, Any]) -> dict[str, Any]:
@@ -114,9 +113,9 @@ def as_gcloud_reads(kind: str, document: dict[str, Any]) -> dict[str, Any]:
     """
     api, name = message_of(kind, document)
     found: dict[str, Any] = _read({"$ref": name}, document, _messages(api), null_enums="tuning" in kind)
-    for key in _WRAPPERS:
-        if key in document:
-            found.setdefault(key, {})  # null or []: gcloud adds the message, and its flags fill it
+    key = _WRAPPERS.get(kind)
+    if key is not None and key in document:
+        found.setdefault(key, {})  # null or []: gcloud adds the message, and its flags fill it
     return found
 
 
