@@ -11,7 +11,7 @@ COMMANDS := $(subst _,-,$(filter-out __init__,$(patsubst scripts/trainyard/comma
 export TRAINYARD_MAKE_VARIABLES := $(foreach name,$(.VARIABLES),$(if $(filter command line,$(origin $(name))),$(name)))
 export TRAINYARD_MAKE_GOALS := $(MAKECMDGOALS)
 
-.PHONY: help setup engine $(COMMANDS)
+.PHONY: help setup engine emulation $(COMMANDS)
 .NOTPARALLEL:
 
 help: .venv/.ready
@@ -20,11 +20,14 @@ help: .venv/.ready
 $(COMMANDS): .venv/.ready
 	@$(TRAINYARD) $@
 
-# Everything at once: Python packages, and a Docker engine if there is none.
-setup: .venv/.ready engine
+# Everything at once: Python packages, and a Docker engine if there is none; with EMULATION=1 also QEMU for arm64.
+setup: .venv/.ready engine $(if $(filter-out 0,$(EMULATION)),emulation)
 
 engine:
 	@scripts/install-engine.sh
+
+emulation:
+	@scripts/setup-emulation.sh
 
 .venv/.ready: scripts/requirements.lock scripts/setup-python.sh pyproject.toml
 	@scripts/setup-python.sh

@@ -67,7 +67,7 @@ from trainyard.oci import docker_engine, image_store, registry
 from trainyard.oci.inventory import LayerPackages, read_layer
 from trainyard.settings import ROOT
 from trainyard.spec.model import Spec, load
-from trainyard.spec.naming import NAME
+from trainyard.spec.naming import NAME, day_and_hash
 from trainyard.spec.units import in_units
 
 RESULTS = ROOT / "benchmarks" / "results" / "cold-start.json"
@@ -160,7 +160,7 @@ def _warn_if_outdated(spec: Spec, reference: str) -> None:
     command = f"make image TARGET={spec.target}"
     labels = docker_engine.image(reference, made_by=command).labels
     found, wanted = labels.get("org.opencontainers.image.version", ""), build.plan_for(spec).tag
-    if found.rpartition("-")[2] != wanted.rpartition("-")[2]:
+    if day_and_hash(found)[1] != day_and_hash(wanted)[1]:
         warn(f"{reference} is {found}, and the files here would make {wanted}: run '{command}' to compare the same")
 
 

@@ -37,5 +37,6 @@ def lock(spec: Spec, *more: Pin) -> None:
     wanted = requirements.read(spec.workspace, spec.base_spec().python)
     inputs = workspace_resolver._inputs(spec, wanted, [], sections)
     workspace_lock.write(
-        spec.workspace, WorkspaceLock("0.1.0", "00000000", spec.workspace.parent, "debian", inputs, sections)
+        spec.workspace,
+        WorkspaceLock("0.1.0", "00000000", spec.workspace.parent, spec.base_spec().image, inputs, sections),
     )

@@ -21,7 +21,8 @@ PREFIX = "TRAINYARD_"
 
 #: Variables that libraries read, so that every command takes them on make's command line; ``--json`` and TARGET too.
 COMMON_VARIABLES = (
-    "BASE", "BUILD", "BUILD_BASE", "DEBIAN_MIRROR", "IMAGE_NAME", "JSON", "OFFLINE", "PROVENANCE", "REVISION", "TARGET",
+    "ARCH", "BASE", "BUILD", "BUILD_BASE", "DEBIAN_MIRROR", "IMAGE_NAME", "JSON", "OFFLINE", "PROVENANCE", "REVISION",
+    "TARGET",
 )  # fmt: skip
 
 #: Variables that other programs define and that may be on make's command line too.

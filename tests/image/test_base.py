@@ -46,7 +46,7 @@ def test_an_image_starts_in_the_workspace_without_a_layer_for_it(
     container.remove()
     contexts = []
     try:
-        contexts = [str(working_directory.context(elsewhere)) for _ in range(2)]
+        contexts = [str(working_directory.context(elsewhere, docker_engine.architecture())) for _ in range(2)]
         assert contexts[0] == contexts[1] and contexts[0].startswith("oci-layout:" if layouts else "docker-image:")
         (tmp_path / "Dockerfile").write_text(f"FROM {elsewhere}\nRUN pwd >/pwd\n", encoding="utf-8")
         docker_engine.buildx(
@@ -57,7 +57,7 @@ def test_an_image_starts_in_the_workspace_without_a_layer_for_it(
         assert image["Config"]["WorkingDir"] == "/workspace"
         layers = image["RootFS"]["Layers"]
         assert layers[:-1] == base["RootFS"]["Layers"] and layers[-1] not in EMPTY
-        assert working_directory.context(made) is None
+        assert working_directory.context(made, docker_engine.architecture()) is None
     finally:
         for name in (elsewhere, made, *(one.removeprefix("docker-image://") for one in contexts if not layouts)):
             docker_engine.untag(name)

@@ -70,7 +70,7 @@ def tar_of(files: dict[str, tuple[bytes, int]]) -> bytes:
 @pytest.fixture(scope="module")
 def launcher_image(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """The system packages of every image, and the launcher."""
-    base = base_image.resolve("debian-12").reference
+    base = base_image.resolve(model.load("cpu").base).reference
     tag = "trainyard-test:smoke-system"
     build(ROOT, f"--file={ROOT}/images/cpu/Dockerfile", "--target=system", f"--build-arg=BASE={base}", f"--tag={tag}")
     dockerfile = tmp_path_factory.mktemp("launcher") / "Dockerfile"

@@ -8,7 +8,6 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 from cryptography.hazmat.primitives import serialization
@@ -174,9 +173,12 @@ def test_push_attaches_provenance_sbom_and_signature(
     address = repository.name.rpartition("/")[0]
     done = trainyard("push", "tf-cpu", "--json", REGISTRY=address, COSIGN_KEY=str(key[0]))
     assert done.returncode == 0, done.stderr
-    found: dict[str, Any] = json.loads(done.stdout)
+    index_of_images = json.loads(done.stdout)
+    found = index_of_images["images"][load("tf-cpu").platform]
     assert found["digest"] == digest and set(found["attached"]) == {"provenance", "sbom", "signature"}
-    assert signature.verified(repository, digest, signature.public_key(key[1])) == 1
+    assert set(index_of_images["attached"]) == {"signature"}
+    for signed in (digest, index_of_images["digest"]):
+        assert signature.verified(repository, signed, signature.public_key(key[1])) == 1
     text = referrers.get(repository, digest, "sbom")[0].data.decode()
     assert (
         sbom.violation(text) is None

@@ -175,8 +175,9 @@ def test_layers_read_the_same_from_the_store_and_from_a_saved_image(built_image:
     digest = docker_engine.digest(reference)
     store = image_store._store_with(digest)
     assert store is not None, "these tests run where the engine runs, as root"
-    quick = image_store._read_store(store, digest, layers.scan)
-    assert quick == image_store._read_saved(reference, digest, layers.scan)
+    architecture = docker_engine.architecture()
+    quick = image_store._read_store(store, digest, architecture, layers.scan)
+    assert quick == image_store._read_saved(reference, digest, architecture, layers.scan)
     assert len(quick.layers) >= 2 and len(quick.layers[0].found.files) > 1000
 
 

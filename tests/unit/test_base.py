@@ -13,6 +13,7 @@ from trainyard.console import UserError
 from trainyard.image import base_image
 from trainyard.oci import docker_engine
 from trainyard.spec import model
+from trainyard.spec.architectures import AMD64, ARM64, Architecture
 
 IMAGE, BUILD_BASE = (getattr(model.bases()["debian-12"], name) for name in ("image", "build_base"))
 LOCAL = "trainyard-base:debian-12"
@@ -36,10 +37,12 @@ def engine(monkeypatch: pytest.MonkeyPatch) -> Engine:
     """The engine of this host; every bootstrap produces another image."""
     found = Engine()
     monkeypatch.setattr(docker_engine, "client", lambda: SimpleNamespace(images=found))
+    monkeypatch.setattr(docker_engine, "architecture", lambda: AMD64)
 
-    def bootstrap(name: str, _: model.Base) -> str:
-        found.images[base_image.local_reference(name)] = f"bootstrapped {len(found.images)}"
-        return base_image.local_reference(name)
+    def bootstrap(name: str, _: model.Base, architecture: Architecture) -> str:
+        reference = base_image.local_reference(name, architecture)
+        found.images[reference] = f"bootstrapped {len(found.images)}"
+        return reference
 
     monkeypatch.setattr(base_image, "bootstrap", bootstrap)
     return found
@@ -65,7 +68,7 @@ def test_a_registry_that_answers_gives_both_by_digest(engine: Engine, network: C
 
 def test_a_build_base_that_was_removed_is_replaced_by_the_base(engine: Engine, network: Callable[..., None]) -> None:
     network(base="sha256:1")
-    assert base_image.resolve("debian-12").build_base == f"{IMAGE}@sha256:1"
+    assert base_image.resolve("debian-12").build_base == "docker.io/library/debian@sha256:1"
 
 
 def test_without_a_registry_the_first_bootstrapped_base_stays_the_build_base(
@@ -80,9 +83,28 @@ def test_without_a_registry_the_first_bootstrapped_base_stays_the_build_base(
     assert first[LOCAL] == first[f"{LOCAL}-build-base"]
     assert base_image.resolve("debian-12") == found and engine.images == first, "it is tagged once"
     code, _, err = trainyard("base", FORCE="1")
-    assert code == 0 and "debian-12: bootstrapping it again" in err
+    assert code == 0 and "debian-12: bootstrapping it again for linux/amd64" in err
     assert engine.images[LOCAL] != first[LOCAL]
     assert engine.images[f"{LOCAL}-build-base"] == first[LOCAL]
+
+
+def test_a_base_for_another_architecture_has_the_build_base_of_the_engines(
+    engine: Engine, network: Callable[..., None]
+) -> None:
+    """Wheels are installed, and byte code is compiled, on the engine's own machine."""
+    network()
+    found = base_image.resolve("debian-12", architecture=ARM64)
+    assert (found.reference, found.build_base) == (f"{LOCAL}-arm64", f"{LOCAL}-build-base")
+    assert set(engine.images) == {LOCAL, f"{LOCAL}-arm64", f"{LOCAL}-build-base"}
+
+
+def test_a_base_that_is_set_for_another_architecture_is_not_the_build_base(
+    engine: Engine, network: Callable[..., None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TRAINYARD_BASE", "mine:1")
+    network()
+    found = base_image.resolve("debian-12", architecture=ARM64)
+    assert (found.reference, found.build_base) == ("mine:1", f"{LOCAL}-build-base")
 
 
 @pytest.mark.parametrize(("build_base", "expected"), [("", "mine:1"), ("old:1", "old:1")])

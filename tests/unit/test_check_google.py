@@ -447,7 +447,7 @@ def test_the_page_lists_every_rule_once_with_severity_title_and_source() -> None
 
 
 def test_a_key_of_another_api_is_unknown_and_the_rest_is_judged() -> None:
-    """A CustomJobSpec with a TrainingInput beside it."""
+    """A CustomJobSpec in one file with a TrainingInput."""
     job = job_file.parse("scheduling: true\ntrainingInput: []\nworkerPoolSpecs:\n", Path("job.yaml"))
     found = [f"{one.where}: {one.what}" for one in platforms.of_job_file(job).check(job, region=None)]
     assert found == [

@@ -22,7 +22,7 @@ from trainyard.console import UserError
 from trainyard.image import plan
 from trainyard.oci import docker_engine
 from trainyard.oci.registry import Repository
-from trainyard.release import code_push, promotion, publish
+from trainyard.release import code_push, platform_index, promotion, publish
 from trainyard.spec import model
 from trainyard.spec.model import Spec
 from trainyard.workspace import code_layer, pushes
@@ -511,7 +511,7 @@ def test_images_that_were_only_started_are_not_pushed(spec: Spec) -> None:
 def test_promote_refuses_untested_code(
     registry: Registry, address: str, spec: Spec, root: Path, remembered: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(promotion, "passed_here", lambda target, digest: True)
+    monkeypatch.setattr(platform_index, "passed_here", lambda name, digest: True)
     edit(root)
     made = code_push.push(spec, address)
     for version in (made["digest"], made["tag"].rpartition(":")[2]):

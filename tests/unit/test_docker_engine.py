@@ -11,6 +11,7 @@ import pytest
 
 from trainyard.console import StepFailed, UserError
 from trainyard.oci import docker_engine
+from trainyard.spec.architectures import AMD64, ARM64, Architecture
 
 #: ``docker_engine.client`` without the client that other tests got before.
 new_client: Callable[[], docker.DockerClient] = docker_engine.client.__wrapped__
@@ -72,3 +73,32 @@ def test_a_pull_that_fails_after_the_engine_answered_has_the_engines_reason(monk
     for reference in ("registry:5000/xla:nightly@sha256:1", "xla"):
         with pytest.raises(UserError, match=rf"^no local image {reference}, and .* pulled: no space left on device$"):
             docker_engine.pull(reference)
+
+
+INSPECTED = """Name:          default
+Driver:        docker
+
+Nodes:
+Name:      default
+Status:    running
+Platforms: linux/amd64, linux/amd64/v2, linux/arm64*
+"""
+
+
+@pytest.mark.parametrize(
+    ("wanted", "printed", "runs"),
+    [(AMD64, "", True), (ARM64, INSPECTED, True), (ARM64, INSPECTED.replace("arm64", "386"), False), (ARM64, "", True)],
+)
+def test_whether_programs_run_is_what_the_engine_says(
+    monkeypatch: pytest.MonkeyPatch, wanted: Architecture, printed: str, runs: bool
+) -> None:
+    monkeypatch.setattr(docker_engine, "architecture", lambda: AMD64)
+    monkeypatch.setattr(docker_engine, "buildx", lambda *_, **__: printed)
+    assert docker_engine.can_run(wanted) is runs
+    if runs:
+        docker_engine.require_emulation(wanted)
+    else:
+        with pytest.raises(
+            UserError, match=r"^the engine runs no programs for linux/arm64: run 'make setup EMULATION=1'"
+        ):
+            docker_engine.require_emulation(wanted)

@@ -73,6 +73,10 @@ ERROR: failed to solve: process "/bin/bash -c apt-get" did not complete successf
         ("ERROR: target x: failed to solve: base:1: not found", "target x: failed to solve: base:1: not found"),
         ("#9 copying\nERROR: failed to copy: write /var/lib/x: no space left on device", "the engine's disk is full"),
         ("#9 sh: echo: I/O error: No space left on device\nERROR: exit code: 1", "the engine's disk is full"),
+        (
+            "#37 [system 2/2] RUN <<SYSTEM\n#37 0.2 exec /bin/bash: exec format error\nERROR: exit code: 255",
+            "exec format error: the engine runs no programs of the image's architecture: run 'make setup EMULATION=1'",
+        ),
         ("nothing that says why", ""),
     ],
 )

@@ -12,7 +12,7 @@ import pytest
 
 from trainyard.oci import registry
 from trainyard.oci.registry import Manifest, Repository
-from trainyard.release import promotion, publish
+from trainyard.release import platform_index, promotion, publish
 from trainyard.spec.model import load
 
 VERIFIED = {
@@ -154,12 +154,12 @@ class Tags:
 
     def config(self, manifest: Manifest) -> dict[str, Any]:
         labels = {"io.trainyard.target": "xla-nightly", "io.trainyard.framework": "torch_xla==2.10.0+git0123abc"}
-        return {"config": {"Labels": labels}}
+        return {"os": "linux", "architecture": "amd64", "config": {"Labels": labels}}
 
 
 def test_floating_tags_of_a_local_version_have_no_plus(monkeypatch: pytest.MonkeyPatch) -> None:
     tags = Tags()
     monkeypatch.setattr(promotion, "Repository", lambda name: tags)
-    monkeypatch.setattr(promotion, "passed_here", lambda target, digest: True)
+    monkeypatch.setattr(platform_index, "passed_here", lambda name, digest: True)
     made = promotion.promote(load("xla-nightly"), "registry:5000/ml", image="pushed")
     assert list(made["tags"]) == ["xla-nightly-2.10.0_git0123abc", "xla-nightly"]

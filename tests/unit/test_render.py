@@ -113,7 +113,7 @@ def test_layers_of_all_images_have_the_byte_code_of_each_debian_base(target: str
     """Their stage is on one base, and has the Python of the others mounted."""
     loaded = model.load(target)
     text = render.dockerfile(loaded)
-    below, lines = re.findall(rf"\nFROM (\S+) AS {stage}\n(.*?)\n\n", text, re.DOTALL)[0]
+    below, lines = re.findall(rf"\nFROM (?:--platform=\S+ )?(\S+) AS {stage}\n(.*?)\n\n", text, re.DOTALL)[0]
     mounted = re.findall(r"from=(\S+),target=/pythons/", lines)
     own = f"python-{loaded.base}" if loaded.base in debian_bases() else ""
     assert sorted([own if below == "tools" else below, *mounted]) == [f"python-{base}" for base in debian_bases()]
@@ -136,7 +136,9 @@ def test_each_pair_of_locks_has_a_dockerfile(write_locked_spec: Callable[[str], 
     assert f"-f {folder}/Dockerfile.pytorch-cpu " in cpu[1] and f"-f {folder}/Dockerfile " in default[1]
 
     def stages(text: str) -> dict[str, str]:
-        return {one.split()[2]: one for one in text.split("\nFROM ")[1:] if " AS " in one.splitlines()[0]}
+        return {
+            one.splitlines()[0].split()[-1]: one for one in text.split("\nFROM ")[1:] if " AS " in one.splitlines()[0]
+        }
 
     before, after = stages(default[1]), stages(cpu[1])
     assert {name for name in before if before[name] != after[name]} == {"wheel-torch"}
@@ -146,7 +148,9 @@ def test_each_pair_of_locks_has_a_dockerfile(write_locked_spec: Callable[[str], 
 
 def test_bake_describes_every_target_and_no_host() -> None:
     plan = json.loads(render.BAKE_FILE.read_text(encoding="utf-8"))
-    assert sorted(plan["target"]) == model.targets()
+    expected = [one.local_name for spec in model.catalogue() for one in model.each_platform(spec)]
+    assert sorted(plan["target"]) == sorted(expected)
+    assert plan["group"]["default"]["targets"] == model.targets()
     for target in plan["target"].values():
         assert (ROOT / target["dockerfile"]).is_file()
         assert not Path(target["context"]).is_absolute()

@@ -116,7 +116,7 @@ def test_the_page_describes_every_target(monkeypatch: pytest.MonkeyPatch) -> Non
         section = text.split(f"\n## {name}\n")[1].split("\n## ")[0]
         assert load(name).summary in section and f"trainyard:{name} mnist" in section
     assert "From its own index it is about 900.0 MB" in text and "since `pytorch-cpu` was unreachable" in text
-    assert "| [`tf-cpu`](#tf-cpu) | TensorFlow for CPUs | none | not measured yet |" in text
+    assert "| [`tf-cpu`](#tf-cpu) | TensorFlow for CPUs | none | linux/amd64, linux/arm64 | not measured yet |" in text
 
 
 def test_limits_are_of_targets_that_exist(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

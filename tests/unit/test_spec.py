@@ -11,7 +11,7 @@ import pytest
 from trainyard import settings
 from trainyard.console import UserError
 from trainyard.image import dockerfile, plan
-from trainyard.spec import catalog, lockfile, model, naming
+from trainyard.spec import architectures, catalog, lockfile, model, naming
 
 WriteSpec = Callable[..., str]
 
@@ -137,6 +137,92 @@ def test_extends_with_a_framework_of_its_own_has_its_own_lock(write_spec: WriteS
     text = "extends: tf-cpu\nframework: {packages: [tensorflow-cpu==2.20.0]}\n"
     mine = model.load(write_spec(text))
     assert mine.framework_folder == mine.folder
+
+
+def test_a_target_is_loaded_for_the_platform_that_was_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    for arch, packages in (("amd64", ["tensorflow-cpu==2.21.0"]), ("arm64", ["tensorflow==2.21.0"])):
+        assert model.load("tf-cpu", arch).framework.packages == packages
+        monkeypatch.setenv("TRAINYARD_ARCH", arch)
+        assert model.load("tf-cpu") == model.load("tf-cpu", arch)
+    monkeypatch.setenv("TRAINYARD_ARCH", "aarch64")
+    assert model.load("tf-cpu").platform == "linux/arm64"
+
+
+@pytest.mark.parametrize(
+    ("machine", "platforms", "arch"),
+    [
+        ("x86_64", ["linux/amd64", "linux/arm64"], "amd64"),
+        ("aarch64", ["linux/amd64", "linux/arm64"], "arm64"),
+        ("arm64", ["linux/amd64", "linux/arm64"], "arm64"),
+        ("aarch64", ["linux/amd64"], "amd64"),
+        ("riscv64", ["linux/arm64"], "arm64"),
+    ],
+)
+def test_the_platform_is_the_hosts_or_the_first(
+    monkeypatch: pytest.MonkeyPatch, machine: str, platforms: list[str], arch: str
+) -> None:
+    monkeypatch.setattr(architectures.platform, "machine", lambda: machine)
+    assert architectures.choose(platforms).name == arch
+
+
+def test_a_platform_that_an_image_is_not_made_for_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TRAINYARD_ARCH", "arm64")
+    with pytest.raises(UserError) as refused:
+        model.load("xla")
+    assert str(refused.value) == "ARCH=arm64: this image is made for linux/amd64 alone ('platforms' of its spec)"
+    monkeypatch.setenv("TRAINYARD_ARCH", "amr64")
+    with pytest.raises(UserError, match=r"^ARCH=amr64: use one of amd64, arm64 \(did you mean 'arm64'\?\)$"):
+        model.load("tf-cpu")
+
+
+def test_messages_name_the_architecture_where_it_is_not_the_usual_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(architectures.platform, "machine", lambda: "x86_64")
+    assert model.load("tf-cpu", "arm64").command("image") == "make image TARGET=tf-cpu ARCH=arm64"
+    assert model.load("tf-cpu", "amd64").command("image") == "make image TARGET=tf-cpu"
+
+
+@pytest.mark.parametrize(
+    ("line", "words"),
+    [
+        (
+            "platforms: [linux/arm]",
+            "platforms.0: 'linux/arm' is not a platform of images (did you mean 'linux/arm64'?)",
+        ),
+        ("platforms: []", "platforms: List should have at least 1 item"),
+        ("platforms: linux/arm64", "platforms: Input should be a valid list"),
+        ("platforms: [linux/amd64, linux/amd64]", "platforms: linux/amd64 is listed twice"),
+    ],
+)
+def test_platforms_are_those_that_there_are(write_spec: WriteSpec, spec_text: str, line: str, words: str) -> None:
+    assert words in refusal(write_spec, f"{spec_text}{line}\n")
+
+
+def test_a_target_that_extends_another_has_its_platforms_or_other_ones(write_spec: WriteSpec) -> None:
+    both = ["linux/amd64", "linux/arm64"]
+    assert model.load(write_spec("summary: x\nextends: tf-cpu\n")).platforms == both
+    one = model.load(write_spec("summary: x\nextends: tf-cpu\nplatforms: [linux/arm64]\n"))
+    assert (one.platforms, one.framework.packages) == (["linux/arm64"], ["tensorflow==2.21.0"])
+
+
+def test_every_platform_has_its_own_locks_and_dockerfile() -> None:
+    names = {
+        one.arch: (one.dockerfile().name, lockfile.framework_lock(one, "default").name)
+        for one in model.each_platform(model.load("cpu"))
+    }
+    assert names == {
+        "amd64": ("Dockerfile", "framework.lock"),
+        "arm64": ("Dockerfile.arm64", "framework.arm64.lock"),
+    }
+    assert model.load("cpu", "arm64").dockerfile("pytorch-cpu").name == "Dockerfile.pytorch-cpu.arm64"
+
+
+def test_an_image_is_built_for_a_platform_whose_lock_it_has(write_spec: WriteSpec) -> None:
+    """A spec that extends a target that got another platform since."""
+    spec = model.load(write_spec("summary: x\nextends: tf-cpu\n"), "amd64")
+    lockfile.requirements_lock(spec, "default").write_text("", encoding="utf-8")
+    assert [path.name for path in dockerfile.rendered(spec)] == ["Dockerfile"]
+    lockfile.requirements_lock(model.load(str(spec.folder), "arm64"), "default").write_text("", encoding="utf-8")
+    assert [path.name for path in dockerfile.rendered(spec)] == ["Dockerfile", "Dockerfile.arm64"]
 
 
 def test_extends_in_a_circle_is_refused(write_spec: WriteSpec, tmp_path: Path) -> None:

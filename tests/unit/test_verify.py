@@ -25,10 +25,10 @@ from trainyard.lint.image import core as rules
 from trainyard.lint.image import verify
 from trainyard.lint.image.evidence import Evidence
 from trainyard.lint.waivers import Waiver
-from trainyard.oci import image_store, layers, probe, secret_scan
+from trainyard.oci import layers, probe, secret_scan
 from trainyard.oci.probe_runner import Distribution, ProbeResult
 from trainyard.spec import lockfile, model, naming
-from trainyard.spec.model import load, targets
+from trainyard.spec.model import catalogue, each_platform, load
 from trainyard.spec.units import in_units
 
 Change = Callable[[Evidence], Evidence]
@@ -67,15 +67,20 @@ def layer(stage: str, kind: layers.Kind, files: dict[str, bytes], modes: dict[st
     return layers.Layer("sha256:" + "0" * 64, diff_id, created_by, stage, kind, 1000, contents(files, modes))
 
 
-def good(target: str = "xla") -> Evidence:
+def elf(machine: int) -> bytes:
+    """The beginning of a 64-bit, little-endian shared library for a machine."""
+    return b"\x7fELF\x02\x01\x01" + bytes(9) + (3).to_bytes(2, "little") + machine.to_bytes(2, "little")
+
+
+def good(target: str = "xla", arch: str = "amd64") -> Evidence:
     """An image of ``target`` as it should be, built from the index its spec asks for."""
-    spec = load(target)
+    spec = load(target, arch)
     index = spec.framework.index
     packages = lockfile.installed(spec, index if lockfile.framework_lock(spec, index).is_file() else "default")
     made = {
         "CREATED": "2026-11-20T21:28:46Z",
         "REVISION": "0" * 40,
-        "VERSION": f"{naming.version_tag(spec)}-20261120-0123abcd",
+        "VERSION": f"{naming.version_tag(spec)}-20261120-0123abcd" + (f"-{arch}" if len(spec.platforms) > 1 else ""),
     }
     made |= {"BASE": "debian", "BASE_DIGEST": "", "INDEX": index}
     if spec.workspace:
@@ -83,6 +88,8 @@ def good(target: str = "xla") -> Evidence:
     labels = plan.labels(spec) | {name: made[argument] for name, argument in plan.labels_from_arguments(spec).items()}
     requires = {"torch-xla": ('libtpu==0.0.21; extra == "tpu"', "numpy")}
     config = {
+        "os": "linux",
+        "architecture": arch,
         "config": {
             "Labels": labels,
             "Env": [f"{name}={value}" for name, value in dockerfile.environment(spec).items()],
@@ -134,7 +141,7 @@ def good(target: str = "xla") -> Evidence:
         (),
         texts,
     )
-    reference = f"trainyard:{spec.target}"
+    reference = f"trainyard:{spec.local_name}"
     evidence = Evidence(spec, reference, (f"{reference}-candidate",), stored, inside, None)
     # Where PyTorch's index was never reached there is no lock for it: the default index's packages stand in.
     evidence.__dict__["locked"] = packages
@@ -172,6 +179,26 @@ def with_setting(**settings: Any) -> Change:
     def change(image: Evidence) -> Evidence:
         config = image.stored.config | {"config": image.settings | settings}
         return changed(image, stored=dataclasses.replace(image.stored, config=config))
+
+    return change
+
+
+def with_platform(arch: str) -> Change:
+    def change(image: Evidence) -> Evidence:
+        config = image.stored.config | {"architecture": arch}
+        return changed(image, stored=dataclasses.replace(image.stored, config=config))
+
+    return change
+
+
+def with_tags(name: str, *tags: str) -> Change:
+    """The tags of a package's wheel."""
+
+    def change(image: Evidence) -> Evidence:
+        packages = tuple(
+            dataclasses.replace(one, tags=tags) if one.name == name else one for one in image.inside.packages
+        )
+        return changed(image, inside=dataclasses.replace(image.inside, packages=packages))
 
     return change
 
@@ -243,6 +270,25 @@ FAULTS: list[tuple[str, str, list[Change], str]] = [
         "2.9.1",
     ),
     ("xla", "labels_match_spec", [with_label("org.opencontainers.image.base.digest", "sha256:1")], "base.digest"),
+    ("xla", "platform_matches_spec", [with_platform("arm64")], "platform: linux/arm64; expected linux/amd64"),
+    (
+        "tf-cpu",
+        "binaries_are_for_the_architecture",
+        [with_layer({"opt/a.so.1": elf(183)})],
+        "/opt/a.so.1 in layer added: is for aarch64; the image is for x86_64",
+    ),
+    (
+        "tf-cpu",
+        "binaries_are_for_the_architecture",
+        [with_layer({"opt/program": elf(183)}, {"opt/program": 0o755})],
+        "/opt/program in layer added: is for aarch64",
+    ),
+    (
+        "tf-cpu",
+        "wheels_are_for_the_architecture",
+        [with_tags("numpy", "cp313-cp313-manylinux_2_17_aarch64", "cp313-cp313-manylinux2014_aarch64")],
+        "is from a wheel for manylinux2014_aarch64, manylinux_2_17_aarch64; the image is for x86_64",
+    ),
     ("xla", "tags_match_spec", [lambda image: changed(image, tags=("trainyard:cpu",))], "trainyard:cpu"),
     ("xla", "image_json_matches_spec", [with_text("image.json", "{}")], "schema is null; the spec gives 1"),
     ("xla", "image_json_matches_spec", [with_text("image.json", "oops")], "missing or not JSON"),
@@ -397,9 +443,18 @@ FAULTS: list[tuple[str, str, list[Change], str]] = [
 ]
 
 
-@pytest.mark.parametrize("target", [name for name in targets() if load(name).locked])
-def test_a_faultless_image_has_no_finding(target: str) -> None:
-    assert [str(one) for found in rules.check(good(target)).values() for one in found] == []
+@pytest.mark.parametrize(
+    ("target", "arch"),
+    [(spec.target, one.arch) for spec in catalogue() if spec.locked for one in each_platform(spec)],
+)
+def test_a_faultless_image_has_no_finding(target: str, arch: str) -> None:
+    assert [str(one) for found in rules.check(good(target, arch)).values() for one in found] == []
+
+
+def test_the_image_of_an_index_may_have_the_tag_of_the_index() -> None:
+    index, other = "trainyard:tf-cpu-2.21.0-20261121-0a1b2c3d", "trainyard:tf-gpu-2.21.0-20261121-0a1b2c3d"
+    found = [rules.check(changed(good("tf-cpu"), tags=(tag,)))["tags_match_spec"] for tag in (index, other)]
+    assert found[0] == [] and [one.where for one in found[1]] == [f"tag {other}"]
 
 
 @pytest.mark.parametrize(
@@ -678,15 +733,6 @@ def test_the_project_of_the_users_code_is_in_no_lock(repository: Evidence) -> No
     for path in (info.replace("site-packages", "dist-packages"), info.replace("my_model", "another")):
         (finding,) = rules.check(with_layer({path: b"x"}, stage="code")(image))["installed_matches_locks"]
         assert "package my-model 1.0" in str(finding) and "is in no lock" in str(finding)
-
-
-def test_an_index_with_attestations_leads_to_its_image() -> None:
-    entries = [
-        {"digest": "sha256:a", "platform": {"os": "unknown", "architecture": "unknown"}},
-        {"digest": "sha256:b", "platform": {"os": "linux", "architecture": "amd64"}},
-    ]
-    assert image_store.manifest_of({"manifests": entries}) == "sha256:b"
-    assert image_store.manifest_of({"config": {}, "layers": []}) is None
 
 
 def test_the_probe_finds_missing_and_stale_byte_code(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -53,7 +53,7 @@ def locks(found: Iterable[WheelLayer]) -> dict[str, str]:
 def stages(target: str) -> dict[str, str]:
     """Stage -> its instructions in the Dockerfile of a target."""
     text = dockerfile.dockerfile(model.load(target))
-    return {one.split()[2]: one for one in text.split("\nFROM ")[1:] if " AS " in one.splitlines()[0]}
+    return {one.splitlines()[0].split()[-1]: one for one in text.split("\nFROM ")[1:] if " AS " in one.splitlines()[0]}
 
 
 @given(PINS, st.randoms(use_true_random=False))
@@ -198,13 +198,14 @@ def test_large_wheels_in_common_have_the_same_stage(others: tuple[str, str]) -> 
 
 
 def test_every_large_wheel_of_the_catalogue_has_one_stage_text() -> None:
-    """Also where another version of it is in another target: the text follows from the pin alone."""
-    texts: dict[str, str] = {}
+    """Also where another version of it is in another target: the text follows from the pin and the base alone."""
+    texts: dict[tuple[str, str], str] = {}
     for target in WITH_WHEELS:
-        built = stages(target)
+        built, base = stages(target), model.load(target).base
         for one in target_pins(target):
             if one.size >= ALONE:
-                assert texts.setdefault(one.requirement(), built[f"wheel-{one.name}"]) == built[f"wheel-{one.name}"]
+                text = built[f"wheel-{one.name}"]
+                assert texts.setdefault((base, one.requirement()), text) == text
 
 
 def test_an_image_whose_base_holds_the_framework_has_no_wheel_layers() -> None:

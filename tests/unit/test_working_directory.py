@@ -14,6 +14,7 @@ import pytest
 from trainyard.console import StepFailed
 from trainyard.image import working_directory
 from trainyard.oci import docker_engine, image_store
+from trainyard.spec.architectures import AMD64, ARM64
 
 OCI = "application/vnd.oci.image"
 LAYERS = [b"the first layer", b"the second layer"]
@@ -104,7 +105,7 @@ def test_containers_of_the_image_start_in_the_workspace_and_its_layers_are_the_s
     engine_has: Save, tmp_path: Path, image: Callable[[Layout], None]
 ) -> None:
     engine_has(image)
-    working_directory.write("debian", tmp_path / "layout")
+    working_directory.write("debian", tmp_path / "layout", AMD64)
     layout = Layout(tmp_path / "layout")
     (entry,) = json.loads((tmp_path / "layout" / "index.json").read_text(encoding="utf-8"))["manifests"]
     manifest = layout.load(entry["digest"])
@@ -120,16 +121,27 @@ def test_containers_of_the_image_start_in_the_workspace_and_its_layers_are_the_s
     assert config.get("history") == (None if image is without_settings else CONFIG["history"])
 
 
+def test_of_an_index_the_image_for_the_architecture_is_taken(engine_has: Save, tmp_path: Path) -> None:
+    engine_has(lambda layout: layout.top(layout.index(layout.image("amd64"), layout.image("arm64"))))
+    for architecture in (AMD64, ARM64):
+        folder = tmp_path / architecture.name
+        working_directory.write("debian", folder, architecture)
+        layout = Layout(folder)
+        (entry,) = json.loads((folder / "index.json").read_text(encoding="utf-8"))["manifests"]
+        config = layout.load(layout.load(entry["digest"])["config"]["digest"])
+        assert config["architecture"] == architecture.name
+
+
 def test_the_same_image_gives_the_same_digest_each_time(engine_has: Save, tmp_path: Path) -> None:
     """BuildKit's cache and the provenance of images have it."""
     engine_has(in_an_index)
     found = []
     for name in ("one", "two"):
-        working_directory.write("debian", tmp_path / name)
+        working_directory.write("debian", tmp_path / name, AMD64)
         found.append(working_directory.address(tmp_path / name).partition("@")[2])
     assert found[0] == found[1] != ""
     engine_has(lambda layout: layout.top(layout.image("amd64", config={"Cmd": ["sh"]})))
-    working_directory.write("debian", tmp_path / "other")
+    working_directory.write("debian", tmp_path / "other", AMD64)
     assert working_directory.address(tmp_path / "other").partition("@")[2] not in found
 
 
@@ -147,7 +159,7 @@ def test_a_base_without_an_image_of_our_platform_is_one_line(
 ) -> None:
     engine_has(image)
     with pytest.raises(StepFailed) as error:
-        working_directory.write("registry.example/debian:12", tmp_path / "layout")
+        working_directory.write("registry.example/debian:12", tmp_path / "layout", AMD64)
     assert str(error.value) == "registry.example/debian:12 has no image for linux/amd64"
 
 
@@ -158,7 +170,7 @@ def pulled(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[[dict[st
 
     def has(config: dict[str, Any] | None) -> None:
         image = SimpleNamespace(id="sha256:0123", attrs={"Config": config})
-        monkeypatch.setattr(docker_engine, "pull", lambda _reference: image)
+        monkeypatch.setattr(docker_engine, "pull", lambda _reference, _architecture: image)
 
     return has
 
@@ -175,11 +187,13 @@ def test_a_base_is_replaced_by_a_build_context_that_is_written_once(
         in_an_index(layout)
 
     engine_has(image)
-    address = working_directory.context("debian")
-    assert address is not None and address.startswith(f"oci-layout://{tmp_path}/state/bases/0123-in-workspace@sha256:")
-    assert working_directory.context("debian") == address
+    address = working_directory.context("debian", AMD64)
+    assert address is not None and address.startswith(
+        f"oci-layout://{tmp_path}/state/bases/0123-amd64-in-workspace@sha256:"
+    )
+    assert working_directory.context("debian", AMD64) == address
     assert len(saved) == 1
-    assert [path.name for path in (tmp_path / "state" / "bases").iterdir()] == ["0123-in-workspace"]
+    assert [path.name for path in (tmp_path / "state" / "bases").iterdir()] == ["0123-amd64-in-workspace"]
 
 
 def test_a_base_that_starts_in_the_workspace_is_used_as_it_is(
@@ -192,7 +206,7 @@ def test_a_base_that_starts_in_the_workspace_is_used_as_it_is(
         raise AssertionError("the base is copied")
 
     engine_has(saved)
-    assert working_directory.context("debian") is None
+    assert working_directory.context("debian", AMD64) is None
 
 
 def test_a_layout_that_was_not_finished_is_written_again(
@@ -205,8 +219,8 @@ def test_a_layout_that_was_not_finished_is_written_again(
 
     engine_has(interrupted)
     with pytest.raises(KeyboardInterrupt):
-        working_directory.context("debian")
+        working_directory.context("debian", AMD64)
     assert list((tmp_path / "state" / "bases").iterdir()) == [], "an interrupt leaves nothing behind"
     engine_has(in_an_index)
-    address = working_directory.context("debian")
+    address = working_directory.context("debian", AMD64)
     assert address is not None and Path(address.removeprefix("oci-layout://").partition("@")[0]).is_dir()

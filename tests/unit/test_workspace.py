@@ -41,7 +41,7 @@ def final_stage(text: str) -> list[str]:
 
 def stages(text: str) -> dict[str, str]:
     """Name -> text of the stages of a Dockerfile that have a name."""
-    return {one.split()[2]: one for one in text.split("\nFROM ")[1:] if " AS " in one.splitlines()[0]}
+    return {one.splitlines()[0].split()[-1]: one for one in text.split("\nFROM ")[1:] if " AS " in one.splitlines()[0]}
 
 
 def layers(text: str) -> list[str]:
@@ -333,3 +333,12 @@ def test_quiet_leaves_warnings_and_errors(trainyard: Callable[..., tuple[int, st
     )
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
     assert done.stderr.split() == ["WARNING:", "c", "d"]
+
+
+def test_a_repository_is_for_amd64_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its lock has one platform; asking for another one does not make the image of the first."""
+    (tmp_path / "trainyard.yaml").write_text("extends: tf-cpu\n", encoding="utf-8")
+    assert model.load(str(tmp_path)).platforms == ["linux/amd64"]
+    monkeypatch.setenv("TRAINYARD_ARCH", "arm64")
+    with pytest.raises(UserError, match=r"^ARCH=arm64: this image is made for linux/amd64 alone"):
+        model.load(str(tmp_path))

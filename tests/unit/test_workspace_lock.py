@@ -318,12 +318,12 @@ def test_a_project_for_another_python_is_refused(write: Write, allowed: str, fou
 
 @pytest.fixture
 def other_bases(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, str]]:
-    """Versions of Python and of glibc that the framework was resolved for."""
+    """The Python and the platform that the framework was resolved for."""
     found: list[tuple[str, str]] = []
 
-    def compile_lock(requirements: list[str], output: Path, *, python: str, glibc: str, **_: object) -> None:
+    def compile_lock(requirements: list[str], output: Path, *, python: str, platform: str, **_: object) -> None:
         assert requirements == model.load("tf-cpu").framework.packages
-        found.append((python, glibc))
+        found.append((python, platform))
         output.write_bytes(FRAMEWORK.read_bytes())
 
     monkeypatch.setattr(resolver, "compile_lock", compile_lock)
@@ -336,7 +336,7 @@ def test_another_base_has_the_framework_of_the_target_for_its_python(
     spec = write(more="base: debian-12\n")
     assert (spec.base, spec.python_version) == ("debian-12", "3.11")
     workspace_resolver.lock(spec)
-    assert other_bases == [("3.11", "2.36")]
+    assert other_bases == [("3.11", "x86_64-manylinux_2_36")]
     assert spec.workspace is not None
     assert "# base: docker.io/library/debian:12-slim" in spec.workspace.lock.read_text(encoding="utf-8")
     assert workspace_resolver.is_current(spec)
@@ -351,7 +351,7 @@ def test_a_lock_of_another_base_is_resolved_anew_if_the_repository_asks_for_it(
     spec = write(more="base: debian-12\n")
     assert not workspace_resolver.is_current(spec)
     workspace_resolver.lock(spec)
-    assert other_bases == [("3.11", "2.36")]
+    assert other_bases == [("3.11", "x86_64-manylinux_2_36")]
     spec = write()  # as if the target had moved to another base
     words = "was locked on docker.io/library/debian:12-slim, and tf-cpu is on base debian-13 now: run 'trainyard lock "
     with pytest.raises(UserError, match=re.escape(words)):

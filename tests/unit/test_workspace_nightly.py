@@ -15,6 +15,7 @@ from trainyard.console import StepFailed, UserError
 from trainyard.image import base_image, build, dockerfile, resolver, workspace_resolver
 from trainyard.oci import docker_engine, probe_runner
 from trainyard.spec import lockfile, model, workspace_lock
+from trainyard.spec.architectures import AMD64
 from trainyard.spec.model import Spec
 
 DIGEST, NEWER = f"sha256:{'1' * 64}", f"sha256:{'2' * 64}"
@@ -90,6 +91,7 @@ def registry(monkeypatch: pytest.MonkeyPatch) -> Registry:
     found = Registry()
     monkeypatch.setattr(base_image, "_registry_digest", found.digest_of)
     monkeypatch.setattr(docker_engine, "client", lambda: None)
+    monkeypatch.setattr(docker_engine, "architecture", lambda: AMD64)
     monkeypatch.setattr(docker_engine, "pull", lambda _reference: None)
     monkeypatch.setattr(probe_runner, "run", found.inspect)
     return found

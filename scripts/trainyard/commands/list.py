@@ -19,24 +19,29 @@ GROUP = "build"
 )
 @options.json_output
 def command(as_json: bool) -> None:
-    """List the targets of the catalogue: contents, trainers, and the version of the image on this host."""
+    """List the targets of the catalogue: contents, platforms, trainers, and the images on this host."""
     from rich.table import Table
 
     from trainyard import console
     from trainyard.image import local_images
-    from trainyard.spec.model import load, targets
+    from trainyard.spec.model import catalogue, each_platform
 
-    table = Table("target", "contents", "trainers", "local image")
+    table = Table("target", "contents", "platforms", "trainers", "local image")
     found = {}
-    for target in targets():
-        spec = load(target)
-        local = local_images.version(target)
-        table.add_row(target, spec.summary, " ".join(spec.trainer_commands()), local.get("version", "-"))
-        found[target] = {
+    for spec in catalogue():
+        local = {one.platform: local_images.version(one.local_name) for one in each_platform(spec)}
+        versions = [image["version"] for image in local.values() if image]
+        trainers = list(spec.trainer_commands())
+        table.add_row(
+            spec.target, spec.summary, "\n".join(spec.platforms), " ".join(trainers), "\n".join(versions) or "-"
+        )
+        found[spec.target] = {
             "summary": spec.summary,
             "packages": spec.framework.packages,
-            "trainers": list(spec.trainer_commands()),
-            "local": local,
+            "platforms": spec.platforms,
+            "trainers": trainers,
+            "local": local[spec.platforms[0]],
+            "images": local,
         }
     console.log.print(table)
     console.result(found, as_json=as_json)

@@ -85,10 +85,8 @@ def _push_code(spec: Any, registry: str | None, image: str | None) -> dict[str, 
 def _push(spec: Any, registry: str | None, key: Path | None, allow_untested: bool) -> dict[str, Any]:
     from trainyard import console
     from trainyard.installation import require_extra
-    from trainyard.oci import referrers
     from trainyard.oci.registry import check_address
     from trainyard.release import publish
-    from trainyard.spec.naming import NAME
     from trainyard.spec.units import in_units
 
     address = check_address(registry)
@@ -98,17 +96,22 @@ def _push(spec: Any, registry: str | None, key: Path | None, allow_untested: boo
         from trainyard.release import signature
 
         private = signature.private_key(key, settings.standard_variable("COSIGN_PASSWORD"))
-    pushed = publish.push(spec, address, allow_untested=allow_untested)
-    # `trainyard promote` on another host reads this.
-    referrers.record_verification(f"{address}/{NAME}", pushed["digest"])
-    attached = publish.attach_referrers(spec, address, pushed["digest"], private)
-    if pushed["already_there"]:
-        console.say(f"{pushed['tag']} already exists with this digest: nothing to push")
+    if len(spec.platforms) == 1 or settings.variable("ARCH"):
+        pushed = publish.push_attached(spec, address, private, allow_untested=allow_untested)
+        images = {spec.platform: pushed}
     else:
-        console.log.print(publish.table(pushed))
-        console.say(f"{in_units(pushed['bytes_uploaded'])} uploaded in {pushed['seconds']} s")
-    console.say(f"attached: {', '.join(attached)}")
+        pushed = publish.push_all(spec, address, private, allow_untested=allow_untested)
+        images = pushed["images"]
+    for image in images.values():
+        if image["already_there"]:
+            console.say(f"{image['tag']} already exists with this digest: nothing to push")
+        else:
+            console.log.print(publish.table(image))
+            console.say(f"{in_units(image['bytes_uploaded'])} uploaded in {image['seconds']} s")
+        console.say(f"attached: {', '.join(image['attached'])}")
+    if len(spec.platforms) > 1 and pushed not in images.values():
+        console.say(f"{pushed['tag']} is the image index of {', '.join(images)}")
     if pushed["tested"]:
         console.say(f"tested: {pushed['tested']}")
     console.say(pushed["reference"])
-    return pushed | {"attached": attached}
+    return pushed

@@ -35,7 +35,7 @@ def command(target: str | None, compression: str, as_json: bool) -> None:
         console.log.print(reproduce.table(found))
         names = ", ".join(dict.fromkeys(one.layer for one in found if one.layer))
         raise console.StepFailed(
-            f"{spec.target} is not reproducible: {len(found)} differences in {names or 'its compression'}"
+            f"{spec.local_name} is not reproducible: {len(found)} differences in {names or 'its compression'}"
         )
     seconds = " and ".join(f"{one.seconds:.0f} s" for one in builds)
-    console.say(f"{spec.target} is reproducible: {builds[0].digest} twice, {seconds}")
+    console.say(f"{spec.local_name} is reproducible: {builds[0].digest} twice, {seconds}")

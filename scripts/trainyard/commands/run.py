@@ -76,7 +76,7 @@ def command(
     request = local_run.Request(
         words, mount, shell, jupyter, port, data, output, gpus=gpus, environment=environment, terminal=terminal
     )
-    reference = f"{NAME}:{spec.target}"
+    reference = f"{NAME}:{spec.local_name}"
     image = docker_engine.image(reference, made_by=spec.command("image"))
     host = local_run.host()
     server = local_run.jupyter_server(reference) if jupyter else ""

@@ -44,7 +44,7 @@ def command(target: str | None, image: str | None, output: Path | None, as_json:
     if spec is None and not output and not as_json:
         output_option, json_option = installation.option("OUTPUT"), installation.option("JSON", True)
         raise console.UserError(f"{output_option} gives the file for the SBOM of an image, or {json_option} prints it")
-    reference = image or f"{NAME}:{spec.target if spec else ''}"
+    reference = image or f"{NAME}:{spec.local_name if spec else ''}"
     if spec is not None:
         docker_engine.image(reference, made_by=spec.command("image"))
     found = inventory.find(reference)
@@ -54,7 +54,7 @@ def command(target: str | None, image: str | None, output: Path | None, as_json:
     if as_json:
         print(text, end="")
         return
-    path = output or settings.STATE / (spec.target if spec else "") / "sbom.cdx.json"
+    path = output or settings.STATE / (spec.local_name if spec else "") / "sbom.cdx.json"
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(text, encoding="utf-8")
     console.say(f"{path}: {len(found.python())} Python packages, {len(found.debian())} Debian packages")

@@ -28,7 +28,7 @@ def command(target: str | None) -> None:
     from trainyard.spec.naming import NAME
 
     spec = load(target)
-    reference = f"{NAME}:{spec.target}"
+    reference = f"{NAME}:{spec.local_name}"
     docker_engine.image(reference, made_by=spec.command("image"))
     if not sys.stdin.isatty():
         raise console.UserError(f"no terminal: run a command with 'docker run --rm {reference} -- COMMAND'")

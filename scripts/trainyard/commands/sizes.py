@@ -28,11 +28,11 @@ def command(target: str | None, as_json: bool) -> None:
     from trainyard.image import catalog_page, measurements, sizes
     from trainyard.installation import require_extra
     from trainyard.project import generated
-    from trainyard.spec.model import load, relative, targets
+    from trainyard.spec.model import catalogue, load, relative
 
     installation.checkout("'trainyard sizes'")
     require_extra("matplotlib", "plots", "sizes")
-    specs = [load(name) for name in targets()]
+    specs = catalogue()
     measured, everything = sizes.update([load(target)] if target else specs)
     catalog_page.PAGE.write_text(generated.rendered()[catalog_page.PAGE], encoding="utf-8")
     console.log.print(sizes.table(everything, specs))

@@ -32,8 +32,8 @@ def command(target: str | None, as_json: bool) -> None:
     from trainyard.spec.model import load
 
     spec = load(target)
-    facts = smoke_test.smoke(spec, local_images.default_reference(spec.target))
+    facts = smoke_test.smoke(spec, local_images.default_reference(spec.local_name))
     for note in facts["notes"]:
         console.warn(note)
-    console.say(f"{spec.target}: {facts['level']}, in {facts['seconds']} s")
+    console.say(f"{spec.local_name}: {facts['level']}, in {facts['seconds']} s")
     console.result(facts, as_json=as_json)

@@ -22,6 +22,9 @@ from trainyard import installation, settings
 from trainyard.console import StepFailed, UserError, say
 from trainyard.image.local_images import digest_of
 from trainyard.oci import docker_engine
+from trainyard.oci.reference import Reference
+from trainyard.spec import architectures
+from trainyard.spec.architectures import AMD64, ARCHITECTURES, Architecture
 from trainyard.spec.model import Base, bases
 from trainyard.spec.naming import FILE_EPOCH, NAME
 from trainyard.spec.workspace import FOLDER
@@ -67,26 +70,30 @@ def _registry_digest(reference: str) -> tuple[str | None, str]:
     return None, words[-1].removeprefix("ERROR: ").rsplit(": ", 2)[-1]
 
 
-def local_reference(name: str) -> str:
+def local_reference(name: str, architecture: Architecture = AMD64) -> str:
     """The local reference of a bootstrapped base."""
-    return f"{NAME}-base:{name}"
+    return f"{NAME}-base:{name}" + ("" if architecture == AMD64 else f"-{architecture.name}")
 
 
-def resolve(name: str, locked: str = "") -> Resolved:
+def resolve(name: str, locked: str = "", architecture: Architecture | None = None) -> Resolved:
     """The images that base ``name`` means on this host; bootstrapped if its registry does not answer.
 
     ``TRAINYARD_BASE`` and ``TRAINYARD_BUILD_BASE`` replace them.
 
     Args:
         locked: reference with a digest that is used instead of the tag's current one, if the registry answers.
+        architecture: of the image that is built; None: the engine's, which that of the build base always is.
     Raises:
         UserError: the registry does not answer and the base cannot be bootstrapped.
         StepFailed: bootstrapping failed.
     """
     given, build_base = settings.variable("BASE"), settings.variable("BUILD_BASE")
     if given:
-        return Resolved(given, given.partition("@")[2], f"base {given} was set with BASE", build_base or given)
-    found = _find(name, locked)
+        if not build_base:
+            native = architecture in (None, docker_engine.architecture())
+            build_base = given if native else _find(name).build_base
+        return Resolved(given, given.partition("@")[2], f"base {given} was set with BASE", build_base)
+    found = _find(name, locked, architecture)
     return replace(found, build_base=build_base) if build_base else found
 
 
@@ -109,23 +116,26 @@ def pythons(names: Iterable[str]) -> tuple[dict[str, str], list[str]]:
     return found, notes
 
 
-def _find(name: str, locked: str = "") -> Resolved:
+def _find(name: str, locked: str = "", architecture: Architecture | None = None) -> Resolved:
     """See :func:`resolve`."""
     base = bases()[name]
-    docker_engine.client()
+    architecture = architecture or docker_engine.architecture()
     digest, reason = _registry_digest(locked if "@" in locked else base.image)
     if digest:
         reference = f"{base.image}@{digest}"
-        return Resolved(reference, digest, None, _build_base_at_registry(base) or reference)
+        # Another name for the same image: a build replaces the one of the base (trainyard.image.working_directory).
+        of_all_platforms = f"{Reference.parse(base.image).name}@{digest}"
+        return Resolved(reference, digest, None, _build_base_at_registry(base) or of_all_platforms)
     if base.bootstrap is None:
         raise UserError(
             f"base {base.image} is unreachable ({reason}) and cannot be bootstrapped: "
             f"set {installation.option('BASE', '<reference>')} to an image with the same contents"
         )
-    reference = local_reference(name)
-    if digest_of(reference) is None:
-        say(f"base {base.image}: its registry does not answer ({reason}); bootstrapping an equivalent")
-        bootstrap(name, base)
+    reference = local_reference(name, architecture)
+    for wanted in dict.fromkeys((architecture, docker_engine.architecture())):
+        if digest_of(local_reference(name, wanted)) is None:
+            say(f"base {base.image}: its registry does not answer ({reason}); bootstrapping an equivalent")
+            bootstrap(name, base, wanted)
     note = f"base {base.image} is unreachable ({reason}): built on {reference}, bootstrapped from the Debian archive"
     return Resolved(reference, "", note, _local_build_base(name))
 
@@ -146,10 +156,11 @@ def _build_base_at_registry(base: Base) -> str | None:
 
 
 def _local_build_base(name: str) -> str:
-    """Reference of the first base that was bootstrapped on this host; later ones do not replace it."""
-    reference = local_reference(f"{name}-build-base")
+    """Reference of the first base that was bootstrapped for the engine's machine; later ones do not replace it."""
+    architecture = docker_engine.architecture()
+    reference = local_reference(f"{name}-build-base", architecture)
     if digest_of(reference) is None:
-        docker_engine.client().images.get(local_reference(name)).tag(reference)
+        docker_engine.client().images.get(local_reference(name, architecture)).tag(reference)
     return reference
 
 
@@ -207,20 +218,25 @@ def _sources(suite: str) -> list[str]:
     )
 
 
-def _need_mmdebstrap() -> None:
-    if shutil.which("mmdebstrap"):
+def _need_mmdebstrap(*, foreign: bool) -> None:
+    """Install mmdebstrap, and what it needs for another architecture than the host's (``foreign``)."""
+    missing = [name for name in ("mmdebstrap", *(["arch-test"] if foreign else [])) if not shutil.which(name)]
+    if not missing:
         return
+    names = " and ".join(missing)
     if os.geteuid() or not shutil.which("apt-get"):
         raise UserError(
-            f"cannot bootstrap a base: install mmdebstrap (or set {installation.option('BASE', '<reference>')})"
+            f"cannot bootstrap a base: install {names} (or set {installation.option('BASE', '<reference>')})"
         )
-    say("installing mmdebstrap")
+    say(f"installing {names}")
     _apt("update")
-    _apt("install", "-y", "--no-install-recommends", "mmdebstrap")
+    _apt("install", "-y", "--no-install-recommends", *missing)
 
 
-def bootstrap(name: str, base: Base) -> str:
-    """Make a base from the Debian archive and import it; its reference. 23 s on 2 cores (2026-11).
+def bootstrap(name: str, base: Base, architecture: Architecture) -> str:
+    """Make a base from the Debian archive and import it; its reference.
+
+    23 s on 2 cores, and 190 s for another architecture, under emulation (2026-11).
 
     Raises:
         UserError: the base has no Debian suite to bootstrap from, or this host cannot bootstrap.
@@ -229,22 +245,34 @@ def bootstrap(name: str, base: Base) -> str:
     if base.bootstrap is None:
         reference = installation.option("BASE", "<reference>")
         raise UserError(f"base {name} cannot be bootstrapped: set {reference} to an image with the same contents")
-    _need_mmdebstrap()
+    docker_engine.require_emulation(architecture)
+    _need_mmdebstrap(foreign=architecture != architectures.of_host())
     sources = _sources(base.bootstrap)
     excludes = [f"--dpkgopt=path-exclude={pattern}" for pattern in _SLIM]
     with tempfile.TemporaryDirectory() as folder:
         tar = Path(folder) / "base.tar"
-        command = ["mmdebstrap", "--variant=minbase", *excludes, base.bootstrap, str(tar), *sources]
+        command = [
+            "mmdebstrap",
+            f"--architectures={architecture.name}",
+            "--variant=minbase",
+            *excludes,
+            base.bootstrap,
+            str(tar),
+            *sources,
+        ]
         environment = settings.environment(SOURCE_DATE_EPOCH=str(FILE_EPOCH))
         done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
         if done.returncode:
             words = [line for line in done.stderr.splitlines() if line.startswith("E:")] or ["see mmdebstrap's log"]
             raise StepFailed(f"mmdebstrap could not bootstrap {base.bootstrap} from {sources[0]!r}: {words[0]}")
+        reference = local_reference(name, architecture)
         changes = ['CMD ["bash"]', f"WORKDIR {FOLDER}", f"LABEL io.trainyard.base={name}"]
-        docker_engine.client().api.import_image_from_file(
-            str(tar), repository=f"{NAME}-base", tag=name, changes=changes
-        )
-    return local_reference(name)
+        words = [f"--platform={architecture.platform}", *(f"--change={one}" for one in changes), str(tar), reference]
+        # The API's client for Python has no parameter for the platform.
+        done = subprocess.run(["docker", "import", *words], capture_output=True, text=True, check=False)
+        if done.returncode:
+            raise StepFailed(f"the engine could not import {reference}: {done.stderr.strip()}")
+    return reference
 
 
 def rebuild(name: str) -> None:
@@ -252,8 +280,11 @@ def rebuild(name: str) -> None:
 
     The build base stays as it is.
     """
-    if settings.variable("BASE") or digest_of(local_reference(name)) is None:
+    if settings.variable("BASE"):
         return
-    _local_build_base(name)
-    say(f"{name}: bootstrapping it again")
-    bootstrap(name, bases()[name])
+    for architecture in ARCHITECTURES.values():
+        if digest_of(local_reference(name, architecture)) is not None:
+            if architecture == docker_engine.architecture():
+                _local_build_base(name)
+            say(f"{name}: bootstrapping it again for {architecture.platform}")
+            bootstrap(name, bases()[name], architecture)

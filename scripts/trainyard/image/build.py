@@ -93,7 +93,7 @@ def _reachable(spec: Spec, locked_base: str) -> offline.Sources:
             for path in [*locks, *dockerfile.write(dockerfile.rendered(spec))]:
                 say(f"wrote {relative(path)}")
     lockfile.installed(spec, index)  # reports missing or damaged locks before anything is downloaded
-    found = base_image.resolve(spec.base, locked=locked_base)
+    found = base_image.resolve(spec.base, locked_base, spec.architecture)
     if found.note:
         notes.append(found.note)
     pythons, missing = base_image.pythons(other_pythons(spec))
@@ -116,8 +116,8 @@ def fetch(spec: Spec) -> dict[str, Any]:
     Raises:
         UserError, StepFailed: see :func:`build`.
     """
-    with state.candidate_lock(spec.target):
-        reference = f"{NAME}:{spec.target}-fetched"
+    with state.candidate_lock(spec.local_name):
+        reference = f"{NAME}:{spec.local_name}-fetched"
         try:
             plan, facts = build(spec, name=reference)
         finally:
@@ -131,7 +131,7 @@ def fetch(spec: Spec) -> dict[str, Any]:
             pythons=dict(plan.pythons),
             notes=list(plan.notes),
         )
-        offline.keep(spec.target, sources)
+        offline.keep(spec, sources)
     return facts
 
 
@@ -204,7 +204,7 @@ def bake_arguments(
         provenance: whether to add a provenance attestation, which makes the result an image index.
     """
     name = name or plan.candidate
-    target = plan.spec.target
+    target = plan.spec.local_name
     build_arguments = plan.build_args() | (offline.NO_NETWORK if settings.offline() else {})
     sets = {f"args.{name}": value for name, value in build_arguments.items()}
     output = f"type=image,name={name}"
@@ -266,7 +266,7 @@ def build(
     if compression not in COMPRESSIONS:
         raise UserError(f"{installation.option('COMPRESSION', compression)}: use one of {', '.join(COMPRESSIONS)}")
     check_rendered(spec)
-    with contextlib.nullcontext() if name else state.candidate_lock(spec.target):
+    with contextlib.nullcontext() if name else state.candidate_lock(spec.local_name):
         return _build(spec, compression=compression, no_cache=no_cache, cache=cache, name=name, on_step=on_step)
 
 
@@ -287,14 +287,14 @@ def _base_contexts(plan: Plan) -> dict[str, str]:
         return offline.contexts(plan)
     if plan.spec.framework_in_base:  # its gigabytes are not copied for a folder: WORKDIR sets it
         return {}
-    context = working_directory.context(plan.base)
+    context = working_directory.context(plan.base, plan.spec.architecture)
     return {plan.base: context} if context else {}
 
 
 def _build(
     spec: Spec, *, compression: str, no_cache: bool, cache: str | None, name: str, on_step: OnStep | None
 ) -> tuple[Plan, dict[str, Any]]:
-    docker_engine.client()
+    docker_engine.require_emulation(spec.architecture)
     plan = plan_for(spec)
     for note in plan.notes:
         warn(note)
@@ -309,11 +309,13 @@ def _build(
         file = f"--file={bake_file}"
         arguments = bake_arguments(plan, compression=compression, no_cache=no_cache, cache=cache, name=name)
         with unnamed_on_failure(name or plan.candidate), _offline_remedy(spec):
-            digest = str(bake(spec.target, [file, *arguments], on_step=on_step)["containerimage.digest"])
+            digest = str(bake(spec.local_name, [file, *arguments], on_step=on_step)["containerimage.digest"])
         seconds = time.monotonic() - started
         if not name:
-            again = bake_arguments(plan, compression=compression, name=provenance.local(spec.target), provenance=True)
-            provenance.keep(spec.target, digest, [file, *again])
+            again = bake_arguments(
+                plan, compression=compression, name=provenance.local(spec.local_name), provenance=True
+            )
+            provenance.keep(spec.local_name, digest, [file, *again])
     facts = {
         "seconds": round(seconds, 1),
         "tag": plan.tag,
@@ -324,5 +326,5 @@ def _build(
         "passed": True,
     }
     if not name:
-        state.record(spec.target, "build", digest, facts)
+        state.record(spec.local_name, "build", digest, facts)
     return plan, {"digest": digest} | facts

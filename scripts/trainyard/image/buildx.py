@@ -104,6 +104,8 @@ def reason(text: str) -> str:
             "the engine's disk is full: 'docker system df' shows what uses it, "
             f"'{installation.command('clean', CACHE=True)}' empties the cache"
         )
+    if re.search(r"exec /bin/\w+: exec format error", text):
+        return "exec format error: " + docker_engine.cannot_run("programs of the image's architecture")
     errors = re.findall(r"(?m)^ERROR: (.*)", text)
     # BuildKit names the failed step again at the end, " > [stage 3/4] RUN ...:", then repeats what it wrote, up to
     # dashes. It repeats the last ten pieces only, which may be less than ten lines: the output itself comes first.

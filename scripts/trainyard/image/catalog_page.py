@@ -88,6 +88,7 @@ def variables(specs: list[Spec]) -> dict[str, Any]:
                 "tpu": spec.accelerator == "tpu",
                 "legacy": spec.trainers.package == "tf" and spec.accelerator != "tpu",
                 "versions": _versions(spec),
+                "platforms": spec.platforms,
                 "base": spec.base,
                 "python": spec.base_spec().python,
                 "index": spec.framework.index,

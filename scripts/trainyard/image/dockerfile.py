@@ -20,8 +20,9 @@ from trainyard.image import plan, wheel_layers
 from trainyard.installation import check_writable
 from trainyard.settings import ROOT
 from trainyard.spec import lockfile, naming
+from trainyard.spec.architectures import AMD64
 from trainyard.spec.catalog import debian_bases
-from trainyard.spec.model import IMAGES, Spec, load, targets
+from trainyard.spec.model import IMAGES, Spec, catalogue, each_platform
 
 BAKE_FILE = IMAGES / "docker-bake.json"
 
@@ -205,6 +206,7 @@ def variables(spec: Spec, index: str) -> dict[str, Any]:
     return {
         "spec_file": spec.workspace.file.name if spec.workspace else from_root(spec.folder / "image.yaml"),
         "dockerfile": from_root(spec.dockerfile(index)),
+        "platform_option": "" if spec.arch == AMD64.name else f"--platform {spec.platform} ",
         "contexts": "".join(f"--build-context {name}={path} " for name, path in contexts(spec).items()),
         "own_source": own_source(spec),
         "wheel_layers": wheel_layers.layers(spec, index),
@@ -221,6 +223,7 @@ def variables(spec: Spec, index: str) -> dict[str, Any]:
             for one in pythons
             if one.stage != shared
         ),
+        "platform": spec.wheel_platform,
         "interpreter": '"$PYTHON"' if spec.framework_in_base else "/usr/bin/python3",
         "shebang": spec.site.shebang,
         "path": search_path(spec),
@@ -250,23 +253,28 @@ def dockerfile(spec: Spec, index: str = "default") -> str:
 
 
 def bake(specs: list[Spec], secrets: Mapping[str, Path] | None = None, bases: Mapping[str, str] | None = None) -> str:
-    """The text of images/docker-bake.json: one target per image, all of them in the group ``default``.
+    """The text of images/docker-bake.json: one target per image.
+
+    Those for the architecture of most are the group ``default``, the others a group named after their architecture.
 
     Args:
         secrets: id of a secret of every target -> the file with it.
         bases: reference of a base image -> the build context that replaces it.
     """
+    groups: dict[str, list[str]] = {}
+    for spec in specs:
+        groups.setdefault("default" if spec.arch == AMD64.name else spec.arch, []).append(spec.local_name)
     plan_of_targets = {
         "//": "Generated from images/*/image.yaml by `make render`. Do not edit.",
-        "group": {"default": {"targets": [spec.target for spec in specs]}},
+        "group": {name: {"targets": targets} for name, targets in groups.items()},
         "target": {
-            spec.target: {
+            spec.local_name: {
                 "context": ".",
                 **({"contexts": named} if (named := contexts(spec) | dict(bases or {})) else {}),
                 **({"secret": [f"id={name},src={path}" for name, path in secrets.items()]} if secrets else {}),
                 "dockerfile": from_root(spec.dockerfile()),
-                "tags": [naming.candidate_tag(spec.target)],
-                "platforms": ["linux/amd64"],
+                "tags": [naming.candidate_tag(spec.local_name)],
+                "platforms": [spec.platform],
             }
             for spec in specs
         },
@@ -277,9 +285,15 @@ def bake(specs: list[Spec], secrets: Mapping[str, Path] | None = None, bases: Ma
 def rendered(only: Spec | None = None) -> dict[Path, str]:
     """Path -> text of the files that images are built from: of all images, or of one."""
     if only is not None and only.folder.parent != IMAGES:
-        return _dockerfiles([only])
-    specs = [load(target) for target in targets()]
-    return _dockerfiles(specs if only is None else [only]) | {BAKE_FILE: bake(specs)}
+        return _dockerfiles(_locked_platforms(only))
+    specs = [one for spec in catalogue() for one in each_platform(spec)]
+    return _dockerfiles(specs if only is None else _locked_platforms(only)) | {BAKE_FILE: bake(specs)}
+
+
+def _locked_platforms(spec: Spec) -> list[Spec]:
+    """The spec, and for each of its other platforms that it has locks for."""
+    others = [one for one in each_platform(spec) if one.arch != spec.arch]
+    return [spec, *(one for one in others if lockfile.requirements_lock(one, "default").is_file())]
 
 
 def _dockerfiles(specs: list[Spec]) -> dict[Path, str]:

@@ -11,8 +11,8 @@ from packaging.utils import canonicalize_name
 from trainyard.console import UserError
 from trainyard.spec import lockfile, model
 from trainyard.spec.catalog import debian_bases
+from trainyard.spec.markers import applies
 from trainyard.spec.model import Spec
-from trainyard.workspace.lines import applies
 from trainyard.workspace.requirements import Wanted
 
 #: Packages that install the module tensorflow, so that an image has one of them:
@@ -41,7 +41,7 @@ def _with_python(allowed: SpecifierSet) -> str:
     bases = [name for name, base in debian_bases().items() if allowed.contains(f"{base.python}.99")]
     if bases:
         return f"give another base, as in 'base: {bases[0]}'"
-    fitting = [name for name in model.targets() if allowed.contains(f"{model.load(name).base_spec().python}.99")]
+    fitting = [one.target for one in model.catalogue() if allowed.contains(f"{one.base_spec().python}.99")]
     return f"extend another target ({', '.join(fitting)})" if fitting else "extend another target"
 
 

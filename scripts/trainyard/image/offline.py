@@ -17,6 +17,7 @@ from trainyard.image import working_directory
 from trainyard.image.plan import Plan
 from trainyard.oci import docker_engine
 from trainyard.settings import STATE
+from trainyard.spec.architectures import Architecture
 from trainyard.spec.model import Spec
 
 #: Build arguments that keep installers from the network: an address that refuses connections. Proxies are not part of
@@ -44,36 +45,41 @@ class Sources(BaseModel):
     notes: list[str]
 
 
-def _images(base: str, build_base: str, pythons: Mapping[str, str]) -> set[str]:
-    """References of all images that a build starts from."""
-    return {base, build_base or base, *pythons.values()} - {"tools"}
+def _images(
+    base: str, build_base: str, pythons: Mapping[str, str], architecture: Architecture
+) -> dict[str, Architecture]:
+    """Reference of every image that a build starts from -> its architecture: the engine's, and that of the base."""
+    of_engine = dict.fromkeys({build_base or base, *pythons.values()} - {"tools"}, docker_engine.architecture())
+    return of_engine | {base: architecture}
 
 
 def _record(target: str) -> Path:
     return STATE / target / "fetched.json"
 
 
-def _layout(reference: str) -> Path:
+def _layout(reference: str, architecture: Architecture) -> Path:
     """The OCI layout of a base image that was fetched."""
-    return STATE / "bases" / reference.replace("/", "_").replace(":", "_").replace("@", "_")
+    name = reference.replace("/", "_").replace(":", "_").replace("@", "_")
+    return STATE / "bases" / f"{name}-{architecture.name}"
 
 
-def keep(target: str, sources: Sources) -> None:
-    """Keep the base images of a build that has just succeeded, and record its sources.
+def keep(spec: Spec, sources: Sources) -> None:
+    """Keep the base images of a build of ``spec`` that has just succeeded, and record its sources.
 
     Raises:
         UserError: a base image cannot be pulled.
         StepFailed: the engine cannot save it.
     """
-    for reference in _images(sources.base, sources.build_base, sources.pythons):
-        folder = _layout(reference)
-        docker_engine.pull(reference)
+    images = _images(sources.base, sources.build_base, sources.pythons, spec.architecture)
+    for reference, architecture in images.items():
+        folder = _layout(reference, architecture)
+        docker_engine.pull(reference, architecture)
         partial = folder.with_suffix(".new")
         shutil.rmtree(partial, ignore_errors=True)
-        working_directory.write(reference, partial)
+        working_directory.write(reference, partial, architecture)
         shutil.rmtree(folder, ignore_errors=True)
         partial.rename(folder)
-    path = _record(target)
+    path = _record(spec.local_name)
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(sources.model_dump_json(indent=2) + "\n", encoding="utf-8")
 
@@ -85,7 +91,7 @@ def recall(spec: Spec) -> Sources:
         UserError: none was fetched.
     """
     try:
-        return Sources.model_validate_json(_record(spec.target).read_bytes())
+        return Sources.model_validate_json(_record(spec.local_name).read_bytes())
     except (FileNotFoundError, ValidationError):
         raise _nothing_fetched(spec) from None
 
@@ -103,8 +109,9 @@ def contexts(plan: Plan) -> dict[str, str]:
         UserError: a layout was not fetched, or was removed.
     """
     found = {}
-    for reference in _images(plan.base, plan.build_base, plan.pythons):
-        folder = _layout(reference)
+    images = _images(plan.base, plan.build_base, plan.pythons, plan.spec.architecture)
+    for reference, architecture in images.items():
+        folder = _layout(reference, architecture)
         try:
             found[reference] = working_directory.address(folder)
         except FileNotFoundError:

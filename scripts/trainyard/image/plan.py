@@ -126,7 +126,7 @@ class Plan:
         build_base: reference of the image in which wheels are installed; the base if empty.
         pythons: base of :func:`other_pythons` -> reference of its image.
         notes: every fallback that was taken, a sentence each, for the log and the summary.
-        tag: the immutable tag.
+        tag: the immutable tag; with the architecture if the target has several.
         floating_tags: the tags that `promote` moves.
         code: diff id of the layer with the user's code; empty for an image of the catalogue.
     """
@@ -146,12 +146,12 @@ class Plan:
     @property
     def candidate(self) -> str:
         """The local reference of an image that was built but not yet verified and trained in."""
-        return candidate_tag(self.spec.target)
+        return candidate_tag(self.spec.local_name)
 
     @property
     def local(self) -> str:
         """The local reference of the last image that passed everything."""
-        return f"{NAME}:{self.spec.target}"
+        return f"{NAME}:{self.spec.local_name}"
 
     def build_args(self) -> dict[str, str]:
         """Values of the Dockerfile's ARGs."""
@@ -246,6 +246,7 @@ def make_plan(
     if spec.base_contents and not spec.workspace:
         day = spec.base_contents.day  # a nightly has the day on which its base was inspected, whatever the commit
     version = version_tag(spec)
+    tag = f"{version}-{day}-{content_hash(spec, index, base_digest or base)}"
     return Plan(
         spec=spec,
         index=index,
@@ -253,7 +254,7 @@ def make_plan(
         base=base,
         base_digest=base_digest,
         notes=notes,
-        tag=f"{version}-{day}-{content_hash(spec, index, base_digest or base)}",
+        tag=f"{tag}-{spec.arch}" if len(spec.platforms) > 1 else tag,
         floating_tags=(spec.target, version),
         build_base=build_base,
         pythons=pythons or {},

@@ -14,7 +14,6 @@ from pathlib import Path
 
 from packaging.requirements import InvalidRequirement, Requirement
 from packaging.utils import canonicalize_name
-from packaging.version import Version
 
 from trainyard import settings
 from trainyard.console import StepFailed, UserError, say, warn
@@ -23,15 +22,22 @@ from trainyard.installation import check_writable, checkout
 from trainyard.oci import docker_engine, probe_runner
 from trainyard.settings import ROOT
 from trainyard.spec import lockfile, workspace_lock
+from trainyard.spec.architectures import AMD64
 from trainyard.spec.catalog import conflict
-from trainyard.spec.model import IMAGES, BaseContents, Spec, base_contents_file, bases, load, requirements_of
-from trainyard.workspace.lines import applies
+from trainyard.spec.markers import applies
+from trainyard.spec.model import (
+    IMAGES,
+    BaseContents,
+    Spec,
+    base_contents_file,
+    bases,
+    each_platform,
+    load,
+    requirements_of,
+)
 
-#: glibc of Debian 12, for locks that are of no image.
-GLIBC = "2.36"
-
-#: The newest of glibc that uv has platforms for: https://docs.astral.sh/uv/reference/cli/#uv-pip-compile--python-platform
-UV_GLIBC = "2.40"
+#: The platform of locks that are of no image: Debian 12's.
+PLATFORM = AMD64.wheel_platform("2.36")
 
 #: First line of every lock. It names no target, so that images with the same framework lock share the build stage.
 _HEADER = workspace_lock.SPLIT_HEADER
@@ -51,7 +57,7 @@ def compile_lock(
     *,
     python: str,
     target: str,
-    glibc: str = GLIBC,
+    platform: str = PLATFORM,
     constraints: str = "",
     preferred: str = "",
     index: tuple[str, str, list[str]] | None = None,
@@ -64,7 +70,7 @@ def compile_lock(
         requirements: PEP 508 lines.
         python: version the lock is for, such as ``3.11``.
         target: name of the lock in messages.
-        glibc: version of the C library that wheels must run on.
+        platform: uv's name of the platform that wheels must run on.
         constraints: text of a constraints file.
         preferred: pins that are kept unless a requirement rules them out.
         index: name, address and package names of an index in addition to the default one.
@@ -83,7 +89,7 @@ def compile_lock(
         # A user's uv settings must not change the locks.
         environment = {key: value for key, value in settings.environment().items() if not key.startswith("UV_")}
         options = ["--constraint", "constraints.txt", *REQUIREMENTS_FORMAT]
-        found = pip_compile(here, options, python=python, glibc=glibc, environment=environment)
+        found = pip_compile(here, options, python=python, platform=platform, environment=environment)
         if found.returncode:
             reason = " ".join(found.stderr.split()) or f"uv exited with {found.returncode}"
             raise StepFailed(f"cannot lock {target}: {reason}")
@@ -93,7 +99,7 @@ def compile_lock(
 
         def files(pins: list[str]) -> subprocess.CompletedProcess[str]:
             _write_project(here, pins, index)
-            return pip_compile(here, locked_files.OPTIONS, python=python, glibc=glibc, environment=environment)
+            return pip_compile(here, locked_files.OPTIONS, python=python, platform=platform, environment=environment)
 
         if sized:
             text = locked_files.with_sizes(here, text, files)
@@ -113,11 +119,11 @@ def _write_project(folder: Path, requirements: Sequence[str], index: tuple[str, 
 
 
 def pip_compile(
-    folder: Path, options: Sequence[str], *, python: str, glibc: str, environment: Mapping[str, str]
+    folder: Path, options: Sequence[str], *, python: str, platform: str, environment: Mapping[str, str]
 ) -> subprocess.CompletedProcess[str]:
-    """Run ``uv pip compile`` on the pyproject.toml in ``folder``, for Linux with x86-64, with the host's CA bundle."""
+    """Run ``uv pip compile`` on the pyproject.toml in ``folder`` for a platform, with the host's CA bundle."""
     command = [sys.executable, "-m", "uv", "pip", "compile", "--quiet", "pyproject.toml", *options]
-    command += ["--python-version", python, "--python-platform", platform_of(glibc)]
+    command += ["--python-version", python, "--python-platform", platform]
     if settings.offline():
         command.append("--offline")
     # uv's own CA certificates lack those of networks that inspect TLS.
@@ -125,12 +131,6 @@ def pip_compile(
     given = {**environment, **({"SSL_CERT_FILE": str(bundle)} if bundle else {})}
     given["UV_PYTHON_DOWNLOADS"] = "never"  # a resolution needs none, whatever the target's version
     return subprocess.run(command, cwd=folder, env=given, capture_output=True, text=True, check=False)
-
-
-def platform_of(glibc: str) -> str:
-    """uv's name of the platform whose wheels run with this version of glibc, or with the newest that uv knows."""
-    newest = min(glibc, UV_GLIBC, key=Version)
-    return f"x86_64-manylinux_{newest.replace('.', '_')}"
 
 
 def _only(text: str, keep: set[str]) -> str:
@@ -164,21 +164,29 @@ def lock_target(spec: Spec, index_name: str) -> list[Path]:
     if index_name != "default":
         assert index_spec is not None
         index = (index_name, package_index.url(index_name, index_spec), index_spec.packages)
-    python, glibc = spec.base_spec().python, spec.base_spec().glibc
+    python, platform = spec.base_spec().python, spec.wheel_platform
     written = []
     framework = lockfile.framework_lock(spec, index_name)
     everything = spec.framework.packages + requirements_of(spec)
     with tempfile.TemporaryDirectory() as folder:
         whole = Path(folder) / "whole.lock"
         if spec.framework_folder == spec.folder:
-            compile_lock(everything, whole, python=python, glibc=glibc, target=spec.target, index=index)
+            compile_lock(
+                everything,
+                whole,
+                python=python,
+                platform=platform,
+                target=spec.target,
+                preferred=_of_first_platform(spec, index_name),
+                index=index,
+            )
             check_conflicts(spec, lockfile.read(whole))
             pins = "\n".join(f"{name}=={version}" for name, version in lockfile.read(whole).items())
             compile_lock(
                 spec.framework.packages,
                 framework,
                 python=python,
-                glibc=glibc,
+                platform=platform,
                 target=spec.target,
                 constraints=pins,
                 index=index,
@@ -189,12 +197,12 @@ def lock_target(spec: Spec, index_name: str) -> list[Path]:
         pins = "\n".join(f"{name}=={version}" for name, version in taken.items())
         # What an image shares with the target that it extends is the same layers.
         parents = _parents_lock(spec, index_name)
-        preferred = parents.read_text(encoding="utf-8") if parents else ""
+        preferred = parents.read_text(encoding="utf-8") if parents else _of_first_platform(spec, index_name)
         compile_lock(
             everything,
             whole,
             python=python,
-            glibc=glibc,
+            platform=platform,
             target=spec.target,
             constraints=pins,
             preferred=preferred,
@@ -207,7 +215,7 @@ def lock_target(spec: Spec, index_name: str) -> list[Path]:
             everything,
             output,
             python=python,
-            glibc=glibc,
+            platform=platform,
             target=spec.target,
             constraints=pins,
             preferred=preferred,
@@ -219,9 +227,20 @@ def lock_target(spec: Spec, index_name: str) -> list[Path]:
     return [*written, output]
 
 
+def _of_first_platform(spec: Spec, index_name: str) -> str:
+    """The pins of the first of a target's platforms, whose versions the others have too; empty for the first.
+
+    Without hashes: uv would keep them, and they are those of files for that platform.
+    """
+    first = each_platform(spec)[0]
+    if first.arch == spec.arch:
+        return ""
+    return "".join(f"{name}=={version}\n" for name, version in lockfile.installed(first, index_name).items())
+
+
 def _parents_lock(spec: Spec, index_name: str) -> Path | None:
     """The requirements' lock of the target that ``spec`` extends, if there is one for this index."""
-    path = spec.framework_folder / f"requirements{lockfile.suffix(index_name)}.lock"
+    path = spec.framework_folder / f"requirements{spec.suffix(index_name)}.lock"
     return path if spec.framework_folder != spec.folder and path.is_file() else None
 
 
@@ -347,7 +366,7 @@ def _lock_missing(spec: Spec, contents: BaseContents, output: Path) -> None:
         compile_lock,
         requirements_of(spec),
         python=contents.python_version,
-        glibc=spec.base_spec().glibc,
+        platform=spec.wheel_platform,
         target=spec.target,
         constraints="\n".join(needs),
         preferred="\n".join(f"{name}=={version}" for name, version in contents.packages.items()),
@@ -396,7 +415,7 @@ def _lock_tool(name: str) -> list[Path]:
 def lock(target: str | None, *, upgrade: bool = False) -> list[Path]:
     """Write the locks of a target, of a tool of the build (:data:`TOOLS`) or of ``scripts``; the paths written.
 
-    A target is locked for the default index and for the index of its spec if that answers.
+    A target is locked for all its platforms, for the default index and for the index of its spec if that answers.
 
     Args:
         upgrade: of the lock of ``scripts``, keep no version; other locks keep none anyway.
@@ -409,10 +428,12 @@ def lock(target: str | None, *, upgrade: bool = False) -> list[Path]:
     if target in TOOLS:
         return _lock_tool(target)
     spec = load(target)
-    written = lock_target(spec, "default")
     chosen, reason = package_index.choose(spec)
-    if chosen != "default":
-        written += lock_target(spec, chosen)
-    elif reason:
+    written = []
+    for one in each_platform(spec):
+        written += lock_target(one, "default")
+        if chosen != "default":
+            written += lock_target(one, chosen)
+    if chosen == "default" and reason:
         warn(f"no lock for index '{spec.framework.index}': {reason}")
     return written

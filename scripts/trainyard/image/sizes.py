@@ -23,8 +23,8 @@ from trainyard.oci import docker_engine, layers
 from trainyard.oci.layers import Stored
 from trainyard.settings import ROOT
 from trainyard.spec import lockfile
-from trainyard.spec.model import Spec, load, targets
-from trainyard.spec.naming import LABELS, NAME
+from trainyard.spec.model import Spec, catalogue
+from trainyard.spec.naming import LABELS, NAME, day_and_hash
 from trainyard.spec.units import in_units
 
 CHART = ROOT / "docs" / "sizes.svg"
@@ -70,7 +70,7 @@ def measure(spec: Spec) -> dict[str, Any] | None:
         ``tag``, ``digest``, ``day`` (of the commit), ``index``, ``size`` and ``packed`` in bytes, ``layers`` (``name``,
         ``diff_id``, ``size``, ``packed``); ``estimate`` in bytes if the spec names another index.
     """
-    reference = f"{NAME}:{spec.target}"
+    reference = f"{NAME}:{spec.local_name}"
     try:
         image = docker_engine.client().images.get(reference)
     except docker.errors.ImageNotFound:
@@ -96,19 +96,19 @@ def measure(spec: Spec) -> dict[str, Any] | None:
 
 def recorded(spec: Spec) -> dict[str, Any] | None:
     """The measurement of an image that was removed after it had passed here, from its results; None without them."""
-    verified = state.last(spec.target, "verify")
-    built = state.recall(spec.target, "build", str(verified["digest"])) if verified else None
+    verified = state.last(spec.local_name, "verify")
+    built = state.recall(spec.local_name, "build", str(verified["digest"])) if verified else None
     if not verified or not built or not verified.get("passed"):
         return None
     parts = [
         {"name": layer["stage"], "diff_id": layer["diff_id"], "size": layer["size"], "packed": layer["compressed"]}
         for layer in verified["layers"]
     ]
-    day = re.search(r"-(\d{4})(\d\d)(\d\d)-[0-9a-f]{8}$", str(built["tag"]))
+    day, _ = day_and_hash(str(built["tag"]))
     found: dict[str, Any] = {
         "tag": built["tag"],
         "digest": verified["digest"],
-        "day": "-".join(day.groups()) if day else "",
+        "day": f"{day[:4]}-{day[4:6]}-{day[6:]}" if day else "",
         "index": built["index"],
         **_sums(parts),
     }
@@ -119,7 +119,7 @@ def recorded(spec: Spec) -> dict[str, Any] | None:
 def by_wheels(spec: Spec, index: str) -> int | None:
     """Bytes of the files that only CUDA builds have, from the wheels of its framework's lock; None if unknown."""
     try:
-        found = wheels.addresses(lockfile.framework_lock(spec, index), spec.base_spec())
+        found = wheels.addresses(lockfile.framework_lock(spec, index), spec)
         with requests.Session() as session:
             return sum(
                 size
@@ -264,9 +264,9 @@ def update(chosen: list[Spec]) -> tuple[list[str], dict[str, dict[str, Any]]]:
             f"no target has an image on this host: run '{installation.command('images')}' or "
             f"'{installation.command('image', TARGET='...')}'"
         )
-    names = targets()
-    everything = {name: everything[name] for name in sorted(everything) if name in names}
-    text = chart(everything, {name: load(name).budget.size for name in names})
+    budgets = {spec.target: spec.budget.size for spec in catalogue()}
+    everything = {name: everything[name] for name in sorted(everything) if name in budgets}
+    text = chart(everything, budgets)
     measurements.save(everything)
     CHART.write_text(text, encoding="utf-8")
     return done, everything

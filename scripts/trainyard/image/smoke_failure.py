@@ -261,8 +261,11 @@ class Explanation:
         top = module.split(".")[0]
         framework = _FRAMEWORKS.get(top)
         if framework:
-            specs = [model.load(name) for name in model.targets()]
-            have = [spec.target for spec in specs if spec.framework.name == framework and not spec.framework_in_base]
+            have = [
+                spec.target
+                for spec in model.catalogue()
+                if spec.framework.name == framework and not spec.framework_in_base
+            ]
             return f"the image has no {top}: set extends to a target that has it ({', '.join(have)})"
         known = import_names.distribution(top)
         name = "the package that has it" if known is None else "it" if known == top else f"{known}, which has it,"

@@ -43,6 +43,7 @@ class Sandbox:
         files: name -> content, copied to /smoke.
         folders: created in /smoke; every user may write to them.
         volumes: path -> mode of further volumes. ``rw`` ones begin with what the image has there.
+        environment: variables of the image's containers.
     """
 
     def __init__(
@@ -51,11 +52,13 @@ class Sandbox:
         files: Mapping[str, bytes],
         folders: tuple[str, ...] = (),
         volumes: Mapping[str, str] | None = None,
+        environment: Mapping[str, str] | None = None,
     ) -> None:
         self.image = image
         self.name = f"trainyard-smoke-{secrets.token_hex(4)}"
         self._files, self._folders = files, folders
         self._modes = dict(volumes or {})
+        self._environment = dict(environment or {})
         self._labels = docker_engine.resource_labels("smoke")
         self._containers: list[Container] = []
 
@@ -136,6 +139,7 @@ class Sandbox:
                 "TPU_API_ENDPOINT": f"http://{where}",
                 "LAUNCHER_TPU_INTERVAL": "0.2",
                 "LAUNCHER_REHEARSE": "1",
+                **self._environment,
                 **(environment or {}),
             },
             network=self.name,

@@ -18,9 +18,8 @@ import requests
 
 from trainyard.console import StepFailed
 from trainyard.image import locked_files
-from trainyard.image.resolver import platform_of
 from trainyard.spec import lockfile
-from trainyard.spec.model import Base
+from trainyard.spec.model import Spec
 
 #: Bytes per request; the directory of torch's wheel has 2 MB.
 _PART = 1 << 20
@@ -66,8 +65,8 @@ class _Remote(io.RawIOBase):
         return len(answer.content)
 
 
-def addresses(lock: Path, base: Base) -> dict[str, str]:
-    """Canonical name -> address of the wheel that uv would install on ``base`` for each package of a lock.
+def addresses(lock: Path, spec: Spec) -> dict[str, str]:
+    """Canonical name -> address of the wheel that uv would install in an image for each package of a lock.
 
     Raises:
         StepFailed: uv could not resolve them; the message ends with its error.
@@ -76,7 +75,7 @@ def addresses(lock: Path, base: Base) -> dict[str, str]:
         pins = "".join(f"{name}=={version}\n" for name, version in lockfile.read(lock).items())
         (Path(folder) / "in.txt").write_text(pins, encoding="utf-8")
         command = [sys.executable, "-m", "uv", "pip", "compile", "--quiet", "in.txt", *locked_files.OPTIONS]
-        command += [f"--python-version={base.python}", f"--python-platform={platform_of(base.glibc)}"]
+        command += [f"--python-version={spec.python_version}", f"--python-platform={spec.wheel_platform}"]
         done = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
         if done.returncode:
             raise StepFailed(f"cannot find the wheels of {lock.name}: {' '.join(done.stderr.split())[:200]}")

@@ -18,33 +18,32 @@ from trainyard.console import StepFailed
 from trainyard.image.local_images import digest_of
 from trainyard.oci import docker_engine, image_store
 from trainyard.settings import STATE
+from trainyard.spec.architectures import Architecture
 from trainyard.spec.naming import NAME
 from trainyard.spec.workspace import FOLDER
 
-#: The platform of our images, where a base has several.
-_PLATFORM = ("linux", "amd64")
 
-
-def context(reference: str) -> str | None:
+def context(reference: str, architecture: Architecture) -> str | None:
     """The build context that replaces base ``reference``; None if its working directory is ours already.
 
     Raises:
         UserError: the base cannot be pulled.
         StepFailed: the engine cannot save it.
     """
-    image = docker_engine.pull(reference)
+    image = docker_engine.pull(reference, architecture)
     if (image.attrs.get("Config") or {}).get("WorkingDir") == FOLDER:
         return None
-    name = f"{str(image.id).removeprefix('sha256:')}-in-workspace"
+    # An index has one digest for all architectures.
+    name = f"{str(image.id).removeprefix('sha256:')}-{architecture.name}-in-workspace"
     folder = STATE / "bases" / name
     if not folder.is_dir():
         folder.parent.mkdir(parents=True, exist_ok=True)
         # Removed on return, also after an interrupt or with a full disk.
         with tempfile.TemporaryDirectory(prefix=".base-", dir=folder.parent) as temporary:
             try:
-                write(reference, Path(temporary) / name)
+                write(reference, Path(temporary) / name, architecture)
             except image_store.NoLayout:
-                return f"docker-image://{commit(reference, name)}"
+                return f"docker-image://{commit(reference, name, architecture)}"
             try:
                 (Path(temporary) / name).rename(folder)
             except OSError:
@@ -53,7 +52,7 @@ def context(reference: str) -> str | None:
     return address(folder)
 
 
-def commit(reference: str, name: str) -> str:
+def commit(reference: str, name: str, architecture: Architecture) -> str:
     """Make an image of the base with our working directory in the engine, unless it is there; its reference.
 
     For engines that save no OCI layouts. Its configuration has the time at which it was made, so that images on it have
@@ -62,10 +61,12 @@ def commit(reference: str, name: str) -> str:
     Args:
         name: begins with the base's digest.
     """
-    tag = f"{name[:12]}-in-workspace"
+    tag = f"{name[:12]}-{architecture.name}-in-workspace"
     if digest_of(f"{NAME}-base:{tag}") is None:
         client = docker_engine.client()
-        container = client.containers.create(reference, ["true"], labels=docker_engine.resource_labels("base"))
+        container = client.containers.create(
+            reference, ["true"], platform=architecture.platform, labels=docker_engine.resource_labels("base")
+        )
         try:
             container.commit(f"{NAME}-base", tag, changes=[f"WORKDIR {FOLDER}", 'CMD ["bash"]'])
         finally:
@@ -83,19 +84,23 @@ def address(layout: Path) -> str:
     return f"oci-layout://{layout}@{index['manifests'][0]['digest']}"
 
 
-def write(reference: str, folder: Path) -> None:
-    """Write a local image into ``folder``, which is made, as an OCI layout; its working directory is ours.
+def write(reference: str, folder: Path, architecture: Architecture) -> None:
+    """Write a local image for an architecture into ``folder``, which is made, as an OCI layout.
+
+    Its working directory is ours.
 
     The same image gives the same digest.
 
     Raises:
         UserError: there is no such image.
         NoLayout: the engine saves no OCI layouts.
-        StepFailed: there is no image for our platform.
+        StepFailed: there is no image for the architecture.
     """
     folder.mkdir(parents=True)
     image_store.save(reference, folder)
-    manifest = _manifest(folder, json.loads((folder / "index.json").read_text(encoding="utf-8")), reference)
+    manifest = _manifest(folder, json.loads((folder / "index.json").read_text(encoding="utf-8")), architecture)
+    if manifest is None:
+        raise StepFailed(f"{reference} has no image for {architecture.platform}")
     config = _load(folder, manifest["config"]["digest"])
     config.setdefault("config", {})["WorkingDir"] = FOLDER
     manifest["config"] |= _store(folder, config)
@@ -105,15 +110,15 @@ def write(reference: str, folder: Path) -> None:
     (folder / "index.json").write_text(json.dumps(index), encoding="utf-8")
 
 
-def _manifest(folder: Path, index: dict[str, Any], reference: str) -> dict[str, Any]:
-    """The manifest of our platform in an index, or in the index that it names."""
+def _manifest(folder: Path, index: dict[str, Any], architecture: Architecture) -> dict[str, Any] | None:
+    """The manifest for an architecture in an index, or in the index that it names."""
     for entry in index["manifests"]:
         platform = entry.get("platform") or {}
-        if platform and (platform.get("os"), platform.get("architecture")) != _PLATFORM:
+        if platform and f"{platform.get('os')}/{platform.get('architecture')}" != architecture.platform:
             continue
         document = _load(folder, entry["digest"])
-        return _manifest(folder, document, reference) if "manifests" in document else document
-    raise StepFailed(f"{reference} has no image for {'/'.join(_PLATFORM)}")
+        return _manifest(folder, document, architecture) if "manifests" in document else document
+    return None
 
 
 def _blob(folder: Path, digest: str) -> Path:

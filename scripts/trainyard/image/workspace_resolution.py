@@ -23,11 +23,12 @@ from trainyard.image import base_wheels, locked_files, resolver
 from trainyard.image import framework_contradictions as contradictions
 from trainyard.spec import lockfile, model
 from trainyard.spec.lockfile import Pin
+from trainyard.spec.markers import applies
 from trainyard.spec.model import IMAGES, Spec
 from trainyard.spec.workspace_lock import SPLIT_HEADER
 from trainyard.workspace import indexes, source_distributions
 from trainyard.workspace.indexes import Index
-from trainyard.workspace.lines import Line, applies
+from trainyard.workspace.lines import Line
 from trainyard.workspace.requirements import Wanted
 from trainyard.workspace.wheels import Wheel
 
@@ -175,14 +176,15 @@ def _in_base(request: Request, name: str, entry: str) -> bool:
 
 
 def _uv(request: Request, folder: Path, options: Sequence[str]) -> subprocess.CompletedProcess[str]:
-    base = request.spec.base_spec()
     given = settings.environment()
     environment = {
         key: value for key, value in given.items() if not key.startswith("UV_") or _UV_VARIABLES.fullmatch(key)
     }
     environment |= {"UV_CONFIG_FILE": str(folder / "uv.toml")} | indexes.environment(request.indexes)
-    python = request.spec.python_version
-    return resolver.pip_compile(folder, options, python=python, glibc=base.glibc, environment=environment)
+    spec = request.spec
+    return resolver.pip_compile(
+        folder, options, python=spec.python_version, platform=spec.wheel_platform, environment=environment
+    )
 
 
 def entries(text: str) -> Iterator[tuple[str, str]]:

@@ -216,7 +216,7 @@ def _resolved(spec: Spec, wanted: Wanted, old: WorkspaceLock | None, upgraded: f
     for name, framework in frameworks.items():
         request = resolution.Request(
             spec, wanted, resolution.pins(framework), _index(parent, name), found, built, compiled,
-            old.sections.get(f"requirements{lockfile.suffix(name)}", known) if old else "", upgraded,
+            old.sections.get(f"requirements{spec.suffix(name)}", known) if old else "", upgraded,
             {one: version for one, version in held.items() if one not in pins}, kept is not None,
         )  # fmt: skip
         contradictions.check(spec, wanted, request.framework)
@@ -230,8 +230,8 @@ def _resolved(spec: Spec, wanted: Wanted, old: WorkspaceLock | None, upgraded: f
         if spec.base_contents:
             sections["base"] = spec.base_contents.text()
         else:
-            sections[f"framework{lockfile.suffix(name)}"] = framework
-        sections[f"requirements{lockfile.suffix(name)}"] = rest
+            sections[f"framework{spec.suffix(name)}"] = framework
+        sections[f"requirements{spec.suffix(name)}"] = rest
         resolver.check_conflicts(spec, held | request.framework | resolution.pins(rest))
     if compiled:
         sections["compiled"] = "".join(one.entry for _, one in sorted(compiled.items()))
@@ -294,7 +294,7 @@ def _framework_for(parent: Spec, default: str, index: str) -> str:
             parent.framework.packages,
             output,
             python=parent.base_spec().python,
-            glibc=parent.base_spec().glibc,
+            platform=parent.wheel_platform,
             target=parent.target,
             preferred="".join(f"{name}=={version}\n" for name, version in resolution.pins(default).items()),
             index=_index(parent, index),

@@ -15,7 +15,7 @@ from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
 from trainyard.console import StepFailed, UserError
-from trainyard.oci import docker_engine, image_store, probe_runner
+from trainyard.oci import docker_engine, image_index, probe_runner
 from trainyard.oci.reference import Reference
 from trainyard.oci.registry import Manifest, Repository
 from trainyard.spec.model import Spec
@@ -172,6 +172,6 @@ def _at_registry(reference: str) -> Contents:
 
 
 def _for_linux(repository: Repository, manifest: Manifest) -> Manifest:
-    """``manifest``, or the one for linux/amd64 of an index."""
-    digest = image_store.manifest_of(json.loads(manifest.body))
-    return manifest if digest is None else repository.manifest(digest) or manifest
+    """``manifest``, or that of an image of an index: its images have the same labels."""
+    digest = image_index.chosen(json.loads(manifest.body))
+    return manifest if digest is None else repository.existing(digest)

@@ -19,12 +19,15 @@ import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Any, Generic, TypeVar, cast
+from typing import IO, Generic, TypeVar, cast
 
 import zstandard
 
+from trainyard import installation
 from trainyard.console import StepFailed
-from trainyard.oci import docker_engine
+from trainyard.oci import docker_engine, image_index
+from trainyard.spec import architectures
+from trainyard.spec.architectures import Architecture
 
 S = TypeVar("S")
 T = TypeVar("T")
@@ -81,11 +84,14 @@ def read(reference: str, reader: Reader[T]) -> Parts[T]:
         UserError: there is no such image.
         StepFailed: it cannot be read.
     """
-    digest = docker_engine.digest(reference)
+    image = docker_engine.image(reference, made_by=installation.command("image"))
+    digest = str(image.id)
+    # Of an index, the engine has the image that it describes, and maybe others.
+    architecture = architectures.given() or docker_engine.architecture_of(reference)
     store = _store_with(digest)
     if store is not None:
-        return _read_store(store, digest, reader)
-    return _read_saved(reference, digest, reader)
+        return _read_store(store, digest, architecture, reader)
+    return _read_saved(reference, digest, architecture, reader)
 
 
 def members(stream: io.BufferedReader) -> Iterator[tuple[tarfile.TarFile, tarfile.TarInfo]]:
@@ -192,21 +198,13 @@ def _store_with(digest: str) -> Path | None:
     return None
 
 
-def manifest_of(document: dict[str, Any]) -> str | None:
-    """The digest of the image in an index (attestations have the platform ``unknown``); None for a manifest."""
-    images = [
-        entry for entry in document.get("manifests", []) if entry.get("platform", {}).get("os", "linux") != "unknown"
-    ]
-    return str(images[0]["digest"]) if images else None
-
-
-def _read_store(store: Path, digest: str, reader: Reader[T]) -> Parts[T]:
+def _read_store(store: Path, digest: str, architecture: Architecture, reader: Reader[T]) -> Parts[T]:
     def blob(name: str) -> bytes:
         return (store / name.removeprefix("sha256:")).read_bytes()
 
     try:
         raw = blob(digest)
-        inner = manifest_of(json.loads(raw))
+        inner = image_index.digest_for(json.loads(raw), architecture)
         raw = blob(inner) if inner else raw
         manifest = json.loads(raw)
         config = blob(manifest["config"]["digest"])
@@ -242,7 +240,7 @@ def _saved(reference: str, reader: Reader[T]) -> tuple[dict[str, bytes], dict[st
     return documents, blobs | {name: blobs[other] for name, other in same.items() if other in blobs}
 
 
-def _read_saved(reference: str, digest: str, reader: Reader[T]) -> Parts[T]:
+def _read_saved(reference: str, digest: str, architecture: Architecture, reader: Reader[T]) -> Parts[T]:
     documents, blobs = _saved(reference, reader)
     try:
         manifest = json.loads(documents["manifest.json"])[0]
@@ -256,7 +254,7 @@ def _read_saved(reference: str, digest: str, reader: Reader[T]) -> Parts[T]:
         ) from None
     config_digest = f"sha256:{hashlib.sha256(config).hexdigest()}"
     kept = documents.get(_blob(digest), b"")
-    inner = manifest_of(json.loads(kept)) if kept else None
+    inner = image_index.digest_for(json.loads(kept), architecture) if kept else None
     return Parts(documents.get(_blob(inner), b"") if inner else kept, config, config_digest, layers)
 
 

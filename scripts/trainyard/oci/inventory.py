@@ -21,7 +21,7 @@ from packaging.utils import canonicalize_name
 
 from trainyard import installation
 from trainyard.console import UserError
-from trainyard.oci import docker_engine, image_store, layers, referrers
+from trainyard.oci import docker_engine, image_index, image_store, layers, referrers
 from trainyard.oci.image_config import Configured
 from trainyard.oci.reference import Reference
 from trainyard.oci.registry import Repository
@@ -269,10 +269,9 @@ def remote(reference: str) -> Image:
     manifest = repository.manifest(version)
     if manifest is None:
         raise UserError(f"{repository.name} has no {version}")
-    inner = image_store.manifest_of(json.loads(manifest.body))
+    inner = image_index.chosen(json.loads(manifest.body))
     if inner:
-        manifest = repository.manifest(inner)
-        assert manifest is not None  # registries refuse an index whose manifests they do not have
+        manifest = repository.existing(inner)
     data = json.loads(manifest.body)
     config = repository.config(manifest)
     diff_ids = [str(diff_id) for diff_id in config["rootfs"]["diff_ids"]]

@@ -9,6 +9,7 @@ from __future__ import annotations
 import base64
 import csv
 import dataclasses
+import functools
 import hashlib
 import io
 import json
@@ -30,6 +31,9 @@ TEXT_LIMIT = 2 << 20
 
 #: Suffixes of compiled code and data, which are not searched.
 _BINARY = (".pyc", ".so", ".a", ".png", ".jpg", ".gz", ".zip", ".npy", ".pb", ".whl")
+
+#: Bytes of an ELF header up to its machine.
+_ELF_HEADER = 20
 
 #: Digest of an archive without entries: two blocks of zeros, or a whole record of GNU tar's
 #: (https://www.gnu.org/software/tar/manual/html_node/Standard.html).
@@ -75,6 +79,7 @@ class LayerFiles:
         suspects: files that look like credentials.
         bundles: files with certificates.
         records: path -> SHA-256 of the files that installed packages list in their RECORD.
+        machines: path -> ``e_machine`` of the programs and shared libraries.
     """
 
     files: dict[str, File] = field(default_factory=dict)
@@ -82,6 +87,7 @@ class LayerFiles:
     suspects: list[Suspect] = field(default_factory=list)
     bundles: list[Bundle] = field(default_factory=list)
     records: dict[str, str] = field(default_factory=dict)
+    machines: dict[str, int] = field(default_factory=dict)
 
     @property
     def size(self) -> int:
@@ -136,7 +142,7 @@ def stages(dockerfile: str) -> tuple[list[tuple[str, str]], list[str]]:
     """
     blocks = {}
     for block in re.split(r"(?m)^FROM ", dockerfile)[1:]:
-        name = re.match(r"\S+ AS (\S+)", block)
+        name = re.match(r"(?:--platform=\S+ )?\S+ AS (\S+)", block)
         blocks[name[1] if name else ""] = block
     final = blocks.get("", "")
     below: list[tuple[str, str]] = []
@@ -192,9 +198,9 @@ def _look_at(found: LayerFiles, tar: tarfile.TarFile, member: tarfile.TarInfo) -
     if member.isdir():
         return
 
-    def content() -> bytes:
+    def content(count: int = -1) -> bytes:
         file = tar.extractfile(member)
-        return file.read() if file else b""
+        return file.read(count) if file else b""
 
     _note(found, path, File(member.size if member.isreg() else 0, member.mode), content)
 
@@ -206,20 +212,37 @@ def walk(folder: Path) -> LayerFiles:
         if entry.file is None:
             found.removed.append(entry.path)
         else:
-            _note(found, entry.path, File(entry.size, entry.mode), entry.file.read_bytes)
+            _note(found, entry.path, File(entry.size, entry.mode), functools.partial(_read, entry.file))
     return found
 
 
-def _note(found: LayerFiles, path: str, file: File, content: Callable[[], bytes]) -> None:
-    """Add a file, and any credentials and certificates in it; ``content`` reads it."""
+def _read(path: Path, count: int = -1) -> bytes:
+    with path.open("rb") as file:
+        return file.read(count)
+
+
+def _machine(head: bytes) -> int | None:
+    """``e_machine`` of an ELF file for a little-endian processor; None of any other file.
+
+    https://refspecs.linuxfoundation.org/elf/gabi4+/ch4.eheader.html
+    """
+    return int.from_bytes(head[18:20], "little") if head[:4] == b"\x7fELF" and head[5:6] == b"\x01" else None
+
+
+def _note(found: LayerFiles, path: str, file: File, content: Callable[..., bytes]) -> None:
+    """Add a file, and any credentials and certificates in it; ``content`` reads it, or its first bytes."""
     found.files[path] = file
     if not file.size:
         return
     folder, name = posixpath.split(path)
     named = secret_scan.in_name(path)
-    if named is None and (file.size > TEXT_LIMIT or name.endswith(_BINARY) or ".so." in name):
+    searched = named is not None or not (file.size > TEXT_LIMIT or name.endswith(_BINARY) or ".so." in name)
+    # Read once: the layer may be a stream.
+    data = content() if searched and file.size <= TEXT_LIMIT else b""
+    if (file.mode & 0o111 or ".so" in name) and (machine := _machine(data or content(_ELF_HEADER))) is not None:
+        found.machines[path] = machine
+    if not searched:
         return
-    data = content() if file.size <= TEXT_LIMIT else b""
     kinds = [named] if named else secret_scan.in_text(data, path)
     if kinds:
         found.suspects += [Suspect(path, kind, _record_hash(data)) for kind in kinds]

@@ -25,7 +25,7 @@ ABOUT_BUILDS = (
 
 
 def packages() -> list[dict[str, Any]]:
-    """Every installed distribution: name, version, folder, requirements, bytes of its files and their byte code."""
+    """Every installed distribution: name, version, folder, requirements, tags, bytes of its files and byte code."""
     found = []
     for distribution in importlib.metadata.distributions():
         total = 0
@@ -40,6 +40,9 @@ def packages() -> list[dict[str, Any]]:
                 "version": distribution.version,
                 "folder": str(distribution.locate_file("")),
                 "requires": list(distribution.requires or ()),
+                "tags": [
+                    line[5:] for line in (distribution.read_text("WHEEL") or "").splitlines() if line[:5] == "Tag: "
+                ],
                 "bytes": total,
             }
         )

@@ -26,7 +26,7 @@ class Distribution:
 
     Attributes:
         folder: the site directory that it is in.
-        requires: its ``Requires-Dist``.
+        requires: its ``Requires-Dist``, ``tags``: those of its wheel, as in ``cp313-cp313-manylinux_2_28_x86_64``.
         bytes: on disk, with its byte code.
     """
 
@@ -35,6 +35,7 @@ class Distribution:
     folder: str
     requires: tuple[str, ...]
     bytes: int
+    tags: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -66,12 +67,16 @@ def probe(reference: str) -> ProbeResult:
     bytecode = found["bytecode"]
     return ProbeResult(
         python=found["python"],
-        packages=tuple(Distribution(**entry | {"requires": tuple(entry["requires"])}) for entry in found["packages"]),
+        packages=tuple(_distribution(entry) for entry in found["packages"]),
         sources=bytecode["sources"],
         missing=tuple(bytecode["missing"]),
         stale=tuple(bytecode["stale"]),
         texts=found["texts"],
     )
+
+
+def _distribution(entry: dict[str, Any]) -> Distribution:
+    return Distribution(**entry | {"requires": tuple(entry["requires"]), "tags": tuple(entry["tags"])})
 
 
 def run(reference: str, *parts: str) -> dict[str, Any]:
@@ -101,6 +106,7 @@ def _run(reference: str, python: str, parts: tuple[str, ...]) -> dict[str, Any]:
         entrypoint=[python],
         network_mode="none",
         read_only=True,
+        environment=docker_engine.emulated_environment(docker_engine.architecture_of(reference)),
         labels=docker_engine.resource_labels("verify"),
     )
     try:

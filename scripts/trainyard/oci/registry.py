@@ -364,6 +364,17 @@ class Repository:
             return None
         return Manifest(sha256(answer.content), answer.headers["Content-Type"], answer.content)
 
+    def existing(self, version: str) -> Manifest:
+        """The manifest of a tag or digest.
+
+        Raises:
+            StepFailed: there is none, or the registry refuses.
+        """
+        found = self.manifest(version)
+        if found is None:
+            raise StepFailed(f"{self.name} has no {version}, which it must have: push it again")
+        return found
+
     def has(self, version: str) -> bool:
         """Whether there is an image of this tag or digest."""
         return self.request("HEAD", f"manifests/{version}", missing_ok=True, headers={"Accept": MANIFESTS}).ok
@@ -421,7 +432,11 @@ class Repository:
             StepFailed: the registry does not support it ("mounting a blob from another repository" is optional).
         """
         data = json.loads(manifest.body)
-        for blob in [data["config"], *data["layers"]]:
+        for entry in data.get("manifests", []):  # an index: its images first, without a tag
+            image = source.existing(entry["digest"])
+            self.mount(image, source)
+            self.put(image, image.digest)
+        for blob in [data["config"], *data["layers"]] if "config" in data else []:
             digest = blob["digest"]
             if self.request("HEAD", f"blobs/{digest}", missing_ok=True).ok:
                 continue

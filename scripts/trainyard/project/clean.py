@@ -11,7 +11,7 @@ from docker.models.images import Image
 from trainyard.console import say
 from trainyard.oci import docker_engine
 from trainyard.settings import STATE
-from trainyard.spec.model import load
+from trainyard.spec.model import each_platform, load
 from trainyard.spec.naming import LABELS, NAME
 
 #: Suffixes of tags that an image has only while it is being made or looked at.
@@ -64,7 +64,8 @@ def clean(target: str | None = None, *, everything: bool = False, cache: bool = 
         shutil.rmtree(STATE, ignore_errors=True)
     elif spec:
         removed += _remove_tags([image for image in _images() if image.labels.get(f"{LABELS}.target") == spec.target])
-        shutil.rmtree(STATE / spec.target, ignore_errors=True)
+        for one in each_platform(spec):
+            shutil.rmtree(STATE / one.local_name, ignore_errors=True)
     if cache:
         try:
             docker_engine.client().api.prune_builds()

@@ -10,7 +10,7 @@ from trainyard.image import catalog_page, dockerfile
 from trainyard.jobs import jobs_page, platform_options
 from trainyard.lint import rules_page
 from trainyard.settings import ROOT
-from trainyard.spec.model import Spec, load, relative, targets
+from trainyard.spec.model import Spec, catalogue, load, relative
 
 
 def examples() -> list[Spec]:
@@ -23,7 +23,7 @@ def rendered(only: Spec | None = None) -> dict[Path, str]:
     found = dockerfile.rendered(only)
     if only is not None:
         return found
-    specs = [load(target) for target in targets()]
+    specs = catalogue()
     having = {option: platforms.having(option) for option in platform_options.VARIABLES}
     pages = {
         **pipelines.rendered(specs),

@@ -8,6 +8,7 @@ vulnerability fails again.
 from __future__ import annotations
 
 import datetime
+import itertools
 import json
 import subprocess
 import sys
@@ -29,7 +30,7 @@ from trainyard.lint.waivers import Waiver
 from trainyard.release import advisories
 from trainyard.release.advisories import Snapshot
 from trainyard.spec import lockfile
-from trainyard.spec.model import Spec, load, targets
+from trainyard.spec.model import Spec, catalogue, each_platform, load
 
 #: Services that pip-audit can ask, in the order in which they are tried.
 SERVICES = ("pypi", "osv")
@@ -118,17 +119,17 @@ class Report:
 
 
 def pinned(spec: Spec) -> Pins:
-    """The packages that the locks of a target pin, for every index that it has locks for, and those of its base image.
+    """The packages that the locks of a target pin for every platform and index, and those of its base image.
 
     Nothing if the target was never locked: a target whose base image contains the framework can be locked only where
     that image can be pulled.
     """
     in_base = spec.base_contents.packages if spec.base_contents else {}
     found: Pins = {name: {public_version(version)} for name, version in in_base.items()}
-    for index in dict.fromkeys(("default", spec.framework.index)):
-        paths = (lockfile.framework_lock(spec, index), lockfile.requirements_lock(spec, index))
+    for one, index in itertools.product(each_platform(spec), dict.fromkeys(("default", spec.framework.index))):
+        paths = (lockfile.framework_lock(one, index), lockfile.requirements_lock(one, index))
         if all(path.is_file() for path in paths) or (index == "default" and not spec.framework_in_base):
-            for name, version in lockfile.installed(spec, index).items():
+            for name, version in lockfile.installed(one, index).items():
                 found.setdefault(name, set()).add(public_version(version))
     return found
 
@@ -339,7 +340,7 @@ def update(address: str = "") -> Snapshot:
         UserError: the snapshot cannot be stored.
         StepFailed: the service does not answer.
     """
-    names = union(pinned(load(target)) for target in targets())
+    names = union(pinned(spec) for spec in catalogue())
     snapshot = advisories.fetch(names, waivers.today(), address)
     advisories.save(snapshot)
     return snapshot
@@ -354,7 +355,7 @@ def audit(target: str | None, *, only_snapshot: bool = False) -> Report:
     Raises:
         UserError: there is no such target, or no snapshot.
     """
-    specs = [load(name) for name in ([target] if target else targets())]
+    specs = [load(target)] if target else catalogue()
     if not specs:
         raise UserError("there is no target")
     pins = {spec.target: pinned(spec) for spec in specs}

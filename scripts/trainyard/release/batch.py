@@ -26,7 +26,8 @@ from trainyard.console import StepFailed, UserError, say
 from trainyard.image import base_image
 from trainyard.release import events
 from trainyard.settings import STATE
-from trainyard.spec.model import Spec, load, targets
+from trainyard.spec import architectures
+from trainyard.spec.model import Spec, catalogue, load
 from trainyard.spec.units import in_units
 
 #: Seconds that a target gets to exit after an interrupt, including the engine's build; it took under 2 s (2026-11).
@@ -57,7 +58,7 @@ class Job:
     @property
     def target(self) -> str:
         """The name of the image; ``name`` may be a path."""
-        return self.spec.target
+        return self.spec.local_name
 
     @property
     def seconds(self) -> float:
@@ -93,7 +94,9 @@ def wanted(names: list[str]) -> list[Job]:
     Raises:
         UserError: one does not exist or has a mistake in its spec, or two have the same name.
     """
-    jobs = [Job(load(name), name) for name in dict.fromkeys(names or targets())]
+    wanted_arch = architectures.given()
+    chosen = names or [one.target for one in catalogue() if not wanted_arch or wanted_arch.platform in one.platforms]
+    jobs = [Job(load(name), name) for name in dict.fromkeys(chosen)]
     twice = {job.target for job in jobs if sum(other.target == job.target for other in jobs) > 1}
     if twice:
         raise UserError(f"TARGETS: {', '.join(sorted(twice))} would be two images with the same name")

@@ -53,7 +53,7 @@ def make(
     Raises:
         UserError, StepFailed: a stage failed; the candidate is kept for inspection and no other tag is set.
     """
-    with state.candidate_lock(spec.target):
+    with state.candidate_lock(spec.local_name):
         emit("stage", stage="build")
         plan, built = build.build(
             spec,
@@ -66,16 +66,16 @@ def make(
         with state.file_lock("training"):  # smoke tests that run at the same time would exceed their time limits
             emit("stage", stage="verify")
             say(f"verifying {plan.candidate}")
-            verified: Any = None if force else state.recall(spec.target, "verify", digest)
+            verified: Any = None if force else state.recall(spec.local_name, "verify", digest)
             if not verified or not verified["passed"]:
                 verified = verify.verify(spec, plan.candidate)
             emit("stage", stage="smoke")
             say(f"testing {plan.candidate}")
-            trained: Any = None if force else state.recall(spec.target, "smoke", digest)
+            trained: Any = None if force else state.recall(spec.local_name, "smoke", digest)
             if not trained or not trained["passed"]:
                 trained = smoke_test.smoke(spec, plan.candidate)
         found = docker_engine.client().images.get(plan.candidate)
-        for tag in (spec.target, plan.tag):
+        for tag in (spec.local_name, plan.tag):
             found.tag(NAME, tag)
         docker_engine.client().images.remove(plan.candidate)
         return {"image": plan.local, "plan": plan, "build": built, "verify": verified, "smoke": trained}
@@ -104,9 +104,9 @@ def from_reference(reference: str, spec: Spec | None) -> dict[str, Any]:
         say(f"verifying {reference}")
         verified = verify.verify(None, reference)
         trained = smoke_command.check(found_subject)
-    name = f"{NAME}:{spec.target}" if spec else reference
+    name = f"{NAME}:{spec.local_name}" if spec else reference
     if spec:
-        found.tag(NAME, spec.target)
+        found.tag(NAME, spec.local_name)
     smoke = found_subject.smoke
     mounts = [f"--volume={spec.folder / smoke.data}:{local_run.DATA}:ro"] if spec and smoke and smoke.data else []
     words = found_subject.words(smoke.args if smoke else ["--help"])
@@ -186,7 +186,7 @@ def closing_command(spec: Spec, trained: dict[str, Any], target: str | None = No
     trainer = spec.trainers.default
     flags = trainer_flags.of_trainer(spec.trainers.package, trainer)
     arguments = ["--fake-data", "--epochs", "1"] if {"fake-data", "epochs"} <= flags else ["--help"]
-    return shlex.join(["docker", "run", "--rm", f"{NAME}:{spec.target}", trainer, *arguments])
+    return shlex.join(["docker", "run", "--rm", f"{NAME}:{spec.local_name}", trainer, *arguments])
 
 
 def tested(trained: dict[str, Any]) -> str:
@@ -201,7 +201,7 @@ def summary(made: dict[str, Any]) -> Table:
     built, verified, trained = made["build"], made["verify"], made["smoke"]
     table = Table("", Column("", overflow="fold"), title=plan.local, title_justify="left", show_header=False)
     table.add_row("digest", built["digest"])
-    table.add_row("tags", f"{NAME}:{plan.spec.target}, {NAME}:{plan.tag}")
+    table.add_row("tags", f"{NAME}:{plan.spec.local_name}, {NAME}:{plan.tag}")
     table.add_row("index", plan.index)
     table.add_row("base", plan.base)
     for note in plan.notes:

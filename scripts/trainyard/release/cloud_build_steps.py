@@ -177,11 +177,11 @@ def publish(given: Substitutions, key: PrivateKey | None = None) -> None:
     address = registry.check_address(given.registry)
     specs = [load(target) for target in given.target_names()]
     for spec in specs:
-        digest = docker_engine.digest(candidate_tag(spec.target))
-        state.require(spec.target, digest, "build", "verify", "smoke")
+        digest = docker_engine.digest(candidate_tag(spec.local_name))
+        state.require(spec.local_name, digest, "build", "verify", "smoke")
     found = {}
     for spec in specs:
-        candidate = candidate_tag(spec.target)
+        candidate = candidate_tag(spec.local_name)
         pushed = publication.push(spec, address, reference=candidate)
         referrers.record_verification(f"{address}/{NAME}", pushed["digest"])
         if not registry.is_loopback(address):  # localhost of the engine is not localhost of this container

@@ -28,7 +28,9 @@ import zstandard
 
 from trainyard.console import StepFailed, UserError, say
 from trainyard.image import plan
+from trainyard.oci import image_index
 from trainyard.oci.registry import Manifest, Repository, check_address, sha256
+from trainyard.spec.architectures import AMD64
 from trainyard.spec.model import Spec
 from trainyard.spec.naming import DEVELOPMENT, LABELS, NAME, UNTESTED
 from trainyard.spec.workspace import FILE, LOCK, Workspace
@@ -148,15 +150,13 @@ def _for_linux(repository: Repository, manifest: Manifest) -> Manifest:
     Raises:
         UserError: the index has none.
     """
-    images = json.loads(manifest.body).get("manifests")
-    if images is None:
+    document = json.loads(manifest.body)
+    if not image_index.is_index(document):
         return manifest
-    for entry in images:
-        platform = entry.get("platform") or {}
-        linux = (platform.get("os"), platform.get("architecture")) == ("linux", "amd64")
-        if linux and (found := repository.manifest(entry["digest"])):
-            return found
-    raise UserError(f"{repository.name}@{manifest.digest[:19]} is an index without an image for linux/amd64")
+    digest = image_index.digest_for(document, AMD64)
+    if digest is None:
+        raise UserError(f"{repository.name}@{manifest.digest[:19]} is an index without an image for {AMD64.platform}")
+    return repository.existing(digest)
 
 
 def _at_registry(repository: Repository, version: str) -> Image | None:

@@ -8,36 +8,28 @@ from __future__ import annotations
 
 from typing import Any
 
-from trainyard import installation, state
+from trainyard import installation
 from trainyard.console import UserError
-from trainyard.oci import docker_engine, referrers
+from trainyard.oci import image_index, referrers
 from trainyard.oci.registry import Manifest, Repository
-from trainyard.spec.model import Spec
+from trainyard.release import platform_index
+from trainyard.spec.model import Spec, each_platform
 from trainyard.spec.naming import DEVELOPMENT, LABELS, NAME, UNTESTED, version_tag
 
 
-def passed_here(target: str, digest: str) -> bool:
-    """Whether a digest passed verify and smoke on this host."""
-    results = (state.recall(target, "verify", digest), state.recall(target, "smoke", digest))
-    return all(result and result["passed"] for result in results)
-
-
-def labels_of(repository: Repository, manifest: Manifest) -> dict[str, str]:
-    """The labels of an image at a registry."""
-    return dict((repository.config(manifest).get("config") or {}).get("Labels") or {})
-
-
 def image_to_promote(spec: Spec, repository: Repository, image: str | None) -> Manifest:
-    """The manifest of a tag or digest at a registry, or of this host's image if ``image`` is None.
+    """The manifest or index of a tag or digest at a registry, or of this host's image if ``image`` is None.
 
     Raises:
-        UserError: the registry has no such image, or it is of another target, or it did not pass verify and smoke.
+        UserError: the registry has no such image, or it is of another target, or it did not pass verify and smoke; of
+            an index, that is true of one of its images.
     """
-    version = image or docker_engine.digest(f"{NAME}:{spec.target}", made_by=spec.command("image"))
+    version = image or platform_index.version_of_host(spec, repository)
     found = repository.manifest(version)
     if found is None:
         raise UserError(f"{repository.name} has no {version}: run '{spec.command('push')}' first")
-    labels = labels_of(repository, found)
+    members = image_index.members(repository, found)
+    labels = platform_index.check_same(repository, members)
     target = labels.get(f"{LABELS}.target")
     if target != spec.target:
         raise UserError(f"{version} at {repository.name} is an image of target '{target}', not '{spec.target}'")
@@ -46,12 +38,20 @@ def image_to_promote(spec: Spec, repository: Repository, image: str | None) -> M
             f"{version} at {repository.name} was made by 'trainyard push --code-only', and its code was never tested: "
             f"run '{spec.command('image')}' and '{spec.command('push')}'"
         )
-    if not passed_here(spec.target, found.digest) and not referrers.is_verified(repository, found.digest):
-        raise UserError(
-            f"{found.digest[:19]} never passed verify and smoke, neither on this host nor by a record at "
-            f"{repository.name}: run '{spec.command('image')}' and '{spec.command('push')}'"
-        )
+    names = {one.platform: one.local_name for one in each_platform(spec)}
+    for platform, member in members.items():
+        passed = platform_index.passed_here(names.get(platform, spec.target), member.digest)
+        if not passed and not referrers.is_verified(repository, member.digest):
+            raise UserError(
+                f"{member.digest[:19]} ({platform}) never passed verify and smoke, neither on this host nor by a "
+                f"record at {repository.name}: run '{spec.command('image')}' and '{spec.command('push')}'"
+            )
     return found
+
+
+def labels_of(repository: Repository, manifest: Manifest) -> dict[str, str]:
+    """The labels of an image at a registry; of an index, those of its first image."""
+    return platform_index.labels_of(repository, next(iter(image_index.members(repository, manifest).values())))
 
 
 def framework_version(repository: Repository, manifest: Manifest) -> str:

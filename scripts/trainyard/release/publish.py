@@ -14,21 +14,19 @@ import docker.errors
 from rich.table import Table
 
 from trainyard import state
-from trainyard.console import StepFailed, UserError, say
+from trainyard.console import StepFailed, UserError, say, warn
 from trainyard.image import provenance
 from trainyard.oci import docker_engine, inventory, referrers, registry
 from trainyard.oci.reference import Reference
 from trainyard.oci.registry import Repository
-from trainyard.release import audit, code_push
-from trainyard.spec.model import Spec
+from trainyard.release import audit, code_push, platform_index
+from trainyard.spec.architectures import PLATFORMS
+from trainyard.spec.model import Spec, each_platform
 from trainyard.spec.naming import LABELS, NAME, candidate_tag
 from trainyard.spec.units import in_units
 
 if TYPE_CHECKING:
     from trainyard.release.signature import PrivateKey
-
-#: The label that holds an image's immutable tag (scripts/trainyard/image/plan.py writes it).
-_TAG = "org.opencontainers.image.version"
 
 
 @dataclass(frozen=True)
@@ -81,9 +79,9 @@ def image_to_push(spec: Spec) -> Any:
         UserError: there is neither.
     """
     try:
-        return docker_engine.client().images.get(f"{NAME}:{spec.target}")
+        return docker_engine.client().images.get(f"{NAME}:{spec.local_name}")
     except docker.errors.ImageNotFound:
-        return docker_engine.image(candidate_tag(spec.target), made_by=spec.command("image"))
+        return docker_engine.image(candidate_tag(spec.local_name), made_by=spec.command("image"))
 
 
 def check_level(spec: Spec, level: str) -> None:
@@ -122,10 +120,10 @@ def push(spec: Spec, address: str, *, reference: str | None = None, allow_untest
     audit.require(spec)
     image = docker_engine.image(reference, made_by="docker pull") if reference else image_to_push(spec)
     digest = str(image.id)
-    passed = state.require(spec.target, digest, "verify", "smoke", made_by=spec.command("image"))
-    tag = str(image.labels.get(_TAG) or "")
+    passed = state.require(spec.local_name, digest, "verify", "smoke", made_by=spec.command("image"))
+    tag = str(image.labels.get(platform_index.TAG) or "")
     if not tag:
-        raise UserError(f"{digest[:19]} has no label {_TAG}: run '{spec.command('image')}'")
+        raise UserError(f"{digest[:19]} has no label {platform_index.TAG}: run '{spec.command('image')}'")
     level = str(image.labels.get(f"{LABELS}.tested") or "")
     if not allow_untested:
         check_level(spec, level)
@@ -161,6 +159,82 @@ def push(spec: Spec, address: str, *, reference: str | None = None, allow_untest
         "blobs": reported,
         "bytes_uploaded": sum(blob["size"] for blob in reported if blob["uploaded"]) + manifest,
         "already_there": same,
+        "seconds": round(time.monotonic() - started, 1),
+    }
+
+
+def push_attached(spec: Spec, address: str, key: PrivateKey | None, *, allow_untested: bool = False) -> dict[str, Any]:
+    """Push the image of ``spec`` with a record that it passed and its referrers.
+
+    Args:
+        key: see :func:`attach_referrers`.
+    Returns:
+        That of :func:`push`, and ``attached``: see :func:`attach_referrers`.
+    Raises:
+        UserError, StepFailed: see :func:`push` and :func:`attach_referrers`.
+    """
+    pushed = push(spec, address, allow_untested=allow_untested)
+    # `trainyard promote` on another host reads this.
+    referrers.record_verification(f"{address}/{NAME}", pushed["digest"])
+    return pushed | {"attached": attach_referrers(spec, address, pushed["digest"], key)}
+
+
+def push_all(spec: Spec, address: str, key: PrivateKey | None, *, allow_untested: bool = False) -> dict[str, Any]:
+    """Push the images of all platforms of ``spec`` that passed on this host, and an index of them.
+
+    Args:
+        spec: the target, for any of its platforms.
+        key: what to sign the images and the index with.
+        address, allow_untested: see :func:`push`.
+    Returns:
+        That of the index: ``reference``, ``tag``, ``digest``, ``attached``; ``images``: platform -> result of
+        :func:`push_attached`; and of all together ``tested``, ``bytes_uploaded``, ``already_there``, ``seconds``.
+    Raises:
+        UserError: no image of the target passed, their versions differ, or see :func:`push`.
+        StepFailed: see :func:`push`.
+    """
+    started = time.monotonic()
+    digests, missing = platform_index.images_of_host(spec)
+    if not digests:
+        image_to_push(spec)  # reports that there is no image; else it did not pass
+        state.require(spec.local_name, str(image_to_push(spec).id), "verify", "smoke", made_by=spec.command("image"))
+    images = {
+        one.platform: push_attached(one, address, key, allow_untested=allow_untested)
+        for one in each_platform(spec)
+        if one.architecture in digests
+    }
+    repository = Repository(f"{address}/{NAME}")
+    at_registry = {PLATFORMS[platform]: image["digest"] for platform, image in images.items()}
+    index = platform_index.make(repository, at_registry)
+    before = repository.manifest(index.tag)
+    if before and before.digest != index.manifest.digest:
+        raise UserError(
+            f"{repository.name}:{index.tag} is {before.digest[:19]} at the registry, and immutable tags are never "
+            f"moved; this image index is {index.manifest.digest[:19]}: commit your changes, and build all images again"
+        )
+    if not before:
+        repository.put(index.manifest, index.tag)
+    attached = {}
+    if key is not None:
+        from trainyard.release import signature
+
+        signature.sign(repository, index.manifest, key)
+        attached["signature"] = referrers.tag(index.manifest.digest, "sig")
+    for one in missing:
+        warn(
+            f"the image index has no {one.platform}: no image of it passed on this host; '{one.command('image')}' "
+            "makes one"
+        )
+    uploaded = sum(one["bytes_uploaded"] for one in images.values())
+    return {
+        "reference": f"{repository.name}@{index.manifest.digest}",
+        "tag": f"{repository.name}:{index.tag}",
+        "digest": index.manifest.digest,
+        "images": images,
+        "tested": next(iter(images.values()))["tested"],
+        "attached": attached,
+        "bytes_uploaded": uploaded + (0 if before else len(index.manifest.body)),
+        "already_there": before is not None,
         "seconds": round(time.monotonic() - started, 1),
     }
 
@@ -216,7 +290,7 @@ def attach_referrers(
     subject = repository.manifest(digest)
     assert subject is not None  # it has just been pushed
     attached = {}
-    if provenance.attach(spec.target, repository, digest):
+    if provenance.attach(spec.local_name, repository, digest):
         attached["provenance"] = provenance.tag(digest)
     if not referrers.get(repository, digest, "sbom"):
         local = inventory.local(reference or str(image_to_push(spec).id))

@@ -219,7 +219,7 @@ def require_space(spec: Spec) -> None:
     root = Path(str(docker_engine.client().info().get("DockerRootDir") or ""))
     if not root.is_dir():
         return
-    known = state.last(spec.target, "verify")
+    known = state.last(spec.local_name, "verify")
     size = (known.get("size") if known else None) or spec.budget.size
     free = shutil.disk_usage(root).free
     if free < SPACE_FACTOR * size:
@@ -232,7 +232,7 @@ def require_space(spec: Spec) -> None:
 
 def build_once(spec: Spec, number: int, compression: str) -> Build:
     """Build ``spec`` without cache, record the result, and remove the image and the cache that it added."""
-    reference = f"{NAME}:{spec.target}-reproduce"
+    reference = f"{NAME}:{spec.local_name}-reproduce"
     before = docker_engine.cached()
     started = time.monotonic()
     say(f"build {number} of 2")

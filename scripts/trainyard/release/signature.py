@@ -15,9 +15,10 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec, ed25519, padding, rsa
 
 from trainyard.console import StepFailed, UserError
-from trainyard.oci import docker_engine, inventory, referrers
+from trainyard.oci import inventory, referrers
 from trainyard.oci.referrers import Referrer
 from trainyard.oci.registry import Manifest, Repository, check_address
+from trainyard.release import platform_index
 from trainyard.spec.model import load
 from trainyard.spec.naming import NAME
 
@@ -163,7 +164,7 @@ def image_to_sign(target: str | None, address: str | None, image: str | None) ->
     else:
         spec = load(target)
         repository = Repository(f"{check_address(address)}/{NAME}")
-        version = docker_engine.digest(f"{NAME}:{spec.target}", made_by=spec.command("image"))
+        version = platform_index.version_of_host(spec, repository)
     subject = repository.manifest(version)
     if subject is None:
         raise UserError(f"{repository.name} has no {version}: push it first")

@@ -6,6 +6,7 @@ A target has one pair of locks per package index that it can be built from::
     images/<target>/requirements.lock              everything else
     images/<target>/framework.pytorch-cpu.lock     the same two, with torch from PyTorch's CPU index
     images/<target>/requirements.pytorch-cpu.lock
+    images/<target>/framework.arm64.lock           the big wheels for linux/arm64, default index
 
 If the base holds the framework, base.json, the record of its contents, takes the place of the framework's lock.
 
@@ -132,11 +133,6 @@ def parse(text: str) -> list[Pin]:
     return found
 
 
-def suffix(index: str) -> str:
-    """Suffix in the file names of an index's locks: empty for the default index."""
-    return "" if index == "default" else f".{index}"
-
-
 def framework_lock(spec: Spec, index: str) -> Path:
     """The file that pins the framework: a lock, or the record of a base image that has it installed.
 
@@ -147,7 +143,7 @@ def framework_lock(spec: Spec, index: str) -> Path:
         workspace_lock.split(spec.workspace, spec.build_folder)
     if spec.framework_in_base:
         return base_contents_file(spec)
-    return spec.framework_folder / f"framework{suffix(index)}.lock"
+    return spec.framework_folder / f"framework{spec.suffix(index)}.lock"
 
 
 def requirements_lock(spec: Spec, index: str) -> Path:
@@ -158,7 +154,7 @@ def requirements_lock(spec: Spec, index: str) -> Path:
     """
     if spec.workspace:
         workspace_lock.split(spec.workspace, spec.build_folder)
-    return spec.build_folder / f"requirements{suffix(index)}.lock"
+    return spec.build_folder / f"requirements{spec.suffix(index)}.lock"
 
 
 def compiled_lock(spec: Spec) -> Path | None:

@@ -23,7 +23,8 @@ from ruamel.yaml.comments import CommentedMap
 from trainyard import installation
 from trainyard.console import UserError, nearest
 from trainyard.settings import ROOT, STATE
-from trainyard.spec import workspace, workspace_lock, yaml_source
+from trainyard.spec import architectures, workspace, workspace_lock, yaml_source
+from trainyard.spec.architectures import ARCHITECTURES, PLATFORMS, Architecture
 from trainyard.spec.catalog import IMAGES as IMAGES
 from trainyard.spec.catalog import Base as Base
 from trainyard.spec.catalog import DebianPackage, conflict, validated
@@ -31,13 +32,14 @@ from trainyard.spec.catalog import Index as Index
 from trainyard.spec.catalog import Strict as Strict
 from trainyard.spec.catalog import bases as bases
 from trainyard.spec.catalog import indexes as indexes
+from trainyard.spec.markers import applies
 from trainyard.spec.units import in_bytes
 from trainyard.spec.workspace import Level, Site, Variable, Workspace, WorkspaceDocument
 from trainyard.spec.yaml_source import relative as relative
 
 
 def _pin(text: str) -> str:
-    """A requirement pinned to one version, ``name[extra]==1.2.3``."""
+    """A requirement pinned to one version, ``name[extra]==1.2.3``, with or without a marker."""
     try:
         requirement = Requirement(text)
     except InvalidRequirement as error:
@@ -70,8 +72,28 @@ Pin = Annotated[str, AfterValidator(_pin)]
 PinOrSet = Annotated[str, AfterValidator(_pin_or_set)]
 
 
+def _platform(text: str) -> str:
+    if text not in PLATFORMS:
+        raise ValueError(f"{text!r} is not a platform of images{nearest(text, PLATFORMS)}: {', '.join(PLATFORMS)}")
+    return text
+
+
+def _each_once(names: list[str]) -> list[str]:
+    if twice := next((name for name in names if names.count(name) > 1), None):
+        raise ValueError(f"{twice} is listed twice")
+    return names
+
+
+Platform = Annotated[str, AfterValidator(_platform)]
+Platforms = Annotated[list[Platform], Field(min_length=1), AfterValidator(_each_once)]
+
+
 class Framework(Strict):
-    """The big wheels: their own layer, their own lock."""
+    """The big wheels: their own layer, their own lock.
+
+    Attributes:
+        packages: as the spec lists them; in a :class:`Spec` only those that its platform has, without markers.
+    """
 
     name: Literal["torch", "torch_xla", "torch_tpu", "tensorflow"]
     packages: list[Pin] = Field(default_factory=list)
@@ -160,6 +182,7 @@ class _Document(Strict):
 
     summary: str
     base: str
+    platforms: Platforms = Field(default_factory=lambda: [architectures.AMD64.platform])
     framework: Framework
     requirements: list[PinOrSet] = Field(default_factory=list)
     system: list[DebianPackage] = Field(default_factory=list)
@@ -173,19 +196,35 @@ class _Document(Strict):
 
 
 class Spec(_Document):
-    """One image.
+    """One image, for one of its platforms.
 
     Attributes:
+        arch: name of its architecture.
         folder: holds its image.yaml or trainyard.yaml; ``framework_folder``: the folder whose framework lock it uses.
         base_contents: packages of a base that holds the framework; None if it holds none or was never inspected.
         workspace: the user's repository that the image is made from; None for an image.yaml.
     """
 
     target: str
+    arch: str = "amd64"
     folder: Path
     framework_folder: Path
     base_contents: BaseContents | None = None
     workspace: Workspace | None = None
+
+    @property
+    def architecture(self) -> Architecture:
+        return ARCHITECTURES[self.arch]
+
+    @property
+    def platform(self) -> str:
+        """``linux/amd64``."""
+        return self.architecture.platform
+
+    @property
+    def local_name(self) -> str:
+        """The tag of its image, and the folder of its results, on this host: ``cpu``, and ``cpu-arm64``."""
+        return self.target if self.arch == architectures.AMD64.name else f"{self.target}-{self.arch}"
 
     @property
     def where(self) -> str:
@@ -195,15 +234,26 @@ class Spec(_Document):
     @property
     def build_folder(self) -> Path:
         """Where the Dockerfile and the locks are: beside image.yaml, or in the state folder for a user's repository."""
-        return STATE / self.target / "build" if self.workspace else self.folder
+        return STATE / self.local_name / "build" if self.workspace else self.folder
+
+    def suffix(self, index: str) -> str:
+        """What the names of its locks and of its Dockerfile have for an index and its architecture.
+
+        Empty for the default index and amd64.
+        """
+        parts = ["" if index == "default" else index, "" if self.arch == architectures.AMD64.name else self.arch]
+        return "".join(f".{part}" for part in parts if part)
 
     def dockerfile(self, index: str = "default") -> Path:
         """The Dockerfile of the image when its framework comes from ``index``: one for each pair of locks."""
-        return self.build_folder / ("Dockerfile" if index == "default" else f"Dockerfile.{index}")
+        return self.build_folder / f"Dockerfile{self.suffix(index)}"
 
     def command(self, name: str) -> str:
         """How the user runs a command for this image, in messages: ``make lock TARGET=cpu`` or ``trainyard lock``."""
-        return f"trainyard {name}" if self.workspace else installation.command(name, TARGET=self.target)
+        if self.workspace:
+            return f"trainyard {name}"
+        chosen = {} if self.arch == architectures.usual(self.platforms).name else {"ARCH": self.arch}
+        return installation.command(name, TARGET=self.target, **chosen)
 
     @property
     def has_code(self) -> bool:
@@ -238,6 +288,11 @@ class Spec(_Document):
     def python_version(self) -> str:
         """Version of the image's Python without the patch level: that in the base if it was inspected."""
         return self.base_contents.python_version if self.base_contents else self.base_spec().python
+
+    @property
+    def wheel_platform(self) -> str:
+        """uv's name of the platform whose wheels run in the image."""
+        return self.architecture.wheel_platform(self.base_spec().glibc)
 
     @property
     def python(self) -> str:
@@ -336,25 +391,42 @@ def folder_of(target: str | None) -> Path:
     raise UserError(f"unknown target '{target}'{nearest(target, targets())}; {valid}")
 
 
-def load(target: str | None) -> Spec:
-    """The checked spec of a target, with ``extends`` applied.
+def load(target: str | None, arch: str | None = None) -> Spec:
+    """The checked spec of a target, with ``extends`` applied, for one of its platforms.
 
     Args:
         target: a name under images/, or the path of a folder that holds an image.yaml or a trainyard.yaml. None: the
             trainyard.yaml of the current folder or of the nearest one above it.
+        arch: name of the architecture; None: :func:`trainyard.spec.architectures.choose`.
     Raises:
-        UserError: the name or the file has a mistake; the message says where.
+        UserError: the name or the file has a mistake, and the message says where; or ``TRAINYARD_ARCH`` has one.
     """
-    if not target and (file := workspace.find()):
-        return _load_workspace(file)
-    folder = folder_of(target)
-    if (folder / "image.yaml").is_file():
-        return _load(folder, ())
-    return _load_workspace(folder / workspace.FILE)
+    file = workspace.find() if not target else None
+    if file is None:
+        folder = folder_of(target)
+        if (folder / "image.yaml").is_file():
+            return _on_platform(_load(folder, ()), arch)
+        file = folder / workspace.FILE
+    return _load_workspace(file, arch)
 
 
-def _load_workspace(path: Path) -> Spec:
-    """The spec of a user's repository: its parent's, with what trainyard.yaml adds."""
+def catalogue() -> list[Spec]:
+    """The specs of all targets, sorted by name, each for the first of its platforms."""
+    return [load(name, PLATFORMS[_load(IMAGES / name, ()).platforms[0]].name) for name in targets()]
+
+
+def each_platform(spec: Spec) -> list[Spec]:
+    """The spec for each of its platforms, in their order."""
+    others = (PLATFORMS[one].name for one in spec.platforms)
+    return [spec if name == spec.arch else load(str(spec.folder), name) for name in others]
+
+
+def _load_workspace(path: Path, arch: str | None) -> Spec:
+    """The spec of a user's repository: its parent's, with what trainyard.yaml adds.
+
+    Args:
+        arch: see :func:`load`.
+    """
     data = yaml_source.read(path)
     document = validated(path, WorkspaceDocument, data, yaml_source.plain(data))
 
@@ -365,7 +437,7 @@ def _load_workspace(path: Path) -> Spec:
     valid = f"valid targets: {', '.join(targets())}"
     if not (IMAGES / document.extends / "image.yaml").is_file() or "/" in document.extends:
         refuse(("extends",), f"unknown target '{document.extends}'{nearest(document.extends, targets())}; {valid}")
-    parent = _load(IMAGES / document.extends, ())
+    parent = _on_platform(_load(IMAGES / document.extends, ()), architectures.AMD64.name)
     if document.base and document.base != parent.base:
         parent = _on_base(parent, document.base, refuse)
     name = document.name or workspace.default_name(path.parent)
@@ -395,10 +467,13 @@ def _load_workspace(path: Path) -> Spec:
             "budget": Budget.model_construct(size=document.budget.size) if document.budget else parent.budget,
             "target": name,
             "folder": path.parent,
+            "platforms": [architectures.AMD64.platform],
             "framework_folder": STATE / name / "build",
             "workspace": Workspace(path, document, parent.target),
         }
     )
+    if arch is None:
+        architectures.choose(spec.platforms)  # refuses another one
     return with_locked_base(spec) if spec.framework_in_base else spec
 
 
@@ -422,7 +497,25 @@ def _pinned(spec: Spec) -> dict[str, str]:
     return {canonicalize_name(pin.name): next(iter(pin.specifier)).version for pin in pins}
 
 
+def _on_platform(spec: Spec, arch: str | None) -> Spec:
+    """The spec for one of its platforms, with the framework's packages that this one has.
+
+    Args:
+        arch: name of the architecture; None: :func:`trainyard.spec.architectures.choose`.
+    """
+    chosen = ARCHITECTURES[arch] if arch else architectures.choose(spec.platforms)
+    pins = [Requirement(text) for text in spec.framework.packages]
+    packages = [_without_marker(pin) for pin in pins if applies(pin.marker, spec.python_version, chosen.machine)]
+    framework = spec.framework.model_copy(update={"packages": packages})
+    return spec.model_copy(update={"arch": chosen.name, "framework": framework})
+
+
+def _without_marker(pin: Requirement) -> str:
+    return str(pin).partition(";")[0].strip()
+
+
 def _load(folder: Path, below: tuple[Path, ...]) -> Spec:
+    """The spec with the packages of all its platforms."""
     path = folder / "image.yaml"
     data = yaml_source.read(path)
     plain = yaml_source.plain(data)
@@ -441,7 +534,7 @@ def _load(folder: Path, below: tuple[Path, ...]) -> Spec:
         above["budget"] = {"size": f"{parent.budget.size} B"}
         if parent.framework_in_base:
             above["framework"]["packages"] = []  # they were read from its base, its spec lists none
-        plain = _merge(above, plain)
+        plain = _merge(above, plain) | {key: plain[key] for key in ("platforms",) if key in plain}
     document = validated(path, _Document, data, plain)
     spec = Spec(
         **{name: getattr(document, name) for name in _Document.model_fields},

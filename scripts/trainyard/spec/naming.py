@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 from trainyard import settings
 from trainyard.spec.model import Spec
 
@@ -29,6 +31,12 @@ def version_tag(spec: Spec, version: str | None = None) -> str:
     """
     version = spec.framework.version if version is None else version
     return f"{spec.target}-{version.replace('+', '_')}"
+
+
+def day_and_hash(tag: str) -> tuple[str, str]:
+    """The day, as in ``20261121``, and the content hash of an immutable tag; both empty for any other tag."""
+    found = re.search(r"-(\d{8})-([0-9a-f]{8})(?:-[a-z0-9]+)?$", tag)
+    return (found[1], found[2]) if found else ("", "")
 
 
 def candidate_tag(target: str) -> str:

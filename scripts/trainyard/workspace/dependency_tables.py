@@ -17,10 +17,11 @@ from typing import Any
 from packaging.utils import canonicalize_name
 
 from trainyard.console import UserError, nearest
+from trainyard.spec.markers import applies
 from trainyard.spec.workspace import folders_upwards
 from trainyard.spec.yaml_source import relative
 from trainyard.workspace import requirements_txt
-from trainyard.workspace.lines import Found, Line, Source, applies, parse_direct, parse_reference
+from trainyard.workspace.lines import Found, Line, Source, parse_direct, parse_reference
 
 #: Settings of ``[tool.uv]`` that decide what is resolved and do not name an index.
 _RESOLVER_SETTINGS = (

@@ -335,7 +335,7 @@ def devcontainer(spec: Spec) -> dict[str, Any]:
     """
     found: dict[str, Any] = {
         "name": spec.target,
-        "image": f"{NAME}:{spec.target}",
+        "image": f"{NAME}:{spec.local_name}",
         "workspaceMount": f"source=${{localWorkspaceFolder}},target={workspace.FOLDER},type=bind",
         "workspaceFolder": workspace.FOLDER,
         "remoteUser": "trainer",

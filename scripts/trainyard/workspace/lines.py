@@ -8,7 +8,6 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal
 
-from packaging.markers import Marker
 from packaging.requirements import InvalidRequirement, Requirement
 from packaging.utils import canonicalize_name
 
@@ -59,31 +58,6 @@ def expanded(text: str, where: str) -> str:
         return found
 
     return _VARIABLE.sub(value, text)
-
-
-def marker_environment(python: str) -> dict[str, str]:
-    """The marker variables of Python ``python`` (such as ``3.11``) in an image: Linux, x86-64, CPython (PEP 508)."""
-    return {
-        "implementation_name": "cpython",
-        "implementation_version": f"{python}.0",
-        "os_name": "posix",
-        "platform_machine": "x86_64",
-        "platform_python_implementation": "CPython",
-        "platform_release": "",
-        "platform_system": "Linux",
-        "platform_version": "",
-        "python_full_version": f"{python}.0",
-        "python_version": python,
-        "sys_platform": "linux",
-        "extra": "",
-    }
-
-
-def applies(marker: Marker | str | None, python: str) -> bool:
-    """Whether a marker is true in an image with this version of Python."""
-    if not marker:
-        return True
-    return (marker if isinstance(marker, Marker) else Marker(marker)).evaluate(marker_environment(python))
 
 
 @dataclass(frozen=True)

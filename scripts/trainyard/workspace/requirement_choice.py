@@ -11,7 +11,7 @@ from pathlib import Path
 from packaging import utils
 from packaging.requirements import InvalidRequirement, Requirement
 
-from trainyard.spec import lockfile, yaml_source
+from trainyard.spec import lockfile, markers, yaml_source
 from trainyard.spec.model import Spec
 from trainyard.workspace import (
     dependency_tables,
@@ -21,7 +21,7 @@ from trainyard.workspace import (
     python_source,
     requirements_txt,
 )
-from trainyard.workspace.lines import Found, marker_environment
+from trainyard.workspace.lines import Found
 from trainyard.workspace.python_source import Source, Sources
 
 #: Requirements files, the preferred first.
@@ -247,7 +247,7 @@ def contradictions(choice: Choice, spec: Spec, root: Path) -> list[str]:
             continue
         wanted = Requirement(text)
         name = _canonical(wanted.name)
-        applies = not wanted.marker or wanted.marker.evaluate(marker_environment(spec.base_spec().python))
+        applies = not wanted.marker or wanted.marker.evaluate(markers.environment(spec.base_spec().python))
         if (
             applies
             and name in own & versions.keys()

@@ -15,6 +15,7 @@ from trainyard.oci.image_config import Configured
 from trainyard.oci.layers import Layer, Stored
 from trainyard.oci.probe_runner import Distribution, ProbeResult
 from trainyard.spec import lockfile, naming
+from trainyard.spec.architectures import ARCHITECTURES, Architecture
 from trainyard.spec.model import Spec
 from trainyard.spec.workspace import FOLDER
 
@@ -57,6 +58,11 @@ class Evidence(Configured):
     def fell_back(self) -> bool:
         """Whether the framework came from the default index because the spec's was unreachable."""
         return self.spec is not None and self.index != self.spec.framework.index
+
+    @property
+    def architecture(self) -> Architecture | None:
+        """The architecture that the configuration names; None of one that Trainyard has no name for."""
+        return ARCHITECTURES.get(str(self.stored.config.get("architecture")))
 
     @property
     def target(self) -> str:

@@ -12,6 +12,7 @@ from trainyard.lint.image.evidence import Evidence
 from trainyard.lint.waivers import expired
 from trainyard.oci import layers, secret_scan
 from trainyard.oci.probe_runner import Distribution
+from trainyard.spec.architectures import ARCHITECTURES
 from trainyard.spec.units import in_units
 
 
@@ -151,6 +152,51 @@ def no_setuid_beyond_the_base(image: Evidence) -> Iterator[Finding]:
                     f"chmod a-s /{path} in the stage that makes it",
                     severity=_without_spec(image),
                 )
+
+
+@rule(
+    "image",
+    severity=Severity.REFUSE,
+    source="https://refspecs.linuxfoundation.org/elf/gabi4+/ch4.eheader.html",
+)
+def binaries_are_for_the_architecture(image: Evidence) -> Iterator[Finding]:
+    """Programs and shared libraries are for the image's architecture."""
+    expected = image.architecture
+    if expected is None:
+        return
+    others = {one.elf: one for one in ARCHITECTURES.values() if one != expected}
+    for layer in image.stored.layers:
+        for path, machine in layer.contents.machines.items():
+            if machine in others:
+                yield Finding(
+                    f"/{path} in layer {layer.stage}",
+                    f"is for {others[machine].machine}; the image is for {expected.machine}",
+                    "it does not start, or cannot be loaded: exec format error",
+                    f"build or install it for {expected.platform}",
+                    severity=_without_spec(image),
+                )
+
+
+@rule(
+    "image",
+    severity=Severity.REFUSE,
+    source="https://packaging.python.org/en/latest/specifications/platform-compatibility-tags/",
+)
+def wheels_are_for_the_architecture(image: Evidence) -> Iterator[Finding]:
+    """Packages come from wheels for the image's architecture, or for any."""
+    expected = image.architecture
+    if expected is None:
+        return
+    for package in image.inside.packages:
+        platforms = sorted({tag.rsplit("-", 1)[-1] for tag in package.tags})
+        if platforms and not any(one == "any" or one.endswith(f"_{expected.machine}") for one in platforms):
+            yield Finding(
+                f"package {package.name} {package.version} in {package.folder}",
+                f"is from a wheel for {', '.join(platforms)}; the image is for {expected.machine}",
+                "its compiled modules cannot be imported",
+                image.package_remediation,
+                severity=_without_spec(image),
+            )
 
 
 @rule("image", severity=Severity.REFUSE, source="docs/anatomy.md#checking-an-image")

@@ -20,7 +20,7 @@ from trainyard.spec.model import Spec, relative, requirements_of
 from trainyard.spec.workspace import FOLDER
 
 #: What an immutable tag looks like (:func:`trainyard.image.plan.make_plan`): target and version, day, content hash.
-_TAG = r"{name}-\d{{8}}-[0-9a-f]{{8}}"
+_TAG = r"{name}-\d{{8}}-[0-9a-f]{{8}}{suffix}"
 
 
 @rule("target", severity=Severity.REFUSE, source="docs/anatomy.md#labels")
@@ -29,14 +29,18 @@ def labels_match_spec(image: Evidence) -> Iterator[Finding]:
     spec = image.required_spec
     build = image.build or {}
     name = naming.version_tag(spec)
-    tag = _TAG.format(name=re.escape(name))
+    suffix = f"-{spec.arch}" if len(spec.platforms) > 1 else ""
+    tag = _TAG.format(name=re.escape(name), suffix=suffix)
     base = build.get("base") or (spec.base_contents.reference if spec.base_contents else None)
     pinned = image.labels.get("org.opencontainers.image.base.name", "").partition("@")[2]
     # Build argument -> pattern of its valid values, and the words for them.
     allowed = {
         "CREATED": (r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ", "a time such as 2026-11-20T12:00:00Z"),
         "REVISION": (r"[0-9a-f]{40}(-dirty)?|unknown", "a commit"),
-        "VERSION": (re.escape(build["tag"]) if "tag" in build else tag, build.get("tag", f"{name}-<day>-<hash>")),
+        "VERSION": (
+            re.escape(build["tag"]) if "tag" in build else tag,
+            build.get("tag", f"{name}-<day>-<hash>{suffix}"),
+        ),
         "BASE": (re.escape(base) if base else r".+", base or "the base's reference"),
         "BASE_DIGEST": (re.escape(pinned), pinned or "nothing, as the base's name has no digest"),
         "INDEX": (
@@ -61,17 +65,35 @@ def labels_match_spec(image: Evidence) -> Iterator[Finding]:
             )
 
 
+@rule("target", severity=Severity.REFUSE, source="https://github.com/opencontainers/image-spec/blob/main/config.md")
+def platform_matches_spec(image: Evidence) -> Iterator[Finding]:
+    """The configuration names the platform that the image was built for."""
+    spec = image.required_spec
+    config = image.stored.config
+    found = f"{config.get('os')}/{config.get('architecture')}"
+    if found != spec.platform:
+        yield Finding(
+            "platform",
+            f"{found}; expected {spec.platform}",
+            "engines and clusters choose the image of an index by it",
+            spec.command("build"),
+        )
+
+
 @rule("target", severity=Severity.REFUSE, source="docs/anatomy.md#checking-an-image")
 def tags_match_spec(image: Evidence) -> Iterator[Finding]:
     """Local tags name this target and no other."""
     spec = image.required_spec
     target, version = spec.target, spec.framework.version
-    floating = {target, f"{target}-candidate", naming.version_tag(spec)}
+    floating = {target, spec.local_name, f"{spec.local_name}-candidate", naming.version_tag(spec)}
+    # The tag of an index, by which the image of one platform was pulled.
+    pattern = _TAG.format(name=re.escape(naming.version_tag(spec)), suffix="")
+    index = re.compile(pattern) if len(spec.platforms) > 1 else None
     immutable = image.labels.get("org.opencontainers.image.version", "")
     for reference in image.tags:
         named = Reference.parse(reference)
         ours = named.repository.rpartition("/")[2] == naming.NAME.rpartition("/")[2]
-        if ours and named.tag not in {*floating, immutable}:
+        if ours and named.tag not in {*floating, immutable} and not (index and index.fullmatch(named.tag)):
             yield Finding(
                 f"tag {reference}",
                 f"names an image of {target} {version}, with the tag {immutable}",

@@ -75,7 +75,7 @@ def gather(spec: Spec | None, reference: str) -> Evidence:
             tags=tuple(image.tags),
             stored=stored if spec else layers.without_base(stored),
             inside=found,
-            build=state.recall(spec.target, "build", str(image.id)) if spec else None,
+            build=state.recall(spec.local_name, "build", str(image.id)) if spec else None,
             waivers=waivers.load(),
         )
 
@@ -120,7 +120,7 @@ def verify(spec: Spec | None, reference: str | None = None) -> dict[str, Any]:
     started = time.monotonic()
     if reference is None:
         assert spec is not None
-        reference = default_reference(spec.target)
+        reference = default_reference(spec.local_name)
     digest = docker_engine.digest(reference, made_by=spec.command("build") if spec else "docker pull")
     evidence, by_rule = examine(spec, reference)
     found = [one for some in by_rule.values() for one in some]
@@ -137,7 +137,7 @@ def verify(spec: Spec | None, reference: str | None = None) -> dict[str, Any]:
     }
     # An image of another target is not one that this target could publish.
     if spec and evidence.labels.get(f"{naming.LABELS}.target") == spec.target:
-        state.record(spec.target, "verify", digest, facts)
+        state.record(spec.local_name, "verify", digest, facts)
     console.log.print(_sizes(evidence))
     rules = core.rules_for(evidence)
     title = f"{len(rules)} rules, {len(evidence.inside.packages)} packages, {seconds} s"
@@ -177,7 +177,7 @@ def image_to_verify(target: str | None, image: str | None) -> tuple[Spec | None,
     spec = load(target) if target or not image else None
     if not image:
         assert spec is not None
-        return spec, default_reference(spec.target)
+        return spec, default_reference(spec.local_name)
     found = docker_engine.pull(image)
     named = str(found.labels.get(f"{naming.LABELS}.target") or "")
     if spec is None and named in targets():
@@ -185,4 +185,7 @@ def image_to_verify(target: str | None, image: str | None) -> tuple[Spec | None,
             f"{image} is labelled as target {named}: with {installation.option('TARGET', named)} it is checked against "
             "that spec too"
         )
+    arch = str(found.attrs.get("Architecture"))
+    if spec and arch != spec.arch and f"linux/{arch}" in spec.platforms:
+        spec = load(target, arch)
     return spec, image

@@ -1,0 +1,93 @@
+"""Image indexes: one reference for the images of several platforms.
+
+https://github.com/opencontainers/image-spec/blob/main/image-index.md
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+from trainyard import installation
+from trainyard.console import UserError
+from trainyard.oci.registry import Manifest, Repository
+from trainyard.spec.architectures import Architecture, given, of_host
+
+#: Media type of an index.
+INDEX = "application/vnd.oci.image.index.v1+json"
+
+
+def images(document: Mapping[str, Any]) -> dict[str, str]:
+    """Platform, as in ``linux/amd64``, -> digest of its image, of an index; nothing for the manifest of one image.
+
+    Attestations, whose platform is ``unknown/unknown``, are left out.
+    """
+    found: dict[str, str] = {}
+    for entry in document.get("manifests") or []:
+        platform = entry.get("platform") or {}
+        name = f"{platform.get('os', 'linux')}/{platform.get('architecture', '')}"
+        if not name.startswith("unknown/"):
+            found.setdefault(name, str(entry["digest"]))
+    return found
+
+
+def is_index(document: Mapping[str, Any]) -> bool:
+    """Whether a document is an index, not the manifest of an image."""
+    return "manifests" in document
+
+
+def digest_for(document: Mapping[str, Any], architecture: Architecture) -> str | None:
+    """The digest of the image for an architecture in an index; None if it has none.
+
+    The only image is taken for any, as it may have no platform.
+    """
+    found = images(document)
+    return found.get(architecture.platform) or (found.get("linux/") if len(found) == 1 else None)
+
+
+def chosen(document: Mapping[str, Any]) -> str | None:
+    """The digest of the image in an index that a command is about; None for the manifest of one image.
+
+    It is the one of ``TRAINYARD_ARCH``, else of this host's architecture, else the first.
+
+    Raises:
+        UserError: ``TRAINYARD_ARCH`` is no architecture, or the index has no image for it.
+    """
+    found = images(document)
+    if not found:
+        return None
+    wanted = given()
+    if wanted and wanted.platform not in found:
+        raise UserError(
+            f"{installation.option('ARCH', wanted.name)}: the image index has images for {', '.join(found)}"
+        )
+    return found.get((wanted or of_host()).platform) or next(iter(found.values()))
+
+
+def members(repository: Repository, manifest: Manifest) -> dict[str, Manifest]:
+    """Platform -> manifest of the images of an index at a registry; of one image alone, by its configuration.
+
+    Raises:
+        StepFailed: the registry lacks one of them, or refuses.
+    """
+    document = json.loads(manifest.body)
+    if is_index(document):
+        return {name: repository.existing(digest) for name, digest in images(document).items()}
+    config = repository.config(manifest)
+    return {f"{config.get('os')}/{config.get('architecture')}": manifest}
+
+
+def make(found: Mapping[Architecture, Manifest], annotations: Mapping[str, str]) -> Manifest:
+    """An index of images, in the order of the names of their architectures: the same images give the same bytes."""
+    entries = [
+        {
+            "mediaType": manifest.media_type,
+            "digest": manifest.digest,
+            "size": len(manifest.body),
+            "platform": {"architecture": architecture.name, "os": "linux"},
+        }
+        for architecture, manifest in sorted(found.items(), key=lambda one: one[0].name)
+    ]
+    document = {"schemaVersion": 2, "mediaType": INDEX, "manifests": entries, "annotations": dict(annotations)}
+    return Manifest.of(document, INDEX)

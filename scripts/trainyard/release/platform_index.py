@@ -1,0 +1,126 @@
+"""The index of a target's images: one reference for all platforms.
+
+Each image of a target with several platforms has a tag that ends with its architecture. The index has the tag without
+it: ``<target>-<version>-<day>-<hash>``, where the hash follows from the tags of the images. What is promoted, rolled
+back and named in jobs is the index.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from trainyard import state
+from trainyard.console import UserError
+from trainyard.image.local_images import digest_of
+from trainyard.oci import docker_engine, image_index
+from trainyard.oci.registry import Manifest, Repository
+from trainyard.spec.architectures import Architecture
+from trainyard.spec.model import Spec, each_platform
+from trainyard.spec.naming import LABELS, NAME
+
+#: The label of an image, and the annotation of an index, with its immutable tag.
+TAG = "org.opencontainers.image.version"
+
+
+@dataclass(frozen=True)
+class PlatformIndex:
+    """An index as it is, or will be, at a registry; ``tag``: its immutable tag."""
+
+    manifest: Manifest
+    tag: str
+
+
+def passed_here(name: str, digest: str) -> bool:
+    """Whether a digest passed verify and smoke on this host.
+
+    Args:
+        name: :attr:`trainyard.spec.model.Spec.local_name` of its target and platform.
+    """
+    results = (state.recall(name, "verify", digest), state.recall(name, "smoke", digest))
+    return all(result and result["passed"] for result in results)
+
+
+def images_of_host(spec: Spec) -> tuple[dict[Architecture, str], list[Spec]]:
+    """The images of a target that passed on this host, by architecture, and the platforms that have none."""
+    found, missing = {}, []
+    for one in each_platform(spec):
+        digest = digest_of(f"{NAME}:{one.local_name}")
+        if digest and passed_here(one.local_name, digest):
+            found[one.architecture] = digest
+        else:
+            missing.append(one)
+    return found, missing
+
+
+def labels_of(repository: Repository, manifest: Manifest) -> dict[str, str]:
+    """The labels of an image at a registry."""
+    return dict((repository.config(manifest).get("config") or {}).get("Labels") or {})
+
+
+def check_same(repository: Repository, members: Mapping[str, Manifest]) -> dict[str, str]:
+    """The labels of an image or of the first of an index, whose images must be of one target and one version.
+
+    Args:
+        members: platform -> manifest.
+    Raises:
+        UserError: two of them differ, or one is for another platform than the index says.
+    """
+    first: dict[str, str] = {}
+    for platform, manifest in members.items():
+        config = repository.config(manifest)
+        labels = dict((config.get("config") or {}).get("Labels") or {})
+        own = f"{config.get('os')}/{config.get('architecture')}"
+        if own != platform:
+            raise UserError(
+                f"{repository.name}@{manifest.digest[:19]} is for {own}, and its image index says {platform}: push it "
+                "again"
+            )
+        for name in (f"{LABELS}.target", f"{LABELS}.framework"):
+            if first and labels.get(name) != first.get(name):
+                raise UserError(
+                    f"{repository.name}: the images of the image index differ: {name} is {first.get(name)!r}, and "
+                    f"{labels.get(name)!r} for {platform}: build all platforms from one commit, and push them again"
+                )
+        first = first or labels
+    return first
+
+
+def make(repository: Repository, digests: Mapping[Architecture, str]) -> PlatformIndex:
+    """The index of images that are at a registry.
+
+    Args:
+        digests: of the images there.
+    Raises:
+        UserError: they are not of one target and version.
+        StepFailed: the registry lacks one of them, or refuses.
+    """
+    manifests = {architecture: repository.existing(digest) for architecture, digest in digests.items()}
+    members = {architecture.platform: manifest for architecture, manifest in manifests.items()}
+    labels = check_same(repository, members)
+    tags = {one: labels_of(repository, manifest).get(TAG, "") for one, manifest in manifests.items()}
+    tag = index_tag(tags)
+    annotations = {TAG: tag, f"{LABELS}.target": labels.get(f"{LABELS}.target", "")}
+    return PlatformIndex(image_index.make(manifests, annotations), tag)
+
+
+def index_tag(tags: Mapping[Architecture, str]) -> str:
+    """The immutable tag of an index, from those of its images: the day is that of the newest."""
+    parts = [tag.removesuffix(f"-{architecture.name}").rsplit("-", 2) for architecture, tag in tags.items()]
+    version, day = parts[0][0], max(part[1] for part in parts)
+    digest = hashlib.sha256("\n".join(sorted(tags.values())).encode())
+    return f"{version}-{day}-{digest.hexdigest()[:8]}"
+
+
+def version_of_host(spec: Spec, repository: Repository) -> str:
+    """The digest of this host's image, or of the index of its images if the target has several platforms.
+
+    Raises:
+        UserError: there is no image that passed.
+    """
+    if len(spec.platforms) > 1:
+        images, _ = images_of_host(spec)
+        if images and all(repository.has(digest) for digest in images.values()):
+            return make(repository, images).manifest.digest
+    return docker_engine.digest(f"{NAME}:{spec.local_name}", made_by=spec.command("image"))

@@ -1,0 +1,98 @@
+"""The processor architectures that images are made for, and what Docker, Python, ELF and Debian call each.
+
+An image is for one of them. A spec lists its ``platforms``; commands work on one at a time: that of ``TRAINYARD_ARCH``
+(``make image TARGET=tf-cpu ARCH=arm64``), else the host's if the spec has it, else the first that it lists.
+"""
+
+from __future__ import annotations
+
+import platform
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from packaging.version import Version
+
+from trainyard import installation, settings
+from trainyard.console import UserError, nearest
+
+#: The newest glibc that uv has platforms for: https://docs.astral.sh/uv/reference/cli/#uv-pip-compile--python-platform
+UV_GLIBC = "2.40"
+
+
+@dataclass(frozen=True)
+class Architecture:
+    """An architecture of 64-bit Linux.
+
+    Attributes:
+        name: that of Docker and Debian (``GOARCH``): ``amd64``.
+        machine: what ``uname -m``, PEP 508's ``platform_machine`` and the platform tags of wheels say: ``x86_64``.
+        elf: ``e_machine`` of its binaries: https://refspecs.linuxfoundation.org/elf/gabi4+/ch4.eheader.html
+        triplet: Debian's folder of its libraries below /usr/lib: https://wiki.debian.org/Multiarch/Tuples
+    """
+
+    name: str
+    machine: str
+    elf: int
+    triplet: str
+
+    @property
+    def platform(self) -> str:
+        """``linux/amd64``."""
+        return f"linux/{self.name}"
+
+    def wheel_platform(self, glibc: str) -> str:
+        """uv's name of the platform whose wheels run with this version of glibc, or with the newest that uv knows."""
+        return f"{self.machine}-manylinux_{min(glibc, UV_GLIBC, key=Version).replace('.', '_')}"
+
+
+AMD64 = Architecture("amd64", "x86_64", 62, "x86_64-linux-gnu")
+ARM64 = Architecture("arm64", "aarch64", 183, "aarch64-linux-gnu")
+
+#: By name.
+ARCHITECTURES = {one.name: one for one in (AMD64, ARM64)}
+
+#: By platform, as in ``linux/amd64``.
+PLATFORMS = {one.platform: one for one in ARCHITECTURES.values()}
+
+
+def of_host() -> Architecture:
+    """The architecture of this host; AMD64 if it is another one. Apple's machines say ``arm64``."""
+    names = (platform.machine().lower(),)
+    return next((one for one in ARCHITECTURES.values() if {one.name, one.machine} & set(names)), AMD64)
+
+
+def given() -> Architecture | None:
+    """The architecture of ``TRAINYARD_ARCH``, as Docker or ``uname -m`` calls it; None if it is not set.
+
+    Raises:
+        UserError: there is no such architecture.
+    """
+    text = settings.variable("ARCH").lower().removeprefix("linux/")
+    if not text:
+        return None
+    found = next((one for one in ARCHITECTURES.values() if text in (one.name, one.machine)), None)
+    if found is None:
+        names = ", ".join(ARCHITECTURES)
+        raise UserError(f"{installation.option('ARCH', text)}: use one of {names}{nearest(text, ARCHITECTURES)}")
+    return found
+
+
+def usual(platforms: Sequence[str]) -> Architecture:
+    """The host's architecture if an image with these platforms has it, else that of the first."""
+    host = of_host()
+    return host if host.platform in platforms else PLATFORMS[platforms[0]]
+
+
+def choose(platforms: Sequence[str]) -> Architecture:
+    """The architecture that a command works on, for an image with these platforms.
+
+    Raises:
+        UserError: ``TRAINYARD_ARCH`` is none of them.
+    """
+    wanted = given() or usual(platforms)
+    if wanted.platform not in platforms:
+        raise UserError(
+            f"{installation.option('ARCH', wanted.name)}: this image is made for {', '.join(platforms)} alone "
+            "('platforms' of its spec)"
+        )
+    return wanted

@@ -1,0 +1,37 @@
+"""Environment markers of requirements (PEP 508), as they are in an image: Linux and CPython."""
+
+from __future__ import annotations
+
+from packaging.markers import Marker
+
+from trainyard.spec.architectures import AMD64
+
+
+def environment(python: str, machine: str = AMD64.machine) -> dict[str, str]:
+    """The variables of markers in an image.
+
+    Args:
+        python: version of its Python, such as ``3.11``.
+        machine: of its architecture, as ``uname -m`` says.
+    """
+    return {
+        "implementation_name": "cpython",
+        "implementation_version": f"{python}.0",
+        "os_name": "posix",
+        "platform_machine": machine,
+        "platform_python_implementation": "CPython",
+        "platform_release": "",
+        "platform_system": "Linux",
+        "platform_version": "",
+        "python_full_version": f"{python}.0",
+        "python_version": python,
+        "sys_platform": "linux",
+        "extra": "",
+    }
+
+
+def applies(marker: Marker | str | None, python: str, machine: str = AMD64.machine) -> bool:
+    """Whether a marker is true in an image; arguments as of :func:`environment`."""
+    if not marker:
+        return True
+    return (marker if isinstance(marker, Marker) else Marker(marker)).evaluate(environment(python, machine))

@@ -1,0 +1,214 @@
+"""One reference for the images of several platforms: which image of an index is meant, and what an index may hold."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.fakes.registry import Registry, sha256
+
+from trainyard import settings, state
+from trainyard.console import UserError
+from trainyard.oci import image_index, registry
+from trainyard.oci.registry import Manifest, Repository
+from trainyard.release import platform_index, promotion
+from trainyard.spec import architectures, model
+from trainyard.spec.architectures import AMD64, ARM64, Architecture
+
+OCI = "application/vnd.oci.image"
+ATTESTATION = {"digest": "sha256:0", "platform": {"os": "unknown", "architecture": "unknown"}}
+#: As a build with provenance makes it, and as Docker's library has it.
+BOTH = {
+    "manifests": [
+        ATTESTATION,
+        {"digest": "sha256:a", "platform": {"os": "linux", "architecture": "amd64"}},
+        {"digest": "sha256:b", "platform": {"os": "linux", "architecture": "arm64", "variant": "v8"}},
+    ]
+}
+VERSION = f"tf-cpu-{model.load('tf-cpu').framework.version}"
+DAYS = {AMD64: "20261121", ARM64: "20261122"}
+
+
+@pytest.fixture(autouse=True)
+def own_state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(settings, "STATE", tmp_path / "state")
+    monkeypatch.setattr(state, "STATE", tmp_path / "state")
+
+
+@pytest.fixture
+def host(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A host for amd64."""
+    monkeypatch.setattr(architectures.platform, "machine", lambda: "x86_64")
+
+
+@pytest.mark.parametrize(
+    ("document", "arch", "digest"),
+    [
+        (BOTH, "", "sha256:a"),
+        (BOTH, "arm64", "sha256:b"),
+        (BOTH, "aarch64", "sha256:b"),
+        ({"manifests": BOTH["manifests"][2:]}, "", "sha256:b"),
+        ({"manifests": [ATTESTATION]}, "", None),
+        ({"config": {}, "layers": []}, "arm64", None),
+    ],
+)
+def test_of_an_index_the_image_of_arch_is_meant_or_of_the_host_or_the_first(
+    host: None, monkeypatch: pytest.MonkeyPatch, document: dict[str, Any], arch: str, digest: str | None
+) -> None:
+    monkeypatch.setenv("TRAINYARD_ARCH", arch)
+    assert image_index.chosen(document) == digest
+
+
+def test_an_index_without_the_platform_that_was_asked_for_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TRAINYARD_ARCH", "arm64")
+    with pytest.raises(UserError) as error:
+        image_index.chosen({"manifests": BOTH["manifests"][:2]})
+    assert str(error.value) == "ARCH=arm64: the image index has images for linux/amd64"
+
+
+def test_an_image_without_a_platform_is_the_only_one_of_its_index() -> None:
+    assert image_index.digest_for({"manifests": [{"digest": "sha256:a"}]}, ARM64) == "sha256:a"
+    assert image_index.digest_for(BOTH, ARM64) == "sha256:b"
+    assert image_index.digest_for({"manifests": BOTH["manifests"][:2]}, ARM64) is None
+
+
+@pytest.fixture
+def stored() -> Iterator[Registry]:
+    with Registry() as fake:
+        yield fake
+
+
+@pytest.fixture
+def repository(stored: Registry) -> Repository:
+    return Repository(f"{stored.host}/ml/trainyard")
+
+
+def put(stored: Registry, wanted: Architecture, **about: str) -> str:
+    """An image of tf-cpu at the registry, as a push leaves it; its digest."""
+    labels = {
+        "io.trainyard.target": "tf-cpu",
+        "io.trainyard.framework": "tensorflow==2.21.0",
+        platform_index.TAG: f"{VERSION}-{DAYS[wanted]}-01234567-{wanted.name}",
+    }
+    labels |= {name: value for name, value in about.items() if name.startswith(("io.", "org."))}
+    arch = about.get("architecture", wanted.name)
+    config = json.dumps({"os": "linux", "architecture": arch, "config": {"Labels": labels}}).encode()
+    stored.blobs[sha256(config)] = config
+    document = {"schemaVersion": 2, "config": {"digest": sha256(config), "size": len(config)}, "layers": []}
+    return stored.put_manifest(labels[platform_index.TAG], f"{OCI}.manifest.v1+json", json.dumps(document).encode())
+
+
+def test_the_same_images_are_the_same_index_whatever_their_order(stored: Registry, repository: Repository) -> None:
+    one, other = put(stored, AMD64), put(stored, ARM64)
+    index = platform_index.make(repository, {AMD64: one, ARM64: other})
+    assert platform_index.make(repository, {ARM64: other, AMD64: one}) == index
+    assert image_index.images(json.loads(index.manifest.body)) == {"linux/amd64": one, "linux/arm64": other}
+    assert json.loads(index.manifest.body)["mediaType"] == f"{OCI}.index.v1+json"
+    assert index.tag.startswith(f"{VERSION}-20261122-"), "the day of the newest"
+
+
+def test_an_index_of_other_images_has_another_tag(stored: Registry, repository: Repository) -> None:
+    one, other = put(stored, AMD64), put(stored, ARM64)
+    tags = {
+        platform_index.make(repository, some).tag for some in ({AMD64: one}, {ARM64: other}, {AMD64: one, ARM64: other})
+    }
+    assert len(tags) == 3
+
+
+@pytest.mark.parametrize(
+    ("about", "says"),
+    [
+        ({"io.trainyard.target": "cpu"}, "io.trainyard.target is 'tf-cpu', and 'cpu' for linux/arm64"),
+        ({"io.trainyard.framework": "tensorflow==2.20.0"}, "'tensorflow==2.20.0' for linux/arm64"),
+        ({"architecture": "amd64"}, "is for linux/amd64, and its image index says linux/arm64"),
+    ],
+)
+def test_an_index_never_mixes_targets_versions_or_platforms(
+    stored: Registry, repository: Repository, about: dict[str, str], says: str
+) -> None:
+    digests = {AMD64: put(stored, AMD64), ARM64: put(stored, ARM64, **about)}
+    with pytest.raises(UserError) as error:
+        platform_index.make(repository, digests)
+    assert says in str(error.value)
+
+
+def passed(name: str, digest: str) -> None:
+    state.record(name, "verify", digest, {"passed": True})
+    state.record(name, "smoke", digest, {"passed": True})
+
+
+@pytest.fixture
+def pushed(stored: Registry, repository: Repository) -> Manifest:
+    """An index at the registry; neither of its images is known to have passed."""
+    found = platform_index.make(repository, {AMD64: put(stored, AMD64), ARM64: put(stored, ARM64)})
+    repository.put(found.manifest, found.tag)
+    return found.manifest
+
+
+def test_an_index_is_promoted_and_rolled_back_as_a_whole(
+    stored: Registry, repository: Repository, pushed: Manifest
+) -> None:
+    spec, address = model.load("tf-cpu", "amd64"), f"{stored.host}/ml"
+    first = image_index.images(json.loads(pushed.body))
+    passed("tf-cpu", first["linux/amd64"])
+    passed("tf-cpu-arm64", first["linux/arm64"])
+    made = promotion.promote(spec, address, image=pushed.digest)
+    assert set(made["tags"]) == {"tf-cpu", VERSION}
+    assert stored.tags["tf-cpu"] == stored.tags[VERSION] == pushed.digest
+    other = platform_index.make(repository, {AMD64: first["linux/amd64"]})
+    repository.put(other.manifest, other.tag)
+    promotion.promote(spec, address, image=other.tag)
+    assert stored.tags["tf-cpu"] == other.manifest.digest
+    assert promotion.rollback(spec, address)["tags"]["tf-cpu"] == [pushed.digest, other.manifest.digest]
+    assert stored.tags["tf-cpu"] == pushed.digest
+
+
+def test_an_index_is_not_promoted_if_one_of_its_images_did_not_pass(stored: Registry, pushed: Manifest) -> None:
+    spec = model.load("tf-cpu", "amd64")
+    passed("tf-cpu", image_index.images(json.loads(pushed.body))["linux/amd64"])
+    with pytest.raises(UserError) as error:
+        promotion.promote(spec, f"{stored.host}/ml", image=pushed.digest)
+    assert "(linux/arm64) never passed verify and smoke" in str(error.value)
+    assert "tf-cpu" not in stored.tags
+
+
+def test_the_index_that_is_promoted_by_default_is_that_of_this_hosts_images(
+    stored: Registry, pushed: Manifest, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    images = image_index.images(json.loads(pushed.body))
+    local = {"trainyard:tf-cpu": images["linux/amd64"], "trainyard:tf-cpu-arm64": images["linux/arm64"]}
+    monkeypatch.setattr(platform_index, "digest_of", local.get)
+    for name, digest in local.items():
+        passed(name.partition(":")[2], digest)
+    promotion.promote(model.load("tf-cpu", "amd64"), f"{stored.host}/ml")
+    assert stored.tags["tf-cpu"] == pushed.digest
+
+
+def test_an_image_that_did_not_pass_is_in_no_index(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(
+        platform_index, "digest_of", {"trainyard:tf-cpu": "sha256:1", "trainyard:tf-cpu-arm64": "sha256:2"}.get
+    )
+    passed("tf-cpu", "sha256:1")
+    state.record("tf-cpu-arm64", "verify", "sha256:2", {"passed": True})
+    found, missing = platform_index.images_of_host(model.load("tf-cpu", "amd64"))
+    assert found == {AMD64: "sha256:1"}
+    assert [one.command("image") for one in missing] == ["make image TARGET=tf-cpu ARCH=arm64"]
+
+
+def test_the_index_of_a_promotion_to_another_repository_brings_its_images(
+    stored: Registry, repository: Repository, pushed: Manifest
+) -> None:
+    other = Repository(f"{stored.host}/prod/trainyard")
+    other.mount(pushed, repository)
+    paths = [line for line in stored.requests if line.startswith("PUT /v2/prod/trainyard/manifests/")]
+    assert sorted(path.rpartition("/")[2] for path in paths) == sorted(
+        image_index.images(json.loads(pushed.body)).values()
+    )
+
+
+def test_a_registry_that_lost_an_image_is_one_line(repository: Repository) -> None:
+    with pytest.raises(registry.StepFailed, match="has no sha256:0, which it must have: push it again"):
+        repository.existing("sha256:0")
