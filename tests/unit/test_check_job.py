@@ -16,7 +16,7 @@ from trainyard.console import UserError
 from trainyard.jobs import job_file, machines, yaml_writer
 from trainyard.jobs.image_metadata import Contents
 from trainyard.jobs.schema import kubernetes
-from trainyard.lint.engine import Finding
+from trainyard.lint.engine import Finding, Severity
 from trainyard.lint.jobs import core
 
 Trainyard = Callable[..., tuple[int, str, str]]
@@ -343,6 +343,72 @@ def test_ambiguous_yaml_words_are_found(word: str, odd: bool) -> None:
     assert all(one.where == "job.yaml:3" for one in some)
 
 
+ARM, X86 = ("linux/arm64",), ("linux/amd64",)
+INSTANCE_TYPE, SERIES = "node.kubernetes.io/instance-type", "cloud.google.com/machine-family"
+
+
+@pytest.mark.parametrize(
+    ("labels", "platforms", "said"),
+    [
+        (
+            {"kubernetes.io/arch": "arm64"},
+            X86,
+            "nodes with kubernetes.io/arch: arm64 run linux/arm64; the image is for",
+        ),
+        ({"kubernetes.io/arch": "arm64"}, (*X86, *ARM), ""),
+        ({"kubernetes.io/arch": "amd64"}, ARM, "run linux/amd64; the image is for linux/arm64"),
+        (
+            {INSTANCE_TYPE: "c4a-standard-8"},
+            X86,
+            "nodes with node.kubernetes.io/instance-type: c4a-standard-8 run linux/arm64",
+        ),
+        ({INSTANCE_TYPE: "c4a-standard-8"}, ARM, ""),
+        ({INSTANCE_TYPE: "n2-custom-6-3072"}, ARM, "run linux/amd64"),
+        ({INSTANCE_TYPE: "z9-standard-8"}, ARM, ""),
+        ({SERIES: "t2a"}, X86, "run linux/arm64"),
+        ({"cloud.google.com/gke-accelerator": "nvidia-gb200"}, X86, "run linux/arm64"),
+        ({"cloud.google.com/gke-accelerator": "nvidia-l4"}, ARM, "run linux/amd64"),
+        (
+            POD["nodeSelector"],
+            ARM,
+            "nodes with cloud.google.com/gke-tpu-accelerator: tpu-v5-lite-podslice run linux/amd64",
+        ),
+        ({}, ARM, ""),
+        ({"kubernetes.io/arch": "arm64"}, (), ""),
+    ],
+)
+def test_images_on_gke_are_for_the_architecture_of_the_nodes(
+    labels: dict[str, str], platforms: tuple[str, ...], said: str
+) -> None:
+    pod = POD | {"nodeSelector": labels}
+    job = {"apiVersion": "batch/v1", "kind": "Job", "metadata": {"name": "x"}, "spec": {"template": {"spec": pod}}}
+    assert_architecture(job, platforms, said)
+
+
+@pytest.mark.parametrize(
+    ("machine", "platforms", "said"),
+    [
+        ("a4x-highgpu-4g", X86, "machines of type a4x-highgpu-4g run linux/arm64; the image is for linux/amd64"),
+        ("a4x-highgpu-4g", ARM, ""),
+        ("n1-standard-8", ARM, "run linux/amd64"),
+        ("n1-standard-8", (*X86, *ARM), ""),
+        ("z9-standard-8", ARM, ""),
+    ],
+)
+def test_images_on_vertex_are_for_the_architecture_of_the_machines(
+    machine: str, platforms: tuple[str, ...], said: str
+) -> None:
+    assert_architecture({"workerPoolSpecs": [POOL | {"machineSpec": {"machineType": machine}}]}, platforms, said)
+
+
+def assert_architecture(job: dict[str, Any], platforms: tuple[str, ...], said: str) -> None:
+    """``said`` is in the only finding about the image's architecture; without it there is none."""
+    parsed = job_file.parse(json.dumps(job), Path("job.yaml"))
+    evidence = core.Evidence(parsed, images={IMAGE: Contents(IMAGE, platforms=platforms)})
+    found = [one for one in core.check(evidence) if one.rule == "images_have_the_architecture"]
+    assert [said in one.what and one.severity is Severity.CANNOT_START for one in found] == ([True] if said else [])
+
+
 def holding(**versions: str) -> dict[str, Any]:
     return {
         "images": {
@@ -573,7 +639,7 @@ def test_every_rule_has_a_fault_that_it_finds() -> None:
     elsewhere = {
         "no_ambiguous_yaml_words", "region_has_accelerator", "images_exist", "images_support_accelerator",
         "frameworks_support_tpu", "tpu_runtime_matches_image", "prebuilt_images_match_accelerator",
-        "file_is_a_custom_job_spec",
+        "file_is_a_custom_job_spec", "images_have_the_architecture",
     }  # fmt: skip
     faults = {fault[3] for fault in FAULTS} | elsewhere  # rules about Kubernetes alone: test_check_kubernetes.py
     assert {rule.id for rule in core.RULES if rule.subjects != ("gke",)} <= faults

@@ -6,7 +6,7 @@ import io
 import json
 import tarfile
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import docker.errors
@@ -45,6 +45,7 @@ class Contents:
         index: name of the package index that the framework is from; "" if unknown.
         local: whether the image is on this host.
         built_for: ``tpu``, ``gpu`` or ``cpu``, from a spec or the image's record; "" if unknown.
+        platforms: those that a registry has it for, or that its spec lists, as in ``linux/amd64``; empty if unknown.
     """
 
     reference: str
@@ -53,6 +54,7 @@ class Contents:
     index: str = ""
     local: bool = False
     built_for: str = ""
+    platforms: tuple[str, ...] = ()
 
     @property
     def framework(self) -> str:
@@ -86,7 +88,10 @@ def of_spec(reference: str, spec: Spec) -> Contents:
     """The contents of a target's image by its spec; the image need not exist."""
     pins = [Requirement(text) for text in spec.framework.packages]
     versions = {str(canonicalize_name(pin.name)): next(iter(pin.specifier)).version for pin in pins}
-    return Contents(reference, versions, spec.where, spec.framework.index, built_for=_DEVICES[spec.accelerator])
+    built_for = _DEVICES[spec.accelerator]
+    return Contents(
+        reference, versions, spec.where, spec.framework.index, built_for=built_for, platforms=tuple(spec.platforms)
+    )
 
 
 class ImageNotFoundError(Exception):
@@ -168,7 +173,10 @@ def _at_registry(reference: str) -> Contents:
         config = repository.config(_for_linux(repository, manifest))
     except StepFailed as error:
         raise ImageUnavailableError(str(error)) from None
-    return _from_labels(reference, (config.get("config") or {}).get("Labels") or {}, "its labels at the registry")
+    found = _from_labels(reference, (config.get("config") or {}).get("Labels") or {}, "its labels at the registry")
+    own = f"{config.get('os')}/{config.get('architecture')}"
+    platforms = tuple(image_index.images(json.loads(manifest.body))) or ((own,) if "architecture" in config else ())
+    return replace(found, platforms=platforms)
 
 
 def _for_linux(repository: Repository, manifest: Manifest) -> Manifest:

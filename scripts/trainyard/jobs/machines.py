@@ -103,6 +103,7 @@ class Table(Strict):
     gpus_gone: dict[str, FromText[datetime.date]]
     cpus: dict[str, list[int]]
     complete: list[str]
+    arm: list[str]
     vertex_regions: list[str]
     ai_platform_regions: list[str]
     ai_platform_tpu_regions: list[str]
@@ -285,6 +286,14 @@ def machine_types() -> list[str]:
     names = [f"{family}-{cpus}" for family, sizes in known.cpus.items() for cpus in sizes]
     names += [machine for gpu in known.gpus.values() for machine in gpu.machines]
     return names + [machine for tpu in known.tpus.values() for machine in tpu.chips]
+
+
+def architecture_of(machine_type: str) -> str:
+    """``arm64`` or ``amd64`` by the series of a machine type; empty for a series that is not in the table."""
+    series = machine_type.partition("-")[0]
+    if series in table().arm:
+        return "arm64"
+    return "amd64" if series in {known.partition("-")[0] for known in machine_types()} else ""
 
 
 def may_be_newer(machine_type: str) -> bool:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 from packaging.version import InvalidVersion, Version
 
@@ -200,6 +200,68 @@ def images_support_accelerator(job: Evidence) -> Iterator[Finding]:
             f"the trainer runs on the host's CPU, and the {device.upper()} is paid for and idle",
             f"use a target for it ({'xla' if device == 'tpu' else 'gpu or tf-gpu'}; "
             f"see '{installation.command('list')}')",
+        )
+
+
+#: Node labels with a node's architecture, its machine type and its series:
+#: https://kubernetes.io/docs/reference/labels-annotations-taints/,
+#: https://cloud.google.com/kubernetes-engine/docs/concepts/autopilot-compute-classes
+_ARCH, _INSTANCE_TYPE, _SERIES = (
+    "kubernetes.io/arch",
+    "node.kubernetes.io/instance-type",
+    "cloud.google.com/machine-family",
+)
+
+
+def _on_machines(job: Evidence) -> Iterator[tuple[str, int, Location, str, str]]:
+    """Every image with the machines that it runs on: reference, document, location, words for them, architecture."""
+    if job.job.kind == "gke":
+        for template in job_templates(job):
+            label, arch = _architecture_of_nodes(template.selector)
+            for index, container in enumerate(template.containers):
+                place = (*template.pod_at, "containers", index, "image")
+                yield str(container.get("image")), template.document, place, f"nodes with {label}", arch
+    elif job.job.kind != "ai-platform":
+        for number, pool in worker_pools.pools(job):
+            name = str(mapping(pool.get("machineSpec")).get("machineType") or "")
+            for task, key in (("containerSpec", "imageUri"), ("pythonPackageSpec", "executorImageUri")):
+                reference = str(mapping(pool.get(task)).get(key))
+                place = ("workerPoolSpecs", number, task, key)
+                yield reference, 0, place, f"machines of type {name}", machines.architecture_of(name)
+
+
+def _architecture_of_nodes(selector: Mapping[str, object]) -> tuple[str, str]:
+    """The label that decides the architecture of the nodes, with its value, and the architecture; empty if unknown."""
+    gpu = str(selector.get(gke_objects.GPU) or "")
+    of_gpus = {one.gke_accelerator: "arm64" if one.arm else "amd64" for one in machines.table().gpus.values()}
+    found = {
+        _ARCH: str(selector.get(_ARCH) or ""),
+        _INSTANCE_TYPE: machines.architecture_of(str(selector.get(_INSTANCE_TYPE) or "")),
+        _SERIES: machines.architecture_of(str(selector.get(_SERIES) or "")),
+        gke_objects.GPU: of_gpus.get(gpu, ""),
+        gke_objects.ACCELERATOR: "amd64" if selector.get(gke_objects.ACCELERATOR) else "",
+    }
+    return next(((f"{label}: {selector[label]}", arch) for label, arch in found.items() if arch), ("", ""))
+
+
+@rule(
+    *VERTEX,
+    "gke",
+    severity=Severity.CANNOT_START,
+    source="https://cloud.google.com/kubernetes-engine/docs/how-to/prepare-arm-workloads-for-deployment",
+)
+def images_have_the_architecture(job: Evidence) -> Iterator[Finding]:
+    """Every image is for the architecture of its machines."""
+    for reference, document, location, where, arch in _on_machines(job):
+        contents = job.images.get(reference)
+        if not arch or contents is None or not contents.platforms or f"linux/{arch}" in contents.platforms:
+            continue
+        yield Finding(
+            job.at(*location, document=document),
+            f"{where} run linux/{arch}; the image is for {', '.join(contents.platforms)}",
+            "the container does not start: no matching manifest, or exec format error",
+            f"push an image of a target that has linux/{arch} ('{installation.command('list')}'), or use other "
+            "machines",
         )
 
 
