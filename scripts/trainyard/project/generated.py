@@ -10,12 +10,13 @@ from trainyard.image import catalog_page, dockerfile
 from trainyard.jobs import jobs_page, platform_options
 from trainyard.lint import rules_page
 from trainyard.settings import ROOT
+from trainyard.spec.architectures import AMD64
 from trainyard.spec.model import Spec, catalogue, load, relative
 
 
 def examples() -> list[Spec]:
     """The specs of users' images in examples/, whose Dockerfiles are committed."""
-    return [load(relative(path.parent)) for path in sorted(ROOT.glob("examples/*/image.yaml"))]
+    return [load(relative(path.parent), AMD64.name) for path in sorted(ROOT.glob("examples/*/image.yaml"))]
 
 
 def rendered(only: Spec | None = None) -> dict[Path, str]:
