@@ -21,7 +21,7 @@ $(COMMANDS): .venv/.ready
 	@$(TRAINYARD) $@
 
 # Everything at once: Python packages, and a Docker engine if there is none; with EMULATION=1 also QEMU for arm64.
-setup: .venv/.ready engine $(if $(filter-out 0,$(EMULATION)),emulation)
+setup: .venv/.ready engine $(if $(filter command line,$(origin EMULATION)),$(if $(filter-out 0,$(EMULATION)),emulation))
 
 engine:
 	@scripts/install-engine.sh

@@ -23,7 +23,10 @@ TPU_PCI_DEVICES = {
 }
 
 # Default folders of the loader on Debian and Red Hat (R8.1); NVIDIA's container runtime mounts the driver there.
-LIBRARY_FOLDERS = ("/usr/lib/x86_64-linux-gnu", "/lib/x86_64-linux-gnu", "/usr/lib64", "/lib64", "/usr/lib")
+LIBRARY_FOLDERS = (
+    "/usr/lib/x86_64-linux-gnu", "/lib/x86_64-linux-gnu", "/usr/lib/aarch64-linux-gnu", "/lib/aarch64-linux-gnu",
+    "/usr/lib64", "/lib64", "/usr/lib",
+)  # fmt: skip
 # WSL 2 has the driver's libraries here, and one device for the GPUs of every vendor (R8.1).
 WSL_DEVICE, WSL_LIBRARIES, WSL_DRIVERS = "dxg", "/usr/lib/wsl/lib", "/usr/lib/wsl/drivers"
 CGROUPS = "/sys/fs/cgroup"

@@ -102,3 +102,14 @@ def test_whether_programs_run_is_what_the_engine_says(
             UserError, match=r"^the engine runs no programs for linux/arm64: run 'make setup EMULATION=1'"
         ):
             docker_engine.require_emulation(wanted)
+
+
+@pytest.mark.parametrize(
+    ("of_engine", "wanted", "emulated"),
+    [(AMD64, AMD64, False), (AMD64, ARM64, True), (ARM64, ARM64, False), (ARM64, AMD64, False)],
+)
+def test_emulated_arm64_has_a_processor_that_is_fast_to_emulate(
+    monkeypatch: pytest.MonkeyPatch, of_engine: Architecture, wanted: Architecture, emulated: bool
+) -> None:
+    monkeypatch.setattr(docker_engine, "architecture", lambda: of_engine)
+    assert ("QEMU_CPU" in docker_engine.emulated_environment(wanted)) is emulated

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -12,10 +12,10 @@ from tests.fakes.registry import Registry, sha256
 
 from trainyard import settings, state
 from trainyard.console import UserError
-from trainyard.oci import image_index, registry
+from trainyard.oci import image_index, image_store, registry
 from trainyard.oci.registry import Manifest, Repository
-from trainyard.release import platform_index, promotion
-from trainyard.spec import architectures, model
+from trainyard.release import audit, platform_index, promotion
+from trainyard.spec import architectures, lockfile, model
 from trainyard.spec.architectures import AMD64, ARM64, Architecture
 
 OCI = "application/vnd.oci.image"
@@ -212,3 +212,21 @@ def test_the_index_of_a_promotion_to_another_repository_brings_its_images(
 def test_a_registry_that_lost_an_image_is_one_line(repository: Repository) -> None:
     with pytest.raises(registry.StepFailed, match="has no sha256:0, which it must have: push it again"):
         repository.existing("sha256:0")
+
+
+def test_the_only_image_of_a_local_index_is_read_whatever_its_architecture() -> None:
+    """An index with attestations, as `docker build` makes it on a machine that Trainyard has no name for."""
+    entry = {"digest": "sha256:c", "platform": {"os": "linux", "architecture": "riscv64"}}
+    assert image_store._image_of({"manifests": [entry, ATTESTATION]}, AMD64) == "sha256:c"
+    assert image_store._image_of(BOTH, ARM64) == "sha256:b"
+    assert image_store._image_of({"config": {}, "layers": []}, AMD64) is None
+
+
+def test_a_target_without_the_lock_of_another_platform_is_audited(write_spec: Callable[..., str]) -> None:
+    """A spec that extends a target that got another platform since: push audits it."""
+    spec = model.load(write_spec("summary: x\nextends: tf-cpu\n"), "amd64")
+    lockfile.requirements_lock(spec, "default").write_text(
+        f"einops==0.8.2 --hash=sha256:{'0' * 64}\n", encoding="utf-8"
+    )
+    found = audit.pinned(spec)
+    assert found["einops"] == {"0.8.2"} and "tensorflow-cpu" in found

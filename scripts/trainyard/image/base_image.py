@@ -236,7 +236,7 @@ def _need_mmdebstrap(*, foreign: bool) -> None:
 def bootstrap(name: str, base: Base, architecture: Architecture) -> str:
     """Make a base from the Debian archive and import it; its reference.
 
-    23 s on 2 cores, and 190 s for another architecture, under emulation (2026-11).
+    23 s on 2 cores (2026-11), and several times as long for another architecture, under emulation.
 
     Raises:
         UserError: the base has no Debian suite to bootstrap from, or this host cannot bootstrap.

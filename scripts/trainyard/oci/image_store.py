@@ -19,7 +19,7 @@ import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Generic, TypeVar, cast
+from typing import IO, Any, Generic, TypeVar, cast
 
 import zstandard
 
@@ -198,13 +198,18 @@ def _store_with(digest: str) -> Path | None:
     return None
 
 
+def _image_of(document: dict[str, Any], architecture: Architecture) -> str | None:
+    """The digest of the image for an architecture in an index, else of its first image; None for a manifest."""
+    return image_index.digest_for(document, architecture) or next(iter(image_index.images(document).values()), None)
+
+
 def _read_store(store: Path, digest: str, architecture: Architecture, reader: Reader[T]) -> Parts[T]:
     def blob(name: str) -> bytes:
         return (store / name.removeprefix("sha256:")).read_bytes()
 
     try:
         raw = blob(digest)
-        inner = image_index.digest_for(json.loads(raw), architecture)
+        inner = _image_of(json.loads(raw), architecture)
         raw = blob(inner) if inner else raw
         manifest = json.loads(raw)
         config = blob(manifest["config"]["digest"])
@@ -254,7 +259,7 @@ def _read_saved(reference: str, digest: str, architecture: Architecture, reader:
         ) from None
     config_digest = f"sha256:{hashlib.sha256(config).hexdigest()}"
     kept = documents.get(_blob(digest), b"")
-    inner = image_index.digest_for(json.loads(kept), architecture) if kept else None
+    inner = _image_of(json.loads(kept), architecture) if kept else None
     return Parts(documents.get(_blob(inner), b"") if inner else kept, config, config_digest, layers)
 
 

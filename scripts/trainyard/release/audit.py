@@ -128,7 +128,8 @@ def pinned(spec: Spec) -> Pins:
     found: Pins = {name: {public_version(version)} for name, version in in_base.items()}
     for one, index in itertools.product(each_platform(spec), dict.fromkeys(("default", spec.framework.index))):
         paths = (lockfile.framework_lock(one, index), lockfile.requirements_lock(one, index))
-        if all(path.is_file() for path in paths) or (index == "default" and not spec.framework_in_base):
+        required = index == "default" and one.arch == spec.arch and not spec.framework_in_base
+        if required or all(path.is_file() for path in paths):
             for name, version in lockfile.installed(one, index).items():
                 found.setdefault(name, set()).add(public_version(version))
     return found

@@ -27,13 +27,11 @@ class Architecture:
         name: that of Docker and Debian (``GOARCH``): ``amd64``.
         machine: what ``uname -m``, PEP 508's ``platform_machine`` and the platform tags of wheels say: ``x86_64``.
         elf: ``e_machine`` of its binaries: https://refspecs.linuxfoundation.org/elf/gabi4+/ch4.eheader.html
-        triplet: Debian's folder of its libraries below /usr/lib: https://wiki.debian.org/Multiarch/Tuples
     """
 
     name: str
     machine: str
     elf: int
-    triplet: str
 
     @property
     def platform(self) -> str:
@@ -45,8 +43,8 @@ class Architecture:
         return f"{self.machine}-manylinux_{min(glibc, UV_GLIBC, key=Version).replace('.', '_')}"
 
 
-AMD64 = Architecture("amd64", "x86_64", 62, "x86_64-linux-gnu")
-ARM64 = Architecture("arm64", "aarch64", 183, "aarch64-linux-gnu")
+AMD64 = Architecture("amd64", "x86_64", 62)
+ARM64 = Architecture("arm64", "aarch64", 183)
 
 #: By name.
 ARCHITECTURES = {one.name: one for one in (AMD64, ARM64)}

@@ -33,9 +33,10 @@ def test_the_warning_names_the_variable_that_hides_the_gpu(launch: Launch, machi
     [
         ("/usr/local/nvidia/lib64/libcuda.so.1", {"LD_LIBRARY_PATH": "/opt/x:/usr/local/nvidia/lib64"}),
         ("/usr/lib/x86_64-linux-gnu/libcuda.so.1", {}),
+        ("/usr/lib/aarch64-linux-gnu/libcuda.so.1", {}),
         ("/usr/lib64/libcuda.so.1", {"LD_LIBRARY_PATH": ""}),
     ],
-    ids=["gke", "container-runtime", "red-hat"],
+    ids=["gke", "container-runtime", "arm64", "red-hat"],
 )
 def test_no_warning_with_a_complete_driver(launch: Launch, machine: Machine, library: str, env: Any) -> None:
     machine.add_devices(*DRIVER)
