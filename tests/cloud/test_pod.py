@@ -235,7 +235,8 @@ def test_a_lost_connection_neither_loses_nor_repeats_a_line(cloud: TpuVms, start
     running = start("--name=lost", *SLICE, f"--image={IMAGE}", *QUICK, shell(script))
     running.until(r"\[0\] line 2")
     workers = cloud.node("lost").workers
-    workers[0].shell("pkill -f '[s]shd: .*@'")
+    # The process of a connection: `sshd: USER@…`, `sshd-session: USER@…` since OpenSSH 9.8.
+    workers[0].shell("pkill -f '[s]shd(-session)?: .*@'")
     for worker in workers:
         worker.shell(f"docker exec {CONTAINER} touch /tmp/lost")
     assert running.end() == 0, running.text
