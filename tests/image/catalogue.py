@@ -17,10 +17,10 @@ from trainyard.oci import docker_engine
 from trainyard.spec.model import targets
 from trainyard.spec.naming import NAME
 
-#: Built in every run: `xla` and `tf-cpu` are kept for all tests, `xla-nightly` has tests with a substitute of its base.
+#: Built in every run: `xla` and `tf-cpu` are kept for all tests, nightlies have separate tests (ELSEWHERE).
 ALWAYS = ("xla", "tf-cpu", "tf-tpu")
 KEPT = ("xla", "tf-cpu")
-ELSEWHERE = ("xla-nightly",)
+ELSEWHERE = ("xla-nightly", "xla-nightly-fallback", "tf-nightly")
 
 #: The others, in an order in which neighbours share layers: `cpu` and `gpu` do if only the default index answers.
 BIG = ("cpu", "gpu", "torch-tpu", "tf-gpu")

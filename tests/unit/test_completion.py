@@ -50,11 +50,11 @@ def test_options_are_completed() -> None:
 
 @pytest.mark.parametrize("command", ["image", "run", "job"])
 def test_targets_are_completed(command: str) -> None:
-    assert completed(command, "tf-") == ["tf-cpu", "tf-gpu", "tf-tpu"]
+    assert completed(command, "tf-") == ["tf-cpu", "tf-gpu", "tf-nightly", "tf-tpu"]
 
 
 def test_the_target_of_init_is_completed() -> None:
-    assert completed("init", "--target", "x") == ["xla", "xla-nightly"]
+    assert completed("init", "--target", "x") == ["xla", "xla-nightly", "xla-nightly-fallback"]
 
 
 def test_folders_are_completed_for_a_target() -> None:
@@ -124,7 +124,7 @@ TYPED = {
     "trainyard run --moun": "--mount",
     "trainyard job --platf": "--platform",
     "trainyard image --comp": "--compression",
-    "trainyard image xla-": "xla-nightly",
+    "trainyard image torch-": "torch-tpu",
     "trainyard job --platform ver": "vertex",
     "trainyard job --accelerator v5litepod-12": "v5litepod-128",
 }

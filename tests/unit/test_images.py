@@ -183,7 +183,7 @@ def test_a_target_that_fails_has_a_reason(child: Callable[[str], batch.Job], scr
 
 
 def test_targets_are_chosen_by_name_all_of_them_without_one() -> None:
-    assert [job.target for job in batch.wanted([])] == targets()
+    assert [job.target for job in batch.wanted([])] == [one for one in targets() if one != "xla-nightly-fallback"]
     assert [job.target for job in batch.wanted(["cpu", "tf-cpu", "cpu"])] == ["cpu", "tf-cpu"]
     with pytest.raises(UserError, match=r"unknown target 'tf-cp' \(did you mean 'tf-cpu'\?\)"):
         batch.wanted(["cpu", "tf-cp"])

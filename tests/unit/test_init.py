@@ -312,6 +312,11 @@ def test_tensorflow_with_a_tpu_strategy(proposed: Proposed) -> None:
     assert proposed({"train.py": KERAS.format(more=more)})[0]["extends"] == "tf-tpu"
 
 
+def test_tensorflows_nightly_in_the_requirements(proposed: Proposed) -> None:
+    files = {"train.py": KERAS.format(more="import tensorflow as tf"), "requirements.txt": "tf-nightly\n"}
+    assert proposed(files)[0]["extends"] == "tf-nightly"
+
+
 def test_two_frameworks_are_named(proposed: Proposed) -> None:
     files = {"train.py": TRAIN.format(more="import net\nimport tensorflow"), "net.py": "import torch\n"}
     document, said = proposed(files)

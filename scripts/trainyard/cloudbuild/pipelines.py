@@ -37,7 +37,7 @@ PUSHED = Schedule(
     trigger=ROOT / "cloudbuild-trigger.yaml",
     workflow=ROOT / ".github" / "workflows" / "images.yml",
 )
-#: Targets on a nightly base: built every night, promoted if they pass.
+#: Targets on the newest framework: built every night, promoted if they pass.
 NIGHTLY = Schedule(
     "nightly",
     promote=True,
@@ -82,9 +82,11 @@ ACTIONS = {
 }
 
 
-def schedule_of(spec: Spec) -> Schedule:
-    """The schedule of a target: nightly if the framework is part of its base."""
-    return NIGHTLY if spec.base_spec().framework else PUSHED
+def schedule_of(spec: Spec) -> Schedule | None:
+    """The schedule of a target; None for one that only takes the place of another, which is never promoted."""
+    if spec.fallback_for:
+        return None
+    return NIGHTLY if spec.nightly else PUSHED
 
 
 def disk(specs: list[Spec]) -> int:

@@ -53,6 +53,9 @@ def command(
     says, or is started with --help. If it fails, the candidate trainyard:<target>-candidate is kept for inspection, and
     the tags stay as they were.
 
+    Where the base of an upstream nightly is out of reach, its fallback is built, under the name of that
+    (trainyard:xla-nightly-fallback).
+
     With --from, an image that 'docker build' made is tested in the same way, with the command of trainyard.yaml if
     there is one, else with its own, which is started with --help. It is not recorded as passed: push it with 'docker
     push'.
@@ -70,13 +73,16 @@ def command(
 
 def _made(target: str | None, events: int | None, **how: Any) -> dict[str, Any]:
     from trainyard import console
+    from trainyard.image import fallback
     from trainyard.release import candidate
     from trainyard.release import events as progress
     from trainyard.spec.model import load
 
     emit = progress.ignore if events is None else progress.writer(events)
     try:
-        spec = load(target)
+        spec, reason = fallback.choose(load(target))
+        if reason:
+            console.warn(reason)
         made = candidate.make(spec, emit=emit, **how)
     except (console.UserError, console.StepFailed, OSError) as error:
         emit("failed", reason=str(error))
@@ -85,7 +91,7 @@ def _made(target: str | None, events: int | None, **how: Any) -> dict[str, Any]:
     emit("ready", result=found)
     console.log.print(candidate.summary(made))
     console.say(f"{made['image']} is ready: {candidate.closing_command(spec, made['smoke'], target)}")
-    return found | {"digest": made["build"]["digest"]}
+    return found | {"digest": made["build"]["digest"], "fallback_for": spec.fallback_for}
 
 
 def _from(target: str | None, reference: str) -> dict[str, Any]:

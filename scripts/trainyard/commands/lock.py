@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import click
 
 from trainyard import options
@@ -33,9 +35,11 @@ def command(target: str | None, upgrade: bool, upgrade_package: tuple[str, ...],
     are kept where the requirements allow it.
 
     If TARGET's base holds the framework, its tag is resolved to a digest and its packages are recorded in base.json.
+    The packages that a nightly names without a version are locked in their newest release, pre-releases included, which
+    is recorded with the day in nightly.json.
     """
     from trainyard import console
-    from trainyard.image import dockerfile, resolver, workspace_resolver
+    from trainyard.image import resolver, target_lock, workspace_resolver
     from trainyard.spec import lockfile, model
     from trainyard.spec.model import relative
 
@@ -49,12 +53,14 @@ def command(target: str | None, upgrade: bool, upgrade_package: tuple[str, ...],
             "--upgrade, --upgrade-package and --check are for the lock of a trainyard.yaml, and --upgrade for 'scripts'"
         )
     else:
-        written = resolver.lock(target, upgrade=upgrade)
+        rendered: list[Path] = []
+        if spec is not None:
+            written, rendered = target_lock.lock(spec)
+        else:
+            written = resolver.lock_scripts(upgrade=upgrade) if target == "scripts" else resolver.lock_tool(str(target))
         for path in written:
             console.say(f"{relative(path)}: {len(lockfile.read(path))} packages")
-        if spec is not None:
-            rendered = dockerfile.write(dockerfile.rendered(model.load(target)))
-            for path in rendered:
-                console.say(f"wrote {relative(path)}")
-            written += rendered
+        for path in rendered:
+            console.say(f"wrote {relative(path)}")
+        written += rendered
     console.result({"written": [relative(path) for path in written]}, as_json=as_json)

@@ -70,6 +70,16 @@ def _registry_digest(reference: str) -> tuple[str | None, str]:
     return None, words[-1].removeprefix("ERROR: ").rsplit(": ", 2)[-1]
 
 
+def unreachable(reference: str) -> str:
+    """Why neither the engine nor its registry has an image, in a few words; empty if one of them has it."""
+    if digest_of(reference) is not None:
+        return ""
+    if settings.offline():
+        return "this is an offline build"
+    digest, reason = _registry_digest(reference)
+    return "" if digest else reason
+
+
 def local_reference(name: str, architecture: Architecture = AMD64) -> str:
     """The local reference of a bootstrapped base."""
     return f"{NAME}-base:{name}" + ("" if architecture == AMD64 else f"-{architecture.name}")

@@ -18,6 +18,7 @@ from trainyard.console import StepFailed, UserError, say, warn
 from trainyard.image import (
     base_image,
     dockerfile,
+    fallback,
     offline,
     package_index,
     provenance,
@@ -56,13 +57,14 @@ def plan_for(spec: Spec) -> Plan:
     if spec.framework_in_base:
         return _plan_with_framework_in_base(spec, prepared)
     found = offline.recall(spec) if settings.offline() else _reachable(spec, prepared.base if prepared else "")
+    in_place = [text] if (text := fallback.note(spec)) else []
     return make_plan(
         spec,
         index=found.index,
         index_url=found.index_url,
         base=found.base,
         base_digest=found.base_digest,
-        notes=tuple(found.notes),
+        notes=(*in_place, *found.notes),
         build_base=found.build_base,
         pythons=found.pythons,
         code=prepared.code if prepared else "",

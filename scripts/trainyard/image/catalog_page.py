@@ -54,7 +54,9 @@ def _versions(spec: Spec) -> dict[str, str]:
         "tensorflow",
         "tensorflow-cpu",
         "tensorflow-tpu",
+        "tf-nightly",
         "keras",
+        "keras-nightly",
     )
     return {name: locked[name] for name in (*shown, "libtpu", "numpy") if name in locked}
 

@@ -41,7 +41,7 @@ def _with_python(allowed: SpecifierSet) -> str:
     bases = [name for name, base in debian_bases().items() if allowed.contains(f"{base.python}.99")]
     if bases:
         return f"give another base, as in 'base: {bases[0]}'"
-    fitting = [one.target for one in model.catalogue() if allowed.contains(f"{one.base_spec().python}.99")]
+    fitting = [one.target for one in model.recommended() if allowed.contains(f"{one.base_spec().python}.99")]
     return f"extend another target ({', '.join(fitting)})" if fitting else "extend another target"
 
 
@@ -88,19 +88,17 @@ def _owner(spec: Spec, framework: Mapping[str, str]) -> str:
 
 def _framework(spec: Spec, versions: Mapping[str, str]) -> str:
     """`` (tensorflow-cpu 2.21.0)``: the package that the target is named after."""
-    name = canonicalize_name(spec.framework.name)
-    variant = next((one for one in sorted(versions) if one == name or one.startswith(f"{name}-")), None)
+    variant = spec.framework.named_after(versions)
     return f" ({variant} {versions[variant]})" if variant else ""
 
 
 def _targets_with(name: str, allowed: SpecifierSet) -> list[str]:
     """Targets whose framework has a package in an allowed version."""
     found = []
-    for target in model.targets():
-        parent = model.load(target)
+    for parent in model.recommended():
         if parent.framework_in_base:
             continue
         version = variants(lockfile.read(lockfile.framework_lock(parent, "default"))).get(name)
         if version and allowed.contains(version, prereleases=True):
-            found.append(target)
+            found.append(parent.target)
     return found

@@ -218,6 +218,8 @@ def labels(spec: Spec) -> dict[str, str]:
     own = {}
     if workspace:
         own = {f"{LABELS}.extends": workspace.parent, f"{LABELS}.config": config_hash(workspace)}
+    if spec.fallback_for:
+        own[f"{LABELS}.fallback-for"] = spec.fallback_for
     return own | {
         f"{_OCI}.title": f"{NAME}/{spec.target}",
         f"{_OCI}.description": spec.summary,
@@ -243,8 +245,8 @@ def make_plan(
 ) -> Plan:
     """Assemble a plan from the index and the base that this host can reach."""
     day = datetime.datetime.fromtimestamp(source_date_epoch(spec.workspace), tz=datetime.UTC).strftime("%Y%m%d")
-    if spec.base_contents and not spec.workspace:
-        day = spec.base_contents.day  # a nightly has the day on which its base was inspected, whatever the commit
+    if spec.day and not spec.workspace:
+        day = spec.day  # of a nightly, on which its versions were locked, whatever the commit
     version = version_tag(spec)
     tag = f"{version}-{day}-{content_hash(spec, index, base_digest or base)}"
     return Plan(

@@ -16,7 +16,7 @@ from packaging.requirements import InvalidRequirement, Requirement
 from packaging.utils import canonicalize_name
 
 from trainyard import settings
-from trainyard.console import StepFailed, UserError, say, warn
+from trainyard.console import StepFailed, UserError, say
 from trainyard.image import base_image, locked_files, package_index
 from trainyard.installation import check_writable, checkout
 from trainyard.oci import docker_engine, probe_runner
@@ -32,7 +32,6 @@ from trainyard.spec.model import (
     base_contents_file,
     bases,
     each_platform,
-    load,
     requirements_of,
 )
 
@@ -60,6 +59,7 @@ def compile_lock(
     platform: str = PLATFORM,
     constraints: str = "",
     preferred: str = "",
+    prereleases: Sequence[str] = (),
     index: tuple[str, str, list[str]] | None = None,
     keep: set[str] | None = None,
     sized: bool = False,
@@ -73,6 +73,7 @@ def compile_lock(
         platform: uv's name of the platform that wheels must run on.
         constraints: text of a constraints file.
         preferred: pins that are kept unless a requirement rules them out.
+        prereleases: names of packages whose newest release is taken even if it is a pre-release.
         index: name, address and package names of an index in addition to the default one.
         keep: canonical names to keep in the lock; everything if None.
         sized: write the size of each package's file, and of its hashes only those of files for this platform.
@@ -89,6 +90,7 @@ def compile_lock(
         # A user's uv settings must not change the locks.
         environment = {key: value for key, value in settings.environment().items() if not key.startswith("UV_")}
         options = ["--constraint", "constraints.txt", *REQUIREMENTS_FORMAT]
+        options += [f"--prerelease-package={name}=allow" for name in prereleases]
         found = pip_compile(here, options, python=python, platform=platform, environment=environment)
         if found.returncode:
             reason = " ".join(found.stderr.split()) or f"uv exited with {found.returncode}"
@@ -380,11 +382,14 @@ def _lock_missing(spec: Spec, contents: BaseContents, output: Path) -> None:
     resolve(output, keep=rest - taken)
 
 
-def _lock_scripts(*, upgrade: bool) -> list[Path]:
+def lock_scripts(*, upgrade: bool = False) -> list[Path]:
     """Write two locks of the same versions: of the package with all its extras, and of that with what tests need.
 
     Args:
         upgrade: take the newest versions; if not, those of the lock are kept where the requirements allow it.
+    Raises:
+        UserError: there is no checkout.
+        StepFailed: uv found no solution.
     """
     import tomllib
 
@@ -405,35 +410,13 @@ def _lock_scripts(*, upgrade: bool) -> list[Path]:
     return [everything, builder]
 
 
-def _lock_tool(name: str) -> list[Path]:
+def lock_tool(name: str) -> list[Path]:
+    """Write the lock of a tool of the build (:data:`TOOLS`).
+
+    Raises:
+        StepFailed: uv found no solution.
+    """
     lines = (IMAGES / f"{name}.in").read_text(encoding="utf-8").splitlines()
     pins = [line.split("#")[0].strip() for line in lines if line.split("#")[0].strip()]
     compile_lock(pins, IMAGES / f"{name}.lock", python="3.11", target=name)
     return [IMAGES / f"{name}.lock"]
-
-
-def lock(target: str | None, *, upgrade: bool = False) -> list[Path]:
-    """Write the locks of a target, of a tool of the build (:data:`TOOLS`) or of ``scripts``; the paths written.
-
-    A target is locked for all its platforms, for the default index and for the index of its spec if that answers.
-
-    Args:
-        upgrade: of the lock of ``scripts``, keep no version; other locks keep none anyway.
-    Raises:
-        UserError: there is no such target, or its versions conflict.
-        StepFailed: uv found no solution.
-    """
-    if target == "scripts":
-        return _lock_scripts(upgrade=upgrade)
-    if target in TOOLS:
-        return _lock_tool(target)
-    spec = load(target)
-    chosen, reason = package_index.choose(spec)
-    written = []
-    for one in each_platform(spec):
-        written += lock_target(one, "default")
-        if chosen != "default":
-            written += lock_target(one, chosen)
-    if chosen == "default" and reason:
-        warn(f"no lock for index '{spec.framework.index}': {reason}")
-    return written

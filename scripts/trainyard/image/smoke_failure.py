@@ -263,7 +263,7 @@ class Explanation:
         if framework:
             have = [
                 spec.target
-                for spec in model.catalogue()
+                for spec in model.recommended()
                 if spec.framework.name == framework and not spec.framework_in_base
             ]
             return f"the image has no {top}: set extends to a target that has it ({', '.join(have)})"

@@ -27,7 +27,7 @@ from trainyard.image import base_image
 from trainyard.release import events
 from trainyard.settings import STATE
 from trainyard.spec import architectures
-from trainyard.spec.model import Spec, catalogue, load
+from trainyard.spec.model import Spec, load, recommended
 from trainyard.spec.units import in_units
 
 #: Seconds that a target gets to exit after an interrupt, including the engine's build; it took under 2 s (2026-11).
@@ -89,13 +89,13 @@ class Job:
 
 
 def wanted(names: list[str]) -> list[Job]:
-    """The targets to build: those of ``names``, all of the catalogue if it is empty.
+    """The targets to build: those of ``names``, all of the catalogue but fallbacks if it is empty.
 
     Raises:
         UserError: one does not exist or has a mistake in its spec, or two have the same name.
     """
     wanted_arch = architectures.given()
-    chosen = names or [one.target for one in catalogue() if not wanted_arch or wanted_arch.platform in one.platforms]
+    chosen = names or [one.target for one in recommended() if not wanted_arch or wanted_arch.platform in one.platforms]
     jobs = [Job(load(name), name) for name in dict.fromkeys(chosen)]
     twice = {job.target for job in jobs if sum(other.target == job.target for other in jobs) > 1}
     if twice:

@@ -14,7 +14,7 @@ import docker.errors
 from trainyard import settings, state
 from trainyard.cloudbuild import pipelines
 from trainyard.console import StepFailed, UserError, nearest, say
-from trainyard.image import build, resolver, smoke_test
+from trainyard.image import build, smoke_test, target_lock
 from trainyard.lint.image import verify
 from trainyard.oci import docker_engine, referrers, registry
 from trainyard.oci.reference import Reference
@@ -134,7 +134,7 @@ def build_target(target: str, given: Substitutions) -> None:
     """
     spec = load(target)
     if pipelines.schedule_of(spec) is pipelines.NIGHTLY:
-        resolver.lock_target(spec, "default")
+        target_lock.lock(spec)
         spec = load(target)
     plan, facts = build.build(spec, cache=given.cache or None)
     say(f"built {plan.candidate} {facts['digest']} in {facts['seconds']} s")

@@ -33,6 +33,11 @@ def image_to_promote(spec: Spec, repository: Repository, image: str | None) -> M
     target = labels.get(f"{LABELS}.target")
     if target != spec.target:
         raise UserError(f"{version} at {repository.name} is an image of target '{target}', not '{spec.target}'")
+    if replaced := labels.get(f"{LABELS}.fallback-for"):
+        raise UserError(
+            f"{version} at {repository.name} is a fallback, built where the base of {replaced} was out of reach, and "
+            f"never promoted: run '{installation.command('image', TARGET=replaced)}' where the base can be pulled"
+        )
     if labels.get(f"{LABELS}.tested") == UNTESTED or version.startswith(DEVELOPMENT):
         raise UserError(
             f"{version} at {repository.name} was made by 'trainyard push --code-only', and its code was never tested: "

@@ -8,7 +8,8 @@ A target has one pair of locks per package index that it can be built from::
     images/<target>/requirements.pytorch-cpu.lock
     images/<target>/framework.arm64.lock           the big wheels for linux/arm64, default index
 
-If the base holds the framework, base.json, the record of its contents, takes the place of the framework's lock.
+If the base holds the framework, base.json, the record of its contents, takes the place of the framework's lock. A
+nightly whose spec names packages without versions has nightly.json beside its locks, with those versions.
 
 A user's repository has one ``trainyard.lock`` instead; the same files are written from it into its build folder.
 
@@ -33,7 +34,7 @@ from packaging.utils import canonicalize_name
 from trainyard import installation
 from trainyard.console import UserError
 from trainyard.spec import workspace_lock
-from trainyard.spec.model import Spec, base_contents_file, relative
+from trainyard.spec.model import Spec, base_contents_file, nightly_versions_file, relative
 
 _PIN = re.compile(r"([A-Za-z0-9._-]+)(?:\[[^]]*\])?==([^ ;\\]+)")
 _SIZE = re.compile(r"  # (\d+) bytes(, added)?$")
@@ -137,12 +138,14 @@ def framework_lock(spec: Spec, index: str) -> Path:
     """The file that pins the framework: a lock, or the record of a base image that has it installed.
 
     Raises:
-        UserError: that of a user's repository has no readable trainyard.lock.
+        UserError: a user's repository has no readable trainyard.lock, or a nightly was never locked.
     """
     if spec.workspace:
         workspace_lock.split(spec.workspace, spec.build_folder)
     if spec.framework_in_base:
         return base_contents_file(spec)
+    if not spec.locked:
+        raise UserError(f"{relative(nightly_versions_file(spec))} is missing: run '{spec.command('lock')}'")
     return spec.framework_folder / f"framework{spec.suffix(index)}.lock"
 
 

@@ -14,16 +14,15 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Any, Literal, NoReturn
 
-from packaging.requirements import InvalidRequirement, Requirement
+from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
-from packaging.version import InvalidVersion, Version
 from pydantic import AfterValidator, BeforeValidator, Field, ValidationError
 from ruamel.yaml.comments import CommentedMap
 
 from trainyard import installation
 from trainyard.console import UserError, nearest
 from trainyard.settings import ROOT, STATE
-from trainyard.spec import architectures, workspace, workspace_lock, yaml_source
+from trainyard.spec import architectures, nightly, workspace, workspace_lock, yaml_source
 from trainyard.spec.architectures import ARCHITECTURES, PLATFORMS, Architecture
 from trainyard.spec.catalog import IMAGES as IMAGES
 from trainyard.spec.catalog import Base as Base
@@ -32,26 +31,14 @@ from trainyard.spec.catalog import Index as Index
 from trainyard.spec.catalog import Strict as Strict
 from trainyard.spec.catalog import bases as bases
 from trainyard.spec.catalog import indexes as indexes
+from trainyard.spec.framework import BaseContents as BaseContents
+from trainyard.spec.framework import Framework as Framework
+from trainyard.spec.framework import pin
 from trainyard.spec.markers import applies
+from trainyard.spec.nightly import NightlyVersions
 from trainyard.spec.units import in_bytes
 from trainyard.spec.workspace import Level, Site, Variable, Workspace, WorkspaceDocument
 from trainyard.spec.yaml_source import relative as relative
-
-
-def _pin(text: str) -> str:
-    """A requirement pinned to one version, ``name[extra]==1.2.3``, with or without a marker."""
-    try:
-        requirement = Requirement(text)
-    except InvalidRequirement as error:
-        raise ValueError(f"{text!r} is not a requirement ({str(error).splitlines()[0]})") from None
-    pins = list(requirement.specifier)
-    if len(pins) != 1 or pins[0].operator != "==" or pins[0].version.endswith(".*"):
-        raise ValueError(f"{text!r} is not pinned: write '{requirement.name}==<version>'")
-    try:
-        Version(pins[0].version)
-    except InvalidVersion:
-        raise ValueError(f"{text!r} has no valid version (PEP 440)") from None
-    return text
 
 
 def _pin_or_set(text: str) -> str:
@@ -64,11 +51,10 @@ def _pin_or_set(text: str) -> str:
                 f"{nearest(text, known)}"
             )
         return text
-    return _pin(text)
+    return pin(text)
 
 
 Size = Annotated[int, BeforeValidator(lambda text: in_bytes(str(text)))]
-Pin = Annotated[str, AfterValidator(_pin)]
 PinOrSet = Annotated[str, AfterValidator(_pin_or_set)]
 
 
@@ -88,75 +74,12 @@ Platform = Annotated[str, AfterValidator(_platform)]
 Platforms = Annotated[list[Platform], Field(min_length=1), AfterValidator(_each_once)]
 
 
-class Framework(Strict):
-    """The big wheels: their own layer, their own lock.
-
-    Attributes:
-        packages: as the spec lists them; in a :class:`Spec` only those that its platform has, without markers.
-    """
-
-    name: Literal["torch", "torch_xla", "torch_tpu", "tensorflow"]
-    packages: list[Pin] = Field(default_factory=list)
-    index: str = "default"
-
-    @property
-    def version(self) -> str:
-        """Version of the package the image is named after: ``name`` itself, or a variant such as tensorflow-cpu.
-
-        ``unlocked`` if the base holds the framework and was never inspected (:class:`BaseContents`).
-        """
-        if not self.packages:
-            return "unlocked"
-        pins = {canonicalize_name(Requirement(text).name): Requirement(text) for text in self.packages}
-        name = canonicalize_name(self.name)
-        variant = pins.get(name) or next((pins[pin] for pin in pins if pin.startswith(f"{name}-")), None)
-        if variant is None:
-            raise ValueError(f"none of the packages is {self.name} or a variant of it ({', '.join(pins)})")
-        return next(iter(variant.specifier)).version
-
-
 class Trainers(Strict):
     """The trainers of the image: the files of trainers/<package>/, and those of a folder of the spec."""
 
     package: Literal["torch", "tf"]
     default: str
     folder: str | None = None
-
-
-class BaseContents(Strict):
-    """The contents of a base that holds the framework: base.json, written by `make lock`, or a part of trainyard.lock.
-
-    Attributes:
-        image: the configured reference, ``reference``: what it was resolved to, with a digest if a registry gave one.
-        day: when it was inspected, as in 20261121 (UTC).
-        python: version of its Python, ``interpreter``: path of that, ``site``: its folder of packages.
-        packages: canonical name -> version of all packages.
-        requires: canonical name -> requirements, of the framework's packages and of those that they need.
-    """
-
-    image: str
-    reference: str
-    digest: str
-    day: str
-    python: str
-    interpreter: str
-    site: str
-    packages: dict[str, str]
-    requires: dict[str, list[str]]
-
-    @property
-    def python_version(self) -> str:
-        """Version of its Python without the patch level: ``3.12``."""
-        return ".".join(self.python.split(".")[:2])
-
-    @property
-    def framework(self) -> dict[str, str]:
-        """Canonical name -> version of the framework's packages and of those that they need."""
-        return {name: self.packages[name] for name in sorted(self.requires) if name in self.packages}
-
-    def text(self) -> str:
-        """The record as it is written."""
-        return self.model_dump_json(indent=2) + "\n"
 
 
 class Budget(Strict):
@@ -178,10 +101,17 @@ class Smoke(Strict):
 
 
 class _Document(Strict):
-    """The keys of an image.yaml, after ``extends`` was applied."""
+    """The keys of an image.yaml, after ``extends`` was applied.
+
+    Attributes:
+        nightly: whether it is built on the newest framework each night; its packages need no version.
+        fallback_for: the target in whose place it is built where the base of that target is out of reach.
+    """
 
     summary: str
     base: str
+    nightly: bool = False
+    fallback_for: str | None = None
     platforms: Platforms = Field(default_factory=lambda: [architectures.AMD64.platform])
     framework: Framework
     requirements: list[PinOrSet] = Field(default_factory=list)
@@ -202,6 +132,8 @@ class Spec(_Document):
         arch: name of its architecture.
         folder: holds its image.yaml or trainyard.yaml; ``framework_folder``: the folder whose framework lock it uses.
         base_contents: packages of a base that holds the framework; None if it holds none or was never inspected.
+        nightly_versions: of the packages that a nightly names without one; None if there are none, or if it was never
+            locked.
         workspace: the user's repository that the image is made from; None for an image.yaml.
     """
 
@@ -210,6 +142,7 @@ class Spec(_Document):
     folder: Path
     framework_folder: Path
     base_contents: BaseContents | None = None
+    nightly_versions: NightlyVersions | None = None
     workspace: Workspace | None = None
 
     @property
@@ -281,8 +214,14 @@ class Spec(_Document):
 
     @property
     def locked(self) -> bool:
-        """Whether the versions in the image are known: not if its base holds the framework and was never inspected."""
-        return not self.framework_in_base or self.base_contents is not None
+        """Whether the framework's version is known: not if `make lock` chooses it and never did."""
+        return self.framework.version != "unlocked"
+
+    @property
+    def day(self) -> str | None:
+        """When `make lock` chose the framework's version, as in 20261121; None if the spec has it."""
+        record = self.base_contents or self.nightly_versions
+        return record.day if record else None
 
     @property
     def python_version(self) -> str:
@@ -415,10 +354,18 @@ def catalogue() -> list[Spec]:
     return [load(name, PLATFORMS[_load(IMAGES / name, ()).platforms[0]].name) for name in targets()]
 
 
+def recommended() -> list[Spec]:
+    """The specs of the targets that messages recommend and that are built together: all but fallbacks."""
+    return [spec for spec in catalogue() if not spec.fallback_for]
+
+
 def each_platform(spec: Spec) -> list[Spec]:
     """The spec for each of its platforms, in their order."""
-    others = (PLATFORMS[one].name for one in spec.platforms)
-    return [spec if name == spec.arch else load(str(spec.folder), name) for name in others]
+    names = (PLATFORMS[one].name for one in spec.platforms)
+    found = [spec if name == spec.arch else load(str(spec.folder), name) for name in names]
+    if spec.nightly_versions is None or spec.workspace:
+        return found
+    return [with_nightly_versions(as_written(one), spec.nightly_versions) for one in found]
 
 
 def _load_workspace(path: Path, arch: str | None) -> Spec:
@@ -494,7 +441,13 @@ def _on_base(parent: Spec, base: str, refuse: Callable[[tuple[str, ...], str], N
 def _pinned(spec: Spec) -> dict[str, str]:
     """Canonical name -> version of what a spec pins."""
     pins = [Requirement(text) for text in [*spec.framework.packages, *requirements_of(spec)]]
-    return {canonicalize_name(pin.name): next(iter(pin.specifier)).version for pin in pins}
+    return {canonicalize_name(pin.name): next(iter(pin.specifier)).version for pin in pins if nightly.is_pinned(pin)}
+
+
+def _packages_on(spec: Spec, architecture: Architecture) -> list[str]:
+    """The framework's packages that a platform has, without markers."""
+    pins = [Requirement(text) for text in spec.framework.packages]
+    return [_without_marker(pin) for pin in pins if applies(pin.marker, spec.python_version, architecture.machine)]
 
 
 def _on_platform(spec: Spec, arch: str | None) -> Spec:
@@ -504,10 +457,50 @@ def _on_platform(spec: Spec, arch: str | None) -> Spec:
         arch: name of the architecture; None: :func:`trainyard.spec.architectures.choose`.
     """
     chosen = ARCHITECTURES[arch] if arch else architectures.choose(spec.platforms)
-    pins = [Requirement(text) for text in spec.framework.packages]
-    packages = [_without_marker(pin) for pin in pins if applies(pin.marker, spec.python_version, chosen.machine)]
+    packages = _packages_on(spec, chosen)
     framework = spec.framework.model_copy(update={"packages": packages})
-    return spec.model_copy(update={"arch": chosen.name, "framework": framework})
+    return _with_recorded_versions(spec.model_copy(update={"arch": chosen.name, "framework": framework}))
+
+
+def nightly_versions_file(spec: Spec) -> Path:
+    """Where `make lock` records the versions of the packages that the spec of a nightly names without one."""
+    return spec.framework_folder / nightly.FILE
+
+
+def as_written(spec: Spec) -> Spec:
+    """The spec of a nightly with the packages as its file has them, without the versions that were locked."""
+    packages = _packages_on(_load(spec.folder, ()), spec.architecture)
+    framework = spec.framework.model_copy(update={"packages": packages})
+    return spec.model_copy(update={"nightly_versions": None, "framework": framework})
+
+
+def _with_recorded_versions(spec: Spec) -> Spec:
+    """The spec of a nightly with the versions of its packages, if it was locked.
+
+    Raises:
+        UserError: the record is not what `make lock` writes.
+    """
+    if not nightly.unpinned(spec.framework.packages):
+        return spec
+    path = nightly_versions_file(spec)
+    try:
+        versions = nightly.read(path)
+        return with_nightly_versions(spec, versions) if versions else spec
+    except (ValueError, KeyError) as error:
+        words = f"no version of {error}" if isinstance(error, KeyError) else str(error)
+        again = installation.command("lock", TARGET=spec.target)
+        raise UserError(f"{relative(path)}: not what '{again}' writes ({words}): run it again") from None
+
+
+def with_nightly_versions(spec: Spec, versions: NightlyVersions) -> Spec:
+    """The spec of a nightly with versions of its packages.
+
+    Raises:
+        KeyError: one of them is missing.
+    """
+    packages = [versions.pin(text) for text in spec.framework.packages]
+    framework = spec.framework.model_copy(update={"packages": packages})
+    return spec.model_copy(update={"nightly_versions": versions, "framework": framework})
 
 
 def _without_marker(pin: Requirement) -> str:
@@ -530,7 +523,7 @@ def _load(folder: Path, below: tuple[Path, ...]) -> Spec:
             raise UserError(f"{relative(path)}:{yaml_source.line_of(data, ('extends',))}: extends: {error}") from None
         if "framework" not in plain and plain.get("base", parent.base) == parent.base:
             framework_folder = parent.framework_folder
-        above = parent.model_dump(include=set(_Document.model_fields))
+        above = parent.model_dump(include=set(_Document.model_fields) - {"fallback_for"})
         above["budget"] = {"size": f"{parent.budget.size} B"}
         if parent.framework_in_base:
             above["framework"]["packages"] = []  # they were read from its base, its spec lists none
@@ -618,6 +611,10 @@ def _base_contents(spec: Spec, text: str) -> BaseContents:
     return contents
 
 
+#: Raises a :class:`UserError` about the value at a location of a spec's file.
+_Refuse = Callable[[yaml_source.Location, str], None]
+
+
 def _check_references(spec: Spec, data: CommentedMap) -> None:
     """Check that everything that a spec names exists.
 
@@ -625,14 +622,33 @@ def _check_references(spec: Spec, data: CommentedMap) -> None:
         UserError: the first that does not.
     """
 
-    def refuse(location: tuple[str, ...], message: str) -> None:
+    def refuse(location: yaml_source.Location, message: str) -> None:
         line = yaml_source.line_of(data, location)
-        raise UserError(f"{spec.where}{f':{line}' if line else ''}: {'.'.join(location)}: {message}")
+        raise UserError(f"{spec.where}{f':{line}' if line else ''}: {'.'.join(map(str, location))}: {message}")
 
     if not re.fullmatch(r"[a-z0-9]+(-[a-z0-9]+)*", spec.target):
         raise UserError(f"{spec.where}: the folder's name is the image's tag: use a-z, 0-9 and single dashes")
     if spec.base not in bases():
         refuse(("base",), f"unknown base '{spec.base}'{nearest(spec.base, bases())}; valid: {', '.join(bases())}")
+    if spec.fallback_for and spec.fallback_for not in (known := targets()):
+        refuse(
+            ("fallback_for",),
+            f"unknown target '{spec.fallback_for}'{nearest(spec.fallback_for, known)}; valid: {', '.join(known)}",
+        )
+    _check_framework(spec, refuse)
+    if spec.trainers.folder and not (spec.folder / spec.trainers.folder).is_dir():
+        refuse(("trainers", "folder"), f"no folder {relative(spec.folder / spec.trainers.folder)}")
+    trainers = spec.trainer_commands()
+    for location, name in (
+        (("trainers", "default"), spec.trainers.default),
+        (("smoke", "trainer"), spec.smoke.trainer),
+    ):
+        if name not in trainers:
+            refuse(location, f"no trainer '{name}'{nearest(name, trainers)}; there are: {', '.join(trainers)}")
+
+
+def _check_framework(spec: Spec, refuse: _Refuse) -> None:
+    """Check that the packages of the framework are what an image can have."""
     if spec.framework.index not in ("default", *indexes()):
         known = ["default", *indexes()]
         refuse(
@@ -643,18 +659,16 @@ def _check_references(spec: Spec, data: CommentedMap) -> None:
         refuse(("framework", "packages"), f"base {spec.base} holds the framework: remove the packages")
     if not spec.framework_in_base and not spec.framework.packages:
         refuse(("framework", "packages"), "none given, as in [torch==2.15.0]")
+    for position, text in enumerate([] if spec.nightly else spec.framework.packages):
+        try:
+            pin(text)
+        except ValueError as error:
+            refuse(
+                ("framework", "packages", position), f"{error}, or give 'nightly: true' for the newest of every night"
+            )
     try:
         _ = spec.framework.version
     except ValueError as error:
         refuse(("framework", "packages"), str(error))
     if refused := conflict(_pinned(spec), spec.python_version):
         refuse(("framework", "packages"), refused)
-    if spec.trainers.folder and not (spec.folder / spec.trainers.folder).is_dir():
-        refuse(("trainers", "folder"), f"no folder {relative(spec.folder / spec.trainers.folder)}")
-    trainers = spec.trainer_commands()
-    for location, name in (
-        (("trainers", "default"), spec.trainers.default),
-        (("smoke", "trainer"), spec.smoke.trainer),
-    ):
-        if name not in trainers:
-            refuse(location, f"no trainer '{name}'{nearest(name, trainers)}; there are: {', '.join(trainers)}")

@@ -150,6 +150,8 @@ def _tensorflow(sources: list[Source], wanted: dict[str, str]) -> Choice:
         return Choice("tf-tpu", f", and {tpu or wanted['tensorflow-tpu']} TPUs")
     if "tensorflow-gpu" in wanted:
         return Choice("tf-gpu", f", and {wanted['tensorflow-gpu']} lists tensorflow-gpu")
+    if "tf-nightly" in wanted:
+        return Choice("tf-nightly", f", and {wanted['tf-nightly']} lists tf-nightly")
     return _devices(sources, "tf-cpu", "tf-gpu")
 
 

@@ -1,0 +1,38 @@
+"""The target that is built in place of one whose base is out of reach.
+
+An upstream nightly image cannot be bootstrapped. Its fallback is an image of released versions under another name, and
+is never promoted.
+"""
+
+from __future__ import annotations
+
+from trainyard import settings
+from trainyard.image import base_image
+from trainyard.spec.model import IMAGES, Spec, catalogue
+
+
+def choose(spec: Spec) -> tuple[Spec, str]:
+    """The target to build: ``spec``, or its fallback if neither the engine nor a registry has its base.
+
+    Returns:
+        That, and why it is not ``spec``; empty if it is. A base that was set with ``TRAINYARD_BASE`` has no fallback.
+    """
+    if spec.workspace or spec.folder.parent != IMAGES or not spec.framework_in_base or settings.variable("BASE"):
+        return spec, ""
+    found = next((one for one in catalogue() if one.fallback_for == spec.target), None)
+    reference = spec.base_contents.reference if spec.base_contents else spec.base_spec().image
+    reason = base_image.unreachable(reference) if found else ""
+    if found is None or not reason:
+        return spec, ""
+    return found, f"base {reference} of {spec.target} is unreachable ({reason}): building {found.target} in its place"
+
+
+def note(spec: Spec) -> str:
+    """What an image of ``spec`` is instead of what it is a fallback for; empty if it is none."""
+    if not spec.fallback_for:
+        return ""
+    day = f" on {spec.day[:4]}-{spec.day[4:6]}-{spec.day[6:]}" if spec.day else ""
+    return (
+        f"this is not {spec.fallback_for}: it has {spec.framework.name} {spec.framework.version}, the newest release"
+        f"{day}; its name is {spec.target}, and it is never promoted"
+    )

@@ -1,0 +1,124 @@
+"""The framework of an image: the packages of its spec, and the contents of a base that holds it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Annotated, Literal
+
+from packaging.requirements import InvalidRequirement, Requirement
+from packaging.utils import canonicalize_name
+from packaging.version import InvalidVersion, Version
+from pydantic import AfterValidator, Field
+
+from trainyard.spec import nightly
+from trainyard.spec.catalog import Strict
+
+
+def requirement(text: str) -> str:
+    """A requirement of any version, with or without a marker.
+
+    Raises:
+        ValueError: it is none of a package index.
+    """
+    try:
+        found = Requirement(text)
+    except InvalidRequirement as error:
+        raise ValueError(f"{text!r} is not a requirement ({str(error).splitlines()[0]})") from None
+    if found.url:
+        raise ValueError(f"{text!r} is no package of an index: remove '@ {found.url}'")
+    return text
+
+
+def pin(text: str) -> str:
+    """A requirement pinned to one version, ``name[extra]==1.2.3``, with or without a marker.
+
+    Raises:
+        ValueError: it is not.
+    """
+    found = Requirement(requirement(text))
+    if not nightly.is_pinned(found):
+        raise ValueError(f"{text!r} is not pinned: write '{found.name}==<version>'")
+    try:
+        Version(next(iter(found.specifier)).version)
+    except InvalidVersion:
+        raise ValueError(f"{text!r} has no valid version (PEP 440)") from None
+    return text
+
+
+Package = Annotated[str, AfterValidator(requirement)]
+
+#: Framework -> what the names of its nightly packages begin with.
+_NIGHTLY_NAMES = {"tensorflow": "tf-nightly"}
+
+
+class Framework(Strict):
+    """The big wheels: their own layer, their own lock.
+
+    Attributes:
+        packages: as the spec lists them; in a :class:`Spec` only those that its platform has, without markers, and
+            those of a nightly with the versions that were locked.
+    """
+
+    name: Literal["torch", "torch_xla", "torch_tpu", "tensorflow"]
+    packages: list[Package] = Field(default_factory=list)
+    index: str = "default"
+
+    def named_after(self, packages: Iterable[str]) -> str | None:
+        """Which of the packages (canonical names) is the framework: ``name`` itself, or a variant: tensorflow-cpu."""
+        name = canonicalize_name(self.name)
+        variants = (f"{name}-", _NIGHTLY_NAMES.get(self.name, f"{name}-"))
+        return next((one for one in sorted(packages) if one == name or one.startswith(variants)), None)
+
+    @property
+    def version(self) -> str:
+        """Version of the package that the image is named after.
+
+        ``unlocked`` if `make lock` chooses it and has not: of a base that holds the framework (:class:`BaseContents`),
+        or of a nightly (:class:`trainyard.spec.nightly.NightlyVersions`).
+
+        Raises:
+            ValueError: none of the packages is the framework.
+        """
+        if not self.packages:
+            return "unlocked"
+        pins: dict[str, Requirement] = {canonicalize_name(one.name): one for one in map(Requirement, self.packages)}
+        variant = self.named_after(pins)
+        if variant is None:
+            raise ValueError(f"none of the packages is {self.name} or a variant of it ({', '.join(pins)})")
+        return next(iter(pins[variant].specifier)).version if nightly.is_pinned(pins[variant]) else "unlocked"
+
+
+class BaseContents(Strict):
+    """The contents of a base that holds the framework: base.json, written by `make lock`, or a part of trainyard.lock.
+
+    Attributes:
+        image: the configured reference, ``reference``: what it was resolved to, with a digest if a registry gave one.
+        day: when it was inspected, as in 20261121 (UTC).
+        python: version of its Python, ``interpreter``: path of that, ``site``: its folder of packages.
+        packages: canonical name -> version of all packages.
+        requires: canonical name -> requirements, of the framework's packages and of those that they need.
+    """
+
+    image: str
+    reference: str
+    digest: str
+    day: str
+    python: str
+    interpreter: str
+    site: str
+    packages: dict[str, str]
+    requires: dict[str, list[str]]
+
+    @property
+    def python_version(self) -> str:
+        """Version of its Python without the patch level: ``3.12``."""
+        return ".".join(self.python.split(".")[:2])
+
+    @property
+    def framework(self) -> dict[str, str]:
+        """Canonical name -> version of the framework's packages and of those that they need."""
+        return {name: self.packages[name] for name in sorted(self.requires) if name in self.packages}
+
+    def text(self) -> str:
+        """The record as it is written."""
+        return self.model_dump_json(indent=2) + "\n"

@@ -1,0 +1,259 @@
+"""Nightlies: their packages have no version in the spec, the newest is locked, and fallbacks have another name."""
+
+from __future__ import annotations
+
+import datetime
+import json
+import re
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from tests.fakes.package_index import PackageIndex, wheel
+
+from trainyard.console import UserError
+from trainyard.image import base_image, fallback, plan, target_lock
+from trainyard.release import batch
+from trainyard.settings import ROOT
+from trainyard.spec import lockfile, model, nightly
+from trainyard.spec.model import Spec
+
+SPEC = """\
+summary: A nightly
+base: debian-13
+nightly: true
+framework:
+  name: tensorflow
+  packages: [tf-nightly]
+requirements: [einops==0.8.0]
+trainers: {package: tf, default: mnist}
+budget: {size: 1.9 GB}
+smoke: {trainer: mnist, accuracy: 0.97}
+"""
+
+Write = Callable[..., str]
+Result = tuple[int, str, str]
+
+
+@pytest.fixture
+def index(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[PackageIndex]:
+    """A package index, the only one that uv has."""
+    with PackageIndex() as found:
+        settings = tmp_path / "config" / "uv" / "uv.toml"
+        settings.parent.mkdir(parents=True)
+        settings.write_text(f'[[index]]\nname = "fake"\nurl = "{found.url}"\ndefault = true\n', encoding="utf-8")
+        monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
+        monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+        found.add(
+            wheel("einops", "0.8.0"), wheel("keras-nightly", "3.16.0.dev1"), wheel("keras-nightly", "3.16.0.dev2")
+        )
+        found.add(*(wheel("tf-nightly", f"2.23.0.dev2026102{day}", ("keras-nightly>=3.12.0.dev",)) for day in range(7)))
+        yield found
+
+
+def locked(folder: str) -> Spec:
+    target_lock.lock(model.load(folder))
+    return model.load(folder)
+
+
+def test_a_package_without_a_version_is_locked_in_its_newest_pre_release(
+    index: PackageIndex, write_spec: Write
+) -> None:
+    spec = locked(write_spec(SPEC))
+    assert spec.framework.packages == ["tf-nightly==2.23.0.dev20261026"]
+    assert spec.framework.version == "2.23.0.dev20261026"
+    assert lockfile.installed(spec, "default") == {
+        "tf-nightly": "2.23.0.dev20261026",
+        "keras-nightly": "3.16.0.dev2",
+        "einops": "0.8.0",
+    }
+
+
+def test_a_pre_release_is_newer_than_the_last_release(index: PackageIndex, write_spec: Write) -> None:
+    index.add(wheel("tf-nightly", "2.22.0"))
+    assert locked(write_spec(SPEC)).framework.version == "2.23.0.dev20261026"
+    index.add(wheel("tf-nightly", "2.23.0"))
+    assert locked(write_spec(SPEC)).framework.version == "2.23.0"
+
+
+def test_a_specifier_bounds_what_is_newest(index: PackageIndex, write_spec: Write) -> None:
+    spec = locked(write_spec(SPEC.replace("[tf-nightly]", '["tf-nightly<2.23.0.dev20261023"]')))
+    assert spec.framework.version == "2.23.0.dev20261022"
+
+
+def test_what_has_a_version_keeps_it(index: PackageIndex, write_spec: Write) -> None:
+    pins = "[tf-nightly, keras-nightly==3.16.0.dev1]"
+    spec = locked(write_spec(SPEC.replace("[tf-nightly]", pins)))
+    assert spec.framework.packages == ["tf-nightly==2.23.0.dev20261026", "keras-nightly==3.16.0.dev1"]
+    assert spec.nightly_versions is not None and list(spec.nightly_versions.packages) == ["tf-nightly"]
+
+
+def test_the_day_is_recorded_and_part_of_the_tag(index: PackageIndex, write_spec: Write) -> None:
+    spec = locked(write_spec(SPEC))
+    record = json.loads((spec.folder / "nightly.json").read_text(encoding="utf-8"))
+    assert record["packages"] == {"tf-nightly": "2.23.0.dev20261026"}
+    today = datetime.datetime.now(tz=datetime.UTC).date()
+    assert datetime.datetime.strptime(record["day"], "%Y%m%d").date() - today <= datetime.timedelta(days=1)
+    (spec.folder / "nightly.json").write_text(json.dumps(record | {"day": "20261026"}), encoding="utf-8")
+    made = plan.make_plan(
+        model.load(str(spec.folder)), index="default", index_url="", base="b", base_digest="", notes=()
+    )
+    assert re.fullmatch(r"mine-2\.23\.0\.dev20261026-20261026-[0-9a-f]{8}", made.tag)
+
+
+def test_the_next_lock_takes_what_has_been_released_since(index: PackageIndex, write_spec: Write) -> None:
+    folder = write_spec(SPEC)
+    locked(folder)
+    index.add(wheel("tf-nightly", "2.23.0.dev20261027"))
+    assert locked(folder).framework.version == "2.23.0.dev20261027"
+
+
+def test_a_lock_that_fails_changes_nothing(
+    index: PackageIndex, write_spec: Write, trainyard: Callable[..., Result]
+) -> None:
+    folder = Path(write_spec(SPEC))
+    locked(str(folder))
+    before = {path: path.read_bytes() for path in folder.iterdir()}
+    index.add(wheel("tf-nightly", "2.23.0.dev20261027", ("einops<0.8",)))
+    (folder / "image.yaml").write_text(SPEC.replace("[tf-nightly]", "['tf-nightly>=2.23.0.dev20261027']"))
+    status, _, err = trainyard("lock", str(folder))
+    assert status == 1 and err.count("\n") == 1
+    assert "cannot lock mine: " in err and "einops" in err
+    del before[folder / "image.yaml"]
+    assert {path: path.read_bytes() for path in before} == before
+
+
+def test_the_packages_of_all_platforms_have_the_versions_of_the_first(index: PackageIndex, write_spec: Write) -> None:
+    text = SPEC.replace("nightly: true", "nightly: true\nplatforms: [linux/amd64, linux/arm64]")
+    # The newest is not built for arm64 yet.
+    for tag in ("manylinux_2_27_x86_64", "manylinux_2_27_aarch64"):
+        index.add(wheel("tf-nightly", "2.23.0.dev20261028", tag=f"cp313-cp313-{tag}"))
+    folder = write_spec(text)
+    spec = locked(folder)
+    versions = [lockfile.installed(one, "default")["tf-nightly"] for one in model.each_platform(spec)]
+    assert versions == ["2.23.0.dev20261028"] * 2
+
+
+def test_a_nightly_that_one_platform_does_not_have_is_one_line(
+    index: PackageIndex, write_spec: Write, trainyard: Callable[..., Result]
+) -> None:
+    index.add(wheel("tf-nightly", "2.23.0.dev20261028", tag="cp313-cp313-manylinux_2_27_x86_64"))
+    folder = write_spec(SPEC.replace("nightly: true", "nightly: true\nplatforms: [linux/amd64, linux/arm64]"))
+    status, _, err = trainyard("lock", folder)
+    assert status == 1 and err.count("\n") == 1
+    assert "tf-nightly==2.23.0.dev20261028" in err and "aarch64" in err
+
+
+def test_a_package_without_a_version_is_refused_in_a_spec_that_is_no_nightly(write_spec: Write) -> None:
+    with pytest.raises(UserError) as error:
+        model.load(write_spec(SPEC.replace("nightly: true\n", "")))
+    assert str(error.value).endswith(
+        "mine/image.yaml:5: framework.packages.0: 'tf-nightly' is not pinned: write 'tf-nightly==<version>', or give "
+        "'nightly: true' for the newest of every night"
+    )
+
+
+@pytest.mark.parametrize("command", ["render", "build"])
+def test_a_nightly_that_was_never_locked_says_so(
+    write_spec: Write, trainyard: Callable[..., Result], command: str
+) -> None:
+    folder = write_spec(SPEC)
+    status, _, err = trainyard(command, folder)
+    assert status == 2 and err.count("\n") == 1
+    assert "mine/nightly.json is missing: run 'trainyard lock " in err.replace("make lock TARGET=", "trainyard lock ")
+
+
+@pytest.mark.parametrize("text", ["", "{}", '{"day": "today", "packages": {}}', '{"day": "20261026", "packages": {}}'])
+def test_a_damaged_record_is_one_line(write_spec: Write, text: str) -> None:
+    folder = Path(write_spec(SPEC))
+    (folder / nightly.FILE).write_text(text, encoding="utf-8")
+    with pytest.raises(UserError) as error:
+        model.load(str(folder))
+    assert "\n" not in str(error.value)
+    assert "nightly.json: not what 'make lock TARGET=mine' writes" in str(error.value)
+
+
+def test_an_image_that_extends_a_nightly_has_its_versions(index: PackageIndex, write_spec: Write) -> None:
+    parent = write_spec(SPEC)
+    locked(parent)
+    index.add(wheel("tf-nightly", "2.23.0.dev20261027"))
+    child = locked(write_spec(f"extends: {parent}\nsummary: More\n", "child"))
+    assert child.framework.version == "2.23.0.dev20261026"
+    assert not (child.folder / nightly.FILE).exists()
+
+
+@pytest.mark.parametrize("target", ["tf-nightly", "xla-nightly-fallback"])
+def test_the_nightlies_of_the_catalogue_are_locked(target: str) -> None:
+    spec = model.load(target)
+    assert spec.nightly and spec.locked and spec.day
+    raw = model.as_written(spec).framework.packages
+    assert nightly.unpinned(raw) and not nightly.unpinned(spec.framework.packages)
+
+
+class TestFallback:
+    """xla-nightly, whose base may be out of reach."""
+
+    @pytest.fixture
+    def unreachable(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(base_image, "digest_of", lambda _: None)
+        monkeypatch.setattr(base_image, "_registry_digest", lambda _: (None, "no such host"))
+
+    @pytest.mark.usefixtures("unreachable")
+    def test_it_is_built_where_the_base_is_out_of_reach(self) -> None:
+        found, reason = fallback.choose(model.load("xla-nightly"))
+        assert found.target == "xla-nightly-fallback"
+        assert reason == (
+            "base us-central1-docker.pkg.dev/tpu-pytorch-releases/docker/xla:nightly_3.12_tpuvm of xla-nightly is "
+            "unreachable (no such host): building xla-nightly-fallback in its place"
+        )
+
+    @pytest.mark.parametrize(("local", "remote"), [("sha256:1", None), (None, "sha256:1")])
+    def test_it_is_not_built_where_the_engine_or_a_registry_has_the_base(
+        self, monkeypatch: pytest.MonkeyPatch, local: str | None, remote: str | None
+    ) -> None:
+        monkeypatch.setattr(base_image, "digest_of", lambda _: local)
+        monkeypatch.setattr(base_image, "_registry_digest", lambda _: (remote, "no such host"))
+        spec = model.load("xla-nightly")
+        assert fallback.choose(spec) == (spec, "")
+
+    @pytest.mark.usefixtures("unreachable")
+    def test_it_does_not_replace_a_base_that_the_user_gave(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setenv("TRAINYARD_BASE", "registry.example/xla:nightly")
+        spec = model.load("xla-nightly")
+        assert fallback.choose(spec) == (spec, "")
+
+    @pytest.mark.usefixtures("unreachable")
+    def test_other_targets_have_none(self) -> None:
+        for target in ("tf-cpu", "xla", "tf-nightly", "xla-nightly-fallback"):
+            spec = model.load(target)
+            assert fallback.choose(spec) == (spec, "")
+
+    def test_its_label_and_its_summary_say_what_it_is(self) -> None:
+        spec = model.load("xla-nightly-fallback")
+        assert plan.labels(spec)["io.trainyard.fallback-for"] == "xla-nightly"
+        assert plan.labels(spec)["io.trainyard.target"] == "xla-nightly-fallback"
+        assert fallback.note(spec).startswith(
+            f"this is not xla-nightly: it has torch_xla {spec.framework.version}, the "
+        )
+        assert not fallback.note(model.load("xla-nightly"))
+
+    def test_nothing_else_has_the_label(self) -> None:
+        others = [target for target in model.targets() if target != "xla-nightly-fallback"]
+        assert not any("io.trainyard.fallback-for" in plan.labels(model.load(target)) for target in others)
+
+    def test_an_image_that_extends_it_is_none(self, write_spec: Write) -> None:
+        assert model.load(write_spec("extends: xla-nightly-fallback\nsummary: Mine\n")).fallback_for is None
+
+    def test_all_images_are_built_without_it(self) -> None:
+        names = [job.name for job in batch.wanted([])]
+        assert "xla-nightly" in names and "xla-nightly-fallback" not in names
+        assert [job.name for job in batch.wanted(["xla-nightly-fallback"])] == ["xla-nightly-fallback"]
+
+    def test_no_pipeline_builds_it(self) -> None:
+        files = [*ROOT.glob("cloudbuild*.yaml"), *ROOT.glob(".github/workflows/*.yml")]
+        assert files
+        assert not [path for path in files if "xla-nightly-fallback" in path.read_text(encoding="utf-8")]
+
+    def test_a_target_that_does_not_exist_has_none(self, write_spec: Write) -> None:
+        with pytest.raises(UserError, match=r"fallback_for: unknown target 'xla-nigthly' \(did you mean 'xla-nightly'"):
+            model.load(write_spec(SPEC + "fallback_for: xla-nigthly\n"))
