@@ -16,11 +16,13 @@ by_hand="run 'docker run --privileged --rm tonistiigi/binfmt --install arm64' (d
 
 case $(uname -m) in aarch64 | arm64) exit 0 ;; esac
 [ "$(uname -s)" = Linux ] || die "not a Linux host: Docker Desktop runs programs for arm64 as it is; elsewhere $by_hand"
-if grep -qs '^enabled' "$registry"/qemu-aarch64; then exit 0; fi
+registered() { grep -qs '^enabled' "$registry"/qemu-aarch64; }
+if registered; then exit 0; fi
 [ "$(id -u)" = 0 ] || die "needs root: run 'sudo make setup EMULATION=1', or $by_hand"
 
 if [ ! -e "$registry/register" ]; then
   mount -t binfmt_misc binfmt_misc "$registry" 2>/dev/null || die "this kernel has no binfmt_misc, or this is a container without the right to mount it: $by_hand"
+  if registered; then exit 0; fi  # in a container: the kernel's registrations are those of its host
 fi
 if [ ! -e /usr/lib/binfmt.d/qemu-aarch64.conf ]; then
   command -v apt-get >/dev/null 2>&1 || die "QEMU for arm64 is not installed: $by_hand"
@@ -29,7 +31,7 @@ if [ ! -e /usr/lib/binfmt.d/qemu-aarch64.conf ]; then
   apt-get -qq update && apt-get -qq install -y --no-install-recommends qemu-user-static >/dev/null || die "qemu-user-static cannot be installed: $by_hand"
 fi
 # systemd registers it when the package is installed; hosts without systemd do not.
-if ! grep -qs '^enabled' "$registry"/qemu-aarch64; then
+if ! registered; then
   cat /usr/lib/binfmt.d/qemu-aarch64.conf >"$registry/register" || die "the kernel refused QEMU for arm64: $by_hand"
 fi
 say "programs for arm64 run under QEMU: they start about 6 times slower than natively, and train far slower"

@@ -24,7 +24,8 @@ _MAY_BE_EMPTY = {("GoogleCloudAiplatformV1EnvVar", "value")}
 
 
 @cache
-def _document(api: str) -> dict[str, Any]:
+def document(api: str) -> dict[str, Any]:
+    """The discovery document of an API, such as ``cloudbuild.v1``."""
     path = files("googleapiclient.discovery_cache").joinpath("documents", f"{api}.json")
     found: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
     return found
@@ -70,7 +71,7 @@ def _required(name: str, schema: Mapping[str, Any]) -> list[str]:
 
 @cache
 def _validator(api: str, name: str, required: bool) -> Any:
-    schemas = _document(api)["schemas"]
+    schemas = document(api)["schemas"]
     definitions = {}
     for one, schema in schemas.items():
         definitions[one] = _converted(schema)

@@ -13,7 +13,7 @@ from trainyard import cli, settings
 from trainyard.cloudbuild import config as cloud_config
 from trainyard.cloudbuild import pipelines as cloud_plan
 from trainyard.cloudbuild.pipelines import Schedule
-from trainyard.commands import cloudbuild_step
+from trainyard.commands import cloudbuild_step, image_index
 from trainyard.jobs.schema import google
 from trainyard.project import generated
 from trainyard.spec import model
@@ -57,9 +57,9 @@ def test_the_trigger_has_the_schema_of_the_api(schedule: Schedule) -> None:
 @schedules
 def test_the_workflow_builds_every_target_and_pushes_after_make_image(schedule: Schedule) -> None:
     job = workflow(schedule)["jobs"]["image"]
-    assert job["strategy"]["matrix"]["target"] == targets_of(schedule)
+    assert list(dict.fromkeys(one["target"] for one in job["strategy"]["matrix"]["include"])) == targets_of(schedule)
     runs = [step.get("run", "") for step in job["steps"]]
-    (push,) = [step for step in job["steps"] if step.get("run", "").startswith("make login push")]
+    (push,) = [step for step in job["steps"] if "make push" in step.get("run", "")]
     image = "make lock image" if schedule is cloud_plan.NIGHTLY else "make image"
     assert runs.index(image) < runs.index(push["run"])
     assert push["if"] == "github.ref == 'refs/heads/main' && vars.REGISTRY != ''"
@@ -68,7 +68,57 @@ def test_the_workflow_builds_every_target_and_pushes_after_make_image(schedule: 
 @schedules
 def test_the_workflow_sets_variables_that_the_commands_read(schedule: Schedule) -> None:
     job = workflow(schedule)["jobs"]["image"]
-    assert set(job["env"]) == {"TRAINYARD_TARGET", "TRAINYARD_REGISTRY"}
+    assert set(job["env"]) == {"TRAINYARD_TARGET", "TRAINYARD_ARCH", "TRAINYARD_REGISTRY"}
+
+
+def images_of(schedule: Schedule) -> list[model.Spec]:
+    return [one for name in targets_of(schedule) for one in model.each_platform(model.load(name))]
+
+
+@schedules
+def test_every_platform_is_built_on_a_runner_of_its_architecture(schedule: Schedule) -> None:
+    """https://docs.github.com/en/actions/reference/runners/github-hosted-runners."""
+    runners = {"amd64": "ubuntu-24.04", "arm64": "ubuntu-24.04-arm"}
+    job = workflow(schedule)["jobs"]["image"]
+    assert job["runs-on"] == "${{ matrix.runner }}"
+    assert job["env"]["TRAINYARD_ARCH"] == "${{ matrix.arch }}"
+    assert job["strategy"]["matrix"]["include"] == [
+        {"target": one.target, "arch": one.arch, "runner": runners[one.arch]} for one in images_of(schedule)
+    ]
+    assert job["strategy"]["fail-fast"] is False, "a platform that fails does not stop the others"
+
+
+def test_the_index_of_a_target_is_made_of_the_digests_that_its_jobs_pushed() -> None:
+    """Outputs have one value for all jobs of a matrix: each job needs a name that no other has."""
+    jobs = workflow(cloud_plan.PUSHED)["jobs"]
+    several = {one.target: one for one in images_of(cloud_plan.PUSHED) if len(one.platforms) > 1}
+    made = {one["target"]: one["images"].split("} ") for one in jobs["index"]["strategy"]["matrix"]["include"]}
+    assert list(made) == list(several)
+    push = jobs["image"]["steps"][-1]
+    assert push["id"] == "push" and '"$TRAINYARD_TARGET-$TRAINYARD_ARCH=$(' in push["run"]
+    for target, spec in several.items():
+        outputs = [f"{target}-{one.arch}" for one in model.each_platform(spec)]
+        assert [re.findall(r"needs\.image\.outputs\.([a-z0-9-]+)", text) for text in made[target]] == [
+            [name] for name in outputs
+        ]
+        for name in outputs:
+            assert jobs["image"]["outputs"][name] == f"${{{{ steps.push.outputs.{name} }}}}"
+    assert set(jobs["index"]["env"]) == {"TRAINYARD_TARGET", "TRAINYARD_IMAGES", "TRAINYARD_REGISTRY"}
+    read = {parameter.envvar for parameter in image_index.command.params}
+    assert {"TRAINYARD_IMAGES", "TRAINYARD_REGISTRY", "TRAINYARD_TARGET"} <= read
+
+
+def test_an_index_is_made_of_what_passed_if_other_jobs_failed() -> None:
+    index = workflow(cloud_plan.PUSHED)["jobs"]["index"]
+    assert index["needs"] == "image"
+    assert index["if"].startswith("!cancelled() && needs.image.result != 'skipped' && github.ref == 'refs/heads/main'")
+    last = index["steps"][-1]
+    assert "make image-index" in last["run"] and "$GITHUB_STEP_SUMMARY" in last["run"], "which names what is missing"
+    assert last["shell"] == "bash", "with pipefail: the status of `tee` would hide an error"
+
+
+def test_targets_of_one_platform_have_no_index() -> None:
+    assert "index" not in workflow(cloud_plan.NIGHTLY)["jobs"]
 
 
 @schedules
@@ -102,4 +152,5 @@ def test_the_workflow_calls_existing_commands_with_minimal_permissions(schedule:
             assert not at or re.fullmatch(r"[0-9a-f]{40}", commit), f"{action}: tags can be moved, commits cannot"
         assert job["timeout-minutes"]
     assert made["permissions"] == {"contents": "read"}
-    assert made["jobs"]["image"]["permissions"] == {"contents": "read", "id-token": "write"}
+    for name in {"image", "index"} & set(made["jobs"]):
+        assert made["jobs"][name]["permissions"] == {"contents": "read", "id-token": "write"}

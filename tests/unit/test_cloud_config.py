@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.fakes import cloud_build_rules
+from tests.fakes import cloud_build_rules, discovery
 
 from trainyard.cloudbuild import config as cloud_config
 from trainyard.cloudbuild import pipelines as cloud_plan
@@ -19,6 +19,7 @@ from trainyard.console import UserError
 from trainyard.jobs.schema import google
 from trainyard.project import generated
 from trainyard.settings import ROOT
+from trainyard.spec import model
 
 TEXT = cloud_plan.PUSHED.build.read_text(encoding="utf-8")
 
@@ -29,6 +30,12 @@ def data(request: pytest.FixtureRequest) -> dict[str, Any]:
     return dict(cloud_config.read(request.param.build.read_text(encoding="utf-8"), request.param.build.name))
 
 
+def images_of(data: dict[str, Any]) -> list[model.Spec]:
+    """The specs of a configuration's targets, one for each of their platforms."""
+    names = data["substitutions"]["_TARGETS"].split()
+    return [one for name in names for one in model.each_platform(model.load(name))]
+
+
 # --- rendered configuration ------------------------------------------------------------------------------------------
 
 
@@ -36,19 +43,41 @@ def test_every_target_is_built_verified_and_smoke_tested_before_anything_is_publ
     build = cloud_config.load(data, where="x", built_in={})
     number = {step.id: step.number for step in build.steps}
     publish, promote = build.steps[number["publish"]], build.steps[-1]
-    for target in data["substitutions"]["_TARGETS"].split():
-        assert build.steps[number[f"verify-{target}"]].wait_for == {number[f"build-{target}"]}
-        assert build.steps[number[f"smoke-{target}"]].wait_for == {number[f"build-{target}"]}
-        assert {number[f"verify-{target}"], number[f"smoke-{target}"]} <= publish.wait_for
+    for name in (spec.local_name for spec in images_of(data)):
+        assert build.steps[number[f"verify-{name}"]].wait_for == {number[f"build-{name}"]}
+        assert build.steps[number[f"smoke-{name}"]].wait_for == {number[f"build-{name}"]}
+        assert {number[f"verify-{name}"], number[f"smoke-{name}"]} <= publish.wait_for
     assert (promote.id, promote.wait_for) == ("promote", {publish.number})
     assert not build.images, "'images' would be pushed regardless of _TARGETS"
     assert not any(step.allow_failure or step.allow_exit_codes for step in build.steps)
 
 
-def test_targets_are_built_in_parallel(data: dict[str, Any]) -> None:
-    build = cloud_config.load(data, where="x", built_in={})
-    waits = {step.wait_for for step in build.steps if step.id.startswith("build-")}
-    assert len(waits) == 1
+def test_every_platform_of_a_target_has_steps_for_it(data: dict[str, Any]) -> None:
+    steps = {step["id"]: step for step in data["steps"]}
+    for spec in images_of(data):
+        for name in ("build", "verify", "smoke"):
+            step = steps[f"{name}-{spec.local_name}"]
+            assert (step["args"][-2:], step["env"]) == ([name, spec.target], [f"TRAINYARD_ARCH={spec.arch}"])
+    platforms = {spec.platform for spec in images_of(data)}
+    assert set(data["substitutions"]["_PLATFORMS"].split()) == platforms, "all, unless they are given"
+
+
+def test_builds_run_in_parallel_and_those_for_arm64_after_its_emulation(data: dict[str, Any]) -> None:
+    """Cloud Build's machines are x86-64."""
+    steps = {step["id"]: step for step in data["steps"]}
+    for spec in images_of(data):
+        first = "prepare" if spec.arch == "amd64" else "emulation"
+        assert steps[f"build-{spec.local_name}"]["waitFor"] == [first]
+    assert ("emulation" in steps) is any(spec.arch == "arm64" for spec in images_of(data))
+
+
+def test_cloud_build_has_no_machines_for_arm64() -> None:
+    """N1 and E2 are x86-64 (https://cloud.google.com/compute/docs/general-purpose-machines). With others among them, a
+    build for arm64 needs no emulation.
+    """
+    document = discovery.document("cloudbuild.v1")
+    types = document["schemas"]["BuildOptions"]["properties"]["machineType"]["enum"]
+    assert {name.partition("_")[0] for name in types} == {"UNSPECIFIED", "N1", "E2"}
 
 
 def test_substitutions_have_the_documented_names_and_reach_the_steps(data: dict[str, Any]) -> None:

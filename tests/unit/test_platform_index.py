@@ -12,7 +12,7 @@ from tests.fakes.registry import Registry, sha256
 
 from trainyard import settings, state
 from trainyard.console import UserError
-from trainyard.oci import image_index, image_store, registry
+from trainyard.oci import image_index, image_store, referrers, registry
 from trainyard.oci.registry import Manifest, Repository
 from trainyard.release import audit, platform_index, promotion
 from trainyard.spec import architectures, lockfile, model
@@ -193,9 +193,97 @@ def test_an_image_that_did_not_pass_is_in_no_index(monkeypatch: pytest.MonkeyPat
     )
     passed("tf-cpu", "sha256:1")
     state.record("tf-cpu-arm64", "verify", "sha256:2", {"passed": True})
-    found, missing = platform_index.images_of_host(model.load("tf-cpu", "amd64"))
-    assert found == {AMD64: "sha256:1"}
-    assert [one.command("image") for one in missing] == ["make image TARGET=tf-cpu ARCH=arm64"]
+    assert platform_index.images_of_host(model.load("tf-cpu", "amd64")) == {AMD64: "sha256:1"}
+
+
+# --- an index of images that several hosts pushed ---------------------------------------------------------------------
+
+
+def verified(stored: Registry, digest: str) -> str:
+    """Record at the registry that an image passed, as a push from another host does; the image's digest."""
+    config = json.dumps({"config": {"Labels": {referrers.VERIFIED: digest}}}).encode()
+    stored.blobs[sha256(config)] = config
+    record = {"schemaVersion": 2, "config": {"digest": sha256(config), "size": len(config)}, "layers": []}
+    stored.put_manifest(referrers.verification_tag(digest), f"{OCI}.manifest.v1+json", json.dumps(record).encode())
+    return digest
+
+
+Index = Callable[..., tuple[int, str, str]]
+
+
+@pytest.fixture
+def index(trainyard: Index, stored: Registry) -> Index:
+    """Run ``trainyard image-index tf-cpu`` with the given images: exit status, stdout and stderr."""
+
+    def run(*images: str) -> tuple[int, str, str]:
+        return trainyard("image-index", "tf-cpu", f"--registry={stored.host}/ml", "--json", IMAGES=" ".join(images))
+
+    return run
+
+
+def test_images_that_several_hosts_pushed_become_one_index(stored: Registry, index: Index) -> None:
+    one, other = verified(stored, put(stored, AMD64)), verified(stored, put(stored, ARM64))
+    status, out, err = index(one, f"{VERSION}-20261122-01234567-arm64")
+    made = json.loads(out)
+    assert status == 0 and "has no" not in err
+    assert made["platforms"] == ["linux/amd64", "linux/arm64"]
+    assert stored.tags[made["tag"].rpartition(":")[2]] == made["digest"]
+    assert image_index.images(json.loads(stored.manifests[made["digest"]][1])) == {
+        "linux/amd64": one,
+        "linux/arm64": other,
+    }
+    again = json.loads(index(other, one)[1])
+    assert (again["digest"], again["already_there"]) == (made["digest"], True)
+
+
+def test_a_platform_that_failed_elsewhere_is_named_and_not_in_the_index(stored: Registry, index: Index) -> None:
+    """A job that failed has no digest: the variable of the next job then has one less."""
+    status, out, err = index("", verified(stored, put(stored, AMD64)))
+    assert status == 0 and json.loads(out)["platforms"] == ["linux/amd64"]
+    assert "the image index has no linux/arm64: no image for it passed" in err
+    assert "'make image TARGET=tf-cpu ARCH=arm64' makes one" in err
+
+
+def test_an_index_of_one_host_and_an_image_of_another_become_one_index(
+    stored: Registry, repository: Repository, index: Index
+) -> None:
+    """Both ran `make push`, one of them without ARCH."""
+    first = platform_index.make(repository, {AMD64: verified(stored, put(stored, AMD64))})
+    repository.put(first.manifest, first.tag)
+    status, out, _ = index(first.tag, verified(stored, put(stored, ARM64)))
+    assert status == 0 and json.loads(out)["platforms"] == ["linux/amd64", "linux/arm64"]
+
+
+@pytest.mark.parametrize(
+    ("images", "says"),
+    [
+        (lambda stored: [put(stored, AMD64)], "(linux/amd64) never passed verify and smoke"),
+        (lambda stored: [verified(stored, put(stored, AMD64, **{"io.trainyard.target": "cpu"}))], "target 'cpu', not"),
+        (lambda stored: [verified(stored, put(stored, AMD64, **{"io.trainyard.tested": "none"}))], "--code-only"),
+        (lambda stored: [verified(stored, put(stored, AMD64, architecture="riscv64"))], "is for linux/riscv64, and"),
+        (
+            lambda stored: [verified(stored, put(stored, AMD64, **{"org.label": label})) for label in "ab"],
+            "are both for linux/amd64: give one of them",
+        ),
+        (
+            lambda stored: [
+                verified(stored, put(stored, AMD64)),
+                verified(stored, put(stored, ARM64, **{"io.trainyard.framework": "tensorflow==2.20.0"})),
+            ],
+            "the images of the image index differ: io.trainyard.framework",
+        ),
+        (lambda stored: ["nothing"], "has no nothing: run 'make push TARGET=tf-cpu' where it was built"),
+        (lambda stored: [], "no image of tf-cpu to make an index of"),
+    ],
+)
+def test_images_that_cannot_share_an_index_are_one_line(
+    stored: Registry, index: Index, images: Callable[[Registry], list[str]], says: str
+) -> None:
+    given = images(stored)
+    before = dict(stored.tags)
+    status, out, err = index(*given)
+    assert (status, out) == (2, "") and says in err and len(err.splitlines()) == 1
+    assert stored.tags == before, "nothing is pushed"
 
 
 def test_the_index_of_a_promotion_to_another_repository_brings_its_images(

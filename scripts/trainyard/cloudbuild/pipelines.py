@@ -8,7 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from trainyard.settings import ROOT
-from trainyard.spec.model import Spec
+from trainyard.spec.architectures import AMD64, ARM64, PLATFORMS
+from trainyard.spec.model import Spec, each_platform
 
 
 @dataclass(frozen=True)
@@ -60,19 +61,36 @@ class Limit:
 STEP_TIMEOUTS = {
     "builder": Limit(900, "112 s without cached layers, 1 s with them, on 2 cores (2026-11)"),
     "prepare": Limit(120, "1 s on 2 cores (2026-11)"),
+    "emulation": Limit(300, "12 s to install QEMU, 2 s if programs for arm64 run already, on 2 cores (2026-11)"),
     "build": Limit(3600, "tf-cpu 122 s without cached layers on 2 cores (2026-11)"),
     "verify": Limit(900, "xla 24 s, tf-cpu 28 s in parallel with smoke on 2 cores (2026-11)"),
     "smoke": Limit(1800, "xla 52 s, tf-cpu 33 s in parallel with verify on 2 cores (2026-11)"),
     "promote": Limit(300, "1 s for two tags at a registry on the same host (2026-11)"),
     "publish": Limit(1800, "tf-cpu 9 s to a registry on the same host (2026-11)"),
 }
+#: The architecture of Cloud Build's machines. All machine types of its API are N1 or E2, which are x86-64:
+#: https://cloud.google.com/build/docs/api/reference/rest/v1/projects.builds#machinetype,
+#: https://cloud.google.com/compute/docs/general-purpose-machines
+MACHINE = AMD64
+#: Time limits of the steps for other architectures, which QEMU emulates.
+EMULATED_TIMEOUTS = STEP_TIMEOUTS | {
+    "build": Limit(3600, "tf-cpu: system packages 2.5 min under emulation on 2 cores, the rest natively (2026-11)"),
+    "verify": Limit(900, "tf-cpu 19 s under emulation on 2 cores (2026-11)"),
+    "smoke": Limit(7200, "tf-cpu 17 min under emulation on 2 cores (2026-11)"),
+}
+#: Time limits of a build of one architecture, and of one with others.
 TIMEOUT = Limit(7200, "tf-cpu alone 277 s without cached layers, 51 s with them, on 2 cores (2026-11)")
+EMULATED_TIMEOUT = Limit(14400, "tf-cpu: linux/amd64 277 s, linux/arm64 under emulation 17.5 min, on 2 cores (2026-11)")
 #: An image takes space as build cache, as compressed layers and unpacked.
-DISK = "three times the budgets; an 8.2 GB image took 26 GB at its peak (2026-11)"
+DISK = "three times the budgets, for each platform; an 8.2 GB image took 26 GB at its peak (2026-11)"
+#: Runners of GitHub Actions for each platform:
+#: https://docs.github.com/en/actions/reference/runners/github-hosted-runners
+RUNNERS = {AMD64: "ubuntu-24.04", ARM64: "ubuntu-24.04-arm"}
 #: Measurements that the time limits of the workflow's jobs are derived from.
 WORKFLOW_MEASURED = {
     "check": "checks and unit tests took 2 min on 2 cores (2026-11)",
-    "image": "tf-cpu took 183 s without cached layers on 2 cores (2026-11)",
+    "image": "tf-cpu took 183 s without cached layers on 2 cores of x86-64 (2026-11), arm64 was not measured",
+    "index": "setting up 1 to 2 min, the index 2 s on 2 cores (2026-11)",
 }
 #: Actions that the workflows use, pinned by commit: tags can be moved, and actions have access to credentials.
 ACTIONS = {
@@ -92,23 +110,55 @@ def schedule_of(spec: Spec) -> Schedule | None:
 def disk(specs: list[Spec]) -> int:
     """Disk size in GB for building ``specs`` on one machine: at least 100, which is included in the price.
 
-    A target needs three times its size (:data:`DISK`).
+    An image needs three times its size (:data:`DISK`).
     """
-    needed = sum(3 * spec.budget.size for spec in specs) / 1e9
+    needed = sum(3 * spec.budget.size * len(spec.platforms) for spec in specs) / 1e9
     return max(100, 50 * math.ceil((20 + needed) / 50))
+
+
+def _image(spec: Spec) -> dict[str, Any]:
+    """What the templates say about the image of a target for one of its platforms."""
+    emulated = spec.architecture != MACHINE
+    return {
+        "target": spec.target,
+        "arch": spec.arch,
+        "name": spec.local_name,
+        "summary": spec.summary if not emulated else f"The same for {spec.platform}, under emulation",
+        "emulated": emulated,
+        "timeouts": EMULATED_TIMEOUTS if emulated else STEP_TIMEOUTS,
+        "runner": RUNNERS[spec.architecture],
+        "output": _output(spec),
+        "digest": f"${{{{ steps.push.outputs.{_output(spec)} }}}}",
+    }
+
+
+def _output(spec: Spec) -> str:
+    """Name of the output of the workflow's job ``image`` that has the digest of an image."""
+    return f"{spec.target}-{spec.arch}"
 
 
 def variables(schedule: Schedule, specs: list[Spec]) -> dict[str, Any]:
     """Variables of the templates of a schedule."""
+    images = [_image(one) for spec in specs for one in each_platform(spec)]
+    emulated = any(image["emulated"] for image in images)
+    timeout = EMULATED_TIMEOUT if emulated else TIMEOUT
     return {
         "schedule": schedule.name,
         "nightly": schedule is NIGHTLY,
         "build_file": schedule.build.name,
         "promote": "yes" if schedule.promote else "",
-        "targets": [{"name": spec.target, "summary": spec.summary} for spec in specs],
+        "targets": [spec.target for spec in specs],
+        "platforms": [name for name in PLATFORMS if any(name in spec.platforms for spec in specs)],
+        "images": images,
+        "emulated": emulated,
+        "indexes": {
+            spec.target: [f"${{{{ needs.image.outputs.{_output(one)} }}}}" for one in each_platform(spec)]
+            for spec in specs
+            if len(spec.platforms) > 1
+        },
         "step_timeouts": STEP_TIMEOUTS,
-        "timeout": TIMEOUT.seconds,
-        "timeout_measured": TIMEOUT.measured,
+        "timeout": timeout.seconds,
+        "timeout_measured": timeout.measured,
         "disk": disk(specs),
         "disk_measured": DISK,
         "workflow": WORKFLOW_MEASURED,

@@ -84,18 +84,12 @@ def _push_code(spec: Any, registry: str | None, image: str | None) -> dict[str, 
 
 def _push(spec: Any, registry: str | None, key: Path | None, allow_untested: bool) -> dict[str, Any]:
     from trainyard import console
-    from trainyard.installation import require_extra
     from trainyard.oci.registry import check_address
     from trainyard.release import publish
     from trainyard.spec.units import in_units
 
     address = check_address(registry)
-    private = None
-    if key:  # a key that cannot be read fails before anything is uploaded
-        require_extra("cryptography", "sign", "push")
-        from trainyard.release import signature
-
-        private = signature.private_key(key, settings.standard_variable("COSIGN_PASSWORD"))
+    private = publish.signing_key(key, "push")
     if len(spec.platforms) == 1 or settings.variable("ARCH"):
         pushed = publish.push_attached(spec, address, private, allow_untested=allow_untested)
         images = {spec.platform: pushed}

@@ -1,27 +1,33 @@
-"""What the steps of cloudbuild.yaml do, inside the builder image: prepare, build, verify, smoke, publish, promote."""
+"""What the steps of cloudbuild.yaml do, inside the builder image.
+
+``prepare`` and ``emulation`` come first. ``build``, ``verify`` and ``smoke`` are about one target and the platform of
+``TRAINYARD_ARCH``, ``publish`` and ``promote`` about all of them.
+"""
 
 from __future__ import annotations
 
 import json
 import os
 import socket
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import docker.errors
 
 from trainyard import settings, state
 from trainyard.cloudbuild import pipelines
-from trainyard.console import StepFailed, UserError, nearest, say
+from trainyard.console import StepFailed, UserError, nearest, say, warn
 from trainyard.image import build, smoke_test, target_lock
 from trainyard.lint.image import verify
-from trainyard.oci import docker_engine, referrers, registry
-from trainyard.oci.reference import Reference
+from trainyard.oci import docker_engine, registry
+from trainyard.oci.registry import Repository
 from trainyard.release import promotion
 from trainyard.release import publish as publication
 from trainyard.settings import ROOT, STATE
-from trainyard.spec.model import indexes, load, targets
+from trainyard.spec.architectures import PLATFORMS, Architecture, named
+from trainyard.spec.model import Spec, catalogue, each_platform, indexes, load, targets
 from trainyard.spec.naming import NAME, candidate_tag
 
 if TYPE_CHECKING:
@@ -30,7 +36,10 @@ if TYPE_CHECKING:
 #: What `prepare` leaves for later steps, and `publish` for `promote`.
 PREPARED, PUBLISHED = STATE / "cloudbuild.json", STATE / "published.json"
 
-#: Set in the container that :func:`_promote_on_host_network` starts.
+#: Installs QEMU for arm64 and registers it with the kernel.
+EMULATION = ROOT / "scripts" / "setup-emulation.sh"
+
+#: Set in the container that :func:`_on_host_network` starts.
 ON_HOST_NETWORK = "ON_HOST_NETWORK"
 
 
@@ -40,6 +49,7 @@ class Substitutions:
 
     Attributes:
         targets: names, separated by spaces or commas.
+        platforms: those to build of the ones that a target is made for, such as ``linux/arm64``, separated likewise.
         registry: ``host[:port]/path``.
         tag: suffix of an additional tag for every image; empty for none.
         index: ``name=address`` pairs of package indexes, separated by spaces or commas.
@@ -48,6 +58,7 @@ class Substitutions:
     """
 
     targets: str = ""
+    platforms: str = ""
     registry: str = ""
     tag: str = ""
     index: str = ""
@@ -68,6 +79,39 @@ class Substitutions:
         if not names:
             raise UserError(f"_TARGETS is empty; valid: {', '.join(targets())}")
         return list(dict.fromkeys(names))
+
+    def architectures(self) -> list[Architecture]:
+        """The architectures to build for.
+
+        Raises:
+            UserError: a platform is unknown, or none is given.
+        """
+        found = []
+        for text in self.platforms.replace(",", " ").split():
+            architecture = named(text)
+            if architecture is None:
+                near = nearest(text, PLATFORMS)
+                raise UserError(f"_PLATFORMS: unknown platform '{text}'{near}; valid: {', '.join(PLATFORMS)}")
+            found.append(architecture)
+        if not found:
+            raise UserError(f"_PLATFORMS is empty; valid: {', '.join(PLATFORMS)}")
+        return found
+
+    def images(self) -> dict[str, list[Spec]]:
+        """Target -> its spec for each platform to build; a target that is made for none of them is left out.
+
+        Raises:
+            UserError: none is left, or see :meth:`target_names` and :meth:`architectures`.
+        """
+        wanted, known = self.architectures(), {spec.target: spec for spec in catalogue()}
+        found = {}
+        for name in self.target_names():
+            specs = [one for one in each_platform(known[name]) if one.architecture in wanted]
+            if specs:
+                found[name] = specs
+        if not found:
+            raise UserError(f"nothing to build: no target of '{self.targets}' is made for '{self.platforms}'")
+        return found
 
     def use_indexes(self) -> None:
         """Set the addresses of the package indexes (images/indexes.yaml) for this process and its children.
@@ -97,7 +141,7 @@ def prepare(given: Substitutions) -> None:
     Raises:
         UserError: a substitution is invalid.
     """
-    names = given.target_names()
+    images = given.images()
     registry.check_address(given.registry)
     given.use_indexes()
     STATE.mkdir(parents=True, exist_ok=True)
@@ -108,7 +152,10 @@ def prepare(given: Substitutions) -> None:
         command = ["create", "--name=trainyard", "--driver=docker-container", "--use", "--bootstrap"]
         docker_engine.buildx(*command, quiet=True)
     memory = Path("/proc/meminfo").read_text(encoding="utf-8").splitlines()[0]
-    say(f"targets: {', '.join(names)}; {memory}; {os.cpu_count()} cores")
+    names = ", ".join(f"{name} ({', '.join(one.platform for one in specs)})" for name, specs in images.items())
+    if others := [name for name in given.target_names() if name not in images]:
+        warn(f"nothing is built of {', '.join(others)}, which no platform of _PLATFORMS is for")
+    say(f"targets: {names}; {memory}; {os.cpu_count()} cores")
 
 
 def continue_build(given: Substitutions) -> None:
@@ -124,6 +171,25 @@ def continue_build(given: Substitutions) -> None:
     if not settings.standard_variable("SOURCE_DATE_EPOCH"):
         settings.set_standard_variable("SOURCE_DATE_EPOCH", str(prepared["epoch"]))
     given.use_indexes()
+
+
+def emulate(given: Substitutions) -> None:
+    """Let the engine's machine run programs for every platform to build, under QEMU those for others than its own.
+
+    The kernel takes a registration of QEMU from privileged containers only, and containers of steps are not.
+
+    Raises:
+        UserError: it still cannot run them.
+        StepFailed: QEMU could not be installed or registered; the log says why.
+    """
+    wanted = {one.architecture for specs in given.images().values() for one in specs}
+    missing = [architecture for architecture in wanted if not docker_engine.can_run(architecture)]
+    if not missing:
+        say("the engine runs programs for all platforms: nothing to do")
+        return
+    _in_container_like_this(["bash", str(EMULATION)], "emulation", privileged=True)
+    for architecture in missing:
+        docker_engine.require_emulation(architecture)
 
 
 def build_target(target: str, given: Substitutions) -> None:
@@ -146,7 +212,8 @@ def verify_target(target: str, given: Substitutions) -> None:
     Raises:
         StepFailed: it breaks a rule.
     """
-    verify.verify(load(target), candidate_tag(target))
+    spec = load(target)
+    verify.verify(spec, candidate_tag(spec.local_name))
 
 
 def smoke_target(target: str, given: Substitutions) -> None:
@@ -155,18 +222,33 @@ def smoke_target(target: str, given: Substitutions) -> None:
     Raises:
         StepFailed: the training failed.
     """
-    smoke_test.smoke(load(target), candidate_tag(target))
+    spec = load(target)
+    smoke_test.smoke(spec, candidate_tag(spec.local_name))
 
 
 #: Name of a step of one target -> function.
 TARGET_STEPS = {"build": build_target, "verify": verify_target, "smoke": smoke_target}
 
 
-def publish(given: Substitutions, key: PrivateKey | None = None) -> None:
-    """Push the image of every target by the digest that passed; push nothing if one of them did not pass.
+def run_target_step(step: str, target: str, given: Substitutions) -> None:
+    """Run a step of :data:`TARGET_STEPS` for the platform of ``TRAINYARD_ARCH``, if it is to be built.
 
-    The tags and digests are written to the step's output (results.buildStepOutputs:
-    https://cloud.google.com/build/docs/api/reference/rest/v1/projects.builds#results).
+    Raises:
+        UserError, StepFailed: see the step's function.
+    """
+    if target not in given.target_names():
+        say(f"{target} is not among _TARGETS: nothing to do")
+    elif (spec := load(target)).architecture not in given.architectures():
+        say(f"{spec.platform} is not among _PLATFORMS: nothing to do")
+    else:
+        TARGET_STEPS[step](target, given)
+
+
+def publish(given: Substitutions, key: PrivateKey | None = None) -> None:
+    """Push every image by the digest that passed, and the index of each target that is made for several platforms.
+
+    Nothing is pushed if an image did not pass. The tags and digests are written to the step's output
+    (results.buildStepOutputs: https://cloud.google.com/build/docs/api/reference/rest/v1/projects.builds#results).
 
     Args:
         key: what to sign with.
@@ -174,38 +256,43 @@ def publish(given: Substitutions, key: PrivateKey | None = None) -> None:
         UserError: an image did not pass.
         StepFailed: the registry refuses.
     """
-    address = registry.check_address(given.registry)
-    specs = [load(target) for target in given.target_names()]
-    for spec in specs:
-        digest = docker_engine.digest(candidate_tag(spec.local_name))
-        state.require(spec.local_name, digest, "build", "verify", "smoke")
-    found = {}
-    for spec in specs:
-        candidate = candidate_tag(spec.local_name)
-        pushed = publication.push(spec, address, reference=candidate)
-        referrers.record_verification(f"{address}/{NAME}", pushed["digest"])
-        if not registry.is_loopback(address):  # localhost of the engine is not localhost of this container
-            publication.attach_referrers(spec, address, pushed["digest"], key, reference=candidate)
-        say(f"{pushed['tag']} {pushed['digest']}")
-        found[spec.target] = {"tag": pushed["tag"], "digest": pushed["digest"]}
-        if given.tag:
-            _add_tag(spec.target, f"{address}/{NAME}:{spec.target}-{given.tag}")
-    PUBLISHED.write_text(json.dumps(found), encoding="utf-8")
+    if not _on_host_network("publish", given):
+        PUBLISHED.write_text(json.dumps(_push(given, key)), encoding="utf-8")
     output = settings.standard_variable("BUILDER_OUTPUT")
     if output:
-        (Path(output) / "output").write_text(json.dumps(found), encoding="utf-8")
+        (Path(output) / "output").write_text(PUBLISHED.read_text(encoding="utf-8"), encoding="utf-8")
 
 
-def _add_tag(target: str, destination: str) -> None:
-    """Push a target's candidate, whose layers the registry has, under another tag."""
-    named = Reference.parse(destination)
-    docker_engine.image(candidate_tag(target), made_by="build").tag(named.name, named.tag)
-    try:
-        for _ in registry.push(destination):
-            pass
-    finally:
-        docker_engine.client().api.remove_image(destination, noprune=True)
-    say(destination)
+def _push(given: Substitutions, key: PrivateKey | None) -> dict[str, dict[str, str]]:
+    """Push all images; target -> ``tag`` and ``digest`` of its image, or of its index."""
+    address = registry.check_address(given.registry)
+    images = given.images()
+    for spec in (one for specs in images.values() for one in specs):
+        digest = docker_engine.digest(candidate_tag(spec.local_name))
+        state.require(spec.local_name, digest, "build", "verify", "smoke", made_by=spec.command("image"))
+    found = {}
+    for target, specs in images.items():
+        pushed = _push_target(specs, address, key)
+        say(f"{pushed['tag']} {pushed['digest']}")
+        found[target] = {"tag": str(pushed["tag"]), "digest": str(pushed["digest"])}
+        if given.tag:
+            repository = Repository(f"{address}/{NAME}")
+            repository.put(repository.existing(pushed["digest"]), f"{target}-{given.tag}")
+            say(f"{repository.name}:{target}-{given.tag}")
+    return found
+
+
+def _push_target(specs: Sequence[Spec], address: str, key: PrivateKey | None) -> dict[str, Any]:
+    """Push the candidates of a target, and an index of them if it is made for several platforms.
+
+    Args:
+        specs: the target's, for each platform that was built.
+    """
+    candidates = {one.architecture: candidate_tag(one.local_name) for one in specs}
+    first = specs[0]
+    if len(first.platforms) > 1:
+        return publication.push_all(first, address, key, references=candidates)
+    return publication.push_attached(first, address, key, reference=candidates[first.architecture])
 
 
 def promote(given: Substitutions) -> None:
@@ -217,7 +304,7 @@ def promote(given: Substitutions) -> None:
     if not given.promote:
         say("_PROMOTE is empty: no tags are moved")
         return
-    if _promote_on_host_network(given):
+    if _on_host_network("promote", given):
         return
     address = registry.check_address(given.registry)
     published = json.loads(PUBLISHED.read_text(encoding="utf-8"))
@@ -227,10 +314,10 @@ def promote(given: Substitutions) -> None:
             say(f"{made['repository']}:{tag} is {made['digest']}")
 
 
-def _promote_on_host_network(given: Substitutions) -> bool:
-    """If the registry is on localhost, promote in a container on the engine's host network; whether it was.
+def _on_host_network(step: str, given: Substitutions) -> bool:
+    """If the registry is on localhost, run a step in a container on the engine's host network; whether it was.
 
-    `localhost:5000` is the engine's host for a push, but this container for promote's own requests. Only local runs use
+    `localhost:5000` is the engine's host for a push, but this container for requests of our own. Only local runs use
     such registries, Cloud Build never does.
 
     Raises:
@@ -238,19 +325,33 @@ def _promote_on_host_network(given: Substitutions) -> bool:
     """
     if not registry.is_loopback(given.registry) or settings.variable(ON_HOST_NETWORK):
         return False
+    changes = {f"{settings.PREFIX}{ON_HOST_NETWORK}": "1", "BUILDER_OUTPUT": ""}  # that folder is this container's
+    command = ["python", "-m", "trainyard", "cloudbuild-step", step]
+    return _in_container_like_this(command, step, environment=settings.environment(**changes), network_mode="host")
+
+
+def _in_container_like_this(command: Sequence[str], what: str, **options: Any) -> bool:
+    """Run a command in another container of this container's image, with its files; False if this is no container.
+
+    Args:
+        what: it does, in the message if it fails.
+        options: of :meth:`docker.models.containers.ContainerCollection.run`.
+    Raises:
+        StepFailed: the command failed; its log is printed.
+    """
     try:
         this = docker_engine.client().containers.get(socket.gethostname())
-    except docker.errors.NotFound:  # not in a container: localhost is the engine's host
+    except docker.errors.NotFound:
         return False
     container = docker_engine.client().containers.run(
         str(this.attrs["Image"]),
-        ["-m", "trainyard", "cloudbuild-step", "promote"],
+        list(command[1:]),
+        entrypoint=command[0],
         detach=True,
-        environment=settings.environment(**{f"{settings.PREFIX}{ON_HOST_NETWORK}": "1"}),
         labels=this.labels,
-        network_mode="host",
         volumes_from=[str(this.id)],
         working_dir=str(ROOT),
+        **options,
     )
     try:
         for line in container.logs(stream=True, follow=True):
@@ -259,5 +360,5 @@ def _promote_on_host_network(given: Substitutions) -> bool:
     finally:
         container.remove(force=True)
     if code:
-        raise StepFailed(f"promote exited with status {code}; see above")
+        raise StepFailed(f"{what} exited with status {code}; see above")
     return True

@@ -8,17 +8,17 @@ back and named in jobs is the index.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from trainyard import state
+from trainyard import installation, state
 from trainyard.console import UserError
 from trainyard.image.local_images import digest_of
-from trainyard.oci import docker_engine, image_index
+from trainyard.oci import docker_engine, image_index, referrers
 from trainyard.oci.registry import Manifest, Repository
-from trainyard.spec.architectures import Architecture
+from trainyard.spec.architectures import PLATFORMS, Architecture
 from trainyard.spec.model import Spec, each_platform
-from trainyard.spec.naming import LABELS, NAME
+from trainyard.spec.naming import DEVELOPMENT, LABELS, NAME, UNTESTED
 
 #: The label of an image, and the annotation of an index, with its immutable tag.
 TAG = "org.opencontainers.image.version"
@@ -42,16 +42,14 @@ def passed_here(name: str, digest: str) -> bool:
     return all(result and result["passed"] for result in results)
 
 
-def images_of_host(spec: Spec) -> tuple[dict[Architecture, str], list[Spec]]:
-    """The images of a target that passed on this host, by architecture, and the platforms that have none."""
-    found, missing = {}, []
+def images_of_host(spec: Spec) -> dict[Architecture, str]:
+    """The digests of the images of a target that passed on this host."""
+    found = {}
     for one in each_platform(spec):
         digest = digest_of(f"{NAME}:{one.local_name}")
         if digest and passed_here(one.local_name, digest):
             found[one.architecture] = digest
-        else:
-            missing.append(one)
-    return found, missing
+    return found
 
 
 def labels_of(repository: Repository, manifest: Manifest) -> dict[str, str]:
@@ -87,6 +85,69 @@ def check_same(repository: Repository, members: Mapping[str, Manifest]) -> dict[
     return first
 
 
+def check_passed(spec: Spec, repository: Repository, version: str, members: Mapping[str, Manifest]) -> None:
+    """Check that what is at a registry is of ``spec`` and passed verify and smoke.
+
+    Args:
+        version: its tag or digest.
+        members: platform -> manifest: one, or those of an index.
+    Raises:
+        UserError: it is of another target, it was never tested, one of its images did not pass, or see
+            :func:`check_same`.
+    """
+    labels = check_same(repository, members)
+    target = labels.get(f"{LABELS}.target")
+    if target != spec.target:
+        raise UserError(f"{version} at {repository.name} is an image of target '{target}', not '{spec.target}'")
+    if labels.get(f"{LABELS}.tested") == UNTESTED or version.startswith(DEVELOPMENT):
+        raise UserError(
+            f"{version} at {repository.name} was made by 'trainyard push --code-only', and its code was never tested: "
+            f"run '{spec.command('image')}' and '{spec.command('push')}'"
+        )
+    names = {one.platform: one.local_name for one in each_platform(spec)}
+    for platform, member in members.items():
+        passed = passed_here(names.get(platform, spec.target), member.digest)
+        if not passed and not referrers.is_verified(repository, member.digest):
+            raise UserError(
+                f"{member.digest[:19]} ({platform}) never passed verify and smoke, neither on this host nor by a "
+                f"record at {repository.name}: run '{spec.command('image')}' and '{spec.command('push')}'"
+            )
+
+
+def images_at(spec: Spec, repository: Repository, versions: Sequence[str]) -> dict[Architecture, str]:
+    """The digests of images of a target at a registry, which may have been built and pushed on several hosts.
+
+    Args:
+        versions: their tags or digests; of an index, all its images count.
+    Raises:
+        UserError: none is given, the registry lacks one of them, two of them are for one platform, one is for a
+            platform that the target is not made for, or see :func:`check_passed`.
+        StepFailed: the registry refuses.
+    """
+    if not versions:
+        raise UserError(
+            f"no image of {spec.target} to make an index of: give the tags or digests that were pushed with "
+            f"{installation.option('IMAGES')}"
+        )
+    found: dict[Architecture, str] = {}
+    for version in versions:
+        manifest = repository.manifest(version)
+        if manifest is None:
+            raise UserError(f"{repository.name} has no {version}: run '{spec.command('push')}' where it was built")
+        members = image_index.members(repository, manifest)
+        check_passed(spec, repository, version, members)
+        for platform, member in members.items():
+            if platform not in spec.platforms:
+                raise UserError(
+                    f"{version} at {repository.name} is for {platform}, and {spec.target} is made for "
+                    f"{', '.join(spec.platforms)} ('platforms' of its spec)"
+                )
+            other = found.setdefault(PLATFORMS[platform], member.digest)
+            if other != member.digest:
+                raise UserError(f"{other[:19]} and {member.digest[:19]} are both for {platform}: give one of them")
+    return found
+
+
 def make(repository: Repository, digests: Mapping[Architecture, str]) -> PlatformIndex:
     """The index of images that are at a registry.
 
@@ -120,7 +181,7 @@ def version_of_host(spec: Spec, repository: Repository) -> str:
         UserError: there is no image that passed.
     """
     if len(spec.platforms) > 1:
-        images, _ = images_of_host(spec)
+        images = images_of_host(spec)
         if images and all(repository.has(digest) for digest in images.values()):
             return make(repository, images).manifest.digest
     return docker_engine.digest(f"{NAME}:{spec.local_name}", made_by=spec.command("image"))

@@ -10,47 +10,29 @@ from typing import Any
 
 from trainyard import installation
 from trainyard.console import UserError
-from trainyard.oci import image_index, referrers
+from trainyard.oci import image_index
 from trainyard.oci.registry import Manifest, Repository
 from trainyard.release import platform_index
-from trainyard.spec.model import Spec, each_platform
-from trainyard.spec.naming import DEVELOPMENT, LABELS, NAME, UNTESTED, version_tag
+from trainyard.spec.model import Spec
+from trainyard.spec.naming import LABELS, NAME, version_tag
 
 
 def image_to_promote(spec: Spec, repository: Repository, image: str | None) -> Manifest:
     """The manifest or index of a tag or digest at a registry, or of this host's image if ``image`` is None.
 
     Raises:
-        UserError: the registry has no such image, or it is of another target, or it did not pass verify and smoke; of
-            an index, that is true of one of its images.
+        UserError: the registry has no such image, or see :func:`trainyard.release.platform_index.check_passed`.
     """
     version = image or platform_index.version_of_host(spec, repository)
     found = repository.manifest(version)
     if found is None:
         raise UserError(f"{repository.name} has no {version}: run '{spec.command('push')}' first")
-    members = image_index.members(repository, found)
-    labels = platform_index.check_same(repository, members)
-    target = labels.get(f"{LABELS}.target")
-    if target != spec.target:
-        raise UserError(f"{version} at {repository.name} is an image of target '{target}', not '{spec.target}'")
-    if replaced := labels.get(f"{LABELS}.fallback-for"):
+    platform_index.check_passed(spec, repository, version, image_index.members(repository, found))
+    if replaced := labels_of(repository, found).get(f"{LABELS}.fallback-for"):
         raise UserError(
             f"{version} at {repository.name} is a fallback, built where the base of {replaced} was out of reach, and "
             f"never promoted: run '{installation.command('image', TARGET=replaced)}' where the base can be pulled"
         )
-    if labels.get(f"{LABELS}.tested") == UNTESTED or version.startswith(DEVELOPMENT):
-        raise UserError(
-            f"{version} at {repository.name} was made by 'trainyard push --code-only', and its code was never tested: "
-            f"run '{spec.command('image')}' and '{spec.command('push')}'"
-        )
-    names = {one.platform: one.local_name for one in each_platform(spec)}
-    for platform, member in members.items():
-        passed = platform_index.passed_here(names.get(platform, spec.target), member.digest)
-        if not passed and not referrers.is_verified(repository, member.digest):
-            raise UserError(
-                f"{member.digest[:19]} ({platform}) never passed verify and smoke, neither on this host nor by a "
-                f"record at {repository.name}: run '{spec.command('image')}' and '{spec.command('push')}'"
-            )
     return found
 
 

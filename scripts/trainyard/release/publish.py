@@ -7,20 +7,22 @@ another digest, the push is refused. Floating tags are moved by :mod:`trainyard.
 from __future__ import annotations
 
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import docker.errors
 from rich.table import Table
 
-from trainyard import state
+from trainyard import installation, settings, state
 from trainyard.console import StepFailed, UserError, say, warn
 from trainyard.image import provenance
 from trainyard.oci import docker_engine, inventory, referrers, registry
 from trainyard.oci.reference import Reference
 from trainyard.oci.registry import Repository
 from trainyard.release import audit, code_push, platform_index
-from trainyard.spec.architectures import PLATFORMS
+from trainyard.spec.architectures import PLATFORMS, Architecture
 from trainyard.spec.model import Spec, each_platform
 from trainyard.spec.naming import LABELS, NAME, candidate_tag
 from trainyard.spec.units import in_units
@@ -163,49 +165,104 @@ def push(spec: Spec, address: str, *, reference: str | None = None, allow_untest
     }
 
 
-def push_attached(spec: Spec, address: str, key: PrivateKey | None, *, allow_untested: bool = False) -> dict[str, Any]:
+def signing_key(path: Path | None, command: str) -> PrivateKey | None:
+    """The private key in a file, decrypted with ``COSIGN_PASSWORD``; None without a file.
+
+    It is read before anything is uploaded, so that a key that cannot be read leaves nothing unsigned at the registry.
+
+    Args:
+        command: the command that needs it, for the message.
+    Raises:
+        UserError: what reads keys is not installed, or see :func:`trainyard.release.signature.private_key`.
+    """
+    if path is None:
+        return None
+    installation.require_extra("cryptography", "sign", command)
+    from trainyard.release import signature
+
+    return signature.private_key(path, settings.standard_variable("COSIGN_PASSWORD"))
+
+
+def push_attached(
+    spec: Spec, address: str, key: PrivateKey | None, *, reference: str | None = None, allow_untested: bool = False
+) -> dict[str, Any]:
     """Push the image of ``spec`` with a record that it passed and its referrers.
 
     Args:
         key: see :func:`attach_referrers`.
+        address, reference, allow_untested: see :func:`push`.
     Returns:
         That of :func:`push`, and ``attached``: see :func:`attach_referrers`.
     Raises:
         UserError, StepFailed: see :func:`push` and :func:`attach_referrers`.
     """
-    pushed = push(spec, address, allow_untested=allow_untested)
+    pushed = push(spec, address, reference=reference, allow_untested=allow_untested)
     # `trainyard promote` on another host reads this.
     referrers.record_verification(f"{address}/{NAME}", pushed["digest"])
-    return pushed | {"attached": attach_referrers(spec, address, pushed["digest"], key)}
+    return pushed | {"attached": attach_referrers(spec, address, pushed["digest"], key, reference=reference)}
 
 
-def push_all(spec: Spec, address: str, key: PrivateKey | None, *, allow_untested: bool = False) -> dict[str, Any]:
-    """Push the images of all platforms of ``spec`` that passed on this host, and an index of them.
+def push_all(
+    spec: Spec,
+    address: str,
+    key: PrivateKey | None,
+    *,
+    references: Mapping[Architecture, str] | None = None,
+    allow_untested: bool = False,
+) -> dict[str, Any]:
+    """Push the images of several platforms of ``spec``, and an index of them.
 
     Args:
         spec: the target, for any of its platforms.
         key: what to sign the images and the index with.
+        references: the local images; those that passed on this host if None.
         address, allow_untested: see :func:`push`.
     Returns:
-        That of the index: ``reference``, ``tag``, ``digest``, ``attached``; ``images``: platform -> result of
-        :func:`push_attached`; and of all together ``tested``, ``bytes_uploaded``, ``already_there``, ``seconds``.
+        That of :func:`push_index`; ``images``: platform -> result of :func:`push_attached`; and of all together
+        ``tested``, ``bytes_uploaded``, ``already_there``, ``seconds``.
     Raises:
         UserError: no image of the target passed, their versions differ, or see :func:`push`.
         StepFailed: see :func:`push`.
     """
     started = time.monotonic()
-    digests, missing = platform_index.images_of_host(spec)
-    if not digests:
+    chosen = platform_index.images_of_host(spec) if references is None else references
+    if not chosen:
         image_to_push(spec)  # reports that there is no image; else it did not pass
         state.require(spec.local_name, str(image_to_push(spec).id), "verify", "smoke", made_by=spec.command("image"))
     images = {
-        one.platform: push_attached(one, address, key, allow_untested=allow_untested)
+        one.platform: push_attached(
+            one, address, key, reference=chosen[one.architecture], allow_untested=allow_untested
+        )
         for one in each_platform(spec)
-        if one.architecture in digests
+        if one.architecture in chosen
     }
-    repository = Repository(f"{address}/{NAME}")
     at_registry = {PLATFORMS[platform]: image["digest"] for platform, image in images.items()}
-    index = platform_index.make(repository, at_registry)
+    index = push_index(spec, Repository(f"{address}/{NAME}"), at_registry, key)
+    return index | {
+        "images": images,
+        "tested": next(iter(images.values()))["tested"],
+        "bytes_uploaded": index["bytes_uploaded"] + sum(one["bytes_uploaded"] for one in images.values()),
+        "seconds": round(time.monotonic() - started, 1),
+    }
+
+
+def push_index(
+    spec: Spec, repository: Repository, digests: Mapping[Architecture, str], key: PrivateKey | None
+) -> dict[str, Any]:
+    """Push an index of images of ``spec`` that are at a registry; a warning names each platform that it lacks.
+
+    Args:
+        spec: the target, for any of its platforms.
+        digests: of the images.
+        key: what to sign the index with.
+    Returns:
+        ``reference`` (by digest), ``tag`` (the reference by tag), ``digest``, ``platforms``, ``attached``,
+        ``bytes_uploaded``, ``already_there`` (whether the registry had it).
+    Raises:
+        UserError: their targets or versions differ, or the registry has the tag with another digest.
+        StepFailed: the registry refuses.
+    """
+    index = platform_index.make(repository, digests)
     before = repository.manifest(index.tag)
     if before and before.digest != index.manifest.digest:
         raise UserError(
@@ -220,22 +277,17 @@ def push_all(spec: Spec, address: str, key: PrivateKey | None, *, allow_untested
 
         signature.sign(repository, index.manifest, key)
         attached["signature"] = referrers.tag(index.manifest.digest, "sig")
-    for one in missing:
-        warn(
-            f"the image index has no {one.platform}: no image of it passed on this host; '{one.command('image')}' "
-            "makes one"
-        )
-    uploaded = sum(one["bytes_uploaded"] for one in images.values())
+    for one in each_platform(spec):
+        if one.architecture not in digests:
+            warn(f"the image index has no {one.platform}: no image for it passed; '{one.command('image')}' makes one")
     return {
         "reference": f"{repository.name}@{index.manifest.digest}",
         "tag": f"{repository.name}:{index.tag}",
         "digest": index.manifest.digest,
-        "images": images,
-        "tested": next(iter(images.values()))["tested"],
+        "platforms": [name for name in spec.platforms if PLATFORMS[name] in digests],
         "attached": attached,
-        "bytes_uploaded": uploaded + (0 if before else len(index.manifest.body)),
+        "bytes_uploaded": 0 if before else len(index.manifest.body),
         "already_there": before is not None,
-        "seconds": round(time.monotonic() - started, 1),
     }
 
 

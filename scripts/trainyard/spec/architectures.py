@@ -59,8 +59,14 @@ def of_host() -> Architecture:
     return next((one for one in ARCHITECTURES.values() if {one.name, one.machine} & set(names)), AMD64)
 
 
+def named(text: str) -> Architecture | None:
+    """The architecture that Docker or ``uname -m`` calls ``text``, or whose platform it is; None if there is none."""
+    name = text.lower().removeprefix("linux/")
+    return next((one for one in ARCHITECTURES.values() if name in (one.name, one.machine)), None)
+
+
 def given() -> Architecture | None:
-    """The architecture of ``TRAINYARD_ARCH``, as Docker or ``uname -m`` calls it; None if it is not set.
+    """The architecture of ``TRAINYARD_ARCH``, see :func:`named`; None if it is not set.
 
     Raises:
         UserError: there is no such architecture.
@@ -68,7 +74,7 @@ def given() -> Architecture | None:
     text = settings.variable("ARCH").lower().removeprefix("linux/")
     if not text:
         return None
-    found = next((one for one in ARCHITECTURES.values() if text in (one.name, one.machine)), None)
+    found = named(text)
     if found is None:
         names = ", ".join(ARCHITECTURES)
         raise UserError(f"{installation.option('ARCH', text)}: use one of {names}{nearest(text, ARCHITECTURES)}")

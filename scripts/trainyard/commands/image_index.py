@@ -1,0 +1,57 @@
+"""``trainyard image-index``."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+from trainyard import options
+
+GROUP = "publish"
+
+
+@click.command(
+    short_help="Push an image index of images that several hosts pushed.",
+    epilog="""\b
+    Examples:
+      trainyard image-index tf-cpu --images "TAG TAG" --registry localhost:5000/team
+    """,
+)
+@options.target
+@options.option(
+    "--images",
+    metavar="TAG|DIGEST...",
+    callback=options.words,
+    help="Images at the registry, separated by spaces: one for each platform.",
+)
+@options.registry
+@options.signing_key
+@options.quiet
+@options.json_output
+def command(
+    target: str | None, images: tuple[str, ...], registry: str | None, key: Path | None, quiet: bool, as_json: bool
+) -> None:
+    """Push one reference for TARGET's images of several platforms, which are at the registry already.
+
+    'trainyard push' makes the index of the images that passed on its host. Where each platform is built on its own
+    machine, each pushes its own image, and one of them makes the index when all have done so. The images must have
+    passed verify and smoke where they were pushed from.
+
+    Nothing is built or pulled. A platform without an image is not in the index, and a warning names it.
+    """
+    from trainyard import console
+    from trainyard.oci.registry import Repository, check_address
+    from trainyard.release import platform_index, publish
+    from trainyard.spec.model import load
+    from trainyard.spec.naming import NAME
+
+    repository = Repository(f"{check_address(registry)}/{NAME}")
+    private = publish.signing_key(key, "image-index")
+    spec = load(target)
+    made = publish.push_index(spec, repository, platform_index.images_at(spec, repository, images), private)
+    console.say(f"{made['tag']} is the image index of {', '.join(made['platforms'])}")
+    console.say(made["reference"])
+    if quiet and not as_json:
+        click.echo(made["reference"])
+    console.result(made, as_json=as_json)
