@@ -193,7 +193,7 @@ def emulate(given: Substitutions) -> None:
 
 
 def build_target(target: str, given: Substitutions) -> None:
-    """Build a target. A target of the nightly schedule is locked first, on the current nightly base.
+    """Build a target. A target of the nightly schedule is locked first.
 
     Raises:
         UserError, StepFailed: see :func:`trainyard.image.build.build`.
