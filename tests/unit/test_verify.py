@@ -82,7 +82,7 @@ def good(target: str = "xla", arch: str = "amd64") -> Evidence:
         "REVISION": "0" * 40,
         "VERSION": f"{naming.version_tag(spec)}-20261120-0123abcd" + (f"-{arch}" if len(spec.platforms) > 1 else ""),
     }
-    made |= {"BASE": "debian", "BASE_DIGEST": "", "INDEX": index}
+    made |= {"BASE": spec.base_spec().image, "BASE_DIGEST": "", "INDEX": index}
     if spec.workspace:
         made |= {"LOCKED": plan.sha256_of(spec.workspace.lock), "CODE": "sha256:" + "2" * 64}
     labels = plan.labels(spec) | {name: made[argument] for name, argument in plan.labels_from_arguments(spec).items()}
@@ -92,7 +92,10 @@ def good(target: str = "xla", arch: str = "amd64") -> Evidence:
         "architecture": arch,
         "config": {
             "Labels": labels,
-            "Env": [f"{name}={value}" for name, value in dockerfile.environment(spec).items()],
+            "Env": [
+                f"PATH={dockerfile.search_path(spec)}",
+                *(f"{name}={value}" for name, value in dockerfile.environment(spec).items()),
+            ],
             "Entrypoint": ["tini", "--", "launch"],
             "User": "1000",
             "WorkingDir": "/workspace",
@@ -402,6 +405,39 @@ FAULTS: list[tuple[str, str, list[Change], str]] = [
     ),
     ("torch-tpu", "starts_as_specified", [with_setting(Env=[])], "ENV LD_PRELOAD: is None"),
     (
+        "xla",
+        "starts_as_specified",
+        [with_setting(Env=["PATH=/tmp:/usr/bin"])],
+        "ENV PATH: is '/tmp:/usr/bin'; the spec",
+    ),
+    ("xla", "starts_as_specified", [with_setting(User="1001")], "USER: '1001'; expected '1000'"),
+    ("xla", "starts_as_specified", [with_setting(Cmd=["bash"])], "CMD: ['bash']; expected none"),
+    (
+        "xla",
+        "nothing_else_is_configured",
+        [with_setting(Env=["PYTHONPATH=/x"])],
+        "ENV PYTHONPATH: is '/x'; the spec gives none",
+    ),
+    ("xla", "nothing_else_is_configured", [with_setting(Env=["FOO="])], "ENV FOO: is ''; the spec gives none"),
+    (
+        "xla",
+        "nothing_else_is_configured",
+        [with_label("maintainer", "me")],
+        "label maintainer: 'me'; the spec gives none",
+    ),
+    (
+        "xla",
+        "nothing_else_is_configured",
+        [with_setting(ExposedPorts={"22/tcp": {}})],
+        "ExposedPorts: {'22/tcp': {}}; the spec gives none",
+    ),
+    ("xla", "nothing_else_is_configured", [with_setting(Volumes={"/data": {}})], "Volumes: {'/data': {}}"),
+    ("xla", "nothing_else_is_configured", [with_setting(OnBuild=["RUN x"])], "OnBuild: ['RUN x']"),
+    ("xla", "nothing_else_is_configured", [with_setting(Healthcheck={"Test": ["CMD", "x"]})], "Healthcheck: "),
+    ("xla", "nothing_else_is_configured", [with_setting(StopSignal="SIGKILL")], "StopSignal: SIGKILL"),
+    ("xla", "nothing_else_is_configured", [with_setting(Shell=["/bin/sh"])], "Shell: ['/bin/sh']"),
+    ("xla", "nothing_else_is_configured", [with_setting(Unknown=1)], "Unknown: 1; the spec gives none"),
+    (
         "gpu",
         "framework_is_built_for_the_accelerator",
         [with_text("torch/version.py", "__version__ = '2.15.0+cpu'\ncuda: Optional[str] = None\n")],
@@ -449,6 +485,25 @@ FAULTS: list[tuple[str, str, list[Change], str]] = [
 )
 def test_a_faultless_image_has_no_finding(target: str, arch: str) -> None:
     assert [str(one) for found in rules.check(good(target, arch)).values() for one in found] == []
+
+
+def test_what_an_unknown_base_configures_is_a_note() -> None:
+    """A base that was set with BASE, or that holds the framework, may have variables, labels and ports."""
+    of_base = [with_label("org.opencontainers.image.base.name", "registry.example/mine"), with_label("vendor", "me")]
+    image = good("xla")
+    for change in [*of_base, with_setting(ExposedPorts={"22/tcp": {}})]:
+        image = change(image)
+    found = rules.check(image)["nothing_else_is_configured"]
+    assert [one.where for one in found] == ["label vendor", "ExposedPorts"]
+    assert not any(one.fails for one in found)
+
+
+def test_a_bootstrapped_base_and_the_shell_of_the_dockerfile_are_expected() -> None:
+    shell = ["/bin/bash", "-Eeuo", "pipefail", "-c"]
+    image = with_setting(Shell=shell, ArgsEscaped=True, Cmd=[])(
+        with_label("io.trainyard.base", "debian-12")(good("xla"))
+    )
+    assert not rules.check(image)["nothing_else_is_configured"]
 
 
 def test_the_image_of_an_index_may_have_the_tag_of_the_index() -> None:
@@ -674,7 +729,7 @@ def test_a_broken_layer_is_one_clear_line(cut: int) -> None:
 def test_findings_about_metadata_come_first() -> None:
     """The one line of a failure is the first finding: a wrong label says more than what follows from it."""
     modules = [rule.function.__module__.rpartition(".")[2] for rule in rules.RULES]
-    assert list(dict.fromkeys(modules)) == ["metadata", "framework", "filesystem"]
+    assert list(dict.fromkeys(modules)) == ["metadata", "configuration", "framework", "filesystem"]
 
 
 def test_layers_are_named_after_the_stages_of_the_rendered_dockerfile() -> None:

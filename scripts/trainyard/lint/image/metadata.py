@@ -17,7 +17,6 @@ from trainyard.oci.probe_runner import Distribution
 from trainyard.oci.reference import Reference
 from trainyard.spec import lockfile, naming
 from trainyard.spec.model import Spec, relative, requirements_of
-from trainyard.spec.workspace import FOLDER
 
 #: What an immutable tag looks like (:func:`trainyard.image.plan.make_plan`): target and version, day, content hash.
 _TAG = r"{name}-\d{{8}}-[0-9a-f]{{8}}{suffix}"
@@ -119,37 +118,6 @@ def image_json_matches_spec(image: Evidence) -> Iterator[Finding]:
         if value != expected.get(key):
             what = f"{key} is {json.dumps(value)}; the spec gives {json.dumps(expected.get(key))}"
             yield Finding(where, what, why, fix)
-
-
-@rule(
-    "target",
-    severity=Severity.REFUSE,
-    source="docs/launcher-contract.md#r15.2; docs/anatomy.md#optional-keys-of-a-spec",
-)
-def starts_as_specified(image: Evidence) -> Iterator[Finding]:
-    """The entry point is the launcher under tini, the user is not root, variables and working directory match."""
-    spec = image.required_spec
-    expected = ["tini", "--", "launch"]
-    fix = f"{spec.command('render')} and {spec.command('build')}"
-    if image.settings.get("Entrypoint") != expected:
-        yield Finding(
-            "ENTRYPOINT",
-            f"{image.settings.get('Entrypoint')}; expected {expected}",
-            "without tini nothing reaps processes, without the launcher no accelerator is found",
-            fix,
-        )
-    for variable, value in dockerfile.environment(spec).items():
-        if image.environment.get(variable) != value:
-            what = f"is {image.environment.get(variable)!r}; the spec gives {value!r}"
-            why = "drivers and libraries are found by it"
-            yield Finding(f"ENV {variable}", what, why, fix)
-    folder = image.settings.get("WorkingDir")
-    if folder != FOLDER:
-        why = "relative paths in the commands of jobs mean other files"
-        yield Finding("WORKDIR", f"{folder!r}; expected {FOLDER!r}", why, fix)
-    user = str(image.settings.get("User") or "root")
-    if user.partition(":")[0] in ("root", "0"):
-        yield Finding("USER", f"{user!r}", "clusters with a restricted policy refuse to run root", fix)
 
 
 @rule("target", severity=Severity.REFUSE, source="docs/anatomy.md#checking-an-image")
