@@ -179,7 +179,9 @@ def test_an_unknown_builder_is_one_line_with_those_that_exist(
 
 def test_a_builder_that_cannot_be_used_has_the_reason(docker_says: Callable[..., list[tuple[str, ...]]]) -> None:
     docker_says({}, unnamed="Name: team\nDriver: remote\nError: no valid drivers found\n\nNodes:\n")
-    with pytest.raises(StepFailed, match=r"^builder team cannot be used: no valid drivers found$"):
+    with pytest.raises(
+        StepFailed, match=r"^builder team cannot be used: no valid drivers found; to .* BUILDER=default$"
+    ):
         current()
 
 

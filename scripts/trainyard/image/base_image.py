@@ -21,7 +21,7 @@ from pathlib import Path
 from trainyard import installation, settings
 from trainyard.console import StepFailed, UserError, say
 from trainyard.image.local_images import digest_of
-from trainyard.oci import docker_engine
+from trainyard.oci import builder, docker_engine
 from trainyard.oci.reference import Reference
 from trainyard.spec import architectures
 from trainyard.spec.architectures import AMD64, ARCHITECTURES, Architecture
@@ -58,7 +58,8 @@ class Resolved:
 def _registry_digest(reference: str) -> tuple[str | None, str]:
     """Digest of ``reference`` at its registry; None and the reason, in a few words, if it cannot be read."""
     # Without `json`, the format is ignored: https://github.com/docker/buildx/pull/4006
-    command = ["docker", "buildx", "imagetools", "inspect", "--format", "{{json .Manifest.Digest}}", reference]
+    inspect = ["docker", "buildx", "imagetools", "inspect", *builder.selection()]  # which may use mirrors
+    command = [*inspect, "--format", "{{json .Manifest.Digest}}", reference]
     try:
         found = subprocess.run(command, capture_output=True, text=True, timeout=REGISTRY_TIMEOUT, check=False)
     except subprocess.TimeoutExpired:

@@ -98,8 +98,12 @@ def current() -> Builder:
         UserError: there is no such builder, or it is that of another engine.
         StepFailed: it cannot be started.
     """
-    found = _inspect(settings.variable("BUILDER"))
-    if found.in_engine and found.name != ENGINE_BUILDER and found.name != _inspect(ENGINE_BUILDER).name:
+    try:
+        found = _inspect(*selection())
+    except StepFailed as error:
+        instead = installation.option("BUILDER", ENGINE_BUILDER)
+        raise StepFailed(f"{error}; to build in the engine, give {instead}") from None
+    if found.in_engine and found.name != ENGINE_BUILDER and found.name != _inspect(f"--builder={ENGINE_BUILDER}").name:
         raise UserError(
             f"{_given(found.name)}: it keeps images in the engine of that Docker context: use a builder that was made "
             f"with 'docker buildx create --name <name> {found.name}'"
@@ -107,13 +111,18 @@ def current() -> Builder:
     return found
 
 
-def _inspect(name: str) -> Builder:
-    """The builder of that name; the one that ``docker buildx`` uses if the name is empty.
+def selection() -> list[str]:
+    """The option of ``docker buildx`` that selects the builder; none where buildx itself selects it."""
+    name = settings.variable("BUILDER")
+    return [f"--builder={name}"] if name else []
+
+
+def _inspect(*option: str) -> Builder:
+    """The builder that an option of ``docker buildx`` selects; without one, the one that it uses.
 
     Raises:
         UserError, StepFailed: see :func:`current`.
     """
-    option = [f"--builder={name}"] if name else []
     try:
         return parse(docker_engine.buildx("inspect", "--bootstrap", *option, quiet=True))
     except StepFailed as error:
