@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from trainyard.console import StepFailed, UserError
-from trainyard.image import build, buildx, offline, plan, working_directory
+from trainyard.image import base_image, build, buildx, offline, plan, working_directory
 from trainyard.oci import builder, docker_engine, image_store
 from trainyard.oci.builder import Builder, Node
 from trainyard.release import reproduce
@@ -213,6 +213,22 @@ def test_the_engine_is_asked_what_the_engine_runs_whatever_builder_is_selected(
     calls = docker_says({"default": ENGINE}, unnamed=TEAM)
     assert not docker_engine.can_run(ARM64)
     assert calls == [("inspect", "--bootstrap", "--builder=default")]
+
+
+@pytest.mark.parametrize(("name", "option"), [("team", ["--builder=team"]), ("", [])])
+def test_registries_are_asked_through_the_builder_which_may_use_mirrors(
+    monkeypatch: pytest.MonkeyPatch, name: str, option: list[str]
+) -> None:
+    asked: list[list[str]] = []
+
+    def run(command: list[str], **_: object) -> subprocess.CompletedProcess[str]:
+        asked.append(command)
+        return subprocess.CompletedProcess(command, 0, stdout='"sha256:1"\n', stderr="")
+
+    monkeypatch.setenv("TRAINYARD_BUILDER", name)
+    monkeypatch.setattr(base_image.subprocess, "run", run)
+    assert base_image._registry_digest.__wrapped__("debian:13") == ("sha256:1", "")
+    assert asked[0][2:-3] == ["imagetools", "inspect", *option]
 
 
 # --- a build ------------------------------------------------------------------------------------------------------
