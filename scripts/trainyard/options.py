@@ -141,6 +141,19 @@ def offline(function: F) -> F:
     return flag("--offline", callback=apply, expose_value=False, help=text)(function)
 
 
+def builder(function: F) -> F:
+    """``--builder``: what ``docker buildx`` builds on."""
+
+    def apply(_context: click.Context, _parameter: click.Parameter, given: str | None) -> None:
+        if given:
+            from trainyard import settings
+
+            settings.set_variable("BUILDER", given)
+
+    text = "Builder of 'docker buildx' to build on, by default the one that buildx uses."
+    return option("--builder", metavar="NAME", callback=apply, expose_value=False, help=text)(function)
+
+
 def registry(function: F) -> F:
     """``--registry``: where images are pushed to and looked up."""
     return option("--registry", metavar="HOST[:PORT]/PATH", help="Registry and path that images are kept under.")(

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from trainyard import cli, console
+from trainyard.oci import builder
 from trainyard.spec import model
 
 SPEC = """\
@@ -92,6 +93,13 @@ def inspect_base(tmp_path: Path) -> Callable[[model.Spec], Path]:
         return folder
 
     return copy
+
+
+@pytest.fixture
+def engine_builds(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Images are built on the engine's own builder, and no engine is asked."""
+    engine = builder.Builder("default", "docker", (builder.Node("default"),))
+    monkeypatch.setattr(builder, "current", lambda: engine)
 
 
 Result = tuple[int, str, str]

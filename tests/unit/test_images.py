@@ -226,7 +226,9 @@ def test_the_summary_has_the_reason_of_a_failure() -> None:
     "failed to solve: no active sessions",
     'failed to solve: failed to prepare extraction snapshot "extract-1 sha256:0": parent does not exist: not found',
 ])  # fmt: skip
-def test_transient_errors_of_a_build_are_retried_and_no_others(monkeypatch: pytest.MonkeyPatch, words: str) -> None:
+def test_transient_errors_of_a_build_are_retried_and_no_others(
+    monkeypatch: pytest.MonkeyPatch, words: str, engine_builds: None
+) -> None:
     """The session of a shared step ended with another build; the engine garbage-collected a snapshot."""
     said = [f"ERROR: {words}"]
     started: list[list[str]] = []

@@ -292,6 +292,40 @@ def test_a_lock_is_written_with_the_dockerfile_that_has_it(
     ]
 
 
+@pytest.mark.parametrize(
+    ("platforms", "names"),
+    [
+        ("", ["framework.lock", "requirements.lock", "Dockerfile"]),
+        (
+            "platforms: [linux/amd64, linux/arm64]\n",
+            [
+                *("framework.lock", "requirements.lock", "framework.arm64.lock", "requirements.arm64.lock"),
+                *("Dockerfile", "Dockerfile.arm64"),
+            ],
+        ),
+    ],
+)
+@pytest.mark.parametrize("arch", ["arm64", "amd64"])
+def test_all_platforms_are_locked_whatever_arch_is(
+    write_locked_spec: Callable[[str], str],
+    trainyard: Callable[..., tuple[int, str, str]],
+    monkeypatch: pytest.MonkeyPatch,
+    platforms: str,
+    names: list[str],
+    arch: str,
+) -> None:
+    folder = Path(write_locked_spec(SMALL + platforms))
+
+    def compile_lock(_packages: list[str], output: Path, **_: object) -> None:
+        name, version = ("tensorflow-cpu", "2.21.0") if output.name.startswith("framework") else ("a", "3")
+        output.write_text(Pin(name, version, ("0" * 64,), 9).text(), encoding="utf-8")
+
+    monkeypatch.setattr(resolver, "compile_lock", compile_lock)
+    status, out, err = trainyard("lock", str(folder), "--json", ARCH=arch)
+    assert status == 0, err
+    assert sorted(Path(one).name for one in json.loads(out)["written"]) == sorted(names)
+
+
 def test_sizes_that_no_index_gives_are_a_warning(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """The layers are others without them."""
     text = Pin("a", "1", ("0" * 64,)).text()

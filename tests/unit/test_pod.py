@@ -13,11 +13,12 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.fakes.registry import Registry, sha256
 
 from trainyard import gcloud
 from trainyard.commands import pod
@@ -25,6 +26,7 @@ from trainyard.console import StepFailed, UserError
 from trainyard.gcloud import Finished
 from trainyard.tpu_pods import actions, api, connectivity_probe, gcloud_args, shell_commands, ssh, xla_dist
 from trainyard.tpu_pods.api import Node, TpuApi
+from trainyard.tpu_pods.controller import PodController
 from trainyard.tpu_pods.gcloud_args import Pod
 from trainyard.tpu_pods.logs import Printer, prefix
 
@@ -310,6 +312,75 @@ def test_a_trainer_and_its_arguments_are_passed_to_the_container() -> None:
     run = options.run()
     assert run.image == "us-docker.pkg.dev/p/ml/trainyard:tf-cpu-2.21.0"
     assert run.command == ("mnist", "--epochs", "2", "--job-dir", "gs://b/a b") and not run.program
+
+
+@pytest.fixture
+def image_for() -> Iterator[Callable[..., str]]:
+    """``image_for("arm64")``: the reference of an image, or of an index of several, at a registry."""
+    oci = "application/vnd.oci.image"
+    with Registry() as fake:
+
+        def put(*architectures: str) -> str:
+            entries = []
+            for name in architectures:
+                config = json.dumps({"os": "linux", "architecture": name}).encode()
+                fake.blobs[sha256(config)] = config
+                manifest = {"config": {"digest": sha256(config)}, "layers": []}
+                digest = fake.put_manifest("alone", f"{oci}.manifest.v1+json", json.dumps(manifest).encode())
+                entries.append({"digest": digest, "platform": {"os": "linux", "architecture": name}})
+            index = json.dumps({"manifests": entries}).encode()
+            fake.put_manifest("index", f"{oci}.index.v1+json", index)
+            return f"{fake.host}/team/trainyard:{'alone' if len(entries) == 1 else 'index'}"
+
+        yield put
+
+
+@pytest.fixture
+def no_cloud(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Nothing is created: the images that TPU VMs would be created for."""
+    started: list[str] = []
+
+    def execute(controller: PodController) -> int:
+        started.append(controller.run.image)
+        return 0
+
+    monkeypatch.setattr(gcloud, "require", lambda: None)
+    monkeypatch.setattr(PodController, "execute", execute)
+    return started
+
+
+POD_FLAGS = ("--name=a", "--accelerator=v5litepod-16", "--zone=us-central1-a")
+
+
+def test_an_image_that_the_workers_cannot_run_is_refused_before_a_vm_is_created(
+    trainyard: Trainyard, image_for: Callable[..., str], no_cloud: list[str]
+) -> None:
+    image = image_for("arm64")
+    code, _, err = trainyard("pod", *POD_FLAGS, f"--image={image}")
+    assert (code, no_cloud) == (2, [])
+    assert err == (
+        f"pod: {image}: TPU VMs run linux/amd64; the image is for linux/arm64: push an image of a target that has "
+        "linux/amd64 ('make list')\n"
+    )
+
+
+@pytest.mark.parametrize("architectures", [("amd64",), ("arm64", "amd64")])
+def test_an_image_or_an_index_that_the_workers_can_run_is_taken(
+    trainyard: Trainyard, image_for: Callable[..., str], no_cloud: list[str], architectures: tuple[str, ...]
+) -> None:
+    """An engine pulls the image for its platform."""
+    image = image_for(*architectures)
+    assert trainyard("pod", *POD_FLAGS, f"--image={image}")[0] == 0
+    assert no_cloud == [image]
+
+
+@pytest.mark.parametrize("image", ["127.0.0.1:9/team/trainyard:xla", "trainyard:xla"])
+def test_an_image_whose_registry_cannot_be_asked_is_taken(
+    trainyard: Trainyard, no_cloud: list[str], image: str
+) -> None:
+    """It may have been loaded on the workers by hand, and this host may have no access to it."""
+    assert trainyard("pod", *POD_FLAGS, f"--image={image}")[0] == 0
+    assert no_cloud == [image]
 
 
 def test_options_of_the_command_and_of_the_library_are_the_same() -> None:

@@ -45,6 +45,21 @@ def test_passed_checks_are_named(monkeypatch: pytest.MonkeyPatch, trainyard: Com
     assert trainyard("check") == (0, "", "passed: one, two\n")
 
 
+@pytest.mark.parametrize("arch", ["amd64", "arm64", "aarch64"])
+def test_all_platforms_are_checked_whatever_arch_is(
+    monkeypatch: pytest.MonkeyPatch, trainyard: Command, arch: str
+) -> None:
+    monkeypatch.setattr(check, "commands", lambda _: {})
+    assert trainyard("check", ARCH=arch) == (0, "", "passed: locks, generated files, advisories\n")
+
+
+def test_an_architecture_that_does_not_exist_is_one_line_where_arch_is_ignored(trainyard: Command) -> None:
+    for words in (["check"], ["lock", "xla"]):
+        status, out, err = trainyard(*words, ARCH="amr64")
+        assert (status, out) == (2, "")
+        assert err == f"{words[0]}: ARCH=amr64: use one of amd64, arm64 (did you mean 'arm64'?)\n"
+
+
 def test_output_of_a_program_is_a_finding_only_if_it_fails(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     script = "print('a'); import sys; print('b', file=sys.stderr, flush=True); sys.exit({})"
     commands = {name: [sys.executable, "-u", "-c", script.format(name)] for name in ("0", "1")}

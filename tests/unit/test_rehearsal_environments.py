@@ -57,6 +57,30 @@ def tpu_pods(kind: str, accelerator: str, topology: str, chips: int, pods: int, 
     )
 
 
+# --- machines ----------------------------------------------------------------------------------------------------
+
+
+def test_each_replica_of_vertex_is_for_the_machines_of_its_pool(tmp_path: Path) -> None:
+    pools = POOLS.replace(
+        "2, machineSpec: {machineType: n1-standard-4}", "2, machineSpec: {machineType: c4a-standard-4}"
+    )
+    found = [one.hosts for one in rehearsal_of(tmp_path, pools).replicas]
+    assert [one.architecture for one in found] == ["amd64", *["arm64"] * 4, *["amd64"] * 3]
+    assert found[1].words == "machines of type c4a-standard-4"
+
+
+@pytest.mark.parametrize("selector", ["kubernetes.io/arch: arm64", "cloud.google.com/gke-accelerator: nvidia-gb200"])
+@pytest.mark.parametrize("kind", ["Job", "JobSet"])
+def test_the_pods_of_gke_are_for_the_nodes_that_they_select(tmp_path: Path, kind: str, selector: str) -> None:
+    tpus = tpu_pods(kind, "tpu-v5-lite-podslice", "2x4", 4, 2)
+    assert {one.hosts.architecture for one in rehearsal_of(tmp_path, tpus).replicas} == {"amd64"}
+    lines = [line for line in tpus.splitlines() if "gke-tpu-topology" not in line]
+    text = "\n".join(lines).replace("cloud.google.com/gke-tpu-accelerator: tpu-v5-lite-podslice", selector)
+    text = text.replace("google.com/tpu: 4", "cpu: 4")
+    found = {one.hosts for one in rehearsal_of(tmp_path, text).replicas}
+    assert {(one.words, one.architecture) for one in found} == {(f"nodes with {selector}", "arm64")}
+
+
 # --- Vertex AI -------------------------------------------------------------------------------------------------
 
 

@@ -13,6 +13,7 @@ import time
 import urllib.request
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -23,12 +24,17 @@ from trainyard.commands import rehearse
 from trainyard.console import UserError
 from trainyard.fakes import sidecar
 from trainyard.fakes.google_cloud import GoogleCloud
+from trainyard.jobs import image_metadata, machines
+from trainyard.jobs.image_metadata import Contents
+from trainyard.jobs.machines import Hosts
+from trainyard.oci import docker_engine
 from trainyard.rehearsal import faults, images, report, sandbox, session
 from trainyard.rehearsal.images import LocalImage
 from trainyard.rehearsal.model import Rehearsal, Replica, Trial
 from trainyard.rehearsal.progress import Progress
 from trainyard.rehearsal.restart_policy import TrainingService
 from trainyard.rehearsal.runner import Attempt, Member, Outcome, prefixed
+from trainyard.spec.architectures import AMD64, ARM64, Architecture
 
 JOB = """\
 workerPoolSpecs:
@@ -114,6 +120,168 @@ LOCAL = {
 )
 def test_a_tag_means_a_local_image(tag: str, local: str | None) -> None:
     assert images.matching(tag, LOCAL) == local
+
+
+def test_a_tag_means_the_local_image_of_another_architecture_where_that_is_what_there_is() -> None:
+    arm = {"cpu-arm64": {"io.trainyard.target": "cpu", "io.trainyard.framework": "torch==2.9.1"}}
+    for tag in ("cpu", "cpu-2.9.1", "cpu-arm64"):
+        assert images.matching(tag, arm) == "cpu-arm64"
+    assert images.matching("cpu-2.8.0", arm) is None
+    both = arm | {"cpu": {"io.trainyard.target": "cpu", "io.trainyard.framework": "torch==2.9.1"}}
+    assert images.matching("cpu", both) == "cpu"
+
+
+AXION, N1 = machines.hosts_of("c4a-standard-4"), machines.hosts_of("n1-standard-4")
+AT_REGISTRY = "r.example/team/trainyard:cpu"
+
+
+class Engine:
+    """An engine for amd64 with local images; it emulates arm64 if ``emulates``, and pulls what ``platforms`` has.
+
+    Attributes:
+        platforms: those that the registry has the image for; None if it does not answer.
+        pulled: reference and architecture of every pull.
+    """
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.local: list[SimpleNamespace] = []
+        self.emulates = True
+        self.platforms: tuple[str, ...] | None = None
+        self.pulled: list[tuple[str, Architecture | None]] = []
+        self.images = SimpleNamespace(list=lambda: self.local)
+        monkeypatch.setattr(docker_engine, "client", lambda: self)
+        monkeypatch.setattr(docker_engine, "architecture", lambda: AMD64)
+        monkeypatch.setattr(docker_engine, "can_run", lambda wanted: wanted == AMD64 or self.emulates)
+        monkeypatch.setattr(docker_engine, "pull", self._pull)
+        monkeypatch.setattr(docker_engine, "image", lambda name, **_: self._image(name))
+        monkeypatch.setattr(image_metadata, "at_registry", self._at_registry)
+
+    def add(self, name: str, architecture: str, target: str = "cpu") -> None:
+        labels = {"io.trainyard.target": target, "io.trainyard.framework": "torch==2.9.1"}
+        image = SimpleNamespace(tags=[name], id=f"sha256:{name}", labels=labels, attrs={"Architecture": architecture})
+        self.local.append(image)
+
+    def _image(self, name: str) -> SimpleNamespace:
+        return next(one for one in self.local if name in one.tags)
+
+    def _pull(self, reference: str, wanted: Architecture | None = None) -> SimpleNamespace:
+        self.pulled.append((reference, wanted))
+        if self.platforms is None or (wanted or AMD64).platform not in self.platforms:
+            raise UserError(f"no local image {reference}, and it cannot be pulled: no matching manifest")
+        return SimpleNamespace(tags=[reference], id="sha256:index", labels={}, attrs={"Architecture": "amd64"})
+
+    def _at_registry(self, reference: str) -> Contents:
+        if self.platforms is None:
+            raise image_metadata.ImageUnavailableError("connection refused")
+        return Contents(reference, platforms=self.platforms)
+
+
+@pytest.fixture
+def engine(monkeypatch: pytest.MonkeyPatch) -> Engine:
+    return Engine(monkeypatch)
+
+
+@pytest.mark.parametrize(("hosts", "architecture"), [(AXION, ARM64), (N1, None), (machines.UNKNOWN_HOSTS, None)])
+def test_the_image_of_an_index_is_the_one_for_the_jobs_machines(
+    engine: Engine, hosts: Hosts, architecture: Architecture | None
+) -> None:
+    """Under emulation, with a processor that is emulated fast, if the engine has another architecture."""
+    engine.platforms = ("linux/amd64", "linux/arm64")
+    found = images.find(AT_REGISTRY, hosts=hosts)
+    assert (found.id, found.note, found.architecture) == ("sha256:index", "", architecture)
+    assert engine.pulled == [(AT_REGISTRY, {AXION: ARM64, N1: AMD64}.get(hosts))]
+    assert (found.platform, bool(found.environment())) == (("linux/arm64", True) if architecture else (None, False))
+
+
+def test_a_local_image_for_other_machines_is_pulled_again_for_those_of_the_job(engine: Engine) -> None:
+    engine.add(AT_REGISTRY, "amd64")
+    engine.platforms = ("linux/amd64", "linux/arm64")
+    assert images.find(AT_REGISTRY, hosts=AXION).architecture == ARM64
+    assert images.find(AT_REGISTRY, hosts=N1).id == f"sha256:{AT_REGISTRY}", "the local one"
+    assert [wanted for _, wanted in engine.pulled] == [ARM64]
+
+
+def test_the_local_image_of_the_target_for_the_jobs_machines_is_used(engine: Engine) -> None:
+    engine.add("trainyard:cpu", "amd64")
+    engine.add("trainyard:cpu-arm64", "arm64")
+    for hosts, name, architecture in ((AXION, "cpu-arm64", ARM64), (N1, "cpu", None)):
+        found = images.find(AT_REGISTRY, hosts=hosts)
+        assert (found.id, found.architecture) == (f"sha256:trainyard:{name}", architecture)
+        assert found.note.startswith(f"the local trainyard:{name} is used for {AT_REGISTRY}")
+
+
+def test_an_image_that_is_not_for_the_machines_is_reported_as_check_job_reports_it(engine: Engine) -> None:
+    engine.add("trainyard:cpu-arm64", "amd64")
+    engine.platforms = ("linux/amd64",)
+    with pytest.raises(UserError) as error:
+        images.find(AT_REGISTRY, hosts=AXION)
+    assert str(error.value) == (
+        f"{AT_REGISTRY}: machines of type c4a-standard-4 run linux/arm64; the image is for linux/amd64: push an image "
+        "of a target that has linux/arm64 ('make list'), or use other machines"
+    )
+    assert not engine.pulled
+
+
+def test_an_engine_that_cannot_run_the_image_is_one_line(engine: Engine) -> None:
+    engine.emulates = False
+    engine.platforms = ("linux/amd64", "linux/arm64")
+    with pytest.raises(UserError, match=r"^the engine runs no programs for linux/arm64: run 'make setup EMULATION=1'"):
+        images.find(AT_REGISTRY, hosts=AXION)
+    engine.add("trainyard:cpu-arm64", "arm64")
+    with pytest.raises(UserError, match=r"^the engine runs no programs for linux/arm64"):
+        images.find("trainyard:cpu-arm64")
+    with pytest.raises(UserError, match=r"^the engine runs no programs for linux/arm64"):
+        images.find(AT_REGISTRY, "trainyard:cpu-arm64", N1)
+    assert not engine.pulled
+
+
+@pytest.mark.parametrize(
+    ("reference", "emulates"), [("trainyard:cpu", True), (AT_REGISTRY, True), (AT_REGISTRY, False)]
+)
+def test_what_was_built_on_this_machine_is_run_with_a_note_where_nothing_else_can_be(
+    engine: Engine, reference: str, emulates: bool
+) -> None:
+    """As on a laptop with arm64, for a job on x86-64 machines; here, the other way round."""
+    engine.emulates = emulates
+    engine.platforms = None if emulates else ("linux/amd64", "linux/arm64")
+    engine.add("trainyard:cpu", "amd64")
+    found = images.find(reference, hosts=AXION)
+    assert (found.id, found.architecture) == ("sha256:trainyard:cpu", None)
+    assert found.note == (
+        f"the local image for linux/amd64 is run for {reference}: machines of type c4a-standard-4 run linux/arm64"
+    )
+
+
+def test_an_image_that_is_nowhere_is_one_line(engine: Engine) -> None:
+    engine.add("trainyard:cup", "amd64", "cup")
+    for reference in ("trainyard:cpu", AT_REGISTRY):
+        with pytest.raises(UserError, match=rf"^no local image for {reference} \(did you mean 'cup'\?\): build it"):
+            images.find(reference, hosts=N1)
+
+
+def test_containers_are_created_for_the_platform_of_their_image(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """The fakes', too: they run in the image of the job."""
+    created: list[dict[str, Any]] = []
+
+    def create(*_: object, **options: Any) -> SimpleNamespace:
+        created.append(options)
+        lines = iter([b'{"url": "http://fake"}'])
+        return SimpleNamespace(put_archive=lambda *_: None, start=lambda: None, logs=lambda **_: lines)
+
+    api = SimpleNamespace(create_endpoint_config=lambda **_: {})
+    engine = SimpleNamespace(api=api, containers=SimpleNamespace(create=create))
+    monkeypatch.setattr(docker_engine, "client", lambda: engine)
+    monkeypatch.setattr(docker_engine, "architecture", lambda: AMD64)
+    for architecture, expected in ((ARM64, ("linux/arm64", "neoverse-n1")), (None, (None, None))):
+        image = LocalImage("sha256:0", "", True, architecture)
+        found = sandbox.Sandbox(REHEARSAL, image, tmp_path, [])
+        found._start_storage()
+        found._start_google_cloud()
+        found.create(CHIEF, image, sandbox.Limits(1, 1 << 30), {})
+        assert [(one["platform"], one["environment"].get("QEMU_CPU")) for one in created] == [expected] * 3
+        created.clear()
 
 
 # --- the sandbox -------------------------------------------------------------------------------------------------

@@ -106,7 +106,11 @@ def test_nothing_differs_if_and_only_if_the_digests_agree() -> None:
 
 
 def test_too_little_space_is_reported_before_anything_is_built(
-    monkeypatch: pytest.MonkeyPatch, write_spec: Callable[[str], str], spec_text: str, tmp_path: Any
+    monkeypatch: pytest.MonkeyPatch,
+    write_spec: Callable[[str], str],
+    spec_text: str,
+    tmp_path: Any,
+    engine_builds: None,
 ) -> None:
     from collections import namedtuple
 

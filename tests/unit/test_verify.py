@@ -292,6 +292,12 @@ FAULTS: list[tuple[str, str, list[Change], str]] = [
         [with_tags("numpy", "cp313-cp313-manylinux_2_17_aarch64", "cp313-cp313-manylinux2014_aarch64")],
         "is from a wheel for manylinux2014_aarch64, manylinux_2_17_aarch64; the image is for x86_64",
     ),
+    (
+        "tf-cpu",
+        "wheels_are_for_the_architecture",
+        [with_tags("numpy", "cp313-cp313-macosx_14_0_x86_64")],
+        "macosx_14_0",
+    ),
     ("xla", "tags_match_spec", [lambda image: changed(image, tags=("trainyard:cpu",))], "trainyard:cpu"),
     ("xla", "image_json_matches_spec", [with_text("image.json", "{}")], "schema is null; the spec gives 1"),
     ("xla", "image_json_matches_spec", [with_text("image.json", "oops")], "missing or not JSON"),
@@ -504,6 +510,10 @@ def test_a_bootstrapped_base_and_the_shell_of_the_dockerfile_are_expected() -> N
         with_label("io.trainyard.base", "debian-12")(good("xla"))
     )
     assert not rules.check(image)["nothing_else_is_configured"]
+def test_a_wheel_whose_tag_names_no_known_architecture_is_not_refused() -> None:
+    """NVIDIA's wheels for arm64 say sbsa in their metadata, and aarch64 in the names of their files."""
+    image = with_tags("numpy", "py3-none-manylinux2014_sbsa")(good("tf-cpu", "arm64"))
+    assert not rules.check(image)["wheels_are_for_the_architecture"]
 
 
 def test_the_image_of_an_index_may_have_the_tag_of_the_index() -> None:

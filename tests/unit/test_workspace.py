@@ -13,6 +13,7 @@ from trainyard.console import UserError
 from trainyard.image import build, dockerfile, offline, plan
 from trainyard.release import candidate
 from trainyard.spec import model, workspace
+from trainyard.spec.architectures import AMD64
 from trainyard.spec.lockfile import Pin
 
 Write = Callable[[str], Path]
@@ -274,7 +275,7 @@ def test_a_build_without_a_network_needs_what_fetch_has_kept(monkeypatch: pytest
 
 
 def test_a_build_without_a_network_asks_neither_index_nor_registry(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, engine_builds: None
 ) -> None:
     def unexpected(*_: object, **__: object) -> None:
         raise AssertionError("an offline build asked a server")
@@ -283,6 +284,7 @@ def test_a_build_without_a_network_asks_neither_index_nor_registry(
     monkeypatch.setattr(build.package_index, "choose", unexpected)
     monkeypatch.setattr(build.base_image, "resolve", unexpected)
     monkeypatch.setattr(build.docker_engine, "stores_in_containerd", lambda: True)
+    monkeypatch.setattr(build.docker_engine, "architecture", lambda: AMD64)
     sources = offline.Sources(
         index="pytorch-cpu", index_url="https://index.example", base="registry.example/debian@sha256:1",
         base_digest="sha256:1", build_base="", pythons={}, notes=["a note"],

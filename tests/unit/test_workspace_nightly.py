@@ -87,7 +87,7 @@ class Registry:
 
 
 @pytest.fixture
-def registry(monkeypatch: pytest.MonkeyPatch) -> Registry:
+def registry(monkeypatch: pytest.MonkeyPatch, engine_builds: None) -> Registry:
     found = Registry()
     monkeypatch.setattr(base_image, "_registry_digest", found.digest_of)
     monkeypatch.setattr(docker_engine, "client", lambda: None)

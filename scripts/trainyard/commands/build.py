@@ -19,6 +19,7 @@ GROUP = "build"
     """,
 )
 @options.target
+@options.builder
 @options.compression
 @options.flag("--no-cache", help="Build every stage again.")
 @options.offline

@@ -25,7 +25,9 @@ def command(as_json: bool) -> None:
     """
     from trainyard import console
     from trainyard.project import check
+    from trainyard.spec import architectures
 
+    architectures.use_all()
     for line in check.warnings():
         console.warn(line)
     failed = check.check()

@@ -19,6 +19,7 @@ GROUP = "build"
     """,
 )
 @options.target
+@options.builder
 @options.json_output
 def command(target: str | None, as_json: bool) -> None:
     """Download the base image and the packages of TARGET, so that 'trainyard image --offline' needs no network.

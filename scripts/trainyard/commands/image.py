@@ -30,6 +30,7 @@ GROUP = "build"
     metavar="IMAGE",
     help="Build nothing: verify and test an image that your own Dockerfile made FROM one of Trainyard's.",
 )
+@options.builder
 @options.compression
 @options.flag("--no-cache", help="Build every stage again.")
 @options.flag("--force", help="Verify and smoke-test again, even if this digest has passed.")

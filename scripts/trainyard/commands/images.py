@@ -24,6 +24,7 @@ JOBS = 2
 @click.argument("targets", nargs=-1)
 @options.option("--targets", "listed", metavar="TARGETS", help="The same as TARGET..., separated by spaces or commas.")
 @options.option("--jobs", type=options.Count(min=1), default=JOBS, help="Builds that run at the same time.")
+@options.builder
 @options.compression
 @options.flag("--no-cache", help="Build every stage again.")
 @options.flag("--force", help="Verify and smoke-test again, even if a digest has passed.")

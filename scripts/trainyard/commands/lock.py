@@ -29,7 +29,7 @@ GROUP = "build"
 @options.flag("--check", help="Write nothing; fail if trainyard.lock would change.")
 @options.json_output
 def command(target: str | None, upgrade: bool, upgrade_package: tuple[str, ...], check: bool, as_json: bool) -> None:
-    """Resolve TARGET's packages for its Python and platform; write the hash-pinned locks and Dockerfiles; commit them.
+    """Resolve TARGET's packages for its Python and platforms; write the hash-pinned locks and Dockerfiles; commit them.
 
     Without TARGET, trainyard.lock is written beside the trainyard.yaml of the repository that you are in. Its versions
     are kept where the requirements allow it.
@@ -40,9 +40,10 @@ def command(target: str | None, upgrade: bool, upgrade_package: tuple[str, ...],
     """
     from trainyard import console
     from trainyard.image import resolver, target_lock, workspace_resolver
-    from trainyard.spec import lockfile, model
+    from trainyard.spec import architectures, lockfile, model
     from trainyard.spec.model import relative
 
+    architectures.use_all()
     spec = None if target in ("scripts", *resolver.TOOLS) else model.load(target)
     if spec is not None and spec.workspace:
         written = workspace_resolver.lock(spec, upgrade=upgrade, upgrade_packages=upgrade_package, check=check)

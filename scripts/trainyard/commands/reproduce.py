@@ -17,6 +17,7 @@ GROUP = "publish"
     """,
 )
 @options.target
+@options.builder
 @options.compression
 @options.json_output
 def command(target: str | None, compression: str, as_json: bool) -> None:

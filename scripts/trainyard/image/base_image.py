@@ -21,7 +21,7 @@ from pathlib import Path
 from trainyard import installation, settings
 from trainyard.console import StepFailed, UserError, say
 from trainyard.image.local_images import digest_of
-from trainyard.oci import docker_engine
+from trainyard.oci import builder, docker_engine
 from trainyard.oci.reference import Reference
 from trainyard.spec import architectures
 from trainyard.spec.architectures import AMD64, ARCHITECTURES, Architecture
@@ -58,7 +58,8 @@ class Resolved:
 def _registry_digest(reference: str) -> tuple[str | None, str]:
     """Digest of ``reference`` at its registry; None and the reason, in a few words, if it cannot be read."""
     # Without `json`, the format is ignored: https://github.com/docker/buildx/pull/4006
-    command = ["docker", "buildx", "imagetools", "inspect", "--format", "{{json .Manifest.Digest}}", reference]
+    inspect = ["docker", "buildx", "imagetools", "inspect", *builder.selection()]  # which may use mirrors
+    command = [*inspect, "--format", "{{json .Manifest.Digest}}", reference]
     try:
         found = subprocess.run(command, capture_output=True, text=True, timeout=REGISTRY_TIMEOUT, check=False)
     except subprocess.TimeoutExpired:
@@ -85,14 +86,17 @@ def local_reference(name: str, architecture: Architecture = AMD64) -> str:
     return f"{NAME}-base:{name}" + ("" if architecture == AMD64 else f"-{architecture.name}")
 
 
-def resolve(name: str, locked: str = "", architecture: Architecture | None = None) -> Resolved:
+def resolve(
+    name: str, locked: str = "", architecture: Architecture | None = None, machine: Architecture | None = None
+) -> Resolved:
     """The images that base ``name`` means on this host; bootstrapped if its registry does not answer.
 
     ``TRAINYARD_BASE`` and ``TRAINYARD_BUILD_BASE`` replace them.
 
     Args:
         locked: reference with a digest that is used instead of the tag's current one, if the registry answers.
-        architecture: of the image that is built; None: the engine's, which that of the build base always is.
+        architecture: of the image that is built; None: the engine's.
+        machine: architecture of the machine that builds, which the build base is for; None: the engine's.
     Raises:
         UserError: the registry does not answer and the base cannot be bootstrapped.
         StepFailed: bootstrapping failed.
@@ -100,14 +104,15 @@ def resolve(name: str, locked: str = "", architecture: Architecture | None = Non
     given, build_base = settings.variable("BASE"), settings.variable("BUILD_BASE")
     if given:
         if not build_base:
-            native = architecture in (None, docker_engine.architecture())
-            build_base = given if native else _find(name).build_base
+            of_engine = docker_engine.architecture()
+            native = (architecture or of_engine) == (machine or of_engine)
+            build_base = given if native else _find(name, machine=machine).build_base
         return Resolved(given, given.partition("@")[2], f"base {given} was set with BASE", build_base)
-    found = _find(name, locked, architecture)
+    found = _find(name, locked, architecture, machine)
     return replace(found, build_base=build_base) if build_base else found
 
 
-def pythons(names: Iterable[str]) -> tuple[dict[str, str], list[str]]:
+def pythons(names: Iterable[str], machine: Architecture | None = None) -> tuple[dict[str, str], list[str]]:
     """Images with the Python of other bases than that of a build: name -> reference; and a note for each without one.
 
     The stage ``tools`` takes the place of an image that this host cannot have: the layers that all images share then
@@ -115,21 +120,25 @@ def pythons(names: Iterable[str]) -> tuple[dict[str, str], list[str]]:
 
     Args:
         names: of :func:`trainyard.image.plan.other_pythons`.
+        machine: architecture of the machine that builds; None: the engine's.
     """
     found, notes = {}, []
     for name in names:
         try:
-            found[name] = _find(name).build_base
+            found[name] = _find(name, machine=machine).build_base
         except (UserError, StepFailed) as error:
             found[name] = "tools"
             notes.append(f"the layers with the launcher and the trainers have no byte code for {name}: {error}")
     return found, notes
 
 
-def _find(name: str, locked: str = "", architecture: Architecture | None = None) -> Resolved:
+def _find(
+    name: str, locked: str = "", architecture: Architecture | None = None, machine: Architecture | None = None
+) -> Resolved:
     """See :func:`resolve`."""
     base = bases()[name]
-    architecture = architecture or docker_engine.architecture()
+    machine = machine or docker_engine.architecture()
+    architecture = architecture or machine
     digest, reason = _registry_digest(locked if "@" in locked else base.image)
     if digest:
         reference = f"{base.image}@{digest}"
@@ -142,12 +151,12 @@ def _find(name: str, locked: str = "", architecture: Architecture | None = None)
             f"set {installation.option('BASE', '<reference>')} to an image with the same contents"
         )
     reference = local_reference(name, architecture)
-    for wanted in dict.fromkeys((architecture, docker_engine.architecture())):
+    for wanted in dict.fromkeys((architecture, machine)):
         if digest_of(local_reference(name, wanted)) is None:
             say(f"base {base.image}: its registry does not answer ({reason}); bootstrapping an equivalent")
             bootstrap(name, base, wanted)
     note = f"base {base.image} is unreachable ({reason}): built on {reference}, bootstrapped from the Debian archive"
-    return Resolved(reference, "", note, _local_build_base(name))
+    return Resolved(reference, "", note, _local_build_base(name, machine))
 
 
 def lockable_reference(name: str) -> str:
@@ -165,9 +174,8 @@ def _build_base_at_registry(base: Base) -> str | None:
     return f"{base.build_base}@{digest}" if digest else None
 
 
-def _local_build_base(name: str) -> str:
-    """Reference of the first base that was bootstrapped for the engine's machine; later ones do not replace it."""
-    architecture = docker_engine.architecture()
+def _local_build_base(name: str, architecture: Architecture) -> str:
+    """Reference of the first base that was bootstrapped for an architecture; later ones do not replace it."""
     reference = local_reference(f"{name}-build-base", architecture)
     if digest_of(reference) is None:
         docker_engine.client().images.get(local_reference(name, architecture)).tag(reference)
@@ -295,6 +303,6 @@ def rebuild(name: str) -> None:
     for architecture in ARCHITECTURES.values():
         if digest_of(local_reference(name, architecture)) is not None:
             if architecture == docker_engine.architecture():
-                _local_build_base(name)
+                _local_build_base(name, architecture)
             say(f"{name}: bootstrapping it again for {architecture.platform}")
             bootstrap(name, bases()[name], architecture)

@@ -29,13 +29,13 @@ from trainyard.image import (
 from trainyard.image.buildx import OnStep, bake
 from trainyard.image.local_images import digest_of
 from trainyard.image.plan import Plan, make_plan, other_pythons
-from trainyard.oci import docker_engine
+from trainyard.oci import builder, docker_engine
 from trainyard.spec import lockfile
 from trainyard.spec.model import IMAGES, Spec, base_contents_file, load, relative, with_locked_base
 from trainyard.spec.naming import NAME
 from trainyard.spec.workspace import LOCK
 
-#: Compression -> its attributes of BuildKit's image exporter (https://docs.docker.com/build/exporters/image-registry/).
+#: Compression -> its attributes of BuildKit's exporters (https://docs.docker.com/build/exporters/image-registry/).
 #: zstd at level 3 packs tf-cpu to 403 MB, at level 1, the fastest, to 433 MB (`make sizes`, 2026-11).
 COMPRESSIONS = {
     "zstd": "compression=zstd,compression-level=3,force-compression=true",
@@ -95,10 +95,11 @@ def _reachable(spec: Spec, locked_base: str) -> offline.Sources:
             for path in [*locks, *dockerfile.write(dockerfile.rendered(spec))]:
                 say(f"wrote {relative(path)}")
     lockfile.installed(spec, index)  # reports missing or damaged locks before anything is downloaded
-    found = base_image.resolve(spec.base, locked_base, spec.architecture)
+    machine = builder.current().machine(spec.architecture)
+    found = base_image.resolve(spec.base, locked_base, spec.architecture, machine)
     if found.note:
         notes.append(found.note)
-    pythons, missing = base_image.pythons(other_pythons(spec))
+    pythons, missing = base_image.pythons(other_pythons(spec), machine)
     notes += missing
     index_spec = spec.index_spec()
     return offline.Sources(
@@ -159,7 +160,7 @@ def _plan_with_framework_in_base(spec: Spec, prepared: workspace_files.Prepared 
     base, digest = spec.base_contents.reference, spec.base_contents.digest
     if digest and configured.endswith(f"@{digest}"):
         base = configured  # the same image, at the registry that BASE names
-    pythons, notes = base_image.pythons(other_pythons(spec))
+    pythons, notes = base_image.pythons(other_pythons(spec), builder.current().machine(spec.architecture))
     if not digest:
         notes.insert(0, f"base {base} has no digest, as it comes from no registry")
     return make_plan(
@@ -209,12 +210,7 @@ def bake_arguments(
     target = plan.spec.local_name
     build_arguments = plan.build_args() | (offline.NO_NETWORK if settings.offline() else {})
     sets = {f"args.{name}": value for name, value in build_arguments.items()}
-    output = f"type=image,name={name}"
-    if docker_engine.stores_in_containerd():
-        output += f",oci-mediatypes=true,{COMPRESSIONS[compression]}"
-    else:
-        output = f"type=docker,name={name}"
-    sets["output"] = output
+    sets["output"] = _output(name, compression)
     sets["tags"] = name  # overrides the tags of the bake file
     bundle = settings.ca_bundle()
     sets["dockerfile"] = dockerfile.from_root(plan.spec.dockerfile(plan.index))
@@ -228,6 +224,17 @@ def bake_arguments(
         arguments += ["--set", f"{target}.{name}={value}"]
     arguments += [f"--provenance={'mode=max' if provenance else 'false'}", "--sbom=false"]
     return [*arguments, *(["--no-cache"] if no_cache else []), target]
+
+
+def _output(name: str, compression: str) -> str:
+    """The exporter that leaves the image in the engine, compressed as wanted if the engine's store keeps that.
+
+    Of a builder outside of the engine, ``type=docker`` loads the image into the engine.
+    """
+    if not docker_engine.stores_in_containerd():
+        return f"type=docker,name={name}"
+    kind = "image" if builder.current().in_engine else "docker"
+    return f"type={kind},name={name},oci-mediatypes=true,{COMPRESSIONS[compression]}"
 
 
 @contextlib.contextmanager
@@ -287,16 +294,42 @@ def _base_contexts(plan: Plan) -> dict[str, str]:
     """Reference of a base image -> the build context that replaces it."""
     if settings.offline():
         return offline.contexts(plan)
-    if plan.spec.framework_in_base:  # its gigabytes are not copied for a folder: WORKDIR sets it
-        return {}
-    context = working_directory.context(plan.base, plan.spec.architecture)
-    return {plan.base: context} if context else {}
+    in_engine = builder.current().in_engine
+    # An image without a digest may be in the engine alone.
+    sent = {} if in_engine else {name: one for name, one in offline.images(plan).items() if "@" not in name}
+    contexts = {name: working_directory.layout(name, architecture) for name, architecture in sent.items()}
+    # The gigabytes of a base with the framework are not copied for a folder: WORKDIR sets it.
+    if plan.base in contexts or plan.spec.framework_in_base:
+        return contexts
+    context = working_directory.context(plan.base, plan.spec.architecture, in_engine=in_engine)
+    return contexts | ({plan.base: context} if context else {})
+
+
+def _digest(reference: str, metadata: dict[str, Any]) -> str:
+    """The digest of an image in the engine that has just been built.
+
+    Args:
+        metadata: of :func:`trainyard.image.buildx.bake`.
+    Raises:
+        StepFailed: the engine has another image under that name, since it was built twice at the same time.
+    """
+    built = str(metadata["containerimage.digest"])
+    if builder.current().in_engine:
+        return built
+    loaded = docker_engine.digest(reference)
+    # The classic image store of an engine identifies images by their configurations.
+    if loaded not in (built, metadata.get("containerimage.config.digest")):
+        raise StepFailed(
+            f"builder {builder.current().name} built {reference} as {built[:19]}, and the engine has {loaded[:19]}: "
+            "build it again"
+        )
+    return loaded
 
 
 def _build(
     spec: Spec, *, compression: str, no_cache: bool, cache: str | None, name: str, on_step: OnStep | None
 ) -> tuple[Plan, dict[str, Any]]:
-    docker_engine.require_emulation(spec.architecture)
+    builder.current().require(spec.architecture)
     plan = plan_for(spec)
     for note in plan.notes:
         warn(note)
@@ -311,7 +344,7 @@ def _build(
         file = f"--file={bake_file}"
         arguments = bake_arguments(plan, compression=compression, no_cache=no_cache, cache=cache, name=name)
         with unnamed_on_failure(name or plan.candidate), _offline_remedy(spec):
-            digest = str(bake(spec.local_name, [file, *arguments], on_step=on_step)["containerimage.digest"])
+            digest = _digest(name or plan.candidate, bake(spec.local_name, [file, *arguments], on_step=on_step))
         seconds = time.monotonic() - started
         if not name:
             again = bake_arguments(

@@ -17,7 +17,8 @@ from typing import Any
 from trainyard import installation, settings
 from trainyard.console import StepFailed, is_quiet
 from trainyard.image import compile_failure
-from trainyard.oci import docker_engine
+from trainyard.oci import builder, docker_engine
+from trainyard.oci.builder import Builder
 from trainyard.settings import ROOT
 
 #: Called with the stage that a build is at and the step within it: ``("framework", "2/3")``.
@@ -41,7 +42,7 @@ _CANCEL = 20
 
 
 def bake(target: str, arguments: list[str], *, quiet: bool = False, on_step: OnStep | None = None) -> dict[str, Any]:
-    """Build ``target``; BuildKit's metadata of the result (``containerimage.digest`` and more).
+    """Build ``target`` on the current builder; BuildKit's metadata of the result (``containerimage.digest`` and more).
 
     Args:
         arguments: of ``docker buildx bake``, except progress and metadata.
@@ -51,16 +52,17 @@ def bake(target: str, arguments: list[str], *, quiet: bool = False, on_step: OnS
         StepFailed: the build failed; the message names the stage and its error.
     """
     docker_engine.client()
+    chosen = builder.current()
     quiet = quiet or is_quiet()
     with tempfile.TemporaryDirectory() as folder:
         metadata = Path(folder) / "metadata.json"
         # On a terminal BuildKit draws its progress: the output cannot be read at the same time, but it stays visible.
         drawn = sys.stderr.isatty() and not quiet
         progress = f"--progress={'auto' if drawn else 'plain'}"
-        command = ["docker", "buildx", "bake", progress, f"--metadata-file={metadata}", *arguments]
+        command = ["docker", "buildx", "bake", chosen.option, progress, f"--metadata-file={metadata}", *arguments]
         ended = docker_engine.retry_transient(lambda: _run(command, piped=not drawn, shown=not quiet, on_step=on_step))
         if ended.returncode:
-            raise StepFailed(f"the build of {target} failed: {reason(ended.stderr) or 'see above'}")
+            raise StepFailed(f"the build of {target} failed: {reason(ended.stderr, chosen) or 'see above'}")
         found: dict[str, Any] = json.loads(metadata.read_text(encoding="utf-8"))[target]
         return found
 
@@ -97,13 +99,14 @@ def _run(
         raise
 
 
-def reason(text: str) -> str:
-    """Why a build failed, from the end of what ``--progress=plain`` printed; empty if it does not say."""
+def reason(text: str, of: Builder | None = None) -> str:
+    """Why a build failed, from the end of what ``--progress=plain`` printed; empty if it does not say.
+
+    Args:
+        of: the builder; None for that of the engine.
+    """
     if re.search(r"no space left on device|disk quota exceeded", text, re.IGNORECASE):
-        return (
-            "the engine's disk is full: 'docker system df' shows what uses it, "
-            f"'{installation.command('clean', CACHE=True)}' empties the cache"
-        )
+        return _disk_is_full(of)
     if re.search(r"exec /bin/\w+: exec format error", text):
         return "exec format error: " + docker_engine.cannot_run("programs of the image's architecture")
     errors = re.findall(r"(?m)^ERROR: (.*)", text)
@@ -120,6 +123,16 @@ def reason(text: str) -> str:
             words = re.sub(r"^(caused by|cause|error): ", "", errors_of_step[-1].strip(), flags=re.IGNORECASE)
             return f"{name.split(' ')[0]}: {_short(words)}"
     return _short(errors[-1]) if errors else ""
+
+
+def _disk_is_full(of: Builder | None) -> str:
+    empty = f"'{installation.command('clean', CACHE=True)}' empties the cache"
+    if of is None or of.in_engine:
+        return f"the engine's disk is full: 'docker system df' shows what uses it, {empty}"
+    return (
+        f"the disk of builder {of.name} or of the engine is full: 'docker buildx prune {of.option}' empties the cache "
+        f"of the builder, {empty} of the engine"
+    )
 
 
 def _output_of_failed_step(text: str, error: str) -> list[str]:

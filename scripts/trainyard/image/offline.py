@@ -15,7 +15,7 @@ from pydantic import BaseModel, ValidationError
 from trainyard.console import UserError
 from trainyard.image import working_directory
 from trainyard.image.plan import Plan
-from trainyard.oci import docker_engine
+from trainyard.oci import builder, docker_engine
 from trainyard.settings import STATE
 from trainyard.spec.architectures import Architecture
 from trainyard.spec.model import Spec
@@ -48,9 +48,14 @@ class Sources(BaseModel):
 def _images(
     base: str, build_base: str, pythons: Mapping[str, str], architecture: Architecture
 ) -> dict[str, Architecture]:
-    """Reference of every image that a build starts from -> its architecture: the engine's, and that of the base."""
-    of_engine = dict.fromkeys({build_base or base, *pythons.values()} - {"tools"}, docker_engine.architecture())
-    return of_engine | {base: architecture}
+    """Reference of every image that a build starts from -> its architecture: the building machine's, and the base's."""
+    machine = builder.current().machine(architecture)
+    return dict.fromkeys({build_base or base, *pythons.values()} - {"tools"}, machine) | {base: architecture}
+
+
+def images(plan: Plan) -> dict[str, Architecture]:
+    """Reference of every image that the build of a plan starts from -> its architecture."""
+    return _images(plan.base, plan.build_base, plan.pythons, plan.spec.architecture)
 
 
 def _record(target: str) -> Path:
@@ -70,8 +75,8 @@ def keep(spec: Spec, sources: Sources) -> None:
         UserError: a base image cannot be pulled.
         StepFailed: the engine cannot save it.
     """
-    images = _images(sources.base, sources.build_base, sources.pythons, spec.architecture)
-    for reference, architecture in images.items():
+    kept = _images(sources.base, sources.build_base, sources.pythons, spec.architecture)
+    for reference, architecture in kept.items():
         folder = _layout(reference, architecture)
         docker_engine.pull(reference, architecture)
         partial = folder.with_suffix(".new")
@@ -109,8 +114,7 @@ def contexts(plan: Plan) -> dict[str, str]:
         UserError: a layout was not fetched, or was removed.
     """
     found = {}
-    images = _images(plan.base, plan.build_base, plan.pythons, plan.spec.architecture)
-    for reference, architecture in images.items():
+    for reference, architecture in images(plan).items():
         folder = _layout(reference, architecture)
         try:
             found[reference] = working_directory.address(folder)

@@ -14,6 +14,8 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
+from docker.models.images import Image
+
 from trainyard.console import StepFailed
 from trainyard.image.local_images import digest_of
 from trainyard.oci import docker_engine, image_store
@@ -23,9 +25,11 @@ from trainyard.spec.naming import NAME
 from trainyard.spec.workspace import FOLDER
 
 
-def context(reference: str, architecture: Architecture) -> str | None:
+def context(reference: str, architecture: Architecture, *, in_engine: bool = True) -> str | None:
     """The build context that replaces base ``reference``; None if its working directory is ours already.
 
+    Args:
+        in_engine: whether the engine builds, which has the engine's images.
     Raises:
         UserError: the base cannot be pulled.
         StepFailed: the engine cannot save it.
@@ -33,17 +37,34 @@ def context(reference: str, architecture: Architecture) -> str | None:
     image = docker_engine.pull(reference, architecture)
     if (image.attrs.get("Config") or {}).get("WorkingDir") == FOLDER:
         return None
+    try:
+        return layout(reference, architecture)
+    except image_store.NoLayout:
+        if not in_engine:
+            raise
+        return f"docker-image://{commit(reference, _name(image, architecture), architecture)}"
+
+
+def _name(image: Image, architecture: Architecture) -> str:
     # An index has one digest for all architectures.
-    name = f"{str(image.id).removeprefix('sha256:')}-{architecture.name}-in-workspace"
+    return f"{str(image.id).removeprefix('sha256:')}-{architecture.name}-in-workspace"
+
+
+def layout(reference: str, architecture: Architecture) -> str:
+    """The build context with image ``reference`` and our working directory, an OCI layout that is written once.
+
+    Raises:
+        UserError: the image cannot be pulled.
+        NoLayout: the engine saves no OCI layouts.
+        StepFailed: the engine cannot save it.
+    """
+    name = _name(docker_engine.pull(reference, architecture), architecture)
     folder = STATE / "bases" / name
     if not folder.is_dir():
         folder.parent.mkdir(parents=True, exist_ok=True)
         # Removed on return, also after an interrupt or with a full disk.
         with tempfile.TemporaryDirectory(prefix=".base-", dir=folder.parent) as temporary:
-            try:
-                write(reference, Path(temporary) / name, architecture)
-            except image_store.NoLayout:
-                return f"docker-image://{commit(reference, name, architecture)}"
+            write(reference, Path(temporary) / name, architecture)
             try:
                 (Path(temporary) / name).rename(folder)
             except OSError:

@@ -7,8 +7,11 @@ https://jobset.sigs.k8s.io/docs/reference/jobset.v1alpha2/.
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 
 from trainyard.console import UserError
+from trainyard.jobs import machines
+from trainyard.jobs.machines import UNKNOWN_HOSTS, Hosts
 
 JOBSET_VERSION = "jobset.x-k8s.io/v1alpha2"
 
@@ -17,6 +20,13 @@ ACCELERATOR = "cloud.google.com/gke-tpu-accelerator"
 TOPOLOGY = "cloud.google.com/gke-tpu-topology"
 GPU = "cloud.google.com/gke-accelerator"
 SPOT = "cloud.google.com/gke-spot"
+
+#: Node labels: a node's architecture, its machine type and its series:
+#: https://kubernetes.io/docs/reference/labels-annotations-taints/,
+#: https://cloud.google.com/kubernetes-engine/docs/concepts/autopilot-compute-classes
+ARCH = "kubernetes.io/arch"
+INSTANCE_TYPE = "node.kubernetes.io/instance-type"
+SERIES = "cloud.google.com/machine-family"
 
 #: Node labels: Flex Start VMs
 #: (https://docs.cloud.google.com/kubernetes-engine/docs/how-to/dws-flex-start-training), and reservations
@@ -50,6 +60,21 @@ SPOT_GRACE = 15
 
 #: Most characters of a name that we give: pods append indexes and a random ending to it, and a label has at most 63.
 _MAX_NAME = 40
+
+
+def hosts_of(selector: Mapping[str, object]) -> Hosts:
+    """The nodes that a node selector allows, by the label that decides their architecture."""
+    gpu = str(selector.get(GPU) or "")
+    of_gpus = {one.gke_accelerator: "arm64" if one.arm else "amd64" for one in machines.table().gpus.values()}
+    found = {
+        ARCH: str(selector.get(ARCH) or ""),
+        INSTANCE_TYPE: machines.architecture_of(str(selector.get(INSTANCE_TYPE) or "")),
+        SERIES: machines.architecture_of(str(selector.get(SERIES) or "")),
+        GPU: of_gpus.get(gpu, ""),
+        ACCELERATOR: "amd64" if selector.get(ACCELERATOR) else "",
+    }
+    known = (Hosts(f"nodes with {label}: {selector[label]}", arch) for label, arch in found.items() if arch)
+    return next(known, UNKNOWN_HOSTS)
 
 
 def object_name(name: str) -> str:

@@ -112,7 +112,7 @@ def read_contents(reference: str) -> Contents:
     try:
         image = docker_engine.existing_client().images.get(reference)
     except (docker.errors.DockerException, OSError):
-        return _at_registry(reference)
+        return at_registry(reference)
     return _of_local(reference, image)
 
 
@@ -157,7 +157,12 @@ def _record(image: Image) -> dict[str, Any] | None:
         container.remove(force=True)
 
 
-def _at_registry(reference: str) -> Contents:
+def at_registry(reference: str) -> Contents:
+    """The contents of an image at its registry, whatever is on this host.
+
+    Raises:
+        ImageNotFoundError, ImageUnavailableError: see :func:`read_contents`.
+    """
     try:
         named = Reference.parse(reference)
     except UserError as error:

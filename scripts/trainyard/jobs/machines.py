@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import datetime
 import re
+from collections.abc import Collection
 from dataclasses import dataclass
 from functools import cache
 from math import prod
@@ -15,6 +16,7 @@ from typing import Annotated, TypeVar
 
 from pydantic import Field
 
+from trainyard import installation
 from trainyard.console import UserError, nearest
 from trainyard.spec import yaml_source
 from trainyard.spec.model import Strict
@@ -294,6 +296,41 @@ def architecture_of(machine_type: str) -> str:
     if series in table().arm:
         return "arm64"
     return "amd64" if series in {known.partition("-")[0] for known in machine_types()} else ""
+
+
+@dataclass(frozen=True)
+class Hosts:
+    """The machines that a container of a job runs on.
+
+    Attributes:
+        words: for messages: ``machines of type c4a-standard-4``; empty if unknown.
+        architecture: ``arm64`` or ``amd64``; empty if unknown.
+    """
+
+    words: str = ""
+    architecture: str = ""
+
+    def mismatch(self, platforms: Collection[str]) -> str:
+        """What is wrong with an image for these platforms; empty if it runs, or if one of both is unknown."""
+        if not self.architecture or not platforms or f"linux/{self.architecture}" in platforms:
+            return ""
+        return f"{self.words} run linux/{self.architecture}; the image is for {', '.join(platforms)}"
+
+    def remediation(self) -> str:
+        """What to do about an image that does not run on them."""
+        return f"push an image of a target that has linux/{self.architecture} ('{installation.command('list')}')"
+
+
+#: Machines that nothing is known about.
+UNKNOWN_HOSTS = Hosts()
+
+#: The machines of TPU VMs.
+TPU_VMS = Hosts("TPU VMs", "amd64")
+
+
+def hosts_of(machine_type: str) -> Hosts:
+    """The machines of a type."""
+    return Hosts(f"machines of type {machine_type}", architecture_of(machine_type))
 
 
 def may_be_newer(machine_type: str) -> bool:

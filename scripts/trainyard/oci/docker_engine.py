@@ -28,6 +28,9 @@ OWNED = "io.trainyard.owned"
 #: Label with the id of the process that created it: what a running process uses is not cleaned up.
 OWNER = f"{OWNED}.by"
 
+#: buildx's name of the builder in the engine of the current Docker context.
+ENGINE_BUILDER = "default"
+
 #: Errors of BuildKit in Docker 26.1 that do not recur when the build is retried. The first: two builds share a step,
 #: and the one that requested it has ended, so that its session, with secrets and contexts, is gone. The second: the
 #: engine garbage-collected a snapshot that the build had just found, after other images were removed.
@@ -119,7 +122,8 @@ def can_run(wanted: Architecture) -> bool:
         return True
     # `inspect` asks the engine, which tries a program of each architecture:
     # https://github.com/moby/buildkit/blob/v0.13.2/util/archutil/detect.go
-    platforms = re.search(r"(?m)^Platforms:\s+(.*)$", buildx("inspect", "--bootstrap", quiet=True))
+    inspected = buildx("inspect", "--bootstrap", f"--builder={ENGINE_BUILDER}", quiet=True)
+    platforms = re.search(r"(?m)^Platforms:\s+(.*)$", inspected)
     return platforms is None or wanted.platform in re.split(r",\s*", platforms[1].replace("*", ""))
 
 
@@ -199,20 +203,21 @@ def untag(reference: str) -> None:
         client().images.remove(reference, force=True)
 
 
-def cached(*, least: float = 0) -> set[str]:
-    """Ids of the records of the engine's build cache that hold at least ``least`` bytes."""
+def cached(*, least: float = 0, builder: str = ENGINE_BUILDER) -> set[str]:
+    """Ids of the records of a builder's cache that hold at least ``least`` bytes."""
     # Not the API's disk usage, which fails while images are created and removed (404, 500; Docker 26).
-    records = re.findall(r"(?m)^([0-9a-z]{25})\*?\s+\w+\s+([\d.]+[kMGT]?B)", buildx("du", quiet=True))
+    used = buildx("du", f"--builder={builder}", quiet=True)
+    records = re.findall(r"(?m)^([0-9a-z]{25})\*?\s+\w+\s+([\d.]+[kMGT]?B)", used)
     return {identity for identity, size in records if in_bytes(size) >= least}
 
 
-def drop_cached(records: set[str]) -> None:
-    """Remove those records of the build cache that no running build, image or other record uses."""
-    left = records & cached()
+def drop_cached(records: set[str], *, builder: str = ENGINE_BUILDER) -> None:
+    """Remove those records of a builder's cache that no running build, image or other record uses."""
+    left = records & cached(builder=builder)
     while left:
         for identity in left:
-            client().api.prune_builds(filters={"id": identity}, all=True)  # type: ignore[arg-type]  # ids are no labels
-        before, left = left, left & cached()
+            buildx("prune", f"--builder={builder}", "--force", "--all", f"--filter=id={identity}", quiet=True)
+        before, left = left, left & cached(builder=builder)
         if left == before:
             return
 

@@ -16,7 +16,7 @@ from typing import Any
 
 from trainyard import installation
 from trainyard.console import UserError
-from trainyard.jobs import machines, train_jobs
+from trainyard.jobs import gke_objects, machines, train_jobs
 from trainyard.jobs.gke_objects import ACCELERATOR, GPU_RESOURCE, SPOT_GRACE, TOPOLOGY, TPU_RESOURCE
 from trainyard.jobs.job_file import JobFile, is_kubernetes_job
 from trainyard.jobs.schema import kubernetes, kubernetes_defaults
@@ -264,6 +264,7 @@ def _replica(
         group=one.name,
         mounts=_mounts(one, container, notes),
         attempt_variables=attempts,
+        hosts=gke_objects.hosts_of(one.pod.get("nodeSelector") or {}),
     )
 
 

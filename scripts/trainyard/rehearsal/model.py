@@ -6,6 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Protocol
 
+from trainyard.jobs.machines import UNKNOWN_HOSTS, Hosts
+
 #: A fictional project's number. CLOUD_ML_PROJECT_ID is the number, not the name:
 #: https://cloud.google.com/vertex-ai/docs/training/code-requirements#environment-variables
 PROJECT_NUMBER = "123456789012"
@@ -37,6 +39,7 @@ class Replica:
         slice: the TPU slice it belongs to, whose hosts are preempted together; "" without one.
         group: the Kubernetes Job it belongs to, for its failure policy.
         attempt_variables: variables with the number of the restart (JobSet's annotation restart-attempt).
+        hosts: the machines that the platform runs it on.
     """
 
     name: str
@@ -53,6 +56,7 @@ class Replica:
     group: str = ""
     mounts: tuple[Mount, ...] = ()
     attempt_variables: tuple[str, ...] = ()
+    hosts: Hosts = UNKNOWN_HOSTS
 
 
 @dataclass(frozen=True)

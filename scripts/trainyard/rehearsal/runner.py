@@ -113,7 +113,7 @@ class Runner:
     """One run of a rehearsal in its sandbox.
 
     Args:
-        images: reference in the job file -> local image.
+        images: name of each replica -> local image.
         timeout: seconds after which running replicas are stopped, and the rehearsal has failed.
         logs: folder for the output of the replicas, one file each.
         extra: additional variables for every replica.
@@ -132,7 +132,7 @@ class Runner:
     ) -> None:
         self._rehearsal, self._sandbox, self._share = rehearsal, sandbox, share
         self._faults, self._timeout, self._logs, self._extra = list(faults), timeout, logs, dict(extra)
-        self._members = {one.name: Member(one, images[one.image]) for one in rehearsal.replicas}
+        self._members = {one.name: Member(one, images[one.name]) for one in rehearsal.replicas}
         self._events: queue.Queue[_Line | _Ended] = queue.Queue()
         self._progress = Progress(fault.text for fault in faults if fault.text)
         self._injected: list[tuple[Fault, float]] = []

@@ -73,14 +73,14 @@ class Sandbox:
     """Network, buckets and sidecars; creates the replicas' containers, and removes them with everything else.
 
     Args:
-        image: ID of the image that the sidecars run in.
+        image: that the sidecars run in.
         buckets: folder with a folder for each bucket.
         names: buckets to create.
         tpu_delay: seconds from the first request for the TPU node until it is ready.
     """
 
     def __init__(
-        self, rehearsal: Rehearsal, image: str, buckets: Path, names: list[str], tpu_delay: float = 0.0
+        self, rehearsal: Rehearsal, image: LocalImage, buckets: Path, names: list[str], tpu_delay: float = 0.0
     ) -> None:
         self._rehearsal, self._image, self._buckets, self._names = rehearsal, image, buckets, names
         self._tpu_delay = tpu_delay
@@ -122,7 +122,7 @@ class Sandbox:
 
         self._authority, server = certificates.make(STORAGE_NAMES)
         container = sidecar.create(
-            self._image,
+            self._image.id,
             sidecar.STORAGE,
             ["/gcs", "--host=0.0.0.0", "--port=80", "--certificate=/fakes/server.pem"],
             name=f"{self.name}-storage",
@@ -132,6 +132,8 @@ class Sandbox:
             files={"server.pem": server},
             volumes={str(self._buckets.resolve()): {"bind": "/gcs", "mode": "rw"}},
             user="0",
+            platform=self._image.platform,
+            environment=self._image.environment(),
         )
         return self._started(container, "Cloud Storage")
 
@@ -146,7 +148,7 @@ class Sandbox:
             arguments += [f"--project={PROJECT}", f"--zone={ZONE}", "--node="]
         attributes = json.dumps({host: dict(found) for host, found in self._rehearsal.attributes.items()})
         container = sidecar.create(
-            self._image,
+            self._image.id,
             sidecar.GOOGLE_CLOUD,
             [*arguments, "--host-attributes=/fakes/attributes.json"],
             name=f"{self.name}-google-cloud",
@@ -155,6 +157,8 @@ class Sandbox:
             aliases=[METADATA],
             files={"attributes.json": attributes.encode()},
             user="0",
+            platform=self._image.platform,
+            environment=self._image.environment(),
         )
         self._started(container, "Google Cloud")
 
@@ -164,7 +168,7 @@ class Sandbox:
             container.start()
         except docker.errors.APIError as error:
             raise StepFailed(
-                f"the fake {what} cannot run in {self._image[:19]} ({error.explanation}): it requires python3; "
+                f"the fake {what} cannot run in {self._image.id[:19]} ({error.explanation}): it requires python3; "
                 f"give another image with {installation.option('SIDECAR', '...')}"
             ) from None
         for chunk in container.logs(stream=True, follow=True):
@@ -172,7 +176,7 @@ class Sandbox:
                 return container
             raise StepFailed(f"the fake {what} did not start: {chunk.decode(errors='replace').strip()[:300]}")
         other = installation.option("SIDECAR", "...")
-        raise StepFailed(f"the fake {what} did not start in {self._image[:19]}; give another image with {other}")
+        raise StepFailed(f"the fake {what} did not start in {self._image.id[:19]}; give another image with {other}")
 
     def _restore_ownership(self) -> None:
         """Give files that containers created to the owner of the buckets, who could not remove them otherwise."""
@@ -205,7 +209,7 @@ class Sandbox:
             extra: variables that override all others.
         """
         client = docker_engine.client()
-        environment = dict(replica.environment) | self.environment()
+        environment = image.environment() | dict(replica.environment) | self.environment()
         if replica.devices:
             environment["LAUNCHER_SYSROOT"] = f"/{_SYSROOT}"
         if not image.has_launcher:
@@ -230,6 +234,7 @@ class Sandbox:
             mem_limit=share.memory,
             memswap_limit=share.memory,
             nano_cpus=int(share.cpus * 1e9),
+            platform=image.platform,
             labels=self._labels,
         )
         self._containers.append(container)

@@ -17,6 +17,7 @@ from trainyard import console, installation
 from trainyard.console import StepFailed, UserError, say
 from trainyard.installation import require_extra
 from trainyard.jobs.job_file import JobFile
+from trainyard.jobs.machines import Hosts
 from trainyard.rehearsal import faults, images, report, sandbox, tuning
 from trainyard.rehearsal.faults import Fault
 from trainyard.rehearsal.images import LocalImage
@@ -188,12 +189,13 @@ class _Session:
         stamp = time.strftime("%Y%m%d-%H%M%S")
         self.output = (options.output or STATE / "rehearsals" / f"{name}-{stamp}").expanduser()
         self.buckets = (options.buckets or self.output / "buckets").expanduser()
-        self.images: dict[str, LocalImage] = {}
-        for reference in dict.fromkeys(one.image for one in rehearsal.replicas):
-            self.images[reference] = found = images.find(reference, options.image)
-            if found.note:
-                say(f"rehearse: {found.note}")
-        self.sidecar = images.find(options.sidecar, options.sidecar).id if options.sidecar else ""
+        found: dict[tuple[str, Hosts], LocalImage] = {}
+        for reference, hosts in dict.fromkeys((one.image, one.hosts) for one in rehearsal.replicas):
+            found[reference, hosts] = image = images.find(reference, options.image, hosts)
+            if image.note:
+                say(f"rehearse: {image.note}")
+        self.images = {one.name: found[one.image, one.hosts] for one in rehearsal.replicas}
+        self.sidecar = images.find(options.sidecar, options.sidecar) if options.sidecar else None
 
     def _run(self, rehearsal: Rehearsal, injected: Sequence[Fault], logs: Path) -> Outcome:
         """Run one job, or one trial."""
@@ -203,7 +205,7 @@ class _Session:
             f"rehearse: {rehearsal.platform} '{rehearsal.name}': {len(rehearsal.replicas)} replicas with "
             f"{share.cpus:.3g} CPUs and {share.memory / 2**30:.1f} GB each; gs:// is {self.buckets}"
         )
-        image = self.sidecar or self.images[rehearsal.replicas[0].image].id
+        image = self.sidecar or self.images[rehearsal.replicas[0].name]
         names = sandbox.buckets_named(self.job.documents)
         with _engine_errors(), sandbox.Sandbox(rehearsal, image, self.buckets, names, options.tpu_delay) as found:
             return Runner(

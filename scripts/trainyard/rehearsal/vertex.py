@@ -188,6 +188,7 @@ def _replica(
         aliases=(f"{pool.name}-{index}",),
         devices=tpu.devices(pool.slice) if pool.slice else (),
         slice=pool.name if host else "",
+        hosts=machines.hosts_of(str((pool.spec.get("machineSpec") or {}).get("machineType") or "")),
     )
 
 

@@ -53,6 +53,7 @@ def make(
     Raises:
         UserError, StepFailed: a stage failed; the candidate is kept for inspection and no other tag is set.
     """
+    docker_engine.require_emulation(spec.architecture)  # whatever the builder runs
     with state.candidate_lock(spec.local_name):
         emit("stage", stage="build")
         plan, built = build.build(

@@ -24,7 +24,7 @@ from rich.table import Table
 from trainyard import installation, state
 from trainyard.console import UserError, say
 from trainyard.image import build
-from trainyard.oci import docker_engine, image_store, layers
+from trainyard.oci import builder, docker_engine, image_store, layers
 from trainyard.spec.model import Spec
 from trainyard.spec.naming import NAME
 from trainyard.spec.units import in_units
@@ -207,17 +207,21 @@ def _changed(one: Any, other: Any) -> tuple[str, ...]:
 def _remove(reference: str, before: set[str]) -> None:
     """Remove an image and the unused build cache records that are not in ``before``."""
     docker_engine.untag(reference)
-    docker_engine.drop_cached(docker_engine.cached() - before)
+    docker_engine.drop_cached(_cached() - before, builder=builder.current().name)
+
+
+def _cached() -> set[str]:
+    return docker_engine.cached(builder=builder.current().name)
 
 
 def require_space(spec: Spec) -> None:
-    """Check that the engine's disk has space for a build without cache, if the engine runs on this host.
+    """Check that the engine's disk has space for a build without cache, if the engine builds and is on this host.
 
     Raises:
         UserError: there is too little; the message gives the free space and the space that is needed.
     """
     root = Path(str(docker_engine.client().info().get("DockerRootDir") or ""))
-    if not root.is_dir():
+    if not (root.is_dir() and builder.current().in_engine):
         return
     known = state.last(spec.local_name, "verify")
     size = (known.get("size") if known else None) or spec.budget.size
@@ -233,7 +237,7 @@ def require_space(spec: Spec) -> None:
 def build_once(spec: Spec, number: int, compression: str) -> Build:
     """Build ``spec`` without cache, record the result, and remove the image and the cache that it added."""
     reference = f"{NAME}:{spec.local_name}-reproduce"
-    before = docker_engine.cached()
+    before = _cached()
     started = time.monotonic()
     say(f"build {number} of 2")
     try:

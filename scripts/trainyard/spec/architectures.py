@@ -81,6 +81,16 @@ def given() -> Architecture | None:
     return found
 
 
+def use_all() -> None:
+    """Ignore ``TRAINYARD_ARCH`` from now on, in a command that is about all platforms.
+
+    Raises:
+        UserError: see :func:`given`.
+    """
+    given()
+    settings.set_variable("ARCH", "")
+
+
 def usual(platforms: Sequence[str]) -> Architecture:
     """The host's architecture if an image with these platforms has it, else that of the first."""
     host = of_host()

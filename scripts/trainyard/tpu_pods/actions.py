@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
 import signal
 import sys
@@ -11,8 +12,9 @@ from typing import Any
 
 from trainyard import gcloud, installation
 from trainyard.console import StepFailed, UserError, nearest, say, warn
-from trainyard.jobs import machines
+from trainyard.jobs import image_metadata, machines
 from trainyard.jobs import request as requests
+from trainyard.jobs.image_metadata import ImageNotFoundError, ImageUnavailableError
 from trainyard.oci import registry
 from trainyard.spec.model import Spec, load
 from trainyard.tpu_pods import provisioning, shell_commands, ssh, xla_dist
@@ -199,9 +201,21 @@ def _require_accelerator(pod: Pod) -> None:
         raise UserError(f"no accelerator: set {installation.option('ACCELERATOR')}, as in {example}")
 
 
+def _require_platform(image: str) -> None:
+    """Check that an image is for the workers, if its registry says what it is for.
+
+    Raises:
+        UserError: it is not.
+    """
+    with contextlib.suppress(ImageNotFoundError, ImageUnavailableError):  # it may have been loaded on the workers
+        if what := machines.TPU_VMS.mismatch(image_metadata.at_registry(image).platforms):
+            raise UserError(f"{image}: {what}: {machines.TPU_VMS.remediation()}")
+
+
 def _train(
     pods: Sequence[Pod], run: Run, limits: Limits, options: Options, tpu: TpuApi, *, may_create: bool
 ) -> Outcome:
+    _require_platform(run.image)
     pod, *others = pods
     controller = PodController(
         pod,

@@ -12,7 +12,7 @@ from trainyard.lint.image.evidence import Evidence
 from trainyard.lint.waivers import expired
 from trainyard.oci import layers, secret_scan
 from trainyard.oci.probe_runner import Distribution
-from trainyard.spec.architectures import ARCHITECTURES
+from trainyard.spec.architectures import ARCHITECTURES, Architecture
 from trainyard.spec.units import in_units
 
 
@@ -189,7 +189,7 @@ def wheels_are_for_the_architecture(image: Evidence) -> Iterator[Finding]:
         return
     for package in image.inside.packages:
         platforms = sorted({tag.rsplit("-", 1)[-1] for tag in package.tags})
-        if platforms and not any(one == "any" or one.endswith(f"_{expected.machine}") for one in platforms):
+        if platforms and all(_is_foreign(one, expected) for one in platforms):
             yield Finding(
                 f"package {package.name} {package.version} in {package.folder}",
                 f"is from a wheel for {', '.join(platforms)}; the image is for {expected.machine}",
@@ -197,6 +197,16 @@ def wheels_are_for_the_architecture(image: Evidence) -> Iterator[Finding]:
                 image.package_remediation,
                 severity=_without_spec(image),
             )
+
+
+def _is_foreign(platform: str, expected: Architecture) -> bool:
+    """Whether the platform of a wheel's tag is certainly another one.
+
+    Not if its name is unknown: nvidia-cusparselt-cu13 0.8.1 for arm64 calls it manylinux2014_sbsa (Server Base System
+    Architecture), although the name of its file ends with aarch64.
+    """
+    others = [one.machine for one in ARCHITECTURES.values() if one != expected]
+    return platform.startswith(("win", "macosx")) or platform.endswith(tuple(f"_{machine}" for machine in others))
 
 
 @rule("image", severity=Severity.REFUSE, source="docs/anatomy.md#checking-an-image")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 
 from packaging.version import InvalidVersion, Version
 
@@ -11,6 +11,7 @@ from trainyard import installation
 from trainyard.console import UserError
 from trainyard.jobs import gke_objects, machines, train_jobs
 from trainyard.jobs.image_metadata import Contents
+from trainyard.jobs.machines import Hosts
 from trainyard.jobs.schema.kubernetes_defaults import mapping
 from trainyard.lint.engine import Finding, Severity, rule
 from trainyard.lint.jobs import worker_pools
@@ -203,45 +204,21 @@ def images_support_accelerator(job: Evidence) -> Iterator[Finding]:
         )
 
 
-#: Node labels with a node's architecture, its machine type and its series:
-#: https://kubernetes.io/docs/reference/labels-annotations-taints/,
-#: https://cloud.google.com/kubernetes-engine/docs/concepts/autopilot-compute-classes
-_ARCH, _INSTANCE_TYPE, _SERIES = (
-    "kubernetes.io/arch",
-    "node.kubernetes.io/instance-type",
-    "cloud.google.com/machine-family",
-)
-
-
-def _on_machines(job: Evidence) -> Iterator[tuple[str, int, Location, str, str]]:
-    """Every image with the machines that it runs on: reference, document, location, words for them, architecture."""
+def _on_hosts(job: Evidence) -> Iterator[tuple[str, int, Location, Hosts]]:
+    """Every image with the machines that it runs on: reference, document, location, machines."""
     if job.job.kind == "gke":
         for template in job_templates(job):
-            label, arch = _architecture_of_nodes(template.selector)
+            nodes = gke_objects.hosts_of(template.selector)
             for index, container in enumerate(template.containers):
                 place = (*template.pod_at, "containers", index, "image")
-                yield str(container.get("image")), template.document, place, f"nodes with {label}", arch
+                yield str(container.get("image")), template.document, place, nodes
     elif job.job.kind != "ai-platform":
         for number, pool in worker_pools.pools(job):
             name = str(mapping(pool.get("machineSpec")).get("machineType") or "")
             for task, key in (("containerSpec", "imageUri"), ("pythonPackageSpec", "executorImageUri")):
                 reference = str(mapping(pool.get(task)).get(key))
                 place = ("workerPoolSpecs", number, task, key)
-                yield reference, 0, place, f"machines of type {name}", machines.architecture_of(name)
-
-
-def _architecture_of_nodes(selector: Mapping[str, object]) -> tuple[str, str]:
-    """The label that decides the architecture of the nodes, with its value, and the architecture; empty if unknown."""
-    gpu = str(selector.get(gke_objects.GPU) or "")
-    of_gpus = {one.gke_accelerator: "arm64" if one.arm else "amd64" for one in machines.table().gpus.values()}
-    found = {
-        _ARCH: str(selector.get(_ARCH) or ""),
-        _INSTANCE_TYPE: machines.architecture_of(str(selector.get(_INSTANCE_TYPE) or "")),
-        _SERIES: machines.architecture_of(str(selector.get(_SERIES) or "")),
-        gke_objects.GPU: of_gpus.get(gpu, ""),
-        gke_objects.ACCELERATOR: "amd64" if selector.get(gke_objects.ACCELERATOR) else "",
-    }
-    return next(((f"{label}: {selector[label]}", arch) for label, arch in found.items() if arch), ("", ""))
+                yield reference, 0, place, machines.hosts_of(name)
 
 
 @rule(
@@ -252,16 +229,15 @@ def _architecture_of_nodes(selector: Mapping[str, object]) -> tuple[str, str]:
 )
 def images_have_the_architecture(job: Evidence) -> Iterator[Finding]:
     """Every image is for the architecture of its machines."""
-    for reference, document, location, where, arch in _on_machines(job):
+    for reference, document, location, hosts in _on_hosts(job):
         contents = job.images.get(reference)
-        if not arch or contents is None or not contents.platforms or f"linux/{arch}" in contents.platforms:
+        if contents is None or not (what := hosts.mismatch(contents.platforms)):
             continue
         yield Finding(
             job.at(*location, document=document),
-            f"{where} run linux/{arch}; the image is for {', '.join(contents.platforms)}",
+            what,
             "the container does not start: no matching manifest, or exec format error",
-            f"push an image of a target that has linux/{arch} ('{installation.command('list')}'), or use other "
-            "machines",
+            f"{hosts.remediation()}, or use other machines",
         )
 
 

@@ -1,0 +1,180 @@
+"""The builder that images are built on: that of the engine, or another one of ``docker buildx``.
+
+``BUILDER`` names it; else it is the one that ``docker buildx`` itself uses (``BUILDX_BUILDER``, ``docker buildx use``).
+A builder has nodes, possibly on several machines, and buildx chooses the node that runs programs of the image's
+platform (https://docs.docker.com/build/building/multi-platform/#multiple-native-nodes). BuildKit outside of the engine
+has neither the images nor the build cache of the engine: base images that are at no registry are sent to it, and the
+images that it builds are loaded into the engine.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from functools import cache
+
+from trainyard import installation, settings
+from trainyard.console import StepFailed, UserError, nearest
+from trainyard.oci import docker_engine
+from trainyard.oci.docker_engine import ENGINE_BUILDER
+from trainyard.spec.architectures import PLATFORMS, Architecture
+
+
+@dataclass(frozen=True)
+class Node:
+    """A BuildKit daemon of a builder.
+
+    Attributes:
+        platforms: that it runs programs for, those of ``given`` first; empty if it does not say.
+        given: those that ``docker buildx create --platform`` gave it.
+        error: why it cannot be used; empty if it can.
+    """
+
+    name: str
+    platforms: tuple[str, ...] = ()
+    given: tuple[str, ...] = ()
+    error: str = ""
+
+
+@dataclass(frozen=True)
+class Builder:
+    """A builder of ``docker buildx``."""
+
+    name: str
+    driver: str
+    nodes: tuple[Node, ...]
+
+    @property
+    def in_engine(self) -> bool:
+        """Whether it is the engine's BuildKit, which has the engine's images."""
+        return self.driver == "docker"
+
+    @property
+    def option(self) -> str:
+        """The option of ``docker buildx`` that selects it."""
+        return f"--builder={self.name}"
+
+    def node(self, wanted: Architecture) -> Node | None:
+        """The node that builds for an architecture; None if none of them runs its programs.
+
+        buildx prefers nodes that were given the platform:
+        https://github.com/docker/buildx/blob/v0.13.1/build/driver.go
+        """
+        usable = [node for node in self.nodes if not node.error]
+        given = [node for node in usable if wanted.platform in node.given]
+        able = [node for node in usable if wanted.platform in node.platforms or not node.platforms]
+        return next(iter(given + able), None)
+
+    def machine(self, wanted: Architecture) -> Architecture:
+        """The architecture of the machine that builds for an architecture: what ``BUILDPLATFORM`` is there."""
+        if self.in_engine:
+            return docker_engine.architecture()
+        node = self.node(wanted)
+        native = next((name for name in (node.platforms if node else ()) if name in PLATFORMS), None)
+        return PLATFORMS[native] if native else docker_engine.architecture()
+
+    def require(self, wanted: Architecture) -> None:
+        """Check that it runs programs for an architecture.
+
+        Raises:
+            UserError: it does not.
+        """
+        if self.in_engine:
+            docker_engine.require_emulation(wanted)
+        elif self.node(wanted) is None:
+            errors = "".join(f" (node {node.name}: {node.error})" for node in self.nodes if node.error)
+            append = f"docker buildx create --append --name {self.name} --platform {wanted.platform} <endpoint>"
+            raise UserError(
+                f"builder {self.name} runs no programs for {wanted.platform}{errors}: run '{append}' to add a machine "
+                "that does"
+            )
+
+
+@cache
+def current() -> Builder:
+    """The builder that images are built on. It is started if it is not running.
+
+    Raises:
+        UserError: there is no such builder, or it is that of another engine.
+        StepFailed: it cannot be started.
+    """
+    try:
+        found = _inspect(*selection())
+    except StepFailed as error:
+        instead = installation.option("BUILDER", ENGINE_BUILDER)
+        raise StepFailed(f"{error}; to build in the engine, give {instead}") from None
+    if found.in_engine and found.name != ENGINE_BUILDER and found.name != _inspect(f"--builder={ENGINE_BUILDER}").name:
+        raise UserError(
+            f"{_given(found.name)}: it keeps images in the engine of that Docker context: use a builder that was made "
+            f"with 'docker buildx create --name <name> {found.name}'"
+        )
+    return found
+
+
+def selection() -> list[str]:
+    """The option of ``docker buildx`` that selects the builder; none where buildx itself selects it."""
+    name = settings.variable("BUILDER")
+    return [f"--builder={name}"] if name else []
+
+
+def _inspect(*option: str) -> Builder:
+    """The builder that an option of ``docker buildx`` selects; without one, the one that it uses.
+
+    Raises:
+        UserError, StepFailed: see :func:`current`.
+    """
+    try:
+        return parse(docker_engine.buildx("inspect", "--bootstrap", *option, quiet=True))
+    except StepFailed as error:
+        unknown = re.search(r'no builder "(.*)" found', str(error))
+        if not unknown:
+            raise
+    names = _names(docker_engine.buildx("ls", quiet=True))
+    raise UserError(
+        f"{_given(unknown[1])}: there is no such builder; 'docker buildx ls' lists {', '.join(names)}"
+        f"{nearest(unknown[1], names)}"
+    )
+
+
+def _given(name: str) -> str:
+    """How the user gave the name of a builder."""
+    if settings.variable("BUILDER"):
+        return installation.option("BUILDER", name)
+    return f"BUILDX_BUILDER={name}" if settings.standard_variable("BUILDX_BUILDER") else f"builder {name}"
+
+
+def _names(listed: str) -> list[str]:
+    """The names of the builders in what ``docker buildx ls`` prints; lines of nodes are indented."""
+    return [name.removesuffix("*") for name in re.findall(r"(?m)^(\S+)", listed)][1:]
+
+
+def parse(inspected: str) -> Builder:
+    """The builder in what ``docker buildx inspect`` prints.
+
+    Raises:
+        StepFailed: it reports an error of the builder.
+    """
+    about, _, nodes = inspected.partition("\nNodes:\n")
+    found = Builder(
+        name=_value(about, "Name"),
+        driver=_value(about, "Driver"),
+        nodes=tuple(_node(text) for text in re.split(r"(?m)^(?=Name:)", nodes) if text.strip()),
+    )
+    if error := _value(about, "Error"):
+        raise StepFailed(f"builder {found.name} cannot be used: {error}")
+    return found
+
+
+def _node(text: str) -> Node:
+    platforms = re.findall(r"[^\s,]+", _value(text, "Platforms"))
+    return Node(
+        name=_value(text, "Name"),
+        platforms=tuple(one.removesuffix("*") for one in platforms),
+        given=tuple(one.removesuffix("*") for one in platforms if one.endswith("*")),
+        error=_value(text, "Error"),
+    )
+
+
+def _value(text: str, name: str) -> str:
+    found = re.search(rf"(?m)^{name}:[ \t]+(.*)$", text)
+    return found[1].strip() if found else ""

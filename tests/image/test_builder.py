@@ -1,0 +1,109 @@
+"""BUILDER: images are built on a builder outside of the engine, with a node for each architecture.
+
+buildx uses its driver `remote`, and the BuildKit that it reaches is the engine's, at two sockets: the sessions, the
+base images that are sent and the images that are loaded are real. But the engine's BuildKit has the engine's images,
+too: tests/unit/test_builder.py states which ones are sent.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import tempfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.fakes.engine_socket import EngineSocket
+from trainyard import settings
+from trainyard.image import build, package_index, provenance
+from trainyard.oci import builder, docker_engine, image_store
+from trainyard.spec import model
+from trainyard.spec.architectures import AMD64, ARM64
+
+NAME = "trainyard-test-team"
+
+
+@pytest.fixture
+def team(monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[str, EngineSocket]]:
+    """A builder with a node for each architecture: name of the node -> its socket. It is the builder of the test."""
+    with (
+        tempfile.TemporaryDirectory() as folder,  # the path of a socket has at most 107 bytes, and tmp_path's has more
+        EngineSocket(Path(folder) / "amd64") as amd64,
+        EngineSocket(Path(folder) / "arm64") as arm64,
+    ):
+        monkeypatch.setenv("BUILDX_CONFIG", f"{folder}/buildx")
+        nodes = {"amd64": amd64, "arm64": arm64}
+        for name, node in nodes.items():
+            append = ["--append"] if name == "arm64" else ["--driver=remote"]
+            words = [f"--name={NAME}", *append, f"--node={name}", f"--platform=linux/{name}", node.address]
+            subprocess.run(["docker", "buildx", "create", *words], check=True, capture_output=True)
+        monkeypatch.setenv("TRAINYARD_BUILDER", NAME)
+        builder.current.cache_clear()
+        yield nodes
+        builder.current.cache_clear()
+
+
+def test_an_image_is_built_on_the_builder_and_loaded_with_its_digest_and_provenance(
+    team: dict[str, EngineSocket], own_index: str, write_small: Callable[[], str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TRAINYARD_INDEX_PYTORCH_CPU", own_index)
+    package_index.reachable.cache_clear()
+    spec = model.load(write_small())
+    before = {name: node.connections for name, node in team.items()}
+    plan, built = build.build(spec)
+    used = {name for name, node in team.items() if node.connections > before[name] + 2}
+    assert spec.arch in used, "buildx has connected to the node of the architecture for the build"
+    image = docker_engine.image(plan.candidate, made_by="test")
+    assert image.id == built["digest"] and image.labels["io.trainyard.target"] == "small"
+    manifest = json.loads(image_store.documents(plan.candidate)[built["digest"]])
+    assert all(layer["mediaType"].endswith("tar+zstd") for layer in manifest["layers"])
+    documents = provenance.recall(spec.local_name, built["digest"])
+    assert documents is not None and built["digest"] in provenance.subjects(next(iter(documents.values())))
+    assert docker_engine.digest(plan.candidate) == build.build(spec)[1]["digest"], "a second build changes nothing"
+
+
+def test_each_architecture_has_its_node(team: dict[str, EngineSocket]) -> None:
+    found = builder.current()
+    assert (found.name, found.driver, found.in_engine) == (NAME, "remote", False)
+    assert [node.name for one in (AMD64, ARM64) if (node := found.node(one))] == list(team)
+    assert [found.machine(one) for one in (AMD64, ARM64)] == [AMD64, ARM64]
+
+
+def test_the_cache_of_the_builder_can_be_listed_and_dropped(team: dict[str, EngineSocket], tmp_path: Path) -> None:
+    """As `make reproduce` does, which leaves no cache behind."""
+    (tmp_path / "Dockerfile").write_text(f"FROM scratch\nCOPY file /{tmp_path.name}\n", encoding="utf-8")
+    (tmp_path / "file").write_text(str(tmp_path), encoding="utf-8")
+    before = docker_engine.cached(builder=NAME)
+    words = ["build", f"--builder={NAME}", "--quiet", "--output=type=cacheonly", str(tmp_path)]
+    docker_engine.buildx(*words, quiet=True)
+    made = docker_engine.cached(builder=NAME) - before
+    assert made
+    docker_engine.drop_cached(made, builder=NAME)
+    assert not made & docker_engine.cached(builder=NAME)
+
+
+def test_the_variable_of_buildx_selects_a_builder_and_ours_overrides_it(
+    team: dict[str, EngineSocket], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("BUILDX_BUILDER", NAME)
+    monkeypatch.setenv("TRAINYARD_BUILDER", "default")
+    builder.current.cache_clear()
+    assert builder.current().in_engine
+    monkeypatch.delenv("TRAINYARD_BUILDER")
+    builder.current.cache_clear()
+    assert builder.current().name == NAME
+    assert docker_engine.can_run(docker_engine.architecture())
+
+
+def test_a_builder_that_does_not_exist_is_one_line_with_those_that_do(
+    team: dict[str, EngineSocket],
+) -> None:
+    command = ["make", "build", "TARGET=tf-cpu", "BUILDER=trainyard-test-taem"]
+    ended = subprocess.run(command, cwd=settings.ROOT, capture_output=True, text=True, check=False)
+    assert ended.returncode == 2
+    assert ended.stderr.splitlines()[0] == (
+        f"build: BUILDER=trainyard-test-taem: there is no such builder; 'docker buildx ls' lists {NAME}, default "
+        f"(did you mean '{NAME}'?)"
+    )

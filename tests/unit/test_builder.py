@@ -1,0 +1,430 @@
+"""The builder that images are built on: how it is found, checked and given what it lacks, and how images get back."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from trainyard.console import StepFailed, UserError
+from trainyard.image import base_image, build, buildx, offline, plan, working_directory
+from trainyard.oci import builder, docker_engine, image_store
+from trainyard.oci.builder import Builder, Node
+from trainyard.release import reproduce
+from trainyard.spec import model
+from trainyard.spec.architectures import AMD64, ARM64, Architecture
+
+#: As buildx 0.13.1 prints it (https://github.com/docker/buildx/blob/v0.13.1/commands/inspect.go).
+TEAM = """Name:          team
+Driver:        docker-container
+Last Activity: 2026-11-23 15:02:37 +0000 UTC
+
+Nodes:
+Name:             amd64
+Endpoint:         unix:///var/run/docker.sock
+Driver Options:   network="host"
+Status:           running
+BuildKit version: v0.13.2
+Platforms:        linux/amd64, linux/amd64/v2, linux/386, linux/arm64
+Labels:
+ org.mobyproject.buildkit.worker.executor: oci
+
+Name:             arm64
+Endpoint:         ssh://builder@arm.example
+Status:           running
+Platforms:        linux/arm64*, linux/arm/v7
+"""
+ENGINE = "Name: default\nDriver: docker\n\nNodes:\nName: default\nStatus: running\nPlatforms: linux/amd64\n"
+LISTED = """NAME/NODE     DRIVER/ENDPOINT      STATUS    BUILDKIT  PLATFORMS
+team          docker-container
+ \\_ amd64      \\_ default           running   v0.13.2   linux/amd64
+default*      docker
+ \\_ default    \\_ default           running   v0.13.2   linux/amd64
+"""
+
+#: ``builder.current`` without what other tests found.
+current: Callable[[], Builder] = builder.current.__wrapped__
+
+
+@pytest.fixture
+def team(monkeypatch: pytest.MonkeyPatch) -> Builder:
+    """Images are built on a builder of two machines; the engine's is amd64 and stores images in containerd."""
+    found = builder.parse(TEAM)
+    monkeypatch.setattr(builder, "current", lambda: found)
+    monkeypatch.setattr(docker_engine, "architecture", lambda: AMD64)
+    monkeypatch.setattr(docker_engine, "client", lambda: None)
+    monkeypatch.setattr(docker_engine, "stores_in_containerd", lambda: True)
+    return found
+
+
+@pytest.fixture
+def docker_says(monkeypatch: pytest.MonkeyPatch) -> Callable[..., list[tuple[str, ...]]]:
+    """``docker_says({"team": TEAM}, unnamed="...")``: the builders of ``docker buildx``; the calls to it."""
+
+    def say(builders: dict[str, str], unnamed: str = ENGINE) -> list[tuple[str, ...]]:
+        calls: list[tuple[str, ...]] = []
+
+        def run(*words: str, **_: Any) -> str:
+            calls.append(words)
+            if words[0] == "ls":
+                return LISTED
+            given = words[-1].partition("--builder=")[2] or os.environ.get("BUILDX_BUILDER")
+            if given and given not in builders:
+                raise StepFailed(f"'docker buildx inspect' failed: ERROR: no builder \"{given}\" found")
+            return builders[given] if given else unnamed
+
+        monkeypatch.setattr(docker_engine, "buildx", run)
+        return calls
+
+    return say
+
+
+def test_the_nodes_of_a_builder_are_read() -> None:
+    assert builder.parse(TEAM) == Builder(
+        "team",
+        "docker-container",
+        (
+            Node("amd64", ("linux/amd64", "linux/amd64/v2", "linux/386", "linux/arm64")),
+            Node("arm64", ("linux/arm64", "linux/arm/v7"), given=("linux/arm64",)),
+        ),
+    )
+
+
+def test_a_native_node_builds_although_the_first_one_emulates(team: Builder) -> None:
+    for architecture in (AMD64, ARM64):
+        node = team.node(architecture)
+        assert node is not None and node.name == architecture.name
+        assert team.machine(architecture) == architecture
+        team.require(architecture)
+
+
+def test_a_node_that_emulates_builds_on_its_own_machine() -> None:
+    emulating = builder.parse(TEAM.partition("\nName:             arm64")[0])
+    assert emulating.node(ARM64) == emulating.nodes[0]
+    assert emulating.machine(ARM64) == AMD64
+
+
+def test_a_builder_without_the_platform_is_one_line_that_says_how_to_add_it() -> None:
+    alone = builder.parse(TEAM.replace(", linux/arm64", "").partition("\nName:             arm64")[0])
+    with pytest.raises(UserError) as error:
+        alone.require(ARM64)
+    assert str(error.value) == (
+        "builder team runs no programs for linux/arm64: run 'docker buildx create --append --name team --platform "
+        "linux/arm64 <endpoint>' to add a machine that does"
+    )
+
+
+def test_the_error_of_a_node_is_named_where_its_platform_is_missing() -> None:
+    text = TEAM.replace(", linux/arm64", "").replace(
+        "Status:           running\nPlatforms:        linux/arm64*, linux/arm/v7",
+        "Error:            failed to dial: connection refused",
+    )
+    found = builder.parse(text)
+    assert found.node(AMD64) == found.nodes[0]
+    with pytest.raises(UserError, match=r"for linux/arm64 \(node arm64: failed to dial: connection refused\): run"):
+        found.require(ARM64)
+
+
+def test_a_node_that_does_not_say_what_it_runs_is_tried() -> None:
+    found = Builder("team", "remote", (Node("one"),))
+    found.require(ARM64)
+
+
+@pytest.mark.parametrize("runs", [True, False])
+def test_the_builder_of_the_engine_runs_what_the_engine_runs(monkeypatch: pytest.MonkeyPatch, runs: bool) -> None:
+    monkeypatch.setattr(docker_engine, "can_run", lambda _: runs)
+    engine = builder.parse(ENGINE)
+    assert engine.in_engine
+    if runs:
+        engine.require(ARM64)
+    else:
+        with pytest.raises(UserError, match="the engine runs no programs for linux/arm64: run 'make setup EMULATION=1"):
+            engine.require(ARM64)
+
+
+def test_the_builder_is_the_one_of_the_variable_else_that_of_buildx(
+    monkeypatch: pytest.MonkeyPatch, docker_says: Callable[..., list[tuple[str, ...]]]
+) -> None:
+    """buildx reads BUILDX_BUILDER and what `docker buildx use` has set itself."""
+    calls = docker_says({"team": TEAM}, unnamed=TEAM.replace("team", "selected"))
+    assert current().name == "selected"
+    monkeypatch.setenv("TRAINYARD_BUILDER", "team")
+    assert current().name == "team"
+    assert calls == [("inspect", "--bootstrap"), ("inspect", "--bootstrap", "--builder=team")]
+
+
+@pytest.mark.parametrize(
+    ("variable", "given"), [("TRAINYARD_BUILDER", "BUILDER=taem"), ("BUILDX_BUILDER", "BUILDX_BUILDER=taem")]
+)
+def test_an_unknown_builder_is_one_line_with_those_that_exist(
+    monkeypatch: pytest.MonkeyPatch,
+    docker_says: Callable[..., list[tuple[str, ...]]],
+    variable: str,
+    given: str,
+) -> None:
+    monkeypatch.setenv(variable, "taem")
+    docker_says({})
+    with pytest.raises(UserError) as error:
+        current()
+    assert str(error.value) == (
+        f"{given}: there is no such builder; 'docker buildx ls' lists team, default (did you mean 'team'?)"
+    )
+
+
+def test_a_builder_that_cannot_be_used_has_the_reason(docker_says: Callable[..., list[tuple[str, ...]]]) -> None:
+    docker_says({}, unnamed="Name: team\nDriver: remote\nError: no valid drivers found\n\nNodes:\n")
+    with pytest.raises(
+        StepFailed, match=r"^builder team cannot be used: no valid drivers found; to .* BUILDER=default$"
+    ):
+        current()
+
+
+def test_the_builder_of_another_engine_is_refused(
+    monkeypatch: pytest.MonkeyPatch, docker_says: Callable[..., list[tuple[str, ...]]]
+) -> None:
+    """It would keep the image in that engine."""
+    docker_says({"far": ENGINE.replace("default", "far"), "default": ENGINE})
+    monkeypatch.setenv("TRAINYARD_BUILDER", "far")
+    with pytest.raises(
+        UserError, match=r"^BUILDER=far: it keeps images in the engine of that Docker context: use .* far'"
+    ):
+        current()
+
+
+def test_the_engines_builder_may_have_the_name_of_its_context(
+    docker_says: Callable[..., list[tuple[str, ...]]],
+) -> None:
+    """As with Docker Desktop, where `--builder=default` selects that one."""
+    desktop = ENGINE.replace("default", "desktop-linux")
+    docker_says({"default": desktop}, unnamed=desktop)
+    assert current().in_engine
+
+
+def test_the_engine_is_asked_what_the_engine_runs_whatever_builder_is_selected(
+    monkeypatch: pytest.MonkeyPatch, docker_says: Callable[..., list[tuple[str, ...]]]
+) -> None:
+    monkeypatch.setattr(docker_engine, "architecture", lambda: AMD64)
+    calls = docker_says({"default": ENGINE}, unnamed=TEAM)
+    assert not docker_engine.can_run(ARM64)
+    assert calls == [("inspect", "--bootstrap", "--builder=default")]
+
+
+@pytest.mark.parametrize(("name", "option"), [("team", ["--builder=team"]), ("", [])])
+def test_registries_are_asked_through_the_builder_which_may_use_mirrors(
+    monkeypatch: pytest.MonkeyPatch, name: str, option: list[str]
+) -> None:
+    asked: list[list[str]] = []
+
+    def run(command: list[str], **_: object) -> subprocess.CompletedProcess[str]:
+        asked.append(command)
+        return subprocess.CompletedProcess(command, 0, stdout='"sha256:1"\n', stderr="")
+
+    monkeypatch.setenv("TRAINYARD_BUILDER", name)
+    monkeypatch.setattr(base_image.subprocess, "run", run)
+    assert base_image._registry_digest.__wrapped__("debian:13") == ("sha256:1", "")
+    assert asked[0][2:-3] == ["imagetools", "inspect", *option]
+
+
+# --- a build ------------------------------------------------------------------------------------------------------
+
+
+DIGEST = "sha256:" + "1" * 64
+
+
+@pytest.fixture
+def sources(monkeypatch: pytest.MonkeyPatch) -> Callable[..., plan.Plan]:
+    """``sources(base, architecture)``: the plan of tf-cpu on that base; the build base is ``build:1``."""
+    monkeypatch.setattr(plan, "content_hash", lambda *_: "00000000")
+
+    def make(base: str, architecture: Architecture = AMD64, build_base: str = "build:1") -> plan.Plan:
+        monkeypatch.setenv("TRAINYARD_ARCH", architecture.name)
+        return plan.make_plan(
+            model.load("tf-cpu"), index="default", index_url="", base=base, base_digest=base.partition("@")[2],
+            notes=(), build_base=build_base, pythons={"debian-12": "python:1", "debian-13": "tools"},
+        )  # fmt: skip
+
+    return make
+
+
+@pytest.fixture
+def engine_saves(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> dict[str, str]:
+    """The OCI layouts that the engine's images are written to: reference -> name of the architecture."""
+    saved: dict[str, str] = {}
+
+    def write(reference: str, folder: Path, architecture: Architecture) -> None:
+        saved[reference] = architecture.name
+        folder.mkdir(parents=True)
+        (folder / "index.json").write_text(json.dumps({"manifests": [{"digest": f"sha256:{reference}"}]}))
+
+    def pull(reference: str, _architecture: Architecture) -> SimpleNamespace:
+        return SimpleNamespace(id=f"sha256:{reference}", attrs={"Config": {"WorkingDir": "/workspace"}})
+
+    monkeypatch.setattr(docker_engine, "pull", pull)
+    monkeypatch.setattr(working_directory, "write", write)
+    monkeypatch.setattr(working_directory, "STATE", tmp_path)
+    return saved
+
+
+@pytest.mark.parametrize("architecture", [AMD64, ARM64])
+def test_base_images_of_the_engine_are_sent_to_the_builder_as_layouts_for_its_machine(
+    team: Builder,
+    sources: Callable[..., plan.Plan],
+    engine_saves: dict[str, str],
+    tmp_path: Path,
+    architecture: Architecture,
+) -> None:
+    """The native node of arm64 installs wheels in a build base for arm64."""
+    found = build._base_contexts(sources("trainyard-base:debian-13", architecture))
+    assert found == {
+        name: f"oci-layout://{tmp_path}/bases/{name}-{architecture.name}-in-workspace@sha256:{name}"
+        for name in ("trainyard-base:debian-13", "build:1", "python:1")
+    }
+    assert engine_saves == dict.fromkeys(found, architecture.name)
+
+
+def test_base_images_at_registries_are_not_sent(
+    team: Builder, sources: Callable[..., plan.Plan], engine_saves: dict[str, str]
+) -> None:
+    found = build._base_contexts(sources(f"debian@{DIGEST}", build_base=f"debian@{DIGEST}"))
+    assert list(found) == list(engine_saves) == ["python:1"]
+
+
+def test_the_engines_builder_is_sent_nothing(
+    engine_builds: None,
+    sources: Callable[..., plan.Plan],
+    engine_saves: dict[str, str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(docker_engine, "architecture", lambda: AMD64)
+    assert build._base_contexts(sources("trainyard-base:debian-13")) == {}
+    assert not engine_saves
+
+
+def test_an_engine_that_saves_no_layouts_is_one_line(
+    team: Builder, sources: Callable[..., plan.Plan], engine_saves: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A commit in the engine, which takes the place of a layout there, is not on the builder."""
+
+    def write(reference: str, *_: object) -> None:
+        raise image_store.NoLayout(f"{reference}: the engine did not save an OCI layout")
+
+    def pull(reference: str, _architecture: Architecture) -> SimpleNamespace:
+        return SimpleNamespace(id="sha256:1", attrs={"Config": {"WorkingDir": "/"}})
+
+    monkeypatch.setattr(working_directory, "write", write)
+    monkeypatch.setattr(docker_engine, "pull", pull)
+    pinned = f"debian@{DIGEST}"
+    for base in ("trainyard-base:debian-13", pinned):
+        with pytest.raises(StepFailed, match="the engine did not save an OCI layout"):
+            build._base_contexts(sources(base))
+
+
+@pytest.mark.parametrize(
+    ("containerd", "output"),
+    [
+        (
+            True,
+            "type=docker,name=x:1,oci-mediatypes=true,compression=zstd,compression-level=3,force-compression=true",
+        ),
+        (False, "type=docker,name=x:1"),
+    ],
+)
+@pytest.mark.parametrize("attested", [False, True])
+def test_the_image_and_its_provenance_are_loaded_into_the_engine(
+    team: Builder,
+    sources: Callable[..., plan.Plan],
+    monkeypatch: pytest.MonkeyPatch,
+    containerd: bool,
+    output: str,
+    attested: bool,
+) -> None:
+    monkeypatch.setattr(docker_engine, "stores_in_containerd", lambda: containerd)
+    arguments = build.bake_arguments(sources(f"debian@{DIGEST}"), compression="zstd", name="x:1", provenance=attested)
+    assert f"tf-cpu.output={output}" in arguments
+
+
+def test_the_engines_builder_stores_the_image_where_it_is(
+    engine_builds: None, sources: Callable[..., plan.Plan], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(docker_engine, "stores_in_containerd", lambda: True)
+    arguments = build.bake_arguments(sources(f"debian@{DIGEST}"), compression="gzip", name="x:1")
+    assert "tf-cpu.output=type=image,name=x:1,oci-mediatypes=true,compression=gzip,force-compression=true" in arguments
+
+
+def test_every_build_runs_on_the_builder(team: Builder, monkeypatch: pytest.MonkeyPatch) -> None:
+    """That of the image and that of its provenance."""
+    started: list[list[str]] = []
+
+    def run(command: list[str], **_: object) -> subprocess.CompletedProcess[str]:
+        started.append(command)
+        metadata = next(word.partition("=")[2] for word in command if word.startswith("--metadata-file="))
+        Path(metadata).write_text('{"tf-cpu": {}}', encoding="utf-8")
+        return subprocess.CompletedProcess(command, 0, stderr="")
+
+    monkeypatch.setattr(buildx, "_run", run)
+    buildx.bake("tf-cpu", ["tf-cpu"], quiet=True)
+    assert started[0][:4] == ["docker", "buildx", "bake", "--builder=team"]
+
+
+@pytest.mark.parametrize(
+    ("key", "known"), [("containerimage.digest", True), ("containerimage.config.digest", True), ("x", False)]
+)
+def test_the_image_is_known_by_the_digest_that_the_engine_gives_it(
+    team: Builder, monkeypatch: pytest.MonkeyPatch, key: str, known: bool
+) -> None:
+    """Results are recorded for it: the manifest's with the containerd store, else the configuration's."""
+    monkeypatch.setattr(docker_engine, "digest", lambda _: DIGEST)
+    metadata = {"containerimage.digest": "sha256:built"} | {key: DIGEST}
+    if known:
+        assert build._digest("x:1", metadata) == DIGEST
+    else:
+        with pytest.raises(StepFailed, match=r"^builder team built x:1 as sha256:built, and the engine has sha256:1"):
+            build._digest("x:1", metadata)
+
+
+def test_a_full_disk_may_be_that_of_the_builder_or_of_the_engine(team: Builder) -> None:
+    said = "ERROR: failed to solve: write /x: no space left on device"
+    assert buildx.reason(said).startswith("the engine's disk is full")
+    assert buildx.reason(said, team).startswith(
+        "the disk of builder team or of the engine is full: 'docker buildx prune --builder=team' empties"
+    )
+
+
+def test_the_disk_of_the_engine_does_not_limit_builds_elsewhere(
+    team: Builder, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    engine = SimpleNamespace(info=lambda: {"DockerRootDir": str(tmp_path)})
+    monkeypatch.setattr(docker_engine, "client", lambda: engine)
+    monkeypatch.setattr(reproduce.shutil, "disk_usage", lambda _: SimpleNamespace(free=0))
+    reproduce.require_space(model.load("tf-cpu"))
+
+
+def test_base_images_are_fetched_for_the_machine_that_builds(team: Builder) -> None:
+    assert offline._images("base:1", "build:1", {"debian-12": "python:1", "debian-13": "tools"}, ARM64) == {
+        "base:1": ARM64,
+        "build:1": ARM64,
+        "python:1": ARM64,
+    }
+
+
+@pytest.mark.parametrize("command", ["build", "image", "images", "reproduce", "fetch"])
+def test_the_commands_that_build_take_a_builder(
+    command: str, trainyard: Callable[..., tuple[int, str, str]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen = []
+
+    def asked(*_: object, **__: object) -> None:
+        seen.append(builder.settings.variable("BUILDER"))
+        raise UserError("asked")
+
+    monkeypatch.setenv("TRAINYARD_BUILDER", "")
+    for target in ("trainyard.spec.model.load", "trainyard.release.batch.wanted"):
+        monkeypatch.setattr(target, asked)
+    assert trainyard(command, "tf-cpu", "--builder", "team")[0] == 2
+    assert seen == ["team"]

@@ -1,0 +1,168 @@
+"""scripts/setup-emulation.sh registers QEMU with the kernel once, and says in one line where it cannot.
+
+It runs on a folder that takes the place of the host's /proc and /usr, with fakes of the programs that change a host.
+"""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+
+from trainyard.settings import ROOT
+
+SCRIPT = ROOT / "scripts" / "setup-emulation.sh"
+FORMAT = ":qemu-aarch64:M::\\x7fELF\\x02\\x01\\x01:\\xff\\xff:/usr/libexec/qemu-binfmt/aarch64-binfmt-P:OPF\n"
+DONE = "emulation: programs for arm64 run under QEMU: they start about 6 times slower than natively"
+BY_HAND = "run 'docker run --privileged --rm tonistiigi/binfmt --install arm64'"
+
+
+@dataclass
+class Host:
+    """A host whose programs are fakes that write their arguments to ``calls``.
+
+    Attributes:
+        folder: takes the place of /.
+        programs: name of a program -> what it runs after that, in sh; without an entry, there is no such program.
+    """
+
+    folder: Path
+    programs: dict[str, str] = field(default_factory=dict)
+
+    @property
+    def registry(self) -> Path:
+        """Where the kernel keeps the formats of programs."""
+        return self.folder / "proc/sys/fs/binfmt_misc"
+
+    @property
+    def format(self) -> Path:
+        """What the package registers."""
+        return self.folder / "usr/lib/binfmt.d/qemu-aarch64.conf"
+
+    @property
+    def calls(self) -> list[str]:
+        """The commands that would have changed the host."""
+        file = self.folder / "calls"
+        return file.read_text(encoding="utf-8").splitlines() if file.exists() else []
+
+    def run(self) -> tuple[int, list[str]]:
+        """Run the script; its exit status and the lines that it printed."""
+        path = self.folder / "bin"
+        path.mkdir(exist_ok=True)
+        for name in ("bash", "cat", "grep", "sh"):
+            (path / name).unlink(missing_ok=True)
+            (path / name).symlink_to(str(shutil.which(name)))
+        for name, text in self.programs.items():
+            record = "" if name in ("uname", "id") else f'echo "{name} $*" >>{self.folder}/calls\n'
+            (path / name).write_text(f"#!{path}/sh\n{record}{text}\n", encoding="utf-8")
+            (path / name).chmod(0o755)
+        environment = {"PATH": str(path), "TRAINYARD_SYSROOT": str(self.folder)}
+        done = subprocess.run(
+            [path / "bash", SCRIPT], env=environment, capture_output=True, text=True, check=False, timeout=60
+        )
+        assert done.stdout == ""
+        return done.returncode, done.stderr.splitlines()
+
+
+@pytest.fixture
+def host(tmp_path: Path) -> Host:
+    """An x86-64 host with Debian, as root: binfmt_misc is mounted, the package is not installed."""
+    found = Host(tmp_path)
+    found.registry.mkdir(parents=True)
+    found.format.parent.mkdir(parents=True)
+    (found.registry / "register").touch()
+    (tmp_path / "package").write_text(FORMAT, encoding="utf-8")
+    found.programs |= {
+        "uname": 'case "$1" in -m) echo x86_64 ;; -s) echo Linux ;; esac',
+        "id": "echo 0",
+        "mount": f"cat /dev/null >{found.registry}/register",
+        "apt-get": f'case "$*" in *install*) cat {tmp_path}/package >{found.format} ;; esac',
+    }
+    return found
+
+
+INSTALLED = [
+    "apt-get -qq update",
+    "apt-get -qq install -y --no-install-recommends qemu-user-static",
+]
+
+
+def test_qemu_is_installed_and_registered(host: Host) -> None:
+    status, said = host.run()
+    assert status == 0 and len(said) == 2
+    assert said[0] == "emulation: installing qemu-user-static" and said[1].startswith(DONE)
+    assert host.calls == INSTALLED
+    assert (host.registry / "register").read_text(encoding="utf-8") == FORMAT
+
+
+def test_what_systemd_registered_with_the_package_is_not_registered_twice(host: Host) -> None:
+    host.programs["apt-get"] += f"\necho enabled >{host.registry}/qemu-aarch64"
+    assert host.run()[0] == 0
+    assert (host.registry / "register").read_text(encoding="utf-8") == ""
+
+
+def test_after_a_restart_the_installed_qemu_is_registered_again(host: Host) -> None:
+    """The kernel has forgotten it, and on hosts without systemd nothing else registers it."""
+    host.format.write_text(FORMAT, encoding="utf-8")
+    (host.registry / "register").unlink()
+    status, said = host.run()
+    assert (status, len(said)) == (0, 1) and said[0].startswith(DONE)
+    assert host.calls == [f"mount -t binfmt_misc binfmt_misc {host.registry}"]
+    assert (host.registry / "register").read_text(encoding="utf-8") == FORMAT
+
+
+@pytest.mark.parametrize("machine", ["aarch64", "arm64"])
+def test_a_host_that_runs_arm64_natively_is_not_changed(host: Host, machine: str) -> None:
+    host.programs["uname"] = f"echo {machine}"
+    assert host.run() == (0, [])
+    assert host.calls == []
+
+
+def test_a_host_that_emulates_arm64_already_is_not_changed(host: Host) -> None:
+    """By whatever program, such as Docker Desktop's; root is not needed to find out."""
+    (host.registry / "qemu-aarch64").write_text("enabled\ninterpreter /usr/bin/qemu-aarch64\n", encoding="utf-8")
+    host.programs["id"] = "echo 1000"
+    assert host.run() == (0, [])
+    assert host.calls == []
+
+
+def test_a_registration_that_was_switched_off_is_switched_on(host: Host) -> None:
+    """The kernel registers no name twice: https://docs.kernel.org/admin-guide/binfmt-misc.html"""
+    (host.registry / "qemu-aarch64").write_text("disabled\n", encoding="utf-8")
+    assert host.run()[0] == 0
+    assert (host.registry / "qemu-aarch64").read_text(encoding="utf-8") == "1\n"
+    assert (host.registry / "register").read_text(encoding="utf-8") == ""
+
+
+@pytest.mark.parametrize(
+    ("program", "text", "line"),
+    [
+        ("uname", 'case "$1" in -m) echo x86_64 ;; *) echo Darwin ;; esac', "not a Linux host: Docker Desktop runs"),
+        ("id", "echo 1000", "needs root: run 'sudo make setup EMULATION=1', or"),
+        ("mount", "exit 32", "this kernel has no binfmt_misc, or this is a container without the right to mount it:"),
+        ("apt-get", "exit 100", "qemu-user-static cannot be installed:"),
+        ("apt-get", "", "QEMU for arm64 is not installed:"),
+    ],
+)
+def test_what_it_cannot_do_is_one_line_with_another_way(host: Host, program: str, text: str, line: str) -> None:
+    if program == "mount":
+        (host.registry / "register").unlink()
+    if text:
+        host.programs[program] = text
+    else:
+        del host.programs[program]
+    status, said = host.run()
+    assert status == 1
+    assert said[-1].startswith(f"emulation: error: {line}") and BY_HAND in said[-1]
+    assert not (host.registry / "register").exists() or not (host.registry / "register").read_text(encoding="utf-8")
+
+
+def test_a_kernel_that_refuses_the_registration_is_one_line(host: Host) -> None:
+    (host.registry / "register").unlink()
+    (host.registry / "register").mkdir()
+    status, said = host.run()
+    assert status == 1
+    assert said[-1].startswith(f"emulation: error: the kernel refused QEMU for arm64: {BY_HAND}")
