@@ -510,6 +510,8 @@ def test_a_bootstrapped_base_and_the_shell_of_the_dockerfile_are_expected() -> N
         with_label("io.trainyard.base", "debian-12")(good("xla"))
     )
     assert not rules.check(image)["nothing_else_is_configured"]
+
+
 def test_a_wheel_whose_tag_names_no_known_architecture_is_not_refused() -> None:
     """NVIDIA's wheels for arm64 say sbsa in their metadata, and aarch64 in the names of their files."""
     image = with_tags("numpy", "py3-none-manylinux2014_sbsa")(good("tf-cpu", "arm64"))
