@@ -18,10 +18,7 @@ from trainyard.oci import docker_engine, image_index
 from trainyard.oci.registry import Manifest, Repository
 from trainyard.spec.architectures import Architecture
 from trainyard.spec.model import Spec, each_platform
-from trainyard.spec.naming import LABELS, NAME
-
-#: The label of an image, and the annotation of an index, with its immutable tag.
-TAG = "org.opencontainers.image.version"
+from trainyard.spec.naming import LABELS, NAME, TAG
 
 
 @dataclass(frozen=True)

@@ -22,7 +22,7 @@ from trainyard.oci.registry import Repository
 from trainyard.release import audit, code_push, platform_index
 from trainyard.spec.architectures import PLATFORMS
 from trainyard.spec.model import Spec, each_platform
-from trainyard.spec.naming import LABELS, NAME, candidate_tag
+from trainyard.spec.naming import LABELS, NAME, TAG, candidate_tag
 from trainyard.spec.units import in_units
 
 if TYPE_CHECKING:
@@ -121,9 +121,9 @@ def push(spec: Spec, address: str, *, reference: str | None = None, allow_untest
     image = docker_engine.image(reference, made_by="docker pull") if reference else image_to_push(spec)
     digest = str(image.id)
     passed = state.require(spec.local_name, digest, "verify", "smoke", made_by=spec.command("image"))
-    tag = str(image.labels.get(platform_index.TAG) or "")
+    tag = str(image.labels.get(TAG) or "")
     if not tag:
-        raise UserError(f"{digest[:19]} has no label {platform_index.TAG}: run '{spec.command('image')}'")
+        raise UserError(f"{digest[:19]} has no label {TAG}: run '{spec.command('image')}'")
     level = str(image.labels.get(f"{LABELS}.tested") or "")
     if not allow_untested:
         check_level(spec, level)
@@ -149,8 +149,6 @@ def push(spec: Spec, address: str, *, reference: str | None = None, allow_untest
         digest = after
     reported = upload_report(parts, blob_status)
     manifest = 0 if same else int(passed["verify"]["manifest"]["size"])
-    if spec.workspace:
-        code_push.remember(spec, Repository(repository), tag, digest)
     return {
         "reference": f"{repository}@{digest}",
         "tag": destination,
@@ -173,10 +171,22 @@ def push_attached(spec: Spec, address: str, key: PrivateKey | None, *, allow_unt
     Raises:
         UserError, StepFailed: see :func:`push` and :func:`attach_referrers`.
     """
+    pushed = _push_attached(spec, address, key, allow_untested=allow_untested)
+    _remember(spec, Repository(f"{address}/{NAME}"), pushed)
+    return pushed
+
+
+def _push_attached(spec: Spec, address: str, key: PrivateKey | None, *, allow_untested: bool) -> dict[str, Any]:
     pushed = push(spec, address, allow_untested=allow_untested)
     # `trainyard promote` on another host reads this.
     referrers.record_verification(f"{address}/{NAME}", pushed["digest"])
     return pushed | {"attached": attach_referrers(spec, address, pushed["digest"], key)}
+
+
+def _remember(spec: Spec, repository: Repository, pushed: dict[str, Any]) -> None:
+    """Record what was pushed of a workspace as that whose code ``push --code-only`` replaces."""
+    if spec.workspace:
+        code_push.remember(spec, repository, pushed["tag"].rpartition(":")[2], pushed["digest"])
 
 
 def push_all(spec: Spec, address: str, key: PrivateKey | None, *, allow_untested: bool = False) -> dict[str, Any]:
@@ -199,7 +209,7 @@ def push_all(spec: Spec, address: str, key: PrivateKey | None, *, allow_untested
         image_to_push(spec)  # reports that there is no image; else it did not pass
         state.require(spec.local_name, str(image_to_push(spec).id), "verify", "smoke", made_by=spec.command("image"))
     images = {
-        one.platform: push_attached(one, address, key, allow_untested=allow_untested)
+        one.platform: _push_attached(one, address, key, allow_untested=allow_untested)
         for one in each_platform(spec)
         if one.architecture in digests
     }
@@ -226,7 +236,7 @@ def push_all(spec: Spec, address: str, key: PrivateKey | None, *, allow_untested
             "makes one"
         )
     uploaded = sum(one["bytes_uploaded"] for one in images.values())
-    return {
+    made = {
         "reference": f"{repository.name}@{index.manifest.digest}",
         "tag": f"{repository.name}:{index.tag}",
         "digest": index.manifest.digest,
@@ -237,6 +247,8 @@ def push_all(spec: Spec, address: str, key: PrivateKey | None, *, allow_untested
         "already_there": before is not None,
         "seconds": round(time.monotonic() - started, 1),
     }
+    _remember(spec, repository, made)
+    return made
 
 
 def known_digests(image: Any, repository: str) -> set[str]:
