@@ -362,9 +362,9 @@ def test_a_push_of_all_platforms_remembers_the_index(
         tag = f"{address}/trainyard:{TAG}-{spec.arch}"
         return {"tag": tag, "digest": digests[spec.architecture], "tested": "ran", "bytes_uploaded": 0}
 
-    monkeypatch.setattr(platform_index, "images_of_host", lambda _: (digests, []))
+    monkeypatch.setattr(platform_index, "images_of_host", lambda _: digests)
     monkeypatch.setattr(publish, "push", push)
-    monkeypatch.setattr(publish, "attach_referrers", lambda *_: {})
+    monkeypatch.setattr(publish, "attach_referrers", lambda *_, **__: {})
     monkeypatch.setattr(publish.referrers, "record_verification", lambda *_: None)
     made = publish.push_all(both, address, None)
     known = pushes.last("mine")

@@ -194,18 +194,12 @@ def push_attached(
     Raises:
         UserError, StepFailed: see :func:`push` and :func:`attach_referrers`.
     """
-    pushed = _push_attached(spec, address, key, reference=reference, allow_untested=allow_untested)
-    _remember(spec, Repository(f"{address}/{NAME}"), pushed)
-    return pushed
-
-
-def _push_attached(
-    spec: Spec, address: str, key: PrivateKey | None, *, reference: str | None, allow_untested: bool
-) -> dict[str, Any]:
     pushed = push(spec, address, reference=reference, allow_untested=allow_untested)
     # `trainyard promote` on another host reads this.
     referrers.record_verification(f"{address}/{NAME}", pushed["digest"])
-    return pushed | {"attached": attach_referrers(spec, address, pushed["digest"], key, reference=reference)}
+    attached = attach_referrers(spec, address, pushed["digest"], key, reference=reference)
+    _remember(spec, Repository(f"{address}/{NAME}"), pushed)
+    return pushed | {"attached": attached}
 
 
 def _remember(spec: Spec, repository: Repository, pushed: dict[str, Any]) -> None:
@@ -242,7 +236,7 @@ def push_all(
         image_to_push(spec)  # reports that there is no image; else it did not pass
         state.require(spec.local_name, str(image_to_push(spec).id), "verify", "smoke", made_by=spec.command("image"))
     images = {
-        one.platform: _push_attached(
+        one.platform: push_attached(
             one, address, key, reference=chosen[one.architecture], allow_untested=allow_untested
         )
         for one in each_platform(spec)
