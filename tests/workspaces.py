@@ -10,7 +10,6 @@ from trainyard.spec import lockfile, model, workspace_lock
 from trainyard.spec.lockfile import Pin
 from trainyard.spec.model import Spec
 from trainyard.spec.workspace_lock import SPLIT_HEADER, WorkspaceLock
-from trainyard.workspace import requirements
 
 
 def added(name: str, version: str = "1.0", size: int = 40_000) -> Pin:
@@ -24,19 +23,22 @@ def lock(spec: Spec, *more: Pin) -> None:
     The target's base does not hold the framework.
     """
     assert spec.workspace
-    parent = model.load(spec.workspace.parent)
-
-    def entries(path: Path) -> str:
-        return path.read_text(encoding="utf-8").removeprefix(SPLIT_HEADER)
-
     own = "".join(pin.text() for pin in more)
-    sections = {
-        "framework": entries(lockfile.framework_lock(parent, "default")),
-        "requirements": entries(lockfile.requirements_lock(parent, "default")) + own,
-    }
-    wanted = requirements.read(spec.workspace, spec.base_spec().python)
-    inputs = workspace_resolver._inputs(spec, wanted, [], sections)
+    sections: dict[str, str] = {}
+    for one in model.each_platform(spec):
+        parent = model.load(spec.workspace.parent, one.arch)
+        entries = {
+            "framework": _entries(lockfile.framework_lock(parent, "default")),
+            "requirements": _entries(lockfile.requirements_lock(parent, "default")) + own,
+        }
+        entries |= dict.fromkeys(("compiled", "build-requires"), "") if spec.workspace.document.build else {}
+        sections |= {workspace_lock.section(name, one.architecture): text for name, text in entries.items()}
+    inputs = workspace_resolver.inputs(spec, sections)
     workspace_lock.write(
         spec.workspace,
         WorkspaceLock("0.1.0", "00000000", spec.workspace.parent, spec.base_spec().image, inputs, sections),
     )
+
+
+def _entries(path: Path) -> str:
+    return path.read_text(encoding="utf-8").removeprefix(SPLIT_HEADER)

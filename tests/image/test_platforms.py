@@ -5,20 +5,24 @@ from __future__ import annotations
 import io
 import json
 import subprocess
+import sys
 import tarfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import docker.errors
 import pytest
 from testcontainers.community.registry import DockerRegistryContainer
 
 from tests.image.registry import running
+from trainyard import settings
 from trainyard.lint.image import verify
 from trainyard.oci import docker_engine, image_index, layers, registry
 from trainyard.oci.registry import Repository
 from trainyard.release import platform_index
 from trainyard.settings import ROOT
+from trainyard.spec import naming
 from trainyard.spec.architectures import AMD64, ARM64, Architecture
 from trainyard.spec.model import load
 
@@ -158,6 +162,74 @@ def test_an_arm64_image_of_a_pushed_index_trains(emulated: str, address: str, ma
         assert "Epoch 1" in trained.stdout + trained.stderr
     finally:
         docker_engine.untag(reference)
+
+
+TRAIN = """\
+import platform
+
+import einops
+import rpds
+import xxhash
+
+print("first", xxhash.xxh32(b"a").hexdigest(), "of", platform.machine())
+"""
+
+WORKSPACE = """\
+extends: tf-cpu
+name: platforms-test
+platforms: [linux/amd64, linux/arm64]
+requirements: [rpds-py, einops]
+build: {packages: [gcc, libc6-dev], sources: [xxhash]}
+code: [train.py]
+run: python train.py
+smoke: {expect: 'first 550d7456 of (x86_64|aarch64)'}
+"""
+
+
+@pytest.fixture
+def workspace(tmp_path: Path) -> Iterator[Callable[..., dict[str, Any]]]:
+    """``workspace("image", ARCH="arm64")``: a command in a repository for both platforms; what its JSON says.
+
+    Its images are removed after the test.
+    """
+    folder = tmp_path / "repository"
+    folder.mkdir()
+    subprocess.run(["git", "init", "--quiet", str(folder)], check=True)
+    (folder / "trainyard.yaml").write_text(WORKSPACE, encoding="utf-8")
+    (folder / "train.py").write_text(TRAIN, encoding="utf-8")
+
+    def run(*words: str, **variables: str) -> dict[str, Any]:
+        environment = settings.environment(TRAINYARD_BUILD=str(tmp_path / "state"))
+        environment |= {f"{settings.PREFIX}{name}": value for name, value in variables.items()}
+        command = [sys.executable, "-m", "trainyard", *words, "--json"]
+        done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, check=False)
+        assert done.returncode == 0, done.stderr[-4000:]
+        return dict(json.loads(done.stdout))
+
+    yield run
+    for image in docker_engine.client().images.list(ignore_removed=True):
+        if image.labels.get(f"{naming.LABELS}.target") == "platforms-test":
+            docker_engine.client().images.remove(image.id, force=True)
+
+
+@pytest.mark.big("tf-cpu")
+def test_a_users_repository_is_compiled_run_pushed_and_edited_for_both_platforms(
+    emulated: str, address: str, workspace: Callable[..., dict[str, Any]], docker_run: Run, tmp_path: Path
+) -> None:
+    workspace("lock")
+    for arch in ("amd64", "arm64"):
+        made = workspace("image", ARCH=arch)
+        assert docker_engine.architecture_of(made["digest"]).name == arch
+        assert docker_engine.image(made["digest"], made_by="").labels[f"{naming.LABELS}.tested"] == "trained"
+    pushed = workspace("push", f"--registry={address}/own")
+    assert list(pushed["images"]) == ["linux/amd64", "linux/arm64"]
+    (tmp_path / "repository" / "train.py").write_text(TRAIN.replace("first", "second"), encoding="utf-8")
+    edited = workspace("push", "--code-only")
+    assert edited["base"] == pushed["digest"]
+    for machine, platform in (("x86_64", "linux/amd64"), ("aarch64", "linux/arm64")):
+        ran = docker_run("--pull=always", f"--platform={platform}", edited["reference"], timeout=600)
+        assert ran.returncode == 0, ran.stderr
+        assert f"second 550d7456 of {machine}" in ran.stdout
 
 
 @pytest.mark.big("tf-cpu")

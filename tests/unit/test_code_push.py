@@ -20,10 +20,11 @@ from tests.workspaces import added, lock
 from trainyard import settings, state
 from trainyard.console import UserError
 from trainyard.image import plan
-from trainyard.oci import docker_engine
+from trainyard.oci import docker_engine, image_index
 from trainyard.oci.registry import Repository
 from trainyard.release import code_push, platform_index, promotion, publish
 from trainyard.spec import model
+from trainyard.spec.architectures import AMD64, ARM64
 from trainyard.spec.model import Spec
 from trainyard.workspace import code_layer, pushes
 
@@ -103,12 +104,14 @@ def pushed(registry: Registry, root: Path, tmp_path: Path) -> Callable[..., str]
         manifest: str = f"{OCI}.manifest.v1+json",
         tag: str = TAG,
         labels: dict[str, str] | None = None,
+        arch: str = "amd64",
     ) -> str:
-        spec = model.load(str(root))
+        spec = model.load(str(root), arch)
         assert spec.workspace
         tar = tmp_path / "built.tar"
         code = code_layer.write(spec.workspace, tar, spec.site)
-        blobs = [compressed(b"the layers below", layer), compressed(tar.read_bytes(), layer)]
+        below = f"the layers below for {arch}".encode()
+        blobs = [compressed(below, layer), compressed(tar.read_bytes(), layer)]
         own = plan.labels(spec) | {
             "io.trainyard.code": code.diff_id,
             "io.trainyard.lock": plan.sha256_of(spec.workspace.lock),
@@ -116,11 +119,11 @@ def pushed(registry: Registry, root: Path, tmp_path: Path) -> Callable[..., str]
         }
         config = json.dumps(
             {
-                "architecture": "amd64",
+                "architecture": arch,
                 "os": "linux",
                 "created": "2026-11-20T00:00:00Z",
                 "config": {"Entrypoint": ["launch"], "WorkingDir": "/workspace", "Labels": own | (labels or {})},
-                "rootfs": {"type": "layers", "diff_ids": [sha256(b"the layers below"), code.diff_id]},
+                "rootfs": {"type": "layers", "diff_ids": [sha256(below), code.diff_id]},
                 "history": [{"created_by": "COPY /out /"}, {"created_by": "COPY code"}],
                 "moby.buildkit.cache.v0": "old",
             }
@@ -313,6 +316,192 @@ def test_the_floating_tag_is_used_where_nothing_else_is_known(
     registry.tags["mine"] = digest
     edit(root)
     assert code_push.push(spec, address)["base"] == digest
+
+
+# --- Several platforms -----------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def both(root: Path) -> Spec:
+    """The workspace for amd64 and arm64."""
+    config = root / "trainyard.yaml"
+    config.write_text(config.read_text() + "platforms: [linux/amd64, linux/arm64]\n")
+    lock(model.load(None, "amd64"))
+    return model.load(None, "amd64")
+
+
+@pytest.fixture
+def pushed_index(both: Spec, registry: Registry, address: str, pushed: Callable[..., str]) -> Callable[..., str]:
+    """An index of the images of both platforms, as `trainyard push` makes it; its digest."""
+
+    def push(**options: Any) -> str:
+        repository = Repository(f"{address}/trainyard")
+        digests = {one: pushed(arch=one.name, tag=f"{TAG}-{one.name}", **options) for one in (AMD64, ARM64)}
+        made = platform_index.make(repository, digests)
+        repository.put(made.manifest, made.tag)
+        code_push.remember(both, repository, made.tag, made.manifest.digest)
+        registry.requests.clear()
+        registry.received = 0
+        return made.manifest.digest
+
+    return push
+
+
+def test_a_push_of_all_platforms_remembers_the_index(
+    registry: Registry,
+    address: str,
+    both: Spec,
+    root: Path,
+    pushed: Callable[..., str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Not its images, one of which was pushed last."""
+    digests = {one: pushed(arch=one.name, tag=f"{TAG}-{one.name}") for one in (AMD64, ARM64)}
+
+    def push(spec: Spec, *_: object, **__: object) -> dict[str, Any]:
+        tag = f"{address}/trainyard:{TAG}-{spec.arch}"
+        return {"tag": tag, "digest": digests[spec.architecture], "tested": "ran", "bytes_uploaded": 0}
+
+    monkeypatch.setattr(platform_index, "images_of_host", lambda _: digests)
+    monkeypatch.setattr(publish, "push", push)
+    monkeypatch.setattr(publish, "attach_referrers", lambda *_, **__: {})
+    monkeypatch.setattr(publish.referrers, "record_verification", lambda *_: None)
+    made = publish.push_all(both, address, None)
+    known = pushes.last("mine")
+    assert known is not None and known.reference == made["reference"] and len(known.images) == 2
+    assert registry.tags["mine.pushed"] == made["digest"]
+    alone = publish.push_attached(both, address, None)
+    known = pushes.last("mine")
+    assert known is not None and known.digest == alone["digest"] == digests[AMD64]
+
+
+def members(registry: Registry, digest: str) -> dict[str, str]:
+    """Platform -> digest of the images of an index at the registry."""
+    media_type, body = registry.manifests[digest]
+    assert media_type == image_index.INDEX
+    return image_index.images(json.loads(body))
+
+
+def test_the_code_of_all_images_of_an_index_is_replaced(
+    registry: Registry, address: str, both: Spec, root: Path, pushed_index: Callable[..., str]
+) -> None:
+    """The code is sent once: its layer is the same on all platforms."""
+    before = pushed_index()
+    edit(root)
+    made = code_push.push(both, address)
+    assert short(registry.requests) == sorted(
+        ["GET token", *["POST uploads", "PUT uploads"] * 3, *["PUT manifests"] * 3]
+    )
+    assert registry.received == made["bytes_uploaded"]
+    now, old = members(registry, made["digest"]), members(registry, before)
+    assert list(now) == ["linux/amd64", "linux/arm64"] and made["base"] == before
+    tag = made["tag"].rpartition(":")[2]
+    assert tag.startswith("dev-") and registry.tags[tag] == made["digest"]
+    for platform, digest in now.items():
+        _, document, config = stored(registry, digest)
+        _, document_before, config_before = stored(registry, old[platform])
+        assert files(registry, document)["workspace/train.py"] == b"print('loss 0.5')\n"
+        assert document["layers"][:-1] == document_before["layers"][:-1]
+        assert f"linux/{config['architecture']}" == platform
+        assert config["rootfs"]["diff_ids"] == [config_before["rootfs"]["diff_ids"][0], made["code"]]
+        labels = config["config"]["Labels"]
+        assert (labels["io.trainyard.tested"], labels["org.opencontainers.image.version"]) == ("none", tag)
+    assert json.loads(registry.manifests[made["digest"]][1])["annotations"]["org.opencontainers.image.version"] == tag
+
+
+def test_an_index_is_found_on_another_host_and_gives_the_same_digest(
+    registry: Registry, address: str, both: Spec, root: Path, pushed_index: Callable[..., str]
+) -> None:
+    before = pushed_index()
+    edit(root)
+    first = code_push.push(both, address)
+    pushes.forget("mine", f"{address}/trainyard")
+    again = code_push.push(both, address)
+    assert (again["base"], again["digest"]) == (before, first["digest"])
+    registry.requests.clear()
+    second = code_push.push(both, address)
+    assert not second["changed"] and second["digest"] == first["digest"]
+    assert short(registry.requests) == ["GET token", "HEAD manifests"]
+
+
+def test_unchanged_code_makes_no_new_index(
+    registry: Registry, address: str, both: Spec, root: Path, pushed_index: Callable[..., str]
+) -> None:
+    before = pushed_index()
+    made = code_push.push(both, address)
+    assert (made["digest"], made["changed"], made["tested"]) == (before, False, "started")
+    assert registry.tags[made["tag"].rpartition(":")[2]] == before
+
+
+def test_an_image_of_an_index_with_another_lock_is_refused(
+    registry: Registry, address: str, both: Spec, root: Path, pushed_index: Callable[..., str]
+) -> None:
+    pushed_index(labels={"io.trainyard.lock": "other"})
+    edit(root)
+    assert refused(both, address, registry).startswith("trainyard.lock changed since mine-")
+
+
+def test_an_index_of_one_platform_has_that_alone(
+    registry: Registry, address: str, both: Spec, root: Path, pushed: Callable[..., str]
+) -> None:
+    """Another platform had not passed when it was pushed."""
+    repository = Repository(f"{address}/trainyard")
+    made = platform_index.make(repository, {ARM64: pushed(arch="arm64", tag=f"{TAG}-arm64")})
+    repository.put(made.manifest, made.tag)
+    edit(root)
+    assert list(members(registry, code_push.push(both, address, image=made.tag)["digest"])) == ["linux/arm64"]
+
+
+def test_an_image_that_was_pushed_without_an_index_gets_none(
+    registry: Registry, address: str, both: Spec, root: Path, pushed: Callable[..., str]
+) -> None:
+    """As `TRAINYARD_ARCH=arm64 trainyard push` does."""
+    digest = pushed(arch="arm64", tag=f"{TAG}-arm64")
+    code_push.remember(both, Repository(f"{address}/trainyard"), f"{TAG}-arm64", digest)
+    edit(root)
+    made = code_push.push(both, address)
+    assert stored(registry, made["digest"])[2]["architecture"] == "arm64" and made["base"] == digest
+
+
+def test_a_record_of_an_earlier_trainyard_is_read(remembered: str, address: str) -> None:
+    (file,) = (settings.STATE / "mine" / "pushes").iterdir()
+    record = json.loads(file.read_text())
+    del record["images"]
+    file.write_text(json.dumps(record))
+    found = pushes.last("mine", f"{address}/trainyard")
+    assert found is not None and found.digest == remembered
+
+
+def test_an_index_of_untested_code_is_not_promoted(
+    registry: Registry, address: str, both: Spec, root: Path, pushed_index: Callable[..., str]
+) -> None:
+    pushed_index()
+    edit(root)
+    made = code_push.push(both, address)
+    for version in (made["digest"], made["tag"].rpartition(":")[2]):
+        with pytest.raises(UserError, match="its code was never tested"):
+            promotion.promote(both, address, image=version)
+
+
+def test_an_index_whose_layers_are_gone_must_be_pushed_again(
+    registry: Registry, address: str, both: Spec, root: Path, pushed_index: Callable[..., str]
+) -> None:
+    pushed_index()
+    registry.blobs = {}
+    edit(root)
+    tags = dict(registry.tags)
+    with pytest.raises(UserError, match=r"no longer has mine-.*: run 'trainyard push' again"):
+        code_push.push(both, address)
+    assert registry.tags == tags and pushes.last("mine", f"{address}/trainyard") is None
+
+
+def test_a_job_runs_the_index_that_was_pushed_last(
+    registry: Registry, address: str, root: Path, pushed_index: Callable[..., str], trainyard: Command
+) -> None:
+    digest = pushed_index()
+    status, out, err = trainyard("job", "--platform", "gke", "--json")
+    assert status == 0, err
+    assert f"image: {address}/trainyard@{digest}" in json.loads(out)["config"]
 
 
 def refused(spec: Spec, address: str, registry: Registry, **options: Any) -> str:

@@ -15,7 +15,7 @@ from trainyard.console import UserError
 from trainyard.oci import image_index, image_store, referrers, registry
 from trainyard.oci.registry import Manifest, Repository
 from trainyard.release import audit, platform_index, promotion
-from trainyard.spec import architectures, lockfile, model
+from trainyard.spec import architectures, lockfile, model, naming
 from trainyard.spec.architectures import AMD64, ARM64, Architecture
 
 OCI = "application/vnd.oci.image"
@@ -91,14 +91,14 @@ def put(stored: Registry, wanted: Architecture, **about: str) -> str:
     labels = {
         "io.trainyard.target": "tf-cpu",
         "io.trainyard.framework": "tensorflow==2.21.0",
-        platform_index.TAG: f"{VERSION}-{DAYS[wanted]}-01234567-{wanted.name}",
+        naming.TAG: f"{VERSION}-{DAYS[wanted]}-01234567-{wanted.name}",
     }
     labels |= {name: value for name, value in about.items() if name.startswith(("io.", "org."))}
     arch = about.get("architecture", wanted.name)
     config = json.dumps({"os": "linux", "architecture": arch, "config": {"Labels": labels}}).encode()
     stored.blobs[sha256(config)] = config
     document = {"schemaVersion": 2, "config": {"digest": sha256(config), "size": len(config)}, "layers": []}
-    return stored.put_manifest(labels[platform_index.TAG], f"{OCI}.manifest.v1+json", json.dumps(document).encode())
+    return stored.put_manifest(labels[naming.TAG], f"{OCI}.manifest.v1+json", json.dumps(document).encode())
 
 
 def test_the_same_images_are_the_same_index_whatever_their_order(stored: Registry, repository: Repository) -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from trainyard.settings import ROOT
-from trainyard.spec.architectures import AMD64, ARM64, PLATFORMS
+from trainyard.spec.architectures import AMD64, ARM64
 from trainyard.spec.model import Spec, each_platform
 
 
@@ -148,7 +148,7 @@ def variables(schedule: Schedule, specs: list[Spec]) -> dict[str, Any]:
         "build_file": schedule.build.name,
         "promote": "yes" if schedule.promote else "",
         "targets": [spec.target for spec in specs],
-        "platforms": [name for name in PLATFORMS if any(name in spec.platforms for spec in specs)],
+        "machine": MACHINE.platform,
         "images": images,
         "emulated": emulated,
         "indexes": {

@@ -15,7 +15,7 @@ GROUP = "publish"
     short_help="Run a cloudbuild.yaml with the local Docker engine.",
     epilog="""\b
     Examples:
-      trainyard cloudbuild-local --substitutions _TARGETS=tf-cpu,_PLATFORMS=linux/amd64,_REGISTRY=localhost:5000/team
+      trainyard cloudbuild-local --substitutions _TARGETS=tf-cpu,_REGISTRY=localhost:5000/team
       trainyard cloudbuild-local --config ../other/cloudbuild.yaml --images gcr.io/my/builder=my/builder
       trainyard cloudbuild-local --check ../other/cloudbuild.yaml
     """,

@@ -47,8 +47,11 @@ def command(target: str | None, upgrade: bool, upgrade_package: tuple[str, ...],
     spec = None if target in ("scripts", *resolver.TOOLS) else model.load(target)
     if spec is not None and spec.workspace:
         written = workspace_resolver.lock(spec, upgrade=upgrade, upgrade_packages=upgrade_package, check=check)
-        count = len(lockfile.installed(spec, "default"))
-        console.say(f"{relative(spec.workspace.lock)}: {count} packages{'' if written else ', up to date'}")
+        platforms = model.each_platform(spec)
+        counts = [f"{len(lockfile.installed(one, 'default'))} packages" for one in platforms]
+        if len(platforms) > 1:
+            counts = [f"{count} for {one.platform}" for count, one in zip(counts, platforms, strict=True)]
+        console.say(f"{relative(spec.workspace.lock)}: {', '.join(counts)}{'' if written else ', up to date'}")
     elif upgrade_package or check or (upgrade and target != "scripts"):
         raise console.UserError(
             "--upgrade, --upgrade-package and --check are for the lock of a trainyard.yaml, and --upgrade for 'scripts'"

@@ -51,8 +51,9 @@ def command(
     waiver. If the registry has the tag with another digest, the push is refused; 'trainyard promote' moves the floating
     tags. Provenance, SBOM and, with a key, a signature are attached (docs/supply-chain.md).
 
-    With --code-only the code of the repository replaces that of the image at the registry: one layer, in less than a
-    second, on any machine. Such images are tagged dev-<hash>, and are neither signed nor promoted.
+    With --code-only the code of the repository replaces that of the image at the registry, or of all images of an image
+    index: one layer, in less than a second, on any machine. The result is tagged dev-<hash>, and is neither signed nor
+    promoted.
 
     Layers are compressed with zstd; for registries and engines without zstd, build with COMPRESSION=gzip.
     """

@@ -66,9 +66,20 @@ def plan_for(spec: Spec) -> Plan:
         base_digest=found.base_digest,
         notes=(*in_place, *found.notes),
         build_base=found.build_base,
+        compile_base=_compile_base(spec, found),
         pythons=found.pythons,
         code=prepared.code if prepared else "",
     )
+
+
+def _compile_base(spec: Spec, found: offline.Sources) -> str:
+    """Reference of the image in which source distributions are compiled; empty if there are none.
+
+    What is compiled must be run on the image's platform, and the build base is on that of the engine.
+    """
+    if lockfile.compiled_lock(spec) is None:
+        return ""
+    return found.build_base or found.base if spec.architecture == docker_engine.architecture() else found.base
 
 
 def _reachable(spec: Spec, locked_base: str) -> offline.Sources:

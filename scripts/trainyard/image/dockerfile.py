@@ -200,7 +200,8 @@ def variables(spec: Spec, index: str) -> dict[str, Any]:
         index: name of the package index that the framework comes from.
     """
     base = spec.base_spec()
-    build = spec.workspace.document.build if spec.workspace else None
+    compiled, build_requires = lockfile.compiled_lock(spec), lockfile.build_requires_lock(spec)
+    build = spec.workspace.document.build if spec.workspace and compiled else None
     pythons = [OtherPython(name) for name in plan.other_pythons(spec)]
     shared = "tools" if spec.base in debian_bases() else pythons[0].stage
     return {
@@ -231,6 +232,9 @@ def variables(spec: Spec, index: str) -> dict[str, Any]:
         "workspace": spec.workspace is not None,
         "code": spec.has_code,
         "build": build,
+        "compiled_lock": compiled.name if compiled else "",
+        "build_requires_lock": build_requires.name if build_requires else "",
+        "requirements_lock": f"requirements{spec.suffix(index)}.lock",
         "build_environment_lines": _pairs(build.environment) if build else "",
         "private_indexes": _PRIVATE_INDEXES if spec.workspace else "",
         "tools": spec.tools,

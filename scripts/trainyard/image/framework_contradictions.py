@@ -67,11 +67,11 @@ def check(spec: Spec, wanted: Wanted, framework: Mapping[str, str]) -> None:
     for line in (*wanted.lines, *locked, *wanted.overrides):
         version = versions.get(line.name)
         wants = line.requirement
-        if version is None or not applies(wants.marker, spec.python_version):
+        if version is None or not applies(wants.marker, spec.python_version, spec.architecture.machine):
             continue
         if not wants.specifier.contains(version, prereleases=True):
             held = line.name if line.name in framework else next(name for name in _TENSORFLOW if name in framework)
-            others = _targets_with(line.name, wants.specifier)
+            others = _targets_with(spec, line.name, wants.specifier)
             advice = f"or extend {' or '.join(others)}" if others else "no other target has it"
             raise UserError(
                 f"{line.where}: {line.shown} contradicts {held} {version}, which {_owner(spec, framework)}: relax it, "
@@ -92,13 +92,14 @@ def _framework(spec: Spec, versions: Mapping[str, str]) -> str:
     return f" ({variant} {versions[variant]})" if variant else ""
 
 
-def _targets_with(name: str, allowed: SpecifierSet) -> list[str]:
-    """Targets whose framework has a package in an allowed version."""
+def _targets_with(spec: Spec, name: str, allowed: SpecifierSet) -> list[str]:
+    """Targets for the platform of ``spec`` whose framework has a package in an allowed version."""
     found = []
-    for parent in model.recommended():
-        if parent.framework_in_base:
+    for one in model.recommended():
+        if one.framework_in_base or spec.platform not in one.platforms:
             continue
+        parent = model.load(one.target, spec.arch)
         version = variants(lockfile.read(lockfile.framework_lock(parent, "default"))).get(name)
         if version and allowed.contains(version, prereleases=True):
-            found.append(parent.target)
+            found.append(one.target)
     return found

@@ -97,8 +97,8 @@ def content_hash(spec: Spec, index: str, base: str) -> str:
     if spec.trainers.folder:
         inputs += _files(spec.folder / spec.trainers.folder)
     if spec.workspace:
-        files = [spec.build_folder / name for name in ("code.tar", "compiled.lock", "build-requires.lock")]
-        inputs += [path for path in files if path.is_file()]
+        files = [spec.build_folder / "code.tar", lockfile.compiled_lock(spec), lockfile.build_requires_lock(spec)]
+        inputs += [path for path in files if path and path.is_file()]
     for path in inputs:
         digest.update(f"{path.relative_to(ROOT) if path.is_relative_to(ROOT) else path.name}\n".encode())
         digest.update(hashlib.sha256(path.read_bytes()).digest())
@@ -124,6 +124,7 @@ class Plan:
         base: reference of the base image, with a digest where a registry gave one.
         base_digest: that digest, or empty.
         build_base: reference of the image in which wheels are installed; the base if empty.
+        compile_base: reference of the image in which source distributions are compiled; empty if there are none.
         pythons: base of :func:`other_pythons` -> reference of its image.
         notes: every fallback that was taken, a sentence each, for the log and the summary.
         tag: the immutable tag; with the architecture if the target has several.
@@ -140,6 +141,7 @@ class Plan:
     tag: str
     floating_tags: tuple[str, ...]
     build_base: str = ""
+    compile_base: str = ""
     pythons: Mapping[str, str] = field(default_factory=dict)
     code: str = ""
 
@@ -164,6 +166,7 @@ class Plan:
             framework = where | {"FRAMEWORK_VERSION": self.spec.framework.version}
         else:
             framework = {"BUILD_BASE": self.build_base or self.base}
+            framework |= {"COMPILE_BASE": self.compile_base} if self.compile_base else {}
             framework |= {"INDEX_URL": self.index_url} if self.index_url else {}
         framework |= {python_argument(name): reference for name, reference in self.pythons.items()}
         own = {"LOCKED": sha256_of(workspace.lock)} if workspace else {}
@@ -203,8 +206,12 @@ def labels_from_arguments(spec: Spec) -> dict[str, str]:
 
 
 def config_hash(workspace: Workspace) -> str:
-    """SHA-256 of what trainyard.yaml says, whatever its layout and comments: hexadecimal."""
-    return hashlib.sha256(workspace.document.model_dump_json(by_alias=True).encode()).hexdigest()
+    """SHA-256 of what trainyard.yaml says about an image, whatever its layout and comments: hexadecimal.
+
+    The platforms are not part of it: trainyard.lock, which is compared too, has those.
+    """
+    text = workspace.document.model_dump_json(by_alias=True, exclude={"platforms"})
+    return hashlib.sha256(text.encode()).hexdigest()
 
 
 def sha256_of(path: Path) -> str:
@@ -240,6 +247,7 @@ def make_plan(
     base_digest: str,
     notes: tuple[str, ...],
     build_base: str = "",
+    compile_base: str = "",
     pythons: Mapping[str, str] | None = None,
     code: str = "",
 ) -> Plan:
@@ -259,6 +267,7 @@ def make_plan(
         tag=f"{tag}-{spec.arch}" if len(spec.platforms) > 1 else tag,
         floating_tags=(spec.target, version),
         build_base=build_base,
+        compile_base=compile_base,
         pythons=pythons or {},
         code=code,
     )

@@ -38,7 +38,7 @@ from trainyard.console import StepFailed, say
 from trainyard.image import smoke_sandbox
 from trainyard.image.local_run import DATA, OUTPUT, SHARED_MEMORY
 from trainyard.image.smoke_failure import Explanation, Run, asked_for, own_lines
-from trainyard.image.smoke_sandbox import GRACE, Sandbox
+from trainyard.image.smoke_sandbox import EMULATED, GRACE, Sandbox
 from trainyard.oci import docker_engine
 from trainyard.spec.model import Spec
 from trainyard.spec.workspace import COMMAND, FOLDER, Level, SmokeRun, Workspace
@@ -227,13 +227,18 @@ class Tester:
         self._path = ":".join(filter(None, ["/smoke/observer", variables.get("PYTHONPATH", "")]))
         self._home = variables.get("HOME", "/home/trainer")
         self.explain = Explanation(subject.command, subject.workspace, self.folder)
+        architecture = docker_engine.architecture_of(subject.image)
+        self._emulated = docker_engine.emulated_environment(architecture)
+        self._longer = EMULATED if self._emulated else 1
+        if self._emulated:
+            self.notes.append(f"ran under emulation of {architecture.platform}")
 
     @contextmanager
     def sandbox(self) -> Iterator[Sandbox]:
         """A closed world with the data, an empty output folder, and the working directory as it is in the image."""
         files = {"observer/sitecustomize.py": _OBSERVER.read_bytes()}
         volumes = {self.folder: "rw", OUTPUT: "rw", DATA: "ro"} if self.folder != "/" else {OUTPUT: "rw", DATA: "ro"}
-        with Sandbox(self.subject.image, files, ("observer/asked",), volumes) as sandbox:
+        with Sandbox(self.subject.image, files, ("observer/asked",), volumes, self._emulated) as sandbox:
             sandbox.run(f"import os; os.chmod({OUTPUT!r}, 0o1777)")
             data = self.subject.smoke.data if self.subject.smoke else None
             if data and self.subject.workspace:
@@ -285,10 +290,11 @@ class Tester:
         """
         with self.sandbox() as sandbox:
             container = self.start(sandbox, ["--help"])
-            status = smoke_sandbox.wait(container, HELP_SECONDS)
+            limit = HELP_SECONDS * self._longer
+            status = smoke_sandbox.wait(container, limit)
             if status is None:
                 smoke_sandbox.stop(container, 5)
-                self.notes.append(f"it ignores --help and was ended after {HELP_SECONDS} s")
+                self.notes.append(f"it ignores --help and was ended after {limit} s")
                 return
             run = self.ended(sandbox, container, status)
             if status and not help_passes(run.lines):
@@ -306,7 +312,7 @@ class Tester:
         with self.sandbox() as sandbox:
             started = time.monotonic()
             container = self.start(sandbox, smoke.args)
-            limit = smoke.seconds or smoke.timeout
+            limit = self._limit(smoke)
             status = smoke_sandbox.wait(container, limit)
             seconds = time.monotonic() - started
             alive = status is None
@@ -345,10 +351,11 @@ class Tester:
             if not _until(container, half):
                 run = self.ended(sandbox, container, int(container.wait()["StatusCode"]))
                 self.fail(run, f"{where}: the run that was to be stopped had ended before: give args that take longer")
-            status, seconds = smoke_sandbox.stop(container)
+            grace = GRACE * self._longer
+            status, seconds = smoke_sandbox.stop(container, grace)
             run = self.ended(sandbox, container, status)
-            if seconds >= GRACE:
-                self.fail(run, f"{where}: still running {GRACE} s after SIGTERM, which is what platforms give")
+            if seconds >= grace:
+                self.fail(run, f"{where}: still running {grace} s after SIGTERM, which is what platforms give")
             if status != 143:
                 self.fail(run, f"{where}: exit status {status} after SIGTERM where 143 was expected")
             left = [
@@ -360,7 +367,7 @@ class Tester:
                 _KEEP, json.dumps({top: [path for path in left if path.startswith(f"{top}/")] for top in tops})
             )
             container = self.start(sandbox, smoke.args)
-            limit = smoke.seconds or smoke.timeout
+            limit = self._limit(smoke)
             ended = smoke_sandbox.wait(container, limit)
             alive = ended is None
             run = self.ended(sandbox, container, smoke_sandbox.stop(container, 5)[0] if ended is None else ended)
@@ -381,6 +388,10 @@ class Tester:
             )
         say(f"stopped in {seconds:.1f} s, continued from {files[0] if files else 'an unknown file'}")
         return {"seconds_to_stop": round(seconds, 2), "continued_from": files[0] if files else ""}
+
+    def _limit(self, smoke: SmokeRun) -> int:
+        """Seconds that a run may take, or is observed for."""
+        return (smoke.seconds or smoke.timeout) * self._longer
 
     @staticmethod
     def _files(sandbox: Sandbox, *folders: str) -> dict[str, list[int]]:

@@ -31,6 +31,9 @@ ENDPOINT = "192.0.2.10:8470"
 #: (https://cloud.google.com/kubernetes-engine/docs/concepts/spot-vms).
 GRACE = 15
 
+#: How many times as long each step may take under emulation, which trains on about 8 images/s (tf-cpu, 2026-11).
+EMULATED = 6
+
 #: Where the files of the test are in the containers.
 FOLDER = "/smoke"
 

@@ -27,15 +27,12 @@ from trainyard import state
 from trainyard.console import StepFailed, say
 from trainyard.datasets import digits
 from trainyard.image import smoke_command
-from trainyard.image.smoke_sandbox import GRACE, Sandbox, lines_of, wait
+from trainyard.image.smoke_sandbox import EMULATED, GRACE, Sandbox, lines_of, wait
 from trainyard.oci import docker_engine
 from trainyard.spec.model import Spec
 
 #: Seconds a training run may take; the slowest, XLA's CPU backend, took 40 s on 2 cores (2026-11).
 RUN_TIMEOUT = 600
-
-#: How many times as long each step may take under emulation, which trains on about 8 images/s (tf-cpu, 2026-11).
-EMULATED = 6
 
 #: Flags of a trainer under emulation: small batches learn the digits in fewer passes (98.6 % for tf-cpu).
 EMULATED_FLAGS = {"epochs": 2, "batch-size": 16}

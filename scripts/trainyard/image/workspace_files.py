@@ -45,7 +45,7 @@ def prepare(spec: Spec) -> Prepared:
         workspace_resolver.lock(spec)
     folder = spec.build_folder
     folder.mkdir(parents=True, exist_ok=True)
-    workspace_lock.split(workspace, folder)
+    workspace_lock.split(workspace, folder, spec.architecture)
     built = folder / "wheels"
     built.mkdir(exist_ok=True)
     wheels.ensure(spec, built)

@@ -58,6 +58,7 @@ class Request:
         old: entries whose versions are kept.
         upgraded: names whose versions are not kept.
         same_target: whether ``old`` is of the same target.
+        first: canonical name -> version in the image for the first platform, which the others have too if they can.
     """
 
     spec: Spec
@@ -71,6 +72,7 @@ class Request:
     upgraded: frozenset[str] = frozenset()
     base: Mapping[str, str] = field(default_factory=dict)
     same_target: bool = True
+    first: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -164,10 +166,15 @@ def _of_target(request: Request) -> list[Pin]:
     They are those of the old lock and of the target's: a later Trainyard, with another lock of the target, does not
     change the layers of an image whose requirements are the same.
     """
-    assert request.spec.workspace is not None
-    target = lockfile.pinned(lockfile.requirements_lock(model.load(request.spec.workspace.parent), "default"))
+    target = lockfile.pinned(lockfile.requirements_lock(_target(request.spec), "default"))
     kept = [pin for pin in lockfile.parse(request.old) if not pin.added] if request.same_target else []
     return [*target, *kept]
+
+
+def _target(spec: Spec) -> Spec:
+    """The target that a workspace extends, for the same platform."""
+    assert spec.workspace is not None
+    return model.load(spec.workspace.parent, spec.arch)
 
 
 def _in_base(request: Request, name: str, entry: str) -> bool:
@@ -199,27 +206,34 @@ def entries(text: str) -> Iterator[tuple[str, str]]:
 
 
 def _preferred(request: Request) -> str:
-    """The versions to keep: those of the old lock, then those of the base image, then those of the target.
+    """The versions to keep: of the first platform, then of the old lock, then of the base image, then of the target.
 
     uv takes the hashes from here too. They are left out where the workspace names other indexes: a package that
     moves to another index has other files.
     """
-    assert request.spec.workspace is not None
     if request.spec.framework_in_base:
         # The target's own lock is for another day's base.
         target = "".join(f"{text}\n" for text in model.requirements_of(request.spec))
     else:
-        parent = model.load(request.spec.workspace.parent)
-        target = lockfile.requirements_lock(parent, "default").read_text(encoding="utf-8").removeprefix(SPLIT_HEADER)
+        path = lockfile.requirements_lock(_target(request.spec), "default")
+        target = path.read_text(encoding="utf-8").removeprefix(SPLIT_HEADER)
     base = {name: f"{name}=={version}\n" for name, version in request.base.items()}
     known = dict(entries(target)) | base | dict(entries(request.old))
-    left_out = {*request.upgraded, *(wheel.name for wheel in request.wheels), *request.framework, *request.compiled}
-    return _kept(request, known, left_out)
+    return _kept(request, known, {*(wheel.name for wheel in request.wheels), *request.framework, *request.compiled})
 
 
 def _kept(request: Request, known: Mapping[str, str], left_out: Container[str]) -> str:
-    """The entries of ``known`` as uv's preferences."""
-    found = [entry for name, entry in sorted(known.items()) if name not in left_out]
+    """The entries of ``known`` as uv's preferences, with the versions of the first platform.
+
+    Where these differ they have no hashes, which are those of files for that platform.
+    """
+    agreed = {
+        name: f"{name}=={version}\n"
+        for name, version in request.first.items()
+        if name in request.upgraded or pins(known.get(name, "")).get(name) != version
+    }
+    kept = {name: entry for name, entry in known.items() if name not in request.upgraded} | agreed
+    found = [entry for name, entry in sorted(kept.items()) if name not in left_out]
     if request.indexes:
         found = [entry.split(" \\", 1)[0].strip() + "\n" for entry in found]
     return "".join(found)
@@ -338,24 +352,24 @@ def _build_failure(text: str) -> str:
     return f"{package[1]} has no wheel for the image, and its build fails ({errors[-1]})" if package and errors else ""
 
 
-def compile_sources(
-    spec: Spec, wanted: Wanted, found: list[Index], old: Mapping[str, str], upgraded: frozenset[str]
-) -> dict[str, Compiled]:
+def compile_sources(spec: Spec, wanted: Wanted, found: list[Index], old: Mapping[str, str]) -> dict[str, Compiled]:
     """The source distributions of ``build:`` with the SHA-256 of their archives; nothing is built.
 
+    Args:
+        old: canonical name -> version to keep.
     Raises:
         UserError: there is none on an index.
         StepFailed: uv failed.
     """
     if not wanted.compiled:
         return {}
-    request = Request(spec, wanted, {}, None, found, [], {}, "", upgraded)
+    request = Request(spec, wanted, {}, None, found, [], {}, "")
     entries, sources = _index_tables(found, wanted.index_of)
     names = {line.name: line for line in wanted.compiled}
     kept = [
         f"{name}=={version}"
         for name, version in old.items()
-        if name in names and name not in upgraded and names[name].requirement.specifier.contains(version)
+        if name in names and names[name].requirement.specifier.contains(version)
     ]
     options = {
         "constraint-dependencies": kept,
@@ -414,12 +428,12 @@ def build_requirements(request: Request) -> str:
         for text in one.build_requires
     ]
     needed += [(line, "'build.requires'") for line in request.wanted.build_requires]
-    python = request.spec.python_version
+    python, machine = request.spec.python_version, request.spec.architecture.machine
     provided = {name: version for name, version in request.framework.items() if name not in _BACKENDS}
     lines = []
     for line, by in needed:
         wanted = line.requirement
-        if not applies(wanted.marker, python):
+        if not applies(wanted.marker, python, machine):
             continue
         if version := provided.get(line.name):
             if not wanted.specifier.contains(version, prereleases=True):
@@ -439,7 +453,7 @@ def build_requirements(request: Request) -> str:
     with tempfile.TemporaryDirectory() as folder:
         here = Path(folder)
         _write_project(here, [line.text for line in dict.fromkeys(lines)], options)
-        (here / "new.lock").write_text(_kept(request, known, {*request.upgraded, *provided}), encoding="utf-8")
+        (here / "new.lock").write_text(_kept(request, known, provided), encoding="utf-8")
         done = _uv(request, here, resolver.REQUIREMENTS_FORMAT)
         if done.returncode:
             raise _failure(replace(request, wanted=Wanted(lines=tuple(lines)), framework={}), done.stderr)

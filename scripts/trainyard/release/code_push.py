@@ -1,4 +1,4 @@
-"""Replace the code in an image of a workspace at a registry, without an engine.
+"""Replace the code in an image of a workspace, or in all images of an index, at a registry and without an engine.
 
 The code is the topmost layer of the image. A new blob takes its place, and a new configuration and manifest name it:
 everything below is neither read nor sent again. The manifest is stored last, so that an upload that was interrupted
@@ -7,8 +7,6 @@ leaves no tag. The result was never run: it is labelled so, tagged ``dev-<hash>`
 
 from __future__ import annotations
 
-import base64
-import binascii
 import datetime
 import gzip
 import hashlib
@@ -17,8 +15,8 @@ import re
 import shutil
 import tempfile
 import time
-from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Collection, Iterable, Iterator, Sequence
+from concurrent.futures import Executor, ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -30,9 +28,10 @@ from trainyard.console import StepFailed, UserError, say
 from trainyard.image import plan
 from trainyard.oci import image_index
 from trainyard.oci.registry import Manifest, Repository, check_address, sha256
-from trainyard.spec.architectures import AMD64
+from trainyard.release import pushed_code
+from trainyard.release.pushed_code import Image, Pushed
 from trainyard.spec.model import Spec
-from trainyard.spec.naming import DEVELOPMENT, LABELS, NAME, UNTESTED
+from trainyard.spec.naming import DEVELOPMENT, LABELS, NAME, TAG, UNTESTED
 from trainyard.spec.workspace import FILE, LOCK, Workspace
 from trainyard.workspace import code_layer, pushes
 from trainyard.workspace.pushes import Push
@@ -42,9 +41,6 @@ _OCI = "org.opencontainers.image"
 #: Level of zstd. BuildKit's own streams cannot be reproduced, whatever the level: it compresses in Go.
 _ZSTD_LEVEL = 3
 
-#: The annotation with the digest of the image whose manifest is stored under :func:`pushed_tag`.
-_DIGEST = f"{LABELS}.digest"
-
 #: Inline cache that BuildKit writes into configurations; it describes layers that a new one replaces.
 _INLINE_CACHE = "moby.buildkit.cache.v0"
 
@@ -52,50 +48,8 @@ _INLINE_CACHE = "moby.buildkit.cache.v0"
 _CHUNK = 1 << 20
 
 
-@dataclass(frozen=True)
-class Image:
-    """The image whose code is replaced.
-
-    Attributes:
-        name: its tag or digest, for messages.
-        digest: what ``docker pull`` gets it by.
-        document: its manifest, ``media_type``: that of the manifest.
-        config: its configuration.
-    """
-
-    name: str
-    digest: str
-    media_type: str
-    document: dict[str, Any]
-    config: dict[str, Any]
-
-    @property
-    def labels(self) -> dict[str, str]:
-        """Name -> value of the labels."""
-        return dict((self.config.get("config") or {}).get("Labels") or {})
-
-    @property
-    def diff_ids(self) -> list[str]:
-        """Digests of the uncompressed layers, bottom first."""
-        return list((self.config.get("rootfs") or {}).get("diff_ids") or [])
-
-    @property
-    def tag(self) -> str:
-        """Its immutable tag."""
-        return self.labels.get(f"{_OCI}.version", self.name)
-
-    def as_push(self, repository: Repository) -> Push:
-        """The record of this image."""
-        documents = json.dumps(self.document), json.dumps(self.config)
-        return Push(repository.name, self.tag, self.digest, self.media_type, *documents)
-
-
 def pushed_tag(target: str) -> str:
-    """The tag of the image that was pushed last, from any host: ``<target>.pushed``.
-
-    Its manifest has the configuration in itself (``data`` of the descriptor), which saves a request:
-    https://github.com/opencontainers/image-spec/blob/main/descriptor.md
-    """
+    """The tag of the image or image index that was pushed last, from any host: ``<target>.pushed``."""
     return f"{target}.pushed"
 
 
@@ -110,7 +64,7 @@ def address(spec: Spec, registry: str | None) -> str:
 
 
 def remember(spec: Spec, repository: Repository, tag: str, digest: str) -> None:
-    """Record an image that was pushed, here and at the registry, for :func:`push` on this host and on others.
+    """Record an image or an image index that was pushed, here and at the registry, for :func:`push` on any host.
 
     Args:
         tag: its immutable tag.
@@ -118,97 +72,46 @@ def remember(spec: Spec, repository: Repository, tag: str, digest: str) -> None:
     Raises:
         StepFailed: the registry refuses.
     """
-    stored = repository.manifest(digest)
-    assert stored is not None  # it has just been pushed
-    stored = _for_linux(repository, stored)
-    document = json.loads(stored.body)
-    config = _blob(repository, document["config"]["digest"])
-    pushes.record(
-        spec.target, Push(repository.name, tag, digest, stored.media_type, stored.body.decode(), config.decode())
-    )
-    if "oci" in stored.media_type:  # Docker's schema has no 'data'
-        data = base64.b64encode(config).decode()
-        document["config"] = {**document["config"], "data": data}
-        document["annotations"] = {**document.get("annotations", {}), _DIGEST: digest}
-        stored = Manifest.of(document, stored.media_type)
+    found = pushed_code.at_registry(spec, repository, digest)
+    assert found is not None  # it has just been pushed
+    pushes.record(spec.target, found.as_push(repository, tag))
+    indexed = found.index is not None
+    stored = repository.existing(digest) if indexed else pushed_code.with_configuration(found.images[0])
     # Where tags are immutable, other hosts find the image by its floating tag, or by --image.
     with suppress(UserError):
         repository.put(stored, pushed_tag(spec.target))
 
 
-def _blob(repository: Repository, digest: str) -> bytes:
-    """A small blob, checked against its digest."""
-    data = repository.request("GET", f"blobs/{digest}").content
-    if sha256(data) != digest:
-        raise StepFailed(f"{repository.name}: the blob {digest[:19]} is damaged there")
-    return data
-
-
-def _for_linux(repository: Repository, manifest: Manifest) -> Manifest:
-    """``manifest``, or that of an index for linux/amd64.
-
-    Raises:
-        UserError: the index has none.
-    """
-    document = json.loads(manifest.body)
-    if not image_index.is_index(document):
-        return manifest
-    digest = image_index.digest_for(document, AMD64)
-    if digest is None:
-        raise UserError(f"{repository.name}@{manifest.digest[:19]} is an index without an image for {AMD64.platform}")
-    return repository.existing(digest)
-
-
-def _at_registry(repository: Repository, version: str) -> Image | None:
-    """An image by its tag or digest; None if there is none."""
-    stored = repository.manifest(version)
-    if stored is None:
-        return None
-    found = _for_linux(repository, stored)
-    document = json.loads(found.body)
-    annotations = document.get("annotations") or {}
-    digest = annotations.pop(_DIGEST, "")
-    if not annotations:
-        document.pop("annotations", None)
-    try:
-        config = base64.b64decode(document["config"].pop("data", ""), validate=True)
-    except binascii.Error:
-        config = b""
-    if sha256(config) != document["config"]["digest"]:
-        config = _blob(repository, document["config"]["digest"])
-    return Image(version, digest or stored.digest, found.media_type, document, json.loads(config))
-
-
-def _image(spec: Spec, repository: Repository, known: Push | None, version: str | None) -> Image:
-    """The image whose code is replaced: ``version``, else the one that was pushed last.
+def _pushed(spec: Spec, repository: Repository, known: Push | None, version: str | None) -> Pushed:
+    """The image or index whose code is replaced: ``version``, else the one that was pushed last.
 
     Raises:
         UserError: there is none, or it is not one of this workspace.
     """
-    if version:
-        found = _at_registry(repository, version)
-        if found is None:
-            raise UserError(f"{repository.name} has no {version}")
-    elif known:
-        document, config = json.loads(known.manifest), json.loads(known.config)
-        found = Image(known.tag, known.digest, known.media_type, document, config)
-    else:
-        found = _at_registry(repository, pushed_tag(spec.target)) or _at_registry(repository, spec.target)
-        if found is None:
-            raise UserError(
-                f"{repository.name} has no image of {spec.target}: run 'trainyard push --registry "
-                f"{repository.name.rpartition('/')[0]}' first"
-            )
+    if not version and known:
+        return pushed_code.recorded(known)
+    versions = [version] if version else [pushed_tag(spec.target), spec.target]
+    found = next(filter(None, (pushed_code.at_registry(spec, repository, one) for one in versions)), None)
+    if found is None and version:
+        raise UserError(f"{repository.name} has no {version}")
+    if found is None:
+        raise UserError(
+            f"{repository.name} has no image of {spec.target}: run 'trainyard push --registry "
+            f"{repository.name.rpartition('/')[0]}' first"
+        )
     return found
 
 
-def _check(spec: Spec, workspace: Workspace, image: Image, repository: Repository) -> None:
+def _check(spec: Spec, workspace: Workspace, pushed: Pushed, image: Image, repository: Repository) -> None:
     """Check that an image differs from the one that the workspace would make in its code alone.
+
+    Args:
+        pushed: what ``image`` belongs to.
 
     Raises:
         UserError: it does not.
     """
-    where = f"{repository.name}: {image.name}"
+    where = f"{repository.name}: {pushed.name}"
     target = image.labels.get(f"{LABELS}.target")
     if target != spec.target:
         raise UserError(f"{where} is an image of '{target}', not of '{spec.target}'")
@@ -224,7 +127,7 @@ def _check(spec: Spec, workspace: Workspace, image: Image, repository: Repositor
     changed = [name for name, (there, here) in compared.items() if there != here]
     if changed:
         raise UserError(
-            f"{' and '.join(changed)} changed since {image.tag} was pushed, so that replacing the code is not enough: "
+            f"{' and '.join(changed)} changed since {pushed.tag} was pushed, so that replacing the code is not enough: "
             "run 'trainyard image' and 'trainyard push'"
         )
 
@@ -333,25 +236,26 @@ def _commit(workspace: Workspace) -> dict[str, str]:
     return {"created": created.strftime("%Y-%m-%dT%H:%M:%SZ"), "revision": plan.revision(workspace)}
 
 
-def _version(image: Image, diff_id: str, commit: dict[str, str]) -> str:
+def _version(pushed: Pushed, diff_id: str, commit: dict[str, str]) -> str:
     """``dev-`` and twelve hexadecimal digits that stand for the image below the code, the code, and the commit."""
-    text = json.dumps([image.digest, diff_id, commit], sort_keys=True)
+    text = json.dumps([pushed.digest, diff_id, commit], sort_keys=True)
     return f"{DEVELOPMENT}{hashlib.sha256(text.encode()).hexdigest()[:12]}"
 
 
 def push(spec: Spec, registry: str, *, image: str | None = None) -> dict[str, Any]:
-    """Replace the code in the image of ``spec`` that was pushed last, and tag the result ``dev-<hash>``.
+    """Replace the code in the image or image index of ``spec`` that was pushed last, and tag the result ``dev-<hash>``.
 
-    With a known challenge and image that is six requests, four of them in turn: token, two uploads, manifest.
+    With a known challenge and image that is six requests, four of them in turn: token, two uploads, manifest. An index
+    of two images takes four more: the configuration and the manifest of the other image, and the index.
 
     Args:
         spec: of a workspace.
         registry: its ``host[:port]/path``.
-        image: tag or digest there of another image of the workspace.
+        image: tag or digest there of another image or image index of the workspace.
     Returns:
-        ``reference`` (by digest), ``tag`` (the reference by tag), ``digest``, ``base`` (the digest of the image whose
-        code was replaced), ``code`` (diff id), ``files`` (number of files of the code), ``bytes_uploaded``, ``changed``
-        (whether the image is a new one), ``tested`` (how far it was tested), ``seconds``.
+        ``reference`` (by digest), ``tag`` (the reference by tag), ``digest``, ``base`` (the digest of the image or
+        index whose code was replaced), ``code`` (diff id), ``files`` (number of files of the code), ``bytes_uploaded``,
+        ``changed`` (whether the image is a new one), ``tested`` (how far it was tested), ``seconds``.
     Raises:
         UserError: there is no such image, or it differs from the workspace in more than its code; or the code has a
             mistake.
@@ -366,9 +270,10 @@ def push(spec: Spec, registry: str, *, image: str | None = None) -> dict[str, An
     with ThreadPoolExecutor(3) as pool, tempfile.TemporaryDirectory(prefix="trainyard-") as folder:
         token, commit = pool.submit(repository.authorize), pool.submit(_commit, workspace)
         current = pool.submit(_check_lock, spec)
-        found = _image(spec, repository, known, image)
-        _check(spec, workspace, found, repository)
-        tar, blob = Path(folder) / "code.tar", Path(folder) / "code"
+        found = _pushed(spec, repository, known, image)
+        for one in found.images:
+            _check(spec, workspace, found, one, repository)
+        tar = Path(folder) / "code.tar"
         code = code_layer.write(workspace, tar, spec.site)
         version = _version(found, code.diff_id, commit.result())
         token.result()
@@ -379,21 +284,52 @@ def push(spec: Spec, registry: str, *, image: str | None = None) -> dict[str, An
         if same is not None:
             facts |= {"changed": False, "bytes_uploaded": 0, "seconds": _since(started)}
             return _named(repository, **same) | facts
-        layer = compress(tar, blob, str(found.document["layers"][-1]["mediaType"]))
-        manifest, config = with_code(found, layer, code.diff_id, commit.result() | {"version": version})
-        # The larger one is sent by this thread, which an interrupt reaches.
-        sent = pool.submit(repository.upload, config, sha256(config))
-        with blob.open("rb") as stream:
-            repository.upload(stream, layer["digest"])
-        sent.result()
+        blobs = _compressed(tar, {one.code_type for one in found.images})
+        about = commit.result() | {"version": version}
+        made = [with_code(one, blobs[one.code_type].layer, code.diff_id, about) for one in found.images]
+        _upload(repository, pool, blobs.values(), [config for _, config in made])
         current.result()
-        _put(spec, repository, manifest, version, found)
+        manifests = [manifest for manifest, _ in made]
+        if found.index is not None:
+            manifests.append(_index(spec, found, manifests, version))
+        _put(spec, repository, manifests, version, found)
     if not image:
         known = known or found.as_push(repository)
-        pushes.record(spec.target, replace(known, code_digest=manifest.digest, code_tag=version))
-    size = layer["size"] + len(config) + len(manifest.body)
+        pushes.record(spec.target, replace(known, code_digest=manifests[-1].digest, code_tag=version))
+    size = sum(blob.layer["size"] for blob in blobs.values()) + sum(len(config) for _, config in made)
+    size += sum(len(manifest.body) for manifest in manifests)
     facts |= {"changed": True, "bytes_uploaded": size, "seconds": _since(started)}
-    return _named(repository, manifest.digest, version, UNTESTED) | facts
+    return _named(repository, manifests[-1].digest, version, UNTESTED) | facts
+
+
+@dataclass(frozen=True)
+class _Blob:
+    """A compressed layer: its file, and its descriptor."""
+
+    file: Path
+    layer: dict[str, Any]
+
+
+def _compressed(tar: Path, media_types: Collection[str]) -> dict[str, _Blob]:
+    """The blob of a layer for each media type; images of one index usually have the same."""
+    files = {name: tar.with_name(f"code-{number}") for number, name in enumerate(sorted(media_types))}
+    return {name: _Blob(file, compress(tar, file, name)) for name, file in files.items()}
+
+
+def _upload(repository: Repository, pool: Executor, blobs: Iterable[_Blob], configurations: Iterable[bytes]) -> None:
+    """Store layers and configurations; the layers, which are larger, in this thread, which an interrupt reaches."""
+    sent = [pool.submit(repository.upload, one, sha256(one)) for one in configurations]
+    for blob in blobs:
+        with blob.file.open("rb") as stream:
+            repository.upload(stream, blob.layer["digest"])
+    for one in sent:
+        one.result()
+
+
+def _index(spec: Spec, pushed: Pushed, manifests: Sequence[Manifest], version: str) -> Manifest:
+    """The index of the images with other code."""
+    members = {one.architecture: manifest for one, manifest in zip(pushed.images, manifests, strict=True)}
+    return image_index.make(members, {TAG: version, f"{LABELS}.target": spec.target})
 
 
 def _since(started: float) -> float:
@@ -406,38 +342,41 @@ def _named(repository: Repository, digest: str, tag: str, tested: str) -> dict[s
 
 
 def _same(
-    repository: Repository, image: Image, diff_id: str, version: str, known: Push | None
+    repository: Repository, pushed: Pushed, diff_id: str, version: str, known: Push | None
 ) -> dict[str, str] | None:
     """``digest``, ``tag`` and ``tested`` of an image at the registry that has this code; None if none is known.
 
     Raises:
         UserError: it is the image itself, and the registry no longer has it.
     """
-    if image.labels.get(f"{LABELS}.code") == diff_id:
-        if not repository.has(image.digest):
-            raise _gone(repository, image)
-        return {"digest": image.digest, "tag": image.tag, "tested": image.labels.get(f"{LABELS}.tested", "")}
-    if known and known.digest == image.digest and known.code_tag == version and repository.has(known.code_digest):
+    if all(one.labels.get(f"{LABELS}.code") == diff_id for one in pushed.images):
+        if not repository.has(pushed.digest):
+            raise _gone(repository, pushed)
+        return {"digest": pushed.digest, "tag": pushed.tag, "tested": pushed.labels.get(f"{LABELS}.tested", "")}
+    if known and known.digest == pushed.digest and known.code_tag == version and repository.has(known.code_digest):
         return {"digest": known.code_digest, "tag": version, "tested": UNTESTED}
     return None
 
 
-def _gone(repository: Repository, image: Image) -> UserError:
-    return UserError(f"{repository.name} no longer has {image.name}: run 'trainyard push' again")
+def _gone(repository: Repository, pushed: Pushed) -> UserError:
+    return UserError(f"{repository.name} no longer has {pushed.name}: run 'trainyard push' again")
 
 
-def _put(spec: Spec, repository: Repository, manifest: Manifest, tag: str, image: Image) -> None:
-    """Store the manifest under its tag.
+def _put(spec: Spec, repository: Repository, manifests: Sequence[Manifest], tag: str, pushed: Pushed) -> None:
+    """Store manifests, the last one under a tag and those before, which it names, by their digests.
 
     Raises:
         UserError: the registry no longer has the layers below the code.
         StepFailed: it refuses for another reason.
     """
+    *members, last = manifests
     try:
-        repository.put(manifest, tag)
+        for one in members:
+            repository.put(one, one.digest)
+        repository.put(last, tag)
     except StepFailed as error:
         # https://github.com/opencontainers/distribution-spec/blob/main/spec.md#error-codes
         if not re.search(r"blob[ _]unknown", str(error), re.IGNORECASE):
             raise
         pushes.forget(spec.target, repository.name)
-        raise _gone(repository, image) from None
+        raise _gone(repository, pushed) from None

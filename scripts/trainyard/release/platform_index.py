@@ -18,10 +18,7 @@ from trainyard.oci import docker_engine, image_index, referrers
 from trainyard.oci.registry import Manifest, Repository
 from trainyard.spec.architectures import PLATFORMS, Architecture
 from trainyard.spec.model import Spec, each_platform
-from trainyard.spec.naming import DEVELOPMENT, LABELS, NAME, UNTESTED
-
-#: The label of an image, and the annotation of an index, with its immutable tag.
-TAG = "org.opencontainers.image.version"
+from trainyard.spec.naming import DEVELOPMENT, LABELS, NAME, TAG, UNTESTED
 
 
 @dataclass(frozen=True)

@@ -24,7 +24,7 @@ from trainyard.oci.registry import Repository
 from trainyard.release import audit, code_push, platform_index
 from trainyard.spec.architectures import PLATFORMS, Architecture
 from trainyard.spec.model import Spec, each_platform
-from trainyard.spec.naming import LABELS, NAME, candidate_tag
+from trainyard.spec.naming import LABELS, NAME, TAG, candidate_tag
 from trainyard.spec.units import in_units
 
 if TYPE_CHECKING:
@@ -123,9 +123,9 @@ def push(spec: Spec, address: str, *, reference: str | None = None, allow_untest
     image = docker_engine.image(reference, made_by="docker pull") if reference else image_to_push(spec)
     digest = str(image.id)
     passed = state.require(spec.local_name, digest, "verify", "smoke", made_by=spec.command("image"))
-    tag = str(image.labels.get(platform_index.TAG) or "")
+    tag = str(image.labels.get(TAG) or "")
     if not tag:
-        raise UserError(f"{digest[:19]} has no label {platform_index.TAG}: run '{spec.command('image')}'")
+        raise UserError(f"{digest[:19]} has no label {TAG}: run '{spec.command('image')}'")
     level = str(image.labels.get(f"{LABELS}.tested") or "")
     if not allow_untested:
         check_level(spec, level)
@@ -151,8 +151,6 @@ def push(spec: Spec, address: str, *, reference: str | None = None, allow_untest
         digest = after
     reported = upload_report(parts, blob_status)
     manifest = 0 if same else int(passed["verify"]["manifest"]["size"])
-    if spec.workspace:
-        code_push.remember(spec, Repository(repository), tag, digest)
     return {
         "reference": f"{repository}@{digest}",
         "tag": destination,
@@ -199,7 +197,15 @@ def push_attached(
     pushed = push(spec, address, reference=reference, allow_untested=allow_untested)
     # `trainyard promote` on another host reads this.
     referrers.record_verification(f"{address}/{NAME}", pushed["digest"])
-    return pushed | {"attached": attach_referrers(spec, address, pushed["digest"], key, reference=reference)}
+    attached = attach_referrers(spec, address, pushed["digest"], key, reference=reference)
+    _remember(spec, Repository(f"{address}/{NAME}"), pushed)
+    return pushed | {"attached": attached}
+
+
+def _remember(spec: Spec, repository: Repository, pushed: dict[str, Any]) -> None:
+    """Record what was pushed of a workspace as that whose code ``push --code-only`` replaces."""
+    if spec.workspace:
+        code_push.remember(spec, repository, pushed["tag"].rpartition(":")[2], pushed["digest"])
 
 
 def push_all(
@@ -280,7 +286,7 @@ def push_index(
     for one in each_platform(spec):
         if one.architecture not in digests:
             warn(f"the image index has no {one.platform}: no image for it passed; '{one.command('image')}' makes one")
-    return {
+    made = {
         "reference": f"{repository.name}@{index.manifest.digest}",
         "tag": f"{repository.name}:{index.tag}",
         "digest": index.manifest.digest,
@@ -289,6 +295,8 @@ def push_index(
         "bytes_uploaded": 0 if before else len(index.manifest.body),
         "already_there": before is not None,
     }
+    _remember(spec, repository, made)
+    return made
 
 
 def known_digests(image: Any, repository: str) -> set[str]:

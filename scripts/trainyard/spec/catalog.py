@@ -14,12 +14,13 @@ from typing import Annotated, Any, TypeVar, get_args, get_origin
 
 from packaging.specifiers import InvalidSpecifier, SpecifierSet
 from packaging.utils import canonicalize_name
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, WithJsonSchema
 from ruamel.yaml.comments import CommentedMap
 
 from trainyard.console import UserError, nearest
 from trainyard.settings import ROOT
 from trainyard.spec import yaml_source
+from trainyard.spec.architectures import PLATFORMS
 from trainyard.spec.yaml_source import relative
 
 IMAGES = ROOT / "images"
@@ -38,6 +39,25 @@ def _specifier(text: str) -> str:
 #: A package name as https://www.debian.org/doc/debian-policy/ch-controlfields.html#source defines it.
 DebianPackage = Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9+.-]+$")]
 Specifier = Annotated[str, AfterValidator(_specifier)]
+
+
+def _platform(text: str) -> str:
+    if text not in PLATFORMS:
+        raise ValueError(f"{text!r} is not a platform of images{nearest(text, PLATFORMS)}: {', '.join(PLATFORMS)}")
+    return text
+
+
+def _each_once(names: list[str]) -> list[str]:
+    if twice := next((name for name in names if names.count(name) > 1), None):
+        raise ValueError(f"{twice} is listed twice")
+    return names
+
+
+#: What an image is for, as Docker writes it: ``linux/amd64``.
+Platform = Annotated[str, AfterValidator(_platform), WithJsonSchema({"type": "string", "enum": list(PLATFORMS)})]
+Platforms = Annotated[
+    list[Platform], Field(min_length=1, json_schema_extra={"uniqueItems": True}), AfterValidator(_each_once)
+]
 
 
 class Strict(BaseModel):

@@ -140,8 +140,7 @@ def framework_lock(spec: Spec, index: str) -> Path:
     Raises:
         UserError: a user's repository has no readable trainyard.lock, or a nightly was never locked.
     """
-    if spec.workspace:
-        workspace_lock.split(spec.workspace, spec.build_folder)
+    _split(spec)
     if spec.framework_in_base:
         return base_contents_file(spec)
     if not spec.locked:
@@ -155,8 +154,7 @@ def requirements_lock(spec: Spec, index: str) -> Path:
     Raises:
         UserError: that of a user's repository has no readable trainyard.lock.
     """
-    if spec.workspace:
-        workspace_lock.split(spec.workspace, spec.build_folder)
+    _split(spec)
     return spec.build_folder / f"requirements{spec.suffix(index)}.lock"
 
 
@@ -166,10 +164,30 @@ def compiled_lock(spec: Spec) -> Path | None:
     Raises:
         UserError: there is no readable trainyard.lock.
     """
+    return _lock_of_compilation(spec, "compiled")
+
+
+def build_requires_lock(spec: Spec) -> Path | None:
+    """The lock of what :func:`compiled_lock` is compiled with; None if nothing is compiled.
+
+    Raises:
+        UserError: there is no readable trainyard.lock.
+    """
+    return _lock_of_compilation(spec, "build-requires")
+
+
+def _lock_of_compilation(spec: Spec, name: str) -> Path | None:
     if not (spec.workspace and spec.workspace.document.build):
         return None
-    workspace_lock.split(spec.workspace, spec.build_folder)
-    return spec.build_folder / "compiled.lock"
+    _split(spec)
+    path = spec.build_folder / f"{name}{spec.suffix('default')}.lock"
+    return path if path.is_file() else None  # markers may leave nothing to compile for a platform
+
+
+def _split(spec: Spec) -> None:
+    """Write the sections of a user's trainyard.lock as the files that the image of ``spec`` is built from."""
+    if spec.workspace:
+        workspace_lock.split(spec.workspace, spec.build_folder, spec.architecture)
 
 
 def installed(spec: Spec, index: str) -> dict[str, str]:

@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from packaging.markers import Marker
 
 from trainyard.spec.architectures import AMD64
+
+#: Whether a marker is true in an image; one that is missing is.
+Fits = Callable[[Marker | str | None], bool]
 
 
 def environment(python: str, machine: str = AMD64.machine) -> dict[str, str]:

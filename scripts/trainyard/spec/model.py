@@ -21,12 +21,12 @@ from ruamel.yaml.comments import CommentedMap
 
 from trainyard import installation
 from trainyard.console import UserError, nearest
-from trainyard.settings import ROOT, STATE
+from trainyard.settings import PREFIX, ROOT, STATE
 from trainyard.spec import architectures, nightly, workspace, workspace_lock, yaml_source
 from trainyard.spec.architectures import ARCHITECTURES, PLATFORMS, Architecture
 from trainyard.spec.catalog import IMAGES as IMAGES
 from trainyard.spec.catalog import Base as Base
-from trainyard.spec.catalog import DebianPackage, conflict, validated
+from trainyard.spec.catalog import DebianPackage, Platforms, conflict, validated
 from trainyard.spec.catalog import Index as Index
 from trainyard.spec.catalog import Strict as Strict
 from trainyard.spec.catalog import bases as bases
@@ -56,22 +56,6 @@ def _pin_or_set(text: str) -> str:
 
 Size = Annotated[int, BeforeValidator(lambda text: in_bytes(str(text)))]
 PinOrSet = Annotated[str, AfterValidator(_pin_or_set)]
-
-
-def _platform(text: str) -> str:
-    if text not in PLATFORMS:
-        raise ValueError(f"{text!r} is not a platform of images{nearest(text, PLATFORMS)}: {', '.join(PLATFORMS)}")
-    return text
-
-
-def _each_once(names: list[str]) -> list[str]:
-    if twice := next((name for name in names if names.count(name) > 1), None):
-        raise ValueError(f"{twice} is listed twice")
-    return names
-
-
-Platform = Annotated[str, AfterValidator(_platform)]
-Platforms = Annotated[list[Platform], Field(min_length=1), AfterValidator(_each_once)]
 
 
 class Trainers(Strict):
@@ -183,9 +167,9 @@ class Spec(_Document):
 
     def command(self, name: str) -> str:
         """How the user runs a command for this image, in messages: ``make lock TARGET=cpu`` or ``trainyard lock``."""
-        if self.workspace:
-            return f"trainyard {name}"
         chosen = {} if self.arch == architectures.usual(self.platforms).name else {"ARCH": self.arch}
+        if self.workspace:
+            return " ".join([*(f"{PREFIX}{key}={value}" for key, value in chosen.items()), "trainyard", name])
         return installation.command(name, TARGET=self.target, **chosen)
 
     @property
@@ -361,8 +345,13 @@ def recommended() -> list[Spec]:
 
 def each_platform(spec: Spec) -> list[Spec]:
     """The spec for each of its platforms, in their order."""
-    names = (PLATFORMS[one].name for one in spec.platforms)
-    found = [spec if name == spec.arch else load(str(spec.folder), name) for name in names]
+
+    def on(arch: str) -> Spec:
+        if arch == spec.arch:
+            return spec
+        return _load_workspace(spec.workspace.file, arch) if spec.workspace else load(str(spec.folder), arch)
+
+    found = [on(PLATFORMS[one].name) for one in spec.platforms]
     if spec.nightly_versions is None or spec.workspace:
         return found
     return [with_nightly_versions(as_written(one), spec.nightly_versions) for one in found]
@@ -384,7 +373,10 @@ def _load_workspace(path: Path, arch: str | None) -> Spec:
     valid = f"valid targets: {', '.join(targets())}"
     if not (IMAGES / document.extends / "image.yaml").is_file() or "/" in document.extends:
         refuse(("extends",), f"unknown target '{document.extends}'{nearest(document.extends, targets())}; {valid}")
-    parent = _on_platform(_load(IMAGES / document.extends, ()), architectures.AMD64.name)
+    parent = _load(IMAGES / document.extends, ())
+    if lacking := next((one for one in document.platforms if one not in parent.platforms), None):
+        refuse(("platforms",), f"'{parent.target}' is not made for {lacking}: it is for {', '.join(parent.platforms)}")
+    parent = _on_platform(parent.model_copy(update={"platforms": document.platforms}), arch)
     if document.base and document.base != parent.base:
         parent = _on_base(parent, document.base, refuse)
     name = document.name or workspace.default_name(path.parent)
@@ -414,13 +406,10 @@ def _load_workspace(path: Path, arch: str | None) -> Spec:
             "budget": Budget.model_construct(size=document.budget.size) if document.budget else parent.budget,
             "target": name,
             "folder": path.parent,
-            "platforms": [architectures.AMD64.platform],
-            "framework_folder": STATE / name / "build",
             "workspace": Workspace(path, document, parent.target),
         }
     )
-    if arch is None:
-        architectures.choose(spec.platforms)  # refuses another one
+    spec = spec.model_copy(update={"framework_folder": spec.build_folder})
     return with_locked_base(spec) if spec.framework_in_base else spec
 
 
@@ -573,9 +562,10 @@ def with_locked_base(spec: Spec) -> Spec:
         lock = workspace_lock.read(ws)
     except UserError:
         lock = None
-    if lock and lock.target == ws.parent and "base" in lock.sections:
+    sections = lock.of(spec.architecture) if lock and lock.target == ws.parent else {}
+    if lock and "base" in sections:
         try:
-            contents = _base_contents(spec, lock.sections["base"])
+            contents = _base_contents(spec, sections["base"])
         except ValueError:
             raise UserError(
                 f"{relative(ws.lock)}: written by another version of Trainyard ({lock.version}): remove it, and run "

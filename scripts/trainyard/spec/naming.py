@@ -13,6 +13,9 @@ NAME = settings.variable("IMAGE_NAME") or "trainyard"
 #: Prefix of Trainyard's own labels.
 LABELS = "io.trainyard"
 
+#: The label of an image, and the annotation of an index, with its immutable tag.
+TAG = "org.opencontainers.image.version"
+
 #: Value of the label ``tested`` of an image that was never run: its code was replaced at the registry.
 UNTESTED = "none"
 

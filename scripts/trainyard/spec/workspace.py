@@ -16,7 +16,8 @@ from typing import Annotated, Any, Literal
 from packaging.requirements import InvalidRequirement, Requirement
 from pydantic import AfterValidator, BeforeValidator, Field, WithJsonSchema
 
-from trainyard.spec.catalog import DebianPackage, Strict
+from trainyard.spec.architectures import AMD64
+from trainyard.spec.catalog import DebianPackage, Platforms, Strict
 from trainyard.spec.units import in_bytes
 
 #: Name of the file that describes a user's image.
@@ -160,6 +161,7 @@ class WorkspaceDocument(Strict):
 
     extends: str
     base: str | None = None
+    platforms: Platforms = Field(default_factory=lambda: [AMD64.platform])
     name: Annotated[str, Field(pattern=r"^[a-z0-9]+(-[a-z0-9]+)*$")] | None = None
     summary: str = ""
     requirements: Annotated[

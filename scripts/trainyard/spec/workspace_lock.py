@@ -18,17 +18,22 @@ The sections are ``framework`` and ``requirements``, the same two with ``.<index
 ``compiled`` for source distributions and ``build-requires`` for what these are compiled with. If the base holds the
 framework, ``base``, the record of its contents in JSON, takes the place of ``framework``. :func:`split` writes them as
 the files that a build installs from.
+
+These are the sections of linux/amd64. Those of another platform begin with its architecture, ``arm64.framework``: a
+Trainyard that builds for amd64 alone refuses such a lock.
 """
 
 from __future__ import annotations
 
 import hashlib
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from trainyard.console import UserError
 from trainyard.spec import workspace
+from trainyard.spec.architectures import AMD64, ARCHITECTURES, Architecture
 from trainyard.spec.workspace import Workspace
 from trainyard.spec.yaml_source import relative
 
@@ -55,7 +60,8 @@ class WorkspaceLock:
         target: name of the target that the image extends.
         base: reference of the base image, with a digest where a registry gave one.
         inputs: SHA-256 of what was resolved.
-        sections: name -> requirements with hashes, without a header; ``base``: JSON.
+        sections: name -> requirements with hashes, without a header; ``base``: JSON. Of all platforms, see
+            :func:`section`.
     """
 
     version: str
@@ -64,6 +70,10 @@ class WorkspaceLock:
     base: str
     inputs: str
     sections: dict[str, str] = field(default_factory=dict)
+
+    def of(self, architecture: Architecture) -> dict[str, str]:
+        """See :func:`of_platform`."""
+        return of_platform(self.sections, architecture)
 
     def text(self) -> str:
         """The lock as it is written."""
@@ -76,6 +86,30 @@ class WorkspaceLock:
             "checksum": hashlib.sha256(body.encode()).hexdigest(),
         }
         return "\n".join([_TITLE, *(f"# {name}: {facts[name]}" for name in _FACTS), ""]) + body
+
+
+def section(name: str, architecture: Architecture) -> str:
+    """What the section ``name`` of a platform is called in a lock."""
+    return name if architecture == AMD64 else f"{architecture.name}.{name}"
+
+
+def of_platform(sections: Mapping[str, str], architecture: Architecture) -> dict[str, str]:
+    """The sections of one platform, by their names without its architecture; none if it is not locked."""
+    found = {_platform_and_name(section): text for section, text in sections.items()}
+    return {name: text for (owner, name), text in found.items() if owner == architecture}
+
+
+def _platform_and_name(section: str) -> tuple[Architecture, str]:
+    """The reverse of :func:`section`."""
+    first, _, rest = section.partition(".")
+    found = ARCHITECTURES.get(first, AMD64)
+    return (found, section) if found == AMD64 else (found, rest)
+
+
+def _complete(sections: Mapping[str, str]) -> bool:
+    """Whether a platform has the sections that an image needs, and no unknown ones."""
+    known = all(_NAMES.fullmatch(name) for name in sections)
+    return known and "requirements" in sections and ("framework" in sections) != ("base" in sections)
 
 
 def _body(sections: dict[str, str]) -> str:
@@ -109,10 +143,11 @@ def read(ws: Workspace) -> WorkspaceLock:
     sections = _sections("".join(lines[start:]))
     if hashlib.sha256(_body(sections).encode()).hexdigest() != facts["checksum"]:
         raise UserError(f"{where}: changed since 'trainyard lock' wrote it: restore it, or {_AGAIN} again")
-    unknown = next((name for name in sections if not _NAMES.fullmatch(name)), None)
-    if unknown or "requirements" not in sections or ("framework" in sections) == ("base" in sections):
+    lock = WorkspaceLock(version, contents, facts["target"], facts["base"], facts["inputs"], sections)
+    platforms = {_platform_and_name(name)[0] for name in sections} or {AMD64}
+    if not all(_complete(lock.of(one)) for one in platforms):
         raise UserError(f"{where}: written by another version of Trainyard ({version}): {_AGAIN} again")
-    return WorkspaceLock(version, contents, facts["target"], facts["base"], facts["inputs"], sections)
+    return lock
 
 
 def _sections(text: str) -> dict[str, str]:
@@ -145,24 +180,25 @@ def write(ws: Workspace, lock: WorkspaceLock) -> None:
         raise UserError(f"{relative(ws.lock)}: cannot be written ({error.strerror})") from None
 
 
-def split(ws: Workspace, folder: Path) -> list[Path]:
-    """Write each section of the lock as ``<section>.lock`` into ``folder``, and remove those it has no longer.
+def split(ws: Workspace, folder: Path, architecture: Architecture) -> list[Path]:
+    """Write each section of a platform as ``<section>.lock`` into ``folder``, and remove those it has no longer.
 
-    ``base`` is written as base.json.
+    ``base`` is written as base.json. As in the catalogue, the names of other platforms than linux/amd64 end with the
+    architecture: ``framework.arm64.lock``.
 
     Files that have their text already are left as they are. The paths of all sections.
 
     Raises:
         UserError: see :func:`read`.
     """
-    sections = read(ws).sections
+    end = ".lock" if architecture == AMD64 else f".{architecture.name}.lock"
     folder.mkdir(parents=True, exist_ok=True)
     wanted = {
-        folder / ("base.json" if name == "base" else f"{name}.lock"): text if name == "base" else SPLIT_HEADER + text
-        for name, text in sections.items()
+        folder / ("base.json" if name == "base" else f"{name}{end}"): text if name == "base" else SPLIT_HEADER + text
+        for name, text in read(ws).of(architecture).items()
     }
-    for path in (*folder.glob("*.lock"), *folder.glob("base.json")):
-        if path not in wanted and _NAMES.fullmatch(path.stem):
+    for path in (*folder.glob(f"*{end}"), *folder.glob("base.json")):
+        if path not in wanted and _NAMES.fullmatch(path.name.removesuffix(end).removesuffix(".json")):
             path.unlink()
     for path, text in wanted.items():
         if not path.is_file() or path.read_text(encoding="utf-8") != text:

@@ -17,7 +17,7 @@ from typing import Any
 from packaging.utils import canonicalize_name
 
 from trainyard.console import UserError, nearest
-from trainyard.spec.markers import applies
+from trainyard.spec.markers import Fits
 from trainyard.spec.workspace import folders_upwards
 from trainyard.spec.yaml_source import relative
 from trainyard.workspace import requirements_txt
@@ -97,7 +97,7 @@ def workspace_root(folder: Path) -> Toml | None:
 
 
 def read_project(
-    path: Path, found: Found, *, python: str, extras: Sequence[str] = (), groups: Sequence[str] = ()
+    path: Path, found: Found, *, fits: Fits, extras: Sequence[str] = (), groups: Sequence[str] = ()
 ) -> Line | None:
     """Add the dependencies of a pyproject.toml to ``found``; its ``requires-python``, None if it has none.
 
@@ -111,12 +111,12 @@ def read_project(
     if not project and not groups:
         raise UserError(_without_project(source))
     for line in _dependencies(source, project, found):
-        _add(source, line, found, python)
+        _add(source, line, found, fits)
     for line in _extra_lines(source, project, extras, ()):
-        _add(source, line, found, python)
+        _add(source, line, found, fits)
     for line in _group_lines(source, groups):
-        _add(source, line, found, python)
-    _uv_settings(source, found, python)
+        _add(source, line, found, fits)
+    _uv_settings(source, found, fits)
     requires = project.get("requires-python")
     return source.line(str(requires), after="requires-python") if requires else None
 
@@ -212,12 +212,12 @@ def _group_line(source: Toml, text: str) -> Line:
     return Line(text, source.path, number + 1)
 
 
-def _add(source: Toml, line: Line, found: Found, python: str) -> None:
+def _add(source: Toml, line: Line, found: Found, fits: Fits) -> None:
     """Add a dependency, which ``[tool.uv.sources]`` may take from elsewhere."""
     if line.requirement.url:
         found.sources.append(parse_reference(line))
         return
-    entry, owner = _uv_source(source, line.name, python)
+    entry, owner = _uv_source(source, line.name, fits)
     if entry is None or entry.get("workspace"):
         found.lines.append(line)
     elif "index" in entry:
@@ -227,7 +227,7 @@ def _add(source: Toml, line: Line, found: Found, python: str) -> None:
         found.sources.append(_direct(owner, line, entry))
 
 
-def _uv_source(source: Toml, name: str, python: str) -> tuple[dict[str, Any] | None, Toml]:
+def _uv_source(source: Toml, name: str, fits: Fits) -> tuple[dict[str, Any] | None, Toml]:
     """The entry of ``[tool.uv.sources]`` for a package in the image, and the file that has it.
 
     The project's own entries are preferred to those of its uv workspace:
@@ -239,9 +239,7 @@ def _uv_source(source: Toml, name: str, python: str) -> tuple[dict[str, Any] | N
         for key, value in table(owner.data, "tool", "uv", "sources").items():
             if canonicalize_name(key) == name:
                 entries = value if isinstance(value, list) else [value]
-                fitting = (
-                    one for one in entries if applies(one.get("marker"), python) and not ({"extra", "group"} & set(one))
-                )
+                fitting = (one for one in entries if fits(one.get("marker")) and not ({"extra", "group"} & set(one)))
                 return next(fitting, None), owner
     return None, source
 
@@ -265,7 +263,7 @@ def _direct(owner: Toml, line: Line, entry: Mapping[str, Any]) -> Source:
     return Source(line, found.location, line.name, extras, marker)
 
 
-def _uv_settings(source: Toml, found: Found, python: str) -> None:
+def _uv_settings(source: Toml, found: Found, fits: Fits) -> None:
     """Constraints, overrides and resolver settings; those of a uv workspace are at its root."""
     owner = workspace_root(source.path.parent) or source
     settings = table(owner.data, "tool", "uv")
@@ -275,7 +273,7 @@ def _uv_settings(source: Toml, found: Found, python: str) -> None:
     found.options |= {key: settings[key] for key in _RESOLVER_SETTINGS if key in settings}
 
 
-def read_uv_lock(path: Path, found: Found, *, python: str) -> None:
+def read_uv_lock(path: Path, found: Found, *, fits: Fits) -> None:
     """Add every version of a package index that a uv.lock pins to the constraints.
 
     Raises:
@@ -292,7 +290,7 @@ def read_uv_lock(path: Path, found: Found, *, python: str) -> None:
         markers = package.get("resolution-markers", [])
         if "registry" not in package.get("source", {}) or not package.get("version"):
             continue
-        if markers and not any(applies(marker, python) for marker in markers):
+        if markers and not any(map(fits, markers)):
             continue
         key = (package["name"], package["version"])
         found.constraints.append(Line(f"{key[0]}=={key[1]}", path, places.get(key, 1)))

@@ -17,13 +17,14 @@ from trainyard import settings
 
 @dataclass(frozen=True)
 class Push:
-    """An image that was pushed.
+    """An image, or an image index of several platforms, that was pushed.
 
     Attributes:
         repository: ``host[:port]/path`` that it was pushed to.
         tag: its immutable tag.
-        digest: its digest there, ``media_type`` and ``manifest``: its manifest (not an index) as the registry has it.
-        config: its configuration, JSON.
+        digest: its digest there, ``media_type`` and ``manifest``: its manifest or index, JSON.
+        config: its configuration, JSON; empty for an index.
+        images: those of an index.
         code_digest: digest of the image that the last code-only push made of it; empty if there was none.
         code_tag: the tag of that.
     """
@@ -34,6 +35,7 @@ class Push:
     media_type: str
     manifest: str
     config: str
+    images: tuple[Push, ...] = ()
     code_digest: str = ""
     code_tag: str = ""
 
@@ -72,7 +74,8 @@ def forget(target: str, repository: str) -> None:
 
 def _read(path: Path) -> Push | None:
     try:
-        return Push(**json.loads(path.read_text(encoding="utf-8")))
+        found = json.loads(path.read_text(encoding="utf-8"))
+        return Push(**found | {"images": tuple(Push(**one) for one in found.get("images", ()))})
     except (OSError, ValueError, TypeError):
         return None
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,8 @@ from packaging.utils import canonicalize_name
 
 from trainyard.console import UserError, nearest
 from trainyard.spec import yaml_source
+from trainyard.spec.architectures import AMD64
+from trainyard.spec.markers import Fits, applies
 from trainyard.spec.workspace import Workspace
 from trainyard.spec.yaml_source import relative
 from trainyard.workspace import python_projects, requirements_txt
@@ -53,25 +56,27 @@ class Wanted:
     build_requires: tuple[Line, ...] = ()
 
 
-def read(ws: Workspace, python: str) -> Wanted:
+def read(ws: Workspace, python: str, machine: str = AMD64.machine) -> Wanted:
     """The requirements of a workspace.
 
     Without ``requirements:`` they are the dependencies of the code's own projects.
 
     Args:
         python: minor version of the image's Python, which markers of ``[tool.uv.sources]`` are evaluated for.
+        machine: of the image's architecture, as ``uname -m`` says, for the same.
     Raises:
         UserError: a file is missing or has a mistake; the message names the file and line.
     """
     found = Found()
+    fits = functools.partial(applies, python=python, machine=machine)
     projects = python_projects.projects(ws)
     wanted = ws.document.requirements
     file = wanted.file or ("pyproject.toml" if wanted.extras or wanted.groups else "")
     if file:
-        _read_file(ws, _path(ws, file), found, projects, python)
+        _read_file(ws, _path(ws, file), found, projects, fits)
     elif "requirements" not in ws.document.model_fields_set:
         for project in projects:
-            _read_project(project, found, python)
+            _read_project(project, found, fits)
     for text in wanted.packages:
         line = _yaml_line(ws, text, ("requirements", "packages"), ("requirements",))
         if line.requirement.url:
@@ -79,7 +84,7 @@ def read(ws: Workspace, python: str) -> Wanted:
                 f"{line.where}: {line.shown!r}: an address is written in requirements.txt or [tool.uv.sources]"
             )
         found.lines.append(line)
-    _resolve_own(found, projects, python)
+    _resolve_own(found, projects, fits)
     provided = frozenset(canonicalize_name(project.name) for project in projects)
     build = ws.document.build
     return Wanted(
@@ -149,7 +154,7 @@ def _path(ws: Workspace, name: str) -> Path:
     raise UserError(f"{relative(ws.file)}:{line}: requirements: no file '{name}'{nearest(path.name, names)}")
 
 
-def _read_file(ws: Workspace, path: Path, found: Found, projects: list[Project], python: str) -> None:
+def _read_file(ws: Workspace, path: Path, found: Found, projects: list[Project], fits: Fits) -> None:
     wanted = ws.document.requirements
     if path.name in _OTHER_FORMATS:
         raise UserError(
@@ -160,29 +165,29 @@ def _read_file(ws: Workspace, path: Path, found: Found, projects: list[Project],
         project = path.with_name("pyproject.toml") if path.name == "uv.lock" else path
         if not project.is_file():
             raise UserError(f"{relative(path)}: no pyproject.toml beside it, which names the direct dependencies")
-        read_project(project, found, python=python, extras=wanted.extras, groups=wanted.groups)
+        read_project(project, found, fits=fits, extras=wanted.extras, groups=wanted.groups)
         for one in projects:
             if one.file != project:
-                _read_project(one, found, python)
+                _read_project(one, found, fits)
         if path.name == "uv.lock":
-            read_uv_lock(path, found, python=python)
+            read_uv_lock(path, found, fits=fits)
         return
     if wanted.extras or wanted.groups:
         raise UserError(f"{relative(ws.file)}: requirements: extras and groups are those of a pyproject.toml")
     requirements_txt.read(path, found)
 
 
-def _read_project(project: Project, found: Found, python: str) -> None:
+def _read_project(project: Project, found: Found, fits: Fits) -> None:
     """Add the dependencies of one of the code's projects."""
     if project.file.name == "pyproject.toml" and table(toml(project.file).data, "project"):
-        read_project(project.file, found, python=python)
+        read_project(project.file, found, fits=fits)
         return
     if "dependencies" in project.unknown:
         raise UserError(project.unknown["dependencies"])
     found.lines += [Line(text, project.file, _number(project.file, text)) for text in project.dependencies]
 
 
-def _resolve_own(found: Found, projects: list[Project], python: str) -> None:
+def _resolve_own(found: Found, projects: list[Project], fits: Fits) -> None:
     """Replace ``-e .`` and extras of the code's own projects by what these require: the code itself is in the image."""
     folders = {project.folder: project for project in projects}
     names: dict[str, Project] = {canonicalize_name(project.name): project for project in projects}
@@ -193,7 +198,7 @@ def _resolve_own(found: Found, projects: list[Project], python: str) -> None:
         if project is None:
             found.sources.append(source)
             continue
-        _read_project(project, found, python)
+        _read_project(project, found, fits)
         known |= {f"{canonicalize_name(project.name)}[{extra}]" for extra in source.extras}
     done: set[str] = set()
     while True:

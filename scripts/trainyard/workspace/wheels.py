@@ -132,8 +132,9 @@ def ensure(spec: Spec, folder: Path) -> None:
     """
     ws = spec.workspace
     assert ws is not None
-    sources = {key(one): one for one in requirements.read(ws, spec.python_version).sources}
-    wanted = _locked(workspace_lock.read(ws).sections["requirements"])
+    read = requirements.read(ws, spec.python_version, spec.architecture.machine)
+    sources = {key(one): one for one in read.sources}
+    wanted = _locked(workspace_lock.read(ws).of(spec.architecture)["requirements"])
     there = {hashlib.sha256(one.read_bytes()).hexdigest(): one for one in sorted(folder.glob("*.whl"))}
     for one, (commit, sha256) in wanted.items():
         if sha256 in there:
