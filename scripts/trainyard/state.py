@@ -48,6 +48,7 @@ class BuildResult(Result, total=False):
         tag: the immutable tag, ``floating_tags``: those that move with every image of the target.
         index: name of the package index, ``base``: reference of the base image.
         notes: fallbacks that were taken, a sentence each.
+        layers: diff ids of its layers, whose contents are known (:mod:`trainyard.oci.layer_contents`).
     """
 
     seconds: float
@@ -56,6 +57,7 @@ class BuildResult(Result, total=False):
     index: str
     base: str
     notes: list[str]
+    layers: list[str]
 
 
 @_open
@@ -222,6 +224,13 @@ def recall(target: str, step: Step, digest: str) -> Any: ...
 def recall(target: str, step: Step, digest: str) -> Any:
     """The result of a step for the image ``digest``; None if there is none."""
     return _load(_path(target, step, digest))
+
+
+def builds(target: str) -> Iterator[BuildResult]:
+    """The results of all builds of a target that are kept, the newest first."""
+    for path in sorted(_results(target).glob("*/build.json"), key=_modified, reverse=True):
+        if found := _load(path):
+            yield found
 
 
 def last(target: str, step: Literal["verify"]) -> VerifyResult | None:

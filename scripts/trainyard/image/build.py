@@ -29,7 +29,7 @@ from trainyard.image import (
 from trainyard.image.buildx import OnStep, bake
 from trainyard.image.local_images import digest_of
 from trainyard.image.plan import Plan, make_plan, other_pythons
-from trainyard.oci import builder, docker_engine
+from trainyard.oci import builder, docker_engine, layer_contents
 from trainyard.spec import lockfile
 from trainyard.spec.model import IMAGES, Spec, base_contents_file, load, relative, with_locked_base
 from trainyard.spec.naming import NAME
@@ -371,6 +371,8 @@ def _build(
         "notes": list(plan.notes),
         "passed": True,
     }
+    if not name:
+        facts["layers"] = layer_contents.take(plan.candidate)
     if not name:
         state.record(spec.local_name, "build", digest, facts)
     return plan, {"digest": digest} | facts

@@ -22,7 +22,8 @@ from pathlib import Path
 from typing import Any, Literal
 
 from trainyard import installation
-from trainyard.oci import docker_engine, image_store, secret_scan, snapshots
+from trainyard.oci import docker_engine, image_store, layer_contents, secret_scan, snapshots
+from trainyard.oci.layer_contents import Contents
 
 Kind = Literal["base", "below", "copied", "added"]
 
@@ -106,6 +107,7 @@ class Layer:
         stage: the build stage that it comes from; ``base``; or ``added``.
         kind: ``base`` image; ``below``: system packages on it; ``copied`` from a stage; ``added`` later.
         stored: bytes of the blob, compressed.
+        entries: everything that it holds, with hashes; None if it was not read so far.
     """
 
     digest: str
@@ -115,6 +117,7 @@ class Layer:
     kind: Kind
     stored: int
     contents: LayerFiles
+    entries: Contents | None = None
 
     @property
     def ours(self) -> bool:
@@ -277,23 +280,31 @@ def without_base(stored: Stored) -> Stored:
     return dataclasses.replace(stored, layers=found)
 
 
-def read(reference: str, dockerfile: str) -> Stored:
+def read(reference: str, dockerfile: str, *, hashed: Callable[[str], bool] = lambda _: False) -> Stored:
     """The layers of a local image.
 
     Args:
         reference: of the image.
         dockerfile: text of the rendered Dockerfile, whose stages name the layers.
+        hashed: whether the entries of a layer are wanted, by its diff id; they are read only where the engine has
+            unpacked the layer.
     Raises:
         UserError: there is no such image.
         StepFailed: its layers cannot be read.
     """
-    count = len(docker_engine.image(reference, made_by=installation.command("image")).attrs["RootFS"]["Layers"])
-    with snapshots.folders(reference, count) as folders:
+    image = docker_engine.image(reference, made_by=installation.command("image"))
+    diff_ids = [str(one) for one in image.attrs["RootFS"]["Layers"]]
+    with snapshots.folders(reference, len(diff_ids)) as folders:
         if not folders:
             return assemble(image_store.read(reference, scan), dockerfile)
         contents = [walk(folder) for folder in folders]
         parts = image_store.read(reference, lambda stream: None)
-    return assemble(parts.holding(contents), dockerfile)
+        entries = {
+            one: layer_contents.read(folder) for one, folder in zip(diff_ids, folders, strict=True) if hashed(one)
+        }
+    found = assemble(parts.holding(contents), dockerfile)
+    layers = [dataclasses.replace(layer, entries=entries.get(layer.diff_id)) for layer in found.layers]
+    return dataclasses.replace(found, layers=layers)
 
 
 def made_by(config: dict[str, Any], count: int) -> list[str]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 
 from trainyard.lint.engine import Finding, Rule, Severity, rules_in
-from trainyard.lint.image import configuration, filesystem, framework, metadata
+from trainyard.lint.image import configuration, contents, filesystem, framework, metadata
 from trainyard.lint.image.evidence import Evidence
 
 #: Findings of one rule that are listed; the others are counted.
@@ -17,7 +17,7 @@ LIMIT = 20
 
 #: Every rule, in the order in which they report: a failure's one line is the first finding, and a wrong label says more
 #: than what follows from it.
-RULES: tuple[Rule[Evidence], ...] = rules_in(metadata, configuration, framework, filesystem)
+RULES: tuple[Rule[Evidence], ...] = rules_in(metadata, configuration, framework, contents, filesystem)
 
 
 def rules_for(image: Evidence) -> list[Rule[Evidence]]:

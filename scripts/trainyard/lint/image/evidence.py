@@ -10,6 +10,7 @@ from typing import Any
 
 from packaging.utils import canonicalize_name
 
+from trainyard.lint.image.expected import Expected
 from trainyard.lint.waivers import Waiver, today
 from trainyard.oci.image_config import Configured
 from trainyard.oci.layers import Layer, Stored
@@ -31,6 +32,7 @@ class Evidence(Configured):
         inside: what the image's Python reports.
         spec: what the image must be; None for any other image, for which only the rules about ``image`` apply.
         build: what ``trainyard build`` recorded for this digest; None if it was built elsewhere.
+        expected: what it must hold; None if no build of its spec is known.
         waivers: findings that are accepted until a date, ``day``: the day that they are compared with.
     """
 
@@ -40,6 +42,7 @@ class Evidence(Configured):
     stored: Stored
     inside: ProbeResult
     build: Mapping[str, Any] | None
+    expected: Expected | None = None
     waivers: tuple[Waiver, ...] = ()
     day: datetime.date = field(default_factory=today)
 

@@ -14,7 +14,7 @@ from trainyard.console import StepFailed, UserError, say, warn
 from trainyard.image.local_images import default_reference
 from trainyard.lint import engine, waivers
 from trainyard.lint.engine import Finding
-from trainyard.lint.image import core, filesystem
+from trainyard.lint.image import contents, core, expected, filesystem
 from trainyard.lint.image.evidence import Evidence
 from trainyard.oci import docker_engine, layers, probe_runner
 from trainyard.oci.layers import Stored
@@ -59,9 +59,12 @@ def gather(spec: Spec | None, reference: str) -> Evidence:
     image = docker_engine.image(reference, made_by=spec.command("build") if spec else "docker pull")
     index = image.labels.get(f"{naming.LABELS}.index", "default")
     dockerfile = _dockerfile(spec, index) if spec else ""
+    wanted = expected.of(spec, str(image.id)) if spec else None
     with ThreadPoolExecutor(max_workers=1) as background:
         seen = background.submit(probe_runner.probe, reference)
-        stored = layers.read(reference, dockerfile)
+        # What has a known digest holds what is known of it: nothing else is read byte by byte.
+        unknown = (lambda diff_id: diff_id not in wanted.layers) if wanted else (lambda _: False)
+        stored = layers.read(reference, dockerfile, hashed=unknown)
         try:
             found = seen.result()
         except probe_runner.NoPython as error:
@@ -76,6 +79,7 @@ def gather(spec: Spec | None, reference: str) -> Evidence:
             stored=stored if spec else layers.without_base(stored),
             inside=found,
             build=state.recall(spec.local_name, "build", str(image.id)) if spec else None,
+            expected=wanted,
             waivers=waivers.load(),
         )
 
@@ -139,6 +143,8 @@ def verify(spec: Spec | None, reference: str | None = None) -> dict[str, Any]:
     if spec and evidence.labels.get(f"{naming.LABELS}.target") == spec.target:
         state.record(spec.local_name, "verify", digest, facts)
     console.log.print(_sizes(evidence))
+    if spec:
+        say(contents.compared(evidence))
     rules = core.rules_for(evidence)
     title = f"{len(rules)} rules, {len(evidence.inside.packages)} packages, {seconds} s"
     console.log.print(engine.results_table(title, rules, by_rule))

@@ -1,0 +1,85 @@
+"""Rules about what every layer holds, compared with what was built from the spec on this host."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+
+from trainyard.lint.engine import Finding, Severity, rule
+from trainyard.lint.image.evidence import Evidence
+from trainyard.oci.layer_contents import Contents, Item
+from trainyard.oci.layers import Layer
+
+#: What an engine creates in every container, and some leave behind in the layers of builds that ran in one:
+#: https://github.com/opencontainers/runtime-spec/blob/main/config-linux.md#default-filesystems
+_OF_ENGINES = frozenset(
+    {
+        ".dockerenv",
+        "dev",
+        "etc/hosts",
+        "etc/hostname",
+        "etc/resolv.conf",
+        "etc/mtab",
+        "proc",
+        "sys",
+        "run/.containerenv",
+    }
+)
+
+
+def compared(image: Evidence) -> str:
+    """What of an image was compared with the build, and what was trusted, in a line."""
+    total = len(image.stored.layers)
+    if image.expected is None:
+        return "files: not compared, as this host has no build of the spec whose layers it could read"
+    read = [layer.stage for layer in image.stored.layers if layer.entries is not None]
+    trusted = sum(layer.diff_id in image.expected.layers for layer in image.stored.layers)
+    words = f"files: {trusted} of {total} layers are those of the build, by their digests"
+    return f"{words}; {len(read)} compared file by file ({', '.join(read)})" if read else words
+
+
+@rule("target", severity=Severity.REFUSE, source="docs/anatomy.md#checking-an-image")
+def files_are_those_of_the_build(image: Evidence) -> Iterator[Finding]:
+    """Every file is one that the spec, its locks and the base give."""
+    expected = image.expected
+    if expected is None:
+        return
+    changed = [layer for layer in image.stored.layers if layer.entries is not None]
+    missing = expected.layers.keys() - {layer.diff_id for layer in image.stored.layers}
+    if not changed and not missing:
+        return
+    known = expected.entries()
+    fix = image.required_spec.command("build")
+    for layer in changed:
+        yield from _unexpected(layer, known, fix)
+    present = _visible([layer.entries or expected.layers.get(layer.diff_id, {}) for layer in image.stored.layers])
+    for path in sorted(_visible(expected.layers.values()) - present):
+        if path not in _OF_ENGINES:
+            why = "what imports or runs it fails"
+            yield Finding(f"/{path}", "is missing; the build has it", why, fix)
+
+
+def _unexpected(layer: Layer, known: dict[str, tuple[Item, ...]], fix: str) -> Iterator[Finding]:
+    """What a layer holds that no layer of the build does."""
+    for path, item in sorted((layer.entries or {}).items()):
+        options = known.get(path, ())
+        if item in options or path in _OF_ENGINES or item.kind == "whiteout":
+            continue
+        where = f"/{path} in layer {layer.stage}"
+        if not options:
+            what = f"is in no layer of the build ({item.kind}, mode {item.mode:04o})"
+        else:
+            what = f"differs from the build: {item.differences(options[-1])}"
+        yield Finding(where, what, "it was neither locked nor tested, and nobody can say what it does", fix)
+
+
+def _visible(layers: Iterable[Contents]) -> set[str]:
+    """The paths that a container sees, of layers from the bottom up."""
+    found: set[str] = set()
+    for contents in layers:
+        for path, item in contents.items():
+            if item.kind == "whiteout":
+                found.discard(path)
+                found -= {one for one in found if one.startswith(f"{path}/")}
+            else:
+                found.add(path)
+    return found

@@ -1,0 +1,181 @@
+"""What layers hold, entry by entry, so that an image can be compared with what was built.
+
+The contents of every layer that a build made are kept on this host, in ``STATE/layers``, by the digest of the layer: an
+image cannot vouch for itself. Whoever changes a layer changes its digest, so that a layer with a known digest is not
+read again.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gzip
+import hashlib
+import json
+import os
+import stat
+from collections.abc import Iterable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import astuple, dataclass
+from pathlib import Path
+from typing import Literal
+
+from trainyard.oci import docker_engine, snapshots
+from trainyard.settings import STATE
+from trainyard.state import file_lock
+
+Kind = Literal["file", "link", "folder", "device", "whiteout"]
+
+#: Layers whose contents are kept, the last used ones: up to 2 MB each.
+KEPT = 300
+
+#: The extended attribute with the capabilities of a program, which it has whoever starts it (capabilities(7)).
+_CAPABILITY = "security.capability"
+
+
+@dataclass(frozen=True)
+class Item:
+    """An entry of a layer.
+
+    Attributes:
+        mode: permission bits.
+        user, group: ids of the owner.
+        content: SHA-256 of a file (hexadecimal), target of a link, number of a device.
+        capability: capabilities of a program, hexadecimal; empty if it has none.
+    """
+
+    kind: Kind
+    mode: int
+    user: int
+    group: int
+    content: str = ""
+    capability: str = ""
+
+    def differences(self, other: Item) -> str:
+        """What of an entry differs from another, in words."""
+        if self.kind != other.kind:
+            return f"is a {self.kind}, not a {other.kind}"
+        found = []
+        if self.content != other.content:
+            found.append(f"leads to {self.content}, not to {other.content}" if self.kind == "link" else "other content")
+        if self.mode != other.mode:
+            found.append(f"mode {self.mode:04o} instead of {other.mode:04o}")
+        if (self.user, self.group) != (other.user, other.group):
+            found.append(f"owner {self.user}:{self.group} instead of {other.user}:{other.group}")
+        if self.capability != other.capability:
+            found.append("other capabilities")
+        return ", ".join(found)
+
+
+Contents = Mapping[str, Item]
+
+
+def read(folder: Path) -> Contents:
+    """The entries of a layer that the engine has unpacked into ``folder``; paths have no leading slash."""
+    found: dict[str, Item] = {}
+    with ThreadPoolExecutor(max_workers=os.cpu_count()) as threads:
+        hashes = []
+        for path, entry in _walk(folder):
+            status = entry.stat(follow_symlinks=False)
+            if stat.S_ISREG(status.st_mode):
+                hashes.append((path, status, threads.submit(_sha256, entry.path), _capability(entry.path)))
+            else:
+                found[path] = _special(entry.path, status)
+        for path, status, digest, capability in hashes:
+            mode = stat.S_IMODE(status.st_mode)
+            found[path] = Item("file", mode, status.st_uid, status.st_gid, digest.result(), capability)
+    return found
+
+
+def _walk(folder: Path) -> Iterator[tuple[str, os.DirEntry[str]]]:
+    waiting = [""]
+    while waiting:
+        below = waiting.pop()
+        with os.scandir(folder / below) as entries:
+            for entry in sorted(entries, key=lambda one: one.name):
+                path = f"{below}/{entry.name}" if below else entry.name
+                if entry.is_dir(follow_symlinks=False):
+                    waiting.append(path)
+                yield path, entry
+
+
+def _special(path: str, status: os.stat_result) -> Item:
+    """An entry that is not a regular file."""
+    mode = stat.S_IMODE(status.st_mode)
+    if stat.S_ISLNK(status.st_mode):
+        return Item("link", mode, status.st_uid, status.st_gid, os.readlink(path))
+    if stat.S_ISDIR(status.st_mode):
+        return Item("folder", mode, status.st_uid, status.st_gid)
+    if stat.S_ISCHR(status.st_mode) and status.st_rdev == 0:
+        return Item("whiteout", 0, 0, 0)
+    return Item("device", mode, status.st_uid, status.st_gid, f"{stat.S_IFMT(status.st_mode):o} {status.st_rdev}")
+
+
+def _sha256(path: str) -> str:
+    with open(path, "rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def _capability(path: str) -> str:
+    try:
+        return os.getxattr(path, _CAPABILITY, follow_symlinks=False).hex()
+    except OSError:
+        return ""
+
+
+def _file(diff_id: str) -> Path:
+    return STATE / "layers" / f"{diff_id.removeprefix('sha256:')}.json.gz"
+
+
+def keep(diff_id: str, contents: Contents) -> None:
+    """Keep the contents of a layer, and drop those of the layers that were used longest ago."""
+    path = _file(diff_id)
+    document = {name: astuple(item) for name, item in contents.items()}
+    with file_lock("layers"):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        temporary = path.with_suffix(".new")
+        temporary.write_bytes(gzip.compress(json.dumps(document).encode(), compresslevel=1, mtime=0))
+        temporary.replace(path)
+        for old in sorted(path.parent.glob("*.json.gz"), key=lambda one: one.stat().st_mtime)[:-KEPT]:
+            old.unlink()
+
+
+def recall(diff_id: str) -> Contents | None:
+    """The contents of a layer that were kept; None if there are none."""
+    path = _file(diff_id)
+    try:
+        document = json.loads(gzip.decompress(path.read_bytes()))
+    except (OSError, EOFError, ValueError):
+        return None
+    with contextlib.suppress(OSError):
+        os.utime(path)
+    return {name: Item(*values) for name, values in document.items()}
+
+
+def known(diff_id: str) -> bool:
+    """Whether the contents of a layer are kept."""
+    return _file(diff_id).is_file()
+
+
+def take(reference: str) -> list[str]:
+    """Keep the contents of those layers of a local image that are not known yet; the digests of all, bottom first.
+
+    Returns:
+        Diff ids; none if this process cannot read where the engine has unpacked the layers.
+    """
+    diff_ids = [str(one) for one in docker_engine.image(reference, made_by="docker pull").attrs["RootFS"]["Layers"]]
+    if all(map(known, diff_ids)):
+        return diff_ids
+    with snapshots.folders(reference, len(diff_ids)) as folders:
+        for diff_id, folder in zip(diff_ids, folders, strict=False):
+            if not known(diff_id):
+                keep(diff_id, read(folder))
+        return diff_ids if folders else []
+
+
+def union(layers: Iterable[Contents]) -> dict[str, tuple[Item, ...]]:
+    """Path -> the entries of that path in the layers, bottom first."""
+    found: dict[str, tuple[Item, ...]] = {}
+    for contents in layers:
+        for path, item in contents.items():
+            found[path] = (*found.get(path, ()), item)
+    return found
