@@ -9,8 +9,9 @@ from collections.abc import Callable
 
 import pytest
 
-from trainyard.oci import inventory, referrers
-from trainyard.oci.inventory import Image, InstalledPackage, LayerPackages, LayerSummary
+from trainyard.oci import attached_sbom, inventory, referrers
+from trainyard.oci.attached_sbom import InstalledPackage
+from trainyard.oci.inventory import Image, LayerPackages, LayerSummary
 from trainyard.oci.registry import Repository
 from trainyard.release import diff
 
@@ -147,7 +148,7 @@ def test_packages_of_an_sbom_have_the_names_that_layers_give_them(monkeypatch: p
     document = {"components": [{"name": "x", "version": "1", "purl": purl} for purl in purls]}
     attached = referrers.Referrer(json.dumps(document).encode(), referrers.SBOM)
     monkeypatch.setattr(referrers, "get", lambda *_: [attached])
-    found = inventory.listed(Repository("registry:5000/ml/trainyard"), "sha256:1")
+    found = attached_sbom.listed(Repository("registry:5000/ml/trainyard"), "sha256:1")
     assert found is not None
     assert [list(packages) for packages in found] == [["typing-extensions"], ["libstdc++6"]]
 

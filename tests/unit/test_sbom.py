@@ -8,8 +8,9 @@ from dataclasses import replace
 
 import pytest
 
-from trainyard.oci import inventory
-from trainyard.oci.inventory import Image, InstalledPackage, LayerPackages, LayerSummary
+from trainyard.oci import attached_sbom, inventory
+from trainyard.oci.attached_sbom import InstalledPackage
+from trainyard.oci.inventory import Image, LayerPackages, LayerSummary
 from trainyard.release import sbom
 from trainyard.spec import lockfile
 from trainyard.spec.model import load
@@ -96,7 +97,7 @@ def test_every_locked_package_has_hashes() -> None:
 
 
 def test_packages_are_read_back_from_an_sbom(image: Image) -> None:
-    python, debian = inventory._packages(json.loads(sbom.bill(image, {}))["components"])
+    python, debian = attached_sbom.packages(json.loads(sbom.bill(image, {})))
     assert {name: one.version for name, one in python.items()} == {
         "torch": "2.9.1",
         "filelock": "4.2.11",
@@ -129,5 +130,5 @@ def test_the_sbom_of_any_image_needs_a_file_to_write(trainyard: Callable[..., tu
     ],
 )
 def test_packages_are_recognized_by_their_package_url(purl: str, kind: str | None, name: str) -> None:
-    python, debian = inventory._packages([{"name": "n", "version": "1", "purl": purl}])
+    python, debian = attached_sbom.packages({"components": [{"name": "n", "version": "1", "purl": purl}]})
     assert list(python) == ([name] if kind == "pypi" else []) and list(debian) == ([name] if kind == "deb" else [])
