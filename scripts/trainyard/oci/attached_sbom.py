@@ -7,7 +7,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
-from urllib.parse import unquote
+from urllib.parse import parse_qsl, unquote
 
 from packaging.utils import canonicalize_name
 
@@ -19,6 +19,9 @@ from trainyard.spec.naming import LABELS
 #: The property of a package in our SBOMs with the diff id of its layer.
 LAYER = f"{LABELS}.layer"
 
+#: pkg:type/namespace/name@version?qualifiers#subpath (https://github.com/package-url/purl-spec)
+_PURL = re.compile(r"pkg:/*(?P<type>[^/]+)/(?:[^@?#]*/)?(?P<name>[^/@?#]+)[^?#]*(?:\?(?P<qualifiers>[^#]*))?")
+
 
 @dataclass(frozen=True)
 class InstalledPackage:
@@ -27,7 +30,9 @@ class InstalledPackage:
     Attributes:
         architecture: of a Debian package.
         requires: PEP 508 lines (Python only).
-        layer: diff id of the layer that it is in, as the SBOM at a registry has it; empty if that does not say.
+        source, source_version: of a Debian package, where they are not its name and version; else empty.
+        distribution: of a Debian package, as in ``debian-13``, and
+        layer: diff id of the layer that it is in, both as the SBOM at a registry has them; else empty.
     """
 
     name: str
@@ -35,7 +40,15 @@ class InstalledPackage:
     license: str = ""
     architecture: str = ""
     requires: tuple[str, ...] = ()
+    source: str = ""
+    source_version: str = ""
+    distribution: str = ""
     layer: str = ""
+
+    @property
+    def source_package(self) -> tuple[str, str]:
+        """Name and version of the source package that a Debian package is built from."""
+        return self.source or self.name, self.source_version or self.version
 
 
 def listed(
@@ -79,14 +92,25 @@ def packages(sbom: Mapping[str, Any]) -> tuple[dict[str, InstalledPackage], dict
     """
     kinds: dict[str, dict[str, InstalledPackage]] = {"pypi": {}, "deb": {}}
     for component in sbom.get("components") or []:
-        # pkg:type/namespace/name@version?qualifiers#subpath (https://github.com/package-url/purl-spec)
-        purl = re.match(r"pkg:/*(?P<type>[^/]+)/(?:[^@?#]*/)?(?P<name>[^/@?#]+)", str(component.get("purl") or ""))
+        purl = _PURL.match(str(component.get("purl") or ""))
         kind = purl["type"].lower() if purl else ""
         if purl and kind in kinds:
             name = unquote(purl["name"])
-            layer = next(
-                (str(one["value"]) for one in component.get("properties") or [] if one.get("name") == LAYER), ""
-            )
-            package = InstalledPackage(str(component["name"]), str(component.get("version", "")), layer=layer)
-            kinds[kind][canonicalize_name(name) if kind == "pypi" else name] = package
+            kinds[kind][canonicalize_name(name) if kind == "pypi" else name] = _package(component, purl["qualifiers"])
     return kinds["pypi"], kinds["deb"]
+
+
+def _package(component: Mapping[str, Any], qualifiers: str | None) -> InstalledPackage:
+    """A component's package, with what the qualifiers of its package URL say."""
+    about = dict(parse_qsl(qualifiers or ""))
+    source, _, source_version = about.get("upstream", "").partition("@")
+    properties = {one.get("name"): str(one.get("value")) for one in component.get("properties") or []}
+    return InstalledPackage(
+        str(component["name"]),
+        str(component.get("version", "")),
+        architecture=about.get("arch", ""),
+        source=source,
+        source_version=source_version,
+        distribution=about.get("distro", ""),
+        layer=properties.get(LAYER, ""),
+    )

@@ -153,8 +153,13 @@ def read_layer(stream: io.BufferedReader) -> LayerPackages:
         elif path == _STATUS:
             found.debian = debian_packages(text)
         else:
-            found.release = dict(re.findall(r'(?m)^([A-Z_]+)="?([^"\n]*)"?$', text))
+            found.release = os_release(text)
     return found
+
+
+def os_release(text: str) -> dict[str, str]:
+    """The fields of an os-release file (https://www.freedesktop.org/software/systemd/man/latest/os-release.html)."""
+    return dict(re.findall(r'(?m)^([A-Z_]+)="?([^"\n]*)"?$', text))
 
 
 def python_package(metadata: str) -> InstalledPackage:
@@ -174,9 +179,15 @@ def debian_packages(status: str) -> tuple[InstalledPackage, ...]:
     for paragraph in status.split("\n\n"):
         fields = email.parser.HeaderParser().parsestr(paragraph)
         if str(fields.get("Status", "")).endswith(" installed"):
+            # "Source: gcc-14 (14.2.0-19)", where name or version are not those of the package (Debian Policy 5.6.1)
+            source, _, version = str(fields.get("Source", "")).partition(" ")
             found.append(
                 InstalledPackage(
-                    str(fields["Package"]), str(fields["Version"]), architecture=str(fields["Architecture"])
+                    str(fields["Package"]),
+                    str(fields["Version"]),
+                    architecture=str(fields["Architecture"]),
+                    source=source,
+                    source_version=version.strip("()"),
                 )
             )
     return tuple(sorted(found, key=lambda package: package.name))

@@ -86,6 +86,10 @@ def _debian(package: InstalledPackage, release: dict[str, str], layer: str = "")
     qualifiers = {"arch": package.architecture}
     if release.get("VERSION_ID"):
         qualifiers["distro"] = f"{distribution}-{release['VERSION_ID']}"
+    source, version = package.source_package
+    if (source, version) != (package.name, package.version):
+        # As syft writes it: security trackers know source packages.
+        qualifiers["upstream"] = source if version == package.version else f"{source}@{version}"
     purl = PackageURL("deb", distribution, package.name, package.version, qualifiers=qualifiers)
     return Component(
         name=package.name,
