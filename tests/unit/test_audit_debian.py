@@ -279,7 +279,9 @@ def test_a_waiver_of_a_debian_package_matches_its_source_package(
 def test_targets_without_an_image_on_this_host_are_named(trainyard: Command, stored: Callable[..., None]) -> None:
     stored(snapshot(), images=[])
     status, _, err = trainyard("audit", "xla")
-    assert status == 0 and "no image on this host, so no Debian package is audited: xla" in err
+    assert status == 0 and "not on this host, so their Debian packages are not audited: xla" in err
+    status, _, err = trainyard("audit", "tf-cpu")
+    assert status == 0 and "not audited: tf-cpu, tf-cpu-arm64" in err, "each platform has an image"
 
 
 def test_an_image_at_a_registry_is_audited_by_its_sbom(

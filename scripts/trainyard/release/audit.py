@@ -308,14 +308,10 @@ def update_debian(address: str = "") -> DebianSnapshot | None:
 
 
 def images_of_host(specs: Iterable[Spec]) -> tuple[list[ImagePackages], list[str]]:
-    """The images of targets on this host, of all platforms, and the names of the targets that have none."""
-    images, missing = [], []
-    for spec in specs:
-        found = [image_packages.of_host(f"{NAME}:{one.local_name}") for one in each_platform(spec)]
-        images += [image for image in found if image]
-        if not any(found):
-            missing.append(spec.target)
-    return images, missing
+    """The images of targets on this host, of all platforms, and the local names of those that are not there."""
+    names = [one.local_name for spec in specs for one in each_platform(spec)]
+    found = {name: image_packages.of_host(f"{NAME}:{name}") for name in names}
+    return [image for image in found.values() if image], [name for name, image in found.items() if image is None]
 
 
 def _look_up_debian(images: list[ImagePackages]) -> tuple[str, list[Vulnerability]]:
@@ -358,7 +354,7 @@ def audit(target: str | None, *, only_snapshot: bool = False, image: str | None 
     debian_source, debian = _look_up_debian(images)
     uncovered = debian_audit.uncovered(images, debian_advisories.load())
     if missing:
-        uncovered.append(f"no image on this host, so no Debian package is audited: {', '.join(missing)}")
+        uncovered.append(f"not on this host, so their Debian packages are not audited: {', '.join(missing)}")
     known = union([everything, *map(debian_audit.sources, images)])
     old = [] if target or image else stale(waivers.load(), known, waivers.today(), debian_known=not missing)
     return Report(source, len(everything), found + debian, old, images, debian_source, uncovered)

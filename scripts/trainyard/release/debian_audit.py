@@ -1,8 +1,8 @@
 """Known vulnerabilities of the Debian packages of images, by the stored snapshot of Debian's security tracker.
 
-A vulnerability fails if the image's suite has a fixed version and the image an older one: building the image anew
-installs it. What Debian has not fixed, or calls unimportant, is a note: nobody who builds the image can correct it, and
-Debian fixes minor issues in point releases. See docs/supply-chain.md.
+A vulnerability fails if the image's suite has a fixed version and the image an older one: a newer base or a build
+without cache has it. What Debian has not fixed, or calls unimportant, is a note: who builds the image cannot correct
+it, and Debian fixes minor issues in point releases. See docs/supply-chain.md.
 """
 
 from __future__ import annotations
