@@ -9,7 +9,7 @@ from trainyard import settings
 from trainyard.console import UserError
 
 #: Variables of make that are arguments of ``trainyard`` without a flag.
-_ARGUMENTS = frozenset({"A", "B", "FILE", "SUBJECT", "TARGET"})
+_ARGUMENTS = frozenset({"A", "B", "FILE", "PACKAGE", "SUBJECT", "TARGET"})
 
 #: Variables that libraries read and that no command has an option for.
 _WITHOUT_OPTION = frozenset(settings.COMMON_VARIABLES) - {"JSON", "OFFLINE", "TARGET"}

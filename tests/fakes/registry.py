@@ -11,6 +11,7 @@ import hashlib
 import json
 import re
 import secrets
+import threading
 import time
 from collections.abc import Callable
 from http.server import BaseHTTPRequestHandler
@@ -51,6 +52,7 @@ class Registry(Listener):
         received: bytes of the bodies of all requests.
         blobs: digest -> content, ``manifests``: digest -> media type and content, ``tags``: tag -> digest.
         immutable: whether tags cannot be moved.
+        most_at_once: most requests that were open at a time.
         before: called with method and path of every request before it is answered; may raise RegistryError or
             ConnectionError, which closes the connection.
     """
@@ -59,6 +61,9 @@ class Registry(Listener):
         self.user, self.password, self.delay = user, password, delay
         self.requests: list[str] = []
         self.received = 0
+        self.most_at_once = 0
+        self.open = 0
+        self.lock = threading.Lock()
         self.blobs: dict[str, bytes] = {}
         self.manifests: dict[str, tuple[str, bytes]] = {}
         self.tags: dict[str, str] = {}
@@ -125,10 +130,13 @@ class _Handler(BaseHTTPRequestHandler):
         url = urlsplit(self.path)
         body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
         query = {name: values[0] for name, values in parse_qs(url.query).items()}
-        fake.requests.append(f"{self.command} {url.path}")
-        fake.received += len(body)
-        time.sleep(fake.delay)
+        with fake.lock:
+            fake.requests.append(f"{self.command} {url.path}")
+            fake.received += len(body)
+            fake.open += 1
+            fake.most_at_once = max(fake.most_at_once, fake.open)
         try:
+            time.sleep(fake.delay)
             fake.before(self.command, url.path)
             if url.path == "/token":
                 self._token()
@@ -140,6 +148,9 @@ class _Handler(BaseHTTPRequestHandler):
             self.close_connection = True
         except RegistryError as error:
             self._refuse(str(error))
+        finally:
+            with fake.lock:
+                fake.open -= 1
 
     def _refuse(self, code: str) -> None:
         challenge = f'Bearer realm="http://{self.registry.host}/token",service="fake",scope="repository:x:pull"'
@@ -158,6 +169,9 @@ class _Handler(BaseHTTPRequestHandler):
 
     def _answer(self, path: str, query: dict[str, str], body: bytes) -> None:
         fake = self.registry
+        if path.endswith("/tags/list"):
+            self._send(200, json.dumps({"tags": sorted(fake.tags)}).encode(), {"Content-Type": "application/json"})
+            return
         found = re.fullmatch(r"/v2/(.+)/(manifests|blobs|blobs/uploads)/([^/]*)", path)
         if not found:
             raise RegistryError("MANIFEST_UNKNOWN")

@@ -20,7 +20,7 @@ from trainyard.console import StepFailed
 from trainyard.image import provenance
 from trainyard.oci import docker_engine, inventory, referrers, registry
 from trainyard.oci.registry import Manifest, Repository
-from trainyard.release import diff, publish, sbom, signature
+from trainyard.release import diff, image_packages, publish, sbom, signature
 from trainyard.settings import ROOT
 from trainyard.spec.model import Spec, load
 
@@ -113,6 +113,16 @@ def test_a_diff_is_the_same_of_local_images_and_of_those_at_a_registry(
     sbom.attach(repository, new, sbom.make(inventory.local(two)))
     listed = inventory.remote(f"{repository.name}:two").listed
     assert listed is not None and listed[0]["word"].version == "2.0" and listed[1]["tini"].version == "2.0-1"
+
+
+def test_the_packages_of_a_local_image_are_read_without_its_layers(small: Callable[[str, str], str]) -> None:
+    """The image has no Python, and no os-release."""
+    reference = small("one", "1.0")
+    found = image_packages.of_host(reference)
+    assert found is not None and (found.target, found.release, found.python) == ("tf-cpu", {}, {})
+    assert found.digest == docker_engine.digest(reference)
+    assert [(one.name, one.version) for one in found.debian.values()] == [("tini", "1.0-1")]
+    assert image_packages.of_host("trainyard-tools:no-such-image") is None
 
 
 def test_diff_reads_a_local_image_and_one_at_a_registry(

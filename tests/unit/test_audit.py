@@ -15,9 +15,9 @@ import pytest
 from trainyard.console import StepFailed, UserError
 from trainyard.lint import waivers
 from trainyard.lint.waivers import Waiver
-from trainyard.release import advisories, audit
+from trainyard.release import advisories, audit, image_packages, vulnerabilities
 from trainyard.release.advisories import Advisory, Snapshot
-from trainyard.release.audit import Vulnerability
+from trainyard.release.vulnerabilities import Pins, Vulnerability
 from trainyard.spec.model import load
 
 TODAY = datetime.date(2026, 11, 21)
@@ -55,9 +55,11 @@ def test_ranges_may_end_without_a_fix_or_begin_again() -> None:
     assert named.affects("1") and named.affects("odd version") and not named.affects("2")
 
 
-def evaluated(known: list[Waiver], pins: dict[str, audit.Pins] | None = None) -> list[Vulnerability]:
+def evaluated(known: list[Waiver], pins: dict[str, Pins] | None = None) -> list[Vulnerability]:
     pins = pins or {"cpu": {"pillow": {"13.0.0"}}, "xla": {"pillow": {"13.0.0"}}, "tf-cpu": {"pillow": {"13.0.1"}}}
-    return audit.evaluate(audit.by_snapshot(audit.union(pins.values()), SNAPSHOT), pins, known, TODAY)
+    return vulnerabilities.evaluate(
+        audit.by_snapshot(vulnerabilities.union(pins.values()), SNAPSHOT), pins, known, TODAY
+    )
 
 
 def test_a_vulnerability_without_a_waiver_fails_and_names_images_and_fix() -> None:
@@ -86,21 +88,28 @@ def test_a_waiver_applies_until_its_last_day_and_only_to_its_target() -> None:
 
 
 def test_expired_and_unused_waivers_are_reported() -> None:
-    pins: audit.Pins = {"pillow": {"13.0.1"}}
+    pins: Pins = {"pillow": {"13.0.1"}}
     (unused,) = audit.stale([waiver()], pins, TODAY)
-    assert not unused.expired and str(unused).endswith("matches no locked package: remove it")
+    assert not unused.expired and str(unused).endswith("matches no package: remove it")
+    assert audit.stale([waiver()], {}, TODAY, debian_known=False) == [], "it may be about a Debian package"
+    assert len(audit.stale([waiver()], {}, TODAY)) == 1
     (expired,) = audit.stale([waiver(expires="2026-11-20")], pins, TODAY)
     assert expired.expired and "expired on 2026-11-20: the audio team must" in str(expired)
     assert audit.stale([waiver(version="13.0.1")], pins, TODAY) == []
 
 
 def test_local_versions_count_as_their_release() -> None:
-    assert audit.public_version("2.9.1+cpu") == "2.9.1"
+    assert vulnerabilities.public_version("2.9.1+cpu") == "2.9.1"
 
 
 # --- the command, with a snapshot and waivers of the test ----------------------------------------------------
 
 Command = Callable[..., tuple[int, str, str]]
+
+
+@pytest.fixture(autouse=True)
+def no_image_on_this_host(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(image_packages, "of_host", lambda reference: None)
 
 
 @pytest.fixture
@@ -175,7 +184,7 @@ def test_a_service_is_used_only_if_it_knows_a_known_vulnerability(monkeypatch: p
     found = Vulnerability("pillow", "13.0.0", ("X",), "", ())
     asked: list[tuple[str, str]] = []
 
-    def query(service: str, pins: audit.Pins) -> tuple[list[Vulnerability], set[str]] | None:
+    def query(service: str, pins: Pins) -> tuple[list[Vulnerability], set[str]] | None:
         asked.append((service, next(iter(pins))))
         if service == "pypi":
             return [], set(pins)

@@ -9,8 +9,9 @@ from collections.abc import Callable
 
 import pytest
 
-from trainyard.oci import inventory, referrers
-from trainyard.oci.inventory import Image, InstalledPackage, LayerPackages, LayerSummary
+from trainyard.oci import attached_sbom, inventory, referrers
+from trainyard.oci.attached_sbom import InstalledPackage
+from trainyard.oci.inventory import Image, LayerPackages, LayerSummary
 from trainyard.oci.registry import Repository
 from trainyard.release import diff
 
@@ -22,6 +23,12 @@ Architecture: amd64
 Version: 0.19.0-1
 Description: a tiny init
  that reaps
+
+Package: libgcc-s1
+Status: install ok installed
+Architecture: amd64
+Source: gcc-14 (14.2.0-19)
+Version: 14.2.0-18
 
 Package: gone
 Status: deinstall ok config-files
@@ -72,7 +79,10 @@ def test_packages_are_read_from_what_pip_and_dpkg_leave() -> None:
         }
     )
     assert found.python == {"my-package": InstalledPackage("My_Package", "1.0", "MIT")}
-    assert found.debian == (InstalledPackage("tini", "0.19.0-1", architecture="amd64"),)
+    assert found.debian == (
+        InstalledPackage("libgcc-s1", "14.2.0-18", architecture="amd64", source="gcc-14", source_version="14.2.0-19"),
+        InstalledPackage("tini", "0.19.0-1", architecture="amd64"),
+    )
     assert found.release == {"ID": "debian", "VERSION_ID": "12"}
 
 
@@ -147,7 +157,7 @@ def test_packages_of_an_sbom_have_the_names_that_layers_give_them(monkeypatch: p
     document = {"components": [{"name": "x", "version": "1", "purl": purl} for purl in purls]}
     attached = referrers.Referrer(json.dumps(document).encode(), referrers.SBOM)
     monkeypatch.setattr(referrers, "get", lambda *_: [attached])
-    found = inventory.listed(Repository("registry:5000/ml/trainyard"), "sha256:1")
+    found = attached_sbom.listed(Repository("registry:5000/ml/trainyard"), "sha256:1")
     assert found is not None
     assert [list(packages) for packages in found] == [["typing-extensions"], ["libstdc++6"]]
 
@@ -155,3 +165,17 @@ def test_packages_of_an_sbom_have_the_names_that_layers_give_them(monkeypatch: p
 def test_two_images_are_needed(trainyard: Callable[..., tuple[int, str, str]]) -> None:
     status, _, err = trainyard("diff", "trainyard:xla")
     assert status == 2 and "make diff A=<reference> B=<reference>" in err
+
+
+def test_a_package_is_in_the_layer_that_brought_its_version() -> None:
+    def packages(**versions: str) -> LayerPackages:
+        return LayerPackages(debian=tuple(InstalledPackage(name, version) for name, version in versions.items()))
+
+    layers = {
+        "base": packages(libc6="1", tini="1"),
+        "update": packages(libc6="2", tini="1"),
+        "wheel": layer_contents(1, a="1"),
+    }
+    found = image("a", layers)
+    assert found.debian_layers() == {"libc6": "diff-update", "tini": "diff-base"}
+    assert found.python_layers() == {"a": "diff-wheel"}

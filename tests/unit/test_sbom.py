@@ -8,8 +8,9 @@ from dataclasses import replace
 
 import pytest
 
-from trainyard.oci import inventory
-from trainyard.oci.inventory import Image, InstalledPackage, LayerPackages, LayerSummary
+from trainyard.oci import attached_sbom, inventory
+from trainyard.oci.attached_sbom import InstalledPackage
+from trainyard.oci.inventory import Image, LayerPackages, LayerSummary
 from trainyard.release import sbom
 from trainyard.spec import lockfile
 from trainyard.spec.model import load
@@ -26,7 +27,11 @@ def image() -> Image:
         "filelock": InstalledPackage("filelock", "4.2.11", "Unlicense"),
         "numpy": InstalledPackage("numpy", "2.4.6", "BSD-3-Clause AND 0BSD"),
     }
-    debian = (InstalledPackage("libc6", "2.36-9+deb12u13", architecture="amd64"),)
+    debian = (
+        InstalledPackage("libc6", "2.36-9+deb12u13", architecture="amd64", source="glibc"),
+        InstalledPackage("libgcc-s1", "12.2-14", architecture="amd64", source="gcc-12", source_version="12.2-14+1"),
+        InstalledPackage("tini", "0.19.0-1", architecture="amd64"),
+    )
     contents = LayerPackages(1000, python, debian, {"ID": "debian", "VERSION_ID": "12"})
     labels = {
         "io.trainyard.target": "xla",
@@ -70,7 +75,9 @@ def test_the_image_is_the_root_and_all_packages_are_below_it(image: Image) -> No
         "pkg:pypi/torch@2.9.1",
         "pkg:pypi/filelock@4.2.11",
         "pkg:pypi/numpy@2.4.6",
-        "pkg:deb/debian/libc6@2.36-9%2Bdeb12u13?arch=amd64&distro=debian-12",
+        "pkg:deb/debian/libc6@2.36-9%2Bdeb12u13?arch=amd64&distro=debian-12&upstream=glibc",
+        "pkg:deb/debian/libgcc-s1@12.2-14?arch=amd64&distro=debian-12&upstream=gcc-12%4012.2-14%2B1",
+        "pkg:deb/debian/tini@0.19.0-1?arch=amd64&distro=debian-12",
     }
     below = {entry["ref"]: entry.get("dependsOn", []) for entry in data["dependencies"]}
     assert set(below[root["bom-ref"]]) == purls
@@ -96,13 +103,25 @@ def test_every_locked_package_has_hashes() -> None:
 
 
 def test_packages_are_read_back_from_an_sbom(image: Image) -> None:
-    python, debian = inventory._packages(json.loads(sbom.bill(image, {}))["components"])
+    python, debian = attached_sbom.packages(json.loads(sbom.bill(image, {})))
     assert {name: one.version for name, one in python.items()} == {
         "torch": "2.9.1",
         "filelock": "4.2.11",
         "numpy": "2.4.6",
     }
-    assert {name: one.version for name, one in debian.items()} == {"libc6": "2.36-9+deb12u13"}
+    assert {name: one.version for name, one in debian.items()} == {
+        "libc6": "2.36-9+deb12u13",
+        "libgcc-s1": "12.2-14",
+        "tini": "0.19.0-1",
+    }
+    assert {name: one.source_package for name, one in debian.items()} == {
+        "libc6": ("glibc", "2.36-9+deb12u13"),
+        "libgcc-s1": ("gcc-12", "12.2-14+1"),
+        "tini": ("tini", "0.19.0-1"),
+    }
+    assert (debian["tini"].architecture, debian["tini"].distribution) == ("amd64", "debian-12")
+    assert {one.layer for one in (*python.values(), *debian.values())} == {"sha256:d"}
+    assert attached_sbom.layer_names(json.loads(sbom.bill(image, {}))) == {"sha256:d": "wheel-torch"}
 
 
 def test_licenses_that_are_no_spdx_expression_stay_names() -> None:
@@ -129,5 +148,5 @@ def test_the_sbom_of_any_image_needs_a_file_to_write(trainyard: Callable[..., tu
     ],
 )
 def test_packages_are_recognized_by_their_package_url(purl: str, kind: str | None, name: str) -> None:
-    python, debian = inventory._packages([{"name": "n", "version": "1", "purl": purl}])
+    python, debian = attached_sbom.packages({"components": [{"name": "n", "version": "1", "purl": purl}]})
     assert list(python) == ([name] if kind == "pypi" else []) and list(debian) == ([name] if kind == "deb" else [])

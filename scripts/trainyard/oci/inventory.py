@@ -14,14 +14,14 @@ import re
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
-from urllib.parse import unquote
 
 import docker.errors
 from packaging.utils import canonicalize_name
 
 from trainyard import installation
 from trainyard.console import UserError
-from trainyard.oci import docker_engine, image_index, image_store, layers, referrers
+from trainyard.oci import attached_sbom, docker_engine, image_index, image_store, layers
+from trainyard.oci.attached_sbom import InstalledPackage
 from trainyard.oci.image_config import Configured
 from trainyard.oci.reference import Reference
 from trainyard.oci.registry import Repository
@@ -34,17 +34,6 @@ _LIMIT = 4 << 20
 #: The file that lists a layer's Debian packages, and the files that name the distribution.
 _STATUS = "var/lib/dpkg/status"
 _RELEASE = ("etc/os-release", "usr/lib/os-release")
-
-
-@dataclass(frozen=True)
-class InstalledPackage:
-    """A Python distribution (its dist-info) or a Debian package. ``requires`` are PEP 508 lines (Python only)."""
-
-    name: str
-    version: str
-    license: str = ""
-    architecture: str = ""
-    requires: tuple[str, ...] = ()
 
 
 @dataclass
@@ -109,18 +98,35 @@ class Image(Configured):
         lists = [contents.debian for contents in self._chosen(among) if contents.debian is not None]
         return {package.name: package for package in lists[-1]} if lists else {}
 
+    def python_layers(self) -> dict[str, str]:
+        """Canonical name -> diff id of the layer that the Python package is in."""
+        return {name: layer.diff_id for layer, contents in self._read() for name in contents.python}
+
+    def debian_layers(self) -> dict[str, str]:
+        """Name -> diff id of the layer that brought the Debian package in its version."""
+        found: dict[tuple[str, str], str] = {}
+        for layer, contents in self._read():
+            if contents.debian is not None:
+                found = {
+                    (package.name, package.version): found.get((package.name, package.version), layer.diff_id)
+                    for package in contents.debian
+                }
+        return {name: diff_id for (name, _), diff_id in found.items()}
+
     def release(self) -> dict[str, str]:
         """The fields of os-release (``ID``, ``VERSION_ID``); empty if there is none."""
         found = [contents.release for contents in self._chosen(None) if contents.release]
         return found[-1] if found else {}
 
+    def _read(self) -> list[tuple[LayerSummary, LayerPackages]]:
+        """The layers that were read, the lowest first."""
+        return [
+            (layer, self.layer_contents[layer.diff_id]) for layer in self.layers if layer.diff_id in self.layer_contents
+        ]
+
     def _chosen(self, among: Iterable[str] | None) -> list[LayerPackages]:
         wanted = None if among is None else set(among)
-        return [
-            self.layer_contents[layer.diff_id]
-            for layer in self.layers
-            if layer.diff_id in self.layer_contents and (wanted is None or layer.diff_id in wanted)
-        ]
+        return [contents for layer, contents in self._read() if wanted is None or layer.diff_id in wanted]
 
 
 def read_layer(stream: io.BufferedReader) -> LayerPackages:
@@ -147,8 +153,13 @@ def read_layer(stream: io.BufferedReader) -> LayerPackages:
         elif path == _STATUS:
             found.debian = debian_packages(text)
         else:
-            found.release = dict(re.findall(r'(?m)^([A-Z_]+)="?([^"\n]*)"?$', text))
+            found.release = os_release(text)
     return found
+
+
+def os_release(text: str) -> dict[str, str]:
+    """The fields of an os-release file (https://www.freedesktop.org/software/systemd/man/latest/os-release.html)."""
+    return dict(re.findall(r'(?m)^([A-Z_]+)="?([^"\n]*)"?$', text))
 
 
 def python_package(metadata: str) -> InstalledPackage:
@@ -168,9 +179,15 @@ def debian_packages(status: str) -> tuple[InstalledPackage, ...]:
     for paragraph in status.split("\n\n"):
         fields = email.parser.HeaderParser().parsestr(paragraph)
         if str(fields.get("Status", "")).endswith(" installed"):
+            # "Source: gcc-14 (14.2.0-19)", where name or version are not those of the package (Debian Policy 5.6.1)
+            source, _, version = str(fields.get("Source", "")).partition(" ")
             found.append(
                 InstalledPackage(
-                    str(fields["Package"]), str(fields["Version"]), architecture=str(fields["Architecture"])
+                    str(fields["Package"]),
+                    str(fields["Version"]),
+                    architecture=str(fields["Architecture"]),
+                    source=source,
+                    source_version=version.strip("()"),
                 )
             )
     return tuple(sorted(found, key=lambda package: package.name))
@@ -233,31 +250,6 @@ def at_registry(reference: str) -> tuple[Repository, str]:
     return Repository(named.name), named.version
 
 
-def listed(
-    repository: Repository, digest: str
-) -> tuple[dict[str, InstalledPackage], dict[str, InstalledPackage]] | None:
-    """Python and Debian packages by the SBOM that is attached to an image at a registry; None if there is none."""
-    found = [one for one in referrers.get(repository, digest, "sbom") if one.media_type == referrers.SBOM]
-    return _packages(json.loads(found[0].data).get("components") or []) if found else None
-
-
-def _packages(components: Iterable[dict[str, Any]]) -> tuple[dict[str, InstalledPackage], dict[str, InstalledPackage]]:
-    """The Python and the Debian packages among the components of a CycloneDX document, by their package URLs.
-
-    Keys are names as :meth:`Image.python` and :meth:`Image.debian` have them.
-    """
-    kinds: dict[str, dict[str, InstalledPackage]] = {"pypi": {}, "deb": {}}
-    for component in components:
-        # pkg:type/namespace/name@version?qualifiers#subpath (https://github.com/package-url/purl-spec)
-        purl = re.match(r"pkg:/*(?P<type>[^/]+)/(?:[^@?#]*/)?(?P<name>[^/@?#]+)", str(component.get("purl") or ""))
-        kind = purl["type"].lower() if purl else ""
-        if purl and kind in kinds:
-            name = unquote(purl["name"])
-            package = InstalledPackage(str(component["name"]), str(component.get("version", "")))
-            kinds[kind][canonicalize_name(name) if kind == "pypi" else name] = package
-    return kinds["pypi"], kinds["deb"]
-
-
 def remote(reference: str) -> Image:
     """An image at a registry, by its manifest, its configuration and its SBOM.
 
@@ -288,7 +280,7 @@ def remote(reference: str) -> Image:
         layers=tuple(found),
         layer_contents={},
         repository=repository,
-        listed=listed(repository, manifest.digest),
+        listed=attached_sbom.listed(repository, manifest.digest),
     )
 
 

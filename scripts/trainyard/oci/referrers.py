@@ -11,6 +11,7 @@ from __future__ import annotations
 import hashlib
 import io
 import json
+import re
 import tarfile
 from dataclasses import dataclass, field
 
@@ -44,6 +45,12 @@ class Referrer:
 def tag(digest: str, kind: str) -> str:
     """``sha256-….<kind>``: cosign's kinds are ``sig`` and ``sbom``."""
     return f"{digest.replace(':', '-')}.{kind}"
+
+
+def subject(tag: str) -> str | None:
+    """The digest of the image that a referrer's tag is named after; None for the tag of an image."""
+    found = re.match(r"(sha256|sha512)-([0-9a-f]{64,128})(?![0-9a-z])", tag)
+    return f"{found[1]}:{found[2]}" if found else None
 
 
 def _sha256(data: bytes) -> str:

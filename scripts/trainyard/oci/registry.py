@@ -50,6 +50,9 @@ TRANSIENT_ERRORS = (429, 500, 502, 503, 504)
 #: How often a request is sent if its errors are transient.
 MAX_ATTEMPTS = 4
 
+#: Most requests at a time: each thread of a command that sends many keeps one connection.
+MAX_CONNECTIONS = 16
+
 #: Transient errors are retried within 1.4 s. Connection errors are not: the address is most likely wrong. A POST begins
 #: an upload or mounts a blob: one that is sent again leaves at most an empty upload, which the registry removes.
 RETRY = urllib3.Retry(
@@ -251,7 +254,7 @@ class Repository:
 
     def __post_init__(self) -> None:
         for scheme in ("http://", "https://"):
-            self._session.mount(scheme, requests.adapters.HTTPAdapter(max_retries=RETRY))
+            self._session.mount(scheme, requests.adapters.HTTPAdapter(pool_maxsize=MAX_CONNECTIONS, max_retries=RETRY))
 
     @property
     def host(self) -> str:

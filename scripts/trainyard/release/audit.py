@@ -1,8 +1,8 @@
-"""Known vulnerabilities of the packages that locks pin: those without a waiver fail.
+"""Known vulnerabilities of the packages that locks pin, and of images' Debian packages: those without a waiver fail.
 
-They are looked up with pip-audit if a vulnerability service answers, else in the stored snapshot
-images/advisories.json. A waiver in images/waivers.yaml has an owner, a reason and an expiry date, after which the
-vulnerability fails again.
+Those of Python packages are looked up with pip-audit if a vulnerability service answers, else in the stored snapshot
+images/advisories.json; those of Debian packages in images/debian-advisories.json. A waiver in images/waivers.yaml has
+an owner, a reason and an expiry date, after which the vulnerability fails again.
 """
 
 from __future__ import annotations
@@ -14,23 +14,27 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Iterable
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from packaging.utils import canonicalize_name
-from packaging.version import InvalidVersion, Version
 from rich.table import Column, Table
 
 from trainyard import installation
 from trainyard.console import StepFailed, UserError, say, warn
+from trainyard.image import plan
 from trainyard.installation import require_extra
 from trainyard.lint import waivers
 from trainyard.lint.waivers import Waiver
-from trainyard.release import advisories
+from trainyard.release import advisories, debian_advisories, debian_audit, image_packages, openvex
 from trainyard.release.advisories import Snapshot
+from trainyard.release.debian_advisories import DebianSnapshot
+from trainyard.release.image_packages import ImagePackages
+from trainyard.release.vulnerabilities import Pins, Vulnerability, evaluate, public_version, union
 from trainyard.spec import lockfile
 from trainyard.spec.model import Spec, catalogue, each_platform, load
+from trainyard.spec.naming import NAME
 
 #: Services that pip-audit can ask, in the order in which they are tried.
 SERVICES = ("pypi", "osv")
@@ -41,39 +45,10 @@ CANARY = ("pip", "20.0")
 #: Days after which a snapshot counts as old: advisories about the locked packages appear every few weeks.
 OLD = 30
 
-#: Canonical name -> versions, of everything that is locked.
-Pins = dict[str, set[str]]
-
-
-@dataclass(frozen=True)
-class Vulnerability:
-    """A known vulnerability of a locked package.
-
-    Attributes:
-        names: all ids of the advisory, the first being the source's own.
-        fixed: versions that do not have it.
-        targets: the images whose locks pin this version.
-        waiver: its waiver in words; empty if there is none.
-        fails: whether it has no waiver, or one that has expired.
-    """
-
-    package: str
-    version: str
-    names: tuple[str, ...]
-    summary: str
-    fixed: tuple[str, ...]
-    targets: tuple[str, ...] = ()
-    waiver: str = ""
-    fails: bool = True
-
-    def __str__(self) -> str:
-        fix = f"fixed in {', '.join(self.fixed)}" if self.fixed else "no fix is known"
-        return f"{self.package} {self.version}: {self.names[0]} ({fix}), in {', '.join(self.targets)}"
-
 
 @dataclass(frozen=True)
 class StaleWaiver:
-    """A waiver of an advisory that has expired, or else matches no locked package."""
+    """A waiver of an advisory that has expired, or else matches no package."""
 
     waiver: Waiver
     expired: bool
@@ -82,7 +57,7 @@ class StaleWaiver:
         about = f"waiver of {self.waiver.rule} for {self.waiver.package} {self.waiver.version}"
         if self.expired:
             return f"{about} expired on {self.waiver.expires}: {self.waiver.owner} must fix the cause or renew it"
-        return f"{about} matches no locked package: remove it"
+        return f"{about} matches no package: remove it"
 
 
 @dataclass(frozen=True)
@@ -90,16 +65,22 @@ class Report:
     """Result of an audit.
 
     Attributes:
-        source: where the advisories come from.
-        packages: number of locked packages.
-        findings: the vulnerabilities, with their waivers.
+        source: where the advisories about Python packages come from.
+        packages: number of Python packages.
+        findings: the vulnerabilities, with their waivers, and notes.
         stale: see :func:`stale`.
+        images: whose Debian packages were audited.
+        debian_source: where the advisories about these come from; empty without a snapshot.
+        uncovered: what of the Debian packages was not audited, a line each.
     """
 
     source: str
     packages: int
     findings: list[Vulnerability]
     stale: list[StaleWaiver]
+    images: list[ImagePackages] = field(default_factory=list)
+    debian_source: str = ""
+    uncovered: list[str] = field(default_factory=list)
 
     def require(self) -> None:
         """Refuse vulnerabilities without a waiver and expired waivers.
@@ -114,8 +95,11 @@ class Report:
             raise StepFailed(f"{failing[0]}{more}: update the package, or add a waiver to images/waivers.yaml")
 
     def as_dict(self) -> dict[str, Any]:
-        """The report as JSON has it: findings with their fields, a line for each stale waiver."""
-        return asdict(replace(self, stale=[])) | {"stale": [str(found) for found in self.stale]}
+        """The report as JSON has it: findings with their fields, a line for each stale waiver, references of images."""
+        return asdict(replace(self, stale=[], images=[])) | {
+            "stale": [str(found) for found in self.stale],
+            "images": [image.reference for image in self.images],
+        }
 
 
 def pinned(spec: Spec) -> Pins:
@@ -132,23 +116,6 @@ def pinned(spec: Spec) -> Pins:
         if required or all(path.is_file() for path in paths):
             for name, version in lockfile.installed(one, index).items():
                 found.setdefault(name, set()).add(public_version(version))
-    return found
-
-
-def public_version(version: str) -> str:
-    """A version without its local part: advisories are about releases, not about their +cpu builds."""
-    try:
-        return Version(version).public
-    except InvalidVersion:
-        return version
-
-
-def union(pins: Iterable[Pins]) -> Pins:
-    """The union of pins."""
-    found: Pins = {}
-    for each in pins:
-        for name, versions in each.items():
-            found.setdefault(name, set()).update(versions)
     return found
 
 
@@ -226,51 +193,20 @@ def live(pins: Pins) -> tuple[str, list[Vulnerability], set[str]] | None:
     return None
 
 
-def evaluate(
-    found: list[Vulnerability], pins: dict[str, Pins], known: Iterable[Waiver], today: datetime.date
-) -> list[Vulnerability]:
-    """The same vulnerabilities with their targets and waivers.
+def stale(known: Iterable[Waiver], pins: Pins, today: datetime.date, *, debian_known: bool = True) -> list[StaleWaiver]:
+    """Waivers of advisories that have expired on the day ``today``, or match no package.
 
     Args:
-        pins: target -> what its locks pin.
-        known: all waivers, expired ones too; one with a target applies to that target only.
+        pins: the packages that are locked, and the source packages of Debian packages.
+        debian_known: whether these are all; else a waiver of a package that is not locked may be about one of Debian.
     """
-    evaluated = []
-    for one in found:
-        where = [target for target, pin in pins.items() if one.version in pin.get(one.package, set())]
-        for target, waiver in ((target, _waiver(one, target, known)) for target in where):
-            words = "" if waiver is None else str(waiver)
-            fails = waiver is None or waiver.expired(today)
-            if waiver is not None and fails:
-                words = f"expired: {waiver}"
-            evaluated.append(replace(one, targets=(target,), waiver=words, fails=fails))
-    merged: dict[tuple[Any, ...], Vulnerability] = {}
-    for one in evaluated:
-        key = (one.package, one.version, one.names, one.waiver)
-        before = merged.get(key)
-        merged[key] = one if before is None else replace(before, targets=before.targets + one.targets)
-    return list(merged.values())
-
-
-def _waiver(found: Vulnerability, target: str, known: Iterable[Waiver]) -> Waiver | None:
-    """The waiver of a vulnerability that expires last."""
-    matching = [
-        waiver
-        for waiver in known
-        for name in found.names
-        if waiver.covers_package(name, found.package, found.version, target)
-    ]
-    return max(matching, key=lambda waiver: waiver.expires, default=None)
-
-
-def stale(known: Iterable[Waiver], pins: Pins, today: datetime.date) -> list[StaleWaiver]:
-    """Waivers of advisories that have expired on the day ``today``, or match no locked package."""
     found = []
     for waiver in known:
         if waiver.package is None or waiver.version is None:
             continue
-        locked = public_version(waiver.version) in pins.get(canonicalize_name(waiver.package), set())
-        if waiver.expired(today) or not locked:
+        versions = pins.get(canonicalize_name(waiver.package), set()) | pins.get(waiver.package, set())
+        matches = bool({waiver.version, public_version(waiver.version)} & versions)
+        if waiver.expired(today) or not (matches or (not versions and not debian_known)):
             found.append(StaleWaiver(waiver, waiver.expired(today)))
     return found
 
@@ -304,10 +240,14 @@ def table(found: list[Vulnerability]) -> Table:
             one.names[0],
             ", ".join(one.fixed) or "-",
             " ".join(one.targets),
-            one.waiver or one.summary,
+            one.waiver or one.note or one.summary,
             style="bold red" if one.fails else None,
         )
     return shown
+
+
+def _update_command() -> str:
+    return installation.command("audit", UPDATE=True)
 
 
 def _look_up(pins: Pins, *, only_snapshot: bool) -> tuple[str, list[Vulnerability]]:
@@ -323,12 +263,11 @@ def _look_up(pins: Pins, *, only_snapshot: bool) -> tuple[str, list[Vulnerabilit
     if not only_snapshot:
         say("no vulnerability service answers: the stored snapshot is used")
     if age > OLD:
-        update = installation.command("audit", UPDATE=True)
-        warn(f"the snapshot of advisories is {age} days old: run '{update}' where {advisories.OSV} answers")
+        warn(f"the snapshot of advisories is {age} days old: run '{_update_command()}' where {advisories.OSV} answers")
     uncovered = sorted(pins.keys() - set(snapshot.covers))
     if uncovered:
         few = ", ".join(uncovered[:5])
-        warn(f"the snapshot covers {len(pins) - len(uncovered)} of {len(pins)} locked packages; not {few} and others")
+        warn(f"the snapshot covers {len(pins) - len(uncovered)} of {len(pins)} Python packages; not {few} and others")
     return f"snapshot of {snapshot.taken} ({snapshot.source})", by_snapshot(pins, snapshot)
 
 
@@ -347,20 +286,90 @@ def update(address: str = "") -> Snapshot:
     return snapshot
 
 
-def audit(target: str | None, *, only_snapshot: bool = False) -> Report:
-    """The known vulnerabilities of the packages that a target's locks pin; of all targets if it is None.
+def update_debian(address: str = "") -> DebianSnapshot | None:
+    """Fetch a new snapshot of Debian's tracker, and store it; None if no source package is known.
+
+    It is about the source packages of the catalogue's images on this host, and those of the stored snapshot.
 
     Args:
-        target: name or folder.
-        only_snapshot: do not ask a vulnerability service.
+        address: of a mirror of :data:`debian_advisories.TRACKER`.
     Raises:
-        UserError: there is no such target, or no snapshot.
+        UserError: the snapshot cannot be stored.
+        StepFailed: the tracker does not answer.
     """
-    specs = [load(target)] if target else catalogue()
-    if not specs:
-        raise UserError("there is no target")
-    pins = {spec.target: pinned(spec) for spec in specs}
+    before = debian_advisories.load()
+    images, _ = images_of_host(catalogue())
+    names = {name for image in images for name in debian_audit.sources(image)} | set(before.covers if before else ())
+    if not names:
+        return None
+    snapshot = debian_advisories.fetch(names, debian_advisories.SUITES.values(), waivers.today(), address)
+    debian_advisories.save(snapshot)
+    return snapshot
+
+
+def images_of_host(specs: Iterable[Spec]) -> tuple[list[ImagePackages], list[str]]:
+    """The images of targets on this host, of all platforms, and the local names of those that are not there."""
+    names = [one.local_name for spec in specs for one in each_platform(spec)]
+    found = {name: image_packages.of_host(f"{NAME}:{name}") for name in names}
+    return [image for image in found.values() if image], [name for name, image in found.items() if image is None]
+
+
+def _look_up_debian(images: list[ImagePackages]) -> tuple[str, list[Vulnerability]]:
+    """The source of the advisories about Debian packages, in words, and the vulnerabilities of images."""
+    snapshot = debian_advisories.load()
+    if snapshot is None:
+        return "", []
+    if images and (age := snapshot.age(waivers.today())) > OLD:
+        warn(f"the snapshot of Debian's security tracker is {age} days old: run '{_update_command()}'")
+    raw = dict.fromkeys(found for image in images for found in debian_audit.vulnerabilities(image, snapshot))
+    pins = {
+        name: union(debian_audit.sources(image) for image in some)
+        for name, some in itertools.groupby(sorted(images, key=lambda image: image.name), lambda image: image.name)
+    }
+    found = evaluate(list(raw), pins, waivers.load(), waivers.today())
+    return f"Debian's security tracker of {snapshot.taken}", found
+
+
+def audit(target: str | None, *, only_snapshot: bool = False, image: str | None = None) -> Report:
+    """The known vulnerabilities of the Python packages that locks pin, and of Debian packages in images on this host.
+
+    Args:
+        target: name or folder; all targets if None.
+        only_snapshot: do not ask a vulnerability service.
+        image: audit the packages of this image, local or at a registry, instead of a target's.
+    Raises:
+        UserError: there is no such target or image, or no snapshot.
+    """
+    missing: list[str] = []
+    if image:
+        images = [image_packages.find(image)]
+        pins = {one.name: {name: {public_version(version)} for name, version in one.python.items()} for one in images}
+    else:
+        specs = [load(target)] if target else catalogue()
+        images, missing = images_of_host(specs)
+        pins = {spec.target: pinned(spec) for spec in specs}
     everything = union(pins.values())
     source, raw = _look_up(everything, only_snapshot=only_snapshot)
     found = evaluate(raw, pins, waivers.load(), waivers.today())
-    return Report(source, len(everything), found, [] if target else stale(waivers.load(), everything, waivers.today()))
+    debian_source, debian = _look_up_debian(images)
+    uncovered = debian_audit.uncovered(images, debian_advisories.load())
+    if missing:
+        uncovered.append(f"not on this host, so their Debian packages are not audited: {', '.join(missing)}")
+    known = union([everything, *map(debian_audit.sources, images)])
+    old = [] if target or image else stale(waivers.load(), known, waivers.today(), debian_known=not missing)
+    return Report(source, len(everything), found + debian, old, images, debian_source, uncovered)
+
+
+def vex(report: Report) -> str | None:
+    """The OpenVEX document of the waived vulnerabilities of a report; None if no valid waiver is about one of them.
+
+    Raises:
+        UserError: no image was audited, so the document would have no product.
+    """
+    if not report.images:
+        raise UserError(
+            f"no image to make statements about: run '{installation.command('image')}', or give "
+            f"{installation.option('IMAGE')}"
+        )
+    issued = datetime.datetime.fromtimestamp(plan.source_date_epoch(), tz=datetime.UTC)
+    return openvex.document(report.findings, report.images, waivers.load(), issued=issued, today=waivers.today())

@@ -12,7 +12,8 @@ from rich.table import Column, Table
 
 from trainyard.console import say
 from trainyard.oci import inventory
-from trainyard.oci.inventory import Image, InstalledPackage, LayerSummary
+from trainyard.oci.attached_sbom import InstalledPackage
+from trainyard.oci.inventory import Image, LayerSummary
 from trainyard.spec.units import in_units
 
 #: Settings of an image that are compared, in addition to labels and environment.

@@ -1,7 +1,8 @@
 """Software bill of materials of an image: CycloneDX 1.6, with every package that pip and dpkg installed.
 
-It is read from the image, so it also lists packages that no lock mentions. Packages have their purl and license, and
-Python packages the SHA-256 of every file that the lock accepts for them. The same image gives the same bytes.
+It is read from the image, so it also lists packages that no lock mentions. Packages have their purl, license and
+layer, and Python packages the SHA-256 of every file that the lock accepts for them. The same image gives the same
+bytes.
 """
 
 from __future__ import annotations
@@ -23,7 +24,8 @@ from packaging.utils import canonicalize_name
 
 from trainyard.console import StepFailed, UserError
 from trainyard.oci import referrers
-from trainyard.oci.inventory import Image, InstalledPackage
+from trainyard.oci.attached_sbom import LAYER, InstalledPackage
+from trainyard.oci.inventory import Image
 from trainyard.oci.reference import Reference
 from trainyard.oci.registry import Manifest, Repository
 from trainyard.spec import lockfile
@@ -51,7 +53,12 @@ def locked_hashes(spec: Spec | None, index: str) -> dict[tuple[str, str], list[s
     return found
 
 
-def _python(package: InstalledPackage, hashes: list[str]) -> Component:
+def _in_layer(diff_id: str) -> list[Property]:
+    """The property of a package that names its layer."""
+    return [Property(name=LAYER, value=diff_id)] if diff_id else []
+
+
+def _python(package: InstalledPackage, hashes: list[str], layer: str = "") -> Component:
     purl = PackageURL("pypi", name=canonicalize_name(package.name), version=package.version)
     accepted = [HashType(alg=HashAlgorithm.SHA_256, content=one) for one in hashes]
     # A lock accepts the wheels of every platform: which one was installed is known only if there is a single file.
@@ -70,14 +77,19 @@ def _python(package: InstalledPackage, hashes: list[str]) -> Component:
         hashes=accepted if len(accepted) == 1 else None,
         licenses=[LicenseFactory().make_from_string(package.license)] if package.license else None,
         external_references=[files] if accepted else None,
+        properties=_in_layer(layer),
     )
 
 
-def _debian(package: InstalledPackage, release: dict[str, str]) -> Component:
+def _debian(package: InstalledPackage, release: dict[str, str], layer: str = "") -> Component:
     distribution = release.get("ID", "debian")
     qualifiers = {"arch": package.architecture}
     if release.get("VERSION_ID"):
         qualifiers["distro"] = f"{distribution}-{release['VERSION_ID']}"
+    source, version = package.source_package
+    if (source, version) != (package.name, package.version):
+        # As syft writes it: security trackers know source packages.
+        qualifiers["upstream"] = source if version == package.version else f"{source}@{version}"
     purl = PackageURL("deb", distribution, package.name, package.version, qualifiers=qualifiers)
     return Component(
         name=package.name,
@@ -85,6 +97,7 @@ def _debian(package: InstalledPackage, release: dict[str, str]) -> Component:
         type=ComponentType.LIBRARY,
         bom_ref=purl.to_string(),
         purl=purl,
+        properties=_in_layer(layer),
     )
 
 
@@ -138,10 +151,13 @@ def bill(image: Image, hashes: dict[tuple[str, str], list[str]]) -> str:
         hashes: of :func:`locked_hashes`.
     """
     root = _root(image)
+    layers = image.python_layers()
     python = {
-        name: _python(package, hashes.get((name, package.version), [])) for name, package in image.python().items()
+        name: _python(package, hashes.get((name, package.version), []), layers[name])
+        for name, package in image.python().items()
     }
-    debian = [_debian(package, image.release()) for package in image.debian().values()]
+    layers = image.debian_layers()
+    debian = [_debian(package, image.release(), layers[name]) for name, package in image.debian().items()]
     # The image's creation time; if it has none, a fixed time.
     created = str(image.config.get("created") or "1970-01-01T00:00:00Z").replace("Z", "+00:00")
     bom = Bom(

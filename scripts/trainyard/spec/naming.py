@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import re
+from typing import TYPE_CHECKING
 
 from trainyard import settings
-from trainyard.spec.model import Spec
+
+if TYPE_CHECKING:  # commands that only name images need not load specs, which takes longer than their requests
+    from trainyard.spec.model import Spec
 
 #: Name of the local image repository.
 NAME = settings.variable("IMAGE_NAME") or "trainyard"
@@ -40,6 +43,11 @@ def day_and_hash(tag: str) -> tuple[str, str]:
     """The day, as in ``20261121``, and the content hash of an immutable tag; both empty for any other tag."""
     found = re.search(r"-(\d{8})-([0-9a-f]{8})(?:-[a-z0-9]+)?$", tag)
     return (found[1], found[2]) if found else ("", "")
+
+
+def is_immutable(tag: str) -> bool:
+    """Whether a tag always has the digest that it was pushed with; the others are floating."""
+    return day_and_hash(tag) != ("", "") or tag.startswith(DEVELOPMENT)
 
 
 def candidate_tag(target: str) -> str:

@@ -1,0 +1,116 @@
+"""The SBOM that is attached to an image at a registry, and the packages that it lists."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+from urllib.parse import parse_qsl, unquote
+
+from packaging.utils import canonicalize_name
+
+from trainyard.console import StepFailed
+from trainyard.oci import referrers
+from trainyard.oci.registry import Repository
+from trainyard.spec.naming import LABELS
+
+#: The property of a package in our SBOMs with the diff id of its layer.
+LAYER = f"{LABELS}.layer"
+
+#: pkg:type/namespace/name@version?qualifiers#subpath (https://github.com/package-url/purl-spec)
+_PURL = re.compile(r"pkg:/*(?P<type>[^/]+)/(?:[^@?#]*/)?(?P<name>[^/@?#]+)[^?#]*(?:\?(?P<qualifiers>[^#]*))?")
+
+
+@dataclass(frozen=True)
+class InstalledPackage:
+    """A Python distribution (its dist-info) or a Debian package.
+
+    Attributes:
+        architecture: of a Debian package.
+        requires: PEP 508 lines (Python only).
+        source, source_version: of a Debian package, where they are not its name and version; else empty.
+        distribution: of a Debian package, as in ``debian-13``, and
+        layer: diff id of the layer that it is in, both as the SBOM at a registry has them; else empty.
+    """
+
+    name: str
+    version: str
+    license: str = ""
+    architecture: str = ""
+    requires: tuple[str, ...] = ()
+    source: str = ""
+    source_version: str = ""
+    distribution: str = ""
+    layer: str = ""
+
+    @property
+    def source_package(self) -> tuple[str, str]:
+        """Name and version of the source package that a Debian package is built from."""
+        return self.source or self.name, self.source_version or self.version
+
+
+def listed(
+    repository: Repository, digest: str
+) -> tuple[dict[str, InstalledPackage], dict[str, InstalledPackage]] | None:
+    """Python and Debian packages by the SBOM that is attached to an image at a registry; None if there is none."""
+    found = document(repository, digest)
+    return None if found is None else packages(found)
+
+
+def document(repository: Repository, digest: str) -> dict[str, Any] | None:
+    """The CycloneDX document that is attached to an image at a registry; None if there is none.
+
+    Raises:
+        StepFailed: the registry refuses, or the document is not JSON.
+    """
+    found = [one for one in referrers.get(repository, digest, "sbom") if one.media_type == referrers.SBOM]
+    if not found:
+        return None
+    try:
+        return dict(json.loads(found[0].data))
+    except (ValueError, TypeError):
+        raise StepFailed(f"{repository.name}@{digest}: its SBOM is not a CycloneDX document in JSON") from None
+
+
+def layer_names(sbom: Mapping[str, Any]) -> dict[str, str]:
+    """Diff id -> name of the layers that our SBOM of an image lists; empty for SBOMs of other tools."""
+    prefix = f"{LAYER}."
+    properties = ((sbom.get("metadata") or {}).get("component") or {}).get("properties") or []
+    return {
+        str(one["value"]).partition(" ")[0]: str(one["name"]).removeprefix(prefix).partition(".")[2]
+        for one in properties
+        if str(one.get("name")).startswith(prefix)
+    }
+
+
+def packages(sbom: Mapping[str, Any]) -> tuple[dict[str, InstalledPackage], dict[str, InstalledPackage]]:
+    """The Python and the Debian packages that a CycloneDX document lists, by their package URLs.
+
+    Keys are canonical names of Python packages, and names of Debian packages.
+    """
+    kinds: dict[str, dict[str, InstalledPackage]] = {"pypi": {}, "deb": {}}
+    for component in sbom.get("components") or []:
+        purl = _PURL.match(str(component.get("purl") or ""))
+        kind = purl["type"].lower() if purl else ""
+        if purl and kind in kinds:
+            name = unquote(purl["name"])
+            kinds[kind][canonicalize_name(name) if kind == "pypi" else name] = _package(component, purl["qualifiers"])
+    return kinds["pypi"], kinds["deb"]
+
+
+def _package(component: Mapping[str, Any], qualifiers: str | None) -> InstalledPackage:
+    """A component's package, with what the qualifiers of its package URL say."""
+    about = dict(parse_qsl(qualifiers or ""))
+    source, _, source_version = about.get("upstream", "").partition("@")
+    properties = {one.get("name"): str(one.get("value")) for one in component.get("properties") or []}
+    return InstalledPackage(
+        str(component["name"]),
+        str(component.get("version", "")),
+        architecture=about.get("arch", ""),
+        source=source,
+        source_version=source_version,
+        distribution=about.get("distro", ""),
+        layer=properties.get(LAYER, ""),
+    )

@@ -1,0 +1,132 @@
+"""The packages of an image, without reading its layers: by a container of a local image, or the SBOM at a registry."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import tarfile
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import docker.errors
+from packaging.utils import canonicalize_name
+
+from trainyard.console import UserError
+from trainyard.oci import docker_engine, inventory, probe_runner
+from trainyard.oci.attached_sbom import InstalledPackage
+from trainyard.spec.naming import LABELS
+
+#: Where dpkg keeps its list, and where the distribution is named; /etc/os-release is a link in Debian's images.
+_STATUS = "/var/lib/dpkg/status"
+_RELEASES = ("/usr/lib/os-release", "/etc/os-release")
+
+
+@dataclass(frozen=True)
+class ImagePackages:
+    """The packages of an image.
+
+    Attributes:
+        reference: how the image was named.
+        digest: of the image, not of an index.
+        target: by its label; empty if it has none.
+        debian: name -> package.
+        release: the fields of os-release that are known.
+        listed: canonical name -> version of the Python packages, if an SBOM lists them.
+    """
+
+    reference: str
+    digest: str
+    target: str
+    debian: Mapping[str, InstalledPackage]
+    release: Mapping[str, str]
+    listed: Mapping[str, str] | None = None
+
+    @property
+    def name(self) -> str:
+        """The target, else the reference: what waivers and messages name."""
+        return self.target or self.reference
+
+    @cached_property
+    def python(self) -> Mapping[str, str]:
+        """Canonical name -> version, with its local part, of the Python packages; those of a local image are read once.
+
+        Raises:
+            StepFailed: the Python of a local image failed.
+        """
+        if self.listed is not None:
+            return self.listed
+        try:
+            packages = probe_runner.run(self.digest, "packages")["packages"]
+        except probe_runner.NoPython:
+            packages = []
+        return {str(canonicalize_name(one["name"])): str(one["version"]) for one in packages}
+
+
+def of_host(reference: str) -> ImagePackages | None:
+    """The packages of a local image; None if there is no such image, or no engine is running."""
+    try:
+        image = docker_engine.existing_client().images.get(reference)
+    except (docker.errors.DockerException, OSError):
+        return None
+    texts = _texts(image, _STATUS, *_RELEASES)
+    return ImagePackages(
+        reference,
+        str(image.id),
+        str(image.labels.get(f"{LABELS}.target") or ""),
+        {one.name: one for one in inventory.debian_packages(texts.get(_STATUS, ""))},
+        inventory.os_release(next((texts[path] for path in _RELEASES if path in texts), "")),
+    )
+
+
+def _texts(image: Any, *paths: str) -> dict[str, str]:
+    """Path -> text of the files that an image has, copied from a container that is not started."""
+    container = docker_engine.existing_client().containers.create(
+        image, ["never started"], labels=docker_engine.resource_labels("audit")
+    )
+    found = {}
+    try:
+        for path in paths:
+            with contextlib.suppress(docker.errors.NotFound):
+                stream, _ = container.get_archive(path)
+                text = _text(b"".join(stream))
+                if text is not None:
+                    found[path] = text
+    finally:
+        container.remove(force=True)
+    return found
+
+
+def _text(archive: bytes) -> str | None:
+    """The text of the only file of a tar archive; None if it is a link or a folder."""
+    with tarfile.open(fileobj=io.BytesIO(archive)) as tar:
+        member = tar.getmembers()[0]
+        file = tar.extractfile(member) if member.isreg() else None
+        return file.read().decode("utf-8", "replace") if file else None
+
+
+def find(reference: str) -> ImagePackages:
+    """The packages of a local image, or else of one at a registry by its SBOM.
+
+    Raises:
+        UserError: there is neither, or the image at the registry has no SBOM.
+        StepFailed: the registry refuses.
+    """
+    local = of_host(reference)
+    if local:
+        return local
+    image = inventory.remote(reference)
+    if image.listed is None:
+        raise UserError(f"{reference} has no SBOM, which lists its packages: 'docker pull' it first")
+    python, debian = image.listed
+    distribution = next((package.distribution for package in debian.values() if package.distribution), "")
+    identifier, _, version = distribution.partition("-")
+    return ImagePackages(
+        reference,
+        image.digest,
+        image.labels.get(f"{LABELS}.target", ""),
+        debian,
+        {"ID": identifier, "VERSION_ID": version},
+        {name: package.version for name, package in python.items()},
+    )
