@@ -98,13 +98,31 @@ def payload(repository: str, digest: str) -> bytes:
     return json.dumps(document, separators=(",", ":")).encode()
 
 
-def signature(key: PrivateKey, data: bytes) -> bytes:
-    """A signature as cosign writes it: of the SHA-256 digest (Ed25519: of the data), RSA with PKCS #1 v1.5."""
+def signature(key: PrivateKey, data: bytes, digest: hashes.HashAlgorithm | None = None) -> bytes:
+    """A signature as cosign writes it: of the SHA-256 digest (Ed25519: of the data), RSA with PKCS #1 v1.5.
+
+    Args:
+        digest: another digest, for EC keys.
+    """
     if isinstance(key, ec.EllipticCurvePrivateKey):
-        return key.sign(data, ec.ECDSA(hashes.SHA256()))
+        return key.sign(data, ec.ECDSA(digest or hashes.SHA256()))
     if isinstance(key, rsa.RSAPrivateKey):
         return key.sign(data, padding.PKCS1v15(), hashes.SHA256())
     return key.sign(data)
+
+
+def signed(key: PublicKey, found: bytes, data: bytes, digest: hashes.HashAlgorithm | None = None) -> bool:
+    """Whether ``found`` is a signature of ``data`` that :func:`signature` makes with the private key of ``key``."""
+    try:
+        if isinstance(key, ec.EllipticCurvePublicKey):
+            key.verify(found, data, ec.ECDSA(digest or hashes.SHA256()))
+        elif isinstance(key, rsa.RSAPublicKey):
+            key.verify(found, data, padding.PKCS1v15(), hashes.SHA256())
+        else:
+            key.verify(found, data)
+    except InvalidSignature:
+        return False
+    return True
 
 
 def valid(key: PublicKey, referrer: Referrer, digest: str) -> bool:
@@ -113,15 +131,9 @@ def valid(key: PublicKey, referrer: Referrer, digest: str) -> bool:
         found = base64.b64decode(referrer.annotations.get(SIGNATURE, ""), validate=True)
         critical = json.loads(referrer.data)["critical"]
         about = critical["type"] == _TYPE and critical["image"]["docker-manifest-digest"] == digest
-        if isinstance(key, ec.EllipticCurvePublicKey):
-            key.verify(found, referrer.data, ec.ECDSA(hashes.SHA256()))
-        elif isinstance(key, rsa.RSAPublicKey):
-            key.verify(found, referrer.data, padding.PKCS1v15(), hashes.SHA256())
-        else:
-            key.verify(found, referrer.data)
-    except (InvalidSignature, binascii.Error, ValueError, KeyError, TypeError):
+    except (binascii.Error, ValueError, KeyError, TypeError):
         return False
-    return referrer.media_type == MEDIA_TYPE and bool(about)
+    return referrer.media_type == MEDIA_TYPE and bool(about) and signed(key, found, referrer.data)
 
 
 def sign(repository: Repository, subject: Manifest, key: PrivateKey) -> str | None:

@@ -112,7 +112,8 @@ def verify(spec: Spec | None, reference: str | None = None) -> dict[str, Any]:
     Returns:
         ``digest``, ``passed``, ``findings`` and ``notes`` (each a :class:`Finding` as dictionary), ``size`` (bytes),
         ``layers`` (``stage``, ``created_by``, ``digest``, ``diff_id``, ``size``, ``compressed``), ``config``
-        (``digest``, ``size``), ``manifest`` (``size``), ``packages`` (their number), ``seconds``.
+        (``digest``, ``size``), ``manifest`` (``size``), ``packages`` (their number), ``rules`` (ids of those that
+        apply), ``seconds``.
     Raises:
         UserError: there is no such image.
         VerifyFailed: it breaks a rule; the message gives the first finding and the number of the others.
@@ -125,6 +126,7 @@ def verify(spec: Spec | None, reference: str | None = None) -> dict[str, Any]:
     evidence, by_rule = examine(spec, reference)
     found = [one for some in by_rule.values() for one in some]
     failed = [one for one in found if one.fails]
+    rules = core.rules_for(evidence)
     seconds = round(time.monotonic() - started, 1)
     facts = {
         "passed": not failed,
@@ -133,13 +135,13 @@ def verify(spec: Spec | None, reference: str | None = None) -> dict[str, Any]:
         "size": evidence.size,
         **described(evidence.stored),
         "packages": len(evidence.inside.packages),
+        "rules": [one.id for one in rules],
         "seconds": seconds,
     }
     # An image of another target is not one that this target could publish.
     if spec and evidence.labels.get(f"{naming.LABELS}.target") == spec.target:
         state.record(spec.local_name, "verify", digest, facts)
     console.log.print(_sizes(evidence))
-    rules = core.rules_for(evidence)
     title = f"{len(rules)} rules, {len(evidence.inside.packages)} packages, {seconds} s"
     console.log.print(engine.results_table(title, rules, by_rule))
     for one in found:

@@ -1,0 +1,343 @@
+"""Signed claims about an image verify with libraries that are not ours, and do not when a byte changes."""
+
+from __future__ import annotations
+
+import base64
+import json
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from cryptography.hazmat.primitives.asymmetric import ec, ed25519, rsa
+from securesystemslib.exceptions import VerificationError
+from tests.claims import verified
+from tests.fakes.registry import Registry, sha256
+
+from trainyard import state
+from trainyard.console import StepFailed, UserError
+from trainyard.image import provenance
+from trainyard.oci import referrers_api
+from trainyard.oci.referrers_api import Artifact
+from trainyard.oci.registry import Manifest, Repository
+from trainyard.release import bundle, claims, predicates
+from trainyard.release.predicates import Claim
+from trainyard.release.signature import PrivateKey
+
+SUBJECT = Manifest.of({"schemaVersion": 2}, "application/vnd.oci.image.manifest.v1+json")
+DIGEST = SUBJECT.digest
+KEYS: dict[str, Callable[[], PrivateKey]] = {
+    "p256": lambda: ec.generate_private_key(ec.SECP256R1()),
+    "p384": lambda: ec.generate_private_key(ec.SECP384R1()),
+    "p521": lambda: ec.generate_private_key(ec.SECP521R1()),
+    "rsa": lambda: rsa.generate_private_key(65537, 2048),
+    "ed25519": ed25519.Ed25519PrivateKey.generate,
+}
+
+#: What BuildKit 0.13 writes, with a part of each field (`docker buildx build --provenance=mode=max`).
+BUILDKIT: dict[str, Any] = {
+    "_type": "https://in-toto.io/Statement/v0.1",
+    "predicateType": "https://slsa.dev/provenance/v0.2",
+    "subject": [{"name": "pkg:docker/trainyard", "digest": {"sha256": DIGEST[7:]}}],
+    "predicate": {
+        "builder": {"id": ""},
+        "buildType": "https://mobyproject.org/buildkit@v1",
+        "materials": [{"uri": "pkg:docker/debian@12", "digest": {"sha256": "40" * 32}}],
+        "invocation": {
+            "configSource": {"entryPoint": "Dockerfile"},
+            "parameters": {"frontend": "dockerfile.v0", "args": {"build-arg:VERSION": "x"}},
+            "environment": {"platform": "linux/amd64"},
+        },
+        "buildConfig": {"llbDefinition": [{"id": "step0"}]},
+        "metadata": {
+            "buildInvocationID": "r68q",
+            "buildStartedOn": "2026-11-23T04:47:58.216820274Z",
+            "buildFinishedOn": "2026-11-23T04:47:58.384100362Z",
+            "completeness": {"parameters": True, "environment": True, "materials": False},
+            "reproducible": False,
+            "https://mobyproject.org/buildkit@v1#metadata": {"vcs": {"revision": "2476aa0"}},
+        },
+    },
+}
+CLAIMS = [
+    predicates.signature(),
+    predicates.sbom('{"bomFormat": "CycloneDX", "specVersion": "1.6"}'),
+    predicates.provenance(BUILDKIT),
+    predicates.verify({"digest": DIGEST, "passed": True, "rules": ["labels", "sizes"], "notes": []}),
+    predicates.smoke({"digest": DIGEST, "passed": True, "level": "trained", "accuracy": 98.9, "resumed_from": 43}),
+    predicates.vex('{"@context": "https://openvex.dev/ns/v0.2.0", "statements": []}'),
+]
+
+
+@pytest.fixture
+def registry(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Registry]:
+    monkeypatch.setattr(state, "STATE", tmp_path / "state")
+    with Registry() as fake:
+        yield fake
+
+
+@pytest.fixture
+def place(registry: Registry) -> Repository:
+    return Repository(f"{registry.host}/ml/trainyard")
+
+
+@pytest.fixture
+def key() -> PrivateKey:
+    return KEYS["p256"]()
+
+
+def bundles(place: Repository) -> dict[str, bytes]:
+    """Digest of an artifact -> its bundle."""
+    return {name: one.data for name, one in referrers_api.get(place, DIGEST, bundle.MEDIA_TYPE).items()}
+
+
+def changed(data: bytes, change: Callable[[dict[str, Any]], None]) -> bytes:
+    """A bundle whose statement was changed; its signature is that of the statement before."""
+    document = json.loads(data)
+    statement = json.loads(base64.b64decode(document["dsseEnvelope"]["payload"]))
+    change(statement)
+    document["dsseEnvelope"]["payload"] = base64.b64encode(json.dumps(statement).encode()).decode()
+    return json.dumps(document).encode()
+
+
+# --- with libraries that are not ours ------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", KEYS)
+def test_every_claim_verifies_with_other_libraries(kind: str, place: Repository) -> None:
+    key = KEYS[kind]()
+    assert claims.attach(place, SUBJECT, key, CLAIMS) == [one.kind for one in CLAIMS]
+    statements = [verified(data, key.public_key()) for data in bundles(place).values()]
+    assert statements == [
+        {
+            "_type": "https://in-toto.io/Statement/v1",
+            "subject": [{"name": place.name, "digest": {"sha256": DIGEST[7:]}}],
+            "predicateType": predicates.TYPES[one.kind],
+            "predicate": one.predicate,
+        }
+        for one in CLAIMS
+    ]
+    found = claims.check(place, DIGEST, key.public_key())
+    assert [(one.kind, one.problem) for one in found] == [(one.kind, "") for one in CLAIMS]
+
+
+def flip_signature(data: bytes) -> bytes:
+    document = json.loads(data)
+    (signature,) = document["dsseEnvelope"]["signatures"]
+    raw = bytearray(base64.b64decode(signature["sig"]))
+    raw[-1] ^= 1
+    signature["sig"] = base64.b64encode(raw).decode()
+    return json.dumps(document).encode()
+
+
+CHANGES: dict[str, Callable[[bytes], bytes]] = {
+    "signature": flip_signature,
+    "subject": lambda data: changed(data, lambda one: one["subject"][0]["digest"].update(sha256="00" * 32)),
+    "predicate": lambda data: changed(data, lambda one: one["predicate"].update(more=1)),
+    "predicate type": lambda data: changed(data, lambda one: one.update(predicateType="https://example.com")),
+    "payload type": lambda data: data.replace(b"application/vnd.in-toto+json", b"application/vnd.in-toto+jsom"),
+}
+
+
+@pytest.mark.parametrize("claim", CLAIMS, ids=lambda one: one.kind)
+@pytest.mark.parametrize("change", CHANGES)
+def test_a_change_is_refused_by_other_libraries_and_by_us_in_one_line(
+    change: str, claim: Claim, place: Repository, key: PrivateKey
+) -> None:
+    data = CHANGES[change](bundle.seal(key, claims.statement(place, DIGEST, claim)))
+    with pytest.raises(VerificationError, match="Accepted signatures do not match threshold"):
+        verified(data, key.public_key())
+    referrers_api.attach(place, SUBJECT, [Artifact(data, bundle.MEDIA_TYPE)])
+    (found,) = claims.check(place, DIGEST, key.public_key())
+    assert not found.valid and not found.foreign and "\n" not in str(found)
+    with pytest.raises(StepFailed, match=f"has no claim '{claim.kind}' that is signed with this key") as refused:
+        claims.require(place, DIGEST, key.public_key(), [claim.kind])
+    assert "\n" not in str(refused.value)
+
+
+def test_no_change_of_one_byte_gives_another_statement(key: PrivateKey) -> None:
+    payload = b'{"_type": "https://in-toto.io/Statement/v1"}'
+    data = bundle.seal(key, payload)
+    assert bundle.open_with(key.public_key(), data) == bundle.Opened(payload)
+    start = data.index(b"dsseEnvelope")
+    for position in range(start, len(data)):
+        other = bytearray(data)
+        other[position] ^= 1
+        opened = bundle.open_with(key.public_key(), bytes(other))
+        assert opened.problem, f"{bytes(other[start:])!r} is taken"
+
+
+# --- at a registry -------------------------------------------------------------------------------------------------
+
+
+def test_claims_are_stored_where_cosign_looks_for_them(registry: Registry, place: Repository, key: PrivateKey) -> None:
+    """https://github.com/sigstore/cosign/blob/main/specs/BUNDLE_SPEC.md"""
+    claims.attach(place, SUBJECT, key, [CLAIMS[1]])
+    (one,) = registry.referrers(DIGEST)
+    assert one["artifactType"] == "application/vnd.dev.sigstore.bundle.v0.3+json"
+    created = one["annotations"].pop("org.opencontainers.image.created")
+    assert created.endswith("Z")
+    assert one["annotations"] == {
+        "dev.sigstore.bundle.content": "dsse-envelope",
+        "dev.sigstore.bundle.predicateType": "https://cyclonedx.org/bom",
+    }
+    manifest = json.loads(registry.manifests[one["digest"]][1])
+    data = registry.blobs[manifest["layers"][0]["digest"]]
+    document = json.loads(data)
+    assert document["mediaType"] == manifest["layers"][0]["mediaType"] == manifest["artifactType"]
+    hint = document["verificationMaterial"]["publicKey"]["hint"]
+    assert document["dsseEnvelope"]["signatures"][0]["keyid"] == hint
+
+
+def test_a_claim_is_attached_once_and_a_new_document_in_addition(place: Repository, key: PrivateKey) -> None:
+    newer = predicates.vex('{"@context": "https://openvex.dev/ns/v0.2.0", "statements": [], "version": 2}')
+    claims.attach(place, SUBJECT, key, CLAIMS)
+    assert claims.attach(place, SUBJECT, key, [*CLAIMS, newer]) == ["vex"]
+    assert claims.attach(place, SUBJECT, key, [*CLAIMS, newer]) == []
+    assert claims.attach(place, SUBJECT, KEYS["ed25519"](), [newer]) == ["vex"], "another signer makes another claim"
+
+
+def test_a_claim_about_another_image_is_not_one_about_this_image(place: Repository, key: PrivateKey) -> None:
+    theirs = claims.statement(place, sha256(b"another image"), CLAIMS[1])
+    referrers_api.attach(place, SUBJECT, [Artifact(bundle.seal(key, theirs), bundle.MEDIA_TYPE)])
+    (found,) = claims.check(place, DIGEST, key.public_key())
+    assert str(found) == f"sbom: about {sha256(b'another image')[:19]}, not about this image"
+    with pytest.raises(StepFailed, match=r"about sha256:.*, not about this image"):
+        claims.require(place, DIGEST, key.public_key(), ["sbom"])
+
+
+def test_claims_of_another_key_do_not_count_and_do_not_harm(place: Repository, key: PrivateKey) -> None:
+    other = KEYS["p256"]()
+    claims.attach(place, SUBJECT, other, CLAIMS)
+    found = claims.check(place, DIGEST, key.public_key())
+    assert {(one.problem, one.foreign) for one in found} == {("signed with another key", True)}
+    with pytest.raises(StepFailed, match="has no claim 'smoke' that is signed with this key: signed with another key"):
+        claims.require(place, DIGEST, key.public_key(), ["smoke"])
+    claims.attach(place, SUBJECT, key, CLAIMS)
+    kinds = list(predicates.ABOUT_IMAGES)
+    assert [one.kind for one in claims.require(place, DIGEST, key.public_key(), kinds)] == kinds
+
+
+def test_a_claim_that_a_test_failed_is_no_claim_that_it_passed(place: Repository, key: PrivateKey) -> None:
+    passed = CLAIMS[4]
+    failed = Claim("smoke", {**passed.predicate, "result": "FAILED"})
+    claims.attach(place, SUBJECT, key, [passed, failed])
+    with pytest.raises(StepFailed, match="the claim 'smoke' says that the test failed"):
+        claims.require(place, DIGEST, key.public_key(), ["smoke"])
+
+
+@pytest.mark.parametrize(
+    ("data", "words"),
+    [
+        (b"no JSON", "no bundle with a signed statement"),
+        (b'{"mediaType": "x", "messageSignature": {}}', "no bundle with a signed statement"),
+        (b"[]", "no bundle with a signed statement"),
+    ],
+)
+def test_what_is_no_bundle_is_one_line(data: bytes, words: str, place: Repository, key: PrivateKey) -> None:
+    referrers_api.attach(place, SUBJECT, [Artifact(data, bundle.MEDIA_TYPE)])
+    (found,) = claims.check(place, DIGEST, key.public_key())
+    assert words in str(found) and "\n" not in str(found)
+
+
+def test_a_signed_text_that_is_no_statement_is_one_line(place: Repository, key: PrivateKey) -> None:
+    data = [bundle.seal(key, b"no statement"), bundle.seal(key, b'{"_type": "x", "subject": [], "predicateType": "y"}')]
+    referrers_api.attach(place, SUBJECT, [Artifact(one, bundle.MEDIA_TYPE) for one in data])
+    found = claims.check(place, DIGEST, key.public_key())
+    assert [one.problem for one in found] == [
+        "its content is no in-toto statement",
+        "a statement of type x, not https://in-toto.io/Statement/v1",
+    ]
+
+
+def test_a_key_on_a_curve_without_a_place_in_sigstore_is_refused(place: Repository) -> None:
+    with pytest.raises(UserError, match=r"need a key on one of the curves secp256r1, .* not secp256k1"):
+        claims.attach(place, SUBJECT, ec.generate_private_key(ec.SECP256K1()), CLAIMS)
+
+
+# --- what claims say -----------------------------------------------------------------------------------------------
+
+
+def test_provenance_of_an_older_buildkit_becomes_that_of_slsa_1() -> None:
+    """As BuildKit converts it: https://github.com/moby/buildkit/blob/master/solver/llbsolver/provenance/types/types.go"""
+    old = BUILDKIT["predicate"]
+    assert predicates.provenance(BUILDKIT).predicate == {
+        "buildDefinition": {
+            "buildType": "https://github.com/moby/buildkit/blob/master/docs/attestations/slsa-definitions.md",
+            "externalParameters": {
+                "configSource": {"path": "Dockerfile"},
+                "request": old["invocation"]["parameters"],
+            },
+            "internalParameters": {"builderPlatform": "linux/amd64", "buildConfig": old["buildConfig"]},
+            "resolvedDependencies": old["materials"],
+        },
+        "runDetails": {
+            "builder": {"id": predicates.BUILDER},
+            "metadata": {
+                "invocationId": "r68q",
+                "startedOn": "2026-11-23T04:47:58.216820274Z",
+                "finishedOn": "2026-11-23T04:47:58.384100362Z",
+                "buildkit_metadata": {"vcs": {"revision": "2476aa0"}},
+                "buildkit_reproducible": False,
+                "buildkit_completeness": {"request": True, "resolvedDependencies": False},
+            },
+        },
+    }
+
+
+def test_provenance_of_slsa_1_stays_as_it_is() -> None:
+    made = predicates.provenance(BUILDKIT).predicate
+    details = made["runDetails"] | {"builder": {"id": "https://example.com/theirs"}}
+    newer = {"predicateType": "https://slsa.dev/provenance/v1", "predicate": made | {"runDetails": details}}
+    assert predicates.provenance(newer).predicate == newer["predicate"]
+
+
+def test_the_statement_of_the_provenance_is_found_among_its_documents(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(state, "STATE", tmp_path)
+    layer, config = json.dumps(BUILDKIT), "{}"
+    manifest = json.dumps(
+        {"config": {"digest": sha256(config.encode())}, "layers": [{"digest": sha256(layer.encode())}]}
+    )
+    annotations = {"vnd.docker.reference.type": "attestation-manifest", "vnd.docker.reference.digest": DIGEST}
+    index = json.dumps({"manifests": [{"digest": sha256(manifest.encode()), "annotations": annotations}]})
+    documents = {sha256(one.encode()): one for one in (index, manifest, config, layer)}
+    assert provenance.statement("tf-cpu", DIGEST) is None
+    state.record("tf-cpu", "provenance", DIGEST, {"passed": True, "documents": documents})
+    assert provenance.statement("tf-cpu", DIGEST) == BUILDKIT
+
+
+def test_a_rule_with_a_note_is_a_warning() -> None:
+    note = {"rule": "sizes", "what": "too big"}
+    found = predicates.verify({"digest": DIGEST, "passed": True, "rules": ["labels", "sizes"], "notes": [note]})
+    assert (found.predicate["result"], found.predicate["passedTests"]) == ("WARNED", ["labels"])
+    assert found.predicate["warnedTests"] == ["sizes"]
+
+
+@pytest.mark.parametrize(
+    ("result", "tests"),
+    [
+        ({"level": "started"}, ["started"]),
+        ({"level": "ran", "writes_output": True}, ["output", "ran", "started"]),
+        (
+            {"level": "trained", "accuracy": 98.9, "resumed_from": 43, "seconds_to_stop": 0.3},
+            ["accuracy", "ran", "resume", "started", "stop", "trained"],
+        ),
+    ],
+)
+def test_the_claim_of_the_smoke_test_says_how_far_the_image_was_tested(result: Any, tests: list[str]) -> None:
+    found = predicates.smoke({"digest": DIGEST, "passed": True, **result})
+    assert (found.predicate["result"], found.predicate["passedTests"]) == ("PASSED", tests)
+
+
+@pytest.mark.parametrize("text", ["no JSON", "[]", '{"@context": "https://example.com"}'])
+def test_what_is_no_openvex_document_is_refused(text: str) -> None:
+    with pytest.raises(UserError, match="the OpenVEX document") as refused:
+        predicates.vex(text)
+    assert "\n" not in str(refused.value)
+
+
+def test_test_results_of_others_keep_their_type() -> None:
+    kind = predicates.kind_of(predicates.TYPES["smoke"], {"configuration": [{"name": "theirs"}]})
+    assert kind == predicates.TYPES["smoke"]
