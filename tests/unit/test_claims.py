@@ -6,10 +6,12 @@ import base64
 import json
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from cryptography.hazmat.primitives.asymmetric import ec, ed25519, rsa
+from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat, PublicFormat
 from securesystemslib.exceptions import VerificationError
 from tests.claims import verified
 from tests.fakes.registry import Registry, sha256
@@ -17,12 +19,15 @@ from tests.fakes.registry import Registry, sha256
 from trainyard import state
 from trainyard.console import StepFailed, UserError
 from trainyard.image import provenance
-from trainyard.oci import referrers_api
+from trainyard.oci import image_index, referrers_api
+from trainyard.oci.inventory import Image
 from trainyard.oci.referrers_api import Artifact
 from trainyard.oci.registry import Manifest, Repository
-from trainyard.release import bundle, claims, predicates
+from trainyard.release import bundle, claims, predicates, publish, signature
 from trainyard.release.predicates import Claim
 from trainyard.release.signature import PrivateKey
+from trainyard.spec import model
+from trainyard.spec.architectures import AMD64, ARM64
 
 SUBJECT = Manifest.of({"schemaVersion": 2}, "application/vnd.oci.image.manifest.v1+json")
 DIGEST = SUBJECT.digest
@@ -250,11 +255,6 @@ def test_a_signed_text_that_is_no_statement_is_one_line(place: Repository, key: 
     ]
 
 
-def test_a_key_on_a_curve_without_a_place_in_sigstore_is_refused(place: Repository) -> None:
-    with pytest.raises(UserError, match=r"need a key on one of the curves secp256r1, .* not secp256k1"):
-        claims.attach(place, SUBJECT, ec.generate_private_key(ec.SECP256K1()), CLAIMS)
-
-
 # --- what claims say -----------------------------------------------------------------------------------------------
 
 
@@ -292,19 +292,28 @@ def test_provenance_of_slsa_1_stays_as_it_is() -> None:
     assert predicates.provenance(newer).predicate == newer["predicate"]
 
 
+def record_provenance(digest: str) -> None:
+    """Keep what BuildKit writes, as a build does."""
+    layer, config = json.dumps(BUILDKIT), "{}"
+    manifest = json.dumps(
+        {
+            "config": {"digest": sha256(config.encode()), "size": 2},
+            "layers": [{"digest": sha256(layer.encode()), "size": len(layer)}],
+        }
+    )
+    annotations = {"vnd.docker.reference.type": "attestation-manifest", "vnd.docker.reference.digest": digest}
+    entry = {"mediaType": SUBJECT.media_type, "digest": sha256(manifest.encode()), "annotations": annotations}
+    index = json.dumps({"mediaType": image_index.INDEX, "manifests": [entry]})
+    documents = {sha256(one.encode()): one for one in (index, manifest, config, layer)}
+    state.record("tf-cpu", "provenance", digest, {"passed": True, "documents": documents})
+
+
 def test_the_statement_of_the_provenance_is_found_among_its_documents(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(state, "STATE", tmp_path)
-    layer, config = json.dumps(BUILDKIT), "{}"
-    manifest = json.dumps(
-        {"config": {"digest": sha256(config.encode())}, "layers": [{"digest": sha256(layer.encode())}]}
-    )
-    annotations = {"vnd.docker.reference.type": "attestation-manifest", "vnd.docker.reference.digest": DIGEST}
-    index = json.dumps({"manifests": [{"digest": sha256(manifest.encode()), "annotations": annotations}]})
-    documents = {sha256(one.encode()): one for one in (index, manifest, config, layer)}
     assert provenance.statement("tf-cpu", DIGEST) is None
-    state.record("tf-cpu", "provenance", DIGEST, {"passed": True, "documents": documents})
+    record_provenance(DIGEST)
     assert provenance.statement("tf-cpu", DIGEST) == BUILDKIT
 
 
@@ -341,3 +350,136 @@ def test_what_is_no_openvex_document_is_refused(text: str) -> None:
 def test_test_results_of_others_keep_their_type() -> None:
     kind = predicates.kind_of(predicates.TYPES["smoke"], {"configuration": [{"name": "theirs"}]})
     assert kind == predicates.TYPES["smoke"]
+
+
+# --- sign and push -------------------------------------------------------------------------------------------------
+
+Command = Callable[..., tuple[int, str, str]]
+
+
+def put_image(registry: Registry, architecture: str = "amd64") -> Manifest:
+    """An image without layers at the registry."""
+    config = json.dumps({"os": "linux", "architecture": architecture, "config": {}}).encode()
+    registry.blobs[sha256(config)] = config
+    entry = {"digest": sha256(config), "size": len(config)}
+    image = Manifest.of({"schemaVersion": 2, "config": entry, "layers": []}, SUBJECT.media_type)
+    registry.put_manifest(image.digest, image.media_type, image.body)
+    return image
+
+
+@pytest.fixture
+def files(key: PrivateKey, tmp_path: Path) -> dict[str, str]:
+    """The variables that name the key's files."""
+    private = key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption())
+    public = key.public_key().public_bytes(Encoding.PEM, PublicFormat.SubjectPublicKeyInfo)
+    (tmp_path / "signing.pem").write_bytes(private)
+    (tmp_path / "signing.pub").write_bytes(public)
+    return {"COSIGN_KEY": str(tmp_path / "signing.pem"), "COSIGN_PUB": str(tmp_path / "signing.pub")}
+
+
+def test_sign_makes_a_claim_too_and_lists_what_there_is(
+    registry: Registry, place: Repository, files: dict[str, str], key: PrivateKey, trainyard: Command
+) -> None:
+    image = put_image(registry)
+    reference = f"{place.name}@{image.digest}"
+    assert trainyard("sign", IMAGE=reference, COSIGN_KEY=files["COSIGN_KEY"])[2] == f"{reference} is signed\n"
+    claims.attach(place, image, KEYS["p256"](), [CLAIMS[1]])
+    status, out, err = trainyard("sign", "--json", IMAGE=reference, COSIGN_PUB=files["COSIGN_PUB"])
+    assert (status, err.splitlines()) == (
+        0,
+        ["  signature: signed with this key", "  sbom: signed with another key", f"{reference}: 2 valid signatures"],
+    )
+    made = [(one["platform"], one["kind"], one["valid"]) for one in json.loads(out)["claims"]]
+    assert made == [(None, "signature", True), (None, "sbom", False)]
+    again = trainyard("sign", IMAGE=reference, COSIGN_KEY=files["COSIGN_KEY"])
+    assert again[2] == f"{reference} is already signed with this key\n"
+
+
+def test_a_signature_in_either_form_is_enough(registry: Registry, place: Repository, key: PrivateKey) -> None:
+    image = put_image(registry)
+    with pytest.raises(StepFailed, match="has no signature"):
+        claims.signatures(place, image.digest, key.public_key())
+    claims.attach(place, image, key, [predicates.signature()])
+    assert claims.signatures(place, image.digest, key.public_key()) == 1
+    signature.sign(place, image, key)
+    assert claims.signatures(place, image.digest, key.public_key()) == 2
+
+
+def test_a_changed_claim_fails_sign_in_one_line(
+    registry: Registry, place: Repository, files: dict[str, str], key: PrivateKey, trainyard: Command
+) -> None:
+    image = put_image(registry)
+    signature.sign(place, image, key)
+    data = CHANGES["predicate"](bundle.seal(key, claims.statement(place, image.digest, CLAIMS[1])))
+    referrers_api.attach(place, image, [Artifact(data, bundle.MEDIA_TYPE)])
+    status, out, err = trainyard("sign", IMAGE=f"{place.name}@{image.digest}", COSIGN_PUB=files["COSIGN_PUB"])
+    assert (status, out) == (1, "")
+    problem = "sbom: its signature does not match its content: one of them was changed"
+    assert err.splitlines() == [f"  {problem}", f"sign: not a valid claim: {problem}"]
+
+
+def test_of_an_image_index_the_claims_of_its_images_are_listed(
+    registry: Registry, place: Repository, files: dict[str, str], key: PrivateKey, trainyard: Command
+) -> None:
+    images = {AMD64: put_image(registry, "amd64"), ARM64: put_image(registry, "arm64")}
+    index = image_index.make(images, {})
+    registry.put_manifest("both", index.media_type, index.body)
+    claims.attach(place, index, key, [predicates.signature()])
+    claims.attach(place, images[ARM64], key, [CLAIMS[1]])
+    status, _, err = trainyard("sign", IMAGE=f"{place.name}:both", COSIGN_PUB=files["COSIGN_PUB"])
+    assert status == 0
+    assert err.splitlines()[:2] == ["  signature: signed with this key", "  linux/arm64 sbom: signed with this key"]
+
+
+@pytest.fixture
+def pushed(registry: Registry, monkeypatch: pytest.MonkeyPatch) -> Manifest:
+    """An image that passed on this host and was pushed; its SBOM is that of an image without packages."""
+    image = put_image(registry)
+    state.record("tf-cpu", "verify", image.digest, {"passed": True, "rules": ["labels"], "notes": []})
+    state.record("tf-cpu", "smoke", image.digest, {"passed": True, "level": "trained"})
+    found = Image("trainyard:tf-cpu", image.digest, {}, {}, (), {})
+    monkeypatch.setattr(publish, "image_to_push", lambda _: SimpleNamespace(id=image.digest))
+    monkeypatch.setattr(publish.inventory, "local", lambda _: found)
+    monkeypatch.setattr(publish.docker_engine, "digest", lambda reference, **_: reference)
+    return image
+
+
+def attach(registry: Registry, image: Manifest, key: PrivateKey | None, vex: str | None = None) -> dict[str, Any]:
+    return publish.attach_referrers(model.load("tf-cpu"), f"{registry.host}/ml", image.digest, key, vex=vex)
+
+
+def test_push_attaches_a_claim_of_every_kind(
+    registry: Registry, place: Repository, key: PrivateKey, pushed: Manifest
+) -> None:
+    record_provenance(pushed.digest)
+    attached = attach(registry, pushed, key, vex='{"@context": "https://openvex.dev/ns/v0.2.0", "statements": []}')
+    assert attached["claims"] == list(predicates.TYPES)
+    artifacts = referrers_api.get(place, pushed.digest, bundle.MEDIA_TYPE).values()
+    statements = [verified(one.data, key.public_key()) for one in artifacts]
+    assert [one["predicateType"] for one in statements] == list(predicates.TYPES.values())
+    assert {one["subject"][0]["digest"]["sha256"] for one in statements} == {pushed.digest[7:]}
+    assert attach(registry, pushed, key)["claims"] == [], "a second push adds nothing"
+
+
+def test_without_a_key_nothing_is_claimed(registry: Registry, pushed: Manifest) -> None:
+    assert set(attach(registry, pushed, None)) == {"sbom"}
+    assert [one["artifactType"] for one in registry.referrers(pushed.digest)] == [
+        "application/vnd.oci.image.config.v1+json"
+    ], "the SBOM in its classic form"
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [(None, "No such file or directory"), ("[]", "the OpenVEX document has no '@context'"), ("\0", "is not JSON")],
+)
+def test_a_document_that_is_no_openvex_fails_before_anything_is_pushed(
+    text: str | None, words: str, tmp_path: Path, files: dict[str, str], trainyard: Command
+) -> None:
+    path = tmp_path / "vex.json"
+    if text is not None:
+        path.write_text(text, encoding="utf-8")
+    variables = {"REGISTRY": "localhost:1/a", "VEX": str(path)}
+    status, out, err = trainyard("push", "tf-cpu", COSIGN_KEY=files["COSIGN_KEY"], **variables)
+    assert (status, out) == (2, "") and err.startswith(f"push: {path}: ") and words in err
+    status, _, err = trainyard("push", "tf-cpu", **variables)
+    assert status == 2 and "--vex requires --key" in err

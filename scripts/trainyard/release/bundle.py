@@ -20,7 +20,6 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 from pydantic.alias_generators import to_camel
 
-from trainyard.console import UserError
 from trainyard.release import signature
 from trainyard.release.signature import PrivateKey, PublicKey
 
@@ -30,14 +29,6 @@ MEDIA_TYPE = "application/vnd.dev.sigstore.bundle.v0.3+json"
 
 #: Media type of an in-toto statement (https://github.com/in-toto/attestation/blob/main/spec/v1/envelope.md).
 STATEMENT = "application/vnd.in-toto+json"
-
-#: The digest that an EC key of a curve signs
-#: (https://github.com/sigstore/architecture-docs/blob/main/algorithm-registry.md).
-_DIGESTS: dict[str, hashes.HashAlgorithm] = {
-    "secp256r1": hashes.SHA256(),
-    "secp384r1": hashes.SHA384(),
-    "secp521r1": hashes.SHA512(),
-}
 
 
 def _decoded(text: object) -> bytes:
@@ -112,24 +103,14 @@ def signed_bytes(payload_type: str, payload: bytes) -> bytes:
 
 
 def _digest(key: PrivateKey | PublicKey) -> hashes.HashAlgorithm | None:
-    """The digest that a key signs; None if it follows from the kind of key.
-
-    Raises:
-        UserError: Sigstore has none for the key's curve.
-    """
-    if not isinstance(key, ec.EllipticCurvePrivateKey | ec.EllipticCurvePublicKey):
-        return None
-    if key.curve.name not in _DIGESTS:
-        raise UserError(f"Sigstore bundles need a key on one of the curves {', '.join(_DIGESTS)}, not {key.curve.name}")
-    return _DIGESTS[key.curve.name]
+    """The digest that an EC key signs; None for other keys."""
+    if isinstance(key, ec.EllipticCurvePrivateKey | ec.EllipticCurvePublicKey):
+        return signature.CURVES[key.curve.name]
+    return None
 
 
 def seal(key: PrivateKey, payload: bytes) -> bytes:
-    """The bundle of a statement.
-
-    Raises:
-        UserError: Sigstore has no signatures with such a key.
-    """
+    """The bundle of a statement."""
     made = signature.signature(key, signed_bytes(STATEMENT, payload), _digest(key))
     hint = key_hint(key.public_key())
     document = {
@@ -145,11 +126,7 @@ def seal(key: PrivateKey, payload: bytes) -> bytes:
 
 
 def open_with(key: PublicKey, data: bytes) -> Opened:
-    """The statement of a bundle, and whether it is signed with the private key of ``key``.
-
-    Raises:
-        UserError: Sigstore has no signatures with such a key.
-    """
+    """The statement of a bundle, and whether it is signed with the private key of ``key``."""
     try:
         found = _Bundle.model_validate_json(data)
     except ValidationError as error:

@@ -14,10 +14,10 @@ from typing import Any
 from pydantic import BaseModel, Field, ValidationError
 
 from trainyard.console import StepFailed
-from trainyard.oci import referrers_api
+from trainyard.oci import image_index, referrers_api
 from trainyard.oci.referrers_api import Artifact
 from trainyard.oci.registry import Manifest, Repository
-from trainyard.release import bundle, predicates
+from trainyard.release import bundle, predicates, signature
 from trainyard.release.predicates import Claim
 from trainyard.release.signature import PrivateKey, PublicKey
 
@@ -76,18 +76,38 @@ def statement(repository: Repository, digest: str, claim: Claim) -> bytes:
     return json.dumps(document, separators=(",", ":")).encode()
 
 
-def attach(repository: Repository, subject: Manifest, key: PrivateKey, claims: Iterable[Claim]) -> list[str]:
+def attach(
+    repository: Repository,
+    subject: Manifest,
+    key: PrivateKey,
+    claims: Iterable[Claim],
+    *,
+    known: Sequence[Found] | None = None,
+) -> list[str]:
     """Sign claims about an image and attach those that it does not have yet; their kinds.
 
+    Args:
+        known: what :func:`check` found, if it was called before.
     Raises:
-        UserError: Sigstore has no signatures with such a key.
         StepFailed: the registry cannot be reached or refuses.
     """
-    known = [(one.kind, one.predicate) for one in check(repository, subject.digest, key.public_key()) if one.valid]
-    new = [one for one in claims if (one.kind, dict(one.predicate)) not in known]
+    if known is None:
+        known = check(repository, subject.digest, key.public_key())
+    signed = [(one.kind, one.predicate) for one in known if one.valid]
+    new = [one for one in claims if (one.kind, dict(one.predicate)) not in signed]
     artifacts = [_artifact(key, one, statement(repository, subject.digest, one)) for one in new]
     referrers_api.attach(repository, subject, artifacts)
     return [one.kind for one in new]
+
+
+def copy(manifest: Manifest, source: Repository, destination: Repository) -> None:
+    """Attach the claims about an image to the same image in another repository.
+
+    Raises:
+        StepFailed: the registry cannot be reached or refuses.
+    """
+    found = referrers_api.get(source, manifest.digest, bundle.MEDIA_TYPE)
+    referrers_api.attach(destination, manifest, list(found.values()))
 
 
 def _artifact(key: PrivateKey, claim: Claim, payload: bytes) -> Artifact:
@@ -105,7 +125,6 @@ def check(repository: Repository, digest: str, key: PublicKey) -> list[Found]:
     """Every claim that is attached to the image ``digest``, and whether it is valid.
 
     Raises:
-        UserError: Sigstore has no signatures with such a key.
         StepFailed: the registry cannot be reached or refuses.
     """
     attached = referrers_api.get(repository, digest, bundle.MEDIA_TYPE)
@@ -128,11 +147,41 @@ def _checked(name: str, opened: bundle.Opened, digest: str) -> Found:
     return Found(name, kind, found.predicate, problem, opened.foreign)
 
 
+def check_all(repository: Repository, image: Manifest, key: PublicKey) -> dict[str, list[Found]]:
+    """Every claim about an image, and about each image of an image index: platform -> claims.
+
+    The platform is empty for the claims about ``image`` itself.
+
+    Raises:
+        StepFailed: see :func:`check`.
+    """
+    index = image_index.images(json.loads(image.body))
+    return {name: check(repository, digest, key) for name, digest in {"": image.digest, **index}.items()}
+
+
+def signatures(repository: Repository, digest: str, key: PublicKey, known: Sequence[Found] | None = None) -> int:
+    """How many signatures by ``key`` an image has, in cosign's classic form and as claims.
+
+    Args:
+        known: what :func:`check` found, if it was called before.
+    Raises:
+        StepFailed: it has none.
+    """
+    if known is None:
+        known = check(repository, digest, key)
+    as_claims = sum(one.kind == "signature" and one.valid for one in known)
+    try:
+        return signature.verified(repository, digest, key) + as_claims
+    except StepFailed:
+        if not as_claims:
+            raise
+        return as_claims
+
+
 def require(repository: Repository, digest: str, key: PublicKey, kinds: Sequence[str]) -> list[Found]:
     """The valid claims of some kinds about an image.
 
     Raises:
-        UserError: Sigstore has no signatures with such a key.
         StepFailed: one of the kinds has no valid claim, or one that says that a test failed; or the registry refuses.
     """
     found = check(repository, digest, key)

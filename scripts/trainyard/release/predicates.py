@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import trainyard
@@ -99,6 +100,22 @@ def vex(text: str) -> Claim:
     if not isinstance(document, dict) or not str(document.get("@context")).startswith(TYPES["vex"]):
         raise UserError(f"the OpenVEX document has no '@context' that starts with {TYPES['vex']}")
     return Claim("vex", document)
+
+
+def read_vex(path: Path) -> str:
+    """The text of a file with an OpenVEX document.
+
+    Raises:
+        UserError: it cannot be read, or it is not one.
+    """
+    try:
+        text = path.read_text(encoding="utf-8")
+        vex(text)
+    except OSError as error:
+        raise UserError(f"{path}: {error.strerror}") from None
+    except (UserError, UnicodeDecodeError) as error:
+        raise UserError(f"{path}: {error}") from None
+    return text
 
 
 def _test_result(name: str, passed: Iterable[str], warned: Iterable[str] = ()) -> Claim:

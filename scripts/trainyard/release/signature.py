@@ -29,6 +29,14 @@ SIGNATURE = "dev.cosignproject.cosign/signature"
 #: The payload's ``type``, as cosign writes it.
 _TYPE = "cosign container image signature"
 
+#: Curves of EC keys that cosign takes -> the digest that keys on them sign in Sigstore bundles
+#: (https://github.com/sigstore/architecture-docs/blob/main/algorithm-registry.md).
+CURVES: dict[str, hashes.HashAlgorithm] = {
+    "secp256r1": hashes.SHA256(),
+    "secp384r1": hashes.SHA384(),
+    "secp521r1": hashes.SHA512(),
+}
+
 PrivateKey = ec.EllipticCurvePrivateKey | rsa.RSAPrivateKey | ed25519.Ed25519PrivateKey
 PublicKey = ec.EllipticCurvePublicKey | rsa.RSAPublicKey | ed25519.Ed25519PublicKey
 
@@ -57,6 +65,7 @@ def private_key(path: Path, password: str | None) -> PrivateKey:
         ) from None
     if not isinstance(key, PrivateKey):
         raise UserError(f"COSIGN_KEY={path}: cosign takes EC, RSA and Ed25519 keys")
+    _check_curve(key, f"COSIGN_KEY={path}")
     return key
 
 
@@ -72,7 +81,13 @@ def public_key(path: Path) -> PublicKey:
         raise UserError(f"COSIGN_PUB={path}: not a public key in PEM form: 'openssl pkey -in <key> -pubout'") from None
     if not isinstance(key, PublicKey):
         raise UserError(f"COSIGN_PUB={path}: cosign takes EC, RSA and Ed25519 keys")
+    _check_curve(key, f"COSIGN_PUB={path}")
     return key
+
+
+def _check_curve(key: PrivateKey | PublicKey, given: str) -> None:
+    if isinstance(key, ec.EllipticCurvePrivateKey | ec.EllipticCurvePublicKey) and key.curve.name not in CURVES:
+        raise UserError(f"{given}: cosign takes EC keys on {', '.join(CURVES)}, not on {key.curve.name}")
 
 
 def _pem(path: Path, variable: str) -> bytes:
