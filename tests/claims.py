@@ -9,7 +9,6 @@ from cryptography.hazmat.primitives.asymmetric import rsa
 from google.protobuf import json_format
 from in_toto_attestation.predicates.provenance.v1 import provenance_pb2
 from in_toto_attestation.predicates.test_result.v0 import test_result_pb2
-from in_toto_attestation.predicates.vsa.v1 import vsa_pb2
 from in_toto_attestation.v1 import statement as intoto
 from in_toto_attestation.v1 import statement_pb2
 from securesystemslib.dsse import Envelope
@@ -17,11 +16,12 @@ from securesystemslib.signer import SSlibKey
 from sigstore.dsse import Statement
 from sigstore_models.bundle.v1 import Bundle
 
-#: Predicate type -> its message in in-toto-attestation, of those that it has.
+#: Predicate type -> its message in in-toto-attestation. Verification summaries are left out: in the last release, 0.9.3,
+#: their verifiedLevels is one text, not a list (corrected since:
+#: https://github.com/in-toto/attestation/blob/main/protos/in_toto_attestation/predicates/vsa/v1/vsa.proto).
 MESSAGES = {
     "https://slsa.dev/provenance/v1": provenance_pb2.Provenance,
     "https://in-toto.io/attestation/test-result/v0.1": test_result_pb2.TestResult,
-    "https://slsa.dev/verification_summary/v1": vsa_pb2.VerificationSummary,
 }
 
 

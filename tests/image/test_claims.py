@@ -13,7 +13,7 @@ from tests.claims import verified
 from tests.image.registry import running
 from trainyard.oci import image_index, referrers, referrers_api
 from trainyard.oci.registry import Manifest, Repository, sha256
-from trainyard.release import bundle, claims, predicates
+from trainyard.release import claims, predicates
 
 pytestmark = pytest.mark.concurrent
 
@@ -57,7 +57,7 @@ def test_claims_are_listed_under_the_tag_and_verify(repository: Repository, imag
     assert [str(one) for one in claims.check(repository, image.digest, key.public_key())] == [
         f"{one.kind}: signed with this key" for one in CLAIMS
     ]
-    for artifact in referrers_api.get(repository, image.digest, bundle.MEDIA_TYPE).values():
+    for artifact in referrers_api.get(repository, image.digest, referrers_api.BUNDLE).values():
         assert verified(artifact.data, key.public_key())["subject"][0]["digest"] == {"sha256": image.digest[7:]}
     listed = repository.existing(image.digest.replace(":", "-"))
     assert listed.media_type == image_index.INDEX

@@ -21,7 +21,7 @@ from trainyard.console import StepFailed
 from trainyard.image import provenance
 from trainyard.oci import docker_engine, inventory, referrers, referrers_api, registry
 from trainyard.oci.registry import Manifest, Repository
-from trainyard.release import bundle, diff, publish, sbom, signature
+from trainyard.release import diff, publish, sbom, signature
 from trainyard.settings import ROOT
 from trainyard.spec.model import Spec, load
 
@@ -185,7 +185,7 @@ def test_push_attaches_provenance_sbom_and_signature(
     public = signature.public_key(key[1])
     for signed in (digest, index_of_images["digest"]):
         assert signature.verified(repository, signed, public) == 1
-        for artifact in referrers_api.get(repository, signed, bundle.MEDIA_TYPE).values():
+        for artifact in referrers_api.get(repository, signed, referrers_api.BUNDLE).values():
             assert verified(artifact.data, public)["subject"][0]["digest"] == {"sha256": signed[7:]}
     text = referrers.get(repository, digest, "sbom")[0].data.decode()
     assert (

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 from cryptography.hazmat.primitives.asymmetric import ec, ed25519, rsa
 from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat, PublicFormat
+from packageurl import PackageURL
 from securesystemslib.exceptions import VerificationError
 from tests.claims import verified
 from tests.fakes.registry import Registry, sha256
@@ -93,7 +94,7 @@ def key() -> PrivateKey:
 
 def bundles(place: Repository) -> dict[str, bytes]:
     """Digest of an artifact -> its bundle."""
-    return {name: one.data for name, one in referrers_api.get(place, DIGEST, bundle.MEDIA_TYPE).items()}
+    return {name: one.data for name, one in referrers_api.get(place, DIGEST, referrers_api.BUNDLE).items()}
 
 
 def changed(data: bytes, change: Callable[[dict[str, Any]], None]) -> bytes:
@@ -152,7 +153,7 @@ def test_a_change_is_refused_by_other_libraries_and_by_us_in_one_line(
     data = CHANGES[change](bundle.seal(key, claims.statement(place, DIGEST, claim)))
     with pytest.raises(VerificationError, match="Accepted signatures do not match threshold"):
         verified(data, key.public_key())
-    referrers_api.attach(place, SUBJECT, [Artifact(data, bundle.MEDIA_TYPE)])
+    referrers_api.attach(place, SUBJECT, [Artifact(data, referrers_api.BUNDLE)])
     (found,) = claims.check(place, DIGEST, key.public_key())
     assert not found.valid and not found.foreign and "\n" not in str(found)
     with pytest.raises(StepFailed, match=f"has no claim '{claim.kind}' that is signed with this key") as refused:
@@ -204,7 +205,7 @@ def test_a_claim_is_attached_once_and_a_new_document_in_addition(place: Reposito
 
 def test_a_claim_about_another_image_is_not_one_about_this_image(place: Repository, key: PrivateKey) -> None:
     theirs = claims.statement(place, sha256(b"another image"), CLAIMS[1])
-    referrers_api.attach(place, SUBJECT, [Artifact(bundle.seal(key, theirs), bundle.MEDIA_TYPE)])
+    referrers_api.attach(place, SUBJECT, [Artifact(bundle.seal(key, theirs), referrers_api.BUNDLE)])
     (found,) = claims.check(place, DIGEST, key.public_key())
     assert str(found) == f"sbom: about {sha256(b'another image')[:19]}, not about this image"
     with pytest.raises(StepFailed, match=r"about sha256:.*, not about this image"):
@@ -240,14 +241,14 @@ def test_a_claim_that_a_test_failed_is_no_claim_that_it_passed(place: Repository
     ],
 )
 def test_what_is_no_bundle_is_one_line(data: bytes, words: str, place: Repository, key: PrivateKey) -> None:
-    referrers_api.attach(place, SUBJECT, [Artifact(data, bundle.MEDIA_TYPE)])
+    referrers_api.attach(place, SUBJECT, [Artifact(data, referrers_api.BUNDLE)])
     (found,) = claims.check(place, DIGEST, key.public_key())
     assert words in str(found) and "\n" not in str(found)
 
 
 def test_a_signed_text_that_is_no_statement_is_one_line(place: Repository, key: PrivateKey) -> None:
     data = [bundle.seal(key, b"no statement"), bundle.seal(key, b'{"_type": "x", "subject": [], "predicateType": "y"}')]
-    referrers_api.attach(place, SUBJECT, [Artifact(one, bundle.MEDIA_TYPE) for one in data])
+    referrers_api.attach(place, SUBJECT, [Artifact(one, referrers_api.BUNDLE) for one in data])
     found = claims.check(place, DIGEST, key.public_key())
     assert [one.problem for one in found] == [
         "its content is no in-toto statement",
@@ -357,9 +358,10 @@ def test_test_results_of_others_keep_their_type() -> None:
 Command = Callable[..., tuple[int, str, str]]
 
 
-def put_image(registry: Registry, architecture: str = "amd64") -> Manifest:
+def put_image(registry: Registry, architecture: str = "amd64", labels: dict[str, str] | None = None) -> Manifest:
     """An image without layers at the registry."""
-    config = json.dumps({"os": "linux", "architecture": architecture, "config": {}}).encode()
+    about = {"os": "linux", "architecture": architecture, "config": {"Labels": labels}}
+    config = json.dumps(about).encode()
     registry.blobs[sha256(config)] = config
     entry = {"digest": sha256(config), "size": len(config)}
     image = Manifest.of({"schemaVersion": 2, "config": entry, "layers": []}, SUBJECT.media_type)
@@ -411,7 +413,7 @@ def test_a_changed_claim_fails_sign_in_one_line(
     image = put_image(registry)
     signature.sign(place, image, key)
     data = CHANGES["predicate"](bundle.seal(key, claims.statement(place, image.digest, CLAIMS[1])))
-    referrers_api.attach(place, image, [Artifact(data, bundle.MEDIA_TYPE)])
+    referrers_api.attach(place, image, [Artifact(data, referrers_api.BUNDLE)])
     status, out, err = trainyard("sign", IMAGE=f"{place.name}@{image.digest}", COSIGN_PUB=files["COSIGN_PUB"])
     assert (status, out) == (1, "")
     problem = "sbom: its signature does not match its content: one of them was changed"
@@ -453,10 +455,11 @@ def test_push_attaches_a_claim_of_every_kind(
 ) -> None:
     record_provenance(pushed.digest)
     attached = attach(registry, pushed, key, vex='{"@context": "https://openvex.dev/ns/v0.2.0", "statements": []}')
-    assert attached["claims"] == list(predicates.TYPES)
-    artifacts = referrers_api.get(place, pushed.digest, bundle.MEDIA_TYPE).values()
+    kinds = ["signature", *predicates.ABOUT_IMAGES]
+    assert attached["claims"] == kinds
+    artifacts = referrers_api.get(place, pushed.digest, referrers_api.BUNDLE).values()
     statements = [verified(one.data, key.public_key()) for one in artifacts]
-    assert [one["predicateType"] for one in statements] == list(predicates.TYPES.values())
+    assert [one["predicateType"] for one in statements] == [predicates.TYPES[one] for one in kinds]
     assert {one["subject"][0]["digest"]["sha256"] for one in statements} == {pushed.digest[7:]}
     assert attach(registry, pushed, key)["claims"] == [], "a second push adds nothing"
 
@@ -483,3 +486,142 @@ def test_a_document_that_is_no_openvex_fails_before_anything_is_pushed(
     assert (status, out) == (2, "") and err.startswith(f"push: {path}: ") and words in err
     status, _, err = trainyard("push", "tf-cpu", **variables)
     assert status == 2 and "--vex requires --key" in err
+
+
+# --- promote -------------------------------------------------------------------------------------------------------
+
+ABOUT_IMAGE = CLAIMS[1:]
+
+
+@pytest.fixture
+def promoted(registry: Registry) -> Manifest:
+    """An image of tf-cpu at the registry that passed on this host, without claims."""
+    labels = {"io.trainyard.target": "tf-cpu", "io.trainyard.framework": "tensorflow==2.21.0"}
+    image = put_image(registry, labels=labels)
+    for step in ("verify", "smoke"):
+        state.record("tf-cpu", step, image.digest, {"passed": True})  # type: ignore[arg-type]
+    return image
+
+
+def promote(trainyard: Command, image: Manifest, place: Repository, **variables: str) -> tuple[int, str, str]:
+    address = place.name.rpartition("/")[0]
+    return trainyard("promote", "tf-cpu", "--json", IMAGE=image.digest, REGISTRY=address, **variables)
+
+
+def test_promote_refuses_an_image_without_the_claims_that_are_demanded(
+    registry: Registry,
+    place: Repository,
+    promoted: Manifest,
+    files: dict[str, str],
+    key: PrivateKey,
+    trainyard: Command,
+) -> None:
+    demanded = {"REQUIRE_SIGNED": "1", "COSIGN_PUB": files["COSIGN_PUB"]}
+    for missing, claim in zip(predicates.ABOUT_IMAGES, ABOUT_IMAGE, strict=True):
+        status, out, err = promote(trainyard, promoted, place, **demanded)
+        assert (status, out) == (1, "")
+        line = f"promote: {place.name}@{promoted.digest} has no claim '{missing}' that is signed with this key\n"
+        assert err == line and registry.tags == {}
+        claims.attach(place, promoted, key, [claim])
+    status, out, _ = promote(trainyard, promoted, place, **demanded)
+    assert status == 0 and json.loads(out)["claims"] == list(predicates.ABOUT_IMAGES)
+    assert registry.tags["tf-cpu"] == promoted.digest
+
+
+@pytest.mark.parametrize("change", CHANGES)
+def test_promote_refuses_a_claim_that_was_changed(
+    change: str,
+    registry: Registry,
+    place: Repository,
+    promoted: Manifest,
+    files: dict[str, str],
+    key: PrivateKey,
+    trainyard: Command,
+) -> None:
+    claims.attach(place, promoted, key, [one for one in ABOUT_IMAGE if one.kind != "smoke"])
+    data = CHANGES[change](bundle.seal(key, claims.statement(place, promoted.digest, CLAIMS[4])))
+    referrers_api.attach(place, promoted, [Artifact(data, referrers_api.BUNDLE)])
+    status, _, err = promote(trainyard, promoted, place, REQUIRE_SIGNED="1", COSIGN_PUB=files["COSIGN_PUB"])
+    assert status == 1 and "has no claim 'smoke' that is signed with this key" in err and err.count("\n") == 1
+    assert registry.tags == {}
+
+
+def test_promote_demands_the_kinds_that_are_named(
+    registry: Registry,
+    place: Repository,
+    promoted: Manifest,
+    files: dict[str, str],
+    key: PrivateKey,
+    trainyard: Command,
+) -> None:
+    claims.attach(place, promoted, key, [CLAIMS[1], CLAIMS[4]])
+    demanded = {"REQUIRE_SIGNED": "1", "COSIGN_PUB": files["COSIGN_PUB"]}
+    status, _, err = promote(trainyard, promoted, place, CLAIMS="sbom,smok", **demanded)
+    assert status == 2 and "CLAIMS='sbom,smok'" in err and "sbom,provenance,verify,smoke,vex" in err
+    assert promote(trainyard, promoted, place, CLAIMS="sbom, smoke", **demanded)[0] == 0
+
+
+def test_require_signed_needs_a_key_and_claims_need_require_signed(
+    place: Repository, promoted: Manifest, trainyard: Command
+) -> None:
+    status, _, err = promote(trainyard, promoted, place, REQUIRE_SIGNED="1")
+    assert status == 2 and "--require-signed needs COSIGN_PUB=<public key>" in err
+    status, _, err = promote(trainyard, promoted, place, CLAIMS="sbom")
+    assert status == 2 and "--claims requires --require-signed" in err
+
+
+def test_promote_writes_a_verification_summary(
+    registry: Registry,
+    place: Repository,
+    promoted: Manifest,
+    files: dict[str, str],
+    key: PrivateKey,
+    trainyard: Command,
+) -> None:
+    """https://slsa.dev/spec/v1.0/verification_summary"""
+    claims.attach(place, promoted, key, ABOUT_IMAGE)
+    inputs = [one["digest"] for one in registry.referrers(promoted.digest)]
+    variables = {"REQUIRE_SIGNED": "1", "COSIGN_KEY": files["COSIGN_KEY"]}
+    assert promote(trainyard, promoted, place, **variables)[0] == 0
+    *_, last = referrers_api.get(place, promoted.digest, referrers_api.BUNDLE).values()
+    predicate = verified(last.data, key.public_key())["predicate"]
+    assert predicate.pop("timeVerified").endswith("Z")
+    assert predicate.pop("verifier")["id"] == predicates.VERIFIER
+    assert PackageURL.from_string(predicate.pop("resourceUri")) == PackageURL(
+        "oci", name="trainyard", version=promoted.digest, qualifiers={"repository_url": place.name}
+    )
+    assert predicate == {
+        "policy": {"uri": f"{predicates.POLICY}?claims=sbom,provenance,verify,smoke,vex"},
+        "inputAttestations": [{"digest": {"sha256": one[7:]}} for one in inputs],
+        "verificationResult": "PASSED",
+        "verifiedLevels": ["SLSA_BUILD_LEVEL_1"],
+        "slsaVersion": "1.0",
+    }
+    before = len(registry.referrers(promoted.digest))
+    assert promote(trainyard, promoted, place, **variables)[0] == 0
+    assert len(registry.referrers(promoted.digest)) == before, "no tag was moved"
+
+
+def test_of_an_image_index_each_image_needs_claims_and_the_index_a_signature(
+    registry: Registry, place: Repository, key: PrivateKey
+) -> None:
+    images = {AMD64: put_image(registry, "amd64"), ARM64: put_image(registry, "arm64")}
+    index = image_index.make(images, {})
+    with pytest.raises(StepFailed, match=f"{index.digest} has no signature"):
+        claims.require_all(place, index, key.public_key(), ["sbom"])
+    claims.attach(place, index, key, [predicates.signature()])
+    claims.attach(place, images[AMD64], key, [CLAIMS[1]])
+    with pytest.raises(StepFailed, match=f"{images[ARM64].digest} has no claim 'sbom'"):
+        claims.require_all(place, index, key.public_key(), ["sbom"])
+    claims.attach(place, images[ARM64], key, [CLAIMS[1]])
+    assert len(claims.require_all(place, index, key.public_key(), ["sbom"])) == 2
+
+
+def test_claims_follow_an_image_to_the_repository_of_the_floating_tags(
+    registry: Registry, place: Repository, promoted: Manifest, key: PrivateKey, trainyard: Command
+) -> None:
+    claims.attach(place, promoted, key, ABOUT_IMAGE)
+    other = place.name.replace("/ml/", "/floating/")
+    assert promote(trainyard, promoted, place, TO=other.rpartition("/")[0])[0] == 0
+    puts = [line for line in registry.requests if line.startswith("PUT /v2/floating/trainyard/manifests/sha256:")]
+    assert len(puts) == len(ABOUT_IMAGE)

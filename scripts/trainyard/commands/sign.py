@@ -30,9 +30,7 @@ GROUP = "publish"
 @options.registry
 @options.option("--image", metavar="REFERENCE", help="Any image at a registry instead of TARGET's at --registry.")
 @options.signing_key
-@options.key(
-    "--public-key", "COSIGN_PUB", "Public key (PEM) to check signatures with. The command fails if none is valid."
-)
+@options.checking_key
 @options.json_output
 def command(
     target: str | None,
@@ -44,8 +42,9 @@ def command(
 ) -> None:
     """Sign an image, or check its signatures and signed claims, in the forms that 'cosign verify --key' reads.
 
-    With a public key, every claim about the image is listed, and of an image index those about its images, too. A claim
-    that was changed, or is about another image, fails the command; one of another key does not.
+    With a public key, every claim about the image is listed, and of an image index those about its images, too. The
+    command fails if there is no valid signature, or if a claim was changed or is about another image; a claim of
+    another key does not count.
 
     Keys are PEM files (PKCS 8 or SEC 1; EC, RSA or Ed25519). 'trainyard push' signs by itself if it has a key. Nothing
     is sent to a transparency log: cosign verifies with --insecure-ignore-tlog.

@@ -22,6 +22,10 @@ from trainyard.oci.registry import MAX_ATTEMPTS, Manifest, Repository, sha256
 
 _MANIFEST = "application/vnd.oci.image.manifest.v1+json"
 
+#: Type of the artifacts that hold a signed claim: Sigstore bundles
+#: (https://github.com/sigstore/cosign/blob/main/specs/BUNDLE_SPEC.md).
+BUNDLE = "application/vnd.dev.sigstore.bundle.v0.3+json"
+
 #: The configuration of a manifest that needs none
 #: (https://github.com/opencontainers/image-spec/blob/main/manifest.md#guidance-for-an-empty-descriptor).
 _EMPTY, _EMPTY_TYPE = b"{}", "application/vnd.oci.empty.v1+json"
@@ -146,3 +150,12 @@ def get(repository: Repository, digest: str, media_type: str) -> dict[str, Artif
                 data = repository.request("GET", f"blobs/{blob}").content
                 found[manifest.digest] = Artifact(data, kind, dict(document.get("annotations") or {}))
     return found
+
+
+def copy(subject: Manifest, source: Repository, destination: Repository, media_type: str) -> None:
+    """Attach the artifacts of a type to the same image in another repository.
+
+    Raises:
+        StepFailed: the registry cannot be reached or refuses.
+    """
+    attach(destination, subject, list(get(source, subject.digest, media_type).values()))

@@ -20,12 +20,9 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 from pydantic.alias_generators import to_camel
 
+from trainyard.oci.referrers_api import BUNDLE
 from trainyard.release import signature
 from trainyard.release.signature import PrivateKey, PublicKey
-
-#: Media type of a bundle, and type of the artifact that holds one
-#: (https://github.com/sigstore/cosign/blob/main/specs/BUNDLE_SPEC.md).
-MEDIA_TYPE = "application/vnd.dev.sigstore.bundle.v0.3+json"
 
 #: Media type of an in-toto statement (https://github.com/in-toto/attestation/blob/main/spec/v1/envelope.md).
 STATEMENT = "application/vnd.in-toto+json"
@@ -114,7 +111,7 @@ def seal(key: PrivateKey, payload: bytes) -> bytes:
     made = signature.signature(key, signed_bytes(STATEMENT, payload), _digest(key))
     hint = key_hint(key.public_key())
     document = {
-        "mediaType": MEDIA_TYPE,
+        "mediaType": BUNDLE,
         "verificationMaterial": {"publicKey": {"hint": hint}, "tlogEntries": []},
         "dsseEnvelope": {
             "payload": base64.b64encode(payload).decode(),
@@ -135,7 +132,7 @@ def open_with(key: PublicKey, data: bytes) -> Opened:
         return Opened(b"", f"no bundle with a signed statement and a public key: {where}: {first['msg']}")
     envelope, hint = found.dsse_envelope, found.verification_material.public_key.hint
     made = envelope.signatures[0]
-    if (found.media_type, envelope.payload_type) != (MEDIA_TYPE, STATEMENT):
+    if (found.media_type, envelope.payload_type) != (BUNDLE, STATEMENT):
         return Opened(envelope.payload, f"its types are {found.media_type} and {envelope.payload_type}")
     if made.keyid != hint:
         return Opened(envelope.payload, "its envelope and its bundle name different keys")

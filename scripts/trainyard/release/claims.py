@@ -100,25 +100,14 @@ def attach(
     return [one.kind for one in new]
 
 
-def copy(manifest: Manifest, source: Repository, destination: Repository) -> None:
-    """Attach the claims about an image to the same image in another repository.
-
-    Raises:
-        StepFailed: the registry cannot be reached or refuses.
-    """
-    found = referrers_api.get(source, manifest.digest, bundle.MEDIA_TYPE)
-    referrers_api.attach(destination, manifest, list(found.values()))
-
-
 def _artifact(key: PrivateKey, claim: Claim, payload: bytes) -> Artifact:
     """The artifact with a signed statement; its annotations are those of cosign."""
-    now = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds").replace("+00:00", "Z")
     annotations = {
         "dev.sigstore.bundle.content": "dsse-envelope",
         "dev.sigstore.bundle.predicateType": predicates.TYPES[claim.kind],
-        "org.opencontainers.image.created": now,
+        "org.opencontainers.image.created": predicates.rfc_3339(datetime.datetime.now(datetime.UTC)),
     }
-    return Artifact(bundle.seal(key, payload), bundle.MEDIA_TYPE, annotations)
+    return Artifact(bundle.seal(key, payload), referrers_api.BUNDLE, annotations)
 
 
 def check(repository: Repository, digest: str, key: PublicKey) -> list[Found]:
@@ -127,7 +116,7 @@ def check(repository: Repository, digest: str, key: PublicKey) -> list[Found]:
     Raises:
         StepFailed: the registry cannot be reached or refuses.
     """
-    attached = referrers_api.get(repository, digest, bundle.MEDIA_TYPE)
+    attached = referrers_api.get(repository, digest, referrers_api.BUNDLE)
     return [_checked(name, bundle.open_with(key, one.data), digest) for name, one in attached.items()]
 
 
@@ -195,3 +184,17 @@ def require(repository: Repository, digest: str, key: PublicKey, kinds: Sequence
         if any(predicates.says_failed(kind, one.predicate) for one in valid):
             raise StepFailed(f"{image}: the claim '{kind}' says that the test failed")
     return [one for one in found if one.valid and one.kind in kinds]
+
+
+def require_all(repository: Repository, image: Manifest, key: PublicKey, kinds: Sequence[str]) -> list[Found]:
+    """The valid claims of some kinds about an image; of an image index, about each of its images.
+
+    Raises:
+        StepFailed: see :func:`require`; or an image index has no signature, or the registry refuses.
+    """
+    document = json.loads(image.body)
+    if not image_index.is_index(document):
+        return require(repository, image.digest, key, kinds)
+    signatures(repository, image.digest, key)
+    digests = image_index.images(document).values()
+    return [one for digest in digests for one in require(repository, digest, key, kinds)]

@@ -5,13 +5,15 @@ https://github.com/in-toto/attestation/blob/main/spec/v1/statement.md
 
 from __future__ import annotations
 
+import datetime
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import trainyard
+from trainyard import installation
 from trainyard.console import UserError
 from trainyard.image import provenance as buildkit
 from trainyard.state import SmokeResult, VerifyResult
@@ -26,6 +28,7 @@ TYPES = {
     "verify": _TEST_RESULT,
     "smoke": _TEST_RESULT,
     "vex": "https://openvex.dev/ns",
+    "summary": "https://slsa.dev/verification_summary/v1",
 }
 
 #: The kinds of claims about an image, each of which has a document.
@@ -33,6 +36,9 @@ ABOUT_IMAGES = ("sbom", "provenance", "verify", "smoke", "vex")
 
 #: Who builds, where BuildKit names none; SLSA requires a name.
 BUILDER = "https://trainyard.io/builder@v1"
+
+#: Who writes verification summaries, and by which policy; the claims that were demanded follow as a query.
+VERIFIER, POLICY = "https://trainyard.io/promote@v1", "https://trainyard.io/policies/promote@v1"
 
 #: Provenance of version 1 by BuildKit
 #: (https://github.com/moby/buildkit/blob/master/docs/attestations/slsa-definitions.md).
@@ -136,6 +142,48 @@ def smoke(result: SmokeResult) -> Claim:
     level = result.get("level")
     reached = _LEVELS[: _LEVELS.index(level) + 1] if level in _LEVELS else ()
     return _test_result("smoke", [*reached, *(test for key, test in _TESTS.items() if result.get(key))])
+
+
+def summary(resource: str, kinds: Sequence[str], inputs: Iterable[str], now: datetime.datetime) -> Claim:
+    """That the claims about an image were verified (https://slsa.dev/spec/v1.0/verification_summary).
+
+    Provenance that is signed by whoever builds is SLSA's build level 1.
+
+    Args:
+        resource: the image, as a package URL.
+        kinds: of the claims that were demanded, all of which are valid.
+        inputs: digests of the artifacts with those claims.
+    """
+    level = 1 if "provenance" in kinds else 0
+    predicate = {
+        "verifier": {"id": VERIFIER, "version": {"trainyard": trainyard.__version__}},
+        "timeVerified": rfc_3339(now),
+        "resourceUri": resource,
+        "policy": {"uri": f"{POLICY}?claims={','.join(kinds)}"},
+        "inputAttestations": [{"digest": dict([one.split(":", 1)])} for one in inputs],
+        "verificationResult": "PASSED",
+        "verifiedLevels": [f"SLSA_BUILD_LEVEL_{level}"],
+        "slsaVersion": "1.0",
+    }
+    return Claim("summary", predicate)
+
+
+def rfc_3339(time: datetime.datetime) -> str:
+    """A time in UTC, as ``2026-11-23T16:00:00Z``."""
+    return time.astimezone(datetime.UTC).isoformat(timespec="seconds").replace("+00:00", "Z")
+
+
+def kinds_in(text: str) -> list[str]:
+    """The kinds of claims in a text such as ``sbom,provenance``.
+
+    Raises:
+        UserError: it names none, or one that is no kind of claim about an image.
+    """
+    kinds = [one.strip() for one in text.split(",") if one.strip()]
+    if not kinds or not set(kinds) <= set(ABOUT_IMAGES):
+        given = installation.option("CLAIMS", repr(text))
+        raise UserError(f"{given}: give some of {','.join(ABOUT_IMAGES)}, separated by commas")
+    return kinds
 
 
 def provenance(statement: Mapping[str, Any]) -> Claim:
