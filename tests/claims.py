@@ -1,4 +1,7 @@
-"""Signed claims read and verified with libraries that are not ours: securesystemslib, in-toto-attestation, sigstore."""
+"""Claims about an image, and their verification by libraries that are not ours.
+
+These are securesystemslib, in-toto-attestation, sigstore and sigstore-models.
+"""
 
 from __future__ import annotations
 
@@ -16,8 +19,47 @@ from securesystemslib.signer import SSlibKey
 from sigstore.dsse import Statement
 from sigstore_models.bundle.v1 import Bundle
 
-#: Predicate type -> its message in in-toto-attestation. Verification summaries are left out: in the last release, 0.9.3,
-#: their verifiedLevels is one text, not a list (corrected since:
+from trainyard.release import predicates
+
+DIGEST = f"sha256:{'0' * 64}"
+
+#: What BuildKit 0.13 writes, with a part of each field (`docker buildx build --provenance=mode=max`).
+BUILDKIT: dict[str, Any] = {
+    "_type": "https://in-toto.io/Statement/v0.1",
+    "predicateType": "https://slsa.dev/provenance/v0.2",
+    "subject": [{"name": "pkg:docker/trainyard", "digest": {"sha256": DIGEST[7:]}}],
+    "predicate": {
+        "builder": {"id": ""},
+        "buildType": "https://mobyproject.org/buildkit@v1",
+        "materials": [{"uri": "pkg:docker/debian@12", "digest": {"sha256": "40" * 32}}],
+        "invocation": {
+            "configSource": {"entryPoint": "Dockerfile"},
+            "parameters": {"frontend": "dockerfile.v0", "args": {"build-arg:VERSION": "x"}},
+            "environment": {"platform": "linux/amd64"},
+        },
+        "buildConfig": {"llbDefinition": [{"id": "step0"}]},
+        "metadata": {
+            "buildInvocationID": "r68q",
+            "buildStartedOn": "2026-11-23T04:47:58.216820274Z",
+            "buildFinishedOn": "2026-11-23T04:47:58.384100362Z",
+            "completeness": {"parameters": True, "environment": True, "materials": False},
+            "reproducible": False,
+            "https://mobyproject.org/buildkit@v1#metadata": {"vcs": {"revision": "2476aa0"}},
+        },
+    },
+}
+#: A claim of every kind about an image.
+CLAIMS = [
+    predicates.signature(),
+    predicates.sbom('{"bomFormat": "CycloneDX", "specVersion": "1.6"}'),
+    predicates.provenance(BUILDKIT),
+    predicates.verify({"digest": DIGEST, "passed": True, "rules": ["labels", "sizes"], "notes": []}),
+    predicates.smoke({"digest": DIGEST, "passed": True, "level": "trained", "accuracy": 98.9, "resumed_from": 43}),
+    predicates.vex('{"@context": "https://openvex.dev/ns/v0.2.0", "statements": []}'),
+]
+
+#: Predicate type -> its message in in-toto-attestation. Verification summaries are left out: in the last release,
+#: 0.9.3, their verifiedLevels is one text, not a list (corrected since:
 #: https://github.com/in-toto/attestation/blob/main/protos/in_toto_attestation/predicates/vsa/v1/vsa.proto).
 MESSAGES = {
     "https://slsa.dev/provenance/v1": provenance_pb2.Provenance,

@@ -9,19 +9,13 @@ import pytest
 import requests
 from cryptography.hazmat.primitives.asymmetric import ec
 
-from tests.claims import verified
+from tests.claims import CLAIMS, verified
 from tests.image.registry import running
 from trainyard.oci import image_index, referrers, referrers_api
 from trainyard.oci.registry import Manifest, Repository, sha256
-from trainyard.release import claims, predicates
+from trainyard.release import claims
 
 pytestmark = pytest.mark.concurrent
-
-CLAIMS = [
-    predicates.signature(),
-    predicates.sbom('{"bomFormat": "CycloneDX", "specVersion": "1.6"}'),
-    predicates.vex('{"@context": "https://openvex.dev/ns/v0.2.0", "statements": []}'),
-]
 
 
 @pytest.fixture(scope="module")

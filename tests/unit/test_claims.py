@@ -9,18 +9,19 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import docker.errors
 import pytest
 from cryptography.hazmat.primitives.asymmetric import ec, ed25519, rsa
 from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat, PublicFormat
 from packageurl import PackageURL
 from securesystemslib.exceptions import VerificationError
-from tests.claims import verified
+from tests.claims import BUILDKIT, CLAIMS, verified
 from tests.fakes.registry import Registry, sha256
 
 from trainyard import state
 from trainyard.console import StepFailed, UserError
 from trainyard.image import provenance
-from trainyard.oci import image_index, referrers_api
+from trainyard.oci import docker_engine, image_index, referrers_api
 from trainyard.oci.inventory import Image
 from trainyard.oci.referrers_api import Artifact
 from trainyard.oci.registry import Manifest, Repository
@@ -39,40 +40,6 @@ KEYS: dict[str, Callable[[], PrivateKey]] = {
     "rsa": lambda: rsa.generate_private_key(65537, 2048),
     "ed25519": ed25519.Ed25519PrivateKey.generate,
 }
-
-#: What BuildKit 0.13 writes, with a part of each field (`docker buildx build --provenance=mode=max`).
-BUILDKIT: dict[str, Any] = {
-    "_type": "https://in-toto.io/Statement/v0.1",
-    "predicateType": "https://slsa.dev/provenance/v0.2",
-    "subject": [{"name": "pkg:docker/trainyard", "digest": {"sha256": DIGEST[7:]}}],
-    "predicate": {
-        "builder": {"id": ""},
-        "buildType": "https://mobyproject.org/buildkit@v1",
-        "materials": [{"uri": "pkg:docker/debian@12", "digest": {"sha256": "40" * 32}}],
-        "invocation": {
-            "configSource": {"entryPoint": "Dockerfile"},
-            "parameters": {"frontend": "dockerfile.v0", "args": {"build-arg:VERSION": "x"}},
-            "environment": {"platform": "linux/amd64"},
-        },
-        "buildConfig": {"llbDefinition": [{"id": "step0"}]},
-        "metadata": {
-            "buildInvocationID": "r68q",
-            "buildStartedOn": "2026-11-23T04:47:58.216820274Z",
-            "buildFinishedOn": "2026-11-23T04:47:58.384100362Z",
-            "completeness": {"parameters": True, "environment": True, "materials": False},
-            "reproducible": False,
-            "https://mobyproject.org/buildkit@v1#metadata": {"vcs": {"revision": "2476aa0"}},
-        },
-    },
-}
-CLAIMS = [
-    predicates.signature(),
-    predicates.sbom('{"bomFormat": "CycloneDX", "specVersion": "1.6"}'),
-    predicates.provenance(BUILDKIT),
-    predicates.verify({"digest": DIGEST, "passed": True, "rules": ["labels", "sizes"], "notes": []}),
-    predicates.smoke({"digest": DIGEST, "passed": True, "level": "trained", "accuracy": 98.9, "resumed_from": 43}),
-    predicates.vex('{"@context": "https://openvex.dev/ns/v0.2.0", "statements": []}'),
-]
 
 
 @pytest.fixture
@@ -625,3 +592,66 @@ def test_claims_follow_an_image_to_the_repository_of_the_floating_tags(
     assert promote(trainyard, promoted, place, TO=other.rpartition("/")[0])[0] == 0
     puts = [line for line in registry.requests if line.startswith("PUT /v2/floating/trainyard/manifests/sha256:")]
     assert len(puts) == len(ABOUT_IMAGE)
+
+
+# --- check-job -----------------------------------------------------------------------------------------------------
+
+
+def test_check_job_reports_an_image_without_a_valid_signature(
+    registry: Registry,
+    place: Repository,
+    tmp_path: Path,
+    files: dict[str, str],
+    key: PrivateKey,
+    trainyard: Command,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(docker_engine, "existing_client", no_engine)
+    image = put_image(registry)
+    reference = f"{place.name}@{image.digest}"
+    job = tmp_path / "job.yaml"
+    job.write_text(
+        "workerPoolSpecs:\n- machineSpec: {machineType: n1-standard-4}\n  replicaCount: 1\n"
+        f"  containerSpec: {{imageUri: {reference}}}\n"
+    )
+    variables = {"REQUIRE_SIGNED": "1", "COSIGN_PUB": files["COSIGN_PUB"]}
+    assert trainyard("check-job", str(job))[0] == 0, "signatures are not demanded by default"
+    claims.attach(place, image, KEYS["p256"](), [predicates.signature()])
+    status, out, _ = trainyard("check-job", "--json", str(job), **variables)
+    (finding,) = json.loads(out)["files"][0]["findings"]
+    assert (status, finding["rule"], finding["severity"]) == (1, "images_are_signed", "refuse")
+    assert finding["what"] == f"{reference} is not signed with the key: {reference} has no signature"
+    claims.attach(place, image, key, [predicates.signature()])
+    assert trainyard("check-job", str(job), **variables)[0] == 0
+
+
+def no_engine() -> None:
+    raise docker.errors.DockerException
+
+
+@pytest.mark.parametrize(
+    ("reference", "why"),
+    [
+        ("debian:12", "it names no registry"),
+        ("localhost:1/a/b:c", "cannot be reached"),
+        ("Not A Reference", "is not"),
+    ],
+)
+def test_an_image_whose_signature_cannot_be_checked_is_not_signed(reference: str, why: str, key: PrivateKey) -> None:
+    assert why in claims.unsigned(reference, key.public_key())
+
+
+def test_an_image_that_is_not_there_is_not_signed(place: Repository, key: PrivateKey) -> None:
+    assert claims.unsigned(f"{place.name}:gone", key.public_key()) == "there is no such image"
+
+
+@pytest.mark.parametrize(
+    ("variables", "words"),
+    [
+        ({"OFFLINE": "1"}, "--require-signed and --offline exclude each other"),
+        ({}, "--require-signed needs COSIGN_PUB=<public key>"),
+    ],
+)
+def test_check_job_needs_a_key_and_the_registry(variables: dict[str, str], words: str, trainyard: Command) -> None:
+    status, out, err = trainyard("check-job", "job.yaml", REQUIRE_SIGNED="1", **variables)
+    assert (status, out) == (2, "") and words in err

@@ -13,8 +13,9 @@ from typing import Any
 
 from pydantic import BaseModel, Field, ValidationError
 
-from trainyard.console import StepFailed
+from trainyard.console import StepFailed, UserError
 from trainyard.oci import image_index, referrers_api
+from trainyard.oci.reference import Reference
 from trainyard.oci.referrers_api import Artifact
 from trainyard.oci.registry import Manifest, Repository
 from trainyard.release import bundle, predicates, signature
@@ -165,6 +166,22 @@ def signatures(repository: Repository, digest: str, key: PublicKey, known: Seque
         if not as_claims:
             raise
         return as_claims
+
+
+def unsigned(reference: str, key: PublicKey) -> str:
+    """Why an image at a registry has no valid signature by ``key``, in words; empty if it has one."""
+    try:
+        named = Reference.parse(reference)
+        if named.names_docker_hub:
+            return "it names no registry"
+        repository = Repository(named.name)
+        image = repository.manifest(named.version)
+        if image is None:
+            return "there is no such image"
+        signatures(repository, image.digest, key)
+    except (StepFailed, UserError) as error:
+        return str(error)
+    return ""
 
 
 def require(repository: Repository, digest: str, key: PublicKey, kinds: Sequence[str]) -> list[Found]:
