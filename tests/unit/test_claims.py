@@ -295,7 +295,7 @@ def test_a_rule_with_a_note_is_a_warning() -> None:
 @pytest.mark.parametrize(
     ("result", "tests"),
     [
-        ({"level": "started"}, ["started"]),
+        ({"level": "started", "writes_output": False, "seconds_to_stop": 0.0}, ["started", "stop"]),
         ({"level": "ran", "writes_output": True}, ["output", "ran", "started"]),
         (
             {"level": "trained", "accuracy": 98.9, "resumed_from": 43, "seconds_to_stop": 0.3},

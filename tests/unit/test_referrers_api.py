@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import requests
 from tests.fakes.registry import Registry, RegistryError, sha256
 
 from trainyard import state
@@ -176,3 +177,49 @@ def test_a_registry_that_refuses_is_not_one_without_referrers(registry: Registry
 
 def test_the_tag_of_a_long_digest_is_cut_as_the_specification_says() -> None:
     assert referrers_api.list_tag(f"sha512:{'a' * 128}") == f"sha512-{'a' * 64}"
+
+
+# --- the fake, by the specification ----------------------------------------------------------------------------------
+
+
+def stored(registry: Registry, **about: object) -> str:
+    """A manifest at the registry that refers to the subject; its digest."""
+    document = {"schemaVersion": 2, "subject": {"digest": SUBJECT.digest}, **about}
+    url = f"http://{registry.host}/v2/ml/manifests/{sha256(json.dumps(document).encode())}"
+    headers = {"Content-Type": "application/vnd.oci.image.manifest.v1+json"}
+    answer = requests.put(url, data=json.dumps(document), headers=headers, timeout=10)
+    assert answer.headers["OCI-Subject"] == SUBJECT.digest, "it is taken although there is no such subject"
+    return answer.headers["Docker-Content-Digest"]
+
+
+def ask(registry: Registry, digest: str, **query: str) -> requests.Response:
+    return requests.get(f"http://{registry.host}/v2/ml/referrers/{digest}", params=query, timeout=10)
+
+
+def test_the_fake_lists_referrers_as_the_specification_says() -> None:
+    """https://github.com/opencontainers/distribution-spec/blob/main/spec.md#listing-referrers"""
+    with Registry() as fake:
+        fake.blobs[sha256(b"{}")] = b"{}"
+        config = {"mediaType": OTHER, "digest": sha256(b"{}")}
+        typed = stored(fake, artifactType=SBOM, config=config, annotations={"a": "1"})
+        untyped = stored(fake, config=config)
+        answer = ask(fake, SUBJECT.digest)
+        assert (answer.status_code, answer.headers["Content-Type"]) == (200, INDEX)
+        assert "OCI-Filters-Applied" not in answer.headers
+        first, second = answer.json()["manifests"]
+        assert (first["digest"], first["artifactType"], first["annotations"]) == (typed, SBOM, {"a": "1"})
+        assert (second["digest"], second["artifactType"]) == (untyped, OTHER), "the type of the configuration"
+        filtered = ask(fake, SUBJECT.digest, artifactType=SBOM)
+        assert filtered.headers["OCI-Filters-Applied"] == "artifactType"
+        assert filtered.json()["manifests"] == [first]
+        nothing = ask(fake, sha256(b"nothing"))
+        assert (nothing.status_code, nothing.json()["manifests"]) == (200, [])
+        assert ask(fake, "sha256:short").status_code == 400
+
+
+def test_the_fake_without_the_api_answers_as_docker_registry_2_8(old: Registry) -> None:
+    assert ask(old, SUBJECT.digest).status_code == 404
+    document = json.dumps({"schemaVersion": 2, "subject": {"digest": SUBJECT.digest}})
+    url = f"http://{old.host}/v2/ml/manifests/one"
+    answer = requests.put(url, data=document, headers={"Content-Type": SUBJECT.media_type}, timeout=10)
+    assert answer.status_code == 201 and "OCI-Subject" not in answer.headers

@@ -54,7 +54,8 @@ def _unsigned(public_key: Path | None, offline: bool) -> Unsigned:
     require_extra("cryptography", "sign", "check-job")
     from trainyard.release import claims, signature
 
-    return functools.partial(claims.unsigned, key=signature.public_key(public_key))
+    # Jobs name the same image many times.
+    return functools.cache(functools.partial(claims.unsigned, key=signature.public_key(public_key)))
 
 
 @click.command(

@@ -92,6 +92,12 @@ def _show(of_platform: Mapping[str, Sequence[Found]]) -> list[dict[str, Any]]:
         more = f" (and {len(wrong) - 1} more)" if len(wrong) > 1 else ""
         raise console.StepFailed(f"not a valid claim: {wrong[0]}{more}")
     return [
-        {"platform": platform or None, "kind": one.kind, "digest": one.digest, "valid": one.valid}
+        {
+            "platform": platform or None,
+            "kind": one.kind,
+            "digest": one.digest,
+            "valid": one.valid,
+            "problem": one.problem or None,
+        }
         for platform, one in all_claims
     ]

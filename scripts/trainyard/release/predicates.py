@@ -141,7 +141,8 @@ def smoke(result: SmokeResult) -> Claim:
     """How far an image was tested that passed the smoke test."""
     level = result.get("level")
     reached = _LEVELS[: _LEVELS.index(level) + 1] if level in _LEVELS else ()
-    return _test_result("smoke", [*reached, *(test for key, test in _TESTS.items() if result.get(key))])
+    found = {key for key, value in result.items() if value is not False}
+    return _test_result("smoke", [*reached, *(test for key, test in _TESTS.items() if key in found)])
 
 
 def summary(resource: str, kinds: Sequence[str], inputs: Iterable[str], now: datetime.datetime) -> Claim:
@@ -189,7 +190,7 @@ def kinds_in(text: str) -> list[str]:
 def provenance(statement: Mapping[str, Any]) -> Claim:
     """How an image was built, from BuildKit's statement, as SLSA 1.0 has it.
 
-    BuildKit before 0.22 writes version 0.2 only. Its fields become those that BuildKit itself writes in version 1.
+    Older versions of BuildKit write version 0.2. Its fields become those that BuildKit itself writes in version 1.
     """
     predicate = statement["predicate"]
     if statement["predicateType"] != TYPES["provenance"]:
