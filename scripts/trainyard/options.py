@@ -176,6 +176,11 @@ def signing_key(function: F) -> F:
     return key("--key", "COSIGN_KEY", "Private key (PEM) to sign with. COSIGN_PASSWORD decrypts it.")(function)
 
 
+def checking_key(function: F) -> F:
+    """``--public-key``: what signatures and claims are checked with."""
+    return key("--public-key", "COSIGN_PUB", "Public key (PEM) to check signatures and claims with.")(function)
+
+
 def compression(function: F) -> F:
     """``--compression``: of the layers of an image that is built."""
     return option(

@@ -70,6 +70,7 @@ class VerifyResult(Result, total=False):
         layers: ``stage``, ``created_by``, ``digest``, ``diff_id``, ``size`` and ``compressed`` of each, lowest first.
         config: its ``digest`` and ``size``, ``manifest``: its ``size``.
         packages: number of Python packages.
+        rules: ids of the rules that apply to the image.
     """
 
     findings: list[dict[str, Any]]
@@ -79,6 +80,7 @@ class VerifyResult(Result, total=False):
     config: dict[str, Any]
     manifest: dict[str, Any]
     packages: int
+    rules: list[str]
     seconds: float
 
 

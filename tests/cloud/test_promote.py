@@ -17,6 +17,8 @@ from pathlib import Path
 
 import pytest
 import requests
+from cryptography.hazmat.primitives.asymmetric import ec
+from tests.claims import CLAIMS
 from tests.fakes.cloud_build import CloudBuild
 from tests.image.registry import running
 
@@ -25,9 +27,10 @@ from trainyard.cloudbuild import rules
 from trainyard.console import StepFailed, UserError
 from trainyard.oci import docker_engine, referrers, registry
 from trainyard.oci.registry import Repository
-from trainyard.release import artifact_registry, promotion
+from trainyard.release import artifact_registry, claims, predicates, promotion
 from trainyard.release import cloud_build_steps as cloud_step
 from trainyard.release.cloud_build_steps import Substitutions
+from trainyard.release.promotion import Demanded
 from trainyard.settings import ROOT
 from trainyard.spec.model import Spec, load
 
@@ -112,6 +115,24 @@ def test_a_verification_record_at_the_registry_is_enough_and_is_about_one_digest
     place.put(forged, referrers.verification_tag(untested))
     with pytest.raises(UserError, match="never passed verify and smoke"):
         promotion.promote(spec, address, image="untested")
+
+
+def test_demanded_claims_follow_the_image_to_the_floating_tags(address: str, spec: Spec) -> None:
+    """At a registry without the referrers API."""
+    digest = pushed(address, "one")
+    passed(digest)
+    key = ec.generate_private_key(ec.SECP256R1())
+    demanded = Demanded(key.public_key(), ["sbom", "vex"], key)
+    source, floating = (Repository(f"{place}/trainyard") for place in (address, f"{address}-floating"))
+    claims.attach(source, source.existing(digest), key, [one for one in CLAIMS if one.kind == "sbom"])
+    with pytest.raises(StepFailed, match=f"{digest} has no claim 'vex' that is signed with this key"):
+        promotion.promote(spec, address, image="one", to=f"{address}-floating", demanded=demanded)
+    assert floating.tags() == []
+    claims.attach(source, source.existing(digest), key, CLAIMS)
+    promotion.promote(spec, address, image="one", to=f"{address}-floating", demanded=demanded)
+    assert registry.digest_of(f"{floating.name}:tf-cpu") == digest
+    found = claims.require(floating, digest, key.public_key(), [*predicates.ABOUT_IMAGES, "summary"])
+    assert len(found) == len(predicates.ABOUT_IMAGES) + 1
 
 
 def test_another_targets_image_is_refused(address: str, spec: Spec) -> None:

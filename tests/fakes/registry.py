@@ -16,7 +16,7 @@ import time
 from collections.abc import Callable
 from http.server import BaseHTTPRequestHandler
 from typing import Any
-from urllib.parse import parse_qs, urlsplit
+from urllib.parse import parse_qs, urlencode, urlsplit
 
 from tests.fakes.server import Listener
 
@@ -53,6 +53,8 @@ class Registry(Listener):
         blobs: digest -> content, ``manifests``: digest -> media type and content, ``tags``: tag -> digest.
         immutable: whether tags cannot be moved.
         most_at_once: most requests that were open at a time.
+        referrers_api: whether it has the referrers API of OCI 1.1; docker-registry 2.8 has not.
+        referrers_per_page: the most descriptors in one answer of that API.
         before: called with method and path of every request before it is answered; may raise RegistryError or
             ConnectionError, which closes the connection.
     """
@@ -68,6 +70,8 @@ class Registry(Listener):
         self.manifests: dict[str, tuple[str, bytes]] = {}
         self.tags: dict[str, str] = {}
         self.immutable = False
+        self.referrers_api = True
+        self.referrers_per_page = 100
         self.before: Callable[[str, str], None] = lambda method, path: None
         self.tokens: set[str] = set()
         self.uploads: set[str] = set()
@@ -106,6 +110,25 @@ class Registry(Listener):
         if ":" not in version:
             self.tags[version] = digest
         return digest
+
+    def referrers(self, subject: str) -> list[dict[str, Any]]:
+        """The descriptors of the manifests whose subject is a digest.
+
+        https://github.com/opencontainers/distribution-spec/blob/main/spec.md#listing-referrers
+        """
+        found = []
+        for digest, (media_type, body) in self.manifests.items():
+            document = json.loads(body)
+            if (document.get("subject") or {}).get("digest") != subject:
+                continue
+            one = {"mediaType": media_type, "digest": digest, "size": len(body)}
+            kind = document.get("artifactType") or (document.get("config") or {}).get("mediaType")
+            found.append(
+                one
+                | ({"artifactType": kind} if kind else {})
+                | ({"annotations": document["annotations"]} if document.get("annotations") else {})
+            )
+        return found
 
 
 class _Handler(BaseHTTPRequestHandler):
@@ -172,7 +195,7 @@ class _Handler(BaseHTTPRequestHandler):
         if path.endswith("/tags/list"):
             self._send(200, json.dumps({"tags": sorted(fake.tags)}).encode(), {"Content-Type": "application/json"})
             return
-        found = re.fullmatch(r"/v2/(.+)/(manifests|blobs|blobs/uploads)/([^/]*)", path)
+        found = re.fullmatch(r"/v2/(.+)/(manifests|blobs|blobs/uploads|referrers)/([^/]*)", path)
         if not found:
             raise RegistryError("MANIFEST_UNKNOWN")
         name, kind, version = found.groups()
@@ -200,9 +223,33 @@ class _Handler(BaseHTTPRequestHandler):
                 media_type, content = fake.manifests[digest]
                 self._send(200, content, {"Content-Type": media_type, "Docker-Content-Digest": digest})
             case ("PUT", "manifests"):
-                digest = fake.put_manifest(version, self.headers["Content-Type"], body)
-                self._send(201, headers={"Docker-Content-Digest": digest})
+                self._put_manifest(version, body)
+            case ("GET", "referrers"):
+                self._referrers(path, version, query)
             case _:
                 raise RegistryError("MANIFEST_INVALID")
+
+    def _put_manifest(self, version: str, body: bytes) -> None:
+        digest = self.registry.put_manifest(version, self.headers["Content-Type"], body)
+        subject = (json.loads(body).get("subject") or {}).get("digest")
+        processed = {"OCI-Subject": subject} if subject and self.registry.referrers_api else {}
+        self._send(201, headers={"Docker-Content-Digest": digest, **processed})
+
+    def _referrers(self, path: str, subject: str, query: dict[str, str]) -> None:
+        if not self.registry.referrers_api:
+            raise RegistryError("MANIFEST_UNKNOWN")
+        if not re.fullmatch("sha256:[0-9a-f]{64}", subject):
+            raise RegistryError("DIGEST_INVALID")
+        wanted = query.get("artifactType")
+        found = [one for one in self.registry.referrers(subject) if wanted in (None, one.get("artifactType"))]
+        first, size = int(query.get("first", 0)), self.registry.referrers_per_page
+        headers = {"Content-Type": "application/vnd.oci.image.index.v1+json"}
+        if wanted:
+            headers["OCI-Filters-Applied"] = "artifactType"
+        if first + size < len(found):
+            following = urlencode({**query, "first": first + size})
+            headers["Link"] = f'<{path}?{following}>; rel="next"'
+        page = {"schemaVersion": 2, "mediaType": headers["Content-Type"], "manifests": found[first : first + size]}
+        self._send(200, json.dumps(page).encode(), headers)
 
     do_GET = do_HEAD = do_POST = do_PUT = _handle

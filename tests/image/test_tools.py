@@ -14,11 +14,12 @@ from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from testcontainers.community.registry import DockerRegistryContainer
 
+from tests.claims import verified
 from tests.image.registry import running
 from trainyard import state
 from trainyard.console import StepFailed
 from trainyard.image import provenance
-from trainyard.oci import docker_engine, inventory, referrers, registry
+from trainyard.oci import docker_engine, inventory, referrers, referrers_api, registry
 from trainyard.oci.registry import Manifest, Repository
 from trainyard.release import diff, image_packages, publish, sbom, signature
 from trainyard.settings import ROOT
@@ -164,10 +165,13 @@ def test_a_signature_is_made_and_checked_at_a_registry(
     assert unsigned.returncode == 1 and "has no signature" in unsigned.stderr
     done = trainyard("sign", "--json", IMAGE=image, COSIGN_KEY=str(private), COSIGN_PUB=str(public))
     assert done.returncode == 0, done.stderr
-    assert json.loads(done.stdout) == {
+    found = json.loads(done.stdout)
+    listed = found.pop("claims")
+    assert [(one["kind"], one["valid"]) for one in listed] == [("signature", True)]
+    assert found == {
         "image": f"{repository.name}@{subject.digest}",
         "tag": f"{subject.digest.replace(':', '-')}.sig",
-        "valid": 1,
+        "valid": 2,
     }
     assert repository.manifest("x") == subject, "the image is what it was"
     other = ec.generate_private_key(ec.SECP256R1())
@@ -185,10 +189,14 @@ def test_push_attaches_provenance_sbom_and_signature(
     assert done.returncode == 0, done.stderr
     index_of_images = json.loads(done.stdout)
     found = index_of_images["images"][load("tf-cpu").platform]
-    assert found["digest"] == digest and set(found["attached"]) == {"provenance", "sbom", "signature"}
-    assert set(index_of_images["attached"]) == {"signature"}
+    assert found["digest"] == digest and set(found["attached"]) == {"provenance", "sbom", "signature", "claims"}
+    assert found["attached"]["claims"] == ["signature", "sbom", "provenance", "verify", "smoke"]
+    assert index_of_images["attached"]["claims"] == ["signature"]
+    public = signature.public_key(key[1])
     for signed in (digest, index_of_images["digest"]):
-        assert signature.verified(repository, signed, signature.public_key(key[1])) == 1
+        assert signature.verified(repository, signed, public) == 1
+        for artifact in referrers_api.get(repository, signed, referrers_api.BUNDLE).values():
+            assert verified(artifact.data, public)["subject"][0]["digest"] == {"sha256": signed[7:]}
     text = referrers.get(repository, digest, "sbom")[0].data.decode()
     assert (
         sbom.violation(text) is None

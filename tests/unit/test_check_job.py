@@ -474,6 +474,12 @@ def test_an_image_exists_or_not_or_is_unknown(known: Any, missing: dict[str, str
     assert [(said in one.what, one.fails) for one in some] == ([(True, fails)] if said else [])
 
 
+def test_an_image_without_a_valid_signature_is_refused_where_it_is_demanded() -> None:
+    (finding,) = found(ONE, unsigned={IMAGE: "it has no signature"})
+    assert finding.fails and finding.rule == "images_are_signed"
+    assert finding.what == f"{IMAGE} is not signed with the key: it has no signature"
+
+
 def test_an_image_without_a_registry_is_a_note() -> None:
     job = changed(ONE, f"{P}.0.containerSpec.imageUri", "trainyard:xla")
     (finding,) = [
@@ -639,7 +645,7 @@ def test_every_rule_has_a_fault_that_it_finds() -> None:
     elsewhere = {
         "no_ambiguous_yaml_words", "region_has_accelerator", "images_exist", "images_support_accelerator",
         "frameworks_support_tpu", "tpu_runtime_matches_image", "prebuilt_images_match_accelerator",
-        "file_is_a_custom_job_spec", "images_have_the_architecture",
+        "file_is_a_custom_job_spec", "images_have_the_architecture", "images_are_signed",
     }  # fmt: skip
     faults = {fault[3] for fault in FAULTS} | elsewhere  # rules about Kubernetes alone: test_check_kubernetes.py
     assert {rule.id for rule in core.RULES if rule.subjects != ("gke",)} <= faults

@@ -141,6 +141,9 @@ def test_a_key_is_read_or_refused_in_one_line(tmp_path: Path) -> None:
         assert "\n" not in str(refused.value)
     with pytest.raises(UserError, match="not a public key"):
         signature.public_key(locked)
+    other = write(tmp_path / "other", ec.generate_private_key(ec.SECP256K1()))
+    with pytest.raises(UserError, match=r"cosign takes EC keys on secp256r1, .*, not on secp256k1"):
+        signature.private_key(other, None)
 
 
 # --- the command ---------------------------------------------------------------------------------------------------

@@ -12,7 +12,7 @@ import click
 from trainyard import options, settings
 
 if TYPE_CHECKING:
-    from trainyard.platforms import Checked
+    from trainyard.platforms import Checked, Unsigned
 
 GROUP = "jobs"
 
@@ -40,6 +40,24 @@ def _show(result: Checked, *, alone: bool) -> None:
         console.fail(result.error)
 
 
+def _unsigned(public_key: Path | None, offline: bool) -> Unsigned:
+    """What says why an image has no valid signature by the key."""
+    import functools
+
+    from trainyard.console import UserError
+    from trainyard.installation import require_extra
+
+    if offline:
+        raise UserError("--require-signed and --offline exclude each other: signatures are at the registry")
+    if public_key is None:
+        raise UserError("--require-signed needs COSIGN_PUB=<public key> to check the signatures with")
+    require_extra("cryptography", "sign", "check-job")
+    from trainyard.release import claims, signature
+
+    # Jobs name the same image many times.
+    return functools.cache(functools.partial(claims.unsigned, key=signature.public_key(public_key)))
+
+
 @click.command(
     short_help="Check job files: fields, values, the platform's rules, images.",
     epilog="""\b
@@ -48,16 +66,26 @@ def _show(result: Checked, *, alone: bool) -> None:
       trainyard check-job job.yaml --region us-central1
       trainyard check-job jobs/ other.yaml --offline --json
       trainyard check-job . --offline --sarif >findings.sarif
+      trainyard check-job job.yaml --require-signed --public-key signing.pub
     """,
 )
 @click.argument("files", metavar="FILE...", nargs=-1, envvar=f"{settings.PREFIX}FILE", type=_Paths())
 @options.option("--region", metavar="REGION", help="Where the jobs are to run; checks what the region has.")
 @options.flag("--offline", help="Do not look up the images, on this host or at a registry.")
+@options.flag("--require-signed", help="Demand a valid signature of every image, at its registry.")
+@options.checking_key
 @options.flag("--strict", help="Fail on notes, too.")
 @options.flag("--sarif", help="Print the findings on stdout as SARIF 2.1.0, for code scanning.")
 @options.json_output
 def command(
-    files: tuple[str, ...], region: str | None, offline: bool, strict: bool, sarif: bool, as_json: bool
+    files: tuple[str, ...],
+    region: str | None,
+    offline: bool,
+    require_signed: bool,
+    public_key: Path | None,
+    strict: bool,
+    sarif: bool,
+    as_json: bool,
 ) -> None:
     """Check the jobs in each FILE, YAML or JSON; of a folder, all files below it that are jobs.
 
@@ -83,7 +111,9 @@ def command(
     from trainyard.lint.jobs import core
     from trainyard.spec.yaml_source import relative
 
-    results, skipped = platforms.check_files([Path(file) for file in files], region=region, offline=offline)
+    unsigned = _unsigned(public_key, offline) if require_signed else None
+    paths = [Path(file) for file in files]
+    results, skipped = platforms.check_files(paths, region=region, offline=offline, unsigned=unsigned)
     for one in results:
         _show(one, alone=len(results) == 1)
     if skipped:

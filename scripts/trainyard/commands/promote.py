@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+from typing import Any
+
 import click
 
-from trainyard import options
+from trainyard import options, settings
 
 GROUP = "publish"
 
@@ -16,6 +19,7 @@ GROUP = "publish"
       trainyard promote tf-cpu --registry localhost:5000/team
       trainyard promote tf-cpu --registry localhost:5000/team --image tf-cpu-2.21.0-20261120-0123abcd
       trainyard promote tf-cpu --registry localhost:5000/team --to localhost:5000/team-floating
+      trainyard promote tf-cpu --registry localhost:5000/team --require-signed --public-key signing.pub
     """,
 )
 @options.target
@@ -26,12 +30,32 @@ GROUP = "publish"
     metavar="HOST[:PORT]/PATH",
     help="Where the tags are moved, if not at --registry: needed where its tags are immutable.",
 )
+@options.flag("--require-signed", help="Promote only an image whose signed claims are valid.")
+@options.option("--claims", metavar="KIND,...", help="Kinds of claims that --require-signed demands; all by default.")
+@options.checking_key
+@options.key(
+    "--key", "COSIGN_KEY", "Private key (PEM) to sign a verification summary with. COSIGN_PASSWORD decrypts it."
+)
 @options.json_output
-def command(target: str | None, registry: str | None, image: str | None, to: str | None, as_json: bool) -> None:
+def command(
+    target: str | None,
+    registry: str | None,
+    image: str | None,
+    to: str | None,
+    require_signed: bool,
+    claims: str | None,
+    public_key: Path | None,
+    key: Path | None,
+    as_json: bool,
+) -> None:
     """Move the tags <target> and <target>-<version> at a registry to an image that is there.
 
     The image must have passed verify and smoke, on this host or where it was pushed from. Nothing is pulled or pushed.
     What the tags pointed to before is kept as <tag>.previous, which 'trainyard rollback' returns to.
+
+    With --require-signed, the image, or each image of an image index, must have valid claims of the kinds sbom,
+    provenance, verify, smoke and vex, or of those in --claims, and an image index must be signed. With --key, a
+    verification summary (SLSA) is attached, too.
     """
     from trainyard import console
     from trainyard.oci.registry import check_address
@@ -39,7 +63,12 @@ def command(target: str | None, registry: str | None, image: str | None, to: str
     from trainyard.spec.model import load
 
     destination = check_address(to, "TO") if to else None
-    made = promotion.promote(load(target), check_address(registry), image=image, to=destination)
+    if claims and not require_signed:
+        raise console.UserError("--claims requires --require-signed: it names the claims that are demanded")
+    demanded = _demanded(claims, public_key, key) if require_signed else None
+    made = promotion.promote(load(target), check_address(registry), image=image, to=destination, demanded=demanded)
+    if made["claims"]:
+        console.say(f"claims that were checked: {', '.join(made['claims'])}")
     for tag, before in made["tags"].items():
         console.say(f"{made['repository']}:{tag} is {made['digest'][:19]}, was {before[:19] if before else 'missing'}")
     if made["tested"]:
@@ -47,3 +76,22 @@ def command(target: str | None, registry: str | None, image: str | None, to: str
     if not made["tags"]:
         console.say(f"the tags already point to {made['digest'][:19]}")
     console.result(made, as_json=as_json)
+
+
+def _demanded(claims: str | None, public_key: Path | None, key: Path | None) -> Any:
+    """The claims that --require-signed demands; a public key follows from the private one."""
+    from trainyard import console
+    from trainyard.installation import require_extra
+
+    require_extra("cryptography", "sign", "promote")
+    from trainyard.release import predicates, promotion, signature
+
+    signing = signature.private_key(key, settings.standard_variable("COSIGN_PASSWORD")) if key else None
+    if public_key:
+        public = signature.public_key(public_key)
+    elif signing:
+        public = signing.public_key()
+    else:
+        raise console.UserError("--require-signed needs COSIGN_PUB=<public key> to check the claims with")
+    kinds = predicates.kinds_in(claims) if claims is not None else predicates.ABOUT_IMAGES
+    return promotion.Demanded(public, kinds, signing)

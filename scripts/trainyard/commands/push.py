@@ -30,6 +30,9 @@ GROUP = "publish"
     help="Replace the code in the image that was pushed last, without an engine; nothing tests it.",
 )
 @options.option("--image", metavar="TAG|DIGEST", help="Image at the registry whose code --code-only replaces.")
+@options.option(
+    "--vex", metavar="FILE", type=click.Path(path_type=Path), help="OpenVEX document to attach as a signed claim."
+)
 @options.flag("--allow-untested", help="Push an image whose code was started and did not run.")
 @options.quiet
 @options.json_output
@@ -39,6 +42,7 @@ def command(
     key: Path | None,
     code_only: bool,
     image: str | None,
+    vex: Path | None,
     allow_untested: bool,
     quiet: bool,
     as_json: bool,
@@ -49,7 +53,7 @@ def command(
 
     The image must have passed verify and smoke, and its locked packages must have no known vulnerability without a
     waiver. If the registry has the tag with another digest, the push is refused; 'trainyard promote' moves the floating
-    tags. Provenance, SBOM and, with a key, a signature are attached (docs/supply-chain.md).
+    tags. Provenance and SBOM are attached, and with a key a signature and signed claims (docs/supply-chain.md).
 
     With --code-only the code of the repository replaces that of the image at the registry, or of all images of an image
     index: one layer, in less than a second, on any machine. The result is tagged dev-<hash>, and is neither signed nor
@@ -62,8 +66,10 @@ def command(
 
     if image and not code_only:
         raise console.UserError("--image requires --code-only: what is pushed otherwise is the local image")
+    if vex and not key:
+        raise console.UserError("--vex requires --key: the document is attached as a signed claim")
     spec = load(target)
-    made = _push_code(spec, registry, image) if code_only else _push(spec, registry, key, allow_untested)
+    made = _push_code(spec, registry, image) if code_only else _push(spec, registry, key, vex, allow_untested)
     if quiet and not as_json:
         click.echo(made["reference"])
     console.result(made, as_json=as_json)
@@ -83,7 +89,7 @@ def _push_code(spec: Any, registry: str | None, image: str | None) -> dict[str, 
     return made
 
 
-def _push(spec: Any, registry: str | None, key: Path | None, allow_untested: bool) -> dict[str, Any]:
+def _push(spec: Any, registry: str | None, key: Path | None, vex: Path | None, allow_untested: bool) -> dict[str, Any]:
     from trainyard import console
     from trainyard.oci.registry import check_address
     from trainyard.release import publish
@@ -91,11 +97,16 @@ def _push(spec: Any, registry: str | None, key: Path | None, allow_untested: boo
 
     address = check_address(registry)
     private = publish.signing_key(key, "push")
+    document = None
+    if private and vex:  # one that cannot be read fails before anything is uploaded
+        from trainyard.release import predicates
+
+        document = predicates.read_vex(vex)
     if len(spec.platforms) == 1 or settings.variable("ARCH"):
-        pushed = publish.push_attached(spec, address, private, allow_untested=allow_untested)
+        pushed = publish.push_attached(spec, address, private, allow_untested=allow_untested, vex=document)
         images = {spec.platform: pushed}
     else:
-        pushed = publish.push_all(spec, address, private, allow_untested=allow_untested)
+        pushed = publish.push_all(spec, address, private, allow_untested=allow_untested, vex=document)
         images = pushed["images"]
     for image in images.values():
         if image["already_there"]:

@@ -21,6 +21,8 @@ from trainyard.spec.naming import NAME
 
 #: Annotation of an attestation's descriptor, with its value (https://github.com/moby/buildkit/blob/master/docs/attestations/attestation-storage.md).
 _KIND = ("vnd.docker.reference.type", "attestation-manifest")
+#: Start of the predicate types of provenance; the version follows (https://slsa.dev/spec/v1.0/provenance).
+SLSA = "https://slsa.dev/provenance/"
 #: Annotation with the digest of the image that the attestation is about.
 _ABOUT = "vnd.docker.reference.digest"
 
@@ -83,6 +85,20 @@ def _attestations(index: bytes) -> list[dict[str, Any]]:
 def subjects(index: bytes) -> list[str]:
     """The digests of the images in an index that have an attestation."""
     return [str(entry["annotations"][_ABOUT]) for entry in _attestations(index)]
+
+
+def statement(target: str, digest: str) -> dict[str, Any] | None:
+    """The in-toto statement of an image's provenance, as BuildKit wrote it; None if there is none."""
+    documents = recall(target, digest)
+    if documents is None:
+        return None
+    for entry in _attestations(next(iter(documents.values()))):
+        _, _, *layers = _named(documents, str(entry["digest"]))
+        for layer in layers:
+            found: dict[str, Any] = json.loads(documents[layer])
+            if str(found.get("predicateType")).startswith(SLSA):
+                return found
+    return None
 
 
 def attach(target: str, repository: Repository, digest: str) -> str | None:

@@ -392,15 +392,19 @@ class Repository:
         where += ("&" if "?" in where else "?") + f"digest={digest}"
         self.request("PUT", where, data=data, headers={"Content-Type": "application/octet-stream"})
 
-    def put(self, manifest: Manifest, tag: str) -> None:
-        """Store a manifest under a tag. Only the tag changes: no layer is transferred.
+    def put(self, manifest: Manifest, tag: str) -> str:
+        """Store a manifest under a tag, or under its digest alone. No layer is transferred.
 
+        Returns:
+            The digest of the image among whose referrers the registry lists the manifest; empty if it lists none.
         Raises:
             UserError: the repository's tags are immutable.
             StepFailed: the registry refuses for another reason.
         """
         try:
-            self.request("PUT", f"manifests/{tag}", data=manifest.body, headers={"Content-Type": manifest.media_type})
+            answer = self.request(
+                "PUT", f"manifests/{tag}", data=manifest.body, headers={"Content-Type": manifest.media_type}
+            )
         except StepFailed as error:
             if "immutab" not in str(error):
                 raise
@@ -408,6 +412,7 @@ class Repository:
                 f"{self.name}: its tags are immutable, so '{tag}' cannot be moved: give another repository "
                 f"with {installation.option('TO')}"
             ) from None
+        return answer.headers.get("OCI-Subject", "")
 
     def config(self, manifest: Manifest) -> dict[str, Any]:
         """The image configuration that a manifest names."""
@@ -417,16 +422,23 @@ class Repository:
 
     def tags(self) -> list[str]:
         """All tags, sorted; none if there is no such repository."""
-        names: list[str] = []
-        rest = "tags/list?n=1000"
+        return sorted(name for page in self.pages("tags/list?n=1000") for name in page.get("tags") or [])
+
+    def pages(self, rest: str) -> Iterator[dict[str, Any]]:
+        """The pages of a list; none if the registry has no such list.
+
+        Args:
+            rest: see :meth:`request`.
+        Raises:
+            StepFailed: see :meth:`request`.
+        """
         while rest:
             answer = self.request("GET", rest, missing_ok=True)
             if answer.status_code == 404:
-                return []
-            names += answer.json().get("tags") or []
+                return
+            yield answer.json()
             following = answer.links.get("next", {}).get("url", "")
             rest = following if "://" in following else following.rpartition("/v2/" + self.path + "/")[2]
-        return sorted(names)
 
     def mount(self, manifest: Manifest, source: Repository) -> None:
         """Mount the blobs of a manifest of another repository of the same registry, without transferring them.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -21,6 +21,9 @@ from trainyard.lint.jobs.evidence import validate
 from trainyard.platforms import ai_platform, gke, kubeflow, skypilot, slurm, tpu_vm, vertex
 from trainyard.platforms.base import Platform
 from trainyard.spec.yaml_source import relative
+
+#: Reference of an image -> why it has no valid signature, in words; empty if it has one.
+Unsigned = Callable[[str], str]
 
 #: Ends of the names of files that may be jobs.
 SUFFIXES = (".yaml", ".yml", ".json")
@@ -85,18 +88,22 @@ def of_job_file(job: JobFile) -> Platform:
     raise UserError(f"{job.path}: no platform runs a {job.kind}")
 
 
-def check_file(path: Path, *, region: str | None = None, offline: bool = False) -> tuple[JobFile, list[Finding]]:
+def check_file(
+    path: Path, *, region: str | None = None, offline: bool = False, unsigned: Unsigned | None = None
+) -> tuple[JobFile, list[Finding]]:
     """A job file, and everything in it that breaks a rule of its platform.
 
     Args:
         region: where the job is to run.
         offline: do not look up the images that it names.
+        unsigned: why an image has no valid signature; None if none is demanded.
     Raises:
         UserError: the file cannot be read, or is not a job.
     """
     job = job_file.load(path)
     images, missing = ({}, {}) if offline else lookup.look_up(job)
-    return job, of_job_file(job).check(job, region=region, images=images, missing=missing)
+    found = {one: why for one in lookup.references(job) if (why := unsigned(one))} if unsigned else {}
+    return job, of_job_file(job).check(job, region=region, images=images, missing=missing, unsigned=found)
 
 
 @dataclass(frozen=True)
@@ -133,10 +140,12 @@ class Checked:
 
 
 def check_files(
-    paths: Sequence[Path], *, region: str | None = None, offline: bool = False
+    paths: Sequence[Path], *, region: str | None = None, offline: bool = False, unsigned: Unsigned | None = None
 ) -> tuple[list[Checked], list[Path]]:
     """Check job files, and those in folders. A file that cannot be read does not stop the others.
 
+    Args:
+        region, offline, unsigned: see :func:`check_file`.
     Returns:
         A result for each job and each file that cannot be read; the files of folders that are not jobs.
     Raises:
@@ -146,13 +155,13 @@ def check_files(
     skipped: list[Path] = []
     for path in paths:
         if not path.is_dir():
-            results.append(_checked(path, region, offline))
+            results.append(_checked(path, region, offline, unsigned))
             continue
         before = len(results)
         for file in _files_in(path):
             try:
                 if job_file.may_be_job(file.read_text(encoding="utf-8-sig", errors="replace")):
-                    results.append(_checked(file, region, offline, explicit=False))
+                    results.append(_checked(file, region, offline, unsigned, explicit=False))
                 else:
                     skipped.append(file)
             except job_file.NotAJobError:
@@ -165,9 +174,11 @@ def check_files(
     return list({one.path.resolve(): one for one in results}.values()), skipped
 
 
-def _checked(path: Path, region: str | None, offline: bool, *, explicit: bool = True) -> Checked:
+def _checked(
+    path: Path, region: str | None, offline: bool, unsigned: Unsigned | None, *, explicit: bool = True
+) -> Checked:
     try:
-        job, findings = check_file(path, region=region, offline=offline)
+        job, findings = check_file(path, region=region, offline=offline, unsigned=unsigned)
     except job_file.NotAJobError as error:
         if not explicit:
             raise

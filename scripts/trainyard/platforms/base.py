@@ -105,9 +105,10 @@ class Platform(ABC):
         region: str | None = None,
         images: Mapping[str, Contents | None] | None = None,
         missing: Mapping[str, str] | None = None,
+        unsigned: Mapping[str, str] | None = None,
     ) -> list[Finding]:
         """Check a job file against the platform's rules; see :class:`trainyard.lint.jobs.core.Evidence`."""
-        return core.check(core.Evidence(job, region, images or {}, missing or {}))
+        return core.check(core.Evidence(job, region, images or {}, missing or {}, unsigned or {}))
 
     def submit(self, job: RenderedJob, *, interval: int) -> Submission:
         """Submit a job and follow its log until it ends.

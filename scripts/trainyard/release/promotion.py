@@ -6,15 +6,25 @@
 
 from __future__ import annotations
 
-from typing import Any
+import datetime
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from packageurl import PackageURL
 
 from trainyard import installation
 from trainyard.console import UserError
-from trainyard.oci import image_index
+from trainyard.oci import image_index, referrers_api
 from trainyard.oci.registry import Manifest, Repository
 from trainyard.release import platform_index
 from trainyard.spec.model import Spec
 from trainyard.spec.naming import LABELS, NAME, version_tag
+
+if TYPE_CHECKING:
+    from trainyard.release.predicates import Claim
+    from trainyard.release.signature import PrivateKey, PublicKey
 
 
 def image_to_promote(spec: Spec, repository: Repository, image: str | None) -> Manifest:
@@ -46,7 +56,24 @@ def framework_version(repository: Repository, manifest: Manifest) -> str:
     return labels_of(repository, manifest).get(f"{LABELS}.framework", "").rpartition("==")[2]
 
 
-def promote(spec: Spec, address: str, *, image: str | None = None, to: str | None = None) -> dict[str, Any]:
+@dataclass(frozen=True)
+class Demanded:
+    """The signed claims without which no image is promoted.
+
+    Attributes:
+        public_key: what they are checked with.
+        kinds: see :data:`trainyard.release.predicates.ABOUT_IMAGES`.
+        signing_key: what a summary of the check is signed with; there is none if None.
+    """
+
+    public_key: PublicKey
+    kinds: Sequence[str]
+    signing_key: PrivateKey | None = None
+
+
+def promote(
+    spec: Spec, address: str, *, image: str | None = None, to: str | None = None, demanded: Demanded | None = None
+) -> dict[str, Any]:
     """Move the floating tags of ``spec`` to an image.
 
     Args:
@@ -54,31 +81,63 @@ def promote(spec: Spec, address: str, *, image: str | None = None, to: str | Non
         address: registry and path that the image was pushed to.
         image: its tag or digest there; this host's image if None.
         to: registry and path whose tags are moved; ``address`` if None.
+        demanded: signed claims that the image must have.
     Returns:
         ``digest``, ``tags`` (tag -> the digest that it had before, or None), ``repository``, ``tested`` (how far the
-        image was tested, by its label; empty without).
+        image was tested, by its label; empty without), ``claims`` (the kinds that were demanded).
     Raises:
         UserError: see :func:`image_to_promote`; or ``to`` is at another registry, or its tags are immutable.
-        StepFailed: the registry cannot be reached or refuses.
+        StepFailed: a claim that is demanded is missing or not valid, or the registry cannot be reached or refuses.
     """
     source = Repository(f"{address}/{NAME}")
     destination = Repository(f"{to}/{NAME}") if to else source
     manifest = image_to_promote(spec, source, image)
+    summary = _checked_claims(source, manifest, demanded) if demanded else None
     if destination.host != source.host:
         raise UserError(f"{installation.option('TO', to)}: must be at {source.host}, where the image is")
     if destination.name != source.name:
         destination.mount(manifest, source)
-    moved: dict[str, str | None] = {}
-    for tag in (version_tag(spec, framework_version(source, manifest)), spec.target):
-        before = destination.manifest(tag)
-        if before and before.digest == manifest.digest:
-            continue
-        if before:
-            destination.put(before, f"{tag}.previous")
+        _copy_claims(manifest, source, destination)
+    before = {
+        tag: destination.manifest(tag) for tag in (version_tag(spec, framework_version(source, manifest)), spec.target)
+    }
+    moved = {tag: one for tag, one in before.items() if one is None or one.digest != manifest.digest}
+    if moved and summary and demanded and demanded.signing_key:
+        from trainyard.release import claims
+
+        claims.attach(destination, manifest, demanded.signing_key, [summary])
+    for tag, one in moved.items():
+        if one:
+            destination.put(one, f"{tag}.previous")
         destination.put(manifest, tag)
-        moved[tag] = before.digest if before else None
-    tested = labels_of(source, manifest).get(f"{LABELS}.tested", "")
-    return {"digest": manifest.digest, "tags": moved, "repository": destination.name, "tested": tested}
+    return {
+        "digest": manifest.digest,
+        "tags": {tag: one.digest if one else None for tag, one in moved.items()},
+        "repository": destination.name,
+        "tested": labels_of(source, manifest).get(f"{LABELS}.tested", ""),
+        "claims": list(demanded.kinds) if demanded else [],
+    }
+
+
+def _checked_claims(repository: Repository, manifest: Manifest, demanded: Demanded) -> Claim:
+    """Check the claims that are demanded; a summary of the check, to be signed.
+
+    Raises:
+        StepFailed: one is missing or not valid, or the registry refuses.
+    """
+    from trainyard.release import claims, predicates
+
+    found = claims.require_all(repository, manifest, demanded.public_key, demanded.kinds)
+    resource = PackageURL("oci", name=NAME, version=manifest.digest, qualifiers={"repository_url": repository.name})
+    now = datetime.datetime.now(datetime.UTC)
+    return predicates.summary(resource.to_string(), demanded.kinds, [one.digest for one in found], now)
+
+
+def _copy_claims(manifest: Manifest, source: Repository, destination: Repository) -> None:
+    """Attach the claims about an image, and about those of an image index, to the same images in another repository."""
+    images = image_index.images(json.loads(manifest.body)).values()
+    for one in (manifest, *(source.existing(digest) for digest in images)):
+        referrers_api.copy(one, source, destination, referrers_api.BUNDLE)
 
 
 def rollback(spec: Spec, address: str) -> dict[str, Any]:

@@ -20,7 +20,7 @@ from trainyard.console import StepFailed, UserError, say, warn
 from trainyard.image import provenance
 from trainyard.oci import docker_engine, inventory, referrers, registry
 from trainyard.oci.reference import Reference
-from trainyard.oci.registry import Repository
+from trainyard.oci.registry import Manifest, Repository
 from trainyard.release import audit, code_push, platform_index
 from trainyard.spec.architectures import PLATFORMS, Architecture
 from trainyard.spec.model import Spec, each_platform
@@ -182,12 +182,18 @@ def signing_key(path: Path | None, command: str) -> PrivateKey | None:
 
 
 def push_attached(
-    spec: Spec, address: str, key: PrivateKey | None, *, reference: str | None = None, allow_untested: bool = False
+    spec: Spec,
+    address: str,
+    key: PrivateKey | None,
+    *,
+    reference: str | None = None,
+    allow_untested: bool = False,
+    vex: str | None = None,
 ) -> dict[str, Any]:
     """Push the image of ``spec`` with a record that it passed and its referrers.
 
     Args:
-        key: see :func:`attach_referrers`.
+        key, vex: see :func:`attach_referrers`.
         address, reference, allow_untested: see :func:`push`.
     Returns:
         That of :func:`push`, and ``attached``: see :func:`attach_referrers`.
@@ -197,7 +203,7 @@ def push_attached(
     pushed = push(spec, address, reference=reference, allow_untested=allow_untested)
     # `trainyard promote` on another host reads this.
     referrers.record_verification(f"{address}/{NAME}", pushed["digest"])
-    attached = attach_referrers(spec, address, pushed["digest"], key, reference=reference)
+    attached = attach_referrers(spec, address, pushed["digest"], key, reference=reference, vex=vex)
     _remember(spec, Repository(f"{address}/{NAME}"), pushed)
     return pushed | {"attached": attached}
 
@@ -215,6 +221,7 @@ def push_all(
     *,
     references: Mapping[Architecture, str] | None = None,
     allow_untested: bool = False,
+    vex: str | None = None,
 ) -> dict[str, Any]:
     """Push the images of several platforms of ``spec``, and an index of them.
 
@@ -223,6 +230,7 @@ def push_all(
         key: what to sign the images and the index with.
         references: the local images; those that passed on this host if None.
         address, allow_untested: see :func:`push`.
+        vex: see :func:`attach_referrers`.
     Returns:
         That of :func:`push_index`; ``images``: platform -> result of :func:`push_attached`; and of all together
         ``tested``, ``bytes_uploaded``, ``already_there``, ``seconds``.
@@ -237,7 +245,7 @@ def push_all(
         state.require(spec.local_name, str(image_to_push(spec).id), "verify", "smoke", made_by=spec.command("image"))
     images = {
         one.platform: push_attached(
-            one, address, key, reference=chosen[one.architecture], allow_untested=allow_untested
+            one, address, key, reference=chosen[one.architecture], allow_untested=allow_untested, vex=vex
         )
         for one in each_platform(spec)
         if one.architecture in chosen
@@ -277,12 +285,13 @@ def push_index(
         )
     if not before:
         repository.put(index.manifest, index.tag)
-    attached = {}
+    attached: dict[str, Any] = {}
     if key is not None:
-        from trainyard.release import signature
+        from trainyard.release import claims, predicates, signature
 
         signature.sign(repository, index.manifest, key)
         attached["signature"] = referrers.tag(index.manifest.digest, "sig")
+        attached["claims"] = claims.attach(repository, index.manifest, key, [predicates.signature()])
     for one in each_platform(spec):
         if one.architecture not in digests:
             warn(f"the image index has no {one.platform}: no image for it passed; '{one.command('image')}' makes one")
@@ -327,9 +336,15 @@ def _upload(image: Any, destination: str, parts: list[Blob]) -> dict[str, str]:
 
 
 def attach_referrers(
-    spec: Spec, address: str, digest: str, key: PrivateKey | None, *, reference: str | None = None
-) -> dict[str, str]:
-    """Attach provenance and SBOM to an image at a registry, and a signature if there is a key.
+    spec: Spec,
+    address: str,
+    digest: str,
+    key: PrivateKey | None,
+    *,
+    reference: str | None = None,
+    vex: str | None = None,
+) -> dict[str, Any]:
+    """Attach provenance and SBOM to an image at a registry, and with a key a signature and signed claims.
 
     Args:
         spec: the target.
@@ -337,10 +352,12 @@ def attach_referrers(
         digest: of the image there.
         key: what to sign with.
         reference: the local image that was pushed; the target's if None.
+        vex: OpenVEX document about the image's known vulnerabilities.
     Returns:
-        What was attached -> its tag: ``provenance``, ``sbom``, ``signature``.
+        What was attached -> its tag: ``provenance``, ``sbom``, ``signature``; and ``claims``: the kinds of those that
+        the image did not have yet.
     Raises:
-        UserError: what writes SBOMs or signatures is not installed.
+        UserError: what writes SBOMs or signatures is not installed, or ``vex`` is no OpenVEX document.
         StepFailed: the registry refuses.
     """
     # Optional dependencies: programs that only push do not install them.
@@ -349,19 +366,45 @@ def attach_referrers(
     repository = Repository(f"{address}/{NAME}")
     subject = repository.manifest(digest)
     assert subject is not None  # it has just been pushed
-    attached = {}
+    local = reference or str(image_to_push(spec).id)
+    attached: dict[str, Any] = {}
     if provenance.attach(spec.local_name, repository, digest):
         attached["provenance"] = provenance.tag(digest)
     if not referrers.get(repository, digest, "sbom"):
-        local = inventory.local(reference or str(image_to_push(spec).id))
-        sbom.attach(repository, subject, sbom.make(local, spec))
+        sbom.attach(repository, subject, sbom.make(inventory.local(local), spec))
     attached["sbom"] = referrers.tag(digest, "sbom")
     if key is not None:
         from trainyard.release import signature
 
         signature.sign(repository, subject, key)
         attached["signature"] = referrers.tag(digest, "sig")
+        attached["claims"] = _attach_claims(spec, repository, subject, key, local, vex)
     return attached
+
+
+def _attach_claims(
+    spec: Spec, repository: Repository, subject: Manifest, key: PrivateKey, local: str, vex: str | None
+) -> list[str]:
+    """Sign what this host found out about an image, and attach it; the kinds of the claims that are new.
+
+    Args:
+        local: reference of the local image that was pushed.
+    """
+    from trainyard.release import claims, predicates, sbom
+
+    known = claims.check(repository, subject.digest, key.public_key())
+    made = [predicates.signature()]
+    if not any(one.valid and one.kind == "sbom" for one in known):
+        # Not the attached one, which anyone with write access may have replaced.
+        made.append(predicates.sbom(sbom.make(inventory.local(local), spec)))
+    if statement := provenance.statement(spec.local_name, subject.digest):
+        made.append(predicates.provenance(statement))
+    digest = docker_engine.digest(local, made_by=spec.command("image"))
+    passed = state.require(spec.local_name, digest, "verify", "smoke", made_by=spec.command("image"))
+    made += [predicates.verify(passed["verify"]), predicates.smoke(passed["smoke"])]
+    if vex is not None:
+        made.append(predicates.vex(vex))
+    return claims.attach(repository, subject, key, made, known=known)
 
 
 def table(pushed: dict[str, Any]) -> Table:

@@ -29,6 +29,14 @@ SIGNATURE = "dev.cosignproject.cosign/signature"
 #: The payload's ``type``, as cosign writes it.
 _TYPE = "cosign container image signature"
 
+#: Curves of EC keys that cosign takes -> the digest that keys on them sign in Sigstore bundles
+#: (https://github.com/sigstore/architecture-docs/blob/main/algorithm-registry.md).
+CURVES: dict[str, hashes.HashAlgorithm] = {
+    "secp256r1": hashes.SHA256(),
+    "secp384r1": hashes.SHA384(),
+    "secp521r1": hashes.SHA512(),
+}
+
 PrivateKey = ec.EllipticCurvePrivateKey | rsa.RSAPrivateKey | ed25519.Ed25519PrivateKey
 PublicKey = ec.EllipticCurvePublicKey | rsa.RSAPublicKey | ed25519.Ed25519PublicKey
 
@@ -57,6 +65,7 @@ def private_key(path: Path, password: str | None) -> PrivateKey:
         ) from None
     if not isinstance(key, PrivateKey):
         raise UserError(f"COSIGN_KEY={path}: cosign takes EC, RSA and Ed25519 keys")
+    _check_curve(key, f"COSIGN_KEY={path}")
     return key
 
 
@@ -72,7 +81,13 @@ def public_key(path: Path) -> PublicKey:
         raise UserError(f"COSIGN_PUB={path}: not a public key in PEM form: 'openssl pkey -in <key> -pubout'") from None
     if not isinstance(key, PublicKey):
         raise UserError(f"COSIGN_PUB={path}: cosign takes EC, RSA and Ed25519 keys")
+    _check_curve(key, f"COSIGN_PUB={path}")
     return key
+
+
+def _check_curve(key: PrivateKey | PublicKey, given: str) -> None:
+    if isinstance(key, ec.EllipticCurvePrivateKey | ec.EllipticCurvePublicKey) and key.curve.name not in CURVES:
+        raise UserError(f"{given}: cosign takes EC keys on {', '.join(CURVES)}, not on {key.curve.name}")
 
 
 def _pem(path: Path, variable: str) -> bytes:
@@ -98,13 +113,31 @@ def payload(repository: str, digest: str) -> bytes:
     return json.dumps(document, separators=(",", ":")).encode()
 
 
-def signature(key: PrivateKey, data: bytes) -> bytes:
-    """A signature as cosign writes it: of the SHA-256 digest (Ed25519: of the data), RSA with PKCS #1 v1.5."""
+def signature(key: PrivateKey, data: bytes, digest: hashes.HashAlgorithm | None = None) -> bytes:
+    """A signature as cosign writes it: of the SHA-256 digest (Ed25519: of the data), RSA with PKCS #1 v1.5.
+
+    Args:
+        digest: another digest, for EC keys.
+    """
     if isinstance(key, ec.EllipticCurvePrivateKey):
-        return key.sign(data, ec.ECDSA(hashes.SHA256()))
+        return key.sign(data, ec.ECDSA(digest or hashes.SHA256()))
     if isinstance(key, rsa.RSAPrivateKey):
         return key.sign(data, padding.PKCS1v15(), hashes.SHA256())
     return key.sign(data)
+
+
+def signed(key: PublicKey, found: bytes, data: bytes, digest: hashes.HashAlgorithm | None = None) -> bool:
+    """Whether ``found`` is a signature of ``data`` that :func:`signature` makes with the private key of ``key``."""
+    try:
+        if isinstance(key, ec.EllipticCurvePublicKey):
+            key.verify(found, data, ec.ECDSA(digest or hashes.SHA256()))
+        elif isinstance(key, rsa.RSAPublicKey):
+            key.verify(found, data, padding.PKCS1v15(), hashes.SHA256())
+        else:
+            key.verify(found, data)
+    except InvalidSignature:
+        return False
+    return True
 
 
 def valid(key: PublicKey, referrer: Referrer, digest: str) -> bool:
@@ -113,15 +146,9 @@ def valid(key: PublicKey, referrer: Referrer, digest: str) -> bool:
         found = base64.b64decode(referrer.annotations.get(SIGNATURE, ""), validate=True)
         critical = json.loads(referrer.data)["critical"]
         about = critical["type"] == _TYPE and critical["image"]["docker-manifest-digest"] == digest
-        if isinstance(key, ec.EllipticCurvePublicKey):
-            key.verify(found, referrer.data, ec.ECDSA(hashes.SHA256()))
-        elif isinstance(key, rsa.RSAPublicKey):
-            key.verify(found, referrer.data, padding.PKCS1v15(), hashes.SHA256())
-        else:
-            key.verify(found, referrer.data)
-    except (InvalidSignature, binascii.Error, ValueError, KeyError, TypeError):
+    except (binascii.Error, ValueError, KeyError, TypeError):
         return False
-    return referrer.media_type == MEDIA_TYPE and bool(about)
+    return referrer.media_type == MEDIA_TYPE and bool(about) and signed(key, found, referrer.data)
 
 
 def sign(repository: Repository, subject: Manifest, key: PrivateKey) -> str | None:

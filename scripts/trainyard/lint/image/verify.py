@@ -116,7 +116,8 @@ def verify(spec: Spec | None, reference: str | None = None) -> dict[str, Any]:
     Returns:
         ``digest``, ``passed``, ``findings`` and ``notes`` (each a :class:`Finding` as dictionary), ``size`` (bytes),
         ``layers`` (``stage``, ``created_by``, ``digest``, ``diff_id``, ``size``, ``compressed``), ``config``
-        (``digest``, ``size``), ``manifest`` (``size``), ``packages`` (their number), ``seconds``.
+        (``digest``, ``size``), ``manifest`` (``size``), ``packages`` (their number), ``rules`` (ids of those that
+        apply), ``seconds``.
     Raises:
         UserError: there is no such image.
         VerifyFailed: it breaks a rule; the message gives the first finding and the number of the others.
@@ -129,6 +130,7 @@ def verify(spec: Spec | None, reference: str | None = None) -> dict[str, Any]:
     evidence, by_rule = examine(spec, reference)
     found = [one for some in by_rule.values() for one in some]
     failed = [one for one in found if one.fails]
+    rules = core.rules_for(evidence)
     seconds = round(time.monotonic() - started, 1)
     facts = {
         "passed": not failed,
@@ -137,6 +139,7 @@ def verify(spec: Spec | None, reference: str | None = None) -> dict[str, Any]:
         "size": evidence.size,
         **described(evidence.stored),
         "packages": len(evidence.inside.packages),
+        "rules": [one.id for one in rules],
         "seconds": seconds,
     }
     # An image of another target is not one that this target could publish.
@@ -145,7 +148,6 @@ def verify(spec: Spec | None, reference: str | None = None) -> dict[str, Any]:
     console.log.print(_sizes(evidence))
     if spec:
         say(contents.compared(evidence))
-    rules = core.rules_for(evidence)
     title = f"{len(rules)} rules, {len(evidence.inside.packages)} packages, {seconds} s"
     console.log.print(engine.results_table(title, rules, by_rule))
     for one in found:

@@ -87,6 +87,23 @@ def images_exist(job: Evidence) -> Iterator[Finding]:
             )
 
 
+@rule(
+    *KINDS,
+    severity=Severity.REFUSE,
+    source="docs/supply-chain.md#admission-policies (evaluated with --require-signed)",
+)
+def images_are_signed(job: Evidence) -> Iterator[Finding]:
+    """Every image has a valid signature, where signatures are demanded."""
+    for reference, document, location in references(job):
+        if reference in job.unsigned:
+            yield Finding(
+                job.at(*location, document=document),
+                f"{reference} is not signed with the key: {job.unsigned[reference]}",
+                "anyone with write access to the registry may have replaced it; admission policies refuse it",
+                f"push it with a key ({installation.command('push', COSIGN_KEY='signing.pem')})",
+            )
+
+
 def _names_no_registry(reference: str) -> bool:
     try:
         return Reference.parse(reference).names_docker_hub

@@ -9,6 +9,11 @@ from trainyard.lint.jobs import image
 from trainyard.lint.jobs.evidence import Evidence, drop_invalid_fields
 
 
+def references(job: JobFile) -> list[str]:
+    """The images that a job names, once each."""
+    return list(dict.fromkeys(one for one, _, _ in image.references(drop_invalid_fields(Evidence(job)))))
+
+
 def look_up(job: JobFile) -> tuple[dict[str, Contents | None], dict[str, str]]:
     """What is in the images that a job names.
 
@@ -18,7 +23,7 @@ def look_up(job: JobFile) -> tuple[dict[str, Contents | None], dict[str, str]]:
     """
     images: dict[str, Contents | None] = {}
     why: dict[str, str] = {}
-    for reference in dict.fromkeys(one for one, _, _ in image.references(drop_invalid_fields(Evidence(job)))):
+    for reference in references(job):
         try:
             images[reference] = image_metadata.read_contents(reference)
         except ImageNotFoundError as error:

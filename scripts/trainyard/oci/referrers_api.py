@@ -1,0 +1,161 @@
+"""Artifacts that refer to an image at a registry: the referrers of OCI 1.1.
+
+An artifact is a manifest with one document, whose ``subject`` is the image. A registry that has the referrers API lists
+it by the image's digest. For one that has not, such as docker-registry 2.8, clients keep the list as an image index
+under a tag that is named after the digest
+(https://github.com/opencontainers/distribution-spec/blob/main/spec.md#referrers-tag-schema).
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+from urllib.parse import quote
+
+from trainyard import state
+from trainyard.console import StepFailed
+from trainyard.oci.image_index import INDEX, is_index
+from trainyard.oci.referrers import put_blob
+from trainyard.oci.registry import MAX_ATTEMPTS, Manifest, Repository, sha256
+
+_MANIFEST = "application/vnd.oci.image.manifest.v1+json"
+
+#: Type of the artifacts that hold a signed claim: Sigstore bundles
+#: (https://github.com/sigstore/cosign/blob/main/specs/BUNDLE_SPEC.md).
+BUNDLE = "application/vnd.dev.sigstore.bundle.v0.3+json"
+
+#: The configuration of a manifest that needs none
+#: (https://github.com/opencontainers/image-spec/blob/main/manifest.md#guidance-for-an-empty-descriptor).
+_EMPTY, _EMPTY_TYPE = b"{}", "application/vnd.oci.empty.v1+json"
+
+
+@dataclass(frozen=True)
+class Artifact:
+    """A document that refers to an image; ``media_type`` is the type of the document and of the artifact."""
+
+    data: bytes
+    media_type: str
+    annotations: dict[str, str] = field(default_factory=dict)
+
+
+def list_tag(digest: str) -> str:
+    """The tag of the list that clients keep for a registry without the referrers API."""
+    algorithm, _, encoded = digest.partition(":")
+    return f"{algorithm[:32]}-{encoded[:64]}"
+
+
+def attach(repository: Repository, subject: Manifest, artifacts: Sequence[Artifact]) -> list[str]:
+    """Attach artifacts to the image ``subject``, in addition to those that it has; the digests of their manifests.
+
+    Raises:
+        StepFailed: the registry cannot be reached or refuses.
+    """
+    manifests = [_manifest(artifact, subject) for artifact in artifacts]
+    for data in [_EMPTY, *(artifact.data for artifact in artifacts)] if artifacts else []:
+        put_blob(repository, data)
+    unlisted = [one for one in manifests if repository.put(one, one.digest) != subject.digest]
+    if unlisted:
+        _add_to_list(repository, subject.digest, [_descriptor(one) for one in unlisted])
+    return [one.digest for one in manifests]
+
+
+def _manifest(artifact: Artifact, subject: Manifest) -> Manifest:
+    document = {
+        "schemaVersion": 2,
+        "mediaType": _MANIFEST,
+        "artifactType": artifact.media_type,
+        "config": {"mediaType": _EMPTY_TYPE, "digest": sha256(_EMPTY), "size": len(_EMPTY)},
+        "layers": [
+            {"mediaType": artifact.media_type, "digest": sha256(artifact.data), "size": len(artifact.data)},
+        ],
+        "subject": {"mediaType": subject.media_type, "digest": subject.digest, "size": len(subject.body)},
+        "annotations": artifact.annotations,
+    }
+    return Manifest.of(document, _MANIFEST)
+
+
+def _descriptor(manifest: Manifest) -> dict[str, Any]:
+    """What the list of an image's referrers says of a manifest."""
+    document = json.loads(manifest.body)
+    return {
+        "mediaType": manifest.media_type,
+        "digest": manifest.digest,
+        "size": len(manifest.body),
+        "artifactType": document["artifactType"],
+        "annotations": document["annotations"],
+    }
+
+
+def _add_to_list(repository: Repository, digest: str, descriptors: Sequence[dict[str, Any]]) -> None:
+    """Add descriptors to the list of an image's referrers.
+
+    Registries have no transactions. Processes of this host take turns. If a process of another host writes the list at
+    the same time, the next reading shows that the descriptors are missing, and they are added again. What is lost is
+    at most the other process's addition, if it does not read the list again.
+
+    Raises:
+        StepFailed: the tag is that of something else, or other processes write the list all the time.
+    """
+    tag = list_tag(digest)
+    with state.file_lock(f"referrers-{tag}"):
+        for _ in range(MAX_ATTEMPTS):
+            listed = _by_tag(repository, digest)
+            if listed is None:
+                raise StepFailed(f"{repository.name}:{tag} is not a list of referrers: delete that tag")
+            known = {one.get("digest") for one in listed}
+            missing = [one for one in descriptors if one["digest"] not in known]
+            if not missing:
+                return
+            index = {"schemaVersion": 2, "mediaType": INDEX, "manifests": [*listed, *missing]}
+            repository.put(Manifest.of(index, INDEX), tag)
+    raise StepFailed(f"{repository.name}:{tag}, the list of referrers, is overwritten by other processes: try again")
+
+
+def _by_tag(repository: Repository, digest: str) -> list[dict[str, Any]] | None:
+    """The list of an image's referrers that clients keep, empty if there is none; None if the tag is another's."""
+    found = repository.manifest(list_tag(digest))
+    if found is None:
+        return []
+    document = json.loads(found.body)
+    return list(document["manifests"] or []) if is_index(document) else None
+
+
+def _listed(repository: Repository, digest: str, media_type: str) -> list[dict[str, Any]]:
+    """The descriptors of the artifacts of a type that refer to an image."""
+    pages = list(repository.pages(f"referrers/{digest}?artifactType={quote(media_type, safe='')}"))
+    if pages:
+        found = [one for page in pages for one in page.get("manifests") or []]
+    else:
+        found = _by_tag(repository, digest) or []
+    # A registry need not filter, and the list under the tag has all types.
+    return [one for one in found if one.get("artifactType") == media_type]
+
+
+def get(repository: Repository, digest: str, media_type: str) -> dict[str, Artifact]:
+    """The artifacts of a type that refer to the image ``digest``, by the digests of their manifests.
+
+    A manifest that was deleted since it was listed is left out, and so is one with another number of documents.
+
+    Raises:
+        StepFailed: the registry cannot be reached or refuses.
+    """
+    found = {}
+    for descriptor in _listed(repository, digest, media_type):
+        manifest = repository.manifest(str(descriptor["digest"]))
+        document = json.loads(manifest.body) if manifest else {}
+        match document.get("layers"):
+            case [{"mediaType": str(kind), "digest": str(blob)}] if manifest:
+                data = repository.request("GET", f"blobs/{blob}").content
+                found[manifest.digest] = Artifact(data, kind, dict(document.get("annotations") or {}))
+    return found
+
+
+def copy(subject: Manifest, source: Repository, destination: Repository, media_type: str) -> None:
+    """Attach the artifacts of a type to the same image in another repository.
+
+    Raises:
+        StepFailed: the registry cannot be reached or refuses.
+    """
+    attach(destination, subject, list(get(source, subject.digest, media_type).values()))

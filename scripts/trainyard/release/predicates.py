@@ -1,0 +1,244 @@
+"""What the claims about an image say: the predicates of in-toto statements.
+
+https://github.com/in-toto/attestation/blob/main/spec/v1/statement.md
+"""
+
+from __future__ import annotations
+
+import datetime
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import trainyard
+from trainyard import installation
+from trainyard.console import UserError
+from trainyard.image import provenance as buildkit
+from trainyard.state import SmokeResult, VerifyResult
+
+_TEST_RESULT = "https://in-toto.io/attestation/test-result/v0.1"
+
+#: Kind of claim -> predicate type. cosign's names for some of the types are in docs/supply-chain.md.
+TYPES = {
+    "signature": "https://sigstore.dev/cosign/sign/v1",  # what 'cosign sign' writes: it says nothing more
+    "sbom": "https://cyclonedx.org/bom",
+    "provenance": f"{buildkit.SLSA}v1",
+    "verify": _TEST_RESULT,
+    "smoke": _TEST_RESULT,
+    "vex": "https://openvex.dev/ns",
+    "summary": "https://slsa.dev/verification_summary/v1",
+}
+
+#: The kinds of claims about an image, each of which has a document.
+ABOUT_IMAGES = ("sbom", "provenance", "verify", "smoke", "vex")
+
+#: Who builds, where BuildKit names none; SLSA requires a name.
+BUILDER = "https://trainyard.io/builder@v1"
+
+#: Who writes verification summaries, and by which policy; the claims that were demanded follow as a query.
+VERIFIER, POLICY = "https://trainyard.io/promote@v1", "https://trainyard.io/policies/promote@v1"
+
+#: Provenance of version 1 by BuildKit
+#: (https://github.com/moby/buildkit/blob/master/docs/attestations/slsa-definitions.md).
+_BUILD_TYPE = "https://github.com/moby/buildkit/blob/master/docs/attestations/slsa-definitions.md"
+
+#: Levels of the smoke test, in the order in which an image reaches them.
+_LEVELS = ("started", "ran", "trained")
+
+#: What else a smoke test found out -> the name of that test.
+_TESTS = {
+    "accuracy": "accuracy",
+    "resumed_from": "resume",
+    "continued_from": "continue",
+    "writes_output": "output",
+    "seconds_to_stop": "stop",
+    "tpu_states": "tpu-address",
+}
+
+
+@dataclass(frozen=True)
+class Claim:
+    """A document about an image, to be signed: ``kind`` is one of :data:`TYPES`."""
+
+    kind: str
+    predicate: Mapping[str, Any]
+
+
+def kind_of(predicate_type: str, predicate: Mapping[str, Any]) -> str:
+    """The kind of a claim; the predicate type for one that Trainyard does not make."""
+    if predicate_type == _TEST_RESULT:
+        match predicate.get("configuration"):
+            case [{"name": "trainyard-verify"}, *_]:
+                return "verify"
+            case [{"name": "trainyard-smoke"}, *_]:
+                return "smoke"
+        return predicate_type
+    return next((kind for kind, one in TYPES.items() if one == predicate_type), predicate_type)
+
+
+def says_failed(kind: str, predicate: Mapping[str, Any]) -> bool:
+    """Whether a claim is the result of a test that did not pass."""
+    return TYPES.get(kind) == _TEST_RESULT and predicate.get("result") not in ("PASSED", "WARNED")
+
+
+def signature() -> Claim:
+    """That the signer has seen the image."""
+    return Claim("signature", {})
+
+
+def sbom(text: str) -> Claim:
+    """What is in an image, from a CycloneDX document."""
+    return Claim("sbom", json.loads(text))
+
+
+def vex(text: str) -> Claim:
+    """Which known vulnerabilities affect an image, from an OpenVEX document.
+
+    Raises:
+        UserError: it is not one.
+    """
+    try:
+        document = json.loads(text)
+    except ValueError as error:
+        raise UserError(f"the OpenVEX document is not JSON: {error}") from None
+    if not isinstance(document, dict) or not str(document.get("@context")).startswith(TYPES["vex"]):
+        raise UserError(f"the OpenVEX document has no '@context' that starts with {TYPES['vex']}")
+    return Claim("vex", document)
+
+
+def read_vex(path: Path) -> str:
+    """The text of a file with an OpenVEX document.
+
+    Raises:
+        UserError: it cannot be read, or it is not one.
+    """
+    try:
+        text = path.read_text(encoding="utf-8")
+        vex(text)
+    except OSError as error:
+        raise UserError(f"{path}: {error.strerror}") from None
+    except (UserError, UnicodeDecodeError) as error:
+        raise UserError(f"{path}: {error}") from None
+    return text
+
+
+def _test_result(name: str, passed: Iterable[str], warned: Iterable[str] = ()) -> Claim:
+    """That an image passed a test (https://github.com/in-toto/attestation/blob/main/spec/predicates/test-result.md)."""
+    tests = {"passedTests": sorted(passed), "warnedTests": sorted(warned), "failedTests": []}
+    tool = {"name": f"trainyard-{name}", "uri": f"pkg:pypi/trainyard-images@{trainyard.__version__}"}
+    return Claim(name, {"result": "WARNED" if tests["warnedTests"] else "PASSED", "configuration": [tool], **tests})
+
+
+def verify(result: VerifyResult) -> Claim:
+    """Which rules an image meets that passed verify; a rule with a note is a warning."""
+    warned = {str(one["rule"]) for one in result.get("notes", [])}
+    return _test_result("verify", set(result.get("rules", [])) - warned, warned)
+
+
+def smoke(result: SmokeResult) -> Claim:
+    """How far an image was tested that passed the smoke test."""
+    level = result.get("level")
+    reached = _LEVELS[: _LEVELS.index(level) + 1] if level in _LEVELS else ()
+    found = {key for key, value in result.items() if value is not False}
+    return _test_result("smoke", [*reached, *(test for key, test in _TESTS.items() if key in found)])
+
+
+def summary(resource: str, kinds: Sequence[str], inputs: Iterable[str], now: datetime.datetime) -> Claim:
+    """That the claims about an image were verified (https://slsa.dev/spec/v1.0/verification_summary).
+
+    Provenance that is signed by whoever builds is SLSA's build level 1.
+
+    Args:
+        resource: the image, as a package URL.
+        kinds: of the claims that were demanded, all of which are valid.
+        inputs: digests of the artifacts with those claims.
+    """
+    level = 1 if "provenance" in kinds else 0
+    predicate = {
+        "verifier": {"id": VERIFIER, "version": {"trainyard": trainyard.__version__}},
+        "timeVerified": rfc_3339(now),
+        "resourceUri": resource,
+        "policy": {"uri": f"{POLICY}?claims={','.join(kinds)}"},
+        "inputAttestations": [{"digest": dict([one.split(":", 1)])} for one in inputs],
+        "verificationResult": "PASSED",
+        "verifiedLevels": [f"SLSA_BUILD_LEVEL_{level}"],
+        "slsaVersion": "1.0",
+    }
+    return Claim("summary", predicate)
+
+
+def rfc_3339(time: datetime.datetime) -> str:
+    """A time in UTC, as ``2026-11-23T16:00:00Z``."""
+    return time.astimezone(datetime.UTC).isoformat(timespec="seconds").replace("+00:00", "Z")
+
+
+def kinds_in(text: str) -> list[str]:
+    """The kinds of claims in a text such as ``sbom,provenance``.
+
+    Raises:
+        UserError: it names none, or one that is no kind of claim about an image.
+    """
+    kinds = [one.strip() for one in text.split(",") if one.strip()]
+    if not kinds or not set(kinds) <= set(ABOUT_IMAGES):
+        given = installation.option("CLAIMS", repr(text))
+        raise UserError(f"{given}: give some of {','.join(ABOUT_IMAGES)}, separated by commas")
+    return kinds
+
+
+def provenance(statement: Mapping[str, Any]) -> Claim:
+    """How an image was built, from BuildKit's statement, as SLSA 1.0 has it.
+
+    Older versions of BuildKit write version 0.2. Its fields become those that BuildKit itself writes in version 1.
+    """
+    predicate = statement["predicate"]
+    if statement["predicateType"] != TYPES["provenance"]:
+        predicate = _version_1(predicate)
+    details = predicate["runDetails"]
+    builder = details["builder"] | {"id": details["builder"].get("id") or BUILDER}
+    return Claim("provenance", predicate | {"runDetails": details | {"builder": builder}})
+
+
+def _version_1(old: Mapping[str, Any]) -> dict[str, Any]:
+    """Provenance of version 0.2 as version 1."""
+    invocation, metadata = old["invocation"], old.get("metadata", {})
+    source, completeness = invocation.get("configSource", {}), metadata.get("completeness", {})
+    environment = dict(invocation.get("environment", {}))
+    internal = {"builderPlatform": environment.pop("platform", ""), **environment}
+    return {
+        "buildDefinition": {
+            "buildType": _BUILD_TYPE,
+            "externalParameters": {
+                "configSource": _renamed(source, {"uri": "uri", "digest": "digest", "entryPoint": "path"}),
+                "request": invocation.get("parameters", {}),
+            },
+            "internalParameters": internal | _renamed(old, {"buildConfig": "buildConfig"}),
+            "resolvedDependencies": list(old.get("materials", [])),
+        },
+        "runDetails": {
+            "builder": dict(old["builder"]),
+            "metadata": {
+                **_renamed(
+                    metadata,
+                    {
+                        "buildInvocationID": "invocationId",
+                        "buildStartedOn": "startedOn",
+                        "buildFinishedOn": "finishedOn",
+                        "https://mobyproject.org/buildkit@v1#metadata": "buildkit_metadata",
+                        "https://mobyproject.org/buildkit@v1#hermetic": "buildkit_hermetic",
+                        "reproducible": "buildkit_reproducible",
+                    },
+                ),
+                "buildkit_completeness": {
+                    "request": bool(completeness.get("parameters")),
+                    "resolvedDependencies": bool(completeness.get("materials")),
+                },
+            },
+        },
+    }
+
+
+def _renamed(found: Mapping[str, Any], names: Mapping[str, str]) -> dict[str, Any]:
+    """The fields of ``found`` that ``names`` lists, under their new names."""
+    return {new: found[old] for old, new in names.items() if old in found}

@@ -1,0 +1,657 @@
+"""Signed claims about an image verify with libraries that are not ours, and do not when a byte changes."""
+
+from __future__ import annotations
+
+import base64
+import json
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import docker.errors
+import pytest
+from cryptography.hazmat.primitives.asymmetric import ec, ed25519, rsa
+from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat, PublicFormat
+from packageurl import PackageURL
+from securesystemslib.exceptions import VerificationError
+from tests.claims import BUILDKIT, CLAIMS, verified
+from tests.fakes.registry import Registry, sha256
+
+from trainyard import state
+from trainyard.console import StepFailed, UserError
+from trainyard.image import provenance
+from trainyard.oci import docker_engine, image_index, referrers_api
+from trainyard.oci.inventory import Image
+from trainyard.oci.referrers_api import Artifact
+from trainyard.oci.registry import Manifest, Repository
+from trainyard.release import bundle, claims, predicates, publish, signature
+from trainyard.release.predicates import Claim
+from trainyard.release.signature import PrivateKey
+from trainyard.spec import model
+from trainyard.spec.architectures import AMD64, ARM64
+
+SUBJECT = Manifest.of({"schemaVersion": 2}, "application/vnd.oci.image.manifest.v1+json")
+DIGEST = SUBJECT.digest
+KEYS: dict[str, Callable[[], PrivateKey]] = {
+    "p256": lambda: ec.generate_private_key(ec.SECP256R1()),
+    "p384": lambda: ec.generate_private_key(ec.SECP384R1()),
+    "p521": lambda: ec.generate_private_key(ec.SECP521R1()),
+    "rsa": lambda: rsa.generate_private_key(65537, 2048),
+    "ed25519": ed25519.Ed25519PrivateKey.generate,
+}
+
+
+@pytest.fixture
+def registry(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Registry]:
+    monkeypatch.setattr(state, "STATE", tmp_path / "state")
+    with Registry() as fake:
+        yield fake
+
+
+@pytest.fixture
+def place(registry: Registry) -> Repository:
+    return Repository(f"{registry.host}/ml/trainyard")
+
+
+@pytest.fixture
+def key() -> PrivateKey:
+    return KEYS["p256"]()
+
+
+def bundles(place: Repository) -> dict[str, bytes]:
+    """Digest of an artifact -> its bundle."""
+    return {name: one.data for name, one in referrers_api.get(place, DIGEST, referrers_api.BUNDLE).items()}
+
+
+def changed(data: bytes, change: Callable[[dict[str, Any]], None]) -> bytes:
+    """A bundle whose statement was changed; its signature is that of the statement before."""
+    document = json.loads(data)
+    statement = json.loads(base64.b64decode(document["dsseEnvelope"]["payload"]))
+    change(statement)
+    document["dsseEnvelope"]["payload"] = base64.b64encode(json.dumps(statement).encode()).decode()
+    return json.dumps(document).encode()
+
+
+# --- with libraries that are not ours ------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", KEYS)
+def test_every_claim_verifies_with_other_libraries(kind: str, place: Repository) -> None:
+    key = KEYS[kind]()
+    assert claims.attach(place, SUBJECT, key, CLAIMS) == [one.kind for one in CLAIMS]
+    statements = [verified(data, key.public_key()) for data in bundles(place).values()]
+    assert statements == [
+        {
+            "_type": "https://in-toto.io/Statement/v1",
+            "subject": [{"name": place.name, "digest": {"sha256": DIGEST[7:]}}],
+            "predicateType": predicates.TYPES[one.kind],
+            "predicate": one.predicate,
+        }
+        for one in CLAIMS
+    ]
+    found = claims.check(place, DIGEST, key.public_key())
+    assert [(one.kind, one.problem) for one in found] == [(one.kind, "") for one in CLAIMS]
+
+
+def flip_signature(data: bytes) -> bytes:
+    document = json.loads(data)
+    (signature,) = document["dsseEnvelope"]["signatures"]
+    raw = bytearray(base64.b64decode(signature["sig"]))
+    raw[-1] ^= 1
+    signature["sig"] = base64.b64encode(raw).decode()
+    return json.dumps(document).encode()
+
+
+CHANGES: dict[str, Callable[[bytes], bytes]] = {
+    "signature": flip_signature,
+    "subject": lambda data: changed(data, lambda one: one["subject"][0]["digest"].update(sha256="00" * 32)),
+    "predicate": lambda data: changed(data, lambda one: one["predicate"].update(more=1)),
+    "predicate type": lambda data: changed(data, lambda one: one.update(predicateType="https://example.com")),
+    "payload type": lambda data: data.replace(b"application/vnd.in-toto+json", b"application/vnd.in-toto+jsom"),
+}
+
+
+@pytest.mark.parametrize("claim", CLAIMS, ids=lambda one: one.kind)
+@pytest.mark.parametrize("change", CHANGES)
+def test_a_change_is_refused_by_other_libraries_and_by_us_in_one_line(
+    change: str, claim: Claim, place: Repository, key: PrivateKey
+) -> None:
+    data = CHANGES[change](bundle.seal(key, claims.statement(place, DIGEST, claim)))
+    with pytest.raises(VerificationError, match="Accepted signatures do not match threshold"):
+        verified(data, key.public_key())
+    referrers_api.attach(place, SUBJECT, [Artifact(data, referrers_api.BUNDLE)])
+    (found,) = claims.check(place, DIGEST, key.public_key())
+    assert not found.valid and not found.foreign and "\n" not in str(found)
+    with pytest.raises(StepFailed, match=f"has no claim '{claim.kind}' that is signed with this key") as refused:
+        claims.require(place, DIGEST, key.public_key(), [claim.kind])
+    assert "\n" not in str(refused.value)
+
+
+def test_no_change_of_one_byte_gives_another_statement(key: PrivateKey) -> None:
+    payload = b'{"_type": "https://in-toto.io/Statement/v1"}'
+    data = bundle.seal(key, payload)
+    assert bundle.open_with(key.public_key(), data) == bundle.Opened(payload)
+    start = data.index(b"dsseEnvelope")
+    for position in range(start, len(data)):
+        other = bytearray(data)
+        other[position] ^= 1
+        opened = bundle.open_with(key.public_key(), bytes(other))
+        assert opened.problem, f"{bytes(other[start:])!r} is taken"
+
+
+# --- at a registry -------------------------------------------------------------------------------------------------
+
+
+def test_claims_are_stored_where_cosign_looks_for_them(registry: Registry, place: Repository, key: PrivateKey) -> None:
+    """https://github.com/sigstore/cosign/blob/main/specs/BUNDLE_SPEC.md"""
+    claims.attach(place, SUBJECT, key, [CLAIMS[1]])
+    (one,) = registry.referrers(DIGEST)
+    assert one["artifactType"] == "application/vnd.dev.sigstore.bundle.v0.3+json"
+    created = one["annotations"].pop("org.opencontainers.image.created")
+    assert created.endswith("Z")
+    assert one["annotations"] == {
+        "dev.sigstore.bundle.content": "dsse-envelope",
+        "dev.sigstore.bundle.predicateType": "https://cyclonedx.org/bom",
+    }
+    manifest = json.loads(registry.manifests[one["digest"]][1])
+    data = registry.blobs[manifest["layers"][0]["digest"]]
+    document = json.loads(data)
+    assert document["mediaType"] == manifest["layers"][0]["mediaType"] == manifest["artifactType"]
+    hint = document["verificationMaterial"]["publicKey"]["hint"]
+    assert document["dsseEnvelope"]["signatures"][0]["keyid"] == hint
+
+
+def test_a_claim_is_attached_once_and_a_new_document_in_addition(place: Repository, key: PrivateKey) -> None:
+    newer = predicates.vex('{"@context": "https://openvex.dev/ns/v0.2.0", "statements": [], "version": 2}')
+    claims.attach(place, SUBJECT, key, CLAIMS)
+    assert claims.attach(place, SUBJECT, key, [*CLAIMS, newer]) == ["vex"]
+    assert claims.attach(place, SUBJECT, key, [*CLAIMS, newer]) == []
+    assert claims.attach(place, SUBJECT, KEYS["ed25519"](), [newer]) == ["vex"], "another signer makes another claim"
+
+
+def test_a_claim_about_another_image_is_not_one_about_this_image(place: Repository, key: PrivateKey) -> None:
+    theirs = claims.statement(place, sha256(b"another image"), CLAIMS[1])
+    referrers_api.attach(place, SUBJECT, [Artifact(bundle.seal(key, theirs), referrers_api.BUNDLE)])
+    (found,) = claims.check(place, DIGEST, key.public_key())
+    assert str(found) == f"sbom: about {sha256(b'another image')[:19]}, not about this image"
+    with pytest.raises(StepFailed, match=r"about sha256:.*, not about this image"):
+        claims.require(place, DIGEST, key.public_key(), ["sbom"])
+
+
+def test_claims_of_another_key_do_not_count_and_do_not_harm(place: Repository, key: PrivateKey) -> None:
+    other = KEYS["p256"]()
+    claims.attach(place, SUBJECT, other, CLAIMS)
+    found = claims.check(place, DIGEST, key.public_key())
+    assert {(one.problem, one.foreign) for one in found} == {("signed with another key", True)}
+    with pytest.raises(StepFailed, match="has no claim 'smoke' that is signed with this key: signed with another key"):
+        claims.require(place, DIGEST, key.public_key(), ["smoke"])
+    claims.attach(place, SUBJECT, key, CLAIMS)
+    kinds = list(predicates.ABOUT_IMAGES)
+    assert [one.kind for one in claims.require(place, DIGEST, key.public_key(), kinds)] == kinds
+
+
+def test_a_claim_that_a_test_failed_is_no_claim_that_it_passed(place: Repository, key: PrivateKey) -> None:
+    passed = CLAIMS[4]
+    failed = Claim("smoke", {**passed.predicate, "result": "FAILED"})
+    claims.attach(place, SUBJECT, key, [passed, failed])
+    with pytest.raises(StepFailed, match="the claim 'smoke' says that the test failed"):
+        claims.require(place, DIGEST, key.public_key(), ["smoke"])
+
+
+@pytest.mark.parametrize(
+    ("data", "words"),
+    [
+        (b"no JSON", "no bundle with a signed statement"),
+        (b'{"mediaType": "x", "messageSignature": {}}', "no bundle with a signed statement"),
+        (b"[]", "no bundle with a signed statement"),
+    ],
+)
+def test_what_is_no_bundle_is_one_line(data: bytes, words: str, place: Repository, key: PrivateKey) -> None:
+    referrers_api.attach(place, SUBJECT, [Artifact(data, referrers_api.BUNDLE)])
+    (found,) = claims.check(place, DIGEST, key.public_key())
+    assert words in str(found) and "\n" not in str(found)
+
+
+def test_a_signed_text_that_is_no_statement_is_one_line(place: Repository, key: PrivateKey) -> None:
+    data = [bundle.seal(key, b"no statement"), bundle.seal(key, b'{"_type": "x", "subject": [], "predicateType": "y"}')]
+    referrers_api.attach(place, SUBJECT, [Artifact(one, referrers_api.BUNDLE) for one in data])
+    found = claims.check(place, DIGEST, key.public_key())
+    assert [one.problem for one in found] == [
+        "its content is no in-toto statement",
+        "a statement of type x, not https://in-toto.io/Statement/v1",
+    ]
+
+
+# --- what claims say -----------------------------------------------------------------------------------------------
+
+
+def test_provenance_of_an_older_buildkit_becomes_that_of_slsa_1() -> None:
+    """As BuildKit converts it: https://github.com/moby/buildkit/blob/master/solver/llbsolver/provenance/types/types.go"""
+    old = BUILDKIT["predicate"]
+    assert predicates.provenance(BUILDKIT).predicate == {
+        "buildDefinition": {
+            "buildType": "https://github.com/moby/buildkit/blob/master/docs/attestations/slsa-definitions.md",
+            "externalParameters": {
+                "configSource": {"path": "Dockerfile"},
+                "request": old["invocation"]["parameters"],
+            },
+            "internalParameters": {"builderPlatform": "linux/amd64", "buildConfig": old["buildConfig"]},
+            "resolvedDependencies": old["materials"],
+        },
+        "runDetails": {
+            "builder": {"id": predicates.BUILDER},
+            "metadata": {
+                "invocationId": "r68q",
+                "startedOn": "2026-11-23T04:47:58.216820274Z",
+                "finishedOn": "2026-11-23T04:47:58.384100362Z",
+                "buildkit_metadata": {"vcs": {"revision": "2476aa0"}},
+                "buildkit_reproducible": False,
+                "buildkit_completeness": {"request": True, "resolvedDependencies": False},
+            },
+        },
+    }
+
+
+def test_provenance_of_slsa_1_stays_as_it_is() -> None:
+    made = predicates.provenance(BUILDKIT).predicate
+    details = made["runDetails"] | {"builder": {"id": "https://example.com/theirs"}}
+    newer = {"predicateType": "https://slsa.dev/provenance/v1", "predicate": made | {"runDetails": details}}
+    assert predicates.provenance(newer).predicate == newer["predicate"]
+
+
+def record_provenance(digest: str) -> None:
+    """Keep what BuildKit writes, as a build does."""
+    layer, config = json.dumps(BUILDKIT), "{}"
+    manifest = json.dumps(
+        {
+            "config": {"digest": sha256(config.encode()), "size": 2},
+            "layers": [{"digest": sha256(layer.encode()), "size": len(layer)}],
+        }
+    )
+    annotations = {"vnd.docker.reference.type": "attestation-manifest", "vnd.docker.reference.digest": digest}
+    entry = {"mediaType": SUBJECT.media_type, "digest": sha256(manifest.encode()), "annotations": annotations}
+    index = json.dumps({"mediaType": image_index.INDEX, "manifests": [entry]})
+    documents = {sha256(one.encode()): one for one in (index, manifest, config, layer)}
+    state.record("tf-cpu", "provenance", digest, {"passed": True, "documents": documents})
+
+
+def test_the_statement_of_the_provenance_is_found_among_its_documents(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(state, "STATE", tmp_path)
+    assert provenance.statement("tf-cpu", DIGEST) is None
+    record_provenance(DIGEST)
+    assert provenance.statement("tf-cpu", DIGEST) == BUILDKIT
+
+
+def test_a_rule_with_a_note_is_a_warning() -> None:
+    note = {"rule": "sizes", "what": "too big"}
+    found = predicates.verify({"digest": DIGEST, "passed": True, "rules": ["labels", "sizes"], "notes": [note]})
+    assert (found.predicate["result"], found.predicate["passedTests"]) == ("WARNED", ["labels"])
+    assert found.predicate["warnedTests"] == ["sizes"]
+
+
+@pytest.mark.parametrize(
+    ("result", "tests"),
+    [
+        ({"level": "started", "writes_output": False, "seconds_to_stop": 0.0}, ["started", "stop"]),
+        ({"level": "ran", "writes_output": True}, ["output", "ran", "started"]),
+        (
+            {"level": "trained", "accuracy": 98.9, "resumed_from": 43, "seconds_to_stop": 0.3},
+            ["accuracy", "ran", "resume", "started", "stop", "trained"],
+        ),
+    ],
+)
+def test_the_claim_of_the_smoke_test_says_how_far_the_image_was_tested(result: Any, tests: list[str]) -> None:
+    found = predicates.smoke({"digest": DIGEST, "passed": True, **result})
+    assert (found.predicate["result"], found.predicate["passedTests"]) == ("PASSED", tests)
+
+
+@pytest.mark.parametrize("text", ["no JSON", "[]", '{"@context": "https://example.com"}'])
+def test_what_is_no_openvex_document_is_refused(text: str) -> None:
+    with pytest.raises(UserError, match="the OpenVEX document") as refused:
+        predicates.vex(text)
+    assert "\n" not in str(refused.value)
+
+
+def test_test_results_of_others_keep_their_type() -> None:
+    kind = predicates.kind_of(predicates.TYPES["smoke"], {"configuration": [{"name": "theirs"}]})
+    assert kind == predicates.TYPES["smoke"]
+
+
+# --- sign and push -------------------------------------------------------------------------------------------------
+
+Command = Callable[..., tuple[int, str, str]]
+
+
+def put_image(registry: Registry, architecture: str = "amd64", labels: dict[str, str] | None = None) -> Manifest:
+    """An image without layers at the registry."""
+    about = {"os": "linux", "architecture": architecture, "config": {"Labels": labels}}
+    config = json.dumps(about).encode()
+    registry.blobs[sha256(config)] = config
+    entry = {"digest": sha256(config), "size": len(config)}
+    image = Manifest.of({"schemaVersion": 2, "config": entry, "layers": []}, SUBJECT.media_type)
+    registry.put_manifest(image.digest, image.media_type, image.body)
+    return image
+
+
+@pytest.fixture
+def files(key: PrivateKey, tmp_path: Path) -> dict[str, str]:
+    """The variables that name the key's files."""
+    private = key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption())
+    public = key.public_key().public_bytes(Encoding.PEM, PublicFormat.SubjectPublicKeyInfo)
+    (tmp_path / "signing.pem").write_bytes(private)
+    (tmp_path / "signing.pub").write_bytes(public)
+    return {"COSIGN_KEY": str(tmp_path / "signing.pem"), "COSIGN_PUB": str(tmp_path / "signing.pub")}
+
+
+def test_sign_makes_a_claim_too_and_lists_what_there_is(
+    registry: Registry, place: Repository, files: dict[str, str], key: PrivateKey, trainyard: Command
+) -> None:
+    image = put_image(registry)
+    reference = f"{place.name}@{image.digest}"
+    assert trainyard("sign", IMAGE=reference, COSIGN_KEY=files["COSIGN_KEY"])[2] == f"{reference} is signed\n"
+    claims.attach(place, image, KEYS["p256"](), [CLAIMS[1]])
+    status, out, err = trainyard("sign", "--json", IMAGE=reference, COSIGN_PUB=files["COSIGN_PUB"])
+    assert (status, err.splitlines()) == (
+        0,
+        ["  signature: signed with this key", "  sbom: signed with another key", f"{reference}: 2 valid signatures"],
+    )
+    made = [(one["platform"], one["kind"], one["valid"]) for one in json.loads(out)["claims"]]
+    assert made == [(None, "signature", True), (None, "sbom", False)]
+    again = trainyard("sign", IMAGE=reference, COSIGN_KEY=files["COSIGN_KEY"])
+    assert again[2] == f"{reference} is already signed with this key\n"
+
+
+def test_a_signature_in_either_form_is_enough(registry: Registry, place: Repository, key: PrivateKey) -> None:
+    image = put_image(registry)
+    with pytest.raises(StepFailed, match="has no signature"):
+        claims.signatures(place, image.digest, key.public_key())
+    claims.attach(place, image, key, [predicates.signature()])
+    assert claims.signatures(place, image.digest, key.public_key()) == 1
+    signature.sign(place, image, key)
+    assert claims.signatures(place, image.digest, key.public_key()) == 2
+
+
+def test_a_changed_claim_fails_sign_in_one_line(
+    registry: Registry, place: Repository, files: dict[str, str], key: PrivateKey, trainyard: Command
+) -> None:
+    image = put_image(registry)
+    signature.sign(place, image, key)
+    data = CHANGES["predicate"](bundle.seal(key, claims.statement(place, image.digest, CLAIMS[1])))
+    referrers_api.attach(place, image, [Artifact(data, referrers_api.BUNDLE)])
+    status, out, err = trainyard("sign", IMAGE=f"{place.name}@{image.digest}", COSIGN_PUB=files["COSIGN_PUB"])
+    assert (status, out) == (1, "")
+    problem = "sbom: its signature does not match its content: one of them was changed"
+    assert err.splitlines() == [f"  {problem}", f"sign: not a valid claim: {problem}"]
+
+
+def test_of_an_image_index_the_claims_of_its_images_are_listed(
+    registry: Registry, place: Repository, files: dict[str, str], key: PrivateKey, trainyard: Command
+) -> None:
+    images = {AMD64: put_image(registry, "amd64"), ARM64: put_image(registry, "arm64")}
+    index = image_index.make(images, {})
+    registry.put_manifest("both", index.media_type, index.body)
+    claims.attach(place, index, key, [predicates.signature()])
+    claims.attach(place, images[ARM64], key, [CLAIMS[1]])
+    status, _, err = trainyard("sign", IMAGE=f"{place.name}:both", COSIGN_PUB=files["COSIGN_PUB"])
+    assert status == 0
+    assert err.splitlines()[:2] == ["  signature: signed with this key", "  linux/arm64 sbom: signed with this key"]
+
+
+@pytest.fixture
+def pushed(registry: Registry, monkeypatch: pytest.MonkeyPatch) -> Manifest:
+    """An image that passed on this host and was pushed; its SBOM is that of an image without packages."""
+    image = put_image(registry)
+    state.record("tf-cpu", "verify", image.digest, {"passed": True, "rules": ["labels"], "notes": []})
+    state.record("tf-cpu", "smoke", image.digest, {"passed": True, "level": "trained"})
+    found = Image("trainyard:tf-cpu", image.digest, {}, {}, (), {})
+    monkeypatch.setattr(publish, "image_to_push", lambda _: SimpleNamespace(id=image.digest))
+    monkeypatch.setattr(publish.inventory, "local", lambda _: found)
+    monkeypatch.setattr(publish.docker_engine, "digest", lambda reference, **_: reference)
+    return image
+
+
+def attach(registry: Registry, image: Manifest, key: PrivateKey | None, vex: str | None = None) -> dict[str, Any]:
+    return publish.attach_referrers(model.load("tf-cpu"), f"{registry.host}/ml", image.digest, key, vex=vex)
+
+
+def test_push_attaches_a_claim_of_every_kind(
+    registry: Registry, place: Repository, key: PrivateKey, pushed: Manifest
+) -> None:
+    record_provenance(pushed.digest)
+    attached = attach(registry, pushed, key, vex='{"@context": "https://openvex.dev/ns/v0.2.0", "statements": []}')
+    kinds = ["signature", *predicates.ABOUT_IMAGES]
+    assert attached["claims"] == kinds
+    artifacts = referrers_api.get(place, pushed.digest, referrers_api.BUNDLE).values()
+    statements = [verified(one.data, key.public_key()) for one in artifacts]
+    assert [one["predicateType"] for one in statements] == [predicates.TYPES[one] for one in kinds]
+    assert {one["subject"][0]["digest"]["sha256"] for one in statements} == {pushed.digest[7:]}
+    assert attach(registry, pushed, key)["claims"] == [], "a second push adds nothing"
+
+
+def test_without_a_key_nothing_is_claimed(registry: Registry, pushed: Manifest) -> None:
+    assert set(attach(registry, pushed, None)) == {"sbom"}
+    assert [one["artifactType"] for one in registry.referrers(pushed.digest)] == [
+        "application/vnd.oci.image.config.v1+json"
+    ], "the SBOM in its classic form"
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [(None, "No such file or directory"), ("[]", "the OpenVEX document has no '@context'"), ("\0", "is not JSON")],
+)
+def test_a_document_that_is_no_openvex_fails_before_anything_is_pushed(
+    text: str | None, words: str, tmp_path: Path, files: dict[str, str], trainyard: Command
+) -> None:
+    path = tmp_path / "vex.json"
+    if text is not None:
+        path.write_text(text, encoding="utf-8")
+    variables = {"REGISTRY": "localhost:1/a", "VEX": str(path)}
+    status, out, err = trainyard("push", "tf-cpu", COSIGN_KEY=files["COSIGN_KEY"], **variables)
+    assert (status, out) == (2, "") and err.startswith(f"push: {path}: ") and words in err
+    status, _, err = trainyard("push", "tf-cpu", **variables)
+    assert status == 2 and "--vex requires --key" in err
+
+
+# --- promote -------------------------------------------------------------------------------------------------------
+
+ABOUT_IMAGE = CLAIMS[1:]
+
+
+@pytest.fixture
+def promoted(registry: Registry) -> Manifest:
+    """An image of tf-cpu at the registry that passed on this host, without claims."""
+    labels = {"io.trainyard.target": "tf-cpu", "io.trainyard.framework": "tensorflow==2.21.0"}
+    image = put_image(registry, labels=labels)
+    for step in ("verify", "smoke"):
+        state.record("tf-cpu", step, image.digest, {"passed": True})  # type: ignore[arg-type]
+    return image
+
+
+def promote(trainyard: Command, image: Manifest, place: Repository, **variables: str) -> tuple[int, str, str]:
+    address = place.name.rpartition("/")[0]
+    return trainyard("promote", "tf-cpu", "--json", IMAGE=image.digest, REGISTRY=address, **variables)
+
+
+def test_promote_refuses_an_image_without_the_claims_that_are_demanded(
+    registry: Registry,
+    place: Repository,
+    promoted: Manifest,
+    files: dict[str, str],
+    key: PrivateKey,
+    trainyard: Command,
+) -> None:
+    demanded = {"REQUIRE_SIGNED": "1", "COSIGN_PUB": files["COSIGN_PUB"]}
+    for missing, claim in zip(predicates.ABOUT_IMAGES, ABOUT_IMAGE, strict=True):
+        status, out, err = promote(trainyard, promoted, place, **demanded)
+        assert (status, out) == (1, "")
+        line = f"promote: {place.name}@{promoted.digest} has no claim '{missing}' that is signed with this key\n"
+        assert err == line and registry.tags == {}
+        claims.attach(place, promoted, key, [claim])
+    status, out, _ = promote(trainyard, promoted, place, **demanded)
+    assert status == 0 and json.loads(out)["claims"] == list(predicates.ABOUT_IMAGES)
+    assert registry.tags["tf-cpu"] == promoted.digest
+
+
+@pytest.mark.parametrize("change", CHANGES)
+def test_promote_refuses_a_claim_that_was_changed(
+    change: str,
+    registry: Registry,
+    place: Repository,
+    promoted: Manifest,
+    files: dict[str, str],
+    key: PrivateKey,
+    trainyard: Command,
+) -> None:
+    claims.attach(place, promoted, key, [one for one in ABOUT_IMAGE if one.kind != "smoke"])
+    data = CHANGES[change](bundle.seal(key, claims.statement(place, promoted.digest, CLAIMS[4])))
+    referrers_api.attach(place, promoted, [Artifact(data, referrers_api.BUNDLE)])
+    status, _, err = promote(trainyard, promoted, place, REQUIRE_SIGNED="1", COSIGN_PUB=files["COSIGN_PUB"])
+    assert status == 1 and "has no claim 'smoke' that is signed with this key" in err and err.count("\n") == 1
+    assert registry.tags == {}
+
+
+def test_promote_demands_the_kinds_that_are_named(
+    registry: Registry,
+    place: Repository,
+    promoted: Manifest,
+    files: dict[str, str],
+    key: PrivateKey,
+    trainyard: Command,
+) -> None:
+    claims.attach(place, promoted, key, [CLAIMS[1], CLAIMS[4]])
+    demanded = {"REQUIRE_SIGNED": "1", "COSIGN_PUB": files["COSIGN_PUB"]}
+    status, _, err = promote(trainyard, promoted, place, CLAIMS="sbom,smok", **demanded)
+    assert status == 2 and "CLAIMS='sbom,smok'" in err and "sbom,provenance,verify,smoke,vex" in err
+    assert promote(trainyard, promoted, place, CLAIMS="sbom, smoke", **demanded)[0] == 0
+
+
+def test_require_signed_needs_a_key_and_claims_need_require_signed(
+    place: Repository, promoted: Manifest, trainyard: Command
+) -> None:
+    status, _, err = promote(trainyard, promoted, place, REQUIRE_SIGNED="1")
+    assert status == 2 and "--require-signed needs COSIGN_PUB=<public key>" in err
+    status, _, err = promote(trainyard, promoted, place, CLAIMS="sbom")
+    assert status == 2 and "--claims requires --require-signed" in err
+
+
+def test_promote_writes_a_verification_summary(
+    registry: Registry,
+    place: Repository,
+    promoted: Manifest,
+    files: dict[str, str],
+    key: PrivateKey,
+    trainyard: Command,
+) -> None:
+    """https://slsa.dev/spec/v1.0/verification_summary"""
+    claims.attach(place, promoted, key, ABOUT_IMAGE)
+    inputs = [one["digest"] for one in registry.referrers(promoted.digest)]
+    variables = {"REQUIRE_SIGNED": "1", "COSIGN_KEY": files["COSIGN_KEY"]}
+    assert promote(trainyard, promoted, place, **variables)[0] == 0
+    *_, last = referrers_api.get(place, promoted.digest, referrers_api.BUNDLE).values()
+    predicate = verified(last.data, key.public_key())["predicate"]
+    assert predicate.pop("timeVerified").endswith("Z")
+    assert predicate.pop("verifier")["id"] == predicates.VERIFIER
+    assert PackageURL.from_string(predicate.pop("resourceUri")) == PackageURL(
+        "oci", name="trainyard", version=promoted.digest, qualifiers={"repository_url": place.name}
+    )
+    assert predicate == {
+        "policy": {"uri": f"{predicates.POLICY}?claims=sbom,provenance,verify,smoke,vex"},
+        "inputAttestations": [{"digest": {"sha256": one[7:]}} for one in inputs],
+        "verificationResult": "PASSED",
+        "verifiedLevels": ["SLSA_BUILD_LEVEL_1"],
+        "slsaVersion": "1.0",
+    }
+    before = len(registry.referrers(promoted.digest))
+    assert promote(trainyard, promoted, place, **variables)[0] == 0
+    assert len(registry.referrers(promoted.digest)) == before, "no tag was moved"
+
+
+def test_of_an_image_index_each_image_needs_claims_and_the_index_a_signature(
+    registry: Registry, place: Repository, key: PrivateKey
+) -> None:
+    images = {AMD64: put_image(registry, "amd64"), ARM64: put_image(registry, "arm64")}
+    index = image_index.make(images, {})
+    with pytest.raises(StepFailed, match=f"{index.digest} has no signature"):
+        claims.require_all(place, index, key.public_key(), ["sbom"])
+    claims.attach(place, index, key, [predicates.signature()])
+    claims.attach(place, images[AMD64], key, [CLAIMS[1]])
+    with pytest.raises(StepFailed, match=f"{images[ARM64].digest} has no claim 'sbom'"):
+        claims.require_all(place, index, key.public_key(), ["sbom"])
+    claims.attach(place, images[ARM64], key, [CLAIMS[1]])
+    assert len(claims.require_all(place, index, key.public_key(), ["sbom"])) == 2
+
+
+def test_claims_follow_an_image_to_the_repository_of_the_floating_tags(
+    registry: Registry, place: Repository, promoted: Manifest, key: PrivateKey, trainyard: Command
+) -> None:
+    claims.attach(place, promoted, key, ABOUT_IMAGE)
+    other = place.name.replace("/ml/", "/floating/")
+    assert promote(trainyard, promoted, place, TO=other.rpartition("/")[0])[0] == 0
+    puts = [line for line in registry.requests if line.startswith("PUT /v2/floating/trainyard/manifests/sha256:")]
+    assert len(puts) == len(ABOUT_IMAGE)
+
+
+# --- check-job -----------------------------------------------------------------------------------------------------
+
+
+def test_check_job_reports_an_image_without_a_valid_signature(
+    registry: Registry,
+    place: Repository,
+    tmp_path: Path,
+    files: dict[str, str],
+    key: PrivateKey,
+    trainyard: Command,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(docker_engine, "existing_client", no_engine)
+    image = put_image(registry)
+    reference = f"{place.name}@{image.digest}"
+    job = tmp_path / "job.yaml"
+    job.write_text(
+        "workerPoolSpecs:\n- machineSpec: {machineType: n1-standard-4}\n  replicaCount: 1\n"
+        f"  containerSpec: {{imageUri: {reference}}}\n"
+    )
+    variables = {"REQUIRE_SIGNED": "1", "COSIGN_PUB": files["COSIGN_PUB"]}
+    assert trainyard("check-job", str(job))[0] == 0, "signatures are not demanded by default"
+    claims.attach(place, image, KEYS["p256"](), [predicates.signature()])
+    status, out, _ = trainyard("check-job", "--json", str(job), **variables)
+    (finding,) = json.loads(out)["files"][0]["findings"]
+    assert (status, finding["rule"], finding["severity"]) == (1, "images_are_signed", "refuse")
+    assert finding["what"] == f"{reference} is not signed with the key: {reference} has no signature"
+    claims.attach(place, image, key, [predicates.signature()])
+    assert trainyard("check-job", str(job), **variables)[0] == 0
+
+
+def no_engine() -> None:
+    raise docker.errors.DockerException
+
+
+@pytest.mark.parametrize(
+    ("reference", "why"),
+    [
+        ("debian:12", "it names no registry"),
+        ("localhost:1/a/b:c", "cannot be reached"),
+        ("Not A Reference", "is not"),
+    ],
+)
+def test_an_image_whose_signature_cannot_be_checked_is_not_signed(reference: str, why: str, key: PrivateKey) -> None:
+    assert why in claims.unsigned(reference, key.public_key())
+
+
+def test_an_image_that_is_not_there_is_not_signed(place: Repository, key: PrivateKey) -> None:
+    assert claims.unsigned(f"{place.name}:gone", key.public_key()) == "there is no such image"
+
+
+@pytest.mark.parametrize(
+    ("variables", "words"),
+    [
+        ({"OFFLINE": "1"}, "--require-signed and --offline exclude each other"),
+        ({}, "--require-signed needs COSIGN_PUB=<public key>"),
+    ],
+)
+def test_check_job_needs_a_key_and_the_registry(variables: dict[str, str], words: str, trainyard: Command) -> None:
+    status, out, err = trainyard("check-job", "job.yaml", REQUIRE_SIGNED="1", **variables)
+    assert (status, out) == (2, "") and words in err
