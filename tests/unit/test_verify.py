@@ -538,6 +538,7 @@ def test_each_fault_is_found_and_named(target: str, rule: str, changes: list[Cha
 
 def test_every_rule_has_a_fault_that_it_finds() -> None:
     elsewhere = {"pins_reach_the_lock", "torch_xla_has_its_libtpu", "imports_do_not_compile", "size_within_budget"}
+    elsewhere |= {"files_are_those_of_the_build"}  # test_layer_contents.py
     assert {rule.id for rule in rules.RULES} == {fault[1] for fault in FAULTS} | elsewhere
 
 
@@ -741,7 +742,7 @@ def test_a_broken_layer_is_one_clear_line(cut: int) -> None:
 def test_findings_about_metadata_come_first() -> None:
     """The one line of a failure is the first finding: a wrong label says more than what follows from it."""
     modules = [rule.function.__module__.rpartition(".")[2] for rule in rules.RULES]
-    assert list(dict.fromkeys(modules)) == ["metadata", "configuration", "framework", "filesystem"]
+    assert list(dict.fromkeys(modules)) == ["metadata", "configuration", "framework", "contents", "filesystem"]
 
 
 def test_layers_are_named_after_the_stages_of_the_rendered_dockerfile() -> None:

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Iterator
 
 from trainyard.lint.engine import Finding, Severity, rule
 from trainyard.lint.image.evidence import Evidence
+from trainyard.lint.image.expected import Expected
 from trainyard.oci.layer_contents import Contents, Item
 from trainyard.oci.layers import Layer
 
@@ -31,6 +32,8 @@ def compared(image: Evidence) -> str:
     total = len(image.stored.layers)
     if image.expected is None:
         return "files: not compared, as this host has no build of the spec whose layers it could read"
+    if _unread(image, image.expected):
+        return "files: not compared, as this process cannot read where the engine has unpacked the layers"
     read = [layer.stage for layer in image.stored.layers if layer.entries is not None]
     trusted = sum(layer.diff_id in image.expected.layers for layer in image.stored.layers)
     words = f"files: {trusted} of {total} layers are those of the build, by their digests"
@@ -41,7 +44,7 @@ def compared(image: Evidence) -> str:
 def files_are_those_of_the_build(image: Evidence) -> Iterator[Finding]:
     """Every file is one that the spec, its locks and the base give."""
     expected = image.expected
-    if expected is None:
+    if expected is None or _unread(image, expected):
         return
     changed = [layer for layer in image.stored.layers if layer.entries is not None]
     missing = expected.layers.keys() - {layer.diff_id for layer in image.stored.layers}
@@ -51,11 +54,18 @@ def files_are_those_of_the_build(image: Evidence) -> Iterator[Finding]:
     fix = image.required_spec.command("build")
     for layer in changed:
         yield from _unexpected(layer, known, fix)
-    present = _visible([layer.entries or expected.layers.get(layer.diff_id, {}) for layer in image.stored.layers])
+    present = _visible(
+        [expected.layers[layer.diff_id] if layer.entries is None else layer.entries for layer in image.stored.layers]
+    )
     for path in sorted(_visible(expected.layers.values()) - present):
         if path not in _OF_ENGINES:
             why = "what imports or runs it fails"
             yield Finding(f"/{path}", "is missing; the build has it", why, fix)
+
+
+def _unread(image: Evidence, expected: Expected) -> bool:
+    """Whether the image has a layer whose contents are neither known nor were read."""
+    return any(layer.entries is None and layer.diff_id not in expected.layers for layer in image.stored.layers)
 
 
 def _unexpected(layer: Layer, known: dict[str, tuple[Item, ...]], fix: str) -> Iterator[Finding]:
