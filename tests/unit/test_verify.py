@@ -222,6 +222,18 @@ def with_layer(files: dict[str, bytes], modes: dict[str, int] | None = None, sta
     return change
 
 
+def with_needed(path: str, *names: str) -> Change:
+    """A layer with a library that loads others."""
+
+    def change(image: Evidence) -> Evidence:
+        added = layer("added", "added", {path: b"library"})
+        found = dataclasses.replace(added.contents, needed={path: names})
+        more = [*image.stored.layers, dataclasses.replace(added, contents=found)]
+        return changed(image, stored=dataclasses.replace(image.stored, layers=more))
+
+    return change
+
+
 def with_package(name: str, version: str, folder: str = "/opt/venv") -> Change:
     """Another distribution, in place of the one of that name and folder."""
 
@@ -285,6 +297,22 @@ FAULTS: list[tuple[str, str, list[Change], str]] = [
         "binaries_are_for_the_architecture",
         [with_layer({"opt/program": elf(183)}, {"opt/program": 0o755})],
         "/opt/program in layer added: is for aarch64",
+    ),
+    (
+        "tf-cpu",
+        "binaries_find_their_libraries",
+        [with_needed("opt/a.so", "libgone.so.1")],
+        "/opt/a.so in layer added: needs libgone.so.1, which is nowhere in the image",
+    ),
+    (
+        "tf-cpu",
+        "binaries_find_their_libraries",
+        [
+            with_layer({"lib/libm.so.6": b"m"}),
+            with_needed("opt/a.so", "libm.so.6"),
+            with_layer({"lib/.wh.libm.so.6": b""}),
+        ],
+        "/opt/a.so in layer added: needs libm.so.6",
     ),
     (
         "tf-cpu",
@@ -510,6 +538,12 @@ def test_a_bootstrapped_base_and_the_shell_of_the_dockerfile_are_expected() -> N
         with_label("io.trainyard.base", "debian-12")(good("xla"))
     )
     assert not rules.check(image)["nothing_else_is_configured"]
+
+
+@pytest.mark.parametrize("name", ["libcuda.so.1", "libnvidia-ml.so.1", "libibverbs.so.1", "libm.so.6"])
+def test_libraries_of_the_host_and_of_any_folder_of_the_image_are_found(name: str) -> None:
+    image = with_needed("opt/a.so", name)(with_layer({"usr/lib/x86_64-linux-gnu/libm.so.6": b"m"})(good("gpu")))
+    assert not rules.check(image)["binaries_find_their_libraries"]
 
 
 def test_a_wheel_whose_tag_names_no_known_architecture_is_not_refused() -> None:

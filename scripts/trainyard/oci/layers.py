@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from trainyard import installation
-from trainyard.oci import docker_engine, image_store, layer_contents, secret_scan, snapshots
+from trainyard.oci import docker_engine, elf, image_store, layer_contents, secret_scan, snapshots
 from trainyard.oci.layer_contents import Contents
 
 Kind = Literal["base", "below", "copied", "added"]
@@ -81,6 +81,7 @@ class LayerFiles:
         bundles: files with certificates.
         records: path -> SHA-256 of the files that installed packages list in their RECORD.
         machines: path -> ``e_machine`` of the programs and shared libraries.
+        needed: path -> the libraries that a program or library loads; of layers that are read as streams, nothing.
     """
 
     files: dict[str, File] = field(default_factory=dict)
@@ -89,6 +90,7 @@ class LayerFiles:
     bundles: list[Bundle] = field(default_factory=list)
     records: dict[str, str] = field(default_factory=dict)
     machines: dict[str, int] = field(default_factory=dict)
+    needed: dict[str, tuple[str, ...]] = field(default_factory=dict)
 
     @property
     def size(self) -> int:
@@ -216,6 +218,8 @@ def walk(folder: Path) -> LayerFiles:
             found.removed.append(entry.path)
         else:
             _note(found, entry.path, File(entry.size, entry.mode), functools.partial(_read, entry.file))
+            if entry.path in found.machines:
+                found.needed[entry.path] = elf.needed(entry.file)
     return found
 
 

@@ -177,6 +177,42 @@ def binaries_are_for_the_architecture(image: Evidence) -> Iterator[Finding]:
                 )
 
 
+#: Libraries that an image need not have: those of NVIDIA's driver, which the host brings, and those of networks of
+#: clusters, which plugins of NVSHMEM and cuFile load where there is one.
+_OF_THE_HOST = re.compile(
+    r"lib(?:cuda|nvidia-[\w-]+|nvcuvid)\.so.*"
+    r"|lib(?:mpi|pmix|oshmem|mlx5|fabric|ucs|ucp|uct|ucm|rdmacm|ibverbs)\.so.*"
+)
+
+
+@rule("image", severity=Severity.REFUSE, source="https://refspecs.linuxfoundation.org/elf/gabi4+/ch5.dynamic.html")
+def binaries_find_their_libraries(image: Evidence) -> Iterator[Finding]:
+    """Every library that a program or library loads is in the image or comes from the host."""
+    present = {
+        path.rpartition("/")[2] for layer in image.stored.layers for path in layer.contents.files
+    } - _removed_libraries(image)
+    for layer in image.stored.layers:
+        for path, names in layer.contents.needed.items():
+            for name in names:
+                if name.rpartition("/")[2] not in present and not _OF_THE_HOST.fullmatch(name):
+                    yield Finding(
+                        f"/{path} in layer {layer.stage}",
+                        f"needs {name}, which is nowhere in the image",
+                        "it does not start, or its import fails",
+                        "install the Debian package or the wheel that has it: 'system' and 'requirements' of the spec",
+                        severity=_without_spec(image),
+                    )
+
+
+def _removed_libraries(image: Evidence) -> set[str]:
+    """Names of libraries that a layer deletes and no higher one has again."""
+    gone: set[str] = set()
+    for layer in image.stored.layers:
+        gone |= {path.rpartition("/")[2] for path in layer.contents.removed if ".so" in path}
+        gone -= {path.rpartition("/")[2] for path in layer.contents.files}
+    return gone
+
+
 @rule(
     "image",
     severity=Severity.REFUSE,
