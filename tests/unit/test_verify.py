@@ -145,7 +145,7 @@ def good(target: str = "xla", arch: str = "amd64") -> Evidence:
         texts,
     )
     reference = f"trainyard:{spec.local_name}"
-    evidence = Evidence(spec, reference, (f"{reference}-candidate",), stored, inside, None)
+    evidence = Evidence(spec, reference, (f"{reference}-candidate",), stored, inside, None, inputs="0123abcd")
     # Where PyTorch's index was never reached there is no lock for it: the default index's packages stand in.
     evidence.__dict__["locked"] = packages
     return evidence
@@ -285,6 +285,12 @@ FAULTS: list[tuple[str, str, list[Change], str]] = [
         "2.9.1",
     ),
     ("xla", "labels_match_spec", [with_label("org.opencontainers.image.base.digest", "sha256:1")], "base.digest"),
+    (
+        "xla",
+        "tag_has_the_hash_of_the_inputs",
+        [lambda image: changed(image, inputs="89abcdef")],
+        "-20261120-0123abcd' was made of other files: those of images/xla/image.yaml have the hash 89abcdef",
+    ),
     ("xla", "platform_matches_spec", [with_platform("arm64")], "platform: linux/arm64; expected linux/amd64"),
     (
         "tf-cpu",

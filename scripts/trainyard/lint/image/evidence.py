@@ -32,6 +32,7 @@ class Evidence(Configured):
         inside: what the image's Python reports.
         spec: what the image must be; None for any other image, for which only the rules about ``image`` apply.
         build: what ``trainyard build`` recorded for this digest; None if it was built elsewhere.
+        inputs: hash of the files of its spec (:func:`trainyard.image.plan.content_hash`); empty if it is unknown.
         expected: what it must hold; None if no build of its spec is known.
         waivers: findings that are accepted until a date, ``day``: the day that they are compared with.
     """
@@ -42,6 +43,7 @@ class Evidence(Configured):
     stored: Stored
     inside: ProbeResult
     build: Mapping[str, Any] | None
+    inputs: str = ""
     expected: Expected | None = None
     waivers: tuple[Waiver, ...] = ()
     day: datetime.date = field(default_factory=today)

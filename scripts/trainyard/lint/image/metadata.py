@@ -64,6 +64,20 @@ def labels_match_spec(image: Evidence) -> Iterator[Finding]:
             )
 
 
+@rule("target", severity=Severity.REFUSE, source="docs/anatomy.md#labels")
+def tag_has_the_hash_of_the_inputs(image: Evidence) -> Iterator[Finding]:
+    """The hash in the immutable tag is that of the Dockerfile, the locks, the trainers, the launcher and the base."""
+    spec = image.required_spec
+    version = image.labels.get(naming.TAG, "")
+    if image.inputs and naming.day_and_hash(version)[1] != image.inputs:
+        yield Finding(
+            f"label {naming.TAG}",
+            f"{version!r} was made of other files: those of {spec.where} have the hash {image.inputs}",
+            "the locks and files that are checked here are not those that it was built from",
+            f"{spec.command('build')}, or check it in the checkout that it was built from",
+        )
+
+
 @rule("target", severity=Severity.REFUSE, source="https://github.com/opencontainers/image-spec/blob/main/config.md")
 def platform_matches_spec(image: Evidence) -> Iterator[Finding]:
     """The configuration names the platform that the image was built for."""

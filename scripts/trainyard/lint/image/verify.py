@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import time
+from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
 
@@ -11,6 +12,7 @@ from packaging.utils import canonicalize_name
 
 from trainyard import console, installation, state
 from trainyard.console import StepFailed, UserError, say, warn
+from trainyard.image import plan
 from trainyard.image.local_images import default_reference
 from trainyard.lint import engine, waivers
 from trainyard.lint.engine import Finding
@@ -19,7 +21,7 @@ from trainyard.lint.image.evidence import Evidence
 from trainyard.oci import docker_engine, layers, probe_runner
 from trainyard.oci.layers import Stored
 from trainyard.oci.probe_runner import ProbeResult
-from trainyard.spec import naming
+from trainyard.spec import lockfile, naming
 from trainyard.spec.model import Spec, load, relative, targets
 from trainyard.spec.units import in_units
 
@@ -57,7 +59,7 @@ def gather(spec: Spec | None, reference: str) -> Evidence:
         StepFailed: the image cannot be read or run.
     """
     image = docker_engine.image(reference, made_by=spec.command("build") if spec else "docker pull")
-    index = image.labels.get(f"{naming.LABELS}.index", "default")
+    index = _index(spec, image.labels) if spec else ""
     dockerfile = _dockerfile(spec, index) if spec else ""
     wanted = expected.of(spec, str(image.id)) if spec else None
     with ThreadPoolExecutor(max_workers=1) as background:
@@ -79,9 +81,25 @@ def gather(spec: Spec | None, reference: str) -> Evidence:
             stored=stored if spec else layers.without_base(stored),
             inside=found,
             build=state.recall(spec.local_name, "build", str(image.id)) if spec else None,
+            inputs=_inputs(spec, index, image.labels) if spec else "",
             expected=wanted,
             waivers=waivers.load(),
         )
+
+
+def _index(spec: Spec, labels: Mapping[str, str]) -> str:
+    """The package index that an image was built from, by its label; the default one if the label has no such index."""
+    label = labels.get(f"{naming.LABELS}.index", "")
+    return label if label == spec.framework.index else "default"
+
+
+def _inputs(spec: Spec, index: str, labels: Mapping[str, str]) -> str:
+    """The hash of what an image of a spec is made of now; empty for a user's, whose code may have been edited since."""
+    if spec.workspace:
+        return ""
+    base = labels.get("org.opencontainers.image.base.digest") or labels.get("org.opencontainers.image.base.name", "")
+    lockfile.installed(spec, index)  # reports missing locks
+    return plan.content_hash(spec, index, base)
 
 
 def examine(spec: Spec | None, reference: str) -> tuple[Evidence, dict[str, list[Finding]]]:
