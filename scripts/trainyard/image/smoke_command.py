@@ -37,15 +37,12 @@ from docker.models.containers import Container
 from trainyard.console import StepFailed, say
 from trainyard.image import smoke_sandbox
 from trainyard.image.local_run import DATA, OUTPUT, SHARED_MEMORY
+from trainyard.image.smoke_containers import USER
 from trainyard.image.smoke_failure import Explanation, Run, asked_for, own_lines
 from trainyard.image.smoke_sandbox import EMULATED, GRACE, Sandbox
 from trainyard.oci import docker_engine
 from trainyard.spec.model import Spec
 from trainyard.spec.workspace import COMMAND, FOLDER, Level, SmokeRun, Workspace
-
-#: A user that no image knows, in group 0: what clusters that assign users use
-#: (https://docs.redhat.com/en/documentation/openshift_container_platform/4.17/html/images/creating-images).
-USER = "1234567:0"
 
 #: Seconds after which a command that ignores ``--help`` is ended; importing a framework takes up to 10 on 2 cores.
 HELP_SECONDS = 20
@@ -224,7 +221,6 @@ class Tester:
         config = docker_engine.client().images.get(subject.image).attrs["Config"]
         self.folder = str(config.get("WorkingDir") or FOLDER)
         variables = dict(line.partition("=")[::2] for line in config.get("Env") or [])
-        self._path = ":".join(filter(None, ["/smoke/observer", variables.get("PYTHONPATH", "")]))
         self._home = variables.get("HOME", "/home/trainer")
         self.explain = Explanation(subject.command, subject.workspace, self.folder)
         architecture = docker_engine.architecture_of(subject.image)
@@ -249,7 +245,7 @@ class Tester:
 
     def start(self, sandbox: Sandbox, arguments: Sequence[str]) -> Container:
         """Start the command in a new container."""
-        environment = {**OFFLINE, "PYTHONPATH": self._path}
+        environment = {**OFFLINE, "PYTHONPATH": sandbox.module_path("observer")}
         words = self.subject.words(arguments)
         return sandbox.start(*words, environment=environment, user=USER, shm_size=SHARED_MEMORY)
 
