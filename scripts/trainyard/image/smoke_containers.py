@@ -1,4 +1,4 @@
-"""The containers of a smoke test beside the first: platforms give a container less than an engine on a workstation does.
+"""The containers of a smoke test in which less is available than on a workstation, as on some platforms.
 
 Restricted
     A user that the image does not know, of group 0, as OpenShift assigns them; the 64 MB of /dev/shm that Docker and
@@ -24,6 +24,7 @@ from docker.models.containers import Container
 
 from trainyard.image.memory_filler import SAVING
 from trainyard.image.smoke_sandbox import FOLDER, Sandbox, prints
+from trainyard.oci import docker_engine
 
 #: A user that no image knows, in group 0: what clusters that assign users use
 #: (https://docs.redhat.com/en/documentation/openshift_container_platform/4.17/html/images/creating-images).
@@ -60,13 +61,12 @@ os.chmod(path + ".part", 0o644)
 os.rename(path + ".part", path)
 """
 
-#: Runs its arguments as two TensorFlow workers on one machine; its status is that of the first that failed.
+#: Runs its arguments as two TensorFlow workers on one machine, until one fails or both have ended.
 _TWO_WORKERS = """
 unset TPU_CONFIG
-TF_CONFIG=$FIRST_TF_CONFIG "$@" & first=$!
-TF_CONFIG=$SECOND_TF_CONFIG "$@"; second=$?
-wait $first || exit $?
-exit $second
+TF_CONFIG=$FIRST_TF_CONFIG "$@" &
+TF_CONFIG=$SECOND_TF_CONFIG "$@" &
+wait -n && wait -n
 """
 _ADDRESSES = ["localhost:2222", "localhost:2223"]
 
@@ -94,7 +94,7 @@ def limit_memory(sandbox: Sandbox, container: Container) -> bool:
     """
     if not prints(container, SAVING):
         return False
-    statistics = container.client.api.stats(container.id, stream=False, one_shot=True)
+    statistics = docker_engine.client().api.stats(str(container.id), stream=False, one_shot=True)
     used = int(statistics.get("memory_stats", {}).get("usage", 0))
     with contextlib.suppress(docker.errors.APIError):
         container.update(mem_limit=used + HEADROOM, memswap_limit=used + HEADROOM)
@@ -119,7 +119,7 @@ def two_processes(package: str, command: Sequence[str]) -> tuple[list[str], dict
     first, second = (
         json.dumps({"cluster": {"worker": _ADDRESSES}, "task": {"type": "worker", "index": index}}) for index in (0, 1)
     )
-    words = ["sh", "-c", _TWO_WORKERS, "sh", "launch", *command]
+    words = ["bash", "-c", _TWO_WORKERS, "bash", "launch", *command]
     return words, {"FIRST_TF_CONFIG": first, "SECOND_TF_CONFIG": second}
 
 

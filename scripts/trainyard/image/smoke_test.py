@@ -234,9 +234,10 @@ class _Training:
         self.facts |= {"seconds_to_stop": round(seconds, 2), "restricted": True}
 
     def check_memory_limit(self) -> None:
-        """The stopped run goes on, and reaches its memory limit while it saves."""
+        """The stopped run continues, and reaches its memory limit while it saves."""
         environment = smoke_containers.fill_memory(self._sandbox, "/smoke/out/stopped/checkpoints")
-        container = self._start_restricted(self._command("stopped"), environment)
+        on_cpu = {"device": "cpu"} if self._spec.trainers.package == "torch" else {}  # what XLA compiles is not needed
+        container = self._start_restricted(self._command("stopped", **on_cpu), environment)
         limited = smoke_containers.limit_memory(self._sandbox, container)
         killed = _finish(container, "out-of-memory run", self._timeout)
         if not limited and not killed.status:
