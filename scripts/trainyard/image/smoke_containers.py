@@ -83,7 +83,8 @@ def restricted(sandbox: Sandbox) -> dict[str, Any]:
 
 def fill_memory(sandbox: Sandbox, checkpoints: str) -> dict[str, str]:
     """Variables of a container in which :func:`limit_memory` ends the trainer when it saves to ``checkpoints``."""
-    return {"PYTHONPATH": sandbox.module_path("memory"), "SMOKE_CHECKPOINTS": checkpoints}
+    sandbox.run(_WRITE, f"{FOLDER}/memory/folder", checkpoints)
+    return {"PYTHONPATH": sandbox.module_path("memory")}
 
 
 def limit_memory(sandbox: Sandbox, container: Container) -> bool:
