@@ -87,8 +87,11 @@ def test_tensorflow_gets_two_workers_of_one_cluster_and_a_failure_ends_both(
 def test_good_runs_pass() -> None:
     assert smoke_containers.check_killed(137) == []
     assert smoke_containers.check_survived({"resumed_from": 43}, 43) == []
+    assert smoke_containers.check_survived({"resumed_from": 43}, None) == [], (
+        "a trainer that does not say what it saved"
+    )
     assert smoke_containers.check_two_processes(0, {"processes": 2}) == []
-    assert smoke_containers.check_worker_processes(0, []) == []
+    assert smoke_containers.check_worker_processes(0) == []
 
 
 @pytest.mark.parametrize(
@@ -101,11 +104,7 @@ def test_good_runs_pass() -> None:
         (smoke_containers.check_two_processes(1, {}), "run in two processes: exit status 1"),
         (smoke_containers.check_two_processes(0, {}), "trained in an unknown number of"),
         (smoke_containers.check_two_processes(0, {"processes": 1}), "trained in 1 where 2"),
-        (
-            smoke_containers.check_worker_processes(135, ["Traceback", "RuntimeError: Bus error"]),
-            "two worker processes of a data loader: exit status 135 where 0 was expected: RuntimeError: Bus error",
-        ),
-        (smoke_containers.check_worker_processes(139, []), "it printed nothing"),
+        (smoke_containers.check_worker_processes(135), "two worker processes of a data loader: exit status 135"),
     ],
 )
 def test_a_run_that_failed_is_refused(problems: list[str], words: str) -> None:
