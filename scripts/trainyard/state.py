@@ -97,6 +97,11 @@ class SmokeResult(Result, total=False):
         seconds_to_stop: from SIGTERM to the end of the process.
         resumed_from: the step that training resumed from.
         tpu_states: what the TPU API answered, in order.
+        restricted: it was stopped and resumed in containers with a uid that the image does not know, of group 0, with
+            64 MB of /dev/shm, and without IPv6.
+        killed_while_saving: it resumed from its last checkpoint after it had reached a memory limit while saving.
+        processes: of the run that was in several, on one machine.
+        worker_processes: of a data loader that delivered through 64 MB of /dev/shm.
     """
 
     seconds: float
@@ -110,6 +115,10 @@ class SmokeResult(Result, total=False):
     seconds_to_stop: float
     resumed_from: int
     tpu_states: list[str]
+    restricted: bool
+    killed_while_saving: bool
+    processes: int
+    worker_processes: int
 
 
 @_open

@@ -316,6 +316,27 @@ def resumes(make: Callable[..., Made], read: str = "True", save: str = SAVE, sta
 def test_a_command_that_stops_and_continues_passes(make: Callable[..., Made]) -> None:
     facts = passes(resumes(make))
     assert (facts["level"], facts["continued_from"]) == ("trained", "/output/step")
+    assert facts["restricted"] and not facts["notes"]
+
+
+@pytest.mark.parametrize(
+    ("needs", "error"),
+    [
+        ("open('/dev/shm/block', 'wb').write(bytes(100 << 20))", "OSError: [Errno 28] No space left on device"),
+        ("socket.create_server(('::1', 0), family=socket.AF_INET6)", "OSError: [Errno 99]"),
+    ],
+)
+def test_what_fails_in_a_restricted_container_alone_is_a_note(
+    make: Callable[..., Made], needs: str, error: str
+) -> None:
+    text = f"import socket\n{needs}\n" + RESUMES.format(read="True", save=SAVE, status=143)
+    facts = passes(make("run: python3 train.py\nsmoke: {resume: true}", **{"train.py": text}))
+    assert facts["continued_from"] == "/output/step" and "restricted" not in facts
+    (note,) = facts["notes"]
+    assert note.startswith(
+        "failed in a container with uid 1234567 of group 0, 64 MB of /dev/shm, no IPv6: train.py:2: "
+    )
+    assert error in note
 
 
 def test_a_command_that_starts_over_is_refused(make: Callable[..., Made]) -> None:

@@ -301,6 +301,10 @@ def test_a_rule_with_a_note_is_a_warning() -> None:
             {"level": "trained", "accuracy": 98.9, "resumed_from": 43, "seconds_to_stop": 0.3},
             ["accuracy", "ran", "resume", "started", "stop", "trained"],
         ),
+        (
+            {"restricted": True, "killed_while_saving": True, "processes": 2, "worker_processes": 2},
+            ["memory-limit", "restricted-container", "two-processes", "worker-processes"],
+        ),
     ],
 )
 def test_the_claim_of_the_smoke_test_says_how_far_the_image_was_tested(result: Any, tests: list[str]) -> None:

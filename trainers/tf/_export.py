@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -12,6 +13,7 @@ import tensorflow as tf
 from trainers.common import paths
 from trainers.common.exits import UserError
 
+_1980 = 315532800  # seconds since 1970; model.keras is a zip file, which cannot hold an earlier time
 Decode = Callable[[tf.Tensor], tf.Tensor]
 
 
@@ -21,19 +23,19 @@ def write(model: keras.Model, folder: str, decode: Decode | None = None) -> list
     ``model`` must be built outside any strategy, in float32. ``decode`` converts a decoded image of any size to the
     model's input. With it, the SavedModel also has the signature ``serve_files``, from ``image_bytes`` to
     probabilities; TensorFlow Serving and Vertex AI decode JSON inputs from base64 if their name ends in ``_bytes``.
-    Raises :class:`UserError` if the disk is full.
+    Raises :class:`UserError` if the disk is full, or if the clock is before 1980.
     """
     names = ["model.keras", "saved_model"]
+    again = "run again: with --checkpoint-dir that takes the last test and the export only"
+    if time.time() < _1980:
+        raise UserError(f"{folder}: the model cannot be exported with a clock before 1980: set the clock and {again}")
     try:
         with paths.complete_files(folder) as local:
             model.save(os.path.join(local, names[0]))
             _archive(model, decode).write_out(os.path.join(local, names[1]), verbose=False)
     except (OSError, tf.errors.OpError) as error:
         reason = getattr(error, "strerror", None) or str(error).splitlines()[0].rpartition("}} ")[2]
-        raise UserError(
-            f"{folder}: the model cannot be exported ({reason}); make room and run again: with --checkpoint-dir that"
-            " takes the last test and the export only"
-        ) from None
+        raise UserError(f"{folder}: the model cannot be exported ({reason}); make room and {again}") from None
     return names
 
 

@@ -23,9 +23,10 @@ def command(target: str | None, as_json: bool) -> None:
     """Run the smoke test in TARGET's candidate, or in trainyard:<target> if there is no candidate.
 
     It runs offline and with a fake of Google Cloud. A target of the catalogue has a read-only root file system, and
-    three runs: one that must learn real digits, the same one stopped by SIGTERM, and its resumption, which must end
-    with the same weights. In a user's repository, the command 'run' of trainyard.yaml is run as its 'smoke' says;
-    without 'smoke' it is started with --help.
+    these runs: one that must learn real digits; the same one stopped by SIGTERM, out of memory while it saves, and
+    resumed, which must end with the same weights; and a short one in two processes. All but the first have an unknown
+    uid in group 0, 64 MB of /dev/shm and no IPv6. In a user's repository, the command 'run' of trainyard.yaml is run as
+    its 'smoke' says; without 'smoke' it is started with --help.
     """
     from trainyard import console
     from trainyard.image import local_images, smoke_test

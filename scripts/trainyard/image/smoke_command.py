@@ -11,9 +11,10 @@ ran
     It ends with status 0 within ``smoke.timeout``, or is alive after ``smoke.for`` seconds.
 trained
     The same, and a line of its output matches ``smoke.expect``. With ``smoke.resume`` it is run again, gets SIGTERM
-    when it has printed half as much as in the first run, and must end with status 143 within the grace period. Started
-    once more, with the same working directory and output folder, it must end with status 0 and have read a file that
-    the stopped run left there.
+    when it has printed half as much as in the first run, and must end with status 143 within the grace period. It runs
+    in a restricted container (:mod:`trainyard.image.smoke_containers`) if it does not fail there. Started once more,
+    with the same working directory and output folder, it must end with status 0 and have read a file that the stopped
+    run left there.
 """
 
 from __future__ import annotations
@@ -26,26 +27,22 @@ import tarfile
 import tempfile
 import threading
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from docker.models.containers import Container
 
 from trainyard.console import StepFailed, say
-from trainyard.image import smoke_sandbox
+from trainyard.image import smoke_containers, smoke_sandbox
 from trainyard.image.local_run import DATA, OUTPUT, SHARED_MEMORY
 from trainyard.image.smoke_failure import Explanation, Run, asked_for, own_lines
 from trainyard.image.smoke_sandbox import EMULATED, GRACE, Sandbox
 from trainyard.oci import docker_engine
 from trainyard.spec.model import Spec
 from trainyard.spec.workspace import COMMAND, FOLDER, Level, SmokeRun, Workspace
-
-#: A user that no image knows, in group 0: what clusters that assign users use
-#: (https://docs.redhat.com/en/documentation/openshift_container_platform/4.17/html/images/creating-images).
-USER = "1234567:0"
 
 #: Seconds after which a command that ignores ``--help`` is ended; importing a framework takes up to 10 on 2 cores.
 HELP_SECONDS = 20
@@ -214,6 +211,22 @@ class Progress:
     seconds: float
 
 
+@dataclass(frozen=True)
+class Stopped:
+    """A run that was ended with SIGTERM.
+
+    Attributes:
+        problem: why it cannot be continued; empty if it can.
+        seconds: from SIGTERM to its end.
+        left: files that it wrote.
+    """
+
+    run: Run
+    problem: str
+    seconds: float = 0.0
+    left: list[str] = field(default_factory=list)
+
+
 class Tester:
     """Runs the command of one subject."""
 
@@ -224,7 +237,6 @@ class Tester:
         config = docker_engine.client().images.get(subject.image).attrs["Config"]
         self.folder = str(config.get("WorkingDir") or FOLDER)
         variables = dict(line.partition("=")[::2] for line in config.get("Env") or [])
-        self._path = ":".join(filter(None, ["/smoke/observer", variables.get("PYTHONPATH", "")]))
         self._home = variables.get("HOME", "/home/trainer")
         self.explain = Explanation(subject.command, subject.workspace, self.folder)
         architecture = docker_engine.architecture_of(subject.image)
@@ -247,11 +259,12 @@ class Tester:
                     sandbox.put(DATA, file)
             yield sandbox
 
-    def start(self, sandbox: Sandbox, arguments: Sequence[str]) -> Container:
-        """Start the command in a new container."""
-        environment = {**OFFLINE, "PYTHONPATH": self._path}
+    def start(self, sandbox: Sandbox, arguments: Sequence[str], **options: Any) -> Container:
+        """Start the command in a new container, with ``options`` of ``docker.containers.create``."""
+        environment = {**OFFLINE, "PYTHONPATH": sandbox.module_path("observer")}
         words = self.subject.words(arguments)
-        return sandbox.start(*words, environment=environment, user=USER, shm_size=SHARED_MEMORY)
+        options = {"user": smoke_containers.USER, "shm_size": SHARED_MEMORY, **options}
+        return sandbox.start(*words, environment=environment, **options)
 
     def ended(self, sandbox: Sandbox, container: Container, status: int) -> Run:
         """The facts of a container that has ended."""
@@ -338,45 +351,67 @@ class Tester:
     def check_resume(self, smoke: SmokeRun, half: Progress) -> dict[str, Any]:
         """Stop the command and start it again; ``seconds_to_stop``, and ``continued_from``, a file that it read.
 
+        It is stopped in a restricted container. What fails there, and nowhere else, is a note: not every platform
+        restricts containers, and jobs can ask for more shared memory.
+
         Args:
             half: when to stop it.
         Raises:
             StepFailed: it did not stop as it must, or did not continue.
         """
-        where = self.explain.key("smoke", "resume")
-        tops = [self.folder, OUTPUT] if self.folder != "/" else [OUTPUT]
         with self.sandbox() as sandbox:
-            before = self._files(sandbox, *tops)
-            container = self.start(sandbox, smoke.args)
-            if not _until(container, half):
-                run = self.ended(sandbox, container, int(container.wait()["StatusCode"]))
-                self.fail(run, f"{where}: the run that was to be stopped had ended before: give args that take longer")
-            grace = GRACE * self._longer
-            status, seconds = smoke_sandbox.stop(container, grace)
-            run = self.ended(sandbox, container, status)
-            if seconds >= grace:
-                self.fail(run, f"{where}: still running {grace} s after SIGTERM, which is what platforms give")
-            if status != 143:
-                self.fail(run, f"{where}: exit status {status} after SIGTERM where 143 was expected")
-            left = [
-                path for path, facts in self._files(sandbox, *tops).items() if before.get(path, [])[:2] != facts[:2]
-            ]
-            if not left:
-                self.fail(run, f"{where}: the stopped run left no file in {self.folder} or {OUTPUT} to continue from")
-            kept = sandbox.run(
-                _KEEP, json.dumps({top: [path for path in left if path.startswith(f"{top}/")] for top in tops})
-            )
-            container = self.start(sandbox, smoke.args)
-            limit = self._limit(smoke)
-            ended = smoke_sandbox.wait(container, limit)
-            alive = ended is None
-            run = self.ended(sandbox, container, smoke_sandbox.stop(container, 5)[0] if ended is None else ended)
-            if alive and smoke.seconds is None:
-                self.fail(run, f"{where}: the second run was still running after {limit} s")
-            if not alive and run.status:
-                self.fail(run, f"{self.explain.of(run)} (when it was started again)")
-            read = [str(path) for path in json.loads(sandbox.run(_READ, kept))]
-        probes = [f"{top}/.smoke/probe" for top in tops]
+            stopped = self._stop(sandbox, smoke, half, smoke_containers.restricted(sandbox))
+            if not stopped.problem:
+                return {"restricted": True, **self._continue(sandbox, smoke, stopped)}
+        with self.sandbox() as sandbox:
+            again = self._stop(sandbox, smoke, half)
+            if again.problem:
+                self.fail(again.run, again.problem)
+            self.notes.append(f"failed in a container with {smoke_containers.RESTRICTED}: {stopped.problem}")
+            return self._continue(sandbox, smoke, again)
+
+    def _stop(
+        self, sandbox: Sandbox, smoke: SmokeRun, half: Progress, restrictions: Mapping[str, Any] | None = None
+    ) -> Stopped:
+        """Start the command and end it with SIGTERM."""
+        where = self.explain.key("smoke", "resume")
+        before = self._files(sandbox, *self._tops)
+        container = self.start(sandbox, smoke.args, **(restrictions or {}))
+        if not _until(container, half):
+            run = self.ended(sandbox, container, int(container.wait()["StatusCode"]))
+            early = f"{where}: the run that was to be stopped had ended before: give args that take longer"
+            return Stopped(run, self.explain.of(run) if run.status else early)
+        grace = GRACE * self._longer
+        status, seconds = smoke_sandbox.stop(container, grace)
+        run = self.ended(sandbox, container, status)
+        if seconds >= grace:
+            return Stopped(run, f"{where}: still running {grace} s after SIGTERM, which is what platforms give")
+        if status != 143:
+            return Stopped(run, f"{where}: exit status {status} after SIGTERM where 143 was expected")
+        after = self._files(sandbox, *self._tops)
+        left = [path for path, facts in after.items() if before.get(path, [])[:2] != facts[:2]]
+        if not left:
+            missing = f"{where}: the stopped run left no file in {self.folder} or {OUTPUT} to continue from"
+            return Stopped(run, missing)
+        return Stopped(run, "", seconds, left)
+
+    def _continue(self, sandbox: Sandbox, smoke: SmokeRun, stopped: Stopped) -> dict[str, Any]:
+        """Start the command again after it was stopped; see :meth:`check_resume`."""
+        where, left = self.explain.key("smoke", "resume"), stopped.left
+        kept = sandbox.run(
+            _KEEP, json.dumps({top: [path for path in left if path.startswith(f"{top}/")] for top in self._tops})
+        )
+        container = self.start(sandbox, smoke.args)
+        limit = self._limit(smoke)
+        ended = smoke_sandbox.wait(container, limit)
+        alive = ended is None
+        run = self.ended(sandbox, container, smoke_sandbox.stop(container, 5)[0] if ended is None else ended)
+        if alive and smoke.seconds is None:
+            self.fail(run, f"{where}: the second run was still running after {limit} s")
+        if not alive and run.status:
+            self.fail(run, f"{self.explain.of(run)} (when it was started again)")
+        read = [str(path) for path in json.loads(sandbox.run(_READ, kept))]
+        probes = [f"{top}/.smoke/probe" for top in self._tops]
         files = [path for path in read if path not in probes]
         if not files and all(probe in read for probe in probes):
             self.fail(run, f"{where}: started over: it read none of the files that the stopped run left ({left[0]}...)")
@@ -386,8 +421,13 @@ class Tester:
             self.notes.append(
                 f"it continued from {files[0]}, which a job loses with its container: save to a mounted folder in jobs"
             )
-        say(f"stopped in {seconds:.1f} s, continued from {files[0] if files else 'an unknown file'}")
-        return {"seconds_to_stop": round(seconds, 2), "continued_from": files[0] if files else ""}
+        say(f"stopped in {stopped.seconds:.1f} s, continued from {files[0] if files else 'an unknown file'}")
+        return {"seconds_to_stop": round(stopped.seconds, 2), "continued_from": files[0] if files else ""}
+
+    @property
+    def _tops(self) -> list[str]:
+        """The folders in which a command leaves files."""
+        return [self.folder, OUTPUT] if self.folder != "/" else [OUTPUT]
 
     def _limit(self, smoke: SmokeRun) -> int:
         """Seconds that a run may take, or is observed for."""

@@ -8,6 +8,7 @@ used, so the test runs the same way on a laptop, in CI, in Cloud Build and with 
 from __future__ import annotations
 
 import contextlib
+import functools
 import json
 import secrets
 import time
@@ -156,6 +157,17 @@ class Sandbox:
         container.start()
         return container
 
+    def module_path(self, folder: str) -> str:
+        """``PYTHONPATH`` of a container that imports modules of a folder in /smoke first, then those of the image's."""
+        variables = docker_engine.client().images.get(self.image).attrs["Config"].get("Env") or []
+        own = next((line.partition("=")[2] for line in variables if line.startswith("PYTHONPATH=")), "")
+        return ":".join(filter(None, (f"{FOLDER}/{folder}", own)))
+
+    @functools.cached_property
+    def has_ipv6(self) -> bool:
+        """Whether the kernel of the engine's machine supports IPv6, so that a container can go without it."""
+        return self.run("import os; print(os.path.isdir('/proc/sys/net/ipv6'))").strip() == "True"
+
     def polled_states(self) -> list[str]:
         """The states of the node that the fake TPU API has reported, in order."""
         url = f"http://127.0.0.1:{PORT}/_fake/requests"
@@ -183,6 +195,11 @@ def stop(container: Container, grace: float = GRACE) -> tuple[int, float]:
             container.kill()
         status = int(container.wait()["StatusCode"])
     return status, time.monotonic() - started
+
+
+def prints(container: Container, text: str) -> bool:
+    """Wait until a container prints a line with ``text``; False if it ends before."""
+    return any(text in line.decode(errors="replace") for line in container.logs(stream=True, follow=True))
 
 
 def lines_of(container: Container) -> list[str]:

@@ -1,12 +1,18 @@
 """Train in an image before it is published: offline, on a read-only root file system, with a fake TPU_CONFIG.
 
 An image with a user's own command is tested by :mod:`trainyard.image.smoke_command` instead. The test of a target of
-the catalogue has three runs in one sandbox:
+the catalogue has these runs in one sandbox. All but the first are in restricted containers
+(:mod:`trainyard.image.smoke_containers`):
 
 1. `straight`: the launcher finds TPU_CONFIG and polls the node until it is READY; the trainer learns real digits.
 2. `stopped`: the same run receives SIGTERM in its second epoch, saves a checkpoint and exits with 143 within the grace
    period.
-3. `resumed`: it resumes from the checkpoint and must end with the same weights as the straight run.
+3. `out-of-memory`: it resumes from the checkpoint, and reaches its memory limit while it saves the next one.
+4. `resumed`: it resumes from the checkpoint of the stopped run, and must end with the same weights as the straight run.
+5. `in two processes`: two processes of a short run connect to each other. Beside it, two worker processes of a data
+   loader deliver arrays.
+
+The third and the fifth are left out under emulation, where training takes many times as long.
 """
 
 from __future__ import annotations
@@ -16,7 +22,7 @@ import json
 import re
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -26,8 +32,8 @@ from docker.models.containers import Container
 from trainyard import state
 from trainyard.console import StepFailed, say
 from trainyard.datasets import digits
-from trainyard.image import smoke_command
-from trainyard.image.smoke_sandbox import EMULATED, GRACE, Sandbox, lines_of, wait
+from trainyard.image import smoke_command, smoke_containers, worker_processes
+from trainyard.image.smoke_sandbox import EMULATED, GRACE, Sandbox, lines_of, prints, wait
 from trainyard.oci import docker_engine
 from trainyard.spec.model import Spec
 
@@ -45,6 +51,9 @@ _NOISE = re.compile(
 
 #: TensorFlow with CUDA logs this error on a host without a driver; the launcher has printed a warning about it before.
 _NO_DRIVER = "failed call to cuInit"
+
+#: What the message about a failed run says about its container, and what to do.
+RESTRICTED = f" in a container with {smoke_containers.RESTRICTED}: try docker run {smoke_containers.RESTRICTED_FLAGS}"
 
 
 @dataclass(frozen=True)
@@ -79,10 +88,6 @@ def _digits() -> dict[str, bytes]:
         return {f"data/{path.name}": path.read_bytes() for path in sorted(Path(folder).iterdir())}
 
 
-def _start(sandbox: Sandbox, *command: str) -> Container:
-    return sandbox.start(*command, read_only=True, tmpfs={"/tmp": "mode=1777"})
-
-
 def _finish(container: Container, what: str, timeout: float = RUN_TIMEOUT) -> Finished:
     """Wait until a container exits.
 
@@ -97,11 +102,11 @@ def _finish(container: Container, what: str, timeout: float = RUN_TIMEOUT) -> Fi
     return Finished(status, lines, summary_of(lines))
 
 
-def _refuse(problems: list[str], finished: Finished) -> None:
+def _refuse(problems: list[str], finished: Finished, where: str = "") -> None:
     if problems:
         for line in finished.lines[-20:]:
             say(f"  | {line}")
-        raise StepFailed(f"{problems[0]} (see the last lines of its log above)")
+        raise StepFailed(f"{problems[0]}{where} (see the last lines of its log above)")
 
 
 def check_straight(finished: Finished, floor: float) -> list[str]:
@@ -145,12 +150,6 @@ def check_resumed(finished: Finished, straight: Finished) -> list[str]:
     return []
 
 
-def _until(container: Container, text: str) -> Iterator[bool]:
-    """Yield whether ``text`` was seen, line by line, until the log ends."""
-    for line in container.logs(stream=True, follow=True):
-        yield text in line.decode(errors="replace")
-
-
 def smoke(spec: Spec, reference: str) -> dict[str, Any]:
     """Run the user's command in the image ``reference``, or train in it; the facts recorded for its digest.
 
@@ -167,46 +166,112 @@ def smoke(spec: Spec, reference: str) -> dict[str, Any]:
 def _train(spec: Spec, digest: str) -> dict[str, Any]:
     """The smoke test of a target of the catalogue; see :class:`trainyard.state.SmokeResult`."""
     started = time.monotonic()
-    floor = spec.smoke.accuracy
     emulated = docker_engine.emulated_environment(spec.architecture)
-    longer = EMULATED if emulated else 1
-    grace, timeout = GRACE * longer, RUN_TIMEOUT * longer
-
-    def command(run: str) -> list[str]:
-        flags = {"datadir": "/smoke/data", "epochs": spec.smoke.epochs, "seed": 1, "output-dir": f"/smoke/out/{run}"}
-        flags["checkpoint-dir"] = f"/smoke/out/{run}/checkpoints"
-        flags |= EMULATED_FLAGS if emulated else {}
-        return [spec.smoke.trainer, *(f"--{name}={value}" for name, value in flags.items())]
-
-    with Sandbox(digest, _digits(), ("out",), environment=emulated) as sandbox:
-        straight = _finish(_start(sandbox, *command("straight")), "straight run", timeout)
-        _refuse(check_straight(straight, floor), straight)
-        states = sandbox.polled_states()
-        if "CREATING" not in states or states[-1] != "READY":
-            _refuse([f"the launcher did not wait for the TPU node: the API reported {states or 'nothing'}"], straight)
-        say(f"straight run: accuracy {straight.summary['accuracy']:.2f} %, node was {' -> '.join(states)}")
-
-        container = _start(sandbox, *command("stopped"))
-        if not any(_until(container, "Epoch=2 ")):
-            _refuse(["stopped run: ended before its second epoch"], _finish(container, "stopped run"))
-        stopping = time.monotonic()
-        container.kill("SIGTERM")
-        stopped = _finish(container, "stopped run", grace + 5)
-        seconds_to_stop = time.monotonic() - stopping
-        _refuse(check_stopped(stopped, seconds_to_stop, grace), stopped)
-
-        resumed = _finish(_start(sandbox, *command("stopped")), "resumed run", timeout)
-        _refuse(check_resumed(resumed, straight), resumed)
-        say(f"stopped in {seconds_to_stop:.1f} s, resumed from step {resumed.summary['resumed_from']}, same weights")
-
+    with Sandbox(digest, _digits() | smoke_containers.files(), ("out",), environment=emulated) as sandbox:
+        training = _Training(spec, sandbox, emulated=bool(emulated))
+        training.check_learning()
+        training.check_stopping()
+        if emulated:
+            training.notes.append(
+                f"trained under emulation of {spec.platform}, in one process and without a memory limit"
+            )
+        else:
+            training.check_memory_limit()
+        training.check_resuming()
+        if not emulated:
+            training.check_processes()
     return {
         "passed": True,
         "level": spec.level,
-        "notes": [f"trained under emulation of {spec.platform}"] if emulated else [],
+        "notes": training.notes,
         "seconds": round(time.monotonic() - started, 1),
-        "accuracy": straight.summary["accuracy"],
-        "images_per_second": straight.summary["images_per_second"],
-        "seconds_to_stop": round(seconds_to_stop, 2),
-        "resumed_from": resumed.summary["resumed_from"],
-        "tpu_states": states,
+        **training.facts,
     }
+
+
+class _Training:
+    """The runs of one smoke test, in this order; each raises ``StepFailed`` with the first reason why it failed."""
+
+    def __init__(self, spec: Spec, sandbox: Sandbox, *, emulated: bool) -> None:
+        self.facts: dict[str, Any] = {}
+        self.notes: list[str] = []
+        self._spec, self._sandbox, self._emulated = spec, sandbox, emulated
+        longer = EMULATED if emulated else 1
+        self._grace, self._timeout = GRACE * longer, RUN_TIMEOUT * longer
+
+    def _command(self, run: str, **more: object) -> list[str]:
+        flags = {"datadir": "/smoke/data", "epochs": self._spec.smoke.epochs, "seed": 1}
+        flags |= {"output-dir": f"/smoke/out/{run}", "checkpoint-dir": f"/smoke/out/{run}/checkpoints"}
+        flags |= (EMULATED_FLAGS if self._emulated else {}) | more
+        return [self._spec.smoke.trainer, *(f"--{name}={value}" for name, value in flags.items())]
+
+    def _start(self, words: Sequence[str], **options: Any) -> Container:
+        return self._sandbox.start(*words, read_only=True, tmpfs={"/tmp": "mode=1777"}, **options)
+
+    def _start_restricted(self, words: Sequence[str], environment: Mapping[str, str] | None = None) -> Container:
+        return self._start(words, environment=environment, **smoke_containers.restricted(self._sandbox))
+
+    def check_learning(self) -> None:
+        """The launcher finds the TPU node, and the trainer learns."""
+        self._straight = straight = _finish(self._start(self._command("straight")), "straight run", self._timeout)
+        _refuse(check_straight(straight, self._spec.smoke.accuracy), straight)
+        states = self._sandbox.polled_states()
+        if "CREATING" not in states or states[-1] != "READY":
+            _refuse([f"the launcher did not wait for the TPU node: the API reported {states or 'nothing'}"], straight)
+        say(f"straight run: accuracy {straight.summary['accuracy']:.2f} %, node was {' -> '.join(states)}")
+        self.facts |= {name: straight.summary[name] for name in ("accuracy", "images_per_second")}
+        self.facts["tpu_states"] = states
+
+    def check_stopping(self) -> None:
+        """In a restricted container, SIGTERM in the second epoch ends the run, which saves a checkpoint."""
+        container = self._start_restricted(self._command("stopped"))
+        if not prints(container, "Epoch=2 "):
+            finished = _finish(container, "stopped run")
+            _refuse([f"stopped run: exit status {finished.status} before its second epoch"], finished, RESTRICTED)
+        stopping = time.monotonic()
+        container.kill("SIGTERM")
+        self._stopped = _finish(container, "stopped run", self._grace + 5)
+        seconds = time.monotonic() - stopping
+        _refuse(check_stopped(self._stopped, seconds, self._grace), self._stopped, RESTRICTED)
+        self.facts |= {"seconds_to_stop": round(seconds, 2), "restricted": True}
+
+    def check_memory_limit(self) -> None:
+        """The stopped run continues, and reaches its memory limit while it saves."""
+        environment = smoke_containers.fill_memory(self._sandbox, "/smoke/out/stopped/checkpoints")
+        on_cpu = {"device": "cpu"} if self._spec.trainers.package == "torch" else {}  # what XLA compiles is not needed
+        container = self._start_restricted(self._command("stopped", **on_cpu), environment)
+        limited = smoke_containers.limit_memory(self._sandbox, container)
+        killed = _finish(container, "out-of-memory run", self._timeout)
+        if not limited and not killed.status:
+            self.notes.append("whether a checkpoint survives a memory limit is unknown: the trainer renames no file")
+            return
+        _refuse(smoke_containers.check_killed(killed.status), killed, RESTRICTED)
+        self.facts["killed_while_saving"] = True
+        if not smoke_containers.out_of_memory(container):
+            self.notes.append("the engine did not limit memory: SIGKILL ended the trainer while it saved")
+
+    def check_resuming(self) -> None:
+        """The run resumes from the checkpoint of the stopped run and ends with the weights of the straight run."""
+        resumed = _finish(self._start_restricted(self._command("stopped")), "resumed run", self._timeout)
+        problems = check_resumed(resumed, self._straight)
+        if self.facts.get("killed_while_saving") and not resumed.status:
+            saved = self._stopped.summary.get("global_step")
+            problems = smoke_containers.check_survived(resumed.summary, saved) + problems
+        _refuse(problems, resumed, RESTRICTED)
+        step = self.facts["resumed_from"] = resumed.summary["resumed_from"]
+        killed = ", was killed for its memory while saving" if self.facts.get("killed_while_saving") else ""
+        say(f"stopped in {self.facts['seconds_to_stop']:.1f} s{killed}, resumed from step {step}, same weights")
+
+    def check_processes(self) -> None:
+        """At the same time: a run in two processes, and two workers of a data loader."""
+        words, environment = smoke_containers.two_processes(
+            self._spec.trainers.package, self._command("processes", epochs=1)
+        )
+        pair = self._start_restricted(words, environment)
+        workers = self._start_restricted(smoke_containers.worker_processes())
+        trained = _finish(pair, "run in two processes", self._timeout)
+        _refuse(smoke_containers.check_two_processes(trained.status, trained.summary), trained, RESTRICTED)
+        loaded = _finish(workers, "two worker processes of a data loader", self._timeout)
+        _refuse(smoke_containers.check_worker_processes(loaded.status), loaded, RESTRICTED)
+        self.facts |= {"processes": 2, "worker_processes": worker_processes.WORKERS}
+        say(f"trained in 2 processes with {worker_processes.WORKERS} workers of a data loader beside them")

@@ -55,6 +55,10 @@ _TESTS = {
     "writes_output": "output",
     "seconds_to_stop": "stop",
     "tpu_states": "tpu-address",
+    "restricted": "restricted-container",
+    "killed_while_saving": "memory-limit",
+    "processes": "two-processes",
+    "worker_processes": "worker-processes",
 }
 
 

@@ -1,0 +1,168 @@
+"""The containers of a smoke test in which less is available than on a workstation, as on some platforms.
+
+Restricted
+    A user that the image does not know, of group 0, as OpenShift assigns them; the 64 MB of /dev/shm that Docker and
+    Kubernetes give a container; no IPv6, as on most networks of clouds.
+Memory limit
+    The engine lowers the memory limit of a container while the trainer saves, so that the kernel kills it before the
+    new checkpoint has its name (:mod:`trainyard.image.memory_filler`).
+Two processes
+    Two processes of a run that connect to each other, and two workers of a data loader
+    (:mod:`trainyard.image.worker_processes`), in restricted containers.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import docker.errors
+from docker.models.containers import Container
+
+from trainyard.image.memory_filler import SAVING
+from trainyard.image.smoke_sandbox import FOLDER, Sandbox, prints
+from trainyard.oci import docker_engine
+
+#: A user that no image knows, in group 0: what clusters that assign users use
+#: (https://docs.redhat.com/en/documentation/openshift_container_platform/4.17/html/images/creating-images).
+USER = "1234567:0"
+
+#: Default size of /dev/shm (https://docs.docker.com/reference/cli/docker/container/run/#shm-size).
+SHARED_MEMORY = "64m"
+
+#: https://docs.kernel.org/networking/ip-sysctl.html
+NO_IPV6 = {"net.ipv6.conf.all.disable_ipv6": "1"}
+
+#: What a restricted container is, for results and messages.
+RESTRICTED = f"uid {USER.partition(':')[0]} of group 0, 64 MB of /dev/shm, no IPv6"
+
+#: How to start one.
+RESTRICTED_FLAGS = " ".join(
+    (f"--user={USER}", f"--shm-size={SHARED_MEMORY}", *(f"--sysctl={name}={value}" for name, value in NO_IPV6.items()))
+)
+
+#: Bytes that a trainer may take beyond what it has when it saves: less than what memory_filler.py takes.
+HEADROOM = 64 << 20
+
+#: Where the programs are in the containers, by the name of the file in this package.
+_MEMORY, _WORKERS = "memory/sitecustomize.py", "workers/worker_processes.py"
+_SOURCES = {_MEMORY: "memory_filler.py", _WORKERS: "worker_processes.py"}
+
+#: Writes a file, which exists only when it is complete.
+_WRITE = """
+import os, sys
+path, content = sys.argv[1:]
+with open(path + ".part", "w") as file:
+    file.write(content)
+os.chmod(path + ".part", 0o644)
+os.rename(path + ".part", path)
+"""
+
+#: Runs its arguments as two TensorFlow workers on one machine, until one fails or both have ended.
+_TWO_WORKERS = """
+unset TPU_CONFIG
+TF_CONFIG=$FIRST_TF_CONFIG "$@" &
+TF_CONFIG=$SECOND_TF_CONFIG "$@" &
+wait -n && wait -n
+"""
+_ADDRESSES = ["localhost:2222", "localhost:2223"]
+
+
+def files() -> dict[str, bytes]:
+    """The programs that these containers run, for the sandbox."""
+    return {name: Path(__file__).with_name(source).read_bytes() for name, source in _SOURCES.items()}
+
+
+def restricted(sandbox: Sandbox) -> dict[str, Any]:
+    """Options of a restricted container, as ``docker.containers.create`` takes them."""
+    return {"user": USER, "shm_size": SHARED_MEMORY} | ({"sysctls": NO_IPV6} if sandbox.has_ipv6 else {})
+
+
+def fill_memory(sandbox: Sandbox, checkpoints: str) -> dict[str, str]:
+    """Variables of a container in which :func:`limit_memory` ends the trainer when it saves to ``checkpoints``."""
+    sandbox.run(_WRITE, f"{FOLDER}/memory/folder", checkpoints)
+    return {"PYTHONPATH": sandbox.module_path("memory")}
+
+
+def limit_memory(sandbox: Sandbox, container: Container) -> bool:
+    """Let a trainer reach its memory limit while it saves; False if it ended without renaming a checkpoint.
+
+    The limit is what it uses and ``HEADROOM``, so that this needs no more memory than the training itself. An engine
+    that cannot limit memory changes nothing: then the process kills itself at the same place.
+    """
+    if not prints(container, SAVING):
+        return False
+    statistics = docker_engine.client().api.stats(str(container.id), stream=False, one_shot=True)
+    used = int(statistics.get("memory_stats", {}).get("usage", 0))
+    with contextlib.suppress(docker.errors.APIError):
+        container.update(mem_limit=used + HEADROOM, memswap_limit=used + HEADROOM)
+    sandbox.run(_WRITE, f"{FOLDER}/memory/fill", str(used + 2 * HEADROOM))
+    return True
+
+
+def out_of_memory(container: Container) -> bool:
+    """Whether the kernel has killed a process of a container that ended, for its memory limit."""
+    container.reload()
+    return bool(container.attrs["State"].get("OOMKilled"))
+
+
+def two_processes(package: str, command: Sequence[str]) -> tuple[list[str], dict[str, str]]:
+    """The words and variables of a container that runs a trainer's ``command`` in two processes on the CPU.
+
+    Args:
+        package: of the trainer, ``torch`` or ``tf``.
+    """
+    if package == "torch":
+        return [*command, "--device=cpu", "--num-cores=2"], {}
+    first, second = (
+        json.dumps({"cluster": {"worker": _ADDRESSES}, "task": {"type": "worker", "index": index}}) for index in (0, 1)
+    )
+    words = ["bash", "-c", _TWO_WORKERS, "bash", "launch", *command]
+    return words, {"FIRST_TF_CONFIG": first, "SECOND_TF_CONFIG": second}
+
+
+def worker_processes() -> list[str]:
+    """The words of a container that runs two workers of a data loader."""
+    return ["python", f"{FOLDER}/{_WORKERS}"]
+
+
+def check_killed(status: int) -> list[str]:
+    """What is wrong with a run that reached its memory limit while it saved."""
+    if status != 137:
+        return [f"out-of-memory run: exit status {status} at its memory limit where 137 was expected"]
+    return []
+
+
+def check_survived(summary: Mapping[str, Any], saved: int | None) -> list[str]:
+    """What is wrong with a run that resumed after :func:`limit_memory`.
+
+    Args:
+        summary: of the run.
+        saved: the step of the last complete checkpoint; None if it is unknown.
+    """
+    found = summary.get("resumed_from")
+    if saved is not None and found != saved:
+        return [
+            f"resumed run: resumed from step {found} where {saved} was expected: the last complete checkpoint did not "
+            "survive a memory limit that was reached while the next one was saved"
+        ]
+    return []
+
+
+def check_two_processes(status: int, summary: Mapping[str, Any]) -> list[str]:
+    """What is wrong with a run in two processes."""
+    if status:
+        return [f"run in two processes: exit status {status} where 0 was expected"]
+    if summary.get("processes") != 2:
+        return [f"run in two processes: trained in {summary.get('processes', 'an unknown number of')} where 2 were set"]
+    return []
+
+
+def check_worker_processes(status: int) -> list[str]:
+    """What is wrong with worker processes of a data loader."""
+    if status:
+        return [f"two worker processes of a data loader: exit status {status} where 0 was expected"]
+    return []
