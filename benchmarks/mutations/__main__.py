@@ -109,8 +109,7 @@ def loaded(draft: Draft) -> Iterator[str]:
         draft.load(reference)
         yield reference
     finally:
-        with contextlib.suppress(docker.errors.ImageNotFound):
-            docker_engine.client().images.remove(reference, force=True)
+        docker_engine.untag(reference)
 
 
 def measure(target: str, reference: str, results: Results, numbers: Collection[int]) -> None:
@@ -132,7 +131,8 @@ def measure_foreign(results: Results) -> None:
     """Add the images that are not ours to the results."""
     for name, build in foreign.IMAGES.items():
         try:
-            verdict = judge.verify(build())
+            with foreign.built(build) as reference:
+                verdict = judge.verify(reference)
         except (StepFailed, UserError) as error:
             results.foreign[name] = Foreign(name, "not built", (str(error),))
         else:

@@ -318,7 +318,8 @@ def _added(
     if usual and rng.random() < 0.5:
         folder = image.visible.get(rng.choice(usual), folder)
     path = f"{folder.path}/{name}"
-    # "opt/.cache" of opt/.cache/pip/selfcheck: a finding may name the folder
+    # opt/.cache of opt/.cache/pip/selfcheck: a finding may name the folder that is new.
     top = f"{folder.path}/{name.split('/')[0]}"
     change = Change((new_file(path, data, mode),))
-    return FileFault(kind, f"/{path} added ({len(data)} bytes)", (path, top), change, folder.layer)
+    places = (path, top) if top != path else (path,)
+    return FileFault(kind, f"/{path} added ({len(data)} bytes)", places, change, folder.layer)

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
 import subprocess
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from benchmarks.images_sides import INSTALL
@@ -99,6 +100,17 @@ def _buildah() -> str:
         with built.open("rb") as file:
             docker_engine.client().images.load(file)
     return reference
+
+
+@contextlib.contextmanager
+def built(build: Callable[[], str]) -> Iterator[str]:
+    """One of IMAGES, while the context lasts; its reference."""
+    reference = build()
+    try:
+        yield reference
+    finally:
+        if reference.startswith(f"{NAME}:"):
+            docker_engine.untag(reference)
 
 
 def _run(*command: str) -> None:

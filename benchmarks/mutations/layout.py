@@ -401,7 +401,7 @@ def _stacked(below: dict[str, Entry], layer: Layer) -> dict[str, Entry]:
 
 
 def _hidden(entry: Entry, below: dict[str, Entry]) -> Iterator[str]:
-    """The paths that an entry of a higher layer hides with all below, and with a slash folders whose content it hides."""
+    """The paths that an entry of a higher layer hides, with all below; ``path/`` if only what is below."""
     folder, name = posixpath.split(entry.path)
     if name == OPAQUE:
         yield f"{folder}/"

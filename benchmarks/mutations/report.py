@@ -98,9 +98,9 @@ def markdown(results: Results) -> str:
         "# What `trainyard verify` finds of what a stranger plants",
         "",
         f"Measured {results.day} with `{results.target}`, `{results.image[:19]}`, seed {results.seed}. Code that",
-        "does not know the rules chooses the faults at random (`benchmarks/mutations/`). A fault is found if the command",
-        "fails with a finding that names the path, label, variable or property, and that the image without the fault",
-        "does not have.",
+        "does not know the rules chooses the faults at random (`benchmarks/mutations/`). A fault is found if the",
+        "command fails with a finding that names the path, label, variable or property, and that the image without the",
+        "fault does not have.",
         "",
         f"Found: {good} of {tried}, {part:.1%}; target: {LEAST:.0%}: {'met' if part >= LEAST else 'missed'}. "
         f"False alarms: {len(alarms)} of {len(passed) + len(alarms)} images that are not ours; target: 0: "
