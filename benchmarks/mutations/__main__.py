@@ -35,7 +35,7 @@ from benchmarks.mutations.report import Foreign, Results, Row
 from trainyard.console import StepFailed, UserError, fail, say
 from trainyard.oci import docker_engine, image_store
 from trainyard.settings import ROOT, STATE
-from trainyard.spec.model import Spec, load
+from trainyard.spec.model import load
 from trainyard.spec.naming import NAME
 
 #: Results, kept between runs, and what the repository shows of them.
@@ -49,12 +49,11 @@ class Trial:
     """Mutants of one image, each loaded, verified and removed.
 
     Args:
-        reference: the image, ``original`` the same on disk.
+        target: name or folder of the target that the image is of.
     """
 
-    def __init__(self, spec: Spec, reference: str, original: SavedImage) -> None:
-        self._spec, self._reference = spec, reference
-        self.source = Source(original, spec.folder, spec.arch)
+    def __init__(self, target: str, reference: str, source: Source) -> None:
+        self._target, self._reference, self.source = target, reference, source
         self._without_fault = cache(self._measure_without_fault)
 
     def row(self, mutant: Mutant) -> Row:
@@ -79,7 +78,7 @@ class Trial:
 
     def _loaded(self, draft: Draft) -> Verdict:
         with loaded(draft) as reference:
-            return judge.verify(reference, self._spec.target)
+            return judge.verify(reference, self._target)
 
     def require_passed(self) -> None:
         """Check that the command finds nothing in the original: loaded as mutants are, and with a copy of its folder.
@@ -94,7 +93,7 @@ class Trial:
             if verdict.status:
                 raise StepFailed(
                     f"{self._reference} does not pass without a fault ({verdict.findings[0]}): build it with this "
-                    f"checkout, with 'make image TARGET={self._spec.target}'"
+                    f"checkout, with 'make image TARGET={self._target}'"
                 )
 
     def _measure_without_fault(self, *, squashed: bool) -> Verdict:
@@ -117,7 +116,7 @@ def measure(target: str, reference: str, results: Results, numbers: Collection[i
     spec = load(target)
     with tempfile.TemporaryDirectory(prefix="trainyard-mutations-") as folder:
         image_store.save(reference, Path(folder))
-        trial = Trial(spec, reference, SavedImage(Path(folder)))
+        trial = Trial(target, reference, Source(SavedImage(Path(folder)), spec.folder, spec.arch))
         trial.require_passed()
         for number in numbers:
             row = trial.row(plan.make(trial.source, results.seed, number))

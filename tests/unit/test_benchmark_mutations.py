@@ -453,8 +453,7 @@ class Engine:
 
 def trial(source: Source, engine: Engine, monkeypatch: pytest.MonkeyPatch) -> program.Trial:
     monkeypatch.setattr(program.Trial, "_measure_without_fault", lambda self, *, squashed: Verdict(0))
-    spec = type("Spec", (), {"folder": source.folder, "arch": "amd64", "target": "mine"})
-    return program.Trial(spec, "original:1", source.image)  # type: ignore[arg-type]
+    return program.Trial("mine", "original:1", source)
 
 
 @pytest.mark.parametrize("number", [1, 2, 4, 9, 20], ids=plan.family)
