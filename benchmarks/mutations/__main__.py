@@ -4,7 +4,7 @@
     python -m benchmarks.mutations tf-cpu --count 20      the first 20
     python -m benchmarks.mutations tf-cpu --only 17,18    these, again
     python -m benchmarks.mutations tf-cpu --only foreign  only the images that are not ours
-    python -m benchmarks.mutations tf-cpu --report        only writes benchmarks/results/mutations.md
+    python -m benchmarks.mutations tf-cpu --report        only writes the table
 
 A seed and a number give the same mutant again. What was measured with the same image and seed is kept and not measured
 again. A mutant has one fault: in the configuration; in a layer, made anew or one more; in an image of one layer; by one
@@ -116,7 +116,8 @@ def measure(target: str, reference: str, results: Results, numbers: Collection[i
     spec = load(target)
     with tempfile.TemporaryDirectory(prefix="trainyard-mutations-") as folder:
         image_store.save(reference, Path(folder))
-        trial = Trial(target, reference, Source(SavedImage(Path(folder)), spec.folder, spec.arch))
+        image = SavedImage(Path(folder))
+        trial = Trial(target, reference, Source(image, spec.folder, locks.of_image(spec, image.config)))
         trial.require_passed()
         for number in numbers:
             row = trial.row(plan.make(trial.source, results.seed, number))

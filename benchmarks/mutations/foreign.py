@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import os
 import shutil
 import subprocess
 import tempfile
@@ -69,8 +68,8 @@ def _dockerfile(tag: str) -> str:
 
 def _squashed() -> str:
     """The plain recipe in one layer."""
-    plain, reference = _dockerfile("plain-recipe"), f"{NAME}:squashed"
-    with tempfile.TemporaryDirectory() as folder:
+    reference = f"{NAME}:squashed"
+    with built(lambda: _dockerfile("plain-recipe")) as plain, tempfile.TemporaryDirectory() as folder:
         image_store.save(plain, Path(folder))
         SavedImage(Path(folder)).squashed().load(reference)
     return reference
@@ -86,18 +85,19 @@ def _buildah() -> str:
     if not shutil.which("buildah"):
         raise UserError("buildah is not installed: run 'apt-get install buildah'")
     reference = f"{NAME}:buildah"
-    with tempfile.TemporaryDirectory() as name:
-        folder = Path(name)
-        base, built = folder / "base.tar", folder / "built.tar"
+    with tempfile.TemporaryDirectory() as temporary:
+        folder = Path(temporary)
+        base, archive = folder / "base.tar", folder / "built.tar"
         with base.open("wb") as file:
             for chunk in docker_engine.image(_base(), made_by="make base").save(named=True):
                 file.write(chunk)
         text = f'FROM docker-archive:{base}\nRUN echo \'print(1)\' >/srv/main.py\nCMD ["cat", "/srv/main.py"]\n'
         (folder / "Containerfile").write_text(text, encoding="utf-8")
         storage = [f"--root={folder}/storage", f"--runroot={folder}/run", "--storage-driver=vfs"]
-        _run("buildah", *storage, "build", "--isolation=chroot", "--network=host", f"--tag={reference}", str(folder))
-        _run("buildah", *storage, "push", reference, f"docker-archive:{built}:{reference}")
-        with built.open("rb") as file:
+        name = f"docker.io/library/{reference}"
+        _run("buildah", *storage, "build", "--isolation=chroot", "--network=host", f"--tag={name}", str(folder))
+        _run("buildah", *storage, "push", name, f"docker-archive:{archive}:{name}")
+        with archive.open("rb") as file:
             docker_engine.client().images.load(file)
     return reference
 
@@ -114,8 +114,7 @@ def built(build: Callable[[], str]) -> Iterator[str]:
 
 
 def _run(*command: str) -> None:
-    environment = {**os.environ, "BUILDAH_ISOLATION": "chroot"}
-    done = subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode:
         last = (done.stderr.strip().splitlines() or ["no output"])[-1]
         raise StepFailed(f"'{command[0]}' failed: {last}")

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import re
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from random import Random
+from typing import Any
 
 from benchmarks.mutations.chance import word
 
-from trainyard.spec.architectures import ARCHITECTURES
+from trainyard.spec import lockfile
+from trainyard.spec.model import Spec
+from trainyard.spec.naming import LABELS
 
 #: An entry of a lock: name, version, and the lines with its hashes.
 _ENTRY = re.compile(r"(?m)^(?P<name>[A-Za-z0-9._-]+)==(?P<version>\S+)(?P<rest>[^\n]*\n(?:[ \t]+[^\n]*\n?)*)")
@@ -60,15 +63,21 @@ OPERATORS: dict[str, Edit] = {
 }  # fmt: skip
 
 
-def lock_fault(rng: Random, folder: Path, arch: str, kind: str) -> LockFault:
-    """A fault in a random package of the locks of a target, by its folder and its architecture."""
-    others = tuple(f".{name}.lock" for name in ARCHITECTURES if name != arch)
-    own = [path for path in sorted(folder.glob("*.lock")) if not path.name.endswith(others)]
+def lock_fault(rng: Random, own: Iterable[Path], kind: str) -> LockFault:
+    """A fault in a random package of an image's locks."""
     texts = {path.name: path.read_text(encoding="utf-8") for path in own}
     file, entry = rng.choice([(file, entry) for file, text in texts.items() for entry in _ENTRY.finditer(text)])
     new, what = OPERATORS[kind](rng, entry)
     text = texts[file][: entry.start()] + new + texts[file][entry.end() :]
     return LockFault(kind, f"{file}: {what}", (entry["name"],), file, text)
+
+
+def of_image(spec: Spec, config: Mapping[str, Any]) -> tuple[Path, ...]:
+    """The locks in a target's folder that an image was made from, by its configuration."""
+    labels = config.get("config", {}).get("Labels") or {}
+    index = labels.get(f"{LABELS}.index", "default")
+    found = (lockfile.framework_lock(spec, index), lockfile.requirements_lock(spec, index))
+    return tuple(path for path in found if path.parent == spec.folder)
 
 
 def copied(target: Path, parent: Path, fault: LockFault | None = None) -> Path:

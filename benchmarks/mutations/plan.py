@@ -59,13 +59,13 @@ class Source:
     """What mutants are made of.
 
     Attributes:
-        folder: of the target, with its locks.
-        arch: name of the image's architecture.
+        folder: of the target.
+        locks: those in it that the image was made from.
     """
 
     image: SavedImage
     folder: Path
-    arch: str
+    locks: tuple[Path, ...]
 
 
 def family(number: int) -> Family:
@@ -150,9 +150,7 @@ def _instruction(source: Source, seed: int, number: int) -> Mutant:
 
 def _lock(source: Source, seed: int, number: int) -> Mutant:
     kinds = tuple(locks.OPERATORS)
-    fault = _first_possible(
-        seed, number, kinds, lambda rng, kind: locks.lock_fault(rng, source.folder, source.arch, kind)
-    )
+    fault = _first_possible(seed, number, kinds, lambda rng, kind: locks.lock_fault(rng, source.locks, kind))
     return Mutant(number, "lock", fault.kind, fault.what, fault.places, lock=fault)
 
 

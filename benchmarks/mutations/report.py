@@ -88,7 +88,7 @@ def found(rows: Iterable[Row]) -> tuple[int, int]:
 
 
 def markdown(results: Results) -> str:
-    """benchmarks/results/mutations.md."""
+    """The result in Markdown, as it is in benchmarks/results."""
     good, tried = found(results.rows.values())
     part = good / tried if tried else 0.0
     alarms = [one for one in results.foreign.values() if one.outcome == "false alarm"]

@@ -26,6 +26,7 @@ from benchmarks.mutations.plan import Source
 from benchmarks.mutations.report import Foreign, Results, Row
 
 from trainyard.console import StepFailed, UserError
+from trainyard.spec.model import load
 
 #: What a container sees of an entry: type, mode, owner, target or content, extended attributes.
 View = dict[str, tuple[object, ...]]
@@ -125,8 +126,7 @@ def source(image: SavedImage, tmp_path: Path) -> Source:
     folder.mkdir()
     text = "".join(f"{name}==1.2.3 \\\n    --hash=sha256:{'0' * 64}  # 5 bytes\n" for name in ("numpy", "keras"))
     (folder / "framework.lock").write_text(f"# Locked\n{text}", encoding="utf-8")
-    (folder / "framework.arm64.lock").write_text("only-arm==1.0\n", encoding="utf-8")
-    return Source(image, folder, "amd64")
+    return Source(image, folder, (folder / "framework.lock",))
 
 
 def blobs_of(draft: Draft) -> dict[str, bytes]:
@@ -311,10 +311,10 @@ def test_an_instruction_changes_what_it_names(operator: instructions.Instruction
             assert paths and all(any(place in path for place in found.places) for path in paths), found.created_by
 
 
-def test_a_fault_in_a_lock_changes_one_entry_of_one_lock_of_the_architecture(source: Source, tmp_path: Path) -> None:
+def test_a_fault_in_a_lock_changes_one_entry_of_it(source: Source, tmp_path: Path) -> None:
     for kind in locks.OPERATORS:
         for number in range(10):
-            fault = locks.lock_fault(Random(number), source.folder, "amd64", kind)
+            fault = locks.lock_fault(Random(number), source.locks, kind)
             assert fault.file == "framework.lock" and fault.places[0] in fault.what
             old = (source.folder / fault.file).read_text(encoding="utf-8").splitlines()
             kept = [line for line in old if line in fault.text.splitlines()]
@@ -324,6 +324,15 @@ def test_a_fault_in_a_lock_changes_one_entry_of_one_lock_of_the_architecture(sou
     folder = locks.copied(source.folder, tmp_path / "copy", fault)
     assert folder.name == "mine" and (folder / "framework.lock").read_text(encoding="utf-8") == fault.text
     assert (source.folder / "framework.lock").read_text(encoding="utf-8") != fault.text
+
+
+def test_only_the_locks_of_the_index_of_an_image_are_changed() -> None:
+    spec = load("tf-cpu", "arm64")
+    config = {"config": {"Labels": {"io.trainyard.index": "default"}}}
+    assert [path.name for path in locks.of_image(spec, config)] == ["framework.arm64.lock", "requirements.arm64.lock"]
+    config["config"]["Labels"]["io.trainyard.index"] = "pytorch-cpu"
+    names = [path.name for path in locks.of_image(load("cpu", "amd64"), config)]
+    assert names == ["framework.pytorch-cpu.lock", "requirements.pytorch-cpu.lock"]
 
 
 def test_a_seed_and_a_number_give_the_same_mutant(source: Source) -> None:
