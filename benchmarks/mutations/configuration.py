@@ -179,7 +179,7 @@ def architecture(rng: Random, image: dict[str, Any]) -> ConfigFault:
 
 
 def author(rng: Random, image: dict[str, Any]) -> ConfigFault:
-    """Somebody else is the author."""
+    """The image has another author."""
     config = copy.deepcopy(image)
     config["author"] = f"{word(rng)} <{word(rng)}@{word(rng)}.example>"
     return ConfigFault("author", f"author {config['author']}", ("author",), config)

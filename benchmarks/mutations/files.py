@@ -197,7 +197,7 @@ def new_cache(rng: Random, image: SavedImage) -> FileFault:
 
 
 def new_history(rng: Random, image: SavedImage) -> FileFault:
-    """What somebody typed."""
+    """What a shell or another program remembers of its user."""
     name = rng.choice([".bash_history", ".python_history", ".lesshst", ".viminfo", ".wget-hsts", ".zsh_history"])
     commands = f"cd /{word(rng)}\ncurl -u {word(rng)}:{word(rng, 12)} http://{word(rng)}.example\n"
     return _added(rng, image, "history added", name, commands.encode(), usual=("root", "home/trainer"))

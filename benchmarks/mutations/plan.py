@@ -83,11 +83,14 @@ def make(source: Source, seed: int, number: int) -> Mutant:
 
 
 def _first_possible(seed: int, number: int, operators: Sequence[F], attempt: Callable[[Random, F], T]) -> T:
-    """What the operator of a mutant makes; if the image has nothing that it needs, the next one."""
+    """What the operator of a mutant makes; if the image has nothing that it needs, the next one.
+
+    The mutants of a family use all operators, in a random order, before they use one again.
+    """
     kind = family(number)
-    turn = sum(family(one) == kind for one in range(1, number))
-    order = Random(f"{seed} {kind} {turn // len(operators)}").sample(operators, len(operators))
-    at = turn % len(operators)
+    before = sum(family(one) == kind for one in range(1, number))
+    order = Random(f"{seed} {kind} {before // len(operators)}").sample(operators, len(operators))
+    at = before % len(operators)
     problem = StepFailed(f"no fault of the family {kind} can be made")
     for operator in (*order[at:], *order[:at]):
         try:

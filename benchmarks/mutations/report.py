@@ -91,11 +91,9 @@ def markdown(results: Results) -> str:
     """The result in Markdown, as it is in benchmarks/results."""
     good, tried = found(results.rows.values())
     part = good / tried if tried else 0.0
-    alarms = [one for one in results.foreign.values() if one.outcome == "false alarm"]
-    passed = [one for one in results.foreign.values() if one.outcome == "passed"]
     lines = [
         "<!-- Written by `python -m benchmarks.mutations`. Do not edit. -->",
-        "# What `trainyard verify` finds of what a stranger plants",
+        "# Mutation test of `trainyard verify`",
         "",
         f"Measured {results.day} with `{results.target}`, `{results.image[:19]}`, seed {results.seed}. Code that",
         "does not know the rules chooses the faults at random (`benchmarks/mutations/`). A fault is found if the",
@@ -103,8 +101,7 @@ def markdown(results: Results) -> str:
         "fault does not have.",
         "",
         f"Found: {good} of {tried}, {part:.1%}; target: {LEAST:.0%}: {'met' if part >= LEAST else 'missed'}. "
-        f"False alarms: {len(alarms)} of {len(passed) + len(alarms)} images that are not ours; target: 0: "
-        f"{'missed' if alarms else 'met'}.",
+        f"False alarms: {_alarms(results.foreign.values())}.",
         "",
         "| kind of mutation | number | found |",
         "|---|---|---|",
@@ -119,9 +116,20 @@ def markdown(results: Results) -> str:
         if of_it:
             lines += ["", f"## {heading}", "", "| number | kind | mutation | said |", "|---|---|---|---|"]
             lines += [f"| {row.number} | {row.kind} | {_cell(row.what)} | {_said(row.said)} |" for row in of_it]
-    lines += ["", "## Images that are not ours", "", "| image | result | said |", "|---|---|---|"]
-    lines += [f"| {one.name} | {one.outcome} | {_said(one.said)} |" for one in results.foreign.values()]
+    if results.foreign:
+        lines += ["", "## Images that are not ours", "", "| image | result | said |", "|---|---|---|"]
+        lines += [f"| {one.name} | {one.outcome} | {_said(one.said)} |" for one in results.foreign.values()]
     return "\n".join([*lines, ""])
+
+
+def _alarms(foreign: Iterable[Foreign]) -> str:
+    """How many images that are not ours did not pass."""
+    verified = [one for one in foreign if one.outcome != "not built"]
+    if not verified:
+        return "not measured"
+    count = sum(one.outcome == "false alarm" for one in verified)
+    met = "missed" if count else "met"
+    return f"{count} of {len(verified)} images that are not ours; target: 0: {met}"
 
 
 def _by_kind(rows: Iterable[Row]) -> dict[str, list[Row]]:

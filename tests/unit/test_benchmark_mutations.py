@@ -506,6 +506,9 @@ def test_the_table_counts_by_kind_and_lists_what_was_missed() -> None:
     assert "| **layers** | 2 | 1 |\n| owner | 2 | 1 |" in text and "| port | 1 | 1 |" in text
     assert "| 2 | owner | /a\\|b belongs to 1:1 | 16 layers |" in text
     assert "## Refused by the engine, and not counted" in text and "| other | not built | no buildah |" in text
+    without = results()
+    without.foreign.clear()
+    assert "False alarms: not measured." in report.markdown(without)
 
 
 def test_results_are_kept_and_go_on_with_the_same_image_and_seed(
