@@ -863,6 +863,13 @@ def test_the_probe_finds_missing_and_stale_byte_code(tmp_path: Path, monkeypatch
     assert [Path(path).name for path in found["stale"]] == ["stale.py"]
 
 
+def test_the_probe_reads_no_source_behind_a_link_that_leads_nowhere(tmp_path: Path) -> None:
+    """As of Debian's /usr/lib/python3.13/sitecustomize.py where a small image has no /etc."""
+    (tmp_path / "sitecustomize.py").symlink_to("/nonexistent/sitecustomize.py")
+    (tmp_path / "module.py").write_text("x = 1\n", encoding="utf-8")
+    assert list(probe.sources(str(tmp_path), [])) == [str(tmp_path / "module.py")]
+
+
 def test_the_probe_is_valid_for_the_oldest_python() -> None:
     import ast
 

@@ -56,8 +56,9 @@ def sources(folder: str, nested: list[str]) -> Iterator[str]:
             name for name in below if name not in ("__pycache__", "bin") and os.path.join(here, name) not in nested
         )
         for name in sorted(names):
-            if name.endswith(".py"):
-                yield os.path.join(here, name)
+            path = os.path.join(here, name)
+            if name.endswith(".py") and os.path.isfile(path):  # links may lead nowhere
+                yield path
 
 
 def compiles(path: str) -> bool:
