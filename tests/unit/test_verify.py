@@ -339,6 +339,16 @@ FAULTS: list[tuple[str, str, list[Change], str]] = [
     ("xla", "starts_as_specified", [with_setting(User="0:0")], "USER: '0:0'"),
     ("xla", "starts_as_specified", [with_setting(WorkingDir="/")], "WORKDIR: '/'; expected '/workspace'"),
     ("xla", "starts_as_specified", [with_setting(WorkingDir=None)], "WORKDIR: None; expected '/workspace'"),
+    (
+        "tf-cpu",
+        "python_lists_what_is_installed",
+        [
+            lambda image: changed(
+                image, inside=dataclasses.replace(image.inside, error="cannot list: UnicodeDecodeError")
+            )
+        ],
+        "Python: cannot list: UnicodeDecodeError",
+    ),
     ("tf-cpu", "installed_matches_locks", [with_package("numpy", "1.0")], "package numpy: is 1.0; the lock has"),
     ("tf-cpu", "installed_matches_locks", [with_package("sneaked", "1.0")], "package sneaked 1.0 in /opt/venv"),
     ("tf-cpu", "installed_matches_locks", [without_package("keras")], "package keras: is not installed"),

@@ -115,11 +115,11 @@ def texts() -> dict[str, str]:
         for folder in sys.path:
             path = os.path.join(folder, name)
             if folder and os.path.isfile(path):
-                with open(path, encoding="utf-8") as file:
+                with open(path, encoding="utf-8", errors="replace") as file:
                     found[name] = file.read()
                 break
     try:
-        with open("/opt/trainyard/image.json", encoding="utf-8") as file:
+        with open("/opt/trainyard/image.json", encoding="utf-8", errors="replace") as file:
             found["image.json"] = file.read()
     except OSError:
         pass

@@ -46,6 +46,7 @@ class ProbeResult:
         sources: number of source files in the site directories.
         missing: those without byte code, ``stale``: those whose byte code is of another source.
         texts: name -> content of the files that rules read, as far as they exist.
+        error: why there is nothing of all this; empty if there is.
     """
 
     python: str
@@ -54,6 +55,15 @@ class ProbeResult:
     missing: tuple[str, ...]
     stale: tuple[str, ...]
     texts: dict[str, str]
+    error: str = ""
+
+
+#: What is known from inside an image that has no Python.
+NOTHING = ProbeResult("", (), 0, (), (), {})
+
+
+class ProbeFailed(StepFailed):
+    """An image's Python starts, and cannot list what is installed."""
 
 
 def probe(reference: str) -> ProbeResult:
@@ -61,7 +71,7 @@ def probe(reference: str) -> ProbeResult:
 
     Raises:
         NoPython: it has none that starts.
-        StepFailed: its Python failed; the message ends with its error line.
+        ProbeFailed: its Python failed; the message ends with its error line.
     """
     found = run(reference)
     bytecode = found["bytecode"]
@@ -87,7 +97,7 @@ def run(reference: str, *parts: str) -> dict[str, Any]:
         parts: ``packages``, ``bytecode``, ``texts``; all of them if none is given.
     Raises:
         NoPython: it has none that starts.
-        StepFailed: its Python failed; the message ends with its error line.
+        ProbeFailed: its Python failed; the message ends with its error line.
     """
     words = ""
     for python in PYTHONS:
@@ -114,7 +124,7 @@ def _run(reference: str, python: str, parts: tuple[str, ...]) -> dict[str, Any]:
         status = int(container.wait()["StatusCode"])
         if status:
             words = container.logs(stdout=False).decode(errors="replace").strip().splitlines() or ["(no output)"]
-            raise StepFailed(f"{reference}: its Python cannot list what is installed: {words[-1]}")
+            raise ProbeFailed(f"{reference}: its Python cannot list what is installed: {words[-1]}")
         found: dict[str, Any] = json.loads(container.logs(stderr=False))
         return found
     finally:

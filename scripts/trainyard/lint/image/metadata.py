@@ -153,10 +153,25 @@ def pins_reach_the_lock(image: Evidence) -> Iterator[Finding]:
             )
 
 
+@rule("image", severity=Severity.REFUSE, source="docs/anatomy.md#checking-an-image")
+def python_lists_what_is_installed(image: Evidence) -> Iterator[Finding]:
+    """The image's Python starts, and reads the metadata of all packages."""
+    if image.inside.error:
+        yield Finding(
+            "Python",
+            image.inside.error,
+            "trainers need it, and no rule about packages can be checked",
+            image.package_remediation,
+            severity=Severity.NOTE if image.spec is None else Severity.REFUSE,
+        )
+
+
 @rule("target", severity=Severity.REFUSE, source="docs/anatomy.md#checking-an-image")
 def installed_matches_locks(image: Evidence) -> Iterator[Finding]:
     """Installed packages are the locked ones, each once."""
     spec = image.required_spec
+    if image.inside.error:
+        return
     fix = f"{spec.command('build')}; to change what is in it, edit the spec and {spec.command('lock')}"
     for package, version in image.locked.items():
         if package not in image.installed:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import re
 import time
 from collections.abc import Mapping
@@ -20,7 +21,6 @@ from trainyard.lint.image import contents, core, expected, filesystem
 from trainyard.lint.image.evidence import Evidence
 from trainyard.oci import docker_engine, layers, probe_runner
 from trainyard.oci.layers import Stored
-from trainyard.oci.probe_runner import ProbeResult
 from trainyard.spec import lockfile, naming
 from trainyard.spec.model import Spec, load, relative, targets
 from trainyard.spec.units import in_units
@@ -30,9 +30,6 @@ if TYPE_CHECKING:
 
 #: The metadata of an installed package: the name is before the version.
 _METADATA = re.compile(r"/([^/]+)-[^-/]+\.dist-info/METADATA$")
-
-#: What is known from inside an image that has no Python.
-NOTHING = ProbeResult("", (), 0, (), (), {})
 
 
 class VerifyFailed(StepFailed):
@@ -69,11 +66,11 @@ def gather(spec: Spec | None, reference: str) -> Evidence:
         stored = layers.read(reference, dockerfile, hashed=unknown)
         try:
             found = seen.result()
-        except probe_runner.NoPython as error:
-            if spec:
-                raise
+        except (probe_runner.NoPython, probe_runner.ProbeFailed) as error:
+            # What made it fail is among the files, which are checked all the same.
             warn(f"{error}; only its layers and its configuration are checked")
-            found = NOTHING
+            failed = spec is not None or isinstance(error, probe_runner.ProbeFailed)
+            found = dataclasses.replace(probe_runner.NOTHING, error=str(error) if failed else "")
         return Evidence(
             spec=spec,
             reference=reference,
