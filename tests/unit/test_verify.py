@@ -206,6 +206,14 @@ def with_tags(name: str, *tags: str) -> Change:
     return change
 
 
+def with_author(name: str) -> Change:
+    def change(image: Evidence) -> Evidence:
+        config = image.stored.config | {"author": name}
+        return changed(image, stored=dataclasses.replace(image.stored, config=config))
+
+    return change
+
+
 def with_history(command: str) -> Change:
     def change(image: Evidence) -> Evidence:
         config = image.stored.config | {"history": [{"created_by": command}]}
@@ -486,6 +494,7 @@ FAULTS: list[tuple[str, str, list[Change], str]] = [
     ("xla", "nothing_else_is_configured", [with_setting(Healthcheck={"Test": ["CMD", "x"]})], "Healthcheck: "),
     ("xla", "nothing_else_is_configured", [with_setting(StopSignal="SIGKILL")], "StopSignal: SIGKILL"),
     ("xla", "nothing_else_is_configured", [with_setting(Shell=["/bin/sh"])], "Shell: ['/bin/sh']"),
+    ("xla", "nothing_else_is_configured", [with_author("me")], "author: 'me'; the spec gives none"),
     ("xla", "nothing_else_is_configured", [with_setting(Unknown=1)], "Unknown: 1; the spec gives none"),
     (
         "gpu",

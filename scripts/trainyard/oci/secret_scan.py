@@ -52,7 +52,7 @@ _TOKENS = {
         rb"\b(?:gh[pos]_[A-Za-z0-9]{36}|github_pat_[A-Za-z0-9_]{40,})",
     ),
     "a GitLab token": ((b"glpat-",), rb"\bglpat-[A-Za-z0-9_-]{20}"),
-    "a Hugging Face token": ((b"hf_",), rb"\bhf_[A-Za-z]{34}\b"),
+    "a Hugging Face token": ((b"hf_",), rb"\bhf_[A-Za-z0-9]{34}\b"),
     "a Slack token": ((b"xox",), rb"\bxox[abprs]-[0-9A-Za-z-]{20,}"),
     "an npm token": ((b"npm_",), rb"\bnpm_[A-Za-z0-9]{36}\b"),
     "a PyPI token": ((b"pypi-AgE",), rb"\bpypi-AgE[A-Za-z0-9_-]{50,}"),

@@ -103,6 +103,8 @@ def nothing_else_is_configured(image: Evidence) -> Iterator[Finding]:
     for label in sorted(image.labels.keys() - known):
         what = f"{_shown(label, image.labels[label])}; the spec gives none"
         yield Finding(f"label {label}", what, "tools and users choose images by their labels", fix, severity)
+    if author := image.stored.config.get("author"):
+        yield Finding("author", f"{author!r}; the spec gives none", "tools show it as the maintainer", fix, severity)
     expected = {"Env", "Labels", "Entrypoint", "Cmd", "User", "WorkingDir", "ArgsEscaped"}
     for name, value in sorted(image.settings.items()):
         if not value or name in expected or (name, value) == ("Shell", _SHELL):
