@@ -7,13 +7,15 @@ import json
 import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 
+import docker.errors
 import pytest
 from tests.fakes.package_index import PackageIndex, wheel
 
 from trainyard.console import UserError
 from trainyard.image import base_image, fallback, plan, target_lock
-from trainyard.release import batch
+from trainyard.release import batch, publish
 from trainyard.settings import ROOT
 from trainyard.spec import lockfile, model, nightly
 from trainyard.spec.model import Spec
@@ -93,7 +95,7 @@ def test_the_day_is_recorded_and_part_of_the_tag(index: PackageIndex, write_spec
     record = json.loads((spec.folder / "nightly.json").read_text(encoding="utf-8"))
     assert record["packages"] == {"tf-nightly": "2.23.0.dev20261026"}
     today = datetime.datetime.now(tz=datetime.UTC).date()
-    assert datetime.datetime.strptime(record["day"], "%Y%m%d").date() - today <= datetime.timedelta(days=1)
+    assert abs(datetime.datetime.strptime(record["day"], "%Y%m%d").date() - today) <= datetime.timedelta(days=1)
     (spec.folder / "nightly.json").write_text(json.dumps(record | {"day": "20261026"}), encoding="utf-8")
     made = plan.make_plan(
         model.load(str(spec.folder)), index="default", index_url="", base="b", base_digest="", notes=()
@@ -236,6 +238,31 @@ class TestFallback:
             f"this is not xla-nightly: it has torch_xla {spec.framework.version}, the "
         )
         assert not fallback.note(model.load("xla-nightly"))
+
+    def test_its_promotion_is_refused_whatever_is_on_this_host(self, trainyard: Callable[..., Result]) -> None:
+        status, _, err = trainyard("promote", "xla-nightly-fallback", "--registry", "localhost:1/ml")
+        assert status == 2 and err.count("\n") == 1
+        assert (
+            "xla-nightly-fallback is a fallback, built where the base of xla-nightly was out of reach, and never" in err
+        )
+
+    def test_a_push_of_the_nightly_names_what_was_built_in_its_place(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        class Images:
+            def get(self, reference: str) -> None:
+                raise docker.errors.ImageNotFound(reference)
+
+        monkeypatch.setattr(publish.docker_engine, "client", lambda: SimpleNamespace(images=Images()))
+        local = {"trainyard:xla-nightly-fallback": "sha256:1"}
+        monkeypatch.setattr(publish, "digest_of", local.get)
+        with pytest.raises(UserError) as error:
+            publish.image_to_push(model.load("xla-nightly"))
+        assert str(error.value) == (
+            "no local image trainyard:xla-nightly: xla-nightly-fallback was built in its place; 'make push "
+            "TARGET=xla-nightly-fallback' pushes that under its name"
+        )
+        local.clear()
+        with pytest.raises(UserError, match="run 'make image TARGET=xla-nightly' first"):
+            publish.image_to_push(model.load("xla-nightly"))
 
     def test_nothing_else_has_the_label(self) -> None:
         others = [target for target in model.targets() if target != "xla-nightly-fallback"]

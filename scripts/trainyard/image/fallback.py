@@ -11,15 +11,22 @@ from trainyard.image import base_image
 from trainyard.spec.model import IMAGES, Spec, catalogue
 
 
+def of(spec: Spec) -> Spec | None:
+    """The fallback of a target of the catalogue; None if it has none."""
+    if spec.workspace or spec.folder.parent != IMAGES:
+        return None
+    return next((one for one in catalogue() if one.fallback_for == spec.target), None)
+
+
 def choose(spec: Spec) -> tuple[Spec, str]:
     """The target to build: ``spec``, or its fallback if neither the engine nor a registry has its base.
 
     Returns:
         That, and why it is not ``spec``; empty if it is. A base that was set with ``TRAINYARD_BASE`` has no fallback.
     """
-    if spec.workspace or spec.folder.parent != IMAGES or not spec.framework_in_base or settings.variable("BASE"):
+    if not spec.framework_in_base or settings.variable("BASE"):
         return spec, ""
-    found = next((one for one in catalogue() if one.fallback_for == spec.target), None)
+    found = of(spec)
     reference = spec.base_contents.reference if spec.base_contents else spec.base_spec().image
     reason = base_image.unreachable(reference) if found else ""
     if found is None or not reason:

@@ -42,7 +42,9 @@ def lock(spec: Spec) -> tuple[list[Path], list[Path]]:
         written += resolver.lock_target(one, name)
     if versions:
         path = nightly_versions_file(spec)
-        path.write_text(versions.text(), encoding="utf-8")
+        temporary = path.with_suffix(".json.new")
+        temporary.write_text(versions.text(), encoding="utf-8")
+        temporary.replace(path)
         written.append(path)
     if index == "default" and reason:
         warn(f"no lock for index '{spec.framework.index}': {reason}")

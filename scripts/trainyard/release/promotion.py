@@ -33,17 +33,23 @@ def image_to_promote(spec: Spec, repository: Repository, image: str | None) -> M
     Raises:
         UserError: the registry has no such image, or see :func:`trainyard.release.platform_index.check_passed`.
     """
+    if spec.fallback_for:
+        raise _fallback_refused(spec.target, spec.fallback_for)
     version = image or platform_index.version_of_host(spec, repository)
     found = repository.manifest(version)
     if found is None:
         raise UserError(f"{repository.name} has no {version}: run '{spec.command('push')}' first")
     platform_index.check_passed(spec, repository, version, image_index.members(repository, found))
     if replaced := labels_of(repository, found).get(f"{LABELS}.fallback-for"):
-        raise UserError(
-            f"{version} at {repository.name} is a fallback, built where the base of {replaced} was out of reach, and "
-            f"never promoted: run '{installation.command('image', TARGET=replaced)}' where the base can be pulled"
-        )
+        raise _fallback_refused(f"{version} at {repository.name}", replaced)
     return found
+
+
+def _fallback_refused(what: str, replaced: str) -> UserError:
+    return UserError(
+        f"{what} is a fallback, built where the base of {replaced} was out of reach, and never promoted: run "
+        f"'{installation.command('image', TARGET=replaced)}' where the base can be pulled"
+    )
 
 
 def labels_of(repository: Repository, manifest: Manifest) -> dict[str, str]:

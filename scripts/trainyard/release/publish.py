@@ -6,6 +6,7 @@ another digest, the push is refused. Floating tags are moved by :mod:`trainyard.
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -17,7 +18,8 @@ from rich.table import Table
 
 from trainyard import installation, settings, state
 from trainyard.console import StepFailed, UserError, say, warn
-from trainyard.image import provenance
+from trainyard.image import fallback, provenance
+from trainyard.image.local_images import digest_of
 from trainyard.oci import docker_engine, inventory, referrers, registry
 from trainyard.oci.reference import Reference
 from trainyard.oci.registry import Manifest, Repository
@@ -78,12 +80,17 @@ def image_to_push(spec: Spec) -> Any:
     """The local image ``trainyard:<target>``, or the target's candidate if there is none.
 
     Raises:
-        UserError: there is neither.
+        UserError: there is neither; the line says if the fallback of the target was built.
     """
-    try:
+    with contextlib.suppress(docker.errors.ImageNotFound):
         return docker_engine.client().images.get(f"{NAME}:{spec.local_name}")
-    except docker.errors.ImageNotFound:
-        return docker_engine.image(candidate_tag(spec.local_name), made_by=spec.command("image"))
+    in_place = fallback.of(spec)
+    if in_place and digest_of(f"{NAME}:{in_place.local_name}") and not digest_of(candidate_tag(spec.local_name)):
+        raise UserError(
+            f"no local image {NAME}:{spec.local_name}: {in_place.target} was built in its place; "
+            f"'{in_place.command('push')}' pushes that under its name"
+        )
+    return docker_engine.image(candidate_tag(spec.local_name), made_by=spec.command("image"))
 
 
 def check_level(spec: Spec, level: str) -> None:
