@@ -104,12 +104,15 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: p
 def built_image() -> Callable[[str], str]:
     """``built_image("tf-cpu")`` is the reference of that target's image, which has passed verify and smoke.
 
-    It is built if need be: once a session, and again where another test has dropped it.
+    It is built unless the engine has the image of these inputs, which was tagged when it had passed: tests that run two
+    at a time would build it twice at once, which takes the disk of three images.
     """
     from tests.image import catalogue
+    from trainyard.image import build
     from trainyard.oci import docker_engine
     from trainyard.release import candidate
     from trainyard.spec.model import load
+    from trainyard.spec.naming import NAME
 
     made: dict[str, str] = {}
 
@@ -119,11 +122,19 @@ def built_image() -> Callable[[str], str]:
             docker_engine.buildx("prune", "--force", "--filter=type=exec.cachemount", quiet=True)
             catalogue.drop_stages()
 
+    def passed(target: str) -> str | None:
+        plan = build.plan_for(load(target))
+        tags = [image.tags for image in docker_engine.client().images.list(name=f"{NAME}:{plan.tag}")]
+        return plan.local if any(plan.local in names for names in tags) else None
+
     def reference(target: str) -> str:
         if target not in made or not docker_engine.client().images.list(name=made[target]):
-            shrink_cache()
-            made[target] = str(candidate.make(load(target))["image"])
-            shrink_cache()
+            found = passed(target)
+            if not found:
+                shrink_cache()
+                found = str(candidate.make(load(target))["image"])
+                shrink_cache()
+            made[target] = found
         return made[target]
 
     return reference

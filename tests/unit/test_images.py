@@ -72,6 +72,11 @@ ERROR: failed to solve: process "/bin/bash -c apt-get" did not complete successf
         (FAILED_AND_REPEATED_IN_PART, "wheels-1: Hash mismatch for `einops==0.8.2`"),
         ("ERROR: target x: failed to solve: base:1: not found", "target x: failed to solve: base:1: not found"),
         ("#9 copying\nERROR: failed to copy: write /var/lib/x: no space left on device", "the engine's disk is full"),
+        (
+            "ERROR: failed to solve: unsupported diff media type: application/vnd.oci.image.layer.v1.tar+zstd: not "
+            "implemented",
+            "a layer could not be written; probably the engine's disk is full",
+        ),
         ("#9 sh: echo: I/O error: No space left on device\nERROR: exit code: 1", "the engine's disk is full"),
         (
             "#37 [system 2/2] RUN <<SYSTEM\n#37 0.2 exec /bin/bash: exec format error\nERROR: exit code: 255",

@@ -37,6 +37,10 @@ _ERROR_LINE = re.compile(
     r"\berror\b|\bE:|mismatch|caused by|cannot|could not|unable|not found|no such|read-only|denied", re.IGNORECASE
 )
 
+#: BuildKit tries several ways to write a layer, logs why each failed, and reports the error of the last, which cannot
+#: write zstd at all (https://github.com/moby/buildkit/blob/v0.13.0/cache/blobs.go). It was a full disk (2026-11).
+_LAYER_NOT_WRITTEN = "unsupported diff media type"
+
 #: Seconds that `docker buildx` gets to cancel a build after an interrupt; it took under 1 s (2026-11).
 _CANCEL = 20
 
@@ -107,6 +111,8 @@ def reason(text: str, of: Builder | None = None) -> str:
     """
     if re.search(r"no space left on device|disk quota exceeded", text, re.IGNORECASE):
         return _disk_is_full(of)
+    if _LAYER_NOT_WRITTEN in text:
+        return f"a layer could not be written; probably {_disk_is_full(of)}"
     if re.search(r"exec /bin/\w+: exec format error", text):
         return "exec format error: " + docker_engine.cannot_run("programs of the image's architecture")
     errors = re.findall(r"(?m)^ERROR: (.*)", text)
