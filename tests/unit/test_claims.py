@@ -435,6 +435,20 @@ def test_push_attaches_a_claim_of_every_kind(
     assert attach(registry, pushed, key)["claims"] == [], "a second push adds nothing"
 
 
+def test_push_signs_what_waivers_say_unless_a_document_is_given(
+    registry: Registry, place: Repository, key: PrivateKey, pushed: Manifest, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def waived(spec: model.Spec, reference: str, digest: str) -> str:
+        assert (spec.target, reference) == ("tf-cpu", pushed.digest)
+        return json.dumps({"@context": "https://openvex.dev/ns/v0.2.0", "statements": [digest]})
+
+    monkeypatch.setattr(publish.audit, "vex_of", waived)
+    attach(registry, pushed, key)
+    attach(registry, pushed, key, vex='{"@context": "https://openvex.dev/ns/v0.2.0", "statements": ["given"]}')
+    found = [one.predicate["statements"] for one in claims.require(place, pushed.digest, key.public_key(), ["vex"])]
+    assert found == [[pushed.digest], ["given"]]
+
+
 def test_without_a_key_nothing_is_claimed(registry: Registry, pushed: Manifest) -> None:
     assert set(attach(registry, pushed, None)) == {"sbom"}
     assert [one["artifactType"] for one in registry.referrers(pushed.digest)] == [
@@ -488,14 +502,14 @@ def test_promote_refuses_an_image_without_the_claims_that_are_demanded(
     trainyard: Command,
 ) -> None:
     demanded = {"REQUIRE_SIGNED": "1", "COSIGN_PUB": files["COSIGN_PUB"]}
-    for missing, claim in zip(predicates.ABOUT_IMAGES, ABOUT_IMAGE, strict=True):
+    for missing, claim in zip(predicates.REQUIRED, ABOUT_IMAGE[:-1], strict=True):
         status, out, err = promote(trainyard, promoted, place, **demanded)
         assert (status, out) == (1, "")
         line = f"promote: {place.name}@{promoted.digest} has no claim '{missing}' that is signed with this key\n"
         assert err == line and registry.tags == {}
         claims.attach(place, promoted, key, [claim])
     status, out, _ = promote(trainyard, promoted, place, **demanded)
-    assert status == 0 and json.loads(out)["claims"] == list(predicates.ABOUT_IMAGES)
+    assert status == 0 and json.loads(out)["claims"] == list(predicates.REQUIRED)
     assert registry.tags["tf-cpu"] == promoted.digest
 
 
@@ -553,7 +567,7 @@ def test_promote_writes_a_verification_summary(
     claims.attach(place, promoted, key, ABOUT_IMAGE)
     inputs = [one["digest"] for one in registry.referrers(promoted.digest)]
     variables = {"REQUIRE_SIGNED": "1", "COSIGN_KEY": files["COSIGN_KEY"]}
-    assert promote(trainyard, promoted, place, **variables)[0] == 0
+    assert promote(trainyard, promoted, place, CLAIMS="sbom,provenance,verify,smoke,vex", **variables)[0] == 0
     *_, last = referrers_api.get(place, promoted.digest, referrers_api.BUNDLE).values()
     predicate = verified(last.data, key.public_key())["predicate"]
     assert predicate.pop("timeVerified").endswith("Z")

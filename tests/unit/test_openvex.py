@@ -19,6 +19,7 @@ from trainyard.oci.attached_sbom import InstalledPackage
 from trainyard.release import audit, debian_advisories, image_packages, openvex
 from trainyard.release.image_packages import ImagePackages
 from trainyard.release.vulnerabilities import Vulnerability
+from trainyard.spec import model
 
 SCHEMA = json.loads((Path(__file__).parents[1] / "schemas" / "openvex-0.2.0.json").read_text(encoding="utf-8"))
 ISSUED = datetime.datetime(2026, 11, 20, 10, tzinfo=datetime.UTC)
@@ -169,6 +170,17 @@ def test_the_command_writes_the_document(trainyard: Command, audited: Callable[.
     status, _, err = trainyard("audit", "tf-tpu", "--vex", str(path))
     assert status == 1 and not path.exists(), "no waiver is left that an older document may speak of"
     assert "no advisory about these images is waived" in err
+
+
+def test_what_is_pushed_is_named_by_its_digest_at_the_registry(
+    audited: Callable[..., None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    audited(waiver())
+    monkeypatch.setattr(audit, "by_snapshot", lambda pins, snapshot: [PILLOW])
+    made = audit.vex_of(model.load("tf-tpu"), "trainyard:tf-tpu", f"sha256:{'b' * 64}")
+    assert made and json.loads(made)["statements"][0]["products"][0]["hashes"] == {"sha-256": "b" * 64}
+    audited(waiver(expires="2026-11-01"))
+    assert audit.vex_of(model.load("tf-tpu"), "trainyard:tf-tpu", f"sha256:{'b' * 64}") is None
 
 
 def test_a_document_needs_an_image(trainyard: Command, audited: Callable[..., None], tmp_path: Path) -> None:

@@ -31,7 +31,7 @@ GROUP = "publish"
     help="Where the tags are moved, if not at --registry: needed where its tags are immutable.",
 )
 @options.flag("--require-signed", help="Promote only an image whose signed claims are valid.")
-@options.option("--claims", metavar="KIND,...", help="Kinds of claims that --require-signed demands; all by default.")
+@options.option("--claims", metavar="KIND,...", help="Kinds of claims that --require-signed demands; all but vex by default.")
 @options.checking_key
 @options.key(
     "--key", "COSIGN_KEY", "Private key (PEM) to sign a verification summary with. COSIGN_PASSWORD decrypts it."
@@ -54,7 +54,7 @@ def command(
     What the tags pointed to before is kept as <tag>.previous, which 'trainyard rollback' returns to.
 
     With --require-signed, the image, or each image of an image index, must have valid claims of the kinds sbom,
-    provenance, verify, smoke and vex, or of those in --claims, and an image index must be signed. With --key, a
+    provenance, verify and smoke, or of those in --claims, and an image index must be signed. With --key, a
     verification summary (SLSA) is attached, too.
     """
     from trainyard import console
@@ -93,5 +93,5 @@ def _demanded(claims: str | None, public_key: Path | None, key: Path | None) -> 
         public = signing.public_key()
     else:
         raise console.UserError("--require-signed needs COSIGN_PUB=<public key> to check the claims with")
-    kinds = predicates.kinds_in(claims) if claims is not None else predicates.ABOUT_IMAGES
+    kinds = predicates.kinds_in(claims) if claims is not None else predicates.REQUIRED
     return promotion.Demanded(public, kinds, signing)

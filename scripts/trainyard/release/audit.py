@@ -360,6 +360,27 @@ def audit(target: str | None, *, only_snapshot: bool = False, image: str | None 
     return Report(source, len(everything), found + debian, old, images, debian_source, uncovered)
 
 
+def vex_of(spec: Spec, reference: str, digest: str) -> str | None:
+    """The OpenVEX document about a local image, by the stored snapshots; None if no valid waiver is about it.
+
+    Args:
+        reference: the local image.
+        digest: its digest at the registry.
+    Raises:
+        StepFailed: its Python packages could not be listed.
+    """
+    image = image_packages.of_host(reference)
+    if image is None or not (known := waivers.load()):
+        return None
+    findings = offline([spec]) + _look_up_debian([image])[1]
+    at_registry = replace(image, digest=digest, listed=image.python)
+    return openvex.document(findings, [at_registry], known, issued=_issued(), today=waivers.today())
+
+
+def _issued() -> datetime.datetime:
+    return datetime.datetime.fromtimestamp(plan.source_date_epoch(), tz=datetime.UTC)
+
+
 def vex(report: Report) -> str | None:
     """The OpenVEX document of the waived vulnerabilities of a report; None if no valid waiver is about one of them.
 
@@ -371,5 +392,4 @@ def vex(report: Report) -> str | None:
             f"no image to make statements about: run '{installation.command('image')}', or give "
             f"{installation.option('IMAGE')}"
         )
-    issued = datetime.datetime.fromtimestamp(plan.source_date_epoch(), tz=datetime.UTC)
-    return openvex.document(report.findings, report.images, waivers.load(), issued=issued, today=waivers.today())
+    return openvex.document(report.findings, report.images, waivers.load(), issued=_issued(), today=waivers.today())

@@ -31,8 +31,11 @@ TYPES = {
     "summary": "https://slsa.dev/verification_summary/v1",
 }
 
-#: The kinds of claims about an image, each of which has a document.
-ABOUT_IMAGES = ("sbom", "provenance", "verify", "smoke", "vex")
+#: The kinds of claims that every image has which is built with provenance and pushed with a key.
+REQUIRED = ("sbom", "provenance", "verify", "smoke")
+
+#: All kinds of claims about an image. There is an OpenVEX document only if a known vulnerability is waived.
+ABOUT_IMAGES = (*REQUIRED, "vex")
 
 #: Who builds, where BuildKit names none; SLSA requires a name.
 BUILDER = "https://trainyard.io/builder@v1"

@@ -359,7 +359,7 @@ def attach_referrers(
         digest: of the image there.
         key: what to sign with.
         reference: the local image that was pushed; the target's if None.
-        vex: OpenVEX document about the image's known vulnerabilities.
+        vex: OpenVEX document about the image's known vulnerabilities; what waivers say about it if None.
     Returns:
         What was attached -> its tag: ``provenance``, ``sbom``, ``signature``; and ``claims``: the kinds of those that
         the image did not have yet.
@@ -409,8 +409,9 @@ def _attach_claims(
     digest = docker_engine.digest(local, made_by=spec.command("image"))
     passed = state.require(spec.local_name, digest, "verify", "smoke", made_by=spec.command("image"))
     made += [predicates.verify(passed["verify"]), predicates.smoke(passed["smoke"])]
-    if vex is not None:
-        made.append(predicates.vex(vex))
+    document = audit.vex_of(spec, local, subject.digest) if vex is None else vex
+    if document is not None:
+        made.append(predicates.vex(document))
     return claims.attach(repository, subject, key, made, known=known)
 
 
