@@ -1,6 +1,6 @@
 #!/bin/bash
-# The environment without packages, and what several wheels bring (set-apart). The stages of the wheels are mounted below
-# /stages: a command that a wheel with its code has is there already.
+# The environment without packages, and what several wheels bring (set-apart). The folders for-site of the wheels' stages
+# are mounted below /stages: a file that is in a wheel's layer, such as a command whose code the wheel has, is left out.
 set -Eeuo pipefail
 mkdir -p /out/opt
 cp -a /opt/venv /out/opt/venv
@@ -8,7 +8,7 @@ rm -f /out/opt/venv/.lock
 echo /opt/trainyard >"$(echo /out/opt/venv/lib/python3*/site-packages)/_trainyard.pth"
 for folder in /stages/*/shared; do
   find "$folder" -type f -printf '%P\n' | while read -r file; do
-    compgen -G "/stages/*/out/$file" >/dev/null \
+    grep -qxF -- "$file" /stages/*/files \
       || install -D -m "$(stat -c %a "$folder/$file")" "$folder/$file" "/out/$file"
   done
 done

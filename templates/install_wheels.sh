@@ -1,5 +1,6 @@
 #!/bin/bash
-# install-wheels PLATFORM: install /locks/wheels.lock for it below /out, where the files are in the image, and nothing else.
+# install-wheels PLATFORM [OPTION...]: install /locks/wheels.lock for it below /out, where the files are in the image, and
+# nothing else. The options are those of 'uv pip install'.
 set -Eeuo pipefail
 [ ! -s /run/secrets/ca.pem ] || export SSL_CERT_FILE=/run/secrets/ca.pem
 [ ! -s /run/secrets/uv.toml ] || export UV_CONFIG_FILE=/run/secrets/uv.toml NETRC=/run/secrets/netrc
@@ -8,7 +9,8 @@ options=()
 [ ! -d /wheels ] || options+=(--find-links /wheels)
 # Packages without a wheel are built with the setuptools of images/uv.lock, not with the newest.
 uv pip install --quiet --no-deps --require-hashes --build-constraint /locks/uv.lock --python /opt/venv/bin/python \
-  --python-platform "$1" --prefix /out/opt/venv "${options[@]}" -r /locks/wheels.lock
+  --python-platform "$1" --prefix /out/opt/venv "${options[@]}" "${@:2}" -r /locks/wheels.lock
 rm -f /out/opt/venv/.lock
 set-apart
+find /out -type f -printf '%P\n' | sort >/for-site/files
 seal

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import resource
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable
@@ -33,6 +34,19 @@ def test_the_image_stage_holds_nothing_but_linked_copies(target: str) -> None:
     words = {line.split()[0] for line in last_stage if re.match(r"[A-Z]+ ", line)}
     assert words == {"COPY", "ENV", "ARG", "LABEL", "USER", "ENTRYPOINT", "CMD"}
     assert all(" --link --from=" in line for line in last_stage if line.startswith("COPY"))
+
+
+def test_the_content_hash_is_that_of_the_files_wherever_they_are(tmp_path: Path) -> None:
+    """It is in the immutable tag: the same image must have the same tag."""
+    from trainyard.image.plan import content_hash
+
+    copied = tmp_path / "tf-cpu"
+    shutil.copytree(model.load("tf-cpu").folder, copied)
+    of_copy = content_hash(model.load(str(copied)), "default", "base")
+    assert of_copy == content_hash(model.load("tf-cpu"), "default", "base")
+    lock = copied / "requirements.lock"
+    lock.write_text(lock.read_text(encoding="utf-8") + "# changed\n", encoding="utf-8")
+    assert content_hash(model.load(str(copied)), "default", "base") != of_copy
 
 
 @pytest.mark.parametrize("target", ALL)

@@ -14,7 +14,7 @@ POINTS = "[console_scripts]\n{name} = {module}:main\n"
 
 
 def run(folder: Path, files: dict[str, str]) -> tuple[set[str], set[str]]:
-    """The paths below out and shared after the script has run on ``files`` (path below out -> text)."""
+    """The paths below out and for-site/shared after the script has run on ``files`` (path below out -> text)."""
     for path, text in files.items():
         file = folder / "out" / path
         file.parent.mkdir(parents=True, exist_ok=True)
@@ -22,7 +22,7 @@ def run(folder: Path, files: dict[str, str]) -> tuple[set[str], set[str]]:
     subprocess.run([sys.executable, ROOT / "templates" / "set_apart.py", folder], check=True)
     out, shared = (
         {one.relative_to(folder / name).as_posix() for one in (folder / name).rglob("*") if one.is_file()}
-        for name in ("out", "shared")
+        for name in ("out", "for-site/shared")
     )
     return out, shared
 

@@ -100,9 +100,16 @@ def content_hash(spec: Spec, index: str, base: str) -> str:
         files = [spec.build_folder / "code.tar", lockfile.compiled_lock(spec), lockfile.build_requires_lock(spec)]
         inputs += [path for path in files if path and path.is_file()]
     for path in inputs:
-        digest.update(f"{path.relative_to(ROOT) if path.is_relative_to(ROOT) else path.name}\n".encode())
+        digest.update(f"{_name_in_hash(spec, path)}\n".encode())
         digest.update(hashlib.sha256(path.read_bytes()).digest())
     return digest.hexdigest()[:8]
+
+
+def _name_in_hash(spec: Spec, path: Path) -> str:
+    """A name for a file that is the same wherever the folder of the spec, the checkout and the state are."""
+    if any(path.is_relative_to(ROOT / shared) for shared in ("trainers", "launcher")):
+        return str(path.relative_to(ROOT))
+    return str(path.relative_to(spec.folder)) if path.is_relative_to(spec.folder) else path.name
 
 
 def other_pythons(spec: Spec) -> list[str]:

@@ -53,6 +53,15 @@ class WheelLayer:
     private: bool = False
 
     @property
+    def cached(self) -> bool:
+        """Whether uv keeps the wheels in its cache.
+
+        The stage of one wheel is built again only if that wheel or the tools change. In the cache, the files of the
+        large wheels of xla took 9 GB, besides those of the stages and of the layers.
+        """
+        return self.private or self.stage.startswith(SEVERAL)
+
+    @property
     def lock(self) -> str:
         """What the layer is installed from. It has no sizes: the layer depends on names, versions and hashes alone."""
         return "".join(f"{pin.requirement()}\n" for pin in self.pins)
