@@ -52,6 +52,9 @@ LABEL io.trainyard.framework=tensorflow==2.20.0
 ENTRYPOINT ["launch"]
 """
 
+#: These find most faults once more: every file that no build has, and every setting that no spec has.
+WHATEVER_IS_PLANTED = {"files_are_those_of_the_build", "nothing_else_is_configured"}
+
 EXPECTED = [
     ("installed_matches_locks", "package fsspec: is 0.0.1; the lock has 20"),
     ("installed_matches_locks", f"package sneaked 1.0 in {SITE}: is in no lock"),
@@ -139,10 +142,18 @@ def test_a_planted_fault_is_found_and_named(planted: Findings, rule: str, words:
 
 def test_nothing_but_the_planted_faults_is_found(planted: Findings) -> None:
     """Every finding is of a planted rule; paths stored twice are those that the faults above store again."""
-    assert {rule for rule, some in planted.items() if some} == {rule for rule, _ in EXPECTED}
+    assert {rule for rule, some in planted.items() if some} == {rule for rule, _ in EXPECTED} | WHATEVER_IS_PLANTED
     for rule in {rule for rule, _ in EXPECTED} - {"no_path_stored_twice"}:
         reported = [str(one) for one in planted[rule]]
         assert len(reported) == sum(one == rule for one, _ in EXPECTED), reported
+    files = {one.where for one in planted["files_are_those_of_the_build"]}
+    assert files >= {
+        "/opt/trainyard/account.json in layer added",
+        "/opt/trainyard/trainers/fresh.py in layer added",
+        "/usr/local/bin/run-as-root in layer added",
+    }
+    settings = {one.where for one in planted["nothing_else_is_configured"]}
+    assert settings == {"ENV HF_TOKEN", "ENV REQUESTS_CA_BUNDLE"}
 
 
 def test_a_size_over_the_budget_names_the_largest_layers_and_packages(faultless: tuple[Evidence, Findings]) -> None:

@@ -62,11 +62,15 @@ os.rename(path + ".part", path)
 """
 
 #: Runs its arguments as two TensorFlow workers on one machine, until one fails or both have ended.
+#: `wait -n` gives 127 if both ended before it looked: what a process id gives is certain.
 _TWO_WORKERS = """
 unset TPU_CONFIG
-TF_CONFIG=$FIRST_TF_CONFIG "$@" &
-TF_CONFIG=$SECOND_TF_CONFIG "$@" &
-wait -n && wait -n
+TF_CONFIG=$FIRST_TF_CONFIG "$@" & first=$!
+TF_CONFIG=$SECOND_TF_CONFIG "$@" & second=$!
+wait -n
+ended=$?
+case $ended in 0 | 127) ;; *) exit "$ended" ;; esac
+wait "$first" && wait "$second"
 """
 _ADDRESSES = ["localhost:2222", "localhost:2223"]
 
