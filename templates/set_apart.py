@@ -1,5 +1,5 @@
 #!/usr/bin/python3
-"""Move what several wheels bring from /out to /for-site/shared: the layer of the stage `site` has it, and no two layers do.
+"""Move what several wheels bring from /out to /for-site/shared: the layer of the stage `site` has it, no other has.
 
 That is the `__init__.py` of a package that is spread over several wheels, such as nvidia: an empty file, and the only
 one in its folder. And a command whose code is in another wheel, which brings the command itself, as tensorflow-tpu has
@@ -14,12 +14,12 @@ import sys
 
 ROOT = pathlib.Path(*sys.argv[1:2] or ["/"])
 (SITE,) = ROOT.glob("out/opt/venv/lib/python3*/site-packages")
-SHARED = ROOT / "for-site" / "shared"
+BROUGHT_BY_SEVERAL = ROOT / "for-site" / "shared"
 
 
 def set_apart(path):
     """Move a file to the same place below /for-site/shared."""
-    shared = SHARED / path.relative_to(ROOT / "out")
+    shared = BROUGHT_BY_SEVERAL / path.relative_to(ROOT / "out")
     shared.parent.mkdir(parents=True, exist_ok=True)
     path.rename(shared)
 
@@ -44,7 +44,7 @@ def commands_of_others():
                     yield name
 
 
-SHARED.mkdir(parents=True)
+BROUGHT_BY_SEVERAL.mkdir(parents=True)
 for package in [one for one in SITE.iterdir() if one.is_dir()]:
     if is_spread(package):
         set_apart(package / "__init__.py")

@@ -170,7 +170,9 @@ def test_the_single_layer_has_every_wheel_and_all_else_is_as_it_was(name: str, t
 
 
 def _wheel_copies(text: str) -> list[str]:
-    return [line for line in text.splitlines() if line.startswith("COPY --link --from=wheel")]
+    """The copies of wheels into the image."""
+    lines = [line for line in text.splitlines() if line.startswith("COPY --link --from=wheel")]
+    return [line for line in lines if line.endswith(" /out /")]
 
 
 def _after_wheels(text: str) -> list[str]:

@@ -31,7 +31,9 @@ GROUP = "publish"
     help="Where the tags are moved, if not at --registry: needed where its tags are immutable.",
 )
 @options.flag("--require-signed", help="Promote only an image whose signed claims are valid.")
-@options.option("--claims", metavar="KIND,...", help="Kinds of claims that --require-signed demands; all but vex by default.")
+@options.option(
+    "--claims", metavar="KIND,...", help="Kinds of claims that --require-signed demands; all but vex by default."
+)
 @options.checking_key
 @options.key(
     "--key", "COSIGN_KEY", "Private key (PEM) to sign a verification summary with. COSIGN_PASSWORD decrypts it."

@@ -31,7 +31,10 @@ GROUP = "publish"
 )
 @options.option("--image", metavar="TAG|DIGEST", help="Image at the registry whose code --code-only replaces.")
 @options.option(
-    "--vex", metavar="FILE", type=click.Path(path_type=Path), help="OpenVEX document to attach as a signed claim, in place of the one from waivers."
+    "--vex",
+    metavar="FILE",
+    type=click.Path(path_type=Path),
+    help="OpenVEX document to attach as a signed claim, in place of the one from waivers.",
 )
 @options.flag("--allow-untested", help="Push an image whose code was started and did not run.")
 @options.quiet
