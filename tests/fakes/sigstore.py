@@ -1,12 +1,12 @@
 """A private Sigstore instance on 127.0.0.1: Fulcio, a certificate transparency log, Rekor, and OIDC issuers.
 
-They check what real ones check, and answer as their descriptions say. Two timestamp authorities of the same root use
-OpenSSL.
+They check what real ones check, and answer as their descriptions say. There may be a timestamp authority, by OpenSSL.
 
 - Fulcio: https://github.com/sigstore/fulcio/blob/main/fulcio.proto and
   https://github.com/sigstore/fulcio/blob/main/docs/certificate-specification.md
-- Rekor: https://github.com/sigstore/rekor/blob/main/openapi.yaml and
+- Rekor 1: https://github.com/sigstore/rekor/blob/main/openapi.yaml and
   https://github.com/sigstore/rekor/blob/main/pkg/types/dsse/v0.0.1/dsse_v0_0_1_schema.json
+- Rekor 2: https://github.com/sigstore/rekor-tiles/blob/main/CLIENTS.md
 - logs: https://www.rfc-editor.org/rfc/rfc6962 and https://github.com/transparency-dev/formats/blob/main/log/README.md
 - trust configuration: https://github.com/sigstore/protobuf-specs/blob/main/protos/sigstore_trustroot.proto
 """
@@ -28,7 +28,8 @@ import jwt
 from cryptography import x509
 from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives import hashes
-from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.hazmat.primitives.asymmetric import ec, ed25519
+from cryptography.hazmat.primitives.asymmetric.utils import Prehashed
 from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat, PublicFormat
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
@@ -45,8 +46,6 @@ _SCT_LIST = "1.3.6.1.4.1.11129.2.4.2"
 
 #: How long certificates of Fulcio are valid.
 LIFETIME = datetime.timedelta(minutes=10)
-
-_ORIGIN = "rekor.test"
 
 
 class Refused(Exception):
@@ -105,6 +104,130 @@ def inclusion_path(index: int, leaves: Sequence[bytes]) -> list[bytes]:
     return [*inclusion_path(index - at, leaves[at:]), root_hash(leaves[:at])]
 
 
+class Log:
+    """A transparency log.
+
+    Attributes:
+        version: of the API.
+        origin: its name in checkpoints.
+        public, details, log_id: its public key in DER form, the kind of that key, and its id.
+        leaves: the entries in canonical form.
+    """
+
+    version: int
+    origin: str
+
+    def __init__(self, public: bytes, details: str, log_id: bytes) -> None:
+        self.public, self.details, self.log_id = public, details, log_id
+        self.leaves: list[bytes] = []
+
+    def sign(self, data: bytes) -> bytes:
+        """A signature by the log."""
+        raise NotImplementedError
+
+    def add(self, body: Mapping[str, Any]) -> dict[str, Any]:
+        """Add an entry; the response of the log.
+
+        Raises:
+            Refused: what is to be added is not signed with the key of its certificate.
+        """
+        raise NotImplementedError
+
+    def append(self, leaf: bytes) -> tuple[int, list[bytes]]:
+        """Add an entry; its index, and the proof that it is in the log."""
+        self.leaves.append(leaf)
+        index = len(self.leaves) - 1
+        return index, inclusion_path(index, self.leaves)
+
+    def checkpoint(self) -> str:
+        """The size and the hash of the log, signed."""
+        note = f"{self.origin}\n{len(self.leaves)}\n{_base64(root_hash(self.leaves))}\n"
+        made = _base64(self.log_id[:4] + self.sign(note.encode()))
+        return f"{note}\n\N{EM DASH} {self.origin.split()[0]} {made}\n"
+
+
+class Rekor1(Log):
+    """A log of version 1: entries are DSSE envelopes without their payload, and have a time."""
+
+    version = 1
+    origin = "rekor.test - 1"
+
+    def __init__(self) -> None:
+        self.key = ec.generate_private_key(ec.SECP256R1())
+        super().__init__(_spki(self.key), "PKIX_ECDSA_P256_SHA_256", _key_id(self.key))
+
+    def sign(self, data: bytes) -> bytes:
+        """A signature by the log."""
+        return _sign(self.key, data)
+
+    def add(self, body: Mapping[str, Any]) -> dict[str, Any]:
+        """Add a DSSE envelope; the entry, with its proof and its signed timestamp."""
+        if (body["kind"], body["apiVersion"]) != ("dsse", "0.0.1"):
+            raise Refused(400, f"no such type of entry: {body['kind']}")
+        proposed = body["spec"]["proposedContent"]
+        leaf = _canonical({"apiVersion": "0.0.1", "kind": "dsse", "spec": _dsse(**proposed)})
+        index, path = self.append(leaf)
+        entry = {
+            "body": _base64(leaf),
+            "integratedTime": int(datetime.datetime.now(datetime.UTC).timestamp()),
+            "logID": self.log_id.hex(),
+            "logIndex": index,
+        }
+        proof = {
+            "checkpoint": self.checkpoint(),
+            "hashes": [one.hex() for one in path],
+            "logIndex": index,
+            "rootHash": root_hash(self.leaves).hex(),
+            "treeSize": len(self.leaves),
+        }
+        promise = _base64(self.sign(_canonical(entry)))
+        name = hashlib.sha256(b"\x00" + leaf).hexdigest()
+        return {name: entry | {"verification": {"inclusionProof": proof, "signedEntryTimestamp": promise}}}
+
+
+class Rekor2(Log):
+    """A log of version 2: entries are hashes with signatures, and have no time."""
+
+    version = 2
+    origin = "rekor.test"
+
+    def __init__(self) -> None:
+        self.key = ed25519.Ed25519PrivateKey.generate()
+        public = self.key.public_key()
+        # The id of a key in signed notes: https://github.com/C2SP/C2SP/blob/main/signed-note.md
+        raw = public.public_bytes(Encoding.Raw, PublicFormat.Raw)
+        log_id = hashlib.sha256(self.origin.encode() + b"\n\x01" + raw).digest()
+        super().__init__(public.public_bytes(Encoding.DER, PublicFormat.SubjectPublicKeyInfo), "PKIX_ED25519", log_id)
+
+    def sign(self, data: bytes) -> bytes:
+        """A signature by the log."""
+        return self.key.sign(data)
+
+    def add(self, body: Mapping[str, Any]) -> dict[str, Any]:
+        """Add the hash and the signature of an envelope; the entry with its proof."""
+        given = body["hashedRekordRequestV002"]
+        verifier, digest = given["signature"]["verifier"], base64.b64decode(given["digest"])
+        certificate = x509.load_der_x509_certificate(base64.b64decode(verifier["x509Certificate"]["rawBytes"]))
+        _check(certificate, given["signature"]["content"], digest, Prehashed(hashes.SHA256()))
+        data = {"algorithm": "SHA2_256", "digest": given["digest"]}
+        spec = {"hashedRekordV002": {"data": data, "signature": given["signature"]}}
+        leaf = _canonical({"apiVersion": "0.0.2", "kind": "hashedrekord", "spec": spec})
+        index, path = self.append(leaf)
+        return {
+            "logIndex": str(index),
+            "logId": {"keyId": _base64(self.log_id)},
+            "kindVersion": {"kind": "hashedrekord", "version": "0.0.2"},
+            "inclusionProof": {
+                "logIndex": str(index),
+                "rootHash": _base64(root_hash(self.leaves)),
+                "treeSize": str(len(self.leaves)),
+                "hashes": [_base64(one) for one in path],
+                "checkpoint": {"envelope": self.checkpoint()},
+            },
+            "canonicalizedBody": _base64(leaf),
+        }
+
+
 class Authority:
     """A root certificate, and what it signs."""
 
@@ -144,17 +267,17 @@ class Sigstore(Listener):
 
     Attributes:
         issuers: URLs of the issuers whose tokens Fulcio accepts.
-        leaves: the entries of Rekor, in canonical form.
+        rekor: the transparency log.
         issued: the certificates of Fulcio.
         lifetime: of these certificates.
         tsa: folder with the timestamp authority's files; there is no such authority if None.
     """
 
-    def __init__(self, tsa: Path | None = None) -> None:
+    def __init__(self, tsa: Path | None = None, rekor: Log | None = None) -> None:
         self.authority = Authority("fulcio.test")
         self.issuers = [GITHUB, GOOGLE]
-        self.issuer_key, self.ct_key, self.rekor_key = (ec.generate_private_key(ec.SECP256R1()) for _ in range(3))
-        self.leaves: list[bytes] = []
+        self.issuer_key, self.ct_key = (ec.generate_private_key(ec.SECP256R1()) for _ in range(2))
+        self.rekor = rekor or Rekor1()
         self.issued: list[x509.Certificate] = []
         self.lifetime = LIFETIME
         self.tsa = tsa
@@ -179,8 +302,8 @@ class Sigstore(Listener):
         """
         if path == "/api/v2/signingCert":
             return 200, json.dumps(self.certify(json.loads(body), authorization.removeprefix("Bearer "))).encode()
-        if path == "/api/v1/log/entries":
-            return 201, json.dumps(self.add_entry(json.loads(body))).encode()
+        if path == f"/api/v{self.rekor.version}/log/entries":
+            return 201, json.dumps(self.rekor.add(json.loads(body))).encode()
         if path == "/api/v1/timestamp" and self.tsa:
             return 201, _timestamp(self.tsa, body)
         raise Refused(404, f"POST {path} is not part of this fake")
@@ -245,42 +368,6 @@ class Sigstore(Listener):
         timestamp = struct.pack("!B32sQHBBH", 0, _key_id(self.ct_key), time, 0, 4, 3, len(made)) + made
         return struct.pack("!HH", len(timestamp) + 2, len(timestamp)) + timestamp
 
-    # --- Rekor -----------------------------------------------------------------------------------------------------
-
-    def add_entry(self, body: Mapping[str, Any]) -> dict[str, Any]:
-        """Add a DSSE envelope to the log; the entry, with its proof and its signed timestamp.
-
-        Raises:
-            Refused: the envelope is not signed with the key of the certificate.
-        """
-        if (body["kind"], body["apiVersion"]) != ("dsse", "0.0.1"):
-            raise Refused(400, f"no such type of entry: {body['kind']}")
-        proposed = body["spec"]["proposedContent"]
-        leaf = _canonical({"apiVersion": "0.0.1", "kind": "dsse", "spec": _dsse(**proposed)})
-        self.leaves.append(leaf)
-        index, log_id = len(self.leaves) - 1, _key_id(self.rekor_key).hex()
-        entry = {
-            "body": _base64(leaf),
-            "integratedTime": int(datetime.datetime.now(datetime.UTC).timestamp()),
-            "logID": log_id,
-            "logIndex": index,
-        }
-        proof = {
-            "checkpoint": self._checkpoint(),
-            "hashes": [one.hex() for one in inclusion_path(index, self.leaves)],
-            "logIndex": index,
-            "rootHash": root_hash(self.leaves).hex(),
-            "treeSize": len(self.leaves),
-        }
-        promise = _base64(_sign(self.rekor_key, _canonical(entry)))
-        name = hashlib.sha256(b"\x00" + leaf).hexdigest()
-        return {name: entry | {"verification": {"inclusionProof": proof, "signedEntryTimestamp": promise}}}
-
-    def _checkpoint(self) -> str:
-        note = f"{_ORIGIN} - 1\n{len(self.leaves)}\n{_base64(root_hash(self.leaves))}\n"
-        made = _key_id(self.rekor_key)[:4] + _sign(self.rekor_key, note.encode())
-        return f"{note}\n\N{EM DASH} {_ORIGIN} {_base64(made)}\n"
-
     # --- trust -----------------------------------------------------------------------------------------------------
 
     @property
@@ -299,8 +386,8 @@ class Sigstore(Listener):
         }
         root = {
             "mediaType": "application/vnd.dev.sigstore.trustedroot+json;version=0.1",
-            "tlogs": [self._log(self.rekor_key)],
-            "ctlogs": [self._log(self.ct_key)],
+            "tlogs": [self._log(self.rekor.public, self.rekor.details, self.rekor.log_id)],
+            "ctlogs": [self._log(_spki(self.ct_key), "PKIX_ECDSA_P256_SHA_256", _key_id(self.ct_key))],
             "certificateAuthorities": [_authority([self.authority.root])],
             "timestampAuthorities": ([_authority([self.tsa_certificate, self.timestamping.root])] if self.tsa else []),
         }
@@ -308,6 +395,7 @@ class Sigstore(Listener):
             name: [{"url": url, "majorApiVersion": 1, "validFor": always, "operator": "test"}]
             for name, url in services.items()
         }
+        signing["rekorTlogUrls"][0]["majorApiVersion"] = self.rekor.version
         signing["mediaType"] = "application/vnd.dev.sigstore.signingconfig.v0.2+json"
         signing["rekorTlogConfig"] = signing["tsaConfig"] = {"selector": "ANY"}
         return {
@@ -316,16 +404,16 @@ class Sigstore(Listener):
             "signingConfig": signing,
         }
 
-    def _log(self, key: ec.EllipticCurvePrivateKey) -> dict[str, Any]:
+    def _log(self, key: bytes, details: str, log_id: bytes) -> dict[str, Any]:
         return {
             "baseUrl": self.url,
             "hashAlgorithm": "SHA2_256",
             "publicKey": {
-                "rawBytes": _base64(_spki(key)),
-                "keyDetails": "PKIX_ECDSA_P256_SHA_256",
+                "rawBytes": _base64(key),
+                "keyDetails": details,
                 "validFor": {"start": "2020-01-01T00:00:00Z"},
             },
-            "logId": {"keyId": _base64(_key_id(key))},
+            "logId": {"keyId": _base64(log_id)},
         }
 
 
@@ -375,17 +463,28 @@ def _dsse(envelope: str, verifiers: Sequence[str]) -> dict[str, Any]:
     payload, kind = base64.b64decode(found["payload"]), found["payloadType"].encode()
     signed = b"DSSEv1 %d %b %d %b" % (len(kind), kind, len(payload), payload)
     (made,), (verifier,) = found["signatures"], verifiers
-    key = x509.load_pem_x509_certificate(base64.b64decode(verifier)).public_key()
-    assert isinstance(key, ec.EllipticCurvePublicKey)
-    try:
-        key.verify(base64.b64decode(made["sig"]), signed, ec.ECDSA(hashes.SHA256()))
-    except InvalidSignature:
-        raise Refused(400, "could not verify envelope") from None
+    _check(x509.load_pem_x509_certificate(base64.b64decode(verifier)), made["sig"], signed, hashes.SHA256())
     return {
         "envelopeHash": {"algorithm": "sha256", "value": hashlib.sha256(envelope.encode()).hexdigest()},
         "payloadHash": {"algorithm": "sha256", "value": hashlib.sha256(payload).hexdigest()},
         "signatures": [{"signature": made["sig"], "verifier": verifier}],
     }
+
+
+def _check(
+    certificate: x509.Certificate, signature: str, data: bytes, algorithm: hashes.HashAlgorithm | Prehashed
+) -> None:
+    """Check a signature with the key of a certificate.
+
+    Raises:
+        Refused: it is not valid.
+    """
+    key = certificate.public_key()
+    assert isinstance(key, ec.EllipticCurvePublicKey)
+    try:
+        key.verify(base64.b64decode(signature), data, ec.ECDSA(algorithm))
+    except InvalidSignature:
+        raise Refused(400, "the signature could not be verified") from None
 
 
 def _write_tsa(folder: Path, root: Authority) -> x509.Certificate:

@@ -19,7 +19,7 @@ from sigstore.models import Bundle, ClientTrustConfig
 from sigstore.verify import Verifier, policy
 from tests.claims import CLAIMS, image_to_promote, pushed_image, put_image
 from tests.fakes.registry import Registry
-from tests.fakes.sigstore import GITHUB, GOOGLE, Sigstore, inclusion_path, root_hash
+from tests.fakes.sigstore import GITHUB, GOOGLE, Rekor2, Sigstore, inclusion_path, root_hash
 
 from trainyard import state
 from trainyard.console import StepFailed, UserError
@@ -94,7 +94,7 @@ def test_every_claim_verifies_with_the_library_of_sigstore(sigstore: Sigstore, p
         kind, payload = verifier.verify_dsse(Bundle.from_json(artifact.data), demanded)
         assert kind == "application/vnd.in-toto+json"
         assert payload == claims.statement(place, SUBJECT.digest, claim)
-    assert len(sigstore.leaves) == len(CLAIMS), "each claim is in the log"
+    assert len(sigstore.rekor.leaves) == len(CLAIMS), "each claim is in the log"
     assert len(sigstore.issued) == 1, "one certificate signs all claims of a command"
     found = claims.check(place, SUBJECT.digest, trusted())
     assert [str(one) for one in found] == [f"{one.kind}: signed by {WORKFLOW} ({GITHUB})" for one in CLAIMS]
@@ -115,6 +115,25 @@ def test_a_claim_has_a_timestamp_where_the_instance_has_a_timestamp_authority(
     del material["tlogEntries"][0]["inclusionPromise"], material["tlogEntries"][0]["integratedTime"]
     document = json.dumps(json.loads(data) | {"verificationMaterial": material}).encode()
     assert trusted().open(document) == Opened(STATEMENT), "the timestamp alone says when it was signed"
+
+
+@pytest.mark.needs("openssl")
+def test_a_log_of_version_2_proves_a_claim_with_a_timestamp(
+    tmp_path: Path, place: Repository, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = tmp_path / "tsa"
+    folder.mkdir()
+    with Sigstore(folder, Rekor2()) as fake:
+        use(fake, tmp_path / "trust.json", monkeypatch)
+        claims.attach(place, SUBJECT, IdentitySigner(), CLAIMS)
+        found = claims.check(place, SUBJECT.digest, trusted())
+        assert [(one.kind, one.problem) for one in found] == [(one.kind, "") for one in CLAIMS]
+        document = json.loads(IdentitySigner().seal(STATEMENT))
+        other = json.loads(IdentitySigner().seal(STATEMENT.replace(b"1.6", b"1.7")))
+        entry(document)["canonicalizedBody"] = entry(other)["canonicalizedBody"]
+        assert "invalid log entry" in trusted().open(json.dumps(document).encode()).problem
+        document["verificationMaterial"]["timestampVerificationData"] = {"rfc3161Timestamps": []}
+        assert "must contain an inclusion promise or signed" in trusted().open(json.dumps(document).encode()).problem
 
 
 def test_a_claim_is_that_of_one_identity_of_one_issuer(sigstore: Sigstore) -> None:
