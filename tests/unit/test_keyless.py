@@ -546,6 +546,15 @@ def test_who_signs_and_whom_to_trust_is_said_once(
     assert (status, out) == (2, "") and words in err and err.count("\n") == 1
 
 
+def test_what_cannot_be_read_fails_before_a_certificate_is_issued(
+    sigstore: Sigstore, tmp_path: Path, trainyard: Command
+) -> None:
+    variables = {"REGISTRY": "localhost:1/a", "KEYLESS": "1"}
+    assert trainyard("push", "tf-cpu", VEX=str(tmp_path / "missing"), **variables)[0] == 2
+    assert trainyard("promote", "tf-cpu", REQUIRE_SIGNED="1", CLAIMS="smok", **variables)[0] == 2
+    assert sigstore.issued == []
+
+
 @pytest.mark.parametrize("arguments", [["--help"], ["sign", "--help"], ["sign", "tf-cpu", "--key=/nonexistent"]])
 def test_the_library_of_sigstore_is_imported_only_where_it_is_needed(arguments: list[str]) -> None:
     program = (

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -71,7 +72,7 @@ def command(
     """
     from trainyard import console
     from trainyard.oci.registry import check_address
-    from trainyard.release import promotion, signing
+    from trainyard.release import predicates, promotion, signing
     from trainyard.spec.model import load
 
     destination = check_address(to, "TO") if to else None
@@ -81,9 +82,10 @@ def command(
         raise console.UserError("--keyless requires --require-signed: it signs the summary of what is demanded")
     demanded = None
     if require_signed:
+        kinds = predicates.kinds_in(claims) if claims is not None else predicates.REQUIRED
         signer = signing.signer(key, "promote", keyless=keyless)
         trust = signing.trust(public_key, certificate_identity, certificate_oidc_issuer, "promote")
-        demanded = _demanded(claims, signer, trust)
+        demanded = _demanded(kinds, signer, trust)
     made = promotion.promote(load(target), check_address(registry), image=image, to=destination, demanded=demanded)
     if made["claims"]:
         console.say(f"claims that were checked: {', '.join(made['claims'])}")
@@ -96,14 +98,13 @@ def command(
     console.result(made, as_json=as_json)
 
 
-def _demanded(claims: str | None, signer: Signer | None, trust: Trust | None) -> Demanded:
+def _demanded(kinds: Sequence[str], signer: Signer | None, trust: Trust | None) -> Demanded:
     """The claims that --require-signed demands; whose claims count follows from who signs."""
     from trainyard import console
-    from trainyard.release import predicates, promotion, signing
+    from trainyard.release import promotion, signing
 
     if trust is None and signer:
         trust = signer.trust
     if trust is None:
         raise console.UserError(f"--require-signed needs {signing.ways_to_check()} to check the claims with")
-    kinds = predicates.kinds_in(claims) if claims is not None else predicates.REQUIRED
     return promotion.Demanded(trust, kinds, signer)

@@ -83,11 +83,13 @@ def command(
     if code_only:
         made = _push_code(spec, registry, image)
     else:
-        from trainyard.release import signing
+        from trainyard.release import predicates, signing
 
         address = check_address(registry)
+        # What cannot be read fails before anyone is asked for a certificate, and before anything is uploaded.
+        document = predicates.read_vex(vex) if vex else None
         signer = signing.signer(key, "push", keyless=keyless)
-        made = _push(spec, address, signer, vex, allow_untested)
+        made = _push(spec, address, signer, document, allow_untested)
     if quiet and not as_json:
         click.echo(made["reference"])
     console.result(made, as_json=as_json)
@@ -107,21 +109,16 @@ def _push_code(spec: Any, registry: str | None, image: str | None) -> dict[str, 
     return made
 
 
-def _push(spec: Any, address: str, signer: Signer | None, vex: Path | None, allow_untested: bool) -> dict[str, Any]:
+def _push(spec: Any, address: str, signer: Signer | None, vex: str | None, allow_untested: bool) -> dict[str, Any]:
     from trainyard import console
     from trainyard.release import publish
     from trainyard.spec.units import in_units
 
-    document = None
-    if signer and vex:  # one that cannot be read fails before anything is uploaded
-        from trainyard.release import predicates
-
-        document = predicates.read_vex(vex)
     if len(spec.platforms) == 1 or settings.variable("ARCH"):
-        pushed = publish.push_attached(spec, address, signer, allow_untested=allow_untested, vex=document)
+        pushed = publish.push_attached(spec, address, signer, allow_untested=allow_untested, vex=vex)
         images = {spec.platform: pushed}
     else:
-        pushed = publish.push_all(spec, address, signer, allow_untested=allow_untested, vex=document)
+        pushed = publish.push_all(spec, address, signer, allow_untested=allow_untested, vex=vex)
         images = pushed["images"]
     for image in images.values():
         if image["already_there"]:
