@@ -1,13 +1,15 @@
-"""Claims about an image, and their verification by libraries that are not ours.
+"""Claims about an image, their verification by libraries that are not ours, and images that they are about.
 
-These are securesystemslib, in-toto-attestation, sigstore and sigstore-models.
+The libraries are securesystemslib, in-toto-attestation, sigstore and sigstore-models.
 """
 
 from __future__ import annotations
 
 import json
+from types import SimpleNamespace
 from typing import Any
 
+import pytest
 from cryptography.hazmat.primitives.asymmetric import rsa
 from google.protobuf import json_format
 from in_toto_attestation.predicates.provenance.v1 import provenance_pb2
@@ -19,7 +21,11 @@ from securesystemslib.signer import SSlibKey
 from sigstore.dsse import Statement
 from sigstore_models.bundle.v1 import Bundle
 
-from trainyard.release import predicates
+from tests.fakes.registry import Registry, sha256
+from trainyard import state
+from trainyard.oci.inventory import Image
+from trainyard.oci.registry import Manifest
+from trainyard.release import predicates, publish
 
 DIGEST = f"sha256:{'0' * 64}"
 
@@ -91,3 +97,36 @@ def verified(data: bytes, key: Any) -> dict[str, Any]:
         message = MESSAGES[statement["predicateType"]]()
         json_format.ParseDict(statement["predicate"], message, ignore_unknown_fields=True)
     return statement
+
+
+def put_image(registry: Registry, architecture: str = "amd64", labels: dict[str, str] | None = None) -> Manifest:
+    """An image without layers at the registry."""
+    about = {"os": "linux", "architecture": architecture, "config": {"Labels": labels}}
+    config = json.dumps(about).encode()
+    registry.blobs[sha256(config)] = config
+    entry = {"digest": sha256(config), "size": len(config)}
+    document = {"schemaVersion": 2, "config": entry, "layers": []}
+    image = Manifest.of(document, "application/vnd.oci.image.manifest.v1+json")
+    registry.put_manifest(image.digest, image.media_type, image.body)
+    return image
+
+
+def pushed_image(registry: Registry, monkeypatch: pytest.MonkeyPatch) -> Manifest:
+    """An image of tf-cpu that passed on this host and was pushed; its SBOM is that of an image without packages."""
+    image = put_image(registry)
+    state.record("tf-cpu", "verify", image.digest, {"passed": True, "rules": ["labels"], "notes": []})
+    state.record("tf-cpu", "smoke", image.digest, {"passed": True, "level": "trained"})
+    found = Image("trainyard:tf-cpu", image.digest, {}, {}, (), {})
+    monkeypatch.setattr(publish, "image_to_push", lambda _: SimpleNamespace(id=image.digest))
+    monkeypatch.setattr(publish.inventory, "local", lambda _: found)
+    monkeypatch.setattr(publish.docker_engine, "digest", lambda reference, **_: reference)
+    return image
+
+
+def image_to_promote(registry: Registry) -> Manifest:
+    """An image of tf-cpu at the registry that passed on this host, without claims."""
+    labels = {"io.trainyard.target": "tf-cpu", "io.trainyard.framework": "tensorflow==2.21.0"}
+    image = put_image(registry, labels=labels)
+    for step in ("verify", "smoke"):
+        state.record("tf-cpu", step, image.digest, {"passed": True})  # type: ignore[arg-type]
+    return image

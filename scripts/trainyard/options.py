@@ -172,13 +172,47 @@ def key(flag: str, variable: str, help_text: str) -> Callable[[F], F]:
 
 
 def signing_key(function: F) -> F:
-    """``--key``: what images are signed with."""
+    """``--key``: the key that images are signed with."""
     return key("--key", "COSIGN_KEY", "Private key (PEM) to sign with. COSIGN_PASSWORD decrypts it.")(function)
 
 
-def checking_key(function: F) -> F:
-    """``--public-key``: what signatures and claims are checked with."""
-    return key("--public-key", "COSIGN_PUB", "Public key (PEM) to check signatures and claims with.")(function)
+def keyless(function: F) -> F:
+    """``--keyless``: sign by the identity of this machine."""
+    text = "Sign by the identity of this CI job or cloud machine instead of with a key, through Sigstore."
+    return flag("--keyless", help=text)(function)
+
+
+def trust_config(function: F) -> F:
+    """``--trust-config``: the Sigstore instance that certificates are of."""
+
+    def apply(_context: click.Context, _parameter: click.Parameter, given: str | None) -> None:
+        if given:
+            from trainyard import settings
+
+            settings.set_variable("TRUST_CONFIG", given)
+
+    text = "Trust configuration (JSON) of another Sigstore instance than the public one."
+    return option("--trust-config", metavar="FILE", callback=apply, expose_value=False, help=text)(function)
+
+
+def signing(function: F) -> F:
+    """``--key`` and ``--keyless``: who signs images."""
+    return signing_key(keyless(trust_config(function)))
+
+
+def checking(function: F) -> F:
+    """``--public-key``, or ``--certificate-identity`` and ``--certificate-oidc-issuer``: whose signatures count.
+
+    The last two are called as in cosign.
+    """
+    public_key = key("--public-key", "COSIGN_PUB", "Public key (PEM) to check signatures and claims with.")
+    identity = option(
+        "--certificate-identity",
+        metavar="NAME",
+        help="Identity whose claims count, instead of a public key's: a workflow's URL, or an address.",
+    )
+    issuer = option("--certificate-oidc-issuer", metavar="URL", help="Who vouches for the identity; required with it.")
+    return public_key(identity(issuer(function)))
 
 
 def compression(function: F) -> F:

@@ -30,6 +30,7 @@ from trainyard.oci.registry import Repository
 from trainyard.release import artifact_registry, claims, predicates, promotion
 from trainyard.release import cloud_build_steps as cloud_step
 from trainyard.release.cloud_build_steps import Substitutions
+from trainyard.release.keys import KeySigner
 from trainyard.release.promotion import Demanded
 from trainyard.settings import ROOT
 from trainyard.spec.model import Spec, load
@@ -121,17 +122,17 @@ def test_demanded_claims_follow_the_image_to_the_floating_tags(address: str, spe
     """At a registry without the referrers API."""
     digest = pushed(address, "one")
     passed(digest)
-    key = ec.generate_private_key(ec.SECP256R1())
-    demanded = Demanded(key.public_key(), ["sbom", "vex"], key)
+    signer = KeySigner(ec.generate_private_key(ec.SECP256R1()))
+    demanded = Demanded(signer.trust, ["sbom", "vex"], signer)
     source, floating = (Repository(f"{place}/trainyard") for place in (address, f"{address}-floating"))
-    claims.attach(source, source.existing(digest), key, [one for one in CLAIMS if one.kind == "sbom"])
+    claims.attach(source, source.existing(digest), signer, [one for one in CLAIMS if one.kind == "sbom"])
     with pytest.raises(StepFailed, match=f"{digest} has no claim 'vex' that is signed with this key"):
         promotion.promote(spec, address, image="one", to=f"{address}-floating", demanded=demanded)
     assert floating.tags() == []
-    claims.attach(source, source.existing(digest), key, CLAIMS)
+    claims.attach(source, source.existing(digest), signer, CLAIMS)
     promotion.promote(spec, address, image="one", to=f"{address}-floating", demanded=demanded)
     assert registry.digest_of(f"{floating.name}:tf-cpu") == digest
-    found = claims.require(floating, digest, key.public_key(), [*predicates.ABOUT_IMAGES, "summary"])
+    found = claims.require(floating, digest, signer.trust, [*predicates.ABOUT_IMAGES, "summary"])
     assert len(found) == len(predicates.ABOUT_IMAGES) + 1
 
 

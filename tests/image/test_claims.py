@@ -14,6 +14,7 @@ from tests.image.registry import running
 from trainyard.oci import image_index, referrers, referrers_api
 from trainyard.oci.registry import Manifest, Repository, sha256
 from trainyard.release import claims
+from trainyard.release.keys import KeySigner
 
 pytestmark = pytest.mark.concurrent
 
@@ -43,27 +44,27 @@ def image(repository: Repository) -> Manifest:
 
 
 def test_claims_are_listed_under_the_tag_and_verify(repository: Repository, image: Manifest) -> None:
-    key = ec.generate_private_key(ec.SECP256R1())
+    signer = KeySigner(ec.generate_private_key(ec.SECP256R1()))
     answer = requests.get(f"http://{repository.host}/v2/{repository.path}/referrers/{image.digest}", timeout=10)
     assert answer.status_code == 404, "this registry has no referrers API"
-    claims.attach(repository, image, key, CLAIMS[:1])
-    claims.attach(repository, image, key, CLAIMS)
-    assert [str(one) for one in claims.check(repository, image.digest, key.public_key())] == [
+    claims.attach(repository, image, signer, CLAIMS[:1])
+    claims.attach(repository, image, signer, CLAIMS)
+    assert [str(one) for one in claims.check(repository, image.digest, signer.trust)] == [
         f"{one.kind}: signed with this key" for one in CLAIMS
     ]
     for artifact in referrers_api.get(repository, image.digest, referrers_api.BUNDLE).values():
-        assert verified(artifact.data, key.public_key())["subject"][0]["digest"] == {"sha256": image.digest[7:]}
+        assert verified(artifact.data, signer.key.public_key())["subject"][0]["digest"] == {"sha256": image.digest[7:]}
     listed = repository.existing(image.digest.replace(":", "-"))
     assert listed.media_type == image_index.INDEX
     assert repository.tags() == ["one", image.digest.replace(":", "-")]
 
 
 def test_threads_that_attach_to_one_image_lose_no_claim(repository: Repository, image: Manifest) -> None:
-    key = ec.generate_private_key(ec.SECP256R1())
-    threads = [threading.Thread(target=claims.attach, args=[repository, image, key, [one]]) for one in CLAIMS]
+    signer = KeySigner(ec.generate_private_key(ec.SECP256R1()))
+    threads = [threading.Thread(target=claims.attach, args=[repository, image, signer, [one]]) for one in CLAIMS]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
-    kinds = {one.kind for one in claims.check(repository, image.digest, key.public_key())}
+    kinds = {one.kind for one in claims.check(repository, image.digest, signer.trust)}
     assert kinds == {one.kind for one in CLAIMS}

@@ -477,7 +477,7 @@ def test_an_image_exists_or_not_or_is_unknown(known: Any, missing: dict[str, str
 def test_an_image_without_a_valid_signature_is_refused_where_it_is_demanded() -> None:
     (finding,) = found(ONE, unsigned={IMAGE: "it has no signature"})
     assert finding.fails and finding.rule == "images_are_signed"
-    assert finding.what == f"{IMAGE} is not signed with the key: it has no signature"
+    assert finding.what == f"{IMAGE} is not signed as demanded: it has no signature"
 
 
 def test_an_image_without_a_registry_is_a_note() -> None:

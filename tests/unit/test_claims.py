@@ -6,7 +6,6 @@ import base64
 import json
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import docker.errors
@@ -15,19 +14,20 @@ from cryptography.hazmat.primitives.asymmetric import ec, ed25519, rsa
 from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat, PublicFormat
 from packageurl import PackageURL
 from securesystemslib.exceptions import VerificationError
-from tests.claims import BUILDKIT, CLAIMS, verified
+from tests.claims import BUILDKIT, CLAIMS, image_to_promote, pushed_image, put_image, verified
 from tests.fakes.registry import Registry, sha256
 
 from trainyard import state
 from trainyard.console import StepFailed, UserError
 from trainyard.image import provenance
 from trainyard.oci import docker_engine, image_index, referrers_api
-from trainyard.oci.inventory import Image
 from trainyard.oci.referrers_api import Artifact
 from trainyard.oci.registry import Manifest, Repository
-from trainyard.release import bundle, claims, predicates, publish, signature
+from trainyard.release import claims, predicates, publish
+from trainyard.release.keys import KeySigner
 from trainyard.release.predicates import Claim
 from trainyard.release.signature import PrivateKey
+from trainyard.release.signers import Opened
 from trainyard.spec import model
 from trainyard.spec.architectures import AMD64, ARM64
 
@@ -55,8 +55,8 @@ def place(registry: Registry) -> Repository:
 
 
 @pytest.fixture
-def key() -> PrivateKey:
-    return KEYS["p256"]()
+def signer() -> KeySigner:
+    return KeySigner(KEYS["p256"]())
 
 
 def bundles(place: Repository) -> dict[str, bytes]:
@@ -78,9 +78,9 @@ def changed(data: bytes, change: Callable[[dict[str, Any]], None]) -> bytes:
 
 @pytest.mark.parametrize("kind", KEYS)
 def test_every_claim_verifies_with_other_libraries(kind: str, place: Repository) -> None:
-    key = KEYS[kind]()
-    assert claims.attach(place, SUBJECT, key, CLAIMS) == [one.kind for one in CLAIMS]
-    statements = [verified(data, key.public_key()) for data in bundles(place).values()]
+    signer = KeySigner(KEYS[kind]())
+    assert claims.attach(place, SUBJECT, signer, CLAIMS) == [one.kind for one in CLAIMS]
+    statements = [verified(data, signer.key.public_key()) for data in bundles(place).values()]
     assert statements == [
         {
             "_type": "https://in-toto.io/Statement/v1",
@@ -90,7 +90,7 @@ def test_every_claim_verifies_with_other_libraries(kind: str, place: Repository)
         }
         for one in CLAIMS
     ]
-    found = claims.check(place, DIGEST, key.public_key())
+    found = claims.check(place, DIGEST, signer.trust)
     assert [(one.kind, one.problem) for one in found] == [(one.kind, "") for one in CLAIMS]
 
 
@@ -115,37 +115,39 @@ CHANGES: dict[str, Callable[[bytes], bytes]] = {
 @pytest.mark.parametrize("claim", CLAIMS, ids=lambda one: one.kind)
 @pytest.mark.parametrize("change", CHANGES)
 def test_a_change_is_refused_by_other_libraries_and_by_us_in_one_line(
-    change: str, claim: Claim, place: Repository, key: PrivateKey
+    change: str, claim: Claim, place: Repository, signer: KeySigner
 ) -> None:
-    data = CHANGES[change](bundle.seal(key, claims.statement(place, DIGEST, claim)))
+    data = CHANGES[change](signer.seal(claims.statement(place, DIGEST, claim)))
     with pytest.raises(VerificationError, match="Accepted signatures do not match threshold"):
-        verified(data, key.public_key())
+        verified(data, signer.key.public_key())
     referrers_api.attach(place, SUBJECT, [Artifact(data, referrers_api.BUNDLE)])
-    (found,) = claims.check(place, DIGEST, key.public_key())
+    (found,) = claims.check(place, DIGEST, signer.trust)
     assert not found.valid and not found.foreign and "\n" not in str(found)
     with pytest.raises(StepFailed, match=f"has no claim '{claim.kind}' that is signed with this key") as refused:
-        claims.require(place, DIGEST, key.public_key(), [claim.kind])
+        claims.require(place, DIGEST, signer.trust, [claim.kind])
     assert "\n" not in str(refused.value)
 
 
-def test_no_change_of_one_byte_gives_another_statement(key: PrivateKey) -> None:
+def test_no_change_of_one_byte_gives_another_statement(signer: KeySigner) -> None:
     payload = b'{"_type": "https://in-toto.io/Statement/v1"}'
-    data = bundle.seal(key, payload)
-    assert bundle.open_with(key.public_key(), data) == bundle.Opened(payload)
+    data = signer.seal(payload)
+    assert signer.trust.open(data) == Opened(payload)
     start = data.index(b"dsseEnvelope")
     for position in range(start, len(data)):
         other = bytearray(data)
         other[position] ^= 1
-        opened = bundle.open_with(key.public_key(), bytes(other))
+        opened = signer.trust.open(bytes(other))
         assert opened.problem, f"{bytes(other[start:])!r} is taken"
 
 
 # --- at a registry -------------------------------------------------------------------------------------------------
 
 
-def test_claims_are_stored_where_cosign_looks_for_them(registry: Registry, place: Repository, key: PrivateKey) -> None:
+def test_claims_are_stored_where_cosign_looks_for_them(
+    registry: Registry, place: Repository, signer: KeySigner
+) -> None:
     """https://github.com/sigstore/cosign/blob/main/specs/BUNDLE_SPEC.md"""
-    claims.attach(place, SUBJECT, key, [CLAIMS[1]])
+    claims.attach(place, SUBJECT, signer, [CLAIMS[1]])
     (one,) = registry.referrers(DIGEST)
     assert one["artifactType"] == "application/vnd.dev.sigstore.bundle.v0.3+json"
     created = one["annotations"].pop("org.opencontainers.image.created")
@@ -162,41 +164,41 @@ def test_claims_are_stored_where_cosign_looks_for_them(registry: Registry, place
     assert document["dsseEnvelope"]["signatures"][0]["keyid"] == hint
 
 
-def test_a_claim_is_attached_once_and_a_new_document_in_addition(place: Repository, key: PrivateKey) -> None:
+def test_a_claim_is_attached_once_and_a_new_document_in_addition(place: Repository, signer: KeySigner) -> None:
     newer = predicates.vex('{"@context": "https://openvex.dev/ns/v0.2.0", "statements": [], "version": 2}')
-    claims.attach(place, SUBJECT, key, CLAIMS)
-    assert claims.attach(place, SUBJECT, key, [*CLAIMS, newer]) == ["vex"]
-    assert claims.attach(place, SUBJECT, key, [*CLAIMS, newer]) == []
-    assert claims.attach(place, SUBJECT, KEYS["ed25519"](), [newer]) == ["vex"], "another signer makes another claim"
+    claims.attach(place, SUBJECT, signer, CLAIMS)
+    assert claims.attach(place, SUBJECT, signer, [*CLAIMS, newer]) == ["vex"]
+    assert claims.attach(place, SUBJECT, signer, [*CLAIMS, newer]) == []
+    assert claims.attach(place, SUBJECT, KeySigner(KEYS["ed25519"]()), [newer]) == ["vex"], "another claim"
 
 
-def test_a_claim_about_another_image_is_not_one_about_this_image(place: Repository, key: PrivateKey) -> None:
+def test_a_claim_about_another_image_is_not_one_about_this_image(place: Repository, signer: KeySigner) -> None:
     theirs = claims.statement(place, sha256(b"another image"), CLAIMS[1])
-    referrers_api.attach(place, SUBJECT, [Artifact(bundle.seal(key, theirs), referrers_api.BUNDLE)])
-    (found,) = claims.check(place, DIGEST, key.public_key())
+    referrers_api.attach(place, SUBJECT, [Artifact(signer.seal(theirs), referrers_api.BUNDLE)])
+    (found,) = claims.check(place, DIGEST, signer.trust)
     assert str(found) == f"sbom: about {sha256(b'another image')[:19]}, not about this image"
     with pytest.raises(StepFailed, match=r"about sha256:.*, not about this image"):
-        claims.require(place, DIGEST, key.public_key(), ["sbom"])
+        claims.require(place, DIGEST, signer.trust, ["sbom"])
 
 
-def test_claims_of_another_key_do_not_count_and_do_not_harm(place: Repository, key: PrivateKey) -> None:
-    other = KEYS["p256"]()
+def test_claims_of_another_key_do_not_count_and_do_not_harm(place: Repository, signer: KeySigner) -> None:
+    other = KeySigner(KEYS["p256"]())
     claims.attach(place, SUBJECT, other, CLAIMS)
-    found = claims.check(place, DIGEST, key.public_key())
+    found = claims.check(place, DIGEST, signer.trust)
     assert {(one.problem, one.foreign) for one in found} == {("signed with another key", True)}
     with pytest.raises(StepFailed, match="has no claim 'smoke' that is signed with this key: signed with another key"):
-        claims.require(place, DIGEST, key.public_key(), ["smoke"])
-    claims.attach(place, SUBJECT, key, CLAIMS)
+        claims.require(place, DIGEST, signer.trust, ["smoke"])
+    claims.attach(place, SUBJECT, signer, CLAIMS)
     kinds = list(predicates.ABOUT_IMAGES)
-    assert [one.kind for one in claims.require(place, DIGEST, key.public_key(), kinds)] == kinds
+    assert [one.kind for one in claims.require(place, DIGEST, signer.trust, kinds)] == kinds
 
 
-def test_a_claim_that_a_test_failed_is_no_claim_that_it_passed(place: Repository, key: PrivateKey) -> None:
+def test_a_claim_that_a_test_failed_is_no_claim_that_it_passed(place: Repository, signer: KeySigner) -> None:
     passed = CLAIMS[4]
     failed = Claim("smoke", {**passed.predicate, "result": "FAILED"})
-    claims.attach(place, SUBJECT, key, [passed, failed])
+    claims.attach(place, SUBJECT, signer, [passed, failed])
     with pytest.raises(StepFailed, match="the claim 'smoke' says that the test failed"):
-        claims.require(place, DIGEST, key.public_key(), ["smoke"])
+        claims.require(place, DIGEST, signer.trust, ["smoke"])
 
 
 @pytest.mark.parametrize(
@@ -207,16 +209,16 @@ def test_a_claim_that_a_test_failed_is_no_claim_that_it_passed(place: Repository
         (b"[]", "no bundle with a signed statement"),
     ],
 )
-def test_what_is_no_bundle_is_one_line(data: bytes, words: str, place: Repository, key: PrivateKey) -> None:
+def test_what_is_no_bundle_is_one_line(data: bytes, words: str, place: Repository, signer: KeySigner) -> None:
     referrers_api.attach(place, SUBJECT, [Artifact(data, referrers_api.BUNDLE)])
-    (found,) = claims.check(place, DIGEST, key.public_key())
+    (found,) = claims.check(place, DIGEST, signer.trust)
     assert words in str(found) and "\n" not in str(found)
 
 
-def test_a_signed_text_that_is_no_statement_is_one_line(place: Repository, key: PrivateKey) -> None:
-    data = [bundle.seal(key, b"no statement"), bundle.seal(key, b'{"_type": "x", "subject": [], "predicateType": "y"}')]
+def test_a_signed_text_that_is_no_statement_is_one_line(place: Repository, signer: KeySigner) -> None:
+    data = [signer.seal(b"no statement"), signer.seal(b'{"_type": "x", "subject": [], "predicateType": "y"}')]
     referrers_api.attach(place, SUBJECT, [Artifact(one, referrers_api.BUNDLE) for one in data])
-    found = claims.check(place, DIGEST, key.public_key())
+    found = claims.check(place, DIGEST, signer.trust)
     assert [one.problem for one in found] == [
         "its content is no in-toto statement",
         "a statement of type x, not https://in-toto.io/Statement/v1",
@@ -329,34 +331,24 @@ def test_test_results_of_others_keep_their_type() -> None:
 Command = Callable[..., tuple[int, str, str]]
 
 
-def put_image(registry: Registry, architecture: str = "amd64", labels: dict[str, str] | None = None) -> Manifest:
-    """An image without layers at the registry."""
-    about = {"os": "linux", "architecture": architecture, "config": {"Labels": labels}}
-    config = json.dumps(about).encode()
-    registry.blobs[sha256(config)] = config
-    entry = {"digest": sha256(config), "size": len(config)}
-    image = Manifest.of({"schemaVersion": 2, "config": entry, "layers": []}, SUBJECT.media_type)
-    registry.put_manifest(image.digest, image.media_type, image.body)
-    return image
-
-
 @pytest.fixture
-def files(key: PrivateKey, tmp_path: Path) -> dict[str, str]:
+def files(signer: KeySigner, tmp_path: Path) -> dict[str, str]:
     """The variables that name the key's files."""
-    private = key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption())
-    public = key.public_key().public_bytes(Encoding.PEM, PublicFormat.SubjectPublicKeyInfo)
+    private = signer.key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption())
+    public = signer.key.public_key().public_bytes(Encoding.PEM, PublicFormat.SubjectPublicKeyInfo)
     (tmp_path / "signing.pem").write_bytes(private)
     (tmp_path / "signing.pub").write_bytes(public)
     return {"COSIGN_KEY": str(tmp_path / "signing.pem"), "COSIGN_PUB": str(tmp_path / "signing.pub")}
 
 
 def test_sign_makes_a_claim_too_and_lists_what_there_is(
-    registry: Registry, place: Repository, files: dict[str, str], key: PrivateKey, trainyard: Command
+    registry: Registry, place: Repository, files: dict[str, str], signer: KeySigner, trainyard: Command
 ) -> None:
     image = put_image(registry)
     reference = f"{place.name}@{image.digest}"
-    assert trainyard("sign", IMAGE=reference, COSIGN_KEY=files["COSIGN_KEY"])[2] == f"{reference} is signed\n"
-    claims.attach(place, image, KEYS["p256"](), [CLAIMS[1]])
+    err = trainyard("sign", IMAGE=reference, COSIGN_KEY=files["COSIGN_KEY"])[2]
+    assert err == f"{reference} is signed with this key\n"
+    claims.attach(place, image, KeySigner(KEYS["p256"]()), [CLAIMS[1]])
     status, out, err = trainyard("sign", "--json", IMAGE=reference, COSIGN_PUB=files["COSIGN_PUB"])
     assert (status, err.splitlines()) == (
         0,
@@ -368,22 +360,22 @@ def test_sign_makes_a_claim_too_and_lists_what_there_is(
     assert again[2] == f"{reference} is already signed with this key\n"
 
 
-def test_a_signature_in_either_form_is_enough(registry: Registry, place: Repository, key: PrivateKey) -> None:
+def test_a_signature_in_either_form_is_enough(registry: Registry, place: Repository, signer: KeySigner) -> None:
     image = put_image(registry)
     with pytest.raises(StepFailed, match="has no signature"):
-        claims.signatures(place, image.digest, key.public_key())
-    claims.attach(place, image, key, [predicates.signature()])
-    assert claims.signatures(place, image.digest, key.public_key()) == 1
-    signature.sign(place, image, key)
-    assert claims.signatures(place, image.digest, key.public_key()) == 2
+        claims.signatures(place, image.digest, signer.trust)
+    claims.attach(place, image, signer, [predicates.signature()])
+    assert claims.signatures(place, image.digest, signer.trust) == 1
+    signer.sign(place, image)
+    assert claims.signatures(place, image.digest, signer.trust) == 2
 
 
 def test_a_changed_claim_fails_sign_in_one_line(
-    registry: Registry, place: Repository, files: dict[str, str], key: PrivateKey, trainyard: Command
+    registry: Registry, place: Repository, files: dict[str, str], signer: KeySigner, trainyard: Command
 ) -> None:
     image = put_image(registry)
-    signature.sign(place, image, key)
-    data = CHANGES["predicate"](bundle.seal(key, claims.statement(place, image.digest, CLAIMS[1])))
+    signer.sign(place, image)
+    data = CHANGES["predicate"](signer.seal(claims.statement(place, image.digest, CLAIMS[1])))
     referrers_api.attach(place, image, [Artifact(data, referrers_api.BUNDLE)])
     status, out, err = trainyard("sign", IMAGE=f"{place.name}@{image.digest}", COSIGN_PUB=files["COSIGN_PUB"])
     assert (status, out) == (1, "")
@@ -392,13 +384,13 @@ def test_a_changed_claim_fails_sign_in_one_line(
 
 
 def test_of_an_image_index_the_claims_of_its_images_are_listed(
-    registry: Registry, place: Repository, files: dict[str, str], key: PrivateKey, trainyard: Command
+    registry: Registry, place: Repository, files: dict[str, str], signer: KeySigner, trainyard: Command
 ) -> None:
     images = {AMD64: put_image(registry, "amd64"), ARM64: put_image(registry, "arm64")}
     index = image_index.make(images, {})
     registry.put_manifest("both", index.media_type, index.body)
-    claims.attach(place, index, key, [predicates.signature()])
-    claims.attach(place, images[ARM64], key, [CLAIMS[1]])
+    claims.attach(place, index, signer, [predicates.signature()])
+    claims.attach(place, images[ARM64], signer, [CLAIMS[1]])
     status, _, err = trainyard("sign", IMAGE=f"{place.name}:both", COSIGN_PUB=files["COSIGN_PUB"])
     assert status == 0
     assert err.splitlines()[:2] == ["  signature: signed with this key", "  linux/arm64 sbom: signed with this key"]
@@ -406,46 +398,38 @@ def test_of_an_image_index_the_claims_of_its_images_are_listed(
 
 @pytest.fixture
 def pushed(registry: Registry, monkeypatch: pytest.MonkeyPatch) -> Manifest:
-    """An image that passed on this host and was pushed; its SBOM is that of an image without packages."""
-    image = put_image(registry)
-    state.record("tf-cpu", "verify", image.digest, {"passed": True, "rules": ["labels"], "notes": []})
-    state.record("tf-cpu", "smoke", image.digest, {"passed": True, "level": "trained"})
-    found = Image("trainyard:tf-cpu", image.digest, {}, {}, (), {})
-    monkeypatch.setattr(publish, "image_to_push", lambda _: SimpleNamespace(id=image.digest))
-    monkeypatch.setattr(publish.inventory, "local", lambda _: found)
-    monkeypatch.setattr(publish.docker_engine, "digest", lambda reference, **_: reference)
-    return image
+    return pushed_image(registry, monkeypatch)
 
 
-def attach(registry: Registry, image: Manifest, key: PrivateKey | None, vex: str | None = None) -> dict[str, Any]:
-    return publish.attach_referrers(model.load("tf-cpu"), f"{registry.host}/ml", image.digest, key, vex=vex)
+def attach(registry: Registry, image: Manifest, signer: KeySigner | None, vex: str | None = None) -> dict[str, Any]:
+    return publish.attach_referrers(model.load("tf-cpu"), f"{registry.host}/ml", image.digest, signer, vex=vex)
 
 
 def test_push_attaches_a_claim_of_every_kind(
-    registry: Registry, place: Repository, key: PrivateKey, pushed: Manifest
+    registry: Registry, place: Repository, signer: KeySigner, pushed: Manifest
 ) -> None:
     record_provenance(pushed.digest)
-    attached = attach(registry, pushed, key, vex='{"@context": "https://openvex.dev/ns/v0.2.0", "statements": []}')
+    attached = attach(registry, pushed, signer, vex='{"@context": "https://openvex.dev/ns/v0.2.0", "statements": []}')
     kinds = ["signature", *predicates.ABOUT_IMAGES]
     assert attached["claims"] == kinds
     artifacts = referrers_api.get(place, pushed.digest, referrers_api.BUNDLE).values()
-    statements = [verified(one.data, key.public_key()) for one in artifacts]
+    statements = [verified(one.data, signer.key.public_key()) for one in artifacts]
     assert [one["predicateType"] for one in statements] == [predicates.TYPES[one] for one in kinds]
     assert {one["subject"][0]["digest"]["sha256"] for one in statements} == {pushed.digest[7:]}
-    assert attach(registry, pushed, key)["claims"] == [], "a second push adds nothing"
+    assert attach(registry, pushed, signer)["claims"] == [], "a second push adds nothing"
 
 
 def test_push_signs_what_waivers_say_unless_a_document_is_given(
-    registry: Registry, place: Repository, key: PrivateKey, pushed: Manifest, monkeypatch: pytest.MonkeyPatch
+    registry: Registry, place: Repository, signer: KeySigner, pushed: Manifest, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def waived(spec: model.Spec, reference: str, digest: str) -> str:
         assert (spec.target, reference) == ("tf-cpu", pushed.digest)
         return json.dumps({"@context": "https://openvex.dev/ns/v0.2.0", "statements": [digest]})
 
     monkeypatch.setattr(publish.audit, "vex_of", waived)
-    attach(registry, pushed, key)
-    attach(registry, pushed, key, vex='{"@context": "https://openvex.dev/ns/v0.2.0", "statements": ["given"]}')
-    found = [one.predicate["statements"] for one in claims.require(place, pushed.digest, key.public_key(), ["vex"])]
+    attach(registry, pushed, signer)
+    attach(registry, pushed, signer, vex='{"@context": "https://openvex.dev/ns/v0.2.0", "statements": ["given"]}')
+    found = [one.predicate["statements"] for one in claims.require(place, pushed.digest, signer.trust, ["vex"])]
     assert found == [[pushed.digest], ["given"]]
 
 
@@ -480,12 +464,7 @@ ABOUT_IMAGE = CLAIMS[1:]
 
 @pytest.fixture
 def promoted(registry: Registry) -> Manifest:
-    """An image of tf-cpu at the registry that passed on this host, without claims."""
-    labels = {"io.trainyard.target": "tf-cpu", "io.trainyard.framework": "tensorflow==2.21.0"}
-    image = put_image(registry, labels=labels)
-    for step in ("verify", "smoke"):
-        state.record("tf-cpu", step, image.digest, {"passed": True})  # type: ignore[arg-type]
-    return image
+    return image_to_promote(registry)
 
 
 def promote(trainyard: Command, image: Manifest, place: Repository, **variables: str) -> tuple[int, str, str]:
@@ -498,7 +477,7 @@ def test_promote_refuses_an_image_without_the_claims_that_are_demanded(
     place: Repository,
     promoted: Manifest,
     files: dict[str, str],
-    key: PrivateKey,
+    signer: KeySigner,
     trainyard: Command,
 ) -> None:
     demanded = {"REQUIRE_SIGNED": "1", "COSIGN_PUB": files["COSIGN_PUB"]}
@@ -507,7 +486,7 @@ def test_promote_refuses_an_image_without_the_claims_that_are_demanded(
         assert (status, out) == (1, "")
         line = f"promote: {place.name}@{promoted.digest} has no claim '{missing}' that is signed with this key\n"
         assert err == line and registry.tags == {}
-        claims.attach(place, promoted, key, [claim])
+        claims.attach(place, promoted, signer, [claim])
     status, out, _ = promote(trainyard, promoted, place, **demanded)
     assert status == 0 and json.loads(out)["claims"] == list(predicates.REQUIRED)
     assert registry.tags["tf-cpu"] == promoted.digest
@@ -520,11 +499,11 @@ def test_promote_refuses_a_claim_that_was_changed(
     place: Repository,
     promoted: Manifest,
     files: dict[str, str],
-    key: PrivateKey,
+    signer: KeySigner,
     trainyard: Command,
 ) -> None:
-    claims.attach(place, promoted, key, [one for one in ABOUT_IMAGE if one.kind != "smoke"])
-    data = CHANGES[change](bundle.seal(key, claims.statement(place, promoted.digest, CLAIMS[4])))
+    claims.attach(place, promoted, signer, [one for one in ABOUT_IMAGE if one.kind != "smoke"])
+    data = CHANGES[change](signer.seal(claims.statement(place, promoted.digest, CLAIMS[4])))
     referrers_api.attach(place, promoted, [Artifact(data, referrers_api.BUNDLE)])
     status, _, err = promote(trainyard, promoted, place, REQUIRE_SIGNED="1", COSIGN_PUB=files["COSIGN_PUB"])
     assert status == 1 and "has no claim 'smoke' that is signed with this key" in err and err.count("\n") == 1
@@ -536,10 +515,10 @@ def test_promote_demands_the_kinds_that_are_named(
     place: Repository,
     promoted: Manifest,
     files: dict[str, str],
-    key: PrivateKey,
+    signer: KeySigner,
     trainyard: Command,
 ) -> None:
-    claims.attach(place, promoted, key, [CLAIMS[1], CLAIMS[4]])
+    claims.attach(place, promoted, signer, [CLAIMS[1], CLAIMS[4]])
     demanded = {"REQUIRE_SIGNED": "1", "COSIGN_PUB": files["COSIGN_PUB"]}
     status, _, err = promote(trainyard, promoted, place, CLAIMS="sbom,smok", **demanded)
     assert status == 2 and "CLAIMS='sbom,smok'" in err and "sbom,provenance,verify,smoke,vex" in err
@@ -560,16 +539,16 @@ def test_promote_writes_a_verification_summary(
     place: Repository,
     promoted: Manifest,
     files: dict[str, str],
-    key: PrivateKey,
+    signer: KeySigner,
     trainyard: Command,
 ) -> None:
     """https://slsa.dev/spec/v1.0/verification_summary"""
-    claims.attach(place, promoted, key, ABOUT_IMAGE)
+    claims.attach(place, promoted, signer, ABOUT_IMAGE)
     inputs = [one["digest"] for one in registry.referrers(promoted.digest)]
     variables = {"REQUIRE_SIGNED": "1", "COSIGN_KEY": files["COSIGN_KEY"]}
     assert promote(trainyard, promoted, place, CLAIMS="sbom,provenance,verify,smoke,vex", **variables)[0] == 0
     *_, last = referrers_api.get(place, promoted.digest, referrers_api.BUNDLE).values()
-    predicate = verified(last.data, key.public_key())["predicate"]
+    predicate = verified(last.data, signer.key.public_key())["predicate"]
     assert predicate.pop("timeVerified").endswith("Z")
     assert predicate.pop("verifier")["id"] == predicates.VERIFIER
     assert PackageURL.from_string(predicate.pop("resourceUri")) == PackageURL(
@@ -588,24 +567,24 @@ def test_promote_writes_a_verification_summary(
 
 
 def test_of_an_image_index_each_image_needs_claims_and_the_index_a_signature(
-    registry: Registry, place: Repository, key: PrivateKey
+    registry: Registry, place: Repository, signer: KeySigner
 ) -> None:
     images = {AMD64: put_image(registry, "amd64"), ARM64: put_image(registry, "arm64")}
     index = image_index.make(images, {})
     with pytest.raises(StepFailed, match=f"{index.digest} has no signature"):
-        claims.require_all(place, index, key.public_key(), ["sbom"])
-    claims.attach(place, index, key, [predicates.signature()])
-    claims.attach(place, images[AMD64], key, [CLAIMS[1]])
+        claims.require_all(place, index, signer.trust, ["sbom"])
+    claims.attach(place, index, signer, [predicates.signature()])
+    claims.attach(place, images[AMD64], signer, [CLAIMS[1]])
     with pytest.raises(StepFailed, match=f"{images[ARM64].digest} has no claim 'sbom'"):
-        claims.require_all(place, index, key.public_key(), ["sbom"])
-    claims.attach(place, images[ARM64], key, [CLAIMS[1]])
-    assert len(claims.require_all(place, index, key.public_key(), ["sbom"])) == 2
+        claims.require_all(place, index, signer.trust, ["sbom"])
+    claims.attach(place, images[ARM64], signer, [CLAIMS[1]])
+    assert len(claims.require_all(place, index, signer.trust, ["sbom"])) == 2
 
 
 def test_claims_follow_an_image_to_the_repository_of_the_floating_tags(
-    registry: Registry, place: Repository, promoted: Manifest, key: PrivateKey, trainyard: Command
+    registry: Registry, place: Repository, promoted: Manifest, signer: KeySigner, trainyard: Command
 ) -> None:
-    claims.attach(place, promoted, key, ABOUT_IMAGE)
+    claims.attach(place, promoted, signer, ABOUT_IMAGE)
     other = place.name.replace("/ml/", "/floating/")
     assert promote(trainyard, promoted, place, TO=other.rpartition("/")[0])[0] == 0
     puts = [line for line in registry.requests if line.startswith("PUT /v2/floating/trainyard/manifests/sha256:")]
@@ -620,7 +599,7 @@ def test_check_job_reports_an_image_without_a_valid_signature(
     place: Repository,
     tmp_path: Path,
     files: dict[str, str],
-    key: PrivateKey,
+    signer: KeySigner,
     trainyard: Command,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -634,12 +613,12 @@ def test_check_job_reports_an_image_without_a_valid_signature(
     )
     variables = {"REQUIRE_SIGNED": "1", "COSIGN_PUB": files["COSIGN_PUB"]}
     assert trainyard("check-job", str(job))[0] == 0, "signatures are not demanded by default"
-    claims.attach(place, image, KEYS["p256"](), [predicates.signature()])
+    claims.attach(place, image, KeySigner(KEYS["p256"]()), [predicates.signature()])
     status, out, _ = trainyard("check-job", "--json", str(job), **variables)
     (finding,) = json.loads(out)["files"][0]["findings"]
     assert (status, finding["rule"], finding["severity"]) == (1, "images_are_signed", "refuse")
-    assert finding["what"] == f"{reference} is not signed with the key: {reference} has no signature"
-    claims.attach(place, image, key, [predicates.signature()])
+    assert finding["what"] == f"{reference} is not signed as demanded: {reference} has no signature"
+    claims.attach(place, image, signer, [predicates.signature()])
     assert trainyard("check-job", str(job), **variables)[0] == 0
 
 
@@ -655,12 +634,12 @@ def no_engine() -> None:
         ("Not A Reference", "is not"),
     ],
 )
-def test_an_image_whose_signature_cannot_be_checked_is_not_signed(reference: str, why: str, key: PrivateKey) -> None:
-    assert why in claims.unsigned(reference, key.public_key())
+def test_an_image_whose_signature_cannot_be_checked_is_not_signed(reference: str, why: str, signer: KeySigner) -> None:
+    assert why in claims.unsigned(reference, signer.trust)
 
 
-def test_an_image_that_is_not_there_is_not_signed(place: Repository, key: PrivateKey) -> None:
-    assert claims.unsigned(f"{place.name}:gone", key.public_key()) == "there is no such image"
+def test_an_image_that_is_not_there_is_not_signed(place: Repository, signer: KeySigner) -> None:
+    assert claims.unsigned(f"{place.name}:gone", signer.trust) == "there is no such image"
 
 
 @pytest.mark.parametrize(

@@ -155,7 +155,8 @@ def test_signing_needs_a_key(trainyard: Command, monkeypatch: pytest.MonkeyPatch
     for name in ("COSIGN_KEY", "COSIGN_PUB"):
         monkeypatch.delenv(name, raising=False)
     status, out, err = trainyard("sign", "tf-cpu", REGISTRY="localhost:1/a")
-    assert (status, out) == (2, "") and "COSIGN_KEY=<private key> signs, COSIGN_PUB=<public key> checks" in err
+    assert (status, out) == (2, "")
+    assert "COSIGN_KEY=<private key> or KEYLESS=1 signs, COSIGN_PUB=<public key> or CERTIFICATE_IDENTITY=" in err
 
 
 @pytest.mark.parametrize("variable", ["COSIGN_KEY", "TRAINYARD_COSIGN_KEY"])
@@ -172,6 +173,8 @@ def test_a_key_that_cannot_be_read_fails_before_anything_is_pushed(
     [
         (("sign", "tf-cpu"), "cryptography", "sign"),
         (("push", "tf-cpu", "--registry=localhost:1/a", "--key=signing.pem"), "cryptography", "sign"),
+        (("sign", "tf-cpu", "--keyless"), "sigstore", "keyless"),
+        (("push", "tf-cpu", "--registry=localhost:1/a", "--keyless"), "sigstore", "keyless"),
         (("audit", "tf-cpu"), "pip_audit", "audit"),
     ],
 )

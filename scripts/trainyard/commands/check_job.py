@@ -40,22 +40,22 @@ def _show(result: Checked, *, alone: bool) -> None:
         console.fail(result.error)
 
 
-def _unsigned(public_key: Path | None, offline: bool) -> Unsigned:
-    """What says why an image has no valid signature by the key."""
+def _unsigned(public_key: Path | None, identity: str | None, issuer: str | None, offline: bool) -> Unsigned:
+    """What says why an image has no valid signature."""
     import functools
 
     from trainyard.console import UserError
-    from trainyard.installation import require_extra
+    from trainyard.release import signing
 
     if offline:
         raise UserError("--require-signed and --offline exclude each other: signatures are at the registry")
-    if public_key is None:
-        raise UserError("--require-signed needs COSIGN_PUB=<public key> to check the signatures with")
-    require_extra("cryptography", "sign", "check-job")
-    from trainyard.release import claims, signature
+    trust = signing.trust(public_key, identity, issuer, "check-job")
+    if trust is None:
+        raise UserError(f"--require-signed needs {signing.ways_to_check()} to check the signatures with")
+    from trainyard.release import claims
 
     # Jobs name the same image many times.
-    return functools.cache(functools.partial(claims.unsigned, key=signature.public_key(public_key)))
+    return functools.cache(functools.partial(claims.unsigned, trust=trust))
 
 
 @click.command(
@@ -73,7 +73,8 @@ def _unsigned(public_key: Path | None, offline: bool) -> Unsigned:
 @options.option("--region", metavar="REGION", help="Where the jobs are to run; checks what the region has.")
 @options.flag("--offline", help="Do not look up the images, on this host or at a registry.")
 @options.flag("--require-signed", help="Demand a valid signature of every image, at its registry.")
-@options.checking_key
+@options.checking
+@options.trust_config
 @options.flag("--strict", help="Fail on notes, too.")
 @options.flag("--sarif", help="Print the findings on stdout as SARIF 2.1.0, for code scanning.")
 @options.json_output
@@ -83,6 +84,8 @@ def command(
     offline: bool,
     require_signed: bool,
     public_key: Path | None,
+    certificate_identity: str | None,
+    certificate_oidc_issuer: str | None,
     strict: bool,
     sarif: bool,
     as_json: bool,
@@ -111,7 +114,9 @@ def command(
     from trainyard.lint.jobs import core
     from trainyard.spec.yaml_source import relative
 
-    unsigned = _unsigned(public_key, offline) if require_signed else None
+    unsigned = None
+    if require_signed:
+        unsigned = _unsigned(public_key, certificate_identity, certificate_oidc_issuer, offline)
     paths = [Path(file) for file in files]
     results, skipped = platforms.check_files(paths, region=region, offline=offline, unsigned=unsigned)
     for one in results:

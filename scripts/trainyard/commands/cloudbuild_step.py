@@ -56,10 +56,10 @@ def command(
     if step == "emulation":
         steps.emulate(given)
     elif step == "publish":
-        from trainyard.release import publish
+        from trainyard.release import signing
 
         key = settings.standard_variable("COSIGN_KEY")
-        steps.publish(given, publish.signing_key(Path(key) if key else None, "cloudbuild-step"))
+        steps.publish(given, signing.signer(Path(key) if key else None, "cloudbuild-step"))
     elif step == "promote":
         steps.promote(given)
     elif not name:

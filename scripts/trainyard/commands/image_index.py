@@ -26,11 +26,17 @@ GROUP = "publish"
     help="Images at the registry, separated by spaces: one for each platform.",
 )
 @options.registry
-@options.signing_key
+@options.signing
 @options.quiet
 @options.json_output
 def command(
-    target: str | None, images: tuple[str, ...], registry: str | None, key: Path | None, quiet: bool, as_json: bool
+    target: str | None,
+    images: tuple[str, ...],
+    registry: str | None,
+    key: Path | None,
+    keyless: bool,
+    quiet: bool,
+    as_json: bool,
 ) -> None:
     """Push one reference for TARGET's images of several platforms, which are at the registry already.
 
@@ -42,14 +48,14 @@ def command(
     """
     from trainyard import console
     from trainyard.oci.registry import Repository, check_address
-    from trainyard.release import platform_index, publish
+    from trainyard.release import platform_index, publish, signing
     from trainyard.spec.model import load
     from trainyard.spec.naming import NAME
 
     repository = Repository(f"{check_address(registry)}/{NAME}")
-    private = publish.signing_key(key, "image-index")
+    signer = signing.signer(key, "image-index", keyless=keyless)
     spec = load(target)
-    made = publish.push_index(spec, repository, platform_index.images_at(spec, repository, images), private)
+    made = publish.push_index(spec, repository, platform_index.images_at(spec, repository, images), signer)
     console.say(f"{made['tag']} is the image index of {', '.join(made['platforms'])}")
     console.say(made["reference"])
     if quiet and not as_json:

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 import click
 
-from trainyard import options, settings
+from trainyard import options
+
+if TYPE_CHECKING:
+    from trainyard.release.promotion import Demanded
+    from trainyard.release.signers import Signer, Trust
 
 GROUP = "publish"
 
@@ -34,10 +39,12 @@ GROUP = "publish"
 @options.option(
     "--claims", metavar="KIND,...", help="Kinds of claims that --require-signed demands; all but vex by default."
 )
-@options.checking_key
+@options.checking
 @options.key(
     "--key", "COSIGN_KEY", "Private key (PEM) to sign a verification summary with. COSIGN_PASSWORD decrypts it."
 )
+@options.keyless
+@options.trust_config
 @options.json_output
 def command(
     target: str | None,
@@ -47,7 +54,10 @@ def command(
     require_signed: bool,
     claims: str | None,
     public_key: Path | None,
+    certificate_identity: str | None,
+    certificate_oidc_issuer: str | None,
     key: Path | None,
+    keyless: bool,
     as_json: bool,
 ) -> None:
     """Move the tags <target> and <target>-<version> at a registry to an image that is there.
@@ -56,18 +66,26 @@ def command(
     What the tags pointed to before is kept as <tag>.previous, which 'trainyard rollback' returns to.
 
     With --require-signed, the image, or each image of an image index, must have valid claims of the kinds sbom,
-    provenance, verify and smoke, or of those in --claims, and an image index must be signed. With --key, a
-    verification summary (SLSA) is attached, too.
+    provenance, verify and smoke, or of those in --claims, and an image index must be signed. They are checked with
+    --public-key, or with --certificate-identity and --certificate-oidc-issuer. With --key or --keyless, a verification
+    summary (SLSA) is attached, too.
     """
     from trainyard import console
     from trainyard.oci.registry import check_address
-    from trainyard.release import promotion
+    from trainyard.release import predicates, promotion, signing
     from trainyard.spec.model import load
 
     destination = check_address(to, "TO") if to else None
     if claims and not require_signed:
         raise console.UserError("--claims requires --require-signed: it names the claims that are demanded")
-    demanded = _demanded(claims, public_key, key) if require_signed else None
+    if keyless and not require_signed:
+        raise console.UserError("--keyless requires --require-signed: it signs the summary of what is demanded")
+    demanded = None
+    if require_signed:
+        kinds = predicates.kinds_in(claims) if claims is not None else predicates.REQUIRED
+        signer = signing.signer(key, "promote", keyless=keyless)
+        trust = signing.trust(public_key, certificate_identity, certificate_oidc_issuer, "promote")
+        demanded = _demanded(kinds, signer, trust)
     made = promotion.promote(load(target), check_address(registry), image=image, to=destination, demanded=demanded)
     if made["claims"]:
         console.say(f"claims that were checked: {', '.join(made['claims'])}")
@@ -80,20 +98,13 @@ def command(
     console.result(made, as_json=as_json)
 
 
-def _demanded(claims: str | None, public_key: Path | None, key: Path | None) -> Any:
-    """The claims that --require-signed demands; a public key follows from the private one."""
+def _demanded(kinds: Sequence[str], signer: Signer | None, trust: Trust | None) -> Demanded:
+    """The claims that --require-signed demands; whose claims count follows from who signs."""
     from trainyard import console
-    from trainyard.installation import require_extra
+    from trainyard.release import promotion, signing
 
-    require_extra("cryptography", "sign", "promote")
-    from trainyard.release import predicates, promotion, signature
-
-    signing = signature.private_key(key, settings.standard_variable("COSIGN_PASSWORD")) if key else None
-    if public_key:
-        public = signature.public_key(public_key)
-    elif signing:
-        public = signing.public_key()
-    else:
-        raise console.UserError("--require-signed needs COSIGN_PUB=<public key> to check the claims with")
-    kinds = predicates.kinds_in(claims) if claims is not None else predicates.REQUIRED
-    return promotion.Demanded(public, kinds, signing)
+    if trust is None and signer:
+        trust = signer.trust
+    if trust is None:
+        raise console.UserError(f"--require-signed needs {signing.ways_to_check()} to check the claims with")
+    return promotion.Demanded(trust, kinds, signer)

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from trainyard import options, settings
+
+if TYPE_CHECKING:
+    from trainyard.release.signers import Signer
 
 GROUP = "publish"
 
@@ -18,13 +21,14 @@ GROUP = "publish"
     Examples:
       trainyard push tf-cpu --registry localhost:5000/team
       trainyard push tf-cpu --registry localhost:5000/team --key signing.pem
+      trainyard push tf-cpu --registry localhost:5000/team --keyless
       trainyard push --registry localhost:5000/team
       trainyard push --code-only
     """,
 )
 @options.target
 @options.registry
-@options.signing_key
+@options.signing
 @options.flag(
     "--code-only",
     help="Replace the code in the image that was pushed last, without an engine; nothing tests it.",
@@ -43,6 +47,7 @@ def command(
     target: str | None,
     registry: str | None,
     key: Path | None,
+    keyless: bool,
     code_only: bool,
     image: str | None,
     vex: Path | None,
@@ -56,7 +61,7 @@ def command(
 
     The image must have passed verify and smoke, and its locked packages must have no known vulnerability without a
     waiver. If the registry has the tag with another digest, the push is refused; 'trainyard promote' moves the floating
-    tags. Provenance and SBOM are attached, and with a key a signature and signed claims (docs/supply-chain.md).
+    tags. Provenance and SBOM are attached, and with a key or --keyless signed claims, too (docs/supply-chain.md).
 
     With --code-only the code of the repository replaces that of the image at the registry, or of all images of an image
     index: one layer, in less than a second, on any machine. The result is tagged dev-<hash>, and is neither signed nor
@@ -65,14 +70,26 @@ def command(
     Layers are compressed with zstd; for registries and engines without zstd, build with COMPRESSION=gzip.
     """
     from trainyard import console
+    from trainyard.oci.registry import check_address
     from trainyard.spec.model import load
 
     if image and not code_only:
         raise console.UserError("--image requires --code-only: what is pushed otherwise is the local image")
-    if vex and not key:
-        raise console.UserError("--vex requires --key: the document is attached as a signed claim")
+    if vex and not key and not keyless:
+        raise console.UserError("--vex requires --key or --keyless: the document is attached as a signed claim")
+    if keyless and code_only:
+        raise console.UserError("--keyless and --code-only exclude each other: replaced code is not signed")
     spec = load(target)
-    made = _push_code(spec, registry, image) if code_only else _push(spec, registry, key, vex, allow_untested)
+    if code_only:
+        made = _push_code(spec, registry, image)
+    else:
+        from trainyard.release import predicates, signing
+
+        address = check_address(registry)
+        # What cannot be read fails before anyone is asked for a certificate, and before anything is uploaded.
+        document = predicates.read_vex(vex) if vex else None
+        signer = signing.signer(key, "push", keyless=keyless)
+        made = _push(spec, address, signer, document, allow_untested)
     if quiet and not as_json:
         click.echo(made["reference"])
     console.result(made, as_json=as_json)
@@ -92,24 +109,16 @@ def _push_code(spec: Any, registry: str | None, image: str | None) -> dict[str, 
     return made
 
 
-def _push(spec: Any, registry: str | None, key: Path | None, vex: Path | None, allow_untested: bool) -> dict[str, Any]:
+def _push(spec: Any, address: str, signer: Signer | None, vex: str | None, allow_untested: bool) -> dict[str, Any]:
     from trainyard import console
-    from trainyard.oci.registry import check_address
     from trainyard.release import publish
     from trainyard.spec.units import in_units
 
-    address = check_address(registry)
-    private = publish.signing_key(key, "push")
-    document = None
-    if private and vex:  # one that cannot be read fails before anything is uploaded
-        from trainyard.release import predicates
-
-        document = predicates.read_vex(vex)
     if len(spec.platforms) == 1 or settings.variable("ARCH"):
-        pushed = publish.push_attached(spec, address, private, allow_untested=allow_untested, vex=document)
+        pushed = publish.push_attached(spec, address, signer, allow_untested=allow_untested, vex=vex)
         images = {spec.platform: pushed}
     else:
-        pushed = publish.push_all(spec, address, private, allow_untested=allow_untested, vex=document)
+        pushed = publish.push_all(spec, address, signer, allow_untested=allow_untested, vex=vex)
         images = pushed["images"]
     for image in images.values():
         if image["already_there"]:

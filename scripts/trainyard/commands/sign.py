@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from trainyard import options, settings
+from trainyard import options
 
 if TYPE_CHECKING:
     from trainyard.release.claims import Found
@@ -24,53 +24,61 @@ GROUP = "publish"
       trainyard sign tf-cpu --registry localhost:5000/ml --key signing.pem
       trainyard sign --image localhost:5000/ml/trainyard:tf-cpu --key signing.pem
       trainyard sign --image localhost:5000/ml/trainyard:tf-cpu --public-key signing.pub
+      trainyard sign tf-cpu --registry localhost:5000/ml --keyless
     """,
 )
 @options.target
 @options.registry
 @options.option("--image", metavar="REFERENCE", help="Any image at a registry instead of TARGET's at --registry.")
-@options.signing_key
-@options.checking_key
+@options.signing
+@options.checking
 @options.json_output
 def command(
     target: str | None,
     registry: str | None,
     image: str | None,
     key: Path | None,
+    keyless: bool,
     public_key: Path | None,
+    certificate_identity: str | None,
+    certificate_oidc_issuer: str | None,
     as_json: bool,
 ) -> None:
     """Sign an image, or check its signatures and signed claims, in the forms that 'cosign verify --key' reads.
 
-    With a public key, every claim about the image is listed, and of an image index those about its images, too. The
-    command fails if there is no valid signature, or if a claim was changed or is about another image; a claim of
-    another key does not count.
+    With a public key, or an identity and its issuer, every claim about the image is listed, and of an image index those
+    about its images, too. The command fails if there is no valid signature, or if a claim was changed or is about
+    another image; a claim of another signer does not count.
 
     Keys are PEM files (PKCS 8 or SEC 1; EC, RSA or Ed25519). 'trainyard push' signs by itself if it has a key. Nothing
     is sent to a transparency log: cosign verifies with --insecure-ignore-tlog.
+
+    With --keyless, the identity of a job of GitHub Actions, of a machine of Google Cloud, or the OIDC token in
+    SIGSTORE_ID_TOKEN signs. It gets a certificate for some minutes from Sigstore, and the signature is entered into
+    Sigstore's transparency log: both are public.
     """
     from trainyard import console
     from trainyard.installation import require_extra
 
     require_extra("cryptography", "sign")
-    from trainyard.release import claims, predicates, signature
+    from trainyard.release import claims, predicates, signature, signing
 
-    if key is None and public_key is None:
-        raise console.UserError("COSIGN_KEY=<private key> signs, COSIGN_PUB=<public key> checks: give one")
-    private = signature.private_key(key, settings.standard_variable("COSIGN_PASSWORD")) if key else None
+    signer = signing.signer(key, "sign", keyless=keyless)
+    trust = signing.trust(public_key, certificate_identity, certificate_oidc_issuer, "sign")
+    if signer is None and trust is None:
+        raise console.UserError(f"{signing.ways_to_sign()} signs, {signing.ways_to_check()} checks: give one")
     repository, subject = signature.image_to_sign(target, registry, image)
     found: dict[str, Any] = {"image": f"{repository.name}@{subject.digest}"}
-    if private is not None:
-        found["tag"] = signature.sign(repository, subject, private)
-        attached = claims.attach(repository, subject, private, [predicates.signature()])
-        console.say(
-            f"{found['image']} {'is signed' if found['tag'] or attached else 'is already signed with this key'}"
-        )
-    if public_key:
-        public = signature.public_key(public_key)
-        of_platform = claims.check_all(repository, subject, public)
+    if signer is not None:
+        signed = signer.sign(repository, subject)
+        attached = claims.attach(repository, subject, signer, [predicates.signature()])
+        found["tag"] = signed.tag if signed.new else None
+        already = "" if signed.new or attached else "already "
+        console.say(f"{found['image']} is {already}signed {signer.trust.how}")
+    if trust is not None:
+        of_platform = claims.check_all(repository, subject, trust)
         found["claims"] = _show(of_platform)
-        found["valid"] = claims.signatures(repository, subject.digest, public, of_platform[""])
+        found["valid"] = claims.signatures(repository, subject.digest, trust, of_platform[""])
         console.say(f"{found['image']}: {found['valid']} valid signature{'s' if found['valid'] != 1 else ''}")
     console.result(found, as_json=as_json)
 
@@ -79,7 +87,7 @@ def _show(of_platform: Mapping[str, Sequence[Found]]) -> list[dict[str, Any]]:
     """Print every claim, and return them for JSON.
 
     Raises:
-        StepFailed: one that names the key is not valid.
+        StepFailed: one that names the signer is not valid.
     """
     from trainyard import console
 

@@ -1,7 +1,7 @@
 """Sigstore bundles: signed in-toto statements, each in one document.
 
-A bundle has a DSSE envelope with the statement and one signature, and says which public key verifies it. There is no
-certificate and no entry of a transparency log: the reader has the public key.
+A bundle has a DSSE envelope with the statement and one signature, and says which public key verifies it, or has the
+certificate of an identity and an entry of a transparency log (:mod:`trainyard.release.identities`).
 
 https://github.com/sigstore/protobuf-specs/blob/main/protos/sigstore_bundle.proto
 https://github.com/secure-systems-lab/dsse/blob/master/protocol.md
@@ -23,6 +23,7 @@ from pydantic.alias_generators import to_camel
 from trainyard.oci.referrers_api import BUNDLE
 from trainyard.release import signature
 from trainyard.release.signature import PrivateKey, PublicKey
+from trainyard.release.signers import Opened
 
 #: Media type of an in-toto statement (https://github.com/in-toto/attestation/blob/main/spec/v1/envelope.md).
 STATEMENT = "application/vnd.in-toto+json"
@@ -64,8 +65,13 @@ class _PublicKey(_Part):
     hint: str = ""
 
 
+class _Certificate(_Part):
+    raw_bytes: _Base64
+
+
 class _Material(_Part):
-    public_key: _PublicKey
+    public_key: _PublicKey | None = None
+    certificate: _Certificate | None = None
 
 
 class _Bundle(_Part):
@@ -75,16 +81,41 @@ class _Bundle(_Part):
 
 
 @dataclass(frozen=True)
-class Opened:
-    """What a bundle holds: the statement, and what is wrong with it, in words; empty if it is signed with the key.
+class Contents:
+    """What a bundle holds, of which nothing is verified.
 
     Attributes:
-        foreign: whether it names another key, so that nothing can be said about its signature.
+        payload: the statement.
+        signature: of the statement.
+        key_hint: the name of the public key that verifies it; None if there is a certificate.
+        certificate: of the identity that signed, in DER form; None if there is a public key.
     """
 
     payload: bytes
-    problem: str = ""
-    foreign: bool = False
+    signature: bytes
+    key_hint: str | None
+    certificate: bytes | None
+
+
+def read(data: bytes) -> Contents | Opened:
+    """The contents of a bundle, or what is wrong with its form."""
+    try:
+        found = _Bundle.model_validate_json(data)
+    except ValidationError as error:
+        first = error.errors()[0]
+        where = ".".join(map(str, first["loc"]))
+        return Opened(b"", f"no bundle with a signed statement: {where}: {first['msg']}")
+    envelope, material = found.dsse_envelope, found.verification_material
+    (made,) = envelope.signatures
+    hint = material.public_key.hint if material.public_key else None
+    if (found.media_type, envelope.payload_type) != (BUNDLE, STATEMENT):
+        return Opened(envelope.payload, f"its types are {found.media_type} and {envelope.payload_type}")
+    if (hint is None) == (material.certificate is None):
+        return Opened(envelope.payload, "it must have a public key or a certificate")
+    if hint is not None and made.keyid != hint:
+        return Opened(envelope.payload, "its envelope and its bundle name different keys")
+    certificate = material.certificate.raw_bytes if material.certificate else None
+    return Contents(envelope.payload, made.sig, hint, certificate)
 
 
 def key_hint(key: PublicKey) -> str:
@@ -124,20 +155,13 @@ def seal(key: PrivateKey, payload: bytes) -> bytes:
 
 def open_with(key: PublicKey, data: bytes) -> Opened:
     """The statement of a bundle, and whether it is signed with the private key of ``key``."""
-    try:
-        found = _Bundle.model_validate_json(data)
-    except ValidationError as error:
-        first = error.errors()[0]
-        where = ".".join(map(str, first["loc"]))
-        return Opened(b"", f"no bundle with a signed statement and a public key: {where}: {first['msg']}")
-    envelope, hint = found.dsse_envelope, found.verification_material.public_key.hint
-    made = envelope.signatures[0]
-    if (found.media_type, envelope.payload_type) != (BUNDLE, STATEMENT):
-        return Opened(envelope.payload, f"its types are {found.media_type} and {envelope.payload_type}")
-    if made.keyid != hint:
-        return Opened(envelope.payload, "its envelope and its bundle name different keys")
-    if hint != key_hint(key):
-        return Opened(envelope.payload, "signed with another key", foreign=True)
-    if not signature.signed(key, made.sig, signed_bytes(STATEMENT, envelope.payload), _digest(key)):
-        return Opened(envelope.payload, "its signature does not match its content: one of them was changed")
-    return Opened(envelope.payload)
+    found = read(data)
+    if isinstance(found, Opened):
+        return found
+    if found.key_hint is None:
+        return Opened(found.payload, "signed by an identity, not with a key", foreign=True)
+    if found.key_hint != key_hint(key):
+        return Opened(found.payload, "signed with another key", foreign=True)
+    if not signature.signed(key, found.signature, signed_bytes(STATEMENT, found.payload), _digest(key)):
+        return Opened(found.payload, "its signature does not match its content: one of them was changed")
+    return Opened(found.payload)

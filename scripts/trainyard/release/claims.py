@@ -18,9 +18,9 @@ from trainyard.oci import image_index, referrers_api
 from trainyard.oci.reference import Reference
 from trainyard.oci.referrers_api import Artifact
 from trainyard.oci.registry import Manifest, Repository
-from trainyard.release import bundle, predicates, signature
+from trainyard.release import predicates
 from trainyard.release.predicates import Claim
-from trainyard.release.signature import PrivateKey, PublicKey
+from trainyard.release.signers import Opened, Signer, Trust
 
 _STATEMENT = "https://in-toto.io/Statement/v1"
 
@@ -47,22 +47,24 @@ class Found:
         kind: see :func:`trainyard.release.predicates.kind_of`; empty if there is no statement.
         predicate: what it says.
         problem: why it is not valid, in words; empty if it is.
-        foreign: whether it names another key than the one it was checked with.
+        signer: who signed it, in words that complete "signed": ``with this key``.
+        foreign: whether it names another signer than the one that was trusted.
     """
 
     digest: str
     kind: str = ""
     predicate: dict[str, Any] = field(default_factory=dict)
+    signer: str = ""
     problem: str = ""
     foreign: bool = False
 
     @property
     def valid(self) -> bool:
-        """Whether the key signed it, about the image that it is attached to."""
+        """Whether it is signed as trusted, about the image that it is attached to."""
         return not self.problem
 
     def __str__(self) -> str:
-        return f"{self.kind or self.digest[:19]}: {self.problem or 'signed with this key'}"
+        return f"{self.kind or self.digest[:19]}: {self.problem or f'signed {self.signer}'}"
 
 
 def statement(repository: Repository, digest: str, claim: Claim) -> bytes:
@@ -80,7 +82,7 @@ def statement(repository: Repository, digest: str, claim: Claim) -> bytes:
 def attach(
     repository: Repository,
     subject: Manifest,
-    key: PrivateKey,
+    signer: Signer,
     claims: Iterable[Claim],
     *,
     known: Sequence[Found] | None = None,
@@ -93,35 +95,35 @@ def attach(
         StepFailed: the registry cannot be reached or refuses.
     """
     if known is None:
-        known = check(repository, subject.digest, key.public_key())
+        known = check(repository, subject.digest, signer.trust)
     signed = [(one.kind, one.predicate) for one in known if one.valid]
     new = [one for one in claims if (one.kind, dict(one.predicate)) not in signed]
-    artifacts = [_artifact(key, one, statement(repository, subject.digest, one)) for one in new]
+    artifacts = [_artifact(signer, one, statement(repository, subject.digest, one)) for one in new]
     referrers_api.attach(repository, subject, artifacts)
     return [one.kind for one in new]
 
 
-def _artifact(key: PrivateKey, claim: Claim, payload: bytes) -> Artifact:
+def _artifact(signer: Signer, claim: Claim, payload: bytes) -> Artifact:
     """The artifact with a signed statement; its annotations are those of cosign."""
     annotations = {
         "dev.sigstore.bundle.content": "dsse-envelope",
         "dev.sigstore.bundle.predicateType": predicates.TYPES[claim.kind],
         "org.opencontainers.image.created": predicates.rfc_3339(datetime.datetime.now(datetime.UTC)),
     }
-    return Artifact(bundle.seal(key, payload), referrers_api.BUNDLE, annotations)
+    return Artifact(signer.seal(payload), referrers_api.BUNDLE, annotations)
 
 
-def check(repository: Repository, digest: str, key: PublicKey) -> list[Found]:
+def check(repository: Repository, digest: str, trust: Trust) -> list[Found]:
     """Every claim that is attached to the image ``digest``, and whether it is valid.
 
     Raises:
         StepFailed: the registry cannot be reached or refuses.
     """
     attached = referrers_api.get(repository, digest, referrers_api.BUNDLE)
-    return [_checked(name, bundle.open_with(key, one.data), digest) for name, one in attached.items()]
+    return [_checked(name, trust.open(one.data), digest, trust.how) for name, one in attached.items()]
 
 
-def _checked(name: str, opened: bundle.Opened, digest: str) -> Found:
+def _checked(name: str, opened: Opened, digest: str, signer: str) -> Found:
     try:
         found = _Statement.model_validate_json(opened.payload)
     except ValidationError:
@@ -134,10 +136,10 @@ def _checked(name: str, opened: bundle.Opened, digest: str) -> Found:
     if not problem and value not in [one.digest.get(algorithm) for one in found.subject]:
         about = next((f"{name}:{value[:12]}" for one in found.subject for name, value in one.digest.items()), "nothing")
         problem = f"about {about}, not about this image"
-    return Found(name, kind, found.predicate, problem, opened.foreign)
+    return Found(name, kind, found.predicate, signer, problem, opened.foreign)
 
 
-def check_all(repository: Repository, image: Manifest, key: PublicKey) -> dict[str, list[Found]]:
+def check_all(repository: Repository, image: Manifest, trust: Trust) -> dict[str, list[Found]]:
     """Every claim about an image, and about each image of an image index: platform -> claims.
 
     The platform is empty for the claims about ``image`` itself.
@@ -146,11 +148,11 @@ def check_all(repository: Repository, image: Manifest, key: PublicKey) -> dict[s
         StepFailed: see :func:`check`.
     """
     index = image_index.images(json.loads(image.body))
-    return {name: check(repository, digest, key) for name, digest in {"": image.digest, **index}.items()}
+    return {name: check(repository, digest, trust) for name, digest in {"": image.digest, **index}.items()}
 
 
-def signatures(repository: Repository, digest: str, key: PublicKey, known: Sequence[Found] | None = None) -> int:
-    """How many signatures by ``key`` an image has, in cosign's classic form and as claims.
+def signatures(repository: Repository, digest: str, trust: Trust, known: Sequence[Found] | None = None) -> int:
+    """How many valid signatures an image has, in cosign's classic form and as claims.
 
     Args:
         known: what :func:`check` found, if it was called before.
@@ -158,18 +160,18 @@ def signatures(repository: Repository, digest: str, key: PublicKey, known: Seque
         StepFailed: it has none.
     """
     if known is None:
-        known = check(repository, digest, key)
+        known = check(repository, digest, trust)
     as_claims = sum(one.kind == "signature" and one.valid for one in known)
     try:
-        return signature.verified(repository, digest, key) + as_claims
+        return trust.verified(repository, digest) + as_claims
     except StepFailed:
         if not as_claims:
             raise
         return as_claims
 
 
-def unsigned(reference: str, key: PublicKey) -> str:
-    """Why an image at a registry has no valid signature by ``key``, in words; empty if it has one."""
+def unsigned(reference: str, trust: Trust) -> str:
+    """Why an image at a registry has no valid signature, in words; empty if it has one."""
     try:
         named = Reference.parse(reference)
         if named.names_docker_hub:
@@ -178,32 +180,32 @@ def unsigned(reference: str, key: PublicKey) -> str:
         image = repository.manifest(named.version)
         if image is None:
             return "there is no such image"
-        signatures(repository, image.digest, key)
+        signatures(repository, image.digest, trust)
     except (StepFailed, UserError) as error:
         return str(error)
     return ""
 
 
-def require(repository: Repository, digest: str, key: PublicKey, kinds: Sequence[str]) -> list[Found]:
+def require(repository: Repository, digest: str, trust: Trust, kinds: Sequence[str]) -> list[Found]:
     """The valid claims of some kinds about an image.
 
     Raises:
         StepFailed: one of the kinds has no valid claim, or one that says that a test failed; or the registry refuses.
     """
-    found = check(repository, digest, key)
+    found = check(repository, digest, trust)
     image = f"{repository.name}@{digest}"
     for kind in kinds:
         of_kind = [one for one in found if one.kind == kind]
         valid = [one for one in of_kind if one.valid]
         if not valid:
             why = f": {of_kind[0].problem}" if of_kind else ""
-            raise StepFailed(f"{image} has no claim '{kind}' that is signed with this key{why}")
+            raise StepFailed(f"{image} has no claim '{kind}' that is signed {trust.how}{why}")
         if any(predicates.says_failed(kind, one.predicate) for one in valid):
             raise StepFailed(f"{image}: the claim '{kind}' says that the test failed")
     return [one for one in found if one.valid and one.kind in kinds]
 
 
-def require_all(repository: Repository, image: Manifest, key: PublicKey, kinds: Sequence[str]) -> list[Found]:
+def require_all(repository: Repository, image: Manifest, trust: Trust, kinds: Sequence[str]) -> list[Found]:
     """The valid claims of some kinds about an image; of an image index, about each of its images.
 
     Raises:
@@ -211,7 +213,7 @@ def require_all(repository: Repository, image: Manifest, key: PublicKey, kinds: 
     """
     document = json.loads(image.body)
     if not image_index.is_index(document):
-        return require(repository, image.digest, key, kinds)
-    signatures(repository, image.digest, key)
+        return require(repository, image.digest, trust, kinds)
+    signatures(repository, image.digest, trust)
     digests = image_index.images(document).values()
-    return [one for digest in digests for one in require(repository, digest, key, kinds)]
+    return [one for digest in digests for one in require(repository, digest, trust, kinds)]

@@ -31,7 +31,7 @@ from trainyard.spec.model import Spec, catalogue, each_platform, indexes, load, 
 from trainyard.spec.naming import NAME, candidate_tag
 
 if TYPE_CHECKING:
-    from trainyard.release.signature import PrivateKey
+    from trainyard.release.signers import Signer
 
 #: What `prepare` leaves for later steps, and `publish` for `promote`.
 PREPARED, PUBLISHED = STATE / "cloudbuild.json", STATE / "published.json"
@@ -244,26 +244,26 @@ def run_target_step(step: str, target: str, given: Substitutions) -> None:
         TARGET_STEPS[step](target, given)
 
 
-def publish(given: Substitutions, key: PrivateKey | None = None) -> None:
+def publish(given: Substitutions, signer: Signer | None = None) -> None:
     """Push every image by the digest that passed, and the index of each target that is made for several platforms.
 
     Nothing is pushed if an image did not pass. The tags and digests are written to the step's output
     (results.buildStepOutputs: https://cloud.google.com/build/docs/api/reference/rest/v1/projects.builds#results).
 
     Args:
-        key: what to sign with.
+        signer: who signs.
     Raises:
         UserError: an image did not pass.
         StepFailed: the registry refuses.
     """
     if not _on_host_network("publish", given):
-        PUBLISHED.write_text(json.dumps(_push(given, key)), encoding="utf-8")
+        PUBLISHED.write_text(json.dumps(_push(given, signer)), encoding="utf-8")
     output = settings.standard_variable("BUILDER_OUTPUT")
     if output:
         (Path(output) / "output").write_text(PUBLISHED.read_text(encoding="utf-8"), encoding="utf-8")
 
 
-def _push(given: Substitutions, key: PrivateKey | None) -> dict[str, dict[str, str]]:
+def _push(given: Substitutions, signer: Signer | None) -> dict[str, dict[str, str]]:
     """Push all images; target -> ``tag`` and ``digest`` of its image, or of its index."""
     address = registry.check_address(given.registry)
     images = given.images()
@@ -272,7 +272,7 @@ def _push(given: Substitutions, key: PrivateKey | None) -> dict[str, dict[str, s
         state.require(spec.local_name, digest, "build", "verify", "smoke", made_by=spec.command("image"))
     found = {}
     for target, specs in images.items():
-        pushed = _push_target(specs, address, key)
+        pushed = _push_target(specs, address, signer)
         say(f"{pushed['tag']} {pushed['digest']}")
         found[target] = {"tag": str(pushed["tag"]), "digest": str(pushed["digest"])}
         if given.tag:
@@ -282,7 +282,7 @@ def _push(given: Substitutions, key: PrivateKey | None) -> dict[str, dict[str, s
     return found
 
 
-def _push_target(specs: Sequence[Spec], address: str, key: PrivateKey | None) -> dict[str, Any]:
+def _push_target(specs: Sequence[Spec], address: str, signer: Signer | None) -> dict[str, Any]:
     """Push the candidates of a target, and an index of them if it is made for several platforms.
 
     Args:
@@ -291,8 +291,8 @@ def _push_target(specs: Sequence[Spec], address: str, key: PrivateKey | None) ->
     candidates = {one.architecture: candidate_tag(one.local_name) for one in specs}
     first = specs[0]
     if len(first.platforms) > 1:
-        return publication.push_all(first, address, key, references=candidates)
-    return publication.push_attached(first, address, key, reference=candidates[first.architecture])
+        return publication.push_all(first, address, signer, references=candidates)
+    return publication.push_attached(first, address, signer, reference=candidates[first.architecture])
 
 
 def promote(given: Substitutions) -> None:

@@ -24,7 +24,7 @@ from trainyard.spec.naming import LABELS, NAME, version_tag
 
 if TYPE_CHECKING:
     from trainyard.release.predicates import Claim
-    from trainyard.release.signature import PrivateKey, PublicKey
+    from trainyard.release.signers import Signer, Trust
 
 
 def image_to_promote(spec: Spec, repository: Repository, image: str | None) -> Manifest:
@@ -67,14 +67,14 @@ class Demanded:
     """The signed claims without which no image is promoted.
 
     Attributes:
-        public_key: what they are checked with.
+        trust: whose claims count.
         kinds: see :data:`trainyard.release.predicates.ABOUT_IMAGES`.
-        signing_key: what a summary of the check is signed with; there is none if None.
+        signer: who signs a summary of the check; there is none if None.
     """
 
-    public_key: PublicKey
+    trust: Trust
     kinds: Sequence[str]
-    signing_key: PrivateKey | None = None
+    signer: Signer | None = None
 
 
 def promote(
@@ -108,10 +108,10 @@ def promote(
         tag: destination.manifest(tag) for tag in (version_tag(spec, framework_version(source, manifest)), spec.target)
     }
     moved = {tag: one for tag, one in before.items() if one is None or one.digest != manifest.digest}
-    if moved and summary and demanded and demanded.signing_key:
+    if moved and summary and demanded and demanded.signer:
         from trainyard.release import claims
 
-        claims.attach(destination, manifest, demanded.signing_key, [summary])
+        claims.attach(destination, manifest, demanded.signer, [summary])
     for tag, one in moved.items():
         if one:
             destination.put(one, f"{tag}.previous")
@@ -133,7 +133,7 @@ def _checked_claims(repository: Repository, manifest: Manifest, demanded: Demand
     """
     from trainyard.release import claims, predicates
 
-    found = claims.require_all(repository, manifest, demanded.public_key, demanded.kinds)
+    found = claims.require_all(repository, manifest, demanded.trust, demanded.kinds)
     resource = PackageURL("oci", name=NAME, version=manifest.digest, qualifiers={"repository_url": repository.name})
     now = datetime.datetime.now(datetime.UTC)
     return predicates.summary(resource.to_string(), demanded.kinds, [one.digest for one in found], now)

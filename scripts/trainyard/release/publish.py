@@ -10,13 +10,12 @@ import contextlib
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import docker.errors
 from rich.table import Table
 
-from trainyard import installation, settings, state
+from trainyard import state
 from trainyard.console import StepFailed, UserError, say, warn
 from trainyard.image import fallback, provenance
 from trainyard.image.local_images import digest_of
@@ -30,7 +29,7 @@ from trainyard.spec.naming import LABELS, NAME, TAG, candidate_tag
 from trainyard.spec.units import in_units
 
 if TYPE_CHECKING:
-    from trainyard.release.signature import PrivateKey
+    from trainyard.release.signers import Signer
 
 
 @dataclass(frozen=True)
@@ -170,28 +169,10 @@ def push(spec: Spec, address: str, *, reference: str | None = None, allow_untest
     }
 
 
-def signing_key(path: Path | None, command: str) -> PrivateKey | None:
-    """The private key in a file, decrypted with ``COSIGN_PASSWORD``; None without a file.
-
-    It is read before anything is uploaded, so that a key that cannot be read leaves nothing unsigned at the registry.
-
-    Args:
-        command: the command that needs it, for the message.
-    Raises:
-        UserError: what reads keys is not installed, or see :func:`trainyard.release.signature.private_key`.
-    """
-    if path is None:
-        return None
-    installation.require_extra("cryptography", "sign", command)
-    from trainyard.release import signature
-
-    return signature.private_key(path, settings.standard_variable("COSIGN_PASSWORD"))
-
-
 def push_attached(
     spec: Spec,
     address: str,
-    key: PrivateKey | None,
+    signer: Signer | None,
     *,
     reference: str | None = None,
     allow_untested: bool = False,
@@ -200,7 +181,7 @@ def push_attached(
     """Push the image of ``spec`` with a record that it passed and its referrers.
 
     Args:
-        key, vex: see :func:`attach_referrers`.
+        signer, vex: see :func:`attach_referrers`.
         address, reference, allow_untested: see :func:`push`.
     Returns:
         That of :func:`push`, and ``attached``: see :func:`attach_referrers`.
@@ -210,7 +191,7 @@ def push_attached(
     pushed = push(spec, address, reference=reference, allow_untested=allow_untested)
     # `trainyard promote` on another host reads this.
     referrers.record_verification(f"{address}/{NAME}", pushed["digest"])
-    attached = attach_referrers(spec, address, pushed["digest"], key, reference=reference, vex=vex)
+    attached = attach_referrers(spec, address, pushed["digest"], signer, reference=reference, vex=vex)
     _remember(spec, Repository(f"{address}/{NAME}"), pushed)
     return pushed | {"attached": attached}
 
@@ -224,7 +205,7 @@ def _remember(spec: Spec, repository: Repository, pushed: dict[str, Any]) -> Non
 def push_all(
     spec: Spec,
     address: str,
-    key: PrivateKey | None,
+    signer: Signer | None,
     *,
     references: Mapping[Architecture, str] | None = None,
     allow_untested: bool = False,
@@ -234,7 +215,7 @@ def push_all(
 
     Args:
         spec: the target, for any of its platforms.
-        key: what to sign the images and the index with.
+        signer: who signs the images and the index.
         references: the local images; those that passed on this host if None.
         address, allow_untested: see :func:`push`.
         vex: see :func:`attach_referrers`.
@@ -252,13 +233,13 @@ def push_all(
         state.require(spec.local_name, str(image_to_push(spec).id), "verify", "smoke", made_by=spec.command("image"))
     images = {
         one.platform: push_attached(
-            one, address, key, reference=chosen[one.architecture], allow_untested=allow_untested, vex=vex
+            one, address, signer, reference=chosen[one.architecture], allow_untested=allow_untested, vex=vex
         )
         for one in each_platform(spec)
         if one.architecture in chosen
     }
     at_registry = {PLATFORMS[platform]: image["digest"] for platform, image in images.items()}
-    index = push_index(spec, Repository(f"{address}/{NAME}"), at_registry, key)
+    index = push_index(spec, Repository(f"{address}/{NAME}"), at_registry, signer)
     return index | {
         "images": images,
         "tested": next(iter(images.values()))["tested"],
@@ -268,14 +249,14 @@ def push_all(
 
 
 def push_index(
-    spec: Spec, repository: Repository, digests: Mapping[Architecture, str], key: PrivateKey | None
+    spec: Spec, repository: Repository, digests: Mapping[Architecture, str], signer: Signer | None
 ) -> dict[str, Any]:
     """Push an index of images of ``spec`` that are at a registry; a warning names each platform that it lacks.
 
     Args:
         spec: the target, for any of its platforms.
         digests: of the images.
-        key: what to sign the index with.
+        signer: who signs the index.
     Returns:
         ``reference`` (by digest), ``tag`` (the reference by tag), ``digest``, ``platforms``, ``attached``,
         ``bytes_uploaded``, ``already_there`` (whether the registry had it).
@@ -293,12 +274,11 @@ def push_index(
     if not before:
         repository.put(index.manifest, index.tag)
     attached: dict[str, Any] = {}
-    if key is not None:
-        from trainyard.release import claims, predicates, signature
+    if signer is not None:
+        from trainyard.release import claims, predicates
 
-        signature.sign(repository, index.manifest, key)
-        attached["signature"] = referrers.tag(index.manifest.digest, "sig")
-        attached["claims"] = claims.attach(repository, index.manifest, key, [predicates.signature()])
+        attached |= _sign(repository, index.manifest, signer)
+        attached["claims"] = claims.attach(repository, index.manifest, signer, [predicates.signature()])
     for one in each_platform(spec):
         if one.architecture not in digests:
             warn(f"the image index has no {one.platform}: no image for it passed; '{one.command('image')}' makes one")
@@ -346,18 +326,18 @@ def attach_referrers(
     spec: Spec,
     address: str,
     digest: str,
-    key: PrivateKey | None,
+    signer: Signer | None,
     *,
     reference: str | None = None,
     vex: str | None = None,
 ) -> dict[str, Any]:
-    """Attach provenance and SBOM to an image at a registry, and with a key a signature and signed claims.
+    """Attach provenance and SBOM to an image at a registry, and with a signer a signature and signed claims.
 
     Args:
         spec: the target.
         address: ``host[:port]/path`` of the registry.
         digest: of the image there.
-        key: what to sign with.
+        signer: who signs; its signatures may be claims alone.
         reference: the local image that was pushed; the target's if None.
         vex: OpenVEX document about the image's known vulnerabilities; what waivers say about it if None.
     Returns:
@@ -380,17 +360,20 @@ def attach_referrers(
     if not referrers.get(repository, digest, "sbom"):
         sbom.attach(repository, subject, sbom.make(inventory.local(local), spec))
     attached["sbom"] = referrers.tag(digest, "sbom")
-    if key is not None:
-        from trainyard.release import signature
-
-        signature.sign(repository, subject, key)
-        attached["signature"] = referrers.tag(digest, "sig")
-        attached["claims"] = _attach_claims(spec, repository, subject, key, local, vex)
+    if signer is not None:
+        attached |= _sign(repository, subject, signer)
+        attached["claims"] = _attach_claims(spec, repository, subject, signer, local, vex)
     return attached
 
 
+def _sign(repository: Repository, subject: Manifest, signer: Signer) -> dict[str, str]:
+    """Sign an image in cosign's classic form: ``signature`` -> its tag; empty if the signer makes no such signature."""
+    tag = signer.sign(repository, subject).tag
+    return {"signature": tag} if tag else {}
+
+
 def _attach_claims(
-    spec: Spec, repository: Repository, subject: Manifest, key: PrivateKey, local: str, vex: str | None
+    spec: Spec, repository: Repository, subject: Manifest, signer: Signer, local: str, vex: str | None
 ) -> list[str]:
     """Sign what this host found out about an image, and attach it; the kinds of the claims that are new.
 
@@ -399,7 +382,7 @@ def _attach_claims(
     """
     from trainyard.release import claims, predicates, sbom
 
-    known = claims.check(repository, subject.digest, key.public_key())
+    known = claims.check(repository, subject.digest, signer.trust)
     made = [predicates.signature()]
     if not any(one.valid and one.kind == "sbom" for one in known):
         # Not the attached one, which anyone with write access may have replaced.
@@ -412,7 +395,7 @@ def _attach_claims(
     document = audit.vex_of(spec, local, subject.digest) if vex is None else vex
     if document is not None:
         made.append(predicates.vex(document))
-    return claims.attach(repository, subject, key, made, known=known)
+    return claims.attach(repository, subject, signer, made, known=known)
 
 
 def table(pushed: dict[str, Any]) -> Table:

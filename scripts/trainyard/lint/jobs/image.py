@@ -98,9 +98,10 @@ def images_are_signed(job: Evidence) -> Iterator[Finding]:
         if reference in job.unsigned:
             yield Finding(
                 job.at(*location, document=document),
-                f"{reference} is not signed with the key: {job.unsigned[reference]}",
+                f"{reference} is not signed as demanded: {job.unsigned[reference]}",
                 "anyone with write access to the registry may have replaced it; admission policies refuse it",
-                f"push it with a key ({installation.command('push', COSIGN_KEY='signing.pem')})",
+                f"push it with a key ({installation.command('push', COSIGN_KEY='signing.pem')}), or with an identity "
+                f"({installation.command('push', KEYLESS=True)})",
             )
 
 

@@ -1,0 +1,222 @@
+"""Images that are signed by an identity, without a key that is kept: keyless signing, as Sigstore calls it.
+
+The identity is an OIDC token of the machine that this process runs on. For it, Fulcio issues a certificate that is
+valid for minutes, and the signature is entered into the transparency log Rekor, which proves when it was made. Both are
+public where Sigstore's public instance is used. The library ``sigstore`` does this; no browser is opened.
+
+https://docs.sigstore.dev/about/security/
+"""
+
+from __future__ import annotations
+
+import contextlib
+import datetime
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from cryptography import x509
+from id import GitHubOidcPermissionCredentialError
+from sigstore.dsse import Statement
+from sigstore.errors import Error
+from sigstore.models import Bundle, ClientTrustConfig
+from sigstore.oidc import IdentityError, IdentityToken, detect_credential
+from sigstore.sign import Signer, SigningContext
+from sigstore.verify import Verifier, policy
+
+from trainyard import installation, settings
+from trainyard.console import StepFailed, UserError
+from trainyard.oci.registry import Manifest, Repository
+from trainyard.release import bundle
+from trainyard.release.signers import Opened, Signed
+
+#: The extension of a certificate with the URL of the issuer
+#: (https://github.com/sigstore/fulcio/blob/main/docs/oid-info.md).
+_ISSUER = x509.ObjectIdentifier("1.3.6.1.4.1.57264.1.1")
+
+#: A certificate is renewed this long before it expires: signing and logging must end before it does.
+_MARGIN = datetime.timedelta(minutes=1)
+
+
+@dataclass(frozen=True)
+class Identity:
+    """Who signs: a name that is unique among those of its issuer, such as the URL of a workflow, or an address."""
+
+    name: str
+    issuer: str
+
+    def __str__(self) -> str:
+        return f"{self.name} ({self.issuer})"
+
+
+def identity_of(certificate: x509.Certificate) -> Identity:
+    """The identity that a certificate of Fulcio names; nothing is verified.
+
+    Raises:
+        ValueError: it names none.
+    """
+    try:
+        (name,) = certificate.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
+        extension = certificate.extensions.get_extension_for_oid(_ISSUER).value
+    except (x509.ExtensionNotFound, x509.DuplicateExtension, x509.UnsupportedGeneralNameType) as error:
+        raise ValueError(str(error)) from None
+    assert isinstance(extension, x509.UnrecognizedExtension)
+    value = name.value.decode() if isinstance(name, x509.OtherName) else str(name.value)
+    issuer = extension.value.decode()
+    if not (value + issuer).isprintable():
+        raise ValueError("it names an identity with control characters")
+    return Identity(value, issuer)
+
+
+def trust_config() -> ClientTrustConfig:
+    """The services and keys of a Sigstore instance: of the file ``TRUST_CONFIG``, else of the public instance.
+
+    Raises:
+        UserError: the file is no trust configuration.
+        StepFailed: that of the public instance cannot be fetched.
+    """
+    given = settings.variable("TRUST_CONFIG")
+    if not given:
+        try:
+            return ClientTrustConfig.production(offline=settings.offline())
+        except Error as error:
+            where = installation.option("TRUST_CONFIG", "<file>")
+            raise StepFailed(
+                f"the trust configuration of Sigstore's public instance cannot be fetched: {_line(error)}; "
+                f"{where} names that of another instance"
+            ) from error
+    with _usable_config():
+        return ClientTrustConfig.from_json(Path(given).read_text(encoding="utf-8"))
+
+
+@contextlib.contextmanager
+def _usable_config() -> Iterator[None]:
+    """Report that the trust configuration cannot be used.
+
+    Raises:
+        UserError: the part of the program in this context cannot use it.
+    """
+    try:
+        yield
+    except OSError as error:
+        raise UserError(f"{_given_config()}: {error.strerror}") from None
+    except (Error, ValueError) as error:
+        raise UserError(f"{_given_config()}: not a trust configuration that sigstore can use: {_line(error)}") from None
+
+
+def _given_config() -> str:
+    return installation.option("TRUST_CONFIG", settings.variable("TRUST_CONFIG") or "<Sigstore's public instance>")
+
+
+def _line(error: BaseException) -> str:
+    """What an error and its cause say, in one line: some errors of the library leave it to the cause."""
+    said = [" ".join(str(one).split()) for one in (error, error.__cause__) if one is not None]
+    return ": ".join(dict.fromkeys(filter(None, said))) or type(error).__name__
+
+
+class TrustedIdentity:
+    """An identity whose signatures count (:class:`trainyard.release.signers.Trust`)."""
+
+    def __init__(self, identity: Identity, config: ClientTrustConfig) -> None:
+        """Trust ``identity``, if it has a certificate of the Sigstore instance of ``config``.
+
+        Raises:
+            UserError: the configuration cannot be used.
+        """
+        self.identity = identity
+        self.how = f"by {identity}"
+        with _usable_config():
+            self._verifier = Verifier(trusted_root=config.trusted_root)
+
+    def open(self, data: bytes) -> Opened:
+        """The statement of a bundle, and whether it is signed by the identity."""
+        found = bundle.read(data)
+        if isinstance(found, Opened):
+            return found
+        if found.certificate is None:
+            return Opened(found.payload, "signed with a key, not by an identity", foreign=True)
+        try:
+            signer = identity_of(x509.load_der_x509_certificate(found.certificate))
+        except (ValueError, x509.InvalidVersion) as error:
+            return Opened(found.payload, f"its certificate cannot be read: {_line(error)}")
+        if signer != self.identity:
+            return Opened(found.payload, f"signed by {signer}", foreign=True)
+        demanded = policy.Identity(identity=self.identity.name, issuer=self.identity.issuer)
+        try:
+            kind, payload = self._verifier.verify_dsse(Bundle.from_json(data), demanded)
+        except Exception as error:  # besides its own errors, those of the parsers that the library calls
+            return Opened(found.payload, f"its signature is not valid: {_line(error)}")
+        return Opened(payload, "" if kind == bundle.STATEMENT else f"its type is {kind}")
+
+    def verified(self, repository: Repository, digest: str) -> int:
+        """How many signatures in cosign's classic form count: none, since keyless signatures are bundles."""
+        raise StepFailed(f"{repository.name}@{digest} has no signature {self.how}")
+
+
+class IdentitySigner:
+    """The identity of this process (:class:`trainyard.release.signers.Signer`)."""
+
+    def __init__(self) -> None:
+        """Obtain a certificate.
+
+        Raises:
+            UserError: there is no identity, or see :func:`trust_config`.
+            StepFailed: a service cannot be reached or refuses.
+        """
+        token = _token()
+        config = trust_config()
+        with _usable_config():
+            self._context = SigningContext.from_trust_config(config)
+        self._signer, self._certificate = self._certified(token)
+        self.trust = TrustedIdentity(identity_of(self._certificate), config)
+
+    def _certified(self, token: IdentityToken) -> tuple[Signer, x509.Certificate]:
+        """A signer of the library, and its certificate."""
+        try:
+            made = Signer(token, self._context)
+            # The only way to learn the identity before signing: which part of a token it is depends on the issuer.
+            return made, made._signing_cert()
+        except Exception as error:  # the library has no common class for errors of the services
+            raise StepFailed(f"no certificate for {token.identity} ({token.issuer}): {_line(error)}") from error
+
+    def seal(self, payload: bytes) -> bytes:
+        """The bundle of a statement, with its certificate and its entry of the log.
+
+        Raises:
+            UserError: the certificate has expired, and there is no identity any more to get another one for.
+            StepFailed: a service cannot be reached or refuses.
+        """
+        if datetime.datetime.now(datetime.UTC) + _MARGIN > self._certificate.not_valid_after_utc:
+            self._signer, self._certificate = self._certified(_token())
+        try:
+            return self._signer.sign_dsse(Statement(payload)).to_json().encode()
+        except Exception as error:  # as above
+            raise StepFailed(f"a claim cannot be signed by {self.trust.identity}: {_line(error)}") from error
+
+    def sign(self, repository: Repository, subject: Manifest) -> Signed:
+        """Add nothing: signatures in cosign's classic form are those of keys."""
+        return Signed(None, False)
+
+
+def _token() -> IdentityToken:
+    """The OIDC token of this process: of ``SIGSTORE_ID_TOKEN``, else of the machine that it runs on.
+
+    Raises:
+        UserError: there is none, or it is not valid.
+    """
+    given = settings.standard_variable("SIGSTORE_ID_TOKEN")
+    try:
+        raw = given or detect_credential()
+        token = IdentityToken(raw) if raw else None
+    except IdentityError as error:
+        where = "SIGSTORE_ID_TOKEN" if given else "the identity of this machine"
+        denied = isinstance(error.__cause__, GitHubOidcPermissionCredentialError)
+        remedy = ": give the job the permission 'id-token: write'" if denied else ""
+        raise UserError(f"{where} cannot be used: {_line(error)}{remedy}") from None
+    if token is None:
+        raise UserError(
+            f"{installation.option('KEYLESS', True)} finds no identity here: run it in GitHub Actions with the "
+            "permission 'id-token: write' or on Google Cloud, set SIGSTORE_ID_TOKEN to an OIDC token for 'sigstore', "
+            "or sign with COSIGN_KEY=<private key>"
+        )
+    return token
