@@ -125,6 +125,12 @@ def trainyard(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str
 
 
 @pytest.fixture(autouse=True)
+def nothing_is_quiet() -> None:
+    """Whatever an earlier test of this process ran with --quiet."""
+    console.be_quiet(False)
+
+
+@pytest.fixture(autouse=True)
 def no_variables_from_outside(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in list(os.environ):
         if name.startswith("TRAINYARD_"):
