@@ -3,7 +3,7 @@
     python -m benchmarks.find           100 images
     python -m benchmarks.find --save    also writes benchmarks/results/find.md
 
-Each image has a manifest of its own and an SBOM of 60 Python and 80 Debian packages. The registry has token login, and
+Each image has a different manifest and an SBOM of 60 Python and 80 Debian packages. The registry has token login, and
 its proxy delays each request by 20 ms; all is on loopback. Seconds are wall time of the command, a new process with an
 empty state folder, so that nothing of the registry is known. One run before the first round writes Python's byte code.
 """

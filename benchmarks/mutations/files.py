@@ -87,7 +87,7 @@ def folder_deleted(rng: Random, image: SavedImage) -> FileFault:
 
 
 def other_mode(rng: Random, image: SavedImage) -> FileFault:
-    """A program is setuid or setgid, anyone can write to a file or folder, or nobody can read a file."""
+    """A program is setuid or setgid, a file or folder is world-writable, or a file has no permissions."""
     name, mode = rng.choice([("setuid", 0o4755), ("setgid", 0o2755), ("world-writable", 0), ("not readable", 0o000)])
     folder = name == "world-writable" and rng.random() < 0.5
     entry = chance.entry(

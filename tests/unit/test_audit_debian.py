@@ -179,7 +179,7 @@ def test_each_image_is_compared_with_its_suite() -> None:
 
 
 def test_the_version_of_the_source_package_counts() -> None:
-    """A binary package may have another version than its source (a rebuild, an epoch of its own)."""
+    """A binary package may have another version than its source: a rebuild, or another epoch."""
     rebuilt = InstalledPackage("libc6", "9:1", source="glibc", source_version="2.36-9+deb12u10")
     found = debian_audit.vulnerabilities(image(rebuilt), snapshot())
     assert "CVE-0000-0001" in {one.names[0] for one in found}

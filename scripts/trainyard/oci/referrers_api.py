@@ -91,9 +91,9 @@ def _descriptor(manifest: Manifest) -> dict[str, Any]:
 def _add_to_list(repository: Repository, digest: str, descriptors: Sequence[dict[str, Any]]) -> None:
     """Add descriptors to the list of an image's referrers.
 
-    Registries have no transactions. Processes of this host take turns. If a process of another host writes the list at
-    the same time, the next reading shows that the descriptors are missing, and they are added again. What is lost is
-    at most the other process's addition, if it does not read the list again.
+    Registries have no transactions. A lock excludes other processes of this host. If a process of another host writes
+    the list at the same time, the next reading shows that the descriptors are missing, and they are added again. What
+    is lost is at most the other process's addition, if it does not read the list again.
 
     Raises:
         StepFailed: the tag is that of something else, or other processes write the list all the time.

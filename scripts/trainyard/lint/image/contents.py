@@ -79,7 +79,7 @@ def _unexpected(layer: Layer, known: dict[str, tuple[Item, ...]], fix: str) -> I
             what = f"is in no layer of the build ({item.kind}, mode {item.mode:04o})"
         else:
             what = f"differs from the build: {item.differences(options[-1])}"
-        yield Finding(where, what, "it was neither locked nor tested, and nobody can say what it does", fix)
+        yield Finding(where, what, "it is in no lock and in no layer that was tested", fix)
 
 
 def _visible(layers: Iterable[Contents]) -> set[str]:
