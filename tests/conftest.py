@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
 import signal
@@ -104,10 +105,13 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: p
 def built_image() -> Callable[[str], str]:
     """``built_image("tf-cpu")`` is the reference of that target's image, which has passed verify and smoke.
 
-    It is built unless the engine has the image of these inputs, which was tagged when it had passed: tests that run two
-    at a time would build it twice at once, which takes the disk of three images.
+    It is built unless the engine has the image of these inputs and this checkout has its results: tests that run two
+    at a time would build it twice at once, which takes the disk of three images. An engine may have the image from
+    another checkout, whose results are not here.
     """
     from tests.image import catalogue
+    from trainyard import state
+    from trainyard.console import UserError
     from trainyard.image import build
     from trainyard.oci import docker_engine
     from trainyard.release import candidate
@@ -124,8 +128,12 @@ def built_image() -> Callable[[str], str]:
 
     def passed(target: str) -> str | None:
         plan = build.plan_for(load(target))
-        tags = [image.tags for image in docker_engine.client().images.list(name=f"{NAME}:{plan.tag}")]
-        return plan.local if any(plan.local in names for names in tags) else None
+        for image in docker_engine.client().images.list(name=f"{NAME}:{plan.tag}"):
+            if plan.local in image.tags:
+                with contextlib.suppress(UserError):
+                    state.require(target, str(image.id), "build", "verify", "smoke")
+                    return plan.local
+        return None
 
     def reference(target: str) -> str:
         if target not in made or not docker_engine.client().images.list(name=made[target]):
