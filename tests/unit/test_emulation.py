@@ -16,6 +16,7 @@ from trainyard.settings import ROOT
 
 SCRIPT = ROOT / "scripts" / "setup-emulation.sh"
 FORMAT = ":qemu-aarch64:M::\\x7fELF\\x02\\x01\\x01:\\xff\\xff:/usr/libexec/qemu-binfmt/aarch64-binfmt-P:OPF\n"
+CONF = "lib/binfmt.d/qemu-aarch64.conf"
 DONE = "emulation: programs for arm64 run under QEMU: they start about 6 times slower than natively"
 BY_HAND = "run 'docker run --privileged --rm tonistiigi/binfmt --install arm64'"
 
@@ -40,7 +41,27 @@ class Host:
     @property
     def format(self) -> Path:
         """What the package registers."""
-        return self.folder / "usr/lib/binfmt.d/qemu-aarch64.conf"
+        return self.folder / "usr" / CONF
+
+    def offer(self, candidate: str, backport: str = "") -> None:
+        """Let apt offer a version of QEMU, and another one in the backports of the archive."""
+        for version in filter(None, (candidate, backport)):
+            install(self.folder / version, version)
+        self.programs["apt-cache"] = f"echo '  Installed: (none)'; echo '  Candidate: 1:{candidate}+dfsg-7'"
+        self.programs["apt-get"] = f"""case "$*" in
+          *indextargets*)
+            echo 'Docker|http://docker.example bookworm'
+            echo 'Debian|http://debian.example bookworm-updates'
+            echo 'Debian|http://debian.example bookworm' ;;
+          *SourceParts=*update) cat "${{3#*=}}"/* >{self.folder}/sources ;;
+          *backports*install*) {f"cp -a {self.folder}/{backport}/usr {self.folder}" if backport else "exit 100"} ;;
+          *install*) cp -a {self.folder}/{candidate}/usr {self.folder} ;;
+        esac"""
+
+    @property
+    def qemu(self) -> str:
+        """The installed program."""
+        return (self.folder / "usr/bin/qemu").read_text(encoding="utf-8")
 
     @property
     def calls(self) -> list[str]:
@@ -52,11 +73,11 @@ class Host:
         """Run the script; its exit status and the lines that it printed."""
         path = self.folder / "bin"
         path.mkdir(exist_ok=True)
-        for name in ("bash", "cat", "grep", "sh"):
+        for name in ("bash", "cat", "cp", "grep", "mktemp", "readlink", "rm", "sed", "sh", "sort"):
             (path / name).unlink(missing_ok=True)
             (path / name).symlink_to(str(shutil.which(name)))
         for name, text in self.programs.items():
-            record = "" if name in ("uname", "id") else f'echo "{name} $*" >>{self.folder}/calls\n'
+            record = "" if name in ("uname", "id", "apt-cache") else f'echo "{name} $*" >>{self.folder}/calls\n'
             (path / name).write_text(f"#!{path}/sh\n{record}{text}\n", encoding="utf-8")
             (path / name).chmod(0o755)
         environment = {"PATH": str(path), "TRAINYARD_SYSROOT": str(self.folder)}
@@ -67,6 +88,18 @@ class Host:
         return done.returncode, done.stderr.splitlines()
 
 
+def install(folder: Path, version: str) -> None:
+    """Put files of the package below a folder: a QEMU that prints this version, the link to it and the format."""
+    program, link, file = (folder / "usr" / name for name in ("bin/qemu", "libexec/qemu-binfmt/aarch64-binfmt-P", CONF))
+    for one in (program, link, file):
+        one.parent.mkdir(parents=True, exist_ok=True)
+    program.write_text(f"#!/bin/sh\necho 'qemu-aarch64 version {version} (Debian 1:{version})'\n", encoding="utf-8")
+    program.chmod(0o755)
+    link.unlink(missing_ok=True)
+    link.symlink_to("../../bin/qemu")
+    file.write_text(FORMAT, encoding="utf-8")
+
+
 @pytest.fixture
 def host(tmp_path: Path) -> Host:
     """An x86-64 host with Debian, as root: binfmt_misc is mounted, the package is not installed."""
@@ -74,13 +107,12 @@ def host(tmp_path: Path) -> Host:
     found.registry.mkdir(parents=True)
     found.format.parent.mkdir(parents=True)
     (found.registry / "register").touch()
-    (tmp_path / "package").write_text(FORMAT, encoding="utf-8")
     found.programs |= {
         "uname": 'case "$1" in -m) echo x86_64 ;; -s) echo Linux ;; esac',
         "id": "echo 0",
         "mount": f"cat /dev/null >{found.registry}/register",
-        "apt-get": f'case "$*" in *install*) cat {tmp_path}/package >{found.format} ;; esac',
     }
+    found.offer("10.0.2")
     return found
 
 
@@ -96,6 +128,52 @@ def test_qemu_is_installed_and_registered(host: Host) -> None:
     assert said[0] == "emulation: installing qemu-user-static" and said[1].startswith(DONE)
     assert host.calls == INSTALLED
     assert (host.registry / "register").read_text(encoding="utf-8") == FORMAT
+
+
+def test_an_old_qemu_gives_way_to_that_of_the_backports(host: Host) -> None:
+    """PyTorch crashes in QEMU 7.2, which Debian 12 has."""
+    host.offer("7.2.22", backport="10.0.2")
+    status, said = host.run()
+    assert (status, len(said)) == (0, 2) and said[1].startswith(DONE)
+    assert "10.0.2" in host.qemu
+    assert (host.folder / "sources").read_text(encoding="utf-8") == (
+        "deb http://debian.example bookworm-backports main\n"
+    )
+
+
+def test_without_backports_the_old_qemu_is_installed_and_the_last_line_says_what_crashes(host: Host) -> None:
+    host.offer("7.2.22")
+    status, said = host.run()
+    assert status == 0 and "7.2.22" in host.qemu
+    assert said[-1].startswith("emulation: PyTorch crashes in QEMU 7.2, trains in 10.0, and this is 7: for a newer one")
+    assert BY_HAND in said[-1]
+
+
+def test_a_new_qemu_is_installed_from_the_archive(host: Host) -> None:
+    host.offer("10.0.2", backport="11.0.0")
+    status, said = host.run()
+    assert (status, len(said)) == (0, 2) and "10.0.2" in host.qemu
+
+
+def test_an_old_qemu_that_is_registered_is_replaced(host: Host) -> None:
+    """The kernel keeps the program of a registration open: it is removed and written again."""
+    host.offer("7.2.22", backport="10.0.2")
+    install(host.folder, "7.2.22")
+    (host.registry / "qemu-aarch64").write_text("enabled\n", encoding="utf-8")
+    status, _ = host.run()
+    assert status == 0 and "10.0.2" in host.qemu
+    assert (host.registry / "qemu-aarch64").read_text(encoding="utf-8") == "-1\n"
+    assert (host.registry / "register").read_text(encoding="utf-8") == FORMAT
+
+
+def test_without_root_an_old_qemu_that_is_registered_is_kept_and_one_line_says_so(host: Host) -> None:
+    install(host.folder, "7.2.22")
+    (host.registry / "qemu-aarch64").write_text("enabled\n", encoding="utf-8")
+    host.programs["id"] = "echo 1000"
+    status, said = host.run()
+    assert (status, len(said)) == (0, 1)
+    assert said[0].startswith("emulation: PyTorch crashes in QEMU 7: for a newer one run 'sudo make setup EMULATION=1'")
+    assert host.calls == []
 
 
 def test_what_systemd_registered_with_the_package_is_not_registered_twice(host: Host) -> None:
