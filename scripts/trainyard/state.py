@@ -49,6 +49,7 @@ class BuildResult(Result, total=False):
         index: name of the package index, ``base``: reference of the base image.
         notes: fallbacks that were taken, a sentence each.
         layers: diff ids of its layers, whose contents are known (:mod:`trainyard.oci.layer_contents`).
+        inputs: name -> sha256 of every file that it was made of (:func:`trainyard.image.plan.inputs`).
     """
 
     seconds: float
@@ -58,6 +59,7 @@ class BuildResult(Result, total=False):
     base: str
     notes: list[str]
     layers: list[str]
+    inputs: dict[str, str]
 
 
 @_open

@@ -38,15 +38,19 @@ def test_the_image_stage_holds_nothing_but_linked_copies(target: str) -> None:
 
 def test_the_content_hash_is_that_of_the_files_wherever_they_are(tmp_path: Path) -> None:
     """It is in the immutable tag: the same image must have the same tag."""
-    from trainyard.image.plan import content_hash
+    from trainyard.image.plan import changed_inputs, content_hash, inputs
 
     copied = tmp_path / "tf-cpu"
     shutil.copytree(model.load("tf-cpu").folder, copied)
+    before = inputs(model.load(str(copied)), "default")
+    assert changed_inputs(model.load("tf-cpu"), "default", before) == ()
     of_copy = content_hash(model.load(str(copied)), "default", "base")
     assert of_copy == content_hash(model.load("tf-cpu"), "default", "base")
     lock = copied / "requirements.lock"
     lock.write_text(lock.read_text(encoding="utf-8") + "# changed\n", encoding="utf-8")
     assert content_hash(model.load(str(copied)), "default", "base") != of_copy
+    assert changed_inputs(model.load(str(copied)), "default", before) == ("requirements.lock",)
+    assert changed_inputs(model.load(str(copied)), "default", {}) == ()
 
 
 @pytest.mark.parametrize("target", ALL)

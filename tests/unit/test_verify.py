@@ -299,6 +299,12 @@ FAULTS: list[tuple[str, str, list[Change], str]] = [
         [lambda image: changed(image, inputs="89abcdef")],
         "-20261120-0123abcd' was made of other files: those of images/xla/image.yaml have the hash 89abcdef",
     ),
+    (
+        "xla",
+        "tag_has_the_hash_of_the_inputs",
+        [lambda image: changed(image, inputs="89abcdef", changed=("requirements.lock",))],
+        "have the hash 89abcdef, and requirements.lock changed since it was built",
+    ),
     ("xla", "platform_matches_spec", [with_platform("arm64")], "platform: linux/arm64; expected linux/amd64"),
     (
         "tf-cpu",

@@ -28,7 +28,7 @@ from trainyard.image import (
 )
 from trainyard.image.buildx import OnStep, bake
 from trainyard.image.local_images import digest_of
-from trainyard.image.plan import Plan, make_plan, other_pythons
+from trainyard.image.plan import Plan, inputs, make_plan, other_pythons
 from trainyard.oci import builder, docker_engine, layer_contents
 from trainyard.spec import lockfile
 from trainyard.spec.model import IMAGES, Spec, base_contents_file, load, relative, with_locked_base
@@ -342,6 +342,7 @@ def _build(
 ) -> tuple[Plan, dict[str, Any]]:
     builder.current().require(spec.architecture)
     plan = plan_for(spec)
+    made_of = inputs(spec, plan.index)
     for note in plan.notes:
         warn(note)
     started = time.monotonic()
@@ -369,6 +370,7 @@ def _build(
         "index": plan.index,
         "base": plan.base,
         "notes": list(plan.notes),
+        "inputs": made_of,
         "passed": True,
     }
     if not name:

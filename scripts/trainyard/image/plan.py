@@ -81,31 +81,51 @@ def _files(folder: Path) -> list[Path]:
     return sorted(path for path in folder.rglob("*") if path.is_file() and "__pycache__" not in path.parts)
 
 
-def content_hash(spec: Spec, index: str, base: str) -> str:
-    """8 hexadecimal digits that change whenever anything that goes into the image changes.
+def inputs(spec: Spec, index: str) -> dict[str, str]:
+    """Name -> sha256 of every file that goes into the image.
 
-    Covers the rendered Dockerfile, the locks, the trainers, the launcher, the image's own trainers or code and the
-    base: two builds with one hash are the same image, so a tag that carries it never needs to move.
+    They are the rendered Dockerfile, the locks, the trainers, the launcher, and the image's own trainers or code.
     """
-    digest = hashlib.sha256(f"{index}\n{base}\n".encode())
-    inputs = [
+    paths = [
         spec.dockerfile(index),
         lockfile.framework_lock(spec, index),
         lockfile.requirements_lock(spec, index),
     ]
-    inputs += _files(ROOT / "trainers") + _files(ROOT / "launcher")
+    paths += _files(ROOT / "trainers") + _files(ROOT / "launcher")
     if spec.trainers.folder:
-        inputs += _files(spec.folder / spec.trainers.folder)
+        paths += _files(spec.folder / spec.trainers.folder)
     if spec.workspace:
         files = [spec.build_folder / "code.tar", lockfile.compiled_lock(spec), lockfile.build_requires_lock(spec)]
-        inputs += [path for path in files if path and path.is_file()]
-    for path in inputs:
-        digest.update(f"{_name_in_hash(spec, path)}\n".encode())
-        digest.update(hashlib.sha256(path.read_bytes()).digest())
+        paths += [path for path in files if path and path.is_file()]
+    return {_input_name(spec, path): hashlib.sha256(path.read_bytes()).hexdigest() for path in paths}
+
+
+def changed_inputs(spec: Spec, index: str, built_from: Mapping[str, str]) -> tuple[str, ...]:
+    """Names of the files that are not what they were when an image was built from them.
+
+    Args:
+        built_from: the :func:`inputs` of that build; nothing is known to have changed if it is empty.
+    """
+    if not built_from:
+        return ()
+    now = inputs(spec, index)
+    return tuple(name for name in {**built_from, **now} if built_from.get(name) != now.get(name))
+
+
+def content_hash(spec: Spec, index: str, base: str) -> str:
+    """8 hexadecimal digits that change whenever anything that goes into the image changes.
+
+    Covers the files of :func:`inputs` and the base: two builds with one hash are the same image, so a tag that carries
+    it never needs to move.
+    """
+    digest = hashlib.sha256(f"{index}\n{base}\n".encode())
+    for name, content in inputs(spec, index).items():
+        digest.update(f"{name}\n".encode())
+        digest.update(bytes.fromhex(content))
     return digest.hexdigest()[:8]
 
 
-def _name_in_hash(spec: Spec, path: Path) -> str:
+def _input_name(spec: Spec, path: Path) -> str:
     """A name for a file that is the same wherever the folder of the spec, the checkout and the state are."""
     if any(path.is_relative_to(ROOT / shared) for shared in ("trainers", "launcher")):
         return str(path.relative_to(ROOT))

@@ -33,6 +33,7 @@ class Evidence(Configured):
         spec: what the image must be; None for any other image, for which only the rules about ``image`` apply.
         build: what ``trainyard build`` recorded for this digest; None if it was built elsewhere.
         inputs: hash of the files of its spec (:func:`trainyard.image.plan.content_hash`); empty if it is unknown.
+        changed: names of those of its files that are not what they were when it was built, as far as that is known.
         expected: what it must hold; None if no build of its spec is known.
         waivers: findings that are accepted until a date, ``day``: the day that they are compared with.
     """
@@ -44,6 +45,7 @@ class Evidence(Configured):
     inside: ProbeResult
     build: Mapping[str, Any] | None
     inputs: str = ""
+    changed: tuple[str, ...] = ()
     expected: Expected | None = None
     waivers: tuple[Waiver, ...] = ()
     day: datetime.date = field(default_factory=today)

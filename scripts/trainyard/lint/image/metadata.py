@@ -70,9 +70,10 @@ def tag_has_the_hash_of_the_inputs(image: Evidence) -> Iterator[Finding]:
     spec = image.required_spec
     version = image.labels.get(naming.TAG, "")
     if image.inputs and naming.day_and_hash(version)[1] != image.inputs:
+        changed = f", and {' and '.join(image.changed)} changed since it was built" if image.changed else ""
         yield Finding(
             f"label {naming.TAG}",
-            f"{version!r} was made of other files: those of {spec.where} have the hash {image.inputs}",
+            f"{version!r} was made of other files: those of {spec.where} have the hash {image.inputs}{changed}",
             "the locks and files that are checked here are not those that it was built from",
             f"{spec.command('build')}, or check it in the checkout that it was built from",
         )

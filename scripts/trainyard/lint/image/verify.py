@@ -59,6 +59,7 @@ def gather(spec: Spec | None, reference: str) -> Evidence:
     index = _index(spec, image.labels) if spec else ""
     dockerfile = _dockerfile(spec, index) if spec else ""
     wanted = expected.of(spec, str(image.id)) if spec else None
+    built = state.recall(spec.local_name, "build", str(image.id)) if spec else None
     with ThreadPoolExecutor(max_workers=1) as background:
         seen = background.submit(probe_runner.probe, reference)
         # What has a known digest holds what is known of it: nothing else is read byte by byte.
@@ -77,8 +78,9 @@ def gather(spec: Spec | None, reference: str) -> Evidence:
             tags=tuple(image.tags),
             stored=stored if spec else layers.without_base(stored),
             inside=found,
-            build=state.recall(spec.local_name, "build", str(image.id)) if spec else None,
+            build=built,
             inputs=_inputs(spec, index, image.labels) if spec else "",
+            changed=_changed(spec, index, built) if spec and built else (),
             expected=wanted,
             waivers=waivers.load(),
         )
@@ -97,6 +99,11 @@ def _inputs(spec: Spec, index: str, labels: Mapping[str, str]) -> str:
     base = labels.get("org.opencontainers.image.base.digest") or labels.get("org.opencontainers.image.base.name", "")
     lockfile.installed(spec, index)  # reports missing locks
     return plan.content_hash(spec, index, base)
+
+
+def _changed(spec: Spec, index: str, built: state.BuildResult) -> tuple[str, ...]:
+    """What changed since an image was built; nothing for a user's, as in :func:`_inputs`."""
+    return () if spec.workspace else plan.changed_inputs(spec, index, built.get("inputs", {}))
 
 
 def examine(spec: Spec | None, reference: str) -> tuple[Evidence, dict[str, list[Finding]]]:
