@@ -76,7 +76,7 @@ MACHINE = AMD64
 EMULATED_TIMEOUTS = STEP_TIMEOUTS | {
     "build": Limit(3600, "tf-cpu: system packages 2.5 min under emulation on 2 cores, the rest natively (2026-11)"),
     "verify": Limit(900, "tf-cpu 19 s, cpu 12 s under emulation on 2 cores (2026-11)"),
-    "smoke": Limit(7200, "tf-cpu 17 min, cpu 12 min under emulation on 2 cores (2026-11)"),
+    "smoke": Limit(7200, "tf-cpu 17 min, cpu and gpu 12 min under emulation on 2 cores (2026-11)"),
 }
 #: Time limits of a build of one architecture, and of one with others.
 TIMEOUT = Limit(7200, "tf-cpu alone 277 s without cached layers, 51 s with them, on 2 cores (2026-11)")
