@@ -577,6 +577,27 @@ def test_libraries_of_the_host_and_of_any_folder_of_the_image_are_found(name: st
     assert not rules.check(image)["binaries_find_their_libraries"]
 
 
+@pytest.mark.parametrize(
+    ("path", "severity"),
+    [
+        ("opt/liba.so.5", rules.Severity.NOTE),  # as PyTorch's libgfortran.so.5
+        ("opt/a.so", rules.Severity.REFUSE),
+        ("opt/liba.cpython-313-x86_64-linux-gnu.so", rules.Severity.REFUSE),
+        ("opt/liba.abi3.so", rules.Severity.REFUSE),
+        ("usr/bin/a", rules.Severity.REFUSE),
+    ],
+)
+def test_a_library_that_nothing_loads_may_lack_what_it_needs(path: str, severity: rules.Severity) -> None:
+    found = rules.check(with_needed(path, "libgone.so.1")(good("gpu")))["binaries_find_their_libraries"]
+    assert [one.severity for one in found] == [severity]
+
+
+def test_a_library_that_a_module_loads_needs_all_it_names() -> None:
+    image = with_needed("opt/a.so", "libb.so.1")(with_needed("opt/libb.so.1", "libgone.so.1")(good("gpu")))
+    found = rules.check(image)["binaries_find_their_libraries"]
+    assert [(one.where, one.severity) for one in found] == [("/opt/libb.so.1 in layer added", rules.Severity.REFUSE)]
+
+
 def test_a_wheel_whose_tag_names_no_known_architecture_is_not_refused() -> None:
     """NVIDIA's wheels for arm64 say sbsa in their metadata, and aarch64 in the names of their files."""
     image = with_tags("numpy", "py3-none-manylinux2014_sbsa")(good("tf-cpu", "arm64"))

@@ -185,22 +185,37 @@ _OF_THE_HOST = re.compile(
 )
 
 
+#: A library by its name, unlike a program and a module that Python imports (PEP 3149, PEP 384).
+_LIBRARY = re.compile(r"lib(?!.*\.(?:cpython-|abi3\.)).*\.so(?:\.\d+)*")
+
+
 @rule("image", severity=Severity.REFUSE, source="https://refspecs.linuxfoundation.org/elf/gabi4+/ch5.dynamic.html")
 def binaries_find_their_libraries(image: Evidence) -> Iterator[Finding]:
-    """Every library that a program or library loads is in the image or comes from the host."""
+    """Every library that a program, a module or a library in use loads is in the image or comes from the host."""
     present = {
         path.rpartition("/")[2] for layer in image.stored.layers for path in layer.contents.files
     } - _removed_libraries(image)
+    in_use = {
+        name.rpartition("/")[2]
+        for layer in image.stored.layers
+        for names in layer.contents.needed.values()
+        for name in names
+    }
     for layer in image.stored.layers:
         for path, names in layer.contents.needed.items():
+            file = path.rpartition("/")[2]
+            # PyTorch's wheels bring a libgfortran.so.5 without its libquadmath.so.0, which nothing loads.
+            unused = _LIBRARY.fullmatch(file) and file not in in_use
             for name in names:
                 if name.rpartition("/")[2] not in present and not _OF_THE_HOST.fullmatch(name):
                     yield Finding(
                         f"/{path} in layer {layer.stage}",
                         f"needs {name}, which is nowhere in the image",
-                        "it does not start, or its import fails",
+                        "no file of the image needs it; what loads it by name fails"
+                        if unused
+                        else "it does not start, or its import fails",
                         "install the Debian package or the wheel that has it: 'system' and 'requirements' of the spec",
-                        severity=_without_spec(image),
+                        severity=Severity.NOTE if unused else _without_spec(image),
                     )
 
 
