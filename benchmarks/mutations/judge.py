@@ -40,22 +40,16 @@ class Verdict:
         """Whether it failed with a finding that names one of ``places``.
 
         Args:
-            without: findings about the same image without the fault. They do not count, nor do places that they name;
-                a path in them names none of the folders that it is in.
+            without: findings about the same image without the fault. They do not count, nor do places that they name.
         """
         new = [one for one in self.findings if one not in without]
-        own = [place for place in places if not any(names(one, place, exactly=True) for one in without)]
+        own = [place for place in places if not any(names(one, place) for one in without)]
         return self.status == FAILED and any(names(one, place) for one in new for place in own)
 
 
-def names(finding: str, place: str, *, exactly: bool = False) -> bool:
-    """Whether a finding has a word or path, in the singular or the plural, and not only as a part of another.
-
-    Args:
-        exactly: a path below the place is another one.
-    """
-    other = "A-Za-z0-9_/" if exactly else "A-Za-z0-9_"
-    return re.search(rf"(?i)(?<![A-Za-z0-9_]){re.escape(place)}s?(?![{other}])", finding) is not None
+def names(finding: str, place: str) -> bool:
+    """Whether a finding has a word or path, in the singular or the plural, and not only as a part of another."""
+    return re.search(rf"(?i)(?<![A-Za-z0-9_]){re.escape(place)}s?(?![A-Za-z0-9_])", finding) is not None
 
 
 def verify(reference: str, target: str = "") -> Verdict:

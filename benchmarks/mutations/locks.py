@@ -69,9 +69,7 @@ def lock_fault(rng: Random, own: Iterable[Path], kind: str) -> LockFault:
     file, entry = rng.choice([(file, entry) for file, text in texts.items() for entry in _ENTRY.finditer(text)])
     new, what = OPERATORS[kind](rng, entry)
     text = texts[file][: entry.start()] + new + texts[file][entry.end() :]
-    # Nothing in an image has the hash of the archive that a package came from: the file is what can be named.
-    places = (entry["name"], file) if OPERATORS[kind] is _other_hashes else (entry["name"],)
-    return LockFault(kind, f"{file}: {what}", places, file, text)
+    return LockFault(kind, f"{file}: {what}", (entry["name"],), file, text)
 
 
 def of_image(spec: Spec, config: Mapping[str, Any]) -> tuple[Path, ...]:

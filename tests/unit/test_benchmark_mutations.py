@@ -396,11 +396,6 @@ def test_a_finding_names_a_place_as_a_whole_word(finding: str, place: str, named
     assert judge.names(finding, place) is named
 
 
-def test_a_path_in_a_finding_is_not_exactly_the_folder_that_it_is_in() -> None:
-    assert not judge.names("/opt/x/y.py: other content", "opt/x", exactly=True)
-    assert judge.names("/opt/x: is missing", "opt/x", exactly=True)
-
-
 def test_a_fault_is_found_only_by_a_finding_that_the_original_does_not_have() -> None:
     named, count = "/opt/x: other content", "16 layers instead of 15"
     assert Verdict(1, (count, named)).finds(["opt/x"])
