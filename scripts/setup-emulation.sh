@@ -31,18 +31,25 @@ installed_version() {
   if [ -x "$program" ]; then "$program" --version | sed -n '1s/.* version \([0-9]*\).*/\1/p'; fi
 }
 is_old() { [ -n "$1" ] && [ "$1" -lt "$tested" ]; }
-# The version of another program that the kernel may run, such as that of Docker, cannot be read here.
-if registered && ! is_old "$(installed_version)"; then exit 0; fi
+# Whether the kernel runs a QEMU that need not be replaced: a new one of the package, or any other program, such as that of
+# Docker, whose version cannot be read here.
+is_ready() {
+  registered || return 1
+  ! is_old "$(installed_version)" || ! grep -q '^interpreter .*/aarch64-binfmt-P$' "$registry/qemu-aarch64"
+}
+# One line about an old QEMU.
+crashes() { printf '%s' "PyTorch crashes in QEMU 7.2, trains in 10.0, and this is $(installed_version): for a newer one"; }
+if is_ready; then exit 0; fi
 if [ "$(id -u)" != 0 ]; then
   registered || die "needs root: run 'sudo make setup EMULATION=1', or $by_hand"
-  say "PyTorch crashes in QEMU $(installed_version): for a newer one run 'sudo make setup EMULATION=1', or $by_hand"
+  say "$(crashes) run 'sudo make setup EMULATION=1', or $by_hand"
   exit 0
 fi
 
 if [ ! -e "$registry/register" ]; then
   mount -t binfmt_misc binfmt_misc "$registry" 2>/dev/null || die "this kernel has no binfmt_misc, or this is a container without the right to mount it: $by_hand"
   # In a container, the kernel's registrations are those of its host.
-  if registered && ! is_old "$(installed_version)"; then exit 0; fi
+  if is_ready; then exit 0; fi
 fi
 
 export DEBIAN_FRONTEND=noninteractive
@@ -87,5 +94,4 @@ if [ "$was_registered" ] || ! registered; then
   fi || die "the kernel refused QEMU for arm64: $by_hand"
 fi
 say "programs for arm64 run under QEMU: they start about 6 times slower than natively, and train far slower"
-version=$(installed_version)
-if is_old "$version"; then say "PyTorch crashes in QEMU 7.2, trains in 10.0, and this is $version: for a newer one $by_hand"; fi
+if is_old "$(installed_version)"; then say "$(crashes) $by_hand"; fi

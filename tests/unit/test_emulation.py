@@ -17,7 +17,9 @@ from trainyard.settings import ROOT
 SCRIPT = ROOT / "scripts" / "setup-emulation.sh"
 FORMAT = ":qemu-aarch64:M::\\x7fELF\\x02\\x01\\x01:\\xff\\xff:/usr/libexec/qemu-binfmt/aarch64-binfmt-P:OPF\n"
 CONF = "lib/binfmt.d/qemu-aarch64.conf"
+REGISTERED = "enabled\ninterpreter /usr/libexec/qemu-binfmt/aarch64-binfmt-P\nflags: POF\n"
 DONE = "emulation: programs for arm64 run under QEMU: they start about 6 times slower than natively"
+OLD = "emulation: PyTorch crashes in QEMU 7.2, trains in 10.0, and this is 7: for a newer one"
 BY_HAND = "run 'docker run --privileged --rm tonistiigi/binfmt --install arm64'"
 
 
@@ -145,7 +147,7 @@ def test_without_backports_the_old_qemu_is_installed_and_the_last_line_says_what
     host.offer("7.2.22")
     status, said = host.run()
     assert status == 0 and "7.2.22" in host.qemu
-    assert said[-1].startswith("emulation: PyTorch crashes in QEMU 7.2, trains in 10.0, and this is 7: for a newer one")
+    assert said[-1].startswith(OLD)
     assert BY_HAND in said[-1]
 
 
@@ -159,20 +161,28 @@ def test_an_old_qemu_that_is_registered_is_replaced(host: Host) -> None:
     """The kernel keeps the program of a registration open: it is removed and written again."""
     host.offer("7.2.22", backport="10.0.2")
     install(host.folder, "7.2.22")
-    (host.registry / "qemu-aarch64").write_text("enabled\n", encoding="utf-8")
+    (host.registry / "qemu-aarch64").write_text(REGISTERED, encoding="utf-8")
     status, _ = host.run()
     assert status == 0 and "10.0.2" in host.qemu
     assert (host.registry / "qemu-aarch64").read_text(encoding="utf-8") == "-1\n"
     assert (host.registry / "register").read_text(encoding="utf-8") == FORMAT
 
 
+def test_another_program_that_is_registered_is_kept_beside_an_old_package(host: Host) -> None:
+    """Docker's may be newer, and the package could be all that apt has."""
+    install(host.folder, "7.2.22")
+    (host.registry / "qemu-aarch64").write_text("enabled\ninterpreter /usr/bin/qemu-aarch64\n", encoding="utf-8")
+    assert host.run() == (0, [])
+    assert host.calls == []
+
+
 def test_without_root_an_old_qemu_that_is_registered_is_kept_and_one_line_says_so(host: Host) -> None:
     install(host.folder, "7.2.22")
-    (host.registry / "qemu-aarch64").write_text("enabled\n", encoding="utf-8")
+    (host.registry / "qemu-aarch64").write_text(REGISTERED, encoding="utf-8")
     host.programs["id"] = "echo 1000"
     status, said = host.run()
     assert (status, len(said)) == (0, 1)
-    assert said[0].startswith("emulation: PyTorch crashes in QEMU 7: for a newer one run 'sudo make setup EMULATION=1'")
+    assert said[0].startswith(OLD) and "for a newer one run 'sudo make setup EMULATION=1'" in said[0]
     assert host.calls == []
 
 
