@@ -36,7 +36,7 @@ _LEFT_OUT = pytest.StashKey[Counter[str]]()
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    parser.addoption("--big", action="store_true", help="also test the images that take minutes and 20 GB of disk each")
+    parser.addoption("--big", action="store_true", help="also run the tests marked big or slow")
     parser.addoption(
         "--concurrent", choices=["only", "without"], help="only the tests marked concurrent, or no such test"
     )
@@ -49,12 +49,15 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Leave out tests marked ``needs(program, ...)`` where a program is not on PATH, and those of another run."""
+    """Leave out tests of another run, slow ones without --big, and those that need a program that is not on PATH."""
     left_out: Counter[str] = Counter()
     kept, dropped = [], []
     part = config.getoption("--concurrent")
     for item in items:
         if part and (item.get_closest_marker("concurrent") is None) == (part == "only"):
+            dropped.append(item)
+            continue
+        if item.get_closest_marker("slow") and not config.getoption("--big"):
             dropped.append(item)
             continue
         needed = [program for mark in item.iter_markers("needs") for program in mark.args]

@@ -15,6 +15,7 @@ pytestmark = [pytest.mark.concurrent, pytest.mark.needs("gcloud")]
 __all__ = ["cloud", "home", "start", "volume"]  # fixtures
 
 
+@pytest.mark.slow("test_pod.py, test_rehearse.py")
 def test_mnist_resumes_from_its_checkpoint_after_a_preemption(
     cloud: TpuVms, start: Start, volume: str, built_image: Callable[[str], str]
 ) -> None:

@@ -56,6 +56,7 @@ def made(command: Path, folder: Path, images: list[str]) -> dict[str, str]:
     return labels(built["digest"])
 
 
+@pytest.mark.slow("test_own_repository.py, on tf-cpu too")
 def test_keras_becomes_an_image_that_has_trained(
     built_image: BuiltImage, command: Path, images: list[str], tmp_path: Path
 ) -> None:

@@ -149,6 +149,7 @@ def run_it() -> str:
     return subprocess.run([sys.executable, "-m", "trainyard", "run"], capture_output=True, text=True, check=True).stdout
 
 
+@pytest.mark.slow("test_workspace_nightly.py, test_nightly_targets.py, test_offline.py")
 def test_a_repository_on_a_nightly_from_lock_to_an_offline_build(
     nightly: Nightly,
     repository: Path,

@@ -116,6 +116,7 @@ def test_a_repository_of_others_is_run_pushed_edited_and_rehearsed(
     assert repository.edited in log and repository.trained in log
 
 
+@pytest.mark.slow("test_smoke_command.py")
 def test_a_repository_that_cannot_start_is_refused_with_the_line_of_its_own_file(
     user: Callable[[Repository], User],
 ) -> None:

@@ -90,6 +90,7 @@ def flowers(buckets: Path) -> Path:
     return flowers_data.write(buckets / "data" / "flowers", train=48, test=16)
 
 
+@pytest.mark.slow("test_trainers_tf_cluster.py, and mnist on three nodes below")
 def test_flowers_stop_and_resume_on_two_workers_with_multiworkermirroredstrategy(
     built_image: Callable[[str], str], rehearse: Rehearse, flowers: Path
 ) -> None:

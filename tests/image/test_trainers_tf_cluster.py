@@ -187,7 +187,7 @@ _strategy.main(lambda args: mnist.main(args, slow), args, "mnist")
 """
 
 
-@pytest.mark.parametrize("workers", [1, 2])
+@pytest.mark.parametrize("workers", [pytest.param(1, marks=pytest.mark.slow("with two workers")), 2])
 def test_sigterm_during_slow_steps_saves_within_five_seconds(here: Box, tmp_path: Path, workers: int) -> None:
     """A call must not execute 20 steps, and workers must not agree only every 10 steps. GKE kills after 15 seconds."""
     (tmp_path / "slow.py").write_text(SLOW)
@@ -231,7 +231,7 @@ def test_an_invalid_tf_config_is_one_line(here: Box, cluster: str, task: str, me
     assert ended.code == 2 and len(ended.lines) == 1 and message in ended.output, ended.output
 
 
-@pytest.mark.parametrize("victim", [0, 1])
+@pytest.mark.parametrize("victim", [0, pytest.param(1, marks=pytest.mark.slow("with worker 0"))])
 def test_a_killed_worker_ends_the_other_with_one_line_and_both_resume(
     here: Box, pair: dict[str, object], victim: int
 ) -> None:

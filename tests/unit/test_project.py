@@ -139,6 +139,13 @@ def test_the_runs_of_concurrent_tests_and_of_the_others_have_each_test_once(tmp_
     assert "2 passed" in pytest_run(tmp_path, marked).stdout
 
 
+def test_slow_tests_run_with_the_big_ones(tmp_path: Path) -> None:
+    marked = "import pytest\n@pytest.mark.slow('test_b')\ndef test_a(): pass\ndef test_b(): pass\n"
+    found = pytest_run(tmp_path, marked, "-vv")
+    assert "::test_b PASSED" in found.stdout and "1 passed, 1 deselected" in found.stdout, found.stdout
+    assert "2 passed" in pytest_run(tmp_path, marked, "--big").stdout
+
+
 TESTS = """\
 import pytest
 @pytest.mark.needs("no-such-program")

@@ -26,7 +26,7 @@ def run(suite: str | None, arguments: list[str], *, require: str = "", big: bool
         arguments: more arguments for pytest.
         require: programs that must be on PATH, separated by commas or spaces. Without it, tests marked with a program
             that is missing are left out (tests/conftest.py).
-        big: also test the images that take minutes and 20 GB of disk each.
+        big: also run the tests marked ``big`` or ``slow``: of images of many GB, or mostly covered by quicker ones.
 
     Raises:
         UserError: the package does not run from a checkout.
