@@ -40,7 +40,11 @@ def _words(_context: click.Context, _parameter: click.Parameter, value: str | No
     metavar="PROGRAM,...",
     help="Fail if one of these programs is not installed. Without it, the tests that need the program are deselected.",
 )
-@options.flag("--all", "big", help="Also test the largest images, 4 minutes and 20 GB of disk each, and run slow tests that others cover.")
+@options.flag(
+    "--all",
+    "big",
+    help="Also test the largest images, 4 minutes and 20 GB of disk each, and run slow tests that others cover.",
+)
 def command(suite: str | None, words: list[str], require: str, big: bool) -> int:
     """Run the checks, the unit tests, and the tests that build images and run in them.
 
