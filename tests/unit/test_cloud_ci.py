@@ -13,7 +13,7 @@ from trainyard import cli, settings
 from trainyard.cloudbuild import config as cloud_config
 from trainyard.cloudbuild import pipelines as cloud_plan
 from trainyard.cloudbuild.pipelines import Schedule
-from trainyard.commands import cloudbuild_step, image_index
+from trainyard.commands import cloudbuild_step, image_index, promote, push
 from trainyard.jobs.schema import google
 from trainyard.project import generated
 from trainyard.spec import model
@@ -68,7 +68,18 @@ def test_the_workflow_builds_every_target_and_pushes_after_make_image(schedule: 
 @schedules
 def test_the_workflow_sets_variables_that_the_commands_read(schedule: Schedule) -> None:
     job = workflow(schedule)["jobs"]["image"]
-    assert set(job["env"]) == {"TRAINYARD_TARGET", "TRAINYARD_ARCH", "TRAINYARD_REGISTRY"}
+    assert set(job["env"]) == {"TRAINYARD_TARGET", "TRAINYARD_ARCH", "TRAINYARD_REGISTRY", "TRAINYARD_KEYLESS"}
+
+
+@schedules
+def test_jobs_that_may_sign_by_their_identity_do_if_the_repository_says_so(schedule: Schedule) -> None:
+    """Sigstore publishes the identity: without the variable, which is empty then, nothing is signed."""
+    for module in (push, image_index, promote):
+        assert "TRAINYARD_KEYLESS" in {parameter.envvar for parameter in module.command.params}, module.__name__
+    pushing = [job for name, job in workflow(schedule)["jobs"].items() if name in ("image", "index")]
+    for job in pushing:
+        assert job["permissions"]["id-token"] == "write"
+        assert job["env"]["TRAINYARD_KEYLESS"] == "${{ vars.KEYLESS }}"
 
 
 def images_of(schedule: Schedule) -> list[model.Spec]:
@@ -103,7 +114,9 @@ def test_the_index_of_a_target_is_made_of_the_digests_that_its_jobs_pushed() -> 
         ]
         for name in outputs:
             assert jobs["image"]["outputs"][name] == f"${{{{ steps.push.outputs.{name} }}}}"
-    assert set(jobs["index"]["env"]) == {"TRAINYARD_TARGET", "TRAINYARD_IMAGES", "TRAINYARD_REGISTRY"}
+    assert set(jobs["index"]["env"]) == {
+        "TRAINYARD_TARGET", "TRAINYARD_IMAGES", "TRAINYARD_REGISTRY", "TRAINYARD_KEYLESS",
+    }  # fmt: skip
     read = {parameter.envvar for parameter in image_index.command.params}
     assert {"TRAINYARD_IMAGES", "TRAINYARD_REGISTRY", "TRAINYARD_TARGET"} <= read
 
