@@ -75,7 +75,6 @@ def differences(gpt: Box, one: str, other: str) -> list[str]:
     return list(names)
 
 
-@pytest.mark.slow("the smoke test of test_examples.py")
 def test_the_validation_loss_of_gpt_falls(gpt: Box) -> None:
     ended = train(gpt, "--device=cpu", "--max-steps=200", "--eval-interval=20", "--checkpoint-dir=/tmp/falls")
     assert ended.code == 0, ended.output
@@ -84,7 +83,7 @@ def test_the_validation_loss_of_gpt_falls(gpt: Box) -> None:
     assert losses[0] > 3.5 > 2.6 > losses[-1], losses
 
 
-@pytest.mark.parametrize("processes", [1, pytest.param(2, marks=pytest.mark.slow("with one process"))])
+@pytest.mark.parametrize("processes", [1, 2])
 def test_an_interrupted_gpt_continues_with_the_same_bits(gpt: Box, processes: int) -> None:
     command = f"{'' if processes == 1 else TWO} {PYTHON} /data/gpt/train.py {' '.join(STEPS)}"
     straight, cut = f"/tmp/straight{processes}", f"/tmp/cut{processes}"
@@ -127,7 +126,6 @@ def test_gpt_keeps_two_checkpoints(gpt: Box) -> None:
     assert gpt.run("ls", "/tmp/kept").lines == ["step-00000008", "step-00000009"]
 
 
-@pytest.mark.slow("in float32")
 def test_gpt_trains_in_bfloat16(gpt: Box) -> None:
     ended = train(gpt, *STEPS, "--dtype=bfloat16", "--checkpoint-dir=/tmp/bfloat16")
     assert ended.code == 0, ended.output

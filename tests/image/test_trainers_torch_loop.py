@@ -292,7 +292,6 @@ def test_without_mirroring_other_images_are_trained_on(here: Box, flowers: str) 
     assert imagenet(here, flowers, *run, "--no-mirror").learned()["weights_sha256"] != mirrored["weights_sha256"]
 
 
-@pytest.mark.slow("test_a_model_with_special_needs_trains[vit_b_16]")
 def test_vision_transformers_learn_digits_and_flowers(here: Box, tmp_path_factory: pytest.TempPathFactory) -> None:
     """Chance gives 10 % and 20 %."""
     recipe = ("--model=vit", "--optimizer=adamw", "--clip-norm=1", "--weight-decay=0.05")
