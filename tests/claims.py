@@ -104,7 +104,7 @@ def put_image(registry: Registry, architecture: str = "amd64", labels: dict[str,
     about = {"os": "linux", "architecture": architecture, "config": {"Labels": labels}}
     config = json.dumps(about).encode()
     registry.blobs[sha256(config)] = config
-    entry = {"digest": sha256(config), "size": len(config)}
+    entry = {"mediaType": "application/vnd.oci.image.config.v1+json", "digest": sha256(config), "size": len(config)}
     document = {"schemaVersion": 2, "config": entry, "layers": []}
     image = Manifest.of(document, "application/vnd.oci.image.manifest.v1+json")
     registry.put_manifest(image.digest, image.media_type, image.body)

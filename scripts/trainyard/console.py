@@ -60,6 +60,11 @@ def _print(message: str, style: str = "") -> None:
         print(message, file=sys.stderr, flush=True)
 
 
+def one_line(text: str) -> str:
+    """Return a text that is not ours with line breaks and other control characters escaped."""
+    return "".join(one if one.isprintable() else ascii(one)[1:-1] for one in text)
+
+
 def say(message: str) -> None:
     """Print a line."""
     if not _quiet:

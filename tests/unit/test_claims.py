@@ -267,12 +267,19 @@ def record_provenance(digest: str) -> None:
     layer, config = json.dumps(BUILDKIT), "{}"
     manifest = json.dumps(
         {
-            "config": {"digest": sha256(config.encode()), "size": 2},
-            "layers": [{"digest": sha256(layer.encode()), "size": len(layer)}],
+            "config": {
+                "mediaType": "application/vnd.oci.image.config.v1+json",
+                "digest": sha256(config.encode()),
+                "size": 2,
+            },
+            "layers": [
+                {"mediaType": "application/vnd.in-toto+json", "digest": sha256(layer.encode()), "size": len(layer)}
+            ],
         }
     )
     annotations = {"vnd.docker.reference.type": "attestation-manifest", "vnd.docker.reference.digest": digest}
-    entry = {"mediaType": SUBJECT.media_type, "digest": sha256(manifest.encode()), "annotations": annotations}
+    described = {"mediaType": SUBJECT.media_type, "digest": sha256(manifest.encode()), "size": len(manifest)}
+    entry = {**described, "annotations": annotations}
     index = json.dumps({"mediaType": image_index.INDEX, "manifests": [entry]})
     documents = {sha256(one.encode()): one for one in (index, manifest, config, layer)}
     state.record("tf-cpu", "provenance", digest, {"passed": True, "documents": documents})

@@ -186,7 +186,9 @@ def built(stored: Registry, monkeypatch: pytest.MonkeyPatch) -> Callable[..., No
         }
         config = json.dumps({"os": "linux", "architecture": spec.arch, "config": {"Labels": labels}}).encode()
         stored.blobs[sha256(config)] = config
-        document = {"schemaVersion": 2, "config": {"digest": sha256(config), "size": len(config)}, "layers": []}
+        kind = "application/vnd.oci.image.config.v1+json"
+        about = {"mediaType": kind, "digest": sha256(config), "size": len(config)}
+        document = {"schemaVersion": 2, "config": about, "layers": []}
         media_type = "application/vnd.oci.image.manifest.v1+json"
         digest = stored.put_manifest(tag, media_type, json.dumps(document).encode())
         return {"tag": f"{address}/trainyard:{tag}", "digest": digest, "tested": "trained", "bytes_uploaded": 1}

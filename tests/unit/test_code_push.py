@@ -1,4 +1,4 @@
-"""`trainyard push --code-only` replaces the code of an image at a registry: one layer, no engine, eight requests."""
+"""`trainyard push --code-only` replaces the code of an image at a registry: one layer, no engine, nine requests."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ TAG = "mine-2.15.0-20261120-00000000"
 Command = Callable[..., tuple[int, str, str]]
 
 #: What a push sends in turn when challenge and image are known. The config is sent while the code is.
-KNOWN = ["GET token", "POST uploads", "POST uploads", "PUT manifests", "PUT uploads", "PUT uploads"]
+KNOWN = ["GET manifests", "GET token", "POST uploads", "POST uploads", "PUT manifests", "PUT uploads", "PUT uploads"]
 
 
 @pytest.fixture(autouse=True)
@@ -215,7 +215,7 @@ def test_code_is_replaced_and_not_stacked(
         assert made["base"] == remembered and len(stored(registry, made["digest"])[1]["layers"]) == 2
 
 
-def test_on_a_host_that_never_pushed_it_is_found_within_eight_requests(
+def test_on_a_host_that_never_pushed_it_is_found_within_nine_requests(
     registry: Registry, address: str, spec: Spec, root: Path, remembered: str
 ) -> None:
     """As in a new clone: neither the challenge of the registry nor the image are known."""
@@ -291,8 +291,16 @@ def test_media_types_are_kept(
 
 def index(registry: Registry, digest: str, architecture: str) -> str:
     platform = {"os": "linux", "architecture": architecture}
-    attestation = {"digest": digest, "platform": {"os": "unknown", "architecture": "unknown"}}
-    manifests = [attestation, {"digest": digest, "platform": platform}]
+    attestation = {
+        "mediaType": f"{OCI}.manifest.v1+json",
+        "digest": digest,
+        "size": 1,
+        "platform": {"os": "unknown", "architecture": "unknown"},
+    }
+    manifests = [
+        attestation,
+        {"mediaType": f"{OCI}.manifest.v1+json", "digest": digest, "size": 1, "platform": platform},
+    ]
     media_type = f"{OCI}.index.v1+json"
     return registry.put_manifest("index", media_type, json.dumps({"manifests": manifests}).encode())
 
@@ -390,7 +398,7 @@ def test_the_code_of_all_images_of_an_index_is_replaced(
     edit(root)
     made = code_push.push(both, address)
     assert short(registry.requests) == sorted(
-        ["GET token", *["POST uploads", "PUT uploads"] * 3, *["PUT manifests"] * 3]
+        ["GET token", *["POST uploads", "PUT uploads"] * 3, *["PUT manifests"] * 3, "GET manifests"]
     )
     assert registry.received == made["bytes_uploaded"]
     now, old = members(registry, made["digest"]), members(registry, before)

@@ -13,7 +13,8 @@ from tests.published_images import OCI, publish
 from trainyard import settings
 from trainyard.console import UserError
 from trainyard.oci import image_index, referrers
-from trainyard.oci.registry import MAX_CONNECTIONS, Manifest, Repository, sha256
+from trainyard.oci.registry import Manifest, Repository, sha256
+from trainyard.oci.transport import MAX_CONNECTIONS
 from trainyard.release import package_search
 from trainyard.release.package_search import Answer, Query
 from trainyard.spec.architectures import AMD64, ARM64

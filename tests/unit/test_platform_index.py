@@ -32,6 +32,12 @@ VERSION = f"tf-cpu-{model.load('tf-cpu').framework.version}"
 DAYS = {AMD64: "20261121", ARM64: "20261122"}
 
 
+def manifest_with(config: bytes) -> bytes:
+    """A manifest without layers."""
+    about = {"mediaType": f"{OCI}.config.v1+json", "digest": sha256(config), "size": len(config)}
+    return json.dumps({"schemaVersion": 2, "config": about, "layers": []}).encode()
+
+
 @pytest.fixture(autouse=True)
 def own_state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(settings, "STATE", tmp_path / "state")
@@ -97,8 +103,7 @@ def put(stored: Registry, wanted: Architecture, **about: str) -> str:
     arch = about.get("architecture", wanted.name)
     config = json.dumps({"os": "linux", "architecture": arch, "config": {"Labels": labels}}).encode()
     stored.blobs[sha256(config)] = config
-    document = {"schemaVersion": 2, "config": {"digest": sha256(config), "size": len(config)}, "layers": []}
-    return stored.put_manifest(labels[naming.TAG], f"{OCI}.manifest.v1+json", json.dumps(document).encode())
+    return stored.put_manifest(labels[naming.TAG], f"{OCI}.manifest.v1+json", manifest_with(config))
 
 
 def test_the_same_images_are_the_same_index_whatever_their_order(stored: Registry, repository: Repository) -> None:
@@ -203,8 +208,7 @@ def verified(stored: Registry, digest: str) -> str:
     """Record at the registry that an image passed, as a push from another host does; the image's digest."""
     config = json.dumps({"config": {"Labels": {referrers.VERIFIED: digest}}}).encode()
     stored.blobs[sha256(config)] = config
-    record = {"schemaVersion": 2, "config": {"digest": sha256(config), "size": len(config)}, "layers": []}
-    stored.put_manifest(referrers.verification_tag(digest), f"{OCI}.manifest.v1+json", json.dumps(record).encode())
+    stored.put_manifest(referrers.verification_tag(digest), f"{OCI}.manifest.v1+json", manifest_with(config))
     return digest
 
 

@@ -325,9 +325,11 @@ def image_for() -> Iterator[Callable[..., str]]:
             for name in architectures:
                 config = json.dumps({"os": "linux", "architecture": name}).encode()
                 fake.blobs[sha256(config)] = config
-                manifest = {"config": {"digest": sha256(config)}, "layers": []}
-                digest = fake.put_manifest("alone", f"{oci}.manifest.v1+json", json.dumps(manifest).encode())
-                entries.append({"digest": digest, "platform": {"os": "linux", "architecture": name}})
+                about = {"mediaType": f"{oci}.config.v1+json", "digest": sha256(config), "size": len(config)}
+                manifest = json.dumps({"config": about, "layers": []}).encode()
+                digest = fake.put_manifest("alone", f"{oci}.manifest.v1+json", manifest)
+                entry = {"mediaType": f"{oci}.manifest.v1+json", "digest": digest, "size": len(manifest)}
+                entries.append({**entry, "platform": {"os": "linux", "architecture": name}})
             index = json.dumps({"manifests": entries}).encode()
             fake.put_manifest("index", f"{oci}.index.v1+json", index)
             return f"{fake.host}/team/trainyard:{'alone' if len(entries) == 1 else 'index'}"

@@ -21,6 +21,8 @@ INDEX = "application/vnd.oci.image.index.v1+json"
 SBOM, OTHER = "application/vnd.example.sbom+json", "application/vnd.example.other"
 SUBJECT = Manifest.of({"schemaVersion": 2}, "application/vnd.oci.image.manifest.v1+json")
 LIST = SUBJECT.digest.replace(":", "-")
+EMPTY = {"mediaType": "application/vnd.oci.empty.v1+json", "digest": sha256(b"{}"), "size": 2}
+SOMETHING_ELSE = json.dumps({"config": EMPTY, "layers": []}).encode()
 
 
 @pytest.fixture(params=[True, False], ids=["api", "tag"])
@@ -151,7 +153,8 @@ def test_a_list_that_is_overwritten_all_the_time_is_one_line(old: Registry) -> N
 
 
 def test_a_tag_with_something_else_is_not_overwritten(old: Registry) -> None:
-    digest = old.put_manifest(LIST, "application/vnd.oci.image.manifest.v1+json", b'{"layers": []}')
+    old.blobs[sha256(b"{}")] = b"{}"
+    digest = old.put_manifest(LIST, "application/vnd.oci.image.manifest.v1+json", SOMETHING_ELSE)
     with pytest.raises(StepFailed, match=f"{LIST} is not a list of referrers: delete that tag"):
         referrers_api.attach(place(old), SUBJECT, [Artifact(b"one", SBOM)])
     assert old.tags[LIST] == digest

@@ -23,11 +23,6 @@ IMAGE = b'{"schemaVersion": 2}'
 SUBJECT = Manifest(f"sha256:{hashlib.sha256(IMAGE).hexdigest()}", "application/vnd.oci.image.manifest.v1+json", IMAGE)
 
 
-class Answer:
-    def __init__(self, ok: bool, content: bytes) -> None:
-        self.ok, self.content = ok, content
-
-
 class Registry:
     """The part of the distribution API that signing uses."""
 
@@ -37,9 +32,11 @@ class Registry:
         self.blobs: dict[str, bytes] = {}
         self.tags: dict[str, Manifest] = {}
 
-    def request(self, method: str, rest: str, **options: Any) -> Answer:
-        digest = rest.rpartition("/")[2]
-        return Answer(digest in self.blobs, self.blobs.get(digest, b""))
+    def has_blob(self, digest: str) -> bool:
+        return digest in self.blobs
+
+    def blob(self, digest: str) -> bytes:
+        return self.blobs[digest]
 
     def upload(self, data: bytes, digest: str) -> None:
         assert digest == f"sha256:{hashlib.sha256(data).hexdigest()}"
@@ -48,7 +45,7 @@ class Registry:
     def manifest(self, reference: str) -> Manifest | None:
         return self.tags.get(reference)
 
-    def put(self, manifest: Manifest, tag: str) -> None:
+    def tag(self, manifest: Manifest, tag: str) -> None:
         self.tags[tag] = manifest
 
 

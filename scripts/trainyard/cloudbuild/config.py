@@ -22,7 +22,7 @@ from trainyard.cloudbuild.rules import (
     without_effect,
 )
 from trainyard.cloudbuild.substitutions import BUILT_IN, replace_in, resolve
-from trainyard.console import UserError, say
+from trainyard.console import UserError, one_line, say
 
 #: Fields of a step in which substitutions are replaced (subst.go: SubstituteBuildFields).
 _SUBSTITUTED = ("name", "args", "env", "dir", "entrypoint")
@@ -107,11 +107,6 @@ def read(text: str, where: str) -> dict[Any, Any]:
     return data
 
 
-def _one_line(text: str) -> str:
-    """``text`` with line breaks and other control characters, which a file may have in its keys, escaped."""
-    return "".join(one if one.isprintable() else ascii(one)[1:-1] for one in text)
-
-
 def _refuse(where: str, found: Sequence[str]) -> None:
     """Raise the first of some problems.
 
@@ -120,7 +115,7 @@ def _refuse(where: str, found: Sequence[str]) -> None:
     """
     if found:
         more = f" (and {len(found) - 1} more)" if len(found) > 1 else ""
-        raise UserError(f"{where}: {_one_line(found[0])}{more}")
+        raise UserError(f"{where}: {one_line(found[0])}{more}")
 
 
 def _message(data: Mapping[Any, Any]) -> tuple[dict[str, Any], list[str]]:
@@ -205,7 +200,7 @@ def judge(data: Mapping[Any, Any], *, given: Mapping[str, str] | None = None, bu
             errors = violations_after_substitution([step.name for step in build.steps], list(build.images), tags)
         except UserError as error:
             errors = [str(error)]
-    return Judgement(body, [_one_line(error) for error in errors], unsupported(body), without_effect(body))
+    return Judgement(body, [one_line(error) for error in errors], unsupported(body), without_effect(body))
 
 
 def load(

@@ -180,11 +180,11 @@ def at_registry(reference: str) -> Contents:
         raise ImageUnavailableError(str(error)) from None
     found = _from_labels(reference, (config.get("config") or {}).get("Labels") or {}, "its labels at the registry")
     own = f"{config.get('os')}/{config.get('architecture')}"
-    platforms = tuple(image_index.images(json.loads(manifest.body))) or ((own,) if "architecture" in config else ())
+    platforms = tuple(image_index.images(manifest.document)) or ((own,) if "architecture" in config else ())
     return replace(found, platforms=platforms)
 
 
 def _for_linux(repository: Repository, manifest: Manifest) -> Manifest:
     """``manifest``, or that of an image of an index: its images have the same labels."""
-    digest = image_index.chosen(json.loads(manifest.body))
+    digest = image_index.chosen(manifest.document)
     return manifest if digest is None else repository.existing(digest)

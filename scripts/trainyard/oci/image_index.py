@@ -5,12 +5,11 @@ https://github.com/opencontainers/image-spec/blob/main/image-index.md
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from typing import Any
 
 from trainyard import installation
-from trainyard.console import UserError
+from trainyard.console import StepFailed, UserError
 from trainyard.oci.registry import Manifest, Repository
 from trainyard.spec.architectures import Architecture, given, of_host
 
@@ -18,18 +17,42 @@ from trainyard.spec.architectures import Architecture, given, of_host
 INDEX = "application/vnd.oci.image.index.v1+json"
 
 
-def images(document: Mapping[str, Any]) -> dict[str, str]:
-    """Platform, as in ``linux/amd64``, -> digest of its image, of an index; nothing for the manifest of one image.
+#: Variants that say no more than their architecture
+#: (https://github.com/containerd/platforms/blob/main/database.go, normalizeArch).
+_DEFAULT_VARIANTS = {"amd64": "v1", "arm64": "v8"}
 
-    Attestations, whose platform is ``unknown/unknown``, are left out.
+
+def images(document: Mapping[str, Any]) -> dict[str, str]:
+    """Return platform, as in ``linux/amd64``, -> digest of its image, of an index; nothing for one image.
+
+    Attestations, whose platform is ``unknown/unknown``, are left out. Of several images for one architecture, the first
+    without a variant, else the first, has the name alone; the others have their variant or version in their names.
+
+    Raises:
+        StepFailed: two images have the same platform: which of them is pulled is up to the engine.
     """
-    found: dict[str, str] = {}
+    found: dict[tuple[str, str, str], str] = {}
     for entry in document.get("manifests") or []:
         platform = entry.get("platform") or {}
-        name = f"{platform.get('os', 'linux')}/{platform.get('architecture', '')}"
-        if not name.startswith("unknown/"):
-            found.setdefault(name, str(entry["digest"]))
-    return found
+        architecture = platform.get("architecture", "")
+        variant = platform.get("variant") or ""
+        if variant == _DEFAULT_VARIANTS.get(architecture):
+            variant = ""
+        name = f"{platform.get('os', 'linux')}/{architecture}"
+        rest = "/".join(filter(None, (variant, str(platform.get("os.version") or ""))))
+        features = str(platform.get("os.features") or "")
+        if name.startswith("unknown/"):
+            continue
+        other = found.setdefault((name, rest, features), str(entry["digest"]))
+        if other != entry["digest"]:
+            raise StepFailed(
+                f"the image index has two images for {name}, {other[:19]} and {entry['digest'][:19]}: make one with "
+                "one image for each platform"
+            )
+    names: dict[str, str] = {}
+    for (name, rest, features), digest in sorted(found.items(), key=lambda item: bool(item[0][1])):
+        names[name if name not in names else "/".join(filter(None, (name, rest, features)))] = digest
+    return names
 
 
 def is_index(document: Mapping[str, Any]) -> bool:
@@ -71,7 +94,7 @@ def members(repository: Repository, manifest: Manifest) -> dict[str, Manifest]:
     Raises:
         StepFailed: the registry lacks one of them, or refuses.
     """
-    document = json.loads(manifest.body)
+    document = manifest.document
     if is_index(document):
         return {name: repository.existing(digest) for name, digest in images(document).items()}
     config = repository.config(manifest)

@@ -129,14 +129,16 @@ class Image(Configured):
         return [contents for layer, contents in self._read() if wanted is None or layer.diff_id in wanted]
 
 
-def read_layer(stream: io.BufferedReader) -> LayerPackages:
+def read_layer(stream: io.BufferedReader, expected: image_store.Expected | None = None) -> LayerPackages:
     """Read one layer's lists of packages.
 
+    Args:
+        expected: of a layer from a registry.
     Raises:
-        StepFailed: it is not a layer, or it is truncated.
+        StepFailed: it is not a layer, it is truncated, or see :class:`trainyard.oci.image_store.Expected`.
     """
     found = LayerPackages()
-    for tar, member in image_store.members(stream):
+    for tar, member in image_store.members(stream, expected):
         if not member.isreg():
             continue
         found.size += member.size
@@ -261,12 +263,12 @@ def remote(reference: str) -> Image:
     manifest = repository.manifest(version)
     if manifest is None:
         raise UserError(f"{repository.name} has no {version}")
-    inner = image_index.chosen(json.loads(manifest.body))
+    inner = image_index.chosen(manifest.document)
     if inner:
         manifest = repository.existing(inner)
-    data = json.loads(manifest.body)
+    data = manifest.document
     config = repository.config(manifest)
-    diff_ids = [str(diff_id) for diff_id in config["rootfs"]["diff_ids"]]
+    diff_ids = [str(diff_id) for diff_id in (config.get("rootfs") or {}).get("diff_ids") or []]
     names = _names(config, len(diff_ids))
     found = [
         LayerSummary(name, str(entry["digest"]), diff_id, int(entry["size"]), None)
@@ -305,7 +307,6 @@ def fetch(image: Image, wanted: Iterable[LayerSummary]) -> None:
     assert image.repository is not None
     for layer in wanted:
         if layer.diff_id not in image.layer_contents:
-            answer = image.repository.request("GET", f"blobs/{layer.digest}", stream=True)
-            answer.raw.auto_close = False  # or reading again at the end, as gzip does, raises
-            with answer:
-                image.layer_contents[layer.diff_id] = read_layer(io.BufferedReader(answer.raw, image_store.CHUNK))
+            with image.repository.stream(layer.digest, layer.stored) as stream:
+                expected = image_store.Expected(layer.diff_id, layer.stored)
+                image.layer_contents[layer.diff_id] = read_layer(stream, expected)

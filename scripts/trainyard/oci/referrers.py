@@ -60,9 +60,8 @@ def _sha256(data: bytes) -> str:
 def put_blob(repository: Repository, data: bytes) -> None:
     """Upload a blob, unless the repository has it."""
     digest = _sha256(data)
-    if repository.request("HEAD", f"blobs/{digest}", missing_ok=True).ok:
-        return
-    repository.upload(data, digest)
+    if not repository.has_blob(digest):
+        repository.upload(data, digest)
 
 
 def put(repository: Repository, subject: Manifest, kind: str, referrers: list[Referrer]) -> str:
@@ -98,7 +97,7 @@ def put(repository: Repository, subject: Manifest, kind: str, referrers: list[Re
     }
     body = json.dumps(document).encode()
     name = tag(subject.digest, kind)
-    repository.put(Manifest(_sha256(body), _MANIFEST, body), name)
+    repository.tag(Manifest(_sha256(body), _MANIFEST, body), name)
     return name
 
 
@@ -112,8 +111,8 @@ def get(repository: Repository, digest: str, kind: str) -> list[Referrer]:
     if found is None:
         return []
     referrers = []
-    for layer in json.loads(found.body).get("layers", []):
-        data = repository.request("GET", f"blobs/{layer['digest']}").content
+    for layer in found.document.get("layers", []):
+        data = repository.blob(layer["digest"])
         referrers.append(Referrer(data, str(layer["mediaType"]), dict(layer.get("annotations") or {})))
     return referrers
 
@@ -151,5 +150,5 @@ def is_verified(repository: Repository, digest: str) -> bool:
     found = repository.manifest(verification_tag(digest))
     if found is None:
         return False
-    labels = repository.config(found).get("config", {}).get("Labels") or {}
+    labels = (repository.config(found).get("config") or {}).get("Labels") or {}
     return bool(labels.get(VERIFIED) == digest)

@@ -8,7 +8,6 @@ under a tag that is named after the digest
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -16,9 +15,11 @@ from urllib.parse import quote
 
 from trainyard import state
 from trainyard.console import StepFailed
+from trainyard.oci.documents import Index
 from trainyard.oci.image_index import INDEX, is_index
 from trainyard.oci.referrers import put_blob
-from trainyard.oci.registry import MAX_ATTEMPTS, Manifest, Repository, sha256
+from trainyard.oci.registry import Manifest, Repository, sha256
+from trainyard.oci.transport import MAX_ATTEMPTS
 
 _MANIFEST = "application/vnd.oci.image.manifest.v1+json"
 
@@ -78,7 +79,7 @@ def _manifest(artifact: Artifact, subject: Manifest) -> Manifest:
 
 def _descriptor(manifest: Manifest) -> dict[str, Any]:
     """What the list of an image's referrers says of a manifest."""
-    document = json.loads(manifest.body)
+    document = manifest.document
     return {
         "mediaType": manifest.media_type,
         "digest": manifest.digest,
@@ -118,13 +119,13 @@ def _by_tag(repository: Repository, digest: str) -> list[dict[str, Any]] | None:
     found = repository.manifest(list_tag(digest))
     if found is None:
         return []
-    document = json.loads(found.body)
-    return list(document["manifests"] or []) if is_index(document) else None
+    document = found.document
+    return list(document["manifests"]) if is_index(document) else None
 
 
 def _listed(repository: Repository, digest: str, media_type: str) -> list[dict[str, Any]]:
     """The descriptors of the artifacts of a type that refer to an image."""
-    pages = list(repository.pages(f"referrers/{digest}?artifactType={quote(media_type, safe='')}"))
+    pages = list(repository.pages(f"referrers/{digest}?artifactType={quote(media_type, safe='')}", Index))
     if pages:
         found = [one for page in pages for one in page.get("manifests") or []]
     else:
@@ -144,11 +145,10 @@ def get(repository: Repository, digest: str, media_type: str) -> dict[str, Artif
     found = {}
     for descriptor in _listed(repository, digest, media_type):
         manifest = repository.manifest(str(descriptor["digest"]))
-        document = json.loads(manifest.body) if manifest else {}
+        document = manifest.document if manifest else {}
         match document.get("layers"):
             case [{"mediaType": str(kind), "digest": str(blob)}] if manifest:
-                data = repository.request("GET", f"blobs/{blob}").content
-                found[manifest.digest] = Artifact(data, kind, dict(document.get("annotations") or {}))
+                found[manifest.digest] = Artifact(repository.blob(blob), kind, dict(document.get("annotations") or {}))
     return found
 
 

@@ -13,14 +13,15 @@ from __future__ import annotations
 
 import base64
 import contextlib
-import hashlib
+import io
 import json
 import re
 import threading
+import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, cast
 from urllib.parse import urljoin
 
 import docker.auth
@@ -30,35 +31,37 @@ import requests
 import urllib3
 
 from trainyard import installation, settings
-from trainyard.console import StepFailed, UserError
+from trainyard.console import StepFailed, UserError, one_line
 from trainyard.oci import docker_engine
+from trainyard.oci.documents import (
+    DOCUMENT_LIMIT,
+    IMAGE_TYPES,
+    INDEX_TYPES,
+    MANIFEST_LIMIT,
+    Configuration,
+    InvalidAnswer,
+    Tags,
+    hashed,
+    parse,
+    parse_manifest,
+)
 from trainyard.oci.reference import REGISTRY, REPOSITORY, Reference
-
-#: Seconds to wait for an answer; registries on the same host took under 0.1 s (2026-11).
-TIMEOUT = 60
+from trainyard.oci.transport import TIMEOUT, Checked, Session, is_loopback, is_private, origin, read
 
 #: Media types of the manifests and indexes that are accepted.
-MANIFESTS = (
-    "application/vnd.oci.image.manifest.v1+json, application/vnd.docker.distribution.manifest.v2+json, "
-    "application/vnd.oci.image.index.v1+json, application/vnd.docker.distribution.manifest.list.v2+json"
-)
+_MANIFESTS = ", ".join(IMAGE_TYPES + INDEX_TYPES)
 
-#: Status codes of errors that are expected to pass: the reference registry answers 500 to one of two simultaneous
-#: writes of a tag, and hosted registries answer 429 and 503 under load.
-TRANSIENT_ERRORS = (429, 500, 502, 503, 504)
+#: What requests raises, and urllib3 while a body is read.
+_CONNECTION_ERRORS = (requests.exceptions.RequestException, urllib3.exceptions.HTTPError)
 
-#: How often a request is sent if its errors are transient.
-MAX_ATTEMPTS = 4
+#: Most bytes of an error that a registry explains.
+_ERROR_LIMIT = 1 << 20
 
-#: Most requests at a time: each thread of a command that sends many keeps one connection.
-MAX_CONNECTIONS = 16
+#: Most pages of a list: 10 million tags, in pages of 1,000.
+_MOST_PAGES = 10_000
 
-#: Transient errors are retried within 1.4 s. Connection errors are not: the address is most likely wrong. A POST begins
-#: an upload or mounts a blob: one that is sent again leaves at most an empty upload, which the registry removes.
-RETRY = urllib3.Retry(
-    total=None, connect=0, read=0, other=0, status=MAX_ATTEMPTS - 1, backoff_factor=0.2, raise_on_status=False,
-    status_forcelist=TRANSIENT_ERRORS, allowed_methods=["GET", "HEAD", "POST", "PUT"],
-)  # fmt: skip
+#: Seconds between reading a tag again and again that is not what was written: a cache may answer once.
+_READ_AGAIN = (0.0, 0.3, 1.0)
 
 #: Error text of the engine or a registry -> what it means for the user. The first match wins; {} is the registry.
 _MEANINGS = [
@@ -125,14 +128,10 @@ def host(address: str) -> str:
     return address.split("/", 1)[0]
 
 
-def is_loopback(address: str) -> bool:
-    """Whether an address is on the engine's own host, the only one from which the engine accepts plain HTTP."""
-    return re.fullmatch(r"localhost(:\d+)?|127\.\d+\.\d+\.\d+(:\d+)?", host(address)) is not None
-
-
 def meaning(error: str, address: str) -> str:
-    """What an error of the engine or a registry means, in one line that ends with the error's own words."""
+    """Return what an error of the engine or a registry means, in one line that ends with the error's own words."""
     error = re.sub(r"\?[^\s\":]*", "", " ".join(error.split()))  # upload URLs end in hundreds of characters of state
+    error = re.sub(r"(?i)\b(bearer|basic) [\w.~+/=-]{16,}", r"\1 …", one_line(error))
     where = host(address)
     quoted = error if len(error) < 200 else f"…{error[-200:]}"
     for pattern, text in _MEANINGS:
@@ -141,7 +140,7 @@ def meaning(error: str, address: str) -> str:
     return f"{where} refused: {quoted}"
 
 
-def _reason(error: requests.exceptions.RequestException) -> str:
+def _reason(error: requests.exceptions.RequestException | urllib3.exceptions.HTTPError) -> str:
     """What went wrong, without the objects and addresses that requests and urllib3 wrap around it."""
     inner = error.args[0] if error.args else error
     return str(getattr(inner, "reason", None) or error).rpartition("): ")[2] or str(error)
@@ -200,8 +199,8 @@ def push(reference: str) -> Iterator[tuple[str, str]]:
 
 
 def sha256(data: bytes) -> str:
-    """The digest of ``data``, ``sha256:…``."""
-    return f"sha256:{hashlib.sha256(data).hexdigest()}"
+    """Return the digest of ``data``, ``sha256:…``."""
+    return hashed(data)
 
 
 def _challenge_file(where: str) -> Path:
@@ -229,7 +228,7 @@ def _keep_challenge(where: str, challenge: str) -> None:
 
 @dataclass(frozen=True)
 class Manifest:
-    """A manifest as the registry stores it."""
+    """A manifest or index as the registry stores it."""
 
     digest: str
     media_type: str
@@ -237,9 +236,37 @@ class Manifest:
 
     @classmethod
     def of(cls, document: Mapping[str, Any], media_type: str) -> Manifest:
-        """The manifest that a document is stored as."""
-        body = json.dumps(document, separators=(",", ":")).encode()
+        """Return the manifest that a document is stored as."""
+        return cls.stored(json.dumps(document, separators=(",", ":")).encode(), media_type)
+
+    @classmethod
+    def stored(cls, body: bytes, media_type: str) -> Manifest:
+        """Return the manifest whose text is ``body``."""
         return cls(sha256(body), media_type, body)
+
+    @property
+    def document(self) -> dict[str, Any]:
+        """A copy of its document; that of a manifest from a registry has been checked."""
+        found: dict[str, Any] = json.loads(self.body)
+        for name in ("manifests", "layers"):
+            if name in found:
+                found[name] = found[name] or []
+        return found
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What a registry answered: the URL that did, the status, the headers and the body."""
+
+    url: str
+    status: int
+    headers: Mapping[str, str]
+    body: bytes
+
+    @property
+    def ok(self) -> bool:
+        """Whether the request succeeded."""
+        return 200 <= self.status < 300
 
 
 @dataclass
@@ -248,13 +275,9 @@ class Repository:
 
     name: str
     _headers: dict[str, str] = field(default_factory=dict)
-    _session: requests.Session = field(default_factory=requests.Session)
+    _session: Session = field(default_factory=Session)
     _authorizing: threading.Lock = field(default_factory=threading.Lock)
     _asked: bool = False
-
-    def __post_init__(self) -> None:
-        for scheme in ("http://", "https://"):
-            self._session.mount(scheme, requests.adapters.HTTPAdapter(pool_maxsize=MAX_CONNECTIONS, max_retries=RETRY))
 
     @property
     def host(self) -> str:
@@ -266,9 +289,16 @@ class Repository:
         """The repository's path at the registry."""
         return self.name.partition("/")[2]
 
+    @property
+    def _address(self) -> str:
+        return f"{'http' if is_loopback(self.name) else 'https'}://{self.host}"
+
     def _url(self, rest: str) -> str:
-        scheme = "http" if is_loopback(self.name) else "https"
-        return rest if "://" in rest else f"{scheme}://{self.host}/v2/{self.path}/{rest}"
+        return rest if "://" in rest else f"{self._address}/v2/{self.path}/{rest}"
+
+    def _is_own(self, url: str) -> bool:
+        """Whether a URL is at the registry itself, the only one that gets its token."""
+        return origin(url) == origin(self._address)
 
     def _credentials(self) -> tuple[str, str] | None:
         """User and secret for this registry from `docker login` or a credential helper such as gcloud's.
@@ -278,17 +308,25 @@ class Repository:
         """
         try:
             stored = docker.auth.load_config().resolve_authconfig(self.host) or {}
+            # Credential helpers and the configuration file spell the keys differently.
+            found = {str(key).lower(): value for key, value in stored.items()}
         except (docker.errors.DockerException, docker.credentials.errors.StoreError) as error:
-            words = " ".join(str(error).split())
+            words = one_line(" ".join(str(error).split()))
             raise UserError(f"Docker's configuration gives no credentials for {self.host}: {words}") from None
-        # Credential helpers and the configuration file spell the keys differently.
-        found = {str(key).lower(): value for key, value in stored.items()}
+        except (AttributeError, TypeError, ValueError):  # docker-py expects objects where Docker writes them
+            raise UserError(
+                f"Docker's configuration is malformed for {self.host}: 'docker login {self.host}'"
+            ) from None
         if found.get("identitytoken"):
             return "<token>", str(found["identitytoken"])
         return (str(found["username"]), str(found["password"])) if found.get("username") else None
 
     def _token(self, challenge: str) -> dict[str, str]:
-        """The header that answers a 401: Basic, or Bearer with a token from the realm that it names."""
+        """The header that answers a 401: Basic, or Bearer with a token from the realm that it names.
+
+        Raises:
+            InvalidAnswer: the realm has no TLS, or its answer is not that of one.
+        """
         credentials = self._credentials()
         if challenge.lower().startswith("basic"):
             if credentials is None:
@@ -296,24 +334,42 @@ class Repository:
             pair = base64.b64encode(":".join(credentials).encode()).decode()
             return {"Authorization": f"Basic {pair}"}
         fields = dict(re.findall(r'(\w+)="([^"]*)"', challenge))
-        if "realm" not in fields:
+        realm = fields.get("realm", "")
+        if not realm:
             return {}
+        if not is_private(realm) or (is_loopback(origin(realm)[1]) and not is_loopback(self.host)):
+            raise InvalidAnswer(
+                f"{self.host} sends passwords to {one_line(realm)[:100]!r}, which is not an https address: "
+                "none was sent; ask who runs the registry"
+            )
         query = {"service": fields.get("service", ""), "scope": f"repository:{self.path}:pull,push"}
-        answer = requests.get(fields["realm"], params=query, auth=credentials, timeout=TIMEOUT)
+        answer = self._session.get(realm, params=query, auth=credentials, timeout=TIMEOUT, stream=True)
+        what = f"the token of {origin(realm)[1]}"
+        body = read(answer, _ERROR_LIMIT, what)
         if not answer.ok:
             return {}
-        data = answer.json()
-        return {"Authorization": f"Bearer {data.get('token') or data.get('access_token')}"}
+        data = parse(body, dict[str, Any], what)
+        token = data.get("token") or data.get("access_token")
+        if not isinstance(token, str) or not re.fullmatch(r"[!-~]+", token):
+            raise InvalidAnswer(f"{what} is none")
+        return {"Authorization": f"Bearer {token}"}
 
     def authorize(self) -> None:
-        """Get a token if the registry's challenge is known. :meth:`request` does so before the first request."""
+        """Get a token if the registry's challenge is known. The first request does so, too.
+
+        A password goes to a realm on another host only after the registry has named it again.
+        """
         with self._authorizing:
             if self._asked or "Authorization" in self._headers:
                 return
             self._asked = True
-            if challenge := _known_challenge(self.host):
+            challenge = _known_challenge(self.host)
+            realm = re.search(r'realm="([^"]*)"', challenge)
+            if challenge and (realm is None or self._is_own(realm[1])):
                 # The registry may be another one by now: its own answer decides.
-                with contextlib.suppress(requests.exceptions.RequestException, ValueError):
+                with contextlib.suppress(
+                    requests.exceptions.RequestException, urllib3.exceptions.HTTPError, StepFailed
+                ):
                     self._headers |= self._token(challenge)
 
     def _answer(self, challenge: str, refused: str | None) -> None:
@@ -326,52 +382,108 @@ class Repository:
                 if found:
                     _keep_challenge(self.host, challenge)
 
-    def request(self, method: str, rest: str, *, missing_ok: bool = False, **options: Any) -> requests.Response:
+    def _send(self, method: str, url: str, headers: Mapping[str, str], data: bytes | IO[bytes]) -> requests.Response:
+        """Send a request, with the registry's token if it goes there; only reading requests follow redirects."""
+        own = self._headers if self._is_own(url) else {}
+        follow = method in ("GET", "HEAD")
+        return self._session.request(
+            method, url, headers={**own, **headers}, data=data, timeout=TIMEOUT, stream=True, allow_redirects=follow
+        )
+
+    def _open(
+        self, method: str, rest: str, *, missing_ok: bool, headers: Mapping[str, str], data: bytes | IO[bytes]
+    ) -> requests.Response:
+        """Send a request, with a token if the registry asks for one; the body of the answer is not read yet."""
+        url = self._url(rest)
+        self.authorize()
+        sent = self._headers.get("Authorization")
+        answer = self._send(method, url, headers, data)
+        if answer.status_code == 401 and self._is_own(answer.url):
+            read(answer, _ERROR_LIMIT, f"the answer of {self.host}")
+            self._answer(answer.headers.get("WWW-Authenticate", ""), sent)
+            if not isinstance(data, bytes):
+                data.seek(0)
+            answer = self._send(method, url, headers, data)
+        if 200 <= answer.status_code < 300 or (missing_ok and answer.status_code == 404):
+            return answer
+        body = read(answer, _ERROR_LIMIT, f"the answer of {self.host}")
+        words = body.decode("utf-8", "replace")
+        if 300 <= answer.status_code < 400:
+            words = f"it redirects what is written to {origin(answer.headers.get('Location', ''))[1]!r}"
+        with contextlib.suppress(StepFailed, KeyError, IndexError, TypeError):
+            first = parse(body, dict[str, Any], "")["errors"][0]
+            words = f"{first['code']}: {first['message']}".lower()
+        token = self._headers.get("Authorization", "").rpartition(" ")[2]
+        words = words.replace(token, "…") if token else words  # some registries repeat it
+        raise StepFailed(meaning(f"{words} ({answer.status_code})", self.name))
+
+    @contextlib.contextmanager
+    def _explained(self) -> Iterator[None]:
+        """Raise what goes wrong with a connection as one line."""
+        try:
+            yield
+        except _CONNECTION_ERRORS as error:
+            raise StepFailed(meaning(_reason(error), self.name)) from None
+
+    def _request(
+        self,
+        method: str,
+        rest: str,
+        *,
+        missing_ok: bool = False,
+        headers: Mapping[str, str] | None = None,
+        data: bytes | IO[bytes] = b"",
+        limit: int = _ERROR_LIMIT,
+    ) -> Answer:
         """Send a request to the registry.
 
         Args:
             method: HTTP method.
             rest: what follows ``/v2/<path>/``, or a URL that the registry returned.
-            missing_ok: return a response with status 404 instead of raising.
-            options: of :meth:`requests.Session.request`.
+            missing_ok: return an answer with status 404 instead of raising.
+            data: the body.
+            limit: most bytes of the answer's body.
         Raises:
             StepFailed: it cannot be reached or refuses; one line.
+            InvalidAnswer: the answer is too large or too slow.
         """
-        more: Mapping[str, str] = options.pop("headers", {})
-        url = self._url(rest)
-        self.authorize()
-        sent = self._headers.get("Authorization")
-        try:
-            answer = self._session.request(method, url, headers={**self._headers, **more}, timeout=TIMEOUT, **options)
-            if answer.status_code == 401:
-                self._answer(answer.headers.get("WWW-Authenticate", ""), sent)
-                if hasattr(options.get("data"), "seek"):
-                    options["data"].seek(0)
-                answer = self._session.request(
-                    method, url, headers={**self._headers, **more}, timeout=TIMEOUT, **options
-                )
-        except requests.exceptions.RequestException as error:
-            raise StepFailed(meaning(_reason(error), self.name)) from None
-        if answer.ok or (missing_ok and answer.status_code == 404):
-            return answer
-        words = answer.text
-        with contextlib.suppress(ValueError, KeyError, IndexError, TypeError):
-            first = answer.json()["errors"][0]
-            words = f"{first['code']}: {first['message']}".lower()
-        raise StepFailed(meaning(f"{words} ({answer.status_code})", self.name))
+        with self._explained():
+            answer = self._open(method, rest, missing_ok=missing_ok, headers=headers or {}, data=data)
+            body = read(answer, limit, f"the answer of {self.host} to {one_line(rest.partition('?')[0])[:100]}")
+        return Answer(answer.url, answer.status_code, answer.headers, body)
 
     def manifest(self, version: str) -> Manifest | None:
-        """The manifest of a tag or digest, or None if there is none."""
-        answer = self.request("GET", f"manifests/{version}", missing_ok=True, headers={"Accept": MANIFESTS})
-        if answer.status_code == 404:
-            return None
-        return Manifest(sha256(answer.content), answer.headers["Content-Type"], answer.content)
-
-    def existing(self, version: str) -> Manifest:
-        """The manifest of a tag or digest.
+        """Return the manifest or index of a tag or digest, or None if there is none.
 
         Raises:
-            StepFailed: there is none, or the registry refuses.
+            InvalidAnswer: the registry answered with another one, or with something else.
+            StepFailed: it cannot be reached or refuses.
+        """
+        answer = self._request(
+            "GET", f"manifests/{version}", missing_ok=True, headers={"Accept": _MANIFESTS}, limit=MANIFEST_LIMIT
+        )
+        if answer.status == 404:
+            return None
+        what = f"{self.name}{'@' if ':' in version else ':'}{version}"
+        self._check_digest(answer.body, version if ":" in version else "", answer.headers, what)
+        _, media_type = parse_manifest(answer.body, answer.headers.get("Content-Type", ""), what)
+        return Manifest(version if ":" in version else sha256(answer.body), media_type, answer.body)
+
+    def _check_digest(self, data: bytes, wanted: str, headers: Mapping[str, str], what: str) -> None:
+        """Compare data with the digest that was asked for, else with the one that the registry names."""
+        digest = wanted or headers.get("Docker-Content-Digest", "")
+        own = hashed(data, digest)
+        if digest != own and (wanted or own):
+            raise InvalidAnswer(
+                f"{what}: the registry answered with other content, {sha256(data)[:19]}, and nothing of it is used: "
+                "ask who runs the registry or the proxy before it"
+            )
+
+    def existing(self, version: str) -> Manifest:
+        """Return the manifest or index of a tag or digest.
+
+        Raises:
+            StepFailed: there is none, or see :meth:`manifest`.
         """
         found = self.manifest(version)
         if found is None:
@@ -379,66 +491,141 @@ class Repository:
         return found
 
     def has(self, version: str) -> bool:
-        """Whether there is an image of this tag or digest."""
-        return self.request("HEAD", f"manifests/{version}", missing_ok=True, headers={"Accept": MANIFESTS}).ok
+        """Return whether there is an image of this tag or digest."""
+        return self._request("HEAD", f"manifests/{version}", missing_ok=True, headers={"Accept": _MANIFESTS}).ok
+
+    def has_blob(self, digest: str) -> bool:
+        """Return whether the repository has a blob."""
+        return self._request("HEAD", f"blobs/{digest}", missing_ok=True).ok
+
+    def blob(self, digest: str) -> bytes:
+        """Return a blob that is a document, not a layer.
+
+        Raises:
+            InvalidAnswer: it is another one, or longer than a document.
+            StepFailed: the registry does not have it, cannot be reached or refuses.
+        """
+        answer = self._request("GET", f"blobs/{digest}", limit=DOCUMENT_LIMIT)
+        self._check_digest(answer.body, digest, {}, f"{self.name}: the blob {digest}")
+        return answer.body
+
+    @contextlib.contextmanager
+    def stream(self, digest: str, size: int) -> Iterator[io.BufferedReader]:
+        """Open a blob of any size as a stream, which is compared with its digest where it ends.
+
+        Args:
+            size: in bytes, as the manifest gives it.
+        Raises:
+            InvalidAnswer: while reading: it is longer, or another one.
+            StepFailed: the registry does not have it, cannot be reached or refuses.
+        """
+        with self._explained():
+            asked = {"Accept-Encoding": "identity"}
+            with self._open("GET", f"blobs/{digest}", missing_ok=False, headers=asked, data=b"") as answer:
+                blob = Checked(cast(IO[bytes], answer.raw), digest, size, f"{self.name}: the blob {digest}")
+                yield io.BufferedReader(blob, 1 << 20)
 
     def upload(self, data: bytes | IO[bytes], digest: str) -> None:
         """Store a blob, in two requests ("POST then PUT"); a file is sent from its start.
 
         https://github.com/opencontainers/distribution-spec/blob/main/spec.md#pushing-a-blob-monolithically
-        """
-        begun = self.request("POST", "blobs/uploads/")
-        where = urljoin(begun.url, begun.headers["Location"])
-        where += ("&" if "?" in where else "?") + f"digest={digest}"
-        self.request("PUT", where, data=data, headers={"Content-Type": "application/octet-stream"})
 
-    def put(self, manifest: Manifest, tag: str) -> str:
+        Raises:
+            StepFailed: the registry refuses, or sends the blob to another host and does not have it then.
+        """
+        begun = self._request("POST", "blobs/uploads/")
+        where = urljoin(begun.url, begun.headers.get("Location", ""))
+        if not is_private(where) or "Location" not in begun.headers:
+            raise InvalidAnswer(f"{self.host} names no address with TLS to upload to")
+        address = where + ("&" if "?" in where else "?") + f"digest={digest}"
+        self._request("PUT", address, data=data, headers={"Content-Type": "application/octet-stream"})
+        if not self._is_own(where) and not self.has_blob(digest):
+            raise InvalidAnswer(f"{self.host} sent the blob {digest[:19]} to {origin(where)[1]}, and does not have it")
+
+    def put(self, manifest: Manifest, version: str) -> str:
         """Store a manifest under a tag, or under its digest alone. No layer is transferred.
 
         Returns:
             The digest of the image among whose referrers the registry lists the manifest; empty if it lists none.
         Raises:
             UserError: the repository's tags are immutable.
+            InvalidAnswer: the registry says that it stored another one.
             StepFailed: the registry refuses for another reason.
         """
         try:
-            answer = self.request(
-                "PUT", f"manifests/{tag}", data=manifest.body, headers={"Content-Type": manifest.media_type}
+            answer = self._request(
+                "PUT", f"manifests/{version}", data=manifest.body, headers={"Content-Type": manifest.media_type}
             )
+        except InvalidAnswer:
+            raise
         except StepFailed as error:
             if "immutab" not in str(error):
                 raise
             raise UserError(
-                f"{self.name}: its tags are immutable, so '{tag}' cannot be moved: give another repository "
+                f"{self.name}: its tags are immutable, so '{version}' cannot be moved: give another repository "
                 f"with {installation.option('TO')}"
             ) from None
+        self._check_digest(manifest.body, "", answer.headers, f"{self.name}: {version} was not stored")
         return answer.headers.get("OCI-Subject", "")
 
+    def tag(self, manifest: Manifest, tag: str) -> None:
+        """Store a manifest under a tag, and read it back.
+
+        Raises:
+            UserError, StepFailed: see :meth:`put`; or the tag has another manifest then.
+        """
+        self.put(manifest, tag)
+        for seconds in _READ_AGAIN:
+            time.sleep(seconds)
+            stored = self.manifest(tag)
+            if stored and stored.digest == manifest.digest:
+                return
+        raise StepFailed(
+            f"{self.name}:{tag} is {stored.digest[:19] if stored else 'missing'} after it was set to "
+            f"{manifest.digest[:19]}: another process moves it at the same time, or the registry lost it; try again"
+        )
+
     def config(self, manifest: Manifest) -> dict[str, Any]:
-        """The image configuration that a manifest names."""
-        answer = self.request("GET", f"blobs/{json.loads(manifest.body)['config']['digest']}")
-        found: dict[str, Any] = answer.json()
-        return found
+        """Return the image configuration that a manifest names.
+
+        Raises:
+            InvalidAnswer: it is another one, or malformed.
+            StepFailed: the manifest is that of an index, or the registry refuses.
+        """
+        document = manifest.document
+        if "config" not in document:
+            raise StepFailed(f"{self.name}@{manifest.digest} is an image index, where one image is expected")
+        digest = str(document["config"]["digest"])
+        return parse(self.blob(digest), Configuration, f"{self.name}: the configuration {digest}")
 
     def tags(self) -> list[str]:
-        """All tags, sorted; none if there is no such repository."""
-        return sorted(name for page in self.pages("tags/list?n=1000") for name in page.get("tags") or [])
+        """Return all tags, sorted; none if there is no such repository."""
+        return sorted(name for page in self.pages("tags/list?n=1000", Tags) for name in page.get("tags") or [])
 
-    def pages(self, rest: str) -> Iterator[dict[str, Any]]:
-        """The pages of a list; none if the registry has no such list.
+    def pages(self, rest: str, model: Any) -> Iterator[dict[str, Any]]:
+        """Yield the pages of a list; none if the registry has no such list.
 
         Args:
-            rest: see :meth:`request`.
+            rest: what follows ``/v2/<path>/``.
+            model: of :mod:`trainyard.oci.documents`, for each page.
         Raises:
-            StepFailed: see :meth:`request`.
+            InvalidAnswer: a page is malformed, or the next one is at another host or never the last one.
+            StepFailed: the registry cannot be reached or refuses.
         """
-        while rest:
-            answer = self.request("GET", rest, missing_ok=True)
-            if answer.status_code == 404:
+        what, url, seen = f"the list {rest.partition('?')[0]} of {self.name}", self._url(rest), set[str]()
+        while url:
+            seen.add(url)
+            answer = self._request("GET", url, missing_ok=True, limit=DOCUMENT_LIMIT)
+            if answer.status == 404:
                 return
-            yield answer.json()
-            following = answer.links.get("next", {}).get("url", "")
-            rest = following if "://" in following else following.rpartition("/v2/" + self.path + "/")[2]
+            yield parse(answer.body, model, what)
+            links = requests.utils.parse_header_links(answer.headers.get("Link", ""))
+            following = next((one["url"] for one in links if one.get("rel") == "next"), "")
+            url = urljoin(url, following) if following else ""
+            if url and not self._is_own(url):
+                raise InvalidAnswer(f"{what} goes on at {origin(url)[1]!r}, another host: ask who runs the registry")
+            if url in seen or len(seen) == _MOST_PAGES:
+                raise InvalidAnswer(f"{what} has no end: ask who runs the registry")
 
     def mount(self, manifest: Manifest, source: Repository) -> None:
         """Mount the blobs of a manifest of another repository of the same registry, without transferring them.
@@ -446,15 +633,15 @@ class Repository:
         Raises:
             StepFailed: the registry does not support it ("mounting a blob from another repository" is optional).
         """
-        data = json.loads(manifest.body)
+        data = manifest.document
         for entry in data.get("manifests", []):  # an index: its images first, without a tag
             image = source.existing(entry["digest"])
             self.mount(image, source)
             self.put(image, image.digest)
         for blob in [data["config"], *data["layers"]] if "config" in data else []:
             digest = blob["digest"]
-            if self.request("HEAD", f"blobs/{digest}", missing_ok=True).ok:
+            if self.has_blob(digest):
                 continue
-            answer = self.request("POST", f"blobs/uploads/?mount={digest}&from={source.path}")
-            if answer.status_code != 201:
+            answer = self._request("POST", f"blobs/uploads/?mount={digest}&from={source.path}")
+            if answer.status != 201:
                 raise StepFailed(f"{self.host} cannot mount blobs between repositories: promote within {source.name}")

@@ -147,7 +147,7 @@ def check_all(repository: Repository, image: Manifest, trust: Trust) -> dict[str
     Raises:
         StepFailed: see :func:`check`.
     """
-    index = image_index.images(json.loads(image.body))
+    index = image_index.images(image.document)
     return {name: check(repository, digest, trust) for name, digest in {"": image.digest, **index}.items()}
 
 
@@ -211,7 +211,7 @@ def require_all(repository: Repository, image: Manifest, trust: Trust, kinds: Se
     Raises:
         StepFailed: see :func:`require`; or an image index has no signature, or the registry refuses.
     """
-    document = json.loads(image.body)
+    document = image.document
     if not image_index.is_index(document):
         return require(repository, image.digest, trust, kinds)
     signatures(repository, image.digest, trust)

@@ -23,6 +23,7 @@ from trainyard.image import build, smoke_test, target_lock
 from trainyard.lint.image import verify
 from trainyard.oci import docker_engine, registry
 from trainyard.oci.registry import Repository
+from trainyard.oci.transport import is_loopback
 from trainyard.release import promotion
 from trainyard.release import publish as publication
 from trainyard.settings import ROOT, STATE
@@ -277,7 +278,7 @@ def _push(given: Substitutions, signer: Signer | None) -> dict[str, dict[str, st
         found[target] = {"tag": str(pushed["tag"]), "digest": str(pushed["digest"])}
         if given.tag:
             repository = Repository(f"{address}/{NAME}")
-            repository.put(repository.existing(pushed["digest"]), f"{target}-{given.tag}")
+            repository.tag(repository.existing(pushed["digest"]), f"{target}-{given.tag}")
             say(f"{repository.name}:{target}-{given.tag}")
     return found
 
@@ -323,7 +324,7 @@ def _on_host_network(step: str, given: Substitutions) -> bool:
     Raises:
         StepFailed: the container failed; its log is printed.
     """
-    if not registry.is_loopback(given.registry) or settings.variable(ON_HOST_NETWORK):
+    if not is_loopback(given.registry) or settings.variable(ON_HOST_NETWORK):
         return False
     changes = {f"{settings.PREFIX}{ON_HOST_NETWORK}": "1", "BUILDER_OUTPUT": ""}  # that folder is this container's
     command = ["python", "-m", "trainyard", "cloudbuild-step", step]

@@ -79,7 +79,7 @@ def remember(spec: Spec, repository: Repository, tag: str, digest: str) -> None:
     stored = repository.existing(digest) if indexed else pushed_code.with_configuration(found.images[0])
     # Where tags are immutable, other hosts find the image by its floating tag, or by --image.
     with suppress(UserError):
-        repository.put(stored, pushed_tag(spec.target))
+        repository.tag(stored, pushed_tag(spec.target))
 
 
 def _pushed(spec: Spec, repository: Repository, known: Push | None, version: str | None) -> Pushed:
@@ -373,7 +373,7 @@ def _put(spec: Spec, repository: Repository, manifests: Sequence[Manifest], tag:
     try:
         for one in members:
             repository.put(one, one.digest)
-        repository.put(last, tag)
+        repository.tag(last, tag)
     except StepFailed as error:
         # https://github.com/opencontainers/distribution-spec/blob/main/spec.md#error-codes
         if not re.search(r"blob[ _]unknown", str(error), re.IGNORECASE):

@@ -6,7 +6,6 @@ the package.
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
@@ -23,7 +22,8 @@ from trainyard import installation
 from trainyard.console import StepFailed, UserError
 from trainyard.oci import attached_sbom, image_index, referrers
 from trainyard.oci.attached_sbom import InstalledPackage
-from trainyard.oci.registry import MAX_CONNECTIONS, Manifest, Repository
+from trainyard.oci.registry import Manifest, Repository
+from trainyard.oci.transport import MAX_CONNECTIONS
 from trainyard.spec.naming import is_immutable
 
 #: Names of PyPI and of Debian (Debian Policy 5.6.7), which also contain ``+``.
@@ -236,7 +236,7 @@ class _Search:
             raise UserError(f"{self.repository.name} has no image: check {given}, as it was given to 'trainyard push'")
 
     def _add(self, manifest: Manifest, tag: str = "") -> None:
-        document = json.loads(manifest.body)
+        document = manifest.document
         if not image_index.is_index(document) and not _is_image(document):
             return
         image = self.images.setdefault(manifest.digest, StoredImage(manifest.digest))
@@ -245,7 +245,7 @@ class _Search:
 
     def _resolve_indexes(self) -> None:
         """Replace each index by its images."""
-        documents = {digest: json.loads(self._manifests[digest].body) for digest in self.images}
+        documents = {digest: self._manifests[digest].document for digest in self.images}
         indexes = {digest: one for digest, one in documents.items() if image_index.is_index(one)}
         members = {digest: image_index.images(document) for digest, document in indexes.items()}
         wanted = {member for some in members.values() for member in some.values()}
@@ -290,7 +290,7 @@ class _Search:
         config = self.repository.config(manifest)
         image.platform = f"{config.get('os')}/{config.get('architecture')}"
         diff_ids = (config.get("rootfs") or {}).get("diff_ids") or []
-        blobs = [str(layer["digest"]) for layer in json.loads(manifest.body)["layers"]]
+        blobs = [str(layer["digest"]) for layer in manifest.document["layers"]]
         layers = {
             diff_id: Layer(blob, diff_id, names.get(diff_id, ""))
             for diff_id, blob in zip(diff_ids, blobs, strict=False)

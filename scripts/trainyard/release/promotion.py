@@ -7,20 +7,25 @@
 from __future__ import annotations
 
 import datetime
-import json
+import time
 from collections.abc import Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from packageurl import PackageURL
 
-from trainyard import installation
-from trainyard.console import UserError
+from trainyard import installation, state
+from trainyard.console import StepFailed, UserError, warn
 from trainyard.oci import image_index, referrers_api
-from trainyard.oci.registry import Manifest, Repository
+from trainyard.oci.registry import Manifest, Repository, sha256
+from trainyard.oci.transport import MAX_ATTEMPTS
 from trainyard.release import platform_index
 from trainyard.spec.model import Spec
 from trainyard.spec.naming import LABELS, NAME, version_tag
+
+#: Seconds that one more reading of the tags waits longer than the one before.
+_WAIT = 0.2
 
 if TYPE_CHECKING:
     from trainyard.release.predicates import Claim
@@ -104,18 +109,21 @@ def promote(
     if destination.name != source.name:
         destination.mount(manifest, source)
         _copy_claims(manifest, source, destination)
-    before = {
-        tag: destination.manifest(tag) for tag in (version_tag(spec, framework_version(source, manifest)), spec.target)
-    }
-    moved = {tag: one for tag, one in before.items() if one is None or one.digest != manifest.digest}
-    if moved and summary and demanded and demanded.signer:
-        from trainyard.release import claims
+    with _locked(destination):
+        _warn_if_mixed(spec, destination)
+        tags = (version_tag(spec, framework_version(source, manifest)), spec.target)
+        before = {tag: destination.manifest(tag) for tag in tags}
+        moved = {tag: one for tag, one in before.items() if one is None or one.digest != manifest.digest}
+        if moved and summary and demanded and demanded.signer:
+            from trainyard.release import claims
 
-        claims.attach(destination, manifest, demanded.signer, [summary])
-    for tag, one in moved.items():
-        if one:
-            destination.put(one, f"{tag}.previous")
-        destination.put(manifest, tag)
+            claims.attach(destination, manifest, demanded.signer, [summary])
+        for tag, one in moved.items():
+            if one:
+                destination.put(one, f"{tag}.previous")
+            destination.put(manifest, tag)
+        if moved:
+            _settle(spec, destination, manifest)
     return {
         "digest": manifest.digest,
         "tags": {tag: one.digest if one else None for tag, one in moved.items()},
@@ -123,6 +131,58 @@ def promote(
         "tested": labels_of(source, manifest).get(f"{LABELS}.tested", ""),
         "claims": list(demanded.kinds) if demanded else [],
     }
+
+
+def _locked(repository: Repository) -> AbstractContextManager[None]:
+    """The lock for moving a repository's tags, which other processes of this host wait for."""
+    name = f"tags-{sha256(repository.name.encode())[7:23]}"
+    return state.file_lock(name, f"another process moves tags of {repository.name}: waiting for it")
+
+
+def _mixed(spec: Spec, repository: Repository) -> tuple[Manifest | None, str, Manifest | None]:
+    """The image of the target's tag, the tag of its version, and the image of that."""
+    now = repository.manifest(spec.target)
+    if now is None:
+        return None, "", None
+    versioned = version_tag(spec, framework_version(repository, now))
+    return now, versioned, repository.manifest(versioned)
+
+
+def _warn_if_mixed(spec: Spec, repository: Repository) -> None:
+    """Name the tags that a command which was killed, or another host, left on different images."""
+    now, versioned, stored = _mixed(spec, repository)
+    if now and (stored is None or stored.digest != now.digest):
+        warn(
+            f"{repository.name}:{spec.target} is {now.digest[:19]} and {versioned} is "
+            f"{stored.digest[:19] if stored else 'missing'}: a promote or rollback was interrupted; both are moved now"
+        )
+
+
+def _settle(spec: Spec, repository: Repository, manifest: Manifest) -> None:
+    """Read the tags back, until both are the same image, after they were moved to ``manifest``.
+
+    Registries have no transactions. Whoever moves tags moves the target's own tag last; if another host moves them at
+    the same time, both read which image that tag has in the end, and give it the tag of its version.
+
+    Raises:
+        StepFailed: it is not ``manifest``, or the tags change all the time.
+    """
+    for attempt in range(MAX_ATTEMPTS):
+        time.sleep(_WAIT * attempt)
+        now, versioned, stored = _mixed(spec, repository)
+        if now and stored and stored.digest == now.digest:
+            if now.digest == manifest.digest:
+                return
+            raise StepFailed(
+                f"{repository.name}: {spec.target} and {versioned} are {now.digest[:19]}, not {manifest.digest[:19]}: "
+                "another process moved them at the same time; run this again if it should not have"
+            )
+        if now:
+            repository.put(now, versioned)
+    raise StepFailed(
+        f"{repository.name}: {spec.target} is {now.digest[:19] if now else 'missing'} and {versioned} is "
+        f"{stored.digest[:19] if stored else 'missing'}: other processes move them all the time; run this again"
+    )
 
 
 def _checked_claims(repository: Repository, manifest: Manifest, demanded: Demanded) -> Claim:
@@ -141,7 +201,7 @@ def _checked_claims(repository: Repository, manifest: Manifest, demanded: Demand
 
 def _copy_claims(manifest: Manifest, source: Repository, destination: Repository) -> None:
     """Attach the claims about an image, and about those of an image index, to the same images in another repository."""
-    images = image_index.images(json.loads(manifest.body)).values()
+    images = image_index.images(manifest.document).values()
     for one in (manifest, *(source.existing(digest) for digest in images)):
         referrers_api.copy(one, source, destination, referrers_api.BUNDLE)
 
@@ -156,16 +216,20 @@ def rollback(spec: Spec, address: str) -> dict[str, Any]:
         StepFailed: the registry cannot be reached or refuses.
     """
     repository = Repository(f"{address}/{NAME}")
-    now = repository.manifest(spec.target)
-    before = repository.manifest(f"{spec.target}.previous")
-    if now is None or before is None:
-        raise UserError(f"{repository.name}:{spec.target} was never promoted twice: there is no previous image")
-    moved = {}
-    for tag in (spec.target, version_tag(spec, framework_version(repository, now))):
-        now, before = repository.manifest(tag), repository.manifest(f"{tag}.previous")
-        if now is None or before is None:  # the first image of its version: the version's tag is not moved
-            continue
-        repository.put(before, tag)
-        repository.put(now, f"{tag}.previous")
-        moved[tag] = [before.digest, now.digest]
+    with _locked(repository):
+        now = repository.manifest(spec.target)
+        before = repository.manifest(f"{spec.target}.previous")
+        if now is None or before is None:
+            raise UserError(f"{repository.name}:{spec.target} was never promoted twice: there is no previous image")
+        _warn_if_mixed(spec, repository)
+        moved, wanted = {}, before
+        # The target's own tag is last: see _settle.
+        for tag in (version_tag(spec, framework_version(repository, now)), spec.target):
+            now, before = repository.manifest(tag), repository.manifest(f"{tag}.previous")
+            if now is None or before is None:  # the first image of its version: the version's tag is not moved
+                continue
+            repository.put(before, tag)
+            repository.put(now, f"{tag}.previous")
+            moved[tag] = [before.digest, now.digest]
+        _settle(spec, repository, wanted)
     return {"repository": repository.name, "tags": moved}

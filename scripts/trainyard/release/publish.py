@@ -272,7 +272,7 @@ def push_index(
             f"moved; this image index is {index.manifest.digest[:19]}: commit your changes, and build all images again"
         )
     if not before:
-        repository.put(index.manifest, index.tag)
+        repository.tag(index.manifest, index.tag)
     attached: dict[str, Any] = {}
     if signer is not None:
         from trainyard.release import claims, predicates

@@ -3,22 +3,23 @@
 from __future__ import annotations
 
 import base64
-import binascii
 import json
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
-from trainyard.console import StepFailed, UserError
+from trainyard.console import UserError
 from trainyard.oci import image_index
+from trainyard.oci.documents import Configuration, InvalidAnswer, parse, parse_manifest
 from trainyard.oci.registry import Manifest, Repository, sha256
 from trainyard.spec.architectures import ARCHITECTURES, Architecture
 from trainyard.spec.model import Spec
 from trainyard.spec.naming import LABELS, TAG
 from trainyard.workspace.pushes import Push
 
-#: The annotation with the digest of the image whose manifest was stored :func:`with_configuration`.
-_DIGEST = f"{LABELS}.digest"
+#: The annotation with the manifest of the image, and the index that it is in, if any, as they were before the manifest
+#: was stored :func:`with_configuration`: pairs of media type and Base64 in JSON, whose digests are compared.
+_ORIGINAL = f"{LABELS}.original"
 
 
 @dataclass(frozen=True)
@@ -27,19 +28,29 @@ class Image:
 
     Attributes:
         digest: what ``docker pull`` gets it by.
-        document: its manifest, ``media_type``: that of the manifest.
-        configuration: as it is stored.
+        manifest, configuration: as they are stored.
+        index: with its provenance, if it was read from the registry; ``digest`` is that of the index then.
     """
 
     digest: str
-    media_type: str
-    document: dict[str, Any]
+    manifest: Manifest
     configuration: bytes
+    index: Manifest | None = None
+
+    @property
+    def media_type(self) -> str:
+        """The media type of its manifest."""
+        return self.manifest.media_type
+
+    @cached_property
+    def document(self) -> dict[str, Any]:
+        """The document of its manifest."""
+        return self.manifest.document
 
     @cached_property
     def config(self) -> dict[str, Any]:
         """Its configuration."""
-        return dict(json.loads(self.configuration))
+        return parse(self.configuration, Configuration, f"the configuration of {self.digest[:19]}")
 
     @property
     def labels(self) -> dict[str, str]:
@@ -54,7 +65,10 @@ class Image:
     @property
     def architecture(self) -> Architecture:
         """The architecture that it is for."""
-        return ARCHITECTURES[self.config["architecture"]]
+        name = str(self.config.get("architecture"))
+        if name not in ARCHITECTURES:
+            raise UserError(f"{self.digest[:19]} is for the architecture {name!r}, not for {', '.join(ARCHITECTURES)}")
+        return ARCHITECTURES[name]
 
     @property
     def code_type(self) -> str:
@@ -103,14 +117,14 @@ class Pushed:
 
 
 def _as_push(image: Image, repository: Repository, tag: str) -> Push:
-    documents = json.dumps(image.document), image.configuration.decode()
+    documents = image.manifest.body.decode(), image.configuration.decode()
     return Push(repository.name, tag, image.digest, image.media_type, *documents)
 
 
 def recorded(push: Push) -> Pushed:
     """What a record is about."""
     images = tuple(
-        Image(one.digest, one.media_type, json.loads(one.manifest), one.config.encode())
+        Image(one.digest, Manifest.stored(one.manifest.encode(), one.media_type), one.config.encode())
         for one in push.images or (push,)
     )
     return Pushed(push.tag, push.digest, images, json.loads(push.manifest) if push.images else None)
@@ -127,7 +141,7 @@ def at_registry(spec: Spec, repository: Repository, version: str) -> Pushed | No
     stored = repository.manifest(version)
     if stored is None:
         return None
-    document = json.loads(stored.body)
+    document = stored.document
     if not image_index.is_index(document):
         image = _image(repository, stored)
         return Pushed(version, image.digest, (image,))
@@ -143,42 +157,51 @@ def at_registry(spec: Spec, repository: Repository, version: str) -> Pushed | No
         )
     images = tuple(_image(repository, repository.existing(digest)) for digest in digests)
     if len(spec.platforms) == 1:  # an image with its provenance, which is pulled by the digest of the index
-        image = replace(images[0], digest=stored.digest)
+        image = replace(images[0], digest=stored.digest, index=stored)
         return Pushed(version, image.digest, (image,))
     return Pushed(version, stored.digest, images, document)
 
 
 def _image(repository: Repository, stored: Manifest) -> Image:
-    """The image of a manifest, which may have been stored :func:`with_configuration`."""
-    document = json.loads(stored.body)
-    annotations = document.get("annotations") or {}
-    digest = str(annotations.pop(_DIGEST, stored.digest))
-    if not annotations:
-        document.pop("annotations", None)
+    """The image of a manifest, which may have been stored :func:`with_configuration`.
+
+    Raises:
+        InvalidAnswer: a document is not the one that another names by its digest.
+    """
+    what = f"{repository.name}@{stored.digest}"
+    document = stored.document
+    if "config" not in document:
+        raise InvalidAnswer(f"{what} is an index in an index, where one image is expected")
+    original = (document.get("annotations") or {}).get(_ORIGINAL)
     try:
-        configuration = base64.b64decode(document["config"].pop("data", ""), validate=True)
-    except binascii.Error:
-        configuration = b""
-    if sha256(configuration) != document["config"]["digest"]:
-        configuration = _blob(repository, document["config"]["digest"])
-    return Image(digest, stored.media_type, document, configuration)
+        bodies = {kind: base64.b64decode(body, validate=True) for kind, body in json.loads(original or "[]")}
+        configuration = base64.b64decode(document["config"].get("data") or "", validate=True)
+    except (ValueError, TypeError):
+        raise InvalidAnswer(f"{what}: its annotation {_ORIGINAL} is malformed: run 'trainyard push' again") from None
+    for kind, body in bodies.items():
+        parse_manifest(body, kind, what)
+    originals = [Manifest.stored(body, kind) for kind, body in bodies.items()]
+    manifest, index = (*originals, None, None)[:2]
+    manifest = manifest or stored
+    if index and manifest.digest not in image_index.images(index.document).values():
+        raise InvalidAnswer(f"{what}: {manifest.digest} is not in {index.digest}: run 'trainyard push' again")
+    digest = manifest.document["config"]["digest"]
+    if sha256(configuration) != digest:
+        configuration = repository.blob(digest)
+    return Image((index or manifest).digest, manifest, configuration, index)
 
 
 def with_configuration(image: Image) -> Manifest:
-    """The manifest of an image with its configuration in itself, ``data`` of the descriptor, which saves a request.
+    """Return the manifest of an image with its configuration in itself, ``data`` of the descriptor.
 
+    Reading it takes one request instead of two or three.
     https://github.com/opencontainers/image-spec/blob/main/descriptor.md
     """
-    document = dict(image.document)
-    if "oci" in image.media_type:  # Docker's schema has no 'data'
-        document["config"] = {**document["config"], "data": base64.b64encode(image.configuration).decode()}
-        document["annotations"] = {**document.get("annotations", {}), _DIGEST: image.digest}
+    if "oci" not in image.media_type:  # Docker's schema has no 'data'
+        return image.manifest
+    document = image.manifest.document
+    document["config"]["data"] = base64.b64encode(image.configuration).decode()
+    original = [image.manifest, *([image.index] if image.index else [])]
+    text = json.dumps([(one.media_type, base64.b64encode(one.body).decode()) for one in original])
+    document["annotations"] = {**(document.get("annotations") or {}), _ORIGINAL: text}
     return Manifest.of(document, image.media_type)
-
-
-def _blob(repository: Repository, digest: str) -> bytes:
-    """A small blob, checked against its digest."""
-    data = repository.request("GET", f"blobs/{digest}").content
-    if sha256(data) != digest:
-        raise StepFailed(f"{repository.name}: the blob {digest[:19]} is damaged there")
-    return data
