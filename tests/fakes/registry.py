@@ -14,6 +14,7 @@ import secrets
 import threading
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from http.server import BaseHTTPRequestHandler
 from typing import Any
 from urllib.parse import parse_qs, urlencode, urlsplit
@@ -42,12 +43,23 @@ def sha256(data: bytes) -> str:
     return f"sha256:{hashlib.sha256(data).hexdigest()}"
 
 
+@dataclass
+class Answer:
+    """What a registry sends; ``seconds``: between single bytes of the body."""
+
+    status: int
+    body: bytes
+    headers: dict[str, str]
+    seconds: float = 0
+
+
 class Registry(Listener):
     """A registry as a context manager.
 
     Attributes:
         user, password: credentials that tokens are given for; no token is needed if empty.
         delay: seconds that every request takes longer.
+        authorizations: the credentials of every request; empty for a request without.
         requests: method and path of every request, those for tokens too.
         received: bytes of the bodies of all requests.
         blobs: digest -> content, ``manifests``: digest -> media type and content, ``tags``: tag -> digest.
@@ -55,6 +67,7 @@ class Registry(Listener):
         most_at_once: most requests that were open at a time.
         referrers_api: whether it has the referrers API of OCI 1.1; docker-registry 2.8 has not.
         referrers_per_page: the most descriptors in one answer of that API.
+        after: called with method and path of every request, and the answer, before it is sent; returns what is sent.
         before: called with method and path of every request before it is answered; may raise RegistryError or
             ConnectionError, which closes the connection.
     """
@@ -73,6 +86,8 @@ class Registry(Listener):
         self.referrers_api = True
         self.referrers_per_page = 100
         self.before: Callable[[str, str], None] = lambda method, path: None
+        self.after: Callable[[str, str, Answer], Answer] = lambda method, path, answer: answer
+        self.authorizations: list[str] = []
         self.tokens: set[str] = set()
         self.uploads: set[str] = set()
 
@@ -134,19 +149,25 @@ class Registry(Listener):
 class _Handler(BaseHTTPRequestHandler):
     registry: Registry
     protocol_version = "HTTP/1.1"
+    disable_nagle_algorithm = True  # or the body waits 40 ms for the acknowledgement of the headers
 
     def log_message(self, *_: object) -> None:
         """Log nothing: the registry keeps the requests."""
 
     def _send(self, status: int, body: bytes = b"", headers: dict[str, str] | None = None) -> None:
-        self.send_response(status)
-        for name, value in (headers or {}).items():
+        answer = self.registry.after(self.command, self.path, Answer(status, body, headers or {}))
+        self.send_response(answer.status)
+        for name, value in answer.headers.items():
             self.send_header(name, value)
-        if "Content-Length" not in (headers or {}):
-            self.send_header("Content-Length", str(len(body)))
+        if "Content-Length" not in answer.headers:
+            self.send_header("Content-Length", str(len(answer.body)))
         self.end_headers()
-        if self.command != "HEAD":
-            self.wfile.write(body)
+        if self.command == "HEAD":
+            return
+        step = 1 if answer.seconds else len(answer.body) or 1
+        for start in range(0, len(answer.body), step):
+            self.wfile.write(answer.body[start : start + step])
+            time.sleep(answer.seconds)
 
     def _handle(self) -> None:
         fake = self.registry
@@ -155,6 +176,7 @@ class _Handler(BaseHTTPRequestHandler):
         query = {name: values[0] for name, values in parse_qs(url.query).items()}
         with fake.lock:
             fake.requests.append(f"{self.command} {url.path}")
+            fake.authorizations.append(self.headers.get("Authorization", ""))
             fake.received += len(body)
             fake.open += 1
             fake.most_at_once = max(fake.most_at_once, fake.open)

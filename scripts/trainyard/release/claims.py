@@ -15,6 +15,7 @@ from pydantic import BaseModel, Field, ValidationError
 
 from trainyard.console import StepFailed, UserError
 from trainyard.oci import image_index, referrers_api
+from trainyard.oci.documents import InvalidAnswer
 from trainyard.oci.reference import Reference
 from trainyard.oci.referrers_api import Artifact
 from trainyard.oci.registry import Manifest, Repository
@@ -164,8 +165,8 @@ def signatures(repository: Repository, digest: str, trust: Trust, known: Sequenc
     as_claims = sum(one.kind == "signature" and one.valid for one in known)
     try:
         return trust.verified(repository, digest) + as_claims
-    except StepFailed:
-        if not as_claims:
+    except StepFailed as error:
+        if not as_claims or isinstance(error, InvalidAnswer):
             raise
         return as_claims
 

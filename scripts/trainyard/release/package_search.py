@@ -22,6 +22,7 @@ from trainyard import installation
 from trainyard.console import StepFailed, UserError
 from trainyard.oci import attached_sbom, image_index, referrers
 from trainyard.oci.attached_sbom import InstalledPackage
+from trainyard.oci.documents import InvalidAnswer
 from trainyard.oci.registry import Manifest, Repository
 from trainyard.oci.transport import MAX_CONNECTIONS
 from trainyard.spec.naming import is_immutable
@@ -124,7 +125,7 @@ class StoredImage:
     def shown(self) -> str:
         """Its digest in short, and a tag if it has one."""
         tag = next(iter(self.immutable + self.floating), "no tag")
-        return f"{self.digest[:19]} ({tag})"
+        return f"{self.digest[:19] or 'unknown'} ({tag})"
 
 
 @dataclass(frozen=True)
@@ -205,13 +206,22 @@ class _Search:
         self.repository, self.query, self._pool = repository, query, pool
         self._manifests: dict[str, Manifest] = {}
         self.images: dict[str, StoredImage] = {}
+        self.invalid: dict[str, str] = {}
+
+    def _manifest(self, version: str) -> Manifest | None:
+        """The manifest of a tag or digest; None if there is none, or if the answer is noted as invalid."""
+        try:
+            return self.repository.manifest(version)
+        except InvalidAnswer as error:
+            self.invalid[version] = str(error)
+            return None
 
     def _fetch(self, versions: Iterable[str]) -> dict[str, Manifest]:
         """Tag or digest -> manifest, without those that the registry no longer has."""
         wanted = list(versions)
         found = {
             version: manifest
-            for version, manifest in zip(wanted, self._pool.map(self.repository.manifest, wanted), strict=True)
+            for version, manifest in zip(wanted, self._pool.map(self._manifest, wanted), strict=True)
             if manifest is not None
         }
         self._manifests |= {manifest.digest: manifest for manifest in found.values()}
@@ -231,7 +241,7 @@ class _Search:
         for manifest in self._fetch(sorted(subjects - self._manifests.keys())).values():
             self._add(manifest)
         self._resolve_indexes()
-        if not self.images:
+        if not self.images and not self.invalid:
             given = installation.option("REGISTRY")
             raise UserError(f"{self.repository.name} has no image: check {given}, as it was given to 'trainyard push'")
 
@@ -265,7 +275,8 @@ class _Search:
 
     def _result(self, image: StoredImage) -> _Result:
         if image.digest not in self._manifests:
-            return _Result(not_covered="it is in an index, but no longer at the registry")
+            lost = "it is in an index, but no longer at the registry"
+            return _Result(not_covered=self.invalid.get(image.digest, lost))
         try:
             document = attached_sbom.document(self.repository, image.digest)
         except StepFailed as error:
@@ -314,6 +325,12 @@ def search(repository: Repository, query: Query) -> Answer:
         results = one.results()
     matches = [match for _, result in results for match in result.matches]
     not_covered = [(image, result.not_covered) for image, result in results if result.not_covered]
+    for version, reason in one.invalid.items():
+        if version not in one.images:
+            image = StoredImage(version if ":" in version else "")
+            if ":" not in version:
+                image.add_tag(version)
+            not_covered.append((image, reason))
     not_compared = [image for image, result in results if result.not_compared]
     if not_compared and not matches:
         raise UserError(

@@ -222,6 +222,9 @@ def rollback(spec: Spec, address: str) -> dict[str, Any]:
         if now is None or before is None:
             raise UserError(f"{repository.name}:{spec.target} was never promoted twice: there is no previous image")
         _warn_if_mixed(spec, repository)
+        framework_version(
+            repository, before
+        )  # raises before anything is moved, if its documents are not what they were
         moved, wanted = {}, before
         # The target's own tag is last: see _settle.
         for tag in (version_tag(spec, framework_version(repository, now)), spec.target):
