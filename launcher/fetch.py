@@ -55,34 +55,52 @@ def get(url: str, headers: dict[str, str], timeout: float) -> tuple[int, bytes]:
     deadline = time.monotonic() + timeout
     where = f"{host}:{port}"
     try:
-        connection = socket.create_connection((host, port), timeout=max(timeout, 0.001))
+        connection = _connect(host, port, deadline)
         try:
             if secure:
                 import ssl
 
+                connection.settimeout(_left(deadline))
                 connection = ssl.create_default_context().wrap_socket(connection, server_hostname=host)
             lines = [f"GET {path} HTTP/1.0", f"Host: {where}", *(f"{key}: {headers[key]}" for key in headers)]
+            connection.settimeout(_left(deadline))
             connection.sendall("\r\n".join([*lines, "", ""]).encode("latin-1"))
             raw = _receive(connection, deadline)
         finally:
             connection.close()
+        return _parse(raw, where, deadline)
     except socket.timeout:
         raise FetchError(f"{where} did not respond within {timeout:g} s") from None
     except UnicodeError:  # the IDNA codec of the resolver rejects labels that are too long
         raise FetchError(f"{host!r} is not a host name") from None
     except OSError as error:
         raise FetchError(f"{where}: {error.strerror or type(error).__name__}") from None
-    return _parse(raw, where)
+
+
+def _left(deadline: float) -> float:
+    """Return the seconds until the deadline. Raise `socket.timeout` after it."""
+    left = deadline - time.monotonic()
+    if left <= 0:
+        raise socket.timeout
+    return left
+
+
+def _connect(host: str, port: int, deadline: float) -> socket.socket:
+    """Connect to the first address that answers. `socket.create_connection` would take the whole time for each."""
+    failure = OSError(f"{host} has no address")
+    for *_, address in socket.getaddrinfo(host, port, type=socket.SOCK_STREAM):
+        try:
+            return socket.create_connection((str(address[0]), port), timeout=_left(deadline))
+        except OSError as error:
+            failure = error
+    raise failure
 
 
 def _receive(connection: socket.socket, deadline: float) -> bytes:
     """Read until the connection closes or the body is complete."""
     raw = b""
     while len(raw) < MAX_RESPONSE:
-        left = deadline - time.monotonic()
-        if left <= 0:
-            raise socket.timeout
-        connection.settimeout(left)
+        connection.settimeout(_left(deadline))
         piece = connection.recv(65536)
         if not piece:
             break
@@ -95,14 +113,11 @@ def _receive(connection: socket.socket, deadline: float) -> bytes:
 
 
 def _header(head: bytes, name: bytes) -> bytes:
-    for line in head.split(b"\r\n")[1:]:
-        key, _, value = line.partition(b":")
-        if key.strip().lower() == name:
-            return value.strip()
-    return b""
+    """Return the value of a header in lower case; "" without it."""
+    return head.lower().partition(b"\r\n" + name + b":")[2].partition(b"\r\n")[0].strip()
 
 
-def _parse(raw: bytes, where: str) -> tuple[int, bytes]:
+def _parse(raw: bytes, where: str, deadline: float) -> tuple[int, bytes]:
     head, separator, body = raw.partition(b"\r\n\r\n")
     words = head.split(b"\r\n")[0].split()
     if not (separator and len(words) >= 2 and words[0].startswith(b"HTTP/") and words[1].isdigit()):
@@ -112,22 +127,25 @@ def _parse(raw: bytes, where: str) -> tuple[int, bytes]:
     length = _header(head, b"content-length")
     if length.isdigit() and len(body) < int(length[:9]):
         raise FetchError(f"{where} closed the connection before the end of its response")
-    if _header(head, b"transfer-encoding").lower() == b"chunked":
-        body = _join_chunks(body, where)
+    if _header(head, b"transfer-encoding") == b"chunked":
+        body = _join_chunks(body, where, deadline)
     return int(words[1]), body
 
 
-def _join_chunks(raw: bytes, where: str) -> bytes:
-    body = b""
+def _join_chunks(raw: bytes, where: str, deadline: float) -> bytes:
+    body = bytearray()
+    start = 0
     while True:
-        line, separator, raw = raw.partition(b"\r\n")
+        _left(deadline)
+        end = raw.find(b"\r\n", start)
         try:
-            size = int(line.split(b";")[0], 16)
+            size = int(raw[start:end].split(b";")[0], 16) if end >= 0 else -1
         except ValueError:
             size = -1
-        if not separator or size < 0 or len(raw) < size:
+        start = end + 2 + size
+        if size < 0 or start > len(raw):
             raise FetchError(f"{where} closed the connection before the end of its response")
         if size == 0:
-            return body
-        body += raw[:size]
-        raw = raw[size + 2 :]
+            return bytes(body)
+        body += raw[end + 2 : start]
+        start += 2

@@ -86,6 +86,124 @@ def test_a_server_that_sends_slowly_does_not_exceed_the_time_limit() -> None:
         assert time.monotonic() - started < 10  # of the 50 s that the server takes
 
 
+CHUNKED = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n"
+SMALL_CHUNKS = CHUNKED + b"1\r\nx\r\n" * 174_000 + b"0\r\n\r\n"  # 1 MiB, the longest response
+
+
+def test_small_chunks_take_little_processor_time() -> None:
+    with serving(SMALL_CHUNKS) as url:
+        started = time.thread_time()
+        assert fetch.get(url, {}, 60) == (200, b"x" * 174_000)
+    assert time.thread_time() - started < 3  # 0.2 s; 9 s if each chunk copies the rest of the response
+
+
+class FakeClock:
+    """Stands for the module `time`; each reading advances it by a millisecond."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def monotonic(self) -> float:
+        self.now += 0.001
+        return self.now
+
+
+def test_the_time_limit_holds_while_a_response_is_parsed(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = FakeClock()
+    monkeypatch.setattr(fetch, "time", clock)
+    with serving(SMALL_CHUNKS) as url, pytest.raises(fetch.FetchError, match="did not respond within 2 s"):
+        fetch.get(url, {}, 2)
+    assert clock.now < 2.1
+
+
+class FakeConnection:
+    """A connection to a server that takes 0.5 s for each step."""
+
+    def __init__(self, clock: FakeClock) -> None:
+        self.clock = clock
+        self.limits: list[float] = []
+
+    def settimeout(self, seconds: float) -> None:
+        self.limits.append(seconds)
+
+    def wrap_socket(self, connection: FakeConnection, server_hostname: str) -> FakeConnection:
+        self.clock.now += 0.5
+        return self
+
+    def sendall(self, data: bytes) -> None:
+        self.clock.now += 0.5
+
+    def recv(self, size: int) -> bytes:
+        self.clock.now += 0.5
+        return b""
+
+    def close(self) -> None:
+        return
+
+
+@pytest.mark.parametrize(("scheme", "limits"), [("http", [3, 2.5, 2, 1.5]), ("https", [3, 2.5, 2, 1.5, 1])])
+def test_each_step_gets_the_time_that_is_left(
+    monkeypatch: pytest.MonkeyPatch, scheme: str, limits: list[float]
+) -> None:
+    """Two addresses, TLS, request and response."""
+    clock = FakeClock()
+    connection = FakeConnection(clock)
+    found: list[float] = []
+
+    def resolve(host: str, port: int, type: int) -> list[tuple[int, int, int, str, tuple[str, int]]]:
+        return [(0, type, 0, "", (f"10.0.0.{number}", port)) for number in (1, 2)]
+
+    def connect(address: tuple[str, int], timeout: float) -> FakeConnection:
+        found.append(timeout)
+        clock.now += 0.5
+        if address[0] == "10.0.0.1":
+            raise ConnectionRefusedError(111, "Connection refused")
+        return connection
+
+    monkeypatch.setattr(fetch, "time", clock)
+    monkeypatch.setattr("socket.getaddrinfo", resolve)
+    monkeypatch.setattr("socket.create_connection", connect)
+    monkeypatch.setattr("ssl.create_default_context", lambda: connection)
+    with pytest.raises(fetch.FetchError, match="is not HTTP"):
+        fetch.get(f"{scheme}://a", {}, 3)
+    assert found + connection.limits == pytest.approx(limits, abs=0.02)
+
+
+class SilentSocket:
+    """A socket whose connect gets no answer."""
+
+    clock: FakeClock
+
+    def __init__(self, *_: int) -> None:
+        self.limit = 0.0
+
+    def settimeout(self, seconds: float) -> None:
+        self.limit = seconds
+
+    def connect(self, address: tuple[str, int]) -> None:
+        self.clock.now += self.limit
+        raise TimeoutError
+
+    def close(self) -> None:
+        return
+
+
+def test_addresses_that_do_not_answer_share_the_time_limit(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = FakeClock()
+
+    def resolve(host: str, port: int, family: int = 0, type: int = 0) -> list[Any]:
+        hosts = [f"10.0.0.{number}" for number in range(16)] if host == "a" else [host]
+        return [(family, type, 0, "", (found, port)) for found in hosts]
+
+    monkeypatch.setattr(SilentSocket, "clock", clock, raising=False)
+    monkeypatch.setattr(fetch, "time", clock)
+    monkeypatch.setattr("socket.getaddrinfo", resolve)
+    monkeypatch.setattr("socket.socket", SilentSocket)
+    with pytest.raises(fetch.FetchError, match="a:80 did not respond within 2 s"):
+        fetch.get("http://a", {}, 2)
+    assert clock.now < 2.1
+
+
 def test_a_long_response_is_cut() -> None:
     with serving(b"HTTP/1.0 200 OK\r\n\r\n" + b"x" * (3 << 20)) as url:
         assert len(fetch.get(url, {}, 10)[1]) < 2 << 20

@@ -164,6 +164,9 @@ class FakeNetwork:
         self._asked = 0
         self.slept = 0.0
 
+    def resolve(self, host: str, port: int, type: int) -> list[tuple[int, int, int, str, tuple[str, int]]]:
+        return [(0, type, 0, "", (host, port))]
+
     def connect(self, address: tuple[str, int], timeout: float) -> FakeSocket:
         assert timeout > 0
         if not self._answers:
@@ -190,6 +193,7 @@ def _launch(env: dict[str, str], answers: list[bytes], argv: list[str], root: st
     real = dict(os.environ)
     with contextlib.ExitStack() as stack:
         stack.enter_context(mock.patch.object(fetch.socket, "create_connection", network.connect))
+        stack.enter_context(mock.patch.object(fetch.socket, "getaddrinfo", network.resolve))
         stack.enter_context(mock.patch("time.sleep", network.sleep))
         stack.enter_context(mock.patch("time.monotonic", lambda: network.slept))
         stack.enter_context(mock.patch("ssl.create_default_context", mock.Mock(side_effect=OSError(0, "no TLS here"))))
