@@ -121,10 +121,10 @@ class Tokens:
         try:
             data = json.loads(text)
             token, lifetime = data["access_token"], float(data.get("expires_in", 0))
-        except (ValueError, RecursionError, LookupError, TypeError, AttributeError):
+        except (ValueError, OverflowError, RecursionError, LookupError, TypeError, AttributeError):
             token, lifetime = "", 0.0
-        if not _is_token(token):
-            raise fetch.FetchError("the metadata server's response contains no access token")
+        if not (_is_token(token) and 0 <= lifetime < float("inf")):  # false for NaN
+            raise fetch.FetchError("the metadata server's response contains no usable access token")
         return token, lifetime
 
 

@@ -43,8 +43,8 @@ def open_mpi(env: Mapping[str, str]) -> Cluster | None:
                 "mpirun -x MASTER_ADDR=HOST"
             )
     job = first.partition(".")[0] or text(env, "PMIX_NAMESPACE")
-    # A job id of Open MPI is the family of the job times 65536; PMIx names are text.
-    number = int(job) >> 16 if job.isascii() and job.isdigit() else int.from_bytes(job.encode(), "big")
+    # A job id of Open MPI is the family of the job times 65536, of 32 bits; PMIx names are text.
+    number = int(job[:10]) >> 16 if job.isascii() and job.isdigit() else int.from_bytes(os.fsencode(job), "big")
     return _processes(env, "Open MPI", task, host, number)
 
 
@@ -79,7 +79,7 @@ def _hydra_proxy(sysroot: str) -> int | None:
         try:
             with open(f"{sysroot}/proc/{pid}/stat", "rb") as file:
                 # "9825 (hydra_pmi_proxy) S 9823 ...": the name may contain blanks and parentheses (proc(5)).
-                name, _, rest = file.read(4096).decode("utf-8", "replace").rpartition(")")
+                name, _, rest = file.read(4096).decode("ascii", "replace").rpartition(")")
         except OSError:
             return None
         if name.partition("(")[2].startswith(HYDRA_PROXIES):

@@ -78,8 +78,8 @@ TPU_CONFIG = st.fixed_dictionaries(
 ).map(json.dumps)
 WORDS = st.sampled_from(
     [
-        "", " ", "0", "1", "2", "-1", "3", "99999999999", "\u0663", "\udcff", "true", "TPU", "CPU", "cuda", "local",
-        "tpu-a", "auto",
+        "", " ", "0", "1", "2", "-1", "3", "99999999999", "9" * 5000, "\u0663", "\udcff", "true", "TPU", "CPU", "cuda",
+        "local", "tpu-a", "auto",
         "v4-8", "v4-16", "v3-16", "tpu7x-8", "2,2,1", "1,1,2", "a,b", "h0,h1,h2,h3", "1.2.3.4", "1.2.3.4:8470",
         "grpc://1.2.3.4:8470", "grpc://1.2.3.4:1,grpc://1.2.3.5:1", "grpc://", "tpu_worker;0;1.2.3.4:8470",
         "1:3", "c10d",

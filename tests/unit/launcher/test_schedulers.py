@@ -225,6 +225,19 @@ def test_all_processes_of_a_job_have_the_same_port_and_other_jobs_another() -> N
     assert _resolve({**step(1, 2, "2"), "MASTER_PORT": "1234"}).master_port == 1234
 
 
+@pytest.mark.parametrize("name", ["9" * 5000, "9" * 11, "\udcff", "\u0663"], ids=["long", "11-digits", "bytes", "text"])
+@pytest.mark.parametrize("variable", ["OMPI_MCA_orte_hnp_uri", "PMIX_NAMESPACE"])
+def test_any_name_of_a_job_of_open_mpi_gives_a_port(variable: str, name: str) -> None:
+    env = {"OMPI_MCA_orte_hnp_uri": "", variable: name}
+    ports = {_resolve(mpi(rank, 2, rank, 2, **env)).master_port for rank in (0, 1)}
+    assert len(ports) == 1 and ports <= set(PORTS)
+
+
+def test_a_parent_that_is_no_number_gives_the_default_port(machine: Machine) -> None:
+    machine.add(f"/proc/{os.getppid()}/stat", "7 (sh) S \u00b2 7")
+    assert _resolve({**hydra(0, 2, 0, 2), "LAUNCHER_SYSROOT": str(machine.root)}).master_port == 29500
+
+
 @pytest.mark.parametrize(
     "env",
     [

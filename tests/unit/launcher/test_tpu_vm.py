@@ -168,6 +168,11 @@ def test_worker_addresses_from_a_file(tmp_path: Path) -> None:
     assert tpu_vm.slice_from_env(env).workers == ["10.0.0.1", "10.0.0.2"]
 
 
+def test_a_number_of_hosts_that_python_cannot_print_is_not_an_internal_error(launch: Launch) -> None:
+    env = {"TPU_ACCELERATOR_TYPE": "v4-8", "TPU_SKIP_MDS_QUERY": "1", "TPU_PROCESS_BOUNDS": ",".join(["99999"] * 1000)}
+    assert launch(env).data["runtime"] == "tpu-local"
+
+
 @pytest.mark.parametrize("content", [None, "   \n  \t ", "\0"])
 def test_an_unreadable_file_is_an_error_even_with_other_variables(tmp_path: Path, content: str | None) -> None:
     file = tmp_path / "addresses"
@@ -210,6 +215,7 @@ def test_several_processes_of_a_host_are_one_host() -> None:
         pytest.param("2,2,4", 16, id="16"),
         pytest.param("2,2,1,2", 8, id="four-dimensions"),
         pytest.param("2,x,1", 0, id="no-number"),
+        pytest.param(",".join(["99999"] * 1000), 0, id="5000-digits"),
     ],
 )
 def test_number_of_hosts_from_bounds(bounds: str, size: int) -> None:

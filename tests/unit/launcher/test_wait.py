@@ -213,13 +213,32 @@ def test_an_unhealthy_node_is_used_by_default() -> None:
     assert network.wait().health == "UNHEALTHY_TENSORFLOW"
 
 
-@pytest.mark.parametrize("body", [b"", b"{}", b"[]", b"\xff", b'{"access_token": 7}', b'{"access_token": "a\\nb"}'])
+def lasting(expires_in: str) -> bytes:
+    """A response with a token whose `expires_in` is this JSON."""
+    return b'{"access_token": "a", "expires_in": %s}' % expires_in.encode()
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        *(b"", b"{}", b"[]", b"\xff", b'{"access_token": 7}', b'{"access_token": "a\\nb"}'),
+        *map(lasting, ("NaN", "Infinity", "-Infinity", "1e999", "-1", '"x"', '"nan"', '"inf"', "null", "[]", "{}")),
+        pytest.param(lasting("9" * 400), id="400-digits"),
+        pytest.param(lasting("9" * 5000), id="5000-digits"),
+    ],
+)
 def test_a_metadata_server_without_a_usable_token(body: bytes) -> None:
     def get(url: str, headers: dict[str, str], timeout: float) -> tuple[int, bytes]:
         return 200, body
 
     with pytest.raises(FetchError, match="no access token"):
         Tokens(Metadata("", get=get), lambda: "").get()
+
+
+@pytest.mark.parametrize("expires_in", ["0", "3599", "3599.5", '"3599"', "1e12"])
+def test_a_token_with_any_usable_lifetime_is_used(expires_in: str) -> None:
+    metadata = Metadata("", get=lambda url, headers, timeout: (200, lasting(expires_in)))
+    assert Tokens(metadata, lambda: "").get() == "a"
 
 
 def test_google_auth_is_used_only_without_a_metadata_server() -> None:
