@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from launcher import cluster as clusters
 from launcher.address import join
-from launcher.redact import shown, shown_command
+from launcher.redact import HIDDEN, shown, shown_command
 from launcher.runtime import RULES
 
 TYPE_CHECKING = False
@@ -18,6 +18,9 @@ if TYPE_CHECKING:
     from launcher.tpu_node import Endpoint
 
 LINE = 110  # maximum characters of a line with several exports
+# The members of JSON objects that the launcher reads. Others may hold secrets, such as the arguments of a job (R16.2).
+CLUSTER = ("cluster", "task")
+MEMBERS = {"TPU_CONFIG": ("project", "zone", "tpu_node_name"), "CLUSTER_SPEC": CLUSTER, "TF_CONFIG": CLUSTER}
 
 
 class Report:
@@ -128,6 +131,20 @@ def _packed(head: str, words: list[str]) -> list[str]:
     return lines
 
 
+def _signal(facts: Facts, name: str) -> str:
+    """Return NAME=value for display, with only those MEMBERS of a JSON object that the launcher reads."""
+    value = facts.has(name)
+    if name in MEMBERS:
+        import json
+
+        try:
+            items = json.loads(value).items()
+            value = json.dumps({key: item for key, item in items if key in MEMBERS[name]}, ensure_ascii=False)
+        except (ValueError, RecursionError, AttributeError):
+            value = HIDDEN
+    return f"{name}={shown(name, value)}"
+
+
 def signals(facts: Facts, decided: str = "") -> list[str]:
     """One line per rule R0 to R9: the signals it found, and the rule that decided; then the cluster's variables.
 
@@ -138,7 +155,7 @@ def signals(facts: Facts, decided: str = "") -> list[str]:
     lines = []
     passed = False
     for rule in RULES:
-        values = [f"{name}={shown(name, facts.has(name))}" for name in rule.signals if facts.has(name)]
+        values = [_signal(facts, name) for name in rule.signals if facts.has(name)]
         if rule.name == "R0" and facts.settings.runtime:
             values = [f"LAUNCHER_RUNTIME={facts.settings.runtime}"]  # or --runtime
         elif rule.name == "R4":
@@ -155,6 +172,6 @@ def signals(facts: Facts, decided: str = "") -> list[str]:
             mark = ""
         passed = passed or rule.name == decided
         lines.append(f"{rule.name}        {found} {mark}".rstrip())
-    present = [f"{name}={shown(name, facts.has(name))}" for name in clusters.SIGNALS if facts.has(name)]
+    present = [_signal(facts, name) for name in clusters.SIGNALS if facts.has(name)]
     lines.append("cluster   " + ("; ".join(present) or "no cluster variable is set"))
     return lines

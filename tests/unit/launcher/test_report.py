@@ -85,10 +85,54 @@ def test_explain_shows_the_signals_if_there_is_an_error(launch: Launch) -> None:
     launched = launch({"TPU_CONFIG": "not json", "RANK": "3"}, "--explain")
     assert launched.status == 2
     lines = launched.err.splitlines()
-    assert "launch: R7        TPU_CONFIG=not json" in lines
+    assert "launch: R7        TPU_CONFIG=[redacted]" in lines
     assert "launch: cluster   RANK=3" in lines
     assert lines[-1].startswith("launch: error: TPU_CONFIG is not JSON")
     assert len(lines) <= 20 and not any("decided" in line for line in lines)
+
+
+PRIVATE = "--password=hunter2"
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "shown"),
+    [
+        pytest.param(
+            "TPU_CONFIG",
+            {"project": "p", "zone": "z", "job": PRIVATE, "tpu_node_name": "t\u00e9"},
+            'TPU_CONFIG={"project": "p", "zone": "z", "tpu_node_name": "t\u00e9"}',
+            id="TPU_CONFIG",
+        ),
+        pytest.param("TPU_CONFIG", PRIVATE, "TPU_CONFIG=[redacted]", id="text"),
+        pytest.param("TPU_CONFIG", [PRIVATE], "TPU_CONFIG=[redacted]", id="list"),
+        pytest.param(
+            "CLUSTER_SPEC",
+            {"job": {"args": [PRIVATE]}, "cluster": {"workerpool0": ["a:1"]}, "task": {"type": "workerpool0"}},
+            'CLUSTER_SPEC={"cluster": {"workerpool0": ["a:1"]}, "task": {"type": "workerpool0"}}',
+            id="CLUSTER_SPEC",
+        ),
+        pytest.param(
+            "TF_CONFIG",
+            {"job": PRIVATE, "task": {"type": "worker"}},
+            'TF_CONFIG={"task": {"type": "worker"}}',
+            id="TF_CONFIG",
+        ),
+    ],
+)
+@pytest.mark.parametrize("argv", [["--explain"], ["--", "/no/such/program"]], ids=["explain", "log"])
+def test_only_the_members_that_the_launcher_reads_are_shown(
+    launch: Launch, argv: list[str], name: str, value: object, shown: str
+) -> None:
+    launched = launch({"LAUNCHER_RUNTIME": "cpu", "LAUNCHER_LOG": "explain", name: json.dumps(value)}, *argv)
+    assert "hunter2" not in launched.out + launched.err
+    assert shown in launched.out + launched.err
+
+
+@pytest.mark.parametrize("value", ["[" * 100_000, '{"project": ' * 100_000, "hunter2"], ids=["list", "object", "text"])
+def test_a_value_that_is_not_json_is_not_shown(launch: Launch, value: str) -> None:
+    launched = launch({"TPU_CONFIG": value, "LAUNCHER_RUNTIME": "cpu"}, "--explain")
+    assert launched.status == 0
+    assert "R7        TPU_CONFIG=[redacted]" in launched.out
 
 
 def test_explain_has_at_most_twenty_lines(launch: Launch, machine: Machine) -> None:
