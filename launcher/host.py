@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import os
+import stat
 
 from launcher.settings import text
 
@@ -32,6 +34,21 @@ WSL_DEVICE, WSL_LIBRARIES, WSL_DRIVERS = "dxg", "/usr/lib/wsl/lib", "/usr/lib/ws
 CGROUPS = "/sys/fs/cgroup"
 
 
+def regular(path: str, flags: int) -> int:
+    """Open a regular file, as the `opener` of `open`, wherever the environment gives the path or a part of it.
+
+    Anything else could stop the launcher: opening a FIFO waits for its other end, and some devices have no end.
+
+    Raises:
+        OSError: it cannot be opened, or is not a regular file.
+    """
+    descriptor = os.open(path, flags | os.O_NONBLOCK | os.O_NOCTTY, 0o666)
+    if stat.S_ISREG(os.fstat(descriptor).st_mode):
+        return descriptor
+    os.close(descriptor)
+    raise OSError(errno.EINVAL, "not a regular file")
+
+
 class Host:
     """This machine, or a copy of it below a path prefix.
 
@@ -52,7 +69,7 @@ class Host:
     def read(self, path: str) -> str:
         """The stripped text of a small file (at most 4096 bytes); "" if it is missing or unreadable."""
         try:
-            with open(self.sysroot + path, "rb") as file:
+            with open(self.sysroot + path, "rb", opener=regular) as file:
                 return file.read(4096).decode("utf-8", "replace").strip()
         except OSError:
             return ""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from launcher.errors import config_error
+from launcher.host import regular
 from launcher.settings import text
 
 TYPE_CHECKING = False
@@ -78,7 +79,7 @@ def read_image(host: Host, env: Mapping[str, str]) -> Image:
 def _read_manifest(host: Host) -> Image:
     path = host.sysroot + MANIFEST
     try:
-        with open(path, "rb") as file:
+        with open(path, "rb", opener=regular) as file:
             content = file.read()
     except FileNotFoundError:
         return Image()

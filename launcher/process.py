@@ -8,6 +8,7 @@ import os
 import sys
 
 from launcher.errors import NOT_EXECUTABLE, NOT_FOUND, LaunchError
+from launcher.host import regular
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -149,6 +150,9 @@ def wait_for_name(name: str, bound: float, sleep: Callable[[float], None], clock
 def termination_log(path: str, sysroot: str, status: int, reason: str) -> None:
     """Write the reason to the termination log, as one line of JSON (R15.5). Errors are ignored.
 
+    Replace a file directly in /dev, where Kubernetes mounts it, and the line of an earlier run. Append the line to any
+    other content, which may be the user's.
+
     Args:
         path: TERMINATION_LOG; "" for Kubernetes' default, which is written only if it exists.
         sysroot: prefix of the default.
@@ -160,11 +164,16 @@ def termination_log(path: str, sysroot: str, status: int, reason: str) -> None:
     target = path or sysroot + TERMINATION_LOG
     # ASCII only, so that escapes make the line at most twice as long as the reason.
     plain = reason.encode("ascii", "replace").decode("ascii")[: LONGEST_REASON // 2]
-    line = json.dumps({"exit_code": status, "exit_reason": plain, "traceback": ""})
+    line = json.dumps({"exit_code": status, "exit_reason": plain, "traceback": ""}).encode() + b"\n"
     try:
-        with open(target, "w" if path else "r+", encoding="utf-8") as file:
-            file.write(line + "\n")
-            file.truncate()
+        with open(target, "a+b" if path else "r+b", opener=regular) as file:
+            file.seek(0)
+            old = file.readline(4096)
+            ours = old.startswith(b'{"exit_code": ') and old.endswith(b'"traceback": ""}\n') and not file.read(1)
+            if ours or os.path.dirname(os.path.realpath(target)) == os.path.realpath(sysroot + "/dev"):
+                file.truncate(0)
+            file.seek(max(0, file.seek(0, os.SEEK_END) - 1))
+            file.write(line if file.read(1) in (b"", b"\n") else b"\n" + line)
     except (OSError, ValueError):
         return
 
@@ -177,7 +186,7 @@ def failure_file(sysroot: str, reason: str) -> None:
         reason: one line; SageMaker keeps 1024 characters.
     """
     try:
-        with open(sysroot + FAILURE_FILE, "w", encoding="utf-8", errors="replace") as file:
+        with open(sysroot + FAILURE_FILE, "w", encoding="utf-8", errors="replace", opener=regular) as file:
             file.write(reason + "\n")
     except OSError:
         return

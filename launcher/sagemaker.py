@@ -6,6 +6,7 @@ import json
 import os
 
 from launcher.errors import config_error
+from launcher.host import regular
 from launcher.settings import text
 
 TYPE_CHECKING = False
@@ -105,7 +106,7 @@ def read(sysroot: str, name: str) -> dict[str, object]:
     """The object in a file of /opt/ml/input/config; {} without the file. Raises LaunchError (2) if it is invalid."""
     path = f"{CONFIG}/{name}"
     try:
-        with open(sysroot + path, "rb") as file:
+        with open(sysroot + path, "rb", opener=regular) as file:
             found = json.loads(file.read(MAX_FILE).decode("utf-8"))
     except FileNotFoundError:
         return {}

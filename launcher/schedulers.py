@@ -7,6 +7,7 @@ import os
 from launcher import address
 from launcher.coordinates import DEFAULT_PORT, LOCAL_ADDR, MAX_NODES, Cluster, Task, job_port, master_port
 from launcher.errors import config_error
+from launcher.host import regular
 from launcher.settings import integer, text
 
 TYPE_CHECKING = False
@@ -77,7 +78,7 @@ def _hydra_proxy(sysroot: str) -> int | None:
     pid = os.getppid()
     for _ in range(MAX_ANCESTORS):
         try:
-            with open(f"{sysroot}/proc/{pid}/stat", "rb") as file:
+            with open(f"{sysroot}/proc/{pid}/stat", "rb", opener=regular) as file:
                 # "9825 (hydra_pmi_proxy) S 9823 ...": the name may contain blanks and parentheses (proc(5)).
                 name, _, rest = file.read(4096).decode("ascii", "replace").rpartition(")")
         except OSError:
@@ -272,7 +273,7 @@ def sagemaker(env: Mapping[str, str]) -> Cluster | None:
         if text(env, "SM_HOSTS"):
             found = {"hosts": json.loads(text(env, "SM_HOSTS")), "current_host": text(env, "SM_CURRENT_HOST")}
         else:
-            with open(text(env, "LAUNCHER_SYSROOT").rstrip("/") + SAGEMAKER_FILE, "rb") as file:
+            with open(text(env, "LAUNCHER_SYSROOT").rstrip("/") + SAGEMAKER_FILE, "rb", opener=regular) as file:
                 found = json.loads(file.read(MAX_FILE).decode("utf-8"))
     except OSError:
         return None

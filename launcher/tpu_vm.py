@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from launcher.address import is_address, is_ipv6, without_port
 from launcher.errors import config_error
+from launcher.host import regular
 from launcher.settings import integer, text
 from launcher.xrt import HOST_BOUNDS, is_host
 
@@ -109,7 +110,7 @@ def worker_list(env: Mapping[str, str]) -> tuple[str, list[str]]:
     path = text(env, "TPU_PROCESS_ADDRESSES_PATH")
     if path:
         try:
-            with open(path, "rb") as file:
+            with open(path, "rb", opener=regular) as file:
                 value = file.read(MAX_FILE).decode("utf-8", "replace").strip()
         except (OSError, ValueError) as error:
             reason = getattr(error, "strerror", None) or "not a path"

@@ -191,6 +191,40 @@ def test_the_termination_log_has_less_than_4_kib(tmp_path: Path) -> None:
     json.loads(file.read_text())
 
 
+@pytest.mark.parametrize("before", ["", "step 1\nstep 2\n", "step 1", '{"exit_code": 0}\n', "x" * 9000 + "\n"])
+def test_the_termination_log_keeps_what_others_have_written(machine: Machine, tmp_path: Path, before: str) -> None:
+    file = tmp_path / "log"
+    file.write_text(before)
+    assert _run(machine, "--print-env", TPU_CONFIG="x", TERMINATION_LOG=str(file)).returncode == 2
+    kept, _, line = file.read_text()[:-1].rpartition("\n")
+    assert kept == before.rstrip("\n")
+    assert json.loads(line)["exit_code"] == 2
+
+
+def test_the_termination_log_has_one_line_after_several_runs(tmp_path: Path) -> None:
+    file = tmp_path / "log"
+    for status in (138, 2):
+        process.termination_log(str(file), "", status, "reason " * status)
+        assert json.loads(file.read_text())["exit_code"] == status
+    with file.open("a") as opened:
+        opened.write("of the user\n")
+    process.termination_log(str(file), "", 3, "reason")
+    lines = file.read_text().splitlines()
+    assert lines[1] == "of the user"
+    assert [json.loads(line)["exit_code"] for line in (lines[0], lines[2])] == [2, 3]
+
+
+def test_a_file_of_the_user_that_a_link_in_dev_names_is_kept(machine: Machine, tmp_path: Path) -> None:
+    """/dev/stderr, for example, may be a link to the log of a job."""
+    file = tmp_path / "log"
+    file.write_text("step 1\n")
+    machine.add("/dev/null")
+    link = machine.root / "dev" / "stderr"
+    link.symlink_to(file)
+    process.termination_log(str(link), str(machine.root), 2, "reason")
+    assert file.read_text().startswith('step 1\n{"exit_code": 2')
+
+
 def test_a_termination_log_that_cannot_be_written_is_skipped(machine: Machine, tmp_path: Path) -> None:
     assert _run(machine, "--print-env", TPU_CONFIG="x", TERMINATION_LOG=str(tmp_path)).returncode == 2
 
