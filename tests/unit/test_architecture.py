@@ -142,6 +142,45 @@ def test_what_runs_inside_an_image_and_what_runs_outside_do_not_import_each_othe
     assert others <= {root}
 
 
+#: Modules that send HTTP requests -> to whom.
+SENDERS = {
+    "trainyard.cloudbuild.executor": "the engine",
+    "trainyard.gcloud": "Google's APIs",
+    "trainyard.image.package_index": "package indexes",
+    "trainyard.image.sizes": "package indexes",
+    "trainyard.image.smoke_sandbox": "the engine",
+    "trainyard.image.wheels": "package indexes",
+    "trainyard.oci.docker_engine": "the engine",
+    "trainyard.oci.registry": "registries",
+    "trainyard.oci.transport": "registries",
+    "trainyard.release.advisories": "databases of advisories",
+    "trainyard.release.debian_advisories": "databases of advisories",
+    "trainyard.tpu_pods.authorization": "Google's APIs",
+    "trainyard.workspace.source_distributions": "package indexes",
+    "trainyard.workspace.wheels": "package indexes",
+}
+
+
+def test_registries_are_read_in_one_module_which_checks_what_they_answer() -> None:
+    """A manifest is taken as its checked document, and no other module sends requests to a registry."""
+    senders = set()
+    for name, path in modules("trainyard").items():
+        if name.startswith("trainyard.fakes"):
+            continue
+        libraries = {one.split(".")[0] for one in imported(name, path)} | set(imported(name, path))
+        if libraries & {"requests", "urllib3", "httpx", "http.client", "urllib.request"}:
+            senders.add(name)
+        text = path.read_text(encoding="utf-8")
+        if name != "trainyard.oci.registry":
+            assert not re.search(r"json\.loads\([\w.]*\bbody\b", text), f"{name} parses a manifest: use its document"
+            assert not re.search(r"\w\._(request|send|open|session)\(", text.replace("self._", "")), name
+    assert senders <= SENDERS.keys(), "say in SENDERS to whom, and send to registries by trainyard.oci.registry"
+    assert {one for one in senders if SENDERS[one] == "registries"} == {
+        "trainyard.oci.registry",
+        "trainyard.oci.transport",
+    }
+
+
 def test_the_environment_is_read_in_one_module_and_in_commands() -> None:
     reading = set()
     for name, path in modules("trainyard").items():

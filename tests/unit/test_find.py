@@ -145,7 +145,7 @@ def test_images_without_an_sbom_are_not_covered_and_do_not_hide(registry: Regist
     assert (answer.images, answer.matches) == (4, [])
     reasons = {image.digest: reason for image, reason in answer.not_covered}
     assert reasons[bare.digest] == reasons[other.digest] == "it has no SBOM"
-    assert "is not a CycloneDX document" in reasons[broken.digest]
+    assert "is not a JSON document" in reasons[broken.digest]
     assert reasons[gone.digest] == "it is in an index, but no longer at the registry"
 
 

@@ -20,11 +20,11 @@ from tests.fakes.registry import Answer, Registry, sha256
 
 from trainyard import settings, state
 from trainyard.console import StepFailed, UserError
-from trainyard.oci import docker_engine, image_index, image_store, inventory, referrers, transport
+from trainyard.oci import docker_engine, image_index, image_store, inventory, referrers, referrers_api, transport
 from trainyard.oci.documents import InvalidAnswer
 from trainyard.oci.referrers import Referrer
 from trainyard.oci.registry import Manifest, Repository
-from trainyard.release import claims, promotion
+from trainyard.release import claims, promotion, signature
 from trainyard.release.keys import KeySigner
 from trainyard.spec import model, naming
 
@@ -213,6 +213,31 @@ def test_an_odd_answer_is_one_line(
             lines = [line for line in err.splitlines() if not line.startswith(("NOTE", "REFUSE", "  ", "WARNING"))]
             assert not status or (status in (1, 2) and len(lines) == 1), (kind, what, err)
     assert len(asked) >= 2
+
+
+@pytest.mark.parametrize("kind", ["sbom", "sig", referrers_api.BUNDLE])
+def test_an_odd_document_that_somebody_attached_is_one_line(
+    kind: str,
+    registry: Registry,
+    place: Repository,
+    commands: dict[str, tuple[list[str], dict[str, str]]],
+    trainyard: Command,
+) -> None:
+    """Whoever may write to the repository may attach anything; its digest is right."""
+    image = put(registry, "another")
+    arguments, variables = commands["check" if kind == "sig" else "find" if kind == "sbom" else "promote signed"]
+    arguments = [one.replace(registry.tags["image"], image.digest) for one in arguments]
+    media_types = {"sbom": referrers.SBOM, "sig": signature.MEDIA_TYPE}
+    for change in ODD.values():
+        odd = Answer(200, json.dumps(SBOM).encode(), {})
+        change(odd)
+        if kind in media_types:
+            referrers.put(place, image, kind, [Referrer(odd.body, media_types[kind])])
+        else:
+            referrers_api.attach(place, image, [referrers_api.Artifact(odd.body, kind)])
+        status, out, err = trainyard(*arguments, **variables)
+        assert "Traceback" not in err and "\x1b" not in err + out
+        assert (kind == "sbom" and status == 0) or (status == 1 and len(err.splitlines()) == 1), err
 
 
 # --- a lie about one digest is noticed -------------------------------------------------------------------------------

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -11,8 +10,7 @@ from urllib.parse import parse_qsl, unquote
 
 from packaging.utils import canonicalize_name
 
-from trainyard.console import StepFailed
-from trainyard.oci import referrers
+from trainyard.oci import documents, referrers
 from trainyard.oci.registry import Repository
 from trainyard.spec.naming import LABELS
 
@@ -60,18 +58,15 @@ def listed(
 
 
 def document(repository: Repository, digest: str) -> dict[str, Any] | None:
-    """The CycloneDX document that is attached to an image at a registry; None if there is none.
+    """Return the CycloneDX document that is attached to an image at a registry; None if there is none.
 
     Raises:
-        StepFailed: the registry refuses, or the document is not JSON.
+        StepFailed: the registry refuses, or the document is malformed.
     """
     found = [one for one in referrers.get(repository, digest, "sbom") if one.media_type == referrers.SBOM]
     if not found:
         return None
-    try:
-        return dict(json.loads(found[0].data))
-    except (ValueError, TypeError):
-        raise StepFailed(f"{repository.name}@{digest}: its SBOM is not a CycloneDX document in JSON") from None
+    return documents.parse(found[0].data, documents.SBOM, f"the SBOM of {repository.name}@{digest}")
 
 
 def layer_names(sbom: Mapping[str, Any]) -> dict[str, str]:

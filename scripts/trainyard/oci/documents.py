@@ -44,120 +44,89 @@ class InvalidAnswer(StepFailed):
     """What a registry answered is not what was asked for, and nothing of it is used."""
 
 
-#: https://github.com/opencontainers/image-spec/blob/main/descriptor.md#digests
-Digest = Annotated[str, Field(pattern=r"^[a-z0-9]+(?:[.+_-][a-z0-9]+)*:[a-zA-Z0-9=_-]+$")]
+def model(required: dict[str, Any], optional: dict[str, Any]) -> Any:
+    """Return the type of an object in JSON: name -> type of its members.
 
-# Members that no code reads may be anything, and null stands for a missing member, as Go's programs write it.
-_open = with_config(ConfigDict(extra="allow", strict=True))
-
-
-@_open
-class Platform(TypedDict, total=False):
-    """The platform of an image in an index."""
-
-    os: str
-    architecture: str
-    variant: str | None
+    An optional member may be null, as Go's programs write it. Members that no code reads may be anything.
+    """
+    members = required | {name: NotRequired[kind | None] for name, kind in optional.items()}
+    made: Any = TypedDict("made", members)  # type: ignore[misc]
+    return with_config(ConfigDict(extra="allow", strict=True))(made)
 
 
-@_open
-class Descriptor(TypedDict):
-    """What a manifest or an index says of a blob or a manifest; ``size`` in bytes."""
-
-    mediaType: str
-    digest: Digest
-    size: Annotated[int, Field(ge=0)]
-    data: NotRequired[str | None]
-    artifactType: NotRequired[str | None]
-    platform: NotRequired[Platform | None]
-    annotations: NotRequired[dict[str, str] | None]
+def _many(kind: Any) -> Any:
+    return list[kind]
 
 
-@_open
-class ImageManifest(TypedDict):
-    """The manifest of an image or another artifact."""
+#: https://github.com/opencontainers/image-spec/blob/main/descriptor.md
+_DIGEST = Annotated[str, Field(pattern=r"^[a-z0-9]+(?:[.+_-][a-z0-9]+)*:[a-zA-Z0-9=_-]+$")]
+_PLATFORM = model({}, {"os": str, "architecture": str, "variant": str})
+_TEXTS = dict[str, str]
+_DESCRIPTOR = model(
+    {"mediaType": str, "digest": _DIGEST, "size": Annotated[int, Field(ge=0)]},
+    {"data": str, "artifactType": str, "platform": _PLATFORM, "annotations": _TEXTS},
+)
 
-    config: Descriptor
-    layers: NotRequired[list[Descriptor] | None]
-    subject: NotRequired[Descriptor | None]
-    artifactType: NotRequired[str | None]
-    annotations: NotRequired[dict[str, str] | None]
-    manifests: NotRequired[None]
+#: The manifest of an image or another artifact.
+IMAGE = model(
+    {"config": _DESCRIPTOR},
+    {
+        "layers": _many(_DESCRIPTOR),
+        "subject": _DESCRIPTOR,
+        "artifactType": str,
+        "annotations": _TEXTS,
+        "manifests": type(None),
+    },
+)
 
+#: An image index, or a list of referrers.
+INDEX = model(
+    {"manifests": _many(_DESCRIPTOR) | None}, {"annotations": _TEXTS, "config": type(None), "layers": type(None)}
+)
 
-@_open
-class Index(TypedDict):
-    """An image index, or a list of referrers."""
+#: The configuration of an image; one of another artifact may lack them all.
+CONFIGURATION = model(
+    {},
+    {
+        "os": str,
+        "architecture": str,
+        "config": model({}, dict.fromkeys(("Env", "Entrypoint", "Cmd"), list[str]) | {"User": str, "Labels": _TEXTS}),
+        "rootfs": model({}, {"diff_ids": _many(_DIGEST)}),
+        "history": _many(model({}, {"created_by": str, "empty_layer": bool})),
+    },
+)
 
-    manifests: list[Descriptor] | None
-    annotations: NotRequired[dict[str, str] | None]
-    config: NotRequired[None]
-    layers: NotRequired[None]
+#: A page of the tags of a repository.
+TAGS = model({}, {"tags": list[str]})
 
-
-@_open
-class Settings(TypedDict, total=False):
-    """What containers of an image start with."""
-
-    User: str | None
-    WorkingDir: str | None
-    Env: list[str] | None
-    Entrypoint: list[str] | None
-    Cmd: list[str] | None
-    Labels: dict[str, str] | None
-
-
-@_open
-class RootFilesystem(TypedDict, total=False):
-    """The layers of an image."""
-
-    diff_ids: list[Digest] | None
-
-
-@_open
-class Step(TypedDict, total=False):
-    """How a layer was created."""
-
-    created_by: str | None
-    empty_layer: bool | None
-
-
-@_open
-class Configuration(TypedDict, total=False):
-    """The configuration of an image; of another artifact, members of these names may be missing."""
-
-    os: str
-    architecture: str
-    variant: str | None
-    config: Settings | None
-    rootfs: RootFilesystem | None
-    history: list[Step] | None
-
-
-@_open
-class Tags(TypedDict, total=False):
-    """A page of the tags of a repository."""
-
-    tags: list[str] | None
+#: The members of a CycloneDX document that are read (https://cyclonedx.org/docs/1.6/json/).
+_PROPERTIES = _many(model({}, {"name": str, "value": str}))
+SBOM = model(
+    {},
+    {
+        "metadata": model({}, {"component": model({}, {"properties": _PROPERTIES})}),
+        "components": _many(model({"name": str}, {"version": str, "purl": str, "properties": _PROPERTIES})),
+    },
+)
 
 
 @functools.cache
-def _adapter(model: Any) -> TypeAdapter[Any]:
-    return TypeAdapter(model)
+def _adapter(kind: Any) -> TypeAdapter[Any]:
+    return TypeAdapter(kind)
 
 
-def parse(data: bytes, model: Any, what: str) -> dict[str, Any]:
+def parse(data: bytes, kind: Any, what: str) -> dict[str, Any]:
     """Return a JSON document as it is written, after a check of its members.
 
     Args:
-        model: one of this module's.
+        kind: what :func:`model` returned.
         what: the document, for the message.
     Raises:
         InvalidAnswer: it is not JSON, a number in it is not finite, or a member is missing or has another type.
     """
     try:
         document: dict[str, Any] = from_json(data, allow_inf_nan=False)
-        _adapter(model).validate_python(document)
+        _adapter(kind).validate_python(document)
     except ValidationError as error:
         problem = error.errors(include_url=False, include_input=False)[0]
         member = ".".join(str(part) for part in problem["loc"][:6]) or "the document"
@@ -189,10 +158,10 @@ def parse_manifest(data: bytes, media_type: str, what: str) -> tuple[dict[str, A
     if own != known:
         raise InvalidAnswer(f"{what} is sent as {known} and says that it is {own[:80]!r}")
     if known in INDEX_TYPES:
-        document = parse(data, Index, what)
+        document = parse(data, INDEX, what)
         document["manifests"] = document.get("manifests") or []
     else:
-        document = parse(data, ImageManifest, what)
+        document = parse(data, IMAGE, what)
         document["layers"] = document.get("layers") or []
     return document, known
 

@@ -34,11 +34,11 @@ def images(document: Mapping[str, Any]) -> dict[str, str]:
     found: dict[tuple[str, str, str], str] = {}
     for entry in document.get("manifests") or []:
         platform = entry.get("platform") or {}
-        architecture = platform.get("architecture", "")
+        architecture = platform.get("architecture") or ""
         variant = platform.get("variant") or ""
         if variant == _DEFAULT_VARIANTS.get(architecture):
             variant = ""
-        name = f"{platform.get('os', 'linux')}/{architecture}"
+        name = f"{platform.get('os') or 'linux'}/{architecture}"
         rest = "/".join(filter(None, (variant, str(platform.get("os.version") or ""))))
         features = str(platform.get("os.features") or "")
         if name.startswith("unknown/"):

@@ -15,7 +15,7 @@ from urllib.parse import quote
 
 from trainyard import state
 from trainyard.console import StepFailed
-from trainyard.oci.documents import Index
+from trainyard.oci.documents import INDEX as LIST
 from trainyard.oci.image_index import INDEX, is_index
 from trainyard.oci.referrers import put_blob
 from trainyard.oci.registry import Manifest, Repository, sha256
@@ -125,7 +125,7 @@ def _by_tag(repository: Repository, digest: str) -> list[dict[str, Any]] | None:
 
 def _listed(repository: Repository, digest: str, media_type: str) -> list[dict[str, Any]]:
     """The descriptors of the artifacts of a type that refer to an image."""
-    pages = list(repository.pages(f"referrers/{digest}?artifactType={quote(media_type, safe='')}", Index))
+    pages = list(repository.pages(f"referrers/{digest}?artifactType={quote(media_type, safe='')}", LIST))
     if pages:
         found = [one for page in pages for one in page.get("manifests") or []]
     else:

@@ -34,13 +34,13 @@ from trainyard import installation, settings
 from trainyard.console import StepFailed, UserError, one_line
 from trainyard.oci import docker_engine
 from trainyard.oci.documents import (
+    CONFIGURATION,
     DOCUMENT_LIMIT,
     IMAGE_TYPES,
     INDEX_TYPES,
     MANIFEST_LIMIT,
-    Configuration,
+    TAGS,
     InvalidAnswer,
-    Tags,
     hashed,
     parse,
     parse_manifest,
@@ -596,18 +596,18 @@ class Repository:
         if "config" not in document:
             raise StepFailed(f"{self.name}@{manifest.digest} is an image index, where one image is expected")
         digest = str(document["config"]["digest"])
-        return parse(self.blob(digest), Configuration, f"{self.name}: the configuration {digest}")
+        return parse(self.blob(digest), CONFIGURATION, f"{self.name}: the configuration {digest}")
 
     def tags(self) -> list[str]:
         """Return all tags, sorted; none if there is no such repository."""
-        return sorted(name for page in self.pages("tags/list?n=1000", Tags) for name in page.get("tags") or [])
+        return sorted(name for page in self.pages("tags/list?n=1000", TAGS) for name in page.get("tags") or [])
 
-    def pages(self, rest: str, model: Any) -> Iterator[dict[str, Any]]:
+    def pages(self, rest: str, kind: Any) -> Iterator[dict[str, Any]]:
         """Yield the pages of a list; none if the registry has no such list.
 
         Args:
             rest: what follows ``/v2/<path>/``.
-            model: of :mod:`trainyard.oci.documents`, for each page.
+            kind: of each page, from :mod:`trainyard.oci.documents`.
         Raises:
             InvalidAnswer: a page is malformed, or the next one is at another host or never the last one.
             StepFailed: the registry cannot be reached or refuses.
@@ -618,7 +618,7 @@ class Repository:
             answer = self._request("GET", url, missing_ok=True, limit=DOCUMENT_LIMIT)
             if answer.status == 404:
                 return
-            yield parse(answer.body, model, what)
+            yield parse(answer.body, kind, what)
             links = requests.utils.parse_header_links(answer.headers.get("Link", ""))
             following = next((one["url"] for one in links if one.get("rel") == "next"), "")
             url = urljoin(url, following) if following else ""

@@ -10,7 +10,7 @@ from typing import Any
 
 from trainyard.console import UserError
 from trainyard.oci import image_index
-from trainyard.oci.documents import Configuration, InvalidAnswer, parse, parse_manifest
+from trainyard.oci.documents import CONFIGURATION, InvalidAnswer, parse, parse_manifest
 from trainyard.oci.registry import Manifest, Repository, sha256
 from trainyard.spec.architectures import ARCHITECTURES, Architecture
 from trainyard.spec.model import Spec
@@ -50,7 +50,7 @@ class Image:
     @cached_property
     def config(self) -> dict[str, Any]:
         """Its configuration."""
-        return parse(self.configuration, Configuration, f"the configuration of {self.digest[:19]}")
+        return parse(self.configuration, CONFIGURATION, f"the configuration of {self.digest[:19]}")
 
     @property
     def labels(self) -> dict[str, str]:

@@ -9,13 +9,14 @@ import base64
 import binascii
 import json
 from pathlib import Path
+from typing import Any
 
 from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec, ed25519, padding, rsa
 
 from trainyard.console import StepFailed, UserError
-from trainyard.oci import inventory, referrers
+from trainyard.oci import documents, inventory, referrers
 from trainyard.oci.referrers import Referrer
 from trainyard.oci.registry import Manifest, Repository, check_address
 from trainyard.release import platform_index
@@ -144,9 +145,9 @@ def valid(key: PublicKey, referrer: Referrer, digest: str) -> bool:
     """Whether a referrer is a signature by ``key`` of the image ``digest``."""
     try:
         found = base64.b64decode(referrer.annotations.get(SIGNATURE, ""), validate=True)
-        critical = json.loads(referrer.data)["critical"]
+        critical = documents.parse(referrer.data, dict[str, Any], "the signature")["critical"]
         about = critical["type"] == _TYPE and critical["image"]["docker-manifest-digest"] == digest
-    except (binascii.Error, ValueError, KeyError, TypeError):
+    except (binascii.Error, ValueError, KeyError, TypeError, documents.InvalidAnswer):
         return False
     return referrer.media_type == MEDIA_TYPE and bool(about) and signed(key, found, referrer.data)
 
