@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import gzip
 import io
 import json
 import re
+import shutil
 import tarfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -494,6 +496,31 @@ def test_an_upload_that_another_host_kept_for_itself_failed(registry: Registry, 
             place.upload(b"data", sha256(b"data"))
 
 
+@pytest.mark.parametrize("where", ["http://[", "http://[::1", "//[x]:y", "", "http://host:99999999/"])
+def test_an_address_that_is_none_is_one_line(private: Registry, where: str) -> None:
+    """As the place to upload to, the next page, a redirect, and the token service."""
+    image = put(private, "image")
+
+    def answer(method: str, path: str, given: Answer) -> Answer:
+        if method == "POST":
+            given.headers["Location"] = where
+        elif "/tags/list" in path and given.status == 200:
+            given.headers["Link"] = f'<{where}>; rel="next"'
+        elif "/blobs/" in path and given.status == 200:
+            given.status, given.headers["Location"] = 307, where
+        return given
+
+    private.after = answer
+    place = Repository(f"{private.host}/ml/trainyard")
+    for read in (lambda: place.upload(b"data", sha256(b"data")), place.tags, lambda: place.config(image)):
+        with contextlib.suppress(StepFailed):
+            read()
+    private.after = naming_realm(where)
+    shutil.rmtree(settings.STATE / "registries")  # where the token was from before
+    with pytest.raises(StepFailed):
+        Repository(f"{private.host}/ml/trainyard").manifest("image")
+
+
 @pytest.mark.parametrize("line", ["machine {host} login x password from-netrc", "default login x password from-netrc"])
 def test_netrc_is_not_read(private: Registry, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, line: str) -> None:
     put(private, "image")
@@ -525,7 +552,8 @@ def test_what_a_registry_repeats_of_a_token_is_not_shown(private: Registry) -> N
     def answer(method: str, path: str, given: Answer) -> Answer:
         if "/manifests/" in path and given.status == 200:
             token = next(iter(private.tokens))
-            given.status, given.body = 403, f"token {token} (Bearer {token}) \x1b[31m?X-Amz-Signature=abc".encode()
+            error = {"code": "DENIED", "message": f"{token.upper()} (Bearer {token}) \x1b[31m?X-Amz-Signature=abc"}
+            given.status, given.body = 403, json.dumps({"errors": [error]}).encode()
         return given
 
     private.after = answer

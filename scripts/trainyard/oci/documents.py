@@ -140,8 +140,8 @@ def parse(data: bytes, kind: Any, what: str) -> dict[str, Any]:
     return document
 
 
-def parse_manifest(data: bytes, media_type: str, what: str) -> tuple[dict[str, Any], str]:
-    """Return the document of a manifest or index, and its media type.
+def check_manifest(data: bytes, media_type: str, what: str) -> str:
+    """Check a manifest or index, and return its media type.
 
     Args:
         media_type: as the registry gives it.
@@ -157,13 +157,8 @@ def parse_manifest(data: bytes, media_type: str, what: str) -> tuple[dict[str, A
         raise InvalidAnswer(f"{what} is neither an image manifest nor an index, by its type {known[:80]!r}")
     if own != known:
         raise InvalidAnswer(f"{what} is sent as {known} and says that it is {own[:80]!r}")
-    if known in INDEX_TYPES:
-        document = parse(data, INDEX, what)
-        document["manifests"] = document.get("manifests") or []
-    else:
-        document = parse(data, IMAGE, what)
-        document["layers"] = document.get("layers") or []
-    return document, known
+    parse(data, INDEX if known in INDEX_TYPES else IMAGE, what)
+    return known
 
 
 def hashed(data: bytes, like: str = "sha256:") -> str:

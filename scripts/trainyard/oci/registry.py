@@ -22,7 +22,6 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Any, cast
-from urllib.parse import urljoin
 
 import docker.auth
 import docker.credentials.errors
@@ -41,12 +40,12 @@ from trainyard.oci.documents import (
     MANIFEST_LIMIT,
     TAGS,
     InvalidAnswer,
+    check_manifest,
     hashed,
     parse,
-    parse_manifest,
 )
 from trainyard.oci.reference import REGISTRY, REPOSITORY, Reference
-from trainyard.oci.transport import TIMEOUT, Checked, Session, is_loopback, is_private, origin, read
+from trainyard.oci.transport import TIMEOUT, Checked, Session, is_loopback, is_private, joined, origin, read
 
 #: Media types of the manifests and indexes that are accepted.
 _MANIFESTS = ", ".join(IMAGE_TYPES + INDEX_TYPES)
@@ -314,9 +313,7 @@ class Repository:
             words = one_line(" ".join(str(error).split()))
             raise UserError(f"Docker's configuration gives no credentials for {self.host}: {words}") from None
         except (AttributeError, TypeError, ValueError):  # docker-py expects objects where Docker writes them
-            raise UserError(
-                f"Docker's configuration is malformed for {self.host}: 'docker login {self.host}'"
-            ) from None
+            raise UserError(f"Docker's configuration is malformed: run 'docker login {self.host}'") from None
         if found.get("identitytoken"):
             return "<token>", str(found["identitytoken"])
         return (str(found["username"]), str(found["password"])) if found.get("username") else None
@@ -367,9 +364,7 @@ class Repository:
             realm = re.search(r'realm="([^"]*)"', challenge)
             if challenge and (realm is None or self._is_own(realm[1])):
                 # The registry may be another one by now: its own answer decides.
-                with contextlib.suppress(
-                    requests.exceptions.RequestException, urllib3.exceptions.HTTPError, StepFailed
-                ):
+                with contextlib.suppress(*_CONNECTION_ERRORS, StepFailed):
                     self._headers |= self._token(challenge)
 
     def _answer(self, challenge: str, refused: str | None) -> None:
@@ -414,7 +409,7 @@ class Repository:
             first = parse(body, dict[str, Any], "")["errors"][0]
             words = f"{first['code']}: {first['message']}".lower()
         token = self._headers.get("Authorization", "").rpartition(" ")[2]
-        words = words.replace(token, "…") if token else words  # some registries repeat it
+        words = re.sub(re.escape(token), "…", words, flags=re.IGNORECASE) if token else words  # some repeat it
         raise StepFailed(meaning(f"{words} ({answer.status_code})", self.name))
 
     @contextlib.contextmanager
@@ -466,7 +461,7 @@ class Repository:
             return None
         what = f"{self.name}{'@' if ':' in version else ':'}{version}"
         self._check_digest(answer.body, version if ":" in version else "", answer.headers, what)
-        _, media_type = parse_manifest(answer.body, answer.headers.get("Content-Type", ""), what)
+        media_type = check_manifest(answer.body, answer.headers.get("Content-Type", ""), what)
         return Manifest(version if ":" in version else sha256(answer.body), media_type, answer.body)
 
     def _check_digest(self, data: bytes, wanted: str, headers: Mapping[str, str], what: str) -> None:
@@ -534,7 +529,7 @@ class Repository:
             StepFailed: the registry refuses, or sends the blob to another host and does not have it then.
         """
         begun = self._request("POST", "blobs/uploads/")
-        where = urljoin(begun.url, begun.headers.get("Location", ""))
+        where = joined(begun.url, begun.headers.get("Location", ""))
         if not is_private(where) or "Location" not in begun.headers:
             raise InvalidAnswer(f"{self.host} names no address with TLS to upload to")
         address = where + ("&" if "?" in where else "?") + f"digest={digest}"
@@ -556,8 +551,6 @@ class Repository:
             answer = self._request(
                 "PUT", f"manifests/{version}", data=manifest.body, headers={"Content-Type": manifest.media_type}
             )
-        except InvalidAnswer:
-            raise
         except StepFailed as error:
             if "immutab" not in str(error):
                 raise
@@ -621,7 +614,7 @@ class Repository:
             yield parse(answer.body, kind, what)
             links = requests.utils.parse_header_links(answer.headers.get("Link", ""))
             following = next((one["url"] for one in links if one.get("rel") == "next"), "")
-            url = urljoin(url, following) if following else ""
+            url = joined(url, following) if following else ""
             if url and not self._is_own(url):
                 raise InvalidAnswer(f"{what} goes on at {origin(url)[1]!r}, another host: ask who runs the registry")
             if url in seen or len(seen) == _MOST_PAGES:

@@ -68,9 +68,20 @@ def is_loopback(address: str) -> bool:
 
 
 def origin(url: str) -> tuple[str, str]:
-    """Return the scheme and ``host[:port]`` of a URL, which decide who gets a token."""
-    parts = urlsplit(url)
+    """Return the scheme and ``host[:port]`` of a URL, which decide who gets a token; empty if it is not a URL."""
+    try:
+        parts = urlsplit(url)
+    except ValueError:
+        return "", ""
     return parts.scheme, parts.netloc.rpartition("@")[2]
+
+
+def joined(base: str, reference: str) -> str:
+    """Return the URL of a reference in an answer; empty if it has none."""
+    try:
+        return urljoin(base, reference)
+    except ValueError:
+        return ""
 
 
 def is_private(url: str) -> bool:
@@ -100,7 +111,7 @@ class Session(requests.Session):
             InvalidAnswer: from TLS to plain HTTP, where anybody could answer.
         """
         target = super().get_redirect_target(resp)
-        if target and not is_private(urljoin(resp.url, target)) and is_private(resp.url):
+        if target and not is_private(joined(resp.url, target)) and is_private(resp.url):
             raise InvalidAnswer(f"{origin(resp.url)[1]} redirects to plain HTTP: ask who runs the registry")
         return target
 

@@ -10,7 +10,7 @@ from typing import Any
 
 from trainyard.console import UserError
 from trainyard.oci import image_index
-from trainyard.oci.documents import CONFIGURATION, InvalidAnswer, parse, parse_manifest
+from trainyard.oci.documents import CONFIGURATION, InvalidAnswer, check_manifest, parse
 from trainyard.oci.registry import Manifest, Repository, sha256
 from trainyard.spec.architectures import ARCHITECTURES, Architecture
 from trainyard.spec.model import Spec
@@ -179,7 +179,7 @@ def _image(repository: Repository, stored: Manifest) -> Image:
     except (ValueError, TypeError):
         raise InvalidAnswer(f"{what}: its annotation {_ORIGINAL} is malformed: run 'trainyard push' again") from None
     for kind, body in bodies.items():
-        parse_manifest(body, kind, what)
+        check_manifest(body, kind, what)
     originals = [Manifest.stored(body, kind) for kind, body in bodies.items()]
     manifest, index = (*originals, None, None)[:2]
     manifest = manifest or stored
