@@ -1,6 +1,6 @@
 # `make COMMAND NAME=value` is `trainyard COMMAND` from this checkout, with the variable TRAINYARD_NAME=value.
 # Values reach the command through the environment; no shell expands them.
-# Every command sets up what it needs: .venv (scripts/setup-python.sh), and a Docker engine (scripts/install-engine.sh).
+# Every command sets up .venv (scripts/setup-python.sh); setup, image and test also a Docker engine.
 
 .DEFAULT_GOAL := help
 MAKEFLAGS += --no-print-directory
@@ -11,7 +11,7 @@ COMMANDS := $(subst _,-,$(filter-out __init__,$(patsubst scripts/trainyard/comma
 export TRAINYARD_MAKE_VARIABLES := $(foreach name,$(.VARIABLES),$(if $(filter command line,$(origin $(name))),$(name)))
 export TRAINYARD_MAKE_GOALS := $(MAKECMDGOALS)
 
-.PHONY: help setup engine emulation $(COMMANDS)
+.PHONY: help $(COMMANDS)
 .NOTPARALLEL:
 
 help: .venv/.ready
@@ -19,15 +19,6 @@ help: .venv/.ready
 
 $(COMMANDS): .venv/.ready
 	@$(TRAINYARD) $@
-
-# Everything at once: Python packages, and a Docker engine if there is none; with EMULATION=1 also QEMU for arm64.
-setup: .venv/.ready engine $(if $(filter command line,$(origin EMULATION)),$(if $(filter-out 0,$(EMULATION)),emulation))
-
-engine:
-	@scripts/install-engine.sh
-
-emulation:
-	@scripts/setup-emulation.sh
 
 .venv/.ready: scripts/requirements.lock scripts/setup-python.sh pyproject.toml
 	@scripts/setup-python.sh

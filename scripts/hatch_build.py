@@ -28,6 +28,7 @@ DATA = (
     ".dockerignore",
     "docs/sizes.json",
     "scripts/install-engine.sh",
+    "scripts/setup-emulation.sh",
 )
 
 #: What an image is made of: a commit with changes in these is called dirty, as ``trainyard.image.plan`` does.

@@ -3,12 +3,17 @@
 # containerd image store and zstd layers. It does nothing if an engine answers, and never changes an engine or an engine
 # configuration that exists.
 #
+# Argument:     --check                start and install nothing: if no engine answers, say so
 # Environment:  DOCKER_HOST            as for every Docker client; a remote engine is only checked
+#               TRAINYARD_SETUP        the command that runs this, for messages    [make setup]
+#               TRAINYARD_SYSROOT      folder with the run/ and var/run/ of the host, for tests   [/]
 #               TRAINYARD_STATE        folder for apt lists, the engine's log      [/var/lib/trainyard]
 # Exit status:  0 an engine answers · 1 none can be installed (one line says what to do)
 set -Eeuo pipefail
 
 state=${TRAINYARD_STATE:-/var/lib/trainyard}
+setup=${TRAINYARD_SETUP:-make setup}
+socket=${TRAINYARD_SYSROOT:-}/var/run/docker.sock
 
 say() { printf 'engine: %s\n' "$*" >&2; }
 die() { say "error: $*"; exit 1; }
@@ -22,13 +27,14 @@ if have docker && engine_answers; then
   die "the engine answers but 'docker buildx' is missing: install the docker-buildx plugin of your distribution"
 fi
 
-if [ -z "${DOCKER_HOST:-}" ] && [ -S /var/run/docker.sock ] && [ ! -w /var/run/docker.sock ]; then
-  die "the engine's socket /var/run/docker.sock is not open to $(id -un): join the group 'docker', or run this as root"
+if [ -z "${DOCKER_HOST:-}" ] && [ -S "$socket" ] && [ ! -w "$socket" ]; then
+  die "the engine's socket $socket is not open to $(id -un): join the group 'docker', or run this as root"
 fi
 install_by_hand="install Docker Engine 24 or later with buildx (docs.docker.com/engine/install), start it, and run this again"
 [ -z "${DOCKER_HOST:-}" ] || die "no engine answers at DOCKER_HOST=$DOCKER_HOST: start it, or unset DOCKER_HOST"
+[ "${1:-}" != --check ] || die "no Docker engine answers: run '$setup', which starts or installs one"
 [ "$(uname -s)" = Linux ] && have apt-get || die "no Docker engine answers: $install_by_hand"
-[ "$(id -u)" = 0 ] || die "no Docker engine answers, and installing one needs root: run 'sudo make engine' once, or $install_by_hand"
+[ "$(id -u)" = 0 ] || die "no Docker engine answers, and installing one needs root: run 'sudo $setup' once, or $install_by_hand"
 
 export DEBIAN_FRONTEND=noninteractive
 apt_options=()
@@ -102,7 +108,7 @@ have dockerd || install_engine
 have docker || die "dockerd is installed but the 'docker' client is not: install docker-cli (or docker-ce-cli)"
 
 if ! engine_answers; then
-  if [ -d /run/systemd/system ]; then
+  if [ -d "${TRAINYARD_SYSROOT:-}/run/systemd/system" ]; then
     systemctl start docker || die "'systemctl start docker' failed: see 'journalctl -u docker'"
   else
     start_dockerd

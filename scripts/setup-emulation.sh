@@ -7,10 +7,12 @@
 # once: https://docs.kernel.org/admin-guide/binfmt-misc.html
 #
 # Environment:  TRAINYARD_SYSROOT      folder with the proc/ and usr/ of the host, for tests   [/]
+#               TRAINYARD_SETUP        the command that runs this, for messages                [make setup EMULATION=1]
 # Exit status:  0 programs for arm64 run · 1 they do not, and cannot be made to (one line says what to do)
 set -Eeuo pipefail
 
 sysroot=${TRAINYARD_SYSROOT:-}
+setup=${TRAINYARD_SETUP:-make setup EMULATION=1}
 registry=$sysroot/proc/sys/fs/binfmt_misc
 format=$sysroot/usr/lib/binfmt.d/qemu-aarch64.conf
 # PyTorch 2.15 crashes in 7.2 and trains in 10.0 (2026-11); versions between were not tried.
@@ -41,8 +43,8 @@ is_ready() {
 crashes() { printf '%s' "PyTorch crashes in QEMU 7.2, trains in 10.0, and this is $(installed_version): for a newer one"; }
 if is_ready; then exit 0; fi
 if [ "$(id -u)" != 0 ]; then
-  registered || die "needs root: run 'sudo make setup EMULATION=1', or $by_hand"
-  say "$(crashes) run 'sudo make setup EMULATION=1', or $by_hand"
+  registered || die "needs root: run 'sudo $setup', or $by_hand"
+  say "$(crashes) run 'sudo $setup', or $by_hand"
   exit 0
 fi
 

@@ -26,7 +26,7 @@ GROUPS = {
     "build": "Build and check images",
     "publish": "Publish images",
     "jobs": "Run jobs",
-    "shell": "Set up your shell and editor",
+    "shell": "Set up your machine, shell and editor",
     "project": "Work on this project",
 }
 

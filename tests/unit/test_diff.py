@@ -6,9 +6,13 @@ import io
 import json
 import tarfile
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
+from tests.fakes.registry import Registry
+from tests.published_images import publish
 
+from trainyard import settings
 from trainyard.oci import attached_sbom, inventory, referrers
 from trainyard.oci.attached_sbom import InstalledPackage
 from trainyard.oci.inventory import Image, LayerPackages, LayerSummary
@@ -179,3 +183,19 @@ def test_a_package_is_in_the_layer_that_brought_its_version() -> None:
     found = image("a", layers)
     assert found.debian_layers() == {"libc6": "diff-update", "tini": "diff-base"}
     assert found.python_layers() == {"a": "diff-wheel"}
+
+
+def test_images_at_a_registry_are_compared_without_an_engine(
+    trainyard: Callable[..., tuple[int, str, str]], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("DOCKER_HOST", "tcp://127.0.0.1:1")
+    monkeypatch.setattr(settings, "STATE", tmp_path)
+    with Registry() as registry:
+        repository = Repository(f"{registry.host}/ml/trainyard")
+        publish(repository, "a", python={"torch": "2.9.0"})
+        publish(repository, "b", python={"torch": "2.9.1"})
+        status, out, err = trainyard("diff", f"{repository.name}:a", f"{repository.name}:b", "--json")
+        assert status == 0, err
+        assert json.loads(out)["python"]["changed"] == {"torch": ["2.9.0", "2.9.1"]}
+        status, _, err = trainyard("diff", f"{repository.name}:a", "trainyard:b")
+    assert status == 2 and err.startswith("diff: no engine answers at DOCKER_HOST=tcp://127.0.0.1:1")

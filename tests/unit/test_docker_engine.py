@@ -1,4 +1,4 @@
-"""A missing engine is one line, and builds without progress are retried after a transient error."""
+"""A missing engine is one line, few commands install one, and builds are retried after a transient error."""
 
 from __future__ import annotations
 
@@ -9,12 +9,135 @@ from pathlib import Path
 import docker
 import pytest
 
+from trainyard import settings
 from trainyard.console import StepFailed, UserError
 from trainyard.oci import docker_engine
+from trainyard.project import test
 from trainyard.spec.architectures import AMD64, ARM64, Architecture
 
 #: ``docker_engine.client`` without the client that other tests got before.
 new_client: Callable[[], docker.DockerClient] = docker_engine.client.__wrapped__
+
+Command = Callable[..., tuple[int, str, str]]
+
+
+@pytest.fixture
+def host(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder for programs, before all others on PATH, of a host without an engine.
+
+    `docker` reaches an engine once `dockerd` was called. Programs that change a host only write their names to `calls`.
+    """
+
+    def no_engine() -> None:
+        raise docker.errors.DockerException
+
+    programs = {
+        "docker": f"test -e {tmp_path}/calls && grep -q dockerd {tmp_path}/calls",
+        "id": "echo 0",
+        "uname": "echo Linux",
+        "apt-get": f"echo apt-get $* >>{tmp_path}/calls; exit 100",
+        "dockerd": f"echo dockerd >>{tmp_path}/calls",
+    }
+    for name, text in programs.items():
+        program = tmp_path / "bin" / name
+        program.parent.mkdir(exist_ok=True)
+        program.write_text(f"#!/bin/sh\n{text}\n")
+        program.chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path / "bin"), prepend=os.pathsep)
+    monkeypatch.setenv("TRAINYARD_SYSROOT", str(tmp_path))
+    monkeypatch.setenv("TRAINYARD_STATE", str(tmp_path / "state"))
+    monkeypatch.delenv("DOCKER_HOST", raising=False)
+    monkeypatch.setattr(docker_engine, "existing_client", no_engine)
+    monkeypatch.setattr(docker_engine, "client", new_client)
+    return tmp_path
+
+
+def calls(host: Path) -> list[str]:
+    return (host / "calls").read_text().splitlines() if (host / "calls").exists() else []
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("clean",),
+        ("verify", "tf-cpu"),
+        ("run", "tf-cpu"),
+        ("images", "tf-cpu"),
+        ("sbom", "tf-cpu"),
+        ("sbom", "--image", "mine:1", "--json"),
+        ("diff", "trainyard:a", "trainyard:b"),
+    ],
+    ids=" ".join,
+)
+@pytest.mark.parametrize(("checkout", "setup"), [(settings.CHECKOUT, "make setup"), (None, "trainyard setup")])
+def test_a_command_without_an_engine_starts_and_installs_none(
+    words: tuple[str, ...],
+    checkout: Path | None,
+    setup: str,
+    host: Path,
+    trainyard: Command,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(settings, "CHECKOUT", checkout)
+    status, out, err = trainyard(*words)
+    said = f"{words[0]}: no Docker engine answers: run '{setup}', which starts or installs one\n"
+    assert (status, out, err, calls(host)) == (2, "", said, [])
+
+
+def test_setup_starts_the_engine_that_is_installed(host: Path, trainyard: Command) -> None:
+    assert trainyard("setup")[0] == 0
+    assert calls(host) == ["dockerd"]
+    assert trainyard("setup")[0] == 0
+    assert calls(host) == ["dockerd"], "an engine answers"
+
+
+def test_setup_installs_what_only_root_can_install(host: Path, trainyard: Command) -> None:
+    (host / "bin" / "id").write_text("#!/bin/sh\necho 1000\n")
+    status, _, err = trainyard("setup", "--emulation")
+    assert (status, calls(host)) == (2, [])
+    assert err.startswith(
+        "setup: no Docker engine answers, and installing one needs root: run 'sudo make setup' once, or"
+    )
+
+
+def test_emulation_is_set_up_after_the_engine(host: Path, trainyard: Command, monkeypatch: pytest.MonkeyPatch) -> None:
+    ran = []
+    monkeypatch.setattr(docker_engine, "_run_script", lambda *words: ran.append(words))
+    assert trainyard("setup", EMULATION="0")[0] == 0
+    assert ran == [("install-engine.sh", "make setup")]
+    monkeypatch.setattr(settings, "CHECKOUT", None)
+    assert trainyard("setup", EMULATION="1")[0] == 0
+    assert ran[1:] == [
+        ("install-engine.sh", "trainyard setup"),
+        ("setup-emulation.sh", "trainyard setup --emulation"),
+    ]
+
+
+@pytest.mark.parametrize("words", [("image", "tf-cpu"), ("image", "--from", "mine:1"), ("test", "--suite", "cloud")])
+def test_in_a_checkout_the_commands_of_the_readme_install_an_engine(
+    words: tuple[str, ...], host: Path, trainyard: Command, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def run(*words: str) -> None:
+        raise UserError(" ".join(words))
+
+    monkeypatch.setattr(docker_engine, "_run_script", run)
+    monkeypatch.setattr(test, "run", lambda *_, **__: 0)
+    assert trainyard(*words) == (2, "", f"{words[0]}: install-engine.sh make setup\n")
+    monkeypatch.setattr(settings, "CHECKOUT", None)
+    if words[0] == "image":
+        assert trainyard(*words) == (2, "", "image: install-engine.sh trainyard setup --check\n")
+
+
+def test_unit_tests_need_no_engine(host: Path, trainyard: Command, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(test, "run", lambda *_, **__: 0)
+    assert trainyard("test", "--suite", "unit") == (0, "", "")
+    assert calls(host) == []
+
+
+def test_an_engine_that_only_the_docker_command_reaches_is_one_line(host: Path) -> None:
+    (host / "calls").write_text("dockerd\n")
+    with pytest.raises(UserError, match=r"^'docker' reaches an engine that is not at DOCKER_HOST: set it as"):
+        new_client()
 
 
 def test_an_engine_that_does_not_answer_is_one_line(
@@ -37,7 +160,7 @@ def test_what_an_installer_prints_is_shown_whatever_its_bytes_and_its_error_is_t
     monkeypatch.setenv("DOCKER_HOST", "tcp://127.0.0.1:9")
     monkeypatch.setattr(docker_engine, "ROOT", tmp_path)
     with pytest.raises(UserError, match=r"^no archive answers$"):
-        new_client()
+        docker_engine.set_up()
     assert capsys.readouterr().err == "M\N{REPLACEMENT CHARACTER}nchen\n"
 
 

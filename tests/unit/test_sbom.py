@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+import io
 import json
+import tarfile
 from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
+from tests.fakes.registry import Registry, sha256
 
-from trainyard.oci import attached_sbom, inventory
+from trainyard import settings
+from trainyard.oci import attached_sbom, inventory, referrers
 from trainyard.oci.attached_sbom import InstalledPackage
 from trainyard.oci.inventory import Image, LayerPackages, LayerSummary
+from trainyard.oci.registry import Manifest, Repository
 from trainyard.release import sbom
 from trainyard.spec import lockfile
 from trainyard.spec.model import load
@@ -150,3 +156,31 @@ def test_the_sbom_of_any_image_needs_a_file_to_write(trainyard: Callable[..., tu
 def test_packages_are_recognized_by_their_package_url(purl: str, kind: str | None, name: str) -> None:
     python, debian = attached_sbom.packages({"components": [{"name": "n", "version": "1", "purl": purl}]})
     assert list(python) == ([name] if kind == "pypi" else []) and list(debian) == ([name] if kind == "deb" else [])
+
+
+def test_the_sbom_of_an_image_at_a_registry_needs_no_engine(
+    trainyard: Callable[..., tuple[int, str, str]], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("DOCKER_HOST", "tcp://127.0.0.1:1")
+    monkeypatch.setattr(settings, "STATE", tmp_path)
+    layer = io.BytesIO()
+    with tarfile.open(fileobj=layer, mode="w") as tar:
+        text = b"Metadata-Version: 2.4\nName: torch\nVersion: 2.9.1\n"
+        member = tarfile.TarInfo("site-packages/torch-2.9.1.dist-info/METADATA")
+        member.size = len(text)
+        tar.addfile(member, io.BytesIO(text))
+    blob = layer.getvalue()
+    config = json.dumps({"rootfs": {"type": "layers", "diff_ids": [sha256(blob)]}}).encode()
+    document = {
+        "schemaVersion": 2,
+        "config": {"mediaType": "application/json", "digest": sha256(config), "size": len(config)},
+        "layers": [{"mediaType": "application/vnd.oci.image.layer.v1.tar", "digest": sha256(blob), "size": len(blob)}],
+    }
+    with Registry() as registry:
+        repository = Repository(f"{registry.host}/ml/trainyard")
+        for one in (blob, config):
+            referrers.put_blob(repository, one)
+        repository.put(Manifest.of(document, "application/vnd.oci.image.manifest.v1+json"), "a")
+        status, out, err = trainyard("sbom", "--image", f"{repository.name}:a", "--json")
+    assert status == 0, err
+    assert [one["purl"] for one in json.loads(out)["components"]] == ["pkg:pypi/torch@2.9.1"]

@@ -75,6 +75,7 @@ def command(
 def _made(target: str | None, events: int | None, **how: Any) -> dict[str, Any]:
     from trainyard import console
     from trainyard.image import fallback
+    from trainyard.oci import docker_engine
     from trainyard.release import candidate
     from trainyard.release import events as progress
     from trainyard.spec.model import load
@@ -84,6 +85,7 @@ def _made(target: str | None, events: int | None, **how: Any) -> dict[str, Any]:
         spec, reason = fallback.choose(load(target))
         if reason:
             console.warn(reason)
+        docker_engine.set_up_in_checkout()
         made = candidate.make(spec, emit=emit, **how)
     except (console.UserError, console.StepFailed, OSError) as error:
         emit("failed", reason=str(error))
@@ -97,6 +99,7 @@ def _made(target: str | None, events: int | None, **how: Any) -> dict[str, Any]:
 
 def _from(target: str | None, reference: str) -> dict[str, Any]:
     from trainyard import console
+    from trainyard.oci import docker_engine
     from trainyard.release import candidate
     from trainyard.spec import workspace
     from trainyard.spec.model import load
@@ -107,6 +110,7 @@ def _from(target: str | None, reference: str) -> dict[str, Any]:
             f"--from takes no target of the catalogue: {spec.target} is built from {spec.where}; give the folder of a "
             f"{workspace.FILE}, or nothing"
         )
+    docker_engine.set_up_in_checkout()
     made = candidate.from_reference(reference, spec)
     for note in made["smoke"]["notes"]:
         console.warn(note)

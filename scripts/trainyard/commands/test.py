@@ -51,6 +51,7 @@ def command(suite: str | None, words: list[str], require: str, big: bool) -> int
     It needs a checkout.
     """
     from trainyard import console
+    from trainyard.oci import docker_engine
     from trainyard.project import check, test
 
     if not suite:
@@ -59,4 +60,6 @@ def command(suite: str | None, words: list[str], require: str, big: bool) -> int
             console.say(line)
         if failed:
             raise console.StepFailed(f"failed: {', '.join(failed)}")
+    if suite != "unit":
+        docker_engine.set_up_in_checkout()
     return test.run(suite, words, require=require, big=big)

@@ -39,8 +39,8 @@ _TRANSIENT_ERRORS = re.compile(r"no active sessions|failed to prepare extraction
 #: How many times a build is started if it fails with a transient error.
 _MAX_ATTEMPTS = 3
 
-#: What the line begins with in which scripts/install-engine.sh says why it ends.
-_SCRIPT_ERROR = "engine: error: "
+#: The line in which scripts/install-engine.sh or scripts/setup-emulation.sh says why it ends.
+_SCRIPT_ERROR = re.compile(r"(?:engine|emulation): error: (.*)")
 
 
 def resource_labels(purpose: str) -> dict[str, str]:
@@ -67,29 +67,57 @@ def existing_client() -> docker.DockerClient:
 
 @cache
 def client() -> docker.DockerClient:
-    """A client of a running engine. On a Debian or Ubuntu host without one, as root, an engine is installed first.
+    """A client of a running engine.
 
     Raises:
-        UserError: there is none and it cannot be installed; the line says what to do.
+        UserError: none answers; the line names the command that starts or installs one.
     """
     with contextlib.suppress(docker.errors.DockerException, OSError):
         return existing_client()
-    _install()
-    return docker.from_env(timeout=600)
+    _run_script("install-engine.sh", installation.command("setup"), "--check")
+    raise UserError("'docker' reaches an engine that is not at DOCKER_HOST: set it as 'docker context ls' prints it")
 
 
-def _install() -> None:
-    """Install and start an engine, or start the one that is installed.
+def set_up() -> None:
+    """Start the engine that is installed, or install one on a Debian or Ubuntu host, as root; nothing if one answers.
 
     Raises:
         UserError: that failed; the script's last line says why.
     """
-    command = [ROOT / "scripts" / "install-engine.sh"]
-    script = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, errors="replace")
-    reason = "no Docker engine answers"
+    _run_script("install-engine.sh", installation.command("setup"))
+
+
+def set_up_in_checkout() -> None:
+    """:func:`set_up` where no engine answers, if this runs from a checkout."""
+    try:
+        existing_client()
+    except (docker.errors.DockerException, OSError):
+        if settings.CHECKOUT:
+            set_up()
+
+
+def set_up_emulation() -> None:
+    """Let this host's kernel run programs for arm64.
+
+    Raises:
+        UserError: that failed; the script's last line says why.
+    """
+    _run_script("setup-emulation.sh", installation.command("setup", EMULATION=True))
+
+
+def _run_script(name: str, setup: str, *arguments: str) -> None:
+    """Run a script of scripts/, which names the command ``setup`` in what it prints.
+
+    Raises:
+        UserError: it failed.
+    """
+    command = [str(ROOT / "scripts" / name), *arguments]
+    environment = settings.environment(TRAINYARD_SETUP=setup)
+    script = subprocess.Popen(command, env=environment, stderr=subprocess.PIPE, text=True, errors="replace")
+    reason = f"{name} failed"
     for line in script.stderr or ():
-        if line.startswith(_SCRIPT_ERROR):
-            reason = line.removeprefix(_SCRIPT_ERROR).strip()
+        if error := _SCRIPT_ERROR.match(line):
+            reason = error[1]
         else:
             sys.stderr.write(line)
     if script.wait():
@@ -148,8 +176,7 @@ def require_emulation(wanted: Architecture) -> None:
 
 def cannot_run(what: str) -> str:
     """What to do about an engine that cannot run ``what``, for messages."""
-    install = "docker run --privileged --rm tonistiigi/binfmt --install all"
-    emulate = "make setup EMULATION=1" if settings.CHECKOUT else install
+    emulate = installation.command("setup", EMULATION=True)
     return f"the engine runs no {what}: run '{emulate}' to emulate them, or use an engine on such a machine"
 
 

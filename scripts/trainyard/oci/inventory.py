@@ -287,14 +287,20 @@ def remote(reference: str) -> Image:
 
 
 def find(reference: str) -> Image:
-    """A local image, or else one at a registry.
+    """A local image, or else one at a registry, for which no engine is needed.
 
     Raises:
-        UserError: there is neither.
+        UserError: there is neither, or there is no engine, and the reference names no registry.
         StepFailed: it cannot be read.
     """
     try:
-        docker_engine.client().images.get(reference)
+        images = docker_engine.existing_client().images
+    except (docker.errors.DockerException, OSError):
+        if Reference.parse(reference).names_docker_hub:
+            docker_engine.client()  # says that there is no engine
+        return remote(reference)
+    try:
+        images.get(reference)
     except docker.errors.ImageNotFound:
         return remote(reference)
     except docker.errors.APIError as error:

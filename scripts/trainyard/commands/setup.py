@@ -1,0 +1,30 @@
+"""``trainyard setup``."""
+
+from __future__ import annotations
+
+import click
+
+from trainyard import options
+
+GROUP = "shell"
+
+
+@click.command(
+    short_help="Start or install a Docker engine.",
+    epilog="""\b
+    Examples:
+      trainyard setup
+      trainyard setup --emulation
+    """,
+)
+@options.flag("--emulation", help="Also let this host run programs for arm64, under QEMU.")
+def command(emulation: bool) -> None:
+    """Start the Docker engine that is installed, or install one on Debian or Ubuntu, as root.
+
+    Nothing is done if an engine answers. Elsewhere, one line says what to install.
+    """
+    from trainyard.oci import docker_engine
+
+    docker_engine.set_up()
+    if emulation:
+        docker_engine.set_up_emulation()
