@@ -6,6 +6,7 @@ import json
 import time
 from pathlib import Path
 from typing import Any
+from unittest.mock import MagicMock
 
 import pytest
 from click.testing import CliRunner
@@ -18,6 +19,7 @@ from trainyard.cloudbuild import rules
 from trainyard.cloudbuild.executor import FAILURE, TIMEOUT, Executor, Outcome
 from trainyard.commands import cloudbuild_local
 from trainyard.console import StepFailed, UserError
+from trainyard.oci import docker_engine
 
 STEP: dict[str, Any] = {"name": "debian"}
 
@@ -261,3 +263,21 @@ def test_a_file_that_cannot_be_read_is_a_users_mistake(tmp_path: Path) -> None:
     assert isinstance(check(tmp_path).exception, UserError)
     (tmp_path / "latin").write_bytes(b"steps: \xff")
     assert isinstance(check(tmp_path / "latin").exception, UserError)
+
+
+# --- what a step's container gets ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("words", [[], ["--no-socket"]])
+def test_no_socket_keeps_the_engine_from_the_steps(
+    words: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With an engine that accepts everything, and steps that end at once."""
+    engine = MagicMock()
+    engine.containers.create.return_value.wait.return_value = {"StatusCode": 0}
+    monkeypatch.setattr(docker_engine, "client", lambda: engine)
+    (tmp_path / "cloudbuild.yaml").write_text("steps: [{name: debian, args: [ls]}]\n")
+    CliRunner().invoke(cloudbuild_local.command, [f"--config={tmp_path}/cloudbuild.yaml", *words])
+    (mounts,) = [call.kwargs["mounts"] for call in engine.containers.create.call_args_list if "mounts" in call.kwargs]
+    assert "/workspace" in [mount["Target"] for mount in mounts]
+    assert [mount["Source"] for mount in mounts].count("/var/run/docker.sock") == (0 if words else 1)

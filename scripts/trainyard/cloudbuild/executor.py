@@ -95,6 +95,7 @@ class Executor:
         write: Log = say,
         images: Mapping[str, str] | None = None,
         push_to: str | None = None,
+        engine_socket: bool = True,
     ) -> None:
         """
         Args:
@@ -102,10 +103,11 @@ class Executor:
             write: called with every line of the log, from several threads.
             images: image name -> local image to use for it.
             push_to: host[:port] that replaces the registry's host when ``images:`` are pushed.
+            engine_socket: whether the steps get the engine's socket, which is root on its host.
         """
         self.build = build
         self._source, self._write = source, write
-        self._given, self._push_to = images or {}, push_to
+        self._given, self._push_to, self._engine_socket = images or {}, push_to, engine_socket
         self.id = secrets.token_hex(4)
         self.outcomes = [Outcome() for _ in build.steps]
         self._running: dict[int, Container] = {}
@@ -225,7 +227,7 @@ class Executor:
             *found.mounts,
             Mount("/workspace", self._volumes["workspace"]),
             Mount("/builder/home", self._volumes["home"]),
-            Mount(SOCKET, SOCKET, type="bind"),
+            *([Mount(SOCKET, SOCKET, type="bind")] if self._engine_socket else []),
             *(Mount(path, self._volumes[name]) for name, path in step.volumes),
         ]
         bundle = settings.ca_bundle()  # needed in networks that inspect TLS

@@ -93,6 +93,7 @@ def run(
     substitutions: Mapping[str, str],
     images: Mapping[str, str],
     project: str,
+    engine_socket: bool = True,
 ) -> LocalBuild:
     """Run a configuration.
 
@@ -102,6 +103,7 @@ def run(
         substitutions: they override those of the configuration.
         images: image name -> local image to use for it.
         project: value of ``$PROJECT_ID``.
+        engine_socket: whether the steps get the engine's socket.
     Raises:
         UserError: there is no such file or folder, or the configuration violates a rule of Cloud Build, or it has
             fields that the local executor does not support.
@@ -117,4 +119,5 @@ def run(
     if build.without_effect:
         say(f"without effect in a local build: {', '.join(build.without_effect)}")
     say(f"build {identity} on {socket.gethostname()}: {len(build.steps)} steps")
-    return LocalBuild(identity, build, Executor(build, source_archive(folder), images=images).run())
+    executor = Executor(build, source_archive(folder), images=images, engine_socket=engine_socket)
+    return LocalBuild(identity, build, executor.run())

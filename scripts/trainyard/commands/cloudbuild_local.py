@@ -35,6 +35,7 @@ GROUP = "publish"
 )
 @options.option("--images", metavar="NAME=LOCAL,...", default="", help="Local images to use for images of steps.")
 @options.option("--project", metavar="ID", default="local-project", help="Value of $PROJECT_ID.")
+@options.flag("--no-socket", help="Keep the engine's socket, which is root on this host, from the steps.")
 @options.option(
     "--check",
     "checked",
@@ -49,6 +50,7 @@ def command(
     substitutions: str,
     images: str,
     project: str,
+    no_socket: bool,
     checked: Path | None,
     as_json: bool,
 ) -> None:
@@ -57,6 +59,9 @@ def command(
     The build's source are the files that 'gcloud builds submit' would upload. Builder images of Google that cannot be
     pulled (docker, git, make, gcloud, gsutil) are replaced by images built here. Containers, volumes and networks of
     the run are removed at the end. What Cloud Build refuses, and what cannot be run locally, is refused by name.
+
+    As on Cloud Build, the steps get the engine's socket. It is root on this host: run only files that you trust, or
+    give --no-socket, with which a step that calls docker fails as it does without a daemon.
     """
     from trainyard import console
     from trainyard.cloudbuild import inputs
@@ -80,6 +85,7 @@ def command(
         substitutions=given,
         images=inputs.pairs(images, "IMAGES"),
         project=project,
+        engine_socket=not no_socket,
     )
     console.log.print(local.table(made.build, made.result))
     for name, digest in made.result.images.items():
