@@ -480,6 +480,151 @@ def test_an_image_without_a_valid_signature_is_refused_where_it_is_demanded() ->
     assert finding.what == f"{IMAGE} is not signed as demanded: it has no signature"
 
 
+POD_JOB = """\
+apiVersion: batch/v1
+kind: Job
+metadata: {name: j}
+spec:
+  template:
+    metadata: {annotations: {gke-gcsfuse/volumes: "true"}}
+    spec:
+      restartPolicy: Never
+      initContainers:
+      - {name: i, image: r.example/init}
+      - {name: s, image: r.example/sidecar, restartPolicy: Always}
+      containers: [{name: t, image: r.example/train}]
+      ephemeralContainers: [{name: e, image: r.example/debug}]
+      volumes:
+      - {name: v, image: {reference: r.example/volume}}
+      - {name: w, emptyDir: {}}
+---
+"""
+OF_JOB = ["r.example/init", "r.example/sidecar", "r.example/train", "r.example/debug", "r.example/volume"]
+
+
+@pytest.mark.parametrize(
+    ("text", "images", "notes"),
+    [
+        (
+            "apiVersion: v1\nkind: List\nitems: [{kind: Pod, spec: {containers: [{image: r.example/a}]}}]",
+            ["r.example/a"],
+            [],
+        ),
+        (
+            "apiVersion: apps/v1\nkind: Deployment\nspec: {template: {spec: {containers: [{image: r.example/train}]}}}",
+            [],
+            [],
+        ),
+        (
+            "apiVersion: batch/v1\nkind: CronJob\n"
+            "spec: {jobTemplate: {spec: {template: {spec: {initContainers: [{image: $IMAGE}]}}}}}",
+            ["$IMAGE"],
+            [],
+        ),
+        (
+            "apiVersion: kubeflow.org/v1\nkind: PyTorchJob\nspec: {pytorchReplicaSpecs: {Worker: {template: "
+            "{spec: {containers: [{name: pytorch, image: r.example/a}]}}}}}",
+            ["r.example/a"],
+            [],
+        ),
+        (
+            "apiVersion: ray.io/v1\nkind: RayJob\nspec: {rayClusterSpec: {workerGroupSpecs: [{template: "
+            "{spec: {containers: [{image: r.example/a}], volumes: [{image: {reference: r.example/b}}]}}}]}}",
+            ["r.example/a", "r.example/b"],
+            [],
+        ),
+        (
+            "apiVersion: argoproj.io/v1\nkind: Workflow\nspec: {templates: [{script: {image: r.example/a}}, "
+            "{container: {image: '{{inputs.parameters.image}}'}}, {steps: [[{templateRef: {name: elsewhere}}]]}]}",
+            ["r.example/a"],
+            [
+                "{{inputs.parameters.image}} is an image only after something is filled in",
+                "templateRef elsewhere is not in this file",
+            ],
+        ),
+        (
+            "apiVersion: tekton.dev/v1\nkind: Task\nmetadata: {name: t}\n"
+            "spec: {stepTemplate: {image: r.example/a}, steps: [{image: r.example/b, script: ls}]}\n---\n"
+            "apiVersion: tekton.dev/v1\nkind: TaskRun\nspec: {taskRef: {name: t}}",
+            ["r.example/a", "r.example/b"],
+            [],
+        ),
+        (
+            "apiVersion: trainer.kubeflow.org/v1alpha1\nkind: TrainJob\nmetadata: {name: n}\n"
+            "spec: {runtimeRef: {name: torch-distributed}, trainer: {image: r.example/a}}",
+            ["r.example/a"],
+            ["runtimeRef torch-distributed is not in this file"],
+        ),
+        (
+            "apiVersion: ray.io/v1\nkind: RayJob\nspec: {clusterSelector: {ray.io/cluster: c}}",
+            [],
+            ["this RayJob names no image"],
+        ),
+        ("apiVersion: v1\nkind: ConfigMap\ndata: {image: nothing, container: nothing}", [], []),
+        (
+            "apiVersion: cloud.example.com/v1\nkind: Machine\nspec: {image: debian-13}",
+            [],
+            ["this Machine names no image"],
+        ),
+    ],
+)
+def test_signatures_are_demanded_of_every_image_of_every_document(
+    text: str, images: list[str], notes: list[str], tmp_path: Path
+) -> None:
+    path = tmp_path / "job.yaml"
+    path.write_text(POD_JOB + text, encoding="utf-8")
+    asked: list[str] = []
+
+    def unsigned(reference: str) -> str:
+        asked.append(reference)
+        return "it has no signature"
+
+    sidecar = "GKE adds the sidecar of Cloud Storage FUSE to the pod"
+    seen = [
+        one for one in platforms.check_file(path, offline=True, unsigned=unsigned)[1] if one.rule == "images_are_signed"
+    ]
+    assert asked == [*OF_JOB, *images], "each is asked once"
+    refused = [one.what.partition(" is not signed")[0] for one in seen if one.fails]
+    assert list(dict.fromkeys(refused)) == asked
+    assert [one.what for one in seen if not one.fails] == [sidecar, *notes]
+    assert seen[0].where == f"{path}:10"
+    assert not [one for one in platforms.check_file(path, offline=True)[1] if one.rule == "images_are_signed"]
+
+
+@pytest.mark.parametrize(
+    ("text", "images", "notes"),
+    [
+        (
+            "workerPoolSpecs:\n- machineSpec: {machineType: n1-standard-4}\n  containerSpec: {imageUri: r.example/a}\n"
+            "- container_spec: {image_uri: r.example/b}\n- {}\n"
+            "- pythonPackageSpec: {executorImageUri: r.example/c}",
+            ["r.example/a", "r.example/b", "r.example/c"],
+            [],
+        ),
+        (
+            "trialJobSpec: {workerPoolSpecs: [{containerSpec: {imageUri: r.example/a}}]}\nstudySpec: {}",
+            ["r.example/a"],
+            [],
+        ),
+        (
+            "trainingInput: {masterConfig: {imageUri: r.example/a}, evaluatorConfig: {imageUri: r.example/b}}",
+            ["r.example/a", "r.example/b"],
+            [],
+        ),
+        ("trainingInput: {runtimeVersion: '2.11'}", [], ["this job names no image"]),
+    ],
+)
+def test_signatures_are_demanded_of_every_image_of_googles_jobs(
+    text: str, images: list[str], notes: list[str], tmp_path: Path
+) -> None:
+    path = tmp_path / "job.yaml"
+    path.write_text(text, encoding="utf-8")
+    asked: list[str] = []
+    seen = platforms.check_file(path, offline=True, unsigned=lambda one: asked.append(one) or "")[1]  # type: ignore[func-returns-value]
+    assert asked == images
+    assert [one.what for one in seen if one.rule == "images_are_signed"] == notes
+
+
 def test_an_image_without_a_registry_is_a_note() -> None:
     job = changed(ONE, f"{P}.0.containerSpec.imageUri", "trainyard:xla")
     (finding,) = [

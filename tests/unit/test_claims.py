@@ -629,6 +629,42 @@ def test_check_job_reports_an_image_without_a_valid_signature(
     assert trainyard("check-job", str(job), **variables)[0] == 0
 
 
+def test_check_job_reports_every_unsigned_image_of_a_kubernetes_file(
+    registry: Registry,
+    place: Repository,
+    tmp_path: Path,
+    files: dict[str, str],
+    signer: KeySigner,
+    trainyard: Command,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """An init container, an image volume, and a Pod beside the Job, whose own container is signed."""
+    monkeypatch.setattr(docker_engine, "existing_client", no_engine)
+    signed, *others = (put_image(registry, labels={"is": name}) for name in ("train", "init", "volume", "pod"))
+    claims.attach(place, signed, signer, [predicates.signature()])
+    references = [f"{place.name}@{one.digest}" for one in others]
+    job = tmp_path / "job.yaml"
+    job.write_text(
+        "apiVersion: batch/v1\nkind: Job\nmetadata: {name: j}\nspec:\n  template:\n    spec:\n"
+        "      restartPolicy: Never\n"
+        f"      containers: [{{name: t, image: {place.name}@{signed.digest}}}]\n"
+        f"      initContainers: [{{name: i, image: {references[0]}}}]\n"
+        f"      volumes: [{{name: v, image: {{reference: {references[1]}}}}}]\n"
+        "---\napiVersion: v1\nkind: Pod\nmetadata: {name: p}\n"
+        f"spec: {{containers: [{{name: c, image: {references[2]}}}]}}\n"
+    )
+    variables = {"REQUIRE_SIGNED": "1", "COSIGN_PUB": files["COSIGN_PUB"]}
+    status, out, _ = trainyard("check-job", "--json", str(job), **variables)
+    findings = [one for one in json.loads(out)["files"][0]["findings"] if one["rule"] == "images_are_signed"]
+    assert status == 1
+    assert [one["what"] for one in findings] == [
+        f"{one} is not signed as demanded: {one} has no signature" for one in references
+    ]
+    for one in others:
+        claims.attach(place, one, signer, [predicates.signature()])
+    assert trainyard("check-job", str(job), **variables)[0] == 0
+
+
 def no_engine() -> None:
     raise docker.errors.DockerException
 

@@ -25,6 +25,4 @@ def command(emulation: bool) -> None:
     """
     from trainyard.oci import docker_engine
 
-    docker_engine.set_up()
-    if emulation:
-        docker_engine.set_up_emulation()
+    docker_engine.set_up(emulation=emulation)

@@ -78,13 +78,17 @@ def client() -> docker.DockerClient:
     raise UserError("'docker' reaches an engine that is not at DOCKER_HOST: set it as 'docker context ls' prints it")
 
 
-def set_up() -> None:
+def set_up(*, emulation: bool = False) -> None:
     """Start the engine that is installed, or install one on a Debian or Ubuntu host, as root; nothing if one answers.
 
+    Args:
+        emulation: also let this host's kernel run programs for arm64.
     Raises:
         UserError: that failed; the script's last line says why.
     """
     _run_script("install-engine.sh", installation.command("setup"))
+    if emulation:
+        _run_script("setup-emulation.sh", installation.command("setup", EMULATION=True))
 
 
 def set_up_in_checkout() -> None:
@@ -94,15 +98,6 @@ def set_up_in_checkout() -> None:
     except (docker.errors.DockerException, OSError):
         if settings.CHECKOUT:
             set_up()
-
-
-def set_up_emulation() -> None:
-    """Let this host's kernel run programs for arm64.
-
-    Raises:
-        UserError: that failed; the script's last line says why.
-    """
-    _run_script("setup-emulation.sh", installation.command("setup", EMULATION=True))
 
 
 def _run_script(name: str, setup: str, *arguments: str) -> None:

@@ -16,7 +16,7 @@ from trainyard.jobs.job_file import JobFile
 from trainyard.jobs.request import Request
 from trainyard.lint import engine
 from trainyard.lint.engine import Finding
-from trainyard.lint.jobs import lookup
+from trainyard.lint.jobs import lookup, named_images
 from trainyard.lint.jobs.evidence import validate
 from trainyard.platforms import ai_platform, gke, kubeflow, skypilot, slurm, tpu_vm, vertex
 from trainyard.platforms.base import Platform
@@ -102,7 +102,10 @@ def check_file(
     """
     job = job_file.load(path)
     images, missing = ({}, {}) if offline else lookup.look_up(job)
-    found = {one: why for one in lookup.references(job) if (why := unsigned(one))} if unsigned else {}
+    found = None
+    if unsigned:
+        named = dict.fromkeys(reference for _, reference in named_images.look(job)[0])
+        found = {one: why for one in named if (why := unsigned(one))}
     return job, of_job_file(job).check(job, region=region, images=images, missing=missing, unsigned=found)
 
 

@@ -108,7 +108,7 @@ class Platform(ABC):
         unsigned: Mapping[str, str] | None = None,
     ) -> list[Finding]:
         """Check a job file against the platform's rules; see :class:`trainyard.lint.jobs.core.Evidence`."""
-        return core.check(core.Evidence(job, region, images or {}, missing or {}, unsigned or {}))
+        return core.check(core.Evidence(job, region, images or {}, missing or {}, unsigned))
 
     def submit(self, job: RenderedJob, *, interval: int) -> Submission:
         """Submit a job and follow its log until it ends.

@@ -28,14 +28,14 @@ class Evidence:
         region: where it is to run; None if not given.
         images: reference -> what is in the image; None if unknown.
         missing: reference -> why there is no such image; for an image whose content is unknown, why.
-        unsigned: reference -> why the image has no valid signature, where signatures are demanded.
+        unsigned: reference -> why the image has no valid signature; None if no signatures are demanded.
     """
 
     job: JobFile
     region: str | None = None
     images: Mapping[str, Contents | None] = field(default_factory=dict)
     missing: Mapping[str, str] = field(default_factory=dict)
-    unsigned: Mapping[str, str] = field(default_factory=dict)
+    unsigned: Mapping[str, str] | None = None
 
     @property
     def spec(self) -> dict[str, Any]:

@@ -14,7 +14,7 @@ from trainyard.jobs.image_metadata import Contents
 from trainyard.jobs.machines import Hosts
 from trainyard.jobs.schema.kubernetes_defaults import mapping
 from trainyard.lint.engine import Finding, Severity, rule
-from trainyard.lint.jobs import worker_pools
+from trainyard.lint.jobs import named_images, worker_pools
 from trainyard.lint.jobs.evidence import KINDS, VERTEX, Evidence
 from trainyard.lint.jobs.job_templates import job_templates
 from trainyard.oci.reference import Reference
@@ -94,15 +94,26 @@ def images_exist(job: Evidence) -> Iterator[Finding]:
 )
 def images_are_signed(job: Evidence) -> Iterator[Finding]:
     """Every image has a valid signature, where signatures are demanded."""
-    for reference, document, location in references(job):
+    if job.unsigned is None:
+        return
+    images, others = named_images.look(job.job)
+    for at, reference in images:
         if reference in job.unsigned:
             yield Finding(
-                job.at(*location, document=document),
+                at,
                 f"{reference} is not signed as demanded: {job.unsigned[reference]}",
                 "anyone with write access to the registry may have replaced it; admission policies refuse it",
                 f"push it with a key ({installation.command('push', COSIGN_KEY='signing.pem')}), or with an identity "
                 f"({installation.command('push', KEYLESS=True)})",
             )
+    for at, what in others:
+        yield Finding(
+            at,
+            what,
+            "signatures are checked of the images that the file names",
+            "have an admission policy demand signatures of all images",
+            severity=Severity.NOTE,
+        )
 
 
 def _names_no_registry(reference: str) -> bool:
