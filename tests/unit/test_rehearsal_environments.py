@@ -11,7 +11,7 @@ from rehearsing import rehearsal_of, resolved
 
 from trainyard.console import UserError
 from trainyard.fakes.google_cloud import GoogleCloud
-from trainyard.rehearsal.model import Trial
+from trainyard.rehearsal.model import Mount, Trial
 
 # The example of https://cloud.google.com/vertex-ai/docs/training/distributed-training: 1 + 2 + 2 + 3 replicas.
 POOLS = """
@@ -419,6 +419,29 @@ def test_pods_get_the_downward_api_references_and_volumes(tmp_path: Path) -> Non
     assert "KEY" not in one.environment
     assert [note for note in found.notes if "KEY" in note and "ENV=" in note]
     assert "volume disk at /disk is not mounted" in found.notes
+
+
+def test_the_folder_of_a_bucket_and_read_only_volumes_are_as_the_job_says(tmp_path: Path) -> None:
+    """https://cloud.google.com/kubernetes-engine/docs/how-to/cloud-storage-fuse-csi-driver-ephemeral"""
+    volume = "{name: data, csi: {driver: gcsfuse.csi.storage.gke.io, volumeAttributes: {bucketName: my-data}}}"
+    mount = "{name: data, mountPath: /data}, {name: shm, mountPath: /dev/shm}"
+
+    def first(options: str = "", csi: str = "", of_mount: str = "") -> Mount:
+        attributes = f"bucketName: my-data, mountOptions: '{options}'" if options else "bucketName: my-data"
+        given = volume.replace("bucketName: my-data}", attributes + "}" + csi)
+        text = JOBSET.replace(volume, given).replace(mount, mount.replace("/data}", "/data" + of_mount + "}"))
+        return rehearsal_of(tmp_path, text).replicas[2].mounts[0]
+
+    assert first() == Mount("/data", "my-data")
+    assert first("implicit-dirs, only-dir=a/b/") == Mount("/data", "my-data", "a/b")
+    assert first("only-dir:a", of_mount=", subPath: c") == Mount("/data", "my-data", "a/c")
+    assert first(of_mount=", subPathExpr: run-$(JOB_COMPLETION_INDEX)") == Mount("/data", "my-data", "run-2")
+    read_only = Mount("/data", "my-data", read_only=True)
+    assert first("implicit-dirs,ro") == read_only
+    assert first(csi=", readOnly: true") == read_only
+    assert first(of_mount=", readOnly: true") == read_only
+    text = JOBSET.replace("mountPath: /dev/shm", "mountPath: /dev/shm, readOnly: true")
+    assert rehearsal_of(tmp_path, text).replicas[2].mounts[1] == Mount("/dev/shm", read_only=True)
 
 
 def test_a_note_says_that_the_order_of_pods_is_ignored(tmp_path: Path) -> None:

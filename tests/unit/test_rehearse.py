@@ -15,6 +15,7 @@ from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import MagicMock
 
 import pytest
 from matplotlib.text import Text
@@ -30,7 +31,7 @@ from trainyard.jobs.machines import Hosts
 from trainyard.oci import docker_engine
 from trainyard.rehearsal import faults, images, report, sandbox, session
 from trainyard.rehearsal.images import LocalImage
-from trainyard.rehearsal.model import Rehearsal, Replica, Trial
+from trainyard.rehearsal.model import Mount, Rehearsal, Replica, Trial
 from trainyard.rehearsal.progress import Progress
 from trainyard.rehearsal.restart_policy import TrainingService
 from trainyard.rehearsal.runner import Attempt, Member, Outcome, prefixed
@@ -285,6 +286,47 @@ def test_containers_are_created_for_the_platform_of_their_image(
 
 
 # --- the sandbox -------------------------------------------------------------------------------------------------
+
+
+def test_a_volume_shows_its_folder_of_the_bucket(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    engine = MagicMock()
+    monkeypatch.setattr(docker_engine, "client", lambda: engine)
+    mounts = (
+        Mount("/in", "data", "a/b", read_only=True),
+        Mount("/again", "data", "a/b"),
+        Mount("/all", "data"),
+        Mount("/shm"),
+        Mount("/none", read_only=True),
+    )
+    image = LocalImage("sha256:0", "", True, None)
+    found = sandbox.Sandbox(REHEARSAL, image, tmp_path, [])
+    found.create(dataclasses.replace(CHIEF, mounts=mounts), image, sandbox.Limits(1, 1 << 30), {})
+    given = engine.containers.create.call_args.kwargs
+    data = tmp_path / "data"
+    assert [(one["Target"], one["Source"], one["ReadOnly"]) for one in given["mounts"]] == [
+        ("/in", str(data / "a" / "b"), True),
+        ("/again", str(data / "a" / "b"), False),
+        ("/all", str(data), False),
+    ]
+    assert [(one.stat().st_mode & 0o777) for one in (data / "a" / "b", data / "a", data)] == [0o777] * 3
+    assert given["tmpfs"] == {"/shm": "mode=1777", "/none": "mode=1777,ro"}
+    assert given["volumes"] == {str(tmp_path): {"bind": "/gcs", "mode": "rw"}}
+
+
+@pytest.mark.parametrize(("bucket", "folder"), [("..", ""), ("/etc", ""), ("data", "../other"), ("data", "a/link")])
+def test_a_volume_shows_nothing_outside_of_its_bucket(
+    bucket: str, folder: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    engine = MagicMock()
+    monkeypatch.setattr(docker_engine, "client", lambda: engine)
+    (tmp_path / "data" / "a").mkdir(parents=True)
+    (tmp_path / "data" / "a" / "link").symlink_to("/etc")
+    image = LocalImage("sha256:0", "", True, None)
+    found = sandbox.Sandbox(REHEARSAL, image, tmp_path, [])
+    chief = dataclasses.replace(CHIEF, mounts=(Mount("/in", bucket, folder),))
+    with pytest.raises(UserError, match=rf"^the volume at /in: {bucket}/{folder} is not a folder of a bucket$"):
+        found.create(chief, image, sandbox.Limits(1, 1 << 30), {})
+    assert not engine.containers.create.called
 
 
 def test_buckets_are_those_the_job_names() -> None:

@@ -262,7 +262,7 @@ def _replica(
         devices=tpu.devices(found) if found else (),
         slice=one.name if found and found.hosts > 1 else "",
         group=one.name,
-        mounts=_mounts(one, container, notes),
+        mounts=_mounts(one, container, environment, notes),
         attempt_variables=attempts,
         hosts=gke_objects.hosts_of(one.pod.get("nodeSelector") or {}),
     )
@@ -345,17 +345,25 @@ def _expanded(value: object, environment: Mapping[str, str]) -> tuple[str, ...] 
     return None if found is None else tuple(_reference(word, environment) for word in found)
 
 
-def _mounts(one: _Job, container: Mapping[str, Any], notes: list[str]) -> tuple[Mount, ...]:
+def _mounts(
+    one: _Job, container: Mapping[str, Any], environment: Mapping[str, str], notes: list[str]
+) -> tuple[Mount, ...]:
     """Volumes: Cloud Storage FUSE as the bucket's folder, emptyDir as memory; others are not mounted."""
     volumes = {str(volume.get("name")): volume for volume in one.pod.get("volumes") or []}
     mounts = []
     for mount in container.get("volumeMounts") or []:
         volume, path = volumes.get(str(mount.get("name")), {}), str(mount.get("mountPath"))
-        csi = volume.get("csi") or {}
+        csi, read_only = volume.get("csi") or {}, bool(mount.get("readOnly"))
         if csi.get("driver") == _GCSFUSE:
-            mounts.append(Mount(path, bucket=str((csi.get("volumeAttributes") or {}).get("bucketName"))))
+            attributes = csi.get("volumeAttributes") or {}
+            options = re.split(r"\s*,\s*", str(attributes.get("mountOptions") or ""))
+            folders = [option[len("only-dir=") :] for option in options if re.match("only-dir[=:]", option)]
+            below = mount.get("subPath") or _reference(str(mount.get("subPathExpr") or ""), environment)
+            folder = "/".join(word for part in (*folders[-1:], below) if (word := str(part).strip(" /")))
+            read_only |= bool(csi.get("readOnly")) or not {"ro", "o=ro"}.isdisjoint(options)
+            mounts.append(Mount(path, str(attributes.get("bucketName")), folder, read_only))
         elif "emptyDir" in volume:
-            mounts.append(Mount(path))
+            mounts.append(Mount(path, read_only=read_only))
         else:
             notes.append(f"volume {mount.get('name')} at {path} is not mounted")
     return tuple(mounts)

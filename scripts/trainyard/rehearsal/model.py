@@ -17,10 +17,16 @@ ZONE = "us-central1-b"
 
 @dataclass(frozen=True)
 class Mount:
-    """A folder of a replica other than /gcs: a bucket (Cloud Storage FUSE on GKE), or memory if ``bucket`` is ""."""
+    """A folder of a replica other than /gcs: a bucket (Cloud Storage FUSE on GKE), or memory if ``bucket`` is "".
+
+    Attributes:
+        folder: the folder of the bucket that is mounted; "" for all of it.
+    """
 
     path: str
     bucket: str = ""
+    folder: str = ""
+    read_only: bool = False
 
 
 @dataclass(frozen=True)

@@ -15,6 +15,7 @@ from types import TracebackType
 from typing import Any
 
 import docker.errors
+import docker.types
 from docker.models.containers import Container
 
 from trainyard import installation, settings
@@ -22,7 +23,7 @@ from trainyard.console import StepFailed, UserError
 from trainyard.fakes import sidecar
 from trainyard.oci import docker_engine
 from trainyard.rehearsal.images import LocalImage
-from trainyard.rehearsal.model import PROJECT, ZONE, Rehearsal, Replica
+from trainyard.rehearsal.model import PROJECT, ZONE, Mount, Rehearsal, Replica
 
 #: The metadata server's public name: clients without a variable for it can only be redirected by name.
 METADATA = "metadata.google.internal"
@@ -216,10 +217,12 @@ class Sandbox:
             # The launcher would select the CPU for torch_xla.
             environment["PJRT_DEVICE"] = "CPU"
         endpoint = client.api.create_endpoint_config(aliases=[replica.hostname, *replica.aliases])
-        volumes = {str(self._buckets.resolve()): {"bind": "/gcs", "mode": "rw"}}
-        for mount in replica.mounts:
-            if mount.bucket:
-                volumes[str((self._buckets / mount.bucket).resolve())] = {"bind": mount.path, "mode": "rw"}
+        # Not volumes=, which mounts a folder at one path only.
+        folders = [
+            docker.types.Mount(one.path, str(self._folder(one)), type="bind", read_only=one.read_only)
+            for one in replica.mounts
+            if one.bucket
+        ]
         container = client.containers.create(
             image.id,
             list(replica.arguments) if replica.arguments is not None else None,
@@ -229,8 +232,11 @@ class Sandbox:
             hostname=replica.hostname[:63],
             network=self.name,
             networking_config={self.name: endpoint},
-            volumes=volumes,
-            tmpfs={mount.path: "mode=1777" for mount in replica.mounts if not mount.bucket},
+            volumes={str(self._buckets.resolve()): {"bind": "/gcs", "mode": "rw"}},
+            mounts=folders,
+            tmpfs={
+                one.path: "mode=1777,ro" if one.read_only else "mode=1777" for one in replica.mounts if not one.bucket
+            },
             mem_limit=share.memory,
             memswap_limit=share.memory,
             nano_cpus=int(share.cpus * 1e9),
@@ -240,6 +246,21 @@ class Sandbox:
         self._containers.append(container)
         container.put_archive("/", self._files_of(replica))
         return container
+
+    def _folder(self, mount: Mount) -> Path:
+        """The folder on this host that a mount shows. It is created: at Cloud Storage, a missing folder is empty.
+
+        Raises:
+            UserError: it is not a folder of the bucket.
+        """
+        bucket = (self._buckets / mount.bucket).resolve()
+        found = (bucket / mount.folder).resolve()
+        if "/" in mount.bucket or mount.bucket == ".." or not found.is_relative_to(bucket):
+            raise UserError(f"the volume at {mount.path}: {mount.bucket}/{mount.folder} is not a folder of a bucket")
+        for one in reversed([one for one in (found, *found.parents) if not one.exists()]):
+            one.mkdir()
+            one.chmod(0o777)  # the images run as another user
+        return found
 
     def _files_of(self, replica: Replica) -> bytes:
         """The authority's certificate with the host's CA bundle, and device nodes that only the launcher finds.
