@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import io
 import json
+import re
 import subprocess
 import sys
 import tarfile
@@ -730,6 +731,31 @@ def test_a_job_runs_the_image_that_was_pushed_last(
     assert f"image: {address}/trainyard@{remembered}" in text and "my-flag" in text and "- run" in text
     assert "`trainyard check-job job.yaml`" in text and "`make " not in text
     assert "no REGISTRY" not in err
+
+
+def test_a_job_runs_the_code_that_was_pushed_last(
+    spec: Spec, address: str, root: Path, remembered: str, trainyard: Command
+) -> None:
+    def job() -> tuple[str, str]:
+        status, out, err = trainyard("job", "--platform", "gke", "--json")
+        assert status == 0, err
+        (image,) = re.findall(r"image: (.*)", json.loads(out)["config"])
+        return image, err
+
+    before = (root / "train.py").read_text()
+    edit(root)
+    made = code_push.push(spec, address)
+    image, err = job()
+    assert image == made["reference"] != f"{address}/trainyard@{remembered}"
+    assert f"the code of 'push --code-only', which nothing tested: {made['tag'].rpartition(':')[2]}\n" in err
+    edit(root, before)
+    assert not code_push.push(spec, address)["changed"], "the image has its own code again"
+    image, err = job()
+    assert image == f"{address}/trainyard@{remembered}"
+    assert "--code-only" not in err
+    edit(root)
+    assert code_push.push(spec, address)["digest"] == made["digest"]
+    assert job()[0] == made["reference"]
 
 
 def test_a_job_with_code_runs_that_code(

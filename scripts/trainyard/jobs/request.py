@@ -7,7 +7,7 @@ import shlex
 from dataclasses import dataclass
 
 from trainyard import installation
-from trainyard.console import UserError, nearest
+from trainyard.console import UserError, nearest, say
 from trainyard.jobs import machines, platform_options, trainer_flags, tuning
 from trainyard.jobs.machines import TpuSlice
 from trainyard.jobs.platform_options import Disk, Mount, Placement
@@ -224,6 +224,8 @@ def image_of(spec: Spec | None, image: str | None, address: str | None) -> str:
         )
     known = pushes.last(spec.target, f"{address}/{naming.NAME}" if address else "") if spec.workspace else None
     if known:
+        if known.code_digest:
+            say(f"the image has the code of 'push --code-only', which nothing tested: {known.code_tag}")
         return known.reference
     if address:
         # The framework's version in a base image is unknown until `make lock` has read it: the tag is the target alone.

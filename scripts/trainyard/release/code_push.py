@@ -282,6 +282,10 @@ def push(spec: Spec, registry: str, *, image: str | None = None) -> dict[str, An
         facts: dict[str, Any] = {"base": found.digest, "code": code.diff_id, "files": code.files}
         same = _same(repository, found, code.diff_id, version, known)
         if same is not None:
+            if known:
+                # If the code is the image's own again, that is what was pushed last.
+                again = replace(known, code_digest="", code_tag="") if same["digest"] == known.digest else known
+                pushes.record(spec.target, again)
             facts |= {"changed": False, "bytes_uploaded": 0, "seconds": _since(started)}
             return _named(repository, **same) | facts
         blobs = _compressed(tar, {one.code_type for one in found.images})

@@ -25,7 +25,7 @@ class Push:
         digest: its digest there, ``media_type`` and ``manifest``: its manifest or index, JSON.
         config: its configuration, JSON; empty for an index.
         images: those of an index.
-        code_digest: digest of the image that the last code-only push made of it; empty if there was none.
+        code_digest: digest of the image that the last code-only push made of it; empty if it has its own code again.
         code_tag: the tag of that.
     """
 
@@ -41,8 +41,8 @@ class Push:
 
     @property
     def reference(self) -> str:
-        """``host[:port]/path@sha256:…`` of the image."""
-        return f"{self.repository}@{self.digest}"
+        """``host[:port]/path@sha256:…`` of the image, with the code that was pushed last."""
+        return f"{self.repository}@{self.code_digest or self.digest}"
 
     @property
     def address(self) -> str:
