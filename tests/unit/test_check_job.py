@@ -561,6 +561,7 @@ OF_JOB = ["r.example/init", "r.example/sidecar", "r.example/train", "r.example/d
             ["this RayJob names no image"],
         ),
         ("apiVersion: v1\nkind: ConfigMap\ndata: {image: nothing, container: nothing}", [], []),
+        ("apiVersion: v1\nkind: Pod\nmetadata: {name: {}}\nspec: {containers: [{image: ''}, {image: {}}]}", [], []),
         (
             "apiVersion: cloud.example.com/v1\nkind: Machine\nspec: {image: debian-13}",
             [],

@@ -17,11 +17,7 @@ ZONE = "us-central1-b"
 
 @dataclass(frozen=True)
 class Mount:
-    """A folder of a replica other than /gcs: a bucket (Cloud Storage FUSE on GKE), or memory if ``bucket`` is "".
-
-    Attributes:
-        folder: the folder of the bucket that is mounted; "" for all of it.
-    """
+    """A folder of a replica other than /gcs: of a bucket (Cloud Storage FUSE on GKE), or memory without a bucket."""
 
     path: str
     bucket: str = ""

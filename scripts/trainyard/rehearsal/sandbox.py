@@ -217,12 +217,6 @@ class Sandbox:
             # The launcher would select the CPU for torch_xla.
             environment["PJRT_DEVICE"] = "CPU"
         endpoint = client.api.create_endpoint_config(aliases=[replica.hostname, *replica.aliases])
-        # Not volumes=, which mounts a folder at one path only.
-        folders = [
-            docker.types.Mount(one.path, str(self._folder(one)), type="bind", read_only=one.read_only)
-            for one in replica.mounts
-            if one.bucket
-        ]
         container = client.containers.create(
             image.id,
             list(replica.arguments) if replica.arguments is not None else None,
@@ -233,10 +227,8 @@ class Sandbox:
             network=self.name,
             networking_config={self.name: endpoint},
             volumes={str(self._buckets.resolve()): {"bind": "/gcs", "mode": "rw"}},
-            mounts=folders,
-            tmpfs={
-                one.path: "mode=1777,ro" if one.read_only else "mode=1777" for one in replica.mounts if not one.bucket
-            },
+            mounts=[self._bucket_mount(one) for one in replica.mounts if one.bucket],
+            tmpfs={one.path: f"mode=1777{',ro' * one.read_only}" for one in replica.mounts if not one.bucket},
             mem_limit=share.memory,
             memswap_limit=share.memory,
             nano_cpus=int(share.cpus * 1e9),
@@ -247,8 +239,8 @@ class Sandbox:
         container.put_archive("/", self._files_of(replica))
         return container
 
-    def _folder(self, mount: Mount) -> Path:
-        """The folder on this host that a mount shows. It is created: at Cloud Storage, a missing folder is empty.
+    def _bucket_mount(self, mount: Mount) -> docker.types.Mount:
+        """The mount of a bucket's folder, which is created: at Cloud Storage, a missing folder is empty.
 
         Raises:
             UserError: it is not a folder of the bucket.
@@ -258,9 +250,9 @@ class Sandbox:
         if "/" in mount.bucket or mount.bucket == ".." or not found.is_relative_to(bucket):
             raise UserError(f"the volume at {mount.path}: {mount.bucket}/{mount.folder} is not a folder of a bucket")
         for one in reversed([one for one in (found, *found.parents) if not one.exists()]):
-            one.mkdir()
+            one.mkdir(exist_ok=True)
             one.chmod(0o777)  # the images run as another user
-        return found
+        return docker.types.Mount(mount.path, str(found), type="bind", read_only=mount.read_only)
 
     def _files_of(self, replica: Replica) -> bytes:
         """The authority's certificate with the host's CA bundle, and device nodes that only the launcher finds.

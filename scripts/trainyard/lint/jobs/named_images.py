@@ -30,7 +30,7 @@ def look(job: JobFile) -> tuple[list[Place], list[Place]]:
     """The images of all documents of a file, and what names images that are not in the file."""
     images: list[Place] = []
     others: list[Place] = []
-    names = {mapping(document.get("metadata")).get("name") for document in job.documents}
+    names = {str(mapping(document.get("metadata")).get("name")) for document in job.documents}
     for number, document in enumerate(job.documents):
         group = str(document.get("apiVersion", "")).rpartition("/")[0]
         custom = "." in group and not group.endswith("k8s.io")
@@ -61,10 +61,14 @@ def _walk(node: object, at: Location = (), key: str = "") -> Iterator[tuple[Loca
         here = (*at, name)
         if name in _OBJECTS or (name == gke_objects.BUCKET_VOLUMES and key == "annotations"):
             yield here, str(mapping(value).get("name", value))
-        elif isinstance(value, str) and (
-            name in ("imageUri", "executorImageUri")
-            or (name == "image" and key in _CONTAINERS)
-            or (name == "reference" and key == "image" and "volumes" in at[-3:])
+        elif (
+            isinstance(value, str)
+            and value
+            and (
+                name in ("imageUri", "executorImageUri")
+                or (name == "image" and key in _CONTAINERS)
+                or (name == "reference" and key == "image" and "volumes" in at[-3:])
+            )
         ):
             yield here, value
         yield from _walk(value, here, name if isinstance(name, str) else key)
