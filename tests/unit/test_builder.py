@@ -424,7 +424,8 @@ def test_the_commands_that_build_take_a_builder(
         raise UserError("asked")
 
     monkeypatch.setenv("TRAINYARD_BUILDER", "")
-    for target in ("trainyard.spec.model.load", "trainyard.release.batch.wanted"):
+    # The last one last: modules that are imported now keep the function that they import.
+    for target in ("trainyard.release.candidate.make", "trainyard.release.batch.wanted", "trainyard.spec.model.load"):
         monkeypatch.setattr(target, asked)
     assert trainyard(command, "tf-cpu", "--builder", "team")[0] == 2
     assert seen == ["team"]
