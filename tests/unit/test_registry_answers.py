@@ -145,6 +145,9 @@ KINDS: dict[str, Callable[[str], bool]] = {
 }
 
 
+COMMANDS = ["promote", "promote signed", "rollback", "find", "sign", "check", "image-index", "diff", "check-job"]
+
+
 @pytest.fixture
 def commands(registry: Registry, place: Repository, tmp_path: Path) -> dict[str, tuple[list[str], dict[str, str]]]:
     """Commands that read a registry, all of which succeed with what it has."""
@@ -176,13 +179,12 @@ def commands(registry: Registry, place: Repository, tmp_path: Path) -> dict[str,
         "sign": (["sign", "--image", f"{place.name}:image", "--key", str(private)], {}),
         "check": (["sign", "--image", f"{place.name}@{image.digest}", "--public-key", str(public)], {}),
         "image-index": (["image-index", "tf-cpu", "--images", f"image {arm.digest}", *at], {}),
+        "diff": (["diff", f"{place.name}@{older.digest}", f"{place.name}@{image.digest}"], {}),
         "check-job": (["check-job", str(job)], {"REQUIRE_SIGNED": "1", "COSIGN_PUB": str(public)}),
     }
 
 
-@pytest.mark.parametrize(
-    "name", ["promote", "promote signed", "rollback", "find", "sign", "check", "image-index", "check-job"]
-)
+@pytest.mark.parametrize("name", COMMANDS)
 def test_an_odd_answer_is_one_line(
     name: str,
     registry: Registry,
@@ -254,9 +256,7 @@ def lying_about(digest: str, instead: bytes) -> Callable[[str, str, Answer], Ans
     return answer
 
 
-@pytest.mark.parametrize(
-    "name", ["promote", "promote signed", "rollback", "find", "sign", "check", "image-index", "check-job"]
-)
+@pytest.mark.parametrize("name", COMMANDS)
 def test_a_lie_about_any_digest_is_noticed_by_the_command_that_reads_it(
     name: str,
     registry: Registry,
