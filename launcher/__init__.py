@@ -21,6 +21,7 @@ Standard library only, Python 3.8 to 3.14, no import of a framework. One module 
     process    exec, signals while waiting, termination log
     supervisor the processes that are started, their signals and exit statuses, duties of PID 1
     redact     removal of secrets from output
+    tokens     the forms of tokens, which builds search for, too
     explain    the result as text and as JSON
     cli        arguments, and the order of the steps
 

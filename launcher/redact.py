@@ -7,6 +7,8 @@ servers; not in machine-readable output, where a value that equals a secret by c
 
 from __future__ import annotations
 
+from launcher.tokens import TOKENS
+
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Mapping
@@ -31,36 +33,6 @@ SECRET_WORDS = (
 # ... or if its name contains one of these (DBPASSWORD, accessToken).
 SECRET_PARTS = ("TOKEN", "SECRET", "PASSWORD", "PASSWD", "PASSPHRASE", "CREDENTIAL", "APIKEY", "ACCESSKEY")
 NOT_SECRET = ("PWD", "OLDPWD")  # the shell's current and last folder
-# Prefix of a token -> least number of characters after it. Names of the issuers: Google OAuth and API keys, JWTs,
-# GitHub, GitLab, AWS access keys, Slack, Hugging Face, npm, PyPI, Docker, Stripe, OpenAI and others ("sk-"), SendGrid.
-TOKENS = {
-    "ya29.": 4,
-    "AIza": 16,
-    "eyJ": 10,
-    "ghp_": 4,
-    "gho_": 4,
-    "ghu_": 4,
-    "ghs_": 4,
-    "ghr_": 4,
-    "github_pat_": 4,
-    "glpat-": 4,
-    "gldt-": 8,
-    "AKIA": 16,
-    "ASIA": 16,
-    "xoxa-": 4,
-    "xoxb-": 4,
-    "xoxp-": 4,
-    "xoxs-": 4,
-    "hf_": 16,
-    "npm_": 16,
-    "pypi-": 16,
-    "dckr_pat_": 4,
-    "sk_live_": 4,
-    "sk-": 16,
-    "SG.": 16,
-    "Bearer ": 1,
-    "bearer ": 1,
-}
 KEY_BLOCK = "-----BEGIN"  # of a PEM file; hidden up to the end of the text
 TOKEN_CHARACTERS = "-_.~+/="
 # Shorter values are words like "true" or "0", which also occur in other text.
@@ -106,9 +78,10 @@ def without_tokens(text: str) -> str:
     """Replace tokens of known forms, key blocks, and the user and password of URLs."""
     if KEY_BLOCK in text:
         text = text[: text.index(KEY_BLOCK)] + HIDDEN
-    for prefix, least in TOKENS.items():
-        if prefix in text:
-            text = _without_token(text, prefix, least)
+    for prefixes, least, _, _ in TOKENS:
+        for prefix in prefixes:
+            if prefix in text:
+                text = _without_token(text, prefix, least)
     return _without_userinfo(text) if "://" in text and "@" in text else text
 
 

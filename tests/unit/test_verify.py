@@ -769,16 +769,12 @@ def test_credential_files_are_known_by_their_names(path: str, kind: str | None) 
 @pytest.mark.parametrize(
     ("text", "kind"),
     [
-        ("A" + "KIA" + "ABCDEFGHIJKLMNOP", "an AWS access key"),
-        ("gh" + "p_" + "a1" * 18, "a GitHub token"),
-        ("h" + "f_" + "aB" * 17, "a Hugging Face token"),
-        ("AI" + "za" + "x" * 35, "a Google API key"),
         (json.dumps({"private_key": KEY.decode()}), "a private key"),
         ("if line.startswith('-----BEGIN PRIVATE KEY-----'):", None),
         ("half_precision hf_hub https://user:password@example.com/", None),
     ],
 )
-def test_tokens_are_known_by_their_format(text: str, kind: str | None) -> None:
+def test_private_keys_are_known_by_their_format(text: str, kind: str | None) -> None:
     assert secret_scan.in_text(f"x = '{text}'\n".encode()) == ([kind] if kind else [])
 
 

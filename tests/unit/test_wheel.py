@@ -96,6 +96,11 @@ def test_the_installed_package_labels_images_with_its_commit(trainyard: Path, fo
     assert wheels.run(trainyard.parent / "python", "-c", script, cwd=folder) == f"{commit} 1795176000\n"
 
 
+def test_the_installed_package_knows_the_forms_of_tokens(trainyard: Path, folder: Path) -> None:
+    script = "from trainyard.oci import secret_scan; print(secret_scan.in_text(b'KG' + b'AT_' + b'0a1f' * 8))"
+    assert wheels.run(trainyard.parent / "python", "-c", script, cwd=folder) == "['a Kaggle token']\n"
+
+
 @pytest.mark.parametrize("command", [("check",), ("test",), ("render",), ("lock", "scripts"), ("sizes",)])
 def test_a_command_that_needs_a_checkout_says_so(command: tuple[str, ...], trainyard: Path, folder: Path) -> None:
     found = wheels.call(trainyard, *command, cwd=folder, DOCKER_HOST="tcp://127.0.0.1:1")
