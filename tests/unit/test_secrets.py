@@ -55,7 +55,7 @@ def test_what_the_launcher_hides_is_found_in_files(kind: str, token: str) -> Non
 
 
 def test_every_form_of_the_launcher_that_files_are_searched_for_has_an_example() -> None:
-    of_aws = {"an AWS access key"}  # the id alone, which the launcher hides, is not refused in files
+    of_aws = {"an AWS key"}  # the id alone, which the launcher hides, is not refused in files
     assert {kind for _, _, rest, kind in TOKENS if rest} == TOKENS_OF.keys() | of_aws
 
 
@@ -66,8 +66,8 @@ SECRET = MIXED[:20] + "/" + MIXED[:19]
 @pytest.mark.parametrize(
     ("text", "kind"),
     [
-        (f"aws_access_key_id = {KEY_ID}\naws_secret_access_key = {SECRET}\n", "an AWS access key"),
-        (json.dumps({"AccessKeyId": KEY_ID, "SecretAccessKey": SECRET}), "an AWS access key"),
+        (f"aws_access_key_id = {KEY_ID}\naws_secret_access_key = {SECRET}\n", "an AWS key"),
+        (json.dumps({"AccessKeyId": KEY_ID, "SecretAccessKey": SECRET}), "an AWS key"),
         (json.dumps({"username": "me", "key": HEXADECIMAL[:32]}), "a Kaggle key"),
         (f"export KAGGLE_KEY={HEXADECIMAL[:32]}", "a Kaggle key"),
         (f'os.environ["WANDB_API_KEY"] = "{HEXADECIMAL[:40]}"', "a Weights & Biases key"),
