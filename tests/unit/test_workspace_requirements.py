@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import base64
 import os
 import subprocess
 import textwrap
 import zipfile
 from collections.abc import Callable
+from http.server import BaseHTTPRequestHandler, SimpleHTTPRequestHandler
 from pathlib import Path
 
 import pytest
-from tests.fakes.package_index import wheel
+from tests.fakes.package_index import PackageIndex, wheel
+from tests.fakes.server import Listener
 
 from trainyard.console import StepFailed, UserError
 from trainyard.spec import model
@@ -104,6 +107,23 @@ def test_messages_never_show_a_password(write: Write, monkeypatch: pytest.Monkey
         "UV_INDEX_REQUIREMENTS_1_USERNAME": "user",
         "UV_INDEX_REQUIREMENTS_1_PASSWORD": "hunter2",
     }
+
+
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [
+        ("x @ https://user:hunter2/a@host/x.whl ; os_name == 'posix'", "x @ https://host/x.whl ; os_name == 'posix'"),
+        ("https://user:a@hunter2@host/x.whl", "https://host/x.whl"),
+        ("https://host/x-1.whl?X-Amz-Signature=hunter2&X=1#sha256=0a", "https://host/x-1.whl#sha256=0a"),
+        ("cannot get `https://host/x.whl?sig=hunter2`: 403", "cannot get `https://host/x.whl`: 403"),
+        ("git+https://host:8443/x@v1", "git+https://host:8443/x@v1"),
+        ("git+https://user:hunter2@host:8443/x@v1", "git+https://host:8443/x@v1"),
+        ("git+http://[::1]:8443/x@v1", "git+http://[::1]:8443/x@v1"),
+        ("x[all]~=1.0 ; python_version<'3.12' # why?", "x[all]~=1.0 ; python_version<'3.12' # why?"),
+    ],
+)
+def test_passwords_and_signatures_are_left_out_of_addresses_alone(text: str, shown: str) -> None:
+    assert Line(text, Path("requirements.txt"), 1).shown == shown
 
 
 def test_a_misspelt_file_has_the_nearest_name(write: Write) -> None:
@@ -416,6 +436,60 @@ def test_a_git_repository_is_built_at_its_revision_and_again_at_the_locked_commi
     assert found is not None and found["commit"] == first.commit and str(repository) not in first.note
 
 
+class GitServer(Listener):
+    """Bare repositories of a folder, for a user name and a password."""
+
+    def __init__(self, folder: Path, credentials: str) -> None:
+        self._folder, self._wanted = folder, f"Basic {base64.b64encode(credentials.encode()).decode()}"
+
+    def handler(self) -> type[BaseHTTPRequestHandler]:
+        folder, wanted = str(self._folder), self._wanted
+
+        class Handler(SimpleHTTPRequestHandler):
+            def __init__(self, *arguments: object) -> None:
+                super().__init__(*arguments, directory=folder)  # type: ignore[arg-type]
+
+            def do_GET(self) -> None:
+                if self.headers.get("Authorization") == wanted:
+                    super().do_GET()
+                    return
+                self.send_response(401)
+                self.send_header("WWW-Authenticate", 'Basic realm="git"')
+                self.send_header("Content-Length", "0")
+                self.end_headers()
+
+            def log_message(self, *_: object) -> None:
+                pass
+
+        return Handler
+
+
+def test_git_gets_a_password_for_the_repository_and_its_submodules_in_no_argument(
+    repository: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    served = tmp_path / "served"
+    git(tmp_path, "clone", "--quiet", "--bare", str(repository), str(served / "part"))
+    (repository / ".gitmodules").write_text('[submodule "part"]\npath = part\nurl = ../part\n')
+    git(repository, "add", ".gitmodules")
+    git(repository, "update-index", "--add", "--cacheinfo", f"160000,{git(repository, 'rev-parse', 'HEAD')},part")
+    git(repository, "commit", "--quiet", "-m", "with a part")
+    git(tmp_path, "clone", "--quiet", "--bare", str(repository), str(served / "tool"))
+    for name in ("tool", "part"):
+        git(served / name, "update-server-info")
+    for name, value in {"COUNT": "1", "KEY_0": "core.autocrlf", "VALUE_0": "false"}.items():
+        monkeypatch.setenv(f"GIT_CONFIG_{name}", value)
+    monkeypatch.setenv("GIT_TRACE2_EVENT", str(tmp_path / "trace"))
+    with GitServer(served, "me:hunter2/%") as server:
+        location = f"git+http://me:hunter2%2F%25@{server.host}/tool"
+        (made,) = wheels.build([source(tmp_path, location, "tool")], tmp_path / "out", {})
+        assert made.commit == git(repository, "rev-parse", "HEAD")
+        with pytest.raises(StepFailed) as error:
+            wheels.build([source(tmp_path, location.replace("hunter2", "hunter3"))], tmp_path / "out", {})
+    assert "hunter" not in str(error.value)
+    trace = (tmp_path / "trace").read_text()
+    assert "submodule" in trace and "hunter" not in trace
+
+
 def test_a_revision_that_does_not_exist_is_one_line(repository: Path, tmp_path: Path) -> None:
     with pytest.raises(StepFailed, match=r"requirements\.txt:1: git\+file://.*@v9: "):
         wheels.build([source(tmp_path, f"git+file://{repository}@v9")], tmp_path / "out", {})
@@ -431,6 +505,14 @@ def test_a_build_that_fails_ends_with_its_error(repository: Path, tmp_path: Path
     (repository / "tool.py").unlink()
     with pytest.raises(StepFailed, match=r"building its wheel failed: FileNotFoundError: .*tool\.py"):
         wheels.build([source(tmp_path, str(repository))], tmp_path / "out", {})
+
+
+def test_a_download_that_fails_shows_no_signature(tmp_path: Path) -> None:
+    with PackageIndex() as index, pytest.raises(StepFailed) as error:
+        location = f"http://{index.host}/x-1-py3-none-any.whl?X-Amz-Signature=hunter2"
+        wheels.build([source(tmp_path, location)], tmp_path / "out", {})
+    assert str(error.value).endswith("/x-1-py3-none-any.whl: cannot be downloaded (Not Found)")
+    assert "hunter2" not in str(error.value)
 
 
 def test_addresses_that_would_run_a_program_are_refused(tmp_path: Path) -> None:

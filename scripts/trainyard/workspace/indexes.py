@@ -17,14 +17,14 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
-from urllib.parse import unquote, urlsplit
+from urllib.parse import urlsplit
 
 from trainyard import settings
 from trainyard.console import UserError
 from trainyard.spec.workspace import Workspace
 from trainyard.workspace import requirements
 from trainyard.workspace.dependency_tables import Toml, table, toml, workspace_root
-from trainyard.workspace.lines import Kind, Line, expanded, without_userinfo
+from trainyard.workspace.lines import Kind, Line, expanded, userinfo, without_userinfo
 
 #: Settings that ``index`` has replaced, and the kind of index that each names.
 _FORMER_KEYS: tuple[tuple[str, Kind], ...] = (
@@ -131,20 +131,12 @@ def _configured(source: Toml, data: Mapping[str, Any]) -> Iterator[Index]:
 
 def _index(name: str, address: str, kind: Kind, where: str) -> Index:
     address = expanded(address, where)
-    parts = urlsplit(address)
-    if parts.scheme not in ("http", "https"):
+    if urlsplit(address).scheme not in ("http", "https"):
         raise UserError(
             f"{where}: index '{name}' is no http(s) address, so a build cannot reach it: "
             "list wheels of this machine by their path"
         )
-    return Index(
-        name,
-        without_userinfo(address),
-        kind,
-        where,
-        unquote(parts.username or ""),
-        unquote(parts.password or ""),
-    )
+    return Index(name, without_userinfo(address), kind, where, *userinfo(address))
 
 
 def environment(indexes: Sequence[Index]) -> dict[str, str]:

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal
+from urllib.parse import unquote
 
 from packaging.requirements import InvalidRequirement, Requirement
 from packaging.utils import canonicalize_name
@@ -15,8 +16,11 @@ from trainyard import settings
 from trainyard.console import UserError
 from trainyard.spec.yaml_source import relative
 
-#: ``user:password@`` of a URL.
-_USERINFO = re.compile(r"(?<=://)[^/@\s]+@")
+#: ``user:password@`` of a URL, also with a password that has a ``/``; not ``host:443/path@`` of a revision.
+_USERINFO = re.compile(r"(?<=://)(?:[^/?#\s]+|[^/@:\[\s]*:(?!\d{1,5}[/?#])[^@\s]*)@")
+
+#: The query of a URL, whose end a quote or bracket also is.
+_QUERY = re.compile(r"(://[^\s?#\"'`<>]*)\?[^\s#\"'`<>]*")
 
 #: ``${NAME}``, which pip and uv replace by the environment variable:
 #: https://pip.pypa.io/en/stable/reference/requirements-file-format/#using-environment-variables
@@ -42,6 +46,18 @@ def text_of(path: Path) -> str:
 def without_userinfo(url: str) -> str:
     """A URL without the user name and password that it may contain."""
     return _USERINFO.sub("", url)
+
+
+def userinfo(url: str) -> tuple[str, str]:
+    """Return the user name and password of a URL, decoded; empty where it has none."""
+    found = _USERINFO.search(url)
+    user, _, password = (found[0][:-1] if found else "").partition(":")
+    return unquote(user), unquote(password)
+
+
+def without_credentials(text: str) -> str:
+    """Return a text for messages: its URLs without user names, passwords and queries, which may be signatures."""
+    return _QUERY.sub(r"\1", without_userinfo(text))
 
 
 def expanded(text: str, where: str) -> str:
@@ -81,7 +97,7 @@ class Line:
     @property
     def shown(self) -> str:
         """The text without credentials."""
-        return without_userinfo(self.text)
+        return without_credentials(self.text)
 
     @cached_property
     def requirement(self) -> Requirement:
@@ -124,7 +140,7 @@ class Source:
     @property
     def shown(self) -> str:
         """The location without credentials, for messages."""
-        return without_userinfo(self.location)
+        return without_credentials(self.location)
 
     @property
     def is_path(self) -> bool:

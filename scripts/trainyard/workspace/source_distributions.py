@@ -15,7 +15,7 @@ from packaging.version import InvalidVersion, Version
 
 from trainyard import settings
 from trainyard.console import StepFailed
-from trainyard.workspace.lines import without_userinfo
+from trainyard.workspace.lines import without_credentials
 
 #: Seconds to wait for bytes.
 _TIMEOUT = 60
@@ -51,7 +51,7 @@ def read(url: str, credentials: tuple[str, str] | None) -> SourceDistribution:
     Raises:
         StepFailed: it cannot be downloaded, or is no source distribution.
     """
-    name = without_userinfo(url).rsplit("/", 1)[-1]
+    name = without_credentials(url).rsplit("/", 1)[-1]
     if settings.offline():
         raise StepFailed(f"{name} is downloaded to read its requirements: run 'trainyard lock' with a network")
     try:

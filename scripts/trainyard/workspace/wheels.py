@@ -32,10 +32,13 @@ from trainyard.spec import workspace_lock
 from trainyard.spec.model import Spec, relative
 from trainyard.spec.naming import FILE_EPOCH
 from trainyard.workspace import requirements
-from trainyard.workspace.lines import Source, without_userinfo
+from trainyard.workspace.lines import Source, userinfo, without_credentials, without_userinfo
 
 #: What git fetches from; a remote helper such as ``ext::`` would run a program.
 _GIT_SCHEMES = ("git+https://", "git+http://", "git+ssh://", "git+git://", "git+file://")
+
+#: What gives git the password, a credential helper that the shell runs.
+_GIT_HELPER = '!f() { [ "$1" != get ] || printf "password=%s\\n" "$TRAINYARD_GIT_PASSWORD"; }; f'
 
 #: Folders that a build makes or that hold no source.
 _NOT_SOURCE = {".git", ".venv", "__pycache__", "build", "dist", ".mypy_cache", ".pytest_cache", ".ruff_cache"}
@@ -76,8 +79,8 @@ NOTE = re.compile(r"^# (?P<name>[a-z0-9-]+): (?:commit (?P<commit>[0-9a-f]{40,64
 
 def key(source: Source) -> str:
     """12 hexadecimal digits of what is asked for, the same on every machine."""
-    text = f"{source.name} {source.shown}" if not source.is_path else f"{source.name} {source.line.text}"
-    return hashlib.sha256(text.encode()).hexdigest()[:12]
+    what = source.line.text if source.is_path else without_userinfo(source.location)
+    return hashlib.sha256(f"{source.name} {what}".encode()).hexdigest()[:12]
 
 
 def digest(source: Source) -> str:
@@ -226,9 +229,11 @@ def _checkout(source: Source, location: str, folder: Path, commit: str) -> str:
         raise UserError(
             f"{source.line.where}: {source.line.shown!r}: git's addresses begin with git+https:// or git+ssh://"
         )
-    address = location.removeprefix("git+")
-    scheme, _, rest = address.partition("://")
+    scheme, _, rest = without_userinfo(location.removeprefix("git+")).partition("://")
     host, slash, path = rest.partition("/")
+    user, password = userinfo(location)
+    if user and not scheme.startswith("http"):
+        host = f"{user}@{host}"
     path, _, revision = path.partition("@")
     address = f"{scheme}://{host}{slash}{path}"
     if revision.startswith("-"):
@@ -237,7 +242,7 @@ def _checkout(source: Source, location: str, folder: Path, commit: str) -> str:
     def git(*arguments: str) -> str:
         done = subprocess.run(
             ["git", "-c", "advice.detachedHead=false", "-C", str(folder), *arguments],
-            env=settings.environment(GIT_TERMINAL_PROMPT="0"),
+            env=settings.environment(GIT_TERMINAL_PROMPT="0", **_git_credentials(f"{scheme}://{host}", user, password)),
             stdin=subprocess.DEVNULL,
             capture_output=True,
             text=True,
@@ -245,7 +250,7 @@ def _checkout(source: Source, location: str, folder: Path, commit: str) -> str:
             check=False,
         )
         if done.returncode:
-            words = without_userinfo((done.stderr.strip().splitlines() or ["git failed"])[-1])
+            words = without_credentials((done.stderr.strip().splitlines() or ["git failed"])[-1])
             raise StepFailed(f"{source.line.where}: {source.line.shown}: {words.removeprefix('fatal: ')}")
         return done.stdout.strip()
 
@@ -259,6 +264,22 @@ def _checkout(source: Source, location: str, folder: Path, commit: str) -> str:
     git("checkout", "--quiet", "--detach", commit or _revision(git, revision))
     git("submodule", "--quiet", "update", "--init", "--recursive")
     return git("rev-parse", "HEAD")
+
+
+def _git_credentials(host: str, user: str, password: str) -> dict[str, str]:
+    """Return the variables by which git has credentials for a host: its arguments are shown to every user.
+
+    https://git-scm.com/docs/git-config#Documentation/git-config.txt-GITCONFIGCOUNT, https://git-scm.com/docs/gitcredentials
+    """
+    if not user:
+        return {}
+    first = int(settings.standard_variable("GIT_CONFIG_COUNT") or 0)
+    # The empty value removes the user's own helpers for this host.
+    pairs = [("username", user), *([("helper", ""), ("helper", _GIT_HELPER)] if password else [])]
+    found = {"GIT_CONFIG_COUNT": str(first + len(pairs)), "TRAINYARD_GIT_PASSWORD": password}
+    for number, (key, value) in enumerate(pairs, first):
+        found |= {f"GIT_CONFIG_KEY_{number}": f"credential.{host}.{key}", f"GIT_CONFIG_VALUE_{number}": value}
+    return found
 
 
 def _revision(git: Callable[..., str], revision: str) -> str:
@@ -299,7 +320,7 @@ def _uv_build(source: Source, path: Path, out: Path) -> Path:
     done = subprocess.run(command, env=environment, capture_output=True, text=True, errors="replace", check=False)
     wheels = sorted(out.glob("*.whl"))
     if done.returncode or not wheels:
-        lines = [line.strip() for line in without_userinfo(done.stderr).splitlines() if line.strip()]
+        lines = [line.strip() for line in without_credentials(done.stderr).splitlines() if line.strip()]
         reason = next((line for line in reversed(lines) if re.match(r"\w*(Error|Exception)\b", line)), "")
         raise StepFailed(
             f"{source.line.where}: {source.line.shown}: building its wheel failed: {reason or ' '.join(lines)[-300:]}"
