@@ -357,6 +357,34 @@ def test_the_engines_builder_stores_the_image_where_it_is(
     assert "tf-cpu.output=type=image,name=x:1,oci-mediatypes=true,compression=gzip,force-compression=true" in arguments
 
 
+def test_the_password_of_an_index_is_a_secret_of_the_build(
+    engine_builds: None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(docker_engine, "stores_in_containerd", lambda: True)
+    monkeypatch.setattr(plan, "content_hash", lambda *_: "00000000")
+    monkeypatch.setattr(build.settings, "ca_bundle", lambda: tmp_path / "ca.pem")
+    found = plan.make_plan(
+        model.load("cpu"),
+        index="pytorch-cpu",
+        index_url="https://index.example/whl",
+        base="b",
+        base_digest="",
+        notes=(),
+    )
+    known = {"netrc": tmp_path / "netrc"}
+    for address, more in (
+        ("https://index.example/whl", []),
+        ("https://me:hunter2@index.example/whl", ["id=index,env="]),
+    ):
+        monkeypatch.setenv("TRAINYARD_INDEX_PYTORCH_CPU", address)
+        arguments = build.bake_arguments(found, compression="zstd", secrets=known)
+        assert "cpu.args.INDEX_URL=https://index.example/whl" in arguments
+        assert not any("hunter2" in word for word in arguments)
+        secrets = [word.partition(".secrets=")[2] for word in arguments if ".secrets=" in word]
+        wanted = [f"id=ca,src={tmp_path}/ca.pem", f"id=netrc,src={tmp_path}/netrc"]
+        assert secrets == wanted + [f"{one}TRAINYARD_INDEX_PYTORCH_CPU" for one in more]
+
+
 def test_every_build_runs_on_the_builder(team: Builder, monkeypatch: pytest.MonkeyPatch) -> None:
     """That of the image and that of its provenance."""
     started: list[list[str]] = []

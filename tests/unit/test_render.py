@@ -161,6 +161,7 @@ def test_each_pair_of_locks_has_a_dockerfile(write_locked_spec: Callable[[str], 
     before, after = stages(default[1]), stages(cpu[1])
     assert {name for name in before if before[name] != after[name]} == {"wheel-torch"}
     assert "ARG INDEX_URL=\n" in after["wheel-torch"] and "INDEX_URL=" not in default[1]
+    assert "--mount=type=secret,id=index " in after["wheel-torch"] and "id=index" not in default[1]
     assert pin in after["wheel-torch"]
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -34,6 +34,7 @@ from trainyard.spec import lockfile
 from trainyard.spec.model import IMAGES, Spec, base_contents_file, load, relative, with_locked_base
 from trainyard.spec.naming import NAME
 from trainyard.spec.workspace import LOCK
+from trainyard.workspace.lines import without_userinfo
 
 #: Compression -> its attributes of BuildKit's exporters (https://docs.docker.com/build/exporters/image-registry/).
 #: zstd at level 3 packs tf-cpu to 403 MB, at level 1, the fastest, to 433 MB (`make sizes`, 2026-11).
@@ -115,7 +116,7 @@ def _reachable(spec: Spec, locked_base: str) -> offline.Sources:
     index_spec = spec.index_spec()
     return offline.Sources(
         index=index,
-        index_url=package_index.url(index, index_spec) if index != "default" and index_spec else "",
+        index_url=without_userinfo(package_index.url(index, index_spec)) if index != "default" and index_spec else "",
         base=found.reference,
         base_digest=found.digest,
         build_base=found.build_base,
@@ -208,6 +209,7 @@ def bake_arguments(
     cache: str | None = None,
     name: str = "",
     provenance: bool = False,
+    secrets: Mapping[str, Path] | None = None,
 ) -> list[str]:
     """The arguments of ``docker buildx bake`` for a plan, except progress and metadata.
 
@@ -216,6 +218,7 @@ def bake_arguments(
         cache: repository at a registry to import the build cache from and to export it to.
         name: reference of the image; the plan's candidate if empty.
         provenance: whether to add a provenance attestation, which makes the result an image index.
+        secrets: id of a secret of the Dockerfile -> the file with it; besides the CA bundle and the index.
     """
     name = name or plan.candidate
     target = plan.spec.local_name
@@ -223,11 +226,10 @@ def bake_arguments(
     sets = {f"args.{name}": value for name, value in build_arguments.items()}
     sets["output"] = _output(name, compression)
     sets["tags"] = name  # overrides the tags of the bake file
-    bundle = settings.ca_bundle()
+    files = ({"ca": bundle} if (bundle := settings.ca_bundle()) else {}) | dict(secrets or {})
+    given = [*(f"id={id_},src={path}" for id_, path in files.items()), *package_index.secrets(plan.index)]
     sets["dockerfile"] = dockerfile.from_root(plan.spec.dockerfile(plan.index))
-    if bundle and not plan.spec.workspace:  # whose bake file has its secrets
-        sets["secrets"] = f"id=ca,src={bundle}"
-    arguments: list[str] = []
+    arguments = [word for secret in given for word in ("--set", f"{target}.secrets={secret}")]
     if cache:
         where = f"type=registry,ref={cache}:{target}"
         sets |= {"cache-from": where, "cache-to": f"{where},mode=max,ignore-error=true"}
@@ -351,16 +353,18 @@ def _build(
         own = spec.folder.parent != IMAGES or bool(bases)
         bake_file = Path(folder) / "docker-bake.json" if own else dockerfile.BAKE_FILE
         if own:
-            secrets = workspace_files.write_secrets(spec.workspace, Path(folder)) if spec.workspace else {}
-            bake_file.write_text(dockerfile.bake([spec], secrets, bases), encoding="utf-8")
+            bake_file.write_text(dockerfile.bake([spec], bases), encoding="utf-8")
+        secrets = workspace_files.write_secrets(spec.workspace, Path(folder)) if spec.workspace else {}
         file = f"--file={bake_file}"
-        arguments = bake_arguments(plan, compression=compression, no_cache=no_cache, cache=cache, name=name)
+        arguments = bake_arguments(
+            plan, compression=compression, no_cache=no_cache, cache=cache, name=name, secrets=secrets
+        )
         with unnamed_on_failure(name or plan.candidate), _offline_remedy(spec):
             digest = _digest(name or plan.candidate, bake(spec.local_name, [file, *arguments], on_step=on_step))
         seconds = time.monotonic() - started
         if not name:
             again = bake_arguments(
-                plan, compression=compression, name=provenance.local(spec.local_name), provenance=True
+                plan, compression=compression, name=provenance.local(spec.local_name), provenance=True, secrets=secrets
             )
             provenance.keep(spec.local_name, digest, [file, *again])
     facts = {

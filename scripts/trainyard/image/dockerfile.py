@@ -256,13 +256,12 @@ def dockerfile(spec: Spec, index: str = "default") -> str:
     return template_environment().get_template("Dockerfile.j2").render(variables(spec, index)).rstrip("\n") + "\n"
 
 
-def bake(specs: list[Spec], secrets: Mapping[str, Path] | None = None, bases: Mapping[str, str] | None = None) -> str:
+def bake(specs: list[Spec], bases: Mapping[str, str] | None = None) -> str:
     """The text of images/docker-bake.json: one target per image.
 
     Those for the architecture of most are the group ``default``, the others a group named after their architecture.
 
     Args:
-        secrets: id of a secret of every target -> the file with it.
         bases: reference of a base image -> the build context that replaces it.
     """
     groups: dict[str, list[str]] = {}
@@ -275,7 +274,6 @@ def bake(specs: list[Spec], secrets: Mapping[str, Path] | None = None, bases: Ma
             spec.local_name: {
                 "context": ".",
                 **({"contexts": named} if (named := contexts(spec) | dict(bases or {})) else {}),
-                **({"secret": [f"id={name},src={path}" for name, path in secrets.items()]} if secrets else {}),
                 "dockerfile": from_root(spec.dockerfile()),
                 "tags": [naming.candidate_tag(spec.local_name)],
                 "platforms": [spec.platform],

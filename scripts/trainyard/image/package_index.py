@@ -2,33 +2,52 @@
 
 from __future__ import annotations
 
+import http.client
 import ssl
 import urllib.error
 import urllib.request
 from functools import cache
+from urllib.parse import urlsplit
 
 from trainyard import settings
 from trainyard.spec.model import Index, Spec
+from trainyard.workspace.lines import userinfo, without_userinfo
 
 #: Seconds to wait for an index before it counts as unreachable; a reachable one answered in 0.1 s to 2 s (2026-11).
 PROBE_TIMEOUT = 10.0
 
 
+def _variable(name: str) -> str:
+    return f"INDEX_{name.upper().replace('-', '_')}"
+
+
 def url(name: str, index: Index) -> str:
-    """The index's address: that of ``TRAINYARD_INDEX_<NAME>``, or of images/indexes.yaml."""
-    return (settings.variable(f"INDEX_{name.upper().replace('-', '_')}") or index.url).rstrip("/")
+    """The index's address: that of ``TRAINYARD_INDEX_<NAME>``, with its credentials, or of images/indexes.yaml."""
+    return (settings.variable(_variable(name)) or index.url).rstrip("/")
+
+
+def secrets(name: str) -> list[str]:
+    """Return BuildKit's secret with the address of an index, if that has credentials, which ``INDEX_URL`` lacks."""
+    variable = _variable(name)
+    return [f"id=index,env={settings.PREFIX}{variable}"] if any(userinfo(settings.variable(variable))) else []
 
 
 @cache
 def reachable(address: str) -> str | None:
     """None if the index at ``address`` answers, else the reason, in a few words."""
-    request = urllib.request.Request(f"{address}/", method="HEAD")
+    handlers: list[urllib.request.BaseHandler] = [urllib.request.HTTPSHandler(context=ssl.create_default_context())]
+    shown, credentials = without_userinfo(address), userinfo(address)
     try:
-        with urllib.request.urlopen(request, timeout=PROBE_TIMEOUT, context=ssl.create_default_context()):
+        if any(credentials):
+            passwords = urllib.request.HTTPPasswordMgrWithPriorAuth()
+            passwords.add_password(None, urlsplit(shown).netloc, *credentials, is_authenticated=True)
+            handlers.append(urllib.request.HTTPBasicAuthHandler(passwords))
+        request = urllib.request.Request(f"{shown}/", method="HEAD")
+        with urllib.request.build_opener(*handlers).open(request, timeout=PROBE_TIMEOUT):
             return None
     except urllib.error.HTTPError as error:
         return f"HTTP {error.code}"
-    except (urllib.error.URLError, OSError, ValueError) as error:
+    except (http.client.HTTPException, OSError, ValueError) as error:
         return str(getattr(error, "reason", error))
 
 
@@ -39,4 +58,6 @@ def choose(spec: Spec) -> tuple[str, str | None]:
         return "default", None
     address = url(spec.framework.index, index)
     reason = reachable(address)
-    return (spec.framework.index, None) if reason is None else ("default", f"{address} does not answer: {reason}")
+    if reason is None:
+        return spec.framework.index, None
+    return "default", f"{without_userinfo(address)} does not answer: {reason}"

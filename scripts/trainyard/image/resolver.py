@@ -34,6 +34,7 @@ from trainyard.spec.model import (
     each_platform,
     requirements_of,
 )
+from trainyard.workspace.lines import without_credentials
 
 #: The platform of locks that are of no image: Debian 12's.
 PLATFORM = AMD64.wheel_platform("2.36")
@@ -132,7 +133,9 @@ def pip_compile(
     bundle = settings.ca_bundle()
     given = {**environment, **({"SSL_CERT_FILE": str(bundle)} if bundle else {})}
     given["UV_PYTHON_DOWNLOADS"] = "never"  # a resolution needs none, whatever the target's version
-    return subprocess.run(command, cwd=folder, env=given, capture_output=True, text=True, check=False)
+    done = subprocess.run(command, cwd=folder, env=given, capture_output=True, text=True, check=False)
+    done.stderr = without_credentials(done.stderr)
+    return done
 
 
 def _only(text: str, keep: set[str]) -> str:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from trainyard import settings
 from trainyard.console import say, warn
 from trainyard.image import dockerfile, workspace_resolver
 from trainyard.spec import workspace_lock
@@ -61,7 +60,7 @@ def prepare(spec: Spec) -> Prepared:
 
 
 def write_secrets(workspace: Workspace, folder: Path) -> dict[str, Path]:
-    """Write the build's secrets into ``folder``: the host's CA bundle, the private indexes and their credentials.
+    """Write the build's secrets into ``folder``: the private indexes and their credentials.
 
     Returns:
         Id of a secret of the Dockerfile -> its file. Files are empty where there is nothing to keep.
@@ -71,5 +70,4 @@ def write_secrets(workspace: Workspace, folder: Path) -> dict[str, Path]:
     for path, text in zip(found.values(), (configuration, netrc), strict=True):
         path.touch(mode=0o600)
         path.write_text(text, encoding="utf-8")
-    bundle = settings.ca_bundle()
-    return found | ({"ca": bundle} if bundle else {})
+    return found

@@ -30,6 +30,7 @@ from trainyard.settings import ROOT, STATE
 from trainyard.spec.architectures import PLATFORMS, Architecture, named
 from trainyard.spec.model import Spec, catalogue, each_platform, indexes, load, targets
 from trainyard.spec.naming import NAME, candidate_tag
+from trainyard.workspace.lines import without_credentials
 
 if TYPE_CHECKING:
     from trainyard.release.signers import Signer
@@ -123,7 +124,8 @@ class Substitutions:
         for entry in self.index.replace(",", " ").split():
             name, equals, address = entry.partition("=")
             if not equals or name not in indexes():
-                raise UserError(f"_INDEX: {entry!r} is not <index>=<address>; indexes: {', '.join(indexes())}")
+                shown = without_credentials(entry)
+                raise UserError(f"_INDEX: {shown!r} is not <index>=<address>; indexes: {', '.join(indexes())}")
             settings.set_variable(f"INDEX_{name.upper().replace('-', '_')}", address)
 
 
