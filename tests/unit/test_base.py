@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import docker.errors
 import pytest
 
-from trainyard.console import UserError
+from trainyard.console import StepFailed, UserError
 from trainyard.image import base_image
 from trainyard.oci import docker_engine
 from trainyard.spec import model
@@ -144,4 +145,21 @@ def test_without_another_base_the_build_has_a_note_and_no_byte_code_for_it(
     assert base_image.pythons(["debian-12"]) == (
         {"debian-12": "tools"},
         [f"{note}bookworm: this host has no Debian apt source"],
+    )
+
+
+def test_an_archive_that_fails_is_named_without_its_password(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    program = tmp_path / "mmdebstrap"
+    program.write_text(
+        "#!/bin/sh\necho 'E: no https://me:hunter2@mirror.example/dists' >&2\nexit 1\n", encoding="utf-8"
+    )
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
+    monkeypatch.setenv("TRAINYARD_DEBIAN_MIRROR", "https://me:hunter2@mirror.example")
+    monkeypatch.setattr(base_image.docker_engine, "require_emulation", lambda _: None)
+    monkeypatch.setattr(base_image.architectures, "of_host", lambda: AMD64)
+    with pytest.raises(StepFailed) as error:
+        base_image.bootstrap("debian-12", model.bases()["debian-12"], AMD64)
+    assert str(error.value).endswith(
+        "from 'deb https://mirror.example bookworm main': E: no https://mirror.example/dists"
     )

@@ -126,6 +126,22 @@ def test_passwords_and_signatures_are_left_out_of_addresses_alone(text: str, sho
     assert Line(text, Path("requirements.txt"), 1).shown == shown
 
 
+@pytest.mark.parametrize(
+    ("file", "text"),
+    [
+        ("requirements", "x @ https://user:hunter2@host/a b\n"),
+        ("requirements", "x @ https://host/x.whl?sig=hunter2 b\n"),
+        ("requirements", "--no-binary x https://user:hunter2@host\n"),
+        ("pyproject", '[project]\nname = "m"\nversion = "1"\ndependencies = ["x @ https://user:hunter2@host/a b"]\n'),
+    ],
+)
+def test_a_mistake_beside_a_password_does_not_show_it(write: Write, file: str, text: str) -> None:
+    ws = write("requirements: requirements.txt\n" if file == "requirements" else "", **{file: text})
+    with pytest.raises(UserError) as error:
+        requirements.read(ws, "3.11")
+    assert "https://host" in str(error.value) and "hunter2" not in str(error.value)
+
+
 def test_a_misspelt_file_has_the_nearest_name(write: Write) -> None:
     ws = write("requirements: requirments.txt\n", requirements="tqdm\n")
     message = r"^trainyard\.yaml:3: requirements: no file 'requirments\.txt' \(did you mean 'requirements\.txt'\?\)$"

@@ -28,6 +28,7 @@ from trainyard.spec.architectures import AMD64, ARCHITECTURES, Architecture
 from trainyard.spec.model import Base, bases
 from trainyard.spec.naming import FILE_EPOCH, NAME
 from trainyard.spec.workspace import FOLDER
+from trainyard.workspace.lines import without_credentials
 
 #: Seconds to wait for a registry's answer; one that answers did so in under 2 s, a closed network refuses at once.
 REGISTRY_TIMEOUT = 20
@@ -282,7 +283,8 @@ def bootstrap(name: str, base: Base, architecture: Architecture) -> str:
         done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
         if done.returncode:
             words = [line for line in done.stderr.splitlines() if line.startswith("E:")] or ["see mmdebstrap's log"]
-            raise StepFailed(f"mmdebstrap could not bootstrap {base.bootstrap} from {sources[0]!r}: {words[0]}")
+            why = without_credentials(f"from {sources[0]!r}: {words[0]}")
+            raise StepFailed(f"mmdebstrap could not bootstrap {base.bootstrap} {why}")
         reference = local_reference(name, architecture)
         changes = ['CMD ["bash"]', f"WORKDIR {FOLDER}", f"LABEL io.trainyard.base={name}"]
         words = [f"--platform={architecture.platform}", *(f"--change={one}" for one in changes), str(tar), reference]

@@ -57,7 +57,5 @@ def choose(spec: Spec) -> tuple[str, str | None]:
     if index is None:
         return "default", None
     address = url(spec.framework.index, index)
-    reason = reachable(address)
-    if reason is None:
-        return spec.framework.index, None
-    return "default", f"{without_userinfo(address)} does not answer: {reason}"
+    reason, shown = reachable(address), without_userinfo(address)
+    return (spec.framework.index, None) if reason is None else ("default", f"{shown} does not answer: {reason}")

@@ -24,6 +24,7 @@ from trainyard.console import UserError
 from trainyard.spec.model import relative
 from trainyard.spec.workspace import Workspace, git_root
 from trainyard.workspace import module_folders, project_versions, setuptools_projects
+from trainyard.workspace.lines import without_credentials
 
 #: Fields of ``[project]`` that are needed at run time; the others may be dynamic without a consequence.
 NEEDED = ("version", "dependencies", "optional-dependencies", "scripts", "gui-scripts", "entry-points")
@@ -280,7 +281,9 @@ def _checked(lines: Iterable[str], file: Path) -> tuple[str, ...]:
             Requirement(line)
         except InvalidRequirement as error:
             words = str(error).splitlines()[0]
-            raise UserError(f"{where(file, line)}: {line!r} is not a requirement ({words})") from None
+            raise UserError(
+                f"{where(file, line)}: {without_credentials(line)!r} is not a requirement ({words})"
+            ) from None
     return tuple(lines)
 
 

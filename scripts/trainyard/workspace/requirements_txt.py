@@ -8,7 +8,7 @@ from typing import Any
 
 from trainyard.console import UserError, nearest
 from trainyard.spec.yaml_source import relative
-from trainyard.workspace.lines import Found, Line, is_direct, parse_direct, parse_reference
+from trainyard.workspace.lines import Found, Line, is_direct, parse_direct, parse_reference, without_credentials
 
 #: Options of a requirement, after its text.
 _OPTIONS = re.compile(r"\s+--(hash|config-settings?|global-option|install-option)\b.*")
@@ -39,7 +39,7 @@ def read(path: Path, found: Found, *, constraints: bool = False, above: tuple[Pa
         first = parsed.invalid_lines[0]
         reason = " ".join(first.error_message.removeprefix("pip_requirements_parser: error: ").split())
         line = Line(first.line, path, first.line_number)
-        raise UserError(f"{line.where}: {line.shown!r}: {reason}")
+        raise UserError(f"{line.where}: {line.shown!r}: {without_credentials(reason)}")
     entries: list[tuple[int, Any]] = [(one.requirement_line.line_number, one) for one in parsed.requirements]
     entries += [(one.requirement_line.line_number, one) for one in parsed.options]
     for number, entry in sorted(entries, key=lambda one: one[0]):
