@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import io
 import json
+import shutil
+import subprocess
+import tarfile
 import time
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 from unittest.mock import MagicMock
 
@@ -15,7 +20,7 @@ from hypothesis import strategies as st
 
 from trainyard import discovery
 from trainyard.cloudbuild import config as cloud_config
-from trainyard.cloudbuild import rules
+from trainyard.cloudbuild import executor, local, rules
 from trainyard.cloudbuild.executor import FAILURE, TIMEOUT, Executor, Outcome
 from trainyard.commands import cloudbuild_local
 from trainyard.console import StepFailed, UserError
@@ -281,3 +286,35 @@ def test_no_socket_keeps_the_engine_from_the_steps(
     (mounts,) = [call.kwargs["mounts"] for call in engine.containers.create.call_args_list if "mounts" in call.kwargs]
     assert "/workspace" in [mount["Target"] for mount in mounts]
     assert [mount["Source"] for mount in mounts].count("/var/run/docker.sock") == (0 if words else 1)
+
+
+# --- files ------------------------------------------------------------------------------------------------------------
+
+
+def test_files_are_uploaded_whatever_their_names_are(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    which = shutil.which
+    monkeypatch.setattr(shutil, "which", lambda name: which(name) if name == "git" else None)
+    names = ["a b.py", "a\nb.py", "é.py", '"quoted".py', "caf\udce9.py"]
+    for name in names:
+        (tmp_path / name).touch()
+    assert local.source_files(tmp_path) == sorted(names), "without a repository"
+    subprocess.run(["git", "-C", str(tmp_path), "init", "--quiet"], check=True)
+    subprocess.run(["git", "-C", str(tmp_path), "add", "é.py"], check=True)
+    assert local.source_files(tmp_path) == sorted(names)
+    with tarfile.open(fileobj=local.source_archive(tmp_path)) as tar:
+        assert sorted(tar.getnames()) == sorted(names)
+
+
+def output_of(entry: tarfile.TarInfo, content: bytes = b"") -> bytes:
+    """The output of a step whose container has this entry for it."""
+    buffer = io.BytesIO()
+    with tarfile.open(fileobj=buffer, mode="w") as tar:
+        entry.size = len(content)
+        tar.addfile(entry, io.BytesIO(content))
+    return executor._output(SimpleNamespace(get_archive=lambda path: ([buffer.getvalue()], {})))
+
+
+def test_an_output_that_is_a_link_or_a_folder_is_empty() -> None:
+    link, folder, file = (tarfile.TarInfo("output") for _ in range(3))
+    link.type, link.linkname, folder.type = tarfile.SYMTYPE, "/etc/hostname", tarfile.DIRTYPE
+    assert (output_of(link), output_of(folder), output_of(file, b"x" * 5000)) == (b"", b"", b"x" * 4096)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import socket
 import subprocess
 from pathlib import Path
@@ -174,6 +175,17 @@ def test_names_that_are_not_utf_8_are_refused(repository: Path) -> None:
     (Path(os.fsdecode(os.fsencode(repository) + b"/caf\xe9.py"))).touch()
     with pytest.raises(UserError, match=r"^caf\\udce9\.py: a file name that is not UTF-8"):
         paths(workspace(repository))
+
+
+@pytest.mark.parametrize("name", [".wh.train.py", "pkg/.wh..wh..opq", ".wh.pkg/a.py"])
+def test_names_that_would_remove_other_files_of_the_image_are_refused(repository: Path, name: str) -> None:
+    write(repository, train_dot_py="")
+    (repository / name).parent.mkdir(exist_ok=True)
+    (repository / name).touch()
+    with pytest.raises(UserError, match=rf"^{re.escape(name)}: a name that begins with '\.wh\.' .*: rename it, or add"):
+        paths(workspace(repository))
+    (repository / name).rename(repository / "a.wh.py")
+    assert paths(workspace(repository)) == ["a.wh.py", "train.py"]
 
 
 def test_large_files_are_refused_and_counted(repository: Path) -> None:

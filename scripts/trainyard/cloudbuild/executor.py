@@ -398,11 +398,15 @@ def _tar(files: Mapping[str, bytes]) -> bytes:
 
 
 def _output(container: Container) -> bytes:
-    """The first 4 KB of $BUILDER_OUTPUT/output, as Cloud Build keeps them (Results.buildStepOutputs)."""
+    """The first 4 KB of $BUILDER_OUTPUT/output, as Cloud Build keeps them (Results.buildStepOutputs).
+
+    Empty if it is no file: the engine returns a symbolic link without what it refers to.
+    """
     try:
         chunks, _ = container.get_archive("/builder/outputs/output")
     except docker.errors.APIError:
         return b""
     with tarfile.open(fileobj=io.BytesIO(b"".join(chunks))) as tar:
-        found = tar.extractfile(tar.next() or tarfile.TarInfo())
+        entry = tar.next()
+        found = tar.extractfile(entry) if entry and entry.isfile() else None
         return found.read(4096) if found else b""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import os
 import secrets
 import shutil
 import socket
@@ -15,6 +16,7 @@ from typing import Any, BinaryIO
 
 from rich.table import Table
 
+from trainyard import git
 from trainyard.cloudbuild import config as cloud_config
 from trainyard.cloudbuild import inputs
 from trainyard.cloudbuild.config import Build
@@ -28,17 +30,24 @@ def source_files(folder: Path) -> list[str]:
 
     gcloud lists them if it is installed, because it implements .gcloudignore; else git; else they are all files.
     """
-    commands = [
-        ["gcloud", "meta", "list-files-for-upload", str(folder)],
-        ["git", "-C", str(folder), "ls-files", "--cached", "--others", "--exclude-standard"],
-    ]
-    for command in commands:
-        if not shutil.which(command[0]):
-            continue
-        found = subprocess.run(command, capture_output=True, text=True, check=False)
+    names = _listed(folder)
+    if names is None:
+        return sorted(str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file())
+    return sorted(name for name in map(os.fsdecode, names) if name and (folder / name).is_file())
+
+
+def _listed(folder: Path) -> set[bytes] | None:
+    """The names that gcloud or git lists; None if neither does."""
+    if shutil.which("gcloud"):
+        command = ["gcloud", "meta", "list-files-for-upload", str(folder)]
+        found = subprocess.run(command, capture_output=True, check=False)
         if found.returncode == 0:
-            return sorted(name for name in found.stdout.splitlines() if (folder / name).is_file())
-    return sorted(str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file())
+            return set(found.stdout.splitlines())
+    if shutil.which("git"):
+        found = git.run(folder, "ls-files", "-z", "--cached", "--others", "--exclude-standard")
+        if found.returncode == 0:
+            return set(found.stdout.split(b"\0"))
+    return None
 
 
 def source_archive(folder: Path) -> BinaryIO:

@@ -5,14 +5,13 @@ from __future__ import annotations
 import datetime
 import hashlib
 import json
-import subprocess
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
 from typing import Any
 
-from trainyard import settings
+from trainyard import git, settings
 from trainyard.console import UserError
 from trainyard.settings import ROOT
 from trainyard.spec import lockfile
@@ -26,10 +25,10 @@ from trainyard.spec.workspace import Workspace
 def _git(folder: Path, *arguments: str) -> str | None:
     """What git prints, or None outside a repository or without git."""
     try:
-        found = subprocess.run(["git", "-C", str(folder), *arguments], capture_output=True, text=True, check=False)
+        found = git.run(folder, *arguments)
     except FileNotFoundError:
         return None
-    return found.stdout.strip() if found.returncode == 0 else None
+    return found.stdout.decode(errors="replace").strip() if found.returncode == 0 else None
 
 
 @cache

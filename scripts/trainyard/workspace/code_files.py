@@ -6,14 +6,13 @@ import os
 import re
 import shutil
 import stat
-import subprocess
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path, PurePosixPath
 from typing import NamedTuple, NoReturn
 
-from trainyard import settings
+from trainyard import git
 from trainyard.console import StepFailed, UserError, nearest
 from trainyard.oci import secret_scan
 from trainyard.spec import workspace as names
@@ -32,6 +31,10 @@ _LEFT_OUT_ENDINGS = (".pyc", ".pyo", ".egg-info")
 
 #: Left out beside trainyard.yaml, so that other smoke arguments or a new lock do not change the code's layer.
 _OWN = frozenset({names.FILE, names.LOCK})
+
+#: What the names of files begin with that remove others when a layer is unpacked:
+#: https://github.com/opencontainers/image-spec/blob/main/layer.md#whiteouts
+_WHITEOUT = "/.wh."
 
 #: How many files git is given on a command line.
 _BATCH = 500
@@ -239,7 +242,7 @@ def _listed(workspace: Workspace, top: Path, folders: list[Path]) -> list[_Liste
     if (top / ".git").exists() and shutil.which("git"):
         # A folder that the repository around it ignores, such as an unpacked source distribution, is no part of it.
         below = os.path.relpath(workspace.root, top)
-        if below == "." or _git(top, "check-ignore", "--quiet", "--", below).returncode:
+        if below == "." or git.run(top, "check-ignore", "--quiet", "--", below).returncode:
             repositories: dict[Path, list[Path]] = {}
             for folder in folders:  # which may be in a submodule
                 repositories.setdefault(git_root(folder), []).append(folder)
@@ -248,19 +251,13 @@ def _listed(workspace: Workspace, top: Path, folders: list[Path]) -> list[_Liste
     return list(_walked(top, folders))
 
 
-def _git(repository: Path, *arguments: str) -> subprocess.CompletedProcess[bytes]:
-    """Run git in a repository."""
-    command = ["git", "-C", str(repository), *arguments]
-    return subprocess.run(command, capture_output=True, check=False, env=settings.environment(LC_ALL="C"))
-
-
 def _ls_files(repository: Path, options: list[str], paths: list[str]) -> list[str]:
     """The records that ``git ls-files`` prints about ``paths``, in which nothing is a pattern.
 
     Raises:
         UserError: it failed; the message has its first line.
     """
-    ended = _git(repository, "--literal-pathspecs", "ls-files", "-z", *options, "--", *paths)
+    ended = git.run(repository, "--literal-pathspecs", "ls-files", "-z", *options, "--", *paths)
     if ended.returncode:
         lines = ended.stderr.decode("utf-8", "replace").splitlines() or [f"exit status {ended.returncode}"]
         raise UserError(f"{relative(repository)}: git ls-files: {lines[0]}")
@@ -271,7 +268,7 @@ def _tracked_and_new(repository: Path, folders: list[Path]) -> Iterator[_Listed]
     """The files of a git repository below ``folders``: those in its index, and new ones that it does not ignore."""
     below = [os.path.relpath(folder, repository) for folder in folders]
     top = str(repository)
-    file_modes = _git(repository, "config", "--type=bool", "core.fileMode").stdout.strip() != b"false"
+    file_modes = git.run(repository, "config", "--type=bool", "core.fileMode").stdout.strip() != b"false"
     seen = set()
     for record in _ls_files(repository, ["--stage"], below):
         described, _, name = record.partition("\t")
@@ -373,6 +370,8 @@ def _inspect(places: _Places, path: str, one: _Listed) -> tuple[CodeFile, bool]:
     """
     if not path.isascii() and any("\udc80" <= letter <= "\udcff" for letter in path):
         raise _Refused("a file name that is not UTF-8: rename it")
+    if _WHITEOUT in f"/{path}":
+        raise _Refused("a name that begins with '.wh.' removes another file from an image: rename it")
     status = os.lstat(one.path)
     if stat.S_ISLNK(status.st_mode):
         link = os.readlink(one.path)

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import ast
 import re
-import subprocess
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
 from packaging.version import InvalidVersion, Version
 
+from trainyard import git
 from trainyard.workspace import module_folders
 from trainyard.workspace.lines import text_of
 
@@ -128,12 +128,12 @@ def _from_git(folder: Path) -> str | None:
     https://setuptools-scm.readthedocs.io/en/latest/extending/#version-number-construction; the commit and the day,
     which it adds as a local version, are left out: the code's layer would differ between builds.
     """
-    command = ["git", "-C", str(folder), "describe", "--tags", "--long", "--match", "*[0-9]*"]
     try:
-        described = subprocess.run(command, capture_output=True, text=True, check=False)
+        described = git.run(folder, "describe", "--tags", "--long", "--match", "*[0-9]*")
     except FileNotFoundError:
         return None
-    found = re.fullmatch(r"(?:.*?[^0-9.])??v?(\d.*)-(\d+)-g[0-9a-f]+", described.stdout.strip())
+    text = described.stdout.decode(errors="replace").strip()
+    found = re.fullmatch(r"(?:.*?[^0-9.])??v?(\d.*)-(\d+)-g[0-9a-f]+", text)
     tag = _normal(found[1]) if found and described.returncode == 0 else None
     if not found or tag is None or found[2] == "0":
         return tag
