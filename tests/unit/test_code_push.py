@@ -481,6 +481,28 @@ def test_a_record_of_an_earlier_trainyard_is_read(remembered: str, address: str)
     assert found is not None and found.digest == remembered
 
 
+@pytest.mark.parametrize(
+    "damage",
+    [
+        lambda text: text[:40],
+        lambda text: "[]",
+        lambda text: '"text"',
+        lambda text: "5",
+        lambda text: "[" * 100_000,
+        lambda text: json.dumps(json.loads(text) | {"images": 5}),
+        lambda text: json.dumps(json.loads(text) | {"images": ["x"]}),
+        lambda text: json.dumps(json.loads(text) | {"repository": None}),
+    ],
+)
+def test_a_damaged_record_counts_as_none(
+    spec: Spec, address: str, remembered: str, damage: Callable[[str], str]
+) -> None:
+    (file,) = (settings.STATE / "mine" / "pushes").iterdir()
+    file.write_text(damage(file.read_text()))
+    assert pushes.last("mine") is None
+    assert code_push.push(spec, address)["base"] == remembered, "it is read from the registry again"
+
+
 def test_an_index_of_untested_code_is_not_promoted(
     registry: Registry, address: str, both: Spec, root: Path, pushed_index: Callable[..., str]
 ) -> None:

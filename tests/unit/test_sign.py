@@ -143,6 +143,19 @@ def test_a_key_is_read_or_refused_in_one_line(tmp_path: Path) -> None:
         signature.private_key(other, None)
 
 
+def test_an_rsa_key_that_can_be_broken_neither_signs_nor_is_trusted(tmp_path: Path) -> None:
+    key = rsa.generate_private_key(public_exponent=65537, key_size=1024)
+    public = tmp_path / "public"
+    public.write_bytes(
+        key.public_key().public_bytes(serialization.Encoding.PEM, serialization.PublicFormat.SubjectPublicKeyInfo)
+    )
+    private = write(tmp_path / "private", key)
+    with pytest.raises(UserError, match=r"^COSIGN_KEY=.*private: an RSA key of 1024 bits, .* of 2048 bits or more"):
+        signature.private_key(private, None)
+    with pytest.raises(UserError, match=r"^COSIGN_PUB=.*public: an RSA key of 1024 bits, .* of 2048 bits or more"):
+        signature.public_key(public)
+
+
 # --- the command ---------------------------------------------------------------------------------------------------
 
 Command = Callable[..., tuple[int, str, str]]

@@ -97,13 +97,24 @@ def test_results_of_the_oldest_images_are_dropped(folder: Path, monkeypatch: pyt
 
 
 @pytest.mark.parametrize(
-    "text", ["", '{"digest": "sha256:a", "pas', "[]", '{"digest": "sha256:a", "passed": "perhaps"}']
+    "text",
+    [
+        "",
+        '{"digest": "sha256:a", "pas',
+        "[]",
+        '{"digest": "sha256:a", "passed": "perhaps"}',
+        pytest.param('{"digest": "sha256:b", "passed": true}', id="of another image"),
+        pytest.param('{"digest": "sha512:a", "passed": true}', id="of another algorithm"),
+    ],
 )
 def test_a_damaged_result_counts_as_none(folder: Path, text: str) -> None:
     state.record("tf-cpu", "verify", "sha256:a", VERIFIED)
     (path,) = folder.rglob("verify.json")
     path.write_text(text, encoding="utf-8")
     assert state.recall("tf-cpu", "verify", "sha256:a") is None
+    assert state.last("tf-cpu", "verify") is None
+    with pytest.raises(UserError, match="never passed 'verify'"):
+        state.require("tf-cpu", "sha256:a", "verify")
 
 
 def test_a_process_that_is_killed_while_writing_leaves_the_earlier_result(folder: Path) -> None:

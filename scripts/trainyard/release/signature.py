@@ -38,6 +38,10 @@ CURVES: dict[str, hashes.HashAlgorithm] = {
     "secp521r1": hashes.SHA512(),
 }
 
+#: Least bits of RSA keys, to sign and to trust: table 2 of
+#: https://nvlpubs.nist.gov/nistpubs/SpecialPublications/NIST.SP.800-131Ar2.pdf
+RSA_BITS = 2048
+
 PrivateKey = ec.EllipticCurvePrivateKey | rsa.RSAPrivateKey | ed25519.Ed25519PrivateKey
 PublicKey = ec.EllipticCurvePublicKey | rsa.RSAPublicKey | ed25519.Ed25519PublicKey
 
@@ -66,7 +70,7 @@ def private_key(path: Path, password: str | None) -> PrivateKey:
         ) from None
     if not isinstance(key, PrivateKey):
         raise UserError(f"COSIGN_KEY={path}: cosign takes EC, RSA and Ed25519 keys")
-    _check_curve(key, f"COSIGN_KEY={path}")
+    _check_strength(key, f"COSIGN_KEY={path}")
     return key
 
 
@@ -82,13 +86,19 @@ def public_key(path: Path) -> PublicKey:
         raise UserError(f"COSIGN_PUB={path}: not a public key in PEM form: 'openssl pkey -in <key> -pubout'") from None
     if not isinstance(key, PublicKey):
         raise UserError(f"COSIGN_PUB={path}: cosign takes EC, RSA and Ed25519 keys")
-    _check_curve(key, f"COSIGN_PUB={path}")
+    _check_strength(key, f"COSIGN_PUB={path}")
     return key
 
 
-def _check_curve(key: PrivateKey | PublicKey, given: str) -> None:
+def _check_strength(key: PrivateKey | PublicKey, given: str) -> None:
+    """Raise a :class:`UserError` for an EC key on a curve cosign does not take, or a short RSA key."""
     if isinstance(key, ec.EllipticCurvePrivateKey | ec.EllipticCurvePublicKey) and key.curve.name not in CURVES:
         raise UserError(f"{given}: cosign takes EC keys on {', '.join(CURVES)}, not on {key.curve.name}")
+    if isinstance(key, rsa.RSAPrivateKey | rsa.RSAPublicKey) and key.key_size < RSA_BITS:
+        raise UserError(
+            f"{given}: an RSA key of {key.key_size} bits, which can be broken: make one of {RSA_BITS} bits or more, or "
+            "an EC key with 'openssl genpkey -algorithm EC -pkeyopt ec_paramgen_curve:P-256'"
+        )
 
 
 def _pem(path: Path, variable: str) -> bytes:

@@ -12,6 +12,8 @@ import json
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+from pydantic import TypeAdapter, ValidationError
+
 from trainyard import settings
 
 
@@ -73,10 +75,10 @@ def forget(target: str, repository: str) -> None:
 
 
 def _read(path: Path) -> Push | None:
+    """The record in a file; None if the file is missing or has none."""
     try:
-        found = json.loads(path.read_text(encoding="utf-8"))
-        return Push(**found | {"images": tuple(Push(**one) for one in found.get("images", ()))})
-    except (OSError, ValueError, TypeError):
+        return TypeAdapter(Push).validate_json(path.read_bytes())
+    except (OSError, ValidationError):
         return None
 
 
