@@ -177,13 +177,8 @@ def _results(target: str) -> Path:
     return STATE / target / "results"
 
 
-def _folder(digest: str) -> str:
-    """The name of the folder with the results of an image."""
-    return digest.replace(":", "-")
-
-
 def _path(target: str, step: str, digest: str) -> Path:
-    return _results(target) / _folder(digest) / f"{step}.json"
+    return _results(target) / digest.replace(":", "-") / f"{step}.json"
 
 
 def _load(path: Path) -> Any:
@@ -192,7 +187,7 @@ def _load(path: Path) -> Any:
         found = _reader(path.stem).validate_json(path.read_bytes())
     except (FileNotFoundError, ValidationError):
         return None
-    return found if _folder(found["digest"]) == path.parent.name else None
+    return found if found["digest"].replace(":", "-") == path.parent.name else None
 
 
 def _modified(path: Path) -> int:

@@ -23,6 +23,7 @@ from trainyard.cloudbuild.rules import (
 )
 from trainyard.cloudbuild.substitutions import BUILT_IN, replace_in, resolve
 from trainyard.console import UserError, one_line, say
+from trainyard.spec import yaml_source
 
 #: Fields of a step in which substitutions are replaced (subst.go: SubstituteBuildFields).
 _SUBSTITUTED = ("name", "args", "env", "dir", "entrypoint")
@@ -85,7 +86,7 @@ def read(text: str, where: str) -> dict[Any, Any]:
     Raises:
         UserError: it is not YAML, or not a mapping.
     """
-    yaml = YAML(typ="safe", pure=True)
+    yaml = yaml_source.guarded(YAML(typ="safe", pure=True), where)
     yaml.version = (1, 1)
     yaml.allow_duplicate_keys = None  # type: ignore[assignment]  # with a warning; True is without
     try:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,7 @@ from trainyard.cloudbuild import config as cloud_config
 from trainyard.cloudbuild.config import Judgement
 from trainyard.cloudbuild.substitutions import BUILT_IN
 from trainyard.console import UserError
+from trainyard.spec import yaml_source
 
 
 def pairs(text: str, variable: str) -> dict[str, str]:
@@ -43,12 +45,9 @@ def read_file(config: Path) -> dict[Any, Any]:
     Raises:
         UserError: there is no such file, or it is not YAML.
     """
-    try:
-        return cloud_config.read(config.read_text(encoding="utf-8"), config.name)
-    except FileNotFoundError:
-        raise UserError(f"no file {config}: give the path of a cloudbuild.yaml") from None
-    except (OSError, UnicodeDecodeError) as error:
-        raise UserError(f"{config}: cannot be read: {error}") from None
+    if not os.path.lexists(config):
+        raise UserError(f"no file {config}: give the path of a cloudbuild.yaml")
+    return cloud_config.read(yaml_source.text(config), config.name)
 
 
 def check(config: Path, *, substitutions: Mapping[str, str], project: str) -> Judgement:

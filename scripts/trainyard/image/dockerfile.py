@@ -16,6 +16,7 @@ import jinja2
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
+from trainyard.console import one_line
 from trainyard.image import plan, wheel_layers
 from trainyard.installation import check_writable
 from trainyard.settings import ROOT
@@ -205,10 +206,10 @@ def variables(spec: Spec, index: str) -> dict[str, Any]:
     pythons = [OtherPython(name) for name in plan.other_pythons(spec)]
     shared = "tools" if spec.base in debian_bases() else pythons[0].stage
     return {
-        "spec_file": spec.workspace.file.name if spec.workspace else from_root(spec.folder / "image.yaml"),
-        "dockerfile": from_root(spec.dockerfile(index)),
+        "spec_file": spec.workspace.file.name if spec.workspace else one_line(from_root(spec.folder / "image.yaml")),
+        "dockerfile": one_line(from_root(spec.dockerfile(index))),
         "platform_option": "" if spec.arch == AMD64.name else f"--platform {spec.platform} ",
-        "contexts": "".join(f"--build-context {name}={path} " for name, path in contexts(spec).items()),
+        "contexts": "".join(f"--build-context {name}={one_line(path)} " for name, path in contexts(spec).items()),
         "own_source": own_source(spec),
         "wheel_layers": wheel_layers.layers(spec, index),
         "trainers_package": spec.trainers.package,

@@ -197,7 +197,11 @@ def _yaml_1_1(node: Any, *, base_60: bool) -> Any:
     if type(node) is str and node in (node.lower(), node.upper(), node.capitalize()):
         if node.lower() in _BOOLEANS:
             return _BOOLEANS[node.lower()]
-        if base_60 and re.fullmatch(r"[-+]?[1-9][0-9]*(:[0-5]?[0-9])+", node):
+        if (
+            base_60
+            and len(node) < yaml_source.LONGEST_NUMBER
+            and re.fullmatch(r"[-+]?[1-9][0-9]*(:[0-5]?[0-9])+", node)
+        ):
             number = 0
             for part in node.lstrip("-+").split(":"):
                 number = number * 60 + int(part)

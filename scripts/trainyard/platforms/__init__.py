@@ -20,6 +20,7 @@ from trainyard.lint.jobs import lookup, named_images
 from trainyard.lint.jobs.evidence import validate
 from trainyard.platforms import ai_platform, gke, kubeflow, skypilot, slurm, tpu_vm, vertex
 from trainyard.platforms.base import Platform
+from trainyard.spec import yaml_source
 from trainyard.spec.yaml_source import relative
 
 #: Reference of an image -> why it has no valid signature, in words; empty if it has one.
@@ -163,14 +164,14 @@ def check_files(
         before = len(results)
         for file in _files_in(path):
             try:
-                if job_file.may_be_job(file.read_text(encoding="utf-8-sig", errors="replace")):
+                if job_file.may_be_job(yaml_source.text(file, errors="replace")):
                     results.append(_checked(file, region, offline, unsigned, explicit=False))
                 else:
                     skipped.append(file)
             except job_file.NotAJobError:
                 skipped.append(file)
-            except OSError as error:
-                results.append(Checked(file, error=f"{relative(file)}: {error.strerror}"))
+            except UserError as error:
+                results.append(Checked(file, error=str(error)))
         if len(results) == before:
             raise UserError(f"{relative(path)}: no job in this folder; jobs are files named *{', *'.join(SUFFIXES)}")
     # Once each, although a folder and a file in it were given.

@@ -95,10 +95,7 @@ def _check_strength(key: PrivateKey | PublicKey, given: str) -> None:
     if isinstance(key, ec.EllipticCurvePrivateKey | ec.EllipticCurvePublicKey) and key.curve.name not in CURVES:
         raise UserError(f"{given}: cosign takes EC keys on {', '.join(CURVES)}, not on {key.curve.name}")
     if isinstance(key, rsa.RSAPrivateKey | rsa.RSAPublicKey) and key.key_size < RSA_BITS:
-        raise UserError(
-            f"{given}: an RSA key of {key.key_size} bits, which can be broken: make one of {RSA_BITS} bits or more, or "
-            "an EC key with 'openssl genpkey -algorithm EC -pkeyopt ec_paramgen_curve:P-256'"
-        )
+        raise UserError(f"{given}: an RSA key of {key.key_size} bits can be broken: make one of {RSA_BITS} or more")
 
 
 def _pem(path: Path, variable: str) -> bytes:

@@ -6,6 +6,7 @@ valid spelling.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
@@ -36,8 +37,28 @@ def _specifier(text: str) -> str:
     return text
 
 
+def _line(text: str) -> str:
+    """``text`` without the line break at its end, which `summary: |` has."""
+    text = text.rstrip("\r\n")
+    if re.search(r"[\r\n\0]", text):
+        raise ValueError("it has a line break or a NUL, which no Dockerfile and no path can have: write one line")
+    return text
+
+
+#: Text that becomes part of an instruction of a Dockerfile, or of a path.
+Line = Annotated[str, AfterValidator(_line)]
+
+
+def _installed(name: str) -> str:
+    # No name ends so. A "+" means to install it, or is part of a name such as g++:
+    # https://manpages.debian.org/stable/apt/apt-get.8.en.html#install
+    if name.endswith("-"):
+        raise ValueError(f"apt-get removes {name[:-1]} for '{name}': write '{name[:-1]}'")
+    return name
+
+
 #: A package name as https://www.debian.org/doc/debian-policy/ch-controlfields.html#source defines it.
-DebianPackage = Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9+.-]+$")]
+DebianPackage = Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9+.-]+$"), AfterValidator(_installed)]
 Specifier = Annotated[str, AfterValidator(_specifier)]
 
 

@@ -26,7 +26,7 @@ from trainyard.spec import architectures, nightly, workspace, workspace_lock, ya
 from trainyard.spec.architectures import ARCHITECTURES, PLATFORMS, Architecture
 from trainyard.spec.catalog import IMAGES as IMAGES
 from trainyard.spec.catalog import Base as Base
-from trainyard.spec.catalog import DebianPackage, Platforms, conflict, validated
+from trainyard.spec.catalog import DebianPackage, Line, Platforms, conflict, validated
 from trainyard.spec.catalog import Index as Index
 from trainyard.spec.catalog import Strict as Strict
 from trainyard.spec.catalog import bases as bases
@@ -63,7 +63,7 @@ class Trainers(Strict):
 
     package: Literal["torch", "tf"]
     default: str
-    folder: str | None = None
+    folder: Line | None = None
 
 
 class Budget(Strict):
@@ -92,7 +92,7 @@ class _Document(Strict):
         fallback_for: the target in whose place it is built where the base of that target is out of reach.
     """
 
-    summary: str
+    summary: Line
     base: str
     nightly: bool = False
     fallback_for: str | None = None
@@ -101,7 +101,7 @@ class _Document(Strict):
     requirements: list[PinOrSet] = Field(default_factory=list)
     system: list[DebianPackage] = Field(default_factory=list)
     accelerator: Literal["none", "nvidia", "tpu"] = "none"
-    environment: dict[Variable, str] = Field(default_factory=dict)
+    environment: dict[Variable, Line] = Field(default_factory=dict)
     tools: list[Literal["gsutil"]] = Field(default_factory=list)
     profile: bool = False
     trainers: Trainers

@@ -22,7 +22,9 @@ def in_bytes(text: str) -> int:
     Raises:
         ValueError: it is not a number with a unit.
     """
-    match = re.fullmatch(r"(\d+(?:\.\d+)?) ?(B|[Kk]B|MB|GB)", text)
+    match = re.fullmatch(r"(\d{1,15}(?:\.\d+)?) ?(B|[Kk]B|MB|GB)", text)
     if not match:
-        raise ValueError(f"{text!r} is not a size: write a number and a unit of {', '.join(UNITS)}, as in '1.9 GB'")
+        raise ValueError(
+            f"{text[:40]!r} is not a size: write a number and a unit of {', '.join(UNITS)}, as in '1.9 GB'"
+        )
     return int(float(match[1]) * UNITS[match[2].upper()])

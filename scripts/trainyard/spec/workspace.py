@@ -17,7 +17,7 @@ from packaging.requirements import InvalidRequirement, Requirement
 from pydantic import AfterValidator, BeforeValidator, Field, WithJsonSchema
 
 from trainyard.spec.architectures import AMD64
-from trainyard.spec.catalog import DebianPackage, Platforms, Strict
+from trainyard.spec.catalog import DebianPackage, Line, Platforms, Strict
 from trainyard.spec.units import in_bytes
 
 #: Name of the file that describes a user's image.
@@ -95,7 +95,7 @@ class Requirements(Strict):
         packages: PEP 508 requirements.
     """
 
-    file: str | None = None
+    file: Line | None = None
     extras: list[str] = Field(default_factory=list)
     groups: list[str] = Field(default_factory=list)
     packages: list[PackageRequirement] = Field(default_factory=list)
@@ -123,7 +123,7 @@ class Build(Strict):
     packages: list[DebianPackage] = Field(default_factory=list)
     sources: list[PackageRequirement] = Field(min_length=1)
     requires: list[PackageRequirement] = Field(default_factory=list)
-    environment: dict[Variable, str] = Field(default_factory=dict)
+    environment: dict[Variable, Line] = Field(default_factory=dict)
 
 
 class SmokeRun(Strict):
@@ -143,7 +143,7 @@ class SmokeRun(Strict):
         BeforeValidator(_words),
         WithJsonSchema({"anyOf": [{"type": "string"}, _LIST_OF_WORDS]}),
     ] = Field(default_factory=list)
-    data: str | None = None
+    data: Line | None = None
     expect: Pattern | None = None
     seconds: Annotated[int, Field(gt=0)] | None = Field(default=None, alias="for")
     resume: bool = False
@@ -163,15 +163,15 @@ class WorkspaceDocument(Strict):
     base: str | None = None
     platforms: Platforms = Field(default_factory=lambda: [AMD64.platform])
     name: Annotated[str, Field(pattern=r"^[a-z0-9]+(-[a-z0-9]+)*$")] | None = None
-    summary: str = ""
+    summary: Line = ""
     requirements: Annotated[
         Requirements,
         BeforeValidator(_requirements),
     ] = Field(default_factory=Requirements)
     system: list[DebianPackage] = Field(default_factory=list)
     build: Build | None = None
-    environment: dict[Variable, str] = Field(default_factory=dict)
-    code: list[str] = Field(default_factory=lambda: ["."])
+    environment: dict[Variable, Line] = Field(default_factory=dict)
+    code: list[Line] = Field(default_factory=lambda: ["."])
     run: Words | None = None
     smoke: SmokeRun | None = None
     budget: Limit | None = None

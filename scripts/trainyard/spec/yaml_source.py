@@ -1,43 +1,69 @@
-"""YAML and JSON files whose values know their lines, so that messages can name the line."""
+"""Reading a user's files; YAML and JSON with values that know their lines, so that messages can name the line."""
 
 from __future__ import annotations
 
 import json
+import os
+import stat
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 from ruamel.yaml import YAML
 from ruamel.yaml.comments import CommentedMap, CommentedSeq
 from ruamel.yaml.error import YAMLError
+from ruamel.yaml.nodes import MappingNode, Node, ScalarNode
 
-from trainyard.console import UserError
+from trainyard.console import UserError, one_line
 from trainyard.settings import ROOT
 
 #: Path of a value in a document: keys and list positions from its top.
 Location = tuple[int | str, ...]
 
+#: Most values of a document, those of an alias counted wherever it is used: a few lines of aliases of aliases would
+#: fill the memory. The largest custom resource definitions of Kubernetes have about 30,000.
+_MOST_VALUES = 100_000
+
+#: Deepest nesting of values, which readers of documents can follow within Python's limit of recursion.
+_DEEPEST = 100
+
+#: Most characters of a number; Python writes none of more than 4,300 digits:
+#: https://docs.python.org/3/library/stdtypes.html#integer-string-conversion-length-limitation
+LONGEST_NUMBER = 1000
+
 
 def relative(path: Path) -> str:
-    """A path as messages and generated files show it: relative to the project, or to the current folder, if inside."""
+    """A path as messages and generated files show it, in one line: relative if in the project or current folder."""
     found = path.resolve()
     for folder in (ROOT, Path.cwd()):
         if found.is_relative_to(folder):
-            return found.relative_to(folder).as_posix()
-    return str(path)
+            return one_line(found.relative_to(folder).as_posix())
+    return one_line(str(path))
 
 
-def text(path: Path) -> str:
-    """The text of a file.
+def text(path: Path, errors: str = "strict") -> str:
+    """The text of a file. Named pipes and devices, which could be waited for without end, are not read.
 
+    Args:
+        errors: what becomes of bytes that are not UTF-8, as for :func:`open`.
     Raises:
         UserError: it cannot be read.
     """
     try:
-        return path.read_text(encoding="utf-8-sig")
+        with open(path, encoding="utf-8-sig", errors=errors, opener=_without_waiting) as file:
+            mode = os.fstat(file.fileno()).st_mode
+            # The shell's <(command) is a pipe below /dev, whose writer exists.
+            if not stat.S_ISREG(mode) and not (stat.S_ISFIFO(mode) and path.is_relative_to("/dev")):
+                raise UserError(f"{relative(path)}: not a regular file")
+            os.set_blocking(file.fileno(), True)
+            return file.read()
     except UnicodeDecodeError:
         raise UserError(f"{relative(path)}: not UTF-8 text") from None
     except OSError as error:
         raise UserError(f"{relative(path)}: {error.strerror}") from None
+
+
+def _without_waiting(path: str, flags: int) -> int:
+    return os.open(path, flags | os.O_NONBLOCK)
 
 
 def read_all(path: Path) -> list[Any]:
@@ -47,6 +73,55 @@ def read_all(path: Path) -> list[Any]:
         UserError: the file cannot be read, or is neither YAML nor JSON; the line is named.
     """
     return parse(text(path), path)
+
+
+def guarded(reader: YAML, where: str) -> YAML:
+    """``reader``, which raises a :class:`UserError` instead of making objects that fill the memory or are no text.
+
+    Args:
+        where: name of the file in messages.
+    """
+
+    class Guarded(reader.Constructor):  # type: ignore[misc,name-defined]  # a class that the instance holds
+        def construct_document(self, node: Node) -> Any:
+            _measure(node, {}, where)
+            return super().construct_document(node)
+
+    reader.Constructor = Guarded
+    return reader
+
+
+def _measure(node: Node, known: dict[int, tuple[int, int]], where: str) -> tuple[int, int]:
+    """The number of values in a node, aliases expanded, and how deeply they are nested.
+
+    Args:
+        known: id of a node -> its result; (0, 0) until all below it is known.
+    """
+
+    def refuse(words: str) -> NoReturn:
+        raise UserError(f"{where}:{node.start_mark.line + 1}: {words}")
+
+    if (found := known.get(id(node))) is not None:
+        return found if found[0] else refuse("an alias for a value that contains it")
+    known[id(node)] = (0, 0)
+    parts = []
+    if isinstance(node, ScalarNode):
+        if node.tag == "tag:yaml.org,2002:int" and len(node.value) > LONGEST_NUMBER:
+            refuse(f"a number of {len(node.value)} digits")
+        try:  # JSON escapes a character beyond 16 bits as a pair
+            node.value = node.value.encode("utf-16", "surrogatepass").decode("utf-16")
+        except UnicodeDecodeError:
+            refuse("half of a surrogate pair, which is no character")
+    else:
+        inner = [one for pair in node.value for one in pair] if isinstance(node, MappingNode) else node.value
+        parts = [_measure(one, known, where) for one in inner]
+    values, depth = 1 + sum(part[0] for part in parts), 1 + max((part[1] for part in parts), default=0)
+    if values > _MOST_VALUES:
+        refuse(f"more than {_MOST_VALUES:,} values, those of aliases counted wherever they are used")
+    if depth > _DEEPEST:
+        refuse(f"values nested more than {_DEEPEST} deep")
+    known[id(node)] = (values, depth)
+    return values, depth
 
 
 def parse(text: str, path: Path) -> list[Any]:
@@ -59,7 +134,7 @@ def parse(text: str, path: Path) -> list[Any]:
     Raises:
         UserError: it is neither YAML nor JSON; the line is named.
     """
-    reader = YAML(typ="rt")
+    reader = guarded(YAML(typ="rt"), relative(path))
     reader.preserve_quotes = True
     try:
         return [node for node in reader.load_all(text) if node is not None]
@@ -68,13 +143,21 @@ def parse(text: str, path: Path) -> list[Any]:
     except YAMLError as error:
         if path.suffix == ".json":  # JSON allows tabs before a key, YAML does not
             try:
-                return [json.loads(text)]
+                found = json.loads(text)
+                json.dumps(found, ensure_ascii=False).encode()
+                return [found]
             except json.JSONDecodeError as other:
                 raise UserError(f"{relative(path)}:{other.lineno}: not valid JSON: {other.msg}") from None
+            except (ValueError, RecursionError):
+                words = "a number of thousands of digits, half of a surrogate pair, or values nested too deeply"
+                raise UserError(f"{relative(path)}: {words}") from None
         mark = getattr(error, "problem_mark", None) or getattr(error, "context_mark", None)
         line = f":{mark.line + 1}" if mark else ""
         words = getattr(error, "problem", None) or getattr(error, "context", None) or str(error).splitlines()[0]
         raise UserError(f"{relative(path)}{line}: not valid YAML: {words}") from None
+    except (ValueError, TypeError, LookupError, AttributeError) as error:
+        # The library raises these too: for a date such as 2020-13-45, an anchor of a key, a tag of another type.
+        raise UserError(f"{relative(path)}: not valid YAML: {' '.join(str(error).split())}") from None
 
 
 def read(path: Path) -> CommentedMap:

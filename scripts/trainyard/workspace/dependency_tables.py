@@ -17,6 +17,7 @@ from typing import Any
 from packaging.utils import canonicalize_name
 
 from trainyard.console import UserError, nearest
+from trainyard.spec import yaml_source
 from trainyard.spec.markers import Fits
 from trainyard.spec.workspace import folders_upwards
 from trainyard.spec.yaml_source import relative
@@ -64,17 +65,15 @@ def toml(path: Path) -> Toml:
     Raises:
         UserError: it cannot be read, or is not TOML; the line is named.
     """
+    text = yaml_source.text(path)
     try:
-        text = path.read_text(encoding="utf-8")
         return Toml(path, tomllib.loads(text), text)
-    except OSError as error:
-        raise UserError(f"{relative(path)}: {error.strerror}") from None
-    except UnicodeDecodeError:
-        raise UserError(f"{relative(path)}: not UTF-8 text") from None
     except tomllib.TOMLDecodeError as error:
         place = re.search(r"line (\d+)", str(error))
         words = re.sub(r" \(at .*\)$", "", str(error))
         raise UserError(f"{relative(path)}{f':{place[1]}' if place else ''}: not valid TOML: {words}") from None
+    except (ValueError, RecursionError):
+        raise UserError(f"{relative(path)}: a number of thousands of digits, or values nested too deeply") from None
 
 
 def table(data: Mapping[str, Any], *names: str) -> dict[str, Any]:

@@ -7,6 +7,7 @@ parent folder only: https://github.com/moby/patternmatcher/blob/v0.6.0/patternma
 
 from __future__ import annotations
 
+import os
 import posixpath
 import re
 from collections.abc import Iterable
@@ -14,6 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from trainyard.console import UserError
+from trainyard.spec import yaml_source
 from trainyard.spec.model import relative
 
 #: Name of the file.
@@ -57,14 +59,9 @@ def read(folder: Path) -> Matcher:
         UserError: the file cannot be read, or a line is not a pattern.
     """
     path = folder / FILE
-    try:
-        text = path.read_text(encoding="utf-8-sig")
-    except FileNotFoundError:
+    if not os.path.lexists(path):
         return Matcher([])
-    except (OSError, UnicodeDecodeError) as error:
-        words = error.strerror if isinstance(error, OSError) else "not UTF-8 text"
-        raise UserError(f"{relative(path)}: {words}") from None
-    return Matcher(text.split("\n"), relative(path))
+    return Matcher(yaml_source.text(path).split("\n"), relative(path))
 
 
 def _patterns(lines: Iterable[str], where: str) -> Iterable[_Pattern]:

@@ -8,8 +8,8 @@ setup.cfg and setup.py, and the settings of build backends.
 from __future__ import annotations
 
 import configparser
+import os
 import re
-import tomllib
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -23,7 +23,7 @@ from packaging.version import InvalidVersion, Version
 from trainyard.console import UserError
 from trainyard.spec.model import relative
 from trainyard.spec.workspace import Workspace, git_root
-from trainyard.workspace import module_folders, project_versions, setuptools_projects
+from trainyard.workspace import dependency_tables, module_folders, project_versions, setuptools_projects
 from trainyard.workspace.lines import without_credentials
 
 #: Fields of ``[project]`` that are needed at run time; the others may be dynamic without a consequence.
@@ -125,18 +125,8 @@ def read(folder: Path) -> Project | None:
 
 
 def _toml(path: Path) -> dict[str, Any]:
-    try:
-        return tomllib.loads(path.read_text(encoding="utf-8-sig"))
-    except FileNotFoundError:
-        return {}
-    except tomllib.TOMLDecodeError as error:
-        place = re.search(r" \(at line (\d+), column \d+\)", str(error))
-        line = f":{place[1]}" if place else ""
-        words = str(error).replace(place[0], "") if place else str(error)
-        raise UserError(f"{relative(path)}{line}: not valid TOML: {words}") from None
-    except (OSError, UnicodeDecodeError) as error:
-        words = (isinstance(error, OSError) and error.strerror) or "not UTF-8 text"
-        raise UserError(f"{relative(path)}: {words}") from None
+    """A TOML file; empty if there is none."""
+    return dependency_tables.toml(path).data if os.path.lexists(path) else {}
 
 
 def where(file: Path, word: str) -> str:

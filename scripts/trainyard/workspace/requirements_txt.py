@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from trainyard.console import UserError, nearest
-from trainyard.spec.yaml_source import relative
+from trainyard.spec import yaml_source
 from trainyard.workspace.lines import Found, Line, is_direct, parse_direct, parse_reference, without_credentials
 
 #: Options of a requirement, after its text.
@@ -28,12 +28,7 @@ def read(path: Path, found: Found, *, constraints: bool = False, above: tuple[Pa
     """
     from pip_requirements_parser import RequirementsFile
 
-    try:
-        path.read_text(encoding="utf-8-sig")
-    except UnicodeDecodeError:
-        raise UserError(f"{relative(path)}: not UTF-8 text") from None
-    except OSError as error:
-        raise UserError(f"{relative(path)}: {error.strerror}") from None
+    yaml_source.text(path)  # the parser raises other errors for what cannot be read
     parsed = RequirementsFile.from_file(str(path), include_nested=False)
     if parsed.invalid_lines:
         first = parsed.invalid_lines[0]
