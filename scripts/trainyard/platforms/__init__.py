@@ -208,7 +208,7 @@ def explain_invalid_fields(job: JobFile) -> Iterator[None]:
     For what reads a job without checking it first: a job can be rehearsed although a platform would refuse it.
 
     Raises:
-        UserError: the job does not match its schema; the message gives the line of the field.
+        UserError: the job does not match its schema, or breaks a rule; the message gives the line of the field.
     """
     try:
         yield
@@ -220,4 +220,7 @@ def explain_invalid_fields(job: JobFile) -> Iterator[None]:
                     f"{job.where(error.location, number)}: {'.'.join(map(str, error.location))}: {error.what}; "
                     f"'trainyard check-job {job.path}' lists every mistake"
                 ) from None
+        for finding in of_job_file(job).check(job):  # such as an empty entry in a list
+            if finding.fails:
+                raise UserError(f"{finding.where}: {finding.what}") from None
         raise

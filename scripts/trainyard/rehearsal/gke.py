@@ -96,7 +96,7 @@ def rehearsal(job: JobFile) -> Rehearsal:
         for index in range(one.pods):
             replicas.append(_replica(job, one, found, index, len(replicas), notes))
         notes += _job_notes(one, found)
-    spec = document["spec"]
+    spec = document.get("spec", {})
     ordered = bool(spec.get("startupPolicy")) or any(one.get("dependsOn") for one in spec.get("replicatedJobs") or [])
     if ordered or any(count(one.spec.get("parallelism"), one.pods) < one.pods for one in jobs):
         notes.append("all pods start at once: startupPolicy, dependsOn and a parallelism below completions are ignored")
@@ -147,12 +147,13 @@ def _jobset_of(job: JobFile, train_job: Mapping[str, Any], number: int, name: st
 
 
 def _single(document: Mapping[str, Any], number: int, name: str) -> _Job:
-    subdomain = str(document["spec"].get("template", {}).get("spec", {}).get("subdomain") or "")
-    return _Job(number, name, document["spec"], ("spec",), subdomain=subdomain)
+    spec = document.get("spec", {})
+    subdomain = str(spec.get("template", {}).get("spec", {}).get("subdomain") or "")
+    return _Job(number, name, spec, ("spec",), subdomain=subdomain)
 
 
 def _jobs_of_set(document: Mapping[str, Any], number: int, name: str) -> list[_Job]:
-    spec = document["spec"]
+    spec = document.get("spec", {})
     network = spec.get("network") or {}
     subdomain = "" if network.get("enableDNSHostnames") is False else str(network.get("subdomain") or name)
     jobs: list[_Job] = []

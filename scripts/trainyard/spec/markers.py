@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from packaging.markers import Marker
+from packaging.markers import InvalidMarker, Marker
 
+from trainyard.console import UserError
 from trainyard.spec.architectures import AMD64
 
 #: Whether a marker is true in an image; one that is missing is.
@@ -36,7 +37,17 @@ def environment(python: str, machine: str = AMD64.machine) -> dict[str, str]:
 
 
 def applies(marker: Marker | str | None, python: str, machine: str = AMD64.machine) -> bool:
-    """Whether a marker is true in an image; arguments as of :func:`environment`."""
+    """Whether a marker is true in an image; arguments as of :func:`environment`.
+
+    Raises:
+        UserError: it is no marker.
+    """
     if not marker:
         return True
-    return (marker if isinstance(marker, Marker) else Marker(marker)).evaluate(environment(python, machine))
+    try:
+        found = marker if isinstance(marker, Marker) else Marker(marker)
+    except InvalidMarker:
+        raise UserError(
+            f"{marker!r} is not an environment marker (PEP 508), as in \"sys_platform == 'linux'\""
+        ) from None
+    return found.evaluate(environment(python, machine))

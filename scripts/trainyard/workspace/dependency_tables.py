@@ -30,6 +30,37 @@ _RESOLVER_SETTINGS = (
     "index-strategy", "keyring-provider", "prerelease", "resolution",
 )  # fmt: skip
 
+#: What the values that are read have to be. In a path, ``*`` is every value of a table, ``[]`` every one of a list.
+_TYPES: tuple[tuple[str, tuple[type, ...], str], ...] = (
+    ("a table", (dict,), """
+    project project.optional-dependencies project.scripts project.gui-scripts project.entry-points dependency-groups
+    tool tool.flit tool.flit.module tool.hatch tool.hatch.build tool.hatch.build.targets
+    tool.hatch.build.targets.wheel tool.hatch.metadata tool.hatch.metadata.hooks
+    tool.hatch.metadata.hooks.requirements_txt tool.hatch.version tool.maturin tool.pdm tool.pdm.build
+    tool.pdm.version tool.poetry tool.poetry.dependencies tool.poetry.plugins tool.poetry.scripts tool.scikit-build
+    tool.scikit-build.wheel tool.setuptools tool.setuptools.dynamic tool.setuptools.dynamic.*
+    tool.setuptools.package-dir tool.setuptools.packages.find tool.uv tool.uv.build-backend tool.uv.index.[]
+    tool.uv.sources tool.uv.sources.*.[] tool.uv.workspace index.[] package.[] package.[].source
+    """),
+    ("a table or a list", (dict, list), """
+    tool.uv.sources.* tool.hatch.build.sources tool.hatch.build.targets.wheel.sources
+    """),
+    ("a list", (list,), """
+    dependency-groups.* project.dynamic tool.hatch.build.dev-mode-dirs
+    tool.hatch.metadata.hooks.requirements_txt.files tool.poetry.packages tool.setuptools.packages.find.where
+    tool.uv.constraint-dependencies tool.uv.exclude-dependencies tool.uv.index tool.uv.override-dependencies
+    tool.uv.workspace.exclude tool.uv.workspace.members index package package.[].resolution-markers
+    """),
+    ("a list or text", (list, str), "tool.setuptools.dynamic.dependencies.file tool.uv.find-links find-links"),
+    ("text", (str,), """
+    tool.hatch.version.path tool.hatch.version.pattern tool.hatch.version.source tool.pdm.version.path
+    tool.poetry.packages.[].from tool.setuptools.dynamic.dependencies.file.[] tool.setuptools.package-dir.*
+    tool.setuptools.packages.find.where.[] tool.uv.sources.*.marker tool.uv.sources.*.[].marker
+    tool.uv.workspace.exclude.[] tool.uv.workspace.members.[] package.[].name package.[].version
+    package.[].resolution-markers.[]
+    """),
+)  # fmt: skip
+
 
 @dataclass(frozen=True)
 class Toml:
@@ -63,17 +94,34 @@ def toml(path: Path) -> Toml:
     """A TOML file.
 
     Raises:
-        UserError: it cannot be read, or is not TOML; the line is named.
+        UserError: it cannot be read, is not TOML, or a value that is read has another type; the line is named.
     """
     text = yaml_source.text(path)
     try:
-        return Toml(path, tomllib.loads(text), text)
+        found = Toml(path, tomllib.loads(text), text)
     except tomllib.TOMLDecodeError as error:
         place = re.search(r"line (\d+)", str(error))
         words = re.sub(r" \(at .*\)$", "", str(error))
         raise UserError(f"{relative(path)}{f':{place[1]}' if place else ''}: not valid TOML: {words}") from None
     except (ValueError, RecursionError):
         raise UserError(f"{relative(path)}: a number of thousands of digits, or values nested too deeply") from None
+    for words, types, paths in _TYPES:
+        for at in paths.split():
+            if not all(isinstance(value, types) for value in _values(found.data, at)):
+                raise UserError(f"{found.where(re.findall(r'[a-z_-]+', at)[-1])}: {at}: expected {words}")
+    return found
+
+
+def _values(document: Any, path: str) -> list[Any]:
+    """The values at a path of :data:`_TYPES`."""
+    found = [document]
+    for key in path.split("."):
+        inside: list[Any] = [one for one in found if isinstance(one, list if key == "[]" else dict)]
+        if key in ("[]", "*"):
+            found = [value for one in inside for value in (one if key == "[]" else one.values())]
+        else:
+            found = [one[key] for one in inside if key in one]
+    return found
 
 
 def table(data: Mapping[str, Any], *names: str) -> dict[str, Any]:
@@ -287,7 +335,7 @@ def read_uv_lock(path: Path, found: Found, *, fits: Fits) -> None:
             places[name, version] = number + 2
     for package in source.data.get("package", []):
         markers = package.get("resolution-markers", [])
-        if "registry" not in package.get("source", {}) or not package.get("version"):
+        if "registry" not in package.get("source", {}) or not {"name", "version"} <= package.keys():
             continue
         if markers and not any(map(fits, markers)):
             continue
