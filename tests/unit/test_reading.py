@@ -19,8 +19,19 @@ from trainyard.console import UserError
 from trainyard.image import dockerfile
 from trainyard.jobs import job_file
 from trainyard.settings import ROOT
-from trainyard.spec import model, yaml_source
-from trainyard.workspace import dependency_tables, dockerignore, python_projects, requirements_txt
+from trainyard.spec import model, workspace_lock, yaml_source
+from trainyard.spec.workspace import Workspace, WorkspaceDocument
+from trainyard.workspace import (
+    code_files,
+    dependency_tables,
+    dockerignore,
+    python_projects,
+    python_source,
+    requirement_choice,
+    requirements_txt,
+    setuptools_projects,
+    training_commands,
+)
 from trainyard.workspace.lines import Found
 
 Reader = Callable[[Path], Any]
@@ -137,6 +148,33 @@ def test_a_folder_and_a_device_are_not_read(tmp_path: Path, name: str) -> None:
 def test_a_project_whose_file_is_a_pipe_is_refused(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pyproject.toml")
     assert refused(python_projects.read, tmp_path).endswith("pyproject.toml: not a regular file")
+
+
+def test_no_pipe_of_a_repository_is_waited_for(tmp_path: Path) -> None:
+    for name in (".gitignore", "README.md", "train.sh", "a.py"):
+        os.mkfifo(tmp_path / name)
+    assert code_files.below(tmp_path) == [".gitignore", "README.md", "a.py", "train.sh"], "its .gitignore says nothing"
+    assert python_source.read(tmp_path, "a.py") is None
+    sources = python_source.Sources(tmp_path, [])
+    for names in (["README.md"], ["train.sh"]):
+        refused(lambda path, names=names: training_commands.candidates(path, names, sources, {}), tmp_path)
+    lock = Workspace(tmp_path / "trainyard.yaml", WorkspaceDocument(extends="cpu"), "cpu")
+    os.mkfifo(lock.lock)
+    assert refused(lambda path: workspace_lock.read(lock), tmp_path).endswith("trainyard.lock: not a regular file")
+
+
+@pytest.mark.parametrize("text", ["a" + ".b" * 3000, "if a:\n b = 1\nel" * 500 + "se:\n b = 1\n"])
+def test_python_that_is_nested_deeply_is_left_out(tmp_path: Path, text: str) -> None:
+    (tmp_path / "a.py").write_text(text, encoding="utf-8")
+    assert python_source.read(tmp_path, "a.py") is None
+    assert python_source.literal_argument(tmp_path / "a.py", "install_requires") == []
+    assert setuptools_projects._keywords(tmp_path / "a.py") == {}
+
+
+@pytest.mark.parametrize("text", ["dependencies: 5", "dependencies: text", "dependencies: {a: b}", "dependencies: [5]"])
+def test_a_conda_environment_without_a_list_has_no_packages(tmp_path: Path, text: str) -> None:
+    (tmp_path / "environment.yml").write_text(text, encoding="utf-8")
+    assert requirement_choice._conda(tmp_path / "environment.yml") is None
 
 
 def test_a_pipe_in_a_folder_of_jobs_does_not_stop_the_others(tmp_path: Path) -> None:

@@ -26,13 +26,14 @@ Trainyard that builds for amd64 alone refuses such a lock.
 from __future__ import annotations
 
 import hashlib
+import os
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from trainyard.console import UserError
-from trainyard.spec import workspace
+from trainyard.spec import workspace, yaml_source
 from trainyard.spec.architectures import AMD64, ARCHITECTURES, Architecture
 from trainyard.spec.workspace import Workspace
 from trainyard.spec.yaml_source import relative
@@ -123,12 +124,9 @@ def read(ws: Workspace) -> WorkspaceLock:
         UserError: it is missing, has conflicts of a merge, or is not as ``trainyard lock`` wrote it.
     """
     where = relative(ws.lock)
-    try:
-        text = ws.lock.read_text(encoding="utf-8")
-    except FileNotFoundError:
-        raise UserError(f"{where} is missing: {_AGAIN}") from None
-    except (OSError, UnicodeDecodeError) as error:
-        raise UserError(f"{where}: not a lock ({getattr(error, 'strerror', None) or 'not UTF-8 text'})") from None
+    if not os.path.lexists(ws.lock):
+        raise UserError(f"{where} is missing: {_AGAIN}")
+    text = yaml_source.text(ws.lock)
     lines = text.splitlines(keepends=True)
     for number, line in enumerate(lines, 1):
         if _CONFLICT.match(line):

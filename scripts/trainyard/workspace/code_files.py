@@ -297,9 +297,8 @@ def _walked(top: Path, folders: list[Path]) -> Iterator[_Listed]:
     @cache
     def spec(folder: str) -> GitIgnoreSpec | None:
         try:
-            with open(os.path.join(folder, ".gitignore"), encoding="utf-8-sig") as file:
-                return GitIgnoreSpec.from_lines(file.read().splitlines())
-        except (OSError, UnicodeDecodeError):
+            return GitIgnoreSpec.from_lines(yaml_source.text(Path(folder, ".gitignore")).splitlines())
+        except UserError:
             return None
 
     def ignored(path: str, is_folder: bool) -> bool:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import re
 import shlex
-import tomllib
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -17,7 +16,13 @@ from trainyard.console import UserError, nearest
 from trainyard.spec import model, workspace
 from trainyard.spec.model import Spec, relative
 from trainyard.spec.naming import NAME
-from trainyard.workspace import python_projects, requirement_choice, target_choice, training_commands
+from trainyard.workspace import (
+    dependency_tables,
+    python_projects,
+    requirement_choice,
+    target_choice,
+    training_commands,
+)
 from trainyard.workspace.python_source import Sources, files
 
 #: Where the schema is for editors, relative to trainyard.yaml. It is committed: the first line of trainyard.yaml names
@@ -219,8 +224,8 @@ def _locked_otherwise(path: Path, spec: Spec) -> str:
     """``torch 2.6.0, and cpu contains 2.15.0``, if uv.lock pins another framework than a target's; else empty."""
     framework = requirement_choice.framework(spec)
     try:
-        locked = tomllib.loads(path.read_text(encoding="utf-8")).get("package", [])
-    except (OSError, tomllib.TOMLDecodeError):
+        locked = dependency_tables.toml(path).data.get("package", [])
+    except UserError:
         return ""
     names = {canonicalize_name(_name_of(text)) for text in spec.framework.packages}
     for one in locked:

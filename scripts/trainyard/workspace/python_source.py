@@ -216,15 +216,15 @@ def read(root: Path, path: str) -> Source | None:
     """A file's :class:`Source`; None if it is not Python 3."""
     file = root / path
     try:
-        if file.stat().st_size > _LARGEST:
+        if file.stat().st_size > _LARGEST or not file.is_file():
             return None
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # SyntaxWarning of the user's strings
             tree = ast.parse(file.read_bytes(), filename=path)
+        source = Source(path, acts=any(_acts(node) for node in tree.body))
+        _Reader(source).visit(tree)
     except (OSError, SyntaxError, ValueError, RecursionError):
         return None
-    source = Source(path, acts=any(_acts(node) for node in tree.body))
-    _Reader(source).visit(tree)
     return source
 
 
@@ -239,7 +239,7 @@ def literal_argument(file: Path, keyword: str) -> list[str]:
     """The strings of a list that a Python file passes as a keyword argument; empty if it is computed."""
     try:
         tree = ast.parse(file.read_bytes())
-    except (OSError, SyntaxError, ValueError):
+    except (OSError, SyntaxError, ValueError, RecursionError):
         return []
     for node in ast.walk(tree):
         if isinstance(node, ast.keyword) and node.arg == keyword and isinstance(node.value, ast.List | ast.Tuple):

@@ -113,7 +113,7 @@ def _conda(path: Path) -> Choice | None:
     (https://docs.conda.io/projects/conda/en/latest/user-guide/tasks/manage-environments.html#create-env-file-manually).
     """
     data = yaml_source.plain(yaml_source.read(path))
-    entries = data.get("dependencies") or []
+    entries = found if isinstance(found := data.get("dependencies"), list) else []
     pip = next((one["pip"] for one in entries if isinstance(one, dict) and isinstance(one.get("pip"), list)), None)
     conda = [str(one) for one in entries if isinstance(one, str) and not re.match(r"(python|pip)\b", one)]
     if pip is None and not conda:

@@ -106,7 +106,7 @@ def _keywords(path: Path) -> dict[str, object]:
     """The keywords that ``setup()`` is called with, and their literal values."""
     try:
         tree = ast.parse(path.read_bytes())
-    except (OSError, SyntaxError, ValueError):
+    except (OSError, SyntaxError, ValueError, RecursionError):
         return {}
     found: dict[str, object] = {}
     for node in ast.walk(tree):

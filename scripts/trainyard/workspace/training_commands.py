@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from trainyard.spec import yaml_source
 from trainyard.workspace.python_source import Option, Source, Sources
 
 #: Words of a file's or command's name, and what they say about its purpose.
@@ -81,7 +82,7 @@ def _readme_commands(root: Path, names: Sequence[str]) -> dict[str, list[str]]:
     readme = next((name for name in names if re.fullmatch(r"readme(\.\w+)?", name, re.IGNORECASE)), None)
     if readme is None:
         return {}
-    text = (root / readme).read_text(encoding="utf-8", errors="replace").replace("\\\n", " ")
+    text = yaml_source.text(root / readme, errors="replace").replace("\\\n", " ")
     found: dict[str, list[str]] = {}
     pattern = (
         r"^[\s$>`]*(?:\w+=\S+ +)*(?:uv run +|poetry run +)?(?:python3? +(?:-u +)?|torchrun .*?|accelerate launch .*?)"
@@ -162,7 +163,7 @@ def candidates(root: Path, names: Sequence[str], sources: Sources, scripts: Mapp
             and name.count("/") <= 1
             and _name_score(name.rpartition("/")[2].removesuffix(".sh")) > 0
         ):
-            text = (root / name).read_text(encoding="utf-8", errors="replace")
+            text = yaml_source.text(root / name, errors="replace")
             if re.search(r"\b(python3?|torchrun|accelerate)\b", text):
                 executable = (root / name).stat().st_mode & 0o100
                 words = (f"./{name}",) if executable else ("bash", name)
