@@ -81,11 +81,6 @@ def fail(message: str) -> None:
     _print(message, "bold red")
 
 
-def one_line(text: str) -> str:
-    """``text`` with line breaks and other control characters escaped."""
-    return "".join(one if one.isprintable() else ascii(one)[1:-1] for one in text)
-
-
 def nearest(word: str, choices: Iterable[str]) -> str:
     """`` (did you mean 'x'?)`` for the valid spelling nearest to ``word``; empty if none is near."""
     import difflib
