@@ -32,7 +32,7 @@ class Damaged(UserError):
 
 
 class Diverged(UserError):
-    """The loss stopped being a finite number."""
+    """The loss or a weight stopped being a finite number."""
 
     def __init__(self, message: str) -> None:
         super().__init__(message, DIVERGED)
@@ -97,6 +97,11 @@ class Stop:
             self._interval = max(1, min(2 * self._interval, int(self.EVERY / max(seconds, 1e-9))))
             self._calls, self._since = 0, self._clock()
         return self.code
+
+
+def again(resume: bool) -> str:
+    """How to run a command again to resume, for messages: ``--no-resume`` would start over."""
+    return "again" if resume else "again without --no-resume"
 
 
 def leave(code: int) -> NoReturn:

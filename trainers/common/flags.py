@@ -115,7 +115,10 @@ COMMON = (
          " one", "output"),
     Flag("eval-only", None, False, "test (and export) the newest checkpoint in --checkpoint-dir, with --keep-best the"
          " best one, without training"),
-    Flag("resume", None, True, "continue from the newest checkpoint in --checkpoint-dir", "output"),
+    Flag("resume", None, True, "continue from the newest checkpoint in --checkpoint-dir; --no-resume moves those there"
+         " to its folder old-<time>", "output"),
+    Flag("accept-other-data", None, False, "resume also if the checkpoint is of other data with the same number of"
+         " training images", "output"),
     Flag("output-dir", str, "", "write report.json, report.png and metrics.jsonl here", "output"),
     Flag("export-dir", str, "", "write the trained model here, ready to serve", "output", "AIP_MODEL_DIR"),
     Flag("logdir", str, "", "write TensorBoard event files here", "output", "AIP_TENSORBOARD_LOG_DIR",
@@ -143,6 +146,27 @@ TF = (
     Flag("steps-per-execution", integer(1), 32, "maximum number of training steps per call (MNIST and flowers); a call"
          " takes no longer than about a second"),
 )  # fmt: skip
+
+
+# Flags that do not decide what a run learns, or are compared otherwise, such as the data.
+_INDIFFERENT = {"datadir", "download", "fake-data", "fake-images", "drop-last", "num-workers", "prefetch-factor",
+                "num-steps", "batch-size", "test-batch-size", "target-accuracy", "eval-only", "device", "num-cores",
+                "strategy", "compile", "jit-compile", "steps-per-execution", "precision", "config",
+                *(flag.name for flag in (*COMMON, *TORCH, *TF) if flag.group == "output")}  # fmt: skip
+
+
+def deciding(args: argparse.Namespace, *, bf16: bool) -> dict[str, Any]:
+    """The flags that decide what a run learns, by name; ``bf16`` is what ``--precision`` is on these devices."""
+    named = {name.replace("_", "-"): value for name, value in sorted(vars(args).items())}
+    own = {name: value for name, value in named.items() if name not in _INDIFFERENT}
+    return {**own, "precision": "bf16" if bf16 else "fp32"}
+
+
+def words(name: str, value: Any) -> str:
+    """The flag ``name`` with ``value`` as on a command line."""
+    if isinstance(value, bool):
+        return f"--{'' if value else 'no-'}{name}"
+    return f"--{name} {_show(value) or 'not given'}"
 
 
 class _Parser(argparse.ArgumentParser):
@@ -178,7 +202,7 @@ def parse(
         allow_abbrev=False,
         formatter_class=lambda prog: argparse.HelpFormatter(prog, max_help_position=30, width=110),
         epilog="Names may also be written with underscores, as in pytorch/xla. Exit status: 0 done, 2 wrong flag,"
-        f" {exits.TARGET_MISSED} --target-accuracy missed, {exits.DIVERGED} loss not finite,"
+        f" {exits.TARGET_MISSED} --target-accuracy missed, {exits.DIVERGED} loss or weights not finite,"
         f" {exits.PREEMPTED} stopped by SIGTERM after saving (run it again to go on), 1 any other failure.",
     )
     groups = {name: parser.add_argument_group(name) for name in ("data", "training", "output")}

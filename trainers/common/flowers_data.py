@@ -25,7 +25,8 @@ _FAKE_CLASSES = 5
 class Data:
     """The data set in memory: per split, images ``uint8[n, side, side, 3]`` and labels ``int64[n]``.
 
-    Raises :class:`UserError` if there is no data, or if another of the ``peers`` has other data.
+    ``fingerprints`` do not depend on the side. Raises :class:`UserError` if there is no data, or if another of the
+    ``peers`` has other data.
     """
 
     def __init__(self, args: argparse.Namespace, peers: Peers = ALONE) -> None:
@@ -33,10 +34,12 @@ class Data:
         side = round(args.image_size * 1.15)  # a crop of 3/4 of the area is not enlarged
         if args.fake_data:
             self.classes = [str(label) for label in range(_FAKE_CLASSES)]
+            self.fingerprints = {"training images": f"{args.fake_images} fake ones"}
             self.images, self.labels = _fake(args.fake_images, side, args.seed, 1)
             self.test_images, self.test_labels = _fake(max(1, args.fake_images // 10), side, args.seed, 2)
             return
         train, test = images.find_both(args, peers)
+        self.fingerprints = images.fingerprints(train, test)
         self.images, self.labels = images.Loader(train, args.num_workers).all(side)
         self.test_images, self.test_labels = images.Loader(test, args.num_workers).all(side, replace=False)
         most = int(max(self.labels.max(), self.test_labels.max()))

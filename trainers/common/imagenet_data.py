@@ -57,12 +57,14 @@ class Data:
         self.classes: list[str] = []  # their names, if the data has them
         if args.fake_data:
             self.count, self.test_count = args.fake_images, max(1, args.fake_images // 20)
+            self.fingerprints = {"training images": f"{self.count} fake ones"}
             return
         train, test = images.find_both(args, peers)
         if len(train.classes) > args.num_classes:
             raise UserError(
                 f"{args.datadir}: {len(train.classes)} class folders, but --num-classes {args.num_classes}", USAGE
             )
+        self.fingerprints = images.fingerprints(train, test)
         self.count, self.test_count, self.classes = train.count, test.count, train.classes
         self.train_loader = images.Loader(train, args.num_workers, args.prefetch_factor, decode)
         self.test_loader = images.Loader(test, args.num_workers, args.prefetch_factor, decode)

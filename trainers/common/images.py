@@ -288,6 +288,13 @@ def find_both(args: argparse.Namespace, peers: Peers = ALONE) -> tuple[Images, I
     return train, test
 
 
+def fingerprints(train: Images, test: Images) -> dict[str, str]:
+    """What is equal for equal data sets, wherever they are, by a name for messages."""
+    return {"training images": train.fingerprint(), "test images": test.fingerprint(),
+            "contents or labels of training images": train.sample(),
+            "contents or labels of test images": test.sample()}  # fmt: skip
+
+
 def _class_names(folder: str, found: dict[str, Entry] | None = None) -> list[str]:
     found = paths.entries(folder) if found is None else found
     return [name for name, entry in found.items() if entry.folder and not name.startswith(".")]

@@ -18,7 +18,7 @@ from types import TracebackType
 from typing import IO, Any, Protocol
 
 from trainers.common import paths
-from trainers.common.exits import Diverged, UserError
+from trainers.common.exits import Diverged, UserError, again
 
 _CURVE_POINTS = 2000  # of the loss curve, thinned by half when reached, so that reports and checkpoints stay small
 
@@ -30,6 +30,9 @@ class Devices(Protocol):
     replicas: int  # devices over which a global batch is split
     processes: int
     chief: bool  # whether this is the process that logs and saves
+
+    def maximum(self, values: list[float]) -> list[float]:
+        """The element-wise maximum of ``values`` over all processes."""
 
     def compilations(self) -> tuple[int, float]:
         """The number of graphs compiled or traced so far, and the seconds it took."""
@@ -330,12 +333,18 @@ class Log:
         )  # fmt: skip
         self._output.scalars(step + 1, train_loss=loss, train_rate=rate, train_learning_rate=learning_rate)
 
-    def check_finite(self, loss: float) -> None:
+    def check_weights(self, name: str) -> None:
+        """Raise :class:`Diverged` in all processes if any passes the ``name`` of a weight that is not finite."""
+        if self.devices.maximum([bool(name)])[0]:
+            self.check_finite(math.nan, f"the weight {name}" if name else "a weight of another process")
+
+    def check_finite(self, loss: float, what: str = "the loss") -> None:
         """Raise :class:`Diverged` if ``loss``, the same in all processes, is not finite."""
         if not math.isfinite(loss):
+            more = f"; if that fails after step {self._saved}, move its checkpoint out of {self.args.checkpoint_dir}"
             raise Diverged(
-                f"the loss is not finite by step {self._step}: lower --lr, or try --precision fp32"
-                + ("; earlier checkpoints are kept" if self.args.checkpoint_dir else "")
+                f"{what} is not finite by step {self._step}: lower --lr, or try --precision fp32"
+                + (more if self._saved else "")
             )
 
     def saved(self, step: int, path: str) -> None:
@@ -352,7 +361,8 @@ class Log:
 
     def test(self, epoch: int, count: int, correct: float, loss_sum: float, **more: float) -> float:
         """Log the test after ``epoch``: ``correct`` of ``count`` images, and the sum of their losses; returns the
-        accuracy in percent."""
+        accuracy in percent. Raises :class:`Diverged` if the loss is not finite, which is not reported."""
+        self.check_finite(loss_sum, "the test loss")
         accuracy, loss = 100.0 * correct / count, loss_sum / count
         self.say(test_line(self.devices.label, 0, epoch, accuracy, clock()))
         self.say(f"Epoch {epoch} test end {clock()}, Accuracy={accuracy:.2f}")
@@ -373,7 +383,7 @@ class Log:
         """What a run that stops now has saved, for messages."""
         if self._saved is None:
             return "nothing is saved without --checkpoint-dir"
-        return f"step {self._saved} is saved, run again to resume"
+        return f"step {self._saved} is saved, run {again(self.args.resume)} to resume"
 
     def exported(self, folder: str, names: list[str]) -> None:
         """Log that the files ``names`` were exported into ``folder``."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+
 import numpy as np
 
 from trainers.common.exits import UserError
@@ -14,6 +16,12 @@ def random_bits(count: int, *key: int) -> np.ndarray:
     https://numpy.org/neps/nep-0019-rng-policy.html
     """
     return np.random.Philox(np.random.SeedSequence(key)).random_raw(count)
+
+
+def fingerprints(**arrays: np.ndarray) -> dict[str, str]:
+    """A fingerprint of the contents of each of the ``arrays``, by its name with spaces."""
+    digests = {name: hashlib.sha256(array.tobytes()) for name, array in arrays.items()}
+    return {name.replace("_", " "): digest.hexdigest()[:16] for name, digest in digests.items()}
 
 
 def permutation(count: int, seed: int, epoch: int) -> np.ndarray:

@@ -267,6 +267,18 @@ def check_writable(folder: str) -> None:
             raise UserError(f"{folder}: cannot be written: {error.strerror}") from None
 
 
+def move(path: str, target: str) -> None:
+    """Rename a file, into a folder that is created if necessary; object stores copy it. Raises :class:`UserError`."""
+    if is_remote(path):
+        with _remote(path) as filesystem:
+            return filesystem.mv(path, target)  # type: ignore[no-any-return]
+    make_folder(os.path.dirname(target))
+    try:
+        os.rename(path, target)
+    except OSError as error:
+        raise UserError(f"{path}: cannot be moved to {target}: {error.strerror}") from None
+
+
 def remove(path: str) -> None:
     """Remove a file if it exists."""
     with contextlib.suppress(FileNotFoundError):

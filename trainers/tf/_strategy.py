@@ -60,10 +60,10 @@ def _run(train: Callable[[argparse.Namespace], int], args: argparse.Namespace) -
             if cluster.processes > 1:
                 raise UserError(
                     f"worker {cluster.rank} lost another worker, whose log says why ({_reason(error)});"
-                    " start all of them again to resume"
+                    f" start all of them {exits.again(args.resume)} to resume"
                 ) from None
             if cluster.kind == "tpu":
-                raise UserError(f"lost the TPU ({_reason(error)}); run the same command again to resume") from None
+                raise UserError(f"lost the TPU ({_reason(error)}); run {exits.again(args.resume)} to resume") from None
         raise
 
 
@@ -413,10 +413,19 @@ def assign(variables: Sequence[Any], state: State) -> None:
     named = dict(zip(_names(variables), (tuple(variable.shape) for variable in variables), strict=True))
     shapes = {name: value.shape for name, value in state.items() if name[:4].isdigit()}
     if shapes != named:
-        raise UserError("the checkpoint is of another network: run with the --model and options it was made with, use"
-                        " another --checkpoint-dir, or --no-resume", USAGE)  # fmt: skip
+        raise UserError("the checkpoint is of another network: run with the --model and options it was made with, or"
+                        " use another --checkpoint-dir", USAGE)  # fmt: skip
     for variable, name in zip(variables, named, strict=True):
         variable.assign(state[name])
+
+
+def not_finite(state: State, count: int) -> str:
+    """The name of a variable with NaN or infinity among the first ``count`` in ``state``; "" if there is none.
+
+    ``state`` is what :func:`values` returned. Its variables behind the weights are the optimizer's.
+    """
+    names = sorted(name for name in state if name[:4].isdigit())[:count]
+    return next((name[5:] for name in names if not np.isfinite(state[name]).all()), "")
 
 
 def vary_dropout(model: keras.Model) -> None:

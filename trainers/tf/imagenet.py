@@ -179,15 +179,18 @@ def main(args: argparse.Namespace) -> int:  # noqa: C901 - the loop, to be read 
         return cluster.sum(strategy.run(test_step, args=(pixels, labels)))
 
     # A checkpoint holds arrays only, so that loading one cannot execute code.
-    variables = [*model.variables, *optimizer.variables, *(average.variables if average else ())]
+    learned = [*model.variables, *(average.variables if average else ())]
+    variables = [*learned, *optimizer.variables]
     checkpoints = Checkpoints(
         args.checkpoint_dir,
         args.keep_checkpoints,
         write=lambda state, file: np.savez(file, **state),
         read=lambda file: dict(np.load(file, allow_pickle=False)),
+        not_finite=lambda state: _strategy.not_finite(state, len(learned)),
     )
     run = {"trainer": "tf.imagenet", "model": args.model, "optimizer": args.optimizer,
-           "seed": args.seed, "global_batch": global_batch, "train_images": data.count}  # fmt: skip
+           "seed": args.seed, "global_batch": global_batch, "train_images": data.count,
+           "data": data.fingerprints, "flags": flags.deciding(args, bf16=cluster.bf16)}  # fmt: skip
     stop = exits.Stop(cluster.maximum if cluster.processes > 1 else None, args.checkpoint_minutes)
     loss = tf.constant(0.0)  # of the last step, or the first that was not finite; the same on all workers
     warmup = min(0.5, args.warmup_epochs / args.epochs)
@@ -198,7 +201,9 @@ def main(args: argparse.Namespace) -> int:  # noqa: C901 - the loop, to be read 
 
         def snapshot() -> State:
             """All workers call this: variables that differ by replica are averaged."""
-            return {**_strategy.values(variables), "run": json.dumps(run), "log": log.state(), "step": step}
+            state = _strategy.values(variables)
+            log.check_weights(checkpoints.not_finite(state))
+            return {**state, "run": json.dumps(run), "log": log.state(), "step": step}
 
         def save() -> None:
             nonlocal saved
@@ -219,15 +224,16 @@ def main(args: argparse.Namespace) -> int:  # noqa: C901 - the loop, to be read 
                 if code := stop.poll():
                     raise exits.UserError(f"stopped while testing epoch {epoch}; {log.where_saved()}", code)
                 sums += test_batch(pixels, labels).numpy()
+            log.check_weights(checkpoints.not_finite(_strategy.values(learned)))
             return log.test(epoch, data.test_count, *sums[:2].tolist(), top5=100 * float(sums[2]) / data.test_count)
 
-        if args.checkpoint_dir and cluster.chief:
-            checkpoints.prepare()
+        if args.checkpoint_dir and cluster.chief and not args.eval_only:
+            checkpoints.prepare(args.resume)
         state = None
         if args.checkpoint_dir and args.resume:
             state = cluster.agreed_state(checkpoints.best if args.eval_only and args.keep_best else checkpoints.newest)
             if state:
-                check_same_run(json.loads(str(state["run"])), run, args.checkpoint_dir)
+                check_same_run(json.loads(str(state["run"])), run, args, log.say)
                 _strategy.assign(variables, state)
                 step = saved = int(state["step"])
                 log.load(str(state["log"]), step)
@@ -282,6 +288,7 @@ def main(args: argparse.Namespace) -> int:  # noqa: C901 - the loop, to be read 
         if args.keep_best and (state := cluster.agreed_state(checkpoints.best)):
             log.say(f"Best checkpoint: step {int(state['step'])}")
             _strategy.assign(variables, state)
+        log.check_weights(checkpoints.not_finite(_strategy.values(learned)))
         weights = tested.get_weights()  # on all workers: batch norm's averages are gathered from all of them
         if args.export_dir and cluster.chief and status not in ("stopped", "preempted"):
             log.exported(args.export_dir, export(args, weights))

@@ -62,7 +62,7 @@ def _run(train: Callable[[argparse.Namespace], int], args: argparse.Namespace) -
         if any(sign in str(error) for sign in _LOST):
             raise UserError(
                 f"rank {rank} lost another process of the run, whose log says why ({reason[:120]});"
-                " checkpoints are kept: run the same command again to resume"
+                f" checkpoints are kept: run the same command {exits.again(args.resume)} to resume"
             ) from None
         if isinstance(error, torch.OutOfMemoryError):
             raise UserError(f"rank {rank}: {reason[:200]}: lower --batch-size or --test-batch-size") from None
@@ -131,6 +131,7 @@ class Device:
 
     def __init__(self, args: argparse.Namespace, kind: str) -> None:
         self.kind, self.seed = kind, args.seed
+        self._infinite: set[str] = set()  # weights that are not finite from the start, such as masks in buffers
         self.rank = int(os.environ.get("RANK") or 0)
         self.processes = int(os.environ.get("WORLD_SIZE") or 1)
         self.replicas = self.processes
@@ -195,6 +196,7 @@ class Device:
 
     def place(self, model: nn.Module) -> nn.Module:
         """``model`` on the device, in the memory format that is the fastest there."""
+        self._infinite.update(name for name, value in model.state_dict().items() if not value.isfinite().all())
         return model.to(self.device, memory_format=self.memory_format)
 
     def share(self, batch: np.ndarray) -> np.ndarray:
@@ -252,8 +254,8 @@ class Device:
         except (RuntimeError, ValueError, KeyError) as error:
             reason = " ".join(str(error).split())
             raise UserError(
-                f"the checkpoint is of another model or optimizer ({reason[:120]}): use the flags it was made with,"
-                " another --checkpoint-dir, or --no-resume",
+                f"the checkpoint is of another model or optimizer ({reason[:120]}): use the flags it was made with, or"
+                " another --checkpoint-dir",
                 USAGE,
             ) from None
         for group, rate in zip(optimizer.param_groups, rates, strict=True):
@@ -266,6 +268,12 @@ class Device:
         if isinstance(state, dict):
             return {key: self.to_cpu(value) for key, value in state.items()}
         return [self.to_cpu(value) for value in state] if isinstance(state, (list, tuple)) else state
+
+    def not_finite(self, state: State) -> str:
+        """The name of a weight with NaN or infinity in ``state``, of a checkpoint on the CPU; "" if there is none."""
+        weights = [*state["model"].items(), *state.get("average", {}).items()]
+        others = (name for name, value in weights if name not in self._infinite and not value.isfinite().all())
+        return next(others, "")
 
     # --- randomness -------------------------------------------------------------------------------------
 

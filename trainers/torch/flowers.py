@@ -250,9 +250,10 @@ def main(args: argparse.Namespace) -> int:  # noqa: C901 - the loop, to be read 
 
     # A checkpoint holds tensors and primitives only, so that loading one cannot execute code.
     load = functools.partial(torch.load, map_location="cpu", weights_only=True)
-    checkpoints = Checkpoints(args.checkpoint_dir, args.keep_checkpoints, torch.save, load)
+    checkpoints = Checkpoints(args.checkpoint_dir, args.keep_checkpoints, torch.save, load, device.not_finite)
     run = {"trainer": "torch.flowers", "model": args.model, "optimizer": args.optimizer, "seed": args.seed,
-           "global_batch": global_batch, "train_images": len(data.labels)}  # fmt: skip
+           "global_batch": global_batch, "train_images": len(data.labels), "data": data.fingerprints,
+           "flags": flags.deciding(args, bf16=device.bf16)}  # fmt: skip
     stop = exits.Stop(device.maximum if device.processes > 1 else None, args.checkpoint_minutes)
     step = saved = 0  # steps done, and of those the steps in the newest checkpoint
 
@@ -261,8 +262,9 @@ def main(args: argparse.Namespace) -> int:  # noqa: C901 - the loop, to be read 
 
         def snapshot() -> State:
             log.check_finite(device.mean(loss))  # every resumed run would fail on a checkpoint with NaN
-            state = {"model": model.state_dict(), "optimizer": optimizer.state_dict()}
-            return {**device.to_cpu(state), "run": json.dumps(run), "log": log.state(), "step": step}
+            state = device.to_cpu({"model": model.state_dict(), "optimizer": optimizer.state_dict()})
+            log.check_weights(device.not_finite(state))
+            return {**state, "run": json.dumps(run), "log": log.state(), "step": step}
 
         def save() -> None:
             nonlocal saved
@@ -273,18 +275,15 @@ def main(args: argparse.Namespace) -> int:  # noqa: C901 - the loop, to be read 
                 saved = step
                 stop.saved()
 
-        def restore(state: State) -> None:
-            check_same_run(json.loads(state["run"]), run, args.checkpoint_dir)
-            device.load(model, optimizer, state)
-
         if args.checkpoint_dir and device.chief and not args.eval_only:
-            checkpoints.prepare()
+            checkpoints.prepare(args.resume)
         state = None
         if args.checkpoint_dir and args.resume:
             read = checkpoints.best if args.eval_only and args.keep_best else checkpoints.newest
             state = device.agreed_state(read)
             if state:
-                restore(state)
+                check_same_run(json.loads(state["run"]), run, args, log.say)
+                device.load(model, optimizer, state)
                 step = saved = state["step"]
                 log.load(state["log"], step)
         log.start(peak, **run)
@@ -297,6 +296,7 @@ def main(args: argparse.Namespace) -> int:  # noqa: C901 - the loop, to be read 
 
             stop.restart()
             found = evaluate(model, test_images, test_batches, args.image_size, device, normalise, poll)
+            log.check_weights(device.not_finite(device.to_cpu({"model": model.state_dict()})))
             return log.test(epoch, len(data.test_labels), *found)
 
         status, code = "completed", 0
@@ -348,7 +348,8 @@ def main(args: argparse.Namespace) -> int:  # noqa: C901 - the loop, to be read 
             status, code = "missed", exits.TARGET_MISSED
         if args.keep_best and (state := device.agreed_state(checkpoints.best)):
             log.say(f"Best checkpoint: step {state['step']}")
-            restore(state)
+            device.load(model, optimizer, state)
+        log.check_weights(device.not_finite(device.to_cpu({"model": model.state_dict()})))
         digest = _device.weights_sha256(model)
         if args.export_dir and device.chief and status not in ("stopped", "preempted"):
             from trainers.torch import _export

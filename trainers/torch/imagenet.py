@@ -235,9 +235,10 @@ def main(args: argparse.Namespace) -> int:  # noqa: C901 - the loop, to be read 
 
     # A checkpoint holds tensors and primitives only, so that loading one cannot execute code.
     load = functools.partial(torch.load, map_location="cpu", weights_only=True)
-    checkpoints = Checkpoints(args.checkpoint_dir, args.keep_checkpoints, torch.save, load)
+    checkpoints = Checkpoints(args.checkpoint_dir, args.keep_checkpoints, torch.save, load, device.not_finite)
     run = {"trainer": "torch.imagenet", "model": args.model, "optimizer": args.optimizer, "seed": args.seed,
-           "global_batch": global_batch, "train_images": data.count}  # fmt: skip
+           "global_batch": global_batch, "train_images": data.count, "data": data.fingerprints,
+           "flags": flags.deciding(args, bf16=device.bf16)}  # fmt: skip
     stop = exits.Stop(device.maximum if device.processes > 1 else None, args.checkpoint_minutes)
     step = saved = 0  # steps done, and of those the steps in the newest checkpoint
 
@@ -246,10 +247,11 @@ def main(args: argparse.Namespace) -> int:  # noqa: C901 - the loop, to be read 
 
         def snapshot() -> State:
             log.check_finite(device.mean(loss))  # every resumed run would fail on a checkpoint with NaN
-            state = {"model": model.state_dict(), "optimizer": optimizer.state_dict()}
+            state = device.to_cpu({"model": model.state_dict(), "optimizer": optimizer.state_dict()})
             if average:
-                state["average"] = average.model.state_dict()
-            return {**device.to_cpu(state), "run": json.dumps(run), "log": log.state(), "step": step}
+                state["average"] = device.to_cpu(average.model.state_dict())
+            log.check_weights(device.not_finite(state))
+            return {**state, "run": json.dumps(run), "log": log.state(), "step": step}
 
         def save() -> None:
             nonlocal saved
@@ -261,18 +263,18 @@ def main(args: argparse.Namespace) -> int:  # noqa: C901 - the loop, to be read 
                 stop.saved()
 
         def restore(state: State) -> None:
-            check_same_run(json.loads(state["run"]), run, args.checkpoint_dir)
             device.load(model, optimizer, state)
             if average:
                 device.load_weights(average.model, state.get("average", state["model"]))
 
         if args.checkpoint_dir and device.chief and not args.eval_only:
-            checkpoints.prepare()
+            checkpoints.prepare(args.resume)
         state = None
         if args.checkpoint_dir and args.resume:
             read = checkpoints.best if args.eval_only and args.keep_best else checkpoints.newest
             state = device.agreed_state(read)
             if state:
+                check_same_run(json.loads(state["run"]), run, args, log.say)
                 restore(state)
                 step = saved = state["step"]
                 log.load(state["log"], step)
@@ -288,6 +290,7 @@ def main(args: argparse.Namespace) -> int:  # noqa: C901 - the loop, to be read 
             tested = average.model if average else model
             batches = data.test(args.test_batch_size * device.replicas)
             correct, loss_sum, top5 = evaluate(tested, batches, device, normalise, poll)
+            log.check_weights(device.not_finite(device.to_cpu({"model": tested.state_dict()})))
             return log.test(epoch, data.test_count, correct, loss_sum, top5=100 * top5 / data.test_count)
 
         status, code = "completed", 0
@@ -344,6 +347,7 @@ def main(args: argparse.Namespace) -> int:  # noqa: C901 - the loop, to be read 
             log.say(f"Best checkpoint: step {state['step']}")
             restore(state)
         final = average.model if average else model
+        log.check_weights(device.not_finite(device.to_cpu({"model": final.state_dict()})))
         digest = _device.weights_sha256(final)
         if args.export_dir and device.chief and status not in ("stopped", "preempted"):
             from trainers.torch import _export

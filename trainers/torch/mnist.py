@@ -167,6 +167,7 @@ def main(  # noqa: C901 - the loop, to be read from top to bottom
     # Data: all images as bytes on the device. A batch is rows of (image, row offset, column offset, label).
     (images, labels), (test_images, test_labels) = mnist_data.load(args)
     device.check_alike("training and test images", images, labels, test_images, test_labels)
+    fingerprints = order.fingerprints(images=images, labels=labels, test_images=test_images, test_labels=test_labels)
     train_count, test_count = len(labels), len(test_labels)
     images = device.to_device(mnist_data.padded(images, args.shift))
     test_images = device.to_device(mnist_data.padded(test_images, args.shift))
@@ -208,9 +209,10 @@ def main(  # noqa: C901 - the loop, to be read from top to bottom
 
     # A checkpoint holds tensors and primitives only, so that loading one cannot execute code.
     load = functools.partial(torch.load, map_location="cpu", weights_only=True)
-    checkpoints = Checkpoints(args.checkpoint_dir, args.keep_checkpoints, torch.save, load)
+    checkpoints = Checkpoints(args.checkpoint_dir, args.keep_checkpoints, torch.save, load, device.not_finite)
     run = {"trainer": f"torch.{name}", "model": getattr(args, "model", ""), "optimizer": args.optimizer,
-           "seed": args.seed, "global_batch": global_batch, "train_images": train_count}  # fmt: skip
+           "seed": args.seed, "global_batch": global_batch, "train_images": train_count, "data": fingerprints,
+           "flags": flags.deciding(args, bf16=device.bf16)}  # fmt: skip
     stop = exits.Stop(device.maximum if device.processes > 1 else None, args.checkpoint_minutes)
     step = saved = 0  # steps done, and of those the steps in the newest checkpoint
 
@@ -219,8 +221,9 @@ def main(  # noqa: C901 - the loop, to be read from top to bottom
 
         def snapshot() -> State:
             log.check_finite(device.mean(loss))  # every resumed run would fail on a checkpoint with NaN
-            state = {"model": model.state_dict(), "optimizer": optimizer.state_dict()}
-            return {**device.to_cpu(state), "run": json.dumps(run), "log": log.state(), "step": step}
+            state = device.to_cpu({"model": model.state_dict(), "optimizer": optimizer.state_dict()})
+            log.check_weights(device.not_finite(state))
+            return {**state, "run": json.dumps(run), "log": log.state(), "step": step}
 
         def save() -> None:
             nonlocal saved
@@ -232,13 +235,13 @@ def main(  # noqa: C901 - the loop, to be read from top to bottom
                 stop.saved()
 
         if args.checkpoint_dir and device.chief and not args.eval_only:
-            checkpoints.prepare()
+            checkpoints.prepare(args.resume)
         state = None
         if args.checkpoint_dir and args.resume:
             read = checkpoints.best if args.eval_only and args.keep_best else checkpoints.newest
             state = device.agreed_state(read)
             if state:
-                check_same_run(json.loads(state["run"]), run, args.checkpoint_dir)
+                check_same_run(json.loads(state["run"]), run, args, log.say)
                 device.load(model, optimizer, state)
                 step = saved = state["step"]
                 log.load(state["log"], step)
@@ -257,7 +260,9 @@ def main(  # noqa: C901 - the loop, to be read from top to bottom
                     raise exits.UserError(f"stopped while testing epoch {epoch}; {log.where_saved()}", code)
 
             stop.restart()
-            return log.test(epoch, test_count, *evaluate(model, test_images, test_batches, device, poll))
+            found = evaluate(model, test_images, test_batches, device, poll)
+            log.check_weights(device.not_finite(device.to_cpu({"model": model.state_dict()})))
+            return log.test(epoch, test_count, *found)
 
         status, code = "completed", 0
         if args.eval_only:
@@ -308,6 +313,7 @@ def main(  # noqa: C901 - the loop, to be read from top to bottom
         if args.keep_best and (state := device.agreed_state(checkpoints.best)):
             log.say(f"Best checkpoint: step {state['step']}")
             device.load(model, optimizer, state)
+        log.check_weights(device.not_finite(device.to_cpu({"model": model.state_dict()})))
         digest = _device.weights_sha256(model)
         if args.export_dir and device.chief and status not in ("stopped", "preempted"):
             log.exported(args.export_dir, export(model, args.export_dir, getattr(args, "model", name)))

@@ -58,6 +58,14 @@ class FarStorage:
     def open(self, path: str, mode: str) -> IO[bytes]:
         return (self.folder / self._strip_protocol(path)).open(mode)
 
+    def rm(self, path: str) -> None:
+        (self.folder / self._strip_protocol(path)).unlink()
+
+    def mv(self, path: str, target: str) -> None:
+        new = self.folder / self._strip_protocol(target)
+        new.parent.mkdir(exist_ok=True)
+        (self.folder / self._strip_protocol(path)).rename(new)
+
     def bytes_of(self, suffix: str) -> int:
         """How many bytes were read of files whose names end with ``suffix``."""
         return sum(end - start for path, start, end in self.ranges if path.endswith(suffix))

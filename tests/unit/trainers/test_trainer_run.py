@@ -13,8 +13,9 @@ from typing import IO, Any
 
 import pytest
 from PIL import Image
+from toy_checkpoints import checkpoints, state
 from trainers.common import exits, flags, hypertune, paths
-from trainers.common.checkpoints import Checkpoints, State
+from trainers.common.checkpoints import State
 from trainers.common.log import Log, Meter, Output, train_line
 from trainers.common.log import test_line as line_of_test
 
@@ -25,20 +26,14 @@ ANALYZER = r"^\| Training (Device=.+) (Epoch=.+) (Step=.+) (Loss=.+) (Rate=.+) (
 class OneDevice:
     label, replicas, processes, chief = "cpu/0", 1, 1, True
 
+    def maximum(self, values: list[float]) -> list[float]:
+        return values
+
     def compilations(self) -> tuple[int, float]:
         return 0, 0.0
 
     def versions(self) -> dict[str, str]:
         return {"framework": "1"}
-
-
-def write(state: State, file: IO[bytes]) -> None:
-    file.write(json.dumps(state).encode())
-
-
-def read(file: IO[bytes]) -> State:
-    state: State = json.load(file)
-    return state
 
 
 def arguments(*words: str) -> argparse.Namespace:
@@ -153,33 +148,33 @@ def test_rate_is_smoothed_as_in_pytorch_xla(monkeypatch: pytest.MonkeyPatch) -> 
 def test_the_newest_checkpoints_are_kept_and_a_damaged_one_is_skipped(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    folder = Checkpoints(str(tmp_path), 2, write, read)
+    folder = checkpoints(tmp_path, 2)
     for step in (1, 2, 30):
-        folder.save({"n": step}, step)
+        folder.save(state(step), step)
     assert folder.steps() == [2, 30]
     Path(folder.path(30)).write_bytes(b'{"n":')
     (tmp_path / ".step-000000031.ckpt.1.tmp").touch()
-    folder.prepare()
-    assert folder.newest() == {"n": 2}
-    assert "step-000000030.ckpt is damaged" in capsys.readouterr().err
+    folder.prepare(resume=True)
+    assert folder.newest() == state(2)
+    assert "step-000000030.ckpt cannot be used (" in capsys.readouterr().err
     assert sorted(os.listdir(tmp_path)) == ["step-000000002.ckpt", "step-000000030.ckpt"]
     Path(folder.path(2)).write_bytes(b"")
-    with pytest.raises(exits.UserError, match="none of its 2 checkpoints can be read"):
+    with pytest.raises(exits.UserError, match=r"none of its 2 checkpoints can be used; use another --checkpoint-dir$"):
         folder.newest()
 
 
 def test_a_full_disk_keeps_earlier_checkpoints(tmp_path: Path) -> None:
-    folder = Checkpoints(str(tmp_path), 2, write, read)
-    folder.save({"n": 1}, 1)
+    folder = checkpoints(tmp_path, 2)
+    folder.save(state(1), 1)
 
-    def full(state: State, file: IO[bytes]) -> None:
+    def full(content: State, file: IO[bytes]) -> None:
         file.write(b"half")
         raise OSError(28, "No space left on device")
 
     folder.write = full
     with pytest.raises(exits.UserError, match=r"No space left on device.*the checkpoint of step 1 is intact"):
-        folder.save({"n": 2}, 2)
-    assert os.listdir(tmp_path) == ["step-000000001.ckpt"] and folder.newest() == {"n": 1}
+        folder.save(state(2), 2)
+    assert os.listdir(tmp_path) == ["step-000000001.ckpt"] and folder.newest() == state(1)
 
 
 def test_an_atomic_file_does_not_appear_after_an_exception(tmp_path: Path) -> None:

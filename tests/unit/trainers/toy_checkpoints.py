@@ -1,0 +1,33 @@
+"""Checkpoints of a model that is a single number, in JSON."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+from typing import IO
+
+from trainers.common.checkpoints import Checkpoints, State
+
+
+def state(step: int, weight: float = 0.5) -> State:
+    """A checkpoint after ``step`` steps."""
+    return {"weight": weight, "run": "{}", "log": "{}", "step": step}
+
+
+def _write(content: State, file: IO[bytes]) -> None:
+    file.write(json.dumps(content).encode())
+
+
+def _read(file: IO[bytes]) -> State:
+    content: State = json.load(file)
+    return content
+
+
+def _not_finite(content: State) -> str:
+    return "" if math.isfinite(content["weight"]) else "weight"
+
+
+def checkpoints(folder: Path | str, keep: int) -> Checkpoints:
+    """The checkpoints in ``folder``."""
+    return Checkpoints(str(folder), keep, _write, _read, _not_finite)
