@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from trainers.common import mnist_data
 
 from tests.image.trainer_box import (
     BFLOAT16,
@@ -24,6 +25,7 @@ from tests.image.trainer_box import (
     step_differs,
 )
 from trainyard.datasets import digits
+from trainyard.datasets import flowers as flowers_data
 from trainyard.fakes import storage
 
 pytestmark = pytest.mark.concurrent
@@ -159,6 +161,84 @@ def test_a_loss_that_is_not_finite_ends_the_run_and_saves_nothing(here: Box) -> 
     ended = here.trainer("tf.mnist", *SHORT, "--lr=1e38", "--checkpoint-dir=/tmp/nan", "--log-steps=1000")
     assert (ended.code, ended.summary["status"]) == (22, "diverged") and "lower --lr" in ended.output
     assert here.run("ls", "/tmp/nan").output == ""
+
+
+@pytest.mark.parametrize("trainer", ["tf.mnist", "tf.flowers", "tf.imagenet"])
+def test_weights_that_are_not_finite_are_neither_saved_nor_exported(here: Box, trainer: str, tmp_path: Path) -> None:
+    """The only step makes them so; its loss, of the weights before, is finite."""
+    data, size = ["--datadir=/data/digits"], 1437
+    if trainer != "tf.mnist":
+        size = 16
+        data = [f"--datadir={here.put(flowers_data.write(tmp_path, 'tar', train=size, test=7), 'flowers')}",
+                "--image-size=32", "--test-batch-size=7", "--num-workers=1"]  # fmt: skip
+    more = ("--num-classes=5", "--warmup-epochs=0", "--ema=0.5") if trainer == "tf.imagenet" else ()
+    folder = f"/tmp/{trainer}-not-finite"
+    run = (*data, *more, f"--batch-size={size}", "--epochs=1", "--lr=3e38", "--weight-decay=1e3")
+    ended = here.trainer(trainer, *run, f"--checkpoint-dir={folder}", f"--export-dir={folder}/model", "--keep-best")
+    assert (ended.code, ended.summary["status"]) == (22, "diverged"), ended.output
+    assert "is not finite by step 1: lower --lr" in ended.output and "Traceback" not in ended.output
+    assert here.run("sh", "-c", f"cd {folder} && find . -type f").output == ""
+
+
+def test_a_test_with_weights_that_are_not_finite_exports_nothing(here: Box) -> None:
+    run = ("--datadir=/data/digits", "--batch-size=1437", "--epochs=1", "--lr=3e38", "--weight-decay=1e3",
+           "--export-dir=/tmp/no-model")  # fmt: skip
+    ended = here.trainer("tf.mnist", *run)
+    assert ended.code == 22 and "conv2d/kernel is not finite by step 1: lower --lr" in ended.output, ended.output
+    assert here.run("ls", "-A", "/tmp/no-model").output == ""
+
+
+def test_a_checkpoint_with_weights_that_are_not_finite_is_left_out(here: Box, whole: dict[str, object]) -> None:
+    run = (*SHORT, "--checkpoint-dir=/tmp/poisoned", "--keep-checkpoints=9")
+    here.trainer("tf.mnist", *run).learned()
+    poisoned = here.python("""
+import numpy
+state = dict(numpy.load("/tmp/poisoned/step-000000066.ckpt"))
+next(value for name, value in state.items() if name.startswith("0003")).flat[0] = numpy.inf
+numpy.savez(open("/tmp/poisoned/step-000000066.ckpt", "wb"), **state)
+numpy.save(open("/tmp/poisoned/step-000000067.ckpt", "wb"), [1])
+""")
+    assert poisoned.code == 0, poisoned.output
+    resumed = here.trainer("tf.mnist", *run)
+    found = resumed.learned()
+    assert (found["resumed_from"], found["weights_sha256"]) == (44, whole["weights_sha256"])
+    notes = [line for line in resumed.lines if line.startswith("note: ")]
+    assert len(notes) == 2 and "step-000000066.ckpt cannot be used (its weight mnist/" in notes[1]
+
+
+def test_a_run_that_does_not_resume_moves_the_earlier_checkpoints_and_keeps_its_own(here: Box) -> None:
+    run = (*SHORT, "--checkpoint-dir=/tmp/fresh", "--keep-checkpoints=1")
+    here.trainer("tf.mnist", *run).learned()
+    stopped = here.trainer("tf.mnist", *run, "--no-resume", "--num-steps=2")
+    assert stopped.learned() and "step 2 is saved, run again without --no-resume to resume" in stopped.output
+    found = here.run("sh", "-c", "cd /tmp/fresh && ls -d * old-*/*").output.split()
+    assert found[-1] == "step-000000002.ckpt" and found[1].endswith("Z/step-000000066.ckpt") and len(found) == 3
+    assert here.trainer("tf.mnist", *run, "--num-steps=3").learned()["resumed_from"] == 2
+
+
+def test_other_data_are_refused_unless_they_are_accepted_and_changed_flags_named(here: Box, tmp_path: Path) -> None:
+    digits.write_idx(tmp_path)
+    path = str(tmp_path / mnist_data.FILES["train"][1])
+    mnist_data.write_idx(path, (mnist_data.read_idx(path) + 1) % 10)
+    other = here.put(tmp_path, "relabelled")
+    here.run("cp", "-r", "/data/digits", "/tmp/digits-moved")
+    run = ("--epochs=2", "--checkpoint-dir=/tmp/data")
+    here.trainer("tf.mnist", *run, "--datadir=/data/digits", "--num-steps=1").learned()
+    refused = here.trainer("tf.mnist", *run, f"--datadir={other}")
+    assert refused.code == 2 and "are of other data (other labels): use the same data" in refused.output
+    words = (
+        "--datadir=/tmp/digits-moved",
+        "--batch-size=32",
+        "--num-cores=2",
+        "--lr=0.1",
+        "--shift=1",
+        "--num-steps=2",
+    )
+    moved = here.trainer("tf.mnist", *run, *words)
+    assert moved.learned()["resumed_from"] == 1
+    assert "Resuming with --lr 0.1, was 0.03; --shift 1, was 2" in moved.lines
+    accepted = here.trainer("tf.mnist", *run, f"--datadir={other}", "--accept-other-data", "--num-steps=3")
+    assert accepted.learned()["resumed_from"] == 2 and "Resuming with other data (other labels); " in accepted.output
 
 
 def test_a_step_compiled_with_xla_equals_one_without(here: Box, tmp_path: Path) -> None:
@@ -378,6 +458,10 @@ exec {PYTHON} -I {tools}/storage.py /buckets --certificate both.pem >/tmp/storag
     )
     assert {"./job/model/model.keras", "./job/model/saved_model/saved_model.pb", "./job/logs/events.out.tfevents",
             "./job/checkpoints/step-000000066.ckpt", "./out/report.png", "./out/metrics.jsonl"} <= files  # fmt: skip
+    fresh = here.trainer("tf.mnist", *words, "--no-resume", "--num-steps=1", **cloud)
+    moved = here.run("sh", "-c", "cd /buckets/bucket/job/checkpoints && ls -d *.ckpt old-*/*").output.split()
+    assert fresh.learned()["global_step"] == 1 and moved[-1] == "step-000000001.ckpt", fresh.output
+    assert {name.partition("Z/")[2] for name in moved[:-1]} >= {"step-000000030.ckpt", "step-000000066.ckpt"}
     nowhere = here.trainer("tf.mnist", "--datadir=gs://bucket/nowhere", **cloud)
     assert (nowhere.code, len(nowhere.lines)) == (1, 1) and "gs://bucket/nowhere: no such folder" in nowhere.output
 

@@ -9,6 +9,7 @@ import json
 from collections.abc import Callable, Iterator
 
 import pytest
+from trainers.common import mnist_data
 
 from tests.image.trainer_box import PYTHON, Box, Ended, box, few_digits
 from trainyard.datasets import digits
@@ -272,7 +273,93 @@ def test_resuming_with_another_model_is_one_line(here: Box) -> None:
     here.trainer("torch.mnist", "--device=cpu", *run).learned()
     for words in (("--model=vit",), ("--optimizer=adamw",)):
         ended = here.trainer("torch.mnist", "--device=cpu", *run, *words)
-        assert ended.code == 2 and "use the same value, another --checkpoint-dir" in one_line(ended, "mnist")
+        assert ended.code == 2 and "use the same value, or another --checkpoint-dir" in one_line(ended, "mnist")
+
+
+def test_a_run_that_does_not_resume_moves_the_earlier_checkpoints_and_keeps_its_own(here: Box) -> None:
+    run = ("--datadir=/data/few", "--epochs=3", "--checkpoint-dir=/tmp/fresh", "--keep-checkpoints=1")
+    here.trainer("torch.mnist", "--device=cpu", *run).learned()
+    stopped = here.trainer("torch.mnist", "--device=cpu", *run, "--no-resume", "--num-steps=2")
+    assert stopped.learned() and "step 2 is saved, run again without --no-resume to resume" in stopped.output
+    found = here.run("sh", "-c", "cd /tmp/fresh && ls -d * old-*/*").output.split()
+    assert found[-1] == "step-000000002.ckpt" and found[1].endswith("Z/step-000000012.ckpt") and len(found) == 3
+    assert here.trainer("torch.mnist", "--device=cpu", *run).learned()["resumed_from"] == 2
+
+
+@pytest.mark.parametrize("trainer", ["torch.mnist", "torch.flowers", "torch.imagenet"])
+def test_weights_that_are_not_finite_are_neither_saved_nor_exported(here: Box, flowers: str, trainer: str) -> None:
+    """The only step makes them so; its loss, of the weights before, is finite."""
+    data = ("--datadir=/data/few",) if trainer == "torch.mnist" else (f"--datadir={flowers}", *SMALL[:1], SMALL[-1])
+    size, model = (298, "small") if trainer == "torch.mnist" else (103, "resnet18")
+    more = ("--num-classes=5", "--ema=0.5", "--warmup-epochs=0") if trainer == "torch.imagenet" else ()
+    folder = f"/tmp/{trainer}-not-finite"
+    run = (*data, *more, "--device=cpu", f"--model={model}", f"--batch-size={size}", "--epochs=1", "--lr=1e39")
+    saving = here.trainer(trainer, *run, f"--checkpoint-dir={folder}", f"--export-dir={folder}/model", "--keep-best")
+    for ended in (saving, here.trainer(trainer, *run, f"--export-dir={folder}/model")):
+        assert (ended.code, ended.summary["status"]) == (22, "diverged"), ended.output
+        assert "is not finite by step 1: lower --lr" in one_line(ended, trainer.partition(".")[2])
+    assert here.run("sh", "-c", f"cd {folder} && find . -type f").output == ""
+
+
+def test_a_checkpoint_with_weights_that_are_not_finite_is_left_out(here: Box) -> None:
+    run = ("--datadir=/data/few", "--epochs=1", "--checkpoint-dir=/tmp/poisoned", "--checkpoint-steps=1")
+    whole = here.trainer("torch.mnist", "--device=cpu", *run).learned()
+    poisoned = here.python("""
+import torch
+state = torch.load("/tmp/poisoned/step-000000004.ckpt", weights_only=True)
+next(iter(state["model"].values())).view(-1)[0] = float("nan")
+torch.save(state, "/tmp/poisoned/step-000000004.ckpt")
+torch.save([1], "/tmp/poisoned/step-000000005.ckpt")
+""")
+    assert poisoned.code == 0, poisoned.output
+    resumed = here.trainer("torch.mnist", "--device=cpu", *run)
+    found = resumed.learned()
+    assert (found["resumed_from"], found["weights_sha256"]) == (3, whole["weights_sha256"])
+    notes = [line for line in resumed.lines if line.startswith("note: ")]
+    assert len(notes) == 2 and "step-000000004.ckpt cannot be used (its weight 0.weight is not finite)" in notes[1]
+
+
+def test_a_network_with_a_constant_that_is_infinite_trains(here: Box) -> None:
+    """Such as the mask of an attention, which is part of the checkpoint."""
+    ended = here.python(
+        """
+import sys
+import torch
+from trainers.common import flags, mnist_data
+from trainers.torch import _device, mnist
+class Masked(torch.nn.Sequential):
+    def __init__(self):
+        super().__init__(*mnist.cnn())
+        self.register_buffer("mask", torch.full((2, 2), float("-inf")).triu(1))
+words = flags.parse("mnist", "", (*flags.TORCH, *mnist_data.FLAGS, mnist.MODEL), sys.argv[1:])
+_device.main(lambda args: mnist.main(args, lambda args: Masked()), words, "mnist")
+""",
+        "--device=cpu",
+        "--datadir=/data/few",
+        "--epochs=1",
+        "--checkpoint-dir=/tmp/masked",
+    )
+    assert ended.learned()["global_step"] == 4
+
+
+def test_other_data_are_refused_unless_they_are_accepted_and_changed_flags_named(
+    here: Box, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    folder = few_digits(tmp_path_factory.mktemp("relabelled"), 298, 53)
+    path = str(folder / mnist_data.FILES["train"][1])
+    mnist_data.write_idx(path, (mnist_data.read_idx(path) + 1) % 10)
+    other = here.put(folder, "relabelled")
+    here.run("cp", "-r", "/data/few", "/tmp/few-moved")
+    run = ("--epochs=2", "--checkpoint-dir=/tmp/data")
+    here.trainer("torch.mnist", "--device=cpu", *run, "--datadir=/data/few", "--num-steps=1").learned()
+    refused = here.trainer("torch.mnist", "--device=cpu", *run, f"--datadir={other}")
+    assert refused.code == 2 and "are of other data (other labels): use the same data" in one_line(refused, "mnist")
+    words = ("--datadir=/tmp/few-moved", "--batch-size=32", "--num-cores=2", "--lr=0.1", "--shift=1", "--num-steps=2")
+    moved = here.trainer("torch.mnist", "--device=cpu", *run, *words)
+    assert moved.learned()["resumed_from"] == 1
+    assert "Resuming with --lr 0.1, was 0.03; --shift 1, was 2" in moved.lines
+    accepted = here.trainer("torch.mnist", "--device=cpu", *run, f"--datadir={other}", "--accept-other-data")
+    assert accepted.learned()["resumed_from"] == 2 and "Resuming with other data (other labels); " in accepted.output
 
 
 def test_the_small_network_learns_digits_in_two_epochs_and_resumes_with_its_averages(here: Box) -> None:
