@@ -142,6 +142,11 @@ print(json.dumps([sorted(name for name in files if "tfevents" not in name), even
     assert events.count("start") == events.count("summary") == 2, "a resumed run's metrics follow the first run's"
     # A first record of the format's version, then steps 0 and 20 and the test of epoch 1, step 0 of epoch 2; the rest.
     assert board == [1 + 3 + 1, 1 + 2], "no event is lost"
+    here.trainer("torch.mnist", *job, "--no-resume", "--num-steps=1", **fake).learned()
+    kept = here.run("sh", "-c", "cd /tmp/buckets/bucket/job/checkpoints && ls -d *.ckpt old-*/*").output.split()
+    moved = [name.rpartition("/")[2] for name in kept[:-1]]
+    assert moved == ["step-000000022.ckpt", "step-000000030.ckpt", "step-000000044.ckpt"]
+    assert kept[-1] == "step-000000001.ckpt" and kept[0].startswith("old-")
     # The same bucket, by a server that refuses every request.
     here.run("sh", "-c", f"{serve} --port={PORT + 1} --refuse=403 >/tmp/refusing.log 2>&1 &")
     here.until("/tmp/refusing.log", "url")

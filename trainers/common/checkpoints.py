@@ -63,7 +63,7 @@ class Checkpoints:
             place = paths.join(self.folder, next(name for name in unused if name not in names))
             for name in others:
                 paths.move(paths.join(self.folder, name), paths.join(place, name))
-            print(f"note: {len(others)} earlier checkpoints are in {place} now", file=sys.stderr)
+            print(f"note: the checkpoints of an earlier run are in {place} now", file=sys.stderr)
 
     def save(self, state: State, step: int) -> str:
         """Write ``state``; raises :class:`UserError` if that fails, with all earlier checkpoints unchanged."""

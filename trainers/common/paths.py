@@ -271,7 +271,8 @@ def move(path: str, target: str) -> None:
     """Rename a file, into a folder that is created if necessary; object stores copy it. Raises :class:`UserError`."""
     if is_remote(path):
         with _remote(path) as filesystem:
-            return filesystem.mv(path, target)  # type: ignore[no-any-return]
+            filesystem.cp_file(path, target)
+            return remove(path)
     make_folder(os.path.dirname(target))
     try:
         os.rename(path, target)

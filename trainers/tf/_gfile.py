@@ -95,9 +95,9 @@ class _GFiles(AbstractFileSystem):  # type: ignore[misc]
         """Remove the object ``path``."""
         _call(path, lambda: tf.io.gfile.remove(self._address(path)))
 
-    def mv(self, path1: str, path2: str, **_: Any) -> None:
-        """Rename the object ``path1``."""
-        _call(path1, lambda: tf.io.gfile.rename(self._address(path1), self._address(path2)))
+    def cp_file(self, path1: str, path2: str, **_: Any) -> None:
+        """Copy the object ``path1``."""
+        _call(path1, lambda: tf.io.gfile.copy(self._address(path1), self._address(path2)))
 
     def _open(self, path: str, mode: str = "rb", **_: Any) -> _File:  # type: ignore[override]
         return _File(self, path, mode, _BLOCK)

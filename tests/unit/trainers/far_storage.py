@@ -61,10 +61,10 @@ class FarStorage:
     def rm(self, path: str) -> None:
         (self.folder / self._strip_protocol(path)).unlink()
 
-    def mv(self, path: str, target: str) -> None:
+    def cp_file(self, path: str, target: str) -> None:
         new = self.folder / self._strip_protocol(target)
         new.parent.mkdir(exist_ok=True)
-        (self.folder / self._strip_protocol(path)).rename(new)
+        new.write_bytes((self.folder / self._strip_protocol(path)).read_bytes())
 
     def bytes_of(self, suffix: str) -> int:
         """How many bytes were read of files whose names end with ``suffix``."""

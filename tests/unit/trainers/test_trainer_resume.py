@@ -56,7 +56,7 @@ def test_a_run_that_does_not_resume_keeps_its_checkpoints_and_those_of_the_earli
     old = "old-20261125T090807Z"
     assert files(tmp_path / "run") == [f"{old}/best.ckpt", f"{old}/step-000000044.ckpt", f"{old}/step-000000066.ckpt",
                                        "step-000000005.ckpt", "trainyard-0123.index"]  # fmt: skip
-    assert f"note: 3 earlier checkpoints are in {place}/{old} now\n" in capsys.readouterr().err
+    assert f"note: the checkpoints of an earlier run are in {place}/{old} now\n" in capsys.readouterr().err
 
 
 def test_checkpoints_that_were_moved_are_never_replaced(place: str, tmp_path: Path) -> None:
