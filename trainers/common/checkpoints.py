@@ -25,13 +25,9 @@ class Checkpoints:
     """
 
     def __init__(
-        self,
-        folder: str,
-        keep: int,
-        write: Callable[[State, IO[bytes]], None],
-        read: Callable[[IO[bytes]], State],
+        self, folder: str, keep: int, write: Callable[[State, IO[bytes]], None], read: Callable[[IO[bytes]], State],
         not_finite: Callable[[State], str],
-    ) -> None:
+    ) -> None:  # fmt: skip
         self.folder, self.keep, self.write, self.read, self.not_finite = folder, keep, write, read, not_finite
         self._again = again(True)
 

@@ -151,22 +151,21 @@ TF = (
 # Flags that do not decide what a run learns, or are compared otherwise, such as the data.
 _INDIFFERENT = {"datadir", "download", "fake-data", "fake-images", "drop-last", "num-workers", "prefetch-factor",
                 "num-steps", "batch-size", "test-batch-size", "target-accuracy", "eval-only", "device", "num-cores",
-                "strategy", "compile", "jit-compile", "steps-per-execution", "precision", "config",
+                "strategy", "compile", "jit-compile", "steps-per-execution", "config",
                 *(flag.name for flag in (*COMMON, *TORCH, *TF) if flag.group == "output")}  # fmt: skip
 
 
 def deciding(args: argparse.Namespace, *, bf16: bool) -> dict[str, Any]:
     """The flags that decide what a run learns, by name; ``bf16`` is what ``--precision`` is on these devices."""
     named = {name.replace("_", "-"): value for name, value in sorted(vars(args).items())}
-    own = {name: value for name, value in named.items() if name not in _INDIFFERENT}
-    return {**own, "precision": "bf16" if bf16 else "fp32"}
+    named["precision"] = "bf16" if bf16 else "fp32"
+    return {name: value for name, value in named.items() if name not in _INDIFFERENT}
 
 
 def words(name: str, value: Any) -> str:
     """The flag ``name`` with ``value`` as on a command line."""
-    if isinstance(value, bool):
-        return f"--{'' if value else 'no-'}{name}"
-    return f"--{name} {_show(value) or 'not given'}"
+    switch = f"--{'' if value else 'no-'}{name}"
+    return switch if isinstance(value, bool) else f"--{name} {_show(value) or 'not given'}"
 
 
 class _Parser(argparse.ArgumentParser):

@@ -361,23 +361,31 @@ class Log:
 
     def test(self, epoch: int, count: int, correct: float, loss_sum: float, **more: float) -> float:
         """Log the test after ``epoch``: ``correct`` of ``count`` images, and the sum of their losses; returns the
-        accuracy in percent. Raises :class:`Diverged` if the loss is not finite, which is not reported."""
-        self.check_finite(loss_sum, "the test loss")
+        accuracy in percent, -1 if the loss is not finite. Raises :class:`Diverged` if that is the final model's.
+
+        Before, the averages of batch norm may have to follow the weights, and the loss can become finite later.
+        """
         accuracy, loss = 100.0 * correct / count, loss_sum / count
+        other = self.args.keep_best and self.best is not None  # which is the final model if this one is worse
+        if self.args.eval_only or (self._step >= self.args.epochs * self.steps_per_epoch and not other):
+            self.check_finite(loss, "the test loss")
         self.say(test_line(self.devices.label, 0, epoch, accuracy, clock()))
         self.say(f"Epoch {epoch} test end {clock()}, Accuracy={accuracy:.2f}")
         self._output.event("test", epoch=epoch, global_step=self._step, accuracy=accuracy, loss=loss, count=count,
                            correct=correct, **more)  # fmt: skip
         self._output.scalars(self._step, test_accuracy=accuracy, test_loss=loss)
-        if self._hypertune:
+        if self._hypertune and math.isfinite(loss):
             self._hypertune.report_hyperparameter_tuning_metric(self.args.hypertune_tag, accuracy / 100, self._step)
         self.tests.append({"epoch": epoch, "step": self._step, "accuracy": accuracy, "loss": loss, **more})
+        if not math.isfinite(loss):
+            self.say(f"The test loss is not finite by step {self._step}: this accuracy does not count")
+            return -1.0
         return accuracy
 
     @property
     def best(self) -> float | None:
-        """The best accuracy of the tests, in percent; None before the first."""
-        return max((test["accuracy"] for test in self.tests), default=None)
+        """The best accuracy of the tests whose loss was finite, in percent; None before the first."""
+        return max((test["accuracy"] for test in self.tests if math.isfinite(test["loss"])), default=None)
 
     def where_saved(self) -> str:
         """What a run that stops now has saved, for messages."""

@@ -288,7 +288,6 @@ def main(args: argparse.Namespace) -> int:  # noqa: C901 - the loop, to be read 
         if args.keep_best and (state := cluster.agreed_state(checkpoints.best)):
             log.say(f"Best checkpoint: step {int(state['step'])}")
             _strategy.assign(variables, state)
-        log.check_weights(checkpoints.not_finite(_strategy.values(learned)))
         weights = tested.get_weights()  # on all workers: batch norm's averages are gathered from all of them
         if args.export_dir and cluster.chief and status not in ("stopped", "preempted"):
             log.exported(args.export_dir, export(args, weights))

@@ -272,8 +272,7 @@ class Device:
     def not_finite(self, state: State) -> str:
         """The name of a weight with NaN or infinity in ``state``, of a checkpoint on the CPU; "" if there is none."""
         weights = [*state["model"].items(), *state.get("average", {}).items()]
-        others = (name for name, value in weights if name not in self._infinite and not value.isfinite().all())
-        return next(others, "")
+        return next((name for name, value in weights if name not in self._infinite and not value.isfinite().all()), "")
 
     # --- randomness -------------------------------------------------------------------------------------
 

@@ -349,7 +349,6 @@ def main(args: argparse.Namespace) -> int:  # noqa: C901 - the loop, to be read 
         if args.keep_best and (state := device.agreed_state(checkpoints.best)):
             log.say(f"Best checkpoint: step {state['step']}")
             device.load(model, optimizer, state)
-        log.check_weights(device.not_finite(device.to_cpu({"model": model.state_dict()})))
         digest = _device.weights_sha256(model)
         if args.export_dir and device.chief and status not in ("stopped", "preempted"):
             from trainers.torch import _export

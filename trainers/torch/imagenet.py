@@ -347,7 +347,6 @@ def main(args: argparse.Namespace) -> int:  # noqa: C901 - the loop, to be read 
             log.say(f"Best checkpoint: step {state['step']}")
             restore(state)
         final = average.model if average else model
-        log.check_weights(device.not_finite(device.to_cpu({"model": final.state_dict()})))
         digest = _device.weights_sha256(final)
         if args.export_dir and device.chief and status not in ("stopped", "preempted"):
             from trainers.torch import _export

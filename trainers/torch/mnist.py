@@ -313,7 +313,6 @@ def main(  # noqa: C901 - the loop, to be read from top to bottom
         if args.keep_best and (state := device.agreed_state(checkpoints.best)):
             log.say(f"Best checkpoint: step {state['step']}")
             device.load(model, optimizer, state)
-        log.check_weights(device.not_finite(device.to_cpu({"model": model.state_dict()})))
         digest = _device.weights_sha256(model)
         if args.export_dir and device.chief and status not in ("stopped", "preempted"):
             log.exported(args.export_dir, export(model, args.export_dir, getattr(args, "model", name)))

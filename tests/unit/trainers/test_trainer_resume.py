@@ -162,19 +162,36 @@ def test_a_file_that_is_no_checkpoint_of_a_trainer_is_one_line(
 
 
 @pytest.mark.parametrize("loss", [math.nan, math.inf])
-def test_a_test_loss_that_is_not_finite_ends_the_run_and_is_not_reported(
-    loss: float, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+@pytest.mark.parametrize("words", [["--epochs=1"], ["--epochs=5", "--eval-only"], ["--epochs=1", "--keep-best"]])
+def test_a_final_test_whose_loss_is_not_finite_ends_the_run(
+    loss: float, words: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setenv("CLOUD_ML_HP_METRIC_FILE", str(tmp_path / "metrics"))
     with (
         pytest.raises(exits.Diverged, match="the test loss is not finite by step 10: lower --lr") as raised,
-        Log("toy", run_of(tmp_path), OneDevice(), 10, 10) as log,
+        Log("toy", run_of(tmp_path, *words), OneDevice(), 10, 10) as log,
     ):
         log.step(1, 9)
         log.test(1, 200, 20, loss)
-    assert raised.value.code == 22 and not log.tests and not (tmp_path / "metrics").exists()
+    assert raised.value.code == 22
     said = capsys.readouterr().out
     assert '"status": "diverged", "exit_code": 22' in said and "Accuracy=" not in said
+
+
+def test_a_test_whose_loss_is_not_finite_yet_does_not_count(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """As after few steps, when the averages of batch norm are those of the weights at the start."""
+    monkeypatch.setenv("CLOUD_ML_HP_METRIC_FILE", str(tmp_path / "metrics"))
+    log = Log("toy", run_of(tmp_path, "--epochs=3", "--keep-best"), OneDevice(), 10, 10)
+    log.step(1, 9)
+    assert log.test(1, 200, 100, math.inf) == -1 and log.best is None
+    assert "The test loss is not finite by step 10: this accuracy does not count\n" in capsys.readouterr().out
+    assert not (tmp_path / "metrics").exists()
+    log.step(2, 19)
+    assert log.test(2, 200, 40, 50.0) == log.best == 20
+    log.load(log.state(), 20)
+    log.step(3, 29)
+    assert log.test(3, 200, 100, math.nan) == -1 and log.best == 20, "the best of the run is exported"
 
 
 def test_a_weight_that_is_not_finite_ends_all_processes(tmp_path: Path) -> None:
