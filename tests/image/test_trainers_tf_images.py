@@ -287,7 +287,7 @@ def test_imagenet_compiles_with_xla_and_averages_its_weights(here: Box) -> None:
 import glob, numpy
 saved = [dict(numpy.load(path)) for path in sorted(glob.glob("/tmp/averages/*.ckpt"))]
 names = sorted(name for name in saved[0] if name[:4].isdigit())
-weights, averages = names[:4], names[-4:]
+weights, averages = names[:4], names[4:8]
 assert len(saved) == 6 and len(names) > 8
 for steps, (before, after) in enumerate(zip(saved, saved[1:]), 1):
     decay = min(0.25, (1 + steps) / (10 + steps))
