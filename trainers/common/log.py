@@ -361,8 +361,8 @@ class Log:
 
     def test(self, epoch: int, count: int, correct: float, loss_sum: float, **more: float) -> float:
         """Log the test after ``epoch``: ``correct`` of ``count`` images, and the sum of their losses; returns the
-        accuracy in percent, -1 if the loss is not finite. Raises :class:`Diverged` if it is the final model's: after few
-        steps, the averages of batch norm do not yet fit the weights, and the loss can become finite later."""
+        accuracy in percent, -1 if the loss is not finite. Raises :class:`Diverged` if it is the final model's: after
+        few steps, the averages of batch norm do not yet fit the weights, and the loss can become finite later."""
         accuracy, loss = 100.0 * correct / count, loss_sum / count
         other = self.args.keep_best and self.best is not None  # which is the final model if this one is worse
         if self.args.eval_only or (self._step >= self.args.epochs * self.steps_per_epoch and not other):
