@@ -132,7 +132,7 @@ def test_transient_errors_of_a_registry_are_retried() -> None:
     with http.server.HTTPServer(("127.0.0.1", 0), Failing) as server:
         threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
         repository = Repository(f"127.0.0.1:{server.server_port}/team")
-        repository.put(Manifest("sha256:0", "application/vnd.oci.image.manifest.v1+json", b"{}"), "tag")
+        repository.put(Manifest.stored(b"{}", "application/vnd.oci.image.manifest.v1+json"), "tag")
         server.shutdown()
     assert bodies == [b"{}"] * 3
 
