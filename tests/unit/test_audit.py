@@ -138,8 +138,10 @@ def test_an_advisory_fails_the_command_and_a_waiver_passes_it(trainyard: Command
     stored(planted(version))
     status, out, err = trainyard("audit", "tf-cpu", "--json")
     assert status == 1 and f"numpy {version}: PYSEC-0000-9 (no fix is known), in tf-cpu" in err
-    assert json.loads(out)["findings"][0]["fails"] is True
-    assert "the snapshot covers 1 of" in err, "packages that the snapshot does not cover are reported"
+    report = json.loads(out)
+    assert report["findings"][0]["fails"] is True
+    assert (report["snapshot"]["covered"], report["snapshot"]["packages"]) == (1, report["packages"])
+    assert "covers 1 of" in err, "packages that the snapshot does not cover are reported"
     stored(planted(version), waiver(rule="PYSEC-0000-9", package="numpy", version=version))
     assert trainyard("audit", "tf-cpu")[0] == 0
     stored(planted(version), waiver(rule="PYSEC-0000-9", package="numpy", version=version, expires="2026-01-01"))
@@ -158,7 +160,24 @@ def test_an_expired_waiver_fails_although_its_vulnerability_is_gone(
 def test_an_old_snapshot_says_so(trainyard: Command, stored: Callable[..., None]) -> None:
     stored(Snapshot("a test", "2026-01-01", (), ()))
     status, _, err = trainyard("audit", "tf-cpu")
-    assert status == 0 and "324 days old: run 'make audit UPDATE=1'" in " ".join(err.split())
+    said = " ".join(err.split())
+    assert status == 0 and "324 days old and covers 0 of" in said and "run 'make audit UPDATE=1'" in said
+
+
+def test_a_push_says_in_one_line_how_little_an_old_snapshot_can_say(
+    stored: Callable[..., None], capsys: pytest.CaptureFixture[str]
+) -> None:
+    """`audit.require` is what push calls first."""
+    stored(Snapshot("a test", "2026-01-01", ("numpy",), ()))
+    coverage = audit.require(load("tf-cpu"))
+    assert (coverage.taken, coverage.age, coverage.covered) == ("2026-01-01", 324, 1)
+    assert capsys.readouterr().err.splitlines() == [
+        f"WARNING: no known vulnerability, by a snapshot that is 324 days old and covers 1 of {coverage.packages} "
+        f"Python packages: run 'make audit UPDATE=1' where {advisories.OSV} answers"
+    ]
+    stored(Snapshot("a test", "2026-11-20", tuple(audit.pinned(load("tf-cpu"))), ()))
+    assert not audit.require(load("tf-cpu")).is_poor
+    assert capsys.readouterr().err == ""
 
 
 def test_the_locks_of_the_project_pass(trainyard: Command) -> None:

@@ -146,7 +146,7 @@ def test_the_same_waivers_give_the_same_bytes_in_any_order() -> None:
 @pytest.fixture
 def audited(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
     """This host's images, and the waivers; the only advisory is about pillow."""
-    monkeypatch.setattr(audit, "_look_up", lambda pins, only_snapshot: ("a test", [PILLOW]))
+    monkeypatch.setattr(audit, "_look_up", lambda pins, only_snapshot: ("a test", None, [PILLOW]))
     monkeypatch.setattr(audit, "pinned", lambda spec: {"pillow": {"13.0.0"}})
     monkeypatch.setattr(debian_advisories, "load", lambda: None)
     monkeypatch.setattr(waivers, "today", lambda: TODAY)

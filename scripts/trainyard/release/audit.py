@@ -61,11 +61,41 @@ class StaleWaiver:
 
 
 @dataclass(frozen=True)
+class Coverage:
+    """How much the stored snapshot can say about packages.
+
+    Attributes:
+        taken: the day of the snapshot, ISO 8601, ``age``: days since then.
+        covered: how many of the ``packages`` its source was asked about.
+    """
+
+    taken: str
+    age: int
+    covered: int
+    packages: int
+
+    @classmethod
+    def of(cls, snapshot: Snapshot, pins: Pins) -> Coverage:
+        """Return that of the packages ``pins``."""
+        age = snapshot.age(waivers.today())
+        return cls(snapshot.taken, age, len(pins.keys() & set(snapshot.covers)), len(pins))
+
+    def __str__(self) -> str:
+        return f"{self.age} days old and covers {self.covered} of {self.packages} Python packages"
+
+    @property
+    def is_poor(self) -> bool:
+        """Whether it is older than :data:`OLD` days, or lacks packages."""
+        return self.age > OLD or self.covered < self.packages
+
+
+@dataclass(frozen=True)
 class Report:
     """Result of an audit.
 
     Attributes:
         source: where the advisories about Python packages come from.
+        snapshot: of the stored snapshot, if it was used for all packages.
         packages: number of Python packages.
         findings: the vulnerabilities, with their waivers, and notes.
         stale: see :func:`stale`.
@@ -75,6 +105,7 @@ class Report:
     """
 
     source: str
+    snapshot: Coverage | None
     packages: int
     findings: list[Vulnerability]
     stale: list[StaleWaiver]
@@ -217,8 +248,8 @@ def offline(specs: list[Spec]) -> list[Vulnerability]:
     return evaluate(by_snapshot(union(pins.values()), advisories.load()), pins, waivers.load(), waivers.today())
 
 
-def require(spec: Spec) -> None:
-    """Refuse locked packages with a known vulnerability without a waiver, by the stored snapshot.
+def require(spec: Spec) -> Coverage:
+    """Refuse locked packages with a known vulnerability without a waiver, by the stored snapshot; what that covers.
 
     Raises:
         StepFailed: there is one.
@@ -229,6 +260,10 @@ def require(spec: Spec) -> None:
         raise StepFailed(
             f"{failing[0]}{more}: update the package, or add a waiver ('{spec.command('audit')}' lists all)"
         )
+    coverage = Coverage.of(advisories.load(), pinned(spec))
+    if coverage.is_poor:
+        warn(f"no known vulnerability, by a snapshot that is {coverage}: {_how_to_update()}")
+    return coverage
 
 
 def table(found: list[Vulnerability]) -> Table:
@@ -246,29 +281,27 @@ def table(found: list[Vulnerability]) -> Table:
     return shown
 
 
-def _update_command() -> str:
-    return installation.command("audit", UPDATE=True)
+def _how_to_update() -> str:
+    return f"run '{installation.command('audit', UPDATE=True)}' where {advisories.OSV} answers"
 
 
-def _look_up(pins: Pins, *, only_snapshot: bool) -> tuple[str, list[Vulnerability]]:
-    """The source of the advisories, in words, and the vulnerabilities of ``pins``."""
+def _look_up(pins: Pins, *, only_snapshot: bool) -> tuple[str, Coverage | None, list[Vulnerability]]:
+    """The source of the advisories, in words, the coverage of the snapshot, and the vulnerabilities of ``pins``."""
     snapshot = advisories.load()
     if not only_snapshot and (answer := live(pins)) is not None:
         service, found, unknown = answer
         if unknown:
             warn(f"{service} does not know {', '.join(sorted(unknown))}: the stored snapshot is used for these")
         rest = {name: versions for name, versions in pins.items() if name in unknown}
-        return f"{service}, live", found + by_snapshot(rest, snapshot)
-    age = snapshot.age(waivers.today())
+        return f"{service}, live", None, found + by_snapshot(rest, snapshot)
     if not only_snapshot:
         say("no vulnerability service answers: the stored snapshot is used")
-    if age > OLD:
-        warn(f"the snapshot of advisories is {age} days old: run '{_update_command()}' where {advisories.OSV} answers")
-    uncovered = sorted(pins.keys() - set(snapshot.covers))
-    if uncovered:
-        few = ", ".join(uncovered[:5])
-        warn(f"the snapshot covers {len(pins) - len(uncovered)} of {len(pins)} Python packages; not {few} and others")
-    return f"snapshot of {snapshot.taken} ({snapshot.source})", by_snapshot(pins, snapshot)
+    coverage = Coverage.of(snapshot, pins)
+    if coverage.is_poor:
+        uncovered = sorted(pins.keys() - set(snapshot.covers))
+        few = f", not {', '.join(uncovered[:5])}{' and others' * (len(uncovered) > 5)}" if uncovered else ""
+        warn(f"the snapshot of advisories is {coverage}{few}: {_how_to_update()}")
+    return f"snapshot of {snapshot.taken} ({snapshot.source})", coverage, by_snapshot(pins, snapshot)
 
 
 def update(address: str = "") -> Snapshot:
@@ -320,7 +353,7 @@ def _look_up_debian(images: list[ImagePackages]) -> tuple[str, list[Vulnerabilit
     if snapshot is None:
         return "", []
     if images and (age := snapshot.age(waivers.today())) > OLD:
-        warn(f"the snapshot of Debian's security tracker is {age} days old: run '{_update_command()}'")
+        warn(f"the snapshot of Debian's security tracker is {age} days old: {_how_to_update()}")
     raw = dict.fromkeys(found for image in images for found in debian_audit.vulnerabilities(image, snapshot))
     pins = {
         name: union(debian_audit.sources(image) for image in some)
@@ -349,7 +382,7 @@ def audit(target: str | None, *, only_snapshot: bool = False, image: str | None 
         images, missing = images_of_host(specs)
         pins = {spec.target: pinned(spec) for spec in specs}
     everything = union(pins.values())
-    source, raw = _look_up(everything, only_snapshot=only_snapshot)
+    source, coverage, raw = _look_up(everything, only_snapshot=only_snapshot)
     found = evaluate(raw, pins, waivers.load(), waivers.today())
     debian_source, debian = _look_up_debian(images)
     uncovered = debian_audit.uncovered(images, debian_advisories.load())
@@ -357,7 +390,7 @@ def audit(target: str | None, *, only_snapshot: bool = False, image: str | None 
         uncovered.append(f"not on this host, so their Debian packages are not audited: {', '.join(missing)}")
     known = union([everything, *map(debian_audit.sources, images)])
     old = [] if target or image else stale(waivers.load(), known, waivers.today(), debian_known=not missing)
-    return Report(source, len(everything), found + debian, old, images, debian_source, uncovered)
+    return Report(source, coverage, len(everything), found + debian, old, images, debian_source, uncovered)
 
 
 def vex_of(spec: Spec, reference: str, digest: str) -> str | None:

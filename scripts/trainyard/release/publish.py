@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
 import docker.errors
@@ -118,14 +118,14 @@ def push(spec: Spec, address: str, *, reference: str | None = None, allow_untest
     Returns:
         ``reference`` (by digest), ``tag`` (the reference by tag), ``digest``, ``tested`` (how far it was tested),
         ``blobs`` (:func:`upload_report`), ``bytes_uploaded`` (with the manifest), ``already_there`` (whether the
-        registry had the tag), ``seconds``.
+        registry had the tag), ``advisories`` (of the snapshot: :class:`trainyard.release.audit.Coverage`), ``seconds``.
     Raises:
         UserError: there is no such image, it did not pass verify and smoke, or the registry has its tag with another
             digest.
         StepFailed: a locked package has a known vulnerability without a waiver, or the registry refuses.
     """
     started = time.monotonic()
-    audit.require(spec)
+    advisories = audit.require(spec)
     image = docker_engine.image(reference, made_by="docker pull") if reference else image_to_push(spec)
     digest = str(image.id)
     passed = state.require(spec.local_name, digest, "verify", "smoke", made_by=spec.command("image"))
@@ -165,6 +165,7 @@ def push(spec: Spec, address: str, *, reference: str | None = None, allow_untest
         "blobs": reported,
         "bytes_uploaded": sum(blob["size"] for blob in reported if blob["uploaded"]) + manifest,
         "already_there": same,
+        "advisories": asdict(advisories),
         "seconds": round(time.monotonic() - started, 1),
     }
 
