@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import threading
 import zipfile
 from collections.abc import Iterator
@@ -119,10 +120,20 @@ def test_the_page_describes_every_target(monkeypatch: pytest.MonkeyPatch) -> Non
     assert "| [`tf-cpu`](#tf-cpu) | TensorFlow for CPUs | none | linux/amd64, linux/arm64 | not measured yet |" in text
 
 
-def test_limits_are_of_targets_that_exist(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("tf-cpuu: [x]", "no target 'tf-cpuu' (did you mean 'tf-cpu'?)"),
+        ("tf-cpu: ['x', needs QEMU: or a machine]", "limits.yaml:1: tf-cpu.1: Input should be a valid string"),
+    ],
+)
+def test_limits_are_sentences_about_targets_that_exist(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str, says: str
+) -> None:
+    """A colon in a sentence makes it a mapping in YAML."""
     monkeypatch.setattr(catalog_page, "LIMITS", tmp_path / "limits.yaml")
-    catalog_page.LIMITS.write_text("tf-cpuu: [x]\n", encoding="utf-8")
-    with pytest.raises(UserError, match=r"no target 'tf-cpuu' \(did you mean 'tf-cpu'\?\)"):
+    catalog_page.LIMITS.write_text(text, encoding="utf-8")
+    with pytest.raises(UserError, match=re.escape(says)):
         catalog_page.limits(targets())
 
 

@@ -8,10 +8,13 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+from pydantic import RootModel
+
 from trainyard.console import UserError, nearest
 from trainyard.image import measurements
 from trainyard.settings import ROOT
 from trainyard.spec import lockfile, yaml_source
+from trainyard.spec.catalog import Line, validated
 from trainyard.spec.model import IMAGES, Spec, relative
 from trainyard.spec.units import in_units
 
@@ -28,17 +31,21 @@ FLAGS = {"none": "", "nvidia": "--gpus all ", "tpu": "--privileged --net=host "}
 JOB_VARIABLES = {"none": "", "nvidia": " ACCELERATOR=nvidia-l4", "tpu": " ACCELERATOR=v5litepod-4"}
 
 
+class _Limits(RootModel[dict[str, list[Line]]]):
+    """Target -> sentences, each one line."""
+
+
 def limits(names: list[str]) -> dict[str, list[str]]:
-    """Target -> its known limits, from images/limits.yaml.
+    """Return target -> its known limits, from images/limits.yaml.
 
     Raises:
-        UserError: the file names a target that does not exist.
+        UserError: the file names a target that does not exist, or a limit is not text.
     """
-    found: dict[str, list[str]] = {}
-    for name, lines in yaml_source.plain(yaml_source.read(LIMITS)).items():
+    data = yaml_source.read(LIMITS)
+    found = validated(LIMITS, _Limits, data, yaml_source.plain(data)).root
+    for name in found:
         if name not in names:
             raise UserError(f"{relative(LIMITS)}: no target '{name}'{nearest(name, names)}")
-        found[name] = [str(line) for line in lines]
     return found
 
 
