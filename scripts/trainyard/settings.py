@@ -32,9 +32,6 @@ STANDARD_VARIABLES = re.compile(
     re.IGNORECASE,
 )
 
-#: Former names of variables that make's command line still accepts.
-FORMER_NAMES = {"WORKSHOP": "BUILD_BASE"}
-
 _PACKAGE = Path(__file__).resolve().parent
 
 #: In a wheel, the folder with images/, templates/, launcher/ and trainers/; a checkout has none.
@@ -92,8 +89,7 @@ def adopt_make_variables() -> list[str]:
     names = []
     for given in os.environ.pop(f"{PREFIX}MAKE_VARIABLES", "").split():
         if not STANDARD_VARIABLES.fullmatch(given):
-            short = given.removeprefix(PREFIX)
-            names.append(FORMER_NAMES.get(short, short))
+            names.append(given.removeprefix(PREFIX))
             os.environ[PREFIX + names[-1]] = os.environ.get(given, "")
     return names
 

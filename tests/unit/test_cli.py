@@ -242,14 +242,6 @@ def test_make_can_set_the_state_folder() -> None:
     assert found.stdout == "/elsewhere\n"
 
 
-def test_a_former_name_of_a_variable_still_counts(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("TRAINYARD_BUILD_BASE", "")  # restored afterwards
-    monkeypatch.setenv("WORKSHOP", "debian:old")
-    monkeypatch.setenv("TRAINYARD_MAKE_VARIABLES", "WORKSHOP")
-    assert settings.adopt_make_variables() == ["BUILD_BASE"]
-    assert settings.variable("BUILD_BASE") == "debian:old"
-
-
 # Mistakes and failures
 
 
