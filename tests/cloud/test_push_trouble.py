@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import subprocess
 import sys
 import threading
@@ -65,5 +64,5 @@ def test_two_simultaneous_pushes_leave_the_image_complete(place: str, tagged: st
     assert registry.digest_of(tagged) == docker_engine.digest(tagged)
     found = Repository(place).manifest("big")
     assert found
-    for layer in json.loads(found.body)["layers"]:
-        assert Repository(place).request("HEAD", f"blobs/{layer['digest']}").ok
+    for layer in found.document["layers"]:
+        assert Repository(place).has_blob(layer["digest"])
