@@ -40,6 +40,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
         "--concurrent", choices=["only", "without"], help="only the tests marked concurrent, or no such test"
     )
+    parser.addoption("--update-goldens", action="store_true", help="write the files of tests/goldens/ again")
     parser.addoption("--usage", action="store_true", help="say how long each file takes, and how full the disk becomes")
 
 

@@ -40,5 +40,10 @@ def lock(spec: Spec, *more: Pin) -> None:
     )
 
 
+def lock_without_resolution(folder: str) -> None:
+    """:func:`lock` the repository of a folder."""
+    lock(model.load(folder))
+
+
 def _entries(path: Path) -> str:
     return path.read_text(encoding="utf-8").removeprefix(SPLIT_HEADER)

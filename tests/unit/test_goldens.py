@@ -1,0 +1,137 @@
+"""Commands print what their transcripts in tests/goldens/ say: help, results, messages and exit statuses.
+
+They run in this process without an engine, a network and gcloud. Rendered Dockerfiles are not here: they are committed
+beside their specs, and `make check` compares them.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import os
+import re
+import shutil
+from collections.abc import Callable, Iterable, Mapping
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import pytest
+from tests import workspaces
+from tests.goldens import transcript
+from tests.goldens.transcript import FOLDER, ROOT
+from tests.unit.corpus import cloud_build, google_jobs, kubernetes, published
+from tests.unit.corpus.case import Case
+
+Command = Callable[..., tuple[int, str, str]]
+COMMANDS = sorted(path.stem for path in (FOLDER / "commands").glob("*.txt"))
+
+#: The release of a nightly, which changes with the locks, and a file of the product, which may move.
+_NIGHTLY = re.compile(r"\d+\.\d+\.\d+\.dev\d{8}")
+_PLACE = re.compile(r"\bscripts/trainyard/(?:\w+/)*")
+
+#: All rules, which SARIF repeats from `trainyard rules`.
+_SARIF_RULES = re.compile(r'"rules": \[\n.*?\n {10}\]', re.DOTALL)
+
+
+@pytest.fixture
+def update(request: pytest.FixtureRequest) -> bool:
+    return bool(request.config.getoption("--update-goldens"))
+
+
+@pytest.fixture
+def run(trainyard: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> transcript.Run:
+    """Run a command as on a machine without anything, with a copy of examples/ in the current folder."""
+    home = tmp_path / "home"
+    home.mkdir()
+    if git := shutil.which("git"):
+        (home / "git").symlink_to(git)
+    here = tmp_path / "here"
+    here.mkdir()
+    shutil.copytree(
+        ROOT / "examples", here / "examples", ignore=shutil.ignore_patterns("__pycache__", ".*", "*ard.lock")
+    )
+    (here / "catalogue").symlink_to(ROOT / "images")
+    monkeypatch.chdir(here)
+    monkeypatch.setattr(os, "get_terminal_size", lambda *_: os.terminal_size((80, 24)))
+
+    def command(variables: Mapping[str, str], words: list[str]) -> tuple[int, str, str]:
+        if words[0] == "write-lock":
+            workspaces.lock_without_resolution(words[1])
+            return 0, "", ""
+        assert words[0] == "trainyard", words
+        with mock.patch.dict(os.environ, {**transcript.environment(home), **variables}, clear=True):
+            return trainyard(*words[1:])
+
+    return command
+
+
+@pytest.fixture
+def normalize(tmp_path: Path) -> Callable[[str], str]:
+    """Replace what differs between machines, checkouts and releases."""
+
+    def replace(text: str) -> str:
+        for path, name in ((tmp_path / "here", "<folder>"), (tmp_path / "home", "<home>"), (ROOT, "<checkout>")):
+            text = text.replace(str(path), name)
+        text = text.replace(f"trainyard {metadata.version('trainyard-images')}", "trainyard <version>")
+        text = _SARIF_RULES.sub('"rules": [...]', text)
+        return _PLACE.sub("<package>/", _NIGHTLY.sub("<nightly>", text))
+
+    return replace
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_what_a_command_prints(name: str, run: transcript.Run, normalize: Callable[[str], str], update: bool) -> None:
+    file = f"commands/{name}.txt"
+    text = (FOLDER / file).read_text(encoding="utf-8")
+    transcript.compare(file, transcript.replay(text, run, normalize), update=update)
+
+
+def test_every_command_has_a_transcript(trainyard: Command) -> None:
+    listed = re.findall(r"^  ([a-z][a-z-]+)  ", trainyard("--help")[1], re.MULTILINE)
+    assert set(listed) <= set(COMMANDS)
+
+
+#: File and line at the start of a message.
+_WHERE = re.compile(r"\d{4}\.yaml(?::\d+)?: ")
+
+CORPORA: dict[str, Callable[[], Iterable[Case]]] = {
+    "cloud_build": cloud_build.corpus,
+    "google_jobs": google_jobs.corpus,
+    "kubernetes": kubernetes.corpus,
+    # A program makes these faults, most of which one rule finds: test_corpus.py checks all of them, this file a third.
+    "published": lambda: itertools.islice(published.corpus(), None, None, 3),
+}
+
+
+def _verdict(case: Case, file: dict[str, Any]) -> str:
+    rules = sorted({f"{one['rule']} ({one['severity']})" for one in file["findings"]})
+    error = [_WHERE.sub("", file["error"])] if file["error"] else []
+    return f"{case.name} | {'passes' if file['passed'] else 'fails'}{'; '.join(['', *error, *rules])}"
+
+
+def _verdict_on_build(case: Case, run: transcript.Run) -> str:
+    Path("cloudbuild.yaml").write_text(case.text, encoding="utf-8")
+    given = [f"--substitutions=^|^{'|'.join(f'{name}={value}' for name, value in case.substitutions.items())}"]
+    words = ["cloudbuild-local", "--check", "cloudbuild.yaml", "--json", *(given if case.substitutions else [])]
+    status, out, err = run({}, ["trainyard", *words])
+    found = json.loads(out)["errors"] if out else [err.strip().removeprefix("cloudbuild-local: ")]
+    return f"{case.name} | {'fails' if status else 'passes'}{'; '.join(['', *found])}"
+
+
+@pytest.mark.parametrize("name", CORPORA)
+def test_the_verdicts_over_a_corpus(name: str, run: transcript.Run, update: bool) -> None:
+    """A line for each case: its name, whether it passes, and the rules with their severities, or the error."""
+    lines = []
+    cases = list(CORPORA[name]())
+    jobs = [one for one in cases if not one.build]
+    for number, one in enumerate(jobs):
+        Path(f"{number:04}.yaml").write_text(one.text, encoding="utf-8")
+    if jobs:
+        paths = [f"{number:04}.yaml" for number in range(len(jobs))]
+        files = json.loads(run({}, ["trainyard", "check-job", *paths, "--offline", "--json"])[1])["files"]
+        assert [one["file"] for one in files] == paths
+        lines += [_verdict(case, file) for case, file in zip(jobs, files, strict=True)]
+    lines += [_verdict_on_build(case, run) for case in cases if case.build]
+    transcript.compare(f"corpora/{name}.txt", "".join(f"{line}\n" for line in lines), update=update)
