@@ -217,6 +217,7 @@ def test_the_image_that_passed_is_pushed_to_a_registry_with_credentials(
             assert len(refused.stderr.strip().splitlines()) == 1, refused.stderr
         done = run(f"{host}/team", log_in(tmp_path / "right", host, "right"))
         assert done.returncode == 0, done.stderr
+        assert "no known vulnerability, by a snapshot that is" in done.stderr
         pushed = json.loads(done.stdout)["images"][load("tf-cpu").platform]
         assert pushed["digest"] == digest and pushed["reference"] == f"{host}/team/trainyard@{digest}"
         assert {"wheel-tensorflow-cpu", "wheels-1", "trainers", "launcher"} <= {

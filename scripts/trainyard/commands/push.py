@@ -111,7 +111,7 @@ def _push_code(spec: Any, registry: str | None, image: str | None) -> dict[str, 
 
 def _push(spec: Any, address: str, signer: Signer | None, vex: str | None, allow_untested: bool) -> dict[str, Any]:
     from trainyard import console
-    from trainyard.release import publish
+    from trainyard.release import audit, publish
     from trainyard.spec.units import in_units
 
     if len(spec.platforms) == 1 or settings.variable("ARCH"):
@@ -127,6 +127,9 @@ def _push(spec: Any, address: str, signer: Signer | None, vex: str | None, allow
             console.log.print(publish.table(image))
             console.say(f"{in_units(image['bytes_uploaded'])} uploaded in {image['seconds']} s")
         console.say(f"attached: {', '.join(image['attached'])}")
+    for caution in dict.fromkeys(audit.Coverage(**image["advisories"]).caution() for image in images.values()):
+        if caution:
+            console.warn(caution)
     if len(spec.platforms) > 1 and pushed not in images.values():
         console.say(f"{pushed['tag']} is the image index of {', '.join(images)}")
     if pushed["tested"]:

@@ -88,6 +88,10 @@ class Coverage:
         """Whether it is older than :data:`OLD` days, or lacks packages."""
         return self.age > OLD or self.covered < self.packages
 
+    def caution(self) -> str:
+        """Return how little it can say of vulnerabilities, in a line; empty if it is not poor."""
+        return f"no known vulnerability, by a snapshot that is {self}: {_how_to_update()}" if self.is_poor else ""
+
 
 @dataclass(frozen=True)
 class Report:
@@ -260,10 +264,7 @@ def require(spec: Spec) -> Coverage:
         raise StepFailed(
             f"{failing[0]}{more}: update the package, or add a waiver ('{spec.command('audit')}' lists all)"
         )
-    coverage = Coverage.of(advisories.load(), pinned(spec))
-    if coverage.is_poor:
-        warn(f"no known vulnerability, by a snapshot that is {coverage}: {_how_to_update()}")
-    return coverage
+    return Coverage.of(advisories.load(), pinned(spec))
 
 
 def table(found: list[Vulnerability]) -> Table:
