@@ -69,13 +69,16 @@ def test_tensorflow_gets_two_workers_of_one_cluster_and_a_failure_ends_both(
         f"#!{sys.executable}\nimport json, os, sys, time\n"
         "task = json.loads(os.environ['TF_CONFIG'])['task']\n"
         "print(os.environ['TF_CONFIG'], 'TPU_CONFIG' in os.environ, *sys.argv[1:], flush=True)\n"
-        f"if str(task['index']) == '{fails}': sys.exit(7)\n"
-        f"time.sleep({0 if fails == 'none' else 5})\n"
+        f"open(f'{tmp_path}/started-{{task[\"index\"]}}', 'w').close()\n"
+        f"if str(task['index']) == '{fails}':\n"
+        f"    while not os.path.exists('{tmp_path}/started-{1 if fails == '0' else 0}'): time.sleep(0.01)\n"
+        "    sys.exit(7)\n"
+        f"time.sleep({0 if fails == 'none' else 60})\n"
     )
     launcher.chmod(0o755)
     environment = os.environ | variables | {"PATH": f"{tmp_path}:{os.environ['PATH']}", "TPU_CONFIG": "{}"}
     done = subprocess.Popen(words, env=environment, stdout=subprocess.PIPE, text=True)
-    assert done.wait(4) == status, "a worker that waits for one that has failed does not delay the end"
+    assert done.wait(50) == status, "a worker that waits for one that has failed does not delay the end"
     assert done.stdout is not None
     lines = sorted(done.stdout.readline().strip() for _ in range(2))
     configs = [json.JSONDecoder().raw_decode(line) for line in lines]
