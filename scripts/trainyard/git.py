@@ -1,4 +1,4 @@
-"""Running git in a folder of the user, whose repository may come from an archive of somebody else."""
+"""Run git in a user's repository, whose configuration is not trusted: it may have been unpacked from an archive."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _WITHOUT_PROGRAMS = ("core.fsmonitor=false", "core.hooksPath=/dev/null", "log.sh
 
 
 def run(folder: Path, *arguments: str) -> subprocess.CompletedProcess[bytes]:
-    """Run git in a folder; its exit status and output, in English.
+    """Run git in a folder, and return its exit status and output, in English.
 
     Programs that the repository's configuration names are not run, and nothing is fetched, except that `git status`
     runs the filters of .gitattributes: without them, it would report files of Git LFS as changed.

@@ -182,7 +182,7 @@ def _path(target: str, step: str, digest: str) -> Path:
 
 
 def _load(path: Path) -> Any:
-    """A result as its step's type; None if the file is missing, no such result, or about another image."""
+    """Return a result as its step's type; None if the file is missing, no such result, or about another image."""
     try:
         found = _reader(path.stem).validate_json(path.read_bytes())
     except (FileNotFoundError, ValidationError):

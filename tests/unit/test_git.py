@@ -1,4 +1,4 @@
-"""A repository from an archive of somebody else names programs in its configuration: reading it runs none of them."""
+"""Reading a repository runs none of the programs that its configuration names."""
 
 from __future__ import annotations
 

@@ -181,7 +181,7 @@ LOCK = """
 [[package]]
 name = "numpy"
 version = "1.0"
-source = {registry = "https://pypi.org/simple"}
+source = {registry = "https://index.example/simple"}
 resolution-markers = ["sys_platform == 'linux'"]
 """
 

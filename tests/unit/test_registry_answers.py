@@ -64,7 +64,7 @@ def place(registry: Registry) -> Repository:
 
 
 def put(registry: Registry, name: str, architecture: str = "amd64") -> Manifest:
-    """An image of tf-cpu that passed on this host, under a tag of its own; its layer is an empty tar."""
+    """An image of tf-cpu that passed on this host, under a separate tag; its layer is an empty tar."""
     layer = gzip.compress(bytes(1024), mtime=0)
     labels = {
         "io.trainyard.target": "tf-cpu",
@@ -220,7 +220,7 @@ def test_an_odd_answer_is_one_line(
 
 
 @pytest.mark.parametrize("kind", ["sbom", "sig", referrers_api.BUNDLE])
-def test_an_odd_document_that_somebody_attached_is_one_line(
+def test_an_odd_document_that_is_attached_is_one_line(
     kind: str,
     registry: Registry,
     place: Repository,
@@ -456,7 +456,7 @@ def test_a_realm_on_another_host_gets_the_password_only_when_this_run_was_sent_t
             assert Repository(f"{private.host}/ml/trainyard").manifest("image")
             assert private.requests == ["GET /v2/ml/trainyard/manifests/image"] * 2
             assert realm.requests == ["GET /token"]
-        private.user = ""  # it asks for no token now: nobody is sent the password
+        private.user = ""  # the registry asks for no token now, so the password is sent nowhere
         assert Repository(f"{private.host}/ml/trainyard").manifest("image")
         assert len(realm.requests) == 1
 

@@ -74,7 +74,7 @@ SECRET = MIXED[:20] + "/" + MIXED[:19]
         (f"- name: WANDB_API_KEY\n  value: {HEXADECIMAL[:40]}\n", "a Weights & Biases key"),
         (f"machine api.wandb.ai\n  login user\n  password {HEXADECIMAL[:40]}\n", "a Weights & Biases key"),
         (f'wandb.login(relogin=True, key="{HEXADECIMAL[:40]}")', "a Weights & Biases key"),
-        (f"//registry.npmjs.org/:_authToken={MIXED[:36]}\n", "an npm credential"),
+        (f"//npm.example/:_authToken={MIXED[:36]}\n", "an npm credential"),
     ],
 )
 def test_secrets_without_a_form_are_known_by_the_words_before_them(text: str, kind: str) -> None:
@@ -96,7 +96,7 @@ def test_secrets_without_a_form_are_known_by_the_words_before_them(text: str, ki
         f"see git+https://github.com/wandb/wandb@{HEXADECIMAL[:40]} and https://wandb.ai/login",
         "WANDB_API_KEY=${WANDB_API_KEY}",
         '{"username": "me", "key": "value"}',
-        "//registry.npmjs.org/:_authToken=${NPM_TOKEN}",
+        "//npm.example/:_authToken=${NPM_TOKEN}",
         # The output of a notebook: base64 in which a prefix stands by chance, between other characters of base64.
         '"image/png": "iVBORw0KGgo' + MIXED[:30] + "AI" + "za" + MIXED[:120] + "+/" + "AK" + "IA" + MIXED[:60] + '=="',
         f"sha256:{HEXADECIMAL} npm_config_cache hf_hub_download_with_a_long_function_name_of_words",

@@ -87,7 +87,7 @@ class Checkpoints:
                             f" {self._again} to resume") from None  # fmt: skip
 
     def newest(self) -> State | None:
-        """The newest checkpoint that is readable and whose weights are finite, or None if the folder has none.
+        """Return the newest checkpoint that is readable and whose weights are finite, or None if the folder has none.
 
         Raises :class:`UserError` if there are checkpoints but none can be used: a run that started over would
         eventually replace them.
@@ -104,7 +104,7 @@ class Checkpoints:
         return None
 
     def best(self) -> State | None:
-        """The checkpoint that :meth:`save_best` wrote, or None; raises :class:`UserError` if it cannot be used."""
+        """Return the checkpoint of :meth:`save_best`, or None; raise :class:`UserError` if it cannot be used."""
         if BEST not in paths.names(self.folder):
             return None
         try:

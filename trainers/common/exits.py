@@ -32,7 +32,7 @@ class Damaged(UserError):
 
 
 class Diverged(UserError):
-    """The loss or a weight stopped being a finite number."""
+    """End a run whose loss or weights stopped being finite numbers."""
 
     def __init__(self, message: str) -> None:
         super().__init__(message, DIVERGED)
@@ -100,7 +100,7 @@ class Stop:
 
 
 def again(resume: bool) -> str:
-    """How to run a command again to resume, for messages: ``--no-resume`` would start over."""
+    """Return how to run a command again to resume, for messages: ``--no-resume`` would start over."""
     return "again" if resume else "again without --no-resume"
 
 

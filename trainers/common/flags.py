@@ -156,14 +156,14 @@ _INDIFFERENT = {"datadir", "download", "fake-data", "fake-images", "drop-last", 
 
 
 def deciding(args: argparse.Namespace, *, bf16: bool) -> dict[str, Any]:
-    """The flags that decide what a run learns, by name; ``bf16`` is what ``--precision`` is on these devices."""
+    """Return the flags that decide what a run learns, by name; ``bf16`` is what ``--precision`` is on these devices."""
     named = {name.replace("_", "-"): value for name, value in sorted(vars(args).items())}
     named["precision"] = "bf16" if bf16 else "fp32"
     return {name: value for name, value in named.items() if name not in _INDIFFERENT}
 
 
 def words(name: str, value: Any) -> str:
-    """The flag ``name`` with ``value`` as on a command line."""
+    """Return the flag ``name`` with ``value`` as on a command line."""
     switch = f"--{'' if value else 'no-'}{name}"
     return switch if isinstance(value, bool) else f"--{name} {_show(value) or 'not given'}"
 

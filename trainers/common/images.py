@@ -289,7 +289,7 @@ def find_both(args: argparse.Namespace, peers: Peers = ALONE) -> tuple[Images, I
 
 
 def fingerprints(train: Images, test: Images) -> dict[str, str]:
-    """What is equal for equal data sets, wherever they are, by a name for messages."""
+    """Return values that are equal for equal data sets, wherever they are, by a name for messages."""
     return {"training images": train.fingerprint(), "test images": test.fingerprint(),
             "contents or labels of training images": train.sample(),
             "contents or labels of test images": test.sample()}  # fmt: skip

@@ -382,7 +382,7 @@ class Log:
 
     @property
     def best(self) -> float | None:
-        """The best accuracy of the tests whose loss was finite, in percent; None before the first."""
+        """Return the best accuracy of the tests whose loss was finite, in percent; None before the first."""
         return max((test["accuracy"] for test in self.tests if math.isfinite(test["loss"])), default=None)
 
     def where_saved(self) -> str:

@@ -19,7 +19,7 @@ def random_bits(count: int, *key: int) -> np.ndarray:
 
 
 def fingerprints(**arrays: np.ndarray) -> dict[str, str]:
-    """A fingerprint of the contents of each of the ``arrays``, by its name with spaces."""
+    """Return a fingerprint of the contents of each of the ``arrays``, by its name with spaces."""
     digests = {name: hashlib.sha256(array.tobytes()) for name, array in arrays.items()}
     return {name.replace("_", " "): digest.hexdigest()[:16] for name, digest in digests.items()}
 

@@ -420,7 +420,7 @@ def assign(variables: Sequence[Any], state: State) -> None:
 
 
 def not_finite(state: State, count: int) -> str:
-    """The name of a variable with NaN or infinity among the first ``count`` of :func:`values`; "" if there is none."""
+    """Return the name of a variable with NaN or infinity among the first ``count`` of :func:`values`, or ""."""
     names = sorted(name for name in state if name[:4].isdigit())[:count]
     return next((name[5:] for name in names if not np.isfinite(state[name]).all()), "")
 

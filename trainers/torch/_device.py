@@ -270,7 +270,7 @@ class Device:
         return [self.to_cpu(value) for value in state] if isinstance(state, (list, tuple)) else state
 
     def not_finite(self, state: State) -> str:
-        """The name of a weight with NaN or infinity in ``state``, of a checkpoint on the CPU; "" if there is none."""
+        """Return the name of a weight with NaN or infinity in ``state``, a checkpoint on the CPU, or ""."""
         weights = [*state["model"].items(), *state.get("average", {}).items()]
         return next((name for name, value in weights if name not in self._infinite and not value.isfinite().all()), "")
 

@@ -398,7 +398,7 @@ def _tar(files: Mapping[str, bytes]) -> bytes:
 
 
 def _output(container: Container) -> bytes:
-    """The first 4 KB of $BUILDER_OUTPUT/output, as Cloud Build keeps them (Results.buildStepOutputs).
+    """Return the first 4 KB of $BUILDER_OUTPUT/output, as Cloud Build keeps them (Results.buildStepOutputs).
 
     Empty if it is no file: the engine returns a symbolic link without what it refers to.
     """

@@ -37,7 +37,7 @@ def source_files(folder: Path) -> list[str]:
 
 
 def _listed(folder: Path) -> set[bytes] | None:
-    """The names that gcloud or git lists; None if neither does."""
+    """Return the names that gcloud or git lists; None if neither does."""
     if shutil.which("gcloud"):
         command = ["gcloud", "meta", "list-files-for-upload", str(folder)]
         found = subprocess.run(command, capture_output=True, check=False)

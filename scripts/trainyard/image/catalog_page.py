@@ -32,7 +32,7 @@ JOB_VARIABLES = {"none": "", "nvidia": " ACCELERATOR=nvidia-l4", "tpu": " ACCELE
 
 
 class _Limits(RootModel[dict[str, list[Line]]]):
-    """Target -> sentences, each one line."""
+    """Map targets to their limits, each one line."""
 
 
 def limits(names: list[str]) -> dict[str, list[str]]:

@@ -22,7 +22,7 @@ def _variable(name: str) -> str:
 
 
 def url(name: str, index: Index) -> str:
-    """The index's address: that of ``TRAINYARD_INDEX_<NAME>``, with its credentials, or of images/indexes.yaml."""
+    """Return the index's address, by ``TRAINYARD_INDEX_<NAME>``, with its credentials, or by images/indexes.yaml."""
     return (settings.variable(_variable(name)) or index.url).rstrip("/")
 
 

@@ -67,7 +67,7 @@ def existing_client() -> docker.DockerClient:
 
 @cache
 def client() -> docker.DockerClient:
-    """A client of a running engine.
+    """Return a client of a running engine.
 
     Raises:
         UserError: none answers; the line names the command that starts or installs one.
@@ -92,7 +92,7 @@ def set_up(*, emulation: bool = False) -> None:
 
 
 def set_up_in_checkout() -> None:
-    """:func:`set_up` where no engine answers, if this runs from a checkout."""
+    """Call :func:`set_up` where no engine answers, if this runs from a checkout."""
     try:
         existing_client()
     except (docker.errors.DockerException, OSError):

@@ -41,7 +41,7 @@ INDEX_TYPES = (
 
 
 class InvalidAnswer(StepFailed):
-    """What a registry answered is not what was asked for, and nothing of it is used."""
+    """Report a response that is not what was requested; nothing of it is used."""
 
 
 def model(required: dict[str, Any], optional: dict[str, Any]) -> Any:

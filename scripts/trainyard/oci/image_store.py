@@ -37,7 +37,7 @@ T = TypeVar("T")
 CHUNK = 1 << 20
 
 #: A layer from a registry may unpack to so many times its size, or to ALWAYS_UNPACKED bytes, but never to more than
-#: MOST_UNPACKED. Zeros shrink to a thousandth, the layers of our images to a half to a tenth.
+#: MOST_UNPACKED. Zeros shrink to a thousandth, the layers of our images to a half or a fifth (docs/images.md).
 GROWTH, ALWAYS_UNPACKED, MOST_UNPACKED = 100, 256 << 20, 256 << 30
 
 #: Most bytes that are read at once: headers of tars, and files of up to 4 MiB that are looked into.
@@ -104,7 +104,7 @@ def read(reference: str, reader: Reader[T]) -> Parts[T]:
 
 @dataclass(frozen=True)
 class Expected:
-    """What the tar of a layer from a registry must be, which no engine has unpacked yet.
+    """Check the tar of a layer from a registry, which no engine has unpacked yet.
 
     Attributes:
         diff_id: digest of the tar.

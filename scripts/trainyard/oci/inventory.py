@@ -287,7 +287,7 @@ def remote(reference: str) -> Image:
 
 
 def find(reference: str) -> Image:
-    """A local image, or else one at a registry, for which no engine is needed.
+    """Find a local image, or else one at a registry, for which no engine is needed.
 
     Raises:
         UserError: there is neither, or there is no engine, and the reference names no registry.

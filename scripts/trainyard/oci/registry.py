@@ -245,7 +245,7 @@ class Manifest:
 
     @property
     def document(self) -> dict[str, Any]:
-        """A copy of its document; that of a manifest from a registry has been checked."""
+        """Return a copy of its document. Documents from a registry were checked by :meth:`Repository.manifest`."""
         found: dict[str, Any] = json.loads(self.body)
         for name in ("manifests", "layers"):
             if name in found:
@@ -255,7 +255,7 @@ class Manifest:
 
 @dataclass(frozen=True)
 class Answer:
-    """What a registry answered: the URL that did, the status, the headers and the body."""
+    """Hold a response: its URL after redirects, status, headers and body."""
 
     url: str
     status: int
@@ -264,7 +264,7 @@ class Answer:
 
     @property
     def ok(self) -> bool:
-        """Whether the request succeeded."""
+        """Return whether the request succeeded."""
         return 200 <= self.status < 300
 
 
@@ -296,7 +296,7 @@ class Repository:
         return rest if "://" in rest else f"{self._address}/v2/{self.path}/{rest}"
 
     def _is_own(self, url: str) -> bool:
-        """Whether a URL is at the registry itself, the only one that gets its token."""
+        """Return whether a URL is at the registry itself: its token is sent nowhere else."""
         return origin(url) == origin(self._address)
 
     def _credentials(self) -> tuple[str, str] | None:
@@ -319,10 +319,10 @@ class Repository:
         return (str(found["username"]), str(found["password"])) if found.get("username") else None
 
     def _token(self, challenge: str) -> dict[str, str]:
-        """The header that answers a 401: Basic, or Bearer with a token from the realm that it names.
+        """Return the header that answers a 401: Basic, or Bearer with a token from the realm that the 401 names.
 
         Raises:
-            InvalidAnswer: the realm has no TLS, or its answer is not that of one.
+            InvalidAnswer: the realm has no TLS, or its response has no token.
         """
         credentials = self._credentials()
         if challenge.lower().startswith("basic"):

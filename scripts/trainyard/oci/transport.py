@@ -85,13 +85,13 @@ def joined(base: str, reference: str) -> str:
 
 
 def is_private(url: str) -> bool:
-    """Return whether nobody else reads what is sent to a URL: it has TLS, or is on this host."""
+    """Return whether credentials may be sent to a URL: it uses TLS, or is on this host."""
     scheme, host = origin(url)
     return scheme == "https" or (scheme == "http" and is_loopback(host))
 
 
 class Session(requests.Session):
-    """Connections to registries and to the services that give their tokens. Several threads may use it."""
+    """Connect to registries and to their token services. Several threads may use one session."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -145,7 +145,7 @@ def read(answer: requests.Response, limit: int, what: str, deadline: float = DEA
 
 
 class Checked(io.RawIOBase):
-    """A blob as it arrives, compared with its digest where it ends.
+    """Read a blob as it arrives, and compare it with its digest at the end.
 
     Args:
         source: what it is read from.

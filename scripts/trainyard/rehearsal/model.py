@@ -17,7 +17,7 @@ ZONE = "us-central1-b"
 
 @dataclass(frozen=True)
 class Mount:
-    """A folder of a replica other than /gcs: of a bucket (Cloud Storage FUSE on GKE), or memory without a bucket."""
+    """Mount a folder other than /gcs: of a bucket (Cloud Storage FUSE on GKE), or in memory without a bucket."""
 
     path: str
     bucket: str = ""

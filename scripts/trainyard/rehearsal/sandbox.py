@@ -240,7 +240,7 @@ class Sandbox:
         return container
 
     def _bucket_mount(self, mount: Mount) -> docker.types.Mount:
-        """The mount of a bucket's folder, which is created: at Cloud Storage, a missing folder is empty.
+        """Return the mount of a bucket's folder, and create it: at Cloud Storage, a missing folder is empty.
 
         Raises:
             UserError: it is not a folder of the bucket.

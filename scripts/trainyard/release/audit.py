@@ -62,7 +62,7 @@ class StaleWaiver:
 
 @dataclass(frozen=True)
 class Coverage:
-    """How much the stored snapshot can say about packages.
+    """Measure how much the stored snapshot can say about packages.
 
     Attributes:
         taken: the day of the snapshot, ISO 8601, ``age``: days since then.
@@ -76,7 +76,7 @@ class Coverage:
 
     @classmethod
     def of(cls, snapshot: Snapshot, pins: Pins) -> Coverage:
-        """Return that of the packages ``pins``."""
+        """Return the coverage of the packages ``pins``."""
         age = snapshot.age(waivers.today())
         return cls(snapshot.taken, age, len(pins.keys() & set(snapshot.covers)), len(pins))
 
@@ -85,7 +85,7 @@ class Coverage:
 
     @property
     def is_poor(self) -> bool:
-        """Whether it is older than :data:`OLD` days, or lacks packages."""
+        """Return whether it is older than :data:`OLD` days, or lacks packages."""
         return self.age > OLD or self.covered < self.packages
 
     def caution(self) -> str:
@@ -287,7 +287,7 @@ def _how_to_update() -> str:
 
 
 def _look_up(pins: Pins, *, only_snapshot: bool) -> tuple[str, Coverage | None, list[Vulnerability]]:
-    """The source of the advisories, in words, the coverage of the snapshot, and the vulnerabilities of ``pins``."""
+    """Return the source of the advisories in words, the snapshot's coverage, and the vulnerabilities of ``pins``."""
     snapshot = advisories.load()
     if not only_snapshot and (answer := live(pins)) is not None:
         service, found, unknown = answer

@@ -209,7 +209,7 @@ class _Search:
         self.invalid: dict[str, str] = {}
 
     def _manifest(self, version: str) -> Manifest | None:
-        """The manifest of a tag or digest; None if there is none, or if the answer is noted as invalid."""
+        """Return the manifest of a tag or digest; None if there is none, or if the response is noted as invalid."""
         try:
             return self.repository.manifest(version)
         except InvalidAnswer as error:

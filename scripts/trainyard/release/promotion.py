@@ -134,13 +134,13 @@ def promote(
 
 
 def _locked(repository: Repository) -> AbstractContextManager[None]:
-    """The lock for moving a repository's tags, which other processes of this host wait for."""
+    """Return the lock for moving a repository's tags, which other processes on this host wait for."""
     name = f"tags-{sha256(repository.name.encode())[7:23]}"
     return state.file_lock(name, f"another process moves tags of {repository.name}: waiting for it")
 
 
 def _mixed(spec: Spec, repository: Repository) -> tuple[Manifest | None, str, Manifest | None]:
-    """The image of the target's tag, the tag of its version, and the image of that."""
+    """Return the image under the target's tag, the tag of its version, and the image under that tag."""
     now = repository.manifest(spec.target)
     if now is None:
         return None, "", None

@@ -39,12 +39,12 @@ class Image:
 
     @property
     def media_type(self) -> str:
-        """The media type of its manifest."""
+        """Return the media type of its manifest."""
         return self.manifest.media_type
 
     @cached_property
     def document(self) -> dict[str, Any]:
-        """The document of its manifest."""
+        """Return the document of its manifest."""
         return self.manifest.document
 
     @cached_property
@@ -163,7 +163,7 @@ def at_registry(spec: Spec, repository: Repository, version: str) -> Pushed | No
 
 
 def _image(repository: Repository, stored: Manifest) -> Image:
-    """The image of a manifest, which may have been stored :func:`with_configuration`.
+    """Return the image of a manifest, which may have been stored :func:`with_configuration`.
 
     Raises:
         InvalidAnswer: a document is not the one that another names by its digest.

@@ -38,7 +38,7 @@ def _specifier(text: str) -> str:
 
 
 def _line(text: str) -> str:
-    """``text`` without the line break at its end, which `summary: |` has."""
+    """Return ``text`` without the line break at its end, which `summary: |` has."""
     text = text.rstrip("\r\n")
     if re.search(r"[\r\n\0]", text):
         raise ValueError("it has a line break or a NUL, which no Dockerfile and no path can have: write one line")

@@ -37,7 +37,7 @@ def environment(python: str, machine: str = AMD64.machine) -> dict[str, str]:
 
 
 def applies(marker: Marker | str | None, python: str, machine: str = AMD64.machine) -> bool:
-    """Whether a marker is true in an image; arguments as of :func:`environment`.
+    """Return whether a marker is true in an image; arguments as of :func:`environment`.
 
     Raises:
         UserError: it is no marker.

@@ -32,7 +32,7 @@ LONGEST_NUMBER = 1000
 
 
 def relative(path: Path) -> str:
-    """A path as messages and generated files show it, in one line: relative if in the project or current folder."""
+    """Return a path as messages and generated files show it: one line, relative to the project or current folder."""
     found = path.resolve()
     for folder in (ROOT, Path.cwd()):
         if found.is_relative_to(folder):
@@ -41,7 +41,7 @@ def relative(path: Path) -> str:
 
 
 def text(path: Path, errors: str = "strict") -> str:
-    """The text of a file. Named pipes and devices, which could be waited for without end, are not read.
+    """Return the text of a file. Named pipes and devices, which could be waited for without end, are not read.
 
     Args:
         errors: what becomes of bytes that are not UTF-8, as for :func:`open`.
@@ -76,7 +76,7 @@ def read_all(path: Path) -> list[Any]:
 
 
 def guarded(reader: YAML, where: str) -> YAML:
-    """``reader``, which raises a :class:`UserError` instead of making objects that fill the memory or are no text.
+    """Return ``reader``, which raises a :class:`UserError` before values fill the memory or are no text.
 
     Args:
         where: name of the file in messages.
@@ -92,7 +92,7 @@ def guarded(reader: YAML, where: str) -> YAML:
 
 
 def _measure(node: Node, known: dict[int, tuple[int, int]], where: str) -> tuple[int, int]:
-    """The number of values in a node, aliases expanded, and how deeply they are nested.
+    """Return the number of values in a node, aliases expanded, and how deeply they are nested.
 
     Args:
         known: id of a node -> its result; (0, 0) until all below it is known.

@@ -113,7 +113,7 @@ def toml(path: Path) -> Toml:
 
 
 def _values(document: Any, path: str) -> list[Any]:
-    """The values at a path of :data:`_TYPES`."""
+    """Return the values at a path of :data:`_TYPES`."""
     found = [document]
     for key in path.split("."):
         inside: list[Any] = [one for one in found if isinstance(one, list if key == "[]" else dict)]

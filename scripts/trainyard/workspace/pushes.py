@@ -43,7 +43,7 @@ class Push:
 
     @property
     def reference(self) -> str:
-        """``host[:port]/path@sha256:…`` of the image, with the code that was pushed last."""
+        """Return ``host[:port]/path@sha256:…`` of the image, with the code that was pushed last."""
         return f"{self.repository}@{self.code_digest or self.digest}"
 
     @property
@@ -75,7 +75,7 @@ def forget(target: str, repository: str) -> None:
 
 
 def _read(path: Path) -> Push | None:
-    """The record in a file; None if the file is missing or has none."""
+    """Return the record in a file; None if the file is missing or has none."""
     try:
         return TypeAdapter(Push).validate_json(path.read_bytes())
     except (OSError, ValidationError):

@@ -125,7 +125,7 @@ def read(folder: Path) -> Project | None:
 
 
 def _toml(path: Path) -> dict[str, Any]:
-    """A TOML file; empty if there is none."""
+    """Read a TOML file; empty if there is none."""
     return dependency_tables.toml(path).data if os.path.lexists(path) else {}
 
 

@@ -16,7 +16,7 @@ HYDRA = {"PMI_RANK": "0", "PMI_SIZE": "2", "MPI_LOCALRANKID": "0", "MPI_LOCALNRA
 
 
 def _run(machine: Machine, env: dict[str, str], *argv: str) -> subprocess.CompletedProcess[str]:
-    """Run the launcher; a process of its own, because one that waits for a FIFO must be ended."""
+    """Run the launcher in a separate process, which can be killed if it waits for a FIFO."""
     command = [sys.executable, "-I", "-S", str(ROOT / "launcher"), *argv]
     full = {"LAUNCHER_SYSROOT": str(machine.root), "PATH": os.environ["PATH"], **env}
     return subprocess.run(command, env=full, capture_output=True, text=True, timeout=30)

@@ -11,7 +11,7 @@ import pytest
 from launching import Launch, Machine
 from tests.goldens import transcript
 
-#: One node has no port of its own: its processes meet at one that is free.
+#: The processes of one node meet at a free port.
 _ONE_NODE = re.compile(r'"master_port": 0\b|\bNNODES=1\b')
 _PORT = re.compile(r"(MASTER_PORT\W{1,4}|--master[-_]port=)\d+")
 
@@ -24,7 +24,7 @@ def test_what_the_launcher_prints(
     monkeypatch: pytest.MonkeyPatch,
     request: pytest.FixtureRequest,
 ) -> None:
-    """Each command is on a machine of its own, with the files that are written before it, and on Google Cloud."""
+    """Run each command on a separate machine on Google Cloud, with the files that are written before it."""
     google_cloud()
     address = machine.env["GCE_METADATA_HOST"]
     monkeypatch.chdir(machine.root)

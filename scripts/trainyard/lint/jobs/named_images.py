@@ -27,7 +27,7 @@ Place = tuple[str, str]
 
 
 def look(job: JobFile) -> tuple[list[Place], list[Place]]:
-    """The images of all documents of a file, and what names images that are not in the file."""
+    """Return the images of all documents of a file, and what names images that are not in the file."""
     images: list[Place] = []
     others: list[Place] = []
     names = {str(mapping(document.get("metadata")).get("name")) for document in job.documents}
@@ -52,7 +52,7 @@ def look(job: JobFile) -> tuple[list[Place], list[Place]]:
 
 
 def _walk(node: object, at: Location = (), key: str = "") -> Iterator[tuple[Location, str]]:
-    """The location and the value of everything below ``node`` that names an image, or that images come from.
+    """Yield the location and the value of everything below ``node`` that names an image or an object with images.
 
     Args:
         key: of the mapping or of the list of mappings that ``node`` is in.
