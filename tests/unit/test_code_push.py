@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import gzip
 import io
 import json
@@ -19,7 +20,7 @@ from tests.fakes.registry import Registry, sha256
 from tests.workspaces import added, lock
 
 from trainyard import settings, state
-from trainyard.console import UserError
+from trainyard.console import StepFailed, UserError
 from trainyard.image import plan
 from trainyard.oci import docker_engine, image_index
 from trainyard.oci.registry import Repository
@@ -316,6 +317,42 @@ def test_the_image_for_linux_of_an_index_is_taken(
     index(registry, registry.tags[TAG], "arm64")
     with pytest.raises(UserError, match="an index without an image for linux/amd64"):
         code_push.push(spec, address, image="index")
+
+
+@pytest.mark.parametrize(
+    ("original", "says"),
+    [
+        ("{", "its annotation io.trainyard.original is malformed"),
+        ('[["a", 5]]', "its annotation io.trainyard.original is malformed"),
+        ('[["text/html", "e30="]]', "is neither an image manifest nor an index"),
+    ],
+)
+def test_what_was_stored_with_a_configuration_is_checked(
+    registry: Registry, address: str, spec: Spec, root: Path, remembered: str, original: str, says: str
+) -> None:
+    """Whoever may write to the repository may write the annotation, too."""
+    media_type, body = registry.manifests[registry.tags["mine.pushed"]]
+    document = json.loads(body)
+    document["annotations"]["io.trainyard.original"] = original
+    registry.put_manifest("mine.pushed", media_type, json.dumps(document).encode())
+    pushes.forget("mine", f"{address}/trainyard")
+    with pytest.raises(StepFailed, match=says):
+        code_push.push(spec, address)
+
+
+def test_an_original_that_is_not_in_its_index_is_refused(
+    registry: Registry, address: str, spec: Spec, root: Path, remembered: str
+) -> None:
+    media_type, body = registry.manifests[registry.tags["mine.pushed"]]
+    document = json.loads(body)
+    ((kind, manifest),) = json.loads(document["annotations"]["io.trainyard.original"])
+    empty = base64.b64encode(b'{"manifests": []}').decode()
+    original = [(kind, manifest), (f"{OCI}.index.v1+json", empty)]
+    document["annotations"]["io.trainyard.original"] = json.dumps(original)
+    registry.put_manifest("mine.pushed", media_type, json.dumps(document).encode())
+    pushes.forget("mine", f"{address}/trainyard")
+    with pytest.raises(StepFailed, match="is not in sha256:"):
+        code_push.push(spec, address)
 
 
 def test_the_floating_tag_is_used_where_nothing_else_is_known(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import gzip
 import io
+import itertools
 import json
 import re
 import shutil
@@ -645,6 +646,61 @@ def test_an_index_with_two_images_for_a_platform_is_refused() -> None:
     windows = {"os": "windows", "architecture": "amd64"}
     versions = index({**windows, "os.version": "10.0.1"}, {**windows, "os.version": "10.0.2"})
     assert list(image_index.images(versions)) == ["windows/amd64", "windows/amd64/10.0.2"]
+
+
+def test_a_list_that_never_ends_is_given_up(
+    registry: Registry, place: Repository, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each page names another one."""
+    monkeypatch.setattr("trainyard.oci.registry._MOST_PAGES", 3)
+    numbers = itertools.count()
+
+    def answer(method: str, path: str, given: Answer) -> Answer:
+        given.headers["Link"] = f'</v2/ml/trainyard/tags/list?page={next(numbers)}>; rel="next"'
+        return given
+
+    registry.after = answer
+    with pytest.raises(InvalidAnswer, match="has no end"):
+        place.tags()
+    assert len(registry.requests) == 3
+
+
+def test_a_digest_of_an_unknown_algorithm_cannot_be_compared(registry: Registry, place: Repository) -> None:
+    registry.blobs["blake3:00"] = b"data"
+    with pytest.raises(InvalidAnswer, match="nothing of it is used"):
+        place.blob("blake3:00")
+    with pytest.raises(InvalidAnswer, match="blake3 is not known"), place.stream("blake3:00", 4):
+        pass
+
+
+def test_an_index_in_an_index_is_one_line(registry: Registry, place: Repository) -> None:
+    inner = Manifest.of({"manifests": []}, f"{OCI}.index.v1+json")
+    registry.put_manifest("inner", inner.media_type, inner.body)
+    entry = {"mediaType": inner.media_type, "digest": inner.digest, "size": len(inner.body)}
+    outer = Manifest.of(
+        {"manifests": [entry | {"platform": {"os": "linux", "architecture": "amd64"}}]}, inner.media_type
+    )
+    registry.put_manifest("outer", outer.media_type, outer.body)
+    with pytest.raises(StepFailed, match="is an image index, where one image is expected"):
+        inventory.remote(f"{place.name}:outer")
+
+
+def test_a_tag_is_moved_away_from_what_is_no_image(
+    registry: Registry, place: Repository, capsys: pytest.CaptureFixture[str]
+) -> None:
+    image, other = put(registry, "image"), put(registry, "other")
+    entries = [
+        {"mediaType": one.media_type, "digest": one.digest, "size": len(one.body)}
+        | {"platform": {"os": "linux", "architecture": "amd64"}}
+        for one in (image, other)
+    ]
+    both = Manifest.of({"manifests": entries}, f"{OCI}.index.v1+json")
+    registry.put_manifest("tf-cpu", both.media_type, both.body)
+    with pytest.raises(StepFailed, match="two images for linux/amd64"):
+        promotion.promote(model.load("tf-cpu"), place.name.rpartition("/")[0], image=both.digest)
+    promotion.promote(model.load("tf-cpu"), place.name.rpartition("/")[0], image=image.digest)
+    assert "tf-cpu is no image that can be read (the image index has two images" in capsys.readouterr().err
+    assert set(tags(registry).values()) == {image.digest} and registry.tags["tf-cpu.previous"] == both.digest
 
 
 # --- two promotes at once --------------------------------------------------------------------------------------------

@@ -18,7 +18,7 @@ from pydantic_core import from_json
 # pydantic reads the types of a TypedDict on Python 3.11 only if it is this one.
 from typing_extensions import TypedDict
 
-from trainyard.console import StepFailed
+from trainyard.console import StepFailed, one_line
 
 #: Most bytes of a manifest or index, which registries must accept
 #: (https://github.com/opencontainers/distribution-spec/blob/main/spec.md#pushing-manifests).
@@ -126,18 +126,21 @@ def parse(data: bytes, kind: Any, what: str) -> dict[str, Any]:
     """
     try:
         document: dict[str, Any] = from_json(data, allow_inf_nan=False)
+    except ValueError as error:
+        page = data.lstrip()[:15].lower().startswith((b"<!doctype", b"<html"))
+        why = "a page in HTML, as proxies and login pages answer" if page else error
+        raise InvalidAnswer(f"{what} is not a JSON document ({why})") from None
+    _check(document, kind, what)
+    return document
+
+
+def _check(document: Any, kind: Any, what: str) -> None:
+    try:
         _adapter(kind).validate_python(document)
     except ValidationError as error:
         problem = error.errors(include_url=False, include_input=False)[0]
         member = ".".join(str(part) for part in problem["loc"][:6]) or "the document"
-        raise InvalidAnswer(f"{what} is malformed: {member}: {problem['msg']}") from None
-    except ValueError as error:
-        start = data.lstrip()[:15].lower()
-        why = (
-            "a page in HTML, as proxies and login pages answer" if start.startswith((b"<!doctype", b"<html")) else error
-        )
-        raise InvalidAnswer(f"{what} is not a JSON document ({why})") from None
-    return document
+        raise InvalidAnswer(f"{what} is malformed: {one_line(member)}: {problem['msg']}") from None
 
 
 def check_manifest(data: bytes, media_type: str, what: str) -> str:
@@ -151,13 +154,14 @@ def check_manifest(data: bytes, media_type: str, what: str) -> str:
             index for an image (https://github.com/opencontainers/image-spec/security/advisories/GHSA-77vh-xpmg-72qh).
     """
     given = media_type.partition(";")[0].strip()
-    own = str(parse(data, dict[str, Any], what).get("mediaType") or given)
+    document = parse(data, dict[str, Any], what)
+    own = str(document.get("mediaType") or given)
     known = given if given in IMAGE_TYPES + INDEX_TYPES else own
     if known not in IMAGE_TYPES + INDEX_TYPES:
         raise InvalidAnswer(f"{what} is neither an image manifest nor an index, by its type {known[:80]!r}")
     if own != known:
         raise InvalidAnswer(f"{what} is sent as {known} and says that it is {own[:80]!r}")
-    parse(data, INDEX if known in INDEX_TYPES else IMAGE, what)
+    _check(document, INDEX if known in INDEX_TYPES else IMAGE, what)
     return known
 
 

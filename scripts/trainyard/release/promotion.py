@@ -18,6 +18,7 @@ from packageurl import PackageURL
 from trainyard import installation, state
 from trainyard.console import StepFailed, UserError, warn
 from trainyard.oci import image_index, referrers_api
+from trainyard.oci.documents import InvalidAnswer
 from trainyard.oci.registry import Manifest, Repository, sha256
 from trainyard.oci.transport import MAX_ATTEMPTS
 from trainyard.release import platform_index
@@ -150,7 +151,13 @@ def _mixed(spec: Spec, repository: Repository) -> tuple[Manifest | None, str, Ma
 
 def _warn_if_mixed(spec: Spec, repository: Repository) -> None:
     """Name the tags that a command which was killed, or another host, left on different images."""
-    now, versioned, stored = _mixed(spec, repository)
+    try:
+        now, versioned, stored = _mixed(spec, repository)
+    except InvalidAnswer:
+        raise
+    except StepFailed as error:  # such as an index that promote refuses: moving the tag away from it is the way out
+        warn(f"{repository.name}:{spec.target} is no image that can be read ({error}): it is moved now")
+        return
     if now and (stored is None or stored.digest != now.digest):
         warn(
             f"{repository.name}:{spec.target} is {now.digest[:19]} and {versioned} is "
