@@ -26,7 +26,7 @@ import requests
 
 from trainyard import settings
 from trainyard.console import StepFailed, UserError
-from trainyard.tpu_pods.provisioning import ignore_signals
+from trainyard_jobs.pods.provisioning import ignore_signals
 
 #: Rate of the link towards the engine, and the queue in front of it: bytes sent at once (4 ms at 1 Gbit/s) and the
 #: longest delay. https://man7.org/linux/man-pages/man8/tc-tbf.8.html

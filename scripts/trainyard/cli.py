@@ -1,4 +1,4 @@
-"""The command line: ``trainyard COMMAND``, with one module of :mod:`trainyard.commands` per command.
+"""The command line: ``trainyard COMMAND``, with a module per command, in ``commands`` of this package or a neighbour.
 
 A command module has a docstring, ``GROUP`` (one of :data:`GROUPS`) and ``command``, a click command. It imports what it
 needs inside its function, so that ``--help`` loads no library. ``get_command`` imports the module of that name.
@@ -11,13 +11,13 @@ import importlib
 import os
 import signal
 import sys
-from collections.abc import Callable, Sequence
+from functools import cache
 from pathlib import Path
 from typing import Any, NoReturn
 
 import click
 
-from trainyard import __version__, commands, installation, settings
+from trainyard import __version__, installation, registration, settings
 from trainyard.console import StepFailed, UserError, fail, nearest
 
 #: Group -> its heading in ``trainyard --help``, in this order.
@@ -32,53 +32,32 @@ GROUPS = {
 
 INTERRUPTED = 130
 
-#: Names of the platforms; completion has no time to import them all.
-PLATFORMS = ("vertex", "ai-platform", "gke", "tpu-vm", "kubeflow", "slurm", "skypilot")
-
-
-def _targets() -> list[str]:
-    return sorted(path.parent.name for path in (settings.ROOT / "images").glob("*/image.yaml"))
-
-
-def _accelerators() -> list[str]:
-    """TPU slices and GPUs of machines.yaml, without its model, which takes half a second to import."""
-    import math
-
-    import yaml
-
-    text = (Path(__file__).parent / "jobs" / "machines.yaml").read_text(encoding="utf-8")
-    table = yaml.load(text, Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader))
-    slices = [
-        f"{tpu['prefix']}-{math.prod(map(int, topology.split('x'))) * (2 if tpu['counts'] == 'cores' else 1)}"
-        for tpu in table["tpus"].values()
-        for topology in tpu["slices"]
-    ]
-    return [*dict.fromkeys(slices), *(name.removeprefix("NVIDIA_").removeprefix("TESLA_") for name in table["gpus"])]
-
-
-#: Name of an option or argument -> the values that the shell completes. Within 200 ms: without the libraries.
-VALUES: dict[str, Callable[[], Sequence[str]]] = {
-    "target": _targets,
-    "platform": lambda: PLATFORMS,
-    "accelerator": _accelerators,
-}
-
 
 class Ended(Exception):
     """Ctrl-C, SIGTERM or a closed pipe ended the command. click itself would print an empty line first."""
 
 
+@cache
+def _modules() -> dict[str, str]:
+    """Return the name of each command -> its module."""
+    return {
+        path.stem.replace("_", "-"): f"{package}.{path.stem}"
+        for package, folder in registration.command_folders().items()
+        for path in folder.glob("*.py")
+        if path.stem != "__init__"
+    }
+
+
 class Commands(click.Group):
-    """The modules of :mod:`trainyard.commands`; ``cloudbuild_local`` is called ``cloudbuild-local``."""
+    """The modules of all packages of commands; ``check_job`` is called ``check-job``."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
-        folder = Path(commands.__path__[0])
-        return sorted(path.stem.replace("_", "-") for path in folder.glob("*.py") if path.stem != "__init__")
+        return sorted(_modules())
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        if cmd_name not in self.list_commands(ctx):
+        if cmd_name not in _modules():
             return None
-        module = importlib.import_module(f"trainyard.commands.{cmd_name.replace('-', '_')}")
+        module = importlib.import_module(_modules()[cmd_name])
         found: click.Command = module.command
         found.name = cmd_name
         return found
@@ -102,7 +81,7 @@ class Commands(click.Group):
         for name in self.list_commands(ctx):
             found = self.get_command(ctx, name)
             if found is not None and not found.hidden:
-                group = sys.modules[f"trainyard.commands.{name.replace('-', '_')}"].GROUP
+                group = sys.modules[_modules()[name]].GROUP
                 rows[group].append((name, found.get_short_help_str(limit=80)))
         for group, heading in GROUPS.items():
             if rows[group]:
@@ -118,7 +97,7 @@ def _print_version(ctx: click.Context, _parameter: click.Parameter, given: bool)
 
 @click.group(
     cls=Commands,
-    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100, "obj": VALUES},
+    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
     epilog="'trainyard COMMAND --help' describes a command. In a checkout, 'make COMMAND NAME=value' is the same as "
     "'trainyard COMMAND' with the variable TRAINYARD_NAME.",
 )

@@ -46,18 +46,19 @@ class _Switch(click.types.BoolParamType):
             self.fail(f"{value!r} is neither 1 nor 0", param, ctx)
 
 
-def _values(context: click.Context, parameter: click.Parameter, incomplete: str) -> list[CompletionItem]:
-    """What the shell offers for a parameter: the values that the command line has for its name.
-
-    The command line gives its contexts a mapping of names to functions (:data:`trainyard.cli.VALUES`), since the values
-    are in packages that this module cannot import.
-    """
+def _values(_context: click.Context, parameter: click.Parameter, incomplete: str) -> list[CompletionItem]:
+    """Return what the shell offers for a parameter, by its name: targets, and the values that neighbours know."""
     from click.shell_completion import CompletionItem
 
-    if parameter.name == "target" and incomplete.startswith((".", "/")):
+    from trainyard import registration, settings
+
+    if parameter.name != "target":
+        known = registration.values(parameter.name or "")
+    elif incomplete.startswith((".", "/")):
         return [CompletionItem(incomplete, type="dir")]
-    find = (context.obj or {}).get(parameter.name, list)
-    return [CompletionItem(value) for value in find() if value.startswith(incomplete)]
+    else:
+        known = sorted(path.parent.name for path in (settings.ROOT / "images").glob("*/image.yaml"))
+    return [CompletionItem(value) for value in known if value.startswith(incomplete)]
 
 
 def option(flag: str, *names: str, variable: str | None = None, **attributes: Any) -> Callable[[F], F]:

@@ -20,13 +20,13 @@ import pytest
 from tests.fakes.cloud_build import PROJECT, CloudBuild
 from tests.image.registry import running
 
-from trainyard.cloudbuild import builder_images
-from trainyard.cloudbuild import config as cloud_config
-from trainyard.cloudbuild import pipelines as cloud_plan
-from trainyard.cloudbuild.executor import Executor, Result
+from cloudbuild_local import builder_images
+from cloudbuild_local import config as cloud_config
+from cloudbuild_local.executor import Executor, Result
 from trainyard.console import UserError
 from trainyard.image import base_image
 from trainyard.oci import docker_engine, image_index, referrers, registry
+from trainyard.release import pipelines as cloud_plan
 from trainyard.settings import ROOT
 
 Finished = subprocess.CompletedProcess[str]

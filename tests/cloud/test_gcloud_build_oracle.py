@@ -18,8 +18,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from cloudbuild_local import config as cloud_config
 from trainyard import discovery
-from trainyard.cloudbuild import config as cloud_config
 from trainyard.console import UserError
 from trainyard.settings import ROOT
 

@@ -21,9 +21,11 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from tests.cloud import google_api
 
-from trainyard.jobs import job_file
-from trainyard.lint.engine import Severity
-from trainyard.lint.jobs import core
+from trainyard.rule_engine import Severity
+from trainyard_jobs import platforms
+from trainyard_jobs.rules import core
+from trainyard_jobs.rules.evidence import Evidence
+from trainyard_jobs.schema import job_file
 
 pytestmark = [pytest.mark.concurrent, pytest.mark.needs("gcloud")]
 
@@ -69,10 +71,14 @@ STRUCTURE = {"fields_match_api", "keys_are_in_camel_case", "pools_are_complete"}
 
 def refused(text: str) -> list[str]:
     """What these rules refuse; the error, if the file cannot be read."""
-    evidence = core.Evidence(job_file.parse(text, Path("job.yaml")))
+    evidence = Evidence(job_file.parse(text, Path("job.yaml")))
     # gcloud compares the tasks of pools in the files of CustomJobs only.
     rules = STRUCTURE - ({"pools_are_complete"} if evidence.job.kind == "hyperparameter-tuning-job" else set())
-    return [str(one) for one in core.check(evidence) if one.severity is Severity.REFUSE and one.rule in rules]
+    return [
+        str(one)
+        for one in core.check(evidence, platforms.RULES)
+        if one.severity is Severity.REFUSE and one.rule in rules
+    ]
 
 
 IMAGE = "us-docker.pkg.dev/p/r/image:tag"

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from trainyard.cloudbuild import pipelines as cloud_plan
+from trainyard.release import pipelines as cloud_plan
 
 TEXT = cloud_plan.PUSHED.build.read_text(encoding="utf-8")
 

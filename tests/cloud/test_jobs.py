@@ -27,13 +27,14 @@ from tests.fakes.tpu_vms import TpuVms
 from tests.fakes.vertex import PROJECT, Vertex, message
 from tests.image.registry import running
 
-from trainyard import cli, platforms
+from trainyard import cli
 from trainyard.image import base_image
-from trainyard.jobs import image_metadata
 from trainyard.oci import docker_engine
-from trainyard.platforms import submission
 from trainyard.settings import ROOT
 from trainyard.spec.naming import LABELS
+from trainyard_jobs.check import files
+from trainyard_jobs.model import image_metadata
+from trainyard_jobs.platforms import submission
 
 pytestmark = pytest.mark.concurrent
 
@@ -113,13 +114,13 @@ def test_the_service_refuses_what_gcloud_sends_and_check_job_finds(write: Write,
         done = submitted(command, cloud.environment(tmp_path))
         assert (done.returncode, cloud.jobs) == (1, {})
         assert "machinSpec" in done.stderr
-        _, found = platforms.check_file(path, offline=True)
+        _, found = files.check_file(path, offline=True)
         assert any("did you mean 'machineSpec'" in one.what for one in found)
         path.write_text(good.replace("replicaCount: 1", "replicaCount: 2"))
         done = submitted(command, cloud.environment(tmp_path))
     assert done.returncode == 1
     assert "jobSpec.workerPoolSpecs[0].replicaCount" in done.stderr, "the violation's field"
-    _, found = platforms.check_file(path, offline=True)
+    _, found = files.check_file(path, offline=True)
     assert any("2 replicas in the first pool" in one.what for one in found if one.fails)
 
 
@@ -352,13 +353,13 @@ def test_an_image_is_looked_up_at_its_registry_without_pulling(registry: str, tm
             "scaleTier": "BASIC_TPU", "region": "us-central1", "masterConfig": {"imageUri": reference},
             "workerConfig": {"tpuTfVersion": "2.11"}}})
     )  # fmt: skip
-    _, found = platforms.check_file(path)
+    _, found = files.check_file(path)
     (finding,) = [one for one in found if one.rule == "tpu_runtime_matches_image"]
     assert "tpuTfVersion 2.11, but the image has tensorflow 2.21.0 (by its labels at the registry)" in finding.what
     assert finding.where.endswith("old.yaml:7")
     assert not docker_engine.client().images.list(name=reference), "nothing was pulled"
     path.write_text(path.read_text().replace(":tf", ":other"))
-    _, found = platforms.check_file(path)
+    _, found = files.check_file(path)
     assert [one.what for one in found if one.rule == "images_exist"] == [
         f"{registry}/team/trainyard:other: {registry} has no team/trainyard:other"
     ]
@@ -373,7 +374,7 @@ def test_an_image_for_another_accelerator_is_found_by_its_label(registry: str, t
     machine = {"machineType": "a2-highgpu-1g", "acceleratorType": "NVIDIA_TESLA_A100", "acceleratorCount": 1}
     pool = {"machineSpec": machine, "replicaCount": 1, "containerSpec": {"imageUri": reference}}
     path.write_text(yaml.safe_dump({"workerPoolSpecs": [pool]}))
-    _, found = platforms.check_file(path)
+    _, found = files.check_file(path)
     (finding,) = [one for one in found if one.rule == "images_support_accelerator"]
     assert "a GPU job with an image for CPUs" in finding.what and "by its labels at the registry" in finding.what
 
@@ -406,7 +407,7 @@ def test_an_unreachable_registry_is_a_note(tmp_path: Path) -> None:
     pool = {"machineSpec": {"machineType": "n1-standard-8"}, "replicaCount": 1,
             "containerSpec": {"imageUri": "localhost:9/team/image:1"}}  # fmt: skip
     path.write_text(yaml.safe_dump({"workerPoolSpecs": [pool]}))
-    _, found = platforms.check_file(path)
+    _, found = files.check_file(path)
     (note,) = found
     assert not note.fails
     assert "could not be looked up" in note.what

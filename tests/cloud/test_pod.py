@@ -19,7 +19,7 @@ from tests.fakes.tpu_vms import TpuVms
 from trainyard.image import base_image
 from trainyard.oci import docker_engine
 from trainyard.settings import ROOT
-from trainyard.tpu_pods.shell_commands import CONTAINER
+from trainyard_jobs.pods.shell_commands import CONTAINER
 
 pytestmark = [pytest.mark.concurrent, pytest.mark.needs("gcloud")]
 

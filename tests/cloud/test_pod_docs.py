@@ -67,7 +67,7 @@ def test_every_command_of_the_page_runs(image: str, tmp_path: Path) -> None:
 
 
 def test_the_page_describes_every_variable_and_its_links_resolve() -> None:
-    from trainyard.commands import pod
+    from trainyard_jobs.commands import pod
 
     text = PAGE.read_text(encoding="utf-8")
     variables = {str(parameter.envvar).removeprefix("TRAINYARD_") for parameter in pod.command.params}

@@ -23,8 +23,8 @@ from tests.claims import CLAIMS
 from tests.fakes.cloud_build import CloudBuild
 from tests.image.registry import running
 
+from cloudbuild_local import rules
 from trainyard import state
-from trainyard.cloudbuild import rules
 from trainyard.console import StepFailed, UserError
 from trainyard.oci import docker_engine, referrers, registry
 from trainyard.oci.registry import Manifest, Repository

@@ -26,8 +26,8 @@ from typing import Any
 import pytest
 from tests.conftest import ROOT
 
-from trainyard import platforms
-from trainyard.jobs import request
+from trainyard_jobs import platforms
+from trainyard_jobs.model import request
 
 PROGRAMS = {"srun": "slurm-wlm", "munged": "munge", "mpirun": "openmpi-bin"}
 INSTALL_TIMEOUT = 600  # seconds; 25 s on 2 cores

@@ -16,8 +16,8 @@ from typing import Any
 import pytest
 import yaml
 
-from trainyard import platforms
-from trainyard.jobs import request
+from trainyard_jobs import platforms
+from trainyard_jobs.model import request
 
 pytestmark = pytest.mark.concurrent
 

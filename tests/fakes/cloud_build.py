@@ -7,7 +7,7 @@ the gcloud CLI (528) uses them.
     with CloudBuild(registry="127.0.0.1:5000") as cloud:
         subprocess.run(["gcloud", "builds", "submit", ...], env=os.environ | cloud.environment(folder))
 
-Steps are run by trainyard.cloudbuild.executor. Images under `images:` are pushed to ``registry``, which is used instead
+Steps are run by cloudbuild_local.executor. Images under `images:` are pushed to ``registry``, which is used instead
 of Artifact Registry. Builds that Cloud Build would reject (:mod:`tests.fakes.cloud_build_rules`) are rejected in its
 error format, which gcloud prints.
 """
@@ -26,10 +26,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from cloudbuild_local.config import substituted
+from cloudbuild_local.executor import CANCELLED, INTERNAL, Executor, Result
 from tests.fakes import cloud_build_rules
 from tests.fakes.server import ApiError, Route, Server, Upload, gcloud_environment
-from trainyard.cloudbuild.config import substituted
-from trainyard.cloudbuild.executor import CANCELLED, INTERNAL, Executor, Result
 from trainyard.console import StepFailed, UserError
 from trainyard.fakes import storage
 

@@ -1,6 +1,6 @@
 """The accelerator types that the fake Cloud TPU API offers, written down from Google's documentation.
 
-They are not read from scripts/trainyard/jobs/machines.yaml: a mistake there would then be accepted here too.
+They are not read from scripts/trainyard_jobs/model/machines.yaml: a mistake there would then be accepted here too.
 
 Zones: https://cloud.google.com/tpu/docs/regions-zones
 Hosts: https://cloud.google.com/tpu/docs/v4 and https://cloud.google.com/tpu/docs/v5e ("Number of VMs" of each topology)

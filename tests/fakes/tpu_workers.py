@@ -20,8 +20,8 @@ import docker.errors
 from docker.models.containers import Container
 from docker.models.networks import Network
 
+from cloudbuild_local import builder_images
 from tests.fakes.tpu_types import TpuType
-from trainyard.cloudbuild import builder_images
 from trainyard.oci import docker_engine
 from trainyard.settings import ROOT
 from trainyard.spec.naming import NAME

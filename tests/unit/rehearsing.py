@@ -11,9 +11,9 @@ from launcher import cli as launcher_cli
 from launcher import explain
 from launcher.settings import Settings
 
-from trainyard import platforms
-from trainyard.jobs import job_file
-from trainyard.rehearsal.model import Rehearsal, Replica, Trial
+from trainyard_jobs import platforms
+from trainyard_jobs.rehearsal.model import Rehearsal, Replica, Trial
+from trainyard_jobs.schema import job_file
 
 
 def rehearsal_of(folder: Path, text: str, trial: Trial | None = None) -> Rehearsal:

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import ast
+import json
 import re
+import subprocess
+import sys
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
@@ -11,18 +14,37 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
-PACKAGE = ROOT / "scripts" / "trainyard"
+SCRIPTS = ROOT / "scripts"
+
+#: What runs inside the images, and the packages outside.
+ROOTS = {
+    "launcher": ROOT / "launcher",
+    "trainers": ROOT / "trainers",
+    "trainyard": SCRIPTS / "trainyard",
+    "trainyard_jobs": SCRIPTS / "trainyard_jobs",
+    "cloudbuild_local": SCRIPTS / "cloudbuild_local",
+}
+
+#: The packages outside -> those that each may import.
+OUTSIDE = {
+    "trainyard": {"trainyard"},
+    "trainyard_jobs": {"trainyard", "trainyard_jobs"},
+    "cloudbuild_local": {"trainyard", "cloudbuild_local"},
+}
+
+#: Package -> at most so many rooms (its folders and files), arrows (imports between two rooms) and floors (a room is
+#: one above the highest that it imports).
+SIZES = {"trainyard": (22, 79, 10), "trainyard_jobs": (12, 30, 6), "cloudbuild_local": (10, 15, 6)}
+
+outside = pytest.mark.parametrize("root", OUTSIDE)
 
 
-def order() -> list[str]:
-    """Packages and modules of trainyard from top to bottom: CONTRIBUTING.md's table, row by row."""
+def order(root: str) -> list[str]:
+    """Rooms of a package from top to bottom: its table in CONTRIBUTING.md, row by row."""
     text = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8").split("## The order of packages")[1]
-    rows = re.findall(r"(?m)^\| (`.+?`) \|", text.split("\n## ")[0])
-    return ["__main__", *(name.rstrip("/") for row in rows for name in re.findall("`(.+?)`", row))]
-
-
-#: What runs inside the images, and the package outside.
-ROOTS = {"launcher": ROOT / "launcher", "trainers": ROOT / "trainers", "trainyard": PACKAGE}
+    section = text.split("\n## ")[0].split(f"### `{root}`")[1].split("\n### ")[0]
+    rows = re.findall(r"(?m)^\| (`.+?`) \|", section)
+    return [name.rstrip("/") for row in rows for name in re.findall("`(.+?)`", row)]
 
 
 @cache
@@ -33,6 +55,11 @@ def modules(root: str) -> dict[str, Path]:
         parts = path.relative_to(ROOTS[root]).with_suffix("").parts
         found[".".join((root, *(parts[:-1] if parts[-1] == "__init__" else parts)))] = path
     return found
+
+
+def outside_modules() -> list[tuple[str, Path]]:
+    """Name and file of every module of the packages outside."""
+    return [module for root in OUTSIDE for module in modules(root).items()]
 
 
 def imported(name: str, path: Path) -> Iterator[str]:
@@ -54,32 +81,90 @@ def imported(name: str, path: Path) -> Iterator[str]:
 
 @cache
 def graph(root: str) -> dict[str, set[str]]:
-    """Module -> the modules of the three packages that it imports."""
+    """Module -> the modules of all packages that it imports."""
     return {
-        name: {found for found in imported(name, path) if found.split(".")[0] in ROOTS} - {name}
+        name: {other for other in imported(name, path) if other.split(".")[0] in ROOTS} - {name}
         for name, path in modules(root).items()
     }
 
 
-def layer(module: str) -> str:
-    """The package or top-level module of trainyard that a module belongs to; ``trainyard`` for itself."""
-    return [*module.split("."), ""][1] or "trainyard"
+def room(module: str) -> str:
+    """The folder or file at the top of a package that a module is in; empty for the package itself."""
+    return [*module.split("."), ""][1]
 
 
-def test_every_package_has_a_place_in_the_order() -> None:
-    names = {layer(name) for name in modules("trainyard")} - {"trainyard"}
-    assert names == set(order())
+def arrows(root: str) -> dict[str, set[str]]:
+    """Room of a package -> the other rooms of the same package that its modules import."""
+    found: dict[str, set[str]] = {room(name): set() for name in modules(root) if room(name)}
+    for name, others in graph(root).items():
+        if room(name):
+            found[room(name)] |= {room(other) for other in others if other.split(".")[0] == root} - {room(name), ""}
+    return found
 
 
-def test_packages_import_downwards() -> None:
-    places = {name: place for place, name in enumerate(order())}
+@outside
+def test_every_room_has_a_place_in_the_order(root: str) -> None:
+    assert set(arrows(root)) == set(order(root))
+
+
+@outside
+def test_rooms_import_downwards(root: str) -> None:
+    places = {name: place for place, name in enumerate(order(root))}
     upwards = []
-    for name, others in graph("trainyard").items():
+    for name, others in graph(root).items():
         for other in others:
-            here, there = layer(name), layer(other)
-            if there not in ("trainyard", here) and places.get(there, -1) <= places.get(here, -1):
+            here, there = room(name), room(other)
+            if other.split(".")[0] == root and here and there not in ("", here) and places[there] <= places[here]:
                 upwards.append(f"{name} imports {other}")
     assert not upwards, "\n".join(sorted(upwards))
+
+
+@outside
+def test_packages_stay_as_simple_as_they_are(root: str) -> None:
+    edges = arrows(root)
+
+    @cache
+    def floor(name: str) -> int:
+        return 1 + max((floor(other) for other in edges[name]), default=0)
+
+    measured = (len(edges), sum(map(len, edges.values())), max(map(floor, edges)))
+    assert all(size <= limit for size, limit in zip(measured, SIZES[root], strict=True)), measured
+
+
+@outside
+def test_neighbours_build_on_the_builder_which_knows_them_by_registration_alone(root: str) -> None:
+    others = {other.split(".")[0] for imports in graph(root).values() for other in imports}
+    assert others <= OUTSIDE[root]
+    if root == "trainyard":
+        naming = [
+            name
+            for name, path in modules(root).items()
+            if re.search(
+                "trainyard_jobs|cloudbuild_local",
+                re.sub(r'""".*?"""', "", path.read_text(encoding="utf-8"), flags=re.DOTALL),
+            )
+        ]
+        assert naming == ["trainyard.registration"]
+
+
+def test_the_builder_works_without_its_neighbours(tmp_path: Path) -> None:
+    """Its commands and rules are there, and no others."""
+    (tmp_path / "trainyard").symlink_to(ROOTS["trainyard"])
+    alone = (
+        "import sys; from trainyard import cli;"
+        f"sys.path[:] = [{str(tmp_path)!r}, *(path for path in sys.path if path != {str(SCRIPTS)!r})];"
+        "sys.exit(cli.run(sys.argv[1:]))"
+    )
+
+    def run(*words: str) -> subprocess.CompletedProcess[str]:
+        command = [sys.executable, "-c", alone, *words]
+        return subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+
+    assert "trainyard push" not in run("--help").stderr and "\n  push" in run("--help").stdout
+    assert "check-job" not in run("--help").stdout
+    subjects = {subject for rule in json.loads(run("rules", "--json").stdout)["rules"] for subject in rule["subjects"]}
+    assert subjects == {"image", "target"}
+    assert run("check-job", "job.yaml").returncode == 2
 
 
 def cycles(edges: dict[str, set[str]]) -> list[list[str]]:
@@ -121,17 +206,18 @@ def test_no_modules_import_each_other(root: str) -> None:
 
 
 def test_no_command_imports_another() -> None:
-    for name, others in graph("trainyard").items():
-        if name.startswith("trainyard.commands."):
-            assert not {other for other in others if layer(other) == "commands"}, name
+    for root in OUTSIDE:
+        for name, others in graph(root).items():
+            if room(name) == "commands":
+                assert not {other for other in others if room(other) == "commands"}, name
 
 
 def test_commands_import_libraries_inside_their_function_so_that_help_is_quick() -> None:
     allowed = ("trainyard.options", "trainyard.settings")
-    for name, path in modules("trainyard").items():
-        if name.startswith("trainyard.commands."):
+    for name, path in outside_modules():
+        if room(name) == "commands":
             for node in ast.parse(path.read_text(encoding="utf-8")).body:
-                if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("trainyard"):
+                if isinstance(node, ast.ImportFrom) and (node.module or "").split(".")[0] in OUTSIDE:
                     taken = [f"{node.module}.{alias.name}" for alias in node.names]
                     assert all(one.startswith(allowed) for one in taken), f"{name}: {taken}"
 
@@ -139,12 +225,12 @@ def test_commands_import_libraries_inside_their_function_so_that_help_is_quick()
 @pytest.mark.parametrize("root", ROOTS)
 def test_what_runs_inside_an_image_and_what_runs_outside_do_not_import_each_other(root: str) -> None:
     others = {other.split(".")[0] for imports in graph(root).values() for other in imports}
-    assert others <= {root}
+    assert others <= OUTSIDE.get(root, {root})
 
 
 #: Modules that send HTTP requests -> to whom.
 SENDERS = {
-    "trainyard.cloudbuild.executor": "the engine",
+    "cloudbuild_local.executor": "the engine",
     "trainyard.gcloud": "Google's APIs",
     "trainyard.image.package_index": "package indexes",
     "trainyard.image.sizes": "package indexes",
@@ -155,7 +241,7 @@ SENDERS = {
     "trainyard.oci.transport": "registries",
     "trainyard.release.advisories": "databases of advisories",
     "trainyard.release.debian_advisories": "databases of advisories",
-    "trainyard.tpu_pods.authorization": "Google's APIs",
+    "trainyard_jobs.pods.authorization": "Google's APIs",
     "trainyard.workspace.source_distributions": "package indexes",
     "trainyard.workspace.wheels": "package indexes",
 }
@@ -164,8 +250,8 @@ SENDERS = {
 def test_registries_are_read_in_one_module_which_checks_what_they_answer() -> None:
     """A manifest is taken as its checked document, and no other module sends requests to a registry."""
     senders = set()
-    for name, path in modules("trainyard").items():
-        if name.startswith("trainyard.fakes"):
+    for name, path in outside_modules():
+        if room(name) == "fakes":
             continue
         libraries = {one.split(".")[0] for one in imported(name, path)} | set(imported(name, path))
         if libraries & {"requests", "urllib3", "httpx", "http.client", "urllib.request"}:
@@ -183,7 +269,7 @@ def test_registries_are_read_in_one_module_which_checks_what_they_answer() -> No
 
 def test_the_environment_is_read_in_one_module_and_in_commands() -> None:
     reading = set()
-    for name, path in modules("trainyard").items():
+    for name, path in outside_modules():
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
             if (
                 isinstance(node, ast.Attribute)
@@ -192,9 +278,9 @@ def test_the_environment_is_read_in_one_module_and_in_commands() -> None:
                 and node.value.id == "os"
             ):
                 reading.add(name)
-    assert {name for name in reading if not name.startswith("trainyard.commands.")} == {"trainyard.settings"}
+    assert {name for name in reading if room(name) != "commands"} == {"trainyard.settings"}
 
 
 def test_the_package_imports_nothing_of_the_tests() -> None:
-    for name, path in modules("trainyard").items():
+    for name, path in outside_modules():
         assert not {found for found in imported(name, path) if found.split(".")[0] in ("tests", "benchmarks")}, name

@@ -15,12 +15,13 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from tests.unit import sarif_schema
 
-from trainyard import platforms
 from trainyard.console import UserError
-from trainyard.jobs import job_file
-from trainyard.lint import rules_page
-from trainyard.lint.engine import Finding, Severity
-from trainyard.lint.jobs import core
+from trainyard.rule_engine import Finding, Severity
+from trainyard_jobs import platforms
+from trainyard_jobs.check import pages
+from trainyard_jobs.rules import core
+from trainyard_jobs.rules.evidence import Evidence
+from trainyard_jobs.schema import job_file
 
 Trainyard = Callable[..., tuple[int, str, str]]
 
@@ -38,7 +39,7 @@ NOTED = GOOD | {"scheduling": {"strategy": "LOW_COST"}}
 
 def found(document: dict[str, Any], *, region: str | None = None) -> list[Finding]:
     job = job_file.parse(yaml.safe_dump(document, sort_keys=False), Path("job.yaml"))
-    return core.check(core.Evidence(job, region, {IMAGE: None}))
+    return core.check(Evidence(job, region, {IMAGE: None}), platforms.RULES)
 
 
 def severities(document: dict[str, Any], rule: str, *, region: str | None = None) -> list[str]:
@@ -436,10 +437,10 @@ def test_any_text_is_a_job_or_an_error_in_one_line(text: str) -> None:
 
 
 def test_the_page_lists_every_rule_once_with_severity_title_and_source() -> None:
-    rows = [line.split(" | ") for line in rules_page.PAGE.read_text(encoding="utf-8").splitlines() if "<a id=" in line]
+    rows = [line.split(" | ") for line in pages.RULES.read_text(encoding="utf-8").splitlines() if "<a id=" in line]
     ids = [re.findall(r"`(\w+)`", row[0])[0] for row in rows]
-    assert sorted(ids) == sorted(one.id for one in core.RULES)
-    by_id = {one.id: one for one in core.RULES}
+    assert sorted(ids) == sorted(one.id for one in platforms.RULES)
+    by_id = {one.id: one for one in platforms.RULES}
     for name, row in zip(ids, rows, strict=True):
         assert row[1] == by_id[name].severity
         assert row[2].replace("\\|", "|") == by_id[name].title

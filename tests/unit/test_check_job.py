@@ -11,13 +11,15 @@ from typing import Any
 
 import pytest
 
-from trainyard import platforms
 from trainyard.console import UserError
-from trainyard.jobs import job_file, machines, yaml_writer
-from trainyard.jobs.image_metadata import Contents
-from trainyard.jobs.schema import kubernetes
-from trainyard.lint.engine import Finding, Severity
-from trainyard.lint.jobs import core
+from trainyard.rule_engine import Finding, Severity
+from trainyard_jobs import platforms
+from trainyard_jobs.check import files
+from trainyard_jobs.model import machines, yaml_writer
+from trainyard_jobs.model.image_metadata import Contents
+from trainyard_jobs.rules import core
+from trainyard_jobs.rules.evidence import Evidence
+from trainyard_jobs.schema import job_file, kubernetes
 
 Trainyard = Callable[..., tuple[int, str, str]]
 
@@ -102,14 +104,14 @@ JOBSET: dict[str, Any] = {
 }
 
 
-def evidence(*documents: dict[str, Any], region: str | None = "us-central1", **more: Any) -> core.Evidence:
+def evidence(*documents: dict[str, Any], region: str | None = "us-central1", **more: Any) -> Evidence:
     written = "---\n".join(yaml_writer.dump(one) for one in documents)
     more.setdefault("images", {IMAGE: HOLDS})
-    return core.Evidence(job_file.parse(written, Path("job.yaml")), region, **more)
+    return Evidence(job_file.parse(written, Path("job.yaml")), region, **more)
 
 
 def found(*documents: dict[str, Any], **more: Any) -> list[Finding]:
-    return core.check(evidence(*documents, **more))
+    return core.check(evidence(*documents, **more), platforms.RULES)
 
 
 @pytest.mark.parametrize(
@@ -337,8 +339,8 @@ def test_the_region_must_have_the_tpu(region: str, said: str) -> None:
 @pytest.mark.parametrize(("word", "odd"), [("yes", True), ("y", True), ("1:30", True), ('"yes"', False), ("x", False)])
 def test_ambiguous_yaml_words_are_found(word: str, odd: bool) -> None:
     content = f"workerPoolSpecs:\n  - containerSpec:\n      args: [{word}]\n"
-    evidence = core.Evidence(job_file.parse(content, Path("job.yaml")))
-    some = [one for one in core.check(evidence) if one.rule == "no_ambiguous_yaml_words"]
+    evidence = Evidence(job_file.parse(content, Path("job.yaml")))
+    some = [one for one in core.check(evidence, platforms.RULES) if one.rule == "no_ambiguous_yaml_words"]
     assert bool(some) == odd
     assert all(one.where == "job.yaml:3" for one in some)
 
@@ -401,11 +403,11 @@ def test_images_on_vertex_are_for_the_architecture_of_the_machines(
     assert_architecture({"workerPoolSpecs": [POOL | {"machineSpec": {"machineType": machine}}]}, platforms, said)
 
 
-def assert_architecture(job: dict[str, Any], platforms: tuple[str, ...], said: str) -> None:
+def assert_architecture(job: dict[str, Any], built_for: tuple[str, ...], said: str) -> None:
     """``said`` is in the only finding about the image's architecture; without it there is none."""
     parsed = job_file.parse(json.dumps(job), Path("job.yaml"))
-    evidence = core.Evidence(parsed, images={IMAGE: Contents(IMAGE, platforms=platforms)})
-    found = [one for one in core.check(evidence) if one.rule == "images_have_the_architecture"]
+    evidence = Evidence(parsed, images={IMAGE: Contents(IMAGE, platforms=built_for)})
+    found = [one for one in core.check(evidence, platforms.RULES) if one.rule == "images_have_the_architecture"]
     assert [said in one.what and one.severity is Severity.CANNOT_START for one in found] == ([True] if said else [])
 
 
@@ -582,14 +584,14 @@ def test_signatures_are_demanded_of_every_image_of_every_document(
 
     sidecar = "GKE adds the sidecar of Cloud Storage FUSE to the pod"
     seen = [
-        one for one in platforms.check_file(path, offline=True, unsigned=unsigned)[1] if one.rule == "images_are_signed"
+        one for one in files.check_file(path, offline=True, unsigned=unsigned)[1] if one.rule == "images_are_signed"
     ]
     assert asked == [*OF_JOB, *images], "each is asked once"
     refused = [one.what.partition(" is not signed")[0] for one in seen if one.fails]
     assert list(dict.fromkeys(refused)) == asked
     assert [one.what for one in seen if not one.fails] == [sidecar, *notes]
     assert seen[0].where == f"{path}:10"
-    assert not [one for one in platforms.check_file(path, offline=True)[1] if one.rule == "images_are_signed"]
+    assert not [one for one in files.check_file(path, offline=True)[1] if one.rule == "images_are_signed"]
 
 
 @pytest.mark.parametrize(
@@ -621,7 +623,7 @@ def test_signatures_are_demanded_of_every_image_of_googles_jobs(
     path = tmp_path / "job.yaml"
     path.write_text(text, encoding="utf-8")
     asked: list[str] = []
-    seen = platforms.check_file(path, offline=True, unsigned=lambda one: asked.append(one) or "")[1]  # type: ignore[func-returns-value]
+    seen = files.check_file(path, offline=True, unsigned=lambda one: asked.append(one) or "")[1]  # type: ignore[func-returns-value]
     assert asked == images
     assert [one.what for one in seen if one.rule == "images_are_signed"] == notes
 
@@ -763,7 +765,7 @@ def test_values_of_any_type_are_rehearsed_or_refused_and_never_tracebacks(name: 
         with contextlib.suppress(UserError):
             job = evidence(*first, spoilt).job
             platform = platforms.of_job_file(job)
-            with platforms.explain_invalid_fields(job):
+            with files.explain_invalid_fields(job):
                 platform.study(job)
                 platform.rehearse(job)
 
@@ -780,7 +782,7 @@ def test_a_field_of_the_wrong_type_is_refused_with_its_line_before_a_rehearsal(
 
 def test_an_error_that_no_field_explains_is_not_hidden() -> None:
     job = evidence(ONE).job
-    with pytest.raises(KeyError), platforms.explain_invalid_fields(job):
+    with pytest.raises(KeyError), files.explain_invalid_fields(job):
         raise KeyError("x")
 
 
@@ -794,7 +796,7 @@ def test_every_rule_has_a_fault_that_it_finds() -> None:
         "file_is_a_custom_job_spec", "images_have_the_architecture", "images_are_signed",
     }  # fmt: skip
     faults = {fault[3] for fault in FAULTS} | elsewhere  # rules about Kubernetes alone: test_check_kubernetes.py
-    assert {rule.id for rule in core.RULES if rule.subjects != ("gke",)} <= faults
+    assert {rule.id for rule in platforms.RULES if rule.subjects != ("gke",)} <= faults
 
 
 def test_the_jobset_schema_has_every_field_of_the_api() -> None:

@@ -35,15 +35,18 @@ from tests.unit.corpus.kubernetes import (
 )
 
 from trainyard.console import UserError
-from trainyard.jobs import gke_objects, job_file, kubernetes_names, yaml_writer
-from trainyard.jobs.schema import kubernetes_defaults
-from trainyard.lint.engine import Finding, Severity, rules_in
-from trainyard.lint.jobs import core, kubernetes_job, train_job
+from trainyard.rule_engine import Finding, Severity, rules_in
+from trainyard_jobs import platforms
+from trainyard_jobs.kubernetes import gke_objects, kubernetes_names
+from trainyard_jobs.model import yaml_writer
+from trainyard_jobs.rules import core, kubernetes_job, train_job
+from trainyard_jobs.rules.evidence import Evidence
+from trainyard_jobs.schema import job_file, kubernetes_defaults
 
 
 def findings(*documents: Document) -> list[Finding]:
     text = "---\n".join(yaml_writer.dump(one) for one in copy.deepcopy(documents))
-    return core.check(core.Evidence(job_file.parse(text, Path("job.yaml"))))
+    return core.check(Evidence(job_file.parse(text, Path("job.yaml"))), platforms.RULES)
 
 
 def failing(*documents: Document) -> list[Finding]:
@@ -271,5 +274,5 @@ def test_every_rule_about_kubernetes_objects_has_a_fault_here() -> None:
     faulty = [*(one for _, one, _ in (*JOBSETS, *JOBS)), *(one for one, _ in PODS), *(one for one, *_ in NODES)]
     other = {"no_ambiguous_yaml_words", "spot_grace_period_fits"}  # in test_check_job.py
     elsewhere = rules_in(train_job)  # in test_check_train_job.py
-    rules_ = {one.id for one in core.rules_for("gke") if one.subjects == ("gke",) and one not in elsewhere}
+    rules_ = {one.id for one in platforms.RULES if one.subjects == ("gke",) and one not in elsewhere}
     assert {finding.rule for one in faulty for finding in findings(one)} >= rules_ - other

@@ -15,9 +15,12 @@ from typing import Any
 
 import pytest
 
-from trainyard.jobs import job_file, yaml_writer
-from trainyard.lint.engine import Finding, Severity
-from trainyard.lint.jobs import core
+from trainyard.rule_engine import Finding, Severity
+from trainyard_jobs import platforms
+from trainyard_jobs.model import yaml_writer
+from trainyard_jobs.rules import core
+from trainyard_jobs.rules.evidence import Evidence
+from trainyard_jobs.schema import job_file
 
 Document = dict[str, Any]
 API = "trainer.kubeflow.org/v1alpha1"
@@ -60,7 +63,7 @@ def patch(manager: str = "acme.io/manager", /, job: str = "node", **pod: Any) ->
 
 def findings(*documents: Document) -> list[Finding]:
     text = "---\n".join(yaml_writer.dump(one) for one in copy.deepcopy(documents))
-    return core.check(core.Evidence(job_file.parse(text, Path("job.yaml"))))
+    return core.check(Evidence(job_file.parse(text, Path("job.yaml"))), platforms.RULES)
 
 
 def severities(*documents: Document) -> list[Severity]:
@@ -274,7 +277,7 @@ def test_what_depends_on_the_cluster_is_not_refused(
 
 
 def test_every_rule_about_train_jobs_has_a_fault_here() -> None:
-    rules = {one.id for one in core.rules_for("gke") if one.id.startswith(("train_job_", "torchtune_"))}
+    rules = {one.id for one in platforms.RULES if one.id.startswith(("train_job_", "torchtune_"))}
     assert rules <= {rule for rule, *_ in (*REFUSED, *OTHERS)}
 
 
@@ -287,7 +290,7 @@ def test_the_image_of_a_train_job_is_looked_up() -> None:
     job = job_file.parse(
         yaml_writer.dump(train_job(runtimeRef=CLUSTER, trainer={"image": "r/none:1"})), Path("job.yaml")
     )
-    found = core.check(core.Evidence(job, missing={"r/none:1": "not found"}))
+    found = core.check(Evidence(job, missing={"r/none:1": "not found"}), platforms.RULES)
     assert [(one.rule, one.where) for one in found] == [("images_exist", "job.yaml:9")]
 
 

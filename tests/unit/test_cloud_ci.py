@@ -9,14 +9,14 @@ import click
 import pytest
 import yaml
 
+from cloudbuild_local import config as cloud_config
 from trainyard import cli, settings
-from trainyard.cloudbuild import config as cloud_config
-from trainyard.cloudbuild import pipelines as cloud_plan
-from trainyard.cloudbuild.pipelines import Schedule
 from trainyard.commands import cloudbuild_step, image_index, promote, push
-from trainyard.jobs.schema import google
 from trainyard.project import generated
+from trainyard.release import pipelines as cloud_plan
+from trainyard.release.pipelines import Schedule
 from trainyard.spec import model
+from trainyard_jobs.schema import google
 
 SCHEDULES = (cloud_plan.PUSHED, cloud_plan.NIGHTLY)
 schedules = pytest.mark.parametrize("schedule", SCHEDULES, ids=lambda one: one.name)

@@ -11,15 +11,15 @@ from typing import Any
 import pytest
 from tests.fakes import cloud_build_rules, discovery
 
-from trainyard.cloudbuild import config as cloud_config
-from trainyard.cloudbuild import pipelines as cloud_plan
-from trainyard.cloudbuild import rules
-from trainyard.cloudbuild.normalization import normalize
+from cloudbuild_local import config as cloud_config
+from cloudbuild_local import rules
+from cloudbuild_local.normalization import normalize
 from trainyard.console import UserError
-from trainyard.jobs.schema import google
 from trainyard.project import generated
+from trainyard.release import pipelines as cloud_plan
 from trainyard.settings import ROOT
 from trainyard.spec import model
+from trainyard_jobs.schema import google
 
 TEXT = cloud_plan.PUSHED.build.read_text(encoding="utf-8")
 

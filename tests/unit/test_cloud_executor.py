@@ -18,11 +18,11 @@ from click.testing import CliRunner
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from cloudbuild_local import config as cloud_config
+from cloudbuild_local import executor, local, rules
+from cloudbuild_local.commands import cloudbuild_local
+from cloudbuild_local.executor import FAILURE, TIMEOUT, Executor, Outcome
 from trainyard import discovery
-from trainyard.cloudbuild import config as cloud_config
-from trainyard.cloudbuild import executor, local, rules
-from trainyard.cloudbuild.executor import FAILURE, TIMEOUT, Executor, Outcome
-from trainyard.commands import cloudbuild_local
 from trainyard.console import StepFailed, UserError
 from trainyard.oci import docker_engine
 

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from trainyard.cloudbuild import substitutions
+from cloudbuild_local import substitutions
 from trainyard.console import UserError
 
 

@@ -18,10 +18,11 @@ import jsonschema
 import pytest
 import yaml
 
-from trainyard import cli, platforms
+from trainyard import registration
 from trainyard.console import UserError
-from trainyard.jobs import machines, request
 from trainyard.spec import model
+from trainyard_jobs import platforms
+from trainyard_jobs.model import machines, request
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -63,7 +64,7 @@ def test_folders_are_completed_for_a_target() -> None:
 
 def test_platforms_are_completed() -> None:
     assert completed("job", "--platform", "v") == ["vertex"]
-    assert sorted(cli.PLATFORMS) == sorted(platform.name for platform in platforms.PLATFORMS)
+    assert list(registration.values("platform")) == sorted(platform.name for platform in platforms.PLATFORMS)
 
 
 def test_accelerators_are_completed() -> None:
@@ -71,7 +72,7 @@ def test_accelerators_are_completed() -> None:
 
 
 def test_every_accelerator_that_is_offered_is_known() -> None:
-    offered = list(cli.VALUES["accelerator"]())
+    offered = registration.values("accelerator")
     assert set(machines.slices()) <= set(offered)
     for name in offered:
         gpus, slice_name = request.accelerator(name)

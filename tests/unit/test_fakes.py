@@ -17,8 +17,9 @@ from trainyard.settings import ROOT
 
 #: What judges jobs and builds, or writes them: a fake that uses it would accept its mistakes.
 TESTED = (
-    "trainyard.lint", "trainyard.jobs", "trainyard.platforms", "trainyard.tpu_pods", "trainyard.cloudbuild.config.load",
-    "trainyard.cloudbuild.rules",
+    "trainyard.lint", "trainyard.rule_engine", "trainyard_jobs.check", "trainyard_jobs.kubernetes",
+    "trainyard_jobs.model", "trainyard_jobs.platforms", "trainyard_jobs.pods", "trainyard_jobs.rules",
+    "trainyard_jobs.schema", "cloudbuild_local.config.load", "cloudbuild_local.rules",
 )  # fmt: skip
 
 
@@ -35,9 +36,9 @@ def imported(path: Path) -> Iterator[str]:
 def test_the_check_sees_every_form_of_import(tmp_path: Path) -> None:
     path = tmp_path / "x.py"
     path.write_text(
-        "def f():\n    from trainyard import lint\n    import a.b\nfrom trainyard.jobs import schema as s\n"
+        "def f():\n    from trainyard import lint\n    import a.b\nfrom trainyard_jobs import schema as s\n"
     )
-    assert {"trainyard.lint", "a.b", "trainyard.jobs.schema"} <= set(imported(path))
+    assert {"trainyard.lint", "a.b", "trainyard_jobs.schema"} <= set(imported(path))
 
 
 @pytest.mark.parametrize("path", sorted((ROOT / "tests" / "fakes").glob("*.py")), ids=lambda path: path.name)

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from trainyard.cloudbuild import local
+from cloudbuild_local import local
 from trainyard.image import plan
 from trainyard.spec.workspace import Workspace, WorkspaceDocument
 from trainyard.workspace import code_files, project_versions

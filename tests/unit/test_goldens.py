@@ -29,7 +29,7 @@ COMMANDS = sorted(path.stem for path in (FOLDER / "commands").glob("*.txt"))
 
 #: The release of a nightly, which changes with the locks, and a file of the product, which may move.
 _NIGHTLY = re.compile(r"\d+\.\d+\.\d+\.dev\d{8}")
-_PLACE = re.compile(r"\bscripts/trainyard/(?:\w+/)*")
+_PLACE = re.compile(r"\bscripts/\w+/(?:\w+/)*(?=\w+\.(?:py|yaml)\b)")
 
 #: All rules, which SARIF repeats from `trainyard rules`.
 _SARIF_RULES = re.compile(r'"rules": \[\n.*?\n {10}\]', re.DOTALL)

@@ -11,13 +11,14 @@ from typing import Any
 import pytest
 import yaml
 
-from trainyard import platforms
 from trainyard.console import UserError
-from trainyard.jobs import job_file
-from trainyard.rehearsal import session
 from trainyard.settings import ROOT
 from trainyard.spec.workspace import Workspace, WorkspaceDocument
 from trainyard.workspace import dependency_tables, indexes, python_projects, requirements
+from trainyard_jobs import platforms
+from trainyard_jobs.check import files
+from trainyard_jobs.rehearsal import session
+from trainyard_jobs.schema import job_file
 
 JOBS: dict[str, list[Any]] = {
     path.stem: [one for one in yaml.safe_load_all(path.read_text(encoding="utf-8")) if one]
@@ -117,7 +118,7 @@ def test_a_job_is_rehearsed_or_refused_in_one_line_whatever_a_value_is(name: str
         try:
             job = job_file._job_file(Path("job.yaml"), documents)
             platform = platforms.of_job_file(job)
-            with platforms.explain_invalid_fields(job):
+            with files.explain_invalid_fields(job):
                 study = platform.study(job)
                 session.plan(platform.rehearse(job, session.placeholder_trial(study)))
         except UserError as error:

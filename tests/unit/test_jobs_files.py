@@ -11,10 +11,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from ruamel.yaml import YAML
 
-from trainyard import platforms
 from trainyard.console import UserError
-from trainyard.jobs import gke_objects, job_file, machines, yaml_writer
-from trainyard.jobs.schema import google
+from trainyard_jobs.check import files
+from trainyard_jobs.kubernetes import gke_objects
+from trainyard_jobs.model import machines, yaml_writer
+from trainyard_jobs.schema import google, job_file
 
 CUSTOM_JOB = """\
 workerPoolSpecs:
@@ -300,7 +301,7 @@ def test_the_job_of_another_scheduler_is_not_judged(tmp_path: Path, name: str, c
     path = written(tmp_path, content, name)
     with pytest.raises(job_file.OtherFormatError, match=said):
         job_file.load(path)
-    (found,), skipped = platforms.check_files([path], offline=True)
+    (found,), skipped = files.check_files([path], offline=True)
     assert (found.as_dict()["passed"], said in found.as_dict()["unchecked"], skipped) == (True, True, [])
 
 

@@ -14,25 +14,25 @@ import pytest
 
 from trainyard import cli, installation, settings
 from trainyard.console import UserError
-from trainyard.jobs import request
-from trainyard.platforms import by_name
-from trainyard.rehearsal import faults, session
+from trainyard_jobs.model import request
+from trainyard_jobs.platforms import by_name
+from trainyard_jobs.rehearsal import faults, session
 
 ROOT = Path(__file__).resolve().parents[2]
-PACKAGE = ROOT / "scripts" / "trainyard"
+PACKAGES = ROOT / "scripts"
 
 #: Modules whose texts may name make: file -> why.
 ALLOWED = {
-    "cli.py": "the help says how both spellings belong together",
-    "commands/check.py": "examples of a command that needs a checkout",
-    "commands/test.py": "examples of a command that needs a checkout",
-    "image/catalog_page.py": "a page of a checkout's documentation",
-    "image/dockerfile.py": "the first line of a file that a checkout generates",
-    "image/sizes.py": "the creator named in a file that a checkout generates",
-    "installation.py": "the one place that knows both spellings",
-    "jobs/gke_objects.py": "the column NAME of kubectl",
-    "release/signature.py": "COSIGN_KEY and COSIGN_PUB, which cosign reads, too",
-    "spec/workspace_lock.py": "the first line of a file that the build reads",
+    "trainyard/cli.py": "the help says how both spellings belong together",
+    "trainyard/commands/check.py": "examples of a command that needs a checkout",
+    "trainyard/commands/test.py": "examples of a command that needs a checkout",
+    "trainyard/image/catalog_page.py": "a page of a checkout's documentation",
+    "trainyard/image/dockerfile.py": "the first line of a file that a checkout generates",
+    "trainyard/image/sizes.py": "the creator named in a file that a checkout generates",
+    "trainyard/installation.py": "the one place that knows both spellings",
+    "trainyard_jobs/kubernetes/gke_objects.py": "the column NAME of kubectl",
+    "trainyard/release/signature.py": "COSIGN_KEY and COSIGN_PUB, which cosign reads, too",
+    "trainyard/spec/workspace_lock.py": "the first line of a file that the build reads",
 }
 
 
@@ -85,9 +85,9 @@ def test_no_text_spells_a_command_or_an_option_of_make_itself() -> None:
     of_make = re.compile(rf"(?<![-\w])make ({names})\b(?! (it|both|another|larger))")
     of_variable = re.compile(rf"(?<![\w=-])({options})=(?!VALUE|value|LOCAL|URL)")
     found = [
-        f"{path.relative_to(PACKAGE)}:{line}: {text.strip()[:100]}"
-        for path in sorted(PACKAGE.rglob("*.py"))
-        if str(path.relative_to(PACKAGE)) not in ALLOWED
+        f"{path.relative_to(PACKAGES)}:{line}: {text.strip()[:100]}"
+        for path in sorted(PACKAGES.rglob("*.py"))
+        if str(path.relative_to(PACKAGES)) not in ALLOWED
         for line, text in texts(path)
         if of_make.search(text) or of_variable.search(text)
     ]
@@ -97,14 +97,16 @@ def test_no_text_spells_a_command_or_an_option_of_make_itself() -> None:
 def test_every_exception_is_needed() -> None:
     words = re.compile(r"\bmake [a-z]|\b[A-Z]+=")
     for name in ALLOWED:
-        assert any(words.search(text) for _, text in texts(PACKAGE / name)) or name == "installation.py", name
+        assert any(words.search(text) for _, text in texts(PACKAGES / name)) or name == "trainyard/installation.py", (
+            name
+        )
 
 
 def test_messages_name_commands_and_options_that_exist() -> None:
     seen = 0
-    for path in PACKAGE.rglob("*.py"):
+    for path in PACKAGES.rglob("*.py"):
         for line, kind, call in calls(path):
-            where = f"{path.relative_to(PACKAGE)}:{line}"
+            where = f"{path.relative_to(PACKAGES)}:{line}"
             name = call.args[0]
             if not isinstance(name, ast.Constant):
                 continue

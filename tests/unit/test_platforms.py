@@ -7,12 +7,12 @@ from pathlib import Path
 
 import pytest
 
-from trainyard import platforms
 from trainyard.console import UserError
-from trainyard.jobs import job_file
-from trainyard.jobs.request import Request
-from trainyard.platforms.base import Conversion, Platform, RenderedJob
 from trainyard.settings import ROOT
+from trainyard_jobs import platforms
+from trainyard_jobs.model.request import Request
+from trainyard_jobs.platforms.base import Conversion, Platform, RenderedJob
+from trainyard_jobs.schema import job_file
 
 CUSTOM_JOB = (
     "workerPoolSpecs: [{replicaCount: 1, machineSpec: {machineType: n1-standard-8}, containerSpec: {imageUri: i}}]"
@@ -66,11 +66,11 @@ def test_what_a_platform_does_not_support_is_refused_by_default() -> None:
 
 
 def test_every_module_of_a_platform_is_listed() -> None:
-    """A new platform is a module with a subclass of Platform, and an entry in PLATFORMS."""
-    folder = ROOT / "scripts" / "trainyard" / "platforms"
+    """A new platform is a folder with a subclass of Platform in write.py, and an entry in PLATFORMS."""
+    folder = ROOT / "scripts" / "trainyard_jobs" / "platforms"
     defined = {
         node.name
-        for path in folder.glob("*.py")
+        for path in folder.glob("*/write.py")
         for node in ast.parse(path.read_text(encoding="utf-8")).body
         if isinstance(node, ast.ClassDef) and any(ast.unparse(base) == "Platform" for base in node.bases)
     }
@@ -79,7 +79,7 @@ def test_every_module_of_a_platform_is_listed() -> None:
 
 def test_job_and_rehearse_name_no_platform_in_their_code() -> None:
     """Only their texts do: the examples show every platform."""
-    commands = ROOT / "scripts" / "trainyard" / "commands"
+    commands = ROOT / "scripts" / "trainyard_jobs" / "commands"
     job, rehearse = ((commands / f"{name}.py").read_text(encoding="utf-8") for name in ("job", "rehearse"))
     for platform in platforms.PLATFORMS:
         assert f"--platform {platform.name} " in job

@@ -21,14 +21,14 @@ from hypothesis import strategies as st
 from tests.fakes.registry import Registry, sha256
 
 from trainyard import gcloud
-from trainyard.commands import pod
 from trainyard.console import StepFailed, UserError
 from trainyard.gcloud import Finished
-from trainyard.tpu_pods import actions, api, connectivity_probe, gcloud_args, shell_commands, ssh, xla_dist
-from trainyard.tpu_pods.api import Node, TpuApi
-from trainyard.tpu_pods.controller import PodController
-from trainyard.tpu_pods.gcloud_args import Pod
-from trainyard.tpu_pods.logs import Printer, prefix
+from trainyard_jobs.commands import pod
+from trainyard_jobs.pods import actions, api, connectivity_probe, gcloud_args, shell_commands, ssh, xla_dist
+from trainyard_jobs.pods.api import Node, TpuApi
+from trainyard_jobs.pods.controller import PodController
+from trainyard_jobs.pods.gcloud_args import Pod
+from trainyard_jobs.pods.logs import Printer, prefix
 
 POD = Pod("run1", "us-central1-a", "v5litepod-16", "v2-alpha-tpuv5-lite")
 RICH = Pod("run1", "z", "v4-16", "v", spot=True, project="p", network="n", subnetwork="s", internal=True,

@@ -11,14 +11,14 @@ import pytest
 
 from trainyard.console import StepFailed
 from trainyard.gcloud import Finished
-from trainyard.tpu_pods import provisioning, run
-from trainyard.tpu_pods.api import Node, TpuApi
-from trainyard.tpu_pods.controller import PodController
-from trainyard.tpu_pods.gcloud_args import Pod
-from trainyard.tpu_pods.logs import Follower
-from trainyard.tpu_pods.provisioning import Limits
-from trainyard.tpu_pods.run import Interruption, Run, Show
-from trainyard.tpu_pods.ssh import Workers
+from trainyard_jobs.pods import provisioning, run
+from trainyard_jobs.pods.api import Node, TpuApi
+from trainyard_jobs.pods.controller import PodController
+from trainyard_jobs.pods.gcloud_args import Pod
+from trainyard_jobs.pods.logs import Follower
+from trainyard_jobs.pods.provisioning import Limits
+from trainyard_jobs.pods.run import Interruption, Run, Show
+from trainyard_jobs.pods.ssh import Workers
 
 POD = Pod("run1", "z", "v4-16", "v")
 READY = Node("READY", "HEALTHY", ("10.0.0.1", "10.0.0.2"), "v4-16", "v")

@@ -13,8 +13,8 @@ import pytest
 
 from trainyard import installation
 from trainyard.console import StepFailed, UserError
-from trainyard.jobs import machines
 from trainyard.project import check, test
+from trainyard_jobs.model import machines
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -178,7 +178,7 @@ def test_every_extra_that_a_command_names_exists() -> None:
 
     extras = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]["optional-dependencies"]
     named = set()
-    for path in (ROOT / "scripts" / "trainyard").rglob("*.py"):
+    for path in (ROOT / "scripts").rglob("*.py"):
         for node in ast.walk(ast.parse(path.read_text("utf-8"))):
             if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "require_extra":
                 named.add(ast.literal_eval(node.args[1]))

@@ -13,11 +13,9 @@ from typing import Any
 
 import pytest
 
-from trainyard import platforms
-from trainyard.cloudbuild import inputs
+from cloudbuild_local import inputs
 from trainyard.console import UserError
 from trainyard.image import dockerfile
-from trainyard.jobs import job_file
 from trainyard.settings import ROOT
 from trainyard.spec import model, workspace_lock, yaml_source
 from trainyard.spec.workspace import Workspace, WorkspaceDocument
@@ -33,6 +31,8 @@ from trainyard.workspace import (
     training_commands,
 )
 from trainyard.workspace.lines import Found
+from trainyard_jobs.check import files
+from trainyard_jobs.schema import job_file
 
 Reader = Callable[[Path], Any]
 
@@ -180,7 +180,7 @@ def test_a_conda_environment_without_a_list_has_no_packages(tmp_path: Path, text
 def test_a_pipe_in_a_folder_of_jobs_does_not_stop_the_others(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pipe.yaml")
     shutil.copy(ROOT / "examples" / "jobs" / "custom-job.yaml", tmp_path / "job.yaml")
-    found, _ = platforms.check_files([tmp_path], offline=True)
+    found, _ = files.check_files([tmp_path], offline=True)
     assert [(one.path.name, bool(one.job), one.error[-18:]) for one in found] == [
         ("job.yaml", True, ""),
         ("pipe.yaml", False, "not a regular file"),
@@ -191,7 +191,8 @@ def test_a_job_comes_from_a_pipe_of_the_shell() -> None:
     """As with `check-job <(kustomize build)` and `kustomize build | trainyard check-job /dev/stdin`."""
     text = (ROOT / "examples" / "jobs" / "custom-job.yaml").read_text(encoding="utf-8")
     script = (
-        "from pathlib import Path; from trainyard.jobs import job_file; print(job_file.load(Path('/dev/stdin')).kind)"
+        "from pathlib import Path; from trainyard_jobs.schema import job_file;"
+        "print(job_file.load(Path('/dev/stdin')).kind)"
     )
     command = [sys.executable, "-c", script]
     done = subprocess.run(command, input=text, capture_output=True, text=True, check=False, timeout=60)

@@ -11,7 +11,7 @@ from rehearsing import rehearsal_of, resolved
 
 from trainyard.console import UserError
 from trainyard.fakes.google_cloud import GoogleCloud
-from trainyard.rehearsal.model import Mount, Trial
+from trainyard_jobs.rehearsal.model import Mount, Trial
 
 # The example of https://cloud.google.com/vertex-ai/docs/training/distributed-training: 1 + 2 + 2 + 3 replicas.
 POOLS = """

@@ -10,10 +10,10 @@ import pytest
 from rehearsing import rehearsal_of
 
 from trainyard.console import UserError
-from trainyard.rehearsal import faults
-from trainyard.rehearsal.model import End, Policy, Replica
-from trainyard.rehearsal.progress import Progress
-from trainyard.rehearsal.restart_policy import Kubernetes, PodFailurePolicy, TrainingService
+from trainyard_jobs.rehearsal import faults
+from trainyard_jobs.rehearsal.model import End, Policy, Replica
+from trainyard_jobs.rehearsal.progress import Progress
+from trainyard_jobs.rehearsal.restart_policy import Kubernetes, PodFailurePolicy, TrainingService
 
 CHIEF = Replica("chief", "h0", "chief", 0, "i", group="j-0")
 WORKER = Replica("worker-0", "h1", "worker", 1, "i", group="j-0")

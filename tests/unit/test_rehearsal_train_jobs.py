@@ -13,8 +13,8 @@ import pytest
 from rehearsing import rehearsal_of, resolved
 
 from trainyard.console import UserError
-from trainyard.jobs import yaml_writer
-from trainyard.rehearsal.model import End, Rehearsal
+from trainyard_jobs.model import yaml_writer
+from trainyard_jobs.rehearsal.model import End, Rehearsal
 
 Document = dict[str, Any]
 API = "trainer.kubeflow.org/v1alpha1"

@@ -9,11 +9,11 @@ from pathlib import Path
 import pytest
 from trainers.common.hypertune import HyperTune
 
-from trainyard import platforms
 from trainyard.console import StepFailed, UserError
-from trainyard.jobs import job_file
-from trainyard.rehearsal import tuning
-from trainyard.rehearsal.tuning import Search, Study
+from trainyard_jobs import platforms
+from trainyard_jobs.rehearsal import tuning
+from trainyard_jobs.rehearsal.tuning import Search, Study
+from trainyard_jobs.schema import job_file
 
 PARAMETERS = """
       - {parameterId: lr, scaleType: UNIT_LOG_SCALE, doubleValueSpec: {minValue: 0.001, maxValue: 0.1}}

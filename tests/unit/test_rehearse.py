@@ -21,21 +21,21 @@ import pytest
 from matplotlib.text import Text
 
 from trainyard import settings
-from trainyard.commands import rehearse
 from trainyard.console import UserError
 from trainyard.fakes import sidecar
 from trainyard.fakes.google_cloud import GoogleCloud
-from trainyard.jobs import image_metadata, machines
-from trainyard.jobs.image_metadata import Contents
-from trainyard.jobs.machines import Hosts
 from trainyard.oci import docker_engine
-from trainyard.rehearsal import faults, images, report, sandbox, session
-from trainyard.rehearsal.images import LocalImage
-from trainyard.rehearsal.model import Mount, Rehearsal, Replica, Trial
-from trainyard.rehearsal.progress import Progress
-from trainyard.rehearsal.restart_policy import TrainingService
-from trainyard.rehearsal.runner import Attempt, Member, Outcome, prefixed
 from trainyard.spec.architectures import AMD64, ARM64, Architecture
+from trainyard_jobs.commands import rehearse
+from trainyard_jobs.model import image_metadata, machines
+from trainyard_jobs.model.image_metadata import Contents
+from trainyard_jobs.model.machines import Hosts
+from trainyard_jobs.rehearsal import faults, images, report, sandbox, session
+from trainyard_jobs.rehearsal.images import LocalImage
+from trainyard_jobs.rehearsal.model import Mount, Rehearsal, Replica, Trial
+from trainyard_jobs.rehearsal.progress import Progress
+from trainyard_jobs.rehearsal.restart_policy import TrainingService
+from trainyard_jobs.rehearsal.runner import Attempt, Member, Outcome, prefixed
 
 JOB = """\
 workerPoolSpecs:

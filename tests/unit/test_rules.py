@@ -10,16 +10,17 @@ from typing import Any
 
 import pytest
 
-from trainyard.lint import catalogue, engine
-from trainyard.lint.engine import Finding, Rule, Severity, rule
+from trainyard import rule_engine
+from trainyard.lint import catalogue
 from trainyard.lint.image import core as image
-from trainyard.lint.jobs import core as jobs
+from trainyard.rule_engine import Finding, Rule, Severity, rule
 from trainyard.settings import ROOT
+from trainyard_jobs import platforms
 
 Trainyard = Callable[..., tuple[int, str, str]]
 
 SUBJECTS = {"image", "target", "custom-job", "hyperparameter-tuning-job", "ai-platform", "gke"}
-every_rule = pytest.mark.parametrize("one", catalogue.RULES, ids=lambda one: one.id)
+every_rule = pytest.mark.parametrize("one", catalogue.rules(), ids=lambda one: one.id)
 
 
 @every_rule
@@ -45,11 +46,11 @@ def test_files_that_a_source_names_exist_with_their_anchors(one: Rule[Any]) -> N
 
 
 def test_ids_are_unique() -> None:
-    assert [one for one, count in Counter(one.id for one in catalogue.RULES).items() if count > 1] == []
+    assert [one for one, count in Counter(one.id for one in catalogue.rules()).items() if count > 1] == []
 
 
 def test_rules_report_in_the_order_of_their_modules_and_definitions() -> None:
-    for rules in (image.RULES, jobs.RULES):
+    for rules in (image.RULES, platforms.RULES):
         modules = [one.function.__module__ for one in rules]
         assert modules == sorted(modules, key=modules.index), "the rules of a module are together"
         for module in dict.fromkeys(modules):
@@ -80,7 +81,7 @@ def test_a_finding_has_the_id_of_its_rule_and_at_most_its_severity() -> None:
     assert note.rule == failure.rule == "numbers_are_small"
     assert (note.severity, note.fails) == (Severity.NOTE, False)
     assert (failure.severity, failure.fails) == (Severity.CANNOT_START, True)
-    assert engine.as_dict(failure) == {
+    assert rule_engine.as_dict(failure) == {
         "rule": "numbers_are_small",
         "where": "here",
         "what": "1000 is large",
@@ -109,7 +110,7 @@ def test_severities_are_ordered(one: Severity, other: Severity, lower: Severity)
 def test_the_command_lists_every_rule_with_its_severity_and_source(trainyard: Trainyard) -> None:
     status, out, _ = trainyard("rules")
     assert status == 0
-    for one in catalogue.RULES:
+    for one in catalogue.rules():
         assert f"{one.id} [{one.severity}; {', '.join(one.subjects)}]\n  {one.title}\n  source: {one.source}\n" in out
 
 
@@ -118,7 +119,7 @@ def test_the_list_can_be_limited_to_subjects_and_rules(trainyard: Trainyard) -> 
     found = json.loads(out)["rules"]
     assert status == 0
     assert [one["id"] for one in found] == [
-        one.id for one in catalogue.RULES if "gke" in one.subjects or one.id == "labels_match_spec"
+        one.id for one in catalogue.rules() if "gke" in one.subjects or one.id == "labels_match_spec"
     ]
     assert set(found[0]) == {"id", "title", "severity", "subjects", "source"}
 

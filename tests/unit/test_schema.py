@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from trainyard.jobs.schema import google
-from trainyard.jobs.schema.errors import SchemaError
+from trainyard_jobs.schema import google
+from trainyard_jobs.schema.errors import SchemaError
 
 SCHEMAS: dict[str, Any] = {
     "Pool": {
@@ -102,7 +102,7 @@ def test_published_schemas_are_read() -> None:
 
 def test_jsonschema_is_imported_without_compiling_a_grammar() -> None:
     program = (
-        "import sys; from trainyard.jobs.schema import library; library.jsonschema()\n"
+        "import sys; from trainyard_jobs.schema import library; library.jsonschema()\n"
         "assert 'jsonschema' in sys.modules and 'rfc3987_syntax' not in sys.modules, sys.modules.keys()"
     )
     subprocess.run([sys.executable, "-c", program], check=True, timeout=60)

@@ -1,4 +1,4 @@
-"""All rules, for images and for jobs, as ``trainyard rules`` lists them."""
+"""All rules, as ``trainyard rules`` lists them."""
 
 from __future__ import annotations
 
@@ -6,25 +6,29 @@ from collections.abc import Sequence
 from typing import Any
 
 from trainyard.console import UserError, nearest
-from trainyard.lint.engine import Rule
 from trainyard.lint.image import core as image
-from trainyard.lint.jobs import core as jobs
+from trainyard.registration import neighbours
+from trainyard.rule_engine import Rule
 
-RULES: tuple[Rule[Any], ...] = (*image.RULES, *jobs.RULES)
+
+def rules() -> list[Rule[Any]]:
+    """Return all rules: those for images, then those that neighbours bring."""
+    return [*image.RULES, *(rule for neighbour in neighbours() for rule in neighbour.rules())]
 
 
 def select(words: Sequence[str] = ()) -> list[Rule[Any]]:
-    """The rules with one of the subjects or ids; all rules if there are none.
+    """Return the rules with one of the subjects or ids; all rules if there are none.
 
     Raises:
         UserError: a word is neither a subject nor the id of a rule.
     """
-    valid = list(dict.fromkeys(one for rule in RULES for one in (*rule.subjects, rule.id)))
+    known = rules()
+    valid = list(dict.fromkeys(one for rule in known for one in (*rule.subjects, rule.id)))
     for word in words:
         if word not in valid:
-            subjects = list(dict.fromkeys(one for rule in RULES for one in rule.subjects))
+            subjects = list(dict.fromkeys(one for rule in known for one in rule.subjects))
             raise UserError(f"no rule or subject '{word}'{nearest(word, valid)}; subjects are: {', '.join(subjects)}")
-    return [one for one in RULES if not words or {one.id, *one.subjects} & set(words)]
+    return [one for one in known if not words or {one.id, *one.subjects} & set(words)]
 
 
 def as_dict(rule: Rule[Any]) -> dict[str, Any]:

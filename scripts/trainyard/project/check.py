@@ -13,8 +13,8 @@ from pathlib import Path
 
 from trainyard import installation
 from trainyard.installation import checkout
-from trainyard.jobs import machines
 from trainyard.project import generated
+from trainyard.registration import neighbours
 from trainyard.release import audit
 from trainyard.spec import lockfile
 from trainyard.spec.model import Spec, load, relative, targets
@@ -91,8 +91,9 @@ def _run(root: Path, command: list[str]) -> list[str]:
 
 
 def warnings() -> list[str]:
-    """What is to be looked at without being wrong: it depends on the date, so that no check may fail because of it."""
-    return machines.outdated(datetime.datetime.now(datetime.UTC).date())
+    """Return what to look at without being wrong: it depends on the date, so that no check may fail because of it."""
+    today = datetime.datetime.now(datetime.UTC).date()
+    return [line for neighbour in neighbours() for line in neighbour.outdated(today)]
 
 
 def check() -> dict[str, list[str]]:

@@ -4,11 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from trainyard import platforms
-from trainyard.cloudbuild import pipelines
 from trainyard.image import catalog_page, dockerfile
-from trainyard.jobs import jobs_page, platform_options
-from trainyard.lint import rules_page
+from trainyard.registration import neighbours
+from trainyard.release import pipelines
 from trainyard.settings import ROOT
 from trainyard.spec.architectures import AMD64
 from trainyard.spec.model import Spec, catalogue, load, relative
@@ -25,13 +23,9 @@ def rendered(only: Spec | None = None) -> dict[Path, str]:
     if only is not None:
         return found
     specs = catalogue()
-    having = {option: platforms.having(option) for option in platform_options.VARIABLES}
-    pages = {
-        **pipelines.rendered(specs),
-        **catalog_page.rendered(specs),
-        **jobs_page.rendered(having),
-        **rules_page.rendered(),
-    }
+    pages = {**pipelines.rendered(specs), **catalog_page.rendered(specs)}
+    for neighbour in neighbours():
+        pages |= neighbour.pages()
     for spec in examples():
         found |= dockerfile.rendered(spec)
     templates = dockerfile.template_environment()

@@ -18,9 +18,8 @@ from rich.text import Text
 
 from trainyard import state
 from trainyard.console import UserError, say
-from trainyard.image import build, local_run, smoke_command, smoke_test
+from trainyard.image import build, local_run, smoke_command, smoke_test, trainer_flags
 from trainyard.image.plan import Plan
-from trainyard.jobs import trainer_flags
 from trainyard.lint.image import verify
 from trainyard.oci import docker_engine
 from trainyard.release import events

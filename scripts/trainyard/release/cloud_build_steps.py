@@ -17,14 +17,13 @@ from typing import TYPE_CHECKING, Any
 import docker.errors
 
 from trainyard import settings, state
-from trainyard.cloudbuild import pipelines
 from trainyard.console import StepFailed, UserError, nearest, say, warn
 from trainyard.image import build, smoke_test, target_lock
 from trainyard.lint.image import verify
 from trainyard.oci import docker_engine, registry
 from trainyard.oci.registry import Repository
 from trainyard.oci.transport import is_loopback
-from trainyard.release import promotion
+from trainyard.release import pipelines, promotion
 from trainyard.release import publish as publication
 from trainyard.settings import ROOT, STATE
 from trainyard.spec.architectures import PLATFORMS, Architecture, named

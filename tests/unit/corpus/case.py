@@ -9,10 +9,12 @@ from typing import Any
 
 import yaml
 
-from trainyard.cloudbuild import config
+from cloudbuild_local import config
 from trainyard.console import UserError
-from trainyard.jobs import job_file
-from trainyard.lint.jobs import core
+from trainyard_jobs import platforms
+from trainyard_jobs.rules import core
+from trainyard_jobs.rules.evidence import Evidence
+from trainyard_jobs.schema import job_file
 
 Document = dict[str, Any]
 
@@ -43,8 +45,8 @@ class Case:
             if self.build:
                 content = config.read(self.text, "cloudbuild.yaml")
                 return config.judge(content, given=self.substitutions, built_in={"PROJECT_ID": "project"}).errors
-            evidence = core.Evidence(job_file.parse(self.text, Path("job.yaml")))
-            return [f"{one.rule}: {one}" for one in core.check(evidence) if one.fails]
+            evidence = Evidence(job_file.parse(self.text, Path("job.yaml")))
+            return [f"{one.rule}: {one}" for one in core.check(evidence, platforms.RULES) if one.fails]
         except UserError as error:
             return [str(error)]
 

@@ -7,11 +7,11 @@ from collections.abc import Iterator
 
 from trainyard import installation
 from trainyard.image import wheel_layers
-from trainyard.lint.engine import Finding, Severity, rule
 from trainyard.lint.image.evidence import Evidence
 from trainyard.lint.waivers import expired
 from trainyard.oci import layers, secret_scan
 from trainyard.oci.probe_runner import Distribution
+from trainyard.rule_engine import Finding, Severity, rule
 from trainyard.spec.architectures import ARCHITECTURES, Architecture
 from trainyard.spec.units import in_units
 

@@ -11,16 +11,16 @@ from typing import TYPE_CHECKING, Any
 
 from packaging.utils import canonicalize_name
 
-from trainyard import console, installation, state
+from trainyard import console, installation, rule_engine, state
 from trainyard.console import StepFailed, UserError, say, warn
 from trainyard.image import plan
 from trainyard.image.local_images import default_reference
-from trainyard.lint import engine, waivers
-from trainyard.lint.engine import Finding
+from trainyard.lint import waivers
 from trainyard.lint.image import contents, core, expected, filesystem
 from trainyard.lint.image.evidence import Evidence
 from trainyard.oci import docker_engine, layers, probe_runner
 from trainyard.oci.layers import Stored
+from trainyard.rule_engine import Finding
 from trainyard.spec import lockfile, naming
 from trainyard.spec.model import Spec, load, relative, targets
 from trainyard.spec.units import in_units
@@ -156,8 +156,8 @@ def verify(spec: Spec | None, reference: str | None = None) -> dict[str, Any]:
     seconds = round(time.monotonic() - started, 1)
     facts = {
         "passed": not failed,
-        "findings": [engine.as_dict(one) for one in failed],
-        "notes": [engine.as_dict(one) for one in found if not one.fails],
+        "findings": [rule_engine.as_dict(one) for one in failed],
+        "notes": [rule_engine.as_dict(one) for one in found if not one.fails],
         "size": evidence.size,
         **described(evidence.stored),
         "packages": len(evidence.inside.packages),
@@ -171,9 +171,9 @@ def verify(spec: Spec | None, reference: str | None = None) -> dict[str, Any]:
     if spec:
         say(contents.compared(evidence))
     title = f"{len(rules)} rules, {len(evidence.inside.packages)} packages, {seconds} s"
-    console.log.print(engine.results_table(title, rules, by_rule))
+    console.log.print(rule_engine.results_table(title, rules, by_rule))
     for one in found:
-        engine.show(one)
+        rule_engine.show(one)
     if failed:
         more = f" (and {len(failed) - 1} more findings)" if len(failed) > 1 else ""
         verdict = "does not match its spec" if spec else "breaks a rule for every image"

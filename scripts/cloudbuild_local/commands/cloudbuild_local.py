@@ -1,0 +1,95 @@
+"""``trainyard cloudbuild-local``."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+from trainyard import options, settings
+
+GROUP = "publish"
+
+
+@click.command(
+    short_help="Run a cloudbuild.yaml with the local Docker engine.",
+    epilog="""\b
+    Examples:
+      trainyard cloudbuild-local --substitutions _TARGETS=tf-cpu,_REGISTRY=localhost:5000/team
+      trainyard cloudbuild-local --config ../other/cloudbuild.yaml --images gcr.io/my/builder=my/builder
+      trainyard cloudbuild-local --check ../other/cloudbuild.yaml
+    """,
+)
+@options.option(
+    "--config",
+    type=click.Path(path_type=Path),
+    help="The cloudbuild.yaml. Default: that of this checkout.",
+)
+@options.option(
+    "--source",
+    type=click.Path(path_type=Path),
+    help="Folder of the build's source. Default: that of the configuration.",
+)
+@options.option(
+    "--substitutions", metavar="_A=b,_C=d", default="", help="Substitutions; ^;^_A=b,c;_D=e sets another delimiter."
+)
+@options.option("--images", metavar="NAME=LOCAL,...", default="", help="Local images to use for images of steps.")
+@options.option("--project", metavar="ID", default="local-project", help="Value of $PROJECT_ID.")
+@options.flag("--no-socket", help="Keep the engine's socket, which is root on this host, from the steps.")
+@options.option(
+    "--check",
+    "checked",
+    metavar="FILE",
+    type=click.Path(path_type=Path),
+    help="Only check FILE by the rules of gcloud and Cloud Build, without a Docker engine.",
+)
+@options.json_output
+def command(
+    config: Path | None,
+    source: Path | None,
+    substitutions: str,
+    images: str,
+    project: str,
+    no_socket: bool,
+    checked: Path | None,
+    as_json: bool,
+) -> None:
+    """Run a cloudbuild.yaml with the local Docker engine, as Cloud Build would run it.
+
+    The build's source are the files that 'gcloud builds submit' would upload. Builder images of Google that cannot be
+    pulled (docker, git, make, gcloud, gsutil) are replaced by images built here. Containers, volumes and networks of
+    the run are removed at the end. What Cloud Build refuses, and what cannot be run locally, is refused by name.
+
+    As on Cloud Build, the steps get the engine's socket. It is root on this host: run only files that you trust, or
+    give --no-socket, with which a step that calls docker fails as it does without a daemon.
+    """
+    from cloudbuild_local import inputs
+    from trainyard import console
+
+    given = inputs.pairs(substitutions, "SUBSTITUTIONS")
+    if checked:
+        found = inputs.check(checked, substitutions=given, project=project)
+        for line in found.lines(checked.name):
+            console.say(line)
+        console.result(found.facts(checked.name), as_json=as_json)
+        if found.errors:
+            raise console.StepFailed(f"{checked.name}: not a valid build")
+        return
+
+    from cloudbuild_local import local
+    from cloudbuild_local.executor import SUCCESS
+
+    made = local.run(
+        config or settings.ROOT / "cloudbuild.yaml",
+        source=source,
+        substitutions=given,
+        images=inputs.pairs(images, "IMAGES"),
+        project=project,
+        engine_socket=not no_socket,
+    )
+    console.log.print(local.table(made.build, made.result))
+    for name, digest in made.result.images.items():
+        console.say(f"{name} {digest}")
+    console.result(made.facts(), as_json=as_json)
+    if made.result.status != SUCCESS:
+        raise console.StepFailed(f"{made.result.status}: {made.result.detail}")

@@ -1,0 +1,412 @@
+"""Run a build of Cloud Build with the local Docker engine.
+
+A step starts as soon as the steps that it waits for have passed. Its container has /workspace, the network `cloudbuild`
+and the engine's socket. Images under `images:` are pushed at the end if all steps passed. All containers, volumes and
+networks of a run are removed when it ends, however it ends
+(https://cloud.google.com/build/docs/build-config-file-schema).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import posixpath
+import secrets
+import tarfile
+import threading
+import time
+from collections.abc import Callable, Mapping
+from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+from dataclasses import dataclass, field
+from typing import Any, BinaryIO
+
+import docker.errors
+import requests
+from docker.models.containers import Container
+from docker.types import Mount
+
+from cloudbuild_local.builder_images import CA_BUNDLE, find_image
+from cloudbuild_local.config import Build, Step
+from cloudbuild_local.network import NETWORK, shared_network
+from trainyard import settings
+from trainyard.console import StepFailed, say
+from trainyard.oci import docker_engine, registry
+from trainyard.oci.reference import Reference
+
+#: The socket of the Docker engine.
+SOCKET = "/var/run/docker.sock"
+
+#: Statuses of builds and steps
+#: (https://cloud.google.com/build/docs/api/reference/rest/v1/projects.builds#status).
+SUCCESS, FAILURE, TIMEOUT, CANCELLED, QUEUED, INTERNAL = (
+    "SUCCESS", "FAILURE", "TIMEOUT", "CANCELLED", "QUEUED", "INTERNAL_ERROR"
+)  # fmt: skip
+
+
+@dataclass
+class Outcome:
+    """The result of a step.
+
+    Attributes:
+        exit_code: None if its container did not run to its end.
+        started, ended: in seconds since 1970; 0 if it did not start or end.
+        detail: one line about a failure.
+        output: what it wrote to $BUILDER_OUTPUT/output.
+    """
+
+    status: str = QUEUED
+    exit_code: int | None = None
+    started: float = 0.0
+    ended: float = 0.0
+    detail: str = ""
+    output: bytes = b""
+
+
+@dataclass
+class Result:
+    """The result of a build.
+
+    Attributes:
+        status: SUCCESS, FAILURE, TIMEOUT, CANCELLED or INTERNAL_ERROR.
+        detail: one line about a failure; empty for a success.
+        steps: outcomes in the order of the file.
+        images: name -> digest of every image that was pushed.
+        seconds: duration.
+    """
+
+    status: str = SUCCESS
+    detail: str = ""
+    steps: list[Outcome] = field(default_factory=list)
+    images: dict[str, str] = field(default_factory=dict)
+    seconds: float = 0.0
+
+
+Log = Callable[[str], None]
+
+
+class Executor:
+    """One run of a build. :meth:`run` may be called once; :meth:`cancel` at any time, from any thread."""
+
+    def __init__(
+        self,
+        build: Build,
+        source: BinaryIO | None = None,
+        *,
+        write: Log = say,
+        images: Mapping[str, str] | None = None,
+        push_to: str | None = None,
+        engine_socket: bool = True,
+    ) -> None:
+        """
+        Args:
+            source: a tar archive (of any compression) that is extracted to /workspace.
+            write: called with every line of the log, from several threads.
+            images: image name -> local image to use for it.
+            push_to: host[:port] that replaces the registry's host when ``images:`` are pushed.
+            engine_socket: whether the steps get the engine's socket, which is root on its host.
+        """
+        self.build = build
+        self._source, self._write = source, write
+        self._given, self._push_to, self._engine_socket = images or {}, push_to, engine_socket
+        self.id = secrets.token_hex(4)
+        self.outcomes = [Outcome() for _ in build.steps]
+        self._running: dict[int, Container] = {}
+        self._stopping: str | None = None
+        self._guard = threading.Lock()
+        self._labels = docker_engine.resource_labels("cloudbuild") | {"io.trainyard.cloudbuild": self.id}
+        self._volumes: dict[str, str] = {}
+        self._clock_offset = time.time() - time.monotonic()
+
+    def cancel(self, status: str = CANCELLED) -> None:
+        """Cancel the build: start no further steps and kill those that are running."""
+        with self._guard:
+            self._stopping = self._stopping or status
+            running = list(self._running.values())
+        for container in running:
+            with contextlib.suppress(docker.errors.APIError, requests.exceptions.RequestException):
+                container.kill()
+
+    def run(self) -> Result:
+        """Run the build, and remove its containers, volumes and network afterwards.
+
+        Raises:
+            UserError: see :func:`cloudbuild_local.builder_images.find_image`.
+        """
+        started = time.monotonic()
+        result = Result(steps=self.outcomes)
+        timer = threading.Timer(self.build.timeout, self.cancel, [TIMEOUT])
+        timer.daemon = True
+        with shared_network():
+            try:
+                timer.start()
+                self._prepare()
+                self._run_graph()
+                result.status, result.detail = self._evaluate()
+                if result.status == SUCCESS:
+                    self._push(result)
+            except BaseException:
+                self.cancel()
+                raise
+            finally:
+                timer.cancel()
+                self._remove()
+                result.seconds = round(time.monotonic() - started, 1)
+        return result
+
+    def _prepare(self) -> None:
+        """Create the volumes and extract the source to /workspace."""
+        names = ["workspace", "home", *sorted({name for step in self.build.steps for name, _ in step.volumes})]
+        for name in dict.fromkeys(names):
+            volume = f"trainyard-cloudbuild-{self.id}-{name}"
+            docker_engine.client().volumes.create(volume, labels=self._labels)
+            self._volumes[name] = volume
+        if self._source is None:
+            return
+        # A container that is never started: the engine copies into the volume through it, even a remote engine.
+        first = find_image(self.build.steps[0].name, self._given, self._write)
+        copier = docker_engine.client().containers.create(
+            first.image, ["true"], volumes={self._volumes["workspace"]: {"bind": "/workspace"}}, labels=self._labels
+        )
+        try:
+            copier.put_archive("/workspace", self._source)
+        finally:
+            copier.remove(force=True)
+
+    def _run_graph(self) -> None:
+        """Start every step as soon as the steps that it waits for have passed; start none after a failure."""
+        waiting = {step.number: step for step in self.build.steps}
+        passed: set[int] = set()
+        running: dict[Future[bool], Step] = {}
+        with ThreadPoolExecutor(max_workers=len(self.build.steps)) as pool:
+            try:
+                while waiting or running:
+                    ready = [] if self._stopping else [step for step in waiting.values() if step.wait_for <= passed]
+                    for step in ready:
+                        del waiting[step.number]
+                        running[pool.submit(self._step, step)] = step
+                    if not running:
+                        break
+                    for future in wait(running, return_when=FIRST_COMPLETED).done:
+                        step = running.pop(future)
+                        if future.result():
+                            passed.add(step.number)
+                        else:
+                            self.cancel(self.outcomes[step.number].status)
+            except BaseException:  # includes Ctrl-C: the pool waits for its threads, and they wait for the containers
+                self.cancel()
+                raise
+        for number in waiting:
+            self.outcomes[number].status = CANCELLED if self._stopping == CANCELLED else QUEUED
+
+    def _evaluate(self) -> tuple[str, str]:
+        """Status of the build and, if it failed, one line in Cloud Build's wording."""
+        for step, outcome in zip(self.build.steps, self.outcomes, strict=True):
+            if outcome.status in (FAILURE, TIMEOUT) and outcome.detail and not self._failure_allowed(step, outcome):
+                return (self._stopping or FAILURE), outcome.detail
+        if self._stopping == TIMEOUT:
+            return TIMEOUT, f"the build took longer than its timeout of {self.build.timeout:g} s"
+        if self._stopping:
+            return self._stopping, "the build was cancelled"
+        return SUCCESS, ""
+
+    @staticmethod
+    def _failure_allowed(step: Step, outcome: Outcome) -> bool:
+        """Whether the build continues after a step's failure.
+
+        With both fields, allowExitCodes takes precedence (discovery document: BuildStep.allowExitCodes).
+        """
+        if outcome.status != FAILURE or outcome.exit_code is None:
+            return False
+        return outcome.exit_code in step.allow_exit_codes if step.allow_exit_codes else step.allow_failure
+
+    def _container(self, step: Step) -> Container:
+        """Create a step's container without starting it."""
+        found = find_image(step.name, self._given, self._write)
+        entrypoint = found.entrypoint
+        mounts = [
+            *found.mounts,
+            Mount("/workspace", self._volumes["workspace"]),
+            Mount("/builder/home", self._volumes["home"]),
+            *([Mount(SOCKET, SOCKET, type="bind")] if self._engine_socket else []),
+            *(Mount(path, self._volumes[name]) for name, path in step.volumes),
+        ]
+        bundle = settings.ca_bundle()  # needed in networks that inspect TLS
+        if bundle and not settings.standard_variable("DOCKER_HOST"):
+            mounts.append(Mount(CA_BUNDLE, str(bundle.resolve()), type="bind", read_only=True))
+        options: dict[str, Any] = {}
+        if step.script:
+            entrypoint, command = ["/builder/script"], None
+        else:
+            command = list(step.args)
+            entrypoint = [step.entrypoint] if step.entrypoint else entrypoint
+        if entrypoint:
+            options["entrypoint"] = entrypoint
+        folder = posixpath.normpath(posixpath.join("/workspace", step.dir))
+        container = docker_engine.client().containers.create(
+            found.image,
+            command,
+            working_dir=folder,
+            environment=["HOME=/builder/home", "BUILDER_OUTPUT=/builder/outputs", *found.environment, *step.env],
+            mounts=mounts,
+            network=NETWORK,
+            labels=self._labels,
+            name=f"trainyard-cloudbuild-{self.id}-step-{step.number}",
+            **options,
+        )
+        files = {"builder/outputs/": b""}
+        if step.script:
+            # Without a shebang, /bin/sh is used:
+            # https://cloud.google.com/build/docs/configuring-builds/run-bash-scripts.
+            text = step.script if step.script.startswith("#!") else f"#!/bin/sh\n{step.script}"
+            files["builder/script"] = text.encode()
+        container.put_archive("/", _tar(files))
+        return container
+
+    def _now(self) -> float:
+        """Seconds since 1970 that a change of the system's clock during the build does not affect."""
+        return self._clock_offset + time.monotonic()
+
+    def _step(self, step: Step) -> bool:
+        """Run a step; whether the build may continue."""
+        outcome = self.outcomes[step.number]
+        outcome.started = self._now()
+        try:
+            container = self._container(step)
+        except docker.errors.APIError as error:
+            outcome.status, outcome.ended = FAILURE, self._now()
+            outcome.detail = f"{step.title} could not start: {error.explanation}"
+            return False
+        try:
+            with self._guard:
+                if self._stopping:
+                    outcome.status = CANCELLED
+                    return False
+                self._running[step.number] = container
+            self._write(f"Starting {step.title}")
+            try:
+                container.start()
+            except docker.errors.APIError as error:
+                outcome.status, outcome.exit_code = FAILURE, None
+                outcome.detail = f"{step.title} could not start: {error.explanation}"
+                return False
+            late = threading.Event()
+            timer = threading.Timer(step.timeout or 0, _kill, [container, late])
+            timer.daemon = True
+            if step.timeout:
+                timer.start()
+            if self._stopping:  # cancelled between the check above and the start
+                _kill(container, threading.Event())
+            try:
+                self._follow(step, container)
+                code = int(container.wait()["StatusCode"])
+            finally:
+                timer.cancel()
+            outcome.output = _output(container)
+            outcome.exit_code = code
+            if late.is_set():
+                outcome.status = TIMEOUT
+                outcome.detail = (
+                    f"{step.title} took longer than its timeout of {step.timeout or self.build.timeout:g} s"
+                )
+            elif self._stopping and code == 137:
+                outcome.status = CANCELLED
+            elif code:
+                outcome.status = FAILURE
+                outcome.detail = (
+                    f'build step {step.number} "{step.name}" failed: step exited with non-zero status: {code}'
+                )
+            else:
+                outcome.status = SUCCESS
+            self._write(f"Finished {step.title}" + (f": {outcome.detail}" if outcome.detail else ""))
+            if self._failure_allowed(step, outcome):
+                self._write(f"{step.title}: exit status {code} is allowed; the build continues")
+                return True
+            return outcome.status == SUCCESS
+        finally:
+            outcome.ended = self._now()
+            with self._guard:
+                self._running.pop(step.number, None)
+            with contextlib.suppress(docker.errors.APIError):
+                container.remove(force=True, v=True)
+
+    def _follow(self, step: Step, container: Container) -> None:
+        """Write a container's log line by line, prefixed with the step's title."""
+        rest = b""
+        for chunk in container.logs(stream=True, follow=True):
+            *lines, rest = (rest + chunk).split(b"\n")
+            for line in lines:
+                self._write(f"{step.title}: {line.decode(errors='replace')}")
+        if rest:
+            self._write(f"{step.title}: {rest.decode(errors='replace')}")
+
+    def _push(self, result: Result) -> None:
+        """Push ``images:``, if all of them exist."""
+        for name in self.build.images:
+            try:
+                docker_engine.client().images.get(name)
+            except docker.errors.ImageNotFound:
+                result.status, result.detail = FAILURE, f"no image {name} was built, which is listed under 'images'"
+                return
+        for name in self.build.images:
+            host, _, path = name.partition("/")
+            destination = f"{self._push_to}/{path}" if self._push_to else name
+            parsed = Reference.parse(destination)
+            repository, tag = parsed.familiar_name, parsed.tag or "latest"
+            destination = f"{repository}:{tag}"
+            self._write(f"PUSH: {name}" + (f" (to {self._push_to} instead of {host})" if self._push_to else ""))
+            docker_engine.client().images.get(name).tag(repository, tag)
+            try:
+                for _ in registry.push(destination):
+                    pass
+                digest = registry.digest_of(destination)
+            except StepFailed as error:
+                result.status, result.detail = FAILURE, str(error)
+                return
+            finally:
+                if self._push_to:
+                    docker_engine.client().api.remove_image(destination, noprune=True)
+            result.images[name] = str(digest)
+
+    def _remove(self) -> None:
+        """Remove the containers and volumes of this run."""
+        client = docker_engine.client()
+        labelled: dict[str, str | list[str] | bool] = {"label": f"io.trainyard.cloudbuild={self.id}"}
+        for container in client.containers.list(all=True, filters=labelled):
+            with contextlib.suppress(docker.errors.APIError):
+                container.remove(force=True, v=True)
+        for volume in client.volumes.list(filters=labelled):
+            with contextlib.suppress(docker.errors.APIError):
+                volume.remove(force=True)
+
+
+def _kill(container: Container, late: threading.Event) -> None:
+    late.set()
+    with contextlib.suppress(docker.errors.APIError, requests.exceptions.RequestException):
+        container.kill()
+
+
+def _tar(files: Mapping[str, bytes]) -> bytes:
+    """A tar archive of executable files; a name that ends with / is a folder."""
+    buffer = io.BytesIO()
+    with tarfile.open(fileobj=buffer, mode="w") as tar:
+        for name, content in files.items():
+            entry = tarfile.TarInfo(name.rstrip("/"))
+            entry.mode, entry.size = 0o755, len(content)
+            entry.type = tarfile.DIRTYPE if name.endswith("/") else tarfile.REGTYPE
+            tar.addfile(entry, io.BytesIO(content))
+    return buffer.getvalue()
+
+
+def _output(container: Container) -> bytes:
+    """Return the first 4 KB of $BUILDER_OUTPUT/output, as Cloud Build keeps them (Results.buildStepOutputs).
+
+    Empty if it is no file: the engine returns a symbolic link without what it refers to.
+    """
+    try:
+        chunks, _ = container.get_archive("/builder/outputs/output")
+    except docker.errors.APIError:
+        return b""
+    with tarfile.open(fileobj=io.BytesIO(b"".join(chunks))) as tar:
+        entry = tar.next()
+        found = tar.extractfile(entry) if entry and entry.isfile() else None
+        return found.read(4096) if found else b""

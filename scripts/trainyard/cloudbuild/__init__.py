@@ -1,1 +1,0 @@
-"""Cloud Build: pipelines rendered from the specs, what their steps do, and an executor that runs a build locally."""

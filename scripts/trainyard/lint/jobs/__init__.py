@@ -1,1 +1,0 @@
-"""Rules for job files, and ``trainyard check-job``."""

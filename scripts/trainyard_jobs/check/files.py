@@ -1,0 +1,164 @@
+"""Check job files, and those in folders."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from trainyard import rule_engine
+from trainyard.console import UserError
+from trainyard.rule_engine import Finding
+from trainyard.spec import yaml_source
+from trainyard.spec.yaml_source import relative
+from trainyard_jobs import platforms
+from trainyard_jobs.rules import lookup, named_images
+from trainyard_jobs.rules.evidence import validate
+from trainyard_jobs.schema import job_file
+from trainyard_jobs.schema.job_file import JobFile
+
+#: Reference of an image -> why it has no valid signature, in words; empty if it has one.
+Unsigned = Callable[[str], str]
+
+#: Ends of the names of files that may be jobs.
+SUFFIXES = (".yaml", ".yml", ".json")
+
+
+def check_file(
+    path: Path, *, region: str | None = None, offline: bool = False, unsigned: Unsigned | None = None
+) -> tuple[JobFile, list[Finding]]:
+    """A job file, and everything in it that breaks a rule of its platform.
+
+    Args:
+        region: where the job is to run.
+        offline: do not look up the images that it names.
+        unsigned: why an image has no valid signature; None if none is demanded.
+    Raises:
+        UserError: the file cannot be read, or is not a job.
+    """
+    job = job_file.load(path)
+    images, missing = ({}, {}) if offline else lookup.look_up(job)
+    found = None
+    if unsigned:
+        named = dict.fromkeys(reference for _, reference in named_images.look(job)[0])
+        found = {one: why for one in named if (why := unsigned(one))}
+    return job, platforms.of_job_file(job).check(job, region=region, images=images, missing=missing, unsigned=found)
+
+
+@dataclass(frozen=True)
+class Checked:
+    """The result of checking one file: its job and what breaks a rule, or why there is none.
+
+    Attributes:
+        error: why the file cannot be read.
+        unchecked: what checks it instead, for a job of another scheduler.
+    """
+
+    path: Path
+    job: JobFile | None = None
+    findings: tuple[Finding, ...] = ()
+    error: str = ""
+    unchecked: str = ""
+
+    def as_dict(self, *, strict: bool = False) -> dict[str, Any]:
+        """The result as JSON has it.
+
+        Args:
+            strict: whether notes fail, too.
+        """
+        failed = [one for one in self.findings if strict or one.fails]
+        return {
+            "file": str(self.path),
+            "kind": self.job.kind if self.job else None,
+            "passed": not self.error and not failed,
+            "findings": [rule_engine.as_dict(one) for one in failed],
+            "notes": [rule_engine.as_dict(one) for one in self.findings if one not in failed],
+            "error": self.error or None,
+            "unchecked": self.unchecked or None,
+        }
+
+
+def check_files(
+    paths: Sequence[Path], *, region: str | None = None, offline: bool = False, unsigned: Unsigned | None = None
+) -> tuple[list[Checked], list[Path]]:
+    """Check job files, and those in folders. A file that cannot be read does not stop the others.
+
+    Args:
+        region, offline, unsigned: see :func:`check_file`.
+    Returns:
+        A result for each job and each file that cannot be read; the files of folders that are not jobs.
+    Raises:
+        UserError: a folder has no job.
+    """
+    results: list[Checked] = []
+    skipped: list[Path] = []
+    for path in paths:
+        if not path.is_dir():
+            results.append(_checked(path, region, offline, unsigned))
+            continue
+        before = len(results)
+        for file in _files_in(path):
+            try:
+                if job_file.may_be_job(yaml_source.text(file, errors="replace")):
+                    results.append(_checked(file, region, offline, unsigned, explicit=False))
+                else:
+                    skipped.append(file)
+            except job_file.NotAJobError:
+                skipped.append(file)
+            except UserError as error:
+                results.append(Checked(file, error=str(error)))
+        if len(results) == before:
+            raise UserError(f"{relative(path)}: no job in this folder; jobs are files named *{', *'.join(SUFFIXES)}")
+    # Once each, although a folder and a file in it were given.
+    return list({one.path.resolve(): one for one in results}.values()), skipped
+
+
+def _checked(
+    path: Path, region: str | None, offline: bool, unsigned: Unsigned | None, *, explicit: bool = True
+) -> Checked:
+    try:
+        job, findings = check_file(path, region=region, offline=offline, unsigned=unsigned)
+    except job_file.NotAJobError as error:
+        if not explicit:
+            raise
+        if isinstance(error, job_file.OtherFormatError):
+            return Checked(path, unchecked=str(error))
+        return Checked(path, error=str(error))
+    except UserError as error:
+        return Checked(path, error=str(error))
+    return Checked(path, job, tuple(findings))
+
+
+def _files_in(folder: Path) -> Iterator[Path]:
+    """The files below a folder that may be jobs, sorted; not those in hidden folders and of installed packages."""
+    for root, folders, names in os.walk(folder):
+        folders[:] = sorted(one for one in folders if not one.startswith(".") and one != "node_modules")
+        yield from (Path(root, name) for name in sorted(names) if name.endswith(SUFFIXES))
+
+
+@contextlib.contextmanager
+def explain_invalid_fields(job: JobFile) -> Iterator[None]:
+    """Turn an error that a field of the wrong type causes in the body into a line that names the field.
+
+    For what reads a job without checking it first: a job can be rehearsed although a platform would refuse it.
+
+    Raises:
+        UserError: the job does not match its schema, or breaks a rule; the message gives the line of the field.
+    """
+    try:
+        yield
+    except (AttributeError, LookupError, TypeError, ValueError):
+        for number, document in enumerate(job.documents):
+            # Errors of a type first: an unknown field is ignored.
+            for error in sorted(validate(job.kind, document), key=lambda error: error.empty is None):
+                raise UserError(
+                    f"{job.where(error.location, number)}: {'.'.join(map(str, error.location))}: {error.what}; "
+                    f"'trainyard check-job {job.path}' lists every mistake"
+                ) from None
+        for finding in platforms.of_job_file(job).check(job):  # such as an empty entry in a list
+            if finding.fails:
+                raise UserError(f"{finding.where}: {finding.what}") from None
+        raise

@@ -1,0 +1,1 @@
+"""The commands about jobs and TPU pods, a module each."""

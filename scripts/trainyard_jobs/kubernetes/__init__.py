@@ -1,0 +1,1 @@
+"""Kubernetes' objects of jobs: names, TrainJobs, what GKE adds."""

@@ -1,0 +1,1 @@
+"""What every platform shares: requests, machines, job files, the contents of images."""

@@ -1,0 +1,433 @@
+"""The request of `make job`: its options, checked and typed. Platforms write their configurations from it."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from dataclasses import dataclass
+
+from trainyard import installation
+from trainyard.console import UserError, nearest, say
+from trainyard.image import trainer_flags
+from trainyard.oci.reference import Reference
+from trainyard.oci.registry import Repository, check_address
+from trainyard.spec import model, naming
+from trainyard.spec.model import Spec
+from trainyard.spec.workspace import COMMAND
+from trainyard.workspace import pushes
+from trainyard_jobs.model import machines, platform_options, tuning
+from trainyard_jobs.model.machines import TpuSlice
+from trainyard_jobs.model.platform_options import Disk, Mount, Placement
+from trainyard_jobs.model.tuning import Tuning
+
+
+@dataclass(frozen=True)
+class Gpus:
+    """GPUs of one machine: their ``acceleratorType``, and how many."""
+
+    type: str
+    count: int
+
+
+@dataclass(frozen=True)
+class Request:
+    """A job, independent of the platform that runs it.
+
+    Attributes:
+        name: display name, job ID or object name.
+        spec: the image's spec; None for an image given by reference.
+        args: arguments of the container: the trainer's name and its flags.
+        machine: machine type; None lets the platform's module choose.
+        workers: number of machines; 1 with a TPU, whose slice determines it.
+        slices: number of TPU slices of the same kind that train together (GKE).
+        output: gs:// folder for checkpoints, model and logs.
+        timeout: seconds after which the platform ends the job; None for the platform's limit.
+        tpu_version: AI Platform's tpuTfVersion.
+        flex_start: wait for capacity, which is then kept for at most 7 days (Dynamic Workload Scheduler).
+        max_wait: seconds to wait for it; None for the platform's default.
+        reservation: name of a reservation of machines, or "any".
+        queue: Kueue's LocalQueue, or Slurm's partition.
+        priority: Kubernetes' PriorityClass, or Slurm's QOS.
+        network: VPC network that the machines are connected to.
+        network_attachment: network attachment of a Private Service Connect interface (Vertex AI).
+        persistent_resource: ID of the persistent resource that runs the job (Vertex AI).
+        container_runtime: what starts the containers of a Slurm job.
+    """
+
+    name: str
+    image: str
+    spec: Spec | None = None
+    args: tuple[str, ...] = ()
+    machine: str | None = None
+    gpus: Gpus | None = None
+    tpu: TpuSlice | None = None
+    workers: int = 1
+    slices: int = 1
+    spot: bool = False
+    service_account: str | None = None
+    tensorboard: str | None = None
+    output: str | None = None
+    region: str | None = None
+    zone: str | None = None
+    project: str | None = None
+    timeout: int | None = None
+    tpu_version: str | None = None
+    tuning: Tuning | None = None
+    flex_start: bool = False
+    max_wait: int | None = None
+    reservation: str | None = None
+    queue: str | None = None
+    priority: str | None = None
+    placement: Placement | None = None
+    disk: Disk | None = None
+    mounts: tuple[Mount, ...] = ()
+    labels: tuple[tuple[str, str], ...] = ()
+    kms_key: str | None = None
+    network: str | None = None
+    network_attachment: str | None = None
+    persistent_resource: str | None = None
+    container_runtime: str | None = None
+
+    @property
+    def place(self) -> str:
+        """The region: the given one, that of the zone, the first that has the TPU, or us-central1."""
+        if self.region:
+            return self.region
+        if self.zone:
+            return self.zone.rpartition("-")[0]
+        return self.tpu.regions[0] if self.tpu else "us-central1"
+
+    def with_output(self) -> tuple[tuple[str, ...], dict[str, str]]:
+        """The arguments and variables for platforms that do not give containers the output folder themselves."""
+        return with_output(self.spec, self.args, self.output)
+
+
+def runs_own_command(spec: Spec | None, args: tuple[str, ...]) -> bool:
+    """Whether the arguments of a container start the command of the user's repository, whose flags are not known."""
+    return spec is not None and spec.workspace is not None and args[:1] == (COMMAND,)
+
+
+def with_output(spec: Spec | None, args: tuple[str, ...], output: str | None) -> tuple[tuple[str, ...], dict[str, str]]:
+    """The arguments and variables by which a container gets its output folder, where the platform sets none.
+
+    Trainyard's trainers take the folder as a flag. A user's command has variables, those of Vertex AI:
+    https://docs.cloud.google.com/vertex-ai/docs/training/code-requirements#environment-variables
+
+    Args:
+        args: the trainer's name and its flags.
+        output: gs:// folder.
+    """
+    if not output or any(word.partition("=")[0].replace("_", "-") == "--job-dir" for word in args):
+        return args, {}
+    if not runs_own_command(spec, args):
+        return (*args, f"--job-dir={output}"), {}
+    folder = output.rstrip("/")
+    return args, {
+        "AIP_MODEL_DIR": f"{folder}/model/",
+        "AIP_CHECKPOINT_DIR": f"{folder}/checkpoints/",
+        "AIP_TENSORBOARD_LOG_DIR": f"{folder}/logs/",
+    }
+
+
+def accelerator(text: str) -> tuple[Gpus | None, str | None]:
+    """GPUs, or the name of a TPU slice.
+
+    ``T4``, ``2xNVIDIA_L4``, ``nvidia-tesla-a100:8``, ``8xH100``; ``v5litepod-16``, ``v5p-4x4x12``.
+
+    Raises:
+        UserError: it is neither; the message suggests the nearest.
+    """
+    if re.fullmatch(r"(v\d\w*|tpu\d\w*)-\d+(x\d+)*", text.lower()):
+        return None, text
+    match = re.fullmatch(r"(?:(\d+)x)?([A-Za-z][\w-]*?)(?::(\d+))?", text)
+    if not match or (match[1] and match[3]):
+        raise UserError(
+            f"{installation.option('ACCELERATOR', repr(text))} is neither GPUs (T4, 2xNVIDIA_L4, "
+            "nvidia-a100-80gb:8) nor a TPU slice (v5litepod-16)"
+        )
+    wanted = match[2].upper().replace("-", "_")
+    known = machines.table().gpus
+    short = {_short(name): name for name in known}
+    without_memory = {re.sub(r"_\d+GB$", "", given): name for given, name in short.items()}
+    name = wanted if wanted in known else short.get(_short(wanted)) or without_memory.get(_short(wanted))
+    if name is None:
+        words = [*short, *machines.slices()]
+        raise UserError(f"no accelerator '{match[2]}'{nearest(match[2], words)}; there are: {', '.join(words)}")
+    return Gpus(name, int(match[1] or match[3] or 1)), None
+
+
+def _gpus_of_machine(machine: str) -> Gpus | None:
+    """The GPUs that a machine type includes; None if it includes none, or is not in the table.
+
+    Raises:
+        UserError: it has TPUs: the size of the slice is missing.
+    """
+    generation = machines.generation_of_machine(machine)
+    if generation and machine != "cloud-tpu":
+        prefix = machines.table().tpus[generation].prefix
+        fitting = [
+            name
+            for name, one in machines.slices().items()
+            if one.generation == generation and machines.slice_on(machine, one.topology)
+        ]
+        raise UserError(
+            f"{installation.option('MACHINE', machine)} is a TPU {prefix} machine: give the slice, as in "
+            f"{installation.option('ACCELERATOR', fitting[0])}"
+        )
+    own = machines.gpu_of_machine(machine)
+    return Gpus(*own) if own else None
+
+
+def _short(name: str) -> str:
+    """``NVIDIA_TESLA_T4`` as ``T4``."""
+    return re.sub(r"^(NVIDIA_)?(TESLA_)?", "", name)
+
+
+def seconds(text: str, variable: str = "TIMEOUT") -> int:
+    """``3600``, ``90m``, ``12h`` or ``2d`` in seconds.
+
+    Raises:
+        UserError: it is none of these.
+    """
+    match = re.fullmatch(r"(\d+)([smhd]?)", text)
+    if not match or not int(match[1]):
+        raise UserError(f"{installation.option(variable, repr(text))} is not a duration such as 90m, 12h or 2d")
+    return int(match[1]) * {"": 1, "s": 1, "m": 60, "h": 3600, "d": 86400}[match[2]]
+
+
+def words(text: str, variable: str = "ARGS") -> tuple[str, ...]:
+    """A make variable as a shell would split it.
+
+    Raises:
+        UserError: a quote is not closed.
+    """
+    try:
+        return tuple(shlex.split(text))
+    except ValueError as error:
+        raise UserError(f"{installation.option(variable, repr(text))}: {str(error).lower()}") from None
+
+
+def image_of(spec: Spec | None, image: str | None, address: str | None) -> str:
+    """The image's reference: the given one, or that of the target's version at a registry, or the local image.
+
+    A user's image is named by the digest that was pushed last from this host, to ``address`` or, without one, anywhere.
+
+    Raises:
+        UserError: neither a target nor an image is given.
+    """
+    if image:
+        return image
+    if spec is None:
+        raise UserError(
+            f"no image: give {installation.option('TARGET', 'xla')} "
+            f"{installation.option('REGISTRY', 'us-central1-docker.pkg.dev/<project>/<repository>')}, "
+            f"or {installation.option('IMAGE')}"
+        )
+    known = pushes.last(spec.target, f"{address}/{naming.NAME}" if address else "") if spec.workspace else None
+    if known:
+        if known.code_digest:
+            say(f"the image has the code of 'push --code-only', which nothing tested: {known.code_tag}")
+        return known.reference
+    if address:
+        # The framework's version in a base image is unknown until `make lock` has read it: the tag is the target alone.
+        version = "" if spec.framework.version == "unlocked" else f"-{spec.framework.version}"
+        return f"{address}/{naming.NAME}:{spec.target}{version}"
+    return f"{naming.NAME}:{spec.target}"
+
+
+def pinned(image: str) -> str:
+    """The image by its digest, so that a restarted job gets exactly the same one.
+
+    Raises:
+        UserError: its registry has no such image.
+        StepFailed: the registry does not answer.
+    """
+    reference = Reference.parse(image)
+    if reference.names_docker_hub:
+        raise UserError(
+            f"{installation.option('PIN', True)}: {image} names no registry: give {installation.option('REGISTRY')}"
+        )
+    found = Repository(reference.name).manifest(reference.version)
+    if found is None:
+        raise UserError(
+            f"{installation.option('PIN', True)}: {reference.registry} has no {reference.repository}:"
+            f"{reference.version}: run '{installation.command('push')}' first"
+        )
+    return f"{reference.name}@{found.digest}"
+
+
+def trainer_of(spec: Spec | None, trainer: str | None) -> tuple[str, ...]:
+    """The first of the container's arguments: a trainer of the image.
+
+    Raises:
+        UserError: the image has no trainer of that name.
+    """
+    if spec is None:
+        return (trainer,) if trainer else ()
+    known = spec.trainer_commands()
+    name = trainer or spec.trainers.default
+    if name not in known:
+        raise UserError(f"{spec.target} has no trainer '{name}'{nearest(name, known)}; it has: {', '.join(known)}")
+    return (name,)
+
+
+#: Trials of a search, in all and at a time, unless given.
+DEFAULT_TRIALS, DEFAULT_PARALLEL = 8, 2
+
+
+@dataclass(frozen=True)
+class Options:
+    """The options of `make job` that say what to write, as they are given; see :class:`Request`.
+
+    Numbers are positive, and ``goal`` is "maximize" or "minimize": the command line checks both.
+    """
+
+    target: str | None = None
+    trainer: str | None = None
+    image: str | None = None
+    registry: str | None = None
+    pin: bool = False
+    machine: str | None = None
+    accelerator: str | None = None
+    workers: int | None = None
+    slices: int | None = None
+    args: str | None = None
+    service_account: str | None = None
+    tensorboard: str | None = None
+    output: str | None = None
+    name: str | None = None
+    region: str | None = None
+    zone: str | None = None
+    project: str | None = None
+    timeout: str | None = None
+    spot: bool = False
+    tune: str | None = None
+    metric: str | None = None
+    goal: str | None = None
+    trials: int | None = None
+    parallel: int | None = None
+    algorithm: str | None = None
+    tpu_version: str | None = None
+    flex_start: bool = False
+    max_wait: str | None = None
+    reservation: str | None = None
+    queue: str | None = None
+    priority: str | None = None
+    placement: str | None = None
+    disk: str | None = None
+    mount: str | None = None
+    labels: str | None = None
+    kms_key: str | None = None
+    network: str | None = None
+    network_attachment: str | None = None
+    persistent_resource: str | None = None
+    container_runtime: str | None = None
+
+
+def parse_request(options: Options, *, tpu_machine: bool) -> Request:
+    """The request that the options make.
+
+    Args:
+        tpu_machine: whether ``machine`` selects the machines of a TPU slice; if not, the slice is the default one, and
+            ``machine`` names another machine.
+    Raises:
+        UserError: an option is wrong; the message names it.
+    """
+    _check_capacity(options)
+    spec = model.load(options.target) if options.target or not options.image else None
+    address = check_address(options.registry) if options.registry else None
+    gpus, slice_name = accelerator(options.accelerator) if options.accelerator else (None, None)
+    if options.machine and not options.accelerator:
+        gpus = _gpus_of_machine(options.machine)
+    tpu = machines.slice_of(slice_name, options.machine if tpu_machine else None) if slice_name else None
+    search = _parse_search(options)
+    trainer = trainer_of(spec, options.trainer)
+    args = (*trainer, *words(options.args or ""))
+    if spec:
+        trainer_flags.check(spec, trainer[0], args[1:], variable="ARGS")
+        searched = [f"--{parameter.name}" for parameter in search.parameters] if search else []
+        trainer_flags.check(spec, trainer[0], searched, variable="TUNE")
+    if (
+        search
+        and spec
+        and not runs_own_command(spec, args)
+        and not any(word.startswith("--hypertune-tag") for word in args)
+    ):
+        args = (*args, f"--hypertune-tag={search.metric}")
+    image = image_of(spec, options.image, address)
+    return Request(
+        name=options.name or f"{spec.target if spec else 'image'}-{trainer[0] if trainer else 'job'}",
+        image=pinned(image) if options.pin else image,
+        spec=spec,
+        args=args,
+        machine=options.machine,
+        gpus=gpus,
+        tpu=tpu,
+        workers=options.workers or 1,
+        slices=options.slices or 1,
+        spot=options.spot,
+        service_account=options.service_account,
+        tensorboard=options.tensorboard,
+        output=options.output,
+        region=options.region,
+        zone=options.zone,
+        project=options.project,
+        timeout=seconds(options.timeout) if options.timeout else None,
+        tpu_version=options.tpu_version,
+        tuning=search,
+        flex_start=options.flex_start,
+        max_wait=seconds(options.max_wait, "MAX_WAIT") if options.max_wait else None,
+        reservation=platform_options.name("RESERVATION", options.reservation),
+        queue=options.queue,
+        priority=options.priority,
+        placement=platform_options.placement(options.placement) if options.placement else None,
+        disk=platform_options.disk(options.disk) if options.disk else None,
+        mounts=platform_options.mounts(options.mount) if options.mount else (),
+        labels=platform_options.labels(options.labels) if options.labels else (),
+        kms_key=platform_options.name("KMS_KEY", options.kms_key),
+        network=options.network,
+        network_attachment=options.network_attachment,
+        persistent_resource=platform_options.name("PERSISTENT_RESOURCE", options.persistent_resource),
+        container_runtime=options.container_runtime,
+    )
+
+
+def _check_capacity(options: Options) -> None:
+    """Check that the options ask for one kind of capacity.
+
+    Raises:
+        UserError: they ask for two, or limit a wait that there is not.
+    """
+    given = [name for name in ("spot", "flex_start", "reservation") if getattr(options, name)]
+    if len(given) > 1:
+        names = [installation.option(name.upper()) for name in given]
+        raise UserError(f"{' and '.join(names)}: a job uses one kind of capacity; leave out the others")
+    if options.max_wait and not options.flex_start:
+        raise UserError(f"{installation.option('MAX_WAIT')} requires {installation.option('FLEX_START', True)}")
+    if options.placement and not options.queue:
+        raise UserError(
+            f"{installation.option('PLACEMENT')} requires {installation.option('QUEUE')}: Kueue places the machines"
+        )
+
+
+def _parse_search(options: Options) -> Tuning | None:
+    """The search that TUNE= and the options that belong to it describe; None without TUNE=."""
+    if not options.tune:
+        for name in ("metric", "goal", "trials", "parallel", "algorithm"):
+            if getattr(options, name):
+                example = installation.option("TUNE", "'lr=1e-3:1e-1:log'")
+                given = installation.option(name.upper())
+                raise UserError(f"{given} requires {installation.option('TUNE')}, as in {example}")
+        return None
+    found = Tuning(
+        tuning.parse(options.tune),
+        metric=options.metric or tuning.METRIC,
+        goal=(options.goal or "maximize").upper(),
+        trials=options.trials or DEFAULT_TRIALS,
+        parallel=options.parallel or DEFAULT_PARALLEL,
+        algorithm=options.algorithm,
+    )
+    if found.parallel > found.trials:
+        parallel, trials = installation.option("PARALLEL", found.parallel), installation.option("TRIALS", found.trials)
+        raise UserError(f"{parallel} is more than {trials}")
+    return found

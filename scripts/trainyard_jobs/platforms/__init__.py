@@ -1,0 +1,85 @@
+"""The platforms that jobs run on, behind one interface (:mod:`trainyard_jobs.platforms.base`)."""
+
+from __future__ import annotations
+
+from trainyard import installation
+from trainyard.console import UserError, nearest
+from trainyard.rule_engine import Rule
+from trainyard_jobs.model import platform_options
+from trainyard_jobs.model.request import Request
+from trainyard_jobs.platforms.ai_platform.write import AiPlatform
+from trainyard_jobs.platforms.base import Platform
+from trainyard_jobs.platforms.gke.write import Gke
+from trainyard_jobs.platforms.kubeflow.write import Kubeflow
+from trainyard_jobs.platforms.skypilot.write import SkyPilot
+from trainyard_jobs.platforms.slurm.write import Slurm
+from trainyard_jobs.platforms.tpu_vm.write import TpuVm
+from trainyard_jobs.platforms.vertex.write import Vertex
+from trainyard_jobs.rules import core
+from trainyard_jobs.rules.evidence import Evidence
+from trainyard_jobs.schema.job_file import JobFile
+
+#: Every platform. To add one, write its folder and add an instance here.
+PLATFORMS: tuple[Platform, ...] = (
+    Vertex(),
+    AiPlatform(),
+    Gke(),
+    TpuVm(),
+    Kubeflow(),
+    Slurm(),
+    SkyPilot(),
+)
+
+
+#: Every rule, in the order in which they report.
+RULES: tuple[Rule[Evidence], ...] = core.rules(
+    dict.fromkeys(module for platform in PLATFORMS for module in platform.rules)
+)
+
+
+def by_name(name: str | None) -> Platform:
+    """The platform of a name.
+
+    Raises:
+        UserError: there is none; the message lists the names.
+    """
+    known = [platform.name for platform in PLATFORMS]
+    if name not in known:
+        given = (
+            f"unknown platform '{name}'{nearest(name, known)}"
+            if name
+            else f"no {installation.option('PLATFORM')} given"
+        )
+        raise UserError(f"{given}; platforms: {', '.join(known)}")
+    return next(platform for platform in PLATFORMS if platform.name == name)
+
+
+def having(option: str) -> str:
+    """Return the names of the platforms that have an option of :mod:`~trainyard_jobs.model.platform_options`."""
+    return ", ".join(one.name for one in PLATFORMS if option in one.options)
+
+
+def check_options(platform: Platform, request: Request) -> None:
+    """Check that a platform has the options that a request uses.
+
+    Raises:
+        UserError: it lacks one; the message names the platforms that have it.
+    """
+    for name, variable in platform_options.VARIABLES.items():
+        if getattr(request, name) and name not in platform.options:
+            raise UserError(
+                f"{installation.option('PLATFORM', platform.name)} has no {installation.option(variable)}; "
+                f"these have it: {having(name)}"
+            )
+
+
+def of_job_file(job: JobFile) -> Platform:
+    """The platform that runs a job file, by its kind.
+
+    Raises:
+        UserError: none does.
+    """
+    for platform in PLATFORMS:
+        if job.kind in platform.kinds:
+            return platform
+    raise UserError(f"{job.path}: no platform runs a {job.kind}")

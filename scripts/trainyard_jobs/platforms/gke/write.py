@@ -1,0 +1,389 @@
+"""GKE: Jobs for one machine or a group of GPU machines, JobSets for TPU slices of several machines and multislice.
+
+https://cloud.google.com/kubernetes-engine/docs/how-to/tpus and .../tpu-multislice; the JobSet API is
+https://jobset.sigs.k8s.io/docs/reference/jobset.v1alpha2/.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from typing import Any
+
+from trainyard import installation
+from trainyard.console import StepFailed, UserError, say
+from trainyard_jobs.kubernetes.gke_objects import (
+    ACCELERATOR,
+    BUCKET_DRIVER,
+    BUCKET_VOLUMES,
+    EXCLUSIVE,
+    FLEX_START,
+    GPU,
+    GPU_RESOURCE,
+    JOBSET_NAME,
+    JOBSET_VERSION,
+    PREFERRED_TOPOLOGY,
+    QUEUE,
+    REQUIRED_TOPOLOGY,
+    RESERVATION_AFFINITY,
+    RESERVATION_NAME,
+    SPOT,
+    SPOT_GRACE,
+    TOPOLOGY,
+    TPU_RESOURCE,
+    object_name,
+)
+from trainyard_jobs.model import machines, yaml_writer
+from trainyard_jobs.model.request import Request
+from trainyard_jobs.platforms import submission, writing
+from trainyard_jobs.platforms.base import Platform, RenderedJob, Submission
+from trainyard_jobs.platforms.gke import rehearse as rehearsed_gke
+from trainyard_jobs.platforms.gke import rules
+from trainyard_jobs.rehearsal.model import Rehearsal, Trial
+from trainyard_jobs.rules import jobset, kubernetes_job, kubernetes_pod, kubernetes_values, train_job
+from trainyard_jobs.schema.job_file import JobFile
+
+#: The port of torchrun's rendezvous, which is also the launcher's default.
+PORT = 29500
+
+#: Value of RESERVATION= for any reservation that fits.
+ANY_RESERVATION = "any"
+
+#: Where the disk that DISK= requests is mounted.
+DISK_PATH = "/mnt/disk"
+
+#: How often a JobSet is restarted after a failure: the trainers resume from their last checkpoint.
+RESTARTS = 3
+
+
+#: Path in the container, volume, and whether it is read-only.
+Mounted = tuple[str, dict[str, Any], bool]
+
+
+def hosts(request: Request) -> int:
+    """The number of machines in total."""
+    return request.tpu.hosts * request.slices if request.tpu else request.workers
+
+
+def _in_jobset(request: Request) -> bool:
+    """Whether the job is a JobSet: TPU slices of several machines, and groups that must be restarted as a whole."""
+    return hosts(request) > 1 and (request.tpu is not None or request.spot)
+
+
+def _part(request: Request) -> str:
+    """Name of the JobSet's replicated job: its replicas are the slices, or the group of machines."""
+    return "slice" if request.tpu else "group"
+
+
+def selector(request: Request) -> dict[str, str]:
+    """Labels of the nodes that its pods are scheduled on.
+
+    Raises:
+        UserError: GKE does not offer that TPU.
+    """
+    found: dict[str, str] = {}
+    if request.tpu:
+        if request.tpu.gke_accelerator is None:
+            offered = [one.accelerator_type for one in machines.slices().values() if one.gke_accelerator]
+            raise UserError(f"GKE has no {request.tpu.accelerator_type}; it has {', '.join(offered)}")
+        found |= {ACCELERATOR: request.tpu.gke_accelerator, TOPOLOGY: request.tpu.topology}
+    elif request.gpus:
+        found[GPU] = machines.table().gpus[request.gpus.type].gke_accelerator
+    if request.machine and not request.tpu:
+        found["node.kubernetes.io/instance-type"] = request.machine
+    if request.spot:
+        found[SPOT] = "true"
+    if request.flex_start:
+        found[FLEX_START] = "true"
+    if request.reservation == ANY_RESERVATION:
+        found[RESERVATION_AFFINITY] = "any"
+    elif request.reservation:
+        found |= {RESERVATION_AFFINITY: "specific", RESERVATION_NAME: request.reservation}
+    return found
+
+
+def devices(request: Request) -> dict[str, str]:
+    """Accelerators that a pod requests."""
+    if request.tpu:
+        return {TPU_RESOURCE: str(request.tpu.chips_per_host)}
+    return {GPU_RESOURCE: str(request.gpus.count)} if request.gpus else {}
+
+
+def _environment(request: Request, name: str) -> dict[str, str]:
+    """The variables that the launcher needs to form the group; GKE itself sets those of a TPU slice."""
+    if _in_jobset(request):
+        return {"NNODES": str(hosts(request)), "JOBSET_NAME": name, "REPLICATED_JOB_NAME": _part(request)}
+    if request.workers > 1:
+        return {"NNODES": str(request.workers), "MASTER_ADDR": f"{name}-0.{name}", "MASTER_PORT": str(PORT)}
+    return {}
+
+
+def _pod(request: Request, name: str) -> dict[str, Any]:
+    container: dict[str, Any] = {"name": "trainer", "image": request.image}
+    args, output = request.with_output()
+    if args:
+        container["args"] = list(args)
+    if environment := _environment(request, name) | output:
+        container["env"] = [{"name": key, "value": value} for key, value in environment.items()]
+    if request.tpu and hosts(request) > 1:
+        # The ports of libtpu's processes, and of the coordinator of a multislice job:
+        # https://cloud.google.com/kubernetes-engine/docs/how-to/tpu-multislice
+        container["ports"] = [{"containerPort": 8471}, {"containerPort": 8080}]
+    if requested := devices(request):
+        container["resources"] = {"requests": requested, "limits": requested}
+    mounted = volumes(request)
+    container["volumeMounts"] = volume_mounts(mounted)
+    pod: dict[str, Any] = {
+        "restartPolicy": "Never",
+        "terminationGracePeriodSeconds": SPOT_GRACE if request.spot else 30,
+    }
+    if request.service_account:
+        pod["serviceAccountName"] = request.service_account
+    if labels := selector(request):
+        pod["nodeSelector"] = labels
+    if tolerated := tolerations(request):
+        pod["tolerations"] = tolerated
+    if request.priority:
+        pod["priorityClassName"] = request.priority
+    pod["containers"] = [container]
+    pod["volumes"] = [volume for _, volume, _ in mounted]
+    return pod
+
+
+def volumes(request: Request) -> list[Mounted]:
+    """Shared memory, the disk, and each bucket."""
+    # Data loaders pass batches through shared memory, which is 64 MiB by default.
+    return [("/dev/shm", {"name": "shared-memory", "emptyDir": {"medium": "Memory"}}, False), *_storage(request)]
+
+
+def volume_mounts(mounted: list[Mounted]) -> list[dict[str, Any]]:
+    """The volumes as a container mounts them."""
+    return [
+        {"name": volume["name"], "mountPath": path} | ({"readOnly": True} if read_only else {})
+        for path, volume, read_only in mounted
+    ]
+
+
+def _storage(request: Request) -> Iterator[Mounted]:
+    if request.disk:
+        claim: dict[str, Any] = {"accessModes": ["ReadWriteOnce"]}
+        if request.disk.type:
+            claim["storageClassName"] = request.disk.type
+        claim["resources"] = {"requests": {"storage": f"{request.disk.size}Gi"}}
+        volume = {"name": "disk", "ephemeral": {"volumeClaimTemplate": {"spec": claim}}}
+        yield DISK_PATH, volume, False
+    for number, mount in enumerate(request.mounts):
+        options = ["implicit-dirs", *([f"only-dir={mount.folder}"] if mount.folder else [])]
+        attributes = {"bucketName": mount.bucket, "mountOptions": ",".join(options)}
+        driver: dict[str, Any] = {"driver": BUCKET_DRIVER} | ({"readOnly": True} if mount.read_only else {})
+        yield (
+            mount.path,
+            {"name": f"bucket-{number}", "csi": driver | {"volumeAttributes": attributes}},
+            mount.read_only,
+        )
+
+
+def pod_metadata(request: Request, name: str) -> dict[str, Any]:
+    """Labels and annotations of the pods."""
+    annotations = {BUCKET_VOLUMES: "true"} if request.mounts else {}
+    if request.placement:
+        key = REQUIRED_TOPOLOGY if request.placement.required else PREFERRED_TOPOLOGY
+        annotations[key] = request.placement.label
+    found: dict[str, Any] = {"labels": {"app": name} | dict(request.labels)}
+    return found | ({"annotations": annotations} if annotations else {})
+
+
+def object_labels(request: Request) -> dict[str, str]:
+    """Labels of the object that Kueue admits: the Job, the JobSet or the TrainJob."""
+    return dict(request.labels) | ({QUEUE: request.queue} if request.queue else {})
+
+
+def _metadata(request: Request, name: str) -> dict[str, Any]:
+    labels = object_labels(request)
+    found: dict[str, Any] = {"name": name} | ({"labels": labels} if labels else {})
+    # Kueue's placement and one node pool for each Job exclude each other.
+    return found | ({"annotations": EXCLUSIVE} if _in_jobset(request) and request.tpu and not request.placement else {})
+
+
+def tolerations(request: Request) -> list[dict[str, str]]:
+    """The taints of GKE's nodes with accelerators and of Spot VMs."""
+    found = []
+    for key, needed in ((TPU_RESOURCE, request.tpu), (GPU_RESOURCE, request.gpus)):
+        if needed:
+            found.append({"key": key, "operator": "Exists", "effect": "NoSchedule"})
+    if request.spot:
+        found.append({"key": SPOT, "operator": "Equal", "value": "true", "effect": "NoSchedule"})
+    return found
+
+
+def _job_spec(request: Request, name: str) -> dict[str, Any]:
+    """The spec of a Job, which is the whole job or one slice of a JobSet."""
+    pods = request.tpu.hosts if request.tpu else request.workers
+    spec: dict[str, Any] = {"backoffLimit": 0}
+    if request.spot:
+        # A preempted machine is not a failure of the trainer: a single pod is replaced, a group is restarted.
+        action = "FailJob" if _in_jobset(request) else "Ignore"
+        spec["podFailurePolicy"] = {"rules": [{"action": action, "onPodConditions": [{"type": "DisruptionTarget"}]}]}
+    if request.timeout:
+        spec["activeDeadlineSeconds"] = request.timeout
+    pod = _pod(request, name)
+    if pods > 1:
+        spec |= {"completionMode": "Indexed", "completions": pods, "parallelism": pods}
+        if not _in_jobset(request):
+            pod["subdomain"] = name
+    return spec | {"template": {"metadata": pod_metadata(request, name), "spec": pod}}
+
+
+def _failure_policy(request: Request) -> dict[str, Any]:
+    """Restart the JobSet, whose trainers resume from their last checkpoint; preemptions do not count as restarts."""
+    found: dict[str, Any] = {"maxRestarts": RESTARTS}
+    if request.spot:
+        found["rules"] = [
+            {
+                "name": "preempted",
+                "action": "RestartJobSetAndIgnoreMaxRestarts",
+                "onJobFailureReasons": ["PodFailurePolicy"],
+            }
+        ]
+    return found
+
+
+def _service(name: str) -> dict[str, Any]:
+    """A headless Service: the host names of a group's pods resolve, also before the pods are ready."""
+    return {
+        "apiVersion": "v1",
+        "kind": "Service",
+        "metadata": {"name": name},
+        "spec": {"clusterIP": "None", "publishNotReadyAddresses": True, "selector": {"job-name": name}},
+    }
+
+
+def manifests(request: Request) -> list[dict[str, Any]]:
+    """The objects to create: a JobSet; a Job; a Job and the headless Service of its group.
+
+    Raises:
+        UserError: GKE does not support what is requested.
+    """
+    name = object_name(request.name)
+    if request.tuning or request.tensorboard:
+        raise UserError(
+            f"GKE has neither tuning jobs nor a managed TensorBoard: use {installation.option('PLATFORM', 'vertex')}"
+        )
+    if request.tpu and request.workers > 1:
+        raise UserError(
+            f"the TPU slice determines the number of machines: leave out {installation.option('WORKERS')}; "
+            f"{installation.option('SLICES')} requests several slices"
+        )
+    if request.slices > 1 and not request.tpu:
+        slices, workers = installation.option("SLICES"), installation.option("WORKERS")
+        raise UserError(f"{slices} requires a TPU: {workers} requests several machines")
+    if _in_jobset(request):
+        part = {"name": _part(request), "replicas": request.slices, "template": {"spec": _job_spec(request, name)}}
+        about = _metadata(request, name)
+        spec = {"failurePolicy": _failure_policy(request), "replicatedJobs": [part]}
+        return [{"apiVersion": JOBSET_VERSION, "kind": "JobSet", "metadata": about, "spec": spec}]
+    about = _metadata(request, name)
+    job = {"apiVersion": "batch/v1", "kind": "Job", "metadata": about, "spec": _job_spec(request, name)}
+    return [_service(name), job] if request.workers > 1 else [job]
+
+
+def pods(request: Request) -> tuple[str, int]:
+    """The label selector of the job's pods, and their number."""
+    label = JOBSET_NAME if _in_jobset(request) else "job-name"
+    return f"{label}={object_name(request.name)}", hosts(request)
+
+
+def _notes(request: Request) -> tuple[str, ...]:
+    return (*writing.machine_notes(request), *writing.network_notes(request))
+
+
+def kind(request: Request) -> str:
+    """The resource for kubectl: ``job/NAME`` or ``jobset/NAME``."""
+    return f"{'jobset' if _in_jobset(request) else 'job'}/{object_name(request.name)}"
+
+
+def submit_command(file: str) -> list[str]:
+    """The command that creates the objects of ``file``."""
+    return ["kubectl", "create", f"--filename={file}"]
+
+
+def waiting_reasons(pods: list[dict[str, Any]]) -> str:
+    """Why pods have not started, in Kubernetes' words: `` (ImagePullBackOff)``; empty if there is no reason to show."""
+    reasons: list[str] = []
+    for pod in pods:
+        status = pod.get("status", {})
+        reasons += [one["reason"] for one in status.get("conditions") or [] if one.get("reason") == "Unschedulable"]
+        states = [one.get("state", {}).get("waiting", {}) for one in status.get("containerStatuses") or []]
+        reasons += [one["reason"] for one in states if one.get("reason") not in (None, "ContainerCreating")]
+    return f" ({', '.join(dict.fromkeys(reasons))})" if reasons else ""
+
+
+def follow_pods(resource: str, labels: str, count: int, interval: int) -> str:
+    """Show the logs of all pods, including pods that replace others, until the job has ended.
+
+    Logs are followed once all pods have started. A job may end between two queries, or before all of its pods have
+    started: the logs of pods that were not followed are shown at its end.
+
+    Returns:
+        the condition that ended it: Complete or Failed of a Job, Completed or Failed of a JobSet.
+    """
+    followed: set[str] = set()
+    shown = ""
+    while True:
+        status = submission.run_json(["kubectl", "get", resource, "--output=json"]).get("status", {})
+        conditions = [str(one["type"]) for one in status.get("conditions") or [] if one["status"] == "True"]
+        ended = next((one for one in conditions if one in ("Complete", "Completed", "Failed")), None)
+        found = submission.run_json(["kubectl", "get", "pods", f"--selector={labels}", "--output=json"])["items"]
+        started = {_uid(pod) for pod in found if pod.get("status", {}).get("phase", "Pending") != "Pending"}
+        if ended:
+            for pod in found:
+                if _uid(pod) in started - followed:
+                    submission.run_visibly(["kubectl", "logs", f"pod/{pod['metadata']['name']}", "--prefix"])
+            return ended
+        if len(started) >= count and started - followed:
+            followed |= started
+            submission.run_visibly(["kubectl", "logs", "--follow", f"--selector={labels}", "--prefix", "--tail=-1",
+                                    f"--max-log-requests={len(found)}"])  # fmt: skip
+            continue
+        message = f"{len(started)} of {count} pods have started{waiting_reasons(found)}"
+        if message != shown and not started & followed:
+            say(message)
+            shown = message
+        time.sleep(interval)
+
+
+def _uid(pod: dict[str, Any]) -> str:
+    return str(pod["metadata"].get("uid") or pod["metadata"]["name"])
+
+
+class Gke(Platform):
+    """Google Kubernetes Engine."""
+
+    name = "gke"
+    kinds = ("gke",)
+    rules = (kubernetes_job, kubernetes_pod, kubernetes_values, jobset, train_job, rules)
+    tpu_machine = True
+    options = frozenset({"flex_start", "reservation", "queue", "priority", "placement", "disk", "mounts", "labels"})
+
+    def write(self, request: Request, file: str | None = None) -> RenderedJob:
+        objects = "---\n".join(yaml_writer.dump(one) for one in manifests(request))
+        text = writing.header(request, submit_command(self.file_name)) + objects
+        writing.checked(self, text, request, writing.expected_contents(request))
+        return RenderedJob(text, submit_command(file or self.file_name), request, notes=_notes(request))
+
+    def submit(self, job: RenderedJob, *, interval: int) -> Submission:
+        submission.require_program("kubectl")
+        with submission.temporary_file(job.text, self.file_name) as path:
+            if submission.run_visibly(submit_command(str(path))):
+                option = installation.option("NAME")
+                raise StepFailed(f"kubectl could not create the job; see above ({option} gives it another name)")
+        resource = kind(job.request)
+        try:
+            state = follow_pods(resource, *pods(job.request), interval)
+        except KeyboardInterrupt:
+            submission.say_still_running(["kubectl", "delete", resource])
+            raise
+        return submission.submission(resource, state, succeeded=("Complete", "Completed"))
+
+    def rehearse(self, job: JobFile, trial: Trial | None = None) -> Rehearsal:
+        return rehearsed_gke.rehearsal(job)

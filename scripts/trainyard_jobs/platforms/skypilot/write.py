@@ -1,0 +1,147 @@
+"""SkyPilot: a task that runs the image on every node of a cluster, on any cloud that it finds machines on.
+
+Fields of tasks: https://docs.skypilot.co/en/latest/reference/yaml-spec.html; their schema is sky/utils/schemas.py of
+https://github.com/skypilot-org/skypilot. SkyPilot's machines have Docker; with ``image_id``, SkyPilot would install its
+own runtime in the image instead of running its entrypoint.
+"""
+
+from __future__ import annotations
+
+import shlex
+from typing import Any
+
+from trainyard import installation
+from trainyard.console import StepFailed, UserError
+from trainyard_jobs.kubernetes.gke_objects import object_name
+from trainyard_jobs.model import yaml_writer
+from trainyard_jobs.model.request import Request
+from trainyard_jobs.platforms import submission, writing
+from trainyard_jobs.platforms.base import Platform, RenderedJob, Submission
+from trainyard_jobs.pods import shell_commands
+
+#: GPUs that SkyPilot names differently from the last part of Google's names
+#: (https://docs.skypilot.co/en/latest/compute/gpus.html).
+_ACCELERATORS = {
+    "NVIDIA_A100_80GB": "A100-80GB",
+    "NVIDIA_H100_80GB": "H100",
+    "NVIDIA_H100_MEGA_80GB": "H100-MEGA",
+    "NVIDIA_H200_141GB": "H200",
+    "NVIDIA_RTX_PRO_6000": "RTXPRO6000",
+}
+
+#: How the launcher learns about the group: https://docs.skypilot.co/en/latest/running-jobs/distributed-jobs.html.
+_GROUP = (
+    '--env=NNODES="$SKYPILOT_NUM_NODES" --env=NODE_RANK="$SKYPILOT_NODE_RANK" '
+    '--env=MASTER_ADDR="$(head -n1 <<<"$SKYPILOT_NODE_IPS")"'
+)
+
+
+def _check(request: Request) -> None:
+    """Check that SkyPilot can run what is requested.
+
+    Raises:
+        UserError: it cannot.
+    """
+    unsupported = {
+        "TUNE": request.tuning,
+        "TENSORBOARD": request.tensorboard,
+        "SLICES": request.slices > 1,
+        "TIMEOUT": request.timeout,
+        "SERVICE_ACCOUNT": request.service_account,
+    }
+    writing.refuse("skypilot", unsupported)
+    if request.tpu and (request.workers > 1 or request.tpu.runtime_version is None):
+        raise UserError(
+            f"SkyPilot creates a TPU slice through the Cloud TPU API: leave out {installation.option('WORKERS')}, and "
+            "request a slice that the API has"
+        )
+
+
+def resources(request: Request) -> dict[str, Any]:
+    """The machines: of any cloud that has the GPUs, or of Google Cloud if what is requested or the image is there."""
+    found: dict[str, Any] = {}
+    # Only machines of Google Cloud have a token for its registry.
+    at_google = shell_commands.GOOGLE_REGISTRY.fullmatch(request.image.partition("/")[0])
+    if request.tpu or request.machine or request.region or request.zone or at_google:
+        place = request.place if request.region or request.zone else ""
+        found["infra"] = "/".join(part for part in ("gcp", place, request.zone or "") if part)
+    if request.machine:
+        found["instance_type"] = request.machine
+    if request.tpu:
+        found["accelerators"] = f"tpu-{request.tpu.accelerator_type}:1"
+        found["accelerator_args"] = {"runtime_version": request.tpu.runtime_version}
+    elif request.gpus:
+        short = request.gpus.type.removeprefix("NVIDIA_").removeprefix("TESLA_")
+        found["accelerators"] = f"{_ACCELERATORS.get(request.gpus.type, short)}:{request.gpus.count}"
+    if request.spot:
+        found["use_spot"] = True
+    if request.disk:
+        found["disk_size"] = request.disk.size
+    if request.labels:
+        found["labels"] = dict(request.labels)
+    return found
+
+
+def run(request: Request) -> str:
+    """The shell script that every node runs."""
+    args, env = request.with_output()
+    # A slice's workers find each other through the Cloud TPU API.
+    group = _GROUP if request.workers > 1 else ""
+    flags = ["--privileged"] if request.tpu else ["--gpus=all"] if request.gpus else []
+    flags += [f"--volume={one.path}:{one.path}{':ro' if one.read_only else ''}" for one in request.mounts]
+    flags += [f"--env={name}={value}" for name, value in env.items()]
+    container = ["sudo", "docker", "run", "--rm", "--net=host", "--shm-size=16g", *flags]
+    command = " ".join(part for part in (shlex.join(container), group, shlex.join([request.image, *args])) if part)
+    return "\n".join(line for line in ("set -e", shell_commands.login(request.image), command) if line) + "\n"
+
+
+def task(request: Request) -> dict[str, Any]:
+    """The task."""
+    found: dict[str, Any] = {"name": object_name(request.name), "num_nodes": request.workers}
+    if machines := resources(request):
+        found["resources"] = machines
+    if request.mounts:
+        found["file_mounts"] = {
+            one.path: {"source": "/".join(part for part in (f"gs://{one.bucket}", one.folder) if part), "mode": "MOUNT"}
+            for one in request.mounts
+        }
+    return found | {"run": run(request)}
+
+
+class SkyPilot(Platform):
+    """SkyPilot."""
+
+    name = "skypilot"
+    file_name = "task.yaml"
+    options = frozenset({"disk", "mounts", "labels"})
+
+    def write(self, request: Request, file: str | None = None) -> RenderedJob:
+        _check(request)
+        if request.disk and request.disk.type:
+            given = installation.option("DISK", request.disk.size)
+            raise UserError(f"SkyPilot chooses the type of the disk: give its size alone, {given}")
+        command = self._command(request, file or self.file_name)
+        head = yaml_writer.comment(
+            [
+                f"{request.name}: {request.image}",
+                f"Written by `{installation.command('job')}`. Submit it with:",
+                shlex.join(self._command(request, self.file_name)),
+            ]
+        )
+        text = head + yaml_writer.dump(task(request))
+        return RenderedJob(text, command, request, notes=writing.machine_notes(request))
+
+    @staticmethod
+    def _command(request: Request, file: str) -> list[str]:
+        """A managed job, which SkyPilot recovers after a preemption, or a cluster that is deleted at the end."""
+        if request.spot:
+            return ["sky", "jobs", "launch", "--yes", file]
+        return ["sky", "launch", "--yes", "--down", file]
+
+    def submit(self, job: RenderedJob, *, interval: int) -> Submission:
+        submission.require_program("sky")
+        with submission.temporary_file(job.text, self.file_name) as path:
+            status = submission.run_visibly(self._command(job.request, str(path)))
+        if status:
+            raise StepFailed(f"'sky' ended with status {status}; see its output above")
+        return Submission(object_name(job.request.name), "SUCCEEDED")

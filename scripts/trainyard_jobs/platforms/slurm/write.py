@@ -1,0 +1,123 @@
+"""Slurm: a batch script that starts the image once on every node, with pyxis and enroot or with Apptainer.
+
+The launcher in the image reads Slurm's variables and starts one process for each GPU (docs/launcher.md). Options of the
+script: https://slurm.schedmd.com/sbatch.html; of pyxis: https://github.com/NVIDIA/pyxis#usage; of Apptainer:
+https://apptainer.org/docs/user/main/cli/apptainer_run.html.
+"""
+
+from __future__ import annotations
+
+import re
+import shlex
+
+from trainyard import installation
+from trainyard.console import StepFailed, UserError
+from trainyard.oci.reference import Reference
+from trainyard_jobs.kubernetes.gke_objects import object_name
+from trainyard_jobs.model import yaml_writer
+from trainyard_jobs.model.request import Request
+from trainyard_jobs.platforms import submission, writing
+from trainyard_jobs.platforms.base import Platform, RenderedJob, Submission
+
+#: The container runtime unless CONTAINER_RUNTIME= is given.
+DEFAULT_RUNTIME = "pyxis"
+
+
+def _check(request: Request) -> None:
+    """Check that Slurm can run what is requested.
+
+    Raises:
+        UserError: it cannot.
+    """
+    if request.reservation == "any":
+        raise UserError(f"{installation.option('RESERVATION', 'any')}: jobs of Slurm name their reservation")
+    for name in ("queue", "priority", "reservation"):
+        # sbatch reads a line of options as words: https://slurm.schedmd.com/sbatch.html.
+        if not re.fullmatch(r"[\w.,:@+-]*", value := getattr(request, name) or ""):
+            raise UserError(f"{installation.option(name.upper(), repr(value))} is no name of Slurm: it has no spaces")
+    unsupported = {
+        "TUNE": request.tuning,
+        "TENSORBOARD": request.tensorboard,
+        "SLICES": request.slices > 1,
+        "SPOT": request.spot,
+        "MACHINE": request.machine,
+        "SERVICE_ACCOUNT": request.service_account,
+    }
+    writing.refuse("slurm", unsupported)
+    if request.tpu:
+        raise UserError(
+            f"{installation.option('PLATFORM', 'slurm')} runs jobs with GPUs or CPUs: "
+            f"TPUs are on {installation.option('PLATFORM', 'gke')}, vertex and tpu-vm"
+        )
+
+
+def directives(request: Request) -> list[str]:
+    """The options of sbatch: one task on each node, which has the node to itself."""
+    found = [
+        f"--job-name={object_name(request.name)}",
+        f"--nodes={request.workers}",
+        "--ntasks-per-node=1",
+        # The data loaders use all CPUs of the node.
+        "--exclusive",
+        "--output=%x-%j.log",
+    ]
+    if request.gpus:
+        # Names of types of GPUs are the cluster's: the number alone is valid everywhere.
+        found.append(f"--gpus-per-node={request.gpus.count}")
+    if request.timeout:
+        found.append(f"--time={-(-request.timeout // 60)}")  # minutes, rounded up
+    optional = {"partition": request.queue, "qos": request.priority, "reservation": request.reservation}
+    return found + [f"--{option}={value}" for option, value in optional.items() if value]
+
+
+def enroot_image(image: str) -> str:
+    """An image as enroot names it, with a ``#`` after the registry: https://github.com/NVIDIA/enroot/blob/master/doc/cmd/import.md."""
+    registry = Reference.parse(image).registry
+    return f"{registry}#{image[len(registry) + 1 :]}" if image.startswith(f"{registry}/") else image
+
+
+def step(request: Request) -> list[str]:
+    """The command that runs the image on every node. A node that fails ends the others."""
+    args, env = request.with_output()
+    variables = [f"{name}={value}" for name, value in env.items()]
+    # Without --whole, a step of one task has one CPU of the node.
+    command = ["srun", "--whole", "--kill-on-bad-exit=1"]
+    if (request.container_runtime or DEFAULT_RUNTIME) == "pyxis":
+        exported = [f"--export={','.join(['ALL', *variables])}"] if variables else []
+        image = [f"--container-image={enroot_image(request.image)}", "--container-entrypoint"]
+        # What follows is the command of the image, which pyxis passes to the entrypoint.
+        return [*command, *exported, *image, "--no-container-mount-home", *args]
+    given = [word for variable in variables for word in ("--env", variable)]
+    gpu = ["--nv"] if request.gpus else []
+    return [*command, "apptainer", "run", *gpu, *given, f"docker://{request.image}", *args]
+
+
+class Slurm(Platform):
+    """A Slurm cluster. A job is a batch script, which no other command reads."""
+
+    name = "slurm"
+    file_name = "job.sbatch"
+    options = frozenset({"queue", "priority", "reservation", "container_runtime"})
+
+    def write(self, request: Request, file: str | None = None) -> RenderedJob:
+        _check(request)
+        command = ["sbatch", file or self.file_name]
+        head = yaml_writer.comment(
+            [
+                f"{request.name}: {request.image}",
+                f"Written by `{installation.command('job')}`. Submit it with: {shlex.join(['sbatch', self.file_name])}",
+            ]
+        )
+        lines = [f"#SBATCH {word}" for word in directives(request)]
+        text = "\n".join(["#!/usr/bin/env bash", *lines, "", "set -euo pipefail", "", shlex.join(step(request)), ""])
+        shebang, _, rest = text.partition("\n")
+        notes = writing.network_notes(request)
+        return RenderedJob(f"{shebang}\n{head}{rest}", command, request, notes=notes)
+
+    def submit(self, job: RenderedJob, *, interval: int) -> Submission:
+        submission.require_program("sbatch")
+        with submission.temporary_file(job.text, self.file_name) as path:
+            status = submission.run_visibly(["sbatch", "--wait", str(path)])
+        if status:
+            raise StepFailed(f"the Slurm job ended with status {status}; its log is in the file above, NAME-JOB.log")
+        return Submission(object_name(job.request.name), "COMPLETED")

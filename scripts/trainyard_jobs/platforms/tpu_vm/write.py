@@ -1,0 +1,127 @@
+"""Cloud TPU VMs: a script that creates a slice, runs the image on every worker, follows its logs and deletes it."""
+
+from __future__ import annotations
+
+import shlex
+
+from trainyard import installation
+from trainyard.console import StepFailed, UserError
+from trainyard_jobs.kubernetes.gke_objects import object_name
+from trainyard_jobs.model import machines, yaml_writer
+from trainyard_jobs.model.request import Request
+from trainyard_jobs.platforms import submission
+from trainyard_jobs.platforms.base import Platform, RenderedJob, Submission
+from trainyard_jobs.pods import gcloud_args
+from trainyard_jobs.pods.gcloud_args import Pod
+
+
+def pod(request: Request) -> Pod:
+    """The slice as the Cloud TPU API names it.
+
+    Raises:
+        UserError: no TPU was requested, or one that the Cloud TPU API does not offer, or an option that TPU VMs lack.
+    """
+    for name, value in (
+        ("TUNE", request.tuning),
+        ("TENSORBOARD", request.tensorboard),
+        ("TIMEOUT", request.timeout),
+        ("MACHINE", request.machine),
+        ("WORKERS", request.workers > 1),
+        ("SLICES", request.slices > 1),
+    ):
+        if value:
+            raise UserError(
+                f"{installation.option('PLATFORM', 'tpu-vm')} has no {installation.option(name)}: it runs one slice, "
+                f"given by {installation.option('ACCELERATOR')}, until the training ends"
+            )
+    tpu = request.tpu
+    if tpu is None:
+        platform, example = installation.option("PLATFORM", "tpu-vm"), installation.option("ACCELERATOR", "v5litepod-4")
+        raise UserError(f"{platform} needs a TPU, as in {example}")
+    if tpu.runtime_version is None:
+        offered = [one.accelerator_type for one in machines.slices().values() if one.runtime_version]
+        raise UserError(f"the Cloud TPU API has no {tpu.accelerator_type}, which GKE has; it has {', '.join(offered)}")
+    if machines.slices().get(tpu.accelerator_type) != tpu:
+        raise UserError(
+            f"TPU VMs are requested by number: give {installation.option('ACCELERATOR', tpu.accelerator_type)}, whose "
+            f"topology the API chooses, or use {installation.option('PLATFORM', 'gke')}"
+        )
+    if request.reservation not in (None, "any"):
+        raise UserError(
+            f"{installation.option('RESERVATION', request.reservation)}: the Cloud TPU API uses the project's "
+            f"reservation: give {installation.option('RESERVATION', 'any')}"
+        )
+    zone = request.zone or next((one for one in tpu.zones if one.startswith(f"{request.place}-")), None)
+    if zone is None or not tpu.may_be_in(zone):
+        where = installation.option("ZONE", zone) if zone else installation.option("REGION", request.place)
+        raise UserError(f"{where} has no {tpu.accelerator_type}; it is in {', '.join(tpu.zones)}")
+    return Pod(
+        name=object_name(request.name),
+        zone=zone,
+        accelerator_type=tpu.accelerator_type,
+        version=tpu.runtime_version,
+        spot=request.spot,
+        project=request.project,
+        service_account=request.service_account,
+        network=request.network,
+        reserved=bool(request.reservation),
+        labels=request.labels,
+    )
+
+
+def commands(request: Request) -> dict[str, list[str]]:
+    """``create``, ``run``, ``logs`` and ``delete`` -> words of the command."""
+    where, (args, env) = pod(request), request.with_output()
+    return {
+        "create": gcloud_args.create(where),
+        "run": gcloud_args.run(where, request.image, args, env),
+        "logs": gcloud_args.logs(where),
+        "delete": gcloud_args.delete(where),
+    }
+
+
+def script(request: Request) -> str:
+    """The commands as a shell script that always deletes the slice at its end, on errors and Ctrl-C too."""
+    words = {name: shlex.join(command) for name, command in commands(request).items()}
+    return "\n".join(
+        [
+            "set -euo pipefail",
+            "",
+            f"{words['create']}",
+            "# The slice is billed until it is deleted: do so however this script ends.",
+            f"trap {shlex.quote(words['delete'])} EXIT",
+            "",
+            "# Start the container on every worker, in the background: a lost connection does not stop the training.",
+            f"{words['run']}",
+            "",
+            "# Follow the logs, with [i] before each line of worker i; the exit status is that of a failed container.",
+            f"{words['logs']}",
+            "",
+        ]
+    )
+
+
+class TpuVm(Platform):
+    """Cloud TPU VMs. A job is a shell script, which no other command reads."""
+
+    name = "tpu-vm"
+    file_name = "job.sh"
+    options = frozenset({"labels", "network", "reservation"})
+
+    def write(self, request: Request, file: str | None = None) -> RenderedJob:
+        head = yaml_writer.comment(
+            [
+                f"{request.name}: {request.image}",
+                f"Written by `{installation.command('job')}`. Run it with: bash {self.file_name}",
+            ]
+        )
+        text = "#!/usr/bin/env bash\n" + head + script(request)
+        return RenderedJob(text, ["bash", file or self.file_name], request)
+
+    def submit(self, job: RenderedJob, *, interval: int) -> Submission:
+        submission.require_program("gcloud")
+        with submission.temporary_file(job.text, self.file_name) as path:
+            status = submission.run_visibly(["bash", str(path)])
+        if status:
+            raise StepFailed(f"the script of the TPU VM ended with status {status}; see its output above")
+        return Submission(object_name(job.request.name), "SUCCEEDED")

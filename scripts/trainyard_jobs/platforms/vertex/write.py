@@ -1,0 +1,268 @@
+"""Vertex AI: CustomJobs and hyperparameter tuning jobs, in the form that gcloud's ``--config`` takes."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+import shlex
+from typing import Any
+
+from trainyard import installation
+from trainyard.console import UserError, say
+from trainyard_jobs.model import machines, tuning, yaml_writer
+from trainyard_jobs.model.request import Request
+from trainyard_jobs.platforms import submission, writing
+from trainyard_jobs.platforms.ai_platform import migration as ai_platform_migration
+from trainyard_jobs.platforms.base import Conversion, Platform, RenderedJob, Submission
+from trainyard_jobs.platforms.vertex import accelerators, rules, tuning_rules
+from trainyard_jobs.platforms.vertex import rehearse as rehearsed_vertex
+from trainyard_jobs.rehearsal import tuning as rehearsed_tuning
+from trainyard_jobs.rehearsal.model import Rehearsal, Trial
+from trainyard_jobs.rules.evidence import validate
+from trainyard_jobs.schema.job_file import JobFile
+
+#: Machine type of CPU jobs: the smallest on which every trainer of Trainyard has memory to spare.
+DEFAULT_MACHINE = "n1-standard-8"
+
+
+def machine_spec(request: Request) -> dict[str, Any]:
+    """The MachineSpec, with the reservation that it uses.
+
+    Raises:
+        UserError: Vertex AI does not offer that TPU, or the reservation has no full name.
+    """
+    found = _machine(request)
+    if request.reservation == "any":
+        found["reservationAffinity"] = {"reservationAffinityType": "ANY_RESERVATION"}
+    elif request.reservation:
+        # https://docs.cloud.google.com/vertex-ai/docs/training/use-reservations
+        if not re.fullmatch(r"projects/[^/]+/zones/[^/]+/reservations/[^/]+", request.reservation):
+            raise UserError(
+                f"{installation.option('RESERVATION', request.reservation)}: Vertex AI takes "
+                "projects/PROJECT/zones/ZONE/reservations/NAME, or 'any'"
+            )
+        found["reservationAffinity"] = {
+            "reservationAffinityType": "SPECIFIC_RESERVATION",
+            "key": "compute.googleapis.com/reservation-name",
+            "values": [request.reservation],
+        }
+    return found
+
+
+def _machine(request: Request) -> dict[str, Any]:
+    """The machine: a TPU by count (v2, v3) or by topology (v5e, v6e), GPUs, or a machine without accelerators.
+
+    Raises:
+        UserError: Vertex AI does not offer that TPU.
+    """
+    if request.tpu:
+        return _tpu(request)
+    if request.gpus:
+        machine = request.machine or machines.machine_for(request.gpus.type, request.gpus.count)
+        return {
+            "machineType": machine,
+            "acceleratorType": request.gpus.type,
+            "acceleratorCount": request.gpus.count,
+        }
+    machine = request.machine or DEFAULT_MACHINE
+    own = machines.gpu_of_machine(machine)
+    # Machine types that include GPUs still require an accelerator type and count:
+    # https://cloud.google.com/vertex-ai/docs/training/configure-compute#gpus
+    return {"machineType": machine} | ({"acceleratorType": own[0], "acceleratorCount": own[1]} if own else {})
+
+
+def _tpu(request: Request) -> dict[str, Any]:
+    tpu = request.tpu
+    assert tpu is not None
+    if tpu.vertex is None:
+        offered = [one.accelerator_type for one in machines.slices().values() if one.vertex]
+        raise UserError(
+            f"Vertex AI has no {tpu.accelerator_type} for jobs; it has {', '.join(offered)}; "
+            f"or {installation.option('PLATFORM', 'gke')}"
+        )
+    if tpu.vertex.count:
+        return {
+            "machineType": tpu.machine_type,
+            "acceleratorType": tpu.vertex.count,
+            "acceleratorCount": tpu.cores,
+        }
+    return {"machineType": tpu.machine_type, "tpuTopology": tpu.topology}
+
+
+def pools(request: Request) -> list[dict[str, Any]]:
+    """The worker pools: the first has one replica, the chief; the second has the others.
+
+    Raises:
+        UserError: several machines were requested with a TPU slice, which is one pool of one replica.
+    """
+    if request.tpu and (request.workers > 1 or request.slices > 1):
+        raise UserError(
+            "a TPU job on Vertex AI is one pool with one replica for any slice: leave out WORKERS and SLICES, "
+            "or request a larger slice"
+        )
+    container: dict[str, Any] = {"imageUri": request.image}
+    if request.args:
+        container["args"] = list(request.args)
+    pool = {"machineSpec": machine_spec(request), "replicaCount": 1}
+    if request.disk:
+        kind = {"bootDiskType": request.disk.type} if request.disk.type else {}
+        pool["diskSpec"] = kind | {"bootDiskSizeGb": request.disk.size}
+    pool["containerSpec"] = container
+    if request.workers == 1:
+        return [pool]
+    return [pool, pool | {"replicaCount": request.workers - 1}]
+
+
+def job_spec(request: Request) -> dict[str, Any]:
+    """The CustomJobSpec."""
+    found: dict[str, Any] = {"workerPoolSpecs": pools(request)}
+    scheduling: dict[str, Any] = {}
+    if request.timeout:
+        scheduling["timeout"] = f"{request.timeout}s"
+    if request.spot:
+        scheduling["strategy"] = "SPOT"
+    if request.flex_start:
+        scheduling["strategy"] = "FLEX_START"
+    if request.max_wait:
+        scheduling["maxWaitDuration"] = f"{request.max_wait}s"
+    if request.spot and request.workers > 1:
+        # Without it, the remaining replicas never finish waiting for the restarted one, which starts a new rendezvous.
+        scheduling["restartJobOnWorkerRestart"] = True
+    if scheduling:
+        found["scheduling"] = scheduling
+    if request.service_account:
+        found["serviceAccount"] = request.service_account
+    if request.output:
+        found["baseOutputDirectory"] = {"outputUriPrefix": request.output}
+    if request.tensorboard:
+        found["tensorboard"] = request.tensorboard
+    if request.network:
+        found["network"] = request.network
+    if request.network_attachment:
+        found["pscInterfaceConfig"] = {"networkAttachment": request.network_attachment}
+    if request.persistent_resource:
+        found["persistentResourceId"] = request.persistent_resource
+    return found
+
+
+def tuning_job(request: Request) -> dict[str, Any]:
+    """The HyperparameterTuningJob, with the metric that the trainers report."""
+    assert request.tuning is not None
+    return {
+        "displayName": request.name,
+        "studySpec": tuning.study_spec(request.tuning),
+        "maxTrialCount": request.tuning.trials,
+        "parallelTrialCount": request.tuning.parallel,
+        "trialJobSpec": job_spec(request),
+    }
+
+
+def config(request: Request) -> dict[str, Any]:
+    """The contents of the file for ``--config``."""
+    return tuning_job(request) if request.tuning else job_spec(request)
+
+
+def group(tuned: bool) -> str:
+    """gcloud's command group for jobs, or for tuning jobs."""
+    return "hp-tuning-jobs" if tuned else "custom-jobs"
+
+
+def submit_command(request: Request, file: str) -> list[str]:
+    """The command that submits ``file``."""
+    found = ["gcloud", "ai", group(request.tuning is not None), "create", f"--region={request.place}",
+             f"--display-name={request.name}", f"--config={file}"]  # fmt: skip
+    if request.tuning:
+        # gcloud's defaults for these flags (1 and 1) override the file.
+        found += [f"--max-trial-count={request.tuning.trials}", f"--parallel-trial-count={request.tuning.parallel}"]
+    if request.labels:
+        found.append("--labels=" + ",".join(f"{key}={value}" for key, value in request.labels))
+    if request.kms_key:
+        found.append(f"--kms-key={request.kms_key}")
+    return found + ([f"--project={request.project}"] if request.project else [])
+
+
+class Vertex(Platform):
+    """Vertex AI."""
+
+    name = "vertex"
+    kinds = ("custom-job", "hyperparameter-tuning-job")
+    rules = (rules, accelerators, tuning_rules)
+    tpu_machine = True
+    options = frozenset(
+        {
+            "flex_start",
+            "max_wait",
+            "reservation",
+            "disk",
+            "labels",
+            "kms_key",
+            "network",
+            "network_attachment",
+            "persistent_resource",
+        }
+    )
+
+    def write(self, request: Request, file: str | None = None) -> RenderedJob:
+        # https://docs.cloud.google.com/vertex-ai/docs/reference/rest/v1/projects.locations.customJobs#CustomJob
+        if len(request.name) > 128:
+            raise UserError(f"{installation.option('NAME')}: a display name has at most 128 characters")
+        header = writing.header(request, submit_command(request, self.file_name))
+        text = header + yaml_writer.dump(config(request))
+        writing.checked(self, text, request, writing.expected_contents(request))
+        command = submit_command(request, file or self.file_name)
+        return RenderedJob(text, command, request, notes=writing.machine_notes(request))
+
+    def convert(self, job: JobFile, conversion: Conversion, file: str | None = None) -> RenderedJob:
+        """An AI Platform job as a Vertex AI job."""
+        if job.kind != "ai-platform":
+            raise UserError(f"{job.path}: a {job.kind}: {installation.option('FROM')} converts AI Platform jobs only")
+        document = job.documents[0]
+        for error in (one for one in validate(job.kind, document) if not one.ignored):
+            raise UserError(
+                f"{job.where(error.location)}: {error.what}; "
+                f"'{installation.command('check-job', FILE=str(job.path))}' lists every mistake"
+            )
+        done = ai_platform_migration.migrate(document, image=conversion.image)
+        name = conversion.name or str(document.get("jobId") or job.path.stem)
+        request = Request(name, "", region=conversion.region or done.region, project=conversion.project)
+        if "studySpec" in done.config:
+            trials = {"trials": done.config["maxTrialCount"], "parallel": done.config["parallelTrialCount"]}
+            request = dataclasses.replace(request, tuning=tuning.Tuning((), **trials))
+            done.config["displayName"] = name
+        shown = shlex.join([*submit_command(request, self.file_name), *done.flags])
+        header = yaml_writer.comment(
+            [
+                f"{name}: converted from {job.path.name} by `{installation.command('job')}`. Submit it with:",
+                shown,
+                "",
+                *done.notes,
+            ]
+        )
+        text = writing.checked(self, header + yaml_writer.dump(done.config), request)
+        command = [*submit_command(request, file or self.file_name), *done.flags]
+        notes = tuple(f"changed: {note}" for note in done.notes)
+        return RenderedJob(text, command, request, notes=notes, flags=tuple(done.flags))
+
+    def submit(self, job: RenderedJob, *, interval: int) -> Submission:
+        request = job.request
+        with submission.temporary_file(job.text, self.file_name) as path:
+            created = submission.run_json([*submit_command(request, str(path)), *job.flags, "--format=json"])
+        name = str(created["name"])
+        say(f"submitted as {name}")
+        number = name.rpartition("/")[2]
+        where = [f"--region={request.place}", *([f"--project={request.project}"] if request.project else [])]
+        jobs = ["gcloud", "ai", group(request.tuning is not None)]
+        return submission.follow_google_job(
+            name,
+            log=[*jobs, "stream-logs", number, *where, f"--polling-interval={interval}"],
+            describe=[*jobs, "describe", number, *where, "--format=json"],
+            cancel=[*jobs, "cancel", number, *where],
+            succeeded="JOB_STATE_SUCCEEDED",
+            interval=interval,
+        )
+
+    def study(self, job: JobFile) -> rehearsed_tuning.Study | None:
+        return rehearsed_tuning.vertex_study(job) if job.kind == "hyperparameter-tuning-job" else None
+
+    def rehearse(self, job: JobFile, trial: Trial | None = None) -> Rehearsal:
+        return rehearsed_vertex.rehearsal(job, trial)

@@ -1,0 +1,115 @@
+"""What the platforms' writers share: comments at the top of job files, checks of what is requested and written."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import stat
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+
+from trainyard import installation
+from trainyard.console import UserError
+from trainyard_jobs.model import image_metadata, machines, yaml_writer
+from trainyard_jobs.model.image_metadata import Contents
+from trainyard_jobs.model.request import Request
+from trainyard_jobs.platforms.base import Platform
+from trainyard_jobs.schema import job_file
+
+#: How a cluster gets the networks and the NCCL plugin of its GPU machines.
+_GPUDIRECT = "https://docs.cloud.google.com/kubernetes-engine/docs/how-to/gpu-bandwidth-gpudirect-tcpx"
+
+
+def redirected_stdout() -> str | None:
+    """Path of the file that stdout is redirected to, relative to the current folder if below it; None if it is not."""
+    try:
+        if stat.S_ISREG(os.fstat(sys.stdout.fileno()).st_mode):
+            path = Path(os.readlink(f"/proc/self/fd/{sys.stdout.fileno()}"))
+            return str(path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path)
+    except (OSError, ValueError):  # no /proc, or stdout is not a file descriptor
+        pass
+    return None
+
+
+def written_by(request: Request) -> str:
+    """The line of a job file that says what has written it, and what checks it, as its user runs them."""
+    if request.spec and request.spec.workspace:
+        return "Written by `trainyard job`; check it with `trainyard check-job job.yaml`."
+    job, check = installation.command("job"), installation.command("check-job", FILE="job.yaml")
+    return f"Written by `{job}`; check it with `{check}`."
+
+
+def header(request: Request, command: list[str]) -> str:
+    """The comment at the top of a job file: its name, its image, and the command that submits it."""
+    contents = f"; {request.spec.framework.name} {request.spec.framework.version}" if request.spec else ""
+    return yaml_writer.comment(
+        [
+            f"{request.name}: {request.image}{contents}",
+            f"{written_by(request)} Submit it with:",
+            shlex.join(command),
+        ]
+    )
+
+
+def expected_contents(request: Request) -> Mapping[str, Contents | None]:
+    """What the image of a target contains by its spec; empty for an image given by reference."""
+    return {request.image: image_metadata.of_spec(request.image, request.spec)} if request.spec else {}
+
+
+def machine_notes(request: Request) -> tuple[str, ...]:
+    """Lines about a machine type that is not in the table, or whose CPUs need another image."""
+    found = []
+    if request.machine and request.machine not in machines.machine_types():
+        without = (
+            ""
+            if request.gpus or request.tpu
+            else f", nor for accelerators without {installation.option('ACCELERATOR')}"
+        )
+        found.append(f"{request.machine} is not in the table of machine types: nothing was checked for it{without}")
+    gpu = machines.table().gpus[request.gpus.type] if request.gpus else None
+    if request.gpus and gpu and gpu.arm:
+        found.append(f"machines with {request.gpus.type} have Arm CPUs: the image needs a variant for linux/arm64")
+    return tuple(found)
+
+
+def network_notes(request: Request) -> tuple[str, ...]:
+    """Lines about the networks that a group of GPU machines needs, on platforms whose clusters their users set up."""
+    gpu = machines.table().gpus[request.gpus.type] if request.gpus else None
+    # Only the largest machines have it: of A3 High, a3-highgpu-8g.
+    if not request.gpus or not gpu or not gpu.gpudirect or request.gpus.count < gpu.counts[-1] or request.workers == 1:
+        return ()
+    return (
+        f"machines with {request.gpus.type} use their full bandwidth to each other through GPUDirect-{gpu.gpudirect} "
+        "only. This job does not set it up: without the cluster's networks and NCCL plugin for it, NCCL uses TCP, "
+        f"which is slow: {_GPUDIRECT}",
+    )
+
+
+def checked(
+    platform: Platform, text: str, request: Request, images: Mapping[str, Contents | None] | None = None
+) -> str:
+    """The text of a job, if no rule refuses it.
+
+    Raises:
+        UserError: the first finding, and how to fix it.
+    """
+    job = job_file.parse(text, Path(platform.file_name))
+    failed = [finding for finding in platform.check(job, region=request.place, images=images) if finding.fails]
+    if failed:
+        more = f" (and {len(failed) - 1} more)" if len(failed) > 1 else ""
+        raise UserError(f"invalid job: {failed[0].what}: {failed[0].remediation}{more}")
+    return text
+
+
+def refuse(platform: str, given: Mapping[str, object]) -> None:
+    """Refuse the options that a platform lacks.
+
+    Args:
+        given: option -> what was requested; empty or false if nothing was.
+    Raises:
+        UserError: one of them was requested.
+    """
+    for name, value in given.items():
+        if value:
+            raise UserError(f"{installation.option('PLATFORM', platform)} has no {installation.option(name)}")

@@ -1,0 +1,438 @@
+"""What ``trainyard pod`` does: a whole training run on a TPU VM, or one of its parts."""
+
+from __future__ import annotations
+
+import contextlib
+import re
+import signal
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from trainyard import gcloud, installation
+from trainyard.console import StepFailed, UserError, nearest, say, warn
+from trainyard.oci import registry
+from trainyard.spec.model import Spec, load
+from trainyard_jobs.model import image_metadata, machines
+from trainyard_jobs.model import request as requests
+from trainyard_jobs.model.image_metadata import ImageNotFoundError, ImageUnavailableError
+from trainyard_jobs.pods import provisioning, shell_commands, ssh, xla_dist
+from trainyard_jobs.pods import run as training
+from trainyard_jobs.pods.api import Node, TpuApi
+from trainyard_jobs.pods.controller import GcloudOperations, PodController
+from trainyard_jobs.pods.gcloud_args import Pod
+from trainyard_jobs.pods.logs import Printer
+from trainyard_jobs.pods.provisioning import Limits
+from trainyard_jobs.pods.run import Run, Show
+from trainyard_jobs.pods.ssh import plural
+
+#: Value of ZONE= for every zone that has the accelerator.
+ANY_ZONE = "any"
+
+#: Exit status, and result for programs.
+Outcome = tuple[int, dict[str, Any]]
+
+
+@dataclass(frozen=True)
+class Options:
+    """Options of ``trainyard pod``; its help describes them. Durations are text such as ``30m``."""
+
+    target: str | None = None
+    name: str | None = None
+    accelerator: str | None = None
+    zone: str | None = None
+    project: str | None = None
+    version: str | None = None
+    network: str | None = None
+    subnetwork: str | None = None
+    service_account: str | None = None
+    ssh_user: str | None = None
+    registry: str | None = None
+    image: str | None = None
+    trainer: str | None = None
+    args: str | None = None
+    output: str | None = None
+    command: str | None = None
+    env: str | None = None
+    flags: str | None = None
+    valid_until: str | None = None
+    wait: str | None = None
+    queue_wait: str | None = None
+    check_wait: str | None = None
+    poll: str | None = None
+    grace: str | None = None
+    restarts: int | None = None
+    spot: bool = False
+    queued: bool = False
+    keep: bool = False
+    internal: bool = False
+    logs_to_stderr: bool = False
+
+    def limits(self) -> Limits:
+        """Time limits.
+
+        Raises:
+            UserError: one is not a duration.
+        """
+
+        def seconds(given: str | None, variable: str, default: float) -> float:
+            return requests.seconds(given, variable) if given else default
+
+        default = Limits()
+        return Limits(
+            ready=seconds(self.wait, "WAIT", default.ready),
+            queue=seconds(self.queue_wait, "QUEUE_WAIT", 0) or None,
+            poll=seconds(self.poll, "POLL", default.poll),
+            check=seconds(self.check_wait, "CHECK_WAIT", default.check),
+            grace=seconds(self.grace, "GRACE", default.grace),
+            restarts=default.restarts if self.restarts is None else self.restarts,
+        )
+
+    def _zones(self, zones: tuple[str, ...], tpu: TpuApi) -> tuple[str, ...]:
+        """The zones to try, in order: those given, or gcloud's, or the first of ``zones``, which have the accelerator.
+
+        Raises:
+            UserError: none of them is known, or the accelerator is not available in one.
+        """
+        if self.zone == ANY_ZONE:
+            if not zones:
+                given, needed = installation.option("ZONE", ANY_ZONE), installation.option("ACCELERATOR")
+                raise UserError(f"{given} requires {needed}, whose zones it stands for")
+            return zones
+        named = tuple(dict.fromkeys(word for word in re.split(r"[,\s]+", self.zone or "") if word))
+        return tuple(self._zone(zone, zones, tpu) for zone in named or ("",))
+
+    def _zone(self, zone: str, zones: tuple[str, ...], tpu: TpuApi) -> str:
+        if not zone:
+            gcloud.require()
+            configured = tpu.call(["gcloud", "config", "get-value", "compute/zone"]).stdout.strip()
+            zone = configured if configured and (not zones or configured in zones) else (zones or ("",))[0]
+        if not zone:
+            raise UserError(
+                f"no zone: set {installation.option('ZONE')} or {installation.option('ACCELERATOR')}, or run "
+                "'gcloud config set compute/zone <zone>'"
+            )
+        if zones and not machines.slice_of(self.accelerator or "").may_be_in(zone):
+            raise UserError(
+                f"{installation.option('ZONE', zone)} has no {self.accelerator}{nearest(zone, zones)}; "
+                f"it is available in {', '.join(zones)}"
+            )
+        return zone
+
+    def pods(self, tpu: TpuApi) -> tuple[Pod, ...]:
+        """The TPU VM that the options describe, in each zone where it may be created.
+
+        Raises:
+            UserError: an option is missing or invalid.
+        """
+        if not self.name:
+            example = installation.command("pod", NAME="run1", ACCELERATOR="v5litepod-16", TARGET="xla")
+            raise UserError(f"no name: set {installation.option('NAME')}, as in '{example}'")
+        # https://cloud.google.com/tpu/docs/reference/rest/v2/projects.locations.nodes/create: nodeId.
+        if not re.fullmatch(r"[a-z]([a-z0-9-]{0,61}[a-z0-9])?", self.name):
+            raise UserError(
+                f"{installation.option('NAME', repr(self.name))}: a name consists of lowercase letters, "
+                "digits and -, and starts with a letter"
+            )
+        slice_ = machines.slice_of(self.accelerator) if self.accelerator else None
+        version = self.version or (slice_.runtime_version if slice_ else "")
+        if slice_ and not version:
+            raise UserError(
+                f"the Cloud TPU API has no {slice_.accelerator_type}: use '{installation.command('job')}' with "
+                f"{installation.option('PLATFORM', 'gke')} or vertex"
+            )
+        described = Pod(
+            name=self.name,
+            zone="",
+            accelerator_type=slice_.accelerator_type if slice_ else "",
+            version=version or "",
+            spot=self.spot,
+            project=self.project,
+            network=self.network,
+            subnetwork=self.subnetwork,
+            internal=self.internal,
+            service_account=self.service_account,
+            user=self.ssh_user,
+        )
+        return tuple(replace(described, zone=zone) for zone in self._zones(slice_.zones if slice_ else (), tpu))
+
+    def image_reference(self) -> str:
+        """The image to run: IMAGE, or that of TARGET.
+
+        Raises:
+            UserError: neither is given.
+        """
+        return self._image(load(self.target) if self.target else None)
+
+    def _image(self, spec: Spec | None) -> str:
+        address = registry.check_address(self.registry) if self.registry else None
+        return requests.image_of(spec, self.image, address)
+
+    def run(self) -> Run:
+        """What to start on the workers.
+
+        Raises:
+            UserError: no image, a trainer that the image does not have, or an invalid variable.
+        """
+        spec = load(self.target) if self.target else None
+        program = requests.words(self.command or "", "COMMAND")
+        if program and (self.trainer or self.args):
+            given, *without = map(installation.option, ("COMMAND", "TRAINER", "ARGS"))
+            raise UserError(f"{given} replaces the trainer: remove {' and '.join(without)}")
+        command = program or (*requests.trainer_of(spec, self.trainer), *requests.words(self.args or ""))
+        command, output = requests.with_output(spec, command, self.output)
+        return Run(
+            image=self._image(spec),
+            command=command,
+            env=output | xla_dist.variables(requests.words(self.env or "", "ENV")),
+            flags=requests.words(self.flags or "", "FLAGS"),
+            program=bool(program),
+        )
+
+    def show(self) -> Callable[[tuple[str, ...]], Show]:
+        """What prints log lines: on stdout, or on stderr if stdout is for the JSON result."""
+        return lambda addresses: Printer(addresses, sys.stderr if self.logs_to_stderr else sys.stdout)
+
+
+def _require_accelerator(pod: Pod) -> None:
+    if not pod.accelerator_type:
+        example = installation.option("ACCELERATOR", "v5litepod-16")
+        raise UserError(f"no accelerator: set {installation.option('ACCELERATOR')}, as in {example}")
+
+
+def _require_platform(image: str) -> None:
+    """Check that an image is for the workers, if its registry says what it is for.
+
+    Raises:
+        UserError: it is not.
+    """
+    with contextlib.suppress(ImageNotFoundError, ImageUnavailableError):  # it may have been loaded on the workers
+        if what := machines.TPU_VMS.mismatch(image_metadata.at_registry(image).platforms):
+            raise UserError(f"{image}: {what}: {machines.TPU_VMS.remediation()}")
+
+
+def _train(
+    pods: Sequence[Pod], run: Run, limits: Limits, options: Options, tpu: TpuApi, *, may_create: bool
+) -> Outcome:
+    _require_platform(run.image)
+    pod, *others = pods
+    controller = PodController(
+        pod,
+        run,
+        limits,
+        GcloudOperations(pod, limits, tpu),
+        options.show(),
+        queue=options.queued,
+        valid_until=options.valid_until,
+        keep=options.keep,
+        may_create=may_create,
+        others=[(other, GcloudOperations(other, limits, tpu)) for other in others],
+    )
+    code = controller.execute()
+    say(f"{pod.name}: {'done' if code == 0 else f'a worker failed with exit status {code}'}")
+    return code, {"zone": controller.pod.zone, "exit_code": code, "restarts": controller.restarts}
+
+
+def train(pods: Sequence[Pod], options: Options, tpu: TpuApi) -> Outcome:
+    """The whole run: create the TPU VM unless it exists, train, and delete it if it was created here.
+
+    Args:
+        pods: the TPU VM in each zone where it may be created, in the order in which they are tried.
+
+    Raises:
+        UserError, StepFailed: one line.
+    """
+    limits = options.limits()
+    gcloud.require()
+    _require_accelerator(pods[0])
+    return _train(pods, options.run(), limits, options, tpu, may_create=True)
+
+
+def run_on_existing(pod: Pod, options: Options, tpu: TpuApi) -> Outcome:
+    """Train on a TPU VM that exists.
+
+    Raises:
+        UserError, StepFailed: one line.
+    """
+    limits = options.limits()
+    return _train([pod], options.run(), limits, options, tpu, may_create=False)
+
+
+def run_xla_dist(pod: Pod, arguments: xla_dist.XlaDistArgs, options: Options, tpu: TpuApi) -> Outcome:
+    """Run what a command line of xla_dist asks for, on a TPU VM that exists.
+
+    Raises:
+        UserError, StepFailed: one line.
+    """
+    for note in arguments.notes:
+        say(note)
+    limits = options.limits()
+    gcloud.require()
+    return _train([pod], arguments.run, limits, options, tpu, may_create=False)
+
+
+def create(pods: Sequence[Pod], options: Options, tpu: TpuApi) -> Outcome:
+    """Create the TPU VM, in the first zone that has capacity.
+
+    Raises:
+        UserError: it exists, or no accelerator is given.
+        StepFailed: it could not be created.
+    """
+    _require_accelerator(pods[0])
+    limits = options.limits()
+    for pod in pods:
+        existing = tpu.node(pod)
+        if existing:
+            delete = installation.command("pod", ACTION="delete", NAME=pod.name)
+            raise UserError(f"{pod.name} exists ({existing}): delete it with '{delete}'")
+    *first, last = pods
+    for pod in first:
+        try:
+            return 0, {"zone": pod.zone} | _facts(_create_in(pod, limits, options, tpu))
+        except StepFailed as error:
+            if not provisioning.is_no_capacity(error):
+                raise
+            warn(f"{error}; trying the next zone")
+            provisioning.delete(pod, limits, tpu, queued=options.queued)
+    return 0, {"zone": last.zone} | _facts(_create_in(last, limits, options, tpu))
+
+
+def _create_in(pod: Pod, limits: Limits, options: Options, tpu: TpuApi) -> Node:
+    if options.queued:
+        return provisioning.create_queued(pod, limits, tpu, valid_until=options.valid_until)
+    return provisioning.create(pod, limits, tpu)
+
+
+def _facts(node: Node) -> dict[str, Any]:
+    return {"state": node.state, "health": node.health, "workers": list(node.addresses)}
+
+
+def check(pod: Pod, options: Options, tpu: TpuApi) -> Outcome:
+    """Check ssh to every worker, and the network between them.
+
+    Raises:
+        UserError, StepFailed: one line.
+    """
+    limits = options.limits()
+    workers = ssh.connect(pod, provisioning.require_ready(pod, tpu), tpu)
+    ssh.check_network(workers, seconds=limits.check)
+    count = plural(len(workers), "worker")
+    say(f"{pod.name}: {count}: ssh works, and every worker reaches all others")
+    return 0, {"workers": list(workers.addresses)}
+
+
+def logs(pod: Pod, options: Options, tpu: TpuApi) -> Outcome:
+    """Follow the containers' logs until they end.
+
+    Raises:
+        UserError, StepFailed: one line.
+    """
+    limits = options.limits()
+    workers = ssh.connect(pod, provisioning.require_ready(pod, tpu), tpu)
+    outcome = training.watch(workers, limits, options.show()(workers.addresses), tpu, stop_on_failure=False)
+    if isinstance(outcome, training.Interruption):
+        raise StepFailed(f"{pod.name} {outcome.value}")
+    return outcome, {"exit_code": outcome}
+
+
+def stop(pod: Pod, options: Options, tpu: TpuApi) -> Outcome:
+    """Stop the containers.
+
+    Raises:
+        UserError, StepFailed: one line.
+    """
+    limits = options.limits()
+    workers = ssh.connect(pod, provisioning.require_ready(pod, tpu), tpu)
+    training.stop(workers, limits)
+    return 0, {"workers": list(workers.addresses)}
+
+
+def status(pod: Pod, options: Options, tpu: TpuApi) -> Outcome:
+    """Print the states of the queued resource, the TPU VM and its containers.
+
+    Raises:
+        StepFailed: gcloud failed.
+    """
+    queue, node = tpu.queued_resource(pod), tpu.node(pod)
+    if queue:
+        say(f"{pod.name} (queue): {queue[0]}{f': {queue[1]}' if queue[1] else ''}")
+    state = queue[0] if queue else None
+    if not node:
+        say(f"{pod.name}: no TPU VM of this name in {pod.zone}")
+        return 0, {"queue": state, "state": None}
+    say(f"{pod.name}: {node} ({node.accelerator_type}, {plural(len(node.addresses), 'worker')})")
+    containers = []
+    script = shell_commands.container_state()
+    answers = ssh.connect(pod, node, tpu).on_all(script, timeout=60) if node.ready else []
+    for index, finished in enumerate(answers):
+        running, _, code = finished.stdout.strip().partition(" ")
+        container = {"true": "running", "false": f"exited with status {code}"}.get(running, "none")
+        containers.append(container)
+        say(f"{pod.name}: worker {index} ({node.addresses[index]}): container {container}")
+    return 0, {"queue": state, **_facts(node), "containers": containers}
+
+
+def delete(pod: Pod, options: Options, tpu: TpuApi) -> Outcome:
+    """Delete the TPU VM and its queued resource.
+
+    Raises:
+        StepFailed: it could not be deleted.
+    """
+    return 0, {"deleted": provisioning.delete(pod, options.limits(), tpu)}
+
+
+#: Name of an action on a TPU VM that exists -> function.
+ACTIONS: dict[str, Callable[[Pod, Options, TpuApi], Outcome]] = {
+    "check": check,
+    "run": run_on_existing,
+    "logs": logs,
+    "stop": stop,
+    "status": status,
+    "delete": delete,
+}
+
+
+def _existing(pods: Sequence[Pod], tpu: TpuApi) -> Pod:
+    """The one of the TPU VMs, which are the same in several zones, that exists or is queued; the first if none is."""
+    if len(pods) == 1:
+        return pods[0]
+    return next((pod for pod in pods if tpu.node(pod) or tpu.queued_resource(pod)), pods[0])
+
+
+def _handle_hangup() -> None:
+    """Clean up when the terminal is closed too, unless nohup, which ignores the signal, started this process."""
+    if signal.getsignal(signal.SIGHUP) == signal.SIG_DFL:
+        signal.signal(signal.SIGHUP, signal.getsignal(signal.SIGTERM))
+
+
+def perform(
+    action: str | None, options: Options, xla_dist_line: Sequence[str] = (), tpu: TpuApi | None = None
+) -> Outcome:
+    """Perform an action, or the whole run if it is None; exit status and result.
+
+    Args:
+        xla_dist_line: arguments of xla_dist, which then say what to run.
+    Raises:
+        UserError, StepFailed: one line.
+    """
+    _handle_hangup()
+    tpu = tpu or TpuApi()
+    if xla_dist_line:
+        parsed = xla_dist.parse(list(xla_dist_line), options.image_reference)
+        options = replace(options, name=parsed.name)
+        pod = _existing(options.pods(tpu), tpu)
+        code, facts = run_xla_dist(pod, parsed, options, tpu)
+    else:
+        pods = options.pods(tpu)
+        pod = pods[0]
+        if action:
+            gcloud.require()
+        if action == "create":
+            code, facts = create(pods, options, tpu)
+        elif action:
+            pod = _existing(pods, tpu)
+            code, facts = ACTIONS[action](pod, options, tpu)
+        else:
+            code, facts = train(pods, options, tpu)
+    return code, {"name": pod.name, "zone": pod.zone} | facts

@@ -1,0 +1,148 @@
+"""gcloud's command lines for a Cloud TPU VM and for the queued resource that makes one.
+
+Every function returns the arguments of one command and runs nothing. Flags: ``gcloud compute tpus tpu-vm`` and
+``queued-resources`` of gcloud 528 (https://cloud.google.com/sdk/gcloud/reference/compute/tpus).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from trainyard_jobs.pods import shell_commands
+
+TPU_VM = ("gcloud", "compute", "tpus", "tpu-vm")
+QUEUED = ("gcloud", "compute", "tpus", "queued-resources")
+
+
+@dataclass(frozen=True)
+class Pod:
+    """A TPU slice, which is addressed by its name and zone and may not exist yet.
+
+    Attributes:
+        name: of the TPU VM, and of its queued resource if there is one.
+        accelerator_type: such as ``v5litepod-16``.
+        version: the TPU VM's software version, such as ``v2-alpha-tpuv5-lite``.
+        spot: a Spot VM: cheaper, and can be preempted.
+        project: None for the project that gcloud is configured with.
+        internal: workers have no external IP addresses, and ssh connects to the internal ones.
+        service_account: account that the workers run as; None for Compute Engine's default service account.
+        user: user name for ssh; None for the local user name.
+        reserved: use the project's reservation.
+        labels: of the TPU VM.
+    """
+
+    name: str
+    zone: str
+    accelerator_type: str
+    version: str
+    spot: bool = False
+    project: str | None = None
+    network: str | None = None
+    subnetwork: str | None = None
+    internal: bool = False
+    service_account: str | None = None
+    user: str | None = None
+    reserved: bool = False
+    labels: tuple[tuple[str, str], ...] = ()
+
+    @property
+    def place(self) -> list[str]:
+        """Flags for the zone and the project."""
+        return [f"--zone={self.zone}", *([f"--project={self.project}"] if self.project else [])]
+
+    @property
+    def _kind(self) -> list[str]:
+        """Flags that ``tpu-vm create`` and ``queued-resources create`` share."""
+        optional = {"network": self.network, "subnetwork": self.subnetwork, "service-account": self.service_account}
+        return [
+            *(["--spot"] if self.spot else []),
+            *(["--reserved"] if self.reserved else []),
+            *([f"--labels={','.join(f'{key}={value}' for key, value in self.labels)}"] if self.labels else []),
+            *(f"--{flag}={value}" for flag, value in optional.items() if value),
+            *(["--internal-ips"] if self.internal else []),
+        ]
+
+
+def create(pod: Pod) -> list[str]:
+    """Create the TPU VM; the command ends when it is created or has failed."""
+    what = [f"--accelerator-type={pod.accelerator_type}", f"--version={pod.version}"]
+    return [*TPU_VM, "create", pod.name, *pod.place, *what, *pod._kind]
+
+
+def create_queued(pod: Pod, *, valid_until: str | None = None) -> list[str]:
+    """Create a queued resource for the TPU VM; the command ends when the request is queued.
+
+    Args:
+        valid_until: how long the request may wait in the queue, such as ``6h``; None for no limit.
+    """
+    what = [f"--node-id={pod.name}", f"--accelerator-type={pod.accelerator_type}", f"--runtime-version={pod.version}"]
+    until = [f"--valid-until-duration={valid_until}"] if valid_until else []
+    return [*QUEUED, "create", pod.name, *pod.place, *what, *pod._kind, *until]
+
+
+def describe(pod: Pod) -> list[str]:
+    """Describe the TPU VM as JSON: state, health, addresses of the workers."""
+    return [*TPU_VM, "describe", pod.name, *pod.place, "--format=json"]
+
+
+def describe_queued(pod: Pod) -> list[str]:
+    """Describe the queued resource as JSON."""
+    return [*QUEUED, "describe", pod.name, *pod.place, "--format=json"]
+
+
+def ssh(pod: Pod, worker: int | str, command: str, *, dry_run: bool = False) -> list[str]:
+    """Run a shell command on a worker.
+
+    Args:
+        worker: its index, or ``all``.
+        dry_run: print the ssh command line of each worker instead of running it.
+    """
+    return [
+        *TPU_VM,
+        "ssh",
+        f"{pod.user}@{pod.name}" if pod.user else pod.name,
+        *pod.place,
+        f"--worker={worker}",
+        # Without it, each of gcloud's ten attempts takes two minutes if a worker drops packets.
+        "--ssh-flag=-oConnectTimeout=10",
+        *(["--internal-ip"] if pod.internal else []),
+        *(["--dry-run"] if dry_run else []),
+        f"--command={command}",
+    ]
+
+
+def run(
+    pod: Pod,
+    image: str,
+    command: Sequence[str] = (),
+    env: Mapping[str, str] | None = None,
+    flags: Sequence[str] = (),
+) -> list[str]:
+    """Start the image's container on every worker, detached.
+
+    Args:
+        command, env, flags: as for :func:`trainyard_jobs.pods.shell_commands.start`.
+    """
+    steps = [shell_commands.login(image), shell_commands.start(image, command, env, flags)]
+    return ssh(pod, "all", " && ".join(step for step in steps if step))
+
+
+def logs(pod: Pod) -> list[str]:
+    """Follow the containers' logs, ``[i]`` before each line; exits with the status of a container that failed."""
+    return ssh(pod, "all", shell_commands.follow_marked())
+
+
+def stop(pod: Pod) -> list[str]:
+    """Stop the containers on every worker."""
+    return ssh(pod, "all", shell_commands.stop())
+
+
+def delete(pod: Pod) -> list[str]:
+    """Delete the TPU VM without a prompt."""
+    return [*TPU_VM, "delete", pod.name, *pod.place, "--quiet"]
+
+
+def delete_queued(pod: Pod) -> list[str]:
+    """Delete the queued resource and the TPU VM that it created, without a prompt."""
+    return [*QUEUED, "delete", pod.name, *pod.place, "--force", "--quiet"]

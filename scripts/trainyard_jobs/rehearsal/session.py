@@ -1,0 +1,298 @@
+"""A rehearsal from its options to its report: one job, or the trials of a tuning job one after the other."""
+
+from __future__ import annotations
+
+import contextlib
+import re
+import shlex
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import docker.errors
+
+from trainyard import console, installation
+from trainyard.console import StepFailed, UserError, say
+from trainyard.installation import require_extra
+from trainyard.settings import STATE
+from trainyard_jobs.model.machines import Hosts
+from trainyard_jobs.rehearsal import faults, images, report, sandbox, tuning
+from trainyard_jobs.rehearsal.faults import Fault
+from trainyard_jobs.rehearsal.images import LocalImage
+from trainyard_jobs.rehearsal.model import Rehearsal, Trial
+from trainyard_jobs.rehearsal.runner import Outcome, Runner
+from trainyard_jobs.schema.job_file import JobFile
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+#: Makes the rehearsal of a job, or of one of its trials; the platform's.
+Read = Callable[[Trial | None], Rehearsal]
+
+_SIZES = {"": 1, "k": 2**10, "m": 2**20, "g": 2**30}
+
+
+@dataclass(frozen=True)
+class Options:
+    """The options of `make rehearse`.
+
+    Attributes:
+        image: local image to run instead of those that the file names; "" for none.
+        buckets: folder with a folder for each bucket; None for ``buckets/`` in the output folder.
+        output: folder for the report; None for a new one in the state folder.
+        preempt, kill: faults; see :func:`trainyard_jobs.rehearsal.faults.parse`.
+        tpu_delay: seconds from the first request for the TPU node until it is ready.
+        timeout: seconds after which a job, or a trial, is stopped.
+        cpus, memory: limits of each replica, memory in bytes; 0 for an equal share.
+        trials: maximum number of trials; 0 for the job's number.
+        variables: additional variables of every replica.
+        sidecar: local image for the fakes; "" for the job's.
+    """
+
+    image: str = ""
+    buckets: Path | None = None
+    output: Path | None = None
+    preempt: str = ""
+    kill: str = ""
+    tpu_delay: float = 0.0
+    timeout: float = 1800.0
+    cpus: float = 0.0
+    memory: int = 0
+    trials: int = 0
+    variables: Mapping[str, str] = field(default_factory=dict)
+    sidecar: str = ""
+
+
+@dataclass(frozen=True)
+class Result:
+    """A finished rehearsal: the contents of its report, the folder with it, and what failed; empty if nothing did."""
+
+    report: dict[str, Any]
+    folder: Path
+    problems: tuple[str, ...]
+
+
+def parse_size(text: str) -> int:
+    """Bytes of ``900m``, ``2g`` or ``1.5GiB``, in units of 1024 as Docker's ``--memory``.
+
+    Raises:
+        UserError: it is not a size.
+    """
+    match = re.fullmatch(r"(\d+(?:\.\d+)?)([kmg]?)i?b?", text.lower())
+    if not match:
+        raise UserError(f"{installation.option('MEMORY', text)}: expected a size such as 900m or 2g")
+    return int(float(match[1]) * _SIZES[match[2]])
+
+
+def parse_variables(text: str) -> dict[str, str]:
+    """The variables of ``NAME=VALUE ...``, split as a shell splits words.
+
+    Raises:
+        UserError: a word is not NAME=VALUE, or a quote is not closed.
+    """
+    try:
+        pairs = [word.partition("=") for word in shlex.split(text)]
+    except ValueError as error:
+        raise UserError(f"{installation.option('ENV', repr(text))}: {str(error).lower()}") from None
+    for name, equals, _ in pairs:
+        if not equals or not re.fullmatch(r"[A-Za-z_]\w*", name):
+            raise UserError(f"{installation.option('ENV')}: {name!r} is not NAME=VALUE")
+    return {name: value for name, _, value in pairs}
+
+
+def placeholder_trial(study: tuning.Study | None) -> Trial | None:
+    """A first trial with "VALUE" for every parameter, to show what trials have in common; None without a study."""
+    return Trial(1, {one.name: "VALUE" for one in study.parameters}, study.metric) if study else None
+
+
+def requested_faults(options: Options, rehearsal: Rehearsal) -> list[Fault]:
+    """The faults to inject.
+
+    Raises:
+        UserError: one of them cannot happen in this job.
+    """
+    found = faults.parse("PREEMPT", options.preempt, rehearsal.replicas)
+    found += faults.parse("KILL", options.kill, rehearsal.replicas)
+    if options.tpu_delay and rehearsal.node is None:
+        raise UserError(
+            f"{installation.option('TPU_DELAY', f'{options.tpu_delay:g}')}: {rehearsal.platform} '{rehearsal.name}' "
+            "has no TPU node to wait for; "
+            "only the cloud_tpu workers of AI Platform are created while the job is already running"
+        )
+    return found
+
+
+def plan(rehearsal: Rehearsal) -> dict[str, Any]:
+    """The containers of a rehearsal, as ``DRY_RUN=1`` prints them."""
+    return {
+        "platform": rehearsal.platform,
+        "name": rehearsal.name,
+        "notes": list(rehearsal.notes),
+        "replicas": [
+            {
+                "name": one.name,
+                "hostname": one.hostname,
+                "role": one.role,
+                "image": one.image,
+                "command": one.command,
+                "args": one.arguments,
+                "environment": dict(sorted(one.environment.items())),
+                "devices": one.devices,
+            }
+            for one in rehearsal.replicas
+        ],
+    }
+
+
+def run(job: JobFile, read: Read, study: tuning.Study | None, options: Options) -> Result:
+    """Run a job, or the trials of a tuning job, and write the report.
+
+    Args:
+        read: makes the rehearsal of the job, or of one of its trials.
+        study: the study of a tuning job; None for other jobs.
+    Raises:
+        UserError: the options do not fit the job, an image is missing, or an optional dependency is not installed.
+        StepFailed: a container could not be started.
+    """
+    require_extra("cryptography", "rehearse")
+    if study:
+        require_extra("optuna", "rehearse")
+    session = _Session(options, job, read(placeholder_trial(study)))
+    found, problems = session.run_trials(study, read) if study else session.run_job()
+    if problems:
+        found["problems"] = problems
+    report.write(session.output, found)
+    return Result(found, session.output, tuple(problems))
+
+
+@contextlib.contextmanager
+def _engine_errors() -> Iterator[None]:
+    """Turn an error of the engine (no network address left, a folder it cannot mount) into a single line."""
+    try:
+        yield
+    except docker.errors.APIError as error:
+        raise StepFailed(f"the Docker engine failed: {error.explanation or error}") from None
+
+
+class _Session:
+    """What the runs of one command share: options, folders, images.
+
+    Args:
+        rehearsal: of the job, or of any of its trials: images and names are the same for all.
+    """
+
+    def __init__(self, options: Options, job: JobFile, rehearsal: Rehearsal) -> None:
+        self.options, self.job, self.rehearsal = options, job, rehearsal
+        name = re.sub(r"[^A-Za-z0-9._-]+", "-", rehearsal.name).strip("-") or "job"
+        stamp = time.strftime("%Y%m%d-%H%M%S")
+        self.output = (options.output or STATE / "rehearsals" / f"{name}-{stamp}").expanduser()
+        self.buckets = (options.buckets or self.output / "buckets").expanduser()
+        found: dict[tuple[str, Hosts], LocalImage] = {}
+        for reference, hosts in dict.fromkeys((one.image, one.hosts) for one in rehearsal.replicas):
+            found[reference, hosts] = image = images.find(reference, options.image, hosts)
+            if image.note:
+                say(f"rehearse: {image.note}")
+        self.images = {one.name: found[one.image, one.hosts] for one in rehearsal.replicas}
+        self.sidecar = images.find(options.sidecar, options.sidecar) if options.sidecar else None
+
+    def _run(self, rehearsal: Rehearsal, injected: Sequence[Fault], logs: Path) -> Outcome:
+        """Run one job, or one trial."""
+        options = self.options
+        share = sandbox.limits(len(rehearsal.replicas), options.cpus, options.memory)
+        say(
+            f"rehearse: {rehearsal.platform} '{rehearsal.name}': {len(rehearsal.replicas)} replicas with "
+            f"{share.cpus:.3g} CPUs and {share.memory / 2**30:.1f} GB each; gs:// is {self.buckets}"
+        )
+        image = self.sidecar or self.images[rehearsal.replicas[0].name]
+        names = sandbox.buckets_named(self.job.documents)
+        with _engine_errors(), sandbox.Sandbox(rehearsal, image, self.buckets, names, options.tpu_delay) as found:
+            return Runner(
+                rehearsal, found, self.images, share, injected, options.timeout, logs, options.variables
+            ).run()
+
+    def run_job(self) -> tuple[dict[str, Any], list[str]]:
+        """Run the job; its report, and what failed."""
+        requested = requested_faults(self.options, self.rehearsal)
+        outcome = self._run(self.rehearsal, requested, self.output / "logs")
+        found = report.of_run(self.rehearsal, outcome) | {"file": str(self.job.path)}
+        console.log.print(_replicas_table(outcome))
+        problems = [] if outcome.succeeded else [_failure(outcome)]
+        return found, problems + _not_injected(requested, outcome)
+
+    def run_trials(self, study: tuning.Study, read: Read) -> tuple[dict[str, Any], list[str]]:
+        """Run the trials one after the other; a fault is injected in the first trial that reaches its moment."""
+        limit = min(study.trials, self.options.trials or study.trials)
+        search = tuning.Search(replace(study, trials=limit))
+        runs: list[tuple[Trial, dict[str, Any], float | None]] = []
+        begun = time.monotonic()
+        remaining = requested_faults(self.options, self.rehearsal)
+        problems: list[str] = []
+        for _ in range(limit):
+            trial = search.ask()
+            rehearsal = read(trial)
+            values = ", ".join(f"{name}={value}" for name, value in trial.parameters.items())
+            say(f"rehearse: trial {trial.number} of {limit}: {values}")
+            outcome = self._run(rehearsal, remaining, self.output / "logs" / f"trial-{trial.number}")
+            remaining = [one for one in remaining if one not in [fault for fault, _ in outcome.injected]]
+            value = _measurement(study, outcome)
+            search.tell(trial, value)
+            runs.append((trial, report.of_run(rehearsal, outcome), value))
+            if value is None and sum(one is None for *_, one in runs) > study.failed_trials:
+                problems.append(f"trial {trial.number} failed: {_failure(outcome)}")
+                break
+        found = report.of_tuning(runs, study.metric, study.maximize, time.monotonic() - begun)
+        console.log.print(_trials_table(runs, study.metric))
+        problems += [f"{fault} was never injected" for fault in remaining]
+        return found | {"file": str(self.job.path), "status": "failed" if problems else "succeeded"}, problems
+
+
+def _measurement(study: tuning.Study, outcome: Outcome) -> float | None:
+    """The measurement of a trial; None, with the reason in its outcome, if it has none."""
+    if not outcome.succeeded:
+        return None
+    try:
+        return tuning.final(study, tuning.measurements(outcome.metrics, study.metric))
+    except StepFailed as error:
+        outcome.succeeded, outcome.why = False, str(error)
+        return None
+
+
+def _failure(outcome: Outcome) -> str:
+    return outcome.why + (f" ({outcome.advice})" if outcome.advice else "")
+
+
+def _not_injected(requested: Sequence[Fault], outcome: Outcome) -> list[str]:
+    injected = [fault for fault, _ in outcome.injected]
+    return [
+        f"'{fault}' was never injected: the log did not reach that moment (steps are those in the log; epoch2 and 30s "
+        "are moments too)"
+        for fault in requested
+        if fault not in injected
+    ]
+
+
+def _replicas_table(outcome: Outcome) -> Table:
+    from rich.table import Table
+
+    table = Table(box=None, header_style="bold")
+    for column in ("replica", "exit status", "ended by", "restarts", "seconds"):
+        table.add_column(column, justify="right" if column in ("exit status", "restarts", "seconds") else "left")
+    for one in outcome.members:
+        last = one.attempts[-1]
+        seconds = (last.ended or outcome.seconds) - last.started
+        table.add_row(one.replica.name, str(one.status), last.cause, str(len(one.attempts) - 1), f"{seconds:.1f}")
+    return table
+
+
+def _trials_table(runs: Sequence[tuple[Trial, dict[str, Any], float | None]], metric: str) -> Table:
+    from rich.table import Table
+
+    table = Table(box=None, header_style="bold")
+    for column in ("trial", *runs[0][0].parameters, metric, "seconds"):
+        table.add_column(column, justify="right")
+    for trial, found, value in runs:
+        measured = "failed" if value is None else f"{value:.4g}"
+        table.add_row(str(trial.number), *trial.parameters.values(), measured, f"{found['seconds']:.1f}")
+    return table

@@ -1,0 +1,257 @@
+"""Job files of all platforms: read with line numbers, recognized by their keys."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from trainyard.console import UserError
+from trainyard.spec import yaml_source
+from trainyard.spec.yaml_source import Location, relative
+from trainyard_jobs.schema import google
+
+Kind = Literal["custom-job", "hyperparameter-tuning-job", "ai-platform", "gke"]
+
+#: Keys that identify a kind, in camelCase.
+_CUSTOM_JOB = ("workerPoolSpecs", "jobSpec")
+_TUNING = ("studySpec", "trialJobSpec")
+_AI_PLATFORM = ("trainingInput", "scaleTier", "masterConfig", "masterType", "workerConfig", "workerType", "packageUris")
+
+#: Kubernetes objects that are jobs, and the API group of each.
+GKE_JOBS = {"Job": "batch", "JobSet": "jobset.x-k8s.io", "TrainJob": "trainer.kubeflow.org"}
+
+_DESCRIPTIONS = {
+    "custom-job": "a CustomJob or CustomJobSpec (workerPoolSpecs)",
+    "hyperparameter-tuning-job": "a HyperparameterTuningJob (studySpec, trialJobSpec)",
+    "ai-platform": "an AI Platform job (trainingInput, scaleTier)",
+    "gke": "Kubernetes manifests with a Job, JobSet or TrainJob (apiVersion, kind)",
+}
+
+
+#: Words of which a job file has at least one, whichever way it spells its keys.
+_WORDS = re.compile(
+    "apiVersion|" + "|".join(re.sub("([A-Z])", r"_?\1", key) for key in (*_CUSTOM_JOB, *_TUNING, *_AI_PLATFORM)),
+    re.IGNORECASE,
+)
+
+
+#: Fields of a SkyPilot task: get_task_schema of
+#: https://github.com/skypilot-org/skypilot/blob/7e595970a806dcc9eefadf459f399edf1733e962/sky/utils/schemas.py.
+_SKY_PILOT = {
+    "name",
+    "workdir",
+    "event_callback",
+    "num_nodes",
+    "resources",
+    "file_mounts",
+    "service",
+    "pool",
+    "setup",
+    "run",
+    "envs",
+    "secrets",
+    "managed_secrets",
+    "inputs",
+    "outputs",
+    "config",
+    "volumes",
+    "volume_mounts",
+    "api_server_access",
+}
+
+
+def is_kubernetes_job(document: dict[str, Any]) -> bool:
+    """Whether an object is a job that is checked here; a Job of another group, such as Volcano's, is none.
+
+    Without a group it is: no cluster has such a kind, and the checks say so.
+    """
+    group = GKE_JOBS.get(str(document.get("kind")))
+    version = str(document.get("apiVersion", ""))
+    return group is not None and ("/" not in version or version.partition("/")[0] == group)
+
+
+class NotAJobError(UserError):
+    """A readable file that is not a job."""
+
+
+class OtherFormatError(NotAJobError):
+    """A job of a scheduler whose own program checks it."""
+
+
+def may_be_job(text: str) -> bool:
+    """Whether a text has a word that every job has; False for most other files, which then need not be parsed."""
+    return bool(_WORDS.search(text))
+
+
+def camel(key: str) -> str:
+    """``worker_pool_specs`` as ``workerPoolSpecs``; other keys as they are."""
+    if not re.fullmatch(r"[a-z]+(_[a-z0-9]+)+", key):
+        return key
+    first, *rest = key.split("_")
+    return first + "".join(word.capitalize() for word in rest)
+
+
+def _camel(node: Any) -> Any:
+    """The keys of Google's messages in camelCase; those below ``labels`` are the user's and stay."""
+    if isinstance(node, dict):
+        return {camel(key): value if key == "labels" else _camel(value) for key, value in node.items()}
+    if isinstance(node, list):
+        return [_camel(value) for value in node]
+    return node
+
+
+@dataclass(frozen=True)
+class JobFile:
+    """The configuration of a job.
+
+    Attributes:
+        documents: plain data. Google's keys are in camelCase, whichever way the file spells them, and values as gcloud
+            reads them: see :func:`trainyard_jobs.schema.google.as_gcloud_reads`.
+        nodes: the documents as parsed, with line numbers and the file's spelling.
+    """
+
+    path: Path
+    kind: Kind
+    documents: list[dict[str, Any]]
+    nodes: list[Any]
+
+    def line(self, location: Location, document: int = 0) -> int | None:
+        """1-based line of the value at ``location`` (camelCase) of a document; of its parent if it is missing."""
+        node = self.nodes[document]
+        written: list[int | str] = []
+        for step in location:
+            if isinstance(step, int) and isinstance(node, dict):
+                continue  # the file has a mapping where the data has a list of one
+            if isinstance(node, dict) and step not in node:
+                step = next((key for key in node if camel(str(key)) == step), step)
+            written.append(step)
+            try:
+                node = node[step]
+            except (KeyError, IndexError, TypeError):
+                node = None
+        return yaml_source.line_of(self.nodes[document], tuple(written)) or self._first_line(document)
+
+    def _first_line(self, document: int) -> int | None:
+        lines = getattr(self.nodes[document], "lc", None)
+        return lines.line + 1 if lines else None
+
+    def where(self, location: Location, document: int = 0) -> str:
+        """``path:line`` of a value, for messages."""
+        line = self.line(location, document)
+        return f"{relative(self.path)}:{line}" if line else relative(self.path)
+
+    @property
+    def root(self) -> Location:
+        """Location of :attr:`spec` in the first document."""
+        wrapper = {
+            "custom-job": "jobSpec",
+            "hyperparameter-tuning-job": "trialJobSpec",
+            "ai-platform": "trainingInput",
+        }.get(self.kind)
+        # Only the other two may leave out what is around the spec.
+        tuning = self.kind == "hyperparameter-tuning-job"
+        return (wrapper,) if wrapper and (tuning or wrapper in self.documents[0]) else ()
+
+    @property
+    def spec(self) -> dict[str, Any]:
+        """The CustomJobSpec (of a trial, for a tuning job), the TrainingInput, or the first job of Kubernetes."""
+        if self.kind == "gke":
+            return next(one for one in self.documents if is_kubernetes_job(one))
+        found: Any = self.documents[0]
+        for step in self.root:
+            found = found.get(str(step))
+        return found if isinstance(found, dict) else {}
+
+
+def _recognize(data: list[dict[str, Any]]) -> Kind | None:
+    """The kind of job that the documents describe, by their keys; None if they describe none."""
+    if any("apiVersion" in one and "kind" in one for one in data):
+        return "gke" if any(is_kubernetes_job(one) for one in data) else None
+    keys = {camel(key) for key in data[0]}
+    if keys & set(_TUNING):
+        return "hyperparameter-tuning-job"
+    if keys & set(_CUSTOM_JOB):
+        return "custom-job"
+    if keys & set(_AI_PLATFORM) - {"workerConfig", "workerType"}:  # Dataproc's policies have a workerConfig too
+        return "ai-platform"
+    return None
+
+
+#: Unquoted words that are booleans in YAML 1.1, which gcloud and kubectl read, and text in YAML 1.2:
+#: https://yaml.org/type/bool.html and https://github.com/kubernetes-sigs/yaml/blob/742f5e6/goyaml.v2/resolve.go
+_BOOLEANS = dict.fromkeys(("y", "yes", "on"), True) | dict.fromkeys(("n", "no", "off"), False)
+
+
+def _yaml_1_1(node: Any, *, base_60: bool) -> Any:
+    """A node with these words as gcloud and kubectl read them; quoted text has another class than str.
+
+    Args:
+        base_60: whether ``1:30`` is the number 90, as for gcloud; for kubectl it is text.
+    """
+    if isinstance(node, dict):
+        return {key: _yaml_1_1(value, base_60=base_60) for key, value in node.items()}
+    if isinstance(node, list):
+        return [_yaml_1_1(value, base_60=base_60) for value in node]
+    if type(node) is str and node in (node.lower(), node.upper(), node.capitalize()):
+        if node.lower() in _BOOLEANS:
+            return _BOOLEANS[node.lower()]
+        if (
+            base_60
+            and len(node) < yaml_source.LONGEST_NUMBER
+            and re.fullmatch(r"[-+]?[1-9][0-9]*(:[0-5]?[0-9])+", node)
+        ):
+            number = 0
+            for part in node.lstrip("-+").split(":"):
+                number = number * 60 + int(part)
+            return -number if node.startswith("-") else number
+    return node
+
+
+def load(path: Path) -> JobFile:
+    """Read a job file, YAML or JSON.
+
+    Raises:
+        NotAJobError: it is not a job, or one that is not checked here.
+        UserError: it cannot be read; the message gives file and line.
+    """
+    if path.suffix in (".sh", ".sbatch", ".slurm"):
+        if path.suffix != ".sh" or "#SBATCH" in yaml_source.text(path):
+            raise OtherFormatError(f"{relative(path)}: a Slurm script; 'sbatch --test-only {path.name}' checks it")
+        raise UserError(f"{relative(path)}: a shell script: job files are YAML or JSON")
+    return _job_file(path, yaml_source.read_all(path))
+
+
+def parse(text: str, path: Path) -> JobFile:
+    """A job from its text; messages name ``path``. See :func:`load`."""
+    return _job_file(path, yaml_source.parse(text, path))
+
+
+def _job_file(path: Path, nodes: list[Any]) -> JobFile:
+    if not nodes:
+        raise NotAJobError(f"{relative(path)}: empty; expected one of: {'; '.join(_DESCRIPTIONS.values())}")
+    for node in nodes:
+        if not isinstance(node, dict):
+            raise NotAJobError(f"{relative(path)}: expected 'key: value' pairs at the top level")
+    data = [yaml_source.plain(node) for node in nodes]
+    kind = _recognize(data)
+    if kind is None:
+        if any("run" in one and _SKY_PILOT.issuperset(one) for one in data):
+            raise OtherFormatError(f"{relative(path)}: a SkyPilot task; 'sky launch --dryrun {path.name}' checks it")
+        keys = ", ".join(list(data[0])[:5])
+        raise NotAJobError(
+            f"{relative(path)}:1: not a job: its keys are {keys}; expected one of: {'; '.join(_DESCRIPTIONS.values())}"
+        )
+    if kind == "gke":
+        data = [yaml_source.plain(_yaml_1_1(node, base_60=False)) for node in nodes]
+    else:
+        if len(nodes) > 1:
+            raise UserError(f"{relative(path)}: {len(nodes)} documents; {_DESCRIPTIONS[kind]} has one")
+        document: dict[str, Any] = _camel(yaml_source.plain(_yaml_1_1(nodes[0], base_60=True)))
+        data = [google.as_gcloud_reads(kind, document)]
+    found = JobFile(path, kind, data, nodes)
+    for step in found.root:
+        if not isinstance(data[0].get(str(step), {}), dict):
+            raise UserError(f"{found.where(found.root)}: {step}: expected 'key: value' pairs")
+    return found
