@@ -5,7 +5,7 @@
 .DEFAULT_GOAL := help
 MAKEFLAGS += --no-print-directory
 TRAINYARD := .venv/bin/trainyard
-COMMANDS := $(subst _,-,$(filter-out __init__,$(basename $(notdir $(wildcard scripts/*/commands/*.py)))))
+COMMANDS := $(sort $(filter-out commands,$(subst _,-,$(notdir $(basename $(subst /__init__,,$(wildcard $(addprefix scripts/*/commands/,*.py */*.py))))))))
 
 # The names of the variables on make's command line. Variables of the environment do not count.
 export TRAINYARD_MAKE_VARIABLES := $(foreach name,$(.VARIABLES),$(if $(filter command line,$(origin $(name))),$(name)))

@@ -1,23 +1,26 @@
 """The command line: ``trainyard COMMAND``, with a module per command, in ``commands`` of this package or a neighbour.
 
 A command module has a docstring, ``GROUP`` (one of :data:`GROUPS`) and ``command``, a click command. It imports what it
-needs inside its function, so that ``--help`` loads no library. ``get_command`` imports the module of that name.
+needs inside its function, so that ``--help`` loads no library. ``get_command`` imports the module of that name. The
+module ``dev/build.py`` is the command ``dev build``, and ``build`` for short, which is also the name for make.
 """
 
 from __future__ import annotations
 
+import copy
 import errno
 import importlib
 import os
 import signal
 import sys
+from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any, NoReturn
 
 import click
 
-from trainyard import __version__, installation, registration, settings
+from trainyard import __version__, installation, options, registration, settings
 from trainyard.console import StepFailed, UserError, fail, nearest
 
 #: Group -> its heading in ``trainyard --help``, in this order.
@@ -39,36 +42,59 @@ class Ended(Exception):
 
 @cache
 def _modules() -> dict[str, str]:
-    """Return the name of each command -> its module."""
-    return {
-        path.stem.replace("_", "-"): f"{package}.{path.stem}"
-        for package, folder in registration.command_folders().items()
-        for path in folder.glob("*.py")
-        if path.stem != "__init__"
-    }
+    """Return the name of each command, such as ``image`` or ``job check``, -> its module."""
+    modules: dict[str, str] = {}
+    for package, folder in registration.command_folders().items():
+        for path in sorted(folder.rglob("*.py")):
+            *groups, stem = path.relative_to(folder).with_suffix("").parts
+            module = ".".join([package, *groups, stem]).removesuffix(".__init__")
+            words = [*groups, stem.replace("_", "-").removesuffix("".join(f"-{group}" for group in groups))]
+            if name := " ".join(word for word in words if word != "--init--"):
+                modules.setdefault(name, module)
+    return modules
+
+
+@cache
+def _short_names() -> dict[str, str]:
+    """Return the name of each command of a group without it, as in ``make check-job`` -> its name."""
+    names = {module.rpartition(".")[2].replace("_", "-"): name for name, module in _modules().items() if " " in name}
+    return {short: name for short, name in names.items() if short not in _modules()}
 
 
 class Commands(click.Group):
-    """The modules of all packages of commands; ``check_job`` is called ``check-job``."""
+    """The modules of all packages of commands."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
-        return sorted(_modules())
+        return sorted([*(name for name in _modules() if " " not in name), *_short_names()])
+
+    def list_group(self, group: str) -> list[str]:
+        """Return the names of the commands of a group, such as ``dev build``."""
+        return sorted(name for name in _modules() if name.startswith(f"{group} "))
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        if cmd_name not in _modules():
+        name = _short_names().get(cmd_name, cmd_name)
+        if name not in _modules():
             return None
-        module = importlib.import_module(_modules()[cmd_name])
-        found: click.Command = module.command
-        found.name = cmd_name
-        return found
+        command: click.Command = copy.copy(importlib.import_module(_modules()[name]).command)
+        command.name = cmd_name
+        command.hidden |= name != cmd_name
+        return command
 
     def resolve_command(
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
-        name = args[0]
-        if not ctx.resilient_parsing and not name.startswith("-") and self.get_command(ctx, name) is None:
+        name, *rest = args
+        if (inner := " ".join(args[:2])) in _modules():
+            return inner, self.get_command(ctx, inner), args[2:]
+        command = self.get_command(ctx, name)
+        if ctx.resilient_parsing or name.startswith("-"):
+            return super().resolve_command(ctx, args)
+        if command is None:
             raise UserError(f"no such command{nearest(name, self.list_commands(ctx))}; 'trainyard --help' lists them")
-        return super().resolve_command(ctx, args)
+        if rest and not command.params and isinstance(command, options.Group) and not rest[0].startswith("-"):
+            suggested = nearest(inner, self.list_group(name))
+            raise UserError(f"no such command {inner}{suggested}; 'trainyard {name} --help' lists them")
+        return name, command, rest
 
     def invoke(self, ctx: click.Context) -> Any:
         try:
@@ -77,12 +103,16 @@ class Commands(click.Group):
             raise Ended from error
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        self.write_commands(ctx, formatter, self.list_commands(ctx))
+
+    def write_commands(self, ctx: click.Context, formatter: click.HelpFormatter, names: Sequence[str]) -> None:
+        """Write commands below the headings of :data:`GROUPS`, without hidden commands."""
         rows: dict[str, list[tuple[str, str]]] = {group: [] for group in GROUPS}
-        for name in self.list_commands(ctx):
-            found = self.get_command(ctx, name)
-            if found is not None and not found.hidden:
-                group = sys.modules[_modules()[name]].GROUP
-                rows[group].append((name, found.get_short_help_str(limit=80)))
+        for name in names:
+            command = self.get_command(ctx, name)
+            if command is not None and not command.hidden:
+                group = importlib.import_module(_modules()[name]).GROUP
+                rows[group].append((name, command.get_short_help_str(limit=80)))
         for group, heading in GROUPS.items():
             if rows[group]:
                 with formatter.section(heading):
@@ -155,7 +185,8 @@ def run(arguments: list[str]) -> int:
     signal.signal(signal.SIGTERM, _interrupted)
     _open_closed_streams()
     given = settings.adopt_make_variables()
-    name = next((word for word in arguments if not word.startswith("-")), "trainyard")
+    words = [word for word in arguments if not word.startswith("-")] or ["trainyard"]
+    name = inner if (inner := " ".join(words[:2])) in _modules() else words[0]
     try:
         _check_make_variables(name, given)
         status = trainyard.main(arguments or ["--help"], prog_name="trainyard", standalone_mode=False)

@@ -46,7 +46,7 @@ class _Switch(click.types.BoolParamType):
             self.fail(f"{value!r} is neither 1 nor 0", param, ctx)
 
 
-def _values(_context: click.Context, parameter: click.Parameter, incomplete: str) -> list[CompletionItem]:
+def _values(context: click.Context, parameter: click.Parameter, incomplete: str) -> list[CompletionItem]:
     """Return what the shell offers for a parameter, by its name: targets, and the values that neighbours know."""
     from click.shell_completion import CompletionItem
 
@@ -58,6 +58,7 @@ def _values(_context: click.Context, parameter: click.Parameter, incomplete: str
         return [CompletionItem(incomplete, type="dir")]
     else:
         known = sorted(path.parent.name for path in (settings.ROOT / "images").glob("*/image.yaml"))
+        known += context.command.inner_names(context) if isinstance(context.command, Group) else []
     return [CompletionItem(value) for value in known if value.startswith(incomplete)]
 
 
@@ -76,6 +77,28 @@ def option(flag: str, *names: str, variable: str | None = None, **attributes: An
 def flag(name: str, *names: str, **attributes: Any) -> Callable[[F], F]:
     """An option without a value; its variable counts as given when it is ``1``, ``true``, ``yes`` or ``on``."""
     return option(name, *names, is_flag=True, type=_Switch(), **attributes)
+
+
+class Group(click.Command):
+    """A command with other commands below it, as in ``job`` and ``job check``; ``--help`` lists them."""
+
+    def format_epilog(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """Write the commands of the group, then the epilog."""
+        root: Any = ctx.find_root().command
+        root.write_commands(ctx, formatter, root.list_group(self.name))
+        super().format_epilog(ctx, formatter)
+
+    def inner_names(self, ctx: click.Context) -> list[str]:
+        """Return the names of its commands, without that of the group."""
+        root: Any = ctx.find_root().command
+        return [name.split()[1] for name in root.list_group(self.name)]
+
+    def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem]:
+        """Return options, as for any command, and the commands of the group."""
+        from click.shell_completion import CompletionItem
+
+        inner = [CompletionItem(name) for name in self.inner_names(ctx) if name.startswith(incomplete)]
+        return [*inner, *super().shell_complete(ctx, incomplete)]
 
 
 class Forwarding(click.Command):

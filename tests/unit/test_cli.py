@@ -84,10 +84,43 @@ def test_every_command_of_today_is_there() -> None:
     assert set(all_commands()) >= COMMANDS
 
 
+def test_the_first_help_is_short_and_short_names_of_grouped_commands_are_hidden() -> None:
+    shown = {name for name, command in all_commands().items() if not command.hidden}
+    assert len(shown - {"dev", "job", "pod"}) <= 15
+    assert not shown & {"build", "check-job", "authorize-tpu", "cloudbuild-local"}
+
+
+def test_a_command_of_a_group_has_the_groups_name_or_none() -> None:
+    for words in (["dev", "rules"], ["rules"]):
+        assert json.loads(direct(*words, "gke", "--json").stdout)["rules"]
+    assert direct("job", "check", "--help").stdout.startswith("Usage: trainyard job check [OPTIONS] FILE...")
+    assert direct("check-job", "--help").stdout.startswith("Usage: trainyard check-job [OPTIONS] FILE...")
+
+
+def test_a_group_lists_its_commands() -> None:
+    assert "dev build" in direct("dev").stdout
+    assert "job check" in direct("job", "--help").stdout
+    assert "pod authorize-tpu" in direct("pod", "--help").stdout
+
+
+def test_a_misspelt_command_of_a_group_is_named_with_the_nearest() -> None:
+    done = direct("dev", "biuld")
+    assert done.returncode == 2
+    assert (
+        done.stderr == "dev: no such command dev biuld (did you mean 'dev build'?); 'trainyard dev --help' lists them\n"
+    )
+
+
+def test_the_error_of_a_command_of_a_group_begins_with_its_name() -> None:
+    done = direct("job", "check", "missing.yaml")
+    assert (done.returncode, done.stderr) == (2, "job check: missing.yaml: No such file or directory\n")
+
+
 @commands
 def test_every_command_is_documented(name: str, trainyard: Command) -> None:
-    command = all_commands()[name]
-    assert sys.modules[str(command.callback.__module__)].__dict__["GROUP"] in cli.GROUPS
+    module = sys.modules[str(all_commands()[name].callback.__module__)].__dict__
+    command = module["command"]
+    assert module["GROUP"] in cli.GROUPS
     status, out, _ = trainyard(name, "--help")
     assert status == 0
     assert out.startswith(f"Usage: trainyard {name}")
@@ -149,7 +182,7 @@ def test_help_imports_no_library(words: list[str]) -> None:
 def test_make_alone_prints_the_help() -> None:
     found = make()
     assert found.returncode == 0
-    for name in ("image", "build", "verify", "smoke", "push", "list", "clean", "base", "shell", "lock", "render"):
+    for name in ("init", "image", "run", "push", "verify", "list", "clean", "lock", "job", "pod", "dev"):
         assert f"\n  {name} " in found.stdout
 
 

@@ -11,7 +11,8 @@ import yaml
 
 from cloudbuild_local import config as cloud_config
 from trainyard import cli, settings
-from trainyard.commands import cloudbuild_step, image_index, promote, push
+from trainyard.commands import promote, push
+from trainyard.commands.dev import cloudbuild_step, image_index
 from trainyard.project import generated
 from trainyard.release import pipelines as cloud_plan
 from trainyard.release.pipelines import Schedule
@@ -39,7 +40,7 @@ def test_every_target_but_fallbacks_has_one_schedule() -> None:
 
 @schedules
 def test_all_files_of_a_schedule_are_generated(schedule: Schedule) -> None:
-    assert {schedule.build, schedule.workflow, schedule.trigger} <= set(generated.rendered())
+    assert {schedule.build, schedule.workflow, schedule.trigger} <= set(generated.rendered(cli.trainyard))
 
 
 @schedules

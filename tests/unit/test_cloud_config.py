@@ -14,6 +14,7 @@ from tests.fakes import cloud_build_rules, discovery
 from cloudbuild_local import config as cloud_config
 from cloudbuild_local import rules
 from cloudbuild_local.normalization import normalize
+from trainyard import cli
 from trainyard.console import UserError
 from trainyard.project import generated
 from trainyard.release import pipelines as cloud_plan
@@ -105,7 +106,7 @@ def test_logs_go_to_cloud_logging_only(data: dict[str, Any]) -> None:
 
 def test_it_is_marked_as_generated() -> None:
     assert "Generated from images/*/image.yaml by `make render`. Do not edit." in TEXT.splitlines()[0]
-    assert cloud_plan.PUSHED.build in generated.rendered()
+    assert cloud_plan.PUSHED.build in generated.rendered(cli.trainyard)
 
 
 # --- the schema of the API's discovery document ----------------------------------------------------------------------

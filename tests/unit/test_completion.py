@@ -42,7 +42,10 @@ def completed(*words: str, shell: str = "bash") -> list[str]:
 
 
 def test_commands_are_completed() -> None:
-    assert completed("ru") == ["rules", "run"]
+    assert completed("ru") == ["run"]
+    assert completed("dev", "ru") == ["rules"]
+    assert completed("job", "re") == ["rehearse"]
+    assert completed("job", "check", "--str") == ["--strict"]
 
 
 def test_options_are_completed() -> None:
@@ -121,7 +124,8 @@ def path(tmp_path: Path) -> str:
 
 #: What is typed, and the word that it is completed to: a command, an option, a target, a platform, an accelerator.
 TYPED = {
-    "trainyard rehe": "rehearse",
+    "trainyard job rehe": "rehearse",
+    "trainyard promo": "promote",
     "trainyard run --moun": "--mount",
     "trainyard job --platf": "--platform",
     "trainyard image --comp": "--compression",

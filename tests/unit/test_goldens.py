@@ -17,12 +17,15 @@ from pathlib import Path
 from typing import Any
 from unittest import mock
 
+import click
 import pytest
 from tests import workspaces
 from tests.goldens import transcript
 from tests.goldens.transcript import FOLDER, ROOT
 from tests.unit.corpus import cloud_build, google_jobs, kubernetes, published
 from tests.unit.corpus.case import Case
+
+from trainyard import cli
 
 Command = Callable[..., tuple[int, str, str]]
 COMMANDS = sorted(path.stem for path in (FOLDER / "commands").glob("*.txt"))
@@ -89,8 +92,10 @@ def test_what_a_command_prints(name: str, run: transcript.Run, normalize: Callab
 
 
 def test_every_command_has_a_transcript(trainyard: Command) -> None:
-    listed = re.findall(r"^  ([a-z][a-z-]+)  ", trainyard("--help")[1], re.MULTILINE)
-    assert set(listed) <= set(COMMANDS)
+    help_ = "".join(trainyard(*words)[1] for words in (["--help"], ["dev"], ["job", "--help"], ["pod", "--help"]))
+    listed = re.findall(r"^  ([a-z][a-z -]+?)  ", help_, re.MULTILINE)
+    names = {cli.trainyard.get_command(click.Context(cli.trainyard), name).callback.__module__ for name in listed}
+    assert {name.rpartition(".")[2].replace("_", "-") for name in names} <= set(COMMANDS)
 
 
 #: File and line at the start of a message.

@@ -24,8 +24,8 @@ PACKAGES = ROOT / "scripts"
 #: Modules whose texts may name make: file -> why.
 ALLOWED = {
     "trainyard/cli.py": "the help says how both spellings belong together",
-    "trainyard/commands/check.py": "examples of a command that needs a checkout",
-    "trainyard/commands/test.py": "examples of a command that needs a checkout",
+    "trainyard/commands/dev/check.py": "examples of a command that needs a checkout",
+    "trainyard/commands/dev/test.py": "examples of a command that needs a checkout",
     "trainyard/image/catalog_page.py": "a page of a checkout's documentation",
     "trainyard/image/dockerfile.py": "the first line of a file that a checkout generates",
     "trainyard/image/sizes.py": "the creator named in a file that a checkout generates",

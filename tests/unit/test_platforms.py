@@ -79,8 +79,8 @@ def test_every_module_of_a_platform_is_listed() -> None:
 
 def test_job_and_rehearse_name_no_platform_in_their_code() -> None:
     """Only their texts do: the examples show every platform."""
-    commands = ROOT / "scripts" / "trainyard_jobs" / "commands"
-    job, rehearse = ((commands / f"{name}.py").read_text(encoding="utf-8") for name in ("job", "rehearse"))
+    commands = ROOT / "scripts" / "trainyard_jobs" / "commands" / "job"
+    job, rehearse = ((commands / f"{name}.py").read_text(encoding="utf-8") for name in ("__init__", "rehearse"))
     for platform in platforms.PLATFORMS:
         assert f"--platform {platform.name} " in job
         assert f'"{platform.name}"' not in job + rehearse

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from trainyard import installation
+from trainyard import cli, installation
 from trainyard.console import StepFailed, UserError
 from trainyard.project import check, test
 from trainyard_jobs.model import machines
@@ -25,7 +25,7 @@ def test_failed_checks_are_named_and_their_findings_printed(
     monkeypatch: pytest.MonkeyPatch, trainyard: Command
 ) -> None:
     parts = {"one": lambda: [], "two": lambda: ["file.py:1: wrong"], "three": lambda: ["file.yaml: wrong"]}
-    monkeypatch.setattr(check, "checks", lambda: parts)
+    monkeypatch.setattr(check, "checks", lambda _: parts)
     status, out, err = trainyard("check", "--json")
     assert (status, out) == (1, '{\n  "failed": [\n    "two",\n    "three"\n  ]\n}\n')
     assert err == "file.py:1: wrong\nfile.yaml: wrong\ncheck: failed: two, three\n"
@@ -33,7 +33,7 @@ def test_failed_checks_are_named_and_their_findings_printed(
 
 def test_a_table_that_was_compared_long_ago_is_a_warning(monkeypatch: pytest.MonkeyPatch, trainyard: Command) -> None:
     """The exit status of a commit's checks is the same on every day."""
-    monkeypatch.setattr(check, "checks", lambda: {"one": lambda: []})
+    monkeypatch.setattr(check, "checks", lambda _: {"one": lambda: []})
     monkeypatch.setattr(machines, "MAX_AGE", -100_000)
     status, out, err = trainyard("check")
     assert (status, out) == (0, "")
@@ -41,7 +41,7 @@ def test_a_table_that_was_compared_long_ago_is_a_warning(monkeypatch: pytest.Mon
 
 
 def test_passed_checks_are_named(monkeypatch: pytest.MonkeyPatch, trainyard: Command) -> None:
-    monkeypatch.setattr(check, "checks", lambda: {"one": lambda: [], "two": lambda: []})
+    monkeypatch.setattr(check, "checks", lambda _: {"one": lambda: [], "two": lambda: []})
     assert trainyard("check") == (0, "", "passed: one, two\n")
 
 
@@ -49,7 +49,7 @@ def test_passed_checks_are_named(monkeypatch: pytest.MonkeyPatch, trainyard: Com
 def test_all_platforms_are_checked_whatever_arch_is(
     monkeypatch: pytest.MonkeyPatch, trainyard: Command, arch: str
 ) -> None:
-    monkeypatch.setattr(check, "commands", lambda _: {})
+    monkeypatch.setattr(check, "programs", lambda *_: {})
     assert trainyard("check", ARCH=arch) == (0, "", "passed: locks, generated files, advisories\n")
 
 
@@ -64,13 +64,13 @@ def test_output_of_a_program_is_a_finding_only_if_it_fails(monkeypatch: pytest.M
     script = "print('a'); import sys; print('b', file=sys.stderr, flush=True); sys.exit({})"
     commands = {name: [sys.executable, "-u", "-c", script.format(name)] for name in ("0", "1")}
     commands["2"] = [sys.executable, "-c", "raise SystemExit(2)"]
-    monkeypatch.setattr(check, "commands", lambda _: commands)
-    parts = check.checks()
+    monkeypatch.setattr(check, "programs", lambda *_: commands)
+    parts = check.checks(cli.trainyard)
     assert {name: parts[name]() for name in commands} == {"0": [], "1": ["a", "b"], "2": ["exited with 2"]}
 
 
 def test_every_dockerfile_and_workflow_is_checked() -> None:
-    words = {word for command in check.commands(ROOT).values() for word in command}
+    words = {word for command in check.programs(ROOT, cli.trainyard).values() for word in command}
     tracked = subprocess.run(["git", "ls-files"], cwd=ROOT, capture_output=True, text=True, check=True).stdout.split()
     expected = {name for name in tracked if name.endswith("Dockerfile") or name.startswith(".github/workflows/")}
     small = {"tests/image/registry/Dockerfile"}  # of a fixture

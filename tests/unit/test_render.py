@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+from trainyard import cli
 from trainyard.image import dockerfile as render
 from trainyard.project import generated
 from trainyard.settings import ROOT
@@ -25,7 +26,7 @@ ALL = [*model.targets(), *EXAMPLES]
 
 @pytest.mark.parametrize("target", [None, *EXAMPLES])
 def test_committed_files_are_what_the_specs_give(target: str | None) -> None:
-    assert generated.drift(model.load(target) if target else None) == [], "run 'make render' and commit"
+    assert generated.drift(cli.trainyard, model.load(target) if target else None) == [], "run 'make render' and commit"
 
 
 @pytest.mark.parametrize("target", ALL)

@@ -10,6 +10,7 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 from trainyard import installation
 from trainyard.installation import checkout
@@ -20,9 +21,11 @@ from trainyard.spec import lockfile
 from trainyard.spec.model import Spec, load, relative, targets
 
 
-def checks() -> dict[str, Callable[[], list[str]]]:
-    """Name of each check -> a function that returns its findings, a line each.
+def checks(commands: Any) -> dict[str, Callable[[], list[str]]]:
+    """Return the name of each check -> a function that returns its findings, a line each.
 
+    Args:
+        commands: the group of all commands, which a generated page describes.
     Raises:
         UserError: the package does not run from a checkout, or a spec cannot be read.
     """
@@ -30,9 +33,9 @@ def checks() -> dict[str, Callable[[], list[str]]]:
     specs = [*map(load, targets()), *generated.examples()]
     return {
         "locks": partial(_locks, specs),
-        "generated files": _generated,
+        "generated files": partial(_generated, commands),
         "advisories": partial(_advisories, specs),
-        **{name: partial(_run, root, command) for name, command in commands(root).items()},
+        **{name: partial(_run, root, command) for name, command in programs(root, commands).items()},
     }
 
 
@@ -43,9 +46,9 @@ def _locks(specs: list[Spec]) -> list[str]:
     return []
 
 
-def _generated() -> list[str]:
+def _generated(commands: Any) -> list[str]:
     command = installation.command("render")
-    return [f"{relative(path)}: out of date: run '{command}' and commit it" for path in generated.drift()]
+    return [f"{relative(path)}: out of date: run '{command}' and commit it" for path in generated.drift(commands)]
 
 
 def _advisories(specs: list[Spec]) -> list[str]:
@@ -53,9 +56,9 @@ def _advisories(specs: list[Spec]) -> list[str]:
     return [f"{finding}: update the package, or add a waiver to images/waivers.yaml" for finding in failing]
 
 
-def commands(root: Path) -> dict[str, list[str]]:
-    """Name of each check by another program -> its command, to be run in ``root``, the checkout."""
-    dockerfiles = [relative(path) for path in generated.rendered() if path.name.startswith("Dockerfile")]
+def programs(root: Path, commands: Any) -> dict[str, list[str]]:
+    """Return the name of each check by another program -> its command, to be run in ``root``, the checkout."""
+    dockerfiles = [relative(path) for path in generated.rendered(commands) if path.name.startswith("Dockerfile")]
     dockerfiles += ["scripts/trainyard/builder/Dockerfile", "tests/fakes/worker/Dockerfile"]
     workflows = [relative(path) for path in sorted(root.glob(".github/workflows/*.yml"))]
     schema = [_tool("check-jsonschema"), "--quiet", "--builtin-schema"]
@@ -96,13 +99,13 @@ def warnings() -> list[str]:
     return [line for neighbour in neighbours() for line in neighbour.outdated(today)]
 
 
-def check() -> dict[str, list[str]]:
-    """Run all checks side by side; the findings of those that failed, by the check's name.
+def check(commands: Any) -> dict[str, list[str]]:
+    """Run all checks side by side, and return the findings of those that failed, by the check's name.
 
     Raises:
         UserError: a spec or lock cannot be read.
     """
-    parts = checks()
+    parts = checks(commands)
     with ThreadPoolExecutor(len(parts)) as threads:
         running = {name: threads.submit(part) for name, part in parts.items()}
         return {name: findings for name, part in running.items() if (findings := part.result())}

@@ -1,1 +1,1 @@
-"""The commands about jobs and TPU pods, a module each."""
+"""The commands about jobs and TPU pods, a module each; see :mod:`trainyard.commands`."""

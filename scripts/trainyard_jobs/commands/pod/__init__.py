@@ -16,7 +16,7 @@ DURATION = "90s|30m|6h"
 _XLA_DIST = f"{__name__}.xla_dist"
 
 
-class PodCommand(click.Command):
+class PodCommand(options.Group):
     """Also takes the arguments of torch_xla's xla_dist, whose flags are different: ``--tpu NAME ... -- PROGRAM``."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:

@@ -30,11 +30,12 @@ def command(as_json: bool) -> None:
     architectures.use_all()
     for line in check.warnings():
         console.warn(line)
-    failed = check.check()
+    root = click.get_current_context().find_root().command
+    failed = check.check(root)
     for findings in failed.values():
         for line in findings:
             console.say(line)
     console.result({"failed": list(failed)}, as_json=as_json)
     if failed:
         raise console.StepFailed(f"failed: {', '.join(failed)}")
-    console.say(f"passed: {', '.join(check.checks())}")
+    console.say(f"passed: {', '.join(check.checks(root))}")

@@ -55,7 +55,7 @@ def command(suite: str | None, words: list[str], require: str, big: bool) -> int
     from trainyard.project import check, test
 
     if not suite:
-        failed = check.check()
+        failed = check.check(click.get_current_context().find_root().command)
         for line in (line for findings in failed.values() for line in findings):
             console.say(line)
         if failed:

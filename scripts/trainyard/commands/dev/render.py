@@ -39,7 +39,7 @@ def command(target: str | None, stdout: bool, as_json: bool) -> None:
         installation.checkout("'trainyard render' without TARGET")
     from trainyard.project import generated
 
-    written = generated.write(only)
+    written = generated.write(click.get_current_context().find_root().command, only)
     for path in written:
         console.say(f"wrote {relative(path)}")
     if not written:

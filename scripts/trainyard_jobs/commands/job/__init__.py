@@ -17,6 +17,7 @@ _POSITIVE = options.Count(min=1)
 
 
 @click.command(
+    cls=options.Group,
     short_help="Write a training job for a platform, or submit it.",
     epilog="""\b
     Examples:

@@ -1,0 +1,1 @@
+"""Commands of this package in the group ``dev``."""

@@ -1,0 +1,25 @@
+"""``trainyard dev``: the group of commands for single steps, checks and tools."""
+
+from __future__ import annotations
+
+import click
+
+from trainyard import options
+
+GROUP = "project"
+
+
+@click.command(
+    cls=options.Group,
+    short_help="Single steps, checks and tools, and work on this project.",
+    epilog="""\b
+    Examples:
+      trainyard dev
+      trainyard dev build cpu
+      trainyard dev audit --help
+    """,
+)
+@click.pass_context
+def command(context: click.Context) -> None:
+    """List the commands for single steps of an image, for looking into it, for machines, and for this project."""
+    click.echo(context.get_help())
