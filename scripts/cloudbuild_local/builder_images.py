@@ -14,7 +14,7 @@ import docker.errors
 from docker.types import Mount
 
 import trainyard
-from trainyard import installation, settings
+from trainyard import settings
 from trainyard.console import UserError
 from trainyard.image import base_image
 from trainyard.oci import docker_engine
@@ -98,7 +98,7 @@ def _host_sdk(name: str) -> Path:
     raise UserError(
         f"{name} cannot be pulled, and its replacement needs the Google Cloud CLI on this host: install it "
         "(https://cloud.google.com/sdk/docs/install), or use a local image with "
-        f"{installation.option('IMAGES', f'{name}=my/image')}"
+        f"'--images {name}=my/image'"
     )
 
 
@@ -111,8 +111,7 @@ def replacement(name: str) -> ContainerImage:
     plain = Reference.parse(name).familiar_name
     if plain not in REPLACEMENTS:
         raise UserError(
-            f"{name} does not exist locally and cannot be pulled: use a local image with "
-            f"{installation.option('IMAGES', f'{plain}=my/image')}"
+            f"{name} does not exist locally and cannot be pulled: use a local image with '--images {plain}=my/image'"
         )
     found = REPLACEMENTS[plain]
     if not found.gcloud:

@@ -10,12 +10,11 @@ from typing import Any
 from cloudbuild_local import config as cloud_config
 from cloudbuild_local.config import Judgement
 from cloudbuild_local.substitutions import BUILT_IN
-from trainyard import installation
 from trainyard.console import UserError
 from trainyard.spec import yaml_source
 
 
-def pairs(text: str, variable: str) -> dict[str, str]:
+def pairs(text: str, option: str) -> dict[str, str]:
     """Parse ``A=b,C=d``. As in gcloud, ``^:^A=b:C=d,e`` sets another delimiter
     (https://cloud.google.com/sdk/gcloud/reference/topic/escaping).
 
@@ -29,7 +28,7 @@ def pairs(text: str, variable: str) -> dict[str, str]:
     for entry in filter(None, text.split(delimiter)):
         key, equals, value = entry.partition("=")
         if not equals:
-            raise UserError(f"{installation.option(variable)}: {entry!r} is not NAME=VALUE")
+            raise UserError(f"'{option}': {entry!r} is not NAME=VALUE")
         found[key] = value
     return found
 

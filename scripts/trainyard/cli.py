@@ -20,7 +20,7 @@ from typing import Any, NoReturn
 
 import click
 
-from trainyard import __version__, installation, options, registration, settings
+from trainyard import __version__, console, dialect, options, registration, settings
 from trainyard.console import StepFailed, UserError, fail, nearest
 
 #: Group -> its heading in ``trainyard --help``, in this order.
@@ -66,6 +66,11 @@ class Commands(click.Group):
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         return sorted([*(name for name in _modules() if " " not in name), *_short_names()])
+
+    def all_commands(self) -> dict[str, click.Command]:
+        """Return every command by its name, those of groups by the group's name and theirs."""
+        context = click.Context(self)
+        return {name: command for name in _modules() if (command := self.get_command(context, name))}
 
     def list_group(self, group: str) -> list[str]:
         """Return the names of the commands of a group, such as ``dev build``."""
@@ -142,10 +147,10 @@ def _interrupted(number: int, _frame: object) -> NoReturn:
     raise KeyboardInterrupt(signal.Signals(number).name)
 
 
-def _check_make_variables(name: str, given: list[str]) -> None:
+def _check_make_variables(name: str, given: list[str], goals: list[str]) -> None:
     """Refuse a variable on make's command line that no command of the call has: most likely it is misspelt."""
     known = set(settings.COMMON_VARIABLES)
-    for goal in {name, *settings.make_goals()}:
+    for goal in {name, *goals}:
         if command := trainyard.get_command(click.Context(trainyard), goal):
             for parameter in command.params:
                 names = [parameter.envvar] if isinstance(parameter.envvar, str) else parameter.envvar or []
@@ -170,8 +175,8 @@ def _reason(error: OSError) -> str:
     if error.errno in (errno.EACCES, errno.EPERM, errno.EROFS) and error.filename:
         path = Path(os.path.abspath(str(error.filename)))
         if path.is_relative_to(settings.STATE) or settings.STATE.is_relative_to(path):
-            other = installation.option("BUILD", "<folder>")
-            return f"{settings.STATE}, where results are kept, cannot be written ({error.strerror}): set {other}"
+            kept = f"{settings.STATE}, where results are kept, cannot be written"
+            return f"{kept} ({error.strerror}): set 'TRAINYARD_BUILD=<folder>'"
     return f"{error.strerror or error}{f' ({error.filename})' if error.filename else ''}"
 
 
@@ -184,11 +189,15 @@ def run(arguments: list[str]) -> int:
         signal.signal(signal.SIGINT, signal.default_int_handler)
     signal.signal(signal.SIGTERM, _interrupted)
     _open_closed_streams()
-    given = settings.adopt_make_variables()
+    given, goals = settings.adopt_make_variables(), settings.make_goals()
     words = [word for word in arguments if not word.startswith("-")] or ["trainyard"]
     name = inner if (inner := " ".join(words[:2])) in _modules() else words[0]
+    console.translate_messages()
+    if goals is not None:
+        running = _short_names().get(name, name)
+        console.translate_messages(lambda message: dialect.of_make(message, trainyard.all_commands(), running))
     try:
-        _check_make_variables(name, given)
+        _check_make_variables(name, given, goals or [])
         status = trainyard.main(arguments or ["--help"], prog_name="trainyard", standalone_mode=False)
         sys.stdout.flush()
         return status if isinstance(status, int) else 0
@@ -199,6 +208,7 @@ def run(arguments: list[str]) -> int:
         fail(f"{name}: {error}")
         return 1
     except click.ClickException as error:
+        console.translate_messages()  # click names an option, and its variable beside it
         fail(f"{name}: {' '.join(error.format_message().split())}")  # click lists choices on a line each
         return 2
     except (Ended, KeyboardInterrupt, BrokenPipeError, click.Abort) as error:

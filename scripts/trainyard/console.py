@@ -6,7 +6,7 @@ People read stderr: messages, progress, tables. Programs read stdout, which hold
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
@@ -39,6 +39,16 @@ def is_quiet() -> bool:
     return _quiet
 
 
+#: What a message is translated by, before it is printed.
+_translate: Callable[[str], str] = str
+
+
+def translate_messages(translate: Callable[[str], str] = str) -> None:
+    """Print messages as ``translate`` returns them; without an argument, as they are."""
+    global _translate
+    _translate = translate
+
+
 @cache
 def _console(quiet: bool) -> Console:
     from rich.console import Console
@@ -54,6 +64,7 @@ def __getattr__(name: str) -> Any:
 
 
 def _print(message: str, style: str = "") -> None:
+    message = _translate(message)
     if sys.stderr.isatty():
         _console(False).print(message, markup=False, style=style)
     else:  # without rich, whose import takes longer than pushing code
@@ -65,10 +76,10 @@ def one_line(text: str) -> str:
     return "".join(one if one.isprintable() else ascii(one)[1:-1] for one in text)
 
 
-def say(message: str) -> None:
-    """Print a line."""
+def say(message: str, style: str = "") -> None:
+    """Print a line, on a terminal in a style of rich."""
     if not _quiet:
-        _print(message)
+        _print(message, style)
 
 
 def warn(message: str) -> None:

@@ -153,7 +153,7 @@ def quiet(function: F) -> F:
 
 
 def offline(function: F) -> F:
-    """``--offline``: use what 'trainyard fetch' has downloaded, and no network."""
+    """``--offline``: use what 'trainyard dev fetch' has downloaded, and no network."""
 
     def apply(_context: click.Context, _parameter: click.Parameter, given: bool) -> None:
         if given:
@@ -161,7 +161,7 @@ def offline(function: F) -> F:
 
             settings.set_variable("OFFLINE", "1")
 
-    text = "Use no network: what 'trainyard fetch' has downloaded must suffice."
+    text = "Use no network: what 'trainyard dev fetch' has downloaded must suffice."
     return flag("--offline", callback=apply, expose_value=False, help=text)(function)
 
 

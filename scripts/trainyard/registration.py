@@ -30,8 +30,8 @@ class Neighbour:
     """What a package brings besides its commands.
 
     Attributes:
-        rules: returns its rules, for ``trainyard rules``.
-        pages: returns its generated pages, for ``trainyard render``.
+        rules: returns its rules, for ``trainyard dev rules``.
+        pages: returns its generated pages, for ``trainyard dev render``.
         outdated: takes a day; returns a line for each table that was last compared with its source too long before.
         values: name of an option or argument -> returns the values that the shell completes. Within 200 ms: without
             libraries that take longer to import.

@@ -131,7 +131,7 @@ _STYLES = {Severity.REFUSE: "bold red", Severity.CANNOT_START: "bold red", Sever
 
 def show(finding: Finding) -> None:
     """Print a finding for people."""
-    console.log.print(f"{finding.severity.upper()} {finding}", style=_STYLES[finding.severity], markup=False)
+    console.say(f"{finding.severity.upper()} {finding}", _STYLES[finding.severity])
     console.say(f"  why: {finding.why}\n  fix: {finding.remediation}")
 
 

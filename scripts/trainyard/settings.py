@@ -94,9 +94,10 @@ def adopt_make_variables() -> list[str]:
     return names
 
 
-def make_goals() -> list[str]:
-    """The goals of make's command line, as in ``make login push REGISTRY=...``; empty if make does not call."""
-    return os.environ.pop(f"{PREFIX}MAKE_GOALS", "").split()
+def make_goals() -> list[str] | None:
+    """Return the goals of make's command line, as in ``make login push REGISTRY=...``; None if make does not call."""
+    goals = os.environ.pop(f"{PREFIX}MAKE_GOALS", None)
+    return None if goals is None else goals.split()
 
 
 def _state_folder() -> Path:

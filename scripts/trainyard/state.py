@@ -21,7 +21,6 @@ import filelock
 from pydantic import ConfigDict, TypeAdapter, ValidationError, with_config
 from typing_extensions import TypedDict  # pydantic needs this one before Python 3.12
 
-from trainyard import installation
 from trainyard.console import UserError, say
 from trainyard.settings import STATE
 
@@ -266,7 +265,7 @@ def require(target: str, digest: str, *steps: Step, made_by: str = "") -> dict[s
     for step in steps:
         result = recall(target, step, digest)
         if not result or not result["passed"]:
-            command = made_by or installation.command("image", TARGET=target)
+            command = made_by or f"trainyard image {target}"
             raise UserError(f"{target} ({digest[:19]}) never passed '{step}': run '{command}'")
         found[step] = result
     return found

@@ -211,7 +211,7 @@ def test_keep_leaves_the_pod_without_a_running_container(cloud: TpuVms, start: S
     running.until(r"\[1\] here")
     running.process.send_signal(signal.SIGINT)
     assert running.end() == 130
-    assert "kept is kept and billed until 'make pod ACTION=delete NAME=kept'" in running.text
+    assert "kept is kept and billed until 'trainyard pod --action delete --name kept'" in running.text
     code, text = pod("--action=status", "--name=kept", *SLICE, *QUICK, "--json")
     assert code == 0, text
     assert "kept: worker 1 (" in text and "container exited with status 137" in text
@@ -292,7 +292,10 @@ def test_failures_are_one_line_and_leave_nothing(cloud: TpuVms, pod: Pod, start:
     code, text = pod("--action=status", "--name=wrong", "--zone=moon-1")
     assert code == 1 and "Permission denied on 'locations/moon-1' (or it may not exist)" in one_line(text)
     code, text = pod("--action=check", "--name=missing", "--zone=us-central2-b")
-    assert code == 2 and "no TPU VM missing in us-central2-b: create it with 'make pod ACTION=create'" in one_line(text)
+    assert (
+        code == 2
+        and "no TPU VM missing in us-central2-b: create it with 'trainyard pod --action create'" in one_line(text)
+    )
     code, text = pod(*words, "--image=us-central1-docker.pkg.dev/fake-project/ml/none:1")
     assert code == 1
     assert "the pull of us-central1-docker.pkg.dev/fake-project/ml/none:1 failed on workers 0 and 1: " in one_line(text)

@@ -144,7 +144,7 @@ def test_another_targets_image_is_refused(address: str, spec: Spec) -> None:
 
 
 def test_a_missing_image_says_what_to_do(address: str, spec: Spec) -> None:
-    with pytest.raises(UserError, match="run 'make push TARGET=tf-cpu' first"):
+    with pytest.raises(UserError, match="run 'trainyard push tf-cpu' first"):
         promotion.promote(spec, address, image="nothing")
     with pytest.raises(UserError, match="there is no previous image"):
         promotion.rollback(spec, address)

@@ -64,7 +64,7 @@ def test_a_fetched_image_is_built_without_index_registry_and_network(
     target = write_small()
     before = trainyard("build", target, "--offline", network=False, **variables)
     assert before.returncode == 2
-    assert "nothing was downloaded for small: run 'make fetch TARGET=small'" in before.stderr
+    assert "nothing was downloaded for small: run 'trainyard dev fetch small'" in before.stderr
 
     assert trainyard("build", target, network=True, **variables).returncode == 0
     expected = layers_and_labels()
@@ -93,4 +93,4 @@ def test_a_build_that_must_download_fails_without_a_network(
     assert trainyard("fetch", target, network=True, **variables).returncode == 0
     found = trainyard("build", target, "--offline", "--no-cache", network=False, **variables)
     assert found.returncode == 1
-    assert "run 'make fetch TARGET=small'" in found.stderr.splitlines()[-1]
+    assert "run 'trainyard dev fetch small'" in found.stderr.splitlines()[-1]

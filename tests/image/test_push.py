@@ -154,7 +154,7 @@ def test_a_digest_that_did_not_pass_is_refused(
     missing: str,
 ) -> None:
     before = uploads(server)
-    with pytest.raises(UserError, match=f"never passed '{missing}': run 'make image TARGET=tf-cpu'"):
+    with pytest.raises(UserError, match=f"never passed '{missing}': run 'trainyard image tf-cpu'"):
         publish.push(spec, address, reference=make(f"unfit-{'-'.join(passed)}", passed=passed))
     assert uploads(server) == before
 

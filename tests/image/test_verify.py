@@ -193,7 +193,7 @@ def test_layers_read_the_same_from_the_store_and_from_a_saved_image(built_image:
 
 
 def test_an_image_that_is_not_there_is_one_line() -> None:
-    with pytest.raises(UserError, match=r"no local image trainyard:nowhere: run 'make build TARGET=tf-cpu' first"):
+    with pytest.raises(UserError, match=r"no local image trainyard:nowhere: run 'trainyard dev build tf-cpu' first"):
         verify.verify(load("tf-cpu"), "trainyard:nowhere")
 
 

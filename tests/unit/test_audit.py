@@ -161,7 +161,7 @@ def test_an_old_snapshot_says_so(trainyard: Command, stored: Callable[..., None]
     stored(Snapshot("a test", "2026-01-01", (), ()))
     status, _, err = trainyard("audit", "tf-cpu")
     said = " ".join(err.split())
-    assert status == 0 and "324 days old and covers 0 of" in said and "run 'make audit UPDATE=1'" in said
+    assert status == 0 and "324 days old and covers 0 of" in said and "run 'trainyard dev audit --update'" in said
 
 
 def test_a_push_says_in_one_line_how_little_an_old_snapshot_can_say(stored: Callable[..., None]) -> None:
@@ -171,7 +171,7 @@ def test_a_push_says_in_one_line_how_little_an_old_snapshot_can_say(stored: Call
     assert (coverage.taken, coverage.age, coverage.covered) == ("2026-01-01", 324, 1)
     assert coverage.caution() == (
         f"no known vulnerability, by a snapshot that is 324 days old and covers 1 of {coverage.packages} Python "
-        f"packages: run 'make audit UPDATE=1' where {advisories.OSV} answers"
+        f"packages: run 'trainyard dev audit --update' where {advisories.OSV} answers"
     )
     stored(Snapshot("a test", "2026-11-20", tuple(audit.pinned(load("tf-cpu"))), ()))
     assert audit.require(load("tf-cpu")).caution() == ""
@@ -188,7 +188,7 @@ def test_a_broken_snapshot_is_one_line(text: str, tmp_path: Path) -> None:
     with pytest.raises(UserError, match="not a snapshot of advisories") as refused:
         advisories.load(tmp_path / "advisories.json")
     assert "\n" not in str(refused.value)
-    with pytest.raises(UserError, match="is missing: run 'make audit UPDATE=1'"):
+    with pytest.raises(UserError, match="is missing: run 'trainyard dev audit --update'"):
         advisories.load(tmp_path / "nowhere.json")
 
 

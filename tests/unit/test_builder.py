@@ -144,7 +144,9 @@ def test_the_builder_of_the_engine_runs_what_the_engine_runs(monkeypatch: pytest
     if runs:
         engine.require(ARM64)
     else:
-        with pytest.raises(UserError, match="the engine runs no programs for linux/arm64: run 'make setup EMULATION=1"):
+        with pytest.raises(
+            UserError, match="the engine runs no programs for linux/arm64: run 'trainyard setup --emulation"
+        ):
             engine.require(ARM64)
 
 
@@ -160,7 +162,7 @@ def test_the_builder_is_the_one_of_the_variable_else_that_of_buildx(
 
 
 @pytest.mark.parametrize(
-    ("variable", "given"), [("TRAINYARD_BUILDER", "BUILDER=taem"), ("BUILDX_BUILDER", "BUILDX_BUILDER=taem")]
+    ("variable", "given"), [("TRAINYARD_BUILDER", "'--builder taem'"), ("BUILDX_BUILDER", "BUILDX_BUILDER=taem")]
 )
 def test_an_unknown_builder_is_one_line_with_those_that_exist(
     monkeypatch: pytest.MonkeyPatch,
@@ -180,7 +182,7 @@ def test_an_unknown_builder_is_one_line_with_those_that_exist(
 def test_a_builder_that_cannot_be_used_has_the_reason(docker_says: Callable[..., list[tuple[str, ...]]]) -> None:
     docker_says({}, unnamed="Name: team\nDriver: remote\nError: no valid drivers found\n\nNodes:\n")
     with pytest.raises(
-        StepFailed, match=r"^builder team cannot be used: no valid drivers found; to .* BUILDER=default$"
+        StepFailed, match=r"^builder team cannot be used: no valid drivers found; to .* '--builder default'$"
     ):
         current()
 
@@ -192,7 +194,7 @@ def test_the_builder_of_another_engine_is_refused(
     docker_says({"far": ENGINE.replace("default", "far"), "default": ENGINE})
     monkeypatch.setenv("TRAINYARD_BUILDER", "far")
     with pytest.raises(
-        UserError, match=r"^BUILDER=far: it keeps images in the engine of that Docker context: use .* far'"
+        UserError, match=r"^'--builder far': it keeps images in the engine of that Docker context: use .* far'"
     ):
         current()
 

@@ -528,7 +528,7 @@ def test_promote_demands_the_kinds_that_are_named(
     claims.attach(place, promoted, signer, [CLAIMS[1], CLAIMS[4]])
     demanded = {"REQUIRE_SIGNED": "1", "COSIGN_PUB": files["COSIGN_PUB"]}
     status, _, err = promote(trainyard, promoted, place, CLAIMS="sbom,smok", **demanded)
-    assert status == 2 and "CLAIMS='sbom,smok'" in err and "sbom,provenance,verify,smoke,vex" in err
+    assert status == 2 and "'--claims sbom,smok'" in err and "sbom,provenance,verify,smoke,vex" in err
     assert promote(trainyard, promoted, place, CLAIMS="sbom, smoke", **demanded)[0] == 0
 
 

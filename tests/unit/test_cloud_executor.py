@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 
 from cloudbuild_local import config as cloud_config
 from cloudbuild_local import executor, local, rules
-from cloudbuild_local.commands import cloudbuild_local
+from cloudbuild_local.commands.dev import cloudbuild_local
 from cloudbuild_local.executor import FAILURE, TIMEOUT, Executor, Outcome
 from trainyard import discovery
 from trainyard.console import StepFailed, UserError

@@ -242,7 +242,7 @@ def test_publish_of_one_platform_makes_an_index_of_it(
 def test_publish_pushes_nothing_if_one_platform_did_not_pass(stored: Registry, built: Callable[..., None]) -> None:
     built("tf-cpu", "xla")
     with pytest.raises(
-        UserError, match=r"tf-cpu-arm64 .* never passed 'build': run 'make image TARGET=tf-cpu ARCH=arm64'"
+        UserError, match=r"tf-cpu-arm64 .* never passed 'build': run 'TRAINYARD_ARCH=arm64 trainyard image tf-cpu'"
     ):
         steps.publish(given(stored))
     assert not stored.manifests

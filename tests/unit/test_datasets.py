@@ -51,4 +51,4 @@ def test_another_seed_gives_other_data(trainyard: Command, tmp_path: Path) -> No
 def test_a_missing_library_is_one_line(trainyard: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     status, _, err = trainyard("dataset", "flowers", str(tmp_path / "x"))
-    assert status == 2 and err == "dataset: 'trainyard dataset flowers' needs Pillow: install pillow\n"
+    assert status == 2 and err == "dataset: flowers need Pillow: install pillow\n"

@@ -168,7 +168,7 @@ def test_packages_of_an_sbom_have_the_names_that_layers_give_them(monkeypatch: p
 
 def test_two_images_are_needed(trainyard: Callable[..., tuple[int, str, str]]) -> None:
     status, _, err = trainyard("diff", "trainyard:xla")
-    assert status == 2 and "make diff A=<reference> B=<reference>" in err
+    assert status == 2 and "trainyard dev diff <reference> <reference>" in err
 
 
 def test_a_package_is_in_the_layer_that_brought_its_version() -> None:

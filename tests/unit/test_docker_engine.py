@@ -69,18 +69,17 @@ def calls(host: Path) -> list[str]:
     ],
     ids=" ".join,
 )
-@pytest.mark.parametrize(("checkout", "setup"), [(settings.CHECKOUT, "make setup"), (None, "trainyard setup")])
+@pytest.mark.parametrize("checkout", [settings.CHECKOUT, None])
 def test_a_command_without_an_engine_starts_and_installs_none(
     words: tuple[str, ...],
     checkout: Path | None,
-    setup: str,
     host: Path,
     trainyard: Command,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(settings, "CHECKOUT", checkout)
     status, out, err = trainyard(*words)
-    said = f"{words[0]}: no Docker engine answers: run '{setup}', which starts or installs one\n"
+    said = f"{words[0]}: no Docker engine answers: run 'trainyard setup', which starts or installs one\n"
     assert (status, out, err, calls(host)) == (2, "", said, [])
 
 
@@ -96,7 +95,7 @@ def test_setup_installs_what_only_root_can_install(host: Path, trainyard: Comman
     status, _, err = trainyard("setup", "--emulation")
     assert (status, calls(host)) == (2, [])
     assert err.startswith(
-        "setup: no Docker engine answers, and installing one needs root: run 'sudo make setup' once, or"
+        "setup: no Docker engine answers, and installing one needs root: run 'sudo trainyard setup' once, or"
     )
 
 
@@ -104,7 +103,7 @@ def test_emulation_is_set_up_after_the_engine(host: Path, trainyard: Command, mo
     ran = []
     monkeypatch.setattr(docker_engine, "_run_script", lambda *words: ran.append(words))
     assert trainyard("setup", EMULATION="0")[0] == 0
-    assert ran == [("install-engine.sh", "make setup")]
+    assert ran == [("install-engine.sh", "trainyard setup")]
     monkeypatch.setattr(settings, "CHECKOUT", None)
     assert trainyard("setup", EMULATION="1")[0] == 0
     assert ran[1:] == [
@@ -122,7 +121,7 @@ def test_in_a_checkout_the_commands_of_the_readme_install_an_engine(
 
     monkeypatch.setattr(docker_engine, "_run_script", run)
     monkeypatch.setattr(test, "run", lambda *_, **__: 0)
-    assert trainyard(*words) == (2, "", f"{words[0]}: install-engine.sh make setup\n")
+    assert trainyard(*words) == (2, "", f"{words[0]}: install-engine.sh trainyard setup\n")
     monkeypatch.setattr(settings, "CHECKOUT", None)
     if words[0] == "image":
         assert trainyard(*words) == (2, "", "image: install-engine.sh trainyard setup --check\n")
@@ -222,7 +221,7 @@ def test_whether_programs_run_is_what_the_engine_says(
         docker_engine.require_emulation(wanted)
     else:
         with pytest.raises(
-            UserError, match=r"^the engine runs no programs for linux/arm64: run 'make setup EMULATION=1'"
+            UserError, match=r"^the engine runs no programs for linux/arm64: run 'trainyard setup --emulation'"
         ):
             docker_engine.require_emulation(wanted)
 

@@ -169,7 +169,7 @@ def test_a_range_does_not_pass_over_debian_packages(repository: Repository) -> N
 
 
 def test_a_repository_without_images_is_no_answer(repository: Repository) -> None:
-    with pytest.raises(UserError, match="has no image: check REGISTRY"):
+    with pytest.raises(UserError, match="has no image: check '--registry'"):
         find(repository, "torch")
 
 
@@ -215,4 +215,4 @@ def test_no_image_with_the_package_is_an_answer(trainyard: Command, registry: Re
 
 def test_a_package_must_be_given(trainyard: Command) -> None:
     status, _, err = trainyard("find", REGISTRY="localhost:5000/ml")
-    assert status == 2 and "as in 'make find PACKAGE=torch==2.9.1 REGISTRY=localhost:5000/team'" in err
+    assert status == 2 and "as in 'trainyard find torch==2.9.1 --registry localhost:5000/team'" in err

@@ -80,7 +80,8 @@ ERROR: failed to solve: process "/bin/bash -c apt-get" did not complete successf
         ("#9 sh: echo: I/O error: No space left on device\nERROR: exit code: 1", "the engine's disk is full"),
         (
             "#37 [system 2/2] RUN <<SYSTEM\n#37 0.2 exec /bin/bash: exec format error\nERROR: exit code: 255",
-            "exec format error: the engine runs no programs of the image's architecture: run 'make setup EMULATION=1'",
+            "exec format error: the engine runs no programs of the image's architecture: "
+            "run 'trainyard setup --emulation'",
         ),
         ("nothing that says why", ""),
     ],

@@ -394,7 +394,7 @@ def test_a_file_that_is_no_trust_configuration_is_one_line(
     if text is not None:
         path.write_text(text)
     status, _, err = trainyard("sign", "tf-cpu", REGISTRY="localhost:1/a", TRUST_CONFIG=str(path), **TRUSTED)
-    assert status == 2 and f"TRUST_CONFIG={path}: {words}" in err and err.count("\n") == 1
+    assert status == 2 and f"'--trust-config {path}': {words}" in err and err.count("\n") == 1
 
 
 def test_a_trust_configuration_without_services_to_sign_with_is_one_line(
@@ -422,7 +422,9 @@ def test_a_public_instance_that_is_out_of_reach_is_one_line(monkeypatch: pytest.
         raise TUFError("Failed to refresh TUF metadata") from OSError("connection refused")
 
     monkeypatch.setattr(identities.ClientTrustConfig, "production", refresh)
-    with pytest.raises(StepFailed, match=r"cannot be fetched: Failed to refresh TUF metadata: .*TRUST_CONFIG=<file>"):
+    with pytest.raises(
+        StepFailed, match=r"cannot be fetched: Failed to refresh TUF metadata: .*'--trust-config <file>'"
+    ):
         identities.trust_config()
 
 
@@ -531,10 +533,14 @@ def test_check_job_takes_an_image_that_the_identity_signed(
 @pytest.mark.parametrize(
     ("command", "variables", "words"),
     [
-        ("sign", {"KEYLESS": "1", "COSIGN_KEY": "signing.pem"}, "KEYLESS=1 and COSIGN_KEY=signing.pem: images are"),
-        ("push", {"KEYLESS": "1", "COSIGN_KEY": "signing.pem"}, "KEYLESS=1 and COSIGN_KEY=signing.pem: images are"),
-        ("sign", {"COSIGN_PUB": "signing.pub", **TRUSTED}, "COSIGN_PUB=signing.pub and CERTIFICATE_IDENTITY: "),
-        ("sign", {"CERTIFICATE_IDENTITY": "a"}, "CERTIFICATE_IDENTITY and CERTIFICATE_OIDC_ISSUER must be given"),
+        ("sign", {"KEYLESS": "1", "COSIGN_KEY": "signing.pem"}, "'--keyless' and COSIGN_KEY=signing.pem: images are"),
+        ("push", {"KEYLESS": "1", "COSIGN_KEY": "signing.pem"}, "'--keyless' and COSIGN_KEY=signing.pem: images are"),
+        ("sign", {"COSIGN_PUB": "signing.pub", **TRUSTED}, "COSIGN_PUB=signing.pub and '--certificate-identity': "),
+        (
+            "sign",
+            {"CERTIFICATE_IDENTITY": "a"},
+            "'--certificate-identity' and '--certificate-oidc-issuer' must be given",
+        ),
         ("promote", {"CERTIFICATE_OIDC_ISSUER": "a", "REQUIRE_SIGNED": "1"}, "must be given together"),
         ("push", {"KEYLESS": "1", "CODE_ONLY": "1"}, "--keyless and --code-only exclude each other"),
     ],

@@ -112,7 +112,7 @@ def test_a_damaged_entry_is_one_line(tmp_path: Path, entry: str) -> None:
             read(path)
         message = str(error.value)
         assert "framework.lock: not a hash-pinned requirement: " in message and "\n" not in message
-        assert message.endswith("; run 'make lock TARGET=mine'")
+        assert message.endswith("; run 'trainyard lock mine'")
 
 
 def wheel_of(package: str, digest: str, size: int | None) -> str:
@@ -226,7 +226,7 @@ def test_no_package_is_in_two_layers(target: str) -> None:
 
 
 def test_a_missing_lock_says_what_to_run(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match=r"framework\.lock is missing: run 'make lock TARGET=mine'"):
+    with pytest.raises(UserError, match=r"framework\.lock is missing: run 'trainyard lock mine'"):
         lockfile.read(tmp_path / "mine" / "framework.lock")
 
 

@@ -172,7 +172,7 @@ def test_a_damaged_record_is_one_line(write_spec: Write, text: str) -> None:
     with pytest.raises(UserError) as error:
         model.load(str(folder))
     assert "\n" not in str(error.value)
-    assert "nightly.json: not what 'make lock TARGET=mine' writes" in str(error.value)
+    assert "nightly.json: not what 'trainyard lock mine' writes" in str(error.value)
 
 
 def test_an_image_that_extends_a_nightly_has_its_versions(index: PackageIndex, write_spec: Write) -> None:
@@ -257,11 +257,11 @@ class TestFallback:
         with pytest.raises(UserError) as error:
             publish.image_to_push(model.load("xla-nightly"))
         assert str(error.value) == (
-            "no local image trainyard:xla-nightly: xla-nightly-fallback was built in its place; 'make push "
-            "TARGET=xla-nightly-fallback' pushes that under its name"
+            "no local image trainyard:xla-nightly: xla-nightly-fallback was built in its place; 'trainyard push "
+            "xla-nightly-fallback' pushes that under its name"
         )
         local.clear()
-        with pytest.raises(UserError, match="run 'make image TARGET=xla-nightly' first"):
+        with pytest.raises(UserError, match="run 'trainyard image xla-nightly' first"):
             publish.image_to_push(model.load("xla-nightly"))
 
     def test_nothing_else_has_the_label(self) -> None:

@@ -186,4 +186,4 @@ def test_what_is_pushed_is_named_by_its_digest_at_the_registry(
 def test_a_document_needs_an_image(trainyard: Command, audited: Callable[..., None], tmp_path: Path) -> None:
     audited(waiver(), images=())
     status, _, err = trainyard("audit", "tf-tpu", "--vex", str(tmp_path / "x.json"))
-    assert status == 2 and "no image to make statements about: run 'make image', or give IMAGE" in err
+    assert status == 2 and "no image to make statements about: run 'trainyard image', or give '--image'" in err

@@ -72,7 +72,7 @@ def test_an_index_without_the_platform_that_was_asked_for_is_one_line(monkeypatc
     monkeypatch.setenv("TRAINYARD_ARCH", "arm64")
     with pytest.raises(UserError) as error:
         image_index.chosen({"manifests": BOTH["manifests"][:2]})
-    assert str(error.value) == "ARCH=arm64: the image index has images for linux/amd64"
+    assert str(error.value) == "'TRAINYARD_ARCH=arm64': the image index has images for linux/amd64"
 
 
 def test_an_image_without_a_platform_is_the_only_one_of_its_index() -> None:
@@ -245,7 +245,7 @@ def test_a_platform_that_failed_elsewhere_is_named_and_not_in_the_index(stored: 
     status, out, err = index("", verified(stored, put(stored, AMD64)))
     assert status == 0 and json.loads(out)["platforms"] == ["linux/amd64"]
     assert "the image index has no linux/arm64: no image for it passed" in err
-    assert "'make image TARGET=tf-cpu ARCH=arm64' makes one" in err
+    assert "'TRAINYARD_ARCH=arm64 trainyard image tf-cpu' makes one" in err
 
 
 def test_an_index_of_one_host_and_an_image_of_another_become_one_index(
@@ -276,7 +276,7 @@ def test_an_index_of_one_host_and_an_image_of_another_become_one_index(
             ],
             "the images of the image index differ: io.trainyard.framework",
         ),
-        (lambda stored: ["nothing"], "has no nothing: run 'make push TARGET=tf-cpu' where it was built"),
+        (lambda stored: ["nothing"], "has no nothing: run 'trainyard push tf-cpu' where it was built"),
         (lambda stored: [], "no image of tf-cpu to make an index of"),
     ],
 )

@@ -56,11 +56,11 @@ def test_what_a_platform_does_not_support_is_refused_by_default() -> None:
     minimal = Minimal()
     rendered = minimal.write(Request("x", "image"))
     assert (rendered.text, rendered.command) == ("run image\n", ["run", "job.yaml"])
-    with pytest.raises(UserError, match="PLATFORM=minimal: its jobs cannot be rehearsed"):
+    with pytest.raises(UserError, match="'--platform minimal': its jobs cannot be rehearsed"):
         minimal.rehearse(job)
-    with pytest.raises(UserError, match="PLATFORM=minimal: jobs cannot be submitted to it"):
+    with pytest.raises(UserError, match="'--platform minimal': jobs cannot be submitted to it"):
         minimal.submit(rendered, interval=1)
-    with pytest.raises(UserError, match="PLATFORM=minimal: jobs cannot be converted to it"):
+    with pytest.raises(UserError, match="'--platform minimal': jobs cannot be converted to it"):
         minimal.convert(job, Conversion())
     assert minimal.study(job) is None
 

@@ -169,7 +169,7 @@ def test_ssh_commands_are_what_gcloud_printed_without_the_remote_command() -> No
     [
         ("ERROR: (gcloud.compute.tpus.create) RESOURCE_EXHAUSTED: Quota", "RESOURCE_EXHAUSTED: Quota"),
         ('ERROR: (gcloud.x) {\n  "code": 8,\n  "message": "There is no \\"room\\"."\n}\n', 'There is no "room".'),
-        ("ERROR: (gcloud.x) Error parsing [tpu].\nThe [tpu] resource", "gcloud has no project: set PROJECT, or"),
+        ("ERROR: (gcloud.x) Error parsing [tpu].\nThe [tpu] resource", "gcloud has no project: set '--project', or"),
         ("ERROR: (gcloud.x) NOT_FOUND: no. This command is authenticated with an access token", "NOT_FOUND: no."),
     ],
 )  # fmt: skip
@@ -275,19 +275,19 @@ Trainyard = Callable[..., tuple[int, str, str]]
 @pytest.mark.parametrize(
     ("flags", "line"),
     [
-        ([], "no name: set NAME, as in"),
-        (["--name=Run_1"], "NAME='Run_1': a name consists of lowercase letters"),
+        ([], "no name: set '--name', as in"),
+        (["--name=Run_1"], "'--name Run_1': a name consists of lowercase letters"),
         (["--name=a", "--accelerator=v5litepod-17"], "no TPU slice 'v5litepod-17' (did you mean"),
-        (["--name=a", "--accelerator=v4-16", "--zone=us-central2-c"], "ZONE=us-central2-c has no v4-16"),
+        (["--name=a", "--accelerator=v4-16", "--zone=us-central2-c"], "'--zone us-central2-c' has no v4-16"),
         (["--name=a", "--zone=z", "--action=creat"], "'creat' is not one of"),
-        (["--name=a", "--zone=z"], "no accelerator: set ACCELERATOR, as in"),
-        (["--name=a", "--zone=z", "--action=create"], "no accelerator: set ACCELERATOR, as in"),
-        (["--name=a", "--zone=z", "--wait=soon"], "WAIT='soon' is not a duration"),
+        (["--name=a", "--zone=z"], "no accelerator: set '--accelerator', as in"),
+        (["--name=a", "--zone=z", "--action=create"], "no accelerator: set '--accelerator', as in"),
+        (["--name=a", "--zone=z", "--wait=soon"], "'--wait soon' is not a duration"),
         (["--name=a", "--zone=z", "--restarts=many"], "'many' is not a valid whole number"),
         (["--name=a", "--zone=z", "--action=run"], "no image: "),
         (["--name=a", "--zone=z", "--action=run", "--image=i", "--env=A"], "'A' in the environment is not NAME=VALUE"),
-        (["--name=a", "--zone=z", "--action=run", "--command=x '"], "COMMAND=\"x '\": no closing quotation"),
-        (["--name=a", "--zone=z", "--action=run", "--command=x", "--args=y"], "COMMAND replaces the trainer"),
+        (["--name=a", "--zone=z", "--action=run", "--command=x '"], "'--command x '': no closing quotation"),
+        (["--name=a", "--zone=z", "--action=run", "--command=x", "--args=y"], "'--command' replaces the trainer"),
     ],
 )  # fmt: skip
 def test_a_mistake_is_reported_in_one_line_without_a_request_to_the_cloud(
@@ -362,7 +362,7 @@ def test_an_image_that_the_workers_cannot_run_is_refused_before_a_vm_is_created(
     assert (code, no_cloud) == (2, [])
     assert err == (
         f"pod: {image}: TPU VMs run linux/amd64; the image is for linux/arm64: push an image of a target that has "
-        "linux/amd64 ('make list')\n"
+        "linux/amd64 ('trainyard list')\n"
     )
 
 

@@ -151,7 +151,7 @@ def test_a_pod_that_another_process_created_meanwhile_is_not_deleted(cloud: Fake
 def test_creation_waits_for_capacity_only_after_a_preemption(cloud: FakeOperations) -> None:
     no_capacity = "run1: There is no more capacity in the zone"
     cloud.errors["create"] = [no_capacity]
-    with pytest.raises(StepFailed, match="QUEUED=1 waits for capacity"):
+    with pytest.raises(StepFailed, match="'--queued' waits for capacity"):
         execute(cloud, 0)
     assert cloud.done == ["create", "delete"]
     cloud.done, cloud.errors["create"] = [], [None, no_capacity, no_capacity]
@@ -241,7 +241,7 @@ def test_a_suspended_queued_resource_is_a_preemption() -> None:
 
 
 def test_a_pod_that_is_not_ready_in_time_fails_with_the_name_of_the_limit() -> None:
-    with pytest.raises(StepFailed, match=r"run1 is CREATING after 0 s \(WAIT sets the limit\)"):
+    with pytest.raises(StepFailed, match=r"run1 is CREATING after 0 s \('--wait' sets the limit\)"):
         provisioning.await_ready(POD, replace(LIMITS, ready=-1), FakeGcloud(replace(READY, state="CREATING")))
     with pytest.raises(StepFailed, match="run1 is STOPPED and will not become READY by itself"):
         provisioning.await_ready(POD, LIMITS, FakeGcloud(replace(READY, state="STOPPED")))
@@ -362,7 +362,7 @@ STOCK_OUT = "run1: There is no more capacity in the zone"
 
 
 @pytest.mark.parametrize(
-    "error", [STOCK_OUT, "run1: still WAITING after 60 s in the queue (QUEUE_WAIT sets the limit)"]
+    "error", [STOCK_OUT, "run1: still WAITING after 60 s in the queue ('--queue-wait' sets the limit)"]
 )
 def test_the_first_zone_with_capacity_trains_and_nothing_is_left_in_the_others(error: str) -> None:
     cloud = FakeZones()
@@ -385,7 +385,7 @@ def test_without_capacity_in_any_zone_nothing_is_left() -> None:
     cloud = FakeZones()
     for zone in cloud.zones.values():
         zone.errors = {"create": [STOCK_OUT]}
-    with pytest.raises(StepFailed, match="QUEUED=1 waits for capacity"):
+    with pytest.raises(StepFailed, match="'--queued' waits for capacity"):
         cloud.execute(0)
     assert [zone.done for zone in cloud.zones.values()] == [["create", "delete"]] * 3
 

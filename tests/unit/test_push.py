@@ -53,7 +53,7 @@ VERIFIED = {
         ),
         ('Get "https://r.example/v2/": http: server gave HTTP response to HTTPS client', "uses plain HTTP"),
         ("name unknown: Repository 'x' not found", "has no such repository"),
-        ("manifest invalid: unknown media type of a layer", "build with 'make image COMPRESSION=gzip'"),
+        ("manifest invalid: unknown media type of a layer", "build with 'trainyard image --compression gzip'"),
         ("something new", "r.example refused: something new"),
     ],
 )

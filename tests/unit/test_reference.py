@@ -142,4 +142,4 @@ def test_a_registry_is_given_as_host_and_path(address: str) -> None:
 def test_an_invalid_registry_is_refused_with_an_example(address: str | None, words: str) -> None:
     with pytest.raises(UserError) as refused:
         check_address(address)
-    assert words in str(refused.value) and "as in REGISTRY=" in str(refused.value)
+    assert words in str(refused.value) and "as in '--registry us-docker" in str(refused.value)

@@ -417,7 +417,7 @@ def test_pods_get_the_downward_api_references_and_volumes(tmp_path: Path) -> Non
     assert one.attempt_variables == ("ATTEMPT",)
     assert {mount.path: mount.bucket for mount in one.mounts} == {"/data": "my-data", "/dev/shm": ""}
     assert "KEY" not in one.environment
-    assert [note for note in found.notes if "KEY" in note and "ENV=" in note]
+    assert [note for note in found.notes if "KEY" in note and "--env" in note]
     assert "volume disk at /disk is not mounted" in found.notes
 
 

@@ -202,12 +202,12 @@ def progress(*points: tuple[int, int]) -> Progress:
     ],
 )
 def test_moments_are_those_of_the_log(when: str, points: list[tuple[int, int]], due: bool) -> None:
-    (fault,) = faults.parse("PREEMPT", f"worker-0{when}", [CHIEF, WORKER])
+    (fault,) = faults.parse("preempt", f"worker-0{when}", [CHIEF, WORKER])
     assert fault.due(progress(*points), 5.0) is due
 
 
 def test_moments_may_be_seconds_or_a_text_in_the_log() -> None:
-    seconds, text = faults.parse("KILL", "worker-0@30s,chief@/saved, at last/", [CHIEF, WORKER])
+    seconds, text = faults.parse("kill", "worker-0@30s,chief@/saved, at last/", [CHIEF, WORKER])
     assert (seconds.due(progress(), 29.0), seconds.due(progress(), 30.0)) == (False, True)
     found = Progress([text.text])
     assert not text.due(found, 99.0)
@@ -232,18 +232,18 @@ def test_steps_of_other_trainers_are_understood(line: str) -> None:
 )
 def test_invalid_faults_are_refused(text: str, words: str) -> None:
     with pytest.raises(UserError, match=words):
-        faults.parse("PREEMPT", text, [CHIEF, WORKER])
+        faults.parse("preempt", text, [CHIEF, WORKER])
 
 
 def test_master_is_the_first_replica_everywhere() -> None:
-    (fault,) = faults.parse("KILL", "master", [CHIEF, WORKER])
+    (fault,) = faults.parse("kill", "master", [CHIEF, WORKER])
     assert fault.targets == ("chief",)
 
 
 def test_a_slice_is_preempted_as_a_whole_but_a_single_host_can_be_killed() -> None:
     hosts = [Replica(f"host-{index}", f"h{index}", "host", index, "i", slice="s") for index in range(3)]
-    assert faults.parse("PREEMPT", "host-1", hosts)[0].targets == ("host-0", "host-1", "host-2")
-    assert faults.parse("KILL", "host-1", hosts)[0].targets == ("host-1",)
+    assert faults.parse("preempt", "host-1", hosts)[0].targets == ("host-0", "host-1", "host-2")
+    assert faults.parse("kill", "host-1", hosts)[0].targets == ("host-1",)
 
 
 def test_progress_reads_rates_accuracies_resumptions_and_the_summary() -> None:

@@ -26,7 +26,7 @@ from trainyard.fakes import sidecar
 from trainyard.fakes.google_cloud import GoogleCloud
 from trainyard.oci import docker_engine
 from trainyard.spec.architectures import AMD64, ARM64, Architecture
-from trainyard_jobs.commands import rehearse
+from trainyard_jobs.commands.job import rehearse
 from trainyard_jobs.model import image_metadata, machines
 from trainyard_jobs.model.image_metadata import Contents
 from trainyard_jobs.model.machines import Hosts
@@ -68,13 +68,13 @@ def test_dry_run_prints_what_each_replica_would_get(trainyard: Command, job: str
     ("arguments", "words"),
     [
         (["--preempt=worker-9"], "no replica 'worker-9'; replicas: chief"),
-        (["--tpu-delay=30"], "TPU_DELAY=30: Vertex AI CustomJob 'job' has no TPU node to wait for"),
+        (["--tpu-delay=30"], "'--tpu-delay 30': Vertex AI CustomJob 'job' has no TPU node to wait for"),
         (["--tpu-delay=soon"], "'--tpu-delay' (env var: 'TRAINYARD_TPU_DELAY'): 'soon' is not a valid number"),
-        (["--kill=the chief"], "KILL=the chief: write REPLICA or REPLICA@WHEN"),
-        (["--preempt=@step2"], "PREEMPT=@step2: write REPLICA or REPLICA@WHEN"),
-        (["--memory=lots"], "MEMORY=lots: expected a size such as 900m or 2g"),
-        (["--env=A B=1"], "ENV: 'A' is not NAME=VALUE"),
-        (["--env=A='"], 'ENV="A=\'": no closing quotation'),
+        (["--kill=the chief"], "'--kill the chief': write REPLICA or REPLICA@WHEN"),
+        (["--preempt=@step2"], "'--preempt @step2': write REPLICA or REPLICA@WHEN"),
+        (["--memory=lots"], "'--memory lots': expected a size such as 900m or 2g"),
+        (["--env=A B=1"], "'--env': 'A' is not NAME=VALUE"),
+        (["--env=A='"], "'--env A='': no closing quotation"),
         (["--timeout=-1"], "'--timeout' (env var: 'TRAINYARD_TIMEOUT'): -1.0 is not in the range x>=0"),
     ],
 )
@@ -84,7 +84,7 @@ def test_invalid_options_are_refused(trainyard: Command, job: str, arguments: li
 
 
 def test_a_job_file_must_be_given_and_exist(trainyard: Command, job: str) -> None:
-    assert "'make rehearse FILE=job.yaml'" in trainyard("rehearse")[2]
+    assert "'trainyard job rehearse job.yaml'" in trainyard("rehearse")[2]
     assert trainyard("rehearse", job + ".not")[0] in (1, 2)
 
 
@@ -218,7 +218,7 @@ def test_an_image_that_is_not_for_the_machines_is_reported_as_check_job_reports_
         images.find(AT_REGISTRY, hosts=AXION)
     assert str(error.value) == (
         f"{AT_REGISTRY}: machines of type c4a-standard-4 run linux/arm64; the image is for linux/amd64: push an image "
-        "of a target that has linux/arm64 ('make list'), or use other machines"
+        "of a target that has linux/arm64 ('trainyard list'), or use other machines"
     )
     assert not engine.pulled
 
@@ -226,7 +226,9 @@ def test_an_image_that_is_not_for_the_machines_is_reported_as_check_job_reports_
 def test_an_engine_that_cannot_run_the_image_is_one_line(engine: Engine) -> None:
     engine.emulates = False
     engine.platforms = ("linux/amd64", "linux/arm64")
-    with pytest.raises(UserError, match=r"^the engine runs no programs for linux/arm64: run 'make setup EMULATION=1'"):
+    with pytest.raises(
+        UserError, match=r"^the engine runs no programs for linux/arm64: run 'trainyard setup --emulation'"
+    ):
         images.find(AT_REGISTRY, hosts=AXION)
     engine.add("trainyard:cpu-arm64", "arm64")
     with pytest.raises(UserError, match=r"^the engine runs no programs for linux/arm64"):

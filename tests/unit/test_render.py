@@ -26,7 +26,9 @@ ALL = [*model.targets(), *EXAMPLES]
 
 @pytest.mark.parametrize("target", [None, *EXAMPLES])
 def test_committed_files_are_what_the_specs_give(target: str | None) -> None:
-    assert generated.drift(cli.trainyard, model.load(target) if target else None) == [], "run 'make render' and commit"
+    assert generated.drift(cli.trainyard, model.load(target) if target else None) == [], (
+        "run 'trainyard dev render' and commit"
+    )
 
 
 @pytest.mark.parametrize("target", ALL)

@@ -139,7 +139,7 @@ def test_licenses_that_are_no_spdx_expression_stay_names() -> None:
 
 def test_the_sbom_of_any_image_needs_a_file_to_write(trainyard: Callable[..., tuple[int, str, str]]) -> None:
     status, out, err = trainyard("sbom", IMAGE="localhost:1/a:b")
-    assert (status, out) == (2, "") and "OUTPUT gives the file" in err
+    assert (status, out) == (2, "") and "'--output' gives the file" in err
 
 
 @pytest.mark.parametrize(

@@ -166,7 +166,10 @@ def test_signing_needs_a_key(trainyard: Command, monkeypatch: pytest.MonkeyPatch
         monkeypatch.delenv(name, raising=False)
     status, out, err = trainyard("sign", "tf-cpu", REGISTRY="localhost:1/a")
     assert (status, out) == (2, "")
-    assert "COSIGN_KEY=<private key> or KEYLESS=1 signs, COSIGN_PUB=<public key> or CERTIFICATE_IDENTITY=" in err
+    assert (
+        "COSIGN_KEY=<private key> or '--keyless' signs, COSIGN_PUB=<public key> or '--certificate-identity <name>"
+        in err
+    )
 
 
 @pytest.mark.parametrize("variable", ["COSIGN_KEY", "TRAINYARD_COSIGN_KEY"])

@@ -100,7 +100,7 @@ def test_measurements_are_read_back_and_a_damaged_file_is_one_line(tmp_path: Pat
     measurements.save({"cpu": measurement(base="1")}, path)
     assert measurements.load(path) == {"cpu": measurement(base="1")}
     path.write_text("{}", encoding="utf-8")
-    with pytest.raises(UserError, match="not what 'make sizes' writes"):
+    with pytest.raises(UserError, match="not what 'trainyard dev sizes' writes"):
         measurements.load(path)
 
 

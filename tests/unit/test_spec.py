@@ -169,16 +169,21 @@ def test_a_platform_that_an_image_is_not_made_for_is_refused(monkeypatch: pytest
     monkeypatch.setenv("TRAINYARD_ARCH", "arm64")
     with pytest.raises(UserError) as refused:
         model.load("xla")
-    assert str(refused.value) == "ARCH=arm64: this image is made for linux/amd64 alone ('platforms' of its spec)"
+    assert (
+        str(refused.value)
+        == "'TRAINYARD_ARCH=arm64': this image is made for linux/amd64 alone ('platforms' of its spec)"
+    )
     monkeypatch.setenv("TRAINYARD_ARCH", "amr64")
-    with pytest.raises(UserError, match=r"^ARCH=amr64: use one of amd64, arm64 \(did you mean 'arm64'\?\)$"):
+    with pytest.raises(
+        UserError, match=r"^'TRAINYARD_ARCH=amr64': use one of amd64, arm64 \(did you mean 'arm64'\?\)$"
+    ):
         model.load("tf-cpu")
 
 
 def test_messages_name_the_architecture_where_it_is_not_the_usual_one(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(architectures.platform, "machine", lambda: "x86_64")
-    assert model.load("tf-cpu", "arm64").command("image") == "make image TARGET=tf-cpu ARCH=arm64"
-    assert model.load("tf-cpu", "amd64").command("image") == "make image TARGET=tf-cpu"
+    assert model.load("tf-cpu", "arm64").command("image") == "TRAINYARD_ARCH=arm64 trainyard image tf-cpu"
+    assert model.load("tf-cpu", "amd64").command("image") == "trainyard image tf-cpu"
 
 
 @pytest.mark.parametrize(
@@ -319,7 +324,7 @@ def test_a_damaged_record_of_a_base_is_one_line(inspect_base: Callable[[model.Sp
     folder = inspect_base(model.load("xla-nightly"))
     (folder / "base.json").write_text('{"packages": {}}', encoding="utf-8")
     with pytest.raises(
-        UserError, match=r"base\.json: not what 'make lock' writes .* run 'make lock TARGET=xla-nightly'"
+        UserError, match=r"base\.json: not what 'trainyard lock' writes .* run 'trainyard lock xla-nightly'"
     ):
         model.load(str(folder))
 

@@ -66,7 +66,7 @@ def test_another_image_of_the_target_does_not_replace_the_result_of_its_own() ->
         state.record("tf-cpu", step, "sha256:own", {"passed": True})
     state.record("tf-cpu", "verify", "sha256:other", {"passed": False})
     assert set(state.require("tf-cpu", "sha256:own", "verify", "smoke")) == {"verify", "smoke"}
-    with pytest.raises(UserError, match=r"\(sha256:other\) never passed 'verify': run 'make image TARGET=tf-cpu'"):
+    with pytest.raises(UserError, match=r"\(sha256:other\) never passed 'verify': run 'trainyard image tf-cpu'"):
         state.require("tf-cpu", "sha256:other", "verify")
 
 

@@ -270,7 +270,7 @@ def test_the_revision_is_the_commit_of_the_users_repository(write: Write) -> Non
 def test_a_build_without_a_network_needs_what_fetch_has_kept(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(offline, "STATE", tmp_path)
     monkeypatch.setenv("TRAINYARD_OFFLINE", "1")
-    with pytest.raises(UserError, match="nothing was downloaded for tf-cpu: run 'make fetch TARGET=tf-cpu'"):
+    with pytest.raises(UserError, match="nothing was downloaded for tf-cpu: run 'trainyard dev fetch tf-cpu'"):
         build.plan_for(model.load("tf-cpu"))
 
 
@@ -295,7 +295,7 @@ def test_a_build_without_a_network_asks_neither_index_nor_registry(
     monkeypatch.setenv("TRAINYARD_OFFLINE", "1")
     found = build.plan_for(model.load("cpu"))
     assert (found.index, found.base, found.notes) == ("pytorch-cpu", "registry.example/debian@sha256:1", ("a note",))
-    with pytest.raises(UserError, match="nothing was downloaded for cpu: run 'make fetch TARGET=cpu'"):
+    with pytest.raises(UserError, match="nothing was downloaded for cpu: run 'trainyard dev fetch cpu'"):
         offline.contexts(found)  # its bases were removed
     arguments = build.bake_arguments(found, compression="zstd")
     assert "cpu.args.HTTPS_PROXY=http://127.0.0.1:9" in arguments

@@ -33,13 +33,13 @@ def command(package: str | None, registry: str | None, quiet: bool, as_json: boo
     With --quiet the references of the images, by digest, are printed on stdout. The exit status is 0 whether or not an
     image has the package.
     """
-    from trainyard import console, installation
+    from trainyard import console
     from trainyard.oci.registry import Repository, check_address
     from trainyard.release import package_search
     from trainyard.spec.naming import NAME
 
     if not package:
-        example = installation.command("find", PACKAGE="torch==2.9.1", REGISTRY="localhost:5000/team")
+        example = "trainyard find torch==2.9.1 --registry localhost:5000/team"
         raise console.UserError(f"no package to look for: give one, as in '{example}'")
     query = package_search.Query.parse(package)
     answer = package_search.search(Repository(f"{check_address(registry)}/{NAME}"), query)

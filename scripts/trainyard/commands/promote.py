@@ -75,7 +75,7 @@ def command(
     from trainyard.release import predicates, promotion, signing
     from trainyard.spec.model import load
 
-    destination = check_address(to, "TO") if to else None
+    destination = check_address(to, "--to") if to else None
     if claims and not require_signed:
         raise console.UserError("--claims requires --require-signed: it names the claims that are demanded")
     if keyless and not require_signed:

@@ -24,8 +24,8 @@ def command(target: str | None, image: str | None, as_json: bool) -> None:
     """Check that TARGET's image is what its spec, its locks, its labels and its tags say.
 
     The image is the target's candidate, or trainyard:TARGET if there is no candidate. With --image, it is any other
-    image; without TARGET, that is checked against the rules that need no spec. 'trainyard rules image target' lists the
-    rules. The check takes seconds and needs no accelerator.
+    image; without TARGET, that is checked against the rules that need no spec. 'trainyard dev rules image target' lists
+    the rules. The check takes seconds and needs no accelerator.
     """
     from trainyard import console
     from trainyard.lint.image import verify

@@ -18,7 +18,7 @@ from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 
-from trainyard import installation, settings
+from trainyard import settings
 from trainyard.console import StepFailed, UserError, say
 from trainyard.image.local_images import digest_of
 from trainyard.oci import builder, docker_engine
@@ -149,7 +149,7 @@ def _find(
     if base.bootstrap is None:
         raise UserError(
             f"base {base.image} is unreachable ({reason}) and cannot be bootstrapped: "
-            f"set {installation.option('BASE', '<reference>')} to an image with the same contents"
+            f"set 'TRAINYARD_BASE=<reference>' to an image with the same contents"
         )
     reference = local_reference(name, architecture)
     for wanted in dict.fromkeys((architecture, machine)):
@@ -232,8 +232,8 @@ def _sources(suite: str) -> list[str]:
                 _apt("update")  # container images delete the package lists, and apt lists no targets without them
     raise UserError(
         f"cannot bootstrap Debian {suite}: this host has no Debian apt source (or 'apt-get update' never ran); "
-        f"run '{installation.command('base', DEBIAN_MIRROR='<address of a mirror>')}', "
-        f"or set {installation.option('BASE', '<reference>')}"
+        f"run 'TRAINYARD_DEBIAN_MIRROR=<address of a mirror> trainyard dev base', "
+        f"or set 'TRAINYARD_BASE=<reference>'"
     )
 
 
@@ -244,9 +244,7 @@ def _need_mmdebstrap(*, foreign: bool) -> None:
         return
     names = " and ".join(missing)
     if os.geteuid() or not shutil.which("apt-get"):
-        raise UserError(
-            f"cannot bootstrap a base: install {names} (or set {installation.option('BASE', '<reference>')})"
-        )
+        raise UserError(f"cannot bootstrap a base: install {names} (or set 'TRAINYARD_BASE=<reference>')")
     say(f"installing {names}")
     _apt("update")
     _apt("install", "-y", "--no-install-recommends", *missing)
@@ -262,7 +260,7 @@ def bootstrap(name: str, base: Base, architecture: Architecture) -> str:
         StepFailed: mmdebstrap failed; the message ends with its first error.
     """
     if base.bootstrap is None:
-        reference = installation.option("BASE", "<reference>")
+        reference = "'TRAINYARD_BASE=<reference>'"
         raise UserError(f"base {name} cannot be bootstrapped: set {reference} to an image with the same contents")
     docker_engine.require_emulation(architecture)
     _need_mmdebstrap(foreign=architecture != architectures.of_host())

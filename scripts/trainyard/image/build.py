@@ -13,7 +13,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from trainyard import installation, settings, state
+from trainyard import settings, state
 from trainyard.console import StepFailed, UserError, say, warn
 from trainyard.image import (
     base_image,
@@ -198,7 +198,9 @@ def check_rendered(spec: Spec) -> None:
     drifted = dockerfile.drift(spec)
     if drifted:
         names = ", ".join(relative(path) for path in drifted)
-        raise UserError(f"{names}: out of date with the spec; run '{spec.command('render')}' and review the difference")
+        raise UserError(
+            f"{names}: out of date with the spec; run '{spec.command('dev render')}' and review the difference"
+        )
 
 
 def bake_arguments(
@@ -286,7 +288,7 @@ def build(
         StepFailed: the build failed.
     """
     if compression not in COMPRESSIONS:
-        raise UserError(f"{installation.option('COMPRESSION', compression)}: use one of {', '.join(COMPRESSIONS)}")
+        raise UserError(f"'--compression {compression}': use one of {', '.join(COMPRESSIONS)}")
     check_rendered(spec)
     with contextlib.nullcontext() if name else state.candidate_lock(spec.local_name):
         return _build(spec, compression=compression, no_cache=no_cache, cache=cache, name=name, on_step=on_step)
@@ -300,7 +302,7 @@ def _offline_remedy(spec: Spec) -> Iterator[None]:
     except StepFailed as error:
         if not settings.offline():
             raise
-        raise StepFailed(f"{error}; if it had to download: run '{spec.command('fetch')}' with a network") from None
+        raise StepFailed(f"{error}; if it had to download: run '{spec.command('dev fetch')}' with a network") from None
 
 
 def _base_contexts(plan: Plan) -> dict[str, str]:

@@ -14,7 +14,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from trainyard import installation, settings
+from trainyard import settings
 from trainyard.console import StepFailed, is_quiet
 from trainyard.image import compile_failure
 from trainyard.oci import builder, docker_engine
@@ -132,7 +132,7 @@ def reason(text: str, of: Builder | None = None) -> str:
 
 
 def _disk_is_full(of: Builder | None) -> str:
-    empty = f"'{installation.command('clean', CACHE=True)}' empties the cache"
+    empty = "'trainyard clean --cache' empties the cache"
     if of is None or of.in_engine:
         return f"the engine's disk is full: 'docker system df' shows what uses it, {empty}"
     return (

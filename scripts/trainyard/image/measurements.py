@@ -6,7 +6,6 @@ import json
 from pathlib import Path
 from typing import Any
 
-from trainyard import installation
 from trainyard.console import UserError
 from trainyard.settings import ROOT
 from trainyard.spec.model import relative
@@ -25,7 +24,7 @@ def load(path: Path = FILE) -> dict[str, dict[str, Any]]:
     except FileNotFoundError:
         return {}
     except (ValueError, KeyError) as error:
-        sizes = installation.command("sizes")
+        sizes = "trainyard dev sizes"
         raise UserError(
             f"{relative(path)}: not what '{sizes}' writes ({error!r}): remove it and run '{sizes}'"
         ) from None

@@ -1,4 +1,4 @@
-"""Build without a network, from what `trainyard fetch` has downloaded.
+"""Build without a network, from what `trainyard dev fetch` has downloaded.
 
 Fetching builds the image once, so that BuildKit's cache has every step that downloads, and keeps the base images as OCI
 layouts, so that a build need not ask a registry for them. It records which index and base the build had.
@@ -103,7 +103,7 @@ def recall(spec: Spec) -> Sources:
 
 def _nothing_fetched(spec: Spec) -> UserError:
     return UserError(
-        f"nothing was downloaded for {spec.target}: run '{spec.command('fetch')}' where there is a network"
+        f"nothing was downloaded for {spec.target}: run '{spec.command('dev fetch')}' where there is a network"
     )
 
 

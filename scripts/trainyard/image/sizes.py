@@ -16,7 +16,7 @@ import docker.errors
 import requests
 from rich.table import Table
 
-from trainyard import installation, state
+from trainyard import state
 from trainyard.console import StepFailed, UserError, say
 from trainyard.image import measurements, wheel_layers, wheels
 from trainyard.oci import docker_engine, layers
@@ -260,10 +260,7 @@ def update(chosen: list[Spec]) -> tuple[list[str], dict[str, dict[str, Any]]]:
         everything[spec.target] = compared(everything.get(spec.target, {}), found)
         done.append(spec.target)
     if not done:
-        raise UserError(
-            f"no target has an image on this host: run '{installation.command('images')}' or "
-            f"'{installation.command('image', TARGET='...')}'"
-        )
+        raise UserError("no target has an image on this host: run 'trainyard dev images' or 'trainyard image ...'")
     budgets = {spec.target: spec.budget.size for spec in catalogue()}
     everything = {name: everything[name] for name in sorted(everything) if name in budgets}
     text = chart(everything, budgets)

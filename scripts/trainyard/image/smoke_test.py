@@ -156,7 +156,7 @@ def smoke(spec: Spec, reference: str) -> dict[str, Any]:
     Raises:
         StepFailed: a run failed; the message gives the first reason.
     """
-    digest = docker_engine.digest(reference, made_by=spec.command("build"))
+    digest = docker_engine.digest(reference, made_by=spec.command("dev build"))
     workspace = spec.workspace
     facts = smoke_command.smoke(spec, digest) if workspace and workspace.document.run else _train(spec, digest)
     state.record(spec.local_name, "smoke", digest, facts)

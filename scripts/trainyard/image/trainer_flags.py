@@ -8,7 +8,6 @@ import sys
 from collections.abc import Iterable
 from functools import cache
 
-from trainyard import installation
 from trainyard.console import UserError, nearest
 from trainyard.settings import ROOT
 from trainyard.spec.model import Spec
@@ -22,11 +21,11 @@ def of_trainer(package: str, trainer: str) -> frozenset[str]:
     return frozenset(re.findall(r"--([a-z][\w-]*)", done.stdout)) if done.returncode == 0 else frozenset()
 
 
-def check(spec: Spec, trainer: str, words: Iterable[str], *, variable: str) -> None:
+def check(spec: Spec, trainer: str, words: Iterable[str], *, option: str) -> None:
     """Check that a trainer has the flags among ``words``.
 
     Args:
-        variable: the variable that gives them, for the message.
+        option: the option that gives them, for the message.
     Raises:
         UserError: it has no such flag; the message suggests the nearest.
     """
@@ -36,6 +35,4 @@ def check(spec: Spec, trainer: str, words: Iterable[str], *, variable: str) -> N
         flag = word.partition("=")[0].lstrip("-").replace("_", "-")
         known = of_trainer(spec.trainers.package, trainer) if word.startswith("--") and flag else frozenset()
         if known and flag not in known:
-            raise UserError(
-                f"{installation.option(variable)}: {spec.target}'s {trainer} has no flag --{flag}{nearest(flag, known)}"
-            )
+            raise UserError(f"'{option}': {spec.target}'s {trainer} has no flag --{flag}{nearest(flag, known)}")

@@ -1,4 +1,4 @@
-"""All rules, as ``trainyard rules`` lists them."""
+"""All rules, as ``trainyard dev rules`` lists them."""
 
 from __future__ import annotations
 

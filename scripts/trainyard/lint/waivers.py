@@ -1,4 +1,4 @@
-"""Waivers: findings that an owner accepts until a date. Read by ``trainyard verify`` and ``trainyard audit``.
+"""Waivers: findings that an owner accepts until a date. Read by ``trainyard verify`` and ``trainyard dev audit``.
 
 A waiver of images/waivers.yaml is about one thing: an advisory for one version of a package (``rule`` is the advisory's
 id), or a finding of a rule for images (``rule`` is the rule's id, ``where`` the place that the finding names).

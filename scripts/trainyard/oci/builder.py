@@ -13,7 +13,7 @@ import re
 from dataclasses import dataclass
 from functools import cache
 
-from trainyard import installation, settings
+from trainyard import settings
 from trainyard.console import StepFailed, UserError, nearest
 from trainyard.oci import docker_engine
 from trainyard.oci.docker_engine import ENGINE_BUILDER
@@ -101,7 +101,7 @@ def current() -> Builder:
     try:
         found = _inspect(*selection())
     except StepFailed as error:
-        instead = installation.option("BUILDER", ENGINE_BUILDER)
+        instead = f"'--builder {ENGINE_BUILDER}'"
         raise StepFailed(f"{error}; to build in the engine, give {instead}") from None
     if found.in_engine and found.name != ENGINE_BUILDER and found.name != _inspect(f"--builder={ENGINE_BUILDER}").name:
         raise UserError(
@@ -139,7 +139,7 @@ def _inspect(*option: str) -> Builder:
 def _given(name: str) -> str:
     """How the user gave the name of a builder."""
     if settings.variable("BUILDER"):
-        return installation.option("BUILDER", name)
+        return f"'--builder {name}'"
     return f"BUILDX_BUILDER={name}" if settings.standard_variable("BUILDX_BUILDER") else f"builder {name}"
 
 

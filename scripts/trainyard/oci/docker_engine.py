@@ -16,7 +16,7 @@ import docker.errors
 from docker.models.images import Image
 from docker.utils import parse_repository_tag
 
-from trainyard import installation, settings
+from trainyard import settings
 from trainyard.console import StepFailed, UserError
 from trainyard.settings import ROOT
 from trainyard.spec.architectures import AMD64, ARCHITECTURES, ARM64, Architecture
@@ -74,7 +74,7 @@ def client() -> docker.DockerClient:
     """
     with contextlib.suppress(docker.errors.DockerException, OSError):
         return existing_client()
-    _run_script("install-engine.sh", installation.command("setup"), "--check")
+    _run_script("install-engine.sh", "trainyard setup", "--check")
     raise UserError("'docker' reaches an engine that is not at DOCKER_HOST: set it as 'docker context ls' prints it")
 
 
@@ -86,9 +86,9 @@ def set_up(*, emulation: bool = False) -> None:
     Raises:
         UserError: that failed; the script's last line says why.
     """
-    _run_script("install-engine.sh", installation.command("setup"))
+    _run_script("install-engine.sh", "trainyard setup")
     if emulation:
-        _run_script("setup-emulation.sh", installation.command("setup", EMULATION=True))
+        _run_script("setup-emulation.sh", "trainyard setup --emulation")
 
 
 def set_up_in_checkout() -> None:
@@ -171,7 +171,7 @@ def require_emulation(wanted: Architecture) -> None:
 
 def cannot_run(what: str) -> str:
     """What to do about an engine that cannot run ``what``, for messages."""
-    emulate = installation.command("setup", EMULATION=True)
+    emulate = "trainyard setup --emulation"
     return f"the engine runs no {what}: run '{emulate}' to emulate them, or use an engine on such a machine"
 
 
@@ -216,7 +216,7 @@ def pull(reference: str, wanted: Architecture | None = None) -> Image:
 
 def digest(reference: str, *, made_by: str = "") -> str:
     """``sha256:...`` of a local image: with the containerd store, the digest that it has at registries."""
-    return str(image(reference, made_by=made_by or installation.command("image")).id)
+    return str(image(reference, made_by=made_by or "trainyard image").id)
 
 
 def untag(reference: str) -> None:

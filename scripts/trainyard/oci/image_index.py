@@ -8,7 +8,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from trainyard import installation
 from trainyard.console import StepFailed, UserError
 from trainyard.oci.registry import Manifest, Repository
 from trainyard.spec.architectures import Architecture, given, of_host
@@ -82,9 +81,7 @@ def chosen(document: Mapping[str, Any]) -> str | None:
         return None
     wanted = given()
     if wanted and wanted.platform not in found:
-        raise UserError(
-            f"{installation.option('ARCH', wanted.name)}: the image index has images for {', '.join(found)}"
-        )
+        raise UserError(f"'TRAINYARD_ARCH={wanted.name}': the image index has images for {', '.join(found)}")
     return found.get((wanted or of_host()).platform) or next(iter(found.values()))
 
 

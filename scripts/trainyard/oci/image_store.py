@@ -23,7 +23,6 @@ from typing import IO, Any, Generic, TypeVar, cast
 
 import zstandard
 
-from trainyard import installation
 from trainyard.console import StepFailed
 from trainyard.oci import docker_engine, image_index
 from trainyard.oci.documents import InvalidAnswer, hashed
@@ -92,7 +91,7 @@ def read(reference: str, reader: Reader[T]) -> Parts[T]:
         UserError: there is no such image.
         StepFailed: it cannot be read.
     """
-    image = docker_engine.image(reference, made_by=installation.command("image"))
+    image = docker_engine.image(reference, made_by="trainyard image")
     digest = str(image.id)
     # Of an index, the engine has the image that it describes, and maybe others.
     architecture = architectures.given() or docker_engine.architecture_of(reference)

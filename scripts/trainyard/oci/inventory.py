@@ -18,7 +18,6 @@ from typing import Any
 import docker.errors
 from packaging.utils import canonicalize_name
 
-from trainyard import installation
 from trainyard.console import UserError
 from trainyard.oci import attached_sbom, docker_engine, image_index, image_store, layers
 from trainyard.oci.attached_sbom import InstalledPackage
@@ -247,7 +246,7 @@ def at_registry(reference: str) -> tuple[Repository, str]:
     if named.names_docker_hub:
         raise UserError(
             f"{reference}: neither an image of this host nor HOST[:PORT]/PATH[:TAG]: 'docker pull {reference}' first, "
-            f"or run '{installation.command('image')}'"
+            f"or run 'trainyard image'"
         )
     return Repository(named.name), named.version
 

@@ -21,7 +21,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
-from trainyard import installation
 from trainyard.oci import docker_engine, elf, image_store, layer_contents, secret_scan, snapshots
 from trainyard.oci.layer_contents import Contents
 
@@ -296,7 +295,7 @@ def read(reference: str, dockerfile: str, *, hashed: Callable[[str], bool] = lam
         UserError: there is no such image.
         StepFailed: its layers cannot be read.
     """
-    image = docker_engine.image(reference, made_by=installation.command("image"))
+    image = docker_engine.image(reference, made_by="trainyard image")
     diff_ids = [str(one) for one in image.attrs["RootFS"]["Layers"]]
     with snapshots.folders(reference, len(diff_ids)) as folders:
         if not folders:

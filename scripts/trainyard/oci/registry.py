@@ -29,7 +29,7 @@ import docker.errors
 import requests
 import urllib3
 
-from trainyard import installation, settings
+from trainyard import settings
 from trainyard.console import StepFailed, UserError, one_line
 from trainyard.oci import docker_engine
 from trainyard.oci.documents import (
@@ -90,7 +90,7 @@ _MEANINGS = [
     (
         r"manifest[ _]invalid|unsupported media ?type|unsupported manifest|\b415\b",
         "{} does not accept this manifest: without support for zstd layers, build with "
-        f"'{installation.command('image', COMPRESSION='gzip')}'",
+        "'trainyard image --compression gzip'",
     ),
     (
         r"\b50\d\b|internal server error|unknown: unknown error",
@@ -99,20 +99,18 @@ _MEANINGS = [
 ]
 
 
-def check_address(registry: str | None, variable: str = "REGISTRY") -> str:
+def check_address(registry: str | None, option: str = "--registry") -> str:
     """``host[:port]/path``, where images are pushed to, without a trailing slash.
 
     Args:
-        variable: its name in messages.
+        option: its name in messages.
     Raises:
         UserError: none was given, or it is not one; the line shows what one looks like.
     """
-    example = " or ".join(
-        installation.option(variable, one) for one in ("us-docker.pkg.dev/project/repository", "localhost:5000/team")
-    )
+    example = f"'{option} us-docker.pkg.dev/project/repository' or '{option} localhost:5000/team'"
     if not registry:
         raise UserError(f"no registry to push to: give one, as in {example}")
-    address, given = registry.rstrip("/"), installation.option(variable, repr(registry))
+    address, given = registry.rstrip("/"), f"'{option} {registry}'"
     if "://" in address:
         raise UserError(f"{given}: leave out '{address.split('://')[0]}://', as in {example}")
     host, _, path = address.partition("/")
@@ -556,7 +554,7 @@ class Repository:
                 raise
             raise UserError(
                 f"{self.name}: its tags are immutable, so '{version}' cannot be moved: give another repository "
-                f"with {installation.option('TO')}"
+                f"with '--to'"
             ) from None
         self._check_digest(manifest.body, "", answer.headers, f"{self.name}: {version} was not stored")
         return answer.headers.get("OCI-Subject", "")

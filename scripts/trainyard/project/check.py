@@ -12,7 +12,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from trainyard import installation
 from trainyard.installation import checkout
 from trainyard.project import generated
 from trainyard.registration import neighbours
@@ -29,7 +28,7 @@ def checks(commands: Any) -> dict[str, Callable[[], list[str]]]:
     Raises:
         UserError: the package does not run from a checkout, or a spec cannot be read.
     """
-    root = checkout("'trainyard check'")
+    root = checkout("'trainyard dev check'")
     specs = [*map(load, targets()), *generated.examples()]
     return {
         "locks": partial(_locks, specs),
@@ -47,7 +46,7 @@ def _locks(specs: list[Spec]) -> list[str]:
 
 
 def _generated(commands: Any) -> list[str]:
-    command = installation.command("render")
+    command = "trainyard dev render"
     return [f"{relative(path)}: out of date: run '{command}' and commit it" for path in generated.drift(commands)]
 
 

@@ -32,7 +32,7 @@ def run(suite: str | None, arguments: list[str], *, require: str = "", big: bool
         UserError: the package does not run from a checkout.
         StepFailed: a program of ``require`` is missing.
     """
-    root = checkout("'trainyard test'")
+    root = checkout("'trainyard dev test'")
     check_programs(require)
     failed = 0
     for folders, options in _runs(suite):

@@ -18,7 +18,6 @@ import requests
 from packaging.utils import canonicalize_name
 from packaging.version import InvalidVersion, Version
 
-from trainyard import installation
 from trainyard.console import StepFailed, UserError
 from trainyard.installation import check_writable
 from trainyard.spec.model import IMAGES, relative
@@ -125,12 +124,11 @@ def load(path: Path = FILE) -> Snapshot:
         )
     except FileNotFoundError:
         raise UserError(
-            f"{relative(path)} is missing: run '{installation.command('audit', UPDATE=True)}' where {OSV} answers"
+            f"{relative(path)} is missing: run 'trainyard dev audit --update' where {OSV} answers"
         ) from None
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise UserError(
-            f"{relative(path)}: not a snapshot of advisories ({error!r}): "
-            f"run '{installation.command('audit', UPDATE=True)}'"
+            f"{relative(path)}: not a snapshot of advisories ({error!r}): run 'trainyard dev audit --update'"
         ) from None
 
 

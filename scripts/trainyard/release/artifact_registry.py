@@ -8,7 +8,7 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from trainyard import gcloud, installation
+from trainyard import gcloud
 from trainyard.console import StepFailed, UserError
 from trainyard.oci import registry
 from trainyard.spec.naming import NAME
@@ -34,9 +34,7 @@ def parts(address: str) -> tuple[str, str, str]:
         r"([a-z0-9-]+)-docker\.pkg\.dev/([a-z][a-z0-9.:-]+)/([a-z](?:[a-z0-9-]{0,61}[a-z0-9])?)", address
     )
     if not match:
-        raise UserError(
-            f"{installation.option('REGISTRY', repr(address))} is not <location>-docker.pkg.dev/<project>/<repository>"
-        )
+        raise UserError(f"'--registry {address}' is not <location>-docker.pkg.dev/<project>/<repository>")
     return match[1], match[2], match[3]
 
 

@@ -21,7 +21,6 @@ from typing import Any
 from packaging.utils import canonicalize_name
 from rich.table import Column, Table
 
-from trainyard import installation
 from trainyard.console import StepFailed, UserError, say, warn
 from trainyard.image import plan
 from trainyard.installation import require_extra
@@ -262,7 +261,7 @@ def require(spec: Spec) -> Coverage:
     if failing:
         more = f" (and {len(failing) - 1} more)" if len(failing) > 1 else ""
         raise StepFailed(
-            f"{failing[0]}{more}: update the package, or add a waiver ('{spec.command('audit')}' lists all)"
+            f"{failing[0]}{more}: update the package, or add a waiver ('{spec.command('dev audit')}' lists all)"
         )
     return Coverage.of(advisories.load(), pinned(spec))
 
@@ -283,7 +282,7 @@ def table(found: list[Vulnerability]) -> Table:
 
 
 def _how_to_update() -> str:
-    return f"run '{installation.command('audit', UPDATE=True)}' where {advisories.OSV} answers"
+    return f"run 'trainyard dev audit --update' where {advisories.OSV} answers"
 
 
 def _look_up(pins: Pins, *, only_snapshot: bool) -> tuple[str, Coverage | None, list[Vulnerability]]:
@@ -422,8 +421,5 @@ def vex(report: Report) -> str | None:
         UserError: no image was audited, so the document would have no product.
     """
     if not report.images:
-        raise UserError(
-            f"no image to make statements about: run '{installation.command('image')}', or give "
-            f"{installation.option('IMAGE')}"
-        )
+        raise UserError("no image to make statements about: run 'trainyard image', or give '--image'")
     return openvex.document(report.findings, report.images, waivers.load(), issued=_issued(), today=waivers.today())

@@ -97,7 +97,7 @@ def load(path: Path = FILE) -> DebianSnapshot | None:
     except (ValueError, KeyError, TypeError) as error:
         raise UserError(
             f"{relative(path)}: not a snapshot of Debian's security tracker ({error!r}): "
-            f"run '{installation.command('audit', UPDATE=True)}'"
+            f"run 'trainyard dev audit --update'"
         ) from None
 
 

@@ -1,4 +1,4 @@
-"""Progress of a target, which `trainyard image --events` writes and `trainyard images` reads: a JSON object per line.
+"""Progress of a target: JSON lines, which `trainyard image --events` writes and `trainyard dev images` reads.
 
 =========  =============================================================================
 event      fields

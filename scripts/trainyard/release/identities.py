@@ -24,7 +24,7 @@ from sigstore.oidc import IdentityError, IdentityToken, detect_credential
 from sigstore.sign import Signer, SigningContext
 from sigstore.verify import Verifier, policy
 
-from trainyard import installation, settings
+from trainyard import settings
 from trainyard.console import StepFailed, UserError
 from trainyard.oci.registry import Manifest, Repository
 from trainyard.release import bundle
@@ -80,7 +80,7 @@ def trust_config() -> ClientTrustConfig:
         try:
             return ClientTrustConfig.production(offline=settings.offline())
         except Error as error:
-            where = installation.option("TRUST_CONFIG", "<file>")
+            where = "'--trust-config <file>'"
             raise StepFailed(
                 f"the trust configuration of Sigstore's public instance cannot be fetched: {_line(error)}; "
                 f"{where} names that of another instance"
@@ -105,7 +105,8 @@ def _usable_config() -> Iterator[None]:
 
 
 def _given_config() -> str:
-    return installation.option("TRUST_CONFIG", settings.variable("TRUST_CONFIG") or "<Sigstore's public instance>")
+    file = settings.variable("TRUST_CONFIG")
+    return f"'--trust-config {file}'" if file else "Sigstore's public instance"
 
 
 def _line(error: BaseException) -> str:
@@ -215,7 +216,7 @@ def _token() -> IdentityToken:
         raise UserError(f"{where} cannot be used: {_line(error)}{remedy}") from None
     if token is None:
         raise UserError(
-            f"{installation.option('KEYLESS', True)} finds no identity here: run it in GitHub Actions with the "
+            "'--keyless' finds no identity here: run it in GitHub Actions with the "
             "permission 'id-token: write' or on Google Cloud, set SIGSTORE_ID_TOKEN to an OIDC token for 'sigstore', "
             "or sign with COSIGN_KEY=<private key>"
         )

@@ -18,7 +18,6 @@ from packaging.utils import canonicalize_name
 from packaging.version import InvalidVersion, Version
 from rich.table import Column, Table
 
-from trainyard import installation
 from trainyard.console import StepFailed, UserError
 from trainyard.oci import attached_sbom, image_index, referrers
 from trainyard.oci.attached_sbom import InstalledPackage
@@ -242,7 +241,7 @@ class _Search:
             self._add(manifest)
         self._resolve_indexes()
         if not self.images and not self.invalid:
-            given = installation.option("REGISTRY")
+            given = "'--registry'"
             raise UserError(f"{self.repository.name} has no image: check {given}, as it was given to 'trainyard push'")
 
     def _add(self, manifest: Manifest, tag: str = "") -> None:

@@ -11,7 +11,7 @@ import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from trainyard import installation, state
+from trainyard import state
 from trainyard.console import UserError
 from trainyard.image.local_images import digest_of
 from trainyard.oci import docker_engine, image_index, referrers
@@ -123,8 +123,7 @@ def images_at(spec: Spec, repository: Repository, versions: Sequence[str]) -> di
     """
     if not versions:
         raise UserError(
-            f"no image of {spec.target} to make an index of: give the tags or digests that were pushed with "
-            f"{installation.option('IMAGES')}"
+            f"no image of {spec.target} to make an index of: give the tags or digests that were pushed with '--images'"
         )
     found: dict[Architecture, str] = {}
     for version in versions:

@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Any
 
 import trainyard
-from trainyard import installation
 from trainyard.console import UserError
 from trainyard.image import provenance as buildkit
 from trainyard.state import SmokeResult, VerifyResult
@@ -189,7 +188,7 @@ def kinds_in(text: str) -> list[str]:
     """
     kinds = [one.strip() for one in text.split(",") if one.strip()]
     if not kinds or not set(kinds) <= set(ABOUT_IMAGES):
-        given = installation.option("CLAIMS", repr(text))
+        given = f"'--claims {text}'"
         raise UserError(f"{given}: give some of {','.join(ABOUT_IMAGES)}, separated by commas")
     return kinds
 

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from packageurl import PackageURL
 
-from trainyard import installation, state
+from trainyard import state
 from trainyard.console import StepFailed, UserError, warn
 from trainyard.oci import image_index, referrers_api
 from trainyard.oci.documents import InvalidAnswer
@@ -54,7 +54,7 @@ def image_to_promote(spec: Spec, repository: Repository, image: str | None) -> M
 def _fallback_refused(what: str, replaced: str) -> UserError:
     return UserError(
         f"{what} is a fallback, built where the base of {replaced} was out of reach, and never promoted: run "
-        f"'{installation.command('image', TARGET=replaced)}' where the base can be pulled"
+        f"'trainyard image {replaced}' where the base can be pulled"
     )
 
 
@@ -106,7 +106,7 @@ def promote(
     manifest = image_to_promote(spec, source, image)
     summary = _checked_claims(source, manifest, demanded) if demanded else None
     if destination.host != source.host:
-        raise UserError(f"{installation.option('TO', to)}: must be at {source.host}, where the image is")
+        raise UserError(f"'--to {to}': must be at {source.host}, where the image is")
     if destination.name != source.name:
         destination.mount(manifest, source)
         _copy_claims(manifest, source, destination)

@@ -21,7 +21,7 @@ from typing import Any
 
 from rich.table import Table
 
-from trainyard import installation, state
+from trainyard import state
 from trainyard.console import UserError, say
 from trainyard.image import build
 from trainyard.oci import builder, docker_engine, image_store, layers
@@ -230,7 +230,7 @@ def require_space(spec: Spec) -> None:
         raise UserError(
             f"{root} has {in_units(free)} free, and a build of {spec.target} ({in_units(size)}) without cache needs "
             f"{in_units(SPACE_FACTOR * size)}: free some, for example with "
-            f"'{installation.command('clean', CACHE=True)}'"
+            f"'trainyard clean --cache'"
         )
 
 

@@ -30,8 +30,7 @@ def signer(key: Path | None, command: str, *, keyless: bool = False) -> Signer |
     """
     if key and keyless:
         raise UserError(
-            f"{installation.option('KEYLESS', True)} and COSIGN_KEY={key}: images are signed by an identity or with a "
-            "key: give one of them"
+            f"'--keyless' and COSIGN_KEY={key}: images are signed by an identity or with a key: give one of them"
         )
     if keyless:
         _require_sigstore(command)
@@ -59,7 +58,7 @@ def trust(key: Path | None, identity: str | None, issuer: str | None, command: s
             be read.
         StepFailed: the trust configuration of Sigstore cannot be fetched.
     """
-    names = installation.option("CERTIFICATE_IDENTITY"), installation.option("CERTIFICATE_OIDC_ISSUER")
+    names = "'--certificate-identity'", "'--certificate-oidc-issuer'"
     if key and (identity or issuer):
         raise UserError(f"COSIGN_PUB={key} and {names[0]}: signatures are checked with one of them: give one")
     if key:
@@ -79,13 +78,13 @@ def trust(key: Path | None, identity: str | None, issuer: str | None, command: s
 
 def ways_to_sign() -> str:
     """The options that say who signs, for messages."""
-    return f"COSIGN_KEY=<private key> or {installation.option('KEYLESS', True)}"
+    return "COSIGN_KEY=<private key> or '--keyless'"
 
 
 def ways_to_check() -> str:
     """The options that say whose signatures count, for messages."""
-    identity = installation.option("CERTIFICATE_IDENTITY", "<name>")
-    return f"COSIGN_PUB=<public key> or {identity} {installation.option('CERTIFICATE_OIDC_ISSUER', '<URL>')}"
+    identity = "'--certificate-identity <name>'"
+    return f"COSIGN_PUB=<public key> or {identity} '--certificate-oidc-issuer <URL>'"
 
 
 def _require_sigstore(command: str) -> None:

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from packaging.version import Version
 
-from trainyard import installation, settings
+from trainyard import settings
 from trainyard.console import UserError, nearest
 
 #: The newest glibc that uv has platforms for: https://docs.astral.sh/uv/reference/cli/#uv-pip-compile--python-platform
@@ -77,7 +77,7 @@ def given() -> Architecture | None:
     found = named(text)
     if found is None:
         names = ", ".join(ARCHITECTURES)
-        raise UserError(f"{installation.option('ARCH', text)}: use one of {names}{nearest(text, ARCHITECTURES)}")
+        raise UserError(f"'TRAINYARD_ARCH={text}': use one of {names}{nearest(text, ARCHITECTURES)}")
     return found
 
 
@@ -106,7 +106,7 @@ def choose(platforms: Sequence[str]) -> Architecture:
     wanted = given() or usual(platforms)
     if wanted.platform not in platforms:
         raise UserError(
-            f"{installation.option('ARCH', wanted.name)}: this image is made for {', '.join(platforms)} alone "
+            f"'TRAINYARD_ARCH={wanted.name}': this image is made for {', '.join(platforms)} alone "
             "('platforms' of its spec)"
         )
     return wanted

@@ -31,7 +31,6 @@ from pathlib import Path
 
 from packaging.utils import canonicalize_name
 
-from trainyard import installation
 from trainyard.console import UserError
 from trainyard.spec import workspace_lock
 from trainyard.spec.model import Spec, base_contents_file, nightly_versions_file, relative
@@ -99,7 +98,7 @@ def mark_added(pins: Iterable[Pin], of_target: Iterable[Pin]) -> list[Pin]:
 
 def _text(path: Path, command: str) -> tuple[str, str]:
     """What writes a lock, and its text."""
-    command = command or installation.command("lock", TARGET=path.parent.name)
+    command = command or f"trainyard lock {path.parent.name}"
     try:
         return command, path.read_text(encoding="utf-8")
     except FileNotFoundError:

@@ -19,7 +19,6 @@ from packaging.utils import canonicalize_name
 from pydantic import AfterValidator, BeforeValidator, Field, ValidationError
 from ruamel.yaml.comments import CommentedMap
 
-from trainyard import installation
 from trainyard.console import UserError, nearest
 from trainyard.settings import PREFIX, ROOT, STATE
 from trainyard.spec import architectures, nightly, workspace, workspace_lock, yaml_source
@@ -166,11 +165,9 @@ class Spec(_Document):
         return self.build_folder / f"Dockerfile{self.suffix(index)}"
 
     def command(self, name: str) -> str:
-        """How the user runs a command for this image, in messages: ``make lock TARGET=cpu`` or ``trainyard lock``."""
-        chosen = {} if self.arch == architectures.usual(self.platforms).name else {"ARCH": self.arch}
-        if self.workspace:
-            return " ".join([*(f"{PREFIX}{key}={value}" for key, value in chosen.items()), "trainyard", name])
-        return installation.command(name, TARGET=self.target, **chosen)
+        """Return a command for this image, for messages: ``trainyard lock cpu``; ``trainyard lock`` in a repository."""
+        other = [] if self.arch == architectures.usual(self.platforms).name else [f"{PREFIX}ARCH={self.arch}"]
+        return " ".join([*other, "trainyard", name, *([] if self.workspace else [self.target])])
 
     @property
     def has_code(self) -> bool:
@@ -299,7 +296,7 @@ def folder_of(target: str | None) -> Path:
     if not target:
         raise UserError(
             f"no target given, and no {workspace.FILE} in this folder or above it in its git repository: 'trainyard "
-            f"init' writes one, or give a target, as in '{installation.command('image', TARGET='tf-cpu')}'; {valid}"
+            f"init' writes one, or give a target, as in 'trainyard image tf-cpu'; {valid}"
         )
     if re.fullmatch(r"[A-Za-z0-9._-]+", target) and (IMAGES / target / "image.yaml").is_file():
         return IMAGES / target
@@ -477,7 +474,7 @@ def _with_recorded_versions(spec: Spec) -> Spec:
         return with_nightly_versions(spec, versions) if versions else spec
     except (ValueError, KeyError) as error:
         words = f"no version of {error}" if isinstance(error, KeyError) else str(error)
-        again = installation.command("lock", TARGET=spec.target)
+        again = f"trainyard lock {spec.target}"
         raise UserError(f"{relative(path)}: not what '{again}' writes ({words}): run it again") from None
 
 
@@ -541,8 +538,8 @@ def _with_base_contents(spec: Spec) -> Spec:
     try:
         return with_base_contents(spec, _base_contents(spec, path.read_text(encoding="utf-8")))
     except ValueError as error:
-        again = f"run '{installation.command('lock', TARGET=spec.target)}' again"
-        lock = installation.command("lock")
+        again = f"run 'trainyard lock {spec.target}' again"
+        lock = "trainyard lock"
         raise UserError(f"{relative(path)}: not what '{lock}' writes ({error}): {again}") from None
 
 

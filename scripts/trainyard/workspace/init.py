@@ -289,7 +289,7 @@ def text(proposal: Proposal) -> str:
     """The trainyard.yaml of a proposal."""
     lines = [
         f"# yaml-language-server: $schema={SCHEMA}",
-        "# The image that 'trainyard image' builds from this repository. 'trainyard schema' describes every key.",
+        "# The image that 'trainyard image' builds from this repository. 'trainyard dev schema' describes every key.",
         "",
         "# The target of the catalogue that the image extends ('trainyard list').",
         f"extends: {proposal.target}",

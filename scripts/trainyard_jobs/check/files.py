@@ -156,7 +156,7 @@ def explain_invalid_fields(job: JobFile) -> Iterator[None]:
             for error in sorted(validate(job.kind, document), key=lambda error: error.empty is None):
                 raise UserError(
                     f"{job.where(error.location, number)}: {'.'.join(map(str, error.location))}: {error.what}; "
-                    f"'trainyard check-job {job.path}' lists every mistake"
+                    f"'trainyard job check {job.path}' lists every mistake"
                 ) from None
         for finding in platforms.of_job_file(job).check(job):  # such as an empty entry in a list
             if finding.fails:

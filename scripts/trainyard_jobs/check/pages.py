@@ -35,7 +35,7 @@ def rendered() -> Pages:
         "gpus": known.gpus,
         "cpus": known.cpus,
         "sources": known.sources,
-        "having": {option: platforms.having(option) for option in platform_options.VARIABLES},
+        "having": {option: platforms.having(option) for option in platform_options.OPTIONS},
     }
     shared = [rule for rule in platforms.RULES if len(set(rule.subjects) & {"ai-platform", "gke", "custom-job"}) > 1]
     groups = [("Every kind of job", shared)]

@@ -16,7 +16,6 @@ from typing import Annotated, TypeVar
 
 from pydantic import Field
 
-from trainyard import installation
 from trainyard.console import UserError, nearest
 from trainyard.spec import yaml_source
 from trainyard.spec.model import Strict
@@ -318,7 +317,7 @@ class Hosts:
 
     def remediation(self) -> str:
         """What to do about an image that does not run on them."""
-        return f"push an image of a target that has linux/{self.architecture} ('{installation.command('list')}')"
+        return f"push an image of a target that has linux/{self.architecture} ('trainyard list')"
 
 
 #: Machines that nothing is known about.

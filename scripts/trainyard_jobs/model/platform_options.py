@@ -5,12 +5,11 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
-from trainyard import installation
 from trainyard.console import UserError
 
-#: Attribute of a :class:`~trainyard_jobs.model.request.Request` -> the variable that sets it.
-VARIABLES = {
-    name: name.upper()
+#: Attribute of a :class:`~trainyard_jobs.model.request.Request` -> the option that sets it.
+OPTIONS = {
+    name: f"--{name.replace('_', '-')}"
     for name in (
         "flex_start",
         "max_wait",
@@ -27,7 +26,7 @@ VARIABLES = {
         "persistent_resource",
         "container_runtime",
     )
-} | {"mounts": "MOUNT"}
+} | {"mounts": "--mount"}
 
 #: Levels of ``PLACEMENT`` -> node label, from the largest part of a data center to the smallest:
 #: https://docs.cloud.google.com/ai-hypercomputer/docs/workloads/schedule-gke-workloads-tas
@@ -38,16 +37,16 @@ _LEVELS = {
 }
 
 
-#: Variable -> form of the name that it takes, and the form in words: no platform takes others. Of keys:
+#: Option -> form of the name that it takes, and the form in words: no platform takes others. Of keys:
 #: https://docs.cloud.google.com/vertex-ai/docs/reference/rest/v1/EncryptionSpec; of persistent resources:
 #: https://docs.cloud.google.com/vertex-ai/docs/reference/rest/v1/projects.locations.persistentResources/create
 _NAMES = {
-    "KMS_KEY": (
+    "--kms-key": (
         r"projects/[^/\s]+/locations/[^/\s]+/keyRings/[^/\s]+/cryptoKeys/[^/\s]+",
         "projects/PROJECT/locations/REGION/keyRings/RING/cryptoKeys/KEY",
     ),
-    "RESERVATION": (r"[\w./-]+", "the name of a reservation"),
-    "PERSISTENT_RESOURCE": (
+    "--reservation": (r"[\w./-]+", "the name of a reservation"),
+    "--persistent-resource": (
         r"[a-z]([a-z0-9-]{0,61}[a-z0-9])?",
         "its ID: at most 63 lowercase letters, digits and -, a letter first",
     ),
@@ -88,10 +87,7 @@ def disk(text: str) -> Disk:
     """
     match = re.fullmatch(r"(?:([a-z][a-z0-9-]*):)?([1-9]\d*)", text)
     if not match:
-        raise UserError(
-            f"{installation.option('DISK', repr(text))} is neither a size in GB (200) nor a type and a size "
-            "(hyperdisk-balanced:200)"
-        )
+        raise UserError(f"'--disk {text}' is neither a size in GB (200) nor a type and a size (hyperdisk-balanced:200)")
     return Disk(match[1], int(match[2]))
 
 
@@ -106,14 +102,16 @@ def mounts(text: str) -> tuple[Mount, ...]:
         # Names of buckets: https://cloud.google.com/storage/docs/buckets#naming
         match = re.fullmatch(r"gs://([a-z0-9][a-z0-9._-]{1,220}[a-z0-9])(?:/([^:]*))?:(/[^:]+?)/?(:ro)?", word)
         if not match:
-            raise UserError(f"MOUNT: {word!r} is not gs://BUCKET[/FOLDER]:/PATH[:ro], as in gs://bucket/data:/data:ro")
+            raise UserError(
+                f"'--mount': {word!r} is not gs://BUCKET[/FOLDER]:/PATH[:ro], as in gs://bucket/data:/data:ro"
+            )
         found.append(Mount(match[1], (match[2] or "").strip("/"), match[3], bool(match[4])))
     paths = [one.path for one in found]
     if "/dev/shm" in paths:
-        raise UserError("MOUNT: /dev/shm is not for files: it is the shared memory of a container")
+        raise UserError("'--mount': /dev/shm is not for files: it is the shared memory of a container")
     twice = next((path for path in paths if paths.count(path) > 1), None)
     if twice:
-        raise UserError(f"MOUNT: {twice} is given twice")
+        raise UserError(f"'--mount': {twice} is given twice")
     return tuple(found)
 
 
@@ -131,22 +129,21 @@ def labels(text: str) -> tuple[tuple[str, str], ...]:
         key, equals, value = word.strip().partition("=")
         ends = r"[a-z]([a-z0-9_-]{0,61}[a-z0-9])?", r"([a-z0-9]([a-z0-9_-]{0,61}[a-z0-9])?)?"
         if not equals or not all(re.fullmatch(valid, one) for valid, one in zip(ends, (key, value), strict=True)):
-            raise UserError(
-                f"LABELS: {word.strip()!r} is not key=value of lowercase letters, digits, - and _, at most 63 of each"
-            )
+            form = "key=value of lowercase letters, digits, - and _, at most 63 of each"
+            raise UserError(f"'--labels': {word.strip()!r} is not {form}")
         found[key] = value
     return tuple(found.items())
 
 
-def name(variable: str, text: str | None) -> str | None:
+def name(option: str, text: str | None) -> str | None:
     """The name of a resource, as the API takes it; None if there is none.
 
     Raises:
         UserError: the API refuses such a name.
     """
-    form, words = _NAMES[variable]
+    form, words = _NAMES[option]
     if text and not re.fullmatch(form, text):
-        raise UserError(f"{installation.option(variable, repr(text))} is not {words}")
+        raise UserError(f"'{option} {text}' is not {words}")
     return text
 
 
@@ -161,7 +158,7 @@ def placement(text: str) -> Placement:
     label = _LEVELS.get(level) or (level if re.fullmatch(r"[\w.-]+/[\w.-]+", level) else None)
     if len(words) > 2 or (len(words) == 2 and words[0] not in ("preferred", "required")) or not label:
         raise UserError(
-            f"{installation.option('PLACEMENT', repr(text))} is not one of {', '.join(_LEVELS)} or a node label, "
+            f"'--placement {text}' is not one of {', '.join(_LEVELS)} or a node label, "
             "after 'preferred:' if the machines may also be further apart"
         )
     return Placement(label, words[0] != "preferred")

@@ -6,7 +6,6 @@ import re
 import shlex
 from dataclasses import dataclass
 
-from trainyard import installation
 from trainyard.console import UserError, nearest, say
 from trainyard.image import trainer_flags
 from trainyard.oci.reference import Reference
@@ -142,7 +141,7 @@ def accelerator(text: str) -> tuple[Gpus | None, str | None]:
     match = re.fullmatch(r"(?:(\d+)x)?([A-Za-z][\w-]*?)(?::(\d+))?", text)
     if not match or (match[1] and match[3]):
         raise UserError(
-            f"{installation.option('ACCELERATOR', repr(text))} is neither GPUs (T4, 2xNVIDIA_L4, "
+            f"'--accelerator {text}' is neither GPUs (T4, 2xNVIDIA_L4, "
             "nvidia-a100-80gb:8) nor a TPU slice (v5litepod-16)"
         )
     wanted = match[2].upper().replace("-", "_")
@@ -171,8 +170,7 @@ def _gpus_of_machine(machine: str) -> Gpus | None:
             if one.generation == generation and machines.slice_on(machine, one.topology)
         ]
         raise UserError(
-            f"{installation.option('MACHINE', machine)} is a TPU {prefix} machine: give the slice, as in "
-            f"{installation.option('ACCELERATOR', fitting[0])}"
+            f"'--machine {machine}' is a TPU {prefix} machine: give the slice, as in '--accelerator {fitting[0]}'"
         )
     own = machines.gpu_of_machine(machine)
     return Gpus(*own) if own else None
@@ -183,7 +181,7 @@ def _short(name: str) -> str:
     return re.sub(r"^(NVIDIA_)?(TESLA_)?", "", name)
 
 
-def seconds(text: str, variable: str = "TIMEOUT") -> int:
+def seconds(text: str, option: str = "--timeout") -> int:
     """``3600``, ``90m``, ``12h`` or ``2d`` in seconds.
 
     Raises:
@@ -191,12 +189,12 @@ def seconds(text: str, variable: str = "TIMEOUT") -> int:
     """
     match = re.fullmatch(r"(\d+)([smhd]?)", text)
     if not match or not int(match[1]):
-        raise UserError(f"{installation.option(variable, repr(text))} is not a duration such as 90m, 12h or 2d")
+        raise UserError(f"'{option} {text}' is not a duration such as 90m, 12h or 2d")
     return int(match[1]) * {"": 1, "s": 1, "m": 60, "h": 3600, "d": 86400}[match[2]]
 
 
-def words(text: str, variable: str = "ARGS") -> tuple[str, ...]:
-    """A make variable as a shell would split it.
+def words(text: str, option: str = "--args") -> tuple[str, ...]:
+    """Return an option's value as a shell would split it.
 
     Raises:
         UserError: a quote is not closed.
@@ -204,7 +202,7 @@ def words(text: str, variable: str = "ARGS") -> tuple[str, ...]:
     try:
         return tuple(shlex.split(text))
     except ValueError as error:
-        raise UserError(f"{installation.option(variable, repr(text))}: {str(error).lower()}") from None
+        raise UserError(f"'{option} {text}': {str(error).lower()}") from None
 
 
 def image_of(spec: Spec | None, image: str | None, address: str | None) -> str:
@@ -219,9 +217,7 @@ def image_of(spec: Spec | None, image: str | None, address: str | None) -> str:
         return image
     if spec is None:
         raise UserError(
-            f"no image: give {installation.option('TARGET', 'xla')} "
-            f"{installation.option('REGISTRY', 'us-central1-docker.pkg.dev/<project>/<repository>')}, "
-            f"or {installation.option('IMAGE')}"
+            "no image: give 'xla' '--registry us-central1-docker.pkg.dev/<project>/<repository>', or '--image'"
         )
     known = pushes.last(spec.target, f"{address}/{naming.NAME}" if address else "") if spec.workspace else None
     if known:
@@ -244,14 +240,12 @@ def pinned(image: str) -> str:
     """
     reference = Reference.parse(image)
     if reference.names_docker_hub:
-        raise UserError(
-            f"{installation.option('PIN', True)}: {image} names no registry: give {installation.option('REGISTRY')}"
-        )
+        raise UserError(f"'--pin': {image} names no registry: give '--registry'")
     found = Repository(reference.name).manifest(reference.version)
     if found is None:
         raise UserError(
-            f"{installation.option('PIN', True)}: {reference.registry} has no {reference.repository}:"
-            f"{reference.version}: run '{installation.command('push')}' first"
+            f"'--pin': {reference.registry} has no {reference.repository}:"
+            f"{reference.version}: run 'trainyard push' first"
         )
     return f"{reference.name}@{found.digest}"
 
@@ -344,9 +338,9 @@ def parse_request(options: Options, *, tpu_machine: bool) -> Request:
     trainer = trainer_of(spec, options.trainer)
     args = (*trainer, *words(options.args or ""))
     if spec:
-        trainer_flags.check(spec, trainer[0], args[1:], variable="ARGS")
+        trainer_flags.check(spec, trainer[0], args[1:], option="--args")
         searched = [f"--{parameter.name}" for parameter in search.parameters] if search else []
-        trainer_flags.check(spec, trainer[0], searched, variable="TUNE")
+        trainer_flags.check(spec, trainer[0], searched, option="--tune")
     if (
         search
         and spec
@@ -376,18 +370,18 @@ def parse_request(options: Options, *, tpu_machine: bool) -> Request:
         tpu_version=options.tpu_version,
         tuning=search,
         flex_start=options.flex_start,
-        max_wait=seconds(options.max_wait, "MAX_WAIT") if options.max_wait else None,
-        reservation=platform_options.name("RESERVATION", options.reservation),
+        max_wait=seconds(options.max_wait, "--max-wait") if options.max_wait else None,
+        reservation=platform_options.name("--reservation", options.reservation),
         queue=options.queue,
         priority=options.priority,
         placement=platform_options.placement(options.placement) if options.placement else None,
         disk=platform_options.disk(options.disk) if options.disk else None,
         mounts=platform_options.mounts(options.mount) if options.mount else (),
         labels=platform_options.labels(options.labels) if options.labels else (),
-        kms_key=platform_options.name("KMS_KEY", options.kms_key),
+        kms_key=platform_options.name("--kms-key", options.kms_key),
         network=options.network,
         network_attachment=options.network_attachment,
-        persistent_resource=platform_options.name("PERSISTENT_RESOURCE", options.persistent_resource),
+        persistent_resource=platform_options.name("--persistent-resource", options.persistent_resource),
         container_runtime=options.container_runtime,
     )
 
@@ -400,14 +394,12 @@ def _check_capacity(options: Options) -> None:
     """
     given = [name for name in ("spot", "flex_start", "reservation") if getattr(options, name)]
     if len(given) > 1:
-        names = [installation.option(name.upper()) for name in given]
+        names = [f"'--{name.replace('_', '-')}'" for name in given]
         raise UserError(f"{' and '.join(names)}: a job uses one kind of capacity; leave out the others")
     if options.max_wait and not options.flex_start:
-        raise UserError(f"{installation.option('MAX_WAIT')} requires {installation.option('FLEX_START', True)}")
+        raise UserError("'--max-wait' requires '--flex-start'")
     if options.placement and not options.queue:
-        raise UserError(
-            f"{installation.option('PLACEMENT')} requires {installation.option('QUEUE')}: Kueue places the machines"
-        )
+        raise UserError("'--placement' requires '--queue': Kueue places the machines")
 
 
 def _parse_search(options: Options) -> Tuning | None:
@@ -415,9 +407,7 @@ def _parse_search(options: Options) -> Tuning | None:
     if not options.tune:
         for name in ("metric", "goal", "trials", "parallel", "algorithm"):
             if getattr(options, name):
-                example = installation.option("TUNE", "'lr=1e-3:1e-1:log'")
-                given = installation.option(name.upper())
-                raise UserError(f"{given} requires {installation.option('TUNE')}, as in {example}")
+                raise UserError(f"'--{name}' requires '--tune', as in '--tune lr=1e-3:1e-1:log'")
         return None
     found = Tuning(
         tuning.parse(options.tune),
@@ -428,6 +418,5 @@ def _parse_search(options: Options) -> Tuning | None:
         algorithm=options.algorithm,
     )
     if found.parallel > found.trials:
-        parallel, trials = installation.option("PARALLEL", found.parallel), installation.option("TRIALS", found.trials)
-        raise UserError(f"{parallel} is more than {trials}")
+        raise UserError(f"'--parallel {found.parallel}' is more than '--trials {found.trials}'")
     return found

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from trainyard import installation
 from trainyard.console import UserError, nearest
 from trainyard.rule_engine import Rule
 from trainyard_jobs.model import platform_options
@@ -45,11 +44,7 @@ def by_name(name: str | None) -> Platform:
     """
     known = [platform.name for platform in PLATFORMS]
     if name not in known:
-        given = (
-            f"unknown platform '{name}'{nearest(name, known)}"
-            if name
-            else f"no {installation.option('PLATFORM')} given"
-        )
+        given = f"unknown platform '{name}'{nearest(name, known)}" if name else "no '--platform' given"
         raise UserError(f"{given}; platforms: {', '.join(known)}")
     return next(platform for platform in PLATFORMS if platform.name == name)
 
@@ -65,12 +60,9 @@ def check_options(platform: Platform, request: Request) -> None:
     Raises:
         UserError: it lacks one; the message names the platforms that have it.
     """
-    for name, variable in platform_options.VARIABLES.items():
+    for name, option in platform_options.OPTIONS.items():
         if getattr(request, name) and name not in platform.options:
-            raise UserError(
-                f"{installation.option('PLATFORM', platform.name)} has no {installation.option(variable)}; "
-                f"these have it: {having(name)}"
-            )
+            raise UserError(f"'--platform {platform.name}' has no '{option}'; these have it: {having(name)}")
 
 
 def of_job_file(job: JobFile) -> Platform:

@@ -1,7 +1,7 @@
 """The interface of a platform that runs jobs.
 
 To add a platform, write a folder with a subclass of :class:`Platform` in ``write.py`` and add an instance of it to
-``PLATFORMS`` in ``platforms/__init__.py``. `trainyard job`, `trainyard rehearse` and their messages then know it.
+``PLATFORMS`` in ``platforms/__init__.py``. `trainyard job`, `trainyard job rehearse` and their messages then know it.
 """
 
 from __future__ import annotations
@@ -12,7 +12,6 @@ from dataclasses import dataclass
 from types import ModuleType
 from typing import ClassVar
 
-from trainyard import installation
 from trainyard.console import UserError
 from trainyard.rule_engine import Finding
 from trainyard_jobs.model.image_metadata import Contents
@@ -71,7 +70,7 @@ class Platform(ABC):
         file_name: name of a job's file in messages and comments.
         tpu_machine: whether ``MACHINE=`` selects the machines of a TPU slice.
         rules: modules with rules about its job files, besides those that every job has.
-        options: those of :data:`trainyard_jobs.model.platform_options.VARIABLES` that it has.
+        options: those of :data:`trainyard_jobs.model.platform_options.OPTIONS` that it has.
     """
 
     name: ClassVar[str]
@@ -97,10 +96,7 @@ class Platform(ABC):
         Raises:
             UserError: there is no conversion from that kind of file, or the file is invalid.
         """
-        raise self._unsupported(
-            f"jobs cannot be converted to it; {installation.option('FROM')} converts to "
-            f"{installation.option('PLATFORM', 'vertex')}"
-        )
+        raise self._unsupported("jobs cannot be converted to it; '--from' converts to '--platform vertex'")
 
     def check(
         self,
@@ -144,4 +140,4 @@ class Platform(ABC):
         raise self._unsupported("its jobs cannot be rehearsed")
 
     def _unsupported(self, what: str) -> UserError:
-        return UserError(f"{installation.option('PLATFORM', self.name)}: {what}")
+        return UserError(f"'--platform {self.name}': {what}")

@@ -9,7 +9,6 @@ import sys
 from collections.abc import Mapping
 from pathlib import Path
 
-from trainyard import installation
 from trainyard.console import UserError
 from trainyard_jobs.model import image_metadata, machines, yaml_writer
 from trainyard_jobs.model.image_metadata import Contents
@@ -35,8 +34,8 @@ def redirected_stdout() -> str | None:
 def written_by(request: Request) -> str:
     """The line of a job file that says what has written it, and what checks it, as its user runs them."""
     if request.spec and request.spec.workspace:
-        return "Written by `trainyard job`; check it with `trainyard check-job job.yaml`."
-    job, check = installation.command("job"), installation.command("check-job", FILE="job.yaml")
+        return "Written by `trainyard job`; check it with `trainyard job check job.yaml`."
+    job, check = "trainyard job", "trainyard job check job.yaml"
     return f"Written by `{job}`; check it with `{check}`."
 
 
@@ -61,11 +60,7 @@ def machine_notes(request: Request) -> tuple[str, ...]:
     """Lines about a machine type that is not in the table, or whose CPUs need another image."""
     found = []
     if request.machine and request.machine not in machines.machine_types():
-        without = (
-            ""
-            if request.gpus or request.tpu
-            else f", nor for accelerators without {installation.option('ACCELERATOR')}"
-        )
+        without = "" if request.gpus or request.tpu else ", nor for accelerators without '--accelerator'"
         found.append(f"{request.machine} is not in the table of machine types: nothing was checked for it{without}")
     gpu = machines.table().gpus[request.gpus.type] if request.gpus else None
     if request.gpus and gpu and gpu.arm:
@@ -112,4 +107,4 @@ def refuse(platform: str, given: Mapping[str, object]) -> None:
     """
     for name, value in given.items():
         if value:
-            raise UserError(f"{installation.option('PLATFORM', platform)} has no {installation.option(name)}")
+            raise UserError(f"'--platform {platform}' has no '{name}'")

@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from trainyard import gcloud, installation
+from trainyard import gcloud
 from trainyard.console import StepFailed, UserError, nearest, say, warn
 from trainyard.oci import registry
 from trainyard.spec.model import Spec, load
@@ -76,16 +76,16 @@ class Options:
             UserError: one is not a duration.
         """
 
-        def seconds(given: str | None, variable: str, default: float) -> float:
-            return requests.seconds(given, variable) if given else default
+        def seconds(given: str | None, option: str, default: float) -> float:
+            return requests.seconds(given, option) if given else default
 
         default = Limits()
         return Limits(
-            ready=seconds(self.wait, "WAIT", default.ready),
-            queue=seconds(self.queue_wait, "QUEUE_WAIT", 0) or None,
-            poll=seconds(self.poll, "POLL", default.poll),
-            check=seconds(self.check_wait, "CHECK_WAIT", default.check),
-            grace=seconds(self.grace, "GRACE", default.grace),
+            ready=seconds(self.wait, "--wait", default.ready),
+            queue=seconds(self.queue_wait, "--queue-wait", 0) or None,
+            poll=seconds(self.poll, "--poll", default.poll),
+            check=seconds(self.check_wait, "--check-wait", default.check),
+            grace=seconds(self.grace, "--grace", default.grace),
             restarts=default.restarts if self.restarts is None else self.restarts,
         )
 
@@ -97,7 +97,7 @@ class Options:
         """
         if self.zone == ANY_ZONE:
             if not zones:
-                given, needed = installation.option("ZONE", ANY_ZONE), installation.option("ACCELERATOR")
+                given, needed = f"'--zone {ANY_ZONE}'", "'--accelerator'"
                 raise UserError(f"{given} requires {needed}, whose zones it stands for")
             return zones
         named = tuple(dict.fromkeys(word for word in re.split(r"[,\s]+", self.zone or "") if word))
@@ -109,13 +109,10 @@ class Options:
             configured = tpu.call(["gcloud", "config", "get-value", "compute/zone"]).stdout.strip()
             zone = configured if configured and (not zones or configured in zones) else (zones or ("",))[0]
         if not zone:
-            raise UserError(
-                f"no zone: set {installation.option('ZONE')} or {installation.option('ACCELERATOR')}, or run "
-                "'gcloud config set compute/zone <zone>'"
-            )
+            raise UserError("no zone: set '--zone' or '--accelerator', or run 'gcloud config set compute/zone <zone>'")
         if zones and not machines.slice_of(self.accelerator or "").may_be_in(zone):
             raise UserError(
-                f"{installation.option('ZONE', zone)} has no {self.accelerator}{nearest(zone, zones)}; "
+                f"'--zone {zone}' has no {self.accelerator}{nearest(zone, zones)}; "
                 f"it is available in {', '.join(zones)}"
             )
         return zone
@@ -127,20 +124,19 @@ class Options:
             UserError: an option is missing or invalid.
         """
         if not self.name:
-            example = installation.command("pod", NAME="run1", ACCELERATOR="v5litepod-16", TARGET="xla")
-            raise UserError(f"no name: set {installation.option('NAME')}, as in '{example}'")
+            example = "trainyard pod --name run1 --accelerator v5litepod-16 xla"
+            raise UserError(f"no name: set '--name', as in '{example}'")
         # https://cloud.google.com/tpu/docs/reference/rest/v2/projects.locations.nodes/create: nodeId.
         if not re.fullmatch(r"[a-z]([a-z0-9-]{0,61}[a-z0-9])?", self.name):
             raise UserError(
-                f"{installation.option('NAME', repr(self.name))}: a name consists of lowercase letters, "
-                "digits and -, and starts with a letter"
+                f"'--name {self.name}': a name consists of lowercase letters, digits and -, and starts with a letter"
             )
         slice_ = machines.slice_of(self.accelerator) if self.accelerator else None
         version = self.version or (slice_.runtime_version if slice_ else "")
         if slice_ and not version:
             raise UserError(
-                f"the Cloud TPU API has no {slice_.accelerator_type}: use '{installation.command('job')}' with "
-                f"{installation.option('PLATFORM', 'gke')} or vertex"
+                f"the Cloud TPU API has no {slice_.accelerator_type}: use 'trainyard job' with "
+                f"'--platform gke' or vertex"
             )
         described = Pod(
             name=self.name,
@@ -176,17 +172,16 @@ class Options:
             UserError: no image, a trainer that the image does not have, or an invalid variable.
         """
         spec = load(self.target) if self.target else None
-        program = requests.words(self.command or "", "COMMAND")
+        program = requests.words(self.command or "", "--command")
         if program and (self.trainer or self.args):
-            given, *without = map(installation.option, ("COMMAND", "TRAINER", "ARGS"))
-            raise UserError(f"{given} replaces the trainer: remove {' and '.join(without)}")
+            raise UserError("'--command' replaces the trainer: remove '--trainer' and '--args'")
         command = program or (*requests.trainer_of(spec, self.trainer), *requests.words(self.args or ""))
         command, output = requests.with_output(spec, command, self.output)
         return Run(
             image=self._image(spec),
             command=command,
-            env=output | xla_dist.variables(requests.words(self.env or "", "ENV")),
-            flags=requests.words(self.flags or "", "FLAGS"),
+            env=output | xla_dist.variables(requests.words(self.env or "", "--env")),
+            flags=requests.words(self.flags or "", "--flags"),
             program=bool(program),
         )
 
@@ -197,8 +192,8 @@ class Options:
 
 def _require_accelerator(pod: Pod) -> None:
     if not pod.accelerator_type:
-        example = installation.option("ACCELERATOR", "v5litepod-16")
-        raise UserError(f"no accelerator: set {installation.option('ACCELERATOR')}, as in {example}")
+        example = "'--accelerator v5litepod-16'"
+        raise UserError(f"no accelerator: set '--accelerator', as in {example}")
 
 
 def _require_platform(image: str) -> None:
@@ -284,7 +279,7 @@ def create(pods: Sequence[Pod], options: Options, tpu: TpuApi) -> Outcome:
     for pod in pods:
         existing = tpu.node(pod)
         if existing:
-            delete = installation.command("pod", ACTION="delete", NAME=pod.name)
+            delete = f"trainyard pod --action delete --name {pod.name}"
             raise UserError(f"{pod.name} exists ({existing}): delete it with '{delete}'")
     *first, last = pods
     for pod in first:

@@ -9,7 +9,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from trainyard import installation
 from trainyard.console import StepFailed
 from trainyard.gcloud import Finished, error_line
 from trainyard_jobs.pods import gcloud_args
@@ -65,7 +64,7 @@ def error_message(finished: Finished) -> str:
         match = re.search(r'"message": "((?:[^"\\]|\\.)*)"', finished.stderr)
         return str(json.loads(f'"{match[1]}"')) if match else "gcloud printed no error"
     if line.startswith("Error parsing [") or "[core/project]" in line:
-        option = installation.option("PROJECT")
+        option = "'--project'"
         return f"gcloud has no project: set {option}, or run 'gcloud config set project <project>'"
     return re.sub(r" This command is authenticated .*", "", line)
 

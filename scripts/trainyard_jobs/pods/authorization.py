@@ -7,7 +7,7 @@ from typing import Any
 
 import requests
 
-from trainyard import gcloud, installation, settings
+from trainyard import gcloud, settings
 from trainyard.console import StepFailed, say, warn
 from trainyard_jobs.model.machines import AI_PLATFORM_SHUT_DOWN
 
@@ -40,7 +40,7 @@ def ai_platform_service_account(project: str) -> str:
     token = gcloud.run("auth", "print-access-token")
     if token.returncode:
         raise StepFailed(f"no access token: {gcloud.error_line(token)}")
-    tpu_vm = installation.option("FOR", "tpu-vm")
+    tpu_vm = "'--for tpu-vm'"
     hint = f"AI Platform was shut down on {AI_PLATFORM_SHUT_DOWN}; use {tpu_vm} for Cloud TPU VMs"
     try:
         answer = requests.get(
@@ -98,7 +98,7 @@ def authorize_ai_platform(project: str) -> dict[str, Any]:
     Raises:
         StepFailed: AI Platform or gcloud failed.
     """
-    command = installation.command("authorize-tpu", FOR="tpu-vm")
+    command = "trainyard pod authorize-tpu --for tpu-vm"
     warn(f"AI Platform was shut down on {AI_PLATFORM_SHUT_DOWN}: TPU VMs need '{command}' instead")
     account = ai_platform_service_account(project)
     return {"account": account, "given": grant(project, f"serviceAccount:{account}", (AI_PLATFORM_ROLE,))}

@@ -7,7 +7,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from trainyard import installation
 from trainyard.console import StepFailed, say, warn
 from trainyard_jobs.pods import provisioning, ssh
 from trainyard_jobs.pods import run as training
@@ -167,7 +166,7 @@ class PodController:
                 say(f"{self.pod.name}: stopping the containers")
                 self.operations.stop(self._workers, self.run.container)
             if self._created and self.keep:
-                delete = installation.command("pod", ACTION="delete", NAME=self.pod.name)
+                delete = f"trainyard pod --action delete --name {self.pod.name}"
                 say(f"{self.pod.name} is kept and billed until '{delete}'")
             elif self._created:
                 say(f"{self.pod.name}: deleting it; Ctrl-C is ignored until it is deleted")
@@ -257,7 +256,7 @@ class PodController:
                 if self.queue:
                     raise
                 if not self.restarts:
-                    raise StepFailed(f"{error} ({installation.option('QUEUED', True)} waits for capacity)") from None
+                    raise StepFailed(f"{error} ('--queued' waits for capacity)") from None
                 if self.limits.queue is not None and time.monotonic() - begin > self.limits.queue:
                     raise
                 warn(f"{error}; retrying")
@@ -275,7 +274,7 @@ class PodController:
         self.restarts += 1
         event = f"{self.pod.name} {why.value}"
         if self.restarts > self.limits.restarts:
-            option = installation.option("RESTARTS")
+            option = "'--restarts'"
             raise StepFailed(f"{event} again, after {self.limits.restarts} restarts ({option} sets the limit)")
         count = f"({self.restarts} of {self.limits.restarts})"
         if why is not Interruption.PREEMPTED:
@@ -287,7 +286,7 @@ class PodController:
         if not self._created:
             raise StepFailed(
                 f"{event} and was not created by this command: delete it and create it again, or let "
-                f"'{installation.command('pod')}' do both"
+                f"'trainyard pod' do both"
             )
         warn(f"{event}: creating it again {count}")
         self.operations.delete(queued=self.queue)

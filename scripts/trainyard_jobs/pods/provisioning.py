@@ -12,7 +12,6 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import TypeVar
 
-from trainyard import installation
 from trainyard.console import StepFailed, UserError, say, warn
 from trainyard_jobs.pods import api, gcloud_args
 from trainyard_jobs.pods.api import PREEMPTED_STATES, STOPPED_STATES, Node, TpuApi
@@ -156,7 +155,7 @@ def await_active(pod: Pod, limits: Limits, tpu: TpuApi) -> None:
         if state in ("FAILED", "SUSPENDED", "SUSPENDING", "DELETING", "deleted"):
             raise StepFailed(f"{pod.name}: the queued resource is {state}{f': {error}' if error else ''}")
         if limits.queue is not None and progress.seconds > limits.queue:
-            option = installation.option("QUEUE_WAIT")
+            option = "'--queue-wait'"
             raise StepFailed(
                 f"{pod.name}: still {state} after {progress.seconds:.0f} s in the queue ({option} sets the limit)"
             )
@@ -185,9 +184,7 @@ def await_ready(pod: Pod, limits: Limits, tpu: TpuApi, creation_error: Callable[
                 raise StepFailed(f"{pod.name} is {found} and will not become READY by itself")
         if progress.seconds > limits.ready:
             state = f"is {found}" if found else "does not exist"
-            raise StepFailed(
-                f"{pod.name} {state} after {progress.seconds:.0f} s ({installation.option('WAIT')} sets the limit)"
-            )
+            raise StepFailed(f"{pod.name} {state} after {progress.seconds:.0f} s ('--wait' sets the limit)")
         time.sleep(limits.poll)
 
 
@@ -200,7 +197,7 @@ def require_ready(pod: Pod, tpu: TpuApi) -> Node:
     """
     found = tpu.node(pod)
     if found is None:
-        create = installation.command("pod", ACTION="create")
+        create = "trainyard pod --action create"
         raise UserError(f"no TPU VM {pod.name} in {pod.zone}: create it with '{create}'")
     if not found.ready:
         raise StepFailed(f"{pod.name} is {found}, not READY")

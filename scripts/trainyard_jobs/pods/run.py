@@ -8,7 +8,6 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 
-from trainyard import installation
 from trainyard.console import StepFailed, say, warn
 from trainyard_jobs.pods import shell_commands
 from trainyard_jobs.pods.api import PREEMPTED_STATES, STOPPED_STATES, SUSPENDED_STATES, TpuApi
@@ -63,8 +62,8 @@ def remove_previous(workers: Workers, container: str) -> None:
     if any(finished.returncode == shell_commands.RUNNING for finished in found):
         raise StepFailed(
             f"{workers.pod.name}: a container '{container}' is already running: "
-            f"'{installation.command('pod', ACTION='logs')}' follows it, "
-            f"'{installation.command('pod', ACTION='stop')}' stops it"
+            f"'trainyard pod --action logs' follows it, "
+            f"'trainyard pod --action stop' stops it"
         )
 
 

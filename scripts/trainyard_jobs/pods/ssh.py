@@ -12,7 +12,6 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 
-from trainyard import installation
 from trainyard.console import StepFailed
 from trainyard.gcloud import Finished
 from trainyard_jobs.pods import api, gcloud_args, shell_commands
@@ -187,7 +186,7 @@ def check_network(workers: Workers, *, seconds: float) -> None:
     if busy:
         raise StepFailed(
             f"{name}: port {port} is in use on {workers_named(busy)}: another training is running there; "
-            f"'{installation.command('pod', ACTION='stop')}' stops one that '{installation.command('pod')}' started"
+            f"'trainyard pod --action stop' stops one that 'trainyard pod' started"
         )
     unreached = {worker: answer["unreached"] for worker, answer in enumerate(answers) if answer["unreached"]}
     if unreached:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Literal
 
-from trainyard import installation
 from trainyard.console import UserError, nearest
 from trainyard_jobs.rehearsal.model import Replica
 from trainyard_jobs.rehearsal.progress import Progress
@@ -15,17 +15,20 @@ _SYNTAX = re.compile(r"(?P<name>[^@\s]+?)(?:@(?P<when>.+))?")
 _WHEN = re.compile(r"(?:epoch(?P<epoch>\d+):?)?(?:step(?P<step>\d+))?|(?P<seconds>\d+(?:\.\d+)?)s|/(?P<text>.+)/")
 
 
+#: SIGTERM, the platform's grace period, SIGKILL; or SIGKILL alone, as in a machine failure.
+Action = Literal["preempt", "kill"]
+
+
 @dataclass(frozen=True)
 class Fault:
     """A failure that is injected once.
 
     Attributes:
-        action: "preempt" (SIGTERM, the platform's grace period, SIGKILL) or "kill" (SIGKILL, as in a machine failure).
         targets: names of the replicas; all hosts of a TPU slice, which is preempted as a whole.
         when: the moment as the user wrote it.
     """
 
-    action: str
+    action: Action
     targets: tuple[str, ...]
     when: str
     epoch: int = 0
@@ -45,8 +48,8 @@ class Fault:
         return f"{self.action} {', '.join(self.targets)}{f' at {self.when}' if self.when else ''}"
 
 
-def parse(variable: str, text: str, replicas: Sequence[Replica]) -> list[Fault]:
-    """The faults of ``PREEMPT=worker-1@step20,worker-0@40s`` or ``KILL=master``.
+def parse(action: Action, text: str, replicas: Sequence[Replica]) -> list[Fault]:
+    """Return the faults of ``--preempt worker-1@step20,worker-0@40s`` or ``--kill master``.
 
     A moment is ``stepN``, ``epochN`` or ``epochN:stepN`` as the log counts them, ``Ns`` after the start, or ``/text/``
     in the log (a regular expression); the first step if left out.
@@ -54,22 +57,18 @@ def parse(variable: str, text: str, replicas: Sequence[Replica]) -> list[Fault]:
     Raises:
         UserError: the replica or the moment is invalid; the message lists the valid ones.
     """
-    action = variable.lower()
     faults = []
     for word in filter(None, (word.strip() for word in re.split(r",(?![^/]*/(?:,|$))", text))):
         match = _SYNTAX.fullmatch(word)
         if match is None:
-            raise UserError(
-                f"{installation.option(variable, word)}: write REPLICA or REPLICA@WHEN, separated by commas"
-            )
+            raise UserError(f"'--{action} {word}': write REPLICA or REPLICA@WHEN, separated by commas")
         name, when = match["name"], match["when"] or ""
         moment = _WHEN.fullmatch(when)
         if moment is None:
             raise UserError(
-                f"{installation.option(variable, word)}: {when!r} is not a moment: write step20, epoch2, "
-                "epoch2:step5, 30s or /text/"
+                f"'--{action} {word}': {when!r} is not a moment: write step20, epoch2, epoch2:step5, 30s or /text/"
             )
-        replica = _named(variable, word, name, replicas)
+        replica = _named(action, word, name, replicas)
         hosts_of_slice = [one.name for one in replicas if replica.slice and one.slice == replica.slice]
         faults.append(
             Fault(
@@ -85,7 +84,7 @@ def parse(variable: str, text: str, replicas: Sequence[Replica]) -> list[Fault]:
     return faults
 
 
-def _named(variable: str, word: str, name: str, replicas: Sequence[Replica]) -> Replica:
+def _named(action: Action, word: str, name: str, replicas: Sequence[Replica]) -> Replica:
     """The replica of a name, host name or ordinal; "master" and "chief" are the first."""
     for one in replicas:
         if name in (one.name, one.hostname, str(one.ordinal), *one.aliases):
@@ -93,5 +92,4 @@ def _named(variable: str, word: str, name: str, replicas: Sequence[Replica]) -> 
     if name in ("master", "chief"):
         return replicas[0]
     known = [one.name for one in replicas]
-    given = installation.option(variable, word)
-    raise UserError(f"{given}: no replica '{name}'{nearest(name, known)}; replicas: {', '.join(known)}")
+    raise UserError(f"'--{action} {word}': no replica '{name}'{nearest(name, known)}; replicas: {', '.join(known)}")

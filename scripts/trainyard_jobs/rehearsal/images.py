@@ -9,7 +9,6 @@ from dataclasses import dataclass, replace
 
 from docker.models.images import Image
 
-from trainyard import installation
 from trainyard.console import UserError, nearest
 from trainyard.oci import docker_engine
 from trainyard.oci.reference import Reference
@@ -61,7 +60,7 @@ def find(reference: str, replacement: str = "", hosts: Hosts = UNKNOWN_HOSTS) ->
         UserError: there is no such image, it is not for those machines, or the engine cannot run it.
     """
     if replacement:
-        image = docker_engine.image(replacement, made_by=installation.command("image"))
+        image = docker_engine.image(replacement, made_by="trainyard image")
         found = _of(image, f"{replacement} replaces {reference}" if replacement != reference else "")
     else:
         found = _find(reference, hosts, docker_engine.client().images.list())
@@ -139,8 +138,8 @@ def _missing(reference: str, images: list[Image]) -> UserError:
     others = f"; local images of {NAME}: {', '.join(tags)}" if tags else ""
     return UserError(
         f"no local image for {reference}{nearest(tag, tags) or nearest(name, tags)}: build it "
-        f"('{installation.command('image', TARGET=_target(tag))}'), or give a local one with "
-        f"{installation.option('IMAGE', '...')}{others}"
+        f"('trainyard image {_target(tag)}'), or give a local one with "
+        f"'--image ...'{others}"
     )
 
 

@@ -21,7 +21,7 @@ import docker.errors
 from docker.models.containers import Container
 from rich.text import Text
 
-from trainyard import console, installation
+from trainyard import console
 from trainyard.console import say
 from trainyard_jobs.rehearsal.faults import Fault
 from trainyard_jobs.rehearsal.images import LocalImage
@@ -200,7 +200,7 @@ class Runner:
             return Verdict(
                 "failed",
                 f"{event.name} ran out of memory: its limit was {self._share.memory / 2**20:.0f} MB",
-                f"give each replica more with {installation.option('MEMORY', '4g')}, or use fewer or smaller replicas",
+                "give each replica more with '--memory 4g', or use fewer or smaller replicas",
             )
         end = End(
             replica=member.replica,
@@ -237,7 +237,7 @@ class Runner:
         return Verdict(
             "failed",
             f"still running after {self._timeout:g} s: {', '.join(running)}",
-            f"give it more time with {installation.option('TIMEOUT', '...')}; the last lines are: {lines}",
+            f"give it more time with '--timeout ...'; the last lines are: {lines}",
         )
 
     # --- faults -----------------------------------------------------------------------------------

@@ -18,7 +18,7 @@ import docker.errors
 import docker.types
 from docker.models.containers import Container
 
-from trainyard import installation, settings
+from trainyard import settings
 from trainyard.console import StepFailed, UserError
 from trainyard.fakes import sidecar
 from trainyard.oci import docker_engine
@@ -58,7 +58,7 @@ def limits(replicas: int, cpus: float = 0.0, memory: int = 0) -> Limits:
     if not memory and share < _LEAST_MEMORY:
         raise UserError(
             f"{replicas} replicas on a machine with {info['MemTotal'] / 2**30:.1f} GB of memory would have "
-            f"{share / 2**20:.0f} MB each, which is not enough; {installation.option('MEMORY', '...')} overrides this"
+            f"{share / 2**20:.0f} MB each, which is not enough; '--memory ...' overrides this"
         )
     return Limits(cpus or max(1.0, info["NCPU"] / replicas), memory or share)
 
@@ -170,13 +170,13 @@ class Sandbox:
         except docker.errors.APIError as error:
             raise StepFailed(
                 f"the fake {what} cannot run in {self._image.id[:19]} ({error.explanation}): it requires python3; "
-                f"give another image with {installation.option('SIDECAR', '...')}"
+                f"give another image with '--sidecar ...'"
             ) from None
         for chunk in container.logs(stream=True, follow=True):
             if b'"url"' in chunk:
                 return container
             raise StepFailed(f"the fake {what} did not start: {chunk.decode(errors='replace').strip()[:300]}")
-        other = installation.option("SIDECAR", "...")
+        other = "'--sidecar ...'"
         raise StepFailed(f"the fake {what} did not start in {self._image.id[:19]}; give another image with {other}")
 
     def _restore_ownership(self) -> None:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import docker.errors
 
-from trainyard import console, installation
+from trainyard import console
 from trainyard.console import StepFailed, UserError, say
 from trainyard.installation import require_extra
 from trainyard.settings import STATE
@@ -82,7 +82,7 @@ def parse_size(text: str) -> int:
     """
     match = re.fullmatch(r"(\d+(?:\.\d+)?)([kmg]?)i?b?", text.lower())
     if not match:
-        raise UserError(f"{installation.option('MEMORY', text)}: expected a size such as 900m or 2g")
+        raise UserError(f"'--memory {text}': expected a size such as 900m or 2g")
     return int(float(match[1]) * _SIZES[match[2]])
 
 
@@ -95,10 +95,10 @@ def parse_variables(text: str) -> dict[str, str]:
     try:
         pairs = [word.partition("=") for word in shlex.split(text)]
     except ValueError as error:
-        raise UserError(f"{installation.option('ENV', repr(text))}: {str(error).lower()}") from None
+        raise UserError(f"'--env {text}': {str(error).lower()}") from None
     for name, equals, _ in pairs:
         if not equals or not re.fullmatch(r"[A-Za-z_]\w*", name):
-            raise UserError(f"{installation.option('ENV')}: {name!r} is not NAME=VALUE")
+            raise UserError(f"'--env': {name!r} is not NAME=VALUE")
     return {name: value for name, _, value in pairs}
 
 
@@ -113,11 +113,11 @@ def requested_faults(options: Options, rehearsal: Rehearsal) -> list[Fault]:
     Raises:
         UserError: one of them cannot happen in this job.
     """
-    found = faults.parse("PREEMPT", options.preempt, rehearsal.replicas)
-    found += faults.parse("KILL", options.kill, rehearsal.replicas)
+    found = faults.parse("preempt", options.preempt, rehearsal.replicas)
+    found += faults.parse("kill", options.kill, rehearsal.replicas)
     if options.tpu_delay and rehearsal.node is None:
         raise UserError(
-            f"{installation.option('TPU_DELAY', f'{options.tpu_delay:g}')}: {rehearsal.platform} '{rehearsal.name}' "
+            f"'--tpu-delay {options.tpu_delay:g}': {rehearsal.platform} '{rehearsal.name}' "
             "has no TPU node to wait for; "
             "only the cloud_tpu workers of AI Platform are created while the job is already running"
         )

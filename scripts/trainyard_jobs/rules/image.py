@@ -7,7 +7,6 @@ from collections.abc import Iterator
 
 from packaging.version import InvalidVersion, Version
 
-from trainyard import installation
 from trainyard.console import UserError
 from trainyard.oci.reference import Reference
 from trainyard.rule_engine import Finding, Severity, rule
@@ -76,13 +75,13 @@ def images_exist(job: Evidence) -> Iterator[Finding]:
                 at,
                 f"{reference}: {job.missing[reference]}",
                 "the job retries, and fails without having started",
-                f"push it ({installation.command('push')}), or correct the name",
+                "push it ('trainyard push'), or correct the name",
             )
         elif known and known.local and _names_no_registry(reference):
             yield Finding(
                 at,
                 f"{reference} is on this host, and names no registry",
-                f"'{installation.command('rehearse')}' runs it; a cloud platform looks for it on Docker Hub",
+                "'trainyard job rehearse' runs it; a cloud platform looks for it on Docker Hub",
                 "push it, and name its registry",
                 severity=Severity.NOTE,
             )
@@ -104,8 +103,8 @@ def images_are_signed(job: Evidence) -> Iterator[Finding]:
                 at,
                 f"{reference} is not signed as demanded: {job.unsigned[reference]}",
                 "anyone with write access to the registry may have replaced it; admission policies refuse it",
-                f"push it with a key ({installation.command('push', COSIGN_KEY='signing.pem')}), or with an identity "
-                f"({installation.command('push', KEYLESS=True)})",
+                "push it with a key ('trainyard push --key signing.pem'), or with an identity "
+                "('trainyard push --keyless')",
             )
     for at, what in others:
         yield Finding(
@@ -229,8 +228,7 @@ def images_support_accelerator(job: Evidence) -> Iterator[Finding]:
             f"a {device.upper()} job with an image for {contents.device.upper()}s: {contents.framework} "
             f"(by {contents.source})",
             f"the trainer runs on the host's CPU, and the {device.upper()} is paid for and idle",
-            f"use a target for it ({'xla' if device == 'tpu' else 'gpu or tf-gpu'}; "
-            f"see '{installation.command('list')}')",
+            f"use a target for it ({'xla' if device == 'tpu' else 'gpu or tf-gpu'}; see 'trainyard list')",
         )
 
 

@@ -1,4 +1,4 @@
-"""``trainyard cloudbuild-local``."""
+"""``trainyard dev cloudbuild-local``."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ GROUP = "publish"
     short_help="Run a cloudbuild.yaml with the local Docker engine.",
     epilog="""\b
     Examples:
-      trainyard cloudbuild-local --substitutions _TARGETS=tf-cpu,_REGISTRY=localhost:5000/team
-      trainyard cloudbuild-local --config ../other/cloudbuild.yaml --images gcr.io/my/builder=my/builder
-      trainyard cloudbuild-local --check ../other/cloudbuild.yaml
+      trainyard dev cloudbuild-local --substitutions _TARGETS=tf-cpu,_REGISTRY=localhost:5000/team
+      trainyard dev cloudbuild-local --config ../other/cloudbuild.yaml --images gcr.io/my/builder=my/builder
+      trainyard dev cloudbuild-local --check ../other/cloudbuild.yaml
     """,
 )
 @options.option(
@@ -66,7 +66,7 @@ def command(
     from cloudbuild_local import inputs
     from trainyard import console
 
-    given = inputs.pairs(substitutions, "SUBSTITUTIONS")
+    given = inputs.pairs(substitutions, "--substitutions")
     if checked:
         found = inputs.check(checked, substitutions=given, project=project)
         for line in found.lines(checked.name):
@@ -83,7 +83,7 @@ def command(
         config or settings.ROOT / "cloudbuild.yaml",
         source=source,
         substitutions=given,
-        images=inputs.pairs(images, "IMAGES"),
+        images=inputs.pairs(images, "--images"),
         project=project,
         engine_socket=not no_socket,
     )

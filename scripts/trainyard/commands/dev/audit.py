@@ -1,4 +1,4 @@
-"""``trainyard audit``."""
+"""``trainyard dev audit``."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ GROUP = "publish"
     short_help="Check locked and Debian packages for known vulnerabilities.",
     epilog="""\b
     Examples:
-      trainyard audit
-      trainyard audit tf-cpu --offline
-      trainyard audit --image localhost:5000/team/trainyard:tf-cpu
-      trainyard audit tf-cpu --vex tf-cpu.openvex.json
-      trainyard audit --update
+      trainyard dev audit
+      trainyard dev audit tf-cpu --offline
+      trainyard dev audit --image localhost:5000/team/trainyard:tf-cpu
+      trainyard dev audit tf-cpu --vex tf-cpu.openvex.json
+      trainyard dev audit --update
     """,
 )
 @options.target
 @options.option("--image", metavar="REFERENCE", help="Any image, local or at a registry, instead of TARGET's locks.")
-@options.flag("--offline", help="Use the stored snapshots only, as 'trainyard check' and 'trainyard push' do.")
+@options.flag("--offline", help="Use the stored snapshots only, as 'trainyard dev check' and 'trainyard push' do.")
 @options.flag("--update", help="Fetch new snapshots of advisories first, and store them in images/; commit them.")
 @options.option("--osv", metavar="URL", help="Mirror of https://api.osv.dev that --update fetches from.")
 @options.option("--tracker", metavar="URL", help="Mirror of the Debian security tracker's JSON document for --update.")

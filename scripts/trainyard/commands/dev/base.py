@@ -1,4 +1,4 @@
-"""``trainyard base``."""
+"""``trainyard dev base``."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ GROUP = "build"
     short_help="Find or bootstrap the base images.",
     epilog="""\b
     Examples:
-      trainyard base             # every base of images/bases.yaml that can be bootstrapped
-      trainyard base xla         # the base of one target
-      trainyard base --force     # bootstrap again, from today's Debian archive
+      trainyard dev base             # every base of images/bases.yaml that can be bootstrapped
+      trainyard dev base xla         # the base of one target
+      trainyard dev base --force     # bootstrap again, from today's Debian archive
     """,
 )
 @options.target

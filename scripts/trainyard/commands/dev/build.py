@@ -1,4 +1,4 @@
-"""``trainyard build``."""
+"""``trainyard dev build``."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ GROUP = "build"
     short_help="Build an image from its locks, as a candidate.",
     epilog="""\b
     Examples:
-      trainyard build xla
-      trainyard build examples/patches --no-cache
-      trainyard build tf-cpu --compression gzip
+      trainyard dev build xla
+      trainyard dev build examples/patches --no-cache
+      trainyard dev build tf-cpu --compression gzip
     """,
 )
 @options.target

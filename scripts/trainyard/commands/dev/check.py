@@ -1,4 +1,4 @@
-"""``trainyard check``."""
+"""``trainyard dev check``."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ GROUP = "project"
     short_help="Check specs, locks, generated files, style and types.",
     epilog="""\b
     Examples:
-      trainyard check
+      trainyard dev check
       make check
     """,
 )

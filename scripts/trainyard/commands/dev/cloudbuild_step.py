@@ -1,4 +1,4 @@
-"""``trainyard cloudbuild-step``, which the steps of cloudbuild.yaml run."""
+"""``trainyard dev cloudbuild-step``, which the steps of cloudbuild.yaml run."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ GROUP = "publish"
     short_help="Run a step of cloudbuild.yaml.",
     epilog="""\b
     Examples:
-      trainyard cloudbuild-step prepare --targets "tf-cpu cpu" --platforms linux/amd64 --registry HOST/REPOSITORY
-      trainyard cloudbuild-step build tf-cpu
+      trainyard dev cloudbuild-step prepare --targets "tf-cpu cpu" --platforms linux/amd64 --registry HOST/REPOSITORY
+      trainyard dev cloudbuild-step build tf-cpu
     """,
 )
 @click.argument("step", type=click.Choice(["prepare", "emulation", "build", "verify", "smoke", "publish", "promote"]))

@@ -1,4 +1,4 @@
-"""``trainyard completion``."""
+"""``trainyard dev completion``."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ _AUTOLOADED = "if [[ $zsh_eval_context[-1] == loadautofunc ]]; then"
     short_help="Print the script that completes trainyard in bash, zsh or fish.",
     epilog="""\b
     Examples:
-      trainyard completion bash >~/.local/share/bash-completion/completions/trainyard
-      trainyard completion zsh >~/.zfunc/_trainyard
-      trainyard completion fish >~/.config/fish/completions/trainyard.fish
+      trainyard dev completion bash >~/.local/share/bash-completion/completions/trainyard
+      trainyard dev completion zsh >~/.zfunc/_trainyard
+      trainyard dev completion fish >~/.config/fish/completions/trainyard.fish
     """,
 )
 @click.argument("shell", type=click.Choice(["bash", "zsh", "fish"]))
@@ -29,11 +29,11 @@ def command(context: click.Context, shell: str) -> None:
     \b
     bash  Needs bash 4.4 or newer. Write it to the folder of bash-completion, as in
           the example, or add this line to ~/.bashrc:
-              eval "$(trainyard completion bash)"
+              eval "$(trainyard dev completion bash)"
     zsh   Write it to a folder of $fpath, as in the example, and have in ~/.zshrc:
               fpath+=~/.zfunc; autoload -Uz compinit; compinit
           or add this line to ~/.zshrc, after compinit:
-              eval "$(trainyard completion zsh)"
+              eval "$(trainyard dev completion zsh)"
     fish  Write it to the folder of completions, as in the example.
 
     New shells complete then. The script is click's: it asks trainyard for the words,

@@ -1,4 +1,4 @@
-"""``trainyard dataset``."""
+"""``trainyard dev dataset``."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ GROUP = "project"
     short_help="Write a small data set to train on without a network.",
     epilog="""\b
     Examples:
-      trainyard dataset digits data/digits
-      trainyard dataset digits data/digits --gz
-      trainyard dataset flowers data/flowers --form tfrecord --train 100 --test 20
+      trainyard dev dataset digits data/digits
+      trainyard dev dataset digits data/digits --gz
+      trainyard dev dataset flowers data/flowers --form tfrecord --train 100 --test 20
     """,
 )
 @click.argument("kind", type=click.Choice(["digits", "flowers"]))
@@ -45,6 +45,6 @@ def command(kind: str, folder: Path, gz: bool, form: str, train: int, test: int,
         from trainyard.datasets import flowers
 
         if importlib.util.find_spec("PIL") is None:
-            raise UserError("'trainyard dataset flowers' needs Pillow: install pillow")
+            raise UserError("flowers need Pillow: install pillow")
 
         print(flowers.write(folder, form, train, test, seed))

@@ -1,4 +1,4 @@
-"""``trainyard diff``."""
+"""``trainyard dev diff``."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ GROUP = "publish"
     short_help="Compare two images, of this host or at a registry.",
     epilog="""\b
     Examples:
-      trainyard diff trainyard:tf-cpu-2.21.0-20261120-0123abcd trainyard:tf-cpu
-      trainyard diff localhost:5000/ml/trainyard:xla trainyard:xla-candidate
+      trainyard dev diff trainyard:tf-cpu-2.21.0-20261120-0123abcd trainyard:tf-cpu
+      trainyard dev diff localhost:5000/ml/trainyard:xla trainyard:xla-candidate
     """,
 )
 @click.argument("a", envvar=f"{PREFIX}A", required=False)
@@ -26,13 +26,13 @@ def command(a: str | None, b: str | None, as_json: bool) -> None:
 
     Images at a registry are not pulled: their manifest, configuration and SBOM are fetched.
     """
-    from trainyard import console, installation
+    from trainyard import console
     from trainyard.oci import inventory
     from trainyard.release import diff
     from trainyard.spec.units import in_units
 
     if not a or not b:
-        example = installation.command("diff", A="<reference>", B="<reference>")
+        example = "trainyard dev diff <reference> <reference>"
         raise console.UserError(f"two images are needed, as in '{example}'")
     found = diff.diff(inventory.find(a), inventory.find(b))
     if found["a"]["digest"] == found["b"]["digest"]:

@@ -1,4 +1,4 @@
-"""``trainyard fetch``."""
+"""``trainyard dev fetch``."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ GROUP = "build"
     short_help="Download what building an image needs, for --offline.",
     epilog="""\b
     Examples:
-      trainyard fetch              # in your own repository
-      trainyard fetch xla
+      trainyard dev fetch              # in your own repository
+      trainyard dev fetch xla
       trainyard image xla --offline
     """,
 )
@@ -26,12 +26,12 @@ def command(target: str | None, as_json: bool) -> None:
 
     The packages are kept in the engine's build cache: 'docker buildx prune' and 'trainyard clean --cache' remove them.
     """
-    from trainyard import console, installation
+    from trainyard import console
     from trainyard.image import build
     from trainyard.spec.model import load
 
     spec = load(target)
     facts = build.fetch(spec)
-    offline = installation.option("OFFLINE", True)
+    offline = "'--offline'"
     console.say(f"{spec.target} can be built without a network: {spec.command('image')} with {offline}")
     console.result(facts, as_json=as_json)

@@ -1,4 +1,4 @@
-"""``trainyard image-index``."""
+"""``trainyard dev image-index``."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ GROUP = "publish"
     short_help="Push an image index of images that several hosts pushed.",
     epilog="""\b
     Examples:
-      trainyard image-index tf-cpu --images "TAG TAG" --registry localhost:5000/team
+      trainyard dev image-index tf-cpu --images "TAG TAG" --registry localhost:5000/team
     """,
 )
 @options.target

@@ -1,4 +1,4 @@
-"""``trainyard images``."""
+"""``trainyard dev images``."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ JOBS = 2
     short_help="Build, verify and smoke-test several images at once.",
     epilog="""\b
     Examples:
-      trainyard images
-      trainyard images cpu tf-cpu examples/patches
-      trainyard images --jobs 1
+      trainyard dev images
+      trainyard dev images cpu tf-cpu examples/patches
+      trainyard dev images --jobs 1
     """,
 )
 @click.argument("targets", nargs=-1)

@@ -1,4 +1,4 @@
-"""``trainyard login``."""
+"""``trainyard dev login``."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ GROUP = "publish"
     short_help="Let Docker use gcloud's credentials for Artifact Registry.",
     epilog="""\b
     Examples:
-      trainyard login --registry us-central1-docker.pkg.dev/my-project/ml
+      trainyard dev login --registry us-central1-docker.pkg.dev/my-project/ml
     """,
 )
 @options.registry

@@ -1,4 +1,4 @@
-"""``trainyard render``."""
+"""``trainyard dev render``."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ GROUP = "project"
     short_help="Write the generated files: Dockerfiles, bake file, pipelines, pages.",
     epilog="""\b
     Examples:
-      trainyard render
-      trainyard render examples/patches
-      trainyard render tf-cpu --stdout
+      trainyard dev render
+      trainyard dev render examples/patches
+      trainyard dev render tf-cpu --stdout
     """,
 )
 @options.target
@@ -36,7 +36,7 @@ def command(target: str | None, stdout: bool, as_json: bool) -> None:
         print(dockerfile.dockerfile(only), end="")
         return
     if only is None:
-        installation.checkout("'trainyard render' without TARGET")
+        installation.checkout("'trainyard dev render' without TARGET")
     from trainyard.project import generated
 
     written = generated.write(click.get_current_context().find_root().command, only)

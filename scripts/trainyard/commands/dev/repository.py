@@ -1,4 +1,4 @@
-"""``trainyard repository``."""
+"""``trainyard dev repository``."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ GROUP = "publish"
     short_help="Create an Artifact Registry repository with a cleanup policy.",
     epilog="""\b
     Examples:
-      trainyard repository --registry us-central1-docker.pkg.dev/my-project/ml
-      trainyard repository --registry us-central1-docker.pkg.dev/my-project/ml-releases --immutable
+      trainyard dev repository --registry us-central1-docker.pkg.dev/my-project/ml
+      trainyard dev repository --registry us-central1-docker.pkg.dev/my-project/ml-releases --immutable
     """,
 )
 @options.registry

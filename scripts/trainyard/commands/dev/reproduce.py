@@ -1,4 +1,4 @@
-"""``trainyard reproduce``."""
+"""``trainyard dev reproduce``."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ GROUP = "publish"
     short_help="Build an image twice without cache and compare the builds.",
     epilog="""\b
     Examples:
-      trainyard reproduce tf-cpu
+      trainyard dev reproduce tf-cpu
     """,
 )
 @options.target

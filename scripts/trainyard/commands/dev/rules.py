@@ -1,4 +1,4 @@
-"""``trainyard rules``."""
+"""``trainyard dev rules``."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ GROUP = "build"
     short_help="List the rules for images and job files, with severity and source.",
     epilog="""\b
     Examples:
-      trainyard rules
-      trainyard rules image target
-      trainyard rules gke --json
+      trainyard dev rules
+      trainyard dev rules image target
+      trainyard dev rules gke --json
     """,
 )
 @click.argument("subjects", metavar="[SUBJECT | RULE]...", nargs=-1, envvar=f"{settings.PREFIX}SUBJECT")
 @options.json_output
 def command(subjects: tuple[str, ...], as_json: bool) -> None:
-    """List the rules of 'trainyard verify' and 'trainyard check-job'.
+    """List the rules of 'trainyard verify' and 'trainyard job check'.
 
     SUBJECT limits the list: image (every image), target (an image of a target, compared with its spec), custom-job,
     hyperparameter-tuning-job, ai-platform, gke, or the id of a rule.

@@ -1,4 +1,4 @@
-"""``trainyard schema``."""
+"""``trainyard dev schema``."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ GROUP = "shell"
     short_help="Print the JSON schema of trainyard.yaml, for editors.",
     epilog="""\b
     Examples:
-      trainyard schema
-      trainyard schema --output .trainyard/schema.json
+      trainyard dev schema
+      trainyard dev schema --output .trainyard/schema.json
     """,
 )
 @options.option(

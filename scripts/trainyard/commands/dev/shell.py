@@ -1,4 +1,4 @@
-"""``trainyard shell``."""
+"""``trainyard dev shell``."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ GROUP = "build"
     short_help="Open a shell in an image.",
     epilog="""\b
     Examples:
-      trainyard shell xla
+      trainyard dev shell xla
     """,
 )
 @options.target

@@ -1,4 +1,4 @@
-"""``trainyard sizes``."""
+"""``trainyard dev sizes``."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ GROUP = "project"
     short_help="Measure the images of this host for docs/images.md.",
     epilog="""\b
     Examples:
-      trainyard sizes
-      trainyard sizes tf-cpu
+      trainyard dev sizes
+      trainyard dev sizes tf-cpu
     """,
 )
 @options.target
@@ -30,7 +30,7 @@ def command(target: str | None, as_json: bool) -> None:
     from trainyard.project import generated
     from trainyard.spec.model import catalogue, load, relative
 
-    installation.checkout("'trainyard sizes'")
+    installation.checkout("'trainyard dev sizes'")
     require_extra("matplotlib", "plots", "sizes")
     specs = catalogue()
     measured, everything = sizes.update([load(target)] if target else specs)

@@ -1,4 +1,4 @@
-"""``trainyard smoke``."""
+"""``trainyard dev smoke``."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ GROUP = "build"
     short_help="Run your command in its image, or train in a target's, with a fake TPU node.",
     epilog="""\b
     Examples:
-      trainyard smoke            # the repository of the current folder
-      trainyard smoke xla
+      trainyard dev smoke            # the repository of the current folder
+      trainyard dev smoke xla
     """,
 )
 @options.target

@@ -1,4 +1,4 @@
-"""``trainyard test``."""
+"""``trainyard dev test``."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ def _words(_context: click.Context, _parameter: click.Parameter, value: str | No
     short_help="Run the checks and the tests.",
     epilog="""\b
     Examples:
-      trainyard test
-      trainyard test --suite unit --args "-k lock"
+      trainyard dev test
+      trainyard dev test --suite unit --args "-k lock"
       make test SUITE=unit ARGS="-k lock"
       make test REQUIRE=gcloud
     """,

@@ -119,7 +119,7 @@ def _shown(name: str, value: str) -> str:
 
 
 def _build_again(spec: Spec) -> str:
-    return f"{spec.command('render')} and {spec.command('build')}"
+    return f"run '{spec.command('dev render')}' and '{spec.command('dev build')}'"
 
 
 def _base_is_known(image: Evidence) -> bool:

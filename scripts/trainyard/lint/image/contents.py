@@ -51,7 +51,7 @@ def files_are_those_of_the_build(image: Evidence) -> Iterator[Finding]:
     if not changed and not missing:
         return
     known = expected.entries()
-    fix = image.required_spec.command("build")
+    fix = f"run '{image.required_spec.command('dev build')}'"
     for layer in changed:
         yield from _unexpected(layer, known, fix)
     present = _visible(

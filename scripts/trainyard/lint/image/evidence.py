@@ -31,7 +31,7 @@ class Evidence(Configured):
         stored: configuration and layers.
         inside: what the image's Python reports.
         spec: what the image must be; None for any other image, for which only the rules about ``image`` apply.
-        build: what ``trainyard build`` recorded for this digest; None if it was built elsewhere.
+        build: what ``trainyard dev build`` recorded for this digest; None if it was built elsewhere.
         inputs: hash of the files of its spec (:func:`trainyard.image.plan.content_hash`); empty if it is unknown.
         changed: names of those of its files that are not what they were when it was built, as far as that is known.
         expected: what it must hold; None if no build of its spec is known.
@@ -87,7 +87,7 @@ class Evidence(Configured):
         """What to do about packages that are not what they must be."""
         if self.spec is None:
             return "correct the versions that the image is built from"
-        commands = f"{self.spec.command('lock')} and {self.spec.command('build')}"
+        commands = f"run '{self.spec.command('lock')}' and '{self.spec.command('dev build')}'"
         return f"correct the pins in {self.spec.where}, then {commands}"
 
     @property

@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
-from trainyard import installation
 from trainyard.image import wheel_layers
 from trainyard.lint.image.evidence import Evidence
 from trainyard.lint.waivers import expired
@@ -58,7 +57,7 @@ def no_credentials_in_settings(image: Evidence) -> Iterator[Finding]:
 def no_foreign_certificates(image: Evidence) -> Iterator[Finding]:
     """Certificate authorities are those of the distribution and of locked packages."""
     why = "the authority of one network could then read the traffic of every user of the image"
-    fix = f"pass the bundle to the build as a secret ('{installation.command('build')}' does), and do not copy it"
+    fix = "pass the bundle to the build as a secret ('trainyard dev build' does), and do not copy it"
     distribution: set[str] = set()
     for layer in image.stored.layers:
         # Without a spec it is unknown which layer is the distribution's, but its folder is known.

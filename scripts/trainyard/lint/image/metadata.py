@@ -60,7 +60,7 @@ def labels_match_spec(image: Evidence) -> Iterator[Finding]:
                 f"label {label}",
                 f"{'missing' if value is None else repr(value)}; expected {words}",
                 "tools and users choose images by their labels",
-                spec.command("build"),
+                f"run '{spec.command('dev build')}'",
             )
 
 
@@ -75,7 +75,7 @@ def tag_has_the_hash_of_the_inputs(image: Evidence) -> Iterator[Finding]:
             f"label {naming.TAG}",
             f"{version!r} was made of other files: those of {spec.where} have the hash {image.inputs}{changed}",
             "the locks and files that are checked here are not those that it was built from",
-            f"{spec.command('build')}, or check it in the checkout that it was built from",
+            f"run '{spec.command('dev build')}', or check it in the checkout that it was built from",
         )
 
 
@@ -90,7 +90,7 @@ def platform_matches_spec(image: Evidence) -> Iterator[Finding]:
             "platform",
             f"{found}; expected {spec.platform}",
             "engines and clusters choose the image of an index by it",
-            spec.command("build"),
+            f"run '{spec.command('dev build')}'",
         )
 
 
@@ -120,7 +120,7 @@ def tags_match_spec(image: Evidence) -> Iterator[Finding]:
 def image_json_matches_spec(image: Evidence) -> Iterator[Finding]:
     """image.json, which the launcher reads, matches the spec."""
     spec = image.required_spec
-    where, fix = "/opt/trainyard/image.json", spec.command("build")
+    where, fix = "/opt/trainyard/image.json", f"run '{spec.command('dev build')}'"
     why = "the launcher reads trainers and versions from it"
     expected = json.loads(dockerfile.image_json(spec))
     try:
@@ -150,7 +150,7 @@ def pins_reach_the_lock(image: Evidence) -> Iterator[Finding]:
                 spec.where,
                 f"asks for {text}, the lock {'has none' if locked is None else f'has {locked}'}",
                 "the image is built from the lock: the pin has no effect",
-                f"{spec.command('lock')}, and look at {lock}",
+                f"run '{spec.command('lock')}', and look at {lock}",
             )
 
 
@@ -173,7 +173,7 @@ def installed_matches_locks(image: Evidence) -> Iterator[Finding]:
     spec = image.required_spec
     if image.inside.error:
         return
-    fix = f"{spec.command('build')}; to change what is in it, edit the spec and {spec.command('lock')}"
+    fix = f"run '{spec.command('dev build')}'; to change it, edit the spec and run '{spec.command('lock')}'"
     for package, version in image.locked.items():
         if package not in image.installed:
             why = "an import that the lock promises fails"

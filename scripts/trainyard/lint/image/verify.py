@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from packaging.utils import canonicalize_name
 
-from trainyard import console, installation, rule_engine, state
+from trainyard import console, rule_engine, state
 from trainyard.console import StepFailed, UserError, say, warn
 from trainyard.image import plan
 from trainyard.image.local_images import default_reference
@@ -45,7 +45,7 @@ def _dockerfile(spec: Spec, index: str) -> str:
     try:
         return path.read_text(encoding="utf-8")
     except FileNotFoundError:
-        raise UserError(f"{relative(path)} is missing: run '{spec.command('render')}'") from None
+        raise UserError(f"{relative(path)} is missing: run '{spec.command('dev render')}'") from None
 
 
 def gather(spec: Spec | None, reference: str) -> Evidence:
@@ -55,7 +55,7 @@ def gather(spec: Spec | None, reference: str) -> Evidence:
         UserError: there is no such image, or the target is not rendered.
         StepFailed: the image cannot be read or run.
     """
-    image = docker_engine.image(reference, made_by=spec.command("build") if spec else "docker pull")
+    image = docker_engine.image(reference, made_by=spec.command("dev build") if spec else "docker pull")
     index = _index(spec, image.labels) if spec else ""
     dockerfile = _dockerfile(spec, index) if spec else ""
     wanted = expected.of(spec, str(image.id)) if spec else None
@@ -148,7 +148,7 @@ def verify(spec: Spec | None, reference: str | None = None) -> dict[str, Any]:
     if reference is None:
         assert spec is not None
         reference = default_reference(spec.local_name)
-    digest = docker_engine.digest(reference, made_by=spec.command("build") if spec else "docker pull")
+    digest = docker_engine.digest(reference, made_by=spec.command("dev build") if spec else "docker pull")
     evidence, by_rule = examine(spec, reference)
     found = [one for some in by_rule.values() for one in some]
     failed = [one for one in found if one.fails]
@@ -211,10 +211,7 @@ def image_to_verify(target: str | None, image: str | None) -> tuple[Spec | None,
     found = docker_engine.pull(image)
     named = str(found.labels.get(f"{naming.LABELS}.target") or "")
     if spec is None and named in targets():
-        say(
-            f"{image} is labelled as target {named}: with {installation.option('TARGET', named)} it is checked against "
-            "that spec too"
-        )
+        say(f"{image} is labelled as target {named}: with '{named}' it is checked against that spec too")
     arch = str(found.attrs.get("Architecture"))
     if spec and arch != spec.arch and f"linux/{arch}" in spec.platforms:
         spec = load(target, arch)

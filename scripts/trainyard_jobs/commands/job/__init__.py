@@ -110,14 +110,14 @@ def command(
     Without TARGET, in a repository with a trainyard.yaml, it runs the repository's own command in the image that was
     pushed last. With --code, the repository's code replaces that of the image first: no engine is needed.
 
-    The job has passed 'trainyard check-job'. With --submit it is submitted instead, and the exit status is 0 only if it
+    The job has passed 'trainyard job check'. With --submit it is submitted instead, and the exit status is 0 only if it
     succeeds; Ctrl-C stops following its log and leaves it running.
     """
     import dataclasses
     import shlex
     from pathlib import Path
 
-    from trainyard import console, installation
+    from trainyard import console
     from trainyard.oci.reference import Reference
     from trainyard_jobs import platforms
     from trainyard_jobs.model import request
@@ -135,7 +135,7 @@ def command(
             given |= _push_code(code, given)
         parsed = request.parse_request(request.Options(**given), tpu_machine=chosen.tpu_machine)
         if not given["image"] and Reference.parse(parsed.image).names_docker_hub:
-            no, rehearse = f"no {installation.option('REGISTRY')}", installation.command("rehearse")
+            no, rehearse = "no '--registry'", "trainyard job rehearse"
             console.warn(f"{no}: the image is local; '{rehearse}' can run it, but no platform can pull it")
         platforms.check_options(chosen, parsed)
         rendered = chosen.write(parsed, file)

@@ -1,4 +1,4 @@
-"""``trainyard check-job``."""
+"""``trainyard job check``."""
 
 from __future__ import annotations
 
@@ -61,11 +61,11 @@ def _unsigned(public_key: Path | None, identity: str | None, issuer: str | None,
     short_help="Check job files: fields, values, the platform's rules, images.",
     epilog="""\b
     Examples:
-      trainyard check-job job.yaml
-      trainyard check-job job.yaml --region us-central1
-      trainyard check-job jobs/ other.yaml --offline --json
-      trainyard check-job . --offline --sarif >findings.sarif
-      trainyard check-job job.yaml --require-signed --public-key signing.pub
+      trainyard job check job.yaml
+      trainyard job check job.yaml --region us-central1
+      trainyard job check jobs/ other.yaml --offline --json
+      trainyard job check . --offline --sarif >findings.sarif
+      trainyard job check job.yaml --require-signed --public-key signing.pub
     """,
 )
 @click.argument("files", metavar="FILE...", nargs=-1, envvar=f"{settings.PREFIX}FILE", type=_Paths())
@@ -92,19 +92,19 @@ def command(
     """Check the jobs in each FILE, YAML or JSON; of a folder, all files below it that are jobs.
 
     A job is a CustomJob or a tuning job of Vertex AI, an AI Platform job, or Kubernetes manifests with a Job, JobSet or
-    TrainJob. Each finding says where, what, why, and how to correct it. 'trainyard rules' lists the rules. Images are
-    looked up on this host and at their registry, without pulling them. For a Slurm script or a SkyPilot task, the
+    TrainJob. Each finding says where, what, why, and how to correct it. 'trainyard dev rules' lists the rules. Images
+    are looked up on this host and at their registry, without pulling them. For a Slurm script or a SkyPilot task, the
     command that checks it is printed.
 
     The exit status is 1 if a platform refuses a job, or the job cannot start, and 2 if a file cannot be read.
     """
     import json
 
-    from trainyard import console, installation
+    from trainyard import console
     from trainyard.console import StepFailed, UserError
 
     if not files:
-        raise UserError(f"no file given, as in '{installation.command('check-job', FILE='job.yaml')}'")
+        raise UserError("no file given, as in 'trainyard job check job.yaml'")
     if sarif and as_json:
         raise UserError("--sarif and --json both print on stdout: give one of them")
 

@@ -1,4 +1,4 @@
-"""``trainyard rehearse``."""
+"""``trainyard job rehearse``."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ _FOLDER = click.Path(file_okay=False, path_type=Path)
     short_help="Run a job file on this machine, as its platform would.",
     epilog="""\b
     Examples:
-      trainyard rehearse job.yaml
-      trainyard rehearse job.yaml --buckets ~/buckets --output rehearsal
-      trainyard rehearse job.yaml --preempt worker-1@step20
-      trainyard rehearse job.yaml --kill master --tpu-delay 30
-      trainyard rehearse job.yaml --dry-run
+      trainyard job rehearse job.yaml
+      trainyard job rehearse job.yaml --buckets ~/buckets --output rehearsal
+      trainyard job rehearse job.yaml --preempt worker-1@step20
+      trainyard job rehearse job.yaml --kill master --tpu-delay 30
+      trainyard job rehearse job.yaml --dry-run
     """,
 )
 @click.argument("file", envvar=f"{settings.PREFIX}FILE", required=False)
@@ -66,7 +66,7 @@ def command(file: str | None, memory: str | None, env: str | None, dry_run: bool
     Kubernetes. Accelerators are replaced by the CPU backend of the image's framework; docs/jobs/rehearse.md describes
     what else differs. The exit status is 0 if the job succeeded by its platform's rules and every fault was injected.
     """
-    from trainyard import console, installation
+    from trainyard import console
     from trainyard.console import StepFailed, UserError
     from trainyard_jobs import platforms
     from trainyard_jobs.check.files import explain_invalid_fields
@@ -74,7 +74,7 @@ def command(file: str | None, memory: str | None, env: str | None, dry_run: bool
     from trainyard_jobs.schema import job_file
 
     if not file:
-        raise UserError(f"no job file given, as in '{installation.command('rehearse', FILE='job.yaml')}'")
+        raise UserError("no job file given, as in 'trainyard job rehearse job.yaml'")
     chosen = session.Options(
         memory=session.parse_size(memory or "0"),
         variables=session.parse_variables(env or ""),

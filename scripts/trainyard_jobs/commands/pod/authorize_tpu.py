@@ -1,4 +1,4 @@
-"""``trainyard authorize-tpu``."""
+"""``trainyard pod authorize-tpu``."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ def _project(ctx: click.Context, parameter: click.Parameter, given: str | None) 
     short_help="Grant the service accounts of TPUs the roles that they need.",
     epilog="""\b
     Examples:
-      trainyard authorize-tpu --project my-project --for tpu-vm
-      trainyard authorize-tpu --project my-project --for tpu-vm --service-account=NAME@PROJECT.iam.gserviceaccount.com
-      trainyard authorize-tpu --project my-project      # AI Platform (shut down on 31 January 2025)
+      trainyard pod authorize-tpu --project my-project --for tpu-vm
+      trainyard pod authorize-tpu --project my-project --for tpu-vm --service-account=NAME@P.iam.gserviceaccount.com
+      trainyard pod authorize-tpu --project my-project      # AI Platform (shut down on 31 January 2025)
     """,
 )
 @options.option("--project", metavar="ID", callback=_project, help="Google Cloud project, required.")
@@ -48,14 +48,14 @@ def command(project: str | None, product: str, service_account: str | None, as_j
     Registry and read and write in Cloud Storage. For AI Platform, its TPU service account becomes a Cloud ML service
     agent, as its documentation requires. TPUs on Vertex AI need neither.
     """
-    from trainyard import console, installation
+    from trainyard import console
     from trainyard_jobs.pods import authorization
 
     if not project:
-        example = installation.command("authorize-tpu", PROJECT="my-project", FOR="tpu-vm")
-        raise console.UserError(f"no project: set {installation.option('PROJECT')}, as in '{example}'")
+        example = "trainyard pod authorize-tpu --project my-project --for tpu-vm"
+        raise console.UserError(f"no project: set '--project', as in '{example}'")
     if product == "ai-platform" and service_account:
-        account, tpu_vm = installation.option("SERVICE_ACCOUNT"), installation.option("FOR", "tpu-vm")
+        account, tpu_vm = "'--service-account'", "'--for tpu-vm'"
         raise console.UserError(f"{account} needs {tpu_vm}: AI Platform's TPU service account is Google's")
     if product == "ai-platform":
         facts = authorization.authorize_ai_platform(project)

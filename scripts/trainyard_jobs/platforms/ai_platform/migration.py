@@ -9,7 +9,6 @@ import re
 from dataclasses import dataclass, field
 from typing import Any
 
-from trainyard import installation
 from trainyard.console import UserError, nearest
 from trainyard_jobs.model import machines
 
@@ -119,10 +118,7 @@ def _tpu_pool(source: dict[str, Any], done: Migrated, image: str | None) -> dict
     wanted = (source.get("workerConfig") or {}).get("acceleratorConfig") or {"type": "TPU_V2", "count": 8}
     kind = str(wanted.get("type", "")).removesuffix("_POD")
     if kind not in ("TPU_V2", "TPU_V3"):
-        raise UserError(
-            f"Vertex AI has no {wanted.get('type')} for jobs: use {installation.option('PLATFORM', 'gke')}, "
-            "or another TPU"
-        )
+        raise UserError(f"Vertex AI has no {wanted.get('type')} for jobs: use '--platform gke', or another TPU")
     done.notes.append(
         "chief and TPU were two machines and are one now (a TPU VM): the image must use a TPU that is attached to "
         "its host, as TensorFlow's TPU build with libtpu and torch_xla 2 do; tpuTfVersion has no counterpart"
@@ -189,7 +185,7 @@ def _package(source: dict[str, Any], args: list[str], machine: dict[str, Any], d
     Raises:
         UserError: the runtime version is none.
     """
-    image = installation.option("IMAGE")
+    image = "'--image'"
     module, uris = source.get("pythonModule"), source.get("packageUris")
     if not module or not uris:
         done.notes.append(

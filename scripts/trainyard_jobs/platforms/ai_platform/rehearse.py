@@ -10,7 +10,6 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-from trainyard import installation
 from trainyard.console import UserError
 from trainyard_jobs.model import machines
 from trainyard_jobs.platforms.vertex.rehearse import METRIC_FILE, OPEN_PORTS, PORT, trial_variables
@@ -148,7 +147,7 @@ def tf_config(
 def _notes(spec: Mapping[str, Any]) -> list[str]:
     notes = [
         f"AI Platform Training was shut down on {machines.AI_PLATFORM_SHUT_DOWN}: convert the job with "
-        f"'{installation.command('job', FROM='<file>', PLATFORM='vertex')}'"
+        f"'trainyard job --from <file> --platform vertex'"
     ]
     for prefix in _TASKS.values():
         accelerator = (spec.get(f"{prefix}Config") or {}).get("acceleratorConfig") or {}

@@ -9,7 +9,6 @@ import re
 from collections.abc import Iterator
 from typing import Any
 
-from trainyard import installation
 from trainyard.rule_engine import Finding, Severity, rule
 from trainyard_jobs.model import machines
 from trainyard_jobs.platforms.vertex.accelerators import gpu_findings
@@ -57,7 +56,7 @@ def service_exists(job: Evidence) -> Iterator[Finding]:
         job.at(),
         f"an AI Platform job; the service was shut down on {machines.AI_PLATFORM_SHUT_DOWN}",
         "the API answers 400: Cloud AI Platform has been deprecated",
-        f"convert it: {installation.command('job', FROM=job.job.path.name, PLATFORM='vertex')}",
+        f"convert it: 'trainyard job --from {job.job.path.name} --platform vertex'",
     )
 
 

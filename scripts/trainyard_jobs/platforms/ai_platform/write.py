@@ -8,7 +8,6 @@ from __future__ import annotations
 import re
 from typing import Any
 
-from trainyard import installation
 from trainyard.console import UserError
 from trainyard_jobs.model import machines, tuning, yaml_writer
 from trainyard_jobs.model.machines import AI_PLATFORM_SHUT_DOWN
@@ -46,7 +45,7 @@ def tpu_version(request: Request) -> str:
         return request.tpu_version
     known = machines.table().ai_platform_tpu_runtimes
     if request.spec is None:
-        version = installation.option("TPU_VERSION")
+        version = "'--tpu-version'"
         raise UserError(f"no {version}: the runtime version of the TPU, one of {', '.join(known)}")
     framework = request.spec.framework
     minor = ".".join(framework.version.split(".")[:2])
@@ -54,8 +53,8 @@ def tpu_version(request: Request) -> str:
         return minor
     raise UserError(
         f"AI Platform's TPUs had runtimes {known[0]} to {known[-1]}; {request.spec.target} contains {framework.name} "
-        f"{framework.version}: use {installation.option('PLATFORM', 'vertex')}, or give "
-        f"{installation.option('TPU_VERSION')} to write the job anyway"
+        f"{framework.version}: use '--platform vertex', or give "
+        f"'--tpu-version' to write the job anyway"
     )
 
 
@@ -115,15 +114,12 @@ def config(request: Request) -> dict[str, Any]:
     Raises:
         UserError: AI Platform did not support what is requested.
     """
-    for name, value in (("SPOT", request.spot), ("TENSORBOARD", request.tensorboard), ("SLICES", request.slices > 1)):
+    for name, value in (("spot", request.spot), ("tensorboard", request.tensorboard), ("slices", request.slices > 1)):
         if value:
-            raise UserError(
-                f"AI Platform has no {installation.option(name)}: use {installation.option('PLATFORM', 'vertex')}"
-            )
+            raise UserError(f"AI Platform has no '--{name}': use '--platform vertex'")
     if request.tpu and request.workers > 1:
         raise UserError(
-            f"a TPU job has one TPU worker: leave out {installation.option('WORKERS')}, or request a pod such as "
-            f"{installation.option('ACCELERATOR', 'v2-32')}"
+            "a TPU job has one TPU worker: leave out '--workers', or request a pod such as '--accelerator v2-32'"
         )
     found = _tpu(request) if request.tpu else _machines(request)
     if request.args:
@@ -158,7 +154,7 @@ class AiPlatform(Platform):
         """The job, and below it the Vertex AI job that replaces it, as a comment: the file stays one document."""
         old = config(request)
         successor = ai_platform_migration.migrate(old)
-        convert = installation.command("job", FROM="job.yaml", PLATFORM="vertex")
+        convert = "trainyard job --from job.yaml --platform vertex"
         head = yaml_writer.comment(
             [
                 f"NOT FOR USE: AI Platform Training was shut down on {AI_PLATFORM_SHUT_DOWN}. This is its format, for",

@@ -14,7 +14,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from trainyard import installation
 from trainyard.console import UserError
 from trainyard_jobs.kubernetes import gke_objects, train_jobs
 from trainyard_jobs.kubernetes.gke_objects import ACCELERATOR, GPU_RESOURCE, SPOT_GRACE, TOPOLOGY, TPU_RESOURCE
@@ -310,7 +309,7 @@ def _own_variables(
     attempts = []
     for entry in container.get("env") or []:
         name, source = str(entry.get("name")), entry.get("valueFrom") or {}
-        variable = installation.option("ENV", f"'{name}=...'")
+        variable = f"'--env '{name}=...''"
         path = str((source.get("fieldRef") or {}).get("fieldPath") or "")
         if not source:
             found[name] = _reference(str(entry.get("value") or ""), found)
@@ -328,7 +327,7 @@ def _own_variables(
         else:
             notes.append(f"env {name}: {next(iter(source))} is not available in a rehearsal; set it with {variable}")
     if container.get("envFrom"):
-        variables = installation.option("ENV", "'NAME=value ...'")
+        variables = "'--env 'NAME=value ...''"
         notes.append(f"envFrom (config maps, secrets) is ignored; set variables with {variables}")
     return found, tuple(attempts)
 

@@ -10,7 +10,6 @@ import time
 from collections.abc import Iterator
 from typing import Any
 
-from trainyard import installation
 from trainyard.console import StepFailed, UserError, say
 from trainyard_jobs.kubernetes.gke_objects import (
     ACCELERATOR,
@@ -266,16 +265,13 @@ def manifests(request: Request) -> list[dict[str, Any]]:
     """
     name = object_name(request.name)
     if request.tuning or request.tensorboard:
-        raise UserError(
-            f"GKE has neither tuning jobs nor a managed TensorBoard: use {installation.option('PLATFORM', 'vertex')}"
-        )
+        raise UserError("GKE has neither tuning jobs nor a managed TensorBoard: use '--platform vertex'")
     if request.tpu and request.workers > 1:
         raise UserError(
-            f"the TPU slice determines the number of machines: leave out {installation.option('WORKERS')}; "
-            f"{installation.option('SLICES')} requests several slices"
+            "the TPU slice determines the number of machines: leave out '--workers'; '--slices' requests several slices"
         )
     if request.slices > 1 and not request.tpu:
-        slices, workers = installation.option("SLICES"), installation.option("WORKERS")
+        slices, workers = "'--slices'", "'--workers'"
         raise UserError(f"{slices} requires a TPU: {workers} requests several machines")
     if _in_jobset(request):
         part = {"name": _part(request), "replicas": request.slices, "template": {"spec": _job_spec(request, name)}}
@@ -375,7 +371,7 @@ class Gke(Platform):
         submission.require_program("kubectl")
         with submission.temporary_file(job.text, self.file_name) as path:
             if submission.run_visibly(submit_command(str(path))):
-                option = installation.option("NAME")
+                option = "'--name'"
                 raise StepFailed(f"kubectl could not create the job; see above ({option} gives it another name)")
         resource = kind(job.request)
         try:

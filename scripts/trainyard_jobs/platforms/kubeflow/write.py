@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from typing import Any
 
-from trainyard import installation
 from trainyard.console import StepFailed, UserError
 from trainyard_jobs.kubernetes.gke_objects import JOBSET_NAME, object_name
 from trainyard_jobs.kubernetes.train_jobs import NODE
@@ -38,15 +37,13 @@ def train_job(request: Request) -> dict[str, Any]:
         UserError: Kubeflow does not run what is requested.
     """
     unsupported = {
-        "TUNE": request.tuning,
-        "TENSORBOARD": request.tensorboard,
-        "SLICES": request.slices > 1,
+        "--tune": request.tuning,
+        "--tensorboard": request.tensorboard,
+        "--slices": request.slices > 1,
     }
     writing.refuse("kubeflow", unsupported)
     if request.tpu:
-        raise UserError(
-            f"the runtime {RUNTIME} runs jobs with GPUs or CPUs: use {installation.option('PLATFORM', 'gke')} for TPUs"
-        )
+        raise UserError(f"the runtime {RUNTIME} runs jobs with GPUs or CPUs: use '--platform gke' for TPUs")
     name = object_name(request.name)
     labels = gke.object_labels(request)
     spec: dict[str, Any] = {"runtimeRef": {"name": RUNTIME}, "trainer": _trainer(request)}
@@ -115,7 +112,7 @@ class Kubeflow(Platform):
         name = object_name(job.request.name)
         with submission.temporary_file(job.text, self.file_name) as path:
             if submission.run_visibly(gke.submit_command(str(path))):
-                option = installation.option("NAME")
+                option = "'--name'"
                 raise StepFailed(f"kubectl could not create the job; see above ({option} gives it another name)")
         resource = f"trainjob/{name}"
         # Kubeflow Trainer runs a TrainJob as a JobSet of its name.

@@ -10,7 +10,6 @@ from __future__ import annotations
 import shlex
 from typing import Any
 
-from trainyard import installation
 from trainyard.console import StepFailed, UserError
 from trainyard_jobs.kubernetes.gke_objects import object_name
 from trainyard_jobs.model import yaml_writer
@@ -43,16 +42,16 @@ def _check(request: Request) -> None:
         UserError: it cannot.
     """
     unsupported = {
-        "TUNE": request.tuning,
-        "TENSORBOARD": request.tensorboard,
-        "SLICES": request.slices > 1,
-        "TIMEOUT": request.timeout,
-        "SERVICE_ACCOUNT": request.service_account,
+        "--tune": request.tuning,
+        "--tensorboard": request.tensorboard,
+        "--slices": request.slices > 1,
+        "--timeout": request.timeout,
+        "--service-account": request.service_account,
     }
     writing.refuse("skypilot", unsupported)
     if request.tpu and (request.workers > 1 or request.tpu.runtime_version is None):
         raise UserError(
-            f"SkyPilot creates a TPU slice through the Cloud TPU API: leave out {installation.option('WORKERS')}, and "
+            "SkyPilot creates a TPU slice through the Cloud TPU API: leave out '--workers', and "
             "request a slice that the API has"
         )
 
@@ -118,13 +117,13 @@ class SkyPilot(Platform):
     def write(self, request: Request, file: str | None = None) -> RenderedJob:
         _check(request)
         if request.disk and request.disk.type:
-            given = installation.option("DISK", request.disk.size)
+            given = f"'--disk {request.disk.size}'"
             raise UserError(f"SkyPilot chooses the type of the disk: give its size alone, {given}")
         command = self._command(request, file or self.file_name)
         head = yaml_writer.comment(
             [
                 f"{request.name}: {request.image}",
-                f"Written by `{installation.command('job')}`. Submit it with:",
+                "Written by `trainyard job`. Submit it with:",
                 shlex.join(self._command(request, self.file_name)),
             ]
         )

@@ -10,7 +10,6 @@ from __future__ import annotations
 import re
 import shlex
 
-from trainyard import installation
 from trainyard.console import StepFailed, UserError
 from trainyard.oci.reference import Reference
 from trainyard_jobs.kubernetes.gke_objects import object_name
@@ -30,24 +29,23 @@ def _check(request: Request) -> None:
         UserError: it cannot.
     """
     if request.reservation == "any":
-        raise UserError(f"{installation.option('RESERVATION', 'any')}: jobs of Slurm name their reservation")
+        raise UserError("'--reservation any': jobs of Slurm name their reservation")
     for name in ("queue", "priority", "reservation"):
         # sbatch reads a line of options as words: https://slurm.schedmd.com/sbatch.html.
         if not re.fullmatch(r"[\w.,:@+-]*", value := getattr(request, name) or ""):
-            raise UserError(f"{installation.option(name.upper(), repr(value))} is no name of Slurm: it has no spaces")
+            raise UserError(f"'--{name} {value}' is no name of Slurm: it has no spaces")
     unsupported = {
-        "TUNE": request.tuning,
-        "TENSORBOARD": request.tensorboard,
-        "SLICES": request.slices > 1,
-        "SPOT": request.spot,
-        "MACHINE": request.machine,
-        "SERVICE_ACCOUNT": request.service_account,
+        "--tune": request.tuning,
+        "--tensorboard": request.tensorboard,
+        "--slices": request.slices > 1,
+        "--spot": request.spot,
+        "--machine": request.machine,
+        "--service-account": request.service_account,
     }
     writing.refuse("slurm", unsupported)
     if request.tpu:
         raise UserError(
-            f"{installation.option('PLATFORM', 'slurm')} runs jobs with GPUs or CPUs: "
-            f"TPUs are on {installation.option('PLATFORM', 'gke')}, vertex and tpu-vm"
+            "'--platform slurm' runs jobs with GPUs or CPUs: TPUs are on '--platform gke', vertex and tpu-vm"
         )
 
 
@@ -105,7 +103,7 @@ class Slurm(Platform):
         head = yaml_writer.comment(
             [
                 f"{request.name}: {request.image}",
-                f"Written by `{installation.command('job')}`. Submit it with: {shlex.join(['sbatch', self.file_name])}",
+                f"Written by `trainyard job`. Submit it with: {shlex.join(['sbatch', self.file_name])}",
             ]
         )
         lines = [f"#SBATCH {word}" for word in directives(request)]

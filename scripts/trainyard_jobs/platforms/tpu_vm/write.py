@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import shlex
 
-from trainyard import installation
 from trainyard.console import StepFailed, UserError
 from trainyard_jobs.kubernetes.gke_objects import object_name
 from trainyard_jobs.model import machines, yaml_writer
@@ -22,38 +21,37 @@ def pod(request: Request) -> Pod:
         UserError: no TPU was requested, or one that the Cloud TPU API does not offer, or an option that TPU VMs lack.
     """
     for name, value in (
-        ("TUNE", request.tuning),
-        ("TENSORBOARD", request.tensorboard),
-        ("TIMEOUT", request.timeout),
-        ("MACHINE", request.machine),
-        ("WORKERS", request.workers > 1),
-        ("SLICES", request.slices > 1),
+        ("--tune", request.tuning),
+        ("--tensorboard", request.tensorboard),
+        ("--timeout", request.timeout),
+        ("--machine", request.machine),
+        ("--workers", request.workers > 1),
+        ("--slices", request.slices > 1),
     ):
         if value:
             raise UserError(
-                f"{installation.option('PLATFORM', 'tpu-vm')} has no {installation.option(name)}: it runs one slice, "
-                f"given by {installation.option('ACCELERATOR')}, until the training ends"
+                f"'--platform tpu-vm' has no '{name}': it runs one slice, "
+                f"given by '--accelerator', until the training ends"
             )
     tpu = request.tpu
     if tpu is None:
-        platform, example = installation.option("PLATFORM", "tpu-vm"), installation.option("ACCELERATOR", "v5litepod-4")
-        raise UserError(f"{platform} needs a TPU, as in {example}")
+        raise UserError("'--platform tpu-vm' needs a TPU, as in '--accelerator v5litepod-4'")
     if tpu.runtime_version is None:
         offered = [one.accelerator_type for one in machines.slices().values() if one.runtime_version]
         raise UserError(f"the Cloud TPU API has no {tpu.accelerator_type}, which GKE has; it has {', '.join(offered)}")
     if machines.slices().get(tpu.accelerator_type) != tpu:
         raise UserError(
-            f"TPU VMs are requested by number: give {installation.option('ACCELERATOR', tpu.accelerator_type)}, whose "
-            f"topology the API chooses, or use {installation.option('PLATFORM', 'gke')}"
+            f"TPU VMs are requested by number: give '--accelerator {tpu.accelerator_type}', whose "
+            f"topology the API chooses, or use '--platform gke'"
         )
     if request.reservation not in (None, "any"):
         raise UserError(
-            f"{installation.option('RESERVATION', request.reservation)}: the Cloud TPU API uses the project's "
-            f"reservation: give {installation.option('RESERVATION', 'any')}"
+            f"'--reservation {request.reservation}': the Cloud TPU API uses the project's "
+            f"reservation: give '--reservation any'"
         )
     zone = request.zone or next((one for one in tpu.zones if one.startswith(f"{request.place}-")), None)
     if zone is None or not tpu.may_be_in(zone):
-        where = installation.option("ZONE", zone) if zone else installation.option("REGION", request.place)
+        where = f"'--zone {zone}'" if zone else f"'--region {request.place}'"
         raise UserError(f"{where} has no {tpu.accelerator_type}; it is in {', '.join(tpu.zones)}")
     return Pod(
         name=object_name(request.name),
@@ -112,7 +110,7 @@ class TpuVm(Platform):
         head = yaml_writer.comment(
             [
                 f"{request.name}: {request.image}",
-                f"Written by `{installation.command('job')}`. Run it with: bash {self.file_name}",
+                f"Written by `trainyard job`. Run it with: bash {self.file_name}",
             ]
         )
         text = "#!/usr/bin/env bash\n" + head + script(request)

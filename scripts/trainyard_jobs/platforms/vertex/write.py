@@ -7,7 +7,6 @@ import re
 import shlex
 from typing import Any
 
-from trainyard import installation
 from trainyard.console import UserError, say
 from trainyard_jobs.model import machines, tuning, yaml_writer
 from trainyard_jobs.model.request import Request
@@ -38,7 +37,7 @@ def machine_spec(request: Request) -> dict[str, Any]:
         # https://docs.cloud.google.com/vertex-ai/docs/training/use-reservations
         if not re.fullmatch(r"projects/[^/]+/zones/[^/]+/reservations/[^/]+", request.reservation):
             raise UserError(
-                f"{installation.option('RESERVATION', request.reservation)}: Vertex AI takes "
+                f"'--reservation {request.reservation}': Vertex AI takes "
                 "projects/PROJECT/zones/ZONE/reservations/NAME, or 'any'"
             )
         found["reservationAffinity"] = {
@@ -77,8 +76,7 @@ def _tpu(request: Request) -> dict[str, Any]:
     if tpu.vertex is None:
         offered = [one.accelerator_type for one in machines.slices().values() if one.vertex]
         raise UserError(
-            f"Vertex AI has no {tpu.accelerator_type} for jobs; it has {', '.join(offered)}; "
-            f"or {installation.option('PLATFORM', 'gke')}"
+            f"Vertex AI has no {tpu.accelerator_type} for jobs; it has {', '.join(offered)}; or '--platform gke'"
         )
     if tpu.vertex.count:
         return {
@@ -205,7 +203,7 @@ class Vertex(Platform):
     def write(self, request: Request, file: str | None = None) -> RenderedJob:
         # https://docs.cloud.google.com/vertex-ai/docs/reference/rest/v1/projects.locations.customJobs#CustomJob
         if len(request.name) > 128:
-            raise UserError(f"{installation.option('NAME')}: a display name has at most 128 characters")
+            raise UserError("'--name': a display name has at most 128 characters")
         header = writing.header(request, submit_command(request, self.file_name))
         text = header + yaml_writer.dump(config(request))
         writing.checked(self, text, request, writing.expected_contents(request))
@@ -215,12 +213,11 @@ class Vertex(Platform):
     def convert(self, job: JobFile, conversion: Conversion, file: str | None = None) -> RenderedJob:
         """An AI Platform job as a Vertex AI job."""
         if job.kind != "ai-platform":
-            raise UserError(f"{job.path}: a {job.kind}: {installation.option('FROM')} converts AI Platform jobs only")
+            raise UserError(f"{job.path}: a {job.kind}: '--from' converts AI Platform jobs only")
         document = job.documents[0]
         for error in (one for one in validate(job.kind, document) if not one.ignored):
             raise UserError(
-                f"{job.where(error.location)}: {error.what}; "
-                f"'{installation.command('check-job', FILE=str(job.path))}' lists every mistake"
+                f"{job.where(error.location)}: {error.what}; 'trainyard job check {job.path!s}' lists every mistake"
             )
         done = ai_platform_migration.migrate(document, image=conversion.image)
         name = conversion.name or str(document.get("jobId") or job.path.stem)
@@ -232,7 +229,7 @@ class Vertex(Platform):
         shown = shlex.join([*submit_command(request, self.file_name), *done.flags])
         header = yaml_writer.comment(
             [
-                f"{name}: converted from {job.path.name} by `{installation.command('job')}`. Submit it with:",
+                f"{name}: converted from {job.path.name} by `trainyard job`. Submit it with:",
                 shown,
                 "",
                 *done.notes,
