@@ -6,6 +6,7 @@ import contextlib
 import os
 import shutil
 import signal
+import sys
 from collections import Counter
 from collections.abc import Callable, Generator
 from pathlib import Path
@@ -20,6 +21,10 @@ os.environ.setdefault("TESTCONTAINERS_RYUK_DISABLED", "true")
 # Commands that a shell starts in the background ignore interrupts, and so would those that tests start and interrupt.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
+
+# Every worker and every command that tests start would compile all modules anew, which takes half of its time.
+sys.dont_write_bytecode = False
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 
 # The umask, proxy and colors of the shell must not decide whether containers can read files, whether tests reach the
 # servers that they start, and what commands print.

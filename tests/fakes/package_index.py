@@ -73,6 +73,7 @@ class PackageIndex(Listener):
 
         class Handler(BaseHTTPRequestHandler):
             protocol_version = "HTTP/1.1"
+            disable_nagle_algorithm = True  # as in server.py
 
             def do_GET(self) -> None:
                 fake._answer(self)

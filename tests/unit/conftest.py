@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -93,6 +95,29 @@ def inspect_base(tmp_path: Path) -> Callable[[model.Spec], Path]:
         return folder
 
     return copy
+
+
+@pytest.fixture(scope="session")
+def known_python(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    """Make a folder for PATH with git alone, and a cache in which uv has the version of this Python.
+
+    uv starts each Python of PATH to ask for its version, and asks those that fail in every call: three shells of pyenv.
+    """
+    programs, cache = tmp_path_factory.mktemp("programs"), tmp_path_factory.mktemp("uv")
+    if git := shutil.which("git"):
+        (programs / "git").symlink_to(git)
+    environment = {**os.environ, "PATH": str(programs), "UV_CACHE_DIR": str(cache)}
+    subprocess.run([sys.executable, "-m", "uv", "python", "find"], env=environment, capture_output=True, check=True)
+    return programs, cache
+
+
+@pytest.fixture
+def resolves(known_python: tuple[Path, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let uv resolve with a cache that has no packages, whatever Pythons this machine has."""
+    programs, cache = known_python
+    shutil.copytree(cache, tmp_path / "cache/uv")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.setenv("PATH", str(programs))
 
 
 @pytest.fixture

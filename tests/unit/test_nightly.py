@@ -38,14 +38,13 @@ Result = tuple[int, str, str]
 
 
 @pytest.fixture
-def index(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[PackageIndex]:
+def index(resolves: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[PackageIndex]:
     """A package index, the only one that uv has."""
     with PackageIndex() as found:
         settings = tmp_path / "config" / "uv" / "uv.toml"
         settings.parent.mkdir(parents=True)
         settings.write_text(f'[[index]]\nname = "fake"\nurl = "{found.url}"\ndefault = true\n', encoding="utf-8")
         monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
-        monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
         found.add(
             wheel("einops", "0.8.0"), wheel("keras-nightly", "3.16.0.dev1"), wheel("keras-nightly", "3.16.0.dev2")
         )

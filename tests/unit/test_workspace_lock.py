@@ -44,7 +44,7 @@ def fill(index: PackageIndex) -> None:
 
 
 @pytest.fixture
-def index() -> Iterator[PackageIndex]:
+def index(resolves: None) -> Iterator[PackageIndex]:
     with PackageIndex() as found:
         fill(found)
         yield found
@@ -58,7 +58,6 @@ def write(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, index: PackageIndex) 
     monkeypatch.chdir(root)
     monkeypatch.setattr(model, "STATE", tmp_path / "state")
     monkeypatch.setattr(base_image, "lockable_reference", lambda name: f"{model.bases()[name].image}@sha256:{'a' * 64}")
-    monkeypatch.setenv("UV_CACHE_DIR", str(tmp_path / "cache"))
     monkeypatch.setenv("UV_CONFIG_FILE", str(tmp_path / "user.toml"))
     (tmp_path / "user.toml").touch()
     monkeypatch.setenv("NETRC", str(tmp_path / "none"))

@@ -42,7 +42,7 @@ Write = Callable[..., Spec]
 
 
 @pytest.fixture
-def index(monkeypatch: pytest.MonkeyPatch) -> Iterator[PackageIndex]:
+def index(resolves: None, monkeypatch: pytest.MonkeyPatch) -> Iterator[PackageIndex]:
     """What the trainers need, later releases of what the base has, and what users ask for."""
     with PackageIndex() as found:
         pins = [text.split("==") for text in model.requirements_of(model.load("xla-nightly"))]
@@ -105,7 +105,7 @@ def write(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, index: PackageIndex, 
     subprocess.run(["git", "init", "--quiet", str(root)], check=True)
     monkeypatch.chdir(root)
     monkeypatch.setattr(model, "STATE", tmp_path / "state")
-    for name, file in (("UV_CACHE_DIR", "cache"), ("UV_CONFIG_FILE", "user.toml"), ("NETRC", "none")):
+    for name, file in (("UV_CONFIG_FILE", "user.toml"), ("NETRC", "none")):
         monkeypatch.setenv(name, str(tmp_path / file))
     # uv looks for a Python of the base's version, and would download one.
     monkeypatch.setenv("UV_PYTHON_DOWNLOADS", "never")

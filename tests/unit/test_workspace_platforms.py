@@ -36,7 +36,7 @@ def binary(name: str, version: str, *platforms: Architecture) -> list[tuple[str,
 
 
 @pytest.fixture
-def index() -> Iterator[PackageIndex]:
+def index(resolves: None) -> Iterator[PackageIndex]:
     """The packages of tf-cpu for both platforms, and some that users ask for."""
     with PackageIndex() as found:
         for path in sorted((IMAGES / "tf-cpu").glob("*.lock")):
@@ -53,7 +53,6 @@ def write(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, index: PackageIndex) 
     monkeypatch.chdir(root)
     monkeypatch.setattr(model, "STATE", tmp_path / "state")
     monkeypatch.setattr(base_image, "lockable_reference", lambda name: model.bases()[name].image)
-    monkeypatch.setenv("UV_CACHE_DIR", str(tmp_path / "cache"))
     monkeypatch.setenv("NETRC", str(tmp_path / "none"))
     (root / "uv.toml").write_text(f'[[index]]\nname = "fake"\nurl = "{index.url}"\ndefault = true\n', encoding="utf-8")
     (root / "train.py").touch()
