@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+from tests import examples
 from tests.usage import Usage
 
 # Ryuk, testcontainers' reaper, is an image of a registry that closed networks do not reach; fixtures clean up instead.
@@ -50,6 +51,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
+    examples.ALL = config.getoption("--big")
     if config.getoption("--usage") and not hasattr(config, "workerinput"):
         config.pluginmanager.register(Usage(ROOT))
 

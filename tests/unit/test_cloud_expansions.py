@@ -7,6 +7,7 @@ import subprocess
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from tests.examples import examples
 
 from cloudbuild_local import substitutions
 from trainyard.console import UserError
@@ -116,7 +117,7 @@ def test_generated_expansions_have_the_meaning_that_bash_gives_them(texts: list[
     assert dict(zip(texts, ours, strict=True)) == dict(zip(texts, bash(texts), strict=True))
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=examples(200), deadline=None)
 @given(text=st.text(alphabet="${}_AB:-#%/^,*?[]\\'\"1 ", max_size=30))
 def test_any_text_is_expanded_or_left_unchanged(text: str) -> None:
     try:

@@ -99,12 +99,19 @@ def _entry(key: str, feature: bytes) -> bytes:
     return _field(1, _field(1, key.encode()) + _field(2, feature))
 
 
+def _crc_of_byte(byte: int) -> int:
+    for _ in range(8):
+        byte = byte >> 1 ^ (0x82F63B78 if byte & 1 else 0)  # Castagnoli's polynomial, reflected
+    return byte
+
+
+_TABLE = [_crc_of_byte(byte) for byte in range(256)]
+
+
 def _masked_crc(data: bytes) -> bytes:
     crc = 0xFFFFFFFF
     for byte in data:
-        crc ^= byte
-        for _ in range(8):
-            crc = crc >> 1 ^ (0x82F63B78 if crc & 1 else 0)
+        crc = _TABLE[(crc ^ byte) & 0xFF] ^ crc >> 8
     crc ^= 0xFFFFFFFF
     return struct.pack("<I", ((crc >> 15 | crc << 17) + 0xA282EAD8) & 0xFFFFFFFF)
 

@@ -6,12 +6,13 @@ import copy
 import dataclasses
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
 from trainyard.console import nearest
 from trainyard.spec.yaml_source import Location
 from trainyard_jobs.model.image_metadata import Contents
-from trainyard_jobs.schema import google, kubernetes
+from trainyard_jobs.schema import google, kubernetes, kubernetes_defaults
 from trainyard_jobs.schema.errors import SchemaError
 from trainyard_jobs.schema.job_file import JobFile, Kind
 
@@ -40,6 +41,11 @@ class Evidence:
     @property
     def spec(self) -> dict[str, Any]:
         return self.job.spec
+
+    @cached_property
+    def with_defaults(self) -> list[dict[str, Any]]:
+        """The documents with the defaults of Jobs and JobSets."""
+        return list(map(kubernetes_defaults.jobs, self.job.documents))
 
     def at(self, *location: int | str, document: int = 0) -> str:
         """``file:line`` of a value, given from the top of :attr:`spec` (of a document, for Kubernetes)."""

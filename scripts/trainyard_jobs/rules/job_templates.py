@@ -10,7 +10,6 @@ from trainyard.rule_engine import Finding, Severity
 from trainyard.spec.yaml_source import Location
 from trainyard_jobs.kubernetes import gke_objects, kubernetes_names
 from trainyard_jobs.rules.evidence import Evidence
-from trainyard_jobs.schema import kubernetes_defaults
 from trainyard_jobs.schema.job_file import is_kubernetes_job
 from trainyard_jobs.schema.kubernetes_defaults import mapping, sequence
 
@@ -142,10 +141,9 @@ def _claims(spec: dict[str, Any]) -> frozenset[str]:
 
 def job_templates(job: Evidence) -> Iterator[JobTemplate]:
     """Every Job of the file, also those within JobSets."""
-    for number, document in enumerate(job.job.documents):
+    for number, document in enumerate(job.with_defaults):
         if not isinstance(document.get("spec"), dict) or not is_kubernetes_job(document):
             continue
-        document = kubernetes_defaults.jobs(document)
         name, spec = object_name(document), document["spec"]
         labels = mapping(mapping(document.get("metadata")).get("labels"))
         queue = str(labels.get(gke_objects.QUEUE) or "")

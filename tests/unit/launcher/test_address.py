@@ -13,6 +13,7 @@ from launcher.cluster import resolve
 from launcher.errors import LaunchError
 from launcher.settings import Settings
 from launching import Launch
+from tests.examples import examples
 
 TORCH = {"LAUNCHER_FRAMEWORK": "torch==2.9.1"}
 
@@ -50,7 +51,7 @@ def test_what_is_not_an_address(value: str) -> None:
     assert "MASTER_ADDR" in caught.value.message
 
 
-@settings(derandomize=True, database=None, max_examples=300)
+@settings(derandomize=True, database=None, max_examples=examples(300))
 @given(st.text("0123456789abcdefF:.%g", max_size=24) | st.ip_addresses(v=6).map(str))
 def test_the_same_words_are_ipv6_addresses_as_in_the_standard_library(word: str) -> None:
     try:

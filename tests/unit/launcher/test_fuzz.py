@@ -23,6 +23,7 @@ from launcher.schedulers import first_node
 from launcher.settings import VARIABLES, Settings
 from launcher.tpu_vm import slice_from_env
 from launching import cluster_spec
+from tests.examples import examples
 
 SECRET = "s3cr3t-of-the-user"
 TOKEN = "ya29.token-of-the-server"
@@ -296,7 +297,7 @@ def _check_coordinates(found: Cluster) -> None:
         assert found.role == ("worker" if found.task.rank else "master")
 
 
-@settings(quick, max_examples=400)
+@settings(quick, max_examples=examples(400))
 @given(env=st.dictionaries(st.sampled_from(COORDINATES), PLACE, max_size=8))
 def test_any_coordinates_give_a_rank_inside_the_world_or_one_line(env: dict[str, str]) -> None:
     try:
@@ -327,7 +328,7 @@ SEVERAL: list[dict[str, str]] = [
 ]  # fmt: skip
 
 
-@settings(quick, max_examples=400)
+@settings(quick, max_examples=examples(400))
 @given(
     several=st.sampled_from(SEVERAL),
     broken=st.sampled_from(["", " ", "x", "-1", "1.5", "\u0663", "99999999999", "a b", "0x1", "1:", ":", "+1"]),

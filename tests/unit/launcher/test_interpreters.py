@@ -22,10 +22,11 @@ def _interpreters() -> dict[str, str]:
     found = {f"3.{sys.version_info.minor}": sys.executable}
     roots = Path(os.environ.get("PYENV_ROOT", os.path.expanduser("~/.pyenv"))) / "versions"
     for minor in MINORS:
-        candidates = [shutil.which(f"python3.{minor}"), *map(str, sorted(roots.glob(f"3.{minor}.*/bin/python3")))]
-        for candidate in candidates:
-            if candidate and _works(candidate, minor):
-                found.setdefault(f"3.{minor}", candidate)
+        # Those of pyenv first: its shims on PATH take three shells each.
+        candidates = [*map(str, sorted(roots.glob(f"3.{minor}.*/bin/python3"))), shutil.which(f"python3.{minor}")]
+        working = (path for path in candidates if path and _works(path, minor))
+        if f"3.{minor}" not in found and (first := next(working, None)):
+            found[f"3.{minor}"] = first
     return found
 
 

@@ -16,6 +16,7 @@ from launcher import sagemaker
 from launcher.errors import LaunchError
 from launcher.image import Image
 from launching import ROOT, Launch, Machine
+from tests.examples import examples
 
 SHOW = [sys.executable, "-c", "import os, sys; print(sys.argv[1:], os.environ.get('SM_CHANNEL_TRAINING'))"]
 TRAINERS = {"mnist": SHOW, "flowers": [sys.executable, "-c", "print('flowers')"]}
@@ -187,7 +188,7 @@ JSON = st.recursive(
 )
 
 
-@settings(derandomize=True, deadline=None, database=None, max_examples=100)
+@settings(derandomize=True, deadline=None, database=None, max_examples=examples(100))
 @given(content=st.binary(max_size=60) | JSON.map(lambda data: json.dumps(data).encode()))
 def test_any_hyperparameters_give_arguments_or_one_line(content: bytes) -> None:
     with tempfile.TemporaryDirectory() as folder:

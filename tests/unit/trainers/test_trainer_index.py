@@ -20,6 +20,7 @@ import pytest
 from far_storage import FarStorage
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.examples import examples
 from trainers.common import exits, images, index, paths, peers, tarshard, tfrecord
 from trainers.common.exits import UserError
 
@@ -221,7 +222,7 @@ def test_a_million_records_take_little_memory(tmp_path: Path) -> None:
 NAMES = st.from_regex(r"\A([a-z.0-9]{1,90}/){0,3}[a-zé][a-z0-9]{0,40}\.(jpg|txt)\Z")
 
 
-@settings(deadline=None, max_examples=60)
+@settings(deadline=None, max_examples=examples(60))
 @given(st.lists(NAMES, min_size=1, max_size=6, unique=True), st.sampled_from([0, 1, 2]), st.integers(0, 2000))
 def test_members_are_those_of_pythons_tarfile(names: list[str], form: int, size: int) -> None:
     buffer = io.BytesIO()
@@ -442,7 +443,7 @@ def test_a_damaged_shard_ends_all_processes_with_the_same_line(far: FarStorage) 
 
 @pytest.mark.parametrize("form", ["folder", "tar", "tfrecord"])
 def test_processes_with_different_data_end_with_an_error(form: str, tmp_path: Path) -> None:
-    for rank, count in enumerate((300, 298)):
+    for rank, count in enumerate((30, 28)):
         drawn.write(tmp_path / str(rank), form, train=count, test=5)
     errors = together(
         2, lambda rank: images.find_both(argparse.Namespace(datadir=str(tmp_path / str(rank.rank))), rank)
