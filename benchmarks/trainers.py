@@ -2,6 +2,7 @@
 
     python -m benchmarks.trainers                            every section, each in the image it belongs to
     python -m benchmarks.trainers mnist pipeline             some of them; see --help
+    python -m pip install scikit-learn                       before `pipeline`, which crops its two photographs
     python -m benchmarks.trainers mnist resnet --device cuda --inside    here: on a machine with torch and a GPU
 
 Outside, a section's data are written to a temporary folder and the section runs in a container of its image, without

@@ -33,15 +33,16 @@ def prepare(folder: Path) -> None:
     """Class folders of JPEG files, 1,437 to train and 360 to test."""
     import numpy as np
     from PIL import Image
-    from sklearn.datasets import load_digits
 
-    digits = load_digits()
-    places = np.random.default_rng(0).permutation(len(digits.target))
+    from trainyard.datasets.digits import load
+
+    images, labels = load()
+    places = np.random.default_rng(0).permutation(len(labels))
     for split, chosen in (("test", places[:_TEST]), ("train", places[_TEST:])):
         for number in chosen:
-            path = folder / split / str(digits.target[number]) / f"{number:04d}.jpg"
+            path = folder / split / str(labels[number]) / f"{number:04d}.jpg"
             path.parent.mkdir(parents=True, exist_ok=True)
-            gray = Image.fromarray(np.round(digits.images[number] * (255 / 16)).astype(np.uint8))
+            gray = Image.fromarray(np.round(images[number] * (255 / 16)).astype(np.uint8))
             gray.resize((_SIDE, _SIDE), Image.Resampling.BILINEAR).save(path, "JPEG", quality=_QUALITY)
 
 

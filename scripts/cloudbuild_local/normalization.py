@@ -16,7 +16,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from trainyard.console import nearest
-from trainyard.discovery import schemas
+from trainyard.third_party import schemas
 
 Schema = Mapping[str, Any]
 

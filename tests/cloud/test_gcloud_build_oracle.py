@@ -19,7 +19,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from cloudbuild_local import config as cloud_config
-from trainyard import discovery
+from trainyard import third_party
 from trainyard.console import UserError
 from trainyard.settings import ROOT
 
@@ -185,7 +185,7 @@ def test_any_text_is_read_as_gcloud_reads_it(gcloud_loader: Loader, text: str) -
 
 def test_every_field_of_gcloud_is_one_whose_effect_is_decided(gcloud_loader: Loader) -> None:
     """Fields of the API's discovery document, which is newer: tests/unit/test_cloud_executor.py."""
-    known = discovery.schemas("cloudbuild.v1")
+    known = third_party.schemas("cloudbuild.v1")
     parts = {"": "Build", "steps.": "BuildStep", "options.": "BuildOptions"}
     fields = {at + field for at, name in parts.items() for field in known[name]["properties"]}
     private = set(gcloud_loader(None)) - fields

@@ -1,6 +1,6 @@
 """The discovery documents of Google's APIs as JSON schemas, for fakes: what an API's published description refuses.
 
-google-api-python-client carries the documents. Their format: https://developers.google.com/discovery/v1/type-format.
+The package carries the documents. Their format: https://developers.google.com/discovery/v1/type-format.
 Nothing here uses Trainyard's own validation, which tests compare with the fakes.
 """
 
@@ -9,12 +9,12 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Mapping
 from functools import cache
-from importlib.resources import files
 from typing import Any
 
 import jsonschema
 
 from tests.fakes.server import ApiError
+from trainyard.third_party import archive
 
 #: proto3's JSON allows a number or text for these (https://protobuf.dev/programming-guides/json/).
 _WIDE = {"int64", "uint64"}
@@ -26,8 +26,7 @@ _MAY_BE_EMPTY = {("GoogleCloudAiplatformV1EnvVar", "value")}
 @cache
 def document(api: str) -> dict[str, Any]:
     """The discovery document of an API, such as ``cloudbuild.v1``."""
-    path = files("googleapiclient.discovery_cache").joinpath("documents", f"{api}.json")
-    found: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+    found: dict[str, Any] = json.loads(archive("google-api-python-client").read(f"{api}.json"))
     return found
 
 

@@ -10,6 +10,7 @@ with this fake. The pods of a Job or JobSet advance by one phase with each query
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from functools import cache
@@ -18,11 +19,11 @@ from pathlib import Path
 from typing import Any
 
 import jsonschema
-from kubernetes_validate import utils  # type: ignore[import-untyped]
 from referencing import Registry, Resource
 
 from tests.fakes.jobset_schema import SCHEMA as JOBSET_SCHEMA
 from tests.fakes.server import ApiError, Route, Server
+from trainyard.third_party import archive
 
 #: API of JobSets, and the label of their pods (https://jobset.sigs.k8s.io/docs/concepts/).
 JOBSET_VERSION = "jobset.x-k8s.io/v1alpha2"
@@ -204,12 +205,11 @@ def _validator(kind: str, version: str) -> Any:
         return jsonschema.Draft202012Validator(JOBSET_SCHEMA)
     if kind == "TrainJob":
         return jsonschema.Draft202012Validator(TRAIN_JOB_SCHEMA)
-    latest = utils.latest_version()
-    folder = f"kubernetes-json-schema/v{latest}-local-strict"
     group, _, number = version.rpartition("/")
     name = f"{kind.lower()}-{f'{group}-' if group else ''}{number}"
-    schema = utils.schema_contents(f"{folder}/{name}.json", latest)
-    definitions = utils.schema_contents(f"{folder}/_definitions.json", latest)
+    schema, definitions = (
+        json.loads(archive("kubernetes-validate").read(f"{file}.json")) for file in (name, "_definitions")
+    )
     registry: Any = Resource.from_contents(definitions) @ (Resource.from_contents(schema) @ Registry())
     return jsonschema.Draft202012Validator(schema, registry=registry)
 

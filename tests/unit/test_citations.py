@@ -24,7 +24,7 @@ CONTRACT = ROOT / "docs" / "launcher-contract.md"
 
 #: Written by other people, generated, or data.
 EXCLUDED = re.compile(
-    r"LICENSE|.*\.(lock|svg|json|dot|npz)|examples/[^/]+/data/.*\.txt|\.github/.*|tests/unit/test_citations\.py"
+    r"LICENSE|.*\.(lock|svg|json|dot|npz|zip)|examples/[^/]+/data/.*\.txt|\.github/.*|tests/unit/test_citations\.py"
 )
 
 #: A path of this repository in running text, perhaps with a heading.

@@ -23,7 +23,7 @@ from cloudbuild_local import config as cloud_config
 from cloudbuild_local import executor, local, rules
 from cloudbuild_local.commands.dev import cloudbuild_local
 from cloudbuild_local.executor import FAILURE, TIMEOUT, Executor, Outcome
-from trainyard import discovery
+from trainyard import third_party
 from trainyard.console import StepFailed, UserError
 from trainyard.oci import docker_engine
 
@@ -47,7 +47,7 @@ RUN = {
 
 def test_every_field_of_the_api_is_run_or_refused_or_named() -> None:
     """A field that Google adds fails this test until its kind is decided."""
-    known = discovery.schemas("cloudbuild.v1")
+    known = third_party.schemas("cloudbuild.v1")
     fields = set()
     for name, schema in known["Build"]["properties"].items():
         inner = {"steps": "BuildStep", "options": "BuildOptions", "artifacts": "Artifacts"}.get(name)

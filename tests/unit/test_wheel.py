@@ -80,6 +80,14 @@ def test_the_installed_command_writes_a_job(trainyard: Path, folder: Path) -> No
     assert "imageUri: us-docker.pkg.dev/p/ml/trainyard:tf-cpu" in job
 
 
+def test_the_installed_command_has_the_schemas_and_digits_of_other_projects(trainyard: Path, folder: Path) -> None:
+    wheels.run(trainyard, "dataset", "digits", "digits", cwd=folder)
+    assert (folder / "digits" / "t10k-images-idx3-ubyte").stat().st_size == 16 + 360 * 28 * 28
+    job = {"apiVersion": "batch/v1", "kind": "Job", "metadata": {"name": "n"}, "spec": {"paralelism": 1}}
+    (folder / "job.json").write_text(json.dumps(job), encoding="utf-8")
+    assert "unknown field 'paralelism'" in wheels.call(trainyard, "check-job", "job.json", cwd=folder).stderr
+
+
 def test_the_installed_package_keeps_its_state_in_the_users_folder(trainyard: Path, folder: Path) -> None:
     python = trainyard.parent / "python"
     script = "from trainyard import settings; print(settings.STATE)"

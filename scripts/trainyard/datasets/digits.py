@@ -9,17 +9,24 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
-SIDE = 28
+from trainyard import third_party
+
+SMALL, SIDE = 8, 28
 _INNER = 20  # MNIST fits its digits into 20x20 and leaves a border of 4
 _TEST = 360  # of the 1,797 images; the rest trains
 
 Bytes = npt.NDArray[np.uint8]
 
 
+def load() -> tuple[npt.NDArray[np.float64], Bytes]:
+    """Return the images as ``float64[1797, 8, 8]`` with values from 0 to 16, and their labels."""
+    lines = gzip.decompress(third_party.archive("scikit-learn").read("digits.csv.gz")).splitlines()
+    digits = np.loadtxt(lines, delimiter=",")
+    return digits[:, :-1].reshape(-1, SMALL, SMALL), digits[:, -1].astype(np.uint8)
+
+
 def write_idx(folder: str | Path, *, gz: bool = False, seed: int = 0) -> Path:
     """Write MNIST's four files with 1,437 training and 360 test images of 28x28 into ``folder``.
-
-    Needs scikit-learn, which contains the images.
 
     Args:
         gz: compress them with gzip, without time stamps.
@@ -27,11 +34,8 @@ def write_idx(folder: str | Path, *, gz: bool = False, seed: int = 0) -> Path:
     Returns:
         ``folder``.
     """
-    from sklearn.datasets import load_digits  # type: ignore[import-untyped,unused-ignore]
-
-    digits = load_digits()
-    images = _enlarged(np.asarray(digits.images, np.float64) / 16)
-    labels = np.asarray(digits.target, np.uint8)
+    small, labels = load()
+    images = _enlarged(small / 16)
     places = np.random.default_rng(seed).permutation(len(labels))
     folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)

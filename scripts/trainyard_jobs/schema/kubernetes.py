@@ -1,15 +1,17 @@
 """Strict, offline validation of Kubernetes objects.
 
-Core kinds by kubernetes-validate, JobSets by jobset.yaml, TrainJobs by trainjob.yaml.
+Core kinds by the schemas of kubernetes-validate, JobSets by jobset.yaml, TrainJobs by trainjob.yaml.
 """
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 from typing import Any
 
+from trainyard import third_party
 from trainyard.console import nearest
 from trainyard.spec import yaml_source
 from trainyard.spec.yaml_source import Location
@@ -22,13 +24,8 @@ TRAIN_JOB_SCHEMA = Path(__file__).with_name("trainjob.yaml")
 TRAIN_JOB_VERSION = "trainer.kubeflow.org/v1alpha1"
 
 
-@cache
-def _libraries() -> Any:
-    """kubernetes-validate, imported when it is needed: that takes more than a second, with jsonschema."""
-    library.jsonschema()
-    from kubernetes_validate import utils  # type: ignore[import-untyped]
-
-    return utils
+#: Archive of the schemas of Kubernetes' newest version, which has the number of the package's.
+_SCHEMAS = "kubernetes-validate"
 
 
 @cache
@@ -36,27 +33,28 @@ def _validator(kind: str, api: str) -> Any:
     """A strict validator of a core kind, or None if Kubernetes has none of that name."""
     from referencing import Registry, Resource
 
-    utils = _libraries()
-    folder = f"kubernetes-json-schema/v{utils.latest_version()}-local-strict"
+    jsonschema = library.jsonschema()
     group, _, version = api.rpartition("/")
     prefix = f"{group.partition('.')[0]}-" if group else ""
     name = f"{kind.lower()}-{prefix}{version}"
     try:
-        schema = utils.schema_contents(f"{folder}/{name}.json", utils.latest_version())
-    except FileNotFoundError:
+        schema = _schema(name)
+    except KeyError:
         return None
     registry = Resource.from_contents(_definitions()) @ (Resource.from_contents(schema) @ Registry())
-    formats = utils.jsonschema.FormatChecker(formats=())
+    formats = jsonschema.FormatChecker(formats=())
     formats.checks("int32")(lambda one: not isinstance(one, int) or -(2**31) <= one < 2**31)
-    return utils.jsonschema.Draft202012Validator(schema, registry=registry, format_checker=formats)
+    return jsonschema.Draft202012Validator(schema, registry=registry, format_checker=formats)
 
 
 @cache
 def _definitions() -> Any:
     """The definitions of the types of which Kubernetes' objects consist."""
-    utils = _libraries()
-    folder = f"kubernetes-json-schema/v{utils.latest_version()}-local-strict"
-    return utils.schema_contents(f"{folder}/_definitions.json", utils.latest_version())
+    return _schema("_definitions")
+
+
+def _schema(name: str) -> Any:
+    return json.loads(third_party.archive(_SCHEMAS).read(f"{name}.json"))
 
 
 @cache
@@ -66,12 +64,12 @@ def _train_job() -> Any:
     definitions = Resource.from_contents(_definitions())
     registry = (definitions @ Registry()).with_resource("kubernetes", definitions)
     schema = yaml_source.plain(yaml_source.read(TRAIN_JOB_SCHEMA))
-    return _libraries().jsonschema.Draft202012Validator(schema, registry=registry)
+    return library.jsonschema().Draft202012Validator(schema, registry=registry)
 
 
 @cache
 def _jobset() -> Any:
-    return _libraries().jsonschema.Draft202012Validator(yaml_source.plain(yaml_source.read(JOBSET_SCHEMA)))
+    return library.jsonschema().Draft202012Validator(yaml_source.plain(yaml_source.read(JOBSET_SCHEMA)))
 
 
 def without_null(node: Any) -> Any:
@@ -110,7 +108,9 @@ def validate(document: dict[str, Any]) -> Iterator[SchemaError]:
     elif is_custom(document):
         return
     elif (validator := _validator(kind, api)) is None:
-        yield SchemaError(("apiVersion",), f"Kubernetes {_libraries().latest_version()} has no {kind} of {api}")
+        yield SchemaError(
+            ("apiVersion",), f"Kubernetes {third_party.sources()[_SCHEMAS]['version']} has no {kind} of {api}"
+        )
     else:
         yield from _errors(validator, document, ())
 

@@ -3,7 +3,7 @@
 The code knows schemas, not Trainyard's rules: it gives a value another type, takes a required field away, adds an
 unknown one, and leaves enums, minima and maximal numbers of entries. Schemas are JobSet's custom resource definition
 (its facts are in jobset_schema.yaml, which also has those of Jobs and pods) and the discovery documents of Google's
-APIs, as google-api-python-client carries them.
+APIs.
 """
 
 from __future__ import annotations
@@ -13,7 +13,6 @@ import json
 import re
 from collections.abc import Iterator
 from functools import cache
-from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +20,8 @@ import yaml
 from tests.unit.corpus.case import Case, Document, dumped
 from tests.unit.corpus.google_jobs import IMAGE, pool, pools, study
 from tests.unit.corpus.kubernetes import JOBSET_DEFINITION
+
+from trainyard.third_party import archive
 
 Place = tuple[int | str, ...]
 
@@ -250,8 +251,7 @@ _FLAGS = ("displayName", "maxTrialCount", "parallelTrialCount")
 
 @cache
 def _discovery(api: str) -> Document:
-    path = files("googleapiclient.discovery_cache").joinpath("documents", f"{api}.json")
-    found: Document = json.loads(path.read_text(encoding="utf-8"))["schemas"]
+    found: Document = json.loads(archive("google-api-python-client").read(f"{api}.json"))["schemas"]
     return found
 
 
