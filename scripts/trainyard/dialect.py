@@ -7,6 +7,7 @@ make these are ``run 'make lock TARGET=cpu'`` and ``give 'WORKERS=2'``.
 from __future__ import annotations
 
 import re
+import shlex
 from collections.abc import Iterable, Mapping
 
 import click
@@ -49,7 +50,10 @@ def _command(text: str, commands: Mapping[str, click.Command]) -> str:
     before, is_command, after = text.rpartition("trainyard ") if "trainyard " in text else (text, "", "")
     if not is_command:
         return ""
-    words = after.split(" ")
+    try:
+        words = shlex.split(after)
+    except ValueError as error:
+        raise LookupError(after) from error
     name = " ".join(words[:2]) if " ".join(words[:2]) in commands else words[0]
     command, words = commands[name], words[len(name.split()) :]
     arguments = iter(parameter for parameter in command.params if isinstance(parameter, click.Argument))
@@ -60,11 +64,11 @@ def _command(text: str, commands: Mapping[str, click.Command]) -> str:
             argument = next(arguments, None)
             if argument is None:
                 raise LookupError(word)
-            translated.append(f"{_variable(argument)}={word}")
+            translated.append(f"{_variable(argument)}={shlex.quote(word)}")
             continue
         option = _find(word, [command])
         value = "1" if option.is_flag else words.pop(0)
-        translated.append(f"{_variable(option)}={value}")
+        translated.append(f"{_variable(option)}={shlex.quote(value)}")
     module = str(getattr(command.callback, "__module__", "")).rpartition(".")[2].replace("_", "-")
     return " ".join(["make", module, *translated, *(one.removeprefix(PREFIX) for one in before.split())])
 

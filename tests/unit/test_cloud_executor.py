@@ -21,9 +21,8 @@ from tests.examples import examples
 
 from cloudbuild_local import config as cloud_config
 from cloudbuild_local import executor, local, rules
-from cloudbuild_local.commands.dev import cloudbuild_local
 from cloudbuild_local.executor import FAILURE, TIMEOUT, Executor, Outcome
-from trainyard import third_party
+from trainyard import cli, third_party
 from trainyard.console import StepFailed, UserError
 from trainyard.oci import docker_engine
 
@@ -222,7 +221,7 @@ def test_unusual_yaml_is_one_line(text: str) -> None:
 
 
 def check(path: Path, *words: str) -> Any:
-    return CliRunner().invoke(cloudbuild_local.command, [f"--check={path}", *words])
+    return CliRunner().invoke(cli.trainyard, ["cloudbuild-local", f"--check={path}", *words])
 
 
 def test_a_file_is_checked_without_an_engine_in_a_second(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -263,7 +262,7 @@ def test_all_errors_of_a_file_are_listed(tmp_path: Path) -> None:
 def test_a_file_that_cannot_be_read_is_a_users_mistake(tmp_path: Path) -> None:
     missing = tmp_path / "nowhere"
     for words in (f"--check={missing}", f"--config={missing}"):
-        error = CliRunner().invoke(cloudbuild_local.command, [words]).exception
+        error = CliRunner().invoke(cli.trainyard, ["cloudbuild-local", words]).exception
         assert isinstance(error, UserError)
         assert str(error) == f"no file {missing}: give the path of a cloudbuild.yaml"
     assert isinstance(check(tmp_path).exception, UserError)
@@ -283,7 +282,7 @@ def test_no_socket_keeps_the_engine_from_the_steps(
     engine.containers.create.return_value.wait.return_value = {"StatusCode": 0}
     monkeypatch.setattr(docker_engine, "client", lambda: engine)
     (tmp_path / "cloudbuild.yaml").write_text("steps: [{name: debian, args: [ls]}]\n")
-    CliRunner().invoke(cloudbuild_local.command, [f"--config={tmp_path}/cloudbuild.yaml", *words])
+    CliRunner().invoke(cli.trainyard, ["cloudbuild-local", f"--config={tmp_path}/cloudbuild.yaml", *words])
     (mounts,) = [call.kwargs["mounts"] for call in engine.containers.create.call_args_list if "mounts" in call.kwargs]
     assert "/workspace" in [mount["Target"] for mount in mounts]
     assert [mount["Source"] for mount in mounts].count("/var/run/docker.sock") == (0 if words else 1)

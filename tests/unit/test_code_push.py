@@ -788,7 +788,7 @@ def test_a_job_runs_the_image_that_was_pushed_last(
     assert status == 0, err
     text = json.loads(out)["config"]
     assert f"image: {address}/trainyard@{remembered}" in text and "my-flag" in text and "- run" in text
-    assert "`trainyard check-job job.yaml`" in text and "`make " not in text
+    assert "`trainyard job check job.yaml`" in text and "`make " not in text
     assert "no REGISTRY" not in err
 
 

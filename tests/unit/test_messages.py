@@ -114,6 +114,8 @@ TRANSLATED = {
     "'TRAINYARD_ARCH=arm64 trainyard image xla'": "'make image TARGET=xla ARCH=arm64'",
     "'trainyard pod --action stop' or 'trainyard list'": "'make pod ACTION=stop' or 'make list'",
     "run 'sudo trainyard setup' once": "run 'sudo make setup' once",
+    '`trainyard job cpu --name "a b"`': "`make job TARGET=cpu NAME='a b'`",
+    "'trainyard lock cpu --workers=4'": None,
     "'--workers' or '--workers 4'": "'WORKERS' or 'WORKERS=4'",
     "'--pin'": "'PIN=1'",
     "'--mount gs://bucket/a b:/data'": "'MOUNT=gs://bucket/a b:/data'",

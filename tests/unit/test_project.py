@@ -57,7 +57,7 @@ def test_an_architecture_that_does_not_exist_is_one_line_where_arch_is_ignored(t
     for words in (["check"], ["lock", "xla"]):
         status, out, err = trainyard(*words, ARCH="amr64")
         assert (status, out) == (2, "")
-        assert err == f"{words[0]}: ARCH=amr64: use one of amd64, arm64 (did you mean 'arm64'?)\n"
+        assert err == f"{words[0]}: 'TRAINYARD_ARCH=amr64': use one of amd64, arm64 (did you mean 'arm64'?)\n"
 
 
 def test_output_of_a_program_is_a_finding_only_if_it_fails(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

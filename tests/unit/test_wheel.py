@@ -120,10 +120,10 @@ def test_a_command_that_needs_a_checkout_says_so(command: tuple[str, ...], train
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (("diff",), "as in 'trainyard diff <reference> <reference>'"),
-        (("rehearse",), "as in 'trainyard rehearse job.yaml'"),
-        (("job", "cpu", "--platform", "gke", "--pin"), "--pin: trainyard:cpu names no registry: give --registry"),
-        (("pod", "--zone", "z"), "set --name, as in 'trainyard pod --name run1 --accelerator v5litepod-16 xla'"),
+        (("diff",), "as in 'trainyard dev diff <reference> <reference>'"),
+        (("rehearse",), "as in 'trainyard job rehearse job.yaml'"),
+        (("job", "cpu", "--platform", "gke", "--pin"), "'--pin': trainyard:cpu names no registry: give '--registry'"),
+        (("pod", "--zone", "z"), "set '--name', as in 'trainyard pod --name run1 --accelerator v5litepod-16 xla'"),
     ],
 )
 def test_messages_of_the_installed_command_name_it_and_not_make(

@@ -342,5 +342,5 @@ def test_a_repository_is_for_amd64_alone(tmp_path: Path, monkeypatch: pytest.Mon
     (tmp_path / "trainyard.yaml").write_text("extends: tf-cpu\n", encoding="utf-8")
     assert model.load(str(tmp_path)).platforms == ["linux/amd64"]
     monkeypatch.setenv("TRAINYARD_ARCH", "arm64")
-    with pytest.raises(UserError, match=r"^ARCH=arm64: this image is made for linux/amd64 alone"):
+    with pytest.raises(UserError, match=r"^'TRAINYARD_ARCH=arm64': this image is made for linux/amd64 alone"):
         model.load(str(tmp_path))

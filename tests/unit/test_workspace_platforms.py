@@ -95,7 +95,7 @@ def test_a_repository_is_for_amd64_alone_unless_it_lists_platforms(
 ) -> None:
     assert write(more="").platforms == ["linux/amd64"]
     monkeypatch.setenv("TRAINYARD_ARCH", "arm64")
-    with pytest.raises(UserError, match=r"ARCH=arm64: this image is made for linux/amd64 alone"):
+    with pytest.raises(UserError, match=r"'TRAINYARD_ARCH=arm64': this image is made for linux/amd64 alone"):
         model.load(None)
 
 
