@@ -269,7 +269,7 @@ def test_the_script_of_sbatch_is_one_process(slurm: Slurm, tmp_path: Path) -> No
 def _written(**options: Any) -> str:
     """The batch script that `make job PLATFORM=slurm` writes for two nodes."""
     chosen = platforms.by_name("slurm")
-    given = request.Options(target="cpu", workers=2, **options)
+    given = {"target": "cpu", "workers": 2, **options}
     return chosen.write(request.parse_request(given, tpu_machine=False)).text
 
 

@@ -17,7 +17,7 @@ from tests.fakes import kubernetes as fake_kubernetes
 from trainyard.console import StepFailed, UserError
 from trainyard.image import trainer_flags
 from trainyard_jobs import platforms
-from trainyard_jobs.model import request, tuning
+from trainyard_jobs.model import options, request, tuning
 from trainyard_jobs.platforms import submission
 from trainyard_jobs.platforms.ai_platform import migration as ai_platform_migration
 from trainyard_jobs.platforms.gke import write as gke_platform
@@ -843,4 +843,4 @@ def test_reasons_of_waiting_pods_are_shown() -> None:
 
 
 def test_durations_have_units_and_are_in_seconds_without_one() -> None:
-    assert [request.seconds(one) for one in ("90", "90s", "2m", "12h", "2d")] == [90, 90, 120, 43200, 172800]
+    assert [options.seconds(one) for one in ("90", "90s", "2m", "12h", "2d")] == [90, 90, 120, 43200, 172800]

@@ -7,7 +7,8 @@ import re
 from trainyard.registration import Pages
 from trainyard.settings import ROOT
 from trainyard_jobs import platforms
-from trainyard_jobs.model import machines, platform_options
+from trainyard_jobs.model import machines
+from trainyard_jobs.model.options import ROWS
 
 JOBS = ROOT / "docs" / "jobs.md"
 RULES = ROOT / "docs" / "jobs" / "rules.md"
@@ -35,7 +36,8 @@ def rendered() -> Pages:
         "gpus": known.gpus,
         "cpus": known.cpus,
         "sources": known.sources,
-        "having": {option: platforms.having(option) for option in platform_options.OPTIONS},
+        "options": ROWS,
+        "having": platforms.having,
     }
     shared = [rule for rule in platforms.RULES if len(set(rule.subjects) & {"ai-platform", "gke", "custom-job"}) > 1]
     groups = [("Every kind of job", shared)]

@@ -1,10 +1,11 @@
-"""The request of `make job`: its options, checked and typed. Platforms write their configurations from it."""
+"""The request of ``trainyard job``: its options, checked and typed. Platforms write their configurations from it."""
 
 from __future__ import annotations
 
 import re
-import shlex
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from trainyard.console import UserError, nearest, say
 from trainyard.image import trainer_flags
@@ -14,9 +15,9 @@ from trainyard.spec import model, naming
 from trainyard.spec.model import Spec
 from trainyard.spec.workspace import COMMAND
 from trainyard.workspace import pushes
-from trainyard_jobs.model import machines, platform_options, tuning
+from trainyard_jobs.model import machines, tuning
 from trainyard_jobs.model.machines import TpuSlice
-from trainyard_jobs.model.platform_options import Disk, Mount, Placement
+from trainyard_jobs.model.options import ROWS, Disk, Mount, Placement, words
 from trainyard_jobs.model.tuning import Tuning
 
 
@@ -181,30 +182,6 @@ def _short(name: str) -> str:
     return re.sub(r"^(NVIDIA_)?(TESLA_)?", "", name)
 
 
-def seconds(text: str, option: str = "--timeout") -> int:
-    """``3600``, ``90m``, ``12h`` or ``2d`` in seconds.
-
-    Raises:
-        UserError: it is none of these.
-    """
-    match = re.fullmatch(r"(\d+)([smhd]?)", text)
-    if not match or not int(match[1]):
-        raise UserError(f"'{option} {text}' is not a duration such as 90m, 12h or 2d")
-    return int(match[1]) * {"": 1, "s": 1, "m": 60, "h": 3600, "d": 86400}[match[2]]
-
-
-def words(text: str, option: str = "--args") -> tuple[str, ...]:
-    """Return an option's value as a shell would split it.
-
-    Raises:
-        UserError: a quote is not closed.
-    """
-    try:
-        return tuple(shlex.split(text))
-    except ValueError as error:
-        raise UserError(f"'{option} {text}': {str(error).lower()}") from None
-
-
 def image_of(spec: Spec | None, image: str | None, address: str | None) -> str:
     """The image's reference: the given one, or that of the target's version at a registry, or the local image.
 
@@ -269,74 +246,29 @@ def trainer_of(spec: Spec | None, trainer: str | None) -> tuple[str, ...]:
 DEFAULT_TRIALS, DEFAULT_PARALLEL = 8, 2
 
 
-@dataclass(frozen=True)
-class Options:
-    """The options of `make job` that say what to write, as they are given; see :class:`Request`.
+def parse_request(given: Mapping[str, Any], *, tpu_machine: bool) -> Request:
+    """Return the request that options make.
 
     Numbers are positive, and ``goal`` is "maximize" or "minimize": the command line checks both.
-    """
-
-    target: str | None = None
-    trainer: str | None = None
-    image: str | None = None
-    registry: str | None = None
-    pin: bool = False
-    machine: str | None = None
-    accelerator: str | None = None
-    workers: int | None = None
-    slices: int | None = None
-    args: str | None = None
-    service_account: str | None = None
-    tensorboard: str | None = None
-    output: str | None = None
-    name: str | None = None
-    region: str | None = None
-    zone: str | None = None
-    project: str | None = None
-    timeout: str | None = None
-    spot: bool = False
-    tune: str | None = None
-    metric: str | None = None
-    goal: str | None = None
-    trials: int | None = None
-    parallel: int | None = None
-    algorithm: str | None = None
-    tpu_version: str | None = None
-    flex_start: bool = False
-    max_wait: str | None = None
-    reservation: str | None = None
-    queue: str | None = None
-    priority: str | None = None
-    placement: str | None = None
-    disk: str | None = None
-    mount: str | None = None
-    labels: str | None = None
-    kms_key: str | None = None
-    network: str | None = None
-    network_attachment: str | None = None
-    persistent_resource: str | None = None
-    container_runtime: str | None = None
-
-
-def parse_request(options: Options, *, tpu_machine: bool) -> Request:
-    """The request that the options make.
 
     Args:
+        given: parameter of a row of :data:`trainyard_jobs.model.options.ROWS`, ``target`` or ``registry`` -> its value.
         tpu_machine: whether ``machine`` selects the machines of a TPU slice; if not, the slice is the default one, and
             ``machine`` names another machine.
     Raises:
         UserError: an option is wrong; the message names it.
     """
+    options = {**dict.fromkeys(("target", "registry", *(row.parameter for row in ROWS))), **given}
     _check_capacity(options)
-    spec = model.load(options.target) if options.target or not options.image else None
-    address = check_address(options.registry) if options.registry else None
-    gpus, slice_name = accelerator(options.accelerator) if options.accelerator else (None, None)
-    if options.machine and not options.accelerator:
-        gpus = _gpus_of_machine(options.machine)
-    tpu = machines.slice_of(slice_name, options.machine if tpu_machine else None) if slice_name else None
+    spec = model.load(options["target"]) if options["target"] or not options["image"] else None
+    address = check_address(options["registry"]) if options["registry"] else None
+    gpus, slice_name = accelerator(options["accelerator"]) if options["accelerator"] else (None, None)
+    if options["machine"] and not options["accelerator"]:
+        gpus = _gpus_of_machine(options["machine"])
+    tpu = machines.slice_of(slice_name, options["machine"] if tpu_machine else None) if slice_name else None
     search = _parse_search(options)
-    trainer = trainer_of(spec, options.trainer)
-    args = (*trainer, *words(options.args or ""))
+    trainer = trainer_of(spec, options["trainer"])
+    args = (*trainer, *words(options["args"] or ""))
     if spec:
         trainer_flags.check(spec, trainer[0], args[1:], option="--args")
         searched = [f"--{parameter.name}" for parameter in search.parameters] if search else []
@@ -348,74 +280,49 @@ def parse_request(options: Options, *, tpu_machine: bool) -> Request:
         and not any(word.startswith("--hypertune-tag") for word in args)
     ):
         args = (*args, f"--hypertune-tag={search.metric}")
-    image = image_of(spec, options.image, address)
+    image = image_of(spec, options["image"], address)
     return Request(
-        name=options.name or f"{spec.target if spec else 'image'}-{trainer[0] if trainer else 'job'}",
-        image=pinned(image) if options.pin else image,
+        name=options["name"] or f"{spec.target if spec else 'image'}-{trainer[0] if trainer else 'job'}",
+        image=pinned(image) if options["pin"] else image,
         spec=spec,
         args=args,
-        machine=options.machine,
         gpus=gpus,
         tpu=tpu,
-        workers=options.workers or 1,
-        slices=options.slices or 1,
-        spot=options.spot,
-        service_account=options.service_account,
-        tensorboard=options.tensorboard,
-        output=options.output,
-        region=options.region,
-        zone=options.zone,
-        project=options.project,
-        timeout=seconds(options.timeout) if options.timeout else None,
-        tpu_version=options.tpu_version,
         tuning=search,
-        flex_start=options.flex_start,
-        max_wait=seconds(options.max_wait, "--max-wait") if options.max_wait else None,
-        reservation=platform_options.name("--reservation", options.reservation),
-        queue=options.queue,
-        priority=options.priority,
-        placement=platform_options.placement(options.placement) if options.placement else None,
-        disk=platform_options.disk(options.disk) if options.disk else None,
-        mounts=platform_options.mounts(options.mount) if options.mount else (),
-        labels=platform_options.labels(options.labels) if options.labels else (),
-        kms_key=platform_options.name("--kms-key", options.kms_key),
-        network=options.network,
-        network_attachment=options.network_attachment,
-        persistent_resource=platform_options.name("--persistent-resource", options.persistent_resource),
-        container_runtime=options.container_runtime,
+        **{row.field: row.value(options[row.parameter]) for row in ROWS if row.field},
     )
 
 
-def _check_capacity(options: Options) -> None:
+def _check_capacity(options: Mapping[str, Any]) -> None:
     """Check that the options ask for one kind of capacity.
 
     Raises:
         UserError: they ask for two, or limit a wait that there is not.
     """
-    given = [name for name in ("spot", "flex_start", "reservation") if getattr(options, name)]
+    given = [name for name in ("spot", "flex_start", "reservation") if options[name]]
     if len(given) > 1:
         names = [f"'--{name.replace('_', '-')}'" for name in given]
         raise UserError(f"{' and '.join(names)}: a job uses one kind of capacity; leave out the others")
-    if options.max_wait and not options.flex_start:
+    if options["max_wait"] and not options["flex_start"]:
         raise UserError("'--max-wait' requires '--flex-start'")
-    if options.placement and not options.queue:
+    if options["placement"] and not options["queue"]:
         raise UserError("'--placement' requires '--queue': Kueue places the machines")
 
 
-def _parse_search(options: Options) -> Tuning | None:
+def _parse_search(options: Mapping[str, Any]) -> Tuning | None:
     """The search that TUNE= and the options that belong to it describe; None without TUNE=."""
-    if not options.tune:
+    if not options["tune"]:
         for name in ("metric", "goal", "trials", "parallel", "algorithm"):
-            if getattr(options, name):
+            if options[name]:
                 raise UserError(f"'--{name}' requires '--tune', as in '--tune lr=1e-3:1e-1:log'")
         return None
     found = Tuning(
-        tuning.parse(options.tune),
-        metric=options.metric or tuning.METRIC,
-        goal=(options.goal or "maximize").upper(),
-        trials=options.trials or DEFAULT_TRIALS,
-        parallel=options.parallel or DEFAULT_PARALLEL,
-        algorithm=options.algorithm,
+        tuning.parse(options["tune"]),
+        metric=options["metric"] or tuning.METRIC,
+        goal=(options["goal"] or "maximize").upper(),
+        trials=options["trials"] or DEFAULT_TRIALS,
+        parallel=options["parallel"] or DEFAULT_PARALLEL,
+        algorithm=options["algorithm"],
     )
     if found.parallel > found.trials:
         raise UserError(f"'--parallel {found.parallel}' is more than '--trials {found.trials}'")

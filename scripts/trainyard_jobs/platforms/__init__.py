@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from trainyard.console import UserError, nearest
 from trainyard.rule_engine import Rule
-from trainyard_jobs.model import platform_options
+from trainyard_jobs.model.options import ROWS
 from trainyard_jobs.model.request import Request
 from trainyard_jobs.platforms.ai_platform.write import AiPlatform
 from trainyard_jobs.platforms.base import Platform
@@ -50,7 +50,7 @@ def by_name(name: str | None) -> Platform:
 
 
 def having(option: str) -> str:
-    """Return the names of the platforms that have an option of :mod:`~trainyard_jobs.model.platform_options`."""
+    """Return the names of the platforms that have an option, such as ``kms-key``, for messages and pages."""
     return ", ".join(one.name for one in PLATFORMS if option in one.options)
 
 
@@ -60,9 +60,9 @@ def check_options(platform: Platform, request: Request) -> None:
     Raises:
         UserError: it lacks one; the message names the platforms that have it.
     """
-    for name, option in platform_options.OPTIONS.items():
-        if getattr(request, name) and name not in platform.options:
-            raise UserError(f"'--platform {platform.name}' has no '{option}'; these have it: {having(name)}")
+    for row in ROWS:
+        if not row.everywhere and getattr(request, row.field) and row.name not in platform.options:
+            raise UserError(f"'--platform {platform.name}' has no '--{row.name}'; these have it: {having(row.name)}")
 
 
 def of_job_file(job: JobFile) -> Platform:

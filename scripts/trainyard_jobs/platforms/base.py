@@ -70,7 +70,7 @@ class Platform(ABC):
         file_name: name of a job's file in messages and comments.
         tpu_machine: whether ``MACHINE=`` selects the machines of a TPU slice.
         rules: modules with rules about its job files, besides those that every job has.
-        options: those of :data:`trainyard_jobs.model.platform_options.OPTIONS` that it has.
+        options: names of the options that it has of those that only some platforms have.
     """
 
     name: ClassVar[str]

@@ -15,6 +15,7 @@ from trainyard.console import StepFailed, UserError, nearest, say, warn
 from trainyard.oci import registry
 from trainyard.spec.model import Spec, load
 from trainyard_jobs.model import image_metadata, machines
+from trainyard_jobs.model import options as job_options
 from trainyard_jobs.model import request as requests
 from trainyard_jobs.model.image_metadata import ImageNotFoundError, ImageUnavailableError
 from trainyard_jobs.pods import provisioning, shell_commands, ssh, xla_dist
@@ -77,7 +78,7 @@ class Options:
         """
 
         def seconds(given: str | None, option: str, default: float) -> float:
-            return requests.seconds(given, option) if given else default
+            return job_options.seconds(given, option) if given else default
 
         default = Limits()
         return Limits(
@@ -172,16 +173,16 @@ class Options:
             UserError: no image, a trainer that the image does not have, or an invalid variable.
         """
         spec = load(self.target) if self.target else None
-        program = requests.words(self.command or "", "--command")
+        program = job_options.words(self.command or "", "--command")
         if program and (self.trainer or self.args):
             raise UserError("'--command' replaces the trainer: remove '--trainer' and '--args'")
-        command = program or (*requests.trainer_of(spec, self.trainer), *requests.words(self.args or ""))
+        command = program or (*requests.trainer_of(spec, self.trainer), *job_options.words(self.args or ""))
         command, output = requests.with_output(spec, command, self.output)
         return Run(
             image=self._image(spec),
             command=command,
-            env=output | xla_dist.variables(requests.words(self.env or "", "--env")),
-            flags=requests.words(self.flags or "", "--flags"),
+            env=output | xla_dist.variables(job_options.words(self.env or "", "--env")),
+            flags=job_options.words(self.flags or "", "--flags"),
             program=bool(program),
         )
 

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import click
 
 from trainyard import options
+from trainyard_jobs.model import options as job_options
 
 GROUP = "jobs"
 
@@ -14,6 +16,21 @@ GROUP = "jobs"
 POLL_INTERVAL = 10
 
 _POSITIVE = options.Count(min=1)
+
+
+def _declare_rows(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Declare the options that say what to write."""
+    for row in reversed(job_options.ROWS):
+        if row.kind == "flag":
+            function = options.flag(f"--{row.name}", help=row.help)(function)
+        elif row.kind == "number":
+            function = options.option(f"--{row.name}", type=_POSITIVE, help=row.help)(function)
+        elif isinstance(row.kind, tuple):
+            choice = click.Choice(row.kind, case_sensitive=False)
+            function = options.option(f"--{row.name}", type=choice, help=row.help)(function)
+        else:
+            function = options.option(f"--{row.name}", metavar=row.metavar or None, help=row.help)(function)
+    return function
 
 
 @click.command(
@@ -36,8 +53,6 @@ _POSITIVE = options.Count(min=1)
 )
 @options.target
 @options.option("--platform", metavar="NAME", help="Platform that runs the job; the examples show each.")
-@options.option("--trainer", metavar="NAME", help="Trainer of the image. Default: the image's.")
-@options.option("--image", metavar="REFERENCE", help="Any image, instead of TARGET's at the registry.")
 @options.option(
     "--code",
     metavar="FOLDER",
@@ -46,54 +61,7 @@ _POSITIVE = options.Count(min=1)
     help="Push the code of the repository in FOLDER first, as 'trainyard push --code-only', and run that image.",
 )
 @options.registry
-@options.flag("--pin", help="Name the image by its digest, so that a restarted job gets exactly the same one.")
-@options.option("--args", metavar="WORDS", help="Flags of the trainer, split as a shell splits words.")
-@options.option("--accelerator", metavar="NAME", help="GPUs or a TPU slice: T4, 2xNVIDIA_L4, v5litepod-16, ...")
-@options.option("--machine", metavar="TYPE", help="Machine type. Default: one that fits the accelerator.")
-@options.option("--workers", type=_POSITIVE, help="Number of machines. Default: 1.")
-@options.option("--slices", type=_POSITIVE, help="Number of TPU slices that train together, on GKE. Default: 1.")
-@options.flag("--spot", help="Use Spot VMs, which are cheaper and can be preempted.")
-@options.option("--timeout", metavar="DURATION", help="End the job after this time: 90m, 12h, 2d.")
-@options.option("--output", metavar="gs://...", help="Folder for checkpoints, model and logs.")
-@options.option("--name", help="Display name, job ID or object name. Default: TARGET-TRAINER.")
-@options.option("--region", help="Region, such as us-central1. Default: one that has the accelerator.")
-@options.option("--zone", help="Zone of a TPU VM, such as us-central1-a.")
-@options.option("--project", help="Google Cloud project. Default: gcloud's.")
-@options.option("--service-account", metavar="EMAIL", help="Service account that the job runs as.")
-@options.option("--tensorboard", metavar="RESOURCE", help="projects/PROJECT/locations/REGION/tensorboards/ID.")
-@options.flag("--flex-start", help="Wait for capacity, which the job then keeps for at most 7 days (DWS).")
-@options.option("--max-wait", metavar="DURATION", help="With --flex-start: how long to wait. Default: the platform's.")
-@options.option("--reservation", metavar="NAME", help="Reservation of machines to use, or 'any'.")
-@options.option("--queue", metavar="NAME", help="LocalQueue of Kueue (GKE), or partition (Slurm).")
-@options.option("--priority", metavar="NAME", help="PriorityClass (GKE), or QOS (Slurm).")
-@options.option(
-    "--placement", metavar="LEVEL", help="With --queue, on GKE: machines in one block, subblock or preferred:block."
-)
-@options.option("--disk", metavar="[TYPE:]GB", help="Disk of each machine, as in hyperdisk-balanced:500.")
-@options.option("--mount", metavar="LIST", help="Folders of Cloud Storage: 'gs://bucket/data:/data:ro'.")
-@options.option("--labels", metavar="A=B,...", help="Labels of the job.")
-@options.option("--kms-key", metavar="RESOURCE", help="Cloud KMS key that encrypts what the job stores.")
-@options.option("--network", metavar="NAME", help="VPC network that the machines are connected to.")
-@options.option("--network-attachment", metavar="NAME", help="Network attachment of Private Service Connect.")
-@options.option("--persistent-resource", metavar="ID", help="Persistent resource of Vertex AI that runs the job.")
-@options.option(
-    "--container-runtime",
-    type=click.Choice(["pyxis", "apptainer"]),
-    help="What starts containers on a Slurm cluster. Default: pyxis.",
-)
-@options.option(
-    "--tune", metavar="SEARCH", help="Flags that trials vary: 'lr=1e-3:1e-1:log batch-size=32,64 epochs=2:8'."
-)
-@options.option("--metric", metavar="NAME", help="Metric that the trainer reports. Default: accuracy.")
-@options.option(
-    "--goal",
-    type=click.Choice(["maximize", "minimize"], case_sensitive=False),
-    help="What to do with the metric. Default: maximize.",
-)
-@options.option("--trials", type=_POSITIVE, help="Number of trials. Default: 8.")
-@options.option("--parallel", type=_POSITIVE, help="Number of trials at a time. Default: 2.")
-@options.option("--algorithm", metavar="NAME", help="GRID_SEARCH or RANDOM_SEARCH. Default: the service's.")
-@options.option("--tpu-version", metavar="VERSION", help="tpuTfVersion of AI Platform. Default: the framework's.")
+@_declare_rows
 @options.option(
     "--from", "source", metavar="FILE", help="Convert this AI Platform job instead of writing one for TARGET."
 )
@@ -133,7 +101,7 @@ def command(
     else:
         if code:
             given |= _push_code(code, given)
-        parsed = request.parse_request(request.Options(**given), tpu_machine=chosen.tpu_machine)
+        parsed = request.parse_request(given, tpu_machine=chosen.tpu_machine)
         if not given["image"] and Reference.parse(parsed.image).names_docker_hub:
             no, rehearse = "no '--registry'", "trainyard job rehearse"
             console.warn(f"{no}: the image is local; '{rehearse}' can run it, but no platform can pull it")

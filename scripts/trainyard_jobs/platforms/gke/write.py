@@ -359,7 +359,7 @@ class Gke(Platform):
     kinds = ("gke",)
     rules = (kubernetes_job, kubernetes_pod, kubernetes_values, jobset, train_job, rules)
     tpu_machine = True
-    options = frozenset({"flex_start", "reservation", "queue", "priority", "placement", "disk", "mounts", "labels"})
+    options = frozenset({"flex-start", "reservation", "queue", "priority", "placement", "disk", "mount", "labels"})
 
     def write(self, request: Request, file: str | None = None) -> RenderedJob:
         objects = "---\n".join(yaml_writer.dump(one) for one in manifests(request))

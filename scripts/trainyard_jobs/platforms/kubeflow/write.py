@@ -95,7 +95,7 @@ class Kubeflow(Platform):
     """Kubeflow Trainer."""
 
     name = "kubeflow"
-    options = frozenset({"flex_start", "reservation", "queue", "placement", "disk", "mounts", "labels"})
+    options = frozenset({"flex-start", "reservation", "queue", "placement", "disk", "mount", "labels"})
 
     def write(self, request: Request, file: str | None = None) -> RenderedJob:
         found = train_job(request)

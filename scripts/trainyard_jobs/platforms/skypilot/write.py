@@ -112,7 +112,7 @@ class SkyPilot(Platform):
 
     name = "skypilot"
     file_name = "task.yaml"
-    options = frozenset({"disk", "mounts", "labels"})
+    options = frozenset({"disk", "mount", "labels"})
 
     def write(self, request: Request, file: str | None = None) -> RenderedJob:
         _check(request)

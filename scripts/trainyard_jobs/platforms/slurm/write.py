@@ -95,7 +95,7 @@ class Slurm(Platform):
 
     name = "slurm"
     file_name = "job.sbatch"
-    options = frozenset({"queue", "priority", "reservation", "container_runtime"})
+    options = frozenset({"queue", "priority", "reservation", "container-runtime"})
 
     def write(self, request: Request, file: str | None = None) -> RenderedJob:
         _check(request)

@@ -188,15 +188,15 @@ class Vertex(Platform):
     tpu_machine = True
     options = frozenset(
         {
-            "flex_start",
-            "max_wait",
+            "flex-start",
+            "max-wait",
             "reservation",
             "disk",
             "labels",
-            "kms_key",
+            "kms-key",
             "network",
-            "network_attachment",
-            "persistent_resource",
+            "network-attachment",
+            "persistent-resource",
         }
     )
 

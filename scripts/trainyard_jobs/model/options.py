@@ -1,0 +1,345 @@
+"""The options of ``trainyard job``, a row each: :data:`ROWS`.
+
+The command line declares them, a request is made of them, and docs/jobs.md lists them. To add one, add a row, and its
+name to ``options`` of the platforms that have it if not all do.
+"""
+
+from __future__ import annotations
+
+import re
+import shlex
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+from trainyard.console import UserError
+
+#: Levels of ``PLACEMENT`` -> node label, from the largest part of a data center to the smallest:
+#: https://docs.cloud.google.com/ai-hypercomputer/docs/workloads/schedule-gke-workloads-tas
+_LEVELS = {
+    "block": "cloud.google.com/gce-topology-block",
+    "subblock": "cloud.google.com/gce-topology-subblock",
+    "host": "cloud.google.com/gce-topology-host",
+}
+
+
+#: Option -> form of the name that it takes, and the form in words: no platform takes others. Of keys:
+#: https://docs.cloud.google.com/vertex-ai/docs/reference/rest/v1/EncryptionSpec; of persistent resources:
+#: https://docs.cloud.google.com/vertex-ai/docs/reference/rest/v1/projects.locations.persistentResources/create
+_NAMES = {
+    "--kms-key": (
+        r"projects/[^/\s]+/locations/[^/\s]+/keyRings/[^/\s]+/cryptoKeys/[^/\s]+",
+        "projects/PROJECT/locations/REGION/keyRings/RING/cryptoKeys/KEY",
+    ),
+    "--reservation": (r"[\w./-]+", "the name of a reservation"),
+    "--persistent-resource": (
+        r"[a-z]([a-z0-9-]{0,61}[a-z0-9])?",
+        "its ID: at most 63 lowercase letters, digits and -, a letter first",
+    ),
+}
+
+
+@dataclass(frozen=True)
+class Disk:
+    """A disk of every machine: its type, None for the platform's default, and its size in GiB."""
+
+    type: str | None
+    size: int
+
+
+@dataclass(frozen=True)
+class Mount:
+    """A bucket of Cloud Storage, or a folder of it ("" for all of it), as a folder of the containers."""
+
+    bucket: str
+    folder: str
+    path: str
+    read_only: bool = False
+
+
+@dataclass(frozen=True)
+class Placement:
+    """Machines that are to be close to each other: the node label that they share, and whether they have to."""
+
+    label: str
+    required: bool
+
+
+def disk(text: str) -> Disk:
+    """``200`` or ``hyperdisk-balanced:200``.
+
+    Raises:
+        UserError: it is neither.
+    """
+    match = re.fullmatch(r"(?:([a-z][a-z0-9-]*):)?([1-9]\d*)", text)
+    if not match:
+        raise UserError(f"'--disk {text}' is neither a size in GB (200) nor a type and a size (hyperdisk-balanced:200)")
+    return Disk(match[1], int(match[2]))
+
+
+def mounts(text: str) -> tuple[Mount, ...]:
+    """``gs://bucket/folder:/data:ro gs://other:/out``: folders of Cloud Storage, each with a path in the containers.
+
+    Raises:
+        UserError: one of them is invalid, or two have one path.
+    """
+    found = []
+    for word in text.split():
+        # Names of buckets: https://cloud.google.com/storage/docs/buckets#naming
+        match = re.fullmatch(r"gs://([a-z0-9][a-z0-9._-]{1,220}[a-z0-9])(?:/([^:]*))?:(/[^:]+?)/?(:ro)?", word)
+        if not match:
+            raise UserError(
+                f"'--mount': {word!r} is not gs://BUCKET[/FOLDER]:/PATH[:ro], as in gs://bucket/data:/data:ro"
+            )
+        found.append(Mount(match[1], (match[2] or "").strip("/"), match[3], bool(match[4])))
+    paths = [one.path for one in found]
+    if "/dev/shm" in paths:
+        raise UserError("'--mount': /dev/shm is not for files: it is the shared memory of a container")
+    twice = next((path for path in paths if paths.count(path) > 1), None)
+    if twice:
+        raise UserError(f"'--mount': {twice} is given twice")
+    return tuple(found)
+
+
+def labels(text: str) -> tuple[tuple[str, str], ...]:
+    """``team=vision,run=1`` as pairs that every platform accepts.
+
+    Google Cloud's labels (https://docs.cloud.google.com/resource-manager/docs/labels-overview#requirements) that are
+    valid in Kubernetes too (https://kubernetes.io/docs/concepts/overview/working-with-objects/labels/#syntax-and-character-set).
+
+    Raises:
+        UserError: one of them is invalid.
+    """
+    found = {}
+    for word in text.split(","):
+        key, equals, value = word.strip().partition("=")
+        ends = r"[a-z]([a-z0-9_-]{0,61}[a-z0-9])?", r"([a-z0-9]([a-z0-9_-]{0,61}[a-z0-9])?)?"
+        if not equals or not all(re.fullmatch(valid, one) for valid, one in zip(ends, (key, value), strict=True)):
+            form = "key=value of lowercase letters, digits, - and _, at most 63 of each"
+            raise UserError(f"'--labels': {word.strip()!r} is not {form}")
+        found[key] = value
+    return tuple(found.items())
+
+
+def name(option: str, text: str | None) -> str | None:
+    """The name of a resource, as the API takes it; None if there is none.
+
+    Raises:
+        UserError: the API refuses such a name.
+    """
+    form, words = _NAMES[option]
+    if text and not re.fullmatch(form, text):
+        raise UserError(f"'{option} {text}' is not {words}")
+    return text
+
+
+def placement(text: str) -> Placement:
+    """``block`` (required), ``preferred:block``, or another node label instead of the level's name.
+
+    Raises:
+        UserError: it is neither a level nor a label.
+    """
+    words = text.split(":")
+    level = words[-1]
+    label = _LEVELS.get(level) or (level if re.fullmatch(r"[\w.-]+/[\w.-]+", level) else None)
+    if len(words) > 2 or (len(words) == 2 and words[0] not in ("preferred", "required")) or not label:
+        raise UserError(
+            f"'--placement {text}' is not one of {', '.join(_LEVELS)} or a node label, "
+            "after 'preferred:' if the machines may also be further apart"
+        )
+    return Placement(label, words[0] != "preferred")
+
+
+def seconds(text: str, option: str = "--timeout") -> int:
+    """Return ``3600``, ``90m``, ``12h`` or ``2d`` in seconds.
+
+    Raises:
+        UserError: it is none of these.
+    """
+    match = re.fullmatch(r"(\d+)([smhd]?)", text)
+    if not match or not int(match[1]):
+        raise UserError(f"'{option} {text}' is not a duration such as 90m, 12h or 2d")
+    return int(match[1]) * {"": 1, "s": 1, "m": 60, "h": 3600, "d": 86400}[match[2]]
+
+
+def words(text: str, option: str = "--args") -> tuple[str, ...]:
+    """Return an option's value as a shell would split it.
+
+    Raises:
+        UserError: a quote is not closed.
+    """
+    try:
+        return tuple(shlex.split(text))
+    except ValueError as error:
+        raise UserError(f"'{option} {text}': {str(error).lower()}") from None
+
+
+@dataclass(frozen=True)
+class Option:
+    """An option of ``trainyard job``.
+
+    Attributes:
+        name: without dashes at its start, such as ``kms-key``.
+        help: the line of ``--help``, and its meaning in docs/jobs.md.
+        metavar: its value in ``--help``; empty for a flag.
+        kind: ``text``, ``flag``, ``number`` (1 or more), or the values to choose from.
+        field: attribute of a :class:`~trainyard_jobs.model.request.Request` that it sets; empty if it sets none alone.
+        parse: returns the attribute's value for the text that was given.
+        empty: the attribute's value if the option was not given.
+        more: what docs/jobs.md says besides.
+        everywhere: all platforms have it; if not, ``options`` of those that have it contains its name.
+    """
+
+    name: str
+    help: str
+    metavar: str = ""
+    kind: str | tuple[str, ...] = "text"
+    field: str = ""
+    parse: Callable[[str], Any] | None = None
+    empty: Any = None
+    more: str = ""
+    everywhere: bool = True
+
+    @property
+    def variable(self) -> str:
+        """Return the name of its variable for make."""
+        return self.name.upper().replace("-", "_")
+
+    @property
+    def parameter(self) -> str:
+        """Return the name under which the command line gives its value."""
+        return self.name.replace("-", "_")
+
+    def value(self, given: Any) -> Any:
+        """Return the value of :attr:`field`.
+
+        Raises:
+            UserError: what was given is not valid; the message names the option.
+        """
+        if not given:
+            return self.empty
+        return self.parse(given) if self.parse else given
+
+
+def _everywhere(name: str, help_: str, metavar: str = "", **more: Any) -> Option:
+    """Return an option that sets the attribute of its name, on every platform."""
+    return Option(name, help_, metavar, field=name.replace("-", "_"), **more)
+
+
+def _restricted(name: str, help_: str, metavar: str = "", **more: Any) -> Option:
+    """Return an option that sets the attribute of its name, on some platforms."""
+    return Option(name, help_, metavar, **{"field": name.replace("-", "_"), "everywhere": False, **more})
+
+
+def _named(option: str) -> Callable[[str], str | None]:
+    return partial(name, f"--{option}")
+
+
+#: Every option that says what to write, in the order of ``--help``.
+ROWS: tuple[Option, ...] = (
+    Option("trainer", "Trainer of the image. Default: the image's.", "NAME"),
+    Option("image", "Any image, instead of TARGET's at the registry.", "REFERENCE"),
+    Option("pin", "Name the image by its digest, so that a restarted job gets exactly the same one.", kind="flag"),
+    Option("args", "Flags of the trainer, split as a shell splits words.", "WORDS"),
+    Option("accelerator", "GPUs or a TPU slice: T4, 2xNVIDIA_L4, v5litepod-16, ...", "NAME", more="The tables below."),
+    _everywhere(
+        "machine",
+        "Machine type. Default: one that fits the accelerator.",
+        "TYPE",
+        more="A type with GPUs implies the accelerator.",
+    ),
+    _everywhere("workers", "Number of machines. Default: 1.", kind="number", empty=1),
+    _everywhere("slices", "Number of TPU slices that train together, on GKE. Default: 1.", kind="number", empty=1),
+    _everywhere("spot", "Use Spot VMs, which are cheaper and can be preempted.", kind="flag", empty=False),
+    _everywhere("timeout", "End the job after this time: 90m, 12h, 2d.", "DURATION", parse=seconds),
+    _everywhere(
+        "output",
+        "Folder for checkpoints, model and logs.",
+        "gs://...",
+        more="A preempted job resumes from it.",
+    ),
+    Option("name", "Display name, job ID or object name. Default: TARGET-TRAINER."),
+    _everywhere("region", "Region, such as us-central1. Default: one that has the accelerator."),
+    _everywhere("zone", "Zone of a TPU VM, such as us-central1-a."),
+    _everywhere("project", "Google Cloud project. Default: gcloud's."),
+    _everywhere("service-account", "Service account that the job runs as.", "EMAIL"),
+    _everywhere("tensorboard", "projects/PROJECT/locations/REGION/tensorboards/ID.", "RESOURCE"),
+    _restricted(
+        "flex-start",
+        "Wait for capacity, which the job then keeps for at most 7 days (DWS).",
+        kind="flag",
+        empty=False,
+    ),
+    _restricted(
+        "max-wait",
+        "With --flex-start: how long to wait. Default: the platform's.",
+        "DURATION",
+        parse=partial(seconds, option="--max-wait"),
+    ),
+    _restricted(
+        "reservation",
+        "Reservation of machines to use, or 'any'.",
+        "NAME",
+        parse=_named("reservation"),
+        more="On Vertex AI: `projects/PROJECT/zones/ZONE/reservations/NAME`.",
+    ),
+    _restricted("queue", "LocalQueue of Kueue (GKE), or partition (Slurm).", "NAME"),
+    _restricted("priority", "PriorityClass (GKE), or QOS (Slurm).", "NAME"),
+    _restricted(
+        "placement",
+        "With --queue, on GKE: machines in one block, subblock or preferred:block.",
+        "LEVEL",
+        parse=placement,
+        more="Also `host`, or a node label.",
+    ),
+    _restricted(
+        "disk",
+        "Disk of each machine, as in hyperdisk-balanced:500.",
+        "[TYPE:]GB",
+        parse=disk,
+        more="The boot disk on Vertex AI and SkyPilot; a volume at `/mnt/disk` on Kubernetes, where the type is a "
+        "storage class.",
+    ),
+    _restricted(
+        "mount",
+        "Folders of Cloud Storage: 'gs://bucket/data:/data:ro'.",
+        "LIST",
+        field="mounts",
+        parse=mounts,
+        empty=(),
+        more="Vertex AI has every bucket below `/gcs`.",
+    ),
+    _restricted("labels", "Labels of the job.", "A=B,...", parse=labels, empty=()),
+    _restricted("kms-key", "Cloud KMS key that encrypts what the job stores.", "RESOURCE", parse=_named("kms-key")),
+    _restricted("network", "VPC network that the machines are connected to.", "NAME"),
+    _restricted("network-attachment", "Network attachment of Private Service Connect.", "NAME"),
+    _restricted(
+        "persistent-resource",
+        "Persistent resource of Vertex AI that runs the job.",
+        "ID",
+        parse=_named("persistent-resource"),
+    ),
+    _restricted(
+        "container-runtime",
+        "What starts containers on a Slurm cluster. Default: pyxis.",
+        kind=("pyxis", "apptainer"),
+    ),
+    Option(
+        "tune",
+        "Flags that trials vary: 'lr=1e-3:1e-1:log batch-size=32,64 epochs=2:8'.",
+        "SEARCH",
+        more="A tuning job: [vertex.md](jobs/vertex.md#tuning).",
+    ),
+    Option("metric", "Metric that the trainer reports. Default: accuracy.", "NAME"),
+    Option("goal", "What to do with the metric. Default: maximize.", kind=("maximize", "minimize")),
+    Option("trials", "Number of trials. Default: 8.", kind="number"),
+    Option("parallel", "Number of trials at a time. Default: 2.", kind="number"),
+    Option("algorithm", "GRID_SEARCH or RANDOM_SEARCH. Default: the service's.", "NAME"),
+    _everywhere(
+        "tpu-version",
+        "tpuTfVersion of AI Platform. Default: the framework's.",
+        "VERSION",
+        more="[ai-platform.md](jobs/ai-platform.md#write-a-job).",
+    ),
+)
