@@ -5,20 +5,23 @@ types of the API's discovery document. The service's rules and limits are those 
 https://cloud.google.com/build/docs/build-config-file-schema (below: "schema"), and of the service's open-source
 implementation, validate/validate.go of https://github.com/GoogleCloudPlatform/cloud-build-local, which was archived in
 2022: where the schema gives a higher limit, that is used. To add a rule, write a function that yields a message for
-every violation, and add it to :data:`RULES`.
+every violation, with the decorator ``_rule``.
 """
 
 from __future__ import annotations
 
 import base64
+import functools
 import posixpath
 import re
+import sys
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from cloudbuild_local.substitutions import BUILT_IN, OVERRIDABLE, mentioned, used
 from trainyard.console import UserError, nearest
 from trainyard.oci.reference import Reference
+from trainyard.rule_engine import Finding, Rule, Severity, rule, rules_in
 
 Build = Mapping[str, Any]
 
@@ -85,11 +88,27 @@ def _with_options(build: Build) -> Iterator[tuple[str, dict[str, Any]]]:
     yield "options", _options(build)
 
 
-Rule = Callable[[Build], Iterator[str]]
+def _rule(source: str) -> Callable[[Callable[[Build], Iterator[str]]], Rule[Build]]:
+    """Make a function that yields messages a rule: Cloud Build refuses a build for each.
+
+    Args:
+        source: see the module's docstring for its short names.
+    """
+
+    def decorate(function: Callable[[Build], Iterator[str]]) -> Rule[Build]:
+        @functools.wraps(function)
+        def findings(build: Build) -> Iterator[Finding]:
+            for message in function(build):
+                yield Finding("", message, "Cloud Build refuses the build", "correct it, or remove it")
+
+        return rule("cloud-build", severity=Severity.REFUSE, source=source)(findings)
+
+    return decorate
 
 
-def rule_steps(build: Build) -> Iterator[str]:
-    """There are steps, each with a name (validate.go: CheckBuildSteps).
+@_rule("validate.go: CheckBuildSteps")
+def builds_have_steps(build: Build) -> Iterator[str]:
+    """There are steps, each with a name.
 
     Their number is not limited here: validate.go has 100, but public builds have more
     (https://github.com/terraform-google-modules/terraform-google-kubernetes-engine/blob/bb176b2/build/int.cloudbuild.yaml).
@@ -102,10 +121,12 @@ def rule_steps(build: Build) -> Iterator[str]:
             yield f"{where}: 'name' is missing: the image that it runs in"
 
 
-def rule_sizes(build: Build) -> Iterator[str]:
-    """Numbers and lengths (validate.go; schema: args for 100 arguments of 10,000 characters; 200 images:
-    https://github.com/GoogleContainerTools/distroless/pull/556#issuecomment-665330724).
-    """
+@_rule(
+    "validate.go; schema: args for 100 arguments of 10,000 characters; 200 images: "
+    "https://github.com/GoogleContainerTools/distroless/pull/556#issuecomment-665330724"
+)
+def build_sizes_are_within_limits(build: Build) -> Iterator[str]:
+    """Numbers and lengths are within Cloud Build's limits."""
     for where, part in _with_options(build):
         for key, length in (("args", 10_000), ("env", 32_768)):
             values = part.get(key) or []
@@ -123,8 +144,9 @@ def rule_sizes(build: Build) -> Iterator[str]:
         yield "one of images is longer than 1000 characters"
 
 
-def rule_numbers(build: Build) -> Iterator[str]:
-    """Exit codes are 32-bit numbers, the disk has at most 4000 GB (discovery document: BuildStep, BuildOptions)."""
+@_rule("discovery document: BuildStep, BuildOptions")
+def numbers_are_in_range(build: Build) -> Iterator[str]:
+    """Exit codes are 32-bit numbers, the disk has at most 4000 GB."""
     for where, step in _steps(build):
         for code in step.get("allowExitCodes") or []:
             if isinstance(code, bool) or not -(2**31) <= code < 2**31:
@@ -134,8 +156,9 @@ def rule_numbers(build: Build) -> Iterator[str]:
         yield f"options: diskSizeGb: {size} is not a number of GB up to 4000"
 
 
-def rule_ids(build: Build) -> Iterator[str]:
-    """Ids are unique; `-` is reserved (validate.go: CheckBuildSteps)."""
+@_rule("validate.go: CheckBuildSteps")
+def step_ids_are_unique(build: Build) -> Iterator[str]:
+    """Ids are unique, and none is `-`, which is reserved."""
     seen: set[str] = set()
     for where, step in _steps(build):
         name = step.get("id")
@@ -146,8 +169,9 @@ def rule_ids(build: Build) -> Iterator[str]:
         seen.add(name or "")
 
 
-def rule_wait_for(build: Build) -> Iterator[str]:
-    """`waitFor` names earlier steps, or `-`, the start of the build (validate.go: CheckBuildSteps)."""
+@_rule("validate.go: CheckBuildSteps")
+def wait_for_names_earlier_steps(build: Build) -> Iterator[str]:
+    """`waitFor` names earlier steps, or `-`, the start of the build."""
     earlier = {"-"}
     for where, step in _steps(build):
         for name in step.get("waitFor") or []:
@@ -157,16 +181,21 @@ def rule_wait_for(build: Build) -> Iterator[str]:
             earlier.add(step["id"])
 
 
-def rule_env(build: Build) -> Iterator[str]:
-    """Every entry of env is KEY=VALUE (discovery document: BuildStep.env, BuildOptions.env)."""
+@_rule("discovery document: BuildStep.env, BuildOptions.env")
+def env_is_key_and_value(build: Build) -> Iterator[str]:
+    """Every entry of env is KEY=VALUE."""
     for where, part in _with_options(build):
         for entry in part.get("env") or []:
             if not re.match(r"[^=]+=", entry):
                 yield f"{where}: env {entry!r} is not KEY=VALUE"
 
 
-def rule_timeouts(build: Build) -> Iterator[str]:
-    """Durations, of at most 24 h (validate.go: MaxTimeout). A step's may be longer than its build's."""
+@_rule("validate.go: MaxTimeout")
+def durations_are_within_limits(build: Build) -> Iterator[str]:
+    """Durations are valid, and at most 24 h.
+
+    A step's may be longer than its build's.
+    """
     parts = [("timeout", build.get("timeout")), ("queueTtl", build.get("queueTtl"))]
     for key, value in [*parts, *((f"{where}: timeout", step.get("timeout")) for where, step in _steps(build))]:
         try:
@@ -178,15 +207,17 @@ def rule_timeouts(build: Build) -> Iterator[str]:
             yield f"{key}: {found:g} s; at most {MAX_TIMEOUT:g} s"
 
 
-def rule_script(build: Build) -> Iterator[str]:
-    """A step with a script has neither args nor entrypoint (discovery document: BuildStep.script)."""
+@_rule("discovery document: BuildStep.script")
+def scripts_have_no_arguments(build: Build) -> Iterator[str]:
+    """A step with a script has neither args nor entrypoint."""
     for where, step in _steps(build):
         if step.get("script") and (step.get("args") or step.get("entrypoint")):
             yield f"{where}: 'script' cannot be combined with 'args' or 'entrypoint'"
 
 
-def rule_volumes(build: Build) -> Iterator[str]:
-    """Names, paths, and the number of steps that use a volume (validate.go: checkVolumes)."""
+@_rule("validate.go: checkVolumes")
+def build_volumes_are_valid(build: Build) -> Iterator[str]:
+    """Volumes have valid names and paths, and two steps that use them."""
     shared = _options(build).get("volumes") or []
     if shared and len(build.get("steps") or []) < 2:
         yield "options: volumes: the build has only one step"
@@ -224,8 +255,9 @@ def _volume_problems(volumes: list[dict[str, Any]]) -> Iterator[str]:
         paths.add(path)
 
 
-def rule_secrets(build: Build) -> Iterator[str]:
-    """Variables of secrets are defined, and used once (validate.go: checkSecrets)."""
+@_rule("validate.go: checkSecrets")
+def secrets_are_defined(build: Build) -> Iterator[str]:
+    """Variables of secrets are defined, and used once."""
     available = build.get("availableSecrets") or {}
     defined = {name for secret in build.get("secrets") or [] for name in secret.get("secretEnv") or {}}
     defined |= {name for secret in available.get("inline") or [] for name in secret.get("envMap") or {}}
@@ -243,10 +275,9 @@ def rule_secrets(build: Build) -> Iterator[str]:
             yield f"{where}: '{name}' is set by env and by secretEnv"
 
 
-def rule_encrypted_secrets(build: Build) -> Iterator[str]:
-    """Each encrypted value has one definition, is used, and has at most 64 KiB (discovery document: Secret.secretEnv;
-    validate.go: checkSecrets).
-    """
+@_rule("discovery document: Secret.secretEnv; validate.go: checkSecrets")
+def encrypted_secrets_are_used(build: Build) -> Iterator[str]:
+    """Each encrypted value has one definition, is used, and has at most 64 KiB."""
     secrets = build.get("secrets") or []
     used_ = {name for _, part in _with_options(build) for name in part.get("secretEnv") or []}
     keys = [secret.get("kmsKeyName") for secret in secrets]
@@ -269,8 +300,9 @@ def rule_encrypted_secrets(build: Build) -> Iterator[str]:
         yield f"secrets: {len(set(names))} values; at most 100"
 
 
-def rule_artifacts(build: Build) -> Iterator[str]:
-    """`images` and `artifacts.images` do not differ; objects have a bucket and paths (validate.go: CheckArtifacts)."""
+@_rule("validate.go: CheckArtifacts")
+def artifacts_agree(build: Build) -> Iterator[str]:
+    """`images` and `artifacts.images` do not differ; objects have a bucket and paths."""
     artifacts = build.get("artifacts") or {}
     if build.get("images") and artifacts.get("images") not in (None, build["images"]):
         yield "'images' and 'artifacts.images' differ"
@@ -288,10 +320,9 @@ def rule_artifacts(build: Build) -> Iterator[str]:
         yield "artifacts.objects: a path is listed twice"
 
 
-def rule_logs(build: Build) -> Iterator[str]:
-    """A user's service account needs a place for logs
-    (https://cloud.google.com/build/docs/securing-builds/configure-user-specified-service-accounts).
-    """
+@_rule("https://cloud.google.com/build/docs/securing-builds/configure-user-specified-service-accounts")
+def logs_have_a_place(build: Build) -> Iterator[str]:
+    """A user's service account needs a place for logs."""
     options = _options(build)
     elsewhere = any(options.get(key) in values for key, values in _OWN_LOGS.items())
     if build.get("serviceAccount") and not build.get("logsBucket") and not elsewhere:
@@ -314,8 +345,9 @@ def _references(build: Build) -> dict[str, Any]:
     return found
 
 
-def rule_substitutions(build: Build) -> Iterator[str]:
-    """Names and lengths; each is used, and each used is defined (validate.go; schema: substitutionOption).
+@_rule("validate.go; schema: substitutionOption")
+def substitutions_match(build: Build) -> Iterator[str]:
+    """Names and lengths are valid; each is used, and each used is defined.
 
     MUST_MATCH, the default of submitted builds, rejects unused keys and undefined references; ALLOW_LOOSE accepts them.
     References to unknown built-in names are always rejected.
@@ -348,15 +380,13 @@ def rule_substitutions(build: Build) -> Iterator[str]:
         yield f"substitution {name} is defined but never used"
 
 
-RULES: tuple[Rule, ...] = (
-    rule_steps, rule_sizes, rule_numbers, rule_ids, rule_wait_for, rule_env, rule_timeouts, rule_script, rule_volumes,
-    rule_secrets, rule_encrypted_secrets, rule_artifacts, rule_logs, rule_substitutions,
-)  # fmt: skip
+#: Every rule, in the order in which they report.
+RULES: tuple[Rule[Build], ...] = rules_in(sys.modules[__name__])
 
 
 def violations(build: Build) -> list[str]:
-    """All violations of :data:`RULES`, in the order of the rules."""
-    return [violation for rule in RULES for violation in rule(build)]
+    """Return what breaks one of :data:`RULES`, in the order of the rules."""
+    return [finding.what for one in RULES for finding in one(build)]
 
 
 def violations_after_substitution(steps: list[str], images: list[str], tags: list[str]) -> list[str]:

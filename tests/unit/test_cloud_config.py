@@ -248,8 +248,8 @@ def test_a_violation_is_one_line(config: dict[str, Any], problem: str) -> None:
 
 def test_every_rule_has_a_violation_above() -> None:
     built = [normalize(config)[0] for config, _ in BROKEN]
-    broken = {rule.__name__ for rule in rules.RULES for build in built if list(rule(build))}
-    assert broken == {rule.__name__ for rule in rules.RULES}
+    broken = {rule.id for rule in rules.RULES for build in built if rule(build)}
+    assert broken == {rule.id for rule in rules.RULES}
 
 
 #: What Cloud Build accepts, read as gcloud reads it (tests/cloud/test_gcloud_build_oracle.py compares with gcloud).

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from cloudbuild_local import rules as cloud_build
 from trainyard import rule_engine
 from trainyard.lint import catalogue
 from trainyard.lint.image import core as image
@@ -19,7 +20,7 @@ from trainyard_jobs import platforms
 
 Trainyard = Callable[..., tuple[int, str, str]]
 
-SUBJECTS = {"image", "target", "custom-job", "hyperparameter-tuning-job", "ai-platform", "gke"}
+SUBJECTS = {"image", "target", "custom-job", "hyperparameter-tuning-job", "ai-platform", "gke", "cloud-build"}
 every_rule = pytest.mark.parametrize("one", catalogue.rules(), ids=lambda one: one.id)
 
 
@@ -50,7 +51,7 @@ def test_ids_are_unique() -> None:
 
 
 def test_rules_report_in_the_order_of_their_modules_and_definitions() -> None:
-    for rules in (image.RULES, platforms.RULES):
+    for rules in (image.RULES, platforms.RULES, cloud_build.RULES):
         modules = [one.function.__module__ for one in rules]
         assert modules == sorted(modules, key=modules.index), "the rules of a module are together"
         for module in dict.fromkeys(modules):

@@ -1,0 +1,18 @@
+"""What this package brings to the builder's commands; see :mod:`trainyard.registration`."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from trainyard.registration import Neighbour
+from trainyard.rule_engine import Rule
+
+
+def _rules() -> Sequence[Rule[Any]]:
+    from cloudbuild_local import rules
+
+    return rules.RULES
+
+
+NEIGHBOUR = Neighbour(rules=_rules)
