@@ -288,7 +288,7 @@ def test_failures_are_one_line_and_leave_nothing(cloud: TpuVms, pod: Pod, start:
     code, text = pod(*words, f"--image={IMAGE}")
     assert code == 1 and "Quota limit" in one_line(text)
     code, text = pod("--action=create", "--name=wrong", "--accelerator=v4-16", "--zone=us-central2-c")
-    assert code == 2 and "ZONE=us-central2-c has no v4-16 (did you mean 'us-central2-b'?)" in one_line(text)
+    assert code == 2 and "'--zone us-central2-c' has no v4-16 (did you mean 'us-central2-b'?)" in one_line(text)
     code, text = pod("--action=status", "--name=wrong", "--zone=moon-1")
     assert code == 1 and "Permission denied on 'locations/moon-1' (or it may not exist)" in one_line(text)
     code, text = pod("--action=check", "--name=missing", "--zone=us-central2-b")

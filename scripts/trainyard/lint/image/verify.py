@@ -211,7 +211,8 @@ def image_to_verify(target: str | None, image: str | None) -> tuple[Spec | None,
     found = docker_engine.pull(image)
     named = str(found.labels.get(f"{naming.LABELS}.target") or "")
     if spec is None and named in targets():
-        say(f"{image} is labelled as target {named}: with '{named}' it is checked against that spec too")
+        command = f"trainyard verify {named} --image {image}"
+        say(f"{image} is labelled as {named}: '{command}' compares it with that spec, too")
     arch = str(found.attrs.get("Architecture"))
     if spec and arch != spec.arch and f"linux/{arch}" in spec.platforms:
         spec = load(target, arch)
