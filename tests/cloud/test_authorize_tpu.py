@@ -69,7 +69,7 @@ def test_failures_are_one_line(iam: ProjectIam, authorize: Callable[..., Finishe
     gone = authorize(f"--project={PROJECT}")
     assert gone.returncode == 1
     assert "Cloud AI Platform has been deprecated. Please use Vertex AI" in gone.stderr
-    assert "use FOR=tpu-vm for Cloud TPU VMs" in gone.stderr
+    assert "use '--for tpu-vm' for Cloud TPU VMs" in gone.stderr
     denied = authorize("--project=other-project", "--for=tpu-vm")
     assert denied.returncode == 1
     assert "The caller does not have permission" in denied.stderr

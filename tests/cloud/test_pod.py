@@ -283,7 +283,7 @@ def test_failures_are_one_line_and_leave_nothing(cloud: TpuVms, pod: Pod, start:
     code, text = pod(*words, f"--image={IMAGE}")
     assert code == 1
     assert 'wrong: There is no more capacity in the zone "us-central2-b"' in one_line(text)
-    assert "(QUEUED=1 waits for capacity)" in one_line(text)
+    assert "('--queued' waits for capacity)" in one_line(text)
     cloud.no_quota = 1
     code, text = pod(*words, f"--image={IMAGE}")
     assert code == 1 and "Quota limit" in one_line(text)
