@@ -104,6 +104,6 @@ def test_a_builder_that_does_not_exist_is_one_line_with_those_that_do(
     ended = subprocess.run(command, cwd=settings.ROOT, capture_output=True, text=True, check=False)
     assert ended.returncode == 2
     assert ended.stderr.splitlines()[0] == (
-        f"build: BUILDER=trainyard-test-taem: there is no such builder; 'docker buildx ls' lists {NAME}, default "
+        f"build: 'BUILDER=trainyard-test-taem': there is no such builder; 'docker buildx ls' lists {NAME}, default "
         f"(did you mean '{NAME}'?)"
     )

@@ -102,7 +102,7 @@ def test_every_fallback_is_recorded(target: str, built_image: BuiltImage) -> Non
     fell_back = built["index"] != loaded.framework.index
     assert fell_back == any("come from the default index" in note for note in built["notes"])
     bootstrapped = not built["base"].startswith(loaded.base_spec().image)
-    assert bootstrapped == any("bootstrapped" in note or "with BASE" in note for note in built["notes"])
+    assert bootstrapped == any("bootstrapped" in note or "with TRAINYARD_BASE" in note for note in built["notes"])
 
 
 def test_it_passed_everything_under_its_digest(target: str, built_image: BuiltImage) -> None:

@@ -108,7 +108,7 @@ def resolve(
             of_engine = docker_engine.architecture()
             native = (architecture or of_engine) == (machine or of_engine)
             build_base = given if native else _find(name, machine=machine).build_base
-        return Resolved(given, given.partition("@")[2], f"base {given} was set with BASE", build_base)
+        return Resolved(given, given.partition("@")[2], f"base {given} was set with TRAINYARD_BASE", build_base)
     found = _find(name, locked, architecture, machine)
     return replace(found, build_base=build_base) if build_base else found
 
