@@ -60,12 +60,12 @@ from rich import box
 from rich.table import Table
 from tests.image.registry import running
 
-from trainyard import console
-from trainyard.console import StepFailed, UserError, log, say, warn
+from trainyard.common import console
+from trainyard.common.console import StepFailed, UserError, log, say, warn
+from trainyard.common.settings import ROOT
 from trainyard.image import build
 from trainyard.oci import docker_engine, image_store, registry
 from trainyard.oci.inventory import LayerPackages, read_layer
-from trainyard.settings import ROOT
 from trainyard.spec.model import Spec, load
 from trainyard.spec.naming import NAME, day_and_hash
 from trainyard.spec.units import in_units

@@ -24,8 +24,8 @@ import docker
 import docker.errors
 import requests
 
-from trainyard import settings
-from trainyard.console import StepFailed, UserError
+from trainyard.common import settings
+from trainyard.common.console import StepFailed, UserError
 from trainyard_jobs.pods.provisioning import ignore_signals
 
 #: Rate of the link towards the engine, and the queue in front of it: bytes sent at once (4 ms at 1 Gbit/s) and the

@@ -4,10 +4,10 @@
     PYTHONPATH=scripts build/peers/bin/python -m benchmarks.data --save             every section
     PYTHONPATH=scripts build/peers/bin/python -m benchmarks.data encoded --save     one; the others' figures are kept
 
-The storage is the fake of ``scripts/trainyard/fakes/storage.py`` on this machine, which waits 20 ms before each answer
-and uses the same cores as its clients. Both sides read the same shards and decode with the same function, each with the
-best of a grid of settings, alternating. So in "pipeline" no loader can be faster than decoding alone, which is measured
-as well; "encoded" leaves decoding out. The table goes to stderr, JSON to stdout.
+The storage is the fake of ``scripts/trainyard/sandbox/fakes/storage.py`` on this machine, which waits 20 ms before each
+answer and uses the same cores as its clients. Both sides read the same shards and decode with the same function, each
+with the best of a grid of settings, alternating. So in "pipeline" no loader can be faster than decoding alone, which is
+measured as well; "encoded" leaves decoding out. The table goes to stderr, JSON to stdout.
 """
 
 from __future__ import annotations
@@ -109,7 +109,7 @@ def write_tfrecords(folder: Path, shards: int, each: int, contents: list[bytes])
 @contextlib.contextmanager
 def storage(folder: Path) -> Iterator[None]:
     """The fake Cloud Storage over ``folder``, as its own process; gcsfs of this process uses it."""
-    program = ROOT / "scripts" / "trainyard" / "fakes" / "storage.py"
+    program = ROOT / "scripts" / "trainyard" / "sandbox" / "fakes" / "storage.py"
     words = [sys.executable, "-I", "-S", str(program), str(folder), "--port=0", f"--delay={DELAY}"]
     with subprocess.Popen(words, stdout=subprocess.PIPE, text=True) as server:
         try:

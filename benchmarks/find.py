@@ -29,10 +29,10 @@ from typing import Any
 from benchmarks.slow_registry import SlowRegistry
 from tests.published_images import publish
 
-from trainyard import settings
-from trainyard.console import log, say
+from trainyard.common import settings
+from trainyard.common.console import log, say
+from trainyard.common.settings import ROOT
 from trainyard.oci.registry import Repository
-from trainyard.settings import ROOT
 from trainyard.spec.naming import NAME
 
 #: Seconds that the proxy delays a request, and the target: seconds that the command may take.

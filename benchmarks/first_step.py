@@ -27,11 +27,11 @@ from benchmarks import cold_start
 from rich import box
 from rich.table import Table
 
-from trainyard import console
-from trainyard.console import StepFailed, UserError, log, say
+from trainyard.common import console
+from trainyard.common.console import StepFailed, UserError, log, say
+from trainyard.common.settings import ROOT
 from trainyard.oci import docker_engine, image_store
 from trainyard.oci.inventory import read_layer
-from trainyard.settings import ROOT
 from trainyard.spec.naming import NAME
 from trainyard.spec.units import in_units
 

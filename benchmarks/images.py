@@ -43,12 +43,12 @@ from benchmarks.images_report import markdown, tables, verdicts
 from benchmarks.images_sides import OneLayer, Original, Ours, Side, Storage, Tree
 from tests.image.registry import running
 
-from trainyard import console
-from trainyard.console import StepFailed, UserError, log, say
+from trainyard.common import console
+from trainyard.common.console import StepFailed, UserError, log, say
+from trainyard.common.settings import ROOT, STATE
 from trainyard.image import base_image, package_index
 from trainyard.oci import docker_engine, image_store
 from trainyard.oci.inventory import read_layer
-from trainyard.settings import ROOT, STATE
 from trainyard.spec.model import Spec, load
 from trainyard.spec.units import in_units
 

@@ -16,11 +16,11 @@ from pathlib import Path
 from testcontainers.community.registry import DockerRegistryContainer
 from tests.image.registry import running
 
-from trainyard import settings
-from trainyard.console import StepFailed
+from trainyard.common import settings
+from trainyard.common.console import StepFailed
+from trainyard.common.settings import ROOT
 from trainyard.image import package_index, resolver
 from trainyard.oci import docker_engine, registry
-from trainyard.settings import ROOT
 from trainyard.spec import lockfile, workspace_lock
 from trainyard.spec.lockfile import Pin
 from trainyard.spec.model import Spec

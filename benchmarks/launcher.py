@@ -32,7 +32,7 @@ import docker.errors
 from trainyard.oci import docker_engine
 
 ROOT = Path(__file__).resolve().parent.parent
-FAKE = ROOT / "scripts" / "trainyard" / "fakes" / "google_cloud.py"
+FAKE = ROOT / "scripts" / "trainyard" / "sandbox" / "fakes" / "google_cloud.py"
 #: What TensorFlow 2.21 needs to resolve a TPU's name beside what the image has.
 GOOGLE_API_CLIENT = ("google-api-python-client", "oauth2client")
 #: The launcher's targets: at most so many times the floor; at least so much faster and smaller than the recipe.

@@ -42,11 +42,11 @@ from typing import Any
 from benchmarks.slow_registry import SlowRegistry
 from rich.table import Column, Table
 
-from trainyard import console, settings
-from trainyard.console import StepFailed, UserError, log, say
+from trainyard.common import console, settings
+from trainyard.common.console import StepFailed, UserError, log, say
+from trainyard.common.settings import ROOT
 from trainyard.oci import docker_engine
 from trainyard.oci.registry import Repository
-from trainyard.settings import ROOT
 from trainyard.spec.naming import NAME
 from trainyard.spec.units import in_units
 

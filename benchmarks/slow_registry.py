@@ -30,8 +30,8 @@ from cryptography.hazmat.primitives.asymmetric import padding, rsa
 from cryptography.x509.oid import NameOID
 from tests.image.registry import running
 
-from trainyard import settings
-from trainyard.console import StepFailed
+from trainyard.common import settings
+from trainyard.common.console import StepFailed
 from trainyard.oci import docker_engine
 
 #: Issuer and audience of the tokens.

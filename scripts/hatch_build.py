@@ -19,7 +19,7 @@ from typing import Any
 
 from hatchling.builders.hooks.plugin.interface import BuildHookInterface
 
-#: What a wheel carries below trainyard/_data/. ``scripts/trainyard/settings.py`` finds it there.
+#: What a wheel carries below trainyard/_data/. ``scripts/trainyard/common/settings.py`` finds it there.
 DATA = (
     "images",
     "templates",

@@ -13,7 +13,7 @@ import zipfile
 from importlib import metadata
 from pathlib import Path
 
-FOLDER = Path(__file__).resolve().parent / "trainyard" / "third_party"
+FOLDER = Path(__file__).resolve().parent / "trainyard" / "common" / "third_party"
 
 #: Package -> patterns of its files that are carried, as its wheel names them; its licence is carried with them. Of
 #: Kubernetes the newest version is, with schemas that allow no unknown fields.

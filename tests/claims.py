@@ -22,10 +22,10 @@ from sigstore.dsse import Statement
 from sigstore_models.bundle.v1 import Bundle
 
 from tests.fakes.registry import Registry, sha256
-from trainyard import state
 from trainyard.oci.inventory import Image
 from trainyard.oci.registry import Manifest
 from trainyard.release import predicates, publish
+from trainyard.spec import state
 
 DIGEST = f"sha256:{'0' * 64}"
 

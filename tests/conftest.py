@@ -121,11 +121,11 @@ def built_image() -> Callable[[str], str]:
     another checkout, whose results are not here.
     """
     from tests.image import catalogue
-    from trainyard import state
-    from trainyard.console import UserError
+    from trainyard.common.console import UserError
     from trainyard.image import build
     from trainyard.oci import docker_engine
     from trainyard.release import candidate
+    from trainyard.spec import state
     from trainyard.spec.model import load
     from trainyard.spec.naming import NAME
 

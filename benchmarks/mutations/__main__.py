@@ -32,9 +32,9 @@ from benchmarks.mutations.layout import Draft, SavedImage
 from benchmarks.mutations.plan import Mutant, Source
 from benchmarks.mutations.report import Foreign, Results, Row
 
-from trainyard.console import StepFailed, UserError, fail, say
+from trainyard.common.console import StepFailed, UserError, fail, say
+from trainyard.common.settings import ROOT, STATE
 from trainyard.oci import docker_engine, image_store
-from trainyard.settings import ROOT, STATE
 from trainyard.spec.model import load
 from trainyard.spec.naming import NAME
 

@@ -12,8 +12,8 @@ from pathlib import Path
 from benchmarks.images_sides import INSTALL
 from benchmarks.mutations.layout import SavedImage
 
-from trainyard import settings
-from trainyard.console import StepFailed, UserError
+from trainyard.common import settings
+from trainyard.common.console import StepFailed, UserError
 from trainyard.image import base_image
 from trainyard.oci import docker_engine, image_store
 

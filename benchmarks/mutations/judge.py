@@ -14,8 +14,8 @@ from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from trainyard import settings
-from trainyard.settings import STATE
+from trainyard.common import settings
+from trainyard.common.settings import STATE
 
 #: Exit status of the command if the image is not what it should be.
 FAILED = 1

@@ -13,7 +13,7 @@ from benchmarks.mutations.files import FileFault
 from benchmarks.mutations.layout import Draft, SavedImage
 from benchmarks.mutations.locks import LockFault
 
-from trainyard.console import StepFailed
+from trainyard.common.console import StepFailed
 
 T = TypeVar("T")
 F = TypeVar("F")

@@ -34,7 +34,7 @@ def prepare(folder: Path) -> None:
     import numpy as np
     from PIL import Image
 
-    from trainyard.datasets.digits import load
+    from trainyard.sandbox.datasets.digits import load
 
     images, labels = load()
     places = np.random.default_rng(0).permutation(len(labels))

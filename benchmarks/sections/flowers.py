@@ -27,7 +27,7 @@ _GRID_SEED = 100  # not one of those that are compared
 
 def prepare(folder: Path) -> None:
     """Class folders of drawn flowers, few enough that a network without augmentation learns them by heart."""
-    from trainyard.datasets import flowers as flowers_data
+    from trainyard.sandbox.datasets import flowers as flowers_data
 
     flowers_data.write(folder, "folder", train=300, test=500)
 

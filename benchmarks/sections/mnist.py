@@ -35,7 +35,7 @@ _GRID = tuple(
 
 def prepare(folder: Path) -> None:
     """scikit-learn's digits as IDX files."""
-    from trainyard.datasets import digits
+    from trainyard.sandbox.datasets import digits
 
     digits.write_idx(folder)
 

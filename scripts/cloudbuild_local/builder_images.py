@@ -13,16 +13,15 @@ from pathlib import Path
 import docker.errors
 from docker.types import Mount
 
-import trainyard
-from trainyard import settings
-from trainyard.console import UserError
+from trainyard.common import settings
+from trainyard.common.console import UserError
 from trainyard.image import base_image
 from trainyard.oci import docker_engine
 from trainyard.oci.reference import Reference
 from trainyard.spec.naming import NAME
 
 #: The Dockerfile of the replacements, with its context.
-BUILDER = Path(trainyard.__file__).resolve().parent / "builder"
+BUILDER = settings.PACKAGE / "builder"
 
 
 @dataclass(frozen=True)

@@ -28,8 +28,8 @@ from docker.types import Mount
 from cloudbuild_local.builder_images import CA_BUNDLE, find_image
 from cloudbuild_local.config import Build, Step
 from cloudbuild_local.network import NETWORK, shared_network
-from trainyard import settings
-from trainyard.console import StepFailed, say
+from trainyard.common import settings
+from trainyard.common.console import StepFailed, say
 from trainyard.oci import docker_engine, registry
 from trainyard.oci.reference import Reference
 

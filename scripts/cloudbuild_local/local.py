@@ -20,8 +20,8 @@ from cloudbuild_local import config as cloud_config
 from cloudbuild_local import inputs
 from cloudbuild_local.config import Build
 from cloudbuild_local.executor import Executor, Result
-from trainyard import git
-from trainyard.console import UserError, say
+from trainyard.common import git
+from trainyard.common.console import UserError, say
 from trainyard.oci import docker_engine
 
 

@@ -15,8 +15,8 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-from trainyard.console import nearest
-from trainyard.third_party import schemas
+from trainyard.common.console import nearest
+from trainyard.common.third_party import schemas
 
 Schema = Mapping[str, Any]
 

@@ -1,12 +1,12 @@
-"""What this package brings to the builder's commands; see :mod:`trainyard.registration`."""
+"""What this package brings to the builder's commands; see :mod:`trainyard.common.registration`."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from typing import Any
 
-from trainyard.registration import Neighbour
-from trainyard.rule_engine import Rule
+from trainyard.common.registration import Neighbour
+from trainyard.common.rule_engine import Rule
 
 
 def _rules() -> Sequence[Rule[Any]]:

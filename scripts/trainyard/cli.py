@@ -20,8 +20,9 @@ from typing import Any, NoReturn
 
 import click
 
-from trainyard import __version__, console, dialect, options, registration, settings
-from trainyard.console import StepFailed, UserError, fail, nearest
+from trainyard import __version__
+from trainyard.common import console, dialect, options, registration, settings
+from trainyard.common.console import StepFailed, UserError, fail, nearest
 
 #: Group -> its heading in ``trainyard --help``, in this order.
 GROUPS = {

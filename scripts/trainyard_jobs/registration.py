@@ -1,4 +1,4 @@
-"""What this package brings to the builder's commands; see :mod:`trainyard.registration`."""
+"""What this package brings to the builder's commands; see :mod:`trainyard.common.registration`."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from trainyard.registration import Neighbour, Pages
-from trainyard.rule_engine import Rule
+from trainyard.common.registration import Neighbour, Pages
+from trainyard.common.rule_engine import Rule
 
 
 def _rules() -> Sequence[Rule[Any]]:

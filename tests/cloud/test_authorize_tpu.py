@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from tests.fakes.project_iam import NUMBER, PROJECT, TPU_ACCOUNT, TPU_AGENT, ProjectIam
 
-from trainyard.settings import ROOT
+from trainyard.common.settings import ROOT
 
 pytestmark = [pytest.mark.concurrent, pytest.mark.needs("gcloud")]
 

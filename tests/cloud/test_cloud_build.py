@@ -23,11 +23,11 @@ from tests.image.registry import running
 from cloudbuild_local import builder_images
 from cloudbuild_local import config as cloud_config
 from cloudbuild_local.executor import Executor, Result
-from trainyard.console import UserError
+from trainyard.common.console import UserError
+from trainyard.common.settings import ROOT
 from trainyard.image import base_image
 from trainyard.oci import docker_engine, image_index, referrers, registry
 from trainyard.release import pipelines as cloud_plan
-from trainyard.settings import ROOT
 
 Finished = subprocess.CompletedProcess[str]
 DOCKER = "gcr.io/cloud-builders/docker"

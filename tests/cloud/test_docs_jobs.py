@@ -16,9 +16,9 @@ from tests.fakes.kubernetes import Kubernetes
 from tests.fakes.tpu_vms import TpuVms
 from tests.fakes.vertex import Vertex
 
+from trainyard.common.settings import ROOT
 from trainyard.image import base_image
 from trainyard.oci import docker_engine
-from trainyard.settings import ROOT
 
 pytestmark = pytest.mark.concurrent
 

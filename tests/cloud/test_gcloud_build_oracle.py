@@ -19,9 +19,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from cloudbuild_local import config as cloud_config
-from trainyard import third_party
-from trainyard.console import UserError
-from trainyard.settings import ROOT
+from trainyard.common import third_party
+from trainyard.common.console import UserError
+from trainyard.common.settings import ROOT
 
 pytestmark = [pytest.mark.concurrent, pytest.mark.needs("gcloud")]
 

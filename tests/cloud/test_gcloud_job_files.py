@@ -21,7 +21,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from tests.cloud import google_api
 
-from trainyard.rule_engine import Severity
+from trainyard.common.rule_engine import Severity
 from trainyard_jobs import platforms
 from trainyard_jobs.rules import core
 from trainyard_jobs.rules.evidence import Evidence

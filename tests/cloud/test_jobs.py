@@ -28,9 +28,9 @@ from tests.fakes.vertex import PROJECT, Vertex, message
 from tests.image.registry import running
 
 from trainyard import cli
+from trainyard.common.settings import ROOT
 from trainyard.image import base_image
 from trainyard.oci import docker_engine
-from trainyard.settings import ROOT
 from trainyard.spec.naming import LABELS
 from trainyard_jobs.check import files
 from trainyard_jobs.model import image_metadata

@@ -18,13 +18,13 @@ from typing import Any
 
 import pytest
 
-from trainyard.fakes.google_cloud import GoogleCloud
 from trainyard.oci import docker_engine
+from trainyard.sandbox.fakes.google_cloud import GoogleCloud
 
 pytestmark = pytest.mark.concurrent
 
 ROOT = Path(__file__).resolve().parents[2]
-FAKE = ROOT / "scripts" / "trainyard" / "fakes" / "google_cloud.py"
+FAKE = ROOT / "scripts" / "trainyard" / "sandbox" / "fakes" / "google_cloud.py"
 LAUNCHER = [sys.executable, "-I", "-S", str(ROOT / "launcher")]
 DISCOVERY = "/discovery/v1/apis/{api}/{apiVersion}/rest"
 CONFIG = json.dumps({"project": "test-project", "zone": "us-central1-c", "tpu_node_name": "tpu-a"})

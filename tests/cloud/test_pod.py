@@ -16,9 +16,9 @@ from typing import Any
 import pytest
 from tests.fakes.tpu_vms import TpuVms
 
+from trainyard.common.settings import ROOT
 from trainyard.image import base_image
 from trainyard.oci import docker_engine
-from trainyard.settings import ROOT
 from trainyard_jobs.pods.shell_commands import CONTAINER
 
 pytestmark = [pytest.mark.concurrent, pytest.mark.needs("gcloud")]

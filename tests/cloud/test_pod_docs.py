@@ -14,9 +14,9 @@ import pytest
 from tests.fakes.project_iam import ProjectIam
 from tests.fakes.tpu_vms import TpuVms
 
+from trainyard.common.settings import ROOT
 from trainyard.image import base_image
 from trainyard.oci import docker_engine
-from trainyard.settings import ROOT
 
 pytestmark = [pytest.mark.concurrent, pytest.mark.needs("gcloud")]
 

@@ -24,8 +24,8 @@ from tests.fakes.cloud_build import CloudBuild
 from tests.image.registry import running
 
 from cloudbuild_local import rules
-from trainyard import state
-from trainyard.console import StepFailed, UserError
+from trainyard.common.console import StepFailed, UserError
+from trainyard.common.settings import ROOT
 from trainyard.oci import docker_engine, referrers, registry
 from trainyard.oci.registry import Manifest, Repository
 from trainyard.release import artifact_registry, claims, predicates, promotion
@@ -33,7 +33,7 @@ from trainyard.release import cloud_build_steps as cloud_step
 from trainyard.release.cloud_build_steps import Substitutions
 from trainyard.release.keys import KeySigner
 from trainyard.release.promotion import Demanded
-from trainyard.settings import ROOT
+from trainyard.spec import state
 from trainyard.spec.model import Spec, load
 
 

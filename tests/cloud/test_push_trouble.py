@@ -10,9 +10,9 @@ from collections.abc import Callable, Iterator
 import pytest
 from tests.image.registry import running
 
+from trainyard.common.settings import ROOT
 from trainyard.oci import docker_engine, registry
 from trainyard.oci.registry import Repository
-from trainyard.settings import ROOT
 
 PUSH = "import sys; from trainyard.oci.registry import push; [print(*b, flush=True) for b in push(sys.argv[1])]"
 

@@ -14,7 +14,7 @@ from typing import Any
 import jsonschema
 
 from tests.fakes.server import ApiError
-from trainyard.third_party import archive
+from trainyard.common.third_party import archive
 
 #: proto3's JSON allows a number or text for these (https://protobuf.dev/programming-guides/json/).
 _WIDE = {"int64", "uint64"}

@@ -23,7 +23,7 @@ from referencing import Registry, Resource
 
 from tests.fakes.jobset_schema import SCHEMA as JOBSET_SCHEMA
 from tests.fakes.server import ApiError, Route, Server
-from trainyard.third_party import archive
+from trainyard.common.third_party import archive
 
 #: API of JobSets, and the label of their pods (https://jobset.sigs.k8s.io/docs/concepts/).
 JOBSET_VERSION = "jobset.x-k8s.io/v1alpha2"

@@ -22,8 +22,8 @@ from docker.models.networks import Network
 
 from cloudbuild_local import builder_images
 from tests.fakes.tpu_types import TpuType
+from trainyard.common.settings import ROOT
 from trainyard.oci import docker_engine
-from trainyard.settings import ROOT
 from trainyard.spec.naming import NAME
 
 FAKES = Path(__file__).resolve().parent
@@ -38,7 +38,7 @@ def image() -> str:
     base = builder_images.replacement("gcr.io/cloud-builders/docker").image
     docker_engine.buildx(
         "build", "--quiet", "--load", "--provenance=false", f"--build-arg=DOCKER={base}", f"--tag={IMAGE}",
-        f"--build-context=product={ROOT / 'scripts' / 'trainyard' / 'fakes'}",
+        f"--build-context=product={ROOT / 'scripts' / 'trainyard' / 'sandbox' / 'fakes'}",
         f"--file={FAKES / 'worker' / 'Dockerfile'}", str(FAKES), quiet=True,
     )  # fmt: skip
     return IMAGE

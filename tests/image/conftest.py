@@ -10,9 +10,9 @@ import pytest
 
 from tests.image import catalogue
 from tests.image.small_images import own_index, write_small  # noqa: F401  fixtures
+from trainyard.common.settings import ROOT
 from trainyard.oci import docker_engine
 from trainyard.project import clean
-from trainyard.settings import ROOT
 
 Finished = subprocess.CompletedProcess[str]
 

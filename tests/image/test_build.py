@@ -16,11 +16,11 @@ import pytest
 
 from tests.image.conftest import Finished
 from tests.image.small_images import from_cache, wheel
-from trainyard import settings
+from trainyard.common import settings
+from trainyard.common.settings import ROOT
 from trainyard.image import base_image, build, dockerfile, package_index, resolver
 from trainyard.oci import docker_engine
 from trainyard.oci import layers as oci_layers
-from trainyard.settings import ROOT
 from trainyard.spec import model
 
 BuiltImage = Callable[[str], str]

@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 
 from tests.fakes.engine_socket import EngineSocket
-from trainyard import settings
+from trainyard.common import settings
 from trainyard.image import build, package_index, provenance
 from trainyard.oci import builder, docker_engine, image_store
 from trainyard.spec import model

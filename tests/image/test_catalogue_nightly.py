@@ -17,12 +17,11 @@ from pathlib import Path
 import docker.errors
 import pytest
 
-from trainyard import state
-from trainyard.console import StepFailed, UserError
+from trainyard.common.console import StepFailed, UserError
 from trainyard.image import dockerfile as render
 from trainyard.oci import docker_engine
 from trainyard.release import candidate
-from trainyard.spec import lockfile, model
+from trainyard.spec import lockfile, model, state
 
 #: What the stand-in has otherwise than our own image: releases that go with the same torch, without their byte code.
 OTHER = {"torchvision": "0.24.0", "fsspec": "2025.3.0"}

@@ -12,12 +12,12 @@ import pytest
 from benchmarks.slow_registry import SlowRegistry
 
 from tests.workspaces import lock
-from trainyard import settings, state
+from trainyard.common import settings
 from trainyard.image import base_image, build, plan
 from trainyard.oci import docker_engine
 from trainyard.oci.registry import Repository
 from trainyard.release import code_push
-from trainyard.spec import model
+from trainyard.spec import model, state
 from trainyard.spec.model import Spec
 from trainyard.workspace import code_layer
 

@@ -18,7 +18,7 @@ from pathlib import Path
 import pytest
 
 from tests.fakes.package_index import PackageIndex, source_distribution
-from trainyard import settings
+from trainyard.common import settings
 from trainyard.oci import docker_engine
 from trainyard.spec.model import load
 

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from tests import wheels
+from trainyard.common.settings import ROOT
 from trainyard.oci import docker_engine
-from trainyard.settings import ROOT
 
 GPT, KERAS = ROOT / "examples/gpt", ROOT / "examples/keras"
 BuiltImage = Callable[[str], str]

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from tests.image.trainer_box import PYTHON, Box, Ended, box
-from trainyard.settings import ROOT
+from trainyard.common.settings import ROOT
 
 pytestmark = pytest.mark.concurrent
 

@@ -9,9 +9,8 @@ import pytest
 
 from tests.image import catalogue
 from tests.image.conftest import Finished
-from trainyard import state
 from trainyard.oci import docker_engine
-from trainyard.spec import model
+from trainyard.spec import model, state
 from trainyard.spec.naming import FILE_EPOCH
 
 BuiltImage = Callable[[str], str]

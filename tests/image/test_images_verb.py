@@ -16,10 +16,10 @@ import docker.errors
 import pytest
 
 from tests.image.registry import running
-from trainyard import settings
+from trainyard.common import settings
+from trainyard.common.settings import ROOT
 from trainyard.image import dockerfile
 from trainyard.oci import docker_engine
-from trainyard.settings import ROOT
 from trainyard.spec import model
 
 BuiltImage = Callable[[str], str]

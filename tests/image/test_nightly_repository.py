@@ -18,11 +18,11 @@ import pytest
 from tests.image.registry import running
 from tests.image.small_images import wheel
 from trainyard import cli
-from trainyard.console import UserError
+from trainyard.common.console import UserError
+from trainyard.common.settings import ROOT
 from trainyard.image import base_image, workspace_resolver
 from trainyard.lint.image import verify
 from trainyard.oci import docker_engine
-from trainyard.settings import ROOT
 from trainyard.spec import lockfile, model
 from trainyard.spec.naming import LABELS
 

@@ -12,7 +12,7 @@ import pytest
 
 from tests.image.registry import running
 from tests.image.small_images import from_cache
-from trainyard import settings
+from trainyard.common import settings
 from trainyard.image import base_image, package_index
 from trainyard.oci import docker_engine
 

@@ -16,12 +16,12 @@ import pytest
 from testcontainers.community.registry import DockerRegistryContainer
 
 from tests.image.registry import running
-from trainyard import settings
+from trainyard.common import settings
+from trainyard.common.settings import ROOT
 from trainyard.lint.image import verify
 from trainyard.oci import docker_engine, image_index, layers, registry
 from trainyard.oci.registry import Repository
 from trainyard.release import platform_index
-from trainyard.settings import ROOT
 from trainyard.spec import naming
 from trainyard.spec.architectures import AMD64, ARM64, Architecture
 from trainyard.spec.model import load

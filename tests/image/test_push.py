@@ -18,13 +18,13 @@ import requests
 from testcontainers.community.registry import DockerRegistryContainer
 
 from tests.image.registry import running
-from trainyard import state
-from trainyard.console import StepFailed, UserError
+from trainyard.common.console import StepFailed, UserError
+from trainyard.common.settings import ROOT
 from trainyard.lint.image import verify
 from trainyard.oci import docker_engine, layers, registry
 from trainyard.oci.reference import Reference
 from trainyard.release import publish
-from trainyard.settings import ROOT
+from trainyard.spec import state
 from trainyard.spec.model import Spec, load
 
 #: Media types of `docker buildx bake` and of `buildx build --load`.

@@ -17,10 +17,10 @@ from typing import Any
 
 import pytest
 
-from trainyard.datasets import digits
-from trainyard.datasets import flowers as flowers_data
+from trainyard.common.settings import ROOT
 from trainyard.oci import docker_engine
-from trainyard.settings import ROOT
+from trainyard.sandbox.datasets import digits
+from trainyard.sandbox.datasets import flowers as flowers_data
 
 pytestmark = pytest.mark.concurrent
 

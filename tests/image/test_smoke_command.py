@@ -12,13 +12,12 @@ from typing import Any
 
 import pytest
 
-from trainyard import state
-from trainyard.console import StepFailed, UserError
+from trainyard.common.console import StepFailed, UserError
+from trainyard.common.settings import ROOT
 from trainyard.image import base_image, smoke_command, smoke_test
 from trainyard.oci import docker_engine
 from trainyard.release import candidate
-from trainyard.settings import ROOT
-from trainyard.spec import model
+from trainyard.spec import model, state
 
 pytestmark = pytest.mark.concurrent
 

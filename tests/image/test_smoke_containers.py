@@ -12,10 +12,10 @@ import pytest
 
 from tests.image.conftest import Finished
 from tests.image.trainer_box import Box, box
-from trainyard.datasets import digits
 from trainyard.image import base_image, smoke_containers, smoke_sandbox, smoke_test
 from trainyard.image.smoke_sandbox import Sandbox
 from trainyard.oci import docker_engine
+from trainyard.sandbox.datasets import digits
 from trainyard.spec import model
 
 pytestmark = pytest.mark.concurrent

@@ -16,13 +16,13 @@ from testcontainers.community.registry import DockerRegistryContainer
 
 from tests.claims import verified
 from tests.image.registry import running
-from trainyard import state
-from trainyard.console import StepFailed
+from trainyard.common.console import StepFailed
+from trainyard.common.settings import ROOT
 from trainyard.image import provenance
 from trainyard.oci import docker_engine, inventory, referrers, referrers_api, registry
 from trainyard.oci.registry import Manifest, Repository
 from trainyard.release import diff, image_packages, publish, sbom, signature
-from trainyard.settings import ROOT
+from trainyard.spec import state
 from trainyard.spec.model import Spec, load
 
 BuiltImage = Callable[[str], str]

@@ -24,9 +24,9 @@ from tests.image.trainer_box import (
     few_digits,
     step_differs,
 )
-from trainyard.datasets import digits
-from trainyard.datasets import flowers as flowers_data
-from trainyard.fakes import storage
+from trainyard.sandbox.datasets import digits
+from trainyard.sandbox.datasets import flowers as flowers_data
+from trainyard.sandbox.fakes import storage
 
 pytestmark = pytest.mark.concurrent
 

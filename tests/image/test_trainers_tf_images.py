@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.image.trainer_box import COUNT, FLOAT32, Box, Ended, box, step_differs
-from trainyard.datasets import flowers as flowers_data
+from trainyard.sandbox.datasets import flowers as flowers_data
 
 pytestmark = pytest.mark.concurrent
 

@@ -20,8 +20,8 @@ from tests.image.trainer_box import (
     box,
     few_digits,
 )
-from trainyard.datasets import digits
-from trainyard.datasets import flowers as flowers_data
+from trainyard.sandbox.datasets import digits
+from trainyard.sandbox.datasets import flowers as flowers_data
 
 pytestmark = pytest.mark.concurrent
 

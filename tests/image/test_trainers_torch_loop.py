@@ -12,8 +12,8 @@ import pytest
 from trainers.common import mnist_data
 
 from tests.image.trainer_box import PYTHON, Box, Ended, box, few_digits
-from trainyard.datasets import digits
-from trainyard.datasets import flowers as flowers_data
+from trainyard.sandbox.datasets import digits
+from trainyard.sandbox.datasets import flowers as flowers_data
 
 pytestmark = pytest.mark.concurrent
 

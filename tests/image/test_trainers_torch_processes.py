@@ -12,9 +12,9 @@ from pathlib import Path
 import pytest
 
 from tests.image.trainer_box import PYTHON, Box, box
-from trainyard.datasets import digits
-from trainyard.datasets import flowers as flowers_data
-from trainyard.fakes import storage
+from trainyard.sandbox.datasets import digits
+from trainyard.sandbox.datasets import flowers as flowers_data
+from trainyard.sandbox.fakes import storage
 
 pytestmark = pytest.mark.concurrent
 

@@ -12,12 +12,12 @@ from typing import Any
 import pytest
 
 from tests.image.registry import running
-from trainyard import state
-from trainyard.console import StepFailed, UserError
+from trainyard.common.console import StepFailed, UserError
+from trainyard.common.rule_engine import Finding
 from trainyard.lint.image import core, verify
 from trainyard.lint.image.evidence import Evidence
 from trainyard.oci import docker_engine, image_store, layers, probe_runner
-from trainyard.rule_engine import Finding
+from trainyard.spec import state
 from trainyard.spec.model import load
 
 Findings = dict[str, list[Finding]]

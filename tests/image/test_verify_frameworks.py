@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
+from trainyard.common.rule_engine import Finding
 from trainyard.lint.image import verify
 from trainyard.oci import docker_engine
-from trainyard.rule_engine import Finding
 from trainyard.spec.model import load
 
 BuiltImage = Callable[[str], str]

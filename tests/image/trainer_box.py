@@ -24,8 +24,8 @@ from typing import Any
 from docker.models.containers import Container
 from trainers.common import mnist_data
 
-from trainyard.datasets import digits
 from trainyard.oci import docker_engine
+from trainyard.sandbox.datasets import digits
 
 PYTHON = "/opt/venv/bin/python"
 

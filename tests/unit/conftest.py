@@ -12,7 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from trainyard import cli, console
+from trainyard import cli
+from trainyard.common import console
 from trainyard.oci import builder
 from trainyard.spec import model
 

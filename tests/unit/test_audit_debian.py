@@ -20,8 +20,8 @@ from tests.fakes.registry import Registry
 from tests.fakes.server import Listener
 from tests.published_images import publish
 
-from trainyard import settings
-from trainyard.console import StepFailed, UserError
+from trainyard.common import settings
+from trainyard.common.console import StepFailed, UserError
 from trainyard.lint import waivers
 from trainyard.lint.waivers import Waiver
 from trainyard.oci.attached_sbom import InstalledPackage

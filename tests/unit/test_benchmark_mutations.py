@@ -25,7 +25,7 @@ from benchmarks.mutations.layout import Change, Draft, SavedImage
 from benchmarks.mutations.plan import Source
 from benchmarks.mutations.report import Foreign, Results, Row
 
-from trainyard.console import StepFailed, UserError
+from trainyard.common.console import StepFailed, UserError
 from trainyard.spec.model import load
 
 #: What a container sees of an entry: type, mode, owner, target or content, extended attributes.

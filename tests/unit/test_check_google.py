@@ -16,8 +16,8 @@ from hypothesis import strategies as st
 from tests.examples import examples
 from tests.unit import sarif_schema
 
-from trainyard.console import UserError
-from trainyard.rule_engine import Finding, Severity
+from trainyard.common.console import UserError
+from trainyard.common.rule_engine import Finding, Severity
 from trainyard_jobs import platforms
 from trainyard_jobs.check import pages
 from trainyard_jobs.rules import core

@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
-from trainyard.console import UserError
-from trainyard.rule_engine import Finding, Severity
+from trainyard.common.console import UserError
+from trainyard.common.rule_engine import Finding, Severity
 from trainyard_jobs import platforms
 from trainyard_jobs.check import files
 from trainyard_jobs.model import machines, yaml_writer

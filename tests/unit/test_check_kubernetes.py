@@ -34,8 +34,8 @@ from tests.unit.corpus.kubernetes import (
     rules,
 )
 
-from trainyard.console import UserError
-from trainyard.rule_engine import Finding, Severity, rules_in
+from trainyard.common.console import UserError
+from trainyard.common.rule_engine import Finding, Severity, rules_in
 from trainyard_jobs import platforms
 from trainyard_jobs.kubernetes import gke_objects, kubernetes_names
 from trainyard_jobs.model import yaml_writer

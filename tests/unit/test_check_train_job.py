@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from trainyard.rule_engine import Finding, Severity
+from trainyard.common.rule_engine import Finding, Severity
 from trainyard_jobs import platforms
 from trainyard_jobs.model import yaml_writer
 from trainyard_jobs.rules import core

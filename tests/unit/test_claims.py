@@ -17,8 +17,7 @@ from securesystemslib.exceptions import VerificationError
 from tests.claims import BUILDKIT, CLAIMS, image_to_promote, pushed_image, put_image, verified
 from tests.fakes.registry import Registry, sha256
 
-from trainyard import state
-from trainyard.console import StepFailed, UserError
+from trainyard.common.console import StepFailed, UserError
 from trainyard.image import provenance
 from trainyard.oci import docker_engine, image_index, referrers_api
 from trainyard.oci.referrers_api import Artifact
@@ -28,7 +27,7 @@ from trainyard.release.keys import KeySigner
 from trainyard.release.predicates import Claim
 from trainyard.release.signature import PrivateKey
 from trainyard.release.signers import Opened
-from trainyard.spec import model
+from trainyard.spec import model, state
 from trainyard.spec.architectures import AMD64, ARM64
 
 SUBJECT = Manifest.of({"schemaVersion": 2}, "application/vnd.oci.image.manifest.v1+json")

@@ -15,8 +15,9 @@ from pathlib import Path
 import click
 import pytest
 
-from trainyard import cli, settings
-from trainyard.console import StepFailed, UserError
+from trainyard import cli
+from trainyard.common import settings
+from trainyard.common.console import StepFailed, UserError
 from trainyard.spec import model
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -267,7 +268,7 @@ def test_a_full_name_on_makes_command_line_overrides_a_stray_short_one(monkeypat
 
 
 def test_make_can_set_the_state_folder() -> None:
-    script = "from trainyard import cli, settings; settings.adopt_make_variables(); print(settings.STATE)"
+    script = "from trainyard import cli; from trainyard.common import settings; settings.adopt_make_variables(); print(settings.STATE)"
     given = {"BUILD": "/elsewhere", "TRAINYARD_MAKE_VARIABLES": "BUILD"}
     found = subprocess.run(
         [sys.executable, "-c", script], env=os.environ | given, capture_output=True, text=True, check=True

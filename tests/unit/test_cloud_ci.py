@@ -10,9 +10,10 @@ import pytest
 import yaml
 
 from cloudbuild_local import config as cloud_config
-from trainyard import cli, settings
+from trainyard import cli
 from trainyard.commands import promote, push
 from trainyard.commands.dev import cloudbuild_step, image_index
+from trainyard.common import settings
 from trainyard.project import generated
 from trainyard.release import pipelines as cloud_plan
 from trainyard.release.pipelines import Schedule

@@ -22,8 +22,9 @@ from tests.examples import examples
 from cloudbuild_local import config as cloud_config
 from cloudbuild_local import executor, local, rules
 from cloudbuild_local.executor import FAILURE, TIMEOUT, Executor, Outcome
-from trainyard import cli, third_party
-from trainyard.console import StepFailed, UserError
+from trainyard import cli
+from trainyard.common import third_party
+from trainyard.common.console import StepFailed, UserError
 from trainyard.oci import docker_engine
 
 STEP: dict[str, Any] = {"name": "debian"}

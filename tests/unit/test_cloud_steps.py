@@ -10,13 +10,14 @@ from typing import Any
 import pytest
 from tests.fakes.registry import Registry, sha256
 
-from trainyard import settings, state
-from trainyard.console import StepFailed, UserError
+from trainyard.common import settings
+from trainyard.common.console import StepFailed, UserError
 from trainyard.lint.image import verify
 from trainyard.oci import docker_engine, image_index
 from trainyard.release import cloud_build_steps as steps
 from trainyard.release import publish as publication
 from trainyard.release.cloud_build_steps import Substitutions
+from trainyard.spec import state
 from trainyard.spec.architectures import ARM64
 from trainyard.spec.model import Spec
 

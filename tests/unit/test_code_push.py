@@ -19,13 +19,13 @@ import zstandard
 from tests.fakes.registry import Registry, sha256
 from tests.workspaces import added, lock
 
-from trainyard import settings, state
-from trainyard.console import StepFailed, UserError
+from trainyard.common import settings
+from trainyard.common.console import StepFailed, UserError
 from trainyard.image import plan
 from trainyard.oci import docker_engine, image_index
 from trainyard.oci.registry import Repository
 from trainyard.release import code_push, platform_index, promotion, publish
-from trainyard.spec import model
+from trainyard.spec import model, state
 from trainyard.spec.architectures import AMD64, ARM64
 from trainyard.spec.model import Spec
 from trainyard.workspace import code_layer, pushes

@@ -18,8 +18,8 @@ import jsonschema
 import pytest
 import yaml
 
-from trainyard import registration
-from trainyard.console import UserError
+from trainyard.common import registration
+from trainyard.common.console import UserError
 from trainyard.spec import model
 from trainyard_jobs import platforms
 from trainyard_jobs.model import machines, request

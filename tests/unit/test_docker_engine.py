@@ -9,8 +9,8 @@ from pathlib import Path
 import docker
 import pytest
 
-from trainyard import settings
-from trainyard.console import StepFailed, UserError
+from trainyard.common import settings
+from trainyard.common.console import StepFailed, UserError
 from trainyard.oci import docker_engine
 from trainyard.project import test
 from trainyard.spec.architectures import AMD64, ARM64, Architecture

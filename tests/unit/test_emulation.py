@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from trainyard.settings import ROOT
+from trainyard.common.settings import ROOT
 
 SCRIPT = ROOT / "scripts" / "setup-emulation.sh"
 FORMAT = ":qemu-aarch64:M::\\x7fELF\\x02\\x01\\x01:\\xff\\xff:/usr/libexec/qemu-binfmt/aarch64-binfmt-P:OPF\n"

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from packaging.requirements import Requirement
 
-from trainyard.settings import ROOT
+from trainyard.common.settings import ROOT
 from trainyard.spec.model import load
 
 GPT, KERAS = ROOT / "examples/gpt", ROOT / "examples/keras"

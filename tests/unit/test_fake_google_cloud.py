@@ -16,9 +16,9 @@ from typing import Any
 
 import pytest
 
-from trainyard.fakes.google_cloud import FAULTS, Fault, GoogleCloud, discovery_document
+from trainyard.sandbox.fakes.google_cloud import FAULTS, Fault, GoogleCloud, discovery_document
 
-FAKE = Path(__file__).resolve().parents[2] / "scripts" / "trainyard" / "fakes" / "google_cloud.py"
+FAKE = Path(__file__).resolve().parents[2] / "scripts" / "trainyard" / "sandbox" / "fakes" / "google_cloud.py"
 NODE = "v1/projects/test-project/locations/us-central1-c/nodes/tpu-a"
 FLAVOR = {"Metadata-Flavor": "Google"}
 BEARER = {"Authorization": "Bearer ya29.fake-access-token"}

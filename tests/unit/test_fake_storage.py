@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import requests
 
-from trainyard.fakes.storage import Storage, hand_over
+from trainyard.sandbox.fakes.storage import Storage, hand_over
 
 
 @pytest.fixture

@@ -13,11 +13,11 @@ import yaml
 from tests.fakes import kubernetes, vertex
 from tests.fakes.server import ApiError
 
-from trainyard.settings import ROOT
+from trainyard.common.settings import ROOT
 
 #: What judges jobs and builds, or writes them: a fake that uses it would accept its mistakes.
 TESTED = (
-    "trainyard.lint", "trainyard.rule_engine", "trainyard_jobs.check", "trainyard_jobs.kubernetes",
+    "trainyard.lint", "trainyard.common.rule_engine", "trainyard_jobs.check", "trainyard_jobs.kubernetes",
     "trainyard_jobs.model", "trainyard_jobs.platforms", "trainyard_jobs.pods", "trainyard_jobs.rules",
     "trainyard_jobs.schema", "cloudbuild_local.config.load", "cloudbuild_local.rules",
 )  # fmt: skip

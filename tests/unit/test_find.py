@@ -10,8 +10,8 @@ import pytest
 from tests.fakes.registry import Registry
 from tests.published_images import OCI, publish
 
-from trainyard import settings
-from trainyard.console import UserError
+from trainyard.common import settings
+from trainyard.common.console import UserError
 from trainyard.oci import image_index, referrers
 from trainyard.oci.registry import Manifest, Repository, sha256
 from trainyard.oci.transport import MAX_CONNECTIONS

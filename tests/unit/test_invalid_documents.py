@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 import yaml
 
-from trainyard.console import UserError
-from trainyard.settings import ROOT
+from trainyard.common.console import UserError
+from trainyard.common.settings import ROOT
 from trainyard.spec.workspace import Workspace, WorkspaceDocument
 from trainyard.workspace import dependency_tables, indexes, python_projects, requirements
 from trainyard_jobs import platforms

@@ -21,8 +21,7 @@ from tests.claims import CLAIMS, image_to_promote, pushed_image, put_image
 from tests.fakes.registry import Registry
 from tests.fakes.sigstore import GITHUB, GOOGLE, Rekor2, Sigstore, inclusion_path, root_hash
 
-from trainyard import state
-from trainyard.console import StepFailed, UserError
+from trainyard.common.console import StepFailed, UserError
 from trainyard.oci import docker_engine, referrers_api
 from trainyard.oci.referrers_api import Artifact
 from trainyard.oci.registry import Manifest, Repository
@@ -30,7 +29,7 @@ from trainyard.release import claims, identities, predicates, publish
 from trainyard.release.identities import Identity, IdentitySigner, TrustedIdentity
 from trainyard.release.keys import KeySigner
 from trainyard.release.signers import Opened, Signed
-from trainyard.spec import model
+from trainyard.spec import model, state
 
 Command = Callable[..., tuple[int, str, str]]
 

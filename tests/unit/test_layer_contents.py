@@ -12,12 +12,12 @@ from pathlib import Path
 import pytest
 from tests.unit.test_verify import changed, good
 
-from trainyard import state
 from trainyard.lint.image import contents, core, expected
 from trainyard.lint.image.evidence import Evidence
 from trainyard.lint.image.expected import Expected
 from trainyard.oci import layer_contents, layers
 from trainyard.oci.layer_contents import Contents, Item
+from trainyard.spec import state
 
 LOWER, UPPER, OTHER = (f"sha256:{digit * 64}" for digit in "abc")
 

@@ -13,10 +13,10 @@ from hypothesis import strategies as st
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
-from trainyard import settings
-from trainyard.console import StepFailed, UserError
+from trainyard.common import settings
+from trainyard.common.console import StepFailed, UserError
+from trainyard.common.settings import ROOT
 from trainyard.image import base_image, locked_files, resolver
-from trainyard.settings import ROOT
 from trainyard.spec import lockfile, model
 from trainyard.spec.lockfile import Pin
 

@@ -13,7 +13,8 @@ from pathlib import Path
 import click
 import pytest
 
-from trainyard import cli, dialect, settings
+from trainyard import cli
+from trainyard.common import dialect, settings
 
 ROOT = Path(__file__).resolve().parents[2]
 PACKAGES = ROOT / "scripts"

@@ -13,10 +13,10 @@ import docker.errors
 import pytest
 from tests.fakes.package_index import PackageIndex, wheel
 
-from trainyard.console import UserError
+from trainyard.common.console import UserError
+from trainyard.common.settings import ROOT
 from trainyard.image import base_image, fallback, plan, target_lock
 from trainyard.release import batch, publish
-from trainyard.settings import ROOT
 from trainyard.spec import lockfile, model, nightly
 from trainyard.spec.model import Spec
 

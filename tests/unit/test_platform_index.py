@@ -10,12 +10,12 @@ from typing import Any
 import pytest
 from tests.fakes.registry import Registry, sha256
 
-from trainyard import settings, state
-from trainyard.console import UserError
+from trainyard.common import settings
+from trainyard.common.console import UserError
 from trainyard.oci import image_index, image_store, referrers, registry
 from trainyard.oci.registry import Manifest, Repository
 from trainyard.release import audit, platform_index, promotion
-from trainyard.spec import architectures, lockfile, model, naming
+from trainyard.spec import architectures, lockfile, model, naming, state
 from trainyard.spec.architectures import AMD64, ARM64, Architecture
 
 OCI = "application/vnd.oci.image"

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from trainyard.console import UserError
-from trainyard.settings import ROOT
+from trainyard.common.console import UserError
+from trainyard.common.settings import ROOT
 from trainyard_jobs import platforms
 from trainyard_jobs.model.request import Request
 from trainyard_jobs.platforms.base import Conversion, Platform, RenderedJob

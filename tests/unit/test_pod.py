@@ -20,9 +20,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.fakes.registry import Registry, sha256
 
-from trainyard import gcloud
-from trainyard.console import StepFailed, UserError
-from trainyard.gcloud import Finished
+from trainyard.common import gcloud
+from trainyard.common.console import StepFailed, UserError
+from trainyard.common.gcloud import Finished
 from trainyard_jobs.commands import pod
 from trainyard_jobs.pods import actions, api, connectivity_probe, gcloud_args, shell_commands, ssh, xla_dist
 from trainyard_jobs.pods.api import Node, TpuApi

@@ -9,8 +9,8 @@ from dataclasses import replace
 
 import pytest
 
-from trainyard.console import StepFailed
-from trainyard.gcloud import Finished
+from trainyard.common.console import StepFailed
+from trainyard.common.gcloud import Finished
 from trainyard_jobs.pods import provisioning, run
 from trainyard_jobs.pods.api import Node, TpuApi
 from trainyard_jobs.pods.controller import PodController

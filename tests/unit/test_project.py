@@ -11,8 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from trainyard import cli, installation
-from trainyard.console import StepFailed, UserError
+from trainyard import cli
+from trainyard.common import installation
+from trainyard.common.console import StepFailed, UserError
 from trainyard.project import check, test
 from trainyard_jobs.model import machines
 

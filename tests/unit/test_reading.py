@@ -14,9 +14,9 @@ from typing import Any
 import pytest
 
 from cloudbuild_local import inputs
-from trainyard.console import UserError
+from trainyard.common.console import UserError
+from trainyard.common.settings import ROOT
 from trainyard.image import dockerfile
-from trainyard.settings import ROOT
 from trainyard.spec import model, workspace_lock, yaml_source
 from trainyard.spec.workspace import Workspace, WorkspaceDocument
 from trainyard.workspace import (

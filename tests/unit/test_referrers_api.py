@@ -11,11 +11,11 @@ import pytest
 import requests
 from tests.fakes.registry import Registry, RegistryError, sha256
 
-from trainyard import state
-from trainyard.console import StepFailed
+from trainyard.common.console import StepFailed
 from trainyard.oci import referrers_api
 from trainyard.oci.referrers_api import Artifact
 from trainyard.oci.registry import Manifest, Repository
+from trainyard.spec import state
 
 INDEX = "application/vnd.oci.image.index.v1+json"
 SBOM, OTHER = "application/vnd.example.sbom+json", "application/vnd.example.other"

@@ -21,15 +21,15 @@ from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption,
 from tests.claims import CLAIMS
 from tests.fakes.registry import Answer, Registry, sha256
 
-from trainyard import settings, state
-from trainyard.console import StepFailed, UserError
+from trainyard.common import settings
+from trainyard.common.console import StepFailed, UserError
 from trainyard.oci import docker_engine, image_index, image_store, inventory, referrers, referrers_api, transport
 from trainyard.oci.documents import InvalidAnswer
 from trainyard.oci.referrers import Referrer
 from trainyard.oci.registry import Manifest, Repository
 from trainyard.release import claims, promotion, signature
 from trainyard.release.keys import KeySigner
-from trainyard.spec import model, naming
+from trainyard.spec import model, naming, state
 
 OCI = "application/vnd.oci.image"
 Command = Callable[..., tuple[int, str, str]]

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 from rehearsing import rehearsal_of, resolved
 
-from trainyard.console import UserError
-from trainyard.fakes.google_cloud import GoogleCloud
+from trainyard.common.console import UserError
+from trainyard.sandbox.fakes.google_cloud import GoogleCloud
 from trainyard_jobs.rehearsal.model import Mount, Trial
 
 # The example of https://cloud.google.com/vertex-ai/docs/training/distributed-training: 1 + 2 + 2 + 3 replicas.

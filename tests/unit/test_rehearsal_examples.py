@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from rehearsing import rehearsal_of, resolved
 
-from trainyard.settings import ROOT
+from trainyard.common.settings import ROOT
 from trainyard_jobs import platforms
 from trainyard_jobs.rehearsal.model import Rehearsal
 from trainyard_jobs.rules import core

@@ -20,11 +20,11 @@ from unittest.mock import MagicMock
 import pytest
 from matplotlib.text import Text
 
-from trainyard import settings
-from trainyard.console import UserError
-from trainyard.fakes import sidecar
-from trainyard.fakes.google_cloud import GoogleCloud
+from trainyard.common import settings
+from trainyard.common.console import UserError
 from trainyard.oci import docker_engine
+from trainyard.sandbox.fakes import sidecar
+from trainyard.sandbox.fakes.google_cloud import GoogleCloud
 from trainyard.spec.architectures import AMD64, ARM64, Architecture
 from trainyard_jobs.commands.job import rehearse
 from trainyard_jobs.model import image_metadata, machines

@@ -14,9 +14,9 @@ from pathlib import Path
 import pytest
 
 from trainyard import cli
+from trainyard.common.settings import ROOT
 from trainyard.image import dockerfile as render
 from trainyard.project import generated
-from trainyard.settings import ROOT
 from trainyard.spec import model
 from trainyard.spec.catalog import debian_bases
 

@@ -11,11 +11,11 @@ from typing import Any
 
 import pytest
 
-from trainyard import state
-from trainyard.console import UserError
+from trainyard.common.console import UserError
 from trainyard.oci import docker_engine
 from trainyard.release import reproduce
 from trainyard.release.reproduce import Build, Difference, Listing
+from trainyard.spec import state
 from trainyard.spec.model import load
 
 Member = tuple[str, bytes, dict[str, Any]]

@@ -11,11 +11,11 @@ from typing import Any
 import pytest
 
 from cloudbuild_local import rules as cloud_build
-from trainyard import rule_engine
+from trainyard.common import rule_engine
+from trainyard.common.rule_engine import Finding, Rule, Severity, rule
+from trainyard.common.settings import ROOT
 from trainyard.lint import catalogue
 from trainyard.lint.image import core as image
-from trainyard.rule_engine import Finding, Rule, Severity, rule
-from trainyard.settings import ROOT
 from trainyard_jobs import platforms
 
 Trainyard = Callable[..., tuple[int, str, str]]

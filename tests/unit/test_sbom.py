@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from tests.fakes.registry import Registry, sha256
 
-from trainyard import settings
+from trainyard.common import settings
 from trainyard.oci import attached_sbom, inventory, referrers
 from trainyard.oci.attached_sbom import InstalledPackage
 from trainyard.oci.inventory import Image, LayerPackages, LayerSummary

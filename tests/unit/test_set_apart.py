@@ -6,7 +6,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from trainyard.settings import ROOT
+from trainyard.common.settings import ROOT
 
 SITE, COMMANDS = "opt/venv/lib/python3.11/site-packages", "opt/venv/bin"
 

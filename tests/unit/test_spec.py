@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from trainyard import settings
-from trainyard.console import UserError
+from trainyard.common import settings
+from trainyard.common.console import UserError
 from trainyard.image import dockerfile, plan
 from trainyard.spec import architectures, catalog, lockfile, model, naming
 
@@ -336,7 +336,7 @@ def test_a_damaged_record_of_a_base_is_one_line(inspect_base: Callable[[model.Sp
 def installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """The folder of a package that was installed from a wheel."""
     monkeypatch.setattr(settings, "CHECKOUT", None)
-    monkeypatch.setattr(settings, "__file__", str(tmp_path / "settings.py"))
+    monkeypatch.setattr(settings, "PACKAGE", tmp_path)
     monkeypatch.delenv("SOURCE_DATE_EPOCH", raising=False)
     plan._build_facts.cache_clear()
     yield tmp_path

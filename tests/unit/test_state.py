@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 from pydantic import ValidationError
 
-from trainyard import state
-from trainyard.console import UserError
+from trainyard.common.console import UserError
+from trainyard.spec import state
 
 VERIFIED = {"passed": True, "size": 1, "manifest": {"size": 2}, "more": ["x"]}
 
@@ -27,7 +27,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def child(script: str, folder: Path) -> subprocess.Popen[str]:
     return subprocess.Popen(
-        [sys.executable, "-c", f"from trainyard import state\n{script}"],
+        [sys.executable, "-c", f"from trainyard.spec import state\n{script}"],
         env=os.environ | {"TRAINYARD_BUILD": str(folder)},
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
@@ -40,7 +40,7 @@ def lock_holder(folder: Path) -> Iterator[subprocess.Popen[str]]:
     """Another process that holds the lock of xla's candidate until a line is written to it, or it is killed."""
     script = "import sys\nwith state.candidate_lock('xla'): print('locked', flush=True); sys.stdin.readline()"
     process = subprocess.Popen(
-        [sys.executable, "-c", f"from trainyard import state\n{script}"],
+        [sys.executable, "-c", f"from trainyard.spec import state\n{script}"],
         env=os.environ | {"TRAINYARD_BUILD": str(folder)},
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 import renew_third_party
-from trainyard import third_party
+from trainyard.common import third_party
 
 GOOGLE = "google-api-python-client"
 

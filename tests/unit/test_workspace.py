@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 from tests.workspaces import added, lock
 
-from trainyard import console
-from trainyard.console import UserError
+from trainyard.common import console
+from trainyard.common.console import UserError
 from trainyard.image import build, dockerfile, offline, plan
 from trainyard.release import candidate
 from trainyard.spec import model, workspace
@@ -330,7 +330,7 @@ def test_quiet_leaves_warnings_and_errors(trainyard: Callable[..., tuple[int, st
     import sys
 
     script = (
-        "from trainyard import console; console.be_quiet(); console.say('a'); console.log.print('b');"
+        "from trainyard.common import console; console.be_quiet(); console.say('a'); console.log.print('b');"
         "console.warn('c'); console.fail('d')"
     )
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)

@@ -19,9 +19,9 @@ from packaging.utils import canonicalize_name
 from tests.fakes.package_index import PackageIndex, source_distribution, wheel
 
 import trainyard as package
-from trainyard.console import StepFailed, UserError
+from trainyard.common.console import StepFailed, UserError
+from trainyard.common.settings import ROOT
 from trainyard.image import base_image, dockerfile, plan, resolver, workspace_resolution, workspace_resolver
-from trainyard.settings import ROOT
 from trainyard.spec import lockfile, model, workspace_lock
 from trainyard.spec.lockfile import Pin
 from trainyard.spec.model import IMAGES, Spec

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from tests.fakes.package_index import PackageIndex, wheel
 
-from trainyard.console import StepFailed, UserError
+from trainyard.common.console import StepFailed, UserError
 from trainyard.image import base_image, build, dockerfile, resolver, workspace_resolver
 from trainyard.oci import docker_engine, probe_runner
 from trainyard.spec import lockfile, model, workspace_lock

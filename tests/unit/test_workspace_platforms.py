@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from tests.fakes.package_index import PackageIndex, source_distribution, wheel
 
-from trainyard.console import StepFailed, UserError
+from trainyard.common.console import StepFailed, UserError
 from trainyard.image import base_image, build, dockerfile, offline, plan, workspace_resolution, workspace_resolver
 from trainyard.oci import docker_engine
 from trainyard.spec import architectures, lockfile, model, workspace, workspace_lock

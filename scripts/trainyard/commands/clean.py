@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import click
 
-from trainyard import options
+from trainyard.common import options
 
 GROUP = "project"
 
@@ -27,7 +27,7 @@ def command(target: str | None, everything: bool, cache: bool, as_json: bool) ->
 
     With TARGET, also that target's images and records. Containers, networks and volumes of a running process are kept.
     """
-    from trainyard import console
+    from trainyard.common import console
     from trainyard.project import clean
 
     removed = clean.clean(target, everything=everything, cache=cache)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import click
 
-from trainyard import options
-from trainyard.settings import PREFIX
+from trainyard.common import options
+from trainyard.common.settings import PREFIX
 
 GROUP = "publish"
 
@@ -33,7 +33,7 @@ def command(package: str | None, registry: str | None, quiet: bool, as_json: boo
     With --quiet the references of the images, by digest, are printed on stdout. The exit status is 0 whether or not an
     image has the package.
     """
-    from trainyard import console
+    from trainyard.common import console
     from trainyard.oci.registry import Repository, check_address
     from trainyard.release import package_search
     from trainyard.spec.naming import NAME

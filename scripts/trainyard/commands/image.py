@@ -6,7 +6,7 @@ from typing import Any
 
 import click
 
-from trainyard import options
+from trainyard.common import options
 
 GROUP = "build"
 
@@ -61,7 +61,7 @@ def command(
     there is one, else with its own, which is started with --help. It is not recorded as passed: push it with 'docker
     push'.
     """
-    from trainyard import console
+    from trainyard.common import console
 
     if reference:
         found = _from(target, reference)
@@ -73,7 +73,7 @@ def command(
 
 
 def _made(target: str | None, events: int | None, **how: Any) -> dict[str, Any]:
-    from trainyard import console
+    from trainyard.common import console
     from trainyard.image import fallback
     from trainyard.oci import docker_engine
     from trainyard.release import candidate
@@ -98,7 +98,7 @@ def _made(target: str | None, events: int | None, **how: Any) -> dict[str, Any]:
 
 
 def _from(target: str | None, reference: str) -> dict[str, Any]:
-    from trainyard import console
+    from trainyard.common import console
     from trainyard.oci import docker_engine
     from trainyard.release import candidate
     from trainyard.spec import workspace

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import click
 
-from trainyard import options
+from trainyard.common import options
 
 GROUP = "workspace"
 
@@ -37,7 +37,7 @@ def command(
     import sys
     from pathlib import Path
 
-    from trainyard import console
+    from trainyard.common import console
     from trainyard.spec import workspace
     from trainyard.spec.model import load, targets
     from trainyard.workspace import init

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import click
 
-from trainyard import options
+from trainyard.common import options
 
 GROUP = "build"
 
@@ -22,7 +22,7 @@ def command(as_json: bool) -> None:
     """List the targets of the catalogue: contents, platforms, trainers, and the images on this host."""
     from rich.table import Table
 
-    from trainyard import console
+    from trainyard.common import console
     from trainyard.image import local_images
     from trainyard.spec.model import catalogue, each_platform
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import click
 
-from trainyard import options
+from trainyard.common import options
 
 GROUP = "build"
 
@@ -38,7 +38,7 @@ def command(target: str | None, upgrade: bool, upgrade_package: tuple[str, ...],
     The packages that a nightly names without a version are locked in their newest release, pre-releases included, which
     is recorded with the day in nightly.json.
     """
-    from trainyard import console
+    from trainyard.common import console
     from trainyard.image import resolver, target_lock, workspace_resolver
     from trainyard.spec import architectures, lockfile, model
     from trainyard.spec.model import relative

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from trainyard import options
+from trainyard.common import options
 
 if TYPE_CHECKING:
     from trainyard.release.promotion import Demanded
@@ -70,7 +70,7 @@ def command(
     --public-key, or with --certificate-identity and --certificate-oidc-issuer. With --key or --keyless, a verification
     summary (SLSA) is attached, too.
     """
-    from trainyard import console
+    from trainyard.common import console
     from trainyard.oci.registry import check_address
     from trainyard.release import predicates, promotion, signing
     from trainyard.spec.model import load
@@ -100,7 +100,7 @@ def command(
 
 def _demanded(kinds: Sequence[str], signer: Signer | None, trust: Trust | None) -> Demanded:
     """The claims that --require-signed demands; whose claims count follows from who signs."""
-    from trainyard import console
+    from trainyard.common import console
     from trainyard.release import promotion, signing
 
     if trust is None and signer:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from trainyard import options, settings
+from trainyard.common import options, settings
 
 if TYPE_CHECKING:
     from trainyard.release.signers import Signer
@@ -69,7 +69,7 @@ def command(
 
     Layers are compressed with zstd; for registries and engines without zstd, build with COMPRESSION=gzip.
     """
-    from trainyard import console
+    from trainyard.common import console
     from trainyard.oci.registry import check_address
     from trainyard.spec.model import load
 
@@ -96,7 +96,7 @@ def command(
 
 
 def _push_code(spec: Any, registry: str | None, image: str | None) -> dict[str, Any]:
-    from trainyard import console
+    from trainyard.common import console
     from trainyard.release import code_push
     from trainyard.spec.units import in_units
 
@@ -110,7 +110,7 @@ def _push_code(spec: Any, registry: str | None, image: str | None) -> dict[str, 
 
 
 def _push(spec: Any, address: str, signer: Signer | None, vex: str | None, allow_untested: bool) -> dict[str, Any]:
-    from trainyard import console
+    from trainyard.common import console
     from trainyard.release import audit, publish
     from trainyard.spec.units import in_units
 

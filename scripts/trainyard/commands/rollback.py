@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import click
 
-from trainyard import options
+from trainyard.common import options
 
 GROUP = "publish"
 
@@ -25,7 +25,7 @@ def command(target: str | None, registry: str | None, as_json: bool) -> None:
     The current image becomes <tag>.previous, so that a second rollback undoes the first. To go back further, promote
     an older image by its immutable tag: 'trainyard promote --image'.
     """
-    from trainyard import console
+    from trainyard.common import console
     from trainyard.oci.registry import check_address
     from trainyard.release import promotion
     from trainyard.spec.model import load

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import click
 
-from trainyard import options
+from trainyard.common import options
 
 GROUP = "workspace"
 
@@ -63,7 +63,7 @@ def command(
     import shlex
     import sys
 
-    from trainyard import console
+    from trainyard.common import console
     from trainyard.image import local_run
     from trainyard.oci import docker_engine
     from trainyard.spec.model import load

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import click
 
-from trainyard import options
+from trainyard.common import options
 
 GROUP = "publish"
 
@@ -34,7 +34,7 @@ def command(target: str | None, image: str | None, output: Path | None, as_json:
     Packages have their purl and license, and Python packages the SHA-256 of every file that the lock accepts for them.
     The same image gives the same bytes. 'trainyard push' attaches the SBOM to the image.
     """
-    from trainyard import console, settings
+    from trainyard.common import console, settings
     from trainyard.oci import docker_engine, inventory
     from trainyard.release import sbom
     from trainyard.spec.model import load

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from trainyard import options
+from trainyard.common import options
 
 if TYPE_CHECKING:
     from trainyard.release.claims import Found
@@ -57,8 +57,8 @@ def command(
     SIGSTORE_ID_TOKEN signs. It gets a certificate for some minutes from Sigstore, and the signature is entered into
     Sigstore's transparency log: both are public.
     """
-    from trainyard import console
-    from trainyard.installation import require_extra
+    from trainyard.common import console
+    from trainyard.common.installation import require_extra
 
     require_extra("cryptography", "sign")
     from trainyard.release import claims, predicates, signature, signing
@@ -89,7 +89,7 @@ def _show(of_platform: Mapping[str, Sequence[Found]]) -> list[dict[str, Any]]:
     Raises:
         StepFailed: one that names the signer is not valid.
     """
-    from trainyard import console
+    from trainyard.common import console
 
     all_claims = [(platform, one) for platform, some in of_platform.items() for one in some]
     lines = [f"{platform} {one}".strip() for platform, one in all_claims]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import click
 
-from trainyard import options
+from trainyard.common import options
 
 GROUP = "build"
 
@@ -27,7 +27,7 @@ def command(target: str | None, image: str | None, as_json: bool) -> None:
     image; without TARGET, that is checked against the rules that need no spec. 'trainyard dev rules image target' lists
     the rules. The check takes seconds and needs no accelerator.
     """
-    from trainyard import console
+    from trainyard.common import console
     from trainyard.lint.image import verify
 
     spec, reference = verify.image_to_verify(target, image)

@@ -18,8 +18,8 @@ from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 
-from trainyard import settings
-from trainyard.console import StepFailed, UserError, say
+from trainyard.common import settings
+from trainyard.common.console import StepFailed, UserError, say
 from trainyard.image.local_images import digest_of
 from trainyard.oci import builder, docker_engine
 from trainyard.oci.reference import Reference

@@ -13,8 +13,8 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from trainyard import settings, state
-from trainyard.console import StepFailed, UserError, say, warn
+from trainyard.common import settings
+from trainyard.common.console import StepFailed, UserError, say, warn
 from trainyard.image import (
     base_image,
     dockerfile,
@@ -30,7 +30,7 @@ from trainyard.image.buildx import OnStep, bake
 from trainyard.image.local_images import digest_of
 from trainyard.image.plan import Plan, inputs, make_plan, other_pythons
 from trainyard.oci import builder, docker_engine, layer_contents
-from trainyard.spec import lockfile
+from trainyard.spec import lockfile, state
 from trainyard.spec.model import IMAGES, Spec, base_contents_file, load, relative, with_locked_base
 from trainyard.spec.naming import NAME
 from trainyard.spec.workspace import LOCK

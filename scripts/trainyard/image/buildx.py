@@ -14,12 +14,12 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from trainyard import settings
-from trainyard.console import StepFailed, is_quiet
+from trainyard.common import settings
+from trainyard.common.console import StepFailed, is_quiet
+from trainyard.common.settings import ROOT
 from trainyard.image import compile_failure
 from trainyard.oci import builder, docker_engine
 from trainyard.oci.builder import Builder
-from trainyard.settings import ROOT
 
 #: Called with the stage that a build is at and the step within it: ``("framework", "2/3")``.
 OnStep = Callable[[str, str], None]

@@ -10,9 +10,9 @@ from typing import Any
 
 from pydantic import RootModel
 
-from trainyard.console import UserError, nearest
+from trainyard.common.console import UserError, nearest
+from trainyard.common.settings import ROOT
 from trainyard.image import measurements
-from trainyard.settings import ROOT
 from trainyard.spec import lockfile, yaml_source
 from trainyard.spec.catalog import Line, validated
 from trainyard.spec.model import IMAGES, Spec, relative

@@ -16,10 +16,10 @@ import jinja2
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
-from trainyard.console import one_line
+from trainyard.common.console import one_line
+from trainyard.common.installation import check_writable
+from trainyard.common.settings import ROOT
 from trainyard.image import plan, wheel_layers
-from trainyard.installation import check_writable
-from trainyard.settings import ROOT
 from trainyard.spec import lockfile, naming
 from trainyard.spec.architectures import AMD64
 from trainyard.spec.catalog import debian_bases

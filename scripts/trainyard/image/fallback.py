@@ -6,7 +6,7 @@ is never promoted.
 
 from __future__ import annotations
 
-from trainyard import settings
+from trainyard.common import settings
 from trainyard.image import base_image
 from trainyard.spec.model import IMAGES, Spec, catalogue
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from packaging.pylock import Package, Pylock
 from packaging.utils import canonicalize_name
 
-from trainyard.console import warn
+from trainyard.common.console import warn
 from trainyard.spec import lockfile
 from trainyard.spec.lockfile import Pin
 

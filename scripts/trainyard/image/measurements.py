@@ -6,8 +6,8 @@ import json
 from pathlib import Path
 from typing import Any
 
-from trainyard.console import UserError
-from trainyard.settings import ROOT
+from trainyard.common.console import UserError
+from trainyard.common.settings import ROOT
 from trainyard.spec.model import relative
 
 FILE = ROOT / "docs" / "sizes.json"

@@ -12,11 +12,11 @@ from pathlib import Path
 
 from pydantic import BaseModel, ValidationError
 
-from trainyard.console import UserError
+from trainyard.common.console import UserError
+from trainyard.common.settings import STATE
 from trainyard.image import working_directory
 from trainyard.image.plan import Plan
 from trainyard.oci import builder, docker_engine
-from trainyard.settings import STATE
 from trainyard.spec.architectures import Architecture
 from trainyard.spec.model import Spec
 

@@ -9,7 +9,7 @@ import urllib.request
 from functools import cache
 from urllib.parse import urlsplit
 
-from trainyard import settings
+from trainyard.common import settings
 from trainyard.spec.model import Index, Spec
 from trainyard.workspace.lines import userinfo, without_userinfo
 

@@ -11,9 +11,9 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from trainyard import git, settings
-from trainyard.console import UserError
-from trainyard.settings import ROOT
+from trainyard.common import git, settings
+from trainyard.common.console import UserError
+from trainyard.common.settings import ROOT
 from trainyard.spec import lockfile
 from trainyard.spec.catalog import debian_bases
 from trainyard.spec.model import Spec
@@ -35,7 +35,7 @@ def _git(folder: Path, *arguments: str) -> str | None:
 def _build_facts() -> dict[str, Any]:
     """``revision`` and ``time`` of the commit that a wheel was built from (scripts/hatch_build.py)."""
     try:
-        found: dict[str, Any] = json.loads(Path(settings.__file__).with_name("_build.json").read_text(encoding="utf-8"))
+        found: dict[str, Any] = json.loads((settings.PACKAGE / "_build.json").read_text(encoding="utf-8"))
     except FileNotFoundError:
         return {}
     return found

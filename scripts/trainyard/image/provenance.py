@@ -12,11 +12,12 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from trainyard import settings, state
-from trainyard.console import StepFailed
+from trainyard.common import settings
+from trainyard.common.console import StepFailed
 from trainyard.image.buildx import bake
 from trainyard.oci import docker_engine, image_store, referrers
 from trainyard.oci.registry import Manifest, Repository
+from trainyard.spec import state
 from trainyard.spec.naming import NAME
 
 #: Annotation of an attestation's descriptor, with its value (https://github.com/moby/buildkit/blob/master/docs/attestations/attestation-storage.md).

@@ -15,12 +15,12 @@ from pathlib import Path
 from packaging.requirements import InvalidRequirement, Requirement
 from packaging.utils import canonicalize_name
 
-from trainyard import settings
-from trainyard.console import StepFailed, UserError, say
+from trainyard.common import settings
+from trainyard.common.console import StepFailed, UserError, say
+from trainyard.common.installation import check_writable, checkout
+from trainyard.common.settings import ROOT
 from trainyard.image import base_image, locked_files, package_index
-from trainyard.installation import check_writable, checkout
 from trainyard.oci import docker_engine, probe_runner
-from trainyard.settings import ROOT
 from trainyard.spec import lockfile, workspace_lock
 from trainyard.spec.architectures import AMD64
 from trainyard.spec.catalog import conflict

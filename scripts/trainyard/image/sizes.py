@@ -16,13 +16,12 @@ import docker.errors
 import requests
 from rich.table import Table
 
-from trainyard import state
-from trainyard.console import StepFailed, UserError, say
+from trainyard.common.console import StepFailed, UserError, say
+from trainyard.common.settings import ROOT
 from trainyard.image import measurements, wheel_layers, wheels
 from trainyard.oci import docker_engine, layers
 from trainyard.oci.layers import Stored
-from trainyard.settings import ROOT
-from trainyard.spec import lockfile
+from trainyard.spec import lockfile, state
 from trainyard.spec.model import Spec, catalogue
 from trainyard.spec.naming import LABELS, NAME, day_and_hash
 from trainyard.spec.units import in_units

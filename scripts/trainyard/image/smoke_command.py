@@ -35,7 +35,7 @@ from typing import Any
 
 from docker.models.containers import Container
 
-from trainyard.console import StepFailed, say
+from trainyard.common.console import StepFailed, say
 from trainyard.image import smoke_containers, smoke_sandbox
 from trainyard.image.local_run import DATA, OUTPUT, SHARED_MEMORY
 from trainyard.image.smoke_failure import Explanation, Run, asked_for, own_lines
@@ -479,7 +479,7 @@ def _until(container: Container, half: Progress) -> bool:
 
 
 def check(subject: Subject) -> dict[str, Any]:
-    """Test the command of a subject; see :class:`trainyard.state.SmokeResult`.
+    """Test the command of a subject; see :class:`trainyard.spec.state.SmokeResult`.
 
     Raises:
         StepFailed: it failed; the message gives the reason, with a file and a line where there is one.

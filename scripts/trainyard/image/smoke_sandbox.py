@@ -1,8 +1,8 @@
 """The closed world of a smoke test: an internal network with a fake of Google Cloud, and volumes.
 
 A sidecar container runs next to the image, on an internal network: the same image with the fake of Google Cloud's
-metadata server and TPU API (scripts/trainyard/fakes/google_cloud.py) copied into it. No host mount and no host port is
-used, so the test runs the same way on a laptop, in CI, in Cloud Build and with a remote engine.
+metadata server and TPU API (scripts/trainyard/sandbox/fakes/google_cloud.py) copied into it. No host mount and no host
+port is used, so the test runs the same way on a laptop, in CI, in Cloud Build and with a remote engine.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ import docker.errors
 import requests
 from docker.models.containers import Container
 
-from trainyard.console import StepFailed
-from trainyard.fakes import sidecar
+from trainyard.common.console import StepFailed
 from trainyard.oci import docker_engine
+from trainyard.sandbox.fakes import sidecar
 
 PORT = 8080
 PROJECT, ZONE, NODE = "smoke-project", "us-central1-b", "smoke-node"

@@ -29,12 +29,12 @@ from typing import Any
 
 from docker.models.containers import Container
 
-from trainyard import state
-from trainyard.console import StepFailed, say
-from trainyard.datasets import digits
+from trainyard.common.console import StepFailed, say
 from trainyard.image import smoke_command, smoke_containers, worker_processes
 from trainyard.image.smoke_sandbox import EMULATED, GRACE, Sandbox, lines_of, prints, wait
 from trainyard.oci import docker_engine
+from trainyard.sandbox.datasets import digits
+from trainyard.spec import state
 from trainyard.spec.model import Spec
 
 #: Seconds a training run may take; the slowest, XLA's CPU backend, took 40 s on 2 cores (2026-11).
@@ -164,7 +164,7 @@ def smoke(spec: Spec, reference: str) -> dict[str, Any]:
 
 
 def _train(spec: Spec, digest: str) -> dict[str, Any]:
-    """The smoke test of a target of the catalogue; see :class:`trainyard.state.SmokeResult`."""
+    """The smoke test of a target of the catalogue; see :class:`trainyard.spec.state.SmokeResult`."""
     started = time.monotonic()
     emulated = docker_engine.emulated_environment(spec.architecture)
     with Sandbox(digest, _digits() | smoke_containers.files(), ("out",), environment=emulated) as sandbox:

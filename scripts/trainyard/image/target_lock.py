@@ -6,7 +6,7 @@ import datetime
 import tempfile
 from pathlib import Path
 
-from trainyard.console import warn
+from trainyard.common.console import warn
 from trainyard.image import dockerfile, package_index, resolver
 from trainyard.spec import lockfile, nightly
 from trainyard.spec.model import (

@@ -8,8 +8,8 @@ import sys
 from collections.abc import Iterable
 from functools import cache
 
-from trainyard.console import UserError, nearest
-from trainyard.settings import ROOT
+from trainyard.common.console import UserError, nearest
+from trainyard.common.settings import ROOT
 from trainyard.spec.model import Spec
 
 

@@ -16,7 +16,7 @@ from pathlib import Path
 
 import requests
 
-from trainyard.console import StepFailed
+from trainyard.common.console import StepFailed
 from trainyard.image import locked_files
 from trainyard.spec import lockfile
 from trainyard.spec.model import Spec

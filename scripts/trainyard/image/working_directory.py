@@ -16,10 +16,10 @@ from typing import Any
 
 from docker.models.images import Image
 
-from trainyard.console import StepFailed
+from trainyard.common.console import StepFailed
+from trainyard.common.settings import STATE
 from trainyard.image.local_images import digest_of
 from trainyard.oci import docker_engine, image_store
-from trainyard.settings import STATE
 from trainyard.spec.architectures import Architecture
 from trainyard.spec.naming import NAME
 from trainyard.spec.workspace import FOLDER

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from trainyard.console import say, warn
+from trainyard.common.console import say, warn
 from trainyard.image import dockerfile, workspace_resolver
 from trainyard.spec import workspace_lock
 from trainyard.spec.model import Spec, relative

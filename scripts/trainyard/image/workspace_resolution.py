@@ -17,8 +17,8 @@ from packaging.requirements import Requirement
 from packaging.specifiers import SpecifierSet
 from packaging.utils import canonicalize_name
 
-from trainyard import settings
-from trainyard.console import StepFailed, UserError, warn
+from trainyard.common import settings
+from trainyard.common.console import StepFailed, UserError, warn
 from trainyard.image import base_wheels, locked_files, resolver
 from trainyard.image import framework_contradictions as contradictions
 from trainyard.spec import lockfile, model

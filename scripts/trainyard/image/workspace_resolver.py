@@ -22,12 +22,12 @@ from typing import Any
 from packaging.utils import canonicalize_name
 
 import trainyard
-from trainyard import settings
-from trainyard.console import StepFailed, UserError, nearest, warn
+from trainyard.common import settings
+from trainyard.common.console import StepFailed, UserError, nearest, warn
+from trainyard.common.settings import ROOT
 from trainyard.image import base_image, base_wheels, package_index, resolver
 from trainyard.image import framework_contradictions as contradictions
 from trainyard.image import workspace_resolution as resolution
-from trainyard.settings import ROOT
 from trainyard.spec import lockfile, model, workspace_lock
 from trainyard.spec.architectures import AMD64
 from trainyard.spec.model import IMAGES, Spec, relative

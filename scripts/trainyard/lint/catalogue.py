@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from trainyard.console import UserError, nearest
+from trainyard.common.console import UserError, nearest
+from trainyard.common.registration import neighbours
+from trainyard.common.rule_engine import Rule
 from trainyard.lint.image import core as image
-from trainyard.registration import neighbours
-from trainyard.rule_engine import Rule
 
 
 def rules() -> list[Rule[Any]]:

@@ -19,9 +19,9 @@ from dataclasses import astuple, dataclass
 from pathlib import Path
 from typing import Literal
 
+from trainyard.common.settings import STATE
 from trainyard.oci import docker_engine, snapshots
-from trainyard.settings import STATE
-from trainyard.state import file_lock
+from trainyard.spec.state import file_lock
 
 Kind = Literal["file", "link", "folder", "device", "whiteout"]
 

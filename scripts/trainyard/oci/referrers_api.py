@@ -13,13 +13,13 @@ from dataclasses import dataclass, field
 from typing import Any
 from urllib.parse import quote
 
-from trainyard import state
-from trainyard.console import StepFailed
+from trainyard.common.console import StepFailed
 from trainyard.oci.documents import INDEX as LIST
 from trainyard.oci.image_index import INDEX, is_index
 from trainyard.oci.referrers import put_blob
 from trainyard.oci.registry import Manifest, Repository, sha256
 from trainyard.oci.transport import MAX_ATTEMPTS
+from trainyard.spec import state
 
 _MANIFEST = "application/vnd.oci.image.manifest.v1+json"
 

@@ -29,8 +29,8 @@ import docker.errors
 import requests
 import urllib3
 
-from trainyard import settings
-from trainyard.console import StepFailed, UserError, one_line
+from trainyard.common import settings
+from trainyard.common.console import StepFailed, UserError, one_line
 from trainyard.oci import docker_engine
 from trainyard.oci.documents import (
     CONFIGURATION,

@@ -15,7 +15,7 @@ from collections.abc import Iterable, Iterator
 from fnmatch import fnmatchcase, translate
 from functools import cache
 
-from trainyard import settings
+from trainyard.common import settings
 
 #: Files that are credentials whatever their content; paths without a leading slash, ``*`` also matches slashes.
 CREDENTIAL_FILES = {

@@ -12,9 +12,9 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from trainyard.installation import checkout
+from trainyard.common.installation import checkout
+from trainyard.common.registration import neighbours
 from trainyard.project import generated
-from trainyard.registration import neighbours
 from trainyard.release import audit
 from trainyard.spec import lockfile
 from trainyard.spec.model import Spec, load, relative, targets

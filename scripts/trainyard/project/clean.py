@@ -8,9 +8,9 @@ from http import HTTPStatus
 import docker.errors
 from docker.models.images import Image
 
-from trainyard.console import say
+from trainyard.common.console import say
+from trainyard.common.settings import STATE
 from trainyard.oci import docker_engine
-from trainyard.settings import STATE
 from trainyard.spec.model import each_platform, load
 from trainyard.spec.naming import LABELS, NAME
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+from trainyard.common.registration import neighbours
+from trainyard.common.settings import ROOT
 from trainyard.image import catalog_page, dockerfile
 from trainyard.project import reference
-from trainyard.registration import neighbours
 from trainyard.release import pipelines
-from trainyard.settings import ROOT
 from trainyard.spec.architectures import AMD64
 from trainyard.spec.model import Spec, catalogue, load, relative
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import click
 
-from trainyard.settings import ROOT
+from trainyard.common.settings import ROOT
 
 PAGE = ROOT / "docs" / "commands.md"
 

@@ -6,9 +6,9 @@ import shutil
 import subprocess
 import sys
 
-from trainyard import settings
-from trainyard.console import StepFailed
-from trainyard.installation import checkout
+from trainyard.common import settings
+from trainyard.common.console import StepFailed
+from trainyard.common.installation import checkout
 
 #: Folders of tests/, in the order they run in.
 SUITES = ("unit", "image", "cloud")

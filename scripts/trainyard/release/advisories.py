@@ -18,8 +18,8 @@ import requests
 from packaging.utils import canonicalize_name
 from packaging.version import InvalidVersion, Version
 
-from trainyard.console import StepFailed, UserError
-from trainyard.installation import check_writable
+from trainyard.common.console import StepFailed, UserError
+from trainyard.common.installation import check_writable
 from trainyard.spec.model import IMAGES, relative
 
 FILE = IMAGES / "advisories.json"

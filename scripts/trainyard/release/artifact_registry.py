@@ -8,8 +8,8 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from trainyard import gcloud
-from trainyard.console import StepFailed, UserError
+from trainyard.common import gcloud
+from trainyard.common.console import StepFailed, UserError
 from trainyard.oci import registry
 from trainyard.spec.naming import NAME
 

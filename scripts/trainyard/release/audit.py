@@ -21,9 +21,9 @@ from typing import Any
 from packaging.utils import canonicalize_name
 from rich.table import Column, Table
 
-from trainyard.console import StepFailed, UserError, say, warn
+from trainyard.common.console import StepFailed, UserError, say, warn
+from trainyard.common.installation import require_extra
 from trainyard.image import plan
-from trainyard.installation import require_extra
 from trainyard.lint import waivers
 from trainyard.lint.waivers import Waiver
 from trainyard.release import advisories, debian_advisories, debian_audit, image_packages, openvex

@@ -21,11 +21,11 @@ from typing import Any
 from rich.table import Column, Table
 from rich.text import Text
 
-from trainyard import settings
-from trainyard.console import StepFailed, UserError, say
+from trainyard.common import settings
+from trainyard.common.console import StepFailed, UserError, say
+from trainyard.common.settings import STATE
 from trainyard.image import base_image
 from trainyard.release import events
-from trainyard.settings import STATE
 from trainyard.spec import architectures
 from trainyard.spec.model import Spec, load, recommended
 from trainyard.spec.units import in_units

@@ -16,13 +16,13 @@ from docker.models.images import Image
 from rich.table import Column, Table
 from rich.text import Text
 
-from trainyard import state
-from trainyard.console import UserError, say
+from trainyard.common.console import UserError, say
 from trainyard.image import build, local_run, smoke_command, smoke_test, trainer_flags
 from trainyard.image.plan import Plan
 from trainyard.lint.image import verify
 from trainyard.oci import docker_engine
 from trainyard.release import events
+from trainyard.spec import state
 from trainyard.spec.model import Spec
 from trainyard.spec.naming import LABELS, NAME
 from trainyard.spec.units import in_units

@@ -13,7 +13,7 @@ from typing import Any
 
 from pydantic import BaseModel, Field, ValidationError
 
-from trainyard.console import StepFailed, UserError
+from trainyard.common.console import StepFailed, UserError
 from trainyard.oci import image_index, referrers_api
 from trainyard.oci.documents import InvalidAnswer
 from trainyard.oci.reference import Reference

@@ -16,8 +16,9 @@ from typing import TYPE_CHECKING, Any
 
 import docker.errors
 
-from trainyard import settings, state
-from trainyard.console import StepFailed, UserError, nearest, say, warn
+from trainyard.common import settings
+from trainyard.common.console import StepFailed, UserError, nearest, say, warn
+from trainyard.common.settings import ROOT, STATE
 from trainyard.image import build, smoke_test, target_lock
 from trainyard.lint.image import verify
 from trainyard.oci import docker_engine, registry
@@ -25,7 +26,7 @@ from trainyard.oci.registry import Repository
 from trainyard.oci.transport import is_loopback
 from trainyard.release import pipelines, promotion
 from trainyard.release import publish as publication
-from trainyard.settings import ROOT, STATE
+from trainyard.spec import state
 from trainyard.spec.architectures import PLATFORMS, Architecture, named
 from trainyard.spec.model import Spec, catalogue, each_platform, indexes, load, targets
 from trainyard.spec.naming import NAME, candidate_tag

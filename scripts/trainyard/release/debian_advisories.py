@@ -18,8 +18,8 @@ from typing import Any
 
 import requests
 
-from trainyard import installation
-from trainyard.console import StepFailed, UserError
+from trainyard.common import installation
+from trainyard.common.console import StepFailed, UserError
 from trainyard.spec.model import IMAGES, relative
 
 FILE = IMAGES / "debian-advisories.json"

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
-from trainyard.installation import require_extra
+from trainyard.common.installation import require_extra
 from trainyard.release.debian_advisories import SUITES, DebianAdvisory, DebianSnapshot
 from trainyard.release.image_packages import ImagePackages
 from trainyard.release.vulnerabilities import Pins, Vulnerability

@@ -10,7 +10,7 @@ from typing import Any
 
 from rich.table import Column, Table
 
-from trainyard.console import say
+from trainyard.common.console import say
 from trainyard.oci import inventory
 from trainyard.oci.attached_sbom import InstalledPackage
 from trainyard.oci.inventory import Image, LayerSummary

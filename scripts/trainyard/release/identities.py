@@ -24,8 +24,8 @@ from sigstore.oidc import IdentityError, IdentityToken, detect_credential
 from sigstore.sign import Signer, SigningContext
 from sigstore.verify import Verifier, policy
 
-from trainyard import settings
-from trainyard.console import StepFailed, UserError
+from trainyard.common import settings
+from trainyard.common.console import StepFailed, UserError
 from trainyard.oci.registry import Manifest, Repository
 from trainyard.release import bundle
 from trainyard.release.signers import Opened, Signed

@@ -13,7 +13,7 @@ from typing import Any
 import docker.errors
 from packaging.utils import canonicalize_name
 
-from trainyard.console import UserError
+from trainyard.common.console import UserError
 from trainyard.oci import docker_engine, inventory, probe_runner
 from trainyard.oci.attached_sbom import InstalledPackage
 from trainyard.spec.naming import LABELS

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from trainyard.settings import ROOT
+from trainyard.common.settings import ROOT
 from trainyard.spec.architectures import AMD64, ARM64
 from trainyard.spec.model import Spec, each_platform
 

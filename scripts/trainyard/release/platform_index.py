@@ -11,11 +11,11 @@ import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from trainyard import state
-from trainyard.console import UserError
+from trainyard.common.console import UserError
 from trainyard.image.local_images import digest_of
 from trainyard.oci import docker_engine, image_index, referrers
 from trainyard.oci.registry import Manifest, Repository
+from trainyard.spec import state
 from trainyard.spec.architectures import PLATFORMS, Architecture
 from trainyard.spec.model import Spec, each_platform
 from trainyard.spec.naming import DEVELOPMENT, LABELS, NAME, TAG, UNTESTED

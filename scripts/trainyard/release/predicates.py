@@ -13,9 +13,9 @@ from pathlib import Path
 from typing import Any
 
 import trainyard
-from trainyard.console import UserError
+from trainyard.common.console import UserError
 from trainyard.image import provenance as buildkit
-from trainyard.state import SmokeResult, VerifyResult
+from trainyard.spec.state import SmokeResult, VerifyResult
 
 _TEST_RESULT = "https://in-toto.io/attestation/test-result/v0.1"
 

@@ -15,13 +15,13 @@ from typing import TYPE_CHECKING, Any
 
 from packageurl import PackageURL
 
-from trainyard import state
-from trainyard.console import StepFailed, UserError, warn
+from trainyard.common.console import StepFailed, UserError, warn
 from trainyard.oci import image_index, referrers_api
 from trainyard.oci.documents import InvalidAnswer
 from trainyard.oci.registry import Manifest, Repository, sha256
 from trainyard.oci.transport import MAX_ATTEMPTS
 from trainyard.release import platform_index
+from trainyard.spec import state
 from trainyard.spec.model import Spec
 from trainyard.spec.naming import LABELS, NAME, version_tag
 

@@ -15,14 +15,14 @@ from typing import TYPE_CHECKING, Any
 import docker.errors
 from rich.table import Table
 
-from trainyard import state
-from trainyard.console import StepFailed, UserError, say, warn
+from trainyard.common.console import StepFailed, UserError, say, warn
 from trainyard.image import fallback, provenance
 from trainyard.image.local_images import digest_of
 from trainyard.oci import docker_engine, inventory, referrers, registry
 from trainyard.oci.reference import Reference
 from trainyard.oci.registry import Manifest, Repository
 from trainyard.release import audit, code_push, platform_index
+from trainyard.spec import state
 from trainyard.spec.architectures import PLATFORMS, Architecture
 from trainyard.spec.model import Spec, each_platform
 from trainyard.spec.naming import LABELS, NAME, TAG, candidate_tag

@@ -21,10 +21,10 @@ from typing import Any
 
 from rich.table import Table
 
-from trainyard import state
-from trainyard.console import UserError, say
+from trainyard.common.console import UserError, say
 from trainyard.image import build
 from trainyard.oci import builder, docker_engine, image_store, layers
+from trainyard.spec import state
 from trainyard.spec.model import Spec
 from trainyard.spec.naming import NAME
 from trainyard.spec.units import in_units

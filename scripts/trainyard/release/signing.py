@@ -8,8 +8,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from trainyard import installation, settings
-from trainyard.console import UserError
+from trainyard.common import installation, settings
+from trainyard.common.console import UserError
 
 if TYPE_CHECKING:
     from trainyard.release.signers import Signer, Trust

@@ -12,8 +12,8 @@ from dataclasses import dataclass
 
 from packaging.version import Version
 
-from trainyard import settings
-from trainyard.console import UserError, nearest
+from trainyard.common import settings
+from trainyard.common.console import UserError, nearest
 
 #: The newest glibc that uv has platforms for: https://docs.astral.sh/uv/reference/cli/#uv-pip-compile--python-platform
 UV_GLIBC = "2.40"

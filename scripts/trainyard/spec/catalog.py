@@ -18,8 +18,8 @@ from packaging.utils import canonicalize_name
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, WithJsonSchema
 from ruamel.yaml.comments import CommentedMap
 
-from trainyard.console import UserError, nearest
-from trainyard.settings import ROOT
+from trainyard.common.console import UserError, nearest
+from trainyard.common.settings import ROOT
 from trainyard.spec import yaml_source
 from trainyard.spec.architectures import PLATFORMS
 from trainyard.spec.yaml_source import relative

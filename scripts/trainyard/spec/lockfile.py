@@ -31,7 +31,7 @@ from pathlib import Path
 
 from packaging.utils import canonicalize_name
 
-from trainyard.console import UserError
+from trainyard.common.console import UserError
 from trainyard.spec import workspace_lock
 from trainyard.spec.model import Spec, base_contents_file, nightly_versions_file, relative
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING
 
-from trainyard import settings
+from trainyard.common import settings
 
 if TYPE_CHECKING:  # commands that only name images need not load specs, which takes longer than their requests
     from trainyard.spec.model import Spec

@@ -32,7 +32,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from trainyard.console import UserError
+from trainyard.common.console import UserError
 from trainyard.spec import workspace, yaml_source
 from trainyard.spec.architectures import AMD64, ARCHITECTURES, Architecture
 from trainyard.spec.workspace import Workspace

@@ -13,8 +13,8 @@ from ruamel.yaml.comments import CommentedMap, CommentedSeq
 from ruamel.yaml.error import YAMLError
 from ruamel.yaml.nodes import MappingNode, Node, ScalarNode
 
-from trainyard.console import UserError, one_line
-from trainyard.settings import ROOT
+from trainyard.common.console import UserError, one_line
+from trainyard.common.settings import ROOT
 
 #: Path of a value in a document: keys and list positions from its top.
 Location = tuple[int | str, ...]

@@ -12,8 +12,8 @@ from functools import cache
 from pathlib import Path, PurePosixPath
 from typing import NamedTuple, NoReturn
 
-from trainyard import git
-from trainyard.console import StepFailed, UserError, nearest
+from trainyard.common import git
+from trainyard.common.console import StepFailed, UserError, nearest
 from trainyard.oci import secret_scan
 from trainyard.spec import workspace as names
 from trainyard.spec import yaml_source

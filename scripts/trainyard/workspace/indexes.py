@@ -19,8 +19,8 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
-from trainyard import settings
-from trainyard.console import UserError
+from trainyard.common import settings
+from trainyard.common.console import UserError
 from trainyard.spec.workspace import Workspace
 from trainyard.workspace import requirements
 from trainyard.workspace.dependency_tables import Toml, table, toml, workspace_root

@@ -12,7 +12,7 @@ from typing import Any
 
 from packaging.utils import canonicalize_name
 
-from trainyard.console import UserError, nearest
+from trainyard.common.console import UserError, nearest
 from trainyard.spec import model, workspace
 from trainyard.spec.model import Spec, relative
 from trainyard.spec.naming import NAME

@@ -12,8 +12,8 @@ from urllib.parse import unquote
 from packaging.requirements import InvalidRequirement, Requirement
 from packaging.utils import canonicalize_name
 
-from trainyard import settings
-from trainyard.console import UserError
+from trainyard.common import settings
+from trainyard.common.console import UserError
 from trainyard.spec.yaml_source import relative
 
 #: ``user:password@`` of a URL, also with a password that has a ``/``; not ``host:443/path@`` of a revision.

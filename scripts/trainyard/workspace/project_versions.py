@@ -10,7 +10,7 @@ from typing import Any
 
 from packaging.version import InvalidVersion, Version
 
-from trainyard import git
+from trainyard.common import git
 from trainyard.workspace import module_folders
 from trainyard.workspace.lines import text_of
 

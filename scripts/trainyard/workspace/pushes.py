@@ -14,7 +14,7 @@ from pathlib import Path
 
 from pydantic import TypeAdapter, ValidationError
 
-from trainyard import settings
+from trainyard.common import settings
 
 
 @dataclass(frozen=True)

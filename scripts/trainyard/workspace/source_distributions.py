@@ -13,8 +13,8 @@ from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 from packaging.version import InvalidVersion, Version
 
-from trainyard import settings
-from trainyard.console import StepFailed
+from trainyard.common import settings
+from trainyard.common.console import StepFailed
 from trainyard.workspace.lines import without_credentials
 
 #: Seconds to wait for bytes.

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
-from trainyard.console import UserError
+from trainyard.common.console import UserError
 from trainyard.spec.model import load
 from trainyard.workspace.python_source import Import, Source
 

@@ -26,8 +26,8 @@ from pathlib import Path
 import requests as http
 from packaging.utils import InvalidWheelFilename, canonicalize_name, parse_wheel_filename
 
-from trainyard import settings
-from trainyard.console import StepFailed, UserError, say
+from trainyard.common import settings
+from trainyard.common.console import StepFailed, UserError, say
 from trainyard.spec import workspace_lock
 from trainyard.spec.model import Spec, relative
 from trainyard.spec.naming import FILE_EPOCH

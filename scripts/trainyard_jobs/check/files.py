@@ -9,9 +9,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from trainyard import rule_engine
-from trainyard.console import UserError
-from trainyard.rule_engine import Finding
+from trainyard.common import rule_engine
+from trainyard.common.console import UserError
+from trainyard.common.rule_engine import Finding
 from trainyard.spec import yaml_source
 from trainyard.spec.yaml_source import relative
 from trainyard_jobs import platforms

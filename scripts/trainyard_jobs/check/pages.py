@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import re
 
-from trainyard.registration import Pages
-from trainyard.settings import ROOT
+from trainyard.common.registration import Pages
+from trainyard.common.settings import ROOT
 from trainyard_jobs import platforms
 from trainyard_jobs.model import machines
 from trainyard_jobs.model.options import ROWS

@@ -14,7 +14,7 @@ from typing import Any
 from urllib.parse import quote
 
 from trainyard import __version__
-from trainyard.rule_engine import Finding, Rule, Severity
+from trainyard.common.rule_engine import Finding, Rule, Severity
 
 _SCHEMA = "https://docs.oasis-open.org/sarif/sarif/v2.1.0/errata01/os/schemas/sarif-schema-2.1.0.json"
 _LEVELS = {Severity.REFUSE: "error", Severity.CANNOT_START: "error", Severity.NOTE: "note"}

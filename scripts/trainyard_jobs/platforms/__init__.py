@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from trainyard.console import UserError, nearest
-from trainyard.rule_engine import Rule
+from trainyard.common.console import UserError, nearest
+from trainyard.common.rule_engine import Rule
 from trainyard_jobs.model.options import ROWS
 from trainyard_jobs.model.request import Request
 from trainyard_jobs.platforms.ai_platform.write import AiPlatform

@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from types import ModuleType
 from typing import ClassVar
 
-from trainyard.console import UserError
-from trainyard.rule_engine import Finding
+from trainyard.common.console import UserError
+from trainyard.common.rule_engine import Finding
 from trainyard_jobs.model.image_metadata import Contents
 from trainyard_jobs.model.request import Request
 from trainyard_jobs.rehearsal.model import Rehearsal, Trial

@@ -10,8 +10,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from trainyard import gcloud
-from trainyard.console import StepFailed, UserError, nearest, say, warn
+from trainyard.common import gcloud
+from trainyard.common.console import StepFailed, UserError, nearest, say, warn
 from trainyard.oci import registry
 from trainyard.spec.model import Spec, load
 from trainyard_jobs.model import image_metadata, machines

@@ -7,8 +7,8 @@ from typing import Any
 
 import requests
 
-from trainyard import gcloud, settings
-from trainyard.console import StepFailed, say, warn
+from trainyard.common import gcloud, settings
+from trainyard.common.console import StepFailed, say, warn
 from trainyard_jobs.model.machines import AI_PLATFORM_SHUT_DOWN
 
 #: "Authorize your Cloud TPU": https://cloud.google.com/ai-platform/training/docs/using-tpus.

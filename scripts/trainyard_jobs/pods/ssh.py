@@ -12,8 +12,8 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 
-from trainyard.console import StepFailed
-from trainyard.gcloud import Finished
+from trainyard.common.console import StepFailed
+from trainyard.common.gcloud import Finished
 from trainyard_jobs.pods import api, gcloud_args, shell_commands
 from trainyard_jobs.pods.api import Node, TpuApi
 from trainyard_jobs.pods.gcloud_args import Pod

@@ -8,8 +8,8 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from trainyard.console import UserError, warn
-from trainyard.installation import require_extra
+from trainyard.common.console import UserError, warn
+from trainyard.common.installation import require_extra
 from trainyard_jobs.rehearsal.model import Rehearsal, Trial
 from trainyard_jobs.rehearsal.runner import Attempt, Member, Outcome
 

@@ -21,8 +21,8 @@ import docker.errors
 from docker.models.containers import Container
 from rich.text import Text
 
-from trainyard import console
-from trainyard.console import say
+from trainyard.common import console
+from trainyard.common.console import say
 from trainyard_jobs.rehearsal.faults import Fault
 from trainyard_jobs.rehearsal.images import LocalImage
 from trainyard_jobs.rehearsal.model import End, Rehearsal, Replica, Verdict

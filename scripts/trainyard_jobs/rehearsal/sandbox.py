@@ -18,10 +18,10 @@ import docker.errors
 import docker.types
 from docker.models.containers import Container
 
-from trainyard import settings
-from trainyard.console import StepFailed, UserError
-from trainyard.fakes import sidecar
+from trainyard.common import settings
+from trainyard.common.console import StepFailed, UserError
 from trainyard.oci import docker_engine
+from trainyard.sandbox.fakes import sidecar
 from trainyard_jobs.rehearsal.images import LocalImage
 from trainyard_jobs.rehearsal.model import PROJECT, ZONE, Mount, Rehearsal, Replica
 

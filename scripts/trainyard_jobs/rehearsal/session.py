@@ -13,10 +13,10 @@ from typing import TYPE_CHECKING, Any
 
 import docker.errors
 
-from trainyard import console
-from trainyard.console import StepFailed, UserError, say
-from trainyard.installation import require_extra
-from trainyard.settings import STATE
+from trainyard.common import console
+from trainyard.common.console import StepFailed, UserError, say
+from trainyard.common.installation import require_extra
+from trainyard.common.settings import STATE
 from trainyard_jobs.model.machines import Hosts
 from trainyard_jobs.rehearsal import faults, images, report, sandbox, tuning
 from trainyard_jobs.rehearsal.faults import Fault

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from types import ModuleType
 
-from trainyard.rule_engine import Finding, Rule, rules_in
+from trainyard.common.rule_engine import Finding, Rule, rules_in
 from trainyard_jobs.rules import fields, image
 from trainyard_jobs.rules.evidence import Evidence, drop_invalid_fields
 

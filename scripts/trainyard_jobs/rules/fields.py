@@ -9,7 +9,7 @@ import re
 from collections.abc import Iterator
 from typing import Any
 
-from trainyard.rule_engine import Finding, Severity, rule
+from trainyard.common.rule_engine import Finding, Severity, rule
 from trainyard.spec.yaml_source import Location
 from trainyard_jobs.rules.evidence import GOOGLE, KINDS, Evidence, validate
 from trainyard_jobs.schema import kubernetes

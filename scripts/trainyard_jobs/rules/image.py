@@ -7,9 +7,9 @@ from collections.abc import Iterator
 
 from packaging.version import InvalidVersion, Version
 
-from trainyard.console import UserError
+from trainyard.common.console import UserError
+from trainyard.common.rule_engine import Finding, Severity, rule
 from trainyard.oci.reference import Reference
-from trainyard.rule_engine import Finding, Severity, rule
 from trainyard.spec.yaml_source import Location
 from trainyard_jobs.kubernetes import gke_objects, train_jobs
 from trainyard_jobs.model import machines

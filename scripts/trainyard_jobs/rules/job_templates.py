@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from trainyard.rule_engine import Finding, Severity
+from trainyard.common.rule_engine import Finding, Severity
 from trainyard.spec.yaml_source import Location
 from trainyard_jobs.kubernetes import gke_objects, kubernetes_names
 from trainyard_jobs.rules.evidence import Evidence

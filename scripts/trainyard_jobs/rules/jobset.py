@@ -10,8 +10,8 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from trainyard.console import nearest
-from trainyard.rule_engine import Finding, Severity, rule
+from trainyard.common.console import nearest
+from trainyard.common.rule_engine import Finding, Severity, rule
 from trainyard.spec.yaml_source import Location
 from trainyard_jobs.kubernetes import kubernetes_names as names
 from trainyard_jobs.rules.evidence import Evidence

@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterator
 from typing import Any
 
-from trainyard.rule_engine import Finding, Severity, rule
+from trainyard.common.rule_engine import Finding, Severity, rule
 from trainyard.spec.yaml_source import Location
 from trainyard_jobs.kubernetes import kubernetes_names as names
 from trainyard_jobs.rules.evidence import Evidence

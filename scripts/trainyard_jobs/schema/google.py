@@ -14,9 +14,9 @@ from collections.abc import Iterator
 from functools import cache
 from typing import Any
 
-from trainyard.console import nearest
+from trainyard.common.console import nearest
+from trainyard.common.third_party import schemas
 from trainyard.spec.yaml_source import Location
-from trainyard.third_party import schemas
 from trainyard_jobs.schema import library
 from trainyard_jobs.schema.errors import EMPTY, SchemaError
 

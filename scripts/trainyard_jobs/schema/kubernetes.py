@@ -11,8 +11,8 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from trainyard import third_party
-from trainyard.console import nearest
+from trainyard.common import third_party
+from trainyard.common.console import nearest
 from trainyard.spec import yaml_source
 from trainyard.spec.yaml_source import Location
 from trainyard_jobs.schema import library

@@ -16,7 +16,7 @@ from typing import Any
 
 from tests.unit.corpus.case import Case, Document, dumped
 
-from trainyard.rule_engine import Severity
+from trainyard.common.rule_engine import Severity
 
 JOBSET_TEST = (
     "https://github.com/kubernetes-sigs/jobset/blob/08dfbdfd682714a9ab929633eca8dc95315187e7"

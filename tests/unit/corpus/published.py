@@ -21,7 +21,7 @@ from tests.unit.corpus.case import Case, Document, dumped
 from tests.unit.corpus.google_jobs import IMAGE, pool, pools, study
 from tests.unit.corpus.kubernetes import JOBSET_DEFINITION
 
-from trainyard.third_party import archive
+from trainyard.common.third_party import archive
 
 Place = tuple[int | str, ...]
 

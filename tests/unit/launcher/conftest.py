@@ -13,7 +13,7 @@ import pytest
 from launcher import cli
 from launching import Launch, Launched, Machine, cluster_spec, tpu_config
 
-from trainyard.fakes.google_cloud import GoogleCloud
+from trainyard.sandbox.fakes.google_cloud import GoogleCloud
 
 
 @pytest.fixture(autouse=True)

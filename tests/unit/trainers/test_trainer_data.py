@@ -23,7 +23,7 @@ from hypothesis import strategies as st
 from trainers.common import download, mnist_data, order
 from trainers.common.exits import UserError
 
-from trainyard.datasets import digits
+from trainyard.sandbox.datasets import digits
 
 
 @pytest.fixture(scope="session")

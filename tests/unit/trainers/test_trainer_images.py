@@ -15,7 +15,7 @@ from PIL import Image
 from trainers.common import flowers_data, images, jpeg, tfrecord
 from trainers.common.exits import UserError
 
-from trainyard.datasets import flowers as drawn
+from trainyard.sandbox.datasets import flowers as drawn
 
 FORMS = ("folder", "tfrecord", "tar")
 

@@ -24,7 +24,7 @@ from tests.examples import examples
 from trainers.common import exits, images, index, paths, peers, tarshard, tfrecord
 from trainers.common.exits import UserError
 
-from trainyard.datasets import flowers as drawn
+from trainyard.sandbox.datasets import flowers as drawn
 
 ROOT = Path(__file__).resolve().parents[3]
 T = TypeVar("T")

@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 from trainers.common import exits, flags, imagenet_data, images, order, paths
 from trainers.common.exits import UserError
 
-from trainyard.datasets import flowers as drawn
-from trainyard.fakes.storage import Storage
+from trainyard.sandbox.datasets import flowers as drawn
+from trainyard.sandbox.fakes.storage import Storage
 
 
 @pytest.fixture

@@ -19,7 +19,7 @@ from trainers.common import exits, flags, flowers_data, imagenet_data, images, m
 from trainers.common.checkpoints import check_same_run
 from trainers.common.log import Log
 
-from trainyard.datasets import flowers as drawn
+from trainyard.sandbox.datasets import flowers as drawn
 
 
 def files(folder: Path) -> list[str]:

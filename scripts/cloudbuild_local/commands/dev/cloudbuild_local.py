@@ -6,7 +6,7 @@ from pathlib import Path
 
 import click
 
-from trainyard import options, settings
+from trainyard.common import options, settings
 
 GROUP = "publish"
 
@@ -64,7 +64,7 @@ def command(
     give --no-socket, with which a step that calls docker fails as it does without a daemon.
     """
     from cloudbuild_local import inputs
-    from trainyard import console
+    from trainyard.common import console
 
     given = inputs.pairs(substitutions, "--substitutions")
     if checked:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import click
 
-from trainyard import options
+from trainyard.common import options
 
 GROUP = "publish"
 
@@ -55,7 +55,7 @@ def command(
 
     With --image the Python and Debian packages of that image are checked.
     """
-    from trainyard import console
+    from trainyard.common import console
     from trainyard.release import audit
 
     if target and image:
@@ -79,7 +79,7 @@ def command(
 
 
 def _update(osv: str, tracker: str) -> None:
-    from trainyard import console
+    from trainyard.common import console
     from trainyard.release import audit
 
     snapshot = audit.update(osv)
@@ -94,7 +94,7 @@ def _update(osv: str, tracker: str) -> None:
 
 
 def _write_vex(document: str | None, path: Path) -> None:
-    from trainyard import console
+    from trainyard.common import console
 
     if document is None:
         path.unlink(missing_ok=True)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import click
 
-from trainyard import options
+from trainyard.common import options
 
 GROUP = "build"
 
@@ -26,7 +26,7 @@ def command(target: str | None, force: bool, as_json: bool) -> None:
 
     If the registry does not answer, bootstrap an equivalent from the Debian archive with mmdebstrap.
     """
-    from trainyard import console
+    from trainyard.common import console
     from trainyard.image import base_image
     from trainyard.spec.model import bases, load
 

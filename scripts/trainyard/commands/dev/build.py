@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import click
 
-from trainyard import options
+from trainyard.common import options
 
 GROUP = "build"
 
@@ -31,7 +31,7 @@ def command(target: str | None, compression: str, no_cache: bool, quiet: bool, a
     'trainyard image' also verifies it, runs the smoke test in it and tags it. docs/anatomy.md lists the variables of a
     build, such as BASE and DEBIAN_MIRROR.
     """
-    from trainyard import console
+    from trainyard.common import console
     from trainyard.image import build
     from trainyard.spec.model import load
 

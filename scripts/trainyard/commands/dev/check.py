@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import click
 
-from trainyard import options
+from trainyard.common import options
 
 GROUP = "project"
 
@@ -23,7 +23,7 @@ def command(as_json: bool) -> None:
 
     The checks run side by side. It needs a checkout.
     """
-    from trainyard import console
+    from trainyard.common import console
     from trainyard.project import check
     from trainyard.spec import architectures
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import click
 
-from trainyard import options, settings
+from trainyard.common import options, settings
 
 GROUP = "publish"
 
@@ -45,7 +45,7 @@ def command(
     build, verify and smoke need a TARGET, and are about the platform of TRAINYARD_ARCH; for one that is not among
     --targets and --platforms they do nothing.
     """
-    from trainyard import console
+    from trainyard.common import console
     from trainyard.release import cloud_build_steps as steps
 
     given = steps.Substitutions(targets, platforms, registry or "", tag, index, cache, promote)

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import click
 
-from trainyard import options
+from trainyard.common import options
 
 GROUP = "project"
 
@@ -35,14 +35,14 @@ def command(kind: str, folder: Path, gz: bool, form: str, train: int, test: int,
     digits: scikit-learn's 1,797 handwritten digits as the IDX files of MNIST. flowers: drawn flowers of five kinds.
     """
     if kind == "digits":
-        from trainyard.datasets import digits
+        from trainyard.sandbox.datasets import digits
 
         print(digits.write_idx(folder, gz=gz, seed=seed))
     else:
         import importlib.util
 
-        from trainyard.console import UserError
-        from trainyard.datasets import flowers
+        from trainyard.common.console import UserError
+        from trainyard.sandbox.datasets import flowers
 
         if importlib.util.find_spec("PIL") is None:
             raise UserError("flowers need Pillow: install pillow")

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import click
 
-from trainyard import options
-from trainyard.settings import PREFIX
+from trainyard.common import options
+from trainyard.common.settings import PREFIX
 
 GROUP = "publish"
 
@@ -26,7 +26,7 @@ def command(a: str | None, b: str | None, as_json: bool) -> None:
 
     Images at a registry are not pulled: their manifest, configuration and SBOM are fetched.
     """
-    from trainyard import console
+    from trainyard.common import console
     from trainyard.oci import inventory
     from trainyard.release import diff
     from trainyard.spec.units import in_units

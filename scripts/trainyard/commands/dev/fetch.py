@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import click
 
-from trainyard import options
+from trainyard.common import options
 
 GROUP = "build"
 
@@ -26,7 +26,7 @@ def command(target: str | None, as_json: bool) -> None:
 
     The packages are kept in the engine's build cache: 'docker buildx prune' and 'trainyard clean --cache' remove them.
     """
-    from trainyard import console
+    from trainyard.common import console
     from trainyard.image import build
     from trainyard.spec.model import load
 

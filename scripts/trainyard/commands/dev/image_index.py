@@ -6,7 +6,7 @@ from pathlib import Path
 
 import click
 
-from trainyard import options
+from trainyard.common import options
 
 GROUP = "publish"
 
@@ -46,7 +46,7 @@ def command(
 
     Nothing is built or pulled. A platform without an image is not in the index, and a warning names it.
     """
-    from trainyard import console
+    from trainyard.common import console
     from trainyard.oci.registry import Repository, check_address
     from trainyard.release import platform_index, publish, signing
     from trainyard.spec.model import load

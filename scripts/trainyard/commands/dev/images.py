@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import click
 
-from trainyard import options
+from trainyard.common import options
 
 GROUP = "build"
 
@@ -42,7 +42,7 @@ def command(
 
     Stages that several images share are built once. The log of each target is build/<target>/image.log.
     """
-    from trainyard import console
+    from trainyard.common import console
     from trainyard.oci import docker_engine
     from trainyard.release import batch
 

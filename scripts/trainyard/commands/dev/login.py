@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import click
 
-from trainyard import options
+from trainyard.common import options
 
 GROUP = "publish"
 
@@ -23,7 +23,7 @@ def command(registry: str | None, as_json: bool) -> None:
 
     For any other registry, run 'docker login HOST'.
     """
-    from trainyard import console
+    from trainyard.common import console
     from trainyard.oci.registry import check_address
     from trainyard.release import artifact_registry
 

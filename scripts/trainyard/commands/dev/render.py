@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import click
 
-from trainyard import options
+from trainyard.common import options
 
 GROUP = "project"
 
@@ -26,7 +26,7 @@ def command(target: str | None, stdout: bool, as_json: bool) -> None:
 
     In a repository with a trainyard.yaml and without TARGET, it is that image's Dockerfile, in the state folder.
     """
-    from trainyard import console, installation
+    from trainyard.common import console, installation
     from trainyard.image import dockerfile
     from trainyard.spec import workspace
     from trainyard.spec.model import load, relative

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import click
 
-from trainyard import options
+from trainyard.common import options
 
 GROUP = "publish"
 
@@ -28,7 +28,7 @@ def command(registry: str | None, immutable: bool, as_json: bool) -> None:
     Its cleanup policy deletes untagged images after 30 days and keeps the 20 newest. If the repository exists, only the
     policy is set.
     """
-    from trainyard import console
+    from trainyard.common import console
     from trainyard.oci.registry import check_address
     from trainyard.release import artifact_registry
 

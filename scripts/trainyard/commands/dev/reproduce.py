@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import click
 
-from trainyard import options
+from trainyard.common import options
 
 GROUP = "publish"
 
@@ -25,7 +25,7 @@ def command(target: str | None, compression: str, as_json: bool) -> None:
 
     The target's own image is not touched, and the two builds are removed with the cache that they added.
     """
-    from trainyard import console
+    from trainyard.common import console
     from trainyard.release import reproduce
     from trainyard.spec.model import load
 

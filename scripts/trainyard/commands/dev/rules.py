@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import click
 
-from trainyard import options, settings
+from trainyard.common import options, settings
 
 GROUP = "build"
 
@@ -32,7 +32,7 @@ def command(subjects: tuple[str, ...], as_json: bool) -> None:
       cannot start  The platform accepts it, but it will not run.
       note          Shown; fails nothing.
     """
-    from trainyard import console
+    from trainyard.common import console
     from trainyard.lint import catalogue
 
     rules = catalogue.select(subjects)

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import click
 
-from trainyard import options
+from trainyard.common import options
 
 GROUP = "shell"
 
@@ -33,7 +33,7 @@ def command(output: Path | None) -> None:
 
     After an upgrade, --output writes it again.
     """
-    from trainyard import console
+    from trainyard.common import console
     from trainyard.workspace import init
 
     text = init.schema_text()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import click
 
-from trainyard import options
+from trainyard.common import options
 
 GROUP = "build"
 
@@ -22,7 +22,7 @@ def command(target: str | None) -> None:
     import os
     import sys
 
-    from trainyard import console
+    from trainyard.common import console
     from trainyard.oci import docker_engine
     from trainyard.spec.model import load
     from trainyard.spec.naming import NAME

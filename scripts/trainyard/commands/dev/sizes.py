@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import click
 
-from trainyard import options
+from trainyard.common import options
 
 GROUP = "project"
 
@@ -24,9 +24,9 @@ def command(target: str | None, as_json: bool) -> None:
 
     It writes docs/sizes.json, its chart docs/sizes.svg, and docs/images.md, which shows both. Commit them.
     """
-    from trainyard import console, installation
+    from trainyard.common import console, installation
+    from trainyard.common.installation import require_extra
     from trainyard.image import catalog_page, measurements, sizes
-    from trainyard.installation import require_extra
     from trainyard.project import generated
     from trainyard.spec.model import catalogue, load, relative
 

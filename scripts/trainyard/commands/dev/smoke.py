@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import click
 
-from trainyard import options
+from trainyard.common import options
 
 GROUP = "build"
 
@@ -28,7 +28,7 @@ def command(target: str | None, as_json: bool) -> None:
     uid in group 0, 64 MB of /dev/shm and no IPv6. In a user's repository, the command 'run' of trainyard.yaml is run as
     its 'smoke' says; without 'smoke' it is started with --help.
     """
-    from trainyard import console
+    from trainyard.common import console
     from trainyard.image import local_images, smoke_test
     from trainyard.spec.model import load
 

@@ -6,7 +6,7 @@ import shlex
 
 import click
 
-from trainyard import options
+from trainyard.common import options
 
 GROUP = "project"
 
@@ -50,7 +50,7 @@ def command(suite: str | None, words: list[str], require: str, big: bool) -> int
 
     It needs a checkout.
     """
-    from trainyard import console
+    from trainyard.common import console
     from trainyard.oci import docker_engine
     from trainyard.project import check, test
 

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from trainyard.common.rule_engine import Finding, Severity, rule
 from trainyard.image import base_image, dockerfile, plan
 from trainyard.lint.image.evidence import Evidence
 from trainyard.oci import secret_scan
 from trainyard.oci.reference import Reference
-from trainyard.rule_engine import Finding, Severity, rule
 from trainyard.spec import naming
 from trainyard.spec.model import Spec
 from trainyard.spec.workspace import FOLDER

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 
+from trainyard.common.rule_engine import Finding, Severity, rule
 from trainyard.lint.image.evidence import Evidence
 from trainyard.lint.image.expected import Expected
 from trainyard.oci.layer_contents import Contents, Item
 from trainyard.oci.layers import Layer
-from trainyard.rule_engine import Finding, Severity, rule
 
 #: What an engine creates in every container, and some leave behind in the layers of builds that ran in one:
 #: https://github.com/opencontainers/runtime-spec/blob/main/config-linux.md#default-filesystems

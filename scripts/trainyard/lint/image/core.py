@@ -1,16 +1,16 @@
 """Evaluates the rules for images.
 
-To add a rule, write a function in one of the modules that are imported here; see :mod:`trainyard.rule_engine`. A new
-module goes into :data:`RULES`.
+To add a rule, write a function in one of the modules that are imported here; see :mod:`trainyard.common.rule_engine`. A
+new module goes into :data:`RULES`.
 """
 
 from __future__ import annotations
 
 import dataclasses
 
+from trainyard.common.rule_engine import Finding, Rule, Severity, rules_in
 from trainyard.lint.image import configuration, contents, filesystem, framework, metadata
 from trainyard.lint.image.evidence import Evidence
-from trainyard.rule_engine import Finding, Rule, Severity, rules_in
 
 #: Findings of one rule that are listed; the others are counted.
 LIMIT = 20

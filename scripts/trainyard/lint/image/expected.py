@@ -5,13 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from trainyard import state
 from trainyard.image import plan
 from trainyard.oci import layer_contents
 from trainyard.oci.layer_contents import Contents, Item
-from trainyard.spec import naming
+from trainyard.spec import naming, state
 from trainyard.spec.model import Spec
-from trainyard.state import BuildResult
+from trainyard.spec.state import BuildResult
 
 
 @dataclass(frozen=True)

@@ -5,12 +5,12 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
+from trainyard.common.rule_engine import Finding, Severity, rule
 from trainyard.image import wheel_layers
 from trainyard.lint.image.evidence import Evidence
 from trainyard.lint.waivers import expired
 from trainyard.oci import layers, secret_scan
 from trainyard.oci.probe_runner import Distribution
-from trainyard.rule_engine import Finding, Severity, rule
 from trainyard.spec.architectures import ARCHITECTURES, Architecture
 from trainyard.spec.units import in_units
 

@@ -10,8 +10,8 @@ from typing import Any
 from packaging.requirements import Requirement
 from packaging.version import Version
 
+from trainyard.common.rule_engine import Finding, Severity, rule
 from trainyard.lint.image.evidence import Evidence
-from trainyard.rule_engine import Finding, Severity, rule
 from trainyard.spec.catalog import conflict
 
 

@@ -10,11 +10,11 @@ from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 from packaging.version import InvalidVersion, Version
 
+from trainyard.common.rule_engine import Finding, Severity, rule
 from trainyard.image import dockerfile, plan
 from trainyard.lint.image.evidence import Evidence
 from trainyard.oci.probe_runner import Distribution
 from trainyard.oci.reference import Reference
-from trainyard.rule_engine import Finding, Severity, rule
 from trainyard.spec import lockfile, naming
 from trainyard.spec.model import Spec, relative, requirements_of
 

@@ -11,8 +11,9 @@ from typing import TYPE_CHECKING, Any
 
 from packaging.utils import canonicalize_name
 
-from trainyard import console, rule_engine, state
-from trainyard.console import StepFailed, UserError, say, warn
+from trainyard.common import console, rule_engine
+from trainyard.common.console import StepFailed, UserError, say, warn
+from trainyard.common.rule_engine import Finding
 from trainyard.image import plan
 from trainyard.image.local_images import default_reference
 from trainyard.lint import waivers
@@ -20,8 +21,7 @@ from trainyard.lint.image import contents, core, expected, filesystem
 from trainyard.lint.image.evidence import Evidence
 from trainyard.oci import docker_engine, layers, probe_runner
 from trainyard.oci.layers import Stored
-from trainyard.rule_engine import Finding
-from trainyard.spec import lockfile, naming
+from trainyard.spec import lockfile, naming, state
 from trainyard.spec.model import Spec, load, relative, targets
 from trainyard.spec.units import in_units
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import click
 
-from trainyard import options
+from trainyard.common import options
 from trainyard_jobs.model import options as job_options
 
 GROUP = "jobs"
@@ -85,7 +85,7 @@ def command(
     import shlex
     from pathlib import Path
 
-    from trainyard import console
+    from trainyard.common import console
     from trainyard.oci.reference import Reference
     from trainyard_jobs import platforms
     from trainyard_jobs.model import request
@@ -124,7 +124,7 @@ def _push_code(folder: str, given: dict[str, Any]) -> dict[str, Any]:
     """Replace the code of the image of the repository in ``folder``; the options that name the result."""
     from pathlib import Path
 
-    from trainyard import console
+    from trainyard.common import console
     from trainyard.release import code_push
     from trainyard.spec import model, workspace
 

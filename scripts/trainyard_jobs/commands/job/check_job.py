@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from trainyard import options, settings
+from trainyard.common import options, settings
 
 if TYPE_CHECKING:
     from trainyard_jobs.check.files import Checked, Unsigned
@@ -29,7 +29,7 @@ class _Paths(click.Path):
 
 def _show(result: Checked, *, alone: bool) -> None:
     """Print the findings of one file; the command ends with the error of a file that is ``alone``."""
-    from trainyard import console, rule_engine
+    from trainyard.common import console, rule_engine
 
     for finding in result.findings:
         rule_engine.show(finding)
@@ -43,7 +43,7 @@ def _unsigned(public_key: Path | None, identity: str | None, issuer: str | None,
     """What says why an image has no valid signature."""
     import functools
 
-    from trainyard.console import UserError
+    from trainyard.common.console import UserError
     from trainyard.release import signing
 
     if offline:
@@ -100,8 +100,8 @@ def command(
     """
     import json
 
-    from trainyard import console
-    from trainyard.console import StepFailed, UserError
+    from trainyard.common import console
+    from trainyard.common.console import StepFailed, UserError
 
     if not files:
         raise UserError("no file given, as in 'trainyard job check job.yaml'")

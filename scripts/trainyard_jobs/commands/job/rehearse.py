@@ -8,7 +8,7 @@ from typing import Any
 
 import click
 
-from trainyard import options, settings
+from trainyard.common import options, settings
 
 GROUP = "jobs"
 
@@ -66,8 +66,8 @@ def command(file: str | None, memory: str | None, env: str | None, dry_run: bool
     Kubernetes. Accelerators are replaced by the CPU backend of the image's framework; docs/jobs/rehearse.md describes
     what else differs. The exit status is 0 if the job succeeded by its platform's rules and every fault was injected.
     """
-    from trainyard import console
-    from trainyard.console import StepFailed, UserError
+    from trainyard.common import console
+    from trainyard.common.console import StepFailed, UserError
     from trainyard_jobs import platforms
     from trainyard_jobs.check.files import explain_invalid_fields
     from trainyard_jobs.rehearsal import session

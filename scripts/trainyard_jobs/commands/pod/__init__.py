@@ -6,7 +6,7 @@ from typing import Any
 
 import click
 
-from trainyard import options
+from trainyard.common import options
 
 GROUP = "jobs"
 
@@ -89,7 +89,7 @@ def command(ctx: click.Context, /, target: str | None, action: str | None, as_js
     created again and the run restarted. Ctrl-C deletes what this command created. A TPU VM that exists is used and not
     deleted. The exit status is that of the first worker that failed.
     """
-    from trainyard import console
+    from trainyard.common import console
     from trainyard_jobs.pods import actions
 
     chosen = actions.Options(target=target, logs_to_stderr=as_json, **given)

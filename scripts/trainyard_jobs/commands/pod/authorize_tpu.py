@@ -6,7 +6,7 @@ import re
 
 import click
 
-from trainyard import options
+from trainyard.common import options
 
 GROUP = "jobs"
 
@@ -48,7 +48,7 @@ def command(project: str | None, product: str, service_account: str | None, as_j
     Registry and read and write in Cloud Storage. For AI Platform, its TPU service account becomes a Cloud ML service
     agent, as its documentation requires. TPUs on Vertex AI need neither.
     """
-    from trainyard import console
+    from trainyard.common import console
     from trainyard_jobs.pods import authorization
 
     if not project:

@@ -9,7 +9,7 @@ import re
 from collections.abc import Iterator
 from typing import Any
 
-from trainyard.rule_engine import Finding, Severity, rule
+from trainyard.common.rule_engine import Finding, Severity, rule
 from trainyard_jobs.model import machines
 from trainyard_jobs.platforms.vertex.accelerators import gpu_findings
 from trainyard_jobs.rules.evidence import Evidence, unknown

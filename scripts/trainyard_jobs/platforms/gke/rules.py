@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from math import prod
 from typing import Any
 
-from trainyard.rule_engine import Finding, Severity, rule
+from trainyard.common.rule_engine import Finding, Severity, rule
 from trainyard.spec.yaml_source import Location
 from trainyard_jobs.kubernetes import gke_objects, kubernetes_names
 from trainyard_jobs.model import machines

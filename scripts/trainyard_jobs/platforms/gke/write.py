@@ -10,7 +10,7 @@ import time
 from collections.abc import Iterator
 from typing import Any
 
-from trainyard.console import StepFailed, UserError, say
+from trainyard.common.console import StepFailed, UserError, say
 from trainyard_jobs.kubernetes.gke_objects import (
     ACCELERATOR,
     BUCKET_DRIVER,

@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterator
 from typing import Any
 
-from trainyard.rule_engine import Finding, Severity, rule
+from trainyard.common.rule_engine import Finding, Severity, rule
 from trainyard_jobs.model import machines
 from trainyard_jobs.rules.evidence import VERTEX, Evidence, unknown
 from trainyard_jobs.rules.worker_pools import machine_of, parse_count, pools, tpu_pools

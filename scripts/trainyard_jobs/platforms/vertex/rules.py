@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
-from trainyard.rule_engine import Finding, Severity, rule
+from trainyard.common.rule_engine import Finding, Severity, rule
 from trainyard_jobs.rules.evidence import VERTEX, Evidence, unknown
 from trainyard_jobs.rules.worker_pools import machine_of, parse_count, pools
 

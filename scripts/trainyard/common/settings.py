@@ -32,13 +32,14 @@ STANDARD_VARIABLES = re.compile(
     re.IGNORECASE,
 )
 
-_PACKAGE = Path(__file__).resolve().parent
+#: The folder of the package ``trainyard``.
+PACKAGE = Path(__file__).resolve().parent.parent
 
 #: In a wheel, the folder with images/, templates/, launcher/ and trainers/; a checkout has none.
-_PACKAGED = _PACKAGE / "_data"
+_PACKAGED = PACKAGE / "_data"
 
 #: The checkout that this package runs from; None where it was installed from a wheel.
-CHECKOUT: Path | None = None if _PACKAGED.is_dir() else _PACKAGE.parent.parent
+CHECKOUT: Path | None = None if _PACKAGED.is_dir() else PACKAGE.parent.parent
 
 #: The folder that holds images/, templates/, launcher/ and trainers/. Never the current folder.
 ROOT = CHECKOUT or _PACKAGED

@@ -6,7 +6,7 @@ import re
 import shutil
 import subprocess
 
-from trainyard.console import UserError
+from trainyard.common.console import UserError
 
 Finished = subprocess.CompletedProcess[str]
 

@@ -1,7 +1,7 @@
 """Options and arguments that commands declare.
 
 Every option may come from a variable instead: ``--registry`` from ``TRAINYARD_REGISTRY``, which is what
-``make COMMAND REGISTRY=...`` sets (:mod:`trainyard.settings`).
+``make COMMAND REGISTRY=...`` sets (:mod:`trainyard.common.settings`).
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
-from trainyard.settings import PREFIX, standard_variable
+from trainyard.common.settings import PREFIX, standard_variable
 
 if TYPE_CHECKING:
     from click.shell_completion import CompletionItem
@@ -50,7 +50,7 @@ def _values(context: click.Context, parameter: click.Parameter, incomplete: str)
     """Return what the shell offers for a parameter, by its name: targets, and the values that neighbours know."""
     from click.shell_completion import CompletionItem
 
-    from trainyard import registration, settings
+    from trainyard.common import registration, settings
 
     if parameter.name != "target":
         known = registration.values(parameter.name or "")
@@ -144,7 +144,7 @@ def quiet(function: F) -> F:
 
     def apply(_context: click.Context, _parameter: click.Parameter, given: bool) -> bool:
         if given:
-            from trainyard import console
+            from trainyard.common import console
 
             console.be_quiet()
         return given
@@ -157,7 +157,7 @@ def offline(function: F) -> F:
 
     def apply(_context: click.Context, _parameter: click.Parameter, given: bool) -> None:
         if given:
-            from trainyard import settings
+            from trainyard.common import settings
 
             settings.set_variable("OFFLINE", "1")
 
@@ -170,7 +170,7 @@ def builder(function: F) -> F:
 
     def apply(_context: click.Context, _parameter: click.Parameter, given: str | None) -> None:
         if given:
-            from trainyard import settings
+            from trainyard.common import settings
 
             settings.set_variable("BUILDER", given)
 
@@ -211,7 +211,7 @@ def trust_config(function: F) -> F:
 
     def apply(_context: click.Context, _parameter: click.Parameter, given: str | None) -> None:
         if given:
-            from trainyard import settings
+            from trainyard.common import settings
 
             settings.set_variable("TRUST_CONFIG", given)
 

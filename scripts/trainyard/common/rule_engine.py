@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
-from trainyard import console
+from trainyard.common import console
 
 if TYPE_CHECKING:
     from rich.table import Table

@@ -5,7 +5,7 @@ from __future__ import annotations
 import subprocess
 from pathlib import Path
 
-from trainyard import settings
+from trainyard.common import settings
 
 #: Settings of a repository that name programs which commands that only read would run: a monitor of the files, hooks
 #: (`git status` has one for a changed index), and the program that checks signatures for `git log`

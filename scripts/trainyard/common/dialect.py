@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping
 
 import click
 
-from trainyard.settings import PREFIX
+from trainyard.common.settings import PREFIX
 
 #: Text in quotes that begins with a command, after variables for it, or with an option or a variable.
 _QUOTED = re.compile(

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
-from trainyard import third_party
+from trainyard.common import third_party
 
 SMALL, SIDE = 8, 28
 _INNER = 20  # MNIST fits its digits into 20x20 and leaves a border of 4

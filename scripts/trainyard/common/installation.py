@@ -5,8 +5,8 @@ from __future__ import annotations
 import importlib.util
 from pathlib import Path
 
-from trainyard import settings
-from trainyard.console import UserError
+from trainyard.common import settings
+from trainyard.common.console import UserError
 
 
 def check_writable(path: Path) -> None:

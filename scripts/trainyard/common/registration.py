@@ -15,8 +15,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from trainyard.common import settings
+
 if TYPE_CHECKING:
-    from trainyard.rule_engine import Rule
+    from trainyard.common.rule_engine import Rule
 
 #: Import names of the neighbours, in the order in which their rules are listed.
 NEIGHBOURS = ("trainyard_jobs", "cloudbuild_local")
@@ -45,7 +47,7 @@ class Neighbour:
 
 def command_folders() -> dict[str, Path]:
     """Return the import name of each package of commands, the builder's first, and its folder."""
-    folders = {"trainyard.commands": Path(__file__).parent / "commands"}
+    folders = {"trainyard.commands": settings.PACKAGE / "commands"}
     for name in NEIGHBOURS:
         spec = importlib.util.find_spec(name)
         if spec is not None and spec.submodule_search_locations:

@@ -1,0 +1,1 @@
+"""What every room builds on: messages, settings, options, rules, and what neighbours bring."""
