@@ -8,12 +8,13 @@ import shutil
 import signal
 import sys
 from collections import Counter
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Iterator
 from pathlib import Path
 
 import pytest
 
 from tests import examples
+from tests.miniature import Miniature
 from tests.usage import Usage
 
 # Ryuk, testcontainers' reaper, is an image of a registry that closed networks do not reach; fixtures clean up instead.
@@ -157,3 +158,18 @@ def built_image() -> Callable[[str], str]:
         return made[target]
 
     return reference
+
+
+@pytest.fixture(scope="session")
+def miniature(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Miniature]:
+    """A checkout with the target ``mini``; see :mod:`tests.miniature`. Images of its targets are removed at the end."""
+    from tests import miniature
+    from tests.image.small_images import bridge
+    from trainyard.oci import docker_engine
+
+    with miniature.checkout(tmp_path_factory.mktemp("miniature"), bridge()) as made:
+        made.add("mini")
+        yield made
+    for name in miniature.TARGETS:
+        for image in docker_engine.client().images.list(filters={"label": [f"io.trainyard.target={name}"]}):
+            docker_engine.client().images.remove(image.id, force=True)

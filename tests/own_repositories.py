@@ -1,14 +1,17 @@
-"""Repositories of others that carry a training script: source distributions of the package index, unmodified.
+"""Repositories with a training script: a small one, and source distributions of the package index, unmodified.
 
-They were chosen after the code that handles them was written, for three ways in which repositories are laid out.
+Those of others were chosen after the code that handles them was written, for three ways in which repositories are laid
+out.
 """
 
 from __future__ import annotations
 
 import sys
 import tarfile
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 
 from tests import wheels
 
@@ -23,6 +26,7 @@ class Repository:
         by_hand: lines of trainyard.yaml -> what the user writes instead; an empty key stands for the end of the file.
         machine: options of ``trainyard job``: what the job runs on.
         arguments: of the command, in ``trainyard run`` and in the job.
+        files: of a repository that is written here: path -> text.
         trained: part of a line that it prints.
         edit: a file, a part of one of its lines, and what takes its place; ``edited``: what it prints then.
     """
@@ -38,9 +42,15 @@ class Repository:
     trained: str
     edit: tuple[str, str, str]
     edited: str
+    files: Mapping[str, str] = MappingProxyType({})
 
     def download(self, folder: Path) -> Path:
-        """Download it with pip and unpack it into ``folder``; the folder of the repository."""
+        """Write it into ``folder``, or download it with pip and unpack it there; the folder of the repository."""
+        if self.files:
+            for name, text in self.files.items():
+                (folder / self.name / name).parent.mkdir(parents=True, exist_ok=True)
+                (folder / self.name / name).write_text(text, encoding="utf-8")
+            return folder / self.name
         wanted = folder / "sdist.txt"
         wanted.write_text(f"{self.name}=={self.version} --hash=sha256:{self.sha256}\n", encoding="utf-8")
         pip = (sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--no-binary", self.name)
@@ -65,6 +75,58 @@ class Repository:
         assert text.count(part) == 1
         (folder / name).write_text(text.replace(part, other), encoding="utf-8")
 
+
+#: A src layout with a command, a requirement and code that trains with the framework of tests/miniature.
+SMALL = Repository(
+    "smallnet",
+    "",
+    "",
+    "mini",
+    (),
+    {"": "smoke: {expect: 'loss 0.'}\n"},
+    (),
+    ("--steps=20",),
+    "loss 0.",
+    ("src/smallnet/train.py", '"loss"', '"edited: loss"'),
+    "edited: loss 0.",
+    {
+        "pyproject.toml": """\
+[project]
+name = "smallnet"
+version = "1.0"
+requires-python = ">=3.11"
+dependencies = ["numpy", "torch", "einops"]
+
+[project.scripts]
+smallnet = "smallnet.train:main"
+
+[build-system]
+requires = ["hatchling"]
+build-backend = "hatchling.build"
+""",
+        "src/smallnet/__init__.py": "",
+        "src/smallnet/train.py": """\
+import argparse
+
+import einops
+import numpy as np
+import torch
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--steps", type=int, default=50)
+    steps = parser.parse_args().steps
+    labels = np.arange(40) % 4
+    images = einops.repeat(np.eye(4, dtype=np.uint8)[labels] * 255, "n p -> n (p k)", k=2)
+    model = torch.Classifier(8, 4)
+    for _ in range(steps):
+        loss, gradient = model.gradient(images, labels)
+        model.weights -= 0.05 * gradient
+    print("loss", round(loss / len(labels), 4))
+""",
+    },
+)
 
 #: A flat layout, 26 MB of examples, a dynamic version; the examples train with any of five frameworks.
 DEEPXDE = Repository(
@@ -120,5 +182,5 @@ PYKEEN = Repository(
     "Edited: TransE with",
 )
 
-#: Images of GB on top of PyTorch/XLA, and minutes of training.
-BIG = (E3NN, PYKEEN)
+#: Minutes of training, on top of PyTorch/XLA in images of GB.
+LONG = (DEEPXDE, E3NN, PYKEEN)

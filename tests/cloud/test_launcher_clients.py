@@ -404,6 +404,7 @@ XLA_CASES: dict[str, tuple[dict[str, str], int, list[Any]]] = {
 }  # fmt: skip
 
 
+@pytest.mark.slow("tests/unit/launcher/test_tpu_vm.py")
 def test_torch_xla_accepts_the_gke_variables_with_those_that_the_launcher_adds(in_image: Callable[..., Any]) -> None:
     cases = {name: (env, local) for name, (env, local, _) in XLA_CASES.items()}
     found = in_image("xla", TORCH_XLA.format(cases=json.dumps(cases)))
@@ -439,6 +440,7 @@ print(json.dumps([alone, tpu.version(), tpu.worker_id(), tpu.get_worker_ips()]))
 """
 
 
+@pytest.mark.slow("tests/unit/launcher/test_tpu_vm.py")
 def test_torch_xla_reads_plain_worker_network_endpoints_only_through_the_launcher(
     in_image: Callable[..., Any],
 ) -> None:

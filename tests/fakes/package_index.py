@@ -1,6 +1,6 @@
 """A package index on loopback: the simple API (https://packaging.python.org/en/latest/specifications/simple-repository-api/).
 
-Its packages are wheels without modules, made when they are asked for, and whatever files a test adds.
+Its packages are wheels of :func:`wheel`, and whatever files a test adds.
 """
 
 from __future__ import annotations
@@ -12,7 +12,9 @@ import json
 import re
 import tarfile
 import zipfile
+from collections.abc import Mapping
 from http.server import BaseHTTPRequestHandler
+from types import MappingProxyType
 from urllib.parse import unquote, urlsplit
 
 from packaging.utils import canonicalize_name
@@ -20,16 +22,30 @@ from packaging.utils import canonicalize_name
 from tests.fakes.server import Listener
 
 
-def wheel(name: str, version: str, requires: tuple[str, ...] = (), tag: str = "py3-none-any") -> tuple[str, bytes]:
-    """File name and bytes of a wheel without modules."""
+def wheel(
+    name: str,
+    version: str,
+    requires: tuple[str, ...] = (),
+    tag: str = "py3-none-any",
+    modules: Mapping[str, str] = MappingProxyType({}),
+) -> tuple[str, bytes]:
+    """Return file name and bytes of a wheel; ``modules``: path -> text of its files."""
     base = f"{canonicalize_name(name).replace('-', '_')}-{version}"
     metadata = ["Metadata-Version: 2.2", f"Name: {name}", f"Version: {version}"]
+    metadata += [f"Provides-Extra: {extra}" for extra in sorted({*re.findall(r'extra == "(.+?)"', str(requires))})]
     metadata += [f"Requires-Dist: {one}" for one in requires]
     files = {
+        **modules,
         f"{base}.dist-info/METADATA": "\n".join([*metadata, ""]),
         f"{base}.dist-info/WHEEL": f"Wheel-Version: 1.0\nGenerator: test\nRoot-Is-Purelib: true\nTag: {tag}\n",
-        f"{base}.dist-info/RECORD": "".join(f"{base}.dist-info/{one},,\n" for one in ("METADATA", "WHEEL", "RECORD")),
     }
+    # https://packaging.python.org/en/latest/specifications/recording-installed-packages/#the-record-file
+    hashes = {
+        path: base64.urlsafe_b64encode(hashlib.sha256(text.encode()).digest()).rstrip(b"=").decode()
+        for path, text in files.items()
+    }
+    rows = [f"{path},sha256={digest},{len(files[path].encode())}\n" for path, digest in hashes.items()]
+    files[f"{base}.dist-info/RECORD"] = "".join([*rows, f"{base}.dist-info/RECORD,,\n"])
     output = io.BytesIO()
     with zipfile.ZipFile(output, "w") as archive:
         for path, text in files.items():
@@ -109,7 +125,11 @@ class PackageIndex(Listener):
                 self._send(request, 401, b"", {"WWW-Authenticate": 'Basic realm="index"'})
                 return
         self.seen.append(path)
-        if match := re.fullmatch(r"/simple/([^/]+)/?", path):
+        if path == "/simple/":
+            names = sorted({canonicalize_name(file.split("-")[0]) for file in self.files})
+            links = "".join(f'<a href="{name}/">{name}</a>' for name in names)
+            self._send(request, 200, f"<!DOCTYPE html><html><body>{links}</body></html>".encode(), {})
+        elif match := re.fullmatch(r"/simple/([^/]+)/?", path):
             page = self._page(match[1])
             self._send(request, 200 if page else 404, page, {"Content-Type": self._media_type})
         else:

@@ -1,7 +1,7 @@
 """Which targets a run of the tests builds, in which order, and what is removed in between.
 
-CI builds what shares most and weighs least. `make test ALL=1` builds every target; it needs 60 GB of disk, since in a
-network without PyTorch's CPU index `cpu`, `gpu` and `torch-tpu` hold CUDA.
+`make test` builds `tf-cpu`, and images with a miniature of a framework (tests/miniature). `make test ALL=1` builds all
+targets; it needs 60 GB of disk, since in a network without PyTorch's CPU index `cpu`, `gpu` and `torch-tpu` hold CUDA.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ from trainyard.spec.model import targets
 from trainyard.spec.naming import NAME
 
 #: Built in every run: `xla` and `tf-cpu` are kept for all tests, nightlies have separate tests (ELSEWHERE).
-ALWAYS = ("xla", "tf-cpu", "tf-tpu")
+ALWAYS = ("tf-cpu",)
 KEPT = ("xla", "tf-cpu")
 ELSEWHERE = ("xla-nightly", "xla-nightly-fallback", "tf-nightly")
 
 #: The others, in an order in which neighbours share layers: `cpu` and `gpu` do if only the default index answers.
-BIG = ("cpu", "gpu", "torch-tpu", "tf-gpu")
+BIG = ("tf-tpu", "xla", "cpu", "gpu", "torch-tpu", "tf-gpu")
 
 #: Build cache records of at least this many bytes are removed with the images that were built from them.
 LARGE = 10**8
@@ -36,12 +36,12 @@ _PARENTS = re.compile(r"(?m)^Parents?:\s+(\S+)$")
 def group(item: pytest.Item) -> int:
     """The index in BIG of the first image that a test marked ``big`` needs: the marker's arguments or its target.
 
-    -1 for a test that extends a target that is always built by a big image.
+    -1 for a test that extends a target that is always built by a big image, and for nightlies.
     """
     marker, call = item.get_closest_marker("big"), getattr(item, "callspec", None)
     assert marker is not None
     needed = marker.args or (call.params["target"] if call else "",)
-    return min(-1 if name in ALWAYS else BIG.index(name) for name in needed)
+    return min(-1 if name in (*ALWAYS, *ELSEWHERE) else BIG.index(name) for name in needed)
 
 
 def parameters() -> list[object]:

@@ -2,43 +2,36 @@
 
 from __future__ import annotations
 
-import hashlib
 import http.server
 import threading
-import zipfile
-from base64 import urlsafe_b64encode
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
+from tests.fakes import package_index
 from trainyard.image import dockerfile
 from trainyard.oci import docker_engine
 from trainyard.spec import model
 
 
 def wheel(folder: Path, name: str, version: str, requires: tuple[str, ...] = ()) -> None:
-    """A valid wheel with one module."""
-    info = f"{name}-{version}.dist-info"
-    files = {
-        f"{name}/__init__.py": f"__version__ = {version!r}\n",
-        f"{info}/METADATA": f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n"
-        + "".join(f"Requires-Dist: {one}\n" for one in requires),
-        f"{info}/WHEEL": "Wheel-Version: 1.0\nGenerator: test\nRoot-Is-Purelib: true\nTag: py3-none-any\n",
-    }
-    record = "".join(
-        f"{path},sha256={urlsafe_b64encode(hashlib.sha256(text.encode()).digest()).rstrip(b'=').decode()},{len(text)}\n"
-        for path, text in files.items()
-    )
-    with zipfile.ZipFile(folder / f"{name}-{version}-py3-none-any.whl", "w") as archive:
-        for path, text in (files | {f"{info}/RECORD": record + f"{info}/RECORD,,\n"}).items():
-            archive.writestr(path, text)
+    """Write a wheel with one module."""
+    modules = {f"{name}/__init__.py": f"__version__ = {version!r}\n"}
+    file, body = package_index.wheel(name, version, requires, modules=modules)
+    (folder / file).write_bytes(body)
 
 
 def from_cache(log: str, step: str) -> bool:
     """Whether BuildKit took ``step`` from a cache, by a build's plain progress; steps are numbered per build."""
     (number,) = {line.split()[0] for line in log.splitlines() if step in line}
     return f"{number} CACHED" in log.splitlines()
+
+
+def bridge() -> str:
+    """Return the address of this host on the engine's bridge, at which builds and containers reach servers of tests."""
+    networks = docker_engine.client().networks.get("bridge").attrs["IPAM"]["Config"]
+    return str(networks[0].get("Gateway") or networks[0]["Subnet"].rpartition(".")[0] + ".1")
 
 
 @pytest.fixture
@@ -51,8 +44,6 @@ def own_index(tmp_path: Path) -> Iterator[str]:
         folder = tmp_path / "index" / name
         folder.mkdir(parents=True)
         wheel(folder, name, version)
-    networks = docker_engine.client().networks.get("bridge").attrs["IPAM"]["Config"]
-    address = networks[0].get("Gateway") or networks[0]["Subnet"].rpartition(".")[0] + ".1"
 
     class Handler(http.server.SimpleHTTPRequestHandler):
         def __init__(self, *arguments: object) -> None:
@@ -61,9 +52,9 @@ def own_index(tmp_path: Path) -> Iterator[str]:
         def log_message(self, *_: object) -> None:
             pass
 
-    with http.server.ThreadingHTTPServer((address, 0), Handler) as server:
+    with http.server.ThreadingHTTPServer((bridge(), 0), Handler) as server:
         threading.Thread(target=server.serve_forever, daemon=True).start()
-        yield f"http://{address}:{server.server_address[1]}"
+        yield f"http://{server.server_address[0]}:{server.server_address[1]}"
         server.shutdown()
 
 

@@ -41,6 +41,7 @@ def stages(reference: str, spec: model.Spec) -> dict[str, list[str]]:
     return found
 
 
+@pytest.mark.big("xla")
 def test_what_images_share_is_the_same_layer_in_each(built_image: BuiltImage) -> None:
     """The common part of trainers and the launcher, although the bases and their Python differ."""
     torch, tensorflow = (stages(built_image(name), model.load(name)) for name in ("xla", "tf-cpu"))
@@ -98,6 +99,7 @@ def test_the_umask_of_a_checkout_does_not_change_the_layers(
     assert plain_build(tmp_path) == layers(built_image("tf-cpu"))
 
 
+@pytest.mark.big("xla")
 def test_an_image_outside_the_catalogue_shares_all_wheels_of_its_target_and_trains(
     built_image: BuiltImage, docker_run: Run
 ) -> None:

@@ -21,7 +21,7 @@ from trainyard.spec import model
 BuiltImage = Callable[[str], str]
 Run = Callable[..., Finished]
 
-both = pytest.mark.parametrize("target", ["xla", "tf-cpu"])
+both = pytest.mark.parametrize("target", ["tf-cpu", pytest.param("xla", marks=pytest.mark.big)])
 
 
 def blobs(reference: str, target: str) -> dict[str, str]:
@@ -30,6 +30,7 @@ def blobs(reference: str, target: str) -> dict[str, str]:
     return {layer.stage: layer.digest for layer in evidence.stored.layers if layer.stage != "system"}
 
 
+@pytest.mark.big("tf-tpu", "xla")
 def test_what_images_share_is_one_blob_in_all_of_them(built_image: BuiltImage) -> None:
     """Compressed, as registries keep it.
 
@@ -76,7 +77,7 @@ def test_an_image_is_verified_in_under_ten_seconds(target: str, built_image: Bui
     assert min(seconds) < 10
 
 
-@pytest.mark.parametrize("target", ["tf-cpu", pytest.param("xla", marks=pytest.mark.slow("with tf-cpu"))])
+@pytest.mark.parametrize("target", ["tf-cpu", pytest.param("xla", marks=pytest.mark.big)])
 def test_byte_code_in_the_image_makes_the_first_import_faster(
     target: str, built_image: BuiltImage, docker_run: Run
 ) -> None:
@@ -122,6 +123,7 @@ def test_a_driver_under_usr_local_nvidia_is_found(target: str, built_image: Buil
     assert found.stdout == "loaded\n", found.stderr
 
 
+@pytest.mark.big("tf-tpu")
 def test_tensorflow_for_tpus_imports_in_seconds_where_there_is_none(built_image: BuiltImage, docker_run: Run) -> None:
     """libtpu would ask the metadata server for minutes; with a network that swallows packets even longer."""
     script = "import time; t = time.time(); import tensorflow as tf; print(tf.__version__, time.time() - t < 60)"
@@ -131,6 +133,7 @@ def test_tensorflow_for_tpus_imports_in_seconds_where_there_is_none(built_image:
     assert "this image is for Cloud TPU, and there is no TPU" in found.stderr
 
 
+@pytest.mark.big("tf-tpu")
 def test_tensorflow_for_tpus_still_looks_for_one_on_a_tpu_vm(built_image: BuiltImage, docker_run: Run) -> None:
     found = docker_run("-e", "LAUNCHER_RUNTIME=tpu-local", built_image("tf-tpu"), "--print-env", "--json")
     assert "TPU_LIBRARY_PATH" not in json.loads(found.stdout)["exports"]

@@ -23,6 +23,8 @@ from trainyard.oci import docker_engine
 from trainyard.release import candidate
 from trainyard.spec import lockfile, model, state
 
+pytestmark = pytest.mark.big("xla")
+
 #: What the stand-in has otherwise than our own image: releases that go with the same torch, without their byte code.
 OTHER = {"torchvision": "0.24.0", "fsspec": "2025.3.0"}
 

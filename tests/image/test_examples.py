@@ -65,10 +65,11 @@ def test_keras_becomes_an_image_that_has_trained(
     assert (found["io.trainyard.extends"], found["io.trainyard.tested"]) == ("tf-cpu", "trained")
 
 
+@pytest.mark.big("xla")
 def test_gpt_becomes_an_image_that_has_trained(
     built_image: BuiltImage, command: Path, images: list[str], tmp_path: Path
 ) -> None:
-    """With PyTorch/XLA, as its trainyard.yaml proposes for TPUs: every run of the tests builds that target."""
+    """With PyTorch/XLA, as its trainyard.yaml proposes for TPUs."""
     built_image("xla")
     folder = copy(GPT, tmp_path / "example-gpt")
     text = (folder / "trainyard.yaml").read_text()

@@ -1,6 +1,6 @@
 """train.py of examples/gpt, without its repository: it learns, stops, resumes with the same bits, refuses wrong flags.
 
-In the xla image, which every run of the tests builds, with ``--device cpu`` unless a test says so.
+In the xla image, with ``--device cpu`` unless a test says so.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import pytest
 from tests.image.trainer_box import PYTHON, Box, Ended, box
 from trainyard.common.settings import ROOT
 
-pytestmark = pytest.mark.concurrent
+pytestmark = [pytest.mark.concurrent, pytest.mark.big("xla")]
 
 GPT = ROOT / "examples/gpt"
 

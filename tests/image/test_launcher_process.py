@@ -319,6 +319,7 @@ def test_sigterm_ends_the_wait_for_the_name_of_node_0(start: Start) -> None:
         assert (status, seconds < SOON) == (143, True)
 
 
+@pytest.mark.big("xla")
 def test_the_launchers_layer_is_the_same_blob_in_every_image(built_image: Callable[[str], str]) -> None:
     layers = [
         docker_engine.client().images.get(built_image(target)).attrs["RootFS"]["Layers"] for target in ("tf-cpu", "xla")

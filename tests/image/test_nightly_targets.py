@@ -23,6 +23,8 @@ from trainyard.spec.model import Spec
 
 TARGET = "tf-nightly"
 
+pytestmark = pytest.mark.big(TARGET)
+
 
 @pytest.fixture(scope="module", autouse=True)
 def dropped_after() -> Iterator[None]:

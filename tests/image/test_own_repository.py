@@ -1,4 +1,4 @@
-"""Source distributions of others become images and jobs, from init to rehearse, through the installed wheel alone."""
+"""Repositories become images and jobs, from init to rehearse, through the installed wheel alone."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from testcontainers.community.registry import DockerRegistryContainer
 
 from tests import own_repositories, wheels
 from tests.image.registry import running
+from tests.miniature import Miniature
 from tests.own_repositories import Repository
 from trainyard.oci import docker_engine
 from trainyard.spec.naming import LABELS
@@ -46,10 +47,10 @@ class User:
 
 
 @pytest.fixture(scope="module")
-def command(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """``trainyard``, installed from its wheel."""
+def command(miniature: Miniature, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """``trainyard``, installed from the wheel of a checkout that has the target ``mini`` too."""
     folder = tmp_path_factory.mktemp("installed")
-    wheel = wheels.build(wheels.clone(folder / "clone"), "wheel", folder / "dist")
+    wheel = wheels.build(miniature.folder, "wheel", folder / "dist")
     return wheels.install(wheel, folder / "environment")
 
 
@@ -83,10 +84,13 @@ def described(user: User, repository: Repository) -> None:
 
 @pytest.mark.parametrize(
     "repository",
-    [own_repositories.DEEPXDE, *(pytest.param(one, marks=pytest.mark.big("xla")) for one in own_repositories.BIG)],
+    [
+        own_repositories.SMALL,
+        *(pytest.param(one, marks=pytest.mark.big(one.target)) for one in own_repositories.LONG),
+    ],
     ids=lambda one: one.name,
 )
-def test_a_repository_of_others_is_run_pushed_edited_and_rehearsed(
+def test_a_repository_is_run_pushed_edited_and_rehearsed(
     repository: Repository, user: Callable[[Repository], User], tmp_path: Path
 ) -> None:
     mine = user(repository)
@@ -116,22 +120,21 @@ def test_a_repository_of_others_is_run_pushed_edited_and_rehearsed(
     assert repository.edited in log and repository.trained in log
 
 
-@pytest.mark.slow("test_smoke_command.py")
 def test_a_repository_that_cannot_start_is_refused_with_the_line_of_its_own_file(
     user: Callable[[Repository], User],
 ) -> None:
     """An import was added, and no requirement for it."""
-    repository = own_repositories.DEEPXDE
+    repository = own_repositories.SMALL
     mine = user(repository)
     described(mine, repository)
-    script = mine.folder / "examples" / "function" / "func.py"
+    script = mine.folder / "src" / "smallnet" / "train.py"
     text = script.read_text(encoding="utf-8")
-    script.write_text(text.replace("import numpy as np\n", "import numpy as np\nimport einops\n"), encoding="utf-8")
-    line = script.read_text(encoding="utf-8").splitlines().index("import einops") + 1
+    script.write_text(text.replace("import torch\n", "import torch\nimport tqdm\n"), encoding="utf-8")
+    line = script.read_text(encoding="utf-8").splitlines().index("import tqdm") + 1
     done = mine.call("image")
     assert done.returncode == 1
     assert done.stderr.splitlines()[-1] == (
-        f"image: examples/function/func.py:{line}: ModuleNotFoundError: No module named 'einops': add it to "
+        f"image: src/smallnet/train.py:{line}: ModuleNotFoundError: No module named 'tqdm': add it to "
         "requirements in trainyard.yaml"
     )
     assert not docker_engine.client().images.list(name=f"trainyard:{repository.name}")

@@ -153,6 +153,7 @@ NODES = """\
     """.replace("REGISTRY", REGISTRY)  # noqa: E501
 
 
+@pytest.mark.big("xla")
 def test_mnist_on_three_nodes_of_torchrun_is_restarted_and_resumes_after_a_preemption(
     built_image: Callable[[str], str], rehearse: Rehearse
 ) -> None:
@@ -202,6 +203,7 @@ SLICE = """\
     """  # noqa: E501
 
 
+@pytest.mark.big("xla")
 def test_imagenet_on_fake_data_trains_on_the_four_hosts_of_a_tpu_pod(
     built_image: Callable[[str], str], rehearse: Rehearse
 ) -> None:
@@ -287,7 +289,7 @@ while time.monotonic() < end and not (worker.exists() and worker.read_text() == 
 
 
 def counter(script: str = COUNTER) -> str:
-    return json.dumps({"imageUri": f"{REGISTRY}:xla", "command": ["python3", "-c", script]})
+    return json.dumps({"imageUri": f"{REGISTRY}:tf-cpu", "command": ["python3", "-c", script]})
 
 
 def test_a_slice_is_preempted_as_a_whole_and_the_jobset_restarted(
@@ -295,8 +297,8 @@ def test_a_slice_is_preempted_as_a_whole_and_the_jobset_restarted(
 ) -> None:
     command = json.dumps(["python3", "-c", COUNTER])
     found = rehearse(
-        built_image("xla"),
-        SLICE.format(image=f"{REGISTRY}:xla", command=command, args="null"),
+        built_image("tf-cpu"),
+        SLICE.format(image=f"{REGISTRY}:tf-cpu", command=command, args="null"),
         PREEMPT="slice-0-2@step5",
     )
     report = found.finished()
@@ -313,7 +315,7 @@ def test_a_killed_worker_of_a_custom_job_is_restarted_alone(
 ) -> None:
     script = WAITING + COUNTER
     found = rehearse(
-        built_image("xla"), custom_job(2, counter(script), "labels: {data: gs://scratch}"), KILL="worker-0@step5"
+        built_image("tf-cpu"), custom_job(2, counter(script), "labels: {data: gs://scratch}"), KILL="worker-0@step5"
     )
     report = found.finished()
     attempts = {
@@ -325,7 +327,7 @@ def test_a_killed_worker_of_a_custom_job_is_restarted_alone(
 
 
 def test_an_error_of_the_program_is_permanent(built_image: Callable[[str], str], rehearse: Rehearse) -> None:
-    found = rehearse(built_image("xla"), custom_job(2, counter("import time; time.sleep(1); raise SystemExit(3)")))
+    found = rehearse(built_image("tf-cpu"), custom_job(2, counter("import time; time.sleep(1); raise SystemExit(3)")))
     assert found.status == 1 and found.report["status"] == "failed"
     assert "(exit status 3): exit statuses 1 to 127 are permanent errors" in found.log
     assert found.report["restarts"] == 0
@@ -333,21 +335,21 @@ def test_an_error_of_the_program_is_permanent(built_image: Callable[[str], str],
 
 def test_a_fault_that_was_never_injected_is_a_failure(built_image: Callable[[str], str], rehearse: Rehearse) -> None:
     found = rehearse(
-        built_image("xla"), custom_job(1, counter(), "labels: {data: gs://scratch}"), PREEMPT="chief@step900"
+        built_image("tf-cpu"), custom_job(1, counter(), "labels: {data: gs://scratch}"), PREEMPT="chief@step900"
     )
     assert found.status == 1 and "'preempt chief at step900' was never injected" in found.log
 
 
 def test_a_replica_that_hangs_is_stopped_and_reported(built_image: Callable[[str], str], rehearse: Rehearse) -> None:
     script = "import signal, time; signal.signal(15, lambda *_: exit(0)); print('stuck', flush=True); time.sleep(600)"
-    found = rehearse(built_image("xla"), custom_job(1, counter(script)), TIMEOUT="20")
+    found = rehearse(built_image("tf-cpu"), custom_job(1, counter(script)), TIMEOUT="20")
     assert found.status == 1
     assert "still running after 20 s: chief" in found.log and "chief: stuck" in found.log
 
 
 def test_running_out_of_memory_is_reported(built_image: Callable[[str], str], rehearse: Rehearse) -> None:
     script = "blocks = [bytearray(16 << 20) for _ in range(1000)]"
-    found = rehearse(built_image("xla"), custom_job(1, counter(script)), MEMORY="80m")
+    found = rehearse(built_image("tf-cpu"), custom_job(1, counter(script)), MEMORY="80m")
     assert found.status == 1
     assert "chief ran out of memory: its limit was 80 MB" in found.log and "MEMORY=" in found.log
 
@@ -385,7 +387,7 @@ def test_a_later_rehearsal_can_write_to_the_same_buckets(built_image: Callable[[
         print("runs:", len(file.read_text()), len(list(file.parent.iterdir())))
     """
     for number in (1, 2):
-        found = rehearse(built_image("xla"), custom_job(1, counter(script)))
+        found = rehearse(built_image("tf-cpu"), custom_job(1, counter(script)))
         found.finished()
         assert f"runs: {number} 1" in found.of("chief")
         file = found.buckets / "scratch" / "run" / "log"
@@ -405,7 +407,7 @@ def created_by(pid: int) -> list[str]:
 def test_ctrl_c_leaves_nothing_behind(built_image: Callable[[str], str], tmp_path: Path) -> None:
     job = tmp_path / "job.yaml"
     job.write_text(custom_job(2, counter("import time; print('step 1', flush=True); time.sleep(600)")))
-    options = {"FILE": str(job), "IMAGE": built_image("xla"), "OUTPUT": str(tmp_path / "output")}
+    options = {"FILE": str(job), "IMAGE": built_image("tf-cpu"), "OUTPUT": str(tmp_path / "output")}
     environment = os.environ | {f"TRAINYARD_{name}": value for name, value in options.items()}
     # A shell without job control ignores SIGINT in background processes, which the test may run in.
     command = ["env", "--default-signal=INT", sys.executable, "-m", "trainyard", "rehearse"]

@@ -80,7 +80,7 @@ def test_a_restricted_container_has_an_unknown_user_and_no_ipv6(sandbox: Sandbox
     assert "1234567 0 64" in log and "OSError" in log, log
 
 
-@pytest.mark.parametrize("target", ["xla", "tf-cpu"])
+@pytest.mark.parametrize("target", ["tf-cpu", pytest.param("xla", marks=pytest.mark.big)])
 def test_worker_processes_need_no_more_than_the_default_shared_memory(
     built_image: BuiltImage, docker_run: Callable[..., Finished], target: str
 ) -> None:
@@ -126,7 +126,7 @@ DIGITS = ("--datadir=/data/digits", "--epochs=3", "--seed=3")
 TARGETS = {"xla": ("torch.mnist", ("--device=cpu",)), "tf-cpu": ("tf.mnist", ())}
 
 
-@pytest.fixture(params=TARGETS)
+@pytest.fixture(params=["tf-cpu", pytest.param("xla", marks=pytest.mark.big("xla"))])
 def timed(
     request: pytest.FixtureRequest, built_image: BuiltImage, clock: Path, tmp_path: Path
 ) -> Iterator[tuple[Box, str, tuple[str, ...]]]:

@@ -23,7 +23,7 @@ from tests.image.trainer_box import (
 from trainyard.sandbox.datasets import digits
 from trainyard.sandbox.datasets import flowers as flowers_data
 
-pytestmark = pytest.mark.concurrent
+pytestmark = [pytest.mark.concurrent, pytest.mark.big("xla")]
 
 SHORT = ("--datadir=/data/digits", "--epochs=3")
 CPU = ("--device=cpu",)

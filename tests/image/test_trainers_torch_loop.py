@@ -1,6 +1,6 @@
 """The loops of the PyTorch trainers: randomness, averages, several processes, which checkpoint, which model.
 
-In the xla image, which CI builds, on PyTorch's own CPU backend.
+In the xla image, on PyTorch's own CPU backend.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from tests.image.trainer_box import PYTHON, Box, Ended, box, few_digits
 from trainyard.sandbox.datasets import digits
 from trainyard.sandbox.datasets import flowers as flowers_data
 
-pytestmark = pytest.mark.concurrent
+pytestmark = [pytest.mark.concurrent, pytest.mark.big("xla")]
 
 SMALL = ("--image-size=32", "--batch-size=5", "--test-batch-size=7", "--num-workers=2", "--precision=fp32")
 

@@ -16,7 +16,7 @@ from trainyard.sandbox.datasets import digits
 from trainyard.sandbox.datasets import flowers as flowers_data
 from trainyard.sandbox.fakes import storage
 
-pytestmark = pytest.mark.concurrent
+pytestmark = [pytest.mark.concurrent, pytest.mark.big("xla")]
 
 CPU = ("--device=cpu", "--num-workers=2")
 SMALL = (*CPU, "--image-size=32", "--batch-size=5", "--test-batch-size=7")

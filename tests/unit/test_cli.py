@@ -268,7 +268,7 @@ def test_a_full_name_on_makes_command_line_overrides_a_stray_short_one(monkeypat
 
 
 def test_make_can_set_the_state_folder() -> None:
-    script = "from trainyard import cli; from trainyard.common import settings; settings.adopt_make_variables(); print(settings.STATE)"
+    script = "from trainyard.common import settings; settings.adopt_make_variables(); print(settings.STATE)"
     given = {"BUILD": "/elsewhere", "TRAINYARD_MAKE_VARIABLES": "BUILD"}
     found = subprocess.run(
         [sys.executable, "-c", script], env=os.environ | given, capture_output=True, text=True, check=True

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import fnmatch
 import importlib.util
+import json
 import os
 import subprocess
 import sys
@@ -88,7 +90,7 @@ def test_words_for_pytest_that_cannot_be_parsed_are_one_line(trainyard: Command)
 def test_a_misspelt_suite_names_the_suites(trainyard: Command) -> None:
     status, _, err = trainyard("test", SUITE="uint")
     assert status == 2
-    assert "'uint' is not one of 'unit', 'image', 'cloud'" in err
+    assert "'uint' is not one of 'unit', 'image', 'cloud', 'builder', 'jobs', 'launcher', 'trainers'" in err
     assert len(err.splitlines()) == 1
 
 
@@ -117,7 +119,62 @@ def test_variables_of_make_test_do_not_reach_the_commands_that_tests_run(monkeyp
     assert words[0] == ["tests/image", "--concurrent=without", "--big", "-x"]
     assert words[1] == ["tests/image", "--concurrent=only", "--numprocesses=2", "--dist=loadfile", "--big", "-x"]
     assert words[2] == ["tests/unit", "--numprocesses=auto"]
+    assert words[3] == ["tests/image", "tests/cloud", "--concurrent=without"]
     assert not {"TRAINYARD_ALL", "TRAINYARD_ARGS"} & set(seen[0])
+
+
+def files_run(monkeypatch: pytest.MonkeyPatch, suite: str | None, part: str = "") -> set[str]:
+    """Return the folders and files that `trainyard test` gives to pytest."""
+    words: set[str] = set()
+
+    def run(command: list[str], **_: object) -> subprocess.CompletedProcess[str]:
+        words.update(word for word in command[3:] if not word.startswith("-"))
+        return subprocess.CompletedProcess(command, 5)
+
+    monkeypatch.setattr(test.subprocess, "run", run)
+    assert test.run(suite, [], part=part) == 0, "a part of one package may have no test of a kind"
+    return words
+
+
+def all_files() -> set[str]:
+    return {
+        str(path.relative_to(ROOT)) for folder in test.FOLDERS for path in (ROOT / "tests" / folder).rglob("test_*.py")
+    }
+
+
+def test_suites_by_package_have_each_file_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    found = {suite: files_run(monkeypatch, suite) for suite in test.PACKAGES}
+    assert set().union(*found.values()) == all_files()
+    assert sum(map(len, found.values())) == len(all_files())
+    assert "tests/unit/launcher/test_xrt.py" in found["launcher"]
+    assert {"tests/unit/test_job.py", "tests/image/test_rehearse.py", "tests/cloud/test_pod.py"} <= found["jobs"]
+    assert {"tests/image/test_trainers_tf.py", "tests/unit/trainers/test_trainer_flags.py"} <= found["trainers"]
+    assert {"tests/image/test_build.py", "tests/unit/test_locks.py"} <= found["builder"]
+    for suite, patterns in test.PACKAGES.items():
+        for pattern in patterns:
+            assert any(fnmatch.fnmatch(file, f"tests/{pattern}") for file in found[suite]), f"{pattern}: no such file"
+
+
+def test_parts_have_each_file_once_and_take_about_the_same_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    found = [files_run(monkeypatch, None, f"{number}/3") for number in (1, 2, 3)]
+    assert set().union(*found) == all_files() and sum(map(len, found)) == len(all_files())
+    assert files_run(monkeypatch, "trainers", "2/2") < all_files()
+    recorded = json.loads((ROOT / "tests" / test.MINUTES).read_text(encoding="utf-8"))
+    assert recorded.keys() <= {file.removeprefix("tests/") for file in all_files()}
+    minutes = {f"tests/{name}": recorded.get(name, test.SHORT) for name in test.parts(recorded, 1)[0]}
+    totals = [sum(minutes.get(file, test.SHORT) for file in files) for files in found]
+    assert max(totals) - min(totals) <= max(minutes.values())
+
+
+def test_parts_are_the_longest_files_first_in_the_part_with_least() -> None:
+    assert test.parts({"a": 5.0, "b": 4.0, "c": 3.0, "d": 1.0}, 2) == [["a", "d"], ["b", "c"]]
+
+
+@pytest.mark.parametrize("part", ["0/3", "4/3", "1", "a/b", "1/0"])
+def test_a_part_that_does_not_exist_is_one_line(part: str, trainyard: Command) -> None:
+    status, out, err = trainyard("test", SUITE="unit", PART=part)
+    assert (status, out) == (2, "")
+    assert err == f"test: no part {part!r} of the tests: write the first of three as 1/3\n"
 
 
 def pytest_run(folder: Path, tests: str, *options: str) -> subprocess.CompletedProcess[str]:

@@ -26,12 +26,13 @@ def _words(_context: click.Context, _parameter: click.Parameter, value: str | No
       trainyard dev test --suite unit --args "-k lock"
       make test SUITE=unit ARGS="-k lock"
       make test REQUIRE=gcloud
+      make test ALL=1 PART=1/3
     """,
 )
 @options.option(
     "--suite",
-    type=click.Choice(("unit", "image", "cloud")),
-    help="One folder of tests/ without the checks. The unit tests need no Docker engine.",
+    type=click.Choice(("unit", "image", "cloud", "builder", "jobs", "launcher", "trainers")),
+    help="One folder of tests/, or the tests of one package, without the checks. The unit tests need no Docker engine.",
 )
 @options.option("--args", "words", callback=_words, metavar="ARGUMENTS", help="More arguments for pytest.")
 @options.option(
@@ -45,7 +46,8 @@ def _words(_context: click.Context, _parameter: click.Parameter, value: str | No
     "big",
     help="Also test the largest images, 4 minutes and 20 GB of disk each, and run slow tests that others cover.",
 )
-def command(suite: str | None, words: list[str], require: str, big: bool) -> int:
+@options.option("--part", default="", metavar="N/COUNT", help="One of several parts that take about the same time.")
+def command(suite: str | None, words: list[str], require: str, big: bool, part: str) -> int:
     """Run the checks, the unit tests, and the tests that build images and run in them.
 
     It needs a checkout.
@@ -62,4 +64,4 @@ def command(suite: str | None, words: list[str], require: str, big: bool) -> int
             raise console.StepFailed(f"failed: {', '.join(failed)}")
     if suite != "unit":
         docker_engine.set_up_in_checkout()
-    return test.run(suite, words, require=require, big=big)
+    return test.run(suite, words, require=require, big=big, part=part)

@@ -1,8 +1,8 @@
 """Run a fake of a Google service in a sidecar container, on the network of the container under test.
 
-The fakes (scripts/trainyard/sandbox/fakes/) are single files that need only the standard library. They are copied into a
-container of an image that has python3, such as the image under test: no host mount and no host port is needed, so this
-works on a laptop, in Cloud Build and with a remote engine.
+The fakes (scripts/trainyard/sandbox/fakes/) are single files that need only the standard library. They are copied into
+a container of an image that has python3, such as the image under test: no host mount and no host port is needed, so
+this works on a laptop, in Cloud Build and with a remote engine.
 """
 
 from __future__ import annotations

@@ -1,0 +1,1 @@
+"""What is under this name in PyTorch."""
