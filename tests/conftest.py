@@ -172,4 +172,4 @@ def miniature(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Miniature]:
         yield made
     for name in miniature.TARGETS:
         for image in docker_engine.client().images.list(filters={"label": [f"io.trainyard.target={name}"]}):
-            docker_engine.client().images.remove(image.id, force=True)
+            docker_engine.client().images.remove(str(image.id), force=True)

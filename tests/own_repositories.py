@@ -9,9 +9,8 @@ from __future__ import annotations
 import sys
 import tarfile
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
-from types import MappingProxyType
 
 from tests import wheels
 
@@ -42,7 +41,7 @@ class Repository:
     trained: str
     edit: tuple[str, str, str]
     edited: str
-    files: Mapping[str, str] = MappingProxyType({})
+    files: Mapping[str, str] = field(default_factory=dict)
 
     def download(self, folder: Path) -> Path:
         """Write it into ``folder``, or download it with pip and unpack it there; the folder of the repository."""
@@ -82,7 +81,7 @@ SMALL = Repository(
     "",
     "",
     "mini",
-    (),
+    ("--run=smallnet",),
     {"": "smoke: {expect: 'loss 0.'}\n"},
     (),
     ("--steps=20",),

@@ -36,6 +36,8 @@ from trainyard.release.promotion import Demanded
 from trainyard.spec import state
 from trainyard.spec.model import Spec, load
 
+pytestmark = pytest.mark.concurrent
+
 
 @pytest.fixture(scope="module")
 def server() -> Iterator[str]:

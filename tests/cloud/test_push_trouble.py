@@ -14,6 +14,8 @@ from trainyard.common.settings import ROOT
 from trainyard.oci import docker_engine, registry
 from trainyard.oci.registry import Repository
 
+pytestmark = pytest.mark.concurrent
+
 PUSH = "import sys; from trainyard.oci.registry import push; [print(*b, flush=True) for b in push(sys.argv[1])]"
 
 

@@ -52,9 +52,10 @@ def own_index(tmp_path: Path) -> Iterator[str]:
         def log_message(self, *_: object) -> None:
             pass
 
-    with http.server.ThreadingHTTPServer((bridge(), 0), Handler) as server:
+    address = bridge()
+    with http.server.ThreadingHTTPServer((address, 0), Handler) as server:
         threading.Thread(target=server.serve_forever, daemon=True).start()
-        yield f"http://{server.server_address[0]}:{server.server_address[1]}"
+        yield f"http://{address}:{server.server_address[1]}"
         server.shutdown()
 
 

@@ -15,6 +15,8 @@ from trainyard.oci import docker_engine
 from trainyard.spec.workspace import Site, Workspace, WorkspaceDocument
 from trainyard.workspace import code_layer
 
+pytestmark = pytest.mark.concurrent
+
 IMAGE = "trainyard-test:code-layer"
 
 DOCKERFILE = """\

@@ -21,6 +21,8 @@ from trainyard.spec import model, state
 from trainyard.spec.model import Spec
 from trainyard.workspace import code_layer
 
+pytestmark = pytest.mark.concurrent
+
 TAG = "mine-2.15.0-20261120-00000000"
 
 #: What of the template of a workspace's Dockerfile makes its last layers.

@@ -27,6 +27,8 @@ from trainyard.release import publish
 from trainyard.spec import state
 from trainyard.spec.model import Spec, load
 
+pytestmark = pytest.mark.concurrent
+
 #: Media types of `docker buildx bake` and of `buildx build --load`.
 MANIFESTS = "application/vnd.oci.image.manifest.v1+json, application/vnd.docker.distribution.manifest.v2+json"
 TAG = "tf-cpu-2.21.0-20261120-00000000"

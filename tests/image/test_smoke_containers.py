@@ -41,6 +41,7 @@ def sandbox(built_image: BuiltImage) -> Iterator[Sandbox]:
         yield found
 
 
+@pytest.mark.slow("test_miniature.py, test_image.py")
 def test_the_smoke_test_says_in_which_containers_an_image_has_trained(built_image: BuiltImage) -> None:
     facts = smoke_test.smoke(model.load("tf-cpu"), built_image("tf-cpu"))
     assert facts["restricted"] and facts["killed_while_saving"], facts
@@ -137,7 +138,14 @@ def timed(
         yield started, *TARGETS[request.param]
 
 
-@pytest.mark.parametrize("when", CLOCKS.values(), ids=CLOCKS)
+@pytest.mark.parametrize(
+    "when",
+    [
+        pytest.param(CLOCKS["before the build"], marks=pytest.mark.slow("with an earlier clock")),
+        CLOCKS["before the files' times"],
+    ],
+    ids=CLOCKS,
+)
 def test_a_run_resumes_to_the_same_weights_though_the_clock_is_early(
     timed: tuple[Box, str, tuple[str, ...]], when: str
 ) -> None:

@@ -20,6 +20,8 @@ from trainyard.oci import docker_engine, image_store, layers, probe_runner
 from trainyard.spec import state
 from trainyard.spec.model import load
 
+pytestmark = pytest.mark.concurrent
+
 Findings = dict[str, list[Finding]]
 
 KEY = "-----BEGIN PRIVATE KEY-----\\n" + "QUJD" * 32 + "\\n-----END PRIVATE KEY-----\\n"

@@ -97,24 +97,22 @@ class Miniature:
         self.folder = folder
         self.index = index
 
-    def call(self, *words: str, cwd: Path | None = None, **variables: str) -> subprocess.CompletedProcess[str]:
+    def call(self, *words: str, **variables: str) -> subprocess.CompletedProcess[str]:
         """Run ``trainyard`` of the checkout."""
         command = [sys.executable, "-m", "trainyard", *words]
         inherited = {name: value for name, value in os.environ.items() if not name.startswith("TRAINYARD_")}
         environment = inherited | {"PYTHONPATH": str(self.folder / "scripts")} | variables
-        return subprocess.run(
-            command, cwd=cwd or self.folder, env=environment, capture_output=True, text=True, check=False
-        )
+        return subprocess.run(command, cwd=self.folder, env=environment, capture_output=True, text=True, check=False)
 
-    def run(self, *words: str, cwd: Path | None = None, **variables: str) -> str:
+    def run(self, *words: str, **variables: str) -> str:
         """Run ``trainyard``, which must succeed; its standard output."""
-        done = self.call(*words, cwd=cwd, **variables)
+        done = self.call(*words, **variables)
         assert done.returncode == 0, f"{' '.join(words)}: {done.stderr[-4000:]}"
         return done.stdout
 
-    def json(self, *words: str, cwd: Path | None = None, **variables: str) -> Any:
+    def json(self, *words: str, **variables: str) -> Any:
         """Run ``trainyard`` with ``--json``, which must succeed; its result."""
-        return json.loads(self.run(*words, "--json", cwd=cwd, **variables))
+        return json.loads(self.run(*words, "--json", **variables))
 
     def add(self, *targets: str, **variables: str) -> None:
         """Add targets to the catalogue, lock them, and render what follows from that."""
