@@ -82,7 +82,7 @@ SMALL = Repository(
     "",
     "mini",
     ("--run=smallnet",),
-    {"": "smoke: {expect: 'loss 0.'}\n"},
+    {"  args: []\n": "  args: [--steps=50]\n  expect: loss 0\n"},
     (),
     ("--steps=20",),
     "loss 0.",
