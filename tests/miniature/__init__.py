@@ -23,9 +23,6 @@ from tests.fakes.package_index import PackageIndex
 
 HERE = Path(__file__).resolve().parent
 
-#: What git says of a file that is new in the checkout; the project's own files keep their days.
-DATE = "2026-11-20T12:00:00Z"
-
 #: Lines that targets share unless they extend another. numpy's version is the one of images/requirements.
 COMMON = """\
 requirements: [{numpy}]
@@ -79,7 +76,7 @@ def torch_xla(version: str) -> tuple[str, bytes]:
 
 
 def _modules(name: str) -> dict[str, str]:
-    """Path in a wheel -> text of a folder's modules."""
+    """Return path in a wheel -> text of a folder's modules."""
     return {
         str(path.relative_to(HERE)): path.read_text(encoding="utf-8") for path in sorted((HERE / name).rglob("*.py"))
     }
@@ -105,13 +102,13 @@ class Miniature:
         return subprocess.run(command, cwd=self.folder, env=environment, capture_output=True, text=True, check=False)
 
     def run(self, *words: str, **variables: str) -> str:
-        """Run ``trainyard``, which must succeed; its standard output."""
+        """Run ``trainyard``, which must succeed; return its standard output."""
         done = self.call(*words, **variables)
         assert done.returncode == 0, f"{' '.join(words)}: {done.stderr[-4000:]}"
         return done.stdout
 
     def json(self, *words: str, **variables: str) -> Any:
-        """Run ``trainyard`` with ``--json``, which must succeed; its result."""
+        """Run ``trainyard`` with ``--json``, which must succeed; return its result."""
         return json.loads(self.run(*words, "--json", **variables))
 
     def add(self, *targets: str, **variables: str) -> None:
@@ -128,7 +125,7 @@ class Miniature:
         self.run("render", **variables)
 
     def built(self, target: str) -> str:
-        """Build a target, which is added to the catalogue if it is not in it; the reference of its image."""
+        """Build a target, which is added to the catalogue if it is not in it; return its image's reference."""
         if not (self.folder / "images" / target).exists():
             self.add(target)
         self.run("build", target)
@@ -137,7 +134,7 @@ class Miniature:
 
 @contextmanager
 def checkout(folder: Path, address: str) -> Iterator[Miniature]:
-    """Make the checkout in a new folder; its index listens on an address of this host."""
+    """Yield the checkout, made in a new folder; its index listens on an address of this host."""
     index = PackageIndex()
     index.address = address
     with index:

@@ -47,14 +47,14 @@ class Peer:
         self._file = (theirs if self.rank else ours).makefile("rwb")
 
     def add(self, values: np.ndarray) -> np.ndarray:
-        """Return the sum of an array here and there, in the same order in both."""
+        """Return the sum of an array here and there, which has the same bits in both."""
         for turn in (0, 1):
             if turn == self.rank:
                 self._file.write(values.tobytes())
                 self._file.flush()
             else:
                 other = np.frombuffer(self._file.read(values.nbytes)).reshape(values.shape)
-        return values + other if self.rank == 0 else other + values
+        return values + other
 
 
 class Run:
@@ -95,10 +95,10 @@ class Run:
             chosen = order[number * BATCH :][:BATCH]
             mine = chosen[self.peer.rank :: 2] if self.peer else chosen
             loss, gradient = self.model.gradient(images[mine], labels[mine])
-            found = np.append(gradient, loss)
-            found = (self.peer.add(found) if self.peer else found) / BATCH
-            self.model.weights -= RATE * found[:-1].reshape(gradient.shape)
-            self.losses.append(float(found[-1]))
+            total = np.append(gradient, loss)
+            mean = (self.peer.add(total) if self.peer else total) / BATCH
+            self.model.weights -= RATE * mean[:-1].reshape(gradient.shape)
+            self.losses.append(float(mean[-1]))
             if number == 0 and self.chief:
                 print(f"| Training Device={device()} Epoch={epoch + 1} Step={self.step} Loss={loss:.5f}", flush=True)
             self.step += 1
@@ -121,7 +121,7 @@ def device() -> str:
 
 
 def main() -> int:
-    """Train and test; the exit status."""
+    """Train and test; return the exit status."""
     started = time.monotonic()
     args = flags()
     run = Run(args)

@@ -39,10 +39,10 @@ class Classifier:
 
     def gradient(self, images: np.ndarray, labels: np.ndarray) -> tuple[float, np.ndarray]:
         """Return the sum of the losses of images, and its gradient with respect to the weights."""
-        found = self.probabilities(images)
-        chosen = found[np.arange(len(labels)), labels]
-        found[np.arange(len(labels)), labels] -= 1
-        return float(-np.log(np.maximum(chosen, 1e-30)).sum()), _extended(images).T @ found
+        errors = self.probabilities(images)
+        chosen = errors[np.arange(len(labels)), labels]
+        errors[np.arange(len(labels)), labels] -= 1
+        return float(-np.log(np.maximum(chosen, 1e-30)).sum()), _extended(images).T @ errors
 
 
 def _extended(images: np.ndarray) -> np.ndarray:
