@@ -196,7 +196,7 @@ def test_a_base_without_the_framework_is_refused_before_anything_is_built(
 
 def devices(digest: str, *, rehearse: bool) -> tuple[int | None, list[str]]:
     """Exit status and lines of a trainer that is started with TPU_CONFIG, beside a fake of the TPU API."""
-    script = "import sys; sys.path.insert(0, '/opt/trainyard/own'); import digits; print('device', digits.device())"
+    script = "from trainers.torch import digits; print('device', digits.device())"
     with Sandbox(digest, {}) as sandbox:
         environment = {} if rehearse else {"LAUNCHER_REHEARSE": ""}
         container = sandbox.start("--", "python3", "-c", script, environment=environment)

@@ -26,7 +26,7 @@ HERE = Path(__file__).resolve().parent
 #: Lines that targets share unless they extend another. numpy's version is the one of images/requirements.
 COMMON = """\
 requirements: [{numpy}]
-trainers: {{package: torch, folder: trainers, default: digits}}
+trainers: {{package: torch, default: digits}}
 budget: {{size: 700 MB}}
 smoke: {{trainer: digits, accuracy: 0.9}}
 """
@@ -117,10 +117,9 @@ class Miniature:
         text = (images / "requirements" / "torch.in").read_text(encoding="utf-8")
         numpy = next(line.split()[0] for line in text.splitlines() if line.startswith("numpy=="))
         for name in targets:
-            (images / name / "trainers").mkdir(parents=True)
+            (images / name).mkdir()
             rest = "" if TARGETS[name].startswith("extends:") else COMMON.format(numpy=numpy)
             (images / name / "image.yaml").write_text(TARGETS[name] + rest, encoding="utf-8")
-            shutil.copy(HERE / "digits.py", images / name / "trainers" / "digits.py")
             self.run("lock", name, **variables)
         self.run("render", **variables)
 
@@ -142,4 +141,5 @@ def checkout(folder: Path, address: str) -> Iterator[Miniature]:
         made = Miniature(wheels.clone(folder / "checkout"), index)
         with (made.folder / "images" / "indexes.yaml").open("a", encoding="utf-8") as file:
             file.write(INDEX.format(url=index.url))
+        shutil.copy(HERE / "digits.py", made.folder / "trainers" / "torch")
         yield made
