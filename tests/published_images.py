@@ -9,7 +9,7 @@ from trainyard.oci import referrers
 from trainyard.oci.attached_sbom import InstalledPackage
 from trainyard.oci.inventory import Image, LayerPackages, LayerSummary
 from trainyard.oci.registry import Manifest, Repository, sha256
-from trainyard.release import sbom
+from trainyard.release import claims, predicates, sbom
 
 OCI = "application/vnd.oci.image"
 
@@ -94,5 +94,5 @@ def publish(
         referrers.put_blob(repository, blob)
     repository.put(manifest, tag)
     if listed:
-        sbom.attach(repository, manifest, sbom.bill(made, {}))
+        claims.attach(repository, manifest, None, [predicates.sbom(sbom.bill(made, {}))])
     return manifest

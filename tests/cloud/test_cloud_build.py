@@ -27,7 +27,8 @@ from cloudbuild_local.executor import Executor, Result
 from trainyard.common.console import UserError
 from trainyard.common.settings import ROOT
 from trainyard.image import base_image
-from trainyard.oci import docker_engine, image_index, referrers, registry
+from trainyard.oci import attached_sbom, docker_engine, image_index, registry
+from trainyard.release import claims
 from trainyard.release import pipelines as cloud_plan
 
 Finished = subprocess.CompletedProcess[str]
@@ -454,8 +455,8 @@ def test_the_projects_cloudbuild_yaml_builds_verifies_and_pushes_a_target(
     members = image_index.members(repository, repository.existing(image["digest"]))
     assert list(members) == ["linux/amd64"]
     member = members["linux/amd64"]
-    assert referrers.is_verified(repository, member.digest)
-    assert referrers.get(repository, member.digest, "sbom")
+    assert claims.passed(repository, member.digest)
+    assert attached_sbom.document(repository, member.digest)
     labels = repository.config(member)["config"]["Labels"]
     assert labels["org.opencontainers.image.revision"] == "a" * 40
     assert registry.digest_of(f"{address}/trainyard:{labels['org.opencontainers.image.version']}") == member.digest

@@ -26,7 +26,7 @@ from tests.image.registry import running
 from cloudbuild_local import rules
 from trainyard.common.console import StepFailed, UserError
 from trainyard.common.settings import ROOT
-from trainyard.oci import docker_engine, referrers, registry
+from trainyard.oci import docker_engine, referrers, registry, statements
 from trainyard.oci.registry import Manifest, Repository
 from trainyard.release import artifact_registry, claims, predicates, promotion
 from trainyard.release import cloud_build_steps as cloud_step
@@ -82,6 +82,12 @@ def passed(digest: str) -> None:
         state.record("tf-cpu", step, digest, {"passed": True})
 
 
+def attach_results(place: Repository, digest: str) -> None:
+    """Attach claims that an image passed, as a push does."""
+    results = [one for one in CLAIMS if one.kind in ("verify", "smoke")]
+    claims.attach(place, place.existing(digest), None, results)
+
+
 def test_promote_moves_both_tags_by_digest_and_rollback_returns(address: str, spec: Spec) -> None:
     first, second = pushed(address, "one"), pushed(address, "two")
     passed(first)
@@ -108,15 +114,14 @@ def test_a_digest_that_never_passed_is_refused(address: str, spec: Spec) -> None
     assert Repository(f"{address}/trainyard").tags() == ["untested"]
 
 
-def test_a_verification_record_at_the_registry_is_enough_and_is_about_one_digest(address: str, spec: Spec) -> None:
+def test_claims_at_the_registry_are_enough_and_are_about_one_digest(address: str, spec: Spec) -> None:
     """As after Cloud Build: this host has no results."""
     tested, untested = pushed(address, "tested"), pushed(address, "untested")
-    referrers.record_verification(f"{address}/trainyard", tested)
-    assert promotion.promote(spec, address, image="tested")["digest"] == tested
     place = Repository(f"{address}/trainyard")
-    forged = place.manifest(referrers.verification_tag(tested))
-    assert forged
-    place.put(forged, referrers.verification_tag(untested))
+    attach_results(place, tested)
+    assert promotion.promote(spec, address, image="tested")["digest"] == tested
+    of_another = referrers.get(place, tested, [statements.PLAIN]).values()
+    referrers.attach(place, place.existing(untested), list(of_another))
     with pytest.raises(UserError, match="never passed verify and smoke"):
         promotion.promote(spec, address, image="untested")
 
@@ -170,7 +175,7 @@ def test_two_simultaneous_promotes_leave_one_image_under_both_tags(
     digests = [pushed(address, "one"), pushed(address, "two")]
     for digest in digests:
         passed(digest)
-        referrers.record_verification(f"{address}/trainyard", digest)
+        attach_results(Repository(f"{address}/trainyard"), digest)
     put, both_wrote, waited = Repository.put, threading.Barrier(2), set[int]()
 
     def put_together(self: Repository, manifest: Manifest, version: str) -> str:

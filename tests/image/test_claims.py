@@ -11,7 +11,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 
 from tests.claims import CLAIMS, verified
 from tests.image.registry import running
-from trainyard.oci import image_index, referrers, referrers_api
+from trainyard.oci import image_index, referrers, statements
 from trainyard.oci.registry import Manifest, Repository, sha256
 from trainyard.release import claims
 from trainyard.release.keys import KeySigner
@@ -52,7 +52,7 @@ def test_claims_are_listed_under_the_tag_and_verify(repository: Repository, imag
     assert [str(one) for one in claims.check(repository, image.digest, signer.trust)] == [
         f"{one.kind}: signed with this key" for one in CLAIMS
     ]
-    for artifact in referrers_api.get(repository, image.digest, referrers_api.BUNDLE).values():
+    for artifact in referrers.get(repository, image.digest, [statements.BUNDLE]).values():
         assert verified(artifact.data, signer.key.public_key())["subject"][0]["digest"] == {"sha256": image.digest[7:]}
     listed = repository.existing(image.digest.replace(":", "-"))
     assert listed.media_type == image_index.INDEX

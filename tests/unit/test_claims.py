@@ -12,6 +12,9 @@ import docker.errors
 import pytest
 from cryptography.hazmat.primitives.asymmetric import ec, ed25519, rsa
 from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat, PublicFormat
+from google.protobuf import json_format
+from in_toto_attestation.v1 import statement as intoto
+from in_toto_attestation.v1 import statement_pb2
 from packageurl import PackageURL
 from securesystemslib.exceptions import VerificationError
 from tests.claims import BUILDKIT, CLAIMS, image_to_promote, pushed_image, put_image, verified
@@ -19,14 +22,13 @@ from tests.fakes.registry import Registry, sha256
 
 from trainyard.common.console import StepFailed, UserError
 from trainyard.image import provenance
-from trainyard.oci import docker_engine, image_index, referrers_api
-from trainyard.oci.referrers_api import Artifact
+from trainyard.oci import docker_engine, image_index, referrers, statements
+from trainyard.oci.referrers import Artifact
 from trainyard.oci.registry import Manifest, Repository
+from trainyard.oci.statements import Opened
 from trainyard.release import claims, predicates, publish
-from trainyard.release.keys import KeySigner
+from trainyard.release.keys import KeySigner, PrivateKey
 from trainyard.release.predicates import Claim
-from trainyard.release.signature import PrivateKey
-from trainyard.release.signers import Opened
 from trainyard.spec import model, state
 from trainyard.spec.architectures import AMD64, ARM64
 
@@ -60,7 +62,7 @@ def signer() -> KeySigner:
 
 def bundles(place: Repository) -> dict[str, bytes]:
     """Digest of an artifact -> its bundle."""
-    return {name: one.data for name, one in referrers_api.get(place, DIGEST, referrers_api.BUNDLE).items()}
+    return {name: one.data for name, one in referrers.get(place, DIGEST, [statements.BUNDLE]).items()}
 
 
 def changed(data: bytes, change: Callable[[dict[str, Any]], None]) -> bytes:
@@ -119,7 +121,7 @@ def test_a_change_is_refused_by_other_libraries_and_by_us_in_one_line(
     data = CHANGES[change](signer.seal(claims.statement(place, DIGEST, claim)))
     with pytest.raises(VerificationError, match="Accepted signatures do not match threshold"):
         verified(data, signer.key.public_key())
-    referrers_api.attach(place, SUBJECT, [Artifact(data, referrers_api.BUNDLE)])
+    referrers.attach(place, SUBJECT, [Artifact(data, statements.BUNDLE)])
     (found,) = claims.check(place, DIGEST, signer.trust)
     assert not found.valid and not found.foreign and "\n" not in str(found)
     with pytest.raises(StepFailed, match=f"has no claim '{claim.kind}' that is signed with this key") as refused:
@@ -136,7 +138,7 @@ def test_no_change_of_one_byte_gives_another_statement(signer: KeySigner) -> Non
         other = bytearray(data)
         other[position] ^= 1
         opened = signer.trust.open(bytes(other))
-        assert opened.problem, f"{bytes(other[start:])!r} is taken"
+        assert opened.problem or opened.payload == payload, f"{bytes(other[start:])!r} is taken"
 
 
 # --- at a registry -------------------------------------------------------------------------------------------------
@@ -173,7 +175,7 @@ def test_a_claim_is_attached_once_and_a_new_document_in_addition(place: Reposito
 
 def test_a_claim_about_another_image_is_not_one_about_this_image(place: Repository, signer: KeySigner) -> None:
     theirs = claims.statement(place, sha256(b"another image"), CLAIMS[1])
-    referrers_api.attach(place, SUBJECT, [Artifact(signer.seal(theirs), referrers_api.BUNDLE)])
+    referrers.attach(place, SUBJECT, [Artifact(signer.seal(theirs), statements.BUNDLE)])
     (found,) = claims.check(place, DIGEST, signer.trust)
     assert str(found) == f"sbom: about {sha256(b'another image')[:19]}, not about this image"
     with pytest.raises(StepFailed, match=r"about sha256:.*, not about this image"):
@@ -203,23 +205,26 @@ def test_a_claim_that_a_test_failed_is_no_claim_that_it_passed(place: Repository
 @pytest.mark.parametrize(
     ("data", "words"),
     [
-        (b"no JSON", "no bundle with a signed statement"),
-        (b'{"mediaType": "x", "messageSignature": {}}', "no bundle with a signed statement"),
-        (b"[]", "no bundle with a signed statement"),
+        (b"no JSON", "the bundle is not a JSON document"),
+        (
+            b'{"mediaType": "x", "messageSignature": {}}',
+            "the bundle is malformed: verificationMaterial: Field required",
+        ),
+        (b"[]", "the bundle is malformed"),
     ],
 )
 def test_what_is_no_bundle_is_one_line(data: bytes, words: str, place: Repository, signer: KeySigner) -> None:
-    referrers_api.attach(place, SUBJECT, [Artifact(data, referrers_api.BUNDLE)])
+    referrers.attach(place, SUBJECT, [Artifact(data, statements.BUNDLE)])
     (found,) = claims.check(place, DIGEST, signer.trust)
     assert words in str(found) and "\n" not in str(found)
 
 
 def test_a_signed_text_that_is_no_statement_is_one_line(place: Repository, signer: KeySigner) -> None:
     data = [signer.seal(b"no statement"), signer.seal(b'{"_type": "x", "subject": [], "predicateType": "y"}')]
-    referrers_api.attach(place, SUBJECT, [Artifact(one, referrers_api.BUNDLE) for one in data])
+    referrers.attach(place, SUBJECT, [Artifact(one, statements.BUNDLE) for one in data])
     found = claims.check(place, DIGEST, signer.trust)
-    assert [one.problem for one in found] == [
-        "its content is no in-toto statement",
+    assert [one.problem.partition(" (")[0] for one in found] == [
+        "the statement is not a JSON document",
         "a statement of type x, not https://in-toto.io/Statement/v1",
     ]
 
@@ -263,34 +268,16 @@ def test_provenance_of_slsa_1_stays_as_it_is() -> None:
 
 def record_provenance(digest: str) -> None:
     """Keep what BuildKit writes, as a build does."""
-    layer, config = json.dumps(BUILDKIT), "{}"
-    manifest = json.dumps(
-        {
-            "config": {
-                "mediaType": "application/vnd.oci.image.config.v1+json",
-                "digest": sha256(config.encode()),
-                "size": 2,
-            },
-            "layers": [
-                {"mediaType": "application/vnd.in-toto+json", "digest": sha256(layer.encode()), "size": len(layer)}
-            ],
-        }
-    )
-    annotations = {"vnd.docker.reference.type": "attestation-manifest", "vnd.docker.reference.digest": digest}
-    described = {"mediaType": SUBJECT.media_type, "digest": sha256(manifest.encode()), "size": len(manifest)}
-    entry = {**described, "annotations": annotations}
-    index = json.dumps({"mediaType": image_index.INDEX, "manifests": [entry]})
-    documents = {sha256(one.encode()): one for one in (index, manifest, config, layer)}
-    state.record("tf-cpu", "provenance", digest, {"passed": True, "documents": documents})
+    subject = [{"name": "pkg:docker/trainyard", "digest": {"sha256": digest[7:]}}]
+    state.record("tf-cpu", "provenance", digest, {"passed": True, "statement": BUILDKIT | {"subject": subject}})
 
 
-def test_the_statement_of_the_provenance_is_found_among_its_documents(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(state, "STATE", tmp_path)
-    assert provenance.statement("tf-cpu", DIGEST) is None
-    record_provenance(DIGEST)
-    assert provenance.statement("tf-cpu", DIGEST) == BUILDKIT
+def test_the_statement_of_the_provenance_is_found_among_the_documents_of_the_second_build() -> None:
+    layer = json.dumps(BUILDKIT).encode()
+    index = json.dumps({"mediaType": image_index.INDEX, "manifests": []}).encode()
+    other = json.dumps(BUILDKIT | {"predicateType": "https://spdx.dev/Document"}).encode()
+    assert provenance.statement_about(f"sha256:{'0' * 64}", [index, b"no JSON", other, layer]) == BUILDKIT
+    assert provenance.statement_about(DIGEST, [index, layer]) is None, "the second build made another image"
 
 
 def test_a_rule_with_a_note_is_a_warning() -> None:
@@ -347,18 +334,19 @@ def files(signer: KeySigner, tmp_path: Path) -> dict[str, str]:
     return {"COSIGN_KEY": str(tmp_path / "signing.pem"), "COSIGN_PUB": str(tmp_path / "signing.pub")}
 
 
-def test_sign_makes_a_claim_too_and_lists_what_there_is(
+def test_sign_makes_a_claim_and_lists_what_there_is(
     registry: Registry, place: Repository, files: dict[str, str], signer: KeySigner, trainyard: Command
 ) -> None:
     image = put_image(registry)
     reference = f"{place.name}@{image.digest}"
-    err = trainyard("sign", IMAGE=reference, COSIGN_KEY=files["COSIGN_KEY"])[2]
+    _, out, err = trainyard("sign", "--json", IMAGE=reference, COSIGN_KEY=files["COSIGN_KEY"])
     assert err == f"{reference} is signed with this key\n"
+    assert json.loads(out) == {"image": reference, "attached": ["signature"]}
     claims.attach(place, image, KeySigner(KEYS["p256"]()), [CLAIMS[1]])
     status, out, err = trainyard("sign", "--json", IMAGE=reference, COSIGN_PUB=files["COSIGN_PUB"])
     assert (status, err.splitlines()) == (
         0,
-        ["  signature: signed with this key", "  sbom: signed with another key", f"{reference}: 2 valid signatures"],
+        ["  signature: signed with this key", "  sbom: signed with another key", f"{reference}: 1 valid signature"],
     )
     made = [(one["platform"], one["kind"], one["valid"]) for one in json.loads(out)["claims"]]
     assert made == [(None, "signature", True), (None, "sbom", False)]
@@ -366,27 +354,41 @@ def test_sign_makes_a_claim_too_and_lists_what_there_is(
     assert again[2] == f"{reference} is already signed with this key\n"
 
 
-def test_a_signature_in_either_form_is_enough(registry: Registry, place: Repository, signer: KeySigner) -> None:
-    image = put_image(registry)
-    with pytest.raises(StepFailed, match="has no signature"):
+def test_a_second_key_adds_a_signature_and_the_same_key_does_not(
+    registry: Registry, place: Repository, signer: KeySigner
+) -> None:
+    image, other = put_image(registry), KeySigner(KEYS["ed25519"]())
+    with pytest.raises(StepFailed, match="has no signature with this key"):
         claims.signatures(place, image.digest, signer.trust)
-    claims.attach(place, image, signer, [predicates.signature()])
+    for one in (other, signer, signer):
+        claims.attach(place, image, one, [predicates.signature()])
+    assert len(claims.check(place, image.digest, signer.trust)) == 2
     assert claims.signatures(place, image.digest, signer.trust) == 1
-    signer.sign(place, image)
-    assert claims.signatures(place, image.digest, signer.trust) == 2
+    assert claims.signatures(place, image.digest, other.trust) == 1
+
+
+def test_a_claim_whose_envelope_does_not_repeat_the_name_of_the_key_is_valid(
+    place: Repository, signer: KeySigner
+) -> None:
+    """As cosign writes it (https://github.com/sigstore/sigstore-go/blob/main/pkg/sign/content.go)."""
+    document = json.loads(signer.seal(claims.statement(place, DIGEST, CLAIMS[1])))
+    del document["dsseEnvelope"]["signatures"][0]["keyid"]
+    referrers.attach(place, SUBJECT, [Artifact(json.dumps(document).encode(), statements.BUNDLE)])
+    (found,) = claims.check(place, DIGEST, signer.trust)
+    assert str(found) == "sbom: signed with this key"
 
 
 def test_a_changed_claim_fails_sign_in_one_line(
     registry: Registry, place: Repository, files: dict[str, str], signer: KeySigner, trainyard: Command
 ) -> None:
     image = put_image(registry)
-    signer.sign(place, image)
+    claims.attach(place, image, signer, [predicates.signature()])
     data = CHANGES["predicate"](signer.seal(claims.statement(place, image.digest, CLAIMS[1])))
-    referrers_api.attach(place, image, [Artifact(data, referrers_api.BUNDLE)])
+    referrers.attach(place, image, [Artifact(data, statements.BUNDLE)])
     status, out, err = trainyard("sign", IMAGE=f"{place.name}@{image.digest}", COSIGN_PUB=files["COSIGN_PUB"])
     assert (status, out) == (1, "")
     problem = "sbom: its signature does not match its content: one of them was changed"
-    assert err.splitlines() == [f"  {problem}", f"sign: not a valid claim: {problem}"]
+    assert err.splitlines()[1:] == [f"  {problem}", f"sign: not a valid claim: {problem}"]
 
 
 def test_of_an_image_index_the_claims_of_its_images_are_listed(
@@ -407,8 +409,8 @@ def pushed(registry: Registry, monkeypatch: pytest.MonkeyPatch) -> Manifest:
     return pushed_image(registry, monkeypatch)
 
 
-def attach(registry: Registry, image: Manifest, signer: KeySigner | None, vex: str | None = None) -> dict[str, Any]:
-    return publish.attach_referrers(model.load("tf-cpu"), f"{registry.host}/ml", image.digest, signer, vex=vex)
+def attach(registry: Registry, image: Manifest, signer: KeySigner | None, vex: str | None = None) -> list[str]:
+    return publish.attach_claims(model.load("tf-cpu"), f"{registry.host}/ml", image.digest, signer, vex=vex)
 
 
 def test_push_attaches_a_claim_of_every_kind(
@@ -417,12 +419,12 @@ def test_push_attaches_a_claim_of_every_kind(
     record_provenance(pushed.digest)
     attached = attach(registry, pushed, signer, vex='{"@context": "https://openvex.dev/ns/v0.2.0", "statements": []}')
     kinds = ["signature", *predicates.ABOUT_IMAGES]
-    assert attached["claims"] == kinds
-    artifacts = referrers_api.get(place, pushed.digest, referrers_api.BUNDLE).values()
-    statements = [verified(one.data, signer.key.public_key()) for one in artifacts]
-    assert [one["predicateType"] for one in statements] == [predicates.TYPES[one] for one in kinds]
-    assert {one["subject"][0]["digest"]["sha256"] for one in statements} == {pushed.digest[7:]}
-    assert attach(registry, pushed, signer)["claims"] == [], "a second push adds nothing"
+    assert attached == kinds
+    artifacts = referrers.get(place, pushed.digest, [statements.BUNDLE]).values()
+    made = [verified(one.data, signer.key.public_key()) for one in artifacts]
+    assert [one["predicateType"] for one in made] == [predicates.TYPES[one] for one in kinds]
+    assert {one["subject"][0]["digest"]["sha256"] for one in made} == {pushed.digest[7:]}
+    assert attach(registry, pushed, signer) == [], "a second push adds nothing"
 
 
 def test_push_signs_what_waivers_say_unless_a_document_is_given(
@@ -439,11 +441,31 @@ def test_push_signs_what_waivers_say_unless_a_document_is_given(
     assert found == [[pushed.digest], ["given"]]
 
 
-def test_without_a_key_nothing_is_claimed(registry: Registry, pushed: Manifest) -> None:
-    assert set(attach(registry, pushed, None)) == {"sbom"}
-    assert [one["artifactType"] for one in registry.referrers(pushed.digest)] == [
-        "application/vnd.oci.image.config.v1+json"
-    ], "the SBOM in its classic form"
+@pytest.mark.parametrize("api", [True, False])
+def test_without_a_key_push_attaches_plain_statements(
+    api: bool, registry: Registry, place: Repository, signer: KeySigner, pushed: Manifest
+) -> None:
+    registry.referrers_api = api
+    record_provenance(pushed.digest)
+    assert attach(registry, pushed, None) == ["sbom", "provenance", "verify", "smoke"]
+    assert attach(registry, pushed, None) == [], "a second push adds nothing"
+    artifacts = referrers.get(place, pushed.digest, [statements.PLAIN]).values()
+    made = [statements.decode(one.data) for one in artifacts]
+    assert [one["predicateType"] for one in made] == [predicates.TYPES[one] for one in predicates.REQUIRED]
+    assert [one.annotations for one in artifacts] == [
+        {"in-toto.io/predicate-type": one["predicateType"]} for one in made
+    ]
+    assert {one["subject"][0]["digest"]["sha256"] for one in made} == {pushed.digest[7:]}
+    for one in artifacts:
+        intoto.Statement.copy_from_pb(json_format.Parse(one.data, statement_pb2.Statement())).validate()
+    assert claims.passed(place, pushed.digest)
+    assert {str(one) for one in claims.check(place, pushed.digest, signer.trust)} == {
+        f"{kind}: not signed" for kind in predicates.REQUIRED
+    }
+    with pytest.raises(StepFailed, match="has no claim 'sbom' that is signed with this key: not signed"):
+        claims.require(place, pushed.digest, signer.trust, ["sbom"])
+    assert attach(registry, pushed, signer) == ["signature", *predicates.REQUIRED], "what is not signed is signed"
+    assert attach(registry, pushed, None) == [], "what is signed need not be said again"
 
 
 @pytest.mark.parametrize(
@@ -464,6 +486,34 @@ def test_a_document_that_is_no_openvex_fails_before_anything_is_pushed(
 
 
 # --- promote -------------------------------------------------------------------------------------------------------
+
+
+def test_an_image_has_passed_if_verify_and_smoke_say_so_about_it_and_nothing_says_that_it_failed(
+    place: Repository, signer: KeySigner
+) -> None:
+    """Signed by anyone or not; as after Cloud Build, when the host that promotes has no results."""
+    verify, smoke = CLAIMS[3:5]
+    assert not claims.passed(place, DIGEST)
+    about_another = claims.statement(place, sha256(b"another image"), verify)
+    odd = [about_another, b"no statement"]
+    made = [statements.artifact(one, statements.PLAIN, predicates.TYPES["verify"]) for one in odd]
+    referrers.attach(place, SUBJECT, made)
+    claims.attach(place, SUBJECT, signer, [smoke])
+    assert not claims.passed(place, DIGEST)
+    claims.attach(place, SUBJECT, None, [verify])
+    assert claims.passed(place, DIGEST)
+    claims.attach(place, SUBJECT, None, [Claim("verify", {**verify.predicate, "result": "FAILED"})])
+    assert not claims.passed(place, DIGEST)
+
+
+def test_only_claims_of_the_kinds_that_are_looked_for_are_read(
+    registry: Registry, place: Repository, signer: KeySigner
+) -> None:
+    claims.attach(place, SUBJECT, signer, CLAIMS)
+    registry.requests.clear()
+    assert claims.signatures(place, DIGEST, signer.trust) == 1
+    assert len(registry.requests) == 3, "the list, the manifest and the bundle"
+
 
 ABOUT_IMAGE = CLAIMS[1:]
 
@@ -510,7 +560,7 @@ def test_promote_refuses_a_claim_that_was_changed(
 ) -> None:
     claims.attach(place, promoted, signer, [one for one in ABOUT_IMAGE if one.kind != "smoke"])
     data = CHANGES[change](signer.seal(claims.statement(place, promoted.digest, CLAIMS[4])))
-    referrers_api.attach(place, promoted, [Artifact(data, referrers_api.BUNDLE)])
+    referrers.attach(place, promoted, [Artifact(data, statements.BUNDLE)])
     status, _, err = promote(trainyard, promoted, place, REQUIRE_SIGNED="1", COSIGN_PUB=files["COSIGN_PUB"])
     assert status == 1 and "has no claim 'smoke' that is signed with this key" in err and err.count("\n") == 1
     assert registry.tags == {}
@@ -553,7 +603,7 @@ def test_promote_writes_a_verification_summary(
     inputs = [one["digest"] for one in registry.referrers(promoted.digest)]
     variables = {"REQUIRE_SIGNED": "1", "COSIGN_KEY": files["COSIGN_KEY"]}
     assert promote(trainyard, promoted, place, CLAIMS="sbom,provenance,verify,smoke,vex", **variables)[0] == 0
-    *_, last = referrers_api.get(place, promoted.digest, referrers_api.BUNDLE).values()
+    *_, last = referrers.get(place, promoted.digest, [statements.BUNDLE]).values()
     predicate = verified(last.data, signer.key.public_key())["predicate"]
     assert predicate.pop("timeVerified").endswith("Z")
     assert predicate.pop("verifier")["id"] == predicates.VERIFIER
@@ -623,7 +673,7 @@ def test_check_job_reports_an_image_without_a_valid_signature(
     status, out, _ = trainyard("check-job", "--json", str(job), **variables)
     (finding,) = json.loads(out)["files"][0]["findings"]
     assert (status, finding["rule"], finding["severity"]) == (1, "images_are_signed", "refuse")
-    assert finding["what"] == f"{reference} is not signed as demanded: {reference} has no signature"
+    assert finding["what"] == f"{reference} is not signed as demanded: {reference} has no signature with this key"
     claims.attach(place, image, signer, [predicates.signature()])
     assert trainyard("check-job", str(job), **variables)[0] == 0
 
@@ -657,7 +707,7 @@ def test_check_job_reports_every_unsigned_image_of_a_kubernetes_file(
     findings = [one for one in json.loads(out)["files"][0]["findings"] if one["rule"] == "images_are_signed"]
     assert status == 1
     assert [one["what"] for one in findings] == [
-        f"{one} is not signed as demanded: {one} has no signature" for one in references
+        f"{one} is not signed as demanded: {one} has no signature with this key" for one in references
     ]
     for one in others:
         claims.attach(place, one, signer, [predicates.signature()])

@@ -410,8 +410,7 @@ def test_a_push_of_all_platforms_remembers_the_index(
 
     monkeypatch.setattr(platform_index, "images_of_host", lambda _: digests)
     monkeypatch.setattr(publish, "push", push)
-    monkeypatch.setattr(publish, "attach_referrers", lambda *_, **__: {})
-    monkeypatch.setattr(publish.referrers, "record_verification", lambda *_: None)
+    monkeypatch.setattr(publish, "attach_claims", lambda *_, **__: [])
     made = publish.push_all(both, address, None)
     known = pushes.last("mine")
     assert known is not None and known.reference == made["reference"] and len(known.images) == 2

@@ -13,7 +13,7 @@ from tests.fakes.registry import Registry
 from tests.published_images import publish
 
 from trainyard.common import settings
-from trainyard.oci import attached_sbom, inventory, referrers
+from trainyard.oci import attached_sbom, inventory, statements
 from trainyard.oci.attached_sbom import InstalledPackage
 from trainyard.oci.inventory import Image, LayerPackages, LayerSummary
 from trainyard.oci.registry import Repository
@@ -159,8 +159,7 @@ def test_packages_of_an_sbom_have_the_names_that_layers_give_them(monkeypatch: p
         "",
     ]
     document = {"components": [{"name": "x", "version": "1", "purl": purl} for purl in purls]}
-    attached = referrers.Referrer(json.dumps(document).encode(), referrers.SBOM)
-    monkeypatch.setattr(referrers, "get", lambda *_: [attached])
+    monkeypatch.setattr(statements, "predicate", lambda *_: document)
     found = attached_sbom.listed(Repository("registry:5000/ml/trainyard"), "sha256:1")
     assert found is not None
     assert [list(packages) for packages in found] == [["typing-extensions"], ["libstdc++6"]]

@@ -12,7 +12,7 @@ from tests.published_images import OCI, publish
 
 from trainyard.common import settings
 from trainyard.common.console import UserError
-from trainyard.oci import image_index, referrers
+from trainyard.oci import attached_sbom, image_index, referrers, statements
 from trainyard.oci.registry import Manifest, Repository, sha256
 from trainyard.oci.transport import MAX_CONNECTIONS
 from trainyard.release import package_search
@@ -122,7 +122,11 @@ def test_an_index_is_resolved_to_the_images_that_have_the_package(repository: Re
     assert answer.images == 2, "an index is no image"
 
 
-def test_images_without_a_tag_are_found_by_their_referrers(registry: Registry, repository: Repository) -> None:
+def test_images_without_a_tag_are_found_by_the_tag_of_their_referrers(
+    registry: Registry, repository: Repository
+) -> None:
+    """Where a registry has the referrers API there is no such tag."""
+    registry.referrers_api = False
     publish(repository, "cpu", python={"numpy": "2"})
     manifest = publish(repository, "old", python={"torch": "2.9.1"})
     del registry.tags["old"]
@@ -135,9 +139,9 @@ def test_images_without_a_tag_are_found_by_their_referrers(registry: Registry, r
 def test_images_without_an_sbom_are_not_covered_and_do_not_hide(registry: Registry, repository: Repository) -> None:
     bare = publish(repository, "bare", python={"torch": "2.9.1"}, listed=False)
     broken = publish(repository, "broken", listed=False)
-    referrers.put(repository, broken, "sbom", [referrers.Referrer(b"no JSON", referrers.SBOM)])
+    referrers.attach(repository, broken, [statements.artifact(b"no JSON", statements.PLAIN, attached_sbom.PREDICATE)])
     other = publish(repository, "other", listed=False)
-    referrers.put(repository, other, "sbom", [referrers.Referrer(b"{}", "text/spdx+json")])
+    referrers.attach(repository, other, [statements.artifact(b"{}", statements.PLAIN, "https://spdx.dev/Document")])
     gone = publish(repository, "gone", listed=False)
     repository.put(image_index.make({AMD64: gone}, {}), "gone")
     del registry.manifests[gone.digest]
@@ -176,15 +180,24 @@ def test_a_repository_without_images_is_no_answer(repository: Repository) -> Non
 # --- how it is found ------------------------------------------------------------------------------------------------
 
 
-def test_one_hundred_images_take_four_requests_each_that_overlap(registry: Registry, repository: Repository) -> None:
-    """For an image: its manifest, that of its SBOM, and the SBOM; and the configuration if it has the package."""
+@pytest.mark.parametrize("api", [True, False])
+def test_one_hundred_images_take_four_or_five_requests_each_that_overlap(
+    api: bool, registry: Registry, repository: Repository
+) -> None:
+    """For an image: its manifest, its referrers, the manifest of its SBOM, and the SBOM.
+
+    And the configuration if it has the package. Each connection asks a registry without the referrers API for it once.
+    """
+    registry.referrers_api = api
     for number in range(100):
         publish(repository, f"cpu-{number}", python={"torch": "2.9.1" if number % 2 else "2.10.0"})
     registry.requests.clear()
     registry.most_at_once, registry.delay = 0, 0.02
-    answer = find(repository, "torch<2.10")
+    answer = find(Repository(repository.name), "torch<2.10")
     assert (answer.images, len(answer.digests)) == (100, 50)
-    assert len(registry.requests) == 1 + 3 * 100 + 50
+    asked = sum("/referrers/" in one for one in registry.requests)
+    assert len(registry.requests) == 1 + 3 * 100 + 50 + (100 if api else 100 + asked)
+    assert asked == 100 if api else asked <= MAX_CONNECTIONS
     assert MAX_CONNECTIONS / 2 < registry.most_at_once <= MAX_CONNECTIONS
 
 

@@ -22,13 +22,13 @@ from tests.fakes.registry import Registry
 from tests.fakes.sigstore import GITHUB, GOOGLE, Rekor2, Sigstore, inclusion_path, root_hash
 
 from trainyard.common.console import StepFailed, UserError
-from trainyard.oci import docker_engine, referrers_api
-from trainyard.oci.referrers_api import Artifact
+from trainyard.oci import docker_engine, referrers, statements
+from trainyard.oci.referrers import Artifact
 from trainyard.oci.registry import Manifest, Repository
+from trainyard.oci.statements import Opened
 from trainyard.release import claims, identities, predicates, publish
 from trainyard.release.identities import Identity, IdentitySigner, TrustedIdentity
 from trainyard.release.keys import KeySigner
-from trainyard.release.signers import Opened, Signed
 from trainyard.spec import model, state
 
 Command = Callable[..., tuple[int, str, str]]
@@ -88,7 +88,7 @@ def test_every_claim_verifies_with_the_library_of_sigstore(sigstore: Sigstore, p
     assert claims.attach(place, SUBJECT, IdentitySigner(), CLAIMS) == [one.kind for one in CLAIMS]
     config = ClientTrustConfig.from_json(json.dumps(sigstore.trust_config()))
     verifier, demanded = Verifier(trusted_root=config.trusted_root), policy.Identity(identity=WORKFLOW, issuer=GITHUB)
-    artifacts = referrers_api.get(place, SUBJECT.digest, referrers_api.BUNDLE).values()
+    artifacts = referrers.get(place, SUBJECT.digest, [statements.BUNDLE]).values()
     for artifact, claim in zip(artifacts, CLAIMS, strict=True):
         kind, payload = verifier.verify_dsse(Bundle.from_json(artifact.data), demanded)
         assert kind == "application/vnd.in-toto+json"
@@ -263,12 +263,11 @@ def test_a_claim_is_attached_once_and_again_by_another_identity(
     assert claims.attach(place, SUBJECT, IdentitySigner(), CLAIMS[:1]) == ["signature"]
 
 
-def test_an_identity_makes_no_signature_in_the_classic_form(
+def test_the_claim_of_an_identity_that_it_signed_is_its_signature(
     sigstore: Sigstore, registry: Registry, place: Repository
 ) -> None:
     image = put_image(registry)
     signer = IdentitySigner()
-    assert signer.sign(place, image) == Signed(None, False) and registry.tags == {}
     with pytest.raises(StepFailed, match=f"has no signature by {WORKFLOW}"):
         claims.signatures(place, image.digest, signer.trust)
     claims.attach(place, image, signer, [predicates.signature()])
@@ -435,7 +434,7 @@ def test_sign_signs_and_checks(sigstore: Sigstore, registry: Registry, place: Re
     reference, by = f"{place.name}@{image.digest}", f"by {WORKFLOW} ({GITHUB})"
     status, out, err = trainyard("sign", "--json", IMAGE=reference, KEYLESS="1")
     assert (status, err) == (0, f"{reference} is signed {by}\n")
-    assert json.loads(out) == {"image": reference, "tag": None}
+    assert json.loads(out) == {"image": reference, "attached": ["signature"]}
     assert trainyard("sign", IMAGE=reference, KEYLESS="1")[2] == f"{reference} is already signed {by}\n"
     status, out, err = trainyard("sign", "--json", IMAGE=reference, **TRUSTED)
     assert (status, err.splitlines()) == (0, [f"  signature: signed {by}", f"{reference}: 1 valid signature"])
@@ -455,21 +454,20 @@ def test_a_changed_claim_fails_sign_in_one_line(
     claims.attach(place, image, signer, [predicates.signature()])
     document = json.loads(signer.seal(claims.statement(place, image.digest, CLAIMS[1])))
     changed_payload(document)
-    referrers_api.attach(place, image, [Artifact(json.dumps(document).encode(), referrers_api.BUNDLE)])
+    referrers.attach(place, image, [Artifact(json.dumps(document).encode(), statements.BUNDLE)])
     status, _, err = trainyard("sign", IMAGE=f"{place.name}@{image.digest}", **TRUSTED)
     problem = "sbom: its signature is not valid: DSSE: invalid signature"
     assert (status, err.splitlines()[-1]) == (1, f"sign: not a valid claim: {problem}")
 
 
-def test_push_attaches_claims_and_no_signature_in_the_classic_form(
+def test_push_attaches_claims_that_the_identity_signs(
     sigstore: Sigstore, registry: Registry, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     image, spec = pushed_image(registry, monkeypatch), model.load("tf-cpu")
     address = f"{registry.host}/ml"
-    attached = publish.attach_referrers(spec, address, image.digest, IdentitySigner())
-    assert attached["claims"] == ["signature", "sbom", "verify", "smoke"]
-    assert "signature" not in attached and not [tag for tag in registry.tags if tag.endswith(".sig")]
-    assert publish.attach_referrers(spec, address, image.digest, IdentitySigner())["claims"] == []
+    attached = publish.attach_claims(spec, address, image.digest, IdentitySigner())
+    assert attached == ["signature", "sbom", "verify", "smoke"] and registry.tags == {}
+    assert publish.attach_claims(spec, address, image.digest, IdentitySigner()) == []
 
 
 def test_promote_takes_the_claims_of_the_identity_and_signs_a_summary(

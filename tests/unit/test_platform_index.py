@@ -8,13 +8,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.claims import CLAIMS
 from tests.fakes.registry import Registry, sha256
 
 from trainyard.common import settings
 from trainyard.common.console import UserError
-from trainyard.oci import image_index, image_store, referrers, registry
+from trainyard.oci import image_index, image_store, registry
 from trainyard.oci.registry import Manifest, Repository
-from trainyard.release import audit, platform_index, promotion
+from trainyard.release import audit, claims, platform_index, promotion
 from trainyard.spec import architectures, lockfile, model, naming, state
 from trainyard.spec.architectures import AMD64, ARM64, Architecture
 
@@ -205,10 +206,11 @@ def test_an_image_that_did_not_pass_is_in_no_index(monkeypatch: pytest.MonkeyPat
 
 
 def verified(stored: Registry, digest: str) -> str:
-    """Record at the registry that an image passed, as a push from another host does; the image's digest."""
-    config = json.dumps({"config": {"Labels": {referrers.VERIFIED: digest}}}).encode()
-    stored.blobs[sha256(config)] = config
-    stored.put_manifest(referrers.verification_tag(digest), f"{OCI}.manifest.v1+json", manifest_with(config))
+    """Attach claims that an image passed, as a push from another host does; the image's digest."""
+    repository = Repository(f"{stored.host}/ml/trainyard")
+    claims.attach(
+        repository, repository.existing(digest), None, [one for one in CLAIMS if one.kind in ("verify", "smoke")]
+    )
     return digest
 
 

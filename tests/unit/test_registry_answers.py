@@ -23,11 +23,10 @@ from tests.fakes.registry import Answer, Registry, sha256
 
 from trainyard.common import settings
 from trainyard.common.console import StepFailed, UserError
-from trainyard.oci import docker_engine, image_index, image_store, inventory, referrers, referrers_api, transport
+from trainyard.oci import docker_engine, image_index, image_store, inventory, referrers, statements, transport
 from trainyard.oci.documents import InvalidAnswer
-from trainyard.oci.referrers import Referrer
 from trainyard.oci.registry import Manifest, Repository
-from trainyard.release import claims, promotion, signature
+from trainyard.release import claims, predicates, promotion
 from trainyard.release.keys import KeySigner
 from trainyard.spec import model, naming, state
 
@@ -161,9 +160,9 @@ def commands(registry: Registry, place: Repository, tmp_path: Path) -> dict[str,
     spec, signer = model.load("tf-cpu"), KeySigner(key)
     for one in (older, image):
         promotion.promote(spec, address, image=one.digest)
-    referrers.put(place, image, "sbom", [Referrer(json.dumps(SBOM).encode(), referrers.SBOM)])
-    signer.sign(place, image)
-    claims.attach(place, image, signer, CLAIMS)
+    sbom = predicates.sbom(json.dumps(SBOM))
+    claims.attach(place, image, None, [sbom])
+    claims.attach(place, image, signer, [sbom, *(one for one in CLAIMS if one.kind != "sbom")])
     job.write_text(
         "workerPoolSpecs:\n- machineSpec: {machineType: n1-standard-4}\n  replicaCount: 1\n"
         f"  containerSpec: {{imageUri: {place.name}@{image.digest}}}\n"
@@ -220,9 +219,11 @@ def test_an_odd_answer_is_one_line(
     assert len(asked) >= 2
 
 
-@pytest.mark.parametrize("kind", ["sbom", "sig", referrers_api.BUNDLE])
+@pytest.mark.parametrize("name", ["find", "check", "promote signed"])
+@pytest.mark.parametrize("kind", [statements.PLAIN, statements.BUNDLE])
 def test_an_odd_document_that_is_attached_is_one_line(
     kind: str,
+    name: str,
     registry: Registry,
     place: Repository,
     commands: dict[str, tuple[list[str], dict[str, str]]],
@@ -230,19 +231,19 @@ def test_an_odd_document_that_is_attached_is_one_line(
 ) -> None:
     """Whoever may write to the repository may attach anything; its digest is right."""
     image = put(registry, "another")
-    arguments, variables = commands["check" if kind == "sig" else "find" if kind == "sbom" else "promote signed"]
+    arguments, variables = commands[name]
     arguments = [one.replace(registry.tags["image"], image.digest) for one in arguments]
-    media_types = {"sbom": referrers.SBOM, "sig": signature.MEDIA_TYPE}
     for change in ODD.values():
         odd = Answer(200, json.dumps(SBOM).encode(), {})
         change(odd)
-        if kind in media_types:
-            referrers.put(place, image, kind, [Referrer(odd.body, media_types[kind])])
-        else:
-            referrers_api.attach(place, image, [referrers_api.Artifact(odd.body, kind)])
+        referrers.attach(place, image, [statements.artifact(odd.body, kind, predicates.TYPES["sbom"])])
         status, out, err = trainyard(*arguments, **variables)
         assert "Traceback" not in err and "\x1b" not in err + out
-        assert (kind == "sbom" and status == 0) or (status == 1 and len(err.splitlines()) == 1), err
+        if name == "find":
+            assert status == 0 and ("is not a JSON document" in err or "is malformed" in err)
+        else:
+            lines = [line for line in err.splitlines() if not line.startswith("  ")]
+            assert status == 1 and len(lines) == 1, err
 
 
 # --- a lie about one digest is noticed -------------------------------------------------------------------------------

@@ -72,7 +72,7 @@ def command(
     """
     from trainyard.common import console
     from trainyard.oci.registry import check_address
-    from trainyard.release import predicates, promotion, signing
+    from trainyard.release import predicates, promotion, signers
     from trainyard.spec.model import load
 
     destination = check_address(to, "--to") if to else None
@@ -83,8 +83,8 @@ def command(
     demanded = None
     if require_signed:
         kinds = predicates.kinds_in(claims) if claims is not None else predicates.REQUIRED
-        signer = signing.signer(key, "promote", keyless=keyless)
-        trust = signing.trust(public_key, certificate_identity, certificate_oidc_issuer, "promote")
+        signer = signers.signer(key, "promote", keyless=keyless)
+        trust = signers.trust(public_key, certificate_identity, certificate_oidc_issuer, "promote")
         demanded = _demanded(kinds, signer, trust)
     made = promotion.promote(load(target), check_address(registry), image=image, to=destination, demanded=demanded)
     if made["claims"]:
@@ -101,10 +101,10 @@ def command(
 def _demanded(kinds: Sequence[str], signer: Signer | None, trust: Trust | None) -> Demanded:
     """The claims that --require-signed demands; whose claims count follows from who signs."""
     from trainyard.common import console
-    from trainyard.release import promotion, signing
+    from trainyard.release import promotion, signers
 
     if trust is None and signer:
         trust = signer.trust
     if trust is None:
-        raise console.UserError(f"--require-signed needs {signing.ways_to_check()} to check the claims with")
+        raise console.UserError(f"--require-signed needs {signers.ways_to_check()} to check the claims with")
     return promotion.Demanded(trust, kinds, signer)

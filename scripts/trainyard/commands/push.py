@@ -61,7 +61,8 @@ def command(
 
     The image must have passed verify and smoke, and its locked packages must have no known vulnerability without a
     waiver. If the registry has the tag with another digest, the push is refused; 'trainyard promote' moves the floating
-    tags. Provenance and SBOM are attached, and with a key or --keyless signed claims, too (docs/supply-chain.md).
+    tags. SBOM, provenance and the results of verify and smoke are attached, and signed with a key or --keyless
+    (docs/supply-chain.md).
 
     With --code-only the code of the repository replaces that of the image at the registry, or of all images of an image
     index: one layer, in less than a second, on any machine. The result is tagged dev-<hash>, and is neither signed nor
@@ -83,12 +84,12 @@ def command(
     if code_only:
         made = _push_code(spec, registry, image)
     else:
-        from trainyard.release import predicates, signing
+        from trainyard.release import predicates, signers
 
         address = check_address(registry)
         # What cannot be read fails before anyone is asked for a certificate, and before anything is uploaded.
         document = predicates.read_vex(vex) if vex else None
-        signer = signing.signer(key, "push", keyless=keyless)
+        signer = signers.signer(key, "push", keyless=keyless)
         made = _push(spec, address, signer, document, allow_untested)
     if quiet and not as_json:
         click.echo(made["reference"])
@@ -126,7 +127,7 @@ def _push(spec: Any, address: str, signer: Signer | None, vex: str | None, allow
         else:
             console.log.print(publish.table(image))
             console.say(f"{in_units(image['bytes_uploaded'])} uploaded in {image['seconds']} s")
-        console.say(f"attached: {', '.join(image['attached'])}")
+        console.say(f"attached: {', '.join(image['attached']) or 'nothing that was not there'}")
     for caution in dict.fromkeys(audit.Coverage(**image["advisories"]).caution() for image in images.values()):
         if caution:
             console.warn(caution)

@@ -44,7 +44,7 @@ def command(
     certificate_oidc_issuer: str | None,
     as_json: bool,
 ) -> None:
-    """Sign an image, or check its signatures and signed claims, in the forms that 'cosign verify --key' reads.
+    """Sign an image, or check its signatures and signed claims, in the form that 'cosign verify --key' reads.
 
     With a public key, or an identity and its issuer, every claim about the image is listed, and of an image index those
     about its images, too. The command fails if there is no valid signature, or if a claim was changed or is about
@@ -58,22 +58,17 @@ def command(
     Sigstore's transparency log: both are public.
     """
     from trainyard.common import console
-    from trainyard.common.installation import require_extra
+    from trainyard.release import claims, platform_index, predicates, signers
 
-    require_extra("cryptography", "sign")
-    from trainyard.release import claims, predicates, signature, signing
-
-    signer = signing.signer(key, "sign", keyless=keyless)
-    trust = signing.trust(public_key, certificate_identity, certificate_oidc_issuer, "sign")
+    signer = signers.signer(key, "sign", keyless=keyless)
+    trust = signers.trust(public_key, certificate_identity, certificate_oidc_issuer, "sign")
     if signer is None and trust is None:
-        raise console.UserError(f"{signing.ways_to_sign()} signs, {signing.ways_to_check()} checks: give one")
-    repository, subject = signature.image_to_sign(target, registry, image)
+        raise console.UserError(f"{signers.ways_to_sign()} signs, {signers.ways_to_check()} checks: give one")
+    repository, subject = platform_index.image_to_sign(target, registry, image)
     found: dict[str, Any] = {"image": f"{repository.name}@{subject.digest}"}
     if signer is not None:
-        signed = signer.sign(repository, subject)
-        attached = claims.attach(repository, subject, signer, [predicates.signature()])
-        found["tag"] = signed.tag if signed.new else None
-        already = "" if signed.new or attached else "already "
+        found["attached"] = claims.attach(repository, subject, signer, [predicates.signature()])
+        already = "" if found["attached"] else "already "
         console.say(f"{found['image']} is {already}signed {signer.trust.how}")
     if trust is not None:
         of_platform = claims.check_all(repository, subject, trust)

@@ -10,9 +10,12 @@ from urllib.parse import parse_qsl, unquote
 
 from packaging.utils import canonicalize_name
 
-from trainyard.oci import documents, referrers
+from trainyard.oci import documents, statements
 from trainyard.oci.registry import Repository
 from trainyard.spec.naming import LABELS
+
+#: Predicate type of a statement with an SBOM: CycloneDX (ECMA-424), as cosign writes it.
+PREDICATE = "https://cyclonedx.org/bom"
 
 #: The property of a package in our SBOMs with the diff id of its layer.
 LAYER = f"{LABELS}.layer"
@@ -52,7 +55,7 @@ class InstalledPackage:
 def listed(
     repository: Repository, digest: str
 ) -> tuple[dict[str, InstalledPackage], dict[str, InstalledPackage]] | None:
-    """Python and Debian packages by the SBOM that is attached to an image at a registry; None if there is none."""
+    """Return the Python and Debian packages that the SBOM attached to an image lists; None if there is none."""
     found = document(repository, digest)
     return None if found is None else packages(found)
 
@@ -60,13 +63,15 @@ def listed(
 def document(repository: Repository, digest: str) -> dict[str, Any] | None:
     """Return the CycloneDX document that is attached to an image at a registry; None if there is none.
 
+    It may be signed, by anyone: signatures are not verified.
+
     Raises:
         StepFailed: the registry refuses, or the document is malformed.
     """
-    found = [one for one in referrers.get(repository, digest, "sbom") if one.media_type == referrers.SBOM]
-    if not found:
-        return None
-    return documents.parse(found[0].data, documents.SBOM, f"the SBOM of {repository.name}@{digest}")
+    found = statements.predicate(repository, digest, PREDICATE)
+    if found is not None:
+        documents.check(found, documents.SBOM, f"the SBOM of {repository.name}@{digest}")
+    return found
 
 
 def layer_names(sbom: Mapping[str, Any]) -> dict[str, str]:

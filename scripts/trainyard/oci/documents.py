@@ -54,7 +54,8 @@ def model(required: dict[str, Any], optional: dict[str, Any]) -> Any:
     return with_config(ConfigDict(extra="allow", strict=True))(made)
 
 
-def _many(kind: Any) -> Any:
+def many(kind: Any) -> Any:
+    """Return the type of a list in JSON."""
     return list[kind]
 
 
@@ -71,7 +72,7 @@ _DESCRIPTOR = model(
 IMAGE = model(
     {"config": _DESCRIPTOR},
     {
-        "layers": _many(_DESCRIPTOR),
+        "layers": many(_DESCRIPTOR),
         "subject": _DESCRIPTOR,
         "artifactType": str,
         "annotations": _TEXTS,
@@ -81,7 +82,7 @@ IMAGE = model(
 
 #: An image index, or a list of referrers.
 INDEX = model(
-    {"manifests": _many(_DESCRIPTOR) | None}, {"annotations": _TEXTS, "config": type(None), "layers": type(None)}
+    {"manifests": many(_DESCRIPTOR) | None}, {"annotations": _TEXTS, "config": type(None), "layers": type(None)}
 )
 
 #: The configuration of an image; one of another artifact may lack them all.
@@ -91,8 +92,8 @@ CONFIGURATION = model(
         "os": str,
         "architecture": str,
         "config": model({}, dict.fromkeys(("Env", "Entrypoint", "Cmd"), list[str]) | {"User": str, "Labels": _TEXTS}),
-        "rootfs": model({}, {"diff_ids": _many(_DIGEST)}),
-        "history": _many(model({}, {"created_by": str, "empty_layer": bool})),
+        "rootfs": model({}, {"diff_ids": many(_DIGEST)}),
+        "history": many(model({}, {"created_by": str, "empty_layer": bool})),
     },
 )
 
@@ -100,12 +101,12 @@ CONFIGURATION = model(
 TAGS = model({}, {"tags": list[str]})
 
 #: The members of a CycloneDX document that are read (https://cyclonedx.org/docs/1.6/json/).
-_PROPERTIES = _many(model({}, {"name": str, "value": str}))
+_PROPERTIES = many(model({}, {"name": str, "value": str}))
 SBOM = model(
     {},
     {
         "metadata": model({}, {"component": model({}, {"properties": _PROPERTIES})}),
-        "components": _many(model({"name": str}, {"version": str, "purl": str, "properties": _PROPERTIES})),
+        "components": many(model({"name": str}, {"version": str, "purl": str, "properties": _PROPERTIES})),
     },
 )
 
@@ -130,11 +131,16 @@ def parse(data: bytes, kind: Any, what: str) -> dict[str, Any]:
         page = data.lstrip()[:15].lower().startswith((b"<!doctype", b"<html"))
         why = "a page in HTML, as proxies and login pages answer" if page else error
         raise InvalidAnswer(f"{what} is not a JSON document ({why})") from None
-    _check(document, kind, what)
+    check(document, kind, what)
     return document
 
 
-def _check(document: Any, kind: Any, what: str) -> None:
+def check(document: Any, kind: Any, what: str) -> None:
+    """Check the members of a document.
+
+    Raises:
+        InvalidAnswer: a member is missing or has another type.
+    """
     try:
         _adapter(kind).validate_python(document)
     except ValidationError as error:
@@ -161,7 +167,7 @@ def check_manifest(data: bytes, media_type: str, what: str) -> str:
         raise InvalidAnswer(f"{what} is neither an image manifest nor an index, by its type {known[:80]!r}")
     if own != known:
         raise InvalidAnswer(f"{what} is sent as {known} and says that it is {own[:80]!r}")
-    _check(document, INDEX if known in INDEX_TYPES else IMAGE, what)
+    check(document, INDEX if known in INDEX_TYPES else IMAGE, what)
     return known
 
 

@@ -1,154 +1,173 @@
-"""Documents attached to an image at a registry: SBOMs, signatures, and records that the image was verified.
+"""Artifacts that refer to an image at a registry: the referrers of OCI 1.1.
 
-SBOMs and signatures are OCI manifests with the document as their layer, which every registry stores, under tags that
-are named after the image's digest, in the form that cosign reads and writes
-(https://github.com/sigstore/cosign/blob/main/specs/SIGNATURE_SPEC.md). ``subject`` makes them referrers where the
-registry supports those (OCI distribution specification 1.1).
+An artifact is a manifest with one document, whose ``subject`` is the image. A registry that has the referrers API lists
+it by the image's digest. For one that has not, such as docker-registry 2.8, clients keep the list as an image index
+under a tag that is named after the digest
+(https://github.com/opencontainers/distribution-spec/blob/main/spec.md#referrers-tag-schema).
 """
 
 from __future__ import annotations
 
-import hashlib
-import io
-import json
 import re
-import tarfile
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
-from trainyard.oci import docker_engine, registry
-from trainyard.oci.registry import Manifest, Repository
+from trainyard.common.console import StepFailed
+from trainyard.oci.documents import INDEX as LIST
+from trainyard.oci.image_index import INDEX, is_index
+from trainyard.oci.registry import Manifest, Repository, sha256
+from trainyard.oci.transport import MAX_ATTEMPTS
+from trainyard.spec import state
 
 _MANIFEST = "application/vnd.oci.image.manifest.v1+json"
-_CONFIG = "application/vnd.oci.image.config.v1+json"
 
-#: Media type of CycloneDX documents (ECMA-424; cosign uses it too).
-SBOM = "application/vnd.cyclonedx+json"
-
-#: Label of a verification record's configuration: the digest that passed verify and smoke.
-VERIFIED = "io.trainyard.passed"
+#: The configuration of a manifest that needs none
+#: (https://github.com/opencontainers/image-spec/blob/main/manifest.md#guidance-for-an-empty-descriptor).
+_EMPTY, _EMPTY_TYPE = b"{}", "application/vnd.oci.empty.v1+json"
 
 
 @dataclass(frozen=True)
-class Referrer:
-    """A document that is attached to an image, and its annotations."""
+class Artifact:
+    """A document that refers to an image; ``media_type`` is the type of the document and of the artifact."""
 
     data: bytes
     media_type: str
     annotations: dict[str, str] = field(default_factory=dict)
 
-    @property
-    def digest(self) -> str:
-        """``sha256:...`` of the document."""
-        return _sha256(self.data)
+
+def list_tag(digest: str) -> str:
+    """Return the tag of the list that clients keep for a registry without the referrers API."""
+    algorithm, _, encoded = digest.partition(":")
+    return f"{algorithm[:32]}-{encoded[:64]}"
 
 
-def tag(digest: str, kind: str) -> str:
-    """``sha256-….<kind>``: cosign's kinds are ``sig`` and ``sbom``."""
-    return f"{digest.replace(':', '-')}.{kind}"
+def subject_of(tag: str) -> str | None:
+    """Return the digest of the image whose referrers a tag is named after; None for the tag of an image.
 
-
-def subject(tag: str) -> str | None:
-    """The digest of the image that a referrer's tag is named after; None for the tag of an image."""
+    cosign names tags such as ``sha256-….sig`` after digests, too.
+    """
     found = re.match(r"(sha256|sha512)-([0-9a-f]{64,128})(?![0-9a-z])", tag)
     return f"{found[1]}:{found[2]}" if found else None
 
 
-def _sha256(data: bytes) -> str:
-    return f"sha256:{hashlib.sha256(data).hexdigest()}"
-
-
 def put_blob(repository: Repository, data: bytes) -> None:
     """Upload a blob, unless the repository has it."""
-    digest = _sha256(data)
+    digest = sha256(data)
     if not repository.has_blob(digest):
         repository.upload(data, digest)
 
 
-def put(repository: Repository, subject: Manifest, kind: str, referrers: list[Referrer]) -> str:
-    """Attach ``referrers`` to the image ``subject``, replacing those of that kind; their tag.
+def attach(repository: Repository, subject: Manifest, artifacts: Sequence[Artifact]) -> list[str]:
+    """Attach artifacts to the image ``subject``, in addition to those that it has, and return their digests.
 
     Raises:
         StepFailed: the registry cannot be reached or refuses.
     """
-    config = json.dumps(
-        {
-            "architecture": "",
-            "os": "",
-            "config": {},
-            "rootfs": {"type": "layers", "diff_ids": [referrer.digest for referrer in referrers]},
-        }
-    ).encode()
-    for data in (config, *(referrer.data for referrer in referrers)):
+    manifests = [_manifest(artifact, subject) for artifact in artifacts]
+    for data in [_EMPTY, *(artifact.data for artifact in artifacts)] if artifacts else []:
         put_blob(repository, data)
+    unlisted = [one for one in manifests if repository.put(one, one.digest) != subject.digest]
+    if unlisted:
+        _add_to_list(repository, subject.digest, [_descriptor(one) for one in unlisted])
+    return [one.digest for one in manifests]
+
+
+def _manifest(artifact: Artifact, subject: Manifest) -> Manifest:
     document = {
         "schemaVersion": 2,
         "mediaType": _MANIFEST,
-        "config": {"mediaType": _CONFIG, "digest": _sha256(config), "size": len(config)},
+        "artifactType": artifact.media_type,
+        "config": {"mediaType": _EMPTY_TYPE, "digest": sha256(_EMPTY), "size": len(_EMPTY)},
         "layers": [
-            {
-                "mediaType": referrer.media_type,
-                "digest": referrer.digest,
-                "size": len(referrer.data),
-                "annotations": referrer.annotations,
-            }
-            for referrer in referrers
+            {"mediaType": artifact.media_type, "digest": sha256(artifact.data), "size": len(artifact.data)},
         ],
         "subject": {"mediaType": subject.media_type, "digest": subject.digest, "size": len(subject.body)},
+        "annotations": artifact.annotations,
     }
-    body = json.dumps(document).encode()
-    name = tag(subject.digest, kind)
-    repository.tag(Manifest(_sha256(body), _MANIFEST, body), name)
-    return name
+    return Manifest.of(document, _MANIFEST)
 
 
-def get(repository: Repository, digest: str, kind: str) -> list[Referrer]:
-    """The documents of that kind that are attached to the image ``digest``.
+def _descriptor(manifest: Manifest) -> dict[str, Any]:
+    """Return the entry of a manifest in the list of an image's referrers."""
+    document = manifest.document
+    return {
+        "mediaType": manifest.media_type,
+        "digest": manifest.digest,
+        "size": len(manifest.body),
+        "artifactType": document["artifactType"],
+        "annotations": document["annotations"],
+    }
+
+
+def _add_to_list(repository: Repository, digest: str, descriptors: Sequence[dict[str, Any]]) -> None:
+    """Add descriptors to the list of an image's referrers.
+
+    Registries have no transactions. A lock excludes other processes of this host. If a process of another host writes
+    the list at the same time, the next reading shows that the descriptors are missing, and they are added again. What
+    is lost is at most the other process's addition, if it does not read the list again.
+
+    Raises:
+        StepFailed: the tag is that of something else, or other processes write the list all the time.
+    """
+    tag = list_tag(digest)
+    with state.file_lock(f"referrers-{tag}"):
+        for _ in range(MAX_ATTEMPTS):
+            listed = _by_tag(repository, digest)
+            if listed is None:
+                raise StepFailed(f"{repository.name}:{tag} is not a list of referrers: delete that tag")
+            known = {one.get("digest") for one in listed}
+            missing = [one for one in descriptors if one["digest"] not in known]
+            if not missing:
+                return
+            index = {"schemaVersion": 2, "mediaType": INDEX, "manifests": [*listed, *missing]}
+            repository.put(Manifest.of(index, INDEX), tag)
+    raise StepFailed(f"{repository.name}:{tag}, the list of referrers, is overwritten by other processes: try again")
+
+
+def _by_tag(repository: Repository, digest: str) -> list[dict[str, Any]] | None:
+    """Return the list of referrers that clients keep, empty if there is none; None if the tag is another's."""
+    found = repository.manifest(list_tag(digest))
+    if found is None:
+        return []
+    document = found.document
+    return list(document["manifests"]) if is_index(document) else None
+
+
+def listed(repository: Repository, digest: str, media_types: Collection[str]) -> list[dict[str, Any]]:
+    """Return the descriptors of the artifacts of some types that refer to the image ``digest``.
 
     Raises:
         StepFailed: the registry cannot be reached or refuses.
     """
-    found = repository.manifest(tag(digest, kind))
-    if found is None:
-        return []
-    referrers = []
-    for layer in found.document.get("layers", []):
-        data = repository.blob(layer["digest"])
-        referrers.append(Referrer(data, str(layer["mediaType"]), dict(layer.get("annotations") or {})))
-    return referrers
+    pages = list(repository.pages(f"referrers/{digest}", LIST)) if repository.lists_referrers else []
+    if pages:
+        entries = [one for page in pages for one in page.get("manifests") or []]
+    else:
+        repository.lists_referrers = False
+        entries = _by_tag(repository, digest) or []
+    return [one for one in entries if one.get("artifactType") in media_types]
 
 
-def verification_tag(digest: str) -> str:
-    """The tag of the record that a digest passed verify and smoke."""
-    return tag(digest, "passed")
-
-
-def record_verification(repository: str, digest: str) -> None:
-    """Record at the registry that an image's digest passed verify and smoke.
-
-    The record is an image of a few bytes with a label. The engine pushes it, because the engine can reach whatever it
-    pushes images to. Everyone with write access to the repository can write such records: they prevent mistakes, they
-    do not protect against the repository's owners.
+def fetch(repository: Repository, descriptor: dict[str, Any]) -> Artifact | None:
+    """Return the artifact of a descriptor; None if it was deleted since it was listed, or has not one document.
 
     Raises:
-        StepFailed: the registry refuses it.
+        StepFailed: the registry cannot be reached or refuses.
     """
-    record = f"{repository}:{verification_tag(digest)}"
-    empty = io.BytesIO()
-    with tarfile.open(fileobj=empty, mode="w"):
-        pass
-    api = docker_engine.client().api
-    api.import_image_from_data(empty.getvalue(), repository, verification_tag(digest), [f"LABEL {VERIFIED}={digest}"])
-    try:
-        for _ in registry.push(record):
-            pass
-    finally:
-        api.remove_image(record, noprune=True)
+    manifest = repository.manifest(str(descriptor["digest"]))
+    document = manifest.document if manifest else {}
+    match document.get("layers"):
+        case [{"mediaType": str(kind), "digest": str(blob)}]:
+            return Artifact(repository.blob(blob), kind, dict(document.get("annotations") or {}))
+    return None
 
 
-def is_verified(repository: Repository, digest: str) -> bool:
-    """Whether the registry has a record that this digest passed verify and smoke."""
-    found = repository.manifest(verification_tag(digest))
-    if found is None:
-        return False
-    labels = (repository.config(found).get("config") or {}).get("Labels") or {}
-    return bool(labels.get(VERIFIED) == digest)
+def get(repository: Repository, digest: str, media_types: Collection[str]) -> dict[str, Artifact]:
+    """Return the artifacts of some types that refer to the image ``digest``, by the digests of their manifests.
+
+    Raises:
+        StepFailed: the registry cannot be reached or refuses.
+    """
+    found = {str(one["digest"]): fetch(repository, one) for one in listed(repository, digest, media_types)}
+    return {name: artifact for name, artifact in found.items() if artifact}

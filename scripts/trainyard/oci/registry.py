@@ -268,9 +268,14 @@ class Answer:
 
 @dataclass
 class Repository:
-    """One repository of a registry, as ``host[:port]/path``. Several threads may use it."""
+    """One repository of a registry, as ``host[:port]/path``. Several threads may use it.
+
+    Attributes:
+        lists_referrers: whether it may have the referrers API of OCI 1.1: False once it has answered that it has not.
+    """
 
     name: str
+    lists_referrers: bool = True
     _headers: dict[str, str] = field(default_factory=dict)
     _session: Session = field(default_factory=Session)
     _authorizing: threading.Lock = field(default_factory=threading.Lock)

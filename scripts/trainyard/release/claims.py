@@ -1,42 +1,24 @@
-"""Signed claims about an image at a registry: in-toto statements in Sigstore bundles, as referrers of OCI 1.1.
-
-cosign stores and finds its attestations in the same way (https://github.com/sigstore/cosign/blob/main/specs/BUNDLE_SPEC.md).
-"""
+"""Claims about an image at a registry: in-toto statements that are signed in Sigstore bundles, or plain."""
 
 from __future__ import annotations
 
-import datetime
-import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from pydantic import BaseModel, Field, ValidationError
-
 from trainyard.common.console import StepFailed, UserError
-from trainyard.oci import image_index, referrers_api
+from trainyard.oci import image_index, referrers, statements
 from trainyard.oci.documents import InvalidAnswer
 from trainyard.oci.reference import Reference
-from trainyard.oci.referrers_api import Artifact
+from trainyard.oci.referrers import Artifact
 from trainyard.oci.registry import Manifest, Repository
+from trainyard.oci.statements import Opened
 from trainyard.release import predicates
 from trainyard.release.predicates import Claim
-from trainyard.release.signers import Opened, Signer, Trust
+from trainyard.release.signers import Signer, Trust
 
-_STATEMENT = "https://in-toto.io/Statement/v1"
-
-
-class _Subject(BaseModel):
-    digest: dict[str, str]
-
-
-class _Statement(BaseModel):
-    """See https://github.com/in-toto/attestation/blob/main/spec/v1/statement.md."""
-
-    kind: str = Field(alias="_type")
-    subject: list[_Subject]
-    predicate_type: str = Field(alias="predicateType")
-    predicate: dict[str, Any] = {}
+#: The kinds of claims that an image has which passed.
+_TESTS = ("verify", "smoke")
 
 
 @dataclass(frozen=True)
@@ -47,9 +29,9 @@ class Found:
         digest: of the artifact.
         kind: see :func:`trainyard.release.predicates.kind_of`; empty if there is no statement.
         predicate: what it says.
-        problem: why it is not valid, in words; empty if it is.
         signer: who signed it, in words that complete "signed": ``with this key``.
-        foreign: whether it names another signer than the one that was trusted.
+        problem: why it is not valid, in words; empty if it is.
+        foreign: whether it is not signed, or names another signer than the one that was trusted.
     """
 
     digest: str
@@ -61,7 +43,7 @@ class Found:
 
     @property
     def valid(self) -> bool:
-        """Whether it is signed as trusted, about the image that it is attached to."""
+        """Return whether it is about the image that it is attached to, and signed as trusted if that was asked."""
         return not self.problem
 
     def __str__(self) -> str:
@@ -69,79 +51,79 @@ class Found:
 
 
 def statement(repository: Repository, digest: str, claim: Claim) -> bytes:
-    """The in-toto statement of a claim about the image ``digest``."""
-    algorithm, _, value = digest.partition(":")
-    document = {
-        "_type": _STATEMENT,
-        "subject": [{"name": repository.name, "digest": {algorithm: value}}],
-        "predicateType": predicates.TYPES[claim.kind],
-        "predicate": claim.predicate,
-    }
-    return json.dumps(document, separators=(",", ":")).encode()
+    """Return the text of the in-toto statement of a claim about the image ``digest``."""
+    made = statements.make(repository, digest, predicates.TYPES[claim.kind], dict(claim.predicate))
+    return statements.encode(made)
 
 
 def attach(
     repository: Repository,
     subject: Manifest,
-    signer: Signer,
+    signer: Signer | None,
     claims: Iterable[Claim],
     *,
     known: Sequence[Found] | None = None,
 ) -> list[str]:
-    """Sign claims about an image and attach those that it does not have yet; their kinds.
+    """Attach the claims about an image that it does not have yet, and return their kinds.
 
     Args:
+        signer: who signs them; they are plain statements if None.
         known: what :func:`check` found, if it was called before.
     Raises:
         StepFailed: the registry cannot be reached or refuses.
     """
     if known is None:
-        known = check(repository, subject.digest, signer.trust)
-    signed = [(one.kind, one.predicate) for one in known if one.valid]
-    new = [one for one in claims if (one.kind, dict(one.predicate)) not in signed]
-    artifacts = [_artifact(signer, one, statement(repository, subject.digest, one)) for one in new]
-    referrers_api.attach(repository, subject, artifacts)
+        known = check(repository, subject.digest, signer.trust if signer else None)
+    existing = [(one.kind, one.predicate) for one in known if one.valid]
+    new = [one for one in claims if (one.kind, dict(one.predicate)) not in existing]
+    referrers.attach(repository, subject, [_artifact(repository, subject, signer, one) for one in new])
     return [one.kind for one in new]
 
 
-def _artifact(signer: Signer, claim: Claim, payload: bytes) -> Artifact:
-    """The artifact with a signed statement; its annotations are those of cosign."""
-    annotations = {
-        "dev.sigstore.bundle.content": "dsse-envelope",
-        "dev.sigstore.bundle.predicateType": predicates.TYPES[claim.kind],
-        "org.opencontainers.image.created": predicates.rfc_3339(datetime.datetime.now(datetime.UTC)),
-    }
-    return Artifact(signer.seal(payload), referrers_api.BUNDLE, annotations)
+def _artifact(repository: Repository, subject: Manifest, signer: Signer | None, claim: Claim) -> Artifact:
+    text, kind = statement(repository, subject.digest, claim), predicates.TYPES[claim.kind]
+    if signer is None:
+        return statements.artifact(text, statements.PLAIN, kind)
+    return statements.artifact(signer.seal(text), statements.BUNDLE, kind)
 
 
-def check(repository: Repository, digest: str, trust: Trust) -> list[Found]:
-    """Every claim that is attached to the image ``digest``, and whether it is valid.
+def check(repository: Repository, digest: str, trust: Trust | None, kinds: Collection[str] = ()) -> list[Found]:
+    """Return the claims that are attached to the image ``digest``, and whether they are valid.
 
+    Args:
+        trust: whose signatures count; if None, all claims do, signed by anyone or not.
+        kinds: of the claims that are read, and others of the same predicate types; all if empty.
     Raises:
         StepFailed: the registry cannot be reached or refuses.
     """
-    attached = referrers_api.get(repository, digest, referrers_api.BUNDLE)
-    return [_checked(name, trust.open(one.data), digest, trust.how) for name, one in attached.items()]
+    attached = statements.attached(repository, digest, {predicates.TYPES[kind] for kind in kinds})
+    return [_checked(name, _opened(one, trust), digest, trust.how if trust else "") for name, one in attached]
+
+
+def _opened(artifact: Artifact, trust: Trust | None) -> Opened:
+    if artifact.media_type == statements.PLAIN:
+        return Opened(artifact.data, "not signed" if trust else "", foreign=True)
+    if trust:
+        return trust.open(artifact.data)
+    try:
+        return Opened(statements.read_bundle(artifact.data).payload)
+    except InvalidAnswer as error:
+        return Opened(b"", str(error))
 
 
 def _checked(name: str, opened: Opened, digest: str, signer: str) -> Found:
     try:
-        found = _Statement.model_validate_json(opened.payload)
-    except ValidationError:
-        return Found(name, problem=opened.problem or "its content is no in-toto statement", foreign=opened.foreign)
-    kind = predicates.kind_of(found.predicate_type, found.predicate)
-    algorithm, _, value = digest.partition(":")
-    problem = opened.problem
-    if not problem and found.kind != _STATEMENT:
-        problem = f"a statement of type {found.kind}, not {_STATEMENT}"
-    if not problem and value not in [one.digest.get(algorithm) for one in found.subject]:
-        about = next((f"{name}:{value[:12]}" for one in found.subject for name, value in one.digest.items()), "nothing")
-        problem = f"about {about}, not about this image"
-    return Found(name, kind, found.predicate, signer, problem, opened.foreign)
+        found = statements.decode(opened.payload)
+    except InvalidAnswer as error:
+        return Found(name, problem=opened.problem or str(error), foreign=opened.foreign)
+    predicate = found.get("predicate") or {}
+    kind = predicates.kind_of(found["predicateType"], predicate)
+    problem = opened.problem or statements.problem(found, digest)
+    return Found(name, kind, predicate, signer, problem, opened.foreign)
 
 
 def check_all(repository: Repository, image: Manifest, trust: Trust) -> dict[str, list[Found]]:
-    """Every claim about an image, and about each image of an image index: platform -> claims.
+    """Return every claim about an image, and about each image of an image index: platform -> claims.
 
     The platform is empty for the claims about ``image`` itself.
 
@@ -153,7 +135,7 @@ def check_all(repository: Repository, image: Manifest, trust: Trust) -> dict[str
 
 
 def signatures(repository: Repository, digest: str, trust: Trust, known: Sequence[Found] | None = None) -> int:
-    """How many valid signatures an image has, in cosign's classic form and as claims.
+    """Return how many valid signatures an image has.
 
     Args:
         known: what :func:`check` found, if it was called before.
@@ -161,18 +143,15 @@ def signatures(repository: Repository, digest: str, trust: Trust, known: Sequenc
         StepFailed: it has none.
     """
     if known is None:
-        known = check(repository, digest, trust)
-    as_claims = sum(one.kind == "signature" and one.valid for one in known)
-    try:
-        return trust.verified(repository, digest) + as_claims
-    except StepFailed as error:
-        if not as_claims or isinstance(error, InvalidAnswer):
-            raise
-        return as_claims
+        known = check(repository, digest, trust, ["signature"])
+    count = sum(one.kind == "signature" and one.valid for one in known)
+    if not count:
+        raise StepFailed(f"{repository.name}@{digest} has no signature {trust.how}")
+    return count
 
 
 def unsigned(reference: str, trust: Trust) -> str:
-    """Why an image at a registry has no valid signature, in words; empty if it has one."""
+    """Return why an image at a registry has no valid signature, in words; empty if it has one."""
     try:
         named = Reference.parse(reference)
         if named.names_docker_hub:
@@ -187,13 +166,27 @@ def unsigned(reference: str, trust: Trust) -> str:
     return ""
 
 
+def passed(repository: Repository, digest: str) -> bool:
+    """Return whether an image has claims that it passed verify and smoke, and none that it failed, signed or not.
+
+    Everyone with write access to the repository can attach them: they prevent mistakes, they do not protect against the
+    repository's owners.
+
+    Raises:
+        StepFailed: the registry cannot be reached or refuses.
+    """
+    found = [one for one in check(repository, digest, None, _TESTS) if one.valid]
+    failed = any(predicates.says_failed(one.kind, one.predicate) for one in found)
+    return not failed and {one.kind for one in found} >= set(_TESTS)
+
+
 def require(repository: Repository, digest: str, trust: Trust, kinds: Sequence[str]) -> list[Found]:
-    """The valid claims of some kinds about an image.
+    """Return the valid claims of some kinds about an image.
 
     Raises:
         StepFailed: one of the kinds has no valid claim, or one that says that a test failed; or the registry refuses.
     """
-    found = check(repository, digest, trust)
+    found = check(repository, digest, trust, kinds)
     image = f"{repository.name}@{digest}"
     for kind in kinds:
         of_kind = [one for one in found if one.kind == kind]
@@ -207,7 +200,7 @@ def require(repository: Repository, digest: str, trust: Trust, kinds: Sequence[s
 
 
 def require_all(repository: Repository, image: Manifest, trust: Trust, kinds: Sequence[str]) -> list[Found]:
-    """The valid claims of some kinds about an image; of an image index, about each of its images.
+    """Return the valid claims of some kinds about an image; of an image index, about each of its images.
 
     Raises:
         StepFailed: see :func:`require`; or an image index has no signature, or the registry refuses.

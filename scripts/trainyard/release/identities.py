@@ -26,9 +26,8 @@ from sigstore.verify import Verifier, policy
 
 from trainyard.common import settings
 from trainyard.common.console import StepFailed, UserError
-from trainyard.oci.registry import Manifest, Repository
-from trainyard.release import bundle
-from trainyard.release.signers import Opened, Signed
+from trainyard.oci.documents import InvalidAnswer
+from trainyard.oci.statements import PLAIN, Opened, read_bundle
 
 #: The extension of a certificate with the URL of the issuer
 #: (https://github.com/sigstore/fulcio/blob/main/docs/oid-info.md).
@@ -130,10 +129,11 @@ class TrustedIdentity:
             self._verifier = Verifier(trusted_root=config.trusted_root)
 
     def open(self, data: bytes) -> Opened:
-        """The statement of a bundle, and whether it is signed by the identity."""
-        found = bundle.read(data)
-        if isinstance(found, Opened):
-            return found
+        """Return the statement of a bundle, and whether it is signed by the identity."""
+        try:
+            found = read_bundle(data)
+        except InvalidAnswer as error:
+            return Opened(b"", str(error))
         if found.certificate is None:
             return Opened(found.payload, "signed with a key, not by an identity", foreign=True)
         try:
@@ -147,11 +147,7 @@ class TrustedIdentity:
             kind, payload = self._verifier.verify_dsse(Bundle.from_json(data), demanded)
         except Exception as error:  # besides its own errors, those of the parsers that the library calls
             return Opened(found.payload, f"its signature is not valid: {_line(error)}")
-        return Opened(payload, "" if kind == bundle.STATEMENT else f"its type is {kind}")
-
-    def verified(self, repository: Repository, digest: str) -> int:
-        """How many signatures in cosign's classic form count: none, since keyless signatures are bundles."""
-        raise StepFailed(f"{repository.name}@{digest} has no signature {self.how}")
+        return Opened(payload, "" if kind == PLAIN else f"its type is {kind}")
 
 
 class IdentitySigner:
@@ -181,7 +177,7 @@ class IdentitySigner:
             raise StepFailed(f"no certificate for {token.identity} ({token.issuer}): {_line(error)}") from error
 
     def seal(self, payload: bytes) -> bytes:
-        """The bundle of a statement, with its certificate and its entry of the log.
+        """Return the bundle of a statement, with its certificate and its entry of the log.
 
         Raises:
             UserError: the certificate has expired, and there is no identity any more to get another one for.
@@ -193,10 +189,6 @@ class IdentitySigner:
             return self._signer.sign_dsse(Statement(payload)).to_json().encode()
         except Exception as error:  # as above
             raise StepFailed(f"a claim cannot be signed by {self.trust.identity}: {_line(error)}") from error
-
-    def sign(self, repository: Repository, subject: Manifest) -> Signed:
-        """Add nothing: signatures in cosign's classic form are those of keys."""
-        return Signed(None, False)
 
 
 def _token() -> IdentityToken:

@@ -1,14 +1,96 @@
-"""Images that are signed with a key, and whose signatures are checked with it."""
+"""Images that are signed with a key, and whose signatures are checked with it.
+
+A key is a PEM file (PKCS 8 or SEC 1; EC, RSA or Ed25519). Statements are signed in Sigstore bundles, which ``cosign
+verify --key`` reads. Nothing is sent to a transparency log.
+"""
 
 from __future__ import annotations
 
+import base64
+import hashlib
+import json
 from dataclasses import dataclass
+from pathlib import Path
 
-from trainyard.oci import referrers
-from trainyard.oci.registry import Manifest, Repository
-from trainyard.release import bundle, signature
-from trainyard.release.signature import PrivateKey, PublicKey
-from trainyard.release.signers import Opened, Signed
+from cryptography.hazmat.primitives import serialization
+from cryptography.hazmat.primitives.asymmetric import ec, ed25519, rsa
+from securesystemslib.dsse import Envelope
+from securesystemslib.exceptions import VerificationError
+from securesystemslib.signer import CryptoSigner, SSlibKey  # type: ignore[attr-defined]  # no __all__
+
+from trainyard.common.console import UserError
+from trainyard.oci.documents import InvalidAnswer
+from trainyard.oci.statements import BUNDLE, PLAIN, Opened, read_bundle
+
+#: Curves of EC keys that cosign takes. Each has its digest in Sigstore bundles, SHA-256, SHA-384 and SHA-512
+#: (https://github.com/sigstore/architecture-docs/blob/main/algorithm-registry.md).
+CURVES = ("secp256r1", "secp384r1", "secp521r1")
+
+#: Least bits of RSA keys, to sign and to trust: table 2 of
+#: https://nvlpubs.nist.gov/nistpubs/SpecialPublications/NIST.SP.800-131Ar2.pdf
+RSA_BITS = 2048
+
+PrivateKey = ec.EllipticCurvePrivateKey | rsa.RSAPrivateKey | ed25519.Ed25519PrivateKey
+PublicKey = ec.EllipticCurvePublicKey | rsa.RSAPublicKey | ed25519.Ed25519PublicKey
+
+
+def private_key(path: Path, password: str | None) -> PrivateKey:
+    """Return the private key of a PEM file; ``password`` (COSIGN_PASSWORD) decrypts it.
+
+    Raises:
+        UserError: there is none, it is of another kind, or the password does not decrypt it.
+    """
+    data = _pem(path, "COSIGN_KEY")
+    if b"ENCRYPTED SIGSTORE PRIVATE KEY" in data or b"ENCRYPTED COSIGN PRIVATE KEY" in data:
+        raise UserError(
+            f"COSIGN_KEY={path}: encrypted in cosign's format, which only cosign can decrypt: sign with "
+            f"'cosign sign --key {path} <image by digest>', or give a PKCS 8 key"
+        )
+    try:
+        key = serialization.load_pem_private_key(data, password.encode() if password else None)
+    except TypeError:
+        raise UserError(
+            f"COSIGN_KEY={path}: COSIGN_PASSWORD must be given if and only if the key is encrypted"
+        ) from None
+    except ValueError:
+        raise UserError(
+            f"COSIGN_KEY={path}: not a private key in PEM form, or not decrypted by COSIGN_PASSWORD"
+        ) from None
+    if not isinstance(key, PrivateKey):
+        raise UserError(f"COSIGN_KEY={path}: cosign takes EC, RSA and Ed25519 keys")
+    _check_strength(key, f"COSIGN_KEY={path}")
+    return key
+
+
+def public_key(path: Path) -> PublicKey:
+    """Return the public key of a PEM file.
+
+    Raises:
+        UserError: there is none, or it is of another kind.
+    """
+    try:
+        key = serialization.load_pem_public_key(_pem(path, "COSIGN_PUB"))
+    except ValueError:
+        raise UserError(f"COSIGN_PUB={path}: not a public key in PEM form: 'openssl pkey -in <key> -pubout'") from None
+    if not isinstance(key, PublicKey):
+        raise UserError(f"COSIGN_PUB={path}: cosign takes EC, RSA and Ed25519 keys")
+    _check_strength(key, f"COSIGN_PUB={path}")
+    return key
+
+
+def _check_strength(key: PrivateKey | PublicKey, given: str) -> None:
+    """Raise a :class:`UserError` for an EC key on a curve cosign does not take, or a short RSA key."""
+    if isinstance(key, ec.EllipticCurvePrivateKey | ec.EllipticCurvePublicKey) and key.curve.name not in CURVES:
+        raise UserError(f"{given}: cosign takes EC keys on {', '.join(CURVES)}, not on {key.curve.name}")
+    if isinstance(key, rsa.RSAPrivateKey | rsa.RSAPublicKey) and key.key_size < RSA_BITS:
+        raise UserError(f"{given}: an RSA key of {key.key_size} bits can be broken: make one of {RSA_BITS} or more")
+
+
+def _pem(path: Path, variable: str) -> bytes:
+    try:
+        return path.read_bytes()
+    except OSError as error:
+        raise UserError(f"{variable}={path}: {error.strerror}") from None
 
 
 @dataclass(frozen=True)
@@ -18,13 +100,35 @@ class TrustedKey:
     key: PublicKey
     how: str = "with this key"
 
-    def open(self, data: bytes) -> Opened:
-        """The statement of a bundle, and whether it is signed with the key."""
-        return bundle.open_with(self.key, data)
+    @property
+    def hint(self) -> str:
+        """Return the name of the key in bundles, as cosign writes it: the SHA-256 of its DER form, in Base64."""
+        der = self.key.public_bytes(serialization.Encoding.DER, serialization.PublicFormat.SubjectPublicKeyInfo)
+        return base64.b64encode(hashlib.sha256(der).digest()).decode()
 
-    def verified(self, repository: Repository, digest: str) -> int:
-        """How many valid signatures in cosign's classic form an image has."""
-        return signature.verified(repository, digest, self.key)
+    def named(self) -> SSlibKey:
+        """Return the key of the library, with its name; RSA signatures have the padding of cosign's."""
+        scheme = "rsa-pkcs1v15-sha256" if isinstance(self.key, rsa.RSAPublicKey) else None
+        return SSlibKey.from_crypto(self.key, self.hint, scheme)
+
+    def open(self, data: bytes) -> Opened:
+        """Return the statement of a bundle, and whether it is signed with the key."""
+        try:
+            found = read_bundle(data)
+        except InvalidAnswer as error:
+            return Opened(b"", str(error))
+        if found.key_hint is None:
+            return Opened(found.payload, "signed by an identity, not with a key", foreign=True)
+        if found.key_hint != self.hint:
+            return Opened(found.payload, "signed with another key", foreign=True)
+        # The bundle names the key; cosign does not repeat the name in the envelope.
+        (signature,) = found.envelope["signatures"]
+        try:
+            envelope = Envelope.from_dict(found.envelope | {"signatures": [signature | {"keyid": self.hint}]})
+            envelope.verify([self.named()], threshold=1)
+        except (VerificationError, ValueError):
+            return Opened(found.payload, "its signature does not match its content: one of them was changed")
+        return Opened(envelope.payload)
 
 
 @dataclass(frozen=True)
@@ -35,14 +139,13 @@ class KeySigner:
 
     @property
     def trust(self) -> TrustedKey:
-        """The key's public key."""
+        """Return the key's public key."""
         return TrustedKey(self.key.public_key())
 
     def seal(self, payload: bytes) -> bytes:
-        """The bundle of a statement."""
-        return bundle.seal(self.key, payload)
-
-    def sign(self, repository: Repository, subject: Manifest) -> Signed:
-        """Add a signature in cosign's classic form to an image, unless it has one with this key."""
-        new = signature.sign(repository, subject, self.key) is not None
-        return Signed(referrers.tag(subject.digest, "sig"), new)
+        """Return the bundle of a statement."""
+        envelope = Envelope(payload, PLAIN, {})
+        envelope.sign(CryptoSigner(self.key, self.trust.named()))
+        material = {"publicKey": {"hint": self.trust.hint}, "tlogEntries": []}
+        document = {"mediaType": BUNDLE, "verificationMaterial": material, "dsseEnvelope": envelope.to_dict()}
+        return json.dumps(document, separators=(",", ":")).encode()

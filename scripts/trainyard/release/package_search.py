@@ -233,10 +233,10 @@ class _Search:
             UserError: the repository has no image.
         """
         tags = self.repository.tags()
-        for tag, manifest in self._fetch(tag for tag in tags if not referrers.subject(tag)).items():
+        for tag, manifest in self._fetch(tag for tag in tags if not referrers.subject_of(tag)).items():
             self._add(manifest, tag)
         # An image without a tag can still be pulled by its digest, and its referrers name it.
-        subjects = {digest for digest in map(referrers.subject, tags) if digest}
+        subjects = {digest for digest in map(referrers.subject_of, tags) if digest}
         for manifest in self._fetch(sorted(subjects - self._manifests.keys())).values():
             self._add(manifest)
         self._resolve_indexes()

@@ -13,11 +13,12 @@ from dataclasses import dataclass
 
 from trainyard.common.console import UserError
 from trainyard.image.local_images import digest_of
-from trainyard.oci import docker_engine, image_index, referrers
-from trainyard.oci.registry import Manifest, Repository
+from trainyard.oci import docker_engine, image_index, inventory
+from trainyard.oci.registry import Manifest, Repository, check_address
+from trainyard.release import claims
 from trainyard.spec import state
 from trainyard.spec.architectures import PLATFORMS, Architecture
-from trainyard.spec.model import Spec, each_platform
+from trainyard.spec.model import Spec, each_platform, load
 from trainyard.spec.naming import DEVELOPMENT, LABELS, NAME, TAG, UNTESTED
 
 
@@ -104,10 +105,10 @@ def check_passed(spec: Spec, repository: Repository, version: str, members: Mapp
     names = {one.platform: one.local_name for one in each_platform(spec)}
     for platform, member in members.items():
         passed = passed_here(names.get(platform, spec.target), member.digest)
-        if not passed and not referrers.is_verified(repository, member.digest):
+        if not passed and not claims.passed(repository, member.digest):
             raise UserError(
-                f"{member.digest[:19]} ({platform}) never passed verify and smoke, neither on this host nor by a "
-                f"record at {repository.name}: run '{spec.command('image')}' and '{spec.command('push')}'"
+                f"{member.digest[:19]} ({platform}) never passed verify and smoke, neither on this host nor by its "
+                f"claims at {repository.name}: run '{spec.command('image')}' and '{spec.command('push')}'"
             )
 
 
@@ -181,3 +182,26 @@ def version_of_host(spec: Spec, repository: Repository) -> str:
         if images and all(repository.has(digest) for digest in images.values()):
             return make(repository, images).manifest.digest
     return docker_engine.digest(f"{NAME}:{spec.local_name}", made_by=spec.command("image"))
+
+
+def image_to_sign(target: str | None, address: str | None, image: str | None) -> tuple[Repository, Manifest]:
+    """Return the repository and the manifest of an image at a registry.
+
+    Args:
+        target: whose local image was pushed to ``address``.
+        address: ``host[:port]/path`` of the registry.
+        image: reference of an image at a registry, instead of the two.
+    Raises:
+        UserError: there is no such image, here or at the registry.
+        StepFailed: the registry cannot be reached or refuses.
+    """
+    if image:
+        repository, version = inventory.at_registry(image)
+    else:
+        spec = load(target)
+        repository = Repository(f"{check_address(address)}/{NAME}")
+        version = version_of_host(spec, repository)
+    subject = repository.manifest(version)
+    if subject is None:
+        raise UserError(f"{repository.name} has no {version}: push it first")
+    return repository, subject

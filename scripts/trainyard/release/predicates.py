@@ -15,6 +15,7 @@ from typing import Any
 import trainyard
 from trainyard.common.console import UserError
 from trainyard.image import provenance as buildkit
+from trainyard.oci import attached_sbom, statements
 from trainyard.spec.state import SmokeResult, VerifyResult
 
 _TEST_RESULT = "https://in-toto.io/attestation/test-result/v0.1"
@@ -22,7 +23,7 @@ _TEST_RESULT = "https://in-toto.io/attestation/test-result/v0.1"
 #: Kind of claim -> predicate type. cosign's names for some of the types are in docs/supply-chain.md.
 TYPES = {
     "signature": "https://sigstore.dev/cosign/sign/v1",  # what 'cosign sign' writes: it says nothing more
-    "sbom": "https://cyclonedx.org/bom",
+    "sbom": attached_sbom.PREDICATE,
     "provenance": f"{buildkit.SLSA}v1",
     "verify": _TEST_RESULT,
     "smoke": _TEST_RESULT,
@@ -30,7 +31,7 @@ TYPES = {
     "summary": "https://slsa.dev/verification_summary/v1",
 }
 
-#: The kinds of claims that every image has which is built with provenance and pushed with a key.
+#: The kinds of claims that every image has which is built with provenance and pushed.
 REQUIRED = ("sbom", "provenance", "verify", "smoke")
 
 #: All kinds of claims about an image. There is an OpenVEX document only if a known vulnerability is waived.
@@ -66,7 +67,7 @@ _TESTS = {
 
 @dataclass(frozen=True)
 class Claim:
-    """A document about an image, to be signed: ``kind`` is one of :data:`TYPES`."""
+    """A document about an image, to be signed or attached as it is: ``kind`` is one of :data:`TYPES`."""
 
     kind: str
     predicate: Mapping[str, Any]
@@ -164,7 +165,7 @@ def summary(resource: str, kinds: Sequence[str], inputs: Iterable[str], now: dat
     level = 1 if "provenance" in kinds else 0
     predicate = {
         "verifier": {"id": VERIFIER, "version": {"trainyard": trainyard.__version__}},
-        "timeVerified": rfc_3339(now),
+        "timeVerified": statements.rfc_3339(now),
         "resourceUri": resource,
         "policy": {"uri": f"{POLICY}?claims={','.join(kinds)}"},
         "inputAttestations": [{"digest": dict([one.split(":", 1)])} for one in inputs],
@@ -173,11 +174,6 @@ def summary(resource: str, kinds: Sequence[str], inputs: Iterable[str], now: dat
         "slsaVersion": "1.0",
     }
     return Claim("summary", predicate)
-
-
-def rfc_3339(time: datetime.datetime) -> str:
-    """A time in UTC, as ``2026-11-23T16:00:00Z``."""
-    return time.astimezone(datetime.UTC).isoformat(timespec="seconds").replace("+00:00", "Z")
 
 
 def kinds_in(text: str) -> list[str]:

@@ -16,11 +16,12 @@ from typing import TYPE_CHECKING, Any
 from packageurl import PackageURL
 
 from trainyard.common.console import StepFailed, UserError, warn
-from trainyard.oci import image_index, referrers_api
+from trainyard.oci import image_index, statements
 from trainyard.oci.documents import InvalidAnswer
 from trainyard.oci.registry import Manifest, Repository, sha256
 from trainyard.oci.transport import MAX_ATTEMPTS
-from trainyard.release import platform_index
+from trainyard.release import claims, platform_index, predicates
+from trainyard.release.predicates import Claim
 from trainyard.spec import state
 from trainyard.spec.model import Spec
 from trainyard.spec.naming import LABELS, NAME, version_tag
@@ -29,7 +30,6 @@ from trainyard.spec.naming import LABELS, NAME, version_tag
 _WAIT = 0.2
 
 if TYPE_CHECKING:
-    from trainyard.release.predicates import Claim
     from trainyard.release.signers import Signer, Trust
 
 
@@ -116,8 +116,6 @@ def promote(
         before = {tag: destination.manifest(tag) for tag in tags}
         moved = {tag: one for tag, one in before.items() if one is None or one.digest != manifest.digest}
         if moved and summary and demanded and demanded.signer:
-            from trainyard.release import claims
-
             claims.attach(destination, manifest, demanded.signer, [summary])
         for tag, one in moved.items():
             if one:
@@ -198,8 +196,6 @@ def _checked_claims(repository: Repository, manifest: Manifest, demanded: Demand
     Raises:
         StepFailed: one is missing or not valid, or the registry refuses.
     """
-    from trainyard.release import claims, predicates
-
     found = claims.require_all(repository, manifest, demanded.trust, demanded.kinds)
     resource = PackageURL("oci", name=NAME, version=manifest.digest, qualifiers={"repository_url": repository.name})
     now = datetime.datetime.now(datetime.UTC)
@@ -207,10 +203,10 @@ def _checked_claims(repository: Repository, manifest: Manifest, demanded: Demand
 
 
 def _copy_claims(manifest: Manifest, source: Repository, destination: Repository) -> None:
-    """Attach the claims about an image, and about those of an image index, to the same images in another repository."""
+    """Attach the claims about an image, and about those of an image index, to the same images elsewhere."""
     images = image_index.images(manifest.document).values()
     for one in (manifest, *(source.existing(digest) for digest in images)):
-        referrers_api.copy(one, source, destination, referrers_api.BUNDLE)
+        statements.copy(one, source, destination)
 
 
 def rollback(spec: Spec, address: str) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""Push an image that passed verify and smoke to a registry under its immutable tag, and attach its referrers.
+"""Push an image that passed verify and smoke to a registry under its immutable tag, and attach claims about it.
 
 The tag is ``<registry>/trainyard:<target>-<version>-<day>-<hash>``. It never changes: if the registry has it with
 another digest, the push is refused. Floating tags are moved by :mod:`trainyard.release.promotion`.
@@ -18,10 +18,10 @@ from rich.table import Table
 from trainyard.common.console import StepFailed, UserError, say, warn
 from trainyard.image import fallback, provenance
 from trainyard.image.local_images import digest_of
-from trainyard.oci import docker_engine, inventory, referrers, registry
+from trainyard.oci import docker_engine, inventory, registry
 from trainyard.oci.reference import Reference
-from trainyard.oci.registry import Manifest, Repository
-from trainyard.release import audit, code_push, platform_index
+from trainyard.oci.registry import Repository
+from trainyard.release import audit, claims, code_push, platform_index, predicates
 from trainyard.spec import state
 from trainyard.spec.architectures import PLATFORMS, Architecture
 from trainyard.spec.model import Spec, each_platform
@@ -179,20 +179,18 @@ def push_attached(
     allow_untested: bool = False,
     vex: str | None = None,
 ) -> dict[str, Any]:
-    """Push the image of ``spec`` with a record that it passed and its referrers.
+    """Push the image of ``spec`` with the claims about it.
 
     Args:
-        signer, vex: see :func:`attach_referrers`.
+        signer, vex: see :func:`attach_claims`.
         address, reference, allow_untested: see :func:`push`.
     Returns:
-        That of :func:`push`, and ``attached``: see :func:`attach_referrers`.
+        That of :func:`push`, and ``attached``: see :func:`attach_claims`.
     Raises:
-        UserError, StepFailed: see :func:`push` and :func:`attach_referrers`.
+        UserError, StepFailed: see :func:`push` and :func:`attach_claims`.
     """
     pushed = push(spec, address, reference=reference, allow_untested=allow_untested)
-    # `trainyard promote` on another host reads this.
-    referrers.record_verification(f"{address}/{NAME}", pushed["digest"])
-    attached = attach_referrers(spec, address, pushed["digest"], signer, reference=reference, vex=vex)
+    attached = attach_claims(spec, address, pushed["digest"], signer, reference=reference, vex=vex)
     _remember(spec, Repository(f"{address}/{NAME}"), pushed)
     return pushed | {"attached": attached}
 
@@ -219,7 +217,7 @@ def push_all(
         signer: who signs the images and the index.
         references: the local images; those that passed on this host if None.
         address, allow_untested: see :func:`push`.
-        vex: see :func:`attach_referrers`.
+        vex: see :func:`attach_claims`.
     Returns:
         That of :func:`push_index`; ``images``: platform -> result of :func:`push_attached`; and of all together
         ``tested``, ``bytes_uploaded``, ``already_there``, ``seconds``.
@@ -274,12 +272,7 @@ def push_index(
         )
     if not before:
         repository.tag(index.manifest, index.tag)
-    attached: dict[str, Any] = {}
-    if signer is not None:
-        from trainyard.release import claims, predicates
-
-        attached |= _sign(repository, index.manifest, signer)
-        attached["claims"] = claims.attach(repository, index.manifest, signer, [predicates.signature()])
+    attached = claims.attach(repository, index.manifest, signer, [predicates.signature()]) if signer else []
     for one in each_platform(spec):
         if one.architecture not in digests:
             warn(f"the image index has no {one.platform}: no image for it passed; '{one.command('image')}' makes one")
@@ -323,7 +316,7 @@ def _upload(image: Any, destination: str, parts: list[Blob]) -> dict[str, str]:
     return blob_status
 
 
-def attach_referrers(
+def attach_claims(
     spec: Spec,
     address: str,
     digest: str,
@@ -331,71 +324,41 @@ def attach_referrers(
     *,
     reference: str | None = None,
     vex: str | None = None,
-) -> dict[str, Any]:
-    """Attach provenance and SBOM to an image at a registry, and with a signer a signature and signed claims.
+) -> list[str]:
+    """Attach what this host found out about an image to it at a registry, and return the kinds of the claims.
+
+    Without a signer they are SBOM, provenance, verify and smoke; with one a signature and an OpenVEX document, too.
 
     Args:
         spec: the target.
         address: ``host[:port]/path`` of the registry.
         digest: of the image there.
-        signer: who signs; its signatures may be claims alone.
+        signer: who signs them.
         reference: the local image that was pushed; the target's if None.
         vex: OpenVEX document about the image's known vulnerabilities; what waivers say about it if None.
     Returns:
-        What was attached -> its tag: ``provenance``, ``sbom``, ``signature``; and ``claims``: the kinds of those that
-        the image did not have yet.
+        The kinds of the claims that the image did not have yet.
     Raises:
-        UserError: what writes SBOMs or signatures is not installed, or ``vex`` is no OpenVEX document.
+        UserError: ``vex`` is no OpenVEX document.
         StepFailed: the registry refuses.
     """
-    # Optional dependencies: programs that only push do not install them.
-    from trainyard.release import sbom
+    from trainyard.release import sbom  # its libraries take long to import
 
     repository = Repository(f"{address}/{NAME}")
-    subject = repository.manifest(digest)
-    assert subject is not None  # it has just been pushed
+    subject = repository.existing(digest)
     local = reference or str(image_to_push(spec).id)
-    attached: dict[str, Any] = {}
-    if provenance.attach(spec.local_name, repository, digest):
-        attached["provenance"] = provenance.tag(digest)
-    if not referrers.get(repository, digest, "sbom"):
-        sbom.attach(repository, subject, sbom.make(inventory.local(local), spec))
-    attached["sbom"] = referrers.tag(digest, "sbom")
-    if signer is not None:
-        attached |= _sign(repository, subject, signer)
-        attached["claims"] = _attach_claims(spec, repository, subject, signer, local, vex)
-    return attached
-
-
-def _sign(repository: Repository, subject: Manifest, signer: Signer) -> dict[str, str]:
-    """Sign an image in cosign's classic form: ``signature`` -> its tag; empty if the signer makes no such signature."""
-    tag = signer.sign(repository, subject).tag
-    return {"signature": tag} if tag else {}
-
-
-def _attach_claims(
-    spec: Spec, repository: Repository, subject: Manifest, signer: Signer, local: str, vex: str | None
-) -> list[str]:
-    """Sign what this host found out about an image, and attach it; the kinds of the claims that are new.
-
-    Args:
-        local: reference of the local image that was pushed.
-    """
-    from trainyard.release import claims, predicates, sbom
-
-    known = claims.check(repository, subject.digest, signer.trust)
-    made = [predicates.signature()]
+    known = claims.check(repository, digest, signer.trust if signer else None)
+    made = [predicates.signature()] if signer else []
     if not any(one.valid and one.kind == "sbom" for one in known):
-        # Not the attached one, which anyone with write access may have replaced.
         made.append(predicates.sbom(sbom.make(inventory.local(local), spec)))
-    if statement := provenance.statement(spec.local_name, subject.digest):
+    if statement := provenance.statement(spec.local_name, digest):
         made.append(predicates.provenance(statement))
-    digest = docker_engine.digest(local, made_by=spec.command("image"))
-    passed = state.require(spec.local_name, digest, "verify", "smoke", made_by=spec.command("image"))
+    passed_as = docker_engine.digest(local, made_by=spec.command("image"))
+    passed = state.require(spec.local_name, passed_as, "verify", "smoke", made_by=spec.command("image"))
     made += [predicates.verify(passed["verify"]), predicates.smoke(passed["smoke"])]
-    document = audit.vex_of(spec, local, subject.digest) if vex is None else vex
-    if document is not None:
-        made.append(predicates.vex(document))
+    if signer:  # whoever may write to the repository could waive vulnerabilities with a document that is not signed
+        document = audit.vex_of(spec, local, digest) if vex is None else vex
+        made += [predicates.vex(document)] if document is not None else []
     return claims.attach(repository, subject, signer, made, known=known)
 
 

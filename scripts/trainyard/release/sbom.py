@@ -23,11 +23,9 @@ from packaging.requirements import InvalidRequirement, Requirement
 from packaging.utils import canonicalize_name
 
 from trainyard.common.console import StepFailed, UserError
-from trainyard.oci import referrers
 from trainyard.oci.attached_sbom import LAYER, InstalledPackage
 from trainyard.oci.inventory import Image
 from trainyard.oci.reference import Reference
-from trainyard.oci.registry import Manifest, Repository
 from trainyard.spec import lockfile
 from trainyard.spec.model import Spec, load, targets
 from trainyard.spec.naming import LABELS
@@ -192,8 +190,3 @@ def make(image: Image, spec: Spec | None = None) -> str:
     if found:
         raise StepFailed(f"the SBOM of {image.reference} violates CycloneDX 1.6: {' '.join(found.split())[:300]}")
     return text
-
-
-def attach(repository: Repository, subject: Manifest, text: str) -> str:
-    """Attach an SBOM to an image at a registry; its tag there."""
-    return referrers.put(repository, subject, "sbom", [referrers.Referrer(text.encode(), referrers.SBOM)])

@@ -1,36 +1,17 @@
 """Who signs images, and whose signatures count: a key, or an identity that a Sigstore instance has a certificate for.
 
-:mod:`trainyard.release.keys` has the first, :mod:`trainyard.release.identities` the second.
+:mod:`trainyard.release.keys` has the first, :mod:`trainyard.release.identities` the second. They need optional
+dependencies, so they are imported only where the options of a command say so.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol
+from pathlib import Path
+from typing import Protocol
 
-if TYPE_CHECKING:
-    from trainyard.oci.registry import Manifest, Repository
-
-
-@dataclass(frozen=True)
-class Opened:
-    """What a bundle holds: the statement, and what is wrong with it, in words; empty if it is signed as trusted.
-
-    Attributes:
-        foreign: whether it names another signer, so that nothing can be said about its signature.
-    """
-
-    payload: bytes
-    problem: str = ""
-    foreign: bool = False
-
-
-@dataclass(frozen=True)
-class Signed:
-    """A signature in cosign's classic form: its tag, None if the signer makes none; and whether it is new."""
-
-    tag: str | None
-    new: bool
+from trainyard.common import installation, settings
+from trainyard.common.console import UserError
+from trainyard.oci.statements import Opened
 
 
 class Trust(Protocol):
@@ -44,14 +25,7 @@ class Trust(Protocol):
     def how(self) -> str: ...
 
     def open(self, data: bytes) -> Opened:
-        """The statement of a bundle, and whether it is signed as trusted."""
-
-    def verified(self, repository: Repository, digest: str) -> int:
-        """How many valid signatures in cosign's classic form an image has.
-
-        Raises:
-            StepFailed: it has none, or the registry cannot be reached or refuses.
-        """
+        """Return the statement of a bundle, and whether it is signed as trusted."""
 
 
 class Signer(Protocol):
@@ -61,15 +35,80 @@ class Signer(Protocol):
     def trust(self) -> Trust: ...
 
     def seal(self, payload: bytes) -> bytes:
-        """The bundle of a statement.
+        """Return the bundle of a statement.
 
         Raises:
             StepFailed: a service that signing needs cannot be reached or refuses.
         """
 
-    def sign(self, repository: Repository, subject: Manifest) -> Signed:
-        """Add a signature in cosign's classic form to an image, unless the signer makes none.
 
-        Raises:
-            StepFailed: the registry cannot be reached or refuses.
-        """
+def signer(key: Path | None, command: str, *, keyless: bool = False) -> Signer | None:
+    """Return who signs: a private key, which ``COSIGN_PASSWORD`` decrypts, or the identity of this process, or None.
+
+    It is made before anything is uploaded, so that a key that cannot be read leaves nothing unsigned at the registry.
+
+    Args:
+        key: the file of the key.
+        command: the command that needs it, for messages.
+        keyless: whether the identity signs (:mod:`trainyard.release.identities`).
+    Raises:
+        UserError: what signs is not installed, both are given, the key cannot be read, or there is no identity.
+        StepFailed: a service that signing needs cannot be reached or refuses.
+    """
+    if key and keyless:
+        raise UserError(
+            f"'--keyless' and COSIGN_KEY={key}: images are signed by an identity or with a key: give one of them"
+        )
+    if keyless:
+        installation.require_extra("sigstore", "keyless", command)
+        from trainyard.release import identities
+
+        return identities.IdentitySigner()
+    if key:
+        installation.require_extra("securesystemslib", "sign", command)
+        from trainyard.release import keys
+
+        return keys.KeySigner(keys.private_key(key, settings.standard_variable("COSIGN_PASSWORD")))
+    return None
+
+
+def trust(key: Path | None, identity: str | None, issuer: str | None, command: str) -> Trust | None:
+    """Return whose signatures count: those of a public key or of an identity; None without both.
+
+    Args:
+        key: the file of the key.
+        identity: as in a certificate: the URL of a workflow, or an address.
+        issuer: the URL of who vouches for the identity.
+        command: the command that needs it, for messages.
+    Raises:
+        UserError: what checks is not installed, both are given, a part of the identity is missing, or a file cannot
+            be read.
+        StepFailed: the trust configuration of Sigstore cannot be fetched.
+    """
+    names = "'--certificate-identity'", "'--certificate-oidc-issuer'"
+    if key and (identity or issuer):
+        raise UserError(f"COSIGN_PUB={key} and {names[0]}: signatures are checked with one of them: give one")
+    if key:
+        installation.require_extra("securesystemslib", "sign", command)
+        from trainyard.release import keys
+
+        return keys.TrustedKey(keys.public_key(key))
+    if not identity and not issuer:
+        return None
+    if not identity or not issuer:
+        raise UserError(f"{names[0]} and {names[1]} must be given together: an identity is one of an issuer")
+    installation.require_extra("sigstore", "keyless", command)
+    from trainyard.release import identities
+
+    return identities.TrustedIdentity(identities.Identity(identity, issuer), identities.trust_config())
+
+
+def ways_to_sign() -> str:
+    """Return the options that say who signs, for messages."""
+    return "COSIGN_KEY=<private key> or '--keyless'"
+
+
+def ways_to_check() -> str:
+    """Return the options that say whose signatures count, for messages."""
+    identity = "'--certificate-identity <name>'"
+    return f"COSIGN_PUB=<public key> or {identity} '--certificate-oidc-issuer <URL>'"

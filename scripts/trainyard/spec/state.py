@@ -124,9 +124,9 @@ class SmokeResult(Result, total=False):
 
 @_open
 class ProvenanceResult(Result, total=False):
-    """``documents``: digest -> text of an image's provenance; see :mod:`trainyard.image.provenance`."""
+    """``statement``: BuildKit's statement about an image; see :mod:`trainyard.image.provenance`."""
 
-    documents: dict[str, str]
+    statement: dict[str, Any]
 
 
 Step = Literal["build", "verify", "smoke", "provenance"]

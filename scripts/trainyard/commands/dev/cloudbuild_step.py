@@ -56,10 +56,10 @@ def command(
     if step == "emulation":
         steps.emulate(given)
     elif step == "publish":
-        from trainyard.release import signing
+        from trainyard.release import signers
 
         key = settings.standard_variable("COSIGN_KEY")
-        steps.publish(given, signing.signer(Path(key) if key else None, "cloudbuild-step"))
+        steps.publish(given, signers.signer(Path(key) if key else None, "cloudbuild-step"))
     elif step == "promote":
         steps.promote(given)
     elif not name:

@@ -48,12 +48,12 @@ def command(
     """
     from trainyard.common import console
     from trainyard.oci.registry import Repository, check_address
-    from trainyard.release import platform_index, publish, signing
+    from trainyard.release import platform_index, publish, signers
     from trainyard.spec.model import load
     from trainyard.spec.naming import NAME
 
     repository = Repository(f"{check_address(registry)}/{NAME}")
-    signer = signing.signer(key, "image-index", keyless=keyless)
+    signer = signers.signer(key, "image-index", keyless=keyless)
     spec = load(target)
     made = publish.push_index(spec, repository, platform_index.images_at(spec, repository, images), signer)
     console.say(f"{made['tag']} is the image index of {', '.join(made['platforms'])}")

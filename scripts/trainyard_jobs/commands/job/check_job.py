@@ -44,13 +44,13 @@ def _unsigned(public_key: Path | None, identity: str | None, issuer: str | None,
     import functools
 
     from trainyard.common.console import UserError
-    from trainyard.release import signing
+    from trainyard.release import signers
 
     if offline:
         raise UserError("--require-signed and --offline exclude each other: signatures are at the registry")
-    trust = signing.trust(public_key, identity, issuer, "check-job")
+    trust = signers.trust(public_key, identity, issuer, "check-job")
     if trust is None:
-        raise UserError(f"--require-signed needs {signing.ways_to_check()} to check the signatures with")
+        raise UserError(f"--require-signed needs {signers.ways_to_check()} to check the signatures with")
     from trainyard.release import claims
 
     # Jobs name the same image many times.

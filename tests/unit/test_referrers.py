@@ -12,8 +12,8 @@ import requests
 from tests.fakes.registry import Registry, RegistryError, sha256
 
 from trainyard.common.console import StepFailed
-from trainyard.oci import referrers_api
-from trainyard.oci.referrers_api import Artifact
+from trainyard.oci import referrers
+from trainyard.oci.referrers import Artifact
 from trainyard.oci.registry import Manifest, Repository
 from trainyard.spec import state
 
@@ -51,16 +51,16 @@ def test_what_is_attached_is_found_with_its_annotations_and_without_artifacts_of
     registry: Registry,
 ) -> None:
     first, second = Artifact(b"one", SBOM, {"a": "1"}), Artifact(b"two", SBOM, {"a": "2"})
-    digests = referrers_api.attach(place(registry), SUBJECT, [first, Artifact(b"three", OTHER)])
-    digests += referrers_api.attach(place(registry), SUBJECT, [second])
-    found = referrers_api.get(place(registry), SUBJECT.digest, SBOM)
+    digests = referrers.attach(place(registry), SUBJECT, [first, Artifact(b"three", OTHER)])
+    digests += referrers.attach(place(registry), SUBJECT, [second])
+    found = referrers.get(place(registry), SUBJECT.digest, [SBOM])
     assert found == {digests[0]: first, digests[2]: second}
     assert set(registry.tags) == (set() if registry.referrers_api else {LIST})
 
 
 def test_an_artifact_is_stored_as_the_specification_says(registry: Registry) -> None:
     """https://github.com/opencontainers/image-spec/blob/main/manifest.md#guidelines-for-artifact-usage"""
-    (digest,) = referrers_api.attach(place(registry), SUBJECT, [Artifact(b"one", SBOM, {"a": "1"})])
+    (digest,) = referrers.attach(place(registry), SUBJECT, [Artifact(b"one", SBOM, {"a": "1"})])
     media_type, body = registry.manifests[digest]
     assert media_type == "application/vnd.oci.image.manifest.v1+json"
     assert json.loads(body) == {
@@ -75,20 +75,20 @@ def test_an_artifact_is_stored_as_the_specification_says(registry: Registry) -> 
 
 
 def test_an_image_without_artifacts_has_none(registry: Registry) -> None:
-    assert referrers_api.get(place(registry), SUBJECT.digest, SBOM) == {}
-    assert referrers_api.attach(place(registry), SUBJECT, []) == []
+    assert referrers.get(place(registry), SUBJECT.digest, [SBOM]) == {}
+    assert referrers.attach(place(registry), SUBJECT, []) == []
     assert not registry.manifests
 
 
 def test_every_page_of_the_api_is_read(registry: Registry) -> None:
     registry.referrers_per_page = 2
-    made = referrers_api.attach(place(registry), SUBJECT, [Artifact(bytes([one]), SBOM) for one in range(5)])
-    assert list(referrers_api.get(place(registry), SUBJECT.digest, SBOM)) == made
+    made = referrers.attach(place(registry), SUBJECT, [Artifact(bytes([one]), SBOM) for one in range(5)])
+    assert list(referrers.get(place(registry), SUBJECT.digest, [SBOM])) == made
 
 
 def test_the_list_under_the_tag_is_what_the_api_would_answer_and_is_written_once(old: Registry) -> None:
     artifacts = [Artifact(b"one", SBOM, {"a": "1"}), Artifact(b"two", OTHER)]
-    referrers_api.attach(place(old), SUBJECT, artifacts)
+    referrers.attach(place(old), SUBJECT, artifacts)
     media_type, body = old.manifests[old.tags[LIST]]
     assert media_type == INDEX
     listed = [{"annotations": {}} | one for one in old.referrers(SUBJECT.digest)]
@@ -102,10 +102,10 @@ def test_what_others_listed_stays(old: Registry) -> None:
     theirs = old.put_manifest("tag", "application/vnd.oci.image.manifest.v1+json", b'{"artifactType": "theirs"}')
     entry = {"mediaType": "application/vnd.oci.image.manifest.v1+json", "digest": theirs, "size": 26, "extra": [1]}
     old.put_manifest(LIST, INDEX, json.dumps({"schemaVersion": 2, "manifests": [entry]}).encode())
-    (ours,) = referrers_api.attach(place(old), SUBJECT, [Artifact(b"one", SBOM)])
+    (ours,) = referrers.attach(place(old), SUBJECT, [Artifact(b"one", SBOM)])
     listed = json.loads(old.manifests[old.tags[LIST]][1])["manifests"]
     assert listed[0] == entry and [one["digest"] for one in listed] == [theirs, ours]
-    referrers_api.attach(place(old), SUBJECT, [Artifact(b"one", SBOM)])
+    referrers.attach(place(old), SUBJECT, [Artifact(b"one", SBOM)])
     assert json.loads(old.manifests[old.tags[LIST]][1])["manifests"] == listed, "nothing is listed twice"
 
 
@@ -121,7 +121,7 @@ def test_an_entry_that_another_host_overwrites_is_added_again(old: Registry) -> 
             old.put_manifest(LIST, INDEX, json.dumps({"schemaVersion": 2, "manifests": [entry]}).encode())
 
     old.before = interfere
-    (ours,) = referrers_api.attach(place(old), SUBJECT, [Artifact(b"one", SBOM)])
+    (ours,) = referrers.attach(place(old), SUBJECT, [Artifact(b"one", SBOM)])
     listed = json.loads(old.manifests[old.tags[LIST]][1])["manifests"]
     assert overwritten and [one["digest"] for one in listed] == [theirs, ours]
 
@@ -129,14 +129,14 @@ def test_an_entry_that_another_host_overwrites_is_added_again(old: Registry) -> 
 def test_processes_of_one_host_lose_no_entry(old: Registry) -> None:
     old.delay = 0.005  # long enough for every thread to read the list before the first one writes it
     threads = [
-        threading.Thread(target=referrers_api.attach, args=[place(old), SUBJECT, [Artifact(bytes([one]), SBOM)]])
+        threading.Thread(target=referrers.attach, args=[place(old), SUBJECT, [Artifact(bytes([one]), SBOM)]])
         for one in range(6)
     ]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
-    assert len(referrers_api.get(place(old), SUBJECT.digest, SBOM)) == 6
+    assert len(referrers.get(place(old), SUBJECT.digest, [SBOM])) == 6
 
 
 def test_a_list_that_is_overwritten_all_the_time_is_one_line(old: Registry) -> None:
@@ -148,7 +148,7 @@ def test_a_list_that_is_overwritten_all_the_time_is_one_line(old: Registry) -> N
 
     old.before = interfere
     with pytest.raises(StepFailed, match="is overwritten by other processes: try again") as failed:
-        referrers_api.attach(place(old), SUBJECT, [Artifact(b"one", SBOM)])
+        referrers.attach(place(old), SUBJECT, [Artifact(b"one", SBOM)])
     assert "\n" not in str(failed.value)
 
 
@@ -156,17 +156,17 @@ def test_a_tag_with_something_else_is_not_overwritten(old: Registry) -> None:
     old.blobs[sha256(b"{}")] = b"{}"
     digest = old.put_manifest(LIST, "application/vnd.oci.image.manifest.v1+json", SOMETHING_ELSE)
     with pytest.raises(StepFailed, match=f"{LIST} is not a list of referrers: delete that tag"):
-        referrers_api.attach(place(old), SUBJECT, [Artifact(b"one", SBOM)])
+        referrers.attach(place(old), SUBJECT, [Artifact(b"one", SBOM)])
     assert old.tags[LIST] == digest
-    assert referrers_api.get(place(old), SUBJECT.digest, SBOM) == {}
+    assert referrers.get(place(old), SUBJECT.digest, [SBOM]) == {}
 
 
 def test_an_artifact_that_was_deleted_is_left_out(registry: Registry) -> None:
-    gone, kept = referrers_api.attach(place(registry), SUBJECT, [Artifact(b"one", SBOM), Artifact(b"two", SBOM)])
+    gone, kept = referrers.attach(place(registry), SUBJECT, [Artifact(b"one", SBOM), Artifact(b"two", SBOM)])
     api = registry.referrers(SUBJECT.digest)
     registry.referrers = lambda _: api  # type: ignore[method-assign]
     del registry.manifests[gone]
-    assert list(referrers_api.get(place(registry), SUBJECT.digest, SBOM)) == [kept]
+    assert list(referrers.get(place(registry), SUBJECT.digest, [SBOM])) == [kept]
 
 
 def test_a_registry_that_refuses_is_not_one_without_referrers(registry: Registry) -> None:
@@ -175,11 +175,11 @@ def test_a_registry_that_refuses_is_not_one_without_referrers(registry: Registry
 
     registry.before = refuse
     with pytest.raises(StepFailed, match="refuses the credentials"):
-        referrers_api.get(place(registry), SUBJECT.digest, SBOM)
+        referrers.get(place(registry), SUBJECT.digest, [SBOM])
 
 
 def test_the_tag_of_a_long_digest_is_cut_as_the_specification_says() -> None:
-    assert referrers_api.list_tag(f"sha512:{'a' * 128}") == f"sha512-{'a' * 64}"
+    assert referrers.list_tag(f"sha512:{'a' * 128}") == f"sha512-{'a' * 64}"
 
 
 # --- the fake, by the specification ----------------------------------------------------------------------------------
