@@ -397,16 +397,16 @@ def test_gcloud_imports_the_rendered_trigger(
 
 
 @pytest.mark.needs("gcloud")
-def test_an_upload_of_this_project_is_under_2_mb(gcloud: Gcloud, cloud: CloudBuild) -> None:
+def test_an_upload_of_this_project_is_under_4_mb(gcloud: Gcloud, cloud: CloudBuild) -> None:
     """It has the files of the package, the images and their content, and neither tests nor documentation."""
     cloud.denied.add("/v1/projects/.*/builds")  # only the upload is tested here
     submit(gcloud, ROOT)
     ((_, archive),) = cloud.objects.items()
-    assert len(archive) < 2_000_000
+    assert len(archive) < 4_000_000
     with tarfile.open(fileobj=io.BytesIO(archive)) as tar:
         members = tar.getmembers()
     names = {member.name.removeprefix("./") for member in members}
-    assert sum(member.size for member in members) < 8_000_000
+    assert sum(member.size for member in members) < 10_000_000
     listed = ["git", "ls-files", "scripts", "images", "launcher", "trainers", "templates", "cloudbuild.yaml"]
     tracked = subprocess.run(listed, cwd=ROOT, capture_output=True, text=True, check=True).stdout.split()
     assert {name for name in tracked if (ROOT / name).exists()} <= names
