@@ -219,9 +219,11 @@ def test_no_change_of_one_byte_gives_another_statement(sigstore: Sigstore) -> No
         opened = trust.open(bytes(other))
         if not opened.problem:
             accepted[position] = opened
-    # Bits that base64 ignores, and fields that nothing depends on.
+    # Fields that nothing depends on, and bits that base64 ignores: some signatures end with a character that has such.
     assert set(accepted.values()) <= {Opened(STATEMENT)}
-    assert all(position < data.index(b"dsseEnvelope") for position in accepted)
+    signature = json.loads(data)["dsseEnvelope"]["signatures"][0]["sig"].rstrip("=").encode()
+    last = data.index(signature) + len(signature) - 1
+    assert all(position < data.index(b"dsseEnvelope") or position == last for position in accepted)
 
 
 def test_proofs_of_the_fake_are_those_of_rfc_6962() -> None:
