@@ -111,7 +111,7 @@ def test_a_diff_is_the_same_of_local_images_and_of_those_at_a_registry(
     far = diff.diff(inventory.remote(f"{repository.name}:one"), inventory.remote(f"{repository.name}:two"))
     for part in ("python", "debian", "environment", "labels", "download"):
         assert far[part] == local[part], part
-    sbom.attach(repository, new, sbom.make(inventory.local(two)))
+    claims.attach(repository, new, None, [predicates.sbom(sbom.make(inventory.local(two)))])
     listed = inventory.remote(f"{repository.name}:two").listed
     assert listed is not None and listed[0]["word"].version == "2.0" and listed[1]["tini"].version == "2.0-1"
 
