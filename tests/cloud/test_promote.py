@@ -236,7 +236,7 @@ def test_immutable_tags_are_reported_with_the_way_out(server: str, address: str,
     with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Proxy) as proxy:
         threading.Thread(target=proxy.serve_forever, daemon=True).start()
         place = f"127.0.0.1:{proxy.server_address[1]}/{address.partition('/')[2]}"
-        with pytest.raises(UserError, match=r"its tags are immutable, so 'tf-cpu-2.21.0' cannot be moved: .* TO$"):
+        with pytest.raises(UserError, match=r"its tags are immutable, so 'tf-cpu-2.21.0' cannot be moved: .* '--to'$"):
             promotion.promote(spec, place, image="one")
         proxy.shutdown()
     assert Repository(f"{address}/trainyard").tags() == ["one"]
