@@ -1,4 +1,4 @@
-"""What this package brings to the builder's commands; see :mod:`trainyard.common.registration`."""
+"""Bring rules and more to the builder's commands; see :mod:`trainyard.common.registration`."""
 
 from __future__ import annotations
 

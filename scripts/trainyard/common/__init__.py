@@ -1,1 +1,1 @@
-"""What every room builds on: messages, settings, options, rules, and what neighbours bring."""
+"""Share messages, settings, options, the rule engine and registration among all rooms."""

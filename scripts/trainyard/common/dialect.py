@@ -47,7 +47,7 @@ def _command(text: str, commands: Mapping[str, click.Command]) -> str:
     Raises:
         LookupError: there is no such command, or it has no such option or argument.
     """
-    before, is_command, after = text.rpartition("trainyard ") if "trainyard " in text else (text, "", "")
+    before, is_command, after = text.partition("trainyard ")
     if not is_command:
         return ""
     try:

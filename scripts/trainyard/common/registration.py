@@ -29,7 +29,7 @@ Pages = dict[Path, tuple[str, dict[str, Any]]]
 
 @dataclass(frozen=True)
 class Neighbour:
-    """What a package brings besides its commands.
+    """Describe a package beside the builder: all that it brings besides its commands.
 
     Attributes:
         rules: returns its rules, for ``trainyard dev rules``.

@@ -39,7 +39,7 @@ _STATEMENT = "https://in-toto.io/Statement/v1"
 
 
 class Subject(TypedDict):
-    """What a statement is about; ``digest``: algorithm -> hexadecimal digits."""
+    """Name an artifact that a statement is about; ``digest``: algorithm -> hexadecimal digits."""
 
     name: NotRequired[str]
     digest: dict[str, str]

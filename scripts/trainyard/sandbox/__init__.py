@@ -1,1 +1,1 @@
-"""What runs beside an image where there is no network: fakes of Google Cloud, and data to train on."""
+"""Provide what a container needs without a network: fakes of Google Cloud, and data to train on."""

@@ -1,1 +1,1 @@
-"""What every platform shares: requests, machines, job files, the contents of images."""
+"""Model what every platform shares: requests, their options, machines, the contents of images."""
