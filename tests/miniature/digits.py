@@ -38,13 +38,43 @@ def read(folder: str, split: str) -> tuple[np.ndarray, np.ndarray]:
     return images.reshape(-1, PIXELS), np.fromfile(f"{folder}/{split}-labels-idx1-ubyte", np.uint8)[8:]
 
 
+def connect(address: tuple[str, int]) -> socket.socket:
+    """Return a connection to rank 0, which may begin to listen later than this process."""
+    for _ in range(600):
+        try:
+            return socket.create_connection(address, timeout=60)
+        except OSError:
+            time.sleep(0.1)
+    raise SystemExit(f"no rank 0 at {address}")
+
+
 class Peer:
-    """The other of two processes, which have half of each batch each."""
+    """The other of two processes, which have half of each batch each.
+
+    They are the two that the launcher has started, or, where it starts one, this process and a fork of it.
+    """
 
     def __init__(self) -> None:
-        ours, theirs = socket.socketpair()
-        self.rank = 0 if os.fork() else 1
-        self._file = (theirs if self.rank else ours).makefile("rwb")
+        self._forked = os.environ.get("WORLD_SIZE") != "2"
+        if self._forked:
+            ours, theirs = socket.socketpair()
+            self.rank = 0 if os.fork() else 1
+            connection = theirs if self.rank else ours
+        else:
+            self.rank = int(os.environ["RANK"])
+            address = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
+            if self.rank:
+                connection = connect(address)
+            else:
+                with socket.create_server(address) as server:
+                    server.settimeout(60)
+                    connection, _ = server.accept()
+        self._file = connection.makefile("rwb")
+
+    def wait(self) -> None:
+        """Wait until a forked process has ended; the launcher waits for those that it has started."""
+        if self._forked:
+            os.wait()
 
     def add(self, values: np.ndarray) -> np.ndarray:
         """Return the sum of an array here and there, which has the same bits in both."""
@@ -133,7 +163,7 @@ def main() -> int:
     if not run.chief:
         return 0
     if run.peer:
-        os.wait()
+        run.peer.wait()
     test_images, test_labels = read(args.datadir, "t10k")
     right = run.model.probabilities(test_images).argmax(axis=1) == test_labels
     summary = {
