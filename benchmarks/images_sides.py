@@ -7,10 +7,10 @@ import re
 import shutil
 import subprocess
 import sys
-import tempfile
 import time
 import uuid
-from dataclasses import dataclass, field
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from testcontainers.community.registry import DockerRegistryContainer
@@ -21,8 +21,8 @@ from trainyard.common.console import StepFailed
 from trainyard.common.settings import ROOT
 from trainyard.image import package_index, resolver
 from trainyard.oci import docker_engine, registry
-from trainyard.spec import lockfile, workspace_lock
-from trainyard.spec.lockfile import Pin
+from trainyard.spec import lock as locks
+from trainyard.spec.lock import Lock, Pin, Section, parse
 from trainyard.spec.model import Spec
 from trainyard.spec.naming import FILE_EPOCH
 
@@ -185,11 +185,18 @@ class Ours(Side):
 
     def patch(self, pin: str) -> int:
         one = _pinned(pin, self.tree.spec)
-        path = self.tree.folder / "images" / self.tree.spec.target / "framework.lock"
-        pins = [one if old.name == one.name else old for old in lockfile.pinned(path)]
-        path.write_text(workspace_lock.SPLIT_HEADER + "".join(new.text() for new in pins), encoding="utf-8")
+        self._change("framework", lambda pins: [one if old.name == one.name else old for old in pins])
         self._trainyard("render")
         return one.size
+
+    def _change(self, kind: str, change: Callable[[list[Pin]], list[Pin]]) -> None:
+        """Change the pins of a section of the target's lock in the tree."""
+        path = self.tree.folder / "images" / self.tree.spec.target / locks.FILE
+        content = locks.read(path, "")
+        assert isinstance(content, Lock)
+        section = Section(self.tree.spec.arch, kind)
+        text = "".join(pin.text() for pin in change(parse(content.sections[section])))
+        locks.write(path, replace(content, sections={**content.sections, section: text}))
 
     def build(self, *, cold: bool = False) -> float:
         return self._build(self.tree.spec.target, *(["--no-cache"] if cold else []))
@@ -212,8 +219,7 @@ class OneLayer(Ours):
 
     def require(self, pin: str) -> tuple[str, int]:
         one = _pinned(pin, self.tree.spec)
-        path = self.tree.folder / "images" / self.tree.spec.target / "requirements.lock"
-        path.write_text(path.read_text(encoding="utf-8") + one.text(), encoding="utf-8")
+        self._change("requirements", lambda pins: [*pins, one])
         self._trainyard("render")
         return self.reference, one.size
 
@@ -223,18 +229,11 @@ class OneLayer(Ours):
 
 def _pinned(pin: str, spec: Spec) -> Pin:
     """The entry of a lock of ``spec`` for ``name==version``."""
-    with tempfile.TemporaryDirectory() as folder:
-        output = Path(folder) / "one.lock"
-        resolver.compile_lock(
-            [pin],
-            output,
-            python=spec.python_version,
-            platform=spec.wheel_platform,
-            target=pin,
-            sized=True,
-            keep={pin.partition("==")[0]},
-        )
-        return lockfile.pinned(output)[0]
+    name, _, _ = pin.partition("==")
+    text = resolver.compile_pins(
+        [pin], python=spec.python_version, platform=spec.wheel_platform, target=pin, sized=True
+    )
+    return next(one for one in parse(text) if one.name == name)
 
 
 class Original(Side):
@@ -260,7 +259,7 @@ class Original(Side):
 
     def build(self, *, cold: bool = False) -> float:
         spec = self.tree.spec
-        pins = lockfile.installed(spec, package_index.choose(spec)[0])
+        pins = spec.locked(package_index.choose(spec)[0]).versions
         lines = [line.format_map(pins) for line in RECIPE[spec.target]]
         if self.patched:
             lines[-1] += f" {self.patched}"

@@ -1,20 +1,53 @@
-"""Locks of users' repositories, without a resolution."""
+"""Locks of users' repositories."""
 
 from __future__ import annotations
 
 import hashlib
-from pathlib import Path
+from collections.abc import Sequence
 
 from trainyard.image import workspace_resolver
-from trainyard.spec import lockfile, model, workspace_lock
-from trainyard.spec.lockfile import Pin
-from trainyard.spec.model import Spec
-from trainyard.spec.workspace_lock import SPLIT_HEADER, WorkspaceLock
+from trainyard.spec import lock as locks
+from trainyard.spec import model
+from trainyard.spec.lock import Lock, Origin, Pin, Section
+from trainyard.spec.model import RepositorySpec, Spec
 
 
 def added(name: str, version: str = "1.0", size: int = 40_000) -> Pin:
-    """A package that a user requires and the target does not; ``size``: bytes of its wheel."""
+    """Return a package that a user requires and the target does not.
+
+    Args:
+        size: bytes of its wheel.
+    """
     return Pin(name, version, (hashlib.sha256(f"{name}-{version}".encode()).hexdigest(),), size, added=True)
+
+
+def repository(folder: str | None = None, arch: str | None = None) -> RepositorySpec:
+    """Load the repository of a folder, by default the current one."""
+    spec = model.load(folder, arch)
+    assert isinstance(spec, RepositorySpec)
+    return spec
+
+
+def fresh(spec: Spec) -> RepositorySpec:
+    """Load the spec of a repository again, with the lock that is there now."""
+    return repository(str(spec.folder), spec.arch)
+
+
+def relock(spec: Spec, *, upgrade: bool = False, upgrade_packages: Sequence[str] = (), check: bool = False) -> bool:
+    """Lock a repository as ``trainyard lock`` does, and return whether its lock changed."""
+    before = fresh(spec)
+    locked = workspace_resolver.lock(before, upgrade=upgrade, upgrade_packages=upgrade_packages, check=check)
+    return locked.lock != before.lock
+
+
+def is_current(spec: Spec) -> bool:
+    """Return whether the lock that is there now is up to date."""
+    return workspace_resolver.is_current(fresh(spec))
+
+
+def versions(spec: Spec, kind: str = "requirements", index: str = "default") -> dict[str, str]:
+    """Return canonical name -> version of what a section of a target's lock pins."""
+    return {pin.name: pin.version for pin in locks.parse(spec.locked(index).text(kind))}
 
 
 def lock(spec: Spec, *more: Pin) -> None:
@@ -22,28 +55,19 @@ def lock(spec: Spec, *more: Pin) -> None:
 
     The target's base does not hold the framework.
     """
-    assert spec.workspace
+    assert isinstance(spec, RepositorySpec)
     own = "".join(pin.text() for pin in more)
-    sections: dict[str, str] = {}
+    sections: dict[Section, str] = {}
     for one in model.each_platform(spec):
-        parent = model.load(spec.workspace.parent, one.arch)
-        entries = {
-            "framework": _entries(lockfile.framework_lock(parent, "default")),
-            "requirements": _entries(lockfile.requirements_lock(parent, "default")) + own,
-        }
+        locked = spec.extends.on(one.arch).locked()
+        entries = {"framework": locked.text("framework"), "requirements": locked.text("requirements") + own}
         entries |= dict.fromkeys(("compiled", "build-requires"), "") if spec.workspace.document.build else {}
-        sections |= {workspace_lock.section(name, one.architecture): text for name, text in entries.items()}
-    inputs = workspace_resolver.inputs(spec, sections)
-    workspace_lock.write(
-        spec.workspace,
-        WorkspaceLock("0.1.0", "00000000", spec.workspace.parent, spec.base_spec().image, inputs, sections),
-    )
+        sections |= {Section(one.arch, kind): text for kind, text in entries.items()}
+    inputs = workspace_resolver.inputs(spec, Lock(sections))
+    origin = Origin("0.1.0", "00000000", spec.extends.target, spec.base_spec().image, inputs)
+    locks.write(spec.lock_file, Lock(sections, origin=origin))
 
 
 def lock_without_resolution(folder: str) -> None:
     """:func:`lock` the repository of a folder."""
     lock(model.load(folder))
-
-
-def _entries(path: Path) -> str:
-    return path.read_text(encoding="utf-8").removeprefix(SPLIT_HEADER)

@@ -35,6 +35,7 @@ from benchmarks.mutations.report import Foreign, Results, Row
 from trainyard.common.console import StepFailed, UserError, fail, say
 from trainyard.common.settings import ROOT, STATE
 from trainyard.oci import docker_engine, image_store
+from trainyard.spec.lock import Lock
 from trainyard.spec.model import load
 from trainyard.spec.naming import NAME
 
@@ -117,7 +118,9 @@ def measure(target: str, reference: str, results: Results, numbers: Collection[i
     with tempfile.TemporaryDirectory(prefix="trainyard-mutations-") as folder:
         image_store.save(reference, Path(folder))
         image = SavedImage(Path(folder))
-        trial = Trial(target, reference, Source(image, spec.folder, locks.of_image(spec, image.config)))
+        spec.locked()
+        assert isinstance(spec.lock, Lock)
+        trial = Trial(target, reference, Source(image, spec.folder, spec.lock, locks.of_image(spec, image.config)))
         trial.require_passed()
         for number in numbers:
             row = trial.row(plan.make(trial.source, results.seed, number))

@@ -5,14 +5,15 @@ from __future__ import annotations
 import re
 import shutil
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from random import Random
 from typing import Any
 
 from benchmarks.mutations.chance import word
 
-from trainyard.spec import lockfile
+from trainyard.spec import lock
+from trainyard.spec.lock import Lock, Section
 from trainyard.spec.model import Spec
 from trainyard.spec.naming import LABELS
 
@@ -24,17 +25,17 @@ _HASH = re.compile(r"(?<=sha256:)[0-9a-f]{64}")
 
 @dataclass(frozen=True)
 class LockFault:
-    """A fault in one lock of a copy of a target's folder.
+    """A fault in the lock of a copy of a target's folder.
 
     Attributes:
         places: words, of which a finding that concerns it has one.
+        content: the lock with the fault.
     """
 
     kind: str
     what: str
     places: tuple[str, ...]
-    file: str
-    text: str
+    content: Lock
 
 
 Edit = Callable[[Random, re.Match[str]], tuple[str, str]]
@@ -63,21 +64,27 @@ OPERATORS: dict[str, Edit] = {
 }  # fmt: skip
 
 
-def lock_fault(rng: Random, own: Iterable[Path], kind: str) -> LockFault:
-    """A fault in a random package of an image's locks."""
-    texts = {path.name: path.read_text(encoding="utf-8") for path in own}
-    file, entry = rng.choice([(file, entry) for file, text in texts.items() for entry in _ENTRY.finditer(text)])
+def lock_fault(rng: Random, content: Lock, own: Iterable[Section], kind: str) -> LockFault:
+    """Plant a fault in a random package of an image.
+
+    Args:
+        content: the lock of the image's target.
+        own: the sections that the image was made from.
+    """
+    places = [(section, entry) for section in own for entry in _ENTRY.finditer(content.sections[section])]
+    section, entry = rng.choice(places)
     new, what = OPERATORS[kind](rng, entry)
-    text = texts[file][: entry.start()] + new + texts[file][entry.end() :]
-    return LockFault(kind, f"{file}: {what}", (entry["name"],), file, text)
+    text = content.sections[section]
+    changed = {**content.sections, section: text[: entry.start()] + new + text[entry.end() :]}
+    return LockFault(kind, f"{section}: {what}", (entry["name"],), replace(content, sections=changed))
 
 
-def of_image(spec: Spec, config: Mapping[str, Any]) -> tuple[Path, ...]:
-    """The locks in a target's folder that an image was made from, by its configuration."""
+def of_image(spec: Spec, config: Mapping[str, Any]) -> tuple[Section, ...]:
+    """Return the sections of a target's lock that an image was made from, by its configuration."""
     labels = config.get("config", {}).get("Labels") or {}
-    index = labels.get(f"{LABELS}.index", "default")
-    found = (lockfile.framework_lock(spec, index), lockfile.requirements_lock(spec, index))
-    return tuple(path for path in found if path.parent == spec.folder)
+    index = labels.get(f"{LABELS}.index", lock.DEFAULT)
+    kinds = ["requirements"] if spec.framework_of else ["framework", "requirements"]
+    return tuple(Section(spec.arch, kind, index) for kind in kinds)
 
 
 def copied(target: Path, parent: Path, fault: LockFault | None = None) -> Path:
@@ -85,5 +92,5 @@ def copied(target: Path, parent: Path, fault: LockFault | None = None) -> Path:
     folder = parent / target.name
     shutil.copytree(target, folder)
     if fault:
-        (folder / fault.file).write_text(fault.text, encoding="utf-8")
+        lock.write(folder / lock.FILE, fault.content)
     return folder

@@ -14,6 +14,7 @@ from benchmarks.mutations.layout import Draft, SavedImage
 from benchmarks.mutations.locks import LockFault
 
 from trainyard.common.console import StepFailed
+from trainyard.spec.lock import Lock, Section
 
 T = TypeVar("T")
 F = TypeVar("F")
@@ -60,12 +61,13 @@ class Source:
 
     Attributes:
         folder: of the target.
-        locks: those in it that the image was made from.
+        lock: of the target, ``sections``: those that the image was made from.
     """
 
     image: SavedImage
     folder: Path
-    locks: tuple[Path, ...]
+    lock: Lock
+    sections: tuple[Section, ...]
 
 
 def family(number: int) -> Family:
@@ -153,7 +155,9 @@ def _instruction(source: Source, seed: int, number: int) -> Mutant:
 
 def _lock(source: Source, seed: int, number: int) -> Mutant:
     kinds = tuple(locks.OPERATORS)
-    fault = _first_possible(seed, number, kinds, lambda rng, kind: locks.lock_fault(rng, source.locks, kind))
+    fault = _first_possible(
+        seed, number, kinds, lambda rng, kind: locks.lock_fault(rng, source.lock, source.sections, kind)
+    )
     return Mutant(number, "lock", fault.kind, fault.what, fault.places, lock=fault)
 
 

@@ -18,9 +18,10 @@ from tests.image.conftest import Finished
 from tests.image.small_images import from_cache, wheel
 from trainyard.common import settings
 from trainyard.common.settings import ROOT
-from trainyard.image import base_image, build, dockerfile, package_index, resolver
+from trainyard.image import base_image, build, dockerfile, package_index, target_lock
 from trainyard.oci import docker_engine
 from trainyard.oci import layers as oci_layers
+from trainyard.spec import lock as locks
 from trainyard.spec import model
 
 BuiltImage = Callable[[str], str]
@@ -123,8 +124,7 @@ def test_a_misspelt_trainer_lists_the_images_own(built_image: BuiltImage, docker
 def test_an_interrupted_build_leaves_nothing_tagged(write_small: Callable[[], str]) -> None:
     target = write_small()
     # With good hashes there, what is going on when the signal comes is the download of torch: 900 MB.
-    good = (ROOT / "examples" / "patches" / "requirements.lock").read_text(encoding="utf-8")
-    (Path(target) / "requirements.lock").write_text(good, encoding="utf-8")
+    shutil.copy(ROOT / "examples" / "patches" / locks.FILE, Path(target) / locks.FILE)
     dockerfile.write(dockerfile.rendered(model.load(target)))
     command = ["make", "image", f"TARGET={target}"]
     process = subprocess.Popen(
@@ -225,8 +225,7 @@ def test_a_wheel_that_is_not_the_locked_one_is_refused(
     package_index.reachable.cache_clear()
     target = write_small()
     loaded = model.load(target)
-    resolver.lock_target(loaded, "pytorch-cpu")
-    dockerfile.write(dockerfile.rendered(loaded))
+    target_lock.lock_index(loaded, "pytorch-cpu")
     wheel(
         tmp_path / "index" / "torch", "torch", "2.9.1+cpu"
     )  # zip files contain times: the same content has another hash

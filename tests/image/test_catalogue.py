@@ -13,7 +13,7 @@ import pytest
 
 from tests.image import catalogue
 from tests.image.conftest import Finished
-from trainyard.image import build, dockerfile, resolver
+from trainyard.image import build, target_lock
 from trainyard.lint.image import verify
 from trainyard.oci import docker_engine
 from trainyard.spec import model
@@ -159,9 +159,7 @@ def with_blocks(built_image: BuiltImage, tmp_path_factory: pytest.TempPathFactor
     folder.mkdir()
     text = "extends: tf-cpu\nsummary: with tools\ntools: [gsutil]\nprofile: true\nbudget: {size: 2.0 GB}\n"
     (folder / "image.yaml").write_text(text, encoding="utf-8")
-    loaded = model.load(str(folder))
-    resolver.lock_target(loaded, "default")
-    dockerfile.write(dockerfile.rendered(loaded))
+    loaded, _ = target_lock.lock(model.load(str(folder)))
     plan, _ = build.build(loaded)
     verify.verify(loaded, plan.candidate)
     yield plan.candidate

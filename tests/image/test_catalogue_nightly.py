@@ -17,11 +17,13 @@ from pathlib import Path
 import docker.errors
 import pytest
 
+from tests.workspaces import versions
 from trainyard.common.console import StepFailed, UserError
 from trainyard.image import dockerfile as render
 from trainyard.oci import docker_engine
 from trainyard.release import candidate
-from trainyard.spec import lockfile, model, state
+from trainyard.spec import lock as locks
+from trainyard.spec import model, state
 
 pytestmark = pytest.mark.big("xla")
 
@@ -73,7 +75,7 @@ def stand_in(built_image: Callable[[str], str], tmp_path_factory: pytest.TempPat
 
 def unlocked_copy(folder: Path) -> model.Spec:
     """The target as the project has it, in ``folder``, with a base that was not inspected yet."""
-    shutil.copytree(model.load("xla-nightly").folder, folder, ignore=shutil.ignore_patterns("*.lock", "base.json"))
+    shutil.copytree(model.load("xla-nightly").folder, folder, ignore=shutil.ignore_patterns(locks.FILE))
     found = model.load(str(folder))
     (folder / "Dockerfile").write_text(render.dockerfile(found), encoding="utf-8")
     return found
@@ -105,7 +107,7 @@ def test_it_is_locked_with_the_packages_of_its_base(
     assert contents is not None and contents.image == stand_in
     assert {name: contents.packages[name] for name in OTHER} == OTHER
     assert contents.packages["torch"] == "2.9.1" and contents.packages["torch-xla"] == "2.9.0"
-    ours = lockfile.read(nightly.folder / "requirements.lock")
+    ours = versions(model.load(str(nightly.folder)))
     assert not {"torch", "torchvision", "torch-xla", "libtpu", "numpy"} & ours.keys(), (
         "packages of the base are not locked"
     )
@@ -171,4 +173,4 @@ def test_a_base_without_the_framework_is_refused_before_anything_is_built(
     broken = unlocked_copy(folder)
     with pytest.raises(UserError, match=r"trainyard:xla has no jax: it cannot be base xla-nightly"):
         candidate.make(broken)
-    assert not (folder / "base.json").exists()
+    assert not broken.lock_file.exists()

@@ -36,7 +36,7 @@ def written(tmp_path_factory: pytest.TempPathFactory) -> Iterator[code_layer.Cod
     awkward_code.write(folder)
     context = tmp_path_factory.mktemp("context")
     (context / "Dockerfile").write_text(DOCKERFILE, encoding="utf-8")
-    workspace = Workspace(folder / "trainyard.yaml", WorkspaceDocument(extends="cpu"), "cpu")
+    workspace = Workspace(folder / "trainyard.yaml", WorkspaceDocument(extends="cpu"))
     layer = code_layer.write(
         workspace, context / "code.tar", Site("opt/requirements", "opt/requirements/bin", "/usr/bin/env python3")
     )

@@ -79,7 +79,7 @@ def built(tmp_path: Path, root: Path) -> Iterator[Callable[[str], str]]:
         code = code_layer.write(spec.workspace, context / "code.tar", spec.site)
         labels = plan.labels(spec) | {
             "io.trainyard.code": code.diff_id,
-            "io.trainyard.lock": plan.sha256_of(spec.workspace.lock),
+            "io.trainyard.lock": plan.sha256_of(spec.lock_file),
             "org.opencontainers.image.version": TAG,
         }
         reference = f"trainyard-test:code-push-{compression}"

@@ -70,7 +70,7 @@ def test_its_labels_describe_what_it_was_built_from(target: str, built_image: Bu
     image = docker_engine.client().images.get(built_image(target))
     labels, loaded = image.labels, model.load(target)
     assert labels["io.trainyard.target"] == target
-    assert labels["io.trainyard.framework"] == f"{loaded.framework.name}=={loaded.framework.version}"
+    assert labels["io.trainyard.framework"] == f"{loaded.framework.name}=={loaded.version}"
     assert labels["io.trainyard.index"] in ("default", loaded.framework.index)
     assert labels["org.opencontainers.image.base.name"]
     assert labels["org.opencontainers.image.description"] == loaded.summary

@@ -17,13 +17,15 @@ import pytest
 
 from tests.image.registry import running
 from tests.image.small_images import wheel
+from tests.workspaces import relock
+from tests.workspaces import versions as pinned
 from trainyard import cli
 from trainyard.common.console import UserError
 from trainyard.common.settings import ROOT
-from trainyard.image import base_image, workspace_resolver
+from trainyard.image import base_image
 from trainyard.lint.image import verify
 from trainyard.oci import docker_engine
-from trainyard.spec import lockfile, model
+from trainyard.spec import model
 from trainyard.spec.naming import LABELS
 
 NAME = "nightly-repository"
@@ -160,7 +162,7 @@ def test_a_repository_on_a_nightly_from_lock_to_an_offline_build(
     made = json.loads(trainyard("image", "--json"))
     spec = model.load(None)
     assert spec.base_contents is not None and spec.base_contents.digest == first
-    locked = lockfile.read(lockfile.requirements_lock(spec, "default"))
+    locked = pinned(spec)
     assert not {"torch", "torch-xla", "torchvision", "libtpu", "fsspec"} & locked.keys(), "the base has them"
     assert locked["gcsfs"] == "2025.3.0", "the release for the base's fsspec"
 
@@ -188,13 +190,12 @@ def test_a_repository_on_a_nightly_from_lock_to_an_offline_build(
     trainyard("lock", "--check")
     assert json.loads(trainyard("image", "--json"))["digest"] == made["digest"], "a newer nightly changes nothing"
     trainyard("fetch")
-    assert spec.workspace is not None
-    lock = spec.workspace.lock.read_bytes()
+    lock = spec.lock_file.read_bytes()
     trainyard("lock", "--upgrade")
     upgraded = model.load(None)
     assert upgraded.base_contents is not None and upgraded.base_contents.digest == second
-    assert upgraded.framework.version == "2.10.0+git2222222"
-    spec.workspace.lock.write_bytes(lock)
+    assert upgraded.version == "2.10.0+git2222222"
+    spec.lock_file.write_bytes(lock)
 
     nightly.stop()
     for reference in (nightly.reference, f"{nightly.reference}@{first}", f"{nightly.reference}@{second}"):
@@ -215,7 +216,7 @@ def test_a_requirement_that_contradicts_the_nightly_stops_before_anything_is_bui
         match=r"^trainyard\.yaml:3: fsspec>2026 contradicts fsspec 2025\.3\.0, which the base image of xla-nightly "
         r"\(torch-xla 2\.10\.0\+git1111111\) has: ",
     ):
-        workspace_resolver.lock(model.load(None))
+        relock(model.load(None))
     assert not (repository / "trainyard.lock").exists()
     with pytest.raises(docker.errors.ImageNotFound):
         docker_engine.client().images.get(f"trainyard:{NAME}-candidate")

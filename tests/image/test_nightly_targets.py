@@ -61,8 +61,8 @@ def test_the_day_that_is_locked_passes_and_the_next_is_promoted_and_rolled_back(
 ) -> None:
     spec = model.load(TARGET)
     labels = docker_engine.image(built_image(TARGET), made_by="build").labels
-    assert labels["io.trainyard.framework"] == f"tensorflow=={spec.framework.version}"
-    assert f"-{spec.framework.version}-{spec.day}-" in labels["org.opencontainers.image.version"]
+    assert labels["io.trainyard.framework"] == f"tensorflow=={spec.version}"
+    assert f"-{spec.version}-{spec.day}-" in labels["org.opencontainers.image.version"]
     first = at_registry(spec, address)
 
     folder = copied(tmp_path)
@@ -74,7 +74,7 @@ def test_the_day_that_is_locked_passes_and_the_next_is_promoted_and_rolled_back(
     second = at_registry(next_day, address)
     assert second != first and digest_of(address, TARGET) == second
     promotion.rollback(next_day, address)
-    assert digest_of(address, TARGET) == first == digest_of(address, f"{TARGET}-{spec.framework.version}")
+    assert digest_of(address, TARGET) == first == digest_of(address, f"{TARGET}-{spec.version}")
 
 
 def test_the_image_says_which_nightly_it_is(
@@ -85,7 +85,7 @@ def test_the_image_says_which_nightly_it_is(
     found = docker_run(built_image(TARGET), "--", "python3", "-c", f"{script}\n{installed}")
     said, imported = found.stdout.splitlines()[-2:]
     # TensorFlow calls the nightly 2.23.0.dev20261026 "2.23.0-dev20261026".
-    assert said == model.load(TARGET).framework.version == imported.replace("-dev", ".dev"), found.stderr
+    assert said == model.load(TARGET).version == imported.replace("-dev", ".dev"), found.stderr
 
 
 @pytest.mark.big("tf-cpu")
@@ -93,7 +93,7 @@ def test_the_newest_is_locked_passes_and_is_promoted(address: str, tmp_path: Pat
     folder = copied(tmp_path)
     target_lock.lock(model.load(str(folder)))
     newest = model.load(str(folder))
-    assert newest.framework.version >= model.load(TARGET).framework.version
+    assert newest.version >= model.load(TARGET).version
     candidate.make(newest)
     assert at_registry(newest, address) == digest_of(address, TARGET)
 
@@ -111,7 +111,7 @@ def test_the_fallback_of_a_nightly_passes_is_pushed_and_never_promoted(
         assert made["plan"].notes[0].startswith("this is not xla-nightly: ")
         assert not docker_engine.client().images.list(filters={"label": ["io.trainyard.target=xla-nightly"]})
         pushed = publish.push_attached(spec, address, None)
-        assert f"/trainyard:xla-nightly-fallback-{spec.framework.version}-" in pushed["tag"]
+        assert f"/trainyard:xla-nightly-fallback-{spec.version}-" in pushed["tag"]
         for target in (spec, model.load("xla-nightly")):
             with pytest.raises(UserError, match=r"is a fallback|is an image of target 'xla-nightly-fallback'"):
                 promotion.promote(target, address, image=pushed["digest"])

@@ -15,7 +15,9 @@ import pytest
 from trainyard import cli
 from trainyard.common import console
 from trainyard.oci import builder
+from trainyard.spec import lock as locks
 from trainyard.spec import model
+from trainyard.spec.lock import Lock, Pin, Section
 
 SPEC = """\
 summary: A test image
@@ -51,19 +53,21 @@ def write_spec(tmp_path: Path) -> Callable[[str], str]:
 
 @pytest.fixture
 def write_locked_spec(write_spec: Callable[[str], str]) -> Callable[[str], str]:
-    """The same with locks of a framework and of a requirement: what a Dockerfile is rendered from."""
+    """The same with a lock of a framework and a requirement: what a Dockerfile is rendered from."""
 
     def write(text: str) -> str:
         folder = write_spec(text)
-        for lock, pin, size in (("framework", "tensorflow-cpu==2.21.0", 280_000_000), ("requirements", "a==1", 5_000)):
-            entry = f"{pin} \\\n    --hash=sha256:{'0' * 64}  # {size} bytes\n"
-            (Path(folder) / f"{lock}.lock").write_text(entry, encoding="utf-8")
+        pins = {
+            "framework": Pin("tensorflow-cpu", "2.21.0", ("0" * 64,), 280_000_000),
+            "requirements": Pin("a", "1", ("0" * 64,), 5_000),
+        }
+        locks.write(Path(folder) / locks.FILE, Lock({Section("amd64", kind): pin.text() for kind, pin in pins.items()}))
         return folder
 
     return write
 
 
-#: The record of `make lock` about a base that holds the framework.
+#: The record in trainyard.lock of a base that holds the framework.
 BASE_CONTENTS = {
     "image": "registry.example/xla:nightly",
     "reference": "registry.example/xla:nightly@sha256:" + "1" * 64,
@@ -90,9 +94,9 @@ def inspect_base(tmp_path: Path) -> Callable[[model.Spec], Path]:
     def copy(found: model.Spec) -> Path:
         folder = tmp_path / found.target
         shutil.copytree(found.folder, folder)
-        (folder / "base.json").write_text(json.dumps(BASE_CONTENTS), encoding="utf-8")
-        pins = [f"{text} --hash=sha256:{'0' * 64}\n" for text in model.requirements_of(found)]
-        (folder / "requirements.lock").write_text("".join(pins), encoding="utf-8")
+        pins = "".join(f"{text} --hash=sha256:{'0' * 64}\n" for text in model.requirements_of(found))
+        sections = {Section("amd64", "base"): json.dumps(BASE_CONTENTS) + "\n", Section("amd64", "requirements"): pins}
+        locks.write(folder / locks.FILE, Lock(sections))
         return folder
 
     return copy

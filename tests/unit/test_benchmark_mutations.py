@@ -26,6 +26,8 @@ from benchmarks.mutations.plan import Source
 from benchmarks.mutations.report import Foreign, Results, Row
 
 from trainyard.common.console import StepFailed, UserError
+from trainyard.spec import lock
+from trainyard.spec.lock import Lock, Section
 from trainyard.spec.model import load
 
 #: What a container sees of an entry: type, mode, owner, target or content, extended attributes.
@@ -125,8 +127,8 @@ def source(image: SavedImage, tmp_path: Path) -> Source:
     folder = tmp_path / "mine"
     folder.mkdir()
     text = "".join(f"{name}==1.2.3 \\\n    --hash=sha256:{'0' * 64}  # 5 bytes\n" for name in ("numpy", "keras"))
-    (folder / "framework.lock").write_text(f"# Locked\n{text}", encoding="utf-8")
-    return Source(image, folder, (folder / "framework.lock",))
+    section = Section("amd64", "framework")
+    return Source(image, folder, Lock({section: text, Section("amd64", "requirements"): ""}), (section,))
 
 
 def blobs_of(draft: Draft) -> dict[str, bytes]:
@@ -314,25 +316,24 @@ def test_an_instruction_changes_what_it_names(operator: instructions.Instruction
 def test_a_fault_in_a_lock_changes_one_entry_of_it(source: Source, tmp_path: Path) -> None:
     for kind in locks.OPERATORS:
         for number in range(10):
-            fault = locks.lock_fault(Random(number), source.locks, kind)
-            assert fault.file == "framework.lock" and fault.places[0] in fault.what
-            old = (source.folder / fault.file).read_text(encoding="utf-8").splitlines()
-            kept = [line for line in old if line in fault.text.splitlines()]
+            fault = locks.lock_fault(Random(number), source.lock, source.sections, kind)
+            assert fault.what.startswith("amd64.framework: ") and fault.places[0] in fault.what
+            (section,) = source.sections
+            old, new = source.lock.sections[section].splitlines(), fault.content.sections[section].splitlines()
             other = {"numpy": "keras", "keras": "numpy"}[fault.places[0]]
-            assert any(line.startswith(other) for line in kept) and fault.text.startswith("# Locked\n")
-            assert fault.text.splitlines() != old
+            assert any(line.startswith(other) for line in old if line in new)
+            assert new != old
     folder = locks.copied(source.folder, tmp_path / "copy", fault)
-    assert folder.name == "mine" and (folder / "framework.lock").read_text(encoding="utf-8") == fault.text
-    assert (source.folder / "framework.lock").read_text(encoding="utf-8") != fault.text
+    assert folder.name == "mine" and lock.read(folder / lock.FILE, "") == fault.content != source.lock
 
 
 def test_only_the_locks_of_the_index_of_an_image_are_changed() -> None:
     spec = load("tf-cpu", "arm64")
     config = {"config": {"Labels": {"io.trainyard.index": "default"}}}
-    assert [path.name for path in locks.of_image(spec, config)] == ["framework.arm64.lock", "requirements.arm64.lock"]
+    assert list(map(str, locks.of_image(spec, config))) == ["arm64.framework", "arm64.requirements"]
     config["config"]["Labels"]["io.trainyard.index"] = "pytorch-cpu"
-    names = [path.name for path in locks.of_image(load("cpu", "amd64"), config)]
-    assert names == ["framework.pytorch-cpu.lock", "requirements.pytorch-cpu.lock"]
+    names = list(map(str, locks.of_image(load("cpu", "amd64"), config)))
+    assert names == ["amd64.framework.pytorch-cpu", "amd64.requirements.pytorch-cpu"]
 
 
 def test_a_seed_and_a_number_give_the_same_mutant(source: Source) -> None:

@@ -116,7 +116,7 @@ def pushed(registry: Registry, root: Path, tmp_path: Path) -> Callable[..., str]
         blobs = [compressed(below, layer), compressed(tar.read_bytes(), layer)]
         own = plan.labels(spec) | {
             "io.trainyard.code": code.diff_id,
-            "io.trainyard.lock": plan.sha256_of(spec.workspace.lock),
+            "io.trainyard.lock": plan.sha256_of(spec.lock_file),
             "org.opencontainers.image.version": tag,
         }
         config = json.dumps(
@@ -607,8 +607,8 @@ def test_requirements_that_are_not_locked_yet_leave_no_tag(
     (root / "requirements.txt").write_text("einops\n")
     config = root / "trainyard.yaml"
     config.write_text(config.read_text() + "requirements: requirements.txt\n")
+    lock(model.load(None))
     spec = model.load(None)
-    lock(spec)
     pushed()
     (root / "requirements.txt").write_text("einops\ntqdm\n")
     edit(root)

@@ -11,9 +11,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 from packaging.requirements import Requirement
+from tests.workspaces import repository
 
 from trainyard.common.settings import ROOT
-from trainyard.spec.model import load
 
 GPT, KERAS = ROOT / "examples/gpt", ROOT / "examples/keras"
 SOURCES = sorted([*GPT.rglob("*.py"), *KERAS.rglob("*.py")])
@@ -44,16 +44,16 @@ def test_no_example_needs_trainyard(source: Path) -> None:
 
 @pytest.mark.parametrize(("folder", "parent"), [(GPT, "cpu"), (KERAS, "tf-cpu")], ids=["gpt", "keras"])
 def test_an_example_is_held_to_training_and_resuming(folder: Path, parent: str) -> None:
-    found = load(str(folder)).workspace
-    assert found is not None
-    assert (found.parent, found.level) == (parent, "trained")
+    spec = repository(str(folder))
+    found = spec.workspace
+    assert (spec.extends.target, found.level) == (parent, "trained")
     assert found.document.smoke is not None
     assert found.document.smoke.expect and found.document.smoke.resume
 
 
 def test_what_an_example_names_as_its_code_exists_and_is_committed() -> None:
     for folder in (GPT, KERAS):
-        workspace = load(str(folder)).workspace
+        workspace = repository(str(folder)).workspace
         assert workspace is not None
         for name in workspace.document.code:
             assert (folder / name).exists(), name

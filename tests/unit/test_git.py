@@ -71,7 +71,7 @@ def missing_commit(repository: Path) -> None:
 
 
 def workspace(repository: Path) -> Workspace:
-    return Workspace(repository / "trainyard.yaml", WorkspaceDocument(extends="cpu"), "cpu")
+    return Workspace(repository / "trainyard.yaml", WorkspaceDocument(extends="cpu"))
 
 
 READERS: dict[str, Callable[[Path], object]] = {

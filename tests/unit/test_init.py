@@ -499,7 +499,7 @@ def test_an_empty_folder_needs_a_target(repository: Callable[..., Path], trainya
     assert "choose a target, as in 'trainyard init --target cpu'; targets: cpu, gpu" in err
     assert len(err.splitlines()) == 1
     assert trainyard("init", "--yes", "--target", "xla")[0] == 0
-    assert model.load(None).workspace is not None
+    assert isinstance(model.load(None), model.RepositorySpec)
     assert yaml.safe_load((folder / "trainyard.yaml").read_text(encoding="utf-8")) == {
         "extends": "xla",
         "name": "project",

@@ -189,7 +189,7 @@ resolution-markers = ["sys_platform == 'linux'"]
 
 def read_project(root: Path, file: str, **more: Any) -> None:
     document = WorkspaceDocument(extends="cpu", run=["python"], requirements={"file": file, **more})
-    workspace = Workspace(root / "trainyard.yaml", document, "cpu")
+    workspace = Workspace(root / "trainyard.yaml", document)
     python_projects.read(root)
     requirements.read(workspace, "3.11")
     python_projects.import_roots(workspace)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import subprocess
-from collections.abc import Callable
+from collections.abc import Callable, Container
 from pathlib import Path
 
 import pytest
@@ -16,38 +16,48 @@ from packaging.utils import canonicalize_name
 from trainyard.common import settings
 from trainyard.common.console import StepFailed, UserError
 from trainyard.common.settings import ROOT
-from trainyard.image import base_image, locked_files, resolver
-from trainyard.spec import lockfile, model
-from trainyard.spec.lockfile import Pin
+from trainyard.image import base_image, locked_files, resolver, target_lock
+from trainyard.spec import lock as locks
+from trainyard.spec import model
+from trainyard.spec.lock import Lock, Pin, Section, parse
+from trainyard.spec.model import Spec
 
-LOCKS = sorted([*ROOT.glob("images/**/*.lock"), *ROOT.glob("examples/*/*.lock"),
-                *ROOT.glob("scripts/**/requirements.lock")])  # fmt: skip
+LOCKED = [spec for spec in [*model.catalogue(), model.load(str(ROOT / "examples/patches"))] if spec.version_known]
+ALL = pytest.mark.parametrize("spec", LOCKED, ids=lambda spec: spec.target)
+TOOLS = [*ROOT.glob("images/*.lock"), *ROOT.glob("scripts/**/requirements.lock")]
 
 
-@pytest.mark.parametrize("path", LOCKS, ids=model.relative)
+@pytest.mark.parametrize("path", [*TOOLS, *(spec.lock_file for spec in LOCKED)], ids=model.relative)
 def test_every_entry_is_hash_pinned_and_names_no_host(path: Path) -> None:
-    assert lockfile.read(path)
     text = path.read_text(encoding="utf-8")
+    assert parse(text)
     assert "://" not in text
     assert "--index" not in text and "--find-links" not in text
 
 
-@pytest.mark.parametrize("path", [path for path in LOCKS if path.parent.parent.name == "images"], ids=model.relative)
-def test_every_entry_of_a_targets_lock_has_the_size_of_its_file(path: Path) -> None:
+@ALL
+def test_every_platform_is_locked_and_every_entry_has_the_size_of_its_file(spec: Spec) -> None:
     """The layers of an image are made up from them. Only the lock of an image that extends a target marks entries."""
-    pins = lockfile.pinned(path)
-    assert [pin.name for pin in pins if not pin.size] == []
-    assert not any(pin.added for pin in pins)
-    header = path.read_text(encoding="utf-8").splitlines(keepends=True)[0]
-    assert path.read_text(encoding="utf-8") == header + "".join(pin.text() for pin in pins)
+    for one in model.each_platform(spec):
+        locked = one.locked()
+        pins = [*locked.framework, *locked.requirements]
+        assert [pin.name for pin in pins if not pin.size] == []
+        assert any(pin.added for pin in pins) == (spec.framework_of is not None)
+        assert locked.text("framework") == "".join(pin.text() for pin in locked.framework)
+
+
+@ALL
+def test_a_lock_is_read_as_it_is_written(spec: Spec) -> None:
+    assert isinstance(spec.lock, Lock)
+    assert spec.lock_file.read_text(encoding="utf-8") == spec.lock.text()
 
 
 def test_the_lock_of_an_image_that_extends_a_target_marks_what_the_target_lacks() -> None:
-    (path,) = ROOT.glob("examples/*/requirements.lock")
-    spec = model.load(str(path.parent))
-    shared = {(pin.name, pin.version, pin.hashes) for pin in lockfile.pinned(spec.framework_folder / path.name)}
-    pins = lockfile.pinned(path)
-    assert all(pin.size for pin in pins)
+    spec = model.load(str(ROOT / "examples/patches"))
+    parent = model.load(str(spec.framework_of)).locked()
+    assert spec.locked().text("framework") == parent.text("framework")
+    shared = {(pin.name, pin.version, pin.hashes) for pin in parent.requirements}
+    pins = spec.locked().requirements
     assert any(pin.added for pin in pins) and any(not pin.added for pin in pins)
     assert all(pin.added is ((pin.name, pin.version, pin.hashes) not in shared) for pin in pins)
 
@@ -69,7 +79,7 @@ HASH = st.text("0123456789abcdef", min_size=64, max_size=64)
     )
 )
 def test_entries_are_read_as_they_are_written(pins: list[Pin]) -> None:
-    assert lockfile.parse("# A comment.\n" + "\n".join(pin.text() for pin in pins)) == pins
+    assert parse("# A comment.\n" + "\n".join(pin.text() for pin in pins)) == pins
 
 
 A, B, C = "a" * 64, "b" * 64, "c" * 64
@@ -87,7 +97,7 @@ A, B, C = "a" * 64, "b" * 64, "c" * 64
 )
 def test_an_entry_ends_with_the_size_of_its_file_which_no_installer_reads(pin: Pin, text: str) -> None:
     assert pin.text() == text
-    assert lockfile.parse(text) == [pin]
+    assert parse(text) == [pin]
     assert pin.requirement() == text.partition("  #")[0].rstrip("\n")
 
 
@@ -104,15 +114,15 @@ def test_an_entry_ends_with_the_size_of_its_file_which_no_installer_reads(pin: P
     ],
 )
 def test_a_damaged_entry_is_one_line(tmp_path: Path, entry: str) -> None:
-    path = tmp_path / "mine" / "framework.lock"
+    pin = Pin("z", "1", (C,), 9).text()
+    path = tmp_path / "mine" / locks.FILE
     path.parent.mkdir()
-    path.write_text(f"# Locked.\nz==1 --hash=sha256:{C}  # 9 bytes\n{entry}\n", encoding="utf-8")
-    for read in (lockfile.read, lockfile.pinned):
-        with pytest.raises(UserError) as error:
-            read(path)
-        message = str(error.value)
-        assert "framework.lock: not a hash-pinned requirement: " in message and "\n" not in message
-        assert message.endswith("; run 'trainyard lock mine'")
+    locks.write(path, Lock({Section("amd64", "framework"): pin, Section("amd64", "requirements"): f"{entry}\n"}))
+    damaged = locks.read(path, "trainyard lock mine")
+    assert isinstance(damaged, locks.Unreadable) and "\n" not in damaged.reason
+    words = "conflicts of a merge" if entry.startswith("<<<") else "not a hash-pinned requirement: "
+    assert f"{locks.FILE}:" in damaged.reason and words in damaged.reason
+    assert "run 'trainyard lock mine'" in damaged.reason
 
 
 def wheel_of(package: str, digest: str, size: int | None) -> str:
@@ -172,7 +182,7 @@ def test_only_entries_without_a_size_are_asked_for(tmp_path: Path) -> None:
         return subprocess.CompletedProcess([], 0, "", "")
 
     text = locked_files.with_sizes(tmp_path, old.text() + Pin("b", "2", (B,)).text(), compile_pins)
-    assert lockfile.parse(text) == [old, Pin("b", "2", (B,), 7)]
+    assert parse(text) == [old, Pin("b", "2", (B,), 7)]
 
 
 def test_locks_are_resolved_with_the_hosts_ca_bundle_and_without_a_users_settings(
@@ -191,7 +201,7 @@ def test_locks_are_resolved_with_the_hosts_ca_bundle_and_without_a_users_setting
 
     monkeypatch.setattr(subprocess, "run", run)
     with pytest.raises(StepFailed, match="cannot lock mine: no answer"):
-        resolver.compile_lock(["a==1"], tmp_path / "a.lock", python="3.11", target="mine")
+        resolver.compile_pins(["a==1"], python="3.11", target="mine")
     assert seen["SSL_CERT_FILE"] == str(bundle) and "UV_INDEX_URL" not in seen
 
 
@@ -202,44 +212,57 @@ def test_locks_of_the_installed_package_are_refused_before_any_work(
     def started(*_: object, **__: object) -> None:
         raise AssertionError("packages are resolved, or a base is looked up")
 
-    monkeypatch.setattr(resolver, "compile_lock", started)
+    monkeypatch.setattr(resolver, "compile_pins", started)
     monkeypatch.setattr(base_image, "resolve", started)
     monkeypatch.setattr(settings, "CHECKOUT", None)
-    with pytest.raises(UserError, match=rf"images/{target}/requirements\.lock is part of the installed package"):
-        resolver.lock_target(model.load(target), "default")
+    with pytest.raises(UserError, match=rf"images/{target}/trainyard\.lock is part of the installed package"):
+        target_lock.lock(model.load(target))
 
 
-@pytest.mark.parametrize("target", [name for name in model.targets() if model.load(name).locked])
-def test_every_pin_of_a_spec_is_in_its_locks(target: str) -> None:
-    loaded = model.load(target)
-    installed = lockfile.installed(loaded, "default")
-    for text in [*loaded.framework.packages, *model.requirements_of(loaded)]:
+@ALL
+def test_every_pin_of_a_spec_is_in_its_lock(spec: Spec) -> None:
+    installed = spec.locked().versions
+    for text in [*spec.packages, *model.requirements_of(spec)]:
         pin = Requirement(text)
         assert installed[canonicalize_name(pin.name)] == next(iter(pin.specifier)).version
 
 
-@pytest.mark.parametrize("target", [name for name in model.targets() if model.load(name).locked])
-def test_no_package_is_in_two_layers(target: str) -> None:
-    loaded = model.load(target)
-    framework = lockfile.read(lockfile.framework_lock(loaded, "default"))
-    assert not set(framework) & set(lockfile.read(lockfile.requirements_lock(loaded, "default")))
+@ALL
+def test_no_package_is_in_two_layers(spec: Spec) -> None:
+    locked = spec.locked()
+    assert not {pin.name for pin in locked.framework} & {pin.name for pin in locked.requirements}
 
 
 def test_a_missing_lock_says_what_to_run(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match=r"framework\.lock is missing: run 'trainyard lock mine'"):
-        lockfile.read(tmp_path / "mine" / "framework.lock")
+    missing = locks.read(tmp_path / "mine" / locks.FILE, "trainyard lock mine")
+    assert isinstance(missing, locks.Unreadable) and missing.missing
+    assert missing.reason.endswith("trainyard.lock is missing: run 'trainyard lock mine'")
 
 
-def test_a_pin_without_a_hash_is_refused(tmp_path: Path) -> None:
-    path = tmp_path / "framework.lock"
-    path.write_text("torch==2.9.1\n", encoding="utf-8")
-    with pytest.raises(UserError, match="not a hash-pinned requirement"):
-        lockfile.read(path)
+def test_an_index_that_is_not_locked_says_what_to_run() -> None:
+    with pytest.raises(UserError) as error:
+        model.load("cpu").locked("other")
+    assert str(error.value) == (
+        "images/cpu/trainyard.lock: nothing for linux/amd64 and index other: run 'trainyard lock cpu'"
+    )
 
 
-def test_only_keeps_whole_entries() -> None:
-    text = "a==1 \\\n    --hash=sha256:aa\nB_b[x]==2 \\\n    --hash=sha256:bb \\\n    --hash=sha256:cc\n"
-    assert resolver._only(text, {"b-b"}) == "B_b[x]==2 \\\n    --hash=sha256:bb \\\n    --hash=sha256:cc\n"
+def test_what_is_compiled_is_in_the_image_for_every_index() -> None:
+    compiled = {Section("amd64", kind): Pin(kind, "1", (A,)).text() for kind in ("compiled", "build-requires")}
+    pairs = {
+        Section("amd64", kind, index): "" for kind in ("framework", "requirements") for index in ("default", "cpu")
+    }
+    for index in ("default", "cpu"):
+        locked = Lock(pairs | compiled).of("amd64", index)
+        assert locked and locked.versions == {"compiled": "1"}
+
+
+def test_entries_are_whole() -> None:
+    text = "# of a\na==1 \\\n    --hash=sha256:aa\nB_b[x]==2 \\\n    --hash=sha256:bb \\\n    --hash=sha256:cc\n"
+    assert dict(resolver.entries(text)) == {
+        "a": "a==1 \\\n    --hash=sha256:aa\n",
+        "b-b": "B_b[x]==2 \\\n    --hash=sha256:bb \\\n    --hash=sha256:cc\n",
+    }
 
 
 @pytest.mark.parametrize("upgrade", [False, True])
@@ -247,19 +270,30 @@ def test_the_lock_of_trainyard_itself_keeps_its_versions(
     upgrade: bool, trainyard: Callable[..., tuple[int, str, str]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Another dependency in pyproject.toml changes the locks by that alone; ``--upgrade`` takes the newest of all."""
-    given: dict[Path, tuple[str, str]] = {}
+    given: list[tuple[str, str]] = []
 
-    def compile_lock(
-        _packages: list[str], output: Path, *, constraints: str = "", preferred: str = "", **_: str
-    ) -> None:
-        given[output] = (preferred, constraints)
+    def compile_pins(_packages: list[str], *, constraints: str = "", preferred: str = "", **_: str) -> str:
+        given.append((preferred, constraints))
+        return "requests==1 --hash=sha256:" + A + "\n"
 
-    monkeypatch.setattr(resolver, "compile_lock", compile_lock)
+    written: list[Path] = []
+    monkeypatch.setattr(resolver, "compile_pins", compile_pins)
+    monkeypatch.setattr(resolver, "_written", lambda path, _: written.append(path) or path)
     assert trainyard("lock", "scripts", *(["--upgrade"] if upgrade else []))[0] == 0
-    everything, builder = given
+    everything, builder = written
     assert (everything.name, everything.parent.name) == ("requirements.lock", "scripts")
-    assert given[everything][0] == ("" if upgrade else everything.read_text(encoding="utf-8"))
-    assert "\nrequests==" in given[builder][1]  # the same versions
+    assert (builder.name, builder.parent.name) == ("requirements.lock", "builder")
+    assert given[0] == ("" if upgrade else everything.read_text(encoding="utf-8"), "")
+    assert given[1][1] == "requests==1\n", "the same versions"
+
+
+def compiled(packages: list[str], *, without: Container[str] = (), **_: object) -> str:
+    """Resolve as uv would, if it had these two packages alone."""
+    pins = [
+        Pin("tensorflow-cpu", "2.21.0", ("0" * 64,), 9),
+        *([Pin("a", "3", ("0" * 64,), 9)] if "a==1" in packages else []),
+    ]
+    return "".join(pin.text() for pin in pins if pin.name not in without)
 
 
 SMALL = (
@@ -276,33 +310,19 @@ def test_a_lock_is_written_with_the_dockerfile_that_has_it(
 ) -> None:
     folder = Path(write_locked_spec(SMALL))
 
-    def compile_lock(_packages: list[str], output: Path, **_: object) -> None:
-        name, version = ("tensorflow-cpu", "2.21.0") if output.name == "framework.lock" else ("a", "3")
-        output.write_text(Pin(name, version, ("0" * 64,), 9).text(), encoding="utf-8")
-
-    monkeypatch.setattr(resolver, "compile_lock", compile_lock)
+    monkeypatch.setattr(resolver, "compile_pins", compiled)
     status, out, err = trainyard("lock", str(folder), "--json")
     assert status == 0, err
     text = (folder / "Dockerfile").read_text(encoding="utf-8")
     assert "\na==3 \\\n" in text and "a==1" not in text
-    assert [Path(one).name for one in json.loads(out)["written"]] == [
-        "framework.lock",
-        "requirements.lock",
-        "Dockerfile",
-    ]
+    assert [Path(one).name for one in json.loads(out)["written"]] == ["trainyard.lock", "Dockerfile"]
 
 
 @pytest.mark.parametrize(
     ("platforms", "names"),
     [
-        ("", ["framework.lock", "requirements.lock", "Dockerfile"]),
-        (
-            "platforms: [linux/amd64, linux/arm64]\n",
-            [
-                *("framework.lock", "requirements.lock", "framework.arm64.lock", "requirements.arm64.lock"),
-                *("Dockerfile", "Dockerfile.arm64"),
-            ],
-        ),
+        ("", ["trainyard.lock", "Dockerfile"]),
+        ("platforms: [linux/amd64, linux/arm64]\n", ["trainyard.lock", "Dockerfile", "Dockerfile.arm64"]),
     ],
 )
 @pytest.mark.parametrize("arch", ["arm64", "amd64"])
@@ -316,11 +336,7 @@ def test_all_platforms_are_locked_whatever_arch_is(
 ) -> None:
     folder = Path(write_locked_spec(SMALL + platforms))
 
-    def compile_lock(_packages: list[str], output: Path, **_: object) -> None:
-        name, version = ("tensorflow-cpu", "2.21.0") if output.name.startswith("framework") else ("a", "3")
-        output.write_text(Pin(name, version, ("0" * 64,), 9).text(), encoding="utf-8")
-
-    monkeypatch.setattr(resolver, "compile_lock", compile_lock)
+    monkeypatch.setattr(resolver, "compile_pins", compiled)
     status, out, err = trainyard("lock", str(folder), "--json", ARCH=arch)
     assert status == 0, err
     assert sorted(Path(one).name for one in json.loads(out)["written"]) == sorted(names)

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import dataclasses
 import datetime
-import json
+import hashlib
 import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -17,7 +18,9 @@ from trainyard.common.console import UserError
 from trainyard.common.settings import ROOT
 from trainyard.image import base_image, fallback, plan, target_lock
 from trainyard.release import batch, publish
-from trainyard.spec import lockfile, model, nightly
+from trainyard.spec import framework, model
+from trainyard.spec import lock as locks
+from trainyard.spec.lock import Lock
 from trainyard.spec.model import Spec
 
 SPEC = """\
@@ -57,13 +60,18 @@ def locked(folder: str) -> Spec:
     return model.load(folder)
 
 
+def content(spec: Spec) -> Lock:
+    assert isinstance(spec.lock, Lock)
+    return spec.lock
+
+
 def test_a_package_without_a_version_is_locked_in_its_newest_pre_release(
     index: PackageIndex, write_spec: Write
 ) -> None:
     spec = locked(write_spec(SPEC))
-    assert spec.framework.packages == ["tf-nightly==2.23.0.dev20261026"]
-    assert spec.framework.version == "2.23.0.dev20261026"
-    assert lockfile.installed(spec, "default") == {
+    assert spec.packages == ["tf-nightly==2.23.0.dev20261026"]
+    assert spec.version == "2.23.0.dev20261026"
+    assert spec.locked().versions == {
         "tf-nightly": "2.23.0.dev20261026",
         "keras-nightly": "3.16.0.dev2",
         "einops": "0.8.0",
@@ -72,30 +80,28 @@ def test_a_package_without_a_version_is_locked_in_its_newest_pre_release(
 
 def test_a_pre_release_is_newer_than_the_last_release(index: PackageIndex, write_spec: Write) -> None:
     index.add(wheel("tf-nightly", "2.22.0"))
-    assert locked(write_spec(SPEC)).framework.version == "2.23.0.dev20261026"
+    assert locked(write_spec(SPEC)).version == "2.23.0.dev20261026"
     index.add(wheel("tf-nightly", "2.23.0"))
-    assert locked(write_spec(SPEC)).framework.version == "2.23.0"
+    assert locked(write_spec(SPEC)).version == "2.23.0"
 
 
 def test_a_specifier_bounds_what_is_newest(index: PackageIndex, write_spec: Write) -> None:
     spec = locked(write_spec(SPEC.replace("[tf-nightly]", '["tf-nightly<2.23.0.dev20261023"]')))
-    assert spec.framework.version == "2.23.0.dev20261022"
+    assert spec.version == "2.23.0.dev20261022"
 
 
 def test_what_has_a_version_keeps_it(index: PackageIndex, write_spec: Write) -> None:
     pins = "[tf-nightly, keras-nightly==3.16.0.dev1]"
     spec = locked(write_spec(SPEC.replace("[tf-nightly]", pins)))
-    assert spec.framework.packages == ["tf-nightly==2.23.0.dev20261026", "keras-nightly==3.16.0.dev1"]
-    assert spec.nightly_versions is not None and list(spec.nightly_versions.packages) == ["tf-nightly"]
+    assert spec.packages == ["tf-nightly==2.23.0.dev20261026", "keras-nightly==3.16.0.dev1"]
 
 
 def test_the_day_is_recorded_and_part_of_the_tag(index: PackageIndex, write_spec: Write) -> None:
     spec = locked(write_spec(SPEC))
-    record = json.loads((spec.folder / "nightly.json").read_text(encoding="utf-8"))
-    assert record["packages"] == {"tf-nightly": "2.23.0.dev20261026"}
     today = datetime.datetime.now(tz=datetime.UTC).date()
-    assert abs(datetime.datetime.strptime(record["day"], "%Y%m%d").date() - today) <= datetime.timedelta(days=1)
-    (spec.folder / "nightly.json").write_text(json.dumps(record | {"day": "20261026"}), encoding="utf-8")
+    assert abs(datetime.datetime.strptime(spec.day, "%Y%m%d").date() - today) <= datetime.timedelta(days=1)
+    (spec.folder / "Dockerfile").touch()
+    locks.write(spec.lock_file, dataclasses.replace(content(spec), day="20261026"))
     made = plan.make_plan(
         model.load(str(spec.folder)), index="default", index_url="", base="b", base_digest="", notes=()
     )
@@ -106,7 +112,7 @@ def test_the_next_lock_takes_what_has_been_released_since(index: PackageIndex, w
     folder = write_spec(SPEC)
     locked(folder)
     index.add(wheel("tf-nightly", "2.23.0.dev20261027"))
-    assert locked(folder).framework.version == "2.23.0.dev20261027"
+    assert locked(folder).version == "2.23.0.dev20261027"
 
 
 def test_a_lock_that_fails_changes_nothing(
@@ -131,7 +137,7 @@ def test_the_packages_of_all_platforms_have_the_versions_of_the_first(index: Pac
         index.add(wheel("tf-nightly", "2.23.0.dev20261028", tag=f"cp313-cp313-{tag}"))
     folder = write_spec(text)
     spec = locked(folder)
-    versions = [lockfile.installed(one, "default")["tf-nightly"] for one in model.each_platform(spec)]
+    versions = [one.locked().versions["tf-nightly"] for one in model.each_platform(spec)]
     assert versions == ["2.23.0.dev20261028"] * 2
 
 
@@ -161,17 +167,23 @@ def test_a_nightly_that_was_never_locked_says_so(
     folder = write_spec(SPEC)
     status, _, err = trainyard(command, folder)
     assert status == 2 and err.count("\n") == 1
-    assert "mine/nightly.json is missing: run 'trainyard lock " in err.replace("make lock TARGET=", "trainyard lock ")
+    assert "mine/trainyard.lock is missing: run 'trainyard lock " in err.replace("make lock TARGET=", "trainyard lock ")
 
 
-@pytest.mark.parametrize("text", ["", "{}", '{"day": "today", "packages": {}}', '{"day": "20261026", "packages": {}}'])
-def test_a_damaged_record_is_one_line(write_spec: Write, text: str) -> None:
-    folder = Path(write_spec(SPEC))
-    (folder / nightly.FILE).write_text(text, encoding="utf-8")
-    with pytest.raises(UserError) as error:
-        model.load(str(folder))
+@pytest.mark.parametrize(
+    ("old", "new"), [("day: 2026", "day: today"), ("[amd64.framework]", "[amd64.nightly]"), ("# checksum: ", "# sum: ")]
+)
+def test_a_damaged_lock_is_one_line(index: PackageIndex, write_spec: Write, old: str, new: str) -> None:
+    spec = locked(write_spec(SPEC))
+    text = spec.lock_file.read_text(encoding="utf-8").replace(old, new)
+    body = text.partition("\n\n")[2]
+    checksum = hashlib.sha256(f"\n{body}".encode()).hexdigest()
+    spec.lock_file.write_text(re.sub("checksum: .*", f"checksum: {checksum}", text), encoding="utf-8")
+    damaged = model.load(str(spec.folder))
+    assert not damaged.version_known
+    with pytest.raises(UserError, match=r"mine/trainyard\.lock: .*run 'trainyard lock mine'") as error:
+        damaged.locked()
     assert "\n" not in str(error.value)
-    assert "nightly.json: not what 'trainyard lock mine' writes" in str(error.value)
 
 
 def test_an_image_that_extends_a_nightly_has_its_versions(index: PackageIndex, write_spec: Write) -> None:
@@ -179,16 +191,16 @@ def test_an_image_that_extends_a_nightly_has_its_versions(index: PackageIndex, w
     locked(parent)
     index.add(wheel("tf-nightly", "2.23.0.dev20261027"))
     child = locked(write_spec(f"extends: {parent}\nsummary: More\n", "child"))
-    assert child.framework.version == "2.23.0.dev20261026"
-    assert not (child.folder / nightly.FILE).exists()
+    assert child.version == "2.23.0.dev20261026"
+    assert child.day == model.load(parent).day
+    assert child.locked().text("framework") == model.load(parent).locked().text("framework")
 
 
 @pytest.mark.parametrize("target", ["tf-nightly", "xla-nightly-fallback"])
 def test_the_nightlies_of_the_catalogue_are_locked(target: str) -> None:
     spec = model.load(target)
-    assert spec.nightly and spec.locked and spec.day
-    raw = model.as_written(spec).framework.packages
-    assert nightly.unpinned(raw) and not nightly.unpinned(spec.framework.packages)
+    assert spec.nightly and spec.version_known and spec.day
+    assert framework.unpinned(spec.declared_packages) and not framework.unpinned(spec.packages)
 
 
 class TestFallback:
@@ -233,9 +245,7 @@ class TestFallback:
         spec = model.load("xla-nightly-fallback")
         assert plan.labels(spec)["io.trainyard.fallback-for"] == "xla-nightly"
         assert plan.labels(spec)["io.trainyard.target"] == "xla-nightly-fallback"
-        assert fallback.note(spec).startswith(
-            f"this is not xla-nightly: it has torch_xla {spec.framework.version}, the "
-        )
+        assert fallback.note(spec).startswith(f"this is not xla-nightly: it has torch_xla {spec.version}, the ")
         assert not fallback.note(model.load("xla-nightly"))
 
     def test_its_promotion_is_refused_whatever_is_on_this_host(self, trainyard: Callable[..., Result]) -> None:

@@ -10,6 +10,7 @@ from tests.fakes.package_index import PackageIndex, wheel
 from trainyard.common.console import StepFailed
 from trainyard.image import build, package_index, resolver
 from trainyard.spec import model
+from trainyard.spec.lock import Lock, Section
 
 VARIABLE = "TRAINYARD_INDEX_PYTORCH_CPU"
 
@@ -60,24 +61,23 @@ def test_an_address_that_is_none_is_a_reason(monkeypatch: pytest.MonkeyPatch, gi
 def test_the_address_that_a_build_records_has_no_password(index: PackageIndex, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(VARIABLE, address(index))
     spec = model.load("cpu")
-    monkeypatch.setattr(build.lockfile, "framework_lock", lambda *_: spec.folder / "framework.lock")
-    monkeypatch.setattr(build.lockfile, "requirements_lock", lambda *_: spec.folder / "requirements.lock")
+    both = {(kind, index): "" for kind in ("framework", "requirements") for index in ("default", "pytorch-cpu")}
+    spec = spec.with_lock(Lock({Section(spec.arch, kind, index): text for (kind, index), text in both.items()}))
     monkeypatch.setattr(build.builder, "current", lambda: build.builder.Builder("b", "docker", ()))
     monkeypatch.setattr(build.builder.Builder, "machine", lambda *_: spec.architecture)
     monkeypatch.setattr(build.base_image, "resolve", lambda *_: build.base_image.Resolved("b", "", "", ""))
     monkeypatch.setattr(build.base_image, "pythons", lambda *_: ({}, []))
-    assert build._reachable(spec, "").index_url == address(index, "")
+    assert build._reachable(spec)[1].index_url == address(index, "")
 
 
 def test_uv_locks_with_the_credentials_and_its_errors_show_none(
     index: PackageIndex, monkeypatch: pytest.MonkeyPatch, tmp_path: object
 ) -> None:
     monkeypatch.setenv("UV_DEFAULT_INDEX", "")
-    path = tmp_path / "new.lock"  # type: ignore[operator]
     where = address(index).removesuffix("/simple")
     index.add(wheel("tool", "1"))
-    resolver.compile_lock(["tool"], path, python="3.11", target="x", index=("own", where, ["tool"]))
-    assert "tool==1" in path.read_text() and "hunter2" not in path.read_text()
+    text = resolver.compile_pins(["tool"], python="3.11", target="x", index=("own", where, ["tool"]))
+    assert "tool==1" in text and "hunter2" not in text
     with pytest.raises(StepFailed) as error:
-        resolver.compile_lock(["absent"], path, python="3.11", target="x", index=("own", where, ["absent"]))
+        resolver.compile_pins(["absent"], python="3.11", target="x", index=("own", where, ["absent"]))
     assert "hunter2" not in str(error.value)

@@ -16,8 +16,9 @@ from trainyard.common.console import UserError
 from trainyard.oci import image_index, image_store, registry
 from trainyard.oci.registry import Manifest, Repository
 from trainyard.release import audit, claims, platform_index, promotion
-from trainyard.spec import architectures, lockfile, model, naming, state
+from trainyard.spec import architectures, model, naming, state
 from trainyard.spec.architectures import AMD64, ARM64, Architecture
+from trainyard.spec.lock import Lock, Pin, Section
 
 OCI = "application/vnd.oci.image"
 ATTESTATION = {"digest": "sha256:0", "platform": {"os": "unknown", "architecture": "unknown"}}
@@ -29,7 +30,7 @@ BOTH = {
         {"digest": "sha256:b", "platform": {"os": "linux", "architecture": "arm64", "variant": "v8"}},
     ]
 }
-VERSION = f"tf-cpu-{model.load('tf-cpu').framework.version}"
+VERSION = f"tf-cpu-{model.load('tf-cpu').version}"
 DAYS = {AMD64: "20261121", ARM64: "20261122"}
 
 
@@ -319,8 +320,10 @@ def test_the_only_image_of_a_local_index_is_read_whatever_its_architecture() -> 
 def test_a_target_without_the_lock_of_another_platform_is_audited(write_spec: Callable[..., str]) -> None:
     """A spec that extends a target that got another platform since: push audits it."""
     spec = model.load(write_spec("summary: x\nextends: tf-cpu\n"), "amd64")
-    lockfile.requirements_lock(spec, "default").write_text(
-        f"einops==0.8.2 --hash=sha256:{'0' * 64}\n", encoding="utf-8"
-    )
+    pins = {
+        "framework": Pin("tensorflow-cpu", "2.21.0", ("0" * 64,)),
+        "requirements": Pin("einops", "0.8.2", ("0" * 64,)),
+    }
+    spec = spec.with_lock(Lock({Section("amd64", kind): pin.text() for kind, pin in pins.items()}))
     found = audit.pinned(spec)
     assert found["einops"] == {"0.8.2"} and "tensorflow-cpu" in found

@@ -17,8 +17,7 @@ from cloudbuild_local import inputs
 from trainyard.common.console import UserError
 from trainyard.common.settings import ROOT
 from trainyard.image import dockerfile
-from trainyard.spec import model, workspace_lock, yaml_source
-from trainyard.spec.workspace import Workspace, WorkspaceDocument
+from trainyard.spec import lock, model, yaml_source
 from trainyard.workspace import (
     code_files,
     dependency_tables,
@@ -38,7 +37,7 @@ Reader = Callable[[Path], Any]
 
 #: Readers of a user's YAML; `rehearse`, `check-job` and `trainyard job` share the second.
 YAML: dict[str, Reader] = {
-    "trainyard.yaml": lambda path: model._load_workspace(path, None),
+    "trainyard.yaml": model._load_repository,
     "job.yaml": job_file.load,
     "cloudbuild.yaml": inputs.read_file,
     "environment.yml": yaml_source.read,
@@ -158,9 +157,9 @@ def test_no_pipe_of_a_repository_is_waited_for(tmp_path: Path) -> None:
     sources = python_source.Sources(tmp_path, [])
     for names in (["README.md"], ["train.sh"]):
         refused(lambda path, names=names: training_commands.candidates(path, names, sources, {}), tmp_path)
-    lock = Workspace(tmp_path / "trainyard.yaml", WorkspaceDocument(extends="cpu"), "cpu")
-    os.mkfifo(lock.lock)
-    assert refused(lambda path: workspace_lock.read(lock), tmp_path).endswith("trainyard.lock: not a regular file")
+    os.mkfifo(tmp_path / lock.FILE)
+    refusal = refused(lambda path: lock.read(path / lock.FILE, "trainyard lock"), tmp_path)
+    assert refusal.endswith("trainyard.lock: not a regular file")
 
 
 @pytest.mark.parametrize("text", ["a" + ".b" * 3000, "if a:\n b = 1\nel" * 500 + "se:\n b = 1\n"])
@@ -238,7 +237,7 @@ def test_a_value_of_a_spec_is_one_line(write_workspace: Callable[[str], Path], t
 
 
 def test_the_line_break_at_the_end_of_a_block_is_no_part_of_a_value(write_workspace: Callable[[str], Path]) -> None:
-    spec = model._load_workspace(write_workspace("summary: |\n  one line\nenvironment:\n  A: >\n    x\n    y\n"), None)
+    spec = model._load_repository(write_workspace("summary: |\n  one line\nenvironment:\n  A: >\n    x\n    y\n"))
     assert (spec.summary, spec.environment["A"]) == ("one line", "x y")
 
 
@@ -262,7 +261,7 @@ def test_neither_a_summary_nor_a_folder_adds_an_instruction(
 
 @pytest.mark.parametrize("name", ["g++", "libstdc++6", "libgetfem5++", "python3.11", "ffmpeg"])
 def test_names_of_packages_are_taken(write_workspace: Callable[[str], Path], name: str) -> None:
-    assert model._load_workspace(write_workspace(f"system: [{name}]\n"), None).system[-1] == name
+    assert model._load_repository(write_workspace(f"system: [{name}]\n")).system[-1] == name
 
 
 @pytest.mark.parametrize("key", ["system", "build"])

@@ -32,7 +32,7 @@ from trainyard.spec import model, naming, state
 
 OCI = "application/vnd.oci.image"
 Command = Callable[..., tuple[int, str, str]]
-VERSION = model.load("tf-cpu").framework.version
+VERSION = model.load("tf-cpu").version
 SBOM = {
     "bomFormat": "CycloneDX",
     "specVersion": "1.6",

@@ -17,8 +17,10 @@ from trainyard import cli
 from trainyard.common.settings import ROOT
 from trainyard.image import dockerfile as render
 from trainyard.project import generated
+from trainyard.spec import lock as locks
 from trainyard.spec import model
 from trainyard.spec.catalog import debian_bases
+from trainyard.spec.lock import Lock, Pin, Section
 
 EXAMPLES = [model.relative(path.parent) for path in sorted(ROOT.glob("examples/*/image.yaml"))]
 ALL = [*model.targets(), *EXAMPLES]
@@ -49,10 +51,12 @@ def test_the_content_hash_is_that_of_the_files_wherever_they_are(tmp_path: Path)
     assert changed_inputs(model.load("tf-cpu"), "default", before) == ()
     of_copy = content_hash(model.load(str(copied)), "default", "base")
     assert of_copy == content_hash(model.load("tf-cpu"), "default", "base")
-    lock = copied / "requirements.lock"
-    lock.write_text(lock.read_text(encoding="utf-8") + "# changed\n", encoding="utf-8")
+    content = model.load(str(copied)).lock
+    assert isinstance(content, Lock)
+    section = Section("amd64", "requirements")
+    locks.write(copied / locks.FILE, Lock({**content.sections, section: content.sections[section] + "# changed\n"}))
     assert content_hash(model.load(str(copied)), "default", "base") != of_copy
-    assert changed_inputs(model.load(str(copied)), "default", before) == ("requirements.lock",)
+    assert changed_inputs(model.load(str(copied)), "default", before) == ("trainyard.lock [requirements]",)
     assert changed_inputs(model.load(str(copied)), "default", {}) == ()
 
 
@@ -64,7 +68,7 @@ def test_every_argument_that_is_passed_is_declared_and_used(
     from trainyard.image.plan import make_plan
 
     loaded = model.load(target)
-    if not loaded.locked:
+    if not loaded.version_known:
         loaded = model.load(str(inspect_base(loaded)))
     text = render.dockerfile(loaded)
     plan = make_plan(loaded, index="default", index_url="", base="base", base_digest="", notes=())
@@ -147,11 +151,15 @@ def test_each_pair_of_locks_has_a_dockerfile(write_locked_spec: Callable[[str], 
     folder = Path(write_locked_spec(torch.replace("[tf]", "[torch]").replace("package: tf", "package: torch")))
     loaded = model.load(str(folder))
     assert list(render.rendered(loaded)) == [folder / "Dockerfile"]
-    pin = f"torch==2.15.0 \\\n    --hash=sha256:{'1' * 64}"
-    (folder / "framework.lock").write_text(f"{pin}  # 500000000 bytes\n", encoding="utf-8")
-    pin = pin.replace("2.15.0", "2.15.0+cpu").replace("1", "2")
-    (folder / "framework.pytorch-cpu.lock").write_text(f"{pin}  # 200000000 bytes\n", encoding="utf-8")
-    (folder / "requirements.pytorch-cpu.lock").write_bytes((folder / "requirements.lock").read_bytes())
+    requirements = Pin("a", "1", ("0" * 64,), 5_000).text()
+    sections = {
+        Section("amd64", "framework"): Pin("torch", "2.15.0", ("1" * 64,), 500_000_000).text(),
+        Section("amd64", "requirements"): requirements,
+        Section("amd64", "framework", "pytorch-cpu"): Pin("torch", "2.15.0+cpu", ("2" * 64,), 200_000_000).text(),
+        Section("amd64", "requirements", "pytorch-cpu"): requirements,
+    }
+    locks.write(loaded.lock_file, Lock(sections))
+    loaded = model.load(str(folder))
     default, cpu = render.rendered(loaded).items()
     assert (default[0].name, cpu[0].name) == ("Dockerfile", "Dockerfile.pytorch-cpu")
     assert f"-f {folder}/Dockerfile.pytorch-cpu " in cpu[1] and f"-f {folder}/Dockerfile " in default[1]
@@ -165,7 +173,7 @@ def test_each_pair_of_locks_has_a_dockerfile(write_locked_spec: Callable[[str], 
     assert {name for name in before if before[name] != after[name]} == {"wheel-torch"}
     assert "ARG INDEX_URL=\n" in after["wheel-torch"] and "INDEX_URL=" not in default[1]
     assert "--mount=type=secret,id=index " in after["wheel-torch"] and "id=index" not in default[1]
-    assert pin in after["wheel-torch"]
+    assert "\ntorch==2.15.0+cpu \\\n" in after["wheel-torch"]
 
 
 def test_bake_describes_every_target_and_no_host() -> None:

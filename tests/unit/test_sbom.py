@@ -18,7 +18,6 @@ from trainyard.oci.attached_sbom import InstalledPackage
 from trainyard.oci.inventory import Image, LayerPackages, LayerSummary
 from trainyard.oci.registry import Manifest, Repository
 from trainyard.release import sbom
-from trainyard.spec import lockfile
 from trainyard.spec.model import load
 
 DIGEST = f"sha256:{'ab' * 32}"
@@ -104,7 +103,7 @@ def test_hashes_come_from_the_locks(image: Image) -> None:
 def test_every_locked_package_has_hashes() -> None:
     spec = load("xla")
     hashes = sbom.locked_hashes(spec, "default")
-    assert {name for name, _ in hashes} == set(lockfile.installed(spec, "default"))
+    assert {name for name, _ in hashes} == set(spec.locked().versions)
     assert all(len(one) == 64 for some in hashes.values() for one in some) and all(hashes.values())
 
 

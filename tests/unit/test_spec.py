@@ -11,7 +11,9 @@ import pytest
 from trainyard.common import settings
 from trainyard.common.console import UserError
 from trainyard.image import dockerfile, plan
-from trainyard.spec import architectures, catalog, lockfile, model, naming
+from trainyard.spec import architectures, catalog, model, naming
+from trainyard.spec import lock as locks
+from trainyard.spec.lock import Lock, Section
 
 WriteSpec = Callable[..., str]
 
@@ -28,7 +30,7 @@ def refusal(write_spec: WriteSpec, text: str) -> str:
 @pytest.mark.parametrize("target", model.targets())
 def test_the_catalogue_is_valid(target: str) -> None:
     loaded = model.load(target)
-    assert loaded.framework.version
+    assert loaded.version
     assert loaded.trainers.default in loaded.trainer_commands()
 
 
@@ -126,7 +128,7 @@ def test_extends_inherits_everything_else_from_the_parent(write_spec: WriteSpec)
     mine = model.load(write_spec("extends: xla\nrequirements: [einops==0.8.2]\nsmoke: {accuracy: 0.9}\n"))
     xla = model.load("xla")
     assert mine.framework == xla.framework
-    assert mine.framework_folder == xla.folder, "the parent's framework lock and layer are shared"
+    assert mine.framework_of == xla.folder, "the parent's framework and its layers are shared"
     assert mine.requirements == [*xla.requirements, "einops==0.8.2"]
     assert mine.smoke.accuracy == 0.9
     assert mine.smoke.trainer == xla.smoke.trainer
@@ -136,12 +138,12 @@ def test_extends_inherits_everything_else_from_the_parent(write_spec: WriteSpec)
 def test_extends_with_a_framework_of_its_own_has_its_own_lock(write_spec: WriteSpec) -> None:
     text = "extends: tf-cpu\nframework: {packages: [tensorflow-cpu==2.20.0]}\n"
     mine = model.load(write_spec(text))
-    assert mine.framework_folder == mine.folder
+    assert mine.framework_of is None
 
 
 def test_a_target_is_loaded_for_the_platform_that_was_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
     for arch, packages in (("amd64", ["tensorflow-cpu==2.21.0"]), ("arm64", ["tensorflow==2.21.0"])):
-        assert model.load("tf-cpu", arch).framework.packages == packages
+        assert model.load("tf-cpu", arch).packages == packages
         monkeypatch.setenv("TRAINYARD_ARCH", arch)
         assert model.load("tf-cpu") == model.load("tf-cpu", arch)
     monkeypatch.setenv("TRAINYARD_ARCH", "aarch64")
@@ -206,28 +208,24 @@ def test_a_target_that_extends_another_has_its_platforms_or_other_ones(write_spe
     both = ["linux/amd64", "linux/arm64"]
     assert model.load(write_spec("summary: x\nextends: tf-cpu\n")).platforms == both
     one = model.load(write_spec("summary: x\nextends: tf-cpu\nplatforms: [linux/arm64]\n"))
-    assert (one.platforms, one.framework.packages) == (["linux/arm64"], ["tensorflow==2.21.0"])
+    assert (one.platforms, one.packages) == (["linux/arm64"], ["tensorflow==2.21.0"])
 
 
-def test_every_platform_has_its_own_locks_and_dockerfile() -> None:
-    names = {
-        one.arch: (one.dockerfile().name, lockfile.framework_lock(one, "default").name)
-        for one in model.each_platform(model.load("cpu"))
-    }
-    assert names == {
-        "amd64": ("Dockerfile", "framework.lock"),
-        "arm64": ("Dockerfile.arm64", "framework.arm64.lock"),
-    }
+def test_every_platform_has_other_pins_and_another_dockerfile() -> None:
+    amd64, arm64 = model.each_platform(model.load("cpu", "amd64"))
+    assert (amd64.dockerfile().name, arm64.dockerfile().name) == ("Dockerfile", "Dockerfile.arm64")
+    assert amd64.locked().text("framework") != arm64.locked().text("framework") != ""
     assert model.load("cpu", "arm64").dockerfile("pytorch-cpu").name == "Dockerfile.pytorch-cpu.arm64"
 
 
 def test_an_image_is_built_for_a_platform_whose_lock_it_has(write_spec: WriteSpec) -> None:
     """A spec that extends a target that got another platform since."""
     spec = model.load(write_spec("summary: x\nextends: tf-cpu\n"), "amd64")
-    lockfile.requirements_lock(spec, "default").write_text("", encoding="utf-8")
-    assert [path.name for path in dockerfile.rendered(spec)] == ["Dockerfile"]
-    lockfile.requirements_lock(model.load(str(spec.folder), "arm64"), "default").write_text("", encoding="utf-8")
-    assert [path.name for path in dockerfile.rendered(spec)] == ["Dockerfile", "Dockerfile.arm64"]
+    sections = {Section("amd64", kind): "" for kind in ("framework", "requirements")}
+    assert [path.name for path in dockerfile.rendered(spec.with_lock(Lock(sections)))] == ["Dockerfile"]
+    sections |= {Section("arm64", kind): "" for kind in ("framework", "requirements")}
+    both = dockerfile.rendered(spec.with_lock(Lock(sections)))
+    assert [path.name for path in both] == ["Dockerfile", "Dockerfile.arm64"]
 
 
 def test_extends_in_a_circle_is_refused(write_spec: WriteSpec, tmp_path: Path) -> None:
@@ -301,14 +299,14 @@ def test_a_nightly_has_the_versions_in_its_base(
 ) -> None:
     unlocked = model.load("xla-nightly")
     found = model.load(str(inspect_base(unlocked)))
-    assert found.locked
-    assert found.framework.version == "2.10.0+git0123abc"
-    assert "libtpu==0.0.30.dev20260101" in found.framework.packages
+    assert found.version_known
+    assert found.version == "2.10.0+git0123abc"
+    assert "libtpu==0.0.30.dev20260101" in found.packages
     assert naming.version_tag(found) == "xla-nightly-2.10.0_git0123abc", "tags have no +"
     made = plan.make_plan(found, index="default", index_url="", base="x", base_digest="", notes=())
     assert made.tag.startswith("xla-nightly-2.10.0_git0123abc-20261120-"), "the day on which its base was inspected"
-    assert lockfile.installed(found, "default")["torch"] == "2.10.0"
-    assert lockfile.installed(found, "default")["fsspec"] != "2025.1.0", "locked packages precede those of the base"
+    assert found.locked().versions["torch"] == "2.10.0"
+    assert found.locked().versions["fsspec"] != "2025.1.0", "locked packages precede those of the base"
 
 
 def test_the_dockerfile_of_a_nightly_does_not_depend_on_the_versions_in_the_base(
@@ -322,11 +320,15 @@ def test_the_dockerfile_of_a_nightly_does_not_depend_on_the_versions_in_the_base
 
 def test_a_damaged_record_of_a_base_is_one_line(inspect_base: Callable[[model.Spec], Path]) -> None:
     folder = inspect_base(model.load("xla-nightly"))
-    (folder / "base.json").write_text('{"packages": {}}', encoding="utf-8")
+    content = model.load(str(folder)).lock
+    assert isinstance(content, Lock)
+    locks.write(folder / locks.FILE, Lock({**content.sections, Section("amd64", "base"): '{"packages": {}}\n'}))
+    damaged = model.load(str(folder))
+    assert not damaged.version_known
     with pytest.raises(
-        UserError, match=r"base\.json: not what 'trainyard lock' writes .* run 'trainyard lock xla-nightly'"
+        UserError, match=r"trainyard\.lock: written by another version .* run 'trainyard lock xla-nightly' again"
     ):
-        model.load(str(folder))
+        damaged.locked()
 
 
 # --- commit and time of an image ------------------------------------------------------------------------------------

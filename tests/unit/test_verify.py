@@ -27,7 +27,7 @@ from trainyard.lint.image.evidence import Evidence
 from trainyard.lint.waivers import Waiver
 from trainyard.oci import layers, probe, secret_scan
 from trainyard.oci.probe_runner import Distribution, ProbeResult
-from trainyard.spec import lockfile, model, naming
+from trainyard.spec import model, naming
 from trainyard.spec.model import catalogue, each_platform, load
 from trainyard.spec.units import in_units
 
@@ -76,15 +76,15 @@ def good(target: str = "xla", arch: str = "amd64") -> Evidence:
     """An image of ``target`` as it should be, built from the index its spec asks for."""
     spec = load(target, arch)
     index = spec.framework.index
-    packages = lockfile.installed(spec, index if lockfile.framework_lock(spec, index).is_file() else "default")
+    packages = spec.locked(index if spec.usable_lock and spec.usable_lock.of(arch, index) else "default").versions
     made = {
         "CREATED": "2026-11-20T21:28:46Z",
         "REVISION": "0" * 40,
         "VERSION": f"{naming.version_tag(spec)}-20261120-0123abcd" + (f"-{arch}" if len(spec.platforms) > 1 else ""),
     }
     made |= {"BASE": spec.base_spec().image, "BASE_DIGEST": "", "INDEX": index}
-    if spec.workspace:
-        made |= {"LOCKED": plan.sha256_of(spec.workspace.lock), "CODE": "sha256:" + "2" * 64}
+    if isinstance(spec, model.RepositorySpec):
+        made |= {"LOCKED": plan.sha256_of(spec.lock_file), "CODE": "sha256:" + "2" * 64}
     labels = plan.labels(spec) | {name: made[argument] for name, argument in plan.labels_from_arguments(spec).items()}
     requires = {"torch-xla": ('libtpu==0.0.21; extra == "tpu"', "numpy")}
     config = {
@@ -546,7 +546,7 @@ FAULTS: list[tuple[str, str, list[Change], str]] = [
 
 @pytest.mark.parametrize(
     ("target", "arch"),
-    [(spec.target, one.arch) for spec in catalogue() if spec.locked for one in each_platform(spec)],
+    [(spec.target, one.arch) for spec in catalogue() if spec.version_known for one in each_platform(spec)],
 )
 def test_a_faultless_image_has_no_finding(target: str, arch: str) -> None:
     assert [str(one) for found in rules.check(good(target, arch)).values() for one in found] == []

@@ -15,8 +15,8 @@ from tests.workspaces import added, lock
 from trainyard.image import dockerfile, wheel_layers
 from trainyard.image.wheel_layers import ADDED, ALONE, MOST_ALONE, SMALL, WheelLayer
 from trainyard.oci import layers
-from trainyard.spec import lockfile, model
-from trainyard.spec.lockfile import Pin
+from trainyard.spec import model
+from trainyard.spec.lock import Lock, Pin
 
 #: Names of the targets that wheels are installed in.
 WITH_WHEELS = [name for name in model.targets() if not model.load(name).framework_in_base]
@@ -41,9 +41,8 @@ PINS = st.lists(
 
 
 def target_pins(target: str) -> list[Pin]:
-    spec = model.load(target)
-    paths = (lockfile.framework_lock(spec, "default"), lockfile.requirements_lock(spec, "default"))
-    return [one for path in paths for one in lockfile.pinned(path)]
+    locked = model.load(target).locked()
+    return [*locked.framework, *locked.requirements]
 
 
 def locks(found: Iterable[WheelLayer]) -> dict[str, str]:
@@ -163,10 +162,11 @@ def test_sizes_are_in_no_layers_lock(pins: list[Pin], more: int) -> None:
 
 def test_sizes_change_no_stages_text(write_locked_spec: Callable[[str], str], spec_text: str) -> None:
     loaded = model.load(write_locked_spec(spec_text))
-    path = loaded.folder / "framework.lock"
-    before = dockerfile.dockerfile(loaded)
-    path.write_text(path.read_text(encoding="utf-8").replace("280000000", "290000000"), encoding="utf-8")
-    assert "wheel-tensorflow-cpu" in before and dockerfile.dockerfile(loaded) == before
+    assert isinstance(loaded.lock, Lock)
+    sections = {name: text.replace("280000000", "290000000") for name, text in loaded.lock.sections.items()}
+    before, after = dockerfile.dockerfile(loaded), dockerfile.dockerfile(loaded.with_lock(Lock(sections)))
+    assert sections != loaded.lock.sections
+    assert "wheel-tensorflow-cpu" in before and after == before
 
 
 @pytest.mark.parametrize("number", [0, 1, 4, 5, 20])

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from tests.workspaces import added, lock
+from tests.workspaces import added, lock, repository
 
 from trainyard.common import console
 from trainyard.common.console import UserError
@@ -14,7 +14,7 @@ from trainyard.image import build, dockerfile, offline, plan
 from trainyard.release import candidate
 from trainyard.spec import model, workspace
 from trainyard.spec.architectures import AMD64
-from trainyard.spec.lockfile import Pin
+from trainyard.spec.lock import Pin
 
 Write = Callable[[str], Path]
 
@@ -75,7 +75,7 @@ def test_it_is_not_looked_for_above_the_git_repository(write: Write, monkeypatch
 
 def test_a_target_that_is_named_wins(write: Write) -> None:
     write("extends: cpu\n")
-    assert model.load("tf-cpu").workspace is None
+    assert not isinstance(model.load("tf-cpu"), model.RepositorySpec)
 
 
 def test_the_image_is_named_after_the_folder_unless_it_has_a_name(write: Write) -> None:
@@ -97,7 +97,7 @@ def test_the_image_is_its_parent_with_additions(write: Write) -> None:
 @pytest.mark.parametrize("args", ["[--epochs, 1, --lr, 0.1]", "--epochs 1 --lr 0.1", "['--epochs', '1', --lr, '0.1']"])
 def test_arguments_may_be_numbers_or_one_text(write: Write, args: str) -> None:
     write(f"extends: cpu\nrun: python train.py\nsmoke:\n  args: {args}\n")
-    found = model.load(None).workspace
+    found = repository().workspace
     assert found and found.document.smoke and found.document.smoke.args == ["--epochs", "1", "--lr", "0.1"]
 
 
@@ -121,7 +121,7 @@ def test_without_a_command_the_trainers_of_the_parent_count(write: Write) -> Non
     found = model.load(None)
     assert found.level == "trained"
     assert found.trainers.default == "mnist"
-    assert found.workspace and found.workspace.document.code == []
+    assert found.workspace.document.code == []
 
 
 @pytest.mark.parametrize(
@@ -259,7 +259,7 @@ def test_the_revision_is_the_commit_of_the_users_repository(write: Write) -> Non
     git("init", "-q")
     git("add", "trainyard.yaml")
     git("commit", "-q", "-m", "Add the image")
-    found = model.load(None).workspace
+    found = repository().workspace
     plan._git.cache_clear()
     assert plan.revision(found) == git("rev-parse", "HEAD")
     path.write_text("extends: xla\n", encoding="utf-8")

@@ -63,7 +63,7 @@ def workspace(folder: Path, *code: str) -> Workspace:
     paths = list(code) or ["."]
     lines = "".join(f"  - {path}\n" for path in paths)
     (folder / "trainyard.yaml").write_text(f"extends: cpu\ncode:\n{lines}", encoding="utf-8")
-    return Workspace(folder / "trainyard.yaml", WorkspaceDocument(extends="cpu", code=paths), "cpu")
+    return Workspace(folder / "trainyard.yaml", WorkspaceDocument(extends="cpu", code=paths))
 
 
 def paths(found: Workspace) -> list[str]:

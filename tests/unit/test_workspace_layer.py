@@ -37,7 +37,7 @@ def repository(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Write:
             path.write_text(text, encoding="utf-8")
         file = (folder / root / "trainyard.yaml").resolve()
         file.write_text("extends: cpu\n", encoding="utf-8")
-        return Workspace(file, WorkspaceDocument(extends="cpu", code=list(code) or ["."]), "cpu")
+        return Workspace(file, WorkspaceDocument(extends="cpu", code=list(code) or ["."]))
 
     return write
 
@@ -79,7 +79,7 @@ def names(path: Path) -> list[str]:
 def test_it_has_the_bytes_that_buildkit_exports(tmp_path: Path) -> None:
     (tmp_path / "code").mkdir()
     awkward_code.write(tmp_path / "code")
-    workspace = Workspace(tmp_path / "code" / "trainyard.yaml", WorkspaceDocument(extends="cpu"), "cpu")
+    workspace = Workspace(tmp_path / "code" / "trainyard.yaml", WorkspaceDocument(extends="cpu"))
     site = Site("opt/requirements", "opt/requirements/bin", "/usr/bin/env python3")
     written = code_layer.write(workspace, tmp_path / "code.tar", site)
     assert written.diff_id == awkward_code.DIFF_ID
@@ -99,7 +99,7 @@ def test_it_depends_on_the_code_alone(tmp_path: Path) -> None:
             (folder / "trainyard.yaml").write_text(f"extends: cpu # {name}\n", encoding="utf-8")
             (folder / "trainyard.lock").write_text(name, encoding="utf-8")
             workspace = Workspace(
-                folder / "trainyard.yaml", WorkspaceDocument(extends="cpu", code=["one.py", "two.py"]), "cpu"
+                folder / "trainyard.yaml", WorkspaceDocument(extends="cpu", code=["one.py", "two.py"])
             )
             found.add(layer(workspace, tmp_path / f"{name}.tar"))
     finally:

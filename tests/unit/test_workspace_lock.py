@@ -10,33 +10,34 @@ import re
 import subprocess
 import sys
 import textwrap
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
 import pytest
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 from tests.fakes.package_index import PackageIndex, source_distribution, wheel
+from tests.workspaces import fresh, is_current, relock, repository
+from tests.workspaces import versions as pinned
 
 import trainyard as package
 from trainyard.common.console import StepFailed, UserError
 from trainyard.common.settings import ROOT
-from trainyard.image import base_image, dockerfile, plan, resolver, workspace_resolution, workspace_resolver
-from trainyard.spec import lockfile, model, workspace_lock
-from trainyard.spec.lockfile import Pin
-from trainyard.spec.model import IMAGES, Spec
+from trainyard.image import base_image, dockerfile, plan, resolver, workspace_resolver
+from trainyard.spec import lock as locks
+from trainyard.spec import model
+from trainyard.spec.lock import Lock, Pin, Section, parse
+from trainyard.spec.model import RepositorySpec, Spec
 from trainyard.workspace import indexes, wheels
 
-FRAMEWORK = IMAGES / "tf-cpu" / "framework.lock"
-REQUIREMENTS = IMAGES / "tf-cpu" / "requirements.lock"
+TARGET = model.load("tf-cpu", "amd64")
 
-Write = Callable[..., Spec]
+Write = Callable[..., RepositorySpec]
 
 
 def fill(index: PackageIndex) -> None:
     """Add the packages of tf-cpu, and some that users ask for."""
-    for path in (FRAMEWORK, REQUIREMENTS):
-        index.add(*(wheel(name, version) for name, version in lockfile.read(path).items()))
+    index.add(*(wheel(name, version) for name, version in TARGET.locked().versions.items()))
     index.add(
         wheel("einops", "0.7.0"), wheel("einops", "0.8.0"), wheel("tqdm", "4.0"), wheel("pillow", "12.0"),
         wheel("tensorflow", "2.21.0"), wheel("old", "1", ("numpy<2",)), wheel("keras-things", "1", ("tensorflow>=2",)),
@@ -63,43 +64,53 @@ def write(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, index: PackageIndex) 
     monkeypatch.setenv("NETRC", str(tmp_path / "none"))
     (root / "uv.toml").write_text(f'[[index]]\nname = "fake"\nurl = "{index.url}"\ndefault = true\n', encoding="utf-8")
 
-    def run(requirements: str = "einops\n", more: str = "", extends: str = "tf-cpu") -> Spec:
+    def run(requirements: str = "einops\n", more: str = "", extends: str = "tf-cpu") -> RepositorySpec:
         text = f"extends: {extends}\nrun: python train.py\nrequirements: requirements.txt\n{more}"
         (root / "trainyard.yaml").write_text(text, encoding="utf-8")
         (root / "requirements.txt").write_text(requirements, encoding="utf-8")
-        return model.load(None)
+        return repository()
 
     return run
 
 
-def sections(spec: Spec) -> dict[str, str]:
-    assert spec.workspace is not None
-    return workspace_lock.read(spec.workspace).sections
+def sections(spec: Spec) -> Mapping[str, str]:
+    return fresh(spec).locked().texts
 
 
 def versions(spec: Spec) -> dict[str, str]:
-    return lockfile.installed(spec, "default")
+    return fresh(spec).locked().versions
+
+
+def content_hash(spec: Spec) -> str:
+    """Return the hash of an image of a repository, whose Dockerfile is rendered; its code's layer is empty."""
+    (spec.build_folder / "code.tar").touch()
+    return plan.content_hash(fresh(spec), "default", "debian")
+
+
+def origin(spec: Spec) -> locks.Origin:
+    content = fresh(spec).usable_lock
+    assert content and content.origin
+    return content.origin
 
 
 def test_a_lock_holds_the_targets_framework_the_requirements_and_no_address(write: Write, index: PackageIndex) -> None:
     spec = write("einops>=0.5\n")
-    assert spec.workspace is not None
-    assert workspace_resolver.lock(spec) == [spec.workspace.lock]
-    text = spec.workspace.lock.read_text(encoding="utf-8")
+    assert relock(spec)
+    text = spec.lock_file.read_text(encoding="utf-8")
     assert text.startswith("# Written by 'trainyard lock'. Do not edit.\n# trainyard: ")
     assert "://" not in text and "127.0.0.1" not in text and "--index" not in text
-    assert lockfile.framework_lock(spec, "default").read_bytes() == FRAMEWORK.read_bytes()
-    locked = lockfile.read(lockfile.requirements_lock(spec, "default"))
+    assert sections(spec)["framework"] == TARGET.locked().text("framework")
+    locked = pinned(fresh(spec))
     own = {canonicalize_name(Requirement(one).name) for one in model.requirements_of(spec)} - set(
-        lockfile.read(FRAMEWORK)
+        pinned(TARGET, "framework")
     )
-    assert locked.items() <= (lockfile.read(REQUIREMENTS) | {"einops": "0.8.0"}).items()
+    assert locked.items() <= (pinned(TARGET) | {"einops": "0.8.0"}).items()
     assert own | {"einops"} == set(locked)
     digest = hashlib.sha256(index.files["einops-0.8.0-py3-none-any.whl"]).hexdigest()
     size = len(index.files["einops-0.8.0-py3-none-any.whl"])
     assert f"einops==0.8.0 \\\n    --hash=sha256:{digest}  # {size} bytes, added\n" in text
-    assert workspace_resolver.is_current(spec)
-    assert workspace_resolver.lock(spec) == []
+    assert is_current(spec)
+    assert not relock(spec)
 
 
 Catalogue = Callable[..., None]
@@ -108,29 +119,31 @@ Catalogue = Callable[..., None]
 @pytest.fixture
 def catalogue(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, index: PackageIndex) -> Catalogue:
     """Lock a target's requirements, and other versions and packages, with the files of ``index``."""
-    paths: dict[str, Path] = {}
-    real = lockfile.requirements_lock
+    known: dict[Path, Lock] = {}
+    real = locks.read
 
-    def requirements_lock(spec: Spec, name: str) -> Path:
-        return paths[spec.target] if spec.workspace is None and spec.target in paths else real(spec, name)
+    def read(path: Path, command: str, *, of_repository: bool = False) -> Lock | locks.Unreadable:
+        return known[path] if path in known else real(path, command, of_repository=of_repository)
 
     def locked(target: str = "tf-cpu", **other: str) -> None:
-        pins = []
-        for name, version in (lockfile.read(IMAGES / target / "requirements.lock") | other).items():
+        spec, pins = model.load(target, "amd64"), []
+        for name, version in (pinned(spec) | other).items():
             file, data = wheel(name, version)
             index.add((file, data))
             pins.append(Pin(name, version, (hashlib.sha256(data).hexdigest(),), len(data)))
-        paths[target] = tmp_path / f"{target}.lock"
-        paths[target].write_text("".join(pin.text() for pin in pins), encoding="utf-8")
+        content = real(spec.lock_file, "")
+        assert isinstance(content, Lock)
+        requirements = "".join(pin.text() for pin in pins)
+        known[spec.lock_file] = Lock({**content.sections, Section("amd64", "requirements"): requirements})
 
-    monkeypatch.setattr(lockfile, "requirements_lock", requirements_lock)
+    monkeypatch.setattr(locks, "read", read)
     locked()
     return locked
 
 
 def marked(spec: Spec) -> set[str]:
     """Names of the packages that are marked as added to those of the target."""
-    return {pin.name for pin in lockfile.parse(sections(spec)["requirements"]) if pin.added}
+    return {pin.name for pin in parse(sections(spec)["requirements"]) if pin.added}
 
 
 @pytest.mark.parametrize(
@@ -149,19 +162,19 @@ def test_what_the_target_lacks_is_marked(
 ) -> None:
     """A package of the target in another version is another wheel; one of its framework is in no other section."""
     spec = write(lines)
-    workspace_resolver.lock(spec)
+    relock(spec)
     assert marked(spec) == expected
-    pins = lockfile.parse(sections(spec)["requirements"])
+    pins = parse(sections(spec)["requirements"])
     files = {hashlib.sha256(data).hexdigest(): len(data) for data in index.files.values()}
     assert {pin.name: pin.size for pin in pins} == {pin.name: files[pin.hashes[0]] for pin in pins}
 
 
 def test_what_a_repository_adds_changes_no_other_entry(write: Write, catalogue: Catalogue) -> None:
     spec = write("\n")
-    workspace_resolver.lock(spec)
+    relock(spec)
     before = sections(spec)["requirements"]
-    workspace_resolver.lock(write("einops\n"))
-    pins = lockfile.parse(sections(spec)["requirements"])
+    relock(write("einops\n"))
+    pins = parse(sections(spec)["requirements"])
     assert "".join(pin.text() for pin in pins if not pin.added) == before
     assert [pin.name for pin in pins if pin.added] == ["einops"]
 
@@ -174,15 +187,14 @@ def test_relocking_without_changes_leaves_the_file_alone(write: Write, catalogue
         spec = write("einops\npillow\ninhouse\n")
         with Path("uv.toml").open("a", encoding="utf-8") as file:
             file.write(f'[[index]]\nname = "own"\nurl = "{own.url}"\n')
-        workspace_resolver.lock(spec)
-        assert spec.workspace is not None
-        path = spec.workspace.lock
+        relock(spec)
+        path = spec.lock_file
         before = (path.read_bytes(), path.stat().st_mtime_ns, path.stat().st_ino)
         assert ", added\n" in path.read_text(encoding="utf-8")
-        (inhouse,) = (pin for pin in lockfile.parse(sections(spec)["requirements"]) if pin.name == "inhouse")
+        (inhouse,) = (pin for pin in parse(sections(spec)["requirements"]) if pin.name == "inhouse")
         assert (inhouse.size > 0, inhouse.added) == (sizes, True)
-        assert workspace_resolver.lock(spec) == []
-        assert workspace_resolver.lock(spec, check=True) == []
+        assert not relock(spec)
+        assert not relock(spec, check=True)
         assert (path.read_bytes(), path.stat().st_mtime_ns, path.stat().st_ino) == before
         assert marked(spec) == {"einops", "inhouse"}
 
@@ -190,13 +202,13 @@ def test_relocking_without_changes_leaves_the_file_alone(write: Write, catalogue
 def test_a_later_lock_of_the_target_moves_no_package_to_another_layer(write: Write, catalogue: Catalogue) -> None:
     """What has been the target's stays so until it is upgraded, since its layer is the same."""
     spec = write("einops\npillow\n")
-    workspace_resolver.lock(spec)
+    relock(spec)
     catalogue(pillow="99.0")
-    assert workspace_resolver.lock(spec) == []
-    workspace_resolver.lock(write("einops\npillow\ntqdm\n"))
+    assert not relock(spec)
+    relock(write("einops\npillow\ntqdm\n"))
     assert versions(spec)["pillow"] == "13.0.0"
     assert "pillow" not in marked(spec) and "tqdm" in marked(spec)
-    workspace_resolver.lock(spec, upgrade=True)
+    relock(spec, upgrade=True)
     assert versions(spec)["pillow"] == "99.0"
     assert marked(spec) == {"einops", "tqdm"}
 
@@ -207,49 +219,49 @@ def test_what_another_target_lacks_is_marked_when_that_is_extended(
     """The layers of the small wheels would be other ones than the new target's."""
     catalogue(einops="0.8.0")
     catalogue("tf-tpu")
-    index.add(*(wheel(name, version) for name, version in lockfile.read(IMAGES / "tf-tpu" / "framework.lock").items()))
+    index.add(*(wheel(name, version) for name, version in pinned(model.load("tf-tpu"), "framework").items()))
     spec = write("einops\n")
-    workspace_resolver.lock(spec)
+    relock(spec)
     assert marked(spec) == set()
-    workspace_resolver.lock(write("einops\n", extends="tf-tpu"))
+    relock(write("einops\n", extends="tf-tpu"))
     assert marked(spec) == {"einops"}
 
 
 def test_versions_are_kept_until_they_are_upgraded(write: Write, index: PackageIndex) -> None:
     spec = write("einops\ntqdm\n")
-    workspace_resolver.lock(spec)
+    relock(spec)
     index.add(wheel("einops", "0.9.0"), wheel("tqdm", "5.0"))
     spec = write("einops\ntqdm\nkeras-things\n")
-    assert not workspace_resolver.is_current(spec)
+    assert not is_current(spec)
     with pytest.raises(StepFailed, match=r"trainyard\.lock needs to be updated, but '--check' was provided"):
-        workspace_resolver.lock(spec, check=True)
-    workspace_resolver.lock(spec)
+        relock(spec, check=True)
+    relock(spec)
     assert (versions(spec)["einops"], versions(spec)["tqdm"]) == ("0.8.0", "4.0")
-    workspace_resolver.lock(spec, upgrade_packages=["Einops"])
+    relock(spec, upgrade_packages=["Einops"])
     assert (versions(spec)["einops"], versions(spec)["tqdm"]) == ("0.9.0", "4.0")
-    workspace_resolver.lock(spec, upgrade=True)
+    relock(spec, upgrade=True)
     assert (versions(spec)["einops"], versions(spec)["tqdm"]) == ("0.9.0", "5.0")
 
 
 def test_only_packages_outside_the_framework_are_upgraded_by_name(write: Write) -> None:
     spec = write()
-    workspace_resolver.lock(spec)
+    relock(spec)
     with pytest.raises(UserError, match=r"'keras' is part of the framework of tf-cpu"):
-        workspace_resolver.lock(spec, upgrade_packages=["keras"])
+        relock(spec, upgrade_packages=["keras"])
     with pytest.raises(UserError, match=r"trainyard\.lock: no package 'einop' \(did you mean 'einops'\?\)"):
-        workspace_resolver.lock(spec, upgrade_packages=["einop"])
+        relock(spec, upgrade_packages=["einop"])
 
 
 def test_a_users_range_takes_the_place_of_the_targets_version(write: Write) -> None:
     spec = write("pillow<13\n")
-    workspace_resolver.lock(spec)
+    relock(spec)
     assert versions(spec)["pillow"] == "12.0"
 
 
 def test_the_framework_is_present_under_each_of_tensorflows_names(write: Write) -> None:
     """keras-things asks for 'tensorflow', which would overwrite the files of the image's tensorflow-cpu."""
     spec = write("tensorflow>=2.10\nkeras-things\n")
-    workspace_resolver.lock(spec)
+    relock(spec)
     assert "tensorflow" not in versions(spec)
     assert versions(spec)["keras-things"] == "1"
 
@@ -273,19 +285,19 @@ def test_a_pin_that_contradicts_the_framework_is_one_line_with_both_sides(
     write: Write, line: str, message: str
 ) -> None:
     with pytest.raises(UserError) as error:
-        workspace_resolver.lock(write(f"einops\n{line}\n"))
+        relock(write(f"einops\n{line}\n"))
     assert str(error.value) == message
 
 
 def test_a_line_for_another_platform_contradicts_nothing(write: Write) -> None:
     spec = write("numpy<2; sys_platform == 'darwin'\n")
-    workspace_resolver.lock(spec)
+    relock(spec)
     assert versions(spec)["numpy"] == "2.4.6"
 
 
 def test_a_contradiction_through_another_package_names_the_users_line_and_uvs_reason(write: Write) -> None:
     with pytest.raises(UserError) as error:
-        workspace_resolver.lock(write("einops\nold\n"))
+        relock(write("einops\nold\n"))
     assert str(error.value).startswith("requirements.txt:2: old cannot be installed: because ")
     assert "old" in str(error.value) and "numpy<2" in str(error.value) and "numpy==2.4.6" in str(error.value)
     assert "\n" not in str(error.value)
@@ -295,7 +307,7 @@ def test_a_package_that_no_index_has_is_named_with_its_line(write: Write) -> Non
     with pytest.raises(
         UserError, match=r"^requirements\.txt:1: einopps cannot be installed: because einopps was not found"
     ):
-        workspace_resolver.lock(write("einopps\n"))
+        relock(write("einopps\n"))
 
 
 @pytest.mark.parametrize(
@@ -309,7 +321,7 @@ def test_a_project_for_another_python_is_refused(write: Write, allowed: str, fou
     spec = write()
     Path("pyproject.toml").write_text(f'[project]\nname = "mine"\nversion = "1"\nrequires-python = "{allowed}"\n')
     with pytest.raises(UserError) as error:
-        workspace_resolver.lock(spec)
+        relock(spec)
     assert str(error.value) == (
         f"pyproject.toml:4: requires-python '{allowed}' excludes Python {found} of tf-cpu: {remedy}"
     )
@@ -320,12 +332,12 @@ def other_bases(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, str]]:
     """The Python and the platform that the framework was resolved for."""
     found: list[tuple[str, str]] = []
 
-    def compile_lock(requirements: list[str], output: Path, *, python: str, platform: str, **_: object) -> None:
-        assert requirements == model.load("tf-cpu").framework.packages
+    def compile_pins(requirements: list[str], *, python: str, platform: str, **_: object) -> str:
+        assert requirements == TARGET.packages
         found.append((python, platform))
-        output.write_bytes(FRAMEWORK.read_bytes())
+        return TARGET.locked().text("framework")
 
-    monkeypatch.setattr(resolver, "compile_lock", compile_lock)
+    monkeypatch.setattr(resolver, "compile_pins", compile_pins)
     return found
 
 
@@ -334,29 +346,28 @@ def test_another_base_has_the_framework_of_the_target_for_its_python(
 ) -> None:
     spec = write(more="base: debian-12\n")
     assert (spec.base, spec.python_version) == ("debian-12", "3.11")
-    workspace_resolver.lock(spec)
+    relock(spec)
     assert other_bases == [("3.11", "x86_64-manylinux_2_36")]
-    assert spec.workspace is not None
-    assert "# base: docker.io/library/debian:12-slim" in spec.workspace.lock.read_text(encoding="utf-8")
-    assert workspace_resolver.is_current(spec)
-    assert workspace_resolver.lock(spec) == [] and len(other_bases) == 1, "it is kept"
-    workspace_resolver.check_tool(spec)
+    assert "# base: docker.io/library/debian:12-slim" in spec.lock_file.read_text(encoding="utf-8")
+    assert is_current(spec)
+    assert not relock(spec) and len(other_bases) == 1, "it is kept"
+    workspace_resolver.check_tool(fresh(spec))
 
 
 def test_a_lock_of_another_base_is_resolved_anew_if_the_repository_asks_for_it(
     write: Write, other_bases: list[tuple[str, str]]
 ) -> None:
-    workspace_resolver.lock(write())
+    relock(write())
     spec = write(more="base: debian-12\n")
-    assert not workspace_resolver.is_current(spec)
-    workspace_resolver.lock(spec)
+    assert not is_current(spec)
+    relock(spec)
     assert other_bases == [("3.11", "x86_64-manylinux_2_36")]
     spec = write()  # as if the target had moved to another base
     words = "was locked on docker.io/library/debian:12-slim, and tf-cpu is on base debian-13 now: run 'trainyard lock "
     with pytest.raises(UserError, match=re.escape(words)):
-        workspace_resolver.lock(spec)
-    workspace_resolver.lock(spec, upgrade=True)
-    assert workspace_resolver.is_current(spec)
+        relock(spec)
+    relock(spec, upgrade=True)
+    assert is_current(spec)
 
 
 @pytest.mark.parametrize(
@@ -383,7 +394,7 @@ def test_a_framework_without_wheels_for_the_python_of_a_base_is_one_line(write: 
         "trainyard.yaml: libtpu 0.0.21 and Python 3.13 cannot share an image: libtpu 0.0.21 has wheels for Python 3.10"
     )
     with pytest.raises(UserError, match=re.escape(words)):
-        workspace_resolver.lock(write(more="base: debian-13\n", extends="xla"))
+        relock(write(more="base: debian-13\n", extends="xla"))
 
 
 def test_what_the_code_provides_is_not_installed(write: Write) -> None:
@@ -396,7 +407,7 @@ def test_what_the_code_provides_is_not_installed(write: Write) -> None:
     Path("uv.toml").rename("kept.toml")
     with Path("pyproject.toml").open("a") as file:
         file.write(Path("kept.toml").read_text().replace("[[index]]", "[[tool.uv.index]]"))
-    workspace_resolver.lock(spec)
+    relock(spec)
     assert versions(spec)["tqdm"] == "4.0"
     assert versions(spec)["old"] == "1"
     assert "einops" not in versions(spec)
@@ -404,21 +415,20 @@ def test_what_the_code_provides_is_not_installed(write: Write) -> None:
 
 def test_a_lock_of_another_trainyard_is_refused_and_kept_by_lock(write: Write, monkeypatch: pytest.MonkeyPatch) -> None:
     spec = write()
-    assert spec.workspace is not None
-    workspace_resolver.lock(spec)
-    workspace_resolver.check_tool(spec)
-    before = workspace_lock.read(spec.workspace)
+    relock(spec)
+    workspace_resolver.check_tool(fresh(spec))
+    before = origin(spec)
     monkeypatch.setattr(package, "__version__", "9.9.9")
     monkeypatch.setattr(workspace_resolver, "contents", lambda _: "5e6f7a8b")
     message = (
         rf"^trainyard\.lock: written by Trainyard {before.version} \({before.contents}\), this is 9\.9\.9 \(5e6f7a8b\)"
     )
     with pytest.raises(UserError, match=message):
-        workspace_resolver.check_tool(spec)
-    workspace_resolver.lock(write("tqdm\n"))
-    assert workspace_lock.read(spec.workspace).contents == before.contents
-    workspace_resolver.lock(write("tqdm\n"), upgrade=True)
-    assert workspace_lock.read(spec.workspace).contents == "5e6f7a8b"
+        workspace_resolver.check_tool(fresh(spec))
+    relock(write("tqdm\n"))
+    assert origin(spec).contents == before.contents
+    relock(write("tqdm\n"), upgrade=True)
+    assert origin(spec).contents == "5e6f7a8b"
 
 
 def test_the_hash_of_contents_changes_with_what_reaches_an_image(
@@ -453,48 +463,33 @@ def test_a_lock_that_was_not_written_by_the_tool_is_one_line(
     write: Write, change: Callable[[str], str], message: str
 ) -> None:
     spec = write()
-    assert spec.workspace is not None
-    workspace_resolver.lock(spec)
-    written = spec.workspace.lock.read_text(encoding="utf-8")
-    spec.workspace.lock.write_text(change(written), encoding="utf-8")
+    relock(spec)
+    written = spec.lock_file.read_text(encoding="utf-8")
+    spec.lock_file.write_text(change(written), encoding="utf-8")
     with pytest.raises(UserError) as error:
-        lockfile.installed(spec, "default")
+        fresh(spec).locked()
     assert message in str(error.value) and "run 'trainyard lock'" in str(error.value)
-    workspace_resolver.lock(spec)
-    assert spec.workspace.lock.read_text(encoding="utf-8") == written
+    relock(spec)
+    assert spec.lock_file.read_text(encoding="utf-8") == written
 
 
 def test_a_missing_lock_says_what_to_run(write: Write) -> None:
     spec = write()
-    assert not workspace_resolver.is_current(spec)
+    assert not is_current(spec)
     with pytest.raises(UserError, match=r"^trainyard\.lock is missing: run 'trainyard lock'$"):
-        lockfile.installed(spec, "default")
-
-
-def test_what_is_split_is_what_was_locked_and_nothing_older(write: Write) -> None:
-    spec = write()
-    workspace_resolver.lock(spec)
-    stale = spec.build_folder / "requirements.pytorch-cpu.lock"
-    stale.write_text("old")
-    other = spec.build_folder / "requirements.txt"
-    other.write_text("kept")
-    path = lockfile.requirements_lock(spec, "default")
-    before = path.stat().st_mtime_ns
-    lockfile.requirements_lock(spec, "default")
-    assert path.stat().st_mtime_ns == before
-    assert not stale.exists() and other.exists()
-    path.write_text("damaged")
-    assert "einops" in lockfile.read(lockfile.requirements_lock(spec, "default"))
+        spec.locked()
 
 
 def test_sections_survive_writing_and_reading(write: Write) -> None:
     spec = write()
-    assert spec.workspace is not None
-    workspace_resolver.lock(spec)
-    lock = workspace_lock.read(spec.workspace)
-    more = dataclasses.replace(lock, sections=lock.sections | {"compiled": "", "framework.other-index": "a\n"})
-    workspace_lock.write(spec.workspace, more)
-    assert workspace_lock.read(spec.workspace) == more
+    relock(spec)
+    content = fresh(spec).usable_lock
+    assert content
+    more = {Section("amd64", "compiled"): "", Section("amd64", "build-requires"): ""}
+    more |= {Section("amd64", kind, "other-index"): "" for kind in ("framework", "requirements")}
+    locks.write(spec.lock_file, changed := dataclasses.replace(content, sections={**content.sections, **more}))
+    assert fresh(spec).lock == changed
+    assert changed.indexes("amd64") == ["default", "other-index"]
 
 
 @pytest.mark.parametrize("kind", ["variables", "address", "netrc"])
@@ -516,12 +511,11 @@ def test_a_private_index_gets_its_credentials_and_nothing_that_is_written_has_th
             monkeypatch.setenv("NETRC", str(tmp_path / "netrc"))
         with Path("uv.toml").open("a") as file:
             file.write(f'[[index]]\nname = "house"\nurl = "{url}"\n')
-        workspace_resolver.lock(spec)
+        relock(spec)
         assert versions(spec)["inhouse"] == "1.0"
-        assert spec.workspace is not None
         configuration, netrc = indexes.build_configuration(spec.workspace)
         secret = base64.b64encode(b"s3cret-token").decode()
-        for path in [spec.workspace.lock, *spec.build_folder.rglob("*")]:
+        for path in [spec.lock_file, *spec.build_folder.rglob("*")]:
             if path.is_file():
                 assert b"s3cret-token" not in path.read_bytes() and secret.encode() not in path.read_bytes()
         assert "s3cret-token" not in configuration
@@ -530,9 +524,7 @@ def test_a_private_index_gets_its_credentials_and_nothing_that_is_written_has_th
         (tmp_path / "build.toml").write_text(configuration)
         (tmp_path / "build-netrc").write_text(netrc)
         (tmp_path / "one.lock").write_text(
-            "".join(
-                text for name, text in workspace_resolution.entries(sections(spec)["requirements"]) if name == "inhouse"
-            )
+            "".join(text for name, text in resolver.entries(sections(spec)["requirements"]) if name == "inhouse")
         )
         command = [sys.executable, "-m", "uv", "pip", "install", "--quiet", "--no-deps", "--require-hashes", "--target"]
         environment = {name: value for name, value in os.environ.items() if not name.startswith("UV_INDEX")}
@@ -554,7 +546,7 @@ def test_a_private_index_without_credentials_is_one_line(write: Write) -> None:
         with Path("uv.toml").open("a") as file:
             file.write(f'[[index]]\nname = "house"\nurl = "{private.url}"\n')
         with pytest.raises((UserError, StepFailed)) as error:
-            workspace_resolver.lock(spec)
+            relock(spec)
         assert "401" in str(error.value) or "credentials" in str(error.value)
         assert "\n" not in str(error.value)
 
@@ -583,7 +575,7 @@ def test_a_folder_becomes_a_wheel_that_a_later_build_compares_with_the_lock(writ
         '[project]\nname = "tool"\nversion = "1"\ndependencies = ["tqdm"]\n'
     )
     spec = write("./libs/tool\n")
-    workspace_resolver.lock(spec)
+    relock(spec)
     folder = spec.build_folder / "wheels"
     (made,) = folder.glob("*.whl")
     digest = hashlib.sha256(made.read_bytes()).hexdigest()
@@ -592,14 +584,14 @@ def test_a_folder_becomes_a_wheel_that_a_later_build_compares_with_the_lock(writ
     assert versions(spec)["tqdm"] == "4.0"
     made.unlink()
     (folder / "stale-1-py3-none-any.whl").touch()
-    wheels.ensure(spec, folder)
+    wheels.ensure(fresh(spec), folder)
     assert [path.name for path in folder.iterdir()] == [made.name]
-    assert workspace_resolver.is_current(spec)
+    assert is_current(spec)
     (tool / "tool.py").write_text("x = 2\n")
-    assert not workspace_resolver.is_current(spec)
+    assert not is_current(spec)
     made.unlink()
     with pytest.raises(UserError, match=r"^requirements\.txt:1: \./libs/tool: not what trainyard\.lock pins"):
-        wheels.ensure(spec, folder)
+        wheels.ensure(fresh(spec), folder)
 
 
 def pkg_info(version: str, *lines: str) -> dict[str, str]:
@@ -628,15 +620,14 @@ def test_what_is_compiled_is_locked_by_the_hash_of_its_source_distribution_and_n
     index.add((name, body), wheel("fast", "2.0", ("einops",), tag="cp311-cp311-manylinux_2_17_x86_64"))
     index.add(wheel("setuptools", "80.9.0"))
     spec = write("fast>=1\n", "build: {packages: [g++], sources: ['fast>=1']}\n")
-    workspace_resolver.lock(spec)
+    relock(spec)
     assert sections(spec)["compiled"] == f"fast==2.0 \\\n    --hash=sha256:{hashlib.sha256(body).hexdigest()}\n"
-    requirements = lockfile.read(lockfile.requirements_lock(spec, "default"))
+    requirements = pinned(fresh(spec))
     assert "fast" not in requirements
     assert ("tqdm" in requirements) == requires
     assert ("trainyard.yaml:4: fast 2.0 does not say what it needs" in capsys.readouterr().err) == warned
     assert versions(spec)["fast"] == "2.0"
-    path = lockfile.compiled_lock(spec)
-    assert path is not None and lockfile.read(path) == {"fast": "2.0"}
+    assert pinned(fresh(spec), "compiled") == {"fast": "2.0"}
 
 
 def tools(index: PackageIndex) -> None:
@@ -672,13 +663,13 @@ def test_what_a_source_distribution_is_built_with_is_locked_apart_from_the_image
     tools(index)
     compile_fast(index, *requires)
     spec = write("tqdm\n", FAST)
-    workspace_resolver.lock(spec)
+    relock(spec)
     text = sections(spec)["build-requires"]
-    assert workspace_resolution.pins(text) == locked
+    assert resolver.versions(text) == locked
     assert text.count("--hash=sha256:") >= len(locked)
     assert not {"cython", "cmake", "ninja", "scikit-build-core"} & set(versions(spec))
     assert versions(spec)["setuptools"] == "84.2.1"
-    assert (spec.build_folder / "build-requires.lock").read_text(encoding="utf-8").endswith(text)
+    assert f"/locks/build-requires.lock\n{text}LOCK\n" in dockerfile.dockerfile(fresh(spec))
 
 
 def test_a_source_distribution_without_a_build_system_is_built_with_setuptools_and_wheel(
@@ -687,28 +678,28 @@ def test_a_source_distribution_without_a_build_system_is_built_with_setuptools_a
     tools(index)
     index.add(source_distribution("fast", "2.0", pkg_info("2.2")))
     spec = write("tqdm\n", FAST)
-    workspace_resolver.lock(spec)
-    assert workspace_resolution.pins(sections(spec)["build-requires"]) == {"setuptools": "80.9.0", "wheel": "0.48.0"}
+    relock(spec)
+    assert resolver.versions(sections(spec)["build-requires"]) == {"setuptools": "80.9.0", "wheel": "0.48.0"}
 
 
 def test_what_setup_py_needs_and_does_not_declare_is_locked_and_kept(write: Write, index: PackageIndex) -> None:
     tools(index)
     compile_fast(index, "setuptools")
     spec = write("tqdm\n", FAST)
-    workspace_resolver.lock(spec)
+    relock(spec)
     spec = write("tqdm\n", "build: {sources: [fast], requires: [ninja<1.12]}\n")
-    assert not workspace_resolver.is_current(spec)
-    workspace_resolver.lock(spec)
-    assert workspace_resolution.pins(sections(spec)["build-requires"])["ninja"] == "1.11"
+    assert not is_current(spec)
+    relock(spec)
+    assert resolver.versions(sections(spec)["build-requires"])["ninja"] == "1.11"
     spec = write("tqdm\n", "build: {sources: [fast], requires: [ninja]}\n")
-    workspace_resolver.lock(spec)
-    assert workspace_resolution.pins(sections(spec)["build-requires"])["ninja"] == "1.11"
-    dockerfile.write(dockerfile.rendered(spec))
-    before = plan.content_hash(spec, "default", "debian")
-    workspace_resolver.lock(spec, upgrade_packages=["ninja"])
-    dockerfile.write(dockerfile.rendered(spec))
-    assert plan.content_hash(spec, "default", "debian") != before
-    assert workspace_resolution.pins(sections(spec)["build-requires"])["ninja"] == "1.12"
+    relock(spec)
+    assert resolver.versions(sections(spec)["build-requires"])["ninja"] == "1.11"
+    dockerfile.write(dockerfile.rendered(fresh(spec)))
+    before = content_hash(spec)
+    relock(spec, upgrade_packages=["ninja"])
+    dockerfile.write(dockerfile.rendered(fresh(spec)))
+    assert content_hash(spec) != before
+    assert resolver.versions(sections(spec)["build-requires"])["ninja"] == "1.12"
 
 
 def test_an_extension_is_built_with_the_images_numpy_whatever_it_asks_for(
@@ -717,8 +708,8 @@ def test_an_extension_is_built_with_the_images_numpy_whatever_it_asks_for(
     tools(index)
     compile_fast(index, "setuptools", "numpy==1.26.*")
     spec = write("tqdm\n", FAST)
-    workspace_resolver.lock(spec)
-    assert "numpy" not in workspace_resolution.pins(sections(spec)["build-requires"])
+    relock(spec)
+    assert "numpy" not in resolver.versions(sections(spec)["build-requires"])
     said = "trainyard.yaml:4: fast 2.0 asks for numpy==1.26.* to be built, and is built with 2.4.6 of the image"
     assert said in capsys.readouterr().err
 
@@ -737,7 +728,7 @@ def test_a_build_requirement_that_cannot_be_locked_is_one_line_with_the_users_li
     tools(index)
     compile_fast(index, requires)
     with pytest.raises(UserError) as error:
-        workspace_resolver.lock(write("tqdm\n", FAST))
+        relock(write("tqdm\n", FAST))
     assert str(error.value).startswith(message) and "\n" not in str(error.value)
 
 
@@ -747,7 +738,7 @@ def test_a_source_distribution_with_an_invalid_pyproject_toml_is_named(
 ) -> None:
     index.add(source_distribution("fast", "2.0", pkg_info("2.2") | {"pyproject.toml": text}))
     with pytest.raises(StepFailed, match=r"^fast-2\.0\.tar\.gz: its pyproject\.toml cannot be read \(") as error:
-        workspace_resolver.lock(write("tqdm\n", FAST))
+        relock(write("tqdm\n", FAST))
     assert "\n" not in str(error.value)
 
 
@@ -757,17 +748,17 @@ def test_source_distributions_are_not_read_offline(
     tools(index)
     compile_fast(index, "setuptools")
     spec = write("tqdm\n", FAST)
-    workspace_resolver.lock(spec)
+    relock(spec)
     index.seen.clear()
     monkeypatch.setenv("TRAINYARD_OFFLINE", "1")
     with pytest.raises(StepFailed, match=r"^fast-2\.0\.tar\.gz is downloaded to read its requirements"):
-        workspace_resolver.lock(spec)
+        relock(spec)
     assert index.seen == []
 
 
 def test_what_has_no_source_distribution_is_not_compiled(write: Write) -> None:
     with pytest.raises(UserError, match=r"^trainyard\.yaml:4: einops"):
-        workspace_resolver.lock(write("tqdm\n", "build: {sources: [einops]}\n"))
+        relock(write("tqdm\n", "build: {sources: [einops]}\n"))
 
 
 def test_the_command_writes_and_reports_the_lock(write: Write, trainyard: Callable[..., tuple[int, str, str]]) -> None:

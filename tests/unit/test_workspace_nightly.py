@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import subprocess
 from collections.abc import Callable, Iterator
@@ -10,13 +11,17 @@ from typing import Any
 
 import pytest
 from tests.fakes.package_index import PackageIndex, wheel
+from tests.workspaces import fresh, is_current, relock, repository
+from tests.workspaces import versions as pinned
 
 from trainyard.common.console import StepFailed, UserError
 from trainyard.image import base_image, build, dockerfile, resolver, workspace_resolver
 from trainyard.oci import docker_engine, probe_runner
-from trainyard.spec import lockfile, model, workspace_lock
+from trainyard.spec import lock as locks
+from trainyard.spec import model
 from trainyard.spec.architectures import AMD64
-from trainyard.spec.model import Spec
+from trainyard.spec.lock import Lock, Section
+from trainyard.spec.model import RepositorySpec, Spec
 
 DIGEST, NEWER = f"sha256:{'1' * 64}", f"sha256:{'2' * 64}"
 
@@ -38,7 +43,7 @@ INSTALLED = {
     "pip": ("25.0", []),
 }
 
-Write = Callable[..., Spec]
+Write = Callable[..., RepositorySpec]
 
 
 @pytest.fixture
@@ -113,18 +118,25 @@ def write(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, index: PackageIndex, 
     (root / "uv.toml").write_text(f'[[index]]\nname = "fake"\nurl = "{index.url}"\ndefault = true\n', encoding="utf-8")
     (root / "train.py").write_text("print('loss')\n", encoding="utf-8")
 
-    def run(requirements: str = "einops\n", more: str = "", extends: str = "xla-nightly") -> Spec:
+    def run(requirements: str = "einops\n", more: str = "", extends: str = "xla-nightly") -> RepositorySpec:
         text = f"extends: {extends}\ncode: [train.py]\nrun: python train.py\nrequirements: requirements.txt\n{more}"
         (root / "trainyard.yaml").write_text(text, encoding="utf-8")
         (root / "requirements.txt").write_text(requirements, encoding="utf-8")
-        return model.load(None)
+        return repository()
 
     return run
 
 
 def locked(spec: Spec) -> dict[str, str]:
     """What trainyard.lock adds to the base."""
-    return lockfile.read(lockfile.requirements_lock(spec, "default"))
+    return pinned(fresh(spec))
+
+
+def content(spec: Spec) -> Lock:
+    """The lock that is there now."""
+    found = fresh(spec).lock
+    assert isinstance(found, Lock)
+    return found
 
 
 def planned(spec: Spec) -> build.Plan:
@@ -135,28 +147,28 @@ def planned(spec: Spec) -> build.Plan:
 
 def test_the_lock_records_the_base_and_what_the_base_lacks(write: Write, registry: Registry) -> None:
     spec = write("einops\ntorch>=2.5\nlightning\n")
-    assert spec.workspace is not None and not spec.locked
-    assert workspace_resolver.lock(spec) == [spec.workspace.lock]
-    lock = workspace_lock.read(spec.workspace)
-    assert set(lock.sections) == {"base", "requirements"}
-    assert lock.base == f"{model.bases()['xla-nightly'].image}@{DIGEST}" == registry.inspected[0]
+    assert not spec.version_known
+    assert relock(spec)
+    lock = content(spec)
+    assert {section.kind for section in lock.sections} == {"base", "requirements"}
+    assert lock.origin and lock.origin.base == f"{model.bases()['xla-nightly'].image}@{DIGEST}" == registry.inspected[0]
 
-    spec = model.load(None)
-    assert spec.locked and spec.framework.version == "2.10.0+git0123abc"
+    spec = repository()
+    assert spec.version_known and spec.version == "2.10.0+git0123abc"
     assert spec.base_contents is not None and spec.base_contents.digest == DIGEST
     added = locked(spec)
     assert {"einops", "lightning", "tensorboard"} <= added.keys()
     assert not added.keys() & INSTALLED.keys(), "what the base has is used as it is"
-    assert lockfile.installed(spec, "default") == {name: one[0] for name, one in INSTALLED.items()} | added
+    assert spec.locked().versions == {name: one[0] for name, one in INSTALLED.items()} | added
     assert "not a requirement" not in spec.base_contents.requires["torch"]
-    assert workspace_resolver.is_current(spec)
-    assert workspace_resolver.lock(spec) == []
+    assert is_current(spec)
+    assert not relock(spec)
 
 
 def test_the_image_is_built_on_the_locked_digest(write: Write) -> None:
     plan = planned(write())
     assert plan.base == f"{model.bases()['xla-nightly'].image}@{DIGEST}"
-    assert plan.spec.framework.version == "2.10.0+git0123abc"
+    assert plan.spec.version == "2.10.0+git0123abc"
     assert plan.tag.startswith("repository-2.10.0_git0123abc-")
     arguments = plan.build_args()
     assert (arguments["BASE_DIGEST"], arguments["PYTHON"]) == (DIGEST, "/usr/local/bin/python3")
@@ -170,20 +182,20 @@ def test_a_newer_nightly_changes_nothing_until_it_is_upgraded(write: Write, regi
     registry.digest = NEWER
     registry.installed["torch-xla"] = ("2.11.0+git4567def", ["numpy"])
     assert planned(write()) == before
-    workspace_resolver.lock(write("einops\ntqdm\n"))
-    assert planned(model.load(None)).base == before.base
-    workspace_resolver.lock(model.load(None), upgrade_packages=["einops"])
+    relock(write("einops\ntqdm\n"))
+    assert planned(repository()).base == before.base
+    relock(repository(), upgrade_packages=["einops"])
     assert len(registry.inspected) == 1
-    workspace_resolver.lock(model.load(None), upgrade=True)
-    assert planned(model.load(None)).base_digest == NEWER
-    assert model.load(None).framework.version == "2.11.0+git4567def"
+    relock(repository(), upgrade=True)
+    assert planned(repository()).base_digest == NEWER
+    assert repository().version == "2.11.0+git4567def"
 
 
 def test_an_upgrade_to_the_same_nightly_inspects_and_changes_nothing(
     write: Write, registry: Registry, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    workspace_resolver.lock(write())
-    assert workspace_resolver.lock(model.load(None), upgrade=True) == []
+    relock(write())
+    assert not relock(repository(), upgrade=True)
     assert len(registry.inspected) == 1
 
 
@@ -207,14 +219,14 @@ def test_a_requirement_that_contradicts_the_base_is_one_line_with_both_sides(
 ) -> None:
     spec = write(f"einops\n{line}\n")
     with pytest.raises(UserError) as error:
-        workspace_resolver.lock(spec)
+        relock(spec)
     assert str(error.value) == message
-    assert spec.workspace is not None and not spec.workspace.lock.exists()
+    assert not spec.lock_file.exists()
 
 
 def test_a_contradiction_through_another_package_has_uvs_reason(write: Write) -> None:
     with pytest.raises(UserError) as error:
-        workspace_resolver.lock(write("einops\nold\n"))
+        relock(write("einops\nold\n"))
     text = str(error.value)
     assert text.startswith("requirements.txt:2: old cannot be installed: because ")
     assert "torch<2.9" in text and "torch==2.10.0.dev20261121+cpu" in text and "\n" not in text
@@ -222,25 +234,25 @@ def test_a_contradiction_through_another_package_has_uvs_reason(write: Write) ->
 
 def test_what_the_framework_does_not_need_may_be_replaced(write: Write) -> None:
     """Packages that are locked precede those of the base on the module path."""
-    workspace_resolver.lock(write("tqdm\n"))
-    assert "tqdm" not in locked(model.load(None))
-    workspace_resolver.lock(write("tqdm>=4.5\n"))
-    assert locked(model.load(None))["tqdm"] == "5.0"
-    workspace_resolver.lock(write("tqdm\n"))
-    assert locked(model.load(None))["tqdm"] == "5.0", "versions of an existing lock are kept"
+    relock(write("tqdm\n"))
+    assert "tqdm" not in locked(repository())
+    relock(write("tqdm>=4.5\n"))
+    assert locked(repository())["tqdm"] == "5.0"
+    relock(write("tqdm\n"))
+    assert locked(repository())["tqdm"] == "5.0", "versions of an existing lock are kept"
 
 
 def test_a_package_of_the_base_is_upgraded_by_name_unless_the_framework_needs_it(write: Write) -> None:
-    workspace_resolver.lock(write("tqdm\n"))
-    workspace_resolver.lock(model.load(None), upgrade_packages=["tqdm"])
-    assert locked(model.load(None))["tqdm"] == "5.0"
+    relock(write("tqdm\n"))
+    relock(repository(), upgrade_packages=["tqdm"])
+    assert locked(repository())["tqdm"] == "5.0"
     with pytest.raises(UserError, match=r"'mpmath' is part of the framework of xla-nightly"):
-        workspace_resolver.lock(model.load(None), upgrade_packages=["mpmath"])
+        relock(repository(), upgrade_packages=["mpmath"])
 
 
 def test_an_extra_of_the_framework_adds_what_the_base_lacks(write: Write) -> None:
-    workspace_resolver.lock(write("torch-xla[tpu,pallas]\n"))
-    assert locked(model.load(None))["jax"] == "0.9.0"
+    relock(write("torch-xla[tpu,pallas]\n"))
+    assert locked(repository())["jax"] == "0.9.0"
 
 
 def test_the_requirements_are_resolved_for_the_python_in_the_base(
@@ -250,31 +262,30 @@ def test_the_requirements_are_resolved_for_the_python_in_the_base(
     registry.python = "3.11.2"
     spec = write("einops; python_version == '3.11'\n")
     Path("pyproject.toml").write_text('[project]\nname = "mine"\nversion = "1"\nrequires-python = "<3.12"\n')
-    workspace_resolver.lock(spec)
-    assert locked(model.load(None))["einops"] == "0.8.0"
+    relock(spec)
+    assert locked(repository())["einops"] == "0.8.0"
 
 
 def test_another_base_is_locked_and_a_mirror_of_the_same_is_built_on(
     write: Write, registry: Registry, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     spec = write()
-    workspace_resolver.lock(spec)
-    assert spec.workspace is not None
-    before = spec.workspace.lock.read_bytes()
+    relock(spec)
+    before = spec.lock_file.read_bytes()
     monkeypatch.setenv("TRAINYARD_BASE", f"mirror.example/xla@{DIGEST}")
-    plan = planned(model.load(None))
+    plan = planned(repository())
     assert (plan.base, plan.base_digest) == (f"mirror.example/xla@{DIGEST}", DIGEST)
-    assert spec.workspace.lock.read_bytes() == before
+    assert spec.lock_file.read_bytes() == before
 
     monkeypatch.setenv("TRAINYARD_BASE", model.bases()["xla-nightly"].image)
-    assert planned(model.load(None)).base == f"{model.bases()['xla-nightly'].image}@{DIGEST}", "not what the tag is now"
+    assert planned(repository()).base == f"{model.bases()['xla-nightly'].image}@{DIGEST}", "not what the tag is now"
 
     monkeypatch.setenv("TRAINYARD_BASE", "registry.example/xla:own")
     with pytest.raises(StepFailed, match="needs to be updated"):
-        workspace_resolver.lock(model.load(None), check=True)
-    assert planned(model.load(None)).base == registry.inspected[-1] == "registry.example/xla:own"
+        relock(repository(), check=True)
+    assert planned(repository()).base == registry.inspected[-1] == "registry.example/xla:own"
     monkeypatch.delenv("TRAINYARD_BASE")
-    plan = planned(model.load(None))
+    plan = planned(repository())
     assert plan.base == "registry.example/xla:own", "a lock has one base, on every machine"
     assert plan.notes == ("base registry.example/xla:own has no digest, as it comes from no registry",)
 
@@ -289,14 +300,14 @@ def test_a_base_that_cannot_be_reached_is_one_line_and_no_lock(write: Write, reg
     registry.digest = ""
     spec = write()
     with pytest.raises(UserError, match=r"^base \S+ is unreachable \(connection refused\) and cannot be bootstrapped"):
-        workspace_resolver.lock(spec)
-    assert spec.workspace is not None and not spec.workspace.lock.exists()
+        relock(spec)
+    assert not spec.lock_file.exists()
 
 
 def test_a_locked_base_needs_no_registry(write: Write, registry: Registry) -> None:
     before = planned(write())
     registry.digest = ""
-    assert planned(model.load(None)) == before
+    assert planned(repository()) == before
 
 
 def test_a_record_of_the_catalogues_base_is_not_that_of_the_workspace(
@@ -304,18 +315,17 @@ def test_a_record_of_the_catalogues_base_is_not_that_of_the_workspace(
 ) -> None:
     """The catalogue may be locked with another day's base."""
     spec = write()
-    workspace_resolver.lock(spec)
-    spec = model.load(None)
+    relock(spec)
+    spec = repository()
     before = workspace_resolver.contents(spec)
     copy = inspect_base(model.load("xla-nightly"))
     load = model._load
     monkeypatch.setattr(model, "_load", lambda folder, below: load(copy if folder.name == copy.name else folder, below))
-    assert model.load("xla-nightly").framework.version == "2.10.0+git0123abc"
+    assert model.load("xla-nightly").version == "2.10.0+git0123abc"
     assert workspace_resolver.contents(spec) == before, "it is the same Trainyard"
-    assert model.load(None).base_contents == spec.base_contents
-    assert spec.workspace is not None
-    spec.workspace.lock.unlink()
-    assert not model.load(None).locked
+    assert repository().base_contents == spec.base_contents
+    spec.lock_file.unlink()
+    assert not repository().version_known
 
 
 def test_nothing_is_compiled_for_it(write: Write) -> None:
@@ -325,34 +335,30 @@ def test_nothing_is_compiled_for_it(write: Write) -> None:
 
 def test_a_repository_that_changes_its_target_changes_the_record_of_its_base(write: Write) -> None:
     spec = write()
-    workspace_resolver.lock(spec)
-    assert lockfile.framework_lock(spec, "default").name == "base.json"
+    relock(spec)
     moved = write(extends="tf-cpu")
-    assert moved.base_contents is None and "tensorflow-cpu==2.21.0" in moved.framework.packages
-    assert not workspace_resolver.is_current(moved)
+    assert moved.base_contents is None and "tensorflow-cpu==2.21.0" in moved.packages
+    assert not is_current(moved)
     other = write(extends="xla-nightly")
-    assert other.locked, "the lock is still there"
+    assert other.version_known, "the lock is still there"
 
 
 def test_a_record_that_is_damaged_is_one_line(write: Write) -> None:
     spec = write()
-    workspace_resolver.lock(spec)
-    assert spec.workspace is not None
-    lock = workspace_lock.read(spec.workspace)
-    about = json.loads(lock.sections["base"])
-    del about["packages"]["torch"]
-    damaged = dict(lock.sections, base=json.dumps(about) + "\n")
-    workspace_lock.write(
-        spec.workspace,
-        workspace_lock.WorkspaceLock(lock.version, lock.contents, lock.target, lock.base, lock.inputs, damaged),
-    )
+    relock(spec)
+    lock = content(spec)
+    section = Section("amd64", "base")
+    about = json.loads(lock.sections[section])
+    del about["packages"]["torch"], about["site"]
+    damaged = {**lock.sections, section: json.dumps(about) + "\n"}
+    locks.write(spec.lock_file, dataclasses.replace(lock, sections=damaged))
     with pytest.raises(UserError, match=r"^trainyard\.lock: written by another version of Trainyard"):
-        model.load(None)
-    spec.workspace.lock.write_text(lock.text().replace('"2.4.0"', '"2.3.0"'), encoding="utf-8")
-    unlocked = model.load(None)
-    assert not unlocked.locked, "reported by what reads the lock"
+        repository().locked()
+    spec.lock_file.write_text(lock.text().replace('"2.4.0"', '"2.3.0"'), encoding="utf-8")
+    unlocked = repository()
+    assert not unlocked.version_known, "reported by what reads the lock"
     with pytest.raises(UserError, match=r"^trainyard\.lock: changed since 'trainyard lock' wrote it"):
-        lockfile.installed(unlocked, "default")
+        unlocked.locked()
 
 
 def test_the_framework_is_what_its_packages_need() -> None:

@@ -2,26 +2,31 @@
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
 import subprocess
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import pytest
 from tests.fakes.package_index import PackageIndex, source_distribution, wheel
+from tests.workspaces import is_current, relock, repository
+from tests.workspaces import versions as pinned
 
 from trainyard.common.console import StepFailed, UserError
-from trainyard.image import base_image, build, dockerfile, offline, plan, workspace_resolution, workspace_resolver
+from trainyard.image import base_image, build, dockerfile, offline, plan, workspace_resolver
 from trainyard.oci import docker_engine
-from trainyard.spec import architectures, lockfile, model, workspace, workspace_lock
+from trainyard.spec import architectures, model, workspace
+from trainyard.spec import lock as locks
 from trainyard.spec.architectures import AMD64, ARM64, Architecture
-from trainyard.spec.model import IMAGES, Spec
+from trainyard.spec.lock import Lock, Section, parse
+from trainyard.spec.model import RepositorySpec
 from trainyard.workspace import requirements, wheels
 
 BOTH = "platforms: [linux/amd64, linux/arm64]\n"
 
-Write = Callable[..., Spec]
+Write = Callable[..., RepositorySpec]
 
 
 @pytest.fixture(autouse=True)
@@ -39,8 +44,8 @@ def binary(name: str, version: str, *platforms: Architecture) -> list[tuple[str,
 def index(resolves: None) -> Iterator[PackageIndex]:
     """The packages of tf-cpu for both platforms, and some that users ask for."""
     with PackageIndex() as found:
-        for path in sorted((IMAGES / "tf-cpu").glob("*.lock")):
-            found.add(*(wheel(name, version) for name, version in lockfile.read(path).items()))
+        for spec in model.each_platform(model.load("tf-cpu")):
+            found.add(*(wheel(name, version) for name, version in spec.locked().versions.items()))
         found.add(wheel("einops", "0.8.0"), wheel("tqdm", "4.0"), *binary("fast", "1.0", AMD64, ARM64))
         yield found
 
@@ -57,33 +62,38 @@ def write(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, index: PackageIndex) 
     (root / "uv.toml").write_text(f'[[index]]\nname = "fake"\nurl = "{index.url}"\ndefault = true\n', encoding="utf-8")
     (root / "train.py").touch()
 
-    def run(lines: str = "fast\n", more: str = BOTH, extends: str = "tf-cpu") -> Spec:
+    def run(lines: str = "fast\n", more: str = BOTH, extends: str = "tf-cpu") -> RepositorySpec:
         text = f"extends: {extends}\nrun: python train.py\ncode: [train.py]\nrequirements: requirements.txt\n{more}"
         (root / "trainyard.yaml").write_text(text, encoding="utf-8")
         (root / "requirements.txt").write_text(lines, encoding="utf-8")
-        return model.load(None)
+        return repository()
 
     return run
 
 
-def on(architecture: Architecture) -> Spec:
+def on(architecture: Architecture) -> RepositorySpec:
     """The repository of the current folder on a platform."""
-    return next(one for one in model.each_platform(model.load(None)) if one.architecture == architecture)
+    return repository().on(architecture.name)
 
 
-def sections(architecture: Architecture = AMD64) -> dict[str, str]:
-    found = model.load(None).workspace
-    assert found is not None
-    return workspace_lock.read(found).of(architecture)
+def sections(architecture: Architecture = AMD64) -> Mapping[str, str]:
+    return on(architecture).locked().texts
+
+
+def content() -> Lock:
+    """The lock of the current folder."""
+    found = repository().lock
+    assert isinstance(found, Lock)
+    return found
 
 
 def versions(name: str) -> list[str | None]:
     """The version of a package on each platform; None where it is not locked."""
-    return [lockfile.installed(one, "default").get(name) for one in model.each_platform(model.load(None))]
+    return [one.locked().versions.get(name) for one in model.each_platform(model.load(None))]
 
 
 def hashes(name: str, architecture: Architecture) -> list[str]:
-    pins = lockfile.parse(sections(architecture)["requirements"])
+    pins = parse(sections(architecture)["requirements"])
     return [digest for pin in pins if pin.name == name for digest in pin.hashes]
 
 
@@ -122,7 +132,7 @@ def test_a_platform_has_the_framework_of_the_target_for_it_and_another_name_on_t
     amd64 = write()
     monkeypatch.setenv("TRAINYARD_ARCH", "arm64")
     arm64 = model.load(None)
-    assert [amd64.framework.packages, arm64.framework.packages] == [["tensorflow-cpu==2.21.0"], ["tensorflow==2.21.0"]]
+    assert [amd64.packages, arm64.packages] == [["tensorflow-cpu==2.21.0"], ["tensorflow==2.21.0"]]
     assert [amd64.local_name, arm64.local_name] == ["mine", "mine-arm64"]
     assert arm64.build_folder == amd64.build_folder.parents[1] / "mine-arm64" / "build"
     assert [amd64.command("image"), arm64.command("image")] == [
@@ -134,10 +144,9 @@ def test_a_platform_has_the_framework_of_the_target_for_it_and_another_name_on_t
 def test_a_repository_for_arm64_alone_is_for_that_on_every_host(write: Write) -> None:
     spec = write(more="platforms: [linux/arm64]\n")
     assert spec.arch == "arm64"
-    workspace_resolver.lock(spec)
-    assert spec.workspace is not None
-    assert {name.partition(".")[0] for name in workspace_lock.read(spec.workspace).sections} == {"arm64"}
-    assert workspace_resolver.is_current(spec)
+    relock(spec)
+    assert {section.arch for section in content().sections} == {"arm64"}
+    assert is_current(spec)
 
 
 def test_the_schema_has_the_platforms_as_choices() -> None:
@@ -149,104 +158,99 @@ def test_the_schema_has_the_platforms_as_choices() -> None:
 
 
 def test_a_lock_has_the_files_of_each_platform(write: Write, index: PackageIndex) -> None:
-    workspace_resolver.lock(write("fast\neinops\n"))
+    relock(write("fast\neinops\n"))
     digest = {name: hashlib.sha256(body).hexdigest() for name, body in index.files.items()}
     for one in (AMD64, ARM64):
         assert hashes("fast", one) == [digest[f"fast-1.0-cp313-cp313-manylinux_2_17_{one.machine}.whl"]]
         assert hashes("einops", one) == [digest["einops-0.8.0-py3-none-any.whl"]]
-    assert lockfile.framework_lock(on(ARM64), "default").name == "framework.arm64.lock"
-    for one in model.each_platform(model.load(None)):
-        catalogue = IMAGES / "tf-cpu" / f"framework{one.suffix('default')}.lock"
-        assert lockfile.framework_lock(one, "default").read_bytes() == catalogue.read_bytes()
+    for one in (AMD64, ARM64):
+        assert sections(one)["framework"] == model.load("tf-cpu", one.name).locked().text("framework")
 
 
 def test_the_sections_of_amd64_are_the_same_with_another_platform(write: Write) -> None:
     spec = write("fast\neinops\n", "")
-    workspace_resolver.lock(spec)
-    assert spec.workspace is not None
-    alone = spec.workspace.lock.read_bytes()
-    assert set(workspace_lock.read(spec.workspace).sections) == {"framework", "requirements"}
+    relock(spec)
+    alone = spec.lock_file.read_bytes()
+    assert {str(section) for section in content().sections} == {"amd64.framework", "amd64.requirements"}
     before = sections()
-    workspace_resolver.lock(write("fast\neinops\n"))
+    relock(write("fast\neinops\n"))
     assert sections() == before and sections(ARM64)
-    workspace_resolver.lock(write("fast\neinops\n", "platforms: [linux/amd64]\n"))
-    assert spec.workspace.lock.read_bytes() == alone
+    relock(write("fast\neinops\n", "platforms: [linux/amd64]\n"))
+    assert spec.lock_file.read_bytes() == alone
 
 
 def test_a_lock_for_other_platforms_is_out_of_date(
     write: Write, trainyard: Callable[..., tuple[int, str, str]]
 ) -> None:
-    workspace_resolver.lock(write(more=""))
+    relock(write(more=""))
     spec = write()
-    assert not workspace_resolver.is_current(spec)
+    assert not is_current(spec)
     status, _, err = trainyard("lock", "--check")
     assert status == 1 and err.count("\n") == 1 and "trainyard.lock needs to be updated" in err
     status, _, err = trainyard("lock")
     assert status == 0 and "packages for linux/amd64, " in err and "packages for linux/arm64" in err
-    assert workspace_resolver.is_current(spec) and workspace_resolver.lock(spec, check=True) == []
-    assert not workspace_resolver.is_current(write(more=""))
+    assert is_current(spec) and not relock(spec, check=True)
+    assert not is_current(write(more=""))
 
 
 def test_a_lock_without_a_platform_says_what_to_run(write: Write) -> None:
-    workspace_resolver.lock(write(more=""))
+    relock(write(more=""))
     write()
-    with pytest.raises(UserError, match=r"requirements\.arm64\.lock is missing: run '.*trainyard lock'"):
-        lockfile.read(lockfile.requirements_lock(on(ARM64), "default"), on(ARM64).command("lock"))
+    with pytest.raises(UserError, match=r"^trainyard\.lock: nothing for linux/arm64: run '.*trainyard lock'"):
+        on(ARM64).locked()
 
 
 def test_a_lock_of_which_a_part_of_a_platform_is_missing_is_refused(write: Write) -> None:
     spec = write()
-    workspace_resolver.lock(spec)
-    assert spec.workspace is not None
-    lock = workspace_lock.read(spec.workspace)
-    del lock.sections["arm64.requirements"]
-    workspace_lock.write(spec.workspace, lock)
+    relock(spec)
+    kept = {key: text for key, text in content().sections.items() if key != Section("arm64", "requirements")}
+    locks.write(spec.lock_file, dataclasses.replace(content(), sections=kept))
     with pytest.raises(UserError, match=r"^trainyard\.lock: written by another version of Trainyard"):
-        workspace_lock.read(spec.workspace)
+        on(AMD64).locked()
 
 
 def test_versions_are_those_of_the_first_platform_where_the_other_has_them(write: Write, index: PackageIndex) -> None:
     index.add(*binary("fast", "2.0", AMD64), *binary("other", "1.0", AMD64, ARM64), *binary("other", "2.0", ARM64))
     spec = write("fast\nother\n")
-    workspace_resolver.lock(spec)
+    relock(spec)
     assert versions("fast") == ["2.0", "1.0"], "there is no 2.0 for arm64"
     assert versions("other") == ["1.0", "1.0"], "there is no 2.0 for amd64"
-    assert workspace_resolver.lock(spec) == []
+    assert not relock(spec)
 
 
 def test_an_upgrade_is_the_same_version_on_all_platforms(write: Write, index: PackageIndex) -> None:
     spec = write("fast\ntqdm\n")
-    workspace_resolver.lock(spec)
+    relock(spec)
     index.add(*binary("fast", "1.1", AMD64, ARM64), *binary("fast", "1.2", ARM64), wheel("tqdm", "5.0"))
-    assert workspace_resolver.lock(spec) == []
-    workspace_resolver.lock(spec, upgrade_packages=["fast"])
+    assert not relock(spec)
+    relock(spec, upgrade_packages=["fast"])
     assert versions("fast") == ["1.1", "1.1"] and versions("tqdm") == ["4.0", "4.0"]
-    workspace_resolver.lock(spec, upgrade=True)
+    relock(spec, upgrade=True)
     assert versions("fast") == ["1.1", "1.1"] and versions("tqdm") == ["5.0", "5.0"]
     assert hashes("fast", AMD64) != hashes("fast", ARM64)
 
 
 def test_a_package_of_one_platform_is_upgraded_there(write: Write, index: PackageIndex) -> None:
     spec = write("tqdm ; platform_machine == 'aarch64'\n")
-    workspace_resolver.lock(spec)
+    relock(spec)
     index.add(wheel("tqdm", "5.0"))
-    workspace_resolver.lock(spec, upgrade_packages=["tqdm"])
+    relock(spec, upgrade_packages=["tqdm"])
     assert versions("tqdm") == [None, "5.0"]
     with pytest.raises(UserError, match=r"^'tensorflow' is part of the framework of tf-cpu"):
-        workspace_resolver.lock(spec, upgrade_packages=["tensorflow"])
+        relock(spec, upgrade_packages=["tensorflow"])
 
 
 def test_markers_are_those_of_the_platform(write: Write) -> None:
     spec = write("tqdm ; platform_machine == 'x86_64'\neinops ; platform_machine == 'aarch64'\n")
-    workspace_resolver.lock(spec)
+    relock(spec)
     assert versions("tqdm") == ["4.0", None] and versions("einops") == [None, "0.8.0"]
 
 
 def test_a_contradiction_on_one_platform_is_refused_where_that_is_listed(write: Write) -> None:
     line = "numpy<2 ; platform_machine == 'aarch64'\n"
-    workspace_resolver.lock(write(line, ""))
+    relock(write(line, ""))
     with pytest.raises(UserError, match=r"^requirements\.txt:1: numpy<2 .*contradicts numpy .*\(tensorflow 2\.21\.0\)"):
-        workspace_resolver.lock(write(line))
+        relock(write(line))
 
 
 def test_sources_of_uv_are_those_of_the_platform(write: Write) -> None:
@@ -255,11 +259,10 @@ def test_sources_of_uv_are_those_of_the_platform(write: Write) -> None:
         '[project]\nname = "mine"\nversion = "1"\ndependencies = ["a"]\n'
         '[[tool.uv.sources.a]]\npath = "one"\nmarker = "platform_machine == \'aarch64\'"\n'
     )
-    assert spec.workspace is not None
     document = spec.workspace.document.model_copy(
         update={"requirements": workspace.Requirements(file="pyproject.toml")}
     )
-    found = workspace.Workspace(spec.workspace.file, document, "tf-cpu")
+    found = workspace.Workspace(spec.workspace.file, document)
     assert [one.text for one in requirements.read(found, "3.13").lines] == ["a"]
     (source,) = requirements.read(found, "3.13", ARM64.machine).sources
     assert source.location == str(Path("one").resolve())
@@ -267,12 +270,12 @@ def test_sources_of_uv_are_those_of_the_platform(write: Write) -> None:
 
 def test_a_platform_is_not_added_to_a_lock_of_another_trainyard(write: Write, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its framework would be that of another version than those that the lock keeps."""
-    workspace_resolver.lock(write(more=""))
+    relock(write(more=""))
     spec = write()
     monkeypatch.setattr(workspace_resolver, "contents", lambda _: "5e6f7a8b")
     with pytest.raises(UserError, match=r"would make another image: run 'trainyard lock --upgrade'"):
-        workspace_resolver.lock(spec)
-    workspace_resolver.lock(spec, upgrade=True)
+        relock(spec)
+    relock(spec, upgrade=True)
     assert sections(ARM64)
 
 
@@ -284,7 +287,6 @@ def test_the_hash_of_contents_is_the_same_for_all_platforms(write: Write) -> Non
 def test_platforms_are_compared_by_the_lock_and_not_by_the_configuration(write: Write) -> None:
     """An image of amd64 that was built before another platform was listed differs in its lock alone."""
     one, both = write(more="").workspace, write().workspace
-    assert one is not None and both is not None
     assert plan.config_hash(one) == plan.config_hash(both)
 
 
@@ -304,7 +306,7 @@ def test_a_folder_is_built_to_one_wheel_for_all_platforms(write: Write, capsys: 
         '[build-system]\nrequires = []\nbuild-backend = "backend"\nbackend-path = ["."]\n'
         '[project]\nname = "tool"\nversion = "1"\n'
     )
-    workspace_resolver.lock(write("./tool\n"))
+    relock(write("./tool\n"))
     assert capsys.readouterr().err.count("building a wheel") == 1
     assert hashes("tool", AMD64) == hashes("tool", ARM64)
     folder = on(ARM64).build_folder / "wheels"
@@ -332,20 +334,18 @@ def slow(index: PackageIndex) -> PackageIndex:
 def test_what_is_compiled_is_locked_and_built_with_the_same_versions_on_all_platforms(
     write: Write, slow: PackageIndex
 ) -> None:
-    workspace_resolver.lock(write(more=BOTH + COMPILE % ""))
+    relock(write(more=BOTH + COMPILE % ""))
     assert sections()["compiled"] == sections(ARM64)["compiled"]
-    tools = [workspace_resolution.pins(sections(one)["build-requires"]) for one in (AMD64, ARM64)]
+    tools = [pinned(on(one), "build-requires") for one in (AMD64, ARM64)]
     assert tools == [{"ninja": "1.0"}] * 2, "there is no 2.0 for amd64"
-    files = (lockfile.compiled_lock(on(ARM64)), lockfile.build_requires_lock(on(ARM64)))
-    assert [path.name for path in files if path] == ["compiled.arm64.lock", "build-requires.arm64.lock"]
     text = dockerfile.dockerfile(on(ARM64))
     for name in ("compiled", "build-requires"):
-        assert f"{name}.arm64.lock /locks/{name}.lock\n" in text
+        assert f" /locks/{name}.lock\n{sections(ARM64)[name]}LOCK\n" in text
 
 
 def test_it_is_compiled_on_the_platform_of_the_image(write: Write, slow: PackageIndex) -> None:
     """Wheels are installed on that of the machine that builds."""
-    workspace_resolver.lock(write(more=BOTH + COMPILE % ""))
+    relock(write(more=BOTH + COMPILE % ""))
     for one in (AMD64, ARM64):
         text = dockerfile.dockerfile(on(one))
         starts = {line.split()[-1]: line for line in text.splitlines() if line.startswith("FROM ") and " AS " in line}
@@ -369,19 +369,19 @@ def test_it_is_compiled_in_the_build_base_only_if_that_is_of_the_platform(
     expected: str,
 ) -> None:
     """A base that was bootstrapped is for one platform; an offline build has the build base for the engine's."""
-    workspace_resolver.lock(write(more=BOTH + COMPILE % ""))
+    relock(write(more=BOTH + COMPILE % ""))
     monkeypatch.setattr(docker_engine, "architecture", lambda: engine)
     found = offline.Sources(
         index="default", index_url="", base="base", base_digest="", build_base="old", pythons={}, notes=[]
     )
-    monkeypatch.setattr(build, "_reachable", lambda *_: found)
+    monkeypatch.setattr(build, "_reachable", lambda spec: (spec, found))
     made = build.plan_for(on(wanted)).build_args()
     assert (made["BUILD_BASE"], made["COMPILE_BASE"]) == ("old", expected)
 
 
 def test_what_no_platform_compiles_is_in_no_stage(write: Write, slow: PackageIndex) -> None:
-    workspace_resolver.lock(write(more=BOTH + COMPILE % "; platform_machine == 'x86_64'"))
-    assert lockfile.compiled_lock(on(AMD64)) and lockfile.compiled_lock(on(ARM64)) is None
+    relock(write(more=BOTH + COMPILE % "; platform_machine == 'x86_64'"))
+    assert "compiled" in sections(AMD64) and "compiled" not in sections(ARM64)
     assert " AS compiled\n" in dockerfile.dockerfile(on(AMD64))
     assert "compile" not in dockerfile.dockerfile(on(ARM64)).replace("compileall", "").split("AS about")[1]
     assert versions("slow") == ["1.0", None]
@@ -391,10 +391,11 @@ def test_what_no_platform_compiles_is_in_no_stage(write: Write, slow: PackageInd
 
 
 def test_the_tags_of_images_end_with_their_architecture_and_have_other_hashes(write: Write) -> None:
-    workspace_resolver.lock(write())
+    relock(write())
     tags = []
     for one in model.each_platform(model.load(None)):
         dockerfile.write(dockerfile.rendered(one))
+        (one.build_folder / "code.tar").touch()
         made = plan.make_plan(one, index="default", index_url="", base="base", base_digest="", notes=())
         tags.append(made.tag)
         assert (made.local, made.floating_tags) == (f"trainyard:{one.local_name}", ("mine", "mine-2.21.0"))
@@ -405,7 +406,7 @@ def test_the_tags_of_images_end_with_their_architecture_and_have_other_hashes(wr
 
 def test_a_check_of_the_lock_fails_where_one_platform_differs(write: Write, index: PackageIndex) -> None:
     spec = write()
-    workspace_resolver.lock(spec)
+    relock(spec)
     write("fast\ntqdm ; platform_machine == 'aarch64'\n")
     with pytest.raises(StepFailed, match=r"trainyard\.lock needs to be updated"):
-        workspace_resolver.lock(model.load(None), check=True)
+        relock(repository(), check=True)

@@ -102,10 +102,10 @@ def _from(target: str | None, reference: str) -> dict[str, Any]:
     from trainyard.oci import docker_engine
     from trainyard.release import candidate
     from trainyard.spec import workspace
-    from trainyard.spec.model import load
+    from trainyard.spec.model import RepositorySpec, load
 
     spec = load(target) if target or workspace.find() else None
-    if spec and not spec.workspace:
+    if spec and not isinstance(spec, RepositorySpec):
         raise console.UserError(
             f"--from takes no target of the catalogue: {spec.target} is built from {spec.where}; give the folder of a "
             f"{workspace.FILE}, or nothing"

@@ -37,7 +37,7 @@ def command(as_json: bool) -> None:
         )
         found[spec.target] = {
             "summary": spec.summary,
-            "packages": spec.framework.packages,
+            "packages": spec.packages,
             "platforms": spec.platforms,
             "trainers": trainers,
             "local": local[spec.platforms[0]],

@@ -18,7 +18,7 @@ GROUP = "build"
       trainyard lock                             # trainyard.lock of the repository that you are in
       trainyard lock --upgrade-package einops    # the same, with the newest einops
       trainyard lock --upgrade                   # the framework and base of this Trainyard, the newest of the rest
-      trainyard lock xla        # the locks of a target, for every package index that answers
+      trainyard lock xla        # the lock of a target, for every package index that answers
       trainyard lock scripts    # what Trainyard and its tests need (scripts/requirements.lock)
       trainyard lock uv         # the installer inside builds (images/uv.lock); the same for gsutil
     """,
@@ -29,42 +29,43 @@ GROUP = "build"
 @options.flag("--check", help="Write nothing; fail if trainyard.lock would change.")
 @options.json_output
 def command(target: str | None, upgrade: bool, upgrade_package: tuple[str, ...], check: bool, as_json: bool) -> None:
-    """Resolve TARGET's packages for its Python and platforms; write the hash-pinned locks and Dockerfiles; commit them.
+    """Resolve TARGET's packages for its Python and platforms; write trainyard.lock and Dockerfiles; commit them.
 
     Without TARGET, trainyard.lock is written beside the trainyard.yaml of the repository that you are in. Its versions
     are kept where the requirements allow it.
 
-    If TARGET's base holds the framework, its tag is resolved to a digest and its packages are recorded in base.json.
-    The packages that a nightly names without a version are locked in their newest release, pre-releases included, which
-    is recorded with the day in nightly.json.
+    If TARGET's base holds the framework, its tag is resolved to a digest and its packages are recorded. The packages
+    that a nightly names without a version are locked in their newest release, pre-releases included, with the day.
     """
     from trainyard.common import console
     from trainyard.image import resolver, target_lock, workspace_resolver
-    from trainyard.spec import architectures, lockfile, model
+    from trainyard.spec import architectures, model
     from trainyard.spec.model import relative
 
     architectures.use_all()
     spec = None if target in ("scripts", *resolver.TOOLS) else model.load(target)
-    if spec is not None and spec.workspace:
-        written = workspace_resolver.lock(spec, upgrade=upgrade, upgrade_packages=upgrade_package, check=check)
-        platforms = model.each_platform(spec)
-        counts = [f"{len(lockfile.installed(one, 'default'))} packages" for one in platforms]
-        if len(platforms) > 1:
-            counts = [f"{count} for {one.platform}" for count, one in zip(counts, platforms, strict=True)]
-        console.say(f"{relative(spec.workspace.lock)}: {', '.join(counts)}{'' if written else ', up to date'}")
+    written: list[Path] = []
+    if isinstance(spec, model.RepositorySpec):
+        before = spec.lock
+        spec = workspace_resolver.lock(spec, upgrade=upgrade, upgrade_packages=upgrade_package, check=check)
+        written = [] if spec.lock == before else [spec.lock_file]
     elif upgrade_package or check or (upgrade and target != "scripts"):
         raise console.UserError(
             "--upgrade, --upgrade-package and --check are for the lock of a trainyard.yaml, and --upgrade for 'scripts'"
         )
+    elif spec is not None:
+        spec, rendered = target_lock.lock(spec)
+        written = [spec.lock_file, *rendered]
     else:
-        rendered: list[Path] = []
-        if spec is not None:
-            written, rendered = target_lock.lock(spec)
-        else:
-            written = resolver.lock_scripts(upgrade=upgrade) if target == "scripts" else resolver.lock_tool(str(target))
+        written = resolver.lock_scripts(upgrade=upgrade) if target == "scripts" else resolver.lock_tool(str(target))
         for path in written:
-            console.say(f"{relative(path)}: {len(lockfile.read(path))} packages")
-        for path in rendered:
+            console.say(f"{relative(path)}: {len(resolver.versions(path.read_text(encoding='utf-8')))} packages")
+    if spec is not None:
+        platforms = model.each_platform(spec)
+        counts = [f"{len(one.locked().versions)} packages" for one in platforms]
+        if len(platforms) > 1:
+            counts = [f"{count} for {one.platform}" for count, one in zip(counts, platforms, strict=True)]
+        console.say(f"{relative(spec.lock_file)}: {', '.join(counts)}{'' if written else ', up to date'}")
+        for path in written[1:]:
             console.say(f"wrote {relative(path)}")
-        written += rendered
     console.result({"written": [relative(path) for path in written]}, as_json=as_json)

@@ -22,7 +22,7 @@ from trainyard.image import (
     offline,
     package_index,
     provenance,
-    resolver,
+    target_lock,
     working_directory,
     workspace_files,
 )
@@ -30,10 +30,10 @@ from trainyard.image.buildx import OnStep, bake
 from trainyard.image.local_images import digest_of
 from trainyard.image.plan import Plan, inputs, make_plan, other_pythons
 from trainyard.oci import builder, docker_engine, layer_contents
-from trainyard.spec import lockfile, state
-from trainyard.spec.model import IMAGES, Spec, base_contents_file, load, relative, with_locked_base
+from trainyard.spec import lock, state
+from trainyard.spec.lock import DEFAULT
+from trainyard.spec.model import IMAGES, RepositorySpec, Spec, relative
 from trainyard.spec.naming import NAME
-from trainyard.spec.workspace import LOCK
 from trainyard.workspace.lines import without_userinfo
 
 #: Compression -> its attributes of BuildKit's exporters (https://docs.docker.com/build/exporters/image-registry/).
@@ -54,10 +54,16 @@ def plan_for(spec: Spec) -> Plan:
         UserError: a lock is missing or damaged, or there is no base; or nothing was fetched for an offline build.
         StepFailed: locks could not be resolved, or the base not bootstrapped.
     """
-    prepared = workspace_files.prepare(spec) if spec.workspace else None
+    code = ""
+    if isinstance(spec, RepositorySpec):
+        prepared = workspace_files.prepare(spec)
+        spec, code = prepared.spec, prepared.code
     if spec.framework_in_base:
-        return _plan_with_framework_in_base(spec, prepared)
-    found = offline.recall(spec) if settings.offline() else _reachable(spec, prepared.base if prepared else "")
+        return _plan_with_framework_in_base(spec, code)
+    if settings.offline():
+        found = offline.recall(spec)
+    else:
+        spec, found = _reachable(spec)
     in_place = [text] if (text := fallback.note(spec)) else []
     return make_plan(
         spec,
@@ -69,7 +75,7 @@ def plan_for(spec: Spec) -> Plan:
         build_base=found.build_base,
         compile_base=_compile_base(spec, found),
         pythons=found.pythons,
-        code=prepared.code if prepared else "",
+        code=code,
     )
 
 
@@ -78,45 +84,41 @@ def _compile_base(spec: Spec, found: offline.Sources) -> str:
 
     What is compiled must be run on the image's platform, and the build base is on that of the engine.
     """
-    if lockfile.compiled_lock(spec) is None:
+    if "compiled" not in spec.locked().texts:
         return ""
     return found.build_base or found.base if spec.architecture == docker_engine.architecture() else found.base
 
 
-def _reachable(spec: Spec, locked_base: str) -> offline.Sources:
-    """The index and the base that this host can reach.
-
-    Args:
-        locked_base: see :func:`trainyard.image.base_image.resolve`.
-    """
+def _reachable(spec: Spec) -> tuple[Spec, offline.Sources]:
+    """Return the index and the base that this host can reach, and the spec, locked for that index."""
     index, reason = package_index.choose(spec)
     notes = []
     if reason:
         notes.append(
-            f"index {spec.framework.index} is unreachable ({reason}): {', '.join(spec.framework.packages)} come from "
+            f"index {spec.framework.index} is unreachable ({reason}): {', '.join(spec.packages)} come from "
             "the default index, possibly as CUDA builds, which make a larger image"
         )
-    pair = (lockfile.framework_lock(spec, index), lockfile.requirements_lock(spec, index))
-    if index != "default" and not all(path.is_file() for path in pair):
-        if spec.workspace:
-            notes.append(f"{LOCK} has no packages of index {index}: run 'trainyard lock --upgrade' to add them")
-            index = "default"
+    spec.locked()  # reports a lock that is missing or cannot be used before anything is downloaded
+    if spec.usable_lock and index not in spec.usable_lock.indexes(spec.arch):
+        if isinstance(spec, RepositorySpec):
+            notes.append(f"{lock.FILE} has no packages of index {index}: run 'trainyard lock --upgrade' to add them")
+            index = DEFAULT
         else:
             say(f"no lock for index {index} yet: resolving one; commit it")
-            locks = resolver.lock_target(spec, index)
-            for path in [*locks, *dockerfile.write(dockerfile.rendered(spec))]:
+            spec, rendered = target_lock.lock_index(spec, index)
+            for path in [spec.lock_file, *rendered]:
                 say(f"wrote {relative(path)}")
-    lockfile.installed(spec, index)  # reports missing or damaged locks before anything is downloaded
+    origin = spec.usable_lock.origin if spec.usable_lock else None
     machine = builder.current().machine(spec.architecture)
-    found = base_image.resolve(spec.base, locked_base, spec.architecture, machine)
+    found = base_image.resolve(spec.base, origin.base if origin else "", spec.architecture, machine)
     if found.note:
         notes.append(found.note)
     pythons, missing = base_image.pythons(other_pythons(spec), machine)
     notes += missing
     index_spec = spec.index_spec()
-    return offline.Sources(
+    return spec, offline.Sources(
         index=index,
-        index_url=without_userinfo(package_index.url(index, index_spec)) if index != "default" and index_spec else "",
+        index_url=without_userinfo(package_index.url(index, index_spec)) if index != DEFAULT and index_spec else "",
         base=found.reference,
         base_digest=found.digest,
         build_base=found.build_base,
@@ -150,25 +152,24 @@ def fetch(spec: Spec) -> dict[str, Any]:
     return facts
 
 
-def _plan_with_framework_in_base(spec: Spec, prepared: workspace_files.Prepared | None) -> Plan:
-    """The plan of an image whose base holds the framework: on the digest that base.json or trainyard.lock records.
+def _plan_with_framework_in_base(spec: Spec, code: str) -> Plan:
+    """Return the plan of an image whose base holds the framework: on the digest that trainyard.lock records.
 
     If the base was never locked, or another one is configured now, it is inspected and locked first.
 
     Args:
-        prepared: see :func:`trainyard.image.workspace_files.prepare`; None for an image of the catalogue.
+        code: see :class:`Plan`.
     """
     configured = base_image.configured_reference(spec.base)
-    if spec.workspace:
-        spec = with_locked_base(spec)
-    elif spec.base_contents is None or spec.base_contents.image != configured:
-        where = relative(base_contents_file(spec))
+    known = spec.base_contents
+    if not isinstance(spec, RepositorySpec) and (known is None or known.image != configured):
+        where = relative(spec.lock_file)
         say(f"base {configured} is not the one of {where}: locking; commit the files to build the same image again")
-        for path in resolver.lock_target(spec, "default"):
+        spec, rendered = target_lock.lock(spec)
+        for path in [spec.lock_file, *rendered]:
             say(f"wrote {relative(path)}")
-        spec = load(str(spec.folder))
+    spec.locked()
     assert spec.base_contents is not None
-    lockfile.installed(spec, "default")
     base, digest = spec.base_contents.reference, spec.base_contents.digest
     if digest and configured.endswith(f"@{digest}"):
         base = configured  # the same image, at the registry that BASE names
@@ -177,13 +178,13 @@ def _plan_with_framework_in_base(spec: Spec, prepared: workspace_files.Prepared 
         notes.insert(0, f"base {base} has no digest, as it comes from no registry")
     return make_plan(
         spec,
-        index="default",
+        index=DEFAULT,
         index_url="",
         base=base,
         base_digest=digest,
         notes=tuple(notes),
         pythons=pythons,
-        code=prepared.code if prepared else "",
+        code=code,
     )
 
 
@@ -193,7 +194,7 @@ def check_rendered(spec: Spec) -> None:
     Raises:
         UserError: they are not; the message names them.
     """
-    if spec.workspace:
+    if isinstance(spec, RepositorySpec):
         return  # its files are written for each build
     drifted = dockerfile.drift(spec)
     if drifted:
@@ -346,6 +347,7 @@ def _build(
 ) -> tuple[Plan, dict[str, Any]]:
     builder.current().require(spec.architecture)
     plan = plan_for(spec)
+    spec = plan.spec
     made_of = inputs(spec, plan.index)
     for note in plan.notes:
         warn(note)
@@ -356,7 +358,9 @@ def _build(
         bake_file = Path(folder) / "docker-bake.json" if own else dockerfile.BAKE_FILE
         if own:
             bake_file.write_text(dockerfile.bake([spec], bases), encoding="utf-8")
-        secrets = workspace_files.write_secrets(spec.workspace, Path(folder)) if spec.workspace else {}
+        secrets = {}
+        if isinstance(spec, RepositorySpec):
+            secrets = workspace_files.write_secrets(spec.workspace, Path(folder))
         file = f"--file={bake_file}"
         arguments = bake_arguments(
             plan, compression=compression, no_cache=no_cache, cache=cache, name=name, secrets=secrets

@@ -13,7 +13,7 @@ from pydantic import RootModel
 from trainyard.common.console import UserError, nearest
 from trainyard.common.settings import ROOT
 from trainyard.image import measurements
-from trainyard.spec import lockfile, yaml_source
+from trainyard.spec import yaml_source
 from trainyard.spec.catalog import Line, validated
 from trainyard.spec.model import IMAGES, Spec, relative
 from trainyard.spec.units import in_units
@@ -51,8 +51,8 @@ def limits(names: list[str]) -> dict[str, list[str]]:
 
 def _versions(spec: Spec) -> dict[str, str]:
     """The framework's main packages and their locked versions."""
-    path = lockfile.framework_lock(spec, "default")
-    locked = lockfile.read(path) if path.is_file() else {}
+    content = spec.usable_lock.of(spec.arch) if spec.usable_lock else None
+    locked = content.versions if content else {}
     shown = (
         "torch",
         "torchvision",

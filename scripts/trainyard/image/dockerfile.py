@@ -20,10 +20,11 @@ from trainyard.common.console import one_line
 from trainyard.common.installation import check_writable
 from trainyard.common.settings import ROOT
 from trainyard.image import plan, wheel_layers
-from trainyard.spec import lockfile, naming
+from trainyard.spec import naming
 from trainyard.spec.architectures import AMD64
 from trainyard.spec.catalog import debian_bases
-from trainyard.spec.model import IMAGES, Spec, catalogue, each_platform
+from trainyard.spec.lock import DEFAULT, Locked
+from trainyard.spec.model import IMAGES, RepositorySpec, Spec, catalogue, each_platform
 
 BAKE_FILE = IMAGES / "docker-bake.json"
 
@@ -42,9 +43,9 @@ def template_environment() -> jinja2.Environment:
 
 def image_json(spec: Spec) -> str:
     """What the launcher reads inside the image: /opt/trainyard/image.json."""
-    pins = [Requirement(text) for text in spec.framework.packages]
+    pins = [Requirement(text) for text in spec.packages]
     versions = {_module(pin.name): next(iter(pin.specifier)).version for pin in pins}
-    return json.dumps(_about(spec, versions | {spec.framework.name: spec.framework.version}), indent=2)
+    return json.dumps(_about(spec, versions | {spec.framework.name: spec.version}), indent=2)
 
 
 def _module(name: str) -> str:
@@ -165,7 +166,7 @@ def own_source(spec: Spec) -> Source:
 def contexts(spec: Spec) -> dict[str, str]:
     """Named build contexts of a spec outside the catalogue: name -> folder."""
     own = own_source(spec)
-    used = spec.workspace or spec.trainers.folder or spec.framework_in_base
+    used = isinstance(spec, RepositorySpec) or spec.trainers.folder
     return {own.context: from_root(spec.build_folder)} if own.context and used else {}
 
 
@@ -201,12 +202,13 @@ def variables(spec: Spec, index: str) -> dict[str, Any]:
         index: name of the package index that the framework comes from.
     """
     base = spec.base_spec()
-    compiled, build_requires = lockfile.compiled_lock(spec), lockfile.build_requires_lock(spec)
-    build = spec.workspace.document.build if spec.workspace and compiled else None
+    own = spec.workspace if isinstance(spec, RepositorySpec) else None
+    locked = (spec.usable_lock and spec.usable_lock.of(spec.arch, index)) or Locked({})
+    build = own.document.build if own and "compiled" in locked.texts else None  # markers may leave nothing to compile
     pythons = [OtherPython(name) for name in plan.other_pythons(spec)]
     shared = "tools" if spec.base in debian_bases() else pythons[0].stage
     return {
-        "spec_file": spec.workspace.file.name if spec.workspace else one_line(from_root(spec.folder / "image.yaml")),
+        "spec_file": own.file.name if own else one_line(from_root(spec.file)),
         "dockerfile": one_line(from_root(spec.dockerfile(index))),
         "platform_option": "" if spec.arch == AMD64.name else f"--platform {spec.platform} ",
         "contexts": "".join(f"--build-context {name}={one_line(path)} " for name, path in contexts(spec).items()),
@@ -230,25 +232,23 @@ def variables(spec: Spec, index: str) -> dict[str, Any]:
         "shebang": spec.site.shebang,
         "path": search_path(spec),
         "environment_lines": _environment_lines(spec),
-        "workspace": spec.workspace is not None,
+        "workspace": own is not None,
         "code": spec.has_code,
         "build": build,
-        "compiled_lock": compiled.name if compiled else "",
-        "build_requires_lock": build_requires.name if build_requires else "",
-        "requirements_lock": f"requirements{spec.suffix(index)}.lock",
+        "locked": locked,
         "build_environment_lines": _pairs(build.environment) if build else "",
-        "private_indexes": _PRIVATE_INDEXES if spec.workspace else "",
+        "private_indexes": _PRIVATE_INDEXES if own else "",
         "tools": spec.tools,
         "profile": spec.profile,
         "system": spec.system,
         "epoch": naming.FILE_EPOCH,
         "image_json": _image_json_text(spec),
-        "version": "unlocked" if spec.framework_in_base else spec.framework.version,
+        "version": "unlocked" if spec.framework_in_base else spec.version,
         "label_lines": _label_lines(spec),
     }
 
 
-def dockerfile(spec: Spec, index: str = "default") -> str:
+def dockerfile(spec: Spec, index: str = DEFAULT) -> str:
     """The text of a target's Dockerfile.
 
     Args:
@@ -294,9 +294,9 @@ def rendered(only: Spec | None = None) -> dict[Path, str]:
 
 
 def _locked_platforms(spec: Spec) -> list[Spec]:
-    """The spec, and for each of its other platforms that it has locks for."""
+    """Return the spec, and for each of its other platforms that it is locked for."""
     others = [one for one in each_platform(spec) if one.arch != spec.arch]
-    return [spec, *(one for one in others if lockfile.requirements_lock(one, "default").is_file())]
+    return [spec, *(one for one in others if one.usable_lock and one.usable_lock.of(one.arch))]
 
 
 def _dockerfiles(specs: list[Spec]) -> dict[Path, str]:
@@ -304,9 +304,8 @@ def _dockerfiles(specs: list[Spec]) -> dict[Path, str]:
 
 
 def locked_indexes(spec: Spec) -> list[str]:
-    """Names of the package indexes that an image has locks for."""
-    others = [] if spec.framework_in_base or spec.framework.index == "default" else [spec.framework.index]
-    return ["default", *(index for index in others if lockfile.requirements_lock(spec, index).is_file())]
+    """Return the names of the package indexes that an image is locked for; the default one, if it never was."""
+    return (spec.usable_lock.indexes(spec.arch) if spec.usable_lock else []) or [DEFAULT]
 
 
 def drift(only: Spec | None = None) -> list[Path]:
@@ -328,5 +327,6 @@ def write(files: dict[Path, str]) -> list[Path]:
     changed = differing(files)
     for path in changed:
         check_writable(path)
+        path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(files[path], encoding="utf-8")
     return changed

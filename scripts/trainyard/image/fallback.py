@@ -13,7 +13,7 @@ from trainyard.spec.model import IMAGES, Spec, catalogue
 
 def of(spec: Spec) -> Spec | None:
     """The fallback of a target of the catalogue; None if it has none."""
-    if spec.workspace or spec.folder.parent != IMAGES:
+    if spec.folder.parent != IMAGES:
         return None
     return next((one for one in catalogue() if one.fallback_for == spec.target), None)
 
@@ -40,6 +40,6 @@ def note(spec: Spec) -> str:
         return ""
     day = f" on {spec.day[:4]}-{spec.day[4:6]}-{spec.day[6:]}" if spec.day else ""
     return (
-        f"this is not {spec.fallback_for}: it has {spec.framework.name} {spec.framework.version}, the newest release"
+        f"this is not {spec.fallback_for}: it has {spec.framework.name} {spec.version}, the newest release"
         f"{day}; its name is {spec.target}, and it is never promoted"
     )

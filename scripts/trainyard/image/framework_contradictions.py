@@ -9,10 +9,10 @@ from packaging.specifiers import SpecifierSet
 from packaging.utils import canonicalize_name
 
 from trainyard.common.console import UserError
-from trainyard.spec import lockfile, model
+from trainyard.spec import model
 from trainyard.spec.catalog import debian_bases
 from trainyard.spec.markers import applies
-from trainyard.spec.model import Spec
+from trainyard.spec.model import RepositorySpec, Spec
 from trainyard.workspace.requirements import Wanted
 
 #: Packages that install the module tensorflow, so that an image has one of them:
@@ -23,15 +23,14 @@ _TENSORFLOW = frozenset(
 )  # fmt: skip
 
 
-def check_python(spec: Spec, wanted: Wanted) -> None:
+def check_python(spec: RepositorySpec, wanted: Wanted) -> None:
     """Compare ``requires-python`` of the code's projects with the target's Python, of which the patch is not known."""
-    assert spec.workspace is not None
     python = spec.python_version
     for line in wanted.requires_python:
         allowed = SpecifierSet(line.text)
         if not any(allowed.contains(f"{python}.{patch}") for patch in (0, 99)):
             raise UserError(
-                f"{line.where}: requires-python '{line.text}' excludes Python {python} of {spec.workspace.parent}: "
+                f"{line.where}: requires-python '{line.text}' excludes Python {python} of {spec.extends.target}: "
                 f"relax it, or {_with_python(allowed)}"
             )
 
@@ -51,7 +50,7 @@ def variants(framework: Mapping[str, str]) -> dict[str, str]:
     return dict(framework) | ({name: installed for name in _TENSORFLOW if name not in framework} if installed else {})
 
 
-def check(spec: Spec, wanted: Wanted, framework: Mapping[str, str]) -> None:
+def check(spec: RepositorySpec, wanted: Wanted, framework: Mapping[str, str]) -> None:
     """Check the user's own lines against the versions of the framework.
 
     The constraints of a uv.lock are compared for the packages that the target names; the versions of what these
@@ -60,8 +59,7 @@ def check(spec: Spec, wanted: Wanted, framework: Mapping[str, str]) -> None:
     Raises:
         UserError: one excludes the framework's version; both sides are named.
     """
-    assert spec.workspace is not None
-    named = {canonicalize_name(Requirement(text).name) for text in spec.framework.packages}
+    named = {canonicalize_name(Requirement(text).name) for text in spec.packages}
     locked = [one for one in wanted.constraints if one.file.name != "uv.lock" or one.name in named]
     versions = variants(framework)
     for line in (*wanted.lines, *locked, *wanted.overrides):
@@ -79,10 +77,9 @@ def check(spec: Spec, wanted: Wanted, framework: Mapping[str, str]) -> None:
             )
 
 
-def _owner(spec: Spec, framework: Mapping[str, str]) -> str:
+def _owner(spec: RepositorySpec, framework: Mapping[str, str]) -> str:
     """What has the framework's versions: ``the framework of tf-cpu (tensorflow-cpu 2.21.0) is locked with``."""
-    assert spec.workspace is not None
-    parent = f"{spec.workspace.parent}{_framework(spec, framework)}"
+    parent = f"{spec.extends.target}{_framework(spec, framework)}"
     return f"the base image of {parent} has" if spec.framework_in_base else f"the framework of {parent} is locked with"
 
 
@@ -98,8 +95,8 @@ def _targets_with(spec: Spec, name: str, allowed: SpecifierSet) -> list[str]:
     for one in model.recommended():
         if one.framework_in_base or spec.platform not in one.platforms:
             continue
-        parent = model.load(one.target, spec.arch)
-        version = variants(lockfile.read(lockfile.framework_lock(parent, "default"))).get(name)
+        locked = one.on(spec.arch).locked()
+        version = variants({pin.name: pin.version for pin in locked.framework}).get(name)
         if version and allowed.contains(version, prereleases=True):
             found.append(one.target)
     return found

@@ -14,7 +14,7 @@ import docker.errors
 from trainyard.common.console import UserError
 from trainyard.oci import docker_engine
 from trainyard.spec import workspace
-from trainyard.spec.model import Spec, relative
+from trainyard.spec.model import RepositorySpec, Spec, relative
 from trainyard.spec.naming import LABELS
 from trainyard.spec.workspace import Workspace
 from trainyard.workspace import code_files, code_layer, python_projects
@@ -138,10 +138,10 @@ def _folders(spec: Spec, request: Request) -> tuple[list[str], bool]:
     """The values of ``--mount``, and whether the container writes to one of them."""
     mounts = []
     if request.mount:
-        if spec.workspace is None:
+        if not isinstance(spec, RepositorySpec):
             raise UserError(f"--mount: {spec.target} is a target of the catalogue: there is no code to mount")
         mounts += [bind(path, place) for path, place in code_mounts(spec.workspace).items()]
-    smoke = spec.workspace.document.smoke if spec.workspace else None
+    smoke = spec.workspace.document.smoke if isinstance(spec, RepositorySpec) else None
     data = request.data or (spec.folder / smoke.data if smoke and smoke.data else None)
     if data is not None:
         if not data.is_dir():
@@ -237,7 +237,7 @@ def code_changed(spec: Spec, labels: dict[str, str]) -> bool:
         UserError: the code cannot be in an image; the message says why.
     """
     recorded = labels.get(f"{LABELS}.code")
-    if spec.workspace is None or recorded is None:
+    if not isinstance(spec, RepositorySpec) or recorded is None:
         return False
     with tempfile.TemporaryDirectory() as folder:
         written = code_layer.write(spec.workspace, Path(folder) / "code.tar", spec.site)

@@ -11,8 +11,7 @@ from packaging.pylock import Package, Pylock
 from packaging.utils import canonicalize_name
 
 from trainyard.common.console import warn
-from trainyard.spec import lockfile
-from trainyard.spec.lockfile import Pin
+from trainyard.spec.lock import Pin, parse
 
 #: Options of ``uv pip compile`` that list the files of pinned packages for one platform, with sizes and hashes:
 #: https://packaging.python.org/en/latest/specifications/pylock-toml/
@@ -30,7 +29,7 @@ def with_sizes(folder: Path, text: str, compile_pins: Callable[[list[str]], subp
         text: entries of a lock, without a header.
         compile_pins: runs uv with :data:`OPTIONS` for these pins.
     """
-    pins = lockfile.parse(text)
+    pins = parse(text)
     missing = [pin for pin in pins if not pin.size]
     if not missing:
         return text

@@ -14,9 +14,9 @@ from typing import Any
 from trainyard.common import git, settings
 from trainyard.common.console import UserError
 from trainyard.common.settings import ROOT
-from trainyard.spec import lockfile
 from trainyard.spec.catalog import debian_bases
-from trainyard.spec.model import Spec
+from trainyard.spec.lock import FILE
+from trainyard.spec.model import RepositorySpec, Spec
 from trainyard.spec.naming import FILE_EPOCH, LABELS, NAME, candidate_tag, version_tag
 from trainyard.spec.workspace import Workspace
 
@@ -81,22 +81,19 @@ def _files(folder: Path) -> list[Path]:
 
 
 def inputs(spec: Spec, index: str) -> dict[str, str]:
-    """Name -> sha256 of every file that goes into the image.
+    """Return the name -> sha256 of everything that goes into the image.
 
-    They are the rendered Dockerfile, the locks, the trainers, the launcher, and the image's own trainers or code.
+    That is the rendered Dockerfile, the sections of the lock, the trainers, the launcher, and the image's own trainers
+    or code.
     """
-    paths = [
-        spec.dockerfile(index),
-        lockfile.framework_lock(spec, index),
-        lockfile.requirements_lock(spec, index),
-    ]
-    paths += _files(ROOT / "trainers") + _files(ROOT / "launcher")
+    paths = [spec.dockerfile(index), *_files(ROOT / "trainers"), *_files(ROOT / "launcher")]
     if spec.trainers.folder:
         paths += _files(spec.folder / spec.trainers.folder)
-    if spec.workspace:
-        files = [spec.build_folder / "code.tar", lockfile.compiled_lock(spec), lockfile.build_requires_lock(spec)]
-        paths += [path for path in files if path and path.is_file()]
-    return {_input_name(spec, path): hashlib.sha256(path.read_bytes()).hexdigest() for path in paths}
+    if spec.has_code:
+        paths.append(spec.build_folder / "code.tar")
+    sections = {f"{FILE} [{kind}]": text.encode() for kind, text in sorted(spec.locked(index).texts.items())}
+    files = {_input_name(spec, path): path.read_bytes() for path in paths}
+    return {name: hashlib.sha256(content).hexdigest() for name, content in (files | sections).items()}
 
 
 def changed_inputs(spec: Spec, index: str, built_from: Mapping[str, str]) -> tuple[str, ...]:
@@ -183,19 +180,19 @@ class Plan:
 
     def build_args(self) -> dict[str, str]:
         """Values of the Dockerfile's ARGs."""
-        workspace = self.spec.workspace
+        workspace = self.spec.workspace if isinstance(self.spec, RepositorySpec) else None
         epoch = source_date_epoch(workspace)
         created = datetime.datetime.fromtimestamp(epoch, tz=datetime.UTC)
         contents = self.spec.base_contents
         if self.spec.framework_in_base:
             where = {"PYTHON": contents.interpreter, "SITE": contents.site} if contents else {}
-            framework = where | {"FRAMEWORK_VERSION": self.spec.framework.version}
+            framework = where | {"FRAMEWORK_VERSION": self.spec.version}
         else:
             framework = {"BUILD_BASE": self.build_base or self.base}
             framework |= {"COMPILE_BASE": self.compile_base} if self.compile_base else {}
             framework |= {"INDEX_URL": self.index_url} if self.index_url else {}
         framework |= {python_argument(name): reference for name, reference in self.pythons.items()}
-        own = {"LOCKED": sha256_of(workspace.lock)} if workspace else {}
+        own = {"LOCKED": sha256_of(self.spec.lock_file)} if workspace else {}
         own |= {"CODE": self.code} if self.code else {}
         return (
             framework
@@ -227,7 +224,7 @@ _LABELS_FROM_ARGUMENTS = {
 def labels_from_arguments(spec: Spec) -> dict[str, str]:
     """Label -> the build argument whose value it takes."""
     # What ``push --code-only`` compares with the repository.
-    own = {f"{LABELS}.lock": "LOCKED"} if spec.workspace else {}
+    own = {f"{LABELS}.lock": "LOCKED"} if isinstance(spec, RepositorySpec) else {}
     return _LABELS_FROM_ARGUMENTS | own | ({f"{LABELS}.code": "CODE"} if spec.has_code else {})
 
 
@@ -247,10 +244,9 @@ def sha256_of(path: Path) -> str:
 
 def labels(spec: Spec) -> dict[str, str]:
     """The labels that the spec alone decides."""
-    workspace = spec.workspace
     own = {}
-    if workspace:
-        own = {f"{LABELS}.extends": workspace.parent, f"{LABELS}.config": config_hash(workspace)}
+    if isinstance(spec, RepositorySpec):
+        own = {f"{LABELS}.extends": spec.extends.target, f"{LABELS}.config": config_hash(spec.workspace)}
     if spec.fallback_for:
         own[f"{LABELS}.fallback-for"] = spec.fallback_for
     return own | {
@@ -260,7 +256,7 @@ def labels(spec: Spec) -> dict[str, str]:
         f"{LABELS}.target": spec.target,
         f"{LABELS}.accelerator": spec.accelerator,
         f"{LABELS}.tested": spec.level,
-        f"{LABELS}.framework": f"{spec.framework.name}=={spec.framework.version}",
+        f"{LABELS}.framework": f"{spec.framework.name}=={spec.version}",
     }
 
 
@@ -278,8 +274,9 @@ def make_plan(
     code: str = "",
 ) -> Plan:
     """Assemble a plan from the index and the base that this host can reach."""
-    day = datetime.datetime.fromtimestamp(source_date_epoch(spec.workspace), tz=datetime.UTC).strftime("%Y%m%d")
-    if spec.day and not spec.workspace:
+    workspace = spec.workspace if isinstance(spec, RepositorySpec) else None
+    day = datetime.datetime.fromtimestamp(source_date_epoch(workspace), tz=datetime.UTC).strftime("%Y%m%d")
+    if spec.day and workspace is None:
         day = spec.day  # of a nightly, on which its versions were locked, whatever the commit
     version = version_tag(spec)
     tag = f"{version}-{day}-{content_hash(spec, index, base_digest or base)}"

@@ -1,15 +1,15 @@
-"""Resolve a target's packages to hash-pinned locks, for the target's Python and platform, with uv."""
+"""Resolve packages to hash-pinned requirements with uv, inspect bases, and lock the tools of the build."""
 
 from __future__ import annotations
 
 import contextlib
 import datetime
-import functools
 import itertools
+import re
 import subprocess
 import sys
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Container, Iterator, Mapping, Sequence
 from pathlib import Path
 
 from packaging.requirements import InvalidRequirement, Requirement
@@ -19,28 +19,19 @@ from trainyard.common import settings
 from trainyard.common.console import StepFailed, UserError, say
 from trainyard.common.installation import check_writable, checkout
 from trainyard.common.settings import ROOT
-from trainyard.image import base_image, locked_files, package_index
+from trainyard.image import base_image, locked_files
 from trainyard.oci import docker_engine, probe_runner
-from trainyard.spec import lockfile, workspace_lock
 from trainyard.spec.architectures import AMD64
 from trainyard.spec.catalog import conflict
 from trainyard.spec.markers import applies
-from trainyard.spec.model import (
-    IMAGES,
-    BaseContents,
-    Spec,
-    base_contents_file,
-    bases,
-    each_platform,
-    requirements_of,
-)
+from trainyard.spec.model import IMAGES, BaseContents, Spec, bases
 from trainyard.workspace.lines import without_credentials
 
 #: The platform of locks that are of no image: Debian 12's.
 PLATFORM = AMD64.wheel_platform("2.36")
 
-#: First line of every lock. It names no target, so that images with the same framework lock share the build stage.
-_HEADER = workspace_lock.SPLIT_HEADER
+#: First line of the lock of a tool.
+_HEADER = "# Locked by `make lock`. Do not edit.\n"
 
 #: Options of ``uv pip compile`` for a requirements file with hashes and without addresses, new.lock.
 REQUIREMENTS_FORMAT = (
@@ -51,9 +42,8 @@ REQUIREMENTS_FORMAT = (
 TOOLS = ("uv", "gsutil")
 
 
-def compile_lock(
-    requirements: list[str],
-    output: Path,
+def compile_pins(
+    requirements: Sequence[str],
     *,
     python: str,
     target: str,
@@ -62,10 +52,10 @@ def compile_lock(
     preferred: str = "",
     prereleases: Sequence[str] = (),
     index: tuple[str, str, list[str]] | None = None,
-    keep: set[str] | None = None,
+    without: Container[str] = (),
     sized: bool = False,
-) -> None:
-    """Resolve ``requirements`` with uv and write the lock ``output`` atomically.
+) -> str:
+    """Return what uv resolves ``requirements`` to: pins with hashes, as a section of a lock has them.
 
     Args:
         requirements: PEP 508 lines.
@@ -76,12 +66,11 @@ def compile_lock(
         preferred: pins that are kept unless a requirement rules them out.
         prereleases: names of packages whose newest release is taken even if it is a pre-release.
         index: name, address and package names of an index in addition to the default one.
-        keep: canonical names to keep in the lock; everything if None.
+        without: canonical names that are left out of the result.
         sized: write the size of each package's file, and of its hashes only those of files for this platform.
     Raises:
         StepFailed: uv found no solution; the message ends with its error.
     """
-    check_writable(output)
     with tempfile.TemporaryDirectory() as folder:
         here = Path(folder)
         (here / "constraints.txt").write_text(constraints, encoding="utf-8")
@@ -92,23 +81,30 @@ def compile_lock(
         environment = {key: value for key, value in settings.environment().items() if not key.startswith("UV_")}
         options = ["--constraint", "constraints.txt", *REQUIREMENTS_FORMAT]
         options += [f"--prerelease-package={name}=allow" for name in prereleases]
-        found = pip_compile(here, options, python=python, platform=platform, environment=environment)
-        if found.returncode:
-            reason = " ".join(found.stderr.split()) or f"uv exited with {found.returncode}"
+        done = pip_compile(here, options, python=python, platform=platform, environment=environment)
+        if done.returncode:
+            reason = " ".join(done.stderr.split()) or f"uv exited with {done.returncode}"
             raise StepFailed(f"cannot lock {target}: {reason}")
-        text = (here / "new.lock").read_text(encoding="utf-8")
-        if keep is not None:
-            text = _only(text, keep)
+        text = "".join(
+            entry for name, entry in entries((here / "new.lock").read_text(encoding="utf-8")) if name not in without
+        )
 
         def files(pins: list[str]) -> subprocess.CompletedProcess[str]:
             _write_project(here, pins, index)
             return pip_compile(here, locked_files.OPTIONS, python=python, platform=platform, environment=environment)
 
-        if sized:
-            text = locked_files.with_sizes(here, text, files)
-    temporary = output.with_suffix(".lock.new")
-    temporary.write_text(_HEADER + text, encoding="utf-8")
-    temporary.replace(output)
+        return locked_files.with_sizes(here, text, files) if sized else text
+
+
+def versions(text: str) -> dict[str, str]:
+    """Return canonical name -> version of pins, with or without hashes."""
+    pins = re.findall(r"(?m)^([A-Za-z0-9._-]+)(?:\[[^\]]*\])?==([^ ;\\\n]+)", text)
+    return {canonicalize_name(name): version for name, version in pins}
+
+
+def constraints(pinned: Mapping[str, str]) -> str:
+    """Return the text of a constraints file, or of preferred pins, for canonical name -> version."""
+    return "".join(f"{name}=={version}\n" for name, version in pinned.items())
 
 
 def _write_project(folder: Path, requirements: Sequence[str], index: tuple[str, str, list[str]] | None) -> None:
@@ -138,124 +134,15 @@ def pip_compile(
     return done
 
 
-def _only(text: str, keep: set[str]) -> str:
-    """The entries of a lock whose canonical names are in ``keep``."""
-    kept, keeping = [], False
-    for line in text.splitlines(keepends=True):
-        if not line.startswith((" ", "\t")):
-            keeping = canonicalize_name(line.split("==")[0].split("[")[0].strip()) in keep
-        if keeping:
-            kept.append(line)
-    return "".join(kept)
-
-
-def lock_target(spec: Spec, index_name: str) -> list[Path]:
-    """Write the pair of locks of ``spec`` for one index; the paths written.
-
-    Framework and requirements are resolved together, so that they are compatible, and then split: what the framework
-    alone needs is in its lock and layer, the rest in the requirements'. A spec that inherits its parent's framework
-    keeps the parent's versions.
-
-    Raises:
-        UserError: the versions conflict by images/conflicts.yaml, or the locks are files of the installed package.
-        StepFailed: uv found no solution.
-    """
-    output = lockfile.requirements_lock(spec, index_name)
-    check_writable(output)  # before packages are resolved or a base is pulled, which take minutes
-    if spec.framework_in_base:
-        return lock_with_framework_in_base(spec)
-    index_spec = spec.index_spec()
-    index = None
-    if index_name != "default":
-        assert index_spec is not None
-        index = (index_name, package_index.url(index_name, index_spec), index_spec.packages)
-    python, platform = spec.base_spec().python, spec.wheel_platform
-    written = []
-    framework = lockfile.framework_lock(spec, index_name)
-    everything = spec.framework.packages + requirements_of(spec)
-    with tempfile.TemporaryDirectory() as folder:
-        whole = Path(folder) / "whole.lock"
-        if spec.framework_folder == spec.folder:
-            compile_lock(
-                everything,
-                whole,
-                python=python,
-                platform=platform,
-                target=spec.target,
-                preferred=_of_first_platform(spec, index_name),
-                index=index,
-            )
-            check_conflicts(spec, lockfile.read(whole))
-            pins = "\n".join(f"{name}=={version}" for name, version in lockfile.read(whole).items())
-            compile_lock(
-                spec.framework.packages,
-                framework,
-                python=python,
-                platform=platform,
-                target=spec.target,
-                constraints=pins,
-                index=index,
-                sized=True,
-            )
-            written.append(framework)
-        taken = lockfile.read(framework)
-        pins = "\n".join(f"{name}=={version}" for name, version in taken.items())
-        # What an image shares with the target that it extends is the same layers.
-        parents = _parents_lock(spec, index_name)
-        preferred = parents.read_text(encoding="utf-8") if parents else _of_first_platform(spec, index_name)
-        compile_lock(
-            everything,
-            whole,
-            python=python,
-            platform=platform,
-            target=spec.target,
-            constraints=pins,
-            preferred=preferred,
-            index=index,
-        )
-        resolved = lockfile.read(whole)
-        check_conflicts(spec, resolved)
-        rest = set(resolved) - set(taken)
-        compile_lock(
-            everything,
-            output,
-            python=python,
-            platform=platform,
-            target=spec.target,
-            constraints=pins,
-            preferred=preferred,
-            index=index,
-            keep=rest,
-            sized=True,
-        )
-    _mark_added(spec, index_name, output)
-    return [*written, output]
-
-
-def _of_first_platform(spec: Spec, index_name: str) -> str:
-    """The pins of the first of a target's platforms, whose versions the others have too; empty for the first.
-
-    Without hashes: uv would keep them, and they are those of files for that platform.
-    """
-    first = each_platform(spec)[0]
-    if first.arch == spec.arch:
-        return ""
-    return "".join(f"{name}=={version}\n" for name, version in lockfile.installed(first, index_name).items())
-
-
-def _parents_lock(spec: Spec, index_name: str) -> Path | None:
-    """The requirements' lock of the target that ``spec`` extends, if there is one for this index."""
-    path = spec.framework_folder / f"requirements{spec.suffix(index_name)}.lock"
-    return path if spec.framework_folder != spec.folder and path.is_file() else None
-
-
-def _mark_added(spec: Spec, index_name: str, output: Path) -> None:
-    """Mark in a lock what the target that ``spec`` extends does not have."""
-    parents = _parents_lock(spec, index_name)
-    if parents is None:
-        return
-    pins = lockfile.mark_added(lockfile.pinned(output), lockfile.pinned(parents))
-    output.write_text(_HEADER + "".join(pin.text() for pin in pins), encoding="utf-8")
+def entries(text: str) -> Iterator[tuple[str, str]]:
+    """Yield canonical name and text of each entry of a requirements file without comments."""
+    entry: list[str] = []
+    for line in [*text.splitlines(keepends=True), ""]:
+        if not line.startswith((" ", "\t")) and entry:
+            yield canonicalize_name(re.split(r"[\[=@ ;]", entry[0])[0]), "".join(entry)
+            entry = []
+        if line and not line.startswith("#"):
+            entry.append(line)
 
 
 def check_conflicts(spec: Spec, versions: Mapping[str, str]) -> None:
@@ -267,26 +154,6 @@ def check_conflicts(spec: Spec, versions: Mapping[str, str]) -> None:
     reason = conflict(versions, spec.python_version)
     if reason:
         raise UserError(f"{spec.where}: {reason}")
-
-
-def lock_with_framework_in_base(spec: Spec) -> list[Path]:
-    """Inspect a base that holds the framework, record its packages, and lock the requirements that it lacks.
-
-    Requirements that the base satisfies are used from it; the others are locked, and precede the base's packages on the
-    module path.
-
-    Raises:
-        UserError: the base is unreachable, or is not as images/bases.yaml describes it.
-        StepFailed: the requirements are not compatible with it; the message ends with uv's error.
-    """
-    contents = inspect_base(spec)
-    output = lockfile.requirements_lock(spec, "default")
-    _lock_missing(spec, contents, output)
-    path = base_contents_file(spec)
-    temporary = path.with_suffix(".json.new")
-    temporary.write_text(contents.text(), encoding="utf-8")
-    temporary.replace(path)
-    return [path, output]
 
 
 def inspect_base(spec: Spec, known: BaseContents | None = None) -> BaseContents:
@@ -359,32 +226,6 @@ def _readable(texts: Sequence[str]) -> dict[str, Requirement]:
     return found
 
 
-def _lock_missing(spec: Spec, contents: BaseContents, output: Path) -> None:
-    """Lock the requirements that the base does not have in a compatible version."""
-    taken = set(map(canonicalize_name, spec.base_spec().framework))
-    needs = [
-        str(requirement)
-        for text in itertools.chain.from_iterable(contents.requires.get(name, []) for name in sorted(taken))
-        if (requirement := Requirement(text)).marker is None and canonicalize_name(requirement.name) not in taken
-    ]
-    resolve = functools.partial(
-        compile_lock,
-        requirements_of(spec),
-        python=contents.python_version,
-        platform=spec.wheel_platform,
-        target=spec.target,
-        constraints="\n".join(needs),
-        preferred="\n".join(f"{name}=={version}" for name, version in contents.packages.items()),
-    )
-    with tempfile.TemporaryDirectory() as folder:
-        whole = Path(folder) / "whole.lock"
-        resolve(whole)
-        resolved = lockfile.read(whole)
-    check_conflicts(spec, contents.packages | resolved)
-    rest = {name for name, version in resolved.items() if contents.packages.get(name) != version}
-    resolve(output, keep=rest - taken)
-
-
 def lock_scripts(*, upgrade: bool = False) -> list[Path]:
     """Write two locks of the same versions: of the package with all its extras, and of that with what tests need.
 
@@ -404,13 +245,12 @@ def lock_scripts(*, upgrade: bool = False) -> list[Path]:
     tests = [*pyproject["dependency-groups"]["tests"], *pyproject["build-system"]["requires"]]
     everything = ROOT / "scripts" / "requirements.lock"
     preferred = "" if upgrade else everything.read_text(encoding="utf-8")
-    compile_lock([*package, *tests], everything, python="3.11", target="scripts", preferred=preferred)
-    pins = "\n".join(f"{name}=={version}" for name, version in lockfile.read(everything).items())
+    text = compile_pins([*package, *tests], python="3.11", target="scripts", preferred=preferred)
     builder = ROOT / "scripts" / "trainyard" / "builder" / "requirements.lock"
     # The base of scripts/trainyard/builder/Dockerfile.
     python = bases()["debian-13"].python
-    compile_lock(package, builder, python=python, target="scripts", constraints=pins)
-    return [everything, builder]
+    in_builder = compile_pins(package, python=python, target="scripts", constraints=constraints(versions(text)))
+    return [_written(everything, text), _written(builder, in_builder)]
 
 
 def lock_tool(name: str) -> list[Path]:
@@ -421,5 +261,18 @@ def lock_tool(name: str) -> list[Path]:
     """
     lines = (IMAGES / f"{name}.in").read_text(encoding="utf-8").splitlines()
     pins = [line.split("#")[0].strip() for line in lines if line.split("#")[0].strip()]
-    compile_lock(pins, IMAGES / f"{name}.lock", python="3.11", target=name)
-    return [IMAGES / f"{name}.lock"]
+    check_writable(IMAGES / f"{name}.lock")
+    return [_written(IMAGES / f"{name}.lock", compile_pins(pins, python="3.11", target=name))]
+
+
+def _written(path: Path, text: str) -> Path:
+    """Write the lock of a tool atomically, and return its path."""
+    temporary = path.with_suffix(".lock.new")
+    temporary.write_text(_HEADER + text, encoding="utf-8")
+    temporary.replace(path)
+    return path
+
+
+def tool_pins(name: str) -> str:
+    """Return the pins of a tool of the build (:data:`TOOLS`)."""
+    return (IMAGES / f"{name}.lock").read_text(encoding="utf-8").removeprefix(_HEADER)

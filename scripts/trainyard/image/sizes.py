@@ -21,7 +21,7 @@ from trainyard.common.settings import ROOT
 from trainyard.image import measurements, wheel_layers, wheels
 from trainyard.oci import docker_engine, layers
 from trainyard.oci.layers import Stored
-from trainyard.spec import lockfile, state
+from trainyard.spec import state
 from trainyard.spec.model import Spec, catalogue
 from trainyard.spec.naming import LABELS, NAME, day_and_hash
 from trainyard.spec.units import in_units
@@ -118,7 +118,7 @@ def recorded(spec: Spec) -> dict[str, Any] | None:
 def by_wheels(spec: Spec, index: str) -> int | None:
     """Bytes of the files that only CUDA builds have, from the wheels of its framework's lock; None if unknown."""
     try:
-        found = wheels.addresses(lockfile.framework_lock(spec, index), spec)
+        found = wheels.addresses(spec, index)
         with requests.Session() as session:
             return sum(
                 size

@@ -41,7 +41,7 @@ from trainyard.image.local_run import DATA, OUTPUT, SHARED_MEMORY
 from trainyard.image.smoke_failure import Explanation, Run, asked_for, own_lines
 from trainyard.image.smoke_sandbox import EMULATED, GRACE, Sandbox
 from trainyard.oci import docker_engine
-from trainyard.spec.model import Spec
+from trainyard.spec.model import RepositorySpec
 from trainyard.spec.workspace import COMMAND, FOLDER, Level, SmokeRun, Workspace
 
 #: Seconds after which a command that ignores ``--help`` is ended; importing a framework takes up to 10 on 2 cores.
@@ -504,12 +504,10 @@ def check(subject: Subject) -> dict[str, Any]:
     } | facts
 
 
-def smoke(spec: Spec, digest: str) -> dict[str, Any]:
+def smoke(spec: RepositorySpec, digest: str) -> dict[str, Any]:
     """Test the command of a user's image, built from ``spec``; see :func:`check`.
 
     Raises:
         StepFailed: it failed.
     """
-    workspace = spec.workspace
-    assert workspace is not None and workspace.document.run
-    return check(Subject(digest, tuple(workspace.document.run), (), workspace.document.smoke, workspace))
+    return check(Subject(digest, tuple(spec.run or ()), (), spec.workspace.document.smoke, spec.workspace))

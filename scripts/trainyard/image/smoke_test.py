@@ -35,7 +35,7 @@ from trainyard.image.smoke_sandbox import EMULATED, GRACE, Sandbox, lines_of, pr
 from trainyard.oci import docker_engine
 from trainyard.sandbox.datasets import digits
 from trainyard.spec import state
-from trainyard.spec.model import Spec
+from trainyard.spec.model import RepositorySpec, Spec
 
 #: Seconds a training run may take; the slowest, XLA's CPU backend, took 40 s on 2 cores (2026-11).
 RUN_TIMEOUT = 600
@@ -157,8 +157,7 @@ def smoke(spec: Spec, reference: str) -> dict[str, Any]:
         StepFailed: a run failed; the message gives the first reason.
     """
     digest = docker_engine.digest(reference, made_by=spec.command("dev build"))
-    workspace = spec.workspace
-    facts = smoke_command.smoke(spec, digest) if workspace and workspace.document.run else _train(spec, digest)
+    facts = smoke_command.smoke(spec, digest) if isinstance(spec, RepositorySpec) and spec.run else _train(spec, digest)
     state.record(spec.local_name, "smoke", digest, facts)
     return {"digest": digest} | facts
 

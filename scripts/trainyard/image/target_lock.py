@@ -3,79 +3,168 @@
 from __future__ import annotations
 
 import datetime
-import tempfile
+import itertools
+from collections.abc import Iterable
+from functools import partial
 from pathlib import Path
 
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
+
 from trainyard.common.console import warn
+from trainyard.common.installation import check_writable
 from trainyard.image import dockerfile, package_index, resolver
-from trainyard.spec import lockfile, nightly
-from trainyard.spec.model import (
-    Spec,
-    as_written,
-    each_platform,
-    load,
-    nightly_versions_file,
-    requirements_of,
-    with_nightly_versions,
-)
-from trainyard.spec.nightly import NightlyVersions
+from trainyard.image.resolver import constraints, versions
+from trainyard.spec import framework
+from trainyard.spec import lock as locks
+from trainyard.spec.lock import DEFAULT, Lock, Locked, Section
+from trainyard.spec.model import Spec, each_platform, load, requirements_of
 
 
-def lock(spec: Spec) -> tuple[list[Path], list[Path]]:
-    """Write the locks of a target for the default index, and for the index of its spec if that answers.
+def lock(spec: Spec) -> tuple[Spec, list[Path]]:
+    """Lock a target for the default index, and for the index of its spec if that answers.
 
     Packages that a nightly names without a version are locked in their newest release, pre-releases included.
 
     Returns:
-        The paths of the locks and of what is recorded beside them; and of the Dockerfiles that changed with them.
+        The spec with its new lock, and the paths of the Dockerfiles that changed with it.
     Raises:
-        UserError: its versions conflict by images/conflicts.yaml, or its base cannot be inspected.
+        UserError: its versions conflict by images/conflicts.yaml, its base cannot be inspected, or it is part of the
+            installed package.
         StepFailed: uv found no solution.
     """
+    check_writable(spec.lock_file)  # before packages are resolved or a base is pulled, which take minutes
     index, reason = package_index.choose(spec)
-    platforms = each_platform(spec)
-    versions = _newest(platforms)
-    if versions:
-        platforms = [with_nightly_versions(as_written(one), versions) for one in platforms]
-    written = []
-    for one, name in ((one, name) for one in platforms for name in dict.fromkeys(("default", index))):
-        written += resolver.lock_target(one, name)
-    if versions:
-        path = nightly_versions_file(spec)
-        temporary = path.with_suffix(".json.new")
-        temporary.write_text(versions.text(), encoding="utf-8")
-        temporary.replace(path)
-        written.append(path)
-    if index == "default" and reason:
+    if index == DEFAULT and reason:
         warn(f"no lock for index '{spec.framework.index}': {reason}")
-    return written, dockerfile.write(dockerfile.rendered(load(str(spec.folder), spec.arch)))
+    content = _beside_base(spec) if spec.framework_in_base else _resolved(spec, dict.fromkeys((DEFAULT, index)))
+    locks.write(spec.lock_file, content)
+    spec = spec.with_lock(content)
+    return spec, dockerfile.write(dockerfile.rendered(spec))
 
 
-def _newest(platforms: list[Spec]) -> NightlyVersions | None:
-    """The newest versions of the packages that the file of a nightly names without one; None if there are none.
+def lock_index(spec: Spec, index: str) -> tuple[Spec, list[Path]]:
+    """Lock a target, which is locked for the default index, for another one too, on the platform of ``spec``.
 
-    What several platforms have in common has the version of the first; if one of them lacks that, no file is written. A
-    target that takes over the framework of the
-    one that it extends has the versions of that one.
+    Returns, Raises:
+        See :func:`lock`.
     """
-    found: dict[str, str] = {}
-    for spec in platforms if platforms[0].framework_folder == platforms[0].folder else []:
-        packages = as_written(spec).framework.packages
-        names = nightly.unpinned(packages)
+    check_writable(spec.lock_file)
+    known = spec.usable_lock or Lock()
+    sections = _sections(spec, index, spec.packages, first=None)
+    content = Lock({**known.sections, **sections}, known.day)
+    locks.write(spec.lock_file, content)
+    spec = spec.with_lock(content)
+    return spec, dockerfile.write(dockerfile.rendered(spec))
+
+
+def _resolved(spec: Spec, indexes: Iterable[str]) -> Lock:
+    """Resolve the packages of all platforms; the later ones have the versions of the first where they can."""
+    platforms = each_platform(spec)
+    newest = {} if spec.framework_of else _newest(platforms)
+    day = f"{datetime.datetime.now(tz=datetime.UTC):%Y%m%d}" if newest else ""
+    sections: dict[Section, str] = {}
+    for one, index in itertools.product(platforms, indexes):
+        packages = [framework.pinned(text, newest) for text in one.declared_packages]
+        first = None if one is platforms[0] else Lock(sections).of(platforms[0].arch, index)
+        sections |= _sections(one, index, packages, first)
+    if spec.framework_of:
+        day = load(str(spec.framework_of), spec.arch).day
+    return Lock(sections, day)
+
+
+def _newest(platforms: list[Spec]) -> dict[str, str]:
+    """Return canonical name -> newest version of the packages that the file of a nightly names without one.
+
+    What several platforms have in common has the version of the first; if one of them lacks that, it cannot be locked.
+    """
+    newest: dict[str, str] = {}
+    for spec in platforms:
+        names = framework.unpinned(spec.declared_packages)
         if not names:
             continue
-        with tempfile.TemporaryDirectory() as folder:
-            output = Path(folder) / "newest.lock"
-            resolver.compile_lock(
-                packages + requirements_of(spec),
-                output,
-                python=spec.base_spec().python,
-                platform=spec.wheel_platform,
-                target=spec.target,
-                constraints="".join(f"{name}=={version}\n" for name, version in found.items()),
-                prereleases=names,
-            )
-            locked = lockfile.read(output)
-        found |= {name: locked[name] for name in names}
-    day = datetime.datetime.now(tz=datetime.UTC)
-    return NightlyVersions(day=f"{day:%Y%m%d}", packages=found) if found else None
+        pins = resolver.compile_pins(
+            spec.declared_packages + requirements_of(spec),
+            python=spec.base_spec().python,
+            platform=spec.wheel_platform,
+            target=spec.target,
+            constraints=constraints(newest),
+            prereleases=names,
+        )
+        newest |= {name: version for name, version in versions(pins).items() if name in names}
+    return newest
+
+
+def _sections(spec: Spec, index: str, packages: list[str], first: Locked | None) -> dict[Section, str]:
+    """Resolve the pair of sections for the platform of ``spec`` and an index.
+
+    Framework and requirements are resolved together, so that they are compatible, and then split: what the framework
+    alone needs is in its section and its layers, the rest in the requirements'.
+
+    Args:
+        packages: the framework's, with versions.
+        first: what the first of the platforms is locked to; None for that itself.
+    """
+    # Without hashes: uv would keep them, and they are those of files for that platform.
+    agreed = constraints(first.versions) if first else ""
+    parent = load(str(spec.framework_of), spec.arch).locked(index) if spec.framework_of else None
+    resolve = partial(
+        resolver.compile_pins,
+        python=spec.base_spec().python,
+        platform=spec.wheel_platform,
+        target=spec.target,
+        index=_address(spec, index),
+    )
+    everything = packages + requirements_of(spec)
+    if parent:
+        of_framework = parent.text("framework")
+    else:
+        together = versions(resolve(everything, preferred=agreed))
+        resolver.check_conflicts(spec, together)
+        of_framework = resolve(packages, constraints=constraints(together), sized=True)
+    fixed = versions(of_framework)
+    rest = resolve(
+        everything,
+        constraints=constraints(fixed),
+        preferred=parent.text("requirements") if parent else agreed,  # the same layers as those of the parent
+        without=fixed,
+        sized=True,
+    )
+    resolver.check_conflicts(spec, fixed | versions(rest))
+    if parent:
+        rest = "".join(pin.text() for pin in locks.mark_added(locks.parse(rest), parent.requirements))
+    return {Section(spec.arch, "framework", index): of_framework, Section(spec.arch, "requirements", index): rest}
+
+
+def _address(spec: Spec, index: str) -> tuple[str, str, list[str]] | None:
+    """Return name, address and packages of an index; None for the default one."""
+    known = spec.index_spec()
+    return None if index == DEFAULT or known is None else (index, package_index.url(index, known), known.packages)
+
+
+def _beside_base(spec: Spec) -> Lock:
+    """Inspect a base that holds the framework, record its packages, and lock the requirements that it lacks.
+
+    Requirements that the base satisfies are used from it; the others are locked, and precede the base's packages on the
+    module path.
+    """
+    contents = resolver.inspect_base(spec)
+    taken = set(map(canonicalize_name, spec.base_spec().framework))
+    needs = [
+        str(requirement)
+        for text in itertools.chain.from_iterable(contents.requires.get(name, []) for name in sorted(taken))
+        if (requirement := Requirement(text)).marker is None and canonicalize_name(requirement.name) not in taken
+    ]
+    text = resolver.compile_pins(
+        requirements_of(spec),
+        python=contents.python_version,
+        platform=spec.wheel_platform,
+        target=spec.target,
+        constraints="\n".join(needs),
+        preferred=constraints(contents.packages),
+    )
+    resolved = versions(text)
+    resolver.check_conflicts(spec, contents.packages | resolved)
+    missing = {name for name, version in resolved.items() if contents.packages.get(name) != version} - taken
+    rest = "".join(entry for name, entry in resolver.entries(text) if name in missing)
+    return Lock({Section(spec.arch, "base"): contents.text(), Section(spec.arch, "requirements"): rest})

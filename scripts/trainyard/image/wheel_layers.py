@@ -15,8 +15,7 @@ from dataclasses import dataclass
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
-from trainyard.spec import lockfile
-from trainyard.spec.lockfile import Pin
+from trainyard.spec.lock import DEFAULT, Pin
 from trainyard.spec.model import Spec
 
 #: Bytes of a wheel, packed, from which it has a layer of its own, and how many layers there are of such wheels at most:
@@ -73,15 +72,13 @@ def layers(spec: Spec, index: str) -> list[WheelLayer]:
     Args:
         index: name of the package index that the framework comes from.
     Raises:
-        UserError: a lock is missing or damaged.
+        UserError: there is no lock that can be used.
     """
     if spec.framework_in_base:
         return []
-    command = spec.command("lock")
-    paths = (lockfile.framework_lock(spec, index), lockfile.requirements_lock(spec, index))
-    pins = [pin for path in paths for pin in lockfile.pinned(path, command)]
-    index_spec = spec.index_spec() if index != "default" else None
-    return group(pins, index_spec.packages if index_spec else ())
+    locked = spec.locked(index)
+    index_spec = spec.index_spec() if index != DEFAULT else None
+    return group([*locked.framework, *locked.requirements], index_spec.packages if index_spec else ())
 
 
 def group(pins: Iterable[Pin], of_index: Iterable[str] = ()) -> list[WheelLayer]:

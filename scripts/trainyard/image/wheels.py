@@ -17,8 +17,7 @@ from pathlib import Path
 import requests
 
 from trainyard.common.console import StepFailed
-from trainyard.image import locked_files
-from trainyard.spec import lockfile
+from trainyard.image import locked_files, resolver
 from trainyard.spec.model import Spec
 
 #: Bytes per request; the directory of torch's wheel has 2 MB.
@@ -65,20 +64,20 @@ class _Remote(io.RawIOBase):
         return len(answer.content)
 
 
-def addresses(lock: Path, spec: Spec) -> dict[str, str]:
-    """Canonical name -> address of the wheel that uv would install in an image for each package of a lock.
+def addresses(spec: Spec, index: str) -> dict[str, str]:
+    """Return canonical name -> address of the wheel that uv would install for each package of the framework.
 
     Raises:
         StepFailed: uv could not resolve them; the message ends with its error.
     """
     with tempfile.TemporaryDirectory() as folder:
-        pins = "".join(f"{name}=={version}\n" for name, version in lockfile.read(lock).items())
+        pins = resolver.constraints({pin.name: pin.version for pin in spec.locked(index).framework})
         (Path(folder) / "in.txt").write_text(pins, encoding="utf-8")
         command = [sys.executable, "-m", "uv", "pip", "compile", "--quiet", "in.txt", *locked_files.OPTIONS]
         command += [f"--python-version={spec.python_version}", f"--python-platform={spec.wheel_platform}"]
         done = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
         if done.returncode:
-            raise StepFailed(f"cannot find the wheels of {lock.name}: {' '.join(done.stderr.split())[:200]}")
+            raise StepFailed(f"cannot find the wheels of {spec.target}: {' '.join(done.stderr.split())[:200]}")
         found = tomllib.loads((Path(folder) / "pylock.toml").read_text(encoding="utf-8"))
     return {str(one["name"]): str(one["wheels"][0]["url"]) for one in found["packages"] if one.get("wheels")}
 

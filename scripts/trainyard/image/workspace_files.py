@@ -7,27 +7,26 @@ from pathlib import Path
 
 from trainyard.common.console import say, warn
 from trainyard.image import dockerfile, workspace_resolver
-from trainyard.spec import workspace_lock
-from trainyard.spec.model import Spec, relative
+from trainyard.spec.model import RepositorySpec, relative
 from trainyard.spec.workspace import Workspace
 from trainyard.workspace import code_layer, indexes, wheels
 
 
 @dataclass(frozen=True)
 class Prepared:
-    """What the files are made from.
+    """What the image of a repository is built from.
 
     Attributes:
+        spec: with the lock that the files were written from.
         code: diff id of the code's layer; empty if there is none.
-        base: reference of the base that trainyard.lock records, with a digest where a registry gave one.
     """
 
+    spec: RepositorySpec
     code: str
-    base: str
 
 
-def prepare(spec: Spec) -> Prepared:
-    """Write everything that the image of a workspace is built from into ``spec.build_folder``.
+def prepare(spec: RepositorySpec) -> Prepared:
+    """Write everything that the image of a repository is built from into ``spec.build_folder``.
 
     A lock that is missing, or that the requirements have changed since, is resolved first.
 
@@ -35,28 +34,26 @@ def prepare(spec: Spec) -> Prepared:
         UserError: the code, the requirements or the lock have a mistake; the message says where.
         StepFailed: the requirements could not be resolved.
     """
-    workspace = spec.workspace
-    assert workspace is not None
-    if workspace.lock.is_file():
+    exists = spec.lock_file.is_file()
+    if exists:
         workspace_resolver.check_tool(spec)
     if not workspace_resolver.is_current(spec):
-        say(f"{'updating' if workspace.lock.is_file() else 'writing'} {relative(workspace.lock)}: commit it")
-        workspace_resolver.lock(spec)
+        say(f"{'updating' if exists else 'writing'} {relative(spec.lock_file)}: commit it")
+        spec = workspace_resolver.lock(spec)
     folder = spec.build_folder
     folder.mkdir(parents=True, exist_ok=True)
-    workspace_lock.split(workspace, folder, spec.architecture)
     built = folder / "wheels"
     built.mkdir(exist_ok=True)
     wheels.ensure(spec, built)
     (folder / "code.tar").unlink(missing_ok=True)
     code = ""
     if spec.has_code:
-        layer = code_layer.write(workspace, folder / "code.tar", spec.site)
+        layer = code_layer.write(spec.workspace, folder / "code.tar", spec.site)
         code = layer.diff_id
         for note in layer.notes:
             warn(note)
     dockerfile.write(dockerfile.rendered(spec))
-    return Prepared(code, workspace_lock.read(workspace).base)
+    return Prepared(spec, code)
 
 
 def write_secrets(workspace: Workspace, folder: Path) -> dict[str, Path]:

@@ -7,7 +7,7 @@ import re
 import subprocess
 import tempfile
 import tomllib
-from collections.abc import Container, Iterator, Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -21,11 +21,11 @@ from trainyard.common import settings
 from trainyard.common.console import StepFailed, UserError, warn
 from trainyard.image import base_wheels, locked_files, resolver
 from trainyard.image import framework_contradictions as contradictions
-from trainyard.spec import lockfile, model
-from trainyard.spec.lockfile import Pin
+from trainyard.image.resolver import entries, versions
+from trainyard.spec import lock, model
+from trainyard.spec.lock import Pin
 from trainyard.spec.markers import applies
-from trainyard.spec.model import IMAGES, Spec
-from trainyard.spec.workspace_lock import SPLIT_HEADER
+from trainyard.spec.model import RepositorySpec
 from trainyard.workspace import indexes, source_distributions
 from trainyard.workspace.indexes import Index
 from trainyard.workspace.lines import Line
@@ -61,7 +61,7 @@ class Request:
         first: canonical name -> version in the image for the first platform, which the others have too if they can.
     """
 
-    spec: Spec
+    spec: RepositorySpec
     wanted: Wanted
     framework: dict[str, str]
     index: tuple[str, str, list[str]] | None
@@ -95,12 +95,6 @@ class Compiled:
     @property
     def entry(self) -> str:
         return f"{self.name}=={self.version} \\\n    --hash=sha256:{self.sha256}\n"
-
-
-def pins(text: str) -> dict[str, str]:
-    """Canonical name -> version of the entries of a section."""
-    found = re.findall(r"(?m)^([A-Za-z0-9._-]+)(?:\[[^\]]*\])?==([^ ;\\\n]+)", text)
-    return {canonicalize_name(name): version for name, version in found}
 
 
 def resolve(request: Request) -> str:
@@ -146,9 +140,9 @@ def resolve(request: Request) -> str:
         from_indexes = "".join(entry for name, entry in kept.items() if name not in made)
         if not spec.framework_in_base:  # otherwise all are one layer
             from_indexes = locked_files.with_sizes(here, from_indexes, files)
-        pins = lockfile.parse(from_indexes)
+        pins = lock.parse(from_indexes)
     if not spec.framework_in_base:
-        pins = lockfile.mark_added(pins, _of_target(request))
+        pins = lock.mark_added(pins, _of_target(request))
     pinned = {pin.name: pin for pin in pins}
     found = []
     for name in kept:
@@ -166,20 +160,14 @@ def _of_target(request: Request) -> list[Pin]:
     They are those of the old lock and of the target's: a later Trainyard, with another lock of the target, does not
     change the layers of an image whose requirements are the same.
     """
-    target = lockfile.pinned(lockfile.requirements_lock(_target(request.spec), "default"))
-    kept = [pin for pin in lockfile.parse(request.old) if not pin.added] if request.same_target else []
+    target = request.spec.extends.on(request.spec.arch).locked().requirements
+    kept = [pin for pin in lock.parse(request.old) if not pin.added] if request.same_target else []
     return [*target, *kept]
-
-
-def _target(spec: Spec) -> Spec:
-    """The target that a workspace extends, for the same platform."""
-    assert spec.workspace is not None
-    return model.load(spec.workspace.parent, spec.arch)
 
 
 def _in_base(request: Request, name: str, entry: str) -> bool:
     """Whether the base image has a package in the version of ``entry``."""
-    return name in request.base and pins(entry).get(name) == request.base[name]
+    return name in request.base and versions(entry).get(name) == request.base[name]
 
 
 def _uv(request: Request, folder: Path, options: Sequence[str]) -> subprocess.CompletedProcess[str]:
@@ -194,17 +182,6 @@ def _uv(request: Request, folder: Path, options: Sequence[str]) -> subprocess.Co
     )
 
 
-def entries(text: str) -> Iterator[tuple[str, str]]:
-    """Canonical name and text of each entry of a requirements file without comments."""
-    entry: list[str] = []
-    for line in [*text.splitlines(keepends=True), ""]:
-        if not line.startswith((" ", "\t")) and entry:
-            yield canonicalize_name(re.split(r"[\[=@ ;]", entry[0])[0]), "".join(entry)
-            entry = []
-        if line and not line.startswith("#"):
-            entry.append(line)
-
-
 def _preferred(request: Request) -> str:
     """The versions to keep: of the first platform, then of the old lock, then of the base image, then of the target.
 
@@ -215,8 +192,7 @@ def _preferred(request: Request) -> str:
         # The target's own lock is for another day's base.
         target = "".join(f"{text}\n" for text in model.requirements_of(request.spec))
     else:
-        path = lockfile.requirements_lock(_target(request.spec), "default")
-        target = path.read_text(encoding="utf-8").removeprefix(SPLIT_HEADER)
+        target = request.spec.extends.on(request.spec.arch).locked().text("requirements")
     base = {name: f"{name}=={version}\n" for name, version in request.base.items()}
     known = dict(entries(target)) | base | dict(entries(request.old))
     return _kept(request, known, {*(wheel.name for wheel in request.wheels), *request.framework, *request.compiled})
@@ -230,7 +206,7 @@ def _kept(request: Request, known: Mapping[str, str], left_out: Container[str]) 
     agreed = {
         name: f"{name}=={version}\n"
         for name, version in request.first.items()
-        if name in request.upgraded or pins(known.get(name, "")).get(name) != version
+        if name in request.upgraded or versions(known.get(name, "")).get(name) != version
     }
     kept = {name: entry for name, entry in known.items() if name not in request.upgraded} | agreed
     found = [entry for name, entry in sorted(kept.items()) if name not in left_out]
@@ -269,12 +245,12 @@ def _project(request: Request) -> tuple[list[str], dict[str, Any]]:
             for one in request.compiled.values()
         ),
     ]
-    entries, sources = _index_tables(request.indexes, wanted.index_of)
+    tables, sources = _index_tables(request.indexes, wanted.index_of)
     if request.index:
         name, address, packages = request.index
-        entries.append({"name": name, "url": address, "explicit": True})
+        tables.append({"name": name, "url": address, "explicit": True})
         sources |= {package: {"index": name} for package in packages}
-    options |= {"index": entries, "sources": {name: one for name, one in sources.items() if name not in variants}}
+    options |= {"index": tables, "sources": {name: one for name, one in sources.items() if name not in variants}}
     if request.index:
         options["sources"] |= {package: {"index": request.index[0]} for package in request.index[2]}
     return lines, options
@@ -321,12 +297,12 @@ def _index_tables(
     found: Sequence[Index], index_of: Mapping[str, str]
 ) -> tuple[list[dict[str, Any]], dict[str, dict[str, str]]]:
     """``[[tool.uv.index]]`` without credentials, and ``[tool.uv.sources]``."""
-    entries = []
+    tables = []
     for one in found:
-        entry: dict[str, Any] = {"name": one.name, "url": one.url}
-        entry |= {"flat": {"format": "flat"}, "extra": {}}.get(one.kind, {one.kind: True})
-        entries.append(entry)
-    return entries, {name: {"index": index} for name, index in index_of.items()}
+        table: dict[str, Any] = {"name": one.name, "url": one.url}
+        table |= {"flat": {"format": "flat"}, "extra": {}}.get(one.kind, {one.kind: True})
+        tables.append(table)
+    return tables, {name: {"index": index} for name, index in index_of.items()}
 
 
 def _failure(request: Request, stderr: str) -> Exception:
@@ -352,7 +328,9 @@ def _build_failure(text: str) -> str:
     return f"{package[1]} has no wheel for the image, and its build fails ({errors[-1]})" if package and errors else ""
 
 
-def compile_sources(spec: Spec, wanted: Wanted, found: list[Index], old: Mapping[str, str]) -> dict[str, Compiled]:
+def compile_sources(
+    spec: RepositorySpec, wanted: Wanted, found: list[Index], old: Mapping[str, str]
+) -> dict[str, Compiled]:
     """The source distributions of ``build:`` with the SHA-256 of their archives; nothing is built.
 
     Args:
@@ -364,7 +342,7 @@ def compile_sources(spec: Spec, wanted: Wanted, found: list[Index], old: Mapping
     if not wanted.compiled:
         return {}
     request = Request(spec, wanted, {}, None, found, [], {}, "")
-    entries, sources = _index_tables(found, wanted.index_of)
+    tables, sources = _index_tables(found, wanted.index_of)
     names = {line.name: line for line in wanted.compiled}
     kept = [
         f"{name}=={version}"
@@ -373,7 +351,7 @@ def compile_sources(spec: Spec, wanted: Wanted, found: list[Index], old: Mapping
     ]
     options = {
         "constraint-dependencies": kept,
-        "index": entries,
+        "index": tables,
         "sources": {name: one for name, one in sources.items() if name in names},
         "no-binary-package": sorted(names),
     }
@@ -442,8 +420,8 @@ def build_requirements(request: Request) -> str:
             raise UserError(f"{line.where}: {by} is built with {line.shown}, an address, which a lock does not hold")
         else:
             lines.append(line)
-    tools = (IMAGES / "uv.lock").read_text(encoding="utf-8").removeprefix(SPLIT_HEADER)
-    known = {name: entry for name, entry in entries(tools) if name in _BACKENDS} | dict(entries(request.old))
+    tools = entries(resolver.tool_pins("uv"))
+    known = {name: entry for name, entry in tools if name in _BACKENDS} | dict(entries(request.old))
     tables, sources = _index_tables(request.indexes, request.wanted.index_of)
     options = {
         "exclude-dependencies": sorted(provided),

@@ -16,7 +16,6 @@ from trainyard.common.installation import checkout
 from trainyard.common.registration import neighbours
 from trainyard.project import generated
 from trainyard.release import audit
-from trainyard.spec import lockfile
 from trainyard.spec.model import Spec, load, relative, targets
 
 
@@ -40,9 +39,17 @@ def checks(commands: Any) -> dict[str, Callable[[], list[str]]]:
 
 def _locks(specs: list[Spec]) -> list[str]:
     for spec in specs:
-        if spec.locked:
-            lockfile.installed(spec, "default")
-    return []
+        if spec.version_known:
+            spec.locked()
+    return [
+        f"{relative(spec.lock_file)}: not the framework of {relative(spec.framework_of)}: run '{spec.command('lock')}'"
+        for spec in specs
+        if spec.framework_of and not _same_framework(spec, load(str(spec.framework_of), spec.arch))
+    ]
+
+
+def _same_framework(spec: Spec, parent: Spec) -> bool:
+    return all(spec.locked().text(kind) == parent.locked().text(kind) for kind in ("framework", "base"))
 
 
 def _generated(commands: Any) -> list[str]:

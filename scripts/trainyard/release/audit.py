@@ -31,7 +31,6 @@ from trainyard.release.advisories import Snapshot
 from trainyard.release.debian_advisories import DebianSnapshot
 from trainyard.release.image_packages import ImagePackages
 from trainyard.release.vulnerabilities import Pins, Vulnerability, evaluate, public_version, union
-from trainyard.spec import lockfile
 from trainyard.spec.model import Spec, catalogue, each_platform, load
 from trainyard.spec.naming import NAME
 
@@ -144,11 +143,12 @@ def pinned(spec: Spec) -> Pins:
     """
     in_base = spec.base_contents.packages if spec.base_contents else {}
     found: Pins = {name: {public_version(version)} for name, version in in_base.items()}
-    for one, index in itertools.product(each_platform(spec), dict.fromkeys(("default", spec.framework.index))):
-        paths = (lockfile.framework_lock(one, index), lockfile.requirements_lock(one, index))
-        required = index == "default" and one.arch == spec.arch and not spec.framework_in_base
-        if required or all(path.is_file() for path in paths):
-            for name, version in lockfile.installed(one, index).items():
+    if not spec.framework_in_base:
+        spec.locked()
+    content = spec.usable_lock
+    for one in each_platform(spec) if content else []:
+        for index in content.indexes(one.arch) if content else []:
+            for name, version in one.locked(index).versions.items():
                 found.setdefault(name, set()).add(public_version(version))
     return found
 

@@ -23,7 +23,7 @@ from trainyard.lint.image import verify
 from trainyard.oci import docker_engine
 from trainyard.release import events
 from trainyard.spec import state
-from trainyard.spec.model import Spec
+from trainyard.spec.model import RepositorySpec, Spec
 from trainyard.spec.naming import LABELS, NAME
 from trainyard.spec.units import in_units
 from trainyard.spec.workspace import Workspace
@@ -98,7 +98,7 @@ def from_reference(reference: str, spec: Spec | None) -> dict[str, Any]:
         StepFailed: it breaks a rule for every image, or the command failed.
     """
     found = docker_engine.image(reference, made_by=f"docker build --tag {reference} .")
-    workspace = spec.workspace if spec else None
+    workspace = spec.workspace if isinstance(spec, RepositorySpec) else None
     found_subject = subject(found, reference, workspace)
     with state.file_lock("training"):
         say(f"verifying {reference}")
@@ -175,9 +175,8 @@ def closing_command(spec: Spec, trained: dict[str, Any], target: str | None = No
         trained: the result of its smoke test.
         target: as the user gave it; None for the repository of the current folder.
     """
-    workspace = spec.workspace
-    if workspace and workspace.document.run:
-        smoke = workspace.document.smoke
+    if isinstance(spec, RepositorySpec) and spec.run:
+        smoke = spec.workspace.document.smoke
         words = smoke_command.container_words(smoke.args if smoke else ["--help"])
         output = ["--output=output"] if trained.get("writes_output") else []
         return shlex.join(

@@ -30,9 +30,10 @@ from trainyard.oci import image_index
 from trainyard.oci.registry import Manifest, Repository, check_address, sha256
 from trainyard.release import pushed_code
 from trainyard.release.pushed_code import Image, Pushed
+from trainyard.spec import lock, model
 from trainyard.spec.model import Spec
 from trainyard.spec.naming import DEVELOPMENT, LABELS, NAME, TAG, UNTESTED
-from trainyard.spec.workspace import FILE, LOCK, Workspace
+from trainyard.spec.workspace import FILE, Workspace
 from trainyard.workspace import code_layer, pushes
 from trainyard.workspace.pushes import Push
 
@@ -102,7 +103,7 @@ def _pushed(spec: Spec, repository: Repository, known: Push | None, version: str
     return found
 
 
-def _check(spec: Spec, workspace: Workspace, pushed: Pushed, image: Image, repository: Repository) -> None:
+def _check(spec: model.RepositorySpec, pushed: Pushed, image: Image, repository: Repository) -> None:
     """Check that an image differs from the one that the workspace would make in its code alone.
 
     Args:
@@ -118,11 +119,11 @@ def _check(spec: Spec, workspace: Workspace, pushed: Pushed, image: Image, repos
     layers, code = image.document.get("layers") or [], image.labels.get(f"{LABELS}.code")
     if not code or not image.diff_ids or len(layers) != len(image.diff_ids) or image.diff_ids[-1] != code:
         raise UserError(f"{where}: its topmost layer is not the code: run 'trainyard image' and 'trainyard push'")
-    if not workspace.lock.is_file():
-        raise UserError(f"no {LOCK} beside {spec.where}: run 'trainyard image' and 'trainyard push'")
+    if not spec.lock_file.is_file():
+        raise UserError(f"no {lock.FILE} beside {spec.where}: run 'trainyard image' and 'trainyard push'")
     compared = {
-        LOCK: (image.labels.get(f"{LABELS}.lock"), plan.sha256_of(workspace.lock)),
-        FILE: (image.labels.get(f"{LABELS}.config"), plan.config_hash(workspace)),
+        lock.FILE: (image.labels.get(f"{LABELS}.lock"), plan.sha256_of(spec.lock_file)),
+        FILE: (image.labels.get(f"{LABELS}.config"), plan.config_hash(spec.workspace)),
     }
     changed = [name for name, (there, here) in compared.items() if there != here]
     if changed:
@@ -132,7 +133,7 @@ def _check(spec: Spec, workspace: Workspace, pushed: Pushed, image: Image, repos
         )
 
 
-def _check_lock(spec: Spec) -> None:
+def _check_lock(spec: model.RepositorySpec) -> None:
     """Check that trainyard.lock was resolved from what the workspace requires now; takes about as long as the uploads.
 
     Raises:
@@ -143,7 +144,7 @@ def _check_lock(spec: Spec) -> None:
 
     if not workspace_resolver.is_current(spec):
         raise UserError(
-            f"the requirements of {spec.where} changed since {LOCK} was written: run 'trainyard image' and "
+            f"the requirements of {spec.where} changed since {lock.FILE} was written: run 'trainyard image' and "
             "'trainyard push'"
         )
 
@@ -262,17 +263,16 @@ def push(spec: Spec, registry: str, *, image: str | None = None) -> dict[str, An
         StepFailed: the registry cannot be reached or refuses.
     """
     started = time.monotonic()
-    workspace = spec.workspace
-    if workspace is None:
+    if not isinstance(spec, model.RepositorySpec):
         raise UserError(f"{spec.target} is a target of the catalogue: --code-only is for a folder with a {FILE}")
     repository = Repository(f"{registry}/{NAME}")
     known = None if image else pushes.last(spec.target, repository.name)
     with ThreadPoolExecutor(3) as pool, tempfile.TemporaryDirectory(prefix="trainyard-") as folder:
-        token, commit = pool.submit(repository.authorize), pool.submit(_commit, workspace)
+        token, commit = pool.submit(repository.authorize), pool.submit(_commit, workspace := spec.workspace)
         current = pool.submit(_check_lock, spec)
         found = _pushed(spec, repository, known, image)
         for one in found.images:
-            _check(spec, workspace, found, one, repository)
+            _check(spec, found, one, repository)
         tar = Path(folder) / "code.tar"
         code = code_layer.write(workspace, tar, spec.site)
         version = _version(found, code.diff_id, commit.result())

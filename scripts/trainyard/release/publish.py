@@ -22,7 +22,7 @@ from trainyard.oci import docker_engine, inventory, registry
 from trainyard.oci.reference import Reference
 from trainyard.oci.registry import Repository
 from trainyard.release import audit, claims, code_push, platform_index, predicates
-from trainyard.spec import state
+from trainyard.spec import model, state
 from trainyard.spec.architectures import PLATFORMS, Architecture
 from trainyard.spec.model import Spec, each_platform
 from trainyard.spec.naming import LABELS, NAME, TAG, candidate_tag
@@ -197,7 +197,7 @@ def push_attached(
 
 def _remember(spec: Spec, repository: Repository, pushed: dict[str, Any]) -> None:
     """Record what was pushed of a workspace as that whose code ``push --code-only`` replaces."""
-    if spec.workspace:
+    if isinstance(spec, model.RepositorySpec):
         code_push.remember(spec, repository, pushed["tag"].rpartition(":")[2], pushed["digest"])
 
 

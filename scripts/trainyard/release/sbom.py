@@ -26,7 +26,6 @@ from trainyard.common.console import StepFailed, UserError
 from trainyard.oci.attached_sbom import LAYER, InstalledPackage
 from trainyard.oci.inventory import Image
 from trainyard.oci.reference import Reference
-from trainyard.spec import lockfile
 from trainyard.spec.model import Spec, load, targets
 from trainyard.spec.naming import LABELS
 
@@ -42,13 +41,9 @@ def _spec_of(image: Image) -> Spec | None:
 
 def locked_hashes(spec: Spec | None, index: str) -> dict[tuple[str, str], list[str]]:
     """(canonical name, version) -> the SHA-256 digests that the locks of ``spec`` for ``index`` accept."""
-    if spec is None:
-        return {}
-    found: dict[tuple[str, str], list[str]] = {}
-    for path in (lockfile.framework_lock(spec, index), lockfile.requirements_lock(spec, index)):
-        if path.is_file():
-            found |= {(pin.name, pin.version): list(pin.hashes) for pin in lockfile.pinned(path)}
-    return found
+    content = spec.usable_lock.of(spec.arch, index) if spec and spec.usable_lock else None
+    pins = [*content.framework, *content.requirements] if content else []
+    return {(pin.name, pin.version): list(pin.hashes) for pin in pins}
 
 
 def _in_layer(diff_id: str) -> list[Property]:

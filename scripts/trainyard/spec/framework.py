@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Annotated, Literal
 
 from packaging.requirements import InvalidRequirement, Requirement
@@ -10,8 +10,35 @@ from packaging.utils import canonicalize_name
 from packaging.version import InvalidVersion, Version
 from pydantic import AfterValidator, Field
 
-from trainyard.spec import nightly
 from trainyard.spec.catalog import Strict
+
+#: Version of a framework that ``trainyard lock`` chooses, before it has.
+UNLOCKED = "unlocked"
+
+
+def is_pinned(requirement: Requirement) -> bool:
+    """Return whether a requirement allows one version alone, ``name==1.2.3``."""
+    pins = list(requirement.specifier)
+    return len(pins) == 1 and pins[0].operator == "==" and not pins[0].version.endswith(".*")
+
+
+def unpinned(packages: Iterable[str]) -> list[str]:
+    """Return the canonical names of the requirements that have no version."""
+    return [canonicalize_name(package.name) for package in map(Requirement, packages) if not is_pinned(package)]
+
+
+def pinned(text: str, versions: Mapping[str, str]) -> str:
+    """Return a requirement with its version; as it is if it has one, or if ``versions`` has none.
+
+    Args:
+        versions: canonical name -> version.
+    """
+    package = Requirement(text)
+    version = versions.get(canonicalize_name(package.name))
+    if version is None or is_pinned(package):
+        return text
+    extras = f"[{','.join(sorted(package.extras))}]" if package.extras else ""
+    return f"{package.name}{extras}=={version}"
 
 
 def requirement(text: str) -> str:
@@ -36,7 +63,7 @@ def pin(text: str) -> str:
         ValueError: it is not.
     """
     found = Requirement(requirement(text))
-    if not nightly.is_pinned(found):
+    if not is_pinned(found):
         raise ValueError(f"{text!r} is not pinned: write '{found.name}==<version>'")
     try:
         Version(next(iter(found.specifier)).version)
@@ -55,8 +82,8 @@ class Framework(Strict):
     """The big wheels: their own layer, their own lock.
 
     Attributes:
-        packages: as the spec lists them; in a :class:`Spec` only those that its platform has, without markers, and
-            those of a nightly with the versions that were locked.
+        packages: as the spec lists them, for all its platforms.
+        index: name of the package index that they come from.
     """
 
     name: Literal["torch", "torch_xla", "torch_tpu", "tensorflow"]
@@ -69,27 +96,28 @@ class Framework(Strict):
         variants = (f"{name}-", _NIGHTLY_NAMES.get(self.name, f"{name}-"))
         return next((one for one in sorted(packages) if one == name or one.startswith(variants)), None)
 
-    @property
-    def version(self) -> str:
-        """Version of the package that the image is named after.
+    def version(self, packages: Iterable[str]) -> str:
+        """Return the version of the package that the image is named after.
 
-        ``unlocked`` if `make lock` chooses it and has not: of a base that holds the framework (:class:`BaseContents`),
-        or of a nightly (:class:`trainyard.spec.nightly.NightlyVersions`).
-
+        Args:
+            packages: requirements; those of a nightly, and of a base that holds the framework, have versions once
+                ``trainyard lock`` has chosen them.
+        Returns:
+            The version; :data:`UNLOCKED` if there are no packages, or if that one has no version.
         Raises:
             ValueError: none of the packages is the framework.
         """
-        if not self.packages:
-            return "unlocked"
-        pins: dict[str, Requirement] = {canonicalize_name(one.name): one for one in map(Requirement, self.packages)}
+        pins: dict[str, Requirement] = {canonicalize_name(one.name): one for one in map(Requirement, packages)}
+        if not pins:
+            return UNLOCKED
         variant = self.named_after(pins)
         if variant is None:
             raise ValueError(f"none of the packages is {self.name} or a variant of it ({', '.join(pins)})")
-        return next(iter(pins[variant].specifier)).version if nightly.is_pinned(pins[variant]) else "unlocked"
+        return next(iter(pins[variant].specifier)).version if is_pinned(pins[variant]) else UNLOCKED
 
 
 class BaseContents(Strict):
-    """The contents of a base that holds the framework: base.json, written by `make lock`, or a part of trainyard.lock.
+    """The contents of a base that holds the framework: a section of trainyard.lock.
 
     Attributes:
         image: the configured reference, ``reference``: what it was resolved to, with a digest if a registry gave one.

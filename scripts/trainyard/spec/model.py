@@ -7,21 +7,19 @@ the line, the key, and the nearest valid spelling.
 
 from __future__ import annotations
 
-import datetime
-import json
 import re
 from collections.abc import Callable
 from pathlib import Path
-from typing import Annotated, Any, Literal, NoReturn
+from typing import Annotated, Any, Literal, NoReturn, Self, TypeVar
 
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
-from pydantic import AfterValidator, BeforeValidator, Field, ValidationError
+from pydantic import AfterValidator, BeforeValidator, Field, SkipValidation
 from ruamel.yaml.comments import CommentedMap
 
 from trainyard.common.console import UserError, nearest
 from trainyard.common.settings import PREFIX, ROOT, STATE
-from trainyard.spec import architectures, nightly, workspace, workspace_lock, yaml_source
+from trainyard.spec import architectures, framework, lock, workspace, yaml_source
 from trainyard.spec.architectures import ARCHITECTURES, PLATFORMS, Architecture
 from trainyard.spec.catalog import IMAGES as IMAGES
 from trainyard.spec.catalog import Base as Base
@@ -33,8 +31,8 @@ from trainyard.spec.catalog import indexes as indexes
 from trainyard.spec.framework import BaseContents as BaseContents
 from trainyard.spec.framework import Framework as Framework
 from trainyard.spec.framework import pin
+from trainyard.spec.lock import DEFAULT, Lock, Locked, Unreadable
 from trainyard.spec.markers import applies
-from trainyard.spec.nightly import NightlyVersions
 from trainyard.spec.units import in_bytes
 from trainyard.spec.workspace import Level, Site, Variable, Workspace, WorkspaceDocument
 from trainyard.spec.yaml_source import relative as relative
@@ -53,6 +51,7 @@ def _pin_or_set(text: str) -> str:
     return pin(text)
 
 
+S = TypeVar("S", bound="Spec")
 Size = Annotated[int, BeforeValidator(lambda text: in_bytes(str(text)))]
 PinOrSet = Annotated[str, AfterValidator(_pin_or_set)]
 
@@ -109,24 +108,20 @@ class _Document(Strict):
 
 
 class Spec(_Document):
-    """One image, for one of its platforms.
+    """One image of the catalogue, or of an image.yaml elsewhere, for one of its platforms.
 
     Attributes:
         arch: name of its architecture.
-        folder: holds its image.yaml or trainyard.yaml; ``framework_folder``: the folder whose framework lock it uses.
-        base_contents: packages of a base that holds the framework; None if it holds none or was never inspected.
-        nightly_versions: of the packages that a nightly names without one; None if there are none, or if it was never
-            locked.
-        workspace: the user's repository that the image is made from; None for an image.yaml.
+        folder: holds its image.yaml, or a repository's trainyard.yaml.
+        framework_of: the folder of the target that it extends, if it has the framework of that one.
+        lock: the content of its trainyard.lock, or why that cannot be used.
     """
 
     target: str
-    arch: str = "amd64"
+    arch: str = architectures.AMD64.name
     folder: Path
-    framework_folder: Path
-    base_contents: BaseContents | None = None
-    nightly_versions: NightlyVersions | None = None
-    workspace: Workspace | None = None
+    framework_of: Path | None = None
+    lock: Annotated[Lock | Unreadable, SkipValidation] = Field(exclude=True, repr=False)
 
     @property
     def architecture(self) -> Architecture:
@@ -143,46 +138,137 @@ class Spec(_Document):
         return self.target if self.arch == architectures.AMD64.name else f"{self.target}-{self.arch}"
 
     @property
+    def file(self) -> Path:
+        """The file that describes it."""
+        return self.folder / "image.yaml"
+
+    @property
     def where(self) -> str:
         """The path of the spec's file in messages."""
-        return relative(self.workspace.file if self.workspace else self.folder / "image.yaml")
+        return relative(self.file)
+
+    @property
+    def lock_file(self) -> Path:
+        """The path of its trainyard.lock, which may not exist."""
+        return self.folder / lock.FILE
 
     @property
     def build_folder(self) -> Path:
-        """Where the Dockerfile and the locks are: beside image.yaml, or in the state folder for a user's repository."""
-        return STATE / self.local_name / "build" if self.workspace else self.folder
+        """Where the Dockerfile is: beside image.yaml, or in the state folder for a user's repository."""
+        return self.folder
 
-    def suffix(self, index: str) -> str:
-        """What the names of its locks and of its Dockerfile have for an index and its architecture.
-
-        Empty for the default index and amd64.
-        """
-        parts = ["" if index == "default" else index, "" if self.arch == architectures.AMD64.name else self.arch]
-        return "".join(f".{part}" for part in parts if part)
-
-    def dockerfile(self, index: str = "default") -> Path:
-        """The Dockerfile of the image when its framework comes from ``index``: one for each pair of locks."""
-        return self.build_folder / f"Dockerfile{self.suffix(index)}"
+    def dockerfile(self, index: str = DEFAULT) -> Path:
+        """Return the path of the Dockerfile of the image when its framework comes from ``index``."""
+        parts = ["" if index == DEFAULT else index, "" if self.arch == architectures.AMD64.name else self.arch]
+        return self.build_folder / "".join(["Dockerfile", *(f".{part}" for part in parts if part)])
 
     def command(self, name: str) -> str:
         """Return a command for this image, for messages: ``trainyard lock cpu``; ``trainyard lock`` in a repository."""
         other = [] if self.arch == architectures.usual(self.platforms).name else [f"{PREFIX}ARCH={self.arch}"]
-        return " ".join([*other, "trainyard", name, *([] if self.workspace else [self.target])])
+        return " ".join([*other, "trainyard", name, *self._argument])
+
+    @property
+    def _argument(self) -> list[str]:
+        """The argument of commands for this image."""
+        return [self.target]
 
     @property
     def has_code(self) -> bool:
         """Whether the image has a layer with a user's code: not if trainyard.yaml adds packages alone."""
-        return self.workspace is not None and bool(self.workspace.document.code)
+        return False
+
+    @property
+    def run(self) -> list[str] | None:
+        """The command of a user's repository; None if trainers of the catalogue are all that it can run."""
+        return None
 
     @property
     def limited(self) -> bool:
         """Whether the image may not exceed ``budget``; without one in trainyard.yaml it is that of the parent alone."""
-        return self.workspace is None or self.workspace.document.budget is not None
+        return True
 
     @property
     def level(self) -> Level:
         """How far the smoke test tests the image: a trainer of the catalogue has to learn."""
-        return self.workspace.level if self.workspace and self.workspace.document.run else "trained"
+        return "trained"
+
+    def on(self, arch: str) -> Self:
+        """Return the spec for another of its platforms."""
+        return self.model_copy(update={"arch": arch})
+
+    def with_lock(self, content: Lock) -> Self:
+        """Return the spec with another lock."""
+        return self.model_copy(update={"lock": content})
+
+    @property
+    def usable_lock(self) -> Lock | None:
+        """The lock; None if there is none that can be used."""
+        return self.lock if isinstance(self.lock, Lock) else None
+
+    def locked(self, index: str = DEFAULT) -> Locked:
+        """Return what its lock has for its platform and a package index.
+
+        Raises:
+            UserError: it was not locked for them, or the lock cannot be used; the message says what to do.
+        """
+        if isinstance(self.lock, Unreadable):
+            raise UserError(self.lock.reason)
+        if locked := self.lock.of(self.arch, index):
+            return locked
+        for_index = "" if index == DEFAULT else f" and index {index}"
+        again = self.command("lock")
+        raise UserError(f"{relative(self.lock_file)}: nothing for {self.platform}{for_index}: run '{again}'")
+
+    @property
+    def _own_lock(self) -> Lock | None:
+        """The lock, if it can be used and is of what the image is now made from."""
+        return self.usable_lock
+
+    @property
+    def base_contents(self) -> BaseContents | None:
+        """Packages of a base that holds the framework; None if it holds none or was never inspected."""
+        locked = self._own_lock.of(self.arch) if self._own_lock and self.framework_in_base else None
+        contents = locked.base if locked else None
+        complete = contents and {*map(canonicalize_name, self.base_spec().framework)} <= contents.packages.keys()
+        return contents if complete else None
+
+    @property
+    def packages(self) -> list[str]:
+        """The framework's packages that its platform has, without markers.
+
+        Those that a nightly names without a version, and those of a base, have the version in the lock, if there is
+        one.
+        """
+        if contents := self.base_contents:
+            return [f"{name}=={contents.packages[canonicalize_name(name)]}" for name in self.base_spec().framework]
+        texts = self.declared_packages
+        locked = self._own_lock.of(self.arch) if self._own_lock and framework.unpinned(texts) else None
+        versions = {pin.name: pin.version for pin in locked.framework} if locked else {}
+        return [framework.pinned(text, versions) for text in texts]
+
+    @property
+    def declared_packages(self) -> list[str]:
+        """The framework's packages that its platform has, without markers, as image.yaml has them."""
+        pins = [Requirement(text) for text in self.framework.packages]
+        machine = self.architecture.machine
+        return [_without_marker(pin) for pin in pins if applies(pin.marker, self.base_spec().python, machine)]
+
+    @property
+    def version(self) -> str:
+        """Version of the framework; ``unlocked`` if ``trainyard lock`` chooses it and has not."""
+        return self.framework.version(self.packages)
+
+    @property
+    def version_known(self) -> bool:
+        """Whether the framework's version is known: not if ``trainyard lock`` chooses it and never did."""
+        return self.version != framework.UNLOCKED
+
+    @property
+    def day(self) -> str:
+        """When ``trainyard lock`` chose the framework's version, as in 20261121; empty if the spec has it."""
+        if contents := self.base_contents:
+            return contents.day
+        return self._own_lock.day if self._own_lock else ""
 
     def base_spec(self) -> Base:
         """The entry of images/bases.yaml that the image is built on."""
@@ -192,17 +278,6 @@ class Spec(_Document):
     def framework_in_base(self) -> bool:
         """Whether the framework is in the base instead of a separate layer."""
         return bool(self.base_spec().framework)
-
-    @property
-    def locked(self) -> bool:
-        """Whether the framework's version is known: not if `make lock` chooses it and never did."""
-        return self.framework.version != "unlocked"
-
-    @property
-    def day(self) -> str | None:
-        """When `make lock` chose the framework's version, as in 20261121; None if the spec has it."""
-        record = self.base_contents or self.nightly_versions
-        return record.day if record else None
 
     @property
     def python_version(self) -> str:
@@ -239,9 +314,61 @@ class Spec(_Document):
         if self.trainers.folder:
             for path in _trainer_files(self.folder / self.trainers.folder):
                 commands[path.stem] = [self.python, f"/opt/trainyard/own/{path.name}"]
-        if self.workspace and self.workspace.document.run:
-            commands[workspace.COMMAND] = self.workspace.document.run
         return dict(sorted(commands.items()))
+
+
+class RepositorySpec(Spec):
+    """The image of a user's repository, for one of its platforms.
+
+    Attributes:
+        workspace: the repository.
+        extends: the target that it extends, on that one's base.
+    """
+
+    workspace: SkipValidation[Workspace]
+    extends: SkipValidation[Spec]
+
+    @property
+    def file(self) -> Path:
+        return self.workspace.file
+
+    @property
+    def build_folder(self) -> Path:
+        return STATE / self.local_name / "build"
+
+    @property
+    def _argument(self) -> list[str]:
+        return []
+
+    @property
+    def has_code(self) -> bool:
+        return bool(self.workspace.document.code)
+
+    @property
+    def run(self) -> list[str] | None:
+        return self.workspace.document.run
+
+    @property
+    def limited(self) -> bool:
+        return self.workspace.document.budget is not None
+
+    @property
+    def level(self) -> Level:
+        return self.workspace.level if self.run else super().level
+
+    @property
+    def _own_lock(self) -> Lock | None:
+        content = self.usable_lock
+        return content if content and content.origin and content.origin.target == self.extends.target else None
+
+    @property
+    def parent(self) -> Spec:
+        """The target that it extends, for its platform and on its base."""
+        return self.extends.model_copy(update={"arch": self.arch, "base": self.base})
+
+    def trainer_commands(self) -> dict[str, list[str]]:
+        own = {workspace.COMMAND: self.run} if self.run else {}
+        return dict(sorted((super().trainer_commands() | own).items()))
 
 
 def _trainer_files(folder: Path) -> list[Path]:
@@ -312,7 +439,7 @@ def folder_of(target: str | None) -> Path:
 
 
 def load(target: str | None, arch: str | None = None) -> Spec:
-    """The checked spec of a target, with ``extends`` applied, for one of its platforms.
+    """Return the checked spec of a target, with ``extends`` applied, for one of its platforms.
 
     Args:
         target: a name under images/, or the path of a folder that holds an image.yaml or a trainyard.yaml. None: the
@@ -322,44 +449,30 @@ def load(target: str | None, arch: str | None = None) -> Spec:
         UserError: the name or the file has a mistake, and the message says where; or ``TRAINYARD_ARCH`` has one.
     """
     file = workspace.find() if not target else None
-    if file is None:
-        folder = folder_of(target)
-        if (folder / "image.yaml").is_file():
-            return _on_platform(_load(folder, ()), arch)
-        file = folder / workspace.FILE
-    return _load_workspace(file, arch)
+    folder = file.parent if file else folder_of(target)
+    is_image = file is None and (folder / "image.yaml").is_file()
+    spec = _load(folder, ()) if is_image else _load_repository(folder / workspace.FILE)
+    return spec.on(arch or architectures.choose(spec.platforms).name)
 
 
 def catalogue() -> list[Spec]:
-    """The specs of all targets, sorted by name, each for the first of its platforms."""
-    return [load(name, PLATFORMS[_load(IMAGES / name, ()).platforms[0]].name) for name in targets()]
+    """Return the specs of all targets, sorted by name, each for the first of its platforms."""
+    specs = [_load(IMAGES / name, ()) for name in targets()]
+    return [spec.on(PLATFORMS[spec.platforms[0]].name) for spec in specs]
 
 
 def recommended() -> list[Spec]:
-    """The specs of the targets that messages recommend and that are built together: all but fallbacks."""
+    """Return the specs of the targets that messages recommend and that are built together: all but fallbacks."""
     return [spec for spec in catalogue() if not spec.fallback_for]
 
 
-def each_platform(spec: Spec) -> list[Spec]:
-    """The spec for each of its platforms, in their order."""
-
-    def on(arch: str) -> Spec:
-        if arch == spec.arch:
-            return spec
-        return _load_workspace(spec.workspace.file, arch) if spec.workspace else load(str(spec.folder), arch)
-
-    found = [on(PLATFORMS[one].name) for one in spec.platforms]
-    if spec.nightly_versions is None or spec.workspace:
-        return found
-    return [with_nightly_versions(as_written(one), spec.nightly_versions) for one in found]
+def each_platform(spec: S) -> list[S]:
+    """Return the spec for each of its platforms, in their order."""
+    return [spec.on(PLATFORMS[platform].name) for platform in spec.platforms]
 
 
-def _load_workspace(path: Path, arch: str | None) -> Spec:
-    """The spec of a user's repository: its parent's, with what trainyard.yaml adds.
-
-    Args:
-        arch: see :func:`load`.
-    """
+def _load_repository(path: Path) -> RepositorySpec:
+    """Return the spec of a user's repository: its parent's, with what trainyard.yaml adds."""
     data = yaml_source.read(path)
     document = validated(path, WorkspaceDocument, data, yaml_source.plain(data))
 
@@ -371,11 +484,11 @@ def _load_workspace(path: Path, arch: str | None) -> Spec:
     if not (IMAGES / document.extends / "image.yaml").is_file() or "/" in document.extends:
         refuse(("extends",), f"unknown target '{document.extends}'{nearest(document.extends, targets())}; {valid}")
     parent = _load(IMAGES / document.extends, ())
-    if lacking := next((one for one in document.platforms if one not in parent.platforms), None):
+    if lacking := next((platform for platform in document.platforms if platform not in parent.platforms), None):
         refuse(("platforms",), f"'{parent.target}' is not made for {lacking}: it is for {', '.join(parent.platforms)}")
-    parent = _on_platform(parent.model_copy(update={"platforms": document.platforms}), arch)
-    if document.base and document.base != parent.base:
-        parent = _on_base(parent, document.base, refuse)
+    base = document.base or parent.base
+    if base != parent.base:
+        _check_base(parent, base, refuse)
     name = document.name or workspace.default_name(path.parent)
     if name in targets():
         refuse(("name",), f"'{name}' is a target of the catalogue: give the image another one, as in 'name: my-{name}'")
@@ -394,24 +507,28 @@ def _load_workspace(path: Path, arch: str | None) -> Spec:
     if not document.run:  # without a command, the image is the target with more packages
         document = document.model_copy(update={"code": []})
     trainers = parent.trainers.model_copy(update={"default": workspace.COMMAND}) if document.run else parent.trainers
-    spec = parent.model_copy(
-        update={
+    inherited = {name: getattr(parent, name) for name in _Document.model_fields}
+    return RepositorySpec.model_construct(
+        **inherited
+        | {
             "summary": document.summary or f"{name}, on {parent.target}: {parent.summary}",
-            "system": [*parent.system, *(one for one in document.system if one not in parent.system)],
+            "base": base,
+            "platforms": document.platforms,
+            "system": [*parent.system, *(package for package in document.system if package not in parent.system)],
             "environment": parent.environment | document.environment,
             "trainers": trainers,
             "budget": Budget.model_construct(size=document.budget.size) if document.budget else parent.budget,
-            "target": name,
-            "folder": path.parent,
-            "workspace": Workspace(path, document, parent.target),
-        }
+        },
+        target=name,
+        folder=path.parent,
+        lock=lock.read(path.with_name(lock.FILE), "trainyard lock", of_repository=True),
+        workspace=Workspace(path, document),
+        extends=parent,
     )
-    spec = spec.model_copy(update={"framework_folder": spec.build_folder})
-    return with_locked_base(spec) if spec.framework_in_base else spec
 
 
-def _on_base(parent: Spec, base: str, refuse: Callable[[tuple[str, ...], str], NoReturn]) -> Spec:
-    """The spec of a target on another base.
+def _check_base(parent: Spec, base: str, refuse: Callable[[tuple[str, ...], str], NoReturn]) -> None:
+    """Check that a target can be made on another base.
 
     Args:
         refuse: raises a :class:`UserError` about a key.
@@ -421,72 +538,12 @@ def _on_base(parent: Spec, base: str, refuse: Callable[[tuple[str, ...], str], N
     if parent.framework_in_base or bases()[base].framework:
         held = base if bases()[base].framework else parent.base
         refuse(("base",), f"{held} holds a framework: only the target that is made for it can use it")
-    return parent.model_copy(update={"base": base})
 
 
 def _pinned(spec: Spec) -> dict[str, str]:
-    """Canonical name -> version of what a spec pins."""
+    """Return canonical name -> version of what a spec pins, for any of its platforms."""
     pins = [Requirement(text) for text in [*spec.framework.packages, *requirements_of(spec)]]
-    return {canonicalize_name(pin.name): next(iter(pin.specifier)).version for pin in pins if nightly.is_pinned(pin)}
-
-
-def _packages_on(spec: Spec, architecture: Architecture) -> list[str]:
-    """The framework's packages that a platform has, without markers."""
-    pins = [Requirement(text) for text in spec.framework.packages]
-    return [_without_marker(pin) for pin in pins if applies(pin.marker, spec.python_version, architecture.machine)]
-
-
-def _on_platform(spec: Spec, arch: str | None) -> Spec:
-    """The spec for one of its platforms, with the framework's packages that this one has.
-
-    Args:
-        arch: name of the architecture; None: :func:`trainyard.spec.architectures.choose`.
-    """
-    chosen = ARCHITECTURES[arch] if arch else architectures.choose(spec.platforms)
-    packages = _packages_on(spec, chosen)
-    framework = spec.framework.model_copy(update={"packages": packages})
-    return _with_recorded_versions(spec.model_copy(update={"arch": chosen.name, "framework": framework}))
-
-
-def nightly_versions_file(spec: Spec) -> Path:
-    """Where `make lock` records the versions of the packages that the spec of a nightly names without one."""
-    return spec.framework_folder / nightly.FILE
-
-
-def as_written(spec: Spec) -> Spec:
-    """The spec of a nightly with the packages as its file has them, without the versions that were locked."""
-    packages = _packages_on(_load(spec.folder, ()), spec.architecture)
-    framework = spec.framework.model_copy(update={"packages": packages})
-    return spec.model_copy(update={"nightly_versions": None, "framework": framework})
-
-
-def _with_recorded_versions(spec: Spec) -> Spec:
-    """The spec of a nightly with the versions of its packages, if it was locked.
-
-    Raises:
-        UserError: the record is not what `make lock` writes.
-    """
-    if not nightly.unpinned(spec.framework.packages):
-        return spec
-    path = nightly_versions_file(spec)
-    try:
-        versions = nightly.read(path)
-        return with_nightly_versions(spec, versions) if versions else spec
-    except (ValueError, KeyError) as error:
-        words = f"no version of {error}" if isinstance(error, KeyError) else str(error)
-        again = f"trainyard lock {spec.target}"
-        raise UserError(f"{relative(path)}: not what '{again}' writes ({words}): run it again") from None
-
-
-def with_nightly_versions(spec: Spec, versions: NightlyVersions) -> Spec:
-    """The spec of a nightly with versions of its packages.
-
-    Raises:
-        KeyError: one of them is missing.
-    """
-    packages = [versions.pin(text) for text in spec.framework.packages]
-    framework = spec.framework.model_copy(update={"packages": packages})
-    return spec.model_copy(update={"nightly_versions": versions, "framework": framework})
+    return {canonicalize_name(pin.name): next(iter(pin.specifier)).version for pin in pins if framework.is_pinned(pin)}
 
 
 def _without_marker(pin: Requirement) -> str:
@@ -494,11 +551,15 @@ def _without_marker(pin: Requirement) -> str:
 
 
 def _load(folder: Path, below: tuple[Path, ...]) -> Spec:
-    """The spec with the packages of all its platforms."""
+    """Return the spec of an image.yaml.
+
+    Args:
+        below: folders of the specs that extend it.
+    """
     path = folder / "image.yaml"
     data = yaml_source.read(path)
     plain = yaml_source.plain(data)
-    framework_folder = folder
+    framework_of = None
     parent_name = plain.pop("extends", None)
     if parent_name is not None:
         if folder in below:
@@ -508,94 +569,20 @@ def _load(folder: Path, below: tuple[Path, ...]) -> Spec:
         except UserError as error:
             raise UserError(f"{relative(path)}:{yaml_source.line_of(data, ('extends',))}: extends: {error}") from None
         if "framework" not in plain and plain.get("base", parent.base) == parent.base:
-            framework_folder = parent.framework_folder
+            framework_of = parent.framework_of or parent.folder
         above = parent.model_dump(include=set(_Document.model_fields) - {"fallback_for"})
         above["budget"] = {"size": f"{parent.budget.size} B"}
-        if parent.framework_in_base:
-            above["framework"]["packages"] = []  # they were read from its base, its spec lists none
         plain = _merge(above, plain) | {key: plain[key] for key in ("platforms",) if key in plain}
     document = validated(path, _Document, data, plain)
     spec = Spec(
         **{name: getattr(document, name) for name in _Document.model_fields},
         target=folder.name,
         folder=folder,
-        framework_folder=framework_folder,
+        framework_of=framework_of,
+        lock=lock.read(folder / lock.FILE, f"trainyard lock {folder.name}"),
     )
     _check_references(spec, data)
-    return _with_base_contents(spec) if spec.framework_in_base else spec
-
-
-def base_contents_file(spec: Spec) -> Path:
-    """Where `make lock` records the contents of the base of ``spec``."""
-    return spec.framework_folder / "base.json"
-
-
-def _with_base_contents(spec: Spec) -> Spec:
-    """The spec with the framework versions of its base, if the base was inspected."""
-    path = base_contents_file(spec)
-    if not path.is_file():
-        return spec
-    try:
-        return with_base_contents(spec, _base_contents(spec, path.read_text(encoding="utf-8")))
-    except ValueError as error:
-        again = f"run 'trainyard lock {spec.target}' again"
-        lock = "trainyard lock"
-        raise UserError(f"{relative(path)}: not what '{lock}' writes ({error}): {again}") from None
-
-
-def with_locked_base(spec: Spec) -> Spec:
-    """The spec of a user's repository with the contents of its base that its trainyard.lock records.
-
-    Without a readable lock of the target that it extends, nothing is known about the base: what needs the lock reports
-    its mistake.
-
-    Raises:
-        UserError: the record is not what this Trainyard writes.
-    """
-    ws = spec.workspace
-    assert ws is not None
-    contents = None
-    try:
-        lock = workspace_lock.read(ws)
-    except UserError:
-        lock = None
-    sections = lock.of(spec.architecture) if lock and lock.target == ws.parent else {}
-    if lock and "base" in sections:
-        try:
-            contents = _base_contents(spec, sections["base"])
-        except ValueError:
-            raise UserError(
-                f"{relative(ws.lock)}: written by another version of Trainyard ({lock.version}): remove it, and run "
-                "'trainyard lock'"
-            ) from None
-    return with_base_contents(spec, contents)
-
-
-def with_base_contents(spec: Spec, contents: BaseContents | None) -> Spec:
-    """The spec with the versions of the framework in its base; without versions if its contents are not known."""
-    pins = []
-    if contents:
-        pins = [f"{name}=={contents.packages[canonicalize_name(name)]}" for name in spec.base_spec().framework]
-    return spec.model_copy(
-        update={"base_contents": contents, "framework": spec.framework.model_copy(update={"packages": pins})}
-    )
-
-
-def _base_contents(spec: Spec, text: str) -> BaseContents:
-    """The record of a base's contents.
-
-    Raises:
-        ValueError: it is not valid, or lacks a package of the framework.
-    """
-    try:
-        contents = BaseContents.model_validate(json.loads(text))
-        datetime.datetime.strptime(contents.day, "%Y%m%d")
-    except (ValueError, ValidationError) as error:
-        raise ValueError(str(error).splitlines()[0]) from None
-    for name in map(canonicalize_name, spec.base_spec().framework):
-        if name not in contents.packages:
-            raise ValueError(f"no {name}")
-    return contents
+    return spec
 
 
 #: Raises a :class:`UserError` about the value at a location of a spec's file.
@@ -654,7 +641,7 @@ def _check_framework(spec: Spec, refuse: _Refuse) -> None:
                 ("framework", "packages", position), f"{error}, or give 'nightly: true' for the newest of every night"
             )
     try:
-        _ = spec.framework.version
+        spec.framework.version(spec.framework.packages)
     except ValueError as error:
         refuse(("framework", "packages"), str(error))
     if refused := conflict(_pinned(spec), spec.python_version):

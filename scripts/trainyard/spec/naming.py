@@ -35,7 +35,7 @@ def version_tag(spec: Spec, version: str | None = None) -> str:
 
     A tag cannot contain the ``+`` before a local version: it becomes ``_``.
     """
-    version = spec.framework.version if version is None else version
+    version = spec.version if version is None else version
     return f"{spec.target}-{version.replace('+', '_')}"
 
 

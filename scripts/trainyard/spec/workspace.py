@@ -23,9 +23,6 @@ from trainyard.spec.units import in_bytes
 #: Name of the file that describes a user's image.
 FILE = "trainyard.yaml"
 
-#: Name of its lock, in the same folder.
-LOCK = "trainyard.lock"
-
 #: Where the code is in the image; the working directory of its containers.
 FOLDER = "/workspace"
 
@@ -198,22 +195,15 @@ class Workspace:
     Attributes:
         file: the trainyard.yaml.
         document: its content.
-        parent: name of the target that it extends.
     """
 
     file: Path
     document: WorkspaceDocument
-    parent: str
 
     @property
     def root(self) -> Path:
         """The folder of trainyard.yaml, which becomes /workspace."""
         return self.file.parent
-
-    @property
-    def lock(self) -> Path:
-        """The path of trainyard.lock."""
-        return self.root / LOCK
 
     @property
     def level(self) -> Level:

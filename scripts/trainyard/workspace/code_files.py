@@ -15,8 +15,8 @@ from typing import NamedTuple, NoReturn
 from trainyard.common import git
 from trainyard.common.console import StepFailed, UserError, nearest
 from trainyard.oci import secret_scan
+from trainyard.spec import lock, yaml_source
 from trainyard.spec import workspace as names
-from trainyard.spec import yaml_source
 from trainyard.spec.model import relative
 from trainyard.spec.units import in_units
 from trainyard.spec.workspace import Workspace, git_root
@@ -30,7 +30,7 @@ _LEFT_OUT = frozenset({".git", ".trainyard", "__pycache__", ".devcontainer", ".D
 _LEFT_OUT_ENDINGS = (".pyc", ".pyo", ".egg-info")
 
 #: Left out beside trainyard.yaml, so that other smoke arguments or a new lock do not change the code's layer.
-_OWN = frozenset({names.FILE, names.LOCK})
+_OWN = frozenset({names.FILE, lock.FILE})
 
 #: What the names of files begin with that remove others when a layer is unpacked:
 #: https://github.com/opencontainers/image-spec/blob/main/layer.md#whiteouts
@@ -144,7 +144,7 @@ def below(folder: Path) -> list[str]:
     Raises:
         UserError: git cannot list them.
     """
-    everything = Workspace(folder / names.FILE, names.WorkspaceDocument.model_construct(code=["."]), "")
+    everything = Workspace(folder / names.FILE, names.WorkspaceDocument.model_construct(code=["."]))
     listed = _listed(everything, git_root(folder), [folder])
     environments = {os.path.dirname(one.path) for one in listed if one.path.endswith("/pyvenv.cfg")}
     paths = (one.path for one in listed if not _left_out(one.path, folder, environments))

@@ -13,7 +13,7 @@ from typing import Any
 from packaging.utils import canonicalize_name
 
 from trainyard.common.console import UserError, nearest
-from trainyard.spec import model, workspace
+from trainyard.spec import lock, model, workspace
 from trainyard.spec.model import Spec, relative
 from trainyard.spec.naming import NAME
 from trainyard.workspace import (
@@ -227,7 +227,7 @@ def _locked_otherwise(path: Path, spec: Spec) -> str:
         locked = dependency_tables.toml(path).data.get("package", [])
     except UserError:
         return ""
-    names = {canonicalize_name(_name_of(text)) for text in spec.framework.packages}
+    names = {canonicalize_name(_name_of(text)) for text in spec.packages}
     for one in locked:
         name, version = canonicalize_name(str(one.get("name", ""))), str(one.get("version", "")).partition("+")[0]
         if name in names and name in framework and version and version != framework[name].partition("+")[0]:
@@ -296,7 +296,7 @@ def text(proposal: Proposal) -> str:
         f"# The image is called {NAME}:{proposal.name}.",
         f"name: {_scalar(proposal.name)}",
         "# Packages in addition to the target's: requirements.txt, pyproject.toml, uv.lock or a list. Ranges are fine:",
-        f"# {workspace.LOCK} pins them.",
+        f"# {lock.FILE} pins them.",
         *_requirement_lines(proposal.requirements),
         "# Debian packages, such as libsndfile1.",
         "# system: []",

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import re
 import sys
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from packaging import utils
 from packaging.requirements import InvalidRequirement, Requirement
 
-from trainyard.spec import lockfile, markers, yaml_source
+from trainyard.spec import markers, yaml_source
+from trainyard.spec.lock import DEFAULT, Locked
 from trainyard.spec.model import Spec
 from trainyard.workspace import (
     dependency_tables,
@@ -218,7 +219,7 @@ def _from_extras(choice: Choice, missing: dict[str, str], root: Path) -> None:
 
 def provided(spec: Spec) -> dict[str, str]:
     """Canonical name -> version of everything that a target has; empty if it is not locked."""
-    return _locked(spec, lockfile.requirements_lock) | framework(spec)
+    return {pin.name: pin.version for pin in _locked(spec).requirements} | framework(spec)
 
 
 def framework(spec: Spec) -> dict[str, str]:
@@ -226,21 +227,22 @@ def framework(spec: Spec) -> dict[str, str]:
 
     tensorflow-cpu and tensorflow-tpu are tensorflow, too: one of them is what code imports under that name.
     """
-    found = _locked(spec, lockfile.framework_lock)
-    return {spec.framework.name.replace("_", "-"): spec.framework.version, **found} if found else {}
+    locked = _locked(spec)
+    versions = dict(locked.base.packages) if locked.base else {pin.name: pin.version for pin in locked.framework}
+    return {spec.framework.name.replace("_", "-"): spec.version, **versions} if versions else {}
 
 
-def _locked(spec: Spec, find: Callable[[Spec, str], Path]) -> dict[str, str]:
-    """The pins of a lock: of the target's index, or else of the default index."""
-    paths = [find(spec, index) for index in (spec.framework.index, "default")]
-    path = next((path for path in paths if path.is_file()), None)
-    return lockfile.read(path) if path else {}
+def _locked(spec: Spec) -> Locked:
+    """Return what a target is locked to: for its index, or else for the default index; nothing if it never was."""
+    content = spec.usable_lock
+    known = (content.of(spec.arch, index) for index in (spec.framework.index, DEFAULT)) if content else ()
+    return next(filter(None, known), Locked({}))
 
 
 def contradictions(choice: Choice, spec: Spec, root: Path) -> list[str]:
     """Lines about requirements that exclude the version of the target's framework."""
     versions = framework(spec)
-    own = {_canonical(Requirement(text).name) for text in spec.framework.packages} | {_canonical(spec.framework.name)}
+    own = {_canonical(Requirement(text).name) for text in spec.packages} | {_canonical(spec.framework.name)}
     found = []
     for text, where in _lines(choice, root):
         if not _is_requirement(text):

@@ -28,8 +28,7 @@ from packaging.utils import InvalidWheelFilename, canonicalize_name, parse_wheel
 
 from trainyard.common import settings
 from trainyard.common.console import StepFailed, UserError, say
-from trainyard.spec import workspace_lock
-from trainyard.spec.model import Spec, relative
+from trainyard.spec.model import RepositorySpec, relative
 from trainyard.spec.naming import FILE_EPOCH
 from trainyard.workspace import requirements
 from trainyard.workspace.lines import Source, userinfo, without_credentials, without_userinfo
@@ -126,31 +125,29 @@ def build(sources: Sequence[Source], folder: Path, commits: Mapping[str, str]) -
     return [_build(source, folder, commits.get(key(source), "")) for source in sources]
 
 
-def ensure(spec: Spec, folder: Path) -> None:
+def ensure(spec: RepositorySpec, folder: Path) -> None:
     """Make ``folder`` hold the wheels that a workspace's lock pins, and no others; those that are missing are built.
 
     Raises:
         UserError: a source is not what it was when it was locked, or see :func:`build`.
         StepFailed: see :func:`build`.
     """
-    ws = spec.workspace
-    assert ws is not None
-    read = requirements.read(ws, spec.python_version, spec.architecture.machine)
+    read = requirements.read(spec.workspace, spec.python_version, spec.architecture.machine)
     sources = {key(one): one for one in read.sources}
-    wanted = _locked(workspace_lock.read(ws).of(spec.architecture)["requirements"])
+    wanted = _locked(spec.locked().text("requirements"))
     there = {hashlib.sha256(one.read_bytes()).hexdigest(): one for one in sorted(folder.glob("*.whl"))}
     for one, (commit, sha256) in wanted.items():
         if sha256 in there:
             continue
-        where = sources[one].line.where if one in sources else relative(ws.lock)
+        where = sources[one].line.where if one in sources else relative(spec.lock_file)
         if one not in sources:
             raise UserError(f"{where}: pins a wheel that the requirements no longer name: run 'trainyard lock'")
         built = build([sources[one]], folder, {one: commit})[0]
         there[built.sha256] = built.file
         if built.sha256 != sha256:
             raise UserError(
-                f"{where}: {sources[one].line.shown}: not what {relative(ws.lock)} pins: the source or its build "
-                "backend has changed: run 'trainyard lock'"
+                f"{where}: {sources[one].line.shown}: not what {relative(spec.lock_file)} pins: the source or its "
+                "build backend has changed: run 'trainyard lock'"
             )
     kept = {there[sha256] for _, sha256 in wanted.values()}
     for path in folder.glob("*.whl"):

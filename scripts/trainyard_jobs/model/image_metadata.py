@@ -86,7 +86,7 @@ class Contents:
 
 def of_spec(reference: str, spec: Spec) -> Contents:
     """The contents of a target's image by its spec; the image need not exist."""
-    pins = [Requirement(text) for text in spec.framework.packages]
+    pins = [Requirement(text) for text in spec.packages]
     versions = {str(canonicalize_name(pin.name)): next(iter(pin.specifier)).version for pin in pins}
     built_for = _DEVICES[spec.accelerator]
     return Contents(

@@ -31,21 +31,17 @@ def redirected_stdout() -> str | None:
     return None
 
 
-def written_by(request: Request) -> str:
-    """The line of a job file that says what has written it, and what checks it, as its user runs them."""
-    if request.spec and request.spec.workspace:
-        return "Written by `trainyard job`; check it with `trainyard job check job.yaml`."
-    job, check = "trainyard job", "trainyard job check job.yaml"
-    return f"Written by `{job}`; check it with `{check}`."
+#: The line of a job file that says what has written it, and what checks it.
+_WRITTEN_BY = "Written by `trainyard job`; check it with `trainyard job check job.yaml`."
 
 
 def header(request: Request, command: list[str]) -> str:
     """The comment at the top of a job file: its name, its image, and the command that submits it."""
-    contents = f"; {request.spec.framework.name} {request.spec.framework.version}" if request.spec else ""
+    contents = f"; {request.spec.framework.name} {request.spec.version}" if request.spec else ""
     return yaml_writer.comment(
         [
             f"{request.name}: {request.image}{contents}",
-            f"{written_by(request)} Submit it with:",
+            f"{_WRITTEN_BY} Submit it with:",
             shlex.join(command),
         ]
     )

@@ -15,9 +15,9 @@ from trainyard.lint.waivers import Waiver, today
 from trainyard.oci.image_config import Configured
 from trainyard.oci.layers import Layer, Stored
 from trainyard.oci.probe_runner import Distribution, ProbeResult
-from trainyard.spec import lockfile, naming
+from trainyard.spec import naming
 from trainyard.spec.architectures import ARCHITECTURES, Architecture
-from trainyard.spec.model import Spec
+from trainyard.spec.model import RepositorySpec, Spec
 from trainyard.spec.workspace import FOLDER
 
 
@@ -102,7 +102,7 @@ class Evidence(Configured):
     @cached_property
     def locked(self) -> dict[str, str]:
         """Canonical name -> version of what the locks say; nothing without a spec."""
-        return lockfile.installed(self.spec, self.index) if self.spec else {}
+        return self.spec.locked(self.index).versions if self.spec else {}
 
     @cached_property
     def installed(self) -> dict[str, list[Distribution]]:
@@ -128,7 +128,7 @@ class Evidence(Configured):
 
     def of_workspace(self, path: str) -> bool:
         """Whether a path is in the folder of the user's code."""
-        return self.spec is not None and self.spec.workspace is not None and path.startswith(f"{FOLDER}/")
+        return isinstance(self.spec, RepositorySpec) and path.startswith(f"{FOLDER}/")
 
     @cached_property
     def recorded(self) -> dict[str, str]:

@@ -12,6 +12,7 @@ from trainyard.lint.waivers import expired
 from trainyard.oci import layers, secret_scan
 from trainyard.oci.probe_runner import Distribution
 from trainyard.spec.architectures import ARCHITECTURES, Architecture
+from trainyard.spec.model import RepositorySpec
 from trainyard.spec.units import in_units
 
 
@@ -102,7 +103,7 @@ def no_path_stored_twice(image: Evidence) -> Iterator[Finding]:
                 # As in a site directory that pip filled: the wheel that is installed last prevails.
                 prefixes = (wheel_layers.ONE, wheel_layers.SEVERAL)
                 of_wheels = owner[path].startswith(prefixes) and layer.stage.startswith(prefixes)
-                chosen_by_user = of_wheels and image.spec is not None and image.spec.workspace is not None
+                chosen_by_user = of_wheels and isinstance(image.spec, RepositorySpec)
                 severity = Severity.NOTE if chosen_by_user else _without_spec(image)
                 yield Finding(f"/{path}", what, why, fix, severity)
         owner |= dict.fromkeys(layer.contents.files, layer.stage)

@@ -15,8 +15,8 @@ from trainyard.image import dockerfile, plan
 from trainyard.lint.image.evidence import Evidence
 from trainyard.oci.probe_runner import Distribution
 from trainyard.oci.reference import Reference
-from trainyard.spec import lockfile, naming
-from trainyard.spec.model import Spec, relative, requirements_of
+from trainyard.spec import naming
+from trainyard.spec.model import RepositorySpec, Spec, relative, requirements_of
 
 #: What an immutable tag looks like (:func:`trainyard.image.plan.make_plan`): target and version, day, content hash.
 _TAG = r"{name}-\d{{8}}-[0-9a-f]{{8}}{suffix}"
@@ -48,8 +48,8 @@ def labels_match_spec(image: Evidence) -> Iterator[Finding]:
         ),
     }
     expected = {label: (re.escape(text), repr(text)) for label, text in plan.labels(spec).items()}
-    if spec.workspace:
-        locked = plan.sha256_of(spec.workspace.lock)
+    if isinstance(spec, RepositorySpec):
+        locked = plan.sha256_of(spec.lock_file)
         code = image.stored.layers[-1].diff_id  # not that of the repository, which may have been edited since
         allowed |= {"LOCKED": (locked, locked), "CODE": (re.escape(code), code)}
     expected |= {label: allowed[argument] for label, argument in plan.labels_from_arguments(spec).items()}
@@ -98,7 +98,7 @@ def platform_matches_spec(image: Evidence) -> Iterator[Finding]:
 def tags_match_spec(image: Evidence) -> Iterator[Finding]:
     """Local tags name this target and no other."""
     spec = image.required_spec
-    target, version = spec.target, spec.framework.version
+    target, version = spec.target, spec.version
     floating = {target, spec.local_name, f"{spec.local_name}-candidate", naming.version_tag(spec)}
     # The tag of an index, by which the image of one platform was pulled.
     pattern = _TAG.format(name=re.escape(naming.version_tag(spec)), suffix="")
@@ -139,10 +139,10 @@ def image_json_matches_spec(image: Evidence) -> Iterator[Finding]:
 def pins_reach_the_lock(image: Evidence) -> Iterator[Finding]:
     """Every pin of the spec is in the lock."""
     spec = image.required_spec
-    lock = relative(lockfile.requirements_lock(spec, image.index))
+    lock = relative(spec.lock_file)
     # A user's requirements may replace those of the target that it extends.
-    requirements = [] if spec.workspace else requirements_of(spec)
-    for text in [*spec.framework.packages, *requirements]:
+    requirements = [] if isinstance(spec, RepositorySpec) else requirements_of(spec)
+    for text in [*spec.packages, *requirements]:
         pin = Requirement(text)
         locked = image.locked.get(canonicalize_name(pin.name))
         if locked is None or not pin.specifier.contains(locked, prereleases=True):

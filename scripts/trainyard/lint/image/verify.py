@@ -21,8 +21,8 @@ from trainyard.lint.image import contents, core, expected, filesystem
 from trainyard.lint.image.evidence import Evidence
 from trainyard.oci import docker_engine, layers, probe_runner
 from trainyard.oci.layers import Stored
-from trainyard.spec import lockfile, naming, state
-from trainyard.spec.model import Spec, load, relative, targets
+from trainyard.spec import naming, state
+from trainyard.spec.model import RepositorySpec, Spec, load, relative, targets
 from trainyard.spec.units import in_units
 
 if TYPE_CHECKING:
@@ -94,16 +94,15 @@ def _index(spec: Spec, labels: Mapping[str, str]) -> str:
 
 def _inputs(spec: Spec, index: str, labels: Mapping[str, str]) -> str:
     """The hash of what an image of a spec is made of now; empty for a user's, whose code may have been edited since."""
-    if spec.workspace:
+    if isinstance(spec, RepositorySpec):
         return ""
     base = labels.get("org.opencontainers.image.base.digest") or labels.get("org.opencontainers.image.base.name", "")
-    lockfile.installed(spec, index)  # reports missing locks
     return plan.content_hash(spec, index, base)
 
 
 def _changed(spec: Spec, index: str, built: state.BuildResult) -> tuple[str, ...]:
     """What changed since an image was built; nothing for a user's, as in :func:`_inputs`."""
-    return () if spec.workspace else plan.changed_inputs(spec, index, built.get("inputs", {}))
+    return () if isinstance(spec, RepositorySpec) else plan.changed_inputs(spec, index, built.get("inputs", {}))
 
 
 def examine(spec: Spec | None, reference: str) -> tuple[Evidence, dict[str, list[Finding]]]:

@@ -45,15 +45,14 @@ def tpu_version(request: Request) -> str:
         return request.tpu_version
     known = machines.table().ai_platform_tpu_runtimes
     if request.spec is None:
-        version = "'--tpu-version'"
-        raise UserError(f"no {version}: the runtime version of the TPU, one of {', '.join(known)}")
-    framework = request.spec.framework
-    minor = ".".join(framework.version.split(".")[:2])
+        raise UserError(f"no '--tpu-version': the runtime version of the TPU, one of {', '.join(known)}")
+    framework, version = request.spec.framework, request.spec.version
+    minor = ".".join(version.split(".")[:2])
     if framework.name == "tensorflow" and minor in known:
         return minor
     raise UserError(
         f"AI Platform's TPUs had runtimes {known[0]} to {known[-1]}; {request.spec.target} contains {framework.name} "
-        f"{framework.version}: use '--platform vertex', or give "
+        f"{version}: use '--platform vertex', or give "
         f"'--tpu-version' to write the job anyway"
     )
 
