@@ -293,17 +293,13 @@ def test_the_target_is_that_of_the_framework_and_device(proposed: Proposed, more
 def test_code_that_asks_for_a_gpu_extends_the_image_of_this_machine(
     proposed: Proposed, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    from trainyard.workspace import target_choice
-
-    monkeypatch.setattr(target_choice, "_DRIVER", tmp_path / "version")
+    monkeypatch.setattr(init, "_DRIVER", tmp_path / "version")
     more = 'device = "cuda" if torch.cuda.is_available() else "cpu"'
     document, said = proposed({"train.py": TRAIN.format(more=more)})
     assert document["extends"] == "cpu"
     assert "train.py:4 uses a GPU where there is one: --target gpu is the image for GPUs" in said
     (tmp_path / "version").touch()
     (Path.cwd() / "trainyard.yaml").unlink()
-    from trainyard.workspace import init
-
     assert init.Repository(Path.cwd()).propose().target == "gpu"
 
 
@@ -395,18 +391,30 @@ def test_a_shell_script_is_run_if_no_python_file_trains(proposed: Proposed) -> N
     assert folder_document["run"] == "bash train.sh"
 
 
-def test_the_readmes_arguments_count_where_the_program_needs_some(proposed: Proposed) -> None:
+def test_the_arguments_that_a_program_needs_are_the_users(proposed: Proposed) -> None:
+    """They are named in the file, and are part of the command that is asked for on a terminal, or of --run."""
     script = TRAIN.format(more="").replace(
         "    args =", '    parser.add_argument("--config", required=True)\n    args ='
     )
-    files = {
-        "run.py": script,
-        "config/small.yaml": "",
-        "README.md": "# x\n\n```sh\n$ python run.py --config config/small.yaml\n```\n",
-    }
-    document, _ = proposed(files)
-    assert document["run"] == "python run.py --config config/small.yaml"
-    assert document["smoke"] == {"args": ["--epochs=1"]}
+    document, _ = proposed({"run.py": script})
+    assert document["run"] == "python run.py"
+    assert "\n# Not proposed: it needs --config (run.py:8).\n" in Path("trainyard.yaml").read_text(encoding="utf-8")
+    Path("trainyard.yaml").unlink()
+    assert init.Repository(Path.cwd()).propose(run="python run.py --config a.yaml").smoke.obstacle == ""
+
+
+@pytest.mark.parametrize("words", [(), ("--yes",)])
+def test_which_of_two_files_that_train_alike_is_a_question(
+    repository: Callable[..., Path], trainyard: Command, words: tuple[str, ...]
+) -> None:
+    folder = repository({"a/train.py": TRAIN.format(more=""), "b/train.py": TRAIN.format(more="")})
+    status, out, err = trainyard("init", *words)
+    assert (status, out) == (2, "")
+    assert err.splitlines()[-1] == (
+        "init: a/train.py and b/train.py train alike: choose one, as in 'trainyard init --run \"python a/train.py\"'"
+    )
+    assert not (folder / "trainyard.yaml").exists()
+    assert trainyard("init", "--run", "python b/train.py")[0] == 0
 
 
 @pytest.mark.parametrize(

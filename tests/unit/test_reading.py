@@ -22,12 +22,12 @@ from trainyard.workspace import (
     code_files,
     dependency_tables,
     dockerignore,
+    init,
     python_projects,
-    python_source,
+    python_survey,
     requirement_choice,
     requirements_txt,
     setuptools_projects,
-    training_commands,
 )
 from trainyard.workspace.lines import Found
 from trainyard_jobs.check import files
@@ -153,6 +153,7 @@ def test_no_pipe_of_a_repository_is_waited_for(tmp_path: Path) -> None:
     for name in (".gitignore", "README.md", "train.sh", "a.py"):
         os.mkfifo(tmp_path / name)
     assert code_files.below(tmp_path) == [".gitignore", "README.md", "a.py", "train.sh"], "its .gitignore says nothing"
+<<<<<<< HEAD
     assert python_source.read(tmp_path, "a.py") is None
     sources = python_source.Sources(tmp_path, [])
     for names in (["README.md"], ["train.sh"]):
@@ -160,20 +161,27 @@ def test_no_pipe_of_a_repository_is_waited_for(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / lock.FILE)
     refusal = refused(lambda path: lock.read(path / lock.FILE, "trainyard lock"), tmp_path)
     assert refusal.endswith("trainyard.lock: not a regular file")
+=======
+    assert python_survey.read(tmp_path, "a.py") is None
+    sources = python_survey.Sources(tmp_path, [])
+    refused(lambda path: init.candidates(path, ["train.sh"], sources, {}), tmp_path)
+    lock = Workspace(tmp_path / "trainyard.yaml", WorkspaceDocument(extends="cpu"), "cpu")
+    os.mkfifo(lock.lock)
+    assert refused(lambda path: workspace_lock.read(lock), tmp_path).endswith("trainyard.lock: not a regular file")
+>>>>>>> 771560c (Cut init to tables and one question)
 
 
 @pytest.mark.parametrize("text", ["a" + ".b" * 3000, "if a:\n b = 1\nel" * 500 + "se:\n b = 1\n"])
-def test_python_that_is_nested_deeply_is_left_out(tmp_path: Path, text: str) -> None:
+def test_python_that_is_nested_deeply_does_not_end_it(tmp_path: Path, text: str) -> None:
     (tmp_path / "a.py").write_text(text, encoding="utf-8")
-    assert python_source.read(tmp_path, "a.py") is None
-    assert python_source.literal_argument(tmp_path / "a.py", "install_requires") == []
+    python_survey.read(tmp_path, "a.py")
     assert setuptools_projects._keywords(tmp_path / "a.py") == {}
 
 
 @pytest.mark.parametrize("text", ["dependencies: 5", "dependencies: text", "dependencies: {a: b}", "dependencies: [5]"])
 def test_a_conda_environment_without_a_list_has_no_packages(tmp_path: Path, text: str) -> None:
     (tmp_path / "environment.yml").write_text(text, encoding="utf-8")
-    assert requirement_choice._conda(tmp_path / "environment.yml") is None
+    assert requirement_choice.conda(tmp_path / "environment.yml") is None
 
 
 def test_a_pipe_in_a_folder_of_jobs_does_not_stop_the_others(tmp_path: Path) -> None:

@@ -64,8 +64,10 @@ def command(
                 run = None if run == "none" else run
             name = click.prompt("name of the image", default=name or proposal.name, err=True)
             proposal = repository.propose(target, name=name, run=run)
-        for key, why in proposal.reasons.items():
-            console.say(f"{key}: {init.shown(proposal, key)} ({why})")
+        elif proposal.question:
+            raise console.UserError(proposal.question)
+        for value, why in proposal.reasons.items():
+            console.say(f"{value} ({why})")
         for note in proposal.notes:
             console.warn(note)
         written += init.write(proposal)

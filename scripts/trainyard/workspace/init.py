@@ -1,29 +1,25 @@
-"""Write a trainyard.yaml for a repository that has none: what it is proposed to hold, and why."""
+"""Propose a trainyard.yaml for a repository that has none: by tables of names; what they leave open is a question."""
 
 from __future__ import annotations
 
 import json
 import re
 import shlex
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from packaging.utils import canonicalize_name
+import yaml
+from packaging.specifiers import SpecifierSet
 
 from trainyard.common.console import UserError, nearest
-from trainyard.spec import lock, model, workspace
+from trainyard.spec import lock, model, workspace, yaml_source
 from trainyard.spec.model import Spec, relative
 from trainyard.spec.naming import NAME
-from trainyard.workspace import (
-    dependency_tables,
-    python_projects,
-    requirement_choice,
-    target_choice,
-    training_commands,
-)
-from trainyard.workspace.python_source import Sources, files
+from trainyard.workspace import python_projects, requirement_choice
+from trainyard.workspace.python_survey import Source, Sources, files
 
 #: Where the schema is for editors, relative to trainyard.yaml. It is committed: the first line of trainyard.yaml names
 #: it (https://github.com/redhat-developer/yaml-language-server#using-inlined-schema), and every clone has it.
@@ -35,11 +31,82 @@ DEVCONTAINER = ".devcontainer/devcontainer.json"
 #: Bytes of a repository up to which all of it is the code.
 _SMALL = 20_000_000
 
-#: Folders that are not proposed as code of a larger repository.
+#: Folders that are not proposed as code of a larger repository, and endings of files that code reads.
 _NOT_CODE = re.compile(r"tests?|docs?|notebooks?|assets|images|figures|media|data|datasets?|outputs?|results|examples?")
-
-#: Endings of files that code reads.
 _CODE = (".py", ".sh", ".toml", ".cfg", ".ini", ".yaml", ".yml", ".json", ".txt", ".cu", ".cpp", ".h")
+
+#: Framework -> modules, and distributions, that need it.
+_FRAMEWORKS = {
+    "torch": "torch torchvision torchaudio torch_xla torch_tpu lightning pytorch_lightning timm fastai",
+    "tensorflow": "tensorflow keras tf_keras tensorflow_datasets tensorflow_hub tensorflow_probability tensorflow_cpu "
+    "tensorflow_gpu tensorflow_tpu tf_nightly",
+    "jax": "jax flax optax haiku equinox",
+}
+
+#: Module or distribution -> the target that it alone decides.
+_TARGETS = {
+    "torch_xla": "xla",
+    "torch_tpu": "torch-tpu",
+    "tensorflow_tpu": "tf-tpu",
+    "tensorflow_gpu": "tf-gpu",
+    "tf_nightly": "tf-nightly",
+}
+
+#: What an NVIDIA driver makes (https://docs.nvidia.com/cuda/cuda-installation-guide-linux/#device-node-verification).
+_DRIVER = Path("/proc/driver/nvidia/version")
+
+#: Words of the names of programs that train, the likeliest first. Those after "trainer" have many other purposes.
+_TRAINING = ("train", "training", "finetune", "pretrain", "fit", "trainer", "main", "run")
+_OTHER_PURPOSE = re.compile(
+    "eval|evaluate|evaluation|tests?|demo|infer|inference|predict|prediction|generate|sample|plot|convert|download"
+    "|prepare|preprocess|export|benchmark|bench|serve|server|app|score|visualize|analyze|setup|utils|check|tune|sweep"
+)
+
+#: Options that limit a run, each with the value for a run as short as possible. Two steps: some learning rate schedules
+#: divide by the number of steps less one.
+_LIMITS = {
+    name: value
+    for value, names in {
+        "2": "max-steps max-iters max-iter max-iterations num-steps n-steps total-steps train-steps num-iters steps "
+        "iterations iters",
+        "1": "epochs num-epochs n-epochs max-epochs num-train-epochs nepochs epoch",
+    }.items()
+    for name in names.split()
+}
+
+#: Switches that replace the data set by made-up data; options that take its folder, and folders with data for tests.
+_MADE_UP_DATA = ("fake-data", "dummy", "dummy-data", "synthetic", "synthetic-data", "fast-dev-run", "dry-run")
+_DATA_OPTIONS = ("data-dir", "data-path", "data-root", "data", "dataset-dir")
+_DATA = ("tests/data", "test/data", "tests/fixtures/data", "sample_data", "sample-data", "data/sample", "data/samples")
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """A command that may train.
+
+    Attributes:
+        words: the command. ``path``: the file of its program. ``why``: what speaks for it.
+        rank: the lower, the likelier; two of one rank are a question.
+    """
+
+    words: tuple[str, ...]
+    path: str
+    why: str = ""
+    rank: tuple[int, ...] = ()
+
+    @property
+    def command(self) -> str:
+        """Return the command as a shell reads it."""
+        return shlex.join(self.words)
+
+
+@dataclass(frozen=True)
+class ShortRun:
+    """Arguments for a short run of a command; ``obstacle``: why it would not pass a smoke test, empty if it may."""
+
+    args: tuple[str, ...] = ()
+    data: str = ""
+    obstacle: str = ""
 
 
 @dataclass
@@ -52,9 +119,10 @@ class Proposal:
         requirements: their source. ``code``: files and folders.
         run: the command; empty if none was found.
         smoke: arguments of a short run, its data, and what would prevent it.
-        reasons: key -> what was found, and where.
+        reasons: a value, as ``extends: cpu`` -> what was found, and where.
         notes: what the user has to know.
         commands: the candidates for ``run``, the most likely first.
+        question: what only the user knows; empty if nothing.
     """
 
     folder: Path
@@ -63,14 +131,15 @@ class Proposal:
     requirements: requirement_choice.Choice
     code: list[str]
     run: str
-    smoke: training_commands.ShortRun
+    smoke: ShortRun
     reasons: dict[str, str] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
     commands: list[str] = field(default_factory=list)
+    question: str = ""
 
 
 def schema_text() -> str:
-    """The JSON schema of trainyard.yaml."""
+    """Return the JSON schema of trainyard.yaml."""
     return json.dumps(workspace.schema(), indent=2) + "\n"
 
 
@@ -98,10 +167,10 @@ class Repository:
         self.sources = Sources(folder, self.names)
         self.project = python_projects.read(folder)
         scripts = self.project.scripts if self.project and self.project.installed else {}
-        self.commands = training_commands.candidates(folder, self.names, self.sources, scripts)
+        self.commands = candidates(folder, self.names, self.sources, scripts)
 
     def propose(self, target: str | None = None, *, name: str | None = None, run: str | None = None) -> Proposal:
-        """What trainyard.yaml is to hold.
+        """Return what trainyard.yaml is to hold.
 
         Args:
             target: the target to extend, ``name``: of the image, ``run``: its command, instead of what is found.
@@ -110,145 +179,265 @@ class Repository:
         """
         command = self._command(run)
         closure = self.sources.closure(command.path, conditional=False) if command else []
-        everything = [source for source in self.sources.all.values() if source.run]
-        wanted = requirement_choice.written(self.folder, self.names)
+        wanted = requirement_choice.written(self.folder, self.names, self.project)
         reasons: dict[str, str] = {}
         notes: list[str] = []
+        known = model.targets()
         if target is None:
-            choice = target_choice.choose(closure, everything, wanted.names)
-            if choice is None:
+            target, why = choose_target(closure, self.sources.run, wanted.names, notes)
+            if not target:
                 raise UserError(
                     f"{relative(self.folder)}: neither requirements nor code that imports a framework was found: "
-                    f"choose a target, as in 'trainyard init --target cpu'; targets: {', '.join(model.targets())}"
+                    f"choose a target, as in 'trainyard init --target cpu'; targets: {', '.join(known)}"
                 )
-            target, reasons["extends"] = choice.target, choice.why
-            notes += choice.notes
-        elif target not in model.targets():
-            known = model.targets()
+            reasons[f"extends: {target}"] = why
+        elif target not in known:
             raise UserError(f"unknown target '{target}'{nearest(target, known)}; valid targets: {', '.join(known)}")
-        elif other := target_choice.other_framework(target, closure or everything):
-            notes.append(other)
+        else:
+            notes += _other_framework(target, closure or self.sources.run)
         spec = model.load(target)
+        notes += requirement_choice.contradictions(wanted, spec, self.folder)
         # Without a command, written requirements count alone: libraries import much that they can do without.
-        self._requirements(wanted, closure or ([] if wanted.why else everything), spec, notes)
-        reasons["requirements"] = wanted.why
-        if command:
-            reasons["run"] = command.why
+        needing = closure or ([] if wanted.why else self.sources.run)
+        has = [package for pins in requirement_choice.provided(spec) for package in pins]
+        requirement_choice.complete(wanted, needing, self.sources, has, self.project)
+        shown = [*([wanted.file] if wanted.file else []), *wanted.packages[:5]]
+        reasons[f"requirements: {', '.join(shown) or 'none'}"] = wanted.why
+        python = spec.base_spec().python
+        requires = (self.project.requires_python if self.project else "") or wanted.requires_python
+        if requires and not SpecifierSet(requires).contains(f"{python}.99", prereleases=True):
+            file = relative(self.project.file) if self.project else "pyproject.toml"
+            notes.append(f"{file}: requires Python {requires}, and {spec.target} has {python}")
         words = run or (command.command if command else "")
-        smoke = training_commands.ShortRun()
+        smoke = short_run(command, self.sources, self.names) if command else ShortRun()
         if not words:
             notes.append(f"no command that trains was found: write 'run' in {workspace.FILE}")
-        if command:
-            smoke = training_commands.short_run(command, self.sources, self.folder, self.names)
+        elif command:
+            reasons[f"run: {words}"] = command.why
             if smoke.args and not smoke.obstacle:
-                reasons["smoke"] = f"options of {command.path}"
+                reasons[f"smoke: {' '.join(smoke.args)}"] = f"options of {command.path}"
+        text = self.project.name if self.project else self.folder.name
+        image = re.sub(r"[^a-z0-9]+", "-", text.lower()).strip("-") or "image"
         return Proposal(
             self.folder,
-            name or self._name(),
+            name or (f"my-{image}" if image in known else image),
             target,
             wanted,
             self._code(self.sources.closure(command.path) if command else []),
             words,
             smoke,
-            {key: why for key, why in reasons.items() if why},
+            {value: why for value, why in reasons.items() if why},
             notes + wanted.notes,
-            [one.command for one in self.commands],
+            [candidate.command for candidate in self.commands],
+            self._question() if run is None else "",
         )
 
-    def _command(self, run: str | None) -> training_commands.Candidate | None:
+    def _command(self, run: str | None) -> Candidate | None:
         if run is None:
             return self.commands[0] if self.commands else None
-        known = next((one for one in self.commands if one.command == run), None)
-        if known:
-            return known
-        # Another command than the candidates: what is known of its file counts.
         try:
             words = tuple(shlex.split(run))
         except ValueError as error:
             raise UserError(f"--run: {str(error).lower()}: {run}") from None
+        # Another command than the candidates: what is known of its file counts.
         path = next((word for word in words if word in self.sources.all), "")
-        return training_commands.Candidate(words, "", path, 0) if path else None
+        known = (candidate for candidate in self.commands if candidate.command == run)
+        return next(known, Candidate(words, path) if path else None)
 
-    def _name(self) -> str:
-        text = self.project.name if self.project else self.folder.name
-        name = re.sub(r"[^a-z0-9]+", "-", text.lower()).strip("-") or "image"
-        return f"my-{name}" if name in model.targets() else name
+    def _question(self) -> str:
+        """Return the line that asks which of several files is the command; empty if the first is the likeliest."""
+        first = [candidate for candidate in self.commands if candidate.rank == self.commands[0].rank]
+        if len({candidate.path for candidate in first}) < 2:
+            return ""
+        places = f"{', '.join(candidate.path for candidate in first[:-1])} and {first[-1].path}"
+        return f"{places} train alike: choose one, as in 'trainyard init --run \"{first[0].command}\"'"
 
-    def _requirements(
-        self, choice: requirement_choice.Choice, closure: list[Any], spec: Spec, notes: list[str]
-    ) -> None:
-        own: set[str] = {canonicalize_name(self.project.name)} if self.project else set()
-        if choice.file == "uv.lock" and (other := _locked_otherwise(self.folder / "uv.lock", spec)):
-            notes.append(f"uv.lock pins {other}: 'requirements' names pyproject.toml instead")
-            choice.file, choice.why = "pyproject.toml", "[project] lists dependencies"
-        requirement_choice.complete(choice, closure, self.sources, spec, self.folder, own)
-        notes += requirement_choice.contradictions(choice, spec, self.folder)
-        for module, where in choice.unknown.items():
-            notes.append(f"{where} imports {module}: add the package that provides it to 'requirements'")
-        python = spec.base_spec().python
-        requires = (self.project.requires_python if self.project else "") or choice.requires_python
-        from packaging.specifiers import SpecifierSet
-
-        if requires and not SpecifierSet(requires).contains(f"{python}.99", prereleases=True):
-            file = relative(self.project.file) if self.project else "pyproject.toml"
-            notes.append(f"{file}: requires Python {requires}, and {spec.target} has {python}")
-
-    def _code(self, closure: Sequence[Any]) -> list[str]:
-        """All of a small repository; of a larger one, what holds code and no data."""
+    def _code(self, closure: Sequence[Source]) -> list[str]:
+        """Return all of a small repository; of a larger one, what holds code and no data."""
+        needed = {source.path.partition("/")[0] for source in closure}
         sizes: dict[str, int] = {}
+        code: set[str] = set(needed)
         for name in self.names:
             top = name.partition("/")[0]
             sizes[top] = sizes.get(top, 0) + (self.folder / name).lstat().st_size
+            if name.endswith(_CODE) and not _NOT_CODE.fullmatch(top) and not top.startswith("."):
+                code.add(top)
         if sum(sizes.values()) <= _SMALL:
             return ["."]
-        needed = {source.path.partition("/")[0] for source in closure}
-        found = [
-            top
-            for top, size in sizes.items()
-            if top in needed
-            or (
-                size <= _SMALL
-                and not _NOT_CODE.fullmatch(top)
-                and not top.startswith(".")
-                and any(name.endswith(_CODE) for name in self.names if name.partition("/")[0] == top)
+        return sorted(top for top in code if top in needed or sizes[top] <= _SMALL) or ["."]
+
+
+def _imports(sources: Sequence[Source], modules: str) -> list[tuple[bool, str, str]]:
+    """Return the imports of some modules: whether it is optional, the file, and the place; the others come first."""
+    return sorted(
+        (
+            (statement.optional, source.path, f"{source.path}:{statement.line}")
+            for source in sources
+            for statement in source.imports
+            if not statement.level and statement.module.partition(".")[0] in modules.split()
+        ),
+        key=lambda item: item[0],
+    )
+
+
+def choose_target(
+    closure: list[Source], everything: list[Source], wanted: dict[str, str], notes: list[str]
+) -> tuple[str, str]:
+    """Return the target of a repository, and what speaks for it; both empty if nothing tells.
+
+    Args:
+        closure: the files that the command consists of, ``everything``: all that an image may run.
+        wanted: distributions that its requirements name -> where.
+        notes: what the user has to know is added to them.
+    Raises:
+        UserError: it uses a framework that no target has.
+    """
+    uses: dict[str, str] = {}  # framework -> where; the one that most files always import comes first
+    for sources in (closure, everything):
+        imports = {name: _imports(sources, modules) for name, modules in _FRAMEWORKS.items()}
+        often = {name: len({path for optional, path, _ in imports[name] if not optional}) for name in imports}
+        uses = uses or {
+            name: imports[name][0][2] for name in sorted(imports, key=lambda name: -often[name]) if imports[name]
+        }
+    for name, modules in _FRAMEWORKS.items():
+        listed = sorted(set(modules.replace("_", "-").split()) & wanted.keys())
+        if not uses and listed:
+            uses = {name: f"{wanted[listed[0]]} lists {listed[0]}"}
+    if list(uses) == ["jax"]:
+        raise UserError(
+            f"{uses['jax']}: uses JAX, which no target contains: give --target cpu, and jax under 'requirements'"
+        )
+    names = [name for name in uses if name != "jax"]
+    if not names:
+        return "", ""
+    if len(names) > 1:
+        places = " and ".join(f"{name} ({uses[name]})" for name in names)
+        notes.append(f"both {places} are used: --target chooses the other")
+    sources, why = closure or everything, f"{uses[names[0]]} uses {names[0]}"
+    for module, target in _TARGETS.items():
+        optional, _, place = next(iter(_imports(sources, module)), (True, "", ""))
+        if module in _FRAMEWORKS[names[0]].split() and (not optional or module.replace("_", "-") in wanted):
+            place = f"{place} imports" if not optional else f"{wanted[module.replace('_', '-')]} lists"
+            return target, f"{why}, and {place} {module.replace('_', '-') if optional else module}"
+    marks = {mark: place for source in reversed(sources) for mark in source.marks if (place := source.where(mark))}
+    cpu, gpu = ("cpu", "gpu") if names[0] == "torch" else ("tf-cpu", "tf-gpu")
+    if names[0] == "tensorflow" and "tpu" in marks:
+        return "tf-tpu", f"{why}, and {marks['tpu']} TPUs"
+    if "cuda" not in marks:
+        return cpu, why
+    if "asks" not in marks:
+        return gpu, f"{why}, and {marks['cuda']} needs a GPU"
+    if _DRIVER.exists():
+        return gpu, f"{why}, {marks['cuda']} uses GPUs, and this machine has one"
+    notes.append(f"{marks['cuda']} uses a GPU where there is one: --target {gpu} is the image for GPUs")
+    return cpu, why
+
+
+def _other_framework(target: str, sources: list[Source]) -> list[str]:
+    """Return a line about a framework that the command always imports and a target does not contain."""
+    has = "tensorflow" if model.load(target).framework.name == "tensorflow" else "torch"
+    for name, modules in _FRAMEWORKS.items():
+        imports = _imports(sources, modules.replace(" keras", ""))
+        if name != has and imports and not imports[0][0]:
+            return [f"{imports[0][2]} imports {name}, which {target} does not contain"]
+    return []
+
+
+def _name_rank(name: str) -> int:
+    """Return a place in :data:`_TRAINING`, or one behind all for other names; 99 for those of another purpose."""
+    words = set(re.split(r"[^a-z0-9]+", re.sub(r"([a-z])([A-Z])", r"\1-\2", name).lower()))
+    if any(_OTHER_PURPOSE.fullmatch(word) for word in words):
+        return 99
+    return min((_TRAINING.index(word) for word in words if word in _TRAINING), default=len(_TRAINING))
+
+
+def candidates(folder: Path, names: Sequence[str], sources: Sources, scripts: dict[str, str]) -> list[Candidate]:
+    """Return the commands that may train, the likeliest first: a shell script if there is no other.
+
+    A program is one if its name says so, or if it has a main program and trains.
+
+    Args:
+        names: the files of the repository.
+        scripts: command -> object of its projects, as ``package.module:function``.
+    """
+    programs = [(source, "", "") for source in sources.run]
+    programs += [
+        (source, command, target)
+        for command, target in scripts.items()
+        if (source := sources.of_module(target.partition(":")[0])) and source.run
+    ]
+    commands = []
+    for source, command, target in programs:
+        *_, parent, file = ["", *source.path.split("/")]
+        main = source.main or file == "__main__.py" or bool(command)
+        rank = _name_rank(command or (parent if file == "__main__.py" else file.removesuffix(".py")))
+        trains = any("trains" in part.marks for part in sources.closure(source.path) if part.run)
+        by_name = rank < _TRAINING.index("main")
+        if rank == 99 or not (by_name or trains) or not (main or (source.acts and rank < len(_TRAINING))):
+            continue
+        reasons = ["a main program"] * main + ["a training loop"] * trains
+        why = f"{source.path} has {' and '.join(reasons) or 'the name of a training program'}"
+        aside = bool(re.search(r"(^|/)(examples?|demos?|benchmarks?|tools|notebooks?|scripts/data)/", source.path))
+        depth = -1 if command else source.path.count("/")
+        commands.append(
+            Candidate(
+                (command,) if command else sources.run_as(source),
+                source.path,
+                f"a command of the project, {target}" if command else why,
+                (not trains, aside, rank, depth),
             )
-        ]
-        return sorted(found) or ["."]
+        )
+    for name in names if not commands else ():
+        rank = _name_rank(name.rpartition("/")[2].removesuffix(".sh"))
+        if not name.endswith(".sh") or name.count("/") > 1 or rank >= len(_TRAINING):
+            continue
+        if re.search(r"\b(python3?|torchrun|accelerate)\b", yaml_source.text(folder / name, errors="replace")):
+            words = (f"./{name}",) if (folder / name).stat().st_mode & 0o100 else ("bash", name)
+            commands.append(Candidate(words, name, f"{name} runs Python", (rank, name.count("/"))))
+    return sorted(commands, key=lambda candidate: (candidate.rank, len(candidate.command), candidate.command))
 
 
-def _name_of(requirement: str) -> str:
-    return re.split(r"[^A-Za-z0-9._-]", requirement, maxsplit=1)[0]
+def short_run(command: Candidate, sources: Sources, names: Sequence[str]) -> ShortRun:
+    """Return the arguments that make a command end soon."""
+    closure = sources.closure(command.path)
+    if not closure:
+        return ShortRun(obstacle=f"arguments of {command.path} are not known")
+    program = closure[0]
+    if "subcommands" in program.marks:
+        return ShortRun(obstacle=f"{program.path} has subcommands: choose one")
+    options = {
+        option.name.lstrip("-").replace("_", "-"): (option, source)
+        for source in reversed(closure)
+        for option in source.options
+    }
+    switches = {name: option.name for name, (option, _) in options.items() if option.switch}
+    limits = [
+        f"{options[name][0].name}={value}" for name, value in _LIMITS.items() if name in options.keys() - switches
+    ]
+    made_up = [switches[name] for name in _MADE_UP_DATA if name in switches]
+    takes = [options[name][0].name for name in _DATA_OPTIONS if name in options]
+    folders = [folder for folder in _DATA if any(name.startswith(f"{folder}/") for name in names)]
+    data = folders[0] if takes and folders and not made_up else ""
+    args = (*limits[:1], *made_up[:1], *([f"{takes[0]}=/data"] if data else []))
+    given = {word.partition("=")[0] for word in (*command.words, *args)}
+    for option, source in options.values():
+        if option.required and option.name not in given:
+            return ShortRun(args, data, f"it needs {option.name} ({source.path}:{option.line})")
+    if not limits and not made_up:
+        return ShortRun(args, data, "no option that limits the training was found")
+    near = {program.path, *(sources.resolve(statement, program) for statement in program.imports)}
+    for source in closure if not made_up and not data else ():
+        if source.path in near and "download" in source.marks:
+            reason = f"{source.where('download')} downloads ({source.marks['download'][1]})"
+            return ShortRun(args, data, f"{reason}, and smoke tests run offline")
+    return ShortRun(args, data)
 
 
-def _locked_otherwise(path: Path, spec: Spec) -> str:
-    """``torch 2.6.0, and cpu contains 2.15.0``, if uv.lock pins another framework than a target's; else empty."""
-    framework = requirement_choice.framework(spec)
-    try:
-        locked = dependency_tables.toml(path).data.get("package", [])
-    except UserError:
-        return ""
-    names = {canonicalize_name(_name_of(text)) for text in spec.packages}
-    for one in locked:
-        name, version = canonicalize_name(str(one.get("name", ""))), str(one.get("version", "")).partition("+")[0]
-        if name in names and name in framework and version and version != framework[name].partition("+")[0]:
-            return f"{name} {version}, and {spec.target} contains {framework[name]}"
-    return ""
-
-
-def _scalar(text: str) -> str:
-    """A YAML scalar: plain where it reads as text (https://yaml.org/spec/1.2.2/#733-plain-style), else quoted."""
-    plain = re.fullmatch(r"[A-Za-z./_][A-Za-z0-9./_+=@%-]*( [A-Za-z0-9./_+=@%-]+)*", text)
-    special = re.fullmatch(r"(?i)true|false|null|yes|no|on|off|y|n|\.nan|\.inf|\.+", text)
-    return text if plain and (not special or text == ".") else json.dumps(text)
-
-
-def _flow(values: Sequence[str]) -> str:
-    return "[" + ", ".join(_scalar(one) if one.startswith("--") is False else _item(one) for one in values) + "]"
-
-
-def _item(text: str) -> str:
-    """An argument such as ``--epochs=1``, plain if YAML reads it as text."""
-    return text if re.fullmatch(r"--?[A-Za-z][A-Za-z0-9_-]*(=[A-Za-z0-9./_+-]+)?", text) else json.dumps(text)
+def _yaml(value: str | Sequence[str]) -> str:
+    """Return a scalar or a list in YAML, in one line; quoted where it would read as something else than text."""
+    value = value if isinstance(value, str) else list(value)
+    text = yaml.safe_dump(value, default_flow_style=True, width=sys.maxsize, allow_unicode=True)
+    return text.removesuffix("...\n").strip()
 
 
 def _requirement_lines(choice: requirement_choice.Choice) -> list[str]:
@@ -256,15 +445,15 @@ def _requirement_lines(choice: requirement_choice.Choice) -> list[str]:
         lines = [f"requirements: {choice.file}"]
     elif choice.file:
         lines = ["requirements:", f"  file: {choice.file}"]
-        lines += [f"  extras: {_flow(choice.extras)}"] if choice.extras else []
-        lines += [f"  packages: {_flow(choice.packages)}"] if choice.packages else []
+        lines += [f"  extras: {_yaml(choice.extras)}"] if choice.extras else []
+        lines += [f"  packages: {_yaml(choice.packages)}"] if choice.packages else []
     elif choice.packages:
-        lines = ["requirements:", *(f"  - {_scalar(one)}" for one in choice.packages)]
+        lines = ["requirements:", *(f"  - {_yaml(package)}" for package in choice.packages)]
     else:
         lines = ["# requirements: [einops, tqdm]"]
     return [
         *lines,
-        *(f"  # {module}: which package provides it? ({where})" for module, where in choice.unknown.items()),
+        *(f"  # {module}: which package provides it? ({place})" for module, place in choice.unknown.items()),
     ]
 
 
@@ -277,7 +466,7 @@ def _smoke_lines(proposal: Proposal) -> list[str]:
     if not proposal.run or (smoke.obstacle and not smoke.args):
         example = "# smoke: {args: [--epochs=1], data: tests/data, expect: loss}"
         return [*about, *([f"# Not proposed: {smoke.obstacle}."] if smoke.obstacle else []), example]
-    lines = ["smoke:", f"  args: {_flow(smoke.args)}"]
+    lines = ["smoke:", f"  args: {_yaml(smoke.args)}"]
     lines += [f"  data: {smoke.data}"] if smoke.data else []
     lines += ["  # expect: loss  # a regular expression that a line of the output matches: it has trained"]
     if smoke.obstacle:
@@ -286,7 +475,7 @@ def _smoke_lines(proposal: Proposal) -> list[str]:
 
 
 def text(proposal: Proposal) -> str:
-    """The trainyard.yaml of a proposal."""
+    """Return the trainyard.yaml of a proposal."""
     lines = [
         f"# yaml-language-server: $schema={SCHEMA}",
         "# The image that 'trainyard image' builds from this repository. 'trainyard dev schema' describes every key.",
@@ -294,23 +483,23 @@ def text(proposal: Proposal) -> str:
         "# The target of the catalogue that the image extends ('trainyard list').",
         f"extends: {proposal.target}",
         f"# The image is called {NAME}:{proposal.name}.",
-        f"name: {_scalar(proposal.name)}",
+        f"name: {_yaml(proposal.name)}",
         "# Packages in addition to the target's: requirements.txt, pyproject.toml, uv.lock or a list. Ranges are fine:",
         f"# {lock.FILE} pins them.",
         *_requirement_lines(proposal.requirements),
         "# Debian packages, such as libsndfile1.",
         "# system: []",
         f"# What is copied to {workspace.FOLDER}, the working directory. .gitignore and .dockerignore are respected.",
-        f"{'' if proposal.run else '# '}code: {_flow(proposal.code)}",
+        f"{'' if proposal.run else '# '}code: {_yaml(proposal.code)}",
         "# The command of the image; a job's arguments are appended to it.",
-        f"run: {_scalar(proposal.run)}" if proposal.run else "# run: python train.py",
+        f"run: {_yaml(proposal.run)}" if proposal.run else "# run: python train.py",
         *_smoke_lines(proposal),
     ]
     return "\n".join(lines) + "\n"
 
 
 def write(proposal: Proposal) -> list[Path]:
-    """Write trainyard.yaml and its schema; their paths.
+    """Write trainyard.yaml and its schema, and return their paths.
 
     Raises:
         UserError: there is one already, or the proposal is not valid; nothing is left then.
@@ -333,12 +522,12 @@ def write(proposal: Proposal) -> list[Path]:
 
 
 def devcontainer(spec: Spec) -> dict[str, Any]:
-    """The content of devcontainer.json for the image of a repository.
+    """Return the content of devcontainer.json for the image of a repository.
 
     The properties: https://containers.dev/implementors/json_reference/. The repository takes the place of the code in
     the image, so that edits count at once. ``gpu: optional`` gives the container the GPUs of a host that has some.
     """
-    found: dict[str, Any] = {
+    document: dict[str, Any] = {
         "name": spec.target,
         "image": f"{NAME}:{spec.local_name}",
         "workspaceMount": f"source=${{localWorkspaceFolder}},target={workspace.FOLDER},type=bind",
@@ -353,12 +542,12 @@ def devcontainer(spec: Spec) -> dict[str, Any]:
         },
     }
     if spec.accelerator == "nvidia":
-        found["hostRequirements"] = {"gpu": "optional"}
-    return found
+        document["hostRequirements"] = {"gpu": "optional"}
+    return document
 
 
 def write_devcontainer(spec: Spec) -> Path:
-    """Write devcontainer.json beside the trainyard.yaml of ``spec``; its path.
+    """Write devcontainer.json beside the trainyard.yaml of ``spec``, and return its path.
 
     Raises:
         UserError: there is one already.
@@ -370,15 +559,3 @@ def write_devcontainer(spec: Spec) -> Path:
     path.parent.mkdir(exist_ok=True)
     path.write_text(json.dumps(devcontainer(spec), indent=2) + "\n", encoding="utf-8")
     return path
-
-
-def shown(proposal: Proposal, key: str) -> str:
-    """The value of a key of a proposal, in a line for people."""
-    choice = proposal.requirements
-    values = {
-        "extends": proposal.target,
-        "requirements": ", ".join([*([choice.file] if choice.file else []), *choice.packages[:5]]) or "none",
-        "run": proposal.run,
-        "smoke": " ".join(proposal.smoke.args),
-    }
-    return values[key]

@@ -1,29 +1,24 @@
-"""Where the requirements of a repository come from: ``requirements`` of trainyard.yaml."""
+"""Find where the requirements of a repository come from: ``requirements`` of trainyard.yaml, for ``init``."""
 
 from __future__ import annotations
 
 import re
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from packaging import utils
 from packaging.requirements import InvalidRequirement, Requirement
 
+from trainyard.common.console import UserError
 from trainyard.spec import markers, yaml_source
 from trainyard.spec.lock import DEFAULT, Locked
 from trainyard.spec.model import Spec
-from trainyard.workspace import (
-    dependency_tables,
-    import_names,
-    poetry,
-    python_projects,
-    python_source,
-    requirements_txt,
-)
+from trainyard.workspace import dependency_tables, import_names, requirements_txt, setuptools_projects
 from trainyard.workspace.lines import Found
-from trainyard.workspace.python_source import Source, Sources
+from trainyard.workspace.python_projects import Project, where
+from trainyard.workspace.python_survey import Source, Sources
 
 #: Requirements files, the preferred first.
 _FILES = ("requirements.txt", "requirements/train.txt", "requirements/base.txt", "requirements/main.txt",
@@ -46,109 +41,29 @@ class Choice:
 
     Attributes:
         file: relative to the repository; empty if ``packages`` lists everything.
-        extras: of the file's project.
         packages: requirements in addition to the file's.
         why: where they come from.
-        names: canonical name -> where it is listed, of all that are known.
+        lines: what is written down, as PEP 508 has it, and the place of each.
+        names: canonical name -> place, of all that are known.
+        extras: of the file's project.
         unknown: modules that no known distribution provides -> where they are imported.
         notes: what the user has to know.
         requires_python: the versions of Python that they are for; empty if the project says so itself.
     """
 
     file: str = ""
-    extras: list[str] = field(default_factory=list)
     packages: list[str] = field(default_factory=list)
     why: str = ""
+    lines: list[tuple[str, str]] = field(default_factory=list)
     names: dict[str, str] = field(default_factory=dict)
+    extras: list[str] = field(default_factory=list)
     unknown: dict[str, str] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
     requires_python: str = ""
 
-
-def written(root: Path, names: Sequence[str]) -> Choice:
-    """The requirements that a repository has written down, without a look at its code.
-
-    Raises:
-        UserError: the file has a mistake.
-    """
-    project = python_projects.read(root)
-    known = project is not None and "dependencies" not in project.unknown
-    if project is not None and project.file.name == "pyproject.toml" and known and project.dependencies:
-        table = dependency_tables.table(dependency_tables.toml(project.file).data, "project")
-        own_table = bool(table) and "dependencies" not in table.get("dynamic", [])
-        listed = {_canonical(Requirement(one).name): _where(project.file, one, root) for one in project.dependencies}
-        if own_table and "uv.lock" in names:
-            return Choice("uv.lock", why="the project is locked with uv", names=listed)
-        if own_table:
-            return Choice("pyproject.toml", why="[project] lists dependencies", names=listed)
-    for name in _FILES:
-        if name in names:
-            found = Found()
-            requirements_txt.read(root / name, found)
-            return Choice(name, why="it lists requirements", names={one.name: one.where for one in found.lines})
-    environment = next((name for name in names if re.fullmatch(r"(environment|conda|env)\.ya?ml", name)), None)
-    if environment and (pip := _conda(root / environment)) is not None:
-        return pip
-    if project is not None and known and project.dependencies:
-        listed = {_canonical(Requirement(one).name): _where(project.file, one, root) for one in project.dependencies}
-        return Choice(packages=list(project.dependencies), why=f"{project.file.name} lists them", names=listed)
-    if setup := _setup(root):
-        return setup
-    if "pyproject.toml" in names and (of_poetry := _poetry(root / "pyproject.toml")):
-        return of_poetry
-    if project is not None and project.dependencies == () and known and project.file.name == "pyproject.toml":
-        return Choice(why="[project] lists no dependencies")
-    notes = [project.unknown["dependencies"]] if project is not None and not known else []
-    return Choice(notes=notes)
-
-
-def _where(file: Path, text: str, root: Path) -> str:
-    for number, line in enumerate(file.read_text(encoding="utf-8", errors="replace").splitlines(), start=1):
-        if text in line:
-            return f"{file.relative_to(root).as_posix()}:{number}"
-    return file.relative_to(root).as_posix()
-
-
-def _conda(path: Path) -> Choice | None:
-    """The pip part of a conda environment
-    (https://docs.conda.io/projects/conda/en/latest/user-guide/tasks/manage-environments.html#create-env-file-manually).
-    """
-    data = yaml_source.plain(yaml_source.read(path))
-    entries = found if isinstance(found := data.get("dependencies"), list) else []
-    pip = next((one["pip"] for one in entries if isinstance(one, dict) and isinstance(one.get("pip"), list)), None)
-    conda = [str(one) for one in entries if isinstance(one, str) and not re.match(r"(python|pip)\b", one)]
-    if pip is None and not conda:
-        return None
-    packages, names = [], {}
-    for text in map(str, pip or []):
-        if _is_requirement(text):  # not -r other.txt, nor -e .
-            names[_canonical(Requirement(text).name)] = path.name
-            packages.append(text)
-    notes = []
-    if conda:
-        shown = ", ".join(re.split(r"[=<> ]", one)[0] for one in conda[:8])
-        notes.append(f"{path.name}: conda packages are not installed: {shown}{', ...' if len(conda) > 8 else ''}")
-    names |= {_canonical(re.split(r"[=<> ]", one.rpartition("::")[2])[0]): path.name for one in conda}
-    return Choice(packages=packages, why=f"the pip part of {path.name}", names=names, notes=notes)
-
-
-def _setup(root: Path) -> Choice | None:
-    """The dependencies of setup.py: those that setuptools wrote for a source distribution
-    (https://setuptools.pypa.io/en/latest/deprecated/python_eggs.html#requires-txt), or else a list that its text spells
-    out.
-    """
-    file = root / "setup.py"
-    written = next(iter(sorted(root.glob("*.egg-info/requires.txt"))), None)
-    if written is not None:
-        text = written.read_text(encoding="utf-8", errors="replace").partition("\n[")[0]
-        lines = [line.strip() for line in text.splitlines() if line.strip() and not line.startswith("[")]
-    elif file.is_file():
-        lines = python_source.literal_argument(file, "install_requires")
-    else:
-        return None
-    packages = [line for line in lines if _is_requirement(line)]
-    names = {_canonical(Requirement(one).name): _where(file, one, root) for one in packages if file.is_file()}
-    return Choice(packages=packages, why="setup.py lists them", names=names) if packages else None
+    def __post_init__(self) -> None:
+        self.lines = [line for line in self.lines if _is_requirement(line[0])]
+        self.names |= {_canonical(Requirement(text).name): place for text, place in self.lines}
 
 
 def _is_requirement(text: str) -> bool:
@@ -159,113 +74,220 @@ def _is_requirement(text: str) -> bool:
     return True
 
 
-def _poetry(path: Path) -> Choice | None:
-    """The dependencies of ``[tool.poetry]``."""
-    found = poetry.dependencies(path)
-    if found is None:
+def written(root: Path, names: Sequence[str], project: Project | None) -> Choice:
+    """Return the requirements that a repository has written down, without a look at its code.
+
+    Raises:
+        UserError: a file has a mistake.
+    """
+    listed = [(text, where(project.file, text)) for text in project.dependencies] if project else []
+    pyproject = project is not None and project.file.name == "pyproject.toml"
+    document = dependency_tables.toml(root / "pyproject.toml") if "pyproject.toml" in names else None
+    table = dependency_tables.table(document.data, "project") if document else {}
+    if listed and table and "dependencies" not in table.get("dynamic", []):
+        if "uv.lock" in names:
+            return Choice("uv.lock", why="the project is locked with uv", lines=listed)
+        return Choice("pyproject.toml", why="[project] lists dependencies", lines=listed)
+    if name := next((name for name in _FILES if name in names), None):
+        found = Found()
+        requirements_txt.read(root / name, found)
+        choice = Choice(name, why="it lists requirements", lines=[(line.text, line.where) for line in found.lines])
+        choice.names |= {line.name: line.where for line in found.lines}
+        return choice
+    environment = next((name for name in names if re.fullmatch(r"(environment|conda|env)\.ya?ml", name)), None)
+    if environment and (choice_of_conda := conda(root / environment)):
+        return choice_of_conda
+    file = project.file if project else root / "setup.py"
+    if not project and "setup.py" in names:  # without a name that can be read
+        listed = [(text, where(file, text)) for text in setuptools_projects.read(root).dependencies]
+    if listed:
+        return Choice(packages=[text for text, _ in listed], why=f"{file.name} lists them", lines=listed)
+    if document and (choice_of_poetry := _poetry(document)):
+        return choice_of_poetry
+    if project and "dependencies" in project.unknown:
+        return Choice(notes=[project.unknown["dependencies"]])
+    return Choice(why="[project] lists no dependencies" if pyproject else "")
+
+
+def conda(path: Path) -> Choice | None:
+    """Return the pip part of a conda environment; None if it lists no packages.
+
+    https://docs.conda.io/projects/conda/en/latest/user-guide/tasks/manage-environments.html#create-env-file-manually
+    """
+    entries = yaml_source.plain(yaml_source.read(path)).get("dependencies")
+    entries = entries if isinstance(entries, list) else []
+    pip = next((item["pip"] for item in entries if isinstance(item, dict) and isinstance(item.get("pip"), list)), None)
+    others = [
+        re.split(r"[=<> ]", item)[0]
+        for item in entries
+        if isinstance(item, str) and not re.match(r"(python|pip)\b", item)
+    ]
+    if pip is None and not others:
         return None
-    names = {_canonical(Requirement(one).name): path.name for one in found.requirements}
-    packages, why = found.requirements, "[tool.poetry.dependencies]"
-    return Choice(packages=packages, why=why, names=names, notes=found.notes, requires_python=found.python)
+    packages = [text for text in map(str, pip or []) if _is_requirement(text)]  # not -r other.txt, nor -e .
+    choice = Choice("", packages, f"the pip part of {path.name}", [(text, path.name) for text in packages])
+    choice.names |= {_canonical(name.rpartition("::")[2]): path.name for name in others}
+    if others:
+        shown = f"{', '.join(others[:8])}{', ...' if len(others) > 8 else ''}"
+        choice.notes.append(f"{path.name}: conda packages are not installed: {shown}")
+    return choice
+
+
+def _poetry(source: dependency_tables.Toml) -> Choice | None:
+    """Return what ``[tool.poetry.dependencies]`` always needs, as PEP 508 requirements; None if there is no such table.
+
+    Poetry's own library converts them entry by entry, so that one that a requirement cannot express leaves the others:
+    https://python-poetry.org/docs/dependency-specification/.
+    """
+    poetry = dependency_tables.table(source.data, "tool", "poetry")
+    if not poetry.get("dependencies"):
+        return None
+    choice, optional = Choice(why="[tool.poetry.dependencies]"), []
+    for name, value in poetry["dependencies"].items():
+        place = f"{source.path.name}:{source.line_of(name, after='[tool.poetry.dependencies')}"
+        entries = value if isinstance(value, list) else [value]
+        if any(isinstance(entry, dict) and entry.get("optional") for entry in entries):
+            optional.append(name)
+            continue
+        for entry in entries:
+            try:
+                text = _poetry_requirement(name, entry)
+            except ValueError as error:
+                if name.lower() != "python":
+                    choice.notes.append(f"{place}: {name} is left out: {error}")
+                continue
+            if name.lower() == "python":
+                choice.requires_python = text.removeprefix(name)
+                continue
+            choice.packages.append(text)
+            choice.lines.append((text, place))
+            choice.names[_canonical(name)] = source.path.name
+            if isinstance(entry, dict) and entry.get("source"):
+                choice.notes.append(
+                    f"{place}: {name} comes from the source '{entry['source']}': give its address to uv, as in "
+                    "[[tool.uv.index]], or remove it"
+                )
+            if isinstance(entry, dict) and entry.get("allow-prereleases"):
+                choice.notes.append(f"{place}: {name} allows pre-releases: name one in its range under 'requirements'")
+    if optional:
+        choice.notes.append(f"{source.path.name}: optional packages are left out: {', '.join(optional)}")
+    groups = [*(["dev"] if poetry.get("dev-dependencies") else []), *dependency_tables.table(poetry, "group")]
+    if groups:
+        choice.notes.append(f"{source.path.name}: groups are left out: {', '.join(groups)}")
+    return choice
+
+
+def _poetry_requirement(name: str, entry: object) -> str:
+    """Return an entry of ``[tool.poetry.dependencies]`` as a PEP 508 requirement.
+
+    Raises:
+        ValueError: it is none; the message says why, and what to do.
+    """
+    from poetry.core.factory import Factory
+
+    local = isinstance(entry, dict) and (entry.get("path") or entry.get("file"))
+    if local:
+        dotted = local if str(local).startswith(("/", "./")) else f"./{local}"
+        raise ValueError(
+            f"it is the folder or file '{local}': list '{dotted}' in a requirements.txt, and write its name under "
+            "'requirements'"
+        )
+    otherwise = "write it under 'requirements' as PEP 508 has it"
+    if not isinstance(entry, str | dict):
+        raise ValueError(f"{entry!r} is neither a version nor a table: {otherwise}")
+    try:
+        text = Factory.create_dependency(name, entry).to_pep_508()
+    except (ValueError, TypeError, KeyError) as error:
+        reason = (str(error) or f"{entry!r} is no version").splitlines()[0]
+        raise ValueError(f"{reason}: {otherwise}") from None
+    if "||" in text:
+        version = entry if isinstance(entry, str) else entry.get("version")
+        raise ValueError(f"{version!r} has alternatives, which a requirement has not: {otherwise}")
+    text = re.sub(r" \(([^)]*)\)", r"\1", text, count=1)
+    if not _is_requirement(text):
+        raise ValueError(f"{text!r} is no requirement: {otherwise}")
+    return text
 
 
 def complete(
-    choice: Choice, closure: Iterable[Source], sources: Sources, spec: Spec, root: Path, own: set[str]
+    choice: Choice, closure: Iterable[Source], sources: Sources, has: Iterable[str], project: Project | None
 ) -> None:
     """Add to ``choice`` what the command always imports and neither the target nor the requirements have.
 
     Args:
-        own: canonical names of the projects of the repository.
+        has: canonical names of what the target has.
+        project: of the repository; its extras are taken where they list what is missing.
     """
-    has = provided(spec)
+    own = {_canonical(project.name)} if project else set()
+    known = choice.names.keys() | own | _OTHER_FRAMEWORKS | set(has)
     missing: dict[str, str] = {}
     for source in closure:
-        for one in source.imports:
-            top = one.module.partition(".")[0]
-            if one.optional or one.level or top in _BUILT_IN or sources.is_local(one, source):
+        for statement in source.imports:
+            top = statement.module.partition(".")[0]
+            if statement.optional or top in _BUILT_IN or sources.is_local(statement, source):
                 continue
-            name = (
-                "google-cloud-storage"
-                if one.module.startswith("google.cloud.storage")
-                else import_names.distribution(top)
-            )
-            same = _canonical(top)
-            if {name, same} & (has.keys() | choice.names.keys() | own | _OTHER_FRAMEWORKS):
-                continue
-            if name is None:
-                choice.unknown.setdefault(top, f"{source.path}:{one.line}")
-            else:
-                missing.setdefault(name, f"{source.path}:{one.line}")
-    _from_extras(choice, missing, root)
-    for name, where in missing.items():
+            storage = statement.module.startswith("google.cloud.storage")
+            name = "google-cloud-storage" if storage else import_names.distribution(top)
+            if not {name, _canonical(top)} & known:
+                names = choice.unknown if name is None else missing
+                names.setdefault(name or top, f"{source.path}:{statement.line}")
+    extras = project.optional_dependencies if project and choice.file in ("pyproject.toml", "uv.lock") else {}
+    for extra, lines in extras.items():
+        listed = {_canonical(Requirement(line).name) for line in lines} & missing.keys()
+        if listed and len(lines) <= 20:
+            choice.extras.append(extra)
+            missing = {name: place for name, place in missing.items() if name not in listed}
+    for name, place in missing.items():
         if choice.file:
-            choice.notes.append(f"{where} imports {name}, which {choice.file} does not list: it is added")
+            choice.notes.append(f"{place} imports {name}, which {choice.file} does not list: it is added")
         choice.packages.append(name)
-        choice.names[name] = where
     if missing and not choice.why:
         choice.why = "the code imports them"
+    for module, place in choice.unknown.items():
+        choice.notes.append(f"{place} imports {module}: add the package that provides it to 'requirements'")
 
 
-def _from_extras(choice: Choice, missing: dict[str, str], root: Path) -> None:
-    """Take missing packages from extras of the project, where these list them."""
-    project = python_projects.read(root) if choice.file in ("pyproject.toml", "uv.lock") else None
-    for extra, lines in (project.optional_dependencies if project else {}).items():
-        listed = {_canonical(Requirement(one).name) for one in lines}
-        if listed & missing.keys() and len(listed) <= 20:
-            choice.extras.append(extra)
-            for name in listed & missing.keys():
-                choice.names[name] = missing.pop(name)
-
-
-def provided(spec: Spec) -> dict[str, str]:
-    """Canonical name -> version of everything that a target has; empty if it is not locked."""
-    return {pin.name: pin.version for pin in _locked(spec).requirements} | framework(spec)
-
-
-def framework(spec: Spec) -> dict[str, str]:
-    """Canonical name -> version of the packages of a target's framework; empty if it is not locked.
+def provided(spec: Spec) -> tuple[Mapping[str, str], Mapping[str, str]]:
+    """Return canonical name -> version of a target's framework, and of all else that it has; empty if not locked.
 
     tensorflow-cpu and tensorflow-tpu are tensorflow, too: one of them is what code imports under that name.
     """
-    locked = _locked(spec)
-    versions = dict(locked.base.packages) if locked.base else {pin.name: pin.version for pin in locked.framework}
-    return {spec.framework.name.replace("_", "-"): spec.version, **versions} if versions else {}
-
-
-def _locked(spec: Spec) -> Locked:
-    """Return what a target is locked to: for its index, or else for the default index; nothing if it never was."""
     content = spec.usable_lock
     known = (content.of(spec.arch, index) for index in (spec.framework.index, DEFAULT)) if content else ()
-    return next(filter(None, known), Locked({}))
+    locked = next(filter(None, known), Locked({}))
+    framework = dict(locked.base.packages) if locked.base else {pin.name: pin.version for pin in locked.framework}
+    others = {pin.name: pin.version for pin in locked.requirements}
+    return framework and {spec.framework.name.replace("_", "-"): spec.version, **framework}, others
 
 
 def contradictions(choice: Choice, spec: Spec, root: Path) -> list[str]:
-    """Lines about requirements that exclude the version of the target's framework."""
-    versions = framework(spec)
-    own = {_canonical(Requirement(text).name) for text in spec.packages} | {_canonical(spec.framework.name)}
-    found = []
-    for text, where in _lines(choice, root):
-        if not _is_requirement(text):
-            continue
+    """Return lines about requirements that exclude the version of the target's framework.
+
+    A uv.lock that does is replaced by pyproject.toml.
+    """
+    packages = {_canonical(Requirement(text).name) for text in spec.packages}
+    framework, _ = provided(spec)
+    versions = {name: framework[name] for name in packages | {_canonical(spec.framework.name)} if name in framework}
+    notes = []
+    if choice.file == "uv.lock":
+        try:
+            pinned = dependency_tables.toml(root / "uv.lock").data.get("package", [])
+        except UserError:
+            pinned = []
+        for entry in pinned:
+            name, version = _canonical(str(entry.get("name", ""))), str(entry.get("version", "")).partition("+")[0]
+            if version and name in versions and version != versions[name].partition("+")[0]:
+                notes.append(
+                    f"uv.lock pins {name} {version}, and {spec.target} contains {versions[name]}: 'requirements' names "
+                    "pyproject.toml instead"
+                )
+                choice.file, choice.why = "pyproject.toml", "[project] lists dependencies"
+                break
+    environment = markers.environment(spec.base_spec().python)
+    for text, place in choice.lines:
         wanted = Requirement(text)
-        name = _canonical(wanted.name)
-        applies = not wanted.marker or wanted.marker.evaluate(markers.environment(spec.base_spec().python))
-        if (
-            applies
-            and name in own & versions.keys()
-            and not wanted.specifier.contains(versions[name], prereleases=True)
-        ):
-            found.append(f"{where}: {text} excludes {name} {versions[name]}, which {spec.target} contains: relax it")
-    return found
-
-
-def _lines(choice: Choice, root: Path) -> list[tuple[str, str]]:
-    """The requirements that a choice means, and where they are written."""
-    if choice.file.endswith(".txt"):
-        found = Found()
-        requirements_txt.read(root / choice.file, found)
-        return [(one.text, one.where) for one in found.lines]
-    if choice.file:
-        project = python_projects.read(root)
-        return [(one, _where(project.file, one, root)) for one in project.dependencies] if project else []
-    return [(one, "requirements") for one in choice.packages]
+        version = versions.get(_canonical(wanted.name), "")
+        applies = not wanted.marker or wanted.marker.evaluate(environment)
+        if version and applies and not wanted.specifier.contains(version, prereleases=True):
+            notes.append(f"{place}: {text} excludes {wanted.name} {version}, which {spec.target} contains: relax it")
+    return notes

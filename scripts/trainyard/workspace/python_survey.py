@@ -1,0 +1,272 @@
+"""Survey the Python files of a repository: imports, options, devices and training, for ``init``.
+
+Files are parsed, never imported or run.
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+import warnings
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from trainyard.workspace import code_files, import_names
+
+#: Bytes from which on a file is data.
+_LARGEST = 1_000_000
+
+#: Folders that hold no code of the repository, and paths whose code is not what an image runs.
+_NOT_CODE = frozenset({"node_modules", "site-packages", "build", "dist"})
+_NOT_RUN = re.compile(
+    r"(^|/)(tests?|testing|docs?|conftest\.py|setup\.py|noxfile\.py)(/|$)|(^|/)test_[^/]*$|_test\.py$"
+)
+
+#: Mark -> the calls, names and attributes that show it.
+_MARKS = {
+    "trains": "backward|GradientTape|zero_grad|fit|Trainer|train_on_batch|optimizer_step",
+    "download": "load_dataset|from_pretrained|urlretrieve|hf_hub_download|snapshot_download|download_url|urlopen"
+    "|download_and_extract_archive|dataset_download|load_data",
+    "asks": "is_available|current_accelerator|device_count|list_physical_devices|xla_device|Accelerator",
+    "tpu": "TPUStrategy|TPUClusterResolver",
+    "subcommands": "add_subparsers|group|Group|Typer",
+}
+
+
+@dataclass(frozen=True)
+class Import:
+    """An import of a file.
+
+    Attributes:
+        level: its leading dots.
+        optional: not at the top of the file. ``conditional``: in a ``try`` or under a condition at the top.
+    """
+
+    module: str
+    line: int
+    level: int
+    optional: bool
+    conditional: bool
+
+
+@dataclass(frozen=True)
+class Option:
+    """An option of the command line; the name of a positional one has no dashes, a switch takes no value."""
+
+    name: str
+    line: int
+    required: bool
+    switch: bool
+
+
+@dataclass
+class Source:
+    """One file.
+
+    Attributes:
+        path: relative to the repository, with ``/``.
+        main: it has ``if __name__ == "__main__"``; ``acts``: it has a loop or a call at its top.
+        marks: ``cuda`` and the keys of :data:`_MARKS` -> the first line that shows them, and the word.
+    """
+
+    path: str
+    main: bool = False
+    acts: bool = False
+    imports: list[Import] = field(default_factory=list)
+    options: list[Option] = field(default_factory=list)
+    marks: dict[str, tuple[int, str]] = field(default_factory=dict)
+
+    @property
+    def run(self) -> bool:
+        """Return whether an image may run it: it is no test, and no part of the documentation."""
+        return not _NOT_RUN.search(self.path)
+
+    def where(self, mark: str) -> str:
+        """Return the place of a mark, as ``train.py:3``; empty if the file does not have it."""
+        return f"{self.path}:{self.marks[mark][0]}" if mark in self.marks else ""
+
+
+def read(root: Path, path: str) -> Source | None:
+    """Return a file's :class:`Source`; None if it is not Python 3."""
+    file = root / path
+    try:
+        if not file.is_file() or file.stat().st_size > _LARGEST:
+            return None
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # SyntaxWarning of the user's strings
+            tree = ast.parse(file.read_bytes(), filename=path)
+    except (OSError, SyntaxError, ValueError, RecursionError):
+        return None
+    source = Source(path)
+    for statement in tree.body:
+        nodes = list(ast.walk(statement))
+        is_main = isinstance(statement, ast.If) and any(
+            isinstance(node, ast.Name) and node.id == "__name__" for node in ast.walk(statement.test)
+        )
+        source.main |= is_main
+        source.acts |= isinstance(statement, ast.For | ast.While | ast.With) or (
+            isinstance(statement, ast.Expr) and isinstance(statement.value, ast.Call)
+        )
+        conditional = isinstance(statement, ast.If | ast.Try) and not is_main
+        for node in nodes:
+            if isinstance(node, ast.Import | ast.ImportFrom):
+                source.imports += _imports(node, optional=node is not statement, conditional=conditional)
+            elif isinstance(node, ast.Call):
+                _call(source, node)
+            elif isinstance(node, ast.Constant | ast.Attribute | ast.Name):
+                _mark(source, node)
+    return source
+
+
+def _imports(node: ast.Import | ast.ImportFrom, *, optional: bool, conditional: bool) -> Iterator[Import]:
+    base, level = (f"{node.module or ''}.", node.level) if isinstance(node, ast.ImportFrom) else ("", 0)
+    for alias in node.names:
+        yield Import(f"{base}{alias.name}".strip(".*"), node.lineno, level, optional, conditional)
+
+
+def _set(source: Source, mark: str, line: int, word: str) -> None:
+    if mark not in source.marks or line < source.marks[mark][0]:
+        source.marks[mark] = (line, word)
+
+
+def _mark(source: Source, node: ast.Constant | ast.Attribute | ast.Name) -> None:
+    """Mark devices that a text or a name stands for."""
+    if isinstance(node, ast.Constant):
+        if isinstance(node.value, str) and re.fullmatch(r"(cuda|gpu)(:\d+)?|nccl", node.value):
+            _set(source, "cuda", node.lineno, node.value)
+        return
+    word = node.attr if isinstance(node, ast.Attribute) else node.id
+    for mark in ("asks", "tpu"):
+        if re.fullmatch(_MARKS[mark], word):
+            _set(source, mark, node.lineno, word)
+
+
+def _call(source: Source, node: ast.Call) -> None:
+    """Mark what a call shows, and add the option that it declares: with argparse, click, or absl's flags."""
+    function = node.func
+    name = function.attr if isinstance(function, ast.Attribute) else getattr(function, "id", "")
+    keywords = {
+        keyword.arg: getattr(keyword.value, "value", None) if isinstance(keyword.value, ast.Constant) else None
+        for keyword in node.keywords
+    }
+    for mark in ("trains", "download", "subcommands"):
+        if re.fullmatch(_MARKS[mark], name):
+            _set(source, mark, node.lineno, name)
+    if keywords.get("download") is True:
+        _set(source, "download", node.lineno, f"{name}(download=True)")
+    if name == "cuda" and isinstance(function, ast.Attribute):
+        _set(source, "cuda", node.lineno, name)
+    words = [node.value for node in node.args if isinstance(node, ast.Constant) and isinstance(node.value, str)]
+    if not words or not (name in ("add_argument", "option", "argument") or name.startswith("DEFINE_")):
+        return
+    if name.startswith("DEFINE_"):
+        option = Option(f"--{words[0]}", node.lineno, False, name in ("DEFINE_bool", "DEFINE_boolean"))
+    elif long := next((word for word in words if word.startswith("--")), ""):
+        switch = str(keywords.get("action")).startswith("store_") or keywords.get("is_flag") is True
+        option = Option(long.split("/")[0], node.lineno, keywords.get("required") is True, switch)
+    elif words[0].isidentifier():
+        optional = keywords.get("nargs") in ("?", "*") or keywords.get("required") is False or "default" in keywords
+        option = Option(words[0], node.lineno, not optional, False)
+    else:
+        return
+    source.options.append(option)
+
+
+def files(root: Path) -> list[str]:
+    """Return the files of a repository below ``root`` that may be code, sorted: not those that .gitignore leaves out.
+
+    Raises:
+        UserError: git cannot list them.
+    """
+    return [
+        name
+        for name in code_files.below(root)
+        if not any(part in _NOT_CODE or part.startswith(".") for part in name.split("/")[:-1])
+        and (root / name).is_file()
+    ]
+
+
+class Sources:
+    """The Python files of a repository, and which imports which.
+
+    Attributes:
+        all: path -> file.
+        run: the files that an image may run.
+    """
+
+    def __init__(self, root: Path, names: Iterable[str]) -> None:
+        sources = (read(root, name) for name in names if name.endswith(".py"))
+        self.all = {source.path: source for source in sources if source}
+        self.run = [source for source in self.all.values() if source.run]
+        self._packages = {path.rpartition("/")[0] for path in self.all if path.endswith("/__init__.py")}
+        # The module path: the top, src, and every folder that holds a package.
+        self._roots = sorted({"", "src", *(name.rpartition("/")[0] for name in self._packages)} - self._packages)
+        self._modules: dict[str, str] = {}
+        for folder in self._roots:
+            for path in sorted(self.all, key=lambda path: path.count("/")):
+                if not folder or path.startswith(f"{folder}/"):
+                    self._modules.setdefault(self.module(path, folder), path)
+
+    @staticmethod
+    def module(path: str, folder: str) -> str:
+        """Return the module name of a file below a folder of the module path."""
+        inside = path.removeprefix(f"{folder}/") if folder else path
+        return inside.removesuffix(".py").removesuffix("/__init__").replace("/", ".")
+
+    def run_as(self, source: Source) -> tuple[str, ...]:
+        """Return the command that runs a file: by its path, or as a module where it belongs to a package."""
+        folder = source.path.rpartition("/")[0]
+        if folder in self._packages:
+            while folder in self._packages:
+                folder = folder.rpartition("/")[0]
+        elif any(statement.level for statement in source.imports):  # a package without __init__.py
+            folder = next(root for root in reversed(self._roots) if not root or source.path.startswith(f"{root}/"))
+        else:
+            return ("python", source.path)
+        return ("python", "-m", self.module(source.path, folder).removesuffix(".__main__"))
+
+    def of_module(self, name: str) -> Source | None:
+        """Return the file of a module of the repository; None if it has none of this name."""
+        return self.all.get(self._modules.get(name, ""))
+
+    def resolve(self, statement: Import, source: Source) -> str | None:
+        """Return the path of an import; None if it is not in the repository.
+
+        Scripts import from their own folder, too. Modules of packages do not: ``import jax`` in backend/utils.py is
+        JAX, even if there is a backend/jax.py.
+        """
+        folder = source.path.split("/")[:-1]
+        parts = statement.module.split(".") if statement.module else []
+        if statement.level:
+            bases = [folder[: len(folder) - statement.level + 1]]
+        elif "/".join(folder) in self._packages and import_names.distribution(parts[0]):
+            bases = [[]]
+        else:
+            bases = [folder, []]
+        names = (".".join([*base, *parts[:count]]) for base in bases for count in range(len(parts), 0, -1))
+        return next((self._modules[name] for name in names if name in self._modules), None)
+
+    def is_local(self, statement: Import, source: Source) -> bool:
+        """Return whether an import is of the repository itself, which may be a folder without ``__init__.py``."""
+        top = statement.module.partition(".")[0]
+        local = any(name.startswith(f"{top}.") for name in self._modules)
+        return bool(statement.level) or local or self.resolve(statement, source) is not None
+
+    def closure(self, path: str, *, conditional: bool = True) -> list[Source]:
+        """Return a file and the files of the repository that it imports, directly or not; the file comes first.
+
+        Args:
+            conditional: follow imports that only some runs have, such as those of one of several backends.
+        """
+        closure: dict[str, Source] = {}
+        queue = [path]
+        while queue:
+            name = queue.pop(0)
+            if name in closure or name not in self.all:
+                continue
+            closure[name] = source = self.all[name]
+            for statement in source.imports:
+                if conditional or not statement.conditional:
+                    queue.append(self.resolve(statement, source) or "")
+        return list(closure.values())
