@@ -313,7 +313,7 @@ def test_members_of_the_uv_workspace_that_the_code_needs_are_code(
         },
         root="apps/app",
     )
-    assert python_projects.member_names(workspace) == {"app", "lib-a", "lib-b"}
+    assert {project.name for project in python_projects.projects(workspace)} == {"app", "lib_a", "Lib.B"}
     folder = unpacked(workspace)
     assert sorted(path.name for path in (folder / "workspace" / "libs").iterdir()) == ["a", "b"]
     python(folder, "import lib_a, train")

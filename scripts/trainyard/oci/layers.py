@@ -21,7 +21,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
-from trainyard.oci import docker_engine, elf, image_store, layer_contents, secret_scan, snapshots
+from elftools.common.exceptions import ELFError
+from elftools.construct import ConstructError
+from elftools.elf.dynamic import DynamicSegment
+from elftools.elf.elffile import ELFFile
+
+from trainyard.oci import docker_engine, image_store, layer_contents, secret_scan, snapshots
 from trainyard.oci.layer_contents import Contents
 
 Kind = Literal["base", "below", "copied", "added"]
@@ -218,7 +223,7 @@ def walk(folder: Path) -> LayerFiles:
         else:
             _note(found, entry.path, File(entry.size, entry.mode), functools.partial(_read, entry.file))
             if entry.path in found.machines:
-                found.needed[entry.path] = elf.needed(entry.file)
+                found.needed[entry.path] = needed_libraries(entry.file)
     return found
 
 
@@ -329,3 +334,19 @@ def assemble(parts: image_store.Parts[LayerFiles], dockerfile: str) -> Stored:
         for layer, diff_id, command, (stage, kind) in zip(parts.layers, diff_ids, instructions, names, strict=False)
     ]
     return Stored(document, layers, parts.config_digest, len(parts.config), len(parts.manifest))
+
+
+def needed_libraries(path: Path) -> tuple[str, ...]:
+    """Return the libraries that the loader loads with a program or library (DT_NEEDED); none of a file that is neither.
+
+    https://refspecs.linuxfoundation.org/elf/gabi4+/ch5.dynamic.html
+    """
+    try:
+        with path.open("rb") as stream:
+            dynamic = next((part for part in ELFFile(stream).iter_segments("PT_DYNAMIC")), None)
+            if not isinstance(dynamic, DynamicSegment):
+                return ()
+            # pyelftools adds the attribute when it reads a tag of this kind.
+            return tuple(str(tag.needed) for tag in dynamic.iter_tags("DT_NEEDED"))  # type: ignore[attr-defined]
+    except (ELFError, ConstructError, OSError, ValueError, IndexError, UnicodeDecodeError):
+        return ()  # damaged, or data of a test: the loader refuses it whatever it needs

@@ -105,11 +105,6 @@ class Reference:
         return self.repository if "/" in short else short
 
     @property
-    def familiar(self) -> str:
-        """The reference with its :attr:`familiar_name`."""
-        return self.familiar_name + self._suffix
-
-    @property
     def names_docker_hub(self) -> bool:
         """Whether the registry is Docker Hub, by its name or because the text names no registry."""
         return self.registry == DOCKER_HUB
@@ -119,12 +114,8 @@ class Reference:
         """What selects the image in its repository: the digest, else the tag, else ``latest``."""
         return self.digest or self.tag or "latest"
 
-    @property
-    def _suffix(self) -> str:
-        return (f":{self.tag}" if self.tag else "") + (f"@{self.digest}" if self.digest else "")
-
     def __str__(self) -> str:
-        return self.name + self._suffix
+        return self.name + (f":{self.tag}" if self.tag else "") + (f"@{self.digest}" if self.digest else "")
 
 
 def _invalid(text: str, why: str) -> UserError:

@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+
+import click
 
 from trainyard.common.registration import neighbours
 from trainyard.common.settings import ROOT
 from trainyard.image import catalog_page, dockerfile
-from trainyard.project import reference
 from trainyard.release import pipelines
 from trainyard.spec.architectures import AMD64
 from trainyard.spec.model import Spec, catalogue, load, relative
+
+#: The reference of the command line, which is what ``--help`` prints, and the characters of a line of it.
+REFERENCE = ROOT / "docs" / "commands.md"
+_WIDTH = 100
 
 
 def examples() -> list[Spec]:
@@ -23,19 +29,36 @@ def rendered(commands: Any, only: Spec | None = None) -> dict[Path, str]:
     """Return the path -> text of every generated file; with ``only``, of those that this image is built from.
 
     Args:
-        commands: the group of all commands, which :mod:`trainyard.project.reference` describes.
+        commands: the group of all commands, a :class:`trainyard.cli.Commands`.
     """
     found = dockerfile.rendered(only)
     if only is not None:
         return found
     specs = catalogue()
-    pages = {**pipelines.rendered(specs), **catalog_page.rendered(specs), **reference.rendered(commands)}
+    pages = {**pipelines.rendered(specs), **catalog_page.rendered(specs), REFERENCE: _reference(commands)}
     for neighbour in neighbours():
         pages |= neighbour.pages()
     for spec in examples():
         found |= dockerfile.rendered(spec)
     templates = dockerfile.template_environment()
     return found | {path: templates.get_template(template).render(values) for path, (template, values) in pages.items()}
+
+
+def _reference(commands: Any) -> tuple[str, dict[str, Any]]:
+    """Return the name of the template of docs/commands.md, and its variables."""
+    return "commands.md.j2", {"commands": list(_described(commands))}
+
+
+def _described(root: Any) -> Iterator[dict[str, str]]:
+    """Yield name, summary and help of each command that is not hidden, groups with their commands after the others."""
+    context = root.make_context("trainyard", ["--help"], resilient_parsing=True, terminal_width=_WIDTH)
+    top = [name for name in root.list_commands(context) if not root.get_command(context, name).hidden]
+    for name in sorted(top, key=lambda name: bool(root.list_group(name))):
+        for inner in (name, *root.list_group(name)):
+            command = root.get_command(context, inner)
+            if not command.hidden:
+                own = click.Context(command, parent=context, info_name=inner)
+                yield {"name": inner, "summary": command.short_help, "help": command.get_help(own)}
 
 
 def drift(commands: Any, only: Spec | None = None) -> list[Path]:

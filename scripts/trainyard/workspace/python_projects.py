@@ -91,11 +91,6 @@ def member_folders(workspace: Workspace) -> list[Path]:
     return [project.folder for project in projects(workspace) if project.folder not in named]
 
 
-def member_names(workspace: Workspace) -> set[str]:
-    """Canonical names of the projects that the code itself provides, which are therefore not installed."""
-    return {canonicalize_name(project.name) for project in projects(workspace)}
-
-
 def import_roots(workspace: Workspace) -> list[Path]:
     """The folders that the code imports from, besides trainyard.yaml's own, which is always one."""
     roots = [root for project in projects(workspace) if project.installed for root in project.import_roots]

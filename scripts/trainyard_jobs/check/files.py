@@ -15,8 +15,10 @@ from trainyard.common.rule_engine import Finding
 from trainyard.spec import yaml_source
 from trainyard.spec.yaml_source import relative
 from trainyard_jobs import platforms
-from trainyard_jobs.rules import lookup, named_images
-from trainyard_jobs.rules.evidence import validate
+from trainyard_jobs.model import image_metadata
+from trainyard_jobs.model.image_metadata import Contents, ImageNotFoundError, ImageUnavailableError
+from trainyard_jobs.rules import image, named_images
+from trainyard_jobs.rules.evidence import Evidence, drop_invalid_fields, validate
 from trainyard_jobs.schema import job_file
 from trainyard_jobs.schema.job_file import JobFile
 
@@ -40,12 +42,31 @@ def check_file(
         UserError: the file cannot be read, or is not a job.
     """
     job = job_file.load(path)
-    images, missing = ({}, {}) if offline else lookup.look_up(job)
+    images, missing = ({}, {}) if offline else _look_up(job)
     found = None
     if unsigned:
         named = dict.fromkeys(reference for _, reference in named_images.look(job)[0])
         found = {one: why for one in named if (why := unsigned(one))}
     return job, platforms.of_job_file(job).check(job, region=region, images=images, missing=missing, unsigned=found)
+
+
+def _look_up(job: JobFile) -> tuple[dict[str, Contents | None], dict[str, str]]:
+    """Look up what is in the images that a job names.
+
+    Returns:
+        reference -> content, None if unknown; reference -> why it is unknown, or why there is no such image.
+        A reference that is in the second alone does not exist.
+    """
+    images: dict[str, Contents | None] = {}
+    why: dict[str, str] = {}
+    for reference in dict.fromkeys(name for name, _, _ in image.references(drop_invalid_fields(Evidence(job)))):
+        try:
+            images[reference] = image_metadata.read_contents(reference)
+        except ImageNotFoundError as error:
+            why[reference] = str(error)
+        except ImageUnavailableError as error:
+            images[reference], why[reference] = None, str(error)
+    return images, why
 
 
 @dataclass(frozen=True)

@@ -66,20 +66,23 @@ def run_visibly(command: Sequence[str]) -> int:
 
 
 def follow_google_job(
-    name: str, log: Sequence[str], describe: Sequence[str], cancel: Sequence[str], *, succeeded: str, interval: int
+    name: str, group: Sequence[str], where: Sequence[str], *, succeeded: str, interval: int
 ) -> Submission:
     """Show the log of a job of ``gcloud ai`` or ``gcloud ai-platform`` until the job has ended.
 
     Args:
-        log, describe, cancel: gcloud's commands for that; the last is only shown, on Ctrl-C.
+        name: of the job; its last part is what gcloud calls it.
+        group: gcloud's group of commands, such as ``ai custom-jobs``; ``where``: its options for the place.
         succeeded: the state of a successful job.
     Raises:
         StepFailed: the job ended in another state.
     """
+    place = [name.rpartition("/")[2], *where]
+    log = ["gcloud", *group, "stream-logs", *place, f"--polling-interval={interval}"]
     try:
-        state = _follow_until_ended(log, describe, interval)
+        state = _follow_until_ended(log, ["gcloud", *group, "describe", *place, "--format=json"], interval)
     except KeyboardInterrupt:
-        say_still_running(cancel)
+        say_still_running(["gcloud", *group, "cancel", *place])
         raise
     return submission(name, state, succeeded=(succeeded,))
 

@@ -178,15 +178,8 @@ class AiPlatform(Platform):
         with submission.temporary_file(job.text, self.file_name) as path:
             submission.run_json([*submit_command(request, str(path)), "--format=json"])
         where = [f"--project={request.project}"] if request.project else []
-        jobs = ["gcloud", "ai-platform", "jobs"]
-        return submission.follow_google_job(
-            name,
-            log=[*jobs, "stream-logs", name, *where, f"--polling-interval={interval}"],
-            describe=[*jobs, "describe", name, *where, "--format=json"],
-            cancel=[*jobs, "cancel", name, *where],
-            succeeded="SUCCEEDED",
-            interval=interval,
-        )
+        jobs = ["ai-platform", "jobs"]
+        return submission.follow_google_job(name, jobs, where, succeeded="SUCCEEDED", interval=interval)
 
     def study(self, job: JobFile) -> rehearsed_tuning.Study | None:
         return rehearsed_tuning.ai_platform_study(job) if job.spec.get("hyperparameters") else None

@@ -246,17 +246,9 @@ class Vertex(Platform):
             created = submission.run_json([*submit_command(request, str(path)), *job.flags, "--format=json"])
         name = str(created["name"])
         say(f"submitted as {name}")
-        number = name.rpartition("/")[2]
         where = [f"--region={request.place}", *([f"--project={request.project}"] if request.project else [])]
-        jobs = ["gcloud", "ai", group(request.tuning is not None)]
-        return submission.follow_google_job(
-            name,
-            log=[*jobs, "stream-logs", number, *where, f"--polling-interval={interval}"],
-            describe=[*jobs, "describe", number, *where, "--format=json"],
-            cancel=[*jobs, "cancel", number, *where],
-            succeeded="JOB_STATE_SUCCEEDED",
-            interval=interval,
-        )
+        jobs = ["ai", group(request.tuning is not None)]
+        return submission.follow_google_job(name, jobs, where, succeeded="JOB_STATE_SUCCEEDED", interval=interval)
 
     def study(self, job: JobFile) -> rehearsed_tuning.Study | None:
         return rehearsed_tuning.vertex_study(job) if job.kind == "hyperparameter-tuning-job" else None
