@@ -417,6 +417,17 @@ def test_which_of_two_files_that_train_alike_is_a_question(
     assert trainyard("init", "--run", "python b/train.py")[0] == 0
 
 
+def test_many_files_that_train_alike_are_one_short_line(tmp_path: Path) -> None:
+    for number in range(9):
+        (tmp_path / f"{number}").mkdir()
+        (tmp_path / f"{number}" / "train.py").write_text(TRAIN.format(more=""), encoding="utf-8")
+    assert (
+        init.Repository(tmp_path)
+        .propose()
+        .question.startswith("0/train.py, 1/train.py, 2/train.py and 6 others train alike: ")
+    )
+
+
 @pytest.mark.parametrize(
     ("line", "obstacle"),
     [

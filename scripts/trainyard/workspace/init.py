@@ -247,9 +247,11 @@ class Repository:
     def _question(self) -> str:
         """Return the line that asks which of several files is the command; empty if the first is the likeliest."""
         first = [candidate for candidate in self.commands if candidate.rank == self.commands[0].rank]
-        if len({candidate.path for candidate in first}) < 2:
+        paths = list(dict.fromkeys(candidate.path for candidate in first))
+        if len(paths) < 2:
             return ""
-        places = f"{', '.join(candidate.path for candidate in first[:-1])} and {first[-1].path}"
+        last = paths[-1] if len(paths) <= 4 else f"{len(paths) - 3} others"
+        places = f"{', '.join(paths[: min(len(paths) - 1, 3)])} and {last}"
         return f"{places} train alike: choose one, as in 'trainyard init --run \"{first[0].command}\"'"
 
     def _code(self, closure: Sequence[Source]) -> list[str]:
