@@ -153,22 +153,12 @@ def test_no_pipe_of_a_repository_is_waited_for(tmp_path: Path) -> None:
     for name in (".gitignore", "README.md", "train.sh", "a.py"):
         os.mkfifo(tmp_path / name)
     assert code_files.below(tmp_path) == [".gitignore", "README.md", "a.py", "train.sh"], "its .gitignore says nothing"
-<<<<<<< HEAD
-    assert python_source.read(tmp_path, "a.py") is None
-    sources = python_source.Sources(tmp_path, [])
-    for names in (["README.md"], ["train.sh"]):
-        refused(lambda path, names=names: training_commands.candidates(path, names, sources, {}), tmp_path)
-    os.mkfifo(tmp_path / lock.FILE)
-    refusal = refused(lambda path: lock.read(path / lock.FILE, "trainyard lock"), tmp_path)
-    assert refusal.endswith("trainyard.lock: not a regular file")
-=======
     assert python_survey.read(tmp_path, "a.py") is None
     sources = python_survey.Sources(tmp_path, [])
     refused(lambda path: init.candidates(path, ["train.sh"], sources, {}), tmp_path)
-    lock = Workspace(tmp_path / "trainyard.yaml", WorkspaceDocument(extends="cpu"), "cpu")
-    os.mkfifo(lock.lock)
-    assert refused(lambda path: workspace_lock.read(lock), tmp_path).endswith("trainyard.lock: not a regular file")
->>>>>>> 771560c (Cut init to tables and one question)
+    os.mkfifo(tmp_path / lock.FILE)
+    refusal = refused(lambda path: lock.read(path / lock.FILE, "trainyard lock"), tmp_path)
+    assert refusal.endswith("trainyard.lock: not a regular file")
 
 
 @pytest.mark.parametrize("text", ["a" + ".b" * 3000, "if a:\n b = 1\nel" * 500 + "se:\n b = 1\n"])
