@@ -9,10 +9,7 @@ networks of a run are removed when it ends, however it ends
 from __future__ import annotations
 
 import contextlib
-import io
 import posixpath
-import secrets
-import tarfile
 import threading
 import time
 from collections.abc import Callable, Mapping
@@ -21,7 +18,6 @@ from dataclasses import dataclass, field
 from typing import Any, BinaryIO
 
 import docker.errors
-import requests
 from docker.models.containers import Container
 from docker.types import Mount
 
@@ -32,9 +28,14 @@ from trainyard.common import settings
 from trainyard.common.console import StepFailed, say
 from trainyard.oci import docker_engine, registry
 from trainyard.oci.reference import Reference
+from trainyard.sandbox import containers
+from trainyard.sandbox.containers import Sandbox
 
 #: The socket of the Docker engine.
 SOCKET = "/var/run/docker.sock"
+
+#: What a step writes for later ones, and how many bytes of it Cloud Build keeps (Results.buildStepOutputs).
+OUTPUT, MAX_OUTPUT = "/builder/outputs/output", 4096
 
 #: Statuses of builds and steps
 #: (https://cloud.google.com/build/docs/api/reference/rest/v1/projects.builds#status).
@@ -108,12 +109,11 @@ class Executor:
         self.build = build
         self._source, self._write = source, write
         self._given, self._push_to, self._engine_socket = images or {}, push_to, engine_socket
-        self.id = secrets.token_hex(4)
         self.outcomes = [Outcome() for _ in build.steps]
         self._running: dict[int, Container] = {}
         self._stopping: str | None = None
         self._guard = threading.Lock()
-        self._labels = docker_engine.resource_labels("cloudbuild") | {"io.trainyard.cloudbuild": self.id}
+        self._sandbox = Sandbox("cloudbuild", network=NETWORK)
         self._volumes: dict[str, str] = {}
         self._clock_offset = time.time() - time.monotonic()
 
@@ -123,8 +123,7 @@ class Executor:
             self._stopping = self._stopping or status
             running = list(self._running.values())
         for container in running:
-            with contextlib.suppress(docker.errors.APIError, requests.exceptions.RequestException):
-                container.kill()
+            containers.signal(container)
 
     def run(self) -> Result:
         """Run the build, and remove its containers, volumes and network afterwards.
@@ -136,7 +135,7 @@ class Executor:
         result = Result(steps=self.outcomes)
         timer = threading.Timer(self.build.timeout, self.cancel, [TIMEOUT])
         timer.daemon = True
-        with shared_network():
+        with shared_network(), self._sandbox:
             try:
                 timer.start()
                 self._prepare()
@@ -149,28 +148,22 @@ class Executor:
                 raise
             finally:
                 timer.cancel()
-                self._remove()
-                result.seconds = round(time.monotonic() - started, 1)
+        result.seconds = round(time.monotonic() - started, 1)
         return result
 
     def _prepare(self) -> None:
         """Create the volumes and extract the source to /workspace."""
         names = ["workspace", "home", *sorted({name for step in self.build.steps for name, _ in step.volumes})]
-        for name in dict.fromkeys(names):
-            volume = f"trainyard-cloudbuild-{self.id}-{name}"
-            docker_engine.client().volumes.create(volume, labels=self._labels)
-            self._volumes[name] = volume
+        self._volumes = {name: self._sandbox.volume(name) for name in dict.fromkeys(names)}
         if self._source is None:
             return
         # A container that is never started: the engine copies into the volume through it, even a remote engine.
         first = find_image(self.build.steps[0].name, self._given, self._write)
-        copier = docker_engine.client().containers.create(
-            first.image, ["true"], volumes={self._volumes["workspace"]: {"bind": "/workspace"}}, labels=self._labels
+        copier = self._sandbox.create(
+            first.image, ["true"], volumes={self._volumes["workspace"]: {"bind": "/workspace"}}
         )
-        try:
-            copier.put_archive("/workspace", self._source)
-        finally:
-            copier.remove(force=True)
+        copier.put_archive("/workspace", self._source)
+        containers.remove(copier)
 
     def _run_graph(self) -> None:
         """Start every step as soon as the steps that it waits for have passed; start none after a failure."""
@@ -242,25 +235,22 @@ class Executor:
         if entrypoint:
             options["entrypoint"] = entrypoint
         folder = posixpath.normpath(posixpath.join("/workspace", step.dir))
-        container = docker_engine.client().containers.create(
-            found.image,
-            command,
-            working_dir=folder,
-            environment=["HOME=/builder/home", "BUILDER_OUTPUT=/builder/outputs", *found.environment, *step.env],
-            mounts=mounts,
-            network=NETWORK,
-            labels=self._labels,
-            name=f"trainyard-cloudbuild-{self.id}-step-{step.number}",
-            **options,
-        )
-        files = {"builder/outputs/": b""}
+        files = {}
         if step.script:
             # Without a shebang, /bin/sh is used:
             # https://cloud.google.com/build/docs/configuring-builds/run-bash-scripts.
             text = step.script if step.script.startswith("#!") else f"#!/bin/sh\n{step.script}"
             files["builder/script"] = text.encode()
-        container.put_archive("/", _tar(files))
-        return container
+        return self._sandbox.create(
+            found.image,
+            command,
+            f"step-{step.number}",
+            files=containers.archive(files, ["builder/outputs"], mode=0o755, folder_mode=0o755),
+            working_dir=folder,
+            environment=["HOME=/builder/home", "BUILDER_OUTPUT=/builder/outputs", *found.environment, *step.env],
+            mounts=mounts,
+            **options,
+        )
 
     def _now(self) -> float:
         """Seconds since 1970 that a change of the system's clock during the build does not affect."""
@@ -297,11 +287,13 @@ class Executor:
             if self._stopping:  # cancelled between the check above and the start
                 _kill(container, threading.Event())
             try:
-                self._follow(step, container)
+                for line in containers.lines(container):
+                    self._write(f"{step.title}: {line}")
                 code = int(container.wait()["StatusCode"])
             finally:
                 timer.cancel()
-            outcome.output = _output(container)
+            with contextlib.suppress(StepFailed):  # it has written none
+                outcome.output = containers.read_file(container, OUTPUT)[:MAX_OUTPUT]
             outcome.exit_code = code
             if late.is_set():
                 outcome.status = TIMEOUT
@@ -326,18 +318,7 @@ class Executor:
             outcome.ended = self._now()
             with self._guard:
                 self._running.pop(step.number, None)
-            with contextlib.suppress(docker.errors.APIError):
-                container.remove(force=True, v=True)
-
-    def _follow(self, step: Step, container: Container) -> None:
-        """Write a container's log line by line, prefixed with the step's title."""
-        rest = b""
-        for chunk in container.logs(stream=True, follow=True):
-            *lines, rest = (rest + chunk).split(b"\n")
-            for line in lines:
-                self._write(f"{step.title}: {line.decode(errors='replace')}")
-        if rest:
-            self._write(f"{step.title}: {rest.decode(errors='replace')}")
+            containers.remove(container)
 
     def _push(self, result: Result) -> None:
         """Push ``images:``, if all of them exist."""
@@ -367,46 +348,7 @@ class Executor:
                     docker_engine.client().api.remove_image(destination, noprune=True)
             result.images[name] = str(digest)
 
-    def _remove(self) -> None:
-        """Remove the containers and volumes of this run."""
-        client = docker_engine.client()
-        labelled: dict[str, str | list[str] | bool] = {"label": f"io.trainyard.cloudbuild={self.id}"}
-        for container in client.containers.list(all=True, filters=labelled):
-            with contextlib.suppress(docker.errors.APIError):
-                container.remove(force=True, v=True)
-        for volume in client.volumes.list(filters=labelled):
-            with contextlib.suppress(docker.errors.APIError):
-                volume.remove(force=True)
-
 
 def _kill(container: Container, late: threading.Event) -> None:
     late.set()
-    with contextlib.suppress(docker.errors.APIError, requests.exceptions.RequestException):
-        container.kill()
-
-
-def _tar(files: Mapping[str, bytes]) -> bytes:
-    """A tar archive of executable files; a name that ends with / is a folder."""
-    buffer = io.BytesIO()
-    with tarfile.open(fileobj=buffer, mode="w") as tar:
-        for name, content in files.items():
-            entry = tarfile.TarInfo(name.rstrip("/"))
-            entry.mode, entry.size = 0o755, len(content)
-            entry.type = tarfile.DIRTYPE if name.endswith("/") else tarfile.REGTYPE
-            tar.addfile(entry, io.BytesIO(content))
-    return buffer.getvalue()
-
-
-def _output(container: Container) -> bytes:
-    """Return the first 4 KB of $BUILDER_OUTPUT/output, as Cloud Build keeps them (Results.buildStepOutputs).
-
-    Empty if it is no file: the engine returns a symbolic link without what it refers to.
-    """
-    try:
-        chunks, _ = container.get_archive("/builder/outputs/output")
-    except docker.errors.APIError:
-        return b""
-    with tarfile.open(fileobj=io.BytesIO(b"".join(chunks))) as tar:
-        entry = tar.next()
-        found = tar.extractfile(entry) if entry and entry.isfile() else None
-        return found.read(4096) if found else b""
+    containers.signal(container)

@@ -71,7 +71,7 @@ def statuses(result: Result) -> list[str]:
 
 def nothing_is_left() -> bool:
     client = docker_engine.client()
-    labelled = {"label": "io.trainyard.cloudbuild"}
+    labelled = {"label": f"{docker_engine.OWNER}={os.getpid()}", "name": "trainyard-cloudbuild-"}
     return not (client.containers.list(all=True, filters=labelled) or client.volumes.list(filters=labelled))  # type: ignore[arg-type]
 
 

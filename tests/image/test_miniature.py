@@ -17,9 +17,10 @@ from tests.fakes import package_index
 from tests.image.conftest import Finished
 from tests.image.registry import running
 from tests.miniature import Miniature, torch, torch_xla
-from trainyard.image.smoke_sandbox import ENDPOINT, Sandbox, lines_of, wait
+from trainyard.image.smoke_sandbox import ENDPOINT, SmokeSandbox
 from trainyard.oci import docker_engine
 from trainyard.oci.registry import Repository
+from trainyard.sandbox.containers import lines_of, wait
 
 pytestmark = pytest.mark.concurrent
 
@@ -197,7 +198,7 @@ def test_a_base_without_the_framework_is_refused_before_anything_is_built(
 def devices(digest: str, *, rehearse: bool) -> tuple[int | None, list[str]]:
     """Exit status and lines of a trainer that is started with TPU_CONFIG, beside a fake of the TPU API."""
     script = "from trainers.torch import digits; print('device', digits.device())"
-    with Sandbox(digest, {}) as sandbox:
+    with SmokeSandbox(digest, {}) as sandbox:
         environment = {} if rehearse else {"LAUNCHER_REHEARSE": ""}
         container = sandbox.start("--", "python3", "-c", script, environment=environment)
         return wait(container, 120), lines_of(container)

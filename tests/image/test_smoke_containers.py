@@ -12,9 +12,10 @@ import pytest
 
 from tests.image.conftest import Finished
 from tests.image.trainer_box import Box, box
-from trainyard.image import base_image, smoke_containers, smoke_sandbox, smoke_test
-from trainyard.image.smoke_sandbox import Sandbox
+from trainyard.image import base_image, smoke_containers, smoke_test
+from trainyard.image.smoke_sandbox import SmokeSandbox
 from trainyard.oci import docker_engine
+from trainyard.sandbox import containers
 from trainyard.sandbox.datasets import digits
 from trainyard.spec import model
 
@@ -36,8 +37,8 @@ for number in (1, 2):
 
 
 @pytest.fixture
-def sandbox(built_image: BuiltImage) -> Iterator[Sandbox]:
-    with Sandbox(built_image("tf-cpu"), smoke_containers.files(), ("out",)) as found:
+def sandbox(built_image: BuiltImage) -> Iterator[SmokeSandbox]:
+    with SmokeSandbox(built_image("tf-cpu"), smoke_containers.files(), ("out",)) as found:
         yield found
 
 
@@ -48,36 +49,36 @@ def test_the_smoke_test_says_in_which_containers_an_image_has_trained(built_imag
     assert (facts["processes"], facts["worker_processes"], facts["notes"]) == (2, 2, [])
 
 
-def test_a_program_is_killed_at_its_memory_limit_before_a_checkpoint_has_its_name(sandbox: Sandbox) -> None:
+def test_a_program_is_killed_at_its_memory_limit_before_a_checkpoint_has_its_name(sandbox: SmokeSandbox) -> None:
     options = smoke_containers.restricted(sandbox)
     first = ATOMIC.replace("(1, 2)", "(1,)")
-    assert smoke_sandbox.wait(sandbox.start("python", "-c", first, **options), 60) == 0
+    assert containers.wait(sandbox.start("python", "-c", first, **options), 60) == 0
     environment = smoke_containers.fill_memory(sandbox, "/smoke/out")
     killed = sandbox.start("python", "-c", ATOMIC.replace("1, 2", "2,"), environment=environment, **options)
     assert smoke_containers.limit_memory(sandbox, killed)
-    assert smoke_sandbox.wait(killed, 60) == 137
+    assert containers.wait(killed, 60) == 137
     assert smoke_containers.out_of_memory(killed), "by the kernel, not by itself"
     again = sandbox.start("python", "-c", ATOMIC, **options)
-    assert smoke_sandbox.wait(again, 60) == 0
-    assert "found checkpoint 1 ['last', 'new']" in "\n".join(smoke_sandbox.lines_of(again)), "the new one is complete"
+    assert containers.wait(again, 60) == 0
+    assert "found checkpoint 1 ['last', 'new']" in "\n".join(containers.lines_of(again)), "the new one is complete"
 
 
-def test_a_program_that_renames_no_checkpoint_ends_by_itself(sandbox: Sandbox) -> None:
+def test_a_program_that_renames_no_checkpoint_ends_by_itself(sandbox: SmokeSandbox) -> None:
     script = "open('/smoke/out/last', 'w').write('checkpoint 1')"
     environment = smoke_containers.fill_memory(sandbox, "/smoke/out")
     container = sandbox.start("python", "-c", script, environment=environment, **smoke_containers.restricted(sandbox))
     assert not smoke_containers.limit_memory(sandbox, container)
-    assert smoke_sandbox.wait(container, 60) == 0
+    assert containers.wait(container, 60) == 0
 
 
-def test_a_restricted_container_has_an_unknown_user_and_no_ipv6(sandbox: Sandbox) -> None:
+def test_a_restricted_container_has_an_unknown_user_and_no_ipv6(sandbox: SmokeSandbox) -> None:
     script = (
         "import os, shutil, socket; print(os.getuid(), os.getgid(), shutil.disk_usage('/dev/shm').total >> 20);"
         "socket.create_server(('::1', 0), family=socket.AF_INET6)"
     )
     container = sandbox.start("python", "-c", script, **smoke_containers.restricted(sandbox))
-    assert smoke_sandbox.wait(container, 60) == 1
-    log = "\n".join(smoke_sandbox.lines_of(container))
+    assert containers.wait(container, 60) == 1
+    log = "\n".join(containers.lines_of(container))
     assert "1234567 0 64" in log and "OSError" in log, log
 
 

@@ -230,17 +230,16 @@ def test_what_runs_inside_an_image_and_what_runs_outside_do_not_import_each_othe
 
 #: Modules that send HTTP requests -> to whom.
 SENDERS = {
-    "cloudbuild_local.executor": "the engine",
     "trainyard.common.gcloud": "Google's APIs",
     "trainyard.image.package_index": "package indexes",
     "trainyard.image.sizes": "package indexes",
-    "trainyard.image.smoke_sandbox": "the engine",
     "trainyard.image.wheels": "package indexes",
     "trainyard.oci.docker_engine": "the engine",
     "trainyard.oci.registry": "registries",
     "trainyard.oci.transport": "registries",
     "trainyard.release.advisories": "databases of advisories",
     "trainyard.release.debian_advisories": "databases of advisories",
+    "trainyard.sandbox.containers": "the engine",
     "trainyard_jobs.pods.authorization": "Google's APIs",
     "trainyard.workspace.source_distributions": "package indexes",
     "trainyard.workspace.wheels": "package indexes",

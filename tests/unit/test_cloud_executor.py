@@ -9,7 +9,6 @@ import subprocess
 import tarfile
 import time
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 from unittest.mock import MagicMock
 
@@ -20,8 +19,8 @@ from hypothesis import strategies as st
 from tests.examples import examples
 
 from cloudbuild_local import config as cloud_config
-from cloudbuild_local import executor, local, rules
-from cloudbuild_local.executor import FAILURE, TIMEOUT, Executor, Outcome
+from cloudbuild_local import local, rules
+from cloudbuild_local.executor import FAILURE, SUCCESS, TIMEOUT, Executor, Outcome
 from trainyard import cli
 from trainyard.common import third_party
 from trainyard.common.console import StepFailed, UserError
@@ -306,16 +305,22 @@ def test_files_are_uploaded_whatever_their_names_are(tmp_path: Path, monkeypatch
         assert sorted(tar.getnames()) == sorted(names)
 
 
-def output_of(entry: tarfile.TarInfo, content: bytes = b"") -> bytes:
-    """The output of a step whose container has this entry for it."""
+def packed(entry: tarfile.TarInfo, content: bytes = b"") -> bytes:
+    """The archive that the engine returns for a path with this entry."""
     buffer = io.BytesIO()
     with tarfile.open(fileobj=buffer, mode="w") as tar:
         entry.size = len(content)
         tar.addfile(entry, io.BytesIO(content))
-    return executor._output(SimpleNamespace(get_archive=lambda path: ([buffer.getvalue()], {})))
+    return buffer.getvalue()
 
 
-def test_an_output_that_is_a_link_or_a_folder_is_empty() -> None:
+def test_an_output_that_is_a_link_or_a_folder_is_empty(monkeypatch: pytest.MonkeyPatch) -> None:
     link, folder, file = (tarfile.TarInfo("output") for _ in range(3))
     link.type, link.linkname, folder.type = tarfile.SYMTYPE, "/etc/hostname", tarfile.DIRTYPE
-    assert (output_of(link), output_of(folder), output_of(file, b"x" * 5000)) == (b"", b"", b"x" * 4096)
+    for answer, expected in ((packed(link), b""), (packed(folder), b""), (packed(file, b"x" * 5000), b"x" * 4096)):
+        engine = MagicMock()
+        container = engine.containers.create.return_value
+        container.wait.return_value, container.get_archive.return_value = {"StatusCode": 0}, ([answer], {})
+        monkeypatch.setattr(docker_engine, "client", lambda engine=engine: engine)
+        (outcome,) = Executor(load({"steps": [STEP]}), write=lambda _: None).run().steps
+        assert (outcome.status, outcome.output) == (SUCCESS, expected)

@@ -23,7 +23,7 @@ from matplotlib.text import Text
 from trainyard.common import settings
 from trainyard.common.console import UserError
 from trainyard.oci import docker_engine
-from trainyard.sandbox.fakes import sidecar
+from trainyard.sandbox import containers
 from trainyard.sandbox.fakes.google_cloud import GoogleCloud
 from trainyard.spec.architectures import AMD64, ARM64, Architecture
 from trainyard_jobs.commands.job import rehearse
@@ -279,10 +279,10 @@ def test_containers_are_created_for_the_platform_of_their_image(
     monkeypatch.setattr(docker_engine, "architecture", lambda: AMD64)
     for architecture, expected in ((ARM64, ("linux/arm64", "neoverse-n1")), (None, (None, None))):
         image = LocalImage("sha256:0", "", True, architecture)
-        found = sandbox.Sandbox(REHEARSAL, image, tmp_path, [])
+        found = sandbox.RehearsalSandbox(REHEARSAL, image, tmp_path, [])
         found._start_storage()
         found._start_google_cloud()
-        found.create(CHIEF, image, sandbox.Limits(1, 1 << 30), {})
+        found.create_replica(CHIEF, image, sandbox.Limits(1, 1 << 30), {})
         assert [(one["platform"], one["environment"].get("QEMU_CPU")) for one in created] == [expected] * 3
         created.clear()
 
@@ -301,8 +301,8 @@ def test_a_volume_shows_its_folder_of_the_bucket(monkeypatch: pytest.MonkeyPatch
         Mount("/none", read_only=True),
     )
     image = LocalImage("sha256:0", "", True, None)
-    found = sandbox.Sandbox(REHEARSAL, image, tmp_path, [])
-    found.create(dataclasses.replace(CHIEF, mounts=mounts), image, sandbox.Limits(1, 1 << 30), {})
+    found = sandbox.RehearsalSandbox(REHEARSAL, image, tmp_path, [])
+    found.create_replica(dataclasses.replace(CHIEF, mounts=mounts), image, sandbox.Limits(1, 1 << 30), {})
     given = engine.containers.create.call_args.kwargs
     data = tmp_path / "data"
     assert [(one["Target"], one["Source"], one["ReadOnly"]) for one in given["mounts"]] == [
@@ -324,10 +324,10 @@ def test_a_volume_shows_nothing_outside_of_its_bucket(
     (tmp_path / "data" / "a").mkdir(parents=True)
     (tmp_path / "data" / "a" / "link").symlink_to("/etc")
     image = LocalImage("sha256:0", "", True, None)
-    found = sandbox.Sandbox(REHEARSAL, image, tmp_path, [])
+    found = sandbox.RehearsalSandbox(REHEARSAL, image, tmp_path, [])
     chief = dataclasses.replace(CHIEF, mounts=(Mount("/in", bucket, folder),))
     with pytest.raises(UserError, match=rf"^the volume at /in: {bucket}/{folder} is not a folder of a bucket$"):
-        found.create(chief, image, sandbox.Limits(1, 1 << 30), {})
+        found.create_replica(chief, image, sandbox.Limits(1, 1 << 30), {})
     assert not engine.containers.create.called
 
 
@@ -357,7 +357,7 @@ def test_an_archive_has_files_folders_and_links() -> None:
     import io
     import tarfile
 
-    with tarfile.open(fileobj=io.BytesIO(sidecar.archive({"a/b": b"x"}, ["open"], {"root/opt": "/opt"}))) as tar:
+    with tarfile.open(fileobj=io.BytesIO(containers.archive({"a/b": b"x"}, ["open"], {"root/opt": "/opt"}))) as tar:
         assert (tar.getmember("open").mode, tar.getmember("root/opt").linkname) == (0o1777, "/opt")
         assert tar.extractfile("a/b").read() == b"x"  # type: ignore[union-attr]
 

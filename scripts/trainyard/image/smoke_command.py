@@ -25,7 +25,6 @@ import re
 import shlex
 import tarfile
 import tempfile
-import threading
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -36,11 +35,12 @@ from typing import Any
 from docker.models.containers import Container
 
 from trainyard.common.console import StepFailed, say
-from trainyard.image import smoke_containers, smoke_sandbox
+from trainyard.image import smoke_containers
 from trainyard.image.local_run import DATA, OUTPUT, SHARED_MEMORY
 from trainyard.image.smoke_failure import Explanation, Run, asked_for, own_lines
-from trainyard.image.smoke_sandbox import EMULATED, GRACE, Sandbox
+from trainyard.image.smoke_sandbox import EMULATED, GRACE, SmokeSandbox
 from trainyard.oci import docker_engine
+from trainyard.sandbox import containers
 from trainyard.spec.model import RepositorySpec
 from trainyard.spec.workspace import COMMAND, FOLDER, Level, SmokeRun, Workspace
 
@@ -246,11 +246,11 @@ class Tester:
             self.notes.append(f"ran under emulation of {architecture.platform}")
 
     @contextmanager
-    def sandbox(self) -> Iterator[Sandbox]:
+    def sandbox(self) -> Iterator[SmokeSandbox]:
         """A closed world with the data, an empty output folder, and the working directory as it is in the image."""
         files = {"observer/sitecustomize.py": _OBSERVER.read_bytes()}
         volumes = {self.folder: "rw", OUTPUT: "rw", DATA: "ro"} if self.folder != "/" else {OUTPUT: "rw", DATA: "ro"}
-        with Sandbox(self.subject.image, files, ("observer/asked",), volumes, self._emulated) as sandbox:
+        with SmokeSandbox(self.subject.image, files, ("observer/asked",), volumes, self._emulated) as sandbox:
             sandbox.run(f"import os; os.chmod({OUTPUT!r}, 0o1777)")
             data = self.subject.smoke.data if self.subject.smoke else None
             if data and self.subject.workspace:
@@ -259,18 +259,18 @@ class Tester:
                     sandbox.put(DATA, file)
             yield sandbox
 
-    def start(self, sandbox: Sandbox, arguments: Sequence[str], **options: Any) -> Container:
+    def start(self, sandbox: SmokeSandbox, arguments: Sequence[str], **options: Any) -> Container:
         """Start the command in a new container, with ``options`` of ``docker.containers.create``."""
         environment = {**OFFLINE, "PYTHONPATH": sandbox.module_path("observer")}
         words = self.subject.words(arguments)
         options = {"user": smoke_containers.USER, "shm_size": SHARED_MEMORY, **options}
         return sandbox.start(*words, environment=environment, **options)
 
-    def ended(self, sandbox: Sandbox, container: Container, status: int) -> Run:
+    def ended(self, sandbox: SmokeSandbox, container: Container, status: int) -> Run:
         """The facts of a container that has ended."""
         container.reload()
         out_of_memory = bool(container.attrs["State"].get("OOMKilled"))
-        return Run(status, smoke_sandbox.lines_of(container), hosts(sandbox), out_of_memory)
+        return Run(status, containers.lines_of(container), hosts(sandbox), out_of_memory)
 
     def fail(self, run: Run, reason: str) -> None:
         """End the test.
@@ -304,9 +304,9 @@ class Tester:
         with self.sandbox() as sandbox:
             container = self.start(sandbox, ["--help"])
             limit = HELP_SECONDS * self._longer
-            status = smoke_sandbox.wait(container, limit)
+            status = containers.wait(container, limit)
             if status is None:
-                smoke_sandbox.stop(container, 5)
+                containers.stop(container, 5)
                 self.notes.append(f"it ignores --help and was ended after {limit} s")
                 return
             run = self.ended(sandbox, container, status)
@@ -326,11 +326,11 @@ class Tester:
             started = time.monotonic()
             container = self.start(sandbox, smoke.args)
             limit = self._limit(smoke)
-            status = smoke_sandbox.wait(container, limit)
+            status = containers.wait(container, limit)
             seconds = time.monotonic() - started
             alive = status is None
             if status is None:
-                status, _ = smoke_sandbox.stop(container, 5)
+                status, _ = containers.stop(container, 5)
             run = self.ended(sandbox, container, status)
             if alive and smoke.seconds is None:
                 asked = f": it {asked_for(run.hosts)}" if run.hosts else ""
@@ -371,7 +371,7 @@ class Tester:
             return self._continue(sandbox, smoke, again)
 
     def _stop(
-        self, sandbox: Sandbox, smoke: SmokeRun, half: Progress, restrictions: Mapping[str, Any] | None = None
+        self, sandbox: SmokeSandbox, smoke: SmokeRun, half: Progress, restrictions: Mapping[str, Any] | None = None
     ) -> Stopped:
         """Start the command and end it with SIGTERM."""
         where = self.explain.key("smoke", "resume")
@@ -382,7 +382,7 @@ class Tester:
             early = f"{where}: the run that was to be stopped had ended before: give args that take longer"
             return Stopped(run, self.explain.of(run) if run.status else early)
         grace = GRACE * self._longer
-        status, seconds = smoke_sandbox.stop(container, grace)
+        status, seconds = containers.stop(container, grace)
         run = self.ended(sandbox, container, status)
         if seconds >= grace:
             return Stopped(run, f"{where}: still running {grace} s after SIGTERM, which is what platforms give")
@@ -395,7 +395,7 @@ class Tester:
             return Stopped(run, missing)
         return Stopped(run, "", seconds, left)
 
-    def _continue(self, sandbox: Sandbox, smoke: SmokeRun, stopped: Stopped) -> dict[str, Any]:
+    def _continue(self, sandbox: SmokeSandbox, smoke: SmokeRun, stopped: Stopped) -> dict[str, Any]:
         """Start the command again after it was stopped; see :meth:`check_resume`."""
         where, left = self.explain.key("smoke", "resume"), stopped.left
         kept = sandbox.run(
@@ -403,9 +403,9 @@ class Tester:
         )
         container = self.start(sandbox, smoke.args)
         limit = self._limit(smoke)
-        ended = smoke_sandbox.wait(container, limit)
+        ended = containers.wait(container, limit)
         alive = ended is None
-        run = self.ended(sandbox, container, smoke_sandbox.stop(container, 5)[0] if ended is None else ended)
+        run = self.ended(sandbox, container, containers.stop(container, 5)[0] if ended is None else ended)
         if alive and smoke.seconds is None:
             self.fail(run, f"{where}: the second run was still running after {limit} s")
         if not alive and run.status:
@@ -434,13 +434,13 @@ class Tester:
         return (smoke.seconds or smoke.timeout) * self._longer
 
     @staticmethod
-    def _files(sandbox: Sandbox, *folders: str) -> dict[str, list[int]]:
+    def _files(sandbox: SmokeSandbox, *folders: str) -> dict[str, list[int]]:
         """Path of a file in ``folders`` -> inode, modification and access time."""
         found: dict[str, list[int]] = json.loads(sandbox.run(_LIST, *folders))
         return found
 
 
-def hosts(sandbox: Sandbox) -> list[str]:
+def hosts(sandbox: SmokeSandbox) -> list[str]:
     """The hosts that Python programs asked for since the last call."""
     return list(dict.fromkeys(sandbox.run(_ASKED).split()))
 
@@ -461,19 +461,12 @@ def _pack(folder: Path, file: Any) -> None:
 
 def _until(container: Container, half: Progress) -> bool:
     """Wait until a run has come this far; whether it is running then."""
-    reached = threading.Event()
-
-    def follow() -> None:
-        lines = 0
-        for piece in container.logs(stream=True, follow=True):
-            lines += piece.count(b"\n") + piece.count(b"\r")
-            if lines > half.lines:
-                break
-        reached.set()
-
-    threading.Thread(target=follow, daemon=True).start()
+    lines = 0
     # A run that prints only at its end: three quarters of its time, since the second start is often quicker.
-    reached.wait(half.seconds * 0.75)
+    for piece in containers.output(container, half.seconds * 0.75):
+        lines += piece.count(b"\n") + piece.count(b"\r")
+        if lines > half.lines:
+            break
     container.reload()
     return bool(container.status == "running")
 

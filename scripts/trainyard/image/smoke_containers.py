@@ -23,8 +23,9 @@ import docker.errors
 from docker.models.containers import Container
 
 from trainyard.image.memory_filler import SAVING
-from trainyard.image.smoke_sandbox import FOLDER, Sandbox, prints
+from trainyard.image.smoke_sandbox import FOLDER, SmokeSandbox
 from trainyard.oci import docker_engine
+from trainyard.sandbox import containers
 
 #: A user that no image knows, in group 0: what clusters that assign users use
 #: (https://docs.redhat.com/en/documentation/openshift_container_platform/4.17/html/images/creating-images).
@@ -80,24 +81,24 @@ def files() -> dict[str, bytes]:
     return {name: Path(__file__).with_name(source).read_bytes() for name, source in _SOURCES.items()}
 
 
-def restricted(sandbox: Sandbox) -> dict[str, Any]:
+def restricted(sandbox: SmokeSandbox) -> dict[str, Any]:
     """Options of a restricted container, as ``docker.containers.create`` takes them."""
     return {"user": USER, "shm_size": SHARED_MEMORY} | ({"sysctls": NO_IPV6} if sandbox.has_ipv6 else {})
 
 
-def fill_memory(sandbox: Sandbox, checkpoints: str) -> dict[str, str]:
+def fill_memory(sandbox: SmokeSandbox, checkpoints: str) -> dict[str, str]:
     """Variables of a container in which :func:`limit_memory` ends the trainer when it saves to ``checkpoints``."""
     sandbox.run(_WRITE, f"{FOLDER}/memory/folder", checkpoints)
     return {"PYTHONPATH": sandbox.module_path("memory")}
 
 
-def limit_memory(sandbox: Sandbox, container: Container) -> bool:
+def limit_memory(sandbox: SmokeSandbox, container: Container) -> bool:
     """Let a trainer reach its memory limit while it saves; False if it ended without renaming a checkpoint.
 
     The limit is what it uses and ``HEADROOM``, so that this needs no more memory than the training itself. An engine
     that cannot limit memory changes nothing: then the process kills itself at the same place.
     """
-    if not prints(container, SAVING):
+    if not containers.prints(container, SAVING):
         return False
     statistics = docker_engine.client().api.stats(str(container.id), stream=False, one_shot=True)
     used = int(statistics.get("memory_stats", {}).get("usage", 0))

@@ -7,21 +7,16 @@ port is used, so the test runs the same way on a laptop, in CI, in Cloud Build a
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import json
-import secrets
-import time
 from collections.abc import Mapping
 from typing import IO, Any
 
-import docker.errors
-import requests
 from docker.models.containers import Container
 
 from trainyard.common.console import StepFailed
 from trainyard.oci import docker_engine
-from trainyard.sandbox.fakes import sidecar
+from trainyard.sandbox.containers import GOOGLE_CLOUD, Sandbox, archive
 
 PORT = 8080
 PROJECT, ZONE, NODE = "smoke-project", "us-central1-b", "smoke-node"
@@ -39,8 +34,8 @@ EMULATED = 6
 FOLDER = "/smoke"
 
 
-class Sandbox:
-    """The network, the volumes and the sidecar of a smoke test; they are removed at the end.
+class SmokeSandbox(Sandbox):
+    """A sandbox without a way out, with the volumes and the sidecar of a smoke test.
 
     Args:
         image: under test; the sidecar is a container of it too.
@@ -58,56 +53,23 @@ class Sandbox:
         volumes: Mapping[str, str] | None = None,
         environment: Mapping[str, str] | None = None,
     ) -> None:
+        super().__init__("smoke", internal=True)
         self.image = image
-        self.name = f"trainyard-smoke-{secrets.token_hex(4)}"
-        self._files, self._folders = files, folders
-        self._modes = dict(volumes or {})
+        self._files = archive(files, folders)
+        self._modes = {FOLDER: "rw", **(volumes or {})}
         self._environment = dict(environment or {})
-        self._labels = docker_engine.resource_labels("smoke")
-        self._containers: list[Container] = []
 
-    def __enter__(self) -> Sandbox:
-        with contextlib.ExitStack() as undo:
-            docker_client = docker_engine.client()
-            self._network = docker_client.networks.create(self.name, internal=True, labels=self._labels)
-            undo.callback(self._network.remove)
-            for name in self._volumes():
-                volume = docker_client.volumes.create(name, labels=self._labels)
-                undo.callback(volume.remove, force=True)
-            undo.callback(self._remove_containers)
-            self._start_sidecar()
-            self._undo = undo.pop_all()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._undo.close()
-
-    def _volumes(self, *, writable: bool = False) -> dict[str, dict[str, str]]:
-        """The volumes of a container, as docker takes them; all of them writable for the sidecar."""
-        found = {self.name: {"bind": FOLDER, "mode": "rw"}}
-        for number, (path, mode) in enumerate(self._modes.items()):
-            found[f"{self.name}-{number}"] = {"bind": path, "mode": "rw" if writable else mode}
-        return found
-
-    def _remove_containers(self) -> None:
-        for container in self._containers:
-            with contextlib.suppress(docker.errors.NotFound):
-                container.remove(force=True)
-
-    def _start_sidecar(self) -> None:
+    def set_up(self) -> None:
+        super().set_up()
+        self._volumes = {
+            self.volume(str(number)): {"bind": path, "mode": mode}
+            for number, (path, mode) in enumerate(self._modes.items())
+        }
         command = [f"--port={PORT}", "--host=0.0.0.0", f"--project={PROJECT}", f"--zone={ZONE}", f"--node={NODE}"]
         command += ["--states=CREATING,CREATING,READY", f"--endpoint={ENDPOINT}"]
-        self._sidecar = sidecar.create(
-            self.image,
-            sidecar.GOOGLE_CLOUD,
-            command,
-            name=f"{self.name}-fake",
-            network=self.name,
-            labels=self._labels,
-            volumes=self._volumes(writable=True),
-        )
-        self._containers.append(self._sidecar)
-        self._sidecar.put_archive(FOLDER, sidecar.archive(self._files, self._folders))
+        writable = {name: volume | {"mode": "rw"} for name, volume in self._volumes.items()}
+        self._sidecar = self.sidecar(self.image, GOOGLE_CLOUD, command, "fake", volumes=writable)
+        self._sidecar.put_archive(FOLDER, self._files)
         self._sidecar.start()
 
     def put(self, path: str, tar: IO[bytes]) -> None:
@@ -134,9 +96,9 @@ class Sandbox:
             options: of ``docker.containers.create``: user, tmpfs, read_only...
         """
         where = f"{self.name}-fake:{PORT}"
-        container = docker_engine.client().containers.create(
+        container = self.create(
             self.image,
-            list(command),
+            command,
             environment={
                 "TPU_CONFIG": json.dumps({"project": PROJECT, "zone": ZONE, "tpu_node_name": NODE}),
                 "GCE_METADATA_HOST": where,
@@ -146,14 +108,11 @@ class Sandbox:
                 **self._environment,
                 **(environment or {}),
             },
-            network=self.name,
-            volumes=self._volumes(),
+            volumes=self._volumes,
             cap_drop=["ALL"],
             security_opt=["no-new-privileges"],
-            labels=self._labels,
             **options,
         )
-        self._containers.append(container)
         container.start()
         return container
 
@@ -173,35 +132,3 @@ class Sandbox:
         url = f"http://127.0.0.1:{PORT}/_fake/requests"
         found = self.run(f"import urllib.request as u; print(u.urlopen({url!r}).read().decode())")
         return [entry["state"] for entry in json.loads(found)["requests"] if entry.get("state")]
-
-
-def wait(container: Container, timeout: float) -> int | None:
-    """The exit status of a container; None if it runs for more than ``timeout`` seconds."""
-    try:
-        return int(container.wait(timeout=timeout)["StatusCode"])
-    except requests.exceptions.RequestException:
-        container.reload()
-        return None if container.status == "running" else int(container.attrs["State"]["ExitCode"])
-
-
-def stop(container: Container, grace: float = GRACE) -> tuple[int, float]:
-    """End a container with SIGTERM, and with SIGKILL after ``grace`` seconds; its exit status and the seconds to it."""
-    started = time.monotonic()
-    with contextlib.suppress(docker.errors.APIError):  # it has ended meanwhile
-        container.kill("SIGTERM")
-    status = wait(container, grace)
-    if status is None:
-        with contextlib.suppress(docker.errors.APIError):
-            container.kill()
-        status = int(container.wait()["StatusCode"])
-    return status, time.monotonic() - started
-
-
-def prints(container: Container, text: str) -> bool:
-    """Wait until a container prints a line with ``text``; False if it ends before."""
-    return any(text in line.decode(errors="replace") for line in container.logs(stream=True, follow=True))
-
-
-def lines_of(container: Container) -> list[str]:
-    """The lines of a container's log; a carriage return ends one too, as in progress bars."""
-    return container.logs().decode(errors="replace").splitlines()

@@ -31,8 +31,9 @@ from docker.models.containers import Container
 
 from trainyard.common.console import StepFailed, say
 from trainyard.image import smoke_command, smoke_containers, worker_processes
-from trainyard.image.smoke_sandbox import EMULATED, GRACE, Sandbox, lines_of, prints, wait
+from trainyard.image.smoke_sandbox import EMULATED, GRACE, SmokeSandbox
 from trainyard.oci import docker_engine
+from trainyard.sandbox.containers import lines_of, prints, wait
 from trainyard.sandbox.datasets import digits
 from trainyard.spec import state
 from trainyard.spec.model import RepositorySpec, Spec
@@ -166,7 +167,7 @@ def _train(spec: Spec, digest: str) -> dict[str, Any]:
     """The smoke test of a target of the catalogue; see :class:`trainyard.spec.state.SmokeResult`."""
     started = time.monotonic()
     emulated = docker_engine.emulated_environment(spec.architecture)
-    with Sandbox(digest, _digits() | smoke_containers.files(), ("out",), environment=emulated) as sandbox:
+    with SmokeSandbox(digest, _digits() | smoke_containers.files(), ("out",), environment=emulated) as sandbox:
         training = _Training(spec, sandbox, emulated=bool(emulated))
         training.check_learning()
         training.check_stopping()
@@ -191,7 +192,7 @@ def _train(spec: Spec, digest: str) -> dict[str, Any]:
 class _Training:
     """The runs of one smoke test, in this order; each raises ``StepFailed`` with the first reason why it failed."""
 
-    def __init__(self, spec: Spec, sandbox: Sandbox, *, emulated: bool) -> None:
+    def __init__(self, spec: Spec, sandbox: SmokeSandbox, *, emulated: bool) -> None:
         self.facts: dict[str, Any] = {}
         self.notes: list[str] = []
         self._spec, self._sandbox, self._emulated = spec, sandbox, emulated

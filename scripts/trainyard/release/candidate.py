@@ -5,13 +5,10 @@ An image whose digest has passed before is not verified and smoke-tested again, 
 
 from __future__ import annotations
 
-import io
 import json
 import shlex
-import tarfile
 from typing import Any
 
-import docker.errors
 from docker.models.images import Image
 from rich.table import Column, Table
 from rich.text import Text
@@ -22,6 +19,7 @@ from trainyard.image.plan import Plan
 from trainyard.lint.image import verify
 from trainyard.oci import docker_engine
 from trainyard.release import events
+from trainyard.sandbox.containers import files_of
 from trainyard.spec import state
 from trainyard.spec.model import RepositorySpec, Spec
 from trainyard.spec.naming import LABELS, NAME
@@ -125,7 +123,7 @@ def subject(image: Image, reference: str, workspace: Workspace | None) -> smoke_
     Raises:
         UserError: it is not made from one of Trainyard's images.
     """
-    files = _read(image, _LAUNCHER, _ABOUT)
+    files = files_of(image, _LAUNCHER, _ABOUT)
     if f"{LABELS}.target" not in image.labels or len(files) < 2:
         raise UserError(
             f"{reference} is not made from an image of Trainyard: begin the Dockerfile with "
@@ -148,24 +146,6 @@ def subject(image: Image, reference: str, workspace: Workspace | None) -> smoke_
     if not words:
         words = [str(about.get("default", ""))]
     return smoke_command.Subject(str(image.id), tuple(about["trainers"].get(words[0], words)), tuple(words))
-
-
-def _read(image: Image, *paths: str) -> dict[str, bytes]:
-    """Path -> content of those of the files that an image has."""
-    container = docker_engine.client().containers.create(image, ["true"], labels=docker_engine.resource_labels("smoke"))
-    found = {}
-    try:
-        for path in paths:
-            try:
-                pieces, _ = container.get_archive(path)
-            except docker.errors.NotFound:
-                continue
-            with tarfile.open(fileobj=io.BytesIO(b"".join(pieces))) as tar:
-                file = tar.extractfile(tar.next() or tarfile.TarInfo())
-                found[path] = file.read() if file else b""
-    finally:
-        container.remove()
-    return found
 
 
 def closing_command(spec: Spec, trained: dict[str, Any], target: str | None = None) -> str:

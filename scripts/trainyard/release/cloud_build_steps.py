@@ -26,6 +26,7 @@ from trainyard.oci.registry import Repository
 from trainyard.oci.transport import is_loopback
 from trainyard.release import pipelines, promotion
 from trainyard.release import publish as publication
+from trainyard.sandbox import containers
 from trainyard.spec import state
 from trainyard.spec.architectures import PLATFORMS, Architecture, named
 from trainyard.spec.model import Spec, catalogue, each_platform, indexes, load, targets
@@ -357,8 +358,8 @@ def _in_container_like_this(command: Sequence[str], what: str, **options: Any) -
         **options,
     )
     try:
-        for line in container.logs(stream=True, follow=True):
-            say(line.decode(errors="replace").rstrip())
+        for line in containers.lines(container):
+            say(line.rstrip())
         code = container.wait()["StatusCode"]
     finally:
         container.remove(force=True)

@@ -2,13 +2,9 @@
 
 from __future__ import annotations
 
-import contextlib
-import io
-import tarfile
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
 
 import docker.errors
 from packaging.utils import canonicalize_name
@@ -16,6 +12,7 @@ from packaging.utils import canonicalize_name
 from trainyard.common.console import UserError
 from trainyard.oci import docker_engine, inventory, probe_runner
 from trainyard.oci.attached_sbom import InstalledPackage
+from trainyard.sandbox.containers import files_of
 from trainyard.spec.naming import LABELS
 
 #: Where dpkg keeps its list, and where the distribution is named; /etc/os-release is a link in Debian's images.
@@ -70,7 +67,8 @@ def of_host(reference: str) -> ImagePackages | None:
         image = docker_engine.existing_client().images.get(reference)
     except (docker.errors.DockerException, OSError):
         return None
-    texts = _texts(image, _STATUS, *_RELEASES)
+    files = files_of(image, _STATUS, *_RELEASES)
+    texts = {path: content.decode("utf-8", "replace") for path, content in files.items()}
     return ImagePackages(
         reference,
         str(image.id),
@@ -78,32 +76,6 @@ def of_host(reference: str) -> ImagePackages | None:
         {one.name: one for one in inventory.debian_packages(texts.get(_STATUS, ""))},
         inventory.os_release(next((texts[path] for path in _RELEASES if path in texts), "")),
     )
-
-
-def _texts(image: Any, *paths: str) -> dict[str, str]:
-    """Path -> text of the files that an image has, copied from a container that is not started."""
-    container = docker_engine.existing_client().containers.create(
-        image, ["never started"], labels=docker_engine.resource_labels("audit")
-    )
-    found = {}
-    try:
-        for path in paths:
-            with contextlib.suppress(docker.errors.NotFound):
-                stream, _ = container.get_archive(path)
-                text = _text(b"".join(stream))
-                if text is not None:
-                    found[path] = text
-    finally:
-        container.remove(force=True)
-    return found
-
-
-def _text(archive: bytes) -> str | None:
-    """The text of the only file of a tar archive; None if it is a link or a folder."""
-    with tarfile.open(fileobj=io.BytesIO(archive)) as tar:
-        member = tar.getmembers()[0]
-        file = tar.extractfile(member) if member.isreg() else None
-        return file.read().decode("utf-8", "replace") if file else None
 
 
 def find(reference: str) -> ImagePackages:

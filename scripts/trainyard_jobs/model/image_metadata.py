@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import io
+import contextlib
 import json
-import tarfile
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -18,6 +17,7 @@ from trainyard.common.console import StepFailed, UserError
 from trainyard.oci import docker_engine, image_index, probe_runner
 from trainyard.oci.reference import Reference
 from trainyard.oci.registry import Manifest, Repository
+from trainyard.sandbox.containers import files_of
 from trainyard.spec.model import Spec
 from trainyard.spec.naming import LABELS
 
@@ -141,20 +141,11 @@ def _of_local(reference: str, image: Image) -> Contents:
 
 
 def _record(image: Image) -> dict[str, Any] | None:
-    """image.json of a local image, copied from a container that is not started; None if it has none."""
-    container = docker_engine.existing_client().containers.create(
-        image, labels=docker_engine.resource_labels("check-job")
-    )
-    try:
-        stream, _ = container.get_archive(RECORD)
-        with tarfile.open(fileobj=io.BytesIO(b"".join(stream))) as archive:
-            file = archive.extractfile(archive.getmembers()[0])
-            found = json.loads(file.read()) if file else None
-            return found if isinstance(found, dict) else None
-    except (docker.errors.NotFound, tarfile.TarError, ValueError):
-        return None
-    finally:
-        container.remove(force=True)
+    """Return image.json of a local image; None if it has none."""
+    with contextlib.suppress(KeyError, ValueError):
+        found = json.loads(files_of(image, RECORD)[RECORD])
+        return found if isinstance(found, dict) else None
+    return None
 
 
 def at_registry(reference: str) -> Contents:

@@ -6,9 +6,7 @@ A thread per replica follows its output; the thread that calls :meth:`Runner.run
 from __future__ import annotations
 
 import contextlib
-import io
 import queue
-import tarfile
 import threading
 import time
 from collections.abc import Mapping, Sequence
@@ -16,24 +14,23 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO
 
-import docker
 import docker.errors
 from docker.models.containers import Container
 from rich.text import Text
 
 from trainyard.common import console
 from trainyard.common.console import say
+from trainyard.oci import docker_engine
+from trainyard.sandbox import containers
+from trainyard.sandbox.containers import NoFile
 from trainyard_jobs.rehearsal.faults import Fault
 from trainyard_jobs.rehearsal.images import LocalImage
 from trainyard_jobs.rehearsal.model import End, Rehearsal, Replica, Verdict
 from trainyard_jobs.rehearsal.progress import Progress
-from trainyard_jobs.rehearsal.sandbox import Limits, Sandbox
+from trainyard_jobs.rehearsal.sandbox import Limits, RehearsalSandbox
 
 #: Seconds between two checks of faults and time limits.
 _TICK = 0.2
-
-#: Seconds without output after which the connection to a replica's log is closed.
-_SILENCE = 7 * 24 * 3600
 
 #: Seconds that the other replicas have to end by themselves once the job has succeeded.
 _LINGER = 3.0
@@ -122,7 +119,7 @@ class Runner:
     def __init__(
         self,
         rehearsal: Rehearsal,
-        sandbox: Sandbox,
+        sandbox: RehearsalSandbox,
         images: Mapping[str, LocalImage],
         share: Limits,
         faults: Sequence[Fault],
@@ -139,7 +136,6 @@ class Runner:
         self._job_restarts = 0
         self._files: dict[str, IO[str]] = {}
         self._begun = time.monotonic()
-        self._log_client = docker.from_env(timeout=_SILENCE)
 
     @property
     def _now(self) -> float:
@@ -270,9 +266,8 @@ class Runner:
 
     @staticmethod
     def _signal(member: Member, name: str) -> None:
-        with contextlib.suppress(docker.errors.APIError):  # it may have just ended
-            if member.container:
-                member.container.kill(name)
+        if member.container:
+            containers.signal(member.container, name)
 
     # --- containers ----------------------------------------------------------------------------------------
 
@@ -282,9 +277,11 @@ class Runner:
 
     def _start(self, member: Member) -> None:
         if member.container:
-            self._sandbox.remove(member.container)
+            containers.remove(member.container)
         attempts = {name: str(self._job_restarts) for name in member.replica.attempt_variables}
-        member.container = self._sandbox.create(member.replica, member.image, self._share, attempts | self._extra)
+        member.container = self._sandbox.create_replica(
+            member.replica, member.image, self._share, attempts | self._extra
+        )
         try:
             member.container.start()
         except docker.errors.APIError as error:
@@ -302,10 +299,8 @@ class Runner:
 
     def _watch(self, name: str, generation: int, container_id: str) -> None:
         """Queue a container's lines and its end; runs in a thread."""
-        with contextlib.suppress(
-            docker.errors.DockerException, OSError
-        ):  # it was removed, by this rehearsal or the user
-            container = self._log_client.containers.get(container_id)
+        with contextlib.suppress(docker.errors.DockerException, OSError):  # removed, by this rehearsal or the user
+            container = docker_engine.client().containers.get(container_id)
             errors = threading.Thread(target=self._read, args=(container, name, generation, False), daemon=True)
             errors.start()
             self._read(container, name, generation, True)
@@ -315,15 +310,10 @@ class Runner:
             self._events.put(_Ended(name, generation, status, bool(container.attrs["State"].get("OOMKilled"))))
 
     def _read(self, container: Container, name: str, generation: int, stdout: bool) -> None:
-        """Queue the lines of a container's stdout or stderr, which arrive in chunks."""
-        pending = b""
+        """Queue the lines of a container's stdout or stderr."""
         with contextlib.suppress(docker.errors.DockerException, OSError):
-            for chunk in container.logs(stream=True, follow=True, stdout=stdout, stderr=not stdout):
-                *lines, pending = (pending + chunk).split(b"\n")
-                for line in lines:
-                    self._events.put(_Line(name, generation, line.decode(errors="replace").rstrip("\r")))
-        if pending:
-            self._events.put(_Line(name, generation, pending.decode(errors="replace")))
+            for line in containers.lines(container, stdout=stdout, stderr=not stdout):
+                self._events.put(_Line(name, generation, line.rstrip("\r")))
 
     def _stop_others(self, linger: float = 0.0) -> None:
         """Stop running replicas as platforms do: SIGTERM to all at once, the grace period, SIGKILL."""
@@ -338,22 +328,11 @@ class Runner:
                     self._signal(member, signal)
             deadline = time.monotonic() + seconds
             for member in running:
-                member.status = self._wait(member, deadline)
+                assert member.container
+                member.status = containers.wait(member.container, deadline - time.monotonic())
                 if member.status is not None:
                     self._record(member, member.status, member.cause or cause)
         self._show_remaining_lines()
-
-    @staticmethod
-    def _wait(member: Member, deadline: float) -> int | None:
-        """A container's exit status; None if it has not ended by ``deadline`` (monotonic seconds)."""
-        assert member.container
-        while True:
-            member.container.reload()
-            if member.container.status in ("exited", "dead"):
-                return int(member.container.attrs["State"]["ExitCode"])
-            if time.monotonic() >= deadline:
-                return None
-            time.sleep(0.1)
 
     # --- output -----------------------------------------------------------------------------
 
@@ -379,11 +358,8 @@ class Runner:
         for member in self._members.values():
             if not member.container:
                 continue
-            with contextlib.suppress(docker.errors.NotFound):
-                stream, _ = member.container.get_archive(self._rehearsal.metric_file)
-                with tarfile.open(fileobj=io.BytesIO(b"".join(stream))) as archive:
-                    file = archive.extractfile(archive.getmembers()[0])
-                    return file.read().decode(errors="replace") if file else ""
+            with contextlib.suppress(NoFile):
+                return containers.read_file(member.container, self._rehearsal.metric_file).decode(errors="replace")
         return ""
 
 

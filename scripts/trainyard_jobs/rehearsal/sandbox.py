@@ -11,7 +11,6 @@ import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 import docker.errors
@@ -21,7 +20,8 @@ from docker.models.containers import Container
 from trainyard.common import settings
 from trainyard.common.console import StepFailed, UserError
 from trainyard.oci import docker_engine
-from trainyard.sandbox.fakes import sidecar
+from trainyard.sandbox import containers
+from trainyard.sandbox.containers import Sandbox
 from trainyard_jobs.rehearsal.images import LocalImage
 from trainyard_jobs.rehearsal.model import PROJECT, ZONE, Mount, Rehearsal, Replica
 
@@ -70,8 +70,8 @@ def buckets_named(documents: list[dict[str, Any]]) -> list[str]:
     return sorted(set(found))
 
 
-class Sandbox:
-    """Network, buckets and sidecars; creates the replicas' containers, and removes them with everything else.
+class RehearsalSandbox(Sandbox):
+    """A sandbox with folders for buckets, the sidecars of Google Cloud and Cloud Storage, and the replicas.
 
     Args:
         image: that the sidecars run in.
@@ -83,60 +83,46 @@ class Sandbox:
     def __init__(
         self, rehearsal: Rehearsal, image: LocalImage, buckets: Path, names: list[str], tpu_delay: float = 0.0
     ) -> None:
+        super().__init__("rehearse")
         self._rehearsal, self._image, self._buckets, self._names = rehearsal, image, buckets, names
         self._tpu_delay = tpu_delay
-        self.name = f"trainyard-rehearse-{secrets.token_hex(4)}"
-        self._labels = docker_engine.resource_labels("rehearse")
-        self._containers: list[Container] = []
         self._authority = b""
+        self._storage: Container | None = None
         self._begun = time.time() - 1
 
-    def __enter__(self) -> Sandbox:
+    def set_up(self) -> None:
+        """Create the network and the buckets, and start the sidecars."""
         self._buckets.mkdir(parents=True, exist_ok=True)
         for bucket in self._names:
             folder = self._buckets / bucket
             folder.mkdir(exist_ok=True)
             if folder.stat().st_uid == os.getuid():
                 folder.chmod(0o777)  # the images run as another user
-        with contextlib.ExitStack() as undo:
-            network = docker_engine.client().networks.create(self.name, driver="bridge", labels=self._labels)
-            undo.callback(network.remove)
-            undo.callback(self._remove_containers)
-            self._storage = self._start_storage()
-            undo.callback(self._restore_ownership)
-            self._start_google_cloud()
-            self._undo = undo.pop_all()
-        return self
+        super().set_up()
+        self._storage = self._start_storage()
+        self._start_google_cloud()
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._undo.close()
-
-    def _remove_containers(self) -> None:
-        for container in self._containers:
-            with contextlib.suppress(docker.errors.NotFound):
-                container.remove(force=True)
+    def close(self) -> None:
+        """Give the files in the buckets to their owner, and remove everything else."""
+        try:
+            if self._storage:
+                self._restore_ownership(self._storage)
+        finally:
+            super().close()
 
     def _start_storage(self) -> Container:
         from trainyard_jobs.rehearsal import certificates  # imports cryptography, an optional dependency
 
         self._authority, server = certificates.make(STORAGE_NAMES)
-        container = sidecar.create(
-            self._image.id,
-            sidecar.STORAGE,
+        return self._started(
+            "Cloud Storage",
+            containers.STORAGE,
             ["/gcs", "--host=0.0.0.0", "--port=80", "--certificate=/fakes/server.pem"],
-            name=f"{self.name}-storage",
-            network=self.name,
-            labels=self._labels,
+            "storage",
             aliases=[STORAGE, *STORAGE_NAMES],
             files={"server.pem": server},
-            volumes={str(self._buckets.resolve()): {"bind": "/gcs", "mode": "rw"}},
-            user="0",
-            platform=self._image.platform,
-            environment=self._image.environment(),
+            volumes=self._bucket_volume(),
         )
-        return self._started(container, "Cloud Storage")
 
     def _start_google_cloud(self) -> None:
         node = self._rehearsal.node
@@ -147,24 +133,32 @@ class Sandbox:
             arguments += [f"--endpoint={endpoint}" for endpoint in node.endpoints]
         else:
             arguments += [f"--project={PROJECT}", f"--zone={ZONE}", "--node="]
-        attributes = json.dumps({host: dict(found) for host, found in self._rehearsal.attributes.items()})
-        container = sidecar.create(
-            self._image.id,
-            sidecar.GOOGLE_CLOUD,
+        attributes = json.dumps({host: dict(values) for host, values in self._rehearsal.attributes.items()})
+        self._started(
+            "Google Cloud",
+            containers.GOOGLE_CLOUD,
             [*arguments, "--host-attributes=/fakes/attributes.json"],
-            name=f"{self.name}-google-cloud",
-            network=self.name,
-            labels=self._labels,
+            "google-cloud",
             aliases=[METADATA],
             files={"attributes.json": attributes.encode()},
+        )
+
+    def _started(self, what: str, fake: Path, arguments: list[str], name: str, **options: Any) -> Container:
+        """Start a sidecar as root, and wait until it serves.
+
+        Raises:
+            StepFailed: it does not.
+        """
+        container = self.sidecar(
+            self._image.id,
+            fake,
+            arguments,
+            name,
             user="0",
             platform=self._image.platform,
             environment=self._image.environment(),
+            **options,
         )
-        self._started(container, "Google Cloud")
-
-    def _started(self, container: Container, what: str) -> Container:
-        self._containers.append(container)
         try:
             container.start()
         except docker.errors.APIError as error:
@@ -172,20 +166,23 @@ class Sandbox:
                 f"the fake {what} cannot run in {self._image.id[:19]} ({error.explanation}): it requires python3; "
                 f"give another image with '--sidecar ...'"
             ) from None
-        for chunk in container.logs(stream=True, follow=True):
-            if b'"url"' in chunk:
+        for line in containers.lines(container):
+            if '"url"' in line:
                 return container
-            raise StepFailed(f"the fake {what} did not start: {chunk.decode(errors='replace').strip()[:300]}")
+            raise StepFailed(f"the fake {what} did not start: {line.strip()[:300]}")
         other = "'--sidecar ...'"
         raise StepFailed(f"the fake {what} did not start in {self._image.id[:19]}; give another image with {other}")
 
-    def _restore_ownership(self) -> None:
+    def _bucket_volume(self) -> dict[str, dict[str, str]]:
+        return {str(self._buckets.resolve()): {"bind": "/gcs", "mode": "rw"}}
+
+    def _restore_ownership(self, storage: Container) -> None:
         """Give files that containers created to the owner of the buckets, who could not remove them otherwise."""
         found = self._buckets.stat()
         with contextlib.suppress(docker.errors.APIError):
             owner = f"--hand-over={found.st_uid}:{found.st_gid}"
             command = ["python3", "-I", "-S", "/fakes/storage.py", "/gcs", owner, f"--since={self._begun:.3f}"]
-            self._storage.exec_run(command, user="0")
+            storage.exec_run(command, user="0")
 
     def environment(self) -> dict[str, str]:
         """Variables that direct the clients of Google's APIs to the sidecars, and the launcher to the CPU."""
@@ -203,41 +200,35 @@ class Sandbox:
             "CURL_CA_BUNDLE": f"/{_CA}",
         }
 
-    def create(self, replica: Replica, image: LocalImage, share: Limits, extra: Mapping[str, str]) -> Container:
-        """A container for a replica, not started.
+    def create_replica(self, replica: Replica, image: LocalImage, share: Limits, extra: Mapping[str, str]) -> Container:
+        """Create a container for a replica, without starting it.
 
         Args:
             extra: variables that override all others.
         """
-        client = docker_engine.client()
         environment = image.environment() | dict(replica.environment) | self.environment()
         if replica.devices:
             environment["LAUNCHER_SYSROOT"] = f"/{_SYSROOT}"
         if not image.has_launcher:
             # The launcher would select the CPU for torch_xla.
             environment["PJRT_DEVICE"] = "CPU"
-        endpoint = client.api.create_endpoint_config(aliases=[replica.hostname, *replica.aliases])
-        container = client.containers.create(
+        return self.create(
             image.id,
-            list(replica.arguments) if replica.arguments is not None else None,
+            replica.arguments,
+            f"{replica.name}-{secrets.token_hex(2)}",
+            aliases=[replica.hostname, *replica.aliases],
+            files=self._files_of(replica),
             entrypoint=list(replica.command) if replica.command is not None else None,
             environment=environment | dict(extra),
-            name=f"{self.name}-{replica.name}-{secrets.token_hex(2)}",
             hostname=replica.hostname[:63],
-            network=self.name,
-            networking_config={self.name: endpoint},
-            volumes={str(self._buckets.resolve()): {"bind": "/gcs", "mode": "rw"}},
+            volumes=self._bucket_volume(),
             mounts=[self._bucket_mount(one) for one in replica.mounts if one.bucket],
             tmpfs={one.path: f"mode=1777{',ro' * one.read_only}" for one in replica.mounts if not one.bucket},
             mem_limit=share.memory,
             memswap_limit=share.memory,
             nano_cpus=int(share.cpus * 1e9),
             platform=image.platform,
-            labels=self._labels,
         )
-        self._containers.append(container)
-        container.put_archive("/", self._files_of(replica))
-        return container
 
     def _bucket_mount(self, mount: Mount) -> docker.types.Mount:
         """Return the mount of a bucket's folder, and create it: at Cloud Storage, a missing folder is empty.
@@ -263,10 +254,4 @@ class Sandbox:
         host = settings.ca_bundle()
         files = {_CA: self._authority + (b"\n" + host.read_bytes() if host else b"")}
         files |= {f"{_SYSROOT}{path}": b"" for path in replica.devices}
-        return sidecar.archive(files, links={f"{_SYSROOT}/opt": "/opt"} if replica.devices else {})
-
-    def remove(self, container: Container) -> None:
-        """Remove a replica's container."""
-        with contextlib.suppress(docker.errors.NotFound):
-            container.remove(force=True)
-        self._containers.remove(container)
+        return containers.archive(files, links={f"{_SYSROOT}/opt": "/opt"} if replica.devices else {})

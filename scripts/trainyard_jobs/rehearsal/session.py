@@ -207,10 +207,9 @@ class _Session:
         )
         image = self.sidecar or self.images[rehearsal.replicas[0].name]
         names = sandbox.buckets_named(self.job.documents)
-        with _engine_errors(), sandbox.Sandbox(rehearsal, image, self.buckets, names, options.tpu_delay) as found:
-            return Runner(
-                rehearsal, found, self.images, share, injected, options.timeout, logs, options.variables
-            ).run()
+        made = sandbox.RehearsalSandbox(rehearsal, image, self.buckets, names, options.tpu_delay)
+        with _engine_errors(), made:
+            return Runner(rehearsal, made, self.images, share, injected, options.timeout, logs, options.variables).run()
 
     def run_job(self) -> tuple[dict[str, Any], list[str]]:
         """Run the job; its report, and what failed."""
