@@ -71,8 +71,10 @@ def statuses(result: Result) -> list[str]:
 
 def nothing_is_left() -> bool:
     client = docker_engine.client()
-    labelled = {"label": f"{docker_engine.OWNER}={os.getpid()}", "name": "trainyard-cloudbuild-"}
-    return not (client.containers.list(all=True, filters=labelled) or client.volumes.list(filters=labelled))  # type: ignore[arg-type]
+    labelled: Any = {"label": docker_engine.OWNED}
+    owners = [one.labels[docker_engine.OWNED] for one in client.containers.list(all=True, filters=labelled)]
+    owners += [one.attrs["Labels"][docker_engine.OWNED] for one in client.volumes.list(filters=labelled)]
+    return not any(owner.startswith("trainyard-cloudbuild-") for owner in owners)
 
 
 # --- the executor ----------------------------------------------------------------------------------------------------

@@ -1,0 +1,93 @@
+"""The sandbox of smoke tests, rehearsals and local builds, with the Docker engine."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import docker
+import pytest
+
+from trainyard.image import base_image
+from trainyard.oci import docker_engine
+from trainyard.sandbox import containers
+from trainyard.sandbox.containers import NoFile, Sandbox
+
+pytestmark = pytest.mark.concurrent
+
+
+@pytest.fixture(scope="module")
+def small() -> str:
+    """An image with python3 and a shell."""
+    return base_image.resolve("debian-12").reference
+
+
+def left(process: int) -> list[str]:
+    """The kinds of what ``process`` created and is not removed."""
+    client, ours = docker_engine.client(), {"label": f"{docker_engine.OWNER}={process}"}
+    listed = {
+        "container": client.containers.list(all=True, filters=ours),  # type: ignore[arg-type]
+        "volume": client.volumes.list(filters=ours),  # type: ignore[arg-type]
+        "network": client.networks.list(filters=ours),  # type: ignore[arg-type]
+    }
+    return [kind for kind, resources in listed.items() for _ in resources]
+
+
+RUNS = """
+import os, sys, time
+from trainyard.sandbox.containers import Sandbox
+with Sandbox("test") as sandbox:
+    box = sandbox.create(sys.argv[1], ["sleep", "600"], volumes={sandbox.volume("data"): {"bind": "/data"}})
+    box.start()
+    print("running", flush=True)
+    sys.stdin.read(1)
+    raise SystemExit(3)
+"""
+
+
+@pytest.mark.parametrize("interrupted", [True, False])
+def test_a_process_leaves_nothing_after_a_failure_and_ctrl_c(small: str, interrupted: bool) -> None:
+    command = ["env", "--default-signal=INT", sys.executable, "-c", RUNS, small]
+    with subprocess.Popen(
+        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
+    ) as running:
+        assert running.stdout and running.stdin and running.stdout.readline() == "running\n"
+        assert left(running.pid) == ["container", "volume", "network"]
+        if interrupted:
+            running.send_signal(signal.SIGINT)
+        running.stdin.close()
+        assert running.wait(60) == (-signal.SIGINT if interrupted else 3)
+    assert left(running.pid) == []
+
+
+def test_a_log_is_followed_until_its_container_ends_or_its_deadline(small: str) -> None:
+    script = "echo first; printf 'se'; sleep 4; printf 'cond\\nlast'"
+    with Sandbox("test", network="none") as sandbox:
+        box = sandbox.create(small, ["sh", "-c", script])
+        box.start()
+        started = time.monotonic()
+        assert list(containers.lines(box, 1)) == ["first"], "the engine keeps a line until it is whole"
+        assert time.monotonic() - started < 4
+        impatient = docker.from_env(timeout=1).containers.get(str(box.id))
+        assert list(containers.lines(impatient)) == ["first", "second", "last"], "silence is no end"
+        assert list(containers.lines(box, stdout=False)) == []
+        assert (containers.wait(box, 0), containers.lines_of(box)) == (0, ["first", "second", "last"])
+
+
+def test_files_are_read_out_of_containers_and_images(small: str) -> None:
+    with Sandbox("test", network="none") as sandbox:
+        box = sandbox.create(small, ["sleep", "600"], files=containers.archive({"a/b": b"x" * 100_000}))
+        assert containers.read_file(box, "/a/b") == b"x" * 100_000
+        for path in ("/a/c", "/a", "/etc/os-release"):
+            with pytest.raises(NoFile, match=path):
+                containers.read_file(box, path)
+        box.start()
+        assert containers.wait(box, 0) is None
+        status, seconds = containers.stop(box, 1)
+        assert (status, 1 <= seconds < 30) == (137, True), "PID 1 of a shell ignores SIGTERM"
+    image = docker_engine.client().images.get(small)
+    assert list(containers.files_of(image, "/usr/lib/os-release", "/none")) == ["/usr/lib/os-release"]
+    assert left(os.getpid()) == []

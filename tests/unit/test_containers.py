@@ -1,0 +1,253 @@
+"""The sandbox of smoke tests, rehearsals and local builds, with an engine of a few lines; what reads containers.
+
+tests/image/test_containers.py has the same with the Docker engine.
+"""
+
+from __future__ import annotations
+
+import io
+import tarfile
+import time
+from collections.abc import Iterator
+from http import HTTPStatus
+from types import SimpleNamespace
+from typing import Any
+
+import docker.errors
+import pytest
+import requests
+
+from trainyard.common.console import StepFailed
+from trainyard.oci import docker_engine
+from trainyard.sandbox import containers
+from trainyard.sandbox.containers import NoFile, Sandbox
+
+
+def refusal(status: HTTPStatus, text: str) -> docker.errors.APIError:
+    response = requests.Response()
+    response.status_code = status
+    return docker.errors.APIError(text, response, text)
+
+
+class Resource:
+    """A network, volume or container; ``refuses`` is raised when it is to be removed."""
+
+    def __init__(self, engine: Engine, kind: str, name: str, labels: dict[str, str]) -> None:
+        self.engine, self.kind, self.name, self.labels = engine, kind, name, labels
+        self.refuses: BaseException | None = None
+
+    def remove(self, **_: bool) -> None:
+        if self.refuses:
+            raise self.refuses
+        self.engine.resources.remove(self)
+        self.engine.removed.append(f"{self.kind} {self.name}")
+
+    def put_archive(self, path: str, packed: bytes) -> None:
+        with tarfile.open(fileobj=io.BytesIO(packed)) as tar:
+            self.engine.files += [f"{path}{entry.name}" for entry in tar]
+
+
+class Engine:
+    """An engine with the resources that were created and are not removed; ``fails`` is raised for that name."""
+
+    def __init__(self) -> None:
+        self.resources: list[Resource] = []
+        self.removed: list[str] = []
+        self.files: list[str] = []
+        self.given: dict[str, Any] = {}
+        self.fails: dict[str, BaseException] = {}
+        self.networks, self.volumes, self.containers = (
+            SimpleNamespace(create=self._creator(kind), list=self._lister(kind))
+            for kind in ("network", "volume", "container")
+        )
+        self.api = SimpleNamespace(create_endpoint_config=lambda aliases: aliases)
+
+    def _creator(self, kind: str) -> Any:
+        def create(*words: Any, name: str | None = None, labels: dict[str, str], **options: Any) -> Resource:
+            made = Resource(self, kind, str(name if kind == "container" else words[0]).rpartition("-")[2], labels)
+            self.resources.append(made)  # also if the answer does not arrive
+            self.given = options
+            if made.name in self.fails:
+                raise self.fails[made.name]
+            return made
+
+        return create
+
+    def _lister(self, kind: str) -> Any:
+        def listed(filters: dict[str, str], **_: bool) -> list[Resource]:
+            name, _, value = filters["label"].partition("=")
+            return [one for one in self.resources if one.kind == kind and one.labels.get(name) == value]
+
+        return listed
+
+
+@pytest.fixture
+def engine(monkeypatch: pytest.MonkeyPatch) -> Engine:
+    made = Engine()
+    monkeypatch.setattr(docker_engine, "client", lambda: made)
+    return made
+
+
+def kinds(engine: Engine) -> list[str]:
+    """The kinds of what was removed, in order, each once."""
+    return list(dict.fromkeys(one.partition(" ")[0] for one in engine.removed))
+
+
+@pytest.mark.parametrize("end", [None, StepFailed("it failed"), KeyboardInterrupt()])
+def test_everything_is_removed_in_order_however_the_sandbox_ends(engine: Engine, end: BaseException | None) -> None:
+    other = engine.containers.create("image", name="other", labels=docker_engine.resource_labels("smoke"))
+    with pytest.raises(type(end)) if end else Sandbox("none"), Sandbox("test") as sandbox:
+        sandbox.volume("data")
+        sandbox.create("image", None, "first")
+        sandbox.create("image", ["true"])
+        if end:
+            raise end
+    assert engine.resources == [other]
+    assert kinds(engine)[:3] == ["container", "volume", "network"]
+
+
+def test_what_a_container_starts_with_its_labels_is_removed_too(engine: Engine) -> None:
+    with Sandbox("test") as sandbox:
+        engine.containers.create("image", name="inner", labels=sandbox.create("image", None).labels)
+    assert "container inner" in engine.removed and engine.resources == []
+
+
+def test_ctrl_c_while_something_is_created_leaves_nothing(engine: Engine) -> None:
+    """The engine has created it, but its answer has not arrived."""
+    engine.fails = {"late": KeyboardInterrupt()}
+    with pytest.raises(KeyboardInterrupt), Sandbox("test") as sandbox:
+        sandbox.create("image", None, "late")
+    assert engine.resources == []
+
+
+def test_a_set_up_that_fails_leaves_nothing(engine: Engine) -> None:
+    class Failing(Sandbox):
+        def set_up(self) -> None:
+            super().set_up()
+            self.volume("data")
+            raise StepFailed("no sidecar")
+
+    with pytest.raises(StepFailed, match="no sidecar"), Failing("test"):
+        pass
+    assert kinds(engine) == ["volume", "network"] and engine.resources == []
+
+
+def test_ctrl_c_during_the_clean_up_does_not_end_it_early(engine: Engine) -> None:
+    with pytest.raises(KeyboardInterrupt), Sandbox("test") as sandbox:
+        sandbox.volume("data")
+        for name in ("a", "b", "c"):
+            sandbox.create("image", None, name)
+        engine.resources[3].refuses = KeyboardInterrupt()
+    assert [one.name for one in engine.resources] == ["b"]
+    assert kinds(engine) == ["container", "volume", "network"]
+
+
+def test_what_cannot_be_removed_is_a_warning(engine: Engine, capsys: pytest.CaptureFixture[str]) -> None:
+    with Sandbox("test") as sandbox:
+        sandbox.volume("data")
+        engine.resources[1].refuses = refusal(HTTPStatus.CONFLICT, "volume is in use")
+        engine.resources[0].refuses = docker.errors.NotFound("gone")
+    printed = " ".join(capsys.readouterr().err.split())
+    assert "data was not removed: volume is in use; 'trainyard clean' removes what is left" in printed
+    assert "gone" not in printed
+
+
+def test_an_existing_network_is_used_and_kept(engine: Engine) -> None:
+    engine.networks.create("cloudbuild", labels={docker_engine.OWNED: "cloudbuild"})
+    with Sandbox("test", network="cloudbuild") as sandbox:
+        sandbox.create("image", None, aliases=["here"])
+        assert (engine.given["network"], engine.given["networking_config"]) == ("cloudbuild", {"cloudbuild": ["here"]})
+    assert [one.name for one in engine.resources] == ["cloudbuild"]
+
+
+def test_clean_finds_a_sandbox_by_its_label(engine: Engine) -> None:
+    with Sandbox("test") as sandbox:
+        sandbox.volume("data")
+        sandbox.create("image", None)
+        assert all(docker_engine.OWNED in one.labels for one in engine.resources)
+        assert not any(docker_engine.in_use(one.labels) for one in engine.resources), "once this process has ended"
+
+
+def test_a_sidecar_runs_a_fake_beside_its_files(engine: Engine) -> None:
+    with Sandbox("test") as sandbox:
+        sandbox.sidecar("image", containers.STORAGE, ["/gcs"], "storage", files={"server.pem": b"x"}, user="0")
+    assert engine.files == ["/fakes/storage.py", "/fakes/server.pem"]
+    assert (engine.given["entrypoint"][-1], engine.given["user"]) == ("/fakes/storage.py", "0")
+
+
+# --- what reads containers ------------------------------------------------------------------------------------------
+
+
+def logged(*pieces: bytes) -> Any:
+    """A container that has written these pieces, and has ended."""
+    return SimpleNamespace(logs=lambda **_: iter(pieces))
+
+
+def test_lines_are_whole_whatever_the_pieces_are() -> None:
+    assert list(containers.lines(logged(b"a\nb", b"c\r\n", b"\xff\n\nd"))) == ["a", "bc\r", "\ufffd", "", "d"]
+    assert containers.prints(logged(b"Epo", b"ch=2 \n"), "Epoch=2 ")
+    assert not containers.prints(logged(b"Epoch=1\n"), "Epoch=2")
+
+
+class Silent:
+    """The stream of a container that prints one line and nothing more, until it is closed."""
+
+    def __init__(self) -> None:
+        self.closed = 0
+
+    def __iter__(self) -> Iterator[bytes]:
+        yield b"started\n"
+        while not self.closed:
+            time.sleep(0.01)
+
+    def close(self) -> None:
+        self.closed += 1
+
+
+def test_following_a_log_ends_at_its_deadline() -> None:
+    stream = Silent()
+    container: Any = SimpleNamespace(logs=lambda **_: stream)
+    started = time.monotonic()
+    assert list(containers.lines(container, 0.2)) == ["started"]
+    assert 0.2 <= time.monotonic() - started < 10
+
+
+def test_a_follower_that_has_seen_enough_closes_the_log() -> None:
+    stream = Silent()
+    assert containers.prints(SimpleNamespace(logs=lambda **_: stream), "started")  # type: ignore[arg-type]
+    assert stream.closed == 1
+
+
+def holding(answer: Any) -> Any:
+    """A container ``box`` of which the engine returns this archive, or raises this error."""
+
+    def get_archive(path: str) -> tuple[list[bytes], dict[str, str]]:
+        if isinstance(answer, Exception):
+            raise answer
+        return [answer[:100], answer[100:]], {}
+
+    return SimpleNamespace(name="box", get_archive=get_archive)
+
+
+def test_a_file_is_read_out_of_a_container() -> None:
+    assert containers.read_file(holding(containers.archive({"metric": b"accuracy"})), "/tmp/metric") == b"accuracy"
+
+
+@pytest.mark.parametrize(
+    ("answer", "message"),
+    [
+        (docker.errors.NotFound("x"), "container box has no file /a"),
+        (containers.archive({}, ["a"]), "/a of container box is not a file"),
+        (containers.archive({}, links={"a": "/etc/hostname"}), "/a of container box is not a file"),
+        (containers.archive({}), "/a of container box is not a file"),
+    ],
+)
+def test_a_file_that_is_missing_is_one_clear_error(answer: Any, message: str) -> None:
+    with pytest.raises(NoFile, match=f"^{message}$"):
+        containers.read_file(holding(answer), "/a")
+
+
+def test_an_engine_that_fails_is_no_missing_file() -> None:
+    with pytest.raises(StepFailed, match=r"^/a of container box cannot be read: no space left$") as raised:
+        containers.read_file(holding(refusal(HTTPStatus.INTERNAL_SERVER_ERROR, "no space left")), "/a")
+    assert not isinstance(raised.value, NoFile)
