@@ -260,42 +260,33 @@ class Executor:
         """Run a step; whether the build may continue."""
         outcome = self.outcomes[step.number]
         outcome.started = self._now()
+        container: Container | None = None
         try:
-            container = self._container(step)
-        except docker.errors.APIError as error:
-            outcome.status, outcome.ended = FAILURE, self._now()
-            outcome.detail = f"{step.title} could not start: {error.explanation}"
-            return False
-        try:
-            with self._guard:
-                if self._stopping:
-                    outcome.status = CANCELLED
-                    return False
-                self._running[step.number] = container
-            self._write(f"Starting {step.title}")
             try:
+                container = self._container(step)
+                with self._guard:
+                    if self._stopping:
+                        outcome.status = CANCELLED
+                        return False
+                    self._running[step.number] = container
+                self._write(f"Starting {step.title}")
                 container.start()
             except docker.errors.APIError as error:
-                outcome.status, outcome.exit_code = FAILURE, None
-                outcome.detail = f"{step.title} could not start: {error.explanation}"
+                outcome.status, outcome.detail = FAILURE, f"{step.title} could not start: {error.explanation}"
                 return False
-            late = threading.Event()
-            timer = threading.Timer(step.timeout or 0, _kill, [container, late])
-            timer.daemon = True
-            if step.timeout:
-                timer.start()
             if self._stopping:  # cancelled between the check above and the start
-                _kill(container, threading.Event())
-            try:
-                for line in containers.lines(container):
-                    self._write(f"{step.title}: {line}")
-                code = int(container.wait()["StatusCode"])
-            finally:
-                timer.cancel()
+                containers.signal(container)
+            started, limit = time.monotonic(), step.timeout or None
+            for line in containers.lines(container, limit):
+                self._write(f"{step.title}: {line}")
+            late = limit is not None and time.monotonic() - started >= limit
+            if late:
+                containers.signal(container)
+            code = int(container.wait()["StatusCode"])
             with contextlib.suppress(StepFailed):  # it has written none
                 outcome.output = containers.read_file(container, OUTPUT)[:MAX_OUTPUT]
             outcome.exit_code = code
-            if late.is_set():
+            if late:
                 outcome.status = TIMEOUT
                 outcome.detail = (
                     f"{step.title} took longer than its timeout of {step.timeout or self.build.timeout:g} s"
@@ -318,7 +309,8 @@ class Executor:
             outcome.ended = self._now()
             with self._guard:
                 self._running.pop(step.number, None)
-            containers.remove(container)
+            if container:
+                containers.remove(container)
 
     def _push(self, result: Result) -> None:
         """Push ``images:``, if all of them exist."""
@@ -347,8 +339,3 @@ class Executor:
                 if self._push_to:
                     docker_engine.client().api.remove_image(destination, noprune=True)
             result.images[name] = str(digest)
-
-
-def _kill(container: Container, late: threading.Event) -> None:
-    late.set()
-    containers.signal(container)

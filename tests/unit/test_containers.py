@@ -34,6 +34,7 @@ class Resource:
 
     def __init__(self, engine: Engine, kind: str, name: str, labels: dict[str, str]) -> None:
         self.engine, self.kind, self.name, self.labels = engine, kind, name, labels
+        self.attrs = {"Labels": labels}
         self.refuses: BaseException | None = None
 
     def remove(self, **_: bool) -> None:
@@ -148,7 +149,7 @@ def test_what_cannot_be_removed_is_a_warning(engine: Engine, capsys: pytest.Capt
         engine.resources[1].refuses = refusal(HTTPStatus.CONFLICT, "volume is in use")
         engine.resources[0].refuses = docker.errors.NotFound("gone")
     printed = " ".join(capsys.readouterr().err.split())
-    assert "data was not removed: volume is in use; 'trainyard clean' removes what is left" in printed
+    assert "data was not removed: volume is in use; 'trainyard clean' removes what is not in use" in printed
     assert "gone" not in printed
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shutil
-from http import HTTPStatus
 
 import docker.errors
 from docker.models.images import Image
@@ -11,6 +10,7 @@ from docker.models.images import Image
 from trainyard.common.console import say
 from trainyard.common.settings import STATE
 from trainyard.oci import docker_engine
+from trainyard.sandbox.containers import remove_labelled
 from trainyard.spec.model import each_platform, load
 from trainyard.spec.naming import LABELS, NAME
 
@@ -23,27 +23,7 @@ REPOSITORIES = (NAME, *(f"{NAME}-{kind}" for kind in ("base", "builder", "cloud-
 
 def leftovers() -> list[str]:
     """Remove Trainyard's containers, networks and volumes that no living process uses; their names."""
-    client = docker_engine.client()
-    ours: dict[str, str | list[str] | bool] = {"label": docker_engine.OWNED}
-    removed = []
-    for container in client.containers.list(all=True, filters=ours):
-        if not docker_engine.in_use(container.labels):
-            container.remove(force=True)
-            removed.append(str(container.name))
-    for network in client.networks.list(filters=ours):
-        if not docker_engine.in_use(network.attrs.get("Labels")):
-            try:
-                network.remove()
-            except docker.errors.APIError as error:
-                if error.status_code != HTTPStatus.FORBIDDEN:
-                    raise
-                continue  # a container of another process is attached to it
-            removed.append(str(network.name))
-    for volume in client.volumes.list(filters=ours):
-        if not docker_engine.in_use(volume.attrs.get("Labels")):
-            volume.remove(force=True)
-            removed.append(str(volume.name))
-    return removed
+    return remove_labelled(docker_engine.OWNED, unless=docker_engine.in_use)
 
 
 def clean(target: str | None = None, *, everything: bool = False, cache: bool = False) -> list[str]:

@@ -13,8 +13,7 @@ import secrets
 import tarfile
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from functools import partial
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Self
 
@@ -75,17 +74,8 @@ class Sandbox:
             networks.create(self.name, driver="bridge", internal=self._internal, labels=self._labels)
 
     def close(self) -> None:
-        """Remove the containers, then the volumes, then the network; another Ctrl-C meanwhile ends it, but not early.
-
-        What the engine does not remove is a warning.
-        """
-        client = docker_engine.client()
-        ours: dict[str, Any] = {"filters": {"label": f"{docker_engine.OWNED}={self.name}"}}
-        with contextlib.ExitStack() as undo:  # the last one first, all of them whatever one raises
-            undo.callback(_remove_each, partial(client.networks.list, **ours))
-            undo.callback(_remove_each, partial(client.volumes.list, **ours), force=True)
-            containers = partial(client.containers.list, all=True, ignore_removed=True, **ours)
-            undo.callback(_remove_each, containers, force=True, v=True)
+        """Remove the containers, the volumes and the network."""
+        remove_labelled(f"{docker_engine.OWNED}={self.name}")
 
     def volume(self, name: str) -> str:
         """Create a volume; its name in the engine."""
@@ -158,20 +148,38 @@ def remove(container: Container) -> None:
         container.remove(force=True, v=True)
 
 
-def _remove_each(listed: Callable[[], Iterable[Any]], **options: bool) -> None:
-    """Remove what the engine lists, all of it whatever one removal raises."""
-    with contextlib.ExitStack() as undo:
-        for resource in listed():
-            undo.callback(_remove, resource, **options)
+def remove_labelled(label: str, unless: Callable[[dict[str, str]], bool] = lambda _: False) -> list[str]:
+    """Remove the containers, then the volumes, then the networks with a label; their names.
+
+    What the engine does not remove is a warning. Ctrl-C takes effect when the rest is removed.
+
+    Args:
+        label: ``name`` or ``name=value``.
+        unless: called with the labels of each; what it is true of is kept.
+    """
+    client = docker_engine.client()
+    ours: Any = {"label": label}
+    removed: list[str] = []
+    with contextlib.ExitStack() as undo:  # the last one first, all of them whatever one raises
+        for network in client.networks.list(filters=ours):
+            undo.callback(_remove, network, unless, removed)
+        for volume in client.volumes.list(filters=ours):
+            undo.callback(_remove, volume, unless, removed, force=True)
+        for container in client.containers.list(all=True, ignore_removed=True, filters=ours):
+            undo.callback(_remove, container, unless, removed, force=True, v=True)
+    return removed
 
 
-def _remove(resource: Any, **options: bool) -> None:
+def _remove(resource: Any, unless: Callable[[dict[str, str]], bool], removed: list[str], **options: bool) -> None:
+    if unless(resource.labels if isinstance(resource, Container) else resource.attrs.get("Labels") or {}):
+        return
     try:
         resource.remove(**options)
+        removed.append(str(resource.name))
     except docker.errors.NotFound:
         pass
     except docker.errors.APIError as error:
-        warn(f"{resource.name} was not removed: {error.explanation}; 'trainyard clean' removes what is left")
+        warn(f"{resource.name} was not removed: {error.explanation}; 'trainyard clean' removes what is not in use")
 
 
 def archive(
