@@ -60,6 +60,7 @@ class SmokeSandbox(Sandbox):
         self._environment = dict(environment or {})
 
     def set_up(self) -> None:
+        """Create the network and the volumes, and start the sidecar."""
         super().set_up()
         self._volumes = {
             self.volume(str(number)): {"bind": path, "mode": mode}

@@ -1,1 +1,1 @@
-"""Provide what a container needs without a network: fakes of Google Cloud, and data to train on."""
+"""Run containers that are removed with their network, beside fakes of Google Cloud and with data to train on."""

@@ -39,8 +39,8 @@ class NoFile(StepFailed):
 class Sandbox:
     """Own a network, volumes and containers of one purpose, and remove them when the context ends.
 
-    Their names begin with the sandbox's, and their label :data:`trainyard.oci.docker_engine.OWNED` has it as its value.
-    What bears this label is removed, also containers that the sandbox's containers have started with it.
+    Their label :data:`trainyard.oci.docker_engine.OWNED` has the sandbox's name as its value. What bears this label is
+    removed, also containers that the sandbox's containers have started with it.
 
     Args:
         purpose: a word for the names.
