@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Sequence
+from pathlib import Path
 
 from trainyard.image import workspace_resolver
 from trainyard.spec import lock as locks
@@ -48,6 +49,15 @@ def is_current(spec: Spec) -> bool:
 def versions(spec: Spec, kind: str = "requirements", index: str = "default") -> dict[str, str]:
     """Return canonical name -> version of what a section of a target's lock pins."""
     return {pin.name: pin.version for pin in locks.parse(spec.locked(index).text(kind))}
+
+
+def write_lock(folder: Path, **pins: str) -> None:
+    """Write the lock of an image.yaml, as in ``write_lock(folder, framework="torch==2.9.1", requirements="a==1")``.
+
+    The pins have the hash of no file.
+    """
+    entries = {Section("amd64", kind): f"{pin} --hash=sha256:{'0' * 64}\n" for kind, pin in pins.items()}
+    locks.write(folder / locks.FILE, Lock(entries))
 
 
 def lock(spec: Spec, *more: Pin) -> None:

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.fakes import package_index
+from tests.workspaces import write_lock
 from trainyard.image import dockerfile
 from trainyard.oci import docker_engine
 from trainyard.spec import model
@@ -74,8 +75,7 @@ def write_small(tmp_path: Path) -> Iterator[Callable[[], str]]:
             "smoke: {trainer: mnist, accuracy: 0.9}\n",
             encoding="utf-8",
         )
-        for name, pin in (("framework", "torch==2.9.1"), ("requirements", "einops==0.8.2")):
-            (folder / f"{name}.lock").write_text(f"{pin} --hash=sha256:{'0' * 64}\n", encoding="utf-8")
+        write_lock(folder, framework="torch==2.9.1", requirements="einops==0.8.2")
         dockerfile.write(dockerfile.rendered(model.load(str(folder))))
         return str(folder)
 

@@ -203,7 +203,7 @@ def test_extensions_are_compiled_and_the_image_has_no_compiler(
         f"compiled: the image lacks libgomp.so.1, which fast.{SUFFIX} needs: add libgomp1 to 'system:'"
     )
     copied = re.findall(r"\[compiled \d+/\d+\] COPY --from=(\S+)", lacking.stderr)
-    assert set(copied) == {"own-files"}, "the framework and the requirements are mounted: copies would have gigabytes"
+    assert not copied, "copies of the framework and the requirements would have gigabytes"
 
     built = trainyard("build", DOCUMENT.format(value="one") + "system: [libgomp1]\n")
     assert built.returncode == 0, built.stderr[-3000:]

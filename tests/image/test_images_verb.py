@@ -16,6 +16,7 @@ import docker.errors
 import pytest
 
 from tests.image.registry import running
+from tests.workspaces import write_lock
 from trainyard.common import settings
 from trainyard.common.settings import ROOT
 from trainyard.image import dockerfile
@@ -40,8 +41,7 @@ def write(tmp_path: Path) -> Iterator[Write]:
             "smoke: {trainer: mnist, accuracy: 0.9}\n",
             encoding="utf-8",
         )
-        for lock, pin in (("framework", "torch==2.9.1"), ("requirements", "einops==0.8.2")):
-            (folder / f"{lock}.lock").write_text(f"{pin} --hash=sha256:{'0' * 64}\n", encoding="utf-8")
+        write_lock(folder, framework="torch==2.9.1", requirements="einops==0.8.2")
         dockerfile.write(dockerfile.rendered(model.load(str(folder))))
         made.append(name)
         return str(folder)

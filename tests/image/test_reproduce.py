@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.workspaces import write_lock
 from trainyard import cli
 from trainyard.image import build
 from trainyard.oci import docker_engine, image_store
@@ -46,8 +47,7 @@ def write(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Write:
             "smoke: {trainer: mnist, accuracy: 0.9}\n",
             encoding="utf-8",
         )
-        for name in ("framework", "requirements"):
-            (folder / f"{name}.lock").write_text(f"torch==2.9.1 --hash=sha256:{'0' * 64}\n", encoding="utf-8")
+        write_lock(folder, framework="torch==2.9.1", requirements="torch==2.9.1")
         (folder / "Dockerfile").write_text(TEXT % planted, encoding="utf-8")
         return str(folder)
 
