@@ -61,7 +61,8 @@ from rich.table import Table
 from tests.image.registry import running
 
 from trainyard.common import console
-from trainyard.common.console import StepFailed, UserError, log, say, warn
+from trainyard.common.console import log, say, warn
+from trainyard.common.errors import StepFailed, UserError
 from trainyard.common.settings import ROOT
 from trainyard.image import build
 from trainyard.oci import docker_engine, image_store, registry

@@ -25,7 +25,7 @@ import docker.errors
 import requests
 
 from trainyard.common import settings
-from trainyard.common.console import StepFailed, UserError
+from trainyard.common.errors import StepFailed, UserError
 from trainyard_jobs.pods.provisioning import ignore_signals
 
 #: Rate of the link towards the engine, and the queue in front of it: bytes sent at once (4 ms at 1 Gbit/s) and the

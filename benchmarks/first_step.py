@@ -28,7 +28,8 @@ from rich import box
 from rich.table import Table
 
 from trainyard.common import console
-from trainyard.common.console import StepFailed, UserError, log, say
+from trainyard.common.console import log, say
+from trainyard.common.errors import StepFailed, UserError
 from trainyard.common.settings import ROOT
 from trainyard.oci import docker_engine, image_store
 from trainyard.oci.inventory import read_layer

@@ -44,7 +44,8 @@ from benchmarks.images_sides import OneLayer, Original, Ours, Side, Storage, Tre
 from tests.image.registry import running
 
 from trainyard.common import console
-from trainyard.common.console import StepFailed, UserError, log, say
+from trainyard.common.console import log, say
+from trainyard.common.errors import StepFailed, UserError
 from trainyard.common.settings import ROOT, STATE
 from trainyard.image import base_image, package_index
 from trainyard.oci import docker_engine, image_store

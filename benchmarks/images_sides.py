@@ -17,7 +17,7 @@ from testcontainers.community.registry import DockerRegistryContainer
 from tests.image.registry import running
 
 from trainyard.common import settings
-from trainyard.common.console import StepFailed
+from trainyard.common.errors import StepFailed
 from trainyard.common.settings import ROOT
 from trainyard.image import package_index, resolver
 from trainyard.oci import docker_engine, registry

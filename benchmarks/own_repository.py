@@ -43,7 +43,8 @@ from benchmarks.slow_registry import SlowRegistry
 from rich.table import Column, Table
 
 from trainyard.common import console, settings
-from trainyard.common.console import StepFailed, UserError, log, say
+from trainyard.common.console import log, say
+from trainyard.common.errors import StepFailed, UserError
 from trainyard.common.settings import ROOT
 from trainyard.oci import docker_engine
 from trainyard.oci.registry import Repository

@@ -31,7 +31,7 @@ from cryptography.x509.oid import NameOID
 from tests.image.registry import running
 
 from trainyard.common import settings
-from trainyard.common.console import StepFailed
+from trainyard.common.errors import StepFailed
 from trainyard.oci import docker_engine
 
 #: Issuer and audience of the tokens.

@@ -122,7 +122,7 @@ def built_image() -> Callable[[str], str]:
     another checkout, whose results are not here.
     """
     from tests.image import catalogue
-    from trainyard.common.console import UserError
+    from trainyard.common.errors import UserError
     from trainyard.image import build
     from trainyard.oci import docker_engine
     from trainyard.release import candidate

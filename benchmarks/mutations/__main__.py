@@ -32,7 +32,8 @@ from benchmarks.mutations.layout import Draft, SavedImage
 from benchmarks.mutations.plan import Mutant, Source
 from benchmarks.mutations.report import Foreign, Results, Row
 
-from trainyard.common.console import StepFailed, UserError, fail, say
+from trainyard.common.console import fail, say
+from trainyard.common.errors import StepFailed, UserError
 from trainyard.common.settings import ROOT, STATE
 from trainyard.oci import docker_engine, image_store
 from trainyard.spec.lock import Lock

@@ -8,7 +8,7 @@ from random import Random
 
 from benchmarks.mutations.layout import Entry, SavedImage
 
-from trainyard.common.console import StepFailed
+from trainyard.common.errors import StepFailed
 
 #: Folders that the engine mounts something on, so that a container does not see what an image has there.
 _MOUNTED = ("proc", "sys", "dev")

@@ -10,7 +10,7 @@ from typing import Any
 
 from benchmarks.mutations.chance import WORD, word
 
-from trainyard.common.console import StepFailed
+from trainyard.common.errors import StepFailed
 
 #: Variables that change what Python, the dynamic linker, shells, networks or frameworks do, and their values.
 _VARIABLES = {

@@ -13,7 +13,7 @@ from benchmarks.images_sides import INSTALL
 from benchmarks.mutations.layout import SavedImage
 
 from trainyard.common import settings
-from trainyard.common.console import StepFailed, UserError
+from trainyard.common.errors import StepFailed, UserError
 from trainyard.image import base_image
 from trainyard.oci import docker_engine, image_store
 

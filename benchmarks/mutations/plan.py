@@ -13,7 +13,7 @@ from benchmarks.mutations.files import FileFault
 from benchmarks.mutations.layout import Draft, SavedImage
 from benchmarks.mutations.locks import LockFault
 
-from trainyard.common.console import StepFailed
+from trainyard.common.errors import StepFailed
 from trainyard.spec.lock import Lock, Section
 
 T = TypeVar("T")

@@ -14,7 +14,7 @@ import docker.errors
 from docker.types import Mount
 
 from trainyard.common import settings
-from trainyard.common.console import UserError
+from trainyard.common.errors import UserError
 from trainyard.image import base_image
 from trainyard.oci import docker_engine
 from trainyard.oci.reference import Reference

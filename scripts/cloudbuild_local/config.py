@@ -22,7 +22,8 @@ from cloudbuild_local.rules import (
     without_effect,
 )
 from cloudbuild_local.substitutions import BUILT_IN, replace_in, resolve
-from trainyard.common.console import UserError, one_line, say
+from trainyard.common.console import say
+from trainyard.common.errors import UserError, one_line
 from trainyard.spec import yaml_source
 
 #: Fields of a step in which substitutions are replaced (subst.go: SubstituteBuildFields).

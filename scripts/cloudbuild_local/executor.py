@@ -25,7 +25,8 @@ from cloudbuild_local.builder_images import CA_BUNDLE, find_image
 from cloudbuild_local.config import Build, Step
 from cloudbuild_local.network import NETWORK, shared_network
 from trainyard.common import settings
-from trainyard.common.console import StepFailed, say
+from trainyard.common.console import say
+from trainyard.common.errors import StepFailed
 from trainyard.oci import docker_engine, registry
 from trainyard.oci.reference import Reference
 from trainyard.sandbox import containers

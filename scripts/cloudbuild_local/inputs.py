@@ -10,7 +10,7 @@ from typing import Any
 from cloudbuild_local import config as cloud_config
 from cloudbuild_local.config import Judgement
 from cloudbuild_local.substitutions import BUILT_IN
-from trainyard.common.console import UserError
+from trainyard.common.errors import UserError
 from trainyard.spec import yaml_source
 
 

@@ -21,7 +21,8 @@ from cloudbuild_local import inputs
 from cloudbuild_local.config import Build
 from cloudbuild_local.executor import Executor, Result
 from trainyard.common import git
-from trainyard.common.console import UserError, say
+from trainyard.common.console import say
+from trainyard.common.errors import UserError
 from trainyard.oci import docker_engine
 
 

@@ -15,7 +15,7 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-from trainyard.common.console import nearest
+from trainyard.common.errors import nearest
 from trainyard.common.third_party import schemas
 
 Schema = Mapping[str, Any]

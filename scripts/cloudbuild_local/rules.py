@@ -19,7 +19,7 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from cloudbuild_local.substitutions import BUILT_IN, OVERRIDABLE, mentioned, used
-from trainyard.common.console import UserError, nearest
+from trainyard.common.errors import UserError, nearest
 from trainyard.common.rule_engine import Finding, Rule, Severity, rule, rules_in
 from trainyard.oci.reference import Reference
 

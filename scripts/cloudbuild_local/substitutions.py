@@ -12,7 +12,7 @@ import re
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
-from trainyard.common.console import UserError
+from trainyard.common.errors import UserError
 
 #: Substitutions that Cloud Build sets; those of triggers are empty in a submitted build
 #: (https://cloud.google.com/build/docs/configuring-builds/substitute-variable-values).

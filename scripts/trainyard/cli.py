@@ -22,7 +22,8 @@ import click
 
 from trainyard import __version__
 from trainyard.common import console, dialect, options, registration, settings
-from trainyard.common.console import StepFailed, UserError, fail, nearest
+from trainyard.common.console import fail
+from trainyard.common.errors import StepFailed, UserError, nearest
 
 #: Group -> its heading in ``trainyard --help``, in this order.
 GROUPS = {

@@ -24,7 +24,7 @@ from tests.miniature import Miniature
 from cloudbuild_local import builder_images
 from cloudbuild_local import config as cloud_config
 from cloudbuild_local.executor import Executor, Result
-from trainyard.common.console import UserError
+from trainyard.common.errors import UserError
 from trainyard.common.settings import ROOT
 from trainyard.image import base_image
 from trainyard.oci import attached_sbom, docker_engine, image_index, registry

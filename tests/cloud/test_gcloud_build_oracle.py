@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 
 from cloudbuild_local import config as cloud_config
 from trainyard.common import third_party
-from trainyard.common.console import UserError
+from trainyard.common.errors import UserError
 from trainyard.common.settings import ROOT
 
 pytestmark = [pytest.mark.concurrent, pytest.mark.needs("gcloud")]

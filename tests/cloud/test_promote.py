@@ -24,7 +24,7 @@ from tests.fakes.cloud_build import CloudBuild
 from tests.image.registry import running
 
 from cloudbuild_local import rules
-from trainyard.common.console import StepFailed, UserError
+from trainyard.common.errors import StepFailed, UserError
 from trainyard.common.settings import ROOT
 from trainyard.oci import docker_engine, referrers, registry, statements
 from trainyard.oci.registry import Manifest, Repository

@@ -30,7 +30,7 @@ from cloudbuild_local.config import substituted
 from cloudbuild_local.executor import CANCELLED, INTERNAL, Executor, Result
 from tests.fakes import cloud_build_rules
 from tests.fakes.server import ApiError, Route, Server, Upload, gcloud_environment
-from trainyard.common.console import StepFailed, UserError
+from trainyard.common.errors import StepFailed, UserError
 from trainyard.sandbox.fakes import storage
 
 PROJECT = "fake-project"

@@ -18,7 +18,7 @@ import docker.errors
 import pytest
 
 from tests.workspaces import versions
-from trainyard.common.console import StepFailed, UserError
+from trainyard.common.errors import StepFailed, UserError
 from trainyard.image import dockerfile as render
 from trainyard.oci import docker_engine
 from trainyard.release import candidate

@@ -20,7 +20,7 @@ from tests.image.small_images import wheel
 from tests.workspaces import relock
 from tests.workspaces import versions as pinned
 from trainyard import cli
-from trainyard.common.console import UserError
+from trainyard.common.errors import UserError
 from trainyard.common.settings import ROOT
 from trainyard.image import base_image
 from trainyard.lint.image import verify

@@ -13,7 +13,7 @@ from testcontainers.community.registry import DockerRegistryContainer
 from tests.image import catalogue
 from tests.image.conftest import Finished
 from tests.image.registry import running
-from trainyard.common.console import UserError
+from trainyard.common.errors import UserError
 from trainyard.image import base_image, dockerfile, fallback, target_lock
 from trainyard.oci import docker_engine
 from trainyard.oci.registry import Repository

@@ -18,7 +18,7 @@ import requests
 from testcontainers.community.registry import DockerRegistryContainer
 
 from tests.image.registry import running
-from trainyard.common.console import StepFailed, UserError
+from trainyard.common.errors import StepFailed, UserError
 from trainyard.common.settings import ROOT
 from trainyard.lint.image import verify
 from trainyard.oci import docker_engine, layers, registry

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from trainyard.common.console import StepFailed, UserError
+from trainyard.common.errors import StepFailed, UserError
 from trainyard.common.settings import ROOT
 from trainyard.image import base_image, smoke_command, smoke_test
 from trainyard.oci import docker_engine

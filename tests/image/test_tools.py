@@ -16,7 +16,7 @@ from testcontainers.community.registry import DockerRegistryContainer
 
 from tests.claims import verified
 from tests.image.registry import running
-from trainyard.common.console import StepFailed
+from trainyard.common.errors import StepFailed
 from trainyard.common.settings import ROOT
 from trainyard.image import provenance
 from trainyard.oci import attached_sbom, docker_engine, inventory, referrers, registry, statements

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from tests.image.registry import running
-from trainyard.common.console import StepFailed, UserError
+from trainyard.common.errors import StepFailed, UserError
 from trainyard.common.rule_engine import Finding
 from trainyard.lint.image import core, verify
 from trainyard.lint.image.evidence import Evidence

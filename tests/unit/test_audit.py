@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from trainyard.common.console import StepFailed, UserError
+from trainyard.common.errors import StepFailed, UserError
 from trainyard.lint import waivers
 from trainyard.lint.waivers import Waiver
 from trainyard.release import advisories, audit, image_packages, vulnerabilities

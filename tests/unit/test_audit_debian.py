@@ -21,7 +21,7 @@ from tests.fakes.server import Listener
 from tests.published_images import publish
 
 from trainyard.common import settings
-from trainyard.common.console import StepFailed, UserError
+from trainyard.common.errors import StepFailed, UserError
 from trainyard.lint import waivers
 from trainyard.lint.waivers import Waiver
 from trainyard.oci.attached_sbom import InstalledPackage

@@ -10,7 +10,7 @@ from typing import Any
 import docker.errors
 import pytest
 
-from trainyard.common.console import StepFailed, UserError
+from trainyard.common.errors import StepFailed, UserError
 from trainyard.image import base_image
 from trainyard.oci import docker_engine
 from trainyard.spec import model

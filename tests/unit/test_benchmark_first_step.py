@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from benchmarks import first_step
 
-from trainyard.common.console import StepFailed
+from trainyard.common.errors import StepFailed
 
 
 @pytest.mark.needs("fincore")

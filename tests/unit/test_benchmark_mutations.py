@@ -25,7 +25,7 @@ from benchmarks.mutations.layout import Change, Draft, SavedImage
 from benchmarks.mutations.plan import Source
 from benchmarks.mutations.report import Foreign, Results, Row
 
-from trainyard.common.console import StepFailed, UserError
+from trainyard.common.errors import StepFailed, UserError
 from trainyard.spec import lock
 from trainyard.spec.lock import Lock, Section
 from trainyard.spec.model import load

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from trainyard.common.console import StepFailed, UserError
+from trainyard.common.errors import StepFailed, UserError
 from trainyard.image import base_image, build, buildx, offline, plan, working_directory
 from trainyard.oci import builder, docker_engine, image_store
 from trainyard.oci.builder import Builder, Node

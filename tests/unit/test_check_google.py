@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from tests.examples import examples
 from tests.unit import sarif_schema
 
-from trainyard.common.console import UserError
+from trainyard.common.errors import UserError
 from trainyard.common.rule_engine import Finding, Severity
 from trainyard_jobs import platforms
 from trainyard_jobs.check import pages

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from trainyard.common.console import UserError
+from trainyard.common.errors import UserError
 from trainyard.common.rule_engine import Finding, Severity
 from trainyard_jobs import platforms
 from trainyard_jobs.check import files

@@ -34,7 +34,7 @@ from tests.unit.corpus.kubernetes import (
     rules,
 )
 
-from trainyard.common.console import UserError
+from trainyard.common.errors import UserError
 from trainyard.common.rule_engine import Finding, Severity, rules_in
 from trainyard_jobs import platforms
 from trainyard_jobs.kubernetes import gke_objects, kubernetes_names

@@ -20,7 +20,7 @@ from securesystemslib.exceptions import VerificationError
 from tests.claims import BUILDKIT, CLAIMS, image_to_promote, pushed_image, put_image, verified
 from tests.fakes.registry import Registry, sha256
 
-from trainyard.common.console import StepFailed, UserError
+from trainyard.common.errors import StepFailed, UserError
 from trainyard.image import provenance
 from trainyard.oci import docker_engine, image_index, referrers, statements
 from trainyard.oci.referrers import Artifact

@@ -17,7 +17,7 @@ import pytest
 
 from trainyard import cli
 from trainyard.common import settings
-from trainyard.common.console import StepFailed, UserError
+from trainyard.common.errors import StepFailed, UserError
 from trainyard.spec import model
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -15,7 +15,7 @@ from cloudbuild_local import config as cloud_config
 from cloudbuild_local import rules
 from cloudbuild_local.normalization import normalize
 from trainyard import cli
-from trainyard.common.console import UserError
+from trainyard.common.errors import UserError
 from trainyard.common.settings import ROOT
 from trainyard.project import generated
 from trainyard.release import pipelines as cloud_plan

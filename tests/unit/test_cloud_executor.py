@@ -23,7 +23,7 @@ from cloudbuild_local import local, rules
 from cloudbuild_local.executor import FAILURE, SUCCESS, TIMEOUT, Executor, Outcome
 from trainyard import cli
 from trainyard.common import third_party
-from trainyard.common.console import StepFailed, UserError
+from trainyard.common.errors import StepFailed, UserError
 from trainyard.oci import docker_engine
 
 STEP: dict[str, Any] = {"name": "debian"}

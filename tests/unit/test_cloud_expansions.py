@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from tests.examples import examples
 
 from cloudbuild_local import substitutions
-from trainyard.common.console import UserError
+from trainyard.common.errors import UserError
 
 
 @pytest.mark.parametrize(

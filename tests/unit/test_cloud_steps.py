@@ -11,7 +11,7 @@ import pytest
 from tests.fakes.registry import Registry, sha256
 
 from trainyard.common import settings
-from trainyard.common.console import StepFailed, UserError
+from trainyard.common.errors import StepFailed, UserError
 from trainyard.lint.image import verify
 from trainyard.oci import docker_engine, image_index
 from trainyard.release import cloud_build_steps as steps

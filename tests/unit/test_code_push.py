@@ -20,7 +20,7 @@ from tests.fakes.registry import Registry, sha256
 from tests.workspaces import added, lock
 
 from trainyard.common import settings
-from trainyard.common.console import StepFailed, UserError
+from trainyard.common.errors import StepFailed, UserError
 from trainyard.image import plan
 from trainyard.oci import docker_engine, image_index
 from trainyard.oci.registry import Repository

@@ -19,7 +19,7 @@ import pytest
 import yaml
 
 from trainyard.common import registration
-from trainyard.common.console import UserError
+from trainyard.common.errors import UserError
 from trainyard.spec import model
 from trainyard_jobs import platforms
 from trainyard_jobs.model import machines, request

@@ -17,7 +17,7 @@ import docker.errors
 import pytest
 import requests
 
-from trainyard.common.console import StepFailed
+from trainyard.common.errors import StepFailed
 from trainyard.oci import docker_engine
 from trainyard.sandbox import containers
 from trainyard.sandbox.containers import NoFile, Sandbox

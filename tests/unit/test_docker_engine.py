@@ -10,7 +10,7 @@ import docker
 import pytest
 
 from trainyard.common import settings
-from trainyard.common.console import StepFailed, UserError
+from trainyard.common.errors import StepFailed, UserError
 from trainyard.oci import docker_engine
 from trainyard.project import test
 from trainyard.spec.architectures import AMD64, ARM64, Architecture

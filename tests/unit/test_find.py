@@ -11,7 +11,7 @@ from tests.fakes.registry import Registry
 from tests.published_images import OCI, publish
 
 from trainyard.common import settings
-from trainyard.common.console import UserError
+from trainyard.common.errors import UserError
 from trainyard.oci import attached_sbom, image_index, referrers, statements
 from trainyard.oci.registry import Manifest, Repository, sha256
 from trainyard.oci.transport import MAX_CONNECTIONS

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from trainyard.common.console import StepFailed, UserError
+from trainyard.common.errors import StepFailed, UserError
 from trainyard.image import buildx
 from trainyard.oci import docker_engine
 from trainyard.release import batch, events

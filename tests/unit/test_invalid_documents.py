@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import yaml
 
-from trainyard.common.console import UserError
+from trainyard.common.errors import UserError
 from trainyard.common.settings import ROOT
 from trainyard.spec.workspace import Workspace, WorkspaceDocument
 from trainyard.workspace import dependency_tables, indexes, python_projects, requirements

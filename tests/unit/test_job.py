@@ -14,7 +14,7 @@ import pytest
 import yaml
 from tests.fakes import kubernetes as fake_kubernetes
 
-from trainyard.common.console import StepFailed, UserError
+from trainyard.common.errors import StepFailed, UserError
 from trainyard.image import trainer_flags
 from trainyard_jobs import platforms
 from trainyard_jobs.model import options, request, tuning

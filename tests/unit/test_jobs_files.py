@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from ruamel.yaml import YAML
 
-from trainyard.common.console import UserError
+from trainyard.common.errors import UserError
 from trainyard_jobs.check import files
 from trainyard_jobs.kubernetes import gke_objects
 from trainyard_jobs.model import machines, yaml_writer

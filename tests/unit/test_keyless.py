@@ -21,7 +21,7 @@ from tests.claims import CLAIMS, image_to_promote, pushed_image, put_image
 from tests.fakes.registry import Registry
 from tests.fakes.sigstore import GITHUB, GOOGLE, Rekor2, Sigstore, inclusion_path, root_hash
 
-from trainyard.common.console import StepFailed, UserError
+from trainyard.common.errors import StepFailed, UserError
 from trainyard.oci import docker_engine, referrers, statements
 from trainyard.oci.referrers import Artifact
 from trainyard.oci.registry import Manifest, Repository

@@ -14,7 +14,7 @@ import docker.errors
 import pytest
 from tests.fakes.package_index import PackageIndex, wheel
 
-from trainyard.common.console import UserError
+from trainyard.common.errors import UserError
 from trainyard.common.settings import ROOT
 from trainyard.image import base_image, fallback, plan, target_lock
 from trainyard.release import batch, publish

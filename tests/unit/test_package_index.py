@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import pytest
 from tests.fakes.package_index import PackageIndex, wheel
 
-from trainyard.common.console import StepFailed
+from trainyard.common.errors import StepFailed
 from trainyard.image import build, package_index, resolver
 from trainyard.spec import model
 from trainyard.spec.lock import Lock, Section

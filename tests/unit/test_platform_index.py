@@ -12,7 +12,7 @@ from tests.claims import CLAIMS
 from tests.fakes.registry import Registry, sha256
 
 from trainyard.common import settings
-from trainyard.common.console import UserError
+from trainyard.common.errors import UserError
 from trainyard.oci import image_index, image_store, registry
 from trainyard.oci.registry import Manifest, Repository
 from trainyard.release import audit, claims, platform_index, promotion

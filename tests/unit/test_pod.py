@@ -21,7 +21,7 @@ from hypothesis import strategies as st
 from tests.fakes.registry import Registry, sha256
 
 from trainyard.common import gcloud
-from trainyard.common.console import StepFailed, UserError
+from trainyard.common.errors import StepFailed, UserError
 from trainyard.common.gcloud import Finished
 from trainyard_jobs.commands import pod
 from trainyard_jobs.pods import actions, api, connectivity_probe, gcloud_args, shell_commands, ssh, xla_dist

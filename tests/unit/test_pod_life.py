@@ -9,7 +9,7 @@ from dataclasses import replace
 
 import pytest
 
-from trainyard.common.console import StepFailed
+from trainyard.common.errors import StepFailed
 from trainyard.common.gcloud import Finished
 from trainyard_jobs.pods import provisioning, run
 from trainyard_jobs.pods.api import Node, TpuApi

@@ -15,7 +15,7 @@ import pytest
 
 from trainyard import cli
 from trainyard.common import installation
-from trainyard.common.console import StepFailed, UserError
+from trainyard.common.errors import StepFailed, UserError
 from trainyard.project import check, test
 from trainyard_jobs.model import machines
 

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from cloudbuild_local import inputs
-from trainyard.common.console import UserError
+from trainyard.common.errors import UserError
 from trainyard.common.settings import ROOT
 from trainyard.image import dockerfile
 from trainyard.spec import lock, model, yaml_source

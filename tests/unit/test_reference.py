@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from trainyard.common.console import UserError
+from trainyard.common.errors import UserError
 from trainyard.oci import inventory
 from trainyard.oci.reference import Reference
 from trainyard.oci.registry import check_address

@@ -11,7 +11,7 @@ import pytest
 import requests
 from tests.fakes.registry import Registry, RegistryError, sha256
 
-from trainyard.common.console import StepFailed
+from trainyard.common.errors import StepFailed
 from trainyard.oci import referrers
 from trainyard.oci.referrers import Artifact
 from trainyard.oci.registry import Manifest, Repository

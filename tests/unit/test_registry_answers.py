@@ -22,7 +22,7 @@ from tests.claims import CLAIMS
 from tests.fakes.registry import Answer, Registry, sha256
 
 from trainyard.common import settings
-from trainyard.common.console import StepFailed, UserError
+from trainyard.common.errors import StepFailed, UserError
 from trainyard.oci import docker_engine, image_index, image_store, inventory, referrers, statements, transport
 from trainyard.oci.documents import InvalidAnswer
 from trainyard.oci.registry import Manifest, Repository

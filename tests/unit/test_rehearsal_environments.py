@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from rehearsing import rehearsal_of, resolved
 
-from trainyard.common.console import UserError
+from trainyard.common.errors import UserError
 from trainyard.sandbox.fakes.google_cloud import GoogleCloud
 from trainyard_jobs.rehearsal.model import Mount, Trial
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from rehearsing import rehearsal_of
 
-from trainyard.common.console import UserError
+from trainyard.common.errors import UserError
 from trainyard_jobs.rehearsal import faults
 from trainyard_jobs.rehearsal.model import End, Policy, Replica
 from trainyard_jobs.rehearsal.progress import Progress

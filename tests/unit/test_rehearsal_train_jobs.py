@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from rehearsing import rehearsal_of, resolved
 
-from trainyard.common.console import UserError
+from trainyard.common.errors import UserError
 from trainyard_jobs.model import yaml_writer
 from trainyard_jobs.rehearsal.model import End, Rehearsal
 

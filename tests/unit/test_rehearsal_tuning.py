@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from trainers.common.hypertune import HyperTune
 
-from trainyard.common.console import StepFailed, UserError
+from trainyard.common.errors import StepFailed, UserError
 from trainyard_jobs import platforms
 from trainyard_jobs.rehearsal import tuning
 from trainyard_jobs.rehearsal.tuning import Search, Study

@@ -21,7 +21,7 @@ import pytest
 from matplotlib.text import Text
 
 from trainyard.common import settings
-from trainyard.common.console import UserError
+from trainyard.common.errors import UserError
 from trainyard.oci import docker_engine
 from trainyard.sandbox import containers
 from trainyard.sandbox.fakes.google_cloud import GoogleCloud

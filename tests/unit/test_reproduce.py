@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from trainyard.common.console import UserError
+from trainyard.common.errors import UserError
 from trainyard.oci import docker_engine
 from trainyard.release import reproduce
 from trainyard.release.reproduce import Build, Difference, Listing

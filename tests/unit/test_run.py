@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from trainyard.common.console import UserError
+from trainyard.common.errors import UserError
 from trainyard.image import local_run
 from trainyard.image.local_run import Host, Request
 from trainyard.spec import model

@@ -11,7 +11,7 @@ import pytest
 from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import ec, rsa
 
-from trainyard.common.console import UserError
+from trainyard.common.errors import UserError
 from trainyard.release import keys
 
 

@@ -16,7 +16,7 @@ from xml.etree import ElementTree
 import pytest
 import requests
 
-from trainyard.common.console import StepFailed, UserError
+from trainyard.common.errors import StepFailed, UserError
 from trainyard.image import catalog_page, dockerfile, measurements, sizes, wheels
 from trainyard.oci.layers import File, Layer, LayerFiles, Stored
 from trainyard.spec.model import load, targets

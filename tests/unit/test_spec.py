@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from trainyard.common import settings
-from trainyard.common.console import UserError
+from trainyard.common.errors import UserError
 from trainyard.image import dockerfile, plan
 from trainyard.spec import architectures, catalog, model, naming
 from trainyard.spec import lock as locks

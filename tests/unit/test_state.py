@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from pydantic import ValidationError
 
-from trainyard.common.console import UserError
+from trainyard.common.errors import UserError
 from trainyard.spec import state
 
 VERIFIED = {"passed": True, "size": 1, "manifest": {"size": 2}, "more": ["x"]}

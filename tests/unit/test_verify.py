@@ -19,7 +19,7 @@ import pytest
 import zstandard
 from tests.workspaces import lock
 
-from trainyard.common.console import StepFailed
+from trainyard.common.errors import StepFailed
 from trainyard.image import dockerfile, plan, wheel_layers
 from trainyard.lint.image import core as rules
 from trainyard.lint.image import verify

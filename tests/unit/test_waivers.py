@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from trainyard.common.console import UserError
+from trainyard.common.errors import UserError
 from trainyard.lint import waivers
 
 ADVISORY = """\

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from trainyard.common.console import StepFailed
+from trainyard.common.errors import StepFailed
 from trainyard.image import working_directory
 from trainyard.oci import docker_engine, image_store
 from trainyard.spec.architectures import AMD64, ARM64

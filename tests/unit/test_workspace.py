@@ -9,7 +9,7 @@ import pytest
 from tests.workspaces import added, lock, repository
 
 from trainyard.common import console
-from trainyard.common.console import UserError
+from trainyard.common.errors import UserError
 from trainyard.image import build, dockerfile, offline, plan
 from trainyard.release import candidate
 from trainyard.spec import model, workspace

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from trainyard.common.console import UserError
+from trainyard.common.errors import UserError
 from trainyard.spec.workspace import Workspace, WorkspaceDocument
 from trainyard.workspace import code_files
 from trainyard.workspace.dockerignore import Matcher

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from tests import awkward_code
 
-from trainyard.common.console import StepFailed, UserError
+from trainyard.common.errors import StepFailed, UserError
 from trainyard.spec.workspace import Site, Workspace, WorkspaceDocument
 from trainyard.workspace import code_files, code_layer, python_projects
 

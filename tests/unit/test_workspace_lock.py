@@ -21,7 +21,7 @@ from tests.workspaces import fresh, is_current, relock, repository
 from tests.workspaces import versions as pinned
 
 import trainyard as package
-from trainyard.common.console import StepFailed, UserError
+from trainyard.common.errors import StepFailed, UserError
 from trainyard.common.settings import ROOT
 from trainyard.image import base_image, dockerfile, plan, resolver, workspace_resolver
 from trainyard.spec import lock as locks

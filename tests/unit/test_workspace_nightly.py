@@ -14,7 +14,7 @@ from tests.fakes.package_index import PackageIndex, wheel
 from tests.workspaces import fresh, is_current, relock, repository
 from tests.workspaces import versions as pinned
 
-from trainyard.common.console import StepFailed, UserError
+from trainyard.common.errors import StepFailed, UserError
 from trainyard.image import base_image, build, dockerfile, resolver, workspace_resolver
 from trainyard.oci import docker_engine, probe_runner
 from trainyard.spec import lock as locks

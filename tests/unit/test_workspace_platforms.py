@@ -14,7 +14,7 @@ from tests.fakes.package_index import PackageIndex, source_distribution, wheel
 from tests.workspaces import is_current, relock, repository
 from tests.workspaces import versions as pinned
 
-from trainyard.common.console import StepFailed, UserError
+from trainyard.common.errors import StepFailed, UserError
 from trainyard.image import base_image, build, dockerfile, offline, plan, workspace_resolver
 from trainyard.oci import docker_engine
 from trainyard.spec import architectures, model, workspace

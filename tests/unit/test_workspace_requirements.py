@@ -15,7 +15,7 @@ import pytest
 from tests.fakes.package_index import PackageIndex, wheel
 from tests.fakes.server import Listener
 
-from trainyard.common.console import StepFailed, UserError
+from trainyard.common.errors import StepFailed, UserError
 from trainyard.spec import model
 from trainyard.spec.workspace import Workspace
 from trainyard.workspace import indexes, requirements, wheels

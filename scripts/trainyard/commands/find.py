@@ -33,14 +33,14 @@ def command(package: str | None, registry: str | None, quiet: bool, as_json: boo
     With --quiet the references of the images, by digest, are printed on stdout. The exit status is 0 whether or not an
     image has the package.
     """
-    from trainyard.common import console
+    from trainyard.common import console, errors
     from trainyard.oci.registry import Repository, check_address
     from trainyard.release import package_search
     from trainyard.spec.naming import NAME
 
     if not package:
         example = "trainyard find torch==2.9.1 --registry localhost:5000/team"
-        raise console.UserError(f"no package to look for: give one, as in '{example}'")
+        raise errors.UserError(f"no package to look for: give one, as in '{example}'")
     query = package_search.Query.parse(package)
     answer = package_search.search(Repository(f"{check_address(registry)}/{NAME}"), query)
     console.result(answer.as_dict(), as_json=as_json)

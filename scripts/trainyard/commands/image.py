@@ -73,7 +73,7 @@ def command(
 
 
 def _made(target: str | None, events: int | None, **how: Any) -> dict[str, Any]:
-    from trainyard.common import console
+    from trainyard.common import console, errors
     from trainyard.image import fallback
     from trainyard.oci import docker_engine
     from trainyard.release import candidate
@@ -87,7 +87,7 @@ def _made(target: str | None, events: int | None, **how: Any) -> dict[str, Any]:
             console.warn(reason)
         docker_engine.set_up_in_checkout()
         made = candidate.make(spec, emit=emit, **how)
-    except (console.UserError, console.StepFailed, OSError) as error:
+    except (errors.UserError, errors.StepFailed, OSError) as error:
         emit("failed", reason=str(error))
         raise
     found = {name: facts for name, facts in made.items() if name != "plan"}
@@ -98,7 +98,7 @@ def _made(target: str | None, events: int | None, **how: Any) -> dict[str, Any]:
 
 
 def _from(target: str | None, reference: str) -> dict[str, Any]:
-    from trainyard.common import console
+    from trainyard.common import console, errors
     from trainyard.oci import docker_engine
     from trainyard.release import candidate
     from trainyard.spec import workspace
@@ -106,7 +106,7 @@ def _from(target: str | None, reference: str) -> dict[str, Any]:
 
     spec = load(target) if target or workspace.find() else None
     if spec and not isinstance(spec, RepositorySpec):
-        raise console.UserError(
+        raise errors.UserError(
             f"--from takes no target of the catalogue: {spec.target} is built from {spec.where}; give the folder of a "
             f"{workspace.FILE}, or nothing"
         )

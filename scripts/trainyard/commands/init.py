@@ -37,7 +37,7 @@ def command(
     import sys
     from pathlib import Path
 
-    from trainyard.common import console
+    from trainyard.common import console, errors
     from trainyard.spec import workspace
     from trainyard.spec.model import RepositorySpec, load, targets
     from trainyard.workspace import init
@@ -47,7 +47,7 @@ def command(
     written = []
     if not (path.exists() and devcontainer):
         if path.exists():
-            raise console.UserError(f"{workspace.FILE} exists already: edit it, or remove it first")
+            raise errors.UserError(f"{workspace.FILE} exists already: edit it, or remove it first")
         repository = init.Repository(folder)
         ask = not yes and sys.stdin.isatty() and sys.stderr.isatty()
         if not ask and not yes:
@@ -65,7 +65,7 @@ def command(
             name = click.prompt("name of the image", default=name or proposal.name, err=True)
             proposal = repository.propose(target, name=name, run=run)
         elif proposal.question:
-            raise console.UserError(proposal.question)
+            raise errors.UserError(proposal.question)
         for value, why in proposal.reasons.items():
             console.say(f"{value} ({why})")
         for note in proposal.notes:

@@ -37,7 +37,7 @@ def command(target: str | None, upgrade: bool, upgrade_package: tuple[str, ...],
     If TARGET's base holds the framework, its tag is resolved to a digest and its packages are recorded. The packages
     that a nightly names without a version are locked in their newest release, pre-releases included, with the day.
     """
-    from trainyard.common import console
+    from trainyard.common import console, errors
     from trainyard.image import resolver, target_lock, workspace_resolver
     from trainyard.spec import architectures, model
     from trainyard.spec.model import relative
@@ -50,7 +50,7 @@ def command(target: str | None, upgrade: bool, upgrade_package: tuple[str, ...],
         spec = workspace_resolver.lock(spec, upgrade=upgrade, upgrade_packages=upgrade_package, check=check)
         written = [] if spec.lock == before else [spec.lock_file]
     elif upgrade_package or check or (upgrade and target != "scripts"):
-        raise console.UserError(
+        raise errors.UserError(
             "--upgrade, --upgrade-package and --check are for the lock of a trainyard.yaml, and --upgrade for 'scripts'"
         )
     elif spec is not None:

@@ -70,16 +70,16 @@ def command(
     --public-key, or with --certificate-identity and --certificate-oidc-issuer. With --key or --keyless, a verification
     summary (SLSA) is attached, too.
     """
-    from trainyard.common import console
+    from trainyard.common import console, errors
     from trainyard.oci.registry import check_address
     from trainyard.release import predicates, promotion, signers
     from trainyard.spec.model import load
 
     destination = check_address(to, "--to") if to else None
     if claims and not require_signed:
-        raise console.UserError("--claims requires --require-signed: it names the claims that are demanded")
+        raise errors.UserError("--claims requires --require-signed: it names the claims that are demanded")
     if keyless and not require_signed:
-        raise console.UserError("--keyless requires --require-signed: it signs the summary of what is demanded")
+        raise errors.UserError("--keyless requires --require-signed: it signs the summary of what is demanded")
     demanded = None
     if require_signed:
         kinds = predicates.kinds_in(claims) if claims is not None else predicates.REQUIRED
@@ -100,11 +100,11 @@ def command(
 
 def _demanded(kinds: Sequence[str], signer: Signer | None, trust: Trust | None) -> Demanded:
     """The claims that --require-signed demands; whose claims count follows from who signs."""
-    from trainyard.common import console
+    from trainyard.common import errors
     from trainyard.release import promotion, signers
 
     if trust is None and signer:
         trust = signer.trust
     if trust is None:
-        raise console.UserError(f"--require-signed needs {signers.ways_to_check()} to check the claims with")
+        raise errors.UserError(f"--require-signed needs {signers.ways_to_check()} to check the claims with")
     return promotion.Demanded(trust, kinds, signer)

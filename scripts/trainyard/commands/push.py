@@ -70,16 +70,16 @@ def command(
 
     Layers are compressed with zstd; for registries and engines without zstd, build with COMPRESSION=gzip.
     """
-    from trainyard.common import console
+    from trainyard.common import console, errors
     from trainyard.oci.registry import check_address
     from trainyard.spec.model import load
 
     if image and not code_only:
-        raise console.UserError("--image requires --code-only: what is pushed otherwise is the local image")
+        raise errors.UserError("--image requires --code-only: what is pushed otherwise is the local image")
     if vex and not key and not keyless:
-        raise console.UserError("--vex requires --key or --keyless: the document is attached as a signed claim")
+        raise errors.UserError("--vex requires --key or --keyless: the document is attached as a signed claim")
     if keyless and code_only:
-        raise console.UserError("--keyless and --code-only exclude each other: replaced code is not signed")
+        raise errors.UserError("--keyless and --code-only exclude each other: replaced code is not signed")
     spec = load(target)
     if code_only:
         made = _push_code(spec, registry, image)

@@ -63,14 +63,14 @@ def command(
     import shlex
     import sys
 
-    from trainyard.common import console
+    from trainyard.common import console, errors
     from trainyard.image import local_run
     from trainyard.oci import docker_engine
     from trainyard.spec.model import load
     from trainyard.spec.naming import NAME
 
     if shell and jupyter:
-        raise console.UserError("--shell and --jupyter cannot be used together")
+        raise errors.UserError("--shell and --jupyter cannot be used together")
     spec = load(target)
     terminal = sys.stdin.isatty() and sys.stdout.isatty()
     request = local_run.Request(

@@ -34,7 +34,7 @@ def command(target: str | None, image: str | None, output: Path | None, as_json:
     Packages have their purl and license, and Python packages the SHA-256 of every file that the lock accepts for them.
     The same image gives the same bytes. 'trainyard push' attaches the SBOM to the image.
     """
-    from trainyard.common import console, settings
+    from trainyard.common import console, errors, settings
     from trainyard.oci import docker_engine, inventory
     from trainyard.release import sbom
     from trainyard.spec.model import load
@@ -43,7 +43,7 @@ def command(target: str | None, image: str | None, output: Path | None, as_json:
     spec = None if image else load(target)
     if spec is None and not output and not as_json:
         output_option, json_option = "'--output'", "'--json'"
-        raise console.UserError(f"{output_option} gives the file for the SBOM of an image, or {json_option} prints it")
+        raise errors.UserError(f"{output_option} gives the file for the SBOM of an image, or {json_option} prints it")
     reference = image or f"{NAME}:{spec.local_name if spec else ''}"
     if spec is not None:
         docker_engine.image(reference, made_by=spec.command("image"))

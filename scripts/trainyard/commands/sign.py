@@ -57,13 +57,13 @@ def command(
     SIGSTORE_ID_TOKEN signs. It gets a certificate for some minutes from Sigstore, and the signature is entered into
     Sigstore's transparency log: both are public.
     """
-    from trainyard.common import console
+    from trainyard.common import console, errors
     from trainyard.release import claims, platform_index, predicates, signers
 
     signer = signers.signer(key, "sign", keyless=keyless)
     trust = signers.trust(public_key, certificate_identity, certificate_oidc_issuer, "sign")
     if signer is None and trust is None:
-        raise console.UserError(f"{signers.ways_to_sign()} signs, {signers.ways_to_check()} checks: give one")
+        raise errors.UserError(f"{signers.ways_to_sign()} signs, {signers.ways_to_check()} checks: give one")
     repository, subject = platform_index.image_to_sign(target, registry, image)
     found: dict[str, Any] = {"image": f"{repository.name}@{subject.digest}"}
     if signer is not None:
@@ -84,7 +84,7 @@ def _show(of_platform: Mapping[str, Sequence[Found]]) -> list[dict[str, Any]]:
     Raises:
         StepFailed: one that names the signer is not valid.
     """
-    from trainyard.common import console
+    from trainyard.common import console, errors
 
     all_claims = [(platform, one) for platform, some in of_platform.items() for one in some]
     lines = [f"{platform} {one}".strip() for platform, one in all_claims]
@@ -93,7 +93,7 @@ def _show(of_platform: Mapping[str, Sequence[Found]]) -> list[dict[str, Any]]:
     wrong = [line for line, (_, one) in zip(lines, all_claims, strict=True) if not one.valid and not one.foreign]
     if wrong:
         more = f" (and {len(wrong) - 1} more)" if len(wrong) > 1 else ""
-        raise console.StepFailed(f"not a valid claim: {wrong[0]}{more}")
+        raise errors.StepFailed(f"not a valid claim: {wrong[0]}{more}")
     return [
         {
             "platform": platform or None,

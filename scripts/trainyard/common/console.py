@@ -1,4 +1,4 @@
-"""Messages, results, the errors that end a command, and checks of what is installed.
+"""Messages and results.
 
 People read stderr: messages, progress, tables. Programs read stdout, which holds the result alone.
 """
@@ -6,7 +6,7 @@ People read stderr: messages, progress, tables. Programs read stdout, which hold
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
@@ -14,14 +14,6 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     log: Console
-
-
-class UserError(Exception):
-    """A mistake that the user can correct: one line that says what is wrong, where, and what to do. Exit status 2."""
-
-
-class StepFailed(Exception):
-    """A step ran and failed; the message gives the reason in one line. Exit status 1."""
 
 
 #: Whether only warnings and errors are printed.
@@ -71,11 +63,6 @@ def _print(message: str, style: str = "") -> None:
         print(message, file=sys.stderr, flush=True)
 
 
-def one_line(text: str) -> str:
-    """Return a text that is not ours with line breaks and other control characters escaped."""
-    return "".join(one if one.isprintable() else ascii(one)[1:-1] for one in text)
-
-
 def say(message: str, style: str = "") -> None:
     """Print a line, on a terminal in a style of rich."""
     if not _quiet:
@@ -90,14 +77,6 @@ def warn(message: str) -> None:
 def fail(message: str) -> None:
     """Print the line that a command ends with when it failed."""
     _print(message, "bold red")
-
-
-def nearest(word: str, choices: Iterable[str]) -> str:
-    """`` (did you mean 'x'?)`` for the valid spelling nearest to ``word``; empty if none is near."""
-    import difflib
-
-    matches = difflib.get_close_matches(word, list(choices), n=1, cutoff=0.5)
-    return f" (did you mean '{matches[0]}'?)" if matches else ""
 
 
 def result(data: Mapping[str, Any], *, as_json: bool) -> None:

@@ -6,7 +6,7 @@ import re
 import shutil
 import subprocess
 
-from trainyard.common.console import UserError
+from trainyard.common.errors import UserError
 
 Finished = subprocess.CompletedProcess[str]
 

@@ -6,7 +6,7 @@ import importlib.util
 from pathlib import Path
 
 from trainyard.common import settings
-from trainyard.common.console import UserError
+from trainyard.common.errors import UserError
 
 
 def check_writable(path: Path) -> None:

@@ -19,7 +19,8 @@ from functools import cache
 from pathlib import Path
 
 from trainyard.common import settings
-from trainyard.common.console import StepFailed, UserError, say
+from trainyard.common.console import say
+from trainyard.common.errors import StepFailed, UserError
 from trainyard.image.local_images import digest_of
 from trainyard.oci import builder, docker_engine
 from trainyard.oci.reference import Reference

@@ -14,7 +14,8 @@ from pathlib import Path
 from typing import Any
 
 from trainyard.common import settings
-from trainyard.common.console import StepFailed, UserError, say, warn
+from trainyard.common.console import say, warn
+from trainyard.common.errors import StepFailed, UserError
 from trainyard.image import (
     base_image,
     dockerfile,

@@ -15,7 +15,8 @@ from pathlib import Path
 from typing import Any
 
 from trainyard.common import settings
-from trainyard.common.console import StepFailed, is_quiet
+from trainyard.common.console import is_quiet
+from trainyard.common.errors import StepFailed
 from trainyard.common.settings import ROOT
 from trainyard.image import compile_failure
 from trainyard.oci import builder, docker_engine

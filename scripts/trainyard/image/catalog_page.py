@@ -10,7 +10,7 @@ from typing import Any
 
 from pydantic import RootModel
 
-from trainyard.common.console import UserError, nearest
+from trainyard.common.errors import UserError, nearest
 from trainyard.common.settings import ROOT
 from trainyard.image import measurements
 from trainyard.spec import yaml_source

@@ -16,7 +16,7 @@ import jinja2
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
-from trainyard.common.console import one_line
+from trainyard.common.errors import one_line
 from trainyard.common.installation import check_writable
 from trainyard.common.settings import ROOT
 from trainyard.image import plan, wheel_layers

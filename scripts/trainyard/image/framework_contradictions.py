@@ -8,7 +8,7 @@ from packaging.requirements import Requirement
 from packaging.specifiers import SpecifierSet
 from packaging.utils import canonicalize_name
 
-from trainyard.common.console import UserError
+from trainyard.common.errors import UserError
 from trainyard.spec import model
 from trainyard.spec.catalog import debian_bases
 from trainyard.spec.markers import applies

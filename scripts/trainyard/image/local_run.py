@@ -11,7 +11,7 @@ from pathlib import Path
 
 import docker.errors
 
-from trainyard.common.console import UserError
+from trainyard.common.errors import UserError
 from trainyard.oci import docker_engine
 from trainyard.spec import workspace
 from trainyard.spec.model import RepositorySpec, Spec, relative

@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from trainyard.common.console import UserError
+from trainyard.common.errors import UserError
 from trainyard.common.settings import ROOT
 from trainyard.spec.model import relative
 

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from pydantic import BaseModel, ValidationError
 
-from trainyard.common.console import UserError
+from trainyard.common.errors import UserError
 from trainyard.common.settings import STATE
 from trainyard.image import working_directory
 from trainyard.image.plan import Plan

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from trainyard.common import git, settings
-from trainyard.common.console import UserError
+from trainyard.common.errors import UserError
 from trainyard.common.settings import ROOT
 from trainyard.spec.catalog import debian_bases
 from trainyard.spec.lock import FILE

@@ -13,7 +13,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from trainyard.common import settings
-from trainyard.common.console import StepFailed
+from trainyard.common.errors import StepFailed
 from trainyard.image.buildx import bake
 from trainyard.oci import docker_engine, image_store
 from trainyard.spec import state

@@ -16,7 +16,8 @@ from packaging.requirements import InvalidRequirement, Requirement
 from packaging.utils import canonicalize_name
 
 from trainyard.common import settings
-from trainyard.common.console import StepFailed, UserError, say
+from trainyard.common.console import say
+from trainyard.common.errors import StepFailed, UserError
 from trainyard.common.installation import check_writable, checkout
 from trainyard.common.settings import ROOT
 from trainyard.image import base_image, locked_files

@@ -16,7 +16,8 @@ import docker.errors
 import requests
 from rich.table import Table
 
-from trainyard.common.console import StepFailed, UserError, say
+from trainyard.common.console import say
+from trainyard.common.errors import StepFailed, UserError
 from trainyard.common.settings import ROOT
 from trainyard.image import measurements, wheel_layers, wheels
 from trainyard.oci import docker_engine, layers

@@ -34,7 +34,8 @@ from typing import Any
 
 from docker.models.containers import Container
 
-from trainyard.common.console import StepFailed, say
+from trainyard.common.console import say
+from trainyard.common.errors import StepFailed
 from trainyard.image import smoke_containers
 from trainyard.image.local_run import DATA, OUTPUT, SHARED_MEMORY
 from trainyard.image.smoke_failure import Explanation, Run, asked_for, own_lines

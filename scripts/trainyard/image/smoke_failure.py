@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from trainyard.common.console import nearest
+from trainyard.common.errors import nearest
 from trainyard.spec import model, yaml_source
 from trainyard.spec.workspace import FILE, FOLDER, Workspace, git_root
 from trainyard.workspace import import_names

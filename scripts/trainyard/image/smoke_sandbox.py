@@ -14,7 +14,7 @@ from typing import IO, Any
 
 from docker.models.containers import Container
 
-from trainyard.common.console import StepFailed
+from trainyard.common.errors import StepFailed
 from trainyard.oci import docker_engine
 from trainyard.sandbox.containers import GOOGLE_CLOUD, Sandbox, archive
 

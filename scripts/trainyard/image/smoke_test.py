@@ -29,7 +29,8 @@ from typing import Any
 
 from docker.models.containers import Container
 
-from trainyard.common.console import StepFailed, say
+from trainyard.common.console import say
+from trainyard.common.errors import StepFailed
 from trainyard.image import smoke_command, smoke_containers, worker_processes
 from trainyard.image.smoke_sandbox import EMULATED, GRACE, SmokeSandbox
 from trainyard.oci import docker_engine

@@ -8,7 +8,7 @@ import sys
 from collections.abc import Iterable
 from functools import cache
 
-from trainyard.common.console import UserError, nearest
+from trainyard.common.errors import UserError, nearest
 from trainyard.common.settings import ROOT
 from trainyard.spec.model import Spec
 

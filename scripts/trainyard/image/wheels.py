@@ -16,7 +16,7 @@ from pathlib import Path
 
 import requests
 
-from trainyard.common.console import StepFailed
+from trainyard.common.errors import StepFailed
 from trainyard.image import locked_files, resolver
 from trainyard.spec.model import Spec
 

@@ -16,7 +16,7 @@ from typing import Any
 
 from docker.models.images import Image
 
-from trainyard.common.console import StepFailed
+from trainyard.common.errors import StepFailed
 from trainyard.common.settings import STATE
 from trainyard.image.local_images import digest_of
 from trainyard.oci import docker_engine, image_store

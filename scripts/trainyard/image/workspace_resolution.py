@@ -18,7 +18,8 @@ from packaging.specifiers import SpecifierSet
 from packaging.utils import canonicalize_name
 
 from trainyard.common import settings
-from trainyard.common.console import StepFailed, UserError, warn
+from trainyard.common.console import warn
+from trainyard.common.errors import StepFailed, UserError
 from trainyard.image import base_wheels, locked_files, resolver
 from trainyard.image import framework_contradictions as contradictions
 from trainyard.image.resolver import entries, versions

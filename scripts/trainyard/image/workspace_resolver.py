@@ -22,7 +22,8 @@ from packaging.utils import canonicalize_name
 
 import trainyard
 from trainyard.common import settings
-from trainyard.common.console import StepFailed, UserError, nearest, warn
+from trainyard.common.console import warn
+from trainyard.common.errors import StepFailed, UserError, nearest
 from trainyard.common.settings import ROOT
 from trainyard.image import base_image, base_wheels, package_index, resolver
 from trainyard.image import framework_contradictions as contradictions

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from trainyard.common.console import UserError, nearest
+from trainyard.common.errors import UserError, nearest
 from trainyard.common.registration import neighbours
 from trainyard.common.rule_engine import Rule
 from trainyard.lint.image import core as image

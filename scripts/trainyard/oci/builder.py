@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from functools import cache
 
 from trainyard.common import settings
-from trainyard.common.console import StepFailed, UserError, nearest
+from trainyard.common.errors import StepFailed, UserError, nearest
 from trainyard.oci import docker_engine
 from trainyard.oci.docker_engine import ENGINE_BUILDER
 from trainyard.spec.architectures import PLATFORMS, Architecture

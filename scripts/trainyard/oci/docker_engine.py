@@ -17,7 +17,7 @@ from docker.models.images import Image
 from docker.utils import parse_repository_tag
 
 from trainyard.common import settings
-from trainyard.common.console import StepFailed, UserError
+from trainyard.common.errors import StepFailed, UserError
 from trainyard.common.settings import ROOT
 from trainyard.spec.architectures import AMD64, ARCHITECTURES, ARM64, Architecture
 from trainyard.spec.units import in_bytes

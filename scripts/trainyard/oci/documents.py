@@ -18,7 +18,7 @@ from pydantic_core import from_json
 # pydantic reads the types of a TypedDict on Python 3.11 only if it is this one.
 from typing_extensions import TypedDict
 
-from trainyard.common.console import StepFailed, one_line
+from trainyard.common.errors import StepFailed, one_line
 
 #: Most bytes of a manifest or index, which registries must accept
 #: (https://github.com/opencontainers/distribution-spec/blob/main/spec.md#pushing-manifests).

@@ -23,7 +23,7 @@ from typing import IO, Any, Generic, TypeVar, cast
 
 import zstandard
 
-from trainyard.common.console import StepFailed
+from trainyard.common.errors import StepFailed
 from trainyard.oci import docker_engine, image_index
 from trainyard.oci.documents import InvalidAnswer, hashed
 from trainyard.spec import architectures

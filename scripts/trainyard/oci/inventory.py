@@ -18,7 +18,7 @@ from typing import Any
 import docker.errors
 from packaging.utils import canonicalize_name
 
-from trainyard.common.console import UserError
+from trainyard.common.errors import UserError
 from trainyard.oci import attached_sbom, docker_engine, image_index, image_store, layers
 from trainyard.oci.attached_sbom import InstalledPackage
 from trainyard.oci.image_config import Configured

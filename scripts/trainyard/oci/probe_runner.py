@@ -9,7 +9,7 @@ from typing import Any
 
 import docker.errors
 
-from trainyard.common.console import StepFailed
+from trainyard.common.errors import StepFailed
 from trainyard.oci import docker_engine
 
 #: Names of an image's Python; the first that exists is used.

@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
-from trainyard.common.console import UserError
+from trainyard.common.errors import UserError
 
 #: The registry of a reference that names none.
 DOCKER_HUB = "docker.io"

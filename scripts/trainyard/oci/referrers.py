@@ -13,7 +13,7 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from trainyard.common.console import StepFailed
+from trainyard.common.errors import StepFailed
 from trainyard.oci.documents import INDEX as LIST
 from trainyard.oci.image_index import INDEX, is_index
 from trainyard.oci.registry import Manifest, Repository, sha256

@@ -30,7 +30,7 @@ import requests
 import urllib3
 
 from trainyard.common import settings
-from trainyard.common.console import StepFailed, UserError, one_line
+from trainyard.common.errors import StepFailed, UserError, one_line
 from trainyard.oci import docker_engine
 from trainyard.oci.documents import (
     CONFIGURATION,

@@ -16,7 +16,8 @@ from urllib.parse import urljoin, urlsplit
 import requests
 import urllib3
 
-from trainyard.common.console import one_line, say
+from trainyard.common.console import say
+from trainyard.common.errors import one_line
 from trainyard.oci.documents import ALGORITHMS, InvalidAnswer
 
 #: Seconds to wait for an answer to begin or to go on; registries on the same host took under 0.1 s (2026-11).

@@ -18,7 +18,7 @@ import requests
 from packaging.utils import canonicalize_name
 from packaging.version import InvalidVersion, Version
 
-from trainyard.common.console import StepFailed, UserError
+from trainyard.common.errors import StepFailed, UserError
 from trainyard.common.installation import check_writable
 from trainyard.spec.model import IMAGES, relative
 

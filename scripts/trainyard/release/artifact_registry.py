@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from trainyard.common import gcloud
-from trainyard.common.console import StepFailed, UserError
+from trainyard.common.errors import StepFailed, UserError
 from trainyard.oci import registry
 from trainyard.spec.naming import NAME
 

@@ -21,7 +21,8 @@ from typing import Any
 from packaging.utils import canonicalize_name
 from rich.table import Column, Table
 
-from trainyard.common.console import StepFailed, UserError, say, warn
+from trainyard.common.console import say, warn
+from trainyard.common.errors import StepFailed, UserError
 from trainyard.common.installation import require_extra
 from trainyard.image import plan
 from trainyard.lint import waivers

@@ -22,7 +22,8 @@ from rich.table import Column, Table
 from rich.text import Text
 
 from trainyard.common import settings
-from trainyard.common.console import StepFailed, UserError, say
+from trainyard.common.console import say
+from trainyard.common.errors import StepFailed, UserError
 from trainyard.common.settings import STATE
 from trainyard.image import base_image
 from trainyard.release import events

@@ -13,7 +13,8 @@ from docker.models.images import Image
 from rich.table import Column, Table
 from rich.text import Text
 
-from trainyard.common.console import UserError, say
+from trainyard.common.console import say
+from trainyard.common.errors import UserError
 from trainyard.image import build, local_run, smoke_command, smoke_test, trainer_flags
 from trainyard.image.plan import Plan
 from trainyard.lint.image import verify

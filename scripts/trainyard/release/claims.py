@@ -6,7 +6,7 @@ from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from trainyard.common.console import StepFailed, UserError
+from trainyard.common.errors import StepFailed, UserError
 from trainyard.oci import image_index, referrers, statements
 from trainyard.oci.documents import InvalidAnswer
 from trainyard.oci.reference import Reference

@@ -17,7 +17,8 @@ from typing import TYPE_CHECKING, Any
 import docker.errors
 
 from trainyard.common import settings
-from trainyard.common.console import StepFailed, UserError, nearest, say, warn
+from trainyard.common.console import say, warn
+from trainyard.common.errors import StepFailed, UserError, nearest
 from trainyard.common.settings import ROOT, STATE
 from trainyard.image import build, smoke_test, target_lock
 from trainyard.lint.image import verify

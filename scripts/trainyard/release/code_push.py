@@ -24,7 +24,8 @@ from typing import IO, Any
 
 import zstandard
 
-from trainyard.common.console import StepFailed, UserError, say
+from trainyard.common.console import say
+from trainyard.common.errors import StepFailed, UserError
 from trainyard.image import plan
 from trainyard.oci import image_index
 from trainyard.oci.registry import Manifest, Repository, check_address, sha256

@@ -19,7 +19,7 @@ from typing import Any
 import requests
 
 from trainyard.common import installation
-from trainyard.common.console import StepFailed, UserError
+from trainyard.common.errors import StepFailed, UserError
 from trainyard.spec.model import IMAGES, relative
 
 FILE = IMAGES / "debian-advisories.json"

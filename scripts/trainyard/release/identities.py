@@ -25,7 +25,7 @@ from sigstore.sign import Signer, SigningContext
 from sigstore.verify import Verifier, policy
 
 from trainyard.common import settings
-from trainyard.common.console import StepFailed, UserError
+from trainyard.common.errors import StepFailed, UserError
 from trainyard.oci.documents import InvalidAnswer
 from trainyard.oci.statements import PLAIN, Opened, read_bundle
 

@@ -9,7 +9,7 @@ from functools import cached_property
 import docker.errors
 from packaging.utils import canonicalize_name
 
-from trainyard.common.console import UserError
+from trainyard.common.errors import UserError
 from trainyard.oci import docker_engine, inventory, probe_runner
 from trainyard.oci.attached_sbom import InstalledPackage
 from trainyard.sandbox.containers import files_of

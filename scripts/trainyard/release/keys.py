@@ -18,7 +18,7 @@ from securesystemslib.dsse import Envelope
 from securesystemslib.exceptions import VerificationError
 from securesystemslib.signer import CryptoSigner, SSlibKey  # type: ignore[attr-defined]  # no __all__
 
-from trainyard.common.console import UserError
+from trainyard.common.errors import UserError
 from trainyard.oci.documents import InvalidAnswer
 from trainyard.oci.statements import BUNDLE, PLAIN, Opened, read_bundle
 

@@ -18,7 +18,7 @@ from packaging.utils import canonicalize_name
 from packaging.version import InvalidVersion, Version
 from rich.table import Column, Table
 
-from trainyard.common.console import StepFailed, UserError
+from trainyard.common.errors import StepFailed, UserError
 from trainyard.oci import attached_sbom, image_index, referrers
 from trainyard.oci.attached_sbom import InstalledPackage
 from trainyard.oci.documents import InvalidAnswer

@@ -11,7 +11,7 @@ import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from trainyard.common.console import UserError
+from trainyard.common.errors import UserError
 from trainyard.image.local_images import digest_of
 from trainyard.oci import docker_engine, image_index, inventory
 from trainyard.oci.registry import Manifest, Repository, check_address

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import trainyard
-from trainyard.common.console import UserError
+from trainyard.common.errors import UserError
 from trainyard.image import provenance as buildkit
 from trainyard.oci import attached_sbom, statements
 from trainyard.spec.state import SmokeResult, VerifyResult

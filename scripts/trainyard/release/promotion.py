@@ -15,7 +15,8 @@ from typing import TYPE_CHECKING, Any
 
 from packageurl import PackageURL
 
-from trainyard.common.console import StepFailed, UserError, warn
+from trainyard.common.console import warn
+from trainyard.common.errors import StepFailed, UserError
 from trainyard.oci import image_index, statements
 from trainyard.oci.documents import InvalidAnswer
 from trainyard.oci.registry import Manifest, Repository, sha256

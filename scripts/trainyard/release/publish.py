@@ -15,7 +15,8 @@ from typing import TYPE_CHECKING, Any
 import docker.errors
 from rich.table import Table
 
-from trainyard.common.console import StepFailed, UserError, say, warn
+from trainyard.common.console import say, warn
+from trainyard.common.errors import StepFailed, UserError
 from trainyard.image import fallback, provenance
 from trainyard.image.local_images import digest_of
 from trainyard.oci import docker_engine, inventory, registry

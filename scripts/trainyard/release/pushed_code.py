@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
-from trainyard.common.console import UserError
+from trainyard.common.errors import UserError
 from trainyard.oci import image_index
 from trainyard.oci.documents import CONFIGURATION, InvalidAnswer, check_manifest, parse
 from trainyard.oci.registry import Manifest, Repository, sha256

@@ -21,7 +21,8 @@ from typing import Any
 
 from rich.table import Table
 
-from trainyard.common.console import UserError, say
+from trainyard.common.console import say
+from trainyard.common.errors import UserError
 from trainyard.image import build
 from trainyard.oci import builder, docker_engine, image_store, layers
 from trainyard.spec import state

@@ -22,7 +22,7 @@ from packaging.markers import default_environment
 from packaging.requirements import InvalidRequirement, Requirement
 from packaging.utils import canonicalize_name
 
-from trainyard.common.console import StepFailed, UserError
+from trainyard.common.errors import StepFailed, UserError
 from trainyard.oci.attached_sbom import LAYER, InstalledPackage
 from trainyard.oci.inventory import Image
 from trainyard.oci.reference import Reference

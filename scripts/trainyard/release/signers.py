@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Protocol
 
 from trainyard.common import installation, settings
-from trainyard.common.console import UserError
+from trainyard.common.errors import UserError
 from trainyard.oci.statements import Opened
 
 

@@ -22,7 +22,8 @@ import requests
 from docker.models.containers import Container
 from docker.models.images import Image
 
-from trainyard.common.console import StepFailed, warn
+from trainyard.common.console import warn
+from trainyard.common.errors import StepFailed
 from trainyard.oci import docker_engine
 
 #: The fakes: single files that need only Python's standard library.

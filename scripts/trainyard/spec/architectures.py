@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from packaging.version import Version
 
 from trainyard.common import settings
-from trainyard.common.console import UserError, nearest
+from trainyard.common.errors import UserError, nearest
 
 #: The newest glibc that uv has platforms for: https://docs.astral.sh/uv/reference/cli/#uv-pip-compile--python-platform
 UV_GLIBC = "2.40"

@@ -18,7 +18,7 @@ from packaging.utils import canonicalize_name
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, WithJsonSchema
 from ruamel.yaml.comments import CommentedMap
 
-from trainyard.common.console import UserError, nearest
+from trainyard.common.errors import UserError, nearest
 from trainyard.common.settings import ROOT
 from trainyard.spec import yaml_source
 from trainyard.spec.architectures import PLATFORMS

@@ -41,7 +41,7 @@ from pathlib import Path
 from packaging.utils import canonicalize_name
 from pydantic import ValidationError
 
-from trainyard.common.console import UserError
+from trainyard.common.errors import UserError
 from trainyard.common.installation import check_writable
 from trainyard.spec import yaml_source
 from trainyard.spec.architectures import ARCHITECTURES

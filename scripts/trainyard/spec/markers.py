@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 from packaging.markers import InvalidMarker, Marker
 
-from trainyard.common.console import UserError
+from trainyard.common.errors import UserError
 from trainyard.spec.architectures import AMD64
 
 #: Whether a marker is true in an image; one that is missing is.

@@ -1,7 +1,7 @@
 """The typed model of ``images/<target>/image.yaml``: what an image is, and the one place that reads it.
 
 Everything else (Dockerfile, bake plan, locks, tags, labels, checks) is derived from a :class:`Spec`. A spec is strict:
-an unknown key, a bad version, a missing field is a :class:`~trainyard.common.console.UserError` that names the file,
+an unknown key, a bad version, a missing field is a :class:`~trainyard.common.errors.UserError` that names the file,
 the line, the key, and the nearest valid spelling.
 """
 
@@ -17,7 +17,7 @@ from packaging.utils import canonicalize_name
 from pydantic import AfterValidator, BeforeValidator, Field, SkipValidation
 from ruamel.yaml.comments import CommentedMap
 
-from trainyard.common.console import UserError, nearest
+from trainyard.common.errors import UserError, nearest
 from trainyard.common.settings import PREFIX, ROOT, STATE
 from trainyard.spec import architectures, framework, lock, workspace, yaml_source
 from trainyard.spec.architectures import ARCHITECTURES, PLATFORMS, Architecture

@@ -21,7 +21,8 @@ import filelock
 from pydantic import ConfigDict, TypeAdapter, ValidationError, with_config
 from typing_extensions import TypedDict  # pydantic needs this one before Python 3.12
 
-from trainyard.common.console import UserError, say
+from trainyard.common.console import say
+from trainyard.common.errors import UserError
 from trainyard.common.settings import STATE
 
 #: Images per target whose results are kept, the last recorded ones: about 70 KB each, most of it provenance.

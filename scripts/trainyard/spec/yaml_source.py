@@ -13,7 +13,7 @@ from ruamel.yaml.comments import CommentedMap, CommentedSeq
 from ruamel.yaml.error import YAMLError
 from ruamel.yaml.nodes import MappingNode, Node, ScalarNode
 
-from trainyard.common.console import UserError, one_line
+from trainyard.common.errors import UserError, one_line
 from trainyard.common.settings import ROOT
 
 #: Path of a value in a document: keys and list positions from its top.

@@ -13,7 +13,7 @@ from pathlib import Path, PurePosixPath
 from typing import NamedTuple, NoReturn
 
 from trainyard.common import git
-from trainyard.common.console import StepFailed, UserError, nearest
+from trainyard.common.errors import StepFailed, UserError, nearest
 from trainyard.oci import secret_scan
 from trainyard.spec import lock, yaml_source
 from trainyard.spec import workspace as names

@@ -14,7 +14,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
-from trainyard.common.console import UserError
+from trainyard.common.errors import UserError
 from trainyard.spec import yaml_source
 from trainyard.spec.model import relative
 

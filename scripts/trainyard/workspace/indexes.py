@@ -20,7 +20,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from trainyard.common import settings
-from trainyard.common.console import UserError
+from trainyard.common.errors import UserError
 from trainyard.spec.workspace import Workspace
 from trainyard.workspace import requirements
 from trainyard.workspace.dependency_tables import Toml, table, toml, workspace_root

@@ -14,7 +14,7 @@ from typing import Any
 import yaml
 from packaging.specifiers import SpecifierSet
 
-from trainyard.common.console import UserError, nearest
+from trainyard.common.errors import UserError, nearest
 from trainyard.spec import lock, model, workspace, yaml_source
 from trainyard.spec.model import Spec, relative
 from trainyard.spec.naming import NAME

@@ -13,7 +13,7 @@ from packaging.requirements import InvalidRequirement, Requirement
 from packaging.utils import canonicalize_name
 
 from trainyard.common import settings
-from trainyard.common.console import UserError
+from trainyard.common.errors import UserError
 from trainyard.spec.yaml_source import relative
 
 #: ``user:password@`` of a URL, also with a password that has a ``/``; not ``host:443/path@`` of a revision.

@@ -20,7 +20,7 @@ from packaging.specifiers import InvalidSpecifier, SpecifierSet
 from packaging.utils import InvalidName, canonicalize_name
 from packaging.version import InvalidVersion, Version
 
-from trainyard.common.console import UserError
+from trainyard.common.errors import UserError
 from trainyard.spec.model import relative
 from trainyard.spec.workspace import Workspace, git_root
 from trainyard.workspace import dependency_tables, module_folders, project_versions, setuptools_projects

@@ -11,7 +11,7 @@ from pathlib import Path
 from packaging import utils
 from packaging.requirements import InvalidRequirement, Requirement
 
-from trainyard.common.console import UserError
+from trainyard.common.errors import UserError
 from trainyard.spec import markers, yaml_source
 from trainyard.spec.lock import DEFAULT, Locked
 from trainyard.spec.model import Spec

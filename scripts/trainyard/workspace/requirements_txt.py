@@ -6,7 +6,7 @@ import re
 from pathlib import Path
 from typing import Any
 
-from trainyard.common.console import UserError, nearest
+from trainyard.common.errors import UserError, nearest
 from trainyard.spec import yaml_source
 from trainyard.workspace.lines import Found, Line, is_direct, parse_direct, parse_reference, without_credentials
 

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from trainyard.common.console import UserError
+from trainyard.common.errors import UserError
 from trainyard.spec.model import relative
 from trainyard.workspace.lines import text_of
 

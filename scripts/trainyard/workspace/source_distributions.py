@@ -14,7 +14,7 @@ from packaging.utils import canonicalize_name
 from packaging.version import InvalidVersion, Version
 
 from trainyard.common import settings
-from trainyard.common.console import StepFailed
+from trainyard.common.errors import StepFailed
 from trainyard.workspace.lines import without_credentials
 
 #: Seconds to wait for bytes.

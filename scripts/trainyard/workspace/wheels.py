@@ -27,7 +27,8 @@ import requests as http
 from packaging.utils import InvalidWheelFilename, canonicalize_name, parse_wheel_filename
 
 from trainyard.common import settings
-from trainyard.common.console import StepFailed, UserError, say
+from trainyard.common.console import say
+from trainyard.common.errors import StepFailed, UserError
 from trainyard.spec.model import RepositorySpec, relative
 from trainyard.spec.naming import FILE_EPOCH
 from trainyard.workspace import requirements

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from trainyard.common import rule_engine
-from trainyard.common.console import UserError
+from trainyard.common.errors import UserError
 from trainyard.common.rule_engine import Finding
 from trainyard.spec import yaml_source
 from trainyard.spec.yaml_source import relative

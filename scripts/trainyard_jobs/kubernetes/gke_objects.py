@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 
-from trainyard.common.console import UserError
+from trainyard.common.errors import UserError
 from trainyard_jobs.model import machines
 from trainyard_jobs.model.machines import UNKNOWN_HOSTS, Hosts
 

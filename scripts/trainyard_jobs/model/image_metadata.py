@@ -13,7 +13,7 @@ from docker.models.images import Image
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
-from trainyard.common.console import StepFailed, UserError
+from trainyard.common.errors import StepFailed, UserError
 from trainyard.oci import docker_engine, image_index, probe_runner
 from trainyard.oci.reference import Reference
 from trainyard.oci.registry import Manifest, Repository

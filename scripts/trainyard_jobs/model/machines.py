@@ -16,7 +16,7 @@ from typing import Annotated, TypeVar
 
 from pydantic import Field
 
-from trainyard.common.console import UserError, nearest
+from trainyard.common.errors import UserError, nearest
 from trainyard.spec import yaml_source
 from trainyard.spec.model import Strict
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from trainyard.common.console import UserError
+from trainyard.common.errors import UserError
 
 #: Levels of ``PLACEMENT`` -> node label, from the largest part of a data center to the smallest:
 #: https://docs.cloud.google.com/ai-hypercomputer/docs/workloads/schedule-gke-workloads-tas

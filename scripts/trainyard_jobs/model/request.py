@@ -7,7 +7,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from trainyard.common.console import UserError, nearest, say
+from trainyard.common.console import say
+from trainyard.common.errors import UserError, nearest
 from trainyard.image import trainer_flags
 from trainyard.oci.reference import Reference
 from trainyard.oci.registry import Repository, check_address

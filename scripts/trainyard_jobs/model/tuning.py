@@ -6,7 +6,7 @@ import re
 from dataclasses import dataclass
 from typing import Any
 
-from trainyard.common.console import UserError, nearest
+from trainyard.common.errors import UserError, nearest
 
 #: The name under which the trainers report their accuracy (flag --hypertune-tag), a number from 0 to 1.
 METRIC = "accuracy"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from trainyard.common.console import UserError, nearest
+from trainyard.common.errors import UserError, nearest
 from trainyard.common.rule_engine import Rule
 from trainyard_jobs.model.options import ROWS
 from trainyard_jobs.model.request import Request

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from types import ModuleType
 from typing import ClassVar
 
-from trainyard.common.console import UserError
+from trainyard.common.errors import UserError
 from trainyard.common.rule_engine import Finding
 from trainyard_jobs.model.image_metadata import Contents
 from trainyard_jobs.model.request import Request

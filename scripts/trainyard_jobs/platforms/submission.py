@@ -13,7 +13,8 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from trainyard.common.console import StepFailed, UserError, say
+from trainyard.common.console import say
+from trainyard.common.errors import StepFailed, UserError
 from trainyard_jobs.platforms.base import Submission
 
 #: Seconds after a job's end within which its last log lines arrive: gcloud waits 5 s for late entries

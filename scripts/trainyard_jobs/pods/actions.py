@@ -11,7 +11,8 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from trainyard.common import gcloud
-from trainyard.common.console import StepFailed, UserError, nearest, say, warn
+from trainyard.common.console import say, warn
+from trainyard.common.errors import StepFailed, UserError, nearest
 from trainyard.oci import registry
 from trainyard.spec.model import Spec, load
 from trainyard_jobs.model import image_metadata, machines

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from trainyard.common.console import StepFailed
+from trainyard.common.errors import StepFailed
 from trainyard.common.gcloud import Finished, error_line
 from trainyard_jobs.pods import gcloud_args
 from trainyard_jobs.pods.gcloud_args import Pod

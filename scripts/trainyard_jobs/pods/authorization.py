@@ -8,7 +8,8 @@ from typing import Any
 import requests
 
 from trainyard.common import gcloud, settings
-from trainyard.common.console import StepFailed, say, warn
+from trainyard.common.console import say, warn
+from trainyard.common.errors import StepFailed
 from trainyard_jobs.model.machines import AI_PLATFORM_SHUT_DOWN
 
 #: "Authorize your Cloud TPU": https://cloud.google.com/ai-platform/training/docs/using-tpus.

@@ -7,7 +7,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from trainyard.common.console import StepFailed, say, warn
+from trainyard.common.console import say, warn
+from trainyard.common.errors import StepFailed
 from trainyard_jobs.pods import provisioning, ssh
 from trainyard_jobs.pods import run as training
 from trainyard_jobs.pods.api import Node, TpuApi

@@ -12,7 +12,8 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import TypeVar
 
-from trainyard.common.console import StepFailed, UserError, say, warn
+from trainyard.common.console import say, warn
+from trainyard.common.errors import StepFailed, UserError
 from trainyard_jobs.pods import api, gcloud_args
 from trainyard_jobs.pods.api import PREEMPTED_STATES, STOPPED_STATES, Node, TpuApi
 from trainyard_jobs.pods.gcloud_args import Pod

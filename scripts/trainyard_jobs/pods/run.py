@@ -8,7 +8,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 
-from trainyard.common.console import StepFailed, say, warn
+from trainyard.common.console import say, warn
+from trainyard.common.errors import StepFailed
 from trainyard_jobs.pods import shell_commands
 from trainyard_jobs.pods.api import PREEMPTED_STATES, STOPPED_STATES, SUSPENDED_STATES, TpuApi
 from trainyard_jobs.pods.gcloud_args import Pod

@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 
-from trainyard.common.console import StepFailed
+from trainyard.common.errors import StepFailed
 from trainyard.common.gcloud import Finished
 from trainyard_jobs.pods import api, gcloud_args, shell_commands
 from trainyard_jobs.pods.api import Node, TpuApi

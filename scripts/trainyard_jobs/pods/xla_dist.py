@@ -15,7 +15,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import NoReturn
 
-from trainyard.common.console import UserError, nearest
+from trainyard.common.errors import UserError, nearest
 from trainyard_jobs.pods import shell_commands
 from trainyard_jobs.pods.run import Run
 

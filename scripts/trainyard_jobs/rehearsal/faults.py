@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from trainyard.common.console import UserError, nearest
+from trainyard.common.errors import UserError, nearest
 from trainyard_jobs.rehearsal.model import Replica
 from trainyard_jobs.rehearsal.progress import Progress
 

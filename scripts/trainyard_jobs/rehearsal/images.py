@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 
 from docker.models.images import Image
 
-from trainyard.common.console import UserError, nearest
+from trainyard.common.errors import UserError, nearest
 from trainyard.oci import docker_engine
 from trainyard.oci.reference import Reference
 from trainyard.spec.architectures import ARCHITECTURES, Architecture

@@ -8,7 +8,8 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from trainyard.common.console import UserError, warn
+from trainyard.common.console import warn
+from trainyard.common.errors import UserError
 from trainyard.common.installation import require_extra
 from trainyard_jobs.rehearsal.model import Rehearsal, Trial
 from trainyard_jobs.rehearsal.runner import Attempt, Member, Outcome

@@ -18,7 +18,7 @@ import docker.errors
 from docker.models.containers import Container
 from rich.text import Text
 
-from trainyard.common import console
+from trainyard.common import console, errors
 from trainyard.common.console import say
 from trainyard.oci import docker_engine
 from trainyard.sandbox import containers
@@ -285,7 +285,7 @@ class Runner:
         try:
             member.container.start()
         except docker.errors.APIError as error:
-            raise console.StepFailed(f"{member.replica.name} cannot be started: {error.explanation}") from None
+            raise errors.StepFailed(f"{member.replica.name} cannot be started: {error.explanation}") from None
         member.container.reload()
         networks = member.container.attrs["NetworkSettings"]["Networks"]
         member.address = networks[self._sandbox.name]["IPAddress"] or member.address or "-"

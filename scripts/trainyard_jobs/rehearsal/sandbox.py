@@ -18,7 +18,7 @@ import docker.types
 from docker.models.containers import Container
 
 from trainyard.common import settings
-from trainyard.common.console import StepFailed, UserError
+from trainyard.common.errors import StepFailed, UserError
 from trainyard.oci import docker_engine
 from trainyard.sandbox import containers
 from trainyard.sandbox.containers import Sandbox

@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING, Any
 import docker.errors
 
 from trainyard.common import console
-from trainyard.common.console import StepFailed, UserError, say
+from trainyard.common.console import say
+from trainyard.common.errors import StepFailed, UserError
 from trainyard.common.installation import require_extra
 from trainyard.common.settings import STATE
 from trainyard_jobs.model.machines import Hosts

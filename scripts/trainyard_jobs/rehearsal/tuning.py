@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from trainyard.common.console import StepFailed, UserError, nearest
+from trainyard.common.errors import StepFailed, UserError, nearest
 from trainyard.common.installation import require_extra
 from trainyard_jobs.rehearsal.model import Trial, count
 from trainyard_jobs.schema.job_file import JobFile

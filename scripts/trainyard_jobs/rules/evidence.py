@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
-from trainyard.common.console import nearest
+from trainyard.common.errors import nearest
 from trainyard.spec.yaml_source import Location
 from trainyard_jobs.model.image_metadata import Contents
 from trainyard_jobs.schema import google, kubernetes, kubernetes_defaults

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 from packaging.version import InvalidVersion, Version
 
-from trainyard.common.console import UserError
+from trainyard.common.errors import UserError
 from trainyard.common.rule_engine import Finding, Severity, rule
 from trainyard.oci.reference import Reference
 from trainyard.spec.yaml_source import Location

@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from functools import cache
 from typing import Any
 
-from trainyard.common.console import nearest
+from trainyard.common.errors import nearest
 from trainyard.common.third_party import schemas
 from trainyard.spec.yaml_source import Location
 from trainyard_jobs.schema import library

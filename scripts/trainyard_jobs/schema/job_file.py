@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from trainyard.common.console import UserError
+from trainyard.common.errors import UserError
 from trainyard.spec import yaml_source
 from trainyard.spec.yaml_source import Location, relative
 from trainyard_jobs.schema import google

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from trainyard.common import third_party
-from trainyard.common.console import nearest
+from trainyard.common.errors import nearest
 from trainyard.spec import yaml_source
 from trainyard.spec.yaml_source import Location
 from trainyard_jobs.schema import library

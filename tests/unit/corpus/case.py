@@ -10,7 +10,7 @@ from typing import Any
 import yaml
 
 from cloudbuild_local import config
-from trainyard.common.console import UserError
+from trainyard.common.errors import UserError
 from trainyard_jobs import platforms
 from trainyard_jobs.rules import core
 from trainyard_jobs.rules.evidence import Evidence

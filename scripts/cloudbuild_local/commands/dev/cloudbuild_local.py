@@ -64,7 +64,7 @@ def command(
     give --no-socket, with which a step that calls docker fails as it does without a daemon.
     """
     from cloudbuild_local import inputs
-    from trainyard.common import console
+    from trainyard.common import console, errors
 
     given = inputs.pairs(substitutions, "--substitutions")
     if checked:
@@ -73,7 +73,7 @@ def command(
             console.say(line)
         console.result(found.facts(checked.name), as_json=as_json)
         if found.errors:
-            raise console.StepFailed(f"{checked.name}: not a valid build")
+            raise errors.StepFailed(f"{checked.name}: not a valid build")
         return
 
     from cloudbuild_local import local
@@ -92,4 +92,4 @@ def command(
         console.say(f"{name} {digest}")
     console.result(made.facts(), as_json=as_json)
     if made.result.status != SUCCESS:
-        raise console.StepFailed(f"{made.result.status}: {made.result.detail}")
+        raise errors.StepFailed(f"{made.result.status}: {made.result.detail}")

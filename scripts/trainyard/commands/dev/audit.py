@@ -55,11 +55,11 @@ def command(
 
     With --image the Python and Debian packages of that image are checked.
     """
-    from trainyard.common import console
+    from trainyard.common import console, errors
     from trainyard.release import audit
 
     if target and image:
-        raise console.UserError(f"give a target or an image, not both: {target} and {image}")
+        raise errors.UserError(f"give a target or an image, not both: {target} and {image}")
     if update:
         _update(osv or "", tracker or "")
     report = audit.audit(target, only_snapshot=offline, image=image)

@@ -23,7 +23,7 @@ def command(as_json: bool) -> None:
 
     The checks run side by side. It needs a checkout.
     """
-    from trainyard.common import console
+    from trainyard.common import console, errors
     from trainyard.project import check
     from trainyard.spec import architectures
 
@@ -37,5 +37,5 @@ def command(as_json: bool) -> None:
             console.say(line)
     console.result({"failed": list(failed)}, as_json=as_json)
     if failed:
-        raise console.StepFailed(f"failed: {', '.join(failed)}")
+        raise errors.StepFailed(f"failed: {', '.join(failed)}")
     console.say(f"passed: {', '.join(check.checks(root))}")

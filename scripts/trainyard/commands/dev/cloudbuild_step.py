@@ -45,7 +45,7 @@ def command(
     build, verify and smoke need a TARGET, and are about the platform of TRAINYARD_ARCH; for one that is not among
     --targets and --platforms they do nothing.
     """
-    from trainyard.common import console
+    from trainyard.common import errors
     from trainyard.release import cloud_build_steps as steps
 
     given = steps.Substitutions(targets, platforms, registry or "", tag, index, cache, promote)
@@ -63,6 +63,6 @@ def command(
     elif step == "promote":
         steps.promote(given)
     elif not name:
-        raise console.UserError(f"no target: {step} needs one, as in 'cloudbuild-step {step} tf-cpu'")
+        raise errors.UserError(f"no target: {step} needs one, as in 'cloudbuild-step {step} tf-cpu'")
     else:
         steps.run_target_step(step, name, given)

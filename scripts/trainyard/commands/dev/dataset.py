@@ -41,7 +41,7 @@ def command(kind: str, folder: Path, gz: bool, form: str, train: int, test: int,
     else:
         import importlib.util
 
-        from trainyard.common.console import UserError
+        from trainyard.common.errors import UserError
         from trainyard.sandbox.datasets import flowers
 
         if importlib.util.find_spec("PIL") is None:

@@ -26,14 +26,14 @@ def command(a: str | None, b: str | None, as_json: bool) -> None:
 
     Images at a registry are not pulled: their manifest, configuration and SBOM are fetched.
     """
-    from trainyard.common import console
+    from trainyard.common import console, errors
     from trainyard.oci import inventory
     from trainyard.release import diff
     from trainyard.spec.units import in_units
 
     if not a or not b:
         example = "trainyard dev diff <reference> <reference>"
-        raise console.UserError(f"two images are needed, as in '{example}'")
+        raise errors.UserError(f"two images are needed, as in '{example}'")
     found = diff.diff(inventory.find(a), inventory.find(b))
     if found["a"]["digest"] == found["b"]["digest"]:
         console.say(f"both are {found['a']['digest']}")

@@ -25,7 +25,7 @@ def command(target: str | None, compression: str, as_json: bool) -> None:
 
     The target's own image is not touched, and the two builds are removed with the cache that they added.
     """
-    from trainyard.common import console
+    from trainyard.common import console, errors
     from trainyard.release import reproduce
     from trainyard.spec.model import load
 
@@ -35,7 +35,7 @@ def command(target: str | None, compression: str, as_json: bool) -> None:
     if found:
         console.log.print(reproduce.table(found))
         names = ", ".join(dict.fromkeys(one.layer for one in found if one.layer))
-        raise console.StepFailed(
+        raise errors.StepFailed(
             f"{spec.local_name} is not reproducible: {len(found)} differences in {names or 'its compression'}"
         )
     seconds = " and ".join(f"{one.seconds:.0f} s" for one in builds)

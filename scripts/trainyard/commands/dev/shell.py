@@ -22,7 +22,7 @@ def command(target: str | None) -> None:
     import os
     import sys
 
-    from trainyard.common import console
+    from trainyard.common import errors
     from trainyard.oci import docker_engine
     from trainyard.spec.model import load
     from trainyard.spec.naming import NAME
@@ -31,6 +31,6 @@ def command(target: str | None) -> None:
     reference = f"{NAME}:{spec.local_name}"
     docker_engine.image(reference, made_by=spec.command("image"))
     if not sys.stdin.isatty():
-        raise console.UserError(f"no terminal: run a command with 'docker run --rm {reference} -- COMMAND'")
+        raise errors.UserError(f"no terminal: run a command with 'docker run --rm {reference} -- COMMAND'")
     arguments = ["docker", "run", "--rm", "--interactive", "--tty", reference, "--", "bash"]
     os.execvp(arguments[0], arguments)

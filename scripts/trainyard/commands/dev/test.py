@@ -52,7 +52,7 @@ def command(suite: str | None, words: list[str], require: str, big: bool, part: 
 
     It needs a checkout.
     """
-    from trainyard.common import console
+    from trainyard.common import console, errors
     from trainyard.oci import docker_engine
     from trainyard.project import check, test
 
@@ -61,7 +61,7 @@ def command(suite: str | None, words: list[str], require: str, big: bool, part: 
         for line in (line for findings in failed.values() for line in findings):
             console.say(line)
         if failed:
-            raise console.StepFailed(f"failed: {', '.join(failed)}")
+            raise errors.StepFailed(f"failed: {', '.join(failed)}")
     if suite != "unit":
         docker_engine.set_up_in_checkout()
     return test.run(suite, words, require=require, big=big, part=part)

@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, Any
 from packaging.utils import canonicalize_name
 
 from trainyard.common import console, rule_engine
-from trainyard.common.console import StepFailed, UserError, say, warn
+from trainyard.common.console import say, warn
+from trainyard.common.errors import StepFailed, UserError
 from trainyard.common.rule_engine import Finding
 from trainyard.image import plan
 from trainyard.image.local_images import default_reference

@@ -124,16 +124,16 @@ def _push_code(folder: str, given: dict[str, Any]) -> dict[str, Any]:
     """Replace the code of the image of the repository in ``folder``; the options that name the result."""
     from pathlib import Path
 
-    from trainyard.common import console
+    from trainyard.common import console, errors
     from trainyard.release import code_push
     from trainyard.spec import model, workspace
 
     for name in ("target", "image"):
         if given[name]:
-            raise console.UserError(f"--code names the image: remove {name.upper()}")
+            raise errors.UserError(f"--code names the image: remove {name.upper()}")
     file = workspace.find(Path(folder))
     if file is None:
-        raise console.UserError(f"no {workspace.FILE} in {folder} or above it: run 'trainyard init' there")
+        raise errors.UserError(f"no {workspace.FILE} in {folder} or above it: run 'trainyard init' there")
     target = str(file.parent)
     spec = model.load(target)
     made = code_push.push(spec, code_push.address(spec, given["registry"]))

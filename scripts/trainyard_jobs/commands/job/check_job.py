@@ -43,7 +43,7 @@ def _unsigned(public_key: Path | None, identity: str | None, issuer: str | None,
     """What says why an image has no valid signature."""
     import functools
 
-    from trainyard.common.console import UserError
+    from trainyard.common.errors import UserError
     from trainyard.release import signers
 
     if offline:
@@ -101,7 +101,7 @@ def command(
     import json
 
     from trainyard.common import console
-    from trainyard.common.console import StepFailed, UserError
+    from trainyard.common.errors import StepFailed, UserError
 
     if not files:
         raise UserError("no file given, as in 'trainyard job check job.yaml'")

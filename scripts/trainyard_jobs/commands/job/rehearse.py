@@ -67,7 +67,7 @@ def command(file: str | None, memory: str | None, env: str | None, dry_run: bool
     what else differs. The exit status is 0 if the job succeeded by its platform's rules and every fault was injected.
     """
     from trainyard.common import console
-    from trainyard.common.console import StepFailed, UserError
+    from trainyard.common.errors import StepFailed, UserError
     from trainyard_jobs import platforms
     from trainyard_jobs.check.files import explain_invalid_fields
     from trainyard_jobs.rehearsal import session

@@ -48,15 +48,15 @@ def command(project: str | None, product: str, service_account: str | None, as_j
     Registry and read and write in Cloud Storage. For AI Platform, its TPU service account becomes a Cloud ML service
     agent, as its documentation requires. TPUs on Vertex AI need neither.
     """
-    from trainyard.common import console
+    from trainyard.common import console, errors
     from trainyard_jobs.pods import authorization
 
     if not project:
         example = "trainyard pod authorize-tpu --project my-project --for tpu-vm"
-        raise console.UserError(f"no project: set '--project', as in '{example}'")
+        raise errors.UserError(f"no project: set '--project', as in '{example}'")
     if product == "ai-platform" and service_account:
         account, tpu_vm = "'--service-account'", "'--for tpu-vm'"
-        raise console.UserError(f"{account} needs {tpu_vm}: AI Platform's TPU service account is Google's")
+        raise errors.UserError(f"{account} needs {tpu_vm}: AI Platform's TPU service account is Google's")
     if product == "ai-platform":
         facts = authorization.authorize_ai_platform(project)
     else:

@@ -9,7 +9,7 @@ import re
 from dataclasses import dataclass, field
 from typing import Any
 
-from trainyard.common.console import UserError, nearest
+from trainyard.common.errors import UserError, nearest
 from trainyard_jobs.model import machines
 
 #: Replacement for K80s, which Google Cloud no longer has: the smallest GPU that n1 machines accept.

@@ -10,7 +10,7 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-from trainyard.common.console import UserError
+from trainyard.common.errors import UserError
 from trainyard_jobs.model import machines
 from trainyard_jobs.platforms.vertex.rehearse import METRIC_FILE, OPEN_PORTS, PORT, trial_variables
 from trainyard_jobs.rehearsal.model import PROJECT_NUMBER, Rehearsal, Replica, TpuNode, Trial, count, words

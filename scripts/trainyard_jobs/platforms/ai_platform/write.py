@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 from typing import Any
 
-from trainyard.common.console import UserError
+from trainyard.common.errors import UserError
 from trainyard_jobs.model import machines, tuning, yaml_writer
 from trainyard_jobs.model.machines import AI_PLATFORM_SHUT_DOWN
 from trainyard_jobs.model.request import Request

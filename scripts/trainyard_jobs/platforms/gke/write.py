@@ -10,7 +10,8 @@ import time
 from collections.abc import Iterator
 from typing import Any
 
-from trainyard.common.console import StepFailed, UserError, say
+from trainyard.common.console import say
+from trainyard.common.errors import StepFailed, UserError
 from trainyard_jobs.kubernetes.gke_objects import (
     ACCELERATOR,
     BUCKET_DRIVER,

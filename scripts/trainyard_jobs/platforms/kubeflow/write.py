@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from trainyard.common.console import StepFailed, UserError
+from trainyard.common.errors import StepFailed, UserError
 from trainyard_jobs.kubernetes.gke_objects import JOBSET_NAME, object_name
 from trainyard_jobs.kubernetes.train_jobs import NODE
 from trainyard_jobs.model import yaml_writer

@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 import shlex
 
-from trainyard.common.console import StepFailed, UserError
+from trainyard.common.errors import StepFailed, UserError
 from trainyard.oci.reference import Reference
 from trainyard_jobs.kubernetes.gke_objects import object_name
 from trainyard_jobs.model import yaml_writer

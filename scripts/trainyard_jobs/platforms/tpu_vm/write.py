@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shlex
 
-from trainyard.common.console import StepFailed, UserError
+from trainyard.common.errors import StepFailed, UserError
 from trainyard_jobs.kubernetes.gke_objects import object_name
 from trainyard_jobs.model import machines, yaml_writer
 from trainyard_jobs.model.request import Request

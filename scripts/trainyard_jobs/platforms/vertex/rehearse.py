@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from trainyard.common.console import UserError
+from trainyard.common.errors import UserError
 from trainyard_jobs.model import machines
 from trainyard_jobs.rehearsal import tpu
 from trainyard_jobs.rehearsal.model import PROJECT_NUMBER, ZONE, Rehearsal, Replica, Trial, count, variables, words

@@ -7,7 +7,8 @@ import re
 import shlex
 from typing import Any
 
-from trainyard.common.console import UserError, say
+from trainyard.common.console import say
+from trainyard.common.errors import UserError
 from trainyard_jobs.model import machines, tuning, yaml_writer
 from trainyard_jobs.model.request import Request
 from trainyard_jobs.platforms import submission, writing

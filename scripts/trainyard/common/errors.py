@@ -1,0 +1,26 @@
+"""The errors that end a command with one line, and the words of that line."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+
+class UserError(Exception):
+    """A mistake that the user can correct: one line that says what is wrong, where, and what to do. Exit status 2."""
+
+
+class StepFailed(Exception):
+    """A step ran and failed; the message gives the reason in one line. Exit status 1."""
+
+
+def one_line(text: str) -> str:
+    """Return a text that is not ours with line breaks and other control characters escaped."""
+    return "".join(character if character.isprintable() else ascii(character)[1:-1] for character in text)
+
+
+def nearest(word: str, choices: Iterable[str]) -> str:
+    """Return `` (did you mean 'x'?)`` for the valid spelling nearest to ``word``; empty if none is near."""
+    import difflib
+
+    matches = difflib.get_close_matches(word, list(choices), n=1, cutoff=0.5)
+    return f" (did you mean '{matches[0]}'?)" if matches else ""
