@@ -61,7 +61,7 @@ from rich.table import Table
 from tests.image.registry import running
 
 from trainyard.common import console
-from trainyard.common.console import log, say, warn
+from trainyard.common.console import Messages, say, show, warn
 from trainyard.common.errors import StepFailed, UserError
 from trainyard.common.settings import ROOT
 from trainyard.image import build
@@ -359,7 +359,7 @@ def main() -> None:
     merged = {"targets": kept()["targets"] | found["targets"]}
     shown = merged if options.report else found
     for target, one in shown["targets"].items():
-        log.print(table(target, one))
+        show(table(target, one))
     for words, value, met in report.verdicts(shown):
         say(f"{words}: {value}, {'met' if met else 'MISSED'}")
     if options.save or options.report:
@@ -370,7 +370,8 @@ def main() -> None:
 if __name__ == "__main__":
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that all that was started is removed
     try:
-        main()
+        with Messages():
+            main()
     except (UserError, StepFailed) as error:
         sys.exit(str(error))
     except KeyboardInterrupt:

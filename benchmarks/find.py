@@ -30,7 +30,7 @@ from benchmarks.slow_registry import SlowRegistry
 from tests.published_images import publish
 
 from trainyard.common import settings
-from trainyard.common.console import log, say
+from trainyard.common.console import Messages, say, show
 from trainyard.common.settings import ROOT
 from trainyard.oci.registry import Repository
 from trainyard.spec.naming import NAME
@@ -150,11 +150,12 @@ def main() -> None:
     parser.add_argument("--save", action="store_true", help=f"write {RESULTS.relative_to(ROOT)}")
     given = parser.parse_args()
     text = report(measure(given.rounds))
-    log.print(text, markup=False)
+    show(text)
     if given.save:
         RESULTS.write_text(text, encoding="utf-8")
         say(str(Path(RESULTS).relative_to(ROOT)))
 
 
 if __name__ == "__main__":
-    main()
+    with Messages():
+        main()

@@ -28,7 +28,7 @@ from rich import box
 from rich.table import Table
 
 from trainyard.common import console
-from trainyard.common.console import log, say
+from trainyard.common.console import Messages, say, show
 from trainyard.common.errors import StepFailed, UserError
 from trainyard.common.settings import ROOT
 from trainyard.oci import docker_engine, image_store
@@ -175,7 +175,7 @@ def main() -> None:
         table = Table(target, "read", "of", "files read", box=box.SIMPLE)
         for row in rows(one):
             table.add_row(*(cell.strip("*") for cell in row))
-        log.print(table)
+        show(table)
     if options.save:
         merged = json.loads(RESULTS.read_text(encoding="utf-8")) if RESULTS.exists() else {"targets": {}}
         merged["targets"] |= found["targets"]
@@ -187,7 +187,8 @@ def main() -> None:
 
 if __name__ == "__main__":
     try:
-        main()
+        with Messages():
+            main()
     except (UserError, StepFailed) as error:
         sys.exit(str(error))
     except KeyboardInterrupt:

@@ -44,7 +44,7 @@ from benchmarks.images_sides import OneLayer, Original, Ours, Side, Storage, Tre
 from tests.image.registry import running
 
 from trainyard.common import console
-from trainyard.common.console import log, say
+from trainyard.common.console import Messages, say, show
 from trainyard.common.errors import StepFailed, UserError
 from trainyard.common.settings import ROOT, STATE
 from trainyard.image import base_image, package_index
@@ -216,7 +216,7 @@ def main() -> None:
     if not found:
         parser.error("nothing was measured yet")
     for table in tables(found):
-        log.print(table)
+        show(table)
     for words, value, met in verdicts(found):
         say(f"{words}: {value}, {'met' if met else 'MISSED'}")
     RESULTS.parent.mkdir(parents=True, exist_ok=True)
@@ -232,6 +232,7 @@ def _index() -> str:
 
 if __name__ == "__main__":
     try:
-        main()
+        with Messages():
+            main()
     except (UserError, StepFailed) as error:
         sys.exit(str(error))

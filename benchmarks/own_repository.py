@@ -43,7 +43,7 @@ from benchmarks.slow_registry import SlowRegistry
 from rich.table import Column, Table
 
 from trainyard.common import console, settings
-from trainyard.common.console import log, say
+from trainyard.common.console import Messages, say, show
 from trainyard.common.errors import StepFailed, UserError
 from trainyard.common.settings import ROOT
 from trainyard.oci import docker_engine
@@ -399,7 +399,7 @@ def main() -> None:
     table = Table(*columns, title=title, title_justify="left", box=None)
     for row in rows(found):
         table.add_row(*row)
-    log.print(table)
+    show(table)
     for words, value, met in verdicts(found):
         say(f"{words}: {value}, {'met' if met else 'MISSED'}")
     if options.save:
@@ -411,6 +411,7 @@ def main() -> None:
 if __name__ == "__main__":
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that containers and images are removed
     try:
-        main()
+        with Messages():
+            main()
     except (UserError, StepFailed) as error:
         sys.exit(str(error))

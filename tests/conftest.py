@@ -113,6 +113,15 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: p
         terminalreporter.write_line(f"not run: {counts}", yellow=True)
 
 
+@pytest.fixture(autouse=True)
+def messages() -> Iterator[None]:
+    """What libraries report is on stderr, as while a command runs."""
+    from trainyard.common.console import Messages
+
+    with Messages():
+        yield
+
+
 @pytest.fixture(scope="session")
 def built_image() -> Callable[[str], str]:
     """``built_image("tf-cpu")`` is the reference of that target's image, which has passed verify and smoke.

@@ -32,7 +32,7 @@ from benchmarks.mutations.layout import Draft, SavedImage
 from benchmarks.mutations.plan import Mutant, Source
 from benchmarks.mutations.report import Foreign, Results, Row
 
-from trainyard.common.console import fail, say
+from trainyard.common.console import Messages, fail, say
 from trainyard.common.errors import StepFailed, UserError
 from trainyard.common.settings import ROOT, STATE
 from trainyard.oci import docker_engine, image_store
@@ -209,4 +209,5 @@ def run(given: argparse.Namespace) -> None:
 
 
 if __name__ == "__main__":
-    main()
+    with Messages():
+        main()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import re
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
@@ -22,9 +23,10 @@ from cloudbuild_local.rules import (
     without_effect,
 )
 from cloudbuild_local.substitutions import BUILT_IN, replace_in, resolve
-from trainyard.common.console import say
 from trainyard.common.errors import UserError, one_line
 from trainyard.spec import yaml_source
+
+logger = logging.getLogger(__name__)
 
 #: Fields of a step in which substitutions are replaced (subst.go: SubstituteBuildFields).
 _SUBSTITUTED = ("name", "args", "env", "dir", "entrypoint")
@@ -103,7 +105,7 @@ def read(text: str, where: str) -> dict[Any, Any]:
         # The library raises these too: for a date such as 2020-13-45, an anchor of a key, a tag of another type.
         raise UserError(f"{where}: not valid YAML: {' '.join(str(error).split())}") from None
     for key in re.findall(r'found duplicate key "(.*?)" with', "".join(str(warning.message) for warning in caught)):
-        say(f"{where}: the key '{key}' is written twice; the first value is used")
+        logger.info(f"{where}: the key '{key}' is written twice; the first value is used")
     if not isinstance(data, dict):
         raise UserError(f"{where}: not a mapping with the key 'steps'")
     return data

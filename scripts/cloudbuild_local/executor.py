@@ -9,6 +9,7 @@ networks of a run are removed when it ends, however it ends
 from __future__ import annotations
 
 import contextlib
+import logging
 import posixpath
 import threading
 import time
@@ -25,12 +26,13 @@ from cloudbuild_local.builder_images import CA_BUNDLE, find_image
 from cloudbuild_local.config import Build, Step
 from cloudbuild_local.network import NETWORK, shared_network
 from trainyard.common import settings
-from trainyard.common.console import say
 from trainyard.common.errors import StepFailed
 from trainyard.oci import docker_engine, registry
 from trainyard.oci.reference import Reference
 from trainyard.sandbox import containers
 from trainyard.sandbox.containers import Sandbox
+
+logger = logging.getLogger(__name__)
 
 #: The socket of the Docker engine.
 SOCKET = "/var/run/docker.sock"
@@ -94,7 +96,7 @@ class Executor:
         build: Build,
         source: BinaryIO | None = None,
         *,
-        write: Log = say,
+        write: Log = logger.info,
         images: Mapping[str, str] | None = None,
         push_to: str | None = None,
         engine_socket: bool = True,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import logging
 import os
 import secrets
 import shutil
@@ -21,9 +22,10 @@ from cloudbuild_local import inputs
 from cloudbuild_local.config import Build
 from cloudbuild_local.executor import Executor, Result
 from trainyard.common import git
-from trainyard.common.console import say
 from trainyard.common.errors import UserError
 from trainyard.oci import docker_engine
+
+logger = logging.getLogger(__name__)
 
 
 def source_files(folder: Path) -> list[str]:
@@ -127,7 +129,7 @@ def run(
         raise UserError(f"no folder {folder}: give the path of the folder with the build's source")
     docker_engine.client()
     if build.without_effect:
-        say(f"without effect in a local build: {', '.join(build.without_effect)}")
-    say(f"build {identity} on {socket.gethostname()}: {len(build.steps)} steps")
+        logger.info(f"without effect in a local build: {', '.join(build.without_effect)}")
+    logger.info(f"build {identity} on {socket.gethostname()}: {len(build.steps)} steps")
     executor = Executor(build, source_archive(folder), images=images, engine_socket=engine_socket)
     return LocalBuild(identity, build, executor.run())

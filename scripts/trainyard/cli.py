@@ -13,7 +13,7 @@ import importlib
 import os
 import signal
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any, NoReturn
@@ -21,8 +21,8 @@ from typing import Any, NoReturn
 import click
 
 from trainyard import __version__
-from trainyard.common import console, dialect, options, registration, settings
-from trainyard.common.console import fail
+from trainyard.common import options, registration, settings
+from trainyard.common.console import Messages, fail
 from trainyard.common.errors import StepFailed, UserError, nearest
 
 #: Group -> its heading in ``trainyard --help``, in this order.
@@ -182,6 +182,13 @@ def _reason(error: OSError) -> str:
     return f"{error.strerror or error}{f' ({error.filename})' if error.filename else ''}"
 
 
+def _words_of_make(running: str) -> Callable[[str], str]:
+    """Return what a message is translated by where make called the command ``running``."""
+    from trainyard.common import dialect
+
+    return lambda message: dialect.of_make(message, trainyard.all_commands(), running)
+
+
 def run(arguments: list[str]) -> int:
     """Run a command; its exit status.
 
@@ -194,12 +201,14 @@ def run(arguments: list[str]) -> int:
     given, goals = settings.adopt_make_variables(), settings.make_goals()
     words = [word for word in arguments if not word.startswith("-")] or ["trainyard"]
     name = inner if (inner := " ".join(words[:2])) in _modules() else words[0]
-    console.translate_messages()
-    if goals is not None:
-        running = _short_names().get(name, name)
-        console.translate_messages(lambda message: dialect.of_make(message, trainyard.all_commands(), running))
+    translate = str if goals is None else _words_of_make(_short_names().get(name, name))
+    with Messages(translate) as messages:
+        return _run(arguments, name, given, goals or [], messages)
+
+
+def _run(arguments: list[str], name: str, given: list[str], goals: list[str], messages: Messages) -> int:
     try:
-        _check_make_variables(name, given, goals or [])
+        _check_make_variables(name, given, goals)
         status = trainyard.main(arguments or ["--help"], prog_name="trainyard", standalone_mode=False)
         sys.stdout.flush()
         return status if isinstance(status, int) else 0
@@ -210,7 +219,7 @@ def run(arguments: list[str]) -> int:
         fail(f"{name}: {error}")
         return 1
     except click.ClickException as error:
-        console.translate_messages()  # click names an option, and its variable beside it
+        messages.translate = str  # click names an option, and its variable beside it
         fail(f"{name}: {' '.join(error.format_message().split())}")  # click lists choices on a line each
         return 2
     except (Ended, KeyboardInterrupt, BrokenPipeError, click.Abort) as error:

@@ -13,7 +13,6 @@ from pathlib import Path
 import pytest
 
 from trainyard import cli
-from trainyard.common import console
 from trainyard.oci import builder
 from trainyard.spec import lock as locks
 from trainyard.spec import model
@@ -144,7 +143,6 @@ def trainyard(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str
 
     def run(*arguments: str, **variables: str) -> Result:
         with monkeypatch.context() as patch:
-            console.be_quiet(False)  # as in a new process, whatever --quiet ran before
             for name, value in variables.items():
                 patch.setenv(f"TRAINYARD_{name}", value)
             status = cli.run(list(arguments))
@@ -152,12 +150,6 @@ def trainyard(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str
         return status, out, err
 
     return run
-
-
-@pytest.fixture(autouse=True)
-def nothing_is_quiet() -> None:
-    """Whatever an earlier test of this process ran with --quiet."""
-    console.be_quiet(False)
 
 
 @pytest.fixture(autouse=True)

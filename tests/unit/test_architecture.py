@@ -280,6 +280,28 @@ def test_the_environment_is_read_in_one_module_and_in_commands() -> None:
     assert {name for name in reading if room(name) != "commands"} == {"trainyard.common.settings"}
 
 
+def test_libraries_return_and_commands_print() -> None:
+    """A library reports to its logger, and gives what people read to its caller; ``print`` is left to what it starts
+    as a process of its own."""
+    printing = set()
+    for name, path in outside_modules():
+        tree = ast.parse(path.read_text(encoding="utf-8"))
+        calls = {
+            node.func.id for node in ast.walk(tree) if isinstance(node, ast.Call) and isinstance(node.func, ast.Name)
+        }
+        if "trainyard.common.console" in set(imported(name, path)) or "print" in calls:
+            printing.add(name)
+    assert {name for name in printing if room(name) not in ("commands", "cli")} == {
+        "trainyard.common.console",
+        "trainyard.common.options",  # --quiet
+        "trainyard.image.worker_processes",  # runs inside an image
+        "trainyard.sandbox.fakes.google_cloud",  # its own process, which prints its address
+        "trainyard.sandbox.fakes.storage",
+        "trainyard_jobs.pods.connectivity_probe",  # runs on the workers of a pod
+        "trainyard_jobs.pods.logs",  # the workers' lines, which are the result of `pod`
+    }
+
+
 def test_the_package_imports_nothing_of_the_tests() -> None:
     for name, path in outside_modules():
         assert not {found for found in imported(name, path) if found.split(".")[0] in ("tests", "benchmarks")}, name

@@ -89,7 +89,7 @@ Trainyard = Callable[..., tuple[int, str, str]]
 def candidates(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """The candidates that were verified."""
     found: list[str] = []
-    monkeypatch.setattr(verify, "verify", lambda spec, reference: found.append(f"{spec.platform} {reference}"))
+    monkeypatch.setattr(verify, "verify", lambda spec, reference, **_: found.append(f"{spec.platform} {reference}"))
     return found
 
 

@@ -210,7 +210,7 @@ def test_the_number_of_builds_must_be_positive(jobs: str, trainyard: Callable[..
 
 def test_a_log_has_a_line_for_each_stage(monkeypatch: pytest.MonkeyPatch) -> None:
     said: list[str] = []
-    monkeypatch.setattr(batch, "say", said.append)
+    monkeypatch.setattr(batch.logger, "info", said.append)
     job, lines = batch.Job(load("tf-cpu"), "tf-cpu"), batch.Lines()
     for stage in ("waiting", "build", "build: wheel-torch 1/3", "build: wheel-torch 2/3", "verify", "failed"):
         job.stage, job.reason = stage, "because" if stage == "failed" else ""

@@ -191,5 +191,5 @@ def test_without_an_index_there_is_no_estimate(monkeypatch: pytest.MonkeyPatch) 
 
     said: list[str] = []
     monkeypatch.setattr(wheels, "addresses", silent)
-    monkeypatch.setattr(sizes, "say", said.append)
+    monkeypatch.setattr(sizes.logger, "info", said.append)
     assert sizes.by_wheels(load("cpu"), "default") is None and said == ["cpu: no estimate: no answer"]

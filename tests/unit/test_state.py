@@ -25,9 +25,17 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
+#: What a process of the tests starts with: its messages are shown as those of a command.
+PRELUDE = """\
+from trainyard.common.console import Messages
+from trainyard.spec import state
+Messages().__enter__()
+"""
+
+
 def child(script: str, folder: Path) -> subprocess.Popen[str]:
     return subprocess.Popen(
-        [sys.executable, "-c", f"from trainyard.spec import state\n{script}"],
+        [sys.executable, "-c", PRELUDE + script],
         env=os.environ | {"TRAINYARD_BUILD": str(folder)},
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,

@@ -935,7 +935,7 @@ def test_the_result_of_an_image_that_failed_is_printed_as_json(
 ) -> None:
     facts = {"passed": False, "findings": [{"rule": "labels_match_spec"}]}
 
-    def verified(*_: object) -> None:
+    def verified(*_: object, **__: object) -> None:
         raise verify.VerifyFailed("any:tag does not match its spec: label x", facts)
 
     monkeypatch.setattr(verify, "image_to_verify", lambda *_: (None, "any:tag"))

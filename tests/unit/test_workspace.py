@@ -330,8 +330,9 @@ def test_quiet_leaves_warnings_and_errors(trainyard: Callable[..., tuple[int, st
     import sys
 
     script = (
-        "from trainyard.common import console; console.be_quiet(); console.say('a'); console.log.print('b');"
-        "console.warn('c'); console.fail('d')"
+        "import logging; from trainyard.common import console; library = logging.getLogger('trainyard.image.build');"
+        "shown = console.Messages(); shown.__enter__(); console.be_quiet(); console.say('a'); console.show('b');"
+        "library.info('e'); library.warning('c'); console.fail('d')"
     )
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
     assert done.stderr.split() == ["WARNING:", "c", "d"]

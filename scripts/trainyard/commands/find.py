@@ -45,7 +45,7 @@ def command(package: str | None, registry: str | None, quiet: bool, as_json: boo
     answer = package_search.search(Repository(f"{check_address(registry)}/{NAME}"), query)
     console.result(answer.as_dict(), as_json=as_json)
     if answer.matches:
-        console.log.print(package_search.table(answer))
+        console.show(package_search.table(answer))
     for image, reason in answer.not_covered:
         console.warn(f"not covered: {image.shown}: {reason}")
     if answer.not_compared:

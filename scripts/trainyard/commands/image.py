@@ -86,13 +86,13 @@ def _made(target: str | None, events: int | None, **how: Any) -> dict[str, Any]:
         if reason:
             console.warn(reason)
         docker_engine.set_up_in_checkout()
-        made = candidate.make(spec, emit=emit, **how)
+        made = candidate.make(spec, emit=emit, show=console.show, **how)
     except (errors.UserError, errors.StepFailed, OSError) as error:
         emit("failed", reason=str(error))
         raise
     found = {name: facts for name, facts in made.items() if name != "plan"}
     emit("ready", result=found)
-    console.log.print(candidate.summary(made))
+    console.show(candidate.summary(made))
     console.say(f"{made['image']} is ready: {candidate.closing_command(spec, made['smoke'], target)}")
     return found | {"digest": made["build"]["digest"], "fallback_for": spec.fallback_for}
 
@@ -111,7 +111,7 @@ def _from(target: str | None, reference: str) -> dict[str, Any]:
             f"{workspace.FILE}, or nothing"
         )
     docker_engine.set_up_in_checkout()
-    made = candidate.from_reference(reference, spec)
+    made = candidate.from_reference(reference, spec, show=console.show)
     for note in made["smoke"]["notes"]:
         console.warn(note)
     console.say(f"tested: {candidate.tested(made['smoke'])}")

@@ -43,5 +43,5 @@ def command(as_json: bool) -> None:
             "local": local[spec.platforms[0]],
             "images": local,
         }
-    console.log.print(table)
+    console.show(table)
     console.result(found, as_json=as_json)

@@ -125,7 +125,7 @@ def _push(spec: Any, address: str, signer: Signer | None, vex: str | None, allow
         if image["already_there"]:
             console.say(f"{image['tag']} already exists with this digest: nothing to push")
         else:
-            console.log.print(publish.table(image))
+            console.show(publish.table(image))
             console.say(f"{in_units(image['bytes_uploaded'])} uploaded in {image['seconds']} s")
         console.say(f"attached: {', '.join(image['attached']) or 'nothing that was not there'}")
     for caution in dict.fromkeys(audit.Coverage(**image["advisories"]).caution() for image in images.values()):

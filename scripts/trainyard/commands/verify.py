@@ -32,7 +32,7 @@ def command(target: str | None, image: str | None, as_json: bool) -> None:
 
     spec, reference = verify.image_to_verify(target, image)
     try:
-        facts = verify.verify(spec, reference)
+        facts = verify.verify(spec, reference, show=console.show)
     except verify.VerifyFailed as error:
         console.result(error.facts, as_json=as_json)
         raise

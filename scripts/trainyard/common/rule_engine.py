@@ -1,4 +1,4 @@
-"""The rule engine: rules for images and for jobs, what they report, and how that is shown.
+"""The rule engine: rules for images and for jobs, and what they report.
 
 A rule is a generator function: it takes the evidence about one image or one job file and yields a :class:`Finding` for
 every place that breaks the rule. The decorator :func:`rule` makes it a :class:`Rule`. A module of rules belongs in the
@@ -14,8 +14,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
-
-from trainyard.common import console
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -124,15 +122,6 @@ def rules_in(*modules: ModuleType) -> tuple[Rule[Any], ...]:
 def as_dict(finding: Finding) -> dict[str, str]:
     """A finding as JSON has it."""
     return {name: str(value) for name, value in dataclasses.asdict(finding).items()}
-
-
-_STYLES = {Severity.REFUSE: "bold red", Severity.CANNOT_START: "bold red", Severity.NOTE: "bold yellow"}
-
-
-def show(finding: Finding) -> None:
-    """Print a finding for people."""
-    console.say(f"{finding.severity.upper()} {finding}", _STYLES[finding.severity])
-    console.say(f"  why: {finding.why}\n  fix: {finding.remediation}")
 
 
 def results_table(title: str, rules: Sequence[Rule[Any]], findings: Mapping[str, Sequence[Finding]]) -> Table:

@@ -9,6 +9,7 @@ layers.
 
 from __future__ import annotations
 
+import logging
 import os
 import shutil
 import subprocess
@@ -19,7 +20,6 @@ from functools import cache
 from pathlib import Path
 
 from trainyard.common import settings
-from trainyard.common.console import say
 from trainyard.common.errors import StepFailed, UserError
 from trainyard.image.local_images import digest_of
 from trainyard.oci import builder, docker_engine
@@ -30,6 +30,8 @@ from trainyard.spec.model import Base, bases
 from trainyard.spec.naming import FILE_EPOCH, NAME
 from trainyard.spec.workspace import FOLDER
 from trainyard.workspace.lines import without_credentials
+
+logger = logging.getLogger(__name__)
 
 #: Seconds to wait for a registry's answer; one that answers did so in under 2 s, a closed network refuses at once.
 REGISTRY_TIMEOUT = 20
@@ -155,7 +157,7 @@ def _find(
     reference = local_reference(name, architecture)
     for wanted in dict.fromkeys((architecture, machine)):
         if digest_of(local_reference(name, wanted)) is None:
-            say(f"base {base.image}: its registry does not answer ({reason}); bootstrapping an equivalent")
+            logger.info(f"base {base.image}: its registry does not answer ({reason}); bootstrapping an equivalent")
             bootstrap(name, base, wanted)
     note = f"base {base.image} is unreachable ({reason}): built on {reference}, bootstrapped from the Debian archive"
     return Resolved(reference, "", note, _local_build_base(name, machine))
@@ -246,7 +248,7 @@ def _need_mmdebstrap(*, foreign: bool) -> None:
     names = " and ".join(missing)
     if os.geteuid() or not shutil.which("apt-get"):
         raise UserError(f"cannot bootstrap a base: install {names} (or set 'TRAINYARD_BASE=<reference>')")
-    say(f"installing {names}")
+    logger.info(f"installing {names}")
     _apt("update")
     _apt("install", "-y", "--no-install-recommends", *missing)
 
@@ -305,5 +307,5 @@ def rebuild(name: str) -> None:
         if digest_of(local_reference(name, architecture)) is not None:
             if architecture == docker_engine.architecture():
                 _local_build_base(name, architecture)
-            say(f"{name}: bootstrapping it again for {architecture.platform}")
+            logger.info(f"{name}: bootstrapping it again for {architecture.platform}")
             bootstrap(name, bases()[name], architecture)

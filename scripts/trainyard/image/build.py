@@ -7,6 +7,7 @@ The candidate (`trainyard:xla-candidate`) is tagged `trainyard:xla` when it has 
 from __future__ import annotations
 
 import contextlib
+import logging
 import tempfile
 import time
 from collections.abc import Iterator, Mapping
@@ -14,7 +15,6 @@ from pathlib import Path
 from typing import Any
 
 from trainyard.common import settings
-from trainyard.common.console import say, warn
 from trainyard.common.errors import StepFailed, UserError
 from trainyard.image import (
     base_image,
@@ -36,6 +36,8 @@ from trainyard.spec.lock import DEFAULT
 from trainyard.spec.model import IMAGES, RepositorySpec, Spec, relative
 from trainyard.spec.naming import NAME
 from trainyard.workspace.lines import without_userinfo
+
+logger = logging.getLogger(__name__)
 
 #: Compression -> its attributes of BuildKit's exporters (https://docs.docker.com/build/exporters/image-registry/).
 #: zstd at level 3 packs tf-cpu to 403 MB, at level 1, the fastest, to 433 MB (`make sizes`, 2026-11).
@@ -105,10 +107,10 @@ def _reachable(spec: Spec) -> tuple[Spec, offline.Sources]:
             notes.append(f"{lock.FILE} has no packages of index {index}: run 'trainyard lock --upgrade' to add them")
             index = DEFAULT
         else:
-            say(f"no lock for index {index} yet: resolving one; commit it")
+            logger.info(f"no lock for index {index} yet: resolving one; commit it")
             spec, rendered = target_lock.lock_index(spec, index)
             for path in [spec.lock_file, *rendered]:
-                say(f"wrote {relative(path)}")
+                logger.info(f"wrote {relative(path)}")
     origin = spec.usable_lock.origin if spec.usable_lock else None
     machine = builder.current().machine(spec.architecture)
     found = base_image.resolve(spec.base, origin.base if origin else "", spec.architecture, machine)
@@ -165,10 +167,12 @@ def _plan_with_framework_in_base(spec: Spec, code: str) -> Plan:
     known = spec.base_contents
     if not isinstance(spec, RepositorySpec) and (known is None or known.image != configured):
         where = relative(spec.lock_file)
-        say(f"base {configured} is not the one of {where}: locking; commit the files to build the same image again")
+        logger.info(
+            f"base {configured} is not the one of {where}: locking; commit the files to build the same image again"
+        )
         spec, rendered = target_lock.lock(spec)
         for path in [spec.lock_file, *rendered]:
-            say(f"wrote {relative(path)}")
+            logger.info(f"wrote {relative(path)}")
     spec.locked()
     assert spec.base_contents is not None
     base, digest = spec.base_contents.reference, spec.base_contents.digest
@@ -351,7 +355,7 @@ def _build(
     spec = plan.spec
     made_of = inputs(spec, plan.index)
     for note in plan.notes:
-        warn(note)
+        logger.warning(note)
     started = time.monotonic()
     with tempfile.TemporaryDirectory() as folder:
         bases = _base_contexts(plan)

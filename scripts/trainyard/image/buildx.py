@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import logging
 import re
 import signal
 import subprocess
@@ -15,12 +16,13 @@ from pathlib import Path
 from typing import Any
 
 from trainyard.common import settings
-from trainyard.common.console import is_quiet
 from trainyard.common.errors import StepFailed
 from trainyard.common.settings import ROOT
 from trainyard.image import compile_failure
 from trainyard.oci import builder, docker_engine
 from trainyard.oci.builder import Builder
+
+logger = logging.getLogger(__name__)
 
 #: Called with the stage that a build is at and the step within it: ``("framework", "2/3")``.
 OnStep = Callable[[str, str], None]
@@ -58,7 +60,7 @@ def bake(target: str, arguments: list[str], *, quiet: bool = False, on_step: OnS
     """
     docker_engine.client()
     chosen = builder.current()
-    quiet = quiet or is_quiet()
+    quiet = quiet or not logger.isEnabledFor(logging.INFO)
     with tempfile.TemporaryDirectory() as folder:
         metadata = Path(folder) / "metadata.json"
         # On a terminal BuildKit draws its progress: the output cannot be read at the same time, but it stays visible.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import subprocess
 import tomllib
 from collections.abc import Callable, Iterator
@@ -10,8 +11,9 @@ from pathlib import Path
 from packaging.pylock import Package, Pylock
 from packaging.utils import canonicalize_name
 
-from trainyard.common.console import warn
 from trainyard.spec.lock import Pin, parse
+
+logger = logging.getLogger(__name__)
 
 #: Options of ``uv pip compile`` that list the files of pinned packages for one platform, with sizes and hashes:
 #: https://packaging.python.org/en/latest/specifications/pylock-toml/
@@ -36,7 +38,9 @@ def with_sizes(folder: Path, text: str, compile_pins: Callable[[list[str]], subp
     done = compile_pins([f"{pin.name}=={pin.version}" for pin in missing])
     if done.returncode:
         names = ", ".join(pin.name for pin in missing)
-        warn(f"no sizes of {names}, which share layers of small wheels: {' '.join(done.stderr.split())[:200]}")
+        logger.warning(
+            f"no sizes of {names}, which share layers of small wheels: {' '.join(done.stderr.split())[:200]}"
+        )
         return text
     packages = Pylock.from_dict(tomllib.loads((folder / "pylock.toml").read_text(encoding="utf-8"))).packages
     found = {str(canonicalize_name(one.name)): list(_files(one)) for one in packages}

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import datetime
 import itertools
+import logging
 import re
 import subprocess
 import sys
@@ -16,7 +17,6 @@ from packaging.requirements import InvalidRequirement, Requirement
 from packaging.utils import canonicalize_name
 
 from trainyard.common import settings
-from trainyard.common.console import say
 from trainyard.common.errors import StepFailed, UserError
 from trainyard.common.installation import check_writable, checkout
 from trainyard.common.settings import ROOT
@@ -27,6 +27,8 @@ from trainyard.spec.catalog import conflict
 from trainyard.spec.markers import applies
 from trainyard.spec.model import IMAGES, BaseContents, Spec, bases
 from trainyard.workspace.lines import without_credentials
+
+logger = logging.getLogger(__name__)
 
 #: The platform of locks that are of no image: Debian 12's.
 PLATFORM = AMD64.wheel_platform("2.36")
@@ -171,7 +173,7 @@ def inspect_base(spec: Spec, known: BaseContents | None = None) -> BaseContents:
     found = base_image.resolve(spec.base)
     if known and found.digest and (known.reference, known.digest) == (found.reference, found.digest):
         return known
-    say(f"{spec.target}: inspecting {found.reference}")
+    logger.info(f"{spec.target}: inspecting {found.reference}")
     docker_engine.pull(found.reference)
     seen = probe_runner.run(found.reference, "packages")
     given = settings.variable("BASE")  # whose Python is the one to lock for, whatever its version

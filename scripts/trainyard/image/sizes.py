@@ -8,6 +8,7 @@ sizes are read from the directories of its wheels.
 from __future__ import annotations
 
 import io
+import logging
 import re
 from collections.abc import Iterable
 from typing import Any
@@ -16,7 +17,6 @@ import docker.errors
 import requests
 from rich.table import Table
 
-from trainyard.common.console import say
 from trainyard.common.errors import StepFailed, UserError
 from trainyard.common.settings import ROOT
 from trainyard.image import measurements, wheel_layers, wheels
@@ -26,6 +26,8 @@ from trainyard.spec import state
 from trainyard.spec.model import Spec, catalogue
 from trainyard.spec.naming import LABELS, NAME, day_and_hash
 from trainyard.spec.units import in_units
+
+logger = logging.getLogger(__name__)
 
 CHART = ROOT / "docs" / "sizes.svg"
 
@@ -128,7 +130,7 @@ def by_wheels(spec: Spec, index: str) -> int | None:
                 if CUDA_ONLY.search(f"site-packages/{path}")
             )
     except StepFailed as error:
-        say(f"{spec.target}: no estimate: {error}")
+        logger.info(f"{spec.target}: no estimate: {error}")
         return None
 
 
@@ -255,7 +257,7 @@ def update(chosen: list[Spec]) -> tuple[list[str], dict[str, dict[str, Any]]]:
     for spec in chosen:
         found = measure(spec) or recorded(spec)
         if found is None:
-            say(f"{spec.target}: no image on this host: its last measurement stays")
+            logger.info(f"{spec.target}: no image on this host: its last measurement stays")
             continue
         everything[spec.target] = compared(everything.get(spec.target, {}), found)
         done.append(spec.target)

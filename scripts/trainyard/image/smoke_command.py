@@ -21,6 +21,7 @@ from __future__ import annotations
 
 import io
 import json
+import logging
 import re
 import shlex
 import tarfile
@@ -34,7 +35,6 @@ from typing import Any
 
 from docker.models.containers import Container
 
-from trainyard.common.console import say
 from trainyard.common.errors import StepFailed
 from trainyard.image import smoke_containers
 from trainyard.image.local_run import DATA, OUTPUT, SHARED_MEMORY
@@ -44,6 +44,8 @@ from trainyard.oci import docker_engine
 from trainyard.sandbox import containers
 from trainyard.spec.model import RepositorySpec
 from trainyard.spec.workspace import COMMAND, FOLDER, Level, SmokeRun, Workspace
+
+logger = logging.getLogger(__name__)
 
 #: Seconds after which a command that ignores ``--help`` is ended; importing a framework takes up to 10 on 2 cores.
 HELP_SECONDS = 20
@@ -280,7 +282,7 @@ class Tester:
             StepFailed: always.
         """
         for line in run.lines[-20:]:
-            say(f"  | {line}")
+            logger.info(f"  | {line}")
         raise StepFailed(reason)
 
     def note(self, run: Run, container: Container) -> None:
@@ -345,7 +347,7 @@ class Tester:
                 self.fail(run, f"{where}: no line of the output matches {smoke.expect!r}; the last is: {printed[:200]}")
             self.note(run, container)
             self.writes_output = bool(self._files(sandbox, OUTPUT))
-        say(f"ran {seconds:.0f} s{', and was ended' if alive else ''}")
+        logger.info(f"ran {seconds:.0f} s{', and was ended' if alive else ''}")
         launched = len(run.lines) - len(own_lines(run.lines))
         return Progress(launched + len(own_lines(run.lines)) // 2, seconds)
 
@@ -422,7 +424,7 @@ class Tester:
             self.notes.append(
                 f"it continued from {files[0]}, which a job loses with its container: save to a mounted folder in jobs"
             )
-        say(f"stopped in {stopped.seconds:.1f} s, continued from {files[0] if files else 'an unknown file'}")
+        logger.info(f"stopped in {stopped.seconds:.1f} s, continued from {files[0] if files else 'an unknown file'}")
         return {"seconds_to_stop": round(stopped.seconds, 2), "continued_from": files[0] if files else ""}
 
     @property
@@ -481,7 +483,7 @@ def check(subject: Subject) -> dict[str, Any]:
     started = time.monotonic()
     tester = Tester(subject)
     facts: dict[str, Any] = {}
-    say(f"running {shlex.join([*subject.command, *(subject.smoke.args if subject.smoke else ['--help'])])}")
+    logger.info(f"running {shlex.join([*subject.command, *(subject.smoke.args if subject.smoke else ['--help'])])}")
     if subject.smoke is None:
         tester.check_started()
     else:

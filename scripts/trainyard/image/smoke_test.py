@@ -19,6 +19,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import logging
 import re
 import tempfile
 import time
@@ -29,7 +30,6 @@ from typing import Any
 
 from docker.models.containers import Container
 
-from trainyard.common.console import say
 from trainyard.common.errors import StepFailed
 from trainyard.image import smoke_command, smoke_containers, worker_processes
 from trainyard.image.smoke_sandbox import EMULATED, GRACE, SmokeSandbox
@@ -38,6 +38,8 @@ from trainyard.sandbox.containers import lines_of, prints, wait
 from trainyard.sandbox.datasets import digits
 from trainyard.spec import state
 from trainyard.spec.model import RepositorySpec, Spec
+
+logger = logging.getLogger(__name__)
 
 #: Seconds a training run may take; the slowest, XLA's CPU backend, took 40 s on 2 cores (2026-11).
 RUN_TIMEOUT = 600
@@ -107,7 +109,7 @@ def _finish(container: Container, what: str, timeout: float = RUN_TIMEOUT) -> Fi
 def _refuse(problems: list[str], finished: Finished, where: str = "") -> None:
     if problems:
         for line in finished.lines[-20:]:
-            say(f"  | {line}")
+            logger.info(f"  | {line}")
         raise StepFailed(f"{problems[0]}{where} (see the last lines of its log above)")
 
 
@@ -219,7 +221,7 @@ class _Training:
         states = self._sandbox.polled_states()
         if "CREATING" not in states or states[-1] != "READY":
             _refuse([f"the launcher did not wait for the TPU node: the API reported {states or 'nothing'}"], straight)
-        say(f"straight run: accuracy {straight.summary['accuracy']:.2f} %, node was {' -> '.join(states)}")
+        logger.info(f"straight run: accuracy {straight.summary['accuracy']:.2f} %, node was {' -> '.join(states)}")
         self.facts |= {name: straight.summary[name] for name in ("accuracy", "images_per_second")}
         self.facts["tpu_states"] = states
 
@@ -261,7 +263,7 @@ class _Training:
         _refuse(problems, resumed, RESTRICTED)
         step = self.facts["resumed_from"] = resumed.summary["resumed_from"]
         killed = ", was killed for its memory while saving" if self.facts.get("killed_while_saving") else ""
-        say(f"stopped in {self.facts['seconds_to_stop']:.1f} s{killed}, resumed from step {step}, same weights")
+        logger.info(f"stopped in {self.facts['seconds_to_stop']:.1f} s{killed}, resumed from step {step}, same weights")
 
     def check_processes(self) -> None:
         """At the same time: a run in two processes, and two workers of a data loader."""
@@ -275,4 +277,4 @@ class _Training:
         loaded = _finish(workers, "two worker processes of a data loader", self._timeout)
         _refuse(smoke_containers.check_worker_processes(loaded.status), loaded, RESTRICTED)
         self.facts |= {"processes": 2, "worker_processes": worker_processes.WORKERS}
-        say(f"trained in 2 processes with {worker_processes.WORKERS} workers of a data loader beside them")
+        logger.info(f"trained in 2 processes with {worker_processes.WORKERS} workers of a data loader beside them")

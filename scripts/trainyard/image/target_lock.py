@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime
 import itertools
+import logging
 from collections.abc import Iterable
 from functools import partial
 from pathlib import Path
@@ -11,7 +12,6 @@ from pathlib import Path
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
-from trainyard.common.console import warn
 from trainyard.common.installation import check_writable
 from trainyard.image import dockerfile, package_index, resolver
 from trainyard.image.resolver import constraints, versions
@@ -19,6 +19,8 @@ from trainyard.spec import framework
 from trainyard.spec import lock as locks
 from trainyard.spec.lock import DEFAULT, Lock, Locked, Section
 from trainyard.spec.model import Spec, each_platform, load, requirements_of
+
+logger = logging.getLogger(__name__)
 
 
 def lock(spec: Spec) -> tuple[Spec, list[Path]]:
@@ -36,7 +38,7 @@ def lock(spec: Spec) -> tuple[Spec, list[Path]]:
     check_writable(spec.lock_file)  # before packages are resolved or a base is pulled, which take minutes
     index, reason = package_index.choose(spec)
     if index == DEFAULT and reason:
-        warn(f"no lock for index '{spec.framework.index}': {reason}")
+        logger.warning(f"no lock for index '{spec.framework.index}': {reason}")
     content = _beside_base(spec) if spec.framework_in_base else _resolved(spec, dict.fromkeys((DEFAULT, index)))
     locks.write(spec.lock_file, content)
     spec = spec.with_lock(content)

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import logging
 from dataclasses import dataclass
 from pathlib import Path
 
-from trainyard.common.console import say, warn
 from trainyard.image import dockerfile, workspace_resolver
 from trainyard.spec.model import RepositorySpec, relative
 from trainyard.spec.workspace import Workspace
 from trainyard.workspace import code_layer, indexes, wheels
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -38,7 +40,7 @@ def prepare(spec: RepositorySpec) -> Prepared:
     if exists:
         workspace_resolver.check_tool(spec)
     if not workspace_resolver.is_current(spec):
-        say(f"{'updating' if exists else 'writing'} {relative(spec.lock_file)}: commit it")
+        logger.info(f"{'updating' if exists else 'writing'} {relative(spec.lock_file)}: commit it")
         spec = workspace_resolver.lock(spec)
     folder = spec.build_folder
     folder.mkdir(parents=True, exist_ok=True)
@@ -51,7 +53,7 @@ def prepare(spec: RepositorySpec) -> Prepared:
         layer = code_layer.write(spec.workspace, folder / "code.tar", spec.site)
         code = layer.diff_id
         for note in layer.notes:
-            warn(note)
+            logger.warning(note)
     dockerfile.write(dockerfile.rendered(spec))
     return Prepared(spec, code)
 

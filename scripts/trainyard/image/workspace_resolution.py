@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import re
 import subprocess
 import tempfile
@@ -18,7 +19,6 @@ from packaging.specifiers import SpecifierSet
 from packaging.utils import canonicalize_name
 
 from trainyard.common import settings
-from trainyard.common.console import warn
 from trainyard.common.errors import StepFailed, UserError
 from trainyard.image import base_wheels, locked_files, resolver
 from trainyard.image import framework_contradictions as contradictions
@@ -32,6 +32,8 @@ from trainyard.workspace.indexes import Index
 from trainyard.workspace.lines import Line
 from trainyard.workspace.requirements import Wanted
 from trainyard.workspace.wheels import Wheel
+
+logger = logging.getLogger(__name__)
 
 #: Build backends, of which a build has its own versions: importing the framework does not need those of the image.
 _BACKENDS = ("setuptools", "wheel")
@@ -376,7 +378,7 @@ def _compiled(line: Line, package: Package, found: Sequence[Index]) -> Compiled:
         raise UserError(f"{line.where}: {line.shown} has no source distribution on a package index")
     archive = source_distributions.read(package.sdist.url, indexes.credentials_for(package.sdist.url, found))
     if not archive.final and not archive.requires:
-        warn(
+        logger.warning(
             f"{line.where}: {package.name} {package.version} does not say what it needs: list that in the requirements"
         )
     return Compiled(
@@ -416,7 +418,9 @@ def build_requirements(request: Request) -> str:
             continue
         if version := provided.get(line.name):
             if not wanted.specifier.contains(version, prereleases=True):
-                warn(f"{line.where}: {by} asks for {line.shown} to be built, and is built with {version} of the image")
+                logger.warning(
+                    f"{line.where}: {by} asks for {line.shown} to be built, and is built with {version} of the image"
+                )
         elif wanted.url:
             raise UserError(f"{line.where}: {by} is built with {line.shown}, an address, which a lock does not hold")
         else:

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import logging
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,7 +23,6 @@ from packaging.utils import canonicalize_name
 
 import trainyard
 from trainyard.common import settings
-from trainyard.common.console import warn
 from trainyard.common.errors import StepFailed, UserError, nearest
 from trainyard.common.settings import ROOT
 from trainyard.image import base_image, base_wheels, package_index, resolver
@@ -37,6 +37,8 @@ from trainyard.workspace import indexes, requirements, wheels
 from trainyard.workspace.lines import Source
 from trainyard.workspace.requirements import Wanted
 from trainyard.workspace.wheels import Wheel
+
+logger = logging.getLogger(__name__)
 
 #: The templates that an image is made from; the others are of documentation and of Cloud Build.
 _TEMPLATES = ("Dockerfile*.j2", "*.sh", "*.py")
@@ -193,7 +195,7 @@ def lock(
         StepFailed: uv could not resolve them; or, with ``check``, the lock is out of date.
     """
     if not upgrade and isinstance(spec.lock, locks.Unreadable) and not spec.lock.missing:
-        warn(f"{relative(spec.lock_file)} cannot be read, so all versions are resolved anew")
+        logger.warning(f"{relative(spec.lock_file)} cannot be read, so all versions are resolved anew")
     old = None if upgrade else spec.usable_lock
     origin = old.origin if old else None
     same_target = origin and origin.target == spec.extends.target
@@ -357,7 +359,7 @@ def _resolved_for_platform(spec: RepositorySpec, previous: _Previous, built: _Wh
         except StepFailed as error:
             if name == DEFAULT:
                 raise
-            warn(f"no packages of index '{name}' in {relative(spec.lock_file)}: {error}")
+            logger.warning(f"no packages of index '{name}' in {relative(spec.lock_file)}: {error}")
             continue
         if spec.base_contents:
             sections[Section(spec.arch, "base")] = spec.base_contents.text()

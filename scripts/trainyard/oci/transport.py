@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import io
+import logging
 import re
 import time
 from typing import IO, Any
@@ -16,9 +17,10 @@ from urllib.parse import urljoin, urlsplit
 import requests
 import urllib3
 
-from trainyard.common.console import say
 from trainyard.common.errors import one_line
 from trainyard.oci.documents import ALGORITHMS, InvalidAnswer
+
+logger = logging.getLogger(__name__)
 
 #: Seconds to wait for an answer to begin or to go on; registries on the same host took under 0.1 s (2026-11).
 TIMEOUT = 60
@@ -49,7 +51,7 @@ class _Retry(urllib3.Retry):
         if not asked:
             return asked
         seconds = min(asked, LONGEST_WAIT)
-        say(f"the registry is busy (status {response.status}): trying again in {seconds:.0f} s")
+        logger.info(f"the registry is busy (status {response.status}): trying again in {seconds:.0f} s")
         return seconds
 
 

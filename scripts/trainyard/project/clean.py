@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import logging
 import shutil
 
 import docker.errors
 from docker.models.images import Image
 
-from trainyard.common.console import say
 from trainyard.common.settings import STATE
 from trainyard.oci import docker_engine
 from trainyard.sandbox.containers import remove_labelled
 from trainyard.spec.model import each_platform, load
 from trainyard.spec.naming import LABELS, NAME
+
+logger = logging.getLogger(__name__)
 
 #: Suffixes of tags that an image has only while it is being made or looked at.
 TEMPORARY_SUFFIXES = ("-candidate", "-fetched", "-reproduce", "-provenance")
@@ -50,7 +52,7 @@ def clean(target: str | None = None, *, everything: bool = False, cache: bool = 
         try:
             docker_engine.client().api.prune_builds()
         except docker.errors.APIError as error:
-            say(f"build cache not removed: {error.explanation}")
+            logger.info(f"build cache not removed: {error.explanation}")
     return removed
 
 

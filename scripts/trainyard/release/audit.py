@@ -10,6 +10,7 @@ from __future__ import annotations
 import datetime
 import itertools
 import json
+import logging
 import subprocess
 import sys
 import tempfile
@@ -21,7 +22,6 @@ from typing import Any
 from packaging.utils import canonicalize_name
 from rich.table import Column, Table
 
-from trainyard.common.console import say, warn
 from trainyard.common.errors import StepFailed, UserError
 from trainyard.common.installation import require_extra
 from trainyard.image import plan
@@ -34,6 +34,8 @@ from trainyard.release.image_packages import ImagePackages
 from trainyard.release.vulnerabilities import Pins, Vulnerability, evaluate, public_version, union
 from trainyard.spec.model import Spec, catalogue, each_platform, load
 from trainyard.spec.naming import NAME
+
+logger = logging.getLogger(__name__)
 
 #: Services that pip-audit can ask, in the order in which they are tried.
 SERVICES = ("pypi", "osv")
@@ -292,16 +294,18 @@ def _look_up(pins: Pins, *, only_snapshot: bool) -> tuple[str, Coverage | None, 
     if not only_snapshot and (answer := live(pins)) is not None:
         service, found, unknown = answer
         if unknown:
-            warn(f"{service} does not know {', '.join(sorted(unknown))}: the stored snapshot is used for these")
+            logger.warning(
+                f"{service} does not know {', '.join(sorted(unknown))}: the stored snapshot is used for these"
+            )
         rest = {name: versions for name, versions in pins.items() if name in unknown}
         return f"{service}, live", None, found + by_snapshot(rest, snapshot)
     if not only_snapshot:
-        say("no vulnerability service answers: the stored snapshot is used")
+        logger.info("no vulnerability service answers: the stored snapshot is used")
     coverage = Coverage.of(snapshot, pins)
     if coverage.is_poor:
         uncovered = sorted(pins.keys() - set(snapshot.covers))
         few = f", not {', '.join(uncovered[:5])}{' and others' * (len(uncovered) > 5)}" if uncovered else ""
-        warn(f"the snapshot of advisories is {coverage}{few}: {_how_to_update()}")
+        logger.warning(f"the snapshot of advisories is {coverage}{few}: {_how_to_update()}")
     return f"snapshot of {snapshot.taken} ({snapshot.source})", coverage, by_snapshot(pins, snapshot)
 
 
@@ -354,7 +358,7 @@ def _look_up_debian(images: list[ImagePackages]) -> tuple[str, list[Vulnerabilit
     if snapshot is None:
         return "", []
     if images and (age := snapshot.age(waivers.today())) > OLD:
-        warn(f"the snapshot of Debian's security tracker is {age} days old: {_how_to_update()}")
+        logger.warning(f"the snapshot of Debian's security tracker is {age} days old: {_how_to_update()}")
     raw = dict.fromkeys(found for image in images for found in debian_audit.vulnerabilities(image, snapshot))
     pins = {
         name: union(debian_audit.sources(image) for image in some)

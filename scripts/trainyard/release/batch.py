@@ -7,6 +7,7 @@ at a time. The log of each target is STATE/<target>/image.log.
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
 import signal
 import subprocess
@@ -22,7 +23,6 @@ from rich.table import Column, Table
 from rich.text import Text
 
 from trainyard.common import settings
-from trainyard.common.console import say
 from trainyard.common.errors import StepFailed, UserError
 from trainyard.common.settings import STATE
 from trainyard.image import base_image
@@ -30,6 +30,8 @@ from trainyard.release import events
 from trainyard.spec import architectures
 from trainyard.spec.model import Spec, load, recommended
 from trainyard.spec.units import in_units
+
+logger = logging.getLogger(__name__)
 
 #: Seconds that a target gets to exit after an interrupt, including the engine's build; it took under 2 s (2026-11).
 _END = 30
@@ -210,7 +212,7 @@ class Lines:
             part = job.stage.split(":")[0]
             if part != "waiting" and self._printed.get(job.target) != part:
                 self._printed[job.target] = part
-                say(f"{job.target}: {part}{f': {job.reason}' if job.reason and job.done else ''}")
+                logger.info(f"{job.target}: {part}{f': {job.reason}' if job.reason and job.done else ''}")
 
 
 def summary(jobs: list[Job]) -> Table:

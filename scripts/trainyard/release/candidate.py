@@ -6,14 +6,15 @@ An image whose digest has passed before is not verified and smoke-tested again, 
 from __future__ import annotations
 
 import json
+import logging
 import shlex
+from collections.abc import Callable
 from typing import Any
 
 from docker.models.images import Image
 from rich.table import Column, Table
 from rich.text import Text
 
-from trainyard.common.console import say
 from trainyard.common.errors import UserError
 from trainyard.image import build, local_run, smoke_command, smoke_test, trainer_flags
 from trainyard.image.plan import Plan
@@ -27,6 +28,8 @@ from trainyard.spec.naming import LABELS, NAME
 from trainyard.spec.units import in_units
 from trainyard.spec.workspace import Workspace
 
+logger = logging.getLogger(__name__)
+
 #: Files of every image of Trainyard: the launcher, and what it reads about the image.
 _LAUNCHER, _ABOUT = "/usr/local/bin/launch", "/opt/trainyard/image.json"
 
@@ -38,6 +41,7 @@ def make(
     no_cache: bool = False,
     force: bool = False,
     emit: events.Emit = events.ignore,
+    show: Callable[[object], None] = verify.unseen,
 ) -> dict[str, Any]:
     """Build, verify, smoke-test and tag the image of ``spec``.
 
@@ -46,6 +50,7 @@ def make(
         no_cache: build every stage again.
         force: verify and smoke-test again if this digest has passed before.
         emit: called with the ``stage`` and ``step`` events of :mod:`trainyard.release.events`.
+        show: see :func:`trainyard.lint.image.verify.verify`.
     Returns:
         ``image`` (its local reference), ``plan``, and the results of ``build``, ``verify`` and ``smoke``.
     Raises:
@@ -64,12 +69,12 @@ def make(
         digest = built["digest"]
         with state.file_lock("training"):  # smoke tests that run at the same time would exceed their time limits
             emit("stage", stage="verify")
-            say(f"verifying {plan.candidate}")
+            logger.info(f"verifying {plan.candidate}")
             verified: Any = None if force else state.recall(spec.local_name, "verify", digest)
             if not verified or not verified["passed"]:
-                verified = verify.verify(spec, plan.candidate)
+                verified = verify.verify(spec, plan.candidate, show=show)
             emit("stage", stage="smoke")
-            say(f"testing {plan.candidate}")
+            logger.info(f"testing {plan.candidate}")
             trained: Any = None if force else state.recall(spec.local_name, "smoke", digest)
             if not trained or not trained["passed"]:
                 trained = smoke_test.smoke(spec, plan.candidate)
@@ -80,7 +85,9 @@ def make(
         return {"image": plan.local, "plan": plan, "build": built, "verify": verified, "smoke": trained}
 
 
-def from_reference(reference: str, spec: Spec | None) -> dict[str, Any]:
+def from_reference(
+    reference: str, spec: Spec | None, *, show: Callable[[object], None] = verify.unseen
+) -> dict[str, Any]:
     """Verify and smoke-test an image that a user's own Dockerfile made ``FROM`` one of Trainyard's.
 
     The command is ``run`` of trainyard.yaml, with its ``smoke``; else that of the image, which is only started. If it
@@ -89,6 +96,7 @@ def from_reference(reference: str, spec: Spec | None) -> dict[str, Any]:
 
     Args:
         spec: of the repository that the image is from, if it has a trainyard.yaml.
+        show: see :func:`trainyard.lint.image.verify.verify`.
     Returns:
         ``image`` (its reference), ``digest``, ``run`` (a command that runs it), and the results of ``verify`` and
         ``smoke``.
@@ -100,8 +108,8 @@ def from_reference(reference: str, spec: Spec | None) -> dict[str, Any]:
     workspace = spec.workspace if isinstance(spec, RepositorySpec) else None
     found_subject = subject(found, reference, workspace)
     with state.file_lock("training"):
-        say(f"verifying {reference}")
-        verified = verify.verify(None, reference)
+        logger.info(f"verifying {reference}")
+        verified = verify.verify(None, reference, show=show)
         trained = smoke_command.check(found_subject)
     name = f"{NAME}:{spec.local_name}" if spec else reference
     if spec:

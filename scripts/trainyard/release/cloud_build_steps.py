@@ -7,9 +7,10 @@
 from __future__ import annotations
 
 import json
+import logging
 import os
 import socket
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -17,7 +18,6 @@ from typing import TYPE_CHECKING, Any
 import docker.errors
 
 from trainyard.common import settings
-from trainyard.common.console import say, warn
 from trainyard.common.errors import StepFailed, UserError, nearest
 from trainyard.common.settings import ROOT, STATE
 from trainyard.image import build, smoke_test, target_lock
@@ -36,6 +36,8 @@ from trainyard.workspace.lines import without_credentials
 
 if TYPE_CHECKING:
     from trainyard.release.signers import Signer
+
+logger = logging.getLogger(__name__)
 
 #: What `prepare` leaves for later steps, and `publish` for `promote`.
 PREPARED, PUBLISHED = STATE / "cloudbuild.json", STATE / "published.json"
@@ -159,8 +161,8 @@ def prepare(given: Substitutions) -> None:
     memory = Path("/proc/meminfo").read_text(encoding="utf-8").splitlines()[0]
     names = ", ".join(f"{name} ({', '.join(one.platform for one in specs)})" for name, specs in images.items())
     if others := [name for name in given.target_names() if name not in images]:
-        warn(f"nothing is built of {', '.join(others)}, which no platform of _PLATFORMS is for")
-    say(f"targets: {names}; {memory}; {os.cpu_count()} cores")
+        logger.warning(f"nothing is built of {', '.join(others)}, which no platform of _PLATFORMS is for")
+    logger.info(f"targets: {names}; {memory}; {os.cpu_count()} cores")
 
 
 def continue_build(given: Substitutions) -> None:
@@ -190,14 +192,14 @@ def emulate(given: Substitutions) -> None:
     wanted = {one.architecture for specs in given.images().values() for one in specs}
     missing = [architecture for architecture in wanted if not docker_engine.can_run(architecture)]
     if not missing:
-        say("the engine runs programs for all platforms: nothing to do")
+        logger.info("the engine runs programs for all platforms: nothing to do")
         return
     _in_container_like_this(["bash", str(EMULATION)], "emulation", privileged=True)
     for architecture in missing:
         docker_engine.require_emulation(architecture)
 
 
-def build_target(target: str, given: Substitutions) -> None:
+def build_target(target: str, given: Substitutions, _show: Callable[[object], None]) -> None:
     """Build a target. A target of the nightly schedule is locked first.
 
     Raises:
@@ -208,20 +210,20 @@ def build_target(target: str, given: Substitutions) -> None:
         target_lock.lock(spec)
         spec = load(target)
     plan, facts = build.build(spec, cache=given.cache or None)
-    say(f"built {plan.candidate} {facts['digest']} in {facts['seconds']} s")
+    logger.info(f"built {plan.candidate} {facts['digest']} in {facts['seconds']} s")
 
 
-def verify_target(target: str, given: Substitutions) -> None:
+def verify_target(target: str, _given: Substitutions, show: Callable[[object], None]) -> None:
     """Verify a target's candidate.
 
     Raises:
         StepFailed: it breaks a rule.
     """
     spec = load(target)
-    verify.verify(spec, candidate_tag(spec.local_name))
+    verify.verify(spec, candidate_tag(spec.local_name), show=show)
 
 
-def smoke_target(target: str, given: Substitutions) -> None:
+def smoke_target(target: str, _given: Substitutions, _show: Callable[[object], None]) -> None:
     """Train in a target's candidate.
 
     Raises:
@@ -235,18 +237,20 @@ def smoke_target(target: str, given: Substitutions) -> None:
 TARGET_STEPS = {"build": build_target, "verify": verify_target, "smoke": smoke_target}
 
 
-def run_target_step(step: str, target: str, given: Substitutions) -> None:
+def run_target_step(step: str, target: str, given: Substitutions, show: Callable[[object], None]) -> None:
     """Run a step of :data:`TARGET_STEPS` for the platform of ``TRAINYARD_ARCH``, if it is to be built.
 
+    Args:
+        show: called with what people read of the result; see :func:`trainyard.lint.image.verify.verify`.
     Raises:
         UserError, StepFailed: see the step's function.
     """
     if target not in given.target_names():
-        say(f"{target} is not among _TARGETS: nothing to do")
+        logger.info(f"{target} is not among _TARGETS: nothing to do")
     elif (spec := load(target)).architecture not in given.architectures():
-        say(f"{spec.platform} is not among _PLATFORMS: nothing to do")
+        logger.info(f"{spec.platform} is not among _PLATFORMS: nothing to do")
     else:
-        TARGET_STEPS[step](target, given)
+        TARGET_STEPS[step](target, given, show)
 
 
 def publish(given: Substitutions, signer: Signer | None = None) -> None:
@@ -278,12 +282,12 @@ def _push(given: Substitutions, signer: Signer | None) -> dict[str, dict[str, st
     found = {}
     for target, specs in images.items():
         pushed = _push_target(specs, address, signer)
-        say(f"{pushed['tag']} {pushed['digest']}")
+        logger.info(f"{pushed['tag']} {pushed['digest']}")
         found[target] = {"tag": str(pushed["tag"]), "digest": str(pushed["digest"])}
         if given.tag:
             repository = Repository(f"{address}/{NAME}")
             repository.tag(repository.existing(pushed["digest"]), f"{target}-{given.tag}")
-            say(f"{repository.name}:{target}-{given.tag}")
+            logger.info(f"{repository.name}:{target}-{given.tag}")
     return found
 
 
@@ -307,7 +311,7 @@ def promote(given: Substitutions) -> None:
         UserError, StepFailed: see :func:`trainyard.release.promotion.promote`.
     """
     if not given.promote:
-        say("_PROMOTE is empty: no tags are moved")
+        logger.info("_PROMOTE is empty: no tags are moved")
         return
     if _on_host_network("promote", given):
         return
@@ -316,7 +320,7 @@ def promote(given: Substitutions) -> None:
     for target, image in published.items():
         made = promotion.promote(load(target), address, image=image["digest"])
         for tag in made["tags"]:
-            say(f"{made['repository']}:{tag} is {made['digest']}")
+            logger.info(f"{made['repository']}:{tag} is {made['digest']}")
 
 
 def _on_host_network(step: str, given: Substitutions) -> bool:
@@ -360,7 +364,7 @@ def _in_container_like_this(command: Sequence[str], what: str, **options: Any) -
     )
     try:
         for line in containers.lines(container):
-            say(line.rstrip())
+            logger.info(line.rstrip())
         code = container.wait()["StatusCode"]
     finally:
         container.remove(force=True)

@@ -11,6 +11,7 @@ import datetime
 import gzip
 import hashlib
 import json
+import logging
 import re
 import shutil
 import tempfile
@@ -24,7 +25,6 @@ from typing import IO, Any
 
 import zstandard
 
-from trainyard.common.console import say
 from trainyard.common.errors import StepFailed, UserError
 from trainyard.image import plan
 from trainyard.oci import image_index
@@ -37,6 +37,8 @@ from trainyard.spec.naming import DEVELOPMENT, LABELS, NAME, TAG, UNTESTED
 from trainyard.spec.workspace import FILE, Workspace
 from trainyard.workspace import code_layer, pushes
 from trainyard.workspace.pushes import Push
+
+logger = logging.getLogger(__name__)
 
 _OCI = "org.opencontainers.image"
 
@@ -279,7 +281,7 @@ def push(spec: Spec, registry: str, *, image: str | None = None) -> dict[str, An
         version = _version(found, code.diff_id, commit.result())
         token.result()
         for note in code.notes:
-            say(note)
+            logger.info(note)
         facts: dict[str, Any] = {"base": found.digest, "code": code.diff_id, "files": code.files}
         same = _same(repository, found, code.diff_id, version, known)
         if same is not None:

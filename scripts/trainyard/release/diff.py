@@ -6,15 +6,17 @@ fetched. For an image without an SBOM, the layers that only one of the two image
 
 from __future__ import annotations
 
+import logging
 from typing import Any
 
 from rich.table import Column, Table
 
-from trainyard.common.console import say
 from trainyard.oci import inventory
 from trainyard.oci.attached_sbom import InstalledPackage
 from trainyard.oci.inventory import Image, LayerSummary
 from trainyard.spec.units import in_units
+
+logger = logging.getLogger(__name__)
 
 #: Settings of an image that are compared, in addition to labels and environment.
 SETTINGS = ("Entrypoint", "Cmd", "User", "WorkingDir", "ExposedPorts", "Volumes", "StopSignal")
@@ -68,7 +70,7 @@ def _read(image: Image, wanted: list[LayerSummary]) -> None:
     missing = [layer for layer in wanted if layer.diff_id not in image.layer_contents]
     if missing:
         size = in_units(sum(layer.stored for layer in missing))
-        say(f"{image.reference} has no SBOM attached: reading {size} of layers for their packages")
+        logger.info(f"{image.reference} has no SBOM attached: reading {size} of layers for their packages")
         inventory.fetch(image, missing)
 
 

@@ -7,6 +7,7 @@
 from __future__ import annotations
 
 import datetime
+import logging
 import time
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
@@ -15,7 +16,6 @@ from typing import TYPE_CHECKING, Any
 
 from packageurl import PackageURL
 
-from trainyard.common.console import warn
 from trainyard.common.errors import StepFailed, UserError
 from trainyard.oci import image_index, statements
 from trainyard.oci.documents import InvalidAnswer
@@ -32,6 +32,8 @@ _WAIT = 0.2
 
 if TYPE_CHECKING:
     from trainyard.release.signers import Signer, Trust
+
+logger = logging.getLogger(__name__)
 
 
 def image_to_promote(spec: Spec, repository: Repository, image: str | None) -> Manifest:
@@ -155,10 +157,10 @@ def _warn_if_mixed(spec: Spec, repository: Repository) -> None:
     except InvalidAnswer:
         raise
     except StepFailed as error:  # such as an index that promote refuses: moving the tag away from it is the way out
-        warn(f"{repository.name}:{spec.target} is no image that can be read ({error}): it is moved now")
+        logger.warning(f"{repository.name}:{spec.target} is no image that can be read ({error}): it is moved now")
         return
     if now and (stored is None or stored.digest != now.digest):
-        warn(
+        logger.warning(
             f"{repository.name}:{spec.target} is {now.digest[:19]} and {versioned} is "
             f"{stored.digest[:19] if stored else 'missing'}: a promote or rollback was interrupted; both are moved now"
         )

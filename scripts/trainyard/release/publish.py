@@ -7,6 +7,7 @@ another digest, the push is refused. Floating tags are moved by :mod:`trainyard.
 from __future__ import annotations
 
 import contextlib
+import logging
 import time
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
@@ -15,7 +16,6 @@ from typing import TYPE_CHECKING, Any
 import docker.errors
 from rich.table import Table
 
-from trainyard.common.console import say, warn
 from trainyard.common.errors import StepFailed, UserError
 from trainyard.image import fallback, provenance
 from trainyard.image.local_images import digest_of
@@ -31,6 +31,8 @@ from trainyard.spec.units import in_units
 
 if TYPE_CHECKING:
     from trainyard.release.signers import Signer
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -150,7 +152,7 @@ def push(spec: Spec, address: str, *, reference: str | None = None, allow_untest
         digest = str(before)
         blob_status = {"": "exists"}  # every digest starts with the empty string
     else:
-        say(f"pushing {digest[:19]} to {destination}")
+        logger.info(f"pushing {digest[:19]} to {destination}")
         blob_status = _upload(image, destination, parts)
         after = registry.digest_of(destination)
         if after is None or (after != digest and docker_engine.stores_in_containerd()):
@@ -276,7 +278,9 @@ def push_index(
     attached = claims.attach(repository, index.manifest, signer, [predicates.signature()]) if signer else []
     for one in each_platform(spec):
         if one.architecture not in digests:
-            warn(f"the image index has no {one.platform}: no image for it passed; '{one.command('image')}' makes one")
+            logger.warning(
+                f"the image index has no {one.platform}: no image for it passed; '{one.command('image')}' makes one"
+            )
     made = {
         "reference": f"{repository.name}@{index.manifest.digest}",
         "tag": f"{repository.name}:{index.tag}",
@@ -311,7 +315,7 @@ def _upload(image: Any, destination: str, parts: list[Blob]) -> dict[str, str]:
             blob_status[start] = status
             for blob in parts:
                 if status == "uploaded" and start in (blob.digest[7:19], blob.diff_id[7:19]):
-                    say(f"  {blob.name}: {in_units(blob.size)} uploaded")
+                    logger.info(f"  {blob.name}: {in_units(blob.size)} uploaded")
     finally:
         docker_engine.client().api.remove_image(destination, noprune=True)
     return blob_status

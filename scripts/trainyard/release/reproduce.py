@@ -10,6 +10,7 @@ from __future__ import annotations
 import hashlib
 import io
 import json
+import logging
 import posixpath
 import shutil
 import tarfile
@@ -21,7 +22,6 @@ from typing import Any
 
 from rich.table import Table
 
-from trainyard.common.console import say
 from trainyard.common.errors import UserError
 from trainyard.image import build
 from trainyard.oci import builder, docker_engine, image_store, layers
@@ -29,6 +29,8 @@ from trainyard.spec import state
 from trainyard.spec.model import Spec
 from trainyard.spec.naming import NAME
 from trainyard.spec.units import in_units
+
+logger = logging.getLogger(__name__)
 
 #: Differences that are listed; the rest is counted.
 SHOWN = 40
@@ -240,12 +242,12 @@ def build_once(spec: Spec, number: int, compression: str) -> Build:
     reference = f"{NAME}:{spec.local_name}-reproduce"
     before = _cached()
     started = time.monotonic()
-    say(f"build {number} of 2")
+    logger.info(f"build {number} of 2")
     try:
         plan, facts = build.build(spec, compression=compression, no_cache=True, name=reference)
         dockerfile = spec.dockerfile(plan.index).read_text(encoding="utf-8")
         config, found = listings(reference, dockerfile)
-        say(f"build {number} of 2: {facts['digest']} in {facts['seconds']} s")
+        logger.info(f"build {number} of 2: {facts['digest']} in {facts['seconds']} s")
         return Build(str(facts["digest"]), config, found, round(time.monotonic() - started, 1))
     finally:
         _remove(reference, before)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import io
+import logging
 import secrets
 import tarfile
 import threading
@@ -22,9 +23,10 @@ import requests
 from docker.models.containers import Container
 from docker.models.images import Image
 
-from trainyard.common.console import warn
 from trainyard.common.errors import StepFailed
 from trainyard.oci import docker_engine
+
+logger = logging.getLogger(__name__)
 
 #: The fakes: single files that need only Python's standard library.
 GOOGLE_CLOUD, STORAGE = (Path(__file__).parent / "fakes" / name for name in ("google_cloud.py", "storage.py"))
@@ -180,7 +182,9 @@ def _remove(resource: Any, unless: Callable[[dict[str, str]], bool], removed: li
     except docker.errors.NotFound:
         pass
     except docker.errors.APIError as error:
-        warn(f"{resource.name} was not removed: {error.explanation}; 'trainyard clean' removes what is not in use")
+        logger.warning(
+            f"{resource.name} was not removed: {error.explanation}; 'trainyard clean' removes what is not in use"
+        )
 
 
 def archive(

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import logging
 import os
 import shutil
 import time
@@ -21,9 +22,10 @@ import filelock
 from pydantic import ConfigDict, TypeAdapter, ValidationError, with_config
 from typing_extensions import TypedDict  # pydantic needs this one before Python 3.12
 
-from trainyard.common.console import say
 from trainyard.common.errors import UserError
 from trainyard.common.settings import STATE
+
+logger = logging.getLogger(__name__)
 
 #: Images per target whose results are kept, the last recorded ones: about 70 KB each, most of it provenance.
 KEPT = 50
@@ -160,7 +162,7 @@ def file_lock(name: str, waiting: str = "") -> Iterator[None]:
         lock.acquire(blocking=False)
     except filelock.Timeout:
         if waiting:
-            say(waiting)
+            logger.info(waiting)
         lock.acquire()
     try:
         yield

@@ -11,6 +11,7 @@ import base64
 import csv
 import hashlib
 import io
+import logging
 import os
 import re
 import shutil
@@ -27,12 +28,13 @@ import requests as http
 from packaging.utils import InvalidWheelFilename, canonicalize_name, parse_wheel_filename
 
 from trainyard.common import settings
-from trainyard.common.console import say
 from trainyard.common.errors import StepFailed, UserError
 from trainyard.spec.model import RepositorySpec, relative
 from trainyard.spec.naming import FILE_EPOCH
 from trainyard.workspace import requirements
 from trainyard.workspace.lines import Source, userinfo, without_credentials, without_userinfo
+
+logger = logging.getLogger(__name__)
 
 #: What git fetches from; a remote helper such as ``ext::`` would run a program.
 _GIT_SCHEMES = ("git+https://", "git+http://", "git+ssh://", "git+git://", "git+file://")
@@ -181,7 +183,7 @@ def _build(source: Source, folder: Path, commit: str) -> Wheel:
             if path.suffix == ".whl":
                 made, built = path, False
             else:
-                say(f"{source.line.where}: building a wheel of {source.line.shown}")
+                logger.info(f"{source.line.where}: building a wheel of {source.line.shown}")
                 made, built = _uv_build(source, path, here / "out"), True
             try:
                 name, version, _, tags = parse_wheel_filename(made.name)

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+import logging
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from trainyard.common.console import say
 from trainyard.common.errors import UserError, nearest
 from trainyard.image import trainer_flags
 from trainyard.oci.reference import Reference
@@ -20,6 +20,8 @@ from trainyard_jobs.model import machines, tuning
 from trainyard_jobs.model.machines import TpuSlice
 from trainyard_jobs.model.options import ROWS, Disk, Mount, Placement, words
 from trainyard_jobs.model.tuning import Tuning
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -204,7 +206,7 @@ def image_of(spec: Spec | None, image: str | None, address: str | None) -> str:
     )
     if known:
         if known.code_digest:
-            say(f"the image has the code of 'push --code-only', which nothing tested: {known.code_tag}")
+            logger.info(f"the image has the code of 'push --code-only', which nothing tested: {known.code_tag}")
         return known.reference
     if address:
         # The framework's version in a base image is unknown until `make lock` has read it: the tag is the target alone.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import logging
 import shlex
 import shutil
 import subprocess
@@ -13,9 +14,10 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from trainyard.common.console import say
 from trainyard.common.errors import StepFailed, UserError
 from trainyard_jobs.platforms.base import Submission
+
+logger = logging.getLogger(__name__)
 
 #: Seconds after a job's end within which its last log lines arrive: gcloud waits 5 s for late entries
 #: (gcloud 528.0.0, googlecloudsdk/command_lib/logs/stream.py, upper_bound).
@@ -62,7 +64,7 @@ def run_json(command: Sequence[str]) -> Any:
 
 def run_visibly(command: Sequence[str]) -> int:
     """Run a command with its output on stderr; its exit status."""
-    say(f"$ {shlex.join(command)}")
+    logger.info(f"$ {shlex.join(command)}")
     return subprocess.run(command, stdout=_STDERR, check=False).returncode
 
 
@@ -94,7 +96,7 @@ def _follow_until_ended(command: Sequence[str], describe: Sequence[str], interva
     `stream-logs` does not end for a job that was still running when it began: it tests for the job's end once, before
     its loop (gcloud 528.0.0, googlecloudsdk/api_lib/ai/custom_jobs/client.py, CheckJobComplete).
     """
-    say(f"$ {shlex.join(command)}")
+    logger.info(f"$ {shlex.join(command)}")
     log = subprocess.Popen(command, stdout=_STDERR)
     try:
         while True:
@@ -125,7 +127,9 @@ def temporary_file(text: str, file_name: str) -> Iterator[Path]:
 
 def say_still_running(cancel: Sequence[str]) -> None:
     """Print that an interrupted command leaves the job running, and how to cancel it."""
-    say(f"stopped following the log; the job is still running, and is billed. To cancel it: {shlex.join(cancel)}")
+    logger.info(
+        f"stopped following the log; the job is still running, and is billed. To cancel it: {shlex.join(cancel)}"
+    )
 
 
 def submission(name: str, state: str, *, succeeded: Sequence[str]) -> Submission:
@@ -136,5 +140,5 @@ def submission(name: str, state: str, *, succeeded: Sequence[str]) -> Submission
     """
     if state not in succeeded:
         raise StepFailed(f"{name} ended as {state}; see its log above")
-    say(f"{name}: {state}")
+    logger.info(f"{name}: {state}")
     return Submission(name, state)

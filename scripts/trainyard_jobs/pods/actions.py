@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 import re
 import signal
 import sys
@@ -11,7 +12,6 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from trainyard.common import gcloud
-from trainyard.common.console import say, warn
 from trainyard.common.errors import StepFailed, UserError, nearest
 from trainyard.oci import registry
 from trainyard.spec.model import Spec, load
@@ -28,6 +28,8 @@ from trainyard_jobs.pods.logs import Printer
 from trainyard_jobs.pods.provisioning import Limits
 from trainyard_jobs.pods.run import Run, Show
 from trainyard_jobs.pods.ssh import plural
+
+logger = logging.getLogger(__name__)
 
 #: Value of ZONE= for every zone that has the accelerator.
 ANY_ZONE = "any"
@@ -227,7 +229,7 @@ def _train(
         others=[(other, GcloudOperations(other, limits, tpu)) for other in others],
     )
     code = controller.execute()
-    say(f"{pod.name}: {'done' if code == 0 else f'a worker failed with exit status {code}'}")
+    logger.info(f"{pod.name}: {'done' if code == 0 else f'a worker failed with exit status {code}'}")
     return code, {"zone": controller.pod.zone, "exit_code": code, "restarts": controller.restarts}
 
 
@@ -263,7 +265,7 @@ def run_xla_dist(pod: Pod, arguments: xla_dist.XlaDistArgs, options: Options, tp
         UserError, StepFailed: one line.
     """
     for note in arguments.notes:
-        say(note)
+        logger.info(note)
     limits = options.limits()
     gcloud.require()
     return _train([pod], arguments.run, limits, options, tpu, may_create=False)
@@ -290,7 +292,7 @@ def create(pods: Sequence[Pod], options: Options, tpu: TpuApi) -> Outcome:
         except StepFailed as error:
             if not provisioning.is_no_capacity(error):
                 raise
-            warn(f"{error}; trying the next zone")
+            logger.warning(f"{error}; trying the next zone")
             provisioning.delete(pod, limits, tpu, queued=options.queued)
     return 0, {"zone": last.zone} | _facts(_create_in(last, limits, options, tpu))
 
@@ -315,7 +317,7 @@ def check(pod: Pod, options: Options, tpu: TpuApi) -> Outcome:
     workers = ssh.connect(pod, provisioning.require_ready(pod, tpu), tpu)
     ssh.check_network(workers, seconds=limits.check)
     count = plural(len(workers), "worker")
-    say(f"{pod.name}: {count}: ssh works, and every worker reaches all others")
+    logger.info(f"{pod.name}: {count}: ssh works, and every worker reaches all others")
     return 0, {"workers": list(workers.addresses)}
 
 
@@ -353,12 +355,12 @@ def status(pod: Pod, options: Options, tpu: TpuApi) -> Outcome:
     """
     queue, node = tpu.queued_resource(pod), tpu.node(pod)
     if queue:
-        say(f"{pod.name} (queue): {queue[0]}{f': {queue[1]}' if queue[1] else ''}")
+        logger.info(f"{pod.name} (queue): {queue[0]}{f': {queue[1]}' if queue[1] else ''}")
     state = queue[0] if queue else None
     if not node:
-        say(f"{pod.name}: no TPU VM of this name in {pod.zone}")
+        logger.info(f"{pod.name}: no TPU VM of this name in {pod.zone}")
         return 0, {"queue": state, "state": None}
-    say(f"{pod.name}: {node} ({node.accelerator_type}, {plural(len(node.addresses), 'worker')})")
+    logger.info(f"{pod.name}: {node} ({node.accelerator_type}, {plural(len(node.addresses), 'worker')})")
     containers = []
     script = shell_commands.container_state()
     answers = ssh.connect(pod, node, tpu).on_all(script, timeout=60) if node.ready else []
@@ -366,7 +368,7 @@ def status(pod: Pod, options: Options, tpu: TpuApi) -> Outcome:
         running, _, code = finished.stdout.strip().partition(" ")
         container = {"true": "running", "false": f"exited with status {code}"}.get(running, "none")
         containers.append(container)
-        say(f"{pod.name}: worker {index} ({node.addresses[index]}): container {container}")
+        logger.info(f"{pod.name}: worker {index} ({node.addresses[index]}): container {container}")
     return 0, {"queue": state, **_facts(node), "containers": containers}
 
 

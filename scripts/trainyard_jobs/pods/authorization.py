@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import json
+import logging
 from typing import Any
 
 import requests
 
 from trainyard.common import gcloud, settings
-from trainyard.common.console import say, warn
 from trainyard.common.errors import StepFailed
 from trainyard_jobs.model.machines import AI_PLATFORM_SHUT_DOWN
+
+logger = logging.getLogger(__name__)
 
 #: "Authorize your Cloud TPU": https://cloud.google.com/ai-platform/training/docs/using-tpus.
 AI_PLATFORM_ROLE = "roles/ml.serviceAgent"
@@ -89,7 +91,7 @@ def grant(project: str, member: str, roles: tuple[str, ...]) -> list[str]:
         if finished.returncode:
             raise StepFailed(f"{project}: {role} could not be granted to {member}: {gcloud.error_line(finished)}")
     for role in roles:
-        say(f"{project}: {member} {'was granted' if role in missing else 'already had'} {role}")
+        logger.info(f"{project}: {member} {'was granted' if role in missing else 'already had'} {role}")
     return missing
 
 
@@ -100,7 +102,7 @@ def authorize_ai_platform(project: str) -> dict[str, Any]:
         StepFailed: AI Platform or gcloud failed.
     """
     command = "trainyard pod authorize-tpu --for tpu-vm"
-    warn(f"AI Platform was shut down on {AI_PLATFORM_SHUT_DOWN}: TPU VMs need '{command}' instead")
+    logger.warning(f"AI Platform was shut down on {AI_PLATFORM_SHUT_DOWN}: TPU VMs need '{command}' instead")
     account = ai_platform_service_account(project)
     return {"account": account, "given": grant(project, f"serviceAccount:{account}", (AI_PLATFORM_ROLE,))}
 
@@ -117,7 +119,7 @@ def authorize_tpu_vm(project: str, account: str | None) -> dict[str, Any]:
     agent = gcloud.run(*command, f"--zone={ANY_ZONE}", f"--project={project}", "--format=value(identity.email)")
     if agent.returncode:
         raise StepFailed(f"{project}: no Cloud TPU service agent: {gcloud.error_line(agent)}")
-    say(f"{project}: the Cloud TPU service agent is {agent.stdout.strip()}")
+    logger.info(f"{project}: the Cloud TPU service agent is {agent.stdout.strip()}")
     if not account:
         found = gcloud.run("projects", "describe", project, "--format=value(projectNumber)")
         if found.returncode:

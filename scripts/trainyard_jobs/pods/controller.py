@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from trainyard.common.console import say, warn
 from trainyard.common.errors import StepFailed
 from trainyard_jobs.pods import provisioning, ssh
 from trainyard_jobs.pods import run as training
@@ -16,6 +16,8 @@ from trainyard_jobs.pods.gcloud_args import Pod
 from trainyard_jobs.pods.provisioning import Limits, ignore_signals
 from trainyard_jobs.pods.run import Interruption, Run, Show
 from trainyard_jobs.pods.ssh import Workers, plural
+
+logger = logging.getLogger(__name__)
 
 
 class Operations(Protocol):
@@ -164,19 +166,19 @@ class PodController:
         """
         with ignore_signals():
             if failed and self._workers and (self.keep or not self._created):
-                say(f"{self.pod.name}: stopping the containers")
+                logger.info(f"{self.pod.name}: stopping the containers")
                 self.operations.stop(self._workers, self.run.container)
             if self._created and self.keep:
                 delete = f"trainyard pod --action delete --name {self.pod.name}"
-                say(f"{self.pod.name} is kept and billed until '{delete}'")
+                logger.info(f"{self.pod.name} is kept and billed until '{delete}'")
             elif self._created:
-                say(f"{self.pod.name}: deleting it; Ctrl-C is ignored until it is deleted")
+                logger.info(f"{self.pod.name}: deleting it; Ctrl-C is ignored until it is deleted")
                 try:
                     self.operations.delete(queued=self.queue)
                 except StepFailed as error:
                     if not failed:
                         raise
-                    warn(str(error))
+                    logger.warning(str(error))
 
     def _run_once(self) -> int | Interruption:
         """Run until the containers end or the run is interrupted, whatever state the TPU VM is in."""
@@ -193,7 +195,7 @@ class PodController:
             if not found:
                 raise
             return found
-        say(f"{self.pod.name}: training on {plural(len(workers), 'worker')}")
+        logger.info(f"{self.pod.name}: training on {plural(len(workers), 'worker')}")
         outcome = self.operations.watch(workers, self.show(workers.addresses), self.run.container)
         if isinstance(outcome, int):
             self._workers = None
@@ -222,7 +224,7 @@ class PodController:
             self._use_zone_of_existing()
         if self.operations.node():
             if not self._created and not self.restarts:
-                say(f"{self.pod.name} exists: it is used as it is and not deleted at the end")
+                logger.info(f"{self.pod.name} exists: it is used as it is and not deleted at the end")
             return self.operations.await_ready()
         if not self.may_create:
             return self.operations.require_ready()
@@ -251,7 +253,7 @@ class PodController:
                     raise
                 if untried:
                     untried -= 1
-                    warn(f"{error}; trying the next zone")
+                    logger.warning(f"{error}; trying the next zone")
                     self._use_next_zone()
                     continue
                 if self.queue:
@@ -260,7 +262,7 @@ class PodController:
                     raise StepFailed(f"{error} ('--queued' waits for capacity)") from None
                 if self.limits.queue is not None and time.monotonic() - begin > self.limits.queue:
                     raise
-                warn(f"{error}; retrying")
+                logger.warning(f"{error}; retrying")
             time.sleep(6 * self.limits.poll)
             if self.others:
                 untried = len(self.others)
@@ -279,7 +281,7 @@ class PodController:
             raise StepFailed(f"{event} again, after {self.limits.restarts} restarts ({option} sets the limit)")
         count = f"({self.restarts} of {self.limits.restarts})"
         if why is not Interruption.PREEMPTED:
-            warn(f"{event}: restarting when it is healthy {count}")
+            logger.warning(f"{event}: restarting when it is healthy {count}")
             if self._workers:
                 self.operations.stop(self._workers, self.run.container)
             return
@@ -289,5 +291,5 @@ class PodController:
                 f"{event} and was not created by this command: delete it and create it again, or let "
                 f"'trainyard pod' do both"
             )
-        warn(f"{event}: creating it again {count}")
+        logger.warning(f"{event}: creating it again {count}")
         self.operations.delete(queued=self.queue)

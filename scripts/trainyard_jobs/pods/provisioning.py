@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 import re
 import signal
 import subprocess
@@ -12,11 +13,12 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import TypeVar
 
-from trainyard.common.console import say, warn
 from trainyard.common.errors import StepFailed, UserError
 from trainyard_jobs.pods import api, gcloud_args
 from trainyard_jobs.pods.api import PREEMPTED_STATES, STOPPED_STATES, Node, TpuApi
 from trainyard_jobs.pods.gcloud_args import Pod
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -53,7 +55,7 @@ class _Progress:
 
     def update(self, state: str) -> None:
         if state != self._last:
-            say(f"{self._name}: {state}" + (f" ({self.seconds:.0f} s)" if self._last else ""))
+            logger.info(f"{self._name}: {state}" + (f" ({self.seconds:.0f} s)" if self._last else ""))
             self._last = state
 
 
@@ -91,7 +93,7 @@ class RetryPolicy:
             self._failures += 1
             if self._failures > self.MAX_FAILURES or api.PERMANENT_ERRORS.search(str(error)):
                 raise
-            warn(f"{error}; retrying")
+            logger.warning(f"{error}; retrying")
             return None
         self._failures = 0
         return answer
@@ -103,7 +105,7 @@ def create(pod: Pod, limits: Limits, tpu: TpuApi) -> Node:
     Raises:
         StepFailed: it could not be created, or not in time. The line holds gcloud's error.
     """
-    say(f"{pod.name}: creating {pod.accelerator_type}{' (Spot)' if pod.spot else ''} in {pod.zone}")
+    logger.info(f"{pod.name}: creating {pod.accelerator_type}{' (Spot)' if pod.spot else ''} in {pod.zone}")
     with (
         tempfile.TemporaryFile("w+", errors="replace") as output,
         subprocess.Popen(
@@ -133,7 +135,7 @@ def create_queued(pod: Pod, limits: Limits, tpu: TpuApi, *, valid_until: str | N
     Raises:
         StepFailed: as for :func:`create`.
     """
-    say(f"{pod.name}: queueing for {pod.accelerator_type}{' (Spot)' if pod.spot else ''} in {pod.zone}")
+    logger.info(f"{pod.name}: queueing for {pod.accelerator_type}{' (Spot)' if pod.spot else ''} in {pod.zone}")
     requested = tpu.call(gcloud_args.create_queued(pod, valid_until=valid_until))
     if requested.returncode:
         raise StepFailed(f"{pod.name}: {api.error_message(requested)}")
@@ -234,10 +236,10 @@ def delete(pod: Pod, limits: Limits, tpu: TpuApi, *, queued: bool | None = None)
         command = gcloud_args.delete_queued(pod) if with_queue else gcloud_args.delete(pod)
         finished = tpu.call(command)
         if finished.returncode == 0:
-            say(f"{pod.name}: deleted")
+            logger.info(f"{pod.name}: deleted")
             return True
         if api.is_not_found(finished):
-            say(f"{pod.name}: does not exist")
+            logger.info(f"{pod.name}: does not exist")
             return False
         error = api.error_message(finished)
         if time.monotonic() > deadline or api.PERMANENT_ERRORS.search(error):
@@ -245,6 +247,6 @@ def delete(pod: Pod, limits: Limits, tpu: TpuApi, *, queued: bool | None = None)
                 f"{pod.name} could not be deleted and is billed if it exists: {error}; run: {' '.join(command)}"
             )
         if not warned:
-            warn(f"{pod.name} cannot be deleted yet ({error}); retrying")
+            logger.warning(f"{pod.name} cannot be deleted yet ({error}); retrying")
             warned = True
         time.sleep(limits.poll)

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+import logging
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 
-from trainyard.common.console import say, warn
 from trainyard.common.errors import StepFailed
 from trainyard_jobs.pods import shell_commands
 from trainyard_jobs.pods.api import PREEMPTED_STATES, STOPPED_STATES, SUSPENDED_STATES, TpuApi
@@ -16,6 +16,8 @@ from trainyard_jobs.pods.gcloud_args import Pod
 from trainyard_jobs.pods.logs import Follower
 from trainyard_jobs.pods.provisioning import Limits
 from trainyard_jobs.pods.ssh import Workers, plural
+
+logger = logging.getLogger(__name__)
 
 #: The launcher's exit status for a failure that a restart may fix (docs/launcher-contract.md, R15.4).
 RETRYABLE_EXIT_CODE = 138
@@ -74,7 +76,7 @@ def start(workers: Workers, run: Run) -> None:
     Raises:
         StepFailed: the image cannot be pulled, or the container does not start.
     """
-    say(f"{workers.pod.name}: pulling {run.image} on {plural(len(workers), 'worker')}")
+    logger.info(f"{workers.pod.name}: pulling {run.image} on {plural(len(workers), 'worker')}")
     workers.require_all(f"the pull of {run.image}", shell_commands.pull(run.image))
     command = list(run.command)
     if run.program and workers.on(0, shell_commands.label(run.image, "io.trainyard.target")).stdout.strip():
@@ -116,7 +118,7 @@ def watch(
             failed = next((follower for follower in followers if follower.code), None)
             if failed and first is None:
                 first, failed_at = failed.code, time.monotonic()
-                warn(f"worker {failed.worker} exited with status {failed.code}")
+                logger.warning(f"worker {failed.worker} exited with status {failed.code}")
             _check_connections(followers, workers.pod, limits)
             if time.monotonic() - polled_at > limits.poll:
                 polled_at = time.monotonic()
@@ -170,7 +172,7 @@ def interruption(pod: Pod, tpu: TpuApi) -> Interruption | None:
     try:
         found = tpu.node(pod)
     except StepFailed as error:
-        warn(f"{error}; the run continues")
+        logger.warning(f"{error}; the run continues")
         return None
     if found is None and (tpu.queued_resource(pod) or ("", ""))[0] in SUSPENDED_STATES:
         return Interruption.PREEMPTED

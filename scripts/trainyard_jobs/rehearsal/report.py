@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import json
+import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from trainyard.common.console import warn
 from trainyard.common.errors import UserError
 from trainyard.common.installation import require_extra
 from trainyard_jobs.rehearsal.model import Rehearsal, Trial
@@ -16,6 +16,8 @@ from trainyard_jobs.rehearsal.runner import Attempt, Member, Outcome
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
+
+logger = logging.getLogger(__name__)
 
 #: End of an attempt -> colour of its bar in the time line.
 _BARS = {
@@ -100,7 +102,7 @@ def write(folder: Path, report: Mapping[str, Any]) -> None:
     try:
         require_extra("matplotlib", "plots", "rehearse")
     except UserError as error:
-        warn(f"no report.png: {error}")
+        logger.warning(f"no report.png: {error}")
     else:
         chart(report).savefig(folder / "report.png", dpi=110)
 

@@ -6,10 +6,11 @@ A thread per replica follows its output; the thread that calls :meth:`Runner.run
 from __future__ import annotations
 
 import contextlib
+import logging
 import queue
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO
@@ -18,8 +19,7 @@ import docker.errors
 from docker.models.containers import Container
 from rich.text import Text
 
-from trainyard.common import console, errors
-from trainyard.common.console import say
+from trainyard.common import errors
 from trainyard.oci import docker_engine
 from trainyard.sandbox import containers
 from trainyard.sandbox.containers import NoFile
@@ -28,6 +28,8 @@ from trainyard_jobs.rehearsal.images import LocalImage
 from trainyard_jobs.rehearsal.model import End, Rehearsal, Replica, Verdict
 from trainyard_jobs.rehearsal.progress import Progress
 from trainyard_jobs.rehearsal.sandbox import Limits, RehearsalSandbox
+
+logger = logging.getLogger(__name__)
 
 #: Seconds between two checks of faults and time limits.
 _TICK = 0.2
@@ -126,9 +128,11 @@ class Runner:
         timeout: float,
         logs: Path,
         extra: Mapping[str, str],
+        show: Callable[[object], None],
     ) -> None:
         self._rehearsal, self._sandbox, self._share = rehearsal, sandbox, share
         self._faults, self._timeout, self._logs, self._extra = list(faults), timeout, logs, dict(extra)
+        self._print = show
         self._members = {one.name: Member(one, images[one.name]) for one in rehearsal.replicas}
         self._events: queue.Queue[_Line | _Ended] = queue.Queue()
         self._progress = Progress(fault.text for fault in faults if fault.text)
@@ -208,7 +212,7 @@ class Runner:
         )
         verdict = self._rehearsal.policy.after(end)
         if verdict.why:
-            say(f"rehearse: {verdict.why}")
+            logger.info(f"rehearse: {verdict.why}")
         if verdict.action == "restart":
             member.restarts += 1
             self._start(member)
@@ -244,14 +248,14 @@ class Runner:
                 continue
             self._faults.remove(fault)
             self._injected.append((fault, self._now))
-            say(f"rehearse: {fault}")
+            logger.info(f"rehearse: {fault}")
             for name in fault.targets:
                 self._inject(self._members[name], fault.action)
         for member in self._members.values():
             if member.kill_at and self._now > member.kill_at:
                 member.kill_at = 0.0
                 grace = self._rehearsal.grace
-                say(f"rehearse: {member.replica.name} is still running {grace:g} s after SIGTERM: SIGKILL")
+                logger.info(f"rehearse: {member.replica.name} is still running {grace:g} s after SIGTERM: SIGKILL")
                 self._signal(member, "SIGKILL")
 
     def _inject(self, member: Member, action: str) -> None:
@@ -342,7 +346,7 @@ class Runner:
         member.last_line = line.text or member.last_line
         self._files[line.name].write(line.text + "\n")
         self._progress.add(line.text, self._now)
-        console.log.print(prefixed(line.text, member))
+        self._print(prefixed(line.text, member))
 
     def _show_remaining_lines(self) -> None:
         """Print the last lines of containers before they are removed."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 import re
 import shlex
 import time
@@ -13,8 +14,6 @@ from typing import TYPE_CHECKING, Any
 
 import docker.errors
 
-from trainyard.common import console
-from trainyard.common.console import say
 from trainyard.common.errors import StepFailed, UserError
 from trainyard.common.installation import require_extra
 from trainyard.common.settings import STATE
@@ -28,6 +27,8 @@ from trainyard_jobs.schema.job_file import JobFile
 
 if TYPE_CHECKING:
     from rich.table import Table
+
+logger = logging.getLogger(__name__)
 
 #: Makes the rehearsal of a job, or of one of its trials; the platform's.
 Read = Callable[[Trial | None], Rehearsal]
@@ -147,12 +148,15 @@ def plan(rehearsal: Rehearsal) -> dict[str, Any]:
     }
 
 
-def run(job: JobFile, read: Read, study: tuning.Study | None, options: Options) -> Result:
+def run(
+    job: JobFile, read: Read, study: tuning.Study | None, options: Options, show: Callable[[object], None]
+) -> Result:
     """Run a job, or the trials of a tuning job, and write the report.
 
     Args:
         read: makes the rehearsal of the job, or of one of its trials.
         study: the study of a tuning job; None for other jobs.
+        show: called with what people read: lines of the replicas as they come, and tables of the results.
     Raises:
         UserError: the options do not fit the job, an image is missing, or an optional dependency is not installed.
         StepFailed: a container could not be started.
@@ -160,7 +164,7 @@ def run(job: JobFile, read: Read, study: tuning.Study | None, options: Options) 
     require_extra("cryptography", "rehearse")
     if study:
         require_extra("optuna", "rehearse")
-    session = _Session(options, job, read(placeholder_trial(study)))
+    session = _Session(options, job, read(placeholder_trial(study)), show)
     found, problems = session.run_trials(study, read) if study else session.run_job()
     if problems:
         found["problems"] = problems
@@ -182,10 +186,11 @@ class _Session:
 
     Args:
         rehearsal: of the job, or of any of its trials: images and names are the same for all.
+        show: see :func:`run`.
     """
 
-    def __init__(self, options: Options, job: JobFile, rehearsal: Rehearsal) -> None:
-        self.options, self.job, self.rehearsal = options, job, rehearsal
+    def __init__(self, options: Options, job: JobFile, rehearsal: Rehearsal, show: Callable[[object], None]) -> None:
+        self.show, self.options, self.job, self.rehearsal = show, options, job, rehearsal
         name = re.sub(r"[^A-Za-z0-9._-]+", "-", rehearsal.name).strip("-") or "job"
         stamp = time.strftime("%Y%m%d-%H%M%S")
         self.output = (options.output or STATE / "rehearsals" / f"{name}-{stamp}").expanduser()
@@ -194,7 +199,7 @@ class _Session:
         for reference, hosts in dict.fromkeys((one.image, one.hosts) for one in rehearsal.replicas):
             found[reference, hosts] = image = images.find(reference, options.image, hosts)
             if image.note:
-                say(f"rehearse: {image.note}")
+                logger.info(f"rehearse: {image.note}")
         self.images = {one.name: found[one.image, one.hosts] for one in rehearsal.replicas}
         self.sidecar = images.find(options.sidecar, options.sidecar) if options.sidecar else None
 
@@ -202,7 +207,7 @@ class _Session:
         """Run one job, or one trial."""
         options = self.options
         share = sandbox.limits(len(rehearsal.replicas), options.cpus, options.memory)
-        say(
+        logger.info(
             f"rehearse: {rehearsal.platform} '{rehearsal.name}': {len(rehearsal.replicas)} replicas with "
             f"{share.cpus:.3g} CPUs and {share.memory / 2**30:.1f} GB each; gs:// is {self.buckets}"
         )
@@ -210,14 +215,16 @@ class _Session:
         names = sandbox.buckets_named(self.job.documents)
         made = sandbox.RehearsalSandbox(rehearsal, image, self.buckets, names, options.tpu_delay)
         with _engine_errors(), made:
-            return Runner(rehearsal, made, self.images, share, injected, options.timeout, logs, options.variables).run()
+            return Runner(
+                rehearsal, made, self.images, share, injected, options.timeout, logs, options.variables, self.show
+            ).run()
 
     def run_job(self) -> tuple[dict[str, Any], list[str]]:
         """Run the job; its report, and what failed."""
         requested = requested_faults(self.options, self.rehearsal)
         outcome = self._run(self.rehearsal, requested, self.output / "logs")
         found = report.of_run(self.rehearsal, outcome) | {"file": str(self.job.path)}
-        console.log.print(_replicas_table(outcome))
+        self.show(_replicas_table(outcome))
         problems = [] if outcome.succeeded else [_failure(outcome)]
         return found, problems + _not_injected(requested, outcome)
 
@@ -233,7 +240,7 @@ class _Session:
             trial = search.ask()
             rehearsal = read(trial)
             values = ", ".join(f"{name}={value}" for name, value in trial.parameters.items())
-            say(f"rehearse: trial {trial.number} of {limit}: {values}")
+            logger.info(f"rehearse: trial {trial.number} of {limit}: {values}")
             outcome = self._run(rehearsal, remaining, self.output / "logs" / f"trial-{trial.number}")
             remaining = [one for one in remaining if one not in [fault for fault, _ in outcome.injected]]
             value = _measurement(study, outcome)
@@ -243,7 +250,7 @@ class _Session:
                 problems.append(f"trial {trial.number} failed: {_failure(outcome)}")
                 break
         found = report.of_tuning(runs, study.metric, study.maximize, time.monotonic() - begun)
-        console.log.print(_trials_table(runs, study.metric))
+        self.show(_trials_table(runs, study.metric))
         problems += [f"{fault} was never injected" for fault in remaining]
         return found | {"file": str(self.job.path), "status": "failed" if problems else "succeeded"}, problems
 

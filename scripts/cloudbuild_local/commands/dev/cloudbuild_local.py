@@ -87,7 +87,7 @@ def command(
         project=project,
         engine_socket=not no_socket,
     )
-    console.log.print(local.table(made.build, made.result))
+    console.show(local.table(made.build, made.result))
     for name, digest in made.result.images.items():
         console.say(f"{name} {digest}")
     console.result(made.facts(), as_json=as_json)

@@ -65,7 +65,7 @@ def command(
     report = audit.audit(target, only_snapshot=offline, image=image)
     console.result(report.as_dict(), as_json=as_json)
     if report.findings:
-        console.log.print(audit.table(report.findings))
+        console.show(audit.table(report.findings))
     for line in (*report.uncovered, *map(str, report.stale)):
         console.warn(line)
     if vex:

@@ -45,7 +45,7 @@ def command(
     build, verify and smoke need a TARGET, and are about the platform of TRAINYARD_ARCH; for one that is not among
     --targets and --platforms they do nothing.
     """
-    from trainyard.common import errors
+    from trainyard.common import console, errors
     from trainyard.release import cloud_build_steps as steps
 
     given = steps.Substitutions(targets, platforms, registry or "", tag, index, cache, promote)
@@ -65,4 +65,4 @@ def command(
     elif not name:
         raise errors.UserError(f"no target: {step} needs one, as in 'cloudbuild-step {step} tf-cpu'")
     else:
-        steps.run_target_step(step, name, given)
+        steps.run_target_step(step, name, given, console.show)

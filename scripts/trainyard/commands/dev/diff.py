@@ -39,7 +39,7 @@ def command(a: str | None, b: str | None, as_json: bool) -> None:
         console.say(f"both are {found['a']['digest']}")
     else:
         for table in diff.tables(found):
-            console.log.print(table)
+            console.show(table)
     sizes = f"{in_units(found['download'])} of {in_units(found['b']['stored'])}"
     console.say(f"a host that has A downloads {sizes} to get B")
     console.result(found, as_json=as_json)

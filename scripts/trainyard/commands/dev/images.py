@@ -49,13 +49,13 @@ def command(
     chosen = batch.wanted(list(targets) or (listed or "").replace(",", " ").split())
     arguments = [f"--compression={compression}", *(["--no-cache"] if no_cache else []), *(["--force"] if force else [])]
     docker_engine.client()
-    if console.log.is_terminal:
+    if console.terminal().is_terminal:
         from rich.live import Live
 
-        with Live(batch.view(chosen), console=console.log, refresh_per_second=4, transient=True) as live:
+        with Live(batch.view(chosen), console=console.terminal(), refresh_per_second=4, transient=True) as live:
             batch.run(chosen, jobs, lambda some: live.update(batch.view(some)), arguments)
     else:
         batch.run(chosen, jobs, batch.Lines(), arguments)
-    console.log.print(batch.summary(chosen))
+    console.show(batch.summary(chosen))
     console.result(batch.result(chosen), as_json=as_json)
     batch.require_all_ready(chosen)

@@ -33,7 +33,7 @@ def command(target: str | None, compression: str, as_json: bool) -> None:
     builds, found = reproduce.reproduce(spec, compression=compression)
     console.result(reproduce.result(spec, builds, found), as_json=as_json)
     if found:
-        console.log.print(reproduce.table(found))
+        console.show(reproduce.table(found))
         names = ", ".join(dict.fromkeys(one.layer for one in found if one.layer))
         raise errors.StepFailed(
             f"{spec.local_name} is not reproducible: {len(found)} differences in {names or 'its compression'}"

@@ -36,7 +36,7 @@ def command(target: str | None, as_json: bool) -> None:
     measured, everything = sizes.update([load(target)] if target else specs)
     files = generated.rendered(click.get_current_context().find_root().command)
     catalog_page.PAGE.write_text(files[catalog_page.PAGE], encoding="utf-8")
-    console.log.print(sizes.table(everything, specs))
+    console.show(sizes.table(everything, specs))
     written = ", ".join(relative(path) for path in (measurements.FILE, sizes.CHART, catalog_page.PAGE))
     console.say(f"wrote {written}: review the difference and commit it")
     console.result({"measured": measured, "targets": everything}, as_json=as_json)

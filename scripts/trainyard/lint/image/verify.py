@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import dataclasses
+import logging
 import re
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
 
 from packaging.utils import canonicalize_name
 
-from trainyard.common import console, rule_engine
-from trainyard.common.console import say, warn
+from trainyard.common import rule_engine
 from trainyard.common.errors import StepFailed, UserError
 from trainyard.common.rule_engine import Finding
 from trainyard.image import plan
@@ -28,6 +28,8 @@ from trainyard.spec.units import in_units
 
 if TYPE_CHECKING:
     from rich.table import Table
+
+logger = logging.getLogger(__name__)
 
 #: The metadata of an installed package: the name is before the version.
 _METADATA = re.compile(r"/([^/]+)-[^-/]+\.dist-info/METADATA$")
@@ -70,7 +72,7 @@ def gather(spec: Spec | None, reference: str) -> Evidence:
             found = seen.result()
         except (probe_runner.NoPython, probe_runner.ProbeFailed) as error:
             # What made it fail is among the files, which are checked all the same.
-            warn(f"{error}; only its layers and its configuration are checked")
+            logger.warning(f"{error}; only its layers and its configuration are checked")
             failed = spec is not None or isinstance(error, probe_runner.ProbeFailed)
             found = dataclasses.replace(probe_runner.NOTHING, error=str(error) if failed else "")
         return Evidence(
@@ -129,12 +131,19 @@ def described(stored: Stored) -> dict[str, Any]:
     return {"layers": parts, "config": config, "manifest": {"size": stored.manifest_size}}
 
 
-def verify(spec: Spec | None, reference: str | None = None) -> dict[str, Any]:
-    """Verify an image, print the findings, and record the result for its digest.
+def unseen(part: object) -> None:
+    """Show nothing: the ``show`` of :func:`verify` for callers that read its result alone."""
+
+
+def verify(
+    spec: Spec | None, reference: str | None = None, *, show: Callable[[object], None] = unseen
+) -> dict[str, Any]:
+    """Verify an image, and record the result for its digest.
 
     Args:
         spec: of the image's target; with None only the rules that need no spec apply, and nothing is recorded.
         reference: the image; the target's candidate if None.
+        show: called with what people read: tables of the layers and the rules, lines, and each :class:`Finding`.
     Returns:
         ``digest``, ``passed``, ``findings`` and ``notes`` (each a :class:`Finding` as dictionary), ``size`` (bytes),
         ``layers`` (``stage``, ``created_by``, ``digest``, ``diff_id``, ``size``, ``compressed``), ``config``
@@ -167,13 +176,13 @@ def verify(spec: Spec | None, reference: str | None = None) -> dict[str, Any]:
     # An image of another target is not one that this target could publish.
     if spec and evidence.labels.get(f"{naming.LABELS}.target") == spec.target:
         state.record(spec.local_name, "verify", digest, facts)
-    console.log.print(_sizes(evidence))
+    show(_sizes(evidence))
     if spec:
-        say(contents.compared(evidence))
+        show(contents.compared(evidence))
     title = f"{len(rules)} rules, {len(evidence.inside.packages)} packages, {seconds} s"
-    console.log.print(rule_engine.results_table(title, rules, by_rule))
+    show(rule_engine.results_table(title, rules, by_rule))
     for one in found:
-        rule_engine.show(one)
+        show(one)
     if failed:
         more = f" (and {len(failed) - 1} more findings)" if len(failed) > 1 else ""
         verdict = "does not match its spec" if spec else "breaks a rule for every image"
@@ -212,7 +221,7 @@ def image_to_verify(target: str | None, image: str | None) -> tuple[Spec | None,
     named = str(found.labels.get(f"{naming.LABELS}.target") or "")
     if spec is None and named in targets():
         command = f"trainyard verify {named} --image {image}"
-        say(f"{image} is labelled as {named}: '{command}' compares it with that spec, too")
+        logger.info(f"{image} is labelled as {named}: '{command}' compares it with that spec, too")
     arch = str(found.attrs.get("Architecture"))
     if spec and arch != spec.arch and f"linux/{arch}" in spec.platforms:
         spec = load(target, arch)

@@ -29,10 +29,10 @@ class _Paths(click.Path):
 
 def _show(result: Checked, *, alone: bool) -> None:
     """Print the findings of one file; the command ends with the error of a file that is ``alone``."""
-    from trainyard.common import console, rule_engine
+    from trainyard.common import console
 
     for finding in result.findings:
-        rule_engine.show(finding)
+        console.show(finding)
     if result.unchecked:
         console.say(f"not checked: {result.unchecked}")
     elif result.error and not alone:

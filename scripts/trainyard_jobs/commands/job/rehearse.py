@@ -91,7 +91,7 @@ def command(file: str | None, memory: str | None, env: str | None, dry_run: bool
     if dry_run:
         console.result(session.plan(rehearsal), as_json=True)
         return
-    done = session.run(job, functools.partial(platform.rehearse, job), study, chosen)
+    done = session.run(job, functools.partial(platform.rehearse, job), study, chosen, console.show)
     console.result(done.report, as_json=as_json)
     for problem in done.problems[1:]:
         console.warn(problem)

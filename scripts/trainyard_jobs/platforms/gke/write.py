@@ -6,11 +6,11 @@ https://jobset.sigs.k8s.io/docs/reference/jobset.v1alpha2/.
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Iterator
 from typing import Any
 
-from trainyard.common.console import say
 from trainyard.common.errors import StepFailed, UserError
 from trainyard_jobs.kubernetes.gke_objects import (
     ACCELERATOR,
@@ -42,6 +42,8 @@ from trainyard_jobs.platforms.gke import rules
 from trainyard_jobs.rehearsal.model import Rehearsal, Trial
 from trainyard_jobs.rules import jobset, kubernetes_job, kubernetes_pod, kubernetes_values, train_job
 from trainyard_jobs.schema.job_file import JobFile
+
+logger = logging.getLogger(__name__)
 
 #: The port of torchrun's rendezvous, which is also the launcher's default.
 PORT = 29500
@@ -344,7 +346,7 @@ def follow_pods(resource: str, labels: str, count: int, interval: int) -> str:
             continue
         message = f"{len(started)} of {count} pods have started{waiting_reasons(found)}"
         if message != shown and not started & followed:
-            say(message)
+            logger.info(message)
             shown = message
         time.sleep(interval)
 

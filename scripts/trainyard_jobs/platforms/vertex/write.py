@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
+import logging
 import re
 import shlex
 from typing import Any
 
-from trainyard.common.console import say
 from trainyard.common.errors import UserError
 from trainyard_jobs.model import machines, tuning, yaml_writer
 from trainyard_jobs.model.request import Request
@@ -20,6 +20,8 @@ from trainyard_jobs.rehearsal import tuning as rehearsed_tuning
 from trainyard_jobs.rehearsal.model import Rehearsal, Trial
 from trainyard_jobs.rules.evidence import validate
 from trainyard_jobs.schema.job_file import JobFile
+
+logger = logging.getLogger(__name__)
 
 #: Machine type of CPU jobs: the smallest on which every trainer of Trainyard has memory to spare.
 DEFAULT_MACHINE = "n1-standard-8"
@@ -246,7 +248,7 @@ class Vertex(Platform):
         with submission.temporary_file(job.text, self.file_name) as path:
             created = submission.run_json([*submit_command(request, str(path)), *job.flags, "--format=json"])
         name = str(created["name"])
-        say(f"submitted as {name}")
+        logger.info(f"submitted as {name}")
         where = [f"--region={request.place}", *([f"--project={request.project}"] if request.project else [])]
         jobs = ["ai", group(request.tuning is not None)]
         return submission.follow_google_job(name, jobs, where, succeeded="JOB_STATE_SUCCEEDED", interval=interval)
