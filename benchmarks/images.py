@@ -46,7 +46,7 @@ from tests.image.registry import running
 from trainyard.common import console
 from trainyard.common.console import Messages, say, show
 from trainyard.common.errors import StepFailed, UserError
-from trainyard.common.settings import ROOT, STATE
+from trainyard.common.settings import ROOT, state_folder
 from trainyard.image import base_image, package_index
 from trainyard.oci import docker_engine, image_store
 from trainyard.oci.inventory import read_layer
@@ -71,7 +71,7 @@ SIDES: dict[str, type[Side]] = {"ours": Ours, "one-layer": OneLayer, "original":
 PATCHED = {"xla": "nvidia-nvjitlink-cu12==12.8.61", "tf-cpu": "libclang==17.0.6"}
 
 #: Parts, kept between runs, and what the repository shows of them.
-KEPT, RESULTS = STATE / "benchmarks" / "images.json", ROOT / "benchmarks" / "results" / "images.md"
+KEPT, RESULTS = state_folder() / "benchmarks" / "images.json", ROOT / "benchmarks" / "results" / "images.md"
 
 #: Times an import in fresh containers; without byte code, Python looks for it in an empty folder.
 IMPORT = "import time; t = time.perf_counter(); import {module}; print(time.perf_counter() - t)"

@@ -231,7 +231,12 @@ def _pinned(pin: str, spec: Spec) -> Pin:
     """The entry of a lock of ``spec`` for ``name==version``."""
     name, _, _ = pin.partition("==")
     text = resolver.compile_pins(
-        [pin], python=spec.python_version, platform=spec.wheel_platform, target=pin, sized=True
+        [pin],
+        python=spec.python_version,
+        platform=spec.wheel_platform,
+        target=pin,
+        context=spec.context,
+        sized=True,
     )
     return next(one for one in parse(text) if one.name == name)
 

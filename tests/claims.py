@@ -22,6 +22,7 @@ from sigstore.dsse import Statement
 from sigstore_models.bundle.v1 import Bundle
 
 from tests.fakes.registry import Registry, sha256
+from trainyard.common.settings import state_folder
 from trainyard.oci.inventory import Image
 from trainyard.oci.registry import Manifest
 from trainyard.release import predicates, publish
@@ -114,8 +115,8 @@ def put_image(registry: Registry, architecture: str = "amd64", labels: dict[str,
 def pushed_image(registry: Registry, monkeypatch: pytest.MonkeyPatch) -> Manifest:
     """An image of tf-cpu that passed on this host and was pushed; its SBOM is that of an image without packages."""
     image = put_image(registry)
-    state.record("tf-cpu", "verify", image.digest, {"passed": True, "rules": ["labels"], "notes": []})
-    state.record("tf-cpu", "smoke", image.digest, {"passed": True, "level": "trained"})
+    state.record(state_folder() / "tf-cpu", "verify", image.digest, {"passed": True, "rules": ["labels"], "notes": []})
+    state.record(state_folder() / "tf-cpu", "smoke", image.digest, {"passed": True, "level": "trained"})
     found = Image("trainyard:tf-cpu", image.digest, {}, {}, (), {})
     monkeypatch.setattr(publish, "image_to_push", lambda _: SimpleNamespace(id=image.digest))
     monkeypatch.setattr(publish.inventory, "local", lambda _: found)
@@ -128,5 +129,5 @@ def image_to_promote(registry: Registry) -> Manifest:
     labels = {"io.trainyard.target": "tf-cpu", "io.trainyard.framework": "tensorflow==2.21.0"}
     image = put_image(registry, labels=labels)
     for step in ("verify", "smoke"):
-        state.record("tf-cpu", step, image.digest, {"passed": True})  # type: ignore[arg-type]
+        state.record(state_folder() / "tf-cpu", step, image.digest, {"passed": True})  # type: ignore[arg-type]
     return image

@@ -16,6 +16,7 @@ import pytest
 from tests import examples
 from tests.miniature import Miniature
 from tests.usage import Usage
+from trainyard.common.settings import state_folder
 
 # Ryuk, testcontainers' reaper, is an image of a registry that closed networks do not reach; fixtures clean up instead.
 os.environ.setdefault("TESTCONTAINERS_RYUK_DISABLED", "true")
@@ -152,7 +153,7 @@ def built_image() -> Callable[[str], str]:
         for image in docker_engine.client().images.list(name=f"{NAME}:{plan.tag}"):
             if plan.local in image.tags:
                 with contextlib.suppress(UserError):
-                    state.require(target, str(image.id), "build", "verify", "smoke")
+                    state.require(state_folder() / target, str(image.id), "build", "verify", "smoke")
                     return plan.local
         return None
 

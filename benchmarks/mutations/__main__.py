@@ -34,14 +34,14 @@ from benchmarks.mutations.report import Foreign, Results, Row
 
 from trainyard.common.console import Messages, fail, say
 from trainyard.common.errors import StepFailed, UserError
-from trainyard.common.settings import ROOT, STATE
+from trainyard.common.settings import ROOT, state_folder
 from trainyard.oci import docker_engine, image_store
 from trainyard.spec.lock import Lock
 from trainyard.spec.model import load
 from trainyard.spec.naming import NAME
 
 #: Results, kept between runs, and what the repository shows of them.
-KEPT, RESULTS = STATE / "benchmarks" / "mutations.json", ROOT / "benchmarks" / "results" / "mutations.md"
+KEPT, RESULTS = state_folder() / "benchmarks" / "mutations.json", ROOT / "benchmarks" / "results" / "mutations.md"
 
 #: Name of the mutants' images.
 MUTANT = "trainyard-mutant"

@@ -15,7 +15,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from trainyard.common import settings
-from trainyard.common.settings import STATE
 
 #: Exit status of the command if the image is not what it should be.
 FAILED = 1
@@ -75,9 +74,10 @@ def verify(reference: str, target: str = "") -> Verdict:
 @contextlib.contextmanager
 def _state() -> Iterator[Path]:
     """A state folder as this checkout's: results about mutants neither are mixed with it nor displace its own."""
-    STATE.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=STATE, prefix=_PREFIX) as name:
-        for entry in STATE.iterdir():
+    state = settings.state_folder()
+    state.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=state, prefix=_PREFIX) as name:
+        for entry in state.iterdir():
             copy = Path(name) / entry.name
             if (entry / "results").is_dir():
                 shutil.copytree(entry / "results", copy / "results")

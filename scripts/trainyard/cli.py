@@ -23,6 +23,7 @@ import click
 from trainyard import __version__
 from trainyard.common import options, registration, settings
 from trainyard.common.console import Messages, fail
+from trainyard.common.context import Context
 from trainyard.common.errors import StepFailed, UserError, nearest
 
 #: Group -> its heading in ``trainyard --help``, in this order.
@@ -141,8 +142,10 @@ def _print_version(ctx: click.Context, _parameter: click.Parameter, given: bool)
 @click.option(
     "--version", is_flag=True, expose_value=False, is_eager=True, callback=_print_version, help="Print the version."
 )
-def trainyard() -> None:
+@click.pass_context
+def trainyard(context: click.Context) -> None:
     """Build training images that are what their tags say and find their accelerator by themselves."""
+    context.ensure_object(Context)
 
 
 def _interrupted(number: int, _frame: object) -> NoReturn:
@@ -176,8 +179,9 @@ def _reason(error: OSError) -> str:
         return "the current folder was removed: change to another one"
     if error.errno in (errno.EACCES, errno.EPERM, errno.EROFS) and error.filename:
         path = Path(os.path.abspath(str(error.filename)))
-        if path.is_relative_to(settings.STATE) or settings.STATE.is_relative_to(path):
-            kept = f"{settings.STATE}, where results are kept, cannot be written"
+        state = settings.state_folder()
+        if path.is_relative_to(state) or state.is_relative_to(path):
+            kept = f"{state}, where results are kept, cannot be written"
             return f"{kept} ({error.strerror}): set 'TRAINYARD_BUILD=<folder>'"
     return f"{error.strerror or error}{f' ({error.filename})' if error.filename else ''}"
 

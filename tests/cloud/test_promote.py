@@ -25,7 +25,7 @@ from tests.image.registry import running
 
 from cloudbuild_local import rules
 from trainyard.common.errors import StepFailed, UserError
-from trainyard.common.settings import ROOT
+from trainyard.common.settings import ROOT, state_folder
 from trainyard.oci import docker_engine, referrers, registry, statements
 from trainyard.oci.registry import Manifest, Repository
 from trainyard.release import artifact_registry, claims, predicates, promotion
@@ -58,7 +58,7 @@ def spec() -> Spec:
 
 @pytest.fixture(autouse=True)
 def own_records(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(state, "STATE", tmp_path / "state")
+    monkeypatch.setenv("TRAINYARD_BUILD", str(tmp_path / "state"))
 
 
 def pushed(address: str, tag: str, *, target: str = "tf-cpu", version: str = "2.21.0") -> str:
@@ -79,7 +79,7 @@ def pushed(address: str, tag: str, *, target: str = "tf-cpu", version: str = "2.
 
 def passed(digest: str) -> None:
     for step in ("verify", "smoke"):
-        state.record("tf-cpu", step, digest, {"passed": True})
+        state.record(state_folder() / "tf-cpu", step, digest, {"passed": True})
 
 
 def attach_results(place: Repository, digest: str) -> None:
@@ -247,8 +247,8 @@ def test_the_last_step_of_a_cloud_build_promotes_if_promote_is_set(
 ) -> None:
     digest = pushed(address, "one")
     passed(digest)
-    monkeypatch.setattr(cloud_step, "PUBLISHED", tmp_path / "published.json")
-    cloud_step.PUBLISHED.write_text(json.dumps({"tf-cpu": {"digest": digest}}), encoding="utf-8")
+    Substitutions().published.parent.mkdir(exist_ok=True)
+    Substitutions().published.write_text(json.dumps({"tf-cpu": {"digest": digest}}), encoding="utf-8")
     cloud_step.promote(Substitutions(registry=address))
     assert Repository(f"{address}/trainyard").tags() == ["one"]
     cloud_step.promote(Substitutions(registry=address, promote="yes"))

@@ -26,6 +26,7 @@ from typing import Any
 import pytest
 from tests.conftest import ROOT
 
+from trainyard.common.context import Context
 from trainyard_jobs import platforms
 from trainyard_jobs.model import request
 
@@ -270,7 +271,7 @@ def _written(**options: Any) -> str:
     """The batch script that `make job PLATFORM=slurm` writes for two nodes."""
     chosen = platforms.by_name("slurm")
     given = {"target": "cpu", "workers": 2, **options}
-    return chosen.write(request.parse_request(given, tpu_machine=False)).text
+    return chosen.write(request.parse_request(Context(), given, tpu_machine=False)).text
 
 
 @pytest.mark.parametrize("runtime", ["pyxis", "apptainer"])

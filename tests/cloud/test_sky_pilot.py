@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 import yaml
 
+from trainyard.common.context import Context
 from trainyard_jobs import platforms
 from trainyard_jobs.model import request
 
@@ -60,7 +61,7 @@ print(json.dumps([read(path) for path in sys.argv[1:]]))
 def written(**options: Any) -> str:
     """The task that `make job PLATFORM=skypilot` writes."""
     chosen = platforms.by_name("skypilot")
-    return chosen.write(request.parse_request(options, tpu_machine=False)).text
+    return chosen.write(request.parse_request(Context(), options, tpu_machine=False)).text
 
 
 MINIMAL: dict[str, Any] = {"image": IMAGE, "trainer": "mnist"}

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.image.registry import running
+from trainyard.common.settings import state_folder
 from trainyard.image import base_image, working_directory
 from trainyard.oci import docker_engine, image_store
 from trainyard.oci.layers import EMPTY
@@ -36,7 +37,7 @@ def test_a_base_has_the_digest_that_its_registry_gives_its_tag() -> None:
 def test_an_image_starts_in_the_workspace_without_a_layer_for_it(
     layouts: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(working_directory, "STATE", tmp_path / "state")
+    monkeypatch.setenv("TRAINYARD_BUILD", str(tmp_path / "state"))
     if not layouts:
         monkeypatch.setattr(image_store, "save", refuse)
     elsewhere, made = "trainyard-base:test-elsewhere", "trainyard-base:test-made"
@@ -46,7 +47,9 @@ def test_an_image_starts_in_the_workspace_without_a_layer_for_it(
     container.remove()
     contexts = []
     try:
-        contexts = [str(working_directory.context(elsewhere, docker_engine.architecture())) for _ in range(2)]
+        contexts = [
+            str(working_directory.context(state_folder(), elsewhere, docker_engine.architecture())) for _ in range(2)
+        ]
         assert contexts[0] == contexts[1] and contexts[0].startswith("oci-layout:" if layouts else "docker-image:")
         (tmp_path / "Dockerfile").write_text(f"FROM {elsewhere}\nRUN pwd >/pwd\n", encoding="utf-8")
         docker_engine.buildx(
@@ -57,7 +60,7 @@ def test_an_image_starts_in_the_workspace_without_a_layer_for_it(
         assert image["Config"]["WorkingDir"] == "/workspace"
         layers = image["RootFS"]["Layers"]
         assert layers[:-1] == base["RootFS"]["Layers"] and layers[-1] not in EMPTY
-        assert working_directory.context(made, docker_engine.architecture()) is None
+        assert working_directory.context(state_folder(), made, docker_engine.architecture()) is None
     finally:
         for name in (elsewhere, made, *(one.removeprefix("docker-image://") for one in contexts if not layouts)):
             docker_engine.untag(name)

@@ -59,13 +59,13 @@ def test_an_image_is_built_on_the_builder_and_loaded_with_its_digest_and_provena
     assert image.id == built["digest"] and image.labels["io.trainyard.target"] == "small"
     manifest = json.loads(image_store.documents(plan.candidate)[built["digest"]])
     assert all(layer["mediaType"].endswith("tar+zstd") for layer in manifest["layers"])
-    statement = provenance.statement(spec.local_name, built["digest"])
+    statement = provenance.statement(spec.kept, built["digest"])
     assert statement and statement["subject"][0]["digest"] == {"sha256": built["digest"][7:]}
     assert docker_engine.digest(plan.candidate) == build.build(spec)[1]["digest"], "a second build changes nothing"
 
 
 def test_each_architecture_has_its_node(team: dict[str, EngineSocket]) -> None:
-    found = builder.current()
+    found = builder.current(NAME)
     assert (found.name, found.driver, found.in_engine) == (NAME, "remote", False)
     assert [node.name for one in (AMD64, ARM64) if (node := found.node(one))] == list(team)
     assert [found.machine(one) for one in (AMD64, ARM64)] == [AMD64, ARM64]
@@ -90,10 +90,10 @@ def test_the_variable_of_buildx_selects_a_builder_and_ours_overrides_it(
     monkeypatch.setenv("BUILDX_BUILDER", NAME)
     monkeypatch.setenv("TRAINYARD_BUILDER", "default")
     builder.current.cache_clear()
-    assert builder.current().in_engine
+    assert builder.current("default").in_engine
     monkeypatch.delenv("TRAINYARD_BUILDER")
     builder.current.cache_clear()
-    assert builder.current().name == NAME
+    assert builder.current("").name == NAME
     assert docker_engine.can_run(docker_engine.architecture())
 
 

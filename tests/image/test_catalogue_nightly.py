@@ -19,6 +19,7 @@ import pytest
 
 from tests.workspaces import versions
 from trainyard.common.errors import StepFailed, UserError
+from trainyard.common.settings import state_folder
 from trainyard.image import dockerfile as render
 from trainyard.oci import docker_engine
 from trainyard.release import candidate
@@ -116,7 +117,7 @@ def test_it_is_locked_with_the_packages_of_its_base(
 
 def test_it_passed_everything_before_it_was_tagged(made: dict[str, object], nightly: model.Spec) -> None:
     digest = docker_engine.digest(str(made["image"]))
-    passed = state.require("xla-nightly", digest, "build", "verify", "smoke")
+    passed = state.require(state_folder() / "xla-nightly", digest, "build", "verify", "smoke")
     assert passed["smoke"]["accuracy"] >= 97
     tags = docker_engine.client().images.get(str(made["image"])).tags
     day = model.load(str(nightly.folder)).base_contents.day  # type: ignore[union-attr]

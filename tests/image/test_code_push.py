@@ -13,11 +13,12 @@ from benchmarks.slow_registry import SlowRegistry
 
 from tests.workspaces import lock
 from trainyard.common import settings
+from trainyard.common.settings import state_folder
 from trainyard.image import base_image, build, plan
 from trainyard.oci import docker_engine
 from trainyard.oci.registry import Repository
 from trainyard.release import code_push
-from trainyard.spec import model, state
+from trainyard.spec import model
 from trainyard.spec.model import Spec
 from trainyard.workspace import code_layer
 
@@ -52,8 +53,7 @@ def address(server: SlowRegistry, request: pytest.FixtureRequest, monkeypatch: p
 
 @pytest.fixture
 def root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    for module in (settings, state):
-        monkeypatch.setattr(module, "STATE", tmp_path / "state")
+    monkeypatch.setenv("TRAINYARD_BUILD", str(tmp_path / "state"))
     folder = tmp_path / "mine"
     (folder / "src" / "pack").mkdir(parents=True)
     (folder / "trainyard.yaml").write_text("extends: cpu\nname: mine\ncode: [train.sh, src]\nrun: ./train.sh\n")
@@ -120,7 +120,7 @@ def push(spec: Spec, address: str, server: SlowRegistry, compression: str = "zst
 def without_an_engine(tmp_path: Path, *words: str) -> subprocess.CompletedProcess[str]:
     """A command where no engine answers, and no `docker` is installed."""
     found = settings.environment(
-        DOCKER_HOST=f"unix://{tmp_path}/none.sock", PATH="/usr/bin-without-docker", TRAINYARD_BUILD=str(settings.STATE)
+        DOCKER_HOST=f"unix://{tmp_path}/none.sock", PATH="/usr/bin-without-docker", TRAINYARD_BUILD=str(state_folder())
     )
     return subprocess.run(
         [sys.executable, "-m", "trainyard", *words], env=found, capture_output=True, text=True, check=False
@@ -178,7 +178,7 @@ def test_from_another_host_it_takes_at_most_nine_requests(
     built("zstd")
     base = push(spec, address, server)
     (root / "src" / "pack" / "new.py").touch()
-    settings.STATE.rename(tmp_path / "other")
+    state_folder().rename(tmp_path / "other")
     server.take()
     done = without_an_engine(tmp_path, "push", "--code-only", "--json", "--registry", address)
     traffic = server.take()

@@ -102,7 +102,7 @@ def test_the_newest_is_locked_passes_and_is_promoted(address: str, tmp_path: Pat
 def test_the_fallback_of_a_nightly_passes_is_pushed_and_never_promoted(
     address: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(base_image, "_registry_digest", lambda _: (None, "no such host"))
+    monkeypatch.setattr(base_image, "_registry_digest", lambda *_: (None, "no such host"))
     spec, reason = fallback.choose(model.load("xla-nightly"))
     assert reason
     made = candidate.make(spec)

@@ -19,7 +19,7 @@ from testcontainers.community.registry import DockerRegistryContainer
 
 from tests.image.registry import running
 from trainyard.common.errors import StepFailed, UserError
-from trainyard.common.settings import ROOT
+from trainyard.common.settings import ROOT, state_folder
 from trainyard.lint.image import verify
 from trainyard.oci import docker_engine, layers, registry
 from trainyard.oci.reference import Reference
@@ -49,7 +49,7 @@ def address(server: DockerRegistryContainer, request: pytest.FixtureRequest) -> 
 @pytest.fixture
 def spec(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Spec:
     """A target without results."""
-    monkeypatch.setattr(state, "STATE", tmp_path / "records")
+    monkeypatch.setenv("TRAINYARD_BUILD", str(tmp_path / "records"))
     return load("tf-cpu")
 
 
@@ -74,7 +74,7 @@ def make(tmp_path: Path, spec: Spec) -> Iterator[Callable[..., str]]:
         made.append(reference)
         facts = {"passed": True} | verify.described(layers.read(reference, text))
         for step in passed:
-            state.record(spec.target, step, docker_engine.digest(reference), facts)
+            state.record(state_folder() / spec.target, step, docker_engine.digest(reference), facts)
         return reference
 
     yield image

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from trainyard.common.errors import StepFailed, UserError
-from trainyard.common.settings import ROOT
+from trainyard.common.settings import ROOT, state_folder
 from trainyard.image import base_image, smoke_command, smoke_test
 from trainyard.oci import docker_engine
 from trainyard.release import candidate
@@ -121,7 +121,7 @@ def make(tmp_path: Path, launcher_image: str, monkeypatch: pytest.MonkeyPatch) -
 def passes(made: Made) -> dict[str, Any]:
     spec, tag = made
     facts = smoke_test.smoke(spec, tag)
-    recorded = state.recall(spec.target, "smoke", facts["digest"])
+    recorded = state.recall(state_folder() / spec.target, "smoke", facts["digest"])
     assert recorded is not None and recorded["passed"] and recorded["level"] == facts["level"]
     return facts
 
@@ -195,7 +195,7 @@ def test_a_command_that_cannot_start_is_refused_with_the_line_of_the_file(
 ) -> None:
     made = make(f"run: {run}", **files)
     assert fails(made) == line
-    assert state.recall("mine", "smoke", docker_engine.digest(made[1])) is None
+    assert state.recall(state_folder() / "mine", "smoke", docker_engine.digest(made[1])) is None
 
 
 @pytest.mark.parametrize(

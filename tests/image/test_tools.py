@@ -17,7 +17,7 @@ from testcontainers.community.registry import DockerRegistryContainer
 from tests.claims import verified
 from tests.image.registry import running
 from trainyard.common.errors import StepFailed
-from trainyard.common.settings import ROOT
+from trainyard.common.settings import ROOT, state_folder
 from trainyard.image import provenance
 from trainyard.oci import attached_sbom, docker_engine, inventory, referrers, registry, statements
 from trainyard.oci.registry import Manifest, Repository
@@ -202,7 +202,7 @@ def test_push_attaches_signed_claims(built_image: BuiltImage, repository: Reposi
 
 def test_the_provenance_of_a_build_is_kept_and_its_second_image_is_not(built_image: BuiltImage) -> None:
     digest = docker_engine.digest(built_image("tf-cpu"))
-    statement = provenance.statement("tf-cpu", digest)
+    statement = provenance.statement(state_folder() / "tf-cpu", digest)
     assert statement is not None and statement["predicateType"].startswith("https://slsa.dev/provenance/")
     assert [one["digest"]["sha256"] for one in statement["subject"]] == [digest.removeprefix("sha256:")]
     names = [tag for image in docker_engine.client().images.list() for tag in image.tags]
@@ -224,4 +224,4 @@ def test_a_vulnerable_image_is_not_pushed(
     with pytest.raises(StepFailed, match=f"numpy {version}: PYSEC-0000-1"):
         publish.push(spec, repository.name.rpartition("/")[0])
     assert repository.tags() == []
-    assert state.last("tf-cpu", "verify"), "it had passed everything else"
+    assert state.last(state_folder() / "tf-cpu", "verify"), "it had passed everything else"

@@ -14,6 +14,7 @@ import pytest
 from tests.image.registry import running
 from trainyard.common.errors import StepFailed, UserError
 from trainyard.common.rule_engine import Finding
+from trainyard.common.settings import state_folder
 from trainyard.lint.image import core, verify
 from trainyard.lint.image.evidence import Evidence
 from trainyard.oci import docker_engine, image_store, layers, probe_runner
@@ -170,16 +171,16 @@ def test_a_size_over_the_budget_names_the_largest_layers_and_packages(faultless:
 def test_a_faulty_image_fails_in_one_line_and_is_recorded_as_failed(
     planted_image: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(state, "STATE", tmp_path)
+    monkeypatch.setenv("TRAINYARD_BUILD", str(tmp_path))
     with pytest.raises(StepFailed) as failed:
         verify.verify(load("tf-cpu"), planted_image)
     line = str(failed.value)
     assert "\n" not in line and "label io.trainyard.framework" in line and "more findings" in line
     digest = docker_engine.digest(planted_image)
-    facts: dict[str, Any] = state.recall("tf-cpu", "verify", digest) or {}
+    facts: dict[str, Any] = state.recall(state_folder() / "tf-cpu", "verify", digest) or {}
     assert facts["passed"] is False and len(facts["findings"]) >= len(EXPECTED)
     with pytest.raises(UserError, match="never passed 'verify'"):
-        state.require("tf-cpu", digest, "verify")
+        state.require(state_folder() / "tf-cpu", digest, "verify")
 
 
 def test_layers_read_the_same_from_the_store_and_from_a_saved_image(built_image: Callable[[str], str]) -> None:

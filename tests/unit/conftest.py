@@ -128,7 +128,7 @@ def resolves(known_python: tuple[Path, Path], tmp_path: Path, monkeypatch: pytes
 def engine_builds(monkeypatch: pytest.MonkeyPatch) -> None:
     """Images are built on the engine's own builder, and no engine is asked."""
     engine = builder.Builder("default", "docker", (builder.Node("default"),))
-    monkeypatch.setattr(builder, "current", lambda: engine)
+    monkeypatch.setattr(builder, "current", lambda _name: engine)
 
 
 Result = tuple[int, str, str]

@@ -213,7 +213,12 @@ def test_no_command_imports_another() -> None:
 
 
 def test_commands_import_libraries_inside_their_function_so_that_help_is_quick() -> None:
-    allowed = ("trainyard.common.options", "trainyard.common.settings", "trainyard_jobs.model.options")
+    allowed = (
+        "trainyard.common.context",
+        "trainyard.common.options",
+        "trainyard.common.settings",
+        "trainyard_jobs.model.options",
+    )
     for name, path in outside_modules():
         if room(name) == "commands":
             for node in ast.parse(path.read_text(encoding="utf-8")).body:
@@ -278,6 +283,29 @@ def test_the_environment_is_read_in_one_module_and_in_commands() -> None:
             ):
                 reading.add(name)
     assert {name for name in reading if room(name) != "commands"} == {"trainyard.common.settings"}
+
+
+def test_options_write_no_environment_variable_and_modules_have_no_state_folder() -> None:
+    """What a command was started with is its Context. Two modules still choose for all of their process."""
+    writing = {
+        name for name, path in outside_modules() if re.search(r"settings\.set_\w*variable", path.read_text("utf-8"))
+    }
+    assert writing == {"trainyard.spec.architectures", "trainyard.release.cloud_build_steps"}
+    naming = {name for name, path in outside_modules() if "state_folder" in path.read_text("utf-8")}
+    assert naming == {
+        "trainyard.cli",  # for the line about a folder that cannot be written
+        "trainyard.common.context",
+        "trainyard.common.settings",
+        "trainyard.oci.registry",  # of a repository that no command named
+    }
+
+
+def test_commands_load_targets_in_their_context() -> None:
+    for name, path in outside_modules():
+        if room(name) == "commands":
+            for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+                if isinstance(node, ast.Call) and ast.unparse(node.func) in ("load", "model.load"):
+                    assert "context" in {word.arg for word in node.keywords}, f"{name}: {ast.unparse(node)}"
 
 
 def test_libraries_return_and_commands_print() -> None:

@@ -20,7 +20,6 @@ from tests.fakes.registry import Registry
 from tests.fakes.server import Listener
 from tests.published_images import publish
 
-from trainyard.common import settings
 from trainyard.common.errors import StepFailed, UserError
 from trainyard.lint import waivers
 from trainyard.lint.waivers import Waiver
@@ -220,7 +219,7 @@ def test_without_a_snapshot_no_package_is_covered() -> None:
 @pytest.fixture
 def stored(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
     """Snapshots, waivers and the images of this host, in place of the project's."""
-    monkeypatch.setattr(settings, "STATE", tmp_path / "state")
+    monkeypatch.setenv("TRAINYARD_BUILD", str(tmp_path / "state"))
     monkeypatch.setattr(audit, "live", lambda pins: None)
     monkeypatch.setattr(waivers, "today", lambda: TODAY)
     monkeypatch.setattr(advisories, "load", lambda: Snapshot("a test", "2026-11-20", (), ()))

@@ -55,7 +55,9 @@ def network(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
 
     def reach(**digests: str) -> None:
         there = {IMAGE: digests.get("base"), BUILD_BASE: digests.get("build_base")}
-        monkeypatch.setattr(base_image, "_registry_digest", lambda reference: (there.get(reference), "no such host"))
+        monkeypatch.setattr(
+            base_image, "_registry_digest", lambda reference, _builder: (there.get(reference), "no such host")
+        )
 
     return reach
 

@@ -435,7 +435,7 @@ def test_a_mutant_is_verified_in_a_copy_of_the_state(
     for file, text in (("layers/known.json.gz", "known"), ("mine/results/one/build.json", "{}"), ("bases/one", "")):
         (tmp_path / file).parent.mkdir(parents=True)
         (tmp_path / file).write_text(text, encoding="utf-8")
-    monkeypatch.setattr(judge, "STATE", tmp_path)
+    monkeypatch.setenv("TRAINYARD_BUILD", str(tmp_path))
     verdict, state = verdict_of(monkeypatch, stdout, stderr, status)
     assert verdict == Verdict(status, findings)
     assert not state.exists() and not (tmp_path / "mine" / "results" / "of-a-mutant").exists()

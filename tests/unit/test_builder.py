@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from trainyard.common.context import Context
 from trainyard.common.errors import StepFailed, UserError
 from trainyard.image import base_image, build, buildx, offline, plan, working_directory
 from trainyard.oci import builder, docker_engine, image_store
@@ -49,14 +50,14 @@ default*      docker
 """
 
 #: ``builder.current`` without what other tests found.
-current: Callable[[], Builder] = builder.current.__wrapped__
+current: Callable[[str], Builder] = builder.current.__wrapped__
 
 
 @pytest.fixture
 def team(monkeypatch: pytest.MonkeyPatch) -> Builder:
     """Images are built on a builder of two machines; the engine's is amd64 and stores images in containerd."""
     found = builder.parse(TEAM)
-    monkeypatch.setattr(builder, "current", lambda: found)
+    monkeypatch.setattr(builder, "current", lambda _name: found)
     monkeypatch.setattr(docker_engine, "architecture", lambda: AMD64)
     monkeypatch.setattr(docker_engine, "client", lambda: None)
     monkeypatch.setattr(docker_engine, "stores_in_containerd", lambda: True)
@@ -150,30 +151,30 @@ def test_the_builder_of_the_engine_runs_what_the_engine_runs(monkeypatch: pytest
             engine.require(ARM64)
 
 
-def test_the_builder_is_the_one_of_the_variable_else_that_of_buildx(
-    monkeypatch: pytest.MonkeyPatch, docker_says: Callable[..., list[tuple[str, ...]]]
+def test_the_builder_is_the_one_that_is_given_else_that_of_buildx(
+    docker_says: Callable[..., list[tuple[str, ...]]],
 ) -> None:
     """buildx reads BUILDX_BUILDER and what `docker buildx use` has set itself."""
     calls = docker_says({"team": TEAM}, unnamed=TEAM.replace("team", "selected"))
-    assert current().name == "selected"
-    monkeypatch.setenv("TRAINYARD_BUILDER", "team")
-    assert current().name == "team"
+    assert current("").name == "selected"
+    assert current("team").name == "team"
     assert calls == [("inspect", "--bootstrap"), ("inspect", "--bootstrap", "--builder=team")]
 
 
 @pytest.mark.parametrize(
-    ("variable", "given"), [("TRAINYARD_BUILDER", "'--builder taem'"), ("BUILDX_BUILDER", "BUILDX_BUILDER=taem")]
+    ("option", "variable", "given"), [("taem", "", "'--builder taem'"), ("", "taem", "BUILDX_BUILDER=taem")]
 )
 def test_an_unknown_builder_is_one_line_with_those_that_exist(
     monkeypatch: pytest.MonkeyPatch,
     docker_says: Callable[..., list[tuple[str, ...]]],
+    option: str,
     variable: str,
     given: str,
 ) -> None:
-    monkeypatch.setenv(variable, "taem")
+    monkeypatch.setenv("BUILDX_BUILDER", variable)
     docker_says({})
     with pytest.raises(UserError) as error:
-        current()
+        current(option)
     assert str(error.value) == (
         f"{given}: there is no such builder; 'docker buildx ls' lists team, default (did you mean 'team'?)"
     )
@@ -184,19 +185,16 @@ def test_a_builder_that_cannot_be_used_has_the_reason(docker_says: Callable[...,
     with pytest.raises(
         StepFailed, match=r"^builder team cannot be used: no valid drivers found; to .* '--builder default'$"
     ):
-        current()
+        current("")
 
 
-def test_the_builder_of_another_engine_is_refused(
-    monkeypatch: pytest.MonkeyPatch, docker_says: Callable[..., list[tuple[str, ...]]]
-) -> None:
+def test_the_builder_of_another_engine_is_refused(docker_says: Callable[..., list[tuple[str, ...]]]) -> None:
     """It would keep the image in that engine."""
     docker_says({"far": ENGINE.replace("default", "far"), "default": ENGINE})
-    monkeypatch.setenv("TRAINYARD_BUILDER", "far")
     with pytest.raises(
         UserError, match=r"^'--builder far': it keeps images in the engine of that Docker context: use .* far'"
     ):
-        current()
+        current("far")
 
 
 def test_the_engines_builder_may_have_the_name_of_its_context(
@@ -205,7 +203,7 @@ def test_the_engines_builder_may_have_the_name_of_its_context(
     """As with Docker Desktop, where `--builder=default` selects that one."""
     desktop = ENGINE.replace("default", "desktop-linux")
     docker_says({"default": desktop}, unnamed=desktop)
-    assert current().in_engine
+    assert current("").in_engine
 
 
 def test_the_engine_is_asked_what_the_engine_runs_whatever_builder_is_selected(
@@ -227,9 +225,8 @@ def test_registries_are_asked_through_the_builder_which_may_use_mirrors(
         asked.append(command)
         return subprocess.CompletedProcess(command, 0, stdout='"sha256:1"\n', stderr="")
 
-    monkeypatch.setenv("TRAINYARD_BUILDER", name)
     monkeypatch.setattr(base_image.subprocess, "run", run)
-    assert base_image._registry_digest.__wrapped__("debian:13") == ("sha256:1", "")
+    assert base_image._registry_digest.__wrapped__("debian:13", name) == ("sha256:1", "")
     assert asked[0][2:-3] == ["imagetools", "inspect", *option]
 
 
@@ -269,7 +266,7 @@ def engine_saves(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> dict[str, s
 
     monkeypatch.setattr(docker_engine, "pull", pull)
     monkeypatch.setattr(working_directory, "write", write)
-    monkeypatch.setattr(working_directory, "STATE", tmp_path)
+    monkeypatch.setenv("TRAINYARD_BUILD", str(tmp_path))
     return saved
 
 
@@ -398,7 +395,7 @@ def test_every_build_runs_on_the_builder(team: Builder, monkeypatch: pytest.Monk
         return subprocess.CompletedProcess(command, 0, stderr="")
 
     monkeypatch.setattr(buildx, "_run", run)
-    buildx.bake("tf-cpu", ["tf-cpu"], quiet=True)
+    buildx.bake("tf-cpu", ["tf-cpu"], name="team", quiet=True)
     assert started[0][:4] == ["docker", "buildx", "bake", "--builder=team"]
 
 
@@ -412,10 +409,10 @@ def test_the_image_is_known_by_the_digest_that_the_engine_gives_it(
     monkeypatch.setattr(docker_engine, "digest", lambda _: DIGEST)
     metadata = {"containerimage.digest": "sha256:built"} | {key: DIGEST}
     if known:
-        assert build._digest("x:1", metadata) == DIGEST
+        assert build._digest("x:1", metadata, team) == DIGEST
     else:
         with pytest.raises(StepFailed, match=r"^builder team built x:1 as sha256:built, and the engine has sha256:1"):
-            build._digest("x:1", metadata)
+            build._digest("x:1", metadata, team)
 
 
 def test_a_full_disk_may_be_that_of_the_builder_or_of_the_engine(team: Builder) -> None:
@@ -436,7 +433,9 @@ def test_the_disk_of_the_engine_does_not_limit_builds_elsewhere(
 
 
 def test_base_images_are_fetched_for_the_machine_that_builds(team: Builder) -> None:
-    assert offline._images("base:1", "build:1", {"debian-12": "python:1", "debian-13": "tools"}, ARM64) == {
+    assert offline._images(
+        "base:1", "build:1", {"debian-12": "python:1", "debian-13": "tools"}, model.load("tf-cpu", "arm64")
+    ) == {
         "base:1": ARM64,
         "build:1": ARM64,
         "python:1": ARM64,
@@ -449,11 +448,10 @@ def test_the_commands_that_build_take_a_builder(
 ) -> None:
     seen = []
 
-    def asked(*_: object, **__: object) -> None:
-        seen.append(builder.settings.variable("BUILDER"))
+    def asked(*given: object, **named: object) -> None:
+        seen.extend(one.builder for one in (*given, *named.values()) if isinstance(one, Context))
         raise UserError("asked")
 
-    monkeypatch.setenv("TRAINYARD_BUILDER", "")
     # The last one last: modules that are imported now keep the function that they import.
     for target in ("trainyard.release.candidate.make", "trainyard.release.batch.wanted", "trainyard.spec.model.load"):
         monkeypatch.setattr(target, asked)

@@ -21,6 +21,7 @@ from tests.claims import BUILDKIT, CLAIMS, image_to_promote, pushed_image, put_i
 from tests.fakes.registry import Registry, sha256
 
 from trainyard.common.errors import StepFailed, UserError
+from trainyard.common.settings import state_folder
 from trainyard.image import provenance
 from trainyard.oci import docker_engine, image_index, referrers, statements
 from trainyard.oci.referrers import Artifact
@@ -45,7 +46,7 @@ KEYS: dict[str, Callable[[], PrivateKey]] = {
 
 @pytest.fixture
 def registry(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Registry]:
-    monkeypatch.setattr(state, "STATE", tmp_path / "state")
+    monkeypatch.setenv("TRAINYARD_BUILD", str(tmp_path / "state"))
     with Registry() as fake:
         yield fake
 
@@ -269,7 +270,9 @@ def test_provenance_of_slsa_1_stays_as_it_is() -> None:
 def record_provenance(digest: str) -> None:
     """Keep what BuildKit writes, as a build does."""
     subject = [{"name": "pkg:docker/trainyard", "digest": {"sha256": digest[7:]}}]
-    state.record("tf-cpu", "provenance", digest, {"passed": True, "statement": BUILDKIT | {"subject": subject}})
+    state.record(
+        state_folder() / "tf-cpu", "provenance", digest, {"passed": True, "statement": BUILDKIT | {"subject": subject}}
+    )
 
 
 def test_the_statement_of_the_provenance_is_found_among_the_documents_of_the_second_build() -> None:

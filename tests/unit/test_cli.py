@@ -268,7 +268,7 @@ def test_a_full_name_on_makes_command_line_overrides_a_stray_short_one(monkeypat
 
 
 def test_make_can_set_the_state_folder() -> None:
-    script = "from trainyard.common import settings; settings.adopt_make_variables(); print(settings.STATE)"
+    script = "from trainyard.common import settings; settings.adopt_make_variables(); print(settings.state_folder())"
     given = {"BUILD": "/elsewhere", "TRAINYARD_MAKE_VARIABLES": "BUILD"}
     found = subprocess.run(
         [sys.executable, "-c", script], env=os.environ | given, capture_output=True, text=True, check=True
@@ -446,9 +446,9 @@ def test_a_state_folder_that_cannot_be_written_is_named(
 ) -> None:
     """Root may write everywhere but below a file, so that what refuses it is made up."""
     state = tmp_path / "state" / "trainyard"
-    monkeypatch.setattr(settings, "STATE", state, raising=False)
+    monkeypatch.setenv("TRAINYARD_BUILD", str(state))
 
-    def refused(_target: str | None) -> None:
+    def refused(_target: str | None, **_: object) -> None:
         raise PermissionError(errno.EACCES, "Permission denied", str(tmp_path / "state"))
 
     monkeypatch.setattr(model, "load", refused)

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 from tests.fakes.registry import Registry, sha256
 
-from trainyard.common import settings
 from trainyard.common.errors import StepFailed, UserError
+from trainyard.common.settings import state_folder
 from trainyard.lint.image import verify
 from trainyard.oci import docker_engine, image_index
 from trainyard.release import cloud_build_steps as steps
@@ -26,11 +26,9 @@ BOTH = "linux/amd64 linux/arm64"
 
 @pytest.fixture(autouse=True)
 def own_state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in (settings, state):
-        monkeypatch.setattr(module, "STATE", tmp_path / "state")
-    monkeypatch.setattr(steps, "PREPARED", tmp_path / "prepared.json")
-    monkeypatch.setattr(steps, "PUBLISHED", tmp_path / "published.json")
-    steps.PREPARED.write_text('{"epoch": 1}')
+    monkeypatch.setenv("TRAINYARD_BUILD", str(tmp_path / "state"))
+    Substitutions().prepared.parent.mkdir()
+    Substitutions().prepared.write_text('{"epoch": 1}')
     monkeypatch.setenv("SOURCE_DATE_EPOCH", "1")
     monkeypatch.delenv("BUILDER_OUTPUT", raising=False)
 
@@ -197,7 +195,7 @@ def built(stored: Registry, monkeypatch: pytest.MonkeyPatch) -> Callable[..., No
     def record(*candidates: str) -> None:
         for name in candidates:
             for step in ("build", "verify", "smoke"):
-                state.record(name, step, f"sha256:{name}", {"passed": True})
+                state.record(state_folder() / name, step, f"sha256:{name}", {"passed": True})
 
     monkeypatch.setattr(publication, "push_attached", push)
     monkeypatch.setattr(steps, "_in_container_like_this", lambda *words, **options: False)
@@ -222,7 +220,7 @@ def test_publish_pushes_every_image_and_an_index_of_several(
     built("tf-cpu", "tf-cpu-arm64", "xla")
     steps.publish(given(stored, tag="nightly"))
     published = json.loads((tmp_path / "output").read_text())
-    assert published == json.loads(steps.PUBLISHED.read_text())
+    assert published == json.loads(Substitutions().published.read_text())
     tag = published["tf-cpu"]["tag"].rpartition(":")[2]
     assert members(stored, tag) == ["linux/amd64", "linux/arm64"]
     assert published["tf-cpu"]["digest"] == stored.tags[tag] == stored.tags["tf-cpu-nightly"]
@@ -235,7 +233,7 @@ def test_publish_of_one_platform_makes_an_index_of_it(
 ) -> None:
     built("tf-cpu")
     steps.publish(given(stored, targets="tf-cpu", platforms="linux/amd64"))
-    tag = json.loads(steps.PUBLISHED.read_text())["tf-cpu"]["tag"].rpartition(":")[2]
+    tag = json.loads(Substitutions().published.read_text())["tf-cpu"]["tag"].rpartition(":")[2]
     assert members(stored, tag) == ["linux/amd64"]
     assert "the image index has no linux/arm64" in capsys.readouterr().err
 
@@ -258,7 +256,7 @@ def test_steps_reach_a_registry_on_localhost_from_the_hosts_network(
 
     def run(command: list[str], what: str, **options: Any) -> bool:
         seen.update(options, command=command)
-        steps.PUBLISHED.write_text("{}")
+        Substitutions().published.write_text("{}")
         return True
 
     monkeypatch.setenv("BUILDER_OUTPUT", str(tmp_path))

@@ -21,11 +21,12 @@ from tests.workspaces import added, lock
 
 from trainyard.common import settings
 from trainyard.common.errors import StepFailed, UserError
+from trainyard.common.settings import state_folder
 from trainyard.image import plan
 from trainyard.oci import docker_engine, image_index
 from trainyard.oci.registry import Repository
 from trainyard.release import code_push, platform_index, promotion, publish
-from trainyard.spec import model, state
+from trainyard.spec import model
 from trainyard.spec.architectures import AMD64, ARM64
 from trainyard.spec.model import Spec
 from trainyard.workspace import code_layer, pushes
@@ -42,8 +43,7 @@ KNOWN = ["GET manifests", "GET token", "POST uploads", "POST uploads", "PUT mani
 
 @pytest.fixture(autouse=True)
 def own_state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in (settings, state):
-        monkeypatch.setattr(module, "STATE", tmp_path / "state")
+    monkeypatch.setenv("TRAINYARD_BUILD", str(tmp_path / "state"))
 
 
 @pytest.fixture(autouse=True)
@@ -221,8 +221,8 @@ def test_on_a_host_that_never_pushed_it_is_found_within_nine_requests(
     registry: Registry, address: str, spec: Spec, root: Path, remembered: str
 ) -> None:
     """As in a new clone: neither the challenge of the registry nor the image are known."""
-    pushes.forget("mine", f"{address}/trainyard")
-    for path in (settings.STATE / "registries").iterdir():
+    pushes.forget(state_folder() / "mine", f"{address}/trainyard")
+    for path in (state_folder() / "registries").iterdir():
         path.unlink()
     edit(root)
     made = code_push.push(spec, address)
@@ -240,7 +240,7 @@ def test_the_same_code_has_the_same_digest_on_every_host(
 ) -> None:
     edit(root)
     made = code_push.push(spec, address)
-    pushes.forget("mine", f"{address}/trainyard")
+    pushes.forget(state_folder() / "mine", f"{address}/trainyard")
     registry.immutable = True
     assert code_push.push(spec, address)["digest"] == made["digest"]
 
@@ -288,7 +288,7 @@ def test_media_types_are_kept(
         media_type, document, _ = stored(registry, made["digest"])
         assert (media_type, document["mediaType"], document["layers"][-1]["mediaType"]) == (manifest, manifest, layer)
         assert files(registry, document)["workspace/train.py"] == b"print('loss 0.5')\n"
-        pushes.forget("mine", f"{address}/trainyard")  # the second time it is found by its tag
+        pushes.forget(state_folder() / "mine", f"{address}/trainyard")  # the second time it is found by its tag
 
 
 def index(registry: Registry, digest: str, architecture: str) -> str:
@@ -335,7 +335,7 @@ def test_what_was_stored_with_a_configuration_is_checked(
     document = json.loads(body)
     document["annotations"]["io.trainyard.original"] = original
     registry.put_manifest("mine.pushed", media_type, json.dumps(document).encode())
-    pushes.forget("mine", f"{address}/trainyard")
+    pushes.forget(state_folder() / "mine", f"{address}/trainyard")
     with pytest.raises(StepFailed, match=says):
         code_push.push(spec, address)
 
@@ -350,7 +350,7 @@ def test_an_original_that_is_not_in_its_index_is_refused(
     original = [(kind, manifest), (f"{OCI}.index.v1+json", empty)]
     document["annotations"]["io.trainyard.original"] = json.dumps(original)
     registry.put_manifest("mine.pushed", media_type, json.dumps(document).encode())
-    pushes.forget("mine", f"{address}/trainyard")
+    pushes.forget(state_folder() / "mine", f"{address}/trainyard")
     with pytest.raises(StepFailed, match="is not in sha256:"):
         code_push.push(spec, address)
 
@@ -412,11 +412,11 @@ def test_a_push_of_all_platforms_remembers_the_index(
     monkeypatch.setattr(publish, "push", push)
     monkeypatch.setattr(publish, "attach_claims", lambda *_, **__: [])
     made = publish.push_all(both, address, None)
-    known = pushes.last("mine")
+    known = pushes.last(state_folder() / "mine")
     assert known is not None and known.reference == made["reference"] and len(known.images) == 2
     assert registry.tags["mine.pushed"] == made["digest"]
     alone = publish.push_attached(both, address, None)
-    known = pushes.last("mine")
+    known = pushes.last(state_folder() / "mine")
     assert known is not None and known.digest == alone["digest"] == digests[AMD64]
 
 
@@ -460,7 +460,7 @@ def test_an_index_is_found_on_another_host_and_gives_the_same_digest(
     before = pushed_index()
     edit(root)
     first = code_push.push(both, address)
-    pushes.forget("mine", f"{address}/trainyard")
+    pushes.forget(state_folder() / "mine", f"{address}/trainyard")
     again = code_push.push(both, address)
     assert (again["base"], again["digest"]) == (before, first["digest"])
     registry.requests.clear()
@@ -509,11 +509,11 @@ def test_an_image_that_was_pushed_without_an_index_gets_none(
 
 
 def test_a_record_of_an_earlier_trainyard_is_read(remembered: str, address: str) -> None:
-    (file,) = (settings.STATE / "mine" / "pushes").iterdir()
+    (file,) = (state_folder() / "mine" / "pushes").iterdir()
     record = json.loads(file.read_text())
     del record["images"]
     file.write_text(json.dumps(record))
-    found = pushes.last("mine", f"{address}/trainyard")
+    found = pushes.last(state_folder() / "mine", f"{address}/trainyard")
     assert found is not None and found.digest == remembered
 
 
@@ -533,9 +533,9 @@ def test_a_record_of_an_earlier_trainyard_is_read(remembered: str, address: str)
 def test_a_damaged_record_counts_as_none(
     spec: Spec, address: str, remembered: str, damage: Callable[[str], str]
 ) -> None:
-    (file,) = (settings.STATE / "mine" / "pushes").iterdir()
+    (file,) = (state_folder() / "mine" / "pushes").iterdir()
     file.write_text(damage(file.read_text()))
-    assert pushes.last("mine") is None
+    assert pushes.last(state_folder() / "mine") is None
     assert code_push.push(spec, address)["base"] == remembered, "it is read from the registry again"
 
 
@@ -559,7 +559,7 @@ def test_an_index_whose_layers_are_gone_must_be_pushed_again(
     tags = dict(registry.tags)
     with pytest.raises(UserError, match=r"no longer has mine-.*: run 'trainyard push' again"):
         code_push.push(both, address)
-    assert registry.tags == tags and pushes.last("mine", f"{address}/trainyard") is None
+    assert registry.tags == tags and pushes.last(state_folder() / "mine", f"{address}/trainyard") is None
 
 
 def test_a_job_runs_the_index_that_was_pushed_last(
@@ -646,7 +646,7 @@ def test_an_image_whose_layers_are_gone_must_be_pushed_again(
     edit(root)
     with pytest.raises(UserError, match=f"no longer has {TAG}: run 'trainyard push' again"):
         code_push.push(spec, address)
-    assert pushes.last("mine", f"{address}/trainyard") is None
+    assert pushes.last(state_folder() / "mine", f"{address}/trainyard") is None
 
 
 @pytest.mark.parametrize("request_number", range(1, 7))
@@ -666,7 +666,7 @@ def test_an_interrupted_upload_leaves_no_tag(
             raise ConnectionError
 
     registry.before = kill
-    environment = settings.environment(TRAINYARD_BUILD=str(settings.STATE))
+    environment = settings.environment(TRAINYARD_BUILD=str(state_folder()))
     process.append(subprocess.Popen(words, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL))
     process[0].wait(60)
     assert len(registry.requests) >= request_number, "the push ended before"
@@ -679,7 +679,7 @@ def test_an_interrupted_upload_leaves_no_tag(
 def test_a_registry_that_moved_its_tokens_is_asked_again(
     registry: Registry, address: str, spec: Spec, root: Path, remembered: str
 ) -> None:
-    file = next((settings.STATE / "registries").iterdir())
+    file = next((state_folder() / "registries").iterdir())
     assert "scope" not in file.read_text()
     file.write_text('Bearer realm="http://127.0.0.1:9/token",service="old"')
     edit(root)

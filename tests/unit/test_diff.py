@@ -12,7 +12,6 @@ import pytest
 from tests.fakes.registry import Registry
 from tests.published_images import publish
 
-from trainyard.common import settings
 from trainyard.oci import attached_sbom, inventory, statements
 from trainyard.oci.attached_sbom import InstalledPackage
 from trainyard.oci.inventory import Image, LayerPackages, LayerSummary
@@ -188,7 +187,7 @@ def test_images_at_a_registry_are_compared_without_an_engine(
     trainyard: Callable[..., tuple[int, str, str]], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setenv("DOCKER_HOST", "tcp://127.0.0.1:1")
-    monkeypatch.setattr(settings, "STATE", tmp_path)
+    monkeypatch.setenv("TRAINYARD_BUILD", str(tmp_path))
     with Registry() as registry:
         repository = Repository(f"{registry.host}/ml/trainyard")
         publish(repository, "a", python={"torch": "2.9.0"})

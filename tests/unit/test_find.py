@@ -10,7 +10,6 @@ import pytest
 from tests.fakes.registry import Registry
 from tests.published_images import OCI, publish
 
-from trainyard.common import settings
 from trainyard.common.errors import UserError
 from trainyard.oci import attached_sbom, image_index, referrers, statements
 from trainyard.oci.registry import Manifest, Repository, sha256
@@ -27,7 +26,7 @@ Command = Callable[..., tuple[int, str, str]]
 
 @pytest.fixture(autouse=True)
 def own_state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(settings, "STATE", tmp_path / "state")
+    monkeypatch.setenv("TRAINYARD_BUILD", str(tmp_path / "state"))
 
 
 @pytest.fixture

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from trainyard.common.context import Context
 from trainyard.common.errors import StepFailed, UserError
 from trainyard.image import buildx
 from trainyard.oci import docker_engine
@@ -161,7 +162,7 @@ def child(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[[str], ba
             text = f"import sys\nfrom trainyard.release.events import writer\nemit = writer({descriptor})\n{script}"
             return real([sys.executable, "-c", text], **options)
 
-        monkeypatch.setattr(batch, "STATE", tmp_path)
+        monkeypatch.setenv("TRAINYARD_BUILD", str(tmp_path))
         monkeypatch.setattr(subprocess, "Popen", start)
         job = batch.Job(load("tf-cpu"), "tf-cpu")
         batch.make(job, [])
@@ -189,17 +190,19 @@ def test_a_target_that_fails_has_a_reason(child: Callable[[str], batch.Job], scr
 
 
 def test_targets_are_chosen_by_name_all_of_them_without_one() -> None:
-    assert [job.target for job in batch.wanted([])] == [one for one in targets() if one != "xla-nightly-fallback"]
-    assert [job.target for job in batch.wanted(["cpu", "tf-cpu", "cpu"])] == ["cpu", "tf-cpu"]
+    assert [job.target for job in batch.wanted([], Context())] == [
+        one for one in targets() if one != "xla-nightly-fallback"
+    ]
+    assert [job.target for job in batch.wanted(["cpu", "tf-cpu", "cpu"], Context())] == ["cpu", "tf-cpu"]
     with pytest.raises(UserError, match=r"unknown target 'tf-cp' \(did you mean 'tf-cpu'\?\)"):
-        batch.wanted(["cpu", "tf-cp"])
+        batch.wanted(["cpu", "tf-cp"], Context())
 
 
 def test_two_folders_with_the_same_name_are_refused(write_spec: Callable[..., str], spec_text: str) -> None:
     """They would have the same tags."""
     mine = write_spec(spec_text, "tf-cpu")
     with pytest.raises(UserError, match="tf-cpu would be two images with the same name"):
-        batch.wanted(["tf-cpu", mine])
+        batch.wanted(["tf-cpu", mine], Context())
 
 
 @pytest.mark.parametrize("jobs", ["0", "two", "-1"])
@@ -246,9 +249,9 @@ def test_transient_errors_of_a_build_are_retried_and_no_others(
     monkeypatch.setattr(buildx, "_run", run)
     monkeypatch.setattr(docker_engine, "client", lambda: None)
     with pytest.raises(StepFailed, match="the build of tf-cpu failed: failed to solve: "):
-        buildx.bake("tf-cpu", [], quiet=True)
+        buildx.bake("tf-cpu", [], name="", quiet=True)
     assert len(started) == 3
     said[:] = ["ERROR: failed to solve: hash mismatch"]
     with pytest.raises(StepFailed, match="hash mismatch"):
-        buildx.bake("tf-cpu", [], quiet=True)
+        buildx.bake("tf-cpu", [], name="", quiet=True)
     assert len(started) == 4

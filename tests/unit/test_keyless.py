@@ -21,6 +21,7 @@ from tests.claims import CLAIMS, image_to_promote, pushed_image, put_image
 from tests.fakes.registry import Registry
 from tests.fakes.sigstore import GITHUB, GOOGLE, Rekor2, Sigstore, inclusion_path, root_hash
 
+from trainyard.common.context import Context
 from trainyard.common.errors import StepFailed, UserError
 from trainyard.oci import docker_engine, referrers, statements
 from trainyard.oci.referrers import Artifact
@@ -29,7 +30,7 @@ from trainyard.oci.statements import Opened
 from trainyard.release import claims, identities, predicates, publish
 from trainyard.release.identities import Identity, IdentitySigner, TrustedIdentity
 from trainyard.release.keys import KeySigner
-from trainyard.spec import model, state
+from trainyard.spec import model
 
 Command = Callable[..., tuple[int, str, str]]
 
@@ -64,7 +65,7 @@ def use(fake: Sigstore, path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def registry(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Registry]:
-    monkeypatch.setattr(state, "STATE", tmp_path / "state")
+    monkeypatch.setenv("TRAINYARD_BUILD", str(tmp_path / "state"))
     with Registry() as fake:
         yield fake
 
@@ -75,7 +76,7 @@ def place(registry: Registry) -> Repository:
 
 
 def trusted(name: str = WORKFLOW, issuer: str = GITHUB) -> TrustedIdentity:
-    return TrustedIdentity(Identity(name, issuer), identities.trust_config())
+    return TrustedIdentity(Identity(name, issuer), identities.trust_config(Context()), Context())
 
 
 STATEMENT = claims.statement(Repository("localhost:1/ml/trainyard"), SUBJECT.digest, CLAIMS[1])
@@ -85,7 +86,7 @@ STATEMENT = claims.statement(Repository("localhost:1/ml/trainyard"), SUBJECT.dig
 
 
 def test_every_claim_verifies_with_the_library_of_sigstore(sigstore: Sigstore, place: Repository) -> None:
-    assert claims.attach(place, SUBJECT, IdentitySigner(), CLAIMS) == [one.kind for one in CLAIMS]
+    assert claims.attach(place, SUBJECT, IdentitySigner(Context()), CLAIMS) == [one.kind for one in CLAIMS]
     config = ClientTrustConfig.from_json(json.dumps(sigstore.trust_config()))
     verifier, demanded = Verifier(trusted_root=config.trusted_root), policy.Identity(identity=WORKFLOW, issuer=GITHUB)
     artifacts = referrers.get(place, SUBJECT.digest, [statements.BUNDLE]).values()
@@ -107,7 +108,7 @@ def test_a_claim_has_a_timestamp_where_the_instance_has_a_timestamp_authority(
     folder.mkdir()
     with Sigstore(folder) as fake:
         use(fake, tmp_path / "trust.json", monkeypatch)
-        data = IdentitySigner().seal(STATEMENT)
+        data = IdentitySigner(Context()).seal(STATEMENT)
         assert trusted().open(data) == Opened(STATEMENT)
     material = json.loads(data)["verificationMaterial"]
     assert len(material["timestampVerificationData"]["rfc3161Timestamps"]) == 1
@@ -124,11 +125,11 @@ def test_a_log_of_version_2_proves_a_claim_with_a_timestamp(
     folder.mkdir()
     with Sigstore(folder, Rekor2()) as fake:
         use(fake, tmp_path / "trust.json", monkeypatch)
-        claims.attach(place, SUBJECT, IdentitySigner(), CLAIMS)
+        claims.attach(place, SUBJECT, IdentitySigner(Context()), CLAIMS)
         found = claims.check(place, SUBJECT.digest, trusted())
         assert [(one.kind, one.problem) for one in found] == [(one.kind, "") for one in CLAIMS]
-        document = json.loads(IdentitySigner().seal(STATEMENT))
-        other = json.loads(IdentitySigner().seal(STATEMENT.replace(b"1.6", b"1.7")))
+        document = json.loads(IdentitySigner(Context()).seal(STATEMENT))
+        other = json.loads(IdentitySigner(Context()).seal(STATEMENT.replace(b"1.6", b"1.7")))
         entry(document)["canonicalizedBody"] = entry(other)["canonicalizedBody"]
         assert "invalid log entry" in trusted().open(json.dumps(document).encode()).problem
         document["verificationMaterial"]["timestampVerificationData"] = {"rfc3161Timestamps": []}
@@ -136,7 +137,7 @@ def test_a_log_of_version_2_proves_a_claim_with_a_timestamp(
 
 
 def test_a_claim_is_that_of_one_identity_of_one_issuer(sigstore: Sigstore) -> None:
-    data = IdentitySigner().seal(STATEMENT)
+    data = IdentitySigner(Context()).seal(STATEMENT)
     assert trusted().open(data) == Opened(STATEMENT)
     for name, issuer in ((WORKFLOW.replace("main", "other"), GITHUB), (WORKFLOW, GOOGLE)):
         opened = trusted(name, issuer).open(data)
@@ -146,7 +147,7 @@ def test_a_claim_is_that_of_one_identity_of_one_issuer(sigstore: Sigstore) -> No
 def test_a_person_is_an_identity_too(sigstore: Sigstore, monkeypatch: pytest.MonkeyPatch) -> None:
     token = sigstore.token(GOOGLE, sub="1234", email="ada@example.com")
     monkeypatch.setenv("SIGSTORE_ID_TOKEN", token)
-    signer = IdentitySigner()
+    signer = IdentitySigner(Context())
     assert signer.trust.how == f"by ada@example.com ({GOOGLE})"
     assert trusted("ada@example.com", GOOGLE).open(signer.seal(STATEMENT)) == Opened(STATEMENT)
 
@@ -154,7 +155,7 @@ def test_a_person_is_an_identity_too(sigstore: Sigstore, monkeypatch: pytest.Mon
 def test_a_claim_of_another_instance_is_not_valid(
     sigstore: Sigstore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    data = IdentitySigner().seal(STATEMENT)
+    data = IdentitySigner(Context()).seal(STATEMENT)
     with Sigstore() as other:
         use(other, tmp_path / "other.json", monkeypatch)
         opened = trusted().open(data)
@@ -195,7 +196,7 @@ CHANGES: dict[str, tuple[Callable[[dict[str, Any]], object], str]] = {
 
 @pytest.mark.parametrize("change", CHANGES)
 def test_a_change_of_a_claim_or_of_its_proofs_is_one_line(change: str, sigstore: Sigstore) -> None:
-    document = json.loads(IdentitySigner().seal(STATEMENT))
+    document = json.loads(IdentitySigner(Context()).seal(STATEMENT))
     function, words = CHANGES[change]
     function(document)
     opened = trusted().open(json.dumps(document).encode())
@@ -203,14 +204,14 @@ def test_a_change_of_a_claim_or_of_its_proofs_is_one_line(change: str, sigstore:
 
 
 def test_an_entry_about_another_claim_is_no_proof(sigstore: Sigstore) -> None:
-    signer = IdentitySigner()
+    signer = IdentitySigner(Context())
     document, other = json.loads(signer.seal(STATEMENT)), json.loads(signer.seal(STATEMENT.replace(b"1.6", b"1.7")))
     document["verificationMaterial"] = other["verificationMaterial"]
     assert "log entry payload hash does not match" in trusted().open(json.dumps(document).encode()).problem
 
 
 def test_no_change_of_one_byte_gives_another_statement(sigstore: Sigstore) -> None:
-    data, trust = IdentitySigner().seal(STATEMENT), trusted()
+    data, trust = IdentitySigner(Context()).seal(STATEMENT), trusted()
     assert trust.open(data) == Opened(STATEMENT)
     accepted = {}
     for position in range(len(data)):
@@ -244,7 +245,7 @@ def test_proofs_of_the_fake_are_those_of_rfc_6962() -> None:
 def test_a_key_and_an_identity_do_not_harm_each_other(sigstore: Sigstore, place: Repository) -> None:
     key = KeySigner(ec.generate_private_key(ec.SECP256R1()))
     claims.attach(place, SUBJECT, key, [CLAIMS[1]])
-    claims.attach(place, SUBJECT, IdentitySigner(), [CLAIMS[1]])
+    claims.attach(place, SUBJECT, IdentitySigner(Context()), [CLAIMS[1]])
     by_key, by_identity = (claims.check(place, SUBJECT.digest, one) for one in (key.trust, trusted()))
     assert [(one.problem, one.foreign) for one in by_key] == [
         ("", False),
@@ -259,17 +260,17 @@ def test_a_key_and_an_identity_do_not_harm_each_other(sigstore: Sigstore, place:
 def test_a_claim_is_attached_once_and_again_by_another_identity(
     sigstore: Sigstore, place: Repository, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    assert claims.attach(place, SUBJECT, IdentitySigner(), CLAIMS[:2]) == ["signature", "sbom"]
-    assert claims.attach(place, SUBJECT, IdentitySigner(), CLAIMS[:3]) == ["provenance"]
+    assert claims.attach(place, SUBJECT, IdentitySigner(Context()), CLAIMS[:2]) == ["signature", "sbom"]
+    assert claims.attach(place, SUBJECT, IdentitySigner(Context()), CLAIMS[:3]) == ["provenance"]
     monkeypatch.setenv("SIGSTORE_ID_TOKEN", sigstore.token(GOOGLE, sub="1234", email="ada@example.com"))
-    assert claims.attach(place, SUBJECT, IdentitySigner(), CLAIMS[:1]) == ["signature"]
+    assert claims.attach(place, SUBJECT, IdentitySigner(Context()), CLAIMS[:1]) == ["signature"]
 
 
 def test_the_claim_of_an_identity_that_it_signed_is_its_signature(
     sigstore: Sigstore, registry: Registry, place: Repository
 ) -> None:
     image = put_image(registry)
-    signer = IdentitySigner()
+    signer = IdentitySigner(Context())
     with pytest.raises(StepFailed, match=f"has no signature by {WORKFLOW}"):
         claims.signatures(place, image.digest, signer.trust)
     claims.attach(place, image, signer, [predicates.signature()])
@@ -299,7 +300,7 @@ def test_the_identity_is_that_of_the_job_of_github_actions(sigstore: Sigstore, m
     monkeypatch.setenv("GITHUB_ACTIONS", "true")
     monkeypatch.setenv("ACTIONS_ID_TOKEN_REQUEST_TOKEN", "secret")
     monkeypatch.setenv("ACTIONS_ID_TOKEN_REQUEST_URL", "https://actions.example/token")
-    assert IdentitySigner().trust.identity == Identity(WORKFLOW, GITHUB)
+    assert IdentitySigner(Context()).trust.identity == Identity(WORKFLOW, GITHUB)
     assert asked == ["GET https://actions.example/token sigstore"]
 
 
@@ -308,7 +309,7 @@ def test_a_job_without_the_permission_is_one_line(sigstore: Sigstore, monkeypatc
     monkeypatch.setenv("GITHUB_ACTIONS", "true")
     monkeypatch.delenv("ACTIONS_ID_TOKEN_REQUEST_TOKEN", raising=False)
     with pytest.raises(UserError, match="missing or insufficient OIDC token permissions") as refused:
-        IdentitySigner()
+        IdentitySigner(Context())
     assert "\n" not in str(refused.value) and "id-token: write" in str(refused.value)
 
 
@@ -337,16 +338,16 @@ def test_a_token_that_is_not_valid_is_one_line(
 ) -> None:
     monkeypatch.setenv("SIGSTORE_ID_TOKEN", token(sigstore))
     with pytest.raises(UserError, match=words) as refused:
-        IdentitySigner()
+        IdentitySigner(Context())
     assert "\n" not in str(refused.value)
 
 
 def test_a_certificate_that_expires_is_renewed_before_the_next_claim(sigstore: Sigstore) -> None:
-    signer = IdentitySigner()
+    signer = IdentitySigner(Context())
     signer.seal(STATEMENT)
     assert len(sigstore.issued) == 1
     sigstore.lifetime = datetime.timedelta(seconds=30)
-    short = IdentitySigner()
+    short = IdentitySigner(Context())
     sigstore.lifetime = datetime.timedelta(minutes=10)
     assert short.trust.open(short.seal(STATEMENT)) == Opened(STATEMENT)
     assert len(sigstore.issued) == 3
@@ -358,18 +359,18 @@ def test_a_certificate_that_expires_is_renewed_before_the_next_claim(sigstore: S
 def test_a_certificate_that_is_refused_is_one_line(sigstore: Sigstore) -> None:
     sigstore.issuers = [GOOGLE]
     with pytest.raises(StepFailed, match=r"no certificate for repo:ml/images:ref:refs/heads/main .*401") as failed:
-        IdentitySigner()
+        IdentitySigner(Context())
     assert "\n" not in str(failed.value)
 
 
 def test_a_certificate_that_is_in_no_log_is_refused(sigstore: Sigstore) -> None:
     sigstore.ct_key = ec.generate_private_key(ec.SECP256R1())
     with pytest.raises(StepFailed, match=r"no certificate for .*SCT verify failed"):
-        IdentitySigner()
+        IdentitySigner(Context())
 
 
 def test_a_log_that_is_out_of_reach_is_one_line(sigstore: Sigstore) -> None:
-    signer = IdentitySigner()
+    signer = IdentitySigner(Context())
     sigstore.__exit__()
     with pytest.raises(StepFailed, match="a claim cannot be signed by ") as failed:
         signer.seal(STATEMENT)
@@ -405,7 +406,7 @@ def test_a_trust_configuration_without_services_to_sign_with_is_one_line(
     (tmp_path / "verify-only.json").write_text(json.dumps(document))
     monkeypatch.setenv("TRAINYARD_TRUST_CONFIG", str(tmp_path / "verify-only.json"))
     with pytest.raises(UserError, match="No valid Fulcio CA found in signing config"):
-        IdentitySigner()
+        IdentitySigner(Context())
 
 
 def test_the_public_instance_is_the_default(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -413,7 +414,7 @@ def test_the_public_instance_is_the_default(tmp_path: Path, monkeypatch: pytest.
     monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path / "data"))
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     monkeypatch.setenv("TRAINYARD_OFFLINE", "1")
-    config = identities.trust_config()
+    config = identities.trust_config(Context())
     assert config.signing_config.get_fulcio().url == "https://fulcio.sigstore.dev"
 
 
@@ -425,7 +426,7 @@ def test_a_public_instance_that_is_out_of_reach_is_one_line(monkeypatch: pytest.
     with pytest.raises(
         StepFailed, match=r"cannot be fetched: Failed to refresh TUF metadata: .*'--trust-config <file>'"
     ):
-        identities.trust_config()
+        identities.trust_config(Context())
 
 
 # --- the commands --------------------------------------------------------------------------------------------------
@@ -452,7 +453,7 @@ def test_sign_signs_and_checks(sigstore: Sigstore, registry: Registry, place: Re
 def test_a_changed_claim_fails_sign_in_one_line(
     sigstore: Sigstore, registry: Registry, place: Repository, trainyard: Command
 ) -> None:
-    image, signer = put_image(registry), IdentitySigner()
+    image, signer = put_image(registry), IdentitySigner(Context())
     claims.attach(place, image, signer, [predicates.signature()])
     document = json.loads(signer.seal(claims.statement(place, image.digest, CLAIMS[1])))
     changed_payload(document)
@@ -467,9 +468,9 @@ def test_push_attaches_claims_that_the_identity_signs(
 ) -> None:
     image, spec = pushed_image(registry, monkeypatch), model.load("tf-cpu")
     address = f"{registry.host}/ml"
-    attached = publish.attach_claims(spec, address, image.digest, IdentitySigner())
+    attached = publish.attach_claims(spec, address, image.digest, IdentitySigner(Context()))
     assert attached == ["signature", "sbom", "verify", "smoke"] and registry.tags == {}
-    assert publish.attach_claims(spec, address, image.digest, IdentitySigner()) == []
+    assert publish.attach_claims(spec, address, image.digest, IdentitySigner(Context())) == []
 
 
 def test_promote_takes_the_claims_of_the_identity_and_signs_a_summary(
@@ -480,7 +481,7 @@ def test_promote_takes_the_claims_of_the_identity_and_signs_a_summary(
     status, _, err = trainyard("promote", "tf-cpu", **demanded, **TRUSTED)
     assert (status, registry.tags) == (1, {})
     assert f"has no claim 'sbom' that is signed by {WORKFLOW} ({GITHUB})" in err
-    claims.attach(place, image, IdentitySigner(), CLAIMS)
+    claims.attach(place, image, IdentitySigner(Context()), CLAIMS)
     other = TRUSTED | {"CERTIFICATE_OIDC_ISSUER": GOOGLE}
     status, _, err = trainyard("promote", "tf-cpu", **demanded, **other)
     assert (status, registry.tags) == (1, {})
@@ -494,7 +495,7 @@ def test_promote_by_an_identity_trusts_that_identity(
     sigstore: Sigstore, registry: Registry, place: Repository, trainyard: Command
 ) -> None:
     image = image_to_promote(registry)
-    claims.attach(place, image, IdentitySigner(), CLAIMS)
+    claims.attach(place, image, IdentitySigner(Context()), CLAIMS)
     variables = {"REGISTRY": place.name.rpartition("/")[0], "IMAGE": image.digest, "KEYLESS": "1"}
     status, _, err = trainyard("promote", "tf-cpu", **variables)
     assert status == 2 and "--keyless requires --require-signed" in err
@@ -525,7 +526,7 @@ def test_check_job_takes_an_image_that_the_identity_signed(
     (finding,) = json.loads(out)["files"][0]["findings"]
     why = f"{reference} has no signature by {WORKFLOW} ({GITHUB})"
     assert (status, finding["what"]) == (1, f"{reference} is not signed as demanded: {why}")
-    claims.attach(place, image, IdentitySigner(), [predicates.signature()])
+    claims.attach(place, image, IdentitySigner(Context()), [predicates.signature()])
     assert trainyard("check-job", str(job), **demanded)[0] == 0
 
 

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 from tests.unit.test_verify import changed, good
 
+from trainyard.common.settings import state_folder
 from trainyard.lint.image import contents, core, expected
 from trainyard.lint.image.evidence import Evidence
 from trainyard.lint.image.expected import Expected
@@ -29,8 +30,7 @@ WHITEOUT = Item("whiteout", 0, 0, 0)
 
 @pytest.fixture(autouse=True)
 def own_state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(layer_contents, "STATE", tmp_path / "state")
-    monkeypatch.setattr(state, "STATE", tmp_path / "state")
+    monkeypatch.setenv("TRAINYARD_BUILD", str(tmp_path / "state"))
 
 
 def test_everything_about_an_entry_is_read(tmp_path: Path) -> None:
@@ -50,28 +50,28 @@ def test_everything_about_an_entry_is_read(tmp_path: Path) -> None:
 
 def test_contents_are_kept_by_the_digest_of_their_layer() -> None:
     kept: Contents = {"opt": FOLDER, "opt/a": FILE, "opt/b": LINK}
-    layer_contents.keep(LOWER, kept)
-    assert layer_contents.recall(LOWER) == kept
-    assert layer_contents.known(LOWER) and not layer_contents.known(UPPER)
-    assert layer_contents.recall(UPPER) is None
+    layer_contents.keep(state_folder(), LOWER, kept)
+    assert layer_contents.recall(state_folder(), LOWER) == kept
+    assert layer_contents.known(state_folder(), LOWER) and not layer_contents.known(state_folder(), UPPER)
+    assert layer_contents.recall(state_folder(), UPPER) is None
 
 
 def test_a_damaged_record_counts_as_none(tmp_path: Path) -> None:
-    layer_contents.keep(LOWER, {"a": FILE})
+    layer_contents.keep(state_folder(), LOWER, {"a": FILE})
     (path,) = (tmp_path / "state" / "layers").iterdir()
     path.write_bytes(path.read_bytes()[:-9])
-    assert layer_contents.recall(LOWER) is None
+    assert layer_contents.recall(state_folder(), LOWER) is None
 
 
 def test_the_layers_used_longest_ago_are_dropped(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(layer_contents, "KEPT", 2)
     for number, digest in enumerate((LOWER, UPPER)):
-        layer_contents.keep(digest, {"a": FILE})
+        layer_contents.keep(state_folder(), digest, {"a": FILE})
         (path,) = (tmp_path / "state" / "layers").glob(f"{digest[7:]}*")
         os.utime(path, (number, number))
-    assert layer_contents.recall(LOWER) is not None, "it is used again"
-    layer_contents.keep(OTHER, {"a": FILE})
-    assert [layer_contents.known(one) for one in (LOWER, UPPER, OTHER)] == [True, False, True]
+    assert layer_contents.recall(state_folder(), LOWER) is not None, "it is used again"
+    layer_contents.keep(state_folder(), OTHER, {"a": FILE})
+    assert [layer_contents.known(state_folder(), one) for one in (LOWER, UPPER, OTHER)] == [True, False, True]
 
 
 def image(built: Mapping[str, Contents], found: Mapping[str, Contents]) -> Evidence:
@@ -177,9 +177,9 @@ def test_the_layers_of_the_images_own_build_are_expected_else_those_of_the_same_
     def record(digest: str, content: str, *diff_ids: str) -> None:
         tag = f"tf-cpu-2.21.0-20261123-{content}-amd64"
         facts = {"passed": True, "tag": tag, "index": "default", "base": "debian", "layers": list(diff_ids)}
-        state.record(spec.local_name, "build", digest, facts)
+        state.record(spec.kept, "build", digest, facts)
         for diff_id in diff_ids:
-            layer_contents.keep(diff_id, {"a": FILE})
+            layer_contents.keep(state_folder(), diff_id, {"a": FILE})
 
     record(LOWER, "0123abcd", LOWER)
     record(UPPER, "89abcdef", UPPER)

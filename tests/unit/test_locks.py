@@ -14,6 +14,7 @@ from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
 from trainyard.common import settings
+from trainyard.common.context import Context
 from trainyard.common.errors import StepFailed, UserError
 from trainyard.common.settings import ROOT
 from trainyard.image import base_image, locked_files, resolver, target_lock
@@ -201,7 +202,7 @@ def test_locks_are_resolved_with_the_hosts_ca_bundle_and_without_a_users_setting
 
     monkeypatch.setattr(subprocess, "run", run)
     with pytest.raises(StepFailed, match="cannot lock mine: no answer"):
-        resolver.compile_pins(["a==1"], python="3.11", target="mine")
+        resolver.compile_pins(["a==1"], python="3.11", target="mine", context=Context())
     assert seen["SSL_CERT_FILE"] == str(bundle) and "UV_INDEX_URL" not in seen
 
 

@@ -14,6 +14,7 @@ import docker.errors
 import pytest
 from tests.fakes.package_index import PackageIndex, wheel
 
+from trainyard.common.context import Context
 from trainyard.common.errors import UserError
 from trainyard.common.settings import ROOT
 from trainyard.image import base_image, fallback, plan, target_lock
@@ -209,7 +210,7 @@ class TestFallback:
     @pytest.fixture
     def unreachable(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(base_image, "digest_of", lambda _: None)
-        monkeypatch.setattr(base_image, "_registry_digest", lambda _: (None, "no such host"))
+        monkeypatch.setattr(base_image, "_registry_digest", lambda *_: (None, "no such host"))
 
     @pytest.mark.usefixtures("unreachable")
     def test_it_is_built_where_the_base_is_out_of_reach(self) -> None:
@@ -225,7 +226,7 @@ class TestFallback:
         self, monkeypatch: pytest.MonkeyPatch, local: str | None, remote: str | None
     ) -> None:
         monkeypatch.setattr(base_image, "digest_of", lambda _: local)
-        monkeypatch.setattr(base_image, "_registry_digest", lambda _: (remote, "no such host"))
+        monkeypatch.setattr(base_image, "_registry_digest", lambda *_: (remote, "no such host"))
         spec = model.load("xla-nightly")
         assert fallback.choose(spec) == (spec, "")
 
@@ -281,9 +282,9 @@ class TestFallback:
         assert model.load(write_spec("extends: xla-nightly-fallback\nsummary: Mine\n")).fallback_for is None
 
     def test_all_images_are_built_without_it(self) -> None:
-        names = [job.name for job in batch.wanted([])]
+        names = [job.name for job in batch.wanted([], Context())]
         assert "xla-nightly" in names and "xla-nightly-fallback" not in names
-        assert [job.name for job in batch.wanted(["xla-nightly-fallback"])] == ["xla-nightly-fallback"]
+        assert [job.name for job in batch.wanted(["xla-nightly-fallback"], Context())] == ["xla-nightly-fallback"]
 
     def test_no_pipeline_builds_it(self) -> None:
         files = [*ROOT.glob("cloudbuild*.yaml"), *ROOT.glob(".github/workflows/*.yml")]

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 import pytest
 from tests.fakes.package_index import PackageIndex, wheel
 
+from trainyard.common.context import Context
 from trainyard.common.errors import StepFailed
 from trainyard.image import build, package_index, resolver
 from trainyard.spec import model
@@ -63,10 +64,10 @@ def test_the_address_that_a_build_records_has_no_password(index: PackageIndex, m
     spec = model.load("cpu")
     both = {(kind, index): "" for kind in ("framework", "requirements") for index in ("default", "pytorch-cpu")}
     spec = spec.with_lock(Lock({Section(spec.arch, kind, index): text for (kind, index), text in both.items()}))
-    monkeypatch.setattr(build.builder, "current", lambda: build.builder.Builder("b", "docker", ()))
+    monkeypatch.setattr(build.builder, "current", lambda _name: build.builder.Builder("b", "docker", ()))
     monkeypatch.setattr(build.builder.Builder, "machine", lambda *_: spec.architecture)
-    monkeypatch.setattr(build.base_image, "resolve", lambda *_: build.base_image.Resolved("b", "", "", ""))
-    monkeypatch.setattr(build.base_image, "pythons", lambda *_: ({}, []))
+    monkeypatch.setattr(build.base_image, "resolve", lambda *_, **__: build.base_image.Resolved("b", "", "", ""))
+    monkeypatch.setattr(build.base_image, "pythons", lambda *_, **__: ({}, []))
     assert build._reachable(spec)[1].index_url == address(index, "")
 
 
@@ -76,8 +77,10 @@ def test_uv_locks_with_the_credentials_and_its_errors_show_none(
     monkeypatch.setenv("UV_DEFAULT_INDEX", "")
     where = address(index).removesuffix("/simple")
     index.add(wheel("tool", "1"))
-    text = resolver.compile_pins(["tool"], python="3.11", target="x", index=("own", where, ["tool"]))
+    text = resolver.compile_pins(["tool"], python="3.11", target="x", context=Context(), index=("own", where, ["tool"]))
     assert "tool==1" in text and "hunter2" not in text
     with pytest.raises(StepFailed) as error:
-        resolver.compile_pins(["absent"], python="3.11", target="x", index=("own", where, ["absent"]))
+        resolver.compile_pins(
+            ["absent"], python="3.11", target="x", context=Context(), index=("own", where, ["absent"])
+        )
     assert "hunter2" not in str(error.value)

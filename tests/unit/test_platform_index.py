@@ -11,8 +11,8 @@ import pytest
 from tests.claims import CLAIMS
 from tests.fakes.registry import Registry, sha256
 
-from trainyard.common import settings
 from trainyard.common.errors import UserError
+from trainyard.common.settings import state_folder
 from trainyard.oci import image_index, image_store, registry
 from trainyard.oci.registry import Manifest, Repository
 from trainyard.release import audit, claims, platform_index, promotion
@@ -42,8 +42,7 @@ def manifest_with(config: bytes) -> bytes:
 
 @pytest.fixture(autouse=True)
 def own_state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(settings, "STATE", tmp_path / "state")
-    monkeypatch.setattr(state, "STATE", tmp_path / "state")
+    monkeypatch.setenv("TRAINYARD_BUILD", str(tmp_path / "state"))
 
 
 @pytest.fixture
@@ -143,8 +142,8 @@ def test_an_index_never_mixes_targets_versions_or_platforms(
 
 
 def passed(name: str, digest: str) -> None:
-    state.record(name, "verify", digest, {"passed": True})
-    state.record(name, "smoke", digest, {"passed": True})
+    state.record(state_folder() / name, "verify", digest, {"passed": True})
+    state.record(state_folder() / name, "smoke", digest, {"passed": True})
 
 
 @pytest.fixture
@@ -199,7 +198,7 @@ def test_an_image_that_did_not_pass_is_in_no_index(monkeypatch: pytest.MonkeyPat
         platform_index, "digest_of", {"trainyard:tf-cpu": "sha256:1", "trainyard:tf-cpu-arm64": "sha256:2"}.get
     )
     passed("tf-cpu", "sha256:1")
-    state.record("tf-cpu-arm64", "verify", "sha256:2", {"passed": True})
+    state.record(state_folder() / "tf-cpu-arm64", "verify", "sha256:2", {"passed": True})
     assert platform_index.images_of_host(model.load("tf-cpu", "amd64")) == {AMD64: "sha256:1"}
 
 

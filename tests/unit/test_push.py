@@ -6,6 +6,7 @@ import http.server
 import re
 import threading
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -142,7 +143,8 @@ class Tags:
 
     name, host = "registry:5000/ml/trainyard", "registry:5000"
 
-    def __init__(self) -> None:
+    def __init__(self, state: Path) -> None:
+        self.state = state
         self.tags = {"pushed": Manifest("sha256:1", "application/json", b"{}")}
 
     def manifest(self, version: str) -> Manifest | None:
@@ -157,9 +159,9 @@ class Tags:
         return {"os": "linux", "architecture": "amd64", "config": {"Labels": labels}}
 
 
-def test_floating_tags_of_a_local_version_have_no_plus(monkeypatch: pytest.MonkeyPatch) -> None:
-    tags = Tags()
-    monkeypatch.setattr(promotion, "Repository", lambda name: tags)
+def test_floating_tags_of_a_local_version_have_no_plus(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    tags = Tags(tmp_path)
+    monkeypatch.setattr(promotion, "Repository", lambda *_: tags)
     monkeypatch.setattr(platform_index, "passed_here", lambda name, digest: True)
     made = promotion.promote(load("xla-nightly"), "registry:5000/ml", image="pushed")
     assert list(made["tags"]) == ["xla-nightly-2.10.0_git0123abc", "xla-nightly"]

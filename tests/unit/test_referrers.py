@@ -15,7 +15,6 @@ from trainyard.common.errors import StepFailed
 from trainyard.oci import referrers
 from trainyard.oci.referrers import Artifact
 from trainyard.oci.registry import Manifest, Repository
-from trainyard.spec import state
 
 INDEX = "application/vnd.oci.image.index.v1+json"
 SBOM, OTHER = "application/vnd.example.sbom+json", "application/vnd.example.other"
@@ -28,7 +27,7 @@ SOMETHING_ELSE = json.dumps({"config": EMPTY, "layers": []}).encode()
 @pytest.fixture(params=[True, False], ids=["api", "tag"])
 def registry(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Registry]:
     """A registry, with the referrers API and without."""
-    monkeypatch.setattr(state, "STATE", tmp_path / "state")
+    monkeypatch.setenv("TRAINYARD_BUILD", str(tmp_path / "state"))
     with Registry() as fake:
         fake.referrers_api = request.param
         yield fake
@@ -37,7 +36,7 @@ def registry(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest
 @pytest.fixture
 def old(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Registry]:
     """A registry without the referrers API."""
-    monkeypatch.setattr(state, "STATE", tmp_path / "state")
+    monkeypatch.setenv("TRAINYARD_BUILD", str(tmp_path / "state"))
     with Registry() as fake:
         fake.referrers_api = False
         yield fake

@@ -21,8 +21,8 @@ from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption,
 from tests.claims import CLAIMS
 from tests.fakes.registry import Answer, Registry, sha256
 
-from trainyard.common import settings
 from trainyard.common.errors import StepFailed, UserError
+from trainyard.common.settings import state_folder
 from trainyard.oci import docker_engine, image_index, image_store, inventory, referrers, statements, transport
 from trainyard.oci.documents import InvalidAnswer
 from trainyard.oci.registry import Manifest, Repository
@@ -46,8 +46,7 @@ def no_engine() -> None:
 
 @pytest.fixture(autouse=True)
 def own_state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(settings, "STATE", tmp_path / "state")
-    monkeypatch.setattr(state, "STATE", tmp_path / "state")
+    monkeypatch.setenv("TRAINYARD_BUILD", str(tmp_path / "state"))
     monkeypatch.setattr(docker_engine, "existing_client", no_engine)
     monkeypatch.setattr(promotion, "_WAIT", 0)
 
@@ -85,7 +84,7 @@ def put(registry: Registry, name: str, architecture: str = "amd64") -> Manifest:
     registry.put_manifest(name, image.media_type, image.body)
     local = "tf-cpu" if architecture == "amd64" else f"tf-cpu-{architecture}"
     for step in ("verify", "smoke"):
-        state.record(local, step, image.digest, {"passed": True})  # type: ignore[arg-type]
+        state.record(state_folder() / local, step, image.digest, {"passed": True})  # type: ignore[arg-type]
     return image
 
 
@@ -518,7 +517,7 @@ def test_an_address_that_is_none_is_one_line(private: Registry, where: str) -> N
         with contextlib.suppress(StepFailed):
             read()
     private.after = naming_realm(where)
-    shutil.rmtree(settings.STATE / "registries")  # where the token was from before
+    shutil.rmtree(state_folder() / "registries")  # where the token was from before
     with pytest.raises(StepFailed):
         Repository(f"{private.host}/ml/trainyard").manifest("image")
 

@@ -15,7 +15,6 @@ from trainyard.common.errors import UserError
 from trainyard.oci import docker_engine
 from trainyard.release import reproduce
 from trainyard.release.reproduce import Build, Difference, Listing
-from trainyard.spec import state
 from trainyard.spec.model import load
 
 Member = tuple[str, bytes, dict[str, Any]]
@@ -120,7 +119,7 @@ def test_too_little_space_is_reported_before_anything_is_built(
 
     usage = namedtuple("usage", "free")
     monkeypatch.setattr(docker_engine, "client", Engine)
-    monkeypatch.setattr(state, "STATE", tmp_path / "none")
+    monkeypatch.setenv("TRAINYARD_BUILD", str(tmp_path / "none"))
     monkeypatch.setattr(shutil, "disk_usage", lambda path: usage(4_000_000_000))
     spec = load(write_spec(spec_text))
     with pytest.raises(UserError, match=r"has 4\.00 GB free, and a build of mine \(1\.90 GB\).*needs 4\.75 GB"):

@@ -12,7 +12,6 @@ from pathlib import Path
 import pytest
 from tests.fakes.registry import Registry, sha256
 
-from trainyard.common import settings
 from trainyard.oci import attached_sbom, inventory, referrers
 from trainyard.oci.attached_sbom import InstalledPackage
 from trainyard.oci.inventory import Image, LayerPackages, LayerSummary
@@ -161,7 +160,7 @@ def test_the_sbom_of_an_image_at_a_registry_needs_no_engine(
     trainyard: Callable[..., tuple[int, str, str]], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setenv("DOCKER_HOST", "tcp://127.0.0.1:1")
-    monkeypatch.setattr(settings, "STATE", tmp_path)
+    monkeypatch.setenv("TRAINYARD_BUILD", str(tmp_path))
     layer = io.BytesIO()
     with tarfile.open(fileobj=layer, mode="w") as tar:
         text = b"Metadata-Version: 2.4\nName: torch\nVersion: 2.9.1\n"

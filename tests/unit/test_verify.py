@@ -154,7 +154,7 @@ def good(target: str = "xla", arch: str = "amd64") -> Evidence:
 @pytest.fixture
 def repository(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Evidence:
     """The image of a user's repository as it should be."""
-    monkeypatch.setattr(model, "STATE", tmp_path / "state")
+    monkeypatch.setenv("TRAINYARD_BUILD", str(tmp_path / "state"))
     folder = tmp_path / "repository"
     (folder / ".git").mkdir(parents=True)
     (folder / "train.py").touch()

@@ -90,7 +90,7 @@ def test_the_installed_command_has_the_schemas_and_digits_of_other_projects(trai
 
 def test_the_installed_package_keeps_its_state_in_the_users_folder(trainyard: Path, folder: Path) -> None:
     python = trainyard.parent / "python"
-    script = "from trainyard.common import settings; print(settings.STATE)"
+    script = "from trainyard.common import settings; print(settings.state_folder())"
     given = str(folder / "state")
     assert wheels.run(python, "-c", script, cwd=folder, XDG_STATE_HOME=given) == f"{given}/trainyard\n"
     assert wheels.run(python, "-c", script, cwd=folder, XDG_STATE_HOME="", HOME="/home/me") == (

@@ -175,7 +175,7 @@ def test_an_image_has_at_most_40_layers_with_what_a_repository_adds(
     target: str, number: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Of the base one, that of Debian's slim image and of a bootstrapped one; of code one, and what is compiled one."""
-    monkeypatch.setattr(model, "STATE", tmp_path / "state")
+    monkeypatch.setenv("TRAINYARD_BUILD", str(tmp_path / "state"))
     folder = tmp_path / "repository"
     (folder / ".git").mkdir(parents=True)
     text = f"extends: {target}\nrun: python train.py\nsystem: [ffmpeg]\nbuild: {{packages: [g++], sources: [fast]}}\n"

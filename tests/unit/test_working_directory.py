@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from trainyard.common.errors import StepFailed
+from trainyard.common.settings import state_folder
 from trainyard.image import working_directory
 from trainyard.oci import docker_engine, image_store
 from trainyard.spec.architectures import AMD64, ARM64
@@ -166,7 +167,7 @@ def test_a_base_without_an_image_of_our_platform_is_one_line(
 @pytest.fixture
 def pulled(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[[dict[str, Any] | None], None]:
     """The engine has an image with this configuration; layouts are kept in tmp_path."""
-    monkeypatch.setattr(working_directory, "STATE", tmp_path / "state")
+    monkeypatch.setenv("TRAINYARD_BUILD", str(tmp_path / "state"))
 
     def has(config: dict[str, Any] | None) -> None:
         image = SimpleNamespace(id="sha256:0123", attrs={"Config": config})
@@ -187,11 +188,11 @@ def test_a_base_is_replaced_by_a_build_context_that_is_written_once(
         in_an_index(layout)
 
     engine_has(image)
-    address = working_directory.context("debian", AMD64)
+    address = working_directory.context(state_folder(), "debian", AMD64)
     assert address is not None and address.startswith(
         f"oci-layout://{tmp_path}/state/bases/0123-amd64-in-workspace@sha256:"
     )
-    assert working_directory.context("debian", AMD64) == address
+    assert working_directory.context(state_folder(), "debian", AMD64) == address
     assert len(saved) == 1
     assert [path.name for path in (tmp_path / "state" / "bases").iterdir()] == ["0123-amd64-in-workspace"]
 
@@ -206,7 +207,7 @@ def test_a_base_that_starts_in_the_workspace_is_used_as_it_is(
         raise AssertionError("the base is copied")
 
     engine_has(saved)
-    assert working_directory.context("debian", AMD64) is None
+    assert working_directory.context(state_folder(), "debian", AMD64) is None
 
 
 def test_a_layout_that_was_not_finished_is_written_again(
@@ -219,8 +220,8 @@ def test_a_layout_that_was_not_finished_is_written_again(
 
     engine_has(interrupted)
     with pytest.raises(KeyboardInterrupt):
-        working_directory.context("debian", AMD64)
+        working_directory.context(state_folder(), "debian", AMD64)
     assert list((tmp_path / "state" / "bases").iterdir()) == [], "an interrupt leaves nothing behind"
     engine_has(in_an_index)
-    address = working_directory.context("debian", AMD64)
+    address = working_directory.context(state_folder(), "debian", AMD64)
     assert address is not None and Path(address.removeprefix("oci-layout://").partition("@")[0]).is_dir()

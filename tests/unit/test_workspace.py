@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable
 from pathlib import Path
 
@@ -26,7 +27,7 @@ def write(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Write:
     (root / ".git").mkdir(parents=True)
     (root / "src").mkdir()
     monkeypatch.chdir(root)
-    monkeypatch.setattr(model, "STATE", tmp_path / "state")
+    monkeypatch.setenv("TRAINYARD_BUILD", str(tmp_path / "state"))
 
     def run(text: str) -> Path:
         path = root / "trainyard.yaml"
@@ -207,7 +208,7 @@ def test_the_dockerfile_is_the_same_whatever_the_state_folder(
     text = locked(added("einops"))
     assert str(tmp_path) not in text
     assert "build/my-model" not in text
-    monkeypatch.setattr(model, "STATE", tmp_path / "another" / "state")
+    monkeypatch.setenv("TRAINYARD_BUILD", str(tmp_path / "another" / "state"))
     assert dockerfile.dockerfile(model.load(None)) == text
 
 
@@ -268,7 +269,7 @@ def test_the_revision_is_the_commit_of_the_users_repository(write: Write) -> Non
 
 
 def test_a_build_without_a_network_needs_what_fetch_has_kept(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr(offline, "STATE", tmp_path)
+    monkeypatch.setenv("TRAINYARD_BUILD", str(tmp_path))
     monkeypatch.setenv("TRAINYARD_OFFLINE", "1")
     with pytest.raises(UserError, match="nothing was downloaded for tf-cpu: run 'trainyard dev fetch tf-cpu'"):
         build.plan_for(model.load("tf-cpu"))
@@ -280,7 +281,7 @@ def test_a_build_without_a_network_asks_neither_index_nor_registry(
     def unexpected(*_: object, **__: object) -> None:
         raise AssertionError("an offline build asked a server")
 
-    monkeypatch.setattr(offline, "STATE", tmp_path)
+    monkeypatch.setenv("TRAINYARD_BUILD", str(tmp_path))
     monkeypatch.setattr(build.package_index, "choose", unexpected)
     monkeypatch.setattr(build.base_image, "resolve", unexpected)
     monkeypatch.setattr(build.docker_engine, "stores_in_containerd", lambda: True)
@@ -300,6 +301,7 @@ def test_a_build_without_a_network_asks_neither_index_nor_registry(
     arguments = build.bake_arguments(found, compression="zstd")
     assert "cpu.args.HTTPS_PROXY=http://127.0.0.1:9" in arguments
     monkeypatch.delenv("TRAINYARD_OFFLINE")
+    found = dataclasses.replace(found, spec=model.load("cpu"))
     assert not any("PROXY" in word for word in build.bake_arguments(found, compression="zstd"))
 
 

@@ -57,8 +57,10 @@ def write(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, index: PackageIndex) 
     root = tmp_path / "repository"
     (root / ".git").mkdir(parents=True)
     monkeypatch.chdir(root)
-    monkeypatch.setattr(model, "STATE", tmp_path / "state")
-    monkeypatch.setattr(base_image, "lockable_reference", lambda name: f"{model.bases()[name].image}@sha256:{'a' * 64}")
+    monkeypatch.setenv("TRAINYARD_BUILD", str(tmp_path / "state"))
+    monkeypatch.setattr(
+        base_image, "lockable_reference", lambda name, _context: f"{model.bases()[name].image}@sha256:{'a' * 64}"
+    )
     monkeypatch.setenv("UV_CONFIG_FILE", str(tmp_path / "user.toml"))
     (tmp_path / "user.toml").touch()
     monkeypatch.setenv("NETRC", str(tmp_path / "none"))

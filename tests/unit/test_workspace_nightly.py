@@ -76,7 +76,7 @@ class Registry:
         self.installed: dict[str, tuple[str, list[str]]] = dict(INSTALLED)
         self.inspected: list[str] = []
 
-    def digest_of(self, reference: str) -> tuple[str | None, str]:
+    def digest_of(self, reference: str, _builder: str) -> tuple[str | None, str]:
         if "library/debian:" in reference:  # of another registry, which answers
             return DIGEST, ""
         return (self.digest, "") if self.digest else (None, "connection refused")
@@ -109,7 +109,7 @@ def write(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, index: PackageIndex, 
     root.mkdir()
     subprocess.run(["git", "init", "--quiet", str(root)], check=True)
     monkeypatch.chdir(root)
-    monkeypatch.setattr(model, "STATE", tmp_path / "state")
+    monkeypatch.setenv("TRAINYARD_BUILD", str(tmp_path / "state"))
     for name, file in (("UV_CONFIG_FILE", "user.toml"), ("NETRC", "none")):
         monkeypatch.setenv(name, str(tmp_path / file))
     # uv looks for a Python of the base's version, and would download one.
@@ -320,7 +320,7 @@ def test_a_record_of_the_catalogues_base_is_not_that_of_the_workspace(
     before = workspace_resolver.contents(spec)
     copy = inspect_base(model.load("xla-nightly"))
     load = model._load
-    monkeypatch.setattr(model, "_load", lambda folder, below: load(copy if folder.name == copy.name else folder, below))
+    monkeypatch.setattr(model, "_load", lambda folder, *more: load(copy if folder.name == copy.name else folder, *more))
     assert model.load("xla-nightly").version == "2.10.0+git0123abc"
     assert workspace_resolver.contents(spec) == before, "it is the same Trainyard"
     assert repository().base_contents == spec.base_contents

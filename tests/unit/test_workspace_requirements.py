@@ -30,7 +30,7 @@ def write(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Write:
     root = tmp_path / "repository"
     (root / ".git").mkdir(parents=True)
     monkeypatch.chdir(root)
-    monkeypatch.setattr(model, "STATE", tmp_path / "state")
+    monkeypatch.setenv("TRAINYARD_BUILD", str(tmp_path / "state"))
 
     def run(yaml: str = "", **files: str) -> Workspace:
         names = {"requirements": "requirements.txt", "pyproject": "pyproject.toml", "uv": "uv.toml"}

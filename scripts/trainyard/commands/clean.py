@@ -5,6 +5,7 @@ from __future__ import annotations
 import click
 
 from trainyard.common import options
+from trainyard.common.context import Context
 
 GROUP = "project"
 
@@ -22,7 +23,8 @@ GROUP = "project"
 @options.flag("--all", "everything", help="Also remove every image, base image and record of Trainyard.")
 @options.flag("--cache", help="Also remove the engine's build cache, of all projects on this host.")
 @options.json_output
-def command(target: str | None, everything: bool, cache: bool, as_json: bool) -> None:
+@click.pass_obj
+def command(context: Context, target: str | None, everything: bool, cache: bool, as_json: bool) -> None:
     """Remove containers, networks and volumes that interrupted runs left, and images that passed no test.
 
     With TARGET, also that target's images and records. Containers, networks and volumes of a running process are kept.
@@ -30,7 +32,7 @@ def command(target: str | None, everything: bool, cache: bool, as_json: bool) ->
     from trainyard.common import console
     from trainyard.project import clean
 
-    removed = clean.clean(target, everything=everything, cache=cache)
+    removed = clean.clean(context, target, everything=everything, cache=cache)
     for name in removed:
         console.say(f"removed {name}")
     console.result({"removed": removed}, as_json=as_json)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import click
 
 from trainyard.common import options
+from trainyard.common.context import Context
 from trainyard.common.settings import PREFIX
 
 GROUP = "publish"
@@ -23,7 +24,8 @@ GROUP = "publish"
 @options.registry
 @options.quiet
 @options.json_output
-def command(package: str | None, registry: str | None, quiet: bool, as_json: bool) -> None:
+@click.pass_obj
+def command(context: Context, package: str | None, registry: str | None, quiet: bool, as_json: bool) -> None:
     """List the images at a registry that have PACKAGE: a Python package, or a Debian package.
 
     Versions of Python packages are given as PEP 440 specifiers, such as ==2.9.1 or '<2.10'; of a Debian package, one
@@ -42,7 +44,7 @@ def command(package: str | None, registry: str | None, quiet: bool, as_json: boo
         example = "trainyard find torch==2.9.1 --registry localhost:5000/team"
         raise errors.UserError(f"no package to look for: give one, as in '{example}'")
     query = package_search.Query.parse(package)
-    answer = package_search.search(Repository(f"{check_address(registry)}/{NAME}"), query)
+    answer = package_search.search(Repository(f"{check_address(registry)}/{NAME}", context.state), query)
     console.result(answer.as_dict(), as_json=as_json)
     if answer.matches:
         console.show(package_search.table(answer))

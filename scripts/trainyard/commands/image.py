@@ -7,6 +7,7 @@ from typing import Any
 import click
 
 from trainyard.common import options
+from trainyard.common.context import Context
 
 GROUP = "build"
 
@@ -38,7 +39,9 @@ GROUP = "build"
 @options.offline
 @options.quiet
 @options.json_output
+@click.pass_obj
 def command(
+    context: Context,
     target: str | None,
     reference: str | None,
     compression: str,
@@ -64,15 +67,15 @@ def command(
     from trainyard.common import console
 
     if reference:
-        found = _from(target, reference)
+        found = _from(context, target, reference)
     else:
-        found = _made(target, events, compression=compression, no_cache=no_cache, force=force)
+        found = _made(context, target, events, compression=compression, no_cache=no_cache, force=force)
     if quiet and not as_json:
         click.echo(found["digest"])
     console.result(found, as_json=as_json)
 
 
-def _made(target: str | None, events: int | None, **how: Any) -> dict[str, Any]:
+def _made(context: Context, target: str | None, events: int | None, **how: Any) -> dict[str, Any]:
     from trainyard.common import console, errors
     from trainyard.image import fallback
     from trainyard.oci import docker_engine
@@ -82,7 +85,7 @@ def _made(target: str | None, events: int | None, **how: Any) -> dict[str, Any]:
 
     emit = progress.ignore if events is None else progress.writer(events)
     try:
-        spec, reason = fallback.choose(load(target))
+        spec, reason = fallback.choose(load(target, context=context))
         if reason:
             console.warn(reason)
         docker_engine.set_up_in_checkout()
@@ -97,21 +100,21 @@ def _made(target: str | None, events: int | None, **how: Any) -> dict[str, Any]:
     return found | {"digest": made["build"]["digest"], "fallback_for": spec.fallback_for}
 
 
-def _from(target: str | None, reference: str) -> dict[str, Any]:
+def _from(context: Context, target: str | None, reference: str) -> dict[str, Any]:
     from trainyard.common import console, errors
     from trainyard.oci import docker_engine
     from trainyard.release import candidate
     from trainyard.spec import workspace
     from trainyard.spec.model import RepositorySpec, load
 
-    spec = load(target) if target or workspace.find() else None
+    spec = load(target, context=context) if target or workspace.find() else None
     if spec and not isinstance(spec, RepositorySpec):
         raise errors.UserError(
             f"--from takes no target of the catalogue: {spec.target} is built from {spec.where}; give the folder of a "
             f"{workspace.FILE}, or nothing"
         )
     docker_engine.set_up_in_checkout()
-    made = candidate.from_reference(reference, spec, show=console.show)
+    made = candidate.from_reference(reference, spec, context, show=console.show)
     for note in made["smoke"]["notes"]:
         console.warn(note)
     console.say(f"tested: {candidate.tested(made['smoke'])}")

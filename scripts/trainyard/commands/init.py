@@ -5,6 +5,7 @@ from __future__ import annotations
 import click
 
 from trainyard.common import options
+from trainyard.common.context import Context
 
 GROUP = "workspace"
 
@@ -25,8 +26,15 @@ GROUP = "workspace"
 @options.flag("--yes", help="Ask nothing: take what was found.")
 @options.flag("--devcontainer", help="Also write .devcontainer/devcontainer.json, for editors.")
 @options.json_output
+@click.pass_obj
 def command(
-    target: str | None, name: str | None, run: str | None, yes: bool, devcontainer: bool, as_json: bool
+    context: Context,
+    target: str | None,
+    name: str | None,
+    run: str | None,
+    yes: bool,
+    devcontainer: bool,
+    as_json: bool,
 ) -> None:
     """Write trainyard.yaml in the current folder: what your image adds to a target of the catalogue.
 
@@ -71,7 +79,7 @@ def command(
         for note in proposal.notes:
             console.warn(note)
         written += init.write(proposal)
-    spec = load(str(folder))
+    spec = load(str(folder), context=context)
     extends = spec.extends.target if isinstance(spec, RepositorySpec) else ""
     if devcontainer:
         written.append(init.write_devcontainer(spec))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import click
 
 from trainyard.common import options
+from trainyard.common.context import Context
 
 GROUP = "build"
 
@@ -18,7 +19,8 @@ GROUP = "build"
     """,
 )
 @options.json_output
-def command(as_json: bool) -> None:
+@click.pass_obj
+def command(context: Context, as_json: bool) -> None:
     """List the targets of the catalogue: contents, platforms, trainers, and the images on this host."""
     from rich.table import Table
 
@@ -28,7 +30,7 @@ def command(as_json: bool) -> None:
 
     table = Table("target", "contents", "platforms", "trainers", "local image")
     found = {}
-    for spec in catalogue():
+    for spec in catalogue(context):
         local = {one.platform: local_images.version(one.local_name) for one in each_platform(spec)}
         versions = [image["version"] for image in local.values() if image]
         trainers = list(spec.trainer_commands())

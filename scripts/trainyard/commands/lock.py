@@ -7,6 +7,7 @@ from pathlib import Path
 import click
 
 from trainyard.common import options
+from trainyard.common.context import Context
 
 GROUP = "build"
 
@@ -28,7 +29,10 @@ GROUP = "build"
 @options.option("--upgrade-package", "-P", multiple=True, metavar="NAME", help="Take the newest version of a package.")
 @options.flag("--check", help="Write nothing; fail if trainyard.lock would change.")
 @options.json_output
-def command(target: str | None, upgrade: bool, upgrade_package: tuple[str, ...], check: bool, as_json: bool) -> None:
+@click.pass_obj
+def command(
+    context: Context, target: str | None, upgrade: bool, upgrade_package: tuple[str, ...], check: bool, as_json: bool
+) -> None:
     """Resolve TARGET's packages for its Python and platforms; write trainyard.lock and Dockerfiles; commit them.
 
     Without TARGET, trainyard.lock is written beside the trainyard.yaml of the repository that you are in. Its versions
@@ -43,7 +47,7 @@ def command(target: str | None, upgrade: bool, upgrade_package: tuple[str, ...],
     from trainyard.spec.model import relative
 
     architectures.use_all()
-    spec = None if target in ("scripts", *resolver.TOOLS) else model.load(target)
+    spec = None if target in ("scripts", *resolver.TOOLS) else model.load(target, context=context)
     written: list[Path] = []
     if isinstance(spec, model.RepositorySpec):
         before = spec.lock
@@ -57,7 +61,10 @@ def command(target: str | None, upgrade: bool, upgrade_package: tuple[str, ...],
         spec, rendered = target_lock.lock(spec)
         written = [spec.lock_file, *rendered]
     else:
-        written = resolver.lock_scripts(upgrade=upgrade) if target == "scripts" else resolver.lock_tool(str(target))
+        scripts = target == "scripts"
+        written = (
+            resolver.lock_scripts(context, upgrade=upgrade) if scripts else resolver.lock_tool(str(target), context)
+        )
         for path in written:
             console.say(f"{relative(path)}: {len(resolver.versions(path.read_text(encoding='utf-8')))} packages")
     if spec is not None:

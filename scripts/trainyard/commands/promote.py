@@ -11,6 +11,7 @@ import click
 from trainyard.common import options
 
 if TYPE_CHECKING:
+    from trainyard.common.context import Context
     from trainyard.release.promotion import Demanded
     from trainyard.release.signers import Signer, Trust
 
@@ -46,7 +47,9 @@ GROUP = "publish"
 @options.keyless
 @options.trust_config
 @options.json_output
+@click.pass_obj
 def command(
+    context: Context,
     target: str | None,
     registry: str | None,
     image: str | None,
@@ -83,10 +86,12 @@ def command(
     demanded = None
     if require_signed:
         kinds = predicates.kinds_in(claims) if claims is not None else predicates.REQUIRED
-        signer = signers.signer(key, "promote", keyless=keyless)
-        trust = signers.trust(public_key, certificate_identity, certificate_oidc_issuer, "promote")
+        signer = signers.signer(key, "promote", keyless=keyless, context=context)
+        trust = signers.trust(public_key, certificate_identity, certificate_oidc_issuer, "promote", context=context)
         demanded = _demanded(kinds, signer, trust)
-    made = promotion.promote(load(target), check_address(registry), image=image, to=destination, demanded=demanded)
+    made = promotion.promote(
+        load(target, context=context), check_address(registry), image=image, to=destination, demanded=demanded
+    )
     if made["claims"]:
         console.say(f"claims that were checked: {', '.join(made['claims'])}")
     for tag, before in made["tags"].items():

@@ -10,6 +10,7 @@ import click
 from trainyard.common import options, settings
 
 if TYPE_CHECKING:
+    from trainyard.common.context import Context
     from trainyard.release.signers import Signer
 
 GROUP = "publish"
@@ -43,7 +44,9 @@ GROUP = "publish"
 @options.flag("--allow-untested", help="Push an image whose code was started and did not run.")
 @options.quiet
 @options.json_output
+@click.pass_obj
 def command(
+    context: Context,
     target: str | None,
     registry: str | None,
     key: Path | None,
@@ -80,7 +83,7 @@ def command(
         raise errors.UserError("--vex requires --key or --keyless: the document is attached as a signed claim")
     if keyless and code_only:
         raise errors.UserError("--keyless and --code-only exclude each other: replaced code is not signed")
-    spec = load(target)
+    spec = load(target, context=context)
     if code_only:
         made = _push_code(spec, registry, image)
     else:
@@ -89,7 +92,7 @@ def command(
         address = check_address(registry)
         # What cannot be read fails before anyone is asked for a certificate, and before anything is uploaded.
         document = predicates.read_vex(vex) if vex else None
-        signer = signers.signer(key, "push", keyless=keyless)
+        signer = signers.signer(key, "push", keyless=keyless, context=context)
         made = _push(spec, address, signer, document, allow_untested)
     if quiet and not as_json:
         click.echo(made["reference"])

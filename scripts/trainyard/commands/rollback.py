@@ -5,6 +5,7 @@ from __future__ import annotations
 import click
 
 from trainyard.common import options
+from trainyard.common.context import Context
 
 GROUP = "publish"
 
@@ -19,7 +20,8 @@ GROUP = "publish"
 @options.target
 @options.registry
 @options.json_output
-def command(target: str | None, registry: str | None, as_json: bool) -> None:
+@click.pass_obj
+def command(context: Context, target: str | None, registry: str | None, as_json: bool) -> None:
     """Move the tags of TARGET at a registry back to what they pointed to before the last promote.
 
     The current image becomes <tag>.previous, so that a second rollback undoes the first. To go back further, promote
@@ -30,7 +32,7 @@ def command(target: str | None, registry: str | None, as_json: bool) -> None:
     from trainyard.release import promotion
     from trainyard.spec.model import load
 
-    made = promotion.rollback(load(target), check_address(registry))
+    made = promotion.rollback(load(target, context=context), check_address(registry))
     for tag, (digest, before) in made["tags"].items():
         console.say(f"{made['repository']}:{tag} is {digest[:19]} again, was {before[:19]}")
     console.result(made, as_json=as_json)

@@ -7,6 +7,7 @@ from pathlib import Path
 import click
 
 from trainyard.common import options
+from trainyard.common.context import Context
 
 GROUP = "workspace"
 
@@ -42,7 +43,9 @@ _FOLDER = click.Path(path_type=Path, file_okay=False)
 @options.option(
     "--env", "environment", multiple=True, metavar="NAME[=VALUE]", help="Variable of the container; may be repeated."
 )
+@click.pass_obj
 def command(
+    context: Context,
     target: str | None,
     words: tuple[str, ...],
     mount: bool,
@@ -71,7 +74,7 @@ def command(
 
     if shell and jupyter:
         raise errors.UserError("--shell and --jupyter cannot be used together")
-    spec = load(target)
+    spec = load(target, context=context)
     terminal = sys.stdin.isatty() and sys.stdout.isatty()
     request = local_run.Request(
         words, mount, shell, jupyter, port, data, output, gpus=gpus, environment=environment, terminal=terminal

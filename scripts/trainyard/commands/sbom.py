@@ -7,6 +7,7 @@ from pathlib import Path
 import click
 
 from trainyard.common import options
+from trainyard.common.context import Context
 
 GROUP = "publish"
 
@@ -28,19 +29,20 @@ GROUP = "publish"
     help="File to write; <state folder>/TARGET/sbom.cdx.json by default.",
 )
 @options.flag("--json", "as_json", help="Print the SBOM on stdout instead of writing a file.")
-def command(target: str | None, image: str | None, output: Path | None, as_json: bool) -> None:
+@click.pass_obj
+def command(context: Context, target: str | None, image: str | None, output: Path | None, as_json: bool) -> None:
     """Write the SBOM of TARGET's image: every package that pip and dpkg installed, read from the image itself.
 
     Packages have their purl and license, and Python packages the SHA-256 of every file that the lock accepts for them.
     The same image gives the same bytes. 'trainyard push' attaches the SBOM to the image.
     """
-    from trainyard.common import console, errors, settings
+    from trainyard.common import console, errors
     from trainyard.oci import docker_engine, inventory
     from trainyard.release import sbom
     from trainyard.spec.model import load
     from trainyard.spec.naming import NAME
 
-    spec = None if image else load(target)
+    spec = None if image else load(target, context=context)
     if spec is None and not output and not as_json:
         output_option, json_option = "'--output'", "'--json'"
         raise errors.UserError(f"{output_option} gives the file for the SBOM of an image, or {json_option} prints it")
@@ -54,7 +56,7 @@ def command(target: str | None, image: str | None, output: Path | None, as_json:
     if as_json:
         print(text, end="")
         return
-    path = output or settings.STATE / (spec.local_name if spec else "") / "sbom.cdx.json"
+    path = output or (spec.kept if spec else context.state) / "sbom.cdx.json"
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(text, encoding="utf-8")
     console.say(f"{path}: {len(found.python())} Python packages, {len(found.debian())} Debian packages")

@@ -11,6 +11,7 @@ import click
 from trainyard.common import options
 
 if TYPE_CHECKING:
+    from trainyard.common.context import Context
     from trainyard.release.claims import Found
 
 GROUP = "publish"
@@ -33,7 +34,9 @@ GROUP = "publish"
 @options.signing
 @options.checking
 @options.json_output
+@click.pass_obj
 def command(
+    context: Context,
     target: str | None,
     registry: str | None,
     image: str | None,
@@ -60,11 +63,11 @@ def command(
     from trainyard.common import console, errors
     from trainyard.release import claims, platform_index, predicates, signers
 
-    signer = signers.signer(key, "sign", keyless=keyless)
-    trust = signers.trust(public_key, certificate_identity, certificate_oidc_issuer, "sign")
+    signer = signers.signer(key, "sign", keyless=keyless, context=context)
+    trust = signers.trust(public_key, certificate_identity, certificate_oidc_issuer, "sign", context=context)
     if signer is None and trust is None:
         raise errors.UserError(f"{signers.ways_to_sign()} signs, {signers.ways_to_check()} checks: give one")
-    repository, subject = platform_index.image_to_sign(target, registry, image)
+    repository, subject = platform_index.image_to_sign(context, target, registry, image)
     found: dict[str, Any] = {"image": f"{repository.name}@{subject.digest}"}
     if signer is not None:
         found["attached"] = claims.attach(repository, subject, signer, [predicates.signature()])

@@ -5,6 +5,7 @@ from __future__ import annotations
 import click
 
 from trainyard.common import options
+from trainyard.common.context import Context
 
 GROUP = "build"
 
@@ -20,7 +21,8 @@ GROUP = "build"
 @options.target
 @options.option("--image", metavar="REFERENCE", help="The image; pulled if it is not on this host.")
 @options.json_output
-def command(target: str | None, image: str | None, as_json: bool) -> None:
+@click.pass_obj
+def command(context: Context, target: str | None, image: str | None, as_json: bool) -> None:
     """Check that TARGET's image is what its spec, its locks, its labels and its tags say.
 
     The image is the target's candidate, or trainyard:TARGET if there is no candidate. With --image, it is any other
@@ -30,7 +32,7 @@ def command(target: str | None, image: str | None, as_json: bool) -> None:
     from trainyard.common import console
     from trainyard.lint.image import verify
 
-    spec, reference = verify.image_to_verify(target, image)
+    spec, reference = verify.image_to_verify(context, target, image)
     try:
         facts = verify.verify(spec, reference, show=console.show)
     except verify.VerifyFailed as error:

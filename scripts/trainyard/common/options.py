@@ -6,6 +6,7 @@ Every option may come from a variable instead: ``--registry`` from ``TRAINYARD_R
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -152,14 +153,17 @@ def quiet(function: F) -> F:
     return flag("--quiet", "-q", callback=apply, help="Print nothing but warnings, errors and the digest.")(function)
 
 
+def _choose(context: click.Context, **given: Any) -> None:
+    """Set what an option gives in the :class:`~trainyard.common.context.Context` of its command."""
+    if context.obj is not None:  # None where the shell completes words
+        context.obj = dataclasses.replace(context.obj, **{name: value for name, value in given.items() if value})
+
+
 def offline(function: F) -> F:
     """``--offline``: use what 'trainyard dev fetch' has downloaded, and no network."""
 
-    def apply(_context: click.Context, _parameter: click.Parameter, given: bool) -> None:
-        if given:
-            from trainyard.common import settings
-
-            settings.set_variable("OFFLINE", "1")
+    def apply(context: click.Context, _parameter: click.Parameter, given: bool) -> None:
+        _choose(context, offline=given)
 
     text = "Use no network: what 'trainyard dev fetch' has downloaded must suffice."
     return flag("--offline", callback=apply, expose_value=False, help=text)(function)
@@ -168,11 +172,8 @@ def offline(function: F) -> F:
 def builder(function: F) -> F:
     """``--builder``: what ``docker buildx`` builds on."""
 
-    def apply(_context: click.Context, _parameter: click.Parameter, given: str | None) -> None:
-        if given:
-            from trainyard.common import settings
-
-            settings.set_variable("BUILDER", given)
+    def apply(context: click.Context, _parameter: click.Parameter, given: str | None) -> None:
+        _choose(context, builder=given)
 
     text = "Builder of 'docker buildx' to build on, by default the one that buildx uses."
     return option("--builder", metavar="NAME", callback=apply, expose_value=False, help=text)(function)
@@ -209,11 +210,8 @@ def keyless(function: F) -> F:
 def trust_config(function: F) -> F:
     """``--trust-config``: the Sigstore instance that certificates are of."""
 
-    def apply(_context: click.Context, _parameter: click.Parameter, given: str | None) -> None:
-        if given:
-            from trainyard.common import settings
-
-            settings.set_variable("TRUST_CONFIG", given)
+    def apply(context: click.Context, _parameter: click.Parameter, given: str | None) -> None:
+        _choose(context, trust_config=given)
 
     text = "Trust configuration (JSON) of another Sigstore instance than the public one."
     return option("--trust-config", metavar="FILE", callback=apply, expose_value=False, help=text)(function)

@@ -11,11 +11,6 @@ import os
 import re
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
-
-if TYPE_CHECKING:
-    #: Where results about images, file locks and logs are kept: build/ of a checkout, else the user's state folder.
-    STATE: Path
 
 PREFIX = "TRAINYARD_"
 
@@ -53,11 +48,6 @@ def variable(name: str) -> str:
 def switch(name: str) -> bool:
     """Whether ``TRAINYARD_<name>`` is on: ``1``, ``true``, ``yes`` or ``on``."""
     return variable(name).lower() in ("1", "true", "yes", "on")
-
-
-def offline() -> bool:
-    """Whether no network may be used (``--offline``)."""
-    return switch("OFFLINE")
 
 
 def standard_variable(name: str) -> str:
@@ -101,7 +91,11 @@ def make_goals() -> list[str] | None:
     return None if goals is None else goals.split()
 
 
-def _state_folder() -> Path:
+def state_folder() -> Path:
+    """Return where results about images, file locks and logs are kept.
+
+    ``TRAINYARD_BUILD``, else build/ of a checkout, else the user's state folder.
+    """
     if folder := variable("BUILD"):
         return Path(folder)
     if CHECKOUT:
@@ -109,14 +103,6 @@ def _state_folder() -> Path:
     # XDG base directory specification: https://specifications.freedesktop.org/basedir/latest/
     base = standard_variable("XDG_STATE_HOME")
     return (Path(base) if Path(base).is_absolute() else Path.home() / ".local" / "state") / "trainyard"
-
-
-@cache
-def __getattr__(name: str) -> Any:
-    """``STATE`` is found on first use, when :func:`adopt_make_variables` has taken ``make COMMAND BUILD=...`` over."""
-    if name == "STATE":
-        return _state_folder()
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 
 @cache

@@ -20,6 +20,7 @@ from functools import cache
 from pathlib import Path
 
 from trainyard.common import settings
+from trainyard.common.context import Context
 from trainyard.common.errors import StepFailed, UserError
 from trainyard.image.local_images import digest_of
 from trainyard.oci import builder, docker_engine
@@ -59,10 +60,10 @@ class Resolved:
 
 
 @cache
-def _registry_digest(reference: str) -> tuple[str | None, str]:
+def _registry_digest(reference: str, name: str = "") -> tuple[str | None, str]:
     """Digest of ``reference`` at its registry; None and the reason, in a few words, if it cannot be read."""
     # Without `json`, the format is ignored: https://github.com/docker/buildx/pull/4006
-    inspect = ["docker", "buildx", "imagetools", "inspect", *builder.selection()]  # which may use mirrors
+    inspect = ["docker", "buildx", "imagetools", "inspect", *builder.selection(name)]  # which may use mirrors
     command = [*inspect, "--format", "{{json .Manifest.Digest}}", reference]
     try:
         found = subprocess.run(command, capture_output=True, text=True, timeout=REGISTRY_TIMEOUT, check=False)
@@ -75,13 +76,13 @@ def _registry_digest(reference: str) -> tuple[str | None, str]:
     return None, words[-1].removeprefix("ERROR: ").rsplit(": ", 2)[-1]
 
 
-def unreachable(reference: str) -> str:
+def unreachable(reference: str, context: Context) -> str:
     """Why neither the engine nor its registry has an image, in a few words; empty if one of them has it."""
     if digest_of(reference) is not None:
         return ""
-    if settings.offline():
+    if context.offline:
         return "this is an offline build"
-    digest, reason = _registry_digest(reference)
+    digest, reason = _registry_digest(reference, context.builder)
     return "" if digest else reason
 
 
@@ -91,7 +92,12 @@ def local_reference(name: str, architecture: Architecture = AMD64) -> str:
 
 
 def resolve(
-    name: str, locked: str = "", architecture: Architecture | None = None, machine: Architecture | None = None
+    name: str,
+    locked: str = "",
+    architecture: Architecture | None = None,
+    machine: Architecture | None = None,
+    *,
+    builder_name: str = "",
 ) -> Resolved:
     """The images that base ``name`` means on this host; bootstrapped if its registry does not answer.
 
@@ -101,6 +107,7 @@ def resolve(
         locked: reference with a digest that is used instead of the tag's current one, if the registry answers.
         architecture: of the image that is built; None: the engine's.
         machine: architecture of the machine that builds, which the build base is for; None: the engine's.
+        builder_name: whose mirrors of registries are used (:func:`trainyard.oci.builder.current`).
     Raises:
         UserError: the registry does not answer and the base cannot be bootstrapped.
         StepFailed: bootstrapping failed.
@@ -110,13 +117,15 @@ def resolve(
         if not build_base:
             of_engine = docker_engine.architecture()
             native = (architecture or of_engine) == (machine or of_engine)
-            build_base = given if native else _find(name, machine=machine).build_base
+            build_base = given if native else _find(name, machine=machine, builder_name=builder_name).build_base
         return Resolved(given, given.partition("@")[2], f"base {given} was set with TRAINYARD_BASE", build_base)
-    found = _find(name, locked, architecture, machine)
+    found = _find(name, locked, architecture, machine, builder_name=builder_name)
     return replace(found, build_base=build_base) if build_base else found
 
 
-def pythons(names: Iterable[str], machine: Architecture | None = None) -> tuple[dict[str, str], list[str]]:
+def pythons(
+    names: Iterable[str], machine: Architecture | None = None, *, builder_name: str = ""
+) -> tuple[dict[str, str], list[str]]:
     """Images with the Python of other bases than that of a build: name -> reference; and a note for each without one.
 
     The stage ``tools`` takes the place of an image that this host cannot have: the layers that all images share then
@@ -125,11 +134,12 @@ def pythons(names: Iterable[str], machine: Architecture | None = None) -> tuple[
     Args:
         names: of :func:`trainyard.image.plan.other_pythons`.
         machine: architecture of the machine that builds; None: the engine's.
+        builder_name: see :func:`resolve`.
     """
     found, notes = {}, []
     for name in names:
         try:
-            found[name] = _find(name, machine=machine).build_base
+            found[name] = _find(name, machine=machine, builder_name=builder_name).build_base
         except (UserError, StepFailed) as error:
             found[name] = "tools"
             notes.append(f"the layers with the launcher and the trainers have no byte code for {name}: {error}")
@@ -137,18 +147,23 @@ def pythons(names: Iterable[str], machine: Architecture | None = None) -> tuple[
 
 
 def _find(
-    name: str, locked: str = "", architecture: Architecture | None = None, machine: Architecture | None = None
+    name: str,
+    locked: str = "",
+    architecture: Architecture | None = None,
+    machine: Architecture | None = None,
+    *,
+    builder_name: str,
 ) -> Resolved:
     """See :func:`resolve`."""
     base = bases()[name]
     machine = machine or docker_engine.architecture()
     architecture = architecture or machine
-    digest, reason = _registry_digest(locked if "@" in locked else base.image)
+    digest, reason = _registry_digest(locked if "@" in locked else base.image, builder_name)
     if digest:
         reference = f"{base.image}@{digest}"
         # Another name for the same image: a build replaces the one of the base (trainyard.image.working_directory).
         of_all_platforms = f"{Reference.parse(base.image).name}@{digest}"
-        return Resolved(reference, digest, None, _build_base_at_registry(base) or of_all_platforms)
+        return Resolved(reference, digest, None, _build_base_at_registry(base, builder_name) or of_all_platforms)
     if base.bootstrap is None:
         raise UserError(
             f"base {base.image} is unreachable ({reason}) and cannot be bootstrapped: "
@@ -163,18 +178,18 @@ def _find(
     return Resolved(reference, "", note, _local_build_base(name, machine))
 
 
-def lockable_reference(name: str) -> str:
+def lockable_reference(name: str, context: Context) -> str:
     """The reference of base ``name`` with its digest; without, if its registry does not answer or may not be asked."""
     image = bases()[name].image
-    if settings.offline() or not shutil.which("docker"):
+    if context.offline or not shutil.which("docker"):
         return image
-    digest, _ = _registry_digest(image)
+    digest, _ = _registry_digest(image, context.builder)
     return f"{image}@{digest}" if digest else image
 
 
-def _build_base_at_registry(base: Base) -> str | None:
+def _build_base_at_registry(base: Base, builder_name: str) -> str | None:
     """Reference of the build base with its digest; None if there is none or its registry does not answer."""
-    digest = _registry_digest(base.build_base)[0] if base.build_base else None
+    digest = _registry_digest(base.build_base, builder_name)[0] if base.build_base else None
     return f"{base.build_base}@{digest}" if digest else None
 
 

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from trainyard.common import settings
+from trainyard.common.context import Context
 from trainyard.common.errors import StepFailed, UserError
 from trainyard.image import (
     base_image,
@@ -31,6 +32,7 @@ from trainyard.image.buildx import OnStep, bake
 from trainyard.image.local_images import digest_of
 from trainyard.image.plan import Plan, inputs, make_plan, other_pythons
 from trainyard.oci import builder, docker_engine, layer_contents
+from trainyard.oci.builder import Builder
 from trainyard.spec import lock, state
 from trainyard.spec.lock import DEFAULT
 from trainyard.spec.model import IMAGES, RepositorySpec, Spec, relative
@@ -63,7 +65,7 @@ def plan_for(spec: Spec) -> Plan:
         spec, code = prepared.spec, prepared.code
     if spec.framework_in_base:
         return _plan_with_framework_in_base(spec, code)
-    if settings.offline():
+    if spec.context.offline:
         found = offline.recall(spec)
     else:
         spec, found = _reachable(spec)
@@ -112,11 +114,12 @@ def _reachable(spec: Spec) -> tuple[Spec, offline.Sources]:
             for path in [spec.lock_file, *rendered]:
                 logger.info(f"wrote {relative(path)}")
     origin = spec.usable_lock.origin if spec.usable_lock else None
-    machine = builder.current().machine(spec.architecture)
-    found = base_image.resolve(spec.base, origin.base if origin else "", spec.architecture, machine)
+    machine = builder.current(spec.context.builder).machine(spec.architecture)
+    locked = origin.base if origin else ""
+    found = base_image.resolve(spec.base, locked, spec.architecture, machine, builder_name=spec.context.builder)
     if found.note:
         notes.append(found.note)
-    pythons, missing = base_image.pythons(other_pythons(spec), machine)
+    pythons, missing = base_image.pythons(other_pythons(spec), machine, builder_name=spec.context.builder)
     notes += missing
     index_spec = spec.index_spec()
     return spec, offline.Sources(
@@ -136,7 +139,7 @@ def fetch(spec: Spec) -> dict[str, Any]:
     Raises:
         UserError, StepFailed: see :func:`build`.
     """
-    with state.candidate_lock(spec.local_name):
+    with state.candidate_lock(spec.kept):
         reference = f"{NAME}:{spec.local_name}-fetched"
         try:
             plan, facts = build(spec, name=reference)
@@ -178,7 +181,8 @@ def _plan_with_framework_in_base(spec: Spec, code: str) -> Plan:
     base, digest = spec.base_contents.reference, spec.base_contents.digest
     if digest and configured.endswith(f"@{digest}"):
         base = configured  # the same image, at the registry that BASE names
-    pythons, notes = base_image.pythons(other_pythons(spec), builder.current().machine(spec.architecture))
+    machine = builder.current(spec.context.builder).machine(spec.architecture)
+    pythons, notes = base_image.pythons(other_pythons(spec), machine, builder_name=spec.context.builder)
     if not digest:
         notes.insert(0, f"base {base} has no digest, as it comes from no registry")
     return make_plan(
@@ -230,9 +234,9 @@ def bake_arguments(
     """
     name = name or plan.candidate
     target = plan.spec.local_name
-    build_arguments = plan.build_args() | (offline.NO_NETWORK if settings.offline() else {})
+    build_arguments = plan.build_args() | (offline.NO_NETWORK if plan.spec.context.offline else {})
     sets = {f"args.{name}": value for name, value in build_arguments.items()}
-    sets["output"] = _output(name, compression)
+    sets["output"] = _output(name, compression, plan.spec.context)
     sets["tags"] = name  # overrides the tags of the bake file
     files = ({"ca": bundle} if (bundle := settings.ca_bundle()) else {}) | dict(secrets or {})
     given = [*(f"id={id_},src={path}" for id_, path in files.items()), *package_index.secrets(plan.index)]
@@ -247,14 +251,14 @@ def bake_arguments(
     return [*arguments, *(["--no-cache"] if no_cache else []), target]
 
 
-def _output(name: str, compression: str) -> str:
+def _output(name: str, compression: str, context: Context) -> str:
     """The exporter that leaves the image in the engine, compressed as wanted if the engine's store keeps that.
 
     Of a builder outside of the engine, ``type=docker`` loads the image into the engine.
     """
     if not docker_engine.stores_in_containerd():
         return f"type=docker,name={name}"
-    kind = "image" if builder.current().in_engine else "docker"
+    kind = "image" if builder.current(context.builder).in_engine else "docker"
     return f"type={kind},name={name},oci-mediatypes=true,{COMPRESSIONS[compression]}"
 
 
@@ -296,7 +300,7 @@ def build(
     if compression not in COMPRESSIONS:
         raise UserError(f"'--compression {compression}': use one of {', '.join(COMPRESSIONS)}")
     check_rendered(spec)
-    with contextlib.nullcontext() if name else state.candidate_lock(spec.local_name):
+    with contextlib.nullcontext() if name else state.candidate_lock(spec.kept):
         return _build(spec, compression=compression, no_cache=no_cache, cache=cache, name=name, on_step=on_step)
 
 
@@ -306,43 +310,46 @@ def _offline_remedy(spec: Spec) -> Iterator[None]:
     try:
         yield
     except StepFailed as error:
-        if not settings.offline():
+        if not spec.context.offline:
             raise
         raise StepFailed(f"{error}; if it had to download: run '{spec.command('dev fetch')}' with a network") from None
 
 
 def _base_contexts(plan: Plan) -> dict[str, str]:
     """Reference of a base image -> the build context that replaces it."""
-    if settings.offline():
+    context = plan.spec.context
+    if context.offline:
         return offline.contexts(plan)
-    in_engine = builder.current().in_engine
+    in_engine = builder.current(context.builder).in_engine
     # An image without a digest may be in the engine alone.
     sent = {} if in_engine else {name: one for name, one in offline.images(plan).items() if "@" not in name}
-    contexts = {name: working_directory.layout(name, architecture) for name, architecture in sent.items()}
+    contexts = {
+        name: working_directory.layout(context.state, name, architecture) for name, architecture in sent.items()
+    }
     # The gigabytes of a base with the framework are not copied for a folder: WORKDIR sets it.
     if plan.base in contexts or plan.spec.framework_in_base:
         return contexts
-    context = working_directory.context(plan.base, plan.spec.architecture, in_engine=in_engine)
-    return contexts | ({plan.base: context} if context else {})
+    other = working_directory.context(context.state, plan.base, plan.spec.architecture, in_engine=in_engine)
+    return contexts | ({plan.base: other} if other else {})
 
 
-def _digest(reference: str, metadata: dict[str, Any]) -> str:
+def _digest(reference: str, metadata: dict[str, Any], used: Builder) -> str:
     """The digest of an image in the engine that has just been built.
 
     Args:
         metadata: of :func:`trainyard.image.buildx.bake`.
+        used: the builder that built it.
     Raises:
         StepFailed: the engine has another image under that name, since it was built twice at the same time.
     """
     built = str(metadata["containerimage.digest"])
-    if builder.current().in_engine:
+    if used.in_engine:
         return built
     loaded = docker_engine.digest(reference)
     # The classic image store of an engine identifies images by their configurations.
     if loaded not in (built, metadata.get("containerimage.config.digest")):
         raise StepFailed(
-            f"builder {builder.current().name} built {reference} as {built[:19]}, and the engine has {loaded[:19]}: "
-            "build it again"
+            f"builder {used.name} built {reference} as {built[:19]}, and the engine has {loaded[:19]}: build it again"
         )
     return loaded
 
@@ -350,7 +357,8 @@ def _digest(reference: str, metadata: dict[str, Any]) -> str:
 def _build(
     spec: Spec, *, compression: str, no_cache: bool, cache: str | None, name: str, on_step: OnStep | None
 ) -> tuple[Plan, dict[str, Any]]:
-    builder.current().require(spec.architecture)
+    used = builder.current(spec.context.builder)
+    used.require(spec.architecture)
     plan = plan_for(spec)
     spec = plan.spec
     made_of = inputs(spec, plan.index)
@@ -371,13 +379,17 @@ def _build(
             plan, compression=compression, no_cache=no_cache, cache=cache, name=name, secrets=secrets
         )
         with unnamed_on_failure(name or plan.candidate), _offline_remedy(spec):
-            digest = _digest(name or plan.candidate, bake(spec.local_name, [file, *arguments], on_step=on_step))
+            digest = _digest(
+                name or plan.candidate,
+                bake(spec.local_name, [file, *arguments], name=spec.context.builder, on_step=on_step),
+                used,
+            )
         seconds = time.monotonic() - started
         if not name:
             again = bake_arguments(
                 plan, compression=compression, name=provenance.local(spec.local_name), provenance=True, secrets=secrets
             )
-            provenance.keep(spec.local_name, digest, [file, *again])
+            provenance.keep(spec.kept, digest, [file, *again], spec.context.builder)
     facts = {
         "seconds": round(seconds, 1),
         "tag": plan.tag,
@@ -389,7 +401,7 @@ def _build(
         "passed": True,
     }
     if not name:
-        facts["layers"] = layer_contents.take(plan.candidate)
+        facts["layers"] = layer_contents.take(spec.context.state, plan.candidate)
     if not name:
-        state.record(spec.local_name, "build", digest, facts)
+        state.record(spec.kept, "build", digest, facts)
     return plan, {"digest": digest} | facts

@@ -48,18 +48,21 @@ _LAYER_NOT_WRITTEN = "unsupported diff media type"
 _CANCEL = 20
 
 
-def bake(target: str, arguments: list[str], *, quiet: bool = False, on_step: OnStep | None = None) -> dict[str, Any]:
-    """Build ``target`` on the current builder; BuildKit's metadata of the result (``containerimage.digest`` and more).
+def bake(
+    target: str, arguments: list[str], *, name: str, quiet: bool = False, on_step: OnStep | None = None
+) -> dict[str, Any]:
+    """Build ``target`` on a builder; BuildKit's metadata of the result (``containerimage.digest`` and more).
 
     Args:
         arguments: of ``docker buildx bake``, except progress and metadata.
+        name: see :func:`trainyard.oci.builder.current`.
         quiet: print no progress.
         on_step: called at every step; not called on a terminal, where BuildKit draws its progress itself.
     Raises:
         StepFailed: the build failed; the message names the stage and its error.
     """
     docker_engine.client()
-    chosen = builder.current()
+    chosen = builder.current(name)
     quiet = quiet or not logger.isEnabledFor(logging.INFO)
     with tempfile.TemporaryDirectory() as folder:
         metadata = Path(folder) / "metadata.json"

@@ -15,7 +15,7 @@ def of(spec: Spec) -> Spec | None:
     """The fallback of a target of the catalogue; None if it has none."""
     if spec.folder.parent != IMAGES:
         return None
-    return next((one for one in catalogue() if one.fallback_for == spec.target), None)
+    return next((one for one in catalogue(spec.context) if one.fallback_for == spec.target), None)
 
 
 def choose(spec: Spec) -> tuple[Spec, str]:
@@ -28,7 +28,7 @@ def choose(spec: Spec) -> tuple[Spec, str]:
         return spec, ""
     found = of(spec)
     reference = spec.base_contents.reference if spec.base_contents else spec.base_spec().image
-    reason = base_image.unreachable(reference) if found else ""
+    reason = base_image.unreachable(reference, spec.context) if found else ""
     if found is None or not reason:
         return spec, ""
     return found, f"base {reference} of {spec.target} is unreachable ({reason}): building {found.target} in its place"

@@ -13,7 +13,6 @@ from pathlib import Path
 from pydantic import BaseModel, ValidationError
 
 from trainyard.common.errors import UserError
-from trainyard.common.settings import STATE
 from trainyard.image import working_directory
 from trainyard.image.plan import Plan
 from trainyard.oci import builder, docker_engine
@@ -45,27 +44,26 @@ class Sources(BaseModel):
     notes: list[str]
 
 
-def _images(
-    base: str, build_base: str, pythons: Mapping[str, str], architecture: Architecture
-) -> dict[str, Architecture]:
+def _images(base: str, build_base: str, pythons: Mapping[str, str], spec: Spec) -> dict[str, Architecture]:
     """Reference of every image that a build starts from -> its architecture: the building machine's, and the base's."""
-    machine = builder.current().machine(architecture)
+    architecture = spec.architecture
+    machine = builder.current(spec.context.builder).machine(architecture)
     return dict.fromkeys({build_base or base, *pythons.values()} - {"tools"}, machine) | {base: architecture}
 
 
 def images(plan: Plan) -> dict[str, Architecture]:
     """Reference of every image that the build of a plan starts from -> its architecture."""
-    return _images(plan.base, plan.build_base, plan.pythons, plan.spec.architecture)
+    return _images(plan.base, plan.build_base, plan.pythons, plan.spec)
 
 
-def _record(target: str) -> Path:
-    return STATE / target / "fetched.json"
+def _record(spec: Spec) -> Path:
+    return spec.kept / "fetched.json"
 
 
-def _layout(reference: str, architecture: Architecture) -> Path:
+def _layout(state: Path, reference: str, architecture: Architecture) -> Path:
     """The OCI layout of a base image that was fetched."""
     name = reference.replace("/", "_").replace(":", "_").replace("@", "_")
-    return STATE / "bases" / f"{name}-{architecture.name}"
+    return state / "bases" / f"{name}-{architecture.name}"
 
 
 def keep(spec: Spec, sources: Sources) -> None:
@@ -75,16 +73,16 @@ def keep(spec: Spec, sources: Sources) -> None:
         UserError: a base image cannot be pulled.
         StepFailed: the engine cannot save it.
     """
-    kept = _images(sources.base, sources.build_base, sources.pythons, spec.architecture)
+    kept = _images(sources.base, sources.build_base, sources.pythons, spec)
     for reference, architecture in kept.items():
-        folder = _layout(reference, architecture)
+        folder = _layout(spec.context.state, reference, architecture)
         docker_engine.pull(reference, architecture)
         partial = folder.with_suffix(".new")
         shutil.rmtree(partial, ignore_errors=True)
         working_directory.write(reference, partial, architecture)
         shutil.rmtree(folder, ignore_errors=True)
         partial.rename(folder)
-    path = _record(spec.local_name)
+    path = _record(spec)
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(sources.model_dump_json(indent=2) + "\n", encoding="utf-8")
 
@@ -96,7 +94,7 @@ def recall(spec: Spec) -> Sources:
         UserError: none was fetched.
     """
     try:
-        return Sources.model_validate_json(_record(spec.local_name).read_bytes())
+        return Sources.model_validate_json(_record(spec).read_bytes())
     except (FileNotFoundError, ValidationError):
         raise _nothing_fetched(spec) from None
 
@@ -115,7 +113,7 @@ def contexts(plan: Plan) -> dict[str, str]:
     """
     found = {}
     for reference, architecture in images(plan).items():
-        folder = _layout(reference, architecture)
+        folder = _layout(plan.spec.context.state, reference, architecture)
         try:
             found[reference] = working_directory.address(folder)
         except FileNotFoundError:

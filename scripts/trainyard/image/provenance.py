@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable
+from pathlib import Path
 from typing import Any
 
 from trainyard.common import settings
@@ -31,29 +32,30 @@ def local(target: str) -> str:
     return f"{NAME}:{target}-provenance"
 
 
-def keep(target: str, digest: str, arguments: list[str]) -> None:
+def keep(kept: Path, digest: str, arguments: list[str], builder: str) -> None:
     """Store the provenance of the build that has just ended, unless it is known or ``PROVENANCE=0``.
 
     Args:
-        target: the image's target.
+        kept: the folder of the image's target, ``Spec.kept``.
         digest: of the image that was built.
         arguments: of :func:`trainyard.image.buildx.bake`, to build it again as :func:`local` and with provenance.
+        builder: see :func:`trainyard.oci.builder.current`.
     Raises:
         StepFailed: the second build gave an image with another digest.
     """
-    if statement(target, digest) or not docker_engine.stores_in_containerd():
+    if statement(kept, digest) or not docker_engine.stores_in_containerd():
         return
     if settings.variable("PROVENANCE") == "0":
         return
     try:
-        bake(target, arguments, quiet=True)
-        documents = image_store.documents(local(target))
+        bake(kept.name, arguments, name=builder, quiet=True)
+        documents = image_store.documents(local(kept.name))
     finally:
-        docker_engine.untag(local(target))
+        docker_engine.untag(local(kept.name))
     found = statement_about(digest, documents.values())
     if found is None:
-        raise StepFailed(f"{target}: building {digest[:19]} again for its provenance gave another digest")
-    state.record(target, "provenance", digest, {"passed": True, "statement": found})
+        raise StepFailed(f"{kept.name}: building {digest[:19]} again for its provenance gave another digest")
+    state.record(kept, "provenance", digest, {"passed": True, "statement": found})
 
 
 def statement_about(digest: str, documents: Iterable[bytes]) -> dict[str, Any] | None:
@@ -68,7 +70,7 @@ def statement_about(digest: str, documents: Iterable[bytes]) -> dict[str, Any] |
     return None
 
 
-def statement(target: str, digest: str) -> dict[str, Any] | None:
+def statement(kept: Path, digest: str) -> dict[str, Any] | None:
     """Return the in-toto statement of an image's provenance, as BuildKit wrote it; None if there is none."""
-    facts = state.recall(target, "provenance", digest)
+    facts = state.recall(kept, "provenance", digest)
     return facts.get("statement") if facts else None

@@ -11,12 +11,14 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Container, Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 
 from packaging.requirements import InvalidRequirement, Requirement
 from packaging.utils import canonicalize_name
 
 from trainyard.common import settings
+from trainyard.common.context import Context
 from trainyard.common.errors import StepFailed, UserError
 from trainyard.common.installation import check_writable, checkout
 from trainyard.common.settings import ROOT
@@ -50,6 +52,7 @@ def compile_pins(
     *,
     python: str,
     target: str,
+    context: Context,
     platform: str = PLATFORM,
     constraints: str = "",
     preferred: str = "",
@@ -64,6 +67,7 @@ def compile_pins(
         requirements: PEP 508 lines.
         python: version the lock is for, such as ``3.11``.
         target: name of the lock in messages.
+        context: of the command.
         platform: uv's name of the platform that wheels must run on.
         constraints: text of a constraints file.
         preferred: pins that are kept unless a requirement rules them out.
@@ -84,7 +88,8 @@ def compile_pins(
         environment = {key: value for key, value in settings.environment().items() if not key.startswith("UV_")}
         options = ["--constraint", "constraints.txt", *REQUIREMENTS_FORMAT]
         options += [f"--prerelease-package={name}=allow" for name in prereleases]
-        done = pip_compile(here, options, python=python, platform=platform, environment=environment)
+        run = partial(pip_compile, python=python, platform=platform, environment=environment, offline=context.offline)
+        done = run(here, options)
         if done.returncode:
             reason = " ".join(done.stderr.split()) or f"uv exited with {done.returncode}"
             raise StepFailed(f"cannot lock {target}: {reason}")
@@ -94,7 +99,7 @@ def compile_pins(
 
         def files(pins: list[str]) -> subprocess.CompletedProcess[str]:
             _write_project(here, pins, index)
-            return pip_compile(here, locked_files.OPTIONS, python=python, platform=platform, environment=environment)
+            return run(here, locked_files.OPTIONS)
 
         return locked_files.with_sizes(here, text, files) if sized else text
 
@@ -121,12 +126,18 @@ def _write_project(folder: Path, requirements: Sequence[str], index: tuple[str, 
 
 
 def pip_compile(
-    folder: Path, options: Sequence[str], *, python: str, platform: str, environment: Mapping[str, str]
+    folder: Path,
+    options: Sequence[str],
+    *,
+    python: str,
+    platform: str,
+    environment: Mapping[str, str],
+    offline: bool,
 ) -> subprocess.CompletedProcess[str]:
     """Run ``uv pip compile`` on the pyproject.toml in ``folder`` for a platform, with the host's CA bundle."""
     command = [sys.executable, "-m", "uv", "pip", "compile", "--quiet", "pyproject.toml", *options]
     command += ["--python-version", python, "--python-platform", platform]
-    if settings.offline():
+    if offline:
         command.append("--offline")
     # uv's own CA certificates lack those of networks that inspect TLS.
     bundle = settings.ca_bundle()
@@ -170,7 +181,7 @@ def inspect_base(spec: Spec, known: BaseContents | None = None) -> BaseContents:
         UserError: the base is unreachable, or is not as images/bases.yaml describes it.
     """
     wanted = spec.base_spec()
-    found = base_image.resolve(spec.base)
+    found = base_image.resolve(spec.base, builder_name=spec.context.builder)
     if known and found.digest and (known.reference, known.digest) == (found.reference, found.digest):
         return known
     logger.info(f"{spec.target}: inspecting {found.reference}")
@@ -229,7 +240,7 @@ def _readable(texts: Sequence[str]) -> dict[str, Requirement]:
     return found
 
 
-def lock_scripts(*, upgrade: bool = False) -> list[Path]:
+def lock_scripts(context: Context, *, upgrade: bool = False) -> list[Path]:
     """Write two locks of the same versions: of the package with all its extras, and of that with what tests need.
 
     Args:
@@ -248,15 +259,17 @@ def lock_scripts(*, upgrade: bool = False) -> list[Path]:
     tests = [*pyproject["dependency-groups"]["tests"], *pyproject["build-system"]["requires"]]
     everything = ROOT / "scripts" / "requirements.lock"
     preferred = "" if upgrade else everything.read_text(encoding="utf-8")
-    text = compile_pins([*package, *tests], python="3.11", target="scripts", preferred=preferred)
+    text = compile_pins([*package, *tests], python="3.11", target="scripts", context=context, preferred=preferred)
     builder = ROOT / "scripts" / "trainyard" / "builder" / "requirements.lock"
     # The base of scripts/trainyard/builder/Dockerfile.
     python = bases()["debian-13"].python
-    in_builder = compile_pins(package, python=python, target="scripts", constraints=constraints(versions(text)))
+    in_builder = compile_pins(
+        package, python=python, target="scripts", context=context, constraints=constraints(versions(text))
+    )
     return [_written(everything, text), _written(builder, in_builder)]
 
 
-def lock_tool(name: str) -> list[Path]:
+def lock_tool(name: str, context: Context) -> list[Path]:
     """Write the lock of a tool of the build (:data:`TOOLS`).
 
     Raises:
@@ -265,7 +278,7 @@ def lock_tool(name: str) -> list[Path]:
     lines = (IMAGES / f"{name}.in").read_text(encoding="utf-8").splitlines()
     pins = [line.split("#")[0].strip() for line in lines if line.split("#")[0].strip()]
     check_writable(IMAGES / f"{name}.lock")
-    return [_written(IMAGES / f"{name}.lock", compile_pins(pins, python="3.11", target=name))]
+    return [_written(IMAGES / f"{name}.lock", compile_pins(pins, python="3.11", target=name, context=context))]
 
 
 def _written(path: Path, text: str) -> Path:

@@ -98,8 +98,8 @@ def measure(spec: Spec) -> dict[str, Any] | None:
 
 def recorded(spec: Spec) -> dict[str, Any] | None:
     """The measurement of an image that was removed after it had passed here, from its results; None without them."""
-    verified = state.last(spec.local_name, "verify")
-    built = state.recall(spec.local_name, "build", str(verified["digest"])) if verified else None
+    verified = state.last(spec.kept, "verify")
+    built = state.recall(spec.kept, "build", str(verified["digest"])) if verified else None
     if not verified or not built or not verified.get("passed"):
         return None
     parts = [

@@ -162,7 +162,7 @@ def smoke(spec: Spec, reference: str) -> dict[str, Any]:
     """
     digest = docker_engine.digest(reference, made_by=spec.command("dev build"))
     facts = smoke_command.smoke(spec, digest) if isinstance(spec, RepositorySpec) and spec.run else _train(spec, digest)
-    state.record(spec.local_name, "smoke", digest, facts)
+    state.record(spec.kept, "smoke", digest, facts)
     return {"digest": digest} | facts
 
 

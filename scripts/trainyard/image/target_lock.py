@@ -90,6 +90,7 @@ def _newest(platforms: list[Spec]) -> dict[str, str]:
             python=spec.base_spec().python,
             platform=spec.wheel_platform,
             target=spec.target,
+            context=spec.context,
             constraints=constraints(newest),
             prereleases=names,
         )
@@ -115,6 +116,7 @@ def _sections(spec: Spec, index: str, packages: list[str], first: Locked | None)
         python=spec.base_spec().python,
         platform=spec.wheel_platform,
         target=spec.target,
+        context=spec.context,
         index=_address(spec, index),
     )
     everything = packages + requirements_of(spec)
@@ -162,6 +164,7 @@ def _beside_base(spec: Spec) -> Lock:
         python=contents.python_version,
         platform=spec.wheel_platform,
         target=spec.target,
+        context=spec.context,
         constraints="\n".join(needs),
         preferred=constraints(contents.packages),
     )

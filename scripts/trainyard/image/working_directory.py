@@ -17,7 +17,6 @@ from typing import Any
 from docker.models.images import Image
 
 from trainyard.common.errors import StepFailed
-from trainyard.common.settings import STATE
 from trainyard.image.local_images import digest_of
 from trainyard.oci import docker_engine, image_store
 from trainyard.spec.architectures import Architecture
@@ -25,10 +24,11 @@ from trainyard.spec.naming import NAME
 from trainyard.spec.workspace import FOLDER
 
 
-def context(reference: str, architecture: Architecture, *, in_engine: bool = True) -> str | None:
+def context(state: Path, reference: str, architecture: Architecture, *, in_engine: bool = True) -> str | None:
     """The build context that replaces base ``reference``; None if its working directory is ours already.
 
     Args:
+        state: the state folder, which keeps layouts.
         in_engine: whether the engine builds, which has the engine's images.
     Raises:
         UserError: the base cannot be pulled.
@@ -38,7 +38,7 @@ def context(reference: str, architecture: Architecture, *, in_engine: bool = Tru
     if (image.attrs.get("Config") or {}).get("WorkingDir") == FOLDER:
         return None
     try:
-        return layout(reference, architecture)
+        return layout(state, reference, architecture)
     except image_store.NoLayout:
         if not in_engine:
             raise
@@ -50,7 +50,7 @@ def _name(image: Image, architecture: Architecture) -> str:
     return f"{str(image.id).removeprefix('sha256:')}-{architecture.name}-in-workspace"
 
 
-def layout(reference: str, architecture: Architecture) -> str:
+def layout(state: Path, reference: str, architecture: Architecture) -> str:
     """The build context with image ``reference`` and our working directory, an OCI layout that is written once.
 
     Raises:
@@ -59,7 +59,7 @@ def layout(reference: str, architecture: Architecture) -> str:
         StepFailed: the engine cannot save it.
     """
     name = _name(docker_engine.pull(reference, architecture), architecture)
-    folder = STATE / "bases" / name
+    folder = state / "bases" / name
     if not folder.is_dir():
         folder.parent.mkdir(parents=True, exist_ok=True)
         # Removed on return, also after an interrupt or with a full disk.

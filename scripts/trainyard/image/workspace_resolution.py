@@ -181,7 +181,12 @@ def _uv(request: Request, folder: Path, options: Sequence[str]) -> subprocess.Co
     environment |= {"UV_CONFIG_FILE": str(folder / "uv.toml")} | indexes.environment(request.indexes)
     spec = request.spec
     return resolver.pip_compile(
-        folder, options, python=spec.python_version, platform=spec.wheel_platform, environment=environment
+        folder,
+        options,
+        python=spec.python_version,
+        platform=spec.wheel_platform,
+        environment=environment,
+        offline=spec.context.offline,
     )
 
 
@@ -366,17 +371,20 @@ def compile_sources(
             raise _failure(Request(spec, Wanted(lines=wanted.compiled), {}, None, found, [], {}, ""), done.stderr)
         packages = Pylock.from_dict(tomllib.loads((here / "pylock.toml").read_text(encoding="utf-8"))).packages
     return {
-        canonicalize_name(one.name): _compiled(names[canonicalize_name(one.name)], one, found)
+        canonicalize_name(one.name): _compiled(
+            names[canonicalize_name(one.name)], one, found, offline=spec.context.offline
+        )
         for one in packages
         if canonicalize_name(one.name) in names
     }
 
 
-def _compiled(line: Line, package: Package, found: Sequence[Index]) -> Compiled:
+def _compiled(line: Line, package: Package, found: Sequence[Index], *, offline: bool) -> Compiled:
     """A package of a pylock.toml (PEP 751) as a source distribution."""
     if package.sdist is None or not package.sdist.url or "sha256" not in package.sdist.hashes:
         raise UserError(f"{line.where}: {line.shown} has no source distribution on a package index")
-    archive = source_distributions.read(package.sdist.url, indexes.credentials_for(package.sdist.url, found))
+    credentials = indexes.credentials_for(package.sdist.url, found)
+    archive = source_distributions.read(package.sdist.url, credentials, offline=offline)
     if not archive.final and not archive.requires:
         logger.warning(
             f"{line.where}: {package.name} {package.version} does not say what it needs: list that in the requirements"

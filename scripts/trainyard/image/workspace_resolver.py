@@ -237,7 +237,7 @@ def _resolved(spec: RepositorySpec, old: Lock | None, upgraded: frozenset[str]) 
         check_tool(spec)  # the framework of a platform that was added is that of this Trainyard
     if old:
         _check_known(spec, upgraded, old)
-    built = _Wheels(spec.build_folder / "wheels", old, upgraded)
+    built = _Wheels(spec.build_folder / "wheels", old, upgraded, offline=spec.context.offline)
     sections: dict[Section, str] = {}
     for one in platforms:
         first = Lock(sections) if sections else None
@@ -308,14 +308,16 @@ def _of(lock: Lock | None, arch: str, index: str = DEFAULT) -> Locked:
 class _Wheels:
     """The wheels of sources; one that several platforms have is built once."""
 
-    def __init__(self, folder: Path, old: Lock | None, upgraded: frozenset[str]) -> None:
+    def __init__(self, folder: Path, old: Lock | None, upgraded: frozenset[str], *, offline: bool) -> None:
         known = "".join(old.sections.values()) if old else ""
-        self._folder, self._commits = folder, wheels.locked_commits(known, leave_out=upgraded)
+        self._offline, self._folder, self._commits = offline, folder, wheels.locked_commits(known, leave_out=upgraded)
         self._built: dict[Source, Wheel] = {}
 
     def of(self, sources: Sequence[Source]) -> list[Wheel]:
         missing = [one for one in sources if one not in self._built]
-        self._built |= zip(missing, wheels.build(missing, self._folder, self._commits), strict=True)
+        self._built |= zip(
+            missing, wheels.build(missing, self._folder, self._commits, offline=self._offline), strict=True
+        )
         return [self._built[one] for one in sources]
 
 
@@ -389,7 +391,7 @@ def _base(spec: RepositorySpec, kept: Origin | None) -> str:
     """Return the base image: the one that was inspected, that of a lock that is kept, or today's."""
     if spec.base_contents:
         return spec.base_contents.reference
-    return kept.base if kept else base_image.lockable_reference(spec.base)
+    return kept.base if kept else base_image.lockable_reference(spec.base, spec.context)
 
 
 def _frameworks(spec: RepositorySpec) -> dict[str, str]:
@@ -403,7 +405,7 @@ def _frameworks(spec: RepositorySpec) -> dict[str, str]:
         resolver.check_conflicts(spec, versions(default))
         return {DEFAULT: _framework_for(spec.parent, default, DEFAULT)}
     known = {DEFAULT: default}
-    chosen = DEFAULT if settings.offline() else package_index.choose(target)[0]
+    chosen = DEFAULT if spec.context.offline else package_index.choose(target)[0]
     if chosen != DEFAULT:
         locked = target.usable_lock.of(spec.arch, chosen) if target.usable_lock else None
         known[chosen] = locked.text("framework") if locked else _framework_for(target, default, chosen)
@@ -417,6 +419,7 @@ def _framework_for(parent: Spec, default: str, index: str) -> str:
         python=parent.base_spec().python,
         platform=parent.wheel_platform,
         target=parent.target,
+        context=parent.context,
         preferred=resolver.constraints(versions(default)),
         index=_index(parent, index),
         sized=True,

@@ -1,6 +1,6 @@
 """The builder that images are built on: that of the engine, or another one of ``docker buildx``.
 
-``BUILDER`` names it; else it is the one that ``docker buildx`` itself uses (``BUILDX_BUILDER``, ``docker buildx use``).
+``--builder`` names it; else it is the one that buildx itself uses (``BUILDX_BUILDER``, ``docker buildx use``).
 A builder has nodes, possibly on several machines, and buildx chooses the node that runs programs of the image's
 platform (https://docs.docker.com/build/building/multi-platform/#multiple-native-nodes). BuildKit outside of the engine
 has neither the images nor the build cache of the engine: base images that are at no registry are sent to it, and the
@@ -91,54 +91,55 @@ class Builder:
 
 
 @cache
-def current() -> Builder:
+def current(name: str) -> Builder:
     """The builder that images are built on. It is started if it is not running.
 
+    Args:
+        name: of ``--builder``; empty: the one that buildx itself uses.
     Raises:
         UserError: there is no such builder, or it is that of another engine.
         StepFailed: it cannot be started.
     """
     try:
-        found = _inspect(*selection())
+        found = _inspect(name)
     except StepFailed as error:
         instead = f"'--builder {ENGINE_BUILDER}'"
         raise StepFailed(f"{error}; to build in the engine, give {instead}") from None
-    if found.in_engine and found.name != ENGINE_BUILDER and found.name != _inspect(f"--builder={ENGINE_BUILDER}").name:
+    if found.in_engine and found.name != ENGINE_BUILDER and found.name != _inspect(ENGINE_BUILDER).name:
         raise UserError(
-            f"{_given(found.name)}: it keeps images in the engine of that Docker context: use a builder that was made "
-            f"with 'docker buildx create --name <name> {found.name}'"
+            f"{_given(found.name, name)}: it keeps images in the engine of that Docker context: use a builder that was "
+            f"made with 'docker buildx create --name <name> {found.name}'"
         )
     return found
 
 
-def selection() -> list[str]:
-    """The option of ``docker buildx`` that selects the builder; none where buildx itself selects it."""
-    name = settings.variable("BUILDER")
+def selection(name: str) -> list[str]:
+    """Return the option of ``docker buildx`` that selects a builder; none where buildx itself selects it."""
     return [f"--builder={name}"] if name else []
 
 
-def _inspect(*option: str) -> Builder:
-    """The builder that an option of ``docker buildx`` selects; without one, the one that it uses.
+def _inspect(name: str) -> Builder:
+    """The builder of a name; without one, the one that buildx uses.
 
     Raises:
         UserError, StepFailed: see :func:`current`.
     """
     try:
-        return parse(docker_engine.buildx("inspect", "--bootstrap", *option, quiet=True))
+        return parse(docker_engine.buildx("inspect", "--bootstrap", *selection(name), quiet=True))
     except StepFailed as error:
         unknown = re.search(r'no builder "(.*)" found', str(error))
         if not unknown:
             raise
     names = _names(docker_engine.buildx("ls", quiet=True))
     raise UserError(
-        f"{_given(unknown[1])}: there is no such builder; 'docker buildx ls' lists {', '.join(names)}"
+        f"{_given(unknown[1], name)}: there is no such builder; 'docker buildx ls' lists {', '.join(names)}"
         f"{nearest(unknown[1], names)}"
     )
 
 
-def _given(name: str) -> str:
-    """How the user gave the name of a builder."""
-    if settings.variable("BUILDER"):
+def _given(name: str, option: str) -> str:
+    """Return how the user gave the name of a builder; ``option``: what ``--builder`` gives."""
+    if option:
         return f"'--builder {name}'"
     return f"BUILDX_BUILDER={name}" if settings.standard_variable("BUILDX_BUILDER") else f"builder {name}"
 

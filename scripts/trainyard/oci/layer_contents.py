@@ -1,6 +1,6 @@
 """What layers hold, entry by entry, so that an image can be compared with what was built.
 
-The contents of every layer that a build made are kept on this host, in ``STATE/layers``, by the digest of the layer: an
+The contents of every layer that a build made are kept in ``layers`` of the state folder, by the digest of the layer: an
 image cannot vouch for itself. Whoever changes a layer changes its digest, so that a layer with a known digest is not
 read again.
 """
@@ -19,7 +19,6 @@ from dataclasses import astuple, dataclass
 from pathlib import Path
 from typing import Literal
 
-from trainyard.common.settings import STATE
 from trainyard.oci import docker_engine, snapshots
 from trainyard.spec.state import file_lock
 
@@ -122,15 +121,15 @@ def _capability(path: str) -> str:
         return ""
 
 
-def _file(diff_id: str) -> Path:
-    return STATE / "layers" / f"{diff_id.removeprefix('sha256:')}.json.gz"
+def _file(state: Path, diff_id: str) -> Path:
+    return state / "layers" / f"{diff_id.removeprefix('sha256:')}.json.gz"
 
 
-def keep(diff_id: str, contents: Contents) -> None:
+def keep(state: Path, diff_id: str, contents: Contents) -> None:
     """Keep the contents of a layer, and drop those of the layers that were used longest ago."""
-    path = _file(diff_id)
+    path = _file(state, diff_id)
     document = {name: astuple(item) for name, item in contents.items()}
-    with file_lock("layers"):
+    with file_lock(state, "layers"):
         path.parent.mkdir(parents=True, exist_ok=True)
         temporary = path.with_suffix(".new")
         temporary.write_bytes(gzip.compress(json.dumps(document).encode(), compresslevel=1, mtime=0))
@@ -139,9 +138,9 @@ def keep(diff_id: str, contents: Contents) -> None:
             old.unlink()
 
 
-def recall(diff_id: str) -> Contents | None:
+def recall(state: Path, diff_id: str) -> Contents | None:
     """The contents of a layer that were kept; None if there are none."""
-    path = _file(diff_id)
+    path = _file(state, diff_id)
     try:
         document = json.loads(gzip.decompress(path.read_bytes()))
     except (OSError, EOFError, ValueError):
@@ -151,24 +150,26 @@ def recall(diff_id: str) -> Contents | None:
     return {name: Item(*values) for name, values in document.items()}
 
 
-def known(diff_id: str) -> bool:
+def known(state: Path, diff_id: str) -> bool:
     """Whether the contents of a layer are kept."""
-    return _file(diff_id).is_file()
+    return _file(state, diff_id).is_file()
 
 
-def take(reference: str) -> list[str]:
+def take(state: Path, reference: str) -> list[str]:
     """Keep the contents of those layers of a local image that are not known yet; the digests of all, bottom first.
 
+    Args:
+        state: the state folder, as for the other functions here.
     Returns:
         Diff ids; none if this process cannot read where the engine has unpacked the layers.
     """
     diff_ids = [str(one) for one in docker_engine.image(reference, made_by="docker pull").attrs["RootFS"]["Layers"]]
-    if all(map(known, diff_ids)):
+    if all(known(state, diff_id) for diff_id in diff_ids):
         return diff_ids
     with snapshots.folders(reference, len(diff_ids)) as folders:
         for diff_id, folder in zip(diff_ids, folders, strict=False):
-            if not known(diff_id):
-                keep(diff_id, read(folder))
+            if not known(state, diff_id):
+                keep(state, diff_id, read(folder))
         return diff_ids if folders else []
 
 

@@ -111,7 +111,7 @@ def _add_to_list(repository: Repository, digest: str, descriptors: Sequence[dict
         StepFailed: the tag is that of something else, or other processes write the list all the time.
     """
     tag = list_tag(digest)
-    with state.file_lock(f"referrers-{tag}"):
+    with state.file_lock(repository.state, f"referrers-{tag}"):
         for _ in range(MAX_ATTEMPTS):
             listed = _by_tag(repository, digest)
             if listed is None:

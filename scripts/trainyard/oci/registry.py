@@ -200,25 +200,25 @@ def sha256(data: bytes) -> str:
     return hashed(data)
 
 
-def _challenge_file(where: str) -> Path:
+def _challenge_file(state: Path, where: str) -> Path:
     """The file that keeps the challenge of a registry, by its ``host[:port]``."""
-    return settings.STATE / "registries" / where.replace(":", "_")
+    return state / "registries" / where.replace(":", "_")
 
 
-def _known_challenge(where: str) -> str:
+def _known_challenge(state: Path, where: str) -> str:
     """The last challenge of a registry; empty if it is not known."""
     try:
-        return _challenge_file(where).read_text(encoding="utf-8")
+        return _challenge_file(state, where).read_text(encoding="utf-8")
     except (OSError, ValueError):
         return ""
 
 
-def _keep_challenge(where: str, challenge: str) -> None:
+def _keep_challenge(state: Path, where: str, challenge: str) -> None:
     """Keep a challenge without its scope, which is that of one request."""
     words = re.sub(r',?\s*scope="[^"]*"', "", challenge)
-    file = _challenge_file(where)
+    file = _challenge_file(state, where)
     with contextlib.suppress(OSError):  # it only saves a request
-        if words != _known_challenge(where):
+        if words != _known_challenge(state, where):
             file.parent.mkdir(parents=True, exist_ok=True)
             file.write_text(words, encoding="utf-8")
 
@@ -271,10 +271,12 @@ class Repository:
     """One repository of a registry, as ``host[:port]/path``. Several threads may use it.
 
     Attributes:
+        state: the state folder, for locks and what is known of the registry; that of the environment if not given.
         lists_referrers: whether it may have the referrers API of OCI 1.1: False once it has answered that it has not.
     """
 
     name: str
+    state: Path = field(default_factory=settings.state_folder)
     lists_referrers: bool = True
     _headers: dict[str, str] = field(default_factory=dict)
     _session: Session = field(default_factory=Session)
@@ -363,7 +365,7 @@ class Repository:
             if self._asked or "Authorization" in self._headers:
                 return
             self._asked = True
-            challenge = _known_challenge(self.host)
+            challenge = _known_challenge(self.state, self.host)
             realm = re.search(r'realm="([^"]*)"', challenge)
             if challenge and (realm is None or self._is_own(realm[1])):
                 # The registry may be another one by now: its own answer decides.
@@ -378,7 +380,7 @@ class Repository:
                 found = self._token(challenge)
                 self._headers |= found
                 if found:
-                    _keep_challenge(self.host, challenge)
+                    _keep_challenge(self.state, self.host, challenge)
 
     def _send(self, method: str, url: str, headers: Mapping[str, str], data: bytes | IO[bytes]) -> requests.Response:
         """Send a request, with the registry's token if it goes there; only reading requests follow redirects."""

@@ -8,7 +8,7 @@ import shutil
 import docker.errors
 from docker.models.images import Image
 
-from trainyard.common.settings import STATE
+from trainyard.common.context import Context
 from trainyard.oci import docker_engine
 from trainyard.sandbox.containers import remove_labelled
 from trainyard.spec.model import each_platform, load
@@ -28,10 +28,11 @@ def leftovers() -> list[str]:
     return remove_labelled(docker_engine.OWNED, unless=docker_engine.in_use)
 
 
-def clean(target: str | None = None, *, everything: bool = False, cache: bool = False) -> list[str]:
+def clean(context: Context, target: str | None = None, *, everything: bool = False, cache: bool = False) -> list[str]:
     """Remove leftovers and images with temporary tags; the names of what was removed.
 
     Args:
+        context: of the command.
         target: also remove this target's images and records.
         everything: also remove all of Trainyard's images and records.
         cache: also remove the engine's build cache.
@@ -39,15 +40,15 @@ def clean(target: str | None = None, *, everything: bool = False, cache: bool = 
     Raises:
         UserError: there is no such target.
     """
-    spec = load(target) if target else None
+    spec = load(target, context=context) if target else None
     removed = leftovers()
     removed += _remove_tags(_images(), "" if everything else TEMPORARY_SUFFIXES)
     if everything:
-        shutil.rmtree(STATE, ignore_errors=True)
+        shutil.rmtree(context.state, ignore_errors=True)
     elif spec:
         removed += _remove_tags([image for image in _images() if image.labels.get(f"{LABELS}.target") == spec.target])
         for one in each_platform(spec):
-            shutil.rmtree(STATE / one.local_name, ignore_errors=True)
+            shutil.rmtree(one.kept, ignore_errors=True)
     if cache:
         try:
             docker_engine.client().api.prune_builds()

@@ -1,7 +1,7 @@
 """Run `trainyard image` for several targets, several at a time, and show the progress of all in one view.
 
 A target that fails does not stop the others. BuildKit runs a stage that several targets share once; smoke tests run one
-at a time. The log of each target is STATE/<target>/image.log.
+at a time. The log of each target is <target>/image.log in the state folder.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ from rich.table import Column, Table
 from rich.text import Text
 
 from trainyard.common import settings
+from trainyard.common.context import Context
 from trainyard.common.errors import StepFailed, UserError
-from trainyard.common.settings import STATE
 from trainyard.image import base_image
 from trainyard.release import events
 from trainyard.spec import architectures
@@ -71,7 +71,7 @@ class Job:
     @property
     def log(self) -> Path:
         """The file with the output of the child process."""
-        return STATE / self.target / "image.log"
+        return self.spec.kept / "image.log"
 
     @property
     def done(self) -> bool:
@@ -91,15 +91,17 @@ class Job:
                 self.result = event["result"]
 
 
-def wanted(names: list[str]) -> list[Job]:
+def wanted(names: list[str], context: Context) -> list[Job]:
     """The targets to build: those of ``names``, all of the catalogue but fallbacks if it is empty.
 
     Raises:
         UserError: one does not exist or has a mistake in its spec, or two have the same name.
     """
     wanted_arch = architectures.given()
-    chosen = names or [one.target for one in recommended() if not wanted_arch or wanted_arch.platform in one.platforms]
-    jobs = [Job(load(name), name) for name in dict.fromkeys(chosen)]
+    chosen = names or [
+        one.target for one in recommended(context) if not wanted_arch or wanted_arch.platform in one.platforms
+    ]
+    jobs = [Job(load(name, context=context), name) for name in dict.fromkeys(chosen)]
     twice = {job.target for job in jobs if sum(other.target == job.target for other in jobs) > 1}
     if twice:
         raise UserError(f"TARGETS: {', '.join(sorted(twice))} would be two images with the same name")
@@ -121,7 +123,7 @@ def make(job: Job, arguments: list[str]) -> None:
         try:
             process = job.process = subprocess.Popen(
                 command,
-                env=settings.environment(),
+                env=settings.environment(**job.spec.context.variables()),
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
@@ -149,9 +151,11 @@ def run(jobs: list[Job], at_once: int, show: Callable[[list[Job]], None], argume
     Raises:
         KeyboardInterrupt: interrupted; every target has ended by then.
     """
-    for name in dict.fromkeys(job.spec.base for job in jobs):
+    for spec in {job.spec.base: job.spec for job in jobs}.values():
         with contextlib.suppress(UserError, StepFailed):  # the targets report it themselves
-            base_image.resolve(name)  # otherwise two targets could bootstrap the same base at the same time
+            base_image.resolve(
+                spec.base, builder_name=spec.context.builder
+            )  # otherwise two targets could bootstrap the same base at the same time
     waiting, lock, stopping = list(jobs), threading.Lock(), threading.Event()
 
     def work() -> None:

@@ -15,6 +15,7 @@ from docker.models.images import Image
 from rich.table import Column, Table
 from rich.text import Text
 
+from trainyard.common.context import Context
 from trainyard.common.errors import UserError
 from trainyard.image import build, local_run, smoke_command, smoke_test, trainer_flags
 from trainyard.image.plan import Plan
@@ -57,7 +58,7 @@ def make(
         UserError, StepFailed: a stage failed; the candidate is kept for inspection and no other tag is set.
     """
     docker_engine.require_emulation(spec.architecture)  # whatever the builder runs
-    with state.candidate_lock(spec.local_name):
+    with state.candidate_lock(spec.kept):
         emit("stage", stage="build")
         plan, built = build.build(
             spec,
@@ -67,15 +68,17 @@ def make(
         )
         spec = plan.spec  # with the versions in a base that was inspected just now
         digest = built["digest"]
-        with state.file_lock("training"):  # smoke tests that run at the same time would exceed their time limits
+        with state.file_lock(
+            spec.context.state, "training"
+        ):  # smoke tests that run at the same time would exceed their time limits
             emit("stage", stage="verify")
             logger.info(f"verifying {plan.candidate}")
-            verified: Any = None if force else state.recall(spec.local_name, "verify", digest)
+            verified: Any = None if force else state.recall(spec.kept, "verify", digest)
             if not verified or not verified["passed"]:
                 verified = verify.verify(spec, plan.candidate, show=show)
             emit("stage", stage="smoke")
             logger.info(f"testing {plan.candidate}")
-            trained: Any = None if force else state.recall(spec.local_name, "smoke", digest)
+            trained: Any = None if force else state.recall(spec.kept, "smoke", digest)
             if not trained or not trained["passed"]:
                 trained = smoke_test.smoke(spec, plan.candidate)
         found = docker_engine.client().images.get(plan.candidate)
@@ -86,7 +89,7 @@ def make(
 
 
 def from_reference(
-    reference: str, spec: Spec | None, *, show: Callable[[object], None] = verify.unseen
+    reference: str, spec: Spec | None, context: Context, *, show: Callable[[object], None] = verify.unseen
 ) -> dict[str, Any]:
     """Verify and smoke-test an image that a user's own Dockerfile made ``FROM`` one of Trainyard's.
 
@@ -96,6 +99,7 @@ def from_reference(
 
     Args:
         spec: of the repository that the image is from, if it has a trainyard.yaml.
+        context: of the command.
         show: see :func:`trainyard.lint.image.verify.verify`.
     Returns:
         ``image`` (its reference), ``digest``, ``run`` (a command that runs it), and the results of ``verify`` and
@@ -107,7 +111,7 @@ def from_reference(
     found = docker_engine.image(reference, made_by=f"docker build --tag {reference} .")
     workspace = spec.workspace if isinstance(spec, RepositorySpec) else None
     found_subject = subject(found, reference, workspace)
-    with state.file_lock("training"):
+    with state.file_lock(context.state, "training"):
         logger.info(f"verifying {reference}")
         verified = verify.verify(None, reference, show=show)
         trained = smoke_command.check(found_subject)

@@ -11,15 +11,16 @@ import logging
 import os
 import socket
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import docker.errors
 
 from trainyard.common import settings
+from trainyard.common.context import Context
 from trainyard.common.errors import StepFailed, UserError, nearest
-from trainyard.common.settings import ROOT, STATE
+from trainyard.common.settings import ROOT
 from trainyard.image import build, smoke_test, target_lock
 from trainyard.lint.image import verify
 from trainyard.oci import docker_engine, registry
@@ -38,9 +39,6 @@ if TYPE_CHECKING:
     from trainyard.release.signers import Signer
 
 logger = logging.getLogger(__name__)
-
-#: What `prepare` leaves for later steps, and `publish` for `promote`.
-PREPARED, PUBLISHED = STATE / "cloudbuild.json", STATE / "published.json"
 
 #: Installs QEMU for arm64 and registers it with the kernel.
 EMULATION = ROOT / "scripts" / "setup-emulation.sh"
@@ -61,6 +59,7 @@ class Substitutions:
         index: ``name=address`` pairs of package indexes, separated by spaces or commas.
         cache: repository for BuildKit's cache; empty for none.
         promote: not empty: ``promote`` moves the tags.
+        context: of the command.
     """
 
     targets: str = ""
@@ -70,6 +69,17 @@ class Substitutions:
     index: str = ""
     cache: str = ""
     promote: str = ""
+    context: Context = field(default_factory=Context)
+
+    @property
+    def prepared(self) -> Path:
+        """The file that `prepare` leaves for later steps."""
+        return self.context.state / "cloudbuild.json"
+
+    @property
+    def published(self) -> Path:
+        """The file that `publish` leaves for `promote`."""
+        return self.context.state / "published.json"
 
     def target_names(self) -> list[str]:
         """The targets to build.
@@ -109,7 +119,7 @@ class Substitutions:
         Raises:
             UserError: none is left, or see :meth:`target_names` and :meth:`architectures`.
         """
-        wanted, known = self.architectures(), {spec.target: spec for spec in catalogue()}
+        wanted, known = self.architectures(), {spec.target: spec for spec in catalogue(self.context)}
         found = {}
         for name in self.target_names():
             specs = [one for one in each_platform(known[name]) if one.architecture in wanted]
@@ -151,8 +161,8 @@ def prepare(given: Substitutions) -> None:
     images = given.images()
     registry.check_address(given.registry)
     given.use_indexes()
-    STATE.mkdir(parents=True, exist_ok=True)
-    PREPARED.write_text(json.dumps({"epoch": newest_source()}), encoding="utf-8")
+    given.prepared.parent.mkdir(parents=True, exist_ok=True)
+    given.prepared.write_text(json.dumps({"epoch": newest_source()}), encoding="utf-8")
     if given.cache and not docker_engine.stores_in_containerd():
         # The default builder exports a cache only with the containerd image store:
         # https://docs.docker.com/build/cache/backends/
@@ -172,9 +182,9 @@ def continue_build(given: Substitutions) -> None:
         UserError: a substitution is invalid, or prepare did not run.
     """
     try:
-        prepared = json.loads(PREPARED.read_text(encoding="utf-8"))
+        prepared = json.loads(given.prepared.read_text(encoding="utf-8"))
     except FileNotFoundError:
-        raise UserError(f"no {PREPARED}: the step 'prepare' writes it, run that first") from None
+        raise UserError(f"no {given.prepared}: the step 'prepare' writes it, run that first") from None
     if not settings.standard_variable("SOURCE_DATE_EPOCH"):
         settings.set_standard_variable("SOURCE_DATE_EPOCH", str(prepared["epoch"]))
     given.use_indexes()
@@ -205,31 +215,31 @@ def build_target(target: str, given: Substitutions, _show: Callable[[object], No
     Raises:
         UserError, StepFailed: see :func:`trainyard.image.build.build`.
     """
-    spec = load(target)
+    spec = load(target, context=given.context)
     if pipelines.schedule_of(spec) is pipelines.NIGHTLY:
         target_lock.lock(spec)
-        spec = load(target)
+        spec = load(target, context=given.context)
     plan, facts = build.build(spec, cache=given.cache or None)
     logger.info(f"built {plan.candidate} {facts['digest']} in {facts['seconds']} s")
 
 
-def verify_target(target: str, _given: Substitutions, show: Callable[[object], None]) -> None:
+def verify_target(target: str, given: Substitutions, show: Callable[[object], None]) -> None:
     """Verify a target's candidate.
 
     Raises:
         StepFailed: it breaks a rule.
     """
-    spec = load(target)
+    spec = load(target, context=given.context)
     verify.verify(spec, candidate_tag(spec.local_name), show=show)
 
 
-def smoke_target(target: str, _given: Substitutions, _show: Callable[[object], None]) -> None:
+def smoke_target(target: str, given: Substitutions, _show: Callable[[object], None]) -> None:
     """Train in a target's candidate.
 
     Raises:
         StepFailed: the training failed.
     """
-    spec = load(target)
+    spec = load(target, context=given.context)
     smoke_test.smoke(spec, candidate_tag(spec.local_name))
 
 
@@ -247,7 +257,7 @@ def run_target_step(step: str, target: str, given: Substitutions, show: Callable
     """
     if target not in given.target_names():
         logger.info(f"{target} is not among _TARGETS: nothing to do")
-    elif (spec := load(target)).architecture not in given.architectures():
+    elif (spec := load(target, context=given.context)).architecture not in given.architectures():
         logger.info(f"{spec.platform} is not among _PLATFORMS: nothing to do")
     else:
         TARGET_STEPS[step](target, given, show)
@@ -266,10 +276,10 @@ def publish(given: Substitutions, signer: Signer | None = None) -> None:
         StepFailed: the registry refuses.
     """
     if not _on_host_network("publish", given):
-        PUBLISHED.write_text(json.dumps(_push(given, signer)), encoding="utf-8")
+        given.published.write_text(json.dumps(_push(given, signer)), encoding="utf-8")
     output = settings.standard_variable("BUILDER_OUTPUT")
     if output:
-        (Path(output) / "output").write_text(PUBLISHED.read_text(encoding="utf-8"), encoding="utf-8")
+        (Path(output) / "output").write_text(given.published.read_text(encoding="utf-8"), encoding="utf-8")
 
 
 def _push(given: Substitutions, signer: Signer | None) -> dict[str, dict[str, str]]:
@@ -278,14 +288,14 @@ def _push(given: Substitutions, signer: Signer | None) -> dict[str, dict[str, st
     images = given.images()
     for spec in (one for specs in images.values() for one in specs):
         digest = docker_engine.digest(candidate_tag(spec.local_name))
-        state.require(spec.local_name, digest, "build", "verify", "smoke", made_by=spec.command("image"))
+        state.require(spec.kept, digest, "build", "verify", "smoke", made_by=spec.command("image"))
     found = {}
     for target, specs in images.items():
         pushed = _push_target(specs, address, signer)
         logger.info(f"{pushed['tag']} {pushed['digest']}")
         found[target] = {"tag": str(pushed["tag"]), "digest": str(pushed["digest"])}
         if given.tag:
-            repository = Repository(f"{address}/{NAME}")
+            repository = Repository(f"{address}/{NAME}", given.context.state)
             repository.tag(repository.existing(pushed["digest"]), f"{target}-{given.tag}")
             logger.info(f"{repository.name}:{target}-{given.tag}")
     return found
@@ -316,9 +326,9 @@ def promote(given: Substitutions) -> None:
     if _on_host_network("promote", given):
         return
     address = registry.check_address(given.registry)
-    published = json.loads(PUBLISHED.read_text(encoding="utf-8"))
+    published = json.loads(given.published.read_text(encoding="utf-8"))
     for target, image in published.items():
-        made = promotion.promote(load(target), address, image=image["digest"])
+        made = promotion.promote(load(target, context=given.context), address, image=image["digest"])
         for tag in made["tags"]:
             logger.info(f"{made['repository']}:{tag} is {made['digest']}")
 

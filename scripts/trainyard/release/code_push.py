@@ -63,8 +63,13 @@ def address(spec: Spec, registry: str | None) -> str:
     Raises:
         UserError: none was given, and the image was never pushed from this host; or it is no address.
     """
-    known = None if registry else pushes.last(spec.target)
+    known = None if registry else pushes.last(_kept(spec))
     return known.address if known else check_address(registry)
+
+
+def _kept(spec: Spec) -> Path:
+    """Return the folder of what is kept about the image of a repository, whatever its platform."""
+    return spec.context.state / spec.target
 
 
 def remember(spec: Spec, repository: Repository, tag: str, digest: str) -> None:
@@ -78,7 +83,7 @@ def remember(spec: Spec, repository: Repository, tag: str, digest: str) -> None:
     """
     found = pushed_code.at_registry(spec, repository, digest)
     assert found is not None  # it has just been pushed
-    pushes.record(spec.target, found.as_push(repository, tag))
+    pushes.record(_kept(spec), found.as_push(repository, tag))
     indexed = found.index is not None
     stored = repository.existing(digest) if indexed else pushed_code.with_configuration(found.images[0])
     # Where tags are immutable, other hosts find the image by its floating tag, or by --image.
@@ -268,8 +273,8 @@ def push(spec: Spec, registry: str, *, image: str | None = None) -> dict[str, An
     started = time.monotonic()
     if not isinstance(spec, model.RepositorySpec):
         raise UserError(f"{spec.target} is a target of the catalogue: --code-only is for a folder with a {FILE}")
-    repository = Repository(f"{registry}/{NAME}")
-    known = None if image else pushes.last(spec.target, repository.name)
+    repository = Repository(f"{registry}/{NAME}", spec.context.state)
+    known = None if image else pushes.last(_kept(spec), repository.name)
     with ThreadPoolExecutor(3) as pool, tempfile.TemporaryDirectory(prefix="trainyard-") as folder:
         token, commit = pool.submit(repository.authorize), pool.submit(_commit, workspace := spec.workspace)
         current = pool.submit(_check_lock, spec)
@@ -288,7 +293,7 @@ def push(spec: Spec, registry: str, *, image: str | None = None) -> dict[str, An
             if known:
                 # If the code is the image's own again, that is what was pushed last.
                 again = replace(known, code_digest="", code_tag="") if same["digest"] == known.digest else known
-                pushes.record(spec.target, again)
+                pushes.record(_kept(spec), again)
             facts |= {"changed": False, "bytes_uploaded": 0, "seconds": _since(started)}
             return _named(repository, **same) | facts
         blobs = _compressed(tar, {one.code_type for one in found.images})
@@ -302,7 +307,7 @@ def push(spec: Spec, registry: str, *, image: str | None = None) -> dict[str, An
         _put(spec, repository, manifests, version, found)
     if not image:
         known = known or found.as_push(repository)
-        pushes.record(spec.target, replace(known, code_digest=manifests[-1].digest, code_tag=version))
+        pushes.record(_kept(spec), replace(known, code_digest=manifests[-1].digest, code_tag=version))
     size = sum(blob.layer["size"] for blob in blobs.values()) + sum(len(config) for _, config in made)
     size += sum(len(manifest.body) for manifest in manifests)
     facts |= {"changed": True, "bytes_uploaded": size, "seconds": _since(started)}
@@ -385,5 +390,5 @@ def _put(spec: Spec, repository: Repository, manifests: Sequence[Manifest], tag:
         # https://github.com/opencontainers/distribution-spec/blob/main/spec.md#error-codes
         if not re.search(r"blob[ _]unknown", str(error), re.IGNORECASE):
             raise
-        pushes.forget(spec.target, repository.name)
+        pushes.forget(_kept(spec), repository.name)
         raise _gone(repository, pushed) from None

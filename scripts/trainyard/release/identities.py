@@ -25,6 +25,7 @@ from sigstore.sign import Signer, SigningContext
 from sigstore.verify import Verifier, policy
 
 from trainyard.common import settings
+from trainyard.common.context import Context
 from trainyard.common.errors import StepFailed, UserError
 from trainyard.oci.documents import InvalidAnswer
 from trainyard.oci.statements import PLAIN, Opened, read_bundle
@@ -67,29 +68,28 @@ def identity_of(certificate: x509.Certificate) -> Identity:
     return Identity(value, issuer)
 
 
-def trust_config() -> ClientTrustConfig:
-    """The services and keys of a Sigstore instance: of the file ``TRUST_CONFIG``, else of the public instance.
+def trust_config(context: Context) -> ClientTrustConfig:
+    """Return the services and keys of a Sigstore instance: of ``--trust-config``, else of the public instance.
 
     Raises:
         UserError: the file is no trust configuration.
         StepFailed: that of the public instance cannot be fetched.
     """
-    given = settings.variable("TRUST_CONFIG")
-    if not given:
+    if not context.trust_config:
         try:
-            return ClientTrustConfig.production(offline=settings.offline())
+            return ClientTrustConfig.production(offline=context.offline)
         except Error as error:
             where = "'--trust-config <file>'"
             raise StepFailed(
                 f"the trust configuration of Sigstore's public instance cannot be fetched: {_line(error)}; "
                 f"{where} names that of another instance"
             ) from error
-    with _usable_config():
-        return ClientTrustConfig.from_json(Path(given).read_text(encoding="utf-8"))
+    with _usable_config(context):
+        return ClientTrustConfig.from_json(Path(context.trust_config).read_text(encoding="utf-8"))
 
 
 @contextlib.contextmanager
-def _usable_config() -> Iterator[None]:
+def _usable_config(context: Context) -> Iterator[None]:
     """Report that the trust configuration cannot be used.
 
     Raises:
@@ -98,14 +98,15 @@ def _usable_config() -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        raise UserError(f"{_given_config()}: {error.strerror}") from None
+        raise UserError(f"{_given_config(context)}: {error.strerror}") from None
     except (Error, ValueError) as error:
-        raise UserError(f"{_given_config()}: not a trust configuration that sigstore can use: {_line(error)}") from None
+        raise UserError(
+            f"{_given_config(context)}: not a trust configuration that sigstore can use: {_line(error)}"
+        ) from None
 
 
-def _given_config() -> str:
-    file = settings.variable("TRUST_CONFIG")
-    return f"'--trust-config {file}'" if file else "Sigstore's public instance"
+def _given_config(context: Context) -> str:
+    return f"'--trust-config {context.trust_config}'" if context.trust_config else "Sigstore's public instance"
 
 
 def _line(error: BaseException) -> str:
@@ -117,7 +118,7 @@ def _line(error: BaseException) -> str:
 class TrustedIdentity:
     """An identity whose signatures count (:class:`trainyard.release.signers.Trust`)."""
 
-    def __init__(self, identity: Identity, config: ClientTrustConfig) -> None:
+    def __init__(self, identity: Identity, config: ClientTrustConfig, context: Context) -> None:
         """Trust ``identity``, if it has a certificate of the Sigstore instance of ``config``.
 
         Raises:
@@ -125,7 +126,7 @@ class TrustedIdentity:
         """
         self.identity = identity
         self.how = f"by {identity}"
-        with _usable_config():
+        with _usable_config(context):
             self._verifier = Verifier(trusted_root=config.trusted_root)
 
     def open(self, data: bytes) -> Opened:
@@ -153,7 +154,7 @@ class TrustedIdentity:
 class IdentitySigner:
     """The identity of this process (:class:`trainyard.release.signers.Signer`)."""
 
-    def __init__(self) -> None:
+    def __init__(self, context: Context) -> None:
         """Obtain a certificate.
 
         Raises:
@@ -161,11 +162,11 @@ class IdentitySigner:
             StepFailed: a service cannot be reached or refuses.
         """
         token = _token()
-        config = trust_config()
-        with _usable_config():
+        config = trust_config(context)
+        with _usable_config(context):
             self._context = SigningContext.from_trust_config(config)
         self._signer, self._certificate = self._certified(token)
-        self.trust = TrustedIdentity(identity_of(self._certificate), config)
+        self.trust = TrustedIdentity(identity_of(self._certificate), config, context)
 
     def _certified(self, token: IdentityToken) -> tuple[Signer, x509.Certificate]:
         """A signer of the library, and its certificate."""

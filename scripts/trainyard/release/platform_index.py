@@ -10,7 +10,9 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
+from trainyard.common.context import Context
 from trainyard.common.errors import UserError
 from trainyard.image.local_images import digest_of
 from trainyard.oci import docker_engine, image_index, inventory
@@ -30,13 +32,13 @@ class PlatformIndex:
     tag: str
 
 
-def passed_here(name: str, digest: str) -> bool:
-    """Whether a digest passed verify and smoke on this host.
+def passed_here(kept: Path, digest: str) -> bool:
+    """Return whether a digest passed verify and smoke on this host.
 
     Args:
-        name: :attr:`trainyard.spec.model.Spec.local_name` of its target and platform.
+        kept: :attr:`trainyard.spec.model.Spec.kept` of its target and platform.
     """
-    results = (state.recall(name, "verify", digest), state.recall(name, "smoke", digest))
+    results = (state.recall(kept, "verify", digest), state.recall(kept, "smoke", digest))
     return all(result and result["passed"] for result in results)
 
 
@@ -45,7 +47,7 @@ def images_of_host(spec: Spec) -> dict[Architecture, str]:
     found = {}
     for one in each_platform(spec):
         digest = digest_of(f"{NAME}:{one.local_name}")
-        if digest and passed_here(one.local_name, digest):
+        if digest and passed_here(one.kept, digest):
             found[one.architecture] = digest
     return found
 
@@ -102,9 +104,9 @@ def check_passed(spec: Spec, repository: Repository, version: str, members: Mapp
             f"{version} at {repository.name} was made by 'trainyard push --code-only', and its code was never tested: "
             f"run '{spec.command('image')}' and '{spec.command('push')}'"
         )
-    names = {one.platform: one.local_name for one in each_platform(spec)}
+    folders = {one.platform: one.kept for one in each_platform(spec)}
     for platform, member in members.items():
-        passed = passed_here(names.get(platform, spec.target), member.digest)
+        passed = passed_here(folders.get(platform, spec.context.state / spec.target), member.digest)
         if not passed and not claims.passed(repository, member.digest):
             raise UserError(
                 f"{member.digest[:19]} ({platform}) never passed verify and smoke, neither on this host nor by its "
@@ -184,10 +186,13 @@ def version_of_host(spec: Spec, repository: Repository) -> str:
     return docker_engine.digest(f"{NAME}:{spec.local_name}", made_by=spec.command("image"))
 
 
-def image_to_sign(target: str | None, address: str | None, image: str | None) -> tuple[Repository, Manifest]:
+def image_to_sign(
+    context: Context, target: str | None, address: str | None, image: str | None
+) -> tuple[Repository, Manifest]:
     """Return the repository and the manifest of an image at a registry.
 
     Args:
+        context: of the command.
         target: whose local image was pushed to ``address``.
         address: ``host[:port]/path`` of the registry.
         image: reference of an image at a registry, instead of the two.
@@ -198,8 +203,8 @@ def image_to_sign(target: str | None, address: str | None, image: str | None) ->
     if image:
         repository, version = inventory.at_registry(image)
     else:
-        spec = load(target)
-        repository = Repository(f"{check_address(address)}/{NAME}")
+        spec = load(target, context=context)
+        repository = Repository(f"{check_address(address)}/{NAME}", spec.context.state)
         version = version_of_host(spec, repository)
     subject = repository.manifest(version)
     if subject is None:

@@ -104,8 +104,8 @@ def promote(
         UserError: see :func:`image_to_promote`; or ``to`` is at another registry, or its tags are immutable.
         StepFailed: a claim that is demanded is missing or not valid, or the registry cannot be reached or refuses.
     """
-    source = Repository(f"{address}/{NAME}")
-    destination = Repository(f"{to}/{NAME}") if to else source
+    source = Repository(f"{address}/{NAME}", spec.context.state)
+    destination = Repository(f"{to}/{NAME}", spec.context.state) if to else source
     manifest = image_to_promote(spec, source, image)
     summary = _checked_claims(source, manifest, demanded) if demanded else None
     if destination.host != source.host:
@@ -138,7 +138,7 @@ def promote(
 def _locked(repository: Repository) -> AbstractContextManager[None]:
     """Return the lock for moving a repository's tags, which other processes on this host wait for."""
     name = f"tags-{sha256(repository.name.encode())[7:23]}"
-    return state.file_lock(name, f"another process moves tags of {repository.name}: waiting for it")
+    return state.file_lock(repository.state, name, f"another process moves tags of {repository.name}: waiting for it")
 
 
 def _mixed(spec: Spec, repository: Repository) -> tuple[Manifest | None, str, Manifest | None]:
@@ -221,7 +221,7 @@ def rollback(spec: Spec, address: str) -> dict[str, Any]:
         UserError: there is no previous image.
         StepFailed: the registry cannot be reached or refuses.
     """
-    repository = Repository(f"{address}/{NAME}")
+    repository = Repository(f"{address}/{NAME}", spec.context.state)
     with _locked(repository):
         now = repository.manifest(spec.target)
         before = repository.manifest(f"{spec.target}.previous")

@@ -131,7 +131,7 @@ def push(spec: Spec, address: str, *, reference: str | None = None, allow_untest
     advisories = audit.require(spec)
     image = docker_engine.image(reference, made_by="docker pull") if reference else image_to_push(spec)
     digest = str(image.id)
-    passed = state.require(spec.local_name, digest, "verify", "smoke", made_by=spec.command("image"))
+    passed = state.require(spec.kept, digest, "verify", "smoke", made_by=spec.command("image"))
     tag = str(image.labels.get(TAG) or "")
     if not tag:
         raise UserError(f"{digest[:19]} has no label {TAG}: run '{spec.command('image')}'")
@@ -194,7 +194,7 @@ def push_attached(
     """
     pushed = push(spec, address, reference=reference, allow_untested=allow_untested)
     attached = attach_claims(spec, address, pushed["digest"], signer, reference=reference, vex=vex)
-    _remember(spec, Repository(f"{address}/{NAME}"), pushed)
+    _remember(spec, Repository(f"{address}/{NAME}", spec.context.state), pushed)
     return pushed | {"attached": attached}
 
 
@@ -232,7 +232,7 @@ def push_all(
     chosen = platform_index.images_of_host(spec) if references is None else references
     if not chosen:
         image_to_push(spec)  # reports that there is no image; else it did not pass
-        state.require(spec.local_name, str(image_to_push(spec).id), "verify", "smoke", made_by=spec.command("image"))
+        state.require(spec.kept, str(image_to_push(spec).id), "verify", "smoke", made_by=spec.command("image"))
     images = {
         one.platform: push_attached(
             one, address, signer, reference=chosen[one.architecture], allow_untested=allow_untested, vex=vex
@@ -241,7 +241,7 @@ def push_all(
         if one.architecture in chosen
     }
     at_registry = {PLATFORMS[platform]: image["digest"] for platform, image in images.items()}
-    index = push_index(spec, Repository(f"{address}/{NAME}"), at_registry, signer)
+    index = push_index(spec, Repository(f"{address}/{NAME}", spec.context.state), at_registry, signer)
     return index | {
         "images": images,
         "tested": next(iter(images.values()))["tested"],
@@ -349,17 +349,17 @@ def attach_claims(
     """
     from trainyard.release import sbom  # its libraries take long to import
 
-    repository = Repository(f"{address}/{NAME}")
+    repository = Repository(f"{address}/{NAME}", spec.context.state)
     subject = repository.existing(digest)
     local = reference or str(image_to_push(spec).id)
     known = claims.check(repository, digest, signer.trust if signer else None)
     made = [predicates.signature()] if signer else []
     if not any(one.valid and one.kind == "sbom" for one in known):
         made.append(predicates.sbom(sbom.make(inventory.local(local), spec)))
-    if statement := provenance.statement(spec.local_name, digest):
+    if statement := provenance.statement(spec.kept, digest):
         made.append(predicates.provenance(statement))
     passed_as = docker_engine.digest(local, made_by=spec.command("image"))
-    passed = state.require(spec.local_name, passed_as, "verify", "smoke", made_by=spec.command("image"))
+    passed = state.require(spec.kept, passed_as, "verify", "smoke", made_by=spec.command("image"))
     made += [predicates.verify(passed["verify"]), predicates.smoke(passed["smoke"])]
     if signer:  # whoever may write to the repository could waive vulnerabilities with a document that is not signed
         document = audit.vex_of(spec, local, digest) if vex is None else vex

@@ -207,14 +207,10 @@ def _changed(one: Any, other: Any) -> tuple[str, ...]:
     return (f"{json.dumps(one)}, then {json.dumps(other)}",)
 
 
-def _remove(reference: str, before: set[str]) -> None:
-    """Remove an image and the unused build cache records that are not in ``before``."""
+def _remove(reference: str, before: set[str], used: str) -> None:
+    """Remove an image and the unused build cache records of builder ``used`` that are not in ``before``."""
     docker_engine.untag(reference)
-    docker_engine.drop_cached(_cached() - before, builder=builder.current().name)
-
-
-def _cached() -> set[str]:
-    return docker_engine.cached(builder=builder.current().name)
+    docker_engine.drop_cached(docker_engine.cached(builder=used) - before, builder=used)
 
 
 def require_space(spec: Spec) -> None:
@@ -224,9 +220,9 @@ def require_space(spec: Spec) -> None:
         UserError: there is too little; the message gives the free space and the space that is needed.
     """
     root = Path(str(docker_engine.client().info().get("DockerRootDir") or ""))
-    if not (root.is_dir() and builder.current().in_engine):
+    if not (root.is_dir() and builder.current(spec.context.builder).in_engine):
         return
-    known = state.last(spec.local_name, "verify")
+    known = state.last(spec.kept, "verify")
     size = (known.get("size") if known else None) or spec.budget.size
     free = shutil.disk_usage(root).free
     if free < SPACE_FACTOR * size:
@@ -240,7 +236,8 @@ def require_space(spec: Spec) -> None:
 def build_once(spec: Spec, number: int, compression: str) -> Build:
     """Build ``spec`` without cache, record the result, and remove the image and the cache that it added."""
     reference = f"{NAME}:{spec.local_name}-reproduce"
-    before = _cached()
+    used = builder.current(spec.context.builder).name
+    before = docker_engine.cached(builder=used)
     started = time.monotonic()
     logger.info(f"build {number} of 2")
     try:
@@ -250,7 +247,7 @@ def build_once(spec: Spec, number: int, compression: str) -> Build:
         logger.info(f"build {number} of 2: {facts['digest']} in {facts['seconds']} s")
         return Build(str(facts["digest"]), config, found, round(time.monotonic() - started, 1))
     finally:
-        _remove(reference, before)
+        _remove(reference, before, used)
 
 
 def reproduce(spec: Spec, *, compression: str = "zstd") -> tuple[list[Build], list[Difference]]:

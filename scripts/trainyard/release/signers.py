@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Protocol
 
 from trainyard.common import installation, settings
+from trainyard.common.context import Context
 from trainyard.common.errors import UserError
 from trainyard.oci.statements import Opened
 
@@ -42,7 +43,7 @@ class Signer(Protocol):
         """
 
 
-def signer(key: Path | None, command: str, *, keyless: bool = False) -> Signer | None:
+def signer(key: Path | None, command: str, *, context: Context, keyless: bool = False) -> Signer | None:
     """Return who signs: a private key, which ``COSIGN_PASSWORD`` decrypts, or the identity of this process, or None.
 
     It is made before anything is uploaded, so that a key that cannot be read leaves nothing unsigned at the registry.
@@ -50,6 +51,7 @@ def signer(key: Path | None, command: str, *, keyless: bool = False) -> Signer |
     Args:
         key: the file of the key.
         command: the command that needs it, for messages.
+        context: of that command.
         keyless: whether the identity signs (:mod:`trainyard.release.identities`).
     Raises:
         UserError: what signs is not installed, both are given, the key cannot be read, or there is no identity.
@@ -63,7 +65,7 @@ def signer(key: Path | None, command: str, *, keyless: bool = False) -> Signer |
         installation.require_extra("sigstore", "keyless", command)
         from trainyard.release import identities
 
-        return identities.IdentitySigner()
+        return identities.IdentitySigner(context)
     if key:
         installation.require_extra("securesystemslib", "sign", command)
         from trainyard.release import keys
@@ -72,7 +74,9 @@ def signer(key: Path | None, command: str, *, keyless: bool = False) -> Signer |
     return None
 
 
-def trust(key: Path | None, identity: str | None, issuer: str | None, command: str) -> Trust | None:
+def trust(
+    key: Path | None, identity: str | None, issuer: str | None, command: str, *, context: Context
+) -> Trust | None:
     """Return whose signatures count: those of a public key or of an identity; None without both.
 
     Args:
@@ -80,6 +84,7 @@ def trust(key: Path | None, identity: str | None, issuer: str | None, command: s
         identity: as in a certificate: the URL of a workflow, or an address.
         issuer: the URL of who vouches for the identity.
         command: the command that needs it, for messages.
+        context: of that command.
     Raises:
         UserError: what checks is not installed, both are given, a part of the identity is missing, or a file cannot
             be read.
@@ -100,7 +105,7 @@ def trust(key: Path | None, identity: str | None, issuer: str | None, command: s
     installation.require_extra("sigstore", "keyless", command)
     from trainyard.release import identities
 
-    return identities.TrustedIdentity(identities.Identity(identity, issuer), identities.trust_config())
+    return identities.TrustedIdentity(identities.Identity(identity, issuer), identities.trust_config(context), context)
 
 
 def ways_to_sign() -> str:

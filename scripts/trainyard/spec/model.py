@@ -17,8 +17,9 @@ from packaging.utils import canonicalize_name
 from pydantic import AfterValidator, BeforeValidator, Field, SkipValidation
 from ruamel.yaml.comments import CommentedMap
 
+from trainyard.common.context import Context
 from trainyard.common.errors import UserError, nearest
-from trainyard.common.settings import PREFIX, ROOT, STATE
+from trainyard.common.settings import PREFIX, ROOT
 from trainyard.spec import architectures, framework, lock, workspace, yaml_source
 from trainyard.spec.architectures import ARCHITECTURES, PLATFORMS, Architecture
 from trainyard.spec.catalog import IMAGES as IMAGES
@@ -115,6 +116,7 @@ class Spec(_Document):
         folder: holds its image.yaml, or a repository's trainyard.yaml.
         framework_of: the folder of the target that it extends, if it has the framework of that one.
         lock: the content of its trainyard.lock, or why that cannot be used.
+        context: of the command that it was loaded for.
     """
 
     target: str
@@ -122,6 +124,7 @@ class Spec(_Document):
     folder: Path
     framework_of: Path | None = None
     lock: Annotated[Lock | Unreadable, SkipValidation] = Field(exclude=True, repr=False)
+    context: Context = Field(default_factory=Context, exclude=True, repr=False)
 
     @property
     def architecture(self) -> Architecture:
@@ -151,6 +154,11 @@ class Spec(_Document):
     def lock_file(self) -> Path:
         """The path of its trainyard.lock, which may not exist."""
         return self.folder / lock.FILE
+
+    @property
+    def kept(self) -> Path:
+        """The folder of what this host keeps about its image: results, and the locks of a user's repository."""
+        return self.context.state / self.local_name
 
     @property
     def build_folder(self) -> Path:
@@ -334,7 +342,7 @@ class RepositorySpec(Spec):
 
     @property
     def build_folder(self) -> Path:
-        return STATE / self.local_name / "build"
+        return self.kept / "build"
 
     @property
     def _argument(self) -> list[str]:
@@ -438,32 +446,33 @@ def folder_of(target: str | None) -> Path:
     raise UserError(f"unknown target '{target}'{nearest(target, targets())}; {valid}")
 
 
-def load(target: str | None, arch: str | None = None) -> Spec:
+def load(target: str | None, arch: str | None = None, context: Context | None = None) -> Spec:
     """Return the checked spec of a target, with ``extends`` applied, for one of its platforms.
 
     Args:
         target: a name under images/, or the path of a folder that holds an image.yaml or a trainyard.yaml. None: the
             trainyard.yaml of the current folder or of the nearest one above it.
         arch: name of the architecture; None: :func:`trainyard.spec.architectures.choose`.
+        context: of the command that loads it; None: that of the environment.
     Raises:
         UserError: the name or the file has a mistake, and the message says where; or ``TRAINYARD_ARCH`` has one.
     """
     file = workspace.find() if not target else None
     folder = file.parent if file else folder_of(target)
     is_image = file is None and (folder / "image.yaml").is_file()
-    spec = _load(folder, ()) if is_image else _load_repository(folder / workspace.FILE)
+    spec = _load(folder, (), context) if is_image else _load_repository(folder / workspace.FILE, context)
     return spec.on(arch or architectures.choose(spec.platforms).name)
 
 
-def catalogue() -> list[Spec]:
+def catalogue(context: Context | None = None) -> list[Spec]:
     """Return the specs of all targets, sorted by name, each for the first of its platforms."""
-    specs = [_load(IMAGES / name, ()) for name in targets()]
+    specs = [_load(IMAGES / name, (), context) for name in targets()]
     return [spec.on(PLATFORMS[spec.platforms[0]].name) for spec in specs]
 
 
-def recommended() -> list[Spec]:
+def recommended(context: Context | None = None) -> list[Spec]:
     """Return the specs of the targets that messages recommend and that are built together: all but fallbacks."""
-    return [spec for spec in catalogue() if not spec.fallback_for]
+    return [spec for spec in catalogue(context) if not spec.fallback_for]
 
 
 def each_platform(spec: S) -> list[S]:
@@ -471,7 +480,7 @@ def each_platform(spec: S) -> list[S]:
     return [spec.on(PLATFORMS[platform].name) for platform in spec.platforms]
 
 
-def _load_repository(path: Path) -> RepositorySpec:
+def _load_repository(path: Path, context: Context | None = None) -> RepositorySpec:
     """Return the spec of a user's repository: its parent's, with what trainyard.yaml adds."""
     data = yaml_source.read(path)
     document = validated(path, WorkspaceDocument, data, yaml_source.plain(data))
@@ -483,7 +492,7 @@ def _load_repository(path: Path) -> RepositorySpec:
     valid = f"valid targets: {', '.join(targets())}"
     if not (IMAGES / document.extends / "image.yaml").is_file() or "/" in document.extends:
         refuse(("extends",), f"unknown target '{document.extends}'{nearest(document.extends, targets())}; {valid}")
-    parent = _load(IMAGES / document.extends, ())
+    parent = _load(IMAGES / document.extends, (), context)
     if lacking := next((platform for platform in document.platforms if platform not in parent.platforms), None):
         refuse(("platforms",), f"'{parent.target}' is not made for {lacking}: it is for {', '.join(parent.platforms)}")
     base = document.base or parent.base
@@ -524,6 +533,7 @@ def _load_repository(path: Path) -> RepositorySpec:
         lock=lock.read(path.with_name(lock.FILE), "trainyard lock", of_repository=True),
         workspace=Workspace(path, document),
         extends=parent,
+        context=parent.context,
     )
 
 
@@ -550,7 +560,7 @@ def _without_marker(pin: Requirement) -> str:
     return str(pin).partition(";")[0].strip()
 
 
-def _load(folder: Path, below: tuple[Path, ...]) -> Spec:
+def _load(folder: Path, below: tuple[Path, ...], context: Context | None = None) -> Spec:
     """Return the spec of an image.yaml.
 
     Args:
@@ -580,6 +590,7 @@ def _load(folder: Path, below: tuple[Path, ...]) -> Spec:
         folder=folder,
         framework_of=framework_of,
         lock=lock.read(folder / lock.FILE, f"trainyard lock {folder.name}"),
+        context=context or Context(),
     )
     _check_references(spec, data)
     return spec

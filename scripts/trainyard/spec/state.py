@@ -1,8 +1,8 @@
 """What the commands found out about images, kept by digest, and locks between processes of this host.
 
 Every step of an image (``build``, ``verify``, ``smoke``, ``provenance``) has one result per target and image digest, in
-``STATE/<target>/results/<digest>/<step>.json``. An image is published only if its own digest passed the steps, whatever
-other images of the target were looked at since.
+``<state>/<target>/results/<digest>/<step>.json``. An image is published only if its own digest passed the steps,
+whatever other images of the target were looked at since.
 """
 
 from __future__ import annotations
@@ -23,7 +23,6 @@ from pydantic import ConfigDict, TypeAdapter, ValidationError, with_config
 from typing_extensions import TypedDict  # pydantic needs this one before Python 3.12
 
 from trainyard.common.errors import UserError
-from trainyard.common.settings import STATE
 
 logger = logging.getLogger(__name__)
 
@@ -148,14 +147,15 @@ def _reader(step: str) -> TypeAdapter[Any]:
 
 
 @contextlib.contextmanager
-def file_lock(name: str, waiting: str = "") -> Iterator[None]:
+def file_lock(state: Path, name: str, waiting: str = "") -> Iterator[None]:
     """Hold a lock that one process of this host can hold at a time. A thread that holds it may take it again.
 
     Args:
+        state: the state folder.
         name: of the lock, part of a file's name.
         waiting: what to print if another process holds it.
     """
-    folder = STATE / "locks"
+    folder = state / "locks"
     folder.mkdir(parents=True, exist_ok=True)
     lock = filelock.FileLock(folder / f"{name}.lock", is_singleton=True)
     try:
@@ -170,17 +170,17 @@ def file_lock(name: str, waiting: str = "") -> Iterator[None]:
         lock.release()
 
 
-def candidate_lock(target: str) -> contextlib.AbstractContextManager[None]:
-    """The lock for building a target's candidate and for what must not happen while another process does."""
-    return file_lock(f"candidate-{target}", f"another process makes {target}: waiting for it")
+def candidate_lock(kept: Path) -> contextlib.AbstractContextManager[None]:
+    """The lock for building a target's candidate and for what must not happen while another process does.
+
+    Args:
+        kept: the target's folder, ``Spec.kept``, as for the other functions here.
+    """
+    return file_lock(kept.parent, f"candidate-{kept.name}", f"another process makes {kept.name}: waiting for it")
 
 
-def _results(target: str) -> Path:
-    return STATE / target / "results"
-
-
-def _path(target: str, step: str, digest: str) -> Path:
-    return _results(target) / digest.replace(":", "-") / f"{step}.json"
+def _path(kept: Path, step: str, digest: str) -> Path:
+    return kept / "results" / digest.replace(":", "-") / f"{step}.json"
 
 
 def _load(path: Path) -> Any:
@@ -200,7 +200,7 @@ def _modified(path: Path) -> int:
         return 0
 
 
-def record(target: str, step: Step, digest: str, facts: Mapping[str, Any]) -> None:
+def record(kept: Path, step: Step, digest: str, facts: Mapping[str, Any]) -> None:
     """Keep the result of a step for an image in place of an earlier one, and drop those of the target's oldest images.
 
     A process that is killed meanwhile leaves the earlier result.
@@ -210,11 +210,11 @@ def record(target: str, step: Step, digest: str, facts: Mapping[str, Any]) -> No
     Raises:
         pydantic.ValidationError: they are not; :func:`recall` would not find them.
     """
-    path = _path(target, step, digest)
+    path = _path(kept, step, digest)
     result = {"digest": digest, **facts}
     _reader(step).validate_python(result)
     text = json.dumps(result, indent=2)
-    with file_lock(f"results-{target}"):  # or another process could drop the folder just made
+    with file_lock(kept.parent, f"results-{kept.name}"):  # or another process could drop the folder just made
         path.parent.mkdir(parents=True, exist_ok=True)
         temporary = path.with_suffix(".new")
         temporary.write_text(text, encoding="utf-8")
@@ -223,40 +223,40 @@ def record(target: str, step: Step, digest: str, facts: Mapping[str, Any]) -> No
         os.utime(temporary, ns=(now, now))
         temporary.replace(path)
         os.utime(path.parent, ns=(now, now))
-        for folder in sorted(_results(target).iterdir(), key=_modified)[:-KEPT]:
+        for folder in sorted((kept / "results").iterdir(), key=_modified)[:-KEPT]:
             shutil.rmtree(folder, ignore_errors=True)
 
 
 @overload
-def recall(target: str, step: Literal["build"], digest: str) -> BuildResult | None: ...
+def recall(kept: Path, step: Literal["build"], digest: str) -> BuildResult | None: ...
 @overload
-def recall(target: str, step: Literal["verify"], digest: str) -> VerifyResult | None: ...
+def recall(kept: Path, step: Literal["verify"], digest: str) -> VerifyResult | None: ...
 @overload
-def recall(target: str, step: Literal["smoke"], digest: str) -> SmokeResult | None: ...
+def recall(kept: Path, step: Literal["smoke"], digest: str) -> SmokeResult | None: ...
 @overload
-def recall(target: str, step: Literal["provenance"], digest: str) -> ProvenanceResult | None: ...
+def recall(kept: Path, step: Literal["provenance"], digest: str) -> ProvenanceResult | None: ...
 @overload
-def recall(target: str, step: Step, digest: str) -> Any: ...
-def recall(target: str, step: Step, digest: str) -> Any:
+def recall(kept: Path, step: Step, digest: str) -> Any: ...
+def recall(kept: Path, step: Step, digest: str) -> Any:
     """The result of a step for the image ``digest``; None if there is none."""
-    return _load(_path(target, step, digest))
+    return _load(_path(kept, step, digest))
 
 
-def builds(target: str) -> Iterator[BuildResult]:
+def builds(kept: Path) -> Iterator[BuildResult]:
     """The results of all builds of a target that are kept, the newest first."""
-    for path in sorted(_results(target).glob("*/build.json"), key=_modified, reverse=True):
+    for path in sorted(kept.glob("results/*/build.json"), key=_modified, reverse=True):
         if found := _load(path):
             yield found
 
 
-def last(target: str, step: Literal["verify"]) -> VerifyResult | None:
+def last(kept: Path, step: Literal["verify"]) -> VerifyResult | None:
     """The result that was recorded last for a target, whatever image it is about; None if there is none."""
-    newest = max(_results(target).glob(f"*/{step}.json"), key=_modified, default=None)
+    newest = max(kept.glob(f"results/*/{step}.json"), key=_modified, default=None)
     found: VerifyResult | None = _load(newest) if newest else None
     return found
 
 
-def require(target: str, digest: str, *steps: Step, made_by: str = "") -> dict[str, Any]:
+def require(kept: Path, digest: str, *steps: Step, made_by: str = "") -> dict[str, Any]:
     """Step -> its result for the image ``digest``, for every one of ``steps``.
 
     Args:
@@ -266,9 +266,9 @@ def require(target: str, digest: str, *steps: Step, made_by: str = "") -> dict[s
     """
     found: dict[str, Any] = {}
     for step in steps:
-        result = recall(target, step, digest)
+        result = recall(kept, step, digest)
         if not result or not result["passed"]:
-            command = made_by or f"trainyard image {target}"
-            raise UserError(f"{target} ({digest[:19]}) never passed '{step}': run '{command}'")
+            command = made_by or f"trainyard image {kept.name}"
+            raise UserError(f"{kept.name} ({digest[:19]}) never passed '{step}': run '{command}'")
         found[step] = result
     return found

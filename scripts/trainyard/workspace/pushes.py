@@ -14,8 +14,6 @@ from pathlib import Path
 
 from pydantic import TypeAdapter, ValidationError
 
-from trainyard.common import settings
-
 
 @dataclass(frozen=True)
 class Push:
@@ -52,26 +50,22 @@ class Push:
         return self.repository.rpartition("/")[0]
 
 
-def _folder(target: str) -> Path:
-    return settings.STATE / target / "pushes"
+def _file(kept: Path, repository: str) -> Path:
+    return kept / "pushes" / f"{hashlib.sha256(repository.encode()).hexdigest()[:16]}.json"
 
 
-def _file(target: str, repository: str) -> Path:
-    return _folder(target) / f"{hashlib.sha256(repository.encode()).hexdigest()[:16]}.json"
-
-
-def record(target: str, push: Push) -> None:
+def record(kept: Path, push: Push) -> None:
     """Keep what was pushed, in place of what was pushed to the same repository before."""
-    path = _file(target, push.repository)
+    path = _file(kept, push.repository)
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_suffix(".new")
     temporary.write_text(json.dumps(asdict(push)), encoding="utf-8")
     temporary.replace(path)
 
 
-def forget(target: str, repository: str) -> None:
+def forget(kept: Path, repository: str) -> None:
     """Remove the record of a repository."""
-    _file(target, repository).unlink(missing_ok=True)
+    _file(kept, repository).unlink(missing_ok=True)
 
 
 def _read(path: Path) -> Push | None:
@@ -82,17 +76,17 @@ def _read(path: Path) -> Push | None:
         return None
 
 
-def last(target: str, repository: str = "") -> Push | None:
+def last(kept: Path, repository: str = "") -> Push | None:
     """What was pushed last of a workspace's image, to ``repository`` or to any; None if nothing was.
 
     Args:
-        target: name of the image.
+        kept: the folder of what is kept about the image.
         repository: ``host[:port]/path``.
     """
     if repository:
-        return _read(_file(target, repository))
+        return _read(_file(kept, repository))
     found: list[tuple[int, Push]] = []
-    for path in _folder(target).glob("*.json"):
+    for path in kept.glob("pushes/*.json"):
         with contextlib.suppress(OSError):
             if push := _read(path):
                 found.append((path.stat().st_mtime_ns, push))

@@ -13,7 +13,6 @@ from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 from packaging.version import InvalidVersion, Version
 
-from trainyard.common import settings
 from trainyard.common.errors import StepFailed
 from trainyard.workspace.lines import without_credentials
 
@@ -45,14 +44,14 @@ class SourceDistribution:
     build_requires: tuple[str, ...]
 
 
-def read(url: str, credentials: tuple[str, str] | None) -> SourceDistribution:
+def read(url: str, credentials: tuple[str, str] | None, *, offline: bool = False) -> SourceDistribution:
     """Download a source distribution, and read its PKG-INFO and pyproject.toml.
 
     Raises:
         StepFailed: it cannot be downloaded, or is no source distribution.
     """
     name = without_credentials(url).rsplit("/", 1)[-1]
-    if settings.offline():
+    if offline:
         raise StepFailed(f"{name} is downloaded to read its requirements: run 'trainyard lock' with a network")
     try:
         answer = http.get(url, auth=credentials, timeout=_TIMEOUT)

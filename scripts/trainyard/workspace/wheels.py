@@ -115,17 +115,18 @@ def _existing(source: Source) -> Path:
     return path
 
 
-def build(sources: Sequence[Source], folder: Path, commits: Mapping[str, str]) -> list[Wheel]:
+def build(sources: Sequence[Source], folder: Path, commits: Mapping[str, str], *, offline: bool = False) -> list[Wheel]:
     """Make a wheel of each source in ``folder``.
 
     Args:
         commits: :func:`key` -> the commit to take; the revision that the requirement names if it has none.
+        offline: whether build backends come from uv's cache alone.
     Raises:
         UserError: a source does not exist, or contains code to compile.
         StepFailed: it could not be fetched or built; the message ends with the reason.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    return [_build(source, folder, commits.get(key(source), "")) for source in sources]
+    return [_build(source, folder, commits.get(key(source), ""), offline=offline) for source in sources]
 
 
 def ensure(spec: RepositorySpec, folder: Path) -> None:
@@ -145,7 +146,7 @@ def ensure(spec: RepositorySpec, folder: Path) -> None:
         where = sources[one].line.where if one in sources else relative(spec.lock_file)
         if one not in sources:
             raise UserError(f"{where}: pins a wheel that the requirements no longer name: run 'trainyard lock'")
-        built = build([sources[one]], folder, {one: commit})[0]
+        built = build([sources[one]], folder, {one: commit}, offline=spec.context.offline)[0]
         there[built.sha256] = built.file
         if built.sha256 != sha256:
             raise UserError(
@@ -176,7 +177,7 @@ def locked_commits(section: str, leave_out: frozenset[str] = frozenset()) -> dic
     return {note["key"]: note["commit"] for note in notes if note["commit"] and note["name"] not in leave_out}
 
 
-def _build(source: Source, folder: Path, commit: str) -> Wheel:
+def _build(source: Source, folder: Path, commit: str, *, offline: bool) -> Wheel:
     with tempfile.TemporaryDirectory(prefix="trainyard-wheel-") as temporary:
         here = Path(temporary)
         with _fetched(source, here, commit) as (path, taken):
@@ -184,7 +185,7 @@ def _build(source: Source, folder: Path, commit: str) -> Wheel:
                 made, built = path, False
             else:
                 logger.info(f"{source.line.where}: building a wheel of {source.line.shown}")
-                made, built = _uv_build(source, path, here / "out"), True
+                made, built = _uv_build(source, path, here / "out", offline=offline), True
             try:
                 name, version, _, tags = parse_wheel_filename(made.name)
             except InvalidWheelFilename as error:
@@ -308,11 +309,11 @@ def _download(source: Source, url: str, here: Path) -> Path:
     return path
 
 
-def _uv_build(source: Source, path: Path, out: Path) -> Path:
+def _uv_build(source: Source, path: Path, out: Path, *, offline: bool) -> Path:
     """Build a wheel of a folder or source distribution with the build backend that it names."""
     command = [sys.executable, "-m", "uv", "build", "--color=never", "--wheel", "--no-create-gitignore", "--no-config"]
     command += ["--python", sys.executable, "--out-dir", str(out), str(path)]
-    if settings.offline():
+    if offline:
         command.append("--offline")
     environment = settings.environment(SOURCE_DATE_EPOCH=str(FILE_EPOCH), PYTHONHASHSEED="0", VIRTUAL_ENV="")
     if bundle := settings.ca_bundle():

@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from trainyard.common.context import Context
 from trainyard.common.errors import UserError, nearest
 from trainyard.image import trainer_flags
 from trainyard.oci.reference import Reference
@@ -200,7 +201,7 @@ def image_of(spec: Spec | None, image: str | None, address: str | None) -> str:
             "no image: give 'xla' '--registry us-central1-docker.pkg.dev/<project>/<repository>', or '--image'"
         )
     known = (
-        pushes.last(spec.target, f"{address}/{naming.NAME}" if address else "")
+        pushes.last(spec.context.state / spec.target, f"{address}/{naming.NAME}" if address else "")
         if isinstance(spec, RepositorySpec)
         else None
     )
@@ -253,12 +254,13 @@ def trainer_of(spec: Spec | None, trainer: str | None) -> tuple[str, ...]:
 DEFAULT_TRIALS, DEFAULT_PARALLEL = 8, 2
 
 
-def parse_request(given: Mapping[str, Any], *, tpu_machine: bool) -> Request:
+def parse_request(context: Context, given: Mapping[str, Any], *, tpu_machine: bool) -> Request:
     """Return the request that options make.
 
     Numbers are positive, and ``goal`` is "maximize" or "minimize": the command line checks both.
 
     Args:
+        context: of the command.
         given: parameter of a row of :data:`trainyard_jobs.model.options.ROWS`, ``target`` or ``registry`` -> its value.
         tpu_machine: whether ``machine`` selects the machines of a TPU slice; if not, the slice is the default one, and
             ``machine`` names another machine.
@@ -267,7 +269,7 @@ def parse_request(given: Mapping[str, Any], *, tpu_machine: bool) -> Request:
     """
     options = {**dict.fromkeys(("target", "registry", *(row.parameter for row in ROWS))), **given}
     _check_capacity(options)
-    spec = model.load(options["target"]) if options["target"] or not options["image"] else None
+    spec = model.load(options["target"], context=context) if options["target"] or not options["image"] else None
     address = check_address(options["registry"]) if options["registry"] else None
     gpus, slice_name = accelerator(options["accelerator"]) if options["accelerator"] else (None, None)
     if options["machine"] and not options["accelerator"]:

@@ -16,7 +16,6 @@ import docker.errors
 
 from trainyard.common.errors import StepFailed, UserError
 from trainyard.common.installation import require_extra
-from trainyard.common.settings import STATE
 from trainyard_jobs.model.machines import Hosts
 from trainyard_jobs.rehearsal import faults, images, report, sandbox, tuning
 from trainyard_jobs.rehearsal.faults import Fault
@@ -149,13 +148,14 @@ def plan(rehearsal: Rehearsal) -> dict[str, Any]:
 
 
 def run(
-    job: JobFile, read: Read, study: tuning.Study | None, options: Options, show: Callable[[object], None]
+    job: JobFile, read: Read, study: tuning.Study | None, options: Options, state: Path, show: Callable[[object], None]
 ) -> Result:
     """Run a job, or the trials of a tuning job, and write the report.
 
     Args:
         read: makes the rehearsal of the job, or of one of its trials.
         study: the study of a tuning job; None for other jobs.
+        state: the state folder, for the report unless the options name another one.
         show: called with what people read: lines of the replicas as they come, and tables of the results.
     Raises:
         UserError: the options do not fit the job, an image is missing, or an optional dependency is not installed.
@@ -164,7 +164,7 @@ def run(
     require_extra("cryptography", "rehearse")
     if study:
         require_extra("optuna", "rehearse")
-    session = _Session(options, job, read(placeholder_trial(study)), show)
+    session = _Session(options, job, read(placeholder_trial(study)), state, show)
     found, problems = session.run_trials(study, read) if study else session.run_job()
     if problems:
         found["problems"] = problems
@@ -186,14 +186,16 @@ class _Session:
 
     Args:
         rehearsal: of the job, or of any of its trials: images and names are the same for all.
-        show: see :func:`run`.
+        state, show: see :func:`run`.
     """
 
-    def __init__(self, options: Options, job: JobFile, rehearsal: Rehearsal, show: Callable[[object], None]) -> None:
+    def __init__(
+        self, options: Options, job: JobFile, rehearsal: Rehearsal, state: Path, show: Callable[[object], None]
+    ) -> None:
         self.show, self.options, self.job, self.rehearsal = show, options, job, rehearsal
         name = re.sub(r"[^A-Za-z0-9._-]+", "-", rehearsal.name).strip("-") or "job"
         stamp = time.strftime("%Y%m%d-%H%M%S")
-        self.output = (options.output or STATE / "rehearsals" / f"{name}-{stamp}").expanduser()
+        self.output = (options.output or state / "rehearsals" / f"{name}-{stamp}").expanduser()
         self.buckets = (options.buckets or self.output / "buckets").expanduser()
         found: dict[tuple[str, Hosts], LocalImage] = {}
         for reference, hosts in dict.fromkeys((one.image, one.hosts) for one in rehearsal.replicas):

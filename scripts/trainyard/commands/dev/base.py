@@ -5,6 +5,7 @@ from __future__ import annotations
 import click
 
 from trainyard.common import options
+from trainyard.common.context import Context
 
 GROUP = "build"
 
@@ -21,7 +22,8 @@ GROUP = "build"
 @options.target
 @options.flag("--force", help="Bootstrap again what was bootstrapped on this host.")
 @options.json_output
-def command(target: str | None, force: bool, as_json: bool) -> None:
+@click.pass_obj
+def command(context: Context, target: str | None, force: bool, as_json: bool) -> None:
     """Find the base image of TARGET, or of all targets, at its registry.
 
     If the registry does not answer, bootstrap an equivalent from the Debian archive with mmdebstrap.
@@ -30,12 +32,14 @@ def command(target: str | None, force: bool, as_json: bool) -> None:
     from trainyard.image import base_image
     from trainyard.spec.model import bases, load
 
-    names = [load(target).base] if target else [name for name, base in bases().items() if base.bootstrap]
+    names = (
+        [load(target, context=context).base] if target else [name for name, base in bases().items() if base.bootstrap]
+    )
     found = {}
     for name in names:
         if force:
             base_image.rebuild(name)
-        resolved = base_image.resolve(name)
+        resolved = base_image.resolve(name, builder_name=context.builder)
         if resolved.note:
             console.warn(resolved.note)
         console.say(f"{name}: {resolved.reference}")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import click
 
 from trainyard.common import options
+from trainyard.common.context import Context
 
 GROUP = "build"
 
@@ -25,7 +26,8 @@ GROUP = "build"
 @options.offline
 @options.quiet
 @options.json_output
-def command(target: str | None, compression: str, no_cache: bool, quiet: bool, as_json: bool) -> None:
+@click.pass_obj
+def command(context: Context, target: str | None, compression: str, no_cache: bool, quiet: bool, as_json: bool) -> None:
     """Build TARGET's image as the candidate trainyard:<target>-candidate.
 
     'trainyard image' also verifies it, runs the smoke test in it and tags it. docs/anatomy.md lists the variables of a
@@ -35,7 +37,7 @@ def command(target: str | None, compression: str, no_cache: bool, quiet: bool, a
     from trainyard.image import build
     from trainyard.spec.model import load
 
-    plan, facts = build.build(load(target), compression=compression, no_cache=no_cache)
+    plan, facts = build.build(load(target, context=context), compression=compression, no_cache=no_cache)
     console.say(f"built {plan.candidate} {facts['digest']} in {facts['seconds']} s")
     if quiet and not as_json:
         print(facts["digest"])

@@ -7,6 +7,7 @@ from pathlib import Path
 import click
 
 from trainyard.common import options, settings
+from trainyard.common.context import Context
 
 GROUP = "publish"
 
@@ -29,7 +30,9 @@ GROUP = "publish"
 @options.option("--index", metavar="NAME=URL,...", default="", help="Mirrors of package indexes: _INDEX.")
 @options.option("--cache", metavar="REPOSITORY", default="", help="Repository for BuildKit's cache: _CACHE.")
 @options.option("--promote", default="", help="Not empty: 'promote' moves the floating tags: _PROMOTE.")
+@click.pass_obj
 def command(
+    context: Context,
     step: str,
     name: str | None,
     targets: str,
@@ -48,7 +51,7 @@ def command(
     from trainyard.common import console, errors
     from trainyard.release import cloud_build_steps as steps
 
-    given = steps.Substitutions(targets, platforms, registry or "", tag, index, cache, promote)
+    given = steps.Substitutions(targets, platforms, registry or "", tag, index, cache, promote, context)
     if step == "prepare":
         steps.prepare(given)
         return
@@ -59,7 +62,7 @@ def command(
         from trainyard.release import signers
 
         key = settings.standard_variable("COSIGN_KEY")
-        steps.publish(given, signers.signer(Path(key) if key else None, "cloudbuild-step"))
+        steps.publish(given, signers.signer(Path(key) if key else None, "cloudbuild-step", context=context))
     elif step == "promote":
         steps.promote(given)
     elif not name:

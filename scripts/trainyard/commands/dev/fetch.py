@@ -5,6 +5,7 @@ from __future__ import annotations
 import click
 
 from trainyard.common import options
+from trainyard.common.context import Context
 
 GROUP = "build"
 
@@ -21,7 +22,8 @@ GROUP = "build"
 @options.target
 @options.builder
 @options.json_output
-def command(target: str | None, as_json: bool) -> None:
+@click.pass_obj
+def command(context: Context, target: str | None, as_json: bool) -> None:
     """Download the base image and the packages of TARGET, so that 'trainyard image --offline' needs no network.
 
     The packages are kept in the engine's build cache: 'docker buildx prune' and 'trainyard clean --cache' remove them.
@@ -30,7 +32,7 @@ def command(target: str | None, as_json: bool) -> None:
     from trainyard.image import build
     from trainyard.spec.model import load
 
-    spec = load(target)
+    spec = load(target, context=context)
     facts = build.fetch(spec)
     offline = "'--offline'"
     console.say(f"{spec.target} can be built without a network: {spec.command('image')} with {offline}")

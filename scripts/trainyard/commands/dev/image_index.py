@@ -7,6 +7,7 @@ from pathlib import Path
 import click
 
 from trainyard.common import options
+from trainyard.common.context import Context
 
 GROUP = "publish"
 
@@ -29,7 +30,9 @@ GROUP = "publish"
 @options.signing
 @options.quiet
 @options.json_output
+@click.pass_obj
 def command(
+    context: Context,
     target: str | None,
     images: tuple[str, ...],
     registry: str | None,
@@ -52,9 +55,9 @@ def command(
     from trainyard.spec.model import load
     from trainyard.spec.naming import NAME
 
-    repository = Repository(f"{check_address(registry)}/{NAME}")
-    signer = signers.signer(key, "image-index", keyless=keyless)
-    spec = load(target)
+    repository = Repository(f"{check_address(registry)}/{NAME}", context.state)
+    signer = signers.signer(key, "image-index", keyless=keyless, context=context)
+    spec = load(target, context=context)
     made = publish.push_index(spec, repository, platform_index.images_at(spec, repository, images), signer)
     console.say(f"{made['tag']} is the image index of {', '.join(made['platforms'])}")
     console.say(made["reference"])

@@ -5,6 +5,7 @@ from __future__ import annotations
 import click
 
 from trainyard.common import options
+from trainyard.common.context import Context
 
 GROUP = "build"
 
@@ -29,7 +30,9 @@ JOBS = 2
 @options.flag("--no-cache", help="Build every stage again.")
 @options.flag("--force", help="Verify and smoke-test again, even if a digest has passed.")
 @options.json_output
+@click.pass_obj
 def command(
+    context: Context,
     targets: tuple[str, ...],
     listed: str | None,
     jobs: int,
@@ -46,7 +49,7 @@ def command(
     from trainyard.oci import docker_engine
     from trainyard.release import batch
 
-    chosen = batch.wanted(list(targets) or (listed or "").replace(",", " ").split())
+    chosen = batch.wanted(list(targets) or (listed or "").replace(",", " ").split(), context)
     arguments = [f"--compression={compression}", *(["--no-cache"] if no_cache else []), *(["--force"] if force else [])]
     docker_engine.client()
     if console.terminal().is_terminal:

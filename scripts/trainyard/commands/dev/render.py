@@ -5,6 +5,7 @@ from __future__ import annotations
 import click
 
 from trainyard.common import options
+from trainyard.common.context import Context
 
 GROUP = "project"
 
@@ -21,7 +22,8 @@ GROUP = "project"
 @options.target
 @options.flag("--stdout", help="Print TARGET's Dockerfile and write nothing.")
 @options.json_output
-def command(target: str | None, stdout: bool, as_json: bool) -> None:
+@click.pass_obj
+def command(context: Context, target: str | None, stdout: bool, as_json: bool) -> None:
     """Write the files that are generated from the specs; with TARGET, those its image is built from. Commit them.
 
     In a repository with a trainyard.yaml and without TARGET, it is that image's Dockerfile, in the state folder.
@@ -31,7 +33,7 @@ def command(target: str | None, stdout: bool, as_json: bool) -> None:
     from trainyard.spec import workspace
     from trainyard.spec.model import load, relative
 
-    only = load(target) if target or stdout or workspace.find() else None
+    only = load(target, context=context) if target or stdout or workspace.find() else None
     if stdout and only:
         print(dockerfile.dockerfile(only), end="")
         return

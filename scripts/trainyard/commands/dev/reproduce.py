@@ -5,6 +5,7 @@ from __future__ import annotations
 import click
 
 from trainyard.common import options
+from trainyard.common.context import Context
 
 GROUP = "publish"
 
@@ -20,7 +21,8 @@ GROUP = "publish"
 @options.builder
 @options.compression
 @options.json_output
-def command(target: str | None, compression: str, as_json: bool) -> None:
+@click.pass_obj
+def command(context: Context, target: str | None, compression: str, as_json: bool) -> None:
     """Build TARGET twice without cache: both builds have the same digest, or every file that differs is listed.
 
     The target's own image is not touched, and the two builds are removed with the cache that they added.
@@ -29,7 +31,7 @@ def command(target: str | None, compression: str, as_json: bool) -> None:
     from trainyard.release import reproduce
     from trainyard.spec.model import load
 
-    spec = load(target)
+    spec = load(target, context=context)
     builds, found = reproduce.reproduce(spec, compression=compression)
     console.result(reproduce.result(spec, builds, found), as_json=as_json)
     if found:

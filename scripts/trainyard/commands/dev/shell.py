@@ -5,6 +5,7 @@ from __future__ import annotations
 import click
 
 from trainyard.common import options
+from trainyard.common.context import Context
 
 GROUP = "build"
 
@@ -17,7 +18,8 @@ GROUP = "build"
     """,
 )
 @options.target
-def command(target: str | None) -> None:
+@click.pass_obj
+def command(context: Context, target: str | None) -> None:
     """Open a shell in a new container of TARGET's image. Needs a terminal; the container is removed at the end."""
     import os
     import sys
@@ -27,7 +29,7 @@ def command(target: str | None) -> None:
     from trainyard.spec.model import load
     from trainyard.spec.naming import NAME
 
-    spec = load(target)
+    spec = load(target, context=context)
     reference = f"{NAME}:{spec.local_name}"
     docker_engine.image(reference, made_by=spec.command("image"))
     if not sys.stdin.isatty():

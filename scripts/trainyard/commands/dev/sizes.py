@@ -5,6 +5,7 @@ from __future__ import annotations
 import click
 
 from trainyard.common import options
+from trainyard.common.context import Context
 
 GROUP = "project"
 
@@ -19,7 +20,8 @@ GROUP = "project"
 )
 @options.target
 @options.json_output
-def command(target: str | None, as_json: bool) -> None:
+@click.pass_obj
+def command(context: Context, target: str | None, as_json: bool) -> None:
     """Measure TARGET's image layer by layer, or those of all targets; a target without an image here keeps its figures.
 
     It writes docs/sizes.json, its chart docs/sizes.svg, and docs/images.md, which shows both. Commit them.
@@ -32,8 +34,8 @@ def command(target: str | None, as_json: bool) -> None:
 
     installation.checkout("'trainyard dev sizes'")
     require_extra("matplotlib", "plots", "sizes")
-    specs = catalogue()
-    measured, everything = sizes.update([load(target)] if target else specs)
+    specs = catalogue(context)
+    measured, everything = sizes.update([load(target, context=context)] if target else specs)
     files = generated.rendered(click.get_current_context().find_root().command)
     catalog_page.PAGE.write_text(files[catalog_page.PAGE], encoding="utf-8")
     console.show(sizes.table(everything, specs))

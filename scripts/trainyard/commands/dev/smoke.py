@@ -5,6 +5,7 @@ from __future__ import annotations
 import click
 
 from trainyard.common import options
+from trainyard.common.context import Context
 
 GROUP = "build"
 
@@ -19,7 +20,8 @@ GROUP = "build"
 )
 @options.target
 @options.json_output
-def command(target: str | None, as_json: bool) -> None:
+@click.pass_obj
+def command(context: Context, target: str | None, as_json: bool) -> None:
     """Run the smoke test in TARGET's candidate, or in trainyard:<target> if there is no candidate.
 
     It runs offline and with a fake of Google Cloud. A target of the catalogue has a read-only root file system, and
@@ -32,7 +34,7 @@ def command(target: str | None, as_json: bool) -> None:
     from trainyard.image import local_images, smoke_test
     from trainyard.spec.model import load
 
-    spec = load(target)
+    spec = load(target, context=context)
     facts = smoke_test.smoke(spec, local_images.default_reference(spec.local_name))
     for note in facts["notes"]:
         console.warn(note)

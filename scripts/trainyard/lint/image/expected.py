@@ -34,18 +34,18 @@ def of(spec: Spec, digest: str) -> Expected | None:
     Args:
         digest: of the image.
     """
-    own = state.recall(spec.local_name, "build", digest)
+    own = state.recall(spec.kept, "build", digest)
     record = own if own and own.get("layers") else _of_same_inputs(spec)
     if record is None:
         return None
-    found = {diff_id: layer_contents.recall(diff_id) for diff_id in record["layers"]}
+    found = {diff_id: layer_contents.recall(spec.context.state, diff_id) for diff_id in record["layers"]}
     known = {diff_id: contents for diff_id, contents in found.items() if contents is not None}
     return Expected(known) if len(known) == len(found) else None
 
 
 def _of_same_inputs(spec: Spec) -> BuildResult | None:
     """The last build of what the spec, its locks and its code are now."""
-    for record in state.builds(spec.local_name):
+    for record in state.builds(spec.kept):
         base = record["base"]
         made_of = plan.content_hash(spec, record["index"], base.partition("@")[2] or base)
         if record.get("layers") and naming.day_and_hash(record["tag"])[1] == made_of:

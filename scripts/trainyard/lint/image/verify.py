@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 from packaging.utils import canonicalize_name
 
 from trainyard.common import rule_engine
+from trainyard.common.context import Context
 from trainyard.common.errors import StepFailed, UserError
 from trainyard.common.rule_engine import Finding
 from trainyard.image import plan
@@ -62,7 +63,7 @@ def gather(spec: Spec | None, reference: str) -> Evidence:
     index = _index(spec, image.labels) if spec else ""
     dockerfile = _dockerfile(spec, index) if spec else ""
     wanted = expected.of(spec, str(image.id)) if spec else None
-    built = state.recall(spec.local_name, "build", str(image.id)) if spec else None
+    built = state.recall(spec.kept, "build", str(image.id)) if spec else None
     with ThreadPoolExecutor(max_workers=1) as background:
         seen = background.submit(probe_runner.probe, reference)
         # What has a known digest holds what is known of it: nothing else is read byte by byte.
@@ -175,7 +176,7 @@ def verify(
     }
     # An image of another target is not one that this target could publish.
     if spec and evidence.labels.get(f"{naming.LABELS}.target") == spec.target:
-        state.record(spec.local_name, "verify", digest, facts)
+        state.record(spec.kept, "verify", digest, facts)
     show(_sizes(evidence))
     if spec:
         show(contents.compared(evidence))
@@ -207,13 +208,13 @@ def _sizes(evidence: Evidence) -> Table:
     return table
 
 
-def image_to_verify(target: str | None, image: str | None) -> tuple[Spec | None, str]:
+def image_to_verify(context: Context, target: str | None, image: str | None) -> tuple[Spec | None, str]:
     """The spec, if any, and the reference of the image to verify; it is pulled if it is not on this host.
 
     Raises:
         UserError: neither is given, or there is no such target or image.
     """
-    spec = load(target) if target or not image else None
+    spec = load(target, context=context) if target or not image else None
     if not image:
         assert spec is not None
         return spec, default_reference(spec.local_name)
@@ -224,5 +225,5 @@ def image_to_verify(target: str | None, image: str | None) -> tuple[Spec | None,
         logger.info(f"{image} is labelled as {named}: '{command}' compares it with that spec, too")
     arch = str(found.attrs.get("Architecture"))
     if spec and arch != spec.arch and f"linux/{arch}" in spec.platforms:
-        spec = load(target, arch)
+        spec = load(target, arch, context)
     return spec, image

@@ -8,6 +8,7 @@ from typing import Any
 import click
 
 from trainyard.common import options
+from trainyard.common.context import Context
 from trainyard_jobs.model import options as job_options
 
 GROUP = "jobs"
@@ -70,8 +71,17 @@ def _declare_rows(function: Callable[..., Any]) -> Callable[..., Any]:
     "--poll", type=_POSITIVE, default=POLL_INTERVAL, help="Seconds between two queries of a submitted job's state."
 )
 @options.json_output
+@click.pass_obj
 def command(
-    platform: str | None, code: str | None, source: str | None, submit: bool, poll: int, as_json: bool, **given: Any
+    context: Context,
+    /,
+    platform: str | None,
+    code: str | None,
+    source: str | None,
+    submit: bool,
+    poll: int,
+    as_json: bool,
+    **given: Any,
 ) -> None:
     """Write a job that runs a trainer of TARGET's image on a platform; the command that submits it is on stderr.
 
@@ -100,8 +110,8 @@ def command(
         rendered = chosen.convert(job_file.load(Path(source)), conversion, file)
     else:
         if code:
-            given |= _push_code(code, given)
-        parsed = request.parse_request(given, tpu_machine=chosen.tpu_machine)
+            given |= _push_code(context, code, given)
+        parsed = request.parse_request(context, given, tpu_machine=chosen.tpu_machine)
         if not given["image"] and Reference.parse(parsed.image).names_docker_hub:
             no, rehearse = "no '--registry'", "trainyard job rehearse"
             console.warn(f"{no}: the image is local; '{rehearse}' can run it, but no platform can pull it")
@@ -120,7 +130,7 @@ def command(
     console.result({"config": rendered.text, "command": rendered.command}, as_json=as_json)
 
 
-def _push_code(folder: str, given: dict[str, Any]) -> dict[str, Any]:
+def _push_code(context: Context, folder: str, given: dict[str, Any]) -> dict[str, Any]:
     """Replace the code of the image of the repository in ``folder``; the options that name the result."""
     from pathlib import Path
 
@@ -135,7 +145,7 @@ def _push_code(folder: str, given: dict[str, Any]) -> dict[str, Any]:
     if file is None:
         raise errors.UserError(f"no {workspace.FILE} in {folder} or above it: run 'trainyard init' there")
     target = str(file.parent)
-    spec = model.load(target)
+    spec = model.load(target, context=context)
     made = code_push.push(spec, code_push.address(spec, given["registry"]))
     console.say(f"{made['tag']}: {'pushed, not tested' if made['changed'] else 'the code has not changed'}")
     return {"target": target, "image": made["reference"]}

@@ -12,6 +12,7 @@ import click
 from trainyard.common import options, settings
 
 if TYPE_CHECKING:
+    from trainyard.common.context import Context
     from trainyard_jobs.check.files import Checked, Unsigned
 
 GROUP = "jobs"
@@ -39,7 +40,9 @@ def _show(result: Checked, *, alone: bool) -> None:
         console.fail(result.error)
 
 
-def _unsigned(public_key: Path | None, identity: str | None, issuer: str | None, offline: bool) -> Unsigned:
+def _unsigned(
+    context: Context, public_key: Path | None, identity: str | None, issuer: str | None, offline: bool
+) -> Unsigned:
     """What says why an image has no valid signature."""
     import functools
 
@@ -48,7 +51,7 @@ def _unsigned(public_key: Path | None, identity: str | None, issuer: str | None,
 
     if offline:
         raise UserError("--require-signed and --offline exclude each other: signatures are at the registry")
-    trust = signers.trust(public_key, identity, issuer, "check-job")
+    trust = signers.trust(public_key, identity, issuer, "check-job", context=context)
     if trust is None:
         raise UserError(f"--require-signed needs {signers.ways_to_check()} to check the signatures with")
     from trainyard.release import claims
@@ -77,7 +80,9 @@ def _unsigned(public_key: Path | None, identity: str | None, issuer: str | None,
 @options.flag("--strict", help="Fail on notes, too.")
 @options.flag("--sarif", help="Print the findings on stdout as SARIF 2.1.0, for code scanning.")
 @options.json_output
+@click.pass_obj
 def command(
+    context: Context,
     files: tuple[str, ...],
     region: str | None,
     offline: bool,
@@ -115,7 +120,7 @@ def command(
 
     unsigned = None
     if require_signed:
-        unsigned = _unsigned(public_key, certificate_identity, certificate_oidc_issuer, offline)
+        unsigned = _unsigned(context, public_key, certificate_identity, certificate_oidc_issuer, offline)
     paths = [Path(file) for file in files]
     results, skipped = check_files(paths, region=region, offline=offline, unsigned=unsigned)
     for one in results:

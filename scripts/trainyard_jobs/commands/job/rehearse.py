@@ -9,6 +9,7 @@ from typing import Any
 import click
 
 from trainyard.common import options, settings
+from trainyard.common.context import Context
 
 GROUP = "jobs"
 
@@ -59,7 +60,17 @@ _FOLDER = click.Path(file_okay=False, path_type=Path)
 @options.option("--sidecar", metavar="REFERENCE", help="Local image with python3 for the fakes. Default: the job's.")
 @options.flag("--dry-run", help="Print the containers with their environment, as JSON; start nothing.")
 @options.json_output
-def command(file: str | None, memory: str | None, env: str | None, dry_run: bool, as_json: bool, **given: Any) -> None:
+@click.pass_obj
+def command(
+    context: Context,
+    /,
+    file: str | None,
+    memory: str | None,
+    env: str | None,
+    dry_run: bool,
+    as_json: bool,
+    **given: Any,
+) -> None:
     """Run the job in FILE on this machine: a container for each replica, with what the platform would set and restart.
 
     FILE is a CustomJob or HyperparameterTuningJob of Vertex AI, an AI Platform job, or a Job, JobSet or TrainJob of
@@ -91,7 +102,7 @@ def command(file: str | None, memory: str | None, env: str | None, dry_run: bool
     if dry_run:
         console.result(session.plan(rehearsal), as_json=True)
         return
-    done = session.run(job, functools.partial(platform.rehearse, job), study, chosen, console.show)
+    done = session.run(job, functools.partial(platform.rehearse, job), study, chosen, context.state, console.show)
     console.result(done.report, as_json=as_json)
     for problem in done.problems[1:]:
         console.warn(problem)

@@ -1,0 +1,33 @@
+"""What a command was started with, and all parts of its run share."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from trainyard.common import settings
+
+
+@dataclass(frozen=True)
+class Context:
+    """The choices of a run. The command line makes it once, and passes it to the libraries that need it.
+
+    What is not given is that of the environment.
+
+    Attributes:
+        state: the folder of results about images, file locks and logs.
+        offline: whether no network may be used (``--offline``).
+        builder: what ``docker buildx`` builds on; empty: the builder that it uses (``--builder``).
+        trust_config: file about a Sigstore instance; empty: the public instance (``--trust-config``).
+    """
+
+    state: Path = field(default_factory=settings.state_folder)
+    offline: bool = field(default_factory=lambda: settings.switch("OFFLINE"))
+    builder: str = field(default_factory=lambda: settings.variable("BUILDER"))
+    trust_config: str = field(default_factory=lambda: settings.variable("TRUST_CONFIG"))
+
+    def variables(self) -> dict[str, str]:
+        """Return the variables that give a child process of this command the same choices."""
+        given = {"BUILD": str(self.state), "OFFLINE": "1" if self.offline else "", "BUILDER": self.builder}
+        given["TRUST_CONFIG"] = self.trust_config
+        return {settings.PREFIX + name: value for name, value in given.items()}
