@@ -119,7 +119,7 @@ def selection(name: str) -> list[str]:
 
 
 def _inspect(name: str) -> Builder:
-    """The builder of a name; without one, the one that buildx uses.
+    """Return the builder of a name; without one, the one that buildx uses.
 
     Raises:
         UserError, StepFailed: see :func:`current`.

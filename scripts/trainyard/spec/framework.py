@@ -117,7 +117,7 @@ class Framework(Strict):
 
 
 class BaseContents(Strict):
-    """The contents of a base that holds the framework: a section of trainyard.lock.
+    """Contents of a base that holds the framework: a section of trainyard.lock.
 
     Attributes:
         image: the configured reference, ``reference``: what it was resolved to, with a digest if a registry gave one.
