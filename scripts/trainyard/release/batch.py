@@ -153,9 +153,8 @@ def run(jobs: list[Job], at_once: int, show: Callable[[list[Job]], None], argume
     """
     for spec in {job.spec.base: job.spec for job in jobs}.values():
         with contextlib.suppress(UserError, StepFailed):  # the targets report it themselves
-            base_image.resolve(
-                spec.base, builder_name=spec.context.builder
-            )  # otherwise two targets could bootstrap the same base at the same time
+            # Otherwise two targets could bootstrap the same base at the same time.
+            base_image.resolve(spec.base, builder_name=spec.context.builder)
     waiting, lock, stopping = list(jobs), threading.Lock(), threading.Event()
 
     def work() -> None:

@@ -68,9 +68,8 @@ def make(
         )
         spec = plan.spec  # with the versions in a base that was inspected just now
         digest = built["digest"]
-        with state.file_lock(
-            spec.context.state, "training"
-        ):  # smoke tests that run at the same time would exceed their time limits
+        # Smoke tests that run at the same time would exceed their time limits.
+        with state.file_lock(spec.context.state, "training"):
             emit("stage", stage="verify")
             logger.info(f"verifying {plan.candidate}")
             verified: Any = None if force else state.recall(spec.kept, "verify", digest)
