@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import json
 import shutil
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -18,7 +18,9 @@ from trainyard.image import base_image, dockerfile, fallback, target_lock
 from trainyard.oci import docker_engine
 from trainyard.oci.registry import Repository
 from trainyard.release import candidate, promotion, publish
-from trainyard.spec import model, nightly
+from trainyard.spec import lock as locks
+from trainyard.spec import model
+from trainyard.spec.lock import Lock
 from trainyard.spec.model import Spec
 
 TARGET = "tf-nightly"
@@ -66,8 +68,9 @@ def test_the_day_that_is_locked_passes_and_the_next_is_promoted_and_rolled_back(
     first = at_registry(spec, address)
 
     folder = copied(tmp_path)
-    record = json.loads((folder / nightly.FILE).read_text(encoding="utf-8"))
-    (folder / nightly.FILE).write_text(json.dumps(record | {"day": "20991231"}), encoding="utf-8")
+    content = model.load(str(folder)).lock
+    assert isinstance(content, Lock)
+    locks.write(folder / locks.FILE, replace(content, day="20991231"))
     next_day = model.load(str(folder))
     dockerfile.write(dockerfile.rendered(next_day))
     candidate.make(next_day)
