@@ -310,7 +310,7 @@ def test_commands_load_targets_in_their_context() -> None:
 
 def test_libraries_return_and_commands_print() -> None:
     """A library reports to its logger, and gives what people read to its caller; ``print`` is left to what it starts
-    as a process of its own."""
+    in a separate process."""
     printing = set()
     for name, path in outside_modules():
         tree = ast.parse(path.read_text(encoding="utf-8"))

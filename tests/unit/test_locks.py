@@ -18,6 +18,7 @@ from trainyard.common.context import Context
 from trainyard.common.errors import StepFailed, UserError
 from trainyard.common.settings import ROOT
 from trainyard.image import base_image, locked_files, resolver, target_lock
+from trainyard.project import check
 from trainyard.spec import lock as locks
 from trainyard.spec import model
 from trainyard.spec.lock import Lock, Pin, Section, parse
@@ -361,3 +362,20 @@ def test_options_for_other_locks_are_refused(
     assert status == 2
     assert err.count("\n") == 1
     assert "for the lock of a trainyard.yaml" in err
+
+
+def test_a_lock_that_cannot_be_written_leaves_no_other_file(tmp_path: Path) -> None:
+    (tmp_path / locks.FILE / "folder").mkdir(parents=True)
+    with pytest.raises(UserError, match=r"trainyard\.lock: cannot be written \(Is a directory\)$"):
+        locks.write(tmp_path / locks.FILE, Lock())
+    assert [path.name for path in tmp_path.iterdir()] == [locks.FILE]
+
+
+def test_a_framework_that_its_target_no_longer_has_is_reported(write_spec: Callable[[str], str]) -> None:
+    spec = model.load(write_spec("extends: tf-cpu\n"), "amd64")
+    parent = model.load("tf-cpu", "amd64").locked()
+    same = {Section("amd64", kind): parent.text(kind) for kind in ("framework", "requirements")}
+    assert check._locks([spec.with_lock(Lock(same))]) == []
+    other = same | {Section("amd64", "framework"): Pin("tensorflow-cpu", "2.21.0", (A,), 9).text()}
+    (line,) = check._locks([spec.with_lock(Lock(other))])
+    assert "mine/trainyard.lock: not the framework of images/tf-cpu: run '" in line and "trainyard lock mine'" in line

@@ -1,4 +1,4 @@
-"""What a command was started with, and all parts of its run share."""
+"""Carry the options of a run from the command line to the libraries."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from trainyard.common import settings
 
 @dataclass(frozen=True)
 class Context:
-    """The choices of a run. The command line makes it once, and passes it to the libraries that need it.
+    """Hold the options of a run. The command line makes it once, and passes it to the libraries that need it.
 
     What is not given is that of the environment.
 

@@ -10,6 +10,7 @@ from functools import cache
 from urllib.parse import urlsplit
 
 from trainyard.common import settings
+from trainyard.spec.lock import DEFAULT
 from trainyard.spec.model import Index, Spec
 from trainyard.workspace.lines import userinfo, without_userinfo
 
@@ -59,3 +60,9 @@ def choose(spec: Spec) -> tuple[str, str | None]:
     address = url(spec.framework.index, index)
     reason, shown = reachable(address), without_userinfo(address)
     return (spec.framework.index, None) if reason is None else ("default", f"{shown} does not answer: {reason}")
+
+
+def extra(spec: Spec, name: str) -> tuple[str, str, list[str]] | None:
+    """Return name, address and packages of an index in addition to the default one; None for the default one."""
+    index = spec.index_spec()
+    return None if name == DEFAULT or index is None else (name, url(name, index), index.packages)

@@ -71,7 +71,7 @@ def _resolved(spec: Spec, indexes: Iterable[str]) -> Lock:
         first = None if one is platforms[0] else Lock(sections).of(platforms[0].arch, index)
         sections |= _sections(one, index, packages, first)
     if spec.framework_of:
-        day = load(str(spec.framework_of), spec.arch).day
+        day = load(str(spec.framework_of), spec.arch, spec.context).day
     return Lock(sections, day)
 
 
@@ -110,14 +110,14 @@ def _sections(spec: Spec, index: str, packages: list[str], first: Locked | None)
     """
     # Without hashes: uv would keep them, and they are those of files for that platform.
     agreed = constraints(first.versions) if first else ""
-    parent = load(str(spec.framework_of), spec.arch).locked(index) if spec.framework_of else None
+    parent = load(str(spec.framework_of), spec.arch, spec.context).locked(index) if spec.framework_of else None
     resolve = partial(
         resolver.compile_pins,
         python=spec.base_spec().python,
         platform=spec.wheel_platform,
         target=spec.target,
         context=spec.context,
-        index=_address(spec, index),
+        index=package_index.extra(spec, index),
     )
     everything = packages + requirements_of(spec)
     if parent:
@@ -138,12 +138,6 @@ def _sections(spec: Spec, index: str, packages: list[str], first: Locked | None)
     if parent:
         rest = "".join(pin.text() for pin in locks.mark_added(locks.parse(rest), parent.requirements))
     return {Section(spec.arch, "framework", index): of_framework, Section(spec.arch, "requirements", index): rest}
-
-
-def _address(spec: Spec, index: str) -> tuple[str, str, list[str]] | None:
-    """Return name, address and packages of an index; None for the default one."""
-    known = spec.index_spec()
-    return None if index == DEFAULT or known is None else (index, package_index.url(index, known), known.packages)
 
 
 def _beside_base(spec: Spec) -> Lock:

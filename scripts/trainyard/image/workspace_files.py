@@ -16,7 +16,7 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Prepared:
-    """What the image of a repository is built from.
+    """Hold what the image of a repository is built from.
 
     Attributes:
         spec: with the lock that the files were written from.

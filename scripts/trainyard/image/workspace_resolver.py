@@ -345,7 +345,7 @@ def _resolved_for_platform(spec: RepositorySpec, previous: _Previous, built: _Wh
             spec,
             wanted,
             versions(framework),
-            _index(spec.parent, name),
+            package_index.extra(spec.parent, name),
             known,
             made,
             compiled,
@@ -421,16 +421,9 @@ def _framework_for(parent: Spec, default: str, index: str) -> str:
         target=parent.target,
         context=parent.context,
         preferred=resolver.constraints(versions(default)),
-        index=_index(parent, index),
+        index=package_index.extra(parent, index),
         sized=True,
     )
-
-
-def _index(parent: Spec, name: str) -> tuple[str, str, list[str]] | None:
-    spec = parent.index_spec()
-    if name == DEFAULT or spec is None:
-        return None
-    return name, package_index.url(name, spec), spec.packages
 
 
 def _check_known(spec: RepositorySpec, upgraded: frozenset[str], old: Lock) -> None:

@@ -47,10 +47,10 @@ class Sandbox:
 
     Args:
         purpose: a word for the names.
-        network: an existing network to use; if empty, the sandbox has one of its own.
+        network: an existing network to use; if empty, the sandbox creates one.
         internal: whether its own network reaches nothing but its containers.
     Attributes:
-        name: ``trainyard-<purpose>-<8 digits>``, also of its own network.
+        name: ``trainyard-<purpose>-<8 digits>``, which is also the name of the network that it creates.
     """
 
     def __init__(self, purpose: str, *, network: str = "", internal: bool = False) -> None:

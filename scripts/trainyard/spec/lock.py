@@ -29,6 +29,7 @@ says which Trainyard wrote it, and for which target, base and requirements.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import os
@@ -143,7 +144,7 @@ class Section:
 
 @dataclass(frozen=True)
 class Locked:
-    """What a lock has for one platform and one package index.
+    """Give the pins of a lock for one platform and one package index.
 
     Attributes:
         texts: kind of a section -> its text.
@@ -179,7 +180,7 @@ class Locked:
 
 @dataclass(frozen=True)
 class Origin:
-    """What the lock of a user's repository was resolved from.
+    """Record the inputs of the lock of a user's repository.
 
     Attributes:
         version: of the Trainyard that wrote it, ``contents``: hash of what that one contributes to an image.
@@ -229,7 +230,7 @@ class Lock:
 
     def text(self) -> str:
         """Return the lock as it is written."""
-        body = _body(self.sections)
+        body = _body({str(section): text for section, text in self.sections.items()})
         facts: dict[str, str] = {}
         if self.origin:
             facts["trainyard"] = f"{self.origin.version} {self.origin.contents}"
@@ -252,8 +253,9 @@ class Unreadable:
     missing: bool = False
 
 
-def _body(sections: Mapping[Section, str]) -> str:
-    return "".join(f"\n# [{name}]\n{text}" for name, text in sorted((str(one), text) for one, text in sections.items()))
+def _body(texts: Mapping[str, str]) -> str:
+    """Return the sections as a lock has them, of which the checksum is taken."""
+    return "".join(f"\n# [{name}]\n{text}" for name, text in sorted(texts.items()))
 
 
 def read(path: Path, command: str, *, of_repository: bool = False) -> Lock | Unreadable:
@@ -293,8 +295,7 @@ def _parsed(text: str, command: str, of_repository: bool) -> Lock:
         name = absent[0] if absent else "trainyard"
         raise ValueError(f": no '# {name}:' line, so not a lock: run '{command}'")
     texts = _sections("".join(lines[start:]))
-    body = "".join(f"\n# [{name}]\n{section}" for name, section in sorted(texts.items()))
-    if hashlib.sha256(body.encode()).hexdigest() != facts["checksum"]:
+    if hashlib.sha256(_body(texts).encode()).hexdigest() != facts["checksum"]:
         raise ValueError(f": changed since 'trainyard lock' wrote it: restore it, or run '{command}' again")
     origin = Origin(version, contents, facts["target"], facts["base"], facts["inputs"]) if of_repository else None
     try:
@@ -359,4 +360,6 @@ def write(path: Path, lock: Lock) -> None:
         temporary.write_text(lock.text(), encoding="utf-8")
         temporary.replace(path)
     except OSError as error:
+        with contextlib.suppress(OSError):
+            temporary.unlink()
         raise UserError(f"{relative(path)}: cannot be written ({error.strerror})") from None

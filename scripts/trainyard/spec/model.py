@@ -162,7 +162,7 @@ class Spec(_Document):
 
     @property
     def build_folder(self) -> Path:
-        """Where the Dockerfile is: beside image.yaml, or in the state folder for a user's repository."""
+        """The folder of the Dockerfile: that of image.yaml, or one in the state folder for a user's repository."""
         return self.folder
 
     def dockerfile(self, index: str = DEFAULT) -> Path:
@@ -268,7 +268,7 @@ class Spec(_Document):
 
     @property
     def version_known(self) -> bool:
-        """Whether the framework's version is known: not if ``trainyard lock`` chooses it and never did."""
+        """Tell if the framework has a version: not if ``trainyard lock`` chooses it and never did."""
         return self.version != framework.UNLOCKED
 
     @property

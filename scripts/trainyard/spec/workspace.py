@@ -31,7 +31,6 @@ COMMAND = "run"
 
 #: How far an image was tested, the least first: ``started`` it, ``ran`` it to its end, or saw that it ``trained``.
 Level = Literal["started", "ran", "trained"]
-LEVELS: tuple[Level, ...] = ("started", "ran", "trained")
 
 #: Name of an environment variable, as shells and Dockerfiles know them.
 Variable = Annotated[str, Field(pattern=r"^[A-Za-z_][A-Za-z0-9_]*$")]
