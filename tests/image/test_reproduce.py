@@ -10,7 +10,7 @@ import pytest
 
 from tests.workspaces import write_lock
 from trainyard import cli
-from trainyard.image import build
+from trainyard.image import build, dockerfile
 from trainyard.oci import docker_engine, image_store
 from trainyard.release import reproduce
 from trainyard.spec import model as spec
@@ -36,7 +36,7 @@ Write = Callable[[str], str]
 @pytest.fixture
 def write(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Write:
     """Write a target with a Dockerfile of the test; its folder."""
-    monkeypatch.setattr(build, "check_rendered", lambda spec: None)
+    monkeypatch.setattr(dockerfile, "drift", lambda _: [])
 
     def target(planted: str) -> str:
         folder = tmp_path / "tiny"

@@ -14,7 +14,7 @@ import pytest
 from benchmarks import cold_start, images_sides, import_times
 from benchmarks import cold_start_report as report
 
-from trainyard.image import dockerfile, wheel_layers
+from trainyard.image import dockerfile
 from trainyard.spec.model import load
 
 LOWER, UPPER = "sha256:" + "1" * 64, "sha256:" + "2" * 64
@@ -164,7 +164,7 @@ def test_the_single_layer_has_every_wheel_and_all_else_is_as_it_was(name: str, t
     images_sides.OneLayer(images_sides.Tree(tmp_path, spec), "trainyard", ("base", "base")).prepare()
     text = (tmp_path / "images" / name / "Dockerfile").read_text(encoding="utf-8")
     assert _wheel_copies(text) == ["COPY --link --from=wheels-1 /out /"]
-    for layer in wheel_layers.layers(spec, "default"):
+    for layer in dockerfile.wheels(spec):
         assert all(pin.requirement() in text for pin in layer.pins)
     assert _after_wheels(text) == _after_wheels(dockerfile.dockerfile(spec))
 

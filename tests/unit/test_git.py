@@ -75,8 +75,8 @@ def workspace(repository: Path) -> Workspace:
 
 
 READERS: dict[str, Callable[[Path], object]] = {
-    "the revision": lambda folder: plan.revision(workspace(folder)),
-    "the time": lambda folder: plan.source_date_epoch(workspace(folder)),
+    "the revision": lambda folder: plan.revision(folder),
+    "the time": lambda folder: plan.source_date_epoch(folder),
     "the code": lambda folder: code_files.collect(workspace(folder)),
     "the version": project_versions._from_git,
     "the upload": local.source_files,
@@ -94,6 +94,6 @@ def test_no_program_that_a_repository_names_is_run(repository: Path, reader: str
 
 
 def test_what_is_read_is_what_git_has(repository: Path) -> None:
-    assert plan.revision(workspace(repository)) == f"{git(repository, 'rev-parse', 'HEAD')}-dirty", "programs/ is new"
-    assert plan.source_date_epoch(workspace(repository)) == 1
+    assert plan.revision(repository) == f"{git(repository, 'rev-parse', 'HEAD')}-dirty", "programs/ is new"
+    assert plan.source_date_epoch(repository) == 1
     assert project_versions._from_git(repository) == "1.0"

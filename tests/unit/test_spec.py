@@ -302,7 +302,7 @@ def test_a_nightly_has_the_versions_in_its_base(
     assert found.version_known
     assert found.version == "2.10.0+git0123abc"
     assert "libtpu==0.0.30.dev20260101" in found.packages
-    assert naming.version_tag(found) == "xla-nightly-2.10.0_git0123abc", "tags have no +"
+    assert found.version_tag() == "xla-nightly-2.10.0_git0123abc", "tags have no +"
     made = plan.make_plan(found, index="default", index_url="", base="x", base_digest="", notes=())
     assert made.tag.startswith("xla-nightly-2.10.0_git0123abc-20261120-"), "the day on which its base was inspected"
     assert found.locked().versions["torch"] == "2.10.0"

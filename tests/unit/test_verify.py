@@ -20,14 +20,14 @@ import zstandard
 from tests.workspaces import lock
 
 from trainyard.common.errors import StepFailed
-from trainyard.image import dockerfile, plan, wheel_layers
+from trainyard.image import dockerfile, plan
 from trainyard.lint.image import core as rules
 from trainyard.lint.image import verify
 from trainyard.lint.image.evidence import Evidence
 from trainyard.lint.waivers import Waiver
 from trainyard.oci import layers, probe, secret_scan
 from trainyard.oci.probe_runner import Distribution, ProbeResult
-from trainyard.spec import model, naming
+from trainyard.spec import model
 from trainyard.spec.model import catalogue, each_platform, load
 from trainyard.spec.units import in_units
 
@@ -80,7 +80,7 @@ def good(target: str = "xla", arch: str = "amd64") -> Evidence:
     made = {
         "CREATED": "2026-11-20T21:28:46Z",
         "REVISION": "0" * 40,
-        "VERSION": f"{naming.version_tag(spec)}-20261120-0123abcd" + (f"-{arch}" if len(spec.platforms) > 1 else ""),
+        "VERSION": f"{spec.version_tag()}-20261120-0123abcd" + (f"-{arch}" if len(spec.platforms) > 1 else ""),
     }
     made |= {"BASE": spec.base_spec().image, "BASE_DIGEST": "", "INDEX": index}
     if isinstance(spec, model.RepositorySpec):
@@ -830,7 +830,7 @@ def test_findings_about_metadata_come_first() -> None:
 def test_layers_are_named_after_the_stages_of_the_rendered_dockerfile() -> None:
     text = dockerfile.dockerfile(load("xla"))
     below, copies = layers.stages(text)
-    wheels = [one.stage for one in wheel_layers.layers(load("xla"), "default")]
+    wheels = [one.stage for one in dockerfile.wheels(load("xla"))]
     assert copies == [*wheels, "site", "about", "common", "trainers", "launcher"]
     made_by = [
         "",

@@ -210,4 +210,4 @@ def test_every_large_wheel_of_the_catalogue_has_one_stage_text() -> None:
 
 def test_an_image_whose_base_holds_the_framework_has_no_wheel_layers() -> None:
     spec = model.load("xla-nightly")
-    assert spec.framework_in_base and wheel_layers.layers(spec, "default") == []
+    assert spec.framework_in_base and dockerfile.wheels(spec) == []

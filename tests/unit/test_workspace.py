@@ -260,7 +260,7 @@ def test_the_revision_is_the_commit_of_the_users_repository(write: Write) -> Non
     git("init", "-q")
     git("add", "trainyard.yaml")
     git("commit", "-q", "-m", "Add the image")
-    found = repository().workspace
+    found = repository().root
     plan._git.cache_clear()
     assert plan.revision(found) == git("rev-parse", "HEAD")
     path.write_text("extends: xla\n", encoding="utf-8")

@@ -141,7 +141,6 @@ def content(spec: Spec) -> Lock:
 
 def planned(spec: Spec) -> build.Plan:
     """The plan of a build, which locks first."""
-    build.check_rendered(spec)
     return build.plan_for(spec)
 
 

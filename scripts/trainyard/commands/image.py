@@ -101,17 +101,18 @@ def _made(context: Context, target: str | None, events: int | None, **how: Any) 
 
 
 def _from(context: Context, target: str | None, reference: str) -> dict[str, Any]:
-    from trainyard.common import console, errors
+    from trainyard.common import console
     from trainyard.oci import docker_engine
     from trainyard.release import candidate
     from trainyard.spec import workspace
-    from trainyard.spec.model import RepositorySpec, load
+    from trainyard.spec.model import load
 
-    spec = load(target, context=context) if target or workspace.find() else None
-    if spec and not isinstance(spec, RepositorySpec):
-        raise errors.UserError(
-            f"--from takes no target of the catalogue: {spec.target} is built from {spec.where}; give the folder of a "
-            f"{workspace.FILE}, or nothing"
+    spec = None
+    if target or workspace.find():
+        loaded = load(target, context=context)
+        spec = loaded.repository(
+            f"--from takes no target of the catalogue: {loaded.target} is built from {loaded.where}; give the folder "
+            f"of a {workspace.FILE}, or nothing"
         )
     docker_engine.set_up_in_checkout()
     made = candidate.from_reference(reference, spec, context, show=console.show)

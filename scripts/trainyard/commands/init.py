@@ -47,7 +47,7 @@ def command(
 
     from trainyard.common import console, errors
     from trainyard.spec import workspace
-    from trainyard.spec.model import RepositorySpec, load, targets
+    from trainyard.spec.model import load, targets
     from trainyard.workspace import init
 
     folder = Path.cwd()
@@ -80,13 +80,12 @@ def command(
             console.warn(note)
         written += init.write(proposal)
     spec = load(str(folder), context=context)
-    extends = spec.extends.target if isinstance(spec, RepositorySpec) else ""
     if devcontainer:
         written.append(init.write_devcontainer(spec))
     console.say(f"commit {', '.join(str(one.relative_to(folder)) for one in written)}; then run 'trainyard image'")
     if as_json:
         console.result(
-            {"files": [str(one) for one in written], "target": extends},
+            {"files": [str(one) for one in written], "target": spec.workspace.document.extends},
             as_json=True,
         )
     else:

@@ -51,7 +51,7 @@ def command(context: Context, target: str | None, image: str | None, output: Pat
         docker_engine.image(reference, made_by=spec.command("image"))
     found = inventory.find(reference)
     if found.repository is not None:
-        inventory.fetch(found, found.layers)
+        inventory.fetch(found, found.repository, found.layers)
     text = sbom.make(found, spec)
     if as_json:
         print(text, end="")

@@ -10,7 +10,7 @@ import contextlib
 import logging
 import tempfile
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -59,29 +59,16 @@ def plan_for(spec: Spec) -> Plan:
         UserError: a lock is missing or damaged, or there is no base; or nothing was fetched for an offline build.
         StepFailed: locks could not be resolved, or the base not bootstrapped.
     """
-    code = ""
-    if isinstance(spec, RepositorySpec):
-        prepared = workspace_files.prepare(spec)
-        spec, code = prepared.spec, prepared.code
+    spec, code = workspace_files.prepare(spec)
     if spec.framework_in_base:
-        return _plan_with_framework_in_base(spec, code)
-    if spec.context.offline:
+        spec, found = _with_framework_in_base(spec)
+    elif spec.context.offline:
         found = offline.recall(spec)
     else:
         spec, found = _reachable(spec)
     in_place = [text] if (text := fallback.note(spec)) else []
-    return make_plan(
-        spec,
-        index=found.index,
-        index_url=found.index_url,
-        base=found.base,
-        base_digest=found.base_digest,
-        notes=(*in_place, *found.notes),
-        build_base=found.build_base,
-        compile_base=_compile_base(spec, found),
-        pythons=found.pythons,
-        code=code,
-    )
+    found = found.model_copy(update={"notes": (*in_place, *found.notes)})
+    return make_plan(spec, **dict(found), compile_base=_compile_base(spec, found), code=code)
 
 
 def _compile_base(spec: Spec, found: offline.Sources) -> str:
@@ -105,14 +92,11 @@ def _reachable(spec: Spec) -> tuple[Spec, offline.Sources]:
         )
     spec.locked()  # reports a lock that is missing or cannot be used before anything is downloaded
     if spec.usable_lock and index not in spec.usable_lock.indexes(spec.arch):
-        if isinstance(spec, RepositorySpec):
-            notes.append(f"{lock.FILE} has no packages of index {index}: run 'trainyard lock --upgrade' to add them")
-            index = DEFAULT
-        else:
-            logger.info(f"no lock for index {index} yet: resolving one; commit it")
-            spec, rendered = target_lock.lock_index(spec, index)
-            for path in [spec.lock_file, *rendered]:
-                logger.info(f"wrote {relative(path)}")
+        reason = f"no lock for index {index} yet: resolving one; commit it"
+        spec = _completed(spec, reason, target_lock.lock_index, index)
+    if spec.usable_lock and index not in spec.usable_lock.indexes(spec.arch):
+        notes.append(f"{lock.FILE} has no packages of index {index}: run 'trainyard lock --upgrade' to add them")
+        index = DEFAULT
     origin = spec.usable_lock.origin if spec.usable_lock else None
     machine = builder.current(spec.context.builder).machine(spec.architecture)
     locked = origin.base if origin else ""
@@ -145,72 +129,47 @@ def fetch(spec: Spec) -> dict[str, Any]:
             plan, facts = build(spec, name=reference)
         finally:
             docker_engine.untag(reference)
-        sources = offline.Sources(
-            index=plan.index,
-            index_url=plan.index_url,
-            base=plan.base,
-            base_digest=plan.base_digest,
-            build_base=plan.build_base,
-            pythons=dict(plan.pythons),
-            notes=list(plan.notes),
-        )
-        offline.keep(spec, sources)
+        offline.keep(spec, offline.Sources.model_validate(plan, from_attributes=True))
     return facts
 
 
-def _plan_with_framework_in_base(spec: Spec, code: str) -> Plan:
-    """Return the plan of an image whose base holds the framework: on the digest that trainyard.lock records.
-
-    If the base was never locked, or another one is configured now, it is inspected and locked first.
+def _completed(spec: Spec, reason: str, add: Callable[..., tuple[Spec, list[Path]]], *what: str) -> Spec:
+    """Return the spec with a lock to which a build adds; that of a repository is written before, and stays as it is.
 
     Args:
-        code: see :class:`Plan`.
+        add: function of :mod:`trainyard.image.target_lock` that is called with the spec and ``what``.
+    """
+    if isinstance(spec, RepositorySpec):
+        return spec
+    logger.info(reason)
+    spec, rendered = add(spec, *what)
+    for path in [spec.lock_file, *rendered]:
+        logger.info(f"wrote {relative(path)}")
+    return spec
+
+
+def _with_framework_in_base(spec: Spec) -> tuple[Spec, offline.Sources]:
+    """Return the spec, and its base that holds the framework: on the digest that trainyard.lock records.
+
+    If the base of a target was never locked, or another one is configured now, it is inspected and locked first.
     """
     configured = base_image.configured_reference(spec.base)
     known = spec.base_contents
-    if not isinstance(spec, RepositorySpec) and (known is None or known.image != configured):
-        where = relative(spec.lock_file)
-        logger.info(
-            f"base {configured} is not the one of {where}: locking; commit the files to build the same image again"
-        )
-        spec, rendered = target_lock.lock(spec)
-        for path in [spec.lock_file, *rendered]:
-            logger.info(f"wrote {relative(path)}")
+    if known is None or known.image != configured:
+        reason = f"base {configured} is not the one of {relative(spec.lock_file)}: locking; commit the files to build "
+        spec = _completed(spec, reason + "the same image again", target_lock.lock)
     spec.locked()
-    assert spec.base_contents is not None
-    base, digest = spec.base_contents.reference, spec.base_contents.digest
-    if digest and configured.endswith(f"@{digest}"):
-        base = configured  # the same image, at the registry that BASE names
+    if (locked := spec.base_contents) is None:
+        raise UserError(f"{relative(spec.lock_file)}: not of base {configured}: run '{spec.command('lock')}'")
+    # The same image may be at the registry that BASE names.
+    base = configured if locked.digest and configured.endswith(f"@{locked.digest}") else locked.reference
     machine = builder.current(spec.context.builder).machine(spec.architecture)
     pythons, notes = base_image.pythons(other_pythons(spec), machine, builder_name=spec.context.builder)
-    if not digest:
+    if not locked.digest:
         notes.insert(0, f"base {base} has no digest, as it comes from no registry")
-    return make_plan(
-        spec,
-        index=DEFAULT,
-        index_url="",
-        base=base,
-        base_digest=digest,
-        notes=tuple(notes),
-        pythons=pythons,
-        code=code,
+    return spec, offline.Sources(
+        index=DEFAULT, index_url="", base=base, base_digest=locked.digest, build_base="", pythons=pythons, notes=notes
     )
-
-
-def check_rendered(spec: Spec) -> None:
-    """Check that the files that an image of the catalogue is built from are up to date with its spec.
-
-    Raises:
-        UserError: they are not; the message names them.
-    """
-    if isinstance(spec, RepositorySpec):
-        return  # its files are written for each build
-    drifted = dockerfile.drift(spec)
-    if drifted:
-        names = ", ".join(relative(path) for path in drifted)
-        raise UserError(
-            f"{names}: out of date with the spec; run '{spec.command('dev render')}' and review the difference"
-        )
 
 
 def bake_arguments(
@@ -299,7 +258,6 @@ def build(
     """
     if compression not in COMPRESSIONS:
         raise UserError(f"'--compression {compression}': use one of {', '.join(COMPRESSIONS)}")
-    check_rendered(spec)
     with contextlib.nullcontext() if name else state.candidate_lock(spec.kept):
         return _build(spec, compression=compression, no_cache=no_cache, cache=cache, name=name, on_step=on_step)
 
@@ -371,9 +329,7 @@ def _build(
         bake_file = Path(folder) / "docker-bake.json" if own else dockerfile.BAKE_FILE
         if own:
             bake_file.write_text(dockerfile.bake([spec], bases), encoding="utf-8")
-        secrets = {}
-        if isinstance(spec, RepositorySpec):
-            secrets = workspace_files.write_secrets(spec.workspace, Path(folder))
+        secrets = workspace_files.write_secrets(spec, Path(folder))
         file = f"--file={bake_file}"
         arguments = bake_arguments(
             plan, compression=compression, no_cache=no_cache, cache=cache, name=name, secrets=secrets

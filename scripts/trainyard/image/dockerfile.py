@@ -13,17 +13,18 @@ from pathlib import Path
 from typing import Any
 
 import jinja2
-from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
 from trainyard.common.errors import one_line
 from trainyard.common.installation import check_writable
 from trainyard.common.settings import ROOT
-from trainyard.image import plan, wheel_layers
+from trainyard.image import plan
+from trainyard.image.wheel_layers import WheelLayer, group
 from trainyard.spec import naming
 from trainyard.spec.architectures import AMD64
 from trainyard.spec.catalog import debian_bases
-from trainyard.spec.lock import DEFAULT, Locked
+from trainyard.spec.framework import UNLOCKED, versions_of
+from trainyard.spec.lock import DEFAULT, Locked, parse
 from trainyard.spec.model import IMAGES, RepositorySpec, Spec, catalogue, each_platform
 
 BAKE_FILE = IMAGES / "docker-bake.json"
@@ -43,44 +44,27 @@ def template_environment() -> jinja2.Environment:
 
 def image_json(spec: Spec) -> str:
     """What the launcher reads inside the image: /opt/trainyard/image.json."""
-    pins = [Requirement(text) for text in spec.packages]
-    versions = {_module(pin.name): next(iter(pin.specifier)).version for pin in pins}
-    return json.dumps(_about(spec, versions | {spec.framework.name: spec.version}), indent=2)
+    return _image_json(spec, versions_of(spec.packages) | {spec.framework.name: spec.version})
 
 
-def _module(name: str) -> str:
-    """The name of a package in image.json."""
-    return canonicalize_name(name).replace("-", "_")
-
-
-def _about(spec: Spec, versions: dict[str, str]) -> dict[str, Any]:
-    return {
+def _image_json(spec: Spec, versions: Mapping[str, str]) -> str:
+    """image.json with versions of the framework and of its packages."""
+    about = {
         "schema": 1,
         "target": spec.target,
         "accelerator": spec.accelerator,
         "framework": spec.framework.name,
-        "versions": versions,
+        "versions": {canonicalize_name(name).replace("-", "_"): version for name, version in versions.items()},
         "trainers": spec.trainer_commands(),
         "default": spec.trainers.default,
     }
+    return json.dumps(about, indent=2)
 
 
-def _image_json_text(spec: Spec) -> str:
-    """image.json as the Dockerfile writes it; the build fills in the versions of a framework in the base."""
-    if not spec.framework_in_base:
-        return image_json(spec)
-    names = dict.fromkeys([*map(_module, spec.base_spec().framework), spec.framework.name], "")
-    return json.dumps(_about(spec, names), indent=2)
+def _version(spec: Spec, read_in_base: str) -> str:
+    """The framework's version as a Dockerfile has it, or what stands for one that the build reads in the base."""
+    return read_in_base if spec.framework_in_base else spec.version
 
-
-#: Mounts of a step that installs packages of a user: the addresses and credentials of private indexes are secrets.
-_PRIVATE_INDEXES = (
-    " \\\n    --mount=type=secret,id=uv,target=/run/secrets/uv.toml"
-    " --mount=type=secret,id=netrc,target=/run/secrets/netrc"
-)
-
-#: PATH of an image.
-_PATH = "/opt/venv/bin:/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 
 #: Variables of images for NVIDIA GPUs. The first two tell the container runtime which libraries of the driver to mount:
 #: https://docs.nvidia.com/datacenter/cloud-native/container-toolkit/latest/docker-specialized.html
@@ -94,8 +78,7 @@ _NVIDIA = {
 
 def search_path(spec: Spec) -> str:
     """PATH inside the image. If the base holds the framework and its Python, the base's PATH is part of it."""
-    path = "/opt/requirements/bin:$PATH" if spec.framework_in_base else _PATH
-    return f"{path}:/usr/local/nvidia/bin" if spec.accelerator == "nvidia" else path
+    return spec.kind.search_path + (":/usr/local/nvidia/bin" if spec.accelerator == "nvidia" else "")
 
 
 def environment(spec: Spec) -> dict[str, str]:
@@ -128,8 +111,7 @@ def _label_lines(spec: Spec) -> str:
     pairs = {name: _quoted(value) for name, value in plan.labels(spec).items()}
     arguments = plan.labels_from_arguments(spec)
     pairs |= {name: f'"${{{argument}}}"' for name, argument in arguments.items()}
-    if spec.framework_in_base:
-        pairs[f"{naming.LABELS}.framework"] = f'"{spec.framework.name}==${{FRAMEWORK_VERSION}}"'
+    pairs[f"{naming.LABELS}.framework"] = f'"{spec.framework.name}=={_version(spec, "${FRAMEWORK_VERSION}")}"'
     return " \\\n      ".join(f"{name}={value}" for name, value in sorted(pairs.items()))
 
 
@@ -166,13 +148,13 @@ def own_source(spec: Spec) -> Source:
 def contexts(spec: Spec) -> dict[str, str]:
     """Named build contexts of a spec outside the catalogue: name -> folder."""
     own = own_source(spec)
-    used = isinstance(spec, RepositorySpec) or spec.trainers.folder
+    used = spec.build_folder != spec.folder or spec.trainers.folder
     return {own.context: from_root(spec.build_folder)} if own.context and used else {}
 
 
-def from_root(path: Path) -> str:
+def from_root(path: Path, root: Path = ROOT) -> str:
     """A path relative to the project, where builds run, if it is inside; independent of the current folder."""
-    return path.relative_to(ROOT).as_posix() if path.is_relative_to(ROOT) else str(path)
+    return path.relative_to(root).as_posix() if path.is_relative_to(root) else str(path)
 
 
 @dataclass(frozen=True)
@@ -195,6 +177,19 @@ class OtherPython:
         return base.build_base or base.image
 
 
+def wheels(spec: Spec, index: str = DEFAULT) -> list[WheelLayer]:
+    """The layers of an image's wheels, lowest first; none if the base holds the framework.
+
+    Args:
+        index: see :func:`variables`.
+    Raises:
+        UserError: there is no lock that can be used.
+    """
+    pins = [pin for section in spec.kind.layered for pin in parse(spec.locked(index).text(section))]
+    index_spec = spec.index_spec() if index != DEFAULT else None
+    return group(pins, index_spec.packages if index_spec else ())
+
+
 def variables(spec: Spec, index: str) -> dict[str, Any]:
     """The variables of templates/Dockerfile.j2.
 
@@ -202,18 +197,22 @@ def variables(spec: Spec, index: str) -> dict[str, Any]:
         index: name of the package index that the framework comes from.
     """
     base = spec.base_spec()
-    own = spec.workspace if isinstance(spec, RepositorySpec) else None
     locked = (spec.usable_lock and spec.usable_lock.of(spec.arch, index)) or Locked({})
-    build = own.document.build if own and "compiled" in locked.texts else None  # markers may leave nothing to compile
+    # Markers may leave nothing to compile.
+    build = spec.workspace.document.build if "compiled" in locked.texts else None
+    # Of a step that installs what a user adds: addresses and credentials of private indexes are secrets.
+    mounts = "".join(
+        f" --mount=type=secret,id={name},target=/run/secrets/{file}" for name, file in spec.secrets.items()
+    )
     pythons = [OtherPython(name) for name in plan.other_pythons(spec)]
     shared = "tools" if spec.base in debian_bases() else pythons[0].stage
     return {
-        "spec_file": own.file.name if own else one_line(from_root(spec.file)),
+        "spec_file": one_line(from_root(spec.file, spec.root)),
         "dockerfile": one_line(from_root(spec.dockerfile(index))),
         "platform_option": "" if spec.arch == AMD64.name else f"--platform {spec.platform} ",
         "contexts": "".join(f"--build-context {name}={one_line(path)} " for name, path in contexts(spec).items()),
         "own_source": own_source(spec),
-        "wheel_layers": wheel_layers.layers(spec, index),
+        "wheel_layers": wheels(spec, index),
         "trainers_package": spec.trainers.package,
         "own_trainers": spec.trainers.folder or "",
         "target": spec.target,
@@ -228,22 +227,25 @@ def variables(spec: Spec, index: str) -> dict[str, Any]:
             if one.stage != shared
         ),
         "platform": spec.wheel_platform,
-        "interpreter": '"$PYTHON"' if spec.framework_in_base else "/usr/bin/python3",
+        "interpreter": spec.kind.build_python,
         "shebang": spec.site.shebang,
         "path": search_path(spec),
         "environment_lines": _environment_lines(spec),
-        "workspace": own is not None,
+        "workspace": isinstance(spec, RepositorySpec),
         "code": spec.has_code,
         "build": build,
         "locked": locked,
         "build_environment_lines": _pairs(build.environment) if build else "",
-        "private_indexes": _PRIVATE_INDEXES if own else "",
+        "private_indexes": f" \\\n   {mounts}" if mounts else "",
         "tools": spec.tools,
         "profile": spec.profile,
         "system": spec.system,
         "epoch": naming.FILE_EPOCH,
-        "image_json": _image_json_text(spec),
-        "version": "unlocked" if spec.framework_in_base else spec.version,
+        "image_json": _image_json(
+            spec,
+            versions_of(spec.packages) | dict.fromkeys(base.framework, "") | {spec.framework.name: _version(spec, "")},
+        ),
+        "version": _version(spec, UNLOCKED),
         "label_lines": _label_lines(spec),
     }
 

@@ -24,7 +24,7 @@ def choose(spec: Spec) -> tuple[Spec, str]:
     Returns:
         That, and why it is not ``spec``; empty if it is. A base that was set with ``TRAINYARD_BASE`` has no fallback.
     """
-    if not spec.framework_in_base or settings.variable("BASE"):
+    if spec.base_spec().bootstrap or settings.variable("BASE"):
         return spec, ""
     found = of(spec)
     reference = spec.base_contents.reference if spec.base_contents else spec.base_spec().image

@@ -14,7 +14,7 @@ import docker.errors
 from trainyard.common.errors import UserError
 from trainyard.oci import docker_engine
 from trainyard.spec import workspace
-from trainyard.spec.model import RepositorySpec, Spec, relative
+from trainyard.spec.model import Spec, relative
 from trainyard.spec.naming import LABELS
 from trainyard.spec.workspace import Workspace
 from trainyard.workspace import code_files, code_layer, python_projects
@@ -35,16 +35,6 @@ TPU_DEVICES = ("/dev/accel0", "/dev/vfio/0")
 
 #: Jupyter's servers, the preferred first.
 JUPYTER = ("jupyter-lab", "jupyter-notebook")
-
-#: Where Jupyter finds kernels, extensions and JupyterLab itself in an image whose base holds the framework: wheels have
-#: them in share/ and etc/, which are beside the packages there, and Jupyter looks below the prefix of Python
-#: (https://docs.jupyter.org/en/latest/use/jupyter-directories.html,
-#: https://jupyterlab.readthedocs.io/en/stable/user/directories.html).
-JUPYTER_FOLDERS = {
-    "JUPYTER_PATH": "/opt/requirements/share/jupyter",
-    "JUPYTER_CONFIG_PATH": "/opt/requirements/etc/jupyter",
-    "JUPYTERLAB_DIR": "/opt/requirements/share/jupyter/lab",
-}
 
 
 @dataclass(frozen=True)
@@ -138,10 +128,9 @@ def _folders(spec: Spec, request: Request) -> tuple[list[str], bool]:
     """The values of ``--mount``, and whether the container writes to one of them."""
     mounts = []
     if request.mount:
-        if not isinstance(spec, RepositorySpec):
-            raise UserError(f"--mount: {spec.target} is a target of the catalogue: there is no code to mount")
-        mounts += [bind(path, place) for path, place in code_mounts(spec.workspace).items()]
-    smoke = spec.workspace.document.smoke if isinstance(spec, RepositorySpec) else None
+        own = spec.repository(f"--mount: {spec.target} is a target of the catalogue: there is no code to mount")
+        mounts += [bind(path, place) for path, place in code_mounts(own.workspace).items()]
+    smoke = spec.workspace.document.smoke
     data = request.data or (spec.folder / smoke.data if smoke and smoke.data else None)
     if data is not None:
         if not data.is_dir():
@@ -192,7 +181,7 @@ def arguments(spec: Spec, reference: str, request: Request, host: Host, server: 
         found.append("--security-opt=label=disable")
     for mount in mounts:
         found += ["--mount", mount]
-    folders = JUPYTER_FOLDERS if request.jupyter and spec.framework_in_base else {}
+    folders = spec.kind.jupyter if request.jupyter else {}
     for variable in (*(f"{name}={folder}" for name, folder in folders.items()), *request.environment):
         found += ["--env", variable]
     if request.jupyter:
@@ -231,13 +220,13 @@ def jupyter_server(reference: str) -> str:
 
 
 def code_changed(spec: Spec, labels: dict[str, str]) -> bool:
-    """Whether the code of a repository differs from that in its image, whose labels are given.
+    """Whether the code of a repository differs from that in its image, whose labels are given; not if it has none.
 
     Raises:
         UserError: the code cannot be in an image; the message says why.
     """
     recorded = labels.get(f"{LABELS}.code")
-    if not isinstance(spec, RepositorySpec) or recorded is None:
+    if recorded is None:
         return False
     with tempfile.TemporaryDirectory() as folder:
         written = code_layer.write(spec.workspace, Path(folder) / "code.tar", spec.site)

@@ -16,9 +16,8 @@ from trainyard.common.errors import UserError
 from trainyard.common.settings import ROOT
 from trainyard.spec.catalog import debian_bases
 from trainyard.spec.lock import FILE
-from trainyard.spec.model import RepositorySpec, Spec
-from trainyard.spec.naming import FILE_EPOCH, LABELS, NAME, candidate_tag, version_tag
-from trainyard.spec.workspace import Workspace
+from trainyard.spec.model import Spec
+from trainyard.spec.naming import FILE_EPOCH, LABELS, NAME, candidate_tag
 
 
 @cache
@@ -41,25 +40,27 @@ def _build_facts() -> dict[str, Any]:
     return found
 
 
-def revision(workspace: Workspace | None = None) -> str:
+def revision(root: Path = ROOT) -> str:
     """The commit, with ``-dirty`` if files differ from it; ``unknown`` if there is neither a repository nor a wheel.
 
-    It is the commit of the user's repository for a ``workspace``, else that of Trainyard. ``TRAINYARD_REVISION``
-    replaces it: an upload to Cloud Build has no repository.
+    ``TRAINYARD_REVISION`` replaces it: an upload to Cloud Build has no repository.
+
+    Args:
+        root: :attr:`trainyard.spec.model.Spec.root`; by default that of Trainyard, of which the images' files count.
     """
     given = settings.variable("REVISION")
     if given:
         return given
-    if workspace is None and settings.CHECKOUT is None:
+    if root == ROOT and settings.CHECKOUT is None:
         return str(_build_facts().get("revision", "unknown"))
-    folder, paths = (ROOT, ["images", "trainers", "launcher"]) if workspace is None else (workspace.root, ["."])
-    commit = _git(folder, "rev-parse", "HEAD")
+    commit = _git(root, "rev-parse", "HEAD")
     if not commit:
         return "unknown"
-    return f"{commit}-dirty" if _git(folder, "status", "--porcelain", "--", *paths) else commit
+    paths = ["images", "trainers", "launcher"] if root == ROOT else ["."]
+    return f"{commit}-dirty" if _git(root, "status", "--porcelain", "--", *paths) else commit
 
 
-def source_date_epoch(workspace: Workspace | None = None) -> int:
+def source_date_epoch(root: Path = ROOT) -> int:
     """``SOURCE_DATE_EPOCH`` if set, else the time of the commit of :func:`revision`: seconds since 1970.
 
     Raises:
@@ -70,9 +71,9 @@ def source_date_epoch(workspace: Workspace | None = None) -> int:
         if not given.isdigit():
             raise UserError(f"SOURCE_DATE_EPOCH={given!r} is not a number of seconds since 1970")
         return int(given)
-    if workspace is None and settings.CHECKOUT is None:
+    if root == ROOT and settings.CHECKOUT is None:
         return int(_build_facts().get("time") or FILE_EPOCH)
-    return int(_git(workspace.root if workspace else ROOT, "log", "-1", "--format=%ct") or FILE_EPOCH)
+    return int(_git(root, "log", "-1", "--format=%ct") or FILE_EPOCH)
 
 
 def _files(folder: Path) -> list[Path]:
@@ -180,28 +181,20 @@ class Plan:
 
     def build_args(self) -> dict[str, str]:
         """Values of the Dockerfile's ARGs."""
-        workspace = self.spec.workspace if isinstance(self.spec, RepositorySpec) else None
-        epoch = source_date_epoch(workspace)
+        spec = self.spec
+        epoch = source_date_epoch(spec.root)
         created = datetime.datetime.fromtimestamp(epoch, tz=datetime.UTC)
-        contents = self.spec.base_contents
-        if self.spec.framework_in_base:
-            where = {"PYTHON": contents.interpreter, "SITE": contents.site} if contents else {}
-            framework = where | {"FRAMEWORK_VERSION": self.spec.version}
-        else:
-            framework = {"BUILD_BASE": self.build_base or self.base}
-            framework |= {"COMPILE_BASE": self.compile_base} if self.compile_base else {}
-            framework |= {"INDEX_URL": self.index_url} if self.index_url else {}
-        framework |= {python_argument(name): reference for name, reference in self.pythons.items()}
-        own = {"LOCKED": sha256_of(self.spec.lock_file)} if workspace else {}
-        own |= {"CODE": self.code} if self.code else {}
+        optional = {"COMPILE_BASE": self.compile_base, "INDEX_URL": self.index_url, "CODE": self.code}
         return (
-            framework
-            | own
+            spec.kind.arguments(spec.version, self.build_base or self.base)
+            | {name: value for name, value in optional.items() if value}
+            | {python_argument(name): reference for name, reference in self.pythons.items()}
+            | {argument: sha256_of(spec.lock_file) for argument in spec.lock_labels.values()}
             | {
                 "BASE": self.base,
                 "BASE_DIGEST": self.base_digest,
                 "INDEX": self.index,
-                "REVISION": revision(workspace),
+                "REVISION": revision(spec.root),
                 "CREATED": created.strftime("%Y-%m-%dT%H:%M:%SZ"),
                 "VERSION": self.tag,
                 "SOURCE_DATE_EPOCH": str(epoch),
@@ -223,18 +216,8 @@ _LABELS_FROM_ARGUMENTS = {
 
 def labels_from_arguments(spec: Spec) -> dict[str, str]:
     """Label -> the build argument whose value it takes."""
-    # What ``push --code-only`` compares with the repository.
-    own = {f"{LABELS}.lock": "LOCKED"} if isinstance(spec, RepositorySpec) else {}
-    return _LABELS_FROM_ARGUMENTS | own | ({f"{LABELS}.code": "CODE"} if spec.has_code else {})
-
-
-def config_hash(workspace: Workspace) -> str:
-    """SHA-256 of what trainyard.yaml says about an image, whatever its layout and comments: hexadecimal.
-
-    The platforms are not part of it: trainyard.lock, which is compared too, has those.
-    """
-    text = workspace.document.model_dump_json(by_alias=True, exclude={"platforms"})
-    return hashlib.sha256(text.encode()).hexdigest()
+    code = {f"{LABELS}.code": "CODE"} if spec.has_code else {}
+    return {**_LABELS_FROM_ARGUMENTS, **spec.lock_labels, **code}
 
 
 def sha256_of(path: Path) -> str:
@@ -244,12 +227,9 @@ def sha256_of(path: Path) -> str:
 
 def labels(spec: Spec) -> dict[str, str]:
     """The labels that the spec alone decides."""
-    own = {}
-    if isinstance(spec, RepositorySpec):
-        own = {f"{LABELS}.extends": spec.extends.target, f"{LABELS}.config": config_hash(spec.workspace)}
-    if spec.fallback_for:
-        own[f"{LABELS}.fallback-for"] = spec.fallback_for
-    return own | {
+    return {
+        **spec.own_labels,
+        **({f"{LABELS}.fallback-for": spec.fallback_for} if spec.fallback_for else {}),
         f"{_OCI}.title": f"{NAME}/{spec.target}",
         f"{_OCI}.description": spec.summary,
         f"{_OCI}.licenses": "Apache-2.0",
@@ -274,12 +254,9 @@ def make_plan(
     code: str = "",
 ) -> Plan:
     """Assemble a plan from the index and the base that this host can reach."""
-    workspace = spec.workspace if isinstance(spec, RepositorySpec) else None
-    day = datetime.datetime.fromtimestamp(source_date_epoch(workspace), tz=datetime.UTC).strftime("%Y%m%d")
-    if spec.day and workspace is None:
-        day = spec.day  # of a nightly, on which its versions were locked, whatever the commit
-    version = version_tag(spec)
-    tag = f"{version}-{day}-{content_hash(spec, index, base_digest or base)}"
+    committed = datetime.datetime.fromtimestamp(source_date_epoch(spec.root), tz=datetime.UTC)
+    day = spec.tag_day or committed.strftime("%Y%m%d")
+    tag = f"{spec.version_tag()}-{day}-{content_hash(spec, index, base_digest or base)}"
     return Plan(
         spec=spec,
         index=index,
@@ -288,7 +265,7 @@ def make_plan(
         base_digest=base_digest,
         notes=notes,
         tag=f"{tag}-{spec.arch}" if len(spec.platforms) > 1 else tag,
-        floating_tags=(spec.target, version),
+        floating_tags=(spec.target, spec.version_tag()),
         build_base=build_base,
         compile_base=compile_base,
         pythons=pythons or {},

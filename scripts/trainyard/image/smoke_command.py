@@ -42,7 +42,6 @@ from trainyard.image.smoke_failure import Explanation, Run, asked_for, own_lines
 from trainyard.image.smoke_sandbox import EMULATED, GRACE, SmokeSandbox
 from trainyard.oci import docker_engine
 from trainyard.sandbox import containers
-from trainyard.spec.model import RepositorySpec
 from trainyard.spec.workspace import COMMAND, FOLDER, Level, SmokeRun, Workspace
 
 logger = logging.getLogger(__name__)
@@ -498,12 +497,3 @@ def check(subject: Subject) -> dict[str, Any]:
         "writes_output": tester.writes_output,
         "seconds": round(time.monotonic() - started, 1),
     } | facts
-
-
-def smoke(spec: RepositorySpec, digest: str) -> dict[str, Any]:
-    """Test the command of a user's image, built from ``spec``; see :func:`check`.
-
-    Raises:
-        StepFailed: it failed.
-    """
-    return check(Subject(digest, tuple(spec.run or ()), (), spec.workspace.document.smoke, spec.workspace))

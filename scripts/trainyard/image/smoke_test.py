@@ -37,7 +37,7 @@ from trainyard.oci import docker_engine
 from trainyard.sandbox.containers import lines_of, prints, wait
 from trainyard.sandbox.datasets import digits
 from trainyard.spec import state
-from trainyard.spec.model import RepositorySpec, Spec
+from trainyard.spec.model import Spec
 
 logger = logging.getLogger(__name__)
 
@@ -161,7 +161,9 @@ def smoke(spec: Spec, reference: str) -> dict[str, Any]:
         StepFailed: a run failed; the message gives the first reason.
     """
     digest = docker_engine.digest(reference, made_by=spec.command("dev build"))
-    facts = smoke_command.smoke(spec, digest) if isinstance(spec, RepositorySpec) and spec.run else _train(spec, digest)
+    if spec.run:
+        subject = smoke_command.Subject(digest, tuple(spec.run), (), spec.workspace.document.smoke, spec.workspace)
+    facts = smoke_command.check(subject) if spec.run else _train(spec, digest)
     state.record(spec.kept, "smoke", digest, facts)
     return {"digest": digest} | facts
 

@@ -15,8 +15,7 @@ from dataclasses import dataclass
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
-from trainyard.spec.lock import DEFAULT, Pin
-from trainyard.spec.model import Spec
+from trainyard.spec.lock import Pin
 
 #: Bytes of a wheel, packed, from which it has a layer of its own, and how many layers there are of such wheels at most:
 #: the largest then. 21 wheels of xla and of torch-tpu are as large (2026-11).
@@ -64,21 +63,6 @@ class WheelLayer:
     def lock(self) -> str:
         """What the layer is installed from. It has no sizes: the layer depends on names, versions and hashes alone."""
         return "".join(f"{pin.requirement()}\n" for pin in self.pins)
-
-
-def layers(spec: Spec, index: str) -> list[WheelLayer]:
-    """The layers of an image's wheels, lowest first; none if the base holds the framework.
-
-    Args:
-        index: name of the package index that the framework comes from.
-    Raises:
-        UserError: there is no lock that can be used.
-    """
-    if spec.framework_in_base:
-        return []
-    locked = spec.locked(index)
-    index_spec = spec.index_spec() if index != DEFAULT else None
-    return group([*locked.framework, *locked.requirements], index_spec.packages if index_spec else ())
 
 
 def group(pins: Iterable[Pin], of_index: Iterable[str] = ()) -> list[WheelLayer]:

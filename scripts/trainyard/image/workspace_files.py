@@ -3,39 +3,33 @@
 from __future__ import annotations
 
 import logging
-from dataclasses import dataclass
 from pathlib import Path
 
+from trainyard.common.errors import UserError
 from trainyard.image import dockerfile, repository_lock
-from trainyard.spec.model import RepositorySpec, relative
-from trainyard.spec.workspace import Workspace
+from trainyard.spec.model import RepositorySpec, Spec, relative
 from trainyard.workspace import code_layer, indexes, wheels
 
 logger = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True)
-class Prepared:
-    """Hold what the image of a repository is built from.
-
-    Attributes:
-        spec: with the lock that the files were written from.
-        code: diff id of the code's layer; empty if there is none.
-    """
-
-    spec: RepositorySpec
-    code: str
-
-
-def prepare(spec: RepositorySpec) -> Prepared:
+def prepare(spec: Spec) -> tuple[Spec, str]:
     """Write everything that the image of a repository is built from into ``spec.build_folder``.
 
-    A lock that is missing, or that the requirements have changed since, is resolved first.
+    A lock that is missing, or that the requirements have changed since, is resolved first. The files of a target of the
+    catalogue are only checked.
 
+    Returns:
+        The spec with the lock that the files have, and the diff id of the code's layer; empty if there is none.
     Raises:
-        UserError: the code, the requirements or the lock have a mistake; the message says where.
+        UserError: the code, the requirements or the lock have a mistake, or a target's files are out of date.
         StepFailed: the requirements could not be resolved.
     """
+    if not isinstance(spec, RepositorySpec):
+        if drifted := dockerfile.drift(spec):
+            names, again = ", ".join(relative(path) for path in drifted), spec.command("dev render")
+            raise UserError(f"{names}: out of date with the spec; run '{again}' and review the difference")
+        return spec, ""
     exists = spec.lock_file.is_file()
     if exists:
         repository_lock.check_tool(spec)
@@ -43,9 +37,8 @@ def prepare(spec: RepositorySpec) -> Prepared:
         logger.info(f"{'updating' if exists else 'writing'} {relative(spec.lock_file)}: commit it")
         spec = repository_lock.lock(spec)
     folder = spec.build_folder
-    folder.mkdir(parents=True, exist_ok=True)
     built = folder / "wheels"
-    built.mkdir(exist_ok=True)
+    built.mkdir(parents=True, exist_ok=True)
     wheels.ensure(spec, built)
     (folder / "code.tar").unlink(missing_ok=True)
     code = ""
@@ -55,18 +48,18 @@ def prepare(spec: RepositorySpec) -> Prepared:
         for note in layer.notes:
             logger.warning(note)
     dockerfile.write(dockerfile.rendered(spec))
-    return Prepared(spec, code)
+    return spec, code
 
 
-def write_secrets(workspace: Workspace, folder: Path) -> dict[str, Path]:
+def write_secrets(spec: Spec, folder: Path) -> dict[str, Path]:
     """Write the build's secrets into ``folder``: the private indexes and their credentials.
 
     Returns:
         Id of a secret of the Dockerfile -> its file. Files are empty where there is nothing to keep.
     """
-    configuration, netrc = indexes.build_configuration(workspace)
-    found = {"uv": folder / "uv.toml", "netrc": folder / "netrc"}
-    for path, text in zip(found.values(), (configuration, netrc), strict=True):
+    found = {name: folder / file for name, file in spec.secrets.items()}
+    texts = indexes.build_configuration(spec.workspace) if found else ()
+    for path, text in zip(found.values(), texts, strict=True):
         path.touch(mode=0o600)
         path.write_text(text, encoding="utf-8")
     return found

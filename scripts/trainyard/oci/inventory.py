@@ -307,11 +307,10 @@ def find(reference: str) -> Image:
     return local(reference)
 
 
-def fetch(image: Image, wanted: Iterable[LayerSummary]) -> None:
-    """Read layers of an image at a registry: their blobs are downloaded as streams and not stored."""
-    assert image.repository is not None
+def fetch(image: Image, repository: Repository, wanted: Iterable[LayerSummary]) -> None:
+    """Read layers of an image in its repository: their blobs are downloaded as streams and not stored."""
     for layer in wanted:
         if layer.diff_id not in image.layer_contents:
-            with image.repository.stream(layer.digest, layer.stored) as stream:
+            with repository.stream(layer.digest, layer.stored) as stream:
                 expected = image_store.Expected(layer.diff_id, layer.stored)
                 image.layer_contents[layer.diff_id] = read_layer(stream, expected)

@@ -88,7 +88,7 @@ def make(
 
 
 def from_reference(
-    reference: str, spec: Spec | None, context: Context, *, show: Callable[[object], None] = verify.unseen
+    reference: str, spec: RepositorySpec | None, context: Context, *, show: Callable[[object], None] = verify.unseen
 ) -> dict[str, Any]:
     """Verify and smoke-test an image that a user's own Dockerfile made ``FROM`` one of Trainyard's.
 
@@ -108,8 +108,7 @@ def from_reference(
         StepFailed: it breaks a rule for every image, or the command failed.
     """
     found = docker_engine.image(reference, made_by=f"docker build --tag {reference} .")
-    workspace = spec.workspace if isinstance(spec, RepositorySpec) else None
-    found_subject = subject(found, reference, workspace)
+    found_subject = subject(found, reference, spec.workspace if spec else None)
     with state.file_lock(context.state, "training"):
         logger.info(f"verifying {reference}")
         verified = verify.verify(None, reference, show=show)
@@ -167,7 +166,7 @@ def closing_command(spec: Spec, trained: dict[str, Any], target: str | None = No
         trained: the result of its smoke test.
         target: as the user gave it; None for the repository of the current folder.
     """
-    if isinstance(spec, RepositorySpec) and spec.run:
+    if spec.run:
         smoke = spec.workspace.document.smoke
         words = smoke_command.container_words(smoke.args if smoke else ["--help"])
         output = ["--output=output"] if trained.get("writes_output") else []

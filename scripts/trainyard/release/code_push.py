@@ -82,7 +82,8 @@ def remember(spec: Spec, repository: Repository, tag: str, digest: str) -> None:
         StepFailed: the registry refuses.
     """
     found = pushed_code.at_registry(spec, repository, digest)
-    assert found is not None  # it has just been pushed
+    if found is None:
+        raise StepFailed(f"{repository.name} no longer has {digest}, which was just pushed: run 'trainyard push' again")
     pushes.record(_kept(spec), found.as_push(repository, tag))
     indexed = found.index is not None
     stored = repository.existing(digest) if indexed else pushed_code.with_configuration(found.images[0])
@@ -131,7 +132,7 @@ def _check(spec: model.RepositorySpec, pushed: Pushed, image: Image, repository:
         raise UserError(f"no {lock.FILE} beside {spec.where}: run 'trainyard image' and 'trainyard push'")
     compared = {
         lock.FILE: (image.labels.get(f"{LABELS}.lock"), plan.sha256_of(spec.lock_file)),
-        FILE: (image.labels.get(f"{LABELS}.config"), plan.config_hash(spec.workspace)),
+        FILE: (image.labels.get(f"{LABELS}.config"), spec.workspace.config_hash),
     }
     changed = [name for name, (there, here) in compared.items() if there != here]
     if changed:
@@ -241,8 +242,8 @@ def _commit(workspace: Workspace) -> dict[str, str]:
 
     The same code therefore makes the same digest on every host.
     """
-    created = datetime.datetime.fromtimestamp(plan.source_date_epoch(workspace), tz=datetime.UTC)
-    return {"created": created.strftime("%Y-%m-%dT%H:%M:%SZ"), "revision": plan.revision(workspace)}
+    created = datetime.datetime.fromtimestamp(plan.source_date_epoch(workspace.root), tz=datetime.UTC)
+    return {"created": created.strftime("%Y-%m-%dT%H:%M:%SZ"), "revision": plan.revision(workspace.root)}
 
 
 def _version(pushed: Pushed, diff_id: str, commit: dict[str, str]) -> str:
@@ -271,8 +272,7 @@ def push(spec: Spec, registry: str, *, image: str | None = None) -> dict[str, An
         StepFailed: the registry cannot be reached or refuses.
     """
     started = time.monotonic()
-    if not isinstance(spec, model.RepositorySpec):
-        raise UserError(f"{spec.target} is a target of the catalogue: --code-only is for a folder with a {FILE}")
+    spec = spec.repository(f"{spec.target} is a target of the catalogue: --code-only is for a folder with a {FILE}")
     repository = Repository(f"{registry}/{NAME}", spec.context.state)
     known = None if image else pushes.last(_kept(spec), repository.name)
     with ThreadPoolExecutor(3) as pool, tempfile.TemporaryDirectory(prefix="trainyard-") as folder:

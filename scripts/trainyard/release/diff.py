@@ -68,10 +68,10 @@ def _listed(image: Image) -> tuple[dict[str, InstalledPackage], dict[str, Instal
 
 def _read(image: Image, wanted: list[LayerSummary]) -> None:
     missing = [layer for layer in wanted if layer.diff_id not in image.layer_contents]
-    if missing:
+    if missing and image.repository:
         size = in_units(sum(layer.stored for layer in missing))
         logger.info(f"{image.reference} has no SBOM attached: reading {size} of layers for their packages")
-        inventory.fetch(image, missing)
+        inventory.fetch(image, image.repository, missing)
 
 
 def layers(a: Image, b: Image) -> list[dict[str, Any]]:

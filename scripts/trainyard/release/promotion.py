@@ -25,7 +25,7 @@ from trainyard.release import claims, platform_index, predicates
 from trainyard.release.predicates import Claim
 from trainyard.spec import state
 from trainyard.spec.model import Spec
-from trainyard.spec.naming import LABELS, NAME, version_tag
+from trainyard.spec.naming import LABELS, NAME
 
 #: Seconds that one more reading of the tags waits longer than the one before.
 _WAIT = 0.2
@@ -115,7 +115,7 @@ def promote(
         _copy_claims(manifest, source, destination)
     with _locked(destination):
         _warn_if_mixed(spec, destination)
-        tags = (version_tag(spec, framework_version(source, manifest)), spec.target)
+        tags = (spec.version_tag(framework_version(source, manifest)), spec.target)
         before = {tag: destination.manifest(tag) for tag in tags}
         moved = {tag: one for tag, one in before.items() if one is None or one.digest != manifest.digest}
         if moved and summary and demanded and demanded.signer:
@@ -146,7 +146,7 @@ def _mixed(spec: Spec, repository: Repository) -> tuple[Manifest | None, str, Ma
     now = repository.manifest(spec.target)
     if now is None:
         return None, "", None
-    versioned = version_tag(spec, framework_version(repository, now))
+    versioned = spec.version_tag(framework_version(repository, now))
     return now, versioned, repository.manifest(versioned)
 
 
@@ -233,7 +233,7 @@ def rollback(spec: Spec, address: str) -> dict[str, Any]:
         )  # raises before anything is moved, if its documents are not what they were
         moved, wanted = {}, before
         # The target's own tag is last: see _settle.
-        for tag in (version_tag(spec, framework_version(repository, now)), spec.target):
+        for tag in (spec.version_tag(framework_version(repository, now)), spec.target):
             now, before = repository.manifest(tag), repository.manifest(f"{tag}.previous")
             if now is None or before is None:  # the first image of its version: the version's tag is not moved
                 continue

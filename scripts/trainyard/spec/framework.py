@@ -27,6 +27,11 @@ def unpinned(packages: Iterable[str]) -> list[str]:
     return [canonicalize_name(package.name) for package in map(Requirement, packages) if not is_pinned(package)]
 
 
+def versions_of(pins: Iterable[str]) -> dict[str, str]:
+    """Return name of a package -> version, of requirements that have one."""
+    return {pin.name: next(iter(pin.specifier)).version for pin in map(Requirement, pins)}
+
+
 def pinned(text: str, versions: Mapping[str, str]) -> str:
     """Return a requirement with its version; as it is if it has one, or if ``versions`` has none.
 

@@ -8,9 +8,9 @@ the line, the key, and the nearest valid spelling.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Annotated, Any, Literal, NoReturn, Self, TypeVar
+from typing import Annotated, Any, ClassVar, Literal, NoReturn, Self, TypeVar
 
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
@@ -32,8 +32,10 @@ from trainyard.spec.catalog import indexes as indexes
 from trainyard.spec.framework import BaseContents as BaseContents
 from trainyard.spec.framework import Framework as Framework
 from trainyard.spec.framework import pin
+from trainyard.spec.kinds import InBase, Wheels
 from trainyard.spec.lock import DEFAULT, Lock, Locked, Unreadable
 from trainyard.spec.markers import applies
+from trainyard.spec.naming import LABELS
 from trainyard.spec.units import in_bytes
 from trainyard.spec.workspace import Level, Site, Variable, Workspace, WorkspaceDocument
 from trainyard.spec.yaml_source import relative as relative
@@ -114,9 +116,14 @@ class Spec(_Document):
     Attributes:
         arch: name of its architecture.
         folder: holds its image.yaml, or a repository's trainyard.yaml.
+        workspace: the user's repository; of another image its folder, where nothing is added to the target.
         framework_of: the folder of the target that it extends, if it has the framework of that one.
         lock: the content of its trainyard.lock, or why that cannot be used.
         context: of the command that it was loaded for.
+        root: the folder whose commit the image has.
+        own_labels: those that images of the catalogue lack.
+        lock_labels: label with the SHA-256 of the lock -> the build argument that has it.
+        secrets: of the build: id -> name of the file.
     """
 
     target: str
@@ -124,7 +131,12 @@ class Spec(_Document):
     folder: Path
     framework_of: Path | None = None
     lock: Annotated[Lock | Unreadable, SkipValidation] = Field(exclude=True, repr=False)
+    workspace: SkipValidation[Workspace] = Field(exclude=True, repr=False)
     context: Context = Field(default_factory=Context, exclude=True, repr=False)
+    root: Path = Field(default=ROOT, exclude=True, repr=False)
+    own_labels: dict[str, str] = Field(default_factory=dict, exclude=True, repr=False)
+    lock_labels: ClassVar[Mapping[str, str]] = {}
+    secrets: ClassVar[Mapping[str, str]] = {}
 
     @property
     def architecture(self) -> Architecture:
@@ -143,7 +155,7 @@ class Spec(_Document):
     @property
     def file(self) -> Path:
         """The file that describes it."""
-        return self.folder / "image.yaml"
+        return self.workspace.file
 
     @property
     def where(self) -> str:
@@ -180,15 +192,23 @@ class Spec(_Document):
         """The argument of commands for this image."""
         return [self.target]
 
+    def repository(self, refusal: str) -> RepositorySpec:
+        """Return the spec of a user's repository.
+
+        Raises:
+            UserError: it is of a target of the catalogue; ``refusal`` is the message.
+        """
+        raise UserError(refusal)
+
     @property
     def has_code(self) -> bool:
         """Whether the image has a layer with a user's code: not if trainyard.yaml adds packages alone."""
-        return False
+        return bool(self.workspace.document.code)
 
     @property
     def run(self) -> list[str] | None:
         """The command of a user's repository; None if trainers of the catalogue are all that it can run."""
-        return None
+        return self.workspace.document.run
 
     @property
     def limited(self) -> bool:
@@ -198,7 +218,7 @@ class Spec(_Document):
     @property
     def level(self) -> Level:
         """How far the smoke test tests the image: a trainer of the catalogue has to learn."""
-        return "trained"
+        return self.workspace.level if self.run else "trained"
 
     def on(self, arch: str) -> Self:
         """Return the spec for another of its platforms."""
@@ -235,10 +255,10 @@ class Spec(_Document):
     @property
     def base_contents(self) -> BaseContents | None:
         """Packages of a base that holds the framework; None if it holds none or was never inspected."""
-        locked = self._own_lock.of(self.arch) if self._own_lock and self.framework_in_base else None
+        names = {*map(canonicalize_name, self.base_spec().framework)}
+        locked = self._own_lock.of(self.arch) if self._own_lock and names else None
         contents = locked.base if locked else None
-        complete = contents and {*map(canonicalize_name, self.base_spec().framework)} <= contents.packages.keys()
-        return contents if complete else None
+        return contents if contents and names <= contents.packages.keys() else None
 
     @property
     def packages(self) -> list[str]:
@@ -271,12 +291,24 @@ class Spec(_Document):
         """Tell if the framework has a version: not if ``trainyard lock`` chooses it and never did."""
         return self.version != framework.UNLOCKED
 
+    def version_tag(self, version: str | None = None) -> str:
+        """The tag of a version of the framework, by default the current one.
+
+        A tag cannot contain the ``+`` before a local version: it becomes ``_``.
+        """
+        return f"{self.target}-{(self.version if version is None else version).replace('+', '_')}"
+
     @property
     def day(self) -> str:
         """When ``trainyard lock`` chose the framework's version, as in 20261121; empty if the spec has it."""
         if contents := self.base_contents:
             return contents.day
         return self._own_lock.day if self._own_lock else ""
+
+    @property
+    def tag_day(self) -> str:
+        """The day that the immutable tag has in place of the commit's: :attr:`day`; empty: it has the commit's."""
+        return self.day
 
     def base_spec(self) -> Base:
         """The entry of images/bases.yaml that the image is built on."""
@@ -286,6 +318,11 @@ class Spec(_Document):
     def framework_in_base(self) -> bool:
         """Whether the framework is in the base instead of a separate layer."""
         return bool(self.base_spec().framework)
+
+    @property
+    def kind(self) -> Wheels | InBase:
+        """Where the image has its framework."""
+        return InBase(self.base_contents) if self.framework_in_base else Wheels(self.python_version)
 
     @property
     def python_version(self) -> str:
@@ -298,16 +335,9 @@ class Spec(_Document):
         return self.architecture.wheel_platform(self.base_spec().glibc)
 
     @property
-    def python(self) -> str:
-        """The interpreter of trainers: that of the venv, or the first of the base's PATH."""
-        return "python3" if self.framework_in_base else "/opt/venv/bin/python"
-
-    @property
     def site(self) -> Site:
         """Where the image has the packages that are installed in it."""
-        if self.framework_in_base:
-            return Site("opt/requirements", "opt/requirements/bin", f"/usr/bin/env {self.python}")
-        return Site(f"opt/venv/lib/python{self.python_version}/site-packages", "opt/venv/bin", self.python)
+        return self.kind.site
 
     def index_spec(self) -> Index | None:
         """The entry of images/indexes.yaml that the framework comes from; None for the default index."""
@@ -316,12 +346,13 @@ class Spec(_Document):
     def trainer_commands(self) -> dict[str, list[str]]:
         """Trainer name -> the command the launcher starts, as image.json holds it."""
         commands = {
-            path.stem: [self.python, "-m", f"trainers.{self.trainers.package}.{path.stem}"]
+            path.stem: [self.kind.python, "-m", f"trainers.{self.trainers.package}.{path.stem}"]
             for path in _trainer_files(ROOT / "trainers" / self.trainers.package)
         }
         if self.trainers.folder:
             for path in _trainer_files(self.folder / self.trainers.folder):
-                commands[path.stem] = [self.python, f"/opt/trainyard/own/{path.name}"]
+                commands[path.stem] = [self.kind.python, f"/opt/trainyard/own/{path.name}"]
+        commands |= {workspace.COMMAND: self.run} if self.run else {}
         return dict(sorted(commands.items()))
 
 
@@ -329,16 +360,15 @@ class RepositorySpec(Spec):
     """The image of a user's repository, for one of its platforms.
 
     Attributes:
-        workspace: the repository.
         extends: the target that it extends, on that one's base.
     """
 
-    workspace: SkipValidation[Workspace]
     extends: SkipValidation[Spec]
+    lock_labels: ClassVar[Mapping[str, str]] = {f"{LABELS}.lock": "LOCKED"}  # `push --code-only` compares it
+    secrets: ClassVar[Mapping[str, str]] = {"uv": "uv.toml", "netrc": "netrc"}
 
-    @property
-    def file(self) -> Path:
-        return self.workspace.file
+    def repository(self, refusal: str) -> RepositorySpec:
+        return self
 
     @property
     def build_folder(self) -> Path:
@@ -349,20 +379,12 @@ class RepositorySpec(Spec):
         return []
 
     @property
-    def has_code(self) -> bool:
-        return bool(self.workspace.document.code)
-
-    @property
-    def run(self) -> list[str] | None:
-        return self.workspace.document.run
+    def tag_day(self) -> str:
+        return ""
 
     @property
     def limited(self) -> bool:
         return self.workspace.document.budget is not None
-
-    @property
-    def level(self) -> Level:
-        return self.workspace.level if self.run else super().level
 
     @property
     def _own_lock(self) -> Lock | None:
@@ -373,10 +395,6 @@ class RepositorySpec(Spec):
     def parent(self) -> Spec:
         """The target that it extends, for its platform and on its base."""
         return self.extends.model_copy(update={"arch": self.arch, "base": self.base})
-
-    def trainer_commands(self) -> dict[str, list[str]]:
-        own = {workspace.COMMAND: self.run} if self.run else {}
-        return dict(sorted((super().trainer_commands() | own).items()))
 
 
 def _trainer_files(folder: Path) -> list[Path]:
@@ -517,6 +535,7 @@ def _load_repository(path: Path, context: Context | None = None) -> RepositorySp
         document = document.model_copy(update={"code": []})
     trainers = parent.trainers.model_copy(update={"default": workspace.COMMAND}) if document.run else parent.trainers
     inherited = {name: getattr(parent, name) for name in _Document.model_fields}
+    described = Workspace(path, document)
     return RepositorySpec.model_construct(
         **inherited
         | {
@@ -531,7 +550,9 @@ def _load_repository(path: Path, context: Context | None = None) -> RepositorySp
         target=name,
         folder=path.parent,
         lock=lock.read(path.with_name(lock.FILE), "trainyard lock", of_repository=True),
-        workspace=Workspace(path, document),
+        workspace=described,
+        root=path.parent,
+        own_labels={f"{LABELS}.extends": parent.target, f"{LABELS}.config": described.config_hash},
         extends=parent,
         context=parent.context,
     )
@@ -545,8 +566,7 @@ def _check_base(parent: Spec, base: str, refuse: Callable[[tuple[str, ...], str]
     """
     if base not in bases():
         refuse(("base",), f"unknown base '{base}'{nearest(base, bases())}; valid: {', '.join(bases())}")
-    if parent.framework_in_base or bases()[base].framework:
-        held = base if bases()[base].framework else parent.base
+    if held := next((name for name in (base, parent.base) if bases()[name].framework), None):
         refuse(("base",), f"{held} holds a framework: only the target that is made for it can use it")
 
 
@@ -590,6 +610,7 @@ def _load(folder: Path, below: tuple[Path, ...], context: Context | None = None)
         folder=folder,
         framework_of=framework_of,
         lock=lock.read(folder / lock.FILE, f"trainyard lock {folder.name}"),
+        workspace=Workspace(path, WorkspaceDocument(extends="", code=[])),
         context=context or Context(),
     )
     _check_references(spec, data)
@@ -640,10 +661,9 @@ def _check_framework(spec: Spec, refuse: _Refuse) -> None:
             ("framework", "index"),
             f"unknown index '{spec.framework.index}'{nearest(spec.framework.index, known)}; valid: {', '.join(known)}",
         )
-    if spec.framework_in_base and spec.framework.packages:
-        refuse(("framework", "packages"), f"base {spec.base} holds the framework: remove the packages")
-    if not spec.framework_in_base and not spec.framework.packages:
-        refuse(("framework", "packages"), "none given, as in [torch==2.15.0]")
+    if spec.framework_in_base == bool(spec.framework.packages):
+        mistake = f"base {spec.base} holds the framework: remove the packages" if spec.framework.packages else ""
+        refuse(("framework", "packages"), mistake or "none given, as in [torch==2.15.0]")
     for position, text in enumerate([] if spec.nightly else spec.framework.packages):
         try:
             pin(text)

@@ -3,12 +3,8 @@
 from __future__ import annotations
 
 import re
-from typing import TYPE_CHECKING
 
 from trainyard.common import settings
-
-if TYPE_CHECKING:  # commands that only name images need not load specs, which takes longer than their requests
-    from trainyard.spec.model import Spec
 
 #: Name of the local image repository.
 NAME = settings.variable("IMAGE_NAME") or "trainyard"
@@ -28,15 +24,6 @@ DEVELOPMENT = "dev-"
 #: Modification time of every file that a build adds to an image: 1980-01-01, the earliest time that zip archives can
 #: hold, in seconds since 1970. With the commit's time every commit would have a new framework layer.
 FILE_EPOCH = 315532800
-
-
-def version_tag(spec: Spec, version: str | None = None) -> str:
-    """The tag of a target's version, by default the current one of its framework.
-
-    A tag cannot contain the ``+`` before a local version: it becomes ``_``.
-    """
-    version = spec.version if version is None else version
-    return f"{spec.target}-{version.replace('+', '_')}"
 
 
 def day_and_hash(tag: str) -> tuple[str, str]:

@@ -6,6 +6,7 @@ with an image of the catalogue is done with a user's image too.
 
 from __future__ import annotations
 
+import hashlib
 import re
 import shlex
 from collections.abc import Iterator
@@ -203,6 +204,15 @@ class Workspace:
     def root(self) -> Path:
         """The folder of trainyard.yaml, which becomes /workspace."""
         return self.file.parent
+
+    @property
+    def config_hash(self) -> str:
+        """SHA-256 of what the document says about an image, whatever its layout and comments: hexadecimal.
+
+        The platforms are not part of it: trainyard.lock, which is compared too, has those.
+        """
+        text = self.document.model_dump_json(by_alias=True, exclude={"platforms"})
+        return hashlib.sha256(text.encode()).hexdigest()
 
     @property
     def level(self) -> Level:

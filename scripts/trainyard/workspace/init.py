@@ -538,7 +538,7 @@ def devcontainer(spec: Spec) -> dict[str, Any]:
         "overrideCommand": True,
         "customizations": {
             "vscode": {
-                "settings": {"python.defaultInterpreterPath": spec.python},
+                "settings": {"python.defaultInterpreterPath": spec.kind.python},
                 "extensions": ["ms-python.python"],
             }
         },

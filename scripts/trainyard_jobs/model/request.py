@@ -14,7 +14,7 @@ from trainyard.image import trainer_flags
 from trainyard.oci.reference import Reference
 from trainyard.oci.registry import Repository, check_address
 from trainyard.spec import model, naming
-from trainyard.spec.model import RepositorySpec, Spec
+from trainyard.spec.model import Spec
 from trainyard.spec.workspace import COMMAND
 from trainyard.workspace import pushes
 from trainyard_jobs.model import machines, tuning
@@ -108,7 +108,7 @@ class Request:
 
 def runs_own_command(spec: Spec | None, args: tuple[str, ...]) -> bool:
     """Whether the arguments of a container start the command of the user's repository, whose flags are not known."""
-    return isinstance(spec, RepositorySpec) and args[:1] == (COMMAND,)
+    return spec is not None and spec.run is not None and args[:1] == (COMMAND,)
 
 
 def with_output(spec: Spec | None, args: tuple[str, ...], output: str | None) -> tuple[tuple[str, ...], dict[str, str]]:
@@ -200,12 +200,8 @@ def image_of(spec: Spec | None, image: str | None, address: str | None) -> str:
         raise UserError(
             "no image: give 'xla' '--registry us-central1-docker.pkg.dev/<project>/<repository>', or '--image'"
         )
-    known = (
-        pushes.last(spec.context.state / spec.target, f"{address}/{naming.NAME}" if address else "")
-        if isinstance(spec, RepositorySpec)
-        else None
-    )
-    if known:
+    # Nothing is recorded of the pushes of a target of the catalogue.
+    if known := pushes.last(spec.context.state / spec.target, f"{address}/{naming.NAME}" if address else ""):
         if known.code_digest:
             logger.info(f"the image has the code of 'push --code-only', which nothing tested: {known.code_tag}")
         return known.reference

@@ -130,9 +130,8 @@ class Follower:
             self._process = process
             if self._closed.is_set():
                 process.kill()
-            assert process.stdout is not None
             try:
-                for line in process.stdout:
+                for line in process.stdout or ():
                     if not line.endswith("\n"):
                         cut = line
                         continue

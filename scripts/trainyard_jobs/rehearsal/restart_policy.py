@@ -157,7 +157,7 @@ class Kubernetes:
                 f"{why}, the Job failed",
                 "a Job replaces pods up to its backoffLimit; a JobSet with failurePolicy.maxRestarts restarts all pods",
             )
-        action = self._jobset_action(end, reason)
+        action = self._jobset_action(self.jobset, end, reason)
         limit = int(self.jobset.get("maxRestarts") or 0)
         if action == "RestartJobSetAndIgnoreMaxRestarts" or (
             action == "RestartJobSet" and self._counted_restarts < limit
@@ -172,9 +172,8 @@ class Kubernetes:
             "spec.failurePolicy.maxRestarts limits how often a JobSet is restarted",
         )
 
-    def _jobset_action(self, end: End, reason: str) -> str:
-        assert self.jobset is not None
-        for rule in self.jobset.get("rules") or []:
+    def _jobset_action(self, jobset: Mapping[str, Any], end: End, reason: str) -> str:
+        for rule in jobset.get("rules") or []:
             reasons = rule.get("onJobFailureReasons") or []
             targets = rule.get("targetReplicatedJobs") or []
             if (not reasons or reason in reasons) and (

@@ -39,13 +39,12 @@ def command(context: click.Context, shell: str) -> None:
     New shells complete then. The script is click's: it asks trainyard for the words,
     so that it stays valid when trainyard is upgraded.
     """
-    from click.shell_completion import get_completion_class
+    from click.shell_completion import BashComplete, FishComplete, ZshComplete
 
     group = context.find_root().command
-    found = get_completion_class(shell)
-    assert found is not None
+    kind = {"bash": BashComplete, "zsh": ZshComplete, "fish": FishComplete}[shell]
     # What click itself asks its bash for: source() would run the bash of this machine to learn its version.
-    words = found(group, {}, "trainyard", "_TRAINYARD_COMPLETE")
+    words = kind(group, {}, "trainyard", "_TRAINYARD_COMPLETE")
     template = words.source_template
     if shell == "zsh":
         template = template.replace(_AUTOLOADED, f"{_AUTOLOADED}\n    compdef %(complete_func)s %(prog_name)s")

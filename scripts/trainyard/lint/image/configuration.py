@@ -129,7 +129,7 @@ def _base_is_known(image: Evidence) -> bool:
     may have any.
     """
     spec = image.required_spec
-    if spec.framework_in_base:
+    if not image.base_is_debian:
         return False
     base = image.labels.get("org.opencontainers.image.base.name", "")
     debian = Reference.parse(spec.base_spec().image).name

@@ -17,7 +17,8 @@ from trainyard.oci.layers import Layer, Stored
 from trainyard.oci.probe_runner import Distribution, ProbeResult
 from trainyard.spec import naming
 from trainyard.spec.architectures import ARCHITECTURES, Architecture
-from trainyard.spec.model import RepositorySpec, Spec
+from trainyard.spec.catalog import debian_bases
+from trainyard.spec.model import Spec
 from trainyard.spec.workspace import FOLDER
 
 
@@ -77,6 +78,11 @@ class Evidence(Configured):
         return self.spec.target if self.spec else ""
 
     @property
+    def base_is_debian(self) -> bool:
+        """Whether the base has Debian's Python and nothing else; others may hold anything."""
+        return self.spec is not None and self.spec.base in debian_bases()
+
+    @property
     def required_spec(self) -> Spec:
         """The spec, for rules about targets: they are not applied to an image without one."""
         assert self.spec is not None
@@ -128,15 +134,14 @@ class Evidence(Configured):
 
     def of_workspace(self, path: str) -> bool:
         """Whether a path is in the folder of the user's code."""
-        return isinstance(self.spec, RepositorySpec) and path.startswith(f"{FOLDER}/")
+        return self.spec is not None and self.spec.has_code and path.startswith(f"{FOLDER}/")
 
     @cached_property
     def recorded(self) -> dict[str, str]:
         """Path -> SHA-256 of what the locked wheels brought, as they themselves say; the base's, where it has some."""
         found: dict[str, str] = {}
-        in_base = self.spec is None or self.spec.framework_in_base
         for layer in self.stored.layers:
-            if layer.kind == "copied" or in_base:
+            if layer.kind == "copied" or not self.base_is_debian:
                 found |= layer.contents.records
         return found
 

@@ -117,8 +117,7 @@ def no_path_stored_twice(image: Evidence) -> Iterator[Finding]:
 def no_empty_or_duplicate_layer(image: Evidence) -> Iterator[Finding]:
     """No layer is empty, and no layer occurs twice."""
     why = "GKE streams no image that has such a layer: its nodes download all of it before a container starts"
-    in_base = image.spec is not None and image.spec.framework_in_base
-    severity = Severity.NOTE if image.spec is None or in_base else Severity.REFUSE
+    severity = Severity.REFUSE if image.base_is_debian else Severity.NOTE
     seen: dict[str, str] = {}
     for layer in image.stored.layers:
         where = f"layer {layer.stage}"

@@ -27,13 +27,16 @@ def labels_match_spec(image: Evidence) -> Iterator[Finding]:
     """Labels match the spec."""
     spec = image.required_spec
     build = image.build or {}
-    name = naming.version_tag(spec)
+    name = spec.version_tag()
     suffix = f"-{spec.arch}" if len(spec.platforms) > 1 else ""
     tag = _TAG.format(name=re.escape(name), suffix=suffix)
     base = build.get("base") or (spec.base_contents.reference if spec.base_contents else None)
     pinned = image.labels.get("org.opencontainers.image.base.name", "").partition("@")[2]
+    # That of the repository may have been edited since.
+    code = image.stored.layers[-1].diff_id if image.stored.layers else ""
     # Build argument -> pattern of its valid values, and the words for them.
     allowed = {
+        "CODE": (re.escape(code), code),
         "CREATED": (r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ", "a time such as 2026-11-20T12:00:00Z"),
         "REVISION": (r"[0-9a-f]{40}(-dirty)?|unknown", "a commit"),
         "VERSION": (
@@ -48,10 +51,9 @@ def labels_match_spec(image: Evidence) -> Iterator[Finding]:
         ),
     }
     expected = {label: (re.escape(text), repr(text)) for label, text in plan.labels(spec).items()}
-    if isinstance(spec, RepositorySpec):
+    for argument in spec.lock_labels.values():
         locked = plan.sha256_of(spec.lock_file)
-        code = image.stored.layers[-1].diff_id  # not that of the repository, which may have been edited since
-        allowed |= {"LOCKED": (locked, locked), "CODE": (re.escape(code), code)}
+        allowed[argument] = (locked, locked)
     expected |= {label: allowed[argument] for label, argument in plan.labels_from_arguments(spec).items()}
     for label, (pattern, words) in expected.items():
         value = image.labels.get(label)
@@ -99,9 +101,9 @@ def tags_match_spec(image: Evidence) -> Iterator[Finding]:
     """Local tags name this target and no other."""
     spec = image.required_spec
     target, version = spec.target, spec.version
-    floating = {target, spec.local_name, f"{spec.local_name}-candidate", naming.version_tag(spec)}
+    floating = {target, spec.local_name, f"{spec.local_name}-candidate", spec.version_tag()}
     # The tag of an index, by which the image of one platform was pulled.
-    pattern = _TAG.format(name=re.escape(naming.version_tag(spec)), suffix="")
+    pattern = _TAG.format(name=re.escape(spec.version_tag()), suffix="")
     index = re.compile(pattern) if len(spec.platforms) > 1 else None
     immutable = image.labels.get("org.opencontainers.image.version", "")
     for reference in image.tags:

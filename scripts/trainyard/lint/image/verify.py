@@ -76,6 +76,7 @@ def gather(spec: Spec | None, reference: str) -> Evidence:
             logger.warning(f"{error}; only its layers and its configuration are checked")
             failed = spec is not None or isinstance(error, probe_runner.ProbeFailed)
             found = dataclasses.replace(probe_runner.NOTHING, error=str(error) if failed else "")
+        inputs, changed = _made_of(spec, index, image.labels, built) if spec else ("", ())
         return Evidence(
             spec=spec,
             reference=reference,
@@ -83,8 +84,8 @@ def gather(spec: Spec | None, reference: str) -> Evidence:
             stored=stored if spec else layers.without_base(stored),
             inside=found,
             build=built,
-            inputs=_inputs(spec, index, image.labels) if spec else "",
-            changed=_changed(spec, index, built) if spec and built else (),
+            inputs=inputs,
+            changed=changed,
             expected=wanted,
             waivers=waivers.load(),
         )
@@ -96,17 +97,18 @@ def _index(spec: Spec, labels: Mapping[str, str]) -> str:
     return label if label == spec.framework.index else "default"
 
 
-def _inputs(spec: Spec, index: str, labels: Mapping[str, str]) -> str:
-    """The hash of what an image of a spec is made of now; empty for a user's, whose code may have been edited since."""
+def _made_of(
+    spec: Spec, index: str, labels: Mapping[str, str], built: state.BuildResult | None
+) -> tuple[str, tuple[str, ...]]:
+    """Return the hash of what an image of a spec is made of now, and the names of what changed since it was built.
+
+    Both are empty for a user's image, whose code may have been edited since.
+    """
     if isinstance(spec, RepositorySpec):
-        return ""
+        return "", ()
     base = labels.get("org.opencontainers.image.base.digest") or labels.get("org.opencontainers.image.base.name", "")
-    return plan.content_hash(spec, index, base)
-
-
-def _changed(spec: Spec, index: str, built: state.BuildResult) -> tuple[str, ...]:
-    """What changed since an image was built; nothing for a user's, as in :func:`_inputs`."""
-    return () if isinstance(spec, RepositorySpec) else plan.changed_inputs(spec, index, built.get("inputs", {}))
+    changed = plan.changed_inputs(spec, index, built.get("inputs", {})) if built else ()
+    return plan.content_hash(spec, index, base), changed
 
 
 def examine(spec: Spec | None, reference: str) -> tuple[Evidence, dict[str, list[Finding]]]:
@@ -136,14 +138,12 @@ def unseen(part: object) -> None:
     """Show nothing: the ``show`` of :func:`verify` for callers that read its result alone."""
 
 
-def verify(
-    spec: Spec | None, reference: str | None = None, *, show: Callable[[object], None] = unseen
-) -> dict[str, Any]:
+def verify(spec: Spec | None, reference: str, *, show: Callable[[object], None] = unseen) -> dict[str, Any]:
     """Verify an image, and record the result for its digest.
 
     Args:
         spec: of the image's target; with None only the rules that need no spec apply, and nothing is recorded.
-        reference: the image; the target's candidate if None.
+        reference: the image.
         show: called with what people read: tables of the layers and the rules, lines, and each :class:`Finding`.
     Returns:
         ``digest``, ``passed``, ``findings`` and ``notes`` (each a :class:`Finding` as dictionary), ``size`` (bytes),
@@ -155,9 +155,6 @@ def verify(
         VerifyFailed: it breaks a rule; the message gives the first finding and the number of the others.
     """
     started = time.monotonic()
-    if reference is None:
-        assert spec is not None
-        reference = default_reference(spec.local_name)
     digest = docker_engine.digest(reference, made_by=spec.command("dev build") if spec else "docker pull")
     evidence, by_rule = examine(spec, reference)
     found = [one for some in by_rule.values() for one in some]
@@ -214,16 +211,15 @@ def image_to_verify(context: Context, target: str | None, image: str | None) -> 
     Raises:
         UserError: neither is given, or there is no such target or image.
     """
-    spec = load(target, context=context) if target or not image else None
     if not image:
-        assert spec is not None
+        spec = load(target, context=context)
         return spec, default_reference(spec.local_name)
+    given = load(target, context=context) if target else None
     found = docker_engine.pull(image)
     named = str(found.labels.get(f"{naming.LABELS}.target") or "")
-    if spec is None and named in targets():
+    if given is None and named in targets():
         command = f"trainyard verify {named} --image {image}"
         logger.info(f"{image} is labelled as {named}: '{command}' compares it with that spec, too")
     arch = str(found.attrs.get("Architecture"))
-    if spec and arch != spec.arch and f"linux/{arch}" in spec.platforms:
-        spec = load(target, arch, context)
-    return spec, image
+    other = given and arch != given.arch and f"linux/{arch}" in given.platforms
+    return load(target, arch, context) if other else given, image

@@ -63,14 +63,12 @@ def _gpus(request: Request) -> dict[str, Any]:
     return {"acceleratorConfig": {"type": request.gpus.type, "count": request.gpus.count}}
 
 
-def _tpu(request: Request) -> dict[str, Any]:
+def _tpu(request: Request, tpu: machines.TpuSlice) -> dict[str, Any]:
     """Chief and TPU, which was a machine separate from the chief.
 
     Raises:
         UserError: AI Platform did not offer that slice.
     """
-    tpu = request.tpu
-    assert tpu is not None
     kind = f"TPU_{tpu.generation.upper()}{'_POD' if tpu.pod else ''}"
     if tpu.cores not in machines.table().ai_platform_tpus.get(kind, []):
         raise UserError(f"AI Platform had no {tpu.accelerator_type}: v2-8 and v3-8, pods of up to v2-512 and v3-256")
@@ -120,7 +118,7 @@ def config(request: Request) -> dict[str, Any]:
         raise UserError(
             "a TPU job has one TPU worker: leave out '--workers', or request a pod such as '--accelerator v2-32'"
         )
-    found = _tpu(request) if request.tpu else _machines(request)
+    found = _tpu(request, request.tpu) if request.tpu else _machines(request)
     if request.args:
         found["args"] = list(request.args)
     found["region"] = request.place

@@ -58,7 +58,7 @@ def _machine(request: Request) -> dict[str, Any]:
         UserError: Vertex AI does not offer that TPU.
     """
     if request.tpu:
-        return _tpu(request)
+        return _tpu(request, request.tpu)
     if request.gpus:
         machine = request.machine or machines.machine_for(request.gpus.type, request.gpus.count)
         return {
@@ -73,9 +73,7 @@ def _machine(request: Request) -> dict[str, Any]:
     return {"machineType": machine} | ({"acceleratorType": own[0], "acceleratorCount": own[1]} if own else {})
 
 
-def _tpu(request: Request) -> dict[str, Any]:
-    tpu = request.tpu
-    assert tpu is not None
+def _tpu(request: Request, tpu: machines.TpuSlice) -> dict[str, Any]:
     if tpu.vertex is None:
         offered = [one.accelerator_type for one in machines.slices().values() if one.vertex]
         raise UserError(
@@ -146,21 +144,20 @@ def job_spec(request: Request) -> dict[str, Any]:
     return found
 
 
-def tuning_job(request: Request) -> dict[str, Any]:
+def tuning_job(request: Request, search: tuning.Tuning) -> dict[str, Any]:
     """The HyperparameterTuningJob, with the metric that the trainers report."""
-    assert request.tuning is not None
     return {
         "displayName": request.name,
-        "studySpec": tuning.study_spec(request.tuning),
-        "maxTrialCount": request.tuning.trials,
-        "parallelTrialCount": request.tuning.parallel,
+        "studySpec": tuning.study_spec(search),
+        "maxTrialCount": search.trials,
+        "parallelTrialCount": search.parallel,
         "trialJobSpec": job_spec(request),
     }
 
 
 def config(request: Request) -> dict[str, Any]:
     """The contents of the file for ``--config``."""
-    return tuning_job(request) if request.tuning else job_spec(request)
+    return tuning_job(request, request.tuning) if request.tuning else job_spec(request)
 
 
 def group(tuned: bool) -> str:
