@@ -205,6 +205,107 @@ def test_no_modules_import_each_other(root: str) -> None:
     assert cycles(graph(root)) == []
 
 
+#: Classes that say what a spec is of: of a user's repository; of an image whose framework is in wheels, or in its base.
+KINDS = {"RepositorySpec", "Wheels", "InBase"}
+
+#: How many conditions may ask which of them a spec is; there were 66 when each caller did.
+MOST_CONDITIONS = 25
+
+
+def leaves(*nodes: ast.AST) -> set[str]:
+    """Return the names and attributes in expressions."""
+    every = [leaf for node in nodes for leaf in ast.walk(node)]
+    names = {leaf.id for leaf in every if isinstance(leaf, ast.Name)}
+    return names | {leaf.attr for leaf in every if isinstance(leaf, ast.Attribute)}
+
+
+def parts(condition: ast.AST) -> Iterator[ast.AST]:
+    """Yield the conditions that are joined by ``and`` and ``or``, without ``not`` and ``bool``."""
+    match condition:
+        case ast.BoolOp(values=joined) | ast.Call(func=ast.Name("bool"), args=joined):
+            for part in joined:
+                yield from parts(part)
+        case ast.UnaryOp(op=ast.Not(), operand=negated):
+            yield from parts(negated)
+        case _:
+            yield condition
+
+
+def asks(node: ast.AST, predicates: set[str]) -> bool:
+    """Tell if an expression asks for the kind of a spec, or names a predicate."""
+    match node:
+        case ast.Call(func=ast.Name("isinstance" | "issubclass"), args=[_, kinds]) | ast.MatchClass(cls=kinds):
+            return bool(leaves(kinds) & KINDS)
+        case ast.Compare(left=left, comparators=others):
+            return bool(leaves(left, *others) & KINDS)
+        case ast.Name(id=name, ctx=ast.Load()) | ast.Attribute(attr=name):
+            return name in predicates
+    return False
+
+
+def holds_framework(part: ast.AST) -> bool:
+    """Tell if a condition is that a base of images/bases.yaml has a framework."""
+    return isinstance(part, ast.Attribute) and part.attr == "framework" and bool(leaves(part) & {"base_spec", "bases"})
+
+
+def returned(function: ast.FunctionDef) -> list[ast.AST]:
+    """Return the parts of what a function returns that does nothing else."""
+    match [node for node in function.body if not isinstance(node, ast.Expr)]:
+        case [ast.Return(value=ast.expr() as value)]:
+            return list(parts(value))
+    return []
+
+
+def conditions(sources: dict[str, str]) -> list[str]:
+    """Return ``module:line`` of each condition on the kind of a spec.
+
+    A function or property that does nothing but return such a condition is a predicate: its uses count, whatever its
+    name, and its definition does not. Neither do values of a dictionary: the variables of the Dockerfile's template.
+    """
+    nodes = [(module, node) for module, text in sources.items() for node in ast.walk(ast.parse(text))]
+    functions = [(node.name, returned(node)) for _, node in nodes if isinstance(node, ast.FunctionDef)]
+    predicates: set[str] = set()
+    known = -1
+    while known < len(predicates):
+        known = len(predicates)
+        for name, values in functions:
+            if any(asks(getattr(value, "func", value), predicates) for value in values):
+                predicates.add(name)
+            if any(asks(value, predicates) or holds_framework(value) for value in values):
+                predicates.add(name)
+    ignored = {
+        id(node) for name, values in functions if name in predicates for value in values for node in ast.walk(value)
+    }
+    ignored |= {id(value) for _, node in nodes if isinstance(node, ast.Dict) for value in node.values}
+    asking = [(module, node) for module, node in nodes if asks(node, predicates)]
+    for module, node in nodes:
+        tests = getattr(node, "ifs", None) or filter(None, [getattr(node, "test", None)])
+        asking += [(module, part) for test in tests for part in parts(test) if holds_framework(part)]
+    return sorted(f"{module}:{getattr(node, 'lineno', 0)}" for module, node in asking if id(node) not in ignored)
+
+
+def test_conditions_on_the_kind_of_a_spec_are_found() -> None:
+    text = """
+def is_own(spec):
+    '''Whether it is one.'''
+    return isinstance(spec, model.RepositorySpec) and spec.run
+def other(spec):
+    return not is_own(spec)
+def f(spec):
+    if is_own(spec) or other(spec): pass
+    a = [each for each in spec if type(each) is InBase]
+    match spec.kind:
+        case Wheels(): pass
+    return a if spec.base_spec().framework else spec.framework
+"""
+    assert conditions({"m": text}) == ["m:11", "m:12", "m:8", "m:8", "m:9"]
+
+
+def test_callers_ask_a_spec_what_differs_instead_of_its_kind() -> None:
+    asking = conditions({name: path.read_text(encoding="utf-8") for name, path in outside_modules()})
+    assert len(asking) <= MOST_CONDITIONS, "\n".join(asking)
+
+
 def test_no_command_imports_another() -> None:
     for root in OUTSIDE:
         for name, others in graph(root).items():
