@@ -8,6 +8,7 @@ from __future__ import annotations
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -90,6 +91,27 @@ def test_what_passed_is_pushed_and_promoted(made: dict[str, Any], miniature: Min
 def test_a_trainer_of_the_image_starts_by_its_name(made: dict[str, Any], docker_run: Callable[..., Finished]) -> None:
     found = docker_run(str(made["image"]), "digit")
     assert found.returncode == 2 and "digits" in found.stderr
+
+
+def test_a_repository_gets_the_version_of_the_framework_that_it_pins(
+    made: dict[str, Any], miniature: Miniature, tmp_path: Path, docker_run: Callable[..., Finished]
+) -> None:
+    """On the base whose Python it supports; the target has another version on another base."""
+    miniature.index.add(torch("2.4.1"))
+    (tmp_path / "trainyard.yaml").write_text(
+        "extends: mini\nname: mini-older\nrequirements: [torch<2.5]\nrun: python train.py\n"
+        "smoke: {expect: framework 2.4.1}\n",
+        encoding="utf-8",
+    )
+    (tmp_path / "train.py").write_text("import torch\nprint('framework', torch.__version__)\n", encoding="utf-8")
+    older = miniature.json("image", str(tmp_path))
+    assert older["verify"]["passed"] and older["smoke"]["level"] == "trained"
+    found = docker_run(str(older["image"]))
+    assert found.returncode == 0 and "framework 2.4.1" in found.stdout
+    inside = docker_run(str(older["image"]), "--", "ls", "/opt/trainyard", "/usr/bin/python3.11")
+    assert inside.returncode == 0 and "trainers" not in inside.stdout, "the trainers need 2.6"
+    again = docker_run(str(older["image"]), "digits")
+    assert again.returncode == 2 and "trainer" in again.stderr
 
 
 # --- a base that holds the framework, of another version each day -----------------------------------------------------

@@ -259,18 +259,14 @@ def test_an_extra_that_lists_an_import_is_taken(proposed: Proposed) -> None:
     assert document["requirements"] == {"file": "pyproject.toml", "extras": ["training"]}
 
 
-@pytest.mark.parametrize(
-    ("version", "file"), [("2.15.0", "uv.lock"), ("2.15.0+cpu", "uv.lock"), ("2.6.0", "pyproject.toml")]
-)
-def test_a_uv_lock_counts_if_it_pins_the_targets_framework(proposed: Proposed, version: str, file: str) -> None:
+@pytest.mark.parametrize("version", ["2.15.0", "2.15.0+cpu", "2.6.0"])
+def test_a_uv_lock_counts_whatever_framework_it_pins(proposed: Proposed, version: str) -> None:
     files = {
         "pyproject.toml": '[project]\nname = "x"\nversion = "1"\ndependencies = ["torch>=2"]\n',
         "uv.lock": f'version = 1\n[[package]]\nname = "torch"\nversion = "{version}"\n',
         "train.py": TRAIN.format(more=""),
     }
-    document, said = proposed(files)
-    assert document["requirements"] == file
-    assert ("uv.lock pins torch 2.6.0, and cpu contains 2.15.0" in said) is (file != "uv.lock")
+    assert proposed(files)[0]["requirements"] == "uv.lock"
 
 
 # Targets
@@ -338,11 +334,6 @@ def test_a_library_with_several_backends_gets_that_of_the_target_alone(proposed:
     }
     document, _ = proposed(files, "--target", "tf-cpu")
     assert "requirements" not in document
-
-
-def test_a_version_of_the_framework_that_the_target_lacks_is_named(proposed: Proposed) -> None:
-    files = {"train.py": TRAIN.format(more=""), "requirements.txt": "# pinned\ntorch==1.8.1\n"}
-    assert "requirements.txt:2: torch==1.8.1 excludes torch 2.15.0, which cpu contains" in proposed(files)[1]
 
 
 def test_jax_is_one_line(repository: Callable[..., Path], trainyard: Command) -> None:

@@ -15,12 +15,14 @@ GROUP = "build"
     epilog="""\b
     Examples:
       trainyard list
+      trainyard list --ends     # until when each is looked after, and why (images/matrix.yaml)
       trainyard list --json
     """,
 )
+@options.flag("--ends", help="Show until when each is looked after.")
 @options.json_output
 @click.pass_obj
-def command(context: Context, as_json: bool) -> None:
+def command(context: Context, ends: bool, as_json: bool) -> None:
     """List the targets of the catalogue: contents, platforms, trainers, and the images on this host."""
     from rich.table import Table
 
@@ -28,6 +30,15 @@ def command(context: Context, as_json: bool) -> None:
     from trainyard.image import local_images
     from trainyard.spec.model import catalogue, each_platform
 
+    if ends:
+        until = {spec.target: spec.ends for spec in catalogue(context)}
+        table = Table("target", "last day", "of", "then")
+        for target, (first, *others) in until.items():
+            table.add_row(target, f"{first.day}", first.what, "\n".join(f"{end.what} {end.day}" for end in others))
+        console.show(table)
+        days = {target: [{"day": f"{end.day}", "of": end.what} for end in found] for target, found in until.items()}
+        console.result(days, as_json=as_json)
+        return
     table = Table("target", "contents", "platforms", "trainers", "local image")
     found = {}
     for spec in catalogue(context):

@@ -192,7 +192,7 @@ def bake_arguments(
         secrets: id of a secret of the Dockerfile -> the file with it; besides the CA bundle and the index.
     """
     name = name or plan.candidate
-    target = plan.spec.local_name
+    target = plan.spec.bake_name
     build_arguments = plan.build_args() | (offline.NO_NETWORK if plan.spec.context.offline else {})
     sets = {f"args.{name}": value for name, value in build_arguments.items()}
     sets["output"] = _output(name, compression, plan.spec.context)
@@ -337,7 +337,7 @@ def _build(
         with unnamed_on_failure(name or plan.candidate), _offline_remedy(spec):
             digest = _digest(
                 name or plan.candidate,
-                bake(spec.local_name, [file, *arguments], name=spec.context.builder, on_step=on_step),
+                bake(spec.bake_name, [file, *arguments], name=spec.context.builder, on_step=on_step),
                 used,
             )
         seconds = time.monotonic() - started

@@ -5,6 +5,7 @@ Rendered by `make render` from the specs, docs/sizes.json (written by `make size
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,8 @@ from trainyard.spec.model import IMAGES, Spec, relative
 from trainyard.spec.units import in_units
 
 PAGE = ROOT / "docs" / "images.md"
+#: Written by benchmarks/versions.py: repositories that were built with other versions of a framework.
+TRIED = ROOT / "docs" / "versions.json"
 LIMITS = IMAGES / "limits.yaml"
 
 #: Accelerator of a spec -> its name in the page.
@@ -106,9 +109,12 @@ def variables(specs: list[Spec]) -> dict[str, Any]:
                 "budget": in_units(spec.budget.size),
                 "measured": _measured(sizes.get(spec.target)),
                 "limits": known.get(spec.target, []),
+                "until": f"{spec.ends[0].day}" if spec.ends else "",
+                "because": spec.ends[0].what if spec.ends else "",
             }
             for spec in specs
-        ]
+        ],
+        "tried": [row | {"size": in_units(row["size"])} for row in json.loads(TRIED.read_text(encoding="utf-8"))],
     }
 
 

@@ -213,7 +213,7 @@ def variables(spec: Spec, index: str) -> dict[str, Any]:
         "contexts": "".join(f"--build-context {name}={one_line(path)} " for name, path in contexts(spec).items()),
         "own_source": own_source(spec),
         "wheel_layers": wheels(spec, index),
-        "trainers_package": spec.trainers.package,
+        "trainers_package": spec.trainers.package if spec.has_trainers else "",
         "own_trainers": spec.trainers.folder or "",
         "target": spec.target,
         "base": base,
@@ -269,12 +269,12 @@ def bake(specs: list[Spec], bases: Mapping[str, str] | None = None) -> str:
     """
     groups: dict[str, list[str]] = {}
     for spec in specs:
-        groups.setdefault("default" if spec.arch == AMD64.name else spec.arch, []).append(spec.local_name)
+        groups.setdefault("default" if spec.arch == AMD64.name else spec.arch, []).append(spec.bake_name)
     plan_of_targets = {
         "//": "Generated from images/*/image.yaml by `make render`. Do not edit.",
         "group": {name: {"targets": targets} for name, targets in groups.items()},
         "target": {
-            spec.local_name: {
+            spec.bake_name: {
                 "context": ".",
                 **({"contexts": named} if (named := contexts(spec) | dict(bases or {})) else {}),
                 "dockerfile": from_root(spec.dockerfile()),

@@ -7,36 +7,41 @@ from collections.abc import Mapping
 from packaging.requirements import Requirement
 from packaging.specifiers import SpecifierSet
 from packaging.utils import canonicalize_name
+from packaging.version import Version
 
 from trainyard.common.errors import UserError
 from trainyard.spec import model
 from trainyard.spec.catalog import debian_bases
+from trainyard.spec.framework import TENSORFLOW
 from trainyard.spec.markers import applies
 from trainyard.spec.model import RepositorySpec, Spec
+from trainyard.workspace.lines import Line
 from trainyard.workspace.requirements import Wanted
 
-#: Packages that install the module tensorflow, so that an image has one of them:
-#: https://www.tensorflow.org/install/pip#package_location
-_TENSORFLOW = frozenset(
-    {"tensorflow", "tensorflow-cpu", "tensorflow-cpu-aws", "tensorflow-gpu", "tensorflow-tpu", "tf-nightly",
-     "tf-nightly-cpu", "tf-nightly-tpu"}
-)  # fmt: skip
+
+def excluding_python(wanted: Wanted, python: str) -> Line | None:
+    """Return the first ``requires-python`` of the code's projects that excludes a minor version of Python."""
+    versions = [f"{python}.{patch}" for patch in (0, 99)]  # the patch of the image's is not known
+    return next(
+        (line for line in wanted.requires_python if not any(map(SpecifierSet(line.text).contains, versions))), None
+    )
 
 
 def check_python(spec: RepositorySpec, wanted: Wanted) -> None:
-    """Compare ``requires-python`` of the code's projects with the target's Python, of which the patch is not known."""
-    python = spec.python_version
-    for line in wanted.requires_python:
-        allowed = SpecifierSet(line.text)
-        if not any(allowed.contains(f"{python}.{patch}") for patch in (0, 99)):
-            raise UserError(
-                f"{line.where}: requires-python '{line.text}' excludes Python {python} of {spec.extends.target}: "
-                f"relax it, or {_with_python(allowed)}"
-            )
+    """Compare ``requires-python`` of the code's projects with the Python of the image.
+
+    Raises:
+        UserError: it is excluded.
+    """
+    if line := excluding_python(wanted, spec.python_version):
+        raise UserError(
+            f"{line.where}: requires-python '{line.text}' excludes Python {spec.python_version} of "
+            f"{spec.extends.target}: relax it, or {_with_python(SpecifierSet(line.text))}"
+        )
 
 
 def _with_python(allowed: SpecifierSet) -> str:
-    """What else can be done about a Python that a project does not allow."""
+    """Return what else can be done about a Python that a project does not allow."""
     bases = [name for name, base in debian_bases().items() if allowed.contains(f"{base.python}.99")]
     if bases:
         return f"give another base, as in 'base: {bases[0]}'"
@@ -45,52 +50,64 @@ def _with_python(allowed: SpecifierSet) -> str:
 
 
 def variants(framework: Mapping[str, str]) -> dict[str, str]:
-    """Canonical name -> version of the framework's packages, under all names of TensorFlow if it is that."""
-    installed = next((framework[name] for name in sorted(_TENSORFLOW) if name in framework), None)
-    return dict(framework) | ({name: installed for name in _TENSORFLOW if name not in framework} if installed else {})
+    """Return canonical name -> version of the framework's packages, under all names of TensorFlow if it is that."""
+    installed = next((framework[name] for name in sorted(TENSORFLOW) if name in framework), None)
+    return dict(framework) | ({name: installed for name in TENSORFLOW if name not in framework} if installed else {})
 
 
-def check(spec: RepositorySpec, wanted: Wanted, framework: Mapping[str, str]) -> None:
-    """Check the user's own lines against the versions of the framework.
+def public(specifiers: SpecifierSet) -> SpecifierSet:
+    """Return specifiers without local versions, as of ``torch==2.6.0+cpu``, which the default index does not have."""
+    return SpecifierSet(
+        ",".join(
+            f"=={Version(item.version).public}" if item.operator == "==" and "+" in item.version else str(item)
+            for item in specifiers
+        )
+    )
+
+
+def excluding(spec: RepositorySpec, wanted: Wanted, framework: Mapping[str, str]) -> list[Line]:
+    """Return the user's lines that exclude a version of the framework.
 
     The constraints of a uv.lock are compared for the packages that the target names; the versions of what these
     depend on are the target's.
-
-    Raises:
-        UserError: one excludes the framework's version; both sides are named.
     """
-    named = {canonicalize_name(Requirement(text).name) for text in spec.packages}
-    locked = [one for one in wanted.constraints if one.file.name != "uv.lock" or one.name in named]
+    named = {canonicalize_name(Requirement(text).name) for text in spec.extends.packages}
+    locked = [line for line in wanted.constraints if line.file.name != "uv.lock" or line.name in named]
     versions = variants(framework)
-    for line in (*wanted.lines, *locked, *wanted.overrides):
-        version = versions.get(line.name)
-        wants = line.requirement
-        if version is None or not applies(wants.marker, spec.python_version, spec.architecture.machine):
-            continue
-        if not wants.specifier.contains(version, prereleases=True):
-            held = line.name if line.name in framework else next(name for name in _TENSORFLOW if name in framework)
-            others = _targets_with(spec, line.name, wants.specifier)
-            advice = f"or extend {' or '.join(others)}" if others else "no other target has it"
-            raise UserError(
-                f"{line.where}: {line.shown} contradicts {held} {version}, which {_owner(spec, framework)}: relax it, "
-                f"{advice}"
-            )
+    return [
+        line
+        for line in (*wanted.lines, *locked, *wanted.overrides)
+        if line.name in versions
+        and applies(line.requirement.marker, spec.python_version, spec.architecture.machine)
+        and not public(line.requirement.specifier).contains(versions[line.name], prereleases=True)
+    ]
+
+
+def contradiction(spec: RepositorySpec, line: Line, framework: Mapping[str, str]) -> UserError:
+    """Return the error about a line of :func:`excluding`, which names both sides."""
+    version = variants(framework)[line.name]
+    held = line.name if line.name in framework else next(name for name in TENSORFLOW if name in framework)
+    others = _targets_with(spec, line.name, line.requirement.specifier)
+    advice = f"or extend {' or '.join(others)}" if others else "no other target has it"
+    return UserError(
+        f"{line.where}: {line.shown} contradicts {held} {version}, which {_owner(spec, framework)}: relax it, {advice}"
+    )
 
 
 def _owner(spec: RepositorySpec, framework: Mapping[str, str]) -> str:
-    """What has the framework's versions: ``the framework of tf-cpu (tensorflow-cpu 2.21.0) is locked with``."""
+    """Return what has the framework's versions: ``the framework of tf-cpu (tensorflow-cpu 2.21.0) is locked with``."""
     parent = f"{spec.extends.target}{_framework(spec, framework)}"
     return f"the base image of {parent} has" if spec.framework_in_base else f"the framework of {parent} is locked with"
 
 
 def _framework(spec: Spec, versions: Mapping[str, str]) -> str:
-    """`` (tensorflow-cpu 2.21.0)``: the package that the target is named after."""
+    """Return `` (tensorflow-cpu 2.21.0)``: the package that the target is named after."""
     variant = spec.framework.named_after(versions)
     return f" ({variant} {versions[variant]})" if variant else ""
 
 
 def _targets_with(spec: Spec, name: str, allowed: SpecifierSet) -> list[str]:
-    """Targets for the platform of ``spec`` whose framework has a package in an allowed version."""
+    """Return the targets for the platform of ``spec`` whose framework has a package in an allowed version."""
     found = []
     for one in model.recommended():
         if one.framework_in_base or spec.platform not in one.platforms:

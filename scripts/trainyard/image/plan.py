@@ -230,6 +230,7 @@ def labels(spec: Spec) -> dict[str, str]:
     return {
         **spec.own_labels,
         **({f"{LABELS}.fallback-for": spec.fallback_for} if spec.fallback_for else {}),
+        **({f"{LABELS}.supported-until": f"{spec.ends[0].day}"} if spec.ends else {}),
         f"{_OCI}.title": f"{NAME}/{spec.target}",
         f"{_OCI}.description": spec.summary,
         f"{_OCI}.licenses": "Apache-2.0",

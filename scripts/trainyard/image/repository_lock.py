@@ -27,12 +27,12 @@ import trainyard
 from trainyard.common import settings
 from trainyard.common.errors import StepFailed, UserError, nearest
 from trainyard.common.settings import ROOT
-from trainyard.image import base_contents, base_image, package_index, resolution
+from trainyard.image import base_contents, base_image, framework_choice, package_index, resolution
 from trainyard.image import framework_contradictions as contradictions
 from trainyard.image.resolution import Request
-from trainyard.image.resolver import NAME, Failed, check_conflicts, default_index, entries, pins, versions
+from trainyard.image.resolver import NAME, Failed, check_conflicts, default_index, entries, pins, unhashed, versions
+from trainyard.spec import framework, matrix, model
 from trainyard.spec import lock as locks
-from trainyard.spec import model
 from trainyard.spec.lock import DEFAULT, Lock, Locked, Origin, Pin, Section
 from trainyard.spec.model import IMAGES, BaseContents, RepositorySpec, Spec, relative
 from trainyard.workspace import indexes, requirements, wheels
@@ -170,7 +170,7 @@ def _inputs_of_platform(spec: RepositorySpec, lock: Lock) -> dict[str, Any]:
         "index_of": wanted.index_of,
         "compiled": sorted({line.text for line in wanted.compiled}),
         "build-requires": sorted({line.text for line in wanted.build_requires}),
-    }
+    } | ({"asked": sorted(given)} if (given := spec.workspace.document.framework) else {})
 
 
 def _wanted(spec: RepositorySpec) -> Wanted:
@@ -209,7 +209,7 @@ def lock(
     before = spec.lock
     if spec.framework_in_base and (upgrade or not _has_base(spec)):
         spec = _with_base(spec, base_contents.inspect(spec, spec.base_contents))
-    resolved = _resolved(spec, old, frozenset(canonicalize_name(one) for one in upgrade_packages))
+    spec, resolved = _resolved(spec, old, frozenset(map(canonicalize_name, upgrade_packages)))
     current = resolved == before
     if check and not current:
         raise StepFailed(
@@ -231,9 +231,11 @@ def _with_base(spec: RepositorySpec, base: BaseContents) -> RepositorySpec:
     return spec.with_lock(Lock(sections, origin=Origin("", "", spec.extends.target, base.reference, "")))
 
 
-def _resolved(spec: RepositorySpec, old: Lock | None, upgraded: frozenset[str]) -> Lock:
-    """Return the lock that the repository's requirements resolve to."""
-    kept = old if old and _is_of(old, spec) else None
+def _resolved(spec: RepositorySpec, old: Lock | None, upgraded: frozenset[str]) -> tuple[RepositorySpec, Lock]:
+    """Return the spec on the base that its framework has wheels for, and the lock that its requirements resolve to."""
+    spec, reasons = _on_base(spec, old)
+    asked = framework_choice.text(reasons)
+    kept = old if old and _is_of(old, spec) and old.origin and old.origin.framework == asked else None
     platforms = model.each_platform(spec)
     if kept and not all(kept.of(one.arch) for one in platforms):
         check_tool(spec)  # the framework of a platform that was added is that of this Trainyard
@@ -241,12 +243,12 @@ def _resolved(spec: RepositorySpec, old: Lock | None, upgraded: frozenset[str]) 
         _check_known(spec, upgraded, old)
     built = _Wheels(spec.build_folder / "wheels", old, upgraded, offline=spec.context.offline)
     sections: dict[Section, str] = {}
-    for one in platforms:
+    for platform in platforms:
         first = Lock(sections) if sections else None
-        previous = _Previous(old or Lock(), one.arch, kept is not None, upgraded, first, platforms[0].arch)
-        sections |= _resolved_for_platform(one, previous, built)
+        previous = _Previous(old or Lock(), platform.arch, kept is not None, upgraded, first, platforms[0].arch)
+        sections |= _resolved_for_platform(platform, previous, built, reasons)
     origin = kept.origin if kept else None
-    return Lock(
+    return spec, Lock(
         sections,
         origin=Origin(
             version=origin.version if origin else trainyard.__version__,
@@ -254,8 +256,32 @@ def _resolved(spec: RepositorySpec, old: Lock | None, upgraded: frozenset[str]) 
             target=spec.extends.target,
             base=_base(spec, origin),
             inputs=inputs(spec, Lock(sections)),
+            framework=asked,
         ),
     )
+
+
+def _on_base(spec: RepositorySpec, old: Lock | None) -> tuple[RepositorySpec, list[Line]]:
+    """Return the spec on the base that its framework has wheels for, and why that is not the target's.
+
+    The base of the old lock is kept as long as the reasons are the same.
+
+    Raises:
+        UserError: no base has a Python that the framework has wheels for, or the base holds another framework.
+    """
+    if spec.base_contents:
+        held = versions(base_contents.pins(spec.base_contents))
+        if lines := contradictions.excluding(spec, _wanted(spec), held):
+            raise contradictions.contradiction(spec, lines[0], held)
+        return spec, []
+    home = spec.on_base(spec.workspace.document.base or spec.extends.base)
+    wanted = _wanted(home)
+    reasons = framework_choice.reasons(home, wanted)
+    if not reasons:
+        return home, []
+    if old and old.origin and old.origin.framework == framework_choice.text(reasons) and _is_of(old, spec):
+        return spec, reasons
+    return framework_choice.on_base(home, framework_choice.packages(home, wanted, reasons)), reasons
 
 
 @dataclass(frozen=True)
@@ -264,7 +290,7 @@ class _Previous:
 
     Attributes:
         old: the old lock, ``arch``: the platform's architecture.
-        same_target: whether the old lock is of the same target and base.
+        same_target: whether the old lock is of the same target, base and framework.
         upgraded: names whose versions are not kept.
         first: what the first platform was resolved to, ``first_arch``: its architecture; None for that itself.
     """
@@ -323,36 +349,47 @@ class _Wheels:
         return [self._built[one] for one in sources]
 
 
-def _resolved_for_platform(spec: RepositorySpec, previous: _Previous, built: _Wheels) -> dict[Section, str]:
-    """Return the sections for the platform of ``spec``."""
+def _resolved_for_platform(
+    spec: RepositorySpec, previous: _Previous, built: _Wheels, reasons: Sequence[Line]
+) -> dict[Section, str]:
+    """Return the sections for the platform of ``spec``.
+
+    Args:
+        reasons: lines for which the framework is not that of the target.
+    """
     wanted = _wanted(spec)
     contradictions.check_python(spec, wanted)
+    request = Request(
+        spec,
+        wanted,
+        indexes=[*indexes.of_machine(), *indexes.of_project(spec.workspace, wanted.addresses)],
+        wheels=built.of(wanted.sources),
+        upgraded=previous.upgraded,
+    )
     held = spec.base_contents.packages if spec.base_contents else {}
     if spec.base_contents:
         frameworks = {DEFAULT: base_contents.pins(spec.base_contents)}
+    elif previous.frameworks:
+        frameworks = previous.frameworks
+    elif reasons:
+        frameworks = _own_frameworks(spec, request, previous, reasons)
     else:
-        frameworks = previous.frameworks or _frameworks(spec)
+        frameworks = _frameworks(spec)
     fixed = versions(frameworks[DEFAULT])
     if refused := sorted(previous.upgraded & fixed.keys()):
         raise UserError(
             f"'{refused[0]}' is part of the framework of {spec.extends.target}, which 'trainyard lock --upgrade' "
             "updates as a whole"
         )
-    request = Request(
-        spec,
-        wanted,
-        base={name: version for name, version in held.items() if name not in fixed},
-        indexes=[*indexes.of_machine(), *indexes.of_project(spec.workspace, wanted.addresses)],
-        wheels=built.of(wanted.sources),
-        upgraded=previous.upgraded,
-    )
+    request = replace(request, base={name: version for name, version in held.items() if name not in fixed})
     with _explained(spec, wanted.compiled):
         request = replace(request, compiled=resolution.compile_sources(request, previous.compiled()))
     sections: dict[Section, str] = {}
-    for index, framework in frameworks.items():
-        contradictions.check(spec, wanted, versions(framework))
+    for index, pinned in frameworks.items():
+        if lines := contradictions.excluding(spec, wanted, versions(pinned)):
+            raise contradictions.contradiction(spec, lines[0], versions(pinned))
         try:
-            rest = _requirements(replace(request, framework=versions(framework)), spec, previous, index)
+            rest = _requirements(replace(request, framework=versions(pinned)), spec, previous, index)
         except StepFailed as error:
             if index == DEFAULT:
                 raise
@@ -361,9 +398,9 @@ def _resolved_for_platform(spec: RepositorySpec, previous: _Previous, built: _Wh
         if spec.base_contents:
             sections[Section(spec.arch, "base")] = spec.base_contents.text()
         else:
-            sections[Section(spec.arch, "framework", index)] = framework
+            sections[Section(spec.arch, "framework", index)] = pinned
         sections[Section(spec.arch, "requirements", index)] = rest
-        check_conflicts(spec, held | versions(framework) | versions(rest))
+        check_conflicts(spec, held | versions(pinned) | versions(rest))
     if request.compiled:
         everything = versions("".join(sections[Section(spec.arch, kind)] for kind in ("framework", "requirements")))
         sections |= _builds(replace(request, framework=everything), previous)
@@ -378,19 +415,21 @@ def _requirements(request: Request, spec: RepositorySpec, previous: _Previous, i
     target's lock and of the old one: a later Trainyard, with another lock of the target, does not change the layers of
     an image whose requirements are the same.
     """
-    own = [Line(resolution.unpinned(text), spec.file, 1) for text in model.requirements_of(spec)]
+    pinned = request.framework.get(spec.framework.named_after(request.framework) or "", framework.UNLOCKED)
+    needed = model.requirements_of(spec.extends) if matrix.has_trainers(spec.framework.name, pinned) else []
+    own = [Line(framework.without_version(text), spec.file, 1) for text in needed]
     own = [line for line in own if line.name not in request.framework]
     old = previous.requirements(index)
     shared: list[Pin] | None = None
     if spec.base_contents:
         # The target's lock is for another day's base.
-        known = dict(entries("\n".join(model.requirements_of(spec))))
+        known = dict(entries("".join(f"{text}\n" for text in needed)))
     else:
         target = spec.extends.on(spec.arch).locked()
-        known = dict(entries(target.text("requirements")))
+        known = _known(target.text("requirements"), same_files=spec.base == spec.extends.base)
         kept = [pin for pin in locks.parse(old) if not pin.added] if previous.same_target else []
         shared = [*target.requirements, *kept]
-    known |= dict(entries("\n".join(pins(request.base)))) | dict(entries(old))
+    known |= unhashed(request.base) | _known(old, same_files=previous.same_target)
     request = replace(
         request,
         wanted=replace(request.wanted, lines=(*own, *request.wanted.lines)),
@@ -403,6 +442,15 @@ def _requirements(request: Request, spec: RepositorySpec, previous: _Previous, i
         return resolution.resolve(request, sized=shared is not None)
 
 
+def _known(section: str, *, same_files: bool) -> dict[str, str]:
+    """Return canonical name -> entry of a section, whose versions are to be kept.
+
+    Args:
+        same_files: whether its hashes are of files for the Python of the image; without hashes, uv asks for others.
+    """
+    return dict(entries(section)) if same_files else unhashed(versions(section))
+
+
 def _builds(request: Request, previous: _Previous) -> dict[Section, str]:
     """Return the sections of the source distributions, and of what they are compiled with.
 
@@ -413,7 +461,7 @@ def _builds(request: Request, previous: _Previous) -> dict[Section, str]:
     request = replace(
         request,
         wanted=wanted,
-        known=dict(entries(previous.build_requires())),
+        known=_known(previous.build_requires(), same_files=previous.same_target),
         first=previous.of_first("build-requires"),
     )
     with _explained(spec, wanted.lines):
@@ -458,6 +506,50 @@ def _base(spec: RepositorySpec, kept: Origin | None) -> str:
     return kept.base if kept else base_image.lockable_reference(spec.base, spec.context)
 
 
+def _own_frameworks(
+    spec: RepositorySpec, request: Request, previous: _Previous, reasons: Sequence[Line]
+) -> dict[str, str]:
+    """Return name of an index -> the section with the framework in the versions that a repository asks for."""
+    lines = framework_choice.packages(spec, request.wanted, reasons)
+    target = spec.extends.on(spec.arch).locked()
+    of_target = target.text("framework") + target.text("requirements")
+    known = _known(of_target, same_files=spec.base == spec.extends.base)
+    first = previous.of_first("framework", "requirements")
+    agreed = pins({line.name: first[line.name] for line in lines if line.name in first})
+    sections: dict[str, str] = {}
+    for index in _indexes(spec):
+        old = "".join(_of(previous.old, spec.arch, index).text(kind) for kind in ("framework", "requirements"))
+        everything = replace(
+            request,
+            index=package_index.extra(spec.parent, index),
+            known=known | _known(old, same_files=False),
+            first=first,
+        )
+        try:
+            with _explained(spec, [*reasons, *request.wanted.lines]):
+                sections[index] = framework_choice.resolve_framework(everything, lines, agreed)
+        except UserError:
+            if any(framework.installs_as(line.name, [package.name for package in lines]) for line in reasons):
+                raise
+            raise contradictions.contradiction(spec, reasons[0], target.versions) from None
+        except StepFailed as error:
+            if index == DEFAULT:
+                raise
+            logger.warning(f"no packages of index '{index}' in {relative(spec.lock_file)}: {error}")
+    chosen = versions(sections[DEFAULT])
+    shown = ", ".join(
+        f"{name} {chosen[name]}" for name in dict.fromkeys(line.name for line in (*lines, *reasons)) if name in chosen
+    )
+    logger.info(f"{spec.target}: {shown}: {reasons[0].where} asks for {reasons[0].shown}")
+    return sections
+
+
+def _indexes(spec: RepositorySpec) -> list[str]:
+    """Return the names of the package indexes that a repository is locked for: all that answer."""
+    chosen = DEFAULT if spec.context.offline else package_index.choose(spec.extends)[0]
+    return list(dict.fromkeys((DEFAULT, chosen)))
+
+
 def _frameworks(spec: RepositorySpec) -> dict[str, str]:
     """Return name of an index -> the section with the target's framework, for every index that answers.
 
@@ -469,8 +561,7 @@ def _frameworks(spec: RepositorySpec) -> dict[str, str]:
         check_conflicts(spec, versions(default))
         return {DEFAULT: _framework_for(spec.parent, default, DEFAULT)}
     known = {DEFAULT: default}
-    chosen = DEFAULT if spec.context.offline else package_index.choose(target)[0]
-    if chosen != DEFAULT:
+    for chosen in _indexes(spec)[1:]:
         locked = target.usable_lock.of(spec.arch, chosen) if target.usable_lock else None
         known[chosen] = locked.text("framework") if locked else _framework_for(target, default, chosen)
     return known
@@ -483,7 +574,7 @@ def _framework_for(parent: Spec, default: str, index: str) -> str:
         Wanted(lines=tuple(Line(text, parent.file, 1) for text in parent.packages)),
         indexes=default_index(),
         index=package_index.extra(parent, index),
-        known=dict(entries("\n".join(pins(versions(default))))),
+        known=unhashed(versions(default)),
     )
     return resolution.resolve(request, sized=True)
 

@@ -10,8 +10,6 @@ from pathlib import Path
 from typing import Any
 
 from packaging.pylock import Package
-from packaging.requirements import Requirement
-from packaging.specifiers import SpecifierSet
 from packaging.utils import canonicalize_name
 
 from trainyard.common.errors import UserError
@@ -19,6 +17,7 @@ from trainyard.image import base_contents, tool_locks
 from trainyard.image import framework_contradictions as contradictions
 from trainyard.image.resolver import Project, entries, pins, versions
 from trainyard.spec import lock
+from trainyard.spec.framework import without_version
 from trainyard.spec.lock import Pin
 from trainyard.spec.markers import applies
 from trainyard.spec.model import Spec
@@ -206,18 +205,11 @@ def _project(request: Request) -> tuple[list[str], dict[str, Any]]:
     return lines, options | {"sources": sources}
 
 
-def unpinned(text: str) -> str:
-    """Return a requirement without its version, which is then a preference."""
-    requirement = Requirement(text)
-    requirement.specifier = SpecifierSet()
-    return str(requirement)
-
-
 def _line(line: Line, framework: Mapping[str, str], variants: Mapping[str, str]) -> str:
     """Return a line as it is resolved; of a package of the framework, only the extras."""
     if line.name not in variants:
         return line.text
-    return unpinned(line.text) if line.name in framework and line.requirement.extras else ""
+    return without_version(line.text) if line.name in framework and line.requirement.extras else ""
 
 
 def compile_sources(request: Request, old: Mapping[str, str]) -> dict[str, Compiled]:

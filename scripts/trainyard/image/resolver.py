@@ -233,6 +233,11 @@ def entries(text: str) -> Iterator[tuple[str, str]]:
             entry.append(line)
 
 
+def unhashed(known: Mapping[str, str]) -> dict[str, str]:
+    """Return canonical name -> entry without hashes, for canonical name -> version."""
+    return {name: f"{name}=={version}\n" for name, version in known.items()}
+
+
 def check_conflicts(spec: Spec, versions: Mapping[str, str]) -> None:
     """Check versions (canonical name -> version) against images/conflicts.yaml.
 

@@ -15,7 +15,7 @@ from packaging.utils import canonicalize_name
 from trainyard.common.installation import check_writable
 from trainyard.image import base_contents, dockerfile, package_index
 from trainyard.image.resolution import Request, resolve
-from trainyard.image.resolver import check_conflicts, default_index, entries, pins, versions
+from trainyard.image.resolver import check_conflicts, default_index, entries, pins, unhashed, versions
 from trainyard.spec import framework
 from trainyard.spec import lock as locks
 from trainyard.spec.lock import DEFAULT, Lock, Locked, Section
@@ -154,7 +154,7 @@ def _beside_base(spec: Spec, contents: BaseContents) -> Lock:
     ]
     base, requirements = Section(spec.arch, "base"), Section(spec.arch, "requirements")
     inspected = spec.with_lock(Lock({base: contents.text(), requirements: ""}))
-    known = dict(entries("\n".join(pins(contents.packages))))
+    known = unhashed(contents.packages)
     request = replace(_request(inspected, requirements_of(spec), needs), base=contents.packages, known=known)
     resolved = dict(entries(resolve(request, sized=False)))
     check_conflicts(spec, contents.packages | versions("".join(resolved.values())))

@@ -14,16 +14,22 @@ from typing import Any
 
 from trainyard.common.installation import checkout
 from trainyard.common.registration import neighbours
+from trainyard.lint import waivers
 from trainyard.project import generated
 from trainyard.release import audit
-from trainyard.spec.model import Spec, load, relative, targets
+from trainyard.spec import matrix
+from trainyard.spec.model import Spec, catalogue, load, relative, targets
+
+#: The rule of waivers for targets that are past their last day.
+ENDS = "supported_until"
 
 
-def checks(commands: Any) -> dict[str, Callable[[], list[str]]]:
+def checks(commands: Any, *, ends: bool = False) -> dict[str, Callable[[], list[str]]]:
     """Return the name of each check -> a function that returns its findings, a line each.
 
     Args:
         commands: the group of all commands, which a generated page describes.
+        ends: find targets that are past their last day; that depends on the date.
     Raises:
         UserError: the package does not run from a checkout, or a spec cannot be read.
     """
@@ -32,7 +38,9 @@ def checks(commands: Any) -> dict[str, Callable[[], list[str]]]:
     return {
         "locks": partial(_locks, specs),
         "generated files": partial(_generated, commands),
+        "matrix": partial(_matrix, specs),
         "advisories": partial(_advisories, specs),
+        **({"ends": lambda: past(waivers.today())} if ends else {}),
         **{name: partial(_run, root, command) for name, command in programs(root, commands).items()},
     }
 
@@ -46,6 +54,22 @@ def _locks(specs: list[Spec]) -> list[str]:
         for spec in specs
         if spec.framework_of and not _same_framework(spec, load(str(spec.framework_of), spec.arch))
     ]
+
+
+def _matrix(specs: list[Spec]) -> list[str]:
+    """Return a line for each release, base and Python of an image that images/matrix.yaml does not have."""
+    known = matrix.matrix()
+    lines = []
+    for spec in specs:
+        has = {
+            f"{spec.framework.name} {spec.version}": spec.nightly
+            or not spec.version_known
+            or matrix.release(spec.framework.name, spec.version) is not None,
+            f"base {spec.base}": spec.base in known.bases,
+            f"Python {spec.python_version}": spec.python_version in known.python.versions,
+        }
+        lines += [f"{relative(matrix.FILE)}: no {what}, which {spec.target} has" for what, ok in has.items() if not ok]
+    return list(dict.fromkeys(lines))
 
 
 def _same_framework(spec: Spec, parent: Spec) -> bool:
@@ -101,17 +125,31 @@ def _run(root: Path, command: list[str]) -> list[str]:
 
 def warnings() -> list[str]:
     """Return what to look at without being wrong: it depends on the date, so that no check may fail because of it."""
-    today = datetime.datetime.now(datetime.UTC).date()
-    return [line for neighbour in neighbours() for line in neighbour.outdated(today)]
+    today = waivers.today()
+    return [*past(today), *(line for neighbour in neighbours() for line in neighbour.outdated(today))]
 
 
-def check(commands: Any) -> dict[str, list[str]]:
+def past(today: datetime.date) -> list[str]:
+    """Return a line for each target that is past its last day, unless a waiver of images/waivers.yaml is for it."""
+    lines = []
+    for spec in catalogue():
+        first = next(iter(spec.ends), None)
+        waived = (waiver for waiver in waivers.load() if waiver.covers_finding(ENDS, spec.target, spec.target))
+        if first and first.day < today and not any(not waiver.expired(today) for waiver in waived):
+            lines.append(
+                f"{spec.where}: {first.what} was looked after until {first.day}: update or remove the target, or add a "
+                f"waiver of '{ENDS}' to images/waivers.yaml"
+            )
+    return lines
+
+
+def check(commands: Any, *, ends: bool = False) -> dict[str, list[str]]:
     """Run all checks side by side, and return the findings of those that failed, by the check's name.
 
     Raises:
         UserError: a spec or lock cannot be read.
     """
-    parts = checks(commands)
+    parts = checks(commands, ends=ends)
     with ThreadPoolExecutor(len(parts)) as threads:
         running = {name: threads.submit(part) for name, part in parts.items()}
         return {name: findings for name, part in running.items() if (findings := part.result())}

@@ -127,6 +127,7 @@ def _image(spec: Spec) -> dict[str, Any]:
         "emulated": emulated,
         "timeouts": EMULATED_TIMEOUTS if emulated else STEP_TIMEOUTS,
         "runner": RUNNERS[spec.architecture],
+        "until": f"{spec.ends[0].day}" if spec.ends else "",
         "output": _output(spec),
         "digest": f"${{{{ steps.push.outputs.{_output(spec)} }}}}",
     }
@@ -134,7 +135,7 @@ def _image(spec: Spec) -> dict[str, Any]:
 
 def _output(spec: Spec) -> str:
     """Name of the output of the workflow's job ``image`` that has the digest of an image."""
-    return f"{spec.target}-{spec.arch}"
+    return f"{spec.target}-{spec.arch}".replace(".", "_")  # an output's name may have no dots
 
 
 def variables(schedule: Schedule, specs: list[Spec]) -> dict[str, Any]:

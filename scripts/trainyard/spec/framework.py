@@ -6,11 +6,19 @@ from collections.abc import Iterable, Mapping
 from typing import Annotated, Literal
 
 from packaging.requirements import InvalidRequirement, Requirement
+from packaging.specifiers import SpecifierSet
 from packaging.utils import canonicalize_name
 from packaging.version import InvalidVersion, Version
 from pydantic import AfterValidator, Field
 
 from trainyard.spec.catalog import Strict
+
+#: Packages that install the module tensorflow, so that an image has one of them:
+#: https://www.tensorflow.org/install/pip#package_location
+TENSORFLOW = frozenset(
+    {"tensorflow", "tensorflow-cpu", "tensorflow-cpu-aws", "tensorflow-gpu", "tensorflow-tpu", "tf-nightly",
+     "tf-nightly-cpu", "tf-nightly-tpu"}
+)  # fmt: skip
 
 #: Version of a framework that ``trainyard lock`` chooses, before it has.
 UNLOCKED = "unlocked"
@@ -44,6 +52,20 @@ def pinned(text: str, versions: Mapping[str, str]) -> str:
         return text
     extras = f"[{','.join(sorted(package.extras))}]" if package.extras else ""
     return f"{package.name}{extras}=={version}"
+
+
+def without_version(text: str) -> str:
+    """Return a requirement without its version, with its extras and marker."""
+    package = Requirement(text)
+    package.specifier = SpecifierSet()
+    return str(package)
+
+
+def installs_as(name: str, packages: Iterable[str]) -> str | None:
+    """Return the one of ``packages`` that is installed where a package is asked for: itself, or another TensorFlow."""
+    canonical = canonicalize_name(name)
+    same = TENSORFLOW if canonical in TENSORFLOW else {canonical}
+    return next((other for other in packages if canonicalize_name(other) in same), None)
 
 
 def requirement(text: str) -> str:

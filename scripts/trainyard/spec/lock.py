@@ -187,6 +187,7 @@ class Origin:
         target: name of the target that the image extends.
         base: reference of the base image, with a digest where a registry gave one.
         inputs: SHA-256 of what was resolved.
+        framework: requirements for which the framework is not that of the target; empty if it is.
     """
 
     version: str
@@ -194,6 +195,7 @@ class Origin:
     target: str
     base: str
     inputs: str
+    framework: str = ""
 
 
 @dataclass(frozen=True)
@@ -234,7 +236,8 @@ class Lock:
         facts: dict[str, str] = {}
         if self.origin:
             facts["trainyard"] = f"{self.origin.version} {self.origin.contents}"
-            facts |= {name: getattr(self.origin, name) for name in ("target", "base", "inputs")}
+            names = ("target", "base", "inputs", *(("framework",) if self.origin.framework else ()))
+            facts |= {name: getattr(self.origin, name) for name in names}
         facts |= {"day": self.day} if self.day else {}
         facts["checksum"] = hashlib.sha256(body.encode()).hexdigest()
         return "\n".join([_TITLE, *(f"# {name}: {value}" for name, value in facts.items()), ""]) + body
@@ -297,7 +300,8 @@ def _parsed(text: str, command: str, of_repository: bool) -> Lock:
     texts = _sections("".join(lines[start:]))
     if hashlib.sha256(_body(texts).encode()).hexdigest() != facts["checksum"]:
         raise ValueError(f": changed since 'trainyard lock' wrote it: restore it, or run '{command}' again")
-    origin = Origin(version, contents, facts["target"], facts["base"], facts["inputs"]) if of_repository else None
+    named = {name: facts.get(name, "") for name in ("target", "base", "inputs", "framework")}
+    origin = Origin(version, contents, **named) if of_repository else None
     try:
         lock = Lock({_section(name): section for name, section in texts.items()}, facts.get("day", ""), origin)
         _check(lock)

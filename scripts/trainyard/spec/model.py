@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal, NoReturn, Self, TypeVar
 
@@ -20,7 +21,7 @@ from ruamel.yaml.comments import CommentedMap
 from trainyard.common.context import Context
 from trainyard.common.errors import UserError, nearest
 from trainyard.common.settings import PREFIX, ROOT
-from trainyard.spec import architectures, framework, lock, workspace, yaml_source
+from trainyard.spec import architectures, framework, lock, matrix, workspace, yaml_source
 from trainyard.spec.architectures import ARCHITECTURES, PLATFORMS, Architecture
 from trainyard.spec.catalog import IMAGES as IMAGES
 from trainyard.spec.catalog import Base as Base
@@ -31,14 +32,18 @@ from trainyard.spec.catalog import bases as bases
 from trainyard.spec.catalog import indexes as indexes
 from trainyard.spec.framework import BaseContents as BaseContents
 from trainyard.spec.framework import Framework as Framework
-from trainyard.spec.framework import pin
+from trainyard.spec.framework import Package, pin
 from trainyard.spec.kinds import InBase, Wheels
 from trainyard.spec.lock import DEFAULT, Lock, Locked, Unreadable
 from trainyard.spec.markers import applies
+from trainyard.spec.matrix import End
 from trainyard.spec.naming import LABELS
 from trainyard.spec.units import in_bytes
 from trainyard.spec.workspace import Level, Site, Variable, Workspace, WorkspaceDocument
 from trainyard.spec.yaml_source import relative as relative
+
+#: Name of the file that describes a version of a target, in a folder of the target that is named after the version.
+VERSION = "version.yaml"
 
 
 def _pin_or_set(text: str) -> str:
@@ -110,6 +115,20 @@ class _Document(Strict):
     smoke: Smoke
 
 
+class _Version(Strict):
+    """The keys of a version.yaml: a target with other versions of its framework.
+
+    Attributes:
+        packages: in the place of the target's ``framework.packages``.
+        base, platforms: None: those of the target.
+    """
+
+    summary: Line = ""
+    packages: Annotated[list[Package], Field(min_length=1)]
+    base: str | None = None
+    platforms: Platforms | None = None
+
+
 class Spec(_Document):
     """One image of the catalogue, or of an image.yaml elsewhere, for one of its platforms.
 
@@ -151,6 +170,11 @@ class Spec(_Document):
     def local_name(self) -> str:
         """The tag of its image, and the folder of its results, on this host: ``cpu``, and ``cpu-arm64``."""
         return self.target if self.arch == architectures.AMD64.name else f"{self.target}-{self.arch}"
+
+    @property
+    def bake_name(self) -> str:
+        """The name of its target in docker-bake.json, which may have no dots: ``gpu-2_7``."""
+        return self.local_name.replace(".", "_")
 
     @property
     def file(self) -> Path:
@@ -299,6 +323,22 @@ class Spec(_Document):
         return f"{self.target}-{(self.version if version is None else version).replace('+', '_')}"
 
     @property
+    def has_trainers(self) -> bool:
+        """Return whether the trainers of the catalogue support the framework's version; if not, it has none of them."""
+        return matrix.has_trainers(self.framework.name, self.version)
+
+    @property
+    def ends(self) -> list[End]:
+        """Return the last days of what the image consists of, the first that ends first; none of a nightly."""
+        return matrix.ends(
+            self.framework.name,
+            self.version if not self.nightly else "",
+            base=self.base,
+            python=self.python_version,
+            nvidia=self.accelerator == "nvidia",
+        )
+
+    @property
     def day(self) -> str:
         """When ``trainyard lock`` chose the framework's version, as in 20261121; empty if the spec has it."""
         if contents := self.base_contents:
@@ -345,9 +385,9 @@ class Spec(_Document):
 
     def trainer_commands(self) -> dict[str, list[str]]:
         """Trainer name -> the command the launcher starts, as image.json holds it."""
+        files = _trainer_files(ROOT / "trainers" / self.trainers.package) if self.has_trainers else []
         commands = {
-            path.stem: [self.kind.python, "-m", f"trainers.{self.trainers.package}.{path.stem}"]
-            for path in _trainer_files(ROOT / "trainers" / self.trainers.package)
+            path.stem: [self.kind.python, "-m", f"trainers.{self.trainers.package}.{path.stem}"] for path in files
         }
         if self.trainers.folder:
             for path in _trainer_files(self.folder / self.trainers.folder):
@@ -396,14 +436,28 @@ class RepositorySpec(Spec):
         """The target that it extends, for its platform and on its base."""
         return self.extends.model_copy(update={"arch": self.arch, "base": self.base})
 
+    def on_base(self, name: str) -> Self:
+        """Return the spec on another base."""
+        return self.model_copy(update={"base": name})
+
+    def with_lock(self, content: Lock) -> Self:
+        """Return the spec with another lock, and the base and framework that it was resolved for."""
+        return self.model_copy(update={"lock": content, **_chosen(self.extends, self.workspace.document, content)})
+
 
 def _trainer_files(folder: Path) -> list[Path]:
     return sorted(path for path in folder.glob("*.py") if not path.name.startswith("_"))
 
 
+def _folders() -> dict[str, Path]:
+    """Return name of a target -> its folder: images/gpu of ``gpu``, and images/gpu/2.7 of its version ``gpu-2.7``."""
+    versions = {f"{path.parts[-3]}-{path.parts[-2]}": path.parent for path in IMAGES.glob(f"*/*/{VERSION}")}
+    return {path.parent.name: path.parent for path in IMAGES.glob("*/image.yaml")} | versions
+
+
 def targets() -> list[str]:
     """Names of the catalogue's images, sorted."""
-    return sorted(path.parent.name for path in IMAGES.glob("*/image.yaml"))
+    return sorted(_folders())
 
 
 def requirement_sets() -> list[str]:
@@ -414,7 +468,7 @@ def requirement_sets() -> list[str]:
 def requirements_of(spec: Spec) -> list[str]:
     """The spec's requirements with named sets replaced by their lines."""
     found: list[str] = []
-    for entry in spec.requirements:
+    for entry in spec.requirements if spec.has_trainers else ():
         if "==" in entry:
             found.append(entry)
             continue
@@ -451,9 +505,9 @@ def folder_of(target: str | None) -> Path:
             f"no target given, and no {workspace.FILE} in this folder or above it in its git repository: 'trainyard "
             f"init' writes one, or give a target, as in 'trainyard image tf-cpu'; {valid}"
         )
-    if re.fullmatch(r"[A-Za-z0-9._-]+", target) and (IMAGES / target / "image.yaml").is_file():
-        return IMAGES / target
-    files = ("image.yaml", workspace.FILE)
+    if folder := _folders().get(target.replace("@", "-")):
+        return folder
+    files = ("image.yaml", VERSION, workspace.FILE)
     if "/" in target or target == ".":
         for folder in (Path(target), ROOT / target):
             if any((folder / file).is_file() for file in files):
@@ -477,14 +531,14 @@ def load(target: str | None, arch: str | None = None, context: Context | None = 
     """
     file = workspace.find() if not target else None
     folder = file.parent if file else folder_of(target)
-    is_image = file is None and (folder / "image.yaml").is_file()
+    is_image = file is None and any((folder / name).is_file() for name in ("image.yaml", VERSION))
     spec = _load(folder, (), context) if is_image else _load_repository(folder / workspace.FILE, context)
     return spec.on(arch or architectures.choose(spec.platforms).name)
 
 
 def catalogue(context: Context | None = None) -> list[Spec]:
     """Return the specs of all targets, sorted by name, each for the first of its platforms."""
-    specs = [_load(IMAGES / name, (), context) for name in targets()]
+    specs = [_load(folder, (), context) for _, folder in sorted(_folders().items())]
     return [spec.on(PLATFORMS[spec.platforms[0]].name) for spec in specs]
 
 
@@ -508,9 +562,10 @@ def _load_repository(path: Path, context: Context | None = None) -> RepositorySp
         raise UserError(f"{relative(path)}{f':{line}' if line else ''}: {'.'.join(location)}: {message}")
 
     valid = f"valid targets: {', '.join(targets())}"
-    if not (IMAGES / document.extends / "image.yaml").is_file() or "/" in document.extends:
+    extended = _folders().get(document.extends.replace("@", "-"))
+    if extended is None:
         refuse(("extends",), f"unknown target '{document.extends}'{nearest(document.extends, targets())}; {valid}")
-    parent = _load(IMAGES / document.extends, (), context)
+    parent = _load(extended, (), context)
     if lacking := next((platform for platform in document.platforms if platform not in parent.platforms), None):
         refuse(("platforms",), f"'{parent.target}' is not made for {lacking}: it is for {', '.join(parent.platforms)}")
     base = document.base or parent.base
@@ -519,6 +574,8 @@ def _load_repository(path: Path, context: Context | None = None) -> RepositorySp
     name = document.name or workspace.default_name(path.parent)
     if name in targets():
         refuse(("name",), f"'{name}' is a target of the catalogue: give the image another one, as in 'name: my-{name}'")
+    if document.framework:
+        _check_versions(parent, document.framework, refuse)
     if not document.run and "code" in document.model_fields_set:
         refuse(("code",), "there is no 'run', the command that shows that it works: give one, or remove 'code'")
     if document.smoke and not document.run:
@@ -535,27 +592,45 @@ def _load_repository(path: Path, context: Context | None = None) -> RepositorySp
         document = document.model_copy(update={"code": []})
     trainers = parent.trainers.model_copy(update={"default": workspace.COMMAND}) if document.run else parent.trainers
     inherited = {name: getattr(parent, name) for name in _Document.model_fields}
+    content = lock.read(path.with_name(lock.FILE), "trainyard lock", of_repository=True)
     described = Workspace(path, document)
     return RepositorySpec.model_construct(
         **inherited
         | {
             "summary": document.summary or f"{name}, on {parent.target}: {parent.summary}",
-            "base": base,
             "platforms": document.platforms,
             "system": [*parent.system, *(package for package in document.system if package not in parent.system)],
             "environment": parent.environment | document.environment,
             "trainers": trainers,
             "budget": Budget.model_construct(size=document.budget.size) if document.budget else parent.budget,
-        },
+        }
+        | _chosen(parent, document, content),
         target=name,
         folder=path.parent,
-        lock=lock.read(path.with_name(lock.FILE), "trainyard lock", of_repository=True),
+        lock=content,
         workspace=described,
         root=path.parent,
         own_labels={f"{LABELS}.extends": parent.target, f"{LABELS}.config": described.config_hash},
         extends=parent,
         context=parent.context,
     )
+
+
+def _chosen(parent: Spec, document: WorkspaceDocument, content: Lock | Unreadable) -> dict[str, Any]:
+    """Return the base and the framework of a repository.
+
+    They are those of its target, unless trainyard.lock was resolved for other versions of the framework: then the lock
+    has them.
+    """
+    base, origin = document.base or parent.base, content.origin if isinstance(content, Lock) else None
+    own = origin.framework if origin and origin.target == parent.target else ""
+    if not own and not document.framework:
+        return {"base": base, "framework": parent.framework}
+    if origin and own and not document.base:
+        image = origin.base.partition("@")[0]
+        base = next((name for name, known in bases().items() if known.image == image), base)
+    packages = [framework.without_version(text) for text in parent.framework.packages]
+    return {"base": base, "framework": parent.framework.model_copy(update={"packages": packages})}
 
 
 def _check_base(parent: Spec, base: str, refuse: Callable[[tuple[str, ...], str], NoReturn]) -> None:
@@ -568,6 +643,20 @@ def _check_base(parent: Spec, base: str, refuse: Callable[[tuple[str, ...], str]
         refuse(("base",), f"unknown base '{base}'{nearest(base, bases())}; valid: {', '.join(bases())}")
     if held := next((name for name in (base, parent.base) if bases()[name].framework), None):
         refuse(("base",), f"{held} holds a framework: only the target that is made for it can use it")
+
+
+def _check_versions(parent: Spec, requirements: list[str], refuse: Callable[[tuple[str, ...], str], NoReturn]) -> None:
+    """Check that a target has a package for each requirement of its framework.
+
+    Args:
+        refuse: raises a :class:`UserError` about a key.
+    """
+    if held := parent.base_spec().framework:
+        refuse(("framework",), f"base {parent.base} of '{parent.target}' has {', '.join(held)}: remove 'framework'")
+    packages = [Requirement(text).name for text in parent.framework.packages]
+    for text in requirements:
+        if not framework.installs_as(Requirement(text).name, packages):
+            refuse(("framework",), f"'{text}' is not in the framework of '{parent.target}': {', '.join(packages)}")
 
 
 def _pinned(spec: Spec) -> dict[str, str]:
@@ -586,6 +675,8 @@ def _load(folder: Path, below: tuple[Path, ...], context: Context | None = None)
     Args:
         below: folders of the specs that extend it.
     """
+    if (folder / VERSION).is_file():
+        return _load_version(folder, context)
     path = folder / "image.yaml"
     data = yaml_source.read(path)
     plain = yaml_source.plain(data)
@@ -617,6 +708,29 @@ def _load(folder: Path, below: tuple[Path, ...], context: Context | None = None)
     return spec
 
 
+def _load_version(folder: Path, context: Context | None) -> Spec:
+    """Return the spec of a version of a target: that of the folder above, with the packages of its version.yaml."""
+    path = folder / VERSION
+    data = yaml_source.read(path)
+    document = validated(path, _Version, data, yaml_source.plain(data))
+    target = _load(folder.parent, (), context)
+    name = f"{target.target}-{folder.name}"
+    spec = target.model_copy(
+        update={
+            "target": name,
+            "folder": folder,
+            "summary": document.summary or f"{target.summary}; {', '.join(document.packages)}",
+            "framework": target.framework.model_copy(update={"packages": document.packages}),
+            "base": document.base or target.base,
+            "platforms": document.platforms or target.platforms,
+            "lock": lock.read(folder / lock.FILE, f"trainyard lock {name}"),
+            "workspace": replace(target.workspace, file=path),
+        }
+    )
+    _check_references(spec, data)
+    return spec
+
+
 #: Raises a :class:`UserError` about the value at a location of a spec's file.
 _Refuse = Callable[[yaml_source.Location, str], None]
 
@@ -629,10 +743,12 @@ def _check_references(spec: Spec, data: CommentedMap) -> None:
     """
 
     def refuse(location: yaml_source.Location, message: str) -> None:
+        if location[0] == "framework" and "packages" in data:  # a version.yaml
+            location = location[1:]
         line = yaml_source.line_of(data, location)
         raise UserError(f"{spec.where}{f':{line}' if line else ''}: {'.'.join(map(str, location))}: {message}")
 
-    if not re.fullmatch(r"[a-z0-9]+(-[a-z0-9]+)*", spec.target):
+    if not re.fullmatch(r"[a-z0-9]+(-[a-z0-9]+)*(-\d+(\.\d+)*)?", spec.target):
         raise UserError(f"{spec.where}: the folder's name is the image's tag: use a-z, 0-9 and single dashes")
     if spec.base not in bases():
         refuse(("base",), f"unknown base '{spec.base}'{nearest(spec.base, bases())}; valid: {', '.join(bases())}")

@@ -153,10 +153,24 @@ class Limit(Strict):
     size: Size
 
 
+def _one_or_more(value: object) -> object:
+    """Return a list of a value that may be a single text."""
+    return [value] if isinstance(value, str) else value
+
+
 class WorkspaceDocument(Strict):
-    """The keys of a trainyard.yaml."""
+    """The keys of a trainyard.yaml.
+
+    Attributes:
+        framework: requirements of packages of the target's framework, whose versions replace the target's.
+    """
 
     extends: str
+    framework: Annotated[
+        list[PackageRequirement],
+        BeforeValidator(_one_or_more),
+        WithJsonSchema({"anyOf": [{"type": "string"}, {"type": "array", "items": {"type": "string"}}]}),
+    ] = Field(default_factory=list)
     base: str | None = None
     platforms: Platforms = Field(default_factory=lambda: [AMD64.platform])
     name: Annotated[str, Field(pattern=r"^[a-z0-9]+(-[a-z0-9]+)*$")] | None = None

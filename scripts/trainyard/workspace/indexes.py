@@ -139,6 +139,16 @@ def _index(name: str, address: str, kind: Kind, where: str) -> Index:
     return Index(name, without_userinfo(address), kind, where, *userinfo(address))
 
 
+def default(ws: Workspace) -> list[Index]:
+    """Return what a repository or this machine uses in place of the default package index; none if nothing does.
+
+    Raises:
+        UserError: see :func:`of_project`.
+    """
+    named = [*of_machine(), *of_project(ws, requirements.index_options(ws).addresses)]
+    return [index for index in named if index.kind == "default"]
+
+
 def environment(indexes: Sequence[Index]) -> dict[str, str]:
     """The variables that give uv the credentials which the addresses of ``indexes`` contain."""
     found: dict[str, str] = {}

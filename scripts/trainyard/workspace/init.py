@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any
 
 import yaml
-from packaging.specifiers import SpecifierSet
 
 from trainyard.common.errors import UserError, nearest
 from trainyard.spec import lock, model, workspace, yaml_source
@@ -196,18 +195,12 @@ class Repository:
         else:
             notes += _other_framework(target, closure or self.sources.run)
         spec = model.load(target)
-        notes += requirement_choice.contradictions(wanted, spec, self.folder)
         # Without a command, written requirements count alone: libraries import much that they can do without.
         needing = closure or ([] if wanted.why else self.sources.run)
         has = [package for pins in requirement_choice.provided(spec) for package in pins]
         requirement_choice.complete(wanted, needing, self.sources, has, self.project)
         shown = [*([wanted.file] if wanted.file else []), *wanted.packages[:5]]
         reasons[f"requirements: {', '.join(shown) or 'none'}"] = wanted.why
-        python = spec.base_spec().python
-        requires = (self.project.requires_python if self.project else "") or wanted.requires_python
-        if requires and not SpecifierSet(requires).contains(f"{python}.99", prereleases=True):
-            file = relative(self.project.file) if self.project else "pyproject.toml"
-            notes.append(f"{file}: requires Python {requires}, and {spec.target} has {python}")
         words = run or (command.command if command else "")
         smoke = short_run(command, self.sources, self.names) if command else ShortRun()
         if not words:

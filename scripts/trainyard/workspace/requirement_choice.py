@@ -11,8 +11,7 @@ from pathlib import Path
 from packaging import utils
 from packaging.requirements import InvalidRequirement, Requirement
 
-from trainyard.common.errors import UserError
-from trainyard.spec import markers, yaml_source
+from trainyard.spec import yaml_source
 from trainyard.spec.lock import DEFAULT, Locked
 from trainyard.spec.model import Spec
 from trainyard.workspace import dependency_tables, import_names, requirements_txt, setuptools_projects
@@ -258,36 +257,3 @@ def provided(spec: Spec) -> tuple[Mapping[str, str], Mapping[str, str]]:
     framework = dict(locked.base.packages) if locked.base else {pin.name: pin.version for pin in locked.framework}
     others = {pin.name: pin.version for pin in locked.requirements}
     return framework and {spec.framework.name.replace("_", "-"): spec.version, **framework}, others
-
-
-def contradictions(choice: Choice, spec: Spec, root: Path) -> list[str]:
-    """Return lines about requirements that exclude the version of the target's framework.
-
-    A uv.lock that does is replaced by pyproject.toml.
-    """
-    packages = {_canonical(Requirement(text).name) for text in spec.packages}
-    framework, _ = provided(spec)
-    versions = {name: framework[name] for name in packages | {_canonical(spec.framework.name)} if name in framework}
-    notes = []
-    if choice.file == "uv.lock":
-        try:
-            pinned = dependency_tables.toml(root / "uv.lock").data.get("package", [])
-        except UserError:
-            pinned = []
-        for entry in pinned:
-            name, version = _canonical(str(entry.get("name", ""))), str(entry.get("version", "")).partition("+")[0]
-            if version and name in versions and version != versions[name].partition("+")[0]:
-                notes.append(
-                    f"uv.lock pins {name} {version}, and {spec.target} contains {versions[name]}: 'requirements' names "
-                    "pyproject.toml instead"
-                )
-                choice.file, choice.why = "pyproject.toml", "[project] lists dependencies"
-                break
-    environment = markers.environment(spec.base_spec().python)
-    for text, place in choice.lines:
-        wanted = Requirement(text)
-        version = versions.get(_canonical(wanted.name), "")
-        applies = not wanted.marker or wanted.marker.evaluate(environment)
-        if version and applies and not wanted.specifier.contains(version, prereleases=True):
-            notes.append(f"{place}: {text} excludes {wanted.name} {version}, which {spec.target} contains: relax it")
-    return notes

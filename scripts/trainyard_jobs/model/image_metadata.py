@@ -46,6 +46,7 @@ class Contents:
         local: whether the image is on this host.
         built_for: ``tpu``, ``gpu`` or ``cpu``, from a spec or the image's record; "" if unknown.
         platforms: those that a registry has it for, or that its spec lists, as in ``linux/amd64``; empty if unknown.
+        supported_until: the last day on which it is looked after, as in 2027-10-28; empty if unknown.
     """
 
     reference: str
@@ -55,6 +56,7 @@ class Contents:
     local: bool = False
     built_for: str = ""
     platforms: tuple[str, ...] = ()
+    supported_until: str = ""
 
     @property
     def framework(self) -> str:
@@ -90,7 +92,13 @@ def of_spec(reference: str, spec: Spec) -> Contents:
     versions = {str(canonicalize_name(pin.name)): next(iter(pin.specifier)).version for pin in pins}
     built_for = _DEVICES[spec.accelerator]
     return Contents(
-        reference, versions, spec.where, spec.framework.index, built_for=built_for, platforms=tuple(spec.platforms)
+        reference,
+        versions,
+        spec.where,
+        spec.framework.index,
+        built_for=built_for,
+        platforms=tuple(spec.platforms),
+        supported_until=f"{spec.ends[0].day}" if spec.ends else "",
     )
 
 
@@ -120,7 +128,15 @@ def _from_labels(reference: str, labels: dict[str, str], source: str, *, local: 
     name, _, version = labels.get(f"{LABELS}.framework", "").partition("==")
     versions = {str(canonicalize_name(name)): version} if version else {}
     built_for = _DEVICES.get(labels.get(f"{LABELS}.accelerator", ""), "")
-    return Contents(reference, versions, source, labels.get(f"{LABELS}.index", ""), local, built_for)
+    return Contents(
+        reference,
+        versions,
+        source,
+        labels.get(f"{LABELS}.index", ""),
+        local,
+        built_for,
+        supported_until=labels.get(f"{LABELS}.supported-until", ""),
+    )
 
 
 def _of_local(reference: str, image: Image) -> Contents:
@@ -129,7 +145,7 @@ def _of_local(reference: str, image: Image) -> Contents:
     if record:
         versions = {str(canonicalize_name(name)): version for name, version in record.get("versions", {}).items()}
         built_for = _DEVICES.get(str(record.get("accelerator")), "")
-        return Contents(reference, versions, RECORD, found.index, local=True, built_for=built_for)
+        return replace(found, versions=versions, source=RECORD, built_for=built_for)
     if found.versions:
         return found
     try:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime
 import re
 from collections.abc import Iterator
 
@@ -9,6 +10,7 @@ from packaging.version import InvalidVersion, Version
 
 from trainyard.common.errors import UserError
 from trainyard.common.rule_engine import Finding, Severity, rule
+from trainyard.lint.waivers import today
 from trainyard.oci.reference import Reference
 from trainyard.spec.yaml_source import Location
 from trainyard_jobs.kubernetes import gke_objects, train_jobs
@@ -19,6 +21,9 @@ from trainyard_jobs.rules import named_images, worker_pools
 from trainyard_jobs.rules.evidence import KINDS, VERTEX, Evidence
 from trainyard_jobs.rules.job_templates import job_templates
 from trainyard_jobs.schema.kubernetes_defaults import mapping
+
+#: Days before the last day of an image from which it is named.
+NOTICE = 60
 
 #: TPU generation -> framework -> first version that supports it on Vertex AI, None if no version does
 #: (https://cloud.google.com/vertex-ai/docs/training/training-with-tpu-vm).
@@ -230,6 +235,22 @@ def images_support_accelerator(job: Evidence) -> Iterator[Finding]:
             f"the trainer runs on the host's CPU, and the {device.upper()} is paid for and idle",
             f"use a target for it ({'xla' if device == 'tpu' else 'gpu or tf-gpu'}; see 'trainyard list')",
         )
+
+
+@rule(*KINDS, severity=Severity.NOTE, source="images/matrix.yaml")
+def images_are_supported(job: Evidence) -> Iterator[Finding]:
+    """The image is looked after for 60 days more: its framework, base, Python and CUDA."""
+    for reference, document, location in references(job):
+        contents = job.images.get(reference)
+        if contents is None or not (last := contents.supported_until):
+            continue
+        if datetime.date.fromisoformat(last) - datetime.timedelta(days=NOTICE) < today():
+            yield Finding(
+                job.at(*location, document=document),
+                f"{reference} is looked after until {last} (by {contents.source})",
+                "later faults of what it contains are not mended",
+                "use a newer version ('trainyard list --ends')",
+            )
 
 
 def _on_hosts(job: Evidence) -> Iterator[tuple[str, int, Location, Hosts]]:

@@ -15,10 +15,12 @@ GROUP = "project"
     Examples:
       trainyard dev check
       make check
+      trainyard dev check --ends    # on a schedule: fail if a target is past its last day (images/matrix.yaml)
     """,
 )
+@options.flag("--ends", help="Fail if a target is past its last day, instead of warning of it.")
 @options.json_output
-def command(as_json: bool) -> None:
+def command(ends: bool, as_json: bool) -> None:
     """Check what needs no engine and no network: specs and locks, known vulnerabilities, generated files, style, types.
 
     The checks run side by side. It needs a checkout.
@@ -31,11 +33,11 @@ def command(as_json: bool) -> None:
     for line in check.warnings():
         console.warn(line)
     root = click.get_current_context().find_root().command
-    failed = check.check(root)
+    failed = check.check(root, ends=ends)
     for findings in failed.values():
         for line in findings:
             console.say(line)
     console.result({"failed": list(failed)}, as_json=as_json)
     if failed:
         raise errors.StepFailed(f"failed: {', '.join(failed)}")
-    console.say(f"passed: {', '.join(check.checks(root))}")
+    console.say(f"passed: {', '.join(check.checks(root, ends=ends))}")

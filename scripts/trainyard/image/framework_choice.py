@@ -1,0 +1,187 @@
+"""Choose the versions of a repository's framework, and the base that has a Python for them.
+
+The framework is that of the target, unless ``framework`` of trainyard.yaml names versions, or a requirement excludes
+the target's. Then the packages that the target names are resolved anew, together with everything that the repository
+requires, for the first base whose Python they have wheels for.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
+
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
+from packaging.version import Version
+
+from trainyard.common.errors import UserError
+from trainyard.image import framework_contradictions as contradictions
+from trainyard.image.resolution import Request, resolve
+from trainyard.image.resolver import Failed, Project, pins, versions
+from trainyard.spec import yaml_source
+from trainyard.spec.catalog import debian_bases
+from trainyard.spec.framework import installs_as
+from trainyard.spec.markers import applies
+from trainyard.spec.model import RepositorySpec
+from trainyard.workspace import indexes, requirements
+from trainyard.workspace.lines import Line
+from trainyard.workspace.requirements import Wanted
+
+logger = logging.getLogger(__name__)
+
+#: Package -> the package that it is built for, whose version it has; its metadata does not say so:
+#: https://github.com/pytorch/xla#installation
+_BUILT_FOR = {"torch-xla": "torch"}
+
+
+def reasons(spec: RepositorySpec, wanted: Wanted) -> list[Line]:
+    """Return the lines for which the framework cannot be that of the target; none if it can.
+
+    One that excludes the Python of the target's base, as in ``python<3.13``, asks for another base.
+    """
+    data = yaml_source.read(spec.file)
+    given = [
+        Line(text, spec.file, yaml_source.line_of(data, ("framework",)) or 1)
+        for text in spec.workspace.document.framework
+    ]
+    target = versions(spec.extends.on(spec.arch).locked().text("framework"))
+    python = None if spec.workspace.document.base else contradictions.excluding_python(wanted, spec.python_version)
+    other_base = [Line(f"python{python.text}", python.file, python.number)] if python else []
+    return [*given, *contradictions.excluding(spec, wanted, target), *other_base]
+
+
+def text(lines: Iterable[Line]) -> str:
+    """Return :func:`reasons` as trainyard.lock records them."""
+    return ", ".join(sorted({line.text for line in lines}))
+
+
+def packages(spec: RepositorySpec, wanted: Wanted, reasons: Sequence[Line]) -> list[Line]:
+    """Return the packages that the target names, with the versions that the repository asks for.
+
+    A package that it does not ask for has the target's version or, if it asks for others, any that goes with these.
+    """
+    declared = spec.extends.on(spec.arch).declared_packages
+    names = {canonicalize_name(Requirement(text).name): Requirement(text) for text in declared}
+    asked: dict[str, list[Line]] = {}
+    for line in (*reasons, *wanted.lines, *wanted.constraints, *wanted.overrides):
+        name = installs_as(line.name, names)
+        if name and applies(line.requirement.marker, spec.python_version, spec.architecture.machine):
+            asked.setdefault(name, []).append(line)
+    if not any(installs_as(line.name, names) for line in reasons):
+        return [Line(text, spec.file, 1) for text in declared]
+    for name, other in _BUILT_FOR.items():
+        if {name, other} <= names.keys() and (both := [*asked.get(name, []), *asked.get(other, [])]):
+            asked |= {name: both, other: both}
+    found = []
+    for name, requirement in names.items():
+        extras = f"[{','.join(sorted(requirement.extras))}]" if requirement.extras else ""
+        lines = asked.get(name, [Line("", spec.file, 1)])
+        for line in dict.fromkeys(lines):
+            specifier = contradictions.public(line.requirement.specifier) if line.text else ""
+            found.append(Line(f"{requirement.name}{extras}{specifier}", line.file, line.number))
+    return list(dict.fromkeys(found))
+
+
+def _project(spec: RepositorySpec, lines: Iterable[Line | str], **options: object) -> Project:
+    texts = [line if isinstance(line, str) else line.text for line in lines]
+    names = sorted({canonicalize_name(Requirement(text).name) for text in texts})
+    request = Request(spec, Wanted(), indexes=indexes.default(spec.workspace))
+    return request.project(texts, {"no-build-package": names, **options})
+
+
+def on_base(spec: RepositorySpec, lines: Sequence[Line]) -> RepositorySpec:
+    """Return the spec on the first base whose Python the packages have wheels for, and go together on.
+
+    If they go together on none, it is the first that each of them has wheels for; resolving them explains the rest.
+
+    Raises:
+        UserError: there is none; the message says why, and which version is the nearest.
+    """
+    given = spec.workspace.document.base
+    names = [given] if given else list(dict.fromkeys((spec.extends.base, *debian_bases())))
+    why: list[str] = []
+    lacking: list[tuple[RepositorySpec, Line]] = []
+    apart: list[RepositorySpec] = []
+    for name in names:
+        on_base = spec.on_base(name)
+        python = f"Python {on_base.python_version}"
+        wanted = requirements.read(spec.workspace, on_base.python_version, spec.architecture.machine)
+        if line := contradictions.excluding_python(wanted, on_base.python_version):
+            why.append(f"{line.where} excludes {python} of {name}")
+        elif _resolves(_project(on_base, lines).entries):
+            if why:
+                logger.info(f"{spec.target}: base {name} with {python}: {'; '.join(why)}")
+            return on_base
+        elif line := next((line for line in lines if not _resolves(_project(on_base, [line]).files)), None):
+            why.append(f"{line.text} has no wheel for {python}")
+            lacking.append((on_base, line))
+        else:
+            why.append(f"{' with '.join(line.text for line in lines)} has no wheels for {python}")
+            apart.append(on_base)
+    if apart:
+        return apart[0]
+    if not lacking:
+        contradictions.check_python(spec.on_base(names[0]), wanted)
+    line = lacking[0][1]
+    pythons = " or ".join(f"{other.python_version} of {other.base}" for other, _ in lacking)
+    also = "; ".join(reason for reason in why if " excludes " in reason)
+    raise UserError(
+        f"{line.where}: {line.text} has no wheel for {spec.platform} and Python {pythons}{f' ({also})' if also else ''}"
+        f"{_nearest([other for other, _ in lacking], line)}"
+    )
+
+
+def _resolves(ask: Callable[[], object]) -> bool:
+    """Return whether uv has an answer."""
+    try:
+        return bool(ask())
+    except Failed:
+        return False
+
+
+def _nearest(specs: Sequence[RepositorySpec], line: Line) -> str:
+    """Return the nearest later release that has wheels, or else the nearest earlier one, as the end of a message."""
+    name = line.requirement.name
+    asked = [Version(item.version.removesuffix(".*")) for item in line.requirement.specifier]
+    for bound, nearest, options in ((">", min, {"resolution": "lowest-direct"}), ("<", max, {})):
+        known: dict[Version, str] = {}
+        for spec in specs if asked else ():
+            with contextlib.suppress(Failed):
+                package = _project(spec, [f"{name}{bound}{min(asked)}"], **options).files()[0]
+                if package.version:
+                    known.setdefault(package.version, spec.python_version)
+        if known:
+            return f": the nearest that has one is {nearest(known)} (Python {known[nearest(known)]})"
+    return ""
+
+
+def resolve_framework(request: Request, lines: Sequence[Line], first: Sequence[str] = ()) -> str:
+    """Return the framework's section: what the packages alone need, in versions that suit everything else.
+
+    Args:
+        request: of everything that the repository requires; its ``framework`` is empty.
+        lines: :func:`packages`.
+        first: pins of the packages on the first platform, which the others have too.
+    Raises:
+        Failed: uv found no solution, or failed.
+    """
+    names = [line.name for line in lines]
+    wanted = request.wanted
+
+    def others(of: Iterable[Line]) -> tuple[Line, ...]:
+        return tuple(line for line in of if not installs_as(line.name, names))
+
+    agreed = tuple(Line(text, request.spec.file, 1) for text in first)
+    variants = contradictions.variants(dict.fromkeys(names, "0")).keys() - set(names)
+    everything = replace(
+        wanted,
+        lines=(*lines, *others(wanted.lines)),
+        constraints=(*agreed, *others(wanted.constraints)),
+        overrides=others(wanted.overrides),
+        excludes=(*wanted.excludes, *sorted(variants)),
+    )
+    together = versions(resolve(replace(request, wanted=everything, shared=None), sized=False))
+    alone = Wanted(lines=tuple(lines), constraints=tuple(Line(text, request.spec.file, 1) for text in pins(together)))
+    return resolve(replace(request, wanted=alone, wheels=(), compiled={}, shared=None, first={}, base={}), sized=True)

@@ -1,0 +1,279 @@
+"""The framework of a repository in the versions that it asks for, and the base that has a Python for them."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
+from tests.fakes.package_index import PackageIndex, wheel
+from tests.workspaces import fresh, is_current, relock, repository, versions
+
+from trainyard.common.errors import UserError
+from trainyard.image import base_image, dockerfile
+from trainyard.spec import model
+from trainyard.spec.lock import Lock
+from trainyard.spec.model import RepositorySpec
+
+Write = Callable[..., RepositorySpec]
+
+#: Version of a release -> tags of its wheels.
+TENSORFLOW = {
+    "2.17.1": ("cp311-cp311-manylinux_2_17_x86_64",),
+    "2.18.0": ("cp311-cp311-manylinux_2_17_x86_64",),
+    "2.20.0": (
+        "cp311-cp311-manylinux_2_17_x86_64",
+        "cp313-cp313-manylinux_2_17_x86_64",
+        "cp311-cp311-manylinux_2_17_aarch64",
+    ),
+    "2.21.0": ("cp313-cp313-manylinux_2_17_x86_64", "cp313-cp313-manylinux_2_17_aarch64"),
+}
+
+
+def fill(index: PackageIndex) -> None:
+    """Add the packages of tf-cpu and cpu, whose frameworks have several versions, and need a numpy."""
+    for target, framework in (("tf-cpu", "tensorflow-cpu"), ("cpu", "torch")):
+        locked = model.load(target, "amd64").locked().versions
+        index.add(*(wheel(name, version) for name, version in locked.items() if name not in (framework, "torchvision")))
+    for version, tags in TENSORFLOW.items():
+        needs = ("numpy>=1.26,<2.1",) if version < "2.20" else ("numpy>=1.26",)
+        index.add(*(wheel("tensorflow" if "aarch64" in tag else "tensorflow-cpu", version, needs, tag) for tag in tags))
+    index.add(wheel("numpy", "1.26.4"), wheel("numpy", "2.0.2"), wheel("einops", "0.8.0"))
+    for version, vision in (("2.9.0", "0.24.0"), ("2.9.1", "0.24.1"), ("2.15.0", "0.29.2")):
+        index.add(wheel("torch", version), wheel("torchvision", vision, (f"torch=={version}", "numpy")))
+
+
+@pytest.fixture
+def index(resolves: None) -> Iterator[PackageIndex]:
+    with PackageIndex() as served:
+        fill(served)
+        yield served
+
+
+@pytest.fixture
+def write(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, index: PackageIndex) -> Write:
+    """Write the files of a repository that uses ``index`` alone; its spec."""
+    root = tmp_path / "repository"
+    (root / ".git").mkdir(parents=True)
+    monkeypatch.chdir(root)
+    monkeypatch.setenv("TRAINYARD_BUILD", str(tmp_path / "state"))
+    monkeypatch.setattr(
+        base_image, "lockable_reference", lambda name, _context: f"{model.bases()[name].image}@sha256:{'a' * 64}"
+    )
+    monkeypatch.setenv("UV_CONFIG_FILE", str(tmp_path / "user.toml"))
+    (tmp_path / "user.toml").write_text(f'[[index]]\nname = "fake"\nurl = "{index.url}"\ndefault = true\n')
+
+    def run(requirements: str, more: str = "", extends: str = "tf-cpu", python: str = "") -> RepositorySpec:
+        text = f"extends: {extends}\nrun: python train.py\nrequirements: requirements.txt\n{more}"
+        (root / "trainyard.yaml").write_text(text, encoding="utf-8")
+        (root / "requirements.txt").write_text(requirements, encoding="utf-8")
+        if python:
+            project = f'[project]\nname = "mine"\nversion = "1"\nrequires-python = "{python}"\n'
+            (root / "pyproject.toml").write_text(project, encoding="utf-8")
+        return repository()
+
+    return run
+
+
+def origin(spec: RepositorySpec) -> str:
+    """Return what a lock says that its framework was resolved for."""
+    lock = fresh(spec).lock
+    assert isinstance(lock, Lock) and lock.origin
+    return lock.origin.framework
+
+
+@pytest.mark.parametrize(
+    ("requirements", "more", "version", "base"),
+    [
+        ("tensorflow==2.20.0\n", "", "2.20.0", "debian-13"),
+        ("tensorflow>=2.17,<2.19\n", "", "2.18.0", "debian-12"),
+        ("tensorflow-cpu<2.18\n", "", "2.17.1", "debian-12"),
+        ("", "framework: tensorflow==2.18.0\n", "2.18.0", "debian-12"),
+        ("", "framework: [tensorflow-cpu>=2.18]\n", "2.21.0", "debian-13"),
+        ("tensorflow==2.20.0\n", "base: debian-12\n", "2.20.0", "debian-12"),
+        ("tensorflow==2.20.0+local\n", "", "2.20.0", "debian-13"),
+    ],
+)
+def test_the_framework_has_the_version_that_is_asked_for_on_a_base_that_has_wheels(
+    write: Write, requirements: str, more: str, version: str, base: str
+) -> None:
+    spec = write(requirements, more)
+    relock(spec)
+    spec = fresh(spec)
+    assert (spec.version, spec.base) == (version, base)
+    assert spec.packages == [f"tensorflow-cpu=={version}"]
+    assert versions(spec, "framework")["tensorflow-cpu"] == version
+    assert ("numpy" in versions(fresh(spec), "framework")) and "tensorflow" not in versions(spec)
+    assert is_current(spec) and not relock(spec)
+    text = dockerfile.dockerfile(spec)
+    assert f"tensorflow-cpu=={version}" in text and f"debian:{base.removeprefix('debian-')}-slim" in text
+
+
+def test_it_says_what_it_chose_and_why_in_one_line_each(write: Write, capsys: pytest.CaptureFixture[str]) -> None:
+    relock(write("tensorflow==2.18.0\n"))
+    lines = capsys.readouterr().err.splitlines()
+    assert "repository: tensorflow-cpu 2.18.0: requirements.txt:1 asks for tensorflow==2.18.0" in lines
+    assert "repository: base debian-12 with Python 3.11: tensorflow-cpu==2.18.0 has no wheel for Python 3.13" in lines
+
+
+def test_what_goes_with_the_framework_has_a_version_that_goes_with_it(write: Write) -> None:
+    spec = write("torch==2.9.0\n", extends="cpu")
+    relock(spec)
+    assert fresh(spec).packages == ["torch==2.9.0", "torchvision==0.24.0"]
+
+
+def test_the_packages_of_a_framework_must_go_together_on_a_base(
+    write: Write, index: PackageIndex, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """torch 2.8.0 has wheels for both Pythons, and the torchvision that goes with it for one."""
+    index.add(
+        wheel("torch", "2.8.0"), wheel("torchvision", "0.23.0", ("torch==2.8.0",), "cp311-cp311-manylinux_2_28_x86_64")
+    )
+    spec = write("torch==2.8.0\n", extends="cpu")
+    relock(spec)
+    assert fresh(spec).packages == ["torch==2.8.0", "torchvision==0.23.0"]
+    said = "repository: base debian-12 with Python 3.11: torch==2.8.0 with torchvision has no wheels for Python 3.13"
+    assert said in capsys.readouterr().err
+
+
+def test_packages_that_never_go_together_have_uvs_reason(write: Write) -> None:
+    with pytest.raises(UserError, match=r"requirements\.txt:\d: torch.* cannot be installed: because "):
+        relock(write("torch==2.9.0\ntorchvision==0.24.1\n", extends="cpu"))
+
+
+def test_what_else_the_repository_requires_decides_within_a_range(write: Write, index: PackageIndex) -> None:
+    index.add(wheel("needs-old", "1", ("torch<2.9.1",)))
+    spec = write("torch<2.10\nneeds-old\n", extends="cpu")
+    relock(spec)
+    assert fresh(spec).version == "2.9.0"
+
+
+def test_a_package_that_the_framework_needs_may_have_another_version(write: Write) -> None:
+    """The packages that the target names keep theirs."""
+    spec = write("numpy<2\n")
+    relock(spec)
+    assert fresh(spec).version == "2.21.0"
+    assert versions(fresh(spec), "framework")["numpy"] == "1.26.4"
+
+
+def test_a_project_for_an_older_python_gets_a_base_that_has_it(
+    write: Write, index: PackageIndex, capsys: pytest.CaptureFixture[str]
+) -> None:
+    index.add(wheel("tensorflow-cpu", "2.21.0", ("numpy>=1.26",), "cp311-cp311-manylinux_2_17_x86_64"))
+    spec = write("einops\n", python=">=3.9,<3.13")
+    relock(spec)
+    assert (fresh(spec).version, fresh(spec).base) == ("2.21.0", "debian-12")
+    assert is_current(spec) and not relock(spec)
+    said = capsys.readouterr().err
+    assert "repository: base debian-12 with Python 3.11: pyproject.toml:4 excludes Python 3.13 of debian-13" in said
+
+
+def test_it_is_kept_as_long_as_it_is_asked_for(write: Write, index: PackageIndex) -> None:
+    relock(write("tensorflow<2.18\n"))
+    index.add(wheel("tensorflow-cpu", "2.17.2", (), "cp311-cp311-manylinux_2_17_x86_64"))
+    spec = write("tensorflow<2.18\neinops\n")
+    relock(spec)
+    assert fresh(spec).version == "2.17.1"
+    relock(spec, upgrade=True)
+    assert fresh(spec).version == "2.17.2"
+    spec = write("tensorflow==2.20.0\n")
+    assert not is_current(spec)
+    relock(spec)
+    assert (fresh(spec).version, fresh(spec).base) == ("2.20.0", "debian-13")
+    spec = write("einops\n")
+    relock(spec)
+    assert (fresh(spec).version, origin(spec)) == ("2.21.0", "")
+    assert fresh(spec).locked().text("framework") == model.load("tf-cpu", "amd64").locked().text("framework")
+
+
+def test_platforms_have_the_same_version(write: Write) -> None:
+    spec = write("tensorflow<2.21\n", "platforms: [linux/amd64, linux/arm64]\nbase: debian-12\n")
+    relock(spec)
+    assert [platform.version for platform in model.each_platform(fresh(spec))] == ["2.20.0", "2.20.0"]
+
+
+@pytest.mark.parametrize(
+    ("requirements", "more", "python", "message"),
+    [
+        (
+            "tensorflow==2.19.0\n", "", "",
+            "requirements.txt:1: tensorflow-cpu==2.19.0 has no wheel for linux/amd64 and Python 3.13 of debian-13 or "
+            "3.11 of debian-12: the nearest that has one is 2.20.0 (Python 3.13)",
+        ),
+        (
+            "tensorflow==2.18.0\n", "", ">=3.12",
+            "requirements.txt:1: tensorflow-cpu==2.18.0 has no wheel for linux/amd64 and Python 3.13 of debian-13 "
+            "(pyproject.toml:4 excludes Python 3.11 of debian-12): the nearest that has one is 2.20.0 (Python 3.13)",
+        ),
+        (
+            "tensorflow>=3\n", "", "",
+            "requirements.txt:1: tensorflow-cpu>=3 has no wheel for linux/amd64 and Python 3.13 of debian-13 or "
+            "3.11 of debian-12: the nearest that has one is 2.21.0 (Python 3.13)",
+        ),
+        (
+            "", "framework: tensorflow==2.18.0\nbase: debian-13\n", "",
+            "trainyard.yaml:4: tensorflow-cpu==2.18.0 has no wheel for linux/amd64 and Python 3.13 of debian-13: the "
+            "nearest that has one is 2.20.0 (Python 3.13)",
+        ),
+        (
+            "tensorflow==2.20.0\n", "", "<3.11",
+            "pyproject.toml:4: requires-python '<3.11' excludes Python 3.13 of tf-cpu: relax it, or extend another "
+            "target",
+        ),
+        ("", "framework: torch==2.9.1\n", "",
+         "trainyard.yaml:4: framework: 'torch==2.9.1' is not in the framework of 'tf-cpu': tensorflow-cpu, tensorflow"),
+    ],
+)  # fmt: skip
+def test_what_cannot_be_had_is_one_line_with_the_nearest_that_can(
+    write: Write, requirements: str, more: str, python: str, message: str
+) -> None:
+    with pytest.raises(UserError) as error:
+        relock(write(requirements, more, python=python))
+    assert str(error.value) == message
+
+
+def test_a_requirement_that_no_version_suits_has_uvs_reason(write: Write, index: PackageIndex) -> None:
+    index.add(wheel("picky", "1", ("tensorflow-cpu==2.21.0",)))
+    with pytest.raises(UserError, match=r"requirements\.txt:\d: .* cannot be installed: ") as error:
+        relock(write("tensorflow==2.20.0\npicky\n"))
+    assert "picky" in str(error.value) and "\n" not in str(error.value)
+
+
+def test_torch_xla_and_its_torch_have_one_version(write: Write, index: PackageIndex) -> None:
+    """torch_xla's metadata does not name the torch that it is built for."""
+    locked = model.load("xla", "amd64").locked().versions
+    tag = "cp311-cp311-manylinux_2_28_x86_64"
+    index.add(*(wheel(name, version) for name, version in locked.items() if not re.match("torch", name)))
+    for version, vision in (("2.8.0", "0.23.0"), ("2.9.0", "0.24.0")):
+        index.add(wheel("torch", version, (), tag), wheel("torchvision", vision, (f"torch=={version}",), tag))
+        index.add(wheel("torch_xla", version, ('libtpu==0.0.21; extra == "tpu"',), tag))
+    spec = write("torch==2.8.0\n", extends="xla")
+    relock(spec)
+    pins = versions(fresh(spec), "framework")
+    assert (pins["torch"], pins["torch-xla"]) == ("2.8.0", "2.8.0")
+
+
+def test_a_target_with_the_framework_in_its_base_has_no_other_version(write: Write) -> None:
+    with pytest.raises(UserError) as error:
+        write("", "framework: torch==2.9.1\n", extends="xla-nightly")
+    assert str(error.value) == (
+        "trainyard.yaml:4: framework: base xla-nightly of 'xla-nightly' has torch, torchvision, torch-xla, libtpu: "
+        "remove 'framework'"
+    )
+
+
+def test_on_another_base_the_hashes_are_those_of_files_for_its_python(write: Write, index: PackageIndex) -> None:
+    """The target's lock has those of files for another Python."""
+    required = Requirement(model.requirements_of(model.load("tf-cpu", "amd64"))[-1])
+    version = next(iter(required.specifier)).version
+    served = wheel(required.name, version, (), "cp311-cp311-manylinux_2_17_x86_64")
+    index.add(served)
+    spec = write("tensorflow==2.18.0\n")
+    relock(spec)
+    pins = {pin.name: pin for pin in fresh(spec).locked().requirements}
+    pin = pins[canonicalize_name(required.name)]
+    assert pin.version == version and hashlib.sha256(served[1]).hexdigest() in pin.hashes
