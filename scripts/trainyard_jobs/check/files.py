@@ -59,7 +59,7 @@ def _look_up(job: JobFile) -> tuple[dict[str, Contents | None], dict[str, str]]:
     """
     images: dict[str, Contents | None] = {}
     why: dict[str, str] = {}
-    for reference in dict.fromkeys(name for name, _, _ in image.references(drop_invalid_fields(Evidence(job)))):
+    for reference in dict.fromkeys(one.reference for one in image.named(drop_invalid_fields(Evidence(job)))):
         try:
             images[reference] = image_metadata.read_contents(reference)
         except ImageNotFoundError as error:

@@ -11,7 +11,8 @@ from __future__ import annotations
 import re
 from fractions import Fraction
 
-_LABEL = 63
+#: Most characters of a label, in the sense of DNS and of Kubernetes.
+LABEL = 63
 _SUBDOMAIN = 253
 
 _POWERS = {"n": -9, "u": -6, "m": -3, "": 0, "k": 3, "M": 6, "G": 9, "T": 12, "P": 15, "E": 18}
@@ -26,14 +27,14 @@ def dns_1123_label(text: str) -> str:
     """A name of a pod, container, volume or namespace."""
     if not re.fullmatch(r"[a-z0-9]([-a-z0-9]*[a-z0-9])?", text):
         return "use a-z, 0-9 and dashes, with a letter or digit at both ends"
-    return _too_long(text, _LABEL)
+    return _too_long(text, LABEL)
 
 
 def dns_1035_label(text: str) -> str:
     """A name of a JobSet's Jobs, or of a Service."""
     if not re.fullmatch(r"[a-z]([-a-z0-9]*[a-z0-9])?", text):
         return "use a-z, 0-9 and dashes, with a letter first and a letter or digit last"
-    return _too_long(text, _LABEL)
+    return _too_long(text, LABEL)
 
 
 def dns_1123_subdomain(text: str) -> str:
@@ -50,14 +51,14 @@ def qualified_name(text: str) -> str:
         return f"'{prefix}' before the slash is no DNS name"
     if not re.fullmatch(r"[A-Za-z0-9]([-A-Za-z0-9_.]*[A-Za-z0-9])?", name):
         return "use letters, digits, '-', '_' and '.', with a letter or digit at both ends"
-    return _too_long(name, _LABEL)
+    return _too_long(name, LABEL)
 
 
 def label_value(text: str) -> str:
     """A value of a label; it may be empty."""
     if not re.fullmatch(r"([A-Za-z0-9]([-A-Za-z0-9_.]*[A-Za-z0-9])?)?", text):
         return "use letters, digits, '-', '_' and '.', with a letter or digit at both ends"
-    return _too_long(text, _LABEL)
+    return _too_long(text, LABEL)
 
 
 def domain_prefixed_path(text: str) -> str:
@@ -83,7 +84,7 @@ def generated(prefix: str) -> str:
 
     https://github.com/kubernetes/apiserver/blob/master/pkg/storage/names/generate.go
     """
-    return prefix[: _LABEL - 5] + "abcde"
+    return prefix[: LABEL - 5] + "abcde"
 
 
 def quantity(value: object) -> Fraction | None:
