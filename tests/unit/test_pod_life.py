@@ -13,7 +13,7 @@ from trainyard.common.errors import StepFailed
 from trainyard.common.gcloud import Finished
 from trainyard_jobs.pods import provisioning, run
 from trainyard_jobs.pods.api import Node, TpuApi
-from trainyard_jobs.pods.controller import PodController
+from trainyard_jobs.pods.controller import Operations, PodController
 from trainyard_jobs.pods.gcloud_args import Pod
 from trainyard_jobs.pods.logs import Follower
 from trainyard_jobs.pods.provisioning import Limits
@@ -26,7 +26,7 @@ LIMITS = Limits(poll=0, grace=0, restarts=2)
 Outcome = int | Interruption | BaseException
 
 
-class FakeOperations:
+class FakeOperations(Operations):
     """A TPU VM that is a variable.
 
     Attributes:

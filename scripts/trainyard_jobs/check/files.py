@@ -175,10 +175,9 @@ def explain_invalid_fields(job: JobFile) -> Iterator[None]:
         for number, document in enumerate(job.documents):
             # Errors of a type first: an unknown field is ignored.
             for error in sorted(validate(job.kind, document), key=lambda error: error.empty is None):
-                raise UserError(
-                    f"{job.where(error.location, number)}: {'.'.join(map(str, error.location))}: {error.what}; "
-                    f"'trainyard job check {job.path}' lists every mistake"
-                ) from None
+                what = f"{'.'.join(map(str, error.location))}: {error.what}"
+                check = f"'trainyard job check {job.path}' lists every mistake"
+                raise job.error(error.location, f"{what}; {check}", number) from None
         for finding in platforms.of_job_file(job).check(job):  # such as an empty entry in a list
             if finding.fails:
                 raise UserError(f"{finding.where}: {finding.what}") from None

@@ -114,8 +114,7 @@ def runs_own_command(spec: Spec | None, args: tuple[str, ...]) -> bool:
 def with_output(spec: Spec | None, args: tuple[str, ...], output: str | None) -> tuple[tuple[str, ...], dict[str, str]]:
     """The arguments and variables by which a container gets its output folder, where the platform sets none.
 
-    Trainyard's trainers take the folder as a flag. A user's command has variables, those of Vertex AI:
-    https://docs.cloud.google.com/vertex-ai/docs/training/code-requirements#environment-variables
+    Trainyard's trainers take the folder as a flag. A user's command has variables, those of Vertex AI.
 
     Args:
         args: the trainer's name and its flags.
@@ -125,8 +124,14 @@ def with_output(spec: Spec | None, args: tuple[str, ...], output: str | None) ->
         return args, {}
     if not runs_own_command(spec, args):
         return (*args, f"--job-dir={output}"), {}
-    folder = output.rstrip("/")
-    return args, {
+    return args, output_variables(output.rstrip("/"))
+
+
+def output_variables(folder: str) -> dict[str, str]:
+    """Return the variables by which Vertex AI gives a container its output folder:
+    https://docs.cloud.google.com/vertex-ai/docs/training/code-requirements#environment-variables.
+    """
+    return {
         "AIP_MODEL_DIR": f"{folder}/model/",
         "AIP_CHECKPOINT_DIR": f"{folder}/checkpoints/",
         "AIP_TENSORBOARD_LOG_DIR": f"{folder}/logs/",

@@ -8,6 +8,7 @@ import stat
 import sys
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 from trainyard.common.errors import UserError
 from trainyard_jobs.model import image_metadata, machines, yaml_writer
@@ -104,3 +105,8 @@ def refuse(platform: str, given: Mapping[str, object]) -> None:
     for name, value in given.items():
         if value:
             raise UserError(f"'--platform {platform}' has no '{name}'")
+
+
+def without_empty(fields: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the fields of an object that have a value: no text, list or mapping that is empty, not None or false."""
+    return {key: value for key, value in fields.items() if value}

@@ -1,4 +1,7 @@
-"""What ``trainyard pod`` does: a whole training run on a TPU VM, or one of its parts."""
+"""What ``trainyard pod`` does: a whole training run on a TPU VM, or one of its parts.
+
+Every action returns an :data:`Outcome`, and raises UserError or StepFailed.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +25,7 @@ from trainyard_jobs.model.image_metadata import ImageNotFoundError, ImageUnavail
 from trainyard_jobs.pods import provisioning, shell_commands, ssh, xla_dist
 from trainyard_jobs.pods import run as training
 from trainyard_jobs.pods.api import Node, TpuApi
-from trainyard_jobs.pods.controller import GcloudOperations, PodController
+from trainyard_jobs.pods.controller import Operations, PodController
 from trainyard_jobs.pods.gcloud_args import Pod
 from trainyard_jobs.pods.logs import Printer
 from trainyard_jobs.pods.provisioning import Limits
@@ -220,13 +223,13 @@ def _train(
         pod,
         run,
         limits,
-        GcloudOperations(pod, limits, tpu),
+        Operations(pod, limits, tpu),
         options.show(),
         queue=options.queued,
         valid_until=options.valid_until,
         keep=options.keep,
         may_create=may_create,
-        others=[(other, GcloudOperations(other, limits, tpu)) for other in others],
+        others=[(other, Operations(other, limits, tpu)) for other in others],
     )
     code = controller.execute()
     logger.info(f"{pod.name}: {'done' if code == 0 else f'a worker failed with exit status {code}'}")
@@ -238,9 +241,6 @@ def train(pods: Sequence[Pod], options: Options, tpu: TpuApi) -> Outcome:
 
     Args:
         pods: the TPU VM in each zone where it may be created, in the order in which they are tried.
-
-    Raises:
-        UserError, StepFailed: one line.
     """
     limits = options.limits()
     gcloud.require()
@@ -249,21 +249,13 @@ def train(pods: Sequence[Pod], options: Options, tpu: TpuApi) -> Outcome:
 
 
 def run_on_existing(pod: Pod, options: Options, tpu: TpuApi) -> Outcome:
-    """Train on a TPU VM that exists.
-
-    Raises:
-        UserError, StepFailed: one line.
-    """
+    """Train on a TPU VM that exists."""
     limits = options.limits()
     return _train([pod], options.run(), limits, options, tpu, may_create=False)
 
 
 def run_xla_dist(pod: Pod, arguments: xla_dist.XlaDistArgs, options: Options, tpu: TpuApi) -> Outcome:
-    """Run what a command line of xla_dist asks for, on a TPU VM that exists.
-
-    Raises:
-        UserError, StepFailed: one line.
-    """
+    """Run what a command line of xla_dist asks for, on a TPU VM that exists."""
     for note in arguments.notes:
         logger.info(note)
     limits = options.limits()
@@ -308,11 +300,7 @@ def _facts(node: Node) -> dict[str, Any]:
 
 
 def check(pod: Pod, options: Options, tpu: TpuApi) -> Outcome:
-    """Check ssh to every worker, and the network between them.
-
-    Raises:
-        UserError, StepFailed: one line.
-    """
+    """Check ssh to every worker, and the network between them."""
     limits = options.limits()
     workers = ssh.connect(pod, provisioning.require_ready(pod, tpu), tpu)
     ssh.check_network(workers, seconds=limits.check)
@@ -322,11 +310,7 @@ def check(pod: Pod, options: Options, tpu: TpuApi) -> Outcome:
 
 
 def logs(pod: Pod, options: Options, tpu: TpuApi) -> Outcome:
-    """Follow the containers' logs until they end.
-
-    Raises:
-        UserError, StepFailed: one line.
-    """
+    """Follow the containers' logs until they end."""
     limits = options.limits()
     workers = ssh.connect(pod, provisioning.require_ready(pod, tpu), tpu)
     outcome = training.watch(workers, limits, options.show()(workers.addresses), tpu, stop_on_failure=False)
@@ -336,11 +320,7 @@ def logs(pod: Pod, options: Options, tpu: TpuApi) -> Outcome:
 
 
 def stop(pod: Pod, options: Options, tpu: TpuApi) -> Outcome:
-    """Stop the containers.
-
-    Raises:
-        UserError, StepFailed: one line.
-    """
+    """Stop the containers."""
     limits = options.limits()
     workers = ssh.connect(pod, provisioning.require_ready(pod, tpu), tpu)
     training.stop(workers, limits)
@@ -405,18 +385,14 @@ def _handle_hangup() -> None:
         signal.signal(signal.SIGHUP, signal.getsignal(signal.SIGTERM))
 
 
-def perform(
-    action: str | None, options: Options, xla_dist_line: Sequence[str] = (), tpu: TpuApi | None = None
-) -> Outcome:
+def perform(action: str | None, options: Options, xla_dist_line: Sequence[str] = ()) -> Outcome:
     """Perform an action, or the whole run if it is None; exit status and result.
 
     Args:
         xla_dist_line: arguments of xla_dist, which then say what to run.
-    Raises:
-        UserError, StepFailed: one line.
     """
     _handle_hangup()
-    tpu = tpu or TpuApi()
+    tpu = TpuApi()
     if xla_dist_line:
         parsed = xla_dist.parse(list(xla_dist_line), options.image_reference)
         options = replace(options, name=parsed.name)

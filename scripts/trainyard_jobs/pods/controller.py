@@ -6,7 +6,6 @@ import logging
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
 
 from trainyard.common.errors import StepFailed
 from trainyard_jobs.pods import provisioning, ssh
@@ -20,92 +19,62 @@ from trainyard_jobs.pods.ssh import Workers, plural
 logger = logging.getLogger(__name__)
 
 
-class Operations(Protocol):
-    """What a controller does to a TPU VM and its workers. All methods raise StepFailed if they fail."""
-
-    def node(self) -> Node | None:
-        """The TPU VM; None if it does not exist."""
-
-    def require_ready(self) -> Node:
-        """The TPU VM, which must exist and be READY."""
-
-    def await_ready(self) -> Node:
-        """Wait until the TPU VM is READY."""
-
-    def create(self) -> Node:
-        """Create the TPU VM and wait until it is READY."""
-
-    def create_queued(self, valid_until: str | None) -> Node:
-        """Create it through a queued resource."""
-
-    def delete(self, *, queued: bool) -> None:
-        """Delete the TPU VM, or the queued resource and its TPU VM."""
-
-    def connect(self, node: Node) -> Workers:
-        """Connect to every worker by ssh."""
-
-    def check_network(self, workers: Workers) -> None:
-        """Check that every worker reaches every other one."""
-
-    def remove_previous(self, workers: Workers, container: str) -> None:
-        """Remove the container of an earlier run."""
-
-    def start(self, workers: Workers, run: Run) -> None:
-        """Pull the image and start the containers."""
-
-    def watch(self, workers: Workers, show: Show, container: str) -> int | Interruption:
-        """Show the logs until the containers have ended or the run is interrupted."""
-
-    def stop(self, workers: Workers, container: str) -> None:
-        """Stop the containers."""
-
-    def interruption(self) -> Interruption | None:
-        """Why the TPU VM cannot go on with a run; None if it can."""
-
-
-class GcloudOperations:
-    """The operations through gcloud and ssh."""
+class Operations:
+    """Act on a TPU VM and its workers through gcloud and ssh. All methods raise StepFailed if they fail."""
 
     def __init__(self, pod: Pod, limits: Limits, tpu: TpuApi) -> None:
         self._pod, self._limits, self._tpu = pod, limits, tpu
 
     def node(self) -> Node | None:
+        """Return the TPU VM; None if it does not exist."""
         return self._tpu.node(self._pod)
 
     def require_ready(self) -> Node:
+        """Return the TPU VM, which must exist and be READY."""
         return provisioning.require_ready(self._pod, self._tpu)
 
     def await_ready(self) -> Node:
+        """Wait until the TPU VM is READY."""
         return provisioning.await_ready(self._pod, self._limits, self._tpu)
 
     def create(self) -> Node:
+        """Create the TPU VM and wait until it is READY."""
         return provisioning.create(self._pod, self._limits, self._tpu)
 
     def create_queued(self, valid_until: str | None) -> Node:
+        """Create it through a queued resource."""
         return provisioning.create_queued(self._pod, self._limits, self._tpu, valid_until=valid_until)
 
     def delete(self, *, queued: bool) -> None:
+        """Delete the TPU VM, or the queued resource and its TPU VM."""
         provisioning.delete(self._pod, self._limits, self._tpu, queued=queued)
 
     def connect(self, node: Node) -> Workers:
+        """Connect to every worker by ssh."""
         return ssh.connect(self._pod, node, self._tpu)
 
     def check_network(self, workers: Workers) -> None:
+        """Check that every worker reaches every other one."""
         ssh.check_network(workers, seconds=self._limits.check)
 
     def remove_previous(self, workers: Workers, container: str) -> None:
+        """Remove the container of an earlier run."""
         training.remove_previous(workers, container)
 
     def start(self, workers: Workers, run: Run) -> None:
+        """Pull the image and start the containers."""
         training.start(workers, run)
 
     def watch(self, workers: Workers, show: Show, container: str) -> int | Interruption:
+        """Show the logs until the containers have ended or the run is interrupted."""
         return training.watch(workers, self._limits, show, self._tpu, container)
 
     def stop(self, workers: Workers, container: str) -> None:
+        """Stop the containers."""
         training.stop(workers, self._limits, container)
 
     def interruption(self) -> Interruption | None:
+        """Return why the TPU VM cannot go on with a run; None if it can."""
         return training.interruption(self._pod, self._tpu)
 
 

@@ -22,8 +22,9 @@ from trainyard.common.errors import StepFailed, UserError
 from trainyard.oci import docker_engine
 from trainyard.sandbox import containers
 from trainyard.sandbox.containers import Sandbox
+from trainyard_jobs.model.options import Mount
 from trainyard_jobs.rehearsal.images import LocalImage
-from trainyard_jobs.rehearsal.model import PROJECT, ZONE, Mount, Rehearsal, Replica
+from trainyard_jobs.rehearsal.model import PROJECT, ZONE, Rehearsal, Replica
 
 #: The metadata server's public name: clients without a variable for it can only be redirected by name.
 METADATA = "metadata.google.internal"

@@ -66,7 +66,9 @@ class JobTemplate:
     def all_containers(self) -> Iterator[tuple[Location, dict[str, Any]]]:
         """Every container with its location, init containers first."""
         for key in ("initContainers", "containers"):
-            yield from entries(self.pod, self.pod_at, key)
+            for index, one in enumerate(sequence(self.pod, key)):
+                if isinstance(one, dict):
+                    yield (*self.pod_at, key, index), one
 
     @property
     def selector(self) -> dict[str, Any]:

@@ -37,10 +37,8 @@ def rehearsal(job: JobFile, trial: Trial | None = None) -> Rehearsal:
     spec = job.spec
     master = spec.get("masterConfig") or {}
     if not master.get("imageUri"):
-        raise UserError(
-            f"{job.where((*job.root, 'masterConfig'))}: no masterConfig.imageUri: only containers can be rehearsed, "
-            "not runtime versions and Python packages"
-        )
+        what = "no masterConfig.imageUri: only containers can be rehearsed, not runtime versions and Python packages"
+        raise job.error((*job.root, "masterConfig"), what)
     node = _tpu_node(job, spec)
     counts = _counts(spec)
     cluster = {
@@ -103,15 +101,15 @@ def _tpu_node(job: JobFile, spec: Mapping[str, Any]) -> TpuNode | None:
         return None
     accelerator = (spec.get("workerConfig") or {}).get("acceleratorConfig") or {}
     kind, number = str(accelerator.get("type") or "TPU_V2"), count(accelerator.get("count"), 8)
-    where = job.where((*job.root, "workerConfig", "acceleratorConfig"))
+    where = (*job.root, "workerConfig", "acceleratorConfig")
     if not kind.startswith("TPU_V") or not kind[5:6].isdigit():
-        raise UserError(f"{where}: {kind} is not a TPU; {_CLOUD_TPU} requires TPU_V2, TPU_V3 or one of their pods")
+        raise job.error(where, f"{kind} is not a TPU; {_CLOUD_TPU} requires TPU_V2, TPU_V3 or one of their pods")
     name = f"v{kind[5]}-{number}"
     try:
         # A TPU node of v2 or v3 has 8 cores for each address; its TPU VM has 4 chips, so 8 cores, for each host.
         hosts = machines.slice_of(name).hosts
     except UserError as error:
-        raise UserError(f"{where}: {error}") from None
+        raise job.error(where, str(error)) from None
     return TpuNode(NODE, name, tuple(_TPU_ADDRESS.format(index) for index in range(1, min(hosts, _MAX_ADDRESSES) + 1)))
 
 

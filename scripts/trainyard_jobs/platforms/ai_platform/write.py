@@ -121,18 +121,15 @@ def config(request: Request) -> dict[str, Any]:
             "a TPU job has one TPU worker: leave out '--workers', or request a pod such as '--accelerator v2-32'"
         )
     found = _tpu(request) if request.tpu else _machines(request)
-    if request.args:
-        found["args"] = list(request.args)
-    found["region"] = request.place
-    if request.output:
-        found["jobDir"] = request.output
-    if request.service_account:
-        found["serviceAccount"] = request.service_account
-    if request.timeout:
-        found["scheduling"] = {"maxRunningTime": f"{request.timeout}s"}
-    if request.tuning:
-        found["hyperparameters"] = tuning.hyperparameters(request.tuning)
-    return {"trainingInput": found}
+    optional = {
+        "args": list(request.args),
+        "region": request.place,
+        "jobDir": request.output,
+        "serviceAccount": request.service_account,
+        "scheduling": {"maxRunningTime": f"{request.timeout}s"} if request.timeout else None,
+        "hyperparameters": tuning.hyperparameters(request.tuning) if request.tuning else None,
+    }
+    return {"trainingInput": found | writing.without_empty(optional)}
 
 
 def submit_command(request: Request, file: str) -> list[str]:

@@ -20,6 +20,7 @@ from trainyard_jobs.kubernetes.gke_objects import (
     FLEX_START,
     GPU,
     GPU_RESOURCE,
+    INSTANCE_TYPE,
     JOBSET_NAME,
     JOBSET_VERSION,
     PREFERRED_TOPOLOGY,
@@ -39,6 +40,7 @@ from trainyard_jobs.platforms import submission, writing
 from trainyard_jobs.platforms.base import Platform, RenderedJob, Submission
 from trainyard_jobs.platforms.gke import rehearse as rehearsed_gke
 from trainyard_jobs.platforms.gke import rules
+from trainyard_jobs.platforms.writing import without_empty
 from trainyard_jobs.rehearsal.model import Rehearsal, Trial
 from trainyard_jobs.rules import jobset, kubernetes_job, kubernetes_pod, kubernetes_values, train_job
 from trainyard_jobs.schema.job_file import JobFile
@@ -92,7 +94,7 @@ def selector(request: Request) -> dict[str, str]:
     elif request.gpus:
         found[GPU] = machines.table().gpus[request.gpus.type].gke_accelerator
     if request.machine and not request.tpu:
-        found["node.kubernetes.io/instance-type"] = request.machine
+        found[INSTANCE_TYPE] = request.machine
     if request.spot:
         found[SPOT] = "true"
     if request.flex_start:
@@ -121,35 +123,32 @@ def _environment(request: Request, name: str) -> dict[str, str]:
 
 
 def _pod(request: Request, name: str) -> dict[str, Any]:
-    container: dict[str, Any] = {"name": "trainer", "image": request.image}
     args, output = request.with_output()
-    if args:
-        container["args"] = list(args)
-    if environment := _environment(request, name) | output:
-        container["env"] = [{"name": key, "value": value} for key, value in environment.items()]
-    if request.tpu and hosts(request) > 1:
-        # The ports of libtpu's processes, and of the coordinator of a multislice job:
-        # https://cloud.google.com/kubernetes-engine/docs/how-to/tpu-multislice
-        container["ports"] = [{"containerPort": 8471}, {"containerPort": 8080}]
-    if requested := devices(request):
-        container["resources"] = {"requests": requested, "limits": requested}
-    mounted = volumes(request)
-    container["volumeMounts"] = volume_mounts(mounted)
-    pod: dict[str, Any] = {
+    environment = _environment(request, name) | output
+    requested, mounted = devices(request), volumes(request)
+    # The ports of libtpu's processes, and of the coordinator of a multislice job:
+    # https://cloud.google.com/kubernetes-engine/docs/how-to/tpu-multislice
+    ports = [{"containerPort": 8471}, {"containerPort": 8080}] if request.tpu and hosts(request) > 1 else []
+    container = {
+        "name": "trainer",
+        "image": request.image,
+        "args": list(args),
+        "env": [{"name": key, "value": value} for key, value in environment.items()],
+        "ports": ports,
+        "resources": {"requests": requested, "limits": requested} if requested else {},
+        "volumeMounts": volume_mounts(mounted),
+    }
+    pod = {
         "restartPolicy": "Never",
         "terminationGracePeriodSeconds": SPOT_GRACE if request.spot else 30,
+        "serviceAccountName": request.service_account,
+        "nodeSelector": selector(request),
+        "tolerations": tolerations(request),
+        "priorityClassName": request.priority,
+        "containers": [without_empty(container)],
+        "volumes": [volume for _, volume, _ in mounted],
     }
-    if request.service_account:
-        pod["serviceAccountName"] = request.service_account
-    if labels := selector(request):
-        pod["nodeSelector"] = labels
-    if tolerated := tolerations(request):
-        pod["tolerations"] = tolerated
-    if request.priority:
-        pod["priorityClassName"] = request.priority
-    pod["containers"] = [container]
-    pod["volumes"] = [volume for _, volume, _ in mounted]
-    return pod
+    return without_empty(pod)
 
 
 def volumes(request: Request) -> list[Mounted]:
@@ -323,8 +322,12 @@ def follow_pods(resource: str, labels: str, count: int, interval: int) -> str:
     Logs are followed once all pods have started. A job may end between two queries, or before all of its pods have
     started: the logs of pods that were not followed are shown at its end.
 
+    Args:
+        resource: for kubectl, such as ``job/NAME``.
+        labels: label selector of its pods; ``count``: their number.
+        interval: seconds between two queries.
     Returns:
-        the condition that ended it: Complete or Failed of a Job, Completed or Failed of a JobSet.
+        the condition that ended it: Complete or Failed of a Job or TrainJob, Completed or Failed of a JobSet.
     """
     followed: set[str] = set()
     shown = ""
@@ -351,6 +354,27 @@ def follow_pods(resource: str, labels: str, count: int, interval: int) -> str:
         time.sleep(interval)
 
 
+def submit_objects(job: RenderedJob, resource: str, labels: str, count: int, interval: int) -> Submission:
+    """Create the objects of a job, and follow its pods until the job has ended.
+
+    Args:
+        resource, labels, count, interval: see :func:`follow_pods`.
+    Raises:
+        UserError: kubectl is not installed.
+        StepFailed: the job could not be created, or it failed.
+    """
+    submission.require_program("kubectl")
+    with submission.temporary_file(job.text, Platform.file_name) as path:
+        if submission.run_visibly(submit_command(str(path))):
+            raise StepFailed("kubectl could not create the job; see above ('--name' gives it another name)")
+    try:
+        state = follow_pods(resource, labels, count, interval)
+    except KeyboardInterrupt:
+        submission.say_still_running(["kubectl", "delete", resource])
+        raise
+    return submission.submission(resource, state, succeeded=("Complete", "Completed"))
+
+
 def _uid(pod: dict[str, Any]) -> str:
     return str(pod["metadata"].get("uid") or pod["metadata"]["name"])
 
@@ -371,18 +395,7 @@ class Gke(Platform):
         return RenderedJob(text, submit_command(file or self.file_name), request, notes=_notes(request))
 
     def submit(self, job: RenderedJob, *, interval: int) -> Submission:
-        submission.require_program("kubectl")
-        with submission.temporary_file(job.text, self.file_name) as path:
-            if submission.run_visibly(submit_command(str(path))):
-                option = "'--name'"
-                raise StepFailed(f"kubectl could not create the job; see above ({option} gives it another name)")
-        resource = kind(job.request)
-        try:
-            state = follow_pods(resource, *pods(job.request), interval)
-        except KeyboardInterrupt:
-            submission.say_still_running(["kubectl", "delete", resource])
-            raise
-        return submission.submission(resource, state, succeeded=("Complete", "Completed"))
+        return submit_objects(job, kind(job.request), *pods(job.request), interval)
 
     def rehearse(self, job: JobFile, trial: Trial | None = None) -> Rehearsal:
         return rehearsed_gke.rehearsal(job)
