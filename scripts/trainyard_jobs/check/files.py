@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -114,17 +115,18 @@ def check_files(
     Raises:
         UserError: a folder has no job.
     """
+    check = functools.partial(check_file, region=region, offline=offline, unsigned=unsigned)
     results: list[Checked] = []
     skipped: list[Path] = []
     for path in paths:
         if not path.is_dir():
-            results.append(_checked(path, region, offline, unsigned))
+            results.append(_checked(path, check))
             continue
         before = len(results)
         for file in _files_in(path):
             try:
                 if job_file.may_be_job(yaml_source.text(file, errors="replace")):
-                    results.append(_checked(file, region, offline, unsigned, explicit=False))
+                    results.append(_checked(file, check, explicit=False))
                 else:
                     skipped.append(file)
             except job_file.NotAJobError:
@@ -137,19 +139,14 @@ def check_files(
     return list({one.path.resolve(): one for one in results}.values()), skipped
 
 
-def _checked(
-    path: Path, region: str | None, offline: bool, unsigned: Unsigned | None, *, explicit: bool = True
-) -> Checked:
+def _checked(path: Path, check: Callable[[Path], tuple[JobFile, list[Finding]]], *, explicit: bool = True) -> Checked:
     try:
-        job, findings = check_file(path, region=region, offline=offline, unsigned=unsigned)
-    except job_file.NotAJobError as error:
-        if not explicit:
-            raise
-        if isinstance(error, job_file.OtherFormatError):
-            return Checked(path, unchecked=str(error))
-        return Checked(path, error=str(error))
+        job, findings = check(path)
     except UserError as error:
-        return Checked(path, error=str(error))
+        if isinstance(error, job_file.NotAJobError) and not explicit:
+            raise
+        other = isinstance(error, job_file.OtherFormatError)
+        return Checked(path, unchecked=str(error)) if other else Checked(path, error=str(error))
     return Checked(path, job, tuple(findings))
 
 

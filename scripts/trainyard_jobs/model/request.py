@@ -47,15 +47,9 @@ class Request:
         output: gs:// folder for checkpoints, model and logs.
         timeout: seconds after which the platform ends the job; None for the platform's limit.
         tpu_version: AI Platform's tpuTfVersion.
-        flex_start: wait for capacity, which is then kept for at most 7 days (Dynamic Workload Scheduler).
-        max_wait: seconds to wait for it; None for the platform's default.
-        reservation: name of a reservation of machines, or "any".
-        queue: Kueue's LocalQueue, or Slurm's partition.
-        priority: Kubernetes' PriorityClass, or Slurm's QOS.
-        network: VPC network that the machines are connected to.
-        network_attachment: network attachment of a Private Service Connect interface (Vertex AI).
-        persistent_resource: ID of the persistent resource that runs the job (Vertex AI).
-        container_runtime: what starts the containers of a Slurm job.
+        max_wait: seconds to wait for capacity; None for the platform's default.
+
+    The others are the options of their names: see :data:`trainyard_jobs.model.options.ROWS`.
     """
 
     name: str

@@ -94,17 +94,18 @@ def checked(
     return text
 
 
-def refuse(platform: str, given: Mapping[str, object]) -> None:
+def refuse(platform: str, given: Mapping[str, object], why: str = "") -> None:
     """Refuse the options that a platform lacks.
 
     Args:
         given: option -> what was requested; empty or false if nothing was.
+        why: the end of the message.
     Raises:
         UserError: one of them was requested.
     """
     for name, value in given.items():
         if value:
-            raise UserError(f"'--platform {platform}' has no '{name}'")
+            raise UserError(f"'--platform {platform}' has no '{name}'{why}")
 
 
 def without_empty(fields: Mapping[str, Any]) -> dict[str, Any]:

@@ -23,13 +23,12 @@ from trainyard_jobs.model import options as job_options
 from trainyard_jobs.model import request as requests
 from trainyard_jobs.model.image_metadata import ImageNotFoundError, ImageUnavailableError
 from trainyard_jobs.pods import provisioning, shell_commands, ssh, xla_dist
-from trainyard_jobs.pods import run as training
 from trainyard_jobs.pods.api import Node, TpuApi
-from trainyard_jobs.pods.controller import Operations, PodController
+from trainyard_jobs.pods.controller import PodController
 from trainyard_jobs.pods.gcloud_args import Pod
 from trainyard_jobs.pods.logs import Printer
-from trainyard_jobs.pods.provisioning import Limits
-from trainyard_jobs.pods.run import Run, Show
+from trainyard_jobs.pods.provisioning import Limits, TpuVm
+from trainyard_jobs.pods.run import Interruption, Run, Show, TrainingVm
 from trainyard_jobs.pods.ssh import plural
 
 logger = logging.getLogger(__name__)
@@ -218,22 +217,20 @@ def _train(
     pods: Sequence[Pod], run: Run, limits: Limits, options: Options, tpu: TpuApi, *, may_create: bool
 ) -> Outcome:
     _require_platform(run.image)
-    pod, *others = pods
+    vm, *others = (TrainingVm(pod, limits, tpu) for pod in pods)
     controller = PodController(
-        pod,
+        vm,
         run,
-        limits,
-        Operations(pod, limits, tpu),
         options.show(),
         queue=options.queued,
         valid_until=options.valid_until,
         keep=options.keep,
         may_create=may_create,
-        others=[(other, Operations(other, limits, tpu)) for other in others],
+        others=others,
     )
     code = controller.execute()
-    logger.info(f"{pod.name}: {'done' if code == 0 else f'a worker failed with exit status {code}'}")
-    return code, {"zone": controller.pod.zone, "exit_code": code, "restarts": controller.restarts}
+    logger.info(f"{vm.pod.name}: {'done' if code == 0 else f'a worker failed with exit status {code}'}")
+    return code, {"zone": controller.vm.pod.zone, "exit_code": code, "restarts": controller.restarts}
 
 
 def train(pods: Sequence[Pod], options: Options, tpu: TpuApi) -> Outcome:
@@ -285,14 +282,13 @@ def create(pods: Sequence[Pod], options: Options, tpu: TpuApi) -> Outcome:
             if not provisioning.is_no_capacity(error):
                 raise
             logger.warning(f"{error}; trying the next zone")
-            provisioning.delete(pod, limits, tpu, queued=options.queued)
+            TpuVm(pod, limits, tpu).delete(queued=options.queued)
     return 0, {"zone": last.zone} | _facts(_create_in(last, limits, options, tpu))
 
 
 def _create_in(pod: Pod, limits: Limits, options: Options, tpu: TpuApi) -> Node:
-    if options.queued:
-        return provisioning.create_queued(pod, limits, tpu, valid_until=options.valid_until)
-    return provisioning.create(pod, limits, tpu)
+    vm = TpuVm(pod, limits, tpu)
+    return vm.create_queued(options.valid_until) if options.queued else vm.create()
 
 
 def _facts(node: Node) -> dict[str, Any]:
@@ -301,9 +297,9 @@ def _facts(node: Node) -> dict[str, Any]:
 
 def check(pod: Pod, options: Options, tpu: TpuApi) -> Outcome:
     """Check ssh to every worker, and the network between them."""
-    limits = options.limits()
-    workers = ssh.connect(pod, provisioning.require_ready(pod, tpu), tpu)
-    ssh.check_network(workers, seconds=limits.check)
+    vm = TrainingVm(pod, options.limits(), tpu)
+    workers = vm.connect(vm.require_ready())
+    vm.check_network(workers)
     count = plural(len(workers), "worker")
     logger.info(f"{pod.name}: {count}: ssh works, and every worker reaches all others")
     return 0, {"workers": list(workers.addresses)}
@@ -311,19 +307,19 @@ def check(pod: Pod, options: Options, tpu: TpuApi) -> Outcome:
 
 def logs(pod: Pod, options: Options, tpu: TpuApi) -> Outcome:
     """Follow the containers' logs until they end."""
-    limits = options.limits()
-    workers = ssh.connect(pod, provisioning.require_ready(pod, tpu), tpu)
-    outcome = training.watch(workers, limits, options.show()(workers.addresses), tpu, stop_on_failure=False)
-    if isinstance(outcome, training.Interruption):
+    vm = TrainingVm(pod, options.limits(), tpu)
+    workers = vm.connect(vm.require_ready())
+    outcome = vm.watch(workers, options.show()(workers.addresses), stop_on_failure=False)
+    if isinstance(outcome, Interruption):
         raise StepFailed(f"{pod.name} {outcome.value}")
     return outcome, {"exit_code": outcome}
 
 
 def stop(pod: Pod, options: Options, tpu: TpuApi) -> Outcome:
     """Stop the containers."""
-    limits = options.limits()
-    workers = ssh.connect(pod, provisioning.require_ready(pod, tpu), tpu)
-    training.stop(workers, limits)
+    vm = TrainingVm(pod, options.limits(), tpu)
+    workers = vm.connect(vm.require_ready())
+    vm.stop(workers)
     return 0, {"workers": list(workers.addresses)}
 
 
@@ -358,7 +354,7 @@ def delete(pod: Pod, options: Options, tpu: TpuApi) -> Outcome:
     Raises:
         StepFailed: it could not be deleted.
     """
-    return 0, {"deleted": provisioning.delete(pod, options.limits(), tpu)}
+    return 0, {"deleted": TpuVm(pod, options.limits(), tpu).delete()}
 
 
 #: Name of an action on a TPU VM that exists -> function.

@@ -8,7 +8,7 @@ from trainyard.common.errors import StepFailed, UserError
 from trainyard_jobs.kubernetes.gke_objects import object_name
 from trainyard_jobs.model import machines, yaml_writer
 from trainyard_jobs.model.request import Request
-from trainyard_jobs.platforms import submission
+from trainyard_jobs.platforms import submission, writing
 from trainyard_jobs.platforms.base import Platform, RenderedJob, Submission
 from trainyard_jobs.pods import gcloud_args
 from trainyard_jobs.pods.gcloud_args import Pod
@@ -20,19 +20,15 @@ def pod(request: Request) -> Pod:
     Raises:
         UserError: no TPU was requested, or one that the Cloud TPU API does not offer, or an option that TPU VMs lack.
     """
-    for name, value in (
-        ("--tune", request.tuning),
-        ("--tensorboard", request.tensorboard),
-        ("--timeout", request.timeout),
-        ("--machine", request.machine),
-        ("--workers", request.workers > 1),
-        ("--slices", request.slices > 1),
-    ):
-        if value:
-            raise UserError(
-                f"'--platform tpu-vm' has no '{name}': it runs one slice, "
-                f"given by '--accelerator', until the training ends"
-            )
+    unsupported = {
+        "--tune": request.tuning,
+        "--tensorboard": request.tensorboard,
+        "--timeout": request.timeout,
+        "--machine": request.machine,
+        "--workers": request.workers > 1,
+        "--slices": request.slices > 1,
+    }
+    writing.refuse("tpu-vm", unsupported, ": it runs one slice, given by '--accelerator', until the training ends")
     tpu = request.tpu
     if tpu is None:
         raise UserError("'--platform tpu-vm' needs a TPU, as in '--accelerator v5litepod-4'")
