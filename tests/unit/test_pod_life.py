@@ -20,7 +20,7 @@ from trainyard_jobs.pods.run import Interruption, Run, Show, TrainingVm
 from trainyard_jobs.pods.ssh import Workers
 
 POD = Pod("run1", "z", "v4-16", "v")
-READY = Node("READY", "HEALTHY", ("10.0.0.1", "10.0.0.2"), "v4-16", "v")
+READY = Node("READY", "HEALTHY", ("10.0.0.1", "10.0.0.2"), "v4-16")
 LIMITS = Limits(poll=0, grace=0, restarts=2)
 Outcome = int | Interruption | BaseException
 

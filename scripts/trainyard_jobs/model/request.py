@@ -144,10 +144,8 @@ def accelerator(text: str) -> tuple[Gpus | None, str | None]:
         return None, text
     match = re.fullmatch(r"(?:(\d+)x)?([A-Za-z][\w-]*?)(?::(\d+))?", text)
     if not match or (match[1] and match[3]):
-        raise UserError(
-            f"'--accelerator {text}' is neither GPUs (T4, 2xNVIDIA_L4, "
-            "nvidia-a100-80gb:8) nor a TPU slice (v5litepod-16)"
-        )
+        forms = "neither GPUs (T4, 2xNVIDIA_L4, nvidia-a100-80gb:8) nor a TPU slice (v5litepod-16)"
+        raise UserError(f"'--accelerator {text}' is {forms}")
     wanted = match[2].upper().replace("-", "_")
     known = machines.table().gpus
     short = {_short(name): name for name in known}
@@ -227,10 +225,8 @@ def pinned(image: str) -> str:
         raise UserError(f"'--pin': {image} names no registry: give '--registry'")
     found = Repository(reference.name).manifest(reference.version)
     if found is None:
-        raise UserError(
-            f"'--pin': {reference.registry} has no {reference.repository}:"
-            f"{reference.version}: run 'trainyard push' first"
-        )
+        missing = f"{reference.registry} has no {reference.repository}:{reference.version}"
+        raise UserError(f"'--pin': {missing}: run 'trainyard push' first")
     return f"{reference.name}@{found.digest}"
 
 

@@ -48,6 +48,11 @@ def header(request: Request, command: list[str]) -> str:
     )
 
 
+def script_header(request: Request, how: str, *more: str) -> str:
+    """The comment at the top of a job that no command of Trainyard checks; ``how`` it is submitted, in words."""
+    return yaml_writer.comment([f"{request.name}: {request.image}", f"Written by `trainyard job`. {how}", *more])
+
+
 def expected_contents(request: Request) -> Mapping[str, Contents | None]:
     """What the image of a target contains by its spec; empty for an image given by reference."""
     return {request.image: image_metadata.of_spec(request.image, request.spec)} if request.spec else {}

@@ -103,8 +103,7 @@ class Options:
         """
         if self.zone == ANY_ZONE:
             if not zones:
-                given, needed = f"'--zone {ANY_ZONE}'", "'--accelerator'"
-                raise UserError(f"{given} requires {needed}, whose zones it stands for")
+                raise UserError(f"'--zone {ANY_ZONE}' requires '--accelerator', whose zones it stands for")
             return zones
         named = tuple(dict.fromkeys(word for word in re.split(r"[,\s]+", self.zone or "") if word))
         return tuple(self._zone(zone, zones, tpu) for zone in named or ("",))
@@ -117,10 +116,8 @@ class Options:
         if not zone:
             raise UserError("no zone: set '--zone' or '--accelerator', or run 'gcloud config set compute/zone <zone>'")
         if zones and not machines.slice_of(self.accelerator or "").may_be_in(zone):
-            raise UserError(
-                f"'--zone {zone}' has no {self.accelerator}{nearest(zone, zones)}; "
-                f"it is available in {', '.join(zones)}"
-            )
+            places = f"it is available in {', '.join(zones)}"
+            raise UserError(f"'--zone {zone}' has no {self.accelerator}{nearest(zone, zones)}; {places}")
         return zone
 
     def pods(self, tpu: TpuApi) -> tuple[Pod, ...]:
@@ -130,8 +127,7 @@ class Options:
             UserError: an option is missing or invalid.
         """
         if not self.name:
-            example = "trainyard pod --name run1 --accelerator v5litepod-16 xla"
-            raise UserError(f"no name: set '--name', as in '{example}'")
+            raise UserError("no name: set '--name', as in 'trainyard pod --name run1 --accelerator v5litepod-16 xla'")
         # https://cloud.google.com/tpu/docs/reference/rest/v2/projects.locations.nodes/create: nodeId.
         if not re.fullmatch(r"[a-z]([a-z0-9-]{0,61}[a-z0-9])?", self.name):
             raise UserError(
@@ -140,10 +136,8 @@ class Options:
         slice_ = machines.slice_of(self.accelerator) if self.accelerator else None
         version = self.version or (slice_.runtime_version if slice_ else "")
         if slice_ and not version:
-            raise UserError(
-                f"the Cloud TPU API has no {slice_.accelerator_type}: use 'trainyard job' with "
-                f"'--platform gke' or vertex"
-            )
+            fix = "use 'trainyard job' with '--platform gke' or vertex"
+            raise UserError(f"the Cloud TPU API has no {slice_.accelerator_type}: {fix}")
         described = Pod(
             name=self.name,
             zone="",
@@ -198,8 +192,7 @@ class Options:
 
 def _require_accelerator(pod: Pod) -> None:
     if not pod.accelerator_type:
-        example = "'--accelerator v5litepod-16'"
-        raise UserError(f"no accelerator: set '--accelerator', as in {example}")
+        raise UserError("no accelerator: set '--accelerator', as in '--accelerator v5litepod-16'")
 
 
 def _require_platform(image: str) -> None:
@@ -213,9 +206,21 @@ def _require_platform(image: str) -> None:
             raise UserError(f"{image}: {what}: {machines.TPU_VMS.remediation()}")
 
 
-def _train(
-    pods: Sequence[Pod], run: Run, limits: Limits, options: Options, tpu: TpuApi, *, may_create: bool
+def train(
+    pods: Sequence[Pod], options: Options, tpu: TpuApi, *, run: Run | None = None, may_create: bool = True
 ) -> Outcome:
+    """The whole run: create the TPU VM unless it exists, train, and delete it if it was created here.
+
+    Args:
+        pods: the TPU VM in each zone where it may be created, in the order in which they are tried.
+        run: what to start instead of what the options say.
+        may_create: whether the TPU VM need not exist.
+    """
+    limits = options.limits()
+    gcloud.require()
+    if may_create:
+        _require_accelerator(pods[0])
+    run = run or options.run()
     _require_platform(run.image)
     vm, *others = (TrainingVm(pod, limits, tpu) for pod in pods)
     controller = PodController(
@@ -233,31 +238,9 @@ def _train(
     return code, {"zone": controller.vm.pod.zone, "exit_code": code, "restarts": controller.restarts}
 
 
-def train(pods: Sequence[Pod], options: Options, tpu: TpuApi) -> Outcome:
-    """The whole run: create the TPU VM unless it exists, train, and delete it if it was created here.
-
-    Args:
-        pods: the TPU VM in each zone where it may be created, in the order in which they are tried.
-    """
-    limits = options.limits()
-    gcloud.require()
-    _require_accelerator(pods[0])
-    return _train(pods, options.run(), limits, options, tpu, may_create=True)
-
-
 def run_on_existing(pod: Pod, options: Options, tpu: TpuApi) -> Outcome:
     """Train on a TPU VM that exists."""
-    limits = options.limits()
-    return _train([pod], options.run(), limits, options, tpu, may_create=False)
-
-
-def run_xla_dist(pod: Pod, arguments: xla_dist.XlaDistArgs, options: Options, tpu: TpuApi) -> Outcome:
-    """Run what a command line of xla_dist asks for, on a TPU VM that exists."""
-    for note in arguments.notes:
-        logger.info(note)
-    limits = options.limits()
-    gcloud.require()
-    return _train([pod], arguments.run, limits, options, tpu, may_create=False)
+    return train([pod], options, tpu, may_create=False)
 
 
 def create(pods: Sequence[Pod], options: Options, tpu: TpuApi) -> Outcome:
@@ -393,7 +376,9 @@ def perform(action: str | None, options: Options, xla_dist_line: Sequence[str] =
         parsed = xla_dist.parse(list(xla_dist_line), options.image_reference)
         options = replace(options, name=parsed.name)
         pod = _existing(options.pods(tpu), tpu)
-        code, facts = run_xla_dist(pod, parsed, options, tpu)
+        for note in parsed.notes:
+            logger.info(note)
+        code, facts = train([pod], options, tpu, run=parsed.run, may_create=False)
     else:
         pods = options.pods(tpu)
         pod = pods[0]

@@ -75,8 +75,8 @@ class PodController:
                 logger.info(f"{self.vm.pod.name}: stopping the containers")
                 self.vm.stop(self._workers, self.run.container)
             if self._created and self.keep:
-                delete = f"trainyard pod --action delete --name {self.vm.pod.name}"
-                logger.info(f"{self.vm.pod.name} is kept and billed until '{delete}'")
+                name = self.vm.pod.name
+                logger.info(f"{name} is kept and billed until 'trainyard pod --action delete --name {name}'")
             elif self._created:
                 logger.info(f"{self.vm.pod.name}: deleting it; Ctrl-C is ignored until it is deleted")
                 try:
@@ -179,8 +179,7 @@ class PodController:
         self.restarts += 1
         event = f"{self.vm.pod.name} {why.value}"
         if self.restarts > self.vm.limits.restarts:
-            option = "'--restarts'"
-            raise StepFailed(f"{event} again, after {self.vm.limits.restarts} restarts ({option} sets the limit)")
+            raise StepFailed(f"{event} again, after {self.vm.limits.restarts} restarts ('--restarts' sets the limit)")
         count = f"({self.restarts} of {self.vm.limits.restarts})"
         if why is not Interruption.PREEMPTED:
             logger.warning(f"{event}: restarting when it is healthy {count}")
@@ -189,9 +188,7 @@ class PodController:
             return
         self._workers = None
         if not self._created:
-            raise StepFailed(
-                f"{event} and was not created by this command: delete it and create it again, or let "
-                f"'trainyard pod' do both"
-            )
+            fix = "delete it and create it again, or let 'trainyard pod' do both"
+            raise StepFailed(f"{event} and was not created by this command: {fix}")
         logger.warning(f"{event}: creating it again {count}")
         self.vm.delete(queued=self.queue)

@@ -74,11 +74,8 @@ class TrainingVm(TpuVm):
         """
         found = workers.on_all(shell_commands.remove_previous(container), timeout=120)
         if any(finished.returncode == shell_commands.RUNNING for finished in found):
-            raise StepFailed(
-                f"{self.pod.name}: a container '{container}' is already running: "
-                f"'trainyard pod --action logs' follows it, "
-                f"'trainyard pod --action stop' stops it"
-            )
+            ways = "'trainyard pod --action logs' follows it, 'trainyard pod --action stop' stops it"
+            raise StepFailed(f"{self.pod.name}: a container '{container}' is already running: {ways}")
 
     def start(self, workers: Workers, run: Run) -> None:
         """Pull the image on every worker and start its container.

@@ -171,8 +171,8 @@ class RehearsalSandbox(Sandbox):
             if '"url"' in line:
                 return container
             raise StepFailed(f"the fake {what} did not start: {line.strip()[:300]}")
-        other = "'--sidecar ...'"
-        raise StepFailed(f"the fake {what} did not start in {self._image.id[:19]}; give another image with {other}")
+        place = f"the fake {what} did not start in {self._image.id[:19]}"
+        raise StepFailed(f"{place}; give another image with '--sidecar ...'")
 
     def _bucket_volume(self) -> dict[str, dict[str, str]]:
         return {str(self._buckets.resolve()): {"bind": "/gcs", "mode": "rw"}}

@@ -106,11 +106,9 @@ def requested_faults(options: Options, rehearsal: Rehearsal) -> list[Fault]:
     found = faults.parse("preempt", options.preempt, rehearsal.replicas)
     found += faults.parse("kill", options.kill, rehearsal.replicas)
     if options.tpu_delay and rehearsal.node is None:
-        raise UserError(
-            f"'--tpu-delay {options.tpu_delay:g}': {rehearsal.platform} '{rehearsal.name}' "
-            "has no TPU node to wait for; "
-            "only the cloud_tpu workers of AI Platform are created while the job is already running"
-        )
+        lack = f"{rehearsal.platform} '{rehearsal.name}' has no TPU node to wait for"
+        why = "only the cloud_tpu workers of AI Platform are created while the job is already running"
+        raise UserError(f"'--tpu-delay {options.tpu_delay:g}': {lack}; {why}")
     return found
 
 
@@ -276,7 +274,7 @@ def _replicas_table(outcome: Outcome) -> Table:
 
     table = Table(box=None, header_style="bold")
     for column in ("replica", "exit status", "ended by", "restarts", "seconds"):
-        table.add_column(column, justify="right" if column in ("exit status", "restarts", "seconds") else "left")
+        table.add_column(column, justify="left" if column in ("replica", "ended by") else "right")
     for one in outcome.members:
         last = one.attempts[-1]
         seconds = (last.ended or outcome.seconds) - last.started

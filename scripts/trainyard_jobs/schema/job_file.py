@@ -131,11 +131,8 @@ class JobFile:
                 node = node[step]
             except (KeyError, IndexError, TypeError):
                 node = None
-        return yaml_source.line_of(self.nodes[document], tuple(written)) or self._first_line(document)
-
-    def _first_line(self, document: int) -> int | None:
-        lines = getattr(self.nodes[document], "lc", None)
-        return lines.line + 1 if lines else None
+        first = getattr(self.nodes[document], "lc", None)
+        return yaml_source.line_of(self.nodes[document], tuple(written)) or (first.line + 1 if first else None)
 
     def where(self, location: Location, document: int = 0) -> str:
         """``path:line`` of a value, for messages."""

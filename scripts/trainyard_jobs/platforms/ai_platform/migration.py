@@ -185,22 +185,21 @@ def _package(source: dict[str, Any], args: list[str], machine: dict[str, Any], d
     Raises:
         UserError: the runtime version is none.
     """
-    image = "'--image'"
     module, uris = source.get("pythonModule"), source.get("packageUris")
     if not module or not uris:
         done.notes.append(
             "the file leaves its package to --package-path or --packages, and to --module-name: replace "
-            f"{' and '.join([PACKAGE] * (not uris) + [MODULE] * (not module))}, or give {image}"
+            f"{' and '.join([PACKAGE] * (not uris) + [MODULE] * (not module))}, or give '--image'"
         )
     version = str(source.get("runtimeVersion") or "1.15")
     if not re.fullmatch(r"\d+\.\d+", version):
-        raise UserError(f"runtimeVersion '{version}' is not a version such as 2.11: correct it, or give {image}")
+        raise UserError(f"runtimeVersion '{version}' is not a version such as 2.11: correct it, or give '--image'")
     device = "gpu" if machine.get("acceleratorType", "").startswith("NVIDIA") else "cpu"
     suffix = ".py310" if tuple(int(part) for part in version.split(".")) >= (2, 11) else ""
     executor = f"us-docker.pkg.dev/vertex-ai/training/tf-{device}.{version.replace('.', '-')}{suffix}:latest"
     done.notes.append(
         f"runtimeVersion {version} is now the prebuilt image {executor}; most of these are no longer supported: see "
-        f"https://cloud.google.com/vertex-ai/docs/training/pre-built-containers, or give {image}"
+        f"https://cloud.google.com/vertex-ai/docs/training/pre-built-containers, or give '--image'"
     )
     return {
         "executorImageUri": executor,

@@ -12,7 +12,7 @@ from typing import Any
 
 from trainyard.common.errors import UserError
 from trainyard_jobs.model import machines
-from trainyard_jobs.platforms.vertex.rehearse import METRIC_FILE, OPEN_PORTS, PORT, trial_variables
+from trainyard_jobs.platforms.vertex.rehearse import METRIC_FILE, OPEN_PORTS, PORT, of_trial, trial_variables
 from trainyard_jobs.rehearsal.model import PROJECT_NUMBER, Rehearsal, Replica, TpuNode, Trial, count, words
 from trainyard_jobs.rehearsal.restart_policy import TrainingService
 from trainyard_jobs.schema.job_file import JobFile
@@ -128,14 +128,11 @@ def tf_config(
 ) -> str:
     """TF_CONFIG of one machine. Jobs with a single machine have it too, without a cluster."""
     names = {name: chief if name == "master" else name for name in cluster}
-    mine: dict[str, object] = {"type": names[task], "index": index, "cloud": _RUN}
-    if trial:
-        mine["trial"] = str(trial.number)
     config: dict[str, object] = {
         "environment": "cloud",
         "job": {key: spec[key] for key in ("scaleTier", "masterType", "workerType", "region", "jobDir") if key in spec},
         "open_ports": OPEN_PORTS,
-        "task": mine,
+        "task": {"type": names[task], "index": index, "cloud": _RUN} | of_trial(trial),
     }
     if sum(map(len, cluster.values())) > 1:
         config["cluster"] = {names[name]: [f"{host}:{PORT}" for host in hosts] for name, hosts in cluster.items()}

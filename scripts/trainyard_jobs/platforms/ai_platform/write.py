@@ -52,15 +52,8 @@ def tpu_version(request: Request) -> str:
         return minor
     raise UserError(
         f"AI Platform's TPUs had runtimes {known[0]} to {known[-1]}; {request.spec.target} contains {framework.name} "
-        f"{version}: use '--platform vertex', or give "
-        f"'--tpu-version' to write the job anyway"
+        f"{version}: use '--platform vertex', or give '--tpu-version' to write the job anyway"
     )
-
-
-def _gpus(request: Request) -> dict[str, Any]:
-    if not request.gpus:
-        return {}
-    return {"acceleratorConfig": {"type": request.gpus.type, "count": request.gpus.count}}
 
 
 def _tpu(request: Request) -> dict[str, Any]:
@@ -100,7 +93,9 @@ def _machines(request: Request) -> dict[str, Any]:
     machine = request.machine
     if machine is None:
         machine = machines.machine_for(request.gpus.type, request.gpus.count) if request.gpus else DEFAULT_MACHINE
-    config = {"imageUri": request.image} | _gpus(request)
+    config: dict[str, Any] = {"imageUri": request.image}
+    if request.gpus:
+        config["acceleratorConfig"] = {"type": request.gpus.type, "count": request.gpus.count}
     found: dict[str, Any] = {"scaleTier": "CUSTOM", "masterType": machine, "masterConfig": config}
     if request.workers > 1:
         found |= {"workerType": machine, "workerCount": request.workers - 1, "workerConfig": config}

@@ -322,8 +322,7 @@ def _own_variables(
         else:
             notes.append(f"env {name}: {next(iter(source))} is not available in a rehearsal; set it with {variable}")
     if container.get("envFrom"):
-        variables = "'--env 'NAME=value ...''"
-        notes.append(f"envFrom (config maps, secrets) is ignored; set variables with {variables}")
+        notes.append("envFrom (config maps, secrets) is ignored; set variables with '--env 'NAME=value ...''")
     return found, tuple(attempts)
 
 

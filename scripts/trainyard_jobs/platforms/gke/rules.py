@@ -41,11 +41,6 @@ def _templates(job: Evidence) -> Iterator[tuple[int, JobTemplate]]:
     return ((template.document, template) for template in job_templates(job))
 
 
-def _generation(template: JobTemplate) -> str | None:
-    """The TPU generation of the nodes; None without a TPU, and for one that machines.yaml does not have."""
-    return gke_objects.generation_of(template.selector)
-
-
 def _sides(topology: object) -> list[int]:
     """``4x4x8`` as numbers; empty if it is no topology."""
     return (
@@ -69,7 +64,7 @@ def _sliced(template: JobTemplate) -> str:
 def tpu_nodes_exist(template: JobTemplate) -> Iterator[Problem]:
     """The node selector names a TPU and a topology that exist together."""
     accelerator, topology = template.selector.get(ACCELERATOR), template.selector.get(TOPOLOGY)
-    at, generation = (*template.pod_at, "nodeSelector"), _generation(template)
+    at, generation = (*template.pod_at, "nodeSelector"), gke_objects.generation_of(template.selector)
     if accelerator and generation is None and not str(accelerator).startswith("tpu-v3"):
         known = [tpu.gke_accelerator for tpu in machines.table().tpus.values() if tpu.gke_accelerator]
         what = f"no TPU '{accelerator}'{unknown(str(accelerator), list(dict.fromkeys(known)))}"
@@ -107,7 +102,7 @@ def _contradiction(template: JobTemplate, machine: str, gpu: str) -> str:
     """Why no node of a known machine type has the other labels; empty if one can."""
     own = machines.gpu_of_machine(machine)
     label = machines.table().gpus[own[0]].gke_accelerator if own else ""
-    generation = _generation(template)
+    generation = gke_objects.generation_of(template.selector)
     if gpu and (own or not machine.startswith("n1-")) and gpu != label and gpu in _gpu_labels():
         return f"{machine} has {f'{own[1]} {label}' if own else 'no GPU'}, and {gpu} is selected"
     if generation and machines.generation_of_machine(machine) != generation:
@@ -154,7 +149,7 @@ def _devices(template: JobTemplate, resource: str) -> int:
 
 def _slices(template: JobTemplate) -> list[machines.TpuSlice]:
     """The slices that a selector matches: one for each machine type that has the topology."""
-    generation, topology = _generation(template), str(template.selector.get(TOPOLOGY) or "")
+    generation, topology = gke_objects.generation_of(template.selector), str(template.selector.get(TOPOLOGY) or "")
     if generation is None:
         return []
     found = [machines.slice_on(machine, topology) for machine in machines.table().tpus[generation].chips]

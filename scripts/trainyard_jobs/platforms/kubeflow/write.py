@@ -45,7 +45,6 @@ def train_job(request: Request) -> dict[str, Any]:
     if request.tpu:
         raise UserError(f"the runtime {RUNTIME} runs jobs with GPUs or CPUs: use '--platform gke' for TPUs")
     name = object_name(request.name)
-    labels = gke.object_labels(request)
     spec: dict[str, Any] = {"runtimeRef": {"name": RUNTIME}, "trainer": _trainer(request)}
     if request.timeout:
         spec["activeDeadlineSeconds"] = request.timeout
@@ -56,7 +55,7 @@ def train_job(request: Request) -> dict[str, Any]:
     return {
         "apiVersion": kubernetes.TRAIN_JOB_VERSION,
         "kind": "TrainJob",
-        "metadata": {"name": name} | ({"labels": labels} if labels else {}),
+        "metadata": writing.without_empty({"name": name, "labels": gke.object_labels(request)}),
         "spec": spec,
     }
 

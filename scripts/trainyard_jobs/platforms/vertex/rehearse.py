@@ -189,11 +189,14 @@ def _replica(
     )
 
 
+def of_trial(trial: Trial | None) -> dict[str, object]:
+    """Return what the task in CLUSTER_SPEC and in TF_CONFIG has in a trial."""
+    return {"trial": str(trial.number)} if trial else {}
+
+
 def cluster_spec(pools: Sequence[_Pool], pool: _Pool, index: int, trial: Trial | None) -> str:
     """CLUSTER_SPEC of one replica. The value of its `job` is a string of JSON, as in jobs on the platform."""
-    task: dict[str, object] = {"type": pool.name, "index": index}
-    if trial:
-        task["trial"] = str(trial.number)
+    task = {"type": pool.name, "index": index} | of_trial(trial)
     arguments = [str(word) for word in pool.spec["containerSpec"].get("args") or []]
     return json.dumps(
         {
@@ -208,9 +211,7 @@ def cluster_spec(pools: Sequence[_Pool], pool: _Pool, index: int, trial: Trial |
 
 def tf_config(pools: Sequence[_Pool], pool: _Pool, index: int, trial: Trial | None) -> str:
     """TF_CONFIG of one replica; jobs with a single replica have none."""
-    task: dict[str, object] = {"type": pool.task, "index": index, "cloud": _RUN}
-    if trial:
-        task["trial"] = str(trial.number)
+    task = {"type": pool.task, "index": index, "cloud": _RUN} | of_trial(trial)
     cluster = {one.task: one.addresses() for one in pools}
     return json.dumps({"cluster": cluster, "environment": "cloud", "job": {}, "task": task})
 

@@ -39,10 +39,8 @@ def machine_spec(request: Request) -> dict[str, Any]:
     elif request.reservation:
         # https://docs.cloud.google.com/vertex-ai/docs/training/use-reservations
         if not re.fullmatch(r"projects/[^/]+/zones/[^/]+/reservations/[^/]+", request.reservation):
-            raise UserError(
-                f"'--reservation {request.reservation}': Vertex AI takes "
-                "projects/PROJECT/zones/ZONE/reservations/NAME, or 'any'"
-            )
+            form = "projects/PROJECT/zones/ZONE/reservations/NAME"
+            raise UserError(f"'--reservation {request.reservation}': Vertex AI takes {form}, or 'any'")
         found["reservationAffinity"] = {
             "reservationAffinityType": "SPECIFIC_RESERVATION",
             "key": "compute.googleapis.com/reservation-name",
