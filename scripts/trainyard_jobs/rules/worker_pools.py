@@ -12,6 +12,11 @@ from trainyard_jobs.model import machines
 from trainyard_jobs.rules.evidence import VERTEX, Evidence
 from trainyard_jobs.schema.kubernetes_defaults import mapping, sequence
 
+#: What Google's SDK requires of worker pools, as a source of rules.
+WORKER_SPECS = (
+    "https://github.com/googleapis/python-aiplatform/blob/main/google/cloud/aiplatform/utils/worker_spec_utils.py"
+)
+
 
 def vertex_rule(
     source: str, severity: Severity = Severity.REFUSE

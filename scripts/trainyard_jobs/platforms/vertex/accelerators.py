@@ -8,15 +8,12 @@ from collections.abc import Iterator
 from trainyard.common.rule_engine import Finding, Severity
 from trainyard_jobs.model import machines
 from trainyard_jobs.rules.evidence import Evidence, unknown
-from trainyard_jobs.rules.worker_pools import parse_count, pools, refused, tpu_pools, vertex_rule
+from trainyard_jobs.rules.worker_pools import WORKER_SPECS, parse_count, pools, refused, tpu_pools, vertex_rule
 
 #: An acceleratorType that the API may get after this was written; its last TPU of now is TPU_V5_LITEPOD.
 _NEWER_TPU = re.compile(r"TPU_V([6-9]|[1-9][0-9])\w*")
 
 _COMPUTE = "https://cloud.google.com/vertex-ai/docs/training/configure-compute"
-_WORKER_SPECS = (
-    "https://github.com/googleapis/python-aiplatform/blob/main/google/cloud/aiplatform/utils/worker_spec_utils.py"
-)
 
 
 @vertex_rule(f"{_COMPUTE}#machine-types")
@@ -114,7 +111,7 @@ def tpu_counts_exist(job: Evidence) -> Iterator[Finding]:
 
 
 @vertex_rule(
-    f'{_WORKER_SPECS} ("required for the TPU v5 versions"); '
+    f'{WORKER_SPECS} ("required for the TPU v5 versions"); '
     "https://cloud.google.com/kubernetes-engine/docs/concepts/plan-tpus"
 )
 def tpu_topologies_match_machines(job: Evidence) -> Iterator[Finding]:
@@ -144,7 +141,7 @@ def tpu_topologies_match_machines(job: Evidence) -> Iterator[Finding]:
             yield refused(at, what, f"give tpuTopology as one of {', '.join(fitting)}")
 
 
-@vertex_rule(f'{_WORKER_SPECS} ("TPU jobs only allow 1 replica")')
+@vertex_rule(f'{WORKER_SPECS} ("TPU jobs only allow 1 replica")')
 def tpu_jobs_are_one_replica(job: Evidence) -> Iterator[Finding]:
     """A TPU job has one pool with one replica."""
     replicas = sum(max(0, parse_count(pool.spec.get("replicaCount", 0))) for pool in pools(job))

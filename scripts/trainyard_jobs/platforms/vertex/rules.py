@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 from trainyard.common.rule_engine import Finding, Severity, rule
 from trainyard_jobs.rules.evidence import Evidence, unknown
-from trainyard_jobs.rules.worker_pools import parse_count, pools, refused, vertex_rule
+from trainyard_jobs.rules.worker_pools import WORKER_SPECS, parse_count, pools, refused, vertex_rule
 from trainyard_jobs.schema.kubernetes_defaults import mapping
 
 #: Pools in their order (https://cloud.google.com/vertex-ai/docs/training/distributed-training).
@@ -21,15 +21,12 @@ _RESERVED_VARIABLES = re.compile(
 
 _DOCUMENTATION = "https://cloud.google.com/vertex-ai/docs"
 _API = f"{_DOCUMENTATION}/reference/rest/v1"
-_WORKER_SPECS = (
-    "https://github.com/googleapis/python-aiplatform/blob/main/google/cloud/aiplatform/utils/worker_spec_utils.py"
-)
 _GCLOUD = "gcloud 528, _ValidateWorkerPoolSpecsFromConfig in command_lib/ai/custom_jobs/validation.py"
 
 
 @vertex_rule(
     f"{_DOCUMENTATION}/training/distributed-training; "
-    f'{_WORKER_SPECS} ("Chief spec replica count cannot be greater than 1."); {_GCLOUD}'
+    f'{WORKER_SPECS} ("Chief spec replica count cannot be greater than 1."); {_GCLOUD}'
 )
 def pools_are_in_order(job: Evidence) -> Iterator[Finding]:
     """The first pool is the chief with one replica; workers, servers and evaluators follow."""
@@ -109,7 +106,7 @@ def scheduling_is_current(job: Evidence) -> Iterator[Finding]:
 
 
 @vertex_rule(
-    f'{_API}/DiskSpec; {_DOCUMENTATION}/training/configure-compute#boot_disk_options; {_WORKER_SPECS} ("[100, 64000]")'
+    f'{_API}/DiskSpec; {_DOCUMENTATION}/training/configure-compute#boot_disk_options; {WORKER_SPECS} ("[100, 64000]")'
 )
 def boot_disks_are_valid(job: Evidence) -> Iterator[Finding]:
     """Boot disks have a type and size that exist."""
