@@ -34,7 +34,7 @@ class Disk:
 
 @dataclass(frozen=True)
 class Mount:
-    """A folder of the containers: a bucket of Cloud Storage, or a folder of it ("" for all of it)."""
+    """Mount a bucket of Cloud Storage, or a folder of it ("" for all of it), as a folder of the containers."""
 
     path: str
     bucket: str = ""

@@ -49,7 +49,7 @@ def header(request: Request, command: list[str]) -> str:
 
 
 def script_header(request: Request, how: str, *more: str) -> str:
-    """The comment at the top of a job that no command of Trainyard checks; ``how`` it is submitted, in words."""
+    """Return the comment at the top of a job that no command of Trainyard checks; ``how`` says how to submit it."""
     return yaml_writer.comment([f"{request.name}: {request.image}", f"Written by `trainyard job`. {how}", *more])
 
 

@@ -209,7 +209,7 @@ def _require_platform(image: str) -> None:
 def train(
     pods: Sequence[Pod], options: Options, tpu: TpuApi, *, run: Run | None = None, may_create: bool = True
 ) -> Outcome:
-    """The whole run: create the TPU VM unless it exists, train, and delete it if it was created here.
+    """Create the TPU VM unless it exists, train, and delete it if it was created here.
 
     Args:
         pods: the TPU VM in each zone where it may be created, in the order in which they are tried.

@@ -112,7 +112,7 @@ def ignore_signals() -> Iterator[None]:
 
 
 class TpuVm:
-    """A TPU VM in the Cloud TPU API, which may not exist yet."""
+    """Create, await, describe and delete a TPU VM, which may not exist yet."""
 
     def __init__(self, pod: Pod, limits: Limits, tpu: TpuApi) -> None:
         self.pod, self.limits, self.tpu = pod, limits, tpu
@@ -217,7 +217,7 @@ class TpuVm:
             time.sleep(self.limits.poll)
 
     def require_ready(self) -> Node:
-        """The TPU VM, which must exist and be READY.
+        """Return the TPU VM, which must exist and be READY.
 
         Raises:
             UserError: it does not exist.

@@ -56,7 +56,7 @@ Show = Callable[[int, str], None]
 
 
 class TrainingVm(TpuVm):
-    """A TPU VM that runs a training in containers on its workers. All methods raise StepFailed if they fail."""
+    """Run a training in containers on the workers of a TPU VM. All methods raise StepFailed if they fail."""
 
     def connect(self, node: Node) -> Workers:
         """Connect to every worker by ssh."""
@@ -134,7 +134,7 @@ class TrainingVm(TpuVm):
                 follower.close()
 
     def outcome_of(self, code: int) -> int | Interruption:
-        """The outcome of a run whose containers ended with ``code``.
+        """Return the outcome of a run whose containers ended with ``code``.
 
         The containers of a VM that is preempted are stopped shortly before the API reports the preemption, so the state
         is polled three times if the containers were stopped.
@@ -147,7 +147,7 @@ class TrainingVm(TpuVm):
         return Interruption.RETRY if code == RETRYABLE_EXIT_CODE else code
 
     def interruption(self) -> Interruption | None:
-        """Why the TPU VM cannot go on with the run; None if it can, or if the API does not answer.
+        """Return why the TPU VM cannot go on with the run; None if it can, or if the API does not answer.
 
         Raises:
             StepFailed: it was stopped or deleted by hand.

@@ -31,7 +31,7 @@ _FIRST: dict[str, dict[str, str | None]] = {
 
 @dataclass(frozen=True)
 class NamedImage:
-    """An image that a job names.
+    """Describe an image that a job names.
 
     Attributes:
         at: ``file:line`` of the reference.

@@ -61,14 +61,14 @@ class JobTemplate:
 
     @property
     def containers(self) -> list[dict[str, Any]]:
-        return [one for one in sequence(self.pod, "containers") if isinstance(one, dict)]
+        return [entry for entry in sequence(self.pod, "containers") if isinstance(entry, dict)]
 
     def all_containers(self) -> Iterator[tuple[Location, dict[str, Any]]]:
         """Every container with its location, init containers first."""
         for key in ("initContainers", "containers"):
-            for index, one in enumerate(sequence(self.pod, key)):
-                if isinstance(one, dict):
-                    yield (*self.pod_at, key, index), one
+            for index, entry in enumerate(sequence(self.pod, key)):
+                if isinstance(entry, dict):
+                    yield (*self.pod_at, key, index), entry
 
     @property
     def selector(self) -> dict[str, Any]:
@@ -77,10 +77,10 @@ class JobTemplate:
         required = mapping(self.pod, "affinity", "nodeAffinity", "requiredDuringSchedulingIgnoredDuringExecution")
         terms = sequence(required, "nodeSelectorTerms")
         if len(terms) == 1:
-            for one in map(mapping, sequence(terms[0], "matchExpressions")):
-                values = sequence(one, "values")
-                if one.get("operator") == "In" and len(values) == 1:
-                    found[str(one.get("key"))] = values[0]
+            for entry in map(mapping, sequence(terms[0], "matchExpressions")):
+                values = sequence(entry, "values")
+                if entry.get("operator") == "In" and len(values) == 1:
+                    found[str(entry.get("key"))] = values[0]
         return found | mapping(self.pod, "nodeSelector")
 
     def count(self, key: str) -> int:
@@ -137,10 +137,10 @@ def job_templates(job: Evidence) -> Iterator[JobTemplate]:
         if document.get("kind") == "Job":
             yield JobTemplate(number, ("spec",), spec, name, 1, False, queue=queue)
         if document.get("kind") == "JobSet":
-            for at, one in entries(spec, ("spec",), "replicatedJobs"):
-                inner = mapping(one, "template").get("spec")
+            for at, entry in entries(spec, ("spec",), "replicatedJobs"):
+                inner = mapping(entry, "template").get("spec")
                 if not isinstance(inner, dict):
                     continue
-                replicas = one["replicas"] if isinstance(one["replicas"], int) else 1
-                last = f"{name}-{one.get('name', '')}-{max(0, replicas - 1)}"
+                replicas = entry["replicas"] if isinstance(entry["replicas"], int) else 1
+                last = f"{name}-{entry.get('name', '')}-{max(0, replicas - 1)}"
                 yield JobTemplate(number, (*at, "template", "spec"), inner, last, replicas, True, _claims(spec), queue)

@@ -76,12 +76,12 @@ def _jobsets(job: Evidence) -> Iterator[tuple[int, JobSet]]:
 
 def _replicated(jobset: JobSet) -> Iterator[tuple[Location, dict[str, Any], dict[str, Any]]]:
     """Every replicated job: its location, itself, and the spec of its Jobs."""
-    for at, one in entries(jobset, (), "spec", "replicatedJobs"):
-        yield at, one, mapping(one, "template", "spec")
+    for at, entry in entries(jobset, (), "spec", "replicatedJobs"):
+        yield at, entry, mapping(entry, "template", "spec")
 
 
 def _names(jobset: JobSet) -> list[str]:
-    return [str(one.get("name", "")) for _, one, _ in _replicated(jobset)]
+    return [str(entry.get("name", "")) for _, entry, _ in _replicated(jobset)]
 
 
 def _number(value: object, default: int) -> int:
@@ -92,9 +92,9 @@ def _number(value: object, default: int) -> int:
 def jobset_names_are_valid(jobset: JobSet) -> Iterator[Problem]:
     """The names that a JobSet gives its Jobs, pods and network are DNS labels, with the pods' random endings."""
     name, spec = object_name(jobset), jobset["spec"]
-    for at, one, template in _replicated(jobset):
-        replicas = _number(one.get("replicas"), 1)
-        longest = f"{name}-{one.get('name', '')}-{replicas - 1}"
+    for at, entry, template in _replicated(jobset):
+        replicas = _number(entry.get("replicas"), 1)
+        longest = f"{name}-{entry.get('name', '')}-{replicas - 1}"
         what = f"its Jobs are named {longest}"
         wrong = names.dns_1035_label(longest) if replicas else ""
         completions = template.get("completions")
@@ -103,10 +103,12 @@ def jobset_names_are_valid(jobset: JobSet) -> Iterator[Problem]:
             what = f"its pods are named {longest}, with a random ending"
             wrong = names.dns_1035_label(longest) if completions else ""
         if wrong:
-            where: Location = (*at, "name") if names.dns_1035_label(str(one.get("name", ""))) else ("metadata", "name")
+            where: Location = (
+                (*at, "name") if names.dns_1035_label(str(entry.get("name", ""))) else ("metadata", "name")
+            )
             yield where, f"{what}: {wrong}", "shorten or correct the name of the JobSet or of the replicated job"
-        if wrong := names.dns_1035_label(str(one.get("groupName"))):
-            yield (*at, "groupName"), f"groupName is '{one.get('groupName')}'", wrong
+        if wrong := names.dns_1035_label(str(entry.get("groupName"))):
+            yield (*at, "groupName"), f"groupName is '{entry.get('groupName')}'", wrong
     subdomain = mapping(spec, "network").get("subdomain")
     if subdomain and (wrong := names.dns_1035_label(str(subdomain))):
         yield ("spec", "network", "subdomain"), f"subdomain is '{subdomain}'", wrong
@@ -120,8 +122,8 @@ def jobset_lists_have_unique_keys(jobset: JobSet) -> Iterator[Problem]:
     """Replicated jobs, containers, variables, ports, mounts and volumes of a JobSet are not given twice."""
     at: Location = ("spec", "replicatedJobs")
     yield from repeated(jobset["spec"].get("replicatedJobs"), at, {"name": None})
-    for at, one, template in _replicated(jobset):
-        yield from repeated(one.get("dependsOn"), (*at, "dependsOn"), {"name": None})
+    for at, entry, template in _replicated(jobset):
+        yield from repeated(entry.get("dependsOn"), (*at, "dependsOn"), {"name": None})
         pod = mapping(template, "template", "spec")
         pod_at: Location = (*at, "template", "spec", "template", "spec")
         for key, unique in _UNIQUE.items():
@@ -141,20 +143,20 @@ def jobset_order_is_possible(jobset: JobSet) -> Iterator[Problem]:
     """Replicated jobs depend on earlier ones, in one of the two ways to order them."""
     in_order = mapping(jobset, "spec", "startupPolicy").get("startupPolicyOrder") == "InOrder"
     earlier: list[str] = []
-    for index, (at, one, template) in enumerate(_replicated(jobset)):
-        name = str(one.get("name", ""))
+    for index, (at, entry, template) in enumerate(_replicated(jobset)):
+        name = str(entry.get("name", ""))
         earlier.append(name)  # a replicated job that depends on itself is not refused
-        if "dependsOn" in one and in_order:
+        if "dependsOn" in entry and in_order:
             yield (*at, "dependsOn"), "dependsOn with startupPolicyOrder: InOrder", "remove one of them"
-        if "dependsOn" in one and index == 0:
+        if "dependsOn" in entry and index == 0:
             yield (*at, "dependsOn"), "the first replicated job depends on another", "remove dependsOn, or order them"
             continue
-        for where, needed in entries(one, at, "dependsOn"):
+        for where, needed in entries(entry, at, "dependsOn"):
             if needed.get("name") not in earlier:
                 known = ", ".join(earlier[:-1])
                 what = f"{name} depends on '{needed.get('name')}', which is not an earlier replicated job"
                 yield where, what, f"use one of {known}, or change the order"
-        pods = _number(one.get("replicas"), 1) * _number(template.get("parallelism"), 1)
+        pods = _number(entry.get("replicas"), 1) * _number(template.get("parallelism"), 1)
         if pods > MAX_INT32:
             yield (*at, "replicas"), f"replicas times parallelism is {pods}", f"at most {MAX_INT32}"
 
@@ -165,25 +167,25 @@ def jobset_policies_are_valid(jobset: JobSet) -> Iterator[Problem]:
     spec, known = jobset["spec"], _names(jobset)
     yield from _targets(mapping(spec, "successPolicy"), ("spec", "successPolicy"), known)
     rules = list(entries(spec, ("spec",), "failurePolicy", "rules"))
-    count = Counter(one.get("name") for _, one in rules)
-    for here, one in rules:
-        name = str(one.get("name", ""))
+    count = Counter(entry.get("name") for _, entry in rules)
+    for here, entry in rules:
+        name = str(entry.get("name", ""))
         if len(name) > _MAX_RULE_NAME or not re.fullmatch(r"[A-Za-z]([A-Za-z0-9_,:]*[A-Za-z0-9_])?", name):
             what = f"a rule is named '{name}'"
             yield here, what, f"use at most {_MAX_RULE_NAME} letters, digits, '_', ',' and ':', with a letter first"
-        if count[one.get("name")] > 1:
-            yield here, f"{count[one.get('name')]} rules are named '{name}'", "give each another name"
-        yield from _targets(one, here, known)
-        for index, reason in enumerate(sequence(one, "onJobFailureReasons")):
+        if count[entry.get("name")] > 1:
+            yield here, f"{count[entry.get('name')]} rules are named '{name}'", "give each another name"
+        yield from _targets(entry, here, known)
+        for index, reason in enumerate(sequence(entry, "onJobFailureReasons")):
             if reason not in _FAILURE_REASONS:
                 where = (*here, "onJobFailureReasons", index)
                 what = f"no reason '{reason}'{nearest(str(reason), _FAILURE_REASONS)}"
                 yield where, what, f"use one of {', '.join(_FAILURE_REASONS)}"
-    actions = [str(one.get("action", "")) for _, one in rules]
-    if any(one.startswith("RestartJob") and not one.startswith("RestartJobSet") for one in actions):
-        for at, one, _ in _replicated(jobset):
-            if _number(one.get("replicas"), 1) > _MAX_REPLICAS:
-                what = f"{one['replicas']} replicas, of which a rule restarts single ones"
+    actions = [str(entry.get("action", "")) for _, entry in rules]
+    if any(entry.startswith("RestartJob") and not entry.startswith("RestartJobSet") for entry in actions):
+        for at, entry, _ in _replicated(jobset):
+            if _number(entry.get("replicas"), 1) > _MAX_REPLICAS:
+                what = f"{entry['replicas']} replicas, of which a rule restarts single ones"
                 yield (*at, "replicas"), what, f"use at most {_MAX_REPLICAS}, or RestartJobSet"
 
 
@@ -203,13 +205,13 @@ def jobset_coordinator_exists(jobset: JobSet) -> Iterator[Problem]:
     at: Location = ("spec", "coordinator")
     name, known = str(coordinator.get("replicatedJob", "")), _names(jobset)
     job, pod = _number(coordinator.get("jobIndex"), 0), _number(coordinator.get("podIndex"), 0)
-    found = next(((one, spec) for _, one, spec in _replicated(jobset) if one.get("name") == name), None)
+    found = next(((entry, spec) for _, entry, spec in _replicated(jobset) if entry.get("name") == name), None)
     if found is None:
         what = f"no replicated job '{name}'{nearest(name, known)}"
         yield (*at, "replicatedJob"), what, f"use one of {', '.join(known)}"
     else:
-        one, spec = found
-        replicas, completions = _number(one.get("replicas"), 1), spec.get("completions")
+        entry, spec = found
+        replicas, completions = _number(entry.get("replicas"), 1), spec.get("completions")
         if not 0 <= job < replicas:
             yield (*at, "jobIndex"), f"jobIndex is {job}, of {replicas} replicas", f"write 0 to {replicas - 1}"
         elif spec.get("completionMode") != "Indexed" or not isinstance(completions, int):
@@ -285,8 +287,8 @@ def in_place_restart_is_complete(jobset: JobSet) -> Iterator[Problem]:
 def jobset_features_are_enabled(jobset: JobSet) -> Iterator[Problem]:
     """A JobSet uses no feature that its controller has switched off by default."""
     policy = mapping(jobset, "spec", "failurePolicy")
-    used = [policy.get("restartStrategy"), *(mapping(one).get("action") for one in sequence(policy, "rules"))]
-    for name in dict.fromkeys(one for one in used if one in _GATES):
+    used = [policy.get("restartStrategy"), *(mapping(entry).get("action") for entry in sequence(policy, "rules"))]
+    for name in dict.fromkeys(entry for entry in used if entry in _GATES):
         what = f"{name} needs the feature gate {_GATES[name]}"
         fix = f"start the controller with --feature-gates={_GATES[name]}=true"
         yield ("spec", "failurePolicy"), what, fix

@@ -160,21 +160,21 @@ def pod_failure_policy_is_valid(template: JobTemplate) -> Iterator[Problem]:
     number = len(sequence(policy, "rules"))
     if number > _MAX_RULES:
         yield (*at, "rules"), f"{number} rules", f"write at most {_MAX_RULES}"
-    containers = [str(one.get("name")) for _, one in template.all_containers()]
-    for here, one in entries(policy, at, "rules"):
-        action = one.get("action")
+    containers = [str(entry.get("name")) for _, entry in template.all_containers()]
+    for here, entry in entries(policy, at, "rules"):
+        action = entry.get("action")
         actions = ["Count", "FailIndex", "FailJob", "Ignore"]
         if action not in actions:
             yield (*here, "action"), f"action is {action}", f"write one of {', '.join(actions)}"
         elif action == "FailIndex" and "backoffLimitPerIndex" not in template.spec:
             yield (*here, "action"), "FailIndex without backoffLimitPerIndex", "add spec.backoffLimitPerIndex"
-        codes, conditions = one.get("onExitCodes"), sequence(one, "onPodConditions")
+        codes, conditions = entry.get("onExitCodes"), sequence(entry, "onPodConditions")
         if (codes is not None) == bool(conditions):
             both = "both onExitCodes and onPodConditions" if conditions else "neither onExitCodes nor onPodConditions"
             yield here, both, "write one of them; a second rule can have the other"
         if len(conditions) > _MAX_RULES:
             yield (*here, "onPodConditions"), f"{len(conditions)} conditions", f"write at most {_MAX_RULES}"
-        for where, condition in entries(one, here, "onPodConditions"):
+        for where, condition in entries(entry, here, "onPodConditions"):
             if wrong := names.qualified_name(str(condition.get("type", ""))):
                 yield (*where, "type"), f"condition '{condition.get('type')}'", wrong
             if condition.get("status") not in ("True", "False", "Unknown"):
@@ -192,7 +192,7 @@ def _exit_codes(codes: dict[str, Any], at: Location, containers: list[str]) -> I
         yield (*at, "containerName"), f"no container '{name}'", f"use one of {', '.join(containers)}"
     if not 0 < len(values) <= _MAX_EXIT_CODES:
         yield (*at, "values"), f"{len(values)} exit codes", f"write 1 to {_MAX_EXIT_CODES}"
-    numbers = [one for one in values if isinstance(one, int)]
+    numbers = [entry for entry in values if isinstance(entry, int)]
     if operator == "In" and 0 in numbers:
         yield (*at, "values"), "exit code 0, which is success", "remove it"
     if numbers != sorted(set(numbers)):
@@ -211,8 +211,8 @@ def success_policy_is_valid(template: JobTemplate) -> Iterator[Problem]:
     number, completions = len(sequence(policy, "rules")), template.count("completions")
     if not 0 < number <= _MAX_RULES:
         yield at, f"{number} rules", f"write 1 to {_MAX_RULES}"
-    for here, one in entries(policy, at, "rules"):
-        indexes, count = one.get("succeededIndexes"), one.get("succeededCount")
+    for here, entry in entries(policy, at, "rules"):
+        indexes, count = entry.get("succeededIndexes"), entry.get("succeededCount")
         if indexes is None and count is None:
             yield here, "neither succeededIndexes nor succeededCount", "write one of them"
         most = completions
@@ -223,7 +223,7 @@ def success_policy_is_valid(template: JobTemplate) -> Iterator[Problem]:
                 yield where, f"indexes '{indexes}'", f"write increasing numbers below {completions}, such as 0,2-3"
             else:
                 most = listed
-        yield from out_of_range(one, "succeededCount", here, 0, most)
+        yield from out_of_range(entry, "succeededCount", here, 0, most)
 
 
 def parse_indexes(text: str, completions: int) -> int | None:

@@ -65,7 +65,7 @@ def _metadata(metadata: dict[str, Any], at: Location) -> Iterator[Problem]:
     for key in annotations:
         if wrong := names.qualified_name(str(key).lower()):
             yield (*at, "annotations", str(key)), f"annotation '{key}'", wrong
-    size = sum(len(str(one).encode()) for pair in annotations.items() for one in pair)
+    size = sum(len(str(entry).encode()) for pair in annotations.items() for entry in pair)
     if size > _ANNOTATIONS:
         yield (*at, "annotations"), f"annotations of {size} bytes", f"use at most {_ANNOTATIONS}"
 
@@ -76,18 +76,18 @@ def containers_are_valid(template: JobTemplate) -> Iterator[Problem]:
     if template.pod and not template.containers:
         yield template.pod_at, "a pod without containers", "add one"
     seen: set[str] = set()
-    for at, one in template.all_containers():
-        name = str(one.get("name", ""))
+    for at, entry in template.all_containers():
+        name = str(entry.get("name", ""))
         if wrong := names.dns_1123_label(name):
             yield (*at, "name"), f"a container is named '{name}'", wrong
         elif name in seen:
             yield (*at, "name"), f"two containers are named '{name}'", "rename one"
         seen.add(name)
-        if not one.get("image"):
+        if not entry.get("image"):
             yield at, f"container '{name}' without an image", "add image"
-        if "initContainers" in at and one.get("restartPolicy") != "Always":
+        if "initContainers" in at and entry.get("restartPolicy") != "Always":
             for key in ("lifecycle", "livenessProbe", "readinessProbe", "startupProbe"):
-                if key in one:
+                if key in entry:
                     yield (*at, key), f"{key} in an init container", "remove it, or add restartPolicy: Always"
 
 
@@ -95,19 +95,19 @@ def containers_are_valid(template: JobTemplate) -> Iterator[Problem]:
 def container_variables_are_valid(template: JobTemplate) -> Iterator[Problem]:
     """Environment variables have a valid name, and one value or source."""
     for at, container in template.all_containers():
-        for here, one in entries(container, at, "env"):
-            name = str(one.get("name", ""))
+        for here, entry in entries(container, at, "env"):
+            name = str(entry.get("name", ""))
             if not re.fullmatch(r"[ -<>-~]+", name):
                 yield here, f"a variable is named '{name}'", "use printable ASCII characters without '='"
-            if isinstance(one.get("valueFrom"), dict):
-                yield from _sources(one, name, here)
-        for here, one in entries(container, at, "envFrom"):
-            number = sum(one.get(key) is not None for key in ("configMapRef", "secretRef"))
+            if isinstance(entry.get("valueFrom"), dict):
+                yield from _sources(entry, name, here)
+        for here, entry in entries(container, at, "envFrom"):
+            number = sum(entry.get(key) is not None for key in ("configMapRef", "secretRef"))
             if number != 1:
                 yield here, f"envFrom with {number} sources", "give one of configMapRef, secretRef"
     if not template.in_jobset:  # a JobSet with such a list is refused: jobset_lists_have_unique_keys
         for at, container in template.all_containers():
-            count = Counter(str(one.get("name", "")) for _, one in entries(container, at, "env"))
+            count = Counter(str(entry.get("name", "")) for _, entry in entries(container, at, "env"))
             for name in (name for name, number in count.items() if number > 1):
                 what = f"{name} is there {count[name]} times; the last one applies"
                 yield (*at, "env"), what, "remove the others", Severity.NOTE
@@ -183,22 +183,22 @@ def _host_network_ports(template: JobTemplate) -> Iterator[Problem]:
 def volumes_are_valid(template: JobTemplate) -> Iterator[Problem]:
     """Volumes have unique names and one source, and every mount names one of them."""
     seen = set(template.claims)
-    for at, one in entries(template.pod, template.pod_at, "volumes"):
-        name = str(one.get("name", ""))
+    for at, entry in entries(template.pod, template.pod_at, "volumes"):
+        name = str(entry.get("name", ""))
         if wrong := names.dns_1123_label(name):
             yield at, f"a volume is named '{name}'", wrong
         elif name in seen and name not in template.claims:
             yield at, f"two volumes are named '{name}'", "rename one"
         seen.add(name)
-        sources = [key for key, value in one.items() if key != "name" and value is not None]
+        sources = [key for key, value in entry.items() if key != "name" and value is not None]
         if len(sources) > 1:
             yield at, f"volume '{name}' has the sources {', '.join(sources)}", "give it one"
         for source, field in (("hostPath", "path"), ("persistentVolumeClaim", "claimName"), ("csi", "driver"),
                               ("configMap", "name"), ("secret", "secretName"),
                               ("gcePersistentDisk", "pdName")):  # fmt: skip
-            if isinstance(one.get(source), dict) and not one[source].get(field):
+            if isinstance(entry.get(source), dict) and not entry[source].get(field):
                 yield (*at, source), f"{source} of volume '{name}' without {field}", f"add {field}"
-        size = mapping(one, "emptyDir").get("sizeLimit")
+        size = mapping(entry, "emptyDir").get("sizeLimit")
         if size is not None and ((number := names.quantity(size)) is None or number < 0):
             yield (*at, "emptyDir", "sizeLimit"), f"sizeLimit is {size}", "write a size such as 16Gi"
     for at, container in template.all_containers():
@@ -207,28 +207,28 @@ def volumes_are_valid(template: JobTemplate) -> Iterator[Problem]:
 
 def _mounts(container: dict[str, Any], at: Location, volumes: set[str]) -> Iterator[Problem]:
     paths: set[str] = set()
-    for here, one in entries(container, at, "volumeMounts"):
-        path = str(one.get("mountPath", ""))
-        if one.get("name") not in volumes:
+    for here, entry in entries(container, at, "volumeMounts"):
+        path = str(entry.get("mountPath", ""))
+        if entry.get("name") not in volumes:
             known = f"it has {', '.join(sorted(volumes))}" if volumes else "it has none"
-            yield here, f"no volume '{one.get('name')}'; {known}", "add the volume, or correct the name"
+            yield here, f"no volume '{entry.get('name')}'; {known}", "add the volume, or correct the name"
         if not path or path in paths:
             what = f"two volumes are mounted at {path}" if path else "a volumeMount without mountPath"
             yield here, what, "give it another path"
         paths.add(path)
         for key in ("subPath", "subPathExpr"):
-            inner = str(one.get(key) or "")
+            inner = str(entry.get(key) or "")
             if inner.startswith("/") or ".." in inner.split("/"):
                 yield (*here, key), f"{key} is '{inner}'", "write a path below the volume, without '..'"
-        if one.get("subPath") and one.get("subPathExpr"):
+        if entry.get("subPath") and entry.get("subPathExpr"):
             yield here, "both subPath and subPathExpr", "remove one of them"
         privileged = mapping(container, "securityContext").get("privileged")
-        if one.get("mountPropagation") == "Bidirectional" and not privileged:
+        if entry.get("mountPropagation") == "Bidirectional" and not privileged:
             what = "mountPropagation: Bidirectional in a container that is not privileged"
             yield (*here, "mountPropagation"), what, "use HostToContainer"
-    for here, one in entries(container, at, "volumeDevices"):
-        if one.get("name") not in volumes:
-            yield here, f"no volume '{one.get('name')}'", "add the volume"
+    for here, entry in entries(container, at, "volumeDevices"):
+        if entry.get("name") not in volumes:
+            yield here, f"no volume '{entry.get('name')}'", "add the volume"
 
 
 @job_rule(
@@ -237,12 +237,12 @@ def _mounts(container: dict[str, Any], at: Location, volumes: set[str]) -> Itera
 )
 def resources_are_valid(template: JobTemplate) -> Iterator[Problem]:
     """Requests are at most the limits; accelerators and huge pages are requested and limited equally."""
-    claims = {str(mapping(one).get("name")) for one in sequence(template.pod, "resourceClaims")}
+    claims = {str(mapping(entry).get("name")) for entry in sequence(template.pod, "resourceClaims")}
     for at, container in template.all_containers():
         yield from resource_problems(mapping(container, "resources"), (*at, "resources"))
-        for here, one in entries(container, at, "resources", "claims"):
-            if one.get("name") not in claims:
-                what = f"no resource claim '{one.get('name')}' in the pod's resourceClaims"
+        for here, entry in entries(container, at, "resources", "claims"):
+            if entry.get("name") not in claims:
+                what = f"no resource claim '{entry.get('name')}' in the pod's resourceClaims"
                 yield here, what, "add it to resourceClaims"
 
 
@@ -293,9 +293,9 @@ def scheduling_is_valid(template: JobTemplate) -> Iterator[Problem]:
 
 
 def _tolerations(pod: dict[str, Any], at: Location) -> Iterator[Problem]:
-    for here, one in entries(pod, at, "tolerations"):
-        key = str(one.get("key") or "")
-        operator, value = one.get("operator") or "Equal", str(one.get("value") or "")
+    for here, entry in entries(pod, at, "tolerations"):
+        key = str(entry.get("key") or "")
+        operator, value = entry.get("operator") or "Equal", str(entry.get("value") or "")
         if operator not in ("Equal", "Exists", "Lt", "Gt"):
             yield (*here, "operator"), f"operator is {operator}", "write Equal or Exists"
         if key and (wrong := names.qualified_name(key)):
@@ -306,10 +306,10 @@ def _tolerations(pod: dict[str, Any], at: Location) -> Iterator[Problem]:
             yield (*here, "value"), f"operator Exists with the value '{value}'", "remove the value, or write Equal"
         elif operator == "Equal" and (wrong := names.label_value(value)):
             yield (*here, "value"), f"value is '{value}'", wrong
-        effect = one.get("effect") or ""
+        effect = entry.get("effect") or ""
         if effect not in ("", "NoSchedule", "PreferNoSchedule", "NoExecute"):
             yield (*here, "effect"), f"effect is {effect}", "write NoSchedule, PreferNoSchedule or NoExecute"
-        elif "tolerationSeconds" in one and effect != "NoExecute":
+        elif "tolerationSeconds" in entry and effect != "NoExecute":
             yield here, "tolerationSeconds without effect: NoExecute", "remove it, or write effect: NoExecute"
 
 
@@ -320,16 +320,16 @@ def _node_affinity(pod: dict[str, Any], at: Location) -> Iterator[Problem]:
             yield (*here, _REQUIRED), "a required node affinity without nodeSelectorTerms", "add a term"
         for where, term in entries(affinity, here, _REQUIRED, "nodeSelectorTerms"):
             yield from _expressions(term, where)
-    for where, one in entries(affinity, here, _PREFERRED):
-        yield from out_of_range({"weight": 0} | one, "weight", where, 1, 100)
-        yield from _expressions(mapping(one, "preference"), (*where, "preference"))
+    for where, entry in entries(affinity, here, _PREFERRED):
+        yield from out_of_range({"weight": 0} | entry, "weight", where, 1, 100)
+        yield from _expressions(mapping(entry, "preference"), (*where, "preference"))
 
 
 def _expressions(term: dict[str, Any], at: Location) -> Iterator[Problem]:
-    for here, one in entries(term, at, "matchExpressions"):
-        operator, values = one.get("operator"), sequence(one, "values")
-        if wrong := names.qualified_name(str(one.get("key", ""))):
-            yield (*here, "key"), f"node label '{one.get('key')}'", wrong
+    for here, entry in entries(term, at, "matchExpressions"):
+        operator, values = entry.get("operator"), sequence(entry, "values")
+        if wrong := names.qualified_name(str(entry.get("key", ""))):
+            yield (*here, "key"), f"node label '{entry.get('key')}'", wrong
         if operator not in _OPERATORS:
             yield (*here, "operator"), f"operator is {operator}", f"write one of {', '.join(_OPERATORS)}"
         elif operator in ("In", "NotIn") and not values:
@@ -343,9 +343,9 @@ def _expressions(term: dict[str, Any], at: Location) -> Iterator[Problem]:
 def _pod_affinity(pod: dict[str, Any], at: Location) -> Iterator[Problem]:
     for kind in ("podAffinity", "podAntiAffinity"):
         terms = [*entries(pod, at, "affinity", kind, _REQUIRED)]
-        for here, one in entries(pod, at, "affinity", kind, _PREFERRED):
-            yield from out_of_range({"weight": 0} | one, "weight", here, 1, 100)
-            terms.append(((*here, "podAffinityTerm"), mapping(one, "podAffinityTerm")))
+        for here, entry in entries(pod, at, "affinity", kind, _PREFERRED):
+            yield from out_of_range({"weight": 0} | entry, "weight", here, 1, 100)
+            terms.append(((*here, "podAffinityTerm"), mapping(entry, "podAffinityTerm")))
         for here, term in terms:
             if wrong := names.qualified_name(str(term.get("topologyKey") or "")):
                 yield here, f"{kind} with the topologyKey '{term.get('topologyKey', '')}'", wrong
@@ -353,8 +353,8 @@ def _pod_affinity(pod: dict[str, Any], at: Location) -> Iterator[Problem]:
 
 
 def _label_selector(term: dict[str, Any], at: Location) -> Iterator[Problem]:
-    for here, one in entries(term, at, "labelSelector", "matchExpressions"):
-        operator, values = one.get("operator"), sequence(one, "values")
+    for here, entry in entries(term, at, "labelSelector", "matchExpressions"):
+        operator, values = entry.get("operator"), sequence(entry, "values")
         if operator not in _OPERATORS[:4]:
             yield here, f"operator is {operator}", f"write one of {', '.join(_OPERATORS[:4])}"
         elif (operator in ("In", "NotIn")) != bool(values):
@@ -363,24 +363,24 @@ def _label_selector(term: dict[str, Any], at: Location) -> Iterator[Problem]:
 
 def _spread(pod: dict[str, Any], at: Location) -> Iterator[Problem]:
     seen: set[tuple[object, object]] = set()
-    for here, one in entries(pod, at, "topologySpreadConstraints"):
-        when = one.get("whenUnsatisfiable")
-        yield from out_of_range(one, "maxSkew", here, 1)
-        if wrong := names.qualified_name(str(one.get("topologyKey") or "")):
-            yield here, f"topologyKey is '{one.get('topologyKey', '')}'", wrong
+    for here, entry in entries(pod, at, "topologySpreadConstraints"):
+        when = entry.get("whenUnsatisfiable")
+        yield from out_of_range(entry, "maxSkew", here, 1)
+        if wrong := names.qualified_name(str(entry.get("topologyKey") or "")):
+            yield here, f"topologyKey is '{entry.get('topologyKey', '')}'", wrong
         if when not in ("DoNotSchedule", "ScheduleAnyway"):
             yield here, f"whenUnsatisfiable is {when}", "write DoNotSchedule or ScheduleAnyway"
-        elif "minDomains" in one and when != "DoNotSchedule":
+        elif "minDomains" in entry and when != "DoNotSchedule":
             yield (*here, "minDomains"), f"minDomains with whenUnsatisfiable: {when}", "write DoNotSchedule"
-        if (one.get("topologyKey"), when) in seen:
-            yield here, f"two constraints of {one.get('topologyKey')}, {when}", "remove one"
-        seen.add((one.get("topologyKey"), when))
+        if (entry.get("topologyKey"), when) in seen:
+            yield here, f"two constraints of {entry.get('topologyKey')}, {when}", "remove one"
+        seen.add((entry.get("topologyKey"), when))
 
 
 def _gates(pod: dict[str, Any], at: Location) -> Iterator[Problem]:
     gates: set[str] = set()
-    for here, one in entries(pod, at, "schedulingGates"):
-        name = str(one.get("name", ""))
+    for here, entry in entries(pod, at, "schedulingGates"):
+        name = str(entry.get("name", ""))
         if (wrong := names.qualified_name(name)) or name in gates:
             yield here, f"scheduling gate '{name}'", wrong or "remove the second"
         gates.add(name)

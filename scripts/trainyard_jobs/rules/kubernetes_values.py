@@ -80,11 +80,11 @@ def _privileges(context: dict[str, Any], at: Location) -> Iterator[Problem]:
 
 
 def _resource_fields(container: dict[str, Any], at: Location) -> Iterator[Problem]:
-    for here, one in entries(container, at, "env"):
-        field = mapping(one, "valueFrom", "resourceFieldRef").get("resource")
+    for here, entry in entries(container, at, "env"):
+        field = mapping(entry, "valueFrom", "resourceFieldRef").get("resource")
         huge = str(field).startswith(("limits.hugepages-", "requests.hugepages-"))
         if field is not None and field not in _RESOURCES and not huge:
-            what = f"{one.get('name')} is the resource '{field}', which variables cannot have"
+            what = f"{entry.get('name')} is the resource '{field}', which variables cannot have"
             yield (*here, "valueFrom"), what, f"use {', '.join(_RESOURCES)}"
 
 
@@ -203,24 +203,26 @@ def pod_values_are_valid(template: JobTemplate) -> Iterator[Problem]:
     servers = sequence(pod, "dnsConfig", "nameservers")
     if len(servers) > 3:
         yield (*at, "dnsConfig", "nameservers"), f"{len(servers)} name servers", "write at most 3"
-    addresses = [((*at, "dnsConfig", "nameservers", number), one) for number, one in enumerate(servers)]
+    addresses = [((*at, "dnsConfig", "nameservers", number), entry) for number, entry in enumerate(servers)]
     for here, alias in entries(pod, at, "hostAliases"):
         addresses.append(((*here, "ip"), alias.get("ip")))
         for index, host in enumerate(sequence(alias, "hostnames")):
             if wrong := names.dns_1123_subdomain(str(host)):
                 yield (*here, "hostnames", index), f"a host is named '{host}'", wrong
-    yield from ((where, f"'{one}' is no IP address", "correct it") for where, one in addresses if not _is_address(one))
+    yield from (
+        (where, f"'{entry}' is no IP address", "correct it") for where, entry in addresses if not _is_address(entry)
+    )
     for here, option in entries(pod, at, "dnsConfig", "options"):
         if not option.get("name"):
             yield here, "an option without name", "add name"
     for key in ("hostNetwork", "hostPID", "hostIPC"):
         if pod.get("hostUsers") is False and pod.get(key):
             yield (*at, key), f"{key} with hostUsers: false", "remove one of them"
-    for here, one in entries(pod, at, "topologySpreadConstraints"):
-        least = one.get("minDomains")
+    for here, entry in entries(pod, at, "topologySpreadConstraints"):
+        least = entry.get("minDomains")
         for key in ("nodeAffinityPolicy", "nodeTaintsPolicy"):
-            yield from _choice(one, key, ("Honor", "Ignore"), here)
-        if isinstance(least, int) and (least <= 0 or one.get("whenUnsatisfiable") != "DoNotSchedule"):
+            yield from _choice(entry, key, ("Honor", "Ignore"), here)
+        if isinstance(least, int) and (least <= 0 or entry.get("whenUnsatisfiable") != "DoNotSchedule"):
             yield (*here, "minDomains"), f"minDomains is {least}", "write 1 or more, with DoNotSchedule"
 
 

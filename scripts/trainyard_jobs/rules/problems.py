@@ -1,4 +1,4 @@
-"""Problems of Kubernetes objects: how rules report them, and the checks that several rules share."""
+"""Report problems of Kubernetes objects, and make the checks that several rules share."""
 
 from __future__ import annotations
 
@@ -47,8 +47,8 @@ def rule_for_each(
     def decorate(function: Callable[[T], Iterator[Problem]]) -> Rule[Evidence]:
         @functools.wraps(function)
         def check(job: Evidence) -> Iterator[Finding]:
-            for document, one in objects(job):
-                yield from findings(job, document, function(one), why, severity)
+            for document, item in objects(job):
+                yield from findings(job, document, function(item), why, severity)
 
         return rule("gke", severity=severity, source=source)(check)
 
@@ -62,8 +62,8 @@ def repeated(value: object, at: Location, keys: dict[str, object]) -> Iterator[P
         keys: the fields that are the key (x-kubernetes-list-map-keys) -> their defaults.
     """
     seen: set[str] = set()
-    for number, one in enumerate(map(mapping, sequence(value))):
-        found = " ".join(str(one.get(key, default)) for key, default in keys.items())
+    for number, entry in enumerate(map(mapping, sequence(value))):
+        found = " ".join(str(entry.get(key, default)) for key, default in keys.items())
         if found in seen:
             yield (*at, number), f"{'.'.join(keys)} {found} is there twice in {at[-1]}", "remove or rename one"
         seen.add(found)

@@ -64,7 +64,7 @@ _NAMED = ("containers", "initContainers", "volumes", "imagePullSecrets", "schedu
 
 @dataclass(frozen=True)
 class _TrainJob:
-    """A TrainJob of the file, and its runtime if that is known."""
+    """Join a TrainJob of the file to its runtime, if that is known."""
 
     document: dict[str, Any]
     runtime: Runtime | None
@@ -84,10 +84,10 @@ class _TrainJob:
 
     def patched_containers(self) -> Iterator[tuple[Location, str, dict[str, Any]]]:
         """Every container of every patch: its location, the name of its replicated job, itself."""
-        for at, one in self.patches():
+        for at, replicated in self.patches():
             for key in ("initContainers", "containers"):
-                for here, container in entries(one, at, "template", "spec", "template", "spec", key):
-                    yield here, str(one.get("name")), container
+                for here, container in entries(replicated, at, "template", "spec", "template", "spec", key):
+                    yield here, str(replicated.get("name")), container
 
     def of_runtime(self, problem: tuple[Location, str, str], why: str) -> Problem:
         """Return a problem that depends on the template of the runtime; ``why`` is what goes wrong because of it."""
@@ -109,12 +109,12 @@ def _train_jobs(job: Evidence) -> Iterator[tuple[int, _TrainJob]]:
     "the TrainJob is created, but JobSet's webhook refuses its JobSet",
     Severity.CANNOT_START,
 )
-def train_job_pods_have_names(one: _TrainJob) -> Iterator[Problem]:
+def train_job_pods_have_names(job: _TrainJob) -> Iterator[Problem]:
     """The names that the pods of a TrainJob get are DNS labels."""
-    name = object_name(one.document)
-    if not name or one.runtime is None or names.dns_1035_label(name):
+    name = object_name(job.document)
+    if not name or job.runtime is None or names.dns_1035_label(name):
         return
-    jobset = train_jobs.jobset(one.document, one.runtime, name)
+    jobset = train_jobs.jobset(job.document, job.runtime, name)
     for replicated in map(mapping, sequence(jobset, "spec", "replicatedJobs")):
         pods = mapping(replicated, "template", "spec").get("completions")
         last = max(0, pods - 1) if isinstance(pods, int) else 0
@@ -125,38 +125,38 @@ def train_job_pods_have_names(one: _TrainJob) -> Iterator[Problem]:
 
 
 @rule_for_each(_train_jobs, f"{_CRD} (x-kubernetes-list-map-keys)", "the API server refuses the TrainJob")
-def train_job_lists_have_unique_keys(one: _TrainJob) -> Iterator[Problem]:
+def train_job_lists_have_unique_keys(job: _TrainJob) -> Iterator[Problem]:
     """Variables, patches, containers, volumes and mounts of a TrainJob are not given twice."""
     name: dict[str, object] = {"name": ""}
-    yield from repeated(one.trainer.get("env"), ("spec", "trainer", "env"), name)
-    claims = mapping(one.trainer, "resourcesPerNode").get("claims")
+    yield from repeated(job.trainer.get("env"), ("spec", "trainer", "env"), name)
+    claims = mapping(job.trainer, "resourcesPerNode").get("claims")
     yield from repeated(claims, ("spec", "trainer", "resourcesPerNode", "claims"), name)
     for key in INITIALIZERS:
-        variables = mapping(one.spec, "initializer", key).get("env")
+        variables = mapping(job.spec, "initializer", key).get("env")
         yield from repeated(variables, ("spec", "initializer", key, "env"), name)
-    yield from repeated(one.spec.get("runtimePatches"), ("spec", "runtimePatches"), {"manager": ""})
+    yield from repeated(job.spec.get("runtimePatches"), ("spec", "runtimePatches"), {"manager": ""})
     lists: dict[Location, list[Any]] = {}
-    for at, replicated in one.patches():
+    for at, replicated in job.patches():
         lists.setdefault(at[:-1], []).append(replicated)
         for key in _NAMED:
             here = (*at, "template", "spec", "template", "spec", key)
             yield from repeated(train_jobs.pod_of(replicated).get(key), here, name)
     for at, replicated_jobs in lists.items():
         yield from repeated(replicated_jobs, at, name)
-    for at, _, container in one.patched_containers():
+    for at, _, container in job.patched_containers():
         # By its definition, a patch can mount a volume once only.
         for key in ("env", "volumeMounts"):
             yield from repeated(container.get(key), (*at, key), name)
 
 
 @rule_for_each(_train_jobs, f"{_PLUGINS}/jobset/jobset.go (Validate: runtimePatches)", _WEBHOOK)
-def train_job_patches_have_managers(one: _TrainJob) -> Iterator[Problem]:
+def train_job_patches_have_managers(job: _TrainJob) -> Iterator[Problem]:
     """The manager of a runtime patch is a path with a domain, and sets no variables of the trainer or initializers."""
-    for at, patch in entries(one.spec, ("spec",), "runtimePatches"):
+    for at, patch in entries(job.spec, ("spec",), "runtimePatches"):
         manager = str(patch.get("manager", ""))
         if manager and (wrong := names.domain_prefixed_path(manager)):
             yield (*at, "manager"), f"manager is '{manager}'", wrong
-    for at, _, container in one.patched_containers():
+    for at, _, container in job.patched_containers():
         name = container.get("name")
         if name in (NODE, *INITIALIZERS.values()) and "initContainers" not in at and container.get("env"):
             field = "spec.trainer.env" if name == NODE else "spec.initializer"
@@ -164,23 +164,23 @@ def train_job_patches_have_managers(one: _TrainJob) -> Iterator[Problem]:
 
 
 @rule_for_each(_train_jobs, f"{_REPOSITORY}/pkg/webhooks/trainjob_webhook.go (ValidateCreate)", _WEBHOOK)
-def train_job_runtimes_exist(one: _TrainJob) -> Iterator[Problem]:
+def train_job_runtimes_exist(job: _TrainJob) -> Iterator[Problem]:
     """A TrainJob names a runtime of a kind that exists; the runtime is created before the job."""
-    group, kind, name = train_jobs.reference(one.document)
+    group, kind, name = train_jobs.reference(job.document)
     at: Location = ("spec", "runtimeRef")
     if group != train_jobs.GROUP or kind not in train_jobs.RUNTIME_KINDS:
         kinds = " or ".join(train_jobs.RUNTIME_KINDS)
         yield at, f"no kind of runtime {kind}.{group}", f"use {kinds} of {train_jobs.GROUP}"
-    elif one.runtime is None and name:
+    elif job.runtime is None and name:
         fix = "nothing, if the cluster has it: 'kubectl get' shows it"
         yield at, f"{kind} {name} is not in this file", fix, Severity.NOTE, "what it decides is not checked"
 
 
 @rule_for_each(_train_jobs, f"{_PLUGINS} (Validate of torch/torch.go, mpi/mpi.go, xgboost/xgboost.go)", _WEBHOOK)
-def train_job_variables_are_free(one: _TrainJob) -> Iterator[Problem]:
+def train_job_variables_are_free(job: _TrainJob) -> Iterator[Problem]:
     """A TrainJob sets no variable that its runtime sets."""
-    reserved = _RESERVED.get(one.runtime.policy, ()) if one.runtime else ()
-    for at, variable in entries(one.spec, ("spec",), "trainer", "env"):
+    reserved = _RESERVED.get(job.runtime.policy, ()) if job.runtime else ()
+    for at, variable in entries(job.spec, ("spec",), "trainer", "env"):
         if variable.get("name") in reserved:
             yield at, f"{variable['name']} is set by the runtime", "remove it"
 
@@ -191,37 +191,37 @@ def train_job_variables_are_free(one: _TrainJob) -> Iterator[Problem]:
     "the TrainJob is created, but the API server refuses its Jobs",
     Severity.CANNOT_START,
 )
-def train_job_resources_are_valid(one: _TrainJob) -> Iterator[Problem]:
+def train_job_resources_are_valid(job: _TrainJob) -> Iterator[Problem]:
     """Requests of a node are at most its limits; GPUs are requested and limited equally."""
-    own = mapping(one.trainer, "resourcesPerNode")
+    own = mapping(job.trainer, "resourcesPerNode")
     given = {kind: mapping(own, kind) for kind in ("requests", "limits")}
     if any(names.quantity(value) is None for values in given.values() for value in values.values()):
         return  # the definition refuses it
-    in_file = one.runtime is not None and one.runtime.in_file
+    in_file = job.runtime is not None and job.runtime.in_file
     # A runtime of the cluster may limit what is only requested here.
     certain = in_file or given["requests"].keys() <= given["limits"].keys()
-    base = one.runtime.trainer_container.get("resources") if one.runtime else None
+    base = job.runtime.trainer_container.get("resources") if job.runtime else None
     merged = mapping(train_jobs.merged(base, own)) if own else {}
     for problem in resource_problems(merged, ("spec", "trainer", "resourcesPerNode")):
         yield problem if certain else (*problem[:3], Severity.NOTE)
 
 
 @rule_for_each(_train_jobs, f"{_PLUGINS}/torch/torchtune.go (validateTorchTune)", _WEBHOOK)
-def torchtune_supports_model(one: _TrainJob) -> Iterator[Problem]:
+def torchtune_supports_model(job: _TrainJob) -> Iterator[Problem]:
     """torchtune supports the model, the number of nodes and the kind of fine-tuning of a TrainJob."""
-    runtime = one.runtime
-    if runtime and runtime.policy == "torch" and one.trainer.get("command") == train_jobs.TORCHTUNE:
-        yield from _torchtune(one, runtime)
+    runtime = job.runtime
+    if runtime and runtime.policy == "torch" and job.trainer.get("command") == train_jobs.TORCHTUNE:
+        yield from _torchtune(job, runtime)
 
 
-def _torchtune(one: _TrainJob, runtime: Runtime) -> Iterator[Problem]:
-    parts, nodes = runtime.name.split("-"), one.trainer.get("numNodes", 1)
+def _torchtune(job: _TrainJob, runtime: Runtime) -> Iterator[Problem]:
+    parts, nodes = runtime.name.split("-"), job.trainer.get("numNodes", 1)
     model = f"{parts[1].replace('.', '_')}/{parts[2].upper()}" if len(parts) == 3 else ""
     at: Location = ("spec", "trainer")
     if model not in _TORCHTUNE_MODELS:
         what = f"'tune run' on the runtime {runtime.name}, which names no model"
         yield ("spec", "runtimeRef", "name"), what, "use torchtune-llama3.2-1b or another one of torchtune"
-    given = [str(word).partition("=") for word in sequence(one.trainer, "args")]
+    given = [str(word).partition("=") for word in sequence(job.trainer, "args")]
     enabled = [name for name, _, value in given if value.strip().lower() == "true"]
     quantized = any("model.quantize_base" in name for name in enabled) and not any(
         "model.use_dora" in name for name in enabled
@@ -229,8 +229,8 @@ def _torchtune(one: _TrainJob, runtime: Runtime) -> Iterator[Problem]:
     if nodes > 1 and (model != _ON_NODES or quantized or any("model.lora_attn_modules" in name for name, *_ in given)):
         what = f"{model or 'it'} on {nodes} nodes"
         yield (*at, "numNodes"), what, f"write numNodes: 1; {_ON_NODES} runs on several, without LoRA"
-    gpus = train_jobs.gpus(mapping(one.trainer, "resourcesPerNode"))
-    single = one.trainer.get("numProcPerNode") == 1 or gpus == 1
+    gpus = train_jobs.gpus(mapping(job.trainer, "resourcesPerNode"))
+    single = job.trainer.get("numProcPerNode") == 1 or gpus == 1
     if quantized and nodes == 1 and (model == _NO_QLORA or (model in _QLORA_ON_ONE_DEVICE and not single)):
         fix = "use another model" if model == _NO_QLORA else "request one GPU"
         yield (*at, "args"), f"QLoRA of {model}" + ("" if model == _NO_QLORA else " on several devices"), fix
@@ -240,19 +240,19 @@ def _torchtune(one: _TrainJob, runtime: Runtime) -> Iterator[Problem]:
 
 
 @rule_for_each(_train_jobs, f"{_PLUGINS}/jobset/jobset.go (Validate: initializers)", _WEBHOOK)
-def train_job_initializers_exist(one: _TrainJob) -> Iterator[Problem]:
+def train_job_initializers_exist(job: _TrainJob) -> Iterator[Problem]:
     """The runtime has the initializers that a TrainJob configures."""
     for key, name in INITIALIZERS.items():
-        if one.runtime is None or key not in mapping(one.spec, "initializer"):
+        if job.runtime is None or key not in mapping(job.spec, "initializer"):
             continue
         at: Location = ("spec", "initializer", key)
-        found = one.runtime.containers(name)
+        found = job.runtime.containers(name)
         container = next((each for each in found or [] if each.get("name") == name), None)
         mounts = [mapping(mount).get("name") for mount in sequence(container, "volumeMounts")]
-        runtime = f"the runtime {one.runtime.name}"
+        runtime = f"the runtime {job.runtime.name}"
         if container is None:
             what = f"{runtime} has no replicated job {name}" + (f" with a container {name}" if found else "")
-            yield one.of_runtime((at, what, "remove it, or use another runtime"), _WEBHOOK)
+            yield job.of_runtime((at, what, "remove it, or use another runtime"), _WEBHOOK)
         elif INITIALIZER_VOLUME not in mounts:
             what = f"the container {name} of {runtime} does not mount the volume {INITIALIZER_VOLUME}"
             why = "the webhook of Kubeflow Trainer 2.3 and newer refuses it"
@@ -260,26 +260,26 @@ def train_job_initializers_exist(one: _TrainJob) -> Iterator[Problem]:
 
 
 @rule_for_each(_train_jobs, f"{_PLUGINS}/jobset/jobset.go (Validate: runtimePatches)", _NO_IMAGE, Severity.CANNOT_START)
-def train_job_patches_match_runtime(one: _TrainJob) -> Iterator[Problem]:
+def train_job_patches_match_runtime(job: _TrainJob) -> Iterator[Problem]:
     """Runtime patches are for replicated jobs and containers that the runtime has.
 
     The webhook means to refuse others, but looks for them in the template that it has merged the patches into
     (newRuntimeInfo in pkg/runtime/core/trainingruntime.go).
     """
-    if one.runtime is None:
+    if job.runtime is None:
         return
-    known = [str(each.get("name")) for each in one.runtime.replicated_jobs]
-    for at, replicated in one.patches():
+    known = [str(each.get("name")) for each in job.runtime.replicated_jobs]
+    for at, replicated in job.patches():
         name = str(replicated.get("name", ""))
         if name and name not in known:
-            what = f"the runtime {one.runtime.name} has no replicated job '{name}'{nearest(name, known)}"
-            yield one.of_runtime(((*at, "name"), what, f"use one of {', '.join(known)}"), _NO_IMAGE)
-    for at, owner, container in one.patched_containers():
-        containers = [str(each.get("name")) for each in one.runtime.containers(owner) or []]
+            what = f"the runtime {job.runtime.name} has no replicated job '{name}'{nearest(name, known)}"
+            yield job.of_runtime(((*at, "name"), what, f"use one of {', '.join(known)}"), _NO_IMAGE)
+    for at, owner, container in job.patched_containers():
+        containers = [str(each.get("name")) for each in job.runtime.containers(owner) or []]
         name = str(container.get("name", ""))
         if owner in known and name and name not in containers:
-            what = f"the job {owner} of the runtime {one.runtime.name} has no container '{name}'"
-            yield one.of_runtime(((*at, "name"), what, f"use one of {', '.join(containers)}"), _NO_IMAGE)
+            what = f"the job {owner} of the runtime {job.runtime.name} has no container '{name}'"
+            yield job.of_runtime(((*at, "name"), what, f"use one of {', '.join(containers)}"), _NO_IMAGE)
 
 
 @rule_for_each(
@@ -288,12 +288,12 @@ def train_job_patches_match_runtime(one: _TrainJob) -> Iterator[Problem]:
     "newer versions refuse it, or drop it with a warning",
     Severity.NOTE,
 )
-def train_job_fields_are_current(one: _TrainJob) -> Iterator[Problem]:
+def train_job_fields_are_current(job: _TrainJob) -> Iterator[Problem]:
     """A TrainJob has no fields and values that Kubeflow Trainer 2.2 and newer refuse."""
     for key, (last, instead) in _OLD_FIELDS.items():
-        if key in one.spec:
+        if key in job.spec:
             yield ("spec", key), f"{key} is a field of Kubeflow Trainer {last}", f"write {instead}"
-    processes = one.trainer.get("numProcPerNode")
+    processes = job.trainer.get("numProcPerNode")
     if isinstance(processes, str):
         at, what = ("spec", "trainer", "numProcPerNode"), f"numProcPerNode: {processes} is for Kubeflow Trainer 2.1"
         yield at, what, "remove it, or write a number", Severity.NOTE, "newer versions accept numbers only"

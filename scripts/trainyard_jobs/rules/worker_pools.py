@@ -1,4 +1,4 @@
-"""The worker pools of a Vertex AI job, and what rules about such jobs share."""
+"""Read the worker pools of a Vertex AI job, and make rules about such jobs and their findings."""
 
 from __future__ import annotations
 
@@ -31,13 +31,13 @@ def refused(at: str, what: str, remediation: str, severity: Severity = Severity.
 
 
 def parse_count(value: object) -> int:
-    """A count, which may be text; -1 if it is none, which the schema rules report."""
+    """Return a count, which may be text; -1 if it is none, which the schema rules report."""
     return int(str(value)) if re.fullmatch(r"\d+", str(value)) else -1
 
 
 @dataclass(frozen=True)
 class Pool:
-    """A worker pool, and its position."""
+    """Read a worker pool; ``number`` is its position."""
 
     job: Evidence
     number: int
@@ -78,19 +78,19 @@ class Pool:
         """Return the TPU slice; None without one."""
         if self.machine_type != "cloud-tpu":
             return machines.slice_on(self.machine_type, str(self.machine.get("tpuTopology")))
-        for one in machines.slices().values():
-            if one.vertex and one.vertex.count == self.machine.get("acceleratorType") and one.cores == self.count:
-                return one
+        for tpu in machines.slices().values():
+            if tpu.vertex and tpu.vertex.count == self.machine.get("acceleratorType") and tpu.cores == self.count:
+                return tpu
         return None
 
 
 def pools(job: Evidence) -> Iterator[Pool]:
-    """Every pool that is not empty; an empty one only keeps a position."""
+    """Yield every pool that is not empty; an empty one only keeps a position."""
     for number, pool in enumerate(sequence(job.spec, "workerPoolSpecs")):
         if isinstance(pool, dict) and pool:
             yield Pool(job, number, pool)
 
 
 def tpu_pools(job: Evidence) -> Iterator[Pool]:
-    """The pools that ask for a TPU."""
+    """Return the pools that ask for a TPU."""
     return (pool for pool in pools(job) if pool.generation)

@@ -164,7 +164,7 @@ def validate(api: str, name: str, value: object) -> list[SchemaError]:
 @cache
 def _validator(api: str, name: str) -> Any:
     jsonschema = library.jsonschema()
-    definitions = {one: _converted(message) for one, message in _messages(api).items()}
+    definitions = {key: _converted(message) for key, message in _messages(api).items()}
     schema = {"$ref": f"#/$defs/{name}", "$defs": definitions}
     formats = jsonschema.FormatChecker(formats=())
     for form, numbers in _INTEGERS.items():

@@ -129,7 +129,7 @@ def _part(document: dict[str, Any], kind: str, api: str, keys: tuple[str, ...], 
 
 def replicated_jobs(document: dict[str, Any]) -> list[dict[str, Any]]:
     """The replicated jobs of a JobSet, as far as they are mappings."""
-    return [one for one in sequence(document, "spec", "replicatedJobs") if isinstance(one, dict)]
+    return [job for job in sequence(document, "spec", "replicatedJobs") if isinstance(job, dict)]
 
 
 def _errors(validator: Any, value: dict[str, Any], at: Location) -> Iterator[SchemaError]:

@@ -24,14 +24,14 @@ def _at(value: object, path: tuple[str, ...]) -> object:
 
 def mapping(value: object, *path: str) -> dict[str, Any]:
     """Return the mapping at a path of keys below a value; an empty one if there is none."""
-    found = _at(value, path)
-    return found if isinstance(found, dict) else {}
+    inner = _at(value, path)
+    return inner if isinstance(inner, dict) else {}
 
 
 def sequence(value: object, *path: str) -> list[Any]:
     """Return the list at a path of keys below a value; an empty one if there is none."""
-    found = _at(value, path)
-    return found if isinstance(found, list) else []
+    inner = _at(value, path)
+    return inner if isinstance(inner, list) else []
 
 
 def entries(value: object, at: Location, *path: str) -> Iterator[tuple[Location, dict[str, Any]]]:
@@ -40,8 +40,8 @@ def entries(value: object, at: Location, *path: str) -> Iterator[tuple[Location,
     Args:
         at: location of ``value``.
     """
-    for number, one in enumerate(sequence(value, *path)):
-        yield (*at, *path, number), mapping(one)
+    for number, entry in enumerate(sequence(value, *path)):
+        yield (*at, *path, number), mapping(entry)
 
 
 def jobset(document: dict[str, Any]) -> dict[str, Any]:

@@ -61,8 +61,8 @@ def _config(job: Evidence, role: str) -> dict[str, Any]:
 
 def _accelerator(job: Evidence, role: str) -> tuple[str, int]:
     """Return the type and number of a role's accelerators; an empty type without any."""
-    found = mapping(job.spec, f"{role}Config", "acceleratorConfig")
-    return str(found.get("type") or ""), parse_count(found.get("count") or 0)
+    given = mapping(job.spec, f"{role}Config", "acceleratorConfig")
+    return str(given.get("type") or ""), parse_count(given.get("count") or 0)
 
 
 def _on_tpu(job: Evidence) -> bool:
@@ -314,16 +314,16 @@ def ai_platform_search_is_valid(job: Evidence) -> Iterator[Finding]:
     if parse_count(spec.get("maxParallelTrials") or 1) > parse_count(spec.get("maxTrials") or 1):
         at = job.at("hyperparameters", "maxParallelTrials")
         yield _refused(at, "more trials at a time than in all", "run fewer at a time")
-    for number, one in enumerate(spec.get("params") or []):
-        if not isinstance(one, dict):
+    for number, parameter in enumerate(spec.get("params") or []):
+        if not isinstance(parameter, dict):
             continue
-        at, name = job.at("hyperparameters", "params", number), one.get("parameterName")
-        kind, values = one.get("type"), one.get("discreteValues") or []
-        if kind in ("DOUBLE", "INTEGER") and not {"minValue", "maxValue"} <= set(one):
+        at, name = job.at("hyperparameters", "params", number), parameter.get("parameterName")
+        kind, values = parameter.get("type"), parameter.get("discreteValues") or []
+        if kind in ("DOUBLE", "INTEGER") and not {"minValue", "maxValue"} <= set(parameter):
             yield _refused(at, f"{name}: {kind} without minValue and maxValue", "give both")
         if kind == "DISCRETE" and (not values or list(values) != sorted(values) or len(values) > 1000):
             yield _refused(at, f"{name}: discreteValues", "list at most 1000 in increasing order")
-        if kind == "CATEGORICAL" and not one.get("categoricalValues"):
+        if kind == "CATEGORICAL" and not parameter.get("categoricalValues"):
             yield _refused(at, f"{name}: no categoricalValues", "list them")
         if kind == "DOUBLE" and spec.get("algorithm") == "GRID_SEARCH":
             yield _refused(at, f"{name}: GRID_SEARCH over DOUBLE", "use DISCRETE")

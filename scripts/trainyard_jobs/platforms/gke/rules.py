@@ -132,7 +132,7 @@ def gpus_fit_node(template: JobTemplate) -> Iterator[Problem]:
     if label and label not in known:
         yield at, f"no GPU '{label}'{unknown(label, list(known))}", _IF_NEW, Severity.NOTE, _PENDING
     most = own[1] if own else known.get(label)
-    if most and count > most and not any(one in template.selector for one in _SHARED_GPUS):
+    if most and count > most and not any(key in template.selector for key in _SHARED_GPUS):
         what = f"a pod requests {count} GPUs; a node has at most {most}"
         yield at, what, "request fewer in each pod, in more pods"
 
@@ -153,7 +153,7 @@ def _slices(template: JobTemplate) -> list[machines.TpuSlice]:
     if generation is None:
         return []
     found = [machines.slice_on(machine, topology) for machine in machines.table().tpus[generation].chips]
-    return [one for one in found if one]
+    return [fit for fit in found if fit]
 
 
 def _at_once(template: JobTemplate) -> int:
@@ -164,8 +164,8 @@ def _at_once(template: JobTemplate) -> int:
 def _with_others(job: Evidence) -> Iterator[tuple[int, tuple[JobTemplate, list[JobTemplate]]]]:
     """Yield every Job with all Jobs of its document."""
     templates = list(job_templates(job))
-    for one in templates:
-        yield one.document, (one, [each for each in templates if each.document == one.document])
+    for template in templates:
+        yield template.document, (template, [each for each in templates if each.document == template.document])
 
 
 @rule_for_each(
@@ -183,8 +183,8 @@ def pods_match_slice(jobs: tuple[JobTemplate, list[JobTemplate]]) -> Iterator[Pr
         yield from _slice_problems(template, chips, templates)
     elif fitting := _slices(template):
         tolerated = any(
-            one.get("operator") == "Exists" or one.get("key") == TPU_RESOURCE
-            for one in map(mapping, sequence(template.pod, "tolerations"))
+            toleration.get("operator") == "Exists" or toleration.get("key") == TPU_RESOURCE
+            for toleration in map(mapping, sequence(template.pod, "tolerations"))
         )
         what = "TPU nodes are selected, but no container asks for google.com/tpu"
         why = "the pod gets no TPU" if tolerated else "the pod does not tolerate the taint of TPU nodes"
@@ -210,14 +210,14 @@ def _slice_problems(template: JobTemplate, chips: int, templates: list[JobTempla
             yield (*template.at, "parallelism"), what, fix, Severity.NOTE, why
         return
     fitting = _slices(template)
-    if not fitting or any(one.chips_per_host == chips and one.hosts in (1, pods) for one in fitting):
+    if not fitting or any(fit.chips_per_host == chips and fit.hosts in (1, pods) for fit in fitting):
         return  # unknown; reported by tpu_nodes_exist; or as it should be, a slice of one machine for each pod included
-    together = sum(one.replicas * _at_once(one) for one in templates if one.selector == selector)
-    shared = any(one.chips_per_host == chips and together % one.hosts == 0 for one in fitting)
-    partly = any(one.hosts == 1 and chips < one.chips_per_host for one in fitting)
-    ways = " or ".join(f"{one.hosts} pods of {one.chips_per_host} chips ({one.machine_type})" for one in fitting)
+    together = sum(other.replicas * _at_once(other) for other in templates if other.selector == selector)
+    shared = any(fit.chips_per_host == chips and together % fit.hosts == 0 for fit in fitting)
+    partly = any(fit.hosts == 1 and chips < fit.chips_per_host for fit in fitting)
+    ways = " or ".join(f"{fit.hosts} pods of {fit.chips_per_host} chips ({fit.machine_type})" for fit in fitting)
     at = (*template.pod_at, "containers", 0, "resources", "limits", TPU_RESOURCE)
-    if any(one.chips_per_host == chips for one in fitting):
+    if any(fit.chips_per_host == chips for fit in fitting):
         at = (*template.at, "completions" if "completions" in template.spec else "parallelism")
     what = (
         f"{template.pods} completions, {template.count('parallelism')} at a time, of {chips} chips for a topology of "
@@ -264,8 +264,8 @@ def pod_groups_can_connect(job: tuple[JobTemplate, dict[str, object]]) -> Iterat
     subdomain = template.pod.get("subdomain")
     if not template.in_jobset and not (subdomain and services.get(str(subdomain)) == "None"):
         # GKE gives libtpu the host names of the pods where no variable does.
-        variables = {str(mapping(one).get("name")) for container in template.containers
-                     for one in sequence(container, "env")}  # fmt: skip
+        variables = {str(mapping(variable).get("name")) for container in template.containers
+                     for variable in sequence(container, "env")}  # fmt: skip
         lost = bool(template.selector.get(ACCELERATOR)) and "TPU_WORKER_HOSTNAMES" not in variables
         what = f"subdomain '{subdomain}' has no headless Service here" if subdomain else "no subdomain"
         fix = "add a Service with clusterIP: None, and set subdomain to its name"

@@ -63,7 +63,7 @@ def train_job(request: Request) -> dict[str, Any]:
 def _trainer(request: Request) -> dict[str, Any]:
     args, env = request.with_output()
     devices = gke.devices(request)
-    found = {
+    trainer = {
         "image": request.image,
         "command": list(ENTRYPOINT) if request.spec else [],
         "args": list(args),
@@ -71,7 +71,7 @@ def _trainer(request: Request) -> dict[str, Any]:
         "numNodes": request.workers,
         "resourcesPerNode": {"requests": devices, "limits": devices} if devices else {},
     }
-    return writing.without_empty(found)
+    return writing.without_empty(trainer)
 
 
 def _pod_patch(request: Request, name: str) -> dict[str, Any]:

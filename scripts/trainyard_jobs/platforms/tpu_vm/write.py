@@ -60,7 +60,7 @@ def pod(request: Request) -> Pod:
 
 
 def script(request: Request) -> str:
-    """The commands as a shell script that always deletes the slice at its end, on errors and Ctrl-C too."""
+    """Return a shell script that always deletes the slice at its end, on errors and Ctrl-C too."""
     where, (args, env) = pod(request), request.with_output()
     lines = [
         "set -euo pipefail",

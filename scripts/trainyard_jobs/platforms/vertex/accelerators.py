@@ -69,7 +69,7 @@ def _misfits(machine: str, kind: str, count: int) -> Iterator[tuple[str, str, Se
     family, _, cpus = machine.rpartition("-")
     severity = Severity.REFUSE
     if gpu.machines:
-        fitting = [one for one, number in gpu.machines.items() if number == count] or list(gpu.machines)
+        fitting = [name for name, number in gpu.machines.items() if number == count] or list(gpu.machines)
         what = f"{kind} on {machine or 'no machine type'}: it is part of other machine types"
         yield what, f"use {' or '.join(fitting)}", severity
     elif not family.startswith("n1-"):
