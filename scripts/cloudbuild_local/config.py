@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import logging
+import os
 import re
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 from ruamel.yaml import YAML
@@ -111,6 +113,17 @@ def read(text: str, where: str) -> dict[Any, Any]:
     return data
 
 
+def read_file(path: Path) -> dict[Any, Any]:
+    """A configuration as plain data.
+
+    Raises:
+        UserError: there is no such file, or it is not YAML.
+    """
+    if not os.path.lexists(path):
+        raise UserError(f"no file {path}: give the path of a cloudbuild.yaml")
+    return read(yaml_source.text(path), path.name)
+
+
 def _refuse(where: str, found: Sequence[str]) -> None:
     """Raise the first of some problems.
 
@@ -205,6 +218,27 @@ def judge(data: Mapping[Any, Any], *, given: Mapping[str, str] | None = None, bu
         except UserError as error:
             errors = [str(error)]
     return Judgement(body, [one_line(error) for error in errors], unsupported(body), without_effect(body))
+
+
+def built_in(project: str, build_id: str) -> dict[str, str]:
+    """The built-in substitutions of a submitted build. Those of triggers, such as the commit, are empty."""
+    return {"PROJECT_ID": project, "PROJECT_NUMBER": "0", "BUILD_ID": build_id, "LOCATION": "local"}
+
+
+def check(path: Path, *, substitutions: Mapping[str, str], project: str) -> Judgement:
+    """Check a configuration by the rules of gcloud and Cloud Build, without a Docker engine.
+
+    The file may be one for a trigger, which sets the built-in substitutions that are empty in a submitted build: names
+    of images are checked as if each had a value.
+
+    Args:
+        substitutions: they override those of the configuration.
+        project: value of ``$PROJECT_ID``.
+    Raises:
+        UserError: there is no such file, or it is not YAML.
+    """
+    values = dict.fromkeys(BUILT_IN, "value") | built_in(project, "local-check")
+    return judge(read_file(path), given=substitutions, built_in=values)
 
 
 def load(

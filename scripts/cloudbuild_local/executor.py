@@ -9,13 +9,16 @@ networks of a run are removed when it ends, however it ends
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import logging
 import posixpath
+import tempfile
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, BinaryIO
 
 import docker.errors
@@ -24,7 +27,6 @@ from docker.types import Mount
 
 from cloudbuild_local.builder_images import CA_BUNDLE, find_image
 from cloudbuild_local.config import Build, Step
-from cloudbuild_local.network import NETWORK, shared_network
 from trainyard.common import settings
 from trainyard.common.errors import StepFailed
 from trainyard.oci import docker_engine, registry
@@ -45,6 +47,11 @@ OUTPUT, MAX_OUTPUT = "/builder/outputs/output", 4096
 SUCCESS, FAILURE, TIMEOUT, CANCELLED, QUEUED, INTERNAL = (
     "SUCCESS", "FAILURE", "TIMEOUT", "CANCELLED", "QUEUED", "INTERNAL_ERROR"
 )  # fmt: skip
+
+
+#: The network that the builds of a host share. Its name is part of Cloud Build's interface: steps start containers in
+#: it (https://cloud.google.com/build/docs/build-config-file-schema#network).
+NETWORK = "cloudbuild"
 
 
 @dataclass
@@ -83,6 +90,30 @@ class Result:
     steps: list[Outcome] = field(default_factory=list)
     images: dict[str, str] = field(default_factory=dict)
     seconds: float = 0.0
+
+
+@contextlib.contextmanager
+def shared_network() -> Iterator[None]:
+    """Create the network unless another run has, and remove it when the last run that uses it ends.
+
+    Every run holds a shared lock while it uses the network; the run that can make its lock exclusive is the last.
+    `filelock`, which Trainyard uses for other locks, refuses to change a lock from exclusive to shared or back (4.2.11,
+    ReadWriteLock); between a release and the next lock, another run could remove the network.
+    """
+    client = docker_engine.client()
+    # The lock belongs to the host, not to a checkout: the network has the same name for all of them.
+    with open(Path(tempfile.gettempdir()) / "trainyard-cloudbuild.lock", "a", encoding="utf-8") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        if not client.networks.list(names=[f"^{NETWORK}$"]):
+            client.networks.create(NETWORK, labels={docker_engine.OWNED: "cloudbuild"})
+        fcntl.flock(file, fcntl.LOCK_SH)
+        try:
+            yield
+        finally:
+            with contextlib.suppress(BlockingIOError, docker.errors.APIError):  # another run uses it
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                for network in client.networks.list(names=[f"^{NETWORK}$"], filters={"label": docker_engine.OWNED}):
+                    network.remove()
 
 
 Log = Callable[[str], None]

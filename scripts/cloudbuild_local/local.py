@@ -18,7 +18,6 @@ from typing import Any, BinaryIO
 from rich.table import Table
 
 from cloudbuild_local import config as cloud_config
-from cloudbuild_local import inputs
 from cloudbuild_local.config import Build
 from cloudbuild_local.executor import Executor, Result
 from trainyard.common import git
@@ -121,9 +120,11 @@ def run(
             fields that the local executor does not support.
         StepFailed: the Docker engine failed. A build that fails is a result.
     """
-    data = inputs.read_file(config)
+    data = cloud_config.read_file(config)
     identity = f"local-{secrets.token_hex(8)}"
-    build = cloud_config.load(data, where=config.name, given=substitutions, built_in=inputs.built_in(project, identity))
+    build = cloud_config.load(
+        data, where=config.name, given=substitutions, built_in=cloud_config.built_in(project, identity)
+    )
     folder = source or config.resolve().parent
     if not folder.is_dir():
         raise UserError(f"no folder {folder}: give the path of the folder with the build's source")

@@ -34,6 +34,25 @@ _MENTION = re.compile(rf"\$\$|\$({_KEY})|\$\{{#?({_KEY})")
 Lookup = Callable[[str], str | None]
 
 
+def pairs(text: str, option: str) -> dict[str, str]:
+    """Parse ``A=b,C=d``. As in gcloud, ``^:^A=b:C=d,e`` sets another delimiter
+    (https://cloud.google.com/sdk/gcloud/reference/topic/escaping).
+
+    Raises:
+        UserError: an entry has no ``=``.
+    """
+    delimiter = ","
+    if text.startswith("^") and text.count("^") >= 2:
+        _, delimiter, text = text.split("^", 2)
+    found = {}
+    for entry in filter(None, text.split(delimiter)):
+        key, equals, value = entry.partition("=")
+        if not equals:
+            raise UserError(f"'{option}': {entry!r} is not NAME=VALUE")
+        found[key] = value
+    return found
+
+
 def strings(node: object) -> Iterator[str]:
     """Every string in a part of a configuration."""
     if isinstance(node, str):

@@ -178,7 +178,7 @@ def test_an_error_of_gcloud_becomes_one_line(stderr: str, line: str) -> None:
 
 
 def node(state: str = "READY", health: str = "", addresses: tuple[str, ...] = ("10.0.0.1",)) -> Node:
-    return Node(state, health, addresses, "v4-8", "v")
+    return Node(state, health, addresses, "v4-8")
 
 
 def test_a_node_is_ready_if_it_is_healthy_and_has_addresses() -> None:

@@ -11,22 +11,21 @@ import pytest
 
 from trainyard.common.errors import StepFailed
 from trainyard.common.gcloud import Finished
-from trainyard_jobs.pods import provisioning, run
 from trainyard_jobs.pods.api import Node, TpuApi
 from trainyard_jobs.pods.controller import PodController
 from trainyard_jobs.pods.gcloud_args import Pod
 from trainyard_jobs.pods.logs import Follower
 from trainyard_jobs.pods.provisioning import Limits
-from trainyard_jobs.pods.run import Interruption, Run, Show
+from trainyard_jobs.pods.run import Interruption, Run, Show, TrainingVm
 from trainyard_jobs.pods.ssh import Workers
 
 POD = Pod("run1", "z", "v4-16", "v")
-READY = Node("READY", "HEALTHY", ("10.0.0.1", "10.0.0.2"), "v4-16", "v")
+READY = Node("READY", "HEALTHY", ("10.0.0.1", "10.0.0.2"), "v4-16")
 LIMITS = Limits(poll=0, grace=0, restarts=2)
 Outcome = int | Interruption | BaseException
 
 
-class FakeOperations:
+class FakeVm(TrainingVm):
     """A TPU VM that is a variable.
 
     Attributes:
@@ -36,7 +35,8 @@ class FakeOperations:
         outcomes: of the next runs.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, zone: str = POD.zone) -> None:
+        super().__init__(replace(POD, zone=zone), LIMITS, TpuApi())
         self.existing: Node | None = None
         self.done: list[str] = []
         self.errors: dict[str, list[str | None]] = {}
@@ -98,27 +98,25 @@ class FakeOperations:
 
 
 @pytest.fixture
-def cloud() -> FakeOperations:
-    return FakeOperations()
+def cloud() -> FakeVm:
+    return FakeVm()
 
 
-def execute(cloud: FakeOperations, *outcomes: Outcome, **options: bool) -> int:
+def execute(cloud: FakeVm, *outcomes: Outcome, **options: bool) -> int:
     """The exit status of a controller whose runs have these outcomes."""
     cloud.outcomes = iter(outcomes)
-    return PodController(
-        POD, Run("image"), LIMITS, cloud, lambda addresses: lambda worker, line: None, **options
-    ).execute()
+    return PodController(cloud, Run("image"), lambda addresses: lambda worker, line: None, **options).execute()
 
 
 ONCE = ["create", "check", "clear", "start", "watch"]
 
 
-def test_a_run_returns_its_status_and_deletes_the_pod(cloud: FakeOperations) -> None:
+def test_a_run_returns_its_status_and_deletes_the_pod(cloud: FakeVm) -> None:
     assert execute(cloud, 7) == 7
     assert cloud.done == [*ONCE, "delete"]
 
 
-def test_a_preempted_pod_is_created_again_up_to_the_limit_of_restarts(cloud: FakeOperations) -> None:
+def test_a_preempted_pod_is_created_again_up_to_the_limit_of_restarts(cloud: FakeVm) -> None:
     assert execute(cloud, Interruption.PREEMPTED, 0) == 0
     assert cloud.done == [*ONCE, "delete", *ONCE, "delete"]
     with pytest.raises(StepFailed, match=r"was preempted again, after 2 restarts"):
@@ -127,12 +125,12 @@ def test_a_preempted_pod_is_created_again_up_to_the_limit_of_restarts(cloud: Fak
 
 
 @pytest.mark.parametrize("why", [Interruption.MAINTENANCE, Interruption.RETRY])
-def test_a_pod_that_was_not_preempted_restarts_its_containers(cloud: FakeOperations, why: Interruption) -> None:
+def test_a_pod_that_was_not_preempted_restarts_its_containers(cloud: FakeVm, why: Interruption) -> None:
     assert execute(cloud, why, 0) == 0
     assert cloud.done == [*ONCE, "stop", *ONCE[1:], "delete"]
 
 
-def test_a_pod_that_exists_is_neither_created_nor_deleted(cloud: FakeOperations) -> None:
+def test_a_pod_that_exists_is_neither_created_nor_deleted(cloud: FakeVm) -> None:
     cloud.existing = READY
     assert execute(cloud, 0) == 0
     assert cloud.done == ONCE[1:]
@@ -141,14 +139,14 @@ def test_a_pod_that_exists_is_neither_created_nor_deleted(cloud: FakeOperations)
     assert "delete" not in cloud.done
 
 
-def test_a_pod_that_another_process_created_meanwhile_is_not_deleted(cloud: FakeOperations) -> None:
+def test_a_pod_that_another_process_created_meanwhile_is_not_deleted(cloud: FakeVm) -> None:
     cloud.errors["create"] = ["run1: ALREADY_EXISTS: Resource 'run1' already exists."]
     with pytest.raises(StepFailed, match="already exists"):
         execute(cloud, 0)
     assert cloud.done == ["create"]
 
 
-def test_creation_waits_for_capacity_only_after_a_preemption(cloud: FakeOperations) -> None:
+def test_creation_waits_for_capacity_only_after_a_preemption(cloud: FakeVm) -> None:
     no_capacity = "run1: There is no more capacity in the zone"
     cloud.errors["create"] = [no_capacity]
     with pytest.raises(StepFailed, match="'--queued' waits for capacity"):
@@ -159,7 +157,7 @@ def test_creation_waits_for_capacity_only_after_a_preemption(cloud: FakeOperatio
     assert cloud.done.count("create") == 4
 
 
-def test_ctrl_c_deletes_a_created_pod_and_stops_the_containers_of_a_kept_one(cloud: FakeOperations) -> None:
+def test_ctrl_c_deletes_a_created_pod_and_stops_the_containers_of_a_kept_one(cloud: FakeVm) -> None:
     with pytest.raises(KeyboardInterrupt):
         execute(cloud, KeyboardInterrupt())
     assert cloud.done == [*ONCE, "delete"]
@@ -169,7 +167,7 @@ def test_ctrl_c_deletes_a_created_pod_and_stops_the_containers_of_a_kept_one(clo
     assert cloud.done == [*ONCE, "stop"]
 
 
-def test_containers_of_another_run_are_not_stopped(cloud: FakeOperations) -> None:
+def test_containers_of_another_run_are_not_stopped(cloud: FakeVm) -> None:
     cloud.existing = READY
     cloud.errors["clear"] = ["run1: a container 'trainyard' is already running"]
     with pytest.raises(StepFailed, match="is already running"):
@@ -178,7 +176,7 @@ def test_containers_of_another_run_are_not_stopped(cloud: FakeOperations) -> Non
 
 
 def test_a_failed_deletion_is_a_warning_after_another_failure_and_an_error_after_none(
-    cloud: FakeOperations, capsys: pytest.CaptureFixture[str]
+    cloud: FakeVm, capsys: pytest.CaptureFixture[str]
 ) -> None:
     cloud.errors = {"create": ["run1: PERMISSION_DENIED: create"], "delete": ["run1 could not be deleted"] * 2}
     with pytest.raises(StepFailed, match="run1: PERMISSION_DENIED: create"):
@@ -219,52 +217,56 @@ class FakeGcloud(TpuApi):
         return Finished([], 0, json.dumps(found), "")
 
 
+def vm(*nodes: Node | None, queued: Sequence[tuple[str, str] | str] = ()) -> TrainingVm:
+    return TrainingVm(POD, LIMITS, FakeGcloud(*nodes, queued=queued))
+
+
 def test_stopped_containers_mean_a_preemption_if_the_api_reports_it_soon_after() -> None:
     preempted = replace(READY, state="PREEMPTED")
-    assert run.outcome_of(POD, LIMITS, FakeGcloud(READY, READY, preempted), 143) is Interruption.PREEMPTED
-    assert run.outcome_of(POD, LIMITS, FakeGcloud(READY), 143) == 143
-    assert run.outcome_of(POD, LIMITS, FakeGcloud(preempted), 1) == 1, "a failure of the trainer itself"
+    assert vm(READY, READY, preempted).outcome_of(143) is Interruption.PREEMPTED
+    assert vm(READY).outcome_of(143) == 143
+    assert vm(preempted).outcome_of(1) == 1, "a failure of the trainer itself"
 
 
 def test_a_retryable_exit_status_of_the_launcher_restarts_the_run() -> None:
-    assert run.outcome_of(POD, LIMITS, FakeGcloud(READY), 138) is Interruption.RETRY
+    assert vm(READY).outcome_of(138) is Interruption.RETRY
 
 
 @pytest.mark.parametrize("node", [None, replace(READY, state="STOPPED")])
 def test_a_pod_that_was_stopped_or_deleted_by_hand_is_not_a_preemption(node: Node | None) -> None:
     with pytest.raises(StepFailed, match="deleted during the run"):
-        run.outcome_of(POD, LIMITS, FakeGcloud(node), 143)
+        vm(node).outcome_of(143)
 
 
 def test_a_suspended_queued_resource_is_a_preemption() -> None:
-    assert run.interruption(POD, FakeGcloud(None, queued=[("SUSPENDED", "")])) is Interruption.PREEMPTED
+    assert vm(None, queued=[("SUSPENDED", "")]).interruption() is Interruption.PREEMPTED
 
 
 def test_a_pod_that_is_not_ready_in_time_fails_with_the_name_of_the_limit() -> None:
     with pytest.raises(StepFailed, match=r"run1 is CREATING after 0 s \('--wait' sets the limit\)"):
-        provisioning.await_ready(POD, replace(LIMITS, ready=-1), FakeGcloud(replace(READY, state="CREATING")))
+        TrainingVm(POD, replace(LIMITS, ready=-1), FakeGcloud(replace(READY, state="CREATING"))).await_ready()
     with pytest.raises(StepFailed, match="run1 is STOPPED and will not become READY by itself"):
-        provisioning.await_ready(POD, LIMITS, FakeGcloud(replace(READY, state="STOPPED")))
+        vm(replace(READY, state="STOPPED")).await_ready()
 
 
 def test_a_queued_resource_that_failed_is_reported_with_its_error() -> None:
     with pytest.raises(StepFailed, match="run1: the queued resource is FAILED: the interval expired"):
-        provisioning.await_active(POD, LIMITS, FakeGcloud(queued=[("FAILED", "the interval expired")]))
+        vm(queued=[("FAILED", "the interval expired")]).await_active()
 
 
 def test_polling_a_queued_resource_survives_ten_failures_in_a_row_but_no_permanent_error() -> None:
-    provisioning.await_active(POD, LIMITS, FakeGcloud(queued=["UNAVAILABLE"] * 10 + [("ACTIVE", "")]))
+    vm(queued=["UNAVAILABLE"] * 10 + [("ACTIVE", "")]).await_active()
     for error, polls in (("UNAVAILABLE", 11), ("PERMISSION_DENIED", 1)):
         gcloud = FakeGcloud(queued=[error])
         with pytest.raises(StepFailed, match=error):
-            provisioning.await_active(POD, LIMITS, gcloud)
+            TrainingVm(POD, LIMITS, gcloud).await_active()
         assert gcloud.polls == polls
 
 
 def test_a_pod_that_cannot_be_deleted_is_reported_with_the_command_to_run() -> None:
     line = "is billed if it exists: PERMISSION_DENIED: no; run: gcloud compute tpus tpu-vm delete run1"
     with pytest.raises(StepFailed, match=line):
-        provisioning.delete(POD, LIMITS, FakeGcloud(READY), queued=False)
+        vm(READY).delete(queued=False)
 
 
 # --- following a log over lost connections -------------------------------------------------------------------------
@@ -328,7 +330,7 @@ def test_a_closed_stdout_ends_the_watch() -> None:
         raise BrokenPipeError
 
     with pytest.raises(BrokenPipeError):
-        run.watch(Shells("echo a; exec sleep 30"), LIMITS, broken, FakeGcloud(READY))
+        vm(READY).watch(Shells("echo a; exec sleep 30"), broken)
 
 
 # --- several zones ---------------------------------------------------------------------------------------------------
@@ -338,24 +340,17 @@ class FakeZones:
     """The same TPU VM in three zones, and the order in which they were used."""
 
     def __init__(self) -> None:
-        self.zones = {name: FakeOperations() for name in ("a", "b", "c")}
+        self.zones = {name: FakeVm(name) for name in ("a", "b", "c")}
 
     def execute(self, *outcomes: Outcome, queue: bool = False) -> tuple[int, str]:
         """The exit status, and the zone of the last run."""
         iterator = iter(outcomes)
         for one in self.zones.values():
             one.outcomes = iterator
-        (first, *others) = [(replace(POD, zone=name), one) for name, one in self.zones.items()]
-        controller = PodController(
-            first[0],
-            Run("image"),
-            LIMITS,
-            first[1],
-            lambda addresses: lambda worker, line: None,
-            queue=queue,
-            others=others,
-        )
-        return controller.execute(), controller.pod.zone
+        first, *others = self.zones.values()
+        show = lambda addresses: lambda worker, line: None  # noqa: E731
+        controller = PodController(first, Run("image"), show, queue=queue, others=others)
+        return controller.execute(), controller.vm.pod.zone
 
 
 STOCK_OUT = "run1: There is no more capacity in the zone"

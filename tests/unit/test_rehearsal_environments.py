@@ -11,7 +11,8 @@ from rehearsing import rehearsal_of, resolved
 
 from trainyard.common.errors import UserError
 from trainyard.sandbox.fakes.google_cloud import GoogleCloud
-from trainyard_jobs.rehearsal.model import Mount, Trial
+from trainyard_jobs.model.options import Mount
+from trainyard_jobs.rehearsal.model import Trial
 
 # The example of https://cloud.google.com/vertex-ai/docs/training/distributed-training: 1 + 2 + 2 + 3 replicas.
 POOLS = """

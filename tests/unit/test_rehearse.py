@@ -30,9 +30,10 @@ from trainyard_jobs.commands.job import rehearse
 from trainyard_jobs.model import image_metadata, machines
 from trainyard_jobs.model.image_metadata import Contents
 from trainyard_jobs.model.machines import Hosts
+from trainyard_jobs.model.options import Mount
 from trainyard_jobs.rehearsal import faults, images, report, sandbox, session
 from trainyard_jobs.rehearsal.images import LocalImage
-from trainyard_jobs.rehearsal.model import Mount, Rehearsal, Replica, Trial
+from trainyard_jobs.rehearsal.model import Rehearsal, Replica, Trial
 from trainyard_jobs.rehearsal.progress import Progress
 from trainyard_jobs.rehearsal.restart_policy import TrainingService
 from trainyard_jobs.rehearsal.runner import Attempt, Member, Outcome, prefixed

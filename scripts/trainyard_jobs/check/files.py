@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -59,7 +60,7 @@ def _look_up(job: JobFile) -> tuple[dict[str, Contents | None], dict[str, str]]:
     """
     images: dict[str, Contents | None] = {}
     why: dict[str, str] = {}
-    for reference in dict.fromkeys(name for name, _, _ in image.references(drop_invalid_fields(Evidence(job)))):
+    for reference in dict.fromkeys(one.reference for one in image.named(drop_invalid_fields(Evidence(job)))):
         try:
             images[reference] = image_metadata.read_contents(reference)
         except ImageNotFoundError as error:
@@ -114,17 +115,18 @@ def check_files(
     Raises:
         UserError: a folder has no job.
     """
+    check = functools.partial(check_file, region=region, offline=offline, unsigned=unsigned)
     results: list[Checked] = []
     skipped: list[Path] = []
     for path in paths:
         if not path.is_dir():
-            results.append(_checked(path, region, offline, unsigned))
+            results.append(_checked(path, check))
             continue
         before = len(results)
         for file in _files_in(path):
             try:
                 if job_file.may_be_job(yaml_source.text(file, errors="replace")):
-                    results.append(_checked(file, region, offline, unsigned, explicit=False))
+                    results.append(_checked(file, check, explicit=False))
                 else:
                     skipped.append(file)
             except job_file.NotAJobError:
@@ -137,19 +139,14 @@ def check_files(
     return list({one.path.resolve(): one for one in results}.values()), skipped
 
 
-def _checked(
-    path: Path, region: str | None, offline: bool, unsigned: Unsigned | None, *, explicit: bool = True
-) -> Checked:
+def _checked(path: Path, check: Callable[[Path], tuple[JobFile, list[Finding]]], *, explicit: bool = True) -> Checked:
     try:
-        job, findings = check_file(path, region=region, offline=offline, unsigned=unsigned)
-    except job_file.NotAJobError as error:
-        if not explicit:
-            raise
-        if isinstance(error, job_file.OtherFormatError):
-            return Checked(path, unchecked=str(error))
-        return Checked(path, error=str(error))
+        job, findings = check(path)
     except UserError as error:
-        return Checked(path, error=str(error))
+        if isinstance(error, job_file.NotAJobError) and not explicit:
+            raise
+        other = isinstance(error, job_file.OtherFormatError)
+        return Checked(path, unchecked=str(error)) if other else Checked(path, error=str(error))
     return Checked(path, job, tuple(findings))
 
 
@@ -175,10 +172,9 @@ def explain_invalid_fields(job: JobFile) -> Iterator[None]:
         for number, document in enumerate(job.documents):
             # Errors of a type first: an unknown field is ignored.
             for error in sorted(validate(job.kind, document), key=lambda error: error.empty is None):
-                raise UserError(
-                    f"{job.where(error.location, number)}: {'.'.join(map(str, error.location))}: {error.what}; "
-                    f"'trainyard job check {job.path}' lists every mistake"
-                ) from None
+                what = f"{'.'.join(map(str, error.location))}: {error.what}"
+                check = f"'trainyard job check {job.path}' lists every mistake"
+                raise job.error(error.location, f"{what}; {check}", number) from None
         for finding in platforms.of_job_file(job).check(job):  # such as an empty entry in a list
             if finding.fails:
                 raise UserError(f"{finding.where}: {finding.what}") from None

@@ -42,8 +42,8 @@ def rendered() -> Pages:
     shared = [rule for rule in platforms.RULES if len(set(rule.subjects) & {"ai-platform", "gke", "custom-job"}) > 1]
     groups = [("Every kind of job", shared)]
     left = [rule for rule in platforms.RULES if rule not in shared]
+    order = list(_HEADINGS)
     for subject, heading in _HEADINGS.items():
-        known_subjects = list(_HEADINGS)
-        groups.append((heading, [rule for rule in left if min(rule.subjects, key=known_subjects.index) == subject]))
+        groups.append((heading, [rule for rule in left if min(rule.subjects, key=order.index) == subject]))
     rules = {"groups": [group for group in groups if group[1]], "linked": _linked}
     return {JOBS: ("jobs/index.md.j2", tables), RULES: ("jobs/rules.md.j2", rules)}

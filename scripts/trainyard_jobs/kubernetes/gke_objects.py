@@ -77,6 +77,13 @@ def hosts_of(selector: Mapping[str, object]) -> Hosts:
     return next(known, UNKNOWN_HOSTS)
 
 
+def generation_of(selector: Mapping[str, object]) -> str | None:
+    """Return the TPU generation of the nodes; None without a TPU, and for one that machines.yaml does not have."""
+    label = selector.get(ACCELERATOR)
+    known = machines.table().tpus.items()
+    return next((name for name, tpu in known if label and tpu.gke_accelerator == label), None)
+
+
 def object_name(name: str) -> str:
     """A name as all objects of a job and the Cloud TPU API accept it (RFC 1035 label: with a letter first).
 

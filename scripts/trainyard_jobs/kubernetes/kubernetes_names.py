@@ -11,36 +11,43 @@ from __future__ import annotations
 import re
 from fractions import Fraction
 
-_LABEL = 63
+#: Most characters of a label, in the sense of DNS and of Kubernetes.
+LABEL = 63
 _SUBDOMAIN = 253
 
 _POWERS = {"n": -9, "u": -6, "m": -3, "": 0, "k": 3, "M": 6, "G": 9, "T": 12, "P": 15, "E": 18}
 _BINARY = {"Ki": 1, "Mi": 2, "Gi": 3, "Ti": 4, "Pi": 5, "Ei": 6}
 
 
-def _too_long(text: str, most: int) -> str:
+_LETTERS = "use letters, digits, '-', '_' and '.', with a letter or digit at both ends"
+
+#: The end of a name of lowercase letters, digits and dashes.
+_REST = "([-a-z0-9]*[a-z0-9])?"
+
+
+def _wrong(text: str, form: str, words: str, most: int) -> str:
+    """Return ``words`` if a text has another form, or how much longer than ``most`` characters it is."""
+    if not re.fullmatch(form, text):
+        return words
     return f"{len(text)} characters; at most {most}" if len(text) > most else ""
 
 
 def dns_1123_label(text: str) -> str:
     """A name of a pod, container, volume or namespace."""
-    if not re.fullmatch(r"[a-z0-9]([-a-z0-9]*[a-z0-9])?", text):
-        return "use a-z, 0-9 and dashes, with a letter or digit at both ends"
-    return _too_long(text, _LABEL)
+    words = "use a-z, 0-9 and dashes, with a letter or digit at both ends"
+    return _wrong(text, f"[a-z0-9]{_REST}", words, LABEL)
 
 
 def dns_1035_label(text: str) -> str:
     """A name of a JobSet's Jobs, or of a Service."""
-    if not re.fullmatch(r"[a-z]([-a-z0-9]*[a-z0-9])?", text):
-        return "use a-z, 0-9 and dashes, with a letter first and a letter or digit last"
-    return _too_long(text, _LABEL)
+    words = "use a-z, 0-9 and dashes, with a letter first and a letter or digit last"
+    return _wrong(text, f"[a-z]{_REST}", words, LABEL)
 
 
 def dns_1123_subdomain(text: str) -> str:
     """A name of most objects: labels of a DNS name, with dots between them."""
-    if not re.fullmatch(r"[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*", text):
-        return "use a-z, 0-9, dashes and dots, with a letter or digit at both ends of each part"
-    return _too_long(text, _SUBDOMAIN)
+    words = "use a-z, 0-9, dashes and dots, with a letter or digit at both ends of each part"
+    return _wrong(text, rf"[a-z0-9]{_REST}(\.[a-z0-9]{_REST})*", words, _SUBDOMAIN)
 
 
 def qualified_name(text: str) -> str:
@@ -48,16 +55,12 @@ def qualified_name(text: str) -> str:
     prefix, slash, name = text.rpartition("/")
     if slash and (dns_1123_subdomain(prefix)):
         return f"'{prefix}' before the slash is no DNS name"
-    if not re.fullmatch(r"[A-Za-z0-9]([-A-Za-z0-9_.]*[A-Za-z0-9])?", name):
-        return "use letters, digits, '-', '_' and '.', with a letter or digit at both ends"
-    return _too_long(name, _LABEL)
+    return label_value(name) if name else _LETTERS
 
 
 def label_value(text: str) -> str:
     """A value of a label; it may be empty."""
-    if not re.fullmatch(r"([A-Za-z0-9]([-A-Za-z0-9_.]*[A-Za-z0-9])?)?", text):
-        return "use letters, digits, '-', '_' and '.', with a letter or digit at both ends"
-    return _too_long(text, _LABEL)
+    return _wrong(text, "([A-Za-z0-9]([-A-Za-z0-9_.]*[A-Za-z0-9])?)?", _LETTERS, LABEL)
 
 
 def domain_prefixed_path(text: str) -> str:
@@ -83,7 +86,7 @@ def generated(prefix: str) -> str:
 
     https://github.com/kubernetes/apiserver/blob/master/pkg/storage/names/generate.go
     """
-    return prefix[: _LABEL - 5] + "abcde"
+    return prefix[: LABEL - 5] + "abcde"
 
 
 def quantity(value: object) -> Fraction | None:

@@ -72,19 +72,18 @@ class Runtime:
     @property
     def policy(self) -> str:
         """The kind of its mlPolicy, such as "torch"; empty for a plain one."""
-        given = mapping(self.spec.get("mlPolicy"))
+        given = mapping(self.spec, "mlPolicy")
         return next((one for one in POLICIES if given.get(one) is not None), "")
 
     @property
     def replicated_jobs(self) -> list[Document]:
-        template = mapping(mapping(self.spec.get("template")).get("spec"))
-        return [one for one in sequence(template.get("replicatedJobs")) if isinstance(one, dict)]
+        return [one for one in sequence(self.spec, "template", "spec", "replicatedJobs") if isinstance(one, dict)]
 
     @property
     def trainer_container(self) -> Document:
         """The container that trains; empty without one."""
         for one in self.replicated_jobs:
-            for container in map(mapping, sequence(pod_of(one).get("containers"))):
+            for container in map(mapping, sequence(pod_of(one), "containers")):
                 if step_of(one) == TRAINER and container.get("name") == NODE:
                     return container
         return {}
@@ -94,7 +93,7 @@ class Runtime:
         for one in self.replicated_jobs:
             if one.get("name") == job:
                 pod = pod_of(one)
-                every = (*sequence(pod.get("initContainers")), *sequence(pod.get("containers")))
+                every = (*sequence(pod, "initContainers"), *sequence(pod, "containers"))
                 return [found for found in every if isinstance(found, dict)]
         return None
 
@@ -146,34 +145,30 @@ def is_train_job(document: Document) -> bool:
 
 def reference(train_job: Document) -> tuple[str, str, str]:
     """API group, kind and name of its runtime, with the defaults of the custom resource definition."""
-    given = mapping(mapping(train_job.get("spec")).get("runtimeRef"))
-    return (
-        str(given.get("apiGroup", GROUP)),
-        str(given.get("kind", RUNTIME_KINDS[0])),
-        str(given.get("name", "")),
-    )
+    given = mapping(train_job, "spec", "runtimeRef")
+    defaults = {"apiGroup": GROUP, "kind": RUNTIME_KINDS[0], "name": ""}
+    group, kind, name = (str(given.get(key, default)) for key, default in defaults.items())
+    return group, kind, name
 
 
 def runtime_of(train_job: Document, documents: Sequence[Document]) -> Runtime | None:
     """The runtime of a TrainJob, from the documents of its file or Kubeflow Trainer's own; None if it is neither."""
     _, kind, name = reference(train_job)
     for one in documents:
-        if one.get("kind") == kind and mapping(one.get("metadata")).get("name") == name:
-            return Runtime(name, mapping(one.get("spec")), True)
+        if one.get("kind") == kind and mapping(one, "metadata").get("name") == name:
+            return Runtime(name, mapping(one, "spec"), True)
     shipped = _SHIPPED.get(name) if kind == RUNTIME_KINDS[0] else None
     return Runtime(name, shipped, False) if shipped else None
 
 
 def pod_of(replicated: Document) -> Document:
     """The spec of the pods of a replicated job."""
-    job = mapping(mapping(replicated.get("template")).get("spec"))
-    return mapping(mapping(job.get("template")).get("spec"))
+    return mapping(replicated, "template", "spec", "template", "spec")
 
 
 def step_of(replicated: Document) -> str:
     """Which part of a TrainJob applies to a replicated job; empty if none does."""
-    metadata = mapping(mapping(replicated.get("template")).get("metadata"))
-    return str(mapping(metadata.get("labels")).get(STEP) or "")
+    return str(mapping(replicated, "template", "metadata", "labels").get(STEP) or "")
 
 
 def merged(base: Any, patch: Any, key: str = "") -> Any:
@@ -200,7 +195,7 @@ def merged(base: Any, patch: Any, key: str = "") -> Any:
 def gpus(resources: Document) -> int:
     """The number of GPUs: of any resource with "gpu" in its name, of the requests first."""
     for kind in ("requests", "limits"):
-        for name, value in mapping(resources.get(kind)).items():
+        for name, value in mapping(resources, kind).items():
             if "gpu" in str(name).lower() and (amount := kubernetes_names.quantity(value)):
                 return math.ceil(amount)
     return 0
@@ -218,8 +213,8 @@ def processes_per_node(trainer: Document, container: Document) -> str:
     resources = mapping(trainer.get("resourcesPerNode", container.get("resources")))
     if gpus(resources):
         return "auto"
-    requested = kubernetes_names.quantity(mapping(resources.get("requests")).get("cpu"))
-    limit = kubernetes_names.quantity(mapping(resources.get("limits")).get("cpu"))
+    requested = kubernetes_names.quantity(mapping(resources, "requests").get("cpu"))
+    limit = kubernetes_names.quantity(mapping(resources, "limits").get("cpu"))
     return str(max(1, math.ceil(requested or limit or 0)))
 
 
@@ -257,15 +252,15 @@ def jobset(train_job: Document, runtime: Runtime, name: str) -> Document:
     Args:
         name: of the TrainJob, and so of the JobSet.
     """
-    spec = mapping(train_job.get("spec"))
-    template = copy.deepcopy(mapping(runtime.spec.get("template")))
-    found = mapping(template.get("spec"))
-    labels: Document = dict(mapping(mapping(template.get("metadata")).get("labels")))
-    for patch in sequence(spec.get("runtimePatches")):
-        given = mapping(mapping(mapping(patch).get("trainingRuntimeSpec")).get("template"))
-        labels |= mapping(mapping(given.get("metadata")).get("labels"))
-        found = merged(found, mapping(given.get("spec")))
-    for replicated in map(mapping, sequence(found.get("replicatedJobs"))):
+    spec = mapping(train_job, "spec")
+    template = copy.deepcopy(mapping(runtime.spec, "template"))
+    found = mapping(template, "spec")
+    labels: Document = dict(mapping(template, "metadata", "labels"))
+    for patch in sequence(spec, "runtimePatches"):
+        given = mapping(patch, "trainingRuntimeSpec", "template")
+        labels |= mapping(given, "metadata", "labels")
+        found = merged(found, mapping(given, "spec"))
+    for replicated in map(mapping, sequence(found, "replicatedJobs")):
         if step_of(replicated) == TRAINER:
             _apply_trainer(replicated, spec, runtime, name)
     return {
@@ -282,22 +277,22 @@ def _apply_trainer(replicated: Document, spec: Document, runtime: Runtime, name:
     The variables of the group are set only if the TrainJob has a trainer, and last: its own variables cannot refer to
     them.
     """
-    trainer = mapping(spec.get("trainer"))
-    nodes = trainer.get("numNodes", mapping(runtime.spec.get("mlPolicy")).get("numNodes", 1))
+    trainer = mapping(spec, "trainer")
+    nodes = trainer.get("numNodes", mapping(runtime.spec, "mlPolicy").get("numNodes", 1))
     replicated["replicas"] = 1
-    job = mapping(mapping(replicated.get("template")).get("spec"))
+    job = mapping(replicated, "template", "spec")
     job |= {"parallelism": nodes, "completions": nodes}
-    for container in map(mapping, sequence(pod_of(replicated).get("containers"))):
+    for container in map(mapping, sequence(pod_of(replicated), "containers")):
         if container.get("name") != NODE:
             continue
         processes = processes_per_node(trainer, container)
         container |= {key: trainer[key] for key in ("image", "command", "args") if key in trainer}
         if "resourcesPerNode" in trainer:
             container["resources"] = merged(container.get("resources"), trainer["resourcesPerNode"])
-        variables = [*sequence(trainer.get("env"))]
+        variables = [*sequence(trainer, "env")]
         if "trainer" in spec:
             variables += group_variables(runtime.policy, name, nodes, processes)
-        container["env"] = _upserted(sequence(container.get("env")), variables)
+        container["env"] = _upserted(sequence(container, "env"), variables)
 
 
 def _upserted(variables: list[Any], more: list[Any]) -> list[Any]:

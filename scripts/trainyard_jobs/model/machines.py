@@ -275,10 +275,7 @@ def slice_on(machine_type: str, topology: str) -> TpuSlice | None:
 
 def generation_of_machine(machine_type: str) -> str | None:
     """The TPU generation of a machine type; None for machine types without TPUs."""
-    for generation, tpu in table().tpus.items():
-        if machine_type in tpu.chips:
-            return generation
-    return None
+    return next((generation for generation, tpu in table().tpus.items() if machine_type in tpu.chips), None)
 
 
 def machine_types() -> list[str]:

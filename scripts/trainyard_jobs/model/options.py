@@ -24,22 +24,6 @@ _LEVELS = {
 }
 
 
-#: Option -> form of the name that it takes, and the form in words: no platform takes others. Of keys:
-#: https://docs.cloud.google.com/vertex-ai/docs/reference/rest/v1/EncryptionSpec; of persistent resources:
-#: https://docs.cloud.google.com/vertex-ai/docs/reference/rest/v1/projects.locations.persistentResources/create
-_NAMES = {
-    "--kms-key": (
-        r"projects/[^/\s]+/locations/[^/\s]+/keyRings/[^/\s]+/cryptoKeys/[^/\s]+",
-        "projects/PROJECT/locations/REGION/keyRings/RING/cryptoKeys/KEY",
-    ),
-    "--reservation": (r"[\w./-]+", "the name of a reservation"),
-    "--persistent-resource": (
-        r"[a-z]([a-z0-9-]{0,61}[a-z0-9])?",
-        "its ID: at most 63 lowercase letters, digits and -, a letter first",
-    ),
-}
-
-
 @dataclass(frozen=True)
 class Disk:
     """A disk of every machine: its type, None for the platform's default, and its size in GiB."""
@@ -50,11 +34,11 @@ class Disk:
 
 @dataclass(frozen=True)
 class Mount:
-    """A bucket of Cloud Storage, or a folder of it ("" for all of it), as a folder of the containers."""
+    """Mount a bucket of Cloud Storage, or a folder of it ("" for all of it), as a folder of the containers."""
 
-    bucket: str
-    folder: str
     path: str
+    bucket: str = ""
+    folder: str = ""
     read_only: bool = False
 
 
@@ -92,7 +76,7 @@ def mounts(text: str) -> tuple[Mount, ...]:
             raise UserError(
                 f"'--mount': {word!r} is not gs://BUCKET[/FOLDER]:/PATH[:ro], as in gs://bucket/data:/data:ro"
             )
-        found.append(Mount(match[1], (match[2] or "").strip("/"), match[3], bool(match[4])))
+        found.append(Mount(match[3], match[1], (match[2] or "").strip("/"), bool(match[4])))
     paths = [one.path for one in found]
     if "/dev/shm" in paths:
         raise UserError("'--mount': /dev/shm is not for files: it is the shared memory of a container")
@@ -120,18 +104,6 @@ def labels(text: str) -> tuple[tuple[str, str], ...]:
             raise UserError(f"'--labels': {word.strip()!r} is not {form}")
         found[key] = value
     return tuple(found.items())
-
-
-def name(option: str, text: str | None) -> str | None:
-    """The name of a resource, as the API takes it; None if there is none.
-
-    Raises:
-        UserError: the API refuses such a name.
-    """
-    form, words = _NAMES[option]
-    if text and not re.fullmatch(form, text):
-        raise UserError(f"'{option} {text}' is not {words}")
-    return text
 
 
 def placement(text: str) -> Placement:
@@ -232,8 +204,15 @@ def _restricted(name: str, help_: str, metavar: str = "", **more: Any) -> Option
     return Option(name, help_, metavar, **{"field": name.replace("-", "_"), "everywhere": False, **more})
 
 
-def _named(option: str) -> Callable[[str], str | None]:
-    return partial(name, f"--{option}")
+def _named(option: str, form: str, words: str) -> Callable[[str], str]:
+    """Return what takes the name of a resource in the form that its API takes, and raises UserError for others."""
+
+    def parse(text: str) -> str:
+        if not re.fullmatch(form, text):
+            raise UserError(f"'--{option} {text}' is not {words}")
+        return text
+
+    return parse
 
 
 #: Every option that says what to write, in the order of ``--help``.
@@ -281,7 +260,7 @@ ROWS: tuple[Option, ...] = (
         "reservation",
         "Reservation of machines to use, or 'any'.",
         "NAME",
-        parse=_named("reservation"),
+        parse=_named("reservation", r"[\w./-]+", "the name of a reservation"),
         more="On Vertex AI: `projects/PROJECT/zones/ZONE/reservations/NAME`.",
     ),
     _restricted("queue", "LocalQueue of Kueue (GKE), or partition (Slurm).", "NAME"),
@@ -311,14 +290,29 @@ ROWS: tuple[Option, ...] = (
         more="Vertex AI has every bucket below `/gcs`.",
     ),
     _restricted("labels", "Labels of the job.", "A=B,...", parse=labels, empty=()),
-    _restricted("kms-key", "Cloud KMS key that encrypts what the job stores.", "RESOURCE", parse=_named("kms-key")),
+    _restricted(
+        "kms-key",
+        "Cloud KMS key that encrypts what the job stores.",
+        "RESOURCE",
+        # https://docs.cloud.google.com/vertex-ai/docs/reference/rest/v1/EncryptionSpec
+        parse=_named(
+            "kms-key",
+            r"projects/[^/\s]+/locations/[^/\s]+/keyRings/[^/\s]+/cryptoKeys/[^/\s]+",
+            "projects/PROJECT/locations/REGION/keyRings/RING/cryptoKeys/KEY",
+        ),
+    ),
     _restricted("network", "VPC network that the machines are connected to.", "NAME"),
     _restricted("network-attachment", "Network attachment of Private Service Connect.", "NAME"),
     _restricted(
         "persistent-resource",
         "Persistent resource of Vertex AI that runs the job.",
         "ID",
-        parse=_named("persistent-resource"),
+        # https://docs.cloud.google.com/vertex-ai/docs/reference/rest/v1/projects.locations.persistentResources/create
+        parse=_named(
+            "persistent-resource",
+            r"[a-z]([a-z0-9-]{0,61}[a-z0-9])?",
+            "its ID: at most 63 lowercase letters, digits and -, a letter first",
+        ),
     ),
     _restricted(
         "container-runtime",

@@ -47,15 +47,9 @@ class Request:
         output: gs:// folder for checkpoints, model and logs.
         timeout: seconds after which the platform ends the job; None for the platform's limit.
         tpu_version: AI Platform's tpuTfVersion.
-        flex_start: wait for capacity, which is then kept for at most 7 days (Dynamic Workload Scheduler).
-        max_wait: seconds to wait for it; None for the platform's default.
-        reservation: name of a reservation of machines, or "any".
-        queue: Kueue's LocalQueue, or Slurm's partition.
-        priority: Kubernetes' PriorityClass, or Slurm's QOS.
-        network: VPC network that the machines are connected to.
-        network_attachment: network attachment of a Private Service Connect interface (Vertex AI).
-        persistent_resource: ID of the persistent resource that runs the job (Vertex AI).
-        container_runtime: what starts the containers of a Slurm job.
+        max_wait: seconds to wait for capacity; None for the platform's default.
+
+    The others are the options of their names: see :data:`trainyard_jobs.model.options.ROWS`.
     """
 
     name: str
@@ -114,8 +108,7 @@ def runs_own_command(spec: Spec | None, args: tuple[str, ...]) -> bool:
 def with_output(spec: Spec | None, args: tuple[str, ...], output: str | None) -> tuple[tuple[str, ...], dict[str, str]]:
     """The arguments and variables by which a container gets its output folder, where the platform sets none.
 
-    Trainyard's trainers take the folder as a flag. A user's command has variables, those of Vertex AI:
-    https://docs.cloud.google.com/vertex-ai/docs/training/code-requirements#environment-variables
+    Trainyard's trainers take the folder as a flag. A user's command has variables, those of Vertex AI.
 
     Args:
         args: the trainer's name and its flags.
@@ -125,8 +118,14 @@ def with_output(spec: Spec | None, args: tuple[str, ...], output: str | None) ->
         return args, {}
     if not runs_own_command(spec, args):
         return (*args, f"--job-dir={output}"), {}
-    folder = output.rstrip("/")
-    return args, {
+    return args, output_variables(output.rstrip("/"))
+
+
+def output_variables(folder: str) -> dict[str, str]:
+    """Return the variables by which Vertex AI gives a container its output folder:
+    https://docs.cloud.google.com/vertex-ai/docs/training/code-requirements#environment-variables.
+    """
+    return {
         "AIP_MODEL_DIR": f"{folder}/model/",
         "AIP_CHECKPOINT_DIR": f"{folder}/checkpoints/",
         "AIP_TENSORBOARD_LOG_DIR": f"{folder}/logs/",
@@ -145,10 +144,8 @@ def accelerator(text: str) -> tuple[Gpus | None, str | None]:
         return None, text
     match = re.fullmatch(r"(?:(\d+)x)?([A-Za-z][\w-]*?)(?::(\d+))?", text)
     if not match or (match[1] and match[3]):
-        raise UserError(
-            f"'--accelerator {text}' is neither GPUs (T4, 2xNVIDIA_L4, "
-            "nvidia-a100-80gb:8) nor a TPU slice (v5litepod-16)"
-        )
+        forms = "neither GPUs (T4, 2xNVIDIA_L4, nvidia-a100-80gb:8) nor a TPU slice (v5litepod-16)"
+        raise UserError(f"'--accelerator {text}' is {forms}")
     wanted = match[2].upper().replace("-", "_")
     known = machines.table().gpus
     short = {_short(name): name for name in known}
@@ -224,10 +221,8 @@ def pinned(image: str) -> str:
         raise UserError(f"'--pin': {image} names no registry: give '--registry'")
     found = Repository(reference.name).manifest(reference.version)
     if found is None:
-        raise UserError(
-            f"'--pin': {reference.registry} has no {reference.repository}:"
-            f"{reference.version}: run 'trainyard push' first"
-        )
+        missing = f"{reference.registry} has no {reference.repository}:{reference.version}"
+        raise UserError(f"'--pin': {missing}: run 'trainyard push' first")
     return f"{reference.name}@{found.digest}"
 
 

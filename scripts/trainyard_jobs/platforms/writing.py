@@ -8,6 +8,7 @@ import stat
 import sys
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 from trainyard.common.errors import UserError
 from trainyard_jobs.model import image_metadata, machines, yaml_writer
@@ -45,6 +46,11 @@ def header(request: Request, command: list[str]) -> str:
             shlex.join(command),
         ]
     )
+
+
+def script_header(request: Request, how: str, *more: str) -> str:
+    """Return the comment at the top of a job that no command of Trainyard checks; ``how`` says how to submit it."""
+    return yaml_writer.comment([f"{request.name}: {request.image}", f"Written by `trainyard job`. {how}", *more])
 
 
 def expected_contents(request: Request) -> Mapping[str, Contents | None]:
@@ -93,14 +99,20 @@ def checked(
     return text
 
 
-def refuse(platform: str, given: Mapping[str, object]) -> None:
+def refuse(platform: str, given: Mapping[str, object], why: str = "") -> None:
     """Refuse the options that a platform lacks.
 
     Args:
         given: option -> what was requested; empty or false if nothing was.
+        why: the end of the message.
     Raises:
         UserError: one of them was requested.
     """
     for name, value in given.items():
         if value:
-            raise UserError(f"'--platform {platform}' has no '{name}'")
+            raise UserError(f"'--platform {platform}' has no '{name}'{why}")
+
+
+def without_empty(fields: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the fields of an object that have a value: no text, list or mapping that is empty, not None or false."""
+    return {key: value for key, value in fields.items() if value}

@@ -1,4 +1,7 @@
-"""What ``trainyard pod`` does: a whole training run on a TPU VM, or one of its parts."""
+"""What ``trainyard pod`` does: a whole training run on a TPU VM, or one of its parts.
+
+Every action returns an :data:`Outcome`, and raises UserError or StepFailed.
+"""
 
 from __future__ import annotations
 
@@ -20,13 +23,12 @@ from trainyard_jobs.model import options as job_options
 from trainyard_jobs.model import request as requests
 from trainyard_jobs.model.image_metadata import ImageNotFoundError, ImageUnavailableError
 from trainyard_jobs.pods import provisioning, shell_commands, ssh, xla_dist
-from trainyard_jobs.pods import run as training
 from trainyard_jobs.pods.api import Node, TpuApi
-from trainyard_jobs.pods.controller import GcloudOperations, PodController
+from trainyard_jobs.pods.controller import PodController
 from trainyard_jobs.pods.gcloud_args import Pod
 from trainyard_jobs.pods.logs import Printer
-from trainyard_jobs.pods.provisioning import Limits
-from trainyard_jobs.pods.run import Run, Show
+from trainyard_jobs.pods.provisioning import Limits, TpuVm
+from trainyard_jobs.pods.run import Interruption, Run, Show, TrainingVm
 from trainyard_jobs.pods.ssh import plural
 
 logger = logging.getLogger(__name__)
@@ -101,8 +103,7 @@ class Options:
         """
         if self.zone == ANY_ZONE:
             if not zones:
-                given, needed = f"'--zone {ANY_ZONE}'", "'--accelerator'"
-                raise UserError(f"{given} requires {needed}, whose zones it stands for")
+                raise UserError(f"'--zone {ANY_ZONE}' requires '--accelerator', whose zones it stands for")
             return zones
         named = tuple(dict.fromkeys(word for word in re.split(r"[,\s]+", self.zone or "") if word))
         return tuple(self._zone(zone, zones, tpu) for zone in named or ("",))
@@ -115,10 +116,8 @@ class Options:
         if not zone:
             raise UserError("no zone: set '--zone' or '--accelerator', or run 'gcloud config set compute/zone <zone>'")
         if zones and not machines.slice_of(self.accelerator or "").may_be_in(zone):
-            raise UserError(
-                f"'--zone {zone}' has no {self.accelerator}{nearest(zone, zones)}; "
-                f"it is available in {', '.join(zones)}"
-            )
+            places = f"it is available in {', '.join(zones)}"
+            raise UserError(f"'--zone {zone}' has no {self.accelerator}{nearest(zone, zones)}; {places}")
         return zone
 
     def pods(self, tpu: TpuApi) -> tuple[Pod, ...]:
@@ -128,8 +127,7 @@ class Options:
             UserError: an option is missing or invalid.
         """
         if not self.name:
-            example = "trainyard pod --name run1 --accelerator v5litepod-16 xla"
-            raise UserError(f"no name: set '--name', as in '{example}'")
+            raise UserError("no name: set '--name', as in 'trainyard pod --name run1 --accelerator v5litepod-16 xla'")
         # https://cloud.google.com/tpu/docs/reference/rest/v2/projects.locations.nodes/create: nodeId.
         if not re.fullmatch(r"[a-z]([a-z0-9-]{0,61}[a-z0-9])?", self.name):
             raise UserError(
@@ -138,10 +136,8 @@ class Options:
         slice_ = machines.slice_of(self.accelerator) if self.accelerator else None
         version = self.version or (slice_.runtime_version if slice_ else "")
         if slice_ and not version:
-            raise UserError(
-                f"the Cloud TPU API has no {slice_.accelerator_type}: use 'trainyard job' with "
-                f"'--platform gke' or vertex"
-            )
+            fix = "use 'trainyard job' with '--platform gke' or vertex"
+            raise UserError(f"the Cloud TPU API has no {slice_.accelerator_type}: {fix}")
         described = Pod(
             name=self.name,
             zone="",
@@ -196,8 +192,7 @@ class Options:
 
 def _require_accelerator(pod: Pod) -> None:
     if not pod.accelerator_type:
-        example = "'--accelerator v5litepod-16'"
-        raise UserError(f"no accelerator: set '--accelerator', as in {example}")
+        raise UserError("no accelerator: set '--accelerator', as in '--accelerator v5litepod-16'")
 
 
 def _require_platform(image: str) -> None:
@@ -211,64 +206,41 @@ def _require_platform(image: str) -> None:
             raise UserError(f"{image}: {what}: {machines.TPU_VMS.remediation()}")
 
 
-def _train(
-    pods: Sequence[Pod], run: Run, limits: Limits, options: Options, tpu: TpuApi, *, may_create: bool
+def train(
+    pods: Sequence[Pod], options: Options, tpu: TpuApi, *, run: Run | None = None, may_create: bool = True
 ) -> Outcome:
+    """Create the TPU VM unless it exists, train, and delete it if it was created here.
+
+    Args:
+        pods: the TPU VM in each zone where it may be created, in the order in which they are tried.
+        run: what to start instead of what the options say.
+        may_create: whether the TPU VM need not exist.
+    """
+    limits = options.limits()
+    gcloud.require()
+    if may_create:
+        _require_accelerator(pods[0])
+    run = run or options.run()
     _require_platform(run.image)
-    pod, *others = pods
+    vm, *others = (TrainingVm(pod, limits, tpu) for pod in pods)
     controller = PodController(
-        pod,
+        vm,
         run,
-        limits,
-        GcloudOperations(pod, limits, tpu),
         options.show(),
         queue=options.queued,
         valid_until=options.valid_until,
         keep=options.keep,
         may_create=may_create,
-        others=[(other, GcloudOperations(other, limits, tpu)) for other in others],
+        others=others,
     )
     code = controller.execute()
-    logger.info(f"{pod.name}: {'done' if code == 0 else f'a worker failed with exit status {code}'}")
-    return code, {"zone": controller.pod.zone, "exit_code": code, "restarts": controller.restarts}
-
-
-def train(pods: Sequence[Pod], options: Options, tpu: TpuApi) -> Outcome:
-    """The whole run: create the TPU VM unless it exists, train, and delete it if it was created here.
-
-    Args:
-        pods: the TPU VM in each zone where it may be created, in the order in which they are tried.
-
-    Raises:
-        UserError, StepFailed: one line.
-    """
-    limits = options.limits()
-    gcloud.require()
-    _require_accelerator(pods[0])
-    return _train(pods, options.run(), limits, options, tpu, may_create=True)
+    logger.info(f"{vm.pod.name}: {'done' if code == 0 else f'a worker failed with exit status {code}'}")
+    return code, {"zone": controller.vm.pod.zone, "exit_code": code, "restarts": controller.restarts}
 
 
 def run_on_existing(pod: Pod, options: Options, tpu: TpuApi) -> Outcome:
-    """Train on a TPU VM that exists.
-
-    Raises:
-        UserError, StepFailed: one line.
-    """
-    limits = options.limits()
-    return _train([pod], options.run(), limits, options, tpu, may_create=False)
-
-
-def run_xla_dist(pod: Pod, arguments: xla_dist.XlaDistArgs, options: Options, tpu: TpuApi) -> Outcome:
-    """Run what a command line of xla_dist asks for, on a TPU VM that exists.
-
-    Raises:
-        UserError, StepFailed: one line.
-    """
-    for note in arguments.notes:
-        logger.info(note)
-    limits = options.limits()
-    gcloud.require()
-    return _train([pod], arguments.run, limits, options, tpu, may_create=False)
+    """Train on a TPU VM that exists."""
+    return train([pod], options, tpu, may_create=False)
 
 
 def create(pods: Sequence[Pod], options: Options, tpu: TpuApi) -> Outcome:
@@ -293,14 +265,13 @@ def create(pods: Sequence[Pod], options: Options, tpu: TpuApi) -> Outcome:
             if not provisioning.is_no_capacity(error):
                 raise
             logger.warning(f"{error}; trying the next zone")
-            provisioning.delete(pod, limits, tpu, queued=options.queued)
+            TpuVm(pod, limits, tpu).delete(queued=options.queued)
     return 0, {"zone": last.zone} | _facts(_create_in(last, limits, options, tpu))
 
 
 def _create_in(pod: Pod, limits: Limits, options: Options, tpu: TpuApi) -> Node:
-    if options.queued:
-        return provisioning.create_queued(pod, limits, tpu, valid_until=options.valid_until)
-    return provisioning.create(pod, limits, tpu)
+    vm = TpuVm(pod, limits, tpu)
+    return vm.create_queued(options.valid_until) if options.queued else vm.create()
 
 
 def _facts(node: Node) -> dict[str, Any]:
@@ -308,42 +279,30 @@ def _facts(node: Node) -> dict[str, Any]:
 
 
 def check(pod: Pod, options: Options, tpu: TpuApi) -> Outcome:
-    """Check ssh to every worker, and the network between them.
-
-    Raises:
-        UserError, StepFailed: one line.
-    """
-    limits = options.limits()
-    workers = ssh.connect(pod, provisioning.require_ready(pod, tpu), tpu)
-    ssh.check_network(workers, seconds=limits.check)
+    """Check ssh to every worker, and the network between them."""
+    vm = TrainingVm(pod, options.limits(), tpu)
+    workers = vm.connect(vm.require_ready())
+    vm.check_network(workers)
     count = plural(len(workers), "worker")
     logger.info(f"{pod.name}: {count}: ssh works, and every worker reaches all others")
     return 0, {"workers": list(workers.addresses)}
 
 
 def logs(pod: Pod, options: Options, tpu: TpuApi) -> Outcome:
-    """Follow the containers' logs until they end.
-
-    Raises:
-        UserError, StepFailed: one line.
-    """
-    limits = options.limits()
-    workers = ssh.connect(pod, provisioning.require_ready(pod, tpu), tpu)
-    outcome = training.watch(workers, limits, options.show()(workers.addresses), tpu, stop_on_failure=False)
-    if isinstance(outcome, training.Interruption):
+    """Follow the containers' logs until they end."""
+    vm = TrainingVm(pod, options.limits(), tpu)
+    workers = vm.connect(vm.require_ready())
+    outcome = vm.watch(workers, options.show()(workers.addresses), stop_on_failure=False)
+    if isinstance(outcome, Interruption):
         raise StepFailed(f"{pod.name} {outcome.value}")
     return outcome, {"exit_code": outcome}
 
 
 def stop(pod: Pod, options: Options, tpu: TpuApi) -> Outcome:
-    """Stop the containers.
-
-    Raises:
-        UserError, StepFailed: one line.
-    """
-    limits = options.limits()
-    workers = ssh.connect(pod, provisioning.require_ready(pod, tpu), tpu)
-    training.stop(workers, limits)
+    """Stop the containers."""
+    vm = TrainingVm(pod, options.limits(), tpu)
+    workers = vm.connect(vm.require_ready())
+    vm.stop(workers)
     return 0, {"workers": list(workers.addresses)}
 
 
@@ -378,7 +337,7 @@ def delete(pod: Pod, options: Options, tpu: TpuApi) -> Outcome:
     Raises:
         StepFailed: it could not be deleted.
     """
-    return 0, {"deleted": provisioning.delete(pod, options.limits(), tpu)}
+    return 0, {"deleted": TpuVm(pod, options.limits(), tpu).delete()}
 
 
 #: Name of an action on a TPU VM that exists -> function.
@@ -405,23 +364,21 @@ def _handle_hangup() -> None:
         signal.signal(signal.SIGHUP, signal.getsignal(signal.SIGTERM))
 
 
-def perform(
-    action: str | None, options: Options, xla_dist_line: Sequence[str] = (), tpu: TpuApi | None = None
-) -> Outcome:
+def perform(action: str | None, options: Options, xla_dist_line: Sequence[str] = ()) -> Outcome:
     """Perform an action, or the whole run if it is None; exit status and result.
 
     Args:
         xla_dist_line: arguments of xla_dist, which then say what to run.
-    Raises:
-        UserError, StepFailed: one line.
     """
     _handle_hangup()
-    tpu = tpu or TpuApi()
+    tpu = TpuApi()
     if xla_dist_line:
         parsed = xla_dist.parse(list(xla_dist_line), options.image_reference)
         options = replace(options, name=parsed.name)
         pod = _existing(options.pods(tpu), tpu)
-        code, facts = run_xla_dist(pod, parsed, options, tpu)
+        for note in parsed.notes:
+            logger.info(note)
+        code, facts = train([pod], options, tpu, run=parsed.run, may_create=False)
     else:
         pods = options.pods(tpu)
         pod = pods[0]

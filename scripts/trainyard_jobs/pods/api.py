@@ -39,14 +39,12 @@ class Node:
         health: HEALTHY, one of UNHEALTHY_..., or empty if the API gives none.
         addresses: internal IP address of every worker, by index; empty before the TPU VM is READY.
         accelerator_type: such as ``v5litepod-16``.
-        version: software version.
     """
 
     state: str
     health: str
     addresses: tuple[str, ...]
     accelerator_type: str
-    version: str
 
     @property
     def ready(self) -> bool:
@@ -64,8 +62,7 @@ def error_message(finished: Finished) -> str:
         match = re.search(r'"message": "((?:[^"\\]|\\.)*)"', finished.stderr)
         return str(json.loads(f'"{match[1]}"')) if match else "gcloud printed no error"
     if line.startswith("Error parsing [") or "[core/project]" in line:
-        option = "'--project'"
-        return f"gcloud has no project: set {option}, or run 'gcloud config set project <project>'"
+        return "gcloud has no project: set '--project', or run 'gcloud config set project <project>'"
     return re.sub(r" This command is authenticated .*", "", line)
 
 
@@ -116,7 +113,6 @@ class TpuApi:
             health=found.get("health", "").replace("HEALTH_UNSPECIFIED", ""),
             addresses=tuple(endpoint["ipAddress"] for endpoint in endpoints if endpoint.get("ipAddress")),
             accelerator_type=found.get("acceleratorType", ""),
-            version=found.get("runtimeVersion", ""),
         )
 
     def queued_resource(self, pod: Pod) -> tuple[str, str] | None:

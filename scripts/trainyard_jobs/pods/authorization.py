@@ -43,8 +43,7 @@ def ai_platform_service_account(project: str) -> str:
     token = gcloud.run("auth", "print-access-token")
     if token.returncode:
         raise StepFailed(f"no access token: {gcloud.error_line(token)}")
-    tpu_vm = "'--for tpu-vm'"
-    hint = f"AI Platform was shut down on {AI_PLATFORM_SHUT_DOWN}; use {tpu_vm} for Cloud TPU VMs"
+    hint = f"AI Platform was shut down on {AI_PLATFORM_SHUT_DOWN}; use '--for tpu-vm' for Cloud TPU VMs"
     try:
         answer = requests.get(
             f"{ai_platform_endpoint()}/v1/projects/{project}:getConfig",

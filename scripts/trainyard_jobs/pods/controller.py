@@ -6,107 +6,15 @@ import logging
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
 
 from trainyard.common.errors import StepFailed
-from trainyard_jobs.pods import provisioning, ssh
-from trainyard_jobs.pods import run as training
-from trainyard_jobs.pods.api import Node, TpuApi
-from trainyard_jobs.pods.gcloud_args import Pod
-from trainyard_jobs.pods.provisioning import Limits, ignore_signals
-from trainyard_jobs.pods.run import Interruption, Run, Show
+from trainyard_jobs.pods import provisioning
+from trainyard_jobs.pods.api import Node
+from trainyard_jobs.pods.provisioning import ignore_signals
+from trainyard_jobs.pods.run import Interruption, Run, Show, TrainingVm
 from trainyard_jobs.pods.ssh import Workers, plural
 
 logger = logging.getLogger(__name__)
-
-
-class Operations(Protocol):
-    """What a controller does to a TPU VM and its workers. All methods raise StepFailed if they fail."""
-
-    def node(self) -> Node | None:
-        """The TPU VM; None if it does not exist."""
-
-    def require_ready(self) -> Node:
-        """The TPU VM, which must exist and be READY."""
-
-    def await_ready(self) -> Node:
-        """Wait until the TPU VM is READY."""
-
-    def create(self) -> Node:
-        """Create the TPU VM and wait until it is READY."""
-
-    def create_queued(self, valid_until: str | None) -> Node:
-        """Create it through a queued resource."""
-
-    def delete(self, *, queued: bool) -> None:
-        """Delete the TPU VM, or the queued resource and its TPU VM."""
-
-    def connect(self, node: Node) -> Workers:
-        """Connect to every worker by ssh."""
-
-    def check_network(self, workers: Workers) -> None:
-        """Check that every worker reaches every other one."""
-
-    def remove_previous(self, workers: Workers, container: str) -> None:
-        """Remove the container of an earlier run."""
-
-    def start(self, workers: Workers, run: Run) -> None:
-        """Pull the image and start the containers."""
-
-    def watch(self, workers: Workers, show: Show, container: str) -> int | Interruption:
-        """Show the logs until the containers have ended or the run is interrupted."""
-
-    def stop(self, workers: Workers, container: str) -> None:
-        """Stop the containers."""
-
-    def interruption(self) -> Interruption | None:
-        """Why the TPU VM cannot go on with a run; None if it can."""
-
-
-class GcloudOperations:
-    """The operations through gcloud and ssh."""
-
-    def __init__(self, pod: Pod, limits: Limits, tpu: TpuApi) -> None:
-        self._pod, self._limits, self._tpu = pod, limits, tpu
-
-    def node(self) -> Node | None:
-        return self._tpu.node(self._pod)
-
-    def require_ready(self) -> Node:
-        return provisioning.require_ready(self._pod, self._tpu)
-
-    def await_ready(self) -> Node:
-        return provisioning.await_ready(self._pod, self._limits, self._tpu)
-
-    def create(self) -> Node:
-        return provisioning.create(self._pod, self._limits, self._tpu)
-
-    def create_queued(self, valid_until: str | None) -> Node:
-        return provisioning.create_queued(self._pod, self._limits, self._tpu, valid_until=valid_until)
-
-    def delete(self, *, queued: bool) -> None:
-        provisioning.delete(self._pod, self._limits, self._tpu, queued=queued)
-
-    def connect(self, node: Node) -> Workers:
-        return ssh.connect(self._pod, node, self._tpu)
-
-    def check_network(self, workers: Workers) -> None:
-        ssh.check_network(workers, seconds=self._limits.check)
-
-    def remove_previous(self, workers: Workers, container: str) -> None:
-        training.remove_previous(workers, container)
-
-    def start(self, workers: Workers, run: Run) -> None:
-        training.start(workers, run)
-
-    def watch(self, workers: Workers, show: Show, container: str) -> int | Interruption:
-        return training.watch(workers, self._limits, show, self._tpu, container)
-
-    def stop(self, workers: Workers, container: str) -> None:
-        training.stop(workers, self._limits, container)
-
-    def interruption(self) -> Interruption | None:
-        return training.interruption(self._pod, self._tpu)
 
 
 @dataclass
@@ -122,16 +30,14 @@ class PodController:
         restarts: how often the run was restarted so far.
     """
 
-    pod: Pod
+    vm: TrainingVm
     run: Run
-    limits: Limits
-    operations: Operations
     show: Callable[[tuple[str, ...]], Show]
     queue: bool = False
     valid_until: str | None = None
     keep: bool = False
     may_create: bool = True
-    others: Sequence[tuple[Pod, Operations]] = ()
+    others: Sequence[TrainingVm] = ()
     restarts: int = field(default=0, init=False)
     #: Whether this controller created the TPU VM, and so has to delete it.
     _created: bool = field(default=False, init=False)
@@ -166,15 +72,15 @@ class PodController:
         """
         with ignore_signals():
             if failed and self._workers and (self.keep or not self._created):
-                logger.info(f"{self.pod.name}: stopping the containers")
-                self.operations.stop(self._workers, self.run.container)
+                logger.info(f"{self.vm.pod.name}: stopping the containers")
+                self.vm.stop(self._workers, self.run.container)
             if self._created and self.keep:
-                delete = f"trainyard pod --action delete --name {self.pod.name}"
-                logger.info(f"{self.pod.name} is kept and billed until '{delete}'")
+                name = self.vm.pod.name
+                logger.info(f"{name} is kept and billed until 'trainyard pod --action delete --name {name}'")
             elif self._created:
-                logger.info(f"{self.pod.name}: deleting it; Ctrl-C is ignored until it is deleted")
+                logger.info(f"{self.vm.pod.name}: deleting it; Ctrl-C is ignored until it is deleted")
                 try:
-                    self.operations.delete(queued=self.queue)
+                    self.vm.delete(queued=self.queue)
                 except StepFailed as error:
                     if not failed:
                         raise
@@ -184,50 +90,46 @@ class PodController:
         """Run until the containers end or the run is interrupted, whatever state the TPU VM is in."""
         try:
             node = self._ready_node()
-            workers = self.operations.connect(node)
-            self.operations.check_network(workers)
-            self.operations.remove_previous(workers, self.run.container)
+            workers = self.vm.connect(node)
+            self.vm.check_network(workers)
+            self.vm.remove_previous(workers, self.run.container)
             self._workers = workers  # from here on, containers on the workers were started by this controller
-            self.operations.start(workers, self.run)
+            self.vm.start(workers, self.run)
         except StepFailed:
             # A preemption can happen during any of these steps, and then is what made the step fail.
-            found = self.operations.interruption() if self._created and self.operations.node() else None
+            found = self.vm.interruption() if self._created and self.vm.node() else None
             if not found:
                 raise
             return found
-        logger.info(f"{self.pod.name}: training on {plural(len(workers), 'worker')}")
-        outcome = self.operations.watch(workers, self.show(workers.addresses), self.run.container)
+        logger.info(f"{self.vm.pod.name}: training on {plural(len(workers), 'worker')}")
+        outcome = self.vm.watch(workers, self.show(workers.addresses), self.run.container)
         if isinstance(outcome, int):
             self._workers = None
         return outcome
 
     def _use_zone_of_existing(self) -> None:
         """Before anything is created: use the zone that has a TPU VM of this name."""
-        zones = self._zones()
-        for number, (pod, operations) in enumerate(zones):
-            if operations.node():
-                self.pod, self.operations = pod, operations
-                self.others = [*zones[number + 1 :], *zones[:number]]
+        zones = [self.vm, *self.others]
+        for number, vm in enumerate(zones):
+            if vm.node():
+                self.vm, self.others = vm, [*zones[number + 1 :], *zones[:number]]
                 return
-
-    def _zones(self) -> list[tuple[Pod, Operations]]:
-        return [(self.pod, self.operations), *self.others]
 
     def _use_next_zone(self) -> None:
         """Delete what is left in this zone, and use the next one."""
-        self.operations.delete(queued=self.queue)
-        current, (self.pod, self.operations), *rest = self._zones()
-        self.others = [*rest, current]
+        self.vm.delete(queued=self.queue)
+        following, *rest = self.others
+        self.vm, self.others = following, [*rest, self.vm]
 
     def _ready_node(self) -> Node:
         if self.others and not self._created:
             self._use_zone_of_existing()
-        if self.operations.node():
+        if self.vm.node():
             if not self._created and not self.restarts:
-                logger.info(f"{self.pod.name} exists: it is used as it is and not deleted at the end")
-            return self.operations.await_ready()
+                logger.info(f"{self.vm.pod.name} exists: it is used as it is and not deleted at the end")
+            return self.vm.await_ready()
         if not self.may_create:
-            return self.operations.require_ready()
+            return self.vm.require_ready()
         self._created = True
         try:
             return self._create_with_capacity()
@@ -246,8 +148,8 @@ class PodController:
         while True:
             try:
                 if self.queue:
-                    return self.operations.create_queued(self.valid_until)
-                return self.operations.create()
+                    return self.vm.create_queued(self.valid_until)
+                return self.vm.create()
             except StepFailed as error:
                 if not provisioning.is_no_capacity(error):
                     raise
@@ -260,10 +162,10 @@ class PodController:
                     raise
                 if not self.restarts:
                     raise StepFailed(f"{error} ('--queued' waits for capacity)") from None
-                if self.limits.queue is not None and time.monotonic() - begin > self.limits.queue:
+                if self.vm.limits.queue is not None and time.monotonic() - begin > self.vm.limits.queue:
                     raise
                 logger.warning(f"{error}; retrying")
-            time.sleep(6 * self.limits.poll)
+            time.sleep(6 * self.vm.limits.poll)
             if self.others:
                 untried = len(self.others)
                 self._use_next_zone()
@@ -275,21 +177,18 @@ class PodController:
             StepFailed: the limit of restarts is reached, or the TPU VM was not created here.
         """
         self.restarts += 1
-        event = f"{self.pod.name} {why.value}"
-        if self.restarts > self.limits.restarts:
-            option = "'--restarts'"
-            raise StepFailed(f"{event} again, after {self.limits.restarts} restarts ({option} sets the limit)")
-        count = f"({self.restarts} of {self.limits.restarts})"
+        event = f"{self.vm.pod.name} {why.value}"
+        if self.restarts > self.vm.limits.restarts:
+            raise StepFailed(f"{event} again, after {self.vm.limits.restarts} restarts ('--restarts' sets the limit)")
+        count = f"({self.restarts} of {self.vm.limits.restarts})"
         if why is not Interruption.PREEMPTED:
             logger.warning(f"{event}: restarting when it is healthy {count}")
             if self._workers:
-                self.operations.stop(self._workers, self.run.container)
+                self.vm.stop(self._workers, self.run.container)
             return
         self._workers = None
         if not self._created:
-            raise StepFailed(
-                f"{event} and was not created by this command: delete it and create it again, or let "
-                f"'trainyard pod' do both"
-            )
+            fix = "delete it and create it again, or let 'trainyard pod' do both"
+            raise StepFailed(f"{event} and was not created by this command: {fix}")
         logger.warning(f"{event}: creating it again {count}")
-        self.operations.delete(queued=self.queue)
+        self.vm.delete(queued=self.queue)

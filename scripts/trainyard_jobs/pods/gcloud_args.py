@@ -112,30 +112,19 @@ def ssh(pod: Pod, worker: int | str, command: str, *, dry_run: bool = False) -> 
     ]
 
 
-def run(
-    pod: Pod,
-    image: str,
-    command: Sequence[str] = (),
-    env: Mapping[str, str] | None = None,
-    flags: Sequence[str] = (),
-) -> list[str]:
+def run(pod: Pod, image: str, command: Sequence[str], env: Mapping[str, str]) -> list[str]:
     """Start the image's container on every worker, detached.
 
     Args:
-        command, env, flags: as for :func:`trainyard_jobs.pods.shell_commands.start`.
+        command, env: as for :func:`trainyard_jobs.pods.shell_commands.start`.
     """
-    steps = [shell_commands.login(image), shell_commands.start(image, command, env, flags)]
+    steps = [shell_commands.login(image), shell_commands.start(image, command, env)]
     return ssh(pod, "all", " && ".join(step for step in steps if step))
 
 
 def logs(pod: Pod) -> list[str]:
     """Follow the containers' logs, ``[i]`` before each line; exits with the status of a container that failed."""
     return ssh(pod, "all", shell_commands.follow_marked())
-
-
-def stop(pod: Pod) -> list[str]:
-    """Stop the containers on every worker."""
-    return ssh(pod, "all", shell_commands.stop())
 
 
 def delete(pod: Pod) -> list[str]:

@@ -99,114 +99,6 @@ class RetryPolicy:
         return answer
 
 
-def create(pod: Pod, limits: Limits, tpu: TpuApi) -> Node:
-    """Create the TPU VM and wait until it is READY and HEALTHY, printing its states as they change.
-
-    Raises:
-        StepFailed: it could not be created, or not in time. The line holds gcloud's error.
-    """
-    logger.info(f"{pod.name}: creating {pod.accelerator_type}{' (Spot)' if pod.spot else ''} in {pod.zone}")
-    with (
-        tempfile.TemporaryFile("w+", errors="replace") as output,
-        subprocess.Popen(
-            gcloud_args.create(pod),
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.DEVNULL,
-            stderr=output,
-            start_new_session=True,
-        ) as process,
-    ):
-
-        def error() -> str | None:
-            if not process.poll():  # still running, or succeeded
-                return None
-            output.seek(0)
-            return api.error_message(subprocess.CompletedProcess([], process.returncode, "", output.read()))
-
-        try:
-            return await_ready(pod, limits, tpu, error)
-        finally:
-            process.kill()
-
-
-def create_queued(pod: Pod, limits: Limits, tpu: TpuApi, *, valid_until: str | None) -> Node:
-    """Create a queued resource and wait until its TPU VM is provisioned and READY.
-
-    Raises:
-        StepFailed: as for :func:`create`.
-    """
-    logger.info(f"{pod.name}: queueing for {pod.accelerator_type}{' (Spot)' if pod.spot else ''} in {pod.zone}")
-    requested = tpu.call(gcloud_args.create_queued(pod, valid_until=valid_until))
-    if requested.returncode:
-        raise StepFailed(f"{pod.name}: {api.error_message(requested)}")
-    await_active(pod, limits, tpu)
-    return await_ready(pod, limits, tpu)
-
-
-def await_active(pod: Pod, limits: Limits, tpu: TpuApi) -> None:
-    """Wait until the queued resource is ACTIVE.
-
-    Raises:
-        StepFailed: it failed or was deleted, or is not ACTIVE in time.
-    """
-    progress, retries = _Progress(f"{pod.name} (queue)"), RetryPolicy()
-    while True:
-        state, error = retries.poll(lambda: tpu.queued_resource(pod) or ("deleted", "")) or ("unknown", "")
-        progress.update(state)
-        if state == "ACTIVE":
-            return
-        if state in ("FAILED", "SUSPENDED", "SUSPENDING", "DELETING", "deleted"):
-            raise StepFailed(f"{pod.name}: the queued resource is {state}{f': {error}' if error else ''}")
-        if limits.queue is not None and progress.seconds > limits.queue:
-            option = "'--queue-wait'"
-            raise StepFailed(
-                f"{pod.name}: still {state} after {progress.seconds:.0f} s in the queue ({option} sets the limit)"
-            )
-        time.sleep(limits.poll)
-
-
-def await_ready(pod: Pod, limits: Limits, tpu: TpuApi, creation_error: Callable[[], str | None] = lambda: None) -> Node:
-    """Wait until the TPU VM is READY and HEALTHY.
-
-    Args:
-        creation_error: returns the error of the command that creates the TPU VM once it has failed, else None.
-    Raises:
-        StepFailed: it cannot become READY, or is not READY in time.
-    """
-    progress, retries = _Progress(pod.name), RetryPolicy()
-    while True:
-        error = creation_error()
-        if error:
-            raise StepFailed(f"{pod.name}: {error}")
-        found = retries.poll(lambda: tpu.node(pod))
-        if found:
-            progress.update(str(found))
-            if found.ready:
-                return found
-            if found.state in PREEMPTED_STATES + STOPPED_STATES:
-                raise StepFailed(f"{pod.name} is {found} and will not become READY by itself")
-        if progress.seconds > limits.ready:
-            state = f"is {found}" if found else "does not exist"
-            raise StepFailed(f"{pod.name} {state} after {progress.seconds:.0f} s ('--wait' sets the limit)")
-        time.sleep(limits.poll)
-
-
-def require_ready(pod: Pod, tpu: TpuApi) -> Node:
-    """The TPU VM, which must exist and be READY.
-
-    Raises:
-        UserError: it does not exist.
-        StepFailed: it is not READY.
-    """
-    found = tpu.node(pod)
-    if found is None:
-        create = "trainyard pod --action create"
-        raise UserError(f"no TPU VM {pod.name} in {pod.zone}: create it with '{create}'")
-    if not found.ready:
-        raise StepFailed(f"{pod.name} is {found}, not READY")
-    return found
-
-
 @contextlib.contextmanager
 def ignore_signals() -> Iterator[None]:
     """Ignore Ctrl-C, SIGTERM and SIGHUP (a closed terminal) while resources that are billed are deleted."""
@@ -219,34 +111,153 @@ def ignore_signals() -> Iterator[None]:
             signal.signal(number, handler)
 
 
-def delete(pod: Pod, limits: Limits, tpu: TpuApi, *, queued: bool | None = None) -> bool:
-    """Delete the TPU VM and the queued resource that created it; False if neither exists.
+class TpuVm:
+    """Create, await, describe and delete a TPU VM, which may not exist yet."""
 
-    A TPU VM that is being created cannot be deleted yet: the deletion is retried for ``limits.ready`` seconds.
+    def __init__(self, pod: Pod, limits: Limits, tpu: TpuApi) -> None:
+        self.pod, self.limits, self.tpu = pod, limits, tpu
 
-    Args:
-        queued: whether a queued resource has to be deleted; None looks for one.
-    Raises:
-        StepFailed: it was not deleted and is billed if it exists; the line holds the command that deletes it.
-    """
-    deadline = time.monotonic() + limits.ready
-    warned = False
-    while True:
-        with_queue = bool(tpu.queued_resource(pod)) if queued is None else queued
-        command = gcloud_args.delete_queued(pod) if with_queue else gcloud_args.delete(pod)
-        finished = tpu.call(command)
-        if finished.returncode == 0:
-            logger.info(f"{pod.name}: deleted")
-            return True
-        if api.is_not_found(finished):
-            logger.info(f"{pod.name}: does not exist")
-            return False
-        error = api.error_message(finished)
-        if time.monotonic() > deadline or api.PERMANENT_ERRORS.search(error):
-            raise StepFailed(
-                f"{pod.name} could not be deleted and is billed if it exists: {error}; run: {' '.join(command)}"
-            )
-        if not warned:
-            logger.warning(f"{pod.name} cannot be deleted yet ({error}); retrying")
-            warned = True
-        time.sleep(limits.poll)
+    def node(self) -> Node | None:
+        """Return how the API describes it; None if it does not exist.
+
+        Raises:
+            StepFailed: gcloud failed.
+        """
+        return self.tpu.node(self.pod)
+
+    @property
+    def _kind(self) -> str:
+        return f"{self.pod.accelerator_type}{' (Spot)' if self.pod.spot else ''} in {self.pod.zone}"
+
+    def create(self) -> Node:
+        """Create the TPU VM and wait until it is READY and HEALTHY, printing its states as they change.
+
+        Raises:
+            StepFailed: it could not be created, or not in time. The line holds gcloud's error.
+        """
+        logger.info(f"{self.pod.name}: creating {self._kind}")
+        with (
+            tempfile.TemporaryFile("w+", errors="replace") as output,
+            subprocess.Popen(
+                gcloud_args.create(self.pod),
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                stderr=output,
+                start_new_session=True,
+            ) as process,
+        ):
+
+            def error() -> str | None:
+                if not process.poll():  # still running, or succeeded
+                    return None
+                output.seek(0)
+                return api.error_message(subprocess.CompletedProcess([], process.returncode, "", output.read()))
+
+            try:
+                return self.await_ready(error)
+            finally:
+                process.kill()
+
+    def create_queued(self, valid_until: str | None) -> Node:
+        """Create a queued resource and wait until its TPU VM is provisioned and READY.
+
+        Raises:
+            StepFailed: as for :func:`create`.
+        """
+        logger.info(f"{self.pod.name}: queueing for {self._kind}")
+        requested = self.tpu.call(gcloud_args.create_queued(self.pod, valid_until=valid_until))
+        if requested.returncode:
+            raise StepFailed(f"{self.pod.name}: {api.error_message(requested)}")
+        self.await_active()
+        return self.await_ready()
+
+    def await_active(self) -> None:
+        """Wait until the queued resource is ACTIVE.
+
+        Raises:
+            StepFailed: it failed or was deleted, or is not ACTIVE in time.
+        """
+        progress, retries = _Progress(f"{self.pod.name} (queue)"), RetryPolicy()
+        while True:
+            found = retries.poll(lambda: self.tpu.queued_resource(self.pod) or ("deleted", ""))
+            state, error = found or ("unknown", "")
+            progress.update(state)
+            if state == "ACTIVE":
+                return
+            if state in ("FAILED", "SUSPENDED", "SUSPENDING", "DELETING", "deleted"):
+                raise StepFailed(f"{self.pod.name}: the queued resource is {state}{f': {error}' if error else ''}")
+            if self.limits.queue is not None and progress.seconds > self.limits.queue:
+                waited = f"still {state} after {progress.seconds:.0f} s in the queue"
+                raise StepFailed(f"{self.pod.name}: {waited} ('--queue-wait' sets the limit)")
+            time.sleep(self.limits.poll)
+
+    def await_ready(self, creation_error: Callable[[], str | None] = lambda: None) -> Node:
+        """Wait until the TPU VM is READY and HEALTHY.
+
+        Args:
+            creation_error: returns the error of the command that creates the TPU VM once it has failed, else None.
+        Raises:
+            StepFailed: it cannot become READY, or is not READY in time.
+        """
+        progress, retries = _Progress(self.pod.name), RetryPolicy()
+        while True:
+            error = creation_error()
+            if error:
+                raise StepFailed(f"{self.pod.name}: {error}")
+            found = retries.poll(self.node)
+            if found:
+                progress.update(str(found))
+                if found.ready:
+                    return found
+                if found.state in PREEMPTED_STATES + STOPPED_STATES:
+                    raise StepFailed(f"{self.pod.name} is {found} and will not become READY by itself")
+            if progress.seconds > self.limits.ready:
+                state = f"is {found}" if found else "does not exist"
+                raise StepFailed(f"{self.pod.name} {state} after {progress.seconds:.0f} s ('--wait' sets the limit)")
+            time.sleep(self.limits.poll)
+
+    def require_ready(self) -> Node:
+        """Return the TPU VM, which must exist and be READY.
+
+        Raises:
+            UserError: it does not exist.
+            StepFailed: it is not READY.
+        """
+        found = self.node()
+        if found is None:
+            where = f"no TPU VM {self.pod.name} in {self.pod.zone}"
+            raise UserError(f"{where}: create it with 'trainyard pod --action create'")
+        if not found.ready:
+            raise StepFailed(f"{self.pod.name} is {found}, not READY")
+        return found
+
+    def delete(self, *, queued: bool | None = None) -> bool:
+        """Delete the TPU VM and the queued resource that created it; False if neither exists.
+
+        A TPU VM that is being created cannot be deleted yet: the deletion is retried for ``limits.ready`` seconds.
+
+        Args:
+            queued: whether a queued resource has to be deleted; None looks for one.
+        Raises:
+            StepFailed: it was not deleted and is billed if it exists; the line holds the command that deletes it.
+        """
+        deadline = time.monotonic() + self.limits.ready
+        warned = False
+        while True:
+            with_queue = bool(self.tpu.queued_resource(self.pod)) if queued is None else queued
+            command = gcloud_args.delete_queued(self.pod) if with_queue else gcloud_args.delete(self.pod)
+            finished = self.tpu.call(command)
+            if finished.returncode == 0:
+                logger.info(f"{self.pod.name}: deleted")
+                return True
+            if api.is_not_found(finished):
+                logger.info(f"{self.pod.name}: does not exist")
+                return False
+            error = api.error_message(finished)
+            if time.monotonic() > deadline or api.PERMANENT_ERRORS.search(error):
+                failed = f"{self.pod.name} could not be deleted and is billed if it exists: {error}"
+                raise StepFailed(f"{failed}; run: {' '.join(command)}")
+            if not warned:
+                logger.warning(f"{self.pod.name} cannot be deleted yet ({error}); retrying")
+                warned = True
+            time.sleep(self.limits.poll)

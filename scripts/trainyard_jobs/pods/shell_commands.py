@@ -88,10 +88,10 @@ def follow(container: str = CONTAINER, *, skip: int = 0) -> str:
     return f"{log}; code=$(sudo docker wait {container}) || exit 255; exit $code"
 
 
-def follow_marked(container: str = CONTAINER) -> str:
+def follow_marked() -> str:
     """The same with ``[i]`` before each line, where i is the number at the end of the worker's host name."""
-    log = f'sudo docker logs --follow {container} 2>&1 | sed -u "s/^/[${{HOSTNAME##*-}}] /"'
-    return f"{log}; exit $(sudo docker wait {container})"
+    log = f'sudo docker logs --follow {CONTAINER} 2>&1 | sed -u "s/^/[${{HOSTNAME##*-}}] /"'
+    return f"{log}; exit $(sudo docker wait {CONTAINER})"
 
 
 def container_state(container: str = CONTAINER) -> str:
@@ -99,7 +99,7 @@ def container_state(container: str = CONTAINER) -> str:
     return f"sudo docker inspect --format '{{{{.State.Running}}}} {{{{.State.ExitCode}}}}' {container}"
 
 
-def stop(container: str = CONTAINER, *, seconds: int = 15) -> str:
+def stop(container: str = CONTAINER, *, seconds: int) -> str:
     """Stop the container: SIGTERM, then SIGKILL after ``seconds``. Its log remains."""
     return f"sudo docker stop --time={seconds} {container} >/dev/null 2>&1; true"
 

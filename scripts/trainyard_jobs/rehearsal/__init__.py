@@ -1,7 +1,6 @@
 """Rehearsing a job: run it in containers on this machine, as its platform would.
 
 model           what a rehearsal consists of; knows no platform and no Docker
-vertex, ai_platform, gke    from a job file of that platform to a rehearsal
 tpu             what a TPU slice adds to the environment and the metadata of its hosts
 tuning          a study of a hyperparameter tuning job: trials, one after the other
 restart_policy  what each platform does when a replica ends

@@ -7,22 +7,13 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from trainyard_jobs.model.machines import UNKNOWN_HOSTS, Hosts
+from trainyard_jobs.model.options import Mount
 
 #: A fictional project's number. CLOUD_ML_PROJECT_ID is the number, not the name:
 #: https://cloud.google.com/vertex-ai/docs/training/code-requirements#environment-variables
 PROJECT_NUMBER = "123456789012"
 PROJECT = "rehearsal-project"
 ZONE = "us-central1-b"
-
-
-@dataclass(frozen=True)
-class Mount:
-    """Mount a folder other than /gcs: of a bucket (Cloud Storage FUSE on GKE), or in memory without a bucket."""
-
-    path: str
-    bucket: str = ""
-    folder: str = ""
-    read_only: bool = False
 
 
 @dataclass(frozen=True)
@@ -41,6 +32,7 @@ class Replica:
         slice: the TPU slice it belongs to, whose hosts are preempted together; "" without one.
         group: the Kubernetes Job it belongs to, for its failure policy.
         attempt_variables: variables with the number of the restart (JobSet's annotation restart-attempt).
+        mounts: folders other than /gcs: of buckets (Cloud Storage FUSE on GKE), or in memory without a bucket.
         hosts: the machines that the platform runs it on.
     """
 

@@ -22,8 +22,9 @@ from trainyard.common.errors import StepFailed, UserError
 from trainyard.oci import docker_engine
 from trainyard.sandbox import containers
 from trainyard.sandbox.containers import Sandbox
+from trainyard_jobs.model.options import Mount
 from trainyard_jobs.rehearsal.images import LocalImage
-from trainyard_jobs.rehearsal.model import PROJECT, ZONE, Mount, Rehearsal, Replica
+from trainyard_jobs.rehearsal.model import PROJECT, ZONE, Rehearsal, Replica
 
 #: The metadata server's public name: clients without a variable for it can only be redirected by name.
 METADATA = "metadata.google.internal"
@@ -170,8 +171,8 @@ class RehearsalSandbox(Sandbox):
             if '"url"' in line:
                 return container
             raise StepFailed(f"the fake {what} did not start: {line.strip()[:300]}")
-        other = "'--sidecar ...'"
-        raise StepFailed(f"the fake {what} did not start in {self._image.id[:19]}; give another image with {other}")
+        place = f"the fake {what} did not start in {self._image.id[:19]}"
+        raise StepFailed(f"{place}; give another image with '--sidecar ...'")
 
     def _bucket_volume(self) -> dict[str, dict[str, str]]:
         return {str(self._buckets.resolve()): {"bind": "/gcs", "mode": "rw"}}

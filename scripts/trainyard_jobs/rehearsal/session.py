@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import logging
 import re
-import shlex
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -16,6 +15,7 @@ import docker.errors
 
 from trainyard.common.errors import StepFailed, UserError
 from trainyard.common.installation import require_extra
+from trainyard_jobs.model import options as job_options
 from trainyard_jobs.model.machines import Hosts
 from trainyard_jobs.rehearsal import faults, images, report, sandbox, tuning
 from trainyard_jobs.rehearsal.faults import Fault
@@ -37,19 +37,11 @@ _SIZES = {"": 1, "k": 2**10, "m": 2**20, "g": 2**30}
 
 @dataclass(frozen=True)
 class Options:
-    """The options of `make rehearse`.
+    """Options of ``trainyard job rehearse``; its help describes them. An empty text, None or 0 is the default.
 
     Attributes:
-        image: local image to run instead of those that the file names; "" for none.
-        buckets: folder with a folder for each bucket; None for ``buckets/`` in the output folder.
-        output: folder for the report; None for a new one in the state folder.
-        preempt, kill: faults; see :func:`trainyard_jobs.rehearsal.faults.parse`.
-        tpu_delay: seconds from the first request for the TPU node until it is ready.
-        timeout: seconds after which a job, or a trial, is stopped.
-        cpus, memory: limits of each replica, memory in bytes; 0 for an equal share.
-        trials: maximum number of trials; 0 for the job's number.
-        variables: additional variables of every replica.
-        sidecar: local image for the fakes; "" for the job's.
+        memory: in bytes.
+        variables: those of ``--env``.
     """
 
     image: str = ""
@@ -93,10 +85,7 @@ def parse_variables(text: str) -> dict[str, str]:
     Raises:
         UserError: a word is not NAME=VALUE, or a quote is not closed.
     """
-    try:
-        pairs = [word.partition("=") for word in shlex.split(text)]
-    except ValueError as error:
-        raise UserError(f"'--env {text}': {str(error).lower()}") from None
+    pairs = [word.partition("=") for word in job_options.words(text, "--env")]
     for name, equals, _ in pairs:
         if not equals or not re.fullmatch(r"[A-Za-z_]\w*", name):
             raise UserError(f"'--env': {name!r} is not NAME=VALUE")
@@ -117,11 +106,9 @@ def requested_faults(options: Options, rehearsal: Rehearsal) -> list[Fault]:
     found = faults.parse("preempt", options.preempt, rehearsal.replicas)
     found += faults.parse("kill", options.kill, rehearsal.replicas)
     if options.tpu_delay and rehearsal.node is None:
-        raise UserError(
-            f"'--tpu-delay {options.tpu_delay:g}': {rehearsal.platform} '{rehearsal.name}' "
-            "has no TPU node to wait for; "
-            "only the cloud_tpu workers of AI Platform are created while the job is already running"
-        )
+        lack = f"{rehearsal.platform} '{rehearsal.name}' has no TPU node to wait for"
+        why = "only the cloud_tpu workers of AI Platform are created while the job is already running"
+        raise UserError(f"'--tpu-delay {options.tpu_delay:g}': {lack}; {why}")
     return found
 
 
@@ -287,7 +274,7 @@ def _replicas_table(outcome: Outcome) -> Table:
 
     table = Table(box=None, header_style="bold")
     for column in ("replica", "exit status", "ended by", "restarts", "seconds"):
-        table.add_column(column, justify="right" if column in ("exit status", "restarts", "seconds") else "left")
+        table.add_column(column, justify="left" if column in ("replica", "ended by") else "right")
     for one in outcome.members:
         last = one.attempts[-1]
         seconds = (last.ended or outcome.seconds) - last.started

@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from trainyard.common.errors import StepFailed, UserError, nearest
+from trainyard.common.errors import StepFailed, nearest
 from trainyard.common.installation import require_extra
 from trainyard_jobs.rehearsal.model import Trial, count
 from trainyard_jobs.schema.job_file import JobFile
@@ -94,7 +94,7 @@ def vertex_study(job: JobFile) -> Study:
     spec = document.get("studySpec") or {}
     metrics = spec.get("metrics") or []
     if not metrics:
-        raise UserError(f"{job.where(('studySpec', 'metrics'))}: the study has no metric")
+        raise job.error(("studySpec", "metrics"), "the study has no metric")
     parameters: list[Parameter] = []
     for number, one in enumerate(spec.get("parameters") or []):
         parameters += _vertex_parameter(job, ("studySpec", "parameters", number), one)
@@ -121,7 +121,7 @@ def _vertex_parameter(
     kinds = {f"{kind}ValueSpec": kind for kind in ("double", "integer", "categorical", "discrete")}
     given = next((key for key in kinds if key in one), None)
     if given is None:
-        raise UserError(f"{job.where(where)}: parameter {name!r} has none of {', '.join(kinds)}")
+        raise job.error(where, f"parameter {name!r} has none of {', '.join(kinds)}")
     about = one[given]
     found = Parameter(
         name=name,
@@ -184,16 +184,14 @@ def ai_platform_study(job: JobFile) -> Study:
 
 def _checked(job: JobFile, study: Study, where: tuple[int | str, ...]) -> Study:
     if not study.parameters:
-        raise UserError(f"{job.where(where)}: the study has no parameters")
+        raise job.error(where, "the study has no parameters")
     for one in study.parameters:
         if one.kind in ("double", "integer") and not one.low <= one.high:
-            raise UserError(
-                f"{job.where(where)}: parameter {one.name!r}: minValue {one.low} is above maxValue {one.high}"
-            )
+            raise job.error(where, f"parameter {one.name!r}: minValue {one.low} is above maxValue {one.high}")
         if "LOG" in one.scale and one.low <= 0:
-            raise UserError(f"{job.where(where)}: parameter {one.name!r}: {one.scale} requires a minValue above 0")
+            raise job.error(where, f"parameter {one.name!r}: {one.scale} requires a minValue above 0")
         if one.kind in ("categorical", "discrete") and not one.choices:
-            raise UserError(f"{job.where(where)}: parameter {one.name!r} has no values")
+            raise job.error(where, f"parameter {one.name!r} has no values")
     return study
 
 

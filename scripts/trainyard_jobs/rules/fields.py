@@ -17,6 +17,15 @@ from trainyard_jobs.schema.job_file import camel
 from trainyard_jobs.schema.kubernetes_defaults import mapping
 
 
+def _walk(node: Any, at: Location = ()) -> Iterator[tuple[Location, Any]]:
+    """Yield the location and the value of everything below a node."""
+    below = node.items() if isinstance(node, dict) else enumerate(node) if isinstance(node, list) else ()
+    for key, value in below:
+        here = (*at, str(key) if isinstance(node, dict) else key)
+        yield here, value
+        yield from _walk(value, here)
+
+
 @rule(
     *GOOGLE,
     severity=Severity.REFUSE,
@@ -48,19 +57,10 @@ def fields_match_api(job: Evidence) -> Iterator[Finding]:
 )
 def keys_are_in_camel_case(job: Evidence) -> Iterator[Finding]:
     """What gcloud itself reads of the file is in camelCase; it sends other keys as they are."""
-
-    def look(node: Any, at: Location) -> Iterator[tuple[Location, str]]:
-        if isinstance(node, dict):
-            for key, value in node.items():
-                if camel(str(key)) != key and at[-1:] != ("labels",):
-                    yield (*at, str(key)), str(key)
-                if key != "labels":
-                    yield from look(value, (*at, str(key)))
-        elif isinstance(node, list):
-            for number, value in enumerate(node):
-                yield from look(value, (*at, number))
-
-    for location, key in look(job.job.nodes[0], ()):
+    for location, _ in _walk(job.job.nodes[0]):
+        key = location[-1]
+        if not isinstance(key, str) or camel(key) == key or "labels" in location[:-1]:
+            continue
         read = _reads(job, location)
         yield Finding(
             job.job.where(location),
@@ -82,16 +82,16 @@ def _reads(job: Evidence, location: Location) -> str:
         return "Failed to parse value(s) in protobuf"
     node, key = job.job.nodes[0], location[-1]
     if job.job.kind == "ai-platform":
-        spec = mapping(node.get("trainingInput"))
-        named = spec.get("packageUris") or mapping(spec.get("masterConfig")).get("imageUri")
+        spec = mapping(node, "trainingInput")
+        named = spec.get("packageUris") or mapping(spec, "masterConfig").get("imageUri")
         of_master = key != "image_uri" or "worker" not in str(location[-2:-1]).lower()
         return "" if named or key not in _PACKAGE_KEYS or not of_master else "Non-custom jobs must have packages."
     if job.job.kind != "custom-job" or location[0] != "workerPoolSpecs" or key not in _TASK_KEYS:
         return ""
     pools = node["workerPoolSpecs"]
     pool = mapping(pools[int(location[1])] if isinstance(pools, list) else pools)
-    package = mapping(pool.get("pythonPackageSpec"))
-    container = mapping(pool.get("containerSpec")).get("imageUri")
+    package = mapping(pool, "pythonPackageSpec")
+    container = mapping(pool, "containerSpec").get("imageUri")
     one = bool(container) != bool(package.get("executorImageUri") or package.get("pythonModule"))
     return "" if one else "Exactly one of fields [pythonPackageSpec, containerSpec] is required"
 
@@ -107,19 +107,10 @@ def no_ambiguous_yaml_words(job: Evidence) -> Iterator[Finding]:
     # kubectl reads no numbers to the base of 60: https://github.com/go-yaml/yaml/tree/v2#compatibility
     sixty = "" if job.job.kind == "gke" else r"|[-+]?[0-9][0-9_]*(:[0-5]?[0-9])+(\.[0-9_]*)?"
     odd = re.compile(words + sixty)
-
-    def look(node: Any, at: Location) -> Iterator[tuple[Location, str]]:
-        if isinstance(node, dict):
-            for key, value in node.items():
-                yield from look(value, (*at, str(key)))
-        elif isinstance(node, list):
-            for number, value in enumerate(node):
-                yield from look(value, (*at, number))
-        elif type(node) is str and odd.fullmatch(node):  # quoted text has another class
-            yield at, node
-
     for number, document in enumerate(job.job.nodes):
-        for location, word in look(document, ()):
+        for location, word in _walk(document):
+            if type(word) is not str or not odd.fullmatch(word):  # quoted text has another class
+                continue
             yield Finding(
                 job.job.where(location, number),
                 f"{word} without quotes is not text to gcloud and kubectl, which read YAML 1.1",

@@ -5,6 +5,7 @@ from __future__ import annotations
 import datetime
 import re
 from collections.abc import Iterator
+from dataclasses import dataclass
 
 from packaging.version import InvalidVersion, Version
 
@@ -12,7 +13,6 @@ from trainyard.common.errors import UserError
 from trainyard.common.rule_engine import Finding, Severity, rule
 from trainyard.lint.waivers import today
 from trainyard.oci.reference import Reference
-from trainyard.spec.yaml_source import Location
 from trainyard_jobs.kubernetes import gke_objects, train_jobs
 from trainyard_jobs.model import machines
 from trainyard_jobs.model.image_metadata import Contents
@@ -20,6 +20,7 @@ from trainyard_jobs.model.machines import Hosts
 from trainyard_jobs.rules import named_images, worker_pools
 from trainyard_jobs.rules.evidence import KINDS, VERTEX, Evidence
 from trainyard_jobs.rules.job_templates import job_templates
+from trainyard_jobs.rules.worker_pools import Pool
 from trainyard_jobs.schema.kubernetes_defaults import mapping
 
 #: Days before the last day of an image from which it is named.
@@ -33,28 +34,69 @@ _FIRST: dict[str, dict[str, str | None]] = {
 }
 
 
-def references(job: Evidence) -> Iterator[tuple[str, int, Location]]:
-    """Every image a job names: reference, document, location from the top of the spec (or document)."""
+@dataclass(frozen=True)
+class NamedImage:
+    """Describe an image that a job names.
+
+    Attributes:
+        at: ``file:line`` of the reference.
+        device: the accelerator of the machine, ``tpu`` or ``gpu``; empty without one, or where it does not matter.
+        generation: of the TPU; empty without one.
+        hosts: the machines that it runs on.
+    """
+
+    reference: str
+    at: str
+    device: str = ""
+    generation: str = ""
+    hosts: Hosts = machines.UNKNOWN_HOSTS
+
+
+def named(job: Evidence) -> Iterator[NamedImage]:
+    """Yield every image that a job names."""
     if job.job.kind == "gke":
-        for template in job_templates(job):
-            for index, container in enumerate(template.containers):
-                if isinstance(container.get("image"), str):
-                    yield container["image"], template.document, (*template.pod_at, "containers", index, "image")
-        for number, document in enumerate(job.job.documents):
-            image = mapping(mapping(document.get("spec")).get("trainer")).get("image")
-            if train_jobs.is_train_job(document) and isinstance(image, str):
-                yield image, number, ("spec", "trainer", "image")
+        yield from _of_kubernetes(job)
     elif job.job.kind == "ai-platform":
         for role in ("master", "worker", "parameterServer", "evaluator"):
-            config = job.spec.get(f"{role}Config")
-            if isinstance(config, dict) and isinstance(config.get("imageUri"), str):
-                yield config["imageUri"], 0, (f"{role}Config", "imageUri")
+            reference = mapping(job.spec, f"{role}Config").get("imageUri")
+            if isinstance(reference, str):
+                yield NamedImage(reference, job.at(f"{role}Config", "imageUri"))
     else:
-        for number, pool in worker_pools.pools(job):
-            for task, key in (("containerSpec", "imageUri"), ("pythonPackageSpec", "executorImageUri")):
-                found = (pool.get(task) or {}).get(key)
-                if isinstance(found, str):
-                    yield found, 0, ("workerPoolSpecs", number, task, key)
+        for pool in worker_pools.pools(job):
+            hosts = machines.hosts_of(pool.machine_type)
+            reference = mapping(pool.spec, "containerSpec").get("imageUri")
+            if isinstance(reference, str):
+                at, generation = pool.at("containerSpec", "imageUri"), machines.generation_of_machine(pool.machine_type)
+                yield NamedImage(reference, at, _device(pool), generation or "", hosts)
+            reference = mapping(pool.spec, "pythonPackageSpec").get("executorImageUri")
+            if isinstance(reference, str):
+                yield NamedImage(reference, pool.at("pythonPackageSpec", "executorImageUri"), hosts=hosts)
+
+
+def _of_kubernetes(job: Evidence) -> Iterator[NamedImage]:
+    for template in job_templates(job):
+        selector = template.selector
+        generation, hosts = gke_objects.generation_of(selector) or "", gke_objects.hosts_of(selector)
+        device = "tpu" if selector.get(gke_objects.ACCELERATOR) else "gpu" if selector.get(gke_objects.GPU) else ""
+        for index, container in enumerate(template.containers):
+            at = job.at(*template.pod_at, "containers", index, "image", document=template.document)
+            if isinstance(container.get("image"), str):
+                yield NamedImage(container["image"], at, device, generation, hosts)
+    for number, document in enumerate(job.job.documents):
+        reference = mapping(document, "spec", "trainer").get("image")
+        if train_jobs.is_train_job(document) and isinstance(reference, str):
+            yield NamedImage(reference, job.at("spec", "trainer", "image", document=number))
+
+
+def _device(pool: Pool) -> str:
+    """Return the accelerator of a pool's machine: ``tpu``, ``gpu``; empty without one."""
+    if (
+        pool.accelerator.startswith("TPU")
+        or pool.machine_type == "cloud-tpu"
+        or machines.generation_of_machine(pool.machine_type)
+    ):
+        return "tpu"
+    return "gpu" if pool.accelerator.startswith("NVIDIA") else ""
 
 
 @rule(
@@ -64,9 +106,8 @@ def references(job: Evidence) -> Iterator[tuple[str, int, Location]]:
 )
 def images_exist(job: Evidence) -> Iterator[Finding]:
     """Every image exists."""
-    for reference, document, location in references(job):
-        at = job.at(*location, document=document)
-        known = job.images.get(reference)
+    for image in named(job):
+        reference, at, known = image.reference, image.at, job.images.get(image.reference)
         if reference in job.missing and reference in job.images:
             yield Finding(
                 at,
@@ -138,10 +179,9 @@ def _names_no_registry(reference: str) -> bool:
 )
 def tpu_runtime_matches_image(job: Evidence) -> Iterator[Finding]:
     """tpuTfVersion is the version of the framework in the image."""
-    worker = job.spec.get("workerConfig")
-    version = str(worker.get("tpuTfVersion") or "") if isinstance(worker, dict) else ""
-    master = job.spec.get("masterConfig")
-    image = (worker or {}).get("imageUri") or (master.get("imageUri") if isinstance(master, dict) else None)
+    worker = mapping(job.spec, "workerConfig")
+    version = str(worker.get("tpuTfVersion") or "")
+    image = worker.get("imageUri") or mapping(job.spec, "masterConfig").get("imageUri")
     contents = job.images.get(str(image))
     if not version or contents is None or not contents.versions:
         return
@@ -162,58 +202,20 @@ def _minor(version: str) -> str:
     return ".".join(re.split(r"[.+]", version)[:2])
 
 
-@rule(
-    *VERTEX,
-    severity=Severity.CANNOT_START,
-    source="https://cloud.google.com/vertex-ai/docs/training/pre-built-containers",
+@worker_pools.vertex_rule(
+    "https://cloud.google.com/vertex-ai/docs/training/pre-built-containers", Severity.CANNOT_START
 )
 def prebuilt_images_match_accelerator(job: Evidence) -> Iterator[Finding]:
     """A prebuilt image is for the machine's accelerator."""
-    for number, pool in worker_pools.pools(job):
-        image = str((pool.get("pythonPackageSpec") or {}).get("executorImageUri") or "")
+    for pool in worker_pools.pools(job):
+        image = str(mapping(pool.spec, "pythonPackageSpec").get("executorImageUri") or "")
         match = re.search(r"/vertex-ai/training/\w+-(cpu|gpu|tpu|xla)\.[\w.-]+?(:(\w+))?$", image)
-        at = job.at("workerPoolSpecs", number, "pythonPackageSpec", "executorImageUri")
-        device = _device_of_pool(pool)
+        at, device = pool.at("pythonPackageSpec", "executorImageUri"), _device(pool)
         if match and match[3] != "latest":
             yield Finding(at, f"{image} without :latest", "prebuilt images have no other tag", "add :latest")
         if match and device and match[1] != device:
-            yield Finding(
-                at,
-                f"an image for {match[1]} with a {device}",
-                "the accelerator is paid for and idle",
-                f"use the {device} image",
-            )
-
-
-def _device_of_pool(pool: dict[str, object]) -> str:
-    machine = pool.get("machineSpec")
-    if not isinstance(machine, dict):
-        return ""
-    kind, name = str(machine.get("acceleratorType") or ""), str(machine.get("machineType") or "")
-    if kind.startswith("TPU") or name == "cloud-tpu" or machines.generation_of_machine(name):
-        return "tpu"
-    return "gpu" if kind.startswith("NVIDIA") else ""
-
-
-def _placed(job: Evidence) -> Iterator[tuple[str, int, Location, str, str]]:
-    """Every image with the accelerator that it runs on: reference, document, location, device, TPU generation."""
-    if job.job.kind == "gke":
-        for template in job_templates(job):
-            selector = template.selector
-            label = selector.get(gke_objects.ACCELERATOR)
-            generation = next((name for name, tpu in machines.table().tpus.items() if tpu.gke_accelerator == label), "")
-            device = "tpu" if label else "gpu" if selector.get(gke_objects.GPU) else ""
-            for index, container in enumerate(template.containers):
-                place = (*template.pod_at, "containers", index, "image")
-                yield str(container.get("image")), template.document, place, device, generation if label else ""
-    elif job.job.kind != "ai-platform":
-        for number, pool in worker_pools.pools(job):
-            machine = pool.get("machineSpec")
-            name = str(machine.get("machineType")) if isinstance(machine, dict) else ""
-            place = ("workerPoolSpecs", number, "containerSpec", "imageUri")
-            generation = machines.generation_of_machine(name) or ""
-            image = str((pool.get("containerSpec") or {}).get("imageUri"))
-            yield image, 0, place, _device_of_pool(pool), generation
+            what = f"an image for {match[1]} with a {device}"
+            yield Finding(at, what, "the accelerator is paid for and idle", f"use the {device} image")
 
 
 @rule(
@@ -224,12 +226,12 @@ def _placed(job: Evidence) -> Iterator[tuple[str, int, Location, str, str]]:
 )
 def images_support_accelerator(job: Evidence) -> Iterator[Finding]:
     """The framework in the image is built for the accelerator that the job asks for."""
-    for reference, document, location, device, _ in _placed(job):
-        contents = job.images.get(reference)
+    for image in named(job):
+        device, contents = image.device, job.images.get(image.reference)
         if not device or contents is None or not contents.device or contents.device == device:
             continue
         yield Finding(
-            job.at(*location, document=document),
+            image.at,
             f"a {device.upper()} job with an image for {contents.device.upper()}s: {contents.framework} "
             f"(by {contents.source})",
             f"the trainer runs on the host's CPU, and the {device.upper()} is paid for and idle",
@@ -240,34 +242,17 @@ def images_support_accelerator(job: Evidence) -> Iterator[Finding]:
 @rule(*KINDS, severity=Severity.NOTE, source="images/matrix.yaml")
 def images_are_supported(job: Evidence) -> Iterator[Finding]:
     """The image is looked after for 60 days more: its framework, base, Python and CUDA."""
-    for reference, document, location in references(job):
-        contents = job.images.get(reference)
+    for image in named(job):
+        contents = job.images.get(image.reference)
         if contents is None or not (last := contents.supported_until):
             continue
         if datetime.date.fromisoformat(last) - datetime.timedelta(days=NOTICE) < today():
             yield Finding(
-                job.at(*location, document=document),
-                f"{reference} is looked after until {last} (by {contents.source})",
+                image.at,
+                f"{image.reference} is looked after until {last} (by {contents.source})",
                 "later faults of what it contains are not mended",
                 "use a newer version ('trainyard list --ends')",
             )
-
-
-def _on_hosts(job: Evidence) -> Iterator[tuple[str, int, Location, Hosts]]:
-    """Every image with the machines that it runs on: reference, document, location, machines."""
-    if job.job.kind == "gke":
-        for template in job_templates(job):
-            nodes = gke_objects.hosts_of(template.selector)
-            for index, container in enumerate(template.containers):
-                place = (*template.pod_at, "containers", index, "image")
-                yield str(container.get("image")), template.document, place, nodes
-    elif job.job.kind != "ai-platform":
-        for number, pool in worker_pools.pools(job):
-            name = str(mapping(pool.get("machineSpec")).get("machineType") or "")
-            for task, key in (("containerSpec", "imageUri"), ("pythonPackageSpec", "executorImageUri")):
-                reference = str(mapping(pool.get(task)).get(key))
-                place = ("workerPoolSpecs", number, task, key)
-                yield reference, 0, place, machines.hosts_of(name)
 
 
 @rule(
@@ -278,45 +263,32 @@ def _on_hosts(job: Evidence) -> Iterator[tuple[str, int, Location, Hosts]]:
 )
 def images_have_the_architecture(job: Evidence) -> Iterator[Finding]:
     """Every image is for the architecture of its machines."""
-    for reference, document, location, hosts in _on_hosts(job):
-        contents = job.images.get(reference)
-        if contents is None or not (what := hosts.mismatch(contents.platforms)):
-            continue
-        yield Finding(
-            job.at(*location, document=document),
-            what,
-            "the container does not start: no matching manifest, or exec format error",
-            f"{hosts.remediation()}, or use other machines",
-        )
+    for image in named(job):
+        contents = job.images.get(image.reference)
+        if contents is not None and (what := image.hosts.mismatch(contents.platforms)):
+            why = "the container does not start: no matching manifest, or exec format error"
+            yield Finding(image.at, what, why, f"{image.hosts.remediation()}, or use other machines")
 
 
-@rule(
-    *VERTEX,
-    severity=Severity.CANNOT_START,
-    source=(
-        "https://cloud.google.com/vertex-ai/docs/training/training-with-tpu-vm "
-        "(v5e: TensorFlow 2.15, PyTorch 2.1, JAX 0.4.6; v6e: no TensorFlow)"
-    ),
+@worker_pools.vertex_rule(
+    "https://cloud.google.com/vertex-ai/docs/training/training-with-tpu-vm "
+    "(v5e: TensorFlow 2.15, PyTorch 2.1, JAX 0.4.6; v6e: no TensorFlow)",
+    Severity.CANNOT_START,
 )
 def frameworks_support_tpu(job: Evidence) -> Iterator[Finding]:
     """The framework in the image supports the TPU's generation."""
-    for reference, document, location, device, generation in _placed(job):
-        contents = job.images.get(reference)
-        if device != "tpu" or contents is None or generation not in _FIRST:
+    for image in named(job):
+        contents = job.images.get(image.reference)
+        if image.device != "tpu" or contents is None or image.generation not in _FIRST:
             continue
-        for framework, first in _FIRST[generation].items():
+        for framework, first in _FIRST[image.generation].items():
             have = contents.tensorflow if framework == "tensorflow" else _version(contents, framework)
             if not have or (first and _at_least(have, first)):
                 continue
-            what = f"{framework} {have} on a TPU {generation}; " + (
-                f"it needs {first} or later" if first else "not supported"
-            )
-            yield Finding(
-                job.at(*location, document=document),
-                what,
-                "the trainer does not find the TPU",
-                "use a PyTorch or JAX image" if first is None else "use a newer image",
-            )
+            needs = f"it needs {first} or later" if first else "not supported"
+            what = f"{framework} {have} on a TPU {image.generation}; {needs}"
+            fix = "use a PyTorch or JAX image" if first is None else "use a newer image"
+            yield Finding(image.at, what, "the trainer does not find the TPU", fix)
 
 
 def _version(contents: Contents, framework: str) -> str:

@@ -2,43 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import functools
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from trainyard.common.rule_engine import Finding, Severity
+from trainyard.common.rule_engine import Finding, Rule, Severity, rule
 from trainyard.spec.yaml_source import Location
 from trainyard_jobs.kubernetes import gke_objects, kubernetes_names
 from trainyard_jobs.rules.evidence import Evidence
+from trainyard_jobs.rules.problems import Problem, findings
 from trainyard_jobs.schema.job_file import is_kubernetes_job
-from trainyard_jobs.schema.kubernetes_defaults import mapping, sequence
-
-#: What a rule found: the location from the top of the document, what is wrong, what to do.
-Problem = tuple[Location, str, str]
+from trainyard_jobs.schema.kubernetes_defaults import entries, mapping, sequence
 
 
 def object_name(document: dict[str, Any]) -> str:
     """The name of an object; if the API server generates it, one of the same length."""
-    metadata = mapping(document.get("metadata"))
+    metadata = mapping(document, "metadata")
     name = metadata.get("name")
     if isinstance(name, str) and name:
         return name
     prefix = metadata.get("generateName")
     return kubernetes_names.generated(prefix) if isinstance(prefix, str) and prefix else ""
-
-
-def repeated(value: object, at: Location, keys: dict[str, object]) -> Iterator[Problem]:
-    """The entries of a list that have the same key as an earlier one.
-
-    Args:
-        keys: the fields that are the key (x-kubernetes-list-map-keys) -> their defaults.
-    """
-    seen: set[str] = set()
-    for number, one in enumerate(map(mapping, sequence(value))):
-        found = " ".join(str(one.get(key, default)) for key, default in keys.items())
-        if found in seen:
-            yield (*at, number), f"{'.'.join(keys)} {found} is there twice in {at[-1]}", "remove or rename one"
-        seen.add(found)
 
 
 @dataclass(frozen=True)
@@ -64,11 +49,11 @@ class JobTemplate:
 
     @property
     def template(self) -> dict[str, Any]:
-        return mapping(self.spec.get("template"))
+        return mapping(self.spec, "template")
 
     @property
     def pod(self) -> dict[str, Any]:
-        return mapping(self.template.get("spec"))
+        return mapping(self.template, "spec")
 
     @property
     def pod_at(self) -> Location:
@@ -76,29 +61,27 @@ class JobTemplate:
 
     @property
     def containers(self) -> list[dict[str, Any]]:
-        return [one for one in sequence(self.pod.get("containers")) if isinstance(one, dict)]
+        return [entry for entry in sequence(self.pod, "containers") if isinstance(entry, dict)]
 
     def all_containers(self) -> Iterator[tuple[Location, dict[str, Any]]]:
         """Every container with its location, init containers first."""
         for key in ("initContainers", "containers"):
-            for index, one in enumerate(sequence(self.pod.get(key))):
-                if isinstance(one, dict):
-                    yield (*self.pod_at, key, index), one
+            for index, entry in enumerate(sequence(self.pod, key)):
+                if isinstance(entry, dict):
+                    yield (*self.pod_at, key, index), entry
 
     @property
     def selector(self) -> dict[str, Any]:
         """Labels that the pods' node must have, by nodeSelector or by a required affinity with a single value."""
         found: dict[str, Any] = {}
-        required = mapping(mapping(self.pod.get("affinity")).get("nodeAffinity")).get(
-            "requiredDuringSchedulingIgnoredDuringExecution"
-        )
-        terms = sequence(mapping(required).get("nodeSelectorTerms"))
+        required = mapping(self.pod, "affinity", "nodeAffinity", "requiredDuringSchedulingIgnoredDuringExecution")
+        terms = sequence(required, "nodeSelectorTerms")
         if len(terms) == 1:
-            for one in sequence(mapping(terms[0]).get("matchExpressions")):
-                values = sequence(mapping(one).get("values"))
-                if mapping(one).get("operator") == "In" and len(values) == 1:
-                    found[str(one.get("key"))] = values[0]
-        return found | mapping(self.pod.get("nodeSelector"))
+            for entry in map(mapping, sequence(terms[0], "matchExpressions")):
+                values = sequence(entry, "values")
+                if entry.get("operator") == "In" and len(values) == 1:
+                    found[str(entry.get("key"))] = values[0]
+        return found | mapping(self.pod, "nodeSelector")
 
     def count(self, key: str) -> int:
         """A number of the spec, such as ``completions``; 1 without it."""
@@ -110,32 +93,37 @@ class JobTemplate:
         """The number of pods of one Job: its completions, or of a work queue, its parallelism."""
         return self.count("completions") if "completions" in self.spec else self.count("parallelism")
 
-    def findings(
-        self, job: Evidence, problems: Iterator[Problem], severity: Severity | None = None
-    ) -> Iterator[Finding]:
-        """Findings about what the API server refuses in a Job or in its pods.
+    def findings(self, job: Evidence, problems: Iterable[Problem]) -> Iterator[Finding]:
+        """Report problems for which the API server refuses a Job or its pods.
 
         The API server takes a JobSet without validating its Jobs; they are refused when its controller creates them.
         """
-        why = "the API server refuses the Job"
         if self.in_jobset:
             why = "the JobSet is created, but the API server refuses its Jobs"
-        for location, what, remediation in problems:
-            yield Finding(
-                job.at(*location, document=self.document),
-                what,
-                why,
-                remediation,
-                severity=severity or (Severity.CANNOT_START if self.in_jobset else Severity.REFUSE),
-            )
+            return findings(job, self.document, problems, why, Severity.CANNOT_START)
+        return findings(job, self.document, problems, "the API server refuses the Job")
+
+
+def job_rule(source: str) -> Callable[[Callable[[JobTemplate], Iterator[Problem]]], Rule[Evidence]]:
+    """Make a function that yields the problems of a Job a rule about every Job of a file, also those within JobSets."""
+
+    def decorate(function: Callable[[JobTemplate], Iterator[Problem]]) -> Rule[Evidence]:
+        @functools.wraps(function)
+        def check(job: Evidence) -> Iterator[Finding]:
+            for template in job_templates(job):
+                yield from template.findings(job, function(template))
+
+        return rule("gke", severity=Severity.REFUSE, source=source)(check)
+
+    return decorate
 
 
 def _claims(spec: dict[str, Any]) -> frozenset[str]:
     """The names of the volumes that volumeClaimPolicies add."""
     return frozenset(
-        str(mapping(mapping(template).get("metadata")).get("name", ""))
-        for policy in sequence(spec.get("volumeClaimPolicies"))
-        for template in sequence(mapping(policy).get("templates"))
+        str(mapping(template, "metadata").get("name", ""))
+        for policy in sequence(spec, "volumeClaimPolicies")
+        for template in sequence(policy, "templates")
     )
 
 
@@ -145,23 +133,14 @@ def job_templates(job: Evidence) -> Iterator[JobTemplate]:
         if not isinstance(document.get("spec"), dict) or not is_kubernetes_job(document):
             continue
         name, spec = object_name(document), document["spec"]
-        labels = mapping(mapping(document.get("metadata")).get("labels"))
-        queue = str(labels.get(gke_objects.QUEUE) or "")
+        queue = str(mapping(document, "metadata", "labels").get(gke_objects.QUEUE) or "")
         if document.get("kind") == "Job":
             yield JobTemplate(number, ("spec",), spec, name, 1, False, queue=queue)
         if document.get("kind") == "JobSet":
-            for index, one in enumerate(sequence(spec.get("replicatedJobs"))):
-                inner = mapping(mapping(one).get("template")).get("spec")
+            for at, entry in entries(spec, ("spec",), "replicatedJobs"):
+                inner = mapping(entry, "template").get("spec")
                 if not isinstance(inner, dict):
                     continue
-                replicas = one["replicas"] if isinstance(one["replicas"], int) else 1
-                yield JobTemplate(
-                    number,
-                    ("spec", "replicatedJobs", index, "template", "spec"),
-                    inner,
-                    f"{name}-{one.get('name', '')}-{max(0, replicas - 1)}",
-                    replicas,
-                    True,
-                    _claims(spec),
-                    queue,
-                )
+                replicas = entry["replicas"] if isinstance(entry["replicas"], int) else 1
+                last = f"{name}-{entry.get('name', '')}-{max(0, replicas - 1)}"
+                yield JobTemplate(number, (*at, "template", "spec"), inner, last, replicas, True, _claims(spec), queue)

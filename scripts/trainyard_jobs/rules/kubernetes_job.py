@@ -11,8 +11,9 @@ from trainyard.spec.yaml_source import Location
 from trainyard_jobs.kubernetes import kubernetes_names as names
 from trainyard_jobs.kubernetes import train_jobs
 from trainyard_jobs.rules.evidence import Evidence
-from trainyard_jobs.rules.job_templates import JobTemplate, Problem, job_templates, object_name
-from trainyard_jobs.schema.kubernetes_defaults import mapping, sequence
+from trainyard_jobs.rules.job_templates import JobTemplate, job_rule, object_name
+from trainyard_jobs.rules.problems import Problem, not_a_controller, out_of_range
+from trainyard_jobs.schema.kubernetes_defaults import entries, mapping, sequence
 
 _BATCH = "https://github.com/kubernetes/kubernetes/blob/master/pkg/apis/batch/validation/validation.go"
 _NAMES = "https://kubernetes.io/docs/concepts/overview/working-with-objects/names"
@@ -23,7 +24,6 @@ _MAX_INDEXED = 100_000
 _MAX_OF_MANY = 10_000
 _MAX_RULES = 20
 _MAX_EXIT_CODES = 255
-_MAX_MANAGED_BY = 63
 
 _NUMBERS = (
     "parallelism",
@@ -65,36 +65,28 @@ def object_names_are_valid(job: Evidence) -> Iterator[Finding]:
             )
 
 
-@rule("gke", severity=Severity.REFUSE, source=f"{_BATCH} (ValidateJob, and the label batch.kubernetes.io/job-name)")
-def names_are_short_enough(job: Evidence) -> Iterator[Finding]:
+@job_rule(f"{_BATCH} (ValidateJob, and the label batch.kubernetes.io/job-name)")
+def names_are_short_enough(template: JobTemplate) -> Iterator[Problem]:
     """The names of Jobs are valid labels, as are the host names of their pods."""
-    for template in job_templates(job):
-        if template.in_jobset or names.dns_1123_subdomain(template.name):
-            continue
-        if template.spec.get("completionMode") == "Indexed" and template.count("completions") > 0:
-            name = f"{template.name}-{template.count('completions') - 1}"
-            what, wrong = f"the host names of its pods have {len(name)} characters ({name})", names.dns_1123_label(name)
-        else:
-            name = template.name
-            what, wrong = f"the name has {len(name)} characters, and becomes a label", names.label_value(name)
-        if wrong:
-            at: Location = ("metadata", "name")
-            yield from template.findings(job, iter([(at, f"{what}: {wrong}", "use a shorter name, without dots")]))
+    name = template.name
+    if template.in_jobset or names.dns_1123_subdomain(name):
+        return
+    if template.spec.get("completionMode") == "Indexed" and template.count("completions") > 0:
+        name = f"{name}-{template.count('completions') - 1}"
+        what, wrong = f"the host names of its pods have {len(name)} characters ({name})", names.dns_1123_label(name)
+    else:
+        what, wrong = f"the name has {len(name)} characters, and becomes a label", names.label_value(name)
+    if wrong:
+        yield ("metadata", "name"), f"{what}: {wrong}", "use a shorter name, without dots"
 
 
-@rule("gke", severity=Severity.REFUSE, source=f"{_BATCH} (validateJobSpec)")
-def job_numbers_are_valid(job: Evidence) -> Iterator[Finding]:
+@job_rule(f"{_BATCH} (validateJobSpec)")
+def job_numbers_are_valid(template: JobTemplate) -> Iterator[Problem]:
     """Counts, limits and the completion mode of a Job fit each other."""
-    for template in job_templates(job):
-        yield from template.findings(job, _numbers(template))
-
-
-def _numbers(template: JobTemplate) -> Iterator[Problem]:
     spec, at = template.spec, template.at
     numbers = {key: spec[key] for key in _NUMBERS if isinstance(spec.get(key), int)}
-    for key, value in numbers.items():
-        if value < 0:
-            yield (*at, key), f"{key} is {value}", "write 0 or more"
+    for key in numbers:
+        yield from out_of_range(spec, key, at, 0)
     if "maxFailedIndexes" in numbers and "backoffLimitPerIndex" not in numbers:
         yield (*at, "maxFailedIndexes"), "maxFailedIndexes without backoffLimitPerIndex", "add backoffLimitPerIndex"
     mode = spec.get("completionMode")
@@ -106,13 +98,7 @@ def _numbers(template: JobTemplate) -> Iterator[Problem]:
         for key in ("backoffLimitPerIndex", "maxFailedIndexes"):
             if key in numbers:
                 yield (*at, key), f"{key} in a Job that is not Indexed", "add completionMode: Indexed"
-    manager = spec.get("managedBy")
-    if isinstance(manager, str):
-        wrong = names.domain_prefixed_path(manager)
-        if not wrong and len(manager) > _MAX_MANAGED_BY:
-            wrong = f"at most {_MAX_MANAGED_BY} characters"
-        if wrong:
-            yield (*at, "managedBy"), f"managedBy is '{manager}'", wrong
+    yield from not_a_controller(spec, at)
 
 
 def _indexed(numbers: dict[str, int], at: Location) -> Iterator[Problem]:
@@ -135,35 +121,25 @@ def _indexed(numbers: dict[str, int], at: Location) -> Iterator[Problem]:
                 yield (*at, key), f"{key} is {numbers[key]} {many}", f"at most {_MAX_OF_MANY}"
 
 
-@rule("gke", severity=Severity.REFUSE, source=f"{_BATCH} (validateGeneratedSelector, ValidateJobTemplateSpec)")
-def selectors_are_generated(job: Evidence) -> Iterator[Finding]:
+@job_rule(f"{_BATCH} (validateGeneratedSelector, ValidateJobTemplateSpec)")
+def selectors_are_generated(template: JobTemplate) -> Iterator[Problem]:
     """A Job leaves its selector to the API server, or sets manualSelector and the same labels."""
-    for template in job_templates(job):
-        selector = mapping(template.spec.get("selector"))
-        labels = mapping(mapping(template.template.get("metadata")).get("labels"))
-        wanted = mapping(selector.get("matchLabels"))
-        at = (*template.at, "selector")
-        if selector and not template.spec.get("manualSelector"):
-            problem: Problem = (at, "a selector without manualSelector: true", "remove it: one is generated")
-        elif any(labels.get(key) != value for key, value in wanted.items()):
-            problem = (at, "the selector does not match the labels of the pod template", "give the pods its labels")
-        elif template.spec.get("manualSelector") and not selector:
-            problem = (template.at, "manualSelector without a selector", "remove manualSelector")
-        else:
-            continue
-        yield from template.findings(job, iter([problem]))
+    selector, manual = mapping(template.spec, "selector"), template.spec.get("manualSelector")
+    labels = mapping(template.template, "metadata", "labels")
+    at = (*template.at, "selector")
+    if selector and not manual:
+        yield at, "a selector without manualSelector: true", "remove it: one is generated"
+    elif any(labels.get(key) != value for key, value in mapping(selector, "matchLabels").items()):
+        yield at, "the selector does not match the labels of the pod template", "give the pods its labels"
+    elif manual and not selector:
+        yield template.at, "manualSelector without a selector", "remove manualSelector"
 
 
-@rule("gke", severity=Severity.REFUSE, source=f"{_BATCH} (validateJobSpec, validatePodReplacementPolicy)")
-def restart_policy_is_allowed(job: Evidence) -> Iterator[Finding]:
+@job_rule(f"{_BATCH} (validateJobSpec, validatePodReplacementPolicy)")
+def restart_policy_is_allowed(template: JobTemplate) -> Iterator[Problem]:
     """The restart and replacement policies are those that Jobs and their pod failure policy allow."""
-    for template in job_templates(job):
-        if not template.pod:
-            continue
-        yield from template.findings(job, _restarts(template))
-
-
-def _restarts(template: JobTemplate) -> Iterator[Problem]:
+    if not template.pod:
+        return
     policy = template.pod.get("restartPolicy")
     with_policy = "podFailurePolicy" in template.spec
     allowed = ["Never"] if with_policy else ["Never", "OnFailure"]
@@ -177,35 +153,28 @@ def _restarts(template: JobTemplate) -> Iterator[Problem]:
         yield at, f"podReplacementPolicy is {replacement}", f"write {' or '.join(allowed)}"
 
 
-@rule("gke", severity=Severity.REFUSE, source=f"{_BATCH} (validatePodFailurePolicy)")
-def pod_failure_policy_is_valid(job: Evidence) -> Iterator[Finding]:
+@job_rule(f"{_BATCH} (validatePodFailurePolicy)")
+def pod_failure_policy_is_valid(template: JobTemplate) -> Iterator[Problem]:
     """A rule of a pod failure policy has an action, and exit codes or conditions."""
-    for template in job_templates(job):
-        yield from template.findings(job, _pod_failure_policy(template))
-
-
-def _pod_failure_policy(template: JobTemplate) -> Iterator[Problem]:
-    at = (*template.at, "podFailurePolicy", "rules")
-    rules = sequence(mapping(template.spec.get("podFailurePolicy")).get("rules"))
-    if len(rules) > _MAX_RULES:
-        yield at, f"{len(rules)} rules", f"write at most {_MAX_RULES}"
-    containers = [str(one.get("name")) for _, one in template.all_containers()]
-    for number, one in enumerate(map(mapping, rules)):
-        here = (*at, number)
-        action = one.get("action")
+    policy, at = mapping(template.spec, "podFailurePolicy"), (*template.at, "podFailurePolicy")
+    number = len(sequence(policy, "rules"))
+    if number > _MAX_RULES:
+        yield (*at, "rules"), f"{number} rules", f"write at most {_MAX_RULES}"
+    containers = [str(entry.get("name")) for _, entry in template.all_containers()]
+    for here, entry in entries(policy, at, "rules"):
+        action = entry.get("action")
         actions = ["Count", "FailIndex", "FailJob", "Ignore"]
         if action not in actions:
             yield (*here, "action"), f"action is {action}", f"write one of {', '.join(actions)}"
         elif action == "FailIndex" and "backoffLimitPerIndex" not in template.spec:
             yield (*here, "action"), "FailIndex without backoffLimitPerIndex", "add spec.backoffLimitPerIndex"
-        codes, conditions = one.get("onExitCodes"), sequence(one.get("onPodConditions"))
+        codes, conditions = entry.get("onExitCodes"), sequence(entry, "onPodConditions")
         if (codes is not None) == bool(conditions):
             both = "both onExitCodes and onPodConditions" if conditions else "neither onExitCodes nor onPodConditions"
             yield here, both, "write one of them; a second rule can have the other"
         if len(conditions) > _MAX_RULES:
             yield (*here, "onPodConditions"), f"{len(conditions)} conditions", f"write at most {_MAX_RULES}"
-        for index, condition in enumerate(map(mapping, conditions)):
-            where = (*here, "onPodConditions", index)
+        for where, condition in entries(entry, here, "onPodConditions"):
             if wrong := names.qualified_name(str(condition.get("type", ""))):
                 yield (*where, "type"), f"condition '{condition.get('type')}'", wrong
             if condition.get("status") not in ("True", "False", "Unknown"):
@@ -215,7 +184,7 @@ def _pod_failure_policy(template: JobTemplate) -> Iterator[Problem]:
 
 
 def _exit_codes(codes: dict[str, Any], at: Location, containers: list[str]) -> Iterator[Problem]:
-    operator, values = codes.get("operator"), sequence(codes.get("values"))
+    operator, values = codes.get("operator"), sequence(codes, "values")
     if operator not in ("In", "NotIn"):
         yield (*at, "operator"), f"operator is {operator}", "write In or NotIn"
     name = codes.get("containerName")
@@ -223,33 +192,27 @@ def _exit_codes(codes: dict[str, Any], at: Location, containers: list[str]) -> I
         yield (*at, "containerName"), f"no container '{name}'", f"use one of {', '.join(containers)}"
     if not 0 < len(values) <= _MAX_EXIT_CODES:
         yield (*at, "values"), f"{len(values)} exit codes", f"write 1 to {_MAX_EXIT_CODES}"
-    numbers = [one for one in values if isinstance(one, int)]
+    numbers = [entry for entry in values if isinstance(entry, int)]
     if operator == "In" and 0 in numbers:
         yield (*at, "values"), "exit code 0, which is success", "remove it"
     if numbers != sorted(set(numbers)):
         yield (*at, "values"), "the exit codes are not in increasing order, each once", "sort them"
 
 
-@rule("gke", severity=Severity.REFUSE, source=f"{_BATCH} (validateSuccessPolicy)")
-def success_policy_is_valid(job: Evidence) -> Iterator[Finding]:
+@job_rule(f"{_BATCH} (validateSuccessPolicy)")
+def success_policy_is_valid(template: JobTemplate) -> Iterator[Problem]:
     """A success policy belongs to an Indexed Job, and names indexes or a number of them."""
-    for template in job_templates(job):
-        if isinstance(template.spec.get("successPolicy"), dict):
-            yield from template.findings(job, _success_policy(template))
-
-
-def _success_policy(template: JobTemplate) -> Iterator[Problem]:
-    at = (*template.at, "successPolicy")
+    policy, at = template.spec.get("successPolicy"), (*template.at, "successPolicy")
+    if not isinstance(policy, dict):
+        return
     if template.spec.get("completionMode") != "Indexed":
         yield at, "a successPolicy in a Job that is not Indexed", "add completionMode: Indexed"
         return
-    rules = sequence(template.spec["successPolicy"].get("rules"))
-    if not 0 < len(rules) <= _MAX_RULES:
-        yield at, f"{len(rules)} rules", f"write 1 to {_MAX_RULES}"
-    completions = template.count("completions")
-    for number, one in enumerate(map(mapping, rules)):
-        here = (*at, "rules", number)
-        indexes, count = one.get("succeededIndexes"), one.get("succeededCount")
+    number, completions = len(sequence(policy, "rules")), template.count("completions")
+    if not 0 < number <= _MAX_RULES:
+        yield at, f"{number} rules", f"write 1 to {_MAX_RULES}"
+    for here, entry in entries(policy, at, "rules"):
+        indexes, count = entry.get("succeededIndexes"), entry.get("succeededCount")
         if indexes is None and count is None:
             yield here, "neither succeededIndexes nor succeededCount", "write one of them"
         most = completions
@@ -260,8 +223,7 @@ def _success_policy(template: JobTemplate) -> Iterator[Problem]:
                 yield where, f"indexes '{indexes}'", f"write increasing numbers below {completions}, such as 0,2-3"
             else:
                 most = listed
-        if isinstance(count, int) and not 0 <= count <= most:
-            yield (*here, "succeededCount"), f"succeededCount is {count}", f"write 0 to {most}"
+        yield from out_of_range(entry, "succeededCount", here, 0, most)
 
 
 def parse_indexes(text: str, completions: int) -> int | None:

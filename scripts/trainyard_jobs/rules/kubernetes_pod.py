@@ -14,8 +14,9 @@ from trainyard.common.rule_engine import Finding, Severity, rule
 from trainyard.spec.yaml_source import Location
 from trainyard_jobs.kubernetes import kubernetes_names as names
 from trainyard_jobs.rules.evidence import Evidence
-from trainyard_jobs.rules.job_templates import JobTemplate, Problem, job_templates
-from trainyard_jobs.schema.kubernetes_defaults import mapping, sequence
+from trainyard_jobs.rules.job_templates import JobTemplate, job_rule, job_templates
+from trainyard_jobs.rules.problems import Problem, findings, out_of_range
+from trainyard_jobs.schema.kubernetes_defaults import entries, mapping, sequence
 
 _CORE = "https://github.com/kubernetes/kubernetes/blob/master/pkg/apis/core/validation/validation.go"
 _LABELS = "https://github.com/kubernetes/apimachinery/blob/master/pkg/apis/meta/v1/validation/validation.go"
@@ -23,6 +24,8 @@ _LABELS = "https://github.com/kubernetes/apimachinery/blob/master/pkg/apis/meta/
 #: Most bytes of an object's annotations (TotalAnnotationSizeLimitB).
 _ANNOTATIONS = 256 * 1024
 _OPERATORS = ("In", "NotIn", "Exists", "DoesNotExist", "Gt", "Lt")
+_REQUIRED = "requiredDuringSchedulingIgnoredDuringExecution"
+_PREFERRED = "preferredDuringSchedulingIgnoredDuringExecution"
 
 #: Fields of a pod that a variable can have, besides single labels and annotations.
 _FIELDS = (
@@ -42,185 +45,161 @@ _FIELDS = (
 def labels_are_valid(job: Evidence) -> Iterator[Finding]:
     """Labels and annotations have valid keys and values."""
     for number, document in enumerate(job.job.documents):
-        for location, what, remediation in _metadata(mapping(document.get("metadata")), ("metadata",)):
-            yield Finding(job.at(*location, document=number), what, "the API server refuses the object", remediation)
+        problems = _metadata(mapping(document, "metadata"), ("metadata",))
+        yield from findings(job, number, problems, "the API server refuses the object")
     for template in job_templates(job):
-        at: Location = (*template.at, "template", "metadata")
-        problems = [*_metadata(mapping(template.template.get("metadata")), at)]
-        problems += [
-            ((*template.pod_at, "nodeSelector", str(key)), f"node label '{key}: {value}'", wrong)
-            for key, value in mapping(template.pod.get("nodeSelector")).items()
-            if (wrong := names.qualified_name(str(key)) or names.label_value(str(value)))
-        ]
-        yield from template.findings(job, iter(problems))
+        metadata = mapping(template.template, "metadata")
+        yield from template.findings(job, _metadata(metadata, (*template.at, "template", "metadata")))
+        yield from template.findings(job, _labels(template.pod, "nodeSelector", "node label", template.pod_at))
+
+
+def _labels(part: dict[str, Any], field: str, what: str, at: Location) -> Iterator[Problem]:
+    for key, value in mapping(part, field).items():
+        if wrong := names.qualified_name(str(key)) or names.label_value(str(value)):
+            yield (*at, field, str(key)), f"{what} '{key}: {value}'", wrong
 
 
 def _metadata(metadata: dict[str, Any], at: Location) -> Iterator[Problem]:
-    for key, value in mapping(metadata.get("labels")).items():
-        if wrong := names.qualified_name(str(key)) or names.label_value(str(value)):
-            yield (*at, "labels", str(key)), f"label '{key}: {value}'", wrong
-    annotations = mapping(metadata.get("annotations"))
+    yield from _labels(metadata, "labels", "label", at)
+    annotations = mapping(metadata, "annotations")
     for key in annotations:
         if wrong := names.qualified_name(str(key).lower()):
             yield (*at, "annotations", str(key)), f"annotation '{key}'", wrong
-    size = sum(len(str(one).encode()) for pair in annotations.items() for one in pair)
+    size = sum(len(str(entry).encode()) for pair in annotations.items() for entry in pair)
     if size > _ANNOTATIONS:
         yield (*at, "annotations"), f"annotations of {size} bytes", f"use at most {_ANNOTATIONS}"
 
 
-@rule("gke", severity=Severity.REFUSE, source=f"{_CORE} (validateContainers, validateInitContainers)")
-def containers_are_valid(job: Evidence) -> Iterator[Finding]:
+@job_rule(f"{_CORE} (validateContainers, validateInitContainers)")
+def containers_are_valid(template: JobTemplate) -> Iterator[Problem]:
     """Containers have unique names and an image; init containers that end have no probes."""
-    for template in job_templates(job):
-        yield from template.findings(job, _containers(template))
-
-
-def _containers(template: JobTemplate) -> Iterator[Problem]:
     if template.pod and not template.containers:
         yield template.pod_at, "a pod without containers", "add one"
     seen: set[str] = set()
-    for at, one in template.all_containers():
-        name = str(one.get("name", ""))
+    for at, entry in template.all_containers():
+        name = str(entry.get("name", ""))
         if wrong := names.dns_1123_label(name):
             yield (*at, "name"), f"a container is named '{name}'", wrong
         elif name in seen:
             yield (*at, "name"), f"two containers are named '{name}'", "rename one"
         seen.add(name)
-        if not one.get("image"):
+        if not entry.get("image"):
             yield at, f"container '{name}' without an image", "add image"
-        if "initContainers" in at and one.get("restartPolicy") != "Always":
+        if "initContainers" in at and entry.get("restartPolicy") != "Always":
             for key in ("lifecycle", "livenessProbe", "readinessProbe", "startupProbe"):
-                if key in one:
+                if key in entry:
                     yield (*at, key), f"{key} in an init container", "remove it, or add restartPolicy: Always"
 
 
-@rule("gke", severity=Severity.REFUSE, source=f"{_CORE} (ValidateEnv, ValidateEnvFrom)")
-def container_variables_are_valid(job: Evidence) -> Iterator[Finding]:
+@job_rule(f"{_CORE} (ValidateEnv, ValidateEnvFrom)")
+def container_variables_are_valid(template: JobTemplate) -> Iterator[Problem]:
     """Environment variables have a valid name, and one value or source."""
-    for template in job_templates(job):
-        yield from template.findings(job, _variables(template))
-        if not template.in_jobset:  # a JobSet with such a list is refused: jobset_lists_have_unique_keys
-            yield from template.findings(job, _repeated_variables(template), Severity.NOTE)
-
-
-def _variables(template: JobTemplate) -> Iterator[Problem]:
     for at, container in template.all_containers():
-        for number, one in enumerate(map(mapping, sequence(container.get("env")))):
-            here, name = (*at, "env", number), str(one.get("name", ""))
+        for here, entry in entries(container, at, "env"):
+            name = str(entry.get("name", ""))
             if not re.fullmatch(r"[ -<>-~]+", name):
                 yield here, f"a variable is named '{name}'", "use printable ASCII characters without '='"
-            source = one.get("valueFrom")
-            if isinstance(source, dict):
-                sources = [key for key, value in source.items() if value is not None]
-                if one.get("value"):
-                    yield here, f"{name} has both value and valueFrom", "remove one of them"
-                elif len(sources) != 1:
-                    yield here, f"valueFrom of {name} has {len(sources)} sources", "give it one"
-                field = str(mapping(source.get("fieldRef")).get("fieldPath", ""))
-                single = re.fullmatch(r"metadata\.(labels|annotations)\['(.+)'\]", field)
-                known = field in _FIELDS or (single and not names.qualified_name(single[2].lower()))
-                if "fieldRef" in sources and not known:
-                    what = f"{name} is the field '{field}', which pods do not pass to variables"
-                    yield here, what, f"use {', '.join(_FIELDS)}, or metadata.annotations['<key>']"
-        for number, one in enumerate(map(mapping, sequence(container.get("envFrom")))):
-            sources = [key for key in ("configMapRef", "secretRef") if one.get(key) is not None]
-            if len(sources) != 1:
-                yield (
-                    (*at, "envFrom", number),
-                    f"envFrom with {len(sources)} sources",
-                    "give one of configMapRef, secretRef",
-                )
+            if isinstance(entry.get("valueFrom"), dict):
+                yield from _sources(entry, name, here)
+        for here, entry in entries(container, at, "envFrom"):
+            number = sum(entry.get(key) is not None for key in ("configMapRef", "secretRef"))
+            if number != 1:
+                yield here, f"envFrom with {number} sources", "give one of configMapRef, secretRef"
+    if not template.in_jobset:  # a JobSet with such a list is refused: jobset_lists_have_unique_keys
+        for at, container in template.all_containers():
+            count = Counter(str(entry.get("name", "")) for _, entry in entries(container, at, "env"))
+            for name in (name for name, number in count.items() if number > 1):
+                what = f"{name} is there {count[name]} times; the last one applies"
+                yield (*at, "env"), what, "remove the others", Severity.NOTE
 
 
-def _repeated_variables(template: JobTemplate) -> Iterator[Problem]:
-    for at, container in template.all_containers():
-        count = Counter(str(mapping(one).get("name", "")) for one in sequence(container.get("env")))
-        for name in (name for name, number in count.items() if number > 1):
-            yield (*at, "env"), f"{name} is there {count[name]} times; the last one applies", "remove the others"
+def _sources(variable: dict[str, Any], name: str, at: Location) -> Iterator[Problem]:
+    """Yield problems of the source of a variable's value."""
+    source = variable["valueFrom"]
+    sources = [key for key, value in source.items() if value is not None]
+    if variable.get("value"):
+        yield at, f"{name} has both value and valueFrom", "remove one of them"
+    elif len(sources) != 1:
+        yield at, f"valueFrom of {name} has {len(sources)} sources", "give it one"
+    field = str(mapping(source, "fieldRef").get("fieldPath", ""))
+    single = re.fullmatch(r"metadata\.(labels|annotations)\['(.+)'\]", field)
+    known = field in _FIELDS or (single and not names.qualified_name(single[2].lower()))
+    if "fieldRef" in sources and not known:
+        what = f"{name} is the field '{field}', which pods do not pass to variables"
+        yield at, what, f"use {', '.join(_FIELDS)}, or metadata.annotations['<key>']"
 
 
-@rule("gke", severity=Severity.REFUSE, source=f"{_CORE} (validateContainerPorts, checkHostPortConflicts)")
-def ports_are_valid(job: Evidence) -> Iterator[Finding]:
+@job_rule(f"{_CORE} (validateContainerPorts, checkHostPortConflicts)")
+def ports_are_valid(template: JobTemplate) -> Iterator[Problem]:
     """Ports exist, have valid names, and are used by one container of the host's network."""
-    for template in job_templates(job):
-        yield from template.findings(job, _ports(template))
-        if template.pod.get("hostNetwork"):
-            yield from template.findings(job, _host_network_ports(template), Severity.CANNOT_START)
-
-
-def _ports_of(template: JobTemplate, group: str) -> Iterator[tuple[Location, dict[str, Any]]]:
-    for at, container in template.all_containers():
-        if group in at:
-            for number, port in enumerate(map(mapping, sequence(container.get("ports")))):
-                yield (*at, "ports", number), port
-
-
-def _ports(template: JobTemplate) -> Iterator[Problem]:
     hosts: set[tuple[object, ...]] = set()
     for at, container in template.all_containers():
         seen: set[str] = set()
-        for number, port in enumerate(map(mapping, sequence(container.get("ports")))):
-            here = (*at, "ports", number)
-            for key in ("containerPort", "hostPort"):
-                value = port.get(key)
-                if isinstance(value, int) and not (1 <= value <= 65535 or (key == "hostPort" and value == 0)):
-                    yield (*here, key), f"{key} is {value}", "write 1 to 65535"
-            if "containerPort" not in port:
-                yield here, "a port without containerPort", "add containerPort"
-            if port.get("protocol") not in ("TCP", "UDP", "SCTP"):
-                yield (*here, "protocol"), f"protocol is {port.get('protocol')}", "write TCP, UDP or SCTP"
-            name = str(port.get("name") or "")
-            if name and (wrong := names.port_name(name)):
-                yield (*here, "name"), f"a port is named '{name}'", wrong
-            elif name in seen:
-                yield (*here, "name"), f"two ports are named '{name}'", "rename one"
-            seen |= {name} if name else set()
+        for here, port in entries(container, at, "ports"):
+            yield from _port(port, here, seen)
             if port.get("hostPort") and "containers" in at:
                 host = (port["hostPort"], port.get("protocol"), port.get("hostIP", ""))
                 if host in hosts:
                     yield (*here, "hostPort"), f"hostPort {port['hostPort']} is used twice", "use another port"
                 hosts.add(host)
+    if template.pod.get("hostNetwork"):
+        yield from _host_network_ports(template)
+
+
+def _port(port: dict[str, Any], at: Location, seen: set[str]) -> Iterator[Problem]:
+    """Yield problems of a port; ``seen`` are the names of its container's earlier ones."""
+    yield from out_of_range(port, "containerPort", at, 1, 65535)
+    if port.get("hostPort") != 0:
+        yield from out_of_range(port, "hostPort", at, 1, 65535)
+    if "containerPort" not in port:
+        yield at, "a port without containerPort", "add containerPort"
+    if port.get("protocol") not in ("TCP", "UDP", "SCTP"):
+        yield (*at, "protocol"), f"protocol is {port.get('protocol')}", "write TCP, UDP or SCTP"
+    name = str(port.get("name") or "")
+    if name and (wrong := names.port_name(name)):
+        yield (*at, "name"), f"a port is named '{name}'", wrong
+    elif name in seen:
+        yield (*at, "name"), f"two ports are named '{name}'", "rename one"
+    seen |= {name} if name else set()
 
 
 def _host_network_ports(template: JobTemplate) -> Iterator[Problem]:
     """On the host's network, a pod's ports are ports of the host: the pod is refused, though not its template."""
     seen: set[tuple[object, ...]] = set()
-    for at, port in _ports_of(template, "containers"):
-        host = port.get("hostPort") or port.get("containerPort")
-        if port.get("hostPort") and port["hostPort"] != port.get("containerPort"):
-            yield (*at, "hostPort"), f"hostPort is {host} on the host's network", "make it the same as containerPort"
-        key = (host, port.get("protocol"), port.get("hostIP", ""))
-        if key in seen:
-            yield at, f"port {host} of the host's network is used twice", "remove one, or use another port"
-        seen.add(key)
+    for at, container in template.all_containers():
+        for here, port in entries(container, at, "ports") if "containers" in at else ():
+            host, severity = port.get("hostPort") or port.get("containerPort"), Severity.CANNOT_START
+            if port.get("hostPort") and port["hostPort"] != port.get("containerPort"):
+                what = f"hostPort is {host} on the host's network"
+                yield (*here, "hostPort"), what, "make it the same as containerPort", severity
+            key = (host, port.get("protocol"), port.get("hostIP", ""))
+            if key in seen:
+                what = f"port {host} of the host's network is used twice"
+                yield here, what, "remove one, or use another port", severity
+            seen.add(key)
 
 
-@rule("gke", severity=Severity.REFUSE, source=f"{_CORE} (ValidateVolumes, ValidateVolumeMounts, ValidateVolumeDevices)")
-def volumes_are_valid(job: Evidence) -> Iterator[Finding]:
+@job_rule(f"{_CORE} (ValidateVolumes, ValidateVolumeMounts, ValidateVolumeDevices)")
+def volumes_are_valid(template: JobTemplate) -> Iterator[Problem]:
     """Volumes have unique names and one source, and every mount names one of them."""
-    for template in job_templates(job):
-        yield from template.findings(job, _volumes(template))
-
-
-def _volumes(template: JobTemplate) -> Iterator[Problem]:
     seen = set(template.claims)
-    for number, one in enumerate(map(mapping, sequence(template.pod.get("volumes")))):
-        at, name = (*template.pod_at, "volumes", number), str(one.get("name", ""))
+    for at, entry in entries(template.pod, template.pod_at, "volumes"):
+        name = str(entry.get("name", ""))
         if wrong := names.dns_1123_label(name):
             yield at, f"a volume is named '{name}'", wrong
         elif name in seen and name not in template.claims:
             yield at, f"two volumes are named '{name}'", "rename one"
         seen.add(name)
-        sources = [key for key, value in one.items() if key != "name" and value is not None]
+        sources = [key for key, value in entry.items() if key != "name" and value is not None]
         if len(sources) > 1:
             yield at, f"volume '{name}' has the sources {', '.join(sources)}", "give it one"
         for source, field in (("hostPath", "path"), ("persistentVolumeClaim", "claimName"), ("csi", "driver"),
                               ("configMap", "name"), ("secret", "secretName"),
                               ("gcePersistentDisk", "pdName")):  # fmt: skip
-            if isinstance(one.get(source), dict) and not one[source].get(field):
+            if isinstance(entry.get(source), dict) and not entry[source].get(field):
                 yield (*at, source), f"{source} of volume '{name}' without {field}", f"add {field}"
-        size = mapping(one.get("emptyDir")).get("sizeLimit")
-        if size is not None and ((number_ := names.quantity(size)) is None or number_ < 0):
+        size = mapping(entry, "emptyDir").get("sizeLimit")
+        if size is not None and ((number := names.quantity(size)) is None or number < 0):
             yield (*at, "emptyDir", "sizeLimit"), f"sizeLimit is {size}", "write a size such as 16Gi"
     for at, container in template.all_containers():
         yield from _mounts(container, at, seen)
@@ -228,42 +207,43 @@ def _volumes(template: JobTemplate) -> Iterator[Problem]:
 
 def _mounts(container: dict[str, Any], at: Location, volumes: set[str]) -> Iterator[Problem]:
     paths: set[str] = set()
-    for number, one in enumerate(map(mapping, sequence(container.get("volumeMounts")))):
-        here, path = (*at, "volumeMounts", number), str(one.get("mountPath", ""))
-        if one.get("name") not in volumes:
+    for here, entry in entries(container, at, "volumeMounts"):
+        path = str(entry.get("mountPath", ""))
+        if entry.get("name") not in volumes:
             known = f"it has {', '.join(sorted(volumes))}" if volumes else "it has none"
-            yield here, f"no volume '{one.get('name')}'; {known}", "add the volume, or correct the name"
+            yield here, f"no volume '{entry.get('name')}'; {known}", "add the volume, or correct the name"
         if not path or path in paths:
             what = f"two volumes are mounted at {path}" if path else "a volumeMount without mountPath"
             yield here, what, "give it another path"
         paths.add(path)
         for key in ("subPath", "subPathExpr"):
-            inner = str(one.get(key) or "")
+            inner = str(entry.get(key) or "")
             if inner.startswith("/") or ".." in inner.split("/"):
                 yield (*here, key), f"{key} is '{inner}'", "write a path below the volume, without '..'"
-        if one.get("subPath") and one.get("subPathExpr"):
+        if entry.get("subPath") and entry.get("subPathExpr"):
             yield here, "both subPath and subPathExpr", "remove one of them"
-        privileged = mapping(container.get("securityContext")).get("privileged")
-        if one.get("mountPropagation") == "Bidirectional" and not privileged:
+        privileged = mapping(container, "securityContext").get("privileged")
+        if entry.get("mountPropagation") == "Bidirectional" and not privileged:
             what = "mountPropagation: Bidirectional in a container that is not privileged"
             yield (*here, "mountPropagation"), what, "use HostToContainer"
-    for number, one in enumerate(map(mapping, sequence(container.get("volumeDevices")))):
-        if one.get("name") not in volumes:
-            yield (*at, "volumeDevices", number), f"no volume '{one.get('name')}'", "add the volume"
+    for here, entry in entries(container, at, "volumeDevices"):
+        if entry.get("name") not in volumes:
+            yield here, f"no volume '{entry.get('name')}'", "add the volume"
 
 
-@rule(
-    "gke",
-    severity=Severity.REFUSE,
-    source=(
-        f"{_CORE} (ValidateContainerResourceRequirements); "
-        "https://kubernetes.io/docs/concepts/configuration/manage-resources-containers#extended-resources"
-    ),
+@job_rule(
+    f"{_CORE} (ValidateContainerResourceRequirements); "
+    "https://kubernetes.io/docs/concepts/configuration/manage-resources-containers#extended-resources"
 )
-def resources_are_valid(job: Evidence) -> Iterator[Finding]:
+def resources_are_valid(template: JobTemplate) -> Iterator[Problem]:
     """Requests are at most the limits; accelerators and huge pages are requested and limited equally."""
-    for template in job_templates(job):
-        yield from template.findings(job, _resources(template))
+    claims = {str(mapping(entry).get("name")) for entry in sequence(template.pod, "resourceClaims")}
+    for at, container in template.all_containers():
+        yield from resource_problems(mapping(container, "resources"), (*at, "resources"))
+        for here, entry in entries(container, at, "resources", "claims"):
+            if entry.get("name") not in claims:
+                what = f"no resource claim '{entry.get('name')}' in the pod's resourceClaims"
+                yield here, what, "add it to resourceClaims"
 
 
 def _overcommittable(name: str) -> bool:
@@ -272,21 +252,9 @@ def _overcommittable(name: str) -> bool:
     return own and not name.startswith("hugepages-")
 
 
-def _resources(template: JobTemplate) -> Iterator[Problem]:
-    claims = {str(mapping(one).get("name")) for one in sequence(template.pod.get("resourceClaims"))}
-    for at, container in template.all_containers():
-        resources = mapping(container.get("resources"))
-        here = (*at, "resources")
-        yield from resource_problems(resources, here)
-        for number, one in enumerate(map(mapping, sequence(resources.get("claims")))):
-            if one.get("name") not in claims:
-                what = f"no resource claim '{one.get('name')}' in the pod's resourceClaims"
-                yield (*here, "claims", number), what, "add it to resourceClaims"
-
-
 def resource_problems(resources: dict[str, Any], here: Location) -> Iterator[Problem]:
     """What is wrong in the requests and limits of a container."""
-    given = {kind: mapping(resources.get(kind)) for kind in ("requests", "limits")}
+    given = {kind: mapping(resources, kind) for kind in ("requests", "limits")}
     for kind, values in given.items():
         for name, value in values.items():
             yield from _quantity(str(name), value, (*here, kind, str(name)))
@@ -317,25 +285,17 @@ def _quantity(name: str, value: object, at: Location) -> Iterator[Problem]:
         yield at, f"{name} is {value}", "write a whole number"
 
 
-@rule(
-    "gke",
-    severity=Severity.REFUSE,
-    source=f"{_CORE} (ValidateTolerations, validateAffinity, validateTopologySpreadConstraints)",
-)
-def scheduling_is_valid(job: Evidence) -> Iterator[Finding]:
+@job_rule(f"{_CORE} (ValidateTolerations, validateAffinity, validateTopologySpreadConstraints)")
+def scheduling_is_valid(template: JobTemplate) -> Iterator[Problem]:
     """Tolerations, affinities, spread constraints and gates have valid operators and values."""
-    for template in job_templates(job):
-        pod, at = template.pod, template.pod_at
-        yield from template.findings(job, _tolerations(pod, at))
-        yield from template.findings(job, _node_affinity(pod, at))
-        yield from template.findings(job, _pod_affinity(pod, at))
-        yield from template.findings(job, _spread(pod, at))
+    for check in (_tolerations, _node_affinity, _pod_affinity, _spread, _gates):
+        yield from check(template.pod, template.pod_at)
 
 
 def _tolerations(pod: dict[str, Any], at: Location) -> Iterator[Problem]:
-    for number, one in enumerate(map(mapping, sequence(pod.get("tolerations")))):
-        here, key = (*at, "tolerations", number), str(one.get("key") or "")
-        operator, value = one.get("operator") or "Equal", str(one.get("value") or "")
+    for here, entry in entries(pod, at, "tolerations"):
+        key = str(entry.get("key") or "")
+        operator, value = entry.get("operator") or "Equal", str(entry.get("value") or "")
         if operator not in ("Equal", "Exists", "Lt", "Gt"):
             yield (*here, "operator"), f"operator is {operator}", "write Equal or Exists"
         if key and (wrong := names.qualified_name(key)):
@@ -346,35 +306,30 @@ def _tolerations(pod: dict[str, Any], at: Location) -> Iterator[Problem]:
             yield (*here, "value"), f"operator Exists with the value '{value}'", "remove the value, or write Equal"
         elif operator == "Equal" and (wrong := names.label_value(value)):
             yield (*here, "value"), f"value is '{value}'", wrong
-        effect = one.get("effect") or ""
+        effect = entry.get("effect") or ""
         if effect not in ("", "NoSchedule", "PreferNoSchedule", "NoExecute"):
             yield (*here, "effect"), f"effect is {effect}", "write NoSchedule, PreferNoSchedule or NoExecute"
-        elif "tolerationSeconds" in one and effect != "NoExecute":
+        elif "tolerationSeconds" in entry and effect != "NoExecute":
             yield here, "tolerationSeconds without effect: NoExecute", "remove it, or write effect: NoExecute"
 
 
 def _node_affinity(pod: dict[str, Any], at: Location) -> Iterator[Problem]:
-    affinity = mapping(mapping(pod.get("affinity")).get("nodeAffinity"))
-    here = (*at, "affinity", "nodeAffinity")
-    key = "requiredDuringSchedulingIgnoredDuringExecution"
-    if isinstance(affinity.get(key), dict):
-        terms = sequence(affinity[key].get("nodeSelectorTerms"))
-        if not terms:
-            yield (*here, key), "a required node affinity without nodeSelectorTerms", "add a term"
-        for number, term in enumerate(map(mapping, terms)):
-            yield from _expressions(term, (*here, key, "nodeSelectorTerms", number))
-    key = "preferredDuringSchedulingIgnoredDuringExecution"
-    for number, one in enumerate(map(mapping, sequence(affinity.get(key)))):
-        yield from _weight(one, (*here, key, number))
-        yield from _expressions(mapping(one.get("preference")), (*here, key, number, "preference"))
+    affinity, here = mapping(pod, "affinity", "nodeAffinity"), (*at, "affinity", "nodeAffinity")
+    if isinstance(affinity.get(_REQUIRED), dict):
+        if not sequence(affinity, _REQUIRED, "nodeSelectorTerms"):
+            yield (*here, _REQUIRED), "a required node affinity without nodeSelectorTerms", "add a term"
+        for where, term in entries(affinity, here, _REQUIRED, "nodeSelectorTerms"):
+            yield from _expressions(term, where)
+    for where, entry in entries(affinity, here, _PREFERRED):
+        yield from out_of_range({"weight": 0} | entry, "weight", where, 1, 100)
+        yield from _expressions(mapping(entry, "preference"), (*where, "preference"))
 
 
 def _expressions(term: dict[str, Any], at: Location) -> Iterator[Problem]:
-    for number, one in enumerate(map(mapping, sequence(term.get("matchExpressions")))):
-        here, operator = (*at, "matchExpressions", number), one.get("operator")
-        values = sequence(one.get("values"))
-        if wrong := names.qualified_name(str(one.get("key", ""))):
-            yield (*here, "key"), f"node label '{one.get('key')}'", wrong
+    for here, entry in entries(term, at, "matchExpressions"):
+        operator, values = entry.get("operator"), sequence(entry, "values")
+        if wrong := names.qualified_name(str(entry.get("key", ""))):
+            yield (*here, "key"), f"node label '{entry.get('key')}'", wrong
         if operator not in _OPERATORS:
             yield (*here, "operator"), f"operator is {operator}", f"write one of {', '.join(_OPERATORS)}"
         elif operator in ("In", "NotIn") and not values:
@@ -385,33 +340,21 @@ def _expressions(term: dict[str, Any], at: Location) -> Iterator[Problem]:
             yield here, f"{operator} with {len(values)} values", "give one number, in quotes"
 
 
-def _weight(one: dict[str, Any], at: Location) -> Iterator[Problem]:
-    weight = one.get("weight", 0)
-    if isinstance(weight, int) and not 1 <= weight <= 100:
-        yield (*at, "weight"), f"weight is {weight}", "write 1 to 100"
-
-
 def _pod_affinity(pod: dict[str, Any], at: Location) -> Iterator[Problem]:
     for kind in ("podAffinity", "podAntiAffinity"):
-        affinity = mapping(mapping(pod.get("affinity")).get(kind))
-        key = "requiredDuringSchedulingIgnoredDuringExecution"
-        terms = [((*at, "affinity", kind, key, number), mapping(one))
-                 for number, one in enumerate(sequence(affinity.get(key)))]  # fmt: skip
-        key = "preferredDuringSchedulingIgnoredDuringExecution"
-        for number, one in enumerate(map(mapping, sequence(affinity.get(key)))):
-            here = (*at, "affinity", kind, key, number)
-            yield from _weight(one, here)
-            terms.append(((*here, "podAffinityTerm"), mapping(one.get("podAffinityTerm"))))
+        terms = [*entries(pod, at, "affinity", kind, _REQUIRED)]
+        for here, entry in entries(pod, at, "affinity", kind, _PREFERRED):
+            yield from out_of_range({"weight": 0} | entry, "weight", here, 1, 100)
+            terms.append(((*here, "podAffinityTerm"), mapping(entry, "podAffinityTerm")))
         for here, term in terms:
             if wrong := names.qualified_name(str(term.get("topologyKey") or "")):
                 yield here, f"{kind} with the topologyKey '{term.get('topologyKey', '')}'", wrong
-            yield from _label_selector(mapping(term.get("labelSelector")), (*here, "labelSelector"))
+            yield from _label_selector(term, here)
 
 
-def _label_selector(selector: dict[str, Any], at: Location) -> Iterator[Problem]:
-    for number, one in enumerate(map(mapping, sequence(selector.get("matchExpressions")))):
-        operator, values = one.get("operator"), sequence(one.get("values"))
-        here = (*at, "matchExpressions", number)
+def _label_selector(term: dict[str, Any], at: Location) -> Iterator[Problem]:
+    for here, entry in entries(term, at, "labelSelector", "matchExpressions"):
+        operator, values = entry.get("operator"), sequence(entry, "values")
         if operator not in _OPERATORS[:4]:
             yield here, f"operator is {operator}", f"write one of {', '.join(_OPERATORS[:4])}"
         elif (operator in ("In", "NotIn")) != bool(values):
@@ -420,35 +363,33 @@ def _label_selector(selector: dict[str, Any], at: Location) -> Iterator[Problem]
 
 def _spread(pod: dict[str, Any], at: Location) -> Iterator[Problem]:
     seen: set[tuple[object, object]] = set()
-    for number, one in enumerate(map(mapping, sequence(pod.get("topologySpreadConstraints")))):
-        here, when = (*at, "topologySpreadConstraints", number), one.get("whenUnsatisfiable")
-        if isinstance(one.get("maxSkew"), int) and one["maxSkew"] < 1:
-            yield (*here, "maxSkew"), f"maxSkew is {one['maxSkew']}", "write 1 or more"
-        if wrong := names.qualified_name(str(one.get("topologyKey") or "")):
-            yield here, f"topologyKey is '{one.get('topologyKey', '')}'", wrong
+    for here, entry in entries(pod, at, "topologySpreadConstraints"):
+        when = entry.get("whenUnsatisfiable")
+        yield from out_of_range(entry, "maxSkew", here, 1)
+        if wrong := names.qualified_name(str(entry.get("topologyKey") or "")):
+            yield here, f"topologyKey is '{entry.get('topologyKey', '')}'", wrong
         if when not in ("DoNotSchedule", "ScheduleAnyway"):
             yield here, f"whenUnsatisfiable is {when}", "write DoNotSchedule or ScheduleAnyway"
-        elif "minDomains" in one and when != "DoNotSchedule":
+        elif "minDomains" in entry and when != "DoNotSchedule":
             yield (*here, "minDomains"), f"minDomains with whenUnsatisfiable: {when}", "write DoNotSchedule"
-        if (one.get("topologyKey"), when) in seen:
-            yield here, f"two constraints of {one.get('topologyKey')}, {when}", "remove one"
-        seen.add((one.get("topologyKey"), when))
+        if (entry.get("topologyKey"), when) in seen:
+            yield here, f"two constraints of {entry.get('topologyKey')}, {when}", "remove one"
+        seen.add((entry.get("topologyKey"), when))
+
+
+def _gates(pod: dict[str, Any], at: Location) -> Iterator[Problem]:
     gates: set[str] = set()
-    for number, one in enumerate(map(mapping, sequence(pod.get("schedulingGates")))):
-        here, name = (*at, "schedulingGates", number), str(one.get("name", ""))
+    for here, entry in entries(pod, at, "schedulingGates"):
+        name = str(entry.get("name", ""))
         if (wrong := names.qualified_name(name)) or name in gates:
             yield here, f"scheduling gate '{name}'", wrong or "remove the second"
         gates.add(name)
 
 
-@rule("gke", severity=Severity.REFUSE, source=f"{_CORE} (ValidatePodSpec)")
-def pod_settings_are_valid(job: Evidence) -> Iterator[Finding]:
+@job_rule(f"{_CORE} (ValidatePodSpec)")
+def pod_settings_are_valid(template: JobTemplate) -> Iterator[Problem]:
     """Host names, accounts, DNS and deadlines of a pod are valid."""
-    for template in job_templates(job):
-        yield from template.findings(job, _settings(template.pod, template.pod_at))
-
-
-def _settings(pod: dict[str, Any], at: Location) -> Iterator[Problem]:
+    pod, at = template.pod, template.pod_at
     for key in ("hostname", "subdomain"):
         if pod.get(key) and (wrong := names.dns_1123_label(str(pod[key]))):
             yield (*at, key), f"{key} is '{pod[key]}'", wrong
@@ -459,10 +400,8 @@ def _settings(pod: dict[str, Any], at: Location) -> Iterator[Problem]:
     policy = pod.get("dnsPolicy") or "ClusterFirst"
     if policy not in policies:
         yield (*at, "dnsPolicy"), f"dnsPolicy is {policy}", f"write one of {', '.join(policies)}"
-    elif policy == "None" and not sequence(mapping(pod.get("dnsConfig")).get("nameservers")):
+    elif policy == "None" and not sequence(pod, "dnsConfig", "nameservers"):
         yield (*at, "dnsPolicy"), "dnsPolicy: None without dnsConfig.nameservers", "add a name server"
-    deadline = pod.get("activeDeadlineSeconds")
-    if isinstance(deadline, int) and deadline < 1:
-        yield (*at, "activeDeadlineSeconds"), f"activeDeadlineSeconds is {deadline}", "write 1 or more"
+    yield from out_of_range(pod, "activeDeadlineSeconds", at, 1)
     if pod.get("shareProcessNamespace") and pod.get("hostPID"):
         yield (*at, "shareProcessNamespace"), "shareProcessNamespace with hostPID", "remove one of them"

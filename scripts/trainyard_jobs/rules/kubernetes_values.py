@@ -7,12 +7,12 @@ import re
 from collections.abc import Iterator
 from typing import Any
 
-from trainyard.common.rule_engine import Finding, Severity, rule
+from trainyard.common.rule_engine import Severity
 from trainyard.spec.yaml_source import Location
 from trainyard_jobs.kubernetes import kubernetes_names as names
-from trainyard_jobs.rules.evidence import Evidence
-from trainyard_jobs.rules.job_templates import JobTemplate, Problem, job_templates
-from trainyard_jobs.schema.kubernetes_defaults import mapping, sequence
+from trainyard_jobs.rules.job_templates import JobTemplate, job_rule
+from trainyard_jobs.rules.problems import Problem, out_of_range
+from trainyard_jobs.schema.kubernetes_defaults import entries, mapping, sequence
 
 _CORE = (
     "https://github.com/kubernetes/kubernetes/blob/000f26050b9be6fb3d79fae95e06b47fc96128cd"
@@ -54,50 +54,38 @@ def _choice(part: dict[str, Any], key: str, values: tuple[str, ...], at: Locatio
         yield (*at, key), f"{key} is {value}", f"write {', '.join(values[:-1])} or {values[-1]}"
 
 
-@rule(
-    "gke",
-    severity=Severity.REFUSE,
-    source=f"{_CORE} (validateContainerCommon, validateProbe, validateHandler, ValidateSecurityContext)",
-)
-def container_values_are_valid(job: Evidence) -> Iterator[Finding]:
+@job_rule(f"{_CORE} (validateContainerCommon, validateProbe, validateHandler, ValidateSecurityContext)")
+def container_values_are_valid(template: JobTemplate) -> Iterator[Problem]:
     """Policies and privileges of containers are possible; probes and hooks have one action, and no negative times."""
-    for template in job_templates(job):
-        grace = template.pod.get("terminationGracePeriodSeconds")
-        for at, container in template.all_containers():
-            yield from template.findings(job, _container(container, at, grace if isinstance(grace, int) else _GRACE))
-            yield from template.findings(job, _privileges(mapping(container.get("securityContext")), at))
-            yield from template.findings(job, _resource_fields(container, at))
-            yield from template.findings(job, _image(container, at), Severity.CANNOT_START)
+    grace = template.pod.get("terminationGracePeriodSeconds")
+    for at, container in template.all_containers():
+        yield from _container(container, at, grace if isinstance(grace, int) else _GRACE)
+        yield from _privileges(mapping(container, "securityContext"), (*at, "securityContext"))
+        yield from _resource_fields(container, at)
+        image = str(container.get("image") or "")
+        if image != image.strip():
+            # The template is taken, its pods are not (validateContainerOnlyForPod).
+            what = f"image is '{image}', with a space at an end"
+            yield (*at, "image"), what, "remove the space", Severity.CANNOT_START
 
 
-def _image(container: dict[str, Any], at: Location) -> Iterator[Problem]:
-    """The template is taken, its pods are not (validateContainerOnlyForPod)."""
-    image = str(container.get("image") or "")
-    if image != image.strip():
-        yield (*at, "image"), f"image is '{image}', with a space at an end", "remove the space"
-
-
-def _privileges(context: dict[str, Any], container: Location) -> Iterator[Problem]:
-    at: Location = (*container, "securityContext")
+def _privileges(context: dict[str, Any], at: Location) -> Iterator[Problem]:
     for key in ("runAsUser", "runAsGroup"):
-        if isinstance(context.get(key), int) and not 0 <= context[key] < 2**31:
-            yield (*at, key), f"{key} is {context[key]}", f"write 0 to {2**31 - 1}"
+        yield from out_of_range(context, key, at, 0, 2**31 - 1)
     yield from _choice(context, "procMount", ("Default", "Unmasked"), at)
     if context.get("allowPrivilegeEscalation") is False:
-        added = sequence(mapping(context.get("capabilities")).get("add"))
-        for what in ["privileged"] * (context.get("privileged") is True) + ["CAP_SYS_ADMIN"] * (
-            "CAP_SYS_ADMIN" in added
-        ):
+        added = "CAP_SYS_ADMIN" in sequence(context, "capabilities", "add")
+        for what in ["privileged"] * (context.get("privileged") is True) + ["CAP_SYS_ADMIN"] * added:
             yield at, f"{what} with allowPrivilegeEscalation: false", "remove one of them"
 
 
 def _resource_fields(container: dict[str, Any], at: Location) -> Iterator[Problem]:
-    for number, one in enumerate(map(mapping, sequence(container.get("env")))):
-        field = mapping(mapping(one.get("valueFrom")).get("resourceFieldRef")).get("resource")
+    for here, entry in entries(container, at, "env"):
+        field = mapping(entry, "valueFrom", "resourceFieldRef").get("resource")
         huge = str(field).startswith(("limits.hugepages-", "requests.hugepages-"))
         if field is not None and field not in _RESOURCES and not huge:
-            what = f"{one.get('name')} is the resource '{field}', which variables cannot have"
-            yield (*at, "env", number, "valueFrom"), what, f"use {', '.join(_RESOURCES)}"
+            what = f"{entry.get('name')} is the resource '{field}', which variables cannot have"
+            yield (*here, "valueFrom"), what, f"use {', '.join(_RESOURCES)}"
 
 
 def _container(container: dict[str, Any], at: Location, grace: int) -> Iterator[Problem]:
@@ -106,12 +94,12 @@ def _container(container: dict[str, Any], at: Location, grace: int) -> Iterator[
     for key in _PROBES:
         if isinstance(container.get(key), dict):
             yield from _probe(container[key], key, (*at, key))
-    hooks = mapping(container.get("lifecycle"))
+    hooks = mapping(container, "lifecycle")
     for key in _HOOKS:
         if isinstance(hooks.get(key), dict):
             here = (*at, "lifecycle", key)
             yield from _action(hooks[key], ("exec", "httpGet", "tcpSocket", "sleep"), here)
-            seconds = mapping(hooks[key].get("sleep")).get("seconds")
+            seconds = mapping(hooks, key, "sleep").get("seconds")
             if isinstance(seconds, int) and not 0 <= seconds <= grace:
                 what = f"sleep of {seconds} s; the pod has terminationGracePeriodSeconds: {grace}"
                 yield (*here, "sleep"), what, f"write 0 to {grace}, or give the pod more time"
@@ -120,8 +108,7 @@ def _container(container: dict[str, Any], at: Location, grace: int) -> Iterator[
 def _probe(probe: dict[str, Any], key: str, at: Location) -> Iterator[Problem]:
     yield from _action(probe, ("exec", "httpGet", "tcpSocket", "grpc"), at)
     for name in _NOT_NEGATIVE:
-        if isinstance(probe.get(name), int) and probe[name] < 0:
-            yield (*at, name), f"{name} is {probe[name]}", "write 0 or more"
+        yield from out_of_range(probe, name, at, 0)
     if key != "readinessProbe" and probe.get("successThreshold") not in (None, 0, 1):
         yield (*at, "successThreshold"), f"successThreshold of a {key} is {probe['successThreshold']}", "write 1"
 
@@ -131,37 +118,35 @@ def _action(handler: dict[str, Any], kinds: tuple[str, ...], at: Location) -> It
     given = [kind for kind in kinds if handler.get(kind) is not None]
     if len(given) != 1:
         yield at, f"{len(given)} of {', '.join(kinds)}", "write one of them"
-    if "exec" in given and not sequence(mapping(handler["exec"]).get("command")):
+    if "exec" in given and not sequence(handler, "exec", "command"):
         yield (*at, "exec"), "exec without a command", "add command"
     for kind in ("httpGet", "tcpSocket", "grpc"):
-        port = mapping(handler.get(kind)).get("port")
+        port = mapping(handler, kind).get("port")
         valid = 1 <= port <= 65535 if isinstance(port, int) else not names.port_name(str(port))
         if port is not None and not valid:
             yield (*at, kind, "port"), f"port is {port}", "write 1 to 65535, or the name of a port"
-    yield from _choice(mapping(handler.get("httpGet")), "scheme", ("HTTP", "HTTPS"), (*at, "httpGet"))
+    yield from _choice(mapping(handler, "httpGet"), "scheme", ("HTTP", "HTTPS"), (*at, "httpGet"))
 
 
-@rule("gke", severity=Severity.REFUSE, source=f"{_CORE} (validateVolumeSource)")
-def volume_contents_are_valid(job: Evidence) -> Iterator[Finding]:
+@job_rule(f"{_CORE} (validateVolumeSource)")
+def volume_contents_are_valid(template: JobTemplate) -> Iterator[Problem]:
     """Files of volumes have a key, a path below the volume and a mode; paths of hosts and servers are absolute."""
-    for template in job_templates(job):
-        for number, one in enumerate(map(mapping, sequence(template.pod.get("volumes")))):
-            yield from template.findings(job, _volume(one, (*template.pod_at, "volumes", number)))
+    for at, volume in entries(template.pod, template.pod_at, "volumes"):
+        yield from _volume(volume, at)
 
 
 def _volume(volume: dict[str, Any], at: Location) -> Iterator[Problem]:
-    host, nfs = mapping(volume.get("hostPath")), mapping(volume.get("nfs"))
+    host, nfs = mapping(volume, "hostPath"), mapping(volume, "nfs")
     yield from _choice(host, "type", _HOST_PATHS, (*at, "hostPath"))
     if ".." in str(host.get("path", "")).split("/"):
         yield (*at, "hostPath", "path"), f"path is '{host['path']}'", "write a path without '..'"
     if nfs.get("path") and not str(nfs["path"]).startswith("/"):
         yield (*at, "nfs", "path"), f"path is '{nfs['path']}'", "write an absolute path"
     for kind in ("configMap", "secret", "downwardAPI"):
-        yield from _files(mapping(volume.get(kind)), kind, (*at, kind))
-    projected = mapping(volume.get("projected"))
-    yield from _mode(projected, "defaultMode", (*at, "projected"))
-    for number, source in enumerate(map(mapping, sequence(projected.get("sources")))):
-        yield from _projection(source, (*at, "projected", "sources", number))
+        yield from _files(mapping(volume, kind), kind, (*at, kind))
+    yield from _mode(mapping(volume, "projected"), "defaultMode", (*at, "projected"))
+    for where, source in entries(volume, at, "projected", "sources"):
+        yield from _projection(source, where)
 
 
 def _projection(source: dict[str, Any], at: Location) -> Iterator[Problem]:
@@ -176,10 +161,7 @@ def _projection(source: dict[str, Any], at: Location) -> Iterator[Problem]:
             yield from _files(part, kind, (*at, kind))
     token = source.get("serviceAccountToken")
     if isinstance(token, dict):
-        seconds = token.get("expirationSeconds")
-        if isinstance(seconds, int) and not 600 <= seconds <= 2**32:
-            where = (*at, "serviceAccountToken", "expirationSeconds")
-            yield where, f"expirationSeconds is {seconds}", f"write 600 to {2**32}"
+        yield from out_of_range(token, "expirationSeconds", (*at, "serviceAccountToken"), 600, 2**32)
         if not token.get("path"):
             yield (*at, "serviceAccountToken"), "serviceAccountToken without path", "add path"
 
@@ -195,8 +177,8 @@ def _mode(part: dict[str, Any], key: str, at: Location) -> Iterator[Problem]:
 def _files(source: dict[str, Any], kind: str, at: Location) -> Iterator[Problem]:
     """Problems of the files of a ConfigMap, Secret or of the downward API."""
     yield from _mode(source, "defaultMode", at)
-    for number, item in enumerate(map(mapping, sequence(source.get("items")))):
-        here, path = (*at, "items", number), str(item.get("path") or "")
+    for here, item in entries(source, at, "items"):
+        path = str(item.get("path") or "")
         yield from _mode(item, "mode", here)
         if not path or path.startswith("/") or ".." in path.split("/"):
             yield (*here, "path"), f"path is '{path}'", "write a path below the volume, without '..'"
@@ -207,22 +189,41 @@ def _files(source: dict[str, Any], kind: str, at: Location) -> Iterator[Problem]
         given = [key for key in ("fieldRef", "resourceFieldRef") if item.get(key) is not None]
         if len(given) != 1:
             yield here, f"a file of {' and '.join(given) or 'no field'}", "give one of fieldRef, resourceFieldRef"
-        field = str(mapping(item.get("fieldRef")).get("fieldPath", ""))
+        field = str(mapping(item, "fieldRef").get("fieldPath", ""))
         single = re.fullmatch(r"metadata\.(labels|annotations)\['(.+)'\]", field)
         if given == ["fieldRef"] and field not in _FILE_FIELDS and not single:
             what = f"a file has the field '{field}', which pods do not pass to files"
             yield (*here, "fieldRef"), what, f"use {', '.join(_FILE_FIELDS)}"
 
 
-@rule(
-    "gke",
-    severity=Severity.REFUSE,
-    source=f"{_CORE} (validatePodDNSConfig, ValidateHostAliases, validateHostUsers, validateTopologySpreadConstraints)",
-)
-def pod_values_are_valid(job: Evidence) -> Iterator[Finding]:
+@job_rule(f"{_CORE} (validatePodDNSConfig, ValidateHostAliases, validateHostUsers, validateTopologySpreadConstraints)")
+def pod_values_are_valid(template: JobTemplate) -> Iterator[Problem]:
     """A pod has at most 3 name servers, no namespace of the host beside hostUsers: false, and known spread policies."""
-    for template in job_templates(job):
-        yield from template.findings(job, _pod(template))
+    pod, at = template.pod, template.pod_at
+    servers = sequence(pod, "dnsConfig", "nameservers")
+    if len(servers) > 3:
+        yield (*at, "dnsConfig", "nameservers"), f"{len(servers)} name servers", "write at most 3"
+    addresses = [((*at, "dnsConfig", "nameservers", number), entry) for number, entry in enumerate(servers)]
+    for here, alias in entries(pod, at, "hostAliases"):
+        addresses.append(((*here, "ip"), alias.get("ip")))
+        for index, host in enumerate(sequence(alias, "hostnames")):
+            if wrong := names.dns_1123_subdomain(str(host)):
+                yield (*here, "hostnames", index), f"a host is named '{host}'", wrong
+    yield from (
+        (where, f"'{entry}' is no IP address", "correct it") for where, entry in addresses if not _is_address(entry)
+    )
+    for here, option in entries(pod, at, "dnsConfig", "options"):
+        if not option.get("name"):
+            yield here, "an option without name", "add name"
+    for key in ("hostNetwork", "hostPID", "hostIPC"):
+        if pod.get("hostUsers") is False and pod.get(key):
+            yield (*at, key), f"{key} with hostUsers: false", "remove one of them"
+    for here, entry in entries(pod, at, "topologySpreadConstraints"):
+        least = entry.get("minDomains")
+        for key in ("nodeAffinityPolicy", "nodeTaintsPolicy"):
+            yield from _choice(entry, key, ("Honor", "Ignore"), here)
+        if isinstance(least, int) and (least <= 0 or entry.get("whenUnsatisfiable") != "DoNotSchedule"):
+            yield (*here, "minDomains"), f"minDomains is {least}", "write 1 or more, with DoNotSchedule"
 
 
 def _is_address(value: object) -> bool:
@@ -232,31 +233,3 @@ def _is_address(value: object) -> bool:
     except ValueError:
         return False
     return True
-
-
-def _pod(template: JobTemplate) -> Iterator[Problem]:
-    at = template.pod_at
-    dns = mapping(template.pod.get("dnsConfig"))
-    servers = sequence(dns.get("nameservers"))
-    if len(servers) > 3:
-        yield (*at, "dnsConfig", "nameservers"), f"{len(servers)} name servers", "write at most 3"
-    addresses = [((*at, "dnsConfig", "nameservers", number), one) for number, one in enumerate(servers)]
-    for number, alias in enumerate(map(mapping, sequence(template.pod.get("hostAliases")))):
-        here: Location = (*at, "hostAliases", number)
-        addresses.append(((*here, "ip"), alias.get("ip")))
-        for index, host in enumerate(sequence(alias.get("hostnames"))):
-            if wrong := names.dns_1123_subdomain(str(host)):
-                yield (*here, "hostnames", index), f"a host is named '{host}'", wrong
-    yield from ((where, f"'{one}' is no IP address", "correct it") for where, one in addresses if not _is_address(one))
-    for number, option in enumerate(map(mapping, sequence(dns.get("options")))):
-        if not option.get("name"):
-            yield (*at, "dnsConfig", "options", number), "an option without name", "add name"
-    for key in ("hostNetwork", "hostPID", "hostIPC"):
-        if template.pod.get("hostUsers") is False and template.pod.get(key):
-            yield (*at, key), f"{key} with hostUsers: false", "remove one of them"
-    for number, one in enumerate(map(mapping, sequence(template.pod.get("topologySpreadConstraints")))):
-        where, least = (*at, "topologySpreadConstraints", number), one.get("minDomains")
-        for key in ("nodeAffinityPolicy", "nodeTaintsPolicy"):
-            yield from _choice(one, key, ("Honor", "Ignore"), where)
-        if isinstance(least, int) and (least <= 0 or one.get("whenUnsatisfiable") != "DoNotSchedule"):
-            yield (*where, "minDomains"), f"minDomains is {least}", "write 1 or more, with DoNotSchedule"

@@ -12,15 +12,16 @@ from dataclasses import dataclass
 from typing import Any
 
 from trainyard.common.errors import nearest
-from trainyard.common.rule_engine import Finding, Severity, rule
+from trainyard.common.rule_engine import Severity
 from trainyard.spec.yaml_source import Location
 from trainyard_jobs.kubernetes import kubernetes_names as names
 from trainyard_jobs.kubernetes import train_jobs
 from trainyard_jobs.kubernetes.train_jobs import INITIALIZER_VOLUME, INITIALIZERS, NODE, Runtime
 from trainyard_jobs.rules.evidence import Evidence
-from trainyard_jobs.rules.job_templates import Problem, object_name, repeated
+from trainyard_jobs.rules.job_templates import object_name
 from trainyard_jobs.rules.kubernetes_pod import resource_problems
-from trainyard_jobs.schema.kubernetes_defaults import mapping, sequence
+from trainyard_jobs.rules.problems import Problem, repeated, rule_for_each
+from trainyard_jobs.schema.kubernetes_defaults import entries, mapping, sequence
 
 _REPOSITORY = "https://github.com/kubeflow/trainer/blob/8c0f5059bd51ec3ba6d6a6a7b2e1471de7bc13b3"
 _CRD = f"{_REPOSITORY}/manifests/base/crds/trainer.kubeflow.org_trainjobs.yaml"
@@ -29,7 +30,7 @@ _CORE = "https://github.com/kubernetes/kubernetes/blob/master/pkg/apis/core/vali
 _JOBSET = "https://github.com/kubernetes-sigs/jobset/blob/08dfbdf/pkg/webhooks/jobset_webhook.go"
 
 _WEBHOOK = "Kubeflow Trainer's webhook refuses it"
-_DEFINITION = "the API server refuses the TrainJob"
+_NO_IMAGE = "the patch adds a container without an image"
 
 #: mlPolicy -> variables that its plugin sets, and refuses in a TrainJob (pkg/constants/constants.go).
 _RESERVED = {
@@ -63,195 +64,164 @@ _NAMED = ("containers", "initContainers", "volumes", "imagePullSecrets", "schedu
 
 @dataclass(frozen=True)
 class _TrainJob:
-    """A TrainJob of the file: the number of its document, and its runtime if that is known."""
+    """Join a TrainJob of the file to its runtime, if that is known."""
 
-    number: int
     document: dict[str, Any]
     runtime: Runtime | None
 
     @property
     def spec(self) -> dict[str, Any]:
-        return mapping(self.document.get("spec"))
+        return mapping(self.document, "spec")
 
     @property
     def trainer(self) -> dict[str, Any]:
-        return mapping(self.spec.get("trainer"))
+        return mapping(self.spec, "trainer")
 
     def patches(self) -> Iterator[tuple[Location, dict[str, Any]]]:
         """Every replicated job of every runtime patch, with its location."""
-        for number, patch in enumerate(map(mapping, sequence(self.spec.get("runtimePatches")))):
-            template = mapping(mapping(patch.get("trainingRuntimeSpec")).get("template"))
-            for index, one in enumerate(map(mapping, sequence(mapping(template.get("spec")).get("replicatedJobs")))):
-                at: Location = ("spec", "runtimePatches", number, "trainingRuntimeSpec", "template", "spec")
-                yield (*at, "replicatedJobs", index), one
+        for at, patch in entries(self.spec, ("spec",), "runtimePatches"):
+            yield from entries(patch, at, "trainingRuntimeSpec", "template", "spec", "replicatedJobs")
 
     def patched_containers(self) -> Iterator[tuple[Location, str, dict[str, Any]]]:
         """Every container of every patch: its location, the name of its replicated job, itself."""
-        for at, one in self.patches():
-            pod = train_jobs.pod_of(one)
+        for at, replicated in self.patches():
             for key in ("initContainers", "containers"):
-                for index, container in enumerate(map(mapping, sequence(pod.get(key)))):
-                    yield (*at, "template", "spec", "template", "spec", key, index), str(one.get("name")), container
+                for here, container in entries(replicated, at, "template", "spec", "template", "spec", key):
+                    yield here, str(replicated.get("name")), container
+
+    def of_runtime(self, problem: tuple[Location, str, str], why: str) -> Problem:
+        """Return a problem that depends on the template of the runtime; ``why`` is what goes wrong because of it."""
+        if self.runtime and self.runtime.in_file:
+            return problem
+        why = f"{why}, unless the cluster's runtime is another one than Kubeflow Trainer installs"
+        return (*problem, Severity.NOTE, why)
 
 
-def _train_jobs(job: Evidence) -> Iterator[_TrainJob]:
+def _train_jobs(job: Evidence) -> Iterator[tuple[int, _TrainJob]]:
     for number, document in enumerate(job.job.documents):
         if train_jobs.is_train_job(document):
-            yield _TrainJob(number, document, train_jobs.runtime_of(document, job.job.documents))
+            yield number, _TrainJob(document, train_jobs.runtime_of(document, job.job.documents))
 
 
-def _finding(
-    job: Evidence, one: _TrainJob, problem: Problem, why: str, severity: Severity = Severity.REFUSE
-) -> Finding:
-    location, what, remediation = problem
-    return Finding(job.at(*location, document=one.number), what, why, remediation, severity=severity)
-
-
-def _of_runtime(job: Evidence, one: _TrainJob, problem: Problem, why: str, severity: Severity) -> Finding:
-    """A finding that depends on the template of the runtime."""
-    if one.runtime and one.runtime.in_file:
-        return _finding(job, one, problem, why, severity)
-    why = f"{why}, unless the cluster's runtime is another one than Kubeflow Trainer installs"
-    return _finding(job, one, problem, why, Severity.NOTE)
-
-
-@rule("gke", severity=Severity.CANNOT_START, source=f"{_JOBSET} (ValidateCreate: names of Jobs and pods)")
-def train_job_pods_have_names(job: Evidence) -> Iterator[Finding]:
+@rule_for_each(
+    _train_jobs,
+    f"{_JOBSET} (ValidateCreate: names of Jobs and pods)",
+    "the TrainJob is created, but JobSet's webhook refuses its JobSet",
+    Severity.CANNOT_START,
+)
+def train_job_pods_have_names(job: _TrainJob) -> Iterator[Problem]:
     """The names that the pods of a TrainJob get are DNS labels."""
-    for one in _train_jobs(job):
-        name = object_name(one.document)
-        if not name or one.runtime is None or names.dns_1035_label(name):
-            continue
-        jobset = train_jobs.jobset(one.document, one.runtime, name)
-        for replicated in map(mapping, sequence(jobset["spec"].get("replicatedJobs"))):
-            pods = mapping(mapping(replicated.get("template")).get("spec")).get("completions")
-            last = max(0, pods - 1) if isinstance(pods, int) else 0
-            longest = f"{name}-{replicated.get('name')}-0-{last}-abcde"
-            if wrong := names.dns_1035_label(longest):
-                problem = (
-                    ("metadata", "name"),
-                    f"its pods are named {longest}, with a random ending: {wrong}",
-                    "shorten it",
-                )
-                why = "the TrainJob is created, but JobSet's webhook refuses its JobSet"
-                yield _finding(job, one, problem, why, Severity.CANNOT_START)
-                break
+    name = object_name(job.document)
+    if not name or job.runtime is None or names.dns_1035_label(name):
+        return
+    jobset = train_jobs.jobset(job.document, job.runtime, name)
+    for replicated in map(mapping, sequence(jobset, "spec", "replicatedJobs")):
+        pods = mapping(replicated, "template", "spec").get("completions")
+        last = max(0, pods - 1) if isinstance(pods, int) else 0
+        longest = f"{name}-{replicated.get('name')}-0-{last}-abcde"
+        if wrong := names.dns_1035_label(longest):
+            yield ("metadata", "name"), f"its pods are named {longest}, with a random ending: {wrong}", "shorten it"
+            break
 
 
-@rule("gke", severity=Severity.REFUSE, source=f"{_CRD} (x-kubernetes-list-map-keys)")
-def train_job_lists_have_unique_keys(job: Evidence) -> Iterator[Finding]:
+@rule_for_each(_train_jobs, f"{_CRD} (x-kubernetes-list-map-keys)", "the API server refuses the TrainJob")
+def train_job_lists_have_unique_keys(job: _TrainJob) -> Iterator[Problem]:
     """Variables, patches, containers, volumes and mounts of a TrainJob are not given twice."""
-    for one in _train_jobs(job):
-        for problem in _duplicates(one):
-            yield _finding(job, one, problem, _DEFINITION)
-
-
-def _duplicates(one: _TrainJob) -> Iterator[Problem]:
     name: dict[str, object] = {"name": ""}
-    yield from repeated(one.trainer.get("env"), ("spec", "trainer", "env"), name)
-    claims = mapping(one.trainer.get("resourcesPerNode")).get("claims")
+    yield from repeated(job.trainer.get("env"), ("spec", "trainer", "env"), name)
+    claims = mapping(job.trainer, "resourcesPerNode").get("claims")
     yield from repeated(claims, ("spec", "trainer", "resourcesPerNode", "claims"), name)
     for key in INITIALIZERS:
-        variables = mapping(mapping(one.spec.get("initializer")).get(key)).get("env")
+        variables = mapping(job.spec, "initializer", key).get("env")
         yield from repeated(variables, ("spec", "initializer", key, "env"), name)
-    yield from repeated(one.spec.get("runtimePatches"), ("spec", "runtimePatches"), {"manager": ""})
+    yield from repeated(job.spec.get("runtimePatches"), ("spec", "runtimePatches"), {"manager": ""})
     lists: dict[Location, list[Any]] = {}
-    for at, replicated in one.patches():
+    for at, replicated in job.patches():
         lists.setdefault(at[:-1], []).append(replicated)
         for key in _NAMED:
             here = (*at, "template", "spec", "template", "spec", key)
             yield from repeated(train_jobs.pod_of(replicated).get(key), here, name)
     for at, replicated_jobs in lists.items():
         yield from repeated(replicated_jobs, at, name)
-    for at, _, container in one.patched_containers():
+    for at, _, container in job.patched_containers():
         # By its definition, a patch can mount a volume once only.
         for key in ("env", "volumeMounts"):
             yield from repeated(container.get(key), (*at, key), name)
 
 
-@rule("gke", severity=Severity.REFUSE, source=f"{_PLUGINS}/jobset/jobset.go (Validate: runtimePatches)")
-def train_job_patches_have_managers(job: Evidence) -> Iterator[Finding]:
+@rule_for_each(_train_jobs, f"{_PLUGINS}/jobset/jobset.go (Validate: runtimePatches)", _WEBHOOK)
+def train_job_patches_have_managers(job: _TrainJob) -> Iterator[Problem]:
     """The manager of a runtime patch is a path with a domain, and sets no variables of the trainer or initializers."""
-    reserved = (NODE, *INITIALIZERS.values())
-    for one in _train_jobs(job):
-        for number, patch in enumerate(map(mapping, sequence(one.spec.get("runtimePatches")))):
-            manager = str(patch.get("manager", ""))
-            if manager and (wrong := names.domain_prefixed_path(manager)):
-                at: Location = ("spec", "runtimePatches", number, "manager")
-                yield _finding(job, one, (at, f"manager is '{manager}'", wrong), _WEBHOOK)
-        for at, _, container in one.patched_containers():
-            if container.get("name") in reserved and "initContainers" not in at and container.get("env"):
-                what = f"a patch sets variables of the container {container['name']}"
-                field = "spec.trainer.env" if container["name"] == NODE else "spec.initializer"
-                yield _finding(job, one, ((*at, "env"), what, f"write them in {field}"), _WEBHOOK)
+    for at, patch in entries(job.spec, ("spec",), "runtimePatches"):
+        manager = str(patch.get("manager", ""))
+        if manager and (wrong := names.domain_prefixed_path(manager)):
+            yield (*at, "manager"), f"manager is '{manager}'", wrong
+    for at, _, container in job.patched_containers():
+        name = container.get("name")
+        if name in (NODE, *INITIALIZERS.values()) and "initContainers" not in at and container.get("env"):
+            field = "spec.trainer.env" if name == NODE else "spec.initializer"
+            yield (*at, "env"), f"a patch sets variables of the container {name}", f"write them in {field}"
 
 
-@rule("gke", severity=Severity.REFUSE, source=f"{_REPOSITORY}/pkg/webhooks/trainjob_webhook.go (ValidateCreate)")
-def train_job_runtimes_exist(job: Evidence) -> Iterator[Finding]:
+@rule_for_each(_train_jobs, f"{_REPOSITORY}/pkg/webhooks/trainjob_webhook.go (ValidateCreate)", _WEBHOOK)
+def train_job_runtimes_exist(job: _TrainJob) -> Iterator[Problem]:
     """A TrainJob names a runtime of a kind that exists; the runtime is created before the job."""
-    for one in _train_jobs(job):
-        group, kind, name = train_jobs.reference(one.document)
-        at: Location = ("spec", "runtimeRef")
-        if group != train_jobs.GROUP or kind not in train_jobs.RUNTIME_KINDS:
-            kinds = " or ".join(train_jobs.RUNTIME_KINDS)
-            problem = at, f"no kind of runtime {kind}.{group}", f"use {kinds} of {train_jobs.GROUP}"
-            yield _finding(job, one, problem, _WEBHOOK)
-        elif one.runtime is None and name:
-            problem = at, f"{kind} {name} is not in this file", "nothing, if the cluster has it: 'kubectl get' shows it"
-            yield _finding(job, one, problem, "what it decides is not checked", Severity.NOTE)
+    group, kind, name = train_jobs.reference(job.document)
+    at: Location = ("spec", "runtimeRef")
+    if group != train_jobs.GROUP or kind not in train_jobs.RUNTIME_KINDS:
+        kinds = " or ".join(train_jobs.RUNTIME_KINDS)
+        yield at, f"no kind of runtime {kind}.{group}", f"use {kinds} of {train_jobs.GROUP}"
+    elif job.runtime is None and name:
+        fix = "nothing, if the cluster has it: 'kubectl get' shows it"
+        yield at, f"{kind} {name} is not in this file", fix, Severity.NOTE, "what it decides is not checked"
 
 
-@rule(
-    "gke", severity=Severity.REFUSE, source=f"{_PLUGINS} (Validate of torch/torch.go, mpi/mpi.go, xgboost/xgboost.go)"
-)
-def train_job_variables_are_free(job: Evidence) -> Iterator[Finding]:
+@rule_for_each(_train_jobs, f"{_PLUGINS} (Validate of torch/torch.go, mpi/mpi.go, xgboost/xgboost.go)", _WEBHOOK)
+def train_job_variables_are_free(job: _TrainJob) -> Iterator[Problem]:
     """A TrainJob sets no variable that its runtime sets."""
-    for one in _train_jobs(job):
-        reserved = _RESERVED.get(one.runtime.policy, ()) if one.runtime else ()
-        for number, variable in enumerate(map(mapping, sequence(one.trainer.get("env")))):
-            if variable.get("name") in reserved:
-                at: Location = ("spec", "trainer", "env", number)
-                problem = at, f"{variable['name']} is set by the runtime", "remove it"
-                yield _finding(job, one, problem, _WEBHOOK)
+    reserved = _RESERVED.get(job.runtime.policy, ()) if job.runtime else ()
+    for at, variable in entries(job.spec, ("spec",), "trainer", "env"):
+        if variable.get("name") in reserved:
+            yield at, f"{variable['name']} is set by the runtime", "remove it"
 
 
-@rule("gke", severity=Severity.CANNOT_START, source=f"{_CORE} (ValidateContainerResourceRequirements)")
-def train_job_resources_are_valid(job: Evidence) -> Iterator[Finding]:
+@rule_for_each(
+    _train_jobs,
+    f"{_CORE} (ValidateContainerResourceRequirements)",
+    "the TrainJob is created, but the API server refuses its Jobs",
+    Severity.CANNOT_START,
+)
+def train_job_resources_are_valid(job: _TrainJob) -> Iterator[Problem]:
     """Requests of a node are at most its limits; GPUs are requested and limited equally."""
-    why = "the TrainJob is created, but the API server refuses its Jobs"
-    for one in _train_jobs(job):
-        own = mapping(one.trainer.get("resourcesPerNode"))
-        given = {kind: mapping(own.get(kind)) for kind in ("requests", "limits")}
-        if any(names.quantity(value) is None for values in given.values() for value in values.values()):
-            continue  # the definition refuses it
-        in_file = one.runtime is not None and one.runtime.in_file
-        # A runtime of the cluster may limit what is only requested here.
-        certain = in_file or given["requests"].keys() <= given["limits"].keys()
-        severity = Severity.CANNOT_START if certain else Severity.NOTE
-        base = one.runtime.trainer_container.get("resources") if one.runtime else None
-        merged = mapping(train_jobs.merged(base, own)) if own else {}
-        for problem in resource_problems(merged, ("spec", "trainer", "resourcesPerNode")):
-            yield _finding(job, one, problem, why, severity)
+    own = mapping(job.trainer, "resourcesPerNode")
+    given = {kind: mapping(own, kind) for kind in ("requests", "limits")}
+    if any(names.quantity(value) is None for values in given.values() for value in values.values()):
+        return  # the definition refuses it
+    in_file = job.runtime is not None and job.runtime.in_file
+    # A runtime of the cluster may limit what is only requested here.
+    certain = in_file or given["requests"].keys() <= given["limits"].keys()
+    base = job.runtime.trainer_container.get("resources") if job.runtime else None
+    merged = mapping(train_jobs.merged(base, own)) if own else {}
+    for problem in resource_problems(merged, ("spec", "trainer", "resourcesPerNode")):
+        yield problem if certain else (*problem[:3], Severity.NOTE)
 
 
-@rule("gke", severity=Severity.REFUSE, source=f"{_PLUGINS}/torch/torchtune.go (validateTorchTune)")
-def torchtune_supports_model(job: Evidence) -> Iterator[Finding]:
+@rule_for_each(_train_jobs, f"{_PLUGINS}/torch/torchtune.go (validateTorchTune)", _WEBHOOK)
+def torchtune_supports_model(job: _TrainJob) -> Iterator[Problem]:
     """torchtune supports the model, the number of nodes and the kind of fine-tuning of a TrainJob."""
-    for one in _train_jobs(job):
-        runtime = one.runtime
-        if runtime and runtime.policy == "torch" and one.trainer.get("command") == train_jobs.TORCHTUNE:
-            for problem in _torchtune(one, runtime):
-                yield _finding(job, one, problem, _WEBHOOK)
+    runtime = job.runtime
+    if runtime and runtime.policy == "torch" and job.trainer.get("command") == train_jobs.TORCHTUNE:
+        yield from _torchtune(job, runtime)
 
 
-def _torchtune(one: _TrainJob, runtime: Runtime) -> Iterator[Problem]:
-    parts, nodes = runtime.name.split("-"), one.trainer.get("numNodes", 1)
+def _torchtune(job: _TrainJob, runtime: Runtime) -> Iterator[Problem]:
+    parts, nodes = runtime.name.split("-"), job.trainer.get("numNodes", 1)
     model = f"{parts[1].replace('.', '_')}/{parts[2].upper()}" if len(parts) == 3 else ""
     at: Location = ("spec", "trainer")
     if model not in _TORCHTUNE_MODELS:
         what = f"'tune run' on the runtime {runtime.name}, which names no model"
         yield ("spec", "runtimeRef", "name"), what, "use torchtune-llama3.2-1b or another one of torchtune"
-    given = [str(word).partition("=") for word in sequence(one.trainer.get("args"))]
+    given = [str(word).partition("=") for word in sequence(job.trainer, "args")]
     enabled = [name for name, _, value in given if value.strip().lower() == "true"]
     quantized = any("model.quantize_base" in name for name in enabled) and not any(
         "model.use_dora" in name for name in enabled
@@ -259,9 +229,8 @@ def _torchtune(one: _TrainJob, runtime: Runtime) -> Iterator[Problem]:
     if nodes > 1 and (model != _ON_NODES or quantized or any("model.lora_attn_modules" in name for name, *_ in given)):
         what = f"{model or 'it'} on {nodes} nodes"
         yield (*at, "numNodes"), what, f"write numNodes: 1; {_ON_NODES} runs on several, without LoRA"
-    single = (
-        one.trainer.get("numProcPerNode") == 1 or train_jobs.gpus(mapping(one.trainer.get("resourcesPerNode"))) == 1
-    )
+    gpus = train_jobs.gpus(mapping(job.trainer, "resourcesPerNode"))
+    single = job.trainer.get("numProcPerNode") == 1 or gpus == 1
     if quantized and nodes == 1 and (model == _NO_QLORA or (model in _QLORA_ON_ONE_DEVICE and not single)):
         fix = "use another model" if model == _NO_QLORA else "request one GPU"
         yield (*at, "args"), f"QLoRA of {model}" + ("" if model == _NO_QLORA else " on several devices"), fix
@@ -270,72 +239,61 @@ def _torchtune(one: _TrainJob, runtime: Runtime) -> Iterator[Problem]:
             yield (*at, "args", number), f"{name} is set by the runtime", "remove it"
 
 
-@rule("gke", severity=Severity.REFUSE, source=f"{_PLUGINS}/jobset/jobset.go (Validate: initializers)")
-def train_job_initializers_exist(job: Evidence) -> Iterator[Finding]:
+@rule_for_each(_train_jobs, f"{_PLUGINS}/jobset/jobset.go (Validate: initializers)", _WEBHOOK)
+def train_job_initializers_exist(job: _TrainJob) -> Iterator[Problem]:
     """The runtime has the initializers that a TrainJob configures."""
-    for one in _train_jobs(job):
-        for key, name in INITIALIZERS.items():
-            if one.runtime is None or key not in mapping(one.spec.get("initializer")):
-                continue
-            at: Location = ("spec", "initializer", key)
-            found = one.runtime.containers(name)
-            container = next((each for each in found or [] if each.get("name") == name), None)
-            mounts = [mapping(mount).get("name") for mount in sequence(mapping(container).get("volumeMounts"))]
-            runtime = f"the runtime {one.runtime.name}"
-            if container is None:
-                what = f"{runtime} has no replicated job {name}" + (f" with a container {name}" if found else "")
-                problem = at, what, "remove it, or use another runtime"
-                yield _of_runtime(job, one, problem, _WEBHOOK, Severity.REFUSE)
-            elif INITIALIZER_VOLUME not in mounts:
-                what = f"the container {name} of {runtime} does not mount the volume {INITIALIZER_VOLUME}"
-                why = "the webhook of Kubeflow Trainer 2.3 and newer refuses it"
-                yield _finding(
-                    job, one, (at, what, "add a volumeMount of that name to the runtime"), why, Severity.NOTE
-                )
+    for key, name in INITIALIZERS.items():
+        if job.runtime is None or key not in mapping(job.spec, "initializer"):
+            continue
+        at: Location = ("spec", "initializer", key)
+        found = job.runtime.containers(name)
+        container = next((each for each in found or [] if each.get("name") == name), None)
+        mounts = [mapping(mount).get("name") for mount in sequence(container, "volumeMounts")]
+        runtime = f"the runtime {job.runtime.name}"
+        if container is None:
+            what = f"{runtime} has no replicated job {name}" + (f" with a container {name}" if found else "")
+            yield job.of_runtime((at, what, "remove it, or use another runtime"), _WEBHOOK)
+        elif INITIALIZER_VOLUME not in mounts:
+            what = f"the container {name} of {runtime} does not mount the volume {INITIALIZER_VOLUME}"
+            why = "the webhook of Kubeflow Trainer 2.3 and newer refuses it"
+            yield at, what, "add a volumeMount of that name to the runtime", Severity.NOTE, why
 
 
-@rule("gke", severity=Severity.CANNOT_START, source=f"{_PLUGINS}/jobset/jobset.go (Validate: runtimePatches)")
-def train_job_patches_match_runtime(job: Evidence) -> Iterator[Finding]:
+@rule_for_each(_train_jobs, f"{_PLUGINS}/jobset/jobset.go (Validate: runtimePatches)", _NO_IMAGE, Severity.CANNOT_START)
+def train_job_patches_match_runtime(job: _TrainJob) -> Iterator[Problem]:
     """Runtime patches are for replicated jobs and containers that the runtime has.
 
     The webhook means to refuse others, but looks for them in the template that it has merged the patches into
     (newRuntimeInfo in pkg/runtime/core/trainingruntime.go).
     """
-    why = "the patch adds a container without an image"
-    for one in _train_jobs(job):
-        if one.runtime is None:
-            continue
-        known = [str(each.get("name")) for each in one.runtime.replicated_jobs]
-        for at, replicated in one.patches():
-            name = str(replicated.get("name", ""))
-            if name and name not in known:
-                what = f"the runtime {one.runtime.name} has no replicated job '{name}'{nearest(name, known)}"
-                problem = (*at, "name"), what, f"use one of {', '.join(known)}"
-                yield _of_runtime(job, one, problem, why, Severity.CANNOT_START)
-        for at, owner, container in one.patched_containers():
-            containers = [str(each.get("name")) for each in one.runtime.containers(owner) or []]
-            name = str(container.get("name", ""))
-            if owner in known and name and name not in containers:
-                what = f"the job {owner} of the runtime {one.runtime.name} has no container '{name}'"
-                problem = (*at, "name"), what, f"use one of {', '.join(containers)}"
-                yield _of_runtime(job, one, problem, why, Severity.CANNOT_START)
+    if job.runtime is None:
+        return
+    known = [str(each.get("name")) for each in job.runtime.replicated_jobs]
+    for at, replicated in job.patches():
+        name = str(replicated.get("name", ""))
+        if name and name not in known:
+            what = f"the runtime {job.runtime.name} has no replicated job '{name}'{nearest(name, known)}"
+            yield job.of_runtime(((*at, "name"), what, f"use one of {', '.join(known)}"), _NO_IMAGE)
+    for at, owner, container in job.patched_containers():
+        containers = [str(each.get("name")) for each in job.runtime.containers(owner) or []]
+        name = str(container.get("name", ""))
+        if owner in known and name and name not in containers:
+            what = f"the job {owner} of the runtime {job.runtime.name} has no container '{name}'"
+            yield job.of_runtime(((*at, "name"), what, f"use one of {', '.join(containers)}"), _NO_IMAGE)
 
 
-@rule(
-    "gke",
-    severity=Severity.NOTE,
-    source=f"{_REPOSITORY}/pkg/apis/trainer/v1alpha1/trainjob_types.go; 2.0 and 2.1 of it",
+@rule_for_each(
+    _train_jobs,
+    f"{_REPOSITORY}/pkg/apis/trainer/v1alpha1/trainjob_types.go; 2.0 and 2.1 of it",
+    "newer versions refuse it, or drop it with a warning",
+    Severity.NOTE,
 )
-def train_job_fields_are_current(job: Evidence) -> Iterator[Finding]:
+def train_job_fields_are_current(job: _TrainJob) -> Iterator[Problem]:
     """A TrainJob has no fields and values that Kubeflow Trainer 2.2 and newer refuse."""
-    for one in _train_jobs(job):
-        for key, (last, instead) in _OLD_FIELDS.items():
-            if key in one.spec:
-                what = f"{key} is a field of Kubeflow Trainer {last}"
-                why = "newer versions refuse it, or drop it with a warning"
-                yield _finding(job, one, (("spec", key), what, f"write {instead}"), why, Severity.NOTE)
-        processes = one.trainer.get("numProcPerNode")
-        if isinstance(processes, str):
-            at: Location = ("spec", "trainer", "numProcPerNode")
-            problem = at, f"numProcPerNode: {processes} is for Kubeflow Trainer 2.1", "remove it, or write a number"
-            yield _finding(job, one, problem, "newer versions accept numbers only", Severity.NOTE)
+    for key, (last, instead) in _OLD_FIELDS.items():
+        if key in job.spec:
+            yield ("spec", key), f"{key} is a field of Kubeflow Trainer {last}", f"write {instead}"
+    processes = job.trainer.get("numProcPerNode")
+    if isinstance(processes, str):
+        at, what = ("spec", "trainer", "numProcPerNode"), f"numProcPerNode: {processes} is for Kubeflow Trainer 2.1"
+        yield at, what, "remove it, or write a number", Severity.NOTE, "newer versions accept numbers only"

@@ -43,7 +43,7 @@ _MESSAGES = {
 
 
 #: Kind -> the key of the whole resource that has the specification.
-_WRAPPERS = {"custom-job": "jobSpec", "ai-platform": "trainingInput"}
+WRAPPERS = {"custom-job": "jobSpec", "ai-platform": "trainingInput"}
 
 
 def _enum(*values: str) -> dict[str, Any]:
@@ -100,7 +100,7 @@ def _messages(api: str) -> dict[str, Any]:
 def message_of(kind: str, document: dict[str, Any]) -> tuple[str, str]:
     """API and message of a job file of a kind: of a bare specification, or of the whole resource that has it."""
     api, bare, wrapped = _MESSAGES[kind]
-    return api, wrapped if wrapped and _WRAPPERS[kind] in document else bare
+    return api, wrapped if wrapped and WRAPPERS[kind] in document else bare
 
 
 def as_gcloud_reads(kind: str, document: dict[str, Any]) -> dict[str, Any]:
@@ -113,7 +113,7 @@ def as_gcloud_reads(kind: str, document: dict[str, Any]) -> dict[str, Any]:
     """
     api, name = message_of(kind, document)
     found: dict[str, Any] = _read({"$ref": name}, document, _messages(api), null_enums="tuning" in kind)
-    key = _WRAPPERS.get(kind)
+    key = WRAPPERS.get(kind)
     if key is not None and key in document:
         found.setdefault(key, {})  # null or []: gcloud adds the message, and its flags fill it
     return found
@@ -164,8 +164,7 @@ def validate(api: str, name: str, value: object) -> list[SchemaError]:
 @cache
 def _validator(api: str, name: str) -> Any:
     jsonschema = library.jsonschema()
-    known = _messages(api)
-    definitions = {one: _converted(known[one]) for one in _reachable(known, name)}
+    definitions = {key: _converted(message) for key, message in _messages(api).items()}
     schema = {"$ref": f"#/$defs/{name}", "$defs": definitions}
     formats = jsonschema.FormatChecker(formats=())
     for form, numbers in _INTEGERS.items():
@@ -196,26 +195,6 @@ def _is_duration(text: str) -> bool:
     """Whether a text is a duration of protobuf: https://protobuf.dev/programming-guides/json/."""
     found = re.fullmatch(r"(-?[0-9]+)(\.[0-9]{1,9})?s", text)
     return found is not None and abs(int(found[1])) <= _LONGEST
-
-
-def _reachable(known: dict[str, Any], name: str) -> set[str]:
-    """Names of the schemas that ``name`` refers to, itself among them."""
-    found: set[str] = set()
-    waiting = [name]
-    while waiting:
-        one = waiting.pop()
-        if one not in found:
-            found.add(one)
-            waiting.extend(_references(known[one]))
-    return found
-
-
-def _references(schema: Any) -> Iterator[str]:
-    if isinstance(schema, dict):
-        if isinstance(schema.get("$ref"), str):
-            yield schema["$ref"]
-        for part in (*schema.get("properties", {}).values(), schema.get("items"), schema.get("additionalProperties")):
-            yield from _references(part)
 
 
 def _converted(schema: dict[str, Any]) -> dict[str, Any]:

@@ -131,28 +131,26 @@ class JobFile:
                 node = node[step]
             except (KeyError, IndexError, TypeError):
                 node = None
-        return yaml_source.line_of(self.nodes[document], tuple(written)) or self._first_line(document)
-
-    def _first_line(self, document: int) -> int | None:
-        lines = getattr(self.nodes[document], "lc", None)
-        return lines.line + 1 if lines else None
+        first = getattr(self.nodes[document], "lc", None)
+        return yaml_source.line_of(self.nodes[document], tuple(written)) or (first.line + 1 if first else None)
 
     def where(self, location: Location, document: int = 0) -> str:
         """``path:line`` of a value, for messages."""
         line = self.line(location, document)
         return f"{relative(self.path)}:{line}" if line else relative(self.path)
 
+    def error(self, location: Location, what: str, document: int = 0) -> UserError:
+        """Return an error that gives the line of a value."""
+        return UserError(f"{self.where(location, document)}: {what}")
+
     @property
     def root(self) -> Location:
         """Location of :attr:`spec` in the first document."""
-        wrapper = {
-            "custom-job": "jobSpec",
-            "hyperparameter-tuning-job": "trialJobSpec",
-            "ai-platform": "trainingInput",
-        }.get(self.kind)
-        # Only the other two may leave out what is around the spec.
-        tuning = self.kind == "hyperparameter-tuning-job"
-        return (wrapper,) if wrapper and (tuning or wrapper in self.documents[0]) else ()
+        if self.kind == "hyperparameter-tuning-job":
+            return ("trialJobSpec",)
+        # The other two may leave out what is around the spec.
+        wrapper = google.WRAPPERS.get(self.kind)
+        return (wrapper,) if wrapper in self.documents[0] else ()
 
     @property
     def spec(self) -> dict[str, Any]:
@@ -253,5 +251,5 @@ def _job_file(path: Path, nodes: list[Any]) -> JobFile:
     found = JobFile(path, kind, data, nodes)
     for step in found.root:
         if not isinstance(data[0].get(str(step), {}), dict):
-            raise UserError(f"{found.where(found.root)}: {step}: expected 'key: value' pairs")
+            raise found.error(found.root, f"{step}: expected 'key: value' pairs")
     return found

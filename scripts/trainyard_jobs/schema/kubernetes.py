@@ -17,6 +17,7 @@ from trainyard.spec import yaml_source
 from trainyard.spec.yaml_source import Location
 from trainyard_jobs.schema import library
 from trainyard_jobs.schema.errors import EMPTY, SchemaError
+from trainyard_jobs.schema.kubernetes_defaults import entries, sequence
 
 #: Schema of JobSets, from jobset_types.go of https://github.com/kubernetes-sigs/jobset.
 JOBSET_SCHEMA = Path(__file__).with_name("jobset.yaml")
@@ -101,8 +102,9 @@ def validate(document: dict[str, Any]) -> Iterator[SchemaError]:
             at: Location = ("spec", "replicatedJobs", number, "template")
             if isinstance(one.get("template"), dict):
                 yield from _errors(_validator("Job", "batch/v1"), _object("Job", "batch/v1", one["template"]), at)
-        for location, template in _claims(document):
-            yield from _part(template, "PersistentVolumeClaim", "v1", ("metadata", "spec"), location)
+        for place, policy in entries(document, (), "spec", "volumeClaimPolicies"):
+            for at, template in entries(policy, place, "templates"):
+                yield from _part(template, "PersistentVolumeClaim", "v1", ("metadata", "spec"), at)
     elif (kind, api) == ("TrainJob", TRAIN_JOB_VERSION):
         yield from _errors(_train_job(), document, ())
     elif is_custom(document):
@@ -125,22 +127,9 @@ def _part(document: dict[str, Any], kind: str, api: str, keys: tuple[str, ...], 
     yield from _errors(_validator(kind, api), _object(kind, api, fields), at)
 
 
-def _claims(document: dict[str, Any]) -> Iterator[tuple[Location, dict[str, Any]]]:
-    """The templates of a JobSet's volume claims, as far as they are mappings."""
-    spec = document.get("spec")
-    policies = spec.get("volumeClaimPolicies") if isinstance(spec, dict) else None
-    for number, policy in enumerate(policies if isinstance(policies, list) else []):
-        templates = policy.get("templates") if isinstance(policy, dict) else None
-        for index, template in enumerate(templates if isinstance(templates, list) else []):
-            if isinstance(template, dict):
-                yield ("spec", "volumeClaimPolicies", number, "templates", index), template
-
-
 def replicated_jobs(document: dict[str, Any]) -> list[dict[str, Any]]:
     """The replicated jobs of a JobSet, as far as they are mappings."""
-    spec = document.get("spec")
-    found = spec.get("replicatedJobs") if isinstance(spec, dict) else None
-    return [one for one in found if isinstance(one, dict)] if isinstance(found, list) else []
+    return [job for job in sequence(document, "spec", "replicatedJobs") if isinstance(job, dict)]
 
 
 def _errors(validator: Any, value: dict[str, Any], at: Location) -> Iterator[SchemaError]:

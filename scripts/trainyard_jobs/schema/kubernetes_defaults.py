@@ -7,37 +7,56 @@ Jobs: https://github.com/kubernetes/kubernetes/blob/master/pkg/apis/batch/v1/def
 from __future__ import annotations
 
 import copy
+from collections.abc import Iterator
 from typing import Any
+
+from trainyard.spec.yaml_source import Location
 
 #: The largest int32, which is the backoffLimit of a Job with a backoffLimitPerIndex.
 MAX_INT32 = 2**31 - 1
 
 
-def mapping(value: object) -> dict[str, Any]:
-    """The value if it is a mapping; an empty one if not."""
-    return value if isinstance(value, dict) else {}
+def _at(value: object, path: tuple[str, ...]) -> object:
+    for key in path:
+        value = value.get(key) if isinstance(value, dict) else None
+    return value
 
 
-def sequence(value: object) -> list[Any]:
-    """The value if it is a list; an empty one if not."""
-    return value if isinstance(value, list) else []
+def mapping(value: object, *path: str) -> dict[str, Any]:
+    """Return the mapping at a path of keys below a value; an empty one if there is none."""
+    inner = _at(value, path)
+    return inner if isinstance(inner, dict) else {}
+
+
+def sequence(value: object, *path: str) -> list[Any]:
+    """Return the list at a path of keys below a value; an empty one if there is none."""
+    inner = _at(value, path)
+    return inner if isinstance(inner, list) else []
+
+
+def entries(value: object, at: Location, *path: str) -> Iterator[tuple[Location, dict[str, Any]]]:
+    """Yield every entry of the list at a path of keys below a value as a mapping, with its location.
+
+    Args:
+        at: location of ``value``.
+    """
+    for number, entry in enumerate(sequence(value, *path)):
+        yield (*at, *path, number), mapping(entry)
 
 
 def jobset(document: dict[str, Any]) -> dict[str, Any]:
     """A copy of a JobSet as its mutating webhook leaves it; the CRD's own defaults are included."""
     found = copy.deepcopy(document)
-    spec = mapping(found.get("spec"))
-    for one in sequence(spec.get("replicatedJobs")):
-        if not isinstance(one, dict):
-            continue
+    spec = mapping(found, "spec")
+    for one in map(mapping, sequence(spec, "replicatedJobs")):
         one.setdefault("replicas", 1)
         one.setdefault("groupName", "default")
-        job = mapping(mapping(one.get("template")).get("spec"))
+        job = mapping(one, "template", "spec")
         job.setdefault("completionMode", "Indexed")
-        pod = mapping(mapping(job.get("template")).get("spec"))
+        pod = mapping(job, "template", "spec")
         if not pod.get("restartPolicy"):
             pod["restartPolicy"] = "OnFailure"
-    for number, rule in enumerate(sequence(mapping(spec.get("failurePolicy")).get("rules"))):
+    for number, rule in enumerate(sequence(spec, "failurePolicy", "rules")):
         if isinstance(rule, dict) and not rule.get("name"):
             rule["name"] = f"failurePolicyRule{number}"
     return found
@@ -53,8 +72,8 @@ def jobs(document: dict[str, Any]) -> dict[str, Any]:
     if document.get("kind") != "JobSet":
         return document
     found = jobset(document)
-    for one in sequence(mapping(found.get("spec")).get("replicatedJobs")):
-        template = mapping(mapping(one).get("template"))
+    for one in sequence(found, "spec", "replicatedJobs"):
+        template = mapping(one, "template")
         if isinstance(template.get("spec"), dict):
             template["spec"] = job_spec(template["spec"])
     return found
@@ -69,15 +88,13 @@ def job_spec(spec: dict[str, Any]) -> dict[str, Any]:
     found.setdefault("backoffLimit", MAX_INT32 if "backoffLimitPerIndex" in found else 6)
     found.setdefault("completionMode", "NonIndexed")
     found.setdefault("podReplacementPolicy", "Failed" if "podFailurePolicy" in found else "TerminatingOrFailed")
-    for rule in sequence(mapping(found.get("podFailurePolicy")).get("rules")):
-        for condition in sequence(mapping(rule).get("onPodConditions")):
-            if isinstance(condition, dict):
-                condition.setdefault("status", "True")
-    pod = mapping(mapping(found.get("template")).get("spec"))
+    for rule in sequence(found, "podFailurePolicy", "rules"):
+        for condition in map(mapping, sequence(rule, "onPodConditions")):
+            condition.setdefault("status", "True")
+    pod = mapping(found, "template", "spec")
     if not pod.get("restartPolicy"):
         pod["restartPolicy"] = "Always"
-    for container in (*sequence(pod.get("containers")), *sequence(pod.get("initContainers"))):
-        for port in sequence(mapping(container).get("ports")):
-            if isinstance(port, dict):
-                port.setdefault("protocol", "TCP")
+    for container in (*sequence(pod, "containers"), *sequence(pod, "initContainers")):
+        for port in map(mapping, sequence(container, "ports")):
+            port.setdefault("protocol", "TCP")
     return found

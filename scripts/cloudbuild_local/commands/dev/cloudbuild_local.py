@@ -63,12 +63,13 @@ def command(
     As on Cloud Build, the steps get the engine's socket. It is root on this host: run only files that you trust, or
     give --no-socket, with which a step that calls docker fails as it does without a daemon.
     """
-    from cloudbuild_local import inputs
+    from cloudbuild_local import config as cloud_config
+    from cloudbuild_local.substitutions import pairs
     from trainyard.common import console, errors
 
-    given = inputs.pairs(substitutions, "--substitutions")
+    given = pairs(substitutions, "--substitutions")
     if checked:
-        found = inputs.check(checked, substitutions=given, project=project)
+        found = cloud_config.check(checked, substitutions=given, project=project)
         for line in found.lines(checked.name):
             console.say(line)
         console.result(found.facts(checked.name), as_json=as_json)
@@ -83,7 +84,7 @@ def command(
         config or settings.ROOT / "cloudbuild.yaml",
         source=source,
         substitutions=given,
-        images=inputs.pairs(images, "--images"),
+        images=pairs(images, "--images"),
         project=project,
         engine_socket=not no_socket,
     )

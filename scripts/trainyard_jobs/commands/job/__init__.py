@@ -113,8 +113,8 @@ def command(
             given |= _push_code(context, code, given)
         parsed = request.parse_request(context, given, tpu_machine=chosen.tpu_machine)
         if not given["image"] and Reference.parse(parsed.image).names_docker_hub:
-            no, rehearse = "no '--registry'", "trainyard job rehearse"
-            console.warn(f"{no}: the image is local; '{rehearse}' can run it, but no platform can pull it")
+            local = "the image is local; 'trainyard job rehearse' can run it, but no platform can pull it"
+            console.warn(f"no '--registry': {local}")
         platforms.check_options(chosen, parsed)
         rendered = chosen.write(parsed, file)
     for warning in rendered.warnings:

@@ -55,8 +55,8 @@ def command(project: str | None, product: str, service_account: str | None, as_j
         example = "trainyard pod authorize-tpu --project my-project --for tpu-vm"
         raise errors.UserError(f"no project: set '--project', as in '{example}'")
     if product == "ai-platform" and service_account:
-        account, tpu_vm = "'--service-account'", "'--for tpu-vm'"
-        raise errors.UserError(f"{account} needs {tpu_vm}: AI Platform's TPU service account is Google's")
+        why = "AI Platform's TPU service account is Google's"
+        raise errors.UserError(f"'--service-account' needs '--for tpu-vm': {why}")
     if product == "ai-platform":
         facts = authorization.authorize_ai_platform(project)
     else:

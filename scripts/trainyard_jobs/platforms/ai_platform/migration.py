@@ -11,6 +11,7 @@ from typing import Any
 
 from trainyard.common.errors import UserError, nearest
 from trainyard_jobs.model import machines
+from trainyard_jobs.platforms.writing import without_empty
 
 #: Replacement for K80s, which Google Cloud no longer has: the smallest GPU that n1 machines accept.
 SUCCESSOR_OF_K80 = "NVIDIA_TESLA_T4"
@@ -93,7 +94,7 @@ def _with_tier(source: dict[str, Any], tier: str) -> dict[str, Any]:
 
 def _pools(source: dict[str, Any], done: Migrated, image: str | None) -> list[dict[str, Any]]:
     """Master, workers, parameter servers, evaluators; empty pools keep positions, but none ends the list."""
-    if _on_tpu(source):
+    if source.get("workerType") == "cloud_tpu":
         return [_tpu_pool(source, done, image)]
     pools = []
     for role in _ROLES:
@@ -107,10 +108,6 @@ def _pools(source: dict[str, Any], done: Migrated, image: str | None) -> list[di
             "submit the job with the SDK or the REST API"
         )
     return pools
-
-
-def _on_tpu(source: dict[str, Any]) -> bool:
-    return source.get("workerType") == "cloud_tpu"
 
 
 def _tpu_pool(source: dict[str, Any], done: Migrated, image: str | None) -> dict[str, Any]:
@@ -168,12 +165,8 @@ def _finished(
         args.append(f"--job-dir={source['jobDir']}")  # AI Platform appended it to the arguments
     container = image or own.get("imageUri") or master.get("imageUri")
     if container:
-        command = own.get("containerCommand") or []
-        pool["containerSpec"] = {
-            "imageUri": container,
-            **({"command": list(command)} if command else {}),
-            **({"args": args} if args else {}),
-        }
+        command = list(own.get("containerCommand") or [])
+        pool["containerSpec"] = without_empty({"imageUri": container, "command": command, "args": args})
         return pool
     pool["pythonPackageSpec"] = _package(source, args, pool["machineSpec"], done)
     return pool
@@ -185,29 +178,30 @@ def _package(source: dict[str, Any], args: list[str], machine: dict[str, Any], d
     Raises:
         UserError: the runtime version is none.
     """
-    image = "'--image'"
     module, uris = source.get("pythonModule"), source.get("packageUris")
     if not module or not uris:
         done.notes.append(
             "the file leaves its package to --package-path or --packages, and to --module-name: replace "
-            f"{' and '.join([PACKAGE] * (not uris) + [MODULE] * (not module))}, or give {image}"
+            f"{' and '.join([PACKAGE] * (not uris) + [MODULE] * (not module))}, or give '--image'"
         )
     version = str(source.get("runtimeVersion") or "1.15")
     if not re.fullmatch(r"\d+\.\d+", version):
-        raise UserError(f"runtimeVersion '{version}' is not a version such as 2.11: correct it, or give {image}")
+        raise UserError(f"runtimeVersion '{version}' is not a version such as 2.11: correct it, or give '--image'")
     device = "gpu" if machine.get("acceleratorType", "").startswith("NVIDIA") else "cpu"
     suffix = ".py310" if tuple(int(part) for part in version.split(".")) >= (2, 11) else ""
     executor = f"us-docker.pkg.dev/vertex-ai/training/tf-{device}.{version.replace('.', '-')}{suffix}:latest"
     done.notes.append(
         f"runtimeVersion {version} is now the prebuilt image {executor}; most of these are no longer supported: see "
-        f"https://cloud.google.com/vertex-ai/docs/training/pre-built-containers, or give {image}"
+        f"https://cloud.google.com/vertex-ai/docs/training/pre-built-containers, or give '--image'"
     )
-    return {
-        "executorImageUri": executor,
-        "packageUris": list(uris or [PACKAGE]),
-        "pythonModule": module or MODULE,
-        **({"args": args} if args else {}),
-    }
+    return without_empty(
+        {
+            "executorImageUri": executor,
+            "packageUris": list(uris or [PACKAGE]),
+            "pythonModule": module or MODULE,
+            "args": args,
+        }
+    )
 
 
 def _scheduling(source: dict[str, Any], done: Migrated) -> dict[str, Any]:
@@ -229,15 +223,15 @@ def _tuning(old: dict[str, Any], spec: dict[str, Any], name: str) -> dict[str, A
         study["algorithm"] = old["algorithm"]
     if old.get("enableTrialEarlyStopping"):
         study["medianAutomatedStoppingSpec"] = {}
-    found: dict[str, Any] = {
+    failed = {"maxFailedTrialCount": int(old["maxFailedTrials"])} if old.get("maxFailedTrials") else {}
+    return {
         "displayName": name,
         "studySpec": study,
         "maxTrialCount": int(old.get("maxTrials") or 1),
         "parallelTrialCount": int(old.get("maxParallelTrials") or 1),
+        **failed,
+        "trialJobSpec": spec,
     }
-    if old.get("maxFailedTrials"):
-        found["maxFailedTrialCount"] = int(old["maxFailedTrials"])
-    return found | {"trialJobSpec": spec}
 
 
 def _parameter(old: dict[str, Any]) -> dict[str, Any]:
@@ -247,14 +241,11 @@ def _parameter(old: dict[str, Any]) -> dict[str, Any]:
         return found | {"categoricalValueSpec": {"values": list(old.get("categoricalValues") or [])}}
     if kind == "DISCRETE":
         return found | {"discreteValueSpec": {"values": list(old.get("discreteValues") or [])}}
-    sides = (old.get("minValue"), old.get("maxValue"))
+    sides = {side: old.get(side) for side in ("minValue", "maxValue")}
     if kind == "INTEGER":
-        values: dict[str, Any] = dict(
-            zip(("minValue", "maxValue"), (str(int(side or 0)) for side in sides), strict=True)
-        )
-        found["integerValueSpec"] = values
+        found["integerValueSpec"] = {side: str(int(value or 0)) for side, value in sides.items()}
     else:
-        found["doubleValueSpec"] = dict(zip(("minValue", "maxValue"), sides, strict=True))
+        found["doubleValueSpec"] = sides
     if old.get("scaleType") not in (None, "NONE"):
         found["scaleType"] = old["scaleType"]
     return found

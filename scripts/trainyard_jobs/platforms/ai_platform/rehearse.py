@@ -12,7 +12,7 @@ from typing import Any
 
 from trainyard.common.errors import UserError
 from trainyard_jobs.model import machines
-from trainyard_jobs.platforms.vertex.rehearse import METRIC_FILE, OPEN_PORTS, PORT, trial_variables
+from trainyard_jobs.platforms.vertex.rehearse import METRIC_FILE, OPEN_PORTS, PORT, of_trial, trial_variables
 from trainyard_jobs.rehearsal.model import PROJECT_NUMBER, Rehearsal, Replica, TpuNode, Trial, count, words
 from trainyard_jobs.rehearsal.restart_policy import TrainingService
 from trainyard_jobs.schema.job_file import JobFile
@@ -37,10 +37,8 @@ def rehearsal(job: JobFile, trial: Trial | None = None) -> Rehearsal:
     spec = job.spec
     master = spec.get("masterConfig") or {}
     if not master.get("imageUri"):
-        raise UserError(
-            f"{job.where((*job.root, 'masterConfig'))}: no masterConfig.imageUri: only containers can be rehearsed, "
-            "not runtime versions and Python packages"
-        )
+        what = "no masterConfig.imageUri: only containers can be rehearsed, not runtime versions and Python packages"
+        raise job.error((*job.root, "masterConfig"), what)
     node = _tpu_node(job, spec)
     counts = _counts(spec)
     cluster = {
@@ -103,15 +101,15 @@ def _tpu_node(job: JobFile, spec: Mapping[str, Any]) -> TpuNode | None:
         return None
     accelerator = (spec.get("workerConfig") or {}).get("acceleratorConfig") or {}
     kind, number = str(accelerator.get("type") or "TPU_V2"), count(accelerator.get("count"), 8)
-    where = job.where((*job.root, "workerConfig", "acceleratorConfig"))
+    where = (*job.root, "workerConfig", "acceleratorConfig")
     if not kind.startswith("TPU_V") or not kind[5:6].isdigit():
-        raise UserError(f"{where}: {kind} is not a TPU; {_CLOUD_TPU} requires TPU_V2, TPU_V3 or one of their pods")
+        raise job.error(where, f"{kind} is not a TPU; {_CLOUD_TPU} requires TPU_V2, TPU_V3 or one of their pods")
     name = f"v{kind[5]}-{number}"
     try:
         # A TPU node of v2 or v3 has 8 cores for each address; its TPU VM has 4 chips, so 8 cores, for each host.
         hosts = machines.slice_of(name).hosts
     except UserError as error:
-        raise UserError(f"{where}: {error}") from None
+        raise job.error(where, str(error)) from None
     return TpuNode(NODE, name, tuple(_TPU_ADDRESS.format(index) for index in range(1, min(hosts, _MAX_ADDRESSES) + 1)))
 
 
@@ -130,14 +128,11 @@ def tf_config(
 ) -> str:
     """TF_CONFIG of one machine. Jobs with a single machine have it too, without a cluster."""
     names = {name: chief if name == "master" else name for name in cluster}
-    mine: dict[str, object] = {"type": names[task], "index": index, "cloud": _RUN}
-    if trial:
-        mine["trial"] = str(trial.number)
     config: dict[str, object] = {
         "environment": "cloud",
         "job": {key: spec[key] for key in ("scaleTier", "masterType", "workerType", "region", "jobDir") if key in spec},
         "open_ports": OPEN_PORTS,
-        "task": mine,
+        "task": {"type": names[task], "index": index, "cloud": _RUN} | of_trial(trial),
     }
     if sum(map(len, cluster.values())) > 1:
         config["cluster"] = {names[name]: [f"{host}:{PORT}" for host in hosts] for name, hosts in cluster.items()}

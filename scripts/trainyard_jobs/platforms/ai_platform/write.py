@@ -52,15 +52,8 @@ def tpu_version(request: Request) -> str:
         return minor
     raise UserError(
         f"AI Platform's TPUs had runtimes {known[0]} to {known[-1]}; {request.spec.target} contains {framework.name} "
-        f"{version}: use '--platform vertex', or give "
-        f"'--tpu-version' to write the job anyway"
+        f"{version}: use '--platform vertex', or give '--tpu-version' to write the job anyway"
     )
-
-
-def _gpus(request: Request) -> dict[str, Any]:
-    if not request.gpus:
-        return {}
-    return {"acceleratorConfig": {"type": request.gpus.type, "count": request.gpus.count}}
 
 
 def _tpu(request: Request, tpu: machines.TpuSlice) -> dict[str, Any]:
@@ -98,7 +91,9 @@ def _machines(request: Request) -> dict[str, Any]:
     machine = request.machine
     if machine is None:
         machine = machines.machine_for(request.gpus.type, request.gpus.count) if request.gpus else DEFAULT_MACHINE
-    config = {"imageUri": request.image} | _gpus(request)
+    config: dict[str, Any] = {"imageUri": request.image}
+    if request.gpus:
+        config["acceleratorConfig"] = {"type": request.gpus.type, "count": request.gpus.count}
     found: dict[str, Any] = {"scaleTier": "CUSTOM", "masterType": machine, "masterConfig": config}
     if request.workers > 1:
         found |= {"workerType": machine, "workerCount": request.workers - 1, "workerConfig": config}
@@ -119,18 +114,15 @@ def config(request: Request) -> dict[str, Any]:
             "a TPU job has one TPU worker: leave out '--workers', or request a pod such as '--accelerator v2-32'"
         )
     found = _tpu(request, request.tpu) if request.tpu else _machines(request)
-    if request.args:
-        found["args"] = list(request.args)
-    found["region"] = request.place
-    if request.output:
-        found["jobDir"] = request.output
-    if request.service_account:
-        found["serviceAccount"] = request.service_account
-    if request.timeout:
-        found["scheduling"] = {"maxRunningTime": f"{request.timeout}s"}
-    if request.tuning:
-        found["hyperparameters"] = tuning.hyperparameters(request.tuning)
-    return {"trainingInput": found}
+    optional = {
+        "args": list(request.args),
+        "region": request.place,
+        "jobDir": request.output,
+        "serviceAccount": request.service_account,
+        "scheduling": {"maxRunningTime": f"{request.timeout}s"} if request.timeout else None,
+        "hyperparameters": tuning.hyperparameters(request.tuning) if request.tuning else None,
+    }
+    return {"trainingInput": found | writing.without_empty(optional)}
 
 
 def submit_command(request: Request, file: str) -> list[str]:

@@ -14,18 +14,17 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from trainyard.common.errors import UserError
 from trainyard_jobs.kubernetes import gke_objects, train_jobs
 from trainyard_jobs.kubernetes.gke_objects import ACCELERATOR, GPU_RESOURCE, SPOT_GRACE, TOPOLOGY, TPU_RESOURCE
 from trainyard_jobs.model import machines
+from trainyard_jobs.model.options import Mount
 from trainyard_jobs.rehearsal import tpu
-from trainyard_jobs.rehearsal.model import Mount, Rehearsal, Replica, count, words
+from trainyard_jobs.rehearsal.model import Rehearsal, Replica, count, words
 from trainyard_jobs.rehearsal.restart_policy import Kubernetes, PodFailurePolicy
 from trainyard_jobs.schema import kubernetes, kubernetes_defaults
 from trainyard_jobs.schema.job_file import JobFile, is_kubernetes_job
 from trainyard_jobs.schema.kubernetes import without_null
 
-_GCSFUSE = "gcsfuse.csi.storage.gke.io"
 _JOBSET = "jobset.sigs.k8s.io"
 _INDEX = "batch.kubernetes.io/job-completion-index"
 #: The port of a multislice job's coordinator:
@@ -49,7 +48,6 @@ class _Job:
     global_index: int = 0
     coordinator: str = ""
     subdomain: str = ""
-    labels: Mapping[str, str] | None = None
 
     @property
     def pod(self) -> Mapping[str, Any]:
@@ -80,7 +78,7 @@ def rehearsal(job: JobFile) -> Rehearsal:
     """
     numbers = [number for number, one in enumerate(job.documents) if is_kubernetes_job(one)]
     if len(numbers) > 1:
-        raise UserError(f"{job.where((), numbers[1])}: a second job: only one Job, JobSet or TrainJob can be rehearsed")
+        raise job.error((), "a second job: only one Job, JobSet or TrainJob can be rehearsed", numbers[1])
     given: dict[str, Any] = without_null(job.documents[numbers[0]])
     name = str((given.get("metadata") or {}).get("name") or job.path.stem)
     notes: list[str] = []
@@ -89,7 +87,7 @@ def rehearsal(job: JobFile) -> Rehearsal:
     is_set = document["kind"] == "JobSet"
     jobs = _jobs_of_set(document, numbers[0], name) if is_set else [_single(document, numbers[0], name)]
     if not jobs:
-        raise UserError(f"{job.where(('spec', 'replicatedJobs'), numbers[0])}: the JobSet has no replicatedJobs")
+        raise job.error(("spec", "replicatedJobs"), "the JobSet has no replicatedJobs", numbers[0])
     replicas: list[Replica] = []
     for one in jobs:
         found = _slice(job, one)
@@ -122,21 +120,21 @@ def _jobset_of(job: JobFile, train_job: Mapping[str, Any], number: int, name: st
     Raises:
         UserError: its runtime is unknown, or cannot be rehearsed.
     """
-    at = job.where(("spec", "runtimeRef"), number)
+    at = ("spec", "runtimeRef")
     runtime = train_jobs.runtime_of(dict(train_job), [without_null(one) for one in job.documents])
     if runtime is None:
         _, kind, wanted = train_jobs.reference(dict(train_job))
-        raise UserError(f"{at}: the {kind} {wanted!r} is unknown: add it to the file, as another document")
+        raise job.error(at, f"the {kind} {wanted!r} is unknown: add it to the file, as another document", number)
     command = (train_job["spec"].get("trainer") or {}).get("command")
     if runtime.policy not in ("", "torch", "jax") or command == train_jobs.TORCHTUNE:
         what = runtime.policy if runtime.policy not in ("", "torch", "jax") else "torchtune"
-        raise UserError(f"{at}: the runtime {runtime.name} starts {what}, which a rehearsal does not support")
+        raise job.error(at, f"the runtime {runtime.name} starts {what}, which a rehearsal does not support", number)
     found = train_jobs.jobset(dict(train_job), runtime, name)
     # The file's own runtime is of a custom resource definition, which is not checked: what it makes is.
     for error in kubernetes.validate(found) if runtime.in_file else ():
         if error.empty is not None or "required" in error.what:
-            where = ".".join(map(str, error.location))
-            raise UserError(f"{at}: the runtime {runtime.name} makes an invalid JobSet: {where}: {error.what}")
+            what = f"{'.'.join(map(str, error.location))}: {error.what}"
+            raise job.error(at, f"the runtime {runtime.name} makes an invalid JobSet: {what}", number)
     initializers = train_jobs.INITIALIZERS.values()
     parts: list[dict[str, Any]] = found["spec"].get("replicatedJobs") or []
     found["spec"]["replicatedJobs"] = [one for one in parts if train_jobs.step_of(one) not in initializers]
@@ -190,11 +188,11 @@ def _container(job: JobFile, one: _Job) -> Mapping[str, Any]:
     """The container that trains: the one that requests an accelerator, else the first."""
     containers = one.pod.get("containers") or []
     if not containers:
-        raise UserError(f"{job.where((*one.where, 'template', 'spec'), one.document)}: the pod has no containers")
+        raise job.error((*one.where, "template", "spec"), "the pod has no containers", one.document)
     requesting = [found for found in containers if _requested(found, TPU_RESOURCE) or _requested(found, GPU_RESOURCE)]
     chosen: Mapping[str, Any] = (requesting or containers)[0]
     if not chosen.get("image"):
-        raise UserError(f"{job.where((*one.where, 'template', 'spec', 'containers', 0), one.document)}: no image")
+        raise job.error((*one.where, "template", "spec", "containers", 0), "no image", one.document)
     return chosen
 
 
@@ -209,7 +207,6 @@ def _slice(job: JobFile, one: _Job) -> machines.TpuSlice | None:
     if not chips:
         return None
     selector = one.pod.get("nodeSelector") or {}
-    where = job.where((*one.where, "template", "spec", "nodeSelector"), one.document)
     accelerator, topology = str(selector.get(ACCELERATOR) or ""), str(selector.get(TOPOLOGY) or "")
     fitting = [
         found
@@ -217,17 +214,17 @@ def _slice(job: JobFile, one: _Job) -> machines.TpuSlice | None:
         if found.gke_accelerator == accelerator and found.topology == topology
     ]
     if not fitting:
-        raise UserError(f"{where}: {ACCELERATOR} {accelerator!r} with {TOPOLOGY} {topology!r} is not a TPU slice")
+        what = f"{ACCELERATOR} {accelerator!r} with {TOPOLOGY} {topology!r} is not a TPU slice"
+        raise job.error((*one.where, "template", "spec", "nodeSelector"), what, one.document)
     found = fitting[0]
     if found.chips_per_host != chips:
         generation = machines.table().tpus[found.generation]
         machine = next((name for name, own in generation.chips.items() if own == chips), None)
         found = machines.slice_of(found.accelerator_type, machine)
     if found.hosts != one.pods:
-        raise UserError(
-            f"{job.where((*one.where, 'completions'), one.document)}: a {topology} slice of {chips} chips a pod has "
-            f"{found.hosts} hosts, but the Job has {one.pods} pods: set parallelism and completions to {found.hosts}"
-        )
+        what = f"a {topology} slice of {chips} chips a pod has {found.hosts} hosts, but the Job has {one.pods} pods"
+        fix = f"set parallelism and completions to {found.hosts}"
+        raise job.error((*one.where, "completions"), f"{what}: {fix}", one.document)
     return found
 
 
@@ -320,15 +317,12 @@ def _own_variables(
         elif path == "status.podIP":
             found[name] = one.address(index)  # Docker assigns the address at start; the name resolves to it
         elif path:
-            raise UserError(
-                f"{job.where((*one.where, 'template', 'spec', 'containers'), one.document)}: env {name}: "
-                f"a rehearsal does not support fieldPath {path}; set the variable with {variable}"
-            )
+            what = f"env {name}: a rehearsal does not support fieldPath {path}; set the variable with {variable}"
+            raise job.error((*one.where, "template", "spec", "containers"), what, one.document)
         else:
             notes.append(f"env {name}: {next(iter(source))} is not available in a rehearsal; set it with {variable}")
     if container.get("envFrom"):
-        variables = "'--env 'NAME=value ...''"
-        notes.append(f"envFrom (config maps, secrets) is ignored; set variables with {variables}")
+        notes.append("envFrom (config maps, secrets) is ignored; set variables with '--env 'NAME=value ...''")
     return found, tuple(attempts)
 
 
@@ -355,7 +349,7 @@ def _mounts(
     for mount in container.get("volumeMounts") or []:
         volume, path = volumes.get(str(mount.get("name")), {}), str(mount.get("mountPath"))
         csi, read_only = volume.get("csi") or {}, bool(mount.get("readOnly"))
-        if csi.get("driver") == _GCSFUSE:
+        if csi.get("driver") == gke_objects.BUCKET_DRIVER:
             attributes = csi.get("volumeAttributes") or {}
             options = re.split(r"\s*,\s*", str(attributes.get("mountOptions") or ""))
             folders = [option[len("only-dir=") :] for option in options if re.match("only-dir[=:]", option)]

@@ -12,33 +12,14 @@ from collections.abc import Iterator
 from typing import Any
 
 from trainyard.common.errors import StepFailed, UserError
-from trainyard_jobs.kubernetes.gke_objects import (
-    ACCELERATOR,
-    BUCKET_DRIVER,
-    BUCKET_VOLUMES,
-    EXCLUSIVE,
-    FLEX_START,
-    GPU,
-    GPU_RESOURCE,
-    JOBSET_NAME,
-    JOBSET_VERSION,
-    PREFERRED_TOPOLOGY,
-    QUEUE,
-    REQUIRED_TOPOLOGY,
-    RESERVATION_AFFINITY,
-    RESERVATION_NAME,
-    SPOT,
-    SPOT_GRACE,
-    TOPOLOGY,
-    TPU_RESOURCE,
-    object_name,
-)
+from trainyard_jobs.kubernetes import gke_objects
 from trainyard_jobs.model import machines, yaml_writer
 from trainyard_jobs.model.request import Request
 from trainyard_jobs.platforms import submission, writing
 from trainyard_jobs.platforms.base import Platform, RenderedJob, Submission
 from trainyard_jobs.platforms.gke import rehearse as rehearsed_gke
 from trainyard_jobs.platforms.gke import rules
+from trainyard_jobs.platforms.writing import without_empty
 from trainyard_jobs.rehearsal.model import Rehearsal, Trial
 from trainyard_jobs.rules import jobset, kubernetes_job, kubernetes_pod, kubernetes_values, train_job
 from trainyard_jobs.schema.job_file import JobFile
@@ -88,27 +69,27 @@ def selector(request: Request) -> dict[str, str]:
         if request.tpu.gke_accelerator is None:
             offered = [one.accelerator_type for one in machines.slices().values() if one.gke_accelerator]
             raise UserError(f"GKE has no {request.tpu.accelerator_type}; it has {', '.join(offered)}")
-        found |= {ACCELERATOR: request.tpu.gke_accelerator, TOPOLOGY: request.tpu.topology}
+        found |= {gke_objects.ACCELERATOR: request.tpu.gke_accelerator, gke_objects.TOPOLOGY: request.tpu.topology}
     elif request.gpus:
-        found[GPU] = machines.table().gpus[request.gpus.type].gke_accelerator
+        found[gke_objects.GPU] = machines.table().gpus[request.gpus.type].gke_accelerator
     if request.machine and not request.tpu:
-        found["node.kubernetes.io/instance-type"] = request.machine
+        found[gke_objects.INSTANCE_TYPE] = request.machine
     if request.spot:
-        found[SPOT] = "true"
+        found[gke_objects.SPOT] = "true"
     if request.flex_start:
-        found[FLEX_START] = "true"
+        found[gke_objects.FLEX_START] = "true"
     if request.reservation == ANY_RESERVATION:
-        found[RESERVATION_AFFINITY] = "any"
+        found[gke_objects.RESERVATION_AFFINITY] = "any"
     elif request.reservation:
-        found |= {RESERVATION_AFFINITY: "specific", RESERVATION_NAME: request.reservation}
+        found |= {gke_objects.RESERVATION_AFFINITY: "specific", gke_objects.RESERVATION_NAME: request.reservation}
     return found
 
 
 def devices(request: Request) -> dict[str, str]:
     """Accelerators that a pod requests."""
     if request.tpu:
-        return {TPU_RESOURCE: str(request.tpu.chips_per_host)}
-    return {GPU_RESOURCE: str(request.gpus.count)} if request.gpus else {}
+        return {gke_objects.TPU_RESOURCE: str(request.tpu.chips_per_host)}
+    return {gke_objects.GPU_RESOURCE: str(request.gpus.count)} if request.gpus else {}
 
 
 def _environment(request: Request, name: str) -> dict[str, str]:
@@ -121,35 +102,32 @@ def _environment(request: Request, name: str) -> dict[str, str]:
 
 
 def _pod(request: Request, name: str) -> dict[str, Any]:
-    container: dict[str, Any] = {"name": "trainer", "image": request.image}
     args, output = request.with_output()
-    if args:
-        container["args"] = list(args)
-    if environment := _environment(request, name) | output:
-        container["env"] = [{"name": key, "value": value} for key, value in environment.items()]
-    if request.tpu and hosts(request) > 1:
-        # The ports of libtpu's processes, and of the coordinator of a multislice job:
-        # https://cloud.google.com/kubernetes-engine/docs/how-to/tpu-multislice
-        container["ports"] = [{"containerPort": 8471}, {"containerPort": 8080}]
-    if requested := devices(request):
-        container["resources"] = {"requests": requested, "limits": requested}
-    mounted = volumes(request)
-    container["volumeMounts"] = volume_mounts(mounted)
-    pod: dict[str, Any] = {
-        "restartPolicy": "Never",
-        "terminationGracePeriodSeconds": SPOT_GRACE if request.spot else 30,
+    environment = _environment(request, name) | output
+    requested, mounted = devices(request), volumes(request)
+    # The ports of libtpu's processes, and of the coordinator of a multislice job:
+    # https://cloud.google.com/kubernetes-engine/docs/how-to/tpu-multislice
+    ports = [{"containerPort": 8471}, {"containerPort": 8080}] if request.tpu and hosts(request) > 1 else []
+    container = {
+        "name": "trainer",
+        "image": request.image,
+        "args": list(args),
+        "env": [{"name": key, "value": value} for key, value in environment.items()],
+        "ports": ports,
+        "resources": {"requests": requested, "limits": requested} if requested else {},
+        "volumeMounts": volume_mounts(mounted),
     }
-    if request.service_account:
-        pod["serviceAccountName"] = request.service_account
-    if labels := selector(request):
-        pod["nodeSelector"] = labels
-    if tolerated := tolerations(request):
-        pod["tolerations"] = tolerated
-    if request.priority:
-        pod["priorityClassName"] = request.priority
-    pod["containers"] = [container]
-    pod["volumes"] = [volume for _, volume, _ in mounted]
-    return pod
+    pod = {
+        "restartPolicy": "Never",
+        "terminationGracePeriodSeconds": gke_objects.SPOT_GRACE if request.spot else 30,
+        "serviceAccountName": request.service_account,
+        "nodeSelector": selector(request),
+        "tolerations": tolerations(request),
+        "priorityClassName": request.priority,
+        "containers": [without_empty(container)],
+        "volumes": [volume for _, volume, _ in mounted],
+    }
+    return without_empty(pod)
 
 
 def volumes(request: Request) -> list[Mounted]:
@@ -177,44 +155,40 @@ def _storage(request: Request) -> Iterator[Mounted]:
     for number, mount in enumerate(request.mounts):
         options = ["implicit-dirs", *([f"only-dir={mount.folder}"] if mount.folder else [])]
         attributes = {"bucketName": mount.bucket, "mountOptions": ",".join(options)}
-        driver: dict[str, Any] = {"driver": BUCKET_DRIVER} | ({"readOnly": True} if mount.read_only else {})
-        yield (
-            mount.path,
-            {"name": f"bucket-{number}", "csi": driver | {"volumeAttributes": attributes}},
-            mount.read_only,
-        )
+        driver: dict[str, Any] = {"driver": gke_objects.BUCKET_DRIVER} | ({"readOnly": True} if mount.read_only else {})
+        volume = {"name": f"bucket-{number}", "csi": driver | {"volumeAttributes": attributes}}
+        yield mount.path, volume, mount.read_only
 
 
 def pod_metadata(request: Request, name: str) -> dict[str, Any]:
     """Labels and annotations of the pods."""
-    annotations = {BUCKET_VOLUMES: "true"} if request.mounts else {}
+    annotations = {gke_objects.BUCKET_VOLUMES: "true"} if request.mounts else {}
     if request.placement:
-        key = REQUIRED_TOPOLOGY if request.placement.required else PREFERRED_TOPOLOGY
+        key = gke_objects.REQUIRED_TOPOLOGY if request.placement.required else gke_objects.PREFERRED_TOPOLOGY
         annotations[key] = request.placement.label
-    found: dict[str, Any] = {"labels": {"app": name} | dict(request.labels)}
-    return found | ({"annotations": annotations} if annotations else {})
+    return without_empty({"labels": {"app": name} | dict(request.labels), "annotations": annotations})
 
 
 def object_labels(request: Request) -> dict[str, str]:
     """Labels of the object that Kueue admits: the Job, the JobSet or the TrainJob."""
-    return dict(request.labels) | ({QUEUE: request.queue} if request.queue else {})
+    return dict(request.labels) | ({gke_objects.QUEUE: request.queue} if request.queue else {})
 
 
 def _metadata(request: Request, name: str) -> dict[str, Any]:
-    labels = object_labels(request)
-    found: dict[str, Any] = {"name": name} | ({"labels": labels} if labels else {})
     # Kueue's placement and one node pool for each Job exclude each other.
-    return found | ({"annotations": EXCLUSIVE} if _in_jobset(request) and request.tpu and not request.placement else {})
+    exclusive = _in_jobset(request) and request.tpu and not request.placement
+    annotations = gke_objects.EXCLUSIVE if exclusive else {}
+    return without_empty({"name": name, "labels": object_labels(request), "annotations": annotations})
 
 
 def tolerations(request: Request) -> list[dict[str, str]]:
     """The taints of GKE's nodes with accelerators and of Spot VMs."""
     found = []
-    for key, needed in ((TPU_RESOURCE, request.tpu), (GPU_RESOURCE, request.gpus)):
+    for key, needed in ((gke_objects.TPU_RESOURCE, request.tpu), (gke_objects.GPU_RESOURCE, request.gpus)):
         if needed:
             found.append({"key": key, "operator": "Exists", "effect": "NoSchedule"})
     if request.spot:
-        found.append({"key": SPOT, "operator": "Equal", "value": "true", "effect": "NoSchedule"})
+        found.append({"key": gke_objects.SPOT, "operator": "Equal", "value": "true", "effect": "NoSchedule"})
     return found
 
 
@@ -240,13 +214,8 @@ def _failure_policy(request: Request) -> dict[str, Any]:
     """Restart the JobSet, whose trainers resume from their last checkpoint; preemptions do not count as restarts."""
     found: dict[str, Any] = {"maxRestarts": RESTARTS}
     if request.spot:
-        found["rules"] = [
-            {
-                "name": "preempted",
-                "action": "RestartJobSetAndIgnoreMaxRestarts",
-                "onJobFailureReasons": ["PodFailurePolicy"],
-            }
-        ]
+        action = "RestartJobSetAndIgnoreMaxRestarts"
+        found["rules"] = [{"name": "preempted", "action": action, "onJobFailureReasons": ["PodFailurePolicy"]}]
     return found
 
 
@@ -266,7 +235,7 @@ def manifests(request: Request) -> list[dict[str, Any]]:
     Raises:
         UserError: GKE does not support what is requested.
     """
-    name = object_name(request.name)
+    name = gke_objects.object_name(request.name)
     if request.tuning or request.tensorboard:
         raise UserError("GKE has neither tuning jobs nor a managed TensorBoard: use '--platform vertex'")
     if request.tpu and request.workers > 1:
@@ -274,13 +243,12 @@ def manifests(request: Request) -> list[dict[str, Any]]:
             "the TPU slice determines the number of machines: leave out '--workers'; '--slices' requests several slices"
         )
     if request.slices > 1 and not request.tpu:
-        slices, workers = "'--slices'", "'--workers'"
-        raise UserError(f"{slices} requires a TPU: {workers} requests several machines")
+        raise UserError("'--slices' requires a TPU: '--workers' requests several machines")
     if _in_jobset(request):
         part = {"name": _part(request), "replicas": request.slices, "template": {"spec": _job_spec(request, name)}}
         about = _metadata(request, name)
         spec = {"failurePolicy": _failure_policy(request), "replicatedJobs": [part]}
-        return [{"apiVersion": JOBSET_VERSION, "kind": "JobSet", "metadata": about, "spec": spec}]
+        return [{"apiVersion": gke_objects.JOBSET_VERSION, "kind": "JobSet", "metadata": about, "spec": spec}]
     about = _metadata(request, name)
     job = {"apiVersion": "batch/v1", "kind": "Job", "metadata": about, "spec": _job_spec(request, name)}
     return [_service(name), job] if request.workers > 1 else [job]
@@ -288,17 +256,13 @@ def manifests(request: Request) -> list[dict[str, Any]]:
 
 def pods(request: Request) -> tuple[str, int]:
     """The label selector of the job's pods, and their number."""
-    label = JOBSET_NAME if _in_jobset(request) else "job-name"
-    return f"{label}={object_name(request.name)}", hosts(request)
-
-
-def _notes(request: Request) -> tuple[str, ...]:
-    return (*writing.machine_notes(request), *writing.network_notes(request))
+    label = gke_objects.JOBSET_NAME if _in_jobset(request) else "job-name"
+    return f"{label}={gke_objects.object_name(request.name)}", hosts(request)
 
 
 def kind(request: Request) -> str:
     """The resource for kubectl: ``job/NAME`` or ``jobset/NAME``."""
-    return f"{'jobset' if _in_jobset(request) else 'job'}/{object_name(request.name)}"
+    return f"{'jobset' if _in_jobset(request) else 'job'}/{gke_objects.object_name(request.name)}"
 
 
 def submit_command(file: str) -> list[str]:
@@ -323,8 +287,12 @@ def follow_pods(resource: str, labels: str, count: int, interval: int) -> str:
     Logs are followed once all pods have started. A job may end between two queries, or before all of its pods have
     started: the logs of pods that were not followed are shown at its end.
 
+    Args:
+        resource: for kubectl, such as ``job/NAME``.
+        labels: label selector of its pods; ``count``: their number.
+        interval: seconds between two queries.
     Returns:
-        the condition that ended it: Complete or Failed of a Job, Completed or Failed of a JobSet.
+        the condition that ended it: Complete or Failed of a Job or TrainJob, Completed or Failed of a JobSet.
     """
     followed: set[str] = set()
     shown = ""
@@ -351,6 +319,27 @@ def follow_pods(resource: str, labels: str, count: int, interval: int) -> str:
         time.sleep(interval)
 
 
+def submit_objects(job: RenderedJob, resource: str, labels: str, count: int, interval: int) -> Submission:
+    """Create the objects of a job, and follow its pods until the job has ended.
+
+    Args:
+        resource, labels, count, interval: see :func:`follow_pods`.
+    Raises:
+        UserError: kubectl is not installed.
+        StepFailed: the job could not be created, or it failed.
+    """
+    submission.require_program("kubectl")
+    with submission.temporary_file(job.text, Platform.file_name) as path:
+        if submission.run_visibly(submit_command(str(path))):
+            raise StepFailed("kubectl could not create the job; see above ('--name' gives it another name)")
+    try:
+        state = follow_pods(resource, labels, count, interval)
+    except KeyboardInterrupt:
+        submission.say_still_running(["kubectl", "delete", resource])
+        raise
+    return submission.submission(resource, state, succeeded=("Complete", "Completed"))
+
+
 def _uid(pod: dict[str, Any]) -> str:
     return str(pod["metadata"].get("uid") or pod["metadata"]["name"])
 
@@ -368,21 +357,11 @@ class Gke(Platform):
         objects = "---\n".join(yaml_writer.dump(one) for one in manifests(request))
         text = writing.header(request, submit_command(self.file_name)) + objects
         writing.checked(self, text, request, writing.expected_contents(request))
-        return RenderedJob(text, submit_command(file or self.file_name), request, notes=_notes(request))
+        notes = (*writing.machine_notes(request), *writing.network_notes(request))
+        return RenderedJob(text, submit_command(file or self.file_name), request, notes=notes)
 
     def submit(self, job: RenderedJob, *, interval: int) -> Submission:
-        submission.require_program("kubectl")
-        with submission.temporary_file(job.text, self.file_name) as path:
-            if submission.run_visibly(submit_command(str(path))):
-                option = "'--name'"
-                raise StepFailed(f"kubectl could not create the job; see above ({option} gives it another name)")
-        resource = kind(job.request)
-        try:
-            state = follow_pods(resource, *pods(job.request), interval)
-        except KeyboardInterrupt:
-            submission.say_still_running(["kubectl", "delete", resource])
-            raise
-        return submission.submission(resource, state, succeeded=("Complete", "Completed"))
+        return submit_objects(job, kind(job.request), *pods(job.request), interval)
 
     def rehearse(self, job: JobFile, trial: Trial | None = None) -> Rehearsal:
         return rehearsed_gke.rehearsal(job)

@@ -9,12 +9,12 @@ from __future__ import annotations
 
 from typing import Any
 
-from trainyard.common.errors import StepFailed, UserError
+from trainyard.common.errors import UserError
 from trainyard_jobs.kubernetes.gke_objects import JOBSET_NAME, object_name
 from trainyard_jobs.kubernetes.train_jobs import NODE
 from trainyard_jobs.model import yaml_writer
 from trainyard_jobs.model.request import Request
-from trainyard_jobs.platforms import submission, writing
+from trainyard_jobs.platforms import writing
 from trainyard_jobs.platforms.base import Platform, RenderedJob, Submission
 from trainyard_jobs.platforms.gke import write as gke
 from trainyard_jobs.schema import kubernetes
@@ -45,7 +45,6 @@ def train_job(request: Request) -> dict[str, Any]:
     if request.tpu:
         raise UserError(f"the runtime {RUNTIME} runs jobs with GPUs or CPUs: use '--platform gke' for TPUs")
     name = object_name(request.name)
-    labels = gke.object_labels(request)
     spec: dict[str, Any] = {"runtimeRef": {"name": RUNTIME}, "trainer": _trainer(request)}
     if request.timeout:
         spec["activeDeadlineSeconds"] = request.timeout
@@ -56,39 +55,36 @@ def train_job(request: Request) -> dict[str, Any]:
     return {
         "apiVersion": kubernetes.TRAIN_JOB_VERSION,
         "kind": "TrainJob",
-        "metadata": {"name": name} | ({"labels": labels} if labels else {}),
+        "metadata": writing.without_empty({"name": name, "labels": gke.object_labels(request)}),
         "spec": spec,
     }
 
 
 def _trainer(request: Request) -> dict[str, Any]:
     args, env = request.with_output()
-    found: dict[str, Any] = {"image": request.image}
-    if request.spec:
-        found["command"] = list(ENTRYPOINT)
-    if args:
-        found["args"] = list(args)
-    if env:
-        found["env"] = [{"name": key, "value": value} for key, value in env.items()]
-    found["numNodes"] = request.workers
-    if devices := gke.devices(request):
-        found["resourcesPerNode"] = {"requests": devices, "limits": devices}
-    return found
+    devices = gke.devices(request)
+    trainer = {
+        "image": request.image,
+        "command": list(ENTRYPOINT) if request.spec else [],
+        "args": list(args),
+        "env": [{"name": key, "value": value} for key, value in env.items()],
+        "numNodes": request.workers,
+        "resourcesPerNode": {"requests": devices, "limits": devices} if devices else {},
+    }
+    return writing.without_empty(trainer)
 
 
 def _pod_patch(request: Request, name: str) -> dict[str, Any]:
     """What the pods of the runtime get in addition: nodes, volumes, service account. Their shared memory is larger."""
     volumes = gke.volumes(request)
-    spec: dict[str, Any] = {}
-    if request.service_account:
-        spec["serviceAccountName"] = request.service_account
-    if selector := gke.selector(request):
-        spec["nodeSelector"] = selector
-    if tolerations := gke.tolerations(request):
-        spec["tolerations"] = tolerations
-    spec["volumes"] = [volume for _, volume, _ in volumes]
-    spec["containers"] = [{"name": NODE, "volumeMounts": gke.volume_mounts(volumes)}]
-    return {"metadata": gke.pod_metadata(request, name), "spec": spec}
+    spec = {
+        "serviceAccountName": request.service_account,
+        "nodeSelector": gke.selector(request),
+        "tolerations": gke.tolerations(request),
+        "volumes": [volume for _, volume, _ in volumes],
+        "containers": [{"name": NODE, "volumeMounts": gke.volume_mounts(volumes)}],
+    }
+    return {"metadata": gke.pod_metadata(request, name), "spec": writing.without_empty(spec)}
 
 
 class Kubeflow(Platform):
@@ -108,18 +104,7 @@ class Kubeflow(Platform):
         return RenderedJob(text, gke.submit_command(file or self.file_name), request, notes=tuple(notes))
 
     def submit(self, job: RenderedJob, *, interval: int) -> Submission:
-        submission.require_program("kubectl")
         name = object_name(job.request.name)
-        with submission.temporary_file(job.text, self.file_name) as path:
-            if submission.run_visibly(gke.submit_command(str(path))):
-                option = "'--name'"
-                raise StepFailed(f"kubectl could not create the job; see above ({option} gives it another name)")
-        resource = f"trainjob/{name}"
         # Kubeflow Trainer runs a TrainJob as a JobSet of its name.
         labels = f"{JOBSET_NAME}={name}"
-        try:
-            state = gke.follow_pods(resource, labels, job.request.workers, interval)
-        except KeyboardInterrupt:
-            submission.say_still_running(["kubectl", "delete", resource])
-            raise
-        return submission.submission(resource, state, succeeded=("Complete",))
+        return gke.submit_objects(job, f"trainjob/{name}", labels, job.request.workers, interval)

@@ -50,10 +50,8 @@ def _check(request: Request) -> None:
     }
     writing.refuse("skypilot", unsupported)
     if request.tpu and (request.workers > 1 or request.tpu.runtime_version is None):
-        raise UserError(
-            "SkyPilot creates a TPU slice through the Cloud TPU API: leave out '--workers', and "
-            "request a slice that the API has"
-        )
+        fix = "leave out '--workers', and request a slice that the API has"
+        raise UserError(f"SkyPilot creates a TPU slice through the Cloud TPU API: {fix}")
 
 
 def resources(request: Request) -> dict[str, Any]:
@@ -117,16 +115,9 @@ class SkyPilot(Platform):
     def write(self, request: Request, file: str | None = None) -> RenderedJob:
         _check(request)
         if request.disk and request.disk.type:
-            given = f"'--disk {request.disk.size}'"
-            raise UserError(f"SkyPilot chooses the type of the disk: give its size alone, {given}")
+            raise UserError(f"SkyPilot chooses the type of the disk: give its size alone, '--disk {request.disk.size}'")
         command = self._command(request, file or self.file_name)
-        head = yaml_writer.comment(
-            [
-                f"{request.name}: {request.image}",
-                "Written by `trainyard job`. Submit it with:",
-                shlex.join(self._command(request, self.file_name)),
-            ]
-        )
+        head = writing.script_header(request, "Submit it with:", shlex.join(self._command(request, self.file_name)))
         text = head + yaml_writer.dump(task(request))
         return RenderedJob(text, command, request, notes=writing.machine_notes(request))
 

@@ -13,7 +13,6 @@ import shlex
 from trainyard.common.errors import StepFailed, UserError
 from trainyard.oci.reference import Reference
 from trainyard_jobs.kubernetes.gke_objects import object_name
-from trainyard_jobs.model import yaml_writer
 from trainyard_jobs.model.request import Request
 from trainyard_jobs.platforms import submission, writing
 from trainyard_jobs.platforms.base import Platform, RenderedJob, Submission
@@ -100,12 +99,7 @@ class Slurm(Platform):
     def write(self, request: Request, file: str | None = None) -> RenderedJob:
         _check(request)
         command = ["sbatch", file or self.file_name]
-        head = yaml_writer.comment(
-            [
-                f"{request.name}: {request.image}",
-                f"Written by `trainyard job`. Submit it with: {shlex.join(['sbatch', self.file_name])}",
-            ]
-        )
+        head = writing.script_header(request, f"Submit it with: sbatch {self.file_name}")
         lines = [f"#SBATCH {word}" for word in directives(request)]
         text = "\n".join(["#!/usr/bin/env bash", *lines, "", "set -euo pipefail", "", shlex.join(step(request)), ""])
         shebang, _, rest = text.partition("\n")

@@ -6,9 +6,9 @@ import shlex
 
 from trainyard.common.errors import StepFailed, UserError
 from trainyard_jobs.kubernetes.gke_objects import object_name
-from trainyard_jobs.model import machines, yaml_writer
+from trainyard_jobs.model import machines
 from trainyard_jobs.model.request import Request
-from trainyard_jobs.platforms import submission
+from trainyard_jobs.platforms import submission, writing
 from trainyard_jobs.platforms.base import Platform, RenderedJob, Submission
 from trainyard_jobs.pods import gcloud_args
 from trainyard_jobs.pods.gcloud_args import Pod
@@ -20,19 +20,15 @@ def pod(request: Request) -> Pod:
     Raises:
         UserError: no TPU was requested, or one that the Cloud TPU API does not offer, or an option that TPU VMs lack.
     """
-    for name, value in (
-        ("--tune", request.tuning),
-        ("--tensorboard", request.tensorboard),
-        ("--timeout", request.timeout),
-        ("--machine", request.machine),
-        ("--workers", request.workers > 1),
-        ("--slices", request.slices > 1),
-    ):
-        if value:
-            raise UserError(
-                f"'--platform tpu-vm' has no '{name}': it runs one slice, "
-                f"given by '--accelerator', until the training ends"
-            )
+    unsupported = {
+        "--tune": request.tuning,
+        "--tensorboard": request.tensorboard,
+        "--timeout": request.timeout,
+        "--machine": request.machine,
+        "--workers": request.workers > 1,
+        "--slices": request.slices > 1,
+    }
+    writing.refuse("tpu-vm", unsupported, ": it runs one slice, given by '--accelerator', until the training ends")
     tpu = request.tpu
     if tpu is None:
         raise UserError("'--platform tpu-vm' needs a TPU, as in '--accelerator v5litepod-4'")
@@ -40,15 +36,11 @@ def pod(request: Request) -> Pod:
         offered = [one.accelerator_type for one in machines.slices().values() if one.runtime_version]
         raise UserError(f"the Cloud TPU API has no {tpu.accelerator_type}, which GKE has; it has {', '.join(offered)}")
     if machines.slices().get(tpu.accelerator_type) != tpu:
-        raise UserError(
-            f"TPU VMs are requested by number: give '--accelerator {tpu.accelerator_type}', whose "
-            f"topology the API chooses, or use '--platform gke'"
-        )
+        fix = f"give '--accelerator {tpu.accelerator_type}', whose topology the API chooses, or use '--platform gke'"
+        raise UserError(f"TPU VMs are requested by number: {fix}")
     if request.reservation not in (None, "any"):
-        raise UserError(
-            f"'--reservation {request.reservation}': the Cloud TPU API uses the project's "
-            f"reservation: give '--reservation any'"
-        )
+        why = "the Cloud TPU API uses the project's reservation"
+        raise UserError(f"'--reservation {request.reservation}': {why}: give '--reservation any'")
     zone = request.zone or next((one for one in tpu.zones if one.startswith(f"{request.place}-")), None)
     if zone is None or not tpu.may_be_in(zone):
         where = f"'--zone {zone}'" if zone else f"'--region {request.place}'"
@@ -67,36 +59,24 @@ def pod(request: Request) -> Pod:
     )
 
 
-def commands(request: Request) -> dict[str, list[str]]:
-    """``create``, ``run``, ``logs`` and ``delete`` -> words of the command."""
-    where, (args, env) = pod(request), request.with_output()
-    return {
-        "create": gcloud_args.create(where),
-        "run": gcloud_args.run(where, request.image, args, env),
-        "logs": gcloud_args.logs(where),
-        "delete": gcloud_args.delete(where),
-    }
-
-
 def script(request: Request) -> str:
-    """The commands as a shell script that always deletes the slice at its end, on errors and Ctrl-C too."""
-    words = {name: shlex.join(command) for name, command in commands(request).items()}
-    return "\n".join(
-        [
-            "set -euo pipefail",
-            "",
-            f"{words['create']}",
-            "# The slice is billed until it is deleted: do so however this script ends.",
-            f"trap {shlex.quote(words['delete'])} EXIT",
-            "",
-            "# Start the container on every worker, in the background: a lost connection does not stop the training.",
-            f"{words['run']}",
-            "",
-            "# Follow the logs, with [i] before each line of worker i; the exit status is that of a failed container.",
-            f"{words['logs']}",
-            "",
-        ]
-    )
+    """Return a shell script that always deletes the slice at its end, on errors and Ctrl-C too."""
+    where, (args, env) = pod(request), request.with_output()
+    lines = [
+        "set -euo pipefail",
+        "",
+        shlex.join(gcloud_args.create(where)),
+        "# The slice is billed until it is deleted: do so however this script ends.",
+        f"trap {shlex.quote(shlex.join(gcloud_args.delete(where)))} EXIT",
+        "",
+        "# Start the container on every worker, in the background: a lost connection does not stop the training.",
+        shlex.join(gcloud_args.run(where, request.image, args, env)),
+        "",
+        "# Follow the logs, with [i] before each line of worker i; the exit status is that of a failed container.",
+        shlex.join(gcloud_args.logs(where)),
+        "",
+    ]
+    return "\n".join(lines)
 
 
 class TpuVm(Platform):
@@ -107,12 +87,7 @@ class TpuVm(Platform):
     options = frozenset({"labels", "network", "reservation"})
 
     def write(self, request: Request, file: str | None = None) -> RenderedJob:
-        head = yaml_writer.comment(
-            [
-                f"{request.name}: {request.image}",
-                f"Written by `trainyard job`. Run it with: bash {self.file_name}",
-            ]
-        )
+        head = writing.script_header(request, f"Run it with: bash {self.file_name}")
         text = "#!/usr/bin/env bash\n" + head + script(request)
         return RenderedJob(text, ["bash", file or self.file_name], request)
 

@@ -14,6 +14,7 @@ from typing import Any
 
 from trainyard.common.errors import UserError
 from trainyard_jobs.model import machines
+from trainyard_jobs.model.request import output_variables
 from trainyard_jobs.rehearsal import tpu
 from trainyard_jobs.rehearsal.model import PROJECT_NUMBER, ZONE, Rehearsal, Replica, Trial, count, variables, words
 from trainyard_jobs.rehearsal.restart_policy import JOB_RETRIES, TrainingService
@@ -68,7 +69,7 @@ def rehearsal(job: JobFile, trial: Trial | None = None) -> Rehearsal:
     spec = job.spec
     pools = _pools(job, spec)
     if not pools or pools[0].number:
-        raise UserError(f"{job.where((*job.root, 'workerPoolSpecs'))}: worker pool 0, the primary replica, is missing")
+        raise job.error((*job.root, "workerPoolSpecs"), "worker pool 0, the primary replica, is missing")
     found = pools[0].slice
     base = str(spec.get("baseOutputDirectory", {}).get("outputUriPrefix") or "").rstrip("/")
     common = _directories(base, trial) | _identity(spec, trial)
@@ -103,24 +104,22 @@ def rehearsal(job: JobFile, trial: Trial | None = None) -> Rehearsal:
 def _pools(job: JobFile, spec: Mapping[str, Any]) -> list[_Pool]:
     listed = spec.get("workerPoolSpecs") or []
     if len(listed) > len(TASKS):
-        raise UserError(
-            f"{job.where((*job.root, 'workerPoolSpecs', len(TASKS)))}: a job has at most {len(TASKS)} worker pools"
-        )
+        where = (*job.root, "workerPoolSpecs", len(TASKS))
+        raise job.error(where, f"a job has at most {len(TASKS)} worker pools")
     pools = []
     for number, one in enumerate(listed):
         if not one:
             continue  # an empty pool keeps the positions of the following ones
         where = (*job.root, "workerPoolSpecs", number)
         if "containerSpec" not in one:
-            raise UserError(
-                f"{job.where(where)}: workerPoolSpecs[{number}] has no containerSpec: only containers can be "
-                "rehearsed, not Python packages in Google's executor images (pythonPackageSpec)"
+            what = (
+                "only containers can be rehearsed, not Python packages in Google's executor images (pythonPackageSpec)"
             )
+            raise job.error(where, f"workerPoolSpecs[{number}] has no containerSpec: {what}")
         replicas = count(one.get("replicaCount"), 1)
         if number == 0 and replicas != 1:
-            raise UserError(
-                f"{job.where((*where, 'replicaCount'))}: worker pool 0 has one replica, the primary, not {replicas}"
-            )
+            what = f"worker pool 0 has one replica, the primary, not {replicas}"
+            raise job.error((*where, "replicaCount"), what)
         found = slice_of_machine(job, (*where, "machineSpec"), one.get("machineSpec") or {})
         pools.append(_Pool(number, one, found.hosts if found else replicas, found))
     return pools
@@ -141,15 +140,13 @@ def slice_of_machine(
         try:
             return machines.slice_of(name)
         except UserError as error:
-            raise UserError(f"{job.where((*where, 'acceleratorCount'))}: {error}") from None
+            raise job.error((*where, "acceleratorCount"), str(error)) from None
     if machines.generation_of_machine(machine_type) is None:
         return None
     found = machines.slice_on(machine_type, str(topology)) if topology else None
     if found is None:
-        raise UserError(
-            f"{job.where((*where, 'tpuTopology'))}: {machine_type} with tpuTopology {topology} is not a TPU slice "
-            "(docs/jobs.md lists them)"
-        )
+        what = f"{machine_type} with tpuTopology {topology} is not a TPU slice (docs/jobs.md lists them)"
+        raise job.error((*where, "tpuTopology"), what)
     return found
 
 
@@ -164,7 +161,7 @@ def _replica(
 ) -> Replica:
     container = pool.spec["containerSpec"]
     if not container.get("imageUri"):
-        raise UserError(f"{job.where((*job.root, 'workerPoolSpecs', pool.number, 'containerSpec'))}: no imageUri")
+        raise job.error((*job.root, "workerPoolSpecs", pool.number, "containerSpec"), "no imageUri")
     arguments = words(container.get("args"))
     if trial:
         arguments = (*(arguments or ()), *trial.arguments())
@@ -192,11 +189,14 @@ def _replica(
     )
 
 
+def of_trial(trial: Trial | None) -> dict[str, object]:
+    """Return what the task in CLUSTER_SPEC and in TF_CONFIG has in a trial."""
+    return {"trial": str(trial.number)} if trial else {}
+
+
 def cluster_spec(pools: Sequence[_Pool], pool: _Pool, index: int, trial: Trial | None) -> str:
     """CLUSTER_SPEC of one replica. The value of its `job` is a string of JSON, as in jobs on the platform."""
-    task: dict[str, object] = {"type": pool.name, "index": index}
-    if trial:
-        task["trial"] = str(trial.number)
+    task = {"type": pool.name, "index": index} | of_trial(trial)
     arguments = [str(word) for word in pool.spec["containerSpec"].get("args") or []]
     return json.dumps(
         {
@@ -211,24 +211,14 @@ def cluster_spec(pools: Sequence[_Pool], pool: _Pool, index: int, trial: Trial |
 
 def tf_config(pools: Sequence[_Pool], pool: _Pool, index: int, trial: Trial | None) -> str:
     """TF_CONFIG of one replica; jobs with a single replica have none."""
-    task: dict[str, object] = {"type": pool.task, "index": index, "cloud": _RUN}
-    if trial:
-        task["trial"] = str(trial.number)
+    task = {"type": pool.task, "index": index, "cloud": _RUN} | of_trial(trial)
     cluster = {one.task: one.addresses() for one in pools}
     return json.dumps({"cluster": cluster, "environment": "cloud", "job": {}, "task": task})
 
 
 def _directories(base: str, trial: Trial | None) -> dict[str, str]:
     """AIP_*: below the base output directory, and for a trial below its number there."""
-    if not base:
-        return {}
-    if trial:
-        base = f"{base}/{trial.number}"
-    return {
-        "AIP_MODEL_DIR": f"{base}/model/",
-        "AIP_CHECKPOINT_DIR": f"{base}/checkpoints/",
-        "AIP_TENSORBOARD_LOG_DIR": f"{base}/logs/",
-    }
+    return output_variables(f"{base}/{trial.number}" if trial else base) if base else {}
 
 
 def _identity(spec: Mapping[str, Any], trial: Trial | None) -> dict[str, str]:

@@ -8,7 +8,8 @@ from typing import Any
 
 from trainyard.common.rule_engine import Finding, Severity, rule
 from trainyard_jobs.rules.evidence import Evidence
-from trainyard_jobs.rules.worker_pools import parse_count, pools
+from trainyard_jobs.rules.worker_pools import parse_count, pools, refused
+from trainyard_jobs.schema.kubernetes_defaults import mapping
 
 
 @rule(
@@ -21,45 +22,34 @@ from trainyard_jobs.rules.worker_pools import parse_count, pools
 )
 def search_is_valid(job: Evidence) -> Iterator[Finding]:
     """Trials, metrics and parameters make a valid search."""
-    data = job.job.documents[0]
-    study = data.get("studySpec") if isinstance(data.get("studySpec"), dict) else {}
-    assert isinstance(study, dict)
-    why = "the service refuses the job"
-
-    def wrong(
-        location: tuple[int | str, ...], what: str, fix: str, why: str = why, severity: Severity = Severity.REFUSE
-    ) -> Finding:
-        return Finding(job.job.where(location), what, why, fix, severity=severity)
-
+    data, where = job.job.documents[0], job.job.where
+    study = mapping(data, "studySpec")
     for key in ("metrics", "parameters"):
         if not study.get(key):
-            yield wrong(("studySpec",), f"studySpec has no {key}", f"add {key}")
+            yield refused(where(("studySpec",)), f"studySpec has no {key}", f"add {key}")
     metrics = [one for one in study.get("metrics") or [] if isinstance(one, dict)]
     identifiers = [str(one.get("metricId") or "") for one in metrics]
     for number, name in enumerate(identifiers):
         if not name or re.search(r"\s", name) or name in identifiers[:number]:
             what = f"'{name}' is no metricId" if name not in identifiers[:number] else f"two metrics are named '{name}'"
-            yield wrong(("studySpec", "metrics", number), what, "write a name without spaces, once")
+            yield refused(where(("studySpec", "metrics", number)), what, "write a name without spaces, once")
     trials, parallel = data.get("maxTrialCount"), data.get("parallelTrialCount")
     if parallel is not None and trials is not None and parse_count(parallel) > parse_count(trials):
         what = f"{parallel} trials at a time of {trials} in all"
-        why_note = "the API does not refuse it, and gcloud's --max-trial-count and --parallel-trial-count replace both"
-        yield wrong(("parallelTrialCount",), what, "run fewer at a time", why_note, Severity.NOTE)
+        why = "the API does not refuse it, and gcloud's --max-trial-count and --parallel-trial-count replace both"
+        yield Finding(where(("parallelTrialCount",)), what, why, "run fewer at a time", Severity.NOTE)
     names: list[str] = []
     for number, one in enumerate(study.get("parameters") or []):
         if not isinstance(one, dict):
             continue
-        at = ("studySpec", "parameters", number)
+        at = where(("studySpec", "parameters", number))
         name = str(one.get("parameterId") or "")
         if not name or name in names:
-            yield wrong(
-                at,
-                f"parameter {number}: {'no parameterId' if not name else f'{name} is there twice'}",
-                "give it a unique parameterId",
-            )
+            what = f"parameter {number}: {f'{name} is there twice' if name else 'no parameterId'}"
+            yield refused(at, what, "give it a unique parameterId")
         names.append(name)
         for what, fix, severity in _parameter_problems(one, study.get("algorithm")):
-            yield wrong(at, f"{name}: {what}", fix, severity=severity)
+            yield refused(at, f"{name}: {what}", fix, severity)
 
 
 def _parameter_problems(one: dict[str, Any], algorithm: object) -> Iterator[tuple[str, str, Severity]]:
@@ -106,8 +96,8 @@ def trainer_reports_the_metric(job: Evidence) -> Iterator[Finding]:
     """The trainer reports the metric that the study reads."""
     study = job.job.documents[0].get("studySpec") or {}
     metrics = [str(one.get("metricId")) for one in study.get("metrics") or [] if isinstance(one, dict)]
-    for number, pool in pools(job):
-        words = [str(word) for word in (pool.get("containerSpec") or {}).get("args") or []]
+    for pool in pools(job):
+        words = [str(word) for word in (pool.spec.get("containerSpec") or {}).get("args") or []]
         for index, word in enumerate(words):
             flag, equals, tag = word.partition("=")
             if flag.replace("_", "-") != "--hypertune-tag":
@@ -115,7 +105,7 @@ def trainer_reports_the_metric(job: Evidence) -> Iterator[Finding]:
             tag = tag if equals else next(iter(words[index + 1 :]), "")
             if tag not in metrics:
                 yield Finding(
-                    job.at("workerPoolSpecs", number, "containerSpec", "args", index),
+                    pool.at("containerSpec", "args", index),
                     f"the trainer reports '{tag}', the study reads {', '.join(metrics) or 'nothing'}",
                     "every trial ends as INFEASIBLE",
                     "make metricId and --hypertune-tag the same",

@@ -39,10 +39,8 @@ def machine_spec(request: Request) -> dict[str, Any]:
     elif request.reservation:
         # https://docs.cloud.google.com/vertex-ai/docs/training/use-reservations
         if not re.fullmatch(r"projects/[^/]+/zones/[^/]+/reservations/[^/]+", request.reservation):
-            raise UserError(
-                f"'--reservation {request.reservation}': Vertex AI takes "
-                "projects/PROJECT/zones/ZONE/reservations/NAME, or 'any'"
-            )
+            form = "projects/PROJECT/zones/ZONE/reservations/NAME"
+            raise UserError(f"'--reservation {request.reservation}': Vertex AI takes {form}, or 'any'")
         found["reservationAffinity"] = {
             "reservationAffinityType": "SPECIFIC_RESERVATION",
             "key": "compute.googleapis.com/reservation-name",
@@ -114,7 +112,6 @@ def pools(request: Request) -> list[dict[str, Any]]:
 
 def job_spec(request: Request) -> dict[str, Any]:
     """The CustomJobSpec."""
-    found: dict[str, Any] = {"workerPoolSpecs": pools(request)}
     scheduling: dict[str, Any] = {}
     if request.timeout:
         scheduling["timeout"] = f"{request.timeout}s"
@@ -127,21 +124,17 @@ def job_spec(request: Request) -> dict[str, Any]:
     if request.spot and request.workers > 1:
         # Without it, the remaining replicas never finish waiting for the restarted one, which starts a new rendezvous.
         scheduling["restartJobOnWorkerRestart"] = True
-    if scheduling:
-        found["scheduling"] = scheduling
-    if request.service_account:
-        found["serviceAccount"] = request.service_account
-    if request.output:
-        found["baseOutputDirectory"] = {"outputUriPrefix": request.output}
-    if request.tensorboard:
-        found["tensorboard"] = request.tensorboard
-    if request.network:
-        found["network"] = request.network
-    if request.network_attachment:
-        found["pscInterfaceConfig"] = {"networkAttachment": request.network_attachment}
-    if request.persistent_resource:
-        found["persistentResourceId"] = request.persistent_resource
-    return found
+    attachment, output = request.network_attachment, request.output
+    optional = {
+        "scheduling": scheduling,
+        "serviceAccount": request.service_account,
+        "baseOutputDirectory": {"outputUriPrefix": output} if output else None,
+        "tensorboard": request.tensorboard,
+        "network": request.network,
+        "pscInterfaceConfig": {"networkAttachment": attachment} if attachment else None,
+        "persistentResourceId": request.persistent_resource,
+    }
+    return {"workerPoolSpecs": pools(request)} | writing.without_empty(optional)
 
 
 def tuning_job(request: Request, search: tuning.Tuning) -> dict[str, Any]:
@@ -216,9 +209,7 @@ class Vertex(Platform):
             raise UserError(f"{job.path}: a {job.kind}: '--from' converts AI Platform jobs only")
         document = job.documents[0]
         for error in (one for one in validate(job.kind, document) if not one.ignored):
-            raise UserError(
-                f"{job.where(error.location)}: {error.what}; 'trainyard job check {job.path!s}' lists every mistake"
-            )
+            raise job.error(error.location, f"{error.what}; 'trainyard job check {job.path!s}' lists every mistake")
         done = ai_platform_migration.migrate(document, image=conversion.image)
         name = conversion.name or str(document.get("jobId") or job.path.stem)
         request = Request(name, "", region=conversion.region or done.region, project=conversion.project)
