@@ -135,9 +135,7 @@ def base(miniature: Miniature, tmp_path_factory: pytest.TempPathFactory) -> Iter
         site = "/opt/venv/lib/python3.11/site-packages"
         (folder / "Dockerfile").write_text(BASE.format(python=python, site=site), encoding="utf-8")
         made[version] = f"trainyard-test:mini-base-{version}"
-        docker_engine.buildx(
-            "build", "--quiet", "--load", "--provenance=false", f"--tag={made[version]}", str(folder), quiet=True
-        )
+        docker_engine.buildx("build", "--quiet", "--load", "--provenance=false", f"--tag={made[version]}", str(folder))
         return made[version]
 
     yield build

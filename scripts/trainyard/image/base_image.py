@@ -22,8 +22,8 @@ from pathlib import Path
 from trainyard.common import settings
 from trainyard.common.context import Context
 from trainyard.common.errors import StepFailed, UserError
-from trainyard.image.local_images import digest_of
 from trainyard.oci import builder, docker_engine
+from trainyard.oci.docker_engine import digest_of
 from trainyard.oci.reference import Reference
 from trainyard.spec import architectures
 from trainyard.spec.architectures import AMD64, ARCHITECTURES, Architecture

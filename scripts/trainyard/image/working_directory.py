@@ -17,8 +17,8 @@ from typing import Any
 from docker.models.images import Image
 
 from trainyard.common.errors import StepFailed
-from trainyard.image.local_images import digest_of
 from trainyard.oci import docker_engine, image_store
+from trainyard.oci.docker_engine import digest_of
 from trainyard.spec.architectures import Architecture
 from trainyard.spec.naming import NAME
 from trainyard.spec.workspace import FOLDER

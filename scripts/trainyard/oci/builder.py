@@ -125,12 +125,12 @@ def _inspect(name: str) -> Builder:
         UserError, StepFailed: see :func:`current`.
     """
     try:
-        return parse(docker_engine.buildx("inspect", "--bootstrap", *selection(name), quiet=True))
+        return parse(docker_engine.buildx("inspect", "--bootstrap", *selection(name)))
     except StepFailed as error:
         unknown = re.search(r'no builder "(.*)" found', str(error))
         if not unknown:
             raise
-    names = _names(docker_engine.buildx("ls", quiet=True))
+    names = _names(docker_engine.buildx("ls"))
     raise UserError(
         f"{_given(unknown[1], name)}: there is no such builder; 'docker buildx ls' lists {', '.join(names)}"
         f"{nearest(unknown[1], names)}"

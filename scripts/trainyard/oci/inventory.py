@@ -21,7 +21,7 @@ from packaging.utils import canonicalize_name
 from trainyard.common.errors import UserError
 from trainyard.oci import attached_sbom, docker_engine, image_index, image_store, layers
 from trainyard.oci.attached_sbom import InstalledPackage
-from trainyard.oci.image_config import Configured
+from trainyard.oci.documents import Configured
 from trainyard.oci.reference import Reference
 from trainyard.oci.registry import Repository
 from trainyard.spec.model import load, targets

@@ -167,7 +167,7 @@ def prepare(given: Substitutions) -> None:
         # The default builder exports a cache only with the containerd image store:
         # https://docs.docker.com/build/cache/backends/
         command = ["create", "--name=trainyard", "--driver=docker-container", "--use", "--bootstrap"]
-        docker_engine.buildx(*command, quiet=True)
+        docker_engine.buildx(*command)
     memory = Path("/proc/meminfo").read_text(encoding="utf-8").splitlines()[0]
     names = ", ".join(f"{name} ({', '.join(one.platform for one in specs)})" for name, specs in images.items())
     if others := [name for name in given.target_names() if name not in images]:

@@ -28,7 +28,8 @@ import zstandard
 from trainyard.common.errors import StepFailed, UserError
 from trainyard.image import plan
 from trainyard.oci import image_index
-from trainyard.oci.registry import Manifest, Repository, check_address, sha256
+from trainyard.oci.documents import descriptor, hashed
+from trainyard.oci.registry import Manifest, Repository, check_address
 from trainyard.release import pushed_code
 from trainyard.release.pushed_code import Image, Pushed
 from trainyard.spec import lock, model
@@ -225,11 +226,7 @@ def with_code(image: Image, layer: dict[str, Any], diff_id: str, about: dict[str
     config |= {"created": about["created"], "config": settings, "rootfs": rootfs}
     data = json.dumps(config, separators=(",", ":")).encode()
     document = dict(image.document)
-    document["config"] = {
-        "mediaType": image.document["config"]["mediaType"],
-        "digest": sha256(data),
-        "size": len(data),
-    }
+    document["config"] = descriptor(image.document["config"]["mediaType"], data)
     document["layers"] = [*image.document["layers"][:-1], layer]
     if annotations := document.get("annotations"):
         document["annotations"] = annotations | {name: text for name, text in labels.items() if name in annotations}
@@ -330,7 +327,7 @@ def _compressed(tar: Path, media_types: Collection[str]) -> dict[str, _Blob]:
 
 def _upload(repository: Repository, pool: Executor, blobs: Iterable[_Blob], configurations: Iterable[bytes]) -> None:
     """Store layers and configurations; the layers, which are larger, in this thread, which an interrupt reaches."""
-    sent = [pool.submit(repository.upload, one, sha256(one)) for one in configurations]
+    sent = [pool.submit(repository.upload, one, hashed(one)) for one in configurations]
     for blob in blobs:
         with blob.file.open("rb") as stream:
             repository.upload(stream, blob.layer["digest"])

@@ -14,8 +14,8 @@ from pathlib import Path
 
 from trainyard.common.context import Context
 from trainyard.common.errors import UserError
-from trainyard.image.local_images import digest_of
 from trainyard.oci import docker_engine, image_index, inventory
+from trainyard.oci.docker_engine import digest_of
 from trainyard.oci.registry import Manifest, Repository, check_address
 from trainyard.release import claims
 from trainyard.spec import state

@@ -18,8 +18,8 @@ from packageurl import PackageURL
 
 from trainyard.common.errors import StepFailed, UserError
 from trainyard.oci import image_index, statements
-from trainyard.oci.documents import InvalidAnswer
-from trainyard.oci.registry import Manifest, Repository, sha256
+from trainyard.oci.documents import InvalidAnswer, hashed
+from trainyard.oci.registry import Manifest, Repository
 from trainyard.oci.transport import MAX_ATTEMPTS
 from trainyard.release import claims, platform_index, predicates
 from trainyard.release.predicates import Claim
@@ -137,7 +137,7 @@ def promote(
 
 def _locked(repository: Repository) -> AbstractContextManager[None]:
     """Return the lock for moving a repository's tags, which other processes on this host wait for."""
-    name = f"tags-{sha256(repository.name.encode())[7:23]}"
+    name = f"tags-{hashed(repository.name.encode())[7:23]}"
     return state.file_lock(repository.state, name, f"another process moves tags of {repository.name}: waiting for it")
 
 

@@ -18,8 +18,8 @@ from rich.table import Table
 
 from trainyard.common.errors import StepFailed, UserError
 from trainyard.image import fallback, provenance
-from trainyard.image.local_images import digest_of
 from trainyard.oci import docker_engine, inventory, registry
+from trainyard.oci.docker_engine import digest_of
 from trainyard.oci.reference import Reference
 from trainyard.oci.registry import Repository
 from trainyard.release import audit, claims, code_push, platform_index, predicates

@@ -10,8 +10,8 @@ from typing import Any
 
 from trainyard.common.errors import UserError
 from trainyard.oci import image_index
-from trainyard.oci.documents import CONFIGURATION, InvalidAnswer, check_manifest, parse
-from trainyard.oci.registry import Manifest, Repository, sha256
+from trainyard.oci.documents import CONFIGURATION, InvalidAnswer, check_manifest, hashed, parse
+from trainyard.oci.registry import Manifest, Repository
 from trainyard.spec.architectures import ARCHITECTURES, Architecture
 from trainyard.spec.model import Spec
 from trainyard.spec.naming import LABELS, TAG
@@ -186,7 +186,7 @@ def _image(repository: Repository, stored: Manifest) -> Image:
     if index and manifest.digest not in image_index.images(index.document).values():
         raise InvalidAnswer(f"{what}: {manifest.digest} is not in {index.digest}: run 'trainyard push' again")
     digest = manifest.document["config"]["digest"]
-    if sha256(configuration) != digest:
+    if hashed(configuration) != digest:
         configuration = repository.blob(digest)
     return Image((index or manifest).digest, manifest, configuration, index)
 

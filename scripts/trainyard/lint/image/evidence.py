@@ -12,7 +12,7 @@ from packaging.utils import canonicalize_name
 
 from trainyard.lint.image.expected import Expected
 from trainyard.lint.waivers import Waiver, today
-from trainyard.oci.image_config import Configured
+from trainyard.oci.documents import Configured
 from trainyard.oci.layers import Layer, Stored
 from trainyard.oci.probe_runner import Distribution, ProbeResult
 from trainyard.spec import naming

@@ -17,7 +17,6 @@ from trainyard.common.context import Context
 from trainyard.common.errors import StepFailed, UserError
 from trainyard.common.rule_engine import Finding
 from trainyard.image import plan
-from trainyard.image.local_images import default_reference
 from trainyard.lint import waivers
 from trainyard.lint.image import contents, core, expected, filesystem
 from trainyard.lint.image.evidence import Evidence
@@ -157,7 +156,7 @@ def verify(
     started = time.monotonic()
     if reference is None:
         assert spec is not None
-        reference = default_reference(spec.local_name)
+        reference = docker_engine.default_reference(spec.local_name)
     digest = docker_engine.digest(reference, made_by=spec.command("dev build") if spec else "docker pull")
     evidence, by_rule = examine(spec, reference)
     found = [one for some in by_rule.values() for one in some]
@@ -217,7 +216,7 @@ def image_to_verify(context: Context, target: str | None, image: str | None) -> 
     spec = load(target, context=context) if target or not image else None
     if not image:
         assert spec is not None
-        return spec, default_reference(spec.local_name)
+        return spec, docker_engine.default_reference(spec.local_name)
     found = docker_engine.pull(image)
     named = str(found.labels.get(f"{naming.LABELS}.target") or "")
     if spec is None and named in targets():
