@@ -1,4 +1,4 @@
-"""Documents of registries, checked where they arrive: manifests, image indexes, configurations, lists.
+"""Check documents of registries where they arrive: manifests, image indexes, configurations, lists.
 
 What a registry or a proxy before it answers may be anything. :func:`parse` returns a document whose members have the
 types that the OCI specifications give them, so that the rest of the code may read them without looking.
@@ -137,11 +137,7 @@ def parse(data: bytes, kind: Any, what: str) -> dict[str, Any]:
 
 
 def check(document: Any, kind: Any, what: str) -> None:
-    """Check the members of a document.
-
-    Raises:
-        InvalidAnswer: a member is missing or has another type.
-    """
+    """Raise :class:`InvalidAnswer` if a member of a document is missing or has another type."""
     try:
         _adapter(kind).validate_python(document)
     except ValidationError as error:

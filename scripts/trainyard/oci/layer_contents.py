@@ -1,4 +1,4 @@
-"""What layers hold, entry by entry, so that an image can be compared with what was built.
+"""Read and keep what layers hold, entry by entry, so that an image can be compared with what was built.
 
 The contents of every layer that a build made are kept in ``layers`` of the state folder, by the digest of the layer: an
 image cannot vouch for itself. Whoever changes a layer changes its digest, so that a layer with a known digest is not
@@ -13,7 +13,7 @@ import hashlib
 import json
 import os
 import stat
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import astuple, dataclass
 from pathlib import Path
@@ -33,7 +33,7 @@ _CAPABILITY = "security.capability"
 
 @dataclass(frozen=True)
 class Item:
-    """An entry of a layer.
+    """Describe an entry of a layer.
 
     Attributes:
         mode: permission bits.
@@ -50,7 +50,7 @@ class Item:
     capability: str = ""
 
     def differences(self, other: Item) -> str:
-        """What of an entry differs from another, in words."""
+        """Return what of an entry differs from another, in words."""
         if self.kind != other.kind:
             return f"is a {self.kind}, not a {other.kind}"
         found = []
@@ -69,42 +69,30 @@ Contents = Mapping[str, Item]
 
 
 def read(folder: Path) -> Contents:
-    """The entries of a layer that the engine has unpacked into ``folder``; paths have no leading slash."""
-    found: dict[str, Item] = {}
+    """Return the entries of a layer that the engine has unpacked into ``folder``; paths have no leading slash."""
+    items: dict[str, Item] = {}
     with ThreadPoolExecutor(max_workers=os.cpu_count()) as threads:
         hashes = []
-        for path, entry in _walk(folder):
+        for path, entry in snapshots.entries(folder):
             status = entry.stat(follow_symlinks=False)
             if stat.S_ISREG(status.st_mode):
                 hashes.append((path, status, threads.submit(_sha256, entry.path), _capability(entry.path)))
             else:
-                found[path] = _special(entry.path, status)
+                items[path] = _special(entry.path, status)
         for path, status, digest, capability in hashes:
             mode = stat.S_IMODE(status.st_mode)
-            found[path] = Item("file", mode, status.st_uid, status.st_gid, digest.result(), capability)
-    return found
-
-
-def _walk(folder: Path) -> Iterator[tuple[str, os.DirEntry[str]]]:
-    waiting = [""]
-    while waiting:
-        below = waiting.pop()
-        with os.scandir(folder / below) as entries:
-            for entry in sorted(entries, key=lambda one: one.name):
-                path = f"{below}/{entry.name}" if below else entry.name
-                if entry.is_dir(follow_symlinks=False):
-                    waiting.append(path)
-                yield path, entry
+            items[path] = Item("file", mode, status.st_uid, status.st_gid, digest.result(), capability)
+    return items
 
 
 def _special(path: str, status: os.stat_result) -> Item:
-    """An entry that is not a regular file."""
+    """Return an entry that is not a regular file."""
     mode = stat.S_IMODE(status.st_mode)
     if stat.S_ISLNK(status.st_mode):
         return Item("link", mode, status.st_uid, status.st_gid, os.readlink(path))
     if stat.S_ISDIR(status.st_mode):
         return Item("folder", mode, status.st_uid, status.st_gid)
-    if stat.S_ISCHR(status.st_mode) and status.st_rdev == 0:
+    if snapshots.is_whiteout(status):
         return Item("whiteout", 0, 0, 0)
     return Item("device", mode, status.st_uid, status.st_gid, f"{stat.S_IFMT(status.st_mode):o} {status.st_rdev}")
 
@@ -134,12 +122,12 @@ def keep(state: Path, diff_id: str, contents: Contents) -> None:
         temporary = path.with_suffix(".new")
         temporary.write_bytes(gzip.compress(json.dumps(document).encode(), compresslevel=1, mtime=0))
         temporary.replace(path)
-        for old in sorted(path.parent.glob("*.json.gz"), key=lambda one: one.stat().st_mtime)[:-KEPT]:
+        for old in sorted(path.parent.glob("*.json.gz"), key=lambda kept: kept.stat().st_mtime)[:-KEPT]:
             old.unlink()
 
 
 def recall(state: Path, diff_id: str) -> Contents | None:
-    """The contents of a layer that were kept; None if there are none."""
+    """Return the contents of a layer that were kept; None if there are none."""
     path = _file(state, diff_id)
     try:
         document = json.loads(gzip.decompress(path.read_bytes()))
@@ -151,19 +139,19 @@ def recall(state: Path, diff_id: str) -> Contents | None:
 
 
 def known(state: Path, diff_id: str) -> bool:
-    """Whether the contents of a layer are kept."""
+    """Return whether the contents of a layer are kept."""
     return _file(state, diff_id).is_file()
 
 
 def take(state: Path, reference: str) -> list[str]:
-    """Keep the contents of those layers of a local image that are not known yet; the digests of all, bottom first.
+    """Keep the contents of those layers of a local image that are not known yet in the folder ``state``.
 
-    Args:
-        state: the state folder, as for the other functions here.
     Returns:
-        Diff ids; none if this process cannot read where the engine has unpacked the layers.
+        Diff ids of all layers, bottom first; none if this process cannot read where the engine has unpacked them.
     """
-    diff_ids = [str(one) for one in docker_engine.image(reference, made_by="docker pull").attrs["RootFS"]["Layers"]]
+    diff_ids = [
+        str(diff_id) for diff_id in docker_engine.image(reference, made_by="docker pull").attrs["RootFS"]["Layers"]
+    ]
     if all(known(state, diff_id) for diff_id in diff_ids):
         return diff_ids
     with snapshots.folders(reference, len(diff_ids)) as folders:
@@ -174,9 +162,9 @@ def take(state: Path, reference: str) -> list[str]:
 
 
 def union(layers: Iterable[Contents]) -> dict[str, tuple[Item, ...]]:
-    """Path -> the entries of that path in the layers, bottom first."""
-    found: dict[str, tuple[Item, ...]] = {}
+    """Return path -> the entries of that path in the layers, bottom first."""
+    united: dict[str, tuple[Item, ...]] = {}
     for contents in layers:
         for path, item in contents.items():
-            found[path] = (*found.get(path, ()), item)
-    return found
+            united[path] = (*united.get(path, ()), item)
+    return united
