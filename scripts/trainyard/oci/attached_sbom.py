@@ -99,7 +99,7 @@ def packages(sbom: Mapping[str, Any]) -> tuple[dict[str, InstalledPackage], dict
 def _package(component: Mapping[str, Any], about: Mapping[str, str]) -> InstalledPackage:
     """Return a component's package, ``about`` which the qualifiers of its package URL say more."""
     source, _, source_version = about.get("upstream", "").partition("@")
-    properties = {one.get("name"): str(one.get("value")) for one in component.get("properties") or []}
+    properties = {named.get("name"): str(named.get("value")) for named in component.get("properties") or []}
     return InstalledPackage(
         str(component["name"]),
         str(component.get("version", "")),

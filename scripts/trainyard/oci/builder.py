@@ -102,8 +102,8 @@ def current(name: str) -> Builder:
         raise StepFailed(f"{error}; to build in the engine, give '--builder {ENGINE_BUILDER}'") from None
     if chosen.in_engine and chosen.name != ENGINE_BUILDER and chosen.name != _inspect(ENGINE_BUILDER).name:
         raise UserError(
-            f"{_given(chosen.name, name)}: it keeps images in the engine of that Docker context: use a builder that was "
-            f"made with 'docker buildx create --name <name> {chosen.name}'"
+            f"{_given(chosen.name, name)}: it keeps images in the engine of that Docker context: use a builder that "
+            f"was made with 'docker buildx create --name <name> {chosen.name}'"
         )
     return chosen
 

@@ -47,7 +47,7 @@ class LayerPackages:
 
 @dataclass(frozen=True)
 class LayerSummary:
-    """Describe a layer; ``stored`` is the size of its compressed blob, ``size`` of its files (None at a registry), in bytes."""
+    """Describe a layer; in bytes, ``stored`` is the size of its blob, ``size`` of its files (None at a registry)."""
 
     name: str
     digest: str

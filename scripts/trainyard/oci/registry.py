@@ -262,6 +262,10 @@ class Repository:
         """Return the repository's path at the registry."""
         return self.name.partition("/")[2]
 
+    def named(self, digest: str, tag: str) -> dict[str, Any]:
+        """Return ``reference`` (by digest), ``tag`` (the reference by tag) and ``digest`` of an image, for results."""
+        return {"reference": f"{self.name}@{digest}", "tag": f"{self.name}:{tag}", "digest": digest}
+
     @property
     def _address(self) -> str:
         return f"{'http' if is_loopback(self.name) else 'https'}://{self.host}"

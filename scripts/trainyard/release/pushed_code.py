@@ -1,4 +1,4 @@
-"""The image, or the image index of several platforms, whose code is replaced: from a record or from its registry."""
+"""Find the image, or the image index of several platforms, whose code is replaced: in a record or at its registry."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 
 from trainyard.common.errors import UserError
 from trainyard.oci import image_index
-from trainyard.oci.documents import CONFIGURATION, InvalidAnswer, check_manifest, hashed, parse
+from trainyard.oci.documents import CONFIGURATION, Configured, InvalidAnswer, check_manifest, hashed, parse
 from trainyard.oci.registry import Manifest, Repository
 from trainyard.spec.architectures import ARCHITECTURES, Architecture
 from trainyard.spec.model import Spec
@@ -23,8 +23,8 @@ _ORIGINAL = f"{LABELS}.original"
 
 
 @dataclass(frozen=True)
-class Image:
-    """An image for one platform.
+class Image(Configured):
+    """Describe an image for one platform.
 
     Attributes:
         digest: what ``docker pull`` gets it by.
@@ -49,22 +49,20 @@ class Image:
 
     @cached_property
     def config(self) -> dict[str, Any]:
-        """Its configuration."""
+        """Return its configuration."""
         return parse(self.configuration, CONFIGURATION, f"the configuration of {self.digest[:19]}")
 
-    @property
-    def labels(self) -> dict[str, str]:
-        """Name -> value of the labels."""
-        return dict((self.config.get("config") or {}).get("Labels") or {})
+    def _configuration(self) -> dict[str, Any]:
+        return self.config
 
     @property
     def diff_ids(self) -> list[str]:
-        """Digests of the uncompressed layers, bottom first."""
+        """Return digests of the uncompressed layers, bottom first."""
         return list((self.config.get("rootfs") or {}).get("diff_ids") or [])
 
     @property
     def architecture(self) -> Architecture:
-        """The architecture that it is for."""
+        """Return the architecture that it is for."""
         name = str(self.config.get("architecture"))
         if name not in ARCHITECTURES:
             raise UserError(f"{self.digest[:19]} is for the architecture {name!r}, not for {', '.join(ARCHITECTURES)}")
@@ -72,13 +70,13 @@ class Image:
 
     @property
     def code_type(self) -> str:
-        """The media type of the topmost layer."""
+        """Return the media type of the topmost layer."""
         return str(self.document["layers"][-1]["mediaType"])
 
 
 @dataclass(frozen=True)
 class Pushed:
-    """An image, or an image index.
+    """Describe an image, or an image index.
 
     Attributes:
         name: its tag or digest, for messages.
@@ -94,35 +92,24 @@ class Pushed:
 
     @property
     def tag(self) -> str:
-        """Its immutable tag."""
+        """Return its immutable tag."""
         about = self.images[0].labels if self.index is None else self.index.get("annotations") or {}
         return str(about.get(TAG, self.name))
 
-    @property
-    def labels(self) -> dict[str, str]:
-        """The labels of its first image."""
-        return self.images[0].labels
-
     def as_push(self, repository: Repository, tag: str = "") -> Push:
-        """The record of it.
-
-        Args:
-            tag: its immutable tag; :attr:`tag` if empty.
-        """
-        tag = tag or self.tag
-        images = tuple(_as_push(one, repository, tag) for one in self.images)
+        """Return the record of it, with its immutable tag, :attr:`tag` if that is empty."""
+        named = repository.name, tag or self.tag
+        images = tuple(
+            Push(*named, one.digest, one.media_type, one.manifest.body.decode(), one.configuration.decode())
+            for one in self.images
+        )
         if self.index is None:
             return images[0]
-        return Push(repository.name, tag, self.digest, image_index.INDEX, json.dumps(self.index), "", images)
-
-
-def _as_push(image: Image, repository: Repository, tag: str) -> Push:
-    documents = image.manifest.body.decode(), image.configuration.decode()
-    return Push(repository.name, tag, image.digest, image.media_type, *documents)
+        return Push(*named, self.digest, image_index.INDEX, json.dumps(self.index), "", images)
 
 
 def recorded(push: Push) -> Pushed:
-    """What a record is about."""
+    """Return what a record is about."""
     images = tuple(
         Image(one.digest, Manifest.stored(one.manifest.encode(), one.media_type), one.config.encode())
         for one in push.images or (push,)
@@ -131,7 +118,7 @@ def recorded(push: Push) -> Pushed:
 
 
 def at_registry(spec: Spec, repository: Repository, version: str) -> Pushed | None:
-    """An image or an index by its tag or digest; None if there is none.
+    """Return an image or an index by its tag or digest; None if there is none.
 
     An index is taken as a whole if the workspace has several platforms, else its image for the platform of ``spec``.
 
@@ -145,20 +132,15 @@ def at_registry(spec: Spec, repository: Repository, version: str) -> Pushed | No
     if not image_index.is_index(document):
         image = _image(repository, stored)
         return Pushed(version, image.digest, (image,))
-    if len(spec.platforms) == 1:
-        found = image_index.digest_for(document, spec.architecture)
-        digests = [found] if found else []
-    else:
-        members = image_index.images(document)
-        digests = [members[one] for one in spec.platforms if one in members]
-    if not digests:
+    members, alone = image_index.images(document), len(spec.platforms) == 1
+    digests = [image_index.digest_for(document, spec.architecture)] if alone else map(members.get, spec.platforms)
+    images = tuple(_image(repository, repository.existing(digest)) for digest in digests if digest)
+    if not images:
         raise UserError(
             f"{repository.name}@{stored.digest[:19]} is an index without an image for {', '.join(spec.platforms)}"
         )
-    images = tuple(_image(repository, repository.existing(digest)) for digest in digests)
-    if len(spec.platforms) == 1:  # an image with its provenance, which is pulled by the digest of the index
-        image = replace(images[0], digest=stored.digest, index=stored)
-        return Pushed(version, image.digest, (image,))
+    if alone:  # an image with its provenance, which is pulled by the digest of the index
+        return Pushed(version, stored.digest, (replace(images[0], digest=stored.digest, index=stored),))
     return Pushed(version, stored.digest, images, document)
 
 
