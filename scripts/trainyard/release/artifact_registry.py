@@ -1,4 +1,4 @@
-"""Repositories of Artifact Registry, and Docker's credentials for it, through gcloud."""
+"""Create repositories of Artifact Registry, and log Docker in to it, through gcloud."""
 
 from __future__ import annotations
 
@@ -25,11 +25,7 @@ POLICY: list[dict[str, Any]] = [
 
 
 def parts(address: str) -> tuple[str, str, str]:
-    """Location, project and name of an Artifact Registry address.
-
-    Raises:
-        UserError: it is not one.
-    """
+    """Return location, project and name of an Artifact Registry address, or raise a :class:`UserError`."""
     match = re.fullmatch(
         r"([a-z0-9-]+)-docker\.pkg\.dev/([a-z][a-z0-9.:-]+)/([a-z](?:[a-z0-9-]{0,61}[a-z0-9])?)", address
     )
@@ -77,7 +73,7 @@ def create(address: str, *, immutable: bool) -> bool:
 
 
 def login(address: str) -> str:
-    """Set gcloud as the Docker client's credential helper for the registry of ``address``; its host.
+    """Set gcloud as the Docker client's credential helper for the registry of ``address``, and return its host.
 
     Raises:
         UserError: it is not a registry of Google's, or gcloud is not installed.
