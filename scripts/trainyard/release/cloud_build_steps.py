@@ -170,7 +170,7 @@ def prepare(given: Substitutions) -> None:
 
 
 def continue_build(given: Substitutions) -> None:
-    """Use what :func:`prepare` found out, first of all in other steps; if it did not run, raise a :class:`UserError`."""
+    """Use what :func:`prepare` found out, first of all in a step; if it did not run, raise a :class:`UserError`."""
     try:
         prepared = json.loads(given.prepared.read_text(encoding="utf-8"))
     except FileNotFoundError:
