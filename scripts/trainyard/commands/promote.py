@@ -13,7 +13,7 @@ from trainyard.common import options
 if TYPE_CHECKING:
     from trainyard.common.context import Context
     from trainyard.release.promotion import Demanded
-    from trainyard.release.signers import Signer, Trust
+    from trainyard.oci.statements import Signer, Trust
 
 GROUP = "publish"
 

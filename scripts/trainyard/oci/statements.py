@@ -7,12 +7,13 @@ the same way (https://github.com/sigstore/cosign/blob/main/specs/BUNDLE_SPEC.md)
 
 from __future__ import annotations
 
+import abc
 import base64
 import datetime
 import json
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Annotated, Any, NotRequired, cast
+from typing import Annotated, Any, NotRequired, Protocol, cast
 
 from pydantic import Field
 
@@ -118,6 +119,42 @@ def read_bundle(data: bytes) -> Bundle:
         )
     except ValueError as error:
         raise InvalidAnswer(f"the bundle is malformed: {error}") from None
+
+
+class Trust(abc.ABC):
+    """Open the bundles of those whose signatures count.
+
+    Attributes:
+        how: completes "signed" in messages: ``with this key``.
+    """
+
+    how: str
+
+    def open(self, data: bytes) -> Opened:
+        """Return the statement of a bundle, and whether it is signed as trusted."""
+        try:
+            bundle = read_bundle(data)
+        except InvalidAnswer as error:
+            return Opened(b"", str(error))
+        return self._opened(bundle, data)
+
+    @abc.abstractmethod
+    def _opened(self, bundle: Bundle, data: bytes) -> Opened:
+        """Return the statement of a bundle, of which ``data`` is the text."""
+
+
+class Signer(Protocol):
+    """Sign statements; ``trust`` is what accepts these signatures."""
+
+    @property
+    def trust(self) -> Trust: ...
+
+    def seal(self, payload: bytes) -> bytes:
+        """Return the bundle of a statement.
+
+        Raises:
+            StepFailed: a service that signing needs cannot be reached or refuses.
+        """
 
 
 def make(repository: Repository, digest: str, predicate_type: str, predicate: Mapping[str, Any]) -> bytes:

@@ -12,10 +12,9 @@ from trainyard.oci.documents import InvalidAnswer
 from trainyard.oci.reference import Reference
 from trainyard.oci.referrers import Artifact
 from trainyard.oci.registry import Manifest, Repository
-from trainyard.oci.statements import Opened
+from trainyard.oci.statements import Opened, Signer, Trust
 from trainyard.release import predicates
 from trainyard.release.predicates import Claim
-from trainyard.release.signers import Signer, Trust
 
 #: The kinds of claims that an image has which passed.
 _TESTS = ("verify", "smoke")

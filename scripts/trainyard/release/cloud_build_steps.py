@@ -13,7 +13,7 @@ import socket
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import docker.errors
 
@@ -25,6 +25,7 @@ from trainyard.image import build, smoke_test, target_lock
 from trainyard.lint.image import verify
 from trainyard.oci import docker_engine, registry
 from trainyard.oci.registry import Repository
+from trainyard.oci.statements import Signer
 from trainyard.oci.transport import is_loopback
 from trainyard.release import pipelines, promotion
 from trainyard.release import publish as publication
@@ -34,9 +35,6 @@ from trainyard.spec.architectures import PLATFORMS, Architecture, named
 from trainyard.spec.model import Spec, catalogue, each_platform, indexes, load, targets
 from trainyard.spec.naming import NAME, candidate_tag
 from trainyard.workspace.lines import without_credentials
-
-if TYPE_CHECKING:
-    from trainyard.release.signers import Signer
 
 logger = logging.getLogger(__name__)
 

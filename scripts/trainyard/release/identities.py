@@ -28,8 +28,7 @@ from sigstore.verify import Verifier, policy
 from trainyard.common import settings
 from trainyard.common.context import Context
 from trainyard.common.errors import StepFailed, UserError
-from trainyard.oci.statements import PLAIN, Bundle, Opened
-from trainyard.release.signers import Trust
+from trainyard.oci.statements import PLAIN, Bundle, Opened, Trust
 
 #: The extension of a certificate with the URL of the issuer
 #: (https://github.com/sigstore/fulcio/blob/main/docs/oid-info.md).

@@ -19,8 +19,7 @@ from securesystemslib.exceptions import VerificationError
 from securesystemslib.signer import CryptoSigner, SSlibKey  # type: ignore[attr-defined]  # no __all__
 
 from trainyard.common.errors import UserError
-from trainyard.oci.statements import BUNDLE, PLAIN, Bundle, Opened
-from trainyard.release.signers import Trust
+from trainyard.oci.statements import BUNDLE, PLAIN, Bundle, Opened, Trust
 
 #: Curves of EC keys that cosign takes. Each has its digest in Sigstore bundles, SHA-256, SHA-384 and SHA-512
 #: (https://github.com/sigstore/architecture-docs/blob/main/algorithm-registry.md).

@@ -12,7 +12,7 @@ import time
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from packageurl import PackageURL
 
@@ -20,6 +20,7 @@ from trainyard.common.errors import StepFailed, UserError
 from trainyard.oci import image_index, statements
 from trainyard.oci.documents import InvalidAnswer, hashed
 from trainyard.oci.registry import Manifest, Repository
+from trainyard.oci.statements import Signer, Trust
 from trainyard.oci.transport import MAX_ATTEMPTS
 from trainyard.release import claims, platform_index, predicates
 from trainyard.release.platform_index import labels_of
@@ -27,9 +28,6 @@ from trainyard.release.predicates import Claim
 from trainyard.spec import state
 from trainyard.spec.model import Spec
 from trainyard.spec.naming import LABELS, NAME, version_tag
-
-if TYPE_CHECKING:
-    from trainyard.release.signers import Signer, Trust
 
 #: Seconds that each further reading of the tags waits longer than the one before.
 _WAIT = 0.2

@@ -11,7 +11,7 @@ import logging
 import time
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import docker.errors
 from rich.table import Column, Table
@@ -22,15 +22,13 @@ from trainyard.oci import docker_engine, inventory, registry
 from trainyard.oci.docker_engine import digest_of
 from trainyard.oci.reference import Reference
 from trainyard.oci.registry import Repository
+from trainyard.oci.statements import Signer
 from trainyard.release import audit, claims, code_push, platform_index, predicates
 from trainyard.spec import model, state
 from trainyard.spec.architectures import PLATFORMS, Architecture
 from trainyard.spec.model import Spec, each_platform
 from trainyard.spec.naming import LABELS, NAME, TAG, candidate_tag
 from trainyard.spec.units import in_units
-
-if TYPE_CHECKING:
-    from trainyard.release.signers import Signer
 
 logger = logging.getLogger(__name__)
 

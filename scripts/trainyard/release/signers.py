@@ -6,51 +6,12 @@ dependencies, so they are imported only where the options of a command say so.
 
 from __future__ import annotations
 
-import abc
 from pathlib import Path
-from typing import Protocol
 
 from trainyard.common import installation, settings
 from trainyard.common.context import Context
 from trainyard.common.errors import UserError
-from trainyard.oci.documents import InvalidAnswer
-from trainyard.oci.statements import Bundle, Opened, read_bundle
-
-
-class Trust(abc.ABC):
-    """Open the bundles of those whose signatures count.
-
-    Attributes:
-        how: completes "signed" in messages: ``with this key``.
-    """
-
-    how: str
-
-    def open(self, data: bytes) -> Opened:
-        """Return the statement of a bundle, and whether it is signed as trusted."""
-        try:
-            bundle = read_bundle(data)
-        except InvalidAnswer as error:
-            return Opened(b"", str(error))
-        return self._opened(bundle, data)
-
-    @abc.abstractmethod
-    def _opened(self, bundle: Bundle, data: bytes) -> Opened:
-        """Return the statement of a bundle, of which ``data`` is the text."""
-
-
-class Signer(Protocol):
-    """Sign statements; ``trust`` is what accepts these signatures."""
-
-    @property
-    def trust(self) -> Trust: ...
-
-    def seal(self, payload: bytes) -> bytes:
-        """Return the bundle of a statement.
-
-        Raises:
-            StepFailed: a service that signing needs cannot be reached or refuses.
-        """
+from trainyard.oci.statements import Signer, Trust
 
 
 def signer(key: Path | None, command: str, *, context: Context, keyless: bool = False) -> Signer | None:

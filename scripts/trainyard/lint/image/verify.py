@@ -64,7 +64,8 @@ def gather(spec: Spec | None, reference: str) -> Evidence:
     dockerfile = _dockerfile(spec, index) if spec else ""
     wanted = expected(spec, str(image.id)) if spec else None
     built = state.recall(spec.kept, "build", str(image.id)) if spec else None
-    inputs, changed = "", ()
+    inputs = ""
+    changed: tuple[str, ...] = ()
     if spec and not isinstance(spec, RepositorySpec):  # a user's code may have been edited since
         base = [image.labels.get(f"org.opencontainers.image.base.{name}", "") for name in ("digest", "name")]
         inputs = plan.content_hash(spec, index, base[0] or base[1])
