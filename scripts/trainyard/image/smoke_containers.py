@@ -1,4 +1,4 @@
-"""The containers of a smoke test in which less is available than on a workstation, as on some platforms.
+"""Start the containers of a smoke test in which less is available than on a workstation, as on some platforms.
 
 Restricted
     A user that the image does not know, of group 0, as OpenShift assigns them; the 64 MB of /dev/shm that Docker and
@@ -77,17 +77,17 @@ _ADDRESSES = ["localhost:2222", "localhost:2223"]
 
 
 def files() -> dict[str, bytes]:
-    """The programs that these containers run, for the sandbox."""
+    """Return the programs that these containers run, for the sandbox."""
     return {name: Path(__file__).with_name(source).read_bytes() for name, source in _SOURCES.items()}
 
 
 def restricted(sandbox: SmokeSandbox) -> dict[str, Any]:
-    """Options of a restricted container, as ``docker.containers.create`` takes them."""
+    """Return options of a restricted container, as ``docker.containers.create`` takes them."""
     return {"user": USER, "shm_size": SHARED_MEMORY} | ({"sysctls": NO_IPV6} if sandbox.has_ipv6 else {})
 
 
 def fill_memory(sandbox: SmokeSandbox, checkpoints: str) -> dict[str, str]:
-    """Variables of a container in which :func:`limit_memory` ends the trainer when it saves to ``checkpoints``."""
+    """Return variables of a container in which :func:`limit_memory` ends a trainer that saves to ``checkpoints``."""
     sandbox.run(_WRITE, f"{FOLDER}/memory/folder", checkpoints)
     return {"PYTHONPATH": sandbox.module_path("memory")}
 
@@ -109,17 +109,13 @@ def limit_memory(sandbox: SmokeSandbox, container: Container) -> bool:
 
 
 def out_of_memory(container: Container) -> bool:
-    """Whether the kernel has killed a process of a container that ended, for its memory limit."""
+    """Return whether the kernel has killed a process of a container that ended, for its memory limit."""
     container.reload()
     return bool(container.attrs["State"].get("OOMKilled"))
 
 
 def two_processes(package: str, command: Sequence[str]) -> tuple[list[str], dict[str, str]]:
-    """The words and variables of a container that runs a trainer's ``command`` in two processes on the CPU.
-
-    Args:
-        package: of the trainer, ``torch`` or ``tf``.
-    """
+    """Return words and variables of a container that runs a trainer of ``torch`` or ``tf`` in two processes on CPUs."""
     if package == "torch":
         return [*command, "--device=cpu", "--num-cores=2"], {}
     first, second = (
@@ -130,44 +126,32 @@ def two_processes(package: str, command: Sequence[str]) -> tuple[list[str], dict
 
 
 def worker_processes() -> list[str]:
-    """The words of a container that runs two workers of a data loader."""
+    """Return the words of a container that runs two workers of a data loader."""
     return ["python", f"{FOLDER}/{_WORKERS}"]
 
 
-def check_killed(status: int) -> list[str]:
-    """What is wrong with a run that reached its memory limit while it saved."""
-    if status != 137:
-        return [f"out-of-memory run: exit status {status} at its memory limit where 137 was expected"]
-    return []
+def check_status(what: str, status: int, wanted: int = 0, when: str = "") -> list[str]:
+    """Return what is wrong with the exit status of a run."""
+    return [] if status == wanted else [f"{what}: exit status {status}{when} where {wanted} was expected"]
 
 
 def check_survived(summary: Mapping[str, Any], saved: int | None) -> list[str]:
-    """What is wrong with a run that resumed after :func:`limit_memory`.
+    """Return what is wrong with a run that resumed after :func:`limit_memory`.
 
     Args:
-        summary: of the run.
         saved: the step of the last complete checkpoint; None if it is unknown.
     """
-    found = summary.get("resumed_from")
-    if saved is not None and found != saved:
-        return [
-            f"resumed run: resumed from step {found} where {saved} was expected: the last complete checkpoint did not "
-            "survive a memory limit that was reached while the next one was saved"
-        ]
-    return []
+    step = summary.get("resumed_from")
+    if saved is None or step == saved:
+        return []
+    return [
+        f"resumed run: resumed from step {step} where {saved} was expected: the last complete checkpoint did not "
+        "survive a memory limit that was reached while the next one was saved"
+    ]
 
 
 def check_two_processes(status: int, summary: Mapping[str, Any]) -> list[str]:
-    """What is wrong with a run in two processes."""
-    if status:
-        return [f"run in two processes: exit status {status} where 0 was expected"]
-    if summary.get("processes") != 2:
+    """Return what is wrong with a run in two processes."""
+    if not status and summary.get("processes") != 2:
         return [f"run in two processes: trained in {summary.get('processes', 'an unknown number of')} where 2 were set"]
-    return []
-
-
-def check_worker_processes(status: int) -> list[str]:
-    """What is wrong with worker processes of a data loader."""
-    if status:
-        return [f"two worker processes of a data loader: exit status {status} where 0 was expected"]
-    return []
+    return check_status("run in two processes", status)

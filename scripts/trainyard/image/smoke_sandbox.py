@@ -1,4 +1,4 @@
-"""The closed world of a smoke test: an internal network with a fake of Google Cloud, and volumes.
+"""Make the closed world of a smoke test: an internal network with a fake of Google Cloud, and volumes.
 
 A sidecar container runs next to the image, on an internal network: the same image with the fake of Google Cloud's
 metadata server and TPU API (scripts/trainyard/sandbox/fakes/google_cloud.py) copied into it. No host mount and no host
@@ -35,7 +35,7 @@ FOLDER = "/smoke"
 
 
 class SmokeSandbox(Sandbox):
-    """A sandbox without a way out, with the volumes and the sidecar of a smoke test.
+    """Run containers without a way out, with the volumes and the sidecar of a smoke test.
 
     Args:
         image: under test; the sidecar is a container of it too.
@@ -78,16 +78,12 @@ class SmokeSandbox(Sandbox):
         self._sidecar.put_archive(path, tar)
 
     def run(self, script: str, *arguments: str) -> str:
-        """What a Python script prints that runs in the sidecar as root, with the volumes.
-
-        Raises:
-            StepFailed: it failed.
-        """
-        found = self._sidecar.exec_run(["python3", "-I", "-S", "-c", script, *arguments], user="0")
-        assert isinstance(found.output, bytes)  # not streamed
-        if found.exit_code:
-            raise StepFailed(f"the smoke test's sidecar does not answer: {found.output!r:.300}")
-        return found.output.decode(errors="replace")
+        """Return what a Python script prints in the sidecar, as root with the volumes, or raise :class:`StepFailed`."""
+        done = self._sidecar.exec_run(["python3", "-I", "-S", "-c", script, *arguments], user="0")
+        assert isinstance(done.output, bytes)  # not streamed
+        if done.exit_code:
+            raise StepFailed(f"the smoke test's sidecar does not answer: {done.output!r:.300}")
+        return done.output.decode(errors="replace")
 
     def start(self, *command: str, environment: Mapping[str, str] | None = None, **options: Any) -> Container:
         """Start the image under test with ``command``, as the platform would start it.
@@ -118,18 +114,18 @@ class SmokeSandbox(Sandbox):
         return container
 
     def module_path(self, folder: str) -> str:
-        """``PYTHONPATH`` of a container that imports modules of a folder in /smoke first, then those of the image's."""
+        """Return ``PYTHONPATH`` of a container that imports modules of a folder in /smoke before the image's."""
         variables = docker_engine.client().images.get(self.image).attrs["Config"].get("Env") or []
         own = next((line.partition("=")[2] for line in variables if line.startswith("PYTHONPATH=")), "")
         return ":".join(filter(None, (f"{FOLDER}/{folder}", own)))
 
     @functools.cached_property
     def has_ipv6(self) -> bool:
-        """Whether the kernel of the engine's machine supports IPv6, so that a container can go without it."""
+        """Return whether the kernel of the engine's machine supports IPv6, so that a container can go without it."""
         return self.run("import os; print(os.path.isdir('/proc/sys/net/ipv6'))").strip() == "True"
 
     def polled_states(self) -> list[str]:
-        """The states of the node that the fake TPU API has reported, in order."""
+        """Return the states of the node that the fake TPU API has reported, in order."""
         url = f"http://127.0.0.1:{PORT}/_fake/requests"
-        found = self.run(f"import urllib.request as u; print(u.urlopen({url!r}).read().decode())")
-        return [entry["state"] for entry in json.loads(found)["requests"] if entry.get("state")]
+        printed = self.run(f"import urllib.request as u; print(u.urlopen({url!r}).read().decode())")
+        return [entry["state"] for entry in json.loads(printed)["requests"] if entry.get("state")]

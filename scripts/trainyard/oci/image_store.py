@@ -298,15 +298,15 @@ def _read_saved(reference: str, digest: str, architecture: Architecture, reader:
         manifest = json.loads(documents["manifest.json"])[0]
         config = documents[manifest["Config"]]
         names = [str(name) for name in manifest["Layers"]]
-        in_blobs = _blob(digest) in documents
+        in_blobs = blob_path(digest) in documents
         layers = [LayerBlob(f"sha256:{name.rsplit('/', 1)[-1]}" if in_blobs else "", *blobs[name]) for name in names]
     except (KeyError, IndexError, ValueError) as error:
         raise StepFailed(
             f"{reference}: 'docker image save' returned an image that cannot be read ({error!r})"
         ) from None
-    kept = documents.get(_blob(digest), b"")
+    kept = documents.get(blob_path(digest), b"")
     inner = _image_of(json.loads(kept), architecture) if kept else None
-    return Parts(documents.get(_blob(inner), b"") if inner else kept, config, hashed(config), layers)
+    return Parts(documents.get(blob_path(inner), b"") if inner else kept, config, hashed(config), layers)
 
 
 def documents(reference: str) -> dict[str, bytes]:
@@ -318,7 +318,7 @@ def documents(reference: str) -> dict[str, bytes]:
     digest = docker_engine.digest(reference)
     store = _store_with(digest)
     if store is None:
-        saved, prefix = _saved(reference, lambda stream: None)[0], _blob("")
+        saved, prefix = _saved(reference, lambda stream: None)[0], blob_path("")
         return {f"sha256:{name.removeprefix(prefix)}": text for name, text in saved.items() if name.startswith(prefix)}
     texts, waiting = {}, [digest]
     with _blobs_of(store, digest) as blob:
@@ -347,5 +347,6 @@ def save(reference: str, folder: Path) -> None:
         raise NoLayout(f"{reference}: the engine did not save an OCI layout, which Docker 25 and newer do")
 
 
-def _blob(digest: str) -> str:
+def blob_path(digest: str) -> str:
+    """Return where an OCI layout keeps a blob."""
     return f"blobs/sha256/{digest.removeprefix('sha256:')}"
