@@ -69,11 +69,7 @@ WHY = {
 
 
 def load(path: Path = FILE) -> dict[str, dict[str, Any]]:
-    """Return target -> its last measurement, as :func:`compared` gives it; empty if there is no file.
-
-    Raises:
-        UserError: the file is not what `make sizes` writes.
-    """
+    """Return target -> its last measurement; a file that `make sizes` did not write is a :class:`UserError`."""
     try:
         measured: dict[str, dict[str, Any]] = json.loads(path.read_text(encoding="utf-8"))["targets"]
     except FileNotFoundError:
@@ -158,10 +154,7 @@ def by_wheels(spec: Spec, index: str) -> int | None:
 def compared(before: dict[str, Any], now: dict[str, Any]) -> dict[str, Any]:
     """Return a measurement with the reason, ``why``, for which the image differs from that of the last measurement.
 
-    If only labels differ, the image does not count as rebuilt and keeps its day.
-
-    Args:
-        before: the last measurement; empty if there is none.
+    If only labels differ from ``before``, empty for none, the image does not count as rebuilt and keeps its day.
     """
     if before and [part["diff_id"] for part in before["layers"]] == [part["diff_id"] for part in now["layers"]]:
         return before | {key: now[key] for key in ("estimate", "index") if key in now}

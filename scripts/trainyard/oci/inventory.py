@@ -213,11 +213,7 @@ def local(reference: str) -> Image:
 
 
 def at_registry(reference: str) -> tuple[Repository, str]:
-    """Return the repository of a reference that names its registry, and the tag or digest in it.
-
-    Raises:
-        UserError: it names none, or is not a reference.
-    """
+    """Return the repository of a reference, and the tag or digest there; without a registry, raise a UserError."""
     try:
         named = Reference.parse(reference)
     except UserError as error:
@@ -231,11 +227,7 @@ def at_registry(reference: str) -> tuple[Repository, str]:
 
 
 def remote(reference: str) -> Image:
-    """Return an image at a registry, by its manifest, its configuration and its SBOM.
-
-    Raises:
-        UserError: there is no such image.
-    """
+    """Return an image at a registry, by its manifest, configuration and SBOM, or raise a UserError if there is none."""
     repository, version = at_registry(reference)
     manifest = repository.manifest(version)
     if manifest is None:

@@ -53,7 +53,7 @@ _WHITEOUT = ".wh."
 
 @dataclass(frozen=True)
 class File:
-    """A stored file, symbolic or hard link: bytes of content (0 for links) and permission bits."""
+    """Describe a stored file, symbolic or hard link: bytes of content (0 for links) and permission bits."""
 
     size: int
     mode: int
@@ -61,7 +61,7 @@ class File:
 
 @dataclass(frozen=True)
 class Suspect:
-    """A file that looks like a credential: its path, the kind, and the SHA-256 that RECORD files write."""
+    """Name a file that looks like a credential: its path, the kind, and the SHA-256 that RECORD files write."""
 
     path: str
     kind: str
@@ -70,7 +70,7 @@ class Suspect:
 
 @dataclass(frozen=True)
 class Bundle:
-    """A PEM file: fingerprints of its certificates (:func:`secret_scan.certificates`), and its own SHA-256."""
+    """Describe a PEM file: fingerprints of its certificates (:func:`secret_scan.certificates`), and its own SHA-256."""
 
     path: str
     certificates: frozenset[str]
@@ -79,7 +79,7 @@ class Bundle:
 
 @dataclass
 class LayerFiles:
-    """The files of a layer; paths have no leading slash, directories are left out.
+    """Hold the files of a layer; paths have no leading slash, directories are left out.
 
     Attributes:
         files: path -> file.
@@ -136,7 +136,7 @@ class Layer:
 
 @dataclass(frozen=True)
 class Stored:
-    """A stored image: its OCI configuration, its layers, and the sizes of manifest and configuration in bytes."""
+    """Hold a stored image: its OCI configuration, its layers, and the sizes of manifest and configuration in bytes."""
 
     config: dict[str, Any]
     layers: list[Layer]

@@ -71,7 +71,7 @@ _BUNDLE = model(
 
 @dataclass(frozen=True)
 class Bundle:
-    """A signed statement.
+    """Hold a signed statement.
 
     Attributes:
         payload: the statement.
@@ -88,7 +88,7 @@ class Bundle:
 
 @dataclass(frozen=True)
 class Opened:
-    """The statement of a bundle, and what is wrong with it, in words; empty if it is signed as trusted.
+    """Hold the statement of a bundle, and the problem with it, in words; empty if it is signed as trusted.
 
     Attributes:
         foreign: whether it names another signer, so that nothing can be said about its signature.
@@ -150,11 +150,7 @@ class Signer(Protocol):
     def trust(self) -> Trust: ...
 
     def seal(self, payload: bytes) -> bytes:
-        """Return the bundle of a statement.
-
-        Raises:
-            StepFailed: a service that signing needs cannot be reached or refuses.
-        """
+        """Return the bundle of a statement, or raise StepFailed if a service that signing needs refuses."""
 
 
 def make(repository: Repository, digest: str, predicate_type: str, predicate: Mapping[str, Any]) -> bytes:

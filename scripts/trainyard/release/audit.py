@@ -204,11 +204,7 @@ def _pip_audit(service: str, lines: list[str]) -> list[dict[str, Any]] | None:
 
 
 def live(pins: Pins) -> tuple[str, list[Vulnerability], set[str]] | None:
-    """Return the first service that answers, with the result of :func:`query`; None if none answers.
-
-    Raises:
-        UserError: pip-audit is not installed.
-    """
+    """Return the first service that answers, with the result of :func:`query`; None if none does."""
     require_extra("pip_audit", "audit")
     for service in SERVICES:
         canary = query(service, {CANARY[0]: {CANARY[1]}})
@@ -245,11 +241,7 @@ def offline(specs: list[Spec]) -> list[Vulnerability]:
 
 
 def require(spec: Spec) -> Coverage:
-    """Return the coverage of the stored snapshot, by which no locked package has a vulnerability without a waiver.
-
-    Raises:
-        StepFailed: there is one.
-    """
+    """Refuse locked packages with a vulnerability without a waiver, by the stored snapshot, and return its coverage."""
     refuse([one for one in offline([spec]) if one.fails], f"('{spec.command('dev audit')}' lists all)")
     return Coverage.of(advisories.load(), pinned(spec))
 
@@ -296,8 +288,6 @@ def _look_up(pins: Pins, *, only_snapshot: bool) -> tuple[str, Coverage | None, 
 
 def update(address: str = "") -> Snapshot:
     """Fetch a new snapshot about everything that any target locks, and store it.
-
-    It raises what :func:`trainyard.release.advisories.fetch` and ``save`` raise.
 
     Args:
         address: of a mirror of :data:`advisories.OSV`.

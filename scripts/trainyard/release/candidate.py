@@ -125,11 +125,7 @@ def from_reference(
 
 
 def subject(image: Image, reference: str, workspace: Workspace | None) -> smoke_command.Subject:
-    """Return what the smoke test starts in an image that a user's Dockerfile made.
-
-    Raises:
-        UserError: it is not made from one of Trainyard's images.
-    """
+    """Return what the smoke test starts in an image that a user made from one of ours; any other is a UserError."""
     files = files_of(image, _LAUNCHER, _ABOUT)
     if f"{LABELS}.target" not in image.labels or len(files) < 2:
         raise UserError(
@@ -157,7 +153,6 @@ def closing_command(spec: Spec, trained: dict[str, Any], target: str | None = No
     """Return a command that runs the image of ``spec`` once it has passed.
 
     Args:
-        trained: the result of its smoke test.
         target: as the user gave it; None for the repository of the current folder.
     """
     if isinstance(spec, RepositorySpec) and spec.run:

@@ -124,13 +124,7 @@ def check_all(repository: Repository, image: Manifest, trust: Trust) -> dict[str
 
 
 def signatures(repository: Repository, digest: str, trust: Trust, known: Sequence[Found] | None = None) -> int:
-    """Return how many valid signatures an image has.
-
-    Args:
-        known: what :func:`check` found, if it was called before.
-    Raises:
-        StepFailed: it has none.
-    """
+    """Return how many valid signatures are among the claims (``known``, else those there); none is a StepFailed."""
     if known is None:
         known = check(repository, digest, trust, ["signature"])
     count = sum(one.kind == "signature" and one.valid for one in known)
@@ -167,11 +161,7 @@ def passed(repository: Repository, digest: str) -> bool:
 
 
 def require(repository: Repository, digest: str, trust: Trust, kinds: Sequence[str]) -> list[Found]:
-    """Return the valid claims of some kinds about an image.
-
-    Raises:
-        StepFailed: one of the kinds has no valid claim, or one that says that a test failed.
-    """
+    """Return the valid claims of some kinds; a kind without one, or with a failed test, is a StepFailed."""
     found = check(repository, digest, trust, kinds)
     image = f"{repository.name}@{digest}"
     for kind in kinds:
@@ -186,11 +176,7 @@ def require(repository: Repository, digest: str, trust: Trust, kinds: Sequence[s
 
 
 def require_all(repository: Repository, image: Manifest, trust: Trust, kinds: Sequence[str]) -> list[Found]:
-    """Return the valid claims of some kinds about an image; of an image index, which is signed, about its images.
-
-    Raises:
-        StepFailed: see :func:`require`; or an image index has no valid signature.
-    """
+    """Return the valid claims that :func:`require` does; of an image index, which must be signed, about its images."""
     document = image.document
     if not image_index.is_index(document):
         return require(repository, image.digest, trust, kinds)

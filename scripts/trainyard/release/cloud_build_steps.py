@@ -118,11 +118,7 @@ class Substitutions:
         return {name: specs for name, specs in chosen.items() if specs}
 
     def use_indexes(self) -> None:
-        """Set the addresses of the package indexes (images/indexes.yaml) for this process and its children.
-
-        Raises:
-            UserError: a pair is malformed, or there is no such index.
-        """
+        """Set the addresses of the package indexes (images/indexes.yaml) for this process and its children."""
         for entry in _words(self.index):
             name, equals, address = entry.partition("=")
             if not equals or name not in indexes():
@@ -223,8 +219,7 @@ TARGET_STEPS = {"build": build_target, "verify": verify_target, "smoke": smoke_t
 def run_target_step(step: str, target: str, given: Substitutions, show: Callable[[object], None]) -> None:
     """Run a step of :data:`TARGET_STEPS` for the platform of ``TRAINYARD_ARCH``, if it is to be built.
 
-    Args:
-        show: called with what people read of the result; see :func:`trainyard.lint.image.verify.verify`.
+    What people read of the result is given to ``show``, as in :func:`trainyard.lint.image.verify.verify`.
     """
     if target not in given.target_names():
         logger.info(f"{target} is not among _TARGETS: nothing to do")
@@ -239,9 +234,6 @@ def publish(given: Substitutions, signer: Signer | None = None) -> None:
 
     Nothing is pushed if an image did not pass. The tags and digests are written to the step's output
     (results.buildStepOutputs: https://cloud.google.com/build/docs/api/reference/rest/v1/projects.builds#results).
-
-    Raises:
-        UserError: an image did not pass.
     """
     if not _on_host_network("publish", given):
         given.published.write_text(json.dumps(_push(given, signer)), encoding="utf-8")
@@ -307,12 +299,9 @@ def _on_host_network(step: str, given: Substitutions) -> bool:
 
 
 def _in_container_like_this(command: Sequence[str], what: str, **options: Any) -> bool:
-    """Run a command in another container of this container's image, with its files; False if this is no container.
+    """Run a command, which does ``what``, in another container of this one's image with its files, and print its log.
 
-    Args:
-        options: of :meth:`docker.models.containers.ContainerCollection.run`.
-    Raises:
-        StepFailed: ``what`` the command does failed; its log is printed.
+    It returns False if this is no container, and raises :class:`StepFailed` if the command fails.
     """
     try:
         this = docker_engine.client().containers.get(socket.gethostname())

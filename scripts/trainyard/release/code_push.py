@@ -60,11 +60,7 @@ def pushed_tag(target: str) -> str:
 
 
 def address(spec: Spec, registry: str | None) -> str:
-    """Return where the code is pushed to: the given registry, else the one that the image was pushed to last.
-
-    Raises:
-        UserError: none was given, and the image was never pushed from this host; or it is no address.
-    """
+    """Return the registry that the code is pushed to: the given one, else that of the last push, else a UserError."""
     known = None if registry else pushes.last(_kept(spec))
     return known.address if known else check_address(registry)
 
@@ -87,11 +83,7 @@ def remember(spec: Spec, repository: Repository, tag: str, digest: str) -> None:
 
 
 def _pushed(spec: Spec, repository: Repository, known: Push | None, version: str | None) -> Pushed:
-    """Return the image or index whose code is replaced: ``version``, else the one that was pushed last.
-
-    Raises:
-        UserError: there is none.
-    """
+    """Return the image or index whose code is replaced: ``version``, else the last one pushed, else a UserError."""
     if not version and known:
         return pushed_code.recorded(known)
     versions = [version] if version else [pushed_tag(spec.target), spec.target]

@@ -201,11 +201,7 @@ def _changed(one: Any, other: Any) -> tuple[str, ...]:
 
 
 def require_space(spec: Spec) -> None:
-    """Check that the engine's disk has space for a build without cache, if the engine builds and is on this host.
-
-    Raises:
-        UserError: there is too little; the message gives the free space and the space that is needed.
-    """
+    """Raise a UserError if the engine builds on this host, and its disk has no space for a build without cache."""
     root = Path(str(docker_engine.client().info().get("DockerRootDir") or ""))
     if not (root.is_dir() and builder.current(spec.context.builder).in_engine):
         return
