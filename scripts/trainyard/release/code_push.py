@@ -32,7 +32,7 @@ from trainyard.oci.documents import descriptor, hashed
 from trainyard.oci.registry import Manifest, Repository, check_address
 from trainyard.oci.statements import rfc_3339
 from trainyard.release import pushed_code
-from trainyard.release.pushed_code import Image, Pushed
+from trainyard.release.pushed_code import Image
 from trainyard.spec import lock, model
 from trainyard.spec.model import Spec
 from trainyard.spec.naming import DEVELOPMENT, LABELS, NAME, TAG, UNTESTED
@@ -74,18 +74,17 @@ def remember(spec: Spec, repository: Repository, tag: str, digest: str) -> None:
     """Record an image or image index that was pushed under ``tag``, here and at the registry, for :func:`push`."""
     pushed = pushed_code.at_registry(spec, repository, digest)
     assert pushed is not None  # it has just been pushed
-    pushes.record(_kept(spec), pushed.as_push(repository, tag))
-    indexed = pushed.index is not None
-    stored = repository.existing(digest) if indexed else pushed_code.with_configuration(pushed.images[0])
+    pushes.record(_kept(spec), replace(pushed, tag=tag))
+    stored = repository.existing(digest)
+    if not pushed.images:
+        stored = pushed_code.with_configuration(Image(pushed), stored)
     # Where tags are immutable, other hosts find the image by its floating tag, or by --image.
     with suppress(UserError):
         repository.tag(stored, pushed_tag(spec.target))
 
 
-def _pushed(spec: Spec, repository: Repository, known: Push | None, version: str | None) -> Pushed:
+def _pushed(spec: Spec, repository: Repository, version: str | None) -> Push:
     """Return the image or index whose code is replaced: ``version``, else the last one pushed, else a UserError."""
-    if not version and known:
-        return pushed_code.recorded(known)
     versions = [version] if version else [pushed_tag(spec.target), spec.target]
     for name in versions:
         if pushed := pushed_code.at_registry(spec, repository, name):
@@ -98,9 +97,9 @@ def _pushed(spec: Spec, repository: Repository, known: Push | None, version: str
     )
 
 
-def _check(spec: model.RepositorySpec, pushed: Pushed, image: Image, repository: Repository) -> None:
+def _check(spec: model.RepositorySpec, pushed: Push, image: Image) -> None:
     """Raise a :class:`UserError` if an image of ``pushed`` and the workspace's differ in more than their code."""
-    where = f"{repository.name}: {pushed.name}"
+    where = f"{pushed.repository}: {pushed.tag}"
     target = image.labels.get(f"{LABELS}.target")
     if target != spec.target:
         raise UserError(f"{where} is an image of '{target}', not of '{spec.target}'")
@@ -185,7 +184,7 @@ def with_code(image: Image, layer: dict[str, Any], diff_id: str, about: dict[str
     document["layers"] = [*image.document["layers"][:-1], layer]
     if annotations := document.get("annotations"):
         document["annotations"] = annotations | {name: text for name, text in labels.items() if name in annotations}
-    return Manifest.of(document, image.media_type), data
+    return Manifest.of(document, image.push.media_type), data
 
 
 def _commit(workspace: Workspace) -> dict[str, str]:
@@ -197,7 +196,7 @@ def _commit(workspace: Workspace) -> dict[str, str]:
     return {"created": rfc_3339(created), "revision": plan.revision(workspace)}
 
 
-def _version(pushed: Pushed, diff_id: str, commit: dict[str, str]) -> str:
+def _version(pushed: Push, diff_id: str, commit: dict[str, str]) -> str:
     """Return ``dev-`` and twelve hexadecimal digits that stand for the image below the code, the code, the commit."""
     text = json.dumps([pushed.digest, diff_id, commit], sort_keys=True)
     return f"{DEVELOPMENT}{hashlib.sha256(text.encode()).hexdigest()[:12]}"
@@ -228,9 +227,10 @@ def push(spec: Spec, registry: str, *, image: str | None = None) -> dict[str, An
     with ThreadPoolExecutor(3) as pool, tempfile.TemporaryDirectory(prefix="trainyard-") as folder:
         token, commit = pool.submit(repository.authorize), pool.submit(_commit, workspace := spec.workspace)
         current = pool.submit(_check_lock, spec)
-        found = _pushed(spec, repository, known, image)
-        for one in found.images:
-            _check(spec, found, one, repository)
+        found = known or _pushed(spec, repository, image)
+        images = pushed_code.images_of(found)
+        for one in images:
+            _check(spec, found, one)
         tar = Path(folder) / "code.tar"
         code = code_layer.write(workspace, tar, spec.site)
         version = _version(found, code.diff_id, commit.result())
@@ -238,7 +238,7 @@ def push(spec: Spec, registry: str, *, image: str | None = None) -> dict[str, An
         for note in code.notes:
             logger.info(note)
         facts: dict[str, Any] = {"base": found.digest, "code": code.diff_id, "files": code.files}
-        same = _same(repository, found, code.diff_id, version, known)
+        same = _same(repository, found, images, code.diff_id, version)
         if same is not None:
             if known:
                 # If the code is the image's own again, that is what was pushed last.
@@ -247,11 +247,11 @@ def push(spec: Spec, registry: str, *, image: str | None = None) -> dict[str, An
             facts |= {"changed": False, "bytes_uploaded": 0, "seconds": _since(started)}
             return same | facts
         # One blob for each media type; images of one index usually have the same.
-        types = sorted({one.code_type for one in found.images})
+        types = sorted({one.code_type for one in images})
         files = {name: tar.with_name(f"code-{number}") for number, name in enumerate(types)}
         layers = {name: compress(tar, file, name) for name, file in files.items()}
         about = commit.result() | {"version": version}
-        made = [with_code(one, layers[one.code_type], code.diff_id, about) for one in found.images]
+        made = [with_code(one, layers[one.code_type], code.diff_id, about) for one in images]
         configurations = [config for _, config in made]
         sent = [pool.submit(repository.upload, config, hashed(config)) for config in configurations]
         for name, file in files.items():  # the layers, which are larger, in this thread, which an interrupt reaches
@@ -260,13 +260,12 @@ def push(spec: Spec, registry: str, *, image: str | None = None) -> dict[str, An
         for upload in (*sent, current):
             upload.result()
         manifests = [manifest for manifest, _ in made]
-        if found.index is not None:
-            members = {one.architecture: manifest for one, manifest in zip(found.images, manifests, strict=True)}
+        if found.images:
+            members = {one.architecture: manifest for one, manifest in zip(images, manifests, strict=True)}
             manifests.append(image_index.make(members, {TAG: version, f"{LABELS}.target": spec.target}))
         _put(spec, repository, manifests, version, found)
     if not image:
-        known = known or found.as_push(repository)
-        pushes.record(_kept(spec), replace(known, code_digest=manifests[-1].digest, code_tag=version))
+        pushes.record(_kept(spec), replace(found, code_digest=manifests[-1].digest, code_tag=version))
     size = sum(layer["size"] for layer in layers.values()) + sum(map(len, configurations))
     size += sum(len(manifest.body) for manifest in manifests)
     facts |= {"changed": True, "bytes_uploaded": size, "seconds": _since(started), "tested": UNTESTED}
@@ -278,28 +277,28 @@ def _since(started: float) -> float:
 
 
 def _same(
-    repository: Repository, pushed: Pushed, diff_id: str, version: str, known: Push | None
+    repository: Repository, pushed: Push, images: Sequence[Image], diff_id: str, version: str
 ) -> dict[str, Any] | None:
     """Return the references and ``tested`` of an image at the registry that has this code; None if none is known.
 
     Raises:
         UserError: it is the image itself, and the registry no longer has it.
     """
-    if all(one.labels.get(f"{LABELS}.code") == diff_id for one in pushed.images):
+    if all(one.labels.get(f"{LABELS}.code") == diff_id for one in images):
         if not repository.has(pushed.digest):
-            raise _gone(repository, pushed)
-        tested = pushed.images[0].labels.get(f"{LABELS}.tested", "")
+            raise _gone(pushed)
+        tested = images[0].labels.get(f"{LABELS}.tested", "")
         return repository.named(pushed.digest, pushed.tag) | {"tested": tested}
-    if known and known.digest == pushed.digest and known.code_tag == version and repository.has(known.code_digest):
-        return repository.named(known.code_digest, version) | {"tested": UNTESTED}
+    if pushed.code_tag == version and repository.has(pushed.code_digest):
+        return repository.named(pushed.code_digest, version) | {"tested": UNTESTED}
     return None
 
 
-def _gone(repository: Repository, pushed: Pushed) -> UserError:
-    return UserError(f"{repository.name} no longer has {pushed.name}: run 'trainyard push' again")
+def _gone(pushed: Push) -> UserError:
+    return UserError(f"{pushed.repository} no longer has {pushed.tag}: run 'trainyard push' again")
 
 
-def _put(spec: Spec, repository: Repository, manifests: Sequence[Manifest], tag: str, pushed: Pushed) -> None:
+def _put(spec: Spec, repository: Repository, manifests: Sequence[Manifest], tag: str, pushed: Push) -> None:
     """Store manifests, the last one under a tag and those before, which it names, by their digests.
 
     Raises:
@@ -315,4 +314,4 @@ def _put(spec: Spec, repository: Repository, manifests: Sequence[Manifest], tag:
         if not re.search(r"blob[ _]unknown", str(error), re.IGNORECASE):
             raise
         pushes.forget(_kept(spec), repository.name)
-        raise _gone(repository, pushed) from None
+        raise _gone(pushed) from None

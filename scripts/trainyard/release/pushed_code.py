@@ -24,23 +24,14 @@ _ORIGINAL = f"{LABELS}.original"
 
 @dataclass(frozen=True)
 class Image(Configured):
-    """Describe an image for one platform.
+    """Read the documents in the record of an image for one platform."""
 
-    Attributes:
-        digest: what ``docker pull`` gets it by.
-        manifest, configuration: as they are stored.
-        index: with its provenance, if it was read from the registry; ``digest`` is that of the index then.
-    """
+    push: Push
 
-    digest: str
-    manifest: Manifest
-    configuration: bytes
-    index: Manifest | None = None
-
-    @property
-    def media_type(self) -> str:
-        """Return the media type of its manifest."""
-        return self.manifest.media_type
+    @cached_property
+    def manifest(self) -> Manifest:
+        """Return its manifest."""
+        return Manifest.stored(self.push.manifest.encode(), self.push.media_type)
 
     @cached_property
     def document(self) -> dict[str, Any]:
@@ -50,7 +41,7 @@ class Image(Configured):
     @cached_property
     def config(self) -> dict[str, Any]:
         """Return its configuration."""
-        return parse(self.configuration, CONFIGURATION, f"the configuration of {self.digest[:19]}")
+        return parse(self.push.config.encode(), CONFIGURATION, f"the configuration of {self.push.digest[:19]}")
 
     def _configuration(self) -> dict[str, Any]:
         return self.config
@@ -65,7 +56,8 @@ class Image(Configured):
         """Return the architecture that it is for."""
         name = str(self.config.get("architecture"))
         if name not in ARCHITECTURES:
-            raise UserError(f"{self.digest[:19]} is for the architecture {name!r}, not for {', '.join(ARCHITECTURES)}")
+            valid = ", ".join(ARCHITECTURES)
+            raise UserError(f"{self.push.digest[:19]} is for the architecture {name!r}, not for {valid}")
         return ARCHITECTURES[name]
 
     @property
@@ -74,51 +66,13 @@ class Image(Configured):
         return str(self.document["layers"][-1]["mediaType"])
 
 
-@dataclass(frozen=True)
-class Pushed:
-    """Describe an image, or an image index.
-
-    Attributes:
-        name: its tag or digest, for messages.
-        digest: what ``docker pull`` gets it by.
-        images: those of the index; the image alone.
-        index: the document of the index; None for an image alone.
-    """
-
-    name: str
-    digest: str
-    images: tuple[Image, ...]
-    index: dict[str, Any] | None = None
-
-    @property
-    def tag(self) -> str:
-        """Return its immutable tag."""
-        about = self.images[0].labels if self.index is None else self.index.get("annotations") or {}
-        return str(about.get(TAG, self.name))
-
-    def as_push(self, repository: Repository, tag: str = "") -> Push:
-        """Return the record of it, with its immutable tag, :attr:`tag` if that is empty."""
-        named = repository.name, tag or self.tag
-        images = tuple(
-            Push(*named, one.digest, one.media_type, one.manifest.body.decode(), one.configuration.decode())
-            for one in self.images
-        )
-        if self.index is None:
-            return images[0]
-        return Push(*named, self.digest, image_index.INDEX, json.dumps(self.index), "", images)
+def images_of(push: Push) -> list[Image]:
+    """Return the images of an index, or the image alone, that a record is about."""
+    return [Image(member) for member in push.images or (push,)]
 
 
-def recorded(push: Push) -> Pushed:
-    """Return what a record is about."""
-    images = tuple(
-        Image(one.digest, Manifest.stored(one.manifest.encode(), one.media_type), one.config.encode())
-        for one in push.images or (push,)
-    )
-    return Pushed(push.tag, push.digest, images, json.loads(push.manifest) if push.images else None)
-
-
-def at_registry(spec: Spec, repository: Repository, version: str) -> Pushed | None:
-    """Return an image or an index by its tag or digest; None if there is none.
+def at_registry(spec: Spec, repository: Repository, version: str) -> Push | None:
+    """Return the record of an image or an index by its tag or digest; None if there is none.
 
     An index is taken as a whole if the workspace has several platforms, else its image for the platform of ``spec``.
 
@@ -130,23 +84,25 @@ def at_registry(spec: Spec, repository: Repository, version: str) -> Pushed | No
         return None
     document = stored.document
     if not image_index.is_index(document):
-        image = _image(repository, stored)
-        return Pushed(version, image.digest, (image,))
+        return _image(repository, stored, version)
     members, alone = image_index.images(document), len(spec.platforms) == 1
     digests = [image_index.digest_for(document, spec.architecture)] if alone else map(members.get, spec.platforms)
-    images = tuple(_image(repository, repository.existing(digest)) for digest in digests if digest)
+    images = tuple(_image(repository, repository.existing(digest), version) for digest in digests if digest)
     if not images:
         raise UserError(
             f"{repository.name}@{stored.digest[:19]} is an index without an image for {', '.join(spec.platforms)}"
         )
     if alone:  # an image with its provenance, which is pulled by the digest of the index
-        return Pushed(version, stored.digest, (replace(images[0], digest=stored.digest, index=stored),))
-    return Pushed(version, stored.digest, images, document)
+        return replace(images[0], digest=stored.digest)
+    tag = str((document.get("annotations") or {}).get(TAG, version))
+    return Push(repository.name, tag, stored.digest, image_index.INDEX, json.dumps(document), "", images)
 
 
-def _image(repository: Repository, stored: Manifest) -> Image:
-    """Return the image of a manifest, which may have been stored :func:`with_configuration`.
+def _image(repository: Repository, stored: Manifest, version: str) -> Push:
+    """Return the record of an image by its manifest, which may have been stored :func:`with_configuration`.
 
+    Args:
+        version: its tag if it has no label with its immutable tag.
     Raises:
         InvalidAnswer: a document is not the one that another names by its digest.
     """
@@ -170,20 +126,25 @@ def _image(repository: Repository, stored: Manifest) -> Image:
     digest = manifest.document["config"]["digest"]
     if hashed(configuration) != digest:
         configuration = repository.blob(digest)
-    return Image((index or manifest).digest, manifest, configuration, index)
+    texts = manifest.body.decode(), configuration.decode("utf-8", "replace")
+    push = Push(repository.name, version, (index or manifest).digest, manifest.media_type, *texts)
+    return replace(push, tag=Image(push).labels.get(TAG, version))
 
 
-def with_configuration(image: Image) -> Manifest:
+def with_configuration(image: Image, stored: Manifest) -> Manifest:
     """Return the manifest of an image with its configuration in itself, ``data`` of the descriptor.
 
     Reading it takes one request instead of two or three.
     https://github.com/opencontainers/image-spec/blob/main/descriptor.md
+
+    Args:
+        stored: what the registry has: the manifest, or its index.
     """
-    if "oci" not in image.media_type:  # Docker's schema has no 'data'
+    if "oci" not in image.push.media_type:  # Docker's schema has no 'data'
         return image.manifest
     document = image.manifest.document
-    document["config"]["data"] = base64.b64encode(image.configuration).decode()
-    original = [image.manifest, *([image.index] if image.index else [])]
-    text = json.dumps([(one.media_type, base64.b64encode(one.body).decode()) for one in original])
+    document["config"]["data"] = base64.b64encode(image.push.config.encode()).decode()
+    original = {manifest.digest: manifest for manifest in (image.manifest, stored)}.values()
+    text = json.dumps([(manifest.media_type, base64.b64encode(manifest.body).decode()) for manifest in original])
     document["annotations"] = {**(document.get("annotations") or {}), _ORIGINAL: text}
-    return Manifest.of(document, image.media_type)
+    return Manifest.of(document, image.push.media_type)
