@@ -17,7 +17,7 @@ from tests.fakes import package_index
 from tests.image.conftest import Finished
 from tests.image.registry import running
 from tests.miniature import Miniature, torch, torch_xla
-from trainyard.image.smoke_sandbox import ENDPOINT, SmokeSandbox
+from trainyard.image.smoke_containers import ENDPOINT, SmokeSandbox
 from trainyard.oci import docker_engine
 from trainyard.oci.registry import Repository
 from trainyard.sandbox.containers import lines_of, wait

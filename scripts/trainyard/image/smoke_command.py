@@ -1,6 +1,6 @@
 """Run a user's own command in its image before the image gets a name: the smoke test of a workspace.
 
-It runs in the closed world of :mod:`trainyard.image.smoke_sandbox`: without a network, as a user that the image does
+It runs in the closed world of :mod:`trainyard.image.smoke_containers`: without a network, as a user that the image does
 not know, with a fake ``TPU_CONFIG`` and the variables that keep hubs and experiment trackers offline. /data holds the
 folder ``smoke.data``, read-only; /output is an empty folder that it may write to. How far it is tested depends on
 trainyard.yaml:
@@ -38,8 +38,8 @@ from docker.models.containers import Container
 from trainyard.common.errors import StepFailed
 from trainyard.image import smoke_containers
 from trainyard.image.local_run import DATA, OUTPUT, SHARED_MEMORY
+from trainyard.image.smoke_containers import EMULATED, GRACE, SmokeSandbox
 from trainyard.image.smoke_failure import Explanation, Run, asked_for, own_lines
-from trainyard.image.smoke_sandbox import EMULATED, GRACE, SmokeSandbox
 from trainyard.oci import docker_engine
 from trainyard.sandbox import containers
 from trainyard.spec.workspace import COMMAND, FOLDER, Level, SmokeRun, Workspace

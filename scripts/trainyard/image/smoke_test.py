@@ -33,8 +33,7 @@ from docker.models.containers import Container
 from trainyard.common.errors import StepFailed
 from trainyard.image import smoke_command, smoke_containers, worker_processes
 from trainyard.image.smoke_command import Subject
-from trainyard.image.smoke_containers import check_status
-from trainyard.image.smoke_sandbox import EMULATED, GRACE, SmokeSandbox
+from trainyard.image.smoke_containers import EMULATED, GRACE, SmokeSandbox, check_status
 from trainyard.oci import docker_engine
 from trainyard.sandbox.containers import lines_of, prints, wait
 from trainyard.sandbox.datasets import digits

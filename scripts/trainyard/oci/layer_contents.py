@@ -1,4 +1,8 @@
-"""Read and keep what layers hold, entry by entry, so that an image can be compared with what was built.
+"""Read and keep what unpacked layers hold, entry by entry, so that an image can be compared with what was built.
+
+Reading layers where the engine has unpacked them is faster than decompressing their blobs: 2.4 s instead of 13 s for a
+6 GB image (2026-11). The root of a running container is an overlay mount whose lower directories are the image's
+layers. This works as root with an engine on the same host that uses overlayfs; otherwise no folders are found.
 
 The contents of every layer that a build made are kept in ``layers`` of the state folder, by the digest of the layer: an
 image cannot vouch for itself. Whoever changes a layer changes its digest, so that a layer with a known digest is not
@@ -13,13 +17,16 @@ import hashlib
 import json
 import os
 import stat
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import astuple, dataclass
 from pathlib import Path
 from typing import Literal
 
-from trainyard.oci import docker_engine, snapshots
+import docker.errors
+
+from trainyard.oci import docker_engine
+from trainyard.oci.probe_runner import PYTHONS
 from trainyard.spec.state import file_lock
 
 Kind = Literal["file", "link", "folder", "device", "whiteout"]
@@ -29,6 +36,9 @@ KEPT = 300
 
 #: The extended attribute with the capabilities of a program, which it has whoever starts it (capabilities(7)).
 _CAPABILITY = "security.capability"
+
+#: Attribute of a directory that hides the one below (https://docs.kernel.org/filesystems/overlayfs.html).
+_OPAQUE = "trusted.overlay.opaque"
 
 
 @dataclass(frozen=True)
@@ -68,12 +78,82 @@ class Item:
 Contents = Mapping[str, Item]
 
 
+@contextlib.contextmanager
+def folders(reference: str, count: int) -> Iterator[list[Path]]:
+    """Yield the folders of an image's ``count`` layers, bottom first, which last as the context; none if not readable.
+
+    A container that holds the mount runs meanwhile.
+    """
+    with contextlib.ExitStack() as undo:
+        lower: list[Path] = []
+        for python in PYTHONS:
+            container = docker_engine.client().containers.create(
+                reference,
+                ["-c", "import time; time.sleep(600)"],
+                entrypoint=[python],
+                network_mode="none",
+                read_only=True,
+                labels=docker_engine.resource_labels("verify"),
+            )
+            undo.callback(container.remove, force=True)
+            try:
+                container.start()
+            except docker.errors.APIError:  # no such program
+                continue
+            container.reload()
+            lower = _lower(int(container.attrs["State"]["Pid"]))[:count]
+            break
+        yield lower if len(lower) == count and all(os.access(folder, os.R_OK | os.X_OK) for folder in lower) else []
+
+
+def _lower(process: int) -> list[Path]:
+    """Return the lower directories of the overlay mount that is a process's root, bottom first."""
+    try:
+        lines = Path(f"/proc/{process}/mountinfo").read_text(encoding="utf-8").splitlines()
+    except OSError:
+        return []
+    for line in lines:
+        before, _, after = line.partition(" - ")
+        if before.split()[4] == "/" and after.startswith("overlay "):
+            options = after.split()[-1].split(",")
+            lower = next((option for option in options if option.startswith("lowerdir=")), "lowerdir=")
+            return [Path(folder) for folder in reversed(lower.removeprefix("lowerdir=").split(":"))]
+    return []
+
+
+def entries(folder: Path) -> Iterator[tuple[str, os.DirEntry[str]]]:
+    """Yield everything below ``folder`` after its path there, in a fixed order; folders before what is in them."""
+    waiting = [""]
+    while waiting:
+        below = waiting.pop()
+        with os.scandir(folder / below) as found:
+            inside = sorted(found, key=lambda entry: entry.name)
+        for entry in inside:
+            path = f"{below}/{entry.name}" if below else entry.name
+            if entry.is_dir(follow_symlinks=False):
+                waiting.append(path)
+            yield path, entry
+
+
+def is_whiteout(status: os.stat_result) -> bool:
+    """Return whether an entry hides what lower layers have under its name: a device with the number 0/0."""
+    return stat.S_ISCHR(status.st_mode) and status.st_rdev == 0
+
+
+def is_opaque(folder: str) -> bool:
+    """Return whether a folder hides all that lower layers have in it."""
+    try:
+        return os.getxattr(folder, _OPAQUE, follow_symlinks=False) == b"y"
+    except OSError:
+        return False
+
+
 def read(folder: Path) -> Contents:
     """Return the entries of a layer that the engine has unpacked into ``folder``; paths have no leading slash."""
     items: dict[str, Item] = {}
     with ThreadPoolExecutor(max_workers=os.cpu_count()) as threads:
         hashes = []
-        for path, entry in snapshots.entries(folder):
+        for path, entry in entries(folder):
             status = entry.stat(follow_symlinks=False)
             if stat.S_ISREG(status.st_mode):
                 hashes.append((path, status, threads.submit(_sha256, entry.path), _capability(entry.path)))
@@ -92,7 +172,7 @@ def _special(path: str, status: os.stat_result) -> Item:
         return Item("link", mode, status.st_uid, status.st_gid, os.readlink(path))
     if stat.S_ISDIR(status.st_mode):
         return Item("folder", mode, status.st_uid, status.st_gid)
-    if snapshots.is_whiteout(status):
+    if is_whiteout(status):
         return Item("whiteout", 0, 0, 0)
     return Item("device", mode, status.st_uid, status.st_gid, f"{stat.S_IFMT(status.st_mode):o} {status.st_rdev}")
 
@@ -154,11 +234,11 @@ def take(state: Path, reference: str) -> list[str]:
     ]
     if all(known(state, diff_id) for diff_id in diff_ids):
         return diff_ids
-    with snapshots.folders(reference, len(diff_ids)) as folders:
-        for diff_id, folder in zip(diff_ids, folders, strict=False):
+    with folders(reference, len(diff_ids)) as unpacked:
+        for diff_id, folder in zip(diff_ids, unpacked, strict=False):
             if not known(state, diff_id):
                 keep(state, diff_id, read(folder))
-        return diff_ids if folders else []
+        return diff_ids if unpacked else []
 
 
 def union(layers: Iterable[Contents]) -> dict[str, tuple[Item, ...]]:

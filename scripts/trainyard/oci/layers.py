@@ -1,6 +1,6 @@
 """Read the files that an image stores, layer by layer.
 
-Layers are read where the engine has unpacked them (:mod:`trainyard.oci.snapshots`), else as streams of their blobs
+Layers are read where the engine has unpacked them (:mod:`trainyard.oci.layer_contents`), else as streams of their blobs
 (:mod:`trainyard.oci.image_store`): nothing is written to disk, and at most one small file is held in memory.
 """
 
@@ -15,6 +15,7 @@ import io
 import json
 import posixpath
 import re
+import stat
 import tarfile
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
@@ -26,7 +27,7 @@ from elftools.construct import ConstructError
 from elftools.elf.dynamic import DynamicSegment
 from elftools.elf.elffile import ELFFile
 
-from trainyard.oci import docker_engine, image_store, layer_contents, secret_scan, snapshots
+from trainyard.oci import docker_engine, image_store, layer_contents, secret_scan
 from trainyard.oci.layer_contents import Contents
 
 Kind = Literal["base", "below", "copied", "added"]
@@ -211,14 +212,20 @@ def _look_at(found: LayerFiles, tar: tarfile.TarFile, member: tarfile.TarInfo) -
 
 def walk(folder: Path) -> LayerFiles:
     """Return the files of a layer that the engine has unpacked into ``folder``."""
-    found = LayerFiles()
-    for entry in snapshots.walk(folder):
-        if entry.file is None:
-            found.removed.append(entry.path)
-        else:
-            _note(found, entry.path, File(entry.size, entry.mode), functools.partial(_beginning, entry.file))
-            if entry.path in found.machines:
-                found.needed[entry.path] = needed_libraries(entry.file)
+    found, seen = LayerFiles(), set[int]()
+    for path, entry in layer_contents.entries(folder):
+        status = entry.stat(follow_symlinks=False)
+        is_folder = stat.S_ISDIR(status.st_mode)
+        if layer_contents.is_whiteout(status) or (is_folder and layer_contents.is_opaque(entry.path)):
+            found.removed.append(path)
+        elif not is_folder:
+            stored = stat.S_ISREG(status.st_mode) and status.st_ino not in seen  # not a link, symbolic or hard
+            if status.st_nlink > 1:
+                seen.add(status.st_ino)
+            file = File(status.st_size if stored else 0, stat.S_IMODE(status.st_mode))
+            _note(found, path, file, functools.partial(_beginning, Path(entry.path)))
+            if path in found.machines:
+                found.needed[path] = needed_libraries(Path(entry.path))
     return found
 
 
@@ -291,7 +298,7 @@ def read(reference: str, dockerfile: str, *, hashed: Callable[[str], bool] = lam
     """
     image = docker_engine.image(reference, made_by="trainyard image")
     diff_ids = [str(diff_id) for diff_id in image.attrs["RootFS"]["Layers"]]
-    with snapshots.folders(reference, len(diff_ids)) as folders:
+    with layer_contents.folders(reference, len(diff_ids)) as folders:
         if not folders:
             return assemble(image_store.read(reference, scan), dockerfile)
         contents = [walk(folder) for folder in folders]
