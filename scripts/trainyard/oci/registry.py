@@ -144,20 +144,30 @@ def _reason(error: requests.exceptions.RequestException | urllib3.exceptions.HTT
     return str(getattr(inner, "reason", None) or error).rpartition("): ")[2] or str(error)
 
 
+@contextlib.contextmanager
+def _explained(address: str) -> Iterator[None]:
+    """Raise what goes wrong with the engine or a connection as :class:`StepFailed`."""
+    try:
+        yield
+    except docker.errors.APIError as error:
+        raise StepFailed(meaning(str(error.explanation or error), address)) from None
+    except _CONNECTION_ERRORS as error:
+        raise StepFailed(meaning(_reason(error), address)) from None
+
+
 def digest_of(reference: str) -> str | None:
     """Return the digest that a reference has at its registry; None if the registry has no such tag."""
-    try:
-        return str(docker_engine.client().images.get_registry_data(reference).id)
-    except docker.errors.NotFound:
-        return None
-    except docker.errors.APIError as error:
-        words = str(error.explanation or error)
-        # Some registries report a repository without tags as unknown.
-        if re.search(r"manifest unknown|name unknown|not found", words, re.IGNORECASE):
+    with _explained(reference):
+        try:
+            return str(docker_engine.client().images.get_registry_data(reference).id)
+        except docker.errors.NotFound:
             return None
-        raise StepFailed(meaning(words, reference)) from None
-    except requests.exceptions.RequestException as error:
-        raise StepFailed(meaning(_reason(error), reference)) from None
+        except docker.errors.APIError as error:
+            # Some registries report a repository without tags as unknown.
+            words = str(error.explanation or error)
+            if re.search(r"manifest unknown|name unknown|not found", words, re.IGNORECASE):
+                return None
+            raise
 
 
 def push(reference: str) -> Iterator[tuple[str, str]]:
@@ -168,7 +178,7 @@ def push(reference: str) -> Iterator[tuple[str, str]]:
     """
     destination = Reference.parse(reference)
     done: set[str] = set()
-    try:
+    with _explained(reference):
         events: Iterator[dict[str, Any]] = docker_engine.client().api.push(
             destination.name, destination.tag or "latest", stream=True, decode=True
         )
@@ -184,10 +194,6 @@ def push(reference: str) -> Iterator[tuple[str, str]]:
             elif "lready exists" in status or status.startswith("Mounted from"):
                 done.add(blob)
                 yield blob, "exists"
-    except docker.errors.APIError as error:
-        raise StepFailed(meaning(str(error.explanation or error), reference)) from None
-    except requests.exceptions.RequestException as error:
-        raise StepFailed(meaning(_reason(error), reference)) from None
 
 
 @dataclass(frozen=True)
@@ -396,14 +402,6 @@ class Repository:
         words = re.sub(re.escape(token), "…", words, flags=re.IGNORECASE) if token else words  # some repeat it
         raise StepFailed(meaning(f"{words} ({answer.status_code})", self.name))
 
-    @contextlib.contextmanager
-    def _explained(self) -> Iterator[None]:
-        """Raise what goes wrong with a connection as one line."""
-        try:
-            yield
-        except _CONNECTION_ERRORS as error:
-            raise StepFailed(meaning(_reason(error), self.name)) from None
-
     def _request(
         self,
         method: str,
@@ -423,7 +421,7 @@ class Repository:
             data: the body.
             limit: most bytes of the answer's body.
         """
-        with self._explained():
+        with _explained(self.name):
             answer = self._open(method, rest, missing_ok=missing_ok, headers=headers or {}, data=data)
             body = read(answer, limit, f"the answer of {self.host} to {one_line(rest.partition('?')[0])[:100]}")
         return Answer(answer.url, answer.status_code, answer.headers, body)
@@ -474,7 +472,7 @@ class Repository:
     @contextlib.contextmanager
     def stream(self, digest: str, size: int) -> Iterator[io.BufferedReader]:
         """Open a blob of ``size`` bytes as a stream, which is compared with its digest where it ends."""
-        with self._explained():
+        with _explained(self.name):
             asked = {"Accept-Encoding": "identity"}
             with self._open("GET", f"blobs/{digest}", missing_ok=False, headers=asked, data=b"") as answer:
                 blob = Checked(cast(IO[bytes], answer.raw), digest, size, f"{self.name}: the blob {digest}")

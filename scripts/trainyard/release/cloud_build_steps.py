@@ -193,7 +193,7 @@ def emulate(given: Substitutions) -> None:
         docker_engine.require_emulation(architecture)
 
 
-def build_target(spec: Spec, given: Substitutions, _show: Callable[[object], None]) -> None:
+def build_target(spec: Spec, given: Substitutions) -> None:
     """Build a target. A target of the nightly schedule is locked first."""
     if pipelines.schedule_of(spec) is pipelines.NIGHTLY:
         target_lock.lock(spec)
@@ -202,22 +202,8 @@ def build_target(spec: Spec, given: Substitutions, _show: Callable[[object], Non
     logger.info(f"built {plan.candidate} {facts['digest']} in {facts['seconds']} s")
 
 
-def verify_target(spec: Spec, _given: Substitutions, show: Callable[[object], None]) -> None:
-    """Verify a target's candidate."""
-    verify.verify(spec, candidate_tag(spec.local_name), show=show)
-
-
-def smoke_target(spec: Spec, _given: Substitutions, _show: Callable[[object], None]) -> None:
-    """Train in a target's candidate."""
-    smoke_test.smoke(spec, candidate_tag(spec.local_name))
-
-
-#: Name of a step of one target -> function.
-TARGET_STEPS = {"build": build_target, "verify": verify_target, "smoke": smoke_target}
-
-
 def run_target_step(step: str, target: str, given: Substitutions, show: Callable[[object], None]) -> None:
-    """Run a step of :data:`TARGET_STEPS` for the platform of ``TRAINYARD_ARCH``, if it is to be built.
+    """Run the step ``build``, ``verify`` or ``smoke`` for the platform of ``TRAINYARD_ARCH``, if it is to be built.
 
     What people read of the result is given to ``show``, as in :func:`trainyard.lint.image.verify.verify`.
     """
@@ -225,8 +211,12 @@ def run_target_step(step: str, target: str, given: Substitutions, show: Callable
         logger.info(f"{target} is not among _TARGETS: nothing to do")
     elif (spec := load(target, context=given.context)).architecture not in given.architectures():
         logger.info(f"{spec.platform} is not among _PLATFORMS: nothing to do")
+    elif step == "build":
+        build_target(spec, given)
+    elif step == "verify":
+        verify.verify(spec, candidate_tag(spec.local_name), show=show)
     else:
-        TARGET_STEPS[step](spec, given, show)
+        smoke_test.smoke(spec, candidate_tag(spec.local_name))
 
 
 def publish(given: Substitutions, signer: Signer | None = None) -> None:

@@ -244,7 +244,7 @@ def push(spec: Spec, registry: str, *, image: str | None = None) -> dict[str, An
                 # If the code is the image's own again, that is what was pushed last.
                 again = replace(known, code_digest="", code_tag="") if same["digest"] == known.digest else known
                 pushes.record(_kept(spec), again)
-            facts |= {"changed": False, "bytes_uploaded": 0, "seconds": _since(started)}
+            facts |= {"changed": False, "bytes_uploaded": 0, "seconds": round(time.monotonic() - started, 2)}
             return same | facts
         # One blob for each media type; images of one index usually have the same.
         types = sorted({one.code_type for one in images})
@@ -268,12 +268,13 @@ def push(spec: Spec, registry: str, *, image: str | None = None) -> dict[str, An
         pushes.record(_kept(spec), replace(found, code_digest=manifests[-1].digest, code_tag=version))
     size = sum(layer["size"] for layer in layers.values()) + sum(map(len, configurations))
     size += sum(len(manifest.body) for manifest in manifests)
-    facts |= {"changed": True, "bytes_uploaded": size, "seconds": _since(started), "tested": UNTESTED}
+    facts |= {
+        "changed": True,
+        "bytes_uploaded": size,
+        "seconds": round(time.monotonic() - started, 2),
+        "tested": UNTESTED,
+    }
     return repository.named(manifests[-1].digest, version) | facts
-
-
-def _since(started: float) -> float:
-    return round(time.monotonic() - started, 2)
 
 
 def _same(

@@ -143,10 +143,7 @@ def tables(found: dict[str, Any]) -> list[Table]:
         cells = []
         for side in ("a", "b"):
             sizes = row[side]
-            cells += ["-", "-"] if sizes is None else [_cell(sizes["size"]), _cell(sizes["stored"])]
+            size = "" if not sizes or sizes["size"] is None else in_units(sizes["size"])
+            cells += [size, in_units(sizes["stored"])] if sizes else ["-", "-"]
         table.add_row(row["name"], *cells, "the same" if row["same"] else "", style="dim" if row["same"] else None)
     return [*shown, table]
-
-
-def _cell(size: int | None) -> str:
-    return "" if size is None else in_units(size)
