@@ -126,8 +126,8 @@ def entries(folder: Path) -> Iterator[tuple[str, os.DirEntry[str]]]:
     waiting = [""]
     while waiting:
         below = waiting.pop()
-        with os.scandir(folder / below) as found:
-            inside = sorted(found, key=lambda entry: entry.name)
+        with os.scandir(folder / below) as scanned:
+            inside = sorted(scanned, key=lambda entry: entry.name)
         for entry in inside:
             path = f"{below}/{entry.name}" if below else entry.name
             if entry.is_dir(follow_symlinks=False):

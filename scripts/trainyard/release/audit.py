@@ -120,7 +120,7 @@ class Report:
 
     def require(self) -> None:
         """Raise :class:`StepFailed` if there is a vulnerability without a waiver, or an expired waiver."""
-        failing = [*(one for one in self.findings if one.fails), *(one for one in self.stale if one.expired)]
+        failing = [*(known for known in self.findings if known.fails), *(old for old in self.stale if old.expired)]
         refuse(failing, "to images/waivers.yaml")
 
     def as_dict(self) -> dict[str, Any]:
@@ -242,7 +242,7 @@ def offline(specs: list[Spec]) -> list[Vulnerability]:
 
 def require(spec: Spec) -> Coverage:
     """Refuse locked packages with a vulnerability without a waiver, by the stored snapshot, and return its coverage."""
-    refuse([one for one in offline([spec]) if one.fails], f"('{spec.command('dev audit')}' lists all)")
+    refuse([known for known in offline([spec]) if known.fails], f"('{spec.command('dev audit')}' lists all)")
     return Coverage.of(advisories.load(), pinned(spec))
 
 

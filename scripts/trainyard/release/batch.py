@@ -151,13 +151,13 @@ def run(jobs: list[Job], at_once: int, show: Callable[[list[Job]], None], argume
     pool = ThreadPoolExecutor(at_once)
     running = [pool.submit(make, job, arguments) for job in jobs]
     try:
-        while not all(one.done() for one in running):
+        while not all(target.done() for target in running):
             show(jobs)
             time.sleep(0.5)
         show(jobs)
     except BaseException:
         pool.shutdown(wait=False, cancel_futures=True)
-        while not all(one.done() for one in running):  # a child process may be starting
+        while not all(target.done() for target in running):  # a child process may be starting
             _end(jobs)
         raise
     pool.shutdown()

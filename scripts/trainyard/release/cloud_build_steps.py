@@ -110,7 +110,7 @@ class Substitutions:
         """
         wanted, known = self.architectures(), {spec.target: spec for spec in catalogue(self.context)}
         chosen = {
-            name: [one for one in each_platform(known[name]) if one.architecture in wanted]
+            name: [spec for spec in each_platform(known[name]) if spec.architecture in wanted]
             for name in self.target_names()
         }
         if not any(chosen.values()):

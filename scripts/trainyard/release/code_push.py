@@ -214,7 +214,7 @@ def push(spec: Spec, registry: str, *, image: str | None = None) -> dict[str, An
     Returns:
         ``reference`` (by digest), ``tag`` (the reference by tag), ``digest``, ``base`` (the digest of the image or
         index whose code was replaced), ``code`` (diff id), ``files`` (number of files of the code), ``bytes_uploaded``,
-        ``changed`` (whether the image is a new one), ``tested`` (how far it was tested), ``seconds``.
+        ``changed`` (whether the image is a new member), ``tested`` (how far it was tested), ``seconds``.
     Raises:
         UserError: there is no such image, or it differs from the workspace in more than its code; or the code has a
             mistake.
@@ -227,18 +227,18 @@ def push(spec: Spec, registry: str, *, image: str | None = None) -> dict[str, An
     with ThreadPoolExecutor(3) as pool, tempfile.TemporaryDirectory(prefix="trainyard-") as folder:
         token, commit = pool.submit(repository.authorize), pool.submit(_commit, workspace := spec.workspace)
         current = pool.submit(_check_lock, spec)
-        found = known or _pushed(spec, repository, image)
-        images = pushed_code.images_of(found)
-        for one in images:
-            _check(spec, found, one)
+        pushed = known or _pushed(spec, repository, image)
+        images = pushed_code.images_of(pushed)
+        for member in images:
+            _check(spec, pushed, member)
         tar = Path(folder) / "code.tar"
         code = code_layer.write(workspace, tar, spec.site)
-        version = _version(found, code.diff_id, commit.result())
+        version = _version(pushed, code.diff_id, commit.result())
         token.result()
         for note in code.notes:
             logger.info(note)
-        facts: dict[str, Any] = {"base": found.digest, "code": code.diff_id, "files": code.files}
-        same = _same(repository, found, images, code.diff_id, version)
+        facts: dict[str, Any] = {"base": pushed.digest, "code": code.diff_id, "files": code.files}
+        same = _same(repository, pushed, images, code.diff_id, version)
         if same is not None:
             if known:
                 # If the code is the image's own again, that is what was pushed last.
@@ -247,11 +247,11 @@ def push(spec: Spec, registry: str, *, image: str | None = None) -> dict[str, An
             facts |= {"changed": False, "bytes_uploaded": 0, "seconds": round(time.monotonic() - started, 2)}
             return same | facts
         # One blob for each media type; images of one index usually have the same.
-        types = sorted({one.code_type for one in images})
+        types = sorted({member.code_type for member in images})
         files = {name: tar.with_name(f"code-{number}") for number, name in enumerate(types)}
         layers = {name: compress(tar, file, name) for name, file in files.items()}
         about = commit.result() | {"version": version}
-        made = [with_code(one, layers[one.code_type], code.diff_id, about) for one in images]
+        made = [with_code(member, layers[member.code_type], code.diff_id, about) for member in images]
         configurations = [config for _, config in made]
         sent = [pool.submit(repository.upload, config, hashed(config)) for config in configurations]
         for name, file in files.items():  # the layers, which are larger, in this thread, which an interrupt reaches
@@ -260,12 +260,12 @@ def push(spec: Spec, registry: str, *, image: str | None = None) -> dict[str, An
         for upload in (*sent, current):
             upload.result()
         manifests = [manifest for manifest, _ in made]
-        if found.images:
-            members = {one.architecture: manifest for one, manifest in zip(images, manifests, strict=True)}
+        if pushed.images:
+            members = {member.architecture: manifest for member, manifest in zip(images, manifests, strict=True)}
             manifests.append(image_index.make(members, {TAG: version, f"{LABELS}.target": spec.target}))
-        _put(spec, repository, manifests, version, found)
+        _put(spec, repository, manifests, version, pushed)
     if not image:
-        pushes.record(_kept(spec), replace(found, code_digest=manifests[-1].digest, code_tag=version))
+        pushes.record(_kept(spec), replace(pushed, code_digest=manifests[-1].digest, code_tag=version))
     size = sum(layer["size"] for layer in layers.values()) + sum(map(len, configurations))
     size += sum(len(manifest.body) for manifest in manifests)
     facts |= {
@@ -285,7 +285,7 @@ def _same(
     Raises:
         UserError: it is the image itself, and the registry no longer has it.
     """
-    if all(one.labels.get(f"{LABELS}.code") == diff_id for one in images):
+    if all(member.labels.get(f"{LABELS}.code") == diff_id for member in images):
         if not repository.has(pushed.digest):
             raise _gone(pushed)
         tested = images[0].labels.get(f"{LABELS}.tested", "")

@@ -86,7 +86,7 @@ class DebianSnapshot(Taken):
 
     def about(self, package: str, suite: str) -> list[DebianAdvisory]:
         """Return the advisories about a source package in a suite."""
-        return [one for one in self.advisories if (one.package, one.suite) == (package, suite)]
+        return [known for known in self.advisories if (known.package, known.suite) == (package, suite)]
 
 
 def load(path: Path = FILE) -> DebianSnapshot | None:
@@ -138,10 +138,10 @@ def fetch(packages: Iterable[str], suites: Iterable[str], today: datetime.date, 
     try:
         answer = requests.get(address, timeout=TIMEOUT)
         answer.raise_for_status()
-        found = from_tracker(answer.json(), covers, known)
+        advice = from_tracker(answer.json(), covers, known)
     except (requests.exceptions.RequestException, ValueError, KeyError, TypeError, AttributeError) as error:
         raise advisories.not_answered(address, error) from None
-    return DebianSnapshot(address, today.isoformat(), covers, known, tuple(found))
+    return DebianSnapshot(address, today.isoformat(), covers, known, tuple(advice))
 
 
 def suite_of(image: ImagePackages) -> str | None:
@@ -151,11 +151,11 @@ def suite_of(image: ImagePackages) -> str | None:
 
 def sources(image: ImagePackages) -> Pins:
     """Return source package -> versions, of the image's Debian packages."""
-    found: Pins = {}
+    versions: Pins = {}
     for package in image.debian.values():
         name, version = package.source_package
-        found.setdefault(name, set()).add(version)
-    return found
+        versions.setdefault(name, set()).add(version)
+    return versions
 
 
 def is_older(version: str, other: str) -> bool:

@@ -49,9 +49,9 @@ def expected(spec: Spec, digest: str) -> Expected | None:
         record = next((build for build in state.builds(spec.kept) if _of_same_inputs(spec, build)), None)
     if record is None:
         return None
-    found = {diff_id: layer_contents.recall(spec.context.state, diff_id) for diff_id in record["layers"]}
-    known = {diff_id: contents for diff_id, contents in found.items() if contents is not None}
-    return Expected(known) if len(known) == len(found) else None
+    recalled = {diff_id: layer_contents.recall(spec.context.state, diff_id) for diff_id in record["layers"]}
+    known = {diff_id: contents for diff_id, contents in recalled.items() if contents is not None}
+    return Expected(known) if len(known) == len(recalled) else None
 
 
 def _of_same_inputs(spec: Spec, build: BuildResult) -> bool:
