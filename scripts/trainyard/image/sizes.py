@@ -69,7 +69,7 @@ WHY = {
 
 
 def load(path: Path = FILE) -> dict[str, dict[str, Any]]:
-    """Return target -> its last measurement; a file that `make sizes` did not write is a :class:`UserError`."""
+    """Return target -> its last measurement, or raise a UserError if `make sizes` did not write the file."""
     try:
         measured: dict[str, dict[str, Any]] = json.loads(path.read_text(encoding="utf-8"))["targets"]
     except FileNotFoundError:

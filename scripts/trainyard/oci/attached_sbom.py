@@ -97,7 +97,7 @@ def packages(sbom: Mapping[str, Any]) -> tuple[dict[str, InstalledPackage], dict
 
 
 def _package(component: Mapping[str, Any], about: Mapping[str, str]) -> InstalledPackage:
-    """Return a component's package, ``about`` which the qualifiers of its package URL say more."""
+    """Return a component's package; ``about`` are the qualifiers of its package URL."""
     source, _, source_version = about.get("upstream", "").partition("@")
     properties = {named.get("name"): str(named.get("value")) for named in component.get("properties") or []}
     return InstalledPackage(

@@ -1,4 +1,4 @@
-"""Know the vulnerabilities of Python packages: store a snapshot, say which versions it affects, and fetch a new one.
+"""Keep a snapshot of known vulnerabilities of Python packages, say which versions they affect, and fetch a new one.
 
 The snapshot, images/advisories.json, holds advisories in the terms of the OSV schema (https://ossf.github.io/osv-schema):
 ids, aliases, and ranges of PEP 440 versions. ``covers`` lists the packages that its source was queried about: the

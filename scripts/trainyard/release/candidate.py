@@ -125,7 +125,7 @@ def from_reference(
 
 
 def subject(image: Image, reference: str, workspace: Workspace | None) -> smoke_command.Subject:
-    """Return what the smoke test starts in an image that a user made from one of ours; any other is a UserError."""
+    """Return what the smoke test starts in an image that a user made from one of ours, or raise a UserError."""
     files = files_of(image, _LAUNCHER, _ABOUT)
     if f"{LABELS}.target" not in image.labels or len(files) < 2:
         raise UserError(

@@ -118,13 +118,13 @@ def _checked(name: str, opened: Opened, digest: str, signer: str) -> Found:
 
 
 def check_all(repository: Repository, image: Manifest, trust: Trust) -> dict[str, list[Found]]:
-    """Return platform -> claims about each image of an image index; it is empty for the claims about ``image``."""
+    """Return platform -> claims about each image of an index; the platform is empty for those about ``image`` itself."""
     index = image_index.images(image.document)
     return {name: check(repository, digest, trust) for name, digest in {"": image.digest, **index}.items()}
 
 
 def signatures(repository: Repository, digest: str, trust: Trust, known: Sequence[Found] | None = None) -> int:
-    """Return how many valid signatures are among the claims (``known``, else those there); none is a StepFailed."""
+    """Return how many valid signatures an image has, by ``known`` or all claims, or raise StepFailed for none."""
     if known is None:
         known = check(repository, digest, trust, ["signature"])
     count = sum(one.kind == "signature" and one.valid for one in known)
@@ -161,7 +161,7 @@ def passed(repository: Repository, digest: str) -> bool:
 
 
 def require(repository: Repository, digest: str, trust: Trust, kinds: Sequence[str]) -> list[Found]:
-    """Return the valid claims of some kinds; a kind without one, or with a failed test, is a StepFailed."""
+    """Return the valid claims of some kinds, or raise StepFailed if a kind has none or a failed test."""
     found = check(repository, digest, trust, kinds)
     image = f"{repository.name}@{digest}"
     for kind in kinds:

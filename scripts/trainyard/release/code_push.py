@@ -60,7 +60,7 @@ def pushed_tag(target: str) -> str:
 
 
 def address(spec: Spec, registry: str | None) -> str:
-    """Return the registry that the code is pushed to: the given one, else that of the last push, else a UserError."""
+    """Return the registry that the code is pushed to: the given one, else the last push's, or raise a UserError."""
     known = None if registry else pushes.last(_kept(spec))
     return known.address if known else check_address(registry)
 
@@ -84,7 +84,7 @@ def remember(spec: Spec, repository: Repository, tag: str, digest: str) -> None:
 
 
 def _pushed(spec: Spec, repository: Repository, version: str | None) -> Push:
-    """Return the image or index whose code is replaced: ``version``, else the last one pushed, else a UserError."""
+    """Return the image or index whose code is replaced: ``version``, else the last one pushed, or raise a UserError."""
     versions = [version] if version else [pushed_tag(spec.target), spec.target]
     for name in versions:
         if pushed := pushed_code.at_registry(spec, repository, name):

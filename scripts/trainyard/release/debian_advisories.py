@@ -1,4 +1,4 @@
-"""Know the vulnerabilities of Debian packages of images, by a stored snapshot of Debian's security tracker.
+"""Look up vulnerabilities of images' Debian packages in a stored snapshot of Debian's security tracker.
 
 The tracker (https://security-tracker.debian.org) is about source packages and suites. Its JSON document is
 ``{source package: {id: {"description": …, "releases": {suite: {"status": "resolved", "fixed_version": "1.2-3",

@@ -40,7 +40,7 @@ _MARGIN = datetime.timedelta(minutes=1)
 
 @dataclass(frozen=True)
 class Identity:
-    """Name who signs: uniquely among those of its issuer, such as the URL of a workflow, or an address."""
+    """Identify who signs by a name that is unique among its issuer's, such as the URL of a workflow, or an address."""
 
     name: str
     issuer: str

@@ -111,7 +111,7 @@ def sbom(text: str) -> Claim:
 
 
 def vex(text: str) -> Claim:
-    """Claim which known vulnerabilities affect an image, by an OpenVEX document; any other is a :class:`UserError`."""
+    """Claim which known vulnerabilities affect an image, by an OpenVEX document, or raise a :class:`UserError`."""
     try:
         document = json.loads(text)
     except ValueError as error:
@@ -179,7 +179,7 @@ def summary(resource: str, kinds: Sequence[str], inputs: Iterable[str], now: dat
 
 
 def kinds_in(text: str) -> list[str]:
-    """Return the kinds of claims in a text such as ``sbom,provenance``; others are a :class:`UserError`."""
+    """Return the kinds of claims in a text such as ``sbom,provenance``, or raise a :class:`UserError`."""
     kinds = [kind.strip() for kind in text.split(",") if kind.strip()]
     if not kinds or not set(kinds) <= set(ABOUT_IMAGES):
         raise UserError(f"'--claims {text}': give some of {','.join(ABOUT_IMAGES)}, separated by commas")
