@@ -154,7 +154,10 @@ def by_wheels(spec: Spec, index: str) -> int | None:
 def compared(before: dict[str, Any], now: dict[str, Any]) -> dict[str, Any]:
     """Return a measurement with the reason, ``why``, for which the image differs from that of the last measurement.
 
-    If only labels differ from ``before``, empty for none, the image does not count as rebuilt and keeps its day.
+    If only labels differ, the image does not count as rebuilt and keeps its day.
+
+    Args:
+        before: the last measurement; empty if there is none.
     """
     if before and [part["diff_id"] for part in before["layers"]] == [part["diff_id"] for part in now["layers"]]:
         return before | {key: now[key] for key in ("estimate", "index") if key in now}

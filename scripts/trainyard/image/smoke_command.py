@@ -184,7 +184,11 @@ def help_passes(lines: Iterable[str]) -> bool:
 
 
 def written_elsewhere(changes: Iterable[dict[str, Any]], places: Iterable[str]) -> list[str]:
-    """Return the paths among a container's ``changes`` that are not in ``places``, without the folders above them."""
+    """Return the paths that a container changed outside of ``places``, without the folders that hold them.
+
+    Args:
+        changes: of the container's file system, as the engine's API lists them.
+    """
     paths = sorted(str(change["Path"]) for change in changes)
     inside = tuple(f"{place}/" for place in places)
     outside = [path for path in paths if not f"{path}/".startswith(inside)]
@@ -444,7 +448,11 @@ def _until(container: Container, half: Progress) -> bool:
 
 
 def check(subject: Subject) -> dict[str, Any]:
-    """Test the command, and return a :class:`trainyard.spec.state.SmokeResult`, or raise StepFailed with the reason."""
+    """Test the command of a subject; see :class:`trainyard.spec.state.SmokeResult`.
+
+    Raises:
+        StepFailed: it failed; the message gives the reason, with a file and a line where there is one.
+    """
     started = time.monotonic()
     tester = Tester(subject)
     facts: dict[str, Any] = {}

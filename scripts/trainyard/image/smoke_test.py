@@ -149,7 +149,11 @@ def check_resumed(finished: Finished, straight: Finished) -> list[str]:
 
 
 def smoke(spec: Spec, reference: str) -> dict[str, Any]:
-    """Run the user's command in an image, or train in it, and record the facts, or raise StepFailed with a reason."""
+    """Run the user's command in the image ``reference``, or train in it, and record the facts for its digest.
+
+    Raises:
+        StepFailed: a run failed; the message gives the first reason.
+    """
     digest = docker_engine.digest(reference, made_by=spec.command("dev build"))
     if isinstance(spec, RepositorySpec) and spec.run:
         workspace = spec.workspace

@@ -64,7 +64,11 @@ def existing_client() -> docker.DockerClient:
 
 @cache
 def client() -> docker.DockerClient:
-    """Return a client of a running engine, or raise a UserError that names the command that starts or installs one."""
+    """Return a client of a running engine.
+
+    Raises:
+        UserError: none answers; the line names the command that starts or installs one.
+    """
     with contextlib.suppress(docker.errors.DockerException, OSError):
         return existing_client()
     _run_script("install-engine.sh", "trainyard setup", "--check")
@@ -262,7 +266,11 @@ def retry_transient(run: Callable[[], subprocess.CompletedProcess[str]]) -> subp
 
 
 def buildx(*arguments: str, environment: dict[str, str] | None = None) -> str:
-    """Run ``docker buildx``, again after transient errors, and return its output, or raise :class:`StepFailed`."""
+    """Run ``docker buildx``, again after a transient error, and return its standard output.
+
+    Raises:
+        StepFailed: it failed; the message ends with the last line of its output.
+    """
     client()
     command, variables = ["docker", "buildx", *arguments], settings.environment(**(environment or {}))
     ended = retry_transient(

@@ -85,7 +85,11 @@ def chosen(document: Mapping[str, Any]) -> str | None:
 
 
 def members(repository: Repository, manifest: Manifest) -> dict[str, Manifest]:
-    """Return platform -> manifest of the images of an index at a registry; of one image, by its configuration."""
+    """Return platform -> manifest of the images of an index at a registry; of one image, by its configuration.
+
+    Raises:
+        StepFailed: the registry lacks one of them, or refuses.
+    """
     document = manifest.document
     if is_index(document):
         return {name: repository.existing(digest) for name, digest in images(document).items()}

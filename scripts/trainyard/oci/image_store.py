@@ -46,7 +46,7 @@ LONGEST_HEADER = 16 << 20
 
 @dataclass(frozen=True)
 class LayerBlob(Generic[T]):
-    """Hold a layer's blob.
+    """A layer's blob.
 
     Attributes:
         digest: of the compressed blob; empty if the engine does not keep blobs.
@@ -61,7 +61,7 @@ class LayerBlob(Generic[T]):
 
 @dataclass(frozen=True)
 class Parts(Generic[T]):
-    """Hold an image's documents, and a reader's result for each of its layers, bottom first.
+    """An image's documents, and a reader's result for each of its layers, bottom first.
 
     Attributes:
         manifest: of the image, not of its index; empty if the engine does not keep it.
@@ -114,7 +114,11 @@ class Expected:
     packed: int
 
     def checked(self, chunks: Iterator[bytes]) -> Iterator[bytes]:
-        """Yield the chunks of the tar, or raise :class:`InvalidAnswer` if it is larger or another one."""
+        """Yield the chunks of the tar.
+
+        Raises:
+            InvalidAnswer: it is larger, or it ended and is another one.
+        """
         limit, size = min(MOST_UNPACKED, max(ALWAYS_UNPACKED, GROWTH * self.packed)), 0
         digest = hashlib.new(self.diff_id.partition(":")[0] if hashed(b"", self.diff_id) else "sha256")
         for chunk in chunks:
@@ -135,8 +139,10 @@ def members(
 ) -> Iterator[tuple[tarfile.TarFile, tarfile.TarInfo]]:
     """Yield the entries of a layer, a tar that is plain or compressed with gzip or zstd; each with the tar it is from.
 
+    Args:
+        expected: of a layer from a registry.
     Raises:
-        StepFailed: it is none of these, it is truncated, or it is not the one ``expected`` from a registry.
+        StepFailed: it is none of these, it is truncated, or see :class:`Expected`.
     """
     chunks = _uncompressed(stream)
     file = _Chunks(_ahead(expected.checked(chunks) if expected else chunks))
@@ -304,7 +310,11 @@ def _read_saved(reference: str, digest: str, architecture: Architecture, reader:
 
 
 def documents(reference: str) -> dict[str, bytes]:
-    """Return digest -> text of every JSON document of a local image, also of attestations; see :func:`read`."""
+    """Return digest -> text of every JSON document of a local image: index, manifests, configurations, attestations.
+
+    Raises:
+        UserError: there is no such image. StepFailed: it cannot be read.
+    """
     digest = docker_engine.digest(reference)
     store = _store_with(digest)
     if store is None:

@@ -213,7 +213,11 @@ def local(reference: str) -> Image:
 
 
 def at_registry(reference: str) -> tuple[Repository, str]:
-    """Return the repository of a reference, and the tag or digest there; without a registry, raise a UserError."""
+    """Return the repository of a reference that names its registry, and the tag or digest in it.
+
+    Raises:
+        UserError: it names none, or is not a reference.
+    """
     try:
         named = Reference.parse(reference)
     except UserError as error:
@@ -227,7 +231,11 @@ def at_registry(reference: str) -> tuple[Repository, str]:
 
 
 def remote(reference: str) -> Image:
-    """Return an image at a registry, by its manifest, configuration and SBOM, or raise a UserError if there is none."""
+    """Return an image at a registry, by its manifest, its configuration and its SBOM.
+
+    Raises:
+        UserError: there is no such image.
+    """
     repository, version = at_registry(reference)
     manifest = repository.manifest(version)
     if manifest is None:

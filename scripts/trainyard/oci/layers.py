@@ -54,7 +54,7 @@ _WHITEOUT = ".wh."
 
 @dataclass(frozen=True)
 class File:
-    """Describe a stored file, symbolic or hard link: bytes of content (0 for links) and permission bits."""
+    """A stored file, symbolic or hard link: bytes of content (0 for links) and permission bits."""
 
     size: int
     mode: int
@@ -62,7 +62,7 @@ class File:
 
 @dataclass(frozen=True)
 class Suspect:
-    """Name a file that looks like a credential: its path, the kind, and the SHA-256 that RECORD files write."""
+    """A file that looks like a credential: its path, the kind, and the SHA-256 that RECORD files write."""
 
     path: str
     kind: str
@@ -71,7 +71,7 @@ class Suspect:
 
 @dataclass(frozen=True)
 class Bundle:
-    """Describe a PEM file: fingerprints of its certificates (:func:`secret_scan.certificates`), and its own SHA-256."""
+    """A PEM file: fingerprints of its certificates (:func:`secret_scan.certificates`), and its own SHA-256."""
 
     path: str
     certificates: frozenset[str]
@@ -80,7 +80,7 @@ class Bundle:
 
 @dataclass
 class LayerFiles:
-    """Hold the files of a layer; paths have no leading slash, directories are left out.
+    """The files of a layer; paths have no leading slash, directories are left out.
 
     Attributes:
         files: path -> file.
@@ -137,7 +137,7 @@ class Layer:
 
 @dataclass(frozen=True)
 class Stored:
-    """Hold a stored image: its OCI configuration, its layers, and the sizes of manifest and configuration in bytes."""
+    """A stored image: its OCI configuration, its layers, and the sizes of manifest and configuration in bytes."""
 
     config: dict[str, Any]
     layers: list[Layer]

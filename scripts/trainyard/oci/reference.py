@@ -43,7 +43,7 @@ _IDENTIFIER = re.compile(r"[0-9a-f]{64}")
 
 @dataclass(frozen=True)
 class Reference:
-    """Name an image at a registry.
+    """An image at a registry.
 
     Attributes:
         registry: ``host[:port]``; ``docker.io`` where the text names none.

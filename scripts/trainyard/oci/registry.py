@@ -284,7 +284,11 @@ class Repository:
         return origin(url) == origin(self._address)
 
     def _credentials(self) -> tuple[str, str] | None:
-        """Return user and secret from `docker login` or a credential helper, or raise a :class:`UserError`."""
+        """Return user and secret for this registry from `docker login` or a credential helper such as gcloud's.
+
+        Raises:
+            UserError: Docker's configuration cannot be read, or its credential helper failed.
+        """
         try:
             stored = docker.auth.load_config().resolve_authconfig(self.host) or {}
             # Credential helpers and the configuration file spell the keys differently.
@@ -299,7 +303,11 @@ class Repository:
         return (str(login["username"]), str(login["password"])) if login.get("username") else None
 
     def _token(self, challenge: str) -> dict[str, str]:
-        """Return the header that answers a 401: Basic, or Bearer with a token from the realm that it names."""
+        """Return the header that answers a 401: Basic, or Bearer with a token from the realm that the 401 names.
+
+        Raises:
+            InvalidAnswer: the realm has no TLS, or its response has no token.
+        """
         credentials = self._credentials()
         if challenge.lower().startswith("basic"):
             if credentials is None:

@@ -71,7 +71,7 @@ _BUNDLE = model(
 
 @dataclass(frozen=True)
 class Bundle:
-    """Hold a signed statement.
+    """A signed statement.
 
     Attributes:
         payload: the statement.
@@ -88,7 +88,7 @@ class Bundle:
 
 @dataclass(frozen=True)
 class Opened:
-    """Hold the statement of a bundle, and the problem with it, in words; empty if it is signed as trusted.
+    """The statement of a bundle, and what is wrong with it, in words; empty if it is signed as trusted.
 
     Attributes:
         foreign: whether it names another signer, so that nothing can be said about its signature.
@@ -150,7 +150,11 @@ class Signer(Protocol):
     def trust(self) -> Trust: ...
 
     def seal(self, payload: bytes) -> bytes:
-        """Return the bundle of a statement, or raise StepFailed if a service that signing needs refuses."""
+        """Return the bundle of a statement.
+
+        Raises:
+            StepFailed: a service that signing needs cannot be reached or refuses.
+        """
 
 
 def make(repository: Repository, digest: str, predicate_type: str, predicate: Mapping[str, Any]) -> bytes:

@@ -204,7 +204,11 @@ def _pip_audit(service: str, lines: list[str]) -> list[dict[str, Any]] | None:
 
 
 def live(pins: Pins) -> tuple[str, list[Vulnerability], set[str]] | None:
-    """Return the first service that answers, with the result of :func:`query`; None if none does."""
+    """Return the first service that answers, with the result of :func:`query`; None if none answers.
+
+    Raises:
+        UserError: pip-audit is not installed.
+    """
     require_extra("pip_audit", "audit")
     for service in SERVICES:
         canary = query(service, {CANARY[0]: {CANARY[1]}})
@@ -288,6 +292,8 @@ def _look_up(pins: Pins, *, only_snapshot: bool) -> tuple[str, Coverage | None, 
 
 def update(address: str = "") -> Snapshot:
     """Fetch a new snapshot about everything that any target locks, and store it.
+
+    It raises what :func:`trainyard.release.advisories.fetch` and ``save`` raise.
 
     Args:
         address: of a mirror of :data:`advisories.OSV`.

@@ -142,7 +142,10 @@ def make(job: Job, arguments: list[str]) -> None:
 def run(jobs: list[Job], at_once: int, show: Callable[[list[Job]], None], arguments: list[str]) -> None:
     """Build all of ``jobs``, ``at_once`` at a time, and call ``show`` twice a second.
 
-    When it is interrupted, every target ends first. ``arguments`` are more of those of `trainyard image`.
+    Args:
+        arguments: more arguments of `trainyard image`.
+    Raises:
+        KeyboardInterrupt: interrupted; every target has ended by then.
     """
     for spec in {job.spec.base: job.spec for job in jobs}.values():
         with contextlib.suppress(UserError, StepFailed):  # the targets report it themselves

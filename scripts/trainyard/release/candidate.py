@@ -153,6 +153,7 @@ def closing_command(spec: Spec, trained: dict[str, Any], target: str | None = No
     """Return a command that runs the image of ``spec`` once it has passed.
 
     Args:
+        trained: the result of its smoke test.
         target: as the user gave it; None for the repository of the current folder.
     """
     if isinstance(spec, RepositorySpec) and spec.run:

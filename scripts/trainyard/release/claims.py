@@ -176,7 +176,11 @@ def require(repository: Repository, digest: str, trust: Trust, kinds: Sequence[s
 
 
 def require_all(repository: Repository, image: Manifest, trust: Trust, kinds: Sequence[str]) -> list[Found]:
-    """Return the valid claims that :func:`require` does; of an image index, which must be signed, about its images."""
+    """Return the valid claims of some kinds about an image; of an image index, which is signed, about its images.
+
+    Raises:
+        StepFailed: see :func:`require`; or an image index has no valid signature.
+    """
     document = image.document
     if not image_index.is_index(document):
         return require(repository, image.digest, trust, kinds)

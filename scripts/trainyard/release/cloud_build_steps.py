@@ -118,7 +118,11 @@ class Substitutions:
         return {name: specs for name, specs in chosen.items() if specs}
 
     def use_indexes(self) -> None:
-        """Set the addresses of the package indexes (images/indexes.yaml) for this process and its children."""
+        """Set the addresses of the package indexes (images/indexes.yaml) for this process and its children.
+
+        Raises:
+            UserError: a pair is malformed, or there is no such index.
+        """
         for entry in _words(self.index):
             name, equals, address = entry.partition("=")
             if not equals or name not in indexes():
@@ -205,7 +209,8 @@ def build_target(spec: Spec, given: Substitutions) -> None:
 def run_target_step(step: str, target: str, given: Substitutions, show: Callable[[object], None]) -> None:
     """Run the step ``build``, ``verify`` or ``smoke`` for the platform of ``TRAINYARD_ARCH``, if it is to be built.
 
-    What people read of the result is given to ``show``, as in :func:`trainyard.lint.image.verify.verify`.
+    Args:
+        show: called with what people read of the result; see :func:`trainyard.lint.image.verify.verify`.
     """
     if target not in given.target_names():
         logger.info(f"{target} is not among _TARGETS: nothing to do")
@@ -224,6 +229,9 @@ def publish(given: Substitutions, signer: Signer | None = None) -> None:
 
     Nothing is pushed if an image did not pass. The tags and digests are written to the step's output
     (results.buildStepOutputs: https://cloud.google.com/build/docs/api/reference/rest/v1/projects.builds#results).
+
+    Raises:
+        UserError: an image did not pass.
     """
     if not _on_host_network("publish", given):
         given.published.write_text(json.dumps(_push(given, signer)), encoding="utf-8")
@@ -289,9 +297,12 @@ def _on_host_network(step: str, given: Substitutions) -> bool:
 
 
 def _in_container_like_this(command: Sequence[str], what: str, **options: Any) -> bool:
-    """Run a command, which does ``what``, in another container of this one's image with its files, and print its log.
+    """Run a command in another container of this container's image, with its files; False if this is no container.
 
-    It returns False if this is no container, and raises :class:`StepFailed` if the command fails.
+    Args:
+        options: of :meth:`docker.models.containers.ContainerCollection.run`.
+    Raises:
+        StepFailed: ``what`` the command does failed; its log is printed.
     """
     try:
         this = docker_engine.client().containers.get(socket.gethostname())

@@ -170,7 +170,11 @@ class IdentitySigner:
 
 
 def _token() -> IdentityToken:
-    """Return the OIDC token of ``SIGSTORE_ID_TOKEN``, else of this machine, or raise a :class:`UserError`."""
+    """Return the OIDC token of this process: of ``SIGSTORE_ID_TOKEN``, else of the machine that it runs on.
+
+    Raises:
+        UserError: there is none, or it is not valid.
+    """
     given = settings.standard_variable("SIGSTORE_ID_TOKEN")
     try:
         raw = given or detect_credential()

@@ -45,7 +45,11 @@ class ImagePackages:
 
     @cached_property
     def python(self) -> Mapping[str, str]:
-        """Return canonical name -> version of the Python packages, which a local image is asked for once."""
+        """Return canonical name -> version, with its local part, of the Python packages; read once of a local image.
+
+        Raises:
+            StepFailed: the Python of a local image failed.
+        """
         if self.listed is not None:
             return self.listed
         try:
@@ -72,7 +76,11 @@ def of_host(reference: str) -> ImagePackages | None:
 
 
 def find(reference: str) -> ImagePackages:
-    """Return the packages of a local image, else of one at a registry by its SBOM, else raise a :class:`UserError`."""
+    """Return the packages of a local image, or else of one at a registry by its SBOM.
+
+    Raises:
+        UserError: there is neither, or the image at the registry has no SBOM.
+    """
     if local := of_host(reference):
         return local
     image = inventory.remote(reference)

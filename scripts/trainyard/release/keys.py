@@ -37,7 +37,11 @@ PublicKey = ec.EllipticCurvePublicKey | rsa.RSAPublicKey | ed25519.Ed25519Public
 
 
 def private_key(path: Path, password: str | None) -> PrivateKey:
-    """Return the private key of a PEM file, which COSIGN_PASSWORD decrypts, or raise a :class:`UserError`."""
+    """Return the private key of a PEM file; ``password`` (COSIGN_PASSWORD) decrypts it.
+
+    Raises:
+        UserError: there is none, it is of another kind, or the password does not decrypt it.
+    """
     given = f"COSIGN_KEY={path}"
     data = _pem(path, given)
     if b"ENCRYPTED SIGSTORE PRIVATE KEY" in data or b"ENCRYPTED COSIGN PRIVATE KEY" in data:
@@ -58,7 +62,11 @@ def private_key(path: Path, password: str | None) -> PrivateKey:
 
 
 def public_key(path: Path) -> PublicKey:
-    """Return the public key of a PEM file, or raise a :class:`UserError`."""
+    """Return the public key of a PEM file.
+
+    Raises:
+        UserError: there is none, or it is of another kind.
+    """
     given = f"COSIGN_PUB={path}"
     try:
         key = serialization.load_pem_public_key(_pem(path, given))

@@ -158,7 +158,11 @@ def index_tag(tags: Mapping[Architecture, str]) -> str:
 
 
 def version_of_host(spec: Spec, repository: Repository) -> str:
-    """Return the digest of this host's image, or of the index of its images, or raise a :class:`UserError`."""
+    """Return the digest of this host's image, or of the index of its images if the target has several platforms.
+
+    Raises:
+        UserError: there is no image that passed.
+    """
     if len(spec.platforms) > 1:
         images = images_of_host(spec)
         if images and all(repository.has(digest) for digest in images.values()):

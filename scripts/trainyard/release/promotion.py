@@ -36,7 +36,11 @@ logger = logging.getLogger(__name__)
 
 
 def image_to_promote(spec: Spec, repository: Repository, image: str | None) -> Manifest:
-    """Return the manifest or index that a registry has of ``image``, else of this host's, or raise a UserError."""
+    """Return the manifest or index of a tag or digest at a registry, or of this host's image if ``image`` is None.
+
+    Raises:
+        UserError: the registry has no such image, or see :func:`trainyard.release.platform_index.check_passed`.
+    """
     if spec.fallback_for:
         raise _fallback_refused(spec.target, spec.fallback_for)
     version = image or platform_index.version_of_host(spec, repository)

@@ -73,7 +73,11 @@ def upload_report(parts: list[Blob], blob_status: dict[str, str]) -> list[dict[s
 
 
 def image_to_push(spec: Spec) -> Any:
-    """Return the local image of a target, else its candidate, else raise a :class:`UserError`."""
+    """Return the local image ``trainyard:<target>``, or the target's candidate if there is none.
+
+    Raises:
+        UserError: there is neither; the line says if the fallback of the target was built.
+    """
     with contextlib.suppress(docker.errors.ImageNotFound):
         return docker_engine.client().images.get(f"{NAME}:{spec.local_name}")
     in_place = fallback.of(spec)

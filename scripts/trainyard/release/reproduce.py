@@ -201,7 +201,11 @@ def _changed(one: Any, other: Any) -> tuple[str, ...]:
 
 
 def require_space(spec: Spec) -> None:
-    """Raise a UserError if the engine builds on this host, and its disk has no space for a build without cache."""
+    """Check that the engine's disk has space for a build without cache, if the engine builds and is on this host.
+
+    Raises:
+        UserError: there is too little; the message gives the free space and the space that is needed.
+    """
     root = Path(str(docker_engine.client().info().get("DockerRootDir") or ""))
     if not (root.is_dir() and builder.current(spec.context.builder).in_engine):
         return

@@ -195,7 +195,11 @@ def _sizes(evidence: Evidence) -> Table:
 
 
 def image_to_verify(context: Context, target: str | None, image: str | None) -> tuple[Spec | None, str]:
-    """Return the spec, if any, and the reference of the image to verify, pulled if it is not on this host."""
+    """Return the spec, if any, and the reference of the image to verify, pulled if it is not on this host.
+
+    Raises:
+        UserError: neither is given, or there is no such target or image.
+    """
     spec = load(target, context=context) if target or not image else None
     if not image:
         assert spec is not None
