@@ -83,7 +83,7 @@ def bases(spec: Spec, name: str) -> tuple[str, str]:
     after = f"{name}-base:updated"
     with tempfile.TemporaryDirectory() as folder:
         (Path(folder) / "Dockerfile").write_text(f"FROM {before}\nRUN date >/etc/updated\n", encoding="utf-8")
-        docker_engine.buildx("build", "--quiet", "--load", "--provenance=false", f"--tag={after}", folder, quiet=True)
+        docker_engine.buildx("build", "--quiet", "--load", "--provenance=false", f"--tag={after}", folder)
     return before, after
 
 

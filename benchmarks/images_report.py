@@ -7,7 +7,7 @@ from typing import Any
 
 from rich.table import Table
 
-from trainyard.image import measurements
+from trainyard.image import sizes
 from trainyard.spec.model import load
 from trainyard.spec.units import in_units
 
@@ -37,7 +37,7 @@ def ratio(found: dict[str, Any], target: str, step: str, key: str) -> float | No
 
 def verdicts(found: dict[str, Any]) -> list[tuple[str, str, bool]]:
     """The targets, as far as they were measured: what, how much, whether it was met."""
-    rows = list(catalogue(measurements.load()))
+    rows = list(catalogue(sizes.load()))
     for target in TARGETS:
         cold = ratio(found, target, "cold", "seconds")
         if cold is not None:

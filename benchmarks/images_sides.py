@@ -277,5 +277,5 @@ class Original(Side):
         if bundle:
             command.append(f"--secret=id=ca,src={bundle}")
         started = time.monotonic()
-        docker_engine.buildx(*command, *(["--no-cache"] if cold else []), str(self.tree.folder), quiet=True)
+        docker_engine.buildx(*command, *(["--no-cache"] if cold else []), str(self.tree.folder))
         return time.monotonic() - started

@@ -145,7 +145,7 @@ def built_image() -> Callable[[str], str]:
     def shrink_cache() -> None:
         """A throw-away machine never installs these wheels again: 16 GB less at the peak (of 40 allowed)."""
         if os.environ.get("CI"):
-            docker_engine.buildx("prune", "--force", "--filter=type=exec.cachemount", quiet=True)
+            docker_engine.buildx("prune", "--force", "--filter=type=exec.cachemount")
             catalogue.drop_stages()
 
     def passed(target: str) -> str | None:

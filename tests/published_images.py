@@ -3,18 +3,26 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 
 from trainyard.oci import referrers
 from trainyard.oci.attached_sbom import InstalledPackage
+from trainyard.oci.documents import hashed as sha256
 from trainyard.oci.inventory import Image, LayerPackages, LayerSummary
-from trainyard.oci.registry import Manifest, Repository, sha256
+from trainyard.oci.registry import Manifest, Repository
 from trainyard.release import claims, predicates, sbom
 
 OCI = "application/vnd.oci.image"
 
 #: os-release of the images.
 RELEASE = {"ID": "debian", "VERSION_ID": "13"}
+
+
+def artifacts_of(repository: Repository, digest: str, media_types: Collection[str]) -> dict[str, referrers.Artifact]:
+    """The artifacts of some types that refer to the image ``digest``, by the digests of their manifests."""
+    entries = referrers.listed(repository, digest, media_types)
+    found = {str(entry["digest"]): referrers.fetch(repository, entry) for entry in entries}
+    return {name: artifact for name, artifact in found.items() if artifact}
 
 
 def layer_blobs(name: str) -> dict[str, bytes]:

@@ -62,7 +62,7 @@ def _dockerfile(tag: str) -> str:
         (Path(folder) / "Dockerfile").write_text(_DOCKERFILES[tag].replace("{base}", _base()), encoding="utf-8")
         bundle = settings.ca_bundle()
         secret = [f"--secret=id=ca,src={bundle}"] if bundle else []
-        docker_engine.buildx("build", "--load", "--provenance=false", f"--tag={reference}", *secret, folder, quiet=True)
+        docker_engine.buildx("build", "--load", "--provenance=false", f"--tag={reference}", *secret, folder)
     return reference
 
 

@@ -78,7 +78,7 @@ def _build_replacement(stage: str) -> str:
             f"--target={stage}", f"--tag={reference}",
             f"--build-arg=BASE={base}", f"--label={docker_engine.OWNED}=cloudbuild",
             *([f"--secret=id=ca,src={bundle}"] if bundle else []),
-            f"--file={BUILDER / 'Dockerfile'}", str(BUILDER), quiet=True,
+            f"--file={BUILDER / 'Dockerfile'}", str(BUILDER),
         )  # fmt: skip
     return reference
 

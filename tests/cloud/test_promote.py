@@ -22,6 +22,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from tests.claims import CLAIMS
 from tests.fakes.cloud_build import CloudBuild
 from tests.image.registry import running
+from tests.published_images import artifacts_of
 
 from cloudbuild_local import rules
 from trainyard.common.errors import StepFailed, UserError
@@ -120,7 +121,7 @@ def test_claims_at_the_registry_are_enough_and_are_about_one_digest(address: str
     place = Repository(f"{address}/trainyard")
     attach_results(place, tested)
     assert promotion.promote(spec, address, image="tested")["digest"] == tested
-    of_another = referrers.get(place, tested, [statements.PLAIN]).values()
+    of_another = artifacts_of(place, tested, [statements.PLAIN]).values()
     referrers.attach(place, place.existing(untested), list(of_another))
     with pytest.raises(UserError, match="never passed verify and smoke"):
         promotion.promote(spec, address, image="untested")

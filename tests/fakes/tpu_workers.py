@@ -39,7 +39,7 @@ def image() -> str:
     docker_engine.buildx(
         "build", "--quiet", "--load", "--provenance=false", f"--build-arg=DOCKER={base}", f"--tag={IMAGE}",
         f"--build-context=product={ROOT / 'scripts' / 'trainyard' / 'sandbox' / 'fakes'}",
-        f"--file={FAKES / 'worker' / 'Dockerfile'}", str(FAKES), quiet=True,
+        f"--file={FAKES / 'worker' / 'Dockerfile'}", str(FAKES),
     )  # fmt: skip
     return IMAGE
 

@@ -72,7 +72,7 @@ def drop_stages() -> None:
     The image holds the same files as a layer, which is a record too: a later build takes that one from the cache.
     """
     large = docker_engine.cached(least=LARGE)
-    blocks = docker_engine.buildx("du", "--verbose", quiet=True).split("\n\n")
+    blocks = docker_engine.buildx("du", "--verbose").split("\n\n")
     stages = [found[1] for block in blocks if "mount / from exec" in block and (found := _ID.search(block))]
     _prune([name for name in stages if name in large], "--all")
 
@@ -83,7 +83,7 @@ def drop_cache(least: int) -> None:
     Layers of images are kept: the engine does not count them as cache.
     """
     children: dict[str, list[str]] = {}
-    for block in docker_engine.buildx("du", "--verbose", quiet=True).split("\n\n"):
+    for block in docker_engine.buildx("du", "--verbose").split("\n\n"):
         found, parents = _ID.search(block), _PARENTS.search(block)
         for parent in parents[1].split(",") if found and parents else []:
             children.setdefault(parent, []).append(found[1])  # type: ignore[index]
@@ -104,4 +104,4 @@ def _prune(names: Iterable[str], *options: str) -> None:
     https://github.com/docker/buildx/blob/v0.13.1/commands/prune.go
     """
     if expression := "|".join(sorted(names)):
-        docker_engine.buildx("prune", "--force", *options, f"--filter=id=/^({expression})$/", quiet=True)
+        docker_engine.buildx("prune", "--force", *options, f"--filter=id=/^({expression})$/")

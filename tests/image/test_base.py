@@ -54,7 +54,7 @@ def test_an_image_starts_in_the_workspace_without_a_layer_for_it(
         (tmp_path / "Dockerfile").write_text(f"FROM {elsewhere}\nRUN pwd >/pwd\n", encoding="utf-8")
         docker_engine.buildx(
             "build", "--quiet", "--load", "--provenance=false", f"--tag={made}",
-            f"--build-context={elsewhere}={contexts[0]}", str(tmp_path), quiet=True,
+            f"--build-context={elsewhere}={contexts[0]}", str(tmp_path),
         )  # fmt: skip
         base, image = (client.images.get(name).attrs for name in (elsewhere, made))
         assert image["Config"]["WorkingDir"] == "/workspace"

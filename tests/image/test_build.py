@@ -186,9 +186,7 @@ def test_an_updated_base_installs_no_wheel_again(
     before = stages(plan.candidate, small)
     reference, updated = base_image.resolve(small.base), "trainyard-base:test-updated"
     (tmp_path / "Dockerfile").write_text(f"FROM {reference.reference}\nRUN echo news >/etc/news\n", encoding="utf-8")
-    docker_engine.buildx(
-        "build", "--quiet", "--load", "--provenance=false", f"--tag={updated}", str(tmp_path), quiet=True
-    )
+    docker_engine.buildx("build", "--quiet", "--load", "--provenance=false", f"--tag={updated}", str(tmp_path))
     monkeypatch.setenv("TRAINYARD_BASE", updated)
     monkeypatch.setenv("TRAINYARD_BUILD_BASE", reference.build_base)
     capfd.readouterr()

@@ -77,7 +77,7 @@ def test_the_cache_of_the_builder_can_be_listed_and_dropped(team: dict[str, Engi
     (tmp_path / "file").write_text(str(tmp_path), encoding="utf-8")
     before = docker_engine.cached(builder=NAME)
     words = ["build", f"--builder={NAME}", "--quiet", "--output=type=cacheonly", str(tmp_path)]
-    docker_engine.buildx(*words, quiet=True)
+    docker_engine.buildx(*words)
     made = docker_engine.cached(builder=NAME) - before
     assert made
     docker_engine.drop_cached(made, builder=NAME)

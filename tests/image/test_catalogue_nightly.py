@@ -55,9 +55,7 @@ def built(folder: Path, dockerfile: str) -> str:
     """The reference of an image made of ``dockerfile`` in the context ``folder``."""
     reference = f"trainyard-test:stand-in-{secrets.token_hex(4)}"
     (folder / "Dockerfile").write_text(dockerfile, encoding="utf-8")
-    docker_engine.buildx(
-        "build", "--quiet", "--load", "--provenance=false", f"--tag={reference}", str(folder), quiet=True
-    )
+    docker_engine.buildx("build", "--quiet", "--load", "--provenance=false", f"--tag={reference}", str(folder))
     return reference
 
 

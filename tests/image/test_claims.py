@@ -11,8 +11,10 @@ from cryptography.hazmat.primitives.asymmetric import ec
 
 from tests.claims import CLAIMS, verified
 from tests.image.registry import running
+from tests.published_images import artifacts_of
 from trainyard.oci import image_index, referrers, statements
-from trainyard.oci.registry import Manifest, Repository, sha256
+from trainyard.oci.documents import hashed as sha256
+from trainyard.oci.registry import Manifest, Repository
 from trainyard.release import claims
 from trainyard.release.keys import KeySigner
 
@@ -52,7 +54,7 @@ def test_claims_are_listed_under_the_tag_and_verify(repository: Repository, imag
     assert [str(one) for one in claims.check(repository, image.digest, signer.trust)] == [
         f"{one.kind}: signed with this key" for one in CLAIMS
     ]
-    for artifact in referrers.get(repository, image.digest, [statements.BUNDLE]).values():
+    for artifact in artifacts_of(repository, image.digest, [statements.BUNDLE]).values():
         assert verified(artifact.data, signer.key.public_key())["subject"][0]["digest"] == {"sha256": image.digest[7:]}
     listed = repository.existing(image.digest.replace(":", "-"))
     assert listed.media_type == image_index.INDEX

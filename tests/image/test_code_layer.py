@@ -41,7 +41,7 @@ def written(tmp_path_factory: pytest.TempPathFactory) -> Iterator[code_layer.Cod
         workspace, context / "code.tar", Site("opt/requirements", "opt/requirements/bin", "/usr/bin/env python3")
     )
     base = base_image.resolve("debian-12").reference
-    docker_engine.buildx("build", "--quiet", f"--build-arg=BASE={base}", f"--tag={IMAGE}", str(context), quiet=True)
+    docker_engine.buildx("build", "--quiet", f"--build-arg=BASE={base}", f"--tag={IMAGE}", str(context))
     yield layer
     docker_engine.untag(IMAGE)
 

@@ -91,7 +91,6 @@ def built(tmp_path: Path, root: Path) -> Iterator[Callable[[str], str]]:
             f"--output=type=image,name={reference},oci-mediatypes=true,{build.COMPRESSIONS[compression]}",
             *(f"--label={name}={value}" for name, value in labels.items()),
             str(context),
-            quiet=True,
             environment={"SOURCE_DATE_EPOCH": "1"},
         )
         made.append(reference)

@@ -18,7 +18,7 @@ from tests.fakes import package_index
 from tests.image.conftest import Finished
 from tests.image.registry import running
 from tests.miniature import Miniature, torch, torch_xla
-from trainyard.image.smoke_sandbox import ENDPOINT, SmokeSandbox
+from trainyard.image.smoke_containers import ENDPOINT, SmokeSandbox
 from trainyard.oci import docker_engine
 from trainyard.oci.registry import Repository
 from trainyard.sandbox.containers import lines_of, wait
@@ -157,9 +157,7 @@ def base(miniature: Miniature, tmp_path_factory: pytest.TempPathFactory) -> Iter
         site = "/opt/venv/lib/python3.11/site-packages"
         (folder / "Dockerfile").write_text(BASE.format(python=python, site=site), encoding="utf-8")
         made[version] = f"trainyard-test:mini-base-{version}"
-        docker_engine.buildx(
-            "build", "--quiet", "--load", "--provenance=false", f"--tag={made[version]}", str(folder), quiet=True
-        )
+        docker_engine.buildx("build", "--quiet", "--load", "--provenance=false", f"--tag={made[version]}", str(folder))
         return made[version]
 
     yield build

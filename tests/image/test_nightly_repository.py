@@ -91,7 +91,7 @@ class Nightly:
         # Layers that the cache has with zstd need OCI media types, or the engine cannot pull them.
         output = f"--output=type=image,name={self.reference},oci-mediatypes=true"
         options = ("--quiet", output, "--provenance=false")
-        docker_engine.buildx("build", *options, str(context), quiet=True)
+        docker_engine.buildx("build", *options, str(context))
         docker_engine.client().images.push(self.reference)
         base_image._registry_digest.cache_clear()
         return docker_engine.digest(self.reference)
@@ -103,7 +103,7 @@ def nightly(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Nightly
     debian = base_image.resolve("debian-12").reference
     options = ("--quiet", "--load", "--provenance=false", f"--tag={SYSTEM}", "--target=system")
     file = f"--file={ROOT / 'images' / 'xla' / 'Dockerfile'}"  # on Debian 12, too
-    docker_engine.buildx("build", *options, file, f"--build-arg=BASE={debian}", str(ROOT), quiet=True)
+    docker_engine.buildx("build", *options, file, f"--build-arg=BASE={debian}", str(ROOT))
     with running.container() as server:
         stop = server.get_wrapped_container().stop
         found = Nightly(running.address(server), lambda: stop(timeout=1), tmp_path / "nightly")

@@ -55,7 +55,7 @@ def small(tmp_path: Path) -> Iterator[Callable[[Architecture], str]]:
         (folder / "Dockerfile").write_text(LABELS.format(arch=architecture.name), encoding="utf-8")
         made.append(f"trainyard-test:small-{architecture.name}")
         words = [f"--platform={architecture.platform}", "--provenance=false", f"--tag={made[-1]}", str(folder)]
-        docker_engine.buildx("build", "--quiet", "--load", *words, quiet=True)
+        docker_engine.buildx("build", "--quiet", "--load", *words)
         return made[-1]
 
     yield make
@@ -109,7 +109,7 @@ def test_programs_for_another_architecture_are_found(tmp_path: Path, small: Call
     (tmp_path / "program").write_bytes(Path("/proc/self/exe").resolve().read_bytes())
     name = "trainyard-test:foreign"
     words = ["--platform=linux/arm64", "--provenance=false", f"--tag={name}", str(tmp_path)]
-    docker_engine.buildx("build", "--quiet", "--load", *words, quiet=True)
+    docker_engine.buildx("build", "--quiet", "--load", *words)
     try:
         stored = layers.read(name, "")
     finally:
@@ -238,7 +238,7 @@ def test_a_program_of_the_build_machine_in_an_arm64_image_is_refused(emulated: s
     (tmp_path / "program").write_bytes(Path("/proc/self/exe").resolve().read_bytes())
     name = "trainyard-test:planted"
     words = ["--platform=linux/arm64", "--provenance=false", f"--tag={name}", str(tmp_path)]
-    docker_engine.buildx("build", "--quiet", "--load", *words, quiet=True)
+    docker_engine.buildx("build", "--quiet", "--load", *words)
     try:
         _, found = verify.examine(load("tf-cpu", "arm64"), name)
     finally:

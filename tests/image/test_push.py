@@ -70,7 +70,7 @@ def make(tmp_path: Path, spec: Spec) -> Iterator[Callable[..., str]]:
         (folder / "Dockerfile").write_text(text, encoding="utf-8")
         reference = f"trainyard-test:{name}"
         command = ["build", "--quiet", "--load", "--provenance=false", f"--tag={reference}", str(folder)]
-        docker_engine.buildx(*command, quiet=True, environment={"SOURCE_DATE_EPOCH": "1"})
+        docker_engine.buildx(*command, environment={"SOURCE_DATE_EPOCH": "1"})
         made.append(reference)
         facts = {"passed": True} | verify.described(layers.read(reference, text))
         for step in passed:

@@ -13,7 +13,7 @@ import pytest
 from tests.image.conftest import Finished
 from tests.image.trainer_box import Box, box
 from trainyard.image import base_image, smoke_containers, smoke_test
-from trainyard.image.smoke_sandbox import SmokeSandbox
+from trainyard.image.smoke_containers import SmokeSandbox
 from trainyard.oci import docker_engine
 from trainyard.sandbox import containers
 from trainyard.sandbox.datasets import digits

@@ -16,10 +16,11 @@ from testcontainers.community.registry import DockerRegistryContainer
 
 from tests.claims import verified
 from tests.image.registry import running
+from tests.published_images import artifacts_of
 from trainyard.common.errors import StepFailed
 from trainyard.common.settings import ROOT, state_folder
 from trainyard.image import provenance
-from trainyard.oci import attached_sbom, docker_engine, inventory, referrers, registry, statements
+from trainyard.oci import attached_sbom, docker_engine, inventory, registry, statements
 from trainyard.oci.registry import Manifest, Repository
 from trainyard.release import claims, diff, image_packages, keys, predicates, publish, sbom
 from trainyard.spec import state
@@ -70,7 +71,7 @@ def small(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[str, s
         )
         reference = f"trainyard-tools:{name}"
         command = ["build", "--quiet", "--load", "--provenance=false", f"--tag={reference}", str(folder)]
-        docker_engine.buildx(*command, quiet=True, environment={"SOURCE_DATE_EPOCH": "1"})
+        docker_engine.buildx(*command, environment={"SOURCE_DATE_EPOCH": "1"})
         made.append(reference)
         return reference
 
@@ -187,7 +188,7 @@ def test_push_attaches_signed_claims(built_image: BuiltImage, repository: Reposi
     public = keys.public_key(key[1])
     for signed in (digest, index_of_images["digest"]):
         assert claims.signatures(repository, signed, keys.TrustedKey(public)) == 1
-        for artifact in referrers.get(repository, signed, [statements.BUNDLE]).values():
+        for artifact in artifacts_of(repository, signed, [statements.BUNDLE]).values():
             assert verified(artifact.data, public)["subject"][0]["digest"] == {"sha256": signed[7:]}
     version = found["tag"].rpartition(":")[2]
     document = attached_sbom.document(repository, digest)

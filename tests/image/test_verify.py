@@ -104,9 +104,7 @@ def planted_image(built_image: Callable[[str], str], tmp_path_factory: pytest.Te
     (folder / "account.json").write_text(f'{{"type": "service_account", "private_key": "{KEY}"}}', encoding="utf-8")
     (folder / "corporate.crt").write_text(AUTHORITY, encoding="utf-8")
     reference = f"trainyard-test:planted-{secrets.token_hex(4)}"
-    docker_engine.buildx(
-        "build", "--quiet", "--load", "--provenance=false", f"--tag={reference}", str(folder), quiet=True
-    )
+    docker_engine.buildx("build", "--quiet", "--load", "--provenance=false", f"--tag={reference}", str(folder))
     yield reference
     docker_engine.client().images.remove(reference, force=True)
 

@@ -36,7 +36,7 @@ def plant(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Plant]:
         text = f"FROM {image}\nUSER 0\n{instructions}\nUSER 1000\n"
         (folder / "Dockerfile").write_text(text, encoding="utf-8")
         options = ["--quiet", "--load", "--provenance=false", f"--tag={reference}"]
-        docker_engine.buildx("build", *options, str(folder), quiet=True)
+        docker_engine.buildx("build", *options, str(folder))
         made.append(reference)
         return reference
 

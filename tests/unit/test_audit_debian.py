@@ -25,7 +25,7 @@ from trainyard.lint import waivers
 from trainyard.lint.waivers import Waiver
 from trainyard.oci.attached_sbom import InstalledPackage
 from trainyard.oci.registry import Repository
-from trainyard.release import advisories, audit, debian_advisories, debian_audit, image_packages
+from trainyard.release import advisories, audit, debian_advisories, image_packages
 from trainyard.release.advisories import Snapshot
 from trainyard.release.debian_advisories import DebianSnapshot
 from trainyard.release.image_packages import ImagePackages
@@ -55,7 +55,7 @@ def image(*packages: InstalledPackage, version: str = "12", **changes: Any) -> I
 def snapshot(*covers: str, suites: tuple[str, ...] = ("bookworm", "trixie")) -> DebianSnapshot:
     names = covers or ("glibc", "openssl", "tini")
     return DebianSnapshot(
-        "a test", "2026-11-20", suites, names, tuple(debian_advisories.from_tracker(TRACKER, names, suites))
+        "a test", "2026-11-20", names, suites, tuple(debian_advisories.from_tracker(TRACKER, names, suites))
     )
 
 
@@ -133,9 +133,9 @@ ORDERED = [
 
 def test_debian_versions_are_in_debians_order() -> None:
     for one, other in itertools.combinations(ORDERED, 2):
-        assert debian_audit.is_older(one, other) and not debian_audit.is_older(other, one), (one, other)
-    assert not debian_audit.is_older("1.0-1", "1.0-1") and not debian_audit.is_older("1.0-0", "1.0")
-    assert debian_audit.is_older("1.0-1", "no version"), "reported rather than passed over"
+        assert debian_advisories.is_older(one, other) and not debian_advisories.is_older(other, one), (one, other)
+    assert not debian_advisories.is_older("1.0-1", "1.0-1") and not debian_advisories.is_older("1.0-0", "1.0")
+    assert debian_advisories.is_older("1.0-1", "no version"), "reported rather than passed over"
 
 
 @pytest.mark.needs("dpkg")
@@ -148,7 +148,7 @@ def test_the_order_is_that_of_dpkg() -> None:
 
 
 def test_what_the_suite_has_fixed_fails_and_the_rest_are_notes() -> None:
-    found = {one.names[0]: one for one in debian_audit.vulnerabilities(image(), snapshot())}
+    found = {one.names[0]: one for one in debian_advisories.vulnerabilities(image(), snapshot())}
     assert set(found) == {"CVE-0000-0001", "CVE-0000-0002", "CVE-0000-0003"}, "the installed openssl has the other fix"
     assert {name: one.note for name, one in found.items()} == {
         "CVE-0000-0001": "",
@@ -159,11 +159,11 @@ def test_what_the_suite_has_fixed_fails_and_the_rest_are_notes() -> None:
     assert (first.kind, first.package, first.version) == ("debian", "glibc", "2.36-9+deb12u10")
     assert first.fixed == ("2.36-9+deb12u11",)
     newer = image(InstalledPackage("libc6", "2.36-9+deb12u11", source="glibc"))
-    assert [one.names[0] for one in debian_audit.vulnerabilities(newer, snapshot())] == ["CVE-0000-0002"]
+    assert [one.names[0] for one in debian_advisories.vulnerabilities(newer, snapshot())] == ["CVE-0000-0002"]
 
 
 def test_each_image_is_compared_with_its_suite() -> None:
-    found = debian_audit.vulnerabilities(
+    found = debian_advisories.vulnerabilities(
         image(
             InstalledPackage("libc6", "2.41-11", source="glibc"),
             InstalledPackage("libssl3t64", "3.5.4-1~deb13u1", source="openssl"),
@@ -180,7 +180,7 @@ def test_each_image_is_compared_with_its_suite() -> None:
 def test_the_version_of_the_source_package_counts() -> None:
     """A binary package may have another version than its source: a rebuild, or another epoch."""
     rebuilt = InstalledPackage("libc6", "9:1", source="glibc", source_version="2.36-9+deb12u10")
-    found = debian_audit.vulnerabilities(image(rebuilt), snapshot())
+    found = debian_advisories.vulnerabilities(image(rebuilt), snapshot())
     assert "CVE-0000-0001" in {one.names[0] for one in found}
 
 
@@ -204,11 +204,11 @@ def test_the_version_of_the_source_package_counts() -> None:
     ],
 )
 def test_what_is_not_covered_is_said(images: list[ImagePackages], lines: list[str]) -> None:
-    assert debian_audit.uncovered(images, snapshot()) == lines
+    assert debian_advisories.uncovered(images, snapshot()) == lines
 
 
 def test_without_a_snapshot_no_package_is_covered() -> None:
-    assert debian_audit.uncovered([image()], None) == [
+    assert debian_advisories.uncovered([image()], None) == [
         "the snapshot covers 0 of 3 source packages of Debian; not glibc, openssl, tini"
     ]
 

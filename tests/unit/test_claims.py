@@ -19,6 +19,7 @@ from packageurl import PackageURL
 from securesystemslib.exceptions import VerificationError
 from tests.claims import BUILDKIT, CLAIMS, image_to_promote, pushed_image, put_image, verified
 from tests.fakes.registry import Registry, sha256
+from tests.published_images import artifacts_of
 
 from trainyard.common.errors import StepFailed, UserError
 from trainyard.common.settings import state_folder
@@ -63,7 +64,7 @@ def signer() -> KeySigner:
 
 def bundles(place: Repository) -> dict[str, bytes]:
     """Digest of an artifact -> its bundle."""
-    return {name: one.data for name, one in referrers.get(place, DIGEST, [statements.BUNDLE]).items()}
+    return {name: one.data for name, one in artifacts_of(place, DIGEST, [statements.BUNDLE]).items()}
 
 
 def changed(data: bytes, change: Callable[[dict[str, Any]], None]) -> bytes:
@@ -423,7 +424,7 @@ def test_push_attaches_a_claim_of_every_kind(
     attached = attach(registry, pushed, signer, vex='{"@context": "https://openvex.dev/ns/v0.2.0", "statements": []}')
     kinds = ["signature", *predicates.ABOUT_IMAGES]
     assert attached == kinds
-    artifacts = referrers.get(place, pushed.digest, [statements.BUNDLE]).values()
+    artifacts = artifacts_of(place, pushed.digest, [statements.BUNDLE]).values()
     made = [verified(one.data, signer.key.public_key()) for one in artifacts]
     assert [one["predicateType"] for one in made] == [predicates.TYPES[one] for one in kinds]
     assert {one["subject"][0]["digest"]["sha256"] for one in made} == {pushed.digest[7:]}
@@ -452,7 +453,7 @@ def test_without_a_key_push_attaches_plain_statements(
     record_provenance(pushed.digest)
     assert attach(registry, pushed, None) == ["sbom", "provenance", "verify", "smoke"]
     assert attach(registry, pushed, None) == [], "a second push adds nothing"
-    artifacts = referrers.get(place, pushed.digest, [statements.PLAIN]).values()
+    artifacts = artifacts_of(place, pushed.digest, [statements.PLAIN]).values()
     made = [statements.decode(one.data) for one in artifacts]
     assert [one["predicateType"] for one in made] == [predicates.TYPES[one] for one in predicates.REQUIRED]
     assert [one.annotations for one in artifacts] == [
@@ -606,7 +607,7 @@ def test_promote_writes_a_verification_summary(
     inputs = [one["digest"] for one in registry.referrers(promoted.digest)]
     variables = {"REQUIRE_SIGNED": "1", "COSIGN_KEY": files["COSIGN_KEY"]}
     assert promote(trainyard, promoted, place, CLAIMS="sbom,provenance,verify,smoke,vex", **variables)[0] == 0
-    *_, last = referrers.get(place, promoted.digest, [statements.BUNDLE]).values()
+    *_, last = artifacts_of(place, promoted.digest, [statements.BUNDLE]).values()
     predicate = verified(last.data, signer.key.public_key())["predicate"]
     assert predicate.pop("timeVerified").endswith("Z")
     assert predicate.pop("verifier")["id"] == predicates.VERIFIER

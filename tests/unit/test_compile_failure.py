@@ -6,7 +6,7 @@ import textwrap
 
 import pytest
 
-from trainyard.image import buildx, compile_failure
+from trainyard.image import buildx
 
 UV = """
 error: Failed to build `fast==2.0`
@@ -123,11 +123,11 @@ def output(errors: str, hint: str = HINT) -> list[str]:
     ],
 )  # fmt: skip
 def test_the_reason_is_what_to_add_or_the_error_of_the_compiler(errors: str, words: str) -> None:
-    assert compile_failure.reason(output(errors)) == f"fast==2.0: {words}"
+    assert buildx.compile_failure(output(errors)) == f"fast==2.0: {words}"
 
 
 def test_another_failure_has_no_known_reason() -> None:
-    assert compile_failure.reason(["error: Hash mismatch for `fast==2.0`"]) == ""
+    assert buildx.compile_failure(["error: Hash mismatch for `fast==2.0`"]) == ""
 
 
 def log(said: list[str]) -> str:

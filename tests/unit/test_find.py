@@ -12,7 +12,8 @@ from tests.published_images import OCI, publish
 
 from trainyard.common.errors import UserError
 from trainyard.oci import attached_sbom, image_index, referrers, statements
-from trainyard.oci.registry import Manifest, Repository, sha256
+from trainyard.oci.documents import hashed as sha256
+from trainyard.oci.registry import Manifest, Repository
 from trainyard.oci.transport import MAX_CONNECTIONS
 from trainyard.release import package_search
 from trainyard.release.package_search import Answer, Query

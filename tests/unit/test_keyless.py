@@ -20,6 +20,7 @@ from sigstore.verify import Verifier, policy
 from tests.claims import CLAIMS, image_to_promote, pushed_image, put_image
 from tests.fakes.registry import Registry
 from tests.fakes.sigstore import GITHUB, GOOGLE, Rekor2, Sigstore, inclusion_path, root_hash
+from tests.published_images import artifacts_of
 
 from trainyard.common.context import Context
 from trainyard.common.errors import StepFailed, UserError
@@ -89,7 +90,7 @@ def test_every_claim_verifies_with_the_library_of_sigstore(sigstore: Sigstore, p
     assert claims.attach(place, SUBJECT, IdentitySigner(Context()), CLAIMS) == [one.kind for one in CLAIMS]
     config = ClientTrustConfig.from_json(json.dumps(sigstore.trust_config()))
     verifier, demanded = Verifier(trusted_root=config.trusted_root), policy.Identity(identity=WORKFLOW, issuer=GITHUB)
-    artifacts = referrers.get(place, SUBJECT.digest, [statements.BUNDLE]).values()
+    artifacts = artifacts_of(place, SUBJECT.digest, [statements.BUNDLE]).values()
     for artifact, claim in zip(artifacts, CLAIMS, strict=True):
         kind, payload = verifier.verify_dsse(Bundle.from_json(artifact.data), demanded)
         assert kind == "application/vnd.in-toto+json"

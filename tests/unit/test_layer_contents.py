@@ -13,9 +13,8 @@ import pytest
 from tests.unit.test_verify import changed, good
 
 from trainyard.common.settings import state_folder
-from trainyard.lint.image import contents, core, expected
-from trainyard.lint.image.evidence import Evidence
-from trainyard.lint.image.expected import Expected
+from trainyard.lint.image import contents, core, evidence
+from trainyard.lint.image.evidence import Evidence, Expected, expected
 from trainyard.oci import layer_contents, layers
 from trainyard.oci.layer_contents import Contents, Item
 from trainyard.spec import state
@@ -172,7 +171,7 @@ def test_the_layers_of_the_images_own_build_are_expected_else_those_of_the_same_
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     spec = good("tf-cpu").required_spec
-    monkeypatch.setattr(expected.plan, "content_hash", lambda *_: "0123abcd")
+    monkeypatch.setattr(evidence.plan, "content_hash", lambda *_: "0123abcd")
 
     def record(digest: str, content: str, *diff_ids: str) -> None:
         tag = f"tf-cpu-2.21.0-20261123-{content}-amd64"
@@ -183,8 +182,8 @@ def test_the_layers_of_the_images_own_build_are_expected_else_those_of_the_same_
 
     record(LOWER, "0123abcd", LOWER)
     record(UPPER, "89abcdef", UPPER)
-    own, same_inputs = expected.of(spec, UPPER), expected.of(spec, OTHER)
+    own, same_inputs = expected(spec, UPPER), expected(spec, OTHER)
     assert own is not None and list(own.layers) == [UPPER]
     assert same_inputs is not None and list(same_inputs.layers) == [LOWER]
-    monkeypatch.setattr(expected.plan, "content_hash", lambda *_: "ffffffff")
-    assert expected.of(spec, OTHER) is None, "the spec has changed since"
+    monkeypatch.setattr(evidence.plan, "content_hash", lambda *_: "ffffffff")
+    assert expected(spec, OTHER) is None, "the spec has changed since"

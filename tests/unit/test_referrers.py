@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 import requests
 from tests.fakes.registry import Registry, RegistryError, sha256
+from tests.published_images import artifacts_of
 
 from trainyard.common.errors import StepFailed
 from trainyard.oci import referrers
@@ -52,7 +53,7 @@ def test_what_is_attached_is_found_with_its_annotations_and_without_artifacts_of
     first, second = Artifact(b"one", SBOM, {"a": "1"}), Artifact(b"two", SBOM, {"a": "2"})
     digests = referrers.attach(place(registry), SUBJECT, [first, Artifact(b"three", OTHER)])
     digests += referrers.attach(place(registry), SUBJECT, [second])
-    found = referrers.get(place(registry), SUBJECT.digest, [SBOM])
+    found = artifacts_of(place(registry), SUBJECT.digest, [SBOM])
     assert found == {digests[0]: first, digests[2]: second}
     assert set(registry.tags) == (set() if registry.referrers_api else {LIST})
 
@@ -74,7 +75,7 @@ def test_an_artifact_is_stored_as_the_specification_says(registry: Registry) -> 
 
 
 def test_an_image_without_artifacts_has_none(registry: Registry) -> None:
-    assert referrers.get(place(registry), SUBJECT.digest, [SBOM]) == {}
+    assert artifacts_of(place(registry), SUBJECT.digest, [SBOM]) == {}
     assert referrers.attach(place(registry), SUBJECT, []) == []
     assert not registry.manifests
 
@@ -82,7 +83,7 @@ def test_an_image_without_artifacts_has_none(registry: Registry) -> None:
 def test_every_page_of_the_api_is_read(registry: Registry) -> None:
     registry.referrers_per_page = 2
     made = referrers.attach(place(registry), SUBJECT, [Artifact(bytes([one]), SBOM) for one in range(5)])
-    assert list(referrers.get(place(registry), SUBJECT.digest, [SBOM])) == made
+    assert list(artifacts_of(place(registry), SUBJECT.digest, [SBOM])) == made
 
 
 def test_the_list_under_the_tag_is_what_the_api_would_answer_and_is_written_once(old: Registry) -> None:
@@ -135,7 +136,7 @@ def test_processes_of_one_host_lose_no_entry(old: Registry) -> None:
         thread.start()
     for thread in threads:
         thread.join()
-    assert len(referrers.get(place(old), SUBJECT.digest, [SBOM])) == 6
+    assert len(artifacts_of(place(old), SUBJECT.digest, [SBOM])) == 6
 
 
 def test_a_list_that_is_overwritten_all_the_time_is_one_line(old: Registry) -> None:
@@ -157,7 +158,7 @@ def test_a_tag_with_something_else_is_not_overwritten(old: Registry) -> None:
     with pytest.raises(StepFailed, match=f"{LIST} is not a list of referrers: delete that tag"):
         referrers.attach(place(old), SUBJECT, [Artifact(b"one", SBOM)])
     assert old.tags[LIST] == digest
-    assert referrers.get(place(old), SUBJECT.digest, [SBOM]) == {}
+    assert artifacts_of(place(old), SUBJECT.digest, [SBOM]) == {}
 
 
 def test_an_artifact_that_was_deleted_is_left_out(registry: Registry) -> None:
@@ -165,7 +166,7 @@ def test_an_artifact_that_was_deleted_is_left_out(registry: Registry) -> None:
     api = registry.referrers(SUBJECT.digest)
     registry.referrers = lambda _: api  # type: ignore[method-assign]
     del registry.manifests[gone]
-    assert list(referrers.get(place(registry), SUBJECT.digest, [SBOM])) == [kept]
+    assert list(artifacts_of(place(registry), SUBJECT.digest, [SBOM])) == [kept]
 
 
 def test_a_registry_that_refuses_is_not_one_without_referrers(registry: Registry) -> None:
@@ -174,7 +175,7 @@ def test_a_registry_that_refuses_is_not_one_without_referrers(registry: Registry
 
     registry.before = refuse
     with pytest.raises(StepFailed, match="refuses the credentials"):
-        referrers.get(place(registry), SUBJECT.digest, [SBOM])
+        artifacts_of(place(registry), SUBJECT.digest, [SBOM])
 
 
 def test_the_tag_of_a_long_digest_is_cut_as_the_specification_says() -> None:

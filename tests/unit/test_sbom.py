@@ -132,7 +132,7 @@ def test_licenses_that_are_no_spdx_expression_stay_names() -> None:
     package = inventory.python_package(
         "Metadata-Version: 2.4\nName: x\nVersion: 1\nLicense-Expression: my own words\n\n"
     )
-    assert sbom._python(package, []).licenses
+    assert sbom._python(package, [], "sha256:0").licenses
 
 
 def test_the_sbom_of_any_image_needs_a_file_to_write(trainyard: Callable[..., tuple[int, str, str]]) -> None:

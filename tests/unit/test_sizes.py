@@ -17,7 +17,7 @@ import pytest
 import requests
 
 from trainyard.common.errors import StepFailed, UserError
-from trainyard.image import catalog_page, dockerfile, measurements, sizes, wheels
+from trainyard.image import catalog_page, dockerfile, sizes, wheels
 from trainyard.oci.layers import File, Layer, LayerFiles, Stored
 from trainyard.spec.model import load, targets
 
@@ -96,16 +96,16 @@ def test_every_layer_is_drawn_once() -> None:
 
 def test_measurements_are_read_back_and_a_damaged_file_is_one_line(tmp_path: Path) -> None:
     path = tmp_path / "sizes.json"
-    assert measurements.load(path) == {}
-    measurements.save({"cpu": measurement(base="1")}, path)
-    assert measurements.load(path) == {"cpu": measurement(base="1")}
+    assert sizes.load(path) == {}
+    sizes.save({"cpu": measurement(base="1")}, path)
+    assert sizes.load(path) == {"cpu": measurement(base="1")}
     path.write_text("{}", encoding="utf-8")
     with pytest.raises(UserError, match="not what 'trainyard dev sizes' writes"):
-        measurements.load(path)
+        sizes.load(path)
 
 
 def page(monkeypatch: pytest.MonkeyPatch, found: dict[str, Any]) -> str:
-    monkeypatch.setattr(measurements, "load", lambda: found)
+    monkeypatch.setattr(sizes, "load", lambda: found)
     ((template, values),) = catalog_page.rendered([load(name) for name in targets()]).values()
     return dockerfile.template_environment().get_template(template).render(values)
 
@@ -138,7 +138,7 @@ def test_limits_are_sentences_about_targets_that_exist(
 
 
 def test_the_committed_data_is_of_targets_that_exist() -> None:
-    assert set(measurements.load()) <= set(targets())
+    assert set(sizes.load()) <= set(targets())
     json.dumps(catalog_page.variables([load(name) for name in targets()]))
 
 

@@ -88,26 +88,29 @@ def test_tensorflow_gets_two_workers_of_one_cluster_and_a_failure_ends_both(
 
 
 def test_good_runs_pass() -> None:
-    assert smoke_containers.check_killed(137) == []
+    assert smoke_containers.check_status("out-of-memory run", 137, 137) == []
     assert smoke_containers.check_survived({"resumed_from": 43}, 43) == []
     assert smoke_containers.check_survived({"resumed_from": 43}, None) == [], (
         "a trainer that does not say what it saved"
     )
     assert smoke_containers.check_two_processes(0, {"processes": 2}) == []
-    assert smoke_containers.check_worker_processes(0) == []
+    assert smoke_containers.check_status("two worker processes of a data loader", 0) == []
 
 
 @pytest.mark.parametrize(
     ("problems", "words"),
     [
-        (smoke_containers.check_killed(0), "out-of-memory run: exit status 0 at its memory limit where 137"),
-        (smoke_containers.check_killed(1), "out-of-memory run: exit status 1"),
+        (
+            smoke_containers.check_status("out-of-memory run", 0, 137, " at its memory limit"),
+            "out-of-memory run: exit status 0 at its memory limit where 137",
+        ),
+        (smoke_containers.check_status("out-of-memory run", 1, 137), "out-of-memory run: exit status 1"),
         (smoke_containers.check_survived({"resumed_from": None}, 43), "resumed from step None where 43 was expected"),
         (smoke_containers.check_survived({"resumed_from": 46}, 43), "did not survive a memory limit"),
         (smoke_containers.check_two_processes(1, {}), "run in two processes: exit status 1"),
         (smoke_containers.check_two_processes(0, {}), "trained in an unknown number of"),
         (smoke_containers.check_two_processes(0, {"processes": 1}), "trained in 1 where 2"),
-        (smoke_containers.check_worker_processes(135), "two worker processes of a data loader: exit status 135"),
+        (smoke_containers.check_status("two worker processes", 135), "two worker processes: exit status 135 where 0"),
     ],
 )
 def test_a_run_that_failed_is_refused(problems: list[str], words: str) -> None:

@@ -27,7 +27,7 @@ def command(context: Context, ends: bool, as_json: bool) -> None:
     from rich.table import Table
 
     from trainyard.common import console
-    from trainyard.image import local_images
+    from trainyard.oci import docker_engine
     from trainyard.spec.model import catalogue, each_platform
 
     if ends:
@@ -42,7 +42,7 @@ def command(context: Context, ends: bool, as_json: bool) -> None:
     table = Table("target", "contents", "platforms", "trainers", "local image")
     found = {}
     for spec in catalogue(context):
-        local = {one.platform: local_images.version(one.local_name) for one in each_platform(spec)}
+        local = {one.platform: docker_engine.version(one.local_name) for one in each_platform(spec)}
         versions = [image["version"] for image in local.values() if image]
         trainers = list(spec.trainer_commands())
         table.add_row(

@@ -12,8 +12,8 @@ from trainyard.common import options
 
 if TYPE_CHECKING:
     from trainyard.common.context import Context
+    from trainyard.oci.statements import Signer, Trust
     from trainyard.release.promotion import Demanded
-    from trainyard.release.signers import Signer, Trust
 
 GROUP = "publish"
 

@@ -11,7 +11,7 @@ from trainyard.common import options, settings
 
 if TYPE_CHECKING:
     from trainyard.common.context import Context
-    from trainyard.release.signers import Signer
+    from trainyard.oci.statements import Signer
 
 GROUP = "publish"
 

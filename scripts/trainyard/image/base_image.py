@@ -22,8 +22,8 @@ from pathlib import Path
 from trainyard.common import settings
 from trainyard.common.context import Context
 from trainyard.common.errors import StepFailed, UserError
-from trainyard.image.local_images import digest_of
 from trainyard.oci import builder, docker_engine
+from trainyard.oci.docker_engine import digest_of
 from trainyard.oci.reference import Reference
 from trainyard.spec import architectures
 from trainyard.spec.architectures import AMD64, ARCHITECTURES, Architecture
@@ -44,7 +44,7 @@ _SLIM = ["/usr/share/doc/*", "/usr/share/man/*", "/usr/share/info/*", "/usr/shar
 
 @dataclass(frozen=True)
 class Resolved:
-    """The images that a build starts from.
+    """Name the images that a build starts from.
 
     Attributes:
         reference: base of the image.
@@ -61,23 +61,23 @@ class Resolved:
 
 @cache
 def _registry_digest(reference: str, name: str = "") -> tuple[str | None, str]:
-    """Digest of ``reference`` at its registry; None and the reason, in a few words, if it cannot be read."""
+    """Return the digest of ``reference`` at its registry; None and the reason, in a few words, if it cannot be read."""
     # Without `json`, the format is ignored: https://github.com/docker/buildx/pull/4006
     inspect = ["docker", "buildx", "imagetools", "inspect", *builder.selection(name)]  # which may use mirrors
     command = [*inspect, "--format", "{{json .Manifest.Digest}}", reference]
     try:
-        found = subprocess.run(command, capture_output=True, text=True, timeout=REGISTRY_TIMEOUT, check=False)
+        done = subprocess.run(command, capture_output=True, text=True, timeout=REGISTRY_TIMEOUT, check=False)
     except subprocess.TimeoutExpired:
         return None, f"no answer within {REGISTRY_TIMEOUT} s"
-    digest = found.stdout.strip().strip('"')
-    if found.returncode == 0 and digest.startswith("sha256:"):
+    digest = done.stdout.strip().strip('"')
+    if done.returncode == 0 and digest.startswith("sha256:"):
         return digest, ""
-    words = found.stderr.strip().splitlines() or ["no answer"]
+    words = done.stderr.strip().splitlines() or ["no answer"]
     return None, words[-1].removeprefix("ERROR: ").rsplit(": ", 2)[-1]
 
 
 def unreachable(reference: str, context: Context) -> str:
-    """Why neither the engine nor its registry has an image, in a few words; empty if one of them has it."""
+    """Return why neither the engine nor its registry has an image, in a few words; empty if one of them has it."""
     if digest_of(reference) is not None:
         return ""
     if context.offline:
@@ -87,7 +87,7 @@ def unreachable(reference: str, context: Context) -> str:
 
 
 def local_reference(name: str, architecture: Architecture = AMD64) -> str:
-    """The local reference of a bootstrapped base."""
+    """Return the local reference of a bootstrapped base."""
     return f"{NAME}-base:{name}" + ("" if architecture == AMD64 else f"-{architecture.name}")
 
 
@@ -99,7 +99,7 @@ def resolve(
     *,
     builder_name: str = "",
 ) -> Resolved:
-    """The images that base ``name`` means on this host; bootstrapped if its registry does not answer.
+    """Return the images that base ``name`` means on this host; bootstrapped if its registry does not answer.
 
     ``TRAINYARD_BASE`` and ``TRAINYARD_BUILD_BASE`` replace them.
 
@@ -119,31 +119,30 @@ def resolve(
             native = (architecture or of_engine) == (machine or of_engine)
             build_base = given if native else _find(name, machine=machine, builder_name=builder_name).build_base
         return Resolved(given, given.partition("@")[2], f"base {given} was set with TRAINYARD_BASE", build_base)
-    found = _find(name, locked, architecture, machine, builder_name=builder_name)
-    return replace(found, build_base=build_base) if build_base else found
+    resolved = _find(name, locked, architecture, machine, builder_name=builder_name)
+    return replace(resolved, build_base=build_base) if build_base else resolved
 
 
 def pythons(
     names: Iterable[str], machine: Architecture | None = None, *, builder_name: str = ""
 ) -> tuple[dict[str, str], list[str]]:
-    """Images with the Python of other bases than that of a build: name -> reference; and a note for each without one.
+    """Return images with the Python of other bases than a build's: name -> reference; and a note for each without one.
 
     The stage ``tools`` takes the place of an image that this host cannot have: the layers that all images share then
     lack the byte code of that Python.
 
     Args:
         names: of :func:`trainyard.image.plan.other_pythons`.
-        machine: architecture of the machine that builds; None: the engine's.
-        builder_name: see :func:`resolve`.
+        machine, builder_name: see :func:`resolve`.
     """
-    found, notes = {}, []
+    references, notes = {}, []
     for name in names:
         try:
-            found[name] = _find(name, machine=machine, builder_name=builder_name).build_base
+            references[name] = _find(name, machine=machine, builder_name=builder_name).build_base
         except (UserError, StepFailed) as error:
-            found[name] = "tools"
+            references[name] = "tools"
             notes.append(f"the layers with the launcher and the trainers have no byte code for {name}: {error}")
-    return found, notes
+    return references, notes
 
 
 def _find(
@@ -154,7 +153,7 @@ def _find(
     *,
     builder_name: str,
 ) -> Resolved:
-    """See :func:`resolve`."""
+    """Return what :func:`resolve` does without the variables."""
     base = bases()[name]
     machine = machine or docker_engine.architecture()
     architecture = architecture or machine
@@ -163,11 +162,12 @@ def _find(
         reference = f"{base.image}@{digest}"
         # Another name for the same image: a build replaces the one of the base (trainyard.image.working_directory).
         of_all_platforms = f"{Reference.parse(base.image).name}@{digest}"
-        return Resolved(reference, digest, None, _build_base_at_registry(base, builder_name) or of_all_platforms)
+        built_in = _registry_digest(base.build_base, builder_name)[0] if base.build_base else None
+        return Resolved(reference, digest, None, f"{base.build_base}@{built_in}" if built_in else of_all_platforms)
     if base.bootstrap is None:
         raise UserError(
-            f"base {base.image} is unreachable ({reason}) and cannot be bootstrapped: "
-            f"set 'TRAINYARD_BASE=<reference>' to an image with the same contents"
+            f"base {base.image} is unreachable ({reason}) and cannot be bootstrapped: set 'TRAINYARD_BASE=<reference>' "
+            "to an image with the same contents"
         )
     reference = local_reference(name, architecture)
     for wanted in dict.fromkeys((architecture, machine)):
@@ -179,7 +179,7 @@ def _find(
 
 
 def lockable_reference(name: str, context: Context) -> str:
-    """The reference of base ``name`` with its digest; without, if its registry does not answer or may not be asked."""
+    """Return the reference of base ``name``, with its digest if its registry may be asked and answers."""
     image = bases()[name].image
     if context.offline or not shutil.which("docker"):
         return image
@@ -187,14 +187,8 @@ def lockable_reference(name: str, context: Context) -> str:
     return f"{image}@{digest}" if digest else image
 
 
-def _build_base_at_registry(base: Base, builder_name: str) -> str | None:
-    """Reference of the build base with its digest; None if there is none or its registry does not answer."""
-    digest = _registry_digest(base.build_base, builder_name)[0] if base.build_base else None
-    return f"{base.build_base}@{digest}" if digest else None
-
-
 def _local_build_base(name: str, architecture: Architecture) -> str:
-    """Reference of the first base that was bootstrapped for an architecture; later ones do not replace it."""
+    """Return the reference of the first base that was bootstrapped for an architecture, which later ones leave."""
     reference = local_reference(f"{name}-build-base", architecture)
     if digest_of(reference) is None:
         docker_engine.client().images.get(local_reference(name, architecture)).tag(reference)
@@ -202,16 +196,12 @@ def _local_build_base(name: str, architecture: Architecture) -> str:
 
 
 def configured_reference(name: str) -> str:
-    """The reference of a base before it is resolved: ``TRAINYARD_BASE``, or that of images/bases.yaml."""
+    """Return the reference of a base before it is resolved: ``TRAINYARD_BASE``, or that of images/bases.yaml."""
     return settings.variable("BASE") or bases()[name].image
 
 
 def _apt(*arguments: str) -> None:
-    """Run apt-get as root, quietly.
-
-    Raises:
-        StepFailed: it failed; the message ends with its last line.
-    """
+    """Run apt-get as root, quietly, or raise :class:`StepFailed` with its last line."""
     environment = settings.environment(DEBIAN_FRONTEND="noninteractive")
     command = ["apt-get", "-qq", *arguments]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
@@ -221,7 +211,7 @@ def _apt(*arguments: str) -> None:
 
 
 def host_sources(targets: str, suite: str) -> list[str]:
-    """apt source lines for ``suite`` on the hosts that this machine's apt uses for Debian.
+    """Return apt source lines for ``suite`` on the hosts that this machine's apt uses for Debian.
 
     Args:
         targets: what ``apt-get indextargets --format '$(REPO_URI) $(LABEL)'`` prints.
@@ -235,7 +225,7 @@ def host_sources(targets: str, suite: str) -> list[str]:
 
 
 def _sources(suite: str) -> list[str]:
-    """apt source lines for ``suite``: ``TRAINYARD_DEBIAN_MIRROR``, or the mirrors of the host's own apt."""
+    """Return apt source lines for ``suite``: ``TRAINYARD_DEBIAN_MIRROR``, or the mirrors of the host's own apt."""
     given = settings.variable("DEBIAN_MIRROR")
     if given:
         return [f"deb {given} {suite} main"]
@@ -249,9 +239,8 @@ def _sources(suite: str) -> list[str]:
             if attempt == 0 and os.geteuid() == 0:
                 _apt("update")  # container images delete the package lists, and apt lists no targets without them
     raise UserError(
-        f"cannot bootstrap Debian {suite}: this host has no Debian apt source (or 'apt-get update' never ran); "
-        f"run 'TRAINYARD_DEBIAN_MIRROR=<address of a mirror> trainyard dev base', "
-        f"or set 'TRAINYARD_BASE=<reference>'"
+        f"cannot bootstrap Debian {suite}: this host has no Debian apt source (or 'apt-get update' never ran); run "
+        "'TRAINYARD_DEBIAN_MIRROR=<address of a mirror> trainyard dev base', or set 'TRAINYARD_BASE=<reference>'"
     )
 
 
@@ -269,7 +258,7 @@ def _need_mmdebstrap(*, foreign: bool) -> None:
 
 
 def bootstrap(name: str, base: Base, architecture: Architecture) -> str:
-    """Make a base from the Debian archive and import it; its reference.
+    """Make a base from the Debian archive, import it, and return its reference.
 
     23 s on 2 cores (2026-11), and several times as long for another architecture, under emulation.
 
@@ -278,23 +267,16 @@ def bootstrap(name: str, base: Base, architecture: Architecture) -> str:
         StepFailed: mmdebstrap failed; the message ends with its first error.
     """
     if base.bootstrap is None:
-        reference = "'TRAINYARD_BASE=<reference>'"
-        raise UserError(f"base {name} cannot be bootstrapped: set {reference} to an image with the same contents")
+        remedy = "set 'TRAINYARD_BASE=<reference>' to an image with the same contents"
+        raise UserError(f"base {name} cannot be bootstrapped: {remedy}")
     docker_engine.require_emulation(architecture)
     _need_mmdebstrap(foreign=architecture != architectures.of_host())
     sources = _sources(base.bootstrap)
     excludes = [f"--dpkgopt=path-exclude={pattern}" for pattern in _SLIM]
     with tempfile.TemporaryDirectory() as folder:
         tar = Path(folder) / "base.tar"
-        command = [
-            "mmdebstrap",
-            f"--architectures={architecture.name}",
-            "--variant=minbase",
-            *excludes,
-            base.bootstrap,
-            str(tar),
-            *sources,
-        ]
+        options = [f"--architectures={architecture.name}", "--variant=minbase", *excludes]
+        command = ["mmdebstrap", *options, base.bootstrap, str(tar), *sources]
         environment = settings.environment(SOURCE_DATE_EPOCH=str(FILE_EPOCH))
         done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
         if done.returncode:
@@ -302,8 +284,8 @@ def bootstrap(name: str, base: Base, architecture: Architecture) -> str:
             why = without_credentials(f"from {sources[0]!r}: {words[0]}")
             raise StepFailed(f"mmdebstrap could not bootstrap {base.bootstrap} {why}")
         reference = local_reference(name, architecture)
-        changes = ['CMD ["bash"]', f"WORKDIR {FOLDER}", f"LABEL io.trainyard.base={name}"]
-        words = [f"--platform={architecture.platform}", *(f"--change={one}" for one in changes), str(tar), reference]
+        changes = ['--change=CMD ["bash"]', f"--change=WORKDIR {FOLDER}", f"--change=LABEL io.trainyard.base={name}"]
+        words = [f"--platform={architecture.platform}", *changes, str(tar), reference]
         # The API's client for Python has no parameter for the platform.
         done = subprocess.run(["docker", "import", *words], capture_output=True, text=True, check=False)
         if done.returncode:

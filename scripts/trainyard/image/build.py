@@ -29,10 +29,10 @@ from trainyard.image import (
     workspace_files,
 )
 from trainyard.image.buildx import OnStep, bake
-from trainyard.image.local_images import digest_of
 from trainyard.image.plan import Plan, inputs, make_plan, other_pythons
 from trainyard.oci import builder, docker_engine, layer_contents
 from trainyard.oci.builder import Builder
+from trainyard.oci.docker_engine import digest_of
 from trainyard.spec import lock, state
 from trainyard.spec.lock import DEFAULT
 from trainyard.spec.model import IMAGES, RepositorySpec, Spec, relative

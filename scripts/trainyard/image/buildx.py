@@ -11,14 +11,13 @@ import subprocess
 import sys
 import tempfile
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 from trainyard.common import settings
 from trainyard.common.errors import StepFailed
 from trainyard.common.settings import ROOT
-from trainyard.image import compile_failure
 from trainyard.oci import builder, docker_engine
 from trainyard.oci.builder import Builder
 
@@ -47,11 +46,51 @@ _LAYER_NOT_WRITTEN = "unsupported diff media type"
 #: Seconds that `docker buildx` gets to cancel a build after an interrupt; it took under 1 s (2026-11).
 _CANCEL = 20
 
+_PACKAGES = "to 'packages' under 'build:'"
+_ENVIRONMENT = "in 'environment' under 'build:'"
+
+#: The compiler is three wheels, whose metadata does not say that they need the same version
+#: (https://docs.nvidia.com/cuda/cuda-installation-guide-linux/); the headers that it includes are those of the image.
+_CUDA = (
+    "it compiles CUDA code: extend a target with CUDA, and add nvidia-cuda-nvcc, nvidia-cuda-crt and nvidia-nvvm, of "
+    "the same version as nvidia-cuda-runtime in trainyard.lock, to 'requires' under 'build:'"
+)
+
+#: What a line says, and what to do about it; the first that matches a line is the reason. The words are those of
+#: setuptools, of GCC, of NVCC, of torch.utils.cpp_extension, of Python and of the shell.
+_KNOWN = (
+    (r"Killed signal terminated program|died due to signal 9",
+     "its compiler ran out of memory: set MAX_JOBS, such as '1', {environment}, or give the engine more memory"),
+    (r"CUDA_HOME environment variable is not set|\bnvcc: (?:command )?not found|nvcc not found at"
+     r"|No such file or directory: '(?:[^']*/)?nvcc'|fatal error: cu(?:da|blas|dnn|fft|solver|sparse)\w*\.h: No such",
+     _CUDA),
+    (r"arch_list\[-1\] \+= '\+PTX'",
+     "a build has no GPU to compile for: set TORCH_CUDA_ARCH_LIST, such as '8.0;9.0', {environment}"),
+    (r"Unsupported gpu architecture '(\w+)'", "nvcc cannot compile for {}: change TORCH_CUDA_ARCH_LIST {environment}"),
+    (r"^ptxas .*Unsupported \.version",
+     "its CUDA compiler is of several versions: pin nvidia-cuda-nvcc, nvidia-cuda-crt and nvidia-nvvm to one in "
+     "'requires' under 'build:'"),
+    (r"command '(?:[^']*/)?([^'/]+)' failed: No such file", "there is no compiler '{}': add g++ {packages}"),
+    (r"([\w-]+\+\+|g?cc): (?:command )?not found$", "there is no compiler '{}': add g++ {packages}"),
+    (r"fatal error: (\S+): No such file", "there is no header '{}': add the Debian package that has it {packages}"),
+    (r"^ModuleNotFoundError: No module named '([\w.]+)'",
+     "its build imports '{}' and does not declare it: add the package that has it to 'requires' under 'build:'"),
+    (r"FileNotFoundError: \[Errno 2\] No such file or directory: '([\w.+-]+)'",
+     "there is no program '{}': add the Debian package that has it {packages}"),
+    (r"([\w.+-]+): (?:command )?not found$", "there is no program '{}': add the Debian package that has it {packages}"),
+)  # fmt: skip
+
+#: Lines with the cause if none of those is there: an error of a compiler with its place, then an exception.
+_CAUSES = (r"^\S+(?::\d+(?::\d+)?|\(\d+\)): error: .+", r"^nvcc fatal +: .+", r"^\w+(?:Error|Exception): .+")
+
+#: The folder in which uv compiles a source distribution, which has a random name.
+_FOLDER = re.compile(r"/\S*/sdists-v\d+/\S*?/src/")
+
 
 def bake(
     target: str, arguments: list[str], *, name: str, quiet: bool = False, on_step: OnStep | None = None
 ) -> dict[str, Any]:
-    """Build ``target`` on a builder; BuildKit's metadata of the result (``containerimage.digest`` and more).
+    """Build ``target``, and return BuildKit's metadata of the result (``containerimage.digest`` and more).
 
     Args:
         arguments: of ``docker buildx bake``, except progress and metadata.
@@ -73,8 +112,8 @@ def bake(
         ended = docker_engine.retry_transient(lambda: _run(command, piped=not drawn, shown=not quiet, on_step=on_step))
         if ended.returncode:
             raise StepFailed(f"the build of {target} failed: {reason(ended.stderr, chosen) or 'see above'}")
-        found: dict[str, Any] = json.loads(metadata.read_text(encoding="utf-8"))[target]
-        return found
+        made: dict[str, Any] = json.loads(metadata.read_text(encoding="utf-8"))[target]
+        return made
 
 
 def _run(
@@ -110,7 +149,7 @@ def _run(
 
 
 def reason(text: str, of: Builder | None = None) -> str:
-    """Why a build failed, from the end of what ``--progress=plain`` printed; empty if it does not say.
+    """Return why a build failed, from the end of what ``--progress=plain`` printed; empty if it does not say.
 
     Args:
         of: the builder; None for that of the engine.
@@ -128,13 +167,28 @@ def reason(text: str, of: Builder | None = None) -> str:
     if steps:
         name, repeated = steps[-1]
         said = _output_of_failed_step(text, errors[-1] if errors else "") or _without_seconds(repeated.splitlines())
-        if name.startswith("compiled ") and (known := compile_failure.reason(said)):
+        if name.startswith("compiled ") and (known := compile_failure(said)):
             return f"compiled: {_short(known)}"
         errors_of_step = [line for line in said if _ERROR_LINE.search(line)] or said
         if errors_of_step:
             words = re.sub(r"^(caused by|cause|error): ", "", errors_of_step[-1].strip(), flags=re.IGNORECASE)
             return f"{name.split(' ')[0]}: {_short(words)}"
     return _short(errors[-1]) if errors else ""
+
+
+def compile_failure(said: Sequence[str]) -> str:
+    """Return what failed in one line, from the output of the step that compiles; empty if it is not known."""
+    lines = [line.strip() for line in said]
+    text = "\n".join(lines)
+    built = re.search(r"Failed to (?:build|download and build) `([^`]+)`", text)
+    package = f"{built[1]}: " if built else ""
+    for pattern, words in _KNOWN:
+        if match := re.search(pattern, text, re.MULTILINE):
+            return package + words.format(*match.groups(), packages=_PACKAGES, environment=_ENVIRONMENT)
+    for pattern in _CAUSES:
+        if match := re.search(pattern, text, re.MULTILINE):
+            return package + _FOLDER.sub("", match[0])
+    return ""
 
 
 def _disk_is_full(of: Builder | None) -> str:
@@ -148,7 +202,7 @@ def _disk_is_full(of: Builder | None) -> str:
 
 
 def _output_of_failed_step(text: str, error: str) -> list[str]:
-    """What the step wrote that failed the build with ``error``; its lines are ``#12 0.283 words``, then an error.
+    """Return what the step wrote that failed the build with ``error``, of lines such as ``#12 0.283 words``.
 
     Other steps may have failed, too, or were cancelled: the build's error ends with that of the step that failed it.
     """
@@ -162,7 +216,7 @@ def _output_of_failed_step(text: str, error: str) -> list[str]:
 
 
 def _without_seconds(lines: list[str]) -> list[str]:
-    """The text of those lines that begin with the seconds since the step started, as output does."""
+    """Return the text of those lines that begin with the seconds since the step started, as output does."""
     return [line.split(" ", 1)[1] for line in lines if re.match(r"\d+\.\d+ .*\S", line)]
 
 

@@ -1,4 +1,4 @@
-"""docs/images.md: contents and size of every target, how to run it, and when it was rebuilt.
+"""Describe docs/images.md: contents and size of every target, how to run it, and when it was rebuilt.
 
 Rendered by `make render` from the specs, docs/sizes.json (written by `make sizes`) and images/limits.yaml.
 """
@@ -13,7 +13,7 @@ from pydantic import RootModel
 
 from trainyard.common.errors import UserError, nearest
 from trainyard.common.settings import ROOT
-from trainyard.image import measurements
+from trainyard.image import sizes
 from trainyard.spec import yaml_source
 from trainyard.spec.catalog import Line, validated
 from trainyard.spec.model import IMAGES, Spec, relative
@@ -34,6 +34,13 @@ FLAGS = {"none": "", "nvidia": "--gpus all ", "tpu": "--privileged --net=host "}
 JOB_VARIABLES = {"none": "", "nvidia": " ACCELERATOR=nvidia-l4", "tpu": " ACCELERATOR=v5litepod-4"}
 
 
+#: Packages whose versions the page shows.
+SHOWN = (
+    "torch", "torchvision", "torch-xla", "torch-tpu", "tensorflow", "tensorflow-cpu", "tensorflow-tpu", "tf-nightly",
+    "keras", "keras-nightly", "libtpu", "numpy",
+)  # fmt: skip
+
+
 class _Limits(RootModel[dict[str, list[Line]]]):
     """Map targets to their limits, each one line."""
 
@@ -45,34 +52,22 @@ def limits(names: list[str]) -> dict[str, list[str]]:
         UserError: the file names a target that does not exist, or a limit is not text.
     """
     data = yaml_source.read(LIMITS)
-    found = validated(LIMITS, _Limits, data, yaml_source.plain(data)).root
-    for name in found:
+    known = validated(LIMITS, _Limits, data, yaml_source.plain(data)).root
+    for name in known:
         if name not in names:
             raise UserError(f"{relative(LIMITS)}: no target '{name}'{nearest(name, names)}")
-    return found
+    return known
 
 
 def _versions(spec: Spec) -> dict[str, str]:
-    """The framework's main packages and their locked versions."""
+    """Return the framework's main packages and their locked versions."""
     content = spec.usable_lock.of(spec.arch) if spec.usable_lock else None
     locked = content.versions if content else {}
-    shown = (
-        "torch",
-        "torchvision",
-        "torch-xla",
-        "torch-tpu",
-        "tensorflow",
-        "tensorflow-cpu",
-        "tensorflow-tpu",
-        "tf-nightly",
-        "keras",
-        "keras-nightly",
-    )
-    return {name: locked[name] for name in (*shown, "libtpu", "numpy") if name in locked}
+    return {name: locked[name] for name in SHOWN if name in locked}
 
 
 def _measured(found: dict[str, Any] | None) -> dict[str, Any] | None:
-    """A measurement with sizes in units; None if there is none."""
+    """Return a measurement with sizes in units; None if there is none."""
     if found is None:
         return None
     return found | {
@@ -87,8 +82,8 @@ def _measured(found: dict[str, Any] | None) -> dict[str, Any] | None:
 
 
 def variables(specs: list[Spec]) -> dict[str, Any]:
-    """The variables of templates/images.md.j2."""
-    sizes, known = measurements.load(), limits([spec.target for spec in specs])
+    """Return the variables of templates/images.md.j2."""
+    measured, known = sizes.load(), limits([spec.target for spec in specs])
     return {
         "targets": [
             {
@@ -107,7 +102,7 @@ def variables(specs: list[Spec]) -> dict[str, Any]:
                 "trainers": list(spec.trainer_commands()),
                 "default": spec.trainers.default,
                 "budget": in_units(spec.budget.size),
-                "measured": _measured(sizes.get(spec.target)),
+                "measured": _measured(measured.get(spec.target)),
                 "limits": known.get(spec.target, []),
                 "until": f"{spec.ends[0].day}" if spec.ends else "",
                 "because": spec.ends[0].what if spec.ends else "",
@@ -119,5 +114,5 @@ def variables(specs: list[Spec]) -> dict[str, Any]:
 
 
 def rendered(specs: list[Spec]) -> dict[Path, tuple[str, dict[str, Any]]]:
-    """Path of every generated file -> its template's name and variables."""
+    """Return path of every generated file -> its template's name and variables."""
     return {PAGE: ("images.md.j2", variables(specs))}

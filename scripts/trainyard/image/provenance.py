@@ -1,4 +1,4 @@
-"""BuildKit's SLSA provenance of an image, stored separately so that the image's digest does not depend on it.
+"""Keep BuildKit's SLSA provenance of an image apart from it, so that the image's digest does not depend on it.
 
 An attestation contains times: an image that is built with one gets a different digest in every build and could not be
 compared, promoted or reproduced by digest. The image is therefore built without attestations. The same build then runs
@@ -25,10 +25,7 @@ SLSA = "https://slsa.dev/provenance/"
 
 
 def local(target: str) -> str:
-    """Return the temporary name of the second build's image.
-
-    It is removed again: a name keeps the whole image on the disk.
-    """
+    """Return the temporary name of the second build's image, as a name keeps the whole image on the disk."""
     return f"{NAME}:{target}-provenance"
 
 
@@ -52,10 +49,10 @@ def keep(kept: Path, digest: str, arguments: list[str], builder: str) -> None:
         documents = image_store.documents(local(kept.name))
     finally:
         docker_engine.untag(local(kept.name))
-    found = statement_about(digest, documents.values())
-    if found is None:
+    about = statement_about(digest, documents.values())
+    if about is None:
         raise StepFailed(f"{kept.name}: building {digest[:19]} again for its provenance gave another digest")
-    state.record(kept, "provenance", digest, {"passed": True, "statement": found})
+    state.record(kept, "provenance", digest, {"passed": True, "statement": about})
 
 
 def statement_about(digest: str, documents: Iterable[bytes]) -> dict[str, Any] | None:
@@ -63,10 +60,10 @@ def statement_about(digest: str, documents: Iterable[bytes]) -> dict[str, Any] |
     for text in documents:
         if SLSA.encode() not in text:
             continue
-        found: dict[str, Any] = json.loads(text)
-        subjects = [one["digest"].get("sha256") for one in found.get("subject", [])]
-        if str(found.get("predicateType")).startswith(SLSA) and digest.removeprefix("sha256:") in subjects:
-            return found
+        document: dict[str, Any] = json.loads(text)
+        subjects = [subject["digest"].get("sha256") for subject in document.get("subject", [])]
+        if str(document.get("predicateType")).startswith(SLSA) and digest.removeprefix("sha256:") in subjects:
+            return document
     return None
 
 

@@ -8,9 +8,11 @@ sizes are read from the directories of its wheels.
 from __future__ import annotations
 
 import io
+import json
 import logging
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+from pathlib import Path
 from typing import Any
 
 import docker.errors
@@ -19,17 +21,18 @@ from rich.table import Table
 
 from trainyard.common.errors import StepFailed, UserError
 from trainyard.common.settings import ROOT
-from trainyard.image import measurements, wheel_layers, wheels
+from trainyard.image import wheel_layers, wheels
 from trainyard.oci import docker_engine, layers
 from trainyard.oci.layers import Stored
 from trainyard.spec import state
-from trainyard.spec.model import Spec, catalogue
-from trainyard.spec.naming import LABELS, NAME, day_and_hash
+from trainyard.spec.model import Spec, catalogue, relative
+from trainyard.spec.naming import LABELS, NAME, TAG, day_and_hash
 from trainyard.spec.units import in_units
 
 logger = logging.getLogger(__name__)
 
-CHART = ROOT / "docs" / "sizes.svg"
+#: The last measured sizes of the catalogue's images, and a chart of them.
+FILE, CHART = ROOT / "docs" / "sizes.json", ROOT / "docs" / "sizes.svg"
 
 #: Files that only CUDA builds of torch have: NVIDIA's packages, triton, torch's own CUDA libraries. Without them torch
 #: 2.9.1 has 0.60 GB. The CPU wheel of 2.13.0 has 0.70 GB, 0.05 GB of it test programs, and its libtorch_cpu.so is
@@ -65,8 +68,27 @@ WHY = {
 }
 
 
+def load(path: Path = FILE) -> dict[str, dict[str, Any]]:
+    """Return target -> its last measurement, or raise a UserError if `make sizes` did not write the file."""
+    try:
+        measured: dict[str, dict[str, Any]] = json.loads(path.read_text(encoding="utf-8"))["targets"]
+    except FileNotFoundError:
+        return {}
+    except (ValueError, KeyError) as error:
+        command = "trainyard dev sizes"
+        raise UserError(
+            f"{relative(path)}: not what '{command}' writes ({error!r}): remove it and run '{command}'"
+        ) from None
+    return measured
+
+
+def save(measured: dict[str, dict[str, Any]], path: Path = FILE) -> None:
+    """Write the measurements."""
+    path.write_text(json.dumps({"targets": measured}, indent=1, sort_keys=True) + "\n", encoding="utf-8")
+
+
 def measure(spec: Spec) -> dict[str, Any] | None:
-    """The measurement of a target's image, ``trainyard:<target>``; None if there is no such image on this host.
+    """Return the measurement of a target's image, ``trainyard:<target>``; None if there is none on this host.
 
     Returns:
         ``tag``, ``digest``, ``day`` (of the commit), ``index``, ``size`` and ``packed`` in bytes, ``layers`` (``name``,
@@ -77,55 +99,50 @@ def measure(spec: Spec) -> dict[str, Any] | None:
         image = docker_engine.client().images.get(reference)
     except docker.errors.ImageNotFound:
         return None
-    labels = image.labels
-    index = labels.get(f"{LABELS}.index", "default")
+    index = image.labels.get(f"{LABELS}.index", "default")
+    day = image.labels.get("org.opencontainers.image.created", "")[:10]
     stored = layers.read(reference, spec.dockerfile(index).read_text(encoding="utf-8"))
-    parts: list[dict[str, Any]] = [
-        {"name": layer.stage, "diff_id": layer.diff_id, "size": layer.contents.size, "packed": layer.stored}
-        for layer in stored.layers
-    ]
-    found: dict[str, Any] = {
-        "tag": labels.get("org.opencontainers.image.version", ""),
-        "digest": str(image.id),
-        "day": labels.get("org.opencontainers.image.created", "")[:10],
-        "index": index,
-        **_sums(parts),
-    }
-    if found["index"] != spec.framework.index:
-        found["estimate"] = int(found["size"]) - cuda_only(stored)
-    return found
+    parts = [(layer.stage, layer.diff_id, layer.contents.size, layer.stored) for layer in stored.layers]
+    only_cuda = None if index == spec.framework.index else cuda_only(stored)
+    return _measurement(image.labels.get(TAG, ""), str(image.id), day, index, parts, only_cuda)
 
 
 def recorded(spec: Spec) -> dict[str, Any] | None:
-    """The measurement of an image that was removed after it had passed here, from its results; None without them."""
+    """Return the measurement of an image that was removed after it had passed here, by its results; None without."""
     verified = state.last(spec.kept, "verify")
     built = state.recall(spec.kept, "build", str(verified["digest"])) if verified else None
     if not verified or not built or not verified.get("passed"):
         return None
-    parts = [
-        {"name": layer["stage"], "diff_id": layer["diff_id"], "size": layer["size"], "packed": layer["compressed"]}
-        for layer in verified["layers"]
-    ]
-    day, _ = day_and_hash(str(built["tag"]))
-    found: dict[str, Any] = {
-        "tag": built["tag"],
-        "digest": verified["digest"],
-        "day": f"{day[:4]}-{day[4:6]}-{day[6:]}" if day else "",
-        "index": built["index"],
-        **_sums(parts),
-    }
-    only_cuda = None if built["index"] == spec.framework.index else by_wheels(spec, str(built["index"]))
-    return found if only_cuda is None else found | {"estimate": int(found["size"]) - only_cuda}
+    parts = [tuple(layer[key] for key in ("stage", "diff_id", "size", "compressed")) for layer in verified["layers"]]
+    day, _ = day_and_hash(built["tag"])
+    day = f"{day[:4]}-{day[4:6]}-{day[6:]}" if day else ""
+    only_cuda = None if built["index"] == spec.framework.index else by_wheels(spec, built["index"])
+    return _measurement(built["tag"], verified["digest"], day, built["index"], parts, only_cuda)
+
+
+def _measurement(
+    tag: str, digest: str, day: str, index: str, parts: Sequence[tuple[Any, ...]], only_cuda: int | None
+) -> dict[str, Any]:
+    """Return what :func:`measure` does.
+
+    Args:
+        parts: name, diff id, size and compressed size in bytes of each layer.
+        only_cuda: bytes that only CUDA builds have, for an estimate.
+    """
+    sizes = {"size": sum(part[2] for part in parts), "packed": sum(part[3] for part in parts)}
+    layers = [dict(zip(("name", "diff_id", "size", "packed"), part, strict=True)) for part in parts]
+    measured = {"tag": tag, "digest": digest, "day": day, "index": index, **sizes, "layers": layers}
+    return measured if only_cuda is None else measured | {"estimate": sizes["size"] - only_cuda}
 
 
 def by_wheels(spec: Spec, index: str) -> int | None:
-    """Bytes of the files that only CUDA builds have, from the wheels of its framework's lock; None if unknown."""
+    """Return bytes of the files that only CUDA builds have, by the wheels of the framework's lock; None if unknown."""
     try:
-        found = wheels.addresses(spec, index)
+        addresses = wheels.addresses(spec, index)
         with requests.Session() as session:
             return sum(
                 size
-                for url in found.values()
+                for url in addresses.values()
                 for path, size in wheels.files(url, session).items()
                 if CUDA_ONLY.search(f"site-packages/{path}")
             )
@@ -134,13 +151,8 @@ def by_wheels(spec: Spec, index: str) -> int | None:
         return None
 
 
-def _sums(parts: list[dict[str, Any]]) -> dict[str, Any]:
-    sums = {key: sum(int(part[key]) for part in parts) for key in ("size", "packed")}
-    return {**sums, "layers": parts}
-
-
 def compared(before: dict[str, Any], now: dict[str, Any]) -> dict[str, Any]:
-    """A measurement with the reason, ``why``, for which the image differs from that of the last measurement.
+    """Return a measurement with the reason, ``why``, for which the image differs from that of the last measurement.
 
     If only labels differ, the image does not count as rebuilt and keeps its day.
 
@@ -153,19 +165,19 @@ def compared(before: dict[str, Any], now: dict[str, Any]) -> dict[str, Any]:
 
 
 def cuda_only(stored: Stored) -> int:
-    """Bytes of the files that only a CUDA build has."""
+    """Return bytes of the files that only a CUDA build has."""
     return sum(
         file.size for layer in stored.layers for path, file in layer.contents.files.items() if CUDA_ONLY.search(path)
     )
 
 
 def why(before: list[dict[str, Any]], after: list[dict[str, Any]]) -> str:
-    """The parts of an image that changed since the last measurement."""
+    """Return the parts of an image that changed since the last measurement."""
     if not before:
         return "first measured"
     known = {part["diff_id"] for part in before}
     changed = [_reason(part["name"]) for part in after if part["diff_id"] not in known]
-    gone = [_reason(part["name"]) for part in before if part["name"] not in {one["name"] for one in after}]
+    gone = [_reason(part["name"]) for part in before if part["name"] not in {other["name"] for other in after}]
     return ", ".join(dict.fromkeys([*changed, *gone])) or "order of layers"
 
 
@@ -176,15 +188,15 @@ def _reason(layer: str) -> str:
 
 
 def bars(measured: dict[str, Any]) -> dict[str, int]:
-    """Bytes of each part of a bar; the small layers on top are one part."""
-    found = dict.fromkeys(COLOURS, 0)
+    """Return bytes of each part of a bar; the small layers on top are one part."""
+    sums = dict.fromkeys(COLOURS, 0)
     for part in measured["layers"]:
-        found[_part_of_bar(str(part["name"]))] += int(part["size"])
-    return found
+        sums[_part_of_bar(str(part["name"]))] += int(part["size"])
+    return sums
 
 
 def _part_of_bar(layer: str) -> str:
-    if layer.startswith(wheel_layers.ONE) or layer == "framework":  # of an image that was measured before 2026-11-23
+    if layer.startswith(wheel_layers.ONE):
         return "large wheels"
     if layer.startswith(wheel_layers.SEVERAL) or layer == "requirements":
         return "small wheels"
@@ -192,7 +204,7 @@ def _part_of_bar(layer: str) -> str:
 
 
 def chart(found: dict[str, dict[str, Any]], budgets: dict[str, int]) -> str:
-    """The text of an SVG with one bar per target: its layers side by side, and a line at its budget.
+    """Return the text of an SVG with one bar per target: its layers side by side, and a line at its budget.
 
     The same data give the same text.
     """
@@ -208,7 +220,7 @@ def chart(found: dict[str, dict[str, Any]], budgets: dict[str, int]) -> str:
         for part, colour in COLOURS.items():
             widths = [bars(found[name])[part] / 1e9 for name in names]
             axes.barh(names, widths, left=left, color=colour, label=part, height=0.62)
-            left = [one + width for one, width in zip(left, widths, strict=True)]
+            left = [start + width for start, width in zip(left, widths, strict=True)]
         for row, name in enumerate(names):
             label = in_units(found[name]["size"])
             if "estimate" in found[name]:
@@ -229,7 +241,7 @@ def chart(found: dict[str, dict[str, Any]], budgets: dict[str, int]) -> str:
 
 
 def table(found: dict[str, dict[str, Any]], specs: Iterable[Spec]) -> Table:
-    """The measurements, for people."""
+    """Return the measurements for people."""
     shown = Table("target", "size", "compressed", "budget", "estimate", "index", "rebuilt", "why")
     for spec in specs:
         one = found.get(spec.target)
@@ -252,20 +264,19 @@ def update(chosen: list[Spec]) -> tuple[list[str], dict[str, dict[str, Any]]]:
     Raises:
         UserError: none of them has an image on this host.
     """
-    everything = measurements.load()
+    everything = load()
     done = []
     for spec in chosen:
-        found = measure(spec) or recorded(spec)
-        if found is None:
+        if measured := measure(spec) or recorded(spec):
+            everything[spec.target] = compared(everything.get(spec.target, {}), measured)
+            done.append(spec.target)
+        else:
             logger.info(f"{spec.target}: no image on this host: its last measurement stays")
-            continue
-        everything[spec.target] = compared(everything.get(spec.target, {}), found)
-        done.append(spec.target)
     if not done:
         raise UserError("no target has an image on this host: run 'trainyard dev images' or 'trainyard image ...'")
     budgets = {spec.target: spec.budget.size for spec in catalogue()}
     everything = {name: everything[name] for name in sorted(everything) if name in budgets}
     text = chart(everything, budgets)
-    measurements.save(everything)
+    save(everything)
     CHART.write_text(text, encoding="utf-8")
     return done, everything

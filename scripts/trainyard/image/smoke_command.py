@@ -1,6 +1,6 @@
 """Run a user's own command in its image before the image gets a name: the smoke test of a workspace.
 
-It runs in the closed world of :mod:`trainyard.image.smoke_sandbox`: without a network, as a user that the image does
+It runs in the closed world of :mod:`trainyard.image.smoke_containers`: without a network, as a user that the image does
 not know, with a fake ``TPU_CONFIG`` and the variables that keep hubs and experiment trackers offline. /data holds the
 folder ``smoke.data``, read-only; /output is an empty folder that it may write to. How far it is tested depends on
 trainyard.yaml:
@@ -38,8 +38,8 @@ from docker.models.containers import Container
 from trainyard.common.errors import StepFailed
 from trainyard.image import smoke_containers
 from trainyard.image.local_run import DATA, OUTPUT, SHARED_MEMORY
+from trainyard.image.smoke_containers import EMULATED, GRACE, SmokeSandbox
 from trainyard.image.smoke_failure import Explanation, Run, asked_for, own_lines
-from trainyard.image.smoke_sandbox import EMULATED, GRACE, SmokeSandbox
 from trainyard.oci import docker_engine
 from trainyard.sandbox import containers
 from trainyard.spec.workspace import COMMAND, FOLDER, Level, SmokeRun, Workspace
@@ -50,19 +50,9 @@ logger = logging.getLogger(__name__)
 HELP_SECONDS = 20
 
 #: Words of the launcher's own command line, which it does not pass on (launcher/cli.py).
-LAUNCHER_OPTIONS = frozenset(
-    (
-        "--",
-        "--explain",
-        "--force",
-        "--help",
-        "--json",
-        "--print-env",
-        "--require-healthy",
-        "--runtime",
-        "--signal-group",
-    )
-)
+LAUNCHER_OPTIONS = {
+    "--", "--explain", "--force", "--help", "--json", "--print-env", "--require-healthy", "--runtime", "--signal-group",
+}  # fmt: skip
 
 #: What keeps libraries from asking their servers.
 OFFLINE = {
@@ -144,7 +134,7 @@ for name in sorted(os.listdir(folder)):
 
 @dataclass(frozen=True)
 class Subject:
-    """What is tested.
+    """Name what is tested.
 
     Attributes:
         image: its digest or reference.
@@ -162,18 +152,18 @@ class Subject:
 
     @property
     def level(self) -> Level:
-        """How far it is tested."""
+        """Return how far it is tested."""
         if self.smoke is None:
             return "started"
         return "trained" if self.smoke.expect or self.smoke.resume else "ran"
 
     def words(self, arguments: Sequence[str]) -> list[str]:
-        """The words of a container that runs the command with ``arguments``."""
+        """Return the words of a container that runs the command with ``arguments``."""
         return [*self.start, *arguments] if self.start else container_words(arguments)
 
 
 def container_words(arguments: Sequence[str]) -> list[str]:
-    """The words of a container that runs the user's command of an image with ``arguments``.
+    """Return the words of a container that runs the user's command of an image with ``arguments``.
 
     Platforms give a container the arguments alone. The launcher would take an argument for a command, or for its own
     option, if it comes first and looks like one: then they follow the command's name.
@@ -183,31 +173,31 @@ def container_words(arguments: Sequence[str]) -> list[str]:
 
 
 def help_passes(lines: Iterable[str]) -> bool:
-    """Whether a command that failed with ``--help`` has started: it says how it is used, or that it has no such option.
+    """Return whether a command that failed with ``--help`` has started: it says how it is used, or has no such option.
 
     The exception of a traceback counts if it is about ``--help``, which the command took for something else.
     """
-    found = own_lines(lines)
-    if any(line.startswith("Traceback (most recent call last)") for line in found):
-        return "--help" in next((line for line in reversed(found) if line.strip()), "")
-    return any(_USAGE.search(line) for line in found)
+    own = own_lines(lines)
+    if any(line.startswith("Traceback (most recent call last)") for line in own):
+        return "--help" in next((line for line in reversed(own) if line.strip()), "")
+    return any(_USAGE.search(line) for line in own)
 
 
 def written_elsewhere(changes: Iterable[dict[str, Any]], places: Iterable[str]) -> list[str]:
-    """The paths that a container changed outside of ``places``, without the folders that hold them.
+    """Return the paths that a container changed outside of ``places``, without the folders that hold them.
 
     Args:
         changes: of the container's file system, as the engine's API lists them.
     """
     paths = sorted(str(change["Path"]) for change in changes)
     inside = tuple(f"{place}/" for place in places)
-    found = [path for path in paths if not f"{path}/".startswith(inside)]
-    return [path for path in found if not any(other.startswith(f"{path}/") for other in paths)]
+    outside = [path for path in paths if not f"{path}/".startswith(inside)]
+    return [path for path in outside if not any(other.startswith(f"{path}/") for other in paths)]
 
 
 @dataclass(frozen=True)
 class Progress:
-    """Half of a run: ``lines`` of its log, or, if it prints nothing meanwhile, a part of its ``seconds``."""
+    """Measure half of a run: ``lines`` of its log, or, if it prints nothing meanwhile, a part of its ``seconds``."""
 
     lines: int
     seconds: float
@@ -215,7 +205,7 @@ class Progress:
 
 @dataclass(frozen=True)
 class Stopped:
-    """A run that was ended with SIGTERM.
+    """Describe a run that was ended with SIGTERM.
 
     Attributes:
         problem: why it cannot be continued; empty if it can.
@@ -230,7 +220,7 @@ class Stopped:
 
 
 class Tester:
-    """Runs the command of one subject."""
+    """Run the command of one subject."""
 
     def __init__(self, subject: Subject) -> None:
         self.subject = subject
@@ -249,9 +239,9 @@ class Tester:
 
     @contextmanager
     def sandbox(self) -> Iterator[SmokeSandbox]:
-        """A closed world with the data, an empty output folder, and the working directory as it is in the image."""
+        """Yield a closed world with the data, an empty output folder, and the working directory as in the image."""
         files = {"observer/sitecustomize.py": _OBSERVER.read_bytes()}
-        volumes = {self.folder: "rw", OUTPUT: "rw", DATA: "ro"} if self.folder != "/" else {OUTPUT: "rw", DATA: "ro"}
+        volumes = dict.fromkeys(self._tops, "rw") | {DATA: "ro"}
         with SmokeSandbox(self.subject.image, files, ("observer/asked",), volumes, self._emulated) as sandbox:
             sandbox.run(f"import os; os.chmod({OUTPUT!r}, 0o1777)")
             data = self.subject.smoke.data if self.subject.smoke else None
@@ -269,17 +259,12 @@ class Tester:
         return sandbox.start(*words, environment=environment, **options)
 
     def ended(self, sandbox: SmokeSandbox, container: Container, status: int) -> Run:
-        """The facts of a container that has ended."""
-        container.reload()
-        out_of_memory = bool(container.attrs["State"].get("OOMKilled"))
-        return Run(status, containers.lines_of(container), hosts(sandbox), out_of_memory)
+        """Return the facts of a container that has ended, with the hosts asked for since the last one ended."""
+        hosts = list(dict.fromkeys(sandbox.run(_ASKED).split()))
+        return Run(status, containers.lines_of(container), hosts, smoke_containers.out_of_memory(container))
 
     def fail(self, run: Run, reason: str) -> None:
-        """End the test.
-
-        Raises:
-            StepFailed: always.
-        """
+        """End the test with :class:`StepFailed`."""
         for line in run.lines[-20:]:
             logger.info(f"  | {line}")
         raise StepFailed(reason)
@@ -298,11 +283,7 @@ class Tester:
             )
 
     def check_started(self) -> None:
-        """Start the command with ``--help``.
-
-        Raises:
-            StepFailed: it cannot start.
-        """
+        """Start the command with ``--help``, or raise :class:`StepFailed` if it cannot start."""
         with self.sandbox() as sandbox:
             container = self.start(sandbox, ["--help"])
             limit = HELP_SECONDS * self._longer
@@ -319,7 +300,7 @@ class Tester:
             self.note(run, container)
 
     def check_run(self, smoke: SmokeRun) -> Progress:
-        """Run the command to its end; when half of it was done.
+        """Run the command to its end, and return when half of it was done.
 
         Raises:
             StepFailed: it failed, or took too long, or printed no line that is expected.
@@ -351,13 +332,11 @@ class Tester:
         return Progress(launched + len(own_lines(run.lines)) // 2, seconds)
 
     def check_resume(self, smoke: SmokeRun, half: Progress) -> dict[str, Any]:
-        """Stop the command and start it again; ``seconds_to_stop``, and ``continued_from``, a file that it read.
+        """Stop the command at ``half``, start it again, and return ``seconds_to_stop`` and ``continued_from``, a file.
 
         It is stopped in a restricted container. What fails there, and nowhere else, is a note: not every platform
         restricts containers, and jobs can ask for more shared memory.
 
-        Args:
-            half: when to stop it.
         Raises:
             StepFailed: it did not stop as it must, or did not continue.
         """
@@ -428,23 +407,18 @@ class Tester:
 
     @property
     def _tops(self) -> list[str]:
-        """The folders in which a command leaves files."""
+        """Return the folders in which a command leaves files."""
         return [self.folder, OUTPUT] if self.folder != "/" else [OUTPUT]
 
     def _limit(self, smoke: SmokeRun) -> int:
-        """Seconds that a run may take, or is observed for."""
+        """Return seconds that a run may take, or is observed for."""
         return (smoke.seconds or smoke.timeout) * self._longer
 
     @staticmethod
     def _files(sandbox: SmokeSandbox, *folders: str) -> dict[str, list[int]]:
-        """Path of a file in ``folders`` -> inode, modification and access time."""
-        found: dict[str, list[int]] = json.loads(sandbox.run(_LIST, *folders))
-        return found
-
-
-def hosts(sandbox: SmokeSandbox) -> list[str]:
-    """The hosts that Python programs asked for since the last call."""
-    return list(dict.fromkeys(sandbox.run(_ASKED).split()))
+        """Return path of a file in ``folders`` -> inode, modification and access time."""
+        files: dict[str, list[int]] = json.loads(sandbox.run(_LIST, *folders))
+        return files
 
 
 def _pack(folder: Path, file: Any) -> None:
@@ -462,7 +436,7 @@ def _pack(folder: Path, file: Any) -> None:
 
 
 def _until(container: Container, half: Progress) -> bool:
-    """Wait until a run has come this far; whether it is running then."""
+    """Wait until a run has come this far, and return whether it is running then."""
     lines = 0
     # A run that prints only at its end: three quarters of its time, since the second start is often quicker.
     for piece in containers.output(container, half.seconds * 0.75):

@@ -1,4 +1,10 @@
-"""The containers of a smoke test in which less is available than on a workstation, as on some platforms.
+"""Start the containers of a smoke test, in a closed world, and some with less than a workstation has.
+
+The closed world is an internal network with a fake of Google Cloud, and volumes. The fake of its metadata server and
+TPU API (scripts/trainyard/sandbox/fakes/google_cloud.py) runs in a sidecar container of the same image. No host mount
+and no host port is used, so the test runs the same way on a laptop, in CI, in Cloud Build and with a remote engine.
+
+In these containers less is available, as on some platforms:
 
 Restricted
     A user that the image does not know, of group 0, as OpenShift assigns them; the 64 MB of /dev/shm that Docker and
@@ -14,18 +20,35 @@ Two processes
 from __future__ import annotations
 
 import contextlib
+import functools
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import docker.errors
 from docker.models.containers import Container
 
+from trainyard.common.errors import StepFailed
 from trainyard.image.memory_filler import SAVING
-from trainyard.image.smoke_sandbox import FOLDER, SmokeSandbox
 from trainyard.oci import docker_engine
 from trainyard.sandbox import containers
+from trainyard.sandbox.containers import GOOGLE_CLOUD, Sandbox, archive
+
+PORT = 8080
+PROJECT, ZONE, NODE = "smoke-project", "us-central1-b", "smoke-node"
+#: Endpoint of the fake's TPU node: an address that is reserved for documentation (RFC 5737).
+ENDPOINT = "192.0.2.10:8470"
+
+#: Seconds from SIGTERM to the end: what GKE leaves non-system pods on Spot VMs
+#: (https://cloud.google.com/kubernetes-engine/docs/concepts/spot-vms).
+GRACE = 15
+
+#: How many times as long each step may take under emulation, which trains on about 8 images/s (tf-cpu, 2026-11).
+EMULATED = 6
+
+#: Where the files of the test are in the containers.
+FOLDER = "/smoke"
 
 #: A user that no image knows, in group 0: what clusters that assign users use
 #: (https://docs.redhat.com/en/documentation/openshift_container_platform/4.17/html/images/creating-images).
@@ -76,18 +99,115 @@ wait "$first" && wait "$second"
 _ADDRESSES = ["localhost:2222", "localhost:2223"]
 
 
+class SmokeSandbox(Sandbox):
+    """Run containers without a way out, with the volumes and the sidecar of a smoke test.
+
+    Args:
+        image: under test; the sidecar is a container of it too.
+        files: name -> content, copied to /smoke.
+        folders: created in /smoke; every user may write to them.
+        volumes: path -> mode of further volumes. ``rw`` ones begin with what the image has there.
+        environment: variables of the image's containers.
+    """
+
+    def __init__(
+        self,
+        image: str,
+        files: Mapping[str, bytes],
+        folders: tuple[str, ...] = (),
+        volumes: Mapping[str, str] | None = None,
+        environment: Mapping[str, str] | None = None,
+    ) -> None:
+        super().__init__("smoke", internal=True)
+        self.image = image
+        self._files = archive(files, folders)
+        self._modes = {FOLDER: "rw", **(volumes or {})}
+        self._environment = dict(environment or {})
+
+    def set_up(self) -> None:
+        """Create the network and the volumes, and start the sidecar."""
+        super().set_up()
+        self._volumes = {
+            self.volume(str(number)): {"bind": path, "mode": mode}
+            for number, (path, mode) in enumerate(self._modes.items())
+        }
+        command = [f"--port={PORT}", "--host=0.0.0.0", f"--project={PROJECT}", f"--zone={ZONE}", f"--node={NODE}"]
+        command += ["--states=CREATING,CREATING,READY", f"--endpoint={ENDPOINT}"]
+        writable = {name: volume | {"mode": "rw"} for name, volume in self._volumes.items()}
+        self._sidecar = self.sidecar(self.image, GOOGLE_CLOUD, command, "fake", volumes=writable)
+        self._sidecar.put_archive(FOLDER, self._files)
+        self._sidecar.start()
+
+    def put(self, path: str, tar: IO[bytes]) -> None:
+        """Unpack ``tar`` in the folder ``path`` of a volume."""
+        self._sidecar.put_archive(path, tar)
+
+    def run(self, script: str, *arguments: str) -> str:
+        """Return what a Python script prints in the sidecar, as root with the volumes, or raise :class:`StepFailed`."""
+        done = self._sidecar.exec_run(["python3", "-I", "-S", "-c", script, *arguments], user="0")
+        assert isinstance(done.output, bytes)  # not streamed
+        if done.exit_code:
+            raise StepFailed(f"the smoke test's sidecar does not answer: {done.output!r:.300}")
+        return done.output.decode(errors="replace")
+
+    def start(self, *command: str, environment: Mapping[str, str] | None = None, **options: Any) -> Container:
+        """Start the image under test with ``command``, as the platform would start it.
+
+        Args:
+            environment: in addition to the variables of a job with a TPU node.
+            options: of ``docker.containers.create``: user, tmpfs, read_only...
+        """
+        where = f"{self.name}-fake:{PORT}"
+        container = self.create(
+            self.image,
+            command,
+            environment={
+                "TPU_CONFIG": json.dumps({"project": PROJECT, "zone": ZONE, "tpu_node_name": NODE}),
+                "GCE_METADATA_HOST": where,
+                "TPU_API_ENDPOINT": f"http://{where}",
+                "LAUNCHER_TPU_INTERVAL": "0.2",
+                "LAUNCHER_REHEARSE": "1",
+                **self._environment,
+                **(environment or {}),
+            },
+            volumes=self._volumes,
+            cap_drop=["ALL"],
+            security_opt=["no-new-privileges"],
+            **options,
+        )
+        container.start()
+        return container
+
+    def module_path(self, folder: str) -> str:
+        """Return ``PYTHONPATH`` of a container that imports modules of a folder in /smoke before the image's."""
+        variables = docker_engine.client().images.get(self.image).attrs["Config"].get("Env") or []
+        own = next((line.partition("=")[2] for line in variables if line.startswith("PYTHONPATH=")), "")
+        return ":".join(filter(None, (f"{FOLDER}/{folder}", own)))
+
+    @functools.cached_property
+    def has_ipv6(self) -> bool:
+        """Return whether the kernel of the engine's machine supports IPv6, so that a container can go without it."""
+        return self.run("import os; print(os.path.isdir('/proc/sys/net/ipv6'))").strip() == "True"
+
+    def polled_states(self) -> list[str]:
+        """Return the states of the node that the fake TPU API has reported, in order."""
+        url = f"http://127.0.0.1:{PORT}/_fake/requests"
+        printed = self.run(f"import urllib.request as u; print(u.urlopen({url!r}).read().decode())")
+        return [entry["state"] for entry in json.loads(printed)["requests"] if entry.get("state")]
+
+
 def files() -> dict[str, bytes]:
-    """The programs that these containers run, for the sandbox."""
+    """Return the programs that these containers run, for the sandbox."""
     return {name: Path(__file__).with_name(source).read_bytes() for name, source in _SOURCES.items()}
 
 
 def restricted(sandbox: SmokeSandbox) -> dict[str, Any]:
-    """Options of a restricted container, as ``docker.containers.create`` takes them."""
+    """Return options of a restricted container, as ``docker.containers.create`` takes them."""
     return {"user": USER, "shm_size": SHARED_MEMORY} | ({"sysctls": NO_IPV6} if sandbox.has_ipv6 else {})
 
 
 def fill_memory(sandbox: SmokeSandbox, checkpoints: str) -> dict[str, str]:
-    """Variables of a container in which :func:`limit_memory` ends the trainer when it saves to ``checkpoints``."""
+    """Return variables of a container in which :func:`limit_memory` ends a trainer that saves to ``checkpoints``."""
     sandbox.run(_WRITE, f"{FOLDER}/memory/folder", checkpoints)
     return {"PYTHONPATH": sandbox.module_path("memory")}
 
@@ -109,17 +229,13 @@ def limit_memory(sandbox: SmokeSandbox, container: Container) -> bool:
 
 
 def out_of_memory(container: Container) -> bool:
-    """Whether the kernel has killed a process of a container that ended, for its memory limit."""
+    """Return whether the kernel has killed a process of a container that ended, for its memory limit."""
     container.reload()
     return bool(container.attrs["State"].get("OOMKilled"))
 
 
 def two_processes(package: str, command: Sequence[str]) -> tuple[list[str], dict[str, str]]:
-    """The words and variables of a container that runs a trainer's ``command`` in two processes on the CPU.
-
-    Args:
-        package: of the trainer, ``torch`` or ``tf``.
-    """
+    """Return words and variables of a container that runs a trainer of ``torch`` or ``tf`` in two processes on CPUs."""
     if package == "torch":
         return [*command, "--device=cpu", "--num-cores=2"], {}
     first, second = (
@@ -130,44 +246,32 @@ def two_processes(package: str, command: Sequence[str]) -> tuple[list[str], dict
 
 
 def worker_processes() -> list[str]:
-    """The words of a container that runs two workers of a data loader."""
+    """Return the words of a container that runs two workers of a data loader."""
     return ["python", f"{FOLDER}/{_WORKERS}"]
 
 
-def check_killed(status: int) -> list[str]:
-    """What is wrong with a run that reached its memory limit while it saved."""
-    if status != 137:
-        return [f"out-of-memory run: exit status {status} at its memory limit where 137 was expected"]
-    return []
+def check_status(what: str, status: int, wanted: int = 0, when: str = "") -> list[str]:
+    """Return what is wrong with the exit status of a run."""
+    return [] if status == wanted else [f"{what}: exit status {status}{when} where {wanted} was expected"]
 
 
 def check_survived(summary: Mapping[str, Any], saved: int | None) -> list[str]:
-    """What is wrong with a run that resumed after :func:`limit_memory`.
+    """Return what is wrong with a run that resumed after :func:`limit_memory`.
 
     Args:
-        summary: of the run.
         saved: the step of the last complete checkpoint; None if it is unknown.
     """
-    found = summary.get("resumed_from")
-    if saved is not None and found != saved:
-        return [
-            f"resumed run: resumed from step {found} where {saved} was expected: the last complete checkpoint did not "
-            "survive a memory limit that was reached while the next one was saved"
-        ]
-    return []
+    step = summary.get("resumed_from")
+    if saved is None or step == saved:
+        return []
+    return [
+        f"resumed run: resumed from step {step} where {saved} was expected: the last complete checkpoint did not "
+        "survive a memory limit that was reached while the next one was saved"
+    ]
 
 
 def check_two_processes(status: int, summary: Mapping[str, Any]) -> list[str]:
-    """What is wrong with a run in two processes."""
-    if status:
-        return [f"run in two processes: exit status {status} where 0 was expected"]
-    if summary.get("processes") != 2:
+    """Return what is wrong with a run in two processes."""
+    if not status and summary.get("processes") != 2:
         return [f"run in two processes: trained in {summary.get('processes', 'an unknown number of')} where 2 were set"]
-    return []
-
-
-def check_worker_processes(status: int) -> list[str]:
-    """What is wrong with worker processes of a data loader."""
-    if status:
-        return [f"two worker processes of a data loader: exit status {status} where 0 was expected"]
-    return []
+    return check_status("run in two processes", status)

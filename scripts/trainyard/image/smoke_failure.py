@@ -1,4 +1,4 @@
-"""Why a user's command failed, in one line that names the user's file: read from its log.
+"""Explain why a user's command failed, in one line that names the user's file: read from its log.
 
 ``src/model/train.py:12: ModuleNotFoundError: No module named 'einops': add it to requirements in trainyard.yaml``
 """
@@ -54,7 +54,7 @@ _FRAMEWORKS = {"tensorflow": "tensorflow", "torch": "torch", "torch_xla": "torch
 
 @dataclass(frozen=True)
 class Run:
-    """A run of the user's command that ended by itself.
+    """Describe a run of the user's command that ended by itself.
 
     Attributes:
         status: its exit status.
@@ -71,19 +71,19 @@ class Run:
 
 @dataclass(frozen=True)
 class Traceback:
-    """``frames``: files with lines, the innermost last. ``error``: the line of the exception."""
+    """Hold ``frames``, files with lines, the innermost last, and ``error``, the line of the exception."""
 
     frames: list[tuple[str, int]]
     error: str
 
 
 def own_lines(lines: Iterable[str]) -> list[str]:
-    """The lines that the command printed, without those of the launcher."""
+    """Return the lines that the command printed, without those of the launcher."""
     return [line for line in lines if not _LAUNCHER.match(line)]
 
 
 def tracebacks(lines: Iterable[str]) -> Iterator[Traceback]:
-    """The tracebacks of Python in a log; a syntax error in the file that is run has no headline."""
+    """Yield the tracebacks of Python in a log; a syntax error in the file that is run has no headline."""
     frames: list[tuple[str, int]] = []
     for raw in lines:
         line = _RANK.sub("", raw)
@@ -98,7 +98,7 @@ def tracebacks(lines: Iterable[str]) -> Iterator[Traceback]:
 
 
 class Explanation:
-    """Explains failures of one command.
+    """Explain failures of one command.
 
     Args:
         command: what was run, the words of ``run``.
@@ -112,14 +112,14 @@ class Explanation:
         self.folder = folder.rstrip("/")
 
     def key(self, *location: str) -> str:
-        """``trainyard.yaml:5: smoke.expect``: where a key is; the command itself without a trainyard.yaml."""
+        """Return where a key is, ``trainyard.yaml:5: smoke.expect``; the command itself without a trainyard.yaml."""
         if self.workspace is None:
             return shlex.join(self.command)
         line = yaml_source.line_of(yaml_source.read(self.workspace.file), location)
         return f"{model.relative(self.workspace.file)}:{line or 1}: {'.'.join(location)}"
 
     def local(self, path: str) -> Path | None:
-        """The file of the repository that is at ``path`` in the image; None if it is not from the repository."""
+        """Return the file of the repository that is at ``path`` in the image; None if it is not from the repository."""
         if self.workspace is None or not path.startswith(f"{self.folder}/"):
             return None
         inside = path.removeprefix(f"{self.folder}/")
@@ -127,77 +127,66 @@ class Explanation:
         return next((place / inside for place in places if (place / inside).exists()), None)
 
     def shown(self, path: str) -> str:
-        """How messages name a file of the image: as in the repository, if it is from there."""
-        found = self.local(path)
-        return model.relative(found) if found else path
+        """Return how messages name a file of the image: as in the repository, if it is from there."""
+        file = self.local(path)
+        return model.relative(file) if file else path
 
     def of(self, run: Run) -> str:
-        """Why a run failed, in one line.
-
-        Args:
-            run: its status is not 0.
-        """
+        """Return why a run failed, whose status is not 0, in one line."""
         if run.out_of_memory or run.status == 137:
-            reason = "ran out of memory" if run.out_of_memory else "was killed (137), as when memory is short"
-            return f"{self.key('run')}: {reason}: give smoke.args that need less, such as a smaller batch"
+            what = "ran out of memory" if run.out_of_memory else "was killed (137), as when memory is short"
+            return f"{self.key('run')}: {what}: give smoke.args that need less, such as a smaller batch"
         lines = own_lines(run.lines)
-        found = self._not_started(run.lines) or self._in_python(lines, run.hosts) or self._in_shell(lines)
-        if found:
-            return found
+        if reason := self._not_started(run.lines) or self._in_python(lines, run.hosts) or self._in_shell(lines):
+            return reason
         last = next((line.strip() for line in reversed(lines) if line.strip()), "it printed nothing")
         return f"{self.key('run')}: exit status {run.status}: {last[:300]}{self._network(last, run)}"
 
     def _network(self, error: str, run: Run) -> str:
-        """What to add if a run failed because it has no network."""
+        """Return what to add if a run failed because it has no network."""
         asked = run.hosts or list(dict.fromkeys(_ADDRESS.findall(" ".join(own_lines(run.lines)[-30:]))))
         if not _NETWORK.search(error) and not run.hosts:
             return ""
         return f": {asked_for(asked)}" if asked else f": a smoke test has no network: {_GIVE_DATA}"
 
     def _not_started(self, lines: list[str]) -> str | None:
-        """A command that the launcher, or Python, could not start at all."""
+        """Explain a command that the launcher, or Python, could not start at all."""
         for line in lines:
-            if found := _NOT_STARTED.match(line):
-                return (
-                    self._missing(found["missing"])
-                    if found["missing"]
-                    else self._refused(found["refused"], found["why"])
-                )
-            if found := _NO_FILE.match(line):
-                return self._missing(found[1])
-            if found := _NO_MODULE.match(line):
-                return self._missing_module(found[1] or found[2])
-            if found := _NO_INTERPRETER.match(line):
-                return self._interpreter(self.command[0], found[1])
+            if said := _NOT_STARTED.match(line):
+                missing = said["missing"]
+                return self._missing(missing) if missing else self._refused(said["refused"], said["why"])
+            if said := _NO_FILE.match(line):
+                return self._missing(said[1])
+            if said := _NO_MODULE.match(line):
+                name = said[1] or said[2]
+                where = f"{self.key('run')}: no module {name!r} in the image"
+                return where + (self._left_out(name) or nearest(name, self._modules()))
+            if said := _NO_INTERPRETER.match(line):
+                return self._interpreter(self.command[0], said[1])
         return None
 
     def _path(self, word: str) -> str:
-        """The absolute path of a file that a command names."""
+        """Return the absolute path of a file that a command names."""
         return word if word.startswith("/") else f"{self.folder}/{word.removeprefix('./')}"
 
-    def _missing_module(self, name: str) -> str:
-        """What ``python -m`` does not find."""
-        where = f"{self.key('run')}: no module {name!r} in the image"
-        return where + (self._left_out(name) or nearest(name, self._modules()))
-
     def _missing(self, word: str) -> str:
-        """A file or command that does not exist in the image, or whose interpreter does not."""
+        """Explain a file or command that does not exist in the image, or whose interpreter does not."""
         inside = self._path(word).removeprefix(f"{self.folder}/")
         if "/" not in word:
             known = ["python", "python3", "bash", "sh", "torchrun", "accelerate", "deepspeed"]
             return f"{self.key('run')}: no command {word!r} in the image{nearest(word, known)}"
-        found = self.local(self._path(word))
-        if found is None:
+        file = self.local(self._path(word))
+        if file is None:
             known = [f"./{name}" if word.startswith("./") else name for name in self._files()]
             shown = word if word.startswith("./") else inside
             return f"{self.key('run')}: no file {shown} in the image{nearest(shown, known)}"
-        first = found.read_bytes().split(b"\n", 1)[0].decode(errors="replace")
+        first = file.read_bytes().split(b"\n", 1)[0].decode(errors="replace")
         if first.startswith("#!"):
             return self._interpreter(word, first.removeprefix("#!").strip(" "))
-        return f"{self.key('run')}: {model.relative(found)} is not in the image: add it to code in {FILE}"
+        return f"{self.key('run')}: {model.relative(file)} is not in the image: add it to code in {FILE}"
 
     def _interpreter(self, word: str, name: str) -> str:
-        """A script whose ``#!`` line names what the image does not have."""
+        """Explain a script whose ``#!`` line names what the image does not have."""
         where = f"{self.shown(self._path(word))}:1"
         if name.endswith("\r"):
             return (
@@ -214,36 +203,27 @@ class Explanation:
         return f"{self.key('run')}: cannot execute {word}: {why}"
 
     def _in_shell(self, lines: list[str]) -> str | None:
-        """The last error of a shell script of the user's."""
+        """Return the last error of a shell script of the user's."""
         for line in reversed(lines):
-            found = _SHELL.match(line)
-            if found:
-                path = (
-                    found["file"]
-                    if found["file"].startswith("/")
-                    else f"{self.folder}/{found['file'].removeprefix('./')}"
-                )
-                return f"{self.shown(path)}:{found['line']}: {found['what']}"
+            if said := _SHELL.match(line):
+                return f"{self.shown(self._path(said['file']))}:{said['line']}: {said['what']}"
         return None
 
     def _in_python(self, lines: list[str], hosts: list[str]) -> str | None:
-        """The last exception that has a line of the user's, else the last."""
-        found = list(tracebacks(lines))
-        if not found:
+        """Return the last exception that has a line of the user's, else the last."""
+        where, error = "", ""
+        for traceback in tracebacks(lines):
+            own = [(path, line) for path, line in traceback.frames if path.startswith(f"{self.folder}/")]
+            if own:
+                where, error = f"{self.shown(own[-1][0])}:{own[-1][1]}", traceback.error
+            elif not where:
+                error = traceback.error
+        if not error:
             return None
-        own = [
-            (one, frame) for one in found for frame in reversed(one.frames) if frame[0].startswith(f"{self.folder}/")
-        ]
-        if not own:
-            where, error = self.key("run"), found[-1].error
-        else:
-            best = own[-1][0]
-            path, line = next(frame for one, frame in own if one is best)
-            where, error = f"{self.shown(path)}:{line}", best.error
-        return f"{where}: {error[:300]}{self._advice(error, Run(1, lines, hosts))}"
+        return f"{where or self.key('run')}: {error[:300]}{self._advice(error, Run(1, lines, hosts))}"
 
     def _advice(self, error: str, run: Run) -> str:
-        """What to do about an exception: `` : do this``; empty if nothing is known about it."""
+        """Return what to do about an exception: `` : do this``; empty if nothing is known about it."""
         kind, _, text = error.partition(": ")
         if kind == "ModuleNotFoundError" and (named := re.search(r"No module named '([\w.]+)'", text)):
             return f": {self._module_advice(named[1])}"
@@ -272,31 +252,28 @@ class Explanation:
         return self._left_out(module).removeprefix(": ") or f"add {name} to requirements in {FILE}"
 
     def _left_out(self, module: str) -> str:
-        """`` : ...`` for a module that the repository has and the image does not."""
+        """Return `` : ...`` for a module that the repository has and the image does not."""
         if self.workspace is None:
             return ""
         parts = Path(*module.split("."))
         for place in (self.workspace.root, self.workspace.root / "src"):
-            found = next((one for one in (place / parts, place / f"{parts}.py") if one.exists()), None)
-            if found is not None:
-                return f": {model.relative(found)} is not in the image: add it to code in {FILE}"
+            for path in (place / parts, place / f"{parts}.py"):
+                if path.exists():
+                    return f": {model.relative(path)} is not in the image: add it to code in {FILE}"
         return ""
 
     def _file_advice(self, path: str) -> str:
-        found = self.local(path if path.startswith("/") else f"{self.folder}/{path}")
-        if found is not None:
-            return f"add {model.relative(found)} to code in {FILE}, or give its folder as smoke.data"
+        if file := self.local(path if path.startswith("/") else f"{self.folder}/{path}"):
+            return f"add {model.relative(file)} to code in {FILE}, or give its folder as smoke.data"
         return "a smoke test finds data in /data: give its folder as smoke.data, and name /data in smoke.args"
 
     def _files(self) -> list[str]:
-        """Files of the code that could be meant, relative to the repository."""
+        """Return files of the code that could be meant, relative to the repository."""
         if self.workspace is None:
             return []
-        root = self.workspace.root
-        found = [path for pattern in ("*.py", "*.sh", "*/*.py", "*/*.sh", "*/*/*.py") for path in root.glob(pattern)]
-        return [
-            path.relative_to(root).as_posix() for path in found if not path.relative_to(root).parts[0].startswith(".")
-        ]
+        root, patterns = self.workspace.root, ("*.py", "*.sh", "*/*.py", "*/*.sh", "*/*/*.py")
+        files = [path.relative_to(root) for pattern in patterns for path in root.glob(pattern)]
+        return [path.as_posix() for path in files if not path.parts[0].startswith(".")]
 
     def _modules(self) -> list[str]:
         names = [name.removesuffix(".py").removesuffix("/__init__").replace("/", ".") for name in self._files()]
@@ -307,5 +284,5 @@ _GIVE_DATA = f"give the files as smoke.data in {FILE}, and read them from /data"
 
 
 def asked_for(hosts: Iterable[str]) -> str:
-    """``asked for huggingface.co, which a smoke test cannot reach``, and what to do."""
+    """Return ``asked for huggingface.co, which a smoke test cannot reach``, and what to do."""
     return f"asked for {', '.join(hosts)}, which a smoke test cannot reach: {_GIVE_DATA}"

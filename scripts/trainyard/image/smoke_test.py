@@ -32,7 +32,8 @@ from docker.models.containers import Container
 
 from trainyard.common.errors import StepFailed
 from trainyard.image import smoke_command, smoke_containers, worker_processes
-from trainyard.image.smoke_sandbox import EMULATED, GRACE, SmokeSandbox
+from trainyard.image.smoke_command import Subject
+from trainyard.image.smoke_containers import EMULATED, GRACE, SmokeSandbox, check_status
 from trainyard.oci import docker_engine
 from trainyard.sandbox.containers import lines_of, prints, wait
 from trainyard.sandbox.datasets import digits
@@ -62,7 +63,7 @@ RESTRICTED = f" in a container with {smoke_containers.RESTRICTED}: try docker ru
 
 @dataclass(frozen=True)
 class Finished:
-    """A container that exited: its status, log lines, and the trainer's summary (the JSON object of its last line)."""
+    """Describe a container that exited: status, log lines, and the trainer's summary (its last line, a JSON object)."""
 
     status: int
     lines: list[str]
@@ -70,34 +71,30 @@ class Finished:
 
 
 def summary_of(lines: list[str]) -> dict[str, Any]:
-    """The trainer's summary, a JSON object with ``"event": "summary"``; empty if there is none."""
+    """Return the trainer's summary, a JSON object with ``"event": "summary"``; empty if there is none."""
     for line in reversed(lines):
         if line.startswith("{"):
             with contextlib.suppress(json.JSONDecodeError):
-                found = json.loads(line)
-                if isinstance(found, dict) and found.get("event") == "summary":
-                    return found
+                summary = json.loads(line)
+                if isinstance(summary, dict) and summary.get("event") == "summary":
+                    return summary
     return {}
 
 
 def unexpected_lines(lines: list[str]) -> list[str]:
-    """The lines that the log of a good run does not have."""
+    """Return the lines that the log of a good run does not have."""
     return [line for line in lines if _NOISE.match(line) and _NO_DRIVER not in line]
 
 
 def _digits() -> dict[str, bytes]:
-    """The data: scikit-learn's 1,797 real digits as MNIST's four IDX files."""
+    """Return the data: scikit-learn's 1,797 real digits as MNIST's four IDX files."""
     with tempfile.TemporaryDirectory() as folder:
         digits.write_idx(Path(folder))
         return {f"data/{path.name}": path.read_bytes() for path in sorted(Path(folder).iterdir())}
 
 
 def _finish(container: Container, what: str, timeout: float = RUN_TIMEOUT) -> Finished:
-    """Wait until a container exits.
-
-    Raises:
-        StepFailed: it did not exit within ``timeout`` seconds.
-    """
+    """Wait until a container exits, for ``timeout`` seconds, or raise :class:`StepFailed`."""
     status = wait(container, timeout)
     lines = lines_of(container)
     if status is None:
@@ -114,62 +111,61 @@ def _refuse(problems: list[str], finished: Finished, where: str = "") -> None:
 
 
 def check_straight(finished: Finished, floor: float) -> list[str]:
-    """What is wrong with a run that should have learned the digits; ``floor`` is a fraction of 1."""
-    found = finished.summary
-    problems = []
-    if finished.status:
-        problems.append(f"straight run: exit status {finished.status} where 0 was expected")
-    elif not found:
+    """Return what is wrong with a run that should have learned the digits; ``floor`` is a fraction of 1."""
+    summary, problems = finished.summary, check_status("straight run", finished.status)
+    if not problems and not summary:
         problems.append("straight run: no summary line in the trainer's output")
-    else:
-        if not found["loss_last"] < found["loss_first"]:
-            problems.append(f"straight run: the loss did not fall ({found['loss_first']} -> {found['loss_last']})")
-        if not found["accuracy"] >= 100 * floor:
-            problems.append(f"straight run: accuracy {found['accuracy']:.2f} % is below the floor of {100 * floor:g} %")
+    elif not problems:
+        if not summary["loss_last"] < summary["loss_first"]:
+            problems.append(f"straight run: the loss did not fall ({summary['loss_first']} -> {summary['loss_last']})")
+        if not summary["accuracy"] >= 100 * floor:
+            accuracy = f"accuracy {summary['accuracy']:.2f} % is below the floor of {100 * floor:g} %"
+            problems.append(f"straight run: {accuracy}")
     problems += [f"straight run: unexpected line in the log: {line}" for line in unexpected_lines(finished.lines)]
     return problems
 
 
 def check_stopped(finished: Finished, seconds: float, grace: float = GRACE) -> list[str]:
-    """What is wrong with a run that got SIGTERM ``seconds`` before its end, and may take ``grace``."""
-    if finished.status != 143:
-        return [f"stopped run: exit status {finished.status} after SIGTERM where 143 was expected"]
-    if seconds > grace:
+    """Return what is wrong with a run that got SIGTERM ``seconds`` before its end, and may take ``grace``."""
+    problems = check_status("stopped run", finished.status, 143, " after SIGTERM")
+    if not problems and seconds > grace:
         return [f"stopped run: took {seconds:.1f} s to end after SIGTERM; platforms give {grace} s"]
-    return []
+    return problems
 
 
 def check_resumed(finished: Finished, straight: Finished) -> list[str]:
-    """What is wrong with a run that should have resumed the stopped one and ended like the straight one."""
-    if finished.status:
-        return [f"resumed run: exit status {finished.status} where 0 was expected"]
-    found, expected = finished.summary, straight.summary
-    if not found.get("resumed_from"):
+    """Return what is wrong with a run that should have resumed the stopped one and ended like the straight one."""
+    if problems := check_status("resumed run", finished.status):
+        return problems
+    summary, expected = finished.summary, straight.summary
+    if not summary.get("resumed_from"):
         return ["resumed run: started over instead of resuming: the stopped run left no usable checkpoint"]
-    if found["weights_sha256"] != expected["weights_sha256"] or found["accuracy"] != expected["accuracy"]:
+    if summary["weights_sha256"] != expected["weights_sha256"] or summary["accuracy"] != expected["accuracy"]:
         return [
-            f"resumed run: ended with different weights than the straight run (accuracy {found['accuracy']} "
+            f"resumed run: ended with different weights than the straight run (accuracy {summary['accuracy']} "
             f"against {expected['accuracy']})"
         ]
     return []
 
 
 def smoke(spec: Spec, reference: str) -> dict[str, Any]:
-    """Run the user's command in the image ``reference``, or train in it; the facts recorded for its digest.
+    """Run the user's command in the image ``reference``, or train in it, and record the facts for its digest.
 
     Raises:
         StepFailed: a run failed; the message gives the first reason.
     """
     digest = docker_engine.digest(reference, made_by=spec.command("dev build"))
     if spec.run:
-        subject = smoke_command.Subject(digest, tuple(spec.run), (), spec.workspace.document.smoke, spec.workspace)
-    facts = smoke_command.check(subject) if spec.run else _train(spec, digest)
+        workspace = spec.workspace
+        facts = smoke_command.check(Subject(digest, tuple(spec.run), (), workspace.document.smoke, workspace))
+    else:
+        facts = _train(spec, digest)
     state.record(spec.kept, "smoke", digest, facts)
     return {"digest": digest} | facts
 
 
 def _train(spec: Spec, digest: str) -> dict[str, Any]:
-    """The smoke test of a target of the catalogue; see :class:`trainyard.spec.state.SmokeResult`."""
+    """Test a target of the catalogue; see :class:`trainyard.spec.state.SmokeResult`."""
     started = time.monotonic()
     emulated = docker_engine.emulated_environment(spec.architecture)
     with SmokeSandbox(digest, _digits() | smoke_containers.files(), ("out",), environment=emulated) as sandbox:
@@ -195,7 +191,7 @@ def _train(spec: Spec, digest: str) -> dict[str, Any]:
 
 
 class _Training:
-    """The runs of one smoke test, in this order; each raises ``StepFailed`` with the first reason why it failed."""
+    """Hold the runs of one smoke test, in this order; each raises ``StepFailed`` with the first reason it fails for."""
 
     def __init__(self, spec: Spec, sandbox: SmokeSandbox, *, emulated: bool) -> None:
         self.facts: dict[str, Any] = {}
@@ -217,7 +213,7 @@ class _Training:
         return self._start(words, environment=environment, **smoke_containers.restricted(self._sandbox))
 
     def check_learning(self) -> None:
-        """The launcher finds the TPU node, and the trainer learns."""
+        """Check that the launcher finds the TPU node, and the trainer learns."""
         self._straight = straight = _finish(self._start(self._command("straight")), "straight run", self._timeout)
         _refuse(check_straight(straight, self._spec.smoke.accuracy), straight)
         states = self._sandbox.polled_states()
@@ -228,7 +224,7 @@ class _Training:
         self.facts["tpu_states"] = states
 
     def check_stopping(self) -> None:
-        """In a restricted container, SIGTERM in the second epoch ends the run, which saves a checkpoint."""
+        """Check that SIGTERM in the second epoch ends the run, which saves a checkpoint, in a restricted container."""
         container = self._start_restricted(self._command("stopped"))
         if not prints(container, "Epoch=2 "):
             finished = _finish(container, "stopped run")
@@ -241,7 +237,7 @@ class _Training:
         self.facts |= {"seconds_to_stop": round(seconds, 2), "restricted": True}
 
     def check_memory_limit(self) -> None:
-        """The stopped run continues, and reaches its memory limit while it saves."""
+        """Continue the stopped run, which reaches its memory limit while it saves."""
         environment = smoke_containers.fill_memory(self._sandbox, "/smoke/out/stopped/checkpoints")
         on_cpu = {"device": "cpu"} if self._spec.trainers.package == "torch" else {}  # what XLA compiles is not needed
         container = self._start_restricted(self._command("stopped", **on_cpu), environment)
@@ -250,13 +246,13 @@ class _Training:
         if not limited and not killed.status:
             self.notes.append("whether a checkpoint survives a memory limit is unknown: the trainer renames no file")
             return
-        _refuse(smoke_containers.check_killed(killed.status), killed, RESTRICTED)
+        _refuse(check_status("out-of-memory run", killed.status, 137, " at its memory limit"), killed, RESTRICTED)
         self.facts["killed_while_saving"] = True
         if not smoke_containers.out_of_memory(container):
             self.notes.append("the engine did not limit memory: SIGKILL ended the trainer while it saved")
 
     def check_resuming(self) -> None:
-        """The run resumes from the checkpoint of the stopped run and ends with the weights of the straight run."""
+        """Check that the run resumes from the stopped one's checkpoint and ends with the straight one's weights."""
         resumed = _finish(self._start_restricted(self._command("stopped")), "resumed run", self._timeout)
         problems = check_resumed(resumed, self._straight)
         if self.facts.get("killed_while_saving") and not resumed.status:
@@ -268,7 +264,7 @@ class _Training:
         logger.info(f"stopped in {self.facts['seconds_to_stop']:.1f} s{killed}, resumed from step {step}, same weights")
 
     def check_processes(self) -> None:
-        """At the same time: a run in two processes, and two workers of a data loader."""
+        """Run two processes of a training, and two workers of a data loader at the same time."""
         words, environment = smoke_containers.two_processes(
             self._spec.trainers.package, self._command("processes", epochs=1)
         )
@@ -276,7 +272,7 @@ class _Training:
         workers = self._start_restricted(smoke_containers.worker_processes())
         trained = _finish(pair, "run in two processes", self._timeout)
         _refuse(smoke_containers.check_two_processes(trained.status, trained.summary), trained, RESTRICTED)
-        loaded = _finish(workers, "two worker processes of a data loader", self._timeout)
-        _refuse(smoke_containers.check_worker_processes(loaded.status), loaded, RESTRICTED)
+        loaded = _finish(workers, what := "two worker processes of a data loader", self._timeout)
+        _refuse(check_status(what, loaded.status), loaded, RESTRICTED)
         self.facts |= {"processes": 2, "worker_processes": worker_processes.WORKERS}
         logger.info(f"trained in 2 processes with {worker_processes.WORKERS} workers of a data loader beside them")

@@ -8,7 +8,6 @@ base makes none.
 
 from __future__ import annotations
 
-import hashlib
 import json
 import tempfile
 from pathlib import Path
@@ -17,15 +16,16 @@ from typing import Any
 from docker.models.images import Image
 
 from trainyard.common.errors import StepFailed
-from trainyard.image.local_images import digest_of
-from trainyard.oci import docker_engine, image_store
+from trainyard.oci import docker_engine, image_index, image_store
+from trainyard.oci.docker_engine import digest_of
+from trainyard.oci.documents import IMAGE_TYPES, descriptor
 from trainyard.spec.architectures import Architecture
 from trainyard.spec.naming import NAME
 from trainyard.spec.workspace import FOLDER
 
 
 def context(state: Path, reference: str, architecture: Architecture, *, in_engine: bool = True) -> str | None:
-    """The build context that replaces base ``reference``; None if its working directory is ours already.
+    """Return the build context that replaces base ``reference``; None if its working directory is ours already.
 
     Args:
         state: the state folder, which keeps layouts.
@@ -42,23 +42,17 @@ def context(state: Path, reference: str, architecture: Architecture, *, in_engin
     except image_store.NoLayout:
         if not in_engine:
             raise
-        return f"docker-image://{commit(reference, _name(image, architecture), architecture)}"
-
-
-def _name(image: Image, architecture: Architecture) -> str:
-    # An index has one digest for all architectures.
-    return f"{str(image.id).removeprefix('sha256:')}-{architecture.name}-in-workspace"
+        return f"docker-image://{commit(image, reference, architecture)}"
 
 
 def layout(state: Path, reference: str, architecture: Architecture) -> str:
-    """The build context with image ``reference`` and our working directory, an OCI layout that is written once.
+    """Return the build context with image ``reference`` and our working directory, an OCI layout that is written once.
 
-    Raises:
-        UserError: the image cannot be pulled.
-        NoLayout: the engine saves no OCI layouts.
-        StepFailed: the engine cannot save it.
+    It raises what :func:`write` raises, and :class:`UserError` if the image cannot be pulled.
     """
-    name = _name(docker_engine.pull(reference, architecture), architecture)
+    image = docker_engine.pull(reference, architecture)
+    # An index has one digest for all architectures.
+    name = f"{str(image.id).removeprefix('sha256:')}-{architecture.name}-in-workspace"
     folder = state / "bases" / name
     if not folder.is_dir():
         folder.parent.mkdir(parents=True, exist_ok=True)
@@ -73,19 +67,15 @@ def layout(state: Path, reference: str, architecture: Architecture) -> str:
     return address(folder)
 
 
-def commit(reference: str, name: str, architecture: Architecture) -> str:
-    """Make an image of the base with our working directory in the engine, unless it is there; its reference.
+def commit(image: Image, reference: str, architecture: Architecture) -> str:
+    """Make an image of the base with our working directory in the engine, unless it is there, and return its reference.
 
     For engines that save no OCI layouts. Its configuration has the time at which it was made, so that images on it have
     another digest on each host.
-
-    Args:
-        name: begins with the base's digest.
     """
-    tag = f"{name[:12]}-{architecture.name}-in-workspace"
+    tag = f"{str(image.id).removeprefix('sha256:')[:12]}-{architecture.name}-in-workspace"
     if digest_of(f"{NAME}-base:{tag}") is None:
-        client = docker_engine.client()
-        container = client.containers.create(
+        container = docker_engine.client().containers.create(
             reference, ["true"], platform=architecture.platform, labels=docker_engine.resource_labels("base")
         )
         try:
@@ -96,7 +86,7 @@ def commit(reference: str, name: str, architecture: Architecture) -> str:
 
 
 def address(layout: Path) -> str:
-    """The build context of an OCI layout with one image (https://docs.docker.com/build/bake/contexts/).
+    """Return the build context of an OCI layout with one image (https://docs.docker.com/build/bake/contexts/).
 
     Raises:
         FileNotFoundError: there is no such layout.
@@ -108,52 +98,34 @@ def address(layout: Path) -> str:
 def write(reference: str, folder: Path, architecture: Architecture) -> None:
     """Write a local image for an architecture into ``folder``, which is made, as an OCI layout.
 
-    Its working directory is ours.
-
-    The same image gives the same digest.
+    Its working directory is ours. The same image gives the same digest.
 
     Raises:
         UserError: there is no such image.
         NoLayout: the engine saves no OCI layouts.
         StepFailed: there is no image for the architecture.
     """
+
+    def load(digest: str) -> dict[str, Any]:
+        document: dict[str, Any] = json.loads((folder / image_store.blob_path(digest)).read_bytes())
+        return document
+
+    def store(document: dict[str, Any], media_type: str) -> dict[str, Any]:
+        data = json.dumps(document, separators=(",", ":")).encode()
+        stored = descriptor(media_type, data)
+        (folder / image_store.blob_path(stored["digest"])).write_bytes(data)
+        return stored
+
     folder.mkdir(parents=True)
     image_store.save(reference, folder)
-    manifest = _manifest(folder, json.loads((folder / "index.json").read_text(encoding="utf-8")), architecture)
-    if manifest is None:
-        raise StepFailed(f"{reference} has no image for {architecture.platform}")
-    config = _load(folder, manifest["config"]["digest"])
+    manifest = json.loads((folder / "index.json").read_text(encoding="utf-8"))
+    while image_index.is_index(manifest):  # which may name an index
+        digest = image_index.digest_for(manifest, architecture)
+        if digest is None:
+            raise StepFailed(f"{reference} has no image for {architecture.platform}")
+        manifest = load(digest)
+    config = load(manifest["config"]["digest"])
     config.setdefault("config", {})["WorkingDir"] = FOLDER
-    manifest["config"] |= _store(folder, config)
-    media_type = manifest.get("mediaType", "application/vnd.oci.image.manifest.v1+json")
-    entry = {"mediaType": media_type, **_store(folder, manifest)}
-    index = {"schemaVersion": 2, "manifests": [entry]}
+    manifest["config"] |= store(config, manifest["config"]["mediaType"])
+    index = {"schemaVersion": 2, "manifests": [store(manifest, manifest.get("mediaType", IMAGE_TYPES[0]))]}
     (folder / "index.json").write_text(json.dumps(index), encoding="utf-8")
-
-
-def _manifest(folder: Path, index: dict[str, Any], architecture: Architecture) -> dict[str, Any] | None:
-    """The manifest for an architecture in an index, or in the index that it names."""
-    for entry in index["manifests"]:
-        platform = entry.get("platform") or {}
-        if platform and f"{platform.get('os')}/{platform.get('architecture')}" != architecture.platform:
-            continue
-        document = _load(folder, entry["digest"])
-        return _manifest(folder, document, architecture) if "manifests" in document else document
-    return None
-
-
-def _blob(folder: Path, digest: str) -> Path:
-    return folder / "blobs" / "sha256" / digest.removeprefix("sha256:")
-
-
-def _load(folder: Path, digest: str) -> dict[str, Any]:
-    found: dict[str, Any] = json.loads(_blob(folder, digest).read_bytes())
-    return found
-
-
-def _store(folder: Path, document: dict[str, Any]) -> dict[str, Any]:
-    """Store a document; its ``digest`` and ``size``."""
-    data = json.dumps(document, separators=(",", ":")).encode()
-    digest = f"sha256:{hashlib.sha256(data).hexdigest()}"
-    _blob(folder, digest).write_bytes(data)
-    return {"digest": digest, "size": len(data)}

@@ -8,7 +8,6 @@ A waived finding is reported as a note; from the day after ``expires`` it fails 
 from __future__ import annotations
 
 import datetime
-from collections.abc import Iterable
 from fnmatch import fnmatchcase
 from functools import cache
 from pathlib import Path
@@ -42,7 +41,7 @@ Justification = Literal[
 
 
 class Waiver(Strict):
-    """One waiver.
+    """Describe one waiver.
 
     Attributes:
         rule: id of a rule for images, or of an advisory (``GHSA-…``, ``CVE-…``, ``PYSEC-…``).
@@ -75,21 +74,22 @@ class Waiver(Strict):
         return self
 
     def expired(self, today: datetime.date) -> bool:
+        """Return whether its last day is before ``today``."""
         return today > self.expires
 
     def covers_package(self, rule: str, package: str, version: str, target: str | None = None) -> bool:
-        """Whether it is about this advisory (any of its ids) in this version of a package; expired or not."""
+        """Return whether it is about this advisory (any of its ids) in this version of a package; expired or not."""
         return (
             self.package is not None
             and self.version is not None
             and self.rule == rule
             and canonicalize_name(self.package) == canonicalize_name(package)
-            and _same(self.version, version)
+            and same_version(self.version, version)
             and self.target in (None, target)
         )
 
     def covers_finding(self, rule: str, where: str, target: str | None = None) -> bool:
-        """Whether it is about this finding of a rule for images; expired or not."""
+        """Return whether it is about this finding of a rule for images; expired or not."""
         return (
             self.where is not None
             and self.rule == rule
@@ -101,12 +101,12 @@ class Waiver(Strict):
         return f"waived until {self.expires} by {self.owner}: {self.reason}"
 
 
-def _same(one: str, other: str) -> bool:
-    """Whether two versions are equal (PEP 440)."""
+def same_version(version: str, other: str) -> bool:
+    """Return whether two versions are equal (PEP 440), local part included."""
     try:
-        return Version(one) == Version(other)
+        return Version(version) == Version(other)
     except InvalidVersion:
-        return one == other
+        return version == other
 
 
 class _Document(Strict):
@@ -115,7 +115,7 @@ class _Document(Strict):
 
 @cache
 def load(path: Path = FILE) -> tuple[Waiver, ...]:
-    """Every waiver of a file, expired ones too; none if there is no file.
+    """Return every waiver of a file, expired ones too; none if there is no file.
 
     Raises:
         UserError: the file is not what :class:`Waiver` describes, in one line that names the place.
@@ -127,10 +127,5 @@ def load(path: Path = FILE) -> tuple[Waiver, ...]:
 
 
 def today() -> datetime.date:
-    """The day that waivers are compared with (UTC)."""
+    """Return the day that waivers are compared with (UTC)."""
     return datetime.datetime.now(tz=datetime.UTC).date()
-
-
-def expired(waivers: Iterable[Waiver], day: datetime.date) -> list[Waiver]:
-    """The waivers that are expired on ``day``: their owners must correct the cause, or renew them."""
-    return [waiver for waiver in waivers if waiver.expired(day)]

@@ -1,13 +1,12 @@
-"""The SBOM that is attached to an image at a registry, and the packages that it lists."""
+"""Read the SBOM that is attached to an image at a registry, and the packages that it lists."""
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
-from urllib.parse import parse_qsl, unquote
 
+from packageurl import PackageURL
 from packaging.utils import canonicalize_name
 
 from trainyard.oci import documents, statements
@@ -20,13 +19,10 @@ PREDICATE = "https://cyclonedx.org/bom"
 #: The property of a package in our SBOMs with the diff id of its layer.
 LAYER = f"{LABELS}.layer"
 
-#: pkg:type/namespace/name@version?qualifiers#subpath (https://github.com/package-url/purl-spec)
-_PURL = re.compile(r"pkg:/*(?P<type>[^/]+)/(?:[^@?#]*/)?(?P<name>[^/@?#]+)[^?#]*(?:\?(?P<qualifiers>[^#]*))?")
-
 
 @dataclass(frozen=True)
 class InstalledPackage:
-    """A Python distribution (its dist-info) or a Debian package.
+    """Describe a Python distribution (its dist-info) or a Debian package.
 
     Attributes:
         architecture: of a Debian package.
@@ -48,7 +44,7 @@ class InstalledPackage:
 
     @property
     def source_package(self) -> tuple[str, str]:
-        """Name and version of the source package that a Debian package is built from."""
+        """Return name and version of the source package that a Debian package is built from."""
         return self.source or self.name, self.source_version or self.version
 
 
@@ -56,55 +52,54 @@ def listed(
     repository: Repository, digest: str
 ) -> tuple[dict[str, InstalledPackage], dict[str, InstalledPackage]] | None:
     """Return the Python and Debian packages that the SBOM attached to an image lists; None if there is none."""
-    found = document(repository, digest)
-    return None if found is None else packages(found)
+    sbom = document(repository, digest)
+    return None if sbom is None else packages(sbom)
 
 
 def document(repository: Repository, digest: str) -> dict[str, Any] | None:
     """Return the CycloneDX document that is attached to an image at a registry; None if there is none.
 
     It may be signed, by anyone: signatures are not verified.
-
-    Raises:
-        StepFailed: the registry refuses, or the document is malformed.
     """
-    found = statements.predicate(repository, digest, PREDICATE)
-    if found is not None:
-        documents.check(found, documents.SBOM, f"the SBOM of {repository.name}@{digest}")
-    return found
+    sbom = statements.predicate(repository, digest, PREDICATE)
+    if sbom is not None:
+        documents.check(sbom, documents.SBOM, f"the SBOM of {repository.name}@{digest}")
+    return sbom
 
 
 def layer_names(sbom: Mapping[str, Any]) -> dict[str, str]:
-    """Diff id -> name of the layers that our SBOM of an image lists; empty for SBOMs of other tools."""
+    """Return diff id -> name of the layers that our SBOM of an image lists; empty for SBOMs of other tools."""
     prefix = f"{LAYER}."
     properties = ((sbom.get("metadata") or {}).get("component") or {}).get("properties") or []
     return {
-        str(one["value"]).partition(" ")[0]: str(one["name"]).removeprefix(prefix).partition(".")[2]
-        for one in properties
-        if str(one.get("name")).startswith(prefix)
+        str(property["value"]).partition(" ")[0]: str(property["name"]).removeprefix(prefix).partition(".")[2]
+        for property in properties
+        if str(property.get("name")).startswith(prefix)
     }
 
 
 def packages(sbom: Mapping[str, Any]) -> tuple[dict[str, InstalledPackage], dict[str, InstalledPackage]]:
-    """The Python and the Debian packages that a CycloneDX document lists, by their package URLs.
+    """Return the Python and the Debian packages that a CycloneDX document lists, by their package URLs.
 
-    Keys are canonical names of Python packages, and names of Debian packages.
+    Keys are canonical names of Python packages, and names of Debian packages. Components without a valid URL are left
+    out (https://github.com/package-url/purl-spec).
     """
     kinds: dict[str, dict[str, InstalledPackage]] = {"pypi": {}, "deb": {}}
     for component in sbom.get("components") or []:
-        purl = _PURL.match(str(component.get("purl") or ""))
-        kind = purl["type"].lower() if purl else ""
-        if purl and kind in kinds:
-            name = unquote(purl["name"])
-            kinds[kind][canonicalize_name(name) if kind == "pypi" else name] = _package(component, purl["qualifiers"])
+        try:
+            purl = PackageURL.from_string(str(component.get("purl") or ""))
+        except ValueError:
+            continue
+        if purl.type in kinds:
+            name = canonicalize_name(purl.name) if purl.type == "pypi" else purl.name
+            kinds[purl.type][name] = _package(component, dict(purl.qualifiers))
     return kinds["pypi"], kinds["deb"]
 
 
-def _package(component: Mapping[str, Any], qualifiers: str | None) -> InstalledPackage:
-    """A component's package, with what the qualifiers of its package URL say."""
-    about = dict(parse_qsl(qualifiers or ""))
+def _package(component: Mapping[str, Any], about: Mapping[str, str]) -> InstalledPackage:
+    """Return a component's package; ``about`` are the qualifiers of its package URL."""
     source, _, source_version = about.get("upstream", "").partition("@")
-    properties = {one.get("name"): str(one.get("value")) for one in component.get("properties") or []}
+    properties = {named.get("name"): str(named.get("value")) for named in component.get("properties") or []}
     return InstalledPackage(
         str(component["name"]),
         str(component.get("version", "")),

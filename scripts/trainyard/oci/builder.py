@@ -1,4 +1,4 @@
-"""The builder that images are built on: that of the engine, or another one of ``docker buildx``.
+"""Choose the builder that images are built on: that of the engine, or another one of ``docker buildx``.
 
 ``--builder`` names it; else it is the one that buildx itself uses (``BUILDX_BUILDER``, ``docker buildx use``).
 A builder has nodes, possibly on several machines, and buildx chooses the node that runs programs of the image's
@@ -22,7 +22,7 @@ from trainyard.spec.architectures import PLATFORMS, Architecture
 
 @dataclass(frozen=True)
 class Node:
-    """A BuildKit daemon of a builder.
+    """Describe a BuildKit daemon of a builder.
 
     Attributes:
         platforms: that it runs programs for, those of ``given`` first; empty if it does not say.
@@ -38,7 +38,7 @@ class Node:
 
 @dataclass(frozen=True)
 class Builder:
-    """A builder of ``docker buildx``."""
+    """Describe a builder of ``docker buildx``."""
 
     name: str
     driver: str
@@ -46,16 +46,16 @@ class Builder:
 
     @property
     def in_engine(self) -> bool:
-        """Whether it is the engine's BuildKit, which has the engine's images."""
+        """Return whether it is the engine's BuildKit, which has the engine's images."""
         return self.driver == "docker"
 
     @property
     def option(self) -> str:
-        """The option of ``docker buildx`` that selects it."""
+        """Return the option of ``docker buildx`` that selects it."""
         return f"--builder={self.name}"
 
     def node(self, wanted: Architecture) -> Node | None:
-        """The node that builds for an architecture; None if none of them runs its programs.
+        """Return the node that builds for an architecture; None if none of them runs its programs.
 
         buildx prefers nodes that were given the platform:
         https://github.com/docker/buildx/blob/v0.13.1/build/driver.go
@@ -66,7 +66,7 @@ class Builder:
         return next(iter(given + able), None)
 
     def machine(self, wanted: Architecture) -> Architecture:
-        """The architecture of the machine that builds for an architecture: what ``BUILDPLATFORM`` is there."""
+        """Return the architecture of the machine that builds for another: what ``BUILDPLATFORM`` is there."""
         if self.in_engine:
             return docker_engine.architecture()
         node = self.node(wanted)
@@ -74,11 +74,7 @@ class Builder:
         return PLATFORMS[native] if native else docker_engine.architecture()
 
     def require(self, wanted: Architecture) -> None:
-        """Check that it runs programs for an architecture.
-
-        Raises:
-            UserError: it does not.
-        """
+        """Raise a :class:`UserError` if it does not run programs for an architecture."""
         if self.in_engine:
             docker_engine.require_emulation(wanted)
         elif self.node(wanted) is None:
@@ -92,7 +88,7 @@ class Builder:
 
 @cache
 def current(name: str) -> Builder:
-    """The builder that images are built on. It is started if it is not running.
+    """Return the builder that images are built on. It is started if it is not running.
 
     Args:
         name: of ``--builder``; empty: the one that buildx itself uses.
@@ -101,16 +97,15 @@ def current(name: str) -> Builder:
         StepFailed: it cannot be started.
     """
     try:
-        found = _inspect(name)
+        chosen = _inspect(name)
     except StepFailed as error:
-        instead = f"'--builder {ENGINE_BUILDER}'"
-        raise StepFailed(f"{error}; to build in the engine, give {instead}") from None
-    if found.in_engine and found.name != ENGINE_BUILDER and found.name != _inspect(ENGINE_BUILDER).name:
+        raise StepFailed(f"{error}; to build in the engine, give '--builder {ENGINE_BUILDER}'") from None
+    if chosen.in_engine and chosen.name != ENGINE_BUILDER and chosen.name != _inspect(ENGINE_BUILDER).name:
         raise UserError(
-            f"{_given(found.name, name)}: it keeps images in the engine of that Docker context: use a builder that was "
-            f"made with 'docker buildx create --name <name> {found.name}'"
+            f"{_given(chosen.name, name)}: it keeps images in the engine of that Docker context: use a builder that "
+            f"was made with 'docker buildx create --name <name> {chosen.name}'"
         )
-    return found
+    return chosen
 
 
 def selection(name: str) -> list[str]:
@@ -119,18 +114,15 @@ def selection(name: str) -> list[str]:
 
 
 def _inspect(name: str) -> Builder:
-    """Return the builder of a name; without one, the one that buildx uses.
-
-    Raises:
-        UserError, StepFailed: see :func:`current`.
-    """
+    """Return the builder of a name; without one, the one that buildx uses. It raises what :func:`current` does."""
     try:
-        return parse(docker_engine.buildx("inspect", "--bootstrap", *selection(name), quiet=True))
+        return parse(docker_engine.buildx("inspect", "--bootstrap", *selection(name)))
     except StepFailed as error:
         unknown = re.search(r'no builder "(.*)" found', str(error))
         if not unknown:
             raise
-    names = _names(docker_engine.buildx("ls", quiet=True))
+    # Lines of nodes are indented, the first line is the heading.
+    names = [line.removesuffix("*") for line in re.findall(r"(?m)^(\S+)", docker_engine.buildx("ls"))][1:]
     raise UserError(
         f"{_given(unknown[1], name)}: there is no such builder; 'docker buildx ls' lists {', '.join(names)}"
         f"{nearest(unknown[1], names)}"
@@ -144,38 +136,29 @@ def _given(name: str, option: str) -> str:
     return f"BUILDX_BUILDER={name}" if settings.standard_variable("BUILDX_BUILDER") else f"builder {name}"
 
 
-def _names(listed: str) -> list[str]:
-    """The names of the builders in what ``docker buildx ls`` prints; lines of nodes are indented."""
-    return [name.removesuffix("*") for name in re.findall(r"(?m)^(\S+)", listed)][1:]
-
-
 def parse(inspected: str) -> Builder:
-    """The builder in what ``docker buildx inspect`` prints.
-
-    Raises:
-        StepFailed: it reports an error of the builder.
-    """
+    """Return the builder in what ``docker buildx inspect`` prints, or raise :class:`StepFailed` with its error."""
     about, _, nodes = inspected.partition("\nNodes:\n")
-    found = Builder(
+    described = Builder(
         name=_value(about, "Name"),
         driver=_value(about, "Driver"),
         nodes=tuple(_node(text) for text in re.split(r"(?m)^(?=Name:)", nodes) if text.strip()),
     )
     if error := _value(about, "Error"):
-        raise StepFailed(f"builder {found.name} cannot be used: {error}")
-    return found
+        raise StepFailed(f"builder {described.name} cannot be used: {error}")
+    return described
 
 
 def _node(text: str) -> Node:
     platforms = re.findall(r"[^\s,]+", _value(text, "Platforms"))
     return Node(
         name=_value(text, "Name"),
-        platforms=tuple(one.removesuffix("*") for one in platforms),
-        given=tuple(one.removesuffix("*") for one in platforms if one.endswith("*")),
+        platforms=tuple(platform.removesuffix("*") for platform in platforms),
+        given=tuple(platform.removesuffix("*") for platform in platforms if platform.endswith("*")),
         error=_value(text, "Error"),
     )
 
 
 def _value(text: str, name: str) -> str:
-    found = re.search(rf"(?m)^{name}:[ \t]+(.*)$", text)
-    return found[1].strip() if found else ""
+    value = re.search(rf"(?m)^{name}:[ \t]+(.*)$", text)
+    return value[1].strip() if value else ""

@@ -1,4 +1,4 @@
-"""The Docker engine: its client, local images and the build cache."""
+"""Talk to the Docker engine: its client, local images and the build cache."""
 
 from __future__ import annotations
 
@@ -20,6 +20,7 @@ from trainyard.common import settings
 from trainyard.common.errors import StepFailed, UserError
 from trainyard.common.settings import ROOT
 from trainyard.spec.architectures import AMD64, ARCHITECTURES, ARM64, Architecture
+from trainyard.spec.naming import NAME, TAG, candidate_tag
 from trainyard.spec.units import in_bytes
 
 #: Label on every container, volume and network that a command or a test creates: clean-up removes nothing else.
@@ -44,25 +45,21 @@ _SCRIPT_ERROR = re.compile(r"(?:engine|emulation): error: (.*)")
 
 
 def resource_labels(purpose: str) -> dict[str, str]:
-    """The labels of a container, volume or network that this process creates for ``purpose``."""
+    """Return the labels of a container, volume or network that this process creates for ``purpose``."""
     return {OWNED: purpose, OWNER: str(os.getpid())}
 
 
 def in_use(labels: dict[str, str] | None) -> bool:
-    """Whether the process that created the resource with these labels is running, and is not this one."""
+    """Return whether the process that created the resource with these labels is running, and is not this one."""
     owner = (labels or {}).get(OWNER, "")
     return owner.isdigit() and int(owner) != os.getpid() and Path(f"/proc/{owner}").exists()
 
 
 def existing_client() -> docker.DockerClient:
-    """A client of an engine that is running.
-
-    Raises:
-        docker.errors.DockerException, OSError: none is.
-    """
-    found = docker.from_env(timeout=600)
-    found.ping()
-    return found
+    """Return a client of an engine that is running, or raise DockerException or OSError."""
+    running = docker.from_env(timeout=600)
+    running.ping()
+    return running
 
 
 @cache
@@ -101,11 +98,7 @@ def set_up_in_checkout() -> None:
 
 
 def _run_script(name: str, setup: str, *arguments: str) -> None:
-    """Run a script of scripts/, which names the command ``setup`` in what it prints.
-
-    Raises:
-        UserError: it failed.
-    """
+    """Run a script of scripts/, which names the command ``setup`` in what it prints, or raise :class:`UserError`."""
     command = [str(ROOT / "scripts" / name), *arguments]
     environment = settings.environment(TRAINYARD_SETUP=setup)
     script = subprocess.Popen(command, env=environment, stderr=subprocess.PIPE, text=True, errors="replace")
@@ -121,37 +114,35 @@ def _run_script(name: str, setup: str, *arguments: str) -> None:
 
 @cache
 def stores_in_containerd() -> bool:
-    """Whether the engine keeps images in containerd, which zstd layers and stable digests need."""
-    return any(
-        "containerd.snapshotter" in str(value) for pair in client().info().get("DriverStatus") or [] for value in pair
-    )
+    """Return whether the engine keeps images in containerd, which zstd layers and stable digests need."""
+    return "containerd.snapshotter" in str(client().info().get("DriverStatus"))
 
 
 @cache
 def architecture() -> Architecture:
-    """The architecture of the engine's machine, which may be another one than this host's; AMD64 if it is unknown."""
+    """Return the architecture of the engine's machine, maybe another one than this host's; AMD64 if it is unknown."""
     return ARCHITECTURES.get(str(client().version().get("Arch")), AMD64)
 
 
 def architecture_of(reference: str) -> Architecture:
-    """The architecture of a local image; the engine's if it is unknown."""
+    """Return the architecture of a local image; the engine's if it is unknown."""
     name = client().images.get(reference).attrs.get("Architecture")
     return ARCHITECTURES.get(str(name), architecture())
 
 
 def can_run(wanted: Architecture) -> bool:
-    """Whether the engine runs programs for an architecture, natively or under emulation; True if it does not say."""
+    """Return whether the engine runs programs for an architecture, natively or emulated; True if it does not say."""
     if wanted == architecture():
         return True
     # `inspect` asks the engine, which tries a program of each architecture:
     # https://github.com/moby/buildkit/blob/v0.13.2/util/archutil/detect.go
-    inspected = buildx("inspect", "--bootstrap", f"--builder={ENGINE_BUILDER}", quiet=True)
+    inspected = buildx("inspect", "--bootstrap", f"--builder={ENGINE_BUILDER}")
     platforms = re.search(r"(?m)^Platforms:\s+(.*)$", inspected)
     return platforms is None or wanted.platform in re.split(r",\s*", platforms[1].replace("*", ""))
 
 
 def emulated_environment(wanted: Architecture) -> dict[str, str]:
-    """Variables of a container whose programs are for an architecture that the engine's machine emulates; else none.
+    """Return variables of a container whose programs the engine's machine emulates; none for its own architecture.
 
     QEMU's default processor has pointer authentication and SVE, which are slow to emulate: `import tensorflow` takes
     12 s with this one, and 50 s with the default (2026-11). https://www.qemu.org/docs/master/system/arm/cpu-features.html
@@ -160,46 +151,67 @@ def emulated_environment(wanted: Architecture) -> dict[str, str]:
 
 
 def require_emulation(wanted: Architecture) -> None:
-    """Check that the engine runs programs for an architecture.
-
-    Raises:
-        UserError: it does not.
-    """
+    """Raise a :class:`UserError` if the engine does not run programs for an architecture."""
     if not can_run(wanted):
         raise UserError(cannot_run(f"programs for {wanted.platform}"))
 
 
 def cannot_run(what: str) -> str:
-    """What to do about an engine that cannot run ``what``, for messages."""
-    emulate = "trainyard setup --emulation"
-    return f"the engine runs no {what}: run '{emulate}' to emulate them, or use an engine on such a machine"
+    """Return what to do about an engine that cannot run ``what``, for messages."""
+    return (
+        f"the engine runs no {what}: run 'trainyard setup --emulation' to emulate them, or use an engine on such a "
+        "machine"
+    )
 
 
 def image(reference: str, *, made_by: str) -> Image:
-    """A local image.
-
-    Raises:
-        UserError: it does not exist; ``made_by`` is the command that creates it.
-    """
+    """Return a local image, or raise a :class:`UserError` that names the command that makes it, ``made_by``."""
     try:
         return client().images.get(reference)
     except docker.errors.ImageNotFound:
         raise UserError(f"no local image {reference}: run '{made_by}' first") from None
 
 
+def existing_image(reference: str) -> Image | None:
+    """Return a local image; None if there is no such image, or no engine is running."""
+    try:
+        return existing_client().images.get(reference)
+    except (docker.errors.DockerException, OSError):
+        return None
+
+
+def digest_of(reference: str) -> str | None:
+    """Return the digest of a local image; None if there is no such image."""
+    try:
+        return str(client().images.get(reference).id)
+    except docker.errors.ImageNotFound:
+        return None
+
+
+def default_reference(target: str) -> str:
+    """Return the candidate of a target or, if it has none, the reference of the last image that passed everything."""
+    candidate = candidate_tag(target)
+    return candidate if digest_of(candidate) else f"{NAME}:{target}"
+
+
+def version(target: str) -> dict[str, str]:
+    """Return ``digest`` and ``version`` of a target's image; empty if there is none, or no engine is running."""
+    local = existing_image(f"{NAME}:{target}")
+    return {"digest": str(local.id), "version": local.labels.get(TAG, "")} if local else {}
+
+
 def pull(reference: str, wanted: Architecture | None = None) -> Image:
-    """A local image, pulled from its registry if it does not exist.
+    """Return a local image, pulled from its registry if it does not exist.
 
     Args:
         wanted: its architecture; None: the engine's, if the image has it.
-
     Raises:
         UserError: it cannot be pulled; the line ends with the engine's error.
     """
     with contextlib.suppress(docker.errors.ImageNotFound):
-        found = client().images.get(reference)
-        if wanted is None or found.attrs.get("Architecture") == wanted.name:
-            return found
+        local = client().images.get(reference)
+        if wanted is None or local.attrs.get("Architecture") == wanted.name:
+            return local
     repository, tag = parse_repository_tag(reference)
     platform = wanted.platform if wanted else None
     reason = ""
@@ -214,9 +226,9 @@ def pull(reference: str, wanted: Architecture | None = None) -> Image:
     raise UserError(f"no local image {reference}, and it cannot be pulled: {reason}")
 
 
-def digest(reference: str, *, made_by: str = "") -> str:
-    """``sha256:...`` of a local image: with the containerd store, the digest that it has at registries."""
-    return str(image(reference, made_by=made_by or "trainyard image").id)
+def digest(reference: str, *, made_by: str = "trainyard image") -> str:
+    """Return ``sha256:...`` of a local image: with the containerd store, the digest that it has at registries."""
+    return str(image(reference, made_by=made_by).id)
 
 
 def untag(reference: str) -> None:
@@ -226,9 +238,9 @@ def untag(reference: str) -> None:
 
 
 def cached(*, least: float = 0, builder: str = ENGINE_BUILDER) -> set[str]:
-    """Ids of the records of a builder's cache that hold at least ``least`` bytes."""
+    """Return ids of the records of a builder's cache that hold at least ``least`` bytes."""
     # Not the API's disk usage, which fails while images are created and removed (404, 500; Docker 26).
-    used = buildx("du", f"--builder={builder}", quiet=True)
+    used = buildx("du", f"--builder={builder}")
     records = re.findall(r"(?m)^([0-9a-z]{25})\*?\s+\w+\s+([\d.]+[kMGT]?B)", used)
     return {identity for identity, size in records if in_bytes(size) >= least}
 
@@ -238,43 +250,33 @@ def drop_cached(records: set[str], *, builder: str = ENGINE_BUILDER) -> None:
     left = records & cached(builder=builder)
     while left:
         for identity in left:
-            buildx("prune", f"--builder={builder}", "--force", "--all", f"--filter=id={identity}", quiet=True)
+            buildx("prune", f"--builder={builder}", "--force", "--all", f"--filter=id={identity}")
         before, left = left, left & cached(builder=builder)
         if left == before:
             return
 
 
 def retry_transient(run: Callable[[], subprocess.CompletedProcess[str]]) -> subprocess.CompletedProcess[str]:
-    """The result of ``run``, which runs a build, and is called again if the build fails with a transient error."""
+    """Return the result of ``run``, which runs a build and is called again after a transient error."""
     for _ in range(_MAX_ATTEMPTS):
-        found = run()
-        if not found.returncode or not _TRANSIENT_ERRORS.search(found.stderr or ""):
+        ended = run()
+        if not ended.returncode or not _TRANSIENT_ERRORS.search(ended.stderr or ""):
             break
-    return found
+    return ended
 
 
-def buildx(*arguments: str, quiet: bool = False, environment: dict[str, str] | None = None) -> str:
-    """Run ``docker buildx``; its standard output.
-
-    Progress goes to the terminal unless ``quiet``; then a build that fails with a transient error is retried.
+def buildx(*arguments: str, environment: dict[str, str] | None = None) -> str:
+    """Run ``docker buildx``, again after a transient error, and return its standard output.
 
     Raises:
-        StepFailed: it failed; if ``quiet``, the message ends with the last line of its output.
+        StepFailed: it failed; the message ends with the last line of its output.
     """
     client()
-    command = ["docker", "buildx", *arguments]
-    found = retry_transient(
-        lambda: subprocess.run(
-            command,
-            cwd=ROOT,
-            env=settings.environment(**(environment or {})),
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE if quiet else None,
-            text=True,
-            check=False,
-        )
+    command, variables = ["docker", "buildx", *arguments], settings.environment(**(environment or {}))
+    ended = retry_transient(
+        lambda: subprocess.run(command, cwd=ROOT, env=variables, capture_output=True, text=True, check=False)
     )
-    if found.returncode:
-        words = f": {found.stderr.strip().splitlines()[-1]}" if quiet and found.stderr.strip() else "; see above"
-        raise StepFailed(f"'docker buildx {arguments[0]}' failed{words}")
-    return found.stdout
+    if ended.returncode:
+        words = (ended.stderr.strip().splitlines() or ["it printed no error"])[-1]
+        raise StepFailed(f"'docker buildx {arguments[0]}' failed: {words}")
+    return ended.stdout

@@ -1,4 +1,4 @@
-"""Documents of registries, checked where they arrive: manifests, image indexes, configurations, lists.
+"""Check documents of registries where they arrive: manifests, image indexes, configurations, lists.
 
 What a registry or a proxy before it answers may be anything. :func:`parse` returns a document whose members have the
 types that the OCI specifications give them, so that the rest of the code may read them without looking.
@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import functools
 import hashlib
+from collections.abc import Mapping
 from typing import Annotated, Any, NotRequired
 
 from pydantic import ConfigDict, Field, TypeAdapter, ValidationError, with_config
@@ -136,11 +137,7 @@ def parse(data: bytes, kind: Any, what: str) -> dict[str, Any]:
 
 
 def check(document: Any, kind: Any, what: str) -> None:
-    """Check the members of a document.
-
-    Raises:
-        InvalidAnswer: a member is missing or has another type.
-    """
+    """Raise :class:`InvalidAnswer` if a member of a document is missing or has another type."""
     try:
         _adapter(kind).validate_python(document)
     except ValidationError as error:
@@ -161,9 +158,9 @@ def check_manifest(data: bytes, media_type: str, what: str) -> str:
     """
     given = media_type.partition(";")[0].strip()
     document = parse(data, dict[str, Any], what)
-    own = str(document.get("mediaType") or given)
-    known = given if given in IMAGE_TYPES + INDEX_TYPES else own
-    if known not in IMAGE_TYPES + INDEX_TYPES:
+    own, types = str(document.get("mediaType") or given), IMAGE_TYPES + INDEX_TYPES
+    known = given if given in types else own
+    if known not in types:
         raise InvalidAnswer(f"{what} is neither an image manifest nor an index, by its type {known[:80]!r}")
     if own != known:
         raise InvalidAnswer(f"{what} is sent as {known} and says that it is {own[:80]!r}")
@@ -175,3 +172,35 @@ def hashed(data: bytes, like: str = "sha256:") -> str:
     """Return the digest of ``data``, by the algorithm of the digest ``like``; empty for an unknown algorithm."""
     algorithm = like.partition(":")[0]
     return f"{algorithm}:{hashlib.new(algorithm, data).hexdigest()}" if algorithm in ALGORITHMS else ""
+
+
+def descriptor(media_type: str, data: bytes) -> dict[str, Any]:
+    """Return what manifests and indexes name a document by."""
+    return {"mediaType": media_type, "digest": hashed(data), "size": len(data)}
+
+
+def labels_in(configuration: Mapping[str, Any]) -> dict[str, str]:
+    """Return name -> value of the labels in the configuration of an image."""
+    return dict((configuration.get("config") or {}).get("Labels") or {})
+
+
+class Configured:
+    """Read the configuration of an image, with which its containers start."""
+
+    def _configuration(self) -> dict[str, Any]:
+        raise NotImplementedError
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """Return the ``config`` part of the configuration."""
+        return dict(self._configuration().get("config") or {})
+
+    @property
+    def labels(self) -> dict[str, str]:
+        """Return name -> value of the labels."""
+        return labels_in(self._configuration())
+
+    @property
+    def environment(self) -> dict[str, str]:
+        """Return name -> value of the environment variables."""
+        return dict(entry.partition("=")[::2] for entry in self.settings.get("Env") or [])

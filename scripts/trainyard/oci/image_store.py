@@ -1,4 +1,4 @@
-"""The stored parts of a local image: manifest, configuration, layers as streams, attestations.
+"""Read the stored parts of a local image: manifest, configuration, layers as streams, attestations.
 
 They are read from the engine's content store if this process can (same host, as root; 2.6 s for a 1.9 GB image), else
 from ``docker image save`` (45 MB/s on the same host: 10 s). Nothing is written to disk and no layer is held in memory.
@@ -6,6 +6,7 @@ from ``docker image save`` (45 MB/s on the same host: 10 s). Nothing is written 
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import gzip
 import hashlib
@@ -50,7 +51,7 @@ class LayerBlob(Generic[T]):
     Attributes:
         digest: of the compressed blob; empty if the engine does not keep blobs.
         stored: bytes of the blob, compressed.
-        found: result of the reader.
+        found: what the reader returned.
     """
 
     digest: str
@@ -71,21 +72,21 @@ class Parts(Generic[T]):
     config_digest: str
     layers: list[LayerBlob[T]]
 
-    def holding(self, found: list[S]) -> Parts[S]:
-        """The same image with another reader's results, bottom first."""
-        layers = [LayerBlob(layer.digest, layer.stored, one) for layer, one in zip(self.layers, found, strict=True)]
+    def holding(self, results: list[S]) -> Parts[S]:
+        """Return the same image with another reader's results, bottom first."""
+        layers = [LayerBlob(layer.digest, layer.stored, new) for layer, new in zip(self.layers, results, strict=True)]
         return dataclasses.replace(cast(Parts[S], self), layers=layers)
 
 
 class NoLayout(StepFailed):
-    """The engine saves images in an older format than OCI layouts."""
+    """Report that the engine saves images in an older format than OCI layouts."""
 
 
 Reader = Callable[[io.BufferedReader], T]
 
 
 def read(reference: str, reader: Reader[T]) -> Parts[T]:
-    """The parts of a local image. ``reader`` gets each layer's blob as a stream, in any order.
+    """Return the parts of a local image. ``reader`` gets each layer's blob as a stream, in any order.
 
     Raises:
         UserError: there is no such image.
@@ -95,8 +96,7 @@ def read(reference: str, reader: Reader[T]) -> Parts[T]:
     digest = str(image.id)
     # Of an index, the engine has the image that it describes, and maybe others.
     architecture = architectures.given() or docker_engine.architecture_of(reference)
-    store = _store_with(digest)
-    if store is not None:
+    if store := _store_with(digest):
         return _read_store(store, digest, architecture, reader)
     return _read_saved(reference, digest, architecture, reader)
 
@@ -169,7 +169,7 @@ def _uncompressed(stream: io.BufferedReader) -> Iterator[bytes]:
 
 
 def _ahead(chunks: Iterator[bytes]) -> Iterator[bytes]:
-    """The same chunks, produced in another thread: decompression runs while Python parses."""
+    """Yield the same chunks, produced in another thread: decompression runs while Python parses."""
     waiting: queue.Queue[bytes | Exception | None] = queue.Queue(maxsize=8)
 
     def produce() -> None:
@@ -188,7 +188,7 @@ def _ahead(chunks: Iterator[bytes]) -> Iterator[bytes]:
 
 
 class _Chunks(io.RawIOBase):
-    """A file over chunks that supports the forward seeks of tarfile."""
+    """Read chunks as a file that supports the forward seeks of tarfile."""
 
     def __init__(self, chunks: Iterator[bytes]) -> None:
         self._chunks, self._chunk, self._at, self._position = chunks, b"", 0, 0
@@ -221,7 +221,7 @@ class _Chunks(io.RawIOBase):
         return data
 
     def seek(self, position: int, whence: int = io.SEEK_SET) -> int:
-        """Forward only: tarfile needs nothing else for a file that it reads in order."""
+        """Go forward only: tarfile needs nothing else for a file that it reads in order."""
         while self._position < position and self._more():
             step = min(len(self._chunk) - self._at, position - self._position)
             self._at += step
@@ -229,52 +229,51 @@ class _Chunks(io.RawIOBase):
         return self._position
 
 
-def _content_stores() -> list[Path]:
-    """Where an engine on this host may keep blobs: in its own folder, or in the system's containerd."""
-    root = str(docker_engine.client().info().get("DockerRootDir") or "")
-    parents = [Path(root) / "containerd" / "daemon", Path("/var/lib/containerd")]
-    return [parent / "io.containerd.content.v1.content" / "blobs" / "sha256" for parent in parents]
-
-
 def _store_with(digest: str) -> Path | None:
-    """The readable content store that has ``digest``; the digest guarantees the content."""
-    for store in _content_stores():
-        try:
-            with (store / digest.removeprefix("sha256:")).open("rb"):
-                return store
-        except OSError:
-            continue
+    """Return the readable content store of an engine on this host that has ``digest``, which guarantees the content.
+
+    Blobs are in the engine's own folder, or in the system's containerd.
+    """
+    root = str(docker_engine.client().info().get("DockerRootDir") or "")
+    for parent in (Path(root) / "containerd" / "daemon", Path("/var/lib/containerd")):
+        store = parent / "io.containerd.content.v1.content" / "blobs" / "sha256"
+        with contextlib.suppress(OSError), (store / digest.removeprefix("sha256:")).open("rb"):
+            return store
     return None
 
 
 def _image_of(document: dict[str, Any], architecture: Architecture) -> str | None:
-    """The digest of the image for an architecture in an index, else of its first image; None for a manifest."""
+    """Return the digest of the image for an architecture in an index, else of its first; None for a manifest."""
     return image_index.digest_for(document, architecture) or next(iter(image_index.images(document).values()), None)
 
 
-def _read_store(store: Path, digest: str, architecture: Architecture, reader: Reader[T]) -> Parts[T]:
-    def blob(name: str) -> bytes:
-        return (store / name.removeprefix("sha256:")).read_bytes()
-
+@contextlib.contextmanager
+def _blobs_of(store: Path, digest: str) -> Iterator[Callable[[str], Path]]:
+    """Yield what gives the file of a blob by its digest; a file that is missing is an image that is incomplete."""
     try:
-        raw = blob(digest)
-        inner = _image_of(json.loads(raw), architecture)
-        raw = blob(inner) if inner else raw
-        manifest = json.loads(raw)
-        config = blob(manifest["config"]["digest"])
-        layers = []
-        for entry in manifest["layers"]:
-            with (store / entry["digest"].removeprefix("sha256:")).open("rb") as stream:
-                layers.append(LayerBlob(str(entry["digest"]), int(entry["size"]), reader(stream)))
+        yield lambda name: store / name.removeprefix("sha256:")
     except OSError as error:
         raise StepFailed(
             f"{digest[:19]} is incomplete in the engine's store ({error}): build the image again"
         ) from None
+
+
+def _read_store(store: Path, digest: str, architecture: Architecture, reader: Reader[T]) -> Parts[T]:
+    with _blobs_of(store, digest) as blob:
+        raw = blob(digest).read_bytes()
+        inner = _image_of(json.loads(raw), architecture)
+        raw = blob(inner).read_bytes() if inner else raw
+        manifest = json.loads(raw)
+        config = blob(manifest["config"]["digest"]).read_bytes()
+        layers = []
+        for entry in manifest["layers"]:
+            with blob(entry["digest"]).open("rb") as stream:
+                layers.append(LayerBlob(str(entry["digest"]), int(entry["size"]), reader(stream)))
     return Parts(raw, config, str(manifest["config"]["digest"]), layers)
 
 
 def _saved(reference: str, reader: Reader[T]) -> tuple[dict[str, bytes], dict[str, tuple[int, T]]]:
-    """The JSON documents of ``docker image save``, and ``reader``'s result for each layer, by their names there."""
+    """Return the JSON documents of ``docker image save``, and ``reader``'s results for layers, by their names there."""
     documents: dict[str, bytes] = {}
     blobs: dict[str, tuple[int, T]] = {}
     same: dict[str, str] = {}
@@ -283,10 +282,9 @@ def _saved(reference: str, reader: Reader[T]) -> tuple[dict[str, bytes], dict[st
         for member in outer:
             if member.issym():  # a repeated layer, as the classic image store writes it
                 same[member.name] = posixpath.normpath(posixpath.join(posixpath.dirname(member.name), member.linkname))
-            content = outer.extractfile(member) if member.isreg() else None
-            if content is None:
+            if not member.isreg():
                 continue
-            content = cast(io.BufferedReader, content)
+            content = cast(io.BufferedReader, outer.extractfile(member))
             if content.peek(1)[:1] in (b"{", b"["):
                 documents[member.name] = content.read()
             elif member.name.startswith("blobs/") or member.name.endswith("/layer.tar"):
@@ -300,20 +298,19 @@ def _read_saved(reference: str, digest: str, architecture: Architecture, reader:
         manifest = json.loads(documents["manifest.json"])[0]
         config = documents[manifest["Config"]]
         names = [str(name) for name in manifest["Layers"]]
-        in_blobs = _blob(digest) in documents
+        in_blobs = blob_path(digest) in documents
         layers = [LayerBlob(f"sha256:{name.rsplit('/', 1)[-1]}" if in_blobs else "", *blobs[name]) for name in names]
     except (KeyError, IndexError, ValueError) as error:
         raise StepFailed(
             f"{reference}: 'docker image save' returned an image that cannot be read ({error!r})"
         ) from None
-    config_digest = f"sha256:{hashlib.sha256(config).hexdigest()}"
-    kept = documents.get(_blob(digest), b"")
+    kept = documents.get(blob_path(digest), b"")
     inner = _image_of(json.loads(kept), architecture) if kept else None
-    return Parts(documents.get(_blob(inner), b"") if inner else kept, config, config_digest, layers)
+    return Parts(documents.get(blob_path(inner), b"") if inner else kept, config, hashed(config), layers)
 
 
 def documents(reference: str) -> dict[str, bytes]:
-    """Digest -> text of every JSON document of a local image: index, manifests, configurations, attestations.
+    """Return digest -> text of every JSON document of a local image: index, manifests, configurations, attestations.
 
     Raises:
         UserError: there is no such image. StepFailed: it cannot be read.
@@ -321,21 +318,16 @@ def documents(reference: str) -> dict[str, bytes]:
     digest = docker_engine.digest(reference)
     store = _store_with(digest)
     if store is None:
-        found = _saved(reference, lambda stream: None)[0]
-        prefix = _blob("")
-        return {f"sha256:{name.removeprefix(prefix)}": text for name, text in found.items() if name.startswith(prefix)}
-    found, waiting = {}, [digest]
-    try:
+        saved, prefix = _saved(reference, lambda stream: None)[0], blob_path("")
+        return {f"sha256:{name.removeprefix(prefix)}": text for name, text in saved.items() if name.startswith(prefix)}
+    texts, waiting = {}, [digest]
+    with _blobs_of(store, digest) as blob:
         for name in waiting:
-            found[name] = (store / name.removeprefix("sha256:")).read_bytes()
-            data = json.loads(found[name])
+            texts[name] = blob(name).read_bytes()
+            data = json.loads(texts[name])
             named = [*data.get("manifests", []), data.get("config"), *data.get("layers", [])]
-            waiting += [str(one["digest"]) for one in named if one and "json" in one.get("mediaType", "")]
-    except OSError as error:
-        raise StepFailed(
-            f"{digest[:19]} is incomplete in the engine's store ({error}): build the image again"
-        ) from None
-    return found
+            waiting += [str(entry["digest"]) for entry in named if entry and "json" in entry.get("mediaType", "")]
+    return texts
 
 
 def save(reference: str, folder: Path) -> None:
@@ -355,5 +347,6 @@ def save(reference: str, folder: Path) -> None:
         raise NoLayout(f"{reference}: the engine did not save an OCI layout, which Docker 25 and newer do")
 
 
-def _blob(digest: str) -> str:
+def blob_path(digest: str) -> str:
+    """Return where an OCI layout keeps a blob."""
     return f"blobs/sha256/{digest.removeprefix('sha256:')}"

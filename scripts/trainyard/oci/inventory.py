@@ -1,4 +1,4 @@
-"""Contents of an image, for `make diff` and `make sbom`: settings, layers, Python and Debian packages.
+"""List the contents of an image, for `make diff` and `make sbom`: settings, layers, Python and Debian packages.
 
 A local image is read in one pass. Of an image at a registry, the manifest, the configuration and the attached SBOM,
 which lists its packages, are fetched; layers are read only if there is no SBOM.
@@ -21,7 +21,7 @@ from packaging.utils import canonicalize_name
 from trainyard.common.errors import UserError
 from trainyard.oci import attached_sbom, docker_engine, image_index, image_store, layers
 from trainyard.oci.attached_sbom import InstalledPackage
-from trainyard.oci.image_config import Configured
+from trainyard.oci.documents import Configured, labels_in
 from trainyard.oci.reference import Reference
 from trainyard.oci.registry import Repository
 from trainyard.spec.model import load, targets
@@ -47,7 +47,7 @@ class LayerPackages:
 
 @dataclass(frozen=True)
 class LayerSummary:
-    """A layer; ``stored`` is the size of its compressed blob, ``size`` of its files (None at a registry), in bytes."""
+    """Describe a layer; in bytes, ``stored`` is the size of its blob, ``size`` of its files (None at a registry)."""
 
     name: str
     digest: str
@@ -58,7 +58,7 @@ class LayerSummary:
 
 @dataclass(frozen=True)
 class Image(Configured):
-    """An image.
+    """Describe an image.
 
     Attributes:
         config: the OCI configuration.
@@ -82,60 +82,46 @@ class Image(Configured):
 
     @property
     def stored(self) -> int:
-        """Bytes that a pull of the whole image transfers."""
+        """Return bytes that a pull of the whole image transfers."""
         return sum(layer.stored for layer in self.layers) + sum(self.documents.values())
 
     def python(self, among: Iterable[str] | None = None) -> dict[str, InstalledPackage]:
-        """Canonical name -> package, of the layers ``among`` (diff ids), or of all."""
-        found: dict[str, InstalledPackage] = {}
-        for contents in self._chosen(among):
-            found |= contents.python
-        return dict(sorted(found.items()))
+        """Return canonical name -> package, of the layers ``among`` (diff ids), or of all."""
+        packages: dict[str, InstalledPackage] = {}
+        for _, contents in self._read(among):
+            packages |= contents.python
+        return dict(sorted(packages.items()))
 
     def debian(self, among: Iterable[str] | None = None) -> dict[str, InstalledPackage]:
-        """Name -> package, by the uppermost list, which includes the packages of the layers below."""
-        lists = [contents.debian for contents in self._chosen(among) if contents.debian is not None]
+        """Return name -> package, by the uppermost list, which includes the packages of the layers below."""
+        lists = [contents.debian for _, contents in self._read(among) if contents.debian is not None]
         return {package.name: package for package in lists[-1]} if lists else {}
 
     def python_layers(self) -> dict[str, str]:
-        """Canonical name -> diff id of the layer that the Python package is in."""
+        """Return canonical name -> diff id of the layer that the Python package is in."""
         return {name: layer.diff_id for layer, contents in self._read() for name in contents.python}
 
     def debian_layers(self) -> dict[str, str]:
-        """Name -> diff id of the layer that brought the Debian package in its version."""
-        found: dict[tuple[str, str], str] = {}
+        """Return name -> diff id of the layer that brought the Debian package in its version."""
+        brought: dict[tuple[str, str], str] = {}
         for layer, contents in self._read():
             if contents.debian is not None:
-                found = {
-                    (package.name, package.version): found.get((package.name, package.version), layer.diff_id)
-                    for package in contents.debian
-                }
-        return {name: diff_id for (name, _), diff_id in found.items()}
+                keys = [(package.name, package.version) for package in contents.debian]
+                brought = {key: brought.get(key, layer.diff_id) for key in keys}
+        return {name: diff_id for (name, _), diff_id in brought.items()}
 
     def release(self) -> dict[str, str]:
-        """The fields of os-release (``ID``, ``VERSION_ID``); empty if there is none."""
-        found = [contents.release for contents in self._chosen(None) if contents.release]
-        return found[-1] if found else {}
+        """Return the fields of os-release (``ID``, ``VERSION_ID``); empty if there is none."""
+        return next((contents.release for _, contents in reversed(self._read()) if contents.release), {})
 
-    def _read(self) -> list[tuple[LayerSummary, LayerPackages]]:
-        """The layers that were read, the lowest first."""
-        return [
-            (layer, self.layer_contents[layer.diff_id]) for layer in self.layers if layer.diff_id in self.layer_contents
-        ]
-
-    def _chosen(self, among: Iterable[str] | None) -> list[LayerPackages]:
-        wanted = None if among is None else set(among)
-        return [contents for layer, contents in self._read() if wanted is None or layer.diff_id in wanted]
+    def _read(self, among: Iterable[str] | None = None) -> list[tuple[LayerSummary, LayerPackages]]:
+        """Return the layers that were read, of those ``among`` (diff ids) or of all, the lowest first."""
+        wanted = self.layer_contents.keys() & among if among is not None else self.layer_contents
+        return [(layer, self.layer_contents[layer.diff_id]) for layer in self.layers if layer.diff_id in wanted]
 
 
 def read_layer(stream: io.BufferedReader, expected: image_store.Expected | None = None) -> LayerPackages:
-    """Read one layer's lists of packages.
-
-    Args:
-        expected: of a layer from a registry.
-    Raises:
-        StepFailed: it is not a layer, it is truncated, or see :class:`trainyard.oci.image_store.Expected`.
-    """
+    """Read one layer's lists of packages; see :func:`trainyard.oci.image_store.members`."""
     found = LayerPackages()
     for tar, member in image_store.members(stream, expected):
         if not member.isreg():
@@ -159,12 +145,12 @@ def read_layer(stream: io.BufferedReader, expected: image_store.Expected | None 
 
 
 def os_release(text: str) -> dict[str, str]:
-    """The fields of an os-release file (https://www.freedesktop.org/software/systemd/man/latest/os-release.html)."""
+    """Return the fields of an os-release file (https://www.freedesktop.org/software/systemd/man/latest/os-release.html)."""
     return dict(re.findall(r'(?m)^([A-Z_]+)="?([^"\n]*)"?$', text))
 
 
 def python_package(metadata: str) -> InstalledPackage:
-    """A distribution by its METADATA (PyPA's "Core metadata specifications")."""
+    """Return a distribution by its METADATA (PyPA's "Core metadata specifications")."""
     fields = email.parser.HeaderParser().parsestr(metadata)
     return InstalledPackage(
         name=str(fields.get("Name", "")),
@@ -175,14 +161,14 @@ def python_package(metadata: str) -> InstalledPackage:
 
 
 def debian_packages(status: str) -> tuple[InstalledPackage, ...]:
-    """The installed packages of a dpkg status file."""
-    found = []
+    """Return the installed packages of a dpkg status file."""
+    packages = []
     for paragraph in status.split("\n\n"):
         fields = email.parser.HeaderParser().parsestr(paragraph)
         if str(fields.get("Status", "")).endswith(" installed"):
             # "Source: gcc-14 (14.2.0-19)", where name or version are not those of the package (Debian Policy 5.6.1)
             source, _, version = str(fields.get("Source", "")).partition(" ")
-            found.append(
+            packages.append(
                 InstalledPackage(
                     str(fields["Package"]),
                     str(fields["Version"]),
@@ -191,15 +177,13 @@ def debian_packages(status: str) -> tuple[InstalledPackage, ...]:
                     source_version=version.strip("()"),
                 )
             )
-    return tuple(sorted(found, key=lambda package: package.name))
+    return tuple(sorted(packages, key=lambda package: package.name))
 
 
 def _names(config: dict[str, Any], count: int) -> list[str]:
-    """Names of an image's layers: the stages of its target's Dockerfile, else the instruction that created each."""
-    instructions = layers.made_by(config, count)
-    labels = (config.get("config") or {}).get("Labels") or {}
-    target = str(labels.get(f"{LABELS}.target", ""))
-    if target in targets():
+    """Return names of layers: the stages of the target's Dockerfile, else the instruction that created each."""
+    instructions, labels = layers.made_by(config, count), labels_in(config)
+    if (target := labels.get(f"{LABELS}.target", "")) in targets():
         dockerfile = load(target).dockerfile(labels.get(f"{LABELS}.index", "default"))
         if dockerfile.is_file():
             return [stage for stage, _ in layers.name_layers(instructions, dockerfile.read_text(encoding="utf-8"))]
@@ -208,17 +192,12 @@ def _names(config: dict[str, Any], count: int) -> list[str]:
 
 
 def local(reference: str) -> Image:
-    """A local image, read in one pass.
-
-    Raises:
-        UserError: there is no such image.
-        StepFailed: it cannot be read.
-    """
+    """Return a local image, read in one pass; see :func:`trainyard.oci.image_store.read`."""
     parts = image_store.read(reference, read_layer)
     config = json.loads(parts.config)
     diff_ids = [str(diff_id) for diff_id in config["rootfs"]["diff_ids"]]
     names = _names(config, len(diff_ids))
-    found = [
+    summaries = [
         LayerSummary(name, layer.digest, diff_id, layer.stored, layer.found.size)
         for name, diff_id, layer in zip(names, diff_ids, parts.layers, strict=False)
     ]
@@ -228,13 +207,13 @@ def local(reference: str) -> Image:
         digest=digest,
         config=config,
         documents={parts.config_digest: len(parts.config), digest: len(parts.manifest)},
-        layers=tuple(found),
+        layers=tuple(summaries),
         layer_contents={diff_id: layer.found for diff_id, layer in zip(diff_ids, parts.layers, strict=False)},
     )
 
 
 def at_registry(reference: str) -> tuple[Repository, str]:
-    """The repository of a reference that names its registry, and the tag or digest in it.
+    """Return the repository of a reference that names its registry, and the tag or digest in it.
 
     Raises:
         UserError: it names none, or is not a reference.
@@ -246,17 +225,16 @@ def at_registry(reference: str) -> tuple[Repository, str]:
     if named.names_docker_hub:
         raise UserError(
             f"{reference}: neither an image of this host nor HOST[:PORT]/PATH[:TAG]: 'docker pull {reference}' first, "
-            f"or run 'trainyard image'"
+            "or run 'trainyard image'"
         )
     return Repository(named.name), named.version
 
 
 def remote(reference: str) -> Image:
-    """An image at a registry, by its manifest, its configuration and its SBOM.
+    """Return an image at a registry, by its manifest, its configuration and its SBOM.
 
     Raises:
         UserError: there is no such image.
-        StepFailed: the registry cannot be reached or refuses.
     """
     repository, version = at_registry(reference)
     manifest = repository.manifest(version)
@@ -269,7 +247,7 @@ def remote(reference: str) -> Image:
     config = repository.config(manifest)
     diff_ids = [str(diff_id) for diff_id in (config.get("rootfs") or {}).get("diff_ids") or []]
     names = _names(config, len(diff_ids))
-    found = [
+    summaries = [
         LayerSummary(name, str(entry["digest"]), diff_id, int(entry["size"]), None)
         for name, diff_id, entry in zip(names, diff_ids, data["layers"], strict=False)
     ]
@@ -278,7 +256,7 @@ def remote(reference: str) -> Image:
         digest=manifest.digest,
         config=config,
         documents={str(data["config"]["digest"]): int(data["config"]["size"]), manifest.digest: len(manifest.body)},
-        layers=tuple(found),
+        layers=tuple(summaries),
         layer_contents={},
         repository=repository,
         listed=attached_sbom.listed(repository, manifest.digest),

@@ -1,4 +1,8 @@
-"""What layers hold, entry by entry, so that an image can be compared with what was built.
+"""Read and keep what unpacked layers hold, entry by entry, so that an image can be compared with what was built.
+
+Reading layers where the engine has unpacked them is faster than decompressing their blobs: 2.4 s instead of 13 s for a
+6 GB image (2026-11). The root of a running container is an overlay mount whose lower directories are the image's
+layers. This works as root with an engine on the same host that uses overlayfs; otherwise no folders are found.
 
 The contents of every layer that a build made are kept in ``layers`` of the state folder, by the digest of the layer: an
 image cannot vouch for itself. Whoever changes a layer changes its digest, so that a layer with a known digest is not
@@ -19,7 +23,10 @@ from dataclasses import astuple, dataclass
 from pathlib import Path
 from typing import Literal
 
-from trainyard.oci import docker_engine, snapshots
+import docker.errors
+
+from trainyard.oci import docker_engine
+from trainyard.oci.probe_runner import PYTHONS
 from trainyard.spec.state import file_lock
 
 Kind = Literal["file", "link", "folder", "device", "whiteout"]
@@ -30,10 +37,13 @@ KEPT = 300
 #: The extended attribute with the capabilities of a program, which it has whoever starts it (capabilities(7)).
 _CAPABILITY = "security.capability"
 
+#: Attribute of a directory that hides the one below (https://docs.kernel.org/filesystems/overlayfs.html).
+_OPAQUE = "trusted.overlay.opaque"
+
 
 @dataclass(frozen=True)
 class Item:
-    """An entry of a layer.
+    """Describe an entry of a layer.
 
     Attributes:
         mode: permission bits.
@@ -50,7 +60,7 @@ class Item:
     capability: str = ""
 
     def differences(self, other: Item) -> str:
-        """What of an entry differs from another, in words."""
+        """Return what of an entry differs from another, in words."""
         if self.kind != other.kind:
             return f"is a {self.kind}, not a {other.kind}"
         found = []
@@ -68,43 +78,101 @@ class Item:
 Contents = Mapping[str, Item]
 
 
+@contextlib.contextmanager
+def folders(reference: str, count: int) -> Iterator[list[Path]]:
+    """Yield the folders of an image's ``count`` layers, bottom first, which last as the context; none if not readable.
+
+    A container that holds the mount runs meanwhile.
+    """
+    with contextlib.ExitStack() as undo:
+        lower: list[Path] = []
+        for python in PYTHONS:
+            container = docker_engine.client().containers.create(
+                reference,
+                ["-c", "import time; time.sleep(600)"],
+                entrypoint=[python],
+                network_mode="none",
+                read_only=True,
+                labels=docker_engine.resource_labels("verify"),
+            )
+            undo.callback(container.remove, force=True)
+            try:
+                container.start()
+            except docker.errors.APIError:  # no such program
+                continue
+            container.reload()
+            lower = _lower(int(container.attrs["State"]["Pid"]))[:count]
+            break
+        yield lower if len(lower) == count and all(os.access(folder, os.R_OK | os.X_OK) for folder in lower) else []
+
+
+def _lower(process: int) -> list[Path]:
+    """Return the lower directories of the overlay mount that is a process's root, bottom first."""
+    try:
+        lines = Path(f"/proc/{process}/mountinfo").read_text(encoding="utf-8").splitlines()
+    except OSError:
+        return []
+    for line in lines:
+        before, _, after = line.partition(" - ")
+        if before.split()[4] == "/" and after.startswith("overlay "):
+            options = after.split()[-1].split(",")
+            lower = next((option for option in options if option.startswith("lowerdir=")), "lowerdir=")
+            return [Path(folder) for folder in reversed(lower.removeprefix("lowerdir=").split(":"))]
+    return []
+
+
+def entries(folder: Path) -> Iterator[tuple[str, os.DirEntry[str]]]:
+    """Yield everything below ``folder`` after its path there, in a fixed order; folders before what is in them."""
+    waiting = [""]
+    while waiting:
+        below = waiting.pop()
+        with os.scandir(folder / below) as scanned:
+            inside = sorted(scanned, key=lambda entry: entry.name)
+        for entry in inside:
+            path = f"{below}/{entry.name}" if below else entry.name
+            if entry.is_dir(follow_symlinks=False):
+                waiting.append(path)
+            yield path, entry
+
+
+def is_whiteout(status: os.stat_result) -> bool:
+    """Return whether an entry hides what lower layers have under its name: a device with the number 0/0."""
+    return stat.S_ISCHR(status.st_mode) and status.st_rdev == 0
+
+
+def is_opaque(folder: str) -> bool:
+    """Return whether a folder hides all that lower layers have in it."""
+    try:
+        return os.getxattr(folder, _OPAQUE, follow_symlinks=False) == b"y"
+    except OSError:
+        return False
+
+
 def read(folder: Path) -> Contents:
-    """The entries of a layer that the engine has unpacked into ``folder``; paths have no leading slash."""
-    found: dict[str, Item] = {}
+    """Return the entries of a layer that the engine has unpacked into ``folder``; paths have no leading slash."""
+    items: dict[str, Item] = {}
     with ThreadPoolExecutor(max_workers=os.cpu_count()) as threads:
         hashes = []
-        for path, entry in _walk(folder):
+        for path, entry in entries(folder):
             status = entry.stat(follow_symlinks=False)
             if stat.S_ISREG(status.st_mode):
                 hashes.append((path, status, threads.submit(_sha256, entry.path), _capability(entry.path)))
             else:
-                found[path] = _special(entry.path, status)
+                items[path] = _special(entry.path, status)
         for path, status, digest, capability in hashes:
             mode = stat.S_IMODE(status.st_mode)
-            found[path] = Item("file", mode, status.st_uid, status.st_gid, digest.result(), capability)
-    return found
-
-
-def _walk(folder: Path) -> Iterator[tuple[str, os.DirEntry[str]]]:
-    waiting = [""]
-    while waiting:
-        below = waiting.pop()
-        with os.scandir(folder / below) as entries:
-            for entry in sorted(entries, key=lambda one: one.name):
-                path = f"{below}/{entry.name}" if below else entry.name
-                if entry.is_dir(follow_symlinks=False):
-                    waiting.append(path)
-                yield path, entry
+            items[path] = Item("file", mode, status.st_uid, status.st_gid, digest.result(), capability)
+    return items
 
 
 def _special(path: str, status: os.stat_result) -> Item:
-    """An entry that is not a regular file."""
+    """Return an entry that is not a regular file."""
     mode = stat.S_IMODE(status.st_mode)
     if stat.S_ISLNK(status.st_mode):
         return Item("link", mode, status.st_uid, status.st_gid, os.readlink(path))
     if stat.S_ISDIR(status.st_mode):
         return Item("folder", mode, status.st_uid, status.st_gid)
-    if stat.S_ISCHR(status.st_mode) and status.st_rdev == 0:
+    if is_whiteout(status):
         return Item("whiteout", 0, 0, 0)
     return Item("device", mode, status.st_uid, status.st_gid, f"{stat.S_IFMT(status.st_mode):o} {status.st_rdev}")
 
@@ -134,12 +202,12 @@ def keep(state: Path, diff_id: str, contents: Contents) -> None:
         temporary = path.with_suffix(".new")
         temporary.write_bytes(gzip.compress(json.dumps(document).encode(), compresslevel=1, mtime=0))
         temporary.replace(path)
-        for old in sorted(path.parent.glob("*.json.gz"), key=lambda one: one.stat().st_mtime)[:-KEPT]:
+        for old in sorted(path.parent.glob("*.json.gz"), key=lambda kept: kept.stat().st_mtime)[:-KEPT]:
             old.unlink()
 
 
 def recall(state: Path, diff_id: str) -> Contents | None:
-    """The contents of a layer that were kept; None if there are none."""
+    """Return the contents of a layer that were kept; None if there are none."""
     path = _file(state, diff_id)
     try:
         document = json.loads(gzip.decompress(path.read_bytes()))
@@ -151,32 +219,32 @@ def recall(state: Path, diff_id: str) -> Contents | None:
 
 
 def known(state: Path, diff_id: str) -> bool:
-    """Whether the contents of a layer are kept."""
+    """Return whether the contents of a layer are kept."""
     return _file(state, diff_id).is_file()
 
 
 def take(state: Path, reference: str) -> list[str]:
-    """Keep the contents of those layers of a local image that are not known yet; the digests of all, bottom first.
+    """Keep the contents of those layers of a local image that are not known yet in the folder ``state``.
 
-    Args:
-        state: the state folder, as for the other functions here.
     Returns:
-        Diff ids; none if this process cannot read where the engine has unpacked the layers.
+        Diff ids of all layers, bottom first; none if this process cannot read where the engine has unpacked them.
     """
-    diff_ids = [str(one) for one in docker_engine.image(reference, made_by="docker pull").attrs["RootFS"]["Layers"]]
+    diff_ids = [
+        str(diff_id) for diff_id in docker_engine.image(reference, made_by="docker pull").attrs["RootFS"]["Layers"]
+    ]
     if all(known(state, diff_id) for diff_id in diff_ids):
         return diff_ids
-    with snapshots.folders(reference, len(diff_ids)) as folders:
-        for diff_id, folder in zip(diff_ids, folders, strict=False):
+    with folders(reference, len(diff_ids)) as unpacked:
+        for diff_id, folder in zip(diff_ids, unpacked, strict=False):
             if not known(state, diff_id):
                 keep(state, diff_id, read(folder))
-        return diff_ids if folders else []
+        return diff_ids if unpacked else []
 
 
 def union(layers: Iterable[Contents]) -> dict[str, tuple[Item, ...]]:
-    """Path -> the entries of that path in the layers, bottom first."""
-    found: dict[str, tuple[Item, ...]] = {}
+    """Return path -> the entries of that path in the layers, bottom first."""
+    united: dict[str, tuple[Item, ...]] = {}
     for contents in layers:
         for path, item in contents.items():
-            found[path] = (*found.get(path, ()), item)
-    return found
+            united[path] = (*united.get(path, ()), item)
+    return united

@@ -1,6 +1,6 @@
-"""The files that an image stores, layer by layer.
+"""Read the files that an image stores, layer by layer.
 
-Layers are read where the engine has unpacked them (:mod:`trainyard.oci.snapshots`), else as streams of their blobs
+Layers are read where the engine has unpacked them (:mod:`trainyard.oci.layer_contents`), else as streams of their blobs
 (:mod:`trainyard.oci.image_store`): nothing is written to disk, and at most one small file is held in memory.
 """
 
@@ -15,6 +15,7 @@ import io
 import json
 import posixpath
 import re
+import stat
 import tarfile
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
@@ -26,7 +27,7 @@ from elftools.construct import ConstructError
 from elftools.elf.dynamic import DynamicSegment
 from elftools.elf.elffile import ELFFile
 
-from trainyard.oci import docker_engine, image_store, layer_contents, secret_scan, snapshots
+from trainyard.oci import docker_engine, image_store, layer_contents, secret_scan
 from trainyard.oci.layer_contents import Contents
 
 Kind = Literal["base", "below", "copied", "added"]
@@ -43,6 +44,9 @@ _ELF_HEADER = 20
 #: Digest of an archive without entries: two blocks of zeros, or a whole record of GNU tar's
 #: (https://www.gnu.org/software/tar/manual/html_node/Standard.html).
 EMPTY = frozenset(f"sha256:{hashlib.sha256(bytes(size)).hexdigest()}" for size in (1024, 10240))
+
+#: How the instruction begins that copies a stage of ours.
+_COPY = "COPY /out /"
 
 #: Prefix of a whiteout's file name (https://github.com/opencontainers/image-spec/blob/main/layer.md#whiteouts).
 _WHITEOUT = ".wh."
@@ -98,13 +102,13 @@ class LayerFiles:
 
     @property
     def size(self) -> int:
-        """Bytes of all files."""
+        """Return bytes of all files."""
         return sum(file.size for file in self.files.values())
 
 
 @dataclass(frozen=True)
 class Layer:
-    """A layer of an image.
+    """Describe a layer of an image.
 
     Attributes:
         digest: of the compressed blob; empty if the engine does not keep blobs.
@@ -127,7 +131,7 @@ class Layer:
 
     @property
     def ours(self) -> bool:
-        """Whether the layer is not one of the base image."""
+        """Return whether the layer is not one of the base image."""
         return self.kind != "base"
 
 
@@ -143,7 +147,7 @@ class Stored:
 
 
 def stages(dockerfile: str) -> tuple[list[tuple[str, str]], list[str]]:
-    """The layers of a rendered Dockerfile's final stage.
+    """Return the layers of a rendered Dockerfile's final stage.
 
     Returns:
         The instructions of the stages below it that may create a layer, as (stage, keyword), bottom first; and the
@@ -164,32 +168,24 @@ def stages(dockerfile: str) -> tuple[list[tuple[str, str]], list[str]]:
 
 
 def name_layers(made_by: list[str], dockerfile: str) -> list[tuple[str, Kind]]:
-    """The stage and the kind of each layer, given the instruction that created each, bottom first."""
+    """Return the stage and the kind of each layer, given the instruction that created each, bottom first."""
     below, copies = stages(dockerfile)
     # The uppermost copies: the base image may be built from a Dockerfile of Trainyard, too.
-    ours = [number for number, command in enumerate(made_by) if _is_copy(command)][-len(copies) :] if copies else []
-    first = ours[0] if ours else len(made_by)
+    ours = [number for number, command in enumerate(made_by) if command.startswith(_COPY)][-len(copies) :]
+    first = ours[0] if ours and copies else len(made_by)
     names: list[tuple[str, Kind]] = [("base", "base")] * first
     for number in range(first - 1, -1, -1):
         if not below or made_by[number].split(" ", 1)[0] != below[-1][1]:
             break
         names[number] = (below.pop()[0], "below")
     for command in made_by[first:]:
-        copied = copies and _is_copy(command)
+        copied = copies and command.startswith(_COPY)
         names.append((copies.pop(0), "copied") if copied else ("added", "added"))
     return names
 
 
-def _is_copy(command: str) -> bool:
-    return command.startswith("COPY /out /")
-
-
 def scan(stream: io.BufferedReader) -> LayerFiles:
-    """Read one layer: a tar, plain or compressed with gzip or zstd.
-
-    Raises:
-        StepFailed: it is none of these, or it is truncated.
-    """
+    """Read one layer; see :func:`trainyard.oci.image_store.members`."""
     found = LayerFiles()
     for tar, member in image_store.members(stream):
         _look_at(found, tar, member)
@@ -215,25 +211,31 @@ def _look_at(found: LayerFiles, tar: tarfile.TarFile, member: tarfile.TarInfo) -
 
 
 def walk(folder: Path) -> LayerFiles:
-    """The files of a layer that the engine has unpacked into ``folder``."""
-    found = LayerFiles()
-    for entry in snapshots.walk(folder):
-        if entry.file is None:
-            found.removed.append(entry.path)
-        else:
-            _note(found, entry.path, File(entry.size, entry.mode), functools.partial(_read, entry.file))
-            if entry.path in found.machines:
-                found.needed[entry.path] = needed_libraries(entry.file)
+    """Return the files of a layer that the engine has unpacked into ``folder``."""
+    found, seen = LayerFiles(), set[int]()
+    for path, entry in layer_contents.entries(folder):
+        status = entry.stat(follow_symlinks=False)
+        is_folder = stat.S_ISDIR(status.st_mode)
+        if layer_contents.is_whiteout(status) or (is_folder and layer_contents.is_opaque(entry.path)):
+            found.removed.append(path)
+        elif not is_folder:
+            stored = stat.S_ISREG(status.st_mode) and status.st_ino not in seen  # not a link, symbolic or hard
+            if status.st_nlink > 1:
+                seen.add(status.st_ino)
+            file = File(status.st_size if stored else 0, stat.S_IMODE(status.st_mode))
+            _note(found, path, file, functools.partial(_beginning, Path(entry.path)))
+            if path in found.machines:
+                found.needed[path] = needed_libraries(Path(entry.path))
     return found
 
 
-def _read(path: Path, count: int = -1) -> bytes:
+def _beginning(path: Path, count: int = -1) -> bytes:
     with path.open("rb") as file:
         return file.read(count)
 
 
 def _machine(head: bytes) -> int | None:
-    """``e_machine`` of an ELF file for a little-endian processor; None of any other file.
+    """Return ``e_machine`` of an ELF file for a little-endian processor; None of any other file.
 
     https://refspecs.linuxfoundation.org/elf/gabi4+/ch4.eheader.html
     """
@@ -254,18 +256,16 @@ def _note(found: LayerFiles, path: str, file: File, content: Callable[..., bytes
         found.machines[path] = machine
     if not searched:
         return
-    kinds = [named] if named else secret_scan.in_text(data, path)
-    if kinds:
-        found.suspects += [Suspect(path, kind, _record_hash(data)) for kind in kinds]
-    certificates = secret_scan.certificates(data)
-    if certificates:
+    for kind in [named] if named else secret_scan.in_text(data, path):
+        found.suspects.append(Suspect(path, kind, _record_hash(data)))
+    if certificates := secret_scan.certificates(data):
         found.bundles.append(Bundle(path, certificates, _record_hash(data)))
     if name == "RECORD" and folder.endswith(".dist-info"):
         found.records.update(_record(data, posixpath.dirname(folder)))
 
 
 def _record_hash(data: bytes) -> str:
-    """SHA-256 as in RECORD files: urlsafe base64 without padding.
+    """Return the SHA-256 as in RECORD files: urlsafe base64 without padding.
 
     https://packaging.python.org/en/latest/specifications/recording-installed-packages/
     """
@@ -273,26 +273,22 @@ def _record_hash(data: bytes) -> str:
 
 
 def _record(data: bytes, site: str) -> Iterator[tuple[str, str]]:
-    """Path -> SHA-256 of a RECORD file in the site directory ``site``."""
+    """Yield path and SHA-256 of the files that a RECORD in the site directory ``site`` lists."""
     for row in csv.reader(io.StringIO(data.decode("utf-8", "replace"))):
         if len(row) >= 2 and row[1].startswith("sha256="):
             yield posixpath.normpath(posixpath.join(site, row[0])), row[1].removeprefix("sha256=")
 
 
 def without_base(stored: Stored) -> Stored:
-    """The layers of an image that Trainyard did not build: the lowest is its base, all above were added."""
-    found = [
-        layer if number == 0 else dataclasses.replace(layer, stage="added", kind="added")
-        for number, layer in enumerate(stored.layers)
-    ]
-    return dataclasses.replace(stored, layers=found)
+    """Return an image that Trainyard did not build: its lowest layer is its base, all above were added."""
+    added = [dataclasses.replace(layer, stage="added", kind="added") for layer in stored.layers[1:]]
+    return dataclasses.replace(stored, layers=[*stored.layers[:1], *added])
 
 
 def read(reference: str, dockerfile: str, *, hashed: Callable[[str], bool] = lambda _: False) -> Stored:
-    """The layers of a local image.
+    """Return the layers of a local image.
 
     Args:
-        reference: of the image.
         dockerfile: text of the rendered Dockerfile, whose stages name the layers.
         hashed: whether the entries of a layer are wanted, by its diff id; they are read only where the engine has
             unpacked the layer.
@@ -301,30 +297,28 @@ def read(reference: str, dockerfile: str, *, hashed: Callable[[str], bool] = lam
         StepFailed: its layers cannot be read.
     """
     image = docker_engine.image(reference, made_by="trainyard image")
-    diff_ids = [str(one) for one in image.attrs["RootFS"]["Layers"]]
-    with snapshots.folders(reference, len(diff_ids)) as folders:
+    diff_ids = [str(diff_id) for diff_id in image.attrs["RootFS"]["Layers"]]
+    with layer_contents.folders(reference, len(diff_ids)) as folders:
         if not folders:
             return assemble(image_store.read(reference, scan), dockerfile)
         contents = [walk(folder) for folder in folders]
         parts = image_store.read(reference, lambda stream: None)
-        entries = {
-            one: layer_contents.read(folder) for one, folder in zip(diff_ids, folders, strict=True) if hashed(one)
-        }
-    found = assemble(parts.holding(contents), dockerfile)
-    layers = [dataclasses.replace(layer, entries=entries.get(layer.diff_id)) for layer in found.layers]
-    return dataclasses.replace(found, layers=layers)
+        entries = {name: layer_contents.read(at) for name, at in zip(diff_ids, folders, strict=True) if hashed(name)}
+    stored = assemble(parts.holding(contents), dockerfile)
+    layers = [dataclasses.replace(layer, entries=entries.get(layer.diff_id)) for layer in stored.layers]
+    return dataclasses.replace(stored, layers=layers)
 
 
 def made_by(config: dict[str, Any], count: int) -> list[str]:
-    """The instructions that created the ``count`` layers of an image, bottom first; empty if unknown."""
-    found = [str(entry.get("created_by", "")) for entry in config.get("history", []) if not entry.get("empty_layer")]
-    found += [""] * (count - len(found))
+    """Return the instructions that created the ``count`` layers of an image, bottom first; empty if unknown."""
+    made = [str(entry.get("created_by", "")) for entry in config.get("history", []) if not entry.get("empty_layer")]
+    made += [""] * (count - len(made))
     # BuildKit records the instruction, the classic builder a shell command.
-    return [re.sub(r"^/bin/sh -c #\(nop\) +", "", command) for command in found]
+    return [re.sub(r"^/bin/sh -c #\(nop\) +", "", command) for command in made]
 
 
 def assemble(parts: image_store.Parts[LayerFiles], dockerfile: str) -> Stored:
-    """An image from its parts, with layers named after the stages of ``dockerfile``."""
+    """Return an image from its parts, with layers named after the stages of ``dockerfile``."""
     document = json.loads(parts.config)
     instructions = made_by(document, len(parts.layers))
     names = name_layers(instructions, dockerfile)

@@ -1,4 +1,4 @@
-"""Runs scripts/trainyard/oci/probe.py inside an image, without a network, on a read-only file system."""
+"""Run scripts/trainyard/oci/probe.py inside an image, without a network, on a read-only file system."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ PYTHONS = ("python3", "python")
 
 
 class NoPython(StepFailed):
-    """The image has no Python."""
+    """Report that the image has no Python."""
 
 
 @dataclass(frozen=True)
 class Distribution:
-    """A distribution that the image's Python finds.
+    """Describe a distribution that the image's Python finds.
 
     Attributes:
         folder: the site directory that it is in.
@@ -40,7 +40,7 @@ class Distribution:
 
 @dataclass(frozen=True)
 class ProbeResult:
-    """What the image's Python reports.
+    """Hold what the image's Python reports.
 
     Attributes:
         sources: number of source files in the site directories.
@@ -63,37 +63,28 @@ NOTHING = ProbeResult("", (), 0, (), (), {})
 
 
 class ProbeFailed(StepFailed):
-    """An image's Python starts, and cannot list what is installed."""
+    """Report that an image's Python starts, and cannot list what is installed."""
 
 
 def probe(reference: str) -> ProbeResult:
-    """What the Python of a local image reports, all parts.
-
-    Raises:
-        NoPython: it has none that starts.
-        ProbeFailed: its Python failed; the message ends with its error line.
-    """
-    found = run(reference)
-    bytecode = found["bytecode"]
+    """Return all that the Python of a local image reports; see :func:`run`."""
+    report = run(reference)
+    packages = [entry | {name: tuple(entry[name]) for name in ("requires", "tags")} for entry in report["packages"]]
+    bytecode = report["bytecode"]
     return ProbeResult(
-        python=found["python"],
-        packages=tuple(_distribution(entry) for entry in found["packages"]),
+        python=report["python"],
+        packages=tuple(Distribution(**entry) for entry in packages),
         sources=bytecode["sources"],
         missing=tuple(bytecode["missing"]),
         stale=tuple(bytecode["stale"]),
-        texts=found["texts"],
+        texts=report["texts"],
     )
 
 
-def _distribution(entry: dict[str, Any]) -> Distribution:
-    return Distribution(**entry | {"requires": tuple(entry["requires"]), "tags": tuple(entry["tags"])})
-
-
 def run(reference: str, *parts: str) -> dict[str, Any]:
-    """What the Python of a local image reports, as scripts/trainyard/oci/probe.py prints it.
+    """Return what the Python of a local image reports, as scripts/trainyard/oci/probe.py prints it.
 
     Args:
-        reference: of the image.
         parts: ``packages``, ``bytecode``, ``texts``; all of them if none is given.
     Raises:
         NoPython: it has none that starts.
@@ -125,7 +116,7 @@ def _run(reference: str, python: str, parts: tuple[str, ...]) -> dict[str, Any]:
         if status:
             words = container.logs(stdout=False).decode(errors="replace").strip().splitlines() or ["(no output)"]
             raise ProbeFailed(f"{reference}: its Python cannot list what is installed: {words[-1]}")
-        found: dict[str, Any] = json.loads(container.logs(stderr=False))
-        return found
+        report: dict[str, Any] = json.loads(container.logs(stderr=False))
+        return report
     finally:
         container.remove(force=True)

@@ -1,4 +1,4 @@
-"""References of images: ``[HOST[:PORT]/]PATH[:TAG][@DIGEST]``, read as Docker reads them.
+"""Parse references of images, ``[HOST[:PORT]/]PATH[:TAG][@DIGEST]``, as Docker does.
 
 The grammar and the normalization of short names are those of https://github.com/distribution/reference (regexp.go and
 normalize.go): ``debian`` is ``docker.io/library/debian``.
@@ -59,11 +59,7 @@ class Reference:
 
     @classmethod
     def parse(cls, text: str) -> Reference:
-        """The reference that ``text`` is.
-
-        Raises:
-            UserError: it is none; the line says which part is wrong.
-        """
+        """Return the reference that ``text`` is, or raise a :class:`UserError` that says which part is wrong."""
         if not text or text != text.strip():
             raise _invalid(text, "expected [HOST[:PORT]/]PATH[:TAG][@DIGEST]")
         if "://" in text:
@@ -92,12 +88,12 @@ class Reference:
 
     @property
     def name(self) -> str:
-        """Registry and repository, without tag and digest."""
+        """Return registry and repository, without tag and digest."""
         return f"{self.registry}/{self.repository}"
 
     @property
     def familiar_name(self) -> str:
-        """The shortest spelling of :attr:`name`, as ``docker image ls`` prints it: ``debian``."""
+        """Return the shortest spelling of :attr:`name`, as ``docker image ls`` prints it: ``debian``."""
         if self.registry != DOCKER_HUB:
             return self.name
         short = self.repository.removeprefix(_OFFICIAL)
@@ -106,12 +102,12 @@ class Reference:
 
     @property
     def names_docker_hub(self) -> bool:
-        """Whether the registry is Docker Hub, by its name or because the text names no registry."""
+        """Return whether the registry is Docker Hub, by its name or because the text names no registry."""
         return self.registry == DOCKER_HUB
 
     @property
     def version(self) -> str:
-        """What selects the image in its repository: the digest, else the tag, else ``latest``."""
+        """Return what selects the image in its repository: the digest, else the tag, else ``latest``."""
         return self.digest or self.tag or "latest"
 
     def __str__(self) -> str:
@@ -127,13 +123,15 @@ def _check_digest(text: str, digest: str) -> None:
     algorithm, _, encoded = digest.partition(":")
     digits = _DIGITS.get(algorithm)
     if digits is None:
-        raise _invalid(text, f"the digest {digest!r} must start with one of {', '.join(f'{one}:' for one in _DIGITS)}")
+        raise _invalid(
+            text, f"the digest {digest!r} must start with one of {', '.join(f'{name}:' for name in _DIGITS)}"
+        )
     if not re.fullmatch(rf"[0-9a-f]{{{digits}}}", encoded):
         raise _invalid(text, f"a {algorithm} digest has {digits} lowercase hexadecimal digits")
 
 
 def _normalized(name: str) -> tuple[str, str]:
-    """Registry and repository of a name; the first component is a registry if it cannot be part of a path."""
+    """Return registry and repository of a name; the first component is a registry if it cannot be part of a path."""
     first, slash, rest = name.partition("/")
     if slash and (first == "localhost" or re.search(r"[.:]", first) or first != first.lower()):
         registry, repository = (DOCKER_HUB if first == _LEGACY_DOCKER_HUB else first), rest

@@ -1,4 +1,4 @@
-"""Artifacts that refer to an image at a registry: the referrers of OCI 1.1.
+"""Attach artifacts to an image at a registry, and read them: the referrers of OCI 1.1.
 
 An artifact is a manifest with one document, whose ``subject`` is the image. A registry that has the referrers API lists
 it by the image's digest. For one that has not, such as docker-registry 2.8, clients keep the list as an image index
@@ -15,8 +15,9 @@ from typing import Any
 
 from trainyard.common.errors import StepFailed
 from trainyard.oci.documents import INDEX as LIST
+from trainyard.oci.documents import descriptor, hashed
 from trainyard.oci.image_index import INDEX, is_index
-from trainyard.oci.registry import Manifest, Repository, sha256
+from trainyard.oci.registry import Manifest, Repository
 from trainyard.oci.transport import MAX_ATTEMPTS
 from trainyard.spec import state
 
@@ -47,30 +48,26 @@ def subject_of(tag: str) -> str | None:
 
     cosign names tags such as ``sha256-….sig`` after digests, too.
     """
-    found = re.match(r"(sha256|sha512)-([0-9a-f]{64,128})(?![0-9a-z])", tag)
-    return f"{found[1]}:{found[2]}" if found else None
+    digest = re.match(r"(sha256|sha512)-([0-9a-f]{64,128})(?![0-9a-z])", tag)
+    return f"{digest[1]}:{digest[2]}" if digest else None
 
 
 def put_blob(repository: Repository, data: bytes) -> None:
     """Upload a blob, unless the repository has it."""
-    digest = sha256(data)
+    digest = hashed(data)
     if not repository.has_blob(digest):
         repository.upload(data, digest)
 
 
 def attach(repository: Repository, subject: Manifest, artifacts: Sequence[Artifact]) -> list[str]:
-    """Attach artifacts to the image ``subject``, in addition to those that it has, and return their digests.
-
-    Raises:
-        StepFailed: the registry cannot be reached or refuses.
-    """
+    """Attach artifacts to the image ``subject``, in addition to those that it has, and return their digests."""
     manifests = [_manifest(artifact, subject) for artifact in artifacts]
     for data in [_EMPTY, *(artifact.data for artifact in artifacts)] if artifacts else []:
         put_blob(repository, data)
-    unlisted = [one for one in manifests if repository.put(one, one.digest) != subject.digest]
+    unlisted = [manifest for manifest in manifests if repository.put(manifest, manifest.digest) != subject.digest]
     if unlisted:
-        _add_to_list(repository, subject.digest, [_descriptor(one) for one in unlisted])
-    return [one.digest for one in manifests]
+        _add_to_list(repository, subject.digest, unlisted)
+    return [manifest.digest for manifest in manifests]
 
 
 def _manifest(artifact: Artifact, subject: Manifest) -> Manifest:
@@ -78,96 +75,65 @@ def _manifest(artifact: Artifact, subject: Manifest) -> Manifest:
         "schemaVersion": 2,
         "mediaType": _MANIFEST,
         "artifactType": artifact.media_type,
-        "config": {"mediaType": _EMPTY_TYPE, "digest": sha256(_EMPTY), "size": len(_EMPTY)},
-        "layers": [
-            {"mediaType": artifact.media_type, "digest": sha256(artifact.data), "size": len(artifact.data)},
-        ],
-        "subject": {"mediaType": subject.media_type, "digest": subject.digest, "size": len(subject.body)},
+        "config": descriptor(_EMPTY_TYPE, _EMPTY),
+        "layers": [descriptor(artifact.media_type, artifact.data)],
+        "subject": subject.descriptor,
         "annotations": artifact.annotations,
     }
     return Manifest.of(document, _MANIFEST)
 
 
-def _descriptor(manifest: Manifest) -> dict[str, Any]:
-    """Return the entry of a manifest in the list of an image's referrers."""
-    document = manifest.document
-    return {
-        "mediaType": manifest.media_type,
-        "digest": manifest.digest,
-        "size": len(manifest.body),
-        "artifactType": document["artifactType"],
-        "annotations": document["annotations"],
-    }
-
-
-def _add_to_list(repository: Repository, digest: str, descriptors: Sequence[dict[str, Any]]) -> None:
-    """Add descriptors to the list of an image's referrers.
+def _add_to_list(repository: Repository, digest: str, manifests: Sequence[Manifest]) -> None:
+    """Add the manifests of artifacts to the list of an image's referrers.
 
     Registries have no transactions. A lock excludes other processes of this host. If a process of another host writes
-    the list at the same time, the next reading shows that the descriptors are missing, and they are added again. What
-    is lost is at most the other process's addition, if it does not read the list again.
+    the list at the same time, the next reading shows that the entries are missing, and they are added again. What is
+    lost is at most the other process's addition, if it does not read the list again.
 
     Raises:
         StepFailed: the tag is that of something else, or other processes write the list all the time.
     """
     tag = list_tag(digest)
+    entries = [
+        manifest.descriptor | {key: manifest.document[key] for key in ("artifactType", "annotations")}
+        for manifest in manifests
+    ]
     with state.file_lock(repository.state, f"referrers-{tag}"):
         for _ in range(MAX_ATTEMPTS):
-            listed = _by_tag(repository, digest)
-            if listed is None:
+            known = _by_tag(repository, digest)
+            if known is None:
                 raise StepFailed(f"{repository.name}:{tag} is not a list of referrers: delete that tag")
-            known = {one.get("digest") for one in listed}
-            missing = [one for one in descriptors if one["digest"] not in known]
+            missing = [entry for entry in entries if entry["digest"] not in {other.get("digest") for other in known}]
             if not missing:
                 return
-            index = {"schemaVersion": 2, "mediaType": INDEX, "manifests": [*listed, *missing]}
+            index = {"schemaVersion": 2, "mediaType": INDEX, "manifests": [*known, *missing]}
             repository.put(Manifest.of(index, INDEX), tag)
     raise StepFailed(f"{repository.name}:{tag}, the list of referrers, is overwritten by other processes: try again")
 
 
 def _by_tag(repository: Repository, digest: str) -> list[dict[str, Any]] | None:
     """Return the list of referrers that clients keep, empty if there is none; None if the tag is another's."""
-    found = repository.manifest(list_tag(digest))
-    if found is None:
-        return []
-    document = found.document
+    manifest = repository.manifest(list_tag(digest))
+    document = manifest.document if manifest else {"manifests": []}
     return list(document["manifests"]) if is_index(document) else None
 
 
 def listed(repository: Repository, digest: str, media_types: Collection[str]) -> list[dict[str, Any]]:
-    """Return the descriptors of the artifacts of some types that refer to the image ``digest``.
-
-    Raises:
-        StepFailed: the registry cannot be reached or refuses.
-    """
+    """Return the descriptors of the artifacts of some types that refer to the image ``digest``."""
     pages = list(repository.pages(f"referrers/{digest}", LIST)) if repository.lists_referrers else []
     if pages:
-        entries = [one for page in pages for one in page.get("manifests") or []]
+        entries = [entry for page in pages for entry in page.get("manifests") or []]
     else:
         repository.lists_referrers = False
         entries = _by_tag(repository, digest) or []
-    return [one for one in entries if one.get("artifactType") in media_types]
+    return [entry for entry in entries if entry.get("artifactType") in media_types]
 
 
 def fetch(repository: Repository, descriptor: dict[str, Any]) -> Artifact | None:
-    """Return the artifact of a descriptor; None if it was deleted since it was listed, or has not one document.
-
-    Raises:
-        StepFailed: the registry cannot be reached or refuses.
-    """
+    """Return the artifact of a descriptor; None if it was deleted since it was listed, or has not one document."""
     manifest = repository.manifest(str(descriptor["digest"]))
     document = manifest.document if manifest else {}
     match document.get("layers"):
         case [{"mediaType": str(kind), "digest": str(blob)}]:
             return Artifact(repository.blob(blob), kind, dict(document.get("annotations") or {}))
     return None
-
-
-def get(repository: Repository, digest: str, media_types: Collection[str]) -> dict[str, Artifact]:
-    """Return the artifacts of some types that refer to the image ``digest``, by the digests of their manifests.
-
-    Raises:
-        StepFailed: the registry cannot be reached or refuses.
-    """
-    found = {str(one["digest"]): fetch(repository, one) for one in listed(repository, digest, media_types)}
-    return {name: artifact for name, artifact in found.items() if artifact}

@@ -1,4 +1,4 @@
-"""Container registries.
+"""Read from and write to container registries.
 
 Uploads and look-ups of tags go through the Docker engine (:func:`push`, :func:`digest_of`), so that its credentials,
 certificates and insecure registries apply. Everything else uses the OCI distribution API
@@ -7,6 +7,9 @@ tag is moved by fetching a manifest and storing the same bytes under the tag, so
 
 A registry answers the first request of a client with the challenge that says where its tokens are from. Challenges are
 kept in the state folder, so that later commands begin with the token.
+
+Whatever asks a registry raises :class:`StepFailed`, with a message of one line, if it cannot be reached or refuses, and
+:class:`InvalidAnswer`, which is one, if its answer is too large, too slow, malformed or another one than was asked for.
 """
 
 from __future__ import annotations
@@ -100,12 +103,10 @@ _MEANINGS = [
 
 
 def check_address(registry: str | None, option: str = "--registry") -> str:
-    """``host[:port]/path``, where images are pushed to, without a trailing slash.
+    """Return ``host[:port]/path``, where images are pushed to, without a trailing slash.
 
-    Args:
-        option: its name in messages.
     Raises:
-        UserError: none was given, or it is not one; the line shows what one looks like.
+        UserError: none was given with ``option``, or it is not one; the line shows what one looks like.
     """
     example = f"'{option} us-docker.pkg.dev/project/repository' or '{option} localhost:5000/team'"
     if not registry:
@@ -121,7 +122,7 @@ def check_address(registry: str | None, option: str = "--registry") -> str:
 
 
 def host(address: str) -> str:
-    """``host[:port]`` of an address or reference that starts with one."""
+    """Return ``host[:port]`` of an address or reference that starts with one."""
     return address.split("/", 1)[0]
 
 
@@ -138,42 +139,46 @@ def meaning(error: str, address: str) -> str:
 
 
 def _reason(error: requests.exceptions.RequestException | urllib3.exceptions.HTTPError) -> str:
-    """What went wrong, without the objects and addresses that requests and urllib3 wrap around it."""
+    """Return what went wrong, without the objects and addresses that requests and urllib3 wrap around it."""
     inner = error.args[0] if error.args else error
     return str(getattr(inner, "reason", None) or error).rpartition("): ")[2] or str(error)
 
 
-def digest_of(reference: str) -> str | None:
-    """The digest that a reference has at its registry, or None if the registry has no such tag.
-
-    Raises:
-        StepFailed: the registry cannot be reached or refuses.
-    """
+@contextlib.contextmanager
+def _explained(address: str) -> Iterator[None]:
+    """Raise what goes wrong with the engine or a connection as :class:`StepFailed`."""
     try:
-        return str(docker_engine.client().images.get_registry_data(reference).id)
-    except docker.errors.NotFound:
-        return None
+        yield
     except docker.errors.APIError as error:
-        words = str(error.explanation or error)
-        # Some registries report a repository without tags as unknown.
-        if re.search(r"manifest unknown|name unknown|not found", words, re.IGNORECASE):
+        raise StepFailed(meaning(str(error.explanation or error), address)) from None
+    except _CONNECTION_ERRORS as error:
+        raise StepFailed(meaning(_reason(error), address)) from None
+
+
+def digest_of(reference: str) -> str | None:
+    """Return the digest that a reference has at its registry; None if the registry has no such tag."""
+    with _explained(reference):
+        try:
+            return str(docker_engine.client().images.get_registry_data(reference).id)
+        except docker.errors.NotFound:
             return None
-        raise StepFailed(meaning(words, reference)) from None
-    except requests.exceptions.RequestException as error:
-        raise StepFailed(meaning(_reason(error), reference)) from None
+        except docker.errors.APIError as error:
+            # Some registries report a repository without tags as unknown.
+            words = str(error.explanation or error)
+            if re.search(r"manifest unknown|name unknown|not found", words, re.IGNORECASE):
+                return None
+            raise
 
 
 def push(reference: str) -> Iterator[tuple[str, str]]:
     """Push a local tag; yield (start of a blob's digest, ``uploaded`` or ``exists``) as each blob is done.
 
-    The digest is the blob's SHA-256, or the uncompressed layer's where the engine does not keep blobs.
-
-    Raises:
-        StepFailed: the registry refused it; blobs that arrived before are kept there and are not resent.
+    The digest is the blob's SHA-256, or the uncompressed layer's where the engine does not keep blobs. If the registry
+    refuses, blobs that arrived before are kept there and are not resent.
     """
     destination = Reference.parse(reference)
     done: set[str] = set()
-    try:
+    with _explained(reference):
         events: Iterator[dict[str, Any]] = docker_engine.client().api.push(
             destination.name, destination.tag or "latest", stream=True, decode=True
         )
@@ -189,38 +194,6 @@ def push(reference: str) -> Iterator[tuple[str, str]]:
             elif "lready exists" in status or status.startswith("Mounted from"):
                 done.add(blob)
                 yield blob, "exists"
-    except docker.errors.APIError as error:
-        raise StepFailed(meaning(str(error.explanation or error), reference)) from None
-    except requests.exceptions.RequestException as error:
-        raise StepFailed(meaning(_reason(error), reference)) from None
-
-
-def sha256(data: bytes) -> str:
-    """Return the digest of ``data``, ``sha256:…``."""
-    return hashed(data)
-
-
-def _challenge_file(state: Path, where: str) -> Path:
-    """The file that keeps the challenge of a registry, by its ``host[:port]``."""
-    return state / "registries" / where.replace(":", "_")
-
-
-def _known_challenge(state: Path, where: str) -> str:
-    """The last challenge of a registry; empty if it is not known."""
-    try:
-        return _challenge_file(state, where).read_text(encoding="utf-8")
-    except (OSError, ValueError):
-        return ""
-
-
-def _keep_challenge(state: Path, where: str, challenge: str) -> None:
-    """Keep a challenge without its scope, which is that of one request."""
-    words = re.sub(r',?\s*scope="[^"]*"', "", challenge)
-    file = _challenge_file(state, where)
-    with contextlib.suppress(OSError):  # it only saves a request
-        if words != _known_challenge(state, where):
-            file.parent.mkdir(parents=True, exist_ok=True)
-            file.write_text(words, encoding="utf-8")
 
 
 @dataclass(frozen=True)
@@ -239,16 +212,18 @@ class Manifest:
     @classmethod
     def stored(cls, body: bytes, media_type: str) -> Manifest:
         """Return the manifest whose text is ``body``."""
-        return cls(sha256(body), media_type, body)
+        return cls(hashed(body), media_type, body)
+
+    @property
+    def descriptor(self) -> dict[str, Any]:
+        """Return what an index names it by."""
+        return {"mediaType": self.media_type, "digest": self.digest, "size": len(self.body)}
 
     @property
     def document(self) -> dict[str, Any]:
         """Return a copy of its document. Documents from a registry were checked by :meth:`Repository.manifest`."""
-        found: dict[str, Any] = json.loads(self.body)
-        for name in ("manifests", "layers"):
-            if name in found:
-                found[name] = found[name] or []
-        return found
+        document: dict[str, Any] = json.loads(self.body)
+        return document | {name: document[name] or [] for name in ("manifests", "layers") if name in document}
 
 
 @dataclass(frozen=True)
@@ -268,7 +243,7 @@ class Answer:
 
 @dataclass
 class Repository:
-    """One repository of a registry, as ``host[:port]/path``. Several threads may use it.
+    """Represent a repository of a registry, ``host[:port]/path``. Several threads may use it.
 
     Attributes:
         state: the state folder, for locks and what is known of the registry; that of the environment if not given.
@@ -285,13 +260,17 @@ class Repository:
 
     @property
     def host(self) -> str:
-        """``host[:port]`` of the registry."""
+        """Return ``host[:port]`` of the registry."""
         return self.name.partition("/")[0]
 
     @property
     def path(self) -> str:
-        """The repository's path at the registry."""
+        """Return the repository's path at the registry."""
         return self.name.partition("/")[2]
+
+    def named(self, digest: str, tag: str) -> dict[str, Any]:
+        """Return ``reference`` (by digest), ``tag`` (the reference by tag) and ``digest`` of an image, for results."""
+        return {"reference": f"{self.name}@{digest}", "tag": f"{self.name}:{tag}", "digest": digest}
 
     @property
     def _address(self) -> str:
@@ -305,7 +284,7 @@ class Repository:
         return origin(url) == origin(self._address)
 
     def _credentials(self) -> tuple[str, str] | None:
-        """User and secret for this registry from `docker login` or a credential helper such as gcloud's.
+        """Return user and secret for this registry from `docker login` or a credential helper such as gcloud's.
 
         Raises:
             UserError: Docker's configuration cannot be read, or its credential helper failed.
@@ -313,15 +292,15 @@ class Repository:
         try:
             stored = docker.auth.load_config().resolve_authconfig(self.host) or {}
             # Credential helpers and the configuration file spell the keys differently.
-            found = {str(key).lower(): value for key, value in stored.items()}
+            login = {str(key).lower(): value for key, value in stored.items()}
         except (docker.errors.DockerException, docker.credentials.errors.StoreError) as error:
             words = one_line(" ".join(str(error).split()))
             raise UserError(f"Docker's configuration gives no credentials for {self.host}: {words}") from None
         except (AttributeError, TypeError, ValueError):  # docker-py expects objects where Docker writes them
             raise UserError(f"Docker's configuration is malformed: run 'docker login {self.host}'") from None
-        if found.get("identitytoken"):
-            return "<token>", str(found["identitytoken"])
-        return (str(found["username"]), str(found["password"])) if found.get("username") else None
+        if login.get("identitytoken"):
+            return "<token>", str(login["identitytoken"])
+        return (str(login["username"]), str(login["password"])) if login.get("username") else None
 
     def _token(self, challenge: str) -> dict[str, str]:
         """Return the header that answers a 401: Basic, or Bearer with a token from the realm that the 401 names.
@@ -356,6 +335,18 @@ class Repository:
             raise InvalidAnswer(f"{what} is none")
         return {"Authorization": f"Bearer {token}"}
 
+    @property
+    def _challenge_file(self) -> Path:
+        """Return the file that keeps the challenge of the registry."""
+        return self.state / "registries" / self.host.replace(":", "_")
+
+    def _known_challenge(self) -> str:
+        """Return the last challenge of the registry; empty if it is not known."""
+        try:
+            return self._challenge_file.read_text(encoding="utf-8")
+        except (OSError, ValueError):
+            return ""
+
     def authorize(self) -> None:
         """Get a token if the registry's challenge is known. The first request does so, too.
 
@@ -365,7 +356,7 @@ class Repository:
             if self._asked or "Authorization" in self._headers:
                 return
             self._asked = True
-            challenge = _known_challenge(self.state, self.host)
+            challenge = self._known_challenge()
             realm = re.search(r'realm="([^"]*)"', challenge)
             if challenge and (realm is None or self._is_own(realm[1])):
                 # The registry may be another one by now: its own answer decides.
@@ -376,11 +367,13 @@ class Repository:
         """Get a token, unless another thread has done so since the token ``refused`` was sent."""
         with self._authorizing:
             self._asked = True
-            if self._headers.get("Authorization") == refused:
-                found = self._token(challenge)
-                self._headers |= found
-                if found:
-                    _keep_challenge(self.state, self.host, challenge)
+            if self._headers.get("Authorization") == refused and (header := self._token(challenge)):
+                self._headers |= header
+                words = re.sub(r',?\s*scope="[^"]*"', "", challenge)  # that of one request
+                with contextlib.suppress(OSError):  # it only saves a request
+                    if words != self._known_challenge():
+                        self._challenge_file.parent.mkdir(parents=True, exist_ok=True)
+                        self._challenge_file.write_text(words, encoding="utf-8")
 
     def _send(self, method: str, url: str, headers: Mapping[str, str], data: bytes | IO[bytes]) -> requests.Response:
         """Send a request, with the registry's token if it goes there; only reading requests follow redirects."""
@@ -417,14 +410,6 @@ class Repository:
         words = re.sub(re.escape(token), "…", words, flags=re.IGNORECASE) if token else words  # some repeat it
         raise StepFailed(meaning(f"{words} ({answer.status_code})", self.name))
 
-    @contextlib.contextmanager
-    def _explained(self) -> Iterator[None]:
-        """Raise what goes wrong with a connection as one line."""
-        try:
-            yield
-        except _CONNECTION_ERRORS as error:
-            raise StepFailed(meaning(_reason(error), self.name)) from None
-
     def _request(
         self,
         method: str,
@@ -443,22 +428,14 @@ class Repository:
             missing_ok: return an answer with status 404 instead of raising.
             data: the body.
             limit: most bytes of the answer's body.
-        Raises:
-            StepFailed: it cannot be reached or refuses; one line.
-            InvalidAnswer: the answer is too large or too slow.
         """
-        with self._explained():
+        with _explained(self.name):
             answer = self._open(method, rest, missing_ok=missing_ok, headers=headers or {}, data=data)
             body = read(answer, limit, f"the answer of {self.host} to {one_line(rest.partition('?')[0])[:100]}")
         return Answer(answer.url, answer.status_code, answer.headers, body)
 
     def manifest(self, version: str) -> Manifest | None:
-        """Return the manifest or index of a tag or digest, or None if there is none.
-
-        Raises:
-            InvalidAnswer: the registry answered with another one, or with something else.
-            StepFailed: it cannot be reached or refuses.
-        """
+        """Return the manifest or index of a tag or digest, or None if there is none."""
         answer = self._request(
             "GET", f"manifests/{version}", missing_ok=True, headers={"Accept": _MANIFESTS}, limit=MANIFEST_LIMIT
         )
@@ -467,7 +444,7 @@ class Repository:
         what = f"{self.name}{'@' if ':' in version else ':'}{version}"
         self._check_digest(answer.body, version if ":" in version else "", answer.headers, what)
         media_type = check_manifest(answer.body, answer.headers.get("Content-Type", ""), what)
-        return Manifest(version if ":" in version else sha256(answer.body), media_type, answer.body)
+        return Manifest(version if ":" in version else hashed(answer.body), media_type, answer.body)
 
     def _check_digest(self, data: bytes, wanted: str, headers: Mapping[str, str], what: str) -> None:
         """Compare data with the digest that was asked for, else with the one that the registry names."""
@@ -475,20 +452,16 @@ class Repository:
         own = hashed(data, digest)
         if digest != own and (wanted or own):
             raise InvalidAnswer(
-                f"{what}: the registry answered with other content, {sha256(data)[:19]}, and nothing of it is used: "
+                f"{what}: the registry answered with other content, {hashed(data)[:19]}, and nothing of it is used: "
                 "ask who runs the registry or the proxy before it"
             )
 
     def existing(self, version: str) -> Manifest:
-        """Return the manifest or index of a tag or digest.
-
-        Raises:
-            StepFailed: there is none, or see :meth:`manifest`.
-        """
-        found = self.manifest(version)
-        if found is None:
+        """Return the manifest or index of a tag or digest, or raise :class:`StepFailed` if there is none."""
+        manifest = self.manifest(version)
+        if manifest is None:
             raise StepFailed(f"{self.name} has no {version}, which it must have: push it again")
-        return found
+        return manifest
 
     def has(self, version: str) -> bool:
         """Return whether there is an image of this tag or digest."""
@@ -499,27 +472,15 @@ class Repository:
         return self._request("HEAD", f"blobs/{digest}", missing_ok=True).ok
 
     def blob(self, digest: str) -> bytes:
-        """Return a blob that is a document, not a layer.
-
-        Raises:
-            InvalidAnswer: it is another one, or longer than a document.
-            StepFailed: the registry does not have it, cannot be reached or refuses.
-        """
+        """Return a blob that is a document, not a layer."""
         answer = self._request("GET", f"blobs/{digest}", limit=DOCUMENT_LIMIT)
         self._check_digest(answer.body, digest, {}, f"{self.name}: the blob {digest}")
         return answer.body
 
     @contextlib.contextmanager
     def stream(self, digest: str, size: int) -> Iterator[io.BufferedReader]:
-        """Open a blob of any size as a stream, which is compared with its digest where it ends.
-
-        Args:
-            size: in bytes, as the manifest gives it.
-        Raises:
-            InvalidAnswer: while reading: it is longer, or another one.
-            StepFailed: the registry does not have it, cannot be reached or refuses.
-        """
-        with self._explained():
+        """Open a blob of ``size`` bytes as a stream, which is compared with its digest where it ends."""
+        with _explained(self.name):
             asked = {"Accept-Encoding": "identity"}
             with self._open("GET", f"blobs/{digest}", missing_ok=False, headers=asked, data=b"") as answer:
                 blob = Checked(cast(IO[bytes], answer.raw), digest, size, f"{self.name}: the blob {digest}")
@@ -529,9 +490,6 @@ class Repository:
         """Store a blob, in two requests ("POST then PUT"); a file is sent from its start.
 
         https://github.com/opencontainers/distribution-spec/blob/main/spec.md#pushing-a-blob-monolithically
-
-        Raises:
-            StepFailed: the registry refuses, or sends the blob to another host and does not have it then.
         """
         begun = self._request("POST", "blobs/uploads/")
         where = joined(begun.url, begun.headers.get("Location", ""))
@@ -549,8 +507,6 @@ class Repository:
             The digest of the image among whose referrers the registry lists the manifest; empty if it lists none.
         Raises:
             UserError: the repository's tags are immutable.
-            InvalidAnswer: the registry says that it stored another one.
-            StepFailed: the registry refuses for another reason.
         """
         try:
             answer = self._request(
@@ -567,11 +523,7 @@ class Repository:
         return answer.headers.get("OCI-Subject", "")
 
     def tag(self, manifest: Manifest, tag: str) -> None:
-        """Store a manifest under a tag, and read it back.
-
-        Raises:
-            UserError, StepFailed: see :meth:`put`; or the tag has another manifest then.
-        """
+        """Store a manifest under a tag as :meth:`put` does, and check that the tag has it then."""
         self.put(manifest, tag)
         for seconds in _READ_AGAIN:
             time.sleep(seconds)
@@ -584,12 +536,7 @@ class Repository:
         )
 
     def config(self, manifest: Manifest) -> dict[str, Any]:
-        """Return the image configuration that a manifest names.
-
-        Raises:
-            InvalidAnswer: it is another one, or malformed.
-            StepFailed: the manifest is that of an index, or the registry refuses.
-        """
+        """Return the image configuration that a manifest names; the manifest of an index is refused."""
         document = manifest.document
         if "config" not in document:
             raise StepFailed(f"{self.name}@{manifest.digest} is an image index, where one image is expected")
@@ -606,9 +553,6 @@ class Repository:
         Args:
             rest: what follows ``/v2/<path>/``.
             kind: of each page, from :mod:`trainyard.oci.documents`.
-        Raises:
-            InvalidAnswer: a page is malformed, or the next one is at another host or never the last one.
-            StepFailed: the registry cannot be reached or refuses.
         """
         what, url, seen = f"the list {rest.partition('?')[0]} of {self.name}", self._url(rest), set[str]()
         while url:
@@ -618,7 +562,7 @@ class Repository:
                 return
             yield parse(answer.body, kind, what)
             links = requests.utils.parse_header_links(answer.headers.get("Link", ""))
-            following = next((one["url"] for one in links if one.get("rel") == "next"), "")
+            following = next((link["url"] for link in links if link.get("rel") == "next"), "")
             url = joined(url, following) if following else ""
             if url and not self._is_own(url):
                 raise InvalidAnswer(f"{what} goes on at {origin(url)[1]!r}, another host: ask who runs the registry")
@@ -628,8 +572,7 @@ class Repository:
     def mount(self, manifest: Manifest, source: Repository) -> None:
         """Mount the blobs of a manifest of another repository of the same registry, without transferring them.
 
-        Raises:
-            StepFailed: the registry does not support it ("mounting a blob from another repository" is optional).
+        Registries need not support it ("mounting a blob from another repository" is optional).
         """
         data = manifest.document
         for entry in data.get("manifests", []):  # an index: its images first, without a tag

@@ -11,7 +11,6 @@ import ast
 import hashlib
 import os
 import re
-from collections.abc import Iterable, Iterator
 from fnmatch import fnmatchcase, translate
 from functools import cache
 
@@ -100,10 +99,8 @@ _CERTIFICATE = re.compile(
 
 
 def in_name(path: str) -> str | None:
-    """The kind of credential that a file of this name is, or None. ``path`` has no leading slash."""
-    if path.endswith(".pub"):
-        return None
-    if not _ANY_CREDENTIAL_FILE.match(path):
+    """Return the kind of credential that a file of this name is, or None. ``path`` has no leading slash."""
+    if path.endswith(".pub") or not _ANY_CREDENTIAL_FILE.match(path):
         return None
     return next(kind for pattern, kind in CREDENTIAL_FILES.items() if fnmatchcase(path, pattern))
 
@@ -135,7 +132,7 @@ def _patterns() -> list[tuple[bytes, re.Pattern[bytes], list[str]]]:
 
 
 def in_text(data: bytes, path: str = "") -> list[str]:
-    """Kinds of credentials in ``data``; ``path`` distinguishes settings files from others."""
+    """Return kinds of credentials in ``data``; ``path`` distinguishes settings files from others."""
     found = ["a private key"] if b"PRIVATE KEY-----" in data and _PRIVATE_KEY.search(data) else []
     for needle, pattern, kinds in _patterns():
         if needle in data:
@@ -151,33 +148,29 @@ def in_text(data: bytes, path: str = "") -> list[str]:
     return list(dict.fromkeys(found))
 
 
+def _in_line(text: str) -> list[str]:
+    """Return kinds of credentials in text that is no file."""
+    password = ["an address with a password"] if _PASSWORD_URL.search(text.encode()) else []
+    return in_text(text.encode()) + password
+
+
 def in_setting(name: str, value: str) -> list[str]:
-    """Kinds of credentials in an environment variable, a label or a build argument."""
-    found = in_text(value.encode())
-    if _PASSWORD_URL.search(value.encode()):
-        found.append("an address with a password")
-    if value and not value.startswith("/") and _SECRET_NAME.search(name):
-        found.append(f"a secret by its name ({name})")
-    return found
+    """Return kinds of credentials in an environment variable, a label or a build argument."""
+    secret = value and not value.startswith("/") and _SECRET_NAME.search(name)
+    return _in_line(value) + ([f"a secret by its name ({name})"] if secret else [])
 
 
 def in_command(command: str) -> list[str]:
-    """Kinds of credentials in a line of the image's history: words of the form NAME=value are settings."""
-    found = in_text(command.encode())
-    if _PASSWORD_URL.search(command.encode()):
-        found.append("an address with a password")
+    """Return kinds of credentials in a line of the image's history: words of the form NAME=value are settings."""
+    kinds = _in_line(command)
     for name, value in re.findall(r"\b([A-Za-z_][A-Za-z0-9_]*)=([^\s\"';|&]+)", command):
         # A reference to another variable is not a secret.
         if not value.startswith(("$", "/")) and _SECRET_NAME.search(name):
-            found.append(f"a secret by its name ({name})")
-    return list(dict.fromkeys(found))
+            kinds.append(f"a secret by its name ({name})")
+    return list(dict.fromkeys(kinds))
 
 
 def certificates(data: bytes) -> frozenset[str]:
-    """SHA-256 (hexadecimal) of every PEM certificate in ``data``, over its base64 text without white space."""
-    return frozenset(_fingerprints(_CERTIFICATE.findall(data))) if b"CERTIFICATE-----" in data else frozenset()
-
-
-def _fingerprints(bodies: Iterable[bytes]) -> Iterator[str]:
-    for body in bodies:
-        yield hashlib.sha256(b"".join(body.split())).hexdigest()
+    """Return SHA-256 (hexadecimal) of every PEM certificate in ``data``, over its base64 text without white space."""
+    bodies = _CERTIFICATE.findall(data) if b"CERTIFICATE-----" in data else []
+    return frozenset(hashlib.sha256(b"".join(body.split())).hexdigest() for body in bodies)

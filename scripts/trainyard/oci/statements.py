@@ -1,4 +1,4 @@
-"""Statements about an image at a registry, in the form of in-toto: signed, in a Sigstore bundle, or plain.
+"""Make and read statements about an image at a registry, in the form of in-toto: in a Sigstore bundle, or plain.
 
 Each is an artifact that refers to the image (:mod:`trainyard.oci.referrers`). cosign stores and finds signed ones in
 the same way (https://github.com/sigstore/cosign/blob/main/specs/BUNDLE_SPEC.md). Nothing is verified here:
@@ -7,12 +7,13 @@ the same way (https://github.com/sigstore/cosign/blob/main/specs/BUNDLE_SPEC.md)
 
 from __future__ import annotations
 
+import abc
 import base64
 import datetime
 import json
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Annotated, Any, NotRequired, cast
+from typing import Annotated, Any, NotRequired, Protocol, cast
 
 from pydantic import Field
 
@@ -99,16 +100,12 @@ class Opened:
 
 
 def read_bundle(data: bytes) -> Bundle:
-    """Return the parts of a Sigstore bundle with an in-toto statement.
-
-    Raises:
-        InvalidAnswer: it is no such bundle.
-    """
-    found = parse(data, _BUNDLE, "the bundle")
-    envelope, material = found["dsseEnvelope"], found["verificationMaterial"]
-    if (found["mediaType"], envelope["payloadType"]) != (BUNDLE, PLAIN):
+    """Return the parts of a Sigstore bundle with an in-toto statement, or raise :class:`InvalidAnswer`."""
+    document = parse(data, _BUNDLE, "the bundle")
+    envelope, material = document["dsseEnvelope"], document["verificationMaterial"]
+    if (document["mediaType"], envelope["payloadType"]) != (BUNDLE, PLAIN):
         raise InvalidAnswer(
-            f"the bundle is malformed: its types are {found['mediaType']} and {envelope['payloadType']}"
+            f"the bundle is malformed: its types are {document['mediaType']} and {envelope['payloadType']}"
         )
     key, certificate = material.get("publicKey"), material.get("certificate")
     if (key is None) == (certificate is None):
@@ -124,41 +121,69 @@ def read_bundle(data: bytes) -> Bundle:
         raise InvalidAnswer(f"the bundle is malformed: {error}") from None
 
 
-def make(repository: Repository, digest: str, predicate_type: str, predicate: dict[str, Any]) -> Statement:
-    """Return a statement about the image ``digest``."""
+class Trust(abc.ABC):
+    """Open the bundles of those whose signatures count.
+
+    Attributes:
+        how: completes "signed" in messages: ``with this key``.
+    """
+
+    how: str
+
+    def open(self, data: bytes) -> Opened:
+        """Return the statement of a bundle, and whether it is signed as trusted."""
+        try:
+            bundle = read_bundle(data)
+        except InvalidAnswer as error:
+            return Opened(b"", str(error))
+        return self._opened(bundle, data)
+
+    @abc.abstractmethod
+    def _opened(self, bundle: Bundle, data: bytes) -> Opened:
+        """Return the statement of a bundle, of which ``data`` is the text."""
+
+
+class Signer(Protocol):
+    """Sign statements; ``trust`` is what accepts these signatures."""
+
+    @property
+    def trust(self) -> Trust: ...
+
+    def seal(self, payload: bytes) -> bytes:
+        """Return the bundle of a statement.
+
+        Raises:
+            StepFailed: a service that signing needs cannot be reached or refuses.
+        """
+
+
+def make(repository: Repository, digest: str, predicate_type: str, predicate: Mapping[str, Any]) -> bytes:
+    """Return the text of a statement about the image ``digest``, which is signed or attached."""
     algorithm, _, value = digest.partition(":")
-    return {
+    statement: Statement = {
         "_type": _STATEMENT,
         "subject": [{"name": repository.name, "digest": {algorithm: value}}],
         "predicateType": predicate_type,
-        "predicate": predicate,
+        "predicate": dict(predicate),
     }
-
-
-def encode(statement: Statement) -> bytes:
-    """Return the text of a statement, which is signed or attached."""
     return json.dumps(statement, separators=(",", ":")).encode()
 
 
 def decode(data: bytes) -> Statement:
-    """Return the statement that a text is.
-
-    Raises:
-        InvalidAnswer: it is none.
-    """
-    found = cast(Statement, parse(data, Statement, "the statement"))
-    if found["_type"] != _STATEMENT:
-        raise InvalidAnswer(f"a statement of type {found['_type']}, not {_STATEMENT}")
-    return found
+    """Return the statement that a text is, or raise :class:`InvalidAnswer` if it is none."""
+    statement = cast(Statement, parse(data, Statement, "the statement"))
+    if statement["_type"] != _STATEMENT:
+        raise InvalidAnswer(f"a statement of type {statement['_type']}, not {_STATEMENT}")
+    return statement
 
 
 def problem(statement: Statement, digest: str) -> str:
     """Return why a statement is not about the image ``digest``, in words; empty if it is."""
     algorithm, _, value = digest.partition(":")
-    digests = [one["digest"] for one in statement["subject"]]
-    if value in [one.get(algorithm) for one in digests]:
+    digests = [subject["digest"] for subject in statement["subject"]]
+    if value in [known.get(algorithm) for known in digests]:
         return ""
-    about = next((f"{name}:{text[:12]}" for one in digests for name, text in one.items()), "nothing")
+    about = next((f"{name}:{text[:12]}" for known in digests for name, text in known.items()), "nothing")
     return f"about {about}, not about this image"
 
 
@@ -183,15 +208,13 @@ def attached(
 
     Args:
         predicate_types: of the statements; those of artifacts without an annotation are not known. All if empty.
-    Raises:
-        StepFailed: the registry cannot be reached or refuses.
     """
-    for one in referrers.listed(repository, digest, _PREDICATE_TYPE):
-        annotations = one.get("annotations") or {}
-        kind = annotations.get(_PREDICATE_TYPE[one["artifactType"]])
-        found = None if predicate_types and kind and kind not in predicate_types else referrers.fetch(repository, one)
-        if found:
-            yield str(one["digest"]), found
+    for entry in referrers.listed(repository, digest, _PREDICATE_TYPE):
+        kind = (entry.get("annotations") or {}).get(_PREDICATE_TYPE[entry["artifactType"]])
+        if predicate_types and kind and kind not in predicate_types:
+            continue
+        if artifact := referrers.fetch(repository, entry):
+            yield str(entry["digest"]), artifact
 
 
 def predicate(repository: Repository, digest: str, predicate_type: str) -> dict[str, Any] | None:
@@ -199,26 +222,22 @@ def predicate(repository: Repository, digest: str, predicate_type: str) -> dict[
 
     Raises:
         InvalidAnswer: there is none, and an artifact that should hold one does not.
-        StepFailed: the registry cannot be reached or refuses.
     """
     wrong = None
-    for _, one in attached(repository, digest, [predicate_type]):
+    for _, artifact in attached(repository, digest, [predicate_type]):
         try:
-            found = decode(one.data if one.media_type == PLAIN else read_bundle(one.data).payload)
+            data = artifact.data if artifact.media_type == PLAIN else read_bundle(artifact.data).payload
+            statement = decode(data)
         except InvalidAnswer as error:
             wrong = error
             continue
-        if found["predicateType"] == predicate_type and not problem(found, digest):
-            return found.get("predicate") or {}
+        if statement["predicateType"] == predicate_type and not problem(statement, digest):
+            return statement.get("predicate") or {}
     if wrong:
         raise wrong
     return None
 
 
 def copy(subject: Manifest, source: Repository, destination: Repository) -> None:
-    """Attach the statements about an image to the same image in another repository.
-
-    Raises:
-        StepFailed: the registry cannot be reached or refuses.
-    """
-    referrers.attach(destination, subject, [one for _, one in attached(source, subject.digest)])
+    """Attach the statements about an image to the same image in another repository."""
+    referrers.attach(destination, subject, [artifact for _, artifact in attached(source, subject.digest)])

@@ -108,11 +108,7 @@ class Session(requests.Session):
             prepared_request.headers.pop("Authorization", None)
 
     def get_redirect_target(self, resp: requests.Response) -> str | None:
-        """Return where a redirect leads to.
-
-        Raises:
-            InvalidAnswer: from TLS to plain HTTP, where anybody could answer.
-        """
+        """Return where a redirect leads to; one from TLS to plain HTTP, where anybody could answer, is refused."""
         target = super().get_redirect_target(resp)
         if target and not is_private(joined(resp.url, target)) and is_private(resp.url):
             raise InvalidAnswer(f"{origin(resp.url)[1]} redirects to plain HTTP: ask who runs the registry")
@@ -128,12 +124,8 @@ class Session(requests.Session):
 def read(answer: requests.Response, limit: int, what: str, deadline: float = DEADLINE) -> bytes:
     """Return the body of an answer that was asked for with ``stream=True``.
 
-    Args:
-        limit: most bytes of it.
-        what: the document, for the message.
-        deadline: most seconds that it may take.
     Raises:
-        InvalidAnswer: it is longer or takes longer.
+        InvalidAnswer: ``what`` has more than ``limit`` bytes, or takes longer than ``deadline`` seconds.
     """
     end, chunks, size = time.monotonic() + deadline, [], 0
     with answer:
@@ -148,14 +140,7 @@ def read(answer: requests.Response, limit: int, what: str, deadline: float = DEA
 
 
 class Checked(io.RawIOBase):
-    """Read a blob as it arrives, and compare it with its digest at the end.
-
-    Args:
-        source: what it is read from.
-        digest: that it must have.
-        size: in bytes, that it must have.
-        what: the blob, for the message.
-    """
+    """Read a blob as it arrives, and compare it with its digest and its size in bytes; ``what`` is for the message."""
 
     def __init__(self, source: IO[bytes], digest: str, size: int, what: str) -> None:
         algorithm = digest.partition(":")[0]
@@ -169,11 +154,7 @@ class Checked(io.RawIOBase):
         return True
 
     def readinto(self, buffer: Any) -> int:
-        """Read into a buffer; the number of bytes, 0 at the end.
-
-        Raises:
-            InvalidAnswer: the blob is longer, or another one.
-        """
+        """Read into a buffer, and return the number of bytes, 0 at the end."""
         data = self._source.read(len(buffer)) if self._left >= 0 else b""
         self._left -= len(data)
         self._hash.update(data)

@@ -1,4 +1,4 @@
-"""Known vulnerabilities of Python packages: the stored snapshot, which versions it affects, and fetching a new one.
+"""Keep a snapshot of known vulnerabilities of Python packages, say which versions they affect, and fetch a new one.
 
 The snapshot, images/advisories.json, holds advisories in the terms of the OSV schema (https://ossf.github.io/osv-schema):
 ids, aliases, and ranges of PEP 440 versions. ``covers`` lists the packages that its source was queried about: the
@@ -12,15 +12,18 @@ import json
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import requests
 from packaging.utils import canonicalize_name
 from packaging.version import InvalidVersion, Version
+from pydantic import TypeAdapter, ValidationError
 
 from trainyard.common.errors import StepFailed, UserError
 from trainyard.common.installation import check_writable
 from trainyard.spec.model import IMAGES, relative
+
+S = TypeVar("S")
 
 FILE = IMAGES / "advisories.json"
 
@@ -33,9 +36,10 @@ TIMEOUT = 30
 
 @dataclass(frozen=True)
 class Advisory:
-    """One advisory about one package.
+    """Describe one advisory about one package.
 
     Attributes:
+        package: its canonical name.
         ranges: lists of events, each a pair such as ("introduced", "0"), ("fixed", "1.13.1"), ("last_affected", "2.0").
         versions: affected versions, of advisories without a range.
     """
@@ -48,18 +52,23 @@ class Advisory:
     ranges: tuple[tuple[tuple[str, str], ...], ...] = ()
     versions: tuple[str, ...] = ()
 
+    def __post_init__(self) -> None:
+        for events in self.ranges:
+            for _, version in events:
+                Version(version)  # raises for a broken range
+
     @property
     def names(self) -> tuple[str, ...]:
-        """Its id and aliases."""
+        """Return its id and aliases."""
         return (self.id, *self.aliases)
 
     @property
     def fixed(self) -> tuple[str, ...]:
-        """Versions that fix it."""
+        """Return versions that fix it."""
         return tuple(version for events in self.ranges for kind, version in events if kind == "fixed")
 
     def affects(self, version: str) -> bool:
-        """Whether it affects a version (OSV schema, "Evaluation"); local parts such as +cpu are ignored.
+        """Return whether it affects a version (OSV schema, "Evaluation"); local parts such as +cpu are ignored.
 
         A version that does not conform to PEP 440 is compared as text.
         """
@@ -90,79 +99,68 @@ def _within(version: Version, events: Iterable[tuple[str, str]]) -> bool:
 
 
 @dataclass(frozen=True)
-class Snapshot:
-    """Advisories of a source on the day ``taken``; ``covers`` are canonical names."""
+class Taken:
+    """Say where and on which day, ISO 8601, the advisories of a snapshot were taken, and about which packages."""
 
     source: str
     taken: str
     covers: tuple[str, ...]
-    advisories: tuple[Advisory, ...]
 
-    def about(self, package: str, version: str) -> list[Advisory]:
-        """The advisories that affect a version of a package."""
-        name = canonicalize_name(package)
-        return [one for one in self.advisories if one.package == name and one.affects(version)]
+    def __post_init__(self) -> None:
+        datetime.date.fromisoformat(self.taken)
 
     def age(self, today: datetime.date) -> int:
-        """Days since it was taken."""
+        """Return days since it was taken."""
         return (today - datetime.date.fromisoformat(self.taken)).days
 
 
-def load(path: Path = FILE) -> Snapshot:
-    """The stored snapshot.
+@dataclass(frozen=True)
+class Snapshot(Taken):
+    """Hold advisories about Python packages; ``covers`` are canonical names."""
 
-    Raises:
-        UserError: there is none, or it cannot be read.
-    """
+    advisories: tuple[Advisory, ...]
+
+    def about(self, package: str, version: str) -> list[Advisory]:
+        """Return the advisories that affect a version of a package."""
+        name = canonicalize_name(package)
+        return [advisory for advisory in self.advisories if advisory.package == name and advisory.affects(version)]
+
+
+def read(path: Path, kind: type[S], what: str) -> S:
+    """Return the snapshot in a file, or raise a :class:`UserError` if it holds none of ``what``."""
     try:
-        data = json.loads(path.read_text(encoding="utf-8"))
-        return Snapshot(
-            source=str(data["source"]),
-            taken=datetime.date.fromisoformat(data["taken"]).isoformat(),
-            covers=tuple(canonicalize_name(name) for name in data["covers"]),
-            advisories=tuple(_stored(entry) for entry in data["advisories"]),
-        )
-    except FileNotFoundError:
+        return TypeAdapter(kind).validate_json(path.read_bytes())
+    except ValidationError as error:
+        problem = error.errors(include_url=False, include_input=False)[0]
+        why = f"{'.'.join(map(str, problem['loc'])) or 'the file'}: {problem['msg']}"
         raise UserError(
-            f"{relative(path)} is missing: run 'trainyard dev audit --update' where {OSV} answers"
-        ) from None
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise UserError(
-            f"{relative(path)}: not a snapshot of advisories ({error!r}): run 'trainyard dev audit --update'"
+            f"{relative(path)}: not a snapshot of {what} ({why}): run 'trainyard dev audit --update'"
         ) from None
 
 
-def _stored(entry: dict[str, Any]) -> Advisory:
-    ranges = tuple(tuple((str(kind), str(version)) for kind, version in events) for events in entry["ranges"])
-    for events in ranges:
-        for _, version in events:
-            Version(version)  # raises for a broken range
-    return Advisory(
-        id=entry["id"],
-        aliases=tuple(entry["aliases"]),
-        package=canonicalize_name(entry["package"]),
-        summary=entry["summary"],
-        modified=entry["modified"],
-        ranges=ranges,
-        versions=tuple(entry["versions"]),
-    )
+def load(path: Path = FILE) -> Snapshot:
+    """Return the stored snapshot, or raise a :class:`UserError` if there is none or it cannot be read."""
+    if not path.exists():
+        raise UserError(f"{relative(path)} is missing: run 'trainyard dev audit --update' where {OSV} answers")
+    return read(path, Snapshot, "advisories")
 
 
-def save(snapshot: Snapshot, path: Path = FILE) -> None:
-    """Store a snapshot, atomically.
-
-    Raises:
-        UserError: ``path`` is a file of an installed package.
-    """
+def save(snapshot: Taken, path: Path = FILE) -> None:
+    """Store a snapshot, atomically; a file of an installed package is refused with a :class:`UserError`."""
     check_writable(path)
-    data = asdict(snapshot)
     temporary = path.with_suffix(".json.new")
-    temporary.write_text(json.dumps(data, indent=1) + "\n", encoding="utf-8")
+    temporary.write_text(json.dumps(asdict(snapshot), indent=1) + "\n", encoding="utf-8")
     temporary.replace(path)
 
 
+def summary_in(text: object) -> str:
+    """Return the first line of what an advisory says, at most 160 characters."""
+    lines = str(text or "").strip().splitlines()
+    return lines[0][:160] if lines else ""
+
+
 def from_osv(document: dict[str, Any], package: str) -> Advisory | None:
-    """The advisory of an OSV document about ``package``; None if it was withdrawn or is about other packages."""
+    """Return the advisory of an OSV document about ``package``; None if it was withdrawn or is about others."""
     affected = [
         entry
         for entry in document.get("affected", [])
@@ -177,25 +175,21 @@ def from_osv(document: dict[str, Any], package: str) -> Advisory | None:
         for given in entry.get("ranges", [])
         if given.get("type") == "ECOSYSTEM"
     )
-    versions = () if ranges else tuple(str(one) for entry in affected for one in entry.get("versions", []))
-    summary = str(document.get("summary") or document.get("details") or "").strip().splitlines()
     return Advisory(
         id=str(document["id"]),
         aliases=tuple(str(alias) for alias in document.get("aliases", [])),
         package=package,
-        summary=summary[0][:160] if summary else "",
+        summary=summary_in(document.get("summary") or document.get("details")),
         modified=str(document.get("modified", ""))[:10],
         ranges=ranges,
-        versions=versions,
+        versions=() if ranges else tuple(str(name) for entry in affected for name in entry.get("versions", [])),
     )
 
 
 def fetch(packages: Iterable[str], today: datetime.date, address: str = "") -> Snapshot:
-    """A new snapshot of all advisories about any version of ``packages``.
+    """Return a new snapshot, taken ``today``, of all advisories about any version of ``packages``, canonical names.
 
     Args:
-        packages: canonical names.
-        today: the snapshot's date.
         address: of a mirror of :data:`OSV`.
     Raises:
         StepFailed: the service does not answer, or not as the API says.
@@ -212,11 +206,16 @@ def fetch(packages: Iterable[str], today: datetime.date, address: str = "") -> S
                     answer.raise_for_status()
                     data = answer.json()
                     for document in data.get("vulns", []):
-                        advisory = from_osv(document, name)
-                        if advisory:
+                        if advisory := from_osv(document, name):
                             found[name, advisory.id] = advisory
                     token = data.get("next_page_token")
                     query = query | {"page_token": token} if token else {}
     except (requests.exceptions.RequestException, ValueError) as error:
-        raise StepFailed(f"{address} does not answer ({str(error)[:200]}): the stored snapshot is unchanged") from None
+        raise not_answered(address, error) from None
     return Snapshot(address, today.isoformat(), names, tuple(found[key] for key in sorted(found)))
+
+
+def not_answered(address: str, error: Exception) -> StepFailed:
+    """Return what is wrong with a service that does not answer, or not in its format."""
+    words = " ".join(str(error).split())[:200]
+    return StepFailed(f"{address} does not answer ({words}): the stored snapshot is unchanged")

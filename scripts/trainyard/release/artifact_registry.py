@@ -1,4 +1,4 @@
-"""Repositories of Artifact Registry, and Docker's credentials for it, through gcloud."""
+"""Create repositories of Artifact Registry, and log Docker in to it, through gcloud."""
 
 from __future__ import annotations
 
@@ -24,20 +24,6 @@ POLICY: list[dict[str, Any]] = [
 ]
 
 
-def parts(address: str) -> tuple[str, str, str]:
-    """Location, project and name of an Artifact Registry address.
-
-    Raises:
-        UserError: it is not one.
-    """
-    match = re.fullmatch(
-        r"([a-z0-9-]+)-docker\.pkg\.dev/([a-z][a-z0-9.:-]+)/([a-z](?:[a-z0-9-]{0,61}[a-z0-9])?)", address
-    )
-    if not match:
-        raise UserError(f"'--registry {address}' is not <location>-docker.pkg.dev/<project>/<repository>")
-    return match[1], match[2], match[3]
-
-
 def create(address: str, *, immutable: bool) -> bool:
     """Create a repository, if it does not exist, and set its cleanup policy.
 
@@ -47,10 +33,15 @@ def create(address: str, *, immutable: bool) -> bool:
     Returns:
         Whether it was created.
     Raises:
-        UserError: gcloud is not installed, or the repository exists with the other kind of tags.
+        UserError: gcloud is not installed, it is no address, or the repository exists with the other kind of tags.
         StepFailed: gcloud failed; one line.
     """
-    location, project, name = parts(address)
+    parts = re.fullmatch(
+        r"([a-z0-9-]+)-docker\.pkg\.dev/([a-z][a-z0-9.:-]+)/([a-z](?:[a-z0-9-]{0,61}[a-z0-9])?)", address
+    )
+    if not parts:
+        raise UserError(f"'--registry {address}' is not <location>-docker.pkg.dev/<project>/<repository>")
+    location, project, name = parts.groups()
     where = [f"--location={location}", f"--project={project}"]
     described = gcloud.run("artifacts", "repositories", "describe", name, *where, "--format=json")
     if described.returncode == 0:
@@ -77,7 +68,7 @@ def create(address: str, *, immutable: bool) -> bool:
 
 
 def login(address: str) -> str:
-    """Set gcloud as the Docker client's credential helper for the registry of ``address``; its host.
+    """Set gcloud as the Docker client's credential helper for the registry of ``address``, and return its host.
 
     Raises:
         UserError: it is not a registry of Google's, or gcloud is not installed.

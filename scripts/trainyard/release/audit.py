@@ -1,4 +1,4 @@
-"""Known vulnerabilities of the packages that locks pin, and of images' Debian packages: those without a waiver fail.
+"""Audit the packages that locks pin and images' Debian packages: a known vulnerability without a waiver fails.
 
 Those of Python packages are looked up with pip-audit if a vulnerability service answers, else in the stored snapshot
 images/advisories.json; those of Debian packages in images/debian-advisories.json. A waiver in images/waivers.yaml has
@@ -22,16 +22,16 @@ from typing import Any
 from packaging.utils import canonicalize_name
 from rich.table import Column, Table
 
-from trainyard.common.errors import StepFailed, UserError
+from trainyard.common.errors import UserError
 from trainyard.common.installation import require_extra
 from trainyard.image import plan
 from trainyard.lint import waivers
 from trainyard.lint.waivers import Waiver
-from trainyard.release import advisories, debian_advisories, debian_audit, image_packages, openvex
+from trainyard.release import advisories, debian_advisories, image_packages, openvex
 from trainyard.release.advisories import Snapshot
 from trainyard.release.debian_advisories import DebianSnapshot
 from trainyard.release.image_packages import ImagePackages
-from trainyard.release.vulnerabilities import Pins, Vulnerability, evaluate, public_version, union
+from trainyard.release.vulnerabilities import Pins, Vulnerability, evaluate, public_version, refuse, union
 from trainyard.spec.model import Spec, catalogue, each_platform, load
 from trainyard.spec.naming import NAME
 
@@ -49,7 +49,7 @@ OLD = 30
 
 @dataclass(frozen=True)
 class StaleWaiver:
-    """A waiver of an advisory that has expired, or else matches no package."""
+    """Name a waiver of an advisory that has expired, or else matches no package."""
 
     waiver: Waiver
     expired: bool
@@ -96,7 +96,7 @@ class Coverage:
 
 @dataclass(frozen=True)
 class Report:
-    """Result of an audit.
+    """Hold the result of an audit.
 
     Attributes:
         source: where the advisories about Python packages come from.
@@ -119,45 +119,38 @@ class Report:
     uncovered: list[str] = field(default_factory=list)
 
     def require(self) -> None:
-        """Refuse vulnerabilities without a waiver and expired waivers.
-
-        Raises:
-            StepFailed: there is one.
-        """
-        failing = [str(found) for found in self.findings if found.fails]
-        failing += [str(found) for found in self.stale if found.expired]
-        if failing:
-            more = f" (and {len(failing) - 1} more)" if len(failing) > 1 else ""
-            raise StepFailed(f"{failing[0]}{more}: update the package, or add a waiver to images/waivers.yaml")
+        """Raise :class:`StepFailed` if there is a vulnerability without a waiver, or an expired waiver."""
+        failing = [*(known for known in self.findings if known.fails), *(old for old in self.stale if old.expired)]
+        refuse(failing, "to images/waivers.yaml")
 
     def as_dict(self) -> dict[str, Any]:
-        """The report as JSON has it: findings with their fields, a line for each stale waiver, references of images."""
+        """Return the report for JSON: findings with their fields, a line per stale waiver, references of images."""
         return asdict(replace(self, stale=[], images=[])) | {
-            "stale": [str(found) for found in self.stale],
+            "stale": [str(waiver) for waiver in self.stale],
             "images": [image.reference for image in self.images],
         }
 
 
 def pinned(spec: Spec) -> Pins:
-    """The packages that the locks of a target pin for every platform and index, and those of its base image.
+    """Return the packages that the locks of a target pin for every platform and index, and those of its base image.
 
     Nothing if the target was never locked: a target whose base image contains the framework can be locked only where
     that image can be pulled.
     """
     in_base = spec.base_contents.packages if spec.base_contents else {}
-    found: Pins = {name: {public_version(version)} for name, version in in_base.items()}
+    pins: Pins = {name: {public_version(version)} for name, version in in_base.items()}
     if not spec.framework_in_base:
         spec.locked()
-    content = spec.usable_lock
-    for one in each_platform(spec) if content else []:
-        for index in content.indexes(one.arch) if content else []:
-            for name, version in one.locked(index).versions.items():
-                found.setdefault(name, set()).add(public_version(version))
-    return found
+    if content := spec.usable_lock:
+        for platform in each_platform(spec):
+            for index in content.indexes(platform.arch):
+                for name, version in platform.locked(index).versions.items():
+                    pins.setdefault(name, set()).add(public_version(version))
+    return pins
 
 
 def by_snapshot(pins: Pins, snapshot: Snapshot) -> list[Vulnerability]:
-    """The vulnerabilities of ``pins`` in a snapshot."""
+    """Return the vulnerabilities of ``pins`` in a snapshot."""
     return [
         Vulnerability(name, version, advisory.names, advisory.summary, advisory.fixed)
         for name, versions in sorted(pins.items())
@@ -167,10 +160,7 @@ def by_snapshot(pins: Pins, snapshot: Snapshot) -> list[Vulnerability]:
 
 
 def query(service: str, pins: Pins) -> tuple[list[Vulnerability], set[str]] | None:
-    """The vulnerabilities that a live service reports, and the packages that it does not know.
-
-    None if it does not answer.
-    """
+    """Return the vulnerabilities that a live service reports, and what it does not know; None if it does not answer."""
     found: list[Vulnerability] = []
     unknown: set[str] = set()
     # pip-audit refuses two versions of a package in one run.
@@ -198,7 +188,7 @@ def query(service: str, pins: Pins) -> tuple[list[Vulnerability], set[str]] | No
 
 
 def _pip_audit(service: str, lines: list[str]) -> list[dict[str, Any]] | None:
-    """The entries of pip-audit's report about pinned requirements; None if the service does not answer."""
+    """Return the entries of pip-audit's report about pinned requirements; None if the service does not answer."""
     with tempfile.TemporaryDirectory() as folder:
         requirements = Path(folder) / "requirements.txt"
         requirements.write_text("\n".join(lines) + "\n", encoding="utf-8")
@@ -214,7 +204,7 @@ def _pip_audit(service: str, lines: list[str]) -> list[dict[str, Any]] | None:
 
 
 def live(pins: Pins) -> tuple[str, list[Vulnerability], set[str]] | None:
-    """The first service that answers, with the result of :func:`query`; None if none answers.
+    """Return the first service that answers, with the result of :func:`query`; None if none answers.
 
     Raises:
         UserError: pip-audit is not installed.
@@ -231,7 +221,7 @@ def live(pins: Pins) -> tuple[str, list[Vulnerability], set[str]] | None:
 
 
 def stale(known: Iterable[Waiver], pins: Pins, today: datetime.date, *, debian_known: bool = True) -> list[StaleWaiver]:
-    """Waivers of advisories that have expired on the day ``today``, or match no package.
+    """Return waivers of advisories that have expired on the day ``today``, or match no package.
 
     Args:
         pins: the packages that are locked, and the source packages of Debian packages.
@@ -249,28 +239,19 @@ def stale(known: Iterable[Waiver], pins: Pins, today: datetime.date, *, debian_k
 
 
 def offline(specs: list[Spec]) -> list[Vulnerability]:
-    """The vulnerabilities of the locks of ``specs`` in the stored snapshot, with their waivers."""
+    """Return the vulnerabilities of the locks of ``specs`` in the stored snapshot, with their waivers."""
     pins = {spec.target: pinned(spec) for spec in specs}
     return evaluate(by_snapshot(union(pins.values()), advisories.load()), pins, waivers.load(), waivers.today())
 
 
 def require(spec: Spec) -> Coverage:
-    """Refuse locked packages with a known vulnerability without a waiver, by the stored snapshot; what that covers.
-
-    Raises:
-        StepFailed: there is one.
-    """
-    failing = [found for found in offline([spec]) if found.fails]
-    if failing:
-        more = f" (and {len(failing) - 1} more)" if len(failing) > 1 else ""
-        raise StepFailed(
-            f"{failing[0]}{more}: update the package, or add a waiver ('{spec.command('dev audit')}' lists all)"
-        )
+    """Refuse locked packages with a vulnerability without a waiver, by the stored snapshot, and return its coverage."""
+    refuse([known for known in offline([spec]) if known.fails], f"('{spec.command('dev audit')}' lists all)")
     return Coverage.of(advisories.load(), pinned(spec))
 
 
 def table(found: list[Vulnerability]) -> Table:
-    """The vulnerabilities, for people."""
+    """Return the vulnerabilities for people."""
     shown = Table("package", "advisory", "fixed in", "targets", Column("", overflow="fold"))
     for one in found:
         shown.add_row(
@@ -312,11 +293,10 @@ def _look_up(pins: Pins, *, only_snapshot: bool) -> tuple[str, Coverage | None, 
 def update(address: str = "") -> Snapshot:
     """Fetch a new snapshot about everything that any target locks, and store it.
 
+    It raises what :func:`trainyard.release.advisories.fetch` and ``save`` raise.
+
     Args:
         address: of a mirror of :data:`advisories.OSV`.
-    Raises:
-        UserError: the snapshot cannot be stored.
-        StepFailed: the service does not answer.
     """
     names = union(pinned(spec) for spec in catalogue())
     snapshot = advisories.fetch(names, waivers.today(), address)
@@ -325,19 +305,16 @@ def update(address: str = "") -> Snapshot:
 
 
 def update_debian(address: str = "") -> DebianSnapshot | None:
-    """Fetch a new snapshot of Debian's tracker, and store it; None if no source package is known.
+    """Fetch a new snapshot of Debian's tracker, and store it, as :func:`update`; None if no source package is known.
 
     It is about the source packages of the catalogue's images on this host, and those of the stored snapshot.
 
     Args:
         address: of a mirror of :data:`debian_advisories.TRACKER`.
-    Raises:
-        UserError: the snapshot cannot be stored.
-        StepFailed: the tracker does not answer.
     """
     before = debian_advisories.load()
     images, _ = images_of_host(catalogue())
-    names = {name for image in images for name in debian_audit.sources(image)} | set(before.covers if before else ())
+    names = union(map(debian_advisories.sources, images)).keys() | set(before.covers if before else ())
     if not names:
         return None
     snapshot = debian_advisories.fetch(names, debian_advisories.SUITES.values(), waivers.today(), address)
@@ -346,22 +323,22 @@ def update_debian(address: str = "") -> DebianSnapshot | None:
 
 
 def images_of_host(specs: Iterable[Spec]) -> tuple[list[ImagePackages], list[str]]:
-    """The images of targets on this host, of all platforms, and the local names of those that are not there."""
+    """Return the images of targets on this host, of all platforms, and the local names of those that are not there."""
     names = [one.local_name for spec in specs for one in each_platform(spec)]
     found = {name: image_packages.of_host(f"{NAME}:{name}") for name in names}
     return [image for image in found.values() if image], [name for name, image in found.items() if image is None]
 
 
 def _look_up_debian(images: list[ImagePackages]) -> tuple[str, list[Vulnerability]]:
-    """The source of the advisories about Debian packages, in words, and the vulnerabilities of images."""
+    """Return the source of the advisories about Debian packages, in words, and the vulnerabilities of images."""
     snapshot = debian_advisories.load()
     if snapshot is None:
         return "", []
     if images and (age := snapshot.age(waivers.today())) > OLD:
         logger.warning(f"the snapshot of Debian's security tracker is {age} days old: {_how_to_update()}")
-    raw = dict.fromkeys(found for image in images for found in debian_audit.vulnerabilities(image, snapshot))
+    raw = dict.fromkeys(found for image in images for found in debian_advisories.vulnerabilities(image, snapshot))
     pins = {
-        name: union(debian_audit.sources(image) for image in some)
+        name: union(debian_advisories.sources(image) for image in some)
         for name, some in itertools.groupby(sorted(images, key=lambda image: image.name), lambda image: image.name)
     }
     found = evaluate(list(raw), pins, waivers.load(), waivers.today())
@@ -369,7 +346,7 @@ def _look_up_debian(images: list[ImagePackages]) -> tuple[str, list[Vulnerabilit
 
 
 def audit(target: str | None, *, only_snapshot: bool = False, image: str | None = None) -> Report:
-    """The known vulnerabilities of the Python packages that locks pin, and of Debian packages in images on this host.
+    """Look for known vulnerabilities of the Python packages that locks pin, and of Debian packages in local images.
 
     Args:
         target: name or folder; all targets if None.
@@ -390,41 +367,41 @@ def audit(target: str | None, *, only_snapshot: bool = False, image: str | None 
     source, coverage, raw = _look_up(everything, only_snapshot=only_snapshot)
     found = evaluate(raw, pins, waivers.load(), waivers.today())
     debian_source, debian = _look_up_debian(images)
-    uncovered = debian_audit.uncovered(images, debian_advisories.load())
+    uncovered = debian_advisories.uncovered(images, debian_advisories.load())
     if missing:
         uncovered.append(f"not on this host, so their Debian packages are not audited: {', '.join(missing)}")
-    known = union([everything, *map(debian_audit.sources, images)])
+    known = union([everything, *map(debian_advisories.sources, images)])
     old = [] if target or image else stale(waivers.load(), known, waivers.today(), debian_known=not missing)
     return Report(source, coverage, len(everything), found + debian, old, images, debian_source, uncovered)
 
 
 def vex_of(spec: Spec, reference: str, digest: str) -> str | None:
-    """The OpenVEX document about a local image, by the stored snapshots; None if no valid waiver is about it.
+    """Return the OpenVEX document about a local image, by the stored snapshots; None if no valid waiver is about it.
 
     Args:
-        reference: the local image.
-        digest: its digest at the registry.
+        digest: of the image at the registry.
     Raises:
         StepFailed: its Python packages could not be listed.
     """
     image = image_packages.of_host(reference)
-    if image is None or not (known := waivers.load()):
+    if image is None or not waivers.load():
         return None
     findings = offline([spec]) + _look_up_debian([image])[1]
     at_registry = replace(image, digest=digest, listed=image.python)
-    return openvex.document(findings, [at_registry], known, issued=_issued(), today=waivers.today())
-
-
-def _issued() -> datetime.datetime:
-    return datetime.datetime.fromtimestamp(plan.source_date_epoch(), tz=datetime.UTC)
+    return _document(findings, [at_registry])
 
 
 def vex(report: Report) -> str | None:
-    """The OpenVEX document of the waived vulnerabilities of a report; None if no valid waiver is about one of them.
+    """Return the OpenVEX document of the waived vulnerabilities of a report; None if no valid waiver is about one.
 
     Raises:
         UserError: no image was audited, so the document would have no product.
     """
     if not report.images:
         raise UserError("no image to make statements about: run 'trainyard image', or give '--image'")
-    return openvex.document(report.findings, report.images, waivers.load(), issued=_issued(), today=waivers.today())
+    return _document(report.findings, report.images)
+
+
+def _document(findings: list[Vulnerability], images: list[ImagePackages]) -> str | None:
+    issued = datetime.datetime.fromtimestamp(plan.source_date_epoch(), tz=datetime.UTC)
+    return openvex.document(findings, images, waivers.load(), issued=issued, today=waivers.today())

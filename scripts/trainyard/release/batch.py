@@ -12,9 +12,9 @@ import os
 import signal
 import subprocess
 import sys
-import threading
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -39,7 +39,7 @@ _END = 30
 
 @dataclass
 class Job:
-    """The progress of one target.
+    """Follow one target.
 
     Attributes:
         name: the target as it was given.
@@ -60,22 +60,22 @@ class Job:
 
     @property
     def target(self) -> str:
-        """The name of the image; ``name`` may be a path."""
+        """Return the name of the image; ``name`` may be a path."""
         return self.spec.local_name
 
     @property
     def seconds(self) -> float:
-        """Seconds since it was started, or until it ended."""
+        """Return seconds since it was started, or until it ended."""
         return (self.ended or time.monotonic()) - self.started if self.started else 0.0
 
     @property
     def log(self) -> Path:
-        """The file with the output of the child process."""
+        """Return the file with the output of the child process."""
         return self.spec.kept / "image.log"
 
     @property
     def done(self) -> bool:
-        """Whether it has ended."""
+        """Return whether it has ended."""
         return self.stage in ("ready", "failed")
 
     def update_from_event(self, event: dict[str, Any]) -> None:
@@ -92,7 +92,7 @@ class Job:
 
 
 def wanted(names: list[str], context: Context) -> list[Job]:
-    """The targets to build: those of ``names``, all of the catalogue but fallbacks if it is empty.
+    """Return the targets to build: those of ``names``, all of the catalogue but fallbacks if it is empty.
 
     Raises:
         UserError: one does not exist or has a mistake in its spec, or two have the same name.
@@ -109,11 +109,7 @@ def wanted(names: list[str], context: Context) -> list[Job]:
 
 
 def make(job: Job, arguments: list[str]) -> None:
-    """Run `trainyard image` for one target in a child process.
-
-    Args:
-        arguments: more of its arguments.
-    """
+    """Run `trainyard image` for one target in a child process, with more ``arguments``."""
     job.started = time.monotonic()
     job.log.parent.mkdir(parents=True, exist_ok=True)
     job.stage = "build"
@@ -155,30 +151,19 @@ def run(jobs: list[Job], at_once: int, show: Callable[[list[Job]], None], argume
         with contextlib.suppress(UserError, StepFailed):  # the targets report it themselves
             # Otherwise two targets could bootstrap the same base at the same time.
             base_image.resolve(spec.base, builder_name=spec.context.builder)
-    waiting, lock, stopping = list(jobs), threading.Lock(), threading.Event()
-
-    def work() -> None:
-        while not stopping.is_set():
-            with lock:
-                job = waiting.pop(0) if waiting else None
-            if job is None:
-                return
-            make(job, arguments)
-
-    workers = [threading.Thread(target=work, daemon=True) for _ in range(min(at_once, len(jobs)))]
+    pool = ThreadPoolExecutor(at_once)
+    running = [pool.submit(make, job, arguments) for job in jobs]
     try:
-        for worker in workers:
-            worker.start()
-        while any(worker.is_alive() for worker in workers):
+        while not all(target.done() for target in running):
             show(jobs)
             time.sleep(0.5)
         show(jobs)
     except BaseException:
-        stopping.set()
-        _end(jobs)
-        for worker in workers:
-            worker.join(_END)
+        pool.shutdown(wait=False, cancel_futures=True)
+        while not all(target.done() for target in running):  # a child process may be starting
+            _end(jobs)
         raise
+    pool.shutdown()
 
 
 def _end(jobs: list[Job]) -> None:
@@ -196,7 +181,7 @@ def _end(jobs: list[Job]) -> None:
 
 
 def view(jobs: list[Job]) -> Table:
-    """The progress of every target."""
+    """Return the progress of every target, for people."""
     table = Table("target", "", "seconds", box=None)
     for job in jobs:
         style = {"ready": "green", "failed": "bold red", "waiting": "dim"}.get(job.stage, "")
@@ -205,7 +190,7 @@ def view(jobs: list[Job]) -> Table:
 
 
 class Lines:
-    """Progress for a log: prints a line whenever a target enters another stage."""
+    """Print a line whenever a target enters another stage, for a log."""
 
     def __init__(self) -> None:
         self._printed: dict[str, str] = {}
@@ -219,7 +204,7 @@ class Lines:
 
 
 def summary(jobs: list[Job]) -> Table:
-    """The result for people."""
+    """Return the result for people."""
     table = Table("target", "", "size", "seconds", Column("why", overflow="fold"))
     for job in jobs:
         size = in_units(job.result["verify"]["size"]) if job.result else ""
@@ -229,7 +214,7 @@ def summary(jobs: list[Job]) -> Table:
 
 
 def result(jobs: list[Job]) -> dict[str, Any]:
-    """Target -> ``stage``, ``seconds``, ``reason`` and, if it is ready, the result of `trainyard image --json`."""
+    """Return target -> ``stage``, ``seconds``, ``reason`` and, if ready, the result of `trainyard image --json`."""
     return {
         job.target: {"stage": job.stage, "seconds": round(job.seconds, 1), "reason": job.reason} | job.result
         for job in jobs
@@ -237,11 +222,7 @@ def result(jobs: list[Job]) -> dict[str, Any]:
 
 
 def require_all_ready(jobs: list[Job]) -> None:
-    """Check that no target failed.
-
-    Raises:
-        StepFailed: one did; the message gives the first reason and the path of its log.
-    """
+    """Raise :class:`StepFailed` if a target failed, with the first reason and the path of its log."""
     failed = [job for job in jobs if job.stage != "ready"]
     if failed:
         more = f" ({len(failed)} of {len(jobs)} targets)" if len(jobs) > 1 else ""

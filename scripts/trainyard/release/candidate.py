@@ -44,11 +44,9 @@ def make(
     emit: events.Emit = events.ignore,
     show: Callable[[object], None] = verify.unseen,
 ) -> dict[str, Any]:
-    """Build, verify, smoke-test and tag the image of ``spec``.
+    """Build (:func:`trainyard.image.build.build`), verify, smoke-test and tag the image of ``spec``.
 
     Args:
-        compression: see :func:`trainyard.image.build.build`.
-        no_cache: build every stage again.
         force: verify and smoke-test again if this digest has passed before.
         emit: called with the ``stage`` and ``step`` events of :mod:`trainyard.release.events`.
         show: see :func:`trainyard.lint.image.verify.verify`.
@@ -98,8 +96,6 @@ def from_reference(
 
     Args:
         spec: of the repository that the image is from, if it has a trainyard.yaml.
-        context: of the command.
-        show: see :func:`trainyard.lint.image.verify.verify`.
     Returns:
         ``image`` (its reference), ``digest``, ``run`` (a command that runs it), and the results of ``verify`` and
         ``smoke``.
@@ -107,21 +103,21 @@ def from_reference(
         UserError: there is no such image, or it is not made from one of Trainyard's.
         StepFailed: it breaks a rule for every image, or the command failed.
     """
-    found = docker_engine.image(reference, made_by=f"docker build --tag {reference} .")
-    found_subject = subject(found, reference, spec.workspace if spec else None)
+    image = docker_engine.image(reference, made_by=f"docker build --tag {reference} .")
+    tested = subject(image, reference, spec.workspace if spec else None)
     with state.file_lock(context.state, "training"):
         logger.info(f"verifying {reference}")
         verified = verify.verify(None, reference, show=show)
-        trained = smoke_command.check(found_subject)
+        trained = smoke_command.check(tested)
     name = f"{NAME}:{spec.local_name}" if spec else reference
     if spec:
-        found.tag(NAME, spec.local_name)
-    smoke = found_subject.smoke
+        image.tag(NAME, spec.local_name)
+    smoke = tested.smoke
     mounts = [f"--volume={spec.folder / smoke.data}:{local_run.DATA}:ro"] if spec and smoke and smoke.data else []
-    words = found_subject.words(smoke.args if smoke else ["--help"])
+    words = tested.words(smoke.args if smoke else ["--help"])
     return {
         "image": name,
-        "digest": str(found.id),
+        "digest": str(image.id),
         "run": shlex.join(["docker", "run", "--rm", *mounts, name, *words]),
         "verify": verified,
         "smoke": trained,
@@ -129,11 +125,7 @@ def from_reference(
 
 
 def subject(image: Image, reference: str, workspace: Workspace | None) -> smoke_command.Subject:
-    """What the smoke test starts in an image that a user's Dockerfile made.
-
-    Raises:
-        UserError: it is not made from one of Trainyard's images.
-    """
+    """Return what the smoke test starts in an image that a user made from one of ours, or raise a UserError."""
     files = files_of(image, _LAUNCHER, _ABOUT)
     if f"{LABELS}.target" not in image.labels or len(files) < 2:
         raise UserError(
@@ -152,15 +144,13 @@ def subject(image: Image, reference: str, workspace: Workspace | None) -> smoke_
         return smoke_command.Subject(
             str(image.id), tuple(command), ("--", *command), workspace.document.smoke, workspace
         )
-    words = list(config.get("Cmd") or [])
     about = json.loads(files[_ABOUT])
-    if not words:
-        words = [str(about.get("default", ""))]
+    words = list(config.get("Cmd") or [str(about.get("default", ""))])
     return smoke_command.Subject(str(image.id), tuple(about["trainers"].get(words[0], words)), tuple(words))
 
 
 def closing_command(spec: Spec, trained: dict[str, Any], target: str | None = None) -> str:
-    """A command that runs the image of ``spec`` once it has passed.
+    """Return a command that runs the image of ``spec`` once it has passed.
 
     Args:
         trained: the result of its smoke test.
@@ -180,13 +170,13 @@ def closing_command(spec: Spec, trained: dict[str, Any], target: str | None = No
 
 
 def tested(trained: dict[str, Any]) -> str:
-    """How far an image was tested, from the result of its smoke test: ``ran (python -m model.train)``."""
+    """Return how far an image was tested, from the result of its smoke test: ``ran (python -m model.train)``."""
     command = trained.get("command")
     return f"{trained.get('level', 'trained')}{f' ({shlex.join(command)})' if command else ''}"
 
 
 def summary(made: dict[str, Any]) -> Table:
-    """The result for people."""
+    """Return the result for people."""
     plan: Plan = made["plan"]
     built, verified, trained = made["build"], made["verify"], made["smoke"]
     table = Table("", Column("", overflow="fold"), title=plan.local, title_justify="left", show_header=False)

@@ -1,4 +1,4 @@
-"""Claims about an image at a registry: in-toto statements that are signed in Sigstore bundles, or plain."""
+"""Attach and check claims about an image at a registry: in-toto statements, signed in Sigstore bundles, or plain."""
 
 from __future__ import annotations
 
@@ -12,10 +12,9 @@ from trainyard.oci.documents import InvalidAnswer
 from trainyard.oci.reference import Reference
 from trainyard.oci.referrers import Artifact
 from trainyard.oci.registry import Manifest, Repository
-from trainyard.oci.statements import Opened
+from trainyard.oci.statements import Opened, Signer, Trust
 from trainyard.release import predicates
 from trainyard.release.predicates import Claim
-from trainyard.release.signers import Signer, Trust
 
 #: The kinds of claims that an image has which passed.
 _TESTS = ("verify", "smoke")
@@ -23,7 +22,7 @@ _TESTS = ("verify", "smoke")
 
 @dataclass(frozen=True)
 class Found:
-    """A claim that a registry has.
+    """Describe a claim that a registry has.
 
     Attributes:
         digest: of the artifact.
@@ -52,8 +51,7 @@ class Found:
 
 def statement(repository: Repository, digest: str, claim: Claim) -> bytes:
     """Return the text of the in-toto statement of a claim about the image ``digest``."""
-    made = statements.make(repository, digest, predicates.TYPES[claim.kind], dict(claim.predicate))
-    return statements.encode(made)
+    return statements.make(repository, digest, predicates.TYPES[claim.kind], claim.predicate)
 
 
 def attach(
@@ -69,15 +67,13 @@ def attach(
     Args:
         signer: who signs them; they are plain statements if None.
         known: what :func:`check` found, if it was called before.
-    Raises:
-        StepFailed: the registry cannot be reached or refuses.
     """
     if known is None:
         known = check(repository, subject.digest, signer.trust if signer else None)
-    existing = [(one.kind, one.predicate) for one in known if one.valid]
-    new = [one for one in claims if (one.kind, dict(one.predicate)) not in existing]
-    referrers.attach(repository, subject, [_artifact(repository, subject, signer, one) for one in new])
-    return [one.kind for one in new]
+    existing = [(claim.kind, claim.predicate) for claim in known if claim.valid]
+    new = [claim for claim in claims if (claim.kind, dict(claim.predicate)) not in existing]
+    referrers.attach(repository, subject, [_artifact(repository, subject, signer, claim) for claim in new])
+    return [claim.kind for claim in new]
 
 
 def _artifact(repository: Repository, subject: Manifest, signer: Signer | None, claim: Claim) -> Artifact:
@@ -93,11 +89,10 @@ def check(repository: Repository, digest: str, trust: Trust | None, kinds: Colle
     Args:
         trust: whose signatures count; if None, all claims do, signed by anyone or not.
         kinds: of the claims that are read, and others of the same predicate types; all if empty.
-    Raises:
-        StepFailed: the registry cannot be reached or refuses.
     """
     attached = statements.attached(repository, digest, {predicates.TYPES[kind] for kind in kinds})
-    return [_checked(name, _opened(one, trust), digest, trust.how if trust else "") for name, one in attached]
+    how = trust.how if trust else ""
+    return [_checked(name, _opened(artifact, trust), digest, how) for name, artifact in attached]
 
 
 def _opened(artifact: Artifact, trust: Trust | None) -> Opened:
@@ -113,35 +108,23 @@ def _opened(artifact: Artifact, trust: Trust | None) -> Opened:
 
 def _checked(name: str, opened: Opened, digest: str, signer: str) -> Found:
     try:
-        found = statements.decode(opened.payload)
+        decoded = statements.decode(opened.payload)
     except InvalidAnswer as error:
         return Found(name, problem=opened.problem or str(error), foreign=opened.foreign)
-    predicate = found.get("predicate") or {}
-    kind = predicates.kind_of(found["predicateType"], predicate)
-    problem = opened.problem or statements.problem(found, digest)
+    predicate = decoded.get("predicate") or {}
+    kind = predicates.kind_of(decoded["predicateType"], predicate)
+    problem = opened.problem or statements.problem(decoded, digest)
     return Found(name, kind, predicate, signer, problem, opened.foreign)
 
 
 def check_all(repository: Repository, image: Manifest, trust: Trust) -> dict[str, list[Found]]:
-    """Return every claim about an image, and about each image of an image index: platform -> claims.
-
-    The platform is empty for the claims about ``image`` itself.
-
-    Raises:
-        StepFailed: see :func:`check`.
-    """
+    """Return platform -> claims about each image of an index; the platform of ``image`` itself is empty."""
     index = image_index.images(image.document)
     return {name: check(repository, digest, trust) for name, digest in {"": image.digest, **index}.items()}
 
 
 def signatures(repository: Repository, digest: str, trust: Trust, known: Sequence[Found] | None = None) -> int:
-    """Return how many valid signatures an image has.
-
-    Args:
-        known: what :func:`check` found, if it was called before.
-    Raises:
-        StepFailed: it has none.
-    """
+    """Return how many valid signatures an image has, by ``known`` or all claims, or raise StepFailed for none."""
     if known is None:
         known = check(repository, digest, trust, ["signature"])
     count = sum(one.kind == "signature" and one.valid for one in known)
@@ -171,21 +154,14 @@ def passed(repository: Repository, digest: str) -> bool:
 
     Everyone with write access to the repository can attach them: they prevent mistakes, they do not protect against the
     repository's owners.
-
-    Raises:
-        StepFailed: the registry cannot be reached or refuses.
     """
-    found = [one for one in check(repository, digest, None, _TESTS) if one.valid]
-    failed = any(predicates.says_failed(one.kind, one.predicate) for one in found)
-    return not failed and {one.kind for one in found} >= set(_TESTS)
+    valid = [claim for claim in check(repository, digest, None, _TESTS) if claim.valid]
+    failed = any(predicates.says_failed(claim.kind, claim.predicate) for claim in valid)
+    return not failed and {claim.kind for claim in valid} >= set(_TESTS)
 
 
 def require(repository: Repository, digest: str, trust: Trust, kinds: Sequence[str]) -> list[Found]:
-    """Return the valid claims of some kinds about an image.
-
-    Raises:
-        StepFailed: one of the kinds has no valid claim, or one that says that a test failed; or the registry refuses.
-    """
+    """Return the valid claims of some kinds, or raise StepFailed if a kind has none or a failed test."""
     found = check(repository, digest, trust, kinds)
     image = f"{repository.name}@{digest}"
     for kind in kinds:
@@ -200,10 +176,10 @@ def require(repository: Repository, digest: str, trust: Trust, kinds: Sequence[s
 
 
 def require_all(repository: Repository, image: Manifest, trust: Trust, kinds: Sequence[str]) -> list[Found]:
-    """Return the valid claims of some kinds about an image; of an image index, about each of its images.
+    """Return the valid claims of some kinds about an image; of an image index, which is signed, about its images.
 
     Raises:
-        StepFailed: see :func:`require`; or an image index has no signature, or the registry refuses.
+        StepFailed: see :func:`require`; or an image index has no valid signature.
     """
     document = image.document
     if not image_index.is_index(document):

@@ -1,4 +1,4 @@
-"""What the steps of cloudbuild.yaml do, inside the builder image.
+"""Run the steps of cloudbuild.yaml, inside the builder image.
 
 ``prepare`` and ``emulation`` come first. ``build``, ``verify`` and ``smoke`` are about one target and the platform of
 ``TRAINYARD_ARCH``, ``publish`` and ``promote`` about all of them.
@@ -13,7 +13,7 @@ import socket
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import docker.errors
 
@@ -25,6 +25,7 @@ from trainyard.image import build, smoke_test, target_lock
 from trainyard.lint.image import verify
 from trainyard.oci import docker_engine, registry
 from trainyard.oci.registry import Repository
+from trainyard.oci.statements import Signer
 from trainyard.oci.transport import is_loopback
 from trainyard.release import pipelines, promotion
 from trainyard.release import publish as publication
@@ -34,9 +35,6 @@ from trainyard.spec.architectures import PLATFORMS, Architecture, named
 from trainyard.spec.model import Spec, catalogue, each_platform, indexes, load, targets
 from trainyard.spec.naming import NAME, candidate_tag
 from trainyard.workspace.lines import without_credentials
-
-if TYPE_CHECKING:
-    from trainyard.release.signers import Signer
 
 logger = logging.getLogger(__name__)
 
@@ -49,7 +47,7 @@ ON_HOST_NETWORK = "ON_HOST_NETWORK"
 
 @dataclass(frozen=True)
 class Substitutions:
-    """Values of the substitutions of cloudbuild.yaml, which reach the steps as TRAINYARD_ variables.
+    """Hold the substitutions of cloudbuild.yaml, which reach the steps as TRAINYARD_ variables.
 
     Attributes:
         targets: names, separated by spaces or commas.
@@ -59,7 +57,6 @@ class Substitutions:
         index: ``name=address`` pairs of package indexes, separated by spaces or commas.
         cache: repository for BuildKit's cache; empty for none.
         promote: not empty: ``promote`` moves the tags.
-        context: of the command.
     """
 
     targets: str = ""
@@ -73,21 +70,17 @@ class Substitutions:
 
     @property
     def prepared(self) -> Path:
-        """The file that `prepare` leaves for later steps."""
+        """Return the file that `prepare` leaves for later steps."""
         return self.context.state / "cloudbuild.json"
 
     @property
     def published(self) -> Path:
-        """The file that `publish` leaves for `promote`."""
+        """Return the file that `publish` leaves for `promote`."""
         return self.context.state / "published.json"
 
     def target_names(self) -> list[str]:
-        """The targets to build.
-
-        Raises:
-            UserError: a target is unknown, or none is given.
-        """
-        names = self.targets.replace(",", " ").split()
+        """Return the targets to build, or raise a :class:`UserError` if one is unknown or none is given."""
+        names = _words(self.targets)
         for name in names:
             if name not in targets():
                 near = nearest(name, targets())
@@ -97,37 +90,32 @@ class Substitutions:
         return list(dict.fromkeys(names))
 
     def architectures(self) -> list[Architecture]:
-        """The architectures to build for.
-
-        Raises:
-            UserError: a platform is unknown, or none is given.
-        """
-        found = []
-        for text in self.platforms.replace(",", " ").split():
+        """Return the architectures to build for, or raise a :class:`UserError` as :meth:`target_names` does."""
+        wanted = []
+        for text in _words(self.platforms):
             architecture = named(text)
             if architecture is None:
                 near = nearest(text, PLATFORMS)
                 raise UserError(f"_PLATFORMS: unknown platform '{text}'{near}; valid: {', '.join(PLATFORMS)}")
-            found.append(architecture)
-        if not found:
+            wanted.append(architecture)
+        if not wanted:
             raise UserError(f"_PLATFORMS is empty; valid: {', '.join(PLATFORMS)}")
-        return found
+        return wanted
 
     def images(self) -> dict[str, list[Spec]]:
-        """Target -> its spec for each platform to build; a target that is made for none of them is left out.
+        """Return target -> its spec for each platform to build; one that is made for none of them is left out.
 
         Raises:
             UserError: none is left, or see :meth:`target_names` and :meth:`architectures`.
         """
         wanted, known = self.architectures(), {spec.target: spec for spec in catalogue(self.context)}
-        found = {}
-        for name in self.target_names():
-            specs = [one for one in each_platform(known[name]) if one.architecture in wanted]
-            if specs:
-                found[name] = specs
-        if not found:
+        chosen = {
+            name: [spec for spec in each_platform(known[name]) if spec.architecture in wanted]
+            for name in self.target_names()
+        }
+        if not any(chosen.values()):
             raise UserError(f"nothing to build: no target of '{self.targets}' is made for '{self.platforms}'")
-        return found
+        return {name: specs for name, specs in chosen.items() if specs}
 
     def use_indexes(self) -> None:
         """Set the addresses of the package indexes (images/indexes.yaml) for this process and its children.
@@ -135,7 +123,7 @@ class Substitutions:
         Raises:
             UserError: a pair is malformed, or there is no such index.
         """
-        for entry in self.index.replace(",", " ").split():
+        for entry in _words(self.index):
             name, equals, address = entry.partition("=")
             if not equals or name not in indexes():
                 shown = without_credentials(entry)
@@ -143,8 +131,13 @@ class Substitutions:
             settings.set_variable(f"INDEX_{name.upper().replace('-', '_')}", address)
 
 
+def _words(text: str) -> list[str]:
+    """Return words that are separated by spaces or commas."""
+    return text.replace(",", " ").split()
+
+
 def newest_source() -> int:
-    """The time of the newest file that images are made of, in seconds since 1970.
+    """Return the time of the newest file that images are made of, in seconds since 1970.
 
     An upload has no git repository with the commit's time, but its files keep theirs, so an upload determines the tag.
     """
@@ -155,8 +148,7 @@ def newest_source() -> int:
 def prepare(given: Substitutions) -> None:
     """Check the substitutions, set the images' time, and create a BuildKit builder that can export a cache if needed.
 
-    Raises:
-        UserError: a substitution is invalid.
+    An invalid substitution is a :class:`UserError`, also in the other steps.
     """
     images = given.images()
     registry.check_address(given.registry)
@@ -167,7 +159,7 @@ def prepare(given: Substitutions) -> None:
         # The default builder exports a cache only with the containerd image store:
         # https://docs.docker.com/build/cache/backends/
         command = ["create", "--name=trainyard", "--driver=docker-container", "--use", "--bootstrap"]
-        docker_engine.buildx(*command, quiet=True)
+        docker_engine.buildx(*command)
     memory = Path("/proc/meminfo").read_text(encoding="utf-8").splitlines()[0]
     names = ", ".join(f"{name} ({', '.join(one.platform for one in specs)})" for name, specs in images.items())
     if others := [name for name in given.target_names() if name not in images]:
@@ -176,11 +168,7 @@ def prepare(given: Substitutions) -> None:
 
 
 def continue_build(given: Substitutions) -> None:
-    """Use what :func:`prepare` found out; every other step calls this first.
-
-    Raises:
-        UserError: a substitution is invalid, or prepare did not run.
-    """
+    """Use what :func:`prepare` found out, first of all in a step; if it did not run, raise a :class:`UserError`."""
     try:
         prepared = json.loads(given.prepared.read_text(encoding="utf-8"))
     except FileNotFoundError:
@@ -209,58 +197,31 @@ def emulate(given: Substitutions) -> None:
         docker_engine.require_emulation(architecture)
 
 
-def build_target(target: str, given: Substitutions, _show: Callable[[object], None]) -> None:
-    """Build a target. A target of the nightly schedule is locked first.
-
-    Raises:
-        UserError, StepFailed: see :func:`trainyard.image.build.build`.
-    """
-    spec = load(target, context=given.context)
+def build_target(spec: Spec, given: Substitutions) -> None:
+    """Build a target. A target of the nightly schedule is locked first."""
     if pipelines.schedule_of(spec) is pipelines.NIGHTLY:
         target_lock.lock(spec)
-        spec = load(target, context=given.context)
+        spec = load(spec.target, context=given.context)
     plan, facts = build.build(spec, cache=given.cache or None)
     logger.info(f"built {plan.candidate} {facts['digest']} in {facts['seconds']} s")
 
 
-def verify_target(target: str, given: Substitutions, show: Callable[[object], None]) -> None:
-    """Verify a target's candidate.
-
-    Raises:
-        StepFailed: it breaks a rule.
-    """
-    spec = load(target, context=given.context)
-    verify.verify(spec, candidate_tag(spec.local_name), show=show)
-
-
-def smoke_target(target: str, given: Substitutions, _show: Callable[[object], None]) -> None:
-    """Train in a target's candidate.
-
-    Raises:
-        StepFailed: the training failed.
-    """
-    spec = load(target, context=given.context)
-    smoke_test.smoke(spec, candidate_tag(spec.local_name))
-
-
-#: Name of a step of one target -> function.
-TARGET_STEPS = {"build": build_target, "verify": verify_target, "smoke": smoke_target}
-
-
 def run_target_step(step: str, target: str, given: Substitutions, show: Callable[[object], None]) -> None:
-    """Run a step of :data:`TARGET_STEPS` for the platform of ``TRAINYARD_ARCH``, if it is to be built.
+    """Run the step ``build``, ``verify`` or ``smoke`` for the platform of ``TRAINYARD_ARCH``, if it is to be built.
 
     Args:
         show: called with what people read of the result; see :func:`trainyard.lint.image.verify.verify`.
-    Raises:
-        UserError, StepFailed: see the step's function.
     """
     if target not in given.target_names():
         logger.info(f"{target} is not among _TARGETS: nothing to do")
     elif (spec := load(target, context=given.context)).architecture not in given.architectures():
         logger.info(f"{spec.platform} is not among _PLATFORMS: nothing to do")
+    elif step == "build":
+        build_target(spec, given)
+    elif step == "verify":
+        verify.verify(spec, candidate_tag(spec.local_name), show=show)
     else:
-        TARGET_STEPS[step](target, given, show)
+        smoke_test.smoke(spec, candidate_tag(spec.local_name))
 
 
 def publish(given: Substitutions, signer: Signer | None = None) -> None:
@@ -269,11 +230,8 @@ def publish(given: Substitutions, signer: Signer | None = None) -> None:
     Nothing is pushed if an image did not pass. The tags and digests are written to the step's output
     (results.buildStepOutputs: https://cloud.google.com/build/docs/api/reference/rest/v1/projects.builds#results).
 
-    Args:
-        signer: who signs.
     Raises:
         UserError: an image did not pass.
-        StepFailed: the registry refuses.
     """
     if not _on_host_network("publish", given):
         given.published.write_text(json.dumps(_push(given, signer)), encoding="utf-8")
@@ -283,30 +241,26 @@ def publish(given: Substitutions, signer: Signer | None = None) -> None:
 
 
 def _push(given: Substitutions, signer: Signer | None) -> dict[str, dict[str, str]]:
-    """Push all images; target -> ``tag`` and ``digest`` of its image, or of its index."""
+    """Push all images, and return target -> ``tag`` and ``digest`` of its image, or of its index."""
     address = registry.check_address(given.registry)
     images = given.images()
     for spec in (one for specs in images.values() for one in specs):
         digest = docker_engine.digest(candidate_tag(spec.local_name))
         state.require(spec.kept, digest, "build", "verify", "smoke", made_by=spec.command("image"))
-    found = {}
+    published = {}
     for target, specs in images.items():
         pushed = _push_target(specs, address, signer)
         logger.info(f"{pushed['tag']} {pushed['digest']}")
-        found[target] = {"tag": str(pushed["tag"]), "digest": str(pushed["digest"])}
+        published[target] = {"tag": str(pushed["tag"]), "digest": str(pushed["digest"])}
         if given.tag:
             repository = Repository(f"{address}/{NAME}", given.context.state)
             repository.tag(repository.existing(pushed["digest"]), f"{target}-{given.tag}")
             logger.info(f"{repository.name}:{target}-{given.tag}")
-    return found
+    return published
 
 
 def _push_target(specs: Sequence[Spec], address: str, signer: Signer | None) -> dict[str, Any]:
-    """Push the candidates of a target, and an index of them if it is made for several platforms.
-
-    Args:
-        specs: the target's, for each platform that was built.
-    """
+    """Push the candidates of a target, and an index of them if it is made for several platforms."""
     candidates = {one.architecture: candidate_tag(one.local_name) for one in specs}
     first = specs[0]
     if len(first.platforms) > 1:
@@ -315,11 +269,7 @@ def _push_target(specs: Sequence[Spec], address: str, signer: Signer | None) -> 
 
 
 def promote(given: Substitutions) -> None:
-    """Move the targets' floating tags to the images that `publish` pushed, if ``given.promote`` is not empty.
-
-    Raises:
-        UserError, StepFailed: see :func:`trainyard.release.promotion.promote`.
-    """
+    """Move the targets' floating tags to the images that `publish` pushed, if ``given.promote`` is not empty."""
     if not given.promote:
         logger.info("_PROMOTE is empty: no tags are moved")
         return
@@ -334,13 +284,10 @@ def promote(given: Substitutions) -> None:
 
 
 def _on_host_network(step: str, given: Substitutions) -> bool:
-    """If the registry is on localhost, run a step in a container on the engine's host network; whether it was.
+    """Run a step in a container on the engine's host network if the registry is on localhost; return whether it was.
 
     `localhost:5000` is the engine's host for a push, but this container for requests of our own. Only local runs use
     such registries, Cloud Build never does.
-
-    Raises:
-        StepFailed: the container failed; its log is printed.
     """
     if not is_loopback(given.registry) or settings.variable(ON_HOST_NETWORK):
         return False
@@ -353,10 +300,9 @@ def _in_container_like_this(command: Sequence[str], what: str, **options: Any) -
     """Run a command in another container of this container's image, with its files; False if this is no container.
 
     Args:
-        what: it does, in the message if it fails.
         options: of :meth:`docker.models.containers.ContainerCollection.run`.
     Raises:
-        StepFailed: the command failed; its log is printed.
+        StepFailed: ``what`` the command does failed; its log is printed.
     """
     try:
         this = docker_engine.client().containers.get(socket.gethostname())

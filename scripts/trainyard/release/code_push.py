@@ -16,10 +16,10 @@ import re
 import shutil
 import tempfile
 import time
-from collections.abc import Collection, Iterable, Iterator, Sequence
-from concurrent.futures import Executor, ThreadPoolExecutor
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import IO, Any
 
@@ -28,9 +28,11 @@ import zstandard
 from trainyard.common.errors import StepFailed, UserError
 from trainyard.image import plan
 from trainyard.oci import image_index
-from trainyard.oci.registry import Manifest, Repository, check_address, sha256
+from trainyard.oci.documents import descriptor, hashed
+from trainyard.oci.registry import Manifest, Repository, check_address
+from trainyard.oci.statements import rfc_3339
 from trainyard.release import pushed_code
-from trainyard.release.pushed_code import Image, Pushed
+from trainyard.release.pushed_code import Image
 from trainyard.spec import lock, model
 from trainyard.spec.model import Spec
 from trainyard.spec.naming import DEVELOPMENT, LABELS, NAME, TAG, UNTESTED
@@ -53,16 +55,12 @@ _CHUNK = 1 << 20
 
 
 def pushed_tag(target: str) -> str:
-    """The tag of the image or image index that was pushed last, from any host: ``<target>.pushed``."""
+    """Return the tag of the image or image index that was pushed last, from any host: ``<target>.pushed``."""
     return f"{target}.pushed"
 
 
 def address(spec: Spec, registry: str | None) -> str:
-    """Where the code is pushed to: the given registry, else the one that the image was pushed to last.
-
-    Raises:
-        UserError: none was given, and the image was never pushed from this host; or it is no address.
-    """
+    """Return the registry that the code is pushed to: the given one, else the last push's, or raise a UserError."""
     known = None if registry else pushes.last(_kept(spec))
     return known.address if known else check_address(registry)
 
@@ -81,47 +79,35 @@ def remember(spec: Spec, repository: Repository, tag: str, digest: str) -> None:
     Raises:
         StepFailed: the registry refuses.
     """
-    found = pushed_code.at_registry(spec, repository, digest)
-    if found is None:
+    pushed = pushed_code.at_registry(spec, repository, digest)
+    if pushed is None:
         raise StepFailed(f"{repository.name} no longer has {digest}, which was just pushed: run 'trainyard push' again")
-    pushes.record(_kept(spec), found.as_push(repository, tag))
-    indexed = found.index is not None
-    stored = repository.existing(digest) if indexed else pushed_code.with_configuration(found.images[0])
+    pushes.record(_kept(spec), replace(pushed, tag=tag))
+    stored = repository.existing(digest)
+    if not pushed.images:
+        stored = pushed_code.with_configuration(Image(pushed), stored)
     # Where tags are immutable, other hosts find the image by its floating tag, or by --image.
     with suppress(UserError):
         repository.tag(stored, pushed_tag(spec.target))
 
 
-def _pushed(spec: Spec, repository: Repository, known: Push | None, version: str | None) -> Pushed:
-    """The image or index whose code is replaced: ``version``, else the one that was pushed last.
-
-    Raises:
-        UserError: there is none, or it is not one of this workspace.
-    """
-    if not version and known:
-        return pushed_code.recorded(known)
+def _pushed(spec: Spec, repository: Repository, version: str | None) -> Push:
+    """Return the image or index whose code is replaced: ``version``, else the last one pushed, or raise a UserError."""
     versions = [version] if version else [pushed_tag(spec.target), spec.target]
-    found = next(filter(None, (pushed_code.at_registry(spec, repository, one) for one in versions)), None)
-    if found is None and version:
+    for name in versions:
+        if pushed := pushed_code.at_registry(spec, repository, name):
+            return pushed
+    if version:
         raise UserError(f"{repository.name} has no {version}")
-    if found is None:
-        raise UserError(
-            f"{repository.name} has no image of {spec.target}: run 'trainyard push --registry "
-            f"{repository.name.rpartition('/')[0]}' first"
-        )
-    return found
+    raise UserError(
+        f"{repository.name} has no image of {spec.target}: run 'trainyard push --registry "
+        f"{repository.name.rpartition('/')[0]}' first"
+    )
 
 
-def _check(spec: model.RepositorySpec, pushed: Pushed, image: Image, repository: Repository) -> None:
-    """Check that an image differs from the one that the workspace would make in its code alone.
-
-    Args:
-        pushed: what ``image`` belongs to.
-
-    Raises:
-        UserError: it does not.
-    """
-    where = f"{repository.name}: {pushed.name}"
+def _check(spec: model.RepositorySpec, pushed: Push, image: Image) -> None:
+    """Raise a :class:`UserError` if an image of ``pushed`` and the workspace's differ in more than their code."""
+    where = f"{pushed.repository}: {pushed.tag}"
     target = image.labels.get(f"{LABELS}.target")
     if target != spec.target:
         raise UserError(f"{where} is an image of '{target}', not of '{spec.target}'")
@@ -143,10 +129,9 @@ def _check(spec: model.RepositorySpec, pushed: Pushed, image: Image, repository:
 
 
 def _check_lock(spec: model.RepositorySpec) -> None:
-    """Check that trainyard.lock was resolved from what the workspace requires now; takes about as long as the uploads.
+    """Raise a :class:`UserError` if trainyard.lock was not resolved from what the workspace requires now.
 
-    Raises:
-        UserError: it was not, or the requirements have a mistake.
+    It takes about as long as the uploads.
     """
     # Not with the others: it is imported while the registry answers.
     from trainyard.image import repository_lock
@@ -158,30 +143,9 @@ def _check_lock(spec: model.RepositorySpec) -> None:
         )
 
 
-class _Counted:
-    """A file that is written to, with the digest and the number of the bytes so far."""
-
-    def __init__(self, stream: IO[bytes]) -> None:
-        self._stream = stream
-        self._hash = hashlib.sha256()
-        self.size = 0
-
-    def write(self, data: bytes) -> int:
-        self._hash.update(data)
-        self.size += len(data)
-        return self._stream.write(data)
-
-    def flush(self) -> None:
-        self._stream.flush()
-
-    @property
-    def digest(self) -> str:
-        return f"sha256:{self._hash.hexdigest()}"
-
-
 @contextmanager
 def _compressor(stream: IO[bytes], media_type: str, size: int) -> Iterator[Any]:
-    """What compresses as the layers of ``media_type`` are.
+    """Yield what compresses as the layers of ``media_type`` are; a :class:`UserError` if that is not one of a layer.
 
     https://github.com/opencontainers/image-spec/blob/main/media-types.md
     """
@@ -198,20 +162,18 @@ def _compressor(stream: IO[bytes], media_type: str, size: int) -> Iterator[Any]:
 
 
 def compress(source: Path, destination: Path, media_type: str) -> dict[str, Any]:
-    """Write a tar as a layer's blob; its descriptor: ``mediaType``, ``digest``, ``size`` in bytes.
-
-    Raises:
-        UserError: ``media_type`` is not that of a layer.
-    """
-    with source.open("rb") as tar, destination.open("wb") as stream:
-        counted = _Counted(stream)
-        with _compressor(counted, media_type, source.stat().st_size) as opened:  # type: ignore[arg-type]
+    """Write a tar as a layer's blob, and return its descriptor: ``mediaType``, ``digest``, ``size`` in bytes."""
+    with source.open("rb") as tar, destination.open("w+b") as stream:
+        with _compressor(stream, media_type, source.stat().st_size) as opened:
             shutil.copyfileobj(tar, opened, _CHUNK)
-    return {"mediaType": media_type, "digest": counted.digest, "size": counted.size}
+        size = stream.tell()
+        stream.seek(0)
+        digest = hashlib.file_digest(stream, "sha256").hexdigest()
+    return {"mediaType": media_type, "digest": f"sha256:{digest}", "size": size}
 
 
 def with_code(image: Image, layer: dict[str, Any], diff_id: str, about: dict[str, str]) -> tuple[Manifest, bytes]:
-    """The manifest and the configuration of ``image`` with other code.
+    """Return the manifest and the configuration of ``image`` with other code.
 
     Args:
         layer: descriptor of the blob with the code.
@@ -226,28 +188,24 @@ def with_code(image: Image, layer: dict[str, Any], diff_id: str, about: dict[str
     config |= {"created": about["created"], "config": settings, "rootfs": rootfs}
     data = json.dumps(config, separators=(",", ":")).encode()
     document = dict(image.document)
-    document["config"] = {
-        "mediaType": image.document["config"]["mediaType"],
-        "digest": sha256(data),
-        "size": len(data),
-    }
+    document["config"] = descriptor(image.document["config"]["mediaType"], data)
     document["layers"] = [*image.document["layers"][:-1], layer]
     if annotations := document.get("annotations"):
         document["annotations"] = annotations | {name: text for name, text in labels.items() if name in annotations}
-    return Manifest.of(document, image.media_type), data
+    return Manifest.of(document, image.push.media_type), data
 
 
 def _commit(workspace: Workspace) -> dict[str, str]:
-    """``created`` and ``revision`` of the new image: the commit's, as of a build.
+    """Return ``created`` and ``revision`` of the new image: the commit's, as of a build.
 
     The same code therefore makes the same digest on every host.
     """
     created = datetime.datetime.fromtimestamp(plan.source_date_epoch(workspace.root), tz=datetime.UTC)
-    return {"created": created.strftime("%Y-%m-%dT%H:%M:%SZ"), "revision": plan.revision(workspace.root)}
+    return {"created": rfc_3339(created), "revision": plan.revision(workspace.root)}
 
 
-def _version(pushed: Pushed, diff_id: str, commit: dict[str, str]) -> str:
-    """``dev-`` and twelve hexadecimal digits that stand for the image below the code, the code, and the commit."""
+def _version(pushed: Push, diff_id: str, commit: dict[str, str]) -> str:
+    """Return ``dev-`` and twelve hexadecimal digits that stand for the image below the code, the code, the commit."""
     text = json.dumps([pushed.digest, diff_id, commit], sort_keys=True)
     return f"{DEVELOPMENT}{hashlib.sha256(text.encode()).hexdigest()[:12]}"
 
@@ -259,17 +217,15 @@ def push(spec: Spec, registry: str, *, image: str | None = None) -> dict[str, An
     of two images takes four more: the configuration and the manifest of the other image, and the index.
 
     Args:
-        spec: of a workspace.
         registry: its ``host[:port]/path``.
         image: tag or digest there of another image or image index of the workspace.
     Returns:
         ``reference`` (by digest), ``tag`` (the reference by tag), ``digest``, ``base`` (the digest of the image or
         index whose code was replaced), ``code`` (diff id), ``files`` (number of files of the code), ``bytes_uploaded``,
-        ``changed`` (whether the image is a new one), ``tested`` (how far it was tested), ``seconds``.
+        ``changed`` (whether the image is a new member), ``tested`` (how far it was tested), ``seconds``.
     Raises:
         UserError: there is no such image, or it differs from the workspace in more than its code; or the code has a
             mistake.
-        StepFailed: the registry cannot be reached or refuses.
     """
     started = time.monotonic()
     spec = spec.repository(f"{spec.target} is a target of the catalogue: --code-only is for a folder with a {FILE}")
@@ -278,117 +234,92 @@ def push(spec: Spec, registry: str, *, image: str | None = None) -> dict[str, An
     with ThreadPoolExecutor(3) as pool, tempfile.TemporaryDirectory(prefix="trainyard-") as folder:
         token, commit = pool.submit(repository.authorize), pool.submit(_commit, workspace := spec.workspace)
         current = pool.submit(_check_lock, spec)
-        found = _pushed(spec, repository, known, image)
-        for one in found.images:
-            _check(spec, found, one, repository)
+        pushed = known or _pushed(spec, repository, image)
+        images = pushed_code.images_of(pushed)
+        for member in images:
+            _check(spec, pushed, member)
         tar = Path(folder) / "code.tar"
         code = code_layer.write(workspace, tar, spec.site)
-        version = _version(found, code.diff_id, commit.result())
+        version = _version(pushed, code.diff_id, commit.result())
         token.result()
         for note in code.notes:
             logger.info(note)
-        facts: dict[str, Any] = {"base": found.digest, "code": code.diff_id, "files": code.files}
-        same = _same(repository, found, code.diff_id, version, known)
+        facts: dict[str, Any] = {"base": pushed.digest, "code": code.diff_id, "files": code.files}
+        same = _same(repository, pushed, images, code.diff_id, version)
         if same is not None:
             if known:
                 # If the code is the image's own again, that is what was pushed last.
                 again = replace(known, code_digest="", code_tag="") if same["digest"] == known.digest else known
                 pushes.record(_kept(spec), again)
-            facts |= {"changed": False, "bytes_uploaded": 0, "seconds": _since(started)}
-            return _named(repository, **same) | facts
-        blobs = _compressed(tar, {one.code_type for one in found.images})
+            facts |= {"changed": False, "bytes_uploaded": 0, "seconds": round(time.monotonic() - started, 2)}
+            return same | facts
+        # One blob for each media type; images of one index usually have the same.
+        types = sorted({member.code_type for member in images})
+        files = {name: tar.with_name(f"code-{number}") for number, name in enumerate(types)}
+        layers = {name: compress(tar, file, name) for name, file in files.items()}
         about = commit.result() | {"version": version}
-        made = [with_code(one, blobs[one.code_type].layer, code.diff_id, about) for one in found.images]
-        _upload(repository, pool, blobs.values(), [config for _, config in made])
-        current.result()
+        made = [with_code(member, layers[member.code_type], code.diff_id, about) for member in images]
+        configurations = [config for _, config in made]
+        sent = [pool.submit(repository.upload, config, hashed(config)) for config in configurations]
+        for name, file in files.items():  # the layers, which are larger, in this thread, which an interrupt reaches
+            with file.open("rb") as stream:
+                repository.upload(stream, layers[name]["digest"])
+        for upload in (*sent, current):
+            upload.result()
         manifests = [manifest for manifest, _ in made]
-        if found.index is not None:
-            manifests.append(_index(spec, found, manifests, version))
-        _put(spec, repository, manifests, version, found)
+        if pushed.images:
+            members = {member.architecture: manifest for member, manifest in zip(images, manifests, strict=True)}
+            manifests.append(image_index.make(members, {TAG: version, f"{LABELS}.target": spec.target}))
+        _put(spec, repository, manifests, version, pushed)
     if not image:
-        known = known or found.as_push(repository)
-        pushes.record(_kept(spec), replace(known, code_digest=manifests[-1].digest, code_tag=version))
-    size = sum(blob.layer["size"] for blob in blobs.values()) + sum(len(config) for _, config in made)
+        pushes.record(_kept(spec), replace(pushed, code_digest=manifests[-1].digest, code_tag=version))
+    size = sum(layer["size"] for layer in layers.values()) + sum(map(len, configurations))
     size += sum(len(manifest.body) for manifest in manifests)
-    facts |= {"changed": True, "bytes_uploaded": size, "seconds": _since(started)}
-    return _named(repository, manifests[-1].digest, version, UNTESTED) | facts
-
-
-@dataclass(frozen=True)
-class _Blob:
-    """A compressed layer: its file, and its descriptor."""
-
-    file: Path
-    layer: dict[str, Any]
-
-
-def _compressed(tar: Path, media_types: Collection[str]) -> dict[str, _Blob]:
-    """The blob of a layer for each media type; images of one index usually have the same."""
-    files = {name: tar.with_name(f"code-{number}") for number, name in enumerate(sorted(media_types))}
-    return {name: _Blob(file, compress(tar, file, name)) for name, file in files.items()}
-
-
-def _upload(repository: Repository, pool: Executor, blobs: Iterable[_Blob], configurations: Iterable[bytes]) -> None:
-    """Store layers and configurations; the layers, which are larger, in this thread, which an interrupt reaches."""
-    sent = [pool.submit(repository.upload, one, sha256(one)) for one in configurations]
-    for blob in blobs:
-        with blob.file.open("rb") as stream:
-            repository.upload(stream, blob.layer["digest"])
-    for one in sent:
-        one.result()
-
-
-def _index(spec: Spec, pushed: Pushed, manifests: Sequence[Manifest], version: str) -> Manifest:
-    """The index of the images with other code."""
-    members = {one.architecture: manifest for one, manifest in zip(pushed.images, manifests, strict=True)}
-    return image_index.make(members, {TAG: version, f"{LABELS}.target": spec.target})
-
-
-def _since(started: float) -> float:
-    return round(time.monotonic() - started, 2)
-
-
-def _named(repository: Repository, digest: str, tag: str, tested: str) -> dict[str, Any]:
-    where = repository.name
-    return {"reference": f"{where}@{digest}", "tag": f"{where}:{tag}", "digest": digest, "tested": tested}
+    facts |= {
+        "changed": True,
+        "bytes_uploaded": size,
+        "seconds": round(time.monotonic() - started, 2),
+        "tested": UNTESTED,
+    }
+    return repository.named(manifests[-1].digest, version) | facts
 
 
 def _same(
-    repository: Repository, pushed: Pushed, diff_id: str, version: str, known: Push | None
-) -> dict[str, str] | None:
-    """``digest``, ``tag`` and ``tested`` of an image at the registry that has this code; None if none is known.
+    repository: Repository, pushed: Push, images: Sequence[Image], diff_id: str, version: str
+) -> dict[str, Any] | None:
+    """Return the references and ``tested`` of an image at the registry that has this code; None if none is known.
 
     Raises:
         UserError: it is the image itself, and the registry no longer has it.
     """
-    if all(one.labels.get(f"{LABELS}.code") == diff_id for one in pushed.images):
+    if all(member.labels.get(f"{LABELS}.code") == diff_id for member in images):
         if not repository.has(pushed.digest):
-            raise _gone(repository, pushed)
-        return {"digest": pushed.digest, "tag": pushed.tag, "tested": pushed.labels.get(f"{LABELS}.tested", "")}
-    if known and known.digest == pushed.digest and known.code_tag == version and repository.has(known.code_digest):
-        return {"digest": known.code_digest, "tag": version, "tested": UNTESTED}
+            raise _gone(pushed)
+        tested = images[0].labels.get(f"{LABELS}.tested", "")
+        return repository.named(pushed.digest, pushed.tag) | {"tested": tested}
+    if pushed.code_tag == version and repository.has(pushed.code_digest):
+        return repository.named(pushed.code_digest, version) | {"tested": UNTESTED}
     return None
 
 
-def _gone(repository: Repository, pushed: Pushed) -> UserError:
-    return UserError(f"{repository.name} no longer has {pushed.name}: run 'trainyard push' again")
+def _gone(pushed: Push) -> UserError:
+    return UserError(f"{pushed.repository} no longer has {pushed.tag}: run 'trainyard push' again")
 
 
-def _put(spec: Spec, repository: Repository, manifests: Sequence[Manifest], tag: str, pushed: Pushed) -> None:
+def _put(spec: Spec, repository: Repository, manifests: Sequence[Manifest], tag: str, pushed: Push) -> None:
     """Store manifests, the last one under a tag and those before, which it names, by their digests.
 
     Raises:
         UserError: the registry no longer has the layers below the code.
-        StepFailed: it refuses for another reason.
     """
     *members, last = manifests
     try:
-        for one in members:
-            repository.put(one, one.digest)
+        for member in members:
+            repository.put(member, member.digest)
         repository.tag(last, tag)
     except StepFailed as error:
         # https://github.com/opencontainers/distribution-spec/blob/main/spec.md#error-codes
         if not re.search(r"blob[ _]unknown", str(error), re.IGNORECASE):
             raise
         pushes.forget(_kept(spec), repository.name)
-        raise _gone(repository, pushed) from None
+        raise _gone(pushed) from None

@@ -23,7 +23,7 @@ SETTINGS = ("Entrypoint", "Cmd", "User", "WorkingDir", "ExposedPorts", "Volumes"
 
 
 def changes(one: dict[str, str], other: dict[str, str]) -> dict[str, Any]:
-    """``added`` and ``removed`` (key -> value), ``changed`` (key -> [before, after]), each sorted by key."""
+    """Return ``added`` and ``removed`` (key -> value), ``changed`` (key -> [before, after]), each sorted by key."""
     return {
         "added": {key: other[key] for key in sorted(other.keys() - one.keys())},
         "removed": {key: one[key] for key in sorted(one.keys() - other.keys())},
@@ -31,12 +31,8 @@ def changes(one: dict[str, str], other: dict[str, str]) -> dict[str, Any]:
     }
 
 
-def _versions(packages: dict[str, InstalledPackage]) -> dict[str, str]:
-    return {name: package.version for name, package in packages.items()}
-
-
 def packages(a: Image, b: Image) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Changes of Python and of Debian packages.
+    """Return changes of Python and of Debian packages.
 
     If the packages of an image are not known, the layers that only one of the two images has are read: the packages of
     common layers are the same.
@@ -57,12 +53,14 @@ def packages(a: Image, b: Image) -> tuple[dict[str, Any], dict[str, Any]]:
                 _read(image, list(image.layers))
             debian = [image.debian() for image in (a, b)]
         pairs = [(a.python(own[a.reference]), b.python(own[b.reference])), (debian[0], debian[1])]
-    python, debs = (changes(_versions(one), _versions(other)) for one, other in pairs)
+    python, debs = (
+        changes(*({name: package.version for name, package in packages.items()} for packages in pair)) for pair in pairs
+    )
     return python, debs
 
 
 def _listed(image: Image) -> tuple[dict[str, InstalledPackage], dict[str, InstalledPackage]] | None:
-    """Python and Debian packages of an image; None if they are not known without reading its layers."""
+    """Return Python and Debian packages of an image; None if they are not known without reading its layers."""
     return (image.python(), image.debian()) if image.repository is None else image.listed
 
 
@@ -75,7 +73,7 @@ def _read(image: Image, wanted: list[LayerSummary]) -> None:
 
 
 def layers(a: Image, b: Image) -> list[dict[str, Any]]:
-    """The layers in rows: ``name``, ``a`` and ``b`` (``stored`` and ``size``; None if there is none), ``same``."""
+    """Return the layers in rows: ``name``, ``a`` and ``b`` (``stored`` and ``size``, or None), ``same``."""
     rows: list[dict[str, Any]] = []
     left = list(a.layers)
     for layer in b.layers:
@@ -95,7 +93,7 @@ def _sizes(layer: LayerSummary | None) -> dict[str, int | None] | None:
 
 
 def download(a: Image, b: Image) -> int:
-    """Bytes that a host with A downloads to get B: the blobs that A lacks, with configuration and manifest.
+    """Return bytes that a host with A downloads to get B: the blobs that A lacks, with configuration and manifest.
 
     The digests of layers are unknown if the engine does not keep blobs; then the uncompressed layers are compared.
     """
@@ -105,7 +103,7 @@ def download(a: Image, b: Image) -> int:
 
 
 def diff(a: Image, b: Image) -> dict[str, Any]:
-    """Everything that differs.
+    """Return everything that differs.
 
     Returns:
         ``a`` and ``b`` (``reference``, ``digest``, ``stored`` in bytes), ``python``, ``debian``, ``labels``,
@@ -127,11 +125,11 @@ def diff(a: Image, b: Image) -> dict[str, Any]:
 
 
 def tables(found: dict[str, Any]) -> list[Table]:
-    """The result for people."""
+    """Return the result for people."""
     shown = []
     for what in ("python", "debian", "labels", "environment", "settings"):
         part = found[what]
-        table = Table(what, *(Column(side, overflow="fold") for side in ("A", "B")))
+        table = Table(what, Column("A", overflow="fold"), Column("B", overflow="fold"))
         for name, value in part["removed"].items():
             table.add_row(name, value, "-", style="red")
         for name, value in part["added"].items():
@@ -145,10 +143,7 @@ def tables(found: dict[str, Any]) -> list[Table]:
         cells = []
         for side in ("a", "b"):
             sizes = row[side]
-            cells += ["-", "-"] if sizes is None else [_cell(sizes["size"]), _cell(sizes["stored"])]
+            size = "" if not sizes or sizes["size"] is None else in_units(sizes["size"])
+            cells += [size, in_units(sizes["stored"])] if sizes else ["-", "-"]
         table.add_row(row["name"], *cells, "the same" if row["same"] else "", style="dim" if row["same"] else None)
     return [*shown, table]
-
-
-def _cell(size: int | None) -> str:
-    return "" if size is None else in_units(size)

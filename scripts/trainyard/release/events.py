@@ -1,4 +1,4 @@
-"""Progress of a target: JSON lines, which `trainyard image --events` writes and `trainyard dev images` reads.
+"""Pass on the progress of a target: JSON lines, which `trainyard image --events` writes and `dev images` reads.
 
 =========  =============================================================================
 event      fields
@@ -23,11 +23,11 @@ Emit = Callable[..., None]
 
 
 def ignore(event: str, **fields: Any) -> None:
-    """The :data:`Emit` of a command whose events no other process reads."""
+    """Emit nothing: the :data:`Emit` of a command whose events no other process reads."""
 
 
 def writer(descriptor: int) -> Emit:
-    """An :data:`Emit` that writes to an open file descriptor."""
+    """Return an :data:`Emit` that writes to an open file descriptor."""
 
     def emit(event: str, **fields: Any) -> None:
         with contextlib.suppress(BrokenPipeError):  # the reader was killed; the build does not depend on it
@@ -37,7 +37,7 @@ def writer(descriptor: int) -> Emit:
 
 
 def read(lines: Iterable[str]) -> Iterator[dict[str, Any]]:
-    """The events in the output of :func:`writer`, without an incomplete one that a killed process left."""
+    """Yield the events in the output of :func:`writer`, without an incomplete one that a killed process left."""
     for line in lines:
         with contextlib.suppress(json.JSONDecodeError):
             found = json.loads(line)

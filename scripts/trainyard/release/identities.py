@@ -1,4 +1,4 @@
-"""Images that are signed by an identity, without a key that is kept: keyless signing, as Sigstore calls it.
+"""Sign images by an identity, without a key that is kept: keyless signing, as Sigstore calls it.
 
 The identity is an OIDC token of the machine that this process runs on. For it, Fulcio issues a certificate that is
 valid for minutes, and the signature is entered into the transparency log Rekor, which proves when it was made. Both are
@@ -19,7 +19,8 @@ from cryptography import x509
 from id import GitHubOidcPermissionCredentialError
 from sigstore.dsse import Statement
 from sigstore.errors import Error
-from sigstore.models import Bundle, ClientTrustConfig
+from sigstore.models import Bundle as SigstoreBundle
+from sigstore.models import ClientTrustConfig
 from sigstore.oidc import IdentityError, IdentityToken, detect_credential
 from sigstore.sign import Signer, SigningContext
 from sigstore.verify import Verifier, policy
@@ -27,8 +28,7 @@ from sigstore.verify import Verifier, policy
 from trainyard.common import settings
 from trainyard.common.context import Context
 from trainyard.common.errors import StepFailed, UserError
-from trainyard.oci.documents import InvalidAnswer
-from trainyard.oci.statements import PLAIN, Opened, read_bundle
+from trainyard.oci.statements import PLAIN, Bundle, Opened, Trust
 
 #: The extension of a certificate with the URL of the issuer
 #: (https://github.com/sigstore/fulcio/blob/main/docs/oid-info.md).
@@ -40,7 +40,7 @@ _MARGIN = datetime.timedelta(minutes=1)
 
 @dataclass(frozen=True)
 class Identity:
-    """Who signs: a name that is unique among those of its issuer, such as the URL of a workflow, or an address."""
+    """Identify who signs by a name that is unique among its issuer's, such as the URL of a workflow, or an address."""
 
     name: str
     issuer: str
@@ -50,11 +50,7 @@ class Identity:
 
 
 def identity_of(certificate: x509.Certificate) -> Identity:
-    """The identity that a certificate of Fulcio names; nothing is verified.
-
-    Raises:
-        ValueError: it names none.
-    """
+    """Return the identity that a certificate of Fulcio names, or raise ValueError; nothing is verified."""
     try:
         (name,) = certificate.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
         extension = certificate.extensions.get_extension_for_oid(_ISSUER).value
@@ -79,10 +75,9 @@ def trust_config(context: Context) -> ClientTrustConfig:
         try:
             return ClientTrustConfig.production(offline=context.offline)
         except Error as error:
-            where = "'--trust-config <file>'"
             raise StepFailed(
                 f"the trust configuration of Sigstore's public instance cannot be fetched: {_line(error)}; "
-                f"{where} names that of another instance"
+                "'--trust-config <file>' names that of another instance"
             ) from error
     with _usable_config(context):
         return ClientTrustConfig.from_json(Path(context.trust_config).read_text(encoding="utf-8"))
@@ -90,69 +85,51 @@ def trust_config(context: Context) -> ClientTrustConfig:
 
 @contextlib.contextmanager
 def _usable_config(context: Context) -> Iterator[None]:
-    """Report that the trust configuration cannot be used.
-
-    Raises:
-        UserError: the part of the program in this context cannot use it.
-    """
+    """Raise a :class:`UserError` if what runs in this context cannot use the trust configuration."""
+    given = f"'--trust-config {context.trust_config}'" if context.trust_config else "Sigstore's public instance"
     try:
         yield
     except OSError as error:
-        raise UserError(f"{_given_config(context)}: {error.strerror}") from None
+        raise UserError(f"{given}: {error.strerror}") from None
     except (Error, ValueError) as error:
-        raise UserError(
-            f"{_given_config(context)}: not a trust configuration that sigstore can use: {_line(error)}"
-        ) from None
-
-
-def _given_config(context: Context) -> str:
-    return f"'--trust-config {context.trust_config}'" if context.trust_config else "Sigstore's public instance"
+        raise UserError(f"{given}: not a trust configuration that sigstore can use: {_line(error)}") from None
 
 
 def _line(error: BaseException) -> str:
-    """What an error and its cause say, in one line: some errors of the library leave it to the cause."""
-    said = [" ".join(str(one).split()) for one in (error, error.__cause__) if one is not None]
+    """Return what an error and its cause say, in one line: some errors of the library leave it to the cause."""
+    said = [" ".join(str(said).split()) for said in (error, error.__cause__) if said is not None]
     return ": ".join(dict.fromkeys(filter(None, said))) or type(error).__name__
 
 
-class TrustedIdentity:
-    """An identity whose signatures count (:class:`trainyard.release.signers.Trust`)."""
+class TrustedIdentity(Trust):
+    """Accept the signatures of an identity that has a certificate of a Sigstore instance."""
 
     def __init__(self, identity: Identity, config: ClientTrustConfig, context: Context) -> None:
-        """Trust ``identity``, if it has a certificate of the Sigstore instance of ``config``.
-
-        Raises:
-            UserError: the configuration cannot be used.
-        """
+        """Trust ``identity``, or raise a :class:`UserError` if the configuration cannot be used."""
         self.identity = identity
         self.how = f"by {identity}"
         with _usable_config(context):
             self._verifier = Verifier(trusted_root=config.trusted_root)
 
-    def open(self, data: bytes) -> Opened:
-        """Return the statement of a bundle, and whether it is signed by the identity."""
+    def _opened(self, bundle: Bundle, data: bytes) -> Opened:
+        if bundle.certificate is None:
+            return Opened(bundle.payload, "signed with a key, not by an identity", foreign=True)
         try:
-            found = read_bundle(data)
-        except InvalidAnswer as error:
-            return Opened(b"", str(error))
-        if found.certificate is None:
-            return Opened(found.payload, "signed with a key, not by an identity", foreign=True)
-        try:
-            signer = identity_of(x509.load_der_x509_certificate(found.certificate))
+            signer = identity_of(x509.load_der_x509_certificate(bundle.certificate))
         except (ValueError, x509.InvalidVersion) as error:
-            return Opened(found.payload, f"its certificate cannot be read: {_line(error)}")
+            return Opened(bundle.payload, f"its certificate cannot be read: {_line(error)}")
         if signer != self.identity:
-            return Opened(found.payload, f"signed by {signer}", foreign=True)
+            return Opened(bundle.payload, f"signed by {signer}", foreign=True)
         demanded = policy.Identity(identity=self.identity.name, issuer=self.identity.issuer)
         try:
-            kind, payload = self._verifier.verify_dsse(Bundle.from_json(data), demanded)
+            kind, payload = self._verifier.verify_dsse(SigstoreBundle.from_json(data), demanded)
         except Exception as error:  # besides its own errors, those of the parsers that the library calls
-            return Opened(found.payload, f"its signature is not valid: {_line(error)}")
+            return Opened(bundle.payload, f"its signature is not valid: {_line(error)}")
         return Opened(payload, "" if kind == PLAIN else f"its type is {kind}")
 
 
 class IdentitySigner:
-    """The identity of this process (:class:`trainyard.release.signers.Signer`)."""
+    """Sign by the identity of this process."""
 
     def __init__(self, context: Context) -> None:
         """Obtain a certificate.
@@ -169,7 +146,7 @@ class IdentitySigner:
         self.trust = TrustedIdentity(identity_of(self._certificate), config, context)
 
     def _certified(self, token: IdentityToken) -> tuple[Signer, x509.Certificate]:
-        """A signer of the library, and its certificate."""
+        """Return a signer of the library, and its certificate."""
         try:
             made = Signer(token, self._context)
             # The only way to learn the identity before signing: which part of a token it is depends on the issuer.
@@ -193,7 +170,7 @@ class IdentitySigner:
 
 
 def _token() -> IdentityToken:
-    """The OIDC token of this process: of ``SIGSTORE_ID_TOKEN``, else of the machine that it runs on.
+    """Return the OIDC token of this process: of ``SIGSTORE_ID_TOKEN``, else of the machine that it runs on.
 
     Raises:
         UserError: there is none, or it is not valid.

@@ -1,4 +1,4 @@
-"""The packages of an image, without reading its layers: by a container of a local image, or the SBOM at a registry."""
+"""List the packages of an image without reading its layers: from a container of it, or by its SBOM at a registry."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 
-import docker.errors
 from packaging.utils import canonicalize_name
 
 from trainyard.common.errors import UserError
@@ -22,10 +21,9 @@ _RELEASES = ("/usr/lib/os-release", "/etc/os-release")
 
 @dataclass(frozen=True)
 class ImagePackages:
-    """The packages of an image.
+    """Hold the packages of an image.
 
     Attributes:
-        reference: how the image was named.
         digest: of the image, not of an index.
         target: by its label; empty if it has none.
         debian: name -> package.
@@ -42,12 +40,12 @@ class ImagePackages:
 
     @property
     def name(self) -> str:
-        """The target, else the reference: what waivers and messages name."""
+        """Return the target, else the reference: what waivers and messages name."""
         return self.target or self.reference
 
     @cached_property
     def python(self) -> Mapping[str, str]:
-        """Canonical name -> version, with its local part, of the Python packages; those of a local image are read once.
+        """Return canonical name -> version, with its local part, of the Python packages; read once of a local image.
 
         Raises:
             StepFailed: the Python of a local image failed.
@@ -62,10 +60,9 @@ class ImagePackages:
 
 
 def of_host(reference: str) -> ImagePackages | None:
-    """The packages of a local image; None if there is no such image, or no engine is running."""
-    try:
-        image = docker_engine.existing_client().images.get(reference)
-    except (docker.errors.DockerException, OSError):
+    """Return the packages of a local image; None if there is no such image, or no engine is running."""
+    image = docker_engine.existing_image(reference)
+    if image is None:
         return None
     files = files_of(image, _STATUS, *_RELEASES)
     texts = {path: content.decode("utf-8", "replace") for path, content in files.items()}
@@ -79,14 +76,12 @@ def of_host(reference: str) -> ImagePackages | None:
 
 
 def find(reference: str) -> ImagePackages:
-    """The packages of a local image, or else of one at a registry by its SBOM.
+    """Return the packages of a local image, or else of one at a registry by its SBOM.
 
     Raises:
         UserError: there is neither, or the image at the registry has no SBOM.
-        StepFailed: the registry refuses.
     """
-    local = of_host(reference)
-    if local:
+    if local := of_host(reference):
         return local
     image = inventory.remote(reference)
     if image.listed is None:

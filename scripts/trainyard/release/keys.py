@@ -1,4 +1,4 @@
-"""Images that are signed with a key, and whose signatures are checked with it.
+"""Sign images with a key, and check signatures with it.
 
 A key is a PEM file (PKCS 8 or SEC 1; EC, RSA or Ed25519). Statements are signed in Sigstore bundles, which ``cosign
 verify --key`` reads. Nothing is sent to a transparency log.
@@ -19,8 +19,7 @@ from securesystemslib.exceptions import VerificationError
 from securesystemslib.signer import CryptoSigner, SSlibKey  # type: ignore[attr-defined]  # no __all__
 
 from trainyard.common.errors import UserError
-from trainyard.oci.documents import InvalidAnswer
-from trainyard.oci.statements import BUNDLE, PLAIN, Opened, read_bundle
+from trainyard.oci.statements import BUNDLE, PLAIN, Bundle, Opened, Trust
 
 #: Curves of EC keys that cosign takes. Each has its digest in Sigstore bundles, SHA-256, SHA-384 and SHA-512
 #: (https://github.com/sigstore/architecture-docs/blob/main/algorithm-registry.md).
@@ -29,6 +28,9 @@ CURVES = ("secp256r1", "secp384r1", "secp521r1")
 #: Least bits of RSA keys, to sign and to trust: table 2 of
 #: https://nvlpubs.nist.gov/nistpubs/SpecialPublications/NIST.SP.800-131Ar2.pdf
 RSA_BITS = 2048
+
+#: What a message about a key of another kind says.
+_KINDS = "cosign takes EC, RSA and Ed25519 keys"
 
 PrivateKey = ec.EllipticCurvePrivateKey | rsa.RSAPrivateKey | ed25519.Ed25519PrivateKey
 PublicKey = ec.EllipticCurvePublicKey | rsa.RSAPublicKey | ed25519.Ed25519PublicKey
@@ -40,25 +42,22 @@ def private_key(path: Path, password: str | None) -> PrivateKey:
     Raises:
         UserError: there is none, it is of another kind, or the password does not decrypt it.
     """
-    data = _pem(path, "COSIGN_KEY")
+    given = f"COSIGN_KEY={path}"
+    data = _pem(path, given)
     if b"ENCRYPTED SIGSTORE PRIVATE KEY" in data or b"ENCRYPTED COSIGN PRIVATE KEY" in data:
         raise UserError(
-            f"COSIGN_KEY={path}: encrypted in cosign's format, which only cosign can decrypt: sign with "
+            f"{given}: encrypted in cosign's format, which only cosign can decrypt: sign with "
             f"'cosign sign --key {path} <image by digest>', or give a PKCS 8 key"
         )
     try:
         key = serialization.load_pem_private_key(data, password.encode() if password else None)
     except TypeError:
-        raise UserError(
-            f"COSIGN_KEY={path}: COSIGN_PASSWORD must be given if and only if the key is encrypted"
-        ) from None
+        raise UserError(f"{given}: COSIGN_PASSWORD must be given if and only if the key is encrypted") from None
     except ValueError:
-        raise UserError(
-            f"COSIGN_KEY={path}: not a private key in PEM form, or not decrypted by COSIGN_PASSWORD"
-        ) from None
+        raise UserError(f"{given}: not a private key in PEM form, or not decrypted by COSIGN_PASSWORD") from None
     if not isinstance(key, PrivateKey):
-        raise UserError(f"COSIGN_KEY={path}: cosign takes EC, RSA and Ed25519 keys")
-    _check_strength(key, f"COSIGN_KEY={path}")
+        raise UserError(f"{given}: {_KINDS}")
+    _check_strength(key, given)
     return key
 
 
@@ -68,13 +67,14 @@ def public_key(path: Path) -> PublicKey:
     Raises:
         UserError: there is none, or it is of another kind.
     """
+    given = f"COSIGN_PUB={path}"
     try:
-        key = serialization.load_pem_public_key(_pem(path, "COSIGN_PUB"))
+        key = serialization.load_pem_public_key(_pem(path, given))
     except ValueError:
-        raise UserError(f"COSIGN_PUB={path}: not a public key in PEM form: 'openssl pkey -in <key> -pubout'") from None
+        raise UserError(f"{given}: not a public key in PEM form: 'openssl pkey -in <key> -pubout'") from None
     if not isinstance(key, PublicKey):
-        raise UserError(f"COSIGN_PUB={path}: cosign takes EC, RSA and Ed25519 keys")
-    _check_strength(key, f"COSIGN_PUB={path}")
+        raise UserError(f"{given}: {_KINDS}")
+    _check_strength(key, given)
     return key
 
 
@@ -86,16 +86,16 @@ def _check_strength(key: PrivateKey | PublicKey, given: str) -> None:
         raise UserError(f"{given}: an RSA key of {key.key_size} bits can be broken: make one of {RSA_BITS} or more")
 
 
-def _pem(path: Path, variable: str) -> bytes:
+def _pem(path: Path, given: str) -> bytes:
     try:
         return path.read_bytes()
     except OSError as error:
-        raise UserError(f"{variable}={path}: {error.strerror}") from None
+        raise UserError(f"{given}: {error.strerror}") from None
 
 
 @dataclass(frozen=True)
-class TrustedKey:
-    """A public key whose signatures count (:class:`trainyard.release.signers.Trust`)."""
+class TrustedKey(Trust):
+    """Accept the signatures of a key, by its public key."""
 
     key: PublicKey
     how: str = "with this key"
@@ -111,29 +111,24 @@ class TrustedKey:
         scheme = "rsa-pkcs1v15-sha256" if isinstance(self.key, rsa.RSAPublicKey) else None
         return SSlibKey.from_crypto(self.key, self.hint, scheme)
 
-    def open(self, data: bytes) -> Opened:
-        """Return the statement of a bundle, and whether it is signed with the key."""
-        try:
-            found = read_bundle(data)
-        except InvalidAnswer as error:
-            return Opened(b"", str(error))
-        if found.key_hint is None:
-            return Opened(found.payload, "signed by an identity, not with a key", foreign=True)
-        if found.key_hint != self.hint:
-            return Opened(found.payload, "signed with another key", foreign=True)
+    def _opened(self, bundle: Bundle, data: bytes) -> Opened:
+        if bundle.key_hint is None:
+            return Opened(bundle.payload, "signed by an identity, not with a key", foreign=True)
+        if bundle.key_hint != self.hint:
+            return Opened(bundle.payload, "signed with another key", foreign=True)
         # The bundle names the key; cosign does not repeat the name in the envelope.
-        (signature,) = found.envelope["signatures"]
+        (signature,) = bundle.envelope["signatures"]
         try:
-            envelope = Envelope.from_dict(found.envelope | {"signatures": [signature | {"keyid": self.hint}]})
+            envelope = Envelope.from_dict(bundle.envelope | {"signatures": [signature | {"keyid": self.hint}]})
             envelope.verify([self.named()], threshold=1)
         except (VerificationError, ValueError):
-            return Opened(found.payload, "its signature does not match its content: one of them was changed")
+            return Opened(bundle.payload, "its signature does not match its content: one of them was changed")
         return Opened(envelope.payload)
 
 
 @dataclass(frozen=True)
 class KeySigner:
-    """A private key (:class:`trainyard.release.signers.Signer`)."""
+    """Sign with a private key."""
 
     key: PrivateKey
 

@@ -1,4 +1,4 @@
-"""OpenVEX documents: what waivers of advisories say about images, for programs that scan them.
+"""Write OpenVEX documents: what waivers of advisories say about images, for programs that scan them.
 
 https://github.com/openvex/spec/blob/main/OPENVEX-SPEC.md. A waiver accepts a vulnerability until a date, so its status
 is ``affected``, with its reason as the action statement; with a justification it is ``not_affected``. The same images,
@@ -18,6 +18,7 @@ from packageurl import PackageURL
 
 from trainyard import __version__
 from trainyard.lint.waivers import Waiver
+from trainyard.oci.statements import rfc_3339
 from trainyard.release.image_packages import ImagePackages
 from trainyard.release.vulnerabilities import Vulnerability, public_version, waiver_of
 from trainyard.spec.naming import NAME
@@ -34,7 +35,7 @@ def _component(purl: str) -> dict[str, Any]:
 
 
 def _product(image: ImagePackages, packages: Iterable[PackageURL]) -> dict[str, Any]:
-    """An image, and the packages in it that have the vulnerability."""
+    """Return an image, and the packages in it that have the vulnerability."""
     purl = PackageURL("oci", name=NAME.rsplit("/", 1)[-1], version=image.digest).to_string()
     return _component(purl) | {
         "hashes": {"sha-256": image.digest.removeprefix("sha256:")},
@@ -51,14 +52,14 @@ def _status(waiver: Waiver) -> dict[str, str]:
 
 
 def _vulnerability(found: Vulnerability) -> dict[str, Any]:
-    """Its CVE is the name, which scanners look for first; its other ids are aliases."""
-    name = next((one for one in found.names if one.startswith("CVE-")), found.names[0])
+    """Return a vulnerability by its CVE, which scanners look for first; its other ids are aliases."""
+    name = next((name for name in found.names if name.startswith("CVE-")), found.names[0])
     aliases = sorted(set(found.names) - {name})
     return {"name": name} | ({"aliases": aliases} if aliases else {})
 
 
 def _packages(image: ImagePackages, found: Vulnerability) -> list[PackageURL]:
-    """The packages of an image that have a vulnerability; none if the image has another version."""
+    """Return the packages of an image that have a vulnerability; none if the image has another version."""
     if found.kind == "debian":
         return [
             PackageURL("deb", "debian", package.name, package.version, {"arch": package.architecture})
@@ -79,7 +80,7 @@ def document(
     issued: datetime.datetime,
     today: datetime.date,
 ) -> str | None:
-    """The document about the waived vulnerabilities of images; None if no waiver that is valid is about one of them.
+    """Return the document about the waived vulnerabilities of images; None if no valid waiver is about one of them.
 
     Args:
         known: all waivers; expired ones are left out.
@@ -100,7 +101,7 @@ def document(
     statements.sort(key=lambda statement: json.dumps(statement, sort_keys=True))
     contents = {
         "author": ", ".join(sorted(owners)),
-        "timestamp": issued.astimezone(datetime.UTC).strftime("%Y-%m-%dT%H:%M:%SZ"),
+        "timestamp": rfc_3339(issued),
         "version": 1,
         "tooling": f"trainyard {__version__}",
         "statements": statements,

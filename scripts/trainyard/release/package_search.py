@@ -1,4 +1,4 @@
-"""Which images at a registry have a package, by the SBOMs that ``trainyard push`` attached to them.
+"""Find the images at a registry that have a package, by the SBOMs that ``trainyard push`` attached to them.
 
 No image is pulled: tags, manifests and SBOMs are fetched, many at a time, and the configuration of each image that has
 the package.
@@ -32,14 +32,13 @@ _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9.+_-]*")
 #: What a Debian version consists of (Debian Policy 5.6.12).
 _DEBIAN_VERSION = re.compile(r"==\s*([0-9][A-Za-z0-9.+~:-]*)")
 
-
 #: Media types of the configurations of images.
 _CONFIGURATIONS = ("application/vnd.oci.image.config.v1+json", "application/vnd.docker.container.image.v1+json")
 
 
 @dataclass(frozen=True)
 class Query:
-    """A package, and the versions that are looked for.
+    """Name a package, and the versions that are looked for.
 
     Attributes:
         name: of a Python or Debian package.
@@ -52,11 +51,7 @@ class Query:
 
     @classmethod
     def parse(cls, text: str) -> Query:
-        """The query that ``PACKAGE`` and version specifiers are.
-
-        Raises:
-            UserError: they are not.
-        """
+        """Return the query that ``PACKAGE`` and version specifiers are, or raise a :class:`UserError`."""
         name = _NAME.match(text)
         query = cls(name[0], text[name.end() :].strip()) if name else None
         if query is None or (query.versions and query.specifiers is None and query.debian_version is None):
@@ -66,7 +61,7 @@ class Query:
 
     @cached_property
     def specifiers(self) -> SpecifierSet | None:
-        """The versions of a Python package; None for versions that only Debian packages have."""
+        """Return the versions of a Python package; None for versions that only Debian packages have."""
         try:
             return SpecifierSet(self.versions, prereleases=True)
         except InvalidSpecifier:
@@ -74,24 +69,24 @@ class Query:
 
     @property
     def debian_version(self) -> str | None:
-        """The only version of a Debian package; None for any version, and for a range."""
+        """Return the only version of a Debian package; None for any version, and for a range."""
         exact = _DEBIAN_VERSION.fullmatch(self.versions)
         return exact[1] if exact else None
 
     @property
     def is_range(self) -> bool:
-        """Whether it has versions that Debian packages cannot be compared with."""
+        """Return whether it has versions that Debian packages cannot be compared with."""
         return bool(self.versions) and self.debian_version is None
 
     def takes_python(self, version: str) -> bool:
-        """Whether a Python package of the name has a version that is looked for."""
+        """Return whether a Python package of the name has a version that is looked for."""
         try:
             return self.specifiers is not None and self.specifiers.contains(Version(version))
         except InvalidVersion:
             return self.versions in ("", f"==={version}")
 
     def takes_debian(self, version: str) -> bool:
-        """Whether a Debian package of the name has a version that is looked for."""
+        """Return whether a Debian package of the name has a version that is looked for."""
         return not self.is_range and self.debian_version in (None, version)
 
     def __str__(self) -> str:
@@ -100,7 +95,7 @@ class Query:
 
 @dataclass
 class StoredImage:
-    """An image at a registry, and how it can be referred to there.
+    """Describe an image at a registry, and how it can be referred to there.
 
     Attributes:
         immutable, floating: its tags, and those of the indexes that it is in.
@@ -122,14 +117,14 @@ class StoredImage:
 
     @property
     def shown(self) -> str:
-        """Its digest in short, and a tag if it has one."""
+        """Return its digest in short, and a tag if it has one."""
         tag = next(iter(self.immutable + self.floating), "no tag")
         return f"{self.digest[:19] or 'unknown'} ({tag})"
 
 
 @dataclass(frozen=True)
 class Layer:
-    """The layer with a package: its blob and its name, which is empty if the SBOM does not list layers."""
+    """Name the layer with a package: its blob and its name, which is empty if the SBOM does not list layers."""
 
     digest: str
     diff_id: str
@@ -138,7 +133,7 @@ class Layer:
 
 @dataclass(frozen=True)
 class Match:
-    """A package of an image; ``kind`` is ``python`` or ``debian``, ``layer`` None if the SBOM does not name it."""
+    """Hold a package of an image; ``kind`` is ``python`` or ``debian``, ``layer`` None if the SBOM does not name it."""
 
     image: StoredImage
     kind: str
@@ -149,7 +144,7 @@ class Match:
 
 @dataclass(frozen=True)
 class Answer:
-    """The result of a search.
+    """Hold the result of a search.
 
     Attributes:
         repository: ``host[:port]/path`` that was searched.
@@ -168,11 +163,11 @@ class Answer:
 
     @property
     def digests(self) -> list[str]:
-        """The digests of the images that have the package."""
+        """Return the digests of the images that have the package."""
         return list(dict.fromkeys(match.image.digest for match in self.matches))
 
     def as_dict(self) -> dict[str, Any]:
-        """The answer as JSON has it."""
+        """Return the answer as JSON has it."""
         return {
             "query": str(self.query),
             "repository": self.repository,
@@ -184,14 +179,14 @@ class Answer:
 
 
 def _is_image(document: dict[str, Any]) -> bool:
-    """Whether a manifest is of an image, not of another artifact such as a Helm chart."""
+    """Return whether a manifest is of an image, not of another artifact such as a Helm chart."""
     kind = str((document.get("config") or {}).get("mediaType"))
     return kind in _CONFIGURATIONS and not document.get("artifactType") and not document.get("subject")
 
 
 @dataclass(frozen=True)
 class _Result:
-    """What an image has: matches, or why it is not covered, or a Debian package that was not compared."""
+    """Hold what an image has: matches, or why it is not covered, or a Debian package that was not compared."""
 
     matches: tuple[Match, ...] = ()
     not_covered: str = ""
@@ -199,7 +194,7 @@ class _Result:
 
 
 class _Search:
-    """One search of a repository, with :data:`MAX_CONNECTIONS` requests at a time."""
+    """Search a repository once, with :data:`MAX_CONNECTIONS` requests at a time."""
 
     def __init__(self, repository: Repository, query: Query, pool: ThreadPoolExecutor) -> None:
         self.repository, self.query, self._pool = repository, query, pool
@@ -216,22 +211,15 @@ class _Search:
             return None
 
     def _fetch(self, versions: Iterable[str]) -> dict[str, Manifest]:
-        """Tag or digest -> manifest, without those that the registry no longer has."""
+        """Return tag or digest -> manifest, without those that the registry no longer has."""
         wanted = list(versions)
-        found = {
-            version: manifest
-            for version, manifest in zip(wanted, self._pool.map(self._manifest, wanted), strict=True)
-            if manifest is not None
-        }
-        self._manifests |= {manifest.digest: manifest for manifest in found.values()}
-        return found
+        pairs = zip(wanted, self._pool.map(self._manifest, wanted), strict=True)
+        manifests = {version: manifest for version, manifest in pairs if manifest is not None}
+        self._manifests |= {manifest.digest: manifest for manifest in manifests.values()}
+        return manifests
 
     def list_images(self) -> None:
-        """Find the images of all tags and referrers.
-
-        Raises:
-            UserError: the repository has no image.
-        """
+        """Find the images of all tags and referrers, or raise a :class:`UserError` if there is none."""
         tags = self.repository.tags()
         for tag, manifest in self._fetch(tag for tag in tags if not referrers.subject_of(tag)).items():
             self._add(manifest, tag)
@@ -241,8 +229,9 @@ class _Search:
             self._add(manifest)
         self._resolve_indexes()
         if not self.images and not self.invalid:
-            given = "'--registry'"
-            raise UserError(f"{self.repository.name} has no image: check {given}, as it was given to 'trainyard push'")
+            raise UserError(
+                f"{self.repository.name} has no image: check '--registry', as it was given to 'trainyard push'"
+            )
 
     def _add(self, manifest: Manifest, tag: str = "") -> None:
         document = manifest.document
@@ -268,7 +257,7 @@ class _Search:
                     image.add_tag(tag)
 
     def results(self) -> list[tuple[StoredImage, _Result]]:
-        """What each image has."""
+        """Return what each image has."""
         images = list(self.images.values())
         return list(zip(images, self._pool.map(self._result, images), strict=True))
 
@@ -295,16 +284,14 @@ class _Search:
     def _located(
         self, image: StoredImage, wanted: dict[str, InstalledPackage], names: dict[str, str]
     ) -> tuple[Match, ...]:
-        """The matches of an image with their layers, and its platform."""
+        """Return the matches of an image with their layers, and note its platform."""
         manifest = self._manifests[image.digest]
         config = self.repository.config(manifest)
         image.platform = f"{config.get('os')}/{config.get('architecture')}"
         diff_ids = (config.get("rootfs") or {}).get("diff_ids") or []
         blobs = [str(layer["digest"]) for layer in manifest.document["layers"]]
-        layers = {
-            diff_id: Layer(blob, diff_id, names.get(diff_id, ""))
-            for diff_id, blob in zip(diff_ids, blobs, strict=False)
-        }
+        pairs = zip(diff_ids, blobs, strict=False)
+        layers = {diff_id: Layer(blob, diff_id, names.get(diff_id, "")) for diff_id, blob in pairs}
         return tuple(
             Match(image, kind, package.name, package.version, layers.get(package.layer))
             for kind, package in wanted.items()
@@ -312,20 +299,19 @@ class _Search:
 
 
 def search(repository: Repository, query: Query) -> Answer:
-    """The images of a repository that have a package.
+    """Return the images of a repository that have a package.
 
     Raises:
         UserError: the repository has no image; or only Debian packages have the name, and a range was given.
-        StepFailed: the registry cannot be reached or refuses.
     """
     with ThreadPoolExecutor(MAX_CONNECTIONS) as pool:
-        one = _Search(repository, query, pool)
-        one.list_images()
-        results = one.results()
+        running = _Search(repository, query, pool)
+        running.list_images()
+        results = running.results()
     matches = [match for _, result in results for match in result.matches]
     not_covered = [(image, result.not_covered) for image, result in results if result.not_covered]
-    for version, reason in one.invalid.items():
-        if version not in one.images:
+    for version, reason in running.invalid.items():
+        if version not in running.images:
             image = StoredImage(version if ":" in version else "")
             if ":" not in version:
                 image.add_tag(version)
@@ -340,15 +326,15 @@ def search(repository: Repository, query: Query) -> Answer:
 
 
 def table(answer: Answer) -> Table:
-    """The matches, for people."""
-    found = Table("digest", "platform", "package", "layer", Column("tags", overflow="fold"))
+    """Return the matches for people."""
+    shown = Table("digest", "platform", "package", "layer", Column("tags", overflow="fold"))
     for match in answer.matches:
         layer = match.layer
-        found.add_row(
+        shown.add_row(
             match.image.digest[:19],
             match.image.platform,
             f"{match.package} {match.version}",
             (layer.name or layer.digest[:19]) if layer else "-",
             "\n".join(match.image.immutable + match.image.floating) or "-",
         )
-    return found
+    return shown

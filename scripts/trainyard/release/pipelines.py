@@ -1,4 +1,4 @@
-"""Pipelines that build all targets on Cloud Build and GitHub Actions, rendered from the specs by `make render`."""
+"""Describe the pipelines that build all targets on Cloud Build and GitHub Actions, for `make render`."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from trainyard.spec.model import Spec, each_platform
 
 @dataclass(frozen=True)
 class Schedule:
-    """When a pipeline runs, and the generated files that define it.
+    """Name a pipeline and the generated files that define it.
 
     Attributes:
         promote: whether the pipeline moves the floating tags to the images that it published.
@@ -50,7 +50,7 @@ NIGHTLY = Schedule(
 
 @dataclass(frozen=True)
 class Limit:
-    """A time limit in seconds, and the measurement that it is derived from."""
+    """Give a time limit in seconds, and the measurement that it is derived from."""
 
     seconds: int
     measured: str
@@ -101,14 +101,14 @@ ACTIONS = {
 
 
 def schedule_of(spec: Spec) -> Schedule | None:
-    """The schedule of a target; None for one that only takes the place of another, which is never promoted."""
+    """Return the schedule of a target; None for one that only takes the place of another, which is never promoted."""
     if spec.fallback_for:
         return None
     return NIGHTLY if spec.nightly else PUSHED
 
 
 def disk(specs: list[Spec]) -> int:
-    """Disk size in GB for building ``specs`` on one machine: at least 100, which is included in the price.
+    """Return the disk size in GB for building ``specs`` on one machine: at least 100, which is included in the price.
 
     An image needs three times its size (:data:`DISK`).
     """
@@ -117,7 +117,7 @@ def disk(specs: list[Spec]) -> int:
 
 
 def _image(spec: Spec) -> dict[str, Any]:
-    """What the templates say about the image of a target for one of its platforms."""
+    """Return what the templates say about the image of a target for one of its platforms."""
     emulated = spec.architecture != MACHINE
     return {
         "target": spec.target,
@@ -134,12 +134,12 @@ def _image(spec: Spec) -> dict[str, Any]:
 
 
 def _output(spec: Spec) -> str:
-    """Name of the output of the workflow's job ``image`` that has the digest of an image."""
-    return f"{spec.target}-{spec.arch}".replace(".", "_")  # an output's name may have no dots
+    """Return the name of the output of the workflow's job ``image`` that has the digest of an image, without dots."""
+    return f"{spec.target}-{spec.arch}".replace(".", "_")
 
 
 def variables(schedule: Schedule, specs: list[Spec]) -> dict[str, Any]:
-    """Variables of the templates of a schedule."""
+    """Return the variables of the templates of a schedule."""
     images = [_image(one) for spec in specs for one in each_platform(spec)]
     emulated = any(image["emulated"] for image in images)
     timeout = EMULATED_TIMEOUT if emulated else TIMEOUT
@@ -168,14 +168,12 @@ def variables(schedule: Schedule, specs: list[Spec]) -> dict[str, Any]:
 
 
 def rendered(specs: list[Spec]) -> dict[Path, tuple[str, dict[str, Any]]]:
-    """Path of every generated file -> name and variables of its template."""
-    found = {}
+    """Return path of every generated file -> name and variables of its template."""
+    files = {}
     for schedule in (PUSHED, NIGHTLY):
-        mine = [spec for spec in specs if schedule_of(spec) is schedule]
-        if not mine:
-            continue
-        values = variables(schedule, mine)
-        found[schedule.build] = ("cloudbuild.yaml.j2", values)
-        found[schedule.trigger] = ("cloudbuild-trigger.yaml.j2", values)
-        found[schedule.workflow] = ("cloudbuild-workflow.yml.j2", values)
-    return found
+        if mine := [spec for spec in specs if schedule_of(spec) is schedule]:
+            values = variables(schedule, mine)
+            files[schedule.build] = ("cloudbuild.yaml.j2", values)
+            files[schedule.trigger] = ("cloudbuild-trigger.yaml.j2", values)
+            files[schedule.workflow] = ("cloudbuild-workflow.yml.j2", values)
+    return files

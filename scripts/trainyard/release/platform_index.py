@@ -1,4 +1,4 @@
-"""The index of a target's images: one reference for all platforms.
+"""Make the index of a target's images: one reference for all platforms.
 
 Each image of a target with several platforms has a tag that ends with its architecture. The index has the tag without
 it: ``<target>-<version>-<day>-<hash>``, where the hash follows from the tags of the images. What is promoted, rolled
@@ -14,8 +14,9 @@ from pathlib import Path
 
 from trainyard.common.context import Context
 from trainyard.common.errors import UserError
-from trainyard.image.local_images import digest_of
 from trainyard.oci import docker_engine, image_index, inventory
+from trainyard.oci.docker_engine import digest_of
+from trainyard.oci.documents import labels_in
 from trainyard.oci.registry import Manifest, Repository, check_address
 from trainyard.release import claims
 from trainyard.spec import state
@@ -26,49 +27,43 @@ from trainyard.spec.naming import DEVELOPMENT, LABELS, NAME, TAG, UNTESTED
 
 @dataclass(frozen=True)
 class PlatformIndex:
-    """An index as it is, or will be, at a registry; ``tag``: its immutable tag."""
+    """Hold an index as it is, or will be, at a registry; ``tag``: its immutable tag."""
 
     manifest: Manifest
     tag: str
 
 
 def passed_here(kept: Path, digest: str) -> bool:
-    """Return whether a digest passed verify and smoke on this host.
-
-    Args:
-        kept: :attr:`trainyard.spec.model.Spec.kept` of its target and platform.
-    """
+    """Return whether a digest passed verify and smoke here; ``kept``: ``Spec.kept`` of its target and platform."""
     results = (state.recall(kept, "verify", digest), state.recall(kept, "smoke", digest))
     return all(result and result["passed"] for result in results)
 
 
 def images_of_host(spec: Spec) -> dict[Architecture, str]:
-    """The digests of the images of a target that passed on this host."""
-    found = {}
+    """Return the digests of the images of a target that passed on this host."""
+    digests = {}
     for one in each_platform(spec):
         digest = digest_of(f"{NAME}:{one.local_name}")
         if digest and passed_here(one.kept, digest):
-            found[one.architecture] = digest
-    return found
+            digests[one.architecture] = digest
+    return digests
 
 
 def labels_of(repository: Repository, manifest: Manifest) -> dict[str, str]:
-    """The labels of an image at a registry."""
-    return dict((repository.config(manifest).get("config") or {}).get("Labels") or {})
+    """Return the labels of an image at a registry; of an index, those of its first image."""
+    return labels_in(repository.config(next(iter(image_index.members(repository, manifest).values()))))
 
 
 def check_same(repository: Repository, members: Mapping[str, Manifest]) -> dict[str, str]:
-    """The labels of an image or of the first of an index, whose images must be of one target and one version.
+    """Return the labels of an image or of the first of an index, ``members``: platform -> manifest.
 
-    Args:
-        members: platform -> manifest.
     Raises:
-        UserError: two of them differ, or one is for another platform than the index says.
+        UserError: two are not of one target and one version, or one is for another platform than the index says.
     """
     first: dict[str, str] = {}
     for platform, manifest in members.items():
         config = repository.config(manifest)
-        labels = dict((config.get("config") or {}).get("Labels") or {})
+        labels = labels_in(config)
         own = f"{config.get('os')}/{config.get('architecture')}"
         if own != "/".join(platform.split("/")[:2]):  # a variant is not in every configuration
             raise UserError(
@@ -86,11 +81,8 @@ def check_same(repository: Repository, members: Mapping[str, Manifest]) -> dict[
 
 
 def check_passed(spec: Spec, repository: Repository, version: str, members: Mapping[str, Manifest]) -> None:
-    """Check that what is at a registry is of ``spec`` and passed verify and smoke.
+    """Check that an image or index, whose tag or digest is ``version``, is of ``spec`` and passed verify and smoke.
 
-    Args:
-        version: its tag or digest.
-        members: platform -> manifest: one, or those of an index.
     Raises:
         UserError: it is of another target, it was never tested, one of its images did not pass, or see
             :func:`check_same`.
@@ -115,20 +107,19 @@ def check_passed(spec: Spec, repository: Repository, version: str, members: Mapp
 
 
 def images_at(spec: Spec, repository: Repository, versions: Sequence[str]) -> dict[Architecture, str]:
-    """The digests of images of a target at a registry, which may have been built and pushed on several hosts.
+    """Return the digests of images of a target at a registry, which may have been built and pushed on several hosts.
 
     Args:
         versions: their tags or digests; of an index, all its images count.
     Raises:
         UserError: none is given, the registry lacks one of them, two of them are for one platform, one is for a
             platform that the target is not made for, or see :func:`check_passed`.
-        StepFailed: the registry refuses.
     """
     if not versions:
         raise UserError(
             f"no image of {spec.target} to make an index of: give the tags or digests that were pushed with '--images'"
         )
-    found: dict[Architecture, str] = {}
+    digests: dict[Architecture, str] = {}
     for version in versions:
         manifest = repository.manifest(version)
         if manifest is None:
@@ -141,21 +132,14 @@ def images_at(spec: Spec, repository: Repository, versions: Sequence[str]) -> di
                     f"{version} at {repository.name} is for {platform}, and {spec.target} is made for "
                     f"{', '.join(spec.platforms)} ('platforms' of its spec)"
                 )
-            other = found.setdefault(PLATFORMS[platform], member.digest)
+            other = digests.setdefault(PLATFORMS[platform], member.digest)
             if other != member.digest:
                 raise UserError(f"{other[:19]} and {member.digest[:19]} are both for {platform}: give one of them")
-    return found
+    return digests
 
 
 def make(repository: Repository, digests: Mapping[Architecture, str]) -> PlatformIndex:
-    """The index of images that are at a registry.
-
-    Args:
-        digests: of the images there.
-    Raises:
-        UserError: they are not of one target and version.
-        StepFailed: the registry lacks one of them, or refuses.
-    """
+    """Return the index of images of one target and version that are at a registry; see :func:`check_same`."""
     manifests = {architecture: repository.existing(digest) for architecture, digest in digests.items()}
     members = {architecture.platform: manifest for architecture, manifest in manifests.items()}
     labels = check_same(repository, members)
@@ -166,7 +150,7 @@ def make(repository: Repository, digests: Mapping[Architecture, str]) -> Platfor
 
 
 def index_tag(tags: Mapping[Architecture, str]) -> str:
-    """The immutable tag of an index, from those of its images: the day is that of the newest."""
+    """Return the immutable tag of an index, from those of its images: the day is that of the newest."""
     parts = [tag.removesuffix(f"-{architecture.name}").rsplit("-", 2) for architecture, tag in tags.items()]
     version, day = parts[0][0], max(part[1] for part in parts)
     digest = hashlib.sha256("\n".join(sorted(tags.values())).encode())
@@ -174,7 +158,7 @@ def index_tag(tags: Mapping[Architecture, str]) -> str:
 
 
 def version_of_host(spec: Spec, repository: Repository) -> str:
-    """The digest of this host's image, or of the index of its images if the target has several platforms.
+    """Return the digest of this host's image, or of the index of its images if the target has several platforms.
 
     Raises:
         UserError: there is no image that passed.
@@ -192,13 +176,10 @@ def image_to_sign(
     """Return the repository and the manifest of an image at a registry.
 
     Args:
-        context: of the command.
-        target: whose local image was pushed to ``address``.
-        address: ``host[:port]/path`` of the registry.
+        target: whose local image was pushed to ``address``, ``host[:port]/path``.
         image: reference of an image at a registry, instead of the two.
     Raises:
         UserError: there is no such image, here or at the registry.
-        StepFailed: the registry cannot be reached or refuses.
     """
     if image:
         repository, version = inventory.at_registry(image)

@@ -1,4 +1,4 @@
-"""What the claims about an image say: the predicates of in-toto statements.
+"""Write what the claims about an image say: the predicates of in-toto statements.
 
 https://github.com/in-toto/attestation/blob/main/spec/v1/statement.md
 """
@@ -47,6 +47,16 @@ VERIFIER, POLICY = "https://trainyard.io/promote@v1", "https://trainyard.io/poli
 #: (https://github.com/moby/buildkit/blob/master/docs/attestations/slsa-definitions.md).
 _BUILD_TYPE = "https://github.com/moby/buildkit/blob/master/docs/attestations/slsa-definitions.md"
 
+#: Metadata of provenance in version 0.2 -> its name in version 1.
+_METADATA = {
+    "buildInvocationID": "invocationId",
+    "buildStartedOn": "startedOn",
+    "buildFinishedOn": "finishedOn",
+    "https://mobyproject.org/buildkit@v1#metadata": "buildkit_metadata",
+    "https://mobyproject.org/buildkit@v1#hermetic": "buildkit_hermetic",
+    "reproducible": "buildkit_reproducible",
+}
+
 #: Levels of the smoke test, in the order in which an image reaches them.
 _LEVELS = ("started", "ran", "trained")
 
@@ -67,14 +77,14 @@ _TESTS = {
 
 @dataclass(frozen=True)
 class Claim:
-    """A document about an image, to be signed or attached as it is: ``kind`` is one of :data:`TYPES`."""
+    """Hold a document about an image, to be signed or attached as it is: ``kind`` is one of :data:`TYPES`."""
 
     kind: str
     predicate: Mapping[str, Any]
 
 
 def kind_of(predicate_type: str, predicate: Mapping[str, Any]) -> str:
-    """The kind of a claim; the predicate type for one that Trainyard does not make."""
+    """Return the kind of a claim; the predicate type for one that Trainyard does not make."""
     if predicate_type == _TEST_RESULT:
         match predicate.get("configuration"):
             case [{"name": "trainyard-verify"}, *_]:
@@ -86,26 +96,22 @@ def kind_of(predicate_type: str, predicate: Mapping[str, Any]) -> str:
 
 
 def says_failed(kind: str, predicate: Mapping[str, Any]) -> bool:
-    """Whether a claim is the result of a test that did not pass."""
+    """Return whether a claim is the result of a test that did not pass."""
     return TYPES.get(kind) == _TEST_RESULT and predicate.get("result") not in ("PASSED", "WARNED")
 
 
 def signature() -> Claim:
-    """That the signer has seen the image."""
+    """Claim that the signer has seen the image."""
     return Claim("signature", {})
 
 
 def sbom(text: str) -> Claim:
-    """What is in an image, from a CycloneDX document."""
+    """Claim what is in an image, by a CycloneDX document."""
     return Claim("sbom", json.loads(text))
 
 
 def vex(text: str) -> Claim:
-    """Which known vulnerabilities affect an image, from an OpenVEX document.
-
-    Raises:
-        UserError: it is not one.
-    """
+    """Claim which known vulnerabilities affect an image, by an OpenVEX document, or raise a :class:`UserError`."""
     try:
         document = json.loads(text)
     except ValueError as error:
@@ -116,11 +122,7 @@ def vex(text: str) -> Claim:
 
 
 def read_vex(path: Path) -> str:
-    """The text of a file with an OpenVEX document.
-
-    Raises:
-        UserError: it cannot be read, or it is not one.
-    """
+    """Return the text of a file with an OpenVEX document, or raise a :class:`UserError`."""
     try:
         text = path.read_text(encoding="utf-8")
         vex(text)
@@ -132,28 +134,28 @@ def read_vex(path: Path) -> str:
 
 
 def _test_result(name: str, passed: Iterable[str], warned: Iterable[str] = ()) -> Claim:
-    """That an image passed a test (https://github.com/in-toto/attestation/blob/main/spec/predicates/test-result.md)."""
+    """Claim that an image passed a test (https://github.com/in-toto/attestation/blob/main/spec/predicates/test-result.md)."""
     tests = {"passedTests": sorted(passed), "warnedTests": sorted(warned), "failedTests": []}
     tool = {"name": f"trainyard-{name}", "uri": f"pkg:pypi/trainyard-images@{trainyard.__version__}"}
     return Claim(name, {"result": "WARNED" if tests["warnedTests"] else "PASSED", "configuration": [tool], **tests})
 
 
 def verify(result: VerifyResult) -> Claim:
-    """Which rules an image meets that passed verify; a rule with a note is a warning."""
-    warned = {str(one["rule"]) for one in result.get("notes", [])}
+    """Claim which rules an image meets that passed verify; a rule with a note is a warning."""
+    warned = {str(note["rule"]) for note in result.get("notes", [])}
     return _test_result("verify", set(result.get("rules", [])) - warned, warned)
 
 
 def smoke(result: SmokeResult) -> Claim:
-    """How far an image was tested that passed the smoke test."""
+    """Claim how far an image was tested that passed the smoke test."""
     level = result.get("level")
     reached = _LEVELS[: _LEVELS.index(level) + 1] if level in _LEVELS else ()
-    found = {key for key, value in result.items() if value is not False}
-    return _test_result("smoke", [*reached, *(test for key, test in _TESTS.items() if key in found)])
+    tested = {key for key, value in result.items() if value is not False}
+    return _test_result("smoke", [*reached, *(test for key, test in _TESTS.items() if key in tested)])
 
 
 def summary(resource: str, kinds: Sequence[str], inputs: Iterable[str], now: datetime.datetime) -> Claim:
-    """That the claims about an image were verified (https://slsa.dev/spec/v1.0/verification_summary).
+    """Claim that the claims about an image were verified (https://slsa.dev/spec/v1.0/verification_summary).
 
     Provenance that is signed by whoever builds is SLSA's build level 1.
 
@@ -168,7 +170,7 @@ def summary(resource: str, kinds: Sequence[str], inputs: Iterable[str], now: dat
         "timeVerified": statements.rfc_3339(now),
         "resourceUri": resource,
         "policy": {"uri": f"{POLICY}?claims={','.join(kinds)}"},
-        "inputAttestations": [{"digest": dict([one.split(":", 1)])} for one in inputs],
+        "inputAttestations": [{"digest": dict([digest.split(":", 1)])} for digest in inputs],
         "verificationResult": "PASSED",
         "verifiedLevels": [f"SLSA_BUILD_LEVEL_{level}"],
         "slsaVersion": "1.0",
@@ -177,20 +179,15 @@ def summary(resource: str, kinds: Sequence[str], inputs: Iterable[str], now: dat
 
 
 def kinds_in(text: str) -> list[str]:
-    """The kinds of claims in a text such as ``sbom,provenance``.
-
-    Raises:
-        UserError: it names none, or one that is no kind of claim about an image.
-    """
-    kinds = [one.strip() for one in text.split(",") if one.strip()]
+    """Return the kinds of claims in a text such as ``sbom,provenance``, or raise a :class:`UserError`."""
+    kinds = [kind.strip() for kind in text.split(",") if kind.strip()]
     if not kinds or not set(kinds) <= set(ABOUT_IMAGES):
-        given = f"'--claims {text}'"
-        raise UserError(f"{given}: give some of {','.join(ABOUT_IMAGES)}, separated by commas")
+        raise UserError(f"'--claims {text}': give some of {','.join(ABOUT_IMAGES)}, separated by commas")
     return kinds
 
 
 def provenance(statement: Mapping[str, Any]) -> Claim:
-    """How an image was built, from BuildKit's statement, as SLSA 1.0 has it.
+    """Claim how an image was built, by BuildKit's statement, as SLSA 1.0 has it.
 
     Older versions of BuildKit write version 0.2. Its fields become those that BuildKit itself writes in version 1.
     """
@@ -203,7 +200,7 @@ def provenance(statement: Mapping[str, Any]) -> Claim:
 
 
 def _version_1(old: Mapping[str, Any]) -> dict[str, Any]:
-    """Provenance of version 0.2 as version 1."""
+    """Return provenance of version 0.2 as version 1."""
     invocation, metadata = old["invocation"], old.get("metadata", {})
     source, completeness = invocation.get("configSource", {}), metadata.get("completeness", {})
     environment = dict(invocation.get("environment", {}))
@@ -221,17 +218,7 @@ def _version_1(old: Mapping[str, Any]) -> dict[str, Any]:
         "runDetails": {
             "builder": dict(old["builder"]),
             "metadata": {
-                **_renamed(
-                    metadata,
-                    {
-                        "buildInvocationID": "invocationId",
-                        "buildStartedOn": "startedOn",
-                        "buildFinishedOn": "finishedOn",
-                        "https://mobyproject.org/buildkit@v1#metadata": "buildkit_metadata",
-                        "https://mobyproject.org/buildkit@v1#hermetic": "buildkit_hermetic",
-                        "reproducible": "buildkit_reproducible",
-                    },
-                ),
+                **_renamed(metadata, _METADATA),
                 "buildkit_completeness": {
                     "request": bool(completeness.get("parameters")),
                     "resolvedDependencies": bool(completeness.get("materials")),
@@ -242,5 +229,5 @@ def _version_1(old: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _renamed(found: Mapping[str, Any], names: Mapping[str, str]) -> dict[str, Any]:
-    """The fields of ``found`` that ``names`` lists, under their new names."""
+    """Return the fields of ``found`` that ``names`` lists, under their new names."""
     return {new: found[old] for old, new in names.items() if old in found}

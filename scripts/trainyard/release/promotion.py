@@ -12,32 +12,31 @@ import time
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from packageurl import PackageURL
 
 from trainyard.common.errors import StepFailed, UserError
 from trainyard.oci import image_index, statements
-from trainyard.oci.documents import InvalidAnswer
-from trainyard.oci.registry import Manifest, Repository, sha256
+from trainyard.oci.documents import InvalidAnswer, hashed
+from trainyard.oci.registry import Manifest, Repository
+from trainyard.oci.statements import Signer, Trust
 from trainyard.oci.transport import MAX_ATTEMPTS
 from trainyard.release import claims, platform_index, predicates
+from trainyard.release.platform_index import labels_of
 from trainyard.release.predicates import Claim
 from trainyard.spec import state
 from trainyard.spec.model import Spec
 from trainyard.spec.naming import LABELS, NAME
 
-#: Seconds that one more reading of the tags waits longer than the one before.
+#: Seconds that each further reading of the tags waits longer than the one before.
 _WAIT = 0.2
-
-if TYPE_CHECKING:
-    from trainyard.release.signers import Signer, Trust
 
 logger = logging.getLogger(__name__)
 
 
 def image_to_promote(spec: Spec, repository: Repository, image: str | None) -> Manifest:
-    """The manifest or index of a tag or digest at a registry, or of this host's image if ``image`` is None.
+    """Return the manifest or index of a tag or digest at a registry, or of this host's image if ``image`` is None.
 
     Raises:
         UserError: the registry has no such image, or see :func:`trainyard.release.platform_index.check_passed`.
@@ -45,13 +44,13 @@ def image_to_promote(spec: Spec, repository: Repository, image: str | None) -> M
     if spec.fallback_for:
         raise _fallback_refused(spec.target, spec.fallback_for)
     version = image or platform_index.version_of_host(spec, repository)
-    found = repository.manifest(version)
-    if found is None:
+    manifest = repository.manifest(version)
+    if manifest is None:
         raise UserError(f"{repository.name} has no {version}: run '{spec.command('push')}' first")
-    platform_index.check_passed(spec, repository, version, image_index.members(repository, found))
-    if replaced := labels_of(repository, found).get(f"{LABELS}.fallback-for"):
+    platform_index.check_passed(spec, repository, version, image_index.members(repository, manifest))
+    if replaced := labels_of(repository, manifest).get(f"{LABELS}.fallback-for"):
         raise _fallback_refused(f"{version} at {repository.name}", replaced)
-    return found
+    return manifest
 
 
 def _fallback_refused(what: str, replaced: str) -> UserError:
@@ -61,19 +60,14 @@ def _fallback_refused(what: str, replaced: str) -> UserError:
     )
 
 
-def labels_of(repository: Repository, manifest: Manifest) -> dict[str, str]:
-    """The labels of an image at a registry; of an index, those of its first image."""
-    return platform_index.labels_of(repository, next(iter(image_index.members(repository, manifest).values())))
-
-
 def framework_version(repository: Repository, manifest: Manifest) -> str:
-    """The framework's version by the image's label ``<name>==<version>``; the current spec may be newer."""
+    """Return the framework's version by the image's label ``<name>==<version>``; the current spec may be newer."""
     return labels_of(repository, manifest).get(f"{LABELS}.framework", "").rpartition("==")[2]
 
 
 @dataclass(frozen=True)
 class Demanded:
-    """The signed claims without which no image is promoted.
+    """Name the signed claims without which no image is promoted.
 
     Attributes:
         trust: whose claims count.
@@ -92,7 +86,6 @@ def promote(
     """Move the floating tags of ``spec`` to an image.
 
     Args:
-        spec: the target.
         address: registry and path that the image was pushed to.
         image: its tag or digest there; this host's image if None.
         to: registry and path whose tags are moved; ``address`` if None.
@@ -102,7 +95,7 @@ def promote(
         image was tested, by its label; empty without), ``claims`` (the kinds that were demanded).
     Raises:
         UserError: see :func:`image_to_promote`; or ``to`` is at another registry, or its tags are immutable.
-        StepFailed: a claim that is demanded is missing or not valid, or the registry cannot be reached or refuses.
+        StepFailed: a claim that is demanded is missing or not valid.
     """
     source = Repository(f"{address}/{NAME}", spec.context.state)
     destination = Repository(f"{to}/{NAME}", spec.context.state) if to else source
@@ -137,7 +130,7 @@ def promote(
 
 def _locked(repository: Repository) -> AbstractContextManager[None]:
     """Return the lock for moving a repository's tags, which other processes on this host wait for."""
-    name = f"tags-{sha256(repository.name.encode())[7:23]}"
+    name = f"tags-{hashed(repository.name.encode())[7:23]}"
     return state.file_lock(repository.state, name, f"another process moves tags of {repository.name}: waiting for it")
 
 
@@ -194,15 +187,11 @@ def _settle(spec: Spec, repository: Repository, manifest: Manifest) -> None:
 
 
 def _checked_claims(repository: Repository, manifest: Manifest, demanded: Demanded) -> Claim:
-    """Check the claims that are demanded; a summary of the check, to be signed.
-
-    Raises:
-        StepFailed: one is missing or not valid, or the registry refuses.
-    """
+    """Return a summary, to be signed, of a check of the claims that are demanded (:func:`claims.require_all`)."""
     found = claims.require_all(repository, manifest, demanded.trust, demanded.kinds)
     resource = PackageURL("oci", name=NAME, version=manifest.digest, qualifiers={"repository_url": repository.name})
     now = datetime.datetime.now(datetime.UTC)
-    return predicates.summary(resource.to_string(), demanded.kinds, [one.digest for one in found], now)
+    return predicates.summary(resource.to_string(), demanded.kinds, [claim.digest for claim in found], now)
 
 
 def _copy_claims(manifest: Manifest, source: Repository, destination: Repository) -> None:
@@ -219,7 +208,6 @@ def rollback(spec: Spec, address: str) -> dict[str, Any]:
         ``repository``, and ``tags``: tag -> (digest that it has now, digest that it had).
     Raises:
         UserError: there is no previous image.
-        StepFailed: the registry cannot be reached or refuses.
     """
     repository = Repository(f"{address}/{NAME}", spec.context.state)
     with _locked(repository):
@@ -228,9 +216,7 @@ def rollback(spec: Spec, address: str) -> dict[str, Any]:
         if now is None or before is None:
             raise UserError(f"{repository.name}:{spec.target} was never promoted twice: there is no previous image")
         _warn_if_mixed(spec, repository)
-        framework_version(
-            repository, before
-        )  # raises before anything is moved, if its documents are not what they were
+        framework_version(repository, before)  # raises, before anything is moved, if its documents have changed
         moved, wanted = {}, before
         # The target's own tag is last: see _settle.
         for tag in (spec.version_tag(framework_version(repository, now)), spec.target):

@@ -11,17 +11,18 @@ import logging
 import time
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import docker.errors
-from rich.table import Table
+from rich.table import Column, Table
 
 from trainyard.common.errors import StepFailed, UserError
 from trainyard.image import fallback, provenance
-from trainyard.image.local_images import digest_of
 from trainyard.oci import docker_engine, inventory, registry
+from trainyard.oci.docker_engine import digest_of
 from trainyard.oci.reference import Reference
 from trainyard.oci.registry import Repository
+from trainyard.oci.statements import Signer
 from trainyard.release import audit, claims, code_push, platform_index, predicates
 from trainyard.spec import model, state
 from trainyard.spec.architectures import PLATFORMS, Architecture
@@ -29,15 +30,12 @@ from trainyard.spec.model import Spec, each_platform
 from trainyard.spec.naming import LABELS, NAME, TAG, candidate_tag
 from trainyard.spec.units import in_units
 
-if TYPE_CHECKING:
-    from trainyard.release.signers import Signer
-
 logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
 class Blob:
-    """A blob of an image at a registry: a layer, named after its stage, or the configuration; ``size`` in bytes."""
+    """Describe a blob at a registry: a layer, named after its stage, or the configuration; ``size`` in bytes."""
 
     name: str
     digest: str
@@ -46,40 +44,36 @@ class Blob:
 
 
 def blobs(verified: dict[str, Any]) -> list[Blob]:
-    """The blobs of an image, from the result of verify."""
-    found = [
-        Blob(str(layer["stage"]), str(layer["digest"]), str(layer["diff_id"]), int(layer["compressed"]))
-        for layer in verified["layers"]
+    """Return the blobs of an image, from the result of verify."""
+    layers = verified["layers"]
+    return [
+        *(Blob(layer["stage"], layer["digest"], layer["diff_id"], layer["compressed"]) for layer in layers),
+        Blob("configuration", verified["config"]["digest"], "", verified["config"]["size"]),
     ]
-    config = verified["config"]
-    return [*found, Blob("configuration", str(config["digest"]), "", int(config["size"]))]
 
 
 def upload_report(parts: list[Blob], blob_status: dict[str, str]) -> list[dict[str, Any]]:
-    """What a push did with each blob: ``name``, ``digest``, ``size`` in bytes, ``uploaded``.
+    """Return what a push did with each blob: ``name``, ``digest``, ``size`` in bytes, ``uploaded``.
 
     Args:
-        parts: the image's blobs.
         blob_status: start of a blob's digest -> ``uploaded`` or ``exists``. A blob without status counts as uploaded:
             the engine reports every layer that the registry has, but uploads configurations without an event
             (Docker 26).
     """
-
-    def exists(blob: Blob) -> bool:
-        digests = [digest.removeprefix("sha256:") for digest in (blob.digest, blob.diff_id) if digest]
-        return any(
-            status == "exists" and digest.startswith(start)
-            for start, status in blob_status.items()
-            for digest in digests
-        )
-
+    existing = tuple(f"sha256:{start}" for start, status in blob_status.items() if status == "exists")
     return [
-        {"name": blob.name, "digest": blob.digest, "size": blob.size, "uploaded": not exists(blob)} for blob in parts
+        {
+            "name": blob.name,
+            "digest": blob.digest,
+            "size": blob.size,
+            "uploaded": not (blob.digest.startswith(existing) or blob.diff_id.startswith(existing)),
+        }
+        for blob in parts
     ]
 
 
 def image_to_push(spec: Spec) -> Any:
-    """The local image ``trainyard:<target>``, or the target's candidate if there is none.
+    """Return the local image ``trainyard:<target>``, or the target's candidate if there is none.
 
     Raises:
         UserError: there is neither; the line says if the fallback of the target was built.
@@ -96,13 +90,7 @@ def image_to_push(spec: Spec) -> Any:
 
 
 def check_level(spec: Spec, level: str) -> None:
-    """Check that an image was tested far enough to be pushed.
-
-    Args:
-        level: how far it was tested, by its label.
-    Raises:
-        UserError: its code was started, and did not run.
-    """
+    """Raise a :class:`UserError` if the code of an image was started and did not run, by its label ``level``."""
     if level == "started":
         raise UserError(
             f"{spec.target} was only started, its code has not run: give 'smoke' in {spec.where} and run "
@@ -114,8 +102,7 @@ def push(spec: Spec, address: str, *, reference: str | None = None, allow_untest
     """Push the image of ``spec``.
 
     Args:
-        spec: the target.
-        address: ``host[:port]/path`` of the registry.
+        address: ``host[:port]/path`` of the registry, here and below.
         reference: a local image to push instead of the target's.
         allow_untested: push a user's image whose code was started and did not run.
     Returns:
@@ -125,7 +112,7 @@ def push(spec: Spec, address: str, *, reference: str | None = None, allow_untest
     Raises:
         UserError: there is no such image, it did not pass verify and smoke, or the registry has its tag with another
             digest.
-        StepFailed: a locked package has a known vulnerability without a waiver, or the registry refuses.
+        StepFailed: a locked package has a known vulnerability without a waiver.
     """
     started = time.monotonic()
     advisories = audit.require(spec)
@@ -138,11 +125,11 @@ def push(spec: Spec, address: str, *, reference: str | None = None, allow_untest
     level = str(image.labels.get(f"{LABELS}.tested") or "")
     if not allow_untested:
         check_level(spec, level)
-    repository = f"{address}/{NAME}"
-    destination = f"{repository}:{tag}"
+    repository = Repository(f"{address}/{NAME}", spec.context.state)
+    destination = f"{repository.name}:{tag}"
     parts = blobs(passed["verify"])
     before = registry.digest_of(destination)
-    same = before is not None and before in known_digests(image, repository)
+    same = before is not None and before in known_digests(image, repository.name)
     if before is not None and not same:
         raise UserError(
             f"{destination} is {before[:19]} at the registry, and immutable tags are never moved; this image is "
@@ -161,9 +148,7 @@ def push(spec: Spec, address: str, *, reference: str | None = None, allow_untest
     reported = upload_report(parts, blob_status)
     manifest = 0 if same else int(passed["verify"]["manifest"]["size"])
     return {
-        "reference": f"{repository}@{digest}",
-        "tag": destination,
-        "digest": digest,
+        **repository.named(digest, tag),
         "tested": level,
         "blobs": reported,
         "bytes_uploaded": sum(blob["size"] for blob in reported if blob["uploaded"]) + manifest,
@@ -182,15 +167,10 @@ def push_attached(
     allow_untested: bool = False,
     vex: str | None = None,
 ) -> dict[str, Any]:
-    """Push the image of ``spec`` with the claims about it.
+    """Push the image of ``spec`` as :func:`push` does, with the claims that :func:`attach_claims` makes.
 
-    Args:
-        signer, vex: see :func:`attach_claims`.
-        address, reference, allow_untested: see :func:`push`.
     Returns:
-        That of :func:`push`, and ``attached``: see :func:`attach_claims`.
-    Raises:
-        UserError, StepFailed: see :func:`push` and :func:`attach_claims`.
+        That of :func:`push`, and ``attached``: the kinds of the claims that the image did not have yet.
     """
     pushed = push(spec, address, reference=reference, allow_untested=allow_untested)
     attached = attach_claims(spec, address, pushed["digest"], signer, reference=reference, vex=vex)
@@ -213,20 +193,15 @@ def push_all(
     allow_untested: bool = False,
     vex: str | None = None,
 ) -> dict[str, Any]:
-    """Push the images of several platforms of ``spec``, and an index of them.
+    """Push the images of several platforms of ``spec`` with :func:`push_attached`, and an index of them.
 
     Args:
-        spec: the target, for any of its platforms.
-        signer: who signs the images and the index.
         references: the local images; those that passed on this host if None.
-        address, allow_untested: see :func:`push`.
-        vex: see :func:`attach_claims`.
     Returns:
         That of :func:`push_index`; ``images``: platform -> result of :func:`push_attached`; and of all together
         ``tested``, ``bytes_uploaded``, ``already_there``, ``seconds``.
     Raises:
         UserError: no image of the target passed, their versions differ, or see :func:`push`.
-        StepFailed: see :func:`push`.
     """
     started = time.monotonic()
     chosen = platform_index.images_of_host(spec) if references is None else references
@@ -255,16 +230,11 @@ def push_index(
 ) -> dict[str, Any]:
     """Push an index of images of ``spec`` that are at a registry; a warning names each platform that it lacks.
 
-    Args:
-        spec: the target, for any of its platforms.
-        digests: of the images.
-        signer: who signs the index.
     Returns:
         ``reference`` (by digest), ``tag`` (the reference by tag), ``digest``, ``platforms``, ``attached``,
         ``bytes_uploaded``, ``already_there`` (whether the registry had it).
     Raises:
         UserError: their targets or versions differ, or the registry has the tag with another digest.
-        StepFailed: the registry refuses.
     """
     index = platform_index.make(repository, digests)
     before = repository.manifest(index.tag)
@@ -282,9 +252,7 @@ def push_index(
                 f"the image index has no {one.platform}: no image for it passed; '{one.command('image')}' makes one"
             )
     made = {
-        "reference": f"{repository.name}@{index.manifest.digest}",
-        "tag": f"{repository.name}:{index.tag}",
-        "digest": index.manifest.digest,
+        **repository.named(index.manifest.digest, index.tag),
         "platforms": [name for name in spec.platforms if PLATFORMS[name] in digests],
         "attached": attached,
         "bytes_uploaded": 0 if before else len(index.manifest.body),
@@ -295,7 +263,7 @@ def push_index(
 
 
 def known_digests(image: Any, repository: str) -> set[str]:
-    """The digests that a local image may have at ``repository``.
+    """Return the digests that a local image may have at ``repository``.
 
     These are its ID, which is its digest with the containerd image store, and those that earlier pushes and pulls
     recorded.
@@ -306,7 +274,7 @@ def known_digests(image: Any, repository: str) -> set[str]:
 
 
 def _upload(image: Any, destination: str, parts: list[Blob]) -> dict[str, str]:
-    """Push under a local tag that is removed afterwards; the status of each blob, as for :func:`upload_report`."""
+    """Push under a local tag that is removed afterwards; return the status of blobs for :func:`upload_report`."""
     named = Reference.parse(destination)
     blob_status: dict[str, str] = {}
     image.tag(named.name, named.tag)
@@ -330,22 +298,15 @@ def attach_claims(
     reference: str | None = None,
     vex: str | None = None,
 ) -> list[str]:
-    """Attach what this host found out about an image to it at a registry, and return the kinds of the claims.
+    """Attach what this host found out about the image ``digest`` to it at a registry.
 
-    Without a signer they are SBOM, provenance, verify and smoke; with one a signature and an OpenVEX document, too.
+    Without a signer that is SBOM, provenance, verify and smoke; with one a signature and an OpenVEX document, too.
 
     Args:
-        spec: the target.
-        address: ``host[:port]/path`` of the registry.
-        digest: of the image there.
-        signer: who signs them.
         reference: the local image that was pushed; the target's if None.
         vex: OpenVEX document about the image's known vulnerabilities; what waivers say about it if None.
     Returns:
         The kinds of the claims that the image did not have yet.
-    Raises:
-        UserError: ``vex`` is no OpenVEX document.
-        StepFailed: the registry refuses.
     """
     from trainyard.release import sbom  # its libraries take long to import
 
@@ -368,12 +329,9 @@ def attach_claims(
 
 
 def table(pushed: dict[str, Any]) -> Table:
-    """The blobs of a push and whether they were uploaded, for people."""
-    found = Table(title=pushed["tag"], title_justify="left")
-    found.add_column("blob")
-    found.add_column("size", justify="right")
-    found.add_column("")
+    """Return the blobs of a push and whether they were uploaded, for people."""
+    shown = Table("blob", Column("size", justify="right"), "", title=pushed["tag"], title_justify="left")
     for blob in pushed["blobs"]:
         status = "uploaded" if blob["uploaded"] else "already exists"
-        found.add_row(blob["name"], in_units(blob["size"]), status, style=None if blob["uploaded"] else "dim")
-    return found
+        shown.add_row(blob["name"], in_units(blob["size"]), status, style=None if blob["uploaded"] else "dim")
+    return shown

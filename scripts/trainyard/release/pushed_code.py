@@ -1,4 +1,4 @@
-"""The image, or the image index of several platforms, whose code is replaced: from a record or from its registry."""
+"""Find the image, or the image index of several platforms, whose code is replaced: in a record or at its registry."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from typing import Any
 
 from trainyard.common.errors import UserError
 from trainyard.oci import image_index
-from trainyard.oci.documents import CONFIGURATION, InvalidAnswer, check_manifest, parse
-from trainyard.oci.registry import Manifest, Repository, sha256
+from trainyard.oci.documents import CONFIGURATION, Configured, InvalidAnswer, check_manifest, hashed, parse
+from trainyard.oci.registry import Manifest, Repository
 from trainyard.spec.architectures import ARCHITECTURES, Architecture
 from trainyard.spec.model import Spec
 from trainyard.spec.naming import LABELS, TAG
@@ -23,24 +23,15 @@ _ORIGINAL = f"{LABELS}.original"
 
 
 @dataclass(frozen=True)
-class Image:
-    """An image for one platform.
+class Image(Configured):
+    """Read the documents in the record of an image for one platform."""
 
-    Attributes:
-        digest: what ``docker pull`` gets it by.
-        manifest, configuration: as they are stored.
-        index: with its provenance, if it was read from the registry; ``digest`` is that of the index then.
-    """
+    push: Push
 
-    digest: str
-    manifest: Manifest
-    configuration: bytes
-    index: Manifest | None = None
-
-    @property
-    def media_type(self) -> str:
-        """Return the media type of its manifest."""
-        return self.manifest.media_type
+    @cached_property
+    def manifest(self) -> Manifest:
+        """Return its manifest."""
+        return Manifest.stored(self.push.manifest.encode(), self.push.media_type)
 
     @cached_property
     def document(self) -> dict[str, Any]:
@@ -49,89 +40,39 @@ class Image:
 
     @cached_property
     def config(self) -> dict[str, Any]:
-        """Its configuration."""
-        return parse(self.configuration, CONFIGURATION, f"the configuration of {self.digest[:19]}")
+        """Return its configuration."""
+        return parse(self.push.config.encode(), CONFIGURATION, f"the configuration of {self.push.digest[:19]}")
 
-    @property
-    def labels(self) -> dict[str, str]:
-        """Name -> value of the labels."""
-        return dict((self.config.get("config") or {}).get("Labels") or {})
+    def _configuration(self) -> dict[str, Any]:
+        return self.config
 
     @property
     def diff_ids(self) -> list[str]:
-        """Digests of the uncompressed layers, bottom first."""
+        """Return digests of the uncompressed layers, bottom first."""
         return list((self.config.get("rootfs") or {}).get("diff_ids") or [])
 
     @property
     def architecture(self) -> Architecture:
-        """The architecture that it is for."""
+        """Return the architecture that it is for."""
         name = str(self.config.get("architecture"))
         if name not in ARCHITECTURES:
-            raise UserError(f"{self.digest[:19]} is for the architecture {name!r}, not for {', '.join(ARCHITECTURES)}")
+            valid = ", ".join(ARCHITECTURES)
+            raise UserError(f"{self.push.digest[:19]} is for the architecture {name!r}, not for {valid}")
         return ARCHITECTURES[name]
 
     @property
     def code_type(self) -> str:
-        """The media type of the topmost layer."""
+        """Return the media type of the topmost layer."""
         return str(self.document["layers"][-1]["mediaType"])
 
 
-@dataclass(frozen=True)
-class Pushed:
-    """An image, or an image index.
-
-    Attributes:
-        name: its tag or digest, for messages.
-        digest: what ``docker pull`` gets it by.
-        images: those of the index; the image alone.
-        index: the document of the index; None for an image alone.
-    """
-
-    name: str
-    digest: str
-    images: tuple[Image, ...]
-    index: dict[str, Any] | None = None
-
-    @property
-    def tag(self) -> str:
-        """Its immutable tag."""
-        about = self.images[0].labels if self.index is None else self.index.get("annotations") or {}
-        return str(about.get(TAG, self.name))
-
-    @property
-    def labels(self) -> dict[str, str]:
-        """The labels of its first image."""
-        return self.images[0].labels
-
-    def as_push(self, repository: Repository, tag: str = "") -> Push:
-        """The record of it.
-
-        Args:
-            tag: its immutable tag; :attr:`tag` if empty.
-        """
-        tag = tag or self.tag
-        images = tuple(_as_push(one, repository, tag) for one in self.images)
-        if self.index is None:
-            return images[0]
-        return Push(repository.name, tag, self.digest, image_index.INDEX, json.dumps(self.index), "", images)
+def images_of(push: Push) -> list[Image]:
+    """Return the images of an index, or the image alone, that a record is about."""
+    return [Image(member) for member in push.images or (push,)]
 
 
-def _as_push(image: Image, repository: Repository, tag: str) -> Push:
-    documents = image.manifest.body.decode(), image.configuration.decode()
-    return Push(repository.name, tag, image.digest, image.media_type, *documents)
-
-
-def recorded(push: Push) -> Pushed:
-    """What a record is about."""
-    images = tuple(
-        Image(one.digest, Manifest.stored(one.manifest.encode(), one.media_type), one.config.encode())
-        for one in push.images or (push,)
-    )
-    return Pushed(push.tag, push.digest, images, json.loads(push.manifest) if push.images else None)
-
-
-def at_registry(spec: Spec, repository: Repository, version: str) -> Pushed | None:
-    """An image or an index by its tag or digest; None if there is none.
+def at_registry(spec: Spec, repository: Repository, version: str) -> Push | None:
+    """Return the record of an image or an index by its tag or digest; None if there is none.
 
     An index is taken as a whole if the workspace has several platforms, else its image for the platform of ``spec``.
 
@@ -143,28 +84,25 @@ def at_registry(spec: Spec, repository: Repository, version: str) -> Pushed | No
         return None
     document = stored.document
     if not image_index.is_index(document):
-        image = _image(repository, stored)
-        return Pushed(version, image.digest, (image,))
-    if len(spec.platforms) == 1:
-        found = image_index.digest_for(document, spec.architecture)
-        digests = [found] if found else []
-    else:
-        members = image_index.images(document)
-        digests = [members[one] for one in spec.platforms if one in members]
-    if not digests:
+        return _image(repository, stored, version)
+    members, alone = image_index.images(document), len(spec.platforms) == 1
+    digests = [image_index.digest_for(document, spec.architecture)] if alone else map(members.get, spec.platforms)
+    images = tuple(_image(repository, repository.existing(digest), version) for digest in digests if digest)
+    if not images:
         raise UserError(
             f"{repository.name}@{stored.digest[:19]} is an index without an image for {', '.join(spec.platforms)}"
         )
-    images = tuple(_image(repository, repository.existing(digest)) for digest in digests)
-    if len(spec.platforms) == 1:  # an image with its provenance, which is pulled by the digest of the index
-        image = replace(images[0], digest=stored.digest, index=stored)
-        return Pushed(version, image.digest, (image,))
-    return Pushed(version, stored.digest, images, document)
+    if alone:  # an image with its provenance, which is pulled by the digest of the index
+        return replace(images[0], digest=stored.digest)
+    tag = str((document.get("annotations") or {}).get(TAG, version))
+    return Push(repository.name, tag, stored.digest, image_index.INDEX, json.dumps(document), "", images)
 
 
-def _image(repository: Repository, stored: Manifest) -> Image:
-    """Return the image of a manifest, which may have been stored :func:`with_configuration`.
+def _image(repository: Repository, stored: Manifest, version: str) -> Push:
+    """Return the record of an image by its manifest, which may have been stored :func:`with_configuration`.
 
+    Args:
+        version: its tag if it has no label with its immutable tag.
     Raises:
         InvalidAnswer: a document is not the one that another names by its digest.
     """
@@ -186,22 +124,27 @@ def _image(repository: Repository, stored: Manifest) -> Image:
     if index and manifest.digest not in image_index.images(index.document).values():
         raise InvalidAnswer(f"{what}: {manifest.digest} is not in {index.digest}: run 'trainyard push' again")
     digest = manifest.document["config"]["digest"]
-    if sha256(configuration) != digest:
+    if hashed(configuration) != digest:
         configuration = repository.blob(digest)
-    return Image((index or manifest).digest, manifest, configuration, index)
+    texts = manifest.body.decode(), configuration.decode("utf-8", "replace")
+    push = Push(repository.name, version, (index or manifest).digest, manifest.media_type, *texts)
+    return replace(push, tag=Image(push).labels.get(TAG, version))
 
 
-def with_configuration(image: Image) -> Manifest:
+def with_configuration(image: Image, stored: Manifest) -> Manifest:
     """Return the manifest of an image with its configuration in itself, ``data`` of the descriptor.
 
     Reading it takes one request instead of two or three.
     https://github.com/opencontainers/image-spec/blob/main/descriptor.md
+
+    Args:
+        stored: what the registry has: the manifest, or its index.
     """
-    if "oci" not in image.media_type:  # Docker's schema has no 'data'
+    if "oci" not in image.push.media_type:  # Docker's schema has no 'data'
         return image.manifest
     document = image.manifest.document
-    document["config"]["data"] = base64.b64encode(image.configuration).decode()
-    original = [image.manifest, *([image.index] if image.index else [])]
-    text = json.dumps([(one.media_type, base64.b64encode(one.body).decode()) for one in original])
+    document["config"]["data"] = base64.b64encode(image.push.config.encode()).decode()
+    original = {manifest.digest: manifest for manifest in (image.manifest, stored)}.values()
+    text = json.dumps([(manifest.media_type, base64.b64encode(manifest.body).decode()) for manifest in original])
     document["annotations"] = {**(document.get("annotations") or {}), _ORIGINAL: text}
-    return Manifest.of(document, image.media_type)
+    return Manifest.of(document, image.push.media_type)

@@ -49,9 +49,13 @@ CAUSES = {
 }
 
 
+#: Type of an entry of a tar archive -> its name; any other is a file.
+_KINDS = {tarfile.DIRTYPE: "directory", tarfile.SYMTYPE: "link", tarfile.LNKTYPE: "hard link"}
+
+
 @dataclass(frozen=True)
 class Entry:
-    """A path in a layer; ``content`` is the SHA-256 of a file, or the target of a link."""
+    """Describe a path in a layer; ``content`` is the SHA-256 of a file, or the target of a link."""
 
     kind: str
     mode: int
@@ -64,7 +68,7 @@ class Entry:
 
 @dataclass(frozen=True)
 class Listing:
-    """A layer: the stage that made it, the digest of its tar archive, its paths in their order."""
+    """Describe a layer: the stage that made it, the digest of its tar archive, its paths in their order."""
 
     stage: str
     diff_id: str
@@ -73,7 +77,7 @@ class Listing:
 
 @dataclass(frozen=True)
 class Build:
-    """The record of a build whose image was removed. ``config`` is the image's OCI configuration."""
+    """Record a build whose image was removed. ``config`` is the image's OCI configuration."""
 
     digest: str
     config: dict[str, Any]
@@ -83,7 +87,7 @@ class Build:
 
 @dataclass(frozen=True)
 class Difference:
-    """A path or a part of the configuration that differs between the builds, and how it differs."""
+    """Name a path or a part of the configuration that differs between the builds, and how it differs."""
 
     layer: str
     path: str
@@ -92,37 +96,26 @@ class Difference:
 
 
 def entries(stream: io.BufferedReader) -> dict[str, Entry]:
-    """Every path of a layer, in the order of the tar archive, with the hash of its content."""
+    """Return every path of a layer, in the order of the tar archive, with the hash of its content."""
     found: dict[str, Entry] = {}
     for tar, member in image_store.members(stream):
-        content = member.linkname
-        if member.isreg():
-            content = _sha256(tar, member)
+        file = tar.extractfile(member) if member.isreg() else None
         # Without names and times, which are in other fields already.
         extra = {key: value for key, value in member.pax_headers.items() if key not in ("path", "linkpath", "mtime")}
         found[posixpath.normpath(member.name).lstrip("/")] = Entry(
-            kind={tarfile.DIRTYPE: "directory", tarfile.SYMTYPE: "link", tarfile.LNKTYPE: "hard link"}.get(
-                member.type, "file"
-            ),
+            kind=_KINDS.get(member.type, "file"),
             mode=member.mode,
             owner=f"{member.uid}:{member.gid}",
             mtime=float(member.mtime),
             size=member.size,
-            content=content,
+            content=hashlib.file_digest(file, "sha256").hexdigest() if file else member.linkname,  # type: ignore[arg-type]
             extra=json.dumps(extra, sort_keys=True),
         )
     return found
 
 
-def _sha256(tar: tarfile.TarFile, member: tarfile.TarInfo) -> str:
-    hashed, file = hashlib.sha256(), tar.extractfile(member)
-    while file and (chunk := file.read(image_store.CHUNK)):
-        hashed.update(chunk)
-    return hashed.hexdigest()
-
-
 def listings(reference: str, dockerfile: str) -> tuple[dict[str, Any], list[Listing]]:
-    """The configuration of a local image and the listings of its layers, bottom first."""
+    """Return the configuration of a local image and the listings of its layers, bottom first."""
     parts = image_store.read(reference, entries)
     config: dict[str, Any] = json.loads(parts.config)
     names = layers.name_layers(layers.made_by(config, len(parts.layers)), dockerfile)
@@ -134,7 +127,7 @@ def listings(reference: str, dockerfile: str) -> tuple[dict[str, Any], list[List
 
 
 def entry_differences(one: Entry, other: Entry) -> tuple[str, ...]:
-    """How an entry differs from another, each difference with both values."""
+    """Return how an entry differs from another, each difference with both values."""
     found = []
     if one.kind != other.kind:
         return (f"kind: {one.kind}, then {other.kind}",)
@@ -154,7 +147,7 @@ def entry_differences(one: Entry, other: Entry) -> tuple[str, ...]:
 
 
 def cause(path: str, reasons: tuple[str, ...]) -> str:
-    """The usual cause of such a difference; empty if none is known."""
+    """Return the usual cause of such a difference; empty if none is known."""
     if any(reason.startswith("content") for reason in reasons):
         for words, marks in CAUSES.items():
             if any(path.endswith(mark) or (mark.endswith("/") and mark in path) for mark in marks):
@@ -163,7 +156,7 @@ def cause(path: str, reasons: tuple[str, ...]) -> str:
 
 
 def layer_differences(one: Listing, other: Listing) -> Iterator[Difference]:
-    """The differences between two layers: of their paths or, if all of those are the same, of their order."""
+    """Yield the differences between two layers: of their paths or, if all of those are the same, of their order."""
     if one.diff_id == other.diff_id:
         return
     same = True
@@ -186,7 +179,7 @@ def layer_differences(one: Listing, other: Listing) -> Iterator[Difference]:
 
 
 def compare(one: Build, other: Build) -> list[Difference]:
-    """All differences between two builds of a target; empty if and only if their digests are equal."""
+    """Return all differences between two builds of a target; empty if and only if their digests are equal."""
     if one.digest == other.digest:
         return []
     found: list[Difference] = []
@@ -207,12 +200,6 @@ def _changed(one: Any, other: Any) -> tuple[str, ...]:
     return (f"{json.dumps(one)}, then {json.dumps(other)}",)
 
 
-def _remove(reference: str, before: set[str], used: str) -> None:
-    """Remove an image and the unused build cache records of builder ``used`` that are not in ``before``."""
-    docker_engine.untag(reference)
-    docker_engine.drop_cached(docker_engine.cached(builder=used) - before, builder=used)
-
-
 def require_space(spec: Spec) -> None:
     """Check that the engine's disk has space for a build without cache, if the engine builds and is on this host.
 
@@ -228,8 +215,7 @@ def require_space(spec: Spec) -> None:
     if free < SPACE_FACTOR * size:
         raise UserError(
             f"{root} has {in_units(free)} free, and a build of {spec.target} ({in_units(size)}) without cache needs "
-            f"{in_units(SPACE_FACTOR * size)}: free some, for example with "
-            f"'trainyard clean --cache'"
+            f"{in_units(SPACE_FACTOR * size)}: free some, for example with 'trainyard clean --cache'"
         )
 
 
@@ -247,14 +233,13 @@ def build_once(spec: Spec, number: int, compression: str) -> Build:
         logger.info(f"build {number} of 2: {facts['digest']} in {facts['seconds']} s")
         return Build(str(facts["digest"]), config, found, round(time.monotonic() - started, 1))
     finally:
-        _remove(reference, before, used)
+        docker_engine.untag(reference)
+        docker_engine.drop_cached(docker_engine.cached(builder=used) - before, builder=used)
 
 
 def reproduce(spec: Spec, *, compression: str = "zstd") -> tuple[list[Build], list[Difference]]:
-    """Build ``spec`` twice; both builds, and the differences between them.
+    """Build ``spec`` twice as :func:`trainyard.image.build.build` does; return both builds and their differences.
 
-    Args:
-        compression: see :func:`trainyard.image.build.build`.
     Raises:
         UserError: the engine's disk has too little space.
         StepFailed: a build failed.
@@ -265,7 +250,7 @@ def reproduce(spec: Spec, *, compression: str = "zstd") -> tuple[list[Build], li
 
 
 def table(found: list[Difference]) -> Table:
-    """The differences, for people."""
+    """Return the differences for people."""
     shown = Table("layer", "path", "difference", "usual cause")
     for one in found[:SHOWN]:
         shown.add_row(one.layer, one.path, "\n".join(one.reasons), one.cause)
@@ -275,7 +260,7 @@ def table(found: list[Difference]) -> Table:
 
 
 def result(spec: Spec, builds: list[Build], found: list[Difference]) -> dict[str, Any]:
-    """``target``, ``digests`` and ``seconds`` of both builds, ``same``, ``differences`` (:class:`Difference`)."""
+    """Return ``target``, ``digests`` and ``seconds`` of both builds, ``same`` and ``differences`` for JSON."""
     return {
         "target": spec.target,
         "digests": [one.digest for one in builds],

@@ -1,4 +1,4 @@
-"""Software bill of materials of an image: CycloneDX 1.6, with every package that pip and dpkg installed.
+"""Write the software bill of materials of an image: CycloneDX 1.6, with every package that pip and dpkg installed.
 
 It is read from the image, so it also lists packages that no lock mentions. Packages have their purl, license and
 layer, and Python packages the SHA-256 of every file that the lock accepts for them. The same image gives the same
@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import datetime
 import uuid
+from typing import Any
 
 from cyclonedx.contrib.license.factories import LicenseFactory
 from cyclonedx.model import ExternalReference, ExternalReferenceType, HashAlgorithm, HashType, Property, XsUri
@@ -33,27 +34,29 @@ from trainyard.spec.naming import LABELS
 _NAMESPACE = uuid.uuid5(uuid.NAMESPACE_URL, "https://trainyard.io/sbom")
 
 
-def _spec_of(image: Image) -> Spec | None:
-    """The catalogue's spec of an image, by its label."""
-    target = image.labels.get(f"{LABELS}.target", "")
-    return load(target) if target in targets() else None
-
-
 def locked_hashes(spec: Spec | None, index: str) -> dict[tuple[str, str], list[str]]:
-    """(canonical name, version) -> the SHA-256 digests that the locks of ``spec`` for ``index`` accept."""
+    """Return (canonical name, version) -> the SHA-256 digests that the locks of ``spec`` for ``index`` accept."""
     content = spec.usable_lock.of(spec.arch, index) if spec and spec.usable_lock else None
     pins = [*content.framework, *content.requirements] if content else []
     return {(pin.name, pin.version): list(pin.hashes) for pin in pins}
 
 
-def _in_layer(diff_id: str) -> list[Property]:
-    """The property of a package that names its layer."""
-    return [Property(name=LAYER, value=diff_id)] if diff_id else []
+def _component(package: InstalledPackage, purl: PackageURL, layer: str, **more: Any) -> Component:
+    """Return a package in the layer with the diff id ``layer``."""
+    return Component(
+        name=package.name,
+        version=package.version,
+        type=ComponentType.LIBRARY,
+        bom_ref=purl.to_string(),
+        purl=purl,
+        properties=[Property(name=LAYER, value=layer)],
+        **more,
+    )
 
 
-def _python(package: InstalledPackage, hashes: list[str], layer: str = "") -> Component:
+def _python(package: InstalledPackage, hashes: list[str], layer: str) -> Component:
     purl = PackageURL("pypi", name=canonicalize_name(package.name), version=package.version)
-    accepted = [HashType(alg=HashAlgorithm.SHA_256, content=one) for one in hashes]
+    accepted = [HashType(alg=HashAlgorithm.SHA_256, content=digest) for digest in hashes]
     # A lock accepts the wheels of every platform: which one was installed is known only if there is a single file.
     files = ExternalReference(
         type=ExternalReferenceType.DISTRIBUTION,
@@ -61,20 +64,17 @@ def _python(package: InstalledPackage, hashes: list[str], layer: str = "") -> Co
         comment="one of these files was installed: the lock accepts no other",
         hashes=accepted,
     )
-    return Component(
-        name=package.name,
-        version=package.version,
-        type=ComponentType.LIBRARY,
-        bom_ref=purl.to_string(),
-        purl=purl,
+    return _component(
+        package,
+        purl,
+        layer,
         hashes=accepted if len(accepted) == 1 else None,
         licenses=[LicenseFactory().make_from_string(package.license)] if package.license else None,
         external_references=[files] if accepted else None,
-        properties=_in_layer(layer),
     )
 
 
-def _debian(package: InstalledPackage, release: dict[str, str], layer: str = "") -> Component:
+def _debian(package: InstalledPackage, release: dict[str, str], layer: str) -> Component:
     distribution = release.get("ID", "debian")
     qualifiers = {"arch": package.architecture}
     if release.get("VERSION_ID"):
@@ -84,20 +84,13 @@ def _debian(package: InstalledPackage, release: dict[str, str], layer: str = "")
         # As syft writes it: security trackers know source packages.
         qualifiers["upstream"] = source if version == package.version else f"{source}@{version}"
     purl = PackageURL("deb", distribution, package.name, package.version, qualifiers=qualifiers)
-    return Component(
-        name=package.name,
-        version=package.version,
-        type=ComponentType.LIBRARY,
-        bom_ref=purl.to_string(),
-        purl=purl,
-        properties=_in_layer(layer),
-    )
+    return _component(package, purl, layer)
 
 
 def _needed(package: InstalledPackage, installed: dict[str, Component]) -> list[Component]:
-    """The installed packages that a package requires without extras."""
+    """Return the installed packages that a package requires without extras."""
     environment = {str(key): str(value) for key, value in default_environment().items()} | {"extra": ""}
-    found = []
+    components = []
     for line in package.requires:
         try:
             requirement = Requirement(line)
@@ -105,8 +98,8 @@ def _needed(package: InstalledPackage, installed: dict[str, Component]) -> list[
             continue
         needed = installed.get(canonicalize_name(requirement.name))
         if needed is not None and (requirement.marker is None or requirement.marker.evaluate(environment)):
-            found.append(needed)
-    return found
+            components.append(needed)
+    return components
 
 
 def _root(image: Image) -> Component:
@@ -130,7 +123,7 @@ def _root(image: Image) -> Component:
 
 
 def _name(reference: str) -> str:
-    """The repository of a reference; an image ID is no reference, and is its own name."""
+    """Return the repository of a reference; an image ID is no reference, and is its own name."""
     try:
         return Reference.parse(reference).familiar_name
     except UserError:
@@ -138,11 +131,7 @@ def _name(reference: str) -> str:
 
 
 def bill(image: Image, hashes: dict[tuple[str, str], list[str]]) -> str:
-    """The SBOM of an image whose layers were read, as the text of a CycloneDX 1.6 document.
-
-    Args:
-        hashes: of :func:`locked_hashes`.
-    """
+    """Return the SBOM of an image whose layers were read, with ``hashes`` of :func:`locked_hashes`, as text."""
     root = _root(image)
     layers = image.python_layers()
     python = {
@@ -165,23 +154,23 @@ def bill(image: Image, hashes: dict[tuple[str, str], list[str]]) -> str:
 
 
 def violation(text: str) -> str | None:
-    """The first violation of the schema of CycloneDX 1.6; None if there is none."""
+    """Return the first violation of the schema of CycloneDX 1.6; None if there is none."""
     error = JsonStrictValidator(SchemaVersion.V1_6).validate_str(text)
     return str(error) if error else None
 
 
 def make(image: Image, spec: Spec | None = None) -> str:
-    """The SBOM of an image whose layers were read, checked against the schema.
+    """Return the SBOM of an image whose layers were read.
 
     Args:
-        image: whose layers were read.
-        spec: the spec with the locks that it was built from; by the image's label if None.
+        spec: the spec with the locks that it was built from; that of the catalogue, by the image's label, if None.
     Raises:
         StepFailed: the document violates the schema.
     """
-    index = image.labels.get(f"{LABELS}.index") or "default"
-    text = bill(image, locked_hashes(spec or _spec_of(image), index))
-    found = violation(text)
-    if found:
-        raise StepFailed(f"the SBOM of {image.reference} violates CycloneDX 1.6: {' '.join(found.split())[:300]}")
+    target = image.labels.get(f"{LABELS}.target", "")
+    if spec is None and target in targets():
+        spec = load(target)
+    text = bill(image, locked_hashes(spec, image.labels.get(f"{LABELS}.index") or "default"))
+    if wrong := violation(text):
+        raise StepFailed(f"the SBOM of {image.reference} violates CycloneDX 1.6: {' '.join(wrong.split())[:300]}")
     return text

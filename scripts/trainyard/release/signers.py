@@ -1,4 +1,4 @@
-"""Who signs images, and whose signatures count: a key, or an identity that a Sigstore instance has a certificate for.
+"""Choose who signs images, and whose signatures count: a key, or an identity that Sigstore has a certificate for.
 
 :mod:`trainyard.release.keys` has the first, :mod:`trainyard.release.identities` the second. They need optional
 dependencies, so they are imported only where the options of a command say so.
@@ -7,40 +7,11 @@ dependencies, so they are imported only where the options of a command say so.
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Protocol
 
 from trainyard.common import installation, settings
 from trainyard.common.context import Context
 from trainyard.common.errors import UserError
-from trainyard.oci.statements import Opened
-
-
-class Trust(Protocol):
-    """Whose signatures of images count.
-
-    Attributes:
-        how: completes "signed" in messages: ``with this key``.
-    """
-
-    @property
-    def how(self) -> str: ...
-
-    def open(self, data: bytes) -> Opened:
-        """Return the statement of a bundle, and whether it is signed as trusted."""
-
-
-class Signer(Protocol):
-    """Who signs images; ``trust`` is what accepts these signatures."""
-
-    @property
-    def trust(self) -> Trust: ...
-
-    def seal(self, payload: bytes) -> bytes:
-        """Return the bundle of a statement.
-
-        Raises:
-            StepFailed: a service that signing needs cannot be reached or refuses.
-        """
+from trainyard.oci.statements import Signer, Trust
 
 
 def signer(key: Path | None, command: str, *, context: Context, keyless: bool = False) -> Signer | None:
@@ -51,8 +22,7 @@ def signer(key: Path | None, command: str, *, context: Context, keyless: bool = 
     Args:
         key: the file of the key.
         command: the command that needs it, for messages.
-        context: of that command.
-        keyless: whether the identity signs (:mod:`trainyard.release.identities`).
+        keyless: whether the identity signs.
     Raises:
         UserError: what signs is not installed, both are given, the key cannot be read, or there is no identity.
         StepFailed: a service that signing needs cannot be reached or refuses.
@@ -84,7 +54,6 @@ def trust(
         identity: as in a certificate: the URL of a workflow, or an address.
         issuer: the URL of who vouches for the identity.
         command: the command that needs it, for messages.
-        context: of that command.
     Raises:
         UserError: what checks is not installed, both are given, a part of the identity is missing, or a file cannot
             be read.
@@ -115,5 +84,4 @@ def ways_to_sign() -> str:
 
 def ways_to_check() -> str:
     """Return the options that say whose signatures count, for messages."""
-    identity = "'--certificate-identity <name>'"
-    return f"COSIGN_PUB=<public key> or {identity} '--certificate-oidc-issuer <URL>'"
+    return "COSIGN_PUB=<public key> or '--certificate-identity <name>' '--certificate-oidc-issuer <URL>'"

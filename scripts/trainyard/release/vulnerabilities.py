@@ -1,14 +1,15 @@
-"""Vulnerabilities of packages, and the waivers that accept them until a date."""
+"""Judge vulnerabilities of packages by the waivers that accept them until a date."""
 
 from __future__ import annotations
 
 import datetime
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 from packaging.version import InvalidVersion, Version
 
+from trainyard.common.errors import StepFailed
 from trainyard.lint.waivers import Waiver
 
 #: Canonical name -> versions, of everything that is locked.
@@ -17,7 +18,7 @@ Pins = dict[str, set[str]]
 
 @dataclass(frozen=True)
 class Vulnerability:
-    """A known vulnerability of a package of an image.
+    """Describe a known vulnerability of a package of an image.
 
     Attributes:
         package: canonical name of a Python package; source package of Debian packages.
@@ -47,7 +48,7 @@ class Vulnerability:
 
 
 def public_version(version: str) -> str:
-    """A version without its local part: advisories are about releases, not about their +cpu builds."""
+    """Return a version without its local part: advisories are about releases, not about their +cpu builds."""
     try:
         return Version(version).public
     except InvalidVersion:
@@ -55,42 +56,47 @@ def public_version(version: str) -> str:
 
 
 def union(pins: Iterable[Pins]) -> Pins:
-    """The union of pins."""
-    found: Pins = {}
+    """Return the union of pins."""
+    united: Pins = {}
     for each in pins:
         for name, versions in each.items():
-            found.setdefault(name, set()).update(versions)
-    return found
+            united.setdefault(name, set()).update(versions)
+    return united
+
+
+def refuse(failing: Sequence[object], remedy: str) -> None:
+    """Raise :class:`StepFailed` with the first of what fails, the number of the others, and what to do."""
+    if failing:
+        more = f" (and {len(failing) - 1} more)" if len(failing) > 1 else ""
+        raise StepFailed(f"{failing[0]}{more}: update the package, or add a waiver {remedy}")
 
 
 def evaluate(
     found: list[Vulnerability], pins: dict[str, Pins], known: Iterable[Waiver], today: datetime.date
 ) -> list[Vulnerability]:
-    """The same vulnerabilities with their targets and waivers.
+    """Return the same vulnerabilities with their targets and waivers.
 
     Args:
         pins: target -> the versions that its images have.
         known: all waivers, expired ones too; one with a target applies to that target only.
     """
-    evaluated = []
-    for one in found:
-        where = [target for target, pin in pins.items() if one.version in pin.get(one.package, set())]
-        for target, waiver in ((target, waiver_of(one, target, known)) for target in where):
-            words = "" if waiver is None else str(waiver)
-            unwaived = waiver is None or waiver.expired(today)
-            if waiver is not None and unwaived:
-                words = f"expired: {waiver}"
-            evaluated.append(replace(one, targets=(target,), waiver=words, fails=unwaived and not one.note))
     merged: dict[tuple[Any, ...], Vulnerability] = {}
-    for one in evaluated:
-        key = (one.kind, one.package, one.version, one.names, one.waiver)
-        before = merged.get(key)
-        merged[key] = one if before is None else replace(before, targets=before.targets + one.targets)
+    for vulnerability in found:
+        for target, pin in pins.items():
+            if vulnerability.version not in pin.get(vulnerability.package, set()):
+                continue
+            waiver = waiver_of(vulnerability, target, known)
+            unwaived = waiver is None or waiver.expired(today)
+            words = "" if waiver is None else f"expired: {waiver}" if unwaived else str(waiver)
+            key = (vulnerability.kind, vulnerability.package, vulnerability.version, vulnerability.names, words)
+            targets = (*(merged[key].targets if key in merged else ()), target)
+            fails = unwaived and not vulnerability.note
+            merged[key] = replace(vulnerability, targets=targets, waiver=words, fails=fails)
     return list(merged.values())
 
 
 def waiver_of(found: Vulnerability, target: str, known: Iterable[Waiver]) -> Waiver | None:
-    """The waiver of a vulnerability that expires last."""
+    """Return the waiver of a vulnerability that expires last."""
     matching = [
         waiver
         for waiver in known

@@ -26,7 +26,6 @@ def image() -> str:
         f"--build-arg=BASE={base_image.resolve('debian-12').reference}",
         f"--tag={IMAGE}",
         str(Path(__file__).parent),
-        quiet=True,
     )
     return IMAGE
 

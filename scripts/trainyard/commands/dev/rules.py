@@ -33,10 +33,10 @@ def command(subjects: tuple[str, ...], as_json: bool) -> None:
       note          Shown; fails nothing.
     """
     from trainyard.common import console
-    from trainyard.lint import catalogue
+    from trainyard.lint.image import core
 
-    rules = catalogue.select(subjects)
+    rules = core.select(subjects)
     if as_json:
-        console.result({"rules": [catalogue.as_dict(one) for one in rules]}, as_json=True)
+        console.result({"rules": [core.as_dict(one) for one in rules]}, as_json=True)
     else:
-        click.echo("\n\n".join(catalogue.describe(one) for one in rules))
+        click.echo("\n\n".join(core.describe(one) for one in rules))

@@ -28,7 +28,7 @@ def command(context: Context, target: str | None, as_json: bool) -> None:
     """
     from trainyard.common import console, installation
     from trainyard.common.installation import require_extra
-    from trainyard.image import catalog_page, measurements, sizes
+    from trainyard.image import catalog_page, sizes
     from trainyard.project import generated
     from trainyard.spec.model import catalogue, load, relative
 
@@ -39,6 +39,6 @@ def command(context: Context, target: str | None, as_json: bool) -> None:
     files = generated.rendered(click.get_current_context().find_root().command)
     catalog_page.PAGE.write_text(files[catalog_page.PAGE], encoding="utf-8")
     console.show(sizes.table(everything, specs))
-    written = ", ".join(relative(path) for path in (measurements.FILE, sizes.CHART, catalog_page.PAGE))
+    written = ", ".join(relative(path) for path in (sizes.FILE, sizes.CHART, catalog_page.PAGE))
     console.say(f"wrote {written}: review the difference and commit it")
     console.result({"measured": measured, "targets": everything}, as_json=as_json)

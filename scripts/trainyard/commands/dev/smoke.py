@@ -31,11 +31,12 @@ def command(context: Context, target: str | None, as_json: bool) -> None:
     its 'smoke' says; without 'smoke' it is started with --help.
     """
     from trainyard.common import console
-    from trainyard.image import local_images, smoke_test
+    from trainyard.image import smoke_test
+    from trainyard.oci import docker_engine
     from trainyard.spec.model import load
 
     spec = load(target, context=context)
-    facts = smoke_test.smoke(spec, local_images.default_reference(spec.local_name))
+    facts = smoke_test.smoke(spec, docker_engine.default_reference(spec.local_name))
     for note in facts["notes"]:
         console.warn(note)
     console.say(f"{spec.local_name}: {facts['level']}, in {facts['seconds']} s")

@@ -1,4 +1,4 @@
-"""Rules about the configuration: containers start as the spec says, and nothing else is configured."""
+"""Check the configuration: containers start as the spec says, and nothing else is configured."""
 
 from __future__ import annotations
 
@@ -60,13 +60,9 @@ def starts_as_specified(image: Evidence) -> Iterator[Finding]:
     spec = image.required_spec
     expected = ["tini", "--", "launch"]
     fix = _build_again(spec)
-    if image.settings.get("Entrypoint") != expected:
-        yield Finding(
-            "ENTRYPOINT",
-            f"{image.settings.get('Entrypoint')}; expected {expected}",
-            "without tini nothing reaps processes, without the launcher no accelerator is found",
-            fix,
-        )
+    if (entrypoint := image.settings.get("Entrypoint")) != expected:
+        why = "without tini nothing reaps processes, without the launcher no accelerator is found"
+        yield Finding("ENTRYPOINT", f"{entrypoint}; expected {expected}", why, fix)
     for variable, value in dockerfile.environment(spec).items():
         if image.environment.get(variable) != value:
             what = f"is {image.environment.get(variable)!r}; the spec gives {value!r}"
@@ -114,7 +110,7 @@ def nothing_else_is_configured(image: Evidence) -> Iterator[Finding]:
 
 
 def _shown(name: str, value: str) -> str:
-    """A value for messages, which never repeat what may be a secret."""
+    """Return a value for messages, which never repeat what may be a secret."""
     return "a secret" if secret_scan.in_setting(name, value) else repr(value)
 
 
@@ -123,7 +119,7 @@ def _build_again(spec: Spec) -> str:
 
 
 def _base_is_known(image: Evidence) -> bool:
-    """Whether the base has no variable, label or property that is inherited, but PATH.
+    """Return whether the base has no variable, label or property that is inherited, but PATH.
 
     That is so of Debian's images and of bootstrapped ones. A base that holds the framework, or that was set with BASE,
     may have any.
@@ -131,10 +127,6 @@ def _base_is_known(image: Evidence) -> bool:
     spec = image.required_spec
     if not image.base_is_debian:
         return False
-    base = image.labels.get("org.opencontainers.image.base.name", "")
-    debian = Reference.parse(spec.base_spec().image).name
-    return (
-        base == base_image.local_reference(spec.base, spec.architecture)
-        or base.partition("@")[0] == debian
-        or (base.partition("@")[0] == spec.base_spec().image)
-    )
+    base, debian = image.labels.get("org.opencontainers.image.base.name", ""), spec.base_spec().image
+    bootstrapped = base_image.local_reference(spec.base, spec.architecture)
+    return base == bootstrapped or base.partition("@")[0] in (debian, Reference.parse(debian).name)

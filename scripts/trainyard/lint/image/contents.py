@@ -1,34 +1,23 @@
-"""Rules about what every layer holds, compared with what was built from the spec on this host."""
+"""Compare what every layer holds with what was built from the spec on this host."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 
 from trainyard.common.rule_engine import Finding, Severity, rule
-from trainyard.lint.image.evidence import Evidence
-from trainyard.lint.image.expected import Expected
+from trainyard.lint.image.evidence import Evidence, Expected
 from trainyard.oci.layer_contents import Contents, Item
 from trainyard.oci.layers import Layer
 
 #: What an engine creates in every container, and some leave behind in the layers of builds that ran in one:
 #: https://github.com/opencontainers/runtime-spec/blob/main/config-linux.md#default-filesystems
-_OF_ENGINES = frozenset(
-    {
-        ".dockerenv",
-        "dev",
-        "etc/hosts",
-        "etc/hostname",
-        "etc/resolv.conf",
-        "etc/mtab",
-        "proc",
-        "sys",
-        "run/.containerenv",
-    }
-)
+_OF_ENGINES = (
+    ".dockerenv", "dev", "etc/hosts", "etc/hostname", "etc/resolv.conf", "etc/mtab", "proc", "sys", "run/.containerenv",
+)  # fmt: skip
 
 
 def compared(image: Evidence) -> str:
-    """What of an image was compared with the build, and what was trusted, in a line."""
+    """Return what of an image was compared with the build, and what was trusted, in a line."""
     total = len(image.stored.layers)
     if image.expected is None:
         return "files: not compared, as this host has no build of the spec whose layers it could read"
@@ -64,12 +53,12 @@ def files_are_those_of_the_build(image: Evidence) -> Iterator[Finding]:
 
 
 def _unread(image: Evidence, expected: Expected) -> bool:
-    """Whether the image has a layer whose contents are neither known nor were read."""
+    """Return whether the image has a layer whose contents are neither known nor were read."""
     return any(layer.entries is None and layer.diff_id not in expected.layers for layer in image.stored.layers)
 
 
 def _unexpected(layer: Layer, known: dict[str, tuple[Item, ...]], fix: str) -> Iterator[Finding]:
-    """What a layer holds that no layer of the build does."""
+    """Report what a layer holds that no layer of the build does."""
     for path, item in sorted((layer.entries or {}).items()):
         options = known.get(path, ())
         if item in options or path in _OF_ENGINES or item.kind == "whiteout":
@@ -83,13 +72,12 @@ def _unexpected(layer: Layer, known: dict[str, tuple[Item, ...]], fix: str) -> I
 
 
 def _visible(layers: Iterable[Contents]) -> set[str]:
-    """The paths that a container sees, of layers from the bottom up."""
-    found: set[str] = set()
+    """Return the paths that a container sees, of layers from the bottom up."""
+    paths: set[str] = set()
     for contents in layers:
         for path, item in contents.items():
             if item.kind == "whiteout":
-                found.discard(path)
-                found -= {one for one in found if one.startswith(f"{path}/")}
+                paths -= {path, *(other for other in paths if other.startswith(f"{path}/"))}
             else:
-                found.add(path)
-    return found
+                paths.add(path)
+    return paths

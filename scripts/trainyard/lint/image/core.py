@@ -1,4 +1,4 @@
-"""Evaluates the rules for images.
+"""Evaluate the rules for images, and list all rules.
 
 To add a rule, write a function in one of the modules that are imported here; see :mod:`trainyard.common.rule_engine`. A
 new module goes into :data:`RULES`.
@@ -7,7 +7,11 @@ new module goes into :data:`RULES`.
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Sequence
+from typing import Any
 
+from trainyard.common.errors import UserError, nearest
+from trainyard.common.registration import neighbours
 from trainyard.common.rule_engine import Finding, Rule, Severity, rules_in
 from trainyard.lint.image import configuration, contents, filesystem, framework, metadata
 from trainyard.lint.image.evidence import Evidence
@@ -21,27 +25,24 @@ RULES: tuple[Rule[Evidence], ...] = rules_in(metadata, configuration, framework,
 
 
 def rules_for(image: Evidence) -> list[Rule[Evidence]]:
-    """The rules that apply to an image: those about a ``target`` need its spec."""
-    return [one for one in RULES if image.spec is not None or "image" in one.subjects]
+    """Return the rules that apply to an image: those about a ``target`` need its spec."""
+    return [rule for rule in RULES if image.spec is not None or "image" in rule.subjects]
 
 
 def check(image: Evidence) -> dict[str, list[Finding]]:
-    """Rule id -> findings, for every rule; none for a rule that does not apply.
+    """Return rule id -> findings, for every rule; none for a rule that does not apply.
 
     A finding with a waiver that has not expired is a note. Of a rule with more than :data:`LIMIT` findings, the last
     entry gives the number of those that are left out.
     """
-    found: dict[str, list[Finding]] = {one.id: [] for one in RULES}
-    for one in rules_for(image):
-        found[one.id] = _limited([_waived(finding, image) for finding in one(image)])
-    return found
-
-
-def _limited(findings: list[Finding]) -> list[Finding]:
-    if len(findings) <= LIMIT:
-        return findings
-    rest = dataclasses.replace(findings[LIMIT], where="and", what=f"{len(findings) - LIMIT} more")
-    return [*findings[:LIMIT], rest]
+    reported: dict[str, list[Finding]] = {rule.id: [] for rule in RULES}
+    for rule in rules_for(image):
+        findings = [_waived(finding, image) for finding in rule(image)]
+        if len(findings) > LIMIT:
+            rest = dataclasses.replace(findings[LIMIT], where="and", what=f"{len(findings) - LIMIT} more")
+            findings[LIMIT:] = [rest]
+        reported[rule.id] = findings
+    return reported
 
 
 def _waived(finding: Finding, image: Evidence) -> Finding:
@@ -49,3 +50,32 @@ def _waived(finding: Finding, image: Evidence) -> Finding:
         if waiver.covers_finding(finding.rule, finding.where, image.target) and not waiver.expired(image.day):
             return dataclasses.replace(finding, what=f"{finding.what} ({waiver})", severity=Severity.NOTE)
     return finding
+
+
+def all_rules() -> list[Rule[Any]]:
+    """Return all rules: those for images, then those that neighbours bring."""
+    return [*RULES, *(rule for neighbour in neighbours() for rule in neighbour.rules())]
+
+
+def select(words: Sequence[str] = ()) -> list[Rule[Any]]:
+    """Return the rules with one of the subjects or ids; all rules if there are none.
+
+    Raises:
+        UserError: a word is neither a subject nor the id of a rule.
+    """
+    known = all_rules()
+    subjects = list(dict.fromkeys(subject for rule in known for subject in rule.subjects))
+    for word in words:
+        if word not in (valid := [*subjects, *(rule.id for rule in known)]):
+            raise UserError(f"no rule or subject '{word}'{nearest(word, valid)}; subjects are: {', '.join(subjects)}")
+    return [rule for rule in known if not words or {rule.id, *rule.subjects} & set(words)]
+
+
+def as_dict(rule: Rule[Any]) -> dict[str, Any]:
+    """Return a rule as JSON has it."""
+    return {name: getattr(rule, name) for name in ("id", "title", "severity", "subjects", "source")}
+
+
+def describe(rule: Rule[Any]) -> str:
+    """Return a rule for people, in three lines."""
+    return f"{rule.id} [{rule.severity}; {', '.join(rule.subjects)}]\n  {rule.title}\n  source: {rule.source}"

@@ -1,4 +1,4 @@
-"""What the rules for images look at."""
+"""Describe what the rules for images look at, and what the image must hold."""
 
 from __future__ import annotations
 
@@ -10,21 +10,59 @@ from typing import Any
 
 from packaging.utils import canonicalize_name
 
-from trainyard.lint.image.expected import Expected
+from trainyard.image import plan
 from trainyard.lint.waivers import Waiver, today
-from trainyard.oci.image_config import Configured
+from trainyard.oci import layer_contents
+from trainyard.oci.documents import Configured
+from trainyard.oci.layer_contents import Contents, Item
 from trainyard.oci.layers import Layer, Stored
 from trainyard.oci.probe_runner import Distribution, ProbeResult
-from trainyard.spec import naming
+from trainyard.spec import naming, state
 from trainyard.spec.architectures import ARCHITECTURES, Architecture
 from trainyard.spec.catalog import debian_bases
 from trainyard.spec.model import Spec
+from trainyard.spec.state import BuildResult
 from trainyard.spec.workspace import FOLDER
 
 
 @dataclass(frozen=True)
+class Expected:
+    """Hold the layers of a build, which may be that of the image or another one of the same spec, made on this host.
+
+    Attributes:
+        layers: diff id -> contents, bottom first.
+    """
+
+    layers: Mapping[str, Contents]
+
+    def entries(self) -> dict[str, tuple[Item, ...]]:
+        """Return path -> what the layers hold there, bottom first."""
+        return layer_contents.union(self.layers.values())
+
+
+def expected(spec: Spec, digest: str) -> Expected | None:
+    """Return what the image ``digest`` of a spec must hold.
+
+    None if this host has no build of the spec as it is now, with its locks and code, or could not read its layers.
+    """
+    record = state.recall(spec.kept, "build", digest)
+    if not record or not record.get("layers"):
+        record = next((build for build in state.builds(spec.kept) if _of_same_inputs(spec, build)), None)
+    if record is None:
+        return None
+    recalled = {diff_id: layer_contents.recall(spec.context.state, diff_id) for diff_id in record["layers"]}
+    known = {diff_id: contents for diff_id, contents in recalled.items() if contents is not None}
+    return Expected(known) if len(known) == len(recalled) else None
+
+
+def _of_same_inputs(spec: Spec, build: BuildResult) -> bool:
+    made_of = plan.content_hash(spec, build["index"], build["base"].partition("@")[2] or build["base"])
+    return bool(build.get("layers")) and naming.day_and_hash(build["tag"])[1] == made_of
+
+
+@dataclass(frozen=True)
 class Evidence(Configured):
-    """All that is known about an image; rules look at nothing else.
+    """Hold all that is known about an image; rules look at nothing else.
 
     Attributes:
         reference: how the image was named, for messages.
@@ -56,7 +94,7 @@ class Evidence(Configured):
 
     @property
     def index(self) -> str:
-        """Name of the framework's index, by the image's label; the spec's if the label has another value."""
+        """Return the name of the framework's index, by the image's label; the spec's if the label has another value."""
         label = self.labels.get(f"{naming.LABELS}.index", "")
         if self.spec is None:
             return label or "default"
@@ -64,17 +102,17 @@ class Evidence(Configured):
 
     @property
     def fell_back(self) -> bool:
-        """Whether the framework came from the default index because the spec's was unreachable."""
+        """Return whether the framework came from the default index because the spec's was unreachable."""
         return self.spec is not None and self.index != self.spec.framework.index
 
     @property
     def architecture(self) -> Architecture | None:
-        """The architecture that the configuration names; None of one that Trainyard has no name for."""
+        """Return the architecture that the configuration names; None of one that Trainyard has no name for."""
         return ARCHITECTURES.get(str(self.stored.config.get("architecture")))
 
     @property
     def target(self) -> str:
-        """Name of the target; empty without a spec."""
+        """Return the name of the target; empty without a spec."""
         return self.spec.target if self.spec else ""
 
     @property
@@ -84,13 +122,13 @@ class Evidence(Configured):
 
     @property
     def required_spec(self) -> Spec:
-        """The spec, for rules about targets: they are not applied to an image without one."""
+        """Return the spec, for rules about targets: they are not applied to an image without one."""
         assert self.spec is not None
         return self.spec
 
     @property
     def package_remediation(self) -> str:
-        """What to do about packages that are not what they must be."""
+        """Return what to do about packages that are not what they must be."""
         if self.spec is None:
             return "correct the versions that the image is built from"
         commands = f"run '{self.spec.command('lock')}' and '{self.spec.command('dev build')}'"
@@ -102,49 +140,49 @@ class Evidence(Configured):
 
     @property
     def size(self) -> int:
-        """Bytes of all files in all layers: what the image takes on a disk, unpacked."""
+        """Return bytes of all files in all layers: what the image takes on a disk, unpacked."""
         return sum(layer.contents.size for layer in self.stored.layers)
 
     @cached_property
     def locked(self) -> dict[str, str]:
-        """Canonical name -> version of what the locks say; nothing without a spec."""
+        """Return canonical name -> version of what the locks say; nothing without a spec."""
         return self.spec.locked(self.index).versions if self.spec else {}
 
     @cached_property
     def installed(self) -> dict[str, list[Distribution]]:
-        """Canonical name -> the distributions of that name: one, unless something is wrong."""
-        found: dict[str, list[Distribution]] = {}
+        """Return canonical name -> the distributions of that name: one, unless something is wrong."""
+        packages: dict[str, list[Distribution]] = {}
         for package in self.inside.packages:
-            found.setdefault(canonicalize_name(package.name), []).append(package)
-        return found
+            packages.setdefault(canonicalize_name(package.name), []).append(package)
+        return packages
 
     @cached_property
     def versions(self) -> dict[str, str]:
-        """Canonical name -> version of what an import finds."""
+        """Return canonical name -> version of what an import finds."""
         return {name: packages[0].version for name, packages in self.installed.items()}
 
     def version(self, name: str) -> str | None:
-        """Version of an installed distribution, or None."""
+        """Return the version of an installed distribution, or None."""
         return self.versions.get(canonicalize_name(name))
 
     def of_base(self, path: str) -> bool:
-        """Whether a path is where a base that holds the framework keeps its packages."""
+        """Return whether a path is where a base that holds the framework keeps its packages."""
         contents = self.spec.base_contents if self.spec else None
         return contents is not None and path.startswith(contents.site)
 
     def of_workspace(self, path: str) -> bool:
-        """Whether a path is in the folder of the user's code."""
+        """Return whether a path is in the folder of the user's code."""
         return self.spec is not None and self.spec.has_code and path.startswith(f"{FOLDER}/")
 
     @cached_property
     def recorded(self) -> dict[str, str]:
-        """Path -> SHA-256 of what the locked wheels brought, as they themselves say; the base's, where it has some."""
-        found: dict[str, str] = {}
+        """Return path -> SHA-256 of what the locked wheels, or those of the base, brought, as they themselves say."""
+        records: dict[str, str] = {}
         for layer in self.stored.layers:
             if layer.kind == "copied" or not self.base_is_debian:
-                found |= layer.contents.records
-        return found
+                records |= layer.contents.records
+        return records
 
     def publicly_known(self, path: str, sha256: str) -> bool:
-        """Whether a file is, byte for byte, part of a locked wheel, which anyone can download."""
+        """Return whether a file is, byte for byte, part of a locked wheel, which anyone can download."""
         return self.recorded.get(path) == sha256

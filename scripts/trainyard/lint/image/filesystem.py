@@ -1,23 +1,25 @@
-"""Rules about the content of layers: secrets, certificates, duplicates, set-id files, byte code, size, waivers."""
+"""Check the content of layers: secrets, certificates, duplicates, set-id files, byte code, size, waivers."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 from trainyard.common.rule_engine import Finding, Severity, rule
 from trainyard.image import wheel_layers
 from trainyard.lint.image.evidence import Evidence
-from trainyard.lint.waivers import expired
 from trainyard.oci import layers, secret_scan
 from trainyard.oci.probe_runner import Distribution
 from trainyard.spec.architectures import ARCHITECTURES, Architecture
 from trainyard.spec.model import RepositorySpec
 from trainyard.spec.units import in_units
 
+#: What to do about a credential.
+_REVOKE = "revoke it, and pass it to the build as a secret (RUN --mount=type=secret)"
+
 
 def _without_spec(image: Evidence) -> Severity:
-    """Without a spec it is unknown which layers are the base's, so that the finding is a note."""
+    """Return NOTE without a spec, as it is unknown which layers are the base's then, else REFUSE."""
     return Severity.NOTE if image.spec is None else Severity.REFUSE
 
 
@@ -27,12 +29,8 @@ def no_credentials_in_layers(image: Evidence) -> Iterator[Finding]:
     for layer in image.stored.layers:
         for suspect in layer.contents.suspects:
             if not image.publicly_known(suspect.path, suspect.hash):
-                yield Finding(
-                    f"/{suspect.path} in layer {layer.stage}",
-                    f"holds {suspect.kind}",
-                    "everyone who can pull the image can read it, even if a later layer deletes it",
-                    "revoke it, and pass it to the build as a secret (RUN --mount=type=secret)",
-                )
+                why = "everyone who can pull the image can read it, even if a later layer deletes it"
+                yield Finding(f"/{suspect.path} in layer {layer.stage}", f"holds {suspect.kind}", why, _REVOKE)
 
 
 @rule("image", severity=Severity.REFUSE, source="docs/anatomy.md#checking-an-image")
@@ -44,14 +42,10 @@ def no_credentials_in_settings(image: Evidence) -> Iterator[Finding]:
         command = str(entry.get("created_by", ""))
         first_word = command.partition(" ")[0]
         places.append((f"history line {number} ({first_word})", secret_scan.in_command(command)))
+    why = "'docker image inspect' shows it to everyone who can pull the image"
     for where, kinds in places:
         for kind in kinds:
-            yield Finding(
-                where,
-                f"holds {kind}",
-                "'docker image inspect' shows it to everyone who can pull the image",
-                "revoke it, and pass it to the build as a secret (RUN --mount=type=secret)",
-            )
+            yield Finding(where, f"holds {kind}", why, _REVOKE)
 
 
 @rule("image", severity=Severity.REFUSE, source="docs/anatomy.md#checking-an-image")
@@ -92,7 +86,7 @@ def no_path_stored_twice(image: Evidence) -> Iterator[Finding]:
     owner: dict[str, str] = {}
     for layer in image.ours:
         for path in layer.contents.removed:
-            hidden = next((owner[one] for one in owner if one == path or one.startswith(f"{path}/")), None)
+            hidden = next((owner[other] for other in owner if f"{other}/".startswith(f"{path}/")), None)
             if hidden:
                 what = f"is stored by layer {hidden} and deleted by {layer.stage}"
                 yield Finding(f"/{path}", what, why, fix, severity=_without_spec(image))
@@ -117,7 +111,7 @@ def no_path_stored_twice(image: Evidence) -> Iterator[Finding]:
 def no_empty_or_duplicate_layer(image: Evidence) -> Iterator[Finding]:
     """No layer is empty, and no layer occurs twice."""
     why = "GKE streams no image that has such a layer: its nodes download all of it before a container starts"
-    severity = Severity.REFUSE if image.base_is_debian else Severity.NOTE
+    severity = _without_spec(image) if image.spec is None or image.base_is_debian else Severity.NOTE
     seen: dict[str, str] = {}
     for layer in image.stored.layers:
         where = f"layer {layer.stage}"
@@ -163,7 +157,7 @@ def binaries_are_for_the_architecture(image: Evidence) -> Iterator[Finding]:
     expected = image.architecture
     if expected is None:
         return
-    others = {one.elf: one for one in ARCHITECTURES.values() if one != expected}
+    others = {other.elf: other for other in ARCHITECTURES.values() if other != expected}
     for layer in image.stored.layers:
         for path, machine in layer.contents.machines.items():
             if machine in others:
@@ -183,7 +177,6 @@ _OF_THE_HOST = re.compile(
     r"|lib(?:mpi|pmix|oshmem|mlx5|fabric|ucs|ucp|uct|ucm|rdmacm|ibverbs)\.so.*"
 )
 
-
 #: A library by its name, unlike a program and a module that Python imports (PEP 3149, PEP 384).
 _LIBRARY = re.compile(r"lib(?!.*\.(?:cpython-|abi3\.)).*\.so(?:\.\d+)*")
 
@@ -191,15 +184,12 @@ _LIBRARY = re.compile(r"lib(?!.*\.(?:cpython-|abi3\.)).*\.so(?:\.\d+)*")
 @rule("image", severity=Severity.REFUSE, source="https://refspecs.linuxfoundation.org/elf/gabi4+/ch5.dynamic.html")
 def binaries_find_their_libraries(image: Evidence) -> Iterator[Finding]:
     """Every library that a program, a module or a library in use loads is in the image or comes from the host."""
-    present = {
-        path.rpartition("/")[2] for layer in image.stored.layers for path in layer.contents.files
-    } - _removed_libraries(image)
-    in_use = {
-        name.rpartition("/")[2]
-        for layer in image.stored.layers
-        for names in layer.contents.needed.values()
-        for name in names
-    }
+    present: set[str] = set()
+    in_use: set[str] = set()
+    for layer in image.stored.layers:
+        present -= {path.rpartition("/")[2] for path in layer.contents.removed}
+        present |= {path.rpartition("/")[2] for path in layer.contents.files}
+        in_use |= {name.rpartition("/")[2] for names in layer.contents.needed.values() for name in names}
     for layer in image.stored.layers:
         for path, names in layer.contents.needed.items():
             file = path.rpartition("/")[2]
@@ -218,15 +208,6 @@ def binaries_find_their_libraries(image: Evidence) -> Iterator[Finding]:
                     )
 
 
-def _removed_libraries(image: Evidence) -> set[str]:
-    """Names of libraries that a layer deletes and no higher one has again."""
-    gone: set[str] = set()
-    for layer in image.stored.layers:
-        gone |= {path.rpartition("/")[2] for path in layer.contents.removed if ".so" in path}
-        gone -= {path.rpartition("/")[2] for path in layer.contents.files}
-    return gone
-
-
 @rule(
     "image",
     severity=Severity.REFUSE,
@@ -239,7 +220,7 @@ def wheels_are_for_the_architecture(image: Evidence) -> Iterator[Finding]:
         return
     for package in image.inside.packages:
         platforms = sorted({tag.rsplit("-", 1)[-1] for tag in package.tags})
-        if platforms and all(_is_foreign(one, expected) for one in platforms):
+        if platforms and all(_is_foreign(platform, expected) for platform in platforms):
             yield Finding(
                 f"package {package.name} {package.version} in {package.folder}",
                 f"is from a wheel for {', '.join(platforms)}; the image is for {expected.machine}",
@@ -250,12 +231,12 @@ def wheels_are_for_the_architecture(image: Evidence) -> Iterator[Finding]:
 
 
 def _is_foreign(platform: str, expected: Architecture) -> bool:
-    """Whether the platform of a wheel's tag is certainly another one.
+    """Return whether the platform of a wheel's tag is certainly another one.
 
     Not if its name is unknown: nvidia-cusparselt-cu13 0.8.1 for arm64 calls it manylinux2014_sbsa (Server Base System
     Architecture), although the name of its file ends with aarch64.
     """
-    others = [one.machine for one in ARCHITECTURES.values() if one != expected]
+    others = [other.machine for other in ARCHITECTURES.values() if other != expected]
     return platform.startswith(("win", "macosx")) or platform.endswith(tuple(f"_{machine}" for machine in others))
 
 
@@ -303,22 +284,24 @@ def size_within_budget(image: Evidence) -> Iterator[Finding]:
     )
 
 
-def heaviest(packages: tuple[Distribution, ...], count: int) -> list[Distribution]:
-    """The packages that take most bytes."""
+def heaviest(packages: Iterable[Distribution], count: int) -> list[Distribution]:
+    """Return the packages that take most bytes."""
     return sorted(packages, key=lambda package: -package.bytes)[:count]
 
 
 @rule("image", severity=Severity.REFUSE, source="docs/anatomy.md#checking-an-image")
 def no_waiver_has_expired(image: Evidence) -> Iterator[Finding]:
     """No waiver for this image has expired."""
-    for waiver in expired(image.waivers, image.day):
+    for waiver in image.waivers:
+        if image.spec is None or not waiver.expired(image.day):
+            continue
         if waiver.package is not None:
             version = image.version(waiver.package)
             concerns = waiver.covers_package(waiver.rule, waiver.package, version or "", image.target)
             what = f"package {waiver.package} {waiver.version}"
         else:
             concerns, what = waiver.target in (None, image.target), str(waiver.where)
-        if concerns and image.spec is not None:
+        if concerns:
             yield Finding(
                 f"waiver of {waiver.rule} for {what}",
                 f"expired on {waiver.expires}; owner {waiver.owner}: {waiver.reason}",

@@ -1,4 +1,4 @@
-"""Rules about the build of the framework: its index, its accelerator, and the exact libraries that it needs."""
+"""Check the build of the framework: its index, its accelerator, and the exact libraries that it needs."""
 
 from __future__ import annotations
 
@@ -14,9 +14,12 @@ from trainyard.common.rule_engine import Finding, Severity, rule
 from trainyard.lint.image.evidence import Evidence
 from trainyard.spec.catalog import conflict
 
+#: The file of TensorFlow's wheels that describes their build.
+_BUILD_INFO = "tensorflow/python/platform/build_info.py"
+
 
 def torch_build(text: str) -> tuple[str | None, str | None]:
-    """``__version__`` and ``cuda`` in the text of a torch or torchvision version.py; None where not assigned."""
+    """Return ``__version__`` and ``cuda`` in the text of a torch or torchvision version.py; None where not assigned."""
     version = re.search(r"(?m)^__version__(?:: *\w+)? *= *['\"]([^'\"]+)['\"]", text)
     cuda = re.search(r"(?m)^cuda(?:: *[\w\[\]]+)? *= *['\"]([^'\"]+)['\"]", text)
     return version[1] if version else None, cuda[1] if cuda else None
@@ -80,7 +83,7 @@ def torch_xla_has_its_libtpu(image: Evidence) -> Iterator[Finding]:
 
 
 def tensorflow_build(text: str) -> dict[str, Any]:
-    """``build_info`` of the text of TensorFlow's build_info.py, read without running it; empty if it has none."""
+    """Return ``build_info`` of the text of TensorFlow's build_info.py, which is not run; empty if it has none."""
     for node in ast.parse(text).body:
         if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "build_info":
             value = node.value.args[0] if isinstance(node.value, ast.Call) and node.value.args else node.value
@@ -96,8 +99,7 @@ def tensorflow_build(text: str) -> dict[str, Any]:
 def tensorflow_has_its_cudnn(image: Evidence) -> Iterator[Finding]:
     """TensorFlow's build matches the variant and the installed cuDNN."""
     fix = image.package_remediation
-    where = "tensorflow/python/platform/build_info.py"
-    text = image.inside.texts.get(where)
+    text = image.inside.texts.get(where := _BUILD_INFO)
     if text is None:
         return
     build = tensorflow_build(text)
@@ -129,10 +131,9 @@ def framework_is_built_for_the_accelerator(image: Evidence) -> Iterator[Finding]
     if torch is not None and torch_build(torch)[1] is None:
         version = torch_build(torch)[0]
         yield Finding("torch/version.py", f"torch {version} is built without CUDA", why, image.package_remediation)
-    where = "tensorflow/python/platform/build_info.py"
-    tensorflow = image.inside.texts.get(where)
+    tensorflow = image.inside.texts.get(_BUILD_INFO)
     if tensorflow is not None and not tensorflow_build(tensorflow).get("is_cuda_build"):
-        yield Finding(where, "TensorFlow is built without CUDA", why, image.package_remediation)
+        yield Finding(_BUILD_INFO, "TensorFlow is built without CUDA", why, image.package_remediation)
     if not any(package.startswith("nvidia-") for package in image.installed):
         yield Finding("packages nvidia-*", "none is installed: CUDA comes from wheels", why, image.package_remediation)
 

@@ -1,4 +1,4 @@
-"""Rules about metadata: labels, tags and entry point match the spec; the pins of the spec are locked and installed."""
+"""Check metadata: labels, tags and entry point match the spec; the pins of the spec are locked and installed."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from collections.abc import Iterator
 
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
-from packaging.version import InvalidVersion, Version
 
 from trainyard.common.rule_engine import Finding, Severity, rule
 from trainyard.image import dockerfile, plan
 from trainyard.lint.image.evidence import Evidence
+from trainyard.lint.waivers import same_version
 from trainyard.oci.probe_runner import Distribution
 from trainyard.oci.reference import Reference
 from trainyard.spec import naming
@@ -55,15 +55,12 @@ def labels_match_spec(image: Evidence) -> Iterator[Finding]:
         locked = plan.sha256_of(spec.lock_file)
         allowed[argument] = (locked, locked)
     expected |= {label: allowed[argument] for label, argument in plan.labels_from_arguments(spec).items()}
+    why, fix = "tools and users choose images by their labels", f"run '{spec.command('dev build')}'"
     for label, (pattern, words) in expected.items():
         value = image.labels.get(label)
         if value is None or not re.fullmatch(pattern, value):
-            yield Finding(
-                f"label {label}",
-                f"{'missing' if value is None else repr(value)}; expected {words}",
-                "tools and users choose images by their labels",
-                f"run '{spec.command('dev build')}'",
-            )
+            what = f"{'missing' if value is None else repr(value)}; expected {words}"
+            yield Finding(f"label {label}", what, why, fix)
 
 
 @rule("target", severity=Severity.REFUSE, source="docs/anatomy.md#labels")
@@ -188,7 +185,7 @@ def installed_matches_locks(image: Evidence) -> Iterator[Finding]:
         if locked is None:
             where = f"package {package} {found[0].version} in {found[0].folder}"
             yield Finding(where, "is in no lock", "it was not chosen, and no hash is checked", fix)
-        elif any(not _same(one.version, locked) for one in found):
+        elif any(not same_version(one.version, locked) for one in found):
             versions = " and ".join(one.version for one in found)
             why = "results differ from those of the version that was tested"
             yield Finding(f"package {package}", f"is {versions}; the lock has {locked}", why, fix)
@@ -198,7 +195,7 @@ def installed_matches_locks(image: Evidence) -> Iterator[Finding]:
 
 
 def _in_code(image: Evidence, package: str) -> bool:
-    """Whether the metadata of a package is in the layer of the user's code."""
+    """Return whether the metadata of a package is in the layer of the user's code."""
     code, site = image.stored.layers[-1].contents.files, re.escape(image.required_spec.site.packages)
     return any(
         canonicalize_name(match[1]) == package
@@ -208,15 +205,7 @@ def _in_code(image: Evidence, package: str) -> bool:
 
 
 def _effective(found: list[Distribution], package: str, spec: Spec, image: Evidence) -> list[Distribution]:
-    """The distributions of a name, without the base's where the lock has another version, which has precedence."""
+    """Return the distributions of a name, without the base's where the lock has another version, which comes first."""
     if spec.base_contents is None or image.locked.get(package) == spec.base_contents.packages.get(package):
         return found
     return [one for one in found if not image.of_base(one.folder)] or found
-
-
-def _same(one: str, other: str) -> bool:
-    """Whether two versions are equal (PEP 440), local part included."""
-    try:
-        return Version(one) == Version(other)
-    except InvalidVersion:
-        return one == other

@@ -1,4 +1,4 @@
-"""Verify an image: it is what its spec, its locks, its labels and its tags say. Needs seconds, and no accelerator."""
+"""Verify that an image is what its spec, locks, labels and tags say. That takes seconds, and no accelerator."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import dataclasses
 import logging
 import re
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
 
@@ -17,10 +17,9 @@ from trainyard.common.context import Context
 from trainyard.common.errors import StepFailed, UserError
 from trainyard.common.rule_engine import Finding
 from trainyard.image import plan
-from trainyard.image.local_images import default_reference
 from trainyard.lint import waivers
-from trainyard.lint.image import contents, core, expected, filesystem
-from trainyard.lint.image.evidence import Evidence
+from trainyard.lint.image import contents, core, filesystem
+from trainyard.lint.image.evidence import Evidence, expected
 from trainyard.oci import docker_engine, layers, probe_runner
 from trainyard.oci.layers import Stored
 from trainyard.spec import naming, state
@@ -37,7 +36,7 @@ _METADATA = re.compile(r"/([^/]+)-[^-/]+\.dist-info/METADATA$")
 
 
 class VerifyFailed(StepFailed):
-    """An image breaks a rule; ``facts`` is the result of :func:`verify`."""
+    """Report that an image breaks a rule; ``facts`` is the result of :func:`verify`."""
 
     def __init__(self, message: str, facts: dict[str, Any]) -> None:
         super().__init__(message)
@@ -53,36 +52,42 @@ def _dockerfile(spec: Spec, index: str) -> str:
 
 
 def gather(spec: Spec | None, reference: str) -> Evidence:
-    """What the rules look at. The probe runs in a container while the layers are read here.
+    """Return what the rules look at. The probe runs in a container while the layers are read here.
 
     Raises:
         UserError: there is no such image, or the target is not rendered.
         StepFailed: the image cannot be read or run.
     """
     image = docker_engine.image(reference, made_by=spec.command("dev build") if spec else "docker pull")
-    index = _index(spec, image.labels) if spec else ""
+    label = image.labels.get(f"{naming.LABELS}.index", "")
+    index = label if spec and label == spec.framework.index else "default"
     dockerfile = _dockerfile(spec, index) if spec else ""
-    wanted = expected.of(spec, str(image.id)) if spec else None
+    wanted = expected(spec, str(image.id)) if spec else None
     built = state.recall(spec.kept, "build", str(image.id)) if spec else None
+    inputs = ""
+    changed: tuple[str, ...] = ()
+    if spec and not isinstance(spec, RepositorySpec):  # a user's code may have been edited since
+        base = [image.labels.get(f"org.opencontainers.image.base.{name}", "") for name in ("digest", "name")]
+        inputs = plan.content_hash(spec, index, base[0] or base[1])
+        changed = plan.changed_inputs(spec, index, built.get("inputs", {})) if built else ()
     with ThreadPoolExecutor(max_workers=1) as background:
         seen = background.submit(probe_runner.probe, reference)
         # What has a known digest holds what is known of it: nothing else is read byte by byte.
         unknown = (lambda diff_id: diff_id not in wanted.layers) if wanted else (lambda _: False)
         stored = layers.read(reference, dockerfile, hashed=unknown)
         try:
-            found = seen.result()
+            inside = seen.result()
         except (probe_runner.NoPython, probe_runner.ProbeFailed) as error:
             # What made it fail is among the files, which are checked all the same.
             logger.warning(f"{error}; only its layers and its configuration are checked")
             failed = spec is not None or isinstance(error, probe_runner.ProbeFailed)
-            found = dataclasses.replace(probe_runner.NOTHING, error=str(error) if failed else "")
-        inputs, changed = _made_of(spec, index, image.labels, built) if spec else ("", ())
+            inside = dataclasses.replace(probe_runner.NOTHING, error=str(error) if failed else "")
         return Evidence(
             spec=spec,
             reference=reference,
             tags=tuple(image.tags),
             stored=stored if spec else layers.without_base(stored),
-            inside=found,
+            inside=inside,
             build=built,
             inputs=inputs,
             changed=changed,
@@ -91,34 +96,14 @@ def gather(spec: Spec | None, reference: str) -> Evidence:
         )
 
 
-def _index(spec: Spec, labels: Mapping[str, str]) -> str:
-    """The package index that an image was built from, by its label; the default one if the label has no such index."""
-    label = labels.get(f"{naming.LABELS}.index", "")
-    return label if label == spec.framework.index else "default"
-
-
-def _made_of(
-    spec: Spec, index: str, labels: Mapping[str, str], built: state.BuildResult | None
-) -> tuple[str, tuple[str, ...]]:
-    """Return the hash of what an image of a spec is made of now, and the names of what changed since it was built.
-
-    Both are empty for a user's image, whose code may have been edited since.
-    """
-    if isinstance(spec, RepositorySpec):
-        return "", ()
-    base = labels.get("org.opencontainers.image.base.digest") or labels.get("org.opencontainers.image.base.name", "")
-    changed = plan.changed_inputs(spec, index, built.get("inputs", {})) if built else ()
-    return plan.content_hash(spec, index, base), changed
-
-
 def examine(spec: Spec | None, reference: str) -> tuple[Evidence, dict[str, list[Finding]]]:
-    """The evidence about an image, and the findings by rule. Nothing is recorded."""
+    """Return the evidence about an image, and the findings by rule. Nothing is recorded."""
     evidence = gather(spec, reference)
     return evidence, core.check(evidence)
 
 
 def described(stored: Stored) -> dict[str, Any]:
-    """What the record says of an image's blobs: ``layers``, ``config``, ``manifest``; see :func:`verify`."""
+    """Return what the record says of an image's blobs: ``layers``, ``config``, ``manifest``; see :func:`verify`."""
     parts = [
         {
             "stage": layer.stage,
@@ -157,18 +142,18 @@ def verify(spec: Spec | None, reference: str, *, show: Callable[[object], None] 
     started = time.monotonic()
     digest = docker_engine.digest(reference, made_by=spec.command("dev build") if spec else "docker pull")
     evidence, by_rule = examine(spec, reference)
-    found = [one for some in by_rule.values() for one in some]
-    failed = [one for one in found if one.fails]
+    findings = [finding for some in by_rule.values() for finding in some]
+    failed = [finding for finding in findings if finding.fails]
     rules = core.rules_for(evidence)
     seconds = round(time.monotonic() - started, 1)
     facts = {
         "passed": not failed,
-        "findings": [rule_engine.as_dict(one) for one in failed],
-        "notes": [rule_engine.as_dict(one) for one in found if not one.fails],
+        "findings": [rule_engine.as_dict(finding) for finding in failed],
+        "notes": [rule_engine.as_dict(finding) for finding in findings if not finding.fails],
         "size": evidence.size,
         **described(evidence.stored),
         "packages": len(evidence.inside.packages),
-        "rules": [one.id for one in rules],
+        "rules": [rule.id for rule in rules],
         "seconds": seconds,
     }
     # An image of another target is not one that this target could publish.
@@ -179,8 +164,8 @@ def verify(spec: Spec | None, reference: str, *, show: Callable[[object], None] 
         show(contents.compared(evidence))
     title = f"{len(rules)} rules, {len(evidence.inside.packages)} packages, {seconds} s"
     show(rule_engine.results_table(title, rules, by_rule))
-    for one in found:
-        show(one)
+    for finding in findings:
+        show(finding)
     if failed:
         more = f" (and {len(failed) - 1} more findings)" if len(failed) > 1 else ""
         verdict = "does not match its spec" if spec else "breaks a rule for every image"
@@ -189,37 +174,36 @@ def verify(spec: Spec | None, reference: str, *, show: Callable[[object], None] 
 
 
 def _sizes(evidence: Evidence) -> Table:
-    """The layers with their sizes and largest packages, for people."""
-    from rich.table import Table
+    """Return the layers with their sizes and largest packages, for people."""
+    from rich.table import Column, Table
 
-    table = Table(title=f"{evidence.reference}: {in_units(evidence.size)} in layers", title_justify="left")
-    table.add_column("layer")
-    table.add_column("size", justify="right")
-    table.add_column("compressed", justify="right")
-    table.add_column("largest packages")
+    sizes = (Column(name, justify="right") for name in ("size", "compressed"))
+    title = f"{evidence.reference}: {in_units(evidence.size)} in layers"
+    table = Table("layer", *sizes, "largest packages", title=title, title_justify="left")
     for layer in evidence.stored.layers:
         names = {canonicalize_name(match[1]) for path in layer.contents.files if (match := _METADATA.search(path))}
-        within = tuple(one for one in evidence.inside.packages if layer.ours and canonicalize_name(one.name) in names)
-        packages = [f"{one.name} {in_units(one.bytes)}" for one in filesystem.heaviest(within, 3)]
-        table.add_row(layer.stage, in_units(layer.contents.size), in_units(layer.stored), ", ".join(packages))
+        packages = evidence.inside.packages if layer.ours else ()
+        within = [package for package in packages if canonicalize_name(package.name) in names]
+        largest = [f"{package.name} {in_units(package.bytes)}" for package in filesystem.heaviest(within, 3)]
+        table.add_row(layer.stage, in_units(layer.contents.size), in_units(layer.stored), ", ".join(largest))
     return table
 
 
 def image_to_verify(context: Context, target: str | None, image: str | None) -> tuple[Spec | None, str]:
-    """The spec, if any, and the reference of the image to verify; it is pulled if it is not on this host.
+    """Return the spec, if any, and the reference of the image to verify, pulled if it is not on this host.
 
     Raises:
         UserError: neither is given, or there is no such target or image.
     """
     if not image:
         spec = load(target, context=context)
-        return spec, default_reference(spec.local_name)
+        return spec, docker_engine.default_reference(spec.local_name)
     given = load(target, context=context) if target else None
-    found = docker_engine.pull(image)
-    named = str(found.labels.get(f"{naming.LABELS}.target") or "")
+    local = docker_engine.pull(image)
+    named = str(local.labels.get(f"{naming.LABELS}.target") or "")
     if given is None and named in targets():
         command = f"trainyard verify {named} --image {image}"
         logger.info(f"{image} is labelled as {named}: '{command}' compares it with that spec, too")
-    arch = str(found.attrs.get("Architecture"))
+    arch = str(local.attrs.get("Architecture"))
     other = given and arch != given.arch and f"linux/{arch}" in given.platforms
     return load(target, arch, context) if other else given, image
