@@ -10,13 +10,10 @@ from trainyard.common.context import Context
 GROUP = "build"
 
 
-@click.command(
-    short_help="List the targets, and which are built on this host.",
-    epilog="""\b
-    Examples:
-      trainyard list
-      trainyard list --json
-    """,
+@options.command(
+    "List the targets, and which are built on this host.",
+    "trainyard list",
+    "trainyard list --json",
 )
 @options.json_output
 @click.pass_obj

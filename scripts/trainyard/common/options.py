@@ -80,6 +80,18 @@ def flag(name: str, *names: str, **attributes: Any) -> Callable[[F], F]:
     return option(name, *names, is_flag=True, type=_Switch(), **attributes)
 
 
+def command(summary: str, *examples: str, **attributes: Any) -> Callable[[Callable[..., Any]], click.Command]:
+    """Return what makes a function a command, whose docstring ``--help`` shows.
+
+    Args:
+        summary: what lists of commands show.
+        examples: command lines, which ``--help`` ends with.
+        attributes: of :func:`click.command`.
+    """
+    epilog = "\n".join(["\b", "Examples:", *(f"  {example}" for example in examples)])
+    return click.command(short_help=summary, epilog=epilog, **attributes)
+
+
 class Group(click.Command):
     """A command with other commands below it, as in ``job`` and ``job check``; ``--help`` lists them."""
 

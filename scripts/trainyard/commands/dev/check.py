@@ -9,13 +9,10 @@ from trainyard.common import options
 GROUP = "project"
 
 
-@click.command(
-    short_help="Check specs, locks, generated files, style and types.",
-    epilog="""\b
-    Examples:
-      trainyard dev check
-      make check
-    """,
+@options.command(
+    "Check specs, locks, generated files, style and types.",
+    "trainyard dev check",
+    "make check",
 )
 @options.json_output
 def command(as_json: bool) -> None:
