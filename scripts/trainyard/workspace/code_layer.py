@@ -28,7 +28,7 @@ from packaging.utils import canonicalize_name
 from trainyard.spec.naming import FILE_EPOCH
 from trainyard.spec.workspace import FOLDER, Site, Workspace
 from trainyard.workspace import code_files, python_projects
-from trainyard.workspace.python_projects import Project
+from trainyard.workspace.project import Project
 
 #: Owner of the code: the image's user, in group 0, which containers with any other uid are in.
 _USER = 1000

@@ -138,15 +138,17 @@ def workspace_root(folder: Path) -> Toml | None:
     """The pyproject.toml of the uv workspace that ``folder`` is in: the nearest with ``[tool.uv.workspace]``."""
     for above in folders_upwards(folder):
         path = above / "pyproject.toml"
-        if path.is_file() and "[tool.uv.workspace" in path.read_text(encoding="utf-8", errors="replace"):
-            return toml(path)
+        if path.is_file() and "workspace" in path.read_text(encoding="utf-8", errors="replace"):
+            found = toml(path)
+            if "workspace" in table(found.data, "tool", "uv"):
+                return found
     return None
 
 
 def read_project(
     path: Path, found: Found, *, fits: Fits, extras: Sequence[str] = (), groups: Sequence[str] = ()
-) -> Line | None:
-    """Add the dependencies of a pyproject.toml to ``found``; its ``requires-python``, None if it has none.
+) -> None:
+    """Add the dependencies of a pyproject.toml to ``found``.
 
     uv's default groups, such as ``dev``, are left out unless ``groups`` names them.
 
@@ -157,15 +159,10 @@ def read_project(
     project = table(source.data, "project")
     if not project and not groups:
         raise UserError(_without_project(source))
-    for line in _dependencies(source, project, found):
+    lines = _dependencies(source, project, found)
+    for line in [*lines, *_extra_lines(source, project, extras, ()), *_group_lines(source, groups)]:
         _add(source, line, found, fits)
-    for line in _extra_lines(source, project, extras, ()):
-        _add(source, line, found, fits)
-    for line in _group_lines(source, groups):
-        _add(source, line, found, fits)
-    _uv_settings(source, found, fits)
-    requires = project.get("requires-python")
-    return source.line(str(requires), after="requires-python") if requires else None
+    _uv_settings(source, found)
 
 
 def _without_project(source: Toml) -> str:
@@ -310,7 +307,7 @@ def _direct(owner: Toml, line: Line, entry: Mapping[str, Any]) -> Source:
     return Source(line, found.location, line.name, extras, marker)
 
 
-def _uv_settings(source: Toml, found: Found, fits: Fits) -> None:
+def _uv_settings(source: Toml, found: Found) -> None:
     """Constraints, overrides and resolver settings; those of a uv workspace are at its root."""
     owner = workspace_root(source.path.parent) or source
     settings = table(owner.data, "tool", "uv")

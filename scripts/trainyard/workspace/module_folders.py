@@ -7,19 +7,16 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 
 
-def of(
-    folder: Path, document: Mapping[str, Any], package_dir: Mapping[str, str] | None = None, where: Sequence[str] = ()
-) -> list[Path]:
-    """The import roots of the project in ``folder``: the settings of its build backend, else what backends find.
+def of(folder: Path, document: Mapping[str, Any], told: Sequence[str] = ()) -> list[Path]:
+    """Return the import roots of the project in ``folder``: the settings of its build backend, else what backends find.
 
     Args:
         document: its pyproject.toml; empty if it has none.
-        package_dir: ``package_dir`` of setup.cfg, ``where``: that of its ``[options.packages.find]``.
+        told: folders that other files of settings tell.
     """
     tool = document.get("tool", {})
     told = [
-        *where,
-        *_of_package_dir(package_dir or {}),
+        *told,
         *_setuptools(tool.get("setuptools", {})),
         *_hatch(tool.get("hatch", {}).get("build", {})),
         *_poetry(tool.get("poetry", {})),
@@ -53,8 +50,11 @@ def _parents(packages: object) -> list[str]:
     return [PurePosixPath(path).parent.as_posix() for path in paths if isinstance(path, str)]
 
 
-def _of_package_dir(folders: Mapping[str, str]) -> list[str]:
-    """As in https://setuptools.pypa.io/en/latest/userguide/package_discovery.html."""
+def of_package_dir(folders: Mapping[str, str]) -> list[str]:
+    """Return the import roots of setuptools' ``package_dir``: package -> folder.
+
+    https://setuptools.pypa.io/en/latest/userguide/package_discovery.html.
+    """
     found = []
     for package, path in folders.items():
         parts = package.split(".") if package else []
@@ -67,7 +67,7 @@ def _of_package_dir(folders: Mapping[str, str]) -> list[str]:
 def _setuptools(table: Mapping[str, Any]) -> list[str]:
     packages = table.get("packages", {})
     find = packages.get("find", {}) if isinstance(packages, dict) else {}
-    return [*find.get("where", []), *_of_package_dir(table.get("package-dir", {}))]
+    return [*find.get("where", []), *of_package_dir(table.get("package-dir", {}))]
 
 
 def _hatch(table: Mapping[str, Any]) -> list[str]:

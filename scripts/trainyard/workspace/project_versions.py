@@ -70,15 +70,13 @@ def dependencies(folder: Path, document: Mapping[str, Any]) -> tuple[str, ...] |
     files = [found] if isinstance(found, str) else found
     if not files or not all((folder / str(file)).is_file() for file in files):
         return None
-    return tuple(_requirements(text_of(folder / str(file)) for file in files))
+    return listed(folder, files)
 
 
-def _requirements(texts: Iterable[str]) -> Iterable[str]:
-    for text in texts:
-        for line in text.splitlines():
-            requirement = re.sub(r"(^|\s)#.*", "", line).strip()
-            if requirement:
-                yield requirement
+def listed(folder: Path, files: Iterable[str]) -> tuple[str, ...]:
+    """Return the requirements that files of a folder list, a line each; none of a file that cannot be read."""
+    lines = (re.sub(r"(^|\s)#.*", "", line).strip() for file in files for line in text_of(folder / file).splitlines())
+    return tuple(filter(None, lines))
 
 
 def _normal(text: str | None) -> str | None:

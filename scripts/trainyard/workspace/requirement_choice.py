@@ -16,8 +16,8 @@ from trainyard.spec import markers, yaml_source
 from trainyard.spec.lock import DEFAULT, Locked
 from trainyard.spec.model import Spec
 from trainyard.workspace import dependency_tables, import_names, requirements_txt, setuptools_projects
-from trainyard.workspace.lines import Found
-from trainyard.workspace.python_projects import Project, where
+from trainyard.workspace.lines import Found, where
+from trainyard.workspace.project import Project
 from trainyard.workspace.python_survey import Source, Sources
 
 #: Requirements files, the preferred first.
@@ -99,7 +99,7 @@ def written(root: Path, names: Sequence[str], project: Project | None) -> Choice
         return choice_of_conda
     file = project.file if project else root / "setup.py"
     if not project and "setup.py" in names:  # without a name that can be read
-        listed = [(text, where(file, text)) for text in setuptools_projects.read(root).dependencies]
+        listed = [(text, where(file, text)) for text in setuptools_projects.read(root)[0].dependencies]
     if listed:
         return Choice(packages=[text for text, _ in listed], why=f"{file.name} lists them", lines=listed)
     if document and (choice_of_poetry := _poetry(document)):
