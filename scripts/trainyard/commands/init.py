@@ -75,7 +75,7 @@ def command(
             console.say(f"{value} ({why})")
         for note in proposal.notes:
             console.warn(note)
-        written += init.write(proposal)
+        written += init.write(folder, proposal)
     spec = load(str(folder), context=context)
     extends = spec.extends.target if isinstance(spec, RepositorySpec) else ""
     if devcontainer:
