@@ -230,14 +230,8 @@ class OneLayer(Ours):
 def _pinned(pin: str, spec: Spec) -> Pin:
     """The entry of a lock of ``spec`` for ``name==version``."""
     name, _, _ = pin.partition("==")
-    text = resolver.compile_pins(
-        [pin],
-        python=spec.python_version,
-        platform=spec.wheel_platform,
-        target=pin,
-        context=spec.context,
-        sized=True,
-    )
+    project = resolver.Project(pin, [pin], spec.python_version, spec.context.offline, spec.wheel_platform)
+    text = project.sized("".join(project.entries().values()))
     return next(one for one in parse(text) if one.name == name)
 
 

@@ -6,7 +6,7 @@ import hashlib
 from collections.abc import Sequence
 from pathlib import Path
 
-from trainyard.image import workspace_resolver
+from trainyard.image import repository_lock
 from trainyard.spec import lock as locks
 from trainyard.spec import model
 from trainyard.spec.lock import Lock, Origin, Pin, Section
@@ -37,13 +37,13 @@ def fresh(spec: Spec) -> RepositorySpec:
 def relock(spec: Spec, *, upgrade: bool = False, upgrade_packages: Sequence[str] = (), check: bool = False) -> bool:
     """Lock a repository as ``trainyard lock`` does, and return whether its lock changed."""
     before = fresh(spec)
-    locked = workspace_resolver.lock(before, upgrade=upgrade, upgrade_packages=upgrade_packages, check=check)
+    locked = repository_lock.lock(before, upgrade=upgrade, upgrade_packages=upgrade_packages, check=check)
     return locked.lock != before.lock
 
 
 def is_current(spec: Spec) -> bool:
     """Return whether the lock that is there now is up to date."""
-    return workspace_resolver.is_current(fresh(spec))
+    return repository_lock.is_current(fresh(spec))
 
 
 def versions(spec: Spec, kind: str = "requirements", index: str = "default") -> dict[str, str]:
@@ -73,7 +73,7 @@ def lock(spec: Spec, *more: Pin) -> None:
         entries = {"framework": locked.text("framework"), "requirements": locked.text("requirements") + own}
         entries |= dict.fromkeys(("compiled", "build-requires"), "") if spec.workspace.document.build else {}
         sections |= {Section(one.arch, kind): text for kind, text in entries.items()}
-    inputs = workspace_resolver.inputs(spec, Lock(sections))
+    inputs = repository_lock.inputs(spec, Lock(sections))
     origin = Origin("0.1.0", "00000000", spec.extends.target, spec.base_spec().image, inputs)
     locks.write(spec.lock_file, Lock(sections, origin=origin))
 

@@ -4,20 +4,21 @@ from __future__ import annotations
 
 import json
 import subprocess
-from collections.abc import Callable, Container
+import tomllib
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from packaging.pylock import Package, Pylock
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
 from trainyard.common import settings
-from trainyard.common.context import Context
 from trainyard.common.errors import StepFailed, UserError
 from trainyard.common.settings import ROOT
-from trainyard.image import base_image, locked_files, resolver, target_lock
+from trainyard.image import base_image, resolver, target_lock, tool_locks
 from trainyard.project import check
 from trainyard.spec import lock as locks
 from trainyard.spec import model
@@ -144,6 +145,10 @@ def pylock(packages: dict[str, list[tuple[str, int | None]]], key: str = "wheels
     return "\n".join([*lines, ""])
 
 
+def packages(text: str) -> list[Package]:
+    return list(Pylock.from_dict(tomllib.loads(text)).packages)
+
+
 def entry(*digests: str, about: str = "") -> str:
     return "a==1 \\\n" + " \\\n".join(f"    --hash=sha256:{one}" for one in digests) + f"{about}\n"
 
@@ -162,28 +167,27 @@ def entry(*digests: str, about: str = "") -> str:
         pytest.param(entry(A, B, about="  # 3 bytes"), "not asked", entry(A, B, about="  # 3 bytes"), id="has a size"),
     ],
 )
-def test_sizes_are_those_that_the_index_gives(tmp_path: Path, text: str, answer: str | None, expected: str) -> None:
+def test_sizes_are_those_that_the_index_gives(text: str, answer: str | None, expected: str) -> None:
     asked: list[list[str]] = []
 
-    def compile_pins(pins: list[str]) -> subprocess.CompletedProcess[str]:
+    def files(pins: list[str]) -> list[Package]:
         asked.append(pins)
-        if answer is not None:
-            (tmp_path / "pylock.toml").write_text(answer, encoding="utf-8")
-        return subprocess.CompletedProcess([], 0 if answer is not None else 1, "", "")
+        if answer is None:
+            raise resolver.Failed("mine", "no such index")
+        return packages(answer)
 
-    assert locked_files.with_sizes(tmp_path, text, compile_pins) == expected
+    assert resolver.with_sizes(text, files) == expected
     assert asked == ([] if answer == "not asked" else [["a==1"]])
 
 
-def test_only_entries_without_a_size_are_asked_for(tmp_path: Path) -> None:
+def test_only_entries_without_a_size_are_asked_for() -> None:
     old = Pin("a", "1", (A,), 3, added=True)
 
-    def compile_pins(pins: list[str]) -> subprocess.CompletedProcess[str]:
+    def files(pins: list[str]) -> list[Package]:
         assert pins == ["b==2"]
-        (tmp_path / "pylock.toml").write_text(pylock({"b": [(B, 7)]}), encoding="utf-8")
-        return subprocess.CompletedProcess([], 0, "", "")
+        return packages(pylock({"b": [(B, 7)]}))
 
-    text = locked_files.with_sizes(tmp_path, old.text() + Pin("b", "2", (B,)).text(), compile_pins)
+    text = resolver.with_sizes(old.text() + Pin("b", "2", (B,)).text(), files)
     assert parse(text) == [old, Pin("b", "2", (B,), 7)]
 
 
@@ -203,7 +207,7 @@ def test_locks_are_resolved_with_the_hosts_ca_bundle_and_without_a_users_setting
 
     monkeypatch.setattr(subprocess, "run", run)
     with pytest.raises(StepFailed, match="cannot lock mine: no answer"):
-        resolver.compile_pins(["a==1"], python="3.11", target="mine", context=Context())
+        resolver.Project("mine", ["a==1"], "3.11", offline=False).entries()
     assert seen["SSL_CERT_FILE"] == str(bundle) and "UV_INDEX_URL" not in seen
 
 
@@ -214,7 +218,7 @@ def test_locks_of_the_installed_package_are_refused_before_any_work(
     def started(*_: object, **__: object) -> None:
         raise AssertionError("packages are resolved, or a base is looked up")
 
-    monkeypatch.setattr(resolver, "compile_pins", started)
+    monkeypatch.setattr(resolver.Project, "_compiled", started)
     monkeypatch.setattr(base_image, "resolve", started)
     monkeypatch.setattr(settings, "CHECKOUT", None)
     with pytest.raises(UserError, match=rf"images/{target}/trainyard\.lock is part of the installed package"):
@@ -272,30 +276,30 @@ def test_the_lock_of_trainyard_itself_keeps_its_versions(
     upgrade: bool, trainyard: Callable[..., tuple[int, str, str]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Another dependency in pyproject.toml changes the locks by that alone; ``--upgrade`` takes the newest of all."""
-    given: list[tuple[str, str]] = []
+    given: list[resolver.Project] = []
 
-    def compile_pins(_packages: list[str], *, constraints: str = "", preferred: str = "", **_: str) -> str:
-        given.append((preferred, constraints))
-        return "requests==1 --hash=sha256:" + A + "\n"
+    def resolved(project: resolver.Project) -> dict[str, str]:
+        given.append(project)
+        return {"requests": f"requests==1 --hash=sha256:{A}\n"}
 
     written: list[Path] = []
-    monkeypatch.setattr(resolver, "compile_pins", compile_pins)
-    monkeypatch.setattr(resolver, "_written", lambda path, _: written.append(path) or path)
+    monkeypatch.setattr(resolver.Project, "entries", resolved)
+    monkeypatch.setattr(tool_locks, "_written", lambda path, _: written.append(path) or path)
     assert trainyard("lock", "scripts", *(["--upgrade"] if upgrade else []))[0] == 0
     everything, builder = written
     assert (everything.name, everything.parent.name) == ("requirements.lock", "scripts")
     assert (builder.name, builder.parent.name) == ("requirements.lock", "builder")
-    assert given[0] == ("" if upgrade else everything.read_text(encoding="utf-8"), "")
-    assert given[1][1] == "requests==1\n", "the same versions"
+    assert given[0].preferred == ("" if upgrade else everything.read_text(encoding="utf-8"))
+    assert given[1].options == {"constraint-dependencies": ["requests==1"]}, "the same versions"
 
 
-def compiled(packages: list[str], *, without: Container[str] = (), **_: object) -> str:
+def resolved(project: resolver.Project) -> dict[str, str]:
     """Resolve as uv would, if it had these two packages alone."""
     pins = [
         Pin("tensorflow-cpu", "2.21.0", ("0" * 64,), 9),
-        *([Pin("a", "3", ("0" * 64,), 9)] if "a==1" in packages else []),
+        *([Pin("a", "3", ("0" * 64,), 9)] if "a==1" in project.lines else []),
     ]
-    return "".join(pin.text() for pin in pins if pin.name not in without)
+    return {pin.name: pin.text() for pin in pins}
 
 
 SMALL = (
@@ -312,7 +316,7 @@ def test_a_lock_is_written_with_the_dockerfile_that_has_it(
 ) -> None:
     folder = Path(write_locked_spec(SMALL))
 
-    monkeypatch.setattr(resolver, "compile_pins", compiled)
+    monkeypatch.setattr(resolver.Project, "entries", resolved)
     status, out, err = trainyard("lock", str(folder), "--json")
     assert status == 0, err
     text = (folder / "Dockerfile").read_text(encoding="utf-8")
@@ -338,17 +342,20 @@ def test_all_platforms_are_locked_whatever_arch_is(
 ) -> None:
     folder = Path(write_locked_spec(SMALL + platforms))
 
-    monkeypatch.setattr(resolver, "compile_pins", compiled)
+    monkeypatch.setattr(resolver.Project, "entries", resolved)
     status, out, err = trainyard("lock", str(folder), "--json", ARCH=arch)
     assert status == 0, err
     assert sorted(Path(one).name for one in json.loads(out)["written"]) == sorted(names)
 
 
-def test_sizes_that_no_index_gives_are_a_warning(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_sizes_that_no_index_gives_are_a_warning(capsys: pytest.CaptureFixture[str]) -> None:
     """The layers are others without them."""
     text = Pin("a", "1", ("0" * 64,)).text()
-    failed = subprocess.CompletedProcess([], 1, "", "error: no such\nhost")
-    assert locked_files.with_sizes(tmp_path, text, lambda _: failed) == text
+
+    def files(_: list[str]) -> list[Package]:
+        raise resolver.Failed("mine", "error: no such\nhost")
+
+    assert resolver.with_sizes(text, files) == text
     assert "no sizes of a, which share layers of small wheels: error: no such host" in " ".join(
         capsys.readouterr().err.split()
     )

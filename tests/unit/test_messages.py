@@ -29,7 +29,7 @@ ALLOWED = {
     "trainyard/image/sizes.py": "the creator named in a file that a checkout generates",
     "trainyard_jobs/kubernetes/gke_objects.py": "the column NAME of kubectl",
     "trainyard/release/keys.py": "COSIGN_KEY and COSIGN_PUB, which cosign reads, too",
-    "trainyard/image/resolver.py": "the first line of a file that the build reads",
+    "trainyard/image/tool_locks.py": "the first line of a file that the build reads",
 }
 
 

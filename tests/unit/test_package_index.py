@@ -7,7 +7,6 @@ from collections.abc import Iterator
 import pytest
 from tests.fakes.package_index import PackageIndex, wheel
 
-from trainyard.common.context import Context
 from trainyard.common.errors import StepFailed
 from trainyard.image import build, package_index, resolver
 from trainyard.spec import model
@@ -77,10 +76,13 @@ def test_uv_locks_with_the_credentials_and_its_errors_show_none(
     monkeypatch.setenv("UV_DEFAULT_INDEX", "")
     where = address(index).removesuffix("/simple")
     index.add(wheel("tool", "1"))
-    text = resolver.compile_pins(["tool"], python="3.11", target="x", context=Context(), index=("own", where, ["tool"]))
-    assert "tool==1" in text and "hunter2" not in text
+    own = {"index": [{"name": "own", "url": where, "explicit": True}]}
+
+    def entries(name: str) -> dict[str, str]:
+        options = own | {"sources": {name: {"index": "own"}}}
+        return resolver.Project("x", [name], "3.11", offline=False, options=options).entries()
+
+    assert entries("tool").keys() == {"tool"} and "hunter2" not in str(entries("tool"))
     with pytest.raises(StepFailed) as error:
-        resolver.compile_pins(
-            ["absent"], python="3.11", target="x", context=Context(), index=("own", where, ["absent"])
-        )
+        entries("absent")
     assert "hunter2" not in str(error.value)

@@ -23,7 +23,7 @@ from tests.workspaces import versions as pinned
 import trainyard as package
 from trainyard.common.errors import StepFailed, UserError
 from trainyard.common.settings import ROOT
-from trainyard.image import base_image, dockerfile, plan, resolver, workspace_resolver
+from trainyard.image import base_image, dockerfile, plan, repository_lock, resolver
 from trainyard.spec import lock as locks
 from trainyard.spec import model
 from trainyard.spec.lock import Lock, Pin, Section, parse
@@ -334,12 +334,15 @@ def other_bases(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, str]]:
     """The Python and the platform that the framework was resolved for."""
     found: list[tuple[str, str]] = []
 
-    def compile_pins(requirements: list[str], *, python: str, platform: str, **_: object) -> str:
-        assert requirements == TARGET.packages
-        found.append((python, platform))
-        return TARGET.locked().text("framework")
+    resolved = resolver.Project.entries
 
-    monkeypatch.setattr(resolver, "compile_pins", compile_pins)
+    def entries(project: resolver.Project) -> dict[str, str]:
+        if project.lines != TARGET.packages:
+            return resolved(project)
+        found.append((project.python, project.platform))
+        return dict(resolver.entries(TARGET.locked().text("framework")))
+
+    monkeypatch.setattr(resolver.Project, "entries", entries)
     return found
 
 
@@ -353,7 +356,7 @@ def test_another_base_has_the_framework_of_the_target_for_its_python(
     assert "# base: docker.io/library/debian:12-slim" in spec.lock_file.read_text(encoding="utf-8")
     assert is_current(spec)
     assert not relock(spec) and len(other_bases) == 1, "it is kept"
-    workspace_resolver.check_tool(fresh(spec))
+    repository_lock.check_tool(fresh(spec))
 
 
 def test_a_lock_of_another_base_is_resolved_anew_if_the_repository_asks_for_it(
@@ -418,15 +421,15 @@ def test_what_the_code_provides_is_not_installed(write: Write) -> None:
 def test_a_lock_of_another_trainyard_is_refused_and_kept_by_lock(write: Write, monkeypatch: pytest.MonkeyPatch) -> None:
     spec = write()
     relock(spec)
-    workspace_resolver.check_tool(fresh(spec))
+    repository_lock.check_tool(fresh(spec))
     before = origin(spec)
     monkeypatch.setattr(package, "__version__", "9.9.9")
-    monkeypatch.setattr(workspace_resolver, "contents", lambda _: "5e6f7a8b")
+    monkeypatch.setattr(repository_lock, "contents", lambda _: "5e6f7a8b")
     message = (
         rf"^trainyard\.lock: written by Trainyard {before.version} \({before.contents}\), this is 9\.9\.9 \(5e6f7a8b\)"
     )
     with pytest.raises(UserError, match=message):
-        workspace_resolver.check_tool(fresh(spec))
+        repository_lock.check_tool(fresh(spec))
     relock(write("tqdm\n"))
     assert origin(spec).contents == before.contents
     relock(write("tqdm\n"), upgrade=True)
@@ -437,17 +440,17 @@ def test_the_hash_of_contents_changes_with_what_reaches_an_image(
     write: Write, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     spec = write()
-    first = workspace_resolver.contents(spec)
-    assert first != workspace_resolver.contents(write(extends="cpu"))
+    first = repository_lock.contents(spec)
+    assert first != repository_lock.contents(write(extends="cpu"))
     for name in ("templates/Dockerfile.j2", "launcher/launch", "images/uv.lock", "trainers/common/__init__.py"):
         path = tmp_path / name
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_bytes((ROOT / name).read_bytes() + b"\n")
-        changed = [path if one == ROOT / name else one for one in workspace_resolver._contributed(model.load("tf-cpu"))]
+        changed = [path if one == ROOT / name else one for one in repository_lock._contributed(model.load("tf-cpu"))]
         assert path in changed, name
-        monkeypatch.setattr(workspace_resolver, "ROOT", Path("/"))
-        monkeypatch.setattr(workspace_resolver, "_contributed", lambda _, found=changed: iter(found))
-        assert workspace_resolver.contents(write()) != first, name
+        monkeypatch.setattr(repository_lock, "ROOT", Path("/"))
+        monkeypatch.setattr(repository_lock, "_contributed", lambda _, found=changed: iter(found))
+        assert repository_lock.contents(write()) != first, name
         monkeypatch.undo()
         monkeypatch.chdir(spec.folder)
 

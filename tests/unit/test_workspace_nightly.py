@@ -15,7 +15,7 @@ from tests.workspaces import fresh, is_current, relock, repository
 from tests.workspaces import versions as pinned
 
 from trainyard.common.errors import StepFailed, UserError
-from trainyard.image import base_image, build, dockerfile, resolver, workspace_resolver
+from trainyard.image import base_contents, base_image, build, dockerfile, repository_lock
 from trainyard.oci import docker_engine, probe_runner
 from trainyard.spec import lock as locks
 from trainyard.spec import model
@@ -317,12 +317,12 @@ def test_a_record_of_the_catalogues_base_is_not_that_of_the_workspace(
     spec = write()
     relock(spec)
     spec = repository()
-    before = workspace_resolver.contents(spec)
+    before = repository_lock.contents(spec)
     copy = inspect_base(model.load("xla-nightly"))
     load = model._load
     monkeypatch.setattr(model, "_load", lambda folder, *more: load(copy if folder.name == copy.name else folder, *more))
     assert model.load("xla-nightly").version == "2.10.0+git0123abc"
-    assert workspace_resolver.contents(spec) == before, "it is the same Trainyard"
+    assert repository_lock.contents(spec) == before, "it is the same Trainyard"
     assert repository().base_contents == spec.base_contents
     spec.lock_file.unlink()
     assert not repository().version_known
@@ -363,4 +363,4 @@ def test_a_record_that_is_damaged_is_one_line(write: Write) -> None:
 
 def test_the_framework_is_what_its_packages_need() -> None:
     requires = {"torch": ["sympy", "jax; extra == 'x'"], "sympy": ["mpmath<1.4"], "mpmath": [], "pip": []}
-    assert resolver._required(["torch"], requires, "3.12.1").keys() == {"torch", "sympy", "mpmath"}
+    assert base_contents._required(["torch"], requires, "3.12.1").keys() == {"torch", "sympy", "mpmath"}

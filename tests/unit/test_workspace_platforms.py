@@ -15,7 +15,7 @@ from tests.workspaces import is_current, relock, repository
 from tests.workspaces import versions as pinned
 
 from trainyard.common.errors import StepFailed, UserError
-from trainyard.image import base_image, build, dockerfile, offline, plan, workspace_resolver
+from trainyard.image import base_image, build, dockerfile, offline, plan, repository_lock
 from trainyard.oci import docker_engine
 from trainyard.spec import architectures, model, workspace
 from trainyard.spec import lock as locks
@@ -272,7 +272,7 @@ def test_a_platform_is_not_added_to_a_lock_of_another_trainyard(write: Write, mo
     """Its framework would be that of another version than those that the lock keeps."""
     relock(write(more=""))
     spec = write()
-    monkeypatch.setattr(workspace_resolver, "contents", lambda _: "5e6f7a8b")
+    monkeypatch.setattr(repository_lock, "contents", lambda _: "5e6f7a8b")
     with pytest.raises(UserError, match=r"would make another image: run 'trainyard lock --upgrade'"):
         relock(spec)
     relock(spec, upgrade=True)
@@ -281,7 +281,7 @@ def test_a_platform_is_not_added_to_a_lock_of_another_trainyard(write: Write, mo
 
 def test_the_hash_of_contents_is_the_same_for_all_platforms(write: Write) -> None:
     write()
-    assert workspace_resolver.contents(on(AMD64)) == workspace_resolver.contents(on(ARM64))
+    assert repository_lock.contents(on(AMD64)) == repository_lock.contents(on(ARM64))
 
 
 def test_platforms_are_compared_by_the_lock_and_not_by_the_configuration(write: Write) -> None:

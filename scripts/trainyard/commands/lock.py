@@ -39,16 +39,16 @@ def command(
     that a nightly names without a version are locked in their newest release, pre-releases included, with the day.
     """
     from trainyard.common import console, errors
-    from trainyard.image import resolver, target_lock, workspace_resolver
+    from trainyard.image import repository_lock, resolver, target_lock, tool_locks
     from trainyard.spec import architectures, model
     from trainyard.spec.model import relative
 
     architectures.use_all()
-    spec = None if target in ("scripts", *resolver.TOOLS) else model.load(target, context=context)
+    spec = None if target in ("scripts", *tool_locks.TOOLS) else model.load(target, context=context)
     written: list[Path] = []
     if isinstance(spec, model.RepositorySpec):
         before = spec.lock
-        spec = workspace_resolver.lock(spec, upgrade=upgrade, upgrade_packages=upgrade_package, check=check)
+        spec = repository_lock.lock(spec, upgrade=upgrade, upgrade_packages=upgrade_package, check=check)
         written = [] if spec.lock == before else [spec.lock_file]
     elif upgrade_package or check or (upgrade and target != "scripts"):
         raise errors.UserError(
@@ -60,7 +60,7 @@ def command(
     else:
         scripts = target == "scripts"
         written = (
-            resolver.lock_scripts(context, upgrade=upgrade) if scripts else resolver.lock_tool(str(target), context)
+            tool_locks.lock_scripts(context, upgrade=upgrade) if scripts else tool_locks.lock_tool(str(target), context)
         )
         for path in written:
             console.say(f"{relative(path)}: {len(resolver.versions(path.read_text(encoding='utf-8')))} packages")

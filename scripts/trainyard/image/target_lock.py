@@ -5,20 +5,23 @@ from __future__ import annotations
 import datetime
 import itertools
 import logging
-from collections.abc import Iterable
-from functools import partial
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
 from trainyard.common.installation import check_writable
-from trainyard.image import dockerfile, package_index, resolver
-from trainyard.image.resolver import constraints, versions
+from trainyard.image import base_contents, dockerfile, package_index
+from trainyard.image.resolution import Request, resolve
+from trainyard.image.resolver import check_conflicts, default_index, entries, pins, versions
 from trainyard.spec import framework
 from trainyard.spec import lock as locks
 from trainyard.spec.lock import DEFAULT, Lock, Locked, Section
-from trainyard.spec.model import Spec, each_platform, load, requirements_of
+from trainyard.spec.model import BaseContents, Spec, each_platform, load, requirements_of
+from trainyard.workspace.lines import Line
+from trainyard.workspace.requirements import Wanted
 
 logger = logging.getLogger(__name__)
 
@@ -36,13 +39,12 @@ def lock(spec: Spec) -> tuple[Spec, list[Path]]:
         StepFailed: uv found no solution.
     """
     check_writable(spec.lock_file)  # before packages are resolved or a base is pulled, which take minutes
+    if spec.base_spec().framework:
+        return _written(spec, _beside_base(spec, base_contents.inspect(spec)))
     index, reason = package_index.choose(spec)
     if index == DEFAULT and reason:
         logger.warning(f"no lock for index '{spec.framework.index}': {reason}")
-    content = _beside_base(spec) if spec.framework_in_base else _resolved(spec, dict.fromkeys((DEFAULT, index)))
-    locks.write(spec.lock_file, content)
-    spec = spec.with_lock(content)
-    return spec, dockerfile.write(dockerfile.rendered(spec))
+    return _written(spec, _resolved(spec, dict.fromkeys((DEFAULT, index))))
 
 
 def lock_index(spec: Spec, index: str) -> tuple[Spec, list[Path]]:
@@ -53,8 +55,11 @@ def lock_index(spec: Spec, index: str) -> tuple[Spec, list[Path]]:
     """
     check_writable(spec.lock_file)
     known = spec.usable_lock or Lock()
-    sections = _sections(spec, index, spec.packages, first=None)
-    content = Lock({**known.sections, **sections}, known.day)
+    return _written(spec, Lock({**known.sections, **_sections(spec, index, spec.packages, first=None)}, known.day))
+
+
+def _written(spec: Spec, content: Lock) -> tuple[Spec, list[Path]]:
+    """Write a lock and the Dockerfiles that have it."""
     locks.write(spec.lock_file, content)
     spec = spec.with_lock(content)
     return spec, dockerfile.write(dockerfile.rendered(spec))
@@ -66,16 +71,28 @@ def _resolved(spec: Spec, indexes: Iterable[str]) -> Lock:
     newest = {} if spec.framework_of else _newest(platforms)
     day = f"{datetime.datetime.now(tz=datetime.UTC):%Y%m%d}" if newest else ""
     sections: dict[Section, str] = {}
-    for one, index in itertools.product(platforms, indexes):
-        packages = [framework.pinned(text, newest) for text in one.declared_packages]
-        first = None if one is platforms[0] else Lock(sections).of(platforms[0].arch, index)
-        sections |= _sections(one, index, packages, first)
+    for platform, index in itertools.product(platforms, indexes):
+        packages = [framework.pinned(text, newest) for text in platform.declared_packages]
+        first = None if platform is platforms[0] else Lock(sections).of(platforms[0].arch, index)
+        sections |= _sections(platform, index, packages, first)
     if spec.framework_of:
         day = load(str(spec.framework_of), spec.arch, spec.context).day
     return Lock(sections, day)
 
 
-def _newest(platforms: list[Spec]) -> dict[str, str]:
+def _request(spec: Spec, lines: Iterable[str], constraints: Iterable[str] = ()) -> Request:
+    """Return the resolution of a target's requirements."""
+    return Request(
+        spec,
+        Wanted(
+            lines=tuple(Line(text, spec.file, 1) for text in lines),
+            constraints=tuple(Line(text, spec.file, 1) for text in constraints),
+        ),
+        indexes=default_index(),
+    )
+
+
+def _newest(platforms: Sequence[Spec]) -> dict[str, str]:
     """Return canonical name -> newest version of the packages that the file of a nightly names without one.
 
     What several platforms have in common has the version of the first; if one of them lacks that, it cannot be locked.
@@ -85,16 +102,10 @@ def _newest(platforms: list[Spec]) -> dict[str, str]:
         names = framework.unpinned(spec.declared_packages)
         if not names:
             continue
-        pins = resolver.compile_pins(
-            spec.declared_packages + requirements_of(spec),
-            python=spec.base_spec().python,
-            platform=spec.wheel_platform,
-            target=spec.target,
-            context=spec.context,
-            constraints=constraints(newest),
-            prereleases=names,
-        )
-        newest |= {name: version for name, version in versions(pins).items() if name in names}
+        request = _request(spec, spec.declared_packages + requirements_of(spec), pins(newest))
+        options = {"prerelease-package": dict.fromkeys(names, "allow")}
+        text = resolve(replace(request, wanted=replace(request.wanted, options=options)), sized=False)
+        newest |= {name: version for name, version in versions(text).items() if name in names}
     return newest
 
 
@@ -108,62 +119,44 @@ def _sections(spec: Spec, index: str, packages: list[str], first: Locked | None)
         packages: the framework's, with versions.
         first: what the first of the platforms is locked to; None for that itself.
     """
-    # Without hashes: uv would keep them, and they are those of files for that platform.
-    agreed = constraints(first.versions) if first else ""
     parent = load(str(spec.framework_of), spec.arch, spec.context).locked(index) if spec.framework_of else None
-    resolve = partial(
-        resolver.compile_pins,
-        python=spec.base_spec().python,
-        platform=spec.wheel_platform,
-        target=spec.target,
-        context=spec.context,
+    everything = replace(
+        _request(spec, packages + requirements_of(spec)),
         index=package_index.extra(spec, index),
+        first=first.versions if first else {},
     )
-    everything = packages + requirements_of(spec)
     if parent:
         of_framework = parent.text("framework")
+        # The same layers as those of the parent.
+        everything = replace(everything, known=dict(entries(parent.text("requirements"))), shared=parent.requirements)
     else:
-        together = versions(resolve(everything, preferred=agreed))
-        resolver.check_conflicts(spec, together)
-        of_framework = resolve(packages, constraints=constraints(together), sized=True)
+        together = versions(resolve(everything, sized=False))
+        check_conflicts(spec, together)
+        alone = _request(spec, packages, pins(together))
+        of_framework = resolve(replace(alone, index=everything.index), sized=True)
     fixed = versions(of_framework)
-    rest = resolve(
-        everything,
-        constraints=constraints(fixed),
-        preferred=parent.text("requirements") if parent else agreed,  # the same layers as those of the parent
-        without=fixed,
-        sized=True,
-    )
-    resolver.check_conflicts(spec, fixed | versions(rest))
-    if parent:
-        rest = "".join(pin.text() for pin in locks.mark_added(locks.parse(rest), parent.requirements))
+    rest = resolve(replace(everything, framework=fixed), sized=True)
+    check_conflicts(spec, fixed | versions(rest))
     return {Section(spec.arch, "framework", index): of_framework, Section(spec.arch, "requirements", index): rest}
 
 
-def _beside_base(spec: Spec) -> Lock:
-    """Inspect a base that holds the framework, record its packages, and lock the requirements that it lacks.
+def _beside_base(spec: Spec, contents: BaseContents) -> Lock:
+    """Record the packages of a base that holds the framework, and lock the requirements that it lacks.
 
     Requirements that the base satisfies are used from it; the others are locked, and precede the base's packages on the
     module path.
     """
-    contents = resolver.inspect_base(spec)
     taken = set(map(canonicalize_name, spec.base_spec().framework))
     needs = [
         str(requirement)
         for text in itertools.chain.from_iterable(contents.requires.get(name, []) for name in sorted(taken))
         if (requirement := Requirement(text)).marker is None and canonicalize_name(requirement.name) not in taken
     ]
-    text = resolver.compile_pins(
-        requirements_of(spec),
-        python=contents.python_version,
-        platform=spec.wheel_platform,
-        target=spec.target,
-        context=spec.context,
-        constraints="\n".join(needs),
-        preferred=constraints(contents.packages),
-    )
-    resolved = versions(text)
-    resolver.check_conflicts(spec, contents.packages | resolved)
-    missing = {name for name, version in resolved.items() if contents.packages.get(name) != version} - taken
-    rest = "".join(entry for name, entry in resolver.entries(text) if name in missing)
-    return Lock({Section(spec.arch, "base"): contents.text(), Section(spec.arch, "requirements"): rest})
+    base, requirements = Section(spec.arch, "base"), Section(spec.arch, "requirements")
+    inspected = spec.with_lock(Lock({base: contents.text(), requirements: ""}))
+    known = dict(entries("\n".join(pins(contents.packages))))
+    request = replace(_request(inspected, requirements_of(spec), needs), base=contents.packages, known=known)
+    resolved = dict(entries(resolve(request, sized=False)))
+    check_conflicts(spec, contents.packages | versions("".join(resolved.values())))
+    rest = "".join(entry for name, entry in resolved.items() if name not in taken)
+    return Lock({base: contents.text(), requirements: rest})

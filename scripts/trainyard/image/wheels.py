@@ -7,17 +7,13 @@ files (HTTP range requests).
 from __future__ import annotations
 
 import io
-import subprocess
-import sys
-import tempfile
-import tomllib
 import zipfile
-from pathlib import Path
 
 import requests
 
 from trainyard.common.errors import StepFailed
-from trainyard.image import locked_files, resolver
+from trainyard.image import resolver
+from trainyard.image.resolver import default_index
 from trainyard.spec.model import Spec
 
 #: Bytes per request; the directory of torch's wheel has 2 MB.
@@ -70,16 +66,11 @@ def addresses(spec: Spec, index: str) -> dict[str, str]:
     Raises:
         StepFailed: uv could not resolve them; the message ends with its error.
     """
-    with tempfile.TemporaryDirectory() as folder:
-        pins = resolver.constraints({pin.name: pin.version for pin in spec.locked(index).framework})
-        (Path(folder) / "in.txt").write_text(pins, encoding="utf-8")
-        command = [sys.executable, "-m", "uv", "pip", "compile", "--quiet", "in.txt", *locked_files.OPTIONS]
-        command += [f"--python-version={spec.python_version}", f"--python-platform={spec.wheel_platform}"]
-        done = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
-        if done.returncode:
-            raise StepFailed(f"cannot find the wheels of {spec.target}: {' '.join(done.stderr.split())[:200]}")
-        found = tomllib.loads((Path(folder) / "pylock.toml").read_text(encoding="utf-8"))
-    return {str(one["name"]): str(one["wheels"][0]["url"]) for one in found["packages"] if one.get("wheels")}
+    locked = resolver.pins({pin.name: pin.version for pin in spec.locked(index).framework})
+    project = resolver.Project(
+        spec.target, locked, spec.python_version, spec.context.offline, spec.wheel_platform, indexes=default_index()
+    )
+    return {package.name: str(package.wheels[0].url) for package in project.files() if package.wheels}
 
 
 def files(url: str, session: requests.Session) -> dict[str, int]:

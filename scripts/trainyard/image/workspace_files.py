@@ -6,7 +6,7 @@ import logging
 from dataclasses import dataclass
 from pathlib import Path
 
-from trainyard.image import dockerfile, workspace_resolver
+from trainyard.image import dockerfile, repository_lock
 from trainyard.spec.model import RepositorySpec, relative
 from trainyard.spec.workspace import Workspace
 from trainyard.workspace import code_layer, indexes, wheels
@@ -38,10 +38,10 @@ def prepare(spec: RepositorySpec) -> Prepared:
     """
     exists = spec.lock_file.is_file()
     if exists:
-        workspace_resolver.check_tool(spec)
-    if not workspace_resolver.is_current(spec):
+        repository_lock.check_tool(spec)
+    if not repository_lock.is_current(spec):
         logger.info(f"{'updating' if exists else 'writing'} {relative(spec.lock_file)}: commit it")
-        spec = workspace_resolver.lock(spec)
+        spec = repository_lock.lock(spec)
     folder = spec.build_folder
     folder.mkdir(parents=True, exist_ok=True)
     built = folder / "wheels"

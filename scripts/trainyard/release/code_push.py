@@ -148,9 +148,9 @@ def _check_lock(spec: model.RepositorySpec) -> None:
         UserError: it was not, or the requirements have a mistake.
     """
     # Not with the others: it is imported while the registry answers.
-    from trainyard.image import workspace_resolver
+    from trainyard.image import repository_lock
 
-    if not workspace_resolver.is_current(spec):
+    if not repository_lock.is_current(spec):
         raise UserError(
             f"the requirements of {spec.where} changed since {lock.FILE} was written: run 'trainyard image' and "
             "'trainyard push'"

@@ -14,8 +14,10 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
+import re
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -25,16 +27,16 @@ import trainyard
 from trainyard.common import settings
 from trainyard.common.errors import StepFailed, UserError, nearest
 from trainyard.common.settings import ROOT
-from trainyard.image import base_image, base_wheels, package_index, resolver
+from trainyard.image import base_contents, base_image, package_index, resolution
 from trainyard.image import framework_contradictions as contradictions
-from trainyard.image import workspace_resolution as resolution
-from trainyard.image.resolver import versions
+from trainyard.image.resolution import Request
+from trainyard.image.resolver import NAME, Failed, check_conflicts, default_index, entries, pins, versions
 from trainyard.spec import lock as locks
 from trainyard.spec import model
-from trainyard.spec.lock import DEFAULT, Lock, Locked, Origin, Section
+from trainyard.spec.lock import DEFAULT, Lock, Locked, Origin, Pin, Section
 from trainyard.spec.model import IMAGES, BaseContents, RepositorySpec, Spec, relative
 from trainyard.workspace import indexes, requirements, wheels
-from trainyard.workspace.lines import Source
+from trainyard.workspace.lines import Line, Source
 from trainyard.workspace.requirements import Wanted
 from trainyard.workspace.wheels import Wheel
 
@@ -206,7 +208,7 @@ def lock(
         )
     before = spec.lock
     if spec.framework_in_base and (upgrade or not _has_base(spec)):
-        spec = _with_base(spec, resolver.inspect_base(spec, spec.base_contents))
+        spec = _with_base(spec, base_contents.inspect(spec, spec.base_contents))
     resolved = _resolved(spec, old, frozenset(canonicalize_name(one) for one in upgrade_packages))
     current = resolved == before
     if check and not current:
@@ -327,64 +329,126 @@ def _resolved_for_platform(spec: RepositorySpec, previous: _Previous, built: _Wh
     contradictions.check_python(spec, wanted)
     held = spec.base_contents.packages if spec.base_contents else {}
     if spec.base_contents:
-        frameworks = {DEFAULT: base_wheels.pins(spec.base_contents)}
+        frameworks = {DEFAULT: base_contents.pins(spec.base_contents)}
     else:
         frameworks = previous.frameworks or _frameworks(spec)
-    pins = versions(frameworks[DEFAULT])
-    if fixed := sorted(previous.upgraded & pins.keys()):
+    fixed = versions(frameworks[DEFAULT])
+    if refused := sorted(previous.upgraded & fixed.keys()):
         raise UserError(
-            f"'{fixed[0]}' is part of the framework of {spec.extends.target}, which 'trainyard lock --upgrade' updates "
-            "as a whole"
+            f"'{refused[0]}' is part of the framework of {spec.extends.target}, which 'trainyard lock --upgrade' "
+            "updates as a whole"
         )
-    known = [*indexes.of_machine(), *indexes.of_project(spec.workspace, wanted.addresses)]
-    made = built.of(wanted.sources)
-    compiled = resolution.compile_sources(spec, wanted, known, previous.compiled())
+    request = Request(
+        spec,
+        wanted,
+        base={name: version for name, version in held.items() if name not in fixed},
+        indexes=[*indexes.of_machine(), *indexes.of_project(spec.workspace, wanted.addresses)],
+        wheels=built.of(wanted.sources),
+        upgraded=previous.upgraded,
+    )
+    with _explained(spec, wanted.compiled):
+        request = replace(request, compiled=resolution.compile_sources(request, previous.compiled()))
     sections: dict[Section, str] = {}
-    for name, framework in frameworks.items():
-        request = resolution.Request(
-            spec,
-            wanted,
-            versions(framework),
-            package_index.extra(spec.parent, name),
-            known,
-            made,
-            compiled,
-            old=previous.requirements(name),
-            upgraded=previous.upgraded,
-            base={one: version for one, version in held.items() if one not in pins},
-            same_target=previous.same_target,
-            first=previous.of_first("framework", "requirements", index=name),
-        )
-        contradictions.check(spec, wanted, request.framework)
+    for index, framework in frameworks.items():
+        contradictions.check(spec, wanted, versions(framework))
         try:
-            rest = resolution.resolve(request)
+            rest = _requirements(replace(request, framework=versions(framework)), spec, previous, index)
         except StepFailed as error:
-            if name == DEFAULT:
+            if index == DEFAULT:
                 raise
-            logger.warning(f"no packages of index '{name}' in {relative(spec.lock_file)}: {error}")
+            logger.warning(f"no packages of index '{index}' in {relative(spec.lock_file)}: {error}")
             continue
         if spec.base_contents:
             sections[Section(spec.arch, "base")] = spec.base_contents.text()
         else:
-            sections[Section(spec.arch, "framework", name)] = framework
-        sections[Section(spec.arch, "requirements", name)] = rest
-        resolver.check_conflicts(spec, held | request.framework | versions(rest))
-    if compiled:
-        sections[Section(spec.arch, "compiled")] = "".join(one.entry for _, one in sorted(compiled.items()))
-        request = resolution.Request(
-            spec,
-            wanted,
-            versions("".join(sections[Section(spec.arch, kind)] for kind in ("framework", "requirements"))),
-            None,
-            known,
-            [],
-            compiled,
-            old=previous.build_requires(),
-            upgraded=previous.upgraded,
-            first=previous.of_first("build-requires"),
-        )
-        sections[Section(spec.arch, "build-requires")] = resolution.build_requirements(request)
+            sections[Section(spec.arch, "framework", index)] = framework
+        sections[Section(spec.arch, "requirements", index)] = rest
+        check_conflicts(spec, held | versions(framework) | versions(rest))
+    if request.compiled:
+        everything = versions("".join(sections[Section(spec.arch, kind)] for kind in ("framework", "requirements")))
+        sections |= _builds(replace(request, framework=everything), previous)
     return sections
+
+
+def _requirements(request: Request, spec: RepositorySpec, previous: _Previous, index: str) -> str:
+    """Return the requirements section for an index.
+
+    The requirements of the target's trainers are added without versions. The versions that are kept are those of the
+    old lock, then of the base image, then of the target. What the image shares with its target are the pins of the
+    target's lock and of the old one: a later Trainyard, with another lock of the target, does not change the layers of
+    an image whose requirements are the same.
+    """
+    own = [Line(resolution.unpinned(text), spec.file, 1) for text in model.requirements_of(spec)]
+    own = [line for line in own if line.name not in request.framework]
+    old = previous.requirements(index)
+    shared: list[Pin] | None = None
+    if spec.base_contents:
+        # The target's lock is for another day's base.
+        known = dict(entries("\n".join(model.requirements_of(spec))))
+    else:
+        target = spec.extends.on(spec.arch).locked()
+        known = dict(entries(target.text("requirements")))
+        kept = [pin for pin in locks.parse(old) if not pin.added] if previous.same_target else []
+        shared = [*target.requirements, *kept]
+    known |= dict(entries("\n".join(pins(request.base)))) | dict(entries(old))
+    request = replace(
+        request,
+        wanted=replace(request.wanted, lines=(*own, *request.wanted.lines)),
+        index=package_index.extra(spec.parent, index),
+        known=known,
+        first=previous.of_first("framework", "requirements", index=index),
+        shared=shared,
+    )
+    with _explained(spec, [line for line in request.wanted.lines[len(own) :] if line.name not in request.framework]):
+        return resolution.resolve(request, sized=shared is not None)
+
+
+def _builds(request: Request, previous: _Previous) -> dict[Section, str]:
+    """Return the sections of the source distributions, and of what they are compiled with.
+
+    Args:
+        request: its ``framework`` is everything that the image has.
+    """
+    spec, wanted = request.spec, replace(request.wanted, lines=resolution.build_lines(request))
+    request = replace(
+        request,
+        wanted=wanted,
+        known=dict(entries(previous.build_requires())),
+        first=previous.of_first("build-requires"),
+    )
+    with _explained(spec, wanted.lines):
+        tools = resolution.build_requirements(request)
+    compiled = "".join(source.entry for _, source in sorted(request.compiled.items()))
+    return {Section(spec.arch, "compiled"): compiled, Section(spec.arch, "build-requires"): tools}
+
+
+@contextmanager
+def _explained(spec: Spec, lines: Sequence[Line]) -> Iterator[None]:
+    """Say in one line why uv found no solution, with the user's line that it is about.
+
+    Args:
+        lines: the user's that are resolved.
+    """
+    try:
+        yield
+    except Failed as error:
+        text = " ".join(error.stderr.split())
+        text = text.replace(f"{NAME} depends on", "this image needs").replace(f"{NAME}'s", "its")
+        match = re.search(r"No solution found when resolving dependencies:?(?: cause:| ╰─▶)? ?(.*)", text)
+        if not match:
+            raise Failed(spec.target, _build_failure(text) or text) from None
+        reason = match[1][:1].lower() + match[1][1:]
+        about = [line for line in lines if re.search(rf"(?<![\w-]){re.escape(line.name)}(?![\w-])", reason)]
+        if about:
+            raise UserError(f"{about[0].where}: {about[0].shown} cannot be installed: {reason}") from None
+        raise UserError(f"{spec.where}: the requirements cannot be installed: {reason}") from None
+
+
+def _build_failure(text: str) -> str:
+    """Return the error of a source distribution whose metadata uv could not get; empty if that is not what failed."""
+    package = re.search(r"Failed to (?:build|download and build) `([^`]+)`", text)
+    errors = re.findall(r"\b\w+(?:Error|Exception): .+?(?= hint:|$)", text)
+    return f"{package[1]} has no wheel for the image, and its build fails ({errors[-1]})" if package and errors else ""
 
 
 def _base(spec: RepositorySpec, kept: Origin | None) -> str:
@@ -402,7 +466,7 @@ def _frameworks(spec: RepositorySpec) -> dict[str, str]:
     target = spec.extends.on(spec.arch)
     default = target.locked().text("framework")
     if spec.base != target.base:
-        resolver.check_conflicts(spec, versions(default))
+        check_conflicts(spec, versions(default))
         return {DEFAULT: _framework_for(spec.parent, default, DEFAULT)}
     known = {DEFAULT: default}
     chosen = DEFAULT if spec.context.offline else package_index.choose(target)[0]
@@ -414,16 +478,14 @@ def _frameworks(spec: RepositorySpec) -> dict[str, str]:
 
 def _framework_for(parent: Spec, default: str, index: str) -> str:
     """Return a target's framework for its base and an index, with the versions of ``default`` if possible."""
-    return resolver.compile_pins(
-        parent.packages,
-        python=parent.base_spec().python,
-        platform=parent.wheel_platform,
-        target=parent.target,
-        context=parent.context,
-        preferred=resolver.constraints(versions(default)),
+    request = Request(
+        parent,
+        Wanted(lines=tuple(Line(text, parent.file, 1) for text in parent.packages)),
+        indexes=default_index(),
         index=package_index.extra(parent, index),
-        sized=True,
+        known=dict(entries("\n".join(pins(versions(default))))),
     )
+    return resolution.resolve(request, sized=True)
 
 
 def _check_known(spec: RepositorySpec, upgraded: frozenset[str], old: Lock) -> None:
