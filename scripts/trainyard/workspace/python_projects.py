@@ -21,7 +21,7 @@ from packaging.utils import InvalidName, canonicalize_name
 from trainyard.common.errors import UserError
 from trainyard.spec.model import relative
 from trainyard.spec.workspace import Workspace, git_root
-from trainyard.workspace import module_folders, project_versions, setuptools_projects
+from trainyard.workspace import build_backends, setuptools_projects
 from trainyard.workspace.dependency_tables import table, toml, workspace_root
 from trainyard.workspace.lines import where
 from trainyard.workspace.project import Project, checked
@@ -74,7 +74,7 @@ def import_roots(workspace: Workspace) -> list[Path]:
     roots = [root for project in known.values() if project.installed for root in project.import_roots]
     for folder in _folders(workspace):
         if folder not in known:
-            roots += module_folders.of(folder, _toml(folder))
+            roots += build_backends.module_folders(folder, _toml(folder))
     return [root for root in dict.fromkeys(roots) if root != workspace.root]
 
 
@@ -97,7 +97,7 @@ def read(folder: Path) -> Project | None:
         return None
     if not project.name:
         return None
-    roots = module_folders.of(folder, document, told)
+    roots = build_backends.module_folders(folder, document, told)
     return checked(dataclasses.replace(project, import_roots=tuple(roots)))
 
 
@@ -123,10 +123,10 @@ def _of_project_table(file: Path, document: Mapping[str, Any]) -> Project:
     groups |= own.get("entry-points", {})
     dynamic = [key for key in _NEEDED if key in own.get("dynamic", [])]
     if "version" in dynamic:
-        version = published.version or project_versions.of(file.parent, name, document)
+        version = published.version or build_backends.version(file.parent, name, document)
     if "dependencies" in dynamic:
         known = published.dependencies if published.version else None
-        dependencies = project_versions.dependencies(file.parent, document) if known is None else known
+        dependencies = build_backends.dependencies(file.parent, document) if known is None else known
     if "optional-dependencies" in dynamic:
         extras = published.optional_dependencies
     if {"scripts", "gui-scripts", "entry-points"} & set(dynamic):
@@ -188,7 +188,7 @@ def _of_setuptools(folder: Path) -> tuple[Project, tuple[str, ...]]:
     name, version, unknown = own.name or published.name, own.version or "", {}
     if version.startswith(("attr:", "file:")):
         kind, _, value = version.partition(":")
-        version = project_versions.from_setuptools(folder, {kind: value.strip()}) or ""
+        version = build_backends.from_setuptools(folder, {kind: value.strip()}) or ""
     version = version or published.version or ""
     if not version:
         unknown["version"] = (

@@ -14,7 +14,7 @@ from typing import Any
 
 from trainyard.common.errors import UserError
 from trainyard.spec.model import relative
-from trainyard.workspace import module_folders, project_versions
+from trainyard.workspace import build_backends
 from trainyard.workspace.project import Project
 
 #: Keywords that are passed to ``setup()`` with a computed value.
@@ -54,13 +54,13 @@ def read(folder: Path) -> tuple[Project, tuple[str, ...], frozenset[str]]:
     package_dir = package_dir or keywords.get("package_dir")
     told = [*_lines(config.get("options.packages.find", "where", fallback=""))]
     if isinstance(package_dir, dict):
-        told += module_folders.of_package_dir({str(key): str(value) for key, value in package_dir.items()})
+        told += build_backends.of_package_dir({str(key): str(value) for key, value in package_dir.items()})
     project = Project(
         folder / ("setup.cfg" if config.has_option("metadata", "name") else "setup.py"),
         text("name"),
         text("version"),
         text("python_requires", "options"),
-        (*(one for one in lines("install_requires") if one not in files), *project_versions.listed(folder, named)),
+        (*(one for one in lines("install_requires") if one not in files), *build_backends.listed(folder, named)),
         table("extras_require"),
         {group: dict(_assignments(entries)) for group, entries in table("entry_points").items()},
     )
