@@ -273,10 +273,8 @@ def _ascii(text: str) -> bytes:
 
 
 def _truncated(name: bytes) -> bytes:
-    """A name as far as the field has room for it; no slash at its end, or readers would take files for folders."""
-    return (
-        name if len(name) <= _NAME else name[:_NAME].rstrip(b"/") if name[_NAME - 1 : _NAME] == b"/" else name[:_NAME]
-    )
+    """Return a name as far as the field has room for it, without a slash at its end, which only folders have."""
+    return name if len(name) <= _NAME else name[:_NAME].rstrip(b"/")
 
 
 def _record(key: str, value: str) -> bytes:

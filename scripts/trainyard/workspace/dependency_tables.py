@@ -160,7 +160,7 @@ def read_project(
     if not project and not groups:
         raise UserError(_without_project(source))
     lines = _dependencies(source, project, found)
-    for line in [*lines, *_extra_lines(source, project, extras, ()), *_group_lines(source, groups)]:
+    for line in [*lines, *extra_lines(source, extras), *_group_lines(source, groups)]:
         _add(source, line, found, fits)
     _uv_settings(source, found)
 
@@ -191,17 +191,15 @@ def _dependencies(source: Toml, project: Mapping[str, Any], found: Found) -> lis
     return []
 
 
-def extra_lines(path: Path, extras: Iterable[str]) -> list[Line]:
-    """The requirements of extras of a project, without those that it asks of itself.
+def extra_lines(source: Toml, extras: Iterable[str], above: tuple[str, ...] = ()) -> list[Line]:
+    """Return the requirements of extras of a project, without those that it asks of itself.
 
+    Args:
+        above: the extras that ask for these.
     Raises:
         UserError: it has no such extra; the nearest spelling is named.
     """
-    source = toml(path)
-    return _extra_lines(source, table(source.data, "project"), list(extras), ())
-
-
-def _extra_lines(source: Toml, project: Mapping[str, Any], extras: Sequence[str], above: tuple[str, ...]) -> list[Line]:
+    project = table(source.data, "project")
     available = {canonicalize_name(name): name for name in project.get("optional-dependencies", {})}
     lines: list[Line] = []
     for extra in map(canonicalize_name, extras):
@@ -215,7 +213,7 @@ def _extra_lines(source: Toml, project: Mapping[str, Any], extras: Sequence[str]
         for text in project["optional-dependencies"][available[extra]]:
             line = source.line(text, after=f"{available[extra]} ")
             if line.name == canonicalize_name(str(project.get("name", ""))):
-                lines += _extra_lines(source, project, sorted(line.requirement.extras), (*above, extra))
+                lines += extra_lines(source, sorted(line.requirement.extras), (*above, extra))
             else:
                 lines.append(line)
     return lines

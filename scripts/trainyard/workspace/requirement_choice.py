@@ -86,9 +86,7 @@ def written(root: Path, names: Sequence[str], project: Project | None) -> Choice
     if name := next((name for name in _FILES if name in names), None):
         found = Found()
         requirements_txt.read(root / name, found)
-        choice = Choice(name, why="it lists requirements", lines=[(line.text, line.where) for line in found.lines])
-        choice.names |= {line.name: line.where for line in found.lines}
-        return choice
+        return Choice(name, why="it lists requirements", lines=[(line.text, line.where) for line in found.lines])
     environment = next((name for name in names if re.fullmatch(r"(environment|conda|env)\.ya?ml", name)), None)
     if environment and (choice_of_conda := conda(root / environment)):
         return choice_of_conda

@@ -212,4 +212,4 @@ def _resolve_own(found: Found, projects: list[Project], fits: Fits) -> None:
             wanted = Requirement(one)
             project = names[wanted.name]
             if project.file.name == "pyproject.toml":
-                found.lines += extra_lines(project.file, wanted.extras)
+                found.lines += extra_lines(toml(project.file), wanted.extras)
