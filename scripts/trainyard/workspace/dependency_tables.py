@@ -138,10 +138,8 @@ def workspace_root(folder: Path) -> Toml | None:
     """The pyproject.toml of the uv workspace that ``folder`` is in: the nearest with ``[tool.uv.workspace]``."""
     for above in folders_upwards(folder):
         path = above / "pyproject.toml"
-        if path.is_file() and "workspace" in path.read_text(encoding="utf-8", errors="replace"):
-            found = toml(path)
-            if "workspace" in table(found.data, "tool", "uv"):
-                return found
+        if path.is_file() and "[tool.uv.workspace" in path.read_text(encoding="utf-8", errors="replace"):
+            return toml(path)
     return None
 
 

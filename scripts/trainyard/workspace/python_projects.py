@@ -22,7 +22,7 @@ from trainyard.common.errors import UserError
 from trainyard.spec.model import relative
 from trainyard.spec.workspace import Workspace, git_root
 from trainyard.workspace import build_backends, setuptools_projects
-from trainyard.workspace.dependency_tables import table, toml, workspace_root
+from trainyard.workspace.dependency_tables import table, toml
 from trainyard.workspace.lines import where
 from trainyard.workspace.project import Project, checked
 
@@ -248,11 +248,12 @@ def _published(folder: Path, name: str = "") -> Project:
 
 def _members_needed(project: Project, top: Path) -> list[Path]:
     """Return folders of the members of its uv workspace that a project depends on; ``top``: of the git repository."""
-    settings = workspace_root(project.folder)
-    if settings is None or not settings.path.is_relative_to(top):
+    folders = [folder for folder in (project.folder, *project.folder.parents) if folder.is_relative_to(top)]
+    root = next((folder for folder in folders if "workspace" in table(_toml(folder), "tool", "uv")), None)
+    if root is None:
         return []
-    root, own = settings.path.parent, _toml(project.folder)
-    sources = table(settings.data, "tool", "uv", "sources") | table(own, "tool", "uv", "sources")
+    settings, own = _toml(root), _toml(project.folder)
+    sources = table(settings, "tool", "uv", "sources") | table(own, "tool", "uv", "sources")
     named = {canonicalize_name(name) for name, source in sources.items() if _is_member(source)}
     groups = table(own, "dependency-groups").values()
     lines = [project.dependencies, *project.optional_dependencies.values(), *groups]
@@ -261,7 +262,7 @@ def _members_needed(project: Project, top: Path) -> list[Path]:
     if not wanted:
         return []
     members = {}
-    patterns = table(settings.data, "tool", "uv", "workspace")
+    patterns = table(settings, "tool", "uv", "workspace")
     excluded = {folder for pattern in patterns.get("exclude", []) for folder in root.glob(pattern)}
     for folder in [root, *(folder for pattern in patterns.get("members", []) for folder in sorted(root.glob(pattern)))]:
         name = table(_toml(folder), "project").get("name") if folder not in excluded else None
