@@ -12,6 +12,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from tests import suites
 
 from trainyard import cli
 from trainyard.common import installation
@@ -102,55 +103,77 @@ def test_a_program_that_is_required_and_missing_fails_the_run(trainyard: Command
     test.check_programs("")
 
 
-def test_variables_of_make_test_do_not_reach_the_commands_that_tests_run(monkeypatch: pytest.MonkeyPatch) -> None:
-    seen: list[dict[str, str]] = []
+def pytest_runs(monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
+    """The words of each run of pytest, which selects no test."""
     words: list[list[str]] = []
 
-    def run(command: list[str], *, env: dict[str, str], **_: object) -> subprocess.CompletedProcess[str]:
+    def run(command: list[str], **_: object) -> subprocess.CompletedProcess[str]:
         words.append(command[3:])
-        seen.append(env)
-        return subprocess.CompletedProcess(command, 5)
+        return subprocess.CompletedProcess(command, suites.NOTHING_SELECTED)
 
-    monkeypatch.setattr(test.subprocess, "run", run)
-    monkeypatch.setenv("TRAINYARD_ALL", "1")
-    monkeypatch.setenv("TRAINYARD_ARGS", "-x")
-    assert test.run("image", ["-x"], big=True) == 0, "-k may select no test of a folder"
-    assert test.run(None, []) == 5
+    monkeypatch.setattr(suites.subprocess, "run", run)
+    return words
+
+
+def test_the_runs_of_pytest_have_their_folders_and_options(monkeypatch: pytest.MonkeyPatch) -> None:
+    words = pytest_runs(monkeypatch)
+    assert suites.run("image", ["-x"], big=True) == 0, "-k may select no test of a folder"
+    assert suites.run(None, []) == 5
     assert words[0] == ["tests/image", "--concurrent=without", "--big", "-x"]
     assert words[1] == ["tests/image", "--concurrent=only", "--numprocesses=2", "--dist=loadfile", "--big", "-x"]
     assert words[2] == ["tests/unit", "--numprocesses=auto"]
     assert words[3] == ["tests/image", "tests/cloud", "--concurrent=without"]
-    assert not {"TRAINYARD_ALL", "TRAINYARD_ARGS"} & set(seen[0])
+
+
+def test_variables_of_make_test_do_not_reach_the_commands_that_tests_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[tuple[list[str], dict[str, str]]] = []
+
+    def run(command: list[str], *, env: dict[str, str], **_: object) -> subprocess.CompletedProcess[str]:
+        seen.append((command[2:], env))
+        return subprocess.CompletedProcess(command, 3)
+
+    monkeypatch.setattr(test.subprocess, "run", run)
+    monkeypatch.setenv("TRAINYARD_ALL", "1")
+    monkeypatch.setenv("TRAINYARD_ARGS", "-x")
+    assert test.run("image", ["-x"], big=True) == test.run(None, [], part="1/3") == 3
+    assert [words for words, _ in seen] == [
+        ["tests.suites", "--suite=image", "--big", "-x"], ["tests.suites", "--part=1/3"]
+    ]  # fmt: skip
+    assert not {"TRAINYARD_ALL", "TRAINYARD_ARGS"} & set(seen[0][1])
+
+
+def test_suites_of_the_command_are_those_of_the_tests() -> None:
+    options = {one.name: one for one in cli.trainyard.all_commands()["dev test"].params}
+    assert list(options["suite"].type.choices) == [*suites.FOLDERS, *suites.PACKAGES]
+    command = [sys.executable, "-m", "tests.suites", "--suite=unit", "--part=200/200", "--collect-only", "-k=no_such"]
+    found = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert found.returncode == 0, found.stdout
 
 
 def files_run(monkeypatch: pytest.MonkeyPatch, suite: str | None, part: str = "") -> set[str]:
     """Return the folders and files that `trainyard test` gives to pytest."""
-    words: set[str] = set()
-
-    def run(command: list[str], **_: object) -> subprocess.CompletedProcess[str]:
-        words.update(word for word in command[3:] if not word.startswith("-"))
-        return subprocess.CompletedProcess(command, 5)
-
-    monkeypatch.setattr(test.subprocess, "run", run)
-    assert test.run(suite, [], part=part) == 0, "a part of one package may have no test of a kind"
-    return words
+    runs = pytest_runs(monkeypatch)
+    assert suites.run(suite, [], part=part) == 0, "a part of one package may have no test of a kind"
+    return {word for words in runs for word in words if not word.startswith("-")}
 
 
 def all_files() -> set[str]:
     return {
-        str(path.relative_to(ROOT)) for folder in test.FOLDERS for path in (ROOT / "tests" / folder).rglob("test_*.py")
+        str(path.relative_to(ROOT))
+        for folder in suites.FOLDERS
+        for path in (ROOT / "tests" / folder).rglob("test_*.py")
     }
 
 
 def test_suites_by_package_have_each_file_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    found = {suite: files_run(monkeypatch, suite) for suite in test.PACKAGES}
+    found = {suite: files_run(monkeypatch, suite) for suite in suites.PACKAGES}
     assert set().union(*found.values()) == all_files()
     assert sum(map(len, found.values())) == len(all_files())
     assert "tests/unit/launcher/test_xrt.py" in found["launcher"]
     assert {"tests/unit/test_job.py", "tests/image/test_rehearse.py", "tests/cloud/test_pod.py"} <= found["jobs"]
     assert {"tests/image/test_trainers_tf.py", "tests/unit/trainers/test_trainer_flags.py"} <= found["trainers"]
     assert {"tests/image/test_build.py", "tests/unit/test_locks.py"} <= found["builder"]
-    for suite, patterns in test.PACKAGES.items():
+    for suite, patterns in suites.PACKAGES.items():
         for pattern in patterns:
             assert any(fnmatch.fnmatch(file, f"tests/{pattern}") for file in found[suite]), f"{pattern}: no such file"
 
@@ -159,15 +182,15 @@ def test_parts_have_each_file_once_and_take_about_the_same_time(monkeypatch: pyt
     found = [files_run(monkeypatch, None, f"{number}/3") for number in (1, 2, 3)]
     assert set().union(*found) == all_files() and sum(map(len, found)) == len(all_files())
     assert files_run(monkeypatch, "trainers", "2/2") < all_files()
-    recorded = json.loads((ROOT / "tests" / test.MINUTES).read_text(encoding="utf-8"))
+    recorded = json.loads((ROOT / "tests" / suites.MINUTES).read_text(encoding="utf-8"))
     assert recorded.keys() <= {file.removeprefix("tests/") for file in all_files()}
-    minutes = {f"tests/{name}": recorded.get(name, test.SHORT) for name in test.parts(recorded, 1)[0]}
-    totals = [sum(minutes.get(file, test.SHORT) for file in files) for files in found]
+    minutes = {f"tests/{name}": recorded.get(name, suites.SHORT) for name in suites.parts(recorded, 1)[0]}
+    totals = [sum(minutes.get(file, suites.SHORT) for file in files) for files in found]
     assert max(totals) - min(totals) <= max(minutes.values())
 
 
 def test_parts_are_the_longest_files_first_in_the_part_with_least() -> None:
-    assert test.parts({"a": 5.0, "b": 4.0, "c": 3.0, "d": 1.0}, 2) == [["a", "d"], ["b", "c"]]
+    assert suites.parts({"a": 5.0, "b": 4.0, "c": 3.0, "d": 1.0}, 2) == [["a", "d"], ["b", "c"]]
 
 
 @pytest.mark.parametrize("part", ["0/3", "4/3", "1", "a/b", "1/0"])

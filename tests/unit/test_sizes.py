@@ -16,8 +16,9 @@ from xml.etree import ElementTree
 import pytest
 import requests
 
+from trainyard.common import templates
 from trainyard.common.errors import StepFailed, UserError
-from trainyard.image import catalog_page, dockerfile, sizes, wheels
+from trainyard.image import catalog_page, sizes, wheels
 from trainyard.oci.layers import File, Layer, LayerFiles, Stored
 from trainyard.spec.model import load, targets
 
@@ -107,7 +108,7 @@ def test_measurements_are_read_back_and_a_damaged_file_is_one_line(tmp_path: Pat
 def page(monkeypatch: pytest.MonkeyPatch, found: dict[str, Any]) -> str:
     monkeypatch.setattr(sizes, "load", lambda: found)
     ((template, values),) = catalog_page.rendered([load(name) for name in targets()]).values()
-    return dockerfile.template_environment().get_template(template).render(values)
+    return templates.environment().get_template(template).render(values)
 
 
 def test_the_page_describes_every_target(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,14 +10,11 @@ from trainyard.common.context import Context
 GROUP = "project"
 
 
-@click.command(
-    short_help="Remove what Trainyard left on this host, and only that.",
-    epilog="""\b
-    Examples:
-      trainyard clean
-      trainyard clean xla
-      trainyard clean --all --cache
-    """,
+@options.command(
+    "Remove what Trainyard left on this host, and only that.",
+    "trainyard clean",
+    "trainyard clean xla",
+    "trainyard clean --all --cache",
 )
 @options.target
 @options.flag("--all", "everything", help="Also remove every image, base image and record of Trainyard.")

@@ -11,14 +11,11 @@ from trainyard.common.settings import PREFIX
 GROUP = "publish"
 
 
-@click.command(
-    short_help="List the images at a registry that have a package.",
-    epilog="""\b
-    Examples:
-      trainyard find torch --registry localhost:5000/team
-      trainyard find 'torch<2.10' --registry localhost:5000/team
-      trainyard find openssl==3.0.17-1~deb12u2 --registry localhost:5000/team --quiet
-    """,
+@options.command(
+    "List the images at a registry that have a package.",
+    "trainyard find torch --registry localhost:5000/team",
+    "trainyard find 'torch<2.10' --registry localhost:5000/team",
+    "trainyard find openssl==3.0.17-1~deb12u2 --registry localhost:5000/team --quiet",
 )
 @click.argument("package", envvar=f"{PREFIX}PACKAGE", required=False, metavar="PACKAGE[==VERSION]")
 @options.registry

@@ -12,16 +12,13 @@ from trainyard.common.context import Context
 GROUP = "build"
 
 
-@click.command(
-    short_help="Build, verify and smoke-test an image, and tag it if it passes.",
-    epilog="""\b
-    Examples:
-      trainyard image                        # the repository of the current folder
-      trainyard image tf-cpu
-      trainyard image examples/patches
-      trainyard image xla --force
-      trainyard image --from my-image:latest
-    """,
+@options.command(
+    "Build, verify and smoke-test an image, and tag it if it passes.",
+    "trainyard image                        # the repository of the current folder",
+    "trainyard image tf-cpu",
+    "trainyard image examples/patches",
+    "trainyard image xla --force",
+    "trainyard image --from my-image:latest",
 )
 @options.target
 @options.option(

@@ -10,15 +10,12 @@ from trainyard.common.context import Context
 GROUP = "workspace"
 
 
-@click.command(
-    short_help="Write trainyard.yaml for the repository in this folder.",
-    epilog="""\b
-    Examples:
-      trainyard init
-      trainyard init --yes
-      trainyard init --target xla --run "python -m mymodel.train" --yes
-      trainyard init --devcontainer
-    """,
+@options.command(
+    "Write trainyard.yaml for the repository in this folder.",
+    "trainyard init",
+    "trainyard init --yes",
+    'trainyard init --target xla --run "python -m mymodel.train" --yes',
+    "trainyard init --devcontainer",
 )
 @options.option("--target", metavar="NAME", help="Target to extend. Default: the one that the code needs.")
 @options.option("--name", metavar="NAME", help="Name of the image. Default: the project's, or else the folder's.")
@@ -78,7 +75,7 @@ def command(
             console.say(f"{value} ({why})")
         for note in proposal.notes:
             console.warn(note)
-        written += init.write(proposal)
+        written += init.write(folder, proposal)
     spec = load(str(folder), context=context)
     if devcontainer:
         written.append(init.write_devcontainer(spec))

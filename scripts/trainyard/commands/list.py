@@ -10,14 +10,11 @@ from trainyard.common.context import Context
 GROUP = "build"
 
 
-@click.command(
-    short_help="List the targets, and which are built on this host.",
-    epilog="""\b
-    Examples:
-      trainyard list
-      trainyard list --ends     # until when each is looked after, and why (images/matrix.yaml)
-      trainyard list --json
-    """,
+@options.command(
+    "List the targets, and which are built on this host.",
+    "trainyard list",
+    "trainyard list --ends     # until when each is looked after, and why (images/matrix.yaml)",
+    "trainyard list --json",
 )
 @options.flag("--ends", help="Show until when each is looked after.")
 @options.json_output

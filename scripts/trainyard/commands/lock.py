@@ -12,17 +12,14 @@ from trainyard.common.context import Context
 GROUP = "build"
 
 
-@click.command(
-    short_help="Resolve packages to hash-pinned locks.",
-    epilog="""\b
-    Examples:
-      trainyard lock                             # trainyard.lock of the repository that you are in
-      trainyard lock --upgrade-package einops    # the same, with the newest einops
-      trainyard lock --upgrade                   # the framework and base of this Trainyard, the newest of the rest
-      trainyard lock xla        # the lock of a target, for every package index that answers
-      trainyard lock scripts    # what Trainyard and its tests need (scripts/requirements.lock)
-      trainyard lock uv         # the installer inside builds (images/uv.lock); the same for gsutil
-    """,
+@options.command(
+    "Resolve packages to hash-pinned locks.",
+    "trainyard lock                             # trainyard.lock of the repository that you are in",
+    "trainyard lock --upgrade-package einops    # the same, with the newest einops",
+    "trainyard lock --upgrade                   # the framework and base of this Trainyard, the newest of the rest",
+    "trainyard lock xla        # the lock of a target, for every package index that answers",
+    "trainyard lock scripts    # what Trainyard and its tests need (scripts/requirements.lock)",
+    "trainyard lock uv         # the installer inside builds (images/uv.lock); the same for gsutil",
 )
 @options.target
 @options.flag("--upgrade", "-U", help="Keep no version of trainyard.lock, or of the lock of scripts.")

@@ -18,15 +18,12 @@ if TYPE_CHECKING:
 GROUP = "publish"
 
 
-@click.command(
-    short_help="Move a target's floating tags to an image that passed.",
-    epilog="""\b
-    Examples:
-      trainyard promote tf-cpu --registry localhost:5000/team
-      trainyard promote tf-cpu --registry localhost:5000/team --image tf-cpu-2.21.0-20261120-0123abcd
-      trainyard promote tf-cpu --registry localhost:5000/team --to localhost:5000/team-floating
-      trainyard promote tf-cpu --registry localhost:5000/team --require-signed --public-key signing.pub
-    """,
+@options.command(
+    "Move a target's floating tags to an image that passed.",
+    "trainyard promote tf-cpu --registry localhost:5000/team",
+    "trainyard promote tf-cpu --registry localhost:5000/team --image tf-cpu-2.21.0-20261120-0123abcd",
+    "trainyard promote tf-cpu --registry localhost:5000/team --to localhost:5000/team-floating",
+    "trainyard promote tf-cpu --registry localhost:5000/team --require-signed --public-key signing.pub",
 )
 @options.target
 @options.registry

@@ -16,16 +16,13 @@ if TYPE_CHECKING:
 GROUP = "publish"
 
 
-@click.command(
-    short_help="Push an image that passed to a registry, with its SBOM and provenance.",
-    epilog="""\b
-    Examples:
-      trainyard push tf-cpu --registry localhost:5000/team
-      trainyard push tf-cpu --registry localhost:5000/team --key signing.pem
-      trainyard push tf-cpu --registry localhost:5000/team --keyless
-      trainyard push --registry localhost:5000/team
-      trainyard push --code-only
-    """,
+@options.command(
+    "Push an image that passed to a registry, with its SBOM and provenance.",
+    "trainyard push tf-cpu --registry localhost:5000/team",
+    "trainyard push tf-cpu --registry localhost:5000/team --key signing.pem",
+    "trainyard push tf-cpu --registry localhost:5000/team --keyless",
+    "trainyard push --registry localhost:5000/team",
+    "trainyard push --code-only",
 )
 @options.target
 @options.registry

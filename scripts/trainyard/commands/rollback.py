@@ -10,12 +10,9 @@ from trainyard.common.context import Context
 GROUP = "publish"
 
 
-@click.command(
-    short_help="Move a target's floating tags back to the previous image.",
-    epilog="""\b
-    Examples:
-      trainyard rollback tf-cpu --registry localhost:5000/team
-    """,
+@options.command(
+    "Move a target's floating tags back to the previous image.",
+    "trainyard rollback tf-cpu --registry localhost:5000/team",
 )
 @options.target
 @options.registry

@@ -14,17 +14,14 @@ GROUP = "workspace"
 _FOLDER = click.Path(path_type=Path, file_okay=False)
 
 
-@click.command(
+@options.command(
+    "Run an image on this machine, with your code if you like.",
+    "trainyard run -- --epochs 1",
+    "trainyard run --mount --data ~/data -- --data-dir /data --epochs 1",
+    "trainyard run --shell",
+    "trainyard run --jupyter --mount",
+    "trainyard run cpu -- mnist --fake-data --epochs 1",
     cls=options.Forwarding,
-    short_help="Run an image on this machine, with your code if you like.",
-    epilog="""\b
-    Examples:
-      trainyard run -- --epochs 1
-      trainyard run --mount --data ~/data -- --data-dir /data --epochs 1
-      trainyard run --shell
-      trainyard run --jupyter --mount
-      trainyard run cpu -- mnist --fake-data --epochs 1
-    """,
 )
 @options.target
 @options.option("--args", "words", callback=options.words, metavar="WORDS", help="Arguments, as those after '--'.")

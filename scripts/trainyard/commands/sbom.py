@@ -12,14 +12,11 @@ from trainyard.common.context import Context
 GROUP = "publish"
 
 
-@click.command(
-    short_help="Write an image's software bill of materials (CycloneDX 1.6).",
-    epilog="""\b
-    Examples:
-      trainyard sbom tf-cpu
-      trainyard sbom tf-cpu --json > sbom.cdx.json
-      trainyard sbom --image localhost:5000/ml/trainyard:tf-cpu --output sbom.cdx.json
-    """,
+@options.command(
+    "Write an image's software bill of materials (CycloneDX 1.6).",
+    "trainyard sbom tf-cpu",
+    "trainyard sbom tf-cpu --json > sbom.cdx.json",
+    "trainyard sbom --image localhost:5000/ml/trainyard:tf-cpu --output sbom.cdx.json",
 )
 @options.target
 @options.option("--image", metavar="REFERENCE", help="Any image, local or at a registry, instead of TARGET's.")

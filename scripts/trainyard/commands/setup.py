@@ -2,20 +2,15 @@
 
 from __future__ import annotations
 
-import click
-
 from trainyard.common import options
 
 GROUP = "shell"
 
 
-@click.command(
-    short_help="Start or install a Docker engine.",
-    epilog="""\b
-    Examples:
-      trainyard setup
-      trainyard setup --emulation
-    """,
+@options.command(
+    "Start or install a Docker engine.",
+    "trainyard setup",
+    "trainyard setup --emulation",
 )
 @options.flag("--emulation", help="Also let this host run programs for arm64, under QEMU.")
 def command(emulation: bool) -> None:

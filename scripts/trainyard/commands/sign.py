@@ -17,16 +17,13 @@ if TYPE_CHECKING:
 GROUP = "publish"
 
 
-@click.command(
-    short_help="Sign an image at a registry, or check its signatures and claims.",
-    epilog="""\b
-    Examples:
-      openssl genpkey -algorithm EC -pkeyopt ec_paramgen_curve:P-256 -out signing.pem
-      trainyard sign tf-cpu --registry localhost:5000/ml --key signing.pem
-      trainyard sign --image localhost:5000/ml/trainyard:tf-cpu --key signing.pem
-      trainyard sign --image localhost:5000/ml/trainyard:tf-cpu --public-key signing.pub
-      trainyard sign tf-cpu --registry localhost:5000/ml --keyless
-    """,
+@options.command(
+    "Sign an image at a registry, or check its signatures and claims.",
+    "openssl genpkey -algorithm EC -pkeyopt ec_paramgen_curve:P-256 -out signing.pem",
+    "trainyard sign tf-cpu --registry localhost:5000/ml --key signing.pem",
+    "trainyard sign --image localhost:5000/ml/trainyard:tf-cpu --key signing.pem",
+    "trainyard sign --image localhost:5000/ml/trainyard:tf-cpu --public-key signing.pub",
+    "trainyard sign tf-cpu --registry localhost:5000/ml --keyless",
 )
 @options.target
 @options.registry

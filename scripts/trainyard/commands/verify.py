@@ -10,13 +10,10 @@ from trainyard.common.context import Context
 GROUP = "build"
 
 
-@click.command(
-    short_help="Check that an image is what its spec, locks, labels and tags say.",
-    epilog="""\b
-    Examples:
-      trainyard verify tf-cpu
-      trainyard verify --image registry.example/team/image:tag
-    """,
+@options.command(
+    "Check that an image is what its spec, locks, labels and tags say.",
+    "trainyard verify tf-cpu",
+    "trainyard verify --image registry.example/team/image:tag",
 )
 @options.target
 @options.option("--image", metavar="REFERENCE", help="The image; pulled if it is not on this host.")

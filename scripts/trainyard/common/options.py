@@ -82,6 +82,18 @@ def flag(name: str, *names: str, **attributes: Any) -> Callable[[F], F]:
     return option(name, *names, is_flag=True, type=_Switch(), **attributes)
 
 
+def command(summary: str, *examples: str, **attributes: Any) -> Callable[[Callable[..., Any]], click.Command]:
+    """Return what makes a function a command, whose docstring ``--help`` shows.
+
+    Args:
+        summary: what lists of commands show.
+        examples: command lines, which ``--help`` ends with.
+        attributes: of :func:`click.command`.
+    """
+    epilog = "\n".join(["\b", "Examples:", *(f"  {example}" for example in examples)])
+    return click.command(short_help=summary, epilog=epilog, **attributes)
+
+
 class Group(click.Command):
     """A command with other commands below it, as in ``job`` and ``job check``; ``--help`` lists them."""
 
@@ -129,17 +141,12 @@ def words(_context: click.Context, _parameter: click.Parameter, value: str | Non
         raise click.BadParameter(f"{str(error).lower()}: {value}") from None
 
 
-def target(function: F) -> F:
-    """The argument TARGET: an image of the catalogue by its name, or the path of a folder with an image.yaml.
+#: The argument TARGET: an image of the catalogue by its name, or the path of a folder with an image.yaml. In a user's
+#: repository, the default is its own image.
+target = click.argument("target", envvar=f"{PREFIX}TARGET", required=False, shell_complete=_values)
 
-    In a user's repository, the default is its own image.
-    """
-    return click.argument("target", envvar=f"{PREFIX}TARGET", required=False, shell_complete=_values)(function)
-
-
-def json_output(function: F) -> F:
-    """``--json``: the result as JSON on stdout."""
-    return flag("--json", "as_json", help="Print the result as JSON on stdout.")(function)
+#: ``--json``: the result as JSON on stdout.
+json_output = flag("--json", "as_json", help="Print the result as JSON on stdout.")
 
 
 def quiet(function: F) -> F:
@@ -155,37 +162,53 @@ def quiet(function: F) -> F:
     return flag("--quiet", "-q", callback=apply, help="Print nothing but warnings, errors and the digest.")(function)
 
 
-def _choose(context: click.Context, **given: Any) -> None:
-    """Set what an option gives in the :class:`~trainyard.common.context.Context` of its command."""
-    if context.obj is not None:  # None where the shell completes words
-        context.obj = dataclasses.replace(context.obj, **{name: value for name, value in given.items() if value})
+def _choose(context: click.Context, parameter: click.Parameter, given: Any) -> None:
+    """Set what an option gives in the :class:`~trainyard.common.context.Context` of its command, by its name."""
+    if given and context.obj is not None:  # None where the shell completes words
+        context.obj = dataclasses.replace(context.obj, **{str(parameter.name): given})
 
 
-def offline(function: F) -> F:
-    """``--offline``: use what 'trainyard dev fetch' has downloaded, and no network."""
+#: ``--offline``: use what 'trainyard dev fetch' has downloaded, and no network.
+offline = flag(
+    "--offline",
+    callback=_choose,
+    expose_value=False,
+    help="Use no network: what 'trainyard dev fetch' has downloaded must suffice.",
+)
 
-    def apply(context: click.Context, _parameter: click.Parameter, given: bool) -> None:
-        _choose(context, offline=given)
+#: ``--builder``: what ``docker buildx`` builds on.
+builder = option(
+    "--builder",
+    metavar="NAME",
+    callback=_choose,
+    expose_value=False,
+    help="Builder of 'docker buildx' to build on, by default the one that buildx uses.",
+)
 
-    text = "Use no network: what 'trainyard dev fetch' has downloaded must suffice."
-    return flag("--offline", callback=apply, expose_value=False, help=text)(function)
+#: ``--trust-config``: the Sigstore instance that certificates are of.
+trust_config = option(
+    "--trust-config",
+    metavar="FILE",
+    callback=_choose,
+    expose_value=False,
+    help="Trust configuration (JSON) of another Sigstore instance than the public one.",
+)
 
+#: ``--registry``: where images are pushed to and looked up.
+registry = option("--registry", metavar="HOST[:PORT]/PATH", help="Registry and path that images are kept under.")
 
-def builder(function: F) -> F:
-    """``--builder``: what ``docker buildx`` builds on."""
+#: ``--keyless``: sign by the identity of this machine.
+keyless = flag(
+    "--keyless", help="Sign by the identity of this CI job or cloud machine instead of with a key, through Sigstore."
+)
 
-    def apply(context: click.Context, _parameter: click.Parameter, given: str | None) -> None:
-        _choose(context, builder=given)
-
-    text = "Builder of 'docker buildx' to build on, by default the one that buildx uses."
-    return option("--builder", metavar="NAME", callback=apply, expose_value=False, help=text)(function)
-
-
-def registry(function: F) -> F:
-    """``--registry``: where images are pushed to and looked up."""
-    return option("--registry", metavar="HOST[:PORT]/PATH", help="Registry and path that images are kept under.")(
-        function
-    )
+#: ``--compression``: of the layers of an image that is built.
+compression = option(
+    "--compression",
+    type=click.Choice(["zstd", "gzip"]),
+    default="zstd",
+    help="Compression of the layers; gzip is for registries and engines without zstd.",
+)
 
 
 def key(flag: str, variable: str, help_text: str) -> Callable[[F], F]:
@@ -198,30 +221,10 @@ def key(flag: str, variable: str, help_text: str) -> Callable[[F], F]:
     return option(flag, variable=variable, type=kind, default=default, show_default=variable, help=help_text)
 
 
-def signing_key(function: F) -> F:
-    """``--key``: the key that images are signed with."""
-    return key("--key", "COSIGN_KEY", "Private key (PEM) to sign with. COSIGN_PASSWORD decrypts it.")(function)
-
-
-def keyless(function: F) -> F:
-    """``--keyless``: sign by the identity of this machine."""
-    text = "Sign by the identity of this CI job or cloud machine instead of with a key, through Sigstore."
-    return flag("--keyless", help=text)(function)
-
-
-def trust_config(function: F) -> F:
-    """``--trust-config``: the Sigstore instance that certificates are of."""
-
-    def apply(context: click.Context, _parameter: click.Parameter, given: str | None) -> None:
-        _choose(context, trust_config=given)
-
-    text = "Trust configuration (JSON) of another Sigstore instance than the public one."
-    return option("--trust-config", metavar="FILE", callback=apply, expose_value=False, help=text)(function)
-
-
 def signing(function: F) -> F:
-    """``--key`` and ``--keyless``: who signs images."""
-    return signing_key(keyless(trust_config(function)))
+    """Add ``--key`` and ``--keyless``: who signs images."""
+    private_key = key("--key", "COSIGN_KEY", "Private key (PEM) to sign with. COSIGN_PASSWORD decrypts it.")
+    return private_key(keyless(trust_config(function)))
 
 
 def checking(function: F) -> F:
@@ -237,13 +240,3 @@ def checking(function: F) -> F:
     )
     issuer = option("--certificate-oidc-issuer", metavar="URL", help="Who vouches for the identity; required with it.")
     return public_key(identity(issuer(function)))
-
-
-def compression(function: F) -> F:
-    """``--compression``: of the layers of an image that is built."""
-    return option(
-        "--compression",
-        type=click.Choice(["zstd", "gzip"]),
-        default="zstd",
-        help="Compression of the layers; gzip is for registries and engines without zstd.",
-    )(function)

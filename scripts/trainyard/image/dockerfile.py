@@ -12,9 +12,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import jinja2
 from packaging.utils import canonicalize_name
 
+from trainyard.common import templates
 from trainyard.common.errors import one_line
 from trainyard.common.installation import check_writable
 from trainyard.common.settings import ROOT
@@ -28,18 +28,6 @@ from trainyard.spec.lock import DEFAULT, Locked, parse
 from trainyard.spec.model import IMAGES, RepositorySpec, Spec, catalogue, each_platform
 
 BAKE_FILE = IMAGES / "docker-bake.json"
-
-
-def template_environment() -> jinja2.Environment:
-    """The environment of all templates: those of templates/, where an undefined variable is an error."""
-    return jinja2.Environment(
-        loader=jinja2.FileSystemLoader(ROOT / "templates"),
-        undefined=jinja2.StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-        keep_trailing_newline=True,
-        autoescape=False,
-    )
 
 
 def image_json(spec: Spec) -> str:
@@ -256,7 +244,7 @@ def dockerfile(spec: Spec, index: str = DEFAULT) -> str:
     Args:
         index: see :func:`variables`.
     """
-    return template_environment().get_template("Dockerfile.j2").render(variables(spec, index)).rstrip("\n") + "\n"
+    return templates.environment().get_template("Dockerfile.j2").render(variables(spec, index)).rstrip("\n") + "\n"
 
 
 def bake(specs: list[Spec], bases: Mapping[str, str] | None = None) -> str:

@@ -8,6 +8,7 @@ from typing import Any
 
 import click
 
+from trainyard.common import templates
 from trainyard.common.registration import neighbours
 from trainyard.common.settings import ROOT
 from trainyard.image import catalog_page, dockerfile
@@ -40,8 +41,8 @@ def rendered(commands: Any, only: Spec | None = None) -> dict[Path, str]:
         pages |= neighbour.pages()
     for spec in examples():
         found |= dockerfile.rendered(spec)
-    templates = dockerfile.template_environment()
-    return found | {path: templates.get_template(template).render(values) for path, (template, values) in pages.items()}
+    made = templates.environment()
+    return found | {path: made.get_template(template).render(values) for path, (template, values) in pages.items()}
 
 
 def _reference(commands: Any) -> tuple[str, dict[str, Any]]:

@@ -1,51 +1,22 @@
-"""The test suites, run with pytest."""
+"""The tests of a checkout, run with pytest."""
 
 from __future__ import annotations
 
-import fnmatch
-import json
 import re
 import shutil
 import subprocess
 import sys
-from collections.abc import Sequence
-from pathlib import Path
 
 from trainyard.common import settings
 from trainyard.common.errors import StepFailed, UserError
 from trainyard.common.installation import checkout
 
-#: Folders of tests/, in the order they run in.
-FOLDERS = ("unit", "image", "cloud")
-
-#: Suite -> patterns of its files under tests/; ``*`` stands for slashes too. All other files are of ``builder``.
-PACKAGES = {
-    "builder": (),
-    "jobs": (
-        "unit/test_check_*", "unit/test_corpus.py", "unit/test_job*", "unit/test_platforms.py", "unit/test_pod*",
-        "unit/test_rehears*", "image/test_rehearse.py", "cloud/test_authorize_tpu.py", "cloud/test_docs_jobs.py",
-        "cloud/test_gcloud_job_files.py", "cloud/test_jobs.py", "cloud/test_pod*", "cloud/test_schedulers.py",
-        "cloud/test_sky_pilot.py",
-    ),
-    "launcher": ("unit/launcher/*", "image/test_launcher_*", "cloud/test_launcher_*"),
-    "trainers": ("unit/trainers/*", "image/test_trainers_*", "image/test_gpt.py"),
-}  # fmt: skip
-
-SUITES = (*FOLDERS, *PACKAGES)
-
-#: Under tests/, and minutes of a file that it does not have.
-MINUTES, SHORT = "minutes.json", 0.1
-
-#: pytest's exit status if options such as ``-k`` select no test of a folder.
-#: https://docs.pytest.org/en/stable/reference/exit-codes.html
-NOTHING_SELECTED = 5
-
 
 def run(suite: str | None, arguments: list[str], *, require: str = "", big: bool = False, part: str = "") -> int:
-    """Run a suite, or all of them; the exit status of the first run of pytest that failed, else 0.
+    """Run a suite of tests/suites.py, or all of them; the exit status of the first run of pytest that failed, else 0.
 
     Args:
-        suite: one of :data:`SUITES`; None for all.
+        suite: None for all.
         arguments: more arguments for pytest.
         require: programs that must be on PATH, separated by commas or spaces. Without it, tests marked with a program
             that is missing are left out (tests/conftest.py).
@@ -58,13 +29,17 @@ def run(suite: str | None, arguments: list[str], *, require: str = "", big: bool
     """
     root = checkout("'trainyard dev test'")
     check_programs(require)
-    failed = 0
-    for words in _runs(root / "tests", suite, part):
-        command = [sys.executable, "-m", "pytest", *words, *(["--big"] if big else []), *arguments]
-        status = subprocess.run(command, cwd=root, env=_environment(), check=False).returncode
-        may_be_empty = arguments or part or suite in PACKAGES
-        failed = failed or (0 if status == NOTHING_SELECTED and may_be_empty else status)
-    return failed
+    match = re.fullmatch(r"(\d{1,3})/(\d{1,3})", part)
+    if part and not (match and 1 <= int(match[1]) <= int(match[2])):
+        raise UserError(f"no part {part!r} of the tests: write the first of three as 1/3")
+    options = [f"--suite={suite}"] if suite else []
+    options += [f"--part={part}"] if part else []
+    options += ["--big"] if big else []
+    # The commands that tests run must not find this command's variables.
+    mine = {f"{settings.PREFIX}{name}" for name in ("SUITE", "ARGS", "REQUIRE", "ALL", "PART")}
+    environment = {name: value for name, value in settings.environment().items() if name not in mine}
+    command = [sys.executable, "-m", "tests.suites", *options, *arguments]
+    return subprocess.run(command, cwd=root, env=environment, check=False).returncode
 
 
 def check_programs(require: str) -> None:
@@ -75,75 +50,3 @@ def check_programs(require: str) -> None:
     """
     if missing := [name for name in require.replace(",", " ").split() if not shutil.which(name)]:
         raise StepFailed(f"required, and not on PATH: {', '.join(missing)}")
-
-
-def suite_of(file: str) -> str:
-    """Return the suite, by package, of a file whose path is under tests/."""
-    return next(
-        (suite for suite, patterns in PACKAGES.items() if any(fnmatch.fnmatch(file, one) for one in patterns)),
-        "builder",
-    )
-
-
-def parts(minutes: dict[str, float], count: int) -> list[list[str]]:
-    """Return the files in ``count`` parts: each file, the longest first, joins the part that takes least until then.
-
-    Args:
-        minutes: of each file.
-    """
-    found: list[list[str]] = [[] for _ in range(count)]
-    totals = [0.0] * count
-    for file in sorted(minutes, key=lambda file: (-minutes[file], file)):
-        least = totals.index(min(totals))
-        found[least].append(file)
-        totals[least] += minutes[file]
-    return [sorted(files) for files in found]
-
-
-def _environment() -> dict[str, str]:
-    """Return the environment of pytest: the commands that tests run must not find this command's variables."""
-    mine = {f"{settings.PREFIX}{name}" for name in ("SUITE", "ARGS", "REQUIRE", "ALL", "PART")}
-    return {name: value for name, value in settings.environment().items() if name not in mine}
-
-
-def _runs(tests: Path, suite: str | None, part: str) -> list[list[str]]:
-    """Return the words of each run of pytest: folders or files, and options.
-
-    Unit tests use all cores. Of those that use the engine, the ones marked ``concurrent`` run two at a time, by file,
-    after the others.
-    """
-    unit, engine = _chosen(tests, suite, part)
-    runs = [[*unit, "--numprocesses=auto"]] if unit else []
-    if engine:
-        runs.append([*engine, "--concurrent=without"])
-        runs.append([*engine, "--concurrent=only", "--numprocesses=2", "--dist=loadfile"])
-    return runs
-
-
-def _chosen(tests: Path, suite: str | None, part: str) -> tuple[list[str], list[str]]:
-    """Return the folders or files of unit tests, and those of tests that use the engine."""
-    folders = [suite] if suite in FOLDERS else list(FOLDERS)
-    if suite in PACKAGES or part:
-        names = (str(path.relative_to(tests)) for folder in folders for path in (tests / folder).rglob("test_*.py"))
-        files = [name for name in names if suite not in PACKAGES or suite_of(name) == suite]
-        chosen = (
-            _part(files, part, json.loads((tests / MINUTES).read_text(encoding="utf-8"))) if part else sorted(files)
-        )
-    else:
-        chosen = folders
-    found = [f"tests/{name}" for name in chosen]
-    unit = [name for name in found if name.startswith("tests/unit")]
-    return unit, [name for name in found if name not in unit]
-
-
-def _part(files: Sequence[str], part: str, minutes: dict[str, float]) -> list[str]:
-    """Return the files of a part such as ``2/3``.
-
-    Raises:
-        UserError: there is none.
-    """
-    match = re.fullmatch(r"(\d{1,3})/(\d{1,3})", part)
-    number, count = (int(match[1]), int(match[2])) if match else (0, 0)
-    if not 1 <= number <= count:
-        raise UserError(f"no part {part!r} of the tests: write the first of three as 1/3")
-    return parts({file: minutes.get(file, SHORT) for file in files}, count)[number - 1]

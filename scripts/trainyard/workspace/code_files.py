@@ -114,7 +114,7 @@ def collect(workspace: Workspace) -> list[CodeFile]:
             image: a credential, more than 50 MB, a link that leads out of the code, a device.
     """
     top = git_root(workspace.root)
-    listed = _listed(workspace, top, _folders(workspace, top))
+    listed = _listed(workspace.root, top, _folders(workspace, top))
     environments = {os.path.dirname(one.path) for one in listed if one.path.endswith("/pyvenv.cfg")}
     places = _Places(workspace)
     found: dict[str, _Listed] = {}
@@ -144,8 +144,7 @@ def below(folder: Path) -> list[str]:
     Raises:
         UserError: git cannot list them.
     """
-    everything = Workspace(folder / names.FILE, names.WorkspaceDocument.model_construct(code=["."]))
-    listed = _listed(everything, git_root(folder), [folder])
+    listed = _listed(folder, git_root(folder), [folder])
     environments = {os.path.dirname(one.path) for one in listed if one.path.endswith("/pyvenv.cfg")}
     paths = (one.path for one in listed if not _left_out(one.path, folder, environments))
     return sorted(PurePosixPath(os.path.relpath(path, folder)).as_posix() for path in paths)
@@ -238,16 +237,16 @@ def _left_out(path: str, top: Path, environments: set[str]) -> bool:
     return any(path.startswith(f"{folder}{os.sep}") for folder in environments)
 
 
-def _listed(workspace: Workspace, top: Path, folders: list[Path]) -> list[_Listed]:
+def _listed(root: Path, top: Path, folders: list[Path]) -> list[_Listed]:
     if (top / ".git").exists() and shutil.which("git"):
         # A folder that the repository around it ignores, such as an unpacked source distribution, is no part of it.
-        below = os.path.relpath(workspace.root, top)
+        below = os.path.relpath(root, top)
         if below == "." or git.run(top, "check-ignore", "--quiet", "--", below).returncode:
             repositories: dict[Path, list[Path]] = {}
             for folder in folders:  # which may be in a submodule
                 repositories.setdefault(git_root(folder), []).append(folder)
-            return [one for root, paths in repositories.items() for one in _tracked_and_new(root, paths)]
-        top = workspace.root
+            return [one for folder, paths in repositories.items() for one in _tracked_and_new(folder, paths)]
+        top = root
     return list(_walked(top, folders))
 
 

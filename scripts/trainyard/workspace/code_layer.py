@@ -28,7 +28,7 @@ from packaging.utils import canonicalize_name
 from trainyard.spec.naming import FILE_EPOCH
 from trainyard.spec.workspace import FOLDER, Site, Workspace
 from trainyard.workspace import code_files, python_projects
-from trainyard.workspace.python_projects import Project
+from trainyard.workspace.project import Project
 
 #: Owner of the code: the image's user, in group 0, which containers with any other uid are in.
 _USER = 1000
@@ -273,10 +273,8 @@ def _ascii(text: str) -> bytes:
 
 
 def _truncated(name: bytes) -> bytes:
-    """A name as far as the field has room for it; no slash at its end, or readers would take files for folders."""
-    return (
-        name if len(name) <= _NAME else name[:_NAME].rstrip(b"/") if name[_NAME - 1 : _NAME] == b"/" else name[:_NAME]
-    )
+    """Return a name as far as the field has room for it, without a slash at its end, which only folders have."""
+    return name if len(name) <= _NAME else name[:_NAME].rstrip(b"/")
 
 
 def _record(key: str, value: str) -> bytes:

@@ -145,8 +145,8 @@ def workspace_root(folder: Path) -> Toml | None:
 
 def read_project(
     path: Path, found: Found, *, fits: Fits, extras: Sequence[str] = (), groups: Sequence[str] = ()
-) -> Line | None:
-    """Add the dependencies of a pyproject.toml to ``found``; its ``requires-python``, None if it has none.
+) -> None:
+    """Add the dependencies of a pyproject.toml to ``found``.
 
     uv's default groups, such as ``dev``, are left out unless ``groups`` names them.
 
@@ -157,15 +157,10 @@ def read_project(
     project = table(source.data, "project")
     if not project and not groups:
         raise UserError(_without_project(source))
-    for line in _dependencies(source, project, found):
+    lines = _dependencies(source, project, found)
+    for line in [*lines, *extra_lines(source, extras), *_group_lines(source, groups)]:
         _add(source, line, found, fits)
-    for line in _extra_lines(source, project, extras, ()):
-        _add(source, line, found, fits)
-    for line in _group_lines(source, groups):
-        _add(source, line, found, fits)
-    _uv_settings(source, found, fits)
-    requires = project.get("requires-python")
-    return source.line(str(requires), after="requires-python") if requires else None
+    _uv_settings(source, found)
 
 
 def _without_project(source: Toml) -> str:
@@ -194,17 +189,15 @@ def _dependencies(source: Toml, project: Mapping[str, Any], found: Found) -> lis
     return []
 
 
-def extra_lines(path: Path, extras: Iterable[str]) -> list[Line]:
-    """The requirements of extras of a project, without those that it asks of itself.
+def extra_lines(source: Toml, extras: Iterable[str], above: tuple[str, ...] = ()) -> list[Line]:
+    """Return the requirements of extras of a project, without those that it asks of itself.
 
+    Args:
+        above: the extras that ask for these.
     Raises:
         UserError: it has no such extra; the nearest spelling is named.
     """
-    source = toml(path)
-    return _extra_lines(source, table(source.data, "project"), list(extras), ())
-
-
-def _extra_lines(source: Toml, project: Mapping[str, Any], extras: Sequence[str], above: tuple[str, ...]) -> list[Line]:
+    project = table(source.data, "project")
     available = {canonicalize_name(name): name for name in project.get("optional-dependencies", {})}
     lines: list[Line] = []
     for extra in map(canonicalize_name, extras):
@@ -218,7 +211,7 @@ def _extra_lines(source: Toml, project: Mapping[str, Any], extras: Sequence[str]
         for text in project["optional-dependencies"][available[extra]]:
             line = source.line(text, after=f"{available[extra]} ")
             if line.name == canonicalize_name(str(project.get("name", ""))):
-                lines += _extra_lines(source, project, sorted(line.requirement.extras), (*above, extra))
+                lines += extra_lines(source, sorted(line.requirement.extras), (*above, extra))
             else:
                 lines.append(line)
     return lines
@@ -310,7 +303,7 @@ def _direct(owner: Toml, line: Line, entry: Mapping[str, Any]) -> Source:
     return Source(line, found.location, line.name, extras, marker)
 
 
-def _uv_settings(source: Toml, found: Found, fits: Fits) -> None:
+def _uv_settings(source: Toml, found: Found) -> None:
     """Constraints, overrides and resolver settings; those of a uv workspace are at its root."""
     owner = workspace_root(source.path.parent) or source
     settings = table(owner.data, "tool", "uv")

@@ -12,13 +12,15 @@ from pathlib import Path
 from typing import Any
 
 import yaml
+from packaging.utils import canonicalize_name
 
+from trainyard.common import templates
 from trainyard.common.errors import UserError, nearest
-from trainyard.spec import lock, model, workspace, yaml_source
+from trainyard.spec import model, workspace, yaml_source
 from trainyard.spec.model import Spec, relative
 from trainyard.spec.naming import NAME
 from trainyard.workspace import python_projects, requirement_choice
-from trainyard.workspace.python_survey import Source, Sources, files
+from trainyard.workspace.python_survey import Import, Source, Sources, files
 
 #: Where the schema is for editors, relative to trainyard.yaml. It is committed: the first line of trainyard.yaml names
 #: it (https://github.com/redhat-developer/yaml-language-server#using-inlined-schema), and every clone has it.
@@ -34,21 +36,18 @@ _SMALL = 20_000_000
 _NOT_CODE = re.compile(r"tests?|docs?|notebooks?|assets|images|figures|media|data|datasets?|outputs?|results|examples?")
 _CODE = (".py", ".sh", ".toml", ".cfg", ".ini", ".yaml", ".yml", ".json", ".txt", ".cu", ".cpp", ".h")
 
-#: Framework -> modules, and distributions, that need it.
+#: Framework -> the modules, and the distributions of the same canonical names, that need it.
 _FRAMEWORKS = {
-    "torch": "torch torchvision torchaudio torch_xla torch_tpu lightning pytorch_lightning timm fastai",
-    "tensorflow": "tensorflow keras tf_keras tensorflow_datasets tensorflow_hub tensorflow_probability tensorflow_cpu "
-    "tensorflow_gpu tensorflow_tpu tf_nightly",
+    "torch": "torch torchvision torchaudio torch-xla torch-tpu lightning pytorch-lightning timm fastai",
+    "tensorflow": "tensorflow keras tf-keras tensorflow-datasets tensorflow-hub tensorflow-probability tensorflow-cpu "
+    "tensorflow-gpu tensorflow-tpu tf-nightly",
     "jax": "jax flax optax haiku equinox",
 }
 
-#: Module or distribution -> the target that it alone decides.
+#: Framework -> the module or distribution that alone decides a target -> the target.
 _TARGETS = {
-    "torch_xla": "xla",
-    "torch_tpu": "torch-tpu",
-    "tensorflow_tpu": "tf-tpu",
-    "tensorflow_gpu": "tf-gpu",
-    "tf_nightly": "tf-nightly",
+    "torch": {"torch-xla": "xla", "torch-tpu": "torch-tpu"},
+    "tensorflow": {"tensorflow-tpu": "tf-tpu", "tensorflow-gpu": "tf-gpu", "tf-nightly": "tf-nightly"},
 }
 
 #: What an NVIDIA driver makes (https://docs.nvidia.com/cuda/cuda-installation-guide-linux/#device-node-verification).
@@ -60,17 +59,14 @@ _OTHER_PURPOSE = re.compile(
     "eval|evaluate|evaluation|tests?|demo|infer|inference|predict|prediction|generate|sample|plot|convert|download"
     "|prepare|preprocess|export|benchmark|bench|serve|server|app|score|visualize|analyze|setup|utils|check|tune|sweep"
 )
+_ASIDE = re.compile(r"(^|/)(examples?|demos?|benchmarks?|tools|notebooks?|scripts/data)/")
 
-#: Options that limit a run, each with the value for a run as short as possible. Two steps: some learning rate schedules
-#: divide by the number of steps less one.
+#: Value -> options that limit a run, the preferred first, for a run as short as possible. Two steps: some learning rate
+#: schedules divide by the number of steps less one.
 _LIMITS = {
-    name: value
-    for value, names in {
-        "2": "max-steps max-iters max-iter max-iterations num-steps n-steps total-steps train-steps num-iters steps "
-        "iterations iters",
-        "1": "epochs num-epochs n-epochs max-epochs num-train-epochs nepochs epoch",
-    }.items()
-    for name in names.split()
+    "2": "max-steps max-iters max-iter max-iterations num-steps n-steps total-steps train-steps num-iters steps "
+    "iterations iters",
+    "1": "epochs num-epochs n-epochs max-epochs num-train-epochs nepochs epoch",
 }
 
 #: Switches that replace the data set by made-up data; options that take its folder, and folders with data for tests.
@@ -110,21 +106,16 @@ class ShortRun:
 
 @dataclass
 class Proposal:
-    """A trainyard.yaml that is not written yet.
+    """What a trainyard.yaml is to hold.
 
     Attributes:
-        folder: that it is for.
-        target: that it extends.
-        requirements: their source. ``code``: files and folders.
         run: the command; empty if none was found.
-        smoke: arguments of a short run, its data, and what would prevent it.
         reasons: a value, as ``extends: cpu`` -> what was found, and where.
         notes: what the user has to know.
         commands: the candidates for ``run``, the most likely first.
         question: what only the user knows; empty if nothing.
     """
 
-    folder: Path
     name: str
     target: str
     requirements: requirement_choice.Choice
@@ -142,11 +133,11 @@ def schema_text() -> str:
     return json.dumps(workspace.schema(), indent=2) + "\n"
 
 
-def _home() -> Path | None:
+def _is_home(folder: Path) -> bool:
     try:
-        return Path.home()
+        return folder == Path.home()
     except RuntimeError:  # a user without an entry in /etc/passwd
-        return None
+        return False
 
 
 class Repository:
@@ -159,7 +150,7 @@ class Repository:
     """
 
     def __init__(self, folder: Path) -> None:
-        if folder == Path(folder.anchor) or (folder == _home() and not (folder / ".git").exists()):
+        if folder == Path(folder.anchor) or (_is_home(folder) and not (folder / ".git").exists()):
             raise UserError(f"{folder} is not the folder of a repository: change to the one that has your code")
         self.folder = folder
         self.names = files(folder)
@@ -192,13 +183,12 @@ class Repository:
             reasons[f"extends: {target}"] = why
         elif target not in known:
             raise UserError(f"unknown target '{target}'{nearest(target, known)}; valid targets: {', '.join(known)}")
-        else:
-            notes += _other_framework(target, closure or self.sources.run)
         spec = model.load(target)
+        if not reasons:
+            notes += _other_framework(spec, closure or self.sources.run)
         # Without a command, written requirements count alone: libraries import much that they can do without.
         needing = closure or ([] if wanted.why else self.sources.run)
-        has = [package for pins in requirement_choice.provided(spec) for package in pins]
-        requirement_choice.complete(wanted, needing, self.sources, has, self.project)
+        requirement_choice.complete(wanted, needing, self.sources, spec, self.project)
         shown = [*([wanted.file] if wanted.file else []), *wanted.packages[:5]]
         reasons[f"requirements: {', '.join(shown) or 'none'}"] = wanted.why
         words = run or (command.command if command else "")
@@ -212,7 +202,6 @@ class Repository:
         text = self.project.name if self.project else self.folder.name
         image = re.sub(r"[^a-z0-9]+", "-", text.lower()).strip("-") or "image"
         return Proposal(
-            self.folder,
             name or (f"my-{image}" if image in known else image),
             target,
             wanted,
@@ -262,17 +251,23 @@ class Repository:
         return sorted(top for top in code if top in needed or sizes[top] <= _SMALL) or ["."]
 
 
-def _imports(sources: Sequence[Source], modules: str) -> list[tuple[bool, str, str]]:
-    """Return the imports of some modules: whether it is optional, the file, and the place; the others come first."""
-    return sorted(
-        (
-            (statement.optional, source.path, f"{source.path}:{statement.line}")
-            for source in sources
-            for statement in source.imports
-            if not statement.level and statement.module.partition(".")[0] in modules.split()
-        ),
-        key=lambda item: item[0],
-    )
+def _imports(sources: Sequence[Source], names: str) -> list[tuple[Import, Source]]:
+    """Return the imports of modules by their canonical names, with their files; those that are optional come last."""
+    wanted = names.split()
+    found = [
+        (statement, source)
+        for source in sources
+        for statement in source.imports
+        if not statement.level and canonicalize_name(statement.top) in wanted
+    ]
+    return sorted(found, key=lambda pair: pair[0].optional)
+
+
+def _used(sources: Sequence[Source]) -> dict[str, str]:
+    """Return the frameworks that files import -> where; the one that most of them always import comes first."""
+    found = {name: some for name, modules in _FRAMEWORKS.items() if (some := _imports(sources, modules))}
+    often = {name: len({source.path for each, source in some if not each.optional}) for name, some in found.items()}
+    return {name: found[name][0][1].at(found[name][0][0].line) for name in sorted(found, key=lambda name: -often[name])}
 
 
 def choose_target(
@@ -287,17 +282,9 @@ def choose_target(
     Raises:
         UserError: it uses a framework that no target has.
     """
-    uses: dict[str, str] = {}  # framework -> where; the one that most files always import comes first
-    for sources in (closure, everything):
-        imports = {name: _imports(sources, modules) for name, modules in _FRAMEWORKS.items()}
-        often = {name: len({path for optional, path, _ in imports[name] if not optional}) for name in imports}
-        uses = uses or {
-            name: imports[name][0][2] for name in sorted(imports, key=lambda name: -often[name]) if imports[name]
-        }
-    for name, modules in _FRAMEWORKS.items():
-        listed = sorted(set(modules.replace("_", "-").split()) & wanted.keys())
-        if not uses and listed:
-            uses = {name: f"{wanted[listed[0]]} lists {listed[0]}"}
+    listed = {name: sorted({*modules.split()} & wanted.keys()) for name, modules in _FRAMEWORKS.items()}
+    by_list = ({name: f"{wanted[some[0]]} lists {some[0]}"} for name, some in listed.items() if some)
+    uses = _used(closure) or _used(everything) or next(by_list, {})
     if list(uses) == ["jax"]:
         raise UserError(
             f"{uses['jax']}: uses JAX, which no target contains: give --target cpu, and jax under 'requirements'"
@@ -309,11 +296,12 @@ def choose_target(
         places = " and ".join(f"{name} ({uses[name]})" for name in names)
         notes.append(f"both {places} are used: --target chooses the other")
     sources, why = closure or everything, f"{uses[names[0]]} uses {names[0]}"
-    for module, target in _TARGETS.items():
-        optional, _, place = next(iter(_imports(sources, module)), (True, "", ""))
-        if module in _FRAMEWORKS[names[0]].split() and (not optional or module.replace("_", "-") in wanted):
-            place = f"{place} imports" if not optional else f"{wanted[module.replace('_', '-')]} lists"
-            return target, f"{why}, and {place} {module.replace('_', '-') if optional else module}"
+    for name, target in _TARGETS[names[0]].items():
+        for statement, source in _imports(sources, name)[:1]:
+            if not statement.optional:
+                return target, f"{why}, and {source.at(statement.line)} imports {statement.top}"
+        if name in wanted:
+            return target, f"{why}, and {wanted[name]} lists {name}"
     marks = {mark: place for source in reversed(sources) for mark in source.marks if (place := source.where(mark))}
     cpu, gpu = ("cpu", "gpu") if names[0] == "torch" else ("tf-cpu", "tf-gpu")
     if names[0] == "tensorflow" and "tpu" in marks:
@@ -328,13 +316,14 @@ def choose_target(
     return cpu, why
 
 
-def _other_framework(target: str, sources: list[Source]) -> list[str]:
+def _other_framework(spec: Spec, sources: list[Source]) -> list[str]:
     """Return a line about a framework that the command always imports and a target does not contain."""
-    has = "tensorflow" if model.load(target).framework.name == "tensorflow" else "torch"
+    has = "tensorflow" if spec.framework.name == "tensorflow" else "torch"
     for name, modules in _FRAMEWORKS.items():
-        imports = _imports(sources, modules.replace(" keras", ""))
-        if name != has and imports and not imports[0][0]:
-            return [f"{imports[0][2]} imports {name}, which {target} does not contain"]
+        imports = _imports(sources, modules.replace(" keras", "")) if name != has else []
+        if imports and not imports[0][0].optional:
+            statement, source = imports[0]
+            return [f"{source.at(statement.line)} imports {name}, which {spec.target} does not contain"]
     return []
 
 
@@ -372,14 +361,13 @@ def candidates(folder: Path, names: Sequence[str], sources: Sources, scripts: di
             continue
         reasons = ["a main program"] * main + ["a training loop"] * trains
         why = f"{source.path} has {' and '.join(reasons) or 'the name of a training program'}"
-        aside = bool(re.search(r"(^|/)(examples?|demos?|benchmarks?|tools|notebooks?|scripts/data)/", source.path))
         depth = -1 if command else source.path.count("/")
         commands.append(
             Candidate(
                 (command,) if command else sources.run_as(source),
                 source.path,
                 f"a command of the project, {target}" if command else why,
-                (not trains, aside, rank, depth),
+                (not trains, bool(_ASIDE.search(source.path)), rank, depth),
             )
         )
     for name in names if not commands else ():
@@ -405,27 +393,28 @@ def short_run(command: Candidate, sources: Sources, names: Sequence[str]) -> Sho
         for source in reversed(closure)
         for option in source.options
     }
-    switches = {name: option.name for name, (option, _) in options.items() if option.switch}
-    limits = [
-        f"{options[name][0].name}={value}" for name, value in _LIMITS.items() if name in options.keys() - switches
-    ]
-    made_up = [switches[name] for name in _MADE_UP_DATA if name in switches]
+    valued = {name: option.name for name, (option, _) in options.items() if not option.switch}
+    limits = [f"{valued[name]}={value}" for value, words in _LIMITS.items() for name in words.split() if name in valued]
+    made_up = [options[name][0].name for name in _MADE_UP_DATA if name in options.keys() - valued]
     takes = [options[name][0].name for name in _DATA_OPTIONS if name in options]
     folders = [folder for folder in _DATA if any(name.startswith(f"{folder}/") for name in names)]
     data = folders[0] if takes and folders and not made_up else ""
     args = (*limits[:1], *made_up[:1], *([f"{takes[0]}=/data"] if data else []))
     given = {word.partition("=")[0] for word in (*command.words, *args)}
-    for option, source in options.values():
-        if option.required and option.name not in given:
-            return ShortRun(args, data, f"it needs {option.name} ({source.path}:{option.line})")
+    obstacles = [
+        f"it needs {option.name} ({source.at(option.line)})"
+        for option, source in options.values()
+        if option.required and option.name not in given
+    ]
     if not limits and not made_up:
-        return ShortRun(args, data, "no option that limits the training was found")
+        obstacles.append("no option that limits the training was found")
     near = {program.path, *(sources.resolve(statement, program) for statement in program.imports)}
-    for source in closure if not made_up and not data else ():
-        if source.path in near and "download" in source.marks:
-            reason = f"{source.where('download')} downloads ({source.marks['download'][1]})"
-            return ShortRun(args, data, f"{reason}, and smoke tests run offline")
-    return ShortRun(args, data)
+    obstacles += [
+        f"{source.where('download')} downloads ({source.marks['download'][1]}), and smoke tests run offline"
+        for source in closure
+        if source.path in near and "download" in source.marks and not made_up and not data
+    ]
+    return ShortRun(args, data, next(iter(obstacles), ""))
 
 
 def _yaml(value: str | Sequence[str]) -> str:
@@ -435,93 +424,46 @@ def _yaml(value: str | Sequence[str]) -> str:
     return text.removesuffix("...\n").strip()
 
 
-def _requirement_lines(choice: requirement_choice.Choice) -> list[str]:
-    if choice.file and not choice.packages and not choice.extras:
-        lines = [f"requirements: {choice.file}"]
-    elif choice.file:
-        lines = ["requirements:", f"  file: {choice.file}"]
-        lines += [f"  extras: {_yaml(choice.extras)}"] if choice.extras else []
-        lines += [f"  packages: {_yaml(choice.packages)}"] if choice.packages else []
-    elif choice.packages:
-        lines = ["requirements:", *(f"  - {_yaml(package)}" for package in choice.packages)]
-    else:
-        lines = ["# requirements: [einops, tqdm]"]
-    return [
-        *lines,
-        *(f"  # {module}: which package provides it? ({place})" for module, place in choice.unknown.items()),
-    ]
-
-
-def _smoke_lines(proposal: Proposal) -> list[str]:
-    smoke = proposal.smoke
-    about = [
-        "# How the command is run before the image gets its name: offline, with 'data' at /data. Without 'smoke' it is",
-        "# only started, with --help.",
-    ]
-    if not proposal.run or (smoke.obstacle and not smoke.args):
-        example = "# smoke: {args: [--epochs=1], data: tests/data, expect: loss}"
-        return [*about, *([f"# Not proposed: {smoke.obstacle}."] if smoke.obstacle else []), example]
-    lines = ["smoke:", f"  args: {_yaml(smoke.args)}"]
-    lines += [f"  data: {smoke.data}"] if smoke.data else []
-    lines += ["  # expect: loss  # a regular expression that a line of the output matches: it has trained"]
-    if smoke.obstacle:
-        return [*about, f"# Not proposed: {smoke.obstacle}.", *(f"# {line}" for line in lines[:-1])]
-    return [*about, *lines]
-
-
 def text(proposal: Proposal) -> str:
     """Return the trainyard.yaml of a proposal."""
-    lines = [
-        f"# yaml-language-server: $schema={SCHEMA}",
-        "# The image that 'trainyard image' builds from this repository. 'trainyard dev schema' describes every key.",
-        "",
-        "# The target of the catalogue that the image extends ('trainyard list').",
-        f"extends: {proposal.target}",
-        f"# The image is called {NAME}:{proposal.name}.",
-        f"name: {_yaml(proposal.name)}",
-        "# Packages in addition to the target's: requirements.txt, pyproject.toml, uv.lock or a list. Ranges are fine:",
-        f"# {lock.FILE} pins them.",
-        *_requirement_lines(proposal.requirements),
-        "# Debian packages, such as libsndfile1.",
-        "# system: []",
-        f"# What is copied to {workspace.FOLDER}, the working directory. .gitignore and .dockerignore are respected.",
-        f"{'' if proposal.run else '# '}code: {_yaml(proposal.code)}",
-        "# The command of the image; a job's arguments are appended to it.",
-        f"run: {_yaml(proposal.run)}" if proposal.run else "# run: python train.py",
-        *_smoke_lines(proposal),
-    ]
-    return "\n".join(lines) + "\n"
+    environment = templates.environment()
+    environment.filters["yaml"] = _yaml
+    return environment.get_template("trainyard.yaml.j2").render(vars(proposal), schema=SCHEMA, repository=NAME)
 
 
-def write(proposal: Proposal) -> list[Path]:
-    """Write trainyard.yaml and its schema, and return their paths.
+def write(folder: Path, proposal: Proposal) -> list[Path]:
+    """Write trainyard.yaml and its schema into a folder, and return their paths.
 
     Raises:
         UserError: there is one already, or the proposal is not valid; nothing is left then.
     """
-    path = proposal.folder / workspace.FILE
+    path, schema = folder / workspace.FILE, folder / SCHEMA
+    if path.exists():
+        raise UserError(f"{relative(path)} exists already: edit it, or remove it first")
+    path.write_text(text(proposal), encoding="utf-8")
     try:
-        with path.open("x", encoding="utf-8") as file:
-            file.write(text(proposal))
-    except FileExistsError:
-        raise UserError(f"{relative(path)} exists already: edit it, or remove it first") from None
-    try:
-        model.load(str(proposal.folder.resolve()))
+        model.load(str(folder.resolve()))
     except UserError:
         path.unlink()
         raise
-    schema = proposal.folder / SCHEMA
     schema.parent.mkdir(exist_ok=True)
     schema.write_text(schema_text(), encoding="utf-8")
     return [path, schema]
 
 
-def devcontainer(spec: Spec) -> dict[str, Any]:
-    """Return the content of devcontainer.json for the image of a repository.
+def write_devcontainer(spec: Spec) -> Path:
+    """Write devcontainer.json for the image of a repository, beside its trainyard.yaml, and return its path.
 
     The properties: https://containers.dev/implementors/json_reference/. The repository takes the place of the code in
     the image, so that edits count at once. ``gpu: optional`` gives the container the GPUs of a host that has some.
+
+    Raises:
+        UserError: there is one already.
     """
+    path = spec.folder / DEVCONTAINER
+    for known in (path, spec.folder / ".devcontainer.json"):
+        if known.exists():
+            raise UserError(f"{relative(known)} exists already: edit it, or remove it first")
     document: dict[str, Any] = {
         "name": spec.target,
         "image": f"{NAME}:{spec.local_name}",
@@ -538,19 +480,6 @@ def devcontainer(spec: Spec) -> dict[str, Any]:
     }
     if spec.accelerator == "nvidia":
         document["hostRequirements"] = {"gpu": "optional"}
-    return document
-
-
-def write_devcontainer(spec: Spec) -> Path:
-    """Write devcontainer.json beside the trainyard.yaml of ``spec``, and return its path.
-
-    Raises:
-        UserError: there is one already.
-    """
-    path = spec.folder / DEVCONTAINER
-    other = spec.folder / ".devcontainer.json"
-    if path.exists() or other.exists():
-        raise UserError(f"{relative(path if path.exists() else other)} exists already: edit it, or remove it first")
     path.parent.mkdir(exist_ok=True)
-    path.write_text(json.dumps(devcontainer(spec), indent=2) + "\n", encoding="utf-8")
+    path.write_text(json.dumps(document, indent=2) + "\n", encoding="utf-8")
     return path

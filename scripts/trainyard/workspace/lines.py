@@ -43,6 +43,18 @@ def text_of(path: Path) -> str:
         return ""
 
 
+def line_with(file: Path, *words: str) -> int | None:
+    """Return the number of the first line of a file with one of ``words``; None if none has."""
+    lines = file.read_text(encoding="utf-8", errors="replace").splitlines()
+    return next((number for number, line in enumerate(lines, 1) if any(word in line for word in words)), None)
+
+
+def where(file: Path, word: str) -> str:
+    """Return ``pyproject.toml:12``, the first line of a file with ``word``; the file alone if none has it."""
+    number = line_with(file, word)
+    return f"{relative(file)}:{number}" if number else relative(file)
+
+
 def without_userinfo(url: str) -> str:
     """A URL without the user name and password that it may contain."""
     return _USERINFO.sub("", url)

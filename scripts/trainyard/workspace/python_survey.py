@@ -49,6 +49,11 @@ class Import:
     optional: bool
     conditional: bool
 
+    @property
+    def top(self) -> str:
+        """Return the first part of the module's name."""
+        return self.module.partition(".")[0]
+
 
 @dataclass(frozen=True)
 class Option:
@@ -82,9 +87,13 @@ class Source:
         """Return whether an image may run it: it is no test, and no part of the documentation."""
         return not _NOT_RUN.search(self.path)
 
+    def at(self, line: int) -> str:
+        """Return ``train.py:3``."""
+        return f"{self.path}:{line}"
+
     def where(self, mark: str) -> str:
-        """Return the place of a mark, as ``train.py:3``; empty if the file does not have it."""
-        return f"{self.path}:{self.marks[mark][0]}" if mark in self.marks else ""
+        """Return the place of a mark; empty if the file does not have it."""
+        return self.at(self.marks[mark][0]) if mark in self.marks else ""
 
 
 def read(root: Path, path: str) -> Source | None:
@@ -99,8 +108,8 @@ def read(root: Path, path: str) -> Source | None:
     except (OSError, SyntaxError, ValueError, RecursionError):
         return None
     source = Source(path)
+    marks: list[tuple[int, str, str]] = []
     for statement in tree.body:
-        nodes = list(ast.walk(statement))
         is_main = isinstance(statement, ast.If) and any(
             isinstance(node, ast.Name) and node.id == "__name__" for node in ast.walk(statement.test)
         )
@@ -109,13 +118,15 @@ def read(root: Path, path: str) -> Source | None:
             isinstance(statement, ast.Expr) and isinstance(statement.value, ast.Call)
         )
         conditional = isinstance(statement, ast.If | ast.Try) and not is_main
-        for node in nodes:
+        for node in ast.walk(statement):
             if isinstance(node, ast.Import | ast.ImportFrom):
                 source.imports += _imports(node, optional=node is not statement, conditional=conditional)
             elif isinstance(node, ast.Call):
-                _call(source, node)
-            elif isinstance(node, ast.Constant | ast.Attribute | ast.Name):
-                _mark(source, node)
+                source.options += _options(node)
+            if isinstance(node, ast.expr):
+                marks += [(node.lineno, mark, word) for mark, word in _marks(node)]
+    for line, mark, word in sorted(marks, key=lambda mark: mark[0]):
+        source.marks.setdefault(mark, (line, word))
     return source
 
 
@@ -125,52 +136,46 @@ def _imports(node: ast.Import | ast.ImportFrom, *, optional: bool, conditional: 
         yield Import(f"{base}{alias.name}".strip(".*"), node.lineno, level, optional, conditional)
 
 
-def _set(source: Source, mark: str, line: int, word: str) -> None:
-    if mark not in source.marks or line < source.marks[mark][0]:
-        source.marks[mark] = (line, word)
+def _word(node: ast.expr) -> str:
+    return node.attr if isinstance(node, ast.Attribute) else node.id if isinstance(node, ast.Name) else ""
 
 
-def _mark(source: Source, node: ast.Constant | ast.Attribute | ast.Name) -> None:
-    """Mark devices that a text or a name stands for."""
+def _constants(node: ast.Call) -> dict[str | None, object]:
+    """Return the keywords of a call; None for values that are no constants."""
+    return {keyword.arg: getattr(keyword.value, "value", None) for keyword in node.keywords}
+
+
+def _marks(node: ast.expr) -> Iterator[tuple[str, str]]:
+    """Yield what a call, a name or a text shows: a mark, and the word."""
     if isinstance(node, ast.Constant):
         if isinstance(node.value, str) and re.fullmatch(r"(cuda|gpu)(:\d+)?|nccl", node.value):
-            _set(source, "cuda", node.lineno, node.value)
+            yield "cuda", node.value
         return
-    word = node.attr if isinstance(node, ast.Attribute) else node.id
-    for mark in ("asks", "tpu"):
+    called = isinstance(node, ast.Call)
+    word = _word(node.func if isinstance(node, ast.Call) else node)
+    for mark in ("trains", "download", "subcommands") if called else ("asks", "tpu"):
         if re.fullmatch(_MARKS[mark], word):
-            _set(source, mark, node.lineno, word)
+            yield mark, word
+    if isinstance(node, ast.Call) and _constants(node).get("download") is True:
+        yield "download", f"{word}(download=True)"
+    if isinstance(node, ast.Call) and word == "cuda" and isinstance(node.func, ast.Attribute):
+        yield "cuda", word
 
 
-def _call(source: Source, node: ast.Call) -> None:
-    """Mark what a call shows, and add the option that it declares: with argparse, click, or absl's flags."""
-    function = node.func
-    name = function.attr if isinstance(function, ast.Attribute) else getattr(function, "id", "")
-    keywords = {
-        keyword.arg: getattr(keyword.value, "value", None) if isinstance(keyword.value, ast.Constant) else None
-        for keyword in node.keywords
-    }
-    for mark in ("trains", "download", "subcommands"):
-        if re.fullmatch(_MARKS[mark], name):
-            _set(source, mark, node.lineno, name)
-    if keywords.get("download") is True:
-        _set(source, "download", node.lineno, f"{name}(download=True)")
-    if name == "cuda" and isinstance(function, ast.Attribute):
-        _set(source, "cuda", node.lineno, name)
+def _options(node: ast.Call) -> Iterator[Option]:
+    """Yield the option that a call declares: with argparse, click, or absl's flags."""
+    name, keywords = _word(node.func), _constants(node)
     words = [node.value for node in node.args if isinstance(node, ast.Constant) and isinstance(node.value, str)]
-    if not words or not (name in ("add_argument", "option", "argument") or name.startswith("DEFINE_")):
+    if words and name.startswith("DEFINE_"):
+        yield Option(f"--{words[0]}", node.lineno, False, name in ("DEFINE_bool", "DEFINE_boolean"))
+    elif not words or name not in ("add_argument", "option", "argument"):
         return
-    if name.startswith("DEFINE_"):
-        option = Option(f"--{words[0]}", node.lineno, False, name in ("DEFINE_bool", "DEFINE_boolean"))
     elif long := next((word for word in words if word.startswith("--")), ""):
         switch = str(keywords.get("action")).startswith("store_") or keywords.get("is_flag") is True
-        option = Option(long.split("/")[0], node.lineno, keywords.get("required") is True, switch)
+        yield Option(long.split("/")[0], node.lineno, keywords.get("required") is True, switch)
     elif words[0].isidentifier():
         optional = keywords.get("nargs") in ("?", "*") or keywords.get("required") is False or "default" in keywords
-        option = Option(words[0], node.lineno, not optional, False)
-    else:
-        return
-    source.options.append(option)
+        yield Option(words[0], node.lineno, not optional, False)
 
 
 def files(root: Path) -> list[str]:
@@ -249,8 +254,7 @@ class Sources:
 
     def is_local(self, statement: Import, source: Source) -> bool:
         """Return whether an import is of the repository itself, which may be a folder without ``__init__.py``."""
-        top = statement.module.partition(".")[0]
-        local = any(name.startswith(f"{top}.") for name in self._modules)
+        local = any(name.startswith(f"{statement.top}.") for name in self._modules)
         return bool(statement.level) or local or self.resolve(statement, source) is not None
 
     def closure(self, path: str, *, conditional: bool = True) -> list[Source]:

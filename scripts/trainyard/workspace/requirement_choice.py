@@ -8,15 +8,15 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from packaging import utils
 from packaging.requirements import InvalidRequirement, Requirement
+from packaging.utils import canonicalize_name
 
 from trainyard.spec import yaml_source
 from trainyard.spec.lock import DEFAULT, Locked
 from trainyard.spec.model import Spec
 from trainyard.workspace import dependency_tables, import_names, requirements_txt, setuptools_projects
-from trainyard.workspace.lines import Found
-from trainyard.workspace.python_projects import Project, where
+from trainyard.workspace.lines import Found, where
+from trainyard.workspace.project import Project
 from trainyard.workspace.python_survey import Source, Sources
 
 #: Requirements files, the preferred first.
@@ -28,10 +28,6 @@ _BUILT_IN = frozenset(sys.stdlib_module_names) | {"pkg_resources", "setuptools",
 
 #: Frameworks of targets are not added to other targets, which would hold both of them: ``init`` names another target.
 _OTHER_FRAMEWORKS = frozenset({"jax", "torch", "torchvision", "torchaudio", "torch-xla", "torch-tpu", "tensorflow"})
-
-
-def _canonical(name: str) -> str:
-    return utils.canonicalize_name(name)
 
 
 @dataclass
@@ -62,7 +58,7 @@ class Choice:
 
     def __post_init__(self) -> None:
         self.lines = [line for line in self.lines if _is_requirement(line[0])]
-        self.names |= {_canonical(Requirement(text).name): place for text, place in self.lines}
+        self.names |= {canonicalize_name(Requirement(text).name): place for text, place in self.lines}
 
 
 def _is_requirement(text: str) -> bool:
@@ -90,15 +86,13 @@ def written(root: Path, names: Sequence[str], project: Project | None) -> Choice
     if name := next((name for name in _FILES if name in names), None):
         found = Found()
         requirements_txt.read(root / name, found)
-        choice = Choice(name, why="it lists requirements", lines=[(line.text, line.where) for line in found.lines])
-        choice.names |= {line.name: line.where for line in found.lines}
-        return choice
+        return Choice(name, why="it lists requirements", lines=[(line.text, line.where) for line in found.lines])
     environment = next((name for name in names if re.fullmatch(r"(environment|conda|env)\.ya?ml", name)), None)
     if environment and (choice_of_conda := conda(root / environment)):
         return choice_of_conda
     file = project.file if project else root / "setup.py"
     if not project and "setup.py" in names:  # without a name that can be read
-        listed = [(text, where(file, text)) for text in setuptools_projects.read(root).dependencies]
+        listed = [(text, where(file, text)) for text in setuptools_projects.read(root)[0].dependencies]
     if listed:
         return Choice(packages=[text for text, _ in listed], why=f"{file.name} lists them", lines=listed)
     if document and (choice_of_poetry := _poetry(document)):
@@ -125,7 +119,7 @@ def conda(path: Path) -> Choice | None:
         return None
     packages = [text for text in map(str, pip or []) if _is_requirement(text)]  # not -r other.txt, nor -e .
     choice = Choice("", packages, f"the pip part of {path.name}", [(text, path.name) for text in packages])
-    choice.names |= {_canonical(name.rpartition("::")[2]): path.name for name in others}
+    choice.names |= {canonicalize_name(name.rpartition("::")[2]): path.name for name in others}
     if others:
         shown = f"{', '.join(others[:8])}{', ...' if len(others) > 8 else ''}"
         choice.notes.append(f"{path.name}: conda packages are not installed: {shown}")
@@ -160,7 +154,7 @@ def _poetry(source: dependency_tables.Toml) -> Choice | None:
                 continue
             choice.packages.append(text)
             choice.lines.append((text, place))
-            choice.names[_canonical(name)] = source.path.name
+            choice.names[canonicalize_name(name)] = source.path.name
             if isinstance(entry, dict) and entry.get("source"):
                 choice.notes.append(
                     f"{place}: {name} comes from the source '{entry['source']}': give its address to uv, as in "
@@ -208,31 +202,28 @@ def _poetry_requirement(name: str, entry: object) -> str:
     return text
 
 
-def complete(
-    choice: Choice, closure: Iterable[Source], sources: Sources, has: Iterable[str], project: Project | None
-) -> None:
+def complete(choice: Choice, closure: Iterable[Source], sources: Sources, spec: Spec, project: Project | None) -> None:
     """Add to ``choice`` what the command always imports and neither the target nor the requirements have.
 
     Args:
-        has: canonical names of what the target has.
         project: of the repository; its extras are taken where they list what is missing.
     """
-    own = {_canonical(project.name)} if project else set()
-    known = choice.names.keys() | own | _OTHER_FRAMEWORKS | set(has)
+    own = {canonicalize_name(project.name)} if project else set()
+    known = {*choice.names, *own, *_OTHER_FRAMEWORKS, *provided(spec)[0], *provided(spec)[1]}
     missing: dict[str, str] = {}
     for source in closure:
         for statement in source.imports:
-            top = statement.module.partition(".")[0]
+            top = statement.top
             if statement.optional or top in _BUILT_IN or sources.is_local(statement, source):
                 continue
             storage = statement.module.startswith("google.cloud.storage")
             name = "google-cloud-storage" if storage else import_names.distribution(top)
-            if not {name, _canonical(top)} & known:
+            if not {name, canonicalize_name(top)} & known:
                 names = choice.unknown if name is None else missing
-                names.setdefault(name or top, f"{source.path}:{statement.line}")
+                names.setdefault(name or top, source.at(statement.line))
     extras = project.optional_dependencies if project and choice.file in ("pyproject.toml", "uv.lock") else {}
     for extra, lines in extras.items():
-        listed = {_canonical(Requirement(line).name) for line in lines} & missing.keys()
+        listed = {canonicalize_name(Requirement(line).name) for line in lines} & missing.keys()
         if listed and len(lines) <= 20:
             choice.extras.append(extra)
             missing = {name: place for name, place in missing.items() if name not in listed}

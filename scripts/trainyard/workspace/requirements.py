@@ -18,8 +18,8 @@ from trainyard.spec.workspace import Workspace
 from trainyard.spec.yaml_source import relative
 from trainyard.workspace import python_projects, requirements_txt
 from trainyard.workspace.dependency_tables import extra_lines, read_project, read_uv_lock, table, toml
-from trainyard.workspace.lines import Found, Kind, Line, Source
-from trainyard.workspace.python_projects import Project
+from trainyard.workspace.lines import Found, Kind, Line, Source, line_with
+from trainyard.workspace.project import Project
 
 #: Files whose dependencies ``trainyard init`` reads and ``requirements:`` does not.
 _OTHER_FORMATS = ("environment.yml", "environment.yaml", "Pipfile", "Pipfile.lock", "poetry.lock", "pylock.toml",
@@ -95,7 +95,7 @@ def read(ws: Workspace, python: str, machine: str = AMD64.machine) -> Wanted:
         excludes=tuple(found.excludes),
         provided=provided,
         requires_python=tuple(
-            Line(one.requires_python, one.file, _number(one.file, "requires-python", "python_requires"))
+            Line(one.requires_python, one.file, line_with(one.file, "requires-python", "python_requires") or 1)
             for one in projects
             if one.requires_python
         ),
@@ -184,7 +184,7 @@ def _read_project(project: Project, found: Found, fits: Fits) -> None:
         return
     if "dependencies" in project.unknown:
         raise UserError(project.unknown["dependencies"])
-    found.lines += [Line(text, project.file, _number(project.file, text)) for text in project.dependencies]
+    found.lines += [Line(text, project.file, line_with(project.file, text) or 1) for text in project.dependencies]
 
 
 def _resolve_own(found: Found, projects: list[Project], fits: Fits) -> None:
@@ -212,9 +212,4 @@ def _resolve_own(found: Found, projects: list[Project], fits: Fits) -> None:
             wanted = Requirement(one)
             project = names[wanted.name]
             if project.file.name == "pyproject.toml":
-                found.lines += extra_lines(project.file, wanted.extras)
-
-
-def _number(file: Path, *words: str) -> int:
-    lines = file.read_text(encoding="utf-8", errors="replace").splitlines()
-    return next((number for number, line in enumerate(lines, 1) if any(word in line for word in words)), 1)
+                found.lines += extra_lines(toml(project.file), wanted.extras)

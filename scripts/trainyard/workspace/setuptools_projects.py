@@ -8,57 +8,34 @@ from __future__ import annotations
 
 import ast
 import configparser
-from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator
 from pathlib import Path
+from typing import Any
 
 from trainyard.common.errors import UserError
 from trainyard.spec.model import relative
-from trainyard.workspace.lines import text_of
-
-#: Sections of setup.cfg by the keyword of ``setup()``, where they are not ``[options]``.
-_SECTIONS = {"name": "metadata", "version": "metadata"}
+from trainyard.workspace import build_backends
+from trainyard.workspace.project import Project
 
 #: Keywords that are passed to ``setup()`` with a computed value.
 _COMPUTED = object()
 
 
-@dataclass(frozen=True)
-class Declared:
-    """What the files of a project say.
+def read(folder: Path) -> tuple[Project, tuple[str, ...], frozenset[str]]:
+    """Return what the setup.cfg and setup.py of a folder declare; setup.cfg comes first, as in setuptools.
 
-    Attributes:
-        file: that names the project.
-        name, version, requires_python: empty if they say nothing; ``attr:`` and ``file:`` are not resolved.
-        dependencies: requirements, ``extras``: those of each extra.
-        entry_points: group -> name -> object.
-        package_dir: package -> folder, ``where``: folders in which packages are found.
-        computed: keywords that setup.py passes and that cannot be read.
-    """
-
-    file: Path
-    name: str
-    version: str
-    requires_python: str
-    dependencies: tuple[str, ...]
-    extras: Mapping[str, tuple[str, ...]]
-    entry_points: Mapping[str, Mapping[str, str]]
-    package_dir: Mapping[str, str]
-    where: tuple[str, ...]
-    computed: frozenset[str]
-
-
-def read(folder: Path) -> Declared:
-    """The declarations of the setup.cfg and setup.py of a folder; those of setup.cfg come first, as in setuptools.
-
+    Returns:
+        The project, whose values are not checked, with the version as it is written: ``attr:`` and ``file:`` are not
+        resolved; the folders of its modules, if they tell them; the keywords that setup.py passes and that cannot be
+        read.
     Raises:
         UserError: setup.cfg cannot be read; the message names the line.
     """
     config = _config(folder / "setup.cfg")
     keywords = _keywords(folder / "setup.py")
 
-    def text(key: str) -> str:
-        value = config.get(_SECTIONS.get(key, "options"), key, fallback="").strip() or keywords.get(key)
+    def text(key: str, section: str = "metadata") -> str:
+        value = config.get(section, key, fallback="").strip() or keywords.get(key)
         return value if isinstance(value, str) else ""
 
     def lines(key: str) -> tuple[str, ...]:
@@ -73,21 +50,21 @@ def read(folder: Path) -> Declared:
 
     files = [one for one in lines("install_requires") if one.startswith("file:")]
     named = [name.strip() for one in files for name in one.removeprefix("file:").split(",")]
-    of_files = [line for name in named for line in _lines(text_of(folder / name))]
-    package_dir = keywords.get("package_dir")
-    return Declared(
-        file=folder / ("setup.cfg" if config.has_option("metadata", "name") else "setup.py"),
-        name=text("name"),
-        version=text("version"),
-        requires_python=text("python_requires"),
-        dependencies=(*(one for one in lines("install_requires") if one not in files), *of_files),
-        extras=table("extras_require"),
-        entry_points={group: dict(_assignments(entries)) for group, entries in table("entry_points").items()},
-        package_dir=dict(_assignments(_lines(config.get("options", "package_dir", fallback=""))))
-        or ({str(key): str(value) for key, value in package_dir.items()} if isinstance(package_dir, dict) else {}),
-        where=_lines(config.get("options.packages.find", "where", fallback="")),
-        computed=frozenset(key for key, value in keywords.items() if value is _COMPUTED),
+    package_dir: Any = dict(_assignments(_lines(config.get("options", "package_dir", fallback=""))))
+    package_dir = package_dir or keywords.get("package_dir")
+    told = [*_lines(config.get("options.packages.find", "where", fallback=""))]
+    if isinstance(package_dir, dict):
+        told += build_backends.of_package_dir({str(key): str(value) for key, value in package_dir.items()})
+    project = Project(
+        folder / ("setup.cfg" if config.has_option("metadata", "name") else "setup.py"),
+        text("name"),
+        text("version"),
+        text("python_requires", "options"),
+        (*(one for one in lines("install_requires") if one not in files), *build_backends.listed(folder, named)),
+        table("extras_require"),
+        {group: dict(_assignments(entries)) for group, entries in table("entry_points").items()},
     )
+    return project, tuple(told), frozenset(key for key, value in keywords.items() if value is _COMPUTED)
 
 
 def _config(path: Path) -> configparser.ConfigParser:

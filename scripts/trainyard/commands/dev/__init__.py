@@ -9,15 +9,12 @@ from trainyard.common import options
 GROUP = "project"
 
 
-@click.command(
+@options.command(
+    "Single steps, checks and tools, and work on this project.",
+    "trainyard dev",
+    "trainyard dev build cpu",
+    "trainyard dev audit --help",
     cls=options.Group,
-    short_help="Single steps, checks and tools, and work on this project.",
-    epilog="""\b
-    Examples:
-      trainyard dev
-      trainyard dev build cpu
-      trainyard dev audit --help
-    """,
 )
 @click.pass_context
 def command(context: click.Context) -> None:

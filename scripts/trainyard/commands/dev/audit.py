@@ -11,16 +11,13 @@ from trainyard.common import options
 GROUP = "publish"
 
 
-@click.command(
-    short_help="Check locked and Debian packages for known vulnerabilities.",
-    epilog="""\b
-    Examples:
-      trainyard dev audit
-      trainyard dev audit tf-cpu --offline
-      trainyard dev audit --image localhost:5000/team/trainyard:tf-cpu
-      trainyard dev audit tf-cpu --vex tf-cpu.openvex.json
-      trainyard dev audit --update
-    """,
+@options.command(
+    "Check locked and Debian packages for known vulnerabilities.",
+    "trainyard dev audit",
+    "trainyard dev audit tf-cpu --offline",
+    "trainyard dev audit --image localhost:5000/team/trainyard:tf-cpu",
+    "trainyard dev audit tf-cpu --vex tf-cpu.openvex.json",
+    "trainyard dev audit --update",
 )
 @options.target
 @options.option("--image", metavar="REFERENCE", help="Any image, local or at a registry, instead of TARGET's locks.")

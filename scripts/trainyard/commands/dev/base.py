@@ -10,14 +10,11 @@ from trainyard.common.context import Context
 GROUP = "build"
 
 
-@click.command(
-    short_help="Find or bootstrap the base images.",
-    epilog="""\b
-    Examples:
-      trainyard dev base             # every base of images/bases.yaml that can be bootstrapped
-      trainyard dev base xla         # the base of one target
-      trainyard dev base --force     # bootstrap again, from today's Debian archive
-    """,
+@options.command(
+    "Find or bootstrap the base images.",
+    "trainyard dev base             # every base of images/bases.yaml that can be bootstrapped",
+    "trainyard dev base xla         # the base of one target",
+    "trainyard dev base --force     # bootstrap again, from today's Debian archive",
 )
 @options.target
 @options.flag("--force", help="Bootstrap again what was bootstrapped on this host.")

@@ -10,14 +10,11 @@ from trainyard.common.context import Context
 GROUP = "build"
 
 
-@click.command(
-    short_help="Build an image from its locks, as a candidate.",
-    epilog="""\b
-    Examples:
-      trainyard dev build xla
-      trainyard dev build examples/patches --no-cache
-      trainyard dev build tf-cpu --compression gzip
-    """,
+@options.command(
+    "Build an image from its locks, as a candidate.",
+    "trainyard dev build xla",
+    "trainyard dev build examples/patches --no-cache",
+    "trainyard dev build tf-cpu --compression gzip",
 )
 @options.target
 @options.builder

@@ -9,14 +9,11 @@ from trainyard.common import options
 GROUP = "project"
 
 
-@click.command(
-    short_help="Check specs, locks, generated files, style and types.",
-    epilog="""\b
-    Examples:
-      trainyard dev check
-      make check
-      trainyard dev check --ends    # on a schedule: fail if a target is past its last day (images/matrix.yaml)
-    """,
+@options.command(
+    "Check specs, locks, generated files, style and types.",
+    "trainyard dev check",
+    "make check",
+    "trainyard dev check --ends    # on a schedule: fail if a target is past its last day (images/matrix.yaml)",
 )
 @options.flag("--ends", help="Fail if a target is past its last day, instead of warning of it.")
 @options.json_output

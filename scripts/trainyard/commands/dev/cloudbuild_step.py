@@ -12,14 +12,11 @@ from trainyard.common.context import Context
 GROUP = "publish"
 
 
-@click.command(
+@options.command(
+    "Run a step of cloudbuild.yaml.",
+    'trainyard dev cloudbuild-step prepare --targets "tf-cpu cpu" --platforms linux/amd64 --registry HOST/REPOSITORY',
+    "trainyard dev cloudbuild-step build tf-cpu",
     hidden=True,
-    short_help="Run a step of cloudbuild.yaml.",
-    epilog="""\b
-    Examples:
-      trainyard dev cloudbuild-step prepare --targets "tf-cpu cpu" --platforms linux/amd64 --registry HOST/REPOSITORY
-      trainyard dev cloudbuild-step build tf-cpu
-    """,
 )
 @click.argument("step", type=click.Choice(["prepare", "emulation", "build", "verify", "smoke", "publish", "promote"]))
 @click.argument("name", metavar="[TARGET]", required=False)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import click
 
+from trainyard.common import options
+
 GROUP = "shell"
 
 #: Where click's script is a file of $fpath: zsh runs all of it as a function, which completes the first time and only
@@ -12,14 +14,11 @@ GROUP = "shell"
 _AUTOLOADED = "if [[ $zsh_eval_context[-1] == loadautofunc ]]; then"
 
 
-@click.command(
-    short_help="Print the script that completes trainyard in bash, zsh or fish.",
-    epilog="""\b
-    Examples:
-      trainyard dev completion bash >~/.local/share/bash-completion/completions/trainyard
-      trainyard dev completion zsh >~/.zfunc/_trainyard
-      trainyard dev completion fish >~/.config/fish/completions/trainyard.fish
-    """,
+@options.command(
+    "Print the script that completes trainyard in bash, zsh or fish.",
+    "trainyard dev completion bash >~/.local/share/bash-completion/completions/trainyard",
+    "trainyard dev completion zsh >~/.zfunc/_trainyard",
+    "trainyard dev completion fish >~/.config/fish/completions/trainyard.fish",
 )
 @click.argument("shell", type=click.Choice(["bash", "zsh", "fish"]))
 @click.pass_context

@@ -11,14 +11,11 @@ from trainyard.common import options
 GROUP = "project"
 
 
-@click.command(
-    short_help="Write a small data set to train on without a network.",
-    epilog="""\b
-    Examples:
-      trainyard dev dataset digits data/digits
-      trainyard dev dataset digits data/digits --gz
-      trainyard dev dataset flowers data/flowers --form tfrecord --train 100 --test 20
-    """,
+@options.command(
+    "Write a small data set to train on without a network.",
+    "trainyard dev dataset digits data/digits",
+    "trainyard dev dataset digits data/digits --gz",
+    "trainyard dev dataset flowers data/flowers --form tfrecord --train 100 --test 20",
 )
 @click.argument("kind", type=click.Choice(["digits", "flowers"]))
 @click.argument("folder", type=click.Path(file_okay=False, path_type=Path))

@@ -10,13 +10,10 @@ from trainyard.common.settings import PREFIX
 GROUP = "publish"
 
 
-@click.command(
-    short_help="Compare two images, of this host or at a registry.",
-    epilog="""\b
-    Examples:
-      trainyard dev diff trainyard:tf-cpu-2.21.0-20261120-0123abcd trainyard:tf-cpu
-      trainyard dev diff localhost:5000/ml/trainyard:xla trainyard:xla-candidate
-    """,
+@options.command(
+    "Compare two images, of this host or at a registry.",
+    "trainyard dev diff trainyard:tf-cpu-2.21.0-20261120-0123abcd trainyard:tf-cpu",
+    "trainyard dev diff localhost:5000/ml/trainyard:xla trainyard:xla-candidate",
 )
 @click.argument("a", envvar=f"{PREFIX}A", required=False)
 @click.argument("b", envvar=f"{PREFIX}B", required=False)

@@ -10,14 +10,11 @@ from trainyard.common.context import Context
 GROUP = "build"
 
 
-@click.command(
-    short_help="Download what building an image needs, for --offline.",
-    epilog="""\b
-    Examples:
-      trainyard dev fetch              # in your own repository
-      trainyard dev fetch xla
-      trainyard image xla --offline
-    """,
+@options.command(
+    "Download what building an image needs, for --offline.",
+    "trainyard dev fetch              # in your own repository",
+    "trainyard dev fetch xla",
+    "trainyard image xla --offline",
 )
 @options.target
 @options.builder

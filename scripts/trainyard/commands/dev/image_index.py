@@ -12,12 +12,9 @@ from trainyard.common.context import Context
 GROUP = "publish"
 
 
-@click.command(
-    short_help="Push an image index of images that several hosts pushed.",
-    epilog="""\b
-    Examples:
-      trainyard dev image-index tf-cpu --images "TAG TAG" --registry localhost:5000/team
-    """,
+@options.command(
+    "Push an image index of images that several hosts pushed.",
+    'trainyard dev image-index tf-cpu --images "TAG TAG" --registry localhost:5000/team',
 )
 @options.target
 @options.option(

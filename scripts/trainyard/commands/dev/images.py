@@ -13,14 +13,11 @@ GROUP = "build"
 JOBS = 2
 
 
-@click.command(
-    short_help="Build, verify and smoke-test several images at once.",
-    epilog="""\b
-    Examples:
-      trainyard dev images
-      trainyard dev images cpu tf-cpu examples/patches
-      trainyard dev images --jobs 1
-    """,
+@options.command(
+    "Build, verify and smoke-test several images at once.",
+    "trainyard dev images",
+    "trainyard dev images cpu tf-cpu examples/patches",
+    "trainyard dev images --jobs 1",
 )
 @click.argument("targets", nargs=-1)
 @options.option("--targets", "listed", metavar="TARGETS", help="The same as TARGET..., separated by spaces or commas.")

@@ -2,19 +2,14 @@
 
 from __future__ import annotations
 
-import click
-
 from trainyard.common import options
 
 GROUP = "publish"
 
 
-@click.command(
-    short_help="Let Docker use gcloud's credentials for Artifact Registry.",
-    epilog="""\b
-    Examples:
-      trainyard dev login --registry us-central1-docker.pkg.dev/my-project/ml
-    """,
+@options.command(
+    "Let Docker use gcloud's credentials for Artifact Registry.",
+    "trainyard dev login --registry us-central1-docker.pkg.dev/my-project/ml",
 )
 @options.registry
 @options.json_output

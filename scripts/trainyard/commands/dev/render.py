@@ -10,14 +10,11 @@ from trainyard.common.context import Context
 GROUP = "project"
 
 
-@click.command(
-    short_help="Write the generated files: Dockerfiles, bake file, pipelines, pages.",
-    epilog="""\b
-    Examples:
-      trainyard dev render
-      trainyard dev render examples/patches
-      trainyard dev render tf-cpu --stdout
-    """,
+@options.command(
+    "Write the generated files: Dockerfiles, bake file, pipelines, pages.",
+    "trainyard dev render",
+    "trainyard dev render examples/patches",
+    "trainyard dev render tf-cpu --stdout",
 )
 @options.target
 @options.flag("--stdout", help="Print TARGET's Dockerfile and write nothing.")

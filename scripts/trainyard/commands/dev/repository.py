@@ -2,20 +2,15 @@
 
 from __future__ import annotations
 
-import click
-
 from trainyard.common import options
 
 GROUP = "publish"
 
 
-@click.command(
-    short_help="Create an Artifact Registry repository with a cleanup policy.",
-    epilog="""\b
-    Examples:
-      trainyard dev repository --registry us-central1-docker.pkg.dev/my-project/ml
-      trainyard dev repository --registry us-central1-docker.pkg.dev/my-project/ml-releases --immutable
-    """,
+@options.command(
+    "Create an Artifact Registry repository with a cleanup policy.",
+    "trainyard dev repository --registry us-central1-docker.pkg.dev/my-project/ml",
+    "trainyard dev repository --registry us-central1-docker.pkg.dev/my-project/ml-releases --immutable",
 )
 @options.registry
 @options.flag(

@@ -10,13 +10,7 @@ from trainyard.common.context import Context
 GROUP = "publish"
 
 
-@click.command(
-    short_help="Build an image twice without cache and compare the builds.",
-    epilog="""\b
-    Examples:
-      trainyard dev reproduce tf-cpu
-    """,
-)
+@options.command("Build an image twice without cache and compare the builds.", "trainyard dev reproduce tf-cpu")
 @options.target
 @options.builder
 @options.compression

@@ -9,14 +9,11 @@ from trainyard.common import options, settings
 GROUP = "build"
 
 
-@click.command(
-    short_help="List the rules for images, job files and builds, with severity and source.",
-    epilog="""\b
-    Examples:
-      trainyard dev rules
-      trainyard dev rules image target
-      trainyard dev rules gke --json
-    """,
+@options.command(
+    "List the rules for images, job files and builds, with severity and source.",
+    "trainyard dev rules",
+    "trainyard dev rules image target",
+    "trainyard dev rules gke --json",
 )
 @click.argument("subjects", metavar="[SUBJECT | RULE]...", nargs=-1, envvar=f"{settings.PREFIX}SUBJECT")
 @options.json_output

@@ -11,13 +11,10 @@ from trainyard.common import options
 GROUP = "shell"
 
 
-@click.command(
-    short_help="Print the JSON schema of trainyard.yaml, for editors.",
-    epilog="""\b
-    Examples:
-      trainyard dev schema
-      trainyard dev schema --output .trainyard/schema.json
-    """,
+@options.command(
+    "Print the JSON schema of trainyard.yaml, for editors.",
+    "trainyard dev schema",
+    "trainyard dev schema --output .trainyard/schema.json",
 )
 @options.option(
     "--output", type=click.Path(path_type=Path, dir_okay=False), help="File to write instead of printing the schema."

@@ -10,13 +10,7 @@ from trainyard.common.context import Context
 GROUP = "build"
 
 
-@click.command(
-    short_help="Open a shell in an image.",
-    epilog="""\b
-    Examples:
-      trainyard dev shell xla
-    """,
-)
+@options.command("Open a shell in an image.", "trainyard dev shell xla")
 @options.target
 @click.pass_obj
 def command(context: Context, target: str | None) -> None:

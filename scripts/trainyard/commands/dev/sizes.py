@@ -10,13 +10,10 @@ from trainyard.common.context import Context
 GROUP = "project"
 
 
-@click.command(
-    short_help="Measure the images of this host for docs/images.md.",
-    epilog="""\b
-    Examples:
-      trainyard dev sizes
-      trainyard dev sizes tf-cpu
-    """,
+@options.command(
+    "Measure the images of this host for docs/images.md.",
+    "trainyard dev sizes",
+    "trainyard dev sizes tf-cpu",
 )
 @options.target
 @options.json_output

@@ -10,13 +10,10 @@ from trainyard.common.context import Context
 GROUP = "build"
 
 
-@click.command(
-    short_help="Run your command in its image, or train in a target's, with a fake TPU node.",
-    epilog="""\b
-    Examples:
-      trainyard dev smoke            # the repository of the current folder
-      trainyard dev smoke xla
-    """,
+@options.command(
+    "Run your command in its image, or train in a target's, with a fake TPU node.",
+    "trainyard dev smoke            # the repository of the current folder",
+    "trainyard dev smoke xla",
 )
 @options.target
 @options.json_output

@@ -18,16 +18,13 @@ def _words(_context: click.Context, _parameter: click.Parameter, value: str | No
         raise click.BadParameter(f"{error}: {value}") from None
 
 
-@click.command(
-    short_help="Run the checks and the tests.",
-    epilog="""\b
-    Examples:
-      trainyard dev test
-      trainyard dev test --suite unit --args "-k lock"
-      make test SUITE=unit ARGS="-k lock"
-      make test REQUIRE=gcloud
-      make test ALL=1 PART=1/3
-    """,
+@options.command(
+    "Run the checks and the tests.",
+    "trainyard dev test",
+    'trainyard dev test --suite unit --args "-k lock"',
+    'make test SUITE=unit ARGS="-k lock"',
+    "make test REQUIRE=gcloud",
+    "make test ALL=1 PART=1/3",
 )
 @options.option(
     "--suite",

@@ -33,7 +33,8 @@ import socket
 import sys
 import threading
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 from urllib.parse import parse_qs, urlsplit
@@ -49,6 +50,7 @@ STATUS_NAMES = {400: "INVALID_ARGUMENT", 401: "UNAUTHENTICATED", 403: "PERMISSIO
                 429: "RESOURCE_EXHAUSTED", 500: "INTERNAL", 503: "UNAVAILABLE"}  # fmt: skip
 
 
+@dataclass
 class Fault:
     """One way for an answer to go wrong.
 
@@ -58,10 +60,9 @@ class Fault:
         left: requests it still applies to; -1: all.
     """
 
-    def __init__(self, form: str, argument: str = "", left: int = 1) -> None:
-        self.form = form
-        self.argument = argument
-        self.left = left
+    form: str
+    argument: str = ""
+    left: int = 1
 
     @classmethod
     def parse(cls, text: str) -> Fault:
@@ -77,19 +78,13 @@ class Fault:
         return cls(form, argument, (int(count) if count else -1) if star else 1)
 
 
+@dataclass(frozen=True)
 class Answer:
-    """An HTTP answer.
+    """An HTTP answer: its status, its bytes, and the value of Content-Type."""
 
-    Attributes:
-        status: HTTP status.
-        body: the bytes.
-        content_type: value of Content-Type.
-    """
-
-    def __init__(self, status: int, body: bytes, content_type: str = "application/json") -> None:
-        self.status = status
-        self.body = body
-        self.content_type = content_type
+    status: int
+    body: bytes
+    content_type: str = "application/json"
 
     @classmethod
     def of_json(cls, data: object, status: int = 200) -> Answer:
@@ -108,11 +103,12 @@ class Answer:
         return cls.of_json({"error": error}, status)
 
 
+@dataclass
 class GoogleCloud:
     """The fake, startable in a thread.
 
-    Args:
-        host, port: where to listen; port 0 takes a free one.
+    Attributes:
+        host, port: where to listen; port 0 takes a free one, and is that one then.
         project, zone, node: of the only TPU node; there is none if `node` is "".
         states: its state at the first, second, ... request; the last one stays.
         endpoints: "ip:port" of its workers, reported once it is READY.
@@ -126,41 +122,27 @@ class GoogleCloud:
         faults: kind -> faults, as text, in order.
     """
 
-    def __init__(
-        self,
-        host: str = "127.0.0.1",
-        port: int = 0,
-        project: str = "test-project",
-        zone: str = "us-central1-c",
-        node: str = "tpu-a",
-        states: Iterable[str] = ("READY",),
-        endpoints: Iterable[str] = ("10.1.2.3:8470",),
-        health: str = "HEALTHY",
-        accelerator_type: str = "v3-8",
-        attributes: Mapping[str, str] | None = None,
-        node_fields: Mapping[str, object] | None = None,
-        token: str = "ya29.fake-access-token",
-        faults: Mapping[str, Iterable[str]] | None = None,
-        host_attributes: Mapping[str, Mapping[str, str]] | None = None,
-        ready_after: float = 0.0,
-    ) -> None:
-        self.project = project
-        self.zone = zone
-        self.node = node
-        self.states = list(states)
-        self.endpoints = list(endpoints)
-        self.health = health
-        self.accelerator_type = accelerator_type
-        self.attributes = dict(attributes or {})
-        self.host_attributes = {host: dict(found) for host, found in (host_attributes or {}).items()}
-        self.ready_after = ready_after
+    host: str = "127.0.0.1"
+    port: int = 0
+    project: str = "test-project"
+    zone: str = "us-central1-c"
+    node: str = "tpu-a"
+    states: Sequence[str] = ("READY",)
+    endpoints: Sequence[str] = ("10.1.2.3:8470",)
+    health: str = "HEALTHY"
+    accelerator_type: str = "v3-8"
+    attributes: Mapping[str, str] = field(default_factory=dict)
+    node_fields: Mapping[str, object] = field(default_factory=dict)
+    token: str = "ya29.fake-access-token"
+    faults: Mapping[str, Iterable[str]] = field(default_factory=dict)
+    host_attributes: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
+    ready_after: float = 0.0
+
+    def __post_init__(self) -> None:
         self.ready_at: float | None = None
-        self.node_fields = dict(node_fields or {})
-        self.token = token
         self.requests: list[dict[str, object]] = []
-        self._faults = {kind: [Fault.parse(text) for text in texts] for kind, texts in (faults or {}).items()}
+        self._faults = {kind: [Fault.parse(text) for text in texts] for kind, texts in self.faults.items()}
         self._polls = 0
-        self._host = host
         self._lock = threading.Lock()
         if not self.states:
             raise ValueError("states: at least one is needed")
@@ -169,27 +151,15 @@ class GoogleCloud:
                 raise ValueError(f"unknown kind of request {kind!r}: use one of {', '.join(KINDS)}")
         for endpoint in self.endpoints:
             _address(endpoint)
-        cloud = self
-
-        class Handler(_Handler):
-            """Bound to this fake."""
-
-            def respond(self) -> None:
-                cloud.handle(self)
-
-        self._server = ThreadingHTTPServer((host, port), Handler)
+        self._server = ThreadingHTTPServer((self.host, self.port), type("Handler", (_Handler,), {"cloud": self}))
         self._server.daemon_threads = True
+        self.port = int(self._server.server_address[1])
         self._thread = threading.Thread(target=self._server.serve_forever, args=(0.005,), daemon=True)
-
-    @property
-    def port(self) -> int:
-        """The port it listens on."""
-        return int(self._server.server_address[1])
 
     @property
     def address(self) -> str:
         """host:port, for GCE_METADATA_HOST."""
-        return f"{self._host}:{self.port}"
+        return f"{self.host}:{self.port}"
 
     @property
     def url(self) -> str:
@@ -288,7 +258,7 @@ class GoogleCloud:
                 return self._account(what, query)
         return Answer(404, b"not found\n", "text/html")
 
-    def _attributes_of(self, client: str) -> dict[str, str]:
+    def _attributes_of(self, client: str) -> Mapping[str, str]:
         """The attributes of the host with this address. Looked up each time: it changes when a host is restarted."""
         for host, attributes in self.host_attributes.items():
             try:
@@ -360,15 +330,14 @@ class _Handler(BaseHTTPRequestHandler):
     sys_version = ""
     disable_nagle_algorithm = True
 
-    def respond(self) -> None:
-        raise NotImplementedError
+    cloud: GoogleCloud
 
     def do_GET(self) -> None:
-        self.respond()
+        self.cloud.handle(self)
 
     def do_POST(self) -> None:
         self.rfile.read(int(self.headers.get("Content-Length") or 0))
-        self.respond()
+        self.cloud.handle(self)
 
     def log_message(self, format: str, *args: Any) -> None:
         """Log nothing: /_fake/requests lists the requests."""
@@ -482,31 +451,25 @@ def main() -> None:
     parser.add_argument("--zone", default="us-central1-c")
     parser.add_argument("--node", default="tpu-a")
     parser.add_argument("--states", default="READY", help="comma-separated, one for each request; the last one stays")
-    parser.add_argument("--endpoint", action="append", metavar="IP:PORT", help="a worker of the node; repeatable")
+    parser.add_argument("--endpoint", dest="endpoints", action="append", metavar="IP:PORT",
+                        help="a worker of the node; repeatable")  # fmt: skip
     parser.add_argument("--health", default="HEALTHY")
     parser.add_argument("--accelerator-type", default="v3-8")
-    parser.add_argument("--attribute", action="append", default=[], metavar="NAME=VALUE", help="instance attribute")
+    parser.add_argument("--attribute", dest="attributes", action="append", default=[], metavar="NAME=VALUE",
+                        help="instance attribute")  # fmt: skip
     parser.add_argument("--host-attributes", metavar="FILE.json", help="{host name: {attribute: value}}")
     parser.add_argument("--ready-after", type=float, default=0.0, metavar="SECONDS",
                         help="the node is CREATING until then, from the first request for it")  # fmt: skip
-    parser.add_argument("--fault", action="append", default=[], metavar="KIND=FAULT", help="see the top of this file")
-    arguments = parser.parse_args()
+    parser.add_argument("--fault", dest="faults", action="append", default=[], metavar="KIND=FAULT",
+                        help="see the top of this file")  # fmt: skip
+    given = vars(parser.parse_args())
     try:
-        cloud = GoogleCloud(
-            host=arguments.host,
-            port=arguments.port,
-            project=arguments.project,
-            zone=arguments.zone,
-            node=arguments.node,
-            states=arguments.states.split(","),
-            endpoints=arguments.endpoint or ["10.1.2.3:8470"],
-            health=arguments.health,
-            accelerator_type=arguments.accelerator_type,
-            attributes={name: values[-1] for name, values in _pairs(arguments.attribute).items()},
-            faults=_pairs(arguments.fault),
-            host_attributes=_read_json(arguments.host_attributes),
-            ready_after=arguments.ready_after,
-        )
+        given["states"] = given["states"].split(",")
+        given["endpoints"] = given["endpoints"] or ["10.1.2.3:8470"]
+        given["attributes"] = {name: values[-1] for name, values in _pairs(given["attributes"]).items()}
+        given["faults"] = _pairs(given["faults"])
+        given["host_attributes"] = _read_json(given["host_attributes"])
+        cloud = GoogleCloud(**given)
     except (ValueError, OSError, OverflowError) as error:
         parser.error(str(error))
     print(json.dumps({"url": cloud.url}), flush=True)

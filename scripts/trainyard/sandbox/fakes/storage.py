@@ -104,7 +104,7 @@ class Bucket:
         generation = str(about.st_mtime_ns // 1000)
         date = formatdate(about.st_mtime)
         moment = _rfc3339(about.st_mtime)
-        found: dict[str, object] = {
+        return {
             "kind": "storage#object",
             "id": f"{self.name}/{name}/{generation}",
             "name": name,
@@ -117,9 +117,8 @@ class Bucket:
             "timeCreated": moment,
             "updated": moment,
             "etag": base64.b64encode(date.encode()).decode(),
-            "mediaLink": f"{root}/download/storage/v1/b/{self.name}/o/{_quoted(name)}?alt=media",
+            "mediaLink": f"{root}/download/storage/v1/b/{self.name}/o/{quote(name, safe='')}?alt=media",
         }
-        return found
 
     def described_with_hash(self, name: str, root: str) -> dict[str, object]:
         """The same with md5Hash, which clients check after an upload."""
@@ -177,10 +176,6 @@ def _rfc3339(seconds: float) -> str:
     return datetime.datetime.fromtimestamp(seconds, datetime.timezone.utc).strftime("%Y-%m-%dT%H:%M:%S.%fZ")  # noqa: UP017
 
 
-def _quoted(name: str) -> str:
-    return quote(name, safe="")
-
-
 class Storage:
     """The fake, startable in a thread.
 
@@ -210,20 +205,12 @@ class Storage:
         self.host = host
         self.refuse = refuse
         self.delay = delay
-        storage = self
-
-        class Handler(_Handler):
-            """Bound to this fake."""
-
-            @property
-            def storage(self) -> Storage:
-                return storage
-
-        self._servers = [ThreadingHTTPServer((host, port), Handler)]
+        handler = type("Handler", (_Handler,), {"storage": self})
+        self._servers = [ThreadingHTTPServer((host, port), handler)]
         if certificate:
             context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
             context.load_cert_chain(certificate)
-            server = ThreadingHTTPServer((host, tls_port), Handler)
+            server = ThreadingHTTPServer((host, tls_port), handler)
             server.socket = context.wrap_socket(server.socket, server_side=True, do_handshake_on_connect=False)
             self._servers.append(server)
         for server in self._servers:
@@ -276,9 +263,7 @@ class _Handler(BaseHTTPRequestHandler):
     sys_version = ""
     disable_nagle_algorithm = True
 
-    @property
-    def storage(self) -> Storage:
-        raise NotImplementedError
+    storage: Storage
 
     def setup(self) -> None:
         if isinstance(self.request, ssl.SSLSocket):
@@ -399,7 +384,7 @@ class _Handler(BaseHTTPRequestHandler):
         self._json(answer)
 
     def _object(self, bucket_name: str, rest: str) -> None:
-        raw = self.path.partition("?")[0].partition(f"/b/{_path_part(self.path, 'b')}/o/")[2]
+        raw = self.path.partition("?")[0].partition("/b/")[2].partition("/o/")[2]  # as it was sent
         copying = re.fullmatch(r"([^/]+)/(copyTo|rewriteTo)/b/([^/]+)/o/([^/]+)", raw)
         if copying and self.command == "POST":
             self._copy(bucket_name, *map(unquote, copying.groups()))
@@ -640,11 +625,6 @@ def _bucket_resource(name: str) -> dict[str, object]:
             "storageClass": "STANDARD", "projectNumber": "123456789012", "metageneration": "1"}  # fmt: skip
 
 
-def _path_part(path: str, before: str) -> str:
-    """The part of a URL's path after ``/before/``, as it was sent."""
-    return path.partition(f"/{before}/")[2].partition("/")[0]
-
-
 def _copy_bytes(source: BinaryIO | BufferedIOBase, target: BinaryIO | BufferedIOBase, count: int) -> None:
     while count > 0:
         block = source.read(min(BLOCK, count))
@@ -712,15 +692,7 @@ def main() -> None:
         return
     # As PID 1 of a container it would not get SIGTERM at all without a handler.
     signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
-    storage = Storage(
-        arguments.folder,
-        arguments.host,
-        arguments.port,
-        arguments.certificate,
-        arguments.tls_port,
-        arguments.refuse,
-        arguments.delay,
-    )
+    storage = Storage(**{name: value for name, value in vars(arguments).items() if name not in ("hand_over", "since")})
     print(json.dumps({"url": storage.url}), flush=True)
     try:
         storage.serve()

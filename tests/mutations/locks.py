@@ -10,8 +10,7 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
-from benchmarks.mutations.chance import word
-
+from tests.mutations.chance import word
 from trainyard.spec import lock
 from trainyard.spec.lock import Lock, Section
 from trainyard.spec.model import Spec

@@ -6,8 +6,7 @@ import string
 from collections.abc import Callable
 from random import Random
 
-from benchmarks.mutations.layout import Entry, SavedImage
-
+from tests.mutations.layout import Entry, SavedImage
 from trainyard.common.errors import StepFailed
 
 #: Folders that the engine mounts something on, so that a container does not see what an image has there.

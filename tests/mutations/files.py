@@ -10,9 +10,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from random import Random
 
-from benchmarks.mutations import chance, elf
-from benchmarks.mutations.chance import WORD, word
-from benchmarks.mutations.layout import Change, Entry, Member, SavedImage
+from tests.mutations import chance, elf
+from tests.mutations.chance import WORD, word
+from tests.mutations.layout import Change, Entry, Member, SavedImage
 
 #: Bytes of the largest file that is changed.
 LARGEST = 64 << 20

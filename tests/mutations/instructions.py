@@ -12,10 +12,10 @@ from dataclasses import dataclass
 from random import Random
 from typing import Any
 
-from benchmarks.mutations import chance, configuration, files
-from benchmarks.mutations.chance import word
-from benchmarks.mutations.files import new_file
-from benchmarks.mutations.layout import Change, Entry, Member, SavedImage
+from tests.mutations import chance, configuration, files
+from tests.mutations.chance import word
+from tests.mutations.files import new_file
+from tests.mutations.layout import Change, Entry, Member, SavedImage
 
 
 @dataclass(frozen=True)

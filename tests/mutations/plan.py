@@ -8,11 +8,10 @@ from pathlib import Path
 from random import Random
 from typing import Literal, TypeVar
 
-from benchmarks.mutations import configuration, files, instructions, locks
-from benchmarks.mutations.files import FileFault
-from benchmarks.mutations.layout import Draft, SavedImage
-from benchmarks.mutations.locks import LockFault
-
+from tests.mutations import configuration, files, instructions, locks
+from tests.mutations.files import FileFault
+from tests.mutations.layout import Draft, SavedImage
+from tests.mutations.locks import LockFault
 from trainyard.common.errors import StepFailed
 from trainyard.spec.lock import Lock, Section
 

@@ -10,8 +10,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from benchmarks.images_sides import INSTALL
-from benchmarks.mutations.layout import SavedImage
 
+from tests.mutations.layout import SavedImage
 from trainyard.common import settings
 from trainyard.common.errors import StepFailed, UserError
 from trainyard.image import base_image

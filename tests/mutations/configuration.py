@@ -8,8 +8,7 @@ from dataclasses import dataclass
 from random import Random
 from typing import Any
 
-from benchmarks.mutations.chance import WORD, word
-
+from tests.mutations.chance import WORD, word
 from trainyard.common.errors import StepFailed
 
 #: Variables that change what Python, the dynamic linker, shells, networks or frameworks do, and their values.

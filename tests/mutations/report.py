@@ -92,11 +92,11 @@ def markdown(results: Results) -> str:
     good, tried = found(results.rows.values())
     part = good / tried if tried else 0.0
     lines = [
-        "<!-- Written by `python -m benchmarks.mutations`. Do not edit. -->",
+        "<!-- Written by `python -m tests.mutations`. Do not edit. -->",
         "# Mutation test of `trainyard verify`",
         "",
         f"Measured {results.day} with `{results.target}`, `{results.image[:19]}`, seed {results.seed}. Code that",
-        "does not know the rules chooses the faults at random (`benchmarks/mutations/`). A fault is found if the",
+        "does not know the rules chooses the faults at random (`tests/mutations/`). A fault is found if the",
         "command fails with a finding that names the path, label, variable or property, and that the image without the",
         "fault does not have.",
         "",

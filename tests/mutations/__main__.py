@@ -1,10 +1,10 @@
 """How many faults that code without knowledge of the rules plants in an image ``trainyard verify`` finds.
 
-    python -m benchmarks.mutations tf-cpu                 200 mutants of trainyard:tf-cpu, and images that are not ours
-    python -m benchmarks.mutations tf-cpu --count 20      the first 20
-    python -m benchmarks.mutations tf-cpu --only 17,18    these, again
-    python -m benchmarks.mutations tf-cpu --only foreign  only the images that are not ours
-    python -m benchmarks.mutations tf-cpu --report        only writes the table
+    python -m tests.mutations tf-cpu                 200 mutants of trainyard:tf-cpu, and images that are not ours
+    python -m tests.mutations tf-cpu --count 20      the first 20
+    python -m tests.mutations tf-cpu --only 17,18    these, again
+    python -m tests.mutations tf-cpu --only foreign  only the images that are not ours
+    python -m tests.mutations tf-cpu --report        only writes the table
 
 A seed and a number give the same mutant again. What was measured with the same image and seed is kept and not measured
 again. A mutant has one fault: in the configuration; in a layer, made anew or one more; in an image of one layer; by one
@@ -26,12 +26,12 @@ from functools import cache
 from pathlib import Path
 
 import docker.errors
-from benchmarks.mutations import foreign, judge, locks, plan, report
-from benchmarks.mutations.judge import Verdict
-from benchmarks.mutations.layout import Draft, SavedImage
-from benchmarks.mutations.plan import Mutant, Source
-from benchmarks.mutations.report import Foreign, Results, Row
 
+from tests.mutations import foreign, judge, locks, plan, report
+from tests.mutations.judge import Verdict
+from tests.mutations.layout import Draft, SavedImage
+from tests.mutations.plan import Mutant, Source
+from tests.mutations.report import Foreign, Results, Row
 from trainyard.common.console import Messages, fail, say
 from trainyard.common.errors import StepFailed, UserError
 from trainyard.common.settings import ROOT, state_folder
@@ -41,7 +41,7 @@ from trainyard.spec.model import load
 from trainyard.spec.naming import NAME
 
 #: Results, kept between runs, and what the repository shows of them.
-KEPT, RESULTS = state_folder() / "benchmarks" / "mutations.json", ROOT / "benchmarks" / "results" / "mutations.md"
+KEPT, RESULTS = state_folder() / "mutations.json", ROOT / "benchmarks" / "results" / "mutations.md"
 
 #: Name of the mutants' images.
 MUTANT = "trainyard-mutant"
@@ -192,7 +192,7 @@ def run(given: argparse.Namespace) -> None:
     if given.report:
         results = kept()
         if results is None:
-            raise UserError(f"nothing was measured: run 'python -m benchmarks.mutations {given.target}' first")
+            raise UserError(f"nothing was measured: run 'python -m tests.mutations {given.target}' first")
     else:
         reference = given.image or f"{NAME}:{load(given.target).local_name}"
         results = started(given.target, docker_engine.digest(reference), given.seed)

@@ -1,24 +1,105 @@
-"""Dynamic versions and dependencies, where the settings of the build backend name a file that has them."""
+"""What the settings of build backends say: folders of modules, dynamic versions and dependencies.
+
+The folders are those that modules are imported from after ``pip install --editable``. Dynamic values are read where the
+settings name a file that has them.
+"""
 
 from __future__ import annotations
 
 import ast
 import re
-from collections.abc import Iterable, Mapping
-from pathlib import Path
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path, PurePosixPath
 from typing import Any
 
 from packaging.version import InvalidVersion, Version
 
 from trainyard.common import git
-from trainyard.workspace import module_folders
 from trainyard.workspace.lines import text_of
 
 #: Hatchling's default (https://hatch.pypa.io/latest/plugins/version-source/regex/), also of PDM's files.
 _ASSIGNMENT = r"""(?im)^(__version__|VERSION)(?: ?\: ?str)? *= *(['"])v?(?P<version>.+?)\2"""
 
 
-def of(folder: Path, name: str, document: Mapping[str, Any]) -> str | None:
+def module_folders(folder: Path, document: Mapping[str, Any], told: Sequence[str] = ()) -> list[Path]:
+    """Return the import roots of the project in ``folder``: the settings of its build backend, else what backends find.
+
+    Args:
+        document: its pyproject.toml; empty if it has none.
+        told: folders that other files of settings tell.
+    """
+    tool = document.get("tool", {})
+    told = [
+        *told,
+        *_setuptools(tool.get("setuptools", {})),
+        *_hatch(tool.get("hatch", {}).get("build", {})),
+        *_poetry(tool.get("poetry", {})),
+        *_text(tool.get("uv", {}).get("build-backend", {}).get("module-root")),
+        *_text(tool.get("pdm", {}).get("build", {}).get("package-dir")),
+        *_text(tool.get("maturin", {}).get("python-source")),
+        *_parents(tool.get("scikit-build", {}).get("wheel", {}).get("packages", [])),
+    ]
+    found = [(folder / one).resolve() for one in told]
+    if not found:
+        found = [_default(folder)]
+    return [one for one in dict.fromkeys(found) if one.is_relative_to(folder) and one.is_dir()]
+
+
+def _default(folder: Path) -> Path:
+    """``src`` unless it is a package itself: what setuptools, hatchling, uv, flit and PDM find by themselves.
+
+    https://packaging.python.org/en/latest/discussions/src-layout-vs-flat-layout/
+    """
+    source = folder / "src"
+    return source if source.is_dir() and not (source / "__init__.py").exists() else folder
+
+
+def _text(value: object) -> list[str]:
+    return [value or "."] if isinstance(value, str) else []
+
+
+def _parents(packages: object) -> list[str]:
+    """The folders of packages that are given by path, ``["src/mypackage"]``, or by name, ``{mypackage = "path"}``."""
+    paths = packages.values() if isinstance(packages, dict) else packages if isinstance(packages, list) else []
+    return [PurePosixPath(path).parent.as_posix() for path in paths if isinstance(path, str)]
+
+
+def of_package_dir(folders: Mapping[str, str]) -> list[str]:
+    """Return the import roots of setuptools' ``package_dir``: package -> folder.
+
+    https://setuptools.pypa.io/en/latest/userguide/package_discovery.html.
+    """
+    roots = []
+    for package, path in folders.items():
+        parts, own = PurePosixPath(path).parts, tuple(filter(None, package.split(".")))
+        above = len(parts) - len(own)
+        if parts[above:] == own:
+            roots.append(PurePosixPath(*parts[:above]).as_posix())
+    return roots
+
+
+def _setuptools(table: Mapping[str, Any]) -> list[str]:
+    packages = table.get("packages", {})
+    find = packages.get("find", {}) if isinstance(packages, dict) else {}
+    return [*find.get("where", []), *of_package_dir(table.get("package-dir", {}))]
+
+
+def _hatch(table: Mapping[str, Any]) -> list[str]:
+    """https://hatch.pypa.io/latest/config/build/: ``dev-mode-dirs`` is what an editable install takes."""
+    found = list(table.get("dev-mode-dirs", []))
+    for one in (table, table.get("targets", {}).get("wheel", {})):
+        sources = one.get("sources", [])
+        found += _parents(one.get("packages", []))
+        found += sources if isinstance(sources, list) else [path for path, name in sources.items() if not name]
+    return found
+
+
+def _poetry(table: Mapping[str, Any]) -> list[str]:
+    """As in https://python-poetry.org/docs/pyproject/#packages."""
+    return [entry.get("from", ".") for entry in table.get("packages", []) if isinstance(entry, dict)]
+
+
+def version(folder: Path, name: str, document: Mapping[str, Any]) -> str | None:
     """The dynamic version of a project, by the settings of its backend; None if they name nothing that can be read.
 
     Args:
@@ -42,7 +123,7 @@ def of(folder: Path, name: str, document: Mapping[str, Any]) -> str | None:
     else:
         # Flit reads it from the module (https://flit.pypa.io/en/stable/pyproject_toml.html).
         module = tool.get("flit", {}).get("module", {}).get("name") or name.replace("-", "_").lower()
-        found = _attribute(folder, f"{module}.__version__", module_folders.of(folder, document))
+        found = _attribute(folder, f"{module}.__version__", module_folders(folder, document))
     return _normal(found)
 
 
@@ -70,15 +151,13 @@ def dependencies(folder: Path, document: Mapping[str, Any]) -> tuple[str, ...] |
     files = [found] if isinstance(found, str) else found
     if not files or not all((folder / str(file)).is_file() for file in files):
         return None
-    return tuple(_requirements(text_of(folder / str(file)) for file in files))
+    return listed(folder, files)
 
 
-def _requirements(texts: Iterable[str]) -> Iterable[str]:
-    for text in texts:
-        for line in text.splitlines():
-            requirement = re.sub(r"(^|\s)#.*", "", line).strip()
-            if requirement:
-                yield requirement
+def listed(folder: Path, files: Iterable[str]) -> tuple[str, ...]:
+    """Return the requirements that files of a folder list, a line each; none of a file that cannot be read."""
+    lines = (re.sub(r"(^|\s)#.*", "", line).strip() for file in files for line in text_of(folder / file).splitlines())
+    return tuple(filter(None, lines))
 
 
 def _normal(text: str | None) -> str | None:

@@ -18,12 +18,12 @@ from typing import Any
 import docker.errors
 import pytest
 import zstandard
-from benchmarks.mutations import __main__ as program
-from benchmarks.mutations import configuration, elf, files, foreign, instructions, judge, locks, plan, report
-from benchmarks.mutations.judge import Verdict
-from benchmarks.mutations.layout import Change, Draft, SavedImage
-from benchmarks.mutations.plan import Source
-from benchmarks.mutations.report import Foreign, Results, Row
+from tests.mutations import __main__ as program
+from tests.mutations import configuration, elf, files, foreign, instructions, judge, locks, plan, report
+from tests.mutations.judge import Verdict
+from tests.mutations.layout import Change, Draft, SavedImage
+from tests.mutations.plan import Source
+from tests.mutations.report import Foreign, Results, Row
 
 from trainyard.common.errors import StepFailed, UserError
 from trainyard.spec import lock
@@ -515,7 +515,7 @@ def test_the_table_counts_by_kind_and_lists_what_was_missed() -> None:
 def test_results_are_kept_and_go_on_with_the_same_image_and_seed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(program, "KEPT", tmp_path / "benchmarks" / "mutations.json")
+    monkeypatch.setattr(program, "KEPT", tmp_path / "kept" / "mutations.json")
     assert program.kept() is None
     program.keep(results())
     assert program.started("mine", results().image, 7) == results()

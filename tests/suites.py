@@ -1,0 +1,128 @@
+"""The runs of pytest that `trainyard dev test` makes: suites by folder and by package, in parts of about equal time."""
+
+from __future__ import annotations
+
+import argparse
+import fnmatch
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+
+#: Folders of tests/, in the order they run in.
+FOLDERS = ("unit", "image", "cloud")
+
+#: Suite -> patterns of its files under tests/; ``*`` stands for slashes too. All other files are of ``builder``.
+PACKAGES = {
+    "builder": (),
+    "jobs": (
+        "unit/test_check_*", "unit/test_corpus.py", "unit/test_job*", "unit/test_platforms.py", "unit/test_pod*",
+        "unit/test_rehears*", "image/test_rehearse.py", "cloud/test_authorize_tpu.py", "cloud/test_docs_jobs.py",
+        "cloud/test_gcloud_job_files.py", "cloud/test_jobs.py", "cloud/test_pod*", "cloud/test_schedulers.py",
+        "cloud/test_sky_pilot.py",
+    ),
+    "launcher": ("unit/launcher/*", "image/test_launcher_*", "cloud/test_launcher_*"),
+    "trainers": ("unit/trainers/*", "image/test_trainers_*", "image/test_gpt.py"),
+}  # fmt: skip
+
+#: Under tests/, and minutes of a file that it does not have.
+MINUTES, SHORT = "minutes.json", 0.1
+
+#: pytest's exit status if options such as ``-k`` select no test of a folder.
+#: https://docs.pytest.org/en/stable/reference/exit-codes.html
+NOTHING_SELECTED = 5
+
+
+def run(suite: str | None, arguments: list[str], *, big: bool = False, part: str = "") -> int:
+    """Run a suite, or all of them; the exit status of the first run of pytest that failed, else 0.
+
+    Args:
+        suite: a folder of tests/ or a package of :data:`PACKAGES`; None for all.
+        arguments: more arguments for pytest.
+        big: also run the tests marked `big` or `slow`.
+        part: `2/3` for the second of three parts of the files, which take about the same time; empty for all.
+    """
+    failed = 0
+    for words in _runs(ROOT / "tests", suite, part):
+        command = [sys.executable, "-m", "pytest", *words, *(["--big"] if big else []), *arguments]
+        status = subprocess.run(command, cwd=ROOT, check=False).returncode
+        may_be_empty = arguments or part or suite in PACKAGES
+        failed = failed or (0 if status == NOTHING_SELECTED and may_be_empty else status)
+    return failed
+
+
+def suite_of(file: str) -> str:
+    """Return the suite, by package, of a file whose path is under tests/."""
+    return next(
+        (suite for suite, patterns in PACKAGES.items() if any(fnmatch.fnmatch(file, one) for one in patterns)),
+        "builder",
+    )
+
+
+def parts(minutes: dict[str, float], count: int) -> list[list[str]]:
+    """Return the files in ``count`` parts: each file, the longest first, joins the part that takes least until then.
+
+    Args:
+        minutes: of each file.
+    """
+    found: list[list[str]] = [[] for _ in range(count)]
+    totals = [0.0] * count
+    for file in sorted(minutes, key=lambda file: (-minutes[file], file)):
+        least = totals.index(min(totals))
+        found[least].append(file)
+        totals[least] += minutes[file]
+    return [sorted(files) for files in found]
+
+
+def _runs(tests: Path, suite: str | None, part: str) -> list[list[str]]:
+    """Return the words of each run of pytest: folders or files, and options.
+
+    Unit tests use all cores. Of those that use the engine, the ones marked ``concurrent`` run two at a time, by file,
+    after the others.
+    """
+    unit, engine = _chosen(tests, suite, part)
+    runs = [[*unit, "--numprocesses=auto"]] if unit else []
+    if engine:
+        runs.append([*engine, "--concurrent=without"])
+        runs.append([*engine, "--concurrent=only", "--numprocesses=2", "--dist=loadfile"])
+    return runs
+
+
+def _chosen(tests: Path, suite: str | None, part: str) -> tuple[list[str], list[str]]:
+    """Return the folders or files of unit tests, and those of tests that use the engine."""
+    folders = [suite] if suite in FOLDERS else list(FOLDERS)
+    if suite in PACKAGES or part:
+        names = (str(path.relative_to(tests)) for folder in folders for path in (tests / folder).rglob("test_*.py"))
+        files = [name for name in names if suite not in PACKAGES or suite_of(name) == suite]
+        chosen = _part(files, part) if part else sorted(files)
+    else:
+        chosen = folders
+    found = [f"tests/{name}" for name in chosen]
+    unit = [name for name in found if name.startswith("tests/unit")]
+    return unit, [name for name in found if name not in unit]
+
+
+def _part(files: list[str], part: str) -> list[str]:
+    """Return the files of a part such as `2/3`."""
+    minutes = json.loads((ROOT / "tests" / MINUTES).read_text(encoding="utf-8"))
+    number, count = map(int, part.split("/"))
+    return parts({file: minutes.get(file, SHORT) for file in files}, count)[number - 1]
+
+
+def main() -> None:
+    """Run what the options ask for. The others are pytest's."""
+    parser = argparse.ArgumentParser(description=__doc__, add_help=False, allow_abbrev=False)
+    parser.add_argument("--suite", choices=[*FOLDERS, *PACKAGES])
+    parser.add_argument("--part", default="", metavar="NUMBER/COUNT")
+    parser.add_argument("--big", action="store_true")
+    given, arguments = parser.parse_known_args()
+    try:
+        sys.exit(run(given.suite, arguments, big=given.big, part=given.part))
+    except KeyboardInterrupt:
+        sys.exit(130)
+
+
+if __name__ == "__main__":
+    main()
