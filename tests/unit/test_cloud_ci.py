@@ -96,7 +96,8 @@ def test_every_platform_is_built_on_a_runner_of_its_architecture(schedule: Sched
     assert job["runs-on"] == "${{ matrix.runner }}"
     assert job["env"]["TRAINYARD_ARCH"] == "${{ matrix.arch }}"
     assert job["strategy"]["matrix"]["include"] == [
-        {"target": one.target, "arch": one.arch, "runner": runners[one.arch]} for one in images_of(schedule)
+        {"target": one.target, "arch": one.arch, "runner": runners[one.arch], "until": f"{one.ends[0].day}"}
+        for one in images_of(schedule)
     ]
     assert job["strategy"]["fail-fast"] is False, "a platform that fails does not stop the others"
 
@@ -108,7 +109,7 @@ def test_the_index_of_a_target_is_made_of_the_digests_that_its_jobs_pushed() -> 
     made = {one["target"]: one["images"].split("} ") for one in jobs["index"]["strategy"]["matrix"]["include"]}
     assert list(made) == list(several)
     push = jobs["image"]["steps"][-1]
-    assert push["id"] == "push" and '"$TRAINYARD_TARGET-$TRAINYARD_ARCH=$(' in push["run"]
+    assert push["id"] == "push" and '"${TRAINYARD_TARGET//./_}-$TRAINYARD_ARCH=$(' in push["run"]
     for target, spec in several.items():
         outputs = [f"{target}-{one.arch}" for one in model.each_platform(spec)]
         assert [re.findall(r"needs\.image\.outputs\.([a-z0-9-]+)", text) for text in made[target]] == [

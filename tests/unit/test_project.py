@@ -29,7 +29,7 @@ def test_failed_checks_are_named_and_their_findings_printed(
     monkeypatch: pytest.MonkeyPatch, trainyard: Command
 ) -> None:
     parts = {"one": lambda: [], "two": lambda: ["file.py:1: wrong"], "three": lambda: ["file.yaml: wrong"]}
-    monkeypatch.setattr(check, "checks", lambda _: parts)
+    monkeypatch.setattr(check, "checks", lambda *_, **__: parts)
     status, out, err = trainyard("check", "--json")
     assert (status, out) == (1, '{\n  "failed": [\n    "two",\n    "three"\n  ]\n}\n')
     assert err == "file.py:1: wrong\nfile.yaml: wrong\ncheck: failed: two, three\n"
@@ -37,7 +37,7 @@ def test_failed_checks_are_named_and_their_findings_printed(
 
 def test_a_table_that_was_compared_long_ago_is_a_warning(monkeypatch: pytest.MonkeyPatch, trainyard: Command) -> None:
     """The exit status of a commit's checks is the same on every day."""
-    monkeypatch.setattr(check, "checks", lambda _: {"one": lambda: []})
+    monkeypatch.setattr(check, "checks", lambda *_, **__: {"one": lambda: []})
     monkeypatch.setattr(machines, "MAX_AGE", -100_000)
     status, out, err = trainyard("check")
     assert (status, out) == (0, "")
@@ -45,7 +45,7 @@ def test_a_table_that_was_compared_long_ago_is_a_warning(monkeypatch: pytest.Mon
 
 
 def test_passed_checks_are_named(monkeypatch: pytest.MonkeyPatch, trainyard: Command) -> None:
-    monkeypatch.setattr(check, "checks", lambda _: {"one": lambda: [], "two": lambda: []})
+    monkeypatch.setattr(check, "checks", lambda *_, **__: {"one": lambda: [], "two": lambda: []})
     assert trainyard("check") == (0, "", "passed: one, two\n")
 
 
@@ -54,7 +54,7 @@ def test_all_platforms_are_checked_whatever_arch_is(
     monkeypatch: pytest.MonkeyPatch, trainyard: Command, arch: str
 ) -> None:
     monkeypatch.setattr(check, "programs", lambda *_: {})
-    assert trainyard("check", ARCH=arch) == (0, "", "passed: locks, generated files, advisories\n")
+    assert trainyard("check", ARCH=arch) == (0, "", "passed: locks, generated files, matrix, advisories\n")
 
 
 def test_an_architecture_that_does_not_exist_is_one_line_where_arch_is_ignored(trainyard: Command) -> None:

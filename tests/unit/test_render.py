@@ -178,9 +178,9 @@ def test_each_pair_of_locks_has_a_dockerfile(write_locked_spec: Callable[[str], 
 
 def test_bake_describes_every_target_and_no_host() -> None:
     plan = json.loads(render.BAKE_FILE.read_text(encoding="utf-8"))
-    expected = [one.local_name for spec in model.catalogue() for one in model.each_platform(spec)]
+    expected = [one.bake_name for spec in model.catalogue() for one in model.each_platform(spec)]
     assert sorted(plan["target"]) == sorted(expected)
-    assert plan["group"]["default"]["targets"] == model.targets()
+    assert plan["group"]["default"]["targets"] == [name.replace(".", "_") for name in model.targets()]
     for target in plan["target"].values():
         assert (ROOT / target["dockerfile"]).is_file()
         assert not Path(target["context"]).is_absolute()

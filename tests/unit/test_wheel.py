@@ -68,8 +68,8 @@ def test_the_installed_command_reads_its_own_data_and_not_the_current_folder(tra
     (elsewhere / "images" / "mine").mkdir(parents=True)
     (elsewhere / "images" / "mine" / "image.yaml").write_text("not a spec", encoding="utf-8")
     listed = json.loads(wheels.run(trainyard, "list", "--json", cwd=elsewhere))
-    names = {path.parent.name for path in ROOT.glob("images/*/image.yaml")}
-    assert set(listed) == names
+    versions = {f"{path.parts[-3]}-{path.parts[-2]}" for path in ROOT.glob("images/*/*/version.yaml")}
+    assert set(listed) == {path.parent.name for path in ROOT.glob("images/*/image.yaml")} | versions
     rendered = wheels.run(trainyard, "render", "--stdout", "tf-cpu", cwd=elsewhere)
     assert rendered == (ROOT / "images" / "tf-cpu" / "Dockerfile").read_text(encoding="utf-8")
 
