@@ -257,6 +257,42 @@ def test_torch_xla_and_its_torch_have_one_version(write: Write, index: PackageIn
     assert (pins["torch"], pins["torch-xla"]) == ("2.8.0", "2.8.0")
 
 
+def test_a_uv_lock_with_another_framework_is_followed(write: Write) -> None:
+    write("", extends="cpu")
+    Path("trainyard.yaml").write_text("extends: cpu\nrun: python train.py\nrequirements: uv.lock\n", encoding="utf-8")
+    Path("pyproject.toml").write_text('[project]\nname = "mine"\nversion = "1"\ndependencies = ["torch>=2"]\n')
+    pin = '[[package]]\nname = "torch"\nversion = "2.9.0+cpu"\nsource = { registry = "https://host/cpu" }\n'
+    Path("uv.lock").write_text(f"version = 1\n\n{pin}", encoding="utf-8")
+    spec = repository()
+    relock(spec)
+    assert fresh(spec).packages == ["torch==2.9.0", "torchvision==0.24.0"]
+
+
+def test_an_image_without_a_command_needs_a_version_that_the_trainers_support(
+    write: Write, index: PackageIndex
+) -> None:
+    index.add(wheel("torch", "2.5.1"), wheel("torchvision", "0.20.1", ("torch==2.5.1",)))
+    write("", extends="cpu")
+    Path("trainyard.yaml").write_text("extends: cpu\nframework: torch==2.5.1\n", encoding="utf-8")
+    with pytest.raises(UserError) as error:
+        relock(repository())
+    assert str(error.value) == (
+        "trainyard.yaml: the trainers of 'cpu' need torch 2.6 or later, not 2.5.1: give the command of your own, as in "
+        "'run: python train.py', or ask for another version"
+    )
+    assert not Path("trainyard.lock").exists()
+
+
+def test_an_image_of_an_older_version_has_the_command_alone(write: Write, index: PackageIndex) -> None:
+    index.add(wheel("torch", "2.5.1"), wheel("torchvision", "0.20.1", ("torch==2.5.1",)))
+    spec = write("torch==2.5.1\n", extends="cpu")
+    relock(spec)
+    assert list(fresh(spec).trainer_commands()) == ["run"]
+    assert "trainers" not in dockerfile.dockerfile(fresh(spec)).replace('"trainers": {', "")
+    required = {canonicalize_name(Requirement(text).name) for text in model.requirements_of(spec.extends)}
+    assert not required & versions(fresh(spec)).keys()
+
+
 def test_a_target_with_the_framework_in_its_base_has_no_other_version(write: Write) -> None:
     with pytest.raises(UserError) as error:
         write("", "framework: torch==2.9.1\n", extends="xla-nightly")

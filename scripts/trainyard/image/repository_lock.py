@@ -210,6 +210,13 @@ def lock(
     if spec.framework_in_base and (upgrade or not _has_base(spec)):
         spec = _with_base(spec, base_contents.inspect(spec, spec.base_contents))
     spec, resolved = _resolved(spec, old, frozenset(map(canonicalize_name, upgrade_packages)))
+    locked = spec.with_lock(resolved)
+    if not locked.run and not locked.has_trainers:
+        oldest = matrix.matrix().frameworks[spec.framework.name].trainers
+        raise UserError(
+            f"{spec.where}: the trainers of '{spec.extends.target}' need {spec.framework.name} {oldest} or later, not "
+            f"{locked.version}: give the command of your own, as in 'run: python train.py', or ask for another version"
+        )
     current = resolved == before
     if check and not current:
         raise StepFailed(
@@ -218,7 +225,7 @@ def lock(
         )
     if not current:
         locks.write(spec.lock_file, resolved)
-    return spec.with_lock(resolved)
+    return locked
 
 
 def _with_base(spec: RepositorySpec, base: BaseContents) -> RepositorySpec:
