@@ -86,7 +86,7 @@ _PROGRAMS = {"cpu": _TORCH, "tf-cpu": _TENSORFLOW}
 
 @dataclass(frozen=True)
 class Result:
-    """An image that was built and trained in.
+    """Describe an image that was built and trained in.
 
     Attributes:
         packages: the framework's, as ``torch==2.9.1``.

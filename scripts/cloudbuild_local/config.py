@@ -114,7 +114,7 @@ def read(text: str, where: str) -> dict[Any, Any]:
 
 
 def read_file(path: Path) -> dict[Any, Any]:
-    """A configuration as plain data.
+    """Return a configuration as plain data.
 
     Raises:
         UserError: there is no such file, or it is not YAML.
@@ -221,7 +221,7 @@ def judge(data: Mapping[Any, Any], *, given: Mapping[str, str] | None = None, bu
 
 
 def built_in(project: str, build_id: str) -> dict[str, str]:
-    """The built-in substitutions of a submitted build. Those of triggers, such as the commit, are empty."""
+    """Return the built-in substitutions of a submitted build; those of triggers, such as the commit, are empty."""
     return {"PROJECT_ID": project, "PROJECT_NUMBER": "0", "BUILD_ID": build_id, "LOCATION": "local"}
 
 

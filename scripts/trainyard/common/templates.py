@@ -1,4 +1,4 @@
-"""The templates of templates/, in which an undefined variable is an error."""
+"""Read the templates of templates/, in which an undefined variable is an error."""
 
 from __future__ import annotations
 

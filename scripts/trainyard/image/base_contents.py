@@ -1,4 +1,4 @@
-"""The packages of a base image that holds the framework: read in it, and as wheels that uv resolves beside.
+"""Read the packages of a base image that holds the framework, and make wheels of them that uv resolves beside.
 
 A nightly's versions are on no package index. A wheel without modules has what a resolver reads: name, version and
 requirements (https://packaging.python.org/en/latest/specifications/binary-distribution-format/).

@@ -50,7 +50,7 @@ def _image_json(spec: Spec, versions: Mapping[str, str]) -> str:
 
 
 def _version(spec: Spec, read_in_base: str) -> str:
-    """The framework's version as a Dockerfile has it, or what stands for one that the build reads in the base."""
+    """Return the framework's version as a Dockerfile has it, or what stands for one that the build reads in the base."""
     return read_in_base if spec.framework_in_base else spec.version
 
 
@@ -166,7 +166,7 @@ class OtherPython:
 
 
 def wheels(spec: Spec, index: str = DEFAULT) -> list[WheelLayer]:
-    """The layers of an image's wheels, lowest first; none if the base holds the framework.
+    """Return the layers of an image's wheels, lowest first; none if the base holds the framework.
 
     Args:
         index: see :func:`variables`.

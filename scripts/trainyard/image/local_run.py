@@ -220,7 +220,7 @@ def jupyter_server(reference: str) -> str:
 
 
 def code_changed(spec: Spec, labels: dict[str, str]) -> bool:
-    """Whether the code of a repository differs from that in its image, whose labels are given; not if it has none.
+    """Return whether a repository has code that differs from that in its image, whose labels are given.
 
     Raises:
         UserError: the code cannot be in an image; the message says why.

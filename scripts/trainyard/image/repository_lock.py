@@ -293,7 +293,7 @@ def _on_base(spec: RepositorySpec, old: Lock | None) -> tuple[RepositorySpec, li
 
 @dataclass(frozen=True)
 class _Previous:
-    """What a platform was resolved to before, and what the first platform was resolved to now.
+    """Give what a platform was resolved to before, and what the first platform was resolved to now.
 
     Attributes:
         old: the old lock, ``arch``: the platform's architecture.
@@ -311,7 +311,7 @@ class _Previous:
 
     @property
     def frameworks(self) -> dict[str, str]:
-        """Name of an index -> the framework's section in the old lock; none of another target."""
+        """Return name of an index -> the framework's section in the old lock; none of another target."""
         names = self.old.indexes(self.arch) if self.same_target else []
         return {name: _of(self.old, self.arch, name).text("framework") for name in names}
 
@@ -341,7 +341,7 @@ def _of(lock: Lock | None, arch: str, index: str = DEFAULT) -> Locked:
 
 
 class _Wheels:
-    """The wheels of sources; one that several platforms have is built once."""
+    """Build the wheels of sources; one that several platforms have is built once."""
 
     def __init__(self, folder: Path, old: Lock | None, upgraded: frozenset[str], *, offline: bool) -> None:
         known = "".join(old.sections.values()) if old else ""

@@ -129,7 +129,7 @@ class Project:
 
     @cached_property
     def _index_tables(self) -> list[dict[str, Any]]:
-        """``[[tool.uv.index]]`` without credentials."""
+        """Return ``[[tool.uv.index]]`` without credentials."""
         tables = []
         for index in self.indexes:
             table: dict[str, Any] = {"name": index.name, "url": index.url}

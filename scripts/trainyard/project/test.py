@@ -1,4 +1,4 @@
-"""The tests of a checkout, run with pytest."""
+"""Run the tests of a checkout with pytest."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Where an image has its framework: in wheels that are installed in it, or in its base.
+"""Tell apart images with their framework in wheels, and in their base.
 
 Both kinds answer the same questions, so that callers need not ask which of them it is.
 """
@@ -15,7 +15,7 @@ from trainyard.spec.workspace import Site
 
 @dataclass(frozen=True)
 class Wheels:
-    """The framework in wheels, which are installed in a venv with everything else.
+    """Install the framework from wheels, which are installed in a venv with everything else.
 
     Attributes:
         python_version: without the patch level.
@@ -35,7 +35,7 @@ class Wheels:
 
     @property
     def site(self) -> Site:
-        """Where the image has the packages that are installed in it."""
+        """Return where the image has the packages that are installed in it."""
         return Site(f"opt/venv/lib/python{self.python_version}/site-packages", "opt/venv/bin", self.python)
 
     def arguments(self, version: str, build_base: str) -> dict[str, str]:
@@ -45,7 +45,7 @@ class Wheels:
 
 @dataclass(frozen=True)
 class InBase:
-    """The framework in the base, with its Python; a second site directory has the wheels of everything else.
+    """Use the framework of the base, with its Python; a second site directory has the wheels of everything else.
 
     Attributes:
         contents: of the base; None if it was never inspected.

@@ -1,4 +1,4 @@
-"""The versions that an image may combine, and until when each is looked after: ``images/matrix.yaml``."""
+"""Read ``images/matrix.yaml``: the versions that an image may combine, and until when each is looked after."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ Minor = Annotated[str, Field(pattern=r"^\d+(\.\d+)?$")]
 
 
 class Release(Strict):
-    """A minor release of a framework.
+    """Describe a minor release of a framework.
 
     Attributes:
         first: day of its first release.
@@ -46,12 +46,12 @@ class Release(Strict):
 
     @property
     def last(self) -> datetime.date:
-        """The last day: that of its makers, or a year after the first; see the head of images/matrix.yaml."""
+        """Return the last day: that of its makers, or a year after the first; see the head of images/matrix.yaml."""
         return self.ends or self.first.replace(year=self.first.year + 1)
 
 
 class FrameworkReleases(Strict):
-    """The minor releases of a framework.
+    """List the minor releases of a framework.
 
     Attributes:
         source: address of what its makers say about support.
@@ -64,7 +64,7 @@ class FrameworkReleases(Strict):
 
 
 class Ends(Strict):
-    """First and last day of a base or a Python.
+    """Give the first and last day of a base or a Python.
 
     Attributes:
         security: last day of the distribution's security team, after which others look after it until ``ends``.
@@ -77,20 +77,20 @@ class Ends(Strict):
 
 
 class Pythons(Strict):
-    """The minor versions of Python; ``source``: of their days."""
+    """List the minor versions of Python; ``source``: of their days."""
 
     source: str
     versions: dict[Minor, Ends]
 
 
 class CudaMajor(Strict):
-    """A major release of CUDA; ``driver``: the least version of a Linux driver that runs it."""
+    """Describe a major release of CUDA; ``driver``: the least version of a Linux driver that runs it."""
 
     driver: str
 
 
 class Cuda(Strict):
-    """The major releases of CUDA, and branch of the driver -> its last day; ``source``: of both."""
+    """List the major releases of CUDA, and branch of the driver -> its last day; ``source``: of both."""
 
     source: str
     versions: dict[str, CudaMajor]
@@ -98,7 +98,7 @@ class Cuda(Strict):
 
 
 class Matrix(Strict):
-    """The content of images/matrix.yaml.
+    """Hold the content of images/matrix.yaml.
 
     Attributes:
         gpus: name of a set -> architecture -> compute capabilities, separated by spaces, with code in a wheel.
@@ -124,7 +124,7 @@ def matrix() -> Matrix:
 
 @dataclass(frozen=True, order=True)
 class End:
-    """The last day of something that an image consists of.
+    """Name the last day of something that an image consists of.
 
     Attributes:
         what: such as ``torch 2.15``.

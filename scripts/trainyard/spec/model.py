@@ -116,7 +116,7 @@ class _Document(Strict):
 
 
 class _Version(Strict):
-    """The keys of a version.yaml: a target with other versions of its framework.
+    """Describe a version.yaml: a target with other versions of its framework.
 
     Attributes:
         packages: in the place of the target's ``framework.packages``.
@@ -173,7 +173,7 @@ class Spec(_Document):
 
     @property
     def bake_name(self) -> str:
-        """The name of its target in docker-bake.json, which may have no dots: ``gpu-2_7``."""
+        """Return the name of its target in docker-bake.json, which may have no dots: ``gpu-2_7``."""
         return self.local_name.replace(".", "_")
 
     @property
@@ -316,7 +316,7 @@ class Spec(_Document):
         return self.version != framework.UNLOCKED
 
     def version_tag(self, version: str | None = None) -> str:
-        """The tag of a version of the framework, by default the current one.
+        """Return the tag of a version of the framework, by default the current one.
 
         A tag cannot contain the ``+`` before a local version: it becomes ``_``.
         """
@@ -347,7 +347,7 @@ class Spec(_Document):
 
     @property
     def tag_day(self) -> str:
-        """The day that the immutable tag has in place of the commit's: :attr:`day`; empty: it has the commit's."""
+        """Return the day that the immutable tag has in place of the commit's; empty if it has the commit's."""
         return self.day
 
     def base_spec(self) -> Base:
@@ -361,7 +361,7 @@ class Spec(_Document):
 
     @property
     def kind(self) -> Wheels | InBase:
-        """Where the image has its framework."""
+        """Return how the image has its framework."""
         return InBase(self.base_contents) if self.framework_in_base else Wheels(self.python_version)
 
     @property

@@ -159,7 +159,7 @@ def _one_or_more(value: object) -> object:
 
 
 class WorkspaceDocument(Strict):
-    """The keys of a trainyard.yaml.
+    """Describe a trainyard.yaml.
 
     Attributes:
         framework: requirements of packages of the target's framework, whose versions replace the target's.

@@ -1,4 +1,4 @@
-"""What the settings of build backends say: folders of modules, dynamic versions and dependencies.
+"""Read the settings of build backends: folders of modules, dynamic versions and dependencies.
 
 The folders are those that modules are imported from after ``pip install --editable``. Dynamic values are read where the
 settings name a file that has them.
@@ -46,7 +46,7 @@ def module_folders(folder: Path, document: Mapping[str, Any], told: Sequence[str
 
 
 def _default(folder: Path) -> Path:
-    """``src`` unless it is a package itself: what setuptools, hatchling, uv, flit and PDM find by themselves.
+    """Return ``src`` unless it is a package itself: what setuptools, hatchling, uv, flit and PDM find by themselves.
 
     https://packaging.python.org/en/latest/discussions/src-layout-vs-flat-layout/
     """
@@ -59,7 +59,7 @@ def _text(value: object) -> list[str]:
 
 
 def _parents(packages: object) -> list[str]:
-    """The folders of packages that are given by path, ``["src/mypackage"]``, or by name, ``{mypackage = "path"}``."""
+    """Return the folders of packages given by path, ``["src/mypackage"]``, or by name, ``{mypackage = "path"}``."""
     paths = packages.values() if isinstance(packages, dict) else packages if isinstance(packages, list) else []
     return [PurePosixPath(path).parent.as_posix() for path in paths if isinstance(path, str)]
 
@@ -95,12 +95,12 @@ def _hatch(table: Mapping[str, Any]) -> list[str]:
 
 
 def _poetry(table: Mapping[str, Any]) -> list[str]:
-    """As in https://python-poetry.org/docs/pyproject/#packages."""
+    """Follow https://python-poetry.org/docs/pyproject/#packages."""
     return [entry.get("from", ".") for entry in table.get("packages", []) if isinstance(entry, dict)]
 
 
 def version(folder: Path, name: str, document: Mapping[str, Any]) -> str | None:
-    """The dynamic version of a project, by the settings of its backend; None if they name nothing that can be read.
+    """Return a project's dynamic version, by the settings of its backend; None if they name nothing that can be read.
 
     Args:
         name: of the project.
@@ -128,7 +128,7 @@ def version(folder: Path, name: str, document: Mapping[str, Any]) -> str | None:
 
 
 def from_setuptools(folder: Path, settings: Mapping[str, Any]) -> str | None:
-    """``{attr = "package.__version__"}`` or ``{file = "VERSION"}``; None if it cannot be read without running code.
+    """Read ``{attr = "package.__version__"}`` or ``{file = "VERSION"}``; None if it cannot be read without running code.
 
     https://setuptools.pypa.io/en/latest/userguide/pyproject_config.html#dynamic-metadata
     """
@@ -176,7 +176,7 @@ def _matched(path: Path, pattern: str) -> str | None:
 
 
 def _attribute(folder: Path, name: str, roots: Iterable[Path]) -> str | None:
-    """The literal that ``package.module.attribute`` is assigned."""
+    """Return the literal that ``package.module.attribute`` is assigned."""
     module, _, attribute = name.rpartition(".")
     for root in roots:
         path = root.joinpath(*module.split("."))
@@ -202,7 +202,7 @@ def _literal(source: str, name: str) -> str | None:
 
 
 def _from_git(folder: Path) -> str | None:
-    """The version of the commit, as setuptools-scm counts: the tag, or the next version's ``.dev<commits since>``.
+    """Return the commit's version, as setuptools-scm counts: the tag, or the next version's ``.dev<commits since>``.
 
     https://setuptools-scm.readthedocs.io/en/latest/extending/#version-number-construction; the commit and the day,
     which it adds as a local version, are left out: the code's layer would differ between builds.

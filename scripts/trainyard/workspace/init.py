@@ -106,7 +106,7 @@ class ShortRun:
 
 @dataclass
 class Proposal:
-    """What a trainyard.yaml is to hold.
+    """Propose what a trainyard.yaml is to hold.
 
     Attributes:
         run: the command; empty if none was found.

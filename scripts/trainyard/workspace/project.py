@@ -1,4 +1,4 @@
-"""A Python project of a user's code, and the checks of what its files say."""
+"""Hold a Python project of a user's code, and check what its files say."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _COMMANDS = ("gui_scripts", "console_scripts")
 
 @dataclass(frozen=True)
 class Project:
-    """A folder with a pyproject.toml, setup.cfg or setup.py that names a project.
+    """Describe a folder with a pyproject.toml, setup.cfg or setup.py that names a project.
 
     Attributes:
         file: what names it; ``name``: as it writes it.

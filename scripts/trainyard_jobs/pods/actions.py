@@ -1,4 +1,4 @@
-"""What ``trainyard pod`` does: a whole training run on a TPU VM, or one of its parts.
+"""Do what ``trainyard pod`` asks for: a whole training run on a TPU VM, or one of its parts.
 
 Every action returns an :data:`Outcome`, and raises UserError or StepFailed.
 """

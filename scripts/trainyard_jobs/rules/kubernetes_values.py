@@ -227,7 +227,7 @@ def pod_values_are_valid(template: JobTemplate) -> Iterator[Problem]:
 
 
 def _is_address(value: object) -> bool:
-    """Whether a text is an IP address; the API server takes zeros in front of a number."""
+    """Return whether a text is an IP address; the API server takes zeros in front of a number."""
     try:
         ipaddress.ip_address(re.sub(r"(?<![0-9a-fA-F:])0+(?=[0-9]+(\.|$))", "", str(value)))
     except ValueError:

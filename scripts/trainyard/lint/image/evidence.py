@@ -117,7 +117,7 @@ class Evidence(Configured):
 
     @property
     def base_is_debian(self) -> bool:
-        """Whether the base has Debian's Python and nothing else; others may hold anything."""
+        """Return whether the base has Debian's Python and nothing else; others may hold anything."""
         return self.spec is not None and self.spec.base in debian_bases()
 
     @property

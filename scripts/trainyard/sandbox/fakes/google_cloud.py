@@ -80,7 +80,7 @@ class Fault:
 
 @dataclass(frozen=True)
 class Answer:
-    """An HTTP answer: its status, its bytes, and the value of Content-Type."""
+    """Hold an HTTP answer: its status, its bytes, and the value of Content-Type."""
 
     status: int
     body: bytes
