@@ -50,7 +50,7 @@ def _image_json(spec: Spec, versions: Mapping[str, str]) -> str:
 
 
 def _version(spec: Spec, read_in_base: str) -> str:
-    """Return the framework's version as a Dockerfile has it, or what stands for one that the build reads in the base."""
+    """Return the framework's version as a Dockerfile has it, or what stands for that of a base."""
     return read_in_base if spec.framework_in_base else spec.version
 
 

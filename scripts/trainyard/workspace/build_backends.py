@@ -128,7 +128,7 @@ def version(folder: Path, name: str, document: Mapping[str, Any]) -> str | None:
 
 
 def from_setuptools(folder: Path, settings: Mapping[str, Any]) -> str | None:
-    """Read ``{attr = "package.__version__"}`` or ``{file = "VERSION"}``; None if it cannot be read without running code.
+    """Read ``{attr = "package.__version__"}`` or ``{file = "VERSION"}``; None if that would run code.
 
     https://setuptools.pypa.io/en/latest/userguide/pyproject_config.html#dynamic-metadata
     """
