@@ -78,7 +78,7 @@ def make(
             trained: Any = None if force else state.recall(spec.kept, "smoke", digest)
             if not trained or not trained["passed"]:
                 trained = smoke_test.smoke(spec, plan.candidate)
-        found = docker_engine.client().images.get(plan.candidate)
+        found = docker_engine.image(plan.candidate, made_by=spec.command("image"))
         for tag in (spec.local_name, plan.tag):
             found.tag(NAME, tag)
         docker_engine.client().images.remove(plan.candidate)
