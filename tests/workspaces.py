@@ -6,7 +6,9 @@ import hashlib
 from collections.abc import Sequence
 from pathlib import Path
 
-from trainyard.image import repository_lock
+import pytest
+
+from trainyard.image import base_image, repository_lock
 from trainyard.spec import lock as locks
 from trainyard.spec import model
 from trainyard.spec.lock import Lock, Origin, Pin, Section
@@ -20,6 +22,25 @@ def added(name: str, version: str = "1.0", size: int = 40_000) -> Pin:
         size: bytes of its wheel.
     """
     return Pin(name, version, (hashlib.sha256(f"{name}-{version}".encode()).hexdigest(),), size, added=True)
+
+
+def empty(root: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Make the folder of a repository, and change to it; no engine, registry, netrc or uv settings count there.
+
+    Returns:
+        uv's file of the user's settings, which is empty.
+    """
+    (root / ".git").mkdir(parents=True)
+    monkeypatch.chdir(root)
+    monkeypatch.setenv("TRAINYARD_BUILD", str(root.parent / "state"))
+    monkeypatch.setattr(
+        base_image, "lockable_reference", lambda name, _context: f"{model.bases()[name].image}@sha256:{'a' * 64}"
+    )
+    settings = root.parent / "user.toml"
+    settings.touch()
+    monkeypatch.setenv("UV_CONFIG_FILE", str(settings))
+    monkeypatch.setenv("NETRC", str(root.parent / "none"))
+    return settings
 
 
 def repository(folder: str | None = None, arch: str | None = None) -> RepositorySpec:

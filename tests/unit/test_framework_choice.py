@@ -11,10 +11,10 @@ import pytest
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 from tests.fakes.package_index import PackageIndex, wheel
-from tests.workspaces import fresh, is_current, relock, repository, versions
+from tests.workspaces import empty, fresh, is_current, relock, repository, versions
 
 from trainyard.common.errors import UserError
-from trainyard.image import base_image, dockerfile
+from trainyard.image import dockerfile
 from trainyard.spec import model
 from trainyard.spec.lock import Lock
 from trainyard.spec.model import RepositorySpec
@@ -58,14 +58,8 @@ def index(resolves: None) -> Iterator[PackageIndex]:
 def write(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, index: PackageIndex) -> Write:
     """Write the files of a repository that uses ``index`` alone; its spec."""
     root = tmp_path / "repository"
-    (root / ".git").mkdir(parents=True)
-    monkeypatch.chdir(root)
-    monkeypatch.setenv("TRAINYARD_BUILD", str(tmp_path / "state"))
-    monkeypatch.setattr(
-        base_image, "lockable_reference", lambda name, _context: f"{model.bases()[name].image}@sha256:{'a' * 64}"
-    )
-    monkeypatch.setenv("UV_CONFIG_FILE", str(tmp_path / "user.toml"))
-    (tmp_path / "user.toml").write_text(f'[[index]]\nname = "fake"\nurl = "{index.url}"\ndefault = true\n')
+    settings = empty(root, monkeypatch)
+    settings.write_text(f'[[index]]\nname = "fake"\nurl = "{index.url}"\ndefault = true\n', encoding="utf-8")
 
     def run(requirements: str, more: str = "", extends: str = "tf-cpu", python: str = "") -> RepositorySpec:
         text = f"extends: {extends}\nrun: python train.py\nrequirements: requirements.txt\n{more}"

@@ -11,7 +11,7 @@ import pytest
 
 from trainyard.common.errors import UserError
 from trainyard.common.rule_engine import Severity
-from trainyard.image import dockerfile
+from trainyard.image import catalog_page, dockerfile
 from trainyard.lint import waivers
 from trainyard.project import check
 from trainyard.release import pipelines
@@ -118,6 +118,27 @@ def test_every_version_of_the_catalogue_is_in_the_matrix(write_spec: Callable[[s
     assert check._matrix(model.catalogue()) == []
     text = (model.IMAGES / "cpu" / "image.yaml").read_text(encoding="utf-8").replace("torch==2.15.0", "torch==2.99.0")
     assert check._matrix([model.load(write_spec(text))]) == ["images/matrix.yaml: no torch 2.99.0, which mine has"]
+
+
+def test_a_release_has_wheels_for_the_python_and_the_cuda_of_a_target(monkeypatch: pytest.MonkeyPatch) -> None:
+    known = matrix.matrix()
+    rows = known.frameworks["torch"].versions
+    other = rows | {"2.15": rows["2.15"].model_copy(update={"python": ["3.11"], "cuda": {"12.8": "volta-blackwell"}})}
+    torch = known.frameworks["torch"].model_copy(update={"versions": other})
+    changed = known.model_copy(update={"frameworks": known.frameworks | {"torch": torch}})
+    monkeypatch.setattr(matrix, "matrix", lambda: changed)
+    assert check._matrix([model.load("gpu", "amd64")]) == [
+        "images/matrix.yaml: no torch 2.15.0 for Python 3.13, which gpu has",
+        "images/matrix.yaml: no torch 2.15.0 with CUDA 13, which gpu has",
+    ]
+
+
+def test_the_page_has_the_least_driver_and_the_gpus_of_images_for_nvidia() -> None:
+    targets = {row["name"]: row["gpus"] for row in catalog_page.variables(model.catalogue())["targets"]}
+    assert targets["gpu-2.7"] == [
+        {"cuda": "12.6", "driver": "525.60.13", "capabilities": "5.0 6.0 7.0 7.5 8.0 8.6 9.0"}
+    ]
+    assert targets["cpu"] == targets["tf-nightly"] == []
 
 
 JOB = """\

@@ -1,4 +1,4 @@
-"""Versions of a target of the catalogue: ``gpu@2.7`` has locks of its own, and shares everything else with ``gpu``."""
+"""Versions of a target: ``gpu@2.7`` has another lock than ``gpu``, and the same of everything else."""
 
 from __future__ import annotations
 
@@ -66,6 +66,16 @@ def test_a_mistake_is_one_line_with_its_place(
     with pytest.raises(UserError) as error:
         model.load(str(folder))
     assert f"gpu/1.0/version.yaml{message}" in str(error.value) and "\n" not in str(error.value)
+
+
+def test_a_version_of_a_target_that_has_the_framework_of_another_has_its_packages(tmp_path: Path) -> None:
+    folder = tmp_path / "mine" / "2.7"
+    folder.mkdir(parents=True)
+    (tmp_path / "mine" / "image.yaml").write_text("extends: gpu\n", encoding="utf-8")
+    (folder / "version.yaml").write_text("packages: [torch==2.7.1]\n", encoding="utf-8")
+    assert model.load(str(folder.parent)).framework_of == model.IMAGES / "gpu"
+    version = model.load(str(folder))
+    assert (version.framework_of, version.declared_packages) == (None, ["torch==2.7.1"])
 
 
 def test_a_version_that_does_not_exist_is_named_with_the_nearest(trainyard: Callable[..., Result]) -> None:

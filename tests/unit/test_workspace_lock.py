@@ -17,13 +17,13 @@ import pytest
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 from tests.fakes.package_index import PackageIndex, source_distribution, wheel
-from tests.workspaces import fresh, is_current, relock, repository
+from tests.workspaces import empty, fresh, is_current, relock, repository
 from tests.workspaces import versions as pinned
 
 import trainyard as package
 from trainyard.common.errors import StepFailed, UserError
 from trainyard.common.settings import ROOT
-from trainyard.image import base_image, dockerfile, plan, repository_lock, resolver
+from trainyard.image import dockerfile, plan, repository_lock, resolver
 from trainyard.spec import lock as locks
 from trainyard.spec import model
 from trainyard.spec.lock import Lock, Pin, Section, parse
@@ -55,15 +55,7 @@ def index(resolves: None) -> Iterator[PackageIndex]:
 def write(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, index: PackageIndex) -> Write:
     """Write the files of a repository that uses ``index`` alone; its spec."""
     root = tmp_path / "repository"
-    (root / ".git").mkdir(parents=True)
-    monkeypatch.chdir(root)
-    monkeypatch.setenv("TRAINYARD_BUILD", str(tmp_path / "state"))
-    monkeypatch.setattr(
-        base_image, "lockable_reference", lambda name, _context: f"{model.bases()[name].image}@sha256:{'a' * 64}"
-    )
-    monkeypatch.setenv("UV_CONFIG_FILE", str(tmp_path / "user.toml"))
-    (tmp_path / "user.toml").touch()
-    monkeypatch.setenv("NETRC", str(tmp_path / "none"))
+    empty(root, monkeypatch)
     (root / "uv.toml").write_text(f'[[index]]\nname = "fake"\nurl = "{index.url}"\ndefault = true\n', encoding="utf-8")
 
     def run(requirements: str = "einops\n", more: str = "", extends: str = "tf-cpu") -> RepositorySpec:

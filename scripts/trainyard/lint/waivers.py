@@ -15,19 +15,12 @@ from typing import Annotated, Literal
 
 from packaging.utils import canonicalize_name
 from packaging.version import InvalidVersion, Version
-from pydantic import BeforeValidator, Field, model_validator
+from pydantic import Field, model_validator
 
 from trainyard.spec import yaml_source
-from trainyard.spec.catalog import IMAGES, Strict, validated
+from trainyard.spec.catalog import IMAGES, Date, Strict, validated
 
 FILE = IMAGES / "waivers.yaml"
-
-
-def _date(value: object) -> object:
-    try:
-        return datetime.date.fromisoformat(str(value))
-    except ValueError:
-        raise ValueError(f"{value!r} is not a date: write it as 2026-12-31") from None
 
 
 #: Status justifications of OpenVEX (https://github.com/openvex/spec/blob/main/OPENVEX-SPEC.md#status-justifications).
@@ -61,7 +54,7 @@ class Waiver(Strict):
     owner: Annotated[str, Field(min_length=1)]
     reason: Annotated[str, Field(min_length=10)]
     justification: Justification | None = None
-    expires: Annotated[datetime.date, BeforeValidator(_date)]
+    expires: Date
 
     @model_validator(mode="after")
     def _about_one_thing(self) -> Waiver:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime
+import itertools
 import shutil
 import subprocess
 import sys
@@ -18,7 +19,7 @@ from trainyard.lint import waivers
 from trainyard.project import generated
 from trainyard.release import audit
 from trainyard.spec import matrix
-from trainyard.spec.model import Spec, catalogue, load, relative, targets
+from trainyard.spec.model import Spec, catalogue, each_platform, load, relative, targets
 
 #: The rule of waivers for targets that are past their last day.
 ENDS = "supported_until"
@@ -57,19 +58,31 @@ def _locks(specs: list[Spec]) -> list[str]:
 
 
 def _matrix(specs: list[Spec]) -> list[str]:
-    """Return a line for each release, base and Python of an image that images/matrix.yaml does not have."""
+    """Return a line for each release, base, Python and CUDA of an image that images/matrix.yaml does not have."""
     known = matrix.matrix()
     lines = []
-    for spec in specs:
+    for spec in itertools.chain.from_iterable(map(each_platform, specs)):
+        name = f"{spec.framework.name} {spec.version}"
+        released = matrix.release(spec.framework.name, spec.version)
         has = {
-            f"{spec.framework.name} {spec.version}": spec.nightly
-            or not spec.version_known
-            or matrix.release(spec.framework.name, spec.version) is not None,
+            name: spec.nightly or not spec.version_known or released is not None,
             f"base {spec.base}": spec.base in known.bases,
             f"Python {spec.python_version}": spec.python_version in known.python.versions,
         }
+        if released and not spec.nightly:
+            row = released[1]
+            has[f"{name} for Python {spec.python_version}"] = spec.python_version in row.pythons(spec.arch)
+            if spec.accelerator == "nvidia":
+                majors = {cuda.partition(".")[0] for cuda in row.cuda}
+                has |= {f"{name} with CUDA {major}": major in majors for major in _cuda_majors(spec)}
         lines += [f"{relative(matrix.FILE)}: no {what}, which {spec.target} has" for what, ok in has.items() if not ok]
     return list(dict.fromkeys(lines))
+
+
+def _cuda_majors(spec: Spec) -> set[str]:
+    """Return the major versions of CUDA that an image has, by the version of its runtime (nvidia-cuda-runtime)."""
+    locked = spec.locked().versions
+    return {version.partition(".")[0] for name, version in locked.items() if name.startswith("nvidia-cuda-runtime")}
 
 
 def _same_framework(spec: Spec, parent: Spec) -> bool:

@@ -6,6 +6,7 @@ valid spelling.
 
 from __future__ import annotations
 
+import datetime
 import re
 from collections.abc import Mapping
 from functools import cache
@@ -15,7 +16,7 @@ from typing import Annotated, Any, TypeVar, get_args, get_origin
 
 from packaging.specifiers import InvalidSpecifier, SpecifierSet
 from packaging.utils import canonicalize_name
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, WithJsonSchema
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, WithJsonSchema
 from ruamel.yaml.comments import CommentedMap
 
 from trainyard.common.errors import UserError, nearest
@@ -79,6 +80,17 @@ Platform = Annotated[str, AfterValidator(_platform), WithJsonSchema({"type": "st
 Platforms = Annotated[
     list[Platform], Field(min_length=1, json_schema_extra={"uniqueItems": True}), AfterValidator(_each_once)
 ]
+
+
+def _date(value: object) -> object:
+    """Return a date, which YAML has as such or as text."""
+    try:
+        return datetime.date.fromisoformat(str(value))
+    except ValueError:
+        raise ValueError(f"{value!r} is not a date: write it as 2026-12-31") from None
+
+
+Date = Annotated[datetime.date, BeforeValidator(_date)]
 
 
 class Strict(BaseModel):

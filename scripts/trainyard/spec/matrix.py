@@ -8,23 +8,14 @@ from functools import cache
 from typing import Annotated
 
 from packaging.version import Version
-from pydantic import BeforeValidator, Field
+from pydantic import Field
 
 from trainyard.spec import yaml_source
-from trainyard.spec.catalog import IMAGES, Strict, validated
+from trainyard.spec.catalog import IMAGES, Date, Strict, validated
 
 FILE = IMAGES / "matrix.yaml"
 
 
-def _date(value: object) -> object:
-    """Return a date as YAML has it: ruamel reads 2026-10-28 as a date, and leaves text."""
-    try:
-        return datetime.date.fromisoformat(str(value))
-    except ValueError:
-        raise ValueError(f"{value!r} is not a date: write it as 2026-12-31") from None
-
-
-Date = Annotated[datetime.date, BeforeValidator(_date)]
 Minor = Annotated[str, Field(pattern=r"^\d+(\.\d+)?$")]
 
 
@@ -43,6 +34,10 @@ class Release(Strict):
     python: list[Minor]
     arm64: list[Minor] | None = None
     cuda: dict[Minor, str] = Field(default_factory=dict)
+
+    def pythons(self, arch: str) -> list[str]:
+        """Return the minor versions of Python that it has wheels for, on an architecture."""
+        return self.python if arch != "arm64" or self.arm64 is None else self.arm64
 
     @property
     def last(self) -> datetime.date:

@@ -719,6 +719,7 @@ def _load_version(folder: Path, context: Context | None) -> Spec:
         update={
             "target": name,
             "folder": folder,
+            "framework_of": None,
             "summary": document.summary or f"{target.summary}; {', '.join(document.packages)}",
             "framework": target.framework.model_copy(update={"packages": document.packages}),
             "base": document.base or target.base,
