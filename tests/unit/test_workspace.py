@@ -5,15 +5,18 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 
+import docker.errors
 import pytest
 from tests.workspaces import added, lock, repository
 
 from trainyard.common import console
 from trainyard.common.errors import UserError
 from trainyard.image import build, dockerfile, offline, plan
+from trainyard.oci import docker_engine
 from trainyard.release import candidate
-from trainyard.spec import model, workspace
+from trainyard.spec import model, state, workspace
 from trainyard.spec.architectures import AMD64
 from trainyard.spec.lock import Pin
 
@@ -325,6 +328,24 @@ def test_a_fallback_of_the_build_is_one_warning(
     assert status == 0
     assert err.count(f"WARNING: {note}") == 1
     assert ("fallback" in err) is not quiet
+
+
+def test_a_candidate_that_was_removed_before_it_got_its_name_is_one_line(
+    trainyard: Callable[..., tuple[int, str, str]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As by 'docker rmi' while it is tested."""
+
+    def removed(_reference: str) -> None:
+        raise docker.errors.ImageNotFound("no such image")
+
+    planned = plan.Plan(model.load("cpu"), "default", "", "trainyard-base", "", (), "cpu-1", ("cpu",))
+    monkeypatch.setattr(build, "build", lambda *_, **__: (planned, {"digest": "sha256:1"}))
+    monkeypatch.setattr(state, "recall", lambda *_: {"passed": True})
+    monkeypatch.setattr(docker_engine, "require_emulation", lambda _: None)
+    monkeypatch.setattr(docker_engine, "client", lambda: SimpleNamespace(images=SimpleNamespace(get=removed)))
+    status, _, err = trainyard("image", "cpu")
+    assert status == 2
+    assert err.splitlines()[-1] == "image: no local image trainyard:cpu-candidate: run 'trainyard image cpu' first"
 
 
 def test_quiet_leaves_warnings_and_errors(trainyard: Callable[..., tuple[int, str, str]]) -> None:
