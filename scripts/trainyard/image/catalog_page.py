@@ -14,7 +14,7 @@ from pydantic import RootModel
 from trainyard.common.errors import UserError, nearest
 from trainyard.common.settings import ROOT
 from trainyard.image import sizes
-from trainyard.spec import matrix, yaml_source
+from trainyard.spec import yaml_source
 from trainyard.spec.catalog import Line, validated
 from trainyard.spec.model import IMAGES, Spec, relative
 from trainyard.spec.units import in_units
@@ -81,19 +81,6 @@ def _measured(found: dict[str, Any] | None) -> dict[str, Any] | None:
     }
 
 
-def _gpus(spec: Spec) -> list[dict[str, str]]:
-    """Return the CUDA of an image for NVIDIA GPUs, the least driver and compute capabilities, by images/matrix.yaml."""
-    released = matrix.release(spec.framework.name, spec.version)
-    if spec.accelerator != "nvidia" or released is None:
-        return []
-    known = matrix.matrix()
-    return [
-        {"cuda": cuda, "driver": known.cuda.versions[cuda.partition(".")[0]].driver, "capabilities": has}
-        for cuda, gpus in released[1].cuda.items()
-        if (has := known.gpus[gpus].get(spec.arch))
-    ]
-
-
 def variables(specs: list[Spec]) -> dict[str, Any]:
     """Return the variables of templates/images.md.j2."""
     measured, known = sizes.load(), limits([spec.target for spec in specs])
@@ -119,7 +106,7 @@ def variables(specs: list[Spec]) -> dict[str, Any]:
                 "limits": known.get(spec.target, []),
                 "until": f"{spec.ends[0].day}" if spec.ends else "",
                 "because": spec.ends[0].what if spec.ends else "",
-                "gpus": _gpus(spec),
+                "device_code": spec.device_code,
             }
             for spec in specs
         ],

@@ -37,10 +37,12 @@ def image_json(spec: Spec) -> str:
 
 def _image_json(spec: Spec, versions: Mapping[str, str]) -> str:
     """image.json with versions of the framework and of its packages."""
+    code = spec.device_code
     about = {
         "schema": 1,
         "target": spec.target,
         "accelerator": spec.accelerator,
+        **({"cuda": code.cuda, "driver": code.driver, "gpus": code.text} if code else {}),
         "framework": spec.framework.name,
         "versions": {canonicalize_name(name).replace("-", "_"): version for name, version in versions.items()},
         "trainers": spec.trainer_commands(),

@@ -227,10 +227,12 @@ def sha256_of(path: Path) -> str:
 
 def labels(spec: Spec) -> dict[str, str]:
     """The labels that the spec alone decides."""
+    code = spec.device_code
     return {
         **spec.own_labels,
         **({f"{LABELS}.fallback-for": spec.fallback_for} if spec.fallback_for else {}),
         **({f"{LABELS}.supported-until": f"{spec.ends[0].day}"} if spec.ends else {}),
+        **({f"{LABELS}.cuda": code.cuda, f"{LABELS}.driver": code.driver, f"{LABELS}.gpus": code.text} if code else {}),
         f"{_OCI}.title": f"{NAME}/{spec.target}",
         f"{_OCI}.description": spec.summary,
         f"{_OCI}.licenses": "Apache-2.0",

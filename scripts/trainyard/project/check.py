@@ -73,16 +73,12 @@ def _matrix(specs: list[Spec]) -> list[str]:
             row = released[1]
             has[f"{name} for Python {spec.python_version}"] = spec.python_version in row.pythons(spec.arch)
             if spec.accelerator == "nvidia":
-                majors = {cuda.partition(".")[0] for cuda in row.cuda}
-                has |= {f"{name} with CUDA {major}": major in majors for major in _cuda_majors(spec)}
+                majors, installed = (
+                    {cuda.partition(".")[0] for cuda in versions} for versions in (row.cuda, spec.cuda)
+                )
+                has |= {f"{name} with CUDA {major}": major in majors for major in installed}
         lines += [f"{relative(matrix.FILE)}: no {what}, which {spec.target} has" for what, ok in has.items() if not ok]
     return list(dict.fromkeys(lines))
-
-
-def _cuda_majors(spec: Spec) -> set[str]:
-    """Return the major versions of CUDA that an image has, by the version of its runtime (nvidia-cuda-runtime)."""
-    locked = spec.locked().versions
-    return {version.partition(".")[0] for name, version in locked.items() if name.startswith("nvidia-cuda-runtime")}
 
 
 def _same_framework(spec: Spec, parent: Spec) -> bool:

@@ -21,7 +21,7 @@ from ruamel.yaml.comments import CommentedMap
 from trainyard.common.context import Context
 from trainyard.common.errors import UserError, nearest
 from trainyard.common.settings import PREFIX, ROOT
-from trainyard.spec import architectures, framework, lock, matrix, workspace, yaml_source
+from trainyard.spec import architectures, framework, gpus, lock, matrix, workspace, yaml_source
 from trainyard.spec.architectures import ARCHITECTURES, PLATFORMS, Architecture
 from trainyard.spec.catalog import IMAGES as IMAGES
 from trainyard.spec.catalog import Base as Base
@@ -33,6 +33,7 @@ from trainyard.spec.catalog import indexes as indexes
 from trainyard.spec.framework import BaseContents as BaseContents
 from trainyard.spec.framework import Framework as Framework
 from trainyard.spec.framework import Package, pin
+from trainyard.spec.gpus import DeviceCode
 from trainyard.spec.kinds import InBase, Wheels
 from trainyard.spec.lock import DEFAULT, Lock, Locked, Unreadable
 from trainyard.spec.markers import applies
@@ -337,6 +338,20 @@ class Spec(_Document):
             python=self.python_version,
             nvidia=self.accelerator == "nvidia",
         )
+
+    @property
+    def device_code(self) -> DeviceCode | None:
+        """Return what an image for NVIDIA GPUs needs of a GPU; None if images/matrix.yaml does not know it."""
+        if self.accelerator != "nvidia":
+            return None
+        return gpus.device_code(self.framework.name, self.version, self.arch, min(self.cuda, default=""))
+
+    @property
+    def cuda(self) -> set[str]:
+        """Return the versions of CUDA's runtime that its lock has."""
+        locked = self._own_lock.of(self.arch) if self._own_lock else None
+        versions = locked.versions if locked else {}
+        return {version for name, version in versions.items() if name.startswith("nvidia-cuda-runtime")}
 
     @property
     def day(self) -> str:
