@@ -8,7 +8,7 @@ import pytest
 
 from trainyard.common.errors import UserError
 from trainyard.image import dockerfile, plan
-from trainyard.spec import gpus, model
+from trainyard.spec import gpus, matrix, model
 from trainyard.spec.gpus import DeviceCode
 
 
@@ -60,3 +60,60 @@ def test_of_a_release_for_several_versions_of_cuda_the_installed_one_counts() ->
     assert twelve and thirteen
     assert (twelve.cuda, thirteen.cuda) == ("12.9", "13.0")
     assert gpus.device_code("jax", "0.12.0", "amd64", "11.8.1") is gpus.device_code("torch", "9.9", "amd64") is None
+
+
+@pytest.mark.parametrize(
+    ("capability", "driver", "says"),
+    [
+        ("7.0", "580.65.06", "it has no code for compute capability 7.0, only for 7.5 9.0 12.0+PTX"),
+        ("7.5", "", ""),
+        ("7.5", "470.82.01", "driver 470.82.01 is older than 580.65.06, which CUDA 13 needs"),
+        ("7.5", "580.65.05", "driver 580.65.05 is older than 580.65.06, which CUDA 13 needs"),
+        ("7.5", "580.65.06", ""),
+        ("7.5", "580", ""),  # a branch: it may be recent enough
+        ("7.5", "620.11", ""),
+        ("12.9", "595.45.03", "driver 595.45.03 is older than 595.45.04, which compiles PTX of CUDA 13.2"),
+        ("12.9", "595.45.04", ""),
+        ("15.0", "580.95.05", "driver 580.95.05 is older than 595.45.04, which compiles PTX of CUDA 13.2"),
+    ],
+)
+def test_an_image_runs_with_a_driver_that_is_recent_enough(capability: str, driver: str, says: str) -> None:
+    code = DeviceCode("13.2", "580.65.06", ("7.5", "9.0", "12.0"), ("12.0",))
+    problem = code.problem(capability, driver)
+    if capability == "12.9":  # machine code for 12.0 runs there without a compiler
+        assert problem == ""
+        code = DeviceCode("13.2", "580.65.06", ("7.5",), ("12.0",))
+        problem = code.problem(capability, driver)
+    assert problem == says
+
+
+@pytest.mark.parametrize(
+    ("gpu", "driver", "says"),
+    [
+        ("B200", "560.35.03", "driver 560.35.03 does not know GPUs of compute capability 10.0: 570 is the first"),
+        ("GB300", "570.133.20", "driver 570.133.20 does not know GPUs of compute capability 10.3: 575 is the first"),
+        ("V100", "595.71.05", "driver 595.71.05 no longer knows GPUs of compute capability 7.0: 580 is the last"),
+        ("V100", "580.126.20", ""),
+        ("T4", "620.10", ""),
+    ],
+)
+def test_a_driver_knows_some_gpus(gpu: str, driver: str, says: str) -> None:
+    code = DeviceCode.parse("12.8", "525.60.13", "7.0 7.5 10.0")
+    assert code.problem(gpus.gpus()[gpu].capability, driver) == says
+
+
+def test_number_formats_follow_from_the_compute_capability() -> None:
+    has = {name: [what for what in ("fp16", "bf16", "fp8") if gpu.has(what)] for name, gpu in gpus.gpus().items()}
+    assert has["P100"] == []
+    assert has["V100"] == has["T4"] == ["fp16"]
+    assert has["A100"] == has["A10"] == ["fp16", "bf16"]
+    assert has["L4"] == has["H100"] == has["GB300"] == ["fp16", "bf16", "fp8"]
+    assert not gpus.gpus()["P100"].has("triton")
+    assert gpus.gpus()["V100"].has("triton")
+
+
+def test_drivers_that_compile_ptx_are_known_for_each_cuda_of_the_matrix() -> None:
+    known = matrix.matrix()
+    used = {cuda for of in known.frameworks.values() for row in of.versions.values() for cuda in row.cuda}
+    assert used <= set(known.cuda.ptx)
+    assert list(known.cuda.ptx.values()) == sorted(known.cuda.ptx.values())

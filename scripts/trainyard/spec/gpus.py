@@ -2,6 +2,9 @@
 
 Machine code ("cubin") for a compute capability X.Y runs on GPUs X.Z with Z >= Y; PTX for X.Y is compiled by the driver
 for any later GPU: https://docs.nvidia.com/cuda/cuda-c-programming-guide/index.html#application-compatibility
+A driver of the least version for a major release of CUDA runs machine code of each of its minor releases, and compiles
+PTX of the minor releases that are not newer than the driver:
+https://docs.nvidia.com/deploy/cuda-compatibility/minor-version-compatibility.html
 """
 
 from __future__ import annotations
@@ -24,25 +27,53 @@ Capability = Annotated[str, Field(pattern=r"^\d+\.\d$")]
 #: How an image runs on a GPU: from machine code, from PTX, or not at all.
 Verdict = Literal["runs", "ptx", "no"]
 
+#: Number format, or what needs it -> the least compute capability that has it in hardware.
+#: - FP16 in Tensor Cores: https://docs.nvidia.com/cuda/archive/9.0/pdf/CUDA_C_Programming_Guide.pdf (table 13)
+#: - BF16, FP8: https://nvidia.github.io/TransformerEngine/support_matrix.html
+#: - Triton, by PyTorch: ``has_triton`` of https://github.com/pytorch/pytorch/blob/main/torch/utils/_triton.py
+LEAST: dict[str, tuple[int, int]] = {"fp16": (7, 0), "bf16": (8, 0), "fp8": (8, 9), "triton": (7, 0)}
 
-class Gpu(Strict):
-    """Describe a model of a GPU.
 
-    Attributes:
-        capability: compute capability.
-        driver: branch of the first driver for Linux that knows it.
-        last: branch of the last driver that knows it; None: there is a newer branch that does.
-    """
+class _Drivers(Strict):
+    """Give the first and the last branch of the drivers that know GPUs of a compute capability."""
 
-    capability: Capability
     driver: str
     last: str | None = None
 
 
 class _Document(Strict):
-    """Hold the content of images/gpus.yaml."""
+    """Hold the content of images/gpus.yaml: what drivers know, and model -> compute capability."""
 
-    gpus: dict[str, Gpu]
+    capabilities: dict[Capability, _Drivers]
+    gpus: dict[str, Capability]
+
+
+@dataclass(frozen=True)
+class Gpu:
+    """Describe a model of a GPU, or a family of models.
+
+    Attributes:
+        capability: compute capability.
+        driver: branch of the first driver for Linux that knows it.
+        last: branch of the last driver that knows it; None: the newest does.
+    """
+
+    capability: str
+    driver: str
+    last: str | None = None
+
+    def has(self, what: str) -> bool:
+        """Return whether it has a number format in hardware, or can run what needs it: a name in :data:`LEAST`."""
+        return capability(self.capability) >= LEAST[what]
+
+
+@cache
+def _document() -> _Document:
+    data = yaml_source.read(FILE)
+    document = validated(FILE, _Document, data, yaml_source.plain(data))
+    if missing := sorted(set(document.gpus.values()) - set(document.capabilities)):
+        raise UserError(f"{FILE.name}: no row of 'capabilities' for {missing[0]}, which a GPU of 'gpus' has")
+    return document
 
 
 @cache
@@ -52,8 +83,21 @@ def gpus() -> dict[str, Gpu]:
     Raises:
         UserError: it has a mistake.
     """
-    data = yaml_source.read(FILE)
-    return validated(FILE, _Document, data, yaml_source.plain(data)).gpus
+    document = _document()
+    return {
+        name: Gpu(has, document.capabilities[has].driver, document.capabilities[has].last)
+        for name, has in document.gpus.items()
+    }
+
+
+def older(version: str, than: str) -> bool:
+    """Return whether a version of a driver is certainly older than another: ``580`` is not older than ``580.65.06``."""
+    pairs = zip(_numbers(version), _numbers(than), strict=False)
+    return next((left < right for left, right in pairs if left != right), False)
+
+
+def _numbers(version: str) -> list[int]:
+    return [int(part) for part in re.findall(r"\d+", version)]
 
 
 def capability(text: str) -> tuple[int, int]:
@@ -99,10 +143,36 @@ class DeviceCode:
     def verdict(self, name: str) -> Verdict:
         """Return how it runs on a GPU of a compute capability."""
         wanted = capability(name)
-        code = [capability(one) for one in self.capabilities]
+        code = [capability(has) for has in self.capabilities]
         if any(major == wanted[0] and minor <= wanted[1] for major, minor in code):
             return "runs"
-        return "ptx" if any(capability(one) <= wanted for one in self.ptx) else "no"
+        return "ptx" if any(capability(has) <= wanted for has in self.ptx) else "no"
+
+    def problem(self, name: str, driver: str = "") -> str:
+        """Return why it does not run on a GPU with a driver, in one clause; empty if it runs, or nothing is known.
+
+        CUDA's forward compatibility packages, which let an older driver run it, are the caller's to consider.
+
+        Args:
+            name: compute capability of the GPU.
+            driver: version of the driver on Linux, or its branch, as in ``580``; empty if it is unknown.
+        """
+        verdict = self.verdict(name)
+        if verdict == "no":
+            return f"it has no code for compute capability {name}, only for {self.text}"
+        if not driver:
+            return ""
+        if older(driver, self.driver):
+            return f"driver {driver} is older than {self.driver}, which CUDA {self.cuda.partition('.')[0]} needs"
+        known = _document().capabilities.get(name)
+        if known and older(driver, known.driver):
+            return f"driver {driver} does not know GPUs of compute capability {name}: {known.driver} is the first"
+        if known and known.last and older(known.last, driver):
+            return f"driver {driver} no longer knows GPUs of compute capability {name}: {known.last} is the last"
+        compiler = matrix.matrix().cuda.ptx.get(self.cuda, "")
+        if verdict == "ptx" and compiler and older(driver, compiler):
+            return f"driver {driver} is older than {compiler}, which compiles PTX of CUDA {self.cuda}"
+        return ""
 
 
 def device_code(framework: str, version: str, arch: str, cuda: str = "") -> DeviceCode | None:

@@ -85,11 +85,16 @@ class CudaMajor(Strict):
 
 
 class Cuda(Strict):
-    """List the major releases of CUDA, and branch of the driver -> its last day; ``source``: of both."""
+    """List the major releases of CUDA, and branch of the driver -> its last day; ``source``: of both.
+
+    Attributes:
+        ptx: minor release of CUDA -> the least version of a Linux driver that compiles its PTX.
+    """
 
     source: str
     versions: dict[str, CudaMajor]
     drivers: dict[str, Date]
+    ptx: dict[Minor, str]
 
 
 class Matrix(Strict):
