@@ -26,7 +26,7 @@ from trainyard.lint.image import verify
 from trainyard.lint.image.evidence import Evidence
 from trainyard.lint.waivers import Waiver
 from trainyard.oci import layers, probe, secret_scan
-from trainyard.oci.probe_runner import Distribution, ProbeResult
+from trainyard.oci.probe_runner import Distribution, Library, ProbeResult
 from trainyard.spec import model
 from trainyard.spec.model import catalogue, each_platform, load
 from trainyard.spec.units import in_units
@@ -37,6 +37,8 @@ KEY = b"-----BEGIN PRIVATE KEY-----\n" + b"QUJD" * 32 + b"\n-----END PRIVATE KEY
 TORCH = "from typing import Optional\n__version__ = '2.9.1+cpu'\ndebug = False\ncuda: Optional[str] = None\n"
 
 
+SITE = "/opt/venv/lib/python3.13/site-packages"
+TORCH_CUDA = f"{SITE}/torch/lib/libtorch_cuda.so"
 BUILD_INFO = "tensorflow/python/platform/build_info.py"
 CUDA_BUILD = "build_info = dict({'is_cuda_build': True, 'cudnn_version': '9'})\n"
 
@@ -276,6 +278,21 @@ def with_text(name: str, text: str) -> Change:
         return changed(image, inside=dataclasses.replace(image.inside, texts=image.inside.texts | {name: text}))
 
     return change
+
+
+def with_library(path: str, package: str, code: str, ptx: str = "") -> Change:
+    """A shared library with device code."""
+
+    def change(image: Evidence) -> Evidence:
+        more = {path: Library(tuple(code.split()), tuple(ptx.split()), package)}
+        return changed(image, inside=dataclasses.replace(image.inside, libraries=image.inside.libraries | more))
+
+    return change
+
+
+def with_ptxas(release: str) -> Change:
+    compilers = {f"{SITE}/triton/backends/nvidia/bin/ptxas": release}
+    return lambda image: changed(image, inside=dataclasses.replace(image.inside, ptxas=compilers))
 
 
 def with_waiver(expires: str, **about: str) -> Change:
@@ -530,6 +547,30 @@ FAULTS: list[tuple[str, str, list[Change], str]] = [
     ("tf-tpu", "nothing_known_to_conflict", [with_package("libtpu", "0.0.51")], "'import tensorflow' aborts"),
     ("torch-tpu", "nothing_known_to_conflict", [with_package("libtpu", "0.0.21")], "torch_tpu needs libtpu 0.0.50"),
     (
+        "gpu",
+        "framework_has_code_for_its_gpus",
+        [with_library(TORCH_CUDA, "torch", "8.0 8.6 9.0a 10.0 12.0f")],
+        "package torch: has no code for 7.5, which label io.trainyard.gpus promises; it has machine code for 8.0 8.6",
+    ),
+    (
+        "gpu",
+        "wheels_are_of_one_cuda",
+        [with_package("nvidia-nccl-cu12", "2.26.2")],
+        "package nvidia-nccl-cu12: 2.26.2 is for CUDA 12; the framework is built for CUDA 13",
+    ),
+    (
+        "gpu",
+        "compilers_match_the_driver",
+        [with_ptxas("14.0")],
+        "triton/backends/nvidia/bin/ptxas: is of CUDA 14.0; the image is for CUDA 13.2",
+    ),
+    (
+        "tf-gpu",
+        "compilers_match_the_driver",
+        [without_package("nvidia-cuda-nvcc-cu12")],
+        "package nvidia-cuda-nvcc-cu12: is not installed: XLA finds neither ptxas nor libdevice",
+    ),
+    (
         "xla",
         "no_waiver_has_expired",
         [with_waiver("2026-11-19", rule="GHSA-x", package="torch", version="2.9.1")],
@@ -625,6 +666,7 @@ def test_each_fault_is_found_and_named(target: str, rule: str, changes: list[Cha
 def test_every_rule_has_a_fault_that_it_finds() -> None:
     elsewhere = {"pins_reach_the_lock", "torch_xla_has_its_libtpu", "imports_do_not_compile", "size_within_budget"}
     elsewhere |= {"files_are_those_of_the_build"}  # test_layer_contents.py
+    elsewhere |= {"extensions_have_code_for_their_gpus"}  # test_device_code.py
     assert {rule.id for rule in rules.RULES} == {fault[1] for fault in FAULTS} | elsewhere
 
 
@@ -824,7 +866,14 @@ def test_a_broken_layer_is_one_clear_line(cut: int) -> None:
 def test_findings_about_metadata_come_first() -> None:
     """The one line of a failure is the first finding: a wrong label says more than what follows from it."""
     modules = [rule.function.__module__.rpartition(".")[2] for rule in rules.RULES]
-    assert list(dict.fromkeys(modules)) == ["metadata", "configuration", "framework", "contents", "filesystem"]
+    assert list(dict.fromkeys(modules)) == [
+        "metadata",
+        "configuration",
+        "framework",
+        "device_code",
+        "contents",
+        "filesystem",
+    ]
 
 
 def test_layers_are_named_after_the_stages_of_the_rendered_dockerfile() -> None:

@@ -10,7 +10,10 @@ import contextlib
 import importlib.metadata
 import importlib.util
 import json
+import mmap
 import os
+import re
+import struct
 import sys
 import sysconfig
 from collections.abc import Iterator
@@ -22,6 +25,15 @@ ABOUT_BUILDS = (
     "torchvision/version.py",
     "tensorflow/python/platform/build_info.py",
 )
+
+#: Sections of an ELF file with containers of device code: linked, and to be linked again.
+SECTIONS = (b".nv_fatbin", b"__nv_relfatbin")
+#: A container's and an entry's first bytes, bytes that are searched for the next container, and entries that are read.
+CONTAINER, ENTRY, GAP, MOST = 16, 64, 4096, 100_000
+MAGIC = (0xBA55ED50).to_bytes(4, "little")
+#: Kinds of entries, and bits of their flags that name a variant of the architecture.
+PTX, CUBIN = 1, 2
+SPECIFIC, FAMILY = 1 << 20, 1 << 21
 
 
 def packages() -> list[dict[str, Any]]:
@@ -126,8 +138,104 @@ def texts() -> dict[str, str]:
     return found
 
 
+def device_code() -> dict[str, Any]:
+    """Return what GPUs the libraries of the site directories have code for, and the versions of ptxas.
+
+    ``libraries``: path -> ``code`` and ``ptx`` (compute capabilities with machine code and PTX, with ``a`` or ``f`` at
+    the end for variants of an architecture) and ``package``, the distribution that it belongs to. ``ptxas``: path ->
+    release of CUDA.
+    """
+    libraries: dict[str, dict[str, Any]] = {}
+    compilers: dict[str, str] = {}
+    for folder in sorted({os.path.realpath(path) for path in sys.path if path and os.path.isdir(path)}):
+        for here, below, names in os.walk(folder):
+            below[:] = [name for name in below if name != "__pycache__"]
+            for name in names:
+                path = os.path.join(here, name)
+                try:
+                    if os.path.islink(path) or not os.path.isfile(path):
+                        continue
+                    if name.startswith("ptxas"):
+                        compilers[path] = release_of(path)
+                    elif ".so" in name:
+                        libraries[path] = architectures(path)
+                except (OSError, ValueError, IndexError, OverflowError, struct.error):
+                    continue  # it is cut off, or of another format
+    readable = {path: code for path, code in libraries.items() if code["code"] or code["ptx"]}
+    for distribution in importlib.metadata.distributions():
+        record = "\n" + (distribution.read_text("RECORD") or "")
+        root = os.path.realpath(str(distribution.locate_file("")))
+        for path, code in readable.items():
+            if "package" not in code and f"\n{os.path.relpath(path, root)}," in record:
+                code["package"] = distribution.metadata["Name"]
+    return {"libraries": readable, "ptxas": {path: version for path, version in compilers.items() if version}}
+
+
+def architectures(path: str) -> dict[str, list[str]]:
+    """Return the compute capabilities of a 64-bit ELF file's device code, which is not read itself.
+
+    A section holds containers, and a container entries: a header, then the code, compressed or not. The format is
+    NVIDIA's and not published. Its layout is that of https://docs.rs/fatbinary and
+    https://github.com/vosen/ZLUDA/blob/master/dark_api/src/fatbin.rs (2026-11-25); docs/gpus.md compares what is read
+    with NVIDIA's cuobjdump:
+
+    - container: magic number, version, bytes of this header (16 bit), bytes that follow it (64 bit);
+    - entry: kind (16 bit), version (16 bit), bytes of this header (32 bit), bytes that follow it (64 bit); at 28 the
+      architecture (90 of sm_90); at 40 flags: bit 20 of sm_90a, bit 21 of sm_100f.
+    """
+    numbers: dict[int, set[str]] = {CUBIN: set(), PTX: set()}
+    with open(path, "rb") as file:
+        for start, size in sections(file):
+            at, end, left = start, start + size, MOST
+            while at + CONTAINER <= end and left:
+                file.seek(at)
+                gap = file.read(min(GAP, end - at)).find(MAGIC)  # zeros may come between containers
+                if gap < 0:
+                    break
+                file.seek(at + gap)
+                header, length = struct.unpack("<6xHQ", file.read(CONTAINER))
+                at, stop = at + gap + max(header, CONTAINER), min(end, at + gap + header + length)
+                while at + ENTRY <= stop and left:
+                    file.seek(at)
+                    kind, header, length, number, flags = struct.unpack("<H2xIQ12xI8xQ16x", file.read(ENTRY))
+                    if header < ENTRY:
+                        break
+                    if kind in numbers and 30 <= number < 1000:
+                        variant = "a" if flags & SPECIFIC else "f" if flags & FAMILY else ""
+                        numbers[kind].add(f"{number // 10}.{number % 10}{variant}")
+                    at, left = at + header + length, left - 1
+                at, left = max(at, stop), max(left - 1, 0)
+    return {"code": sorted(numbers[CUBIN]), "ptx": sorted(numbers[PTX])}
+
+
+def sections(file: Any) -> Iterator[Any]:
+    """Yield position and bytes of each section of an ELF file that holds device code (elf(5))."""
+    head = file.read(64)
+    if head[:6] != b"\x7fELF\x02\x01":  # 64 bits, least byte first
+        return
+    (table,) = struct.unpack_from("<Q", head, 40)
+    size, count, names = struct.unpack_from("<HHH", head, 58)
+    if size != 64:
+        return
+    file.seek(table)
+    rows = list(struct.iter_unpack("<IIQQQQ24x", file.read(size * count)))
+    file.seek(rows[names][4])
+    text = file.read(min(rows[names][5], 1 << 20))
+    for row in rows:
+        if text[row[0] : text.index(b"\0", row[0])] in SECTIONS and row[1] != 8:  # 8: it takes no place in the file
+            yield row[4], row[5]
+
+
+def release_of(path: str) -> str:
+    """Return the release of CUDA that a ptxas is of, as in ``12.9``, by the text that it prints; empty if unknown."""
+    with open(path, "rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
+        at = data.find(b"Cuda compilation tools, release ")
+        match = re.match(rb"\D*(\d+\.\d+)", data[at : at + 60]) if at >= 0 else None
+        return match[1].decode() if match else ""
+
+
 if __name__ == "__main__":
-    PARTS = {"packages": packages, "bytecode": bytecode, "texts": texts}
+    PARTS = {"packages": packages, "bytecode": bytecode, "texts": texts, "device_code": device_code}
     about = {
         "python": ".".join(map(str, sys.version_info[:3])),
         "executable": sys.executable,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -39,6 +39,21 @@ class Distribution:
 
 
 @dataclass(frozen=True)
+class Library:
+    """Describe a shared library with code for NVIDIA GPUs.
+
+    Attributes:
+        code: compute capabilities with machine code, ``ptx``: with PTX; what ends with ``a`` runs on that one alone,
+            what ends with ``f`` on later ones of the family.
+        package: name of the distribution that it belongs to; empty if no RECORD names it.
+    """
+
+    code: tuple[str, ...]
+    ptx: tuple[str, ...]
+    package: str = ""
+
+
+@dataclass(frozen=True)
 class ProbeResult:
     """Hold what the image's Python reports.
 
@@ -46,6 +61,8 @@ class ProbeResult:
         sources: number of source files in the site directories.
         missing: those without byte code, ``stale``: those whose byte code is of another source.
         texts: name -> content of the files that rules read, as far as they exist.
+        libraries: path -> a shared library with code for GPUs.
+        ptxas: path of a ptxas -> the release of CUDA that it is of, as in ``12.9``.
         error: why there is nothing of all this; empty if there is.
     """
 
@@ -55,6 +72,8 @@ class ProbeResult:
     missing: tuple[str, ...]
     stale: tuple[str, ...]
     texts: dict[str, str]
+    libraries: dict[str, Library] = field(default_factory=dict)
+    ptxas: dict[str, str] = field(default_factory=dict)
     error: str = ""
 
 
@@ -70,7 +89,7 @@ def probe(reference: str) -> ProbeResult:
     """Return all that the Python of a local image reports; see :func:`run`."""
     report = run(reference)
     packages = [entry | {name: tuple(entry[name]) for name in ("requires", "tags")} for entry in report["packages"]]
-    bytecode = report["bytecode"]
+    bytecode, code = report["bytecode"], report["device_code"]
     return ProbeResult(
         python=report["python"],
         packages=tuple(Distribution(**entry) for entry in packages),
@@ -78,6 +97,11 @@ def probe(reference: str) -> ProbeResult:
         missing=tuple(bytecode["missing"]),
         stale=tuple(bytecode["stale"]),
         texts=report["texts"],
+        libraries={
+            path: Library(tuple(about["code"]), tuple(about["ptx"]), about.get("package", ""))
+            for path, about in code["libraries"].items()
+        },
+        ptxas=code["ptxas"],
     )
 
 
@@ -85,7 +109,7 @@ def run(reference: str, *parts: str) -> dict[str, Any]:
     """Return what the Python of a local image reports, as scripts/trainyard/oci/probe.py prints it.
 
     Args:
-        parts: ``packages``, ``bytecode``, ``texts``; all of them if none is given.
+        parts: ``packages``, ``bytecode``, ``texts``, ``device_code``; all of them if none is given.
     Raises:
         NoPython: it has none that starts.
         ProbeFailed: its Python failed; the message ends with its error line.

@@ -10,7 +10,8 @@ https://docs.nvidia.com/deploy/cuda-compatibility/minor-version-compatibility.ht
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
 from functools import cache
 from typing import Annotated, Literal
 
@@ -174,13 +175,42 @@ class DeviceCode:
             return f"driver {driver} is older than {compiler}, which compiles PTX of CUDA {self.cuda}"
         return ""
 
+    def within(self, other: DeviceCode) -> DeviceCode:
+        """Return what is left of it for GPUs that other code runs on, too."""
+        both = {name for name in self.capabilities if other.verdict(name) != "no"}
+        both |= {name for name in other.capabilities if self.verdict(name) == "runs"}
+        ptx = tuple(name for name in self.ptx if name in other.ptx)
+        return replace(self, capabilities=tuple(sorted(both, key=capability)), ptx=ptx)
 
-def device_code(framework: str, version: str, arch: str, cuda: str = "") -> DeviceCode | None:
+    def missing(self, code: Iterable[str], ptx: Iterable[str] = ()) -> list[str]:
+        """Return the compute capabilities that code of a library does not run on, lowest first.
+
+        Args:
+            code: capabilities with machine code: ``9.0a`` runs on 9.0 alone, ``10.0f`` on later ones of the family.
+            ptx: those with PTX; of variants it is not for later GPUs.
+        """
+        exact = {name.removesuffix("a") for name in code if name.endswith("a")}
+        names = tuple(name.removesuffix("f") for name in code if not name.endswith("a"))
+        has = DeviceCode(self.cuda, self.driver, names, tuple(name for name in ptx if name[-1].isdigit()))
+        return [name for name in self.capabilities if name not in exact and has.verdict(name) == "no"]
+
+
+def for_arch_list(text: str) -> DeviceCode | None:
+    """Return what a value of TORCH_CUDA_ARCH_LIST compiles for; None if it is empty or names architectures by words."""
+    words = [word.replace("a+", "+").removesuffix("a").removesuffix("f") for word in re.split(r"[;,\s]+", text) if word]
+    try:
+        return DeviceCode.parse("", "", " ".join(words)) if words else None
+    except UserError:
+        return None
+
+
+def device_code(framework: str, version: str, arch: str, cuda: str = "", cudnn: str = "") -> DeviceCode | None:
     """Return what wheels of a framework's release need of a GPU; None if images/matrix.yaml does not say it.
 
     Args:
         arch: name of the architecture.
         cuda: version of CUDA that is installed, if it is known: of a release with wheels for several, it selects one.
+        cudnn: version of cuDNN that is installed, if it is known: it may have no code for older GPUs.
     """
     released = matrix.release(framework, version)
     rows = released[1].cuda if released else {}
@@ -190,4 +220,11 @@ def device_code(framework: str, version: str, arch: str, cuda: str = "") -> Devi
     known = matrix.matrix()
     capabilities = known.gpus[rows[row]].get(arch)
     driver = known.cuda.versions[row.partition(".")[0]].driver
-    return DeviceCode.parse(row, driver, capabilities) if capabilities else None
+    code = DeviceCode.parse(row, driver, capabilities) if capabilities else None
+    least = [least for minor, least in known.cuda.cudnn.items() if cudnn and _numbers(cudnn) >= _numbers(minor)]
+    if code is None or not least:
+        return code
+    lowest = max(least, key=capability)
+    kept = {name for name in code.capabilities if capability(name) >= capability(lowest)}
+    kept |= {lowest} if code.verdict(lowest) == "runs" else set()
+    return replace(code, capabilities=tuple(sorted(kept, key=capability)))

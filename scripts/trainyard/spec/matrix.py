@@ -89,12 +89,14 @@ class Cuda(Strict):
 
     Attributes:
         ptx: minor release of CUDA -> the least version of a Linux driver that compiles its PTX.
+        cudnn: minor release of cuDNN -> the least compute capability that it and later ones have code for.
     """
 
     source: str
     versions: dict[str, CudaMajor]
     drivers: dict[str, Date]
     ptx: dict[Minor, str]
+    cudnn: dict[Minor, str]
 
 
 class Matrix(Strict):

@@ -344,14 +344,17 @@ class Spec(_Document):
         """Return what an image for NVIDIA GPUs needs of a GPU; None if images/matrix.yaml does not know it."""
         if self.accelerator != "nvidia":
             return None
-        return gpus.device_code(self.framework.name, self.version, self.arch, min(self.cuda, default=""))
+        cuda, cudnn = (min(has, default="") for has in (self.cuda, self._locked_versions("nvidia-cudnn-")))
+        return gpus.device_code(self.framework.name, self.version, self.arch, cuda, cudnn)
 
     @property
     def cuda(self) -> set[str]:
         """Return the versions of CUDA's runtime that its lock has."""
+        return self._locked_versions("nvidia-cuda-runtime")
+
+    def _locked_versions(self, prefix: str) -> set[str]:
         locked = self._own_lock.of(self.arch) if self._own_lock else None
-        versions = locked.versions if locked else {}
-        return {version for name, version in versions.items() if name.startswith("nvidia-cuda-runtime")}
+        return {version for name, version in (locked.versions if locked else {}).items() if name.startswith(prefix)}
 
     @property
     def day(self) -> str:
@@ -440,6 +443,13 @@ class RepositorySpec(Spec):
     @property
     def limited(self) -> bool:
         return self.workspace.document.budget is not None
+
+    @property
+    def device_code(self) -> DeviceCode | None:
+        """Return what the framework needs of a GPU, for those that its extensions are compiled for."""
+        code, build = super().device_code, self.workspace.document.build
+        compiled = gpus.for_arch_list(build.environment.get("TORCH_CUDA_ARCH_LIST", "")) if build else None
+        return code.within(compiled) if code and compiled else code
 
     @property
     def _own_lock(self) -> Lock | None:

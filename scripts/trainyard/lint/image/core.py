@@ -13,7 +13,7 @@ from typing import Any
 from trainyard.common.errors import UserError, nearest
 from trainyard.common.registration import neighbours
 from trainyard.common.rule_engine import Finding, Rule, Severity, rules_in
-from trainyard.lint.image import configuration, contents, filesystem, framework, metadata
+from trainyard.lint.image import configuration, contents, device_code, filesystem, framework, metadata
 from trainyard.lint.image.evidence import Evidence
 
 #: Findings of one rule that are listed; the others are counted.
@@ -21,7 +21,7 @@ LIMIT = 20
 
 #: Every rule, in the order in which they report: a failure's one line is the first finding, and a wrong label says more
 #: than what follows from it.
-RULES: tuple[Rule[Evidence], ...] = rules_in(metadata, configuration, framework, contents, filesystem)
+RULES: tuple[Rule[Evidence], ...] = rules_in(metadata, configuration, framework, device_code, contents, filesystem)
 
 
 def rules_for(image: Evidence) -> list[Rule[Evidence]]:
