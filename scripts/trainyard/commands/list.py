@@ -52,6 +52,7 @@ def command(context: Context, ends: bool, as_json: bool) -> None:
             "trainers": trainers,
             "local": local[spec.platforms[0]],
             "images": local,
+            "gpus": {one.platform: one.device_code.as_dict(one.arch) for one in each_platform(spec) if one.device_code},
         }
     console.show(table)
     console.result(found, as_json=as_json)

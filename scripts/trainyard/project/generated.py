@@ -11,7 +11,7 @@ import click
 from trainyard.common import templates
 from trainyard.common.registration import neighbours
 from trainyard.common.settings import ROOT
-from trainyard.image import catalog_page, dockerfile
+from trainyard.image import catalog_page, dockerfile, gpu_page
 from trainyard.release import pipelines
 from trainyard.spec.architectures import AMD64
 from trainyard.spec.model import Spec, catalogue, load, relative
@@ -36,7 +36,12 @@ def rendered(commands: Any, only: Spec | None = None) -> dict[Path, str]:
     if only is not None:
         return found
     specs = catalogue()
-    pages = {**pipelines.rendered(specs), **catalog_page.rendered(specs), REFERENCE: _reference(commands)}
+    pages = {
+        **pipelines.rendered(specs),
+        **catalog_page.rendered(specs),
+        **gpu_page.rendered(specs),
+        REFERENCE: _reference(commands),
+    }
     for neighbour in neighbours():
         pages |= neighbour.pages()
     for spec in examples():

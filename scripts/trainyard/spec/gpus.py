@@ -13,7 +13,7 @@ import re
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from functools import cache
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
@@ -43,10 +43,11 @@ class _Drivers(Strict):
 
 
 class _Document(Strict):
-    """Hold the content of images/gpus.yaml: what drivers know, and model -> compute capability."""
+    """Hold images/gpus.yaml: what drivers know, model -> compute capability, and models beside arm64 CPUs alone."""
 
     capabilities: dict[Capability, _Drivers]
     gpus: dict[str, Capability]
+    arm64: list[str]
 
 
 @dataclass(frozen=True)
@@ -57,11 +58,17 @@ class Gpu:
         capability: compute capability.
         driver: branch of the first driver for Linux that knows it.
         last: branch of the last driver that knows it; None: the newest does.
+        arm64: whether it is in machines with arm64 CPUs alone.
     """
 
     capability: str
     driver: str
     last: str | None = None
+    arm64: bool = False
+
+    def fits(self, arch: str) -> bool:
+        """Return whether there are machines of an architecture with it: ``arm64`` has any GPU that fits a slot."""
+        return arch == "arm64" or not self.arm64
 
     def has(self, what: str) -> bool:
         """Return whether it has a number format in hardware, or can run what needs it: a name in :data:`LEAST`."""
@@ -72,6 +79,8 @@ class Gpu:
 def _document() -> _Document:
     data = yaml_source.read(FILE)
     document = validated(FILE, _Document, data, yaml_source.plain(data))
+    if unknown := [name for name in document.arm64 if name not in document.gpus]:
+        raise UserError(f"{FILE.name}: 'arm64' names {unknown[0]}, which 'gpus' does not have")
     if missing := sorted(set(document.gpus.values()) - set(document.capabilities)):
         raise UserError(f"{FILE.name}: no row of 'capabilities' for {missing[0]}, which a GPU of 'gpus' has")
     return document
@@ -86,7 +95,7 @@ def gpus() -> dict[str, Gpu]:
     """
     document = _document()
     return {
-        name: Gpu(has, document.capabilities[has].driver, document.capabilities[has].last)
+        name: Gpu(has, document.capabilities[has].driver, document.capabilities[has].last, name in document.arm64)
         for name, has in document.gpus.items()
     }
 
@@ -174,6 +183,26 @@ class DeviceCode:
         if verdict == "ptx" and compiler and older(driver, compiler):
             return f"driver {driver} is older than {compiler}, which compiles PTX of CUDA {self.cuda}"
         return ""
+
+    def drivers(self, gpu: Gpu) -> tuple[str, str | None] | None:
+        """Return the least driver that runs it on a GPU, and the branch of the last one, if any; None if none does."""
+        verdict = self.verdict(gpu.capability)
+        compiler = matrix.matrix().cuda.ptx.get(self.cuda, "") if verdict == "ptx" else ""
+        least = max(self.driver, gpu.driver, compiler, key=_numbers)
+        return None if verdict == "no" or (gpu.last and older(gpu.last, least)) else (least, gpu.last)
+
+    def as_dict(self, arch: str) -> dict[str, Any]:
+        """Return it as JSON has it: ``cuda``, ``driver``, ``capabilities``, ``ptx``, and ``models``.
+
+        ``models``: name of each GPU that it runs on, in machines of an architecture -> ``verdict``, ``driver`` (the
+        least) and ``last`` (the branch of the last driver, or None).
+        """
+        models = {}
+        for name, gpu in gpus().items():
+            if gpu.fits(arch) and (drivers := self.drivers(gpu)):
+                models[name] = {"verdict": self.verdict(gpu.capability), "driver": drivers[0], "last": drivers[1]}
+        facts = {"cuda": self.cuda, "driver": self.driver}
+        return {**facts, "capabilities": list(self.capabilities), "ptx": list(self.ptx), "models": models}
 
     def within(self, other: DeviceCode) -> DeviceCode:
         """Return what is left of it for GPUs that other code runs on, too."""
