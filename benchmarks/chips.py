@@ -64,7 +64,7 @@ LAST_DRIVER = {"sm_37": 470, "sm_52": 580, "sm_60": 580, "sm_61": 580, "sm_70": 
 
 @dataclass(frozen=True)
 class Image:
-    """Hold what is published of an image: ``code`` in the words of compilers, ``least``: of its cuDNN, if it is more."""
+    """Hold what is published of an image: ``code`` in the words of compilers; ``least``: of its cuDNN, if more."""
 
     name: str
     arch: str

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import re
+from pathlib import Path
 
 import pytest
 
@@ -117,3 +119,34 @@ def test_drivers_that_compile_ptx_are_known_for_each_cuda_of_the_matrix() -> Non
     used = {cuda for of in known.frameworks.values() for row in of.versions.values() for cuda in row.cuda}
     assert used <= set(known.cuda.ptx)
     assert list(known.cuda.ptx.values()) == sorted(known.cuda.ptx.values())
+
+
+def test_an_image_needs_the_driver_of_its_cuda_its_gpu_and_its_ptx() -> None:
+    models = gpus.gpus()
+    code = DeviceCode.parse("12.9", "525.60.13", "7.0 9.0+PTX")
+    assert code.drivers(models["V100"]) == ("525.60.13", "580")
+    assert code.drivers(models["B200"]) == ("575.51.03", None)  # CUDA 12.9 compiles the PTX; 570 knows the GPU
+    assert code.drivers(models["P100"]) is None
+    newer = DeviceCode.parse("13.2", "595.45.04", "7.0")
+    assert newer.drivers(models["V100"]) is None  # no driver is new enough and knows it
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "words"),
+    [
+        ("arm64: [GH200", "arm64: [GH100", "'arm64' names GH100, which 'gpus' does not have"),
+        ('  T4: "7.5"', '  T4: "7.6"', "no row of 'capabilities' for 7.6"),
+        ('  T4: "7.5"', '  T4: "75"', "gpus.yaml"),
+    ],
+)
+def test_a_mistake_in_the_table_of_gpus_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, old: str, new: str, words: str
+) -> None:
+    text = gpus.FILE.read_text(encoding="utf-8")
+    assert old in text
+    (tmp_path / "gpus.yaml").write_text(text.replace(old, new), encoding="utf-8")
+    monkeypatch.setattr(gpus, "FILE", tmp_path / "gpus.yaml")
+    gpus._document.cache_clear()
+    with pytest.raises(UserError, match=re.escape(words)):
+        gpus._document()
+    gpus._document.cache_clear()

@@ -151,18 +151,18 @@ def device_code() -> dict[str, Any]:
         for here, below, names in os.walk(folder):
             below[:] = [name for name in below if name != "__pycache__"]
             for name in names:
-                path = os.path.join(here, name)
+                path, compiler = os.path.join(here, name), name.startswith("ptxas")
+                if (not compiler and ".so" not in name) or os.path.islink(path) or not os.path.isfile(path):
+                    continue
                 try:
-                    if os.path.islink(path) or not os.path.isfile(path):
-                        continue
-                    if name.startswith("ptxas"):
+                    if compiler:
                         compilers[path] = release_of(path)
-                    elif ".so" in name:
+                    else:
                         libraries[path] = architectures(path)
                 except (OSError, ValueError, IndexError, OverflowError, struct.error):
                     continue  # it is cut off, or of another format
     readable = {path: code for path, code in libraries.items() if code["code"] or code["ptx"]}
-    for distribution in importlib.metadata.distributions():
+    for distribution in importlib.metadata.distributions() if readable else ():
         record = "\n" + (distribution.read_text("RECORD") or "")
         root = os.path.realpath(str(distribution.locate_file("")))
         for path, code in readable.items():
