@@ -553,6 +553,12 @@ FAULTS: list[tuple[str, str, list[Change], str]] = [
         "package torch: has no code for 7.5, which label io.trainyard.gpus promises; it has machine code for 8.0 8.6",
     ),
     (
+        "tf-gpu",
+        "framework_has_code_for_its_gpus",
+        [with_library(f"{SITE}/tensorflow/libtensorflow_cc.so.2", "tensorflow", "7.0 8.0 8.9 9.0", "9.0a")],
+        "package tensorflow: has no code for 9.0+PTX, which label io.trainyard.gpus promises",
+    ),
+    (
         "gpu",
         "wheels_are_of_one_cuda",
         [with_package("nvidia-nccl-cu12", "2.26.2")],

@@ -208,7 +208,7 @@ class DeviceCode:
         """Return what is left of it for GPUs that other code runs on, too."""
         both = {name for name in self.capabilities if other.verdict(name) != "no"}
         both |= {name for name in other.capabilities if self.verdict(name) == "runs"}
-        ptx = tuple(name for name in self.ptx if name in other.ptx)
+        ptx = tuple(name for name in self.ptx if name in both and name in other.ptx)
         return replace(self, capabilities=tuple(sorted(both, key=capability)), ptx=ptx)
 
     def missing(self, code: Iterable[str], ptx: Iterable[str] = ()) -> list[str]:
@@ -256,4 +256,5 @@ def device_code(framework: str, version: str, arch: str, cuda: str = "", cudnn: 
     lowest = max(least, key=capability)
     kept = {name for name in code.capabilities if capability(name) >= capability(lowest)}
     kept |= {lowest} if code.verdict(lowest) == "runs" else set()
-    return replace(code, capabilities=tuple(sorted(kept, key=capability)))
+    ptx = tuple(name for name in code.ptx if name in kept)
+    return replace(code, capabilities=tuple(sorted(kept, key=capability)), ptx=ptx)

@@ -73,7 +73,11 @@ def framework_has_code_for_its_gpus(image: Evidence) -> Iterator[Finding]:
         why = "which GPUs it runs on is not known before it is started: images/matrix.yaml does not have this release"
         remediation = "add the release to images/matrix.yaml, or look at what the files have before you choose a GPU"
         yield Finding(where, f"has {has}", why, remediation, Severity.NOTE)
-    elif missing := promised.missing(code, ptx):
+        return
+    later = [name for name in ptx if name[-1].isdigit()]  # PTX of a variant is for no later GPU
+    missing = promised.missing(code, ptx)
+    missing += [f"{name}+PTX" for name in promised.ptx if not any(_order(had) <= _order(name) for had in later)]
+    if missing:
         what = f"has no code for {' '.join(missing)}, which label {LABELS}.gpus promises; it has {has}"
         why = "a job on such a GPU is scheduled, and ends at its first kernel: no kernel image is available"
         remediation = f"correct the release's set of GPUs in images/matrix.yaml, or {image.package_remediation}"
@@ -136,9 +140,7 @@ def compilers_match_the_driver(image: Evidence) -> Iterator[Finding]:
     wanted = int(promised.cuda.partition(".")[0])
     for path, release in sorted(image.inside.ptxas.items()):
         if int(release.partition(".")[0]) > wanted:
-            what = (
-                f"is of CUDA {release}; the image is for CUDA {promised.cuda}, with driver {promised.driver} or later"
-            )
+            what = f"is of CUDA {release}; the image is for CUDA {promised.cuda}, and driver {promised.driver}"
             why = "the driver that the image promises to run with does not load what it compiles"
             yield Finding(_named(path), what, why, image.package_remediation)
     if "tensorflow" in image.versions and not any(name.startswith("nvidia-cuda-nvcc") for name in image.versions):
