@@ -81,6 +81,12 @@ def _measured(found: dict[str, Any] | None) -> dict[str, Any] | None:
     }
 
 
+def _device_code(spec: Spec) -> dict[str, str] | None:
+    """Return what an image for NVIDIA GPUs needs of a GPU, as its labels have it; None of other images."""
+    code = spec.device_code
+    return {"cuda": code.cuda, "driver": code.driver, "text": code.text} if code else None
+
+
 def variables(specs: list[Spec]) -> dict[str, Any]:
     """Return the variables of templates/images.md.j2."""
     measured, known = sizes.load(), limits([spec.target for spec in specs])
@@ -106,7 +112,7 @@ def variables(specs: list[Spec]) -> dict[str, Any]:
                 "limits": known.get(spec.target, []),
                 "until": f"{spec.ends[0].day}" if spec.ends else "",
                 "because": spec.ends[0].what if spec.ends else "",
-                "device_code": spec.device_code,
+                "device_code": _device_code(spec),
             }
             for spec in specs
         ],
