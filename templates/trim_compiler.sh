@@ -1,0 +1,3 @@
+find /usr/lib/gcc /usr/lib/*-linux-gnu -name '*.a' ! -name 'libgcc*.a' ! -name '*nonshared.a' -delete
+rm -rf /usr/lib*/gcc/*/*/lto1 /usr/bin/*lto-dump* /usr/bin/*gcov* /usr/bin/*gprof* /usr/lib/*/gprofng /usr/lib/*/libgprofng*
+rm -rf /usr/lib/gcc/*/*/lib*san* /usr/lib/*/lib{a,hwa,l,t,ub}san.so* /usr/lib/python3*/config-*
