@@ -36,6 +36,7 @@ TARGETS = {
     "mini": """\
 summary: A framework of a few kilobytes
 base: debian-13
+compiler: false
 platforms: [linux/amd64, linux/arm64]
 framework: {name: torch, packages: [torch==2.9.1], index: miniature}
 """,

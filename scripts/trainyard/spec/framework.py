@@ -119,7 +119,7 @@ class Framework(Strict):
 
     @property
     def compiles(self) -> bool:
-        """Return whether it compiles code on the machine that it runs on, as torch.compile does: it needs a compiler."""
+        """Return whether it compiles code where it runs, as torch.compile does, for which it needs a compiler."""
         return self.name in ("torch", "torch_xla", "torch_tpu")
 
     def named_after(self, packages: Iterable[str]) -> str | None:
