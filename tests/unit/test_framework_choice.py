@@ -288,8 +288,8 @@ def test_wheels_without_code_for_gpus_on_a_platform_are_refused_before_anything_
     with pytest.raises(UserError) as error:
         relock(spec)
     assert str(error.value) == (
-        "trainyard.yaml: torch 2.9.1 has no wheels with code for GPUs on linux/arm64: ask for a later version, or remove "
-        "the platform from 'platforms'"
+        "trainyard.yaml: torch 2.9.1 has no wheels with code for GPUs on linux/arm64: ask for a later version, or "
+        "remove the platform from 'platforms'"
     )
     assert not Path("trainyard.lock").exists()
     spec = write("torch==2.9.1\n", extends="gpu")
