@@ -131,7 +131,7 @@ extern "C" double sum(long count) {
 }
 ''')
 include = sysconfig.get_paths()["include"]
-command = ["g++", "-O3", "-march=native", "-std=c++20", "-fopenmp", "-shared", "-fPIC", "-I" + include]
+command = ["g++", "-O3", "-march=native", "-std=c++20", "-fopenmp", "-lpthread", "-shared", "-fPIC", "-I" + include]
 subprocess.run([*command, folder + "/sum.cpp", "-o", folder + "/sum.so"], check=True)
 library = ctypes.CDLL(folder + "/sum.so")
 library.sum.restype = ctypes.c_double

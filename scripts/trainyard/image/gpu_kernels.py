@@ -1,93 +1,153 @@
-"""Compile Triton kernels for GPUs that this machine does not have, and Triton's module that loads them.
+"""Compile what torch.compile generates for GPUs that this machine does not have, and Triton's module that loads it.
 
-The smoke test copies this file into a container of the image, with the compute capabilities as arguments. It ends with
-status 0 if every kernel has machine code for every capability that Triton supports, and if the module loads. That
-module is compiled by the image's C compiler, and links to the driver's libcuda.so.1, in whose place is a library that
-has the same functions and does nothing. The last line is a JSON object. Python 3.8 to 3.14.
+The smoke test copies this file into a container of the image, with the compute capabilities as arguments. Inductor
+generates the Triton kernels of a training step, with a residual block and attention, as for a GPU; Triton compiles each
+to machine code for every capability. Triton's module that loads kernels is compiled by the image's C compiler, and links
+to the driver's libcuda.so.1, in whose place is a library that has the same functions and does nothing. It ends with
+status 0 if all that succeeds. The last line is a JSON object. Python 3.8 to 3.14.
 """
 
 from __future__ import annotations
 
 import ctypes
+import importlib.util
 import json
 import os
 import re
 import subprocess
 import sys
 import tempfile
+from concurrent.futures import ProcessPoolExecutor
 from typing import Any
-
-import triton
-import triton.language as tl
-from triton.backends.compiler import GPUTarget
-from triton.compiler import ASTSource
 
 #: The least compute capability that Triton has code for, as a number:
 #: https://github.com/triton-lang/triton#compatibility
 LEAST = 70
 
 
-@triton.jit
-def activate(source, target, count, block: tl.constexpr):
-    """Compute GELU and its gradient: arithmetic, and a function of CUDA's libdevice."""
-    at = tl.program_id(0) * block + tl.arange(0, block)
-    x = tl.load(source + at, mask=at < count).to(tl.float32)
-    half = 0.5 * (1.0 + tl.math.erf(x * 0.7071067811865476))
-    tl.store(target + at, (x * half).to(tl.float16), mask=at < count)
-    tl.store(target + count + at, half + x * tl.exp(-0.5 * x * x) * 0.3989422804014327, mask=at < count)
+class Launched:
+    """Stand for a kernel that is launched, which does nothing."""
+
+    def __getattr__(self, name: str) -> Launched:
+        """Return what a kernel has."""
+        return self
+
+    def __call__(self, *arguments: Any, **options: Any) -> Launched:
+        """Launch it, or ask it for something."""
+        return self
 
 
-@triton.jit
-def normalize(source, target, columns, block: tl.constexpr):
-    """Normalize the rows of a matrix: reductions."""
-    at = tl.arange(0, block)
-    x = tl.load(source + tl.program_id(0) * columns + at, mask=at < columns, other=0.0).to(tl.float32)
-    centered = tl.where(at < columns, x - tl.sum(x, axis=0) / columns, 0.0)
-    scale = 1.0 / tl.sqrt(tl.sum(centered * centered, axis=0) / columns + 1e-5)
-    tl.store(target + tl.program_id(0) * columns + at, (centered * scale).to(tl.float16), mask=at < columns)
+class Target:
+    """Stand for the driver, which Inductor asks for the GPU that it generates kernels for."""
+
+    def __init__(self, capability: int) -> None:
+        self.capability = capability
+
+    def get_current_target(self) -> Any:
+        """Return the GPU."""
+        from triton.backends.compiler import GPUTarget
+
+        return GPUTarget("cuda", self.capability, 32)
+
+    def get_active_torch_device(self) -> Any:
+        """Return the device of the tensors."""
+        import torch
+
+        return torch.device("cpu")
 
 
-@triton.jit
-def attend(query, key, value, target, length, block: tl.constexpr, size: tl.constexpr):
-    """Compute attention over blocks of keys: products of matrices in a loop, on tensor cores."""
-    rows, width = tl.program_id(0) * block + tl.arange(0, block), tl.arange(0, size)
-    q = tl.load(query + rows[:, None] * size + width[None, :])
-    most = tl.full([block], -1e9, tl.float32)
-    total = tl.zeros([block], tl.float32)
-    result = tl.zeros([block, size], tl.float32)
-    for start in range(0, length, block):
-        columns = start + tl.arange(0, block)
-        scores = tl.dot(q, tl.load(key + width[:, None] + columns[None, :] * size))
-        higher = tl.maximum(most, tl.max(scores, 1))
-        weights = tl.exp(scores - higher[:, None])
-        change = tl.exp(most - higher)
-        total = total * change + tl.sum(weights, 1)
-        values = tl.load(value + columns[:, None] * size + width[None, :])
-        result = result * change[:, None] + tl.dot(weights.to(tl.float16), values)
-        most = higher
-    tl.store(target + rows[:, None] * size + width[None, :], (result / total[:, None]).to(tl.float16))
+def training_step() -> None:
+    """Train one step of a network with a residual block and attention, compiled."""
+    import torch
+    from torch import nn
+
+    class Net(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first, self.second = (nn.Conv2d(16, 16, 3, padding=1, bias=False) for _ in range(2))
+            self.norms = nn.ModuleList(nn.BatchNorm2d(16) for _ in range(2))
+            self.tokens, self.mixed, self.out = nn.LayerNorm(16), nn.Linear(16, 48), nn.Linear(16, 10)
+
+        def forward(self, images: torch.Tensor) -> torch.Tensor:
+            block = torch.relu(self.norms[0](self.first(images)))
+            block = torch.relu(self.norms[1](self.second(block)) + images)
+            query, key, value = self.mixed(self.tokens(block.flatten(2).transpose(1, 2))).chunk(3, dim=-1)
+            weights = torch.softmax(query @ key.transpose(1, 2) / 4.0, dim=-1)
+            return self.out(nn.functional.gelu(weights @ value).mean(1))
+
+    net = Net()
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1, momentum=0.9)
+    loss = nn.functional.cross_entropy(torch.compile(net)(torch.randn(4, 16, 16, 16)), torch.arange(4))
+    loss.backward()
+    torch.compile(optimizer.step)()
 
 
-#: Kernel -> the types of its arguments, and its constants.
-KERNELS = {
-    activate: ({"source": "*fp16", "target": "*fp16", "count": "i32"}, {"block": 1024}),
-    normalize: ({"source": "*fp16", "target": "*fp16", "columns": "i32"}, {"block": 1024}),
-    attend: (
-        {"query": "*fp16", "key": "*fp16", "value": "*fp16", "target": "*fp16", "length": "i32"},
-        {"block": 64, "size": 64},
-    ),
-}
+def generate() -> dict[str, str]:
+    """Return the names and sources of the kernels that Inductor generates for a training step.
+
+    Its backend for GPUs generates them for tensors of the CPU (torch/_inductor/config.py, cpu_backend), with the same
+    templates, heuristics and fusions.
+    """
+    import torch._inductor.async_compile as compiling
+    from torch._inductor import config
+    from triton.runtime.driver import driver
+
+    sources: dict[str, str] = {}
+
+    def record(self: Any, name: str, source: str, *arguments: Any, **options: Any) -> Launched:
+        sources[name] = source
+        return Launched()
+
+    config.cpu_backend = "triton"
+    config.fx_graph_cache = False
+    compiling.AsyncCompile.triton = record
+    driver.set_active(Target(90))
+    training_step()
+    return sources
 
 
-def machine_code(kernel: Any, capability: int) -> bytes:
-    """Return the machine code of a kernel for a compute capability, as a number: 90."""
-    types, constants = KERNELS[kernel]
-    signature = {**types, **dict.fromkeys(constants, "constexpr")}
-    source = ASTSource(fn=kernel, signature=signature, constexprs=constants)
-    compiled = triton.compile(source, target=GPUTarget("cuda", capability, 32))
-    if f".target sm_{capability}" not in compiled.asm["ptx"]:
-        raise SystemExit(f"Triton compiled {kernel.__name__} for another GPU than sm_{capability}")
-    return bytes(compiled.asm["cubin"])
+def configured(source: str, path: str) -> tuple[Any, dict[str, Any], list[Any]]:
+    """Return a kernel of a source that is written to ``path``, what Inductor says of it, and its configurations."""
+    from torch._inductor.runtime import triton_helpers, triton_heuristics
+
+    seen: list[tuple[Any, dict[str, Any], list[Any]]] = []
+
+    def autotune(size_hints: Any, configs: list[Any], triton_meta: dict[str, Any], *rest: Any, **more: Any) -> Any:
+        return lambda kernel: seen.append((kernel, triton_meta, configs))
+
+    triton_heuristics.cached_autotune = autotune
+    triton_helpers.set_driver_to_cpu = lambda: None
+    with open(path, "w", encoding="utf-8") as file:
+        file.write(source)
+    spec = importlib.util.spec_from_file_location(os.path.basename(path)[:-3], path)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return seen[0]
+
+
+def compile_kernels(sources: dict[str, str], capability: int, folder: str) -> int:
+    """Compile kernels for a compute capability, as a number: 90; the bytes of their machine code."""
+    import triton
+    from triton.compiler import ASTSource
+    from triton.runtime.driver import driver
+
+    driver.set_active(Target(capability))
+    size = 0
+    for name, source in sources.items():
+        kernel, meta, configurations = configured(source, os.path.join(folder, f"{name}.py"))
+        options = configurations[0]
+        constants = {**meta.get("constants", {}), **options.kwargs}
+        attributes = (meta.get("configs") or [None])[0]
+        built = triton.compile(
+            ASTSource(kernel, meta["signature"], constants, attributes),
+            target=driver.active.get_current_target(),
+            options={"num_warps": options.num_warps, "num_stages": options.num_stages},
+        )
+        code = bytes(built.asm["cubin"])
+        if code[:4] != b"\x7fELF" or f".target sm_{capability}" not in built.asm["ptx"]:
+            raise SystemExit(f"Triton has no machine code of {name} for sm_{capability}")
+        size += len(code)
+    return size
 
 
 def load_driver(folder: str) -> None:
@@ -109,19 +169,20 @@ def main(arguments: list[str]) -> None:
     """Compile all kernels for all capabilities, and print what was compiled."""
     capabilities = [int(word.replace(".", "")) for word in arguments]
     supported = [capability for capability in capabilities if capability >= LEAST]
-    size = 0
-    for capability in supported:
-        for kernel in KERNELS:
-            code = machine_code(kernel, capability)
-            if code[:4] != b"\x7fELF":
-                raise SystemExit(f"{kernel.__name__}: no machine code for sm_{capability}")
-            size += len(code)
     # Code can be loaded from the folder that the launcher chose for it (R10.6).
     cache = os.environ.get("TRITON_CACHE_DIR") or os.path.join(os.path.expanduser("~"), ".triton", "cache")
     os.makedirs(cache, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=cache) as folder:
+        sources = generate()
+        folders = [os.path.join(folder, str(capability)) for capability in supported]
+        for path in folders:
+            os.mkdir(path)
+        with ProcessPoolExecutor(len(os.sched_getaffinity(0))) as pool:
+            sizes = list(pool.map(compile_kernels, [sources] * len(supported), supported, folders))
         load_driver(folder)
-    print(json.dumps({"capabilities": supported, "kernels": len(KERNELS), "bytes": size}))
+    if not sources:
+        raise SystemExit("torch.compile generated no kernel for a GPU")
+    print(json.dumps({"capabilities": supported, "kernels": len(sources), "bytes": sum(sizes)}))
 
 
 if __name__ == "__main__":
