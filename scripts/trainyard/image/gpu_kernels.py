@@ -2,9 +2,9 @@
 
 The smoke test copies this file into a container of the image, with the compute capabilities as arguments. Inductor
 generates the Triton kernels of a training step, with a residual block and attention, as for a GPU; Triton compiles each
-to machine code for every capability. Triton's module that loads kernels is compiled by the image's C compiler, and links
-to the driver's libcuda.so.1, in whose place is a library that has the same functions and does nothing. It ends with
-status 0 if all that succeeds. The last line is a JSON object. Python 3.8 to 3.14.
+to machine code for every capability. Triton's module that loads kernels is compiled by the image's C compiler, and
+links to the driver's libcuda.so.1, in whose place is a library that has the same functions and does nothing. It ends
+with status 0 if all that succeeds. The last line is a JSON object. Python 3.8 to 3.14.
 """
 
 from __future__ import annotations
