@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from functools import cache
 from math import prod
 from pathlib import Path
-from typing import Annotated, TypeVar
+from typing import Annotated, ClassVar, TypeVar
 
 from pydantic import Field
 
@@ -69,8 +69,13 @@ class Tpu(Strict):
 
 
 class Gpu(Strict):
-    """A type of GPU: on machine types that include it, or attached to an n1 machine."""
+    """Describe a type of GPU: on machine types that include it, or attached to an n1 machine.
 
+    Attributes:
+        model: its name in images/gpus.yaml, which has its compute capability.
+    """
+
+    model: str
     gke_accelerator: str
     machines: dict[str, int] = Field(default_factory=dict)
     n1_cpus: dict[FromText[int], int] = Field(default_factory=dict)
@@ -80,9 +85,30 @@ class Gpu(Strict):
     regions: list[str] = Field(default_factory=list)
 
     @property
+    def architecture(self) -> str:
+        """Return the architecture of the machines that have it."""
+        return "arm64" if self.arm else "amd64"
+
+    @property
     def counts(self) -> list[int]:
         """The numbers of GPUs that a machine can have, sorted."""
         return sorted({*self.machines.values(), *self.n1_cpus})
+
+
+class GoneGpu(Strict):
+    """Describe a type of GPU that Compute Engine no longer has, since a day; ``model`` as of :class:`Gpu`."""
+
+    model: str
+    since: FromText[datetime.date]
+    arm: ClassVar[bool] = False
+    architecture: ClassVar[str] = "amd64"
+
+
+class GkeDrivers(Strict):
+    """Give the branches of the NVIDIA driver that a version of GKE installs, by the node label's value."""
+
+    default: str
+    latest: str
 
 
 class Tier(Strict):
@@ -101,7 +127,8 @@ class Table(Strict):
     sources: dict[str, Source]
     tpus: dict[str, Tpu]
     gpus: dict[str, Gpu]
-    gpus_gone: dict[str, FromText[datetime.date]]
+    gpus_gone: dict[str, GoneGpu]
+    gke_drivers: dict[str, GkeDrivers]
     cpus: dict[str, list[int]]
     complete: list[str]
     arm: list[str]
@@ -352,6 +379,11 @@ def gpu_of_machine(machine_type: str) -> tuple[str, int] | None:
         if machine_type in gpu.machines:
             return name, gpu.machines[machine_type]
     return None
+
+
+def gpu(name: str) -> Gpu | GoneGpu | None:
+    """Return a type of GPU, also of those that are gone; None if the table has none of that name."""
+    return table().gpus.get(name) or table().gpus_gone.get(name)
 
 
 def machine_for(gpu: str, count: int) -> str:
