@@ -75,11 +75,12 @@ def findings(job: dict[str, Any], contents: Contents) -> list[Finding]:
     """Return the findings of the rules about GPUs, of all rules of a job."""
     evidence = Evidence(job_file.parse(json.dumps(job), Path("job.yaml")), images={IMAGE: contents})
     ids = {image_gpus.images_have_code_for_the_gpu.id, image_gpus.nodes_have_the_driver.id}
-    return [one for one in core.check(evidence, platforms.RULES) if one.rule in ids]
+    return [finding for finding in core.check(evidence, platforms.RULES) if finding.rule in ids]
 
 
 def codes(job: dict[str, Any], contents: Contents) -> list[Finding]:
-    return [one for one in findings(job, contents) if one.rule == image_gpus.images_have_code_for_the_gpu.id]
+    rule = image_gpus.images_have_code_for_the_gpu.id
+    return [finding for finding in findings(job, contents) if finding.rule == rule]
 
 
 # --- tables ----------------------------------------------------------------------------------------------------------
@@ -172,6 +173,13 @@ def test_nothing_is_said_of_what_is_not_known() -> None:
     assert codes(job, held("gpu")) == []
 
 
+def test_an_image_without_a_known_framework_has_no_target_instead() -> None:
+    contents = Contents(IMAGE, source="its labels", device_codes=held("gpu").device_codes)
+    (finding,) = codes(vertex("NVIDIA_TESLA_V100"), contents)
+    assert finding.what.startswith("the image with CUDA 13.2 has no code for a V100")
+    assert finding.remediation == "use an image with code for a V100, or another GPU"
+
+
 def test_a_container_that_gets_no_gpu_of_its_node_needs_no_code_for_it() -> None:
     assert codes(gke("NVIDIA_TESLA_V100", requested=False), held("gpu")) == []
 
@@ -231,7 +239,7 @@ def test_the_default_driver_of_gke_is_a_note_where_it_is_too_old(labels: dict[st
     (finding,) = findings(gke("NVIDIA_L4", **labels), held("gpu"))
     assert (finding.rule, finding.severity) == ("nodes_have_the_driver", Severity.NOTE)
     assert "torch 2.15.0 with CUDA 13.2 needs driver 580 or later" in finding.what
-    assert "GKE 1.28 to 1.33 install 535 by default" in finding.what
+    assert "; the default driver of GKE 1.28 to 1.33 is 535" in finding.what
     assert "cloud.google.com/gke-gpu-driver-version: latest (GKE 1.31 or later)" in finding.remediation
 
 
@@ -249,6 +257,14 @@ def test_a_driver_that_is_new_enough_or_not_known_is_no_note(job: dict[str, Any]
     assert findings(job, held(target)) == []
 
 
+def test_the_latest_driver_of_gke_is_a_note_too_where_it_is_too_old() -> None:
+    code = gpus.DeviceCode.parse("14.0", "660", "9.0")
+    contents = Contents(IMAGE, {"torch": "3.0.0"}, "its labels", device_codes={"amd64": code})
+    (finding,) = findings(gke("NVIDIA_H100_80GB", gke_gpu_driver_version="latest"), contents)
+    assert "; the latest driver of GKE 1.31 to 1.33 is 580" in finding.what
+    assert finding.remediation == "use a node pool with driver 660 or later"
+
+
 # --- `job` -----------------------------------------------------------------------------------------------------------
 
 
@@ -260,8 +276,8 @@ def test_job_refuses_a_gpu_that_the_image_has_no_code_for_in_one_line(
     status, out, err = trainyard("job", "gpu", "--platform", platform, "--accelerator", gpu, "--registry", REGISTRY)
     assert (status, out) == (2, "")
     short = gpu.removeprefix("NVIDIA_TESLA_")
-    (contents,) = {problem.what for problem in codes(vertex(f"NVIDIA_TESLA_{short}"), held("gpu"))}
-    said = f"job: invalid job: {contents}: use the target gpu-2.7 (torch 2.7.1), or another GPU"
+    (finding,) = codes(vertex(f"NVIDIA_TESLA_{short}"), image_metadata.of_spec(IMAGE, model.load("gpu")))
+    said = f"job: invalid job: {finding.what}: use the target gpu-2.7 (torch 2.7.1), or another GPU"
     assert " ".join(err.split()) == said
 
 
@@ -308,8 +324,7 @@ def labelled(repository: Repository, labels: dict[str, str], architecture: str, 
 def checked(tmp_path: Path, reference: str, gpu: str) -> list[Finding]:
     path = tmp_path / "job.yaml"
     path.write_text(yaml.safe_dump(json.loads(json.dumps(vertex(gpu)).replace(IMAGE, reference))))
-    _, found = files.check_file(path)
-    return [one for one in found if one.rule == "images_have_code_for_the_gpu"]
+    return [finding for finding in files.check_file(path)[1] if finding.rule == "images_have_code_for_the_gpu"]
 
 
 def test_labels_at_a_registry_say_what_an_image_has_code_for(repository: Repository, tmp_path: Path) -> None:
@@ -367,6 +382,7 @@ TORCH = {"torch": "2.15.0", "nvidia-cuda-runtime": "13.2.51"}
         ({"torch": "2.7.1+cpu"}, ""),
         ({"torch": "1.13.1+cu117"}, ""),  # older than images/matrix.yaml
         ({"torch": "none", "nvidia-cuda-runtime": "13.2.51"}, ""),
+        (TORCH | {"torch-xla": "2.9.0"}, ""),
         ({"numpy": "2.3.0"}, ""),
     ],
 )
@@ -401,7 +417,9 @@ def test_a_local_image_is_known_by_its_record_or_its_packages(
 ) -> None:
     image = SimpleNamespace(id="sha256:0", labels={}, attrs={"Architecture": "amd64"})
     engine = SimpleNamespace(images=SimpleNamespace(get=lambda _: image))
-    inside = SimpleNamespace(packages=[SimpleNamespace(name=name, version=one) for name, one in packages.items()])
+    inside = SimpleNamespace(
+        packages=[SimpleNamespace(name=name, version=version) for name, version in packages.items()]
+    )
     monkeypatch.setattr(image_metadata.docker_engine, "existing_client", lambda: engine)
     monkeypatch.setattr(image_metadata, "_record", lambda _: record)
     monkeypatch.setattr(image_metadata.probe_runner, "probe", lambda _: inside)

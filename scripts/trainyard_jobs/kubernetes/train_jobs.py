@@ -196,8 +196,8 @@ def node_selector(train_job: Document, documents: Sequence[Document]) -> Documen
     """Return the labels that the nodes of its trainer must have, by its runtime and its patches of that."""
     runtime = runtime_of(train_job, documents) or Runtime("", {}, False)
     jobs = sequence(jobset(train_job, runtime, ""), "spec", "replicatedJobs")
-    trainers = (one for one in map(mapping, jobs) if step_of(one) == TRAINER or one.get("name") == NODE)
-    return next((mapping(pod_of(one), "nodeSelector") for one in trainers), {})
+    trainers = (entry for entry in map(mapping, jobs) if step_of(entry) == TRAINER or entry.get("name") == NODE)
+    return next((mapping(pod_of(entry), "nodeSelector") for entry in trainers), {})
 
 
 def gpus(resources: Document) -> int:

@@ -7,13 +7,15 @@ from dataclasses import dataclass
 from packaging.version import Version
 
 from trainyard.spec import gpus, matrix, model
+from trainyard.spec.gpus import DeviceCode
 from trainyard_jobs.model import machines
 from trainyard_jobs.model.image_metadata import Contents
+from trainyard_jobs.model.machines import GpuModel
 
 
 @dataclass(frozen=True)
-class Problem:
-    """Describe what an image lacks on a GPU, for a finding.
+class Misfit:
+    """Say what an image lacks on a GPU, as a finding does.
 
     Attributes:
         fatal: whether nothing runs; if not, the driver compiles the image's PTX.
@@ -25,16 +27,27 @@ class Problem:
     fatal: bool = True
 
 
-def problem(contents: Contents, accelerator: str) -> Problem | None:
-    """Return what an image lacks on GPUs of a type; None if it has machine code for them, or too little is known.
+def code_for(contents: Contents | None, accelerator: str) -> tuple[GpuModel, DeviceCode] | None:
+    """Return the model of a type of GPU, and what an image needs of it; None if one of both is not known.
 
     Args:
         accelerator: type of GPU as the API names it, as in ``NVIDIA_TESLA_V100``.
     """
-    row = machines.gpu(accelerator)
-    code = contents.device_codes.get(row.architecture) if row else None
-    if row is None or code is None:
+    row = machines.gpu_model(accelerator)
+    code = contents.device_codes.get(row.architecture) if contents and row else None
+    return (row, code) if row and code else None
+
+
+def misfit(contents: Contents | None, accelerator: str) -> Misfit | None:
+    """Return what an image lacks on GPUs of a type; None if it has machine code for them, or too little is known.
+
+    Args:
+        accelerator: see :func:`code_for`.
+    """
+    known = code_for(contents, accelerator)
+    if contents is None or known is None:
         return None
+    row, code = known
     capability = gpus.gpus()[row.model].capability
     verdict = code.verdict(capability)
     if verdict == "runs":
@@ -42,7 +55,7 @@ def problem(contents: Contents, accelerator: str) -> Problem | None:
     name = f"{row.model} (compute capability {capability})"
     image = f"{contents.framework or 'the image'} with CUDA {code.cuda}{' for arm64' if row.arm else ''}"
     if verdict == "ptx":
-        return Problem(
+        return Misfit(
             f"{image} runs on a {name} from PTX: it has machine code for {' '.join(code.capabilities)} "
             f"(by {contents.source})",
             "the driver compiles the kernels when they are first used, which may take minutes",
@@ -50,16 +63,18 @@ def problem(contents: Contents, accelerator: str) -> Problem | None:
             "container keeps the compiled kernels",
             fatal=False,
         )
-    return Problem(
+    return Misfit(
         f"{image} has no code for a {name}: it has code for {code.text} (by {contents.source})",
         "the job starts and is billed, and its first kernel fails: no kernel image is available for execution",
         _instead(contents, row, capability),
     )
 
 
-def _instead(contents: Contents, row: machines.Gpu | machines.GoneGpu, capability: str) -> str:
+def _instead(contents: Contents, row: GpuModel, capability: str) -> str:
     """Return what to use: the newest target with the framework of an image and code for a GPU, or releases of that."""
     framework, arch = contents.framework.partition(" ")[0], row.architecture
+    if not framework:
+        return f"use an image with code for a {row.model}, or another GPU"
     specs = [spec.on(arch) for spec in model.recommended() if f"linux/{arch}" in spec.platforms]
     fitting = [
         (Version(spec.version), spec.target)
@@ -71,7 +86,7 @@ def _instead(contents: Contents, row: machines.Gpu | machines.GoneGpu, capabilit
         return f"use the target {target} ({framework} {version}), or another GPU"
     if releases := _releases(framework, capability, arch):
         return f"use {framework} {' to '.join(dict.fromkeys((releases[0], releases[-1])))}, or another GPU"
-    return f"use another GPU: no {framework or 'release'} in images/matrix.yaml has code for a {row.model}"
+    return f"use another GPU: no {framework} in images/matrix.yaml has code for a {row.model}"
 
 
 def _releases(framework: str, capability: str, arch: str) -> list[str]:

@@ -98,7 +98,7 @@ def of_spec(reference: str, spec: Spec) -> Contents:
     pins = [Requirement(text) for text in spec.packages]
     versions = {str(canonicalize_name(pin.name)): next(iter(pin.specifier)).version for pin in pins}
     built_for = _DEVICES[spec.accelerator]
-    codes = {one.arch: code for one in model.each_platform(spec) if (code := one.device_code)}
+    codes = {variant.arch: code for variant in model.each_platform(spec) if (code := variant.device_code)}
     return Contents(
         reference,
         versions,
@@ -170,19 +170,16 @@ def _code_of_packages(versions: Mapping[str, str], arch: str) -> dict[str, Devic
 
     Only releases on the default index are known; without NVIDIA's wheels, a framework may be another's build.
     """
-    runtimes = (one for name, one in versions.items() if re.fullmatch(r"nvidia-cuda-runtime(-cu\d+)?", name))
-    runtime = ".".join(next(runtimes, "").split(".")[:2])
-    for framework in ("torch", "tensorflow", "jax"):
-        version, _, local = versions.get(framework, "").partition("+")
-        wheel = re.fullmatch(r"cu(\d+)(\d)", local)
-        cuda = f"{wheel[1]}.{wheel[2]}" if wheel else runtime if not local else ""
-        if not version or not cuda or _is_prerelease(version):
-            continue
-        code = gpus.device_code(framework, version, arch, cuda)
-        # PyTorch has wheels for several versions of CUDA, with code for other GPUs each.
-        if code and (framework != "torch" or code.cuda == cuda):
-            return {arch: code}
-    return {}
+    framework = next((name for name in _FRAMEWORKS if name in versions), "")
+    version, _, local = versions.get(framework, "").partition("+")
+    runtime = next((name for name in versions if re.fullmatch(r"nvidia-cuda-runtime(-cu\d+)?", name)), "")
+    wheel = re.fullmatch(r"cu(\d+)(\d)", local)
+    cuda = f"{wheel[1]}.{wheel[2]}" if wheel else ".".join(versions.get(runtime, "").split(".")[:2])
+    if not cuda or (local and not wheel) or _is_prerelease(version):
+        return {}
+    code = gpus.device_code(framework, version, arch, cuda)
+    # PyTorch has wheels for several minor versions of CUDA, each with code for other GPUs.
+    return {arch: code} if code and (framework != "torch" or code.cuda == cuda) else {}
 
 
 def _is_prerelease(version: str) -> bool:
@@ -241,35 +238,36 @@ def at_registry(reference: str, *, sbom: bool = False) -> Contents:
             separator = "@" if named.digest else ":"
             raise ImageNotFoundError(f"{named.registry} has no {named.repository}{separator}{named.version}")
         image = _for_linux(repository, manifest)
-        found = _by_config(reference, repository.config(image))
-        members, codes = image_index.images(manifest.document), dict(found.device_codes)
-        # What wheels need of a GPU is the only label that the images of an index do not share.
-        for digest in (digest for platform, digest in members.items() if codes and platform in PLATFORMS):
-            if digest != image.digest:
+        config = repository.config(image)
+        contents = _by_config(reference, config)
+        members, codes = image_index.images(manifest.document), dict(contents.device_codes)
+        if codes:  # of its labels, the images of an index share all but these
+            others = [digest for name, digest in members.items() if name in PLATFORMS and digest != image.digest]
+            for digest in others:
                 codes |= _by_config(reference, repository.config(repository.existing(digest))).device_codes
     except StepFailed as error:
         raise ImageUnavailableError(str(error)) from None
-    found = replace(found, platforms=tuple(members) or found.platforms, device_codes=codes)
-    return found if found.versions or not sbom else _with_sbom(found, repository, image)
-
-
-def _with_sbom(contents: Contents, repository: Repository, image: Manifest) -> Contents:
-    """Return the contents of an image with the packages that an attached SBOM lists; as they are if it has none."""
+    own = (f"{config.get('os')}/{config.get('architecture')}",) if "architecture" in config else ()
+    contents = replace(contents, platforms=tuple(members) or own, device_codes=codes)
+    if contents.versions or not sbom:
+        return contents
     with contextlib.suppress(StepFailed):
         if listed := attached_sbom.listed(repository, image.digest):
             versions = {name: package.version for name, package in listed[0].items()}
-            config = repository.config(image)
-            codes = _code_of_packages(versions, str(config.get("architecture") or AMD64.name))
+            codes = _code_of_packages(versions, _architecture(config))
             return replace(contents, versions=versions, source="its SBOM at the registry", device_codes=codes)
     return contents
 
 
 def _by_config(reference: str, config: Mapping[str, Any]) -> Contents:
-    """Return the contents of one image by the labels of its configuration."""
-    labels, arch = (config.get("config") or {}).get("Labels") or {}, str(config.get("architecture") or AMD64.name)
-    found = _from_labels(reference, labels, "its labels at the registry", arch)
-    own = (f"{config.get('os')}/{config.get('architecture')}",) if "architecture" in config else ()
-    return replace(found, platforms=own)
+    """Return the contents of an image by the labels in its configuration."""
+    labels = (config.get("config") or {}).get("Labels") or {}
+    return _from_labels(reference, labels, "its labels at the registry", _architecture(config))
+
+
+def _architecture(config: Mapping[str, Any]) -> str:
+    """Return the architecture of an image, by its configuration."""
+    return str(config.get("architecture") or AMD64.name)
 
 
 def _for_linux(repository: Repository, manifest: Manifest) -> Manifest:

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from functools import cache
 from math import prod
 from pathlib import Path
-from typing import Annotated, ClassVar, TypeVar
+from typing import Annotated, TypeVar
 
 from pydantic import Field
 
@@ -68,26 +68,32 @@ class Tpu(Strict):
     grows: bool = False
 
 
-class Gpu(Strict):
-    """Describe a type of GPU: on machine types that include it, or attached to an n1 machine.
+class GpuModel(Strict):
+    """Name the model of a type of GPU.
 
     Attributes:
-        model: its name in images/gpus.yaml, which has its compute capability.
+        model: in images/gpus.yaml, which has its compute capability.
+        arm: whether its machines have Arm CPUs.
     """
 
     model: str
+    arm: bool = False
+
+    @property
+    def architecture(self) -> str:
+        """Return the architecture of its machines."""
+        return "arm64" if self.arm else "amd64"
+
+
+class Gpu(GpuModel):
+    """Describe a type of GPU: on machine types that include it, or attached to an n1 machine."""
+
     gke_accelerator: str
     machines: dict[str, int] = Field(default_factory=dict)
     n1_cpus: dict[FromText[int], int] = Field(default_factory=dict)
     gpudirect: str | None = None
-    arm: bool = False
     n1_memory: dict[FromText[int], int] = Field(default_factory=dict)
     regions: list[str] = Field(default_factory=list)
-
-    @property
-    def architecture(self) -> str:
-        """Return the architecture of the machines that have it."""
-        return "arm64" if self.arm else "amd64"
 
     @property
     def counts(self) -> list[int]:
@@ -95,13 +101,10 @@ class Gpu(Strict):
         return sorted({*self.machines.values(), *self.n1_cpus})
 
 
-class GoneGpu(Strict):
-    """Describe a type of GPU that Compute Engine no longer has, since a day; ``model`` as of :class:`Gpu`."""
+class GoneGpu(GpuModel):
+    """Describe a type of GPU that Compute Engine no longer has; ``since``: the day that its support ended."""
 
-    model: str
     since: FromText[datetime.date]
-    arm: ClassVar[bool] = False
-    architecture: ClassVar[str] = "amd64"
 
 
 class GkeDrivers(Strict):
@@ -381,8 +384,8 @@ def gpu_of_machine(machine_type: str) -> tuple[str, int] | None:
     return None
 
 
-def gpu(name: str) -> Gpu | GoneGpu | None:
-    """Return a type of GPU, also of those that are gone; None if the table has none of that name."""
+def gpu_model(name: str) -> GpuModel | None:
+    """Return the model of a type of GPU, also of those that are gone; None if the table has no such type."""
     return table().gpus.get(name) or table().gpus_gone.get(name)
 
 

@@ -65,9 +65,9 @@ def check_gpus(request: Request) -> None:
         UserError: it has none; what :func:`checked` says about it.
     """
     contents = expected_contents(request).get(request.image)
-    problem = gpu_support.problem(contents, request.gpus.type) if contents and request.gpus else None
-    if problem and problem.fatal:
-        raise UserError(f"invalid job: {problem.what}: {problem.remediation}")
+    misfit = gpu_support.misfit(contents, request.gpus.type) if request.gpus else None
+    if misfit and misfit.fatal:
+        raise UserError(f"invalid job: {misfit.what}: {misfit.remediation}")
 
 
 def machine_notes(request: Request) -> tuple[str, ...]:
