@@ -130,6 +130,7 @@ def plan(
         _no_local_tpu(exports, facts)
     _coordinates(exports, facts, decision, cluster, one_process, nproc)
     _files(exports, facts)
+    _compiled_code(exports, facts)
     return exports
 
 
@@ -441,6 +442,24 @@ def _files(exports: Exports, facts: Facts) -> None:
         for name in GCS_FOLDERS:
             if facts.has(name).startswith("gs://"):
                 exports.default(f"LAUNCHER_GCS_{name}", "/gcs/" + facts.has(name)[len("gs://") :])
+
+
+def _compiled_code(exports: Exports, facts: Facts) -> None:
+    """Give torch.compile a folder from which compiled code can be loaded, if its default is none (R10.6)."""
+    if facts.image.framework not in ("torch", "torch_xla", "torch_tpu"):
+        return
+    temporary, home = facts.has("TMPDIR") or "/tmp", facts.has("HOME")
+    folders = facts.host.folders(temporary, home and f"{home}/.cache", home, "/var/tmp", "/dev/shm", "/workspace")
+    folder = next((path for path in folders if facts.host.loads_code(path)), "")
+    if folders and not folder and not facts.has("TORCHINDUCTOR_CACHE_DIR"):
+        exports.warn(
+            f"torch.compile will fail: {', '.join(folders)} are read-only or mounted noexec, and compiled code cannot "
+            "be loaded from there; mount an executable folder, as with docker run --tmpfs /tmp:exec"
+        )
+    elif folder and folder != temporary:
+        exports.default("TORCHINDUCTOR_CACHE_DIR", f"{folder}/torchinductor")
+    if folder and not (home in folders and facts.host.loads_code(home)):
+        exports.default("TRITON_CACHE_DIR", f"{folder}/triton")
 
 
 def _unset_if_blank(exports: Exports, facts: Facts, name: str) -> None:

@@ -139,6 +139,18 @@ class Host:
             chosen += 1
         return min(chosen, present)
 
+    def folders(self, *paths: str) -> list[str]:
+        """Return those of the paths that are folders."""
+        return [path for path in paths if path and os.path.isdir(self.sysroot + path)]
+
+    def loads_code(self, folder: str) -> bool:
+        """Return whether this process may write to a folder, and load shared libraries from there (R10.6)."""
+        try:
+            noexec = os.statvfs(self.sysroot + folder).f_flag & os.ST_NOEXEC
+        except (AttributeError, OSError):  # ST_NOEXEC is Linux's
+            noexec = 0
+        return not noexec and os.access(self.sysroot + folder, os.W_OK | os.X_OK)
+
     def affinity(self) -> int:
         """Number of CPUs that this process may run on: its affinity mask, which a cpuset limits too."""
         try:

@@ -114,6 +114,48 @@ def test_a_repository_gets_the_version_of_the_framework_that_it_pins(
     assert again.returncode == 2 and "trainer" in again.stderr
 
 
+#: Compiles a module with Python's headers, OpenMP and the standard library of C++, as torch.compile does, and loads it.
+EXTENSION = r"""
+import ctypes, os, subprocess, sysconfig
+folder = os.environ["TORCHINDUCTOR_CACHE_DIR"]
+os.makedirs(folder)
+open(folder + "/sum.cpp", "w").write('''
+#include <Python.h>
+#include <vector>
+extern "C" double sum(long count) {
+  std::vector<double> ones(count, 1.0);
+  double total = 0;
+  #pragma omp parallel for reduction(+:total)
+  for (long i = 0; i < count; i++) total += ones[i];
+  return total;
+}
+''')
+include = sysconfig.get_paths()["include"]
+command = ["g++", "-O3", "-march=native", "-std=c++20", "-fopenmp", "-lpthread", "-shared", "-fPIC", "-I" + include]
+subprocess.run([*command, folder + "/sum.cpp", "-o", folder + "/sum.so"], check=True)
+library = ctypes.CDLL(folder + "/sum.so")
+library.sum.restype = ctypes.c_double
+print("sum", library.sum(ctypes.c_long(1000)))
+"""
+
+
+def test_a_compiler_works_for_any_user_on_a_read_only_root_where_tmp_is_not_executable(
+    made: dict[str, Any], miniature: Miniature, tmp_path: Path, docker_run: Callable[..., Finished]
+) -> None:
+    (tmp_path / "trainyard.yaml").write_text(
+        "extends: mini\nname: mini-compiler\ncompiler: true\nrun: python train.py\n", encoding="utf-8"
+    )
+    (tmp_path / "train.py").write_text("import torch\n", encoding="utf-8")
+    image = str(miniature.json("image", str(tmp_path))["image"])
+    assert docker_run(str(made["image"]), "--", "bash", "-c", "command -v g++").returncode == 1, "mini has none"
+    closed = ("--read-only", "--network=none", "--cap-drop=ALL", "--user=1234567:0", "--tmpfs=/tmp:noexec,mode=1777")
+    cache = "--tmpfs=/home/trainer/.cache:exec,mode=1777"
+    compiled = docker_run(*closed, cache, image, "--", "python", "-c", EXTENSION)
+    assert (compiled.returncode, compiled.stdout) == (0, "sum 1000.0\n"), compiled.stderr
+    nowhere = docker_run(*closed, image, "--", "true")
+    assert "torch.compile will fail: /tmp, " in nowhere.stderr and "--tmpfs /tmp:exec" in nowhere.stderr
+
+
 # --- a base that holds the framework, of another version each day -----------------------------------------------------
 
 #: Python and numpy are those of the image below.

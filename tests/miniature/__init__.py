@@ -36,6 +36,7 @@ TARGETS = {
     "mini": """\
 summary: A framework of a few kilobytes
 base: debian-13
+compiler: false
 platforms: [linux/amd64, linux/arm64]
 framework: {name: torch, packages: [torch==2.9.1], index: miniature}
 """,
@@ -47,6 +48,7 @@ smoke: {trainer: digits, accuracy: 0.999}
     "mini-xla": """\
 summary: The same as PyTorch/XLA
 base: debian-12
+compiler: false
 framework: {name: torch_xla, packages: [torch==2.9.1, "torch-xla[tpu]==2.9.0", libtpu==0.0.21], index: miniature}
 accelerator: tpu
 """,

@@ -794,6 +794,7 @@ def test_every_rule_has_a_fault_that_it_finds() -> None:
         "no_ambiguous_yaml_words", "region_has_accelerator", "images_exist", "images_support_accelerator",
         "frameworks_support_tpu", "tpu_runtime_matches_image", "prebuilt_images_match_accelerator",
         "file_is_a_custom_job_spec", "images_have_the_architecture", "images_are_signed", "images_are_supported",
+        "images_have_code_for_the_gpu",
     }  # fmt: skip
     faults = {fault[3] for fault in FAULTS} | elsewhere  # rules about Kubernetes alone: test_check_kubernetes.py
     assert {rule.id for rule in platforms.RULES if rule.subjects != ("gke",)} <= faults

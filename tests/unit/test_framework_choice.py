@@ -15,7 +15,7 @@ from tests.workspaces import empty, fresh, is_current, relock, repository, versi
 
 from trainyard.common.errors import UserError
 from trainyard.image import dockerfile
-from trainyard.spec import model
+from trainyard.spec import gpus, model
 from trainyard.spec.lock import Lock
 from trainyard.spec.model import RepositorySpec
 
@@ -275,6 +275,26 @@ def test_an_image_without_a_command_needs_a_version_that_the_trainers_support(
         "'run: python train.py', or ask for another version"
     )
     assert not Path("trainyard.lock").exists()
+
+
+def test_wheels_without_code_for_gpus_on_a_platform_are_refused_before_anything_is_built(
+    write: Write, index: PackageIndex
+) -> None:
+    """torch's wheels for arm64 are CPU builds before 2.11."""
+    gpu = [name for arch in ("amd64", "arm64") for name in model.load("gpu", arch).locked().versions.items()]
+    index.add(*(wheel(name, version) for name, version in dict(gpu).items() if not name.startswith("torch")))
+    index.add(wheel("torch", "2.9.1"), wheel("torchvision", "0.24.1", ("torch==2.9.1",)))
+    spec = write("torch==2.9.1\n", "platforms: [linux/amd64, linux/arm64]\n", extends="gpu")
+    with pytest.raises(UserError) as error:
+        relock(spec)
+    assert str(error.value) == (
+        "trainyard.yaml: torch 2.9.1 has no wheels with code for GPUs on linux/arm64: ask for a later version, or "
+        "remove the platform from 'platforms'"
+    )
+    assert not Path("trainyard.lock").exists()
+    spec = write("torch==2.9.1\n", extends="gpu")
+    relock(spec)
+    assert fresh(spec).device_code == gpus.device_code("torch", "2.9.1", "amd64")
 
 
 def test_an_image_of_an_older_version_has_the_command_alone(write: Write, index: PackageIndex) -> None:

@@ -262,7 +262,7 @@ def test_tables_that_were_compared_long_ago_are_reported() -> None:
     compared = max(source.checked for source in machines.table().sources.values() if source.checked)
     assert machines.outdated(compared) == []
     late = machines.outdated(compared + datetime.timedelta(days=machines.MAX_AGE + 1))
-    assert {line.split()[1] for line in late} == {"tpus", "gpus", "cpus", "vertex_regions"}
+    assert {line.split()[1] for line in late} == {"tpus", "gpus", "gke_drivers", "cpus", "vertex_regions"}
 
 
 def test_every_slice_has_zones_and_full_machines() -> None:

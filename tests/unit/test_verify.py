@@ -725,6 +725,14 @@ def test_torch_must_be_of_the_release_torch_xla_was_built_for() -> None:
     assert [str(one) for one in found] == ["package torch: is 2.8.0; torch_xla is 2.9.0"]
 
 
+@pytest.mark.parametrize(("vision", "loads"), [("cu132", True), ("cu130", True), ("cu128", False), ("cpu", False)])
+def test_torchvision_must_be_built_for_the_major_version_of_cuda_of_torch(vision: str, loads: bool) -> None:
+    """torch 2.14.1 of the default index is built for CUDA 13.0, and the torchvision that goes with it for 13.2."""
+    image = with_text("torch/version.py", "__version__ = '2.15.0+cu130'\ncuda: Optional[str] = '13.0'\n")(good("gpu"))
+    image = with_text("torchvision/version.py", f"__version__ = '0.29.2+{vision}'\n")(image)
+    assert (not rules.check(image)["torch_is_the_build_of_its_index"]) == loads
+
+
 def test_cudnn_must_be_the_one_tensorflow_was_built_with() -> None:
     image = without_package("tensorflow-cpu")(with_text(BUILD_INFO, CUDA_BUILD)(good("tf-cpu")))
     rule = "tensorflow_has_its_cudnn"

@@ -24,14 +24,17 @@ def command(context: Context, ends: bool, as_json: bool) -> None:
     from rich.table import Table
 
     from trainyard.common import console
+    from trainyard.lint import waivers
     from trainyard.oci import docker_engine
     from trainyard.spec.model import catalogue, each_platform
 
     if ends:
         until = {spec.target: spec.ends for spec in catalogue(context)}
-        table = Table("target", "last day", "of", "then")
+        table = Table("target", "last day", "of", "then", "waived until")
         for target, (first, *others) in until.items():
-            table.add_row(target, f"{first.day}", first.what, "\n".join(f"{end.what} {end.day}" for end in others))
+            then = "\n".join(f"{end.what} {end.day}" for end in others)
+            waived = "\n".join(f"{waiver.expires}" for waiver in waivers.of_end(target))
+            table.add_row(target, f"{first.day}", first.what, then, waived)
         console.show(table)
         days = {target: [{"day": f"{end.day}", "of": end.what} for end in found] for target, found in until.items()}
         console.result(days, as_json=as_json)

@@ -230,6 +230,8 @@ def variables(spec: Spec, index: str) -> dict[str, Any]:
         "tools": spec.tools,
         "profile": spec.profile,
         "system": spec.system,
+        "compiler": spec.has_compiler,
+        "bottom": "libraries" if spec.system else "compiler" if spec.has_compiler else "system",
         "epoch": naming.FILE_EPOCH,
         "image_json": _image_json(
             spec,

@@ -33,6 +33,7 @@ from trainyard.image.resolution import Request
 from trainyard.image.resolver import NAME, Failed, check_conflicts, default_index, entries, pins, unhashed, versions
 from trainyard.spec import framework, matrix, model
 from trainyard.spec import lock as locks
+from trainyard.spec.architectures import ARCHITECTURES
 from trainyard.spec.lock import DEFAULT, Lock, Locked, Origin, Pin, Section
 from trainyard.spec.model import IMAGES, BaseContents, RepositorySpec, Spec, relative
 from trainyard.workspace import indexes, requirements, wheels
@@ -217,6 +218,7 @@ def lock(
             f"{spec.where}: the trainers of '{spec.extends.target}' need {spec.framework.name} {oldest} or later, not "
             f"{locked.version}: give the command of your own, as in 'run: python train.py', or ask for another version"
         )
+    _check_gpu_wheels(locked)
     current = resolved == before
     if check and not current:
         raise StepFailed(
@@ -226,6 +228,21 @@ def lock(
     if not current:
         locks.write(spec.lock_file, resolved)
     return locked
+
+
+def _check_gpu_wheels(spec: RepositorySpec) -> None:
+    """Check that the framework's wheels have code for GPUs on each platform of an image for NVIDIA GPUs.
+
+    Raises:
+        UserError: they have on another platform alone, as those of torch before 2.11, which are CPU builds on arm64.
+    """
+    platforms = model.each_platform(spec)
+    lacking = [one for one in platforms if spec.accelerator == "nvidia" and not one.device_code]
+    if lacking and any(spec.on(arch).device_code for arch in ARCHITECTURES):
+        raise UserError(
+            f"{spec.where}: {spec.framework.name} {spec.version} has no wheels with code for GPUs on "
+            f"{lacking[0].platform}: ask for a later version, or remove the platform from 'platforms'"
+        )
 
 
 def _with_base(spec: RepositorySpec, base: BaseContents) -> RepositorySpec:

@@ -73,7 +73,16 @@ HEADROOM = 64 << 20
 
 #: Where the programs are in the containers, by the name of the file in this package.
 _MEMORY, _WORKERS = "memory/sitecustomize.py", "workers/worker_processes.py"
-_SOURCES = {_MEMORY: "memory_filler.py", _WORKERS: "worker_processes.py"}
+_STEP, _KERNELS = "compiler/compiled_step.py", "compiler/gpu_kernels.py"
+_SOURCES = {
+    _MEMORY: "memory_filler.py",
+    _WORKERS: "worker_processes.py",
+    _STEP: "compiled_step.py",
+    _KERNELS: "gpu_kernels.py",
+}
+
+#: Options of a container in which compiled code can be loaded from one folder alone, where /tmp is mounted noexec.
+COMPILER_CACHE = {"tmpfs": {"/tmp": "mode=1777", "/home/trainer/.cache": "mode=1777,exec"}}
 
 #: Writes a file, which exists only when it is complete.
 _WRITE = """
@@ -248,6 +257,16 @@ def two_processes(package: str, command: Sequence[str]) -> tuple[list[str], dict
 def worker_processes() -> list[str]:
     """Return the words of a container that runs two workers of a data loader."""
     return ["python", f"{FOLDER}/{_WORKERS}"]
+
+
+def compiled_step() -> list[str]:
+    """Return the words of a container that compares a compiled training step with one that is not compiled."""
+    return ["python", f"{FOLDER}/{_STEP}"]
+
+
+def gpu_kernels(capabilities: Sequence[str]) -> list[str]:
+    """Return the words of a container that compiles kernels for GPUs of these compute capabilities."""
+    return ["python", f"{FOLDER}/{_KERNELS}", *capabilities]
 
 
 def check_status(what: str, status: int, wanted: int = 0, when: str = "") -> list[str]:

@@ -12,7 +12,10 @@ the catalogue has these runs in one sandbox. All but the first are in restricted
 5. `in two processes`: two processes of a short run connect to each other. Beside it, two worker processes of a data
    loader deliver arrays.
 
-The third and the fifth are left out under emulation, where training takes many times as long.
+6. `compiled`: in an image with a compiler, a training step that torch.compile compiled ends with the same weights as
+   one that it did not. In an image for NVIDIA GPUs, kernels are compiled for each GPU that the image has code for.
+
+The third, the fifth and the sixth are left out under emulation, where training takes many times as long.
 """
 
 from __future__ import annotations
@@ -181,6 +184,8 @@ def _train(spec: Spec, digest: str) -> dict[str, Any]:
         training.check_resuming()
         if not emulated:
             training.check_processes()
+        if not emulated and spec.has_compiler:
+            training.check_compiling()
     return {
         "passed": True,
         "level": spec.level,
@@ -276,3 +281,18 @@ class _Training:
         _refuse(check_status(what, loaded.status), loaded, RESTRICTED)
         self.facts |= {"processes": 2, "worker_processes": worker_processes.WORKERS}
         logger.info(f"trained in 2 processes with {worker_processes.WORKERS} workers of a data loader beside them")
+
+    def check_compiling(self) -> None:
+        """Compile a training step on the CPU, and kernels for the GPUs that the image has code for."""
+        options = {"read_only": True, **smoke_containers.COMPILER_CACHE, **smoke_containers.restricted(self._sandbox)}
+        step = self._sandbox.start(*smoke_containers.compiled_step(), **options)
+        compiled = _finish(step, what := "compiled training step", self._timeout)
+        _refuse(check_status(what, compiled.status), compiled, RESTRICTED)
+        self.facts["compile_seconds"] = json.loads(compiled.lines[-1])["compile_seconds"]
+        logger.info(f"compiled a training step in {self.facts['compile_seconds']:.0f} s, same weights as without")
+        if code := self._spec.device_code:
+            kernels = self._sandbox.start(*smoke_containers.gpu_kernels(code.capabilities), **options)
+            compiled = _finish(kernels, what := "kernels for GPUs", self._timeout)
+            _refuse(check_status(what, compiled.status), compiled, RESTRICTED)
+            self.facts["gpu_kernels"] = json.loads(compiled.lines[-1])
+            logger.info(f"compiled {compiled.lines[-1]}")

@@ -8,7 +8,7 @@ from pathlib import Path
 from trainyard.common.errors import UserError
 from trainyard.image import dockerfile, repository_lock
 from trainyard.spec.model import RepositorySpec, Spec, relative
-from trainyard.workspace import code_layer, indexes, wheels
+from trainyard.workspace import code_files, code_layer, indexes, python_survey, wheels
 
 logger = logging.getLogger(__name__)
 
@@ -47,8 +47,25 @@ def prepare(spec: Spec) -> tuple[Spec, str]:
         code = layer.diff_id
         for note in layer.notes:
             logger.warning(note)
+        if place := compiles_without_compiler(spec):
+            logger.warning(
+                f"{place}: torch.compile needs a compiler, which this image does not have: "
+                + ("remove 'compiler: false'" if spec.workspace.document.compiler is False else "add 'compiler: true'")
+                + f" in {spec.where}"
+            )
     dockerfile.write(dockerfile.rendered(spec))
     return spec, code
+
+
+def compiles_without_compiler(spec: RepositorySpec) -> str:
+    """Return the first line of the code that calls torch.compile if the image has no compiler for it; else empty."""
+    if spec.has_compiler or spec.framework_in_base or "torch" not in spec.locked().versions:
+        return ""
+    for file in code_files.collect(spec.workspace):
+        source = python_survey.read(file.source.parent, file.source.name) if file.path.endswith(".py") else None
+        if source and source.run and "compiles" in source.marks:
+            return f"{relative(file.source)}:{source.marks['compiles'][0]}"
+    return ""
 
 
 def write_secrets(spec: Spec, folder: Path) -> dict[str, Path]:

@@ -22,6 +22,9 @@ from trainyard.spec.catalog import IMAGES, Date, Strict, validated
 
 FILE = IMAGES / "waivers.yaml"
 
+#: The ``rule`` of waivers for targets past their last day.
+ENDS = "supported_until"
+
 
 #: Status justifications of OpenVEX (https://github.com/openvex/spec/blob/main/OPENVEX-SPEC.md#status-justifications).
 Justification = Literal[
@@ -122,3 +125,8 @@ def load(path: Path = FILE) -> tuple[Waiver, ...]:
 def today() -> datetime.date:
     """Return the day that waivers are compared with (UTC)."""
     return datetime.datetime.now(tz=datetime.UTC).date()
+
+
+def of_end(target: str) -> list[Waiver]:
+    """Return the waivers for the last day of a target; expired or not."""
+    return [waiver for waiver in load() if waiver.covers_finding(ENDS, target, target)]

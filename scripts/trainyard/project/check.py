@@ -21,9 +21,6 @@ from trainyard.release import audit
 from trainyard.spec import matrix
 from trainyard.spec.model import Spec, catalogue, each_platform, load, relative, targets
 
-#: The rule of waivers for targets that are past their last day.
-ENDS = "supported_until"
-
 
 def checks(commands: Any, *, ends: bool = False) -> dict[str, Callable[[], list[str]]]:
     """Return the name of each check -> a function that returns its findings, a line each.
@@ -143,11 +140,11 @@ def past(today: datetime.date) -> list[str]:
     lines = []
     for spec in catalogue():
         first = next(iter(spec.ends), None)
-        waived = (waiver for waiver in waivers.load() if waiver.covers_finding(ENDS, spec.target, spec.target))
+        waived = waivers.of_end(spec.target)
         if first and first.day < today and not any(not waiver.expired(today) for waiver in waived):
             lines.append(
                 f"{spec.where}: {first.what} was looked after until {first.day}: update or remove the target, or add a "
-                f"waiver of '{ENDS}' to images/waivers.yaml"
+                f"waiver of '{waivers.ENDS}' to images/waivers.yaml"
             )
     return lines
 

@@ -117,6 +117,11 @@ class Framework(Strict):
     packages: list[Package] = Field(default_factory=list)
     index: str = "default"
 
+    @property
+    def compiles(self) -> bool:
+        """Return whether it compiles code where it runs, as torch.compile does, for which it needs a compiler."""
+        return self.name in ("torch", "torch_xla", "torch_tpu")
+
     def named_after(self, packages: Iterable[str]) -> str | None:
         """Which of the packages (canonical names) is the framework: ``name`` itself, or a variant: tensorflow-cpu."""
         name = canonicalize_name(self.name)

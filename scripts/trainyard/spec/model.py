@@ -95,6 +95,7 @@ class _Document(Strict):
     """The keys of an image.yaml, after ``extends`` was applied.
 
     Attributes:
+        compiler: whether it has C and C++ compilers, for torch.compile; None: if the framework needs them.
         nightly: whether it is built on the newest framework each night; its packages need no version.
         fallback_for: the target in whose place it is built where the base of that target is out of reach.
     """
@@ -111,6 +112,7 @@ class _Document(Strict):
     environment: dict[Variable, Line] = Field(default_factory=dict)
     tools: list[Literal["gsutil"]] = Field(default_factory=list)
     profile: bool = False
+    compiler: bool | None = None
     trainers: Trainers
     budget: Budget
     smoke: Smoke
@@ -327,6 +329,13 @@ class Spec(_Document):
     def has_trainers(self) -> bool:
         """Return whether the trainers of the catalogue support the framework's version; if not, it has none of them."""
         return matrix.has_trainers(self.framework.name, self.version)
+
+    @property
+    def has_compiler(self) -> bool:
+        """Return whether the image gets C and C++ compilers: a base that holds the framework has what it has."""
+        if self.framework_in_base:
+            return False
+        return self.framework.compiles if self.compiler is None else self.compiler
 
     @property
     def ends(self) -> list[End]:
@@ -627,6 +636,7 @@ def _load_repository(path: Path, context: Context | None = None) -> RepositorySp
             "system": [*parent.system, *(package for package in document.system if package not in parent.system)],
             "environment": parent.environment | document.environment,
             "trainers": trainers,
+            "compiler": parent.compiler if document.compiler is None else document.compiler,
             "budget": Budget.model_construct(size=document.budget.size) if document.budget else parent.budget,
         }
         | _chosen(parent, document, content),

@@ -105,6 +105,8 @@ class SmokeResult(Result, total=False):
         killed_while_saving: it resumed from its last checkpoint after it had reached a memory limit while saving.
         processes: of the run that was in several, on one machine.
         worker_processes: of a data loader that delivered through 64 MB of /dev/shm.
+        compile_seconds: of the first step of a training that torch.compile compiled for the CPU.
+        gpu_kernels: ``capabilities`` of GPUs, as numbers (90), that Triton compiled ``kernels`` for, each.
     """
 
     seconds: float
@@ -122,6 +124,8 @@ class SmokeResult(Result, total=False):
     killed_while_saving: bool
     processes: int
     worker_processes: int
+    compile_seconds: float
+    gpu_kernels: dict[str, Any]
 
 
 @_open

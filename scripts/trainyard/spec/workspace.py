@@ -163,6 +163,7 @@ class WorkspaceDocument(Strict):
 
     Attributes:
         framework: requirements of packages of the target's framework, whose versions replace the target's.
+        compiler: whether the image has the compilers of torch.compile; None: if the target has them.
     """
 
     extends: str
@@ -180,6 +181,7 @@ class WorkspaceDocument(Strict):
         BeforeValidator(_requirements),
     ] = Field(default_factory=Requirements)
     system: list[DebianPackage] = Field(default_factory=list)
+    compiler: bool | None = None
     build: Build | None = None
     environment: dict[Variable, Line] = Field(default_factory=dict)
     code: list[Line] = Field(default_factory=lambda: ["."])

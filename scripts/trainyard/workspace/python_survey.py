@@ -72,7 +72,7 @@ class Source:
     Attributes:
         path: relative to the repository, with ``/``.
         main: it has ``if __name__ == "__main__"``; ``acts``: it has a loop or a call at its top.
-        marks: ``cuda`` and the keys of :data:`_MARKS` -> the first line that shows them, and the word.
+        marks: ``cuda``, ``compiles`` and the keys of :data:`_MARKS` -> the first line that shows them, and the word.
     """
 
     path: str
@@ -151,6 +151,8 @@ def _marks(node: ast.expr) -> Iterator[tuple[str, str]]:
         if isinstance(node.value, str) and re.fullmatch(r"(cuda|gpu)(:\d+)?|nccl", node.value):
             yield "cuda", node.value
         return
+    if isinstance(node, ast.Attribute) and node.attr == "compile" and _word(node.value) == "torch":
+        yield "compiles", "torch.compile"
     called = isinstance(node, ast.Call)
     word = _word(node.func if isinstance(node, ast.Call) else node)
     for mark in ("trains", "download", "subcommands") if called else ("asks", "tpu"):

@@ -21,6 +21,10 @@ TOPOLOGY = "cloud.google.com/gke-tpu-topology"
 GPU = "cloud.google.com/gke-accelerator"
 SPOT = "cloud.google.com/gke-spot"
 
+#: Node label: the NVIDIA driver that GKE installs, "default" or "latest"; "disabled" if it installs none
+#: (https://docs.cloud.google.com/kubernetes-engine/docs/how-to/node-auto-provisioning#choose-driver-version).
+GPU_DRIVER = "cloud.google.com/gke-gpu-driver-version"
+
 #: Node labels: a node's architecture, its machine type and its series:
 #: https://kubernetes.io/docs/reference/labels-annotations-taints/,
 #: https://cloud.google.com/kubernetes-engine/docs/concepts/autopilot-compute-classes
@@ -75,6 +79,14 @@ def hosts_of(selector: Mapping[str, object]) -> Hosts:
     }
     known = (Hosts(f"nodes with {label}: {selector[label]}", arch) for label, arch in found.items() if arch)
     return next(known, UNKNOWN_HOSTS)
+
+
+def gpu_of(selector: Mapping[str, object]) -> str:
+    """Return the type of the GPUs of the nodes, by their label or machine type; empty without one, or if unknown."""
+    label = selector.get(GPU)
+    known = (name for name, gpu in machines.table().gpus.items() if gpu.gke_accelerator == label)
+    own = machines.gpu_of_machine(str(selector.get(INSTANCE_TYPE) or ""))
+    return next(known, "") if label else own[0] if own else ""
 
 
 def generation_of(selector: Mapping[str, object]) -> str | None:

@@ -192,6 +192,14 @@ def merged(base: Any, patch: Any, key: str = "") -> Any:
     return found
 
 
+def node_selector(train_job: Document, documents: Sequence[Document]) -> Document:
+    """Return the labels that the nodes of its trainer must have, by its runtime and its patches of that."""
+    runtime = runtime_of(train_job, documents) or Runtime("", {}, False)
+    jobs = sequence(jobset(train_job, runtime, ""), "spec", "replicatedJobs")
+    trainers = (entry for entry in map(mapping, jobs) if step_of(entry) == TRAINER or entry.get("name") == NODE)
+    return next((mapping(pod_of(entry), "nodeSelector") for entry in trainers), {})
+
+
 def gpus(resources: Document) -> int:
     """The number of GPUs: of any resource with "gpu" in its name, of the requests first."""
     for kind in ("requests", "limits"):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -12,12 +13,16 @@ import docker.errors
 from docker.models.images import Image
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
+from packaging.version import InvalidVersion, Version
 
 from trainyard.common.errors import StepFailed, UserError
-from trainyard.oci import docker_engine, image_index, probe_runner
+from trainyard.oci import attached_sbom, docker_engine, image_index, probe_runner
 from trainyard.oci.reference import Reference
 from trainyard.oci.registry import Manifest, Repository
 from trainyard.sandbox.containers import files_of
+from trainyard.spec import gpus, model
+from trainyard.spec.architectures import AMD64, PLATFORMS
+from trainyard.spec.gpus import DeviceCode
 from trainyard.spec.model import Spec
 from trainyard.spec.naming import LABELS
 
@@ -47,6 +52,7 @@ class Contents:
         built_for: ``tpu``, ``gpu`` or ``cpu``, from a spec or the image's record; "" if unknown.
         platforms: those that a registry has it for, or that its spec lists, as in ``linux/amd64``; empty if unknown.
         supported_until: the last day on which it is looked after, as in 2027-10-28; empty if unknown.
+        device_codes: architecture -> what its image needs of an NVIDIA GPU; without those for which it is not known.
     """
 
     reference: str
@@ -57,6 +63,7 @@ class Contents:
     built_for: str = ""
     platforms: tuple[str, ...] = ()
     supported_until: str = ""
+    device_codes: Mapping[str, DeviceCode] = field(default_factory=dict)
 
     @property
     def framework(self) -> str:
@@ -91,6 +98,7 @@ def of_spec(reference: str, spec: Spec) -> Contents:
     pins = [Requirement(text) for text in spec.packages]
     versions = {str(canonicalize_name(pin.name)): next(iter(pin.specifier)).version for pin in pins}
     built_for = _DEVICES[spec.accelerator]
+    codes = {variant.arch: code for variant in model.each_platform(spec) if (code := variant.device_code)}
     return Contents(
         reference,
         versions,
@@ -99,6 +107,7 @@ def of_spec(reference: str, spec: Spec) -> Contents:
         built_for=built_for,
         platforms=tuple(spec.platforms),
         supported_until=f"{spec.ends[0].day}" if spec.ends else "",
+        device_codes=codes,
     )
 
 
@@ -111,7 +120,7 @@ class ImageUnavailableError(Exception):
 
 
 def read_contents(reference: str) -> Contents:
-    """The contents of an image on this host, or at its registry.
+    """The contents of an image on this host, or at its registry; there, of another's image, by an attached SBOM.
 
     Raises:
         ImageNotFoundError: its registry has no such image.
@@ -120,11 +129,13 @@ def read_contents(reference: str) -> Contents:
     try:
         image = docker_engine.existing_client().images.get(reference)
     except (docker.errors.DockerException, OSError):
-        return at_registry(reference)
+        return at_registry(reference, sbom=True)
     return _of_local(reference, image)
 
 
-def _from_labels(reference: str, labels: dict[str, str], source: str, *, local: bool = False) -> Contents:
+def _from_labels(
+    reference: str, labels: dict[str, str], source: str, arch: str = AMD64.name, *, local: bool = False
+) -> Contents:
     name, _, version = labels.get(f"{LABELS}.framework", "").partition("==")
     versions = {str(canonicalize_name(name)): version} if version else {}
     built_for = _DEVICES.get(labels.get(f"{LABELS}.accelerator", ""), "")
@@ -136,16 +147,57 @@ def _from_labels(reference: str, labels: dict[str, str], source: str, *, local: 
         local,
         built_for,
         supported_until=labels.get(f"{LABELS}.supported-until", ""),
+        device_codes=_recorded_code({key: labels.get(f"{LABELS}.{key}") for key in _DEVICE_CODE}, arch),
     )
 
 
+#: Names of what an image needs of a GPU, in image.json and in its labels.
+_DEVICE_CODE = ("cuda", "driver", "gpus")
+
+
+def _recorded_code(record: Mapping[str, object], arch: str) -> dict[str, DeviceCode]:
+    """Return what image.json or labels say about GPUs, by architecture; nothing if they do not, or not in our form."""
+    cuda, driver, text = (str(record.get(key) or "") for key in _DEVICE_CODE)
+    if not re.fullmatch(r"\d+\.\d+", cuda) or not re.fullmatch(r"\d+(\.\d+)*", driver) or not text:
+        return {}
+    with contextlib.suppress(UserError):
+        return {arch: DeviceCode.parse(cuda, driver, text)}
+    return {}
+
+
+def _code_of_packages(versions: Mapping[str, str], arch: str) -> dict[str, DeviceCode]:
+    """Return what packages of an image need of a GPU, by architecture; nothing without CUDA from a wheel.
+
+    Only releases on the default index are known; without NVIDIA's wheels, a framework may be another's build.
+    """
+    framework = next((name for name in _FRAMEWORKS if name in versions), "")
+    version, _, local = versions.get(framework, "").partition("+")
+    runtime = next((name for name in versions if re.fullmatch(r"nvidia-cuda-runtime(-cu\d+)?", name)), "")
+    wheel = re.fullmatch(r"cu(\d+)(\d)", local)
+    cuda = f"{wheel[1]}.{wheel[2]}" if wheel else ".".join(versions.get(runtime, "").split(".")[:2])
+    if not cuda or (local and not wheel) or _is_prerelease(version):
+        return {}
+    code = gpus.device_code(framework, version, arch, cuda)
+    # PyTorch has wheels for several minor versions of CUDA, each with code for other GPUs.
+    return {arch: code} if code and (framework != "torch" or code.cuda == cuda) else {}
+
+
+def _is_prerelease(version: str) -> bool:
+    try:
+        return Version(version).is_prerelease
+    except InvalidVersion:
+        return True
+
+
 def _of_local(reference: str, image: Image) -> Contents:
-    found = _from_labels(reference, image.labels or {}, "its labels", local=True)
+    arch = str(image.attrs.get("Architecture") or AMD64.name)
+    found = _from_labels(reference, image.labels or {}, "its labels", arch, local=True)
     record = _record(image)
     if record:
         versions = {str(canonicalize_name(name)): version for name, version in record.get("versions", {}).items()}
         built_for = _DEVICES.get(str(record.get("accelerator")), "")
-        return replace(found, versions=versions, source=RECORD, built_for=built_for)
+        codes = _recorded_code(record, arch)
+        return replace(found, versions=versions, source=RECORD, built_for=built_for, device_codes=codes)
     if found.versions:
         return found
     try:
@@ -153,7 +205,8 @@ def _of_local(reference: str, image: Image) -> Contents:
     except StepFailed as error:
         raise ImageUnavailableError(str(error)) from None
     versions = {str(canonicalize_name(package.name)): package.version for package in inside.packages}
-    return Contents(reference, versions, "its installed packages", "", local=True)
+    codes = _code_of_packages(versions, arch)
+    return Contents(reference, versions, "its installed packages", "", local=True, device_codes=codes)
 
 
 def _record(image: Image) -> dict[str, Any] | None:
@@ -164,9 +217,11 @@ def _record(image: Image) -> dict[str, Any] | None:
     return None
 
 
-def at_registry(reference: str) -> Contents:
+def at_registry(reference: str, *, sbom: bool = False) -> Contents:
     """The contents of an image at its registry, whatever is on this host.
 
+    Args:
+        sbom: read the packages of an image without our labels from the SBOM that is attached to it.
     Raises:
         ImageNotFoundError, ImageUnavailableError: see :func:`read_contents`.
     """
@@ -182,16 +237,40 @@ def at_registry(reference: str) -> Contents:
         if manifest is None:
             separator = "@" if named.digest else ":"
             raise ImageNotFoundError(f"{named.registry} has no {named.repository}{separator}{named.version}")
-        config = repository.config(_for_linux(repository, manifest))
+        image = _for_linux(repository, manifest)
+        config = repository.config(image)
+        contents = _by_config(reference, config)
+        members, codes = image_index.images(manifest.document), dict(contents.device_codes)
+        if codes:  # of its labels, the images of an index share all but these
+            others = [digest for name, digest in members.items() if name in PLATFORMS and digest != image.digest]
+            for digest in others:
+                codes |= _by_config(reference, repository.config(repository.existing(digest))).device_codes
     except StepFailed as error:
         raise ImageUnavailableError(str(error)) from None
-    found = _from_labels(reference, (config.get("config") or {}).get("Labels") or {}, "its labels at the registry")
-    own = f"{config.get('os')}/{config.get('architecture')}"
-    platforms = tuple(image_index.images(manifest.document)) or ((own,) if "architecture" in config else ())
-    return replace(found, platforms=platforms)
+    own = (f"{config.get('os')}/{config.get('architecture')}",) if "architecture" in config else ()
+    contents = replace(contents, platforms=tuple(members) or own, device_codes=codes)
+    if contents.versions or not sbom:
+        return contents
+    with contextlib.suppress(StepFailed):
+        if listed := attached_sbom.listed(repository, image.digest):
+            versions = {name: package.version for name, package in listed[0].items()}
+            codes = _code_of_packages(versions, _architecture(config))
+            return replace(contents, versions=versions, source="its SBOM at the registry", device_codes=codes)
+    return contents
+
+
+def _by_config(reference: str, config: Mapping[str, Any]) -> Contents:
+    """Return the contents of an image by the labels in its configuration."""
+    labels = (config.get("config") or {}).get("Labels") or {}
+    return _from_labels(reference, labels, "its labels at the registry", _architecture(config))
+
+
+def _architecture(config: Mapping[str, Any]) -> str:
+    """Return the architecture of an image, by its configuration."""
+    return str(config.get("architecture") or AMD64.name)
 
 
 def _for_linux(repository: Repository, manifest: Manifest) -> Manifest:
-    """``manifest``, or that of an image of an index: its images have the same labels."""
+    """Return ``manifest``, or that of an image of an index."""
     digest = image_index.chosen(manifest.document)
     return manifest if digest is None else repository.existing(digest)

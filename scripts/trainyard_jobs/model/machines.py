@@ -68,14 +68,30 @@ class Tpu(Strict):
     grows: bool = False
 
 
-class Gpu(Strict):
-    """A type of GPU: on machine types that include it, or attached to an n1 machine."""
+class GpuModel(Strict):
+    """Name the model of a type of GPU.
+
+    Attributes:
+        model: in images/gpus.yaml, which has its compute capability.
+        arm: whether its machines have Arm CPUs.
+    """
+
+    model: str
+    arm: bool = False
+
+    @property
+    def architecture(self) -> str:
+        """Return the architecture of its machines."""
+        return "arm64" if self.arm else "amd64"
+
+
+class Gpu(GpuModel):
+    """Describe a type of GPU: on machine types that include it, or attached to an n1 machine."""
 
     gke_accelerator: str
     machines: dict[str, int] = Field(default_factory=dict)
     n1_cpus: dict[FromText[int], int] = Field(default_factory=dict)
     gpudirect: str | None = None
-    arm: bool = False
     n1_memory: dict[FromText[int], int] = Field(default_factory=dict)
     regions: list[str] = Field(default_factory=list)
 
@@ -83,6 +99,19 @@ class Gpu(Strict):
     def counts(self) -> list[int]:
         """The numbers of GPUs that a machine can have, sorted."""
         return sorted({*self.machines.values(), *self.n1_cpus})
+
+
+class GoneGpu(GpuModel):
+    """Describe a type of GPU that Compute Engine no longer has; ``since``: the day that its support ended."""
+
+    since: FromText[datetime.date]
+
+
+class GkeDrivers(Strict):
+    """Give the branches of the NVIDIA driver that a version of GKE installs, by the node label's value."""
+
+    default: str
+    latest: str
 
 
 class Tier(Strict):
@@ -101,7 +130,8 @@ class Table(Strict):
     sources: dict[str, Source]
     tpus: dict[str, Tpu]
     gpus: dict[str, Gpu]
-    gpus_gone: dict[str, FromText[datetime.date]]
+    gpus_gone: dict[str, GoneGpu]
+    gke_drivers: dict[str, GkeDrivers]
     cpus: dict[str, list[int]]
     complete: list[str]
     arm: list[str]
@@ -352,6 +382,11 @@ def gpu_of_machine(machine_type: str) -> tuple[str, int] | None:
         if machine_type in gpu.machines:
             return name, gpu.machines[machine_type]
     return None
+
+
+def gpu_model(name: str) -> GpuModel | None:
+    """Return the model of a type of GPU, also of those that are gone; None if the table has no such type."""
+    return table().gpus.get(name) or table().gpus_gone.get(name)
 
 
 def machine_for(gpu: str, count: int) -> str:

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from trainyard.common.errors import UserError
-from trainyard_jobs.model import image_metadata, machines, yaml_writer
+from trainyard_jobs.model import gpu_support, image_metadata, machines, yaml_writer
 from trainyard_jobs.model.image_metadata import Contents
 from trainyard_jobs.model.request import Request
 from trainyard_jobs.platforms.base import Platform
@@ -56,6 +56,18 @@ def script_header(request: Request, how: str, *more: str) -> str:
 def expected_contents(request: Request) -> Mapping[str, Contents | None]:
     """What the image of a target contains by its spec; empty for an image given by reference."""
     return {request.image: image_metadata.of_spec(request.image, request.spec)} if request.spec else {}
+
+
+def check_gpus(request: Request) -> None:
+    """Check that the image of a target has code for the GPUs, for a job that :func:`checked` does not read.
+
+    Raises:
+        UserError: it has none; what :func:`checked` says about it.
+    """
+    contents = expected_contents(request).get(request.image)
+    misfit = gpu_support.misfit(contents, request.gpus.type) if request.gpus else None
+    if misfit and misfit.fatal:
+        raise UserError(f"invalid job: {misfit.what}: {misfit.remediation}")
 
 
 def machine_notes(request: Request) -> tuple[str, ...]:

@@ -6,6 +6,7 @@ import datetime
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Any
 
 from packaging.version import InvalidVersion, Version
 
@@ -43,6 +44,9 @@ class NamedImage:
         device: the accelerator of the machine, ``tpu`` or ``gpu``; empty without one, or where it does not matter.
         generation: of the TPU; empty without one.
         hosts: the machines that it runs on.
+        gpu: type of the GPUs that it gets, as in ``NVIDIA_L4``; empty without one, or if it is not known.
+        gke_driver: the NVIDIA driver that the job selects of GKE; empty if it leaves that to the node pool, None on
+            other platforms.
     """
 
     reference: str
@@ -50,6 +54,8 @@ class NamedImage:
     device: str = ""
     generation: str = ""
     hosts: Hosts = machines.UNKNOWN_HOSTS
+    gpu: str = ""
+    gke_driver: str | None = None
 
 
 def named(job: Evidence) -> Iterator[NamedImage]:
@@ -60,17 +66,18 @@ def named(job: Evidence) -> Iterator[NamedImage]:
         for role in ("master", "worker", "parameterServer", "evaluator"):
             reference = mapping(job.spec, f"{role}Config").get("imageUri")
             if isinstance(reference, str):
-                yield NamedImage(reference, job.at(f"{role}Config", "imageUri"))
+                yield NamedImage(reference, job.at(f"{role}Config", "imageUri"), gpu=_of_ai_platform(job.spec, role))
     else:
         for pool in worker_pools.pools(job):
             hosts = machines.hosts_of(pool.machine_type)
             reference = mapping(pool.spec, "containerSpec").get("imageUri")
             if isinstance(reference, str):
                 at, generation = pool.at("containerSpec", "imageUri"), machines.generation_of_machine(pool.machine_type)
-                yield NamedImage(reference, at, _device(pool), generation or "", hosts)
+                yield NamedImage(reference, at, _device(pool), generation or "", hosts, _gpu(pool))
             reference = mapping(pool.spec, "pythonPackageSpec").get("executorImageUri")
             if isinstance(reference, str):
-                yield NamedImage(reference, pool.at("pythonPackageSpec", "executorImageUri"), hosts=hosts)
+                at = pool.at("pythonPackageSpec", "executorImageUri")
+                yield NamedImage(reference, at, hosts=hosts, gpu=_gpu(pool))
 
 
 def _of_kubernetes(job: Evidence) -> Iterator[NamedImage]:
@@ -81,11 +88,38 @@ def _of_kubernetes(job: Evidence) -> Iterator[NamedImage]:
         for index, container in enumerate(template.containers):
             at = job.at(*template.pod_at, "containers", index, "image", document=template.document)
             if isinstance(container.get("image"), str):
-                yield NamedImage(container["image"], at, device, generation, hosts)
+                gpu, driver = _of_nodes(selector) if _requests_gpus(container) else ("", None)
+                yield NamedImage(container["image"], at, device, generation, hosts, gpu, driver)
     for number, document in enumerate(job.job.documents):
         reference = mapping(document, "spec", "trainer").get("image")
         if train_jobs.is_train_job(document) and isinstance(reference, str):
-            yield NamedImage(reference, job.at("spec", "trainer", "image", document=number))
+            gpu, driver = _of_nodes(train_jobs.node_selector(document, job.job.documents))
+            yield NamedImage(reference, job.at("spec", "trainer", "image", document=number), gpu=gpu, gke_driver=driver)
+
+
+def _requests_gpus(container: dict[str, Any]) -> bool:
+    """Return whether a container gets GPUs of its node."""
+    return any(gke_objects.GPU_RESOURCE in mapping(container, "resources", kind) for kind in ("limits", "requests"))
+
+
+def _of_nodes(selector: dict[str, Any]) -> tuple[str, str]:
+    """Return ``gpu`` and ``gke_driver`` of :class:`NamedImage` by the labels of the nodes."""
+    return gke_objects.gpu_of(selector), str(selector.get(gke_objects.GPU_DRIVER) or "")
+
+
+def _of_ai_platform(spec: dict[str, Any], role: str) -> str:
+    """Return the type of the GPUs of a role of an AI Platform job; empty without one."""
+    tier = machines.table().ai_platform_tiers.get(str(spec.get("scaleTier")))
+    machine = str(spec.get(f"{role}Type") or (tier.master if tier and role == "master" else ""))
+    legacy = machines.table().ai_platform_machines.get(machine, "")
+    own = mapping(spec, f"{role}Config", "acceleratorConfig").get("type")
+    return str(own or legacy.partition("+")[2].partition("x")[2])
+
+
+def _gpu(pool: Pool) -> str:
+    """Return the type of the GPUs of a pool's machine; empty without one."""
+    own = machines.gpu_of_machine(pool.machine_type)
+    return pool.accelerator or (own[0] if own else "")
 
 
 def _device(pool: Pool) -> str:

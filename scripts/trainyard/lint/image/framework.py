@@ -25,7 +25,15 @@ def torch_build(text: str) -> tuple[str | None, str | None]:
     return version[1] if version else None, cuda[1] if cuda else None
 
 
-@rule("image", severity=Severity.REFUSE, source="docs/anatomy.md#labels; images/indexes.yaml")
+def _variant(local: str | None) -> str | None:
+    """Return what torch and torchvision must have in common of their local versions: ``cu13`` of ``cu130``.
+
+    torchvision refuses another major version of CUDA alone: ``_check_cuda_version`` in its extension.py.
+    """
+    return re.sub(r"^(cu\d+)\d$", r"\1", local) if local else local
+
+
+@rule("image", severity=Severity.REFUSE, source="docs/anatomy.md#labels; images/indexes.yaml; torchvision/extension.py")
 def torch_is_the_build_of_its_index(image: Evidence) -> Iterator[Finding]:
     """torch and torchvision are builds of the index that the label names."""
     fix = image.package_remediation
@@ -51,8 +59,8 @@ def torch_is_the_build_of_its_index(image: Evidence) -> Iterator[Finding]:
         what = f"torch.version.cuda is {cuda}, {version} means {expected_cuda}"
         yield Finding(where, what, "torch was built for another accelerator than its version says", fix)
     vision = torch_build(image.inside.texts.get("torchvision/version.py", ""))[0]
-    if vision is not None and Version(vision).local != local:
-        why = "their operators do not load together: torch and torchvision must come from one index"
+    if vision is not None and _variant(Version(vision).local) != _variant(local):
+        why = "their operators do not load together: torch and torchvision must be built for one CUDA, or for CPUs"
         yield Finding("torchvision/version.py", f"is {vision}; torch is {version}", why, fix)
 
 

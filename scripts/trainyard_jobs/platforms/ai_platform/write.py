@@ -142,6 +142,7 @@ class AiPlatform(Platform):
     def write(self, request: Request, file: str | None = None) -> RenderedJob:
         """The job, and below it the Vertex AI job that replaces it, as a comment: the file stays one document."""
         old = config(request)
+        writing.check_gpus(request)
         successor = ai_platform_migration.migrate(old)
         convert = "trainyard job --from job.yaml --platform vertex"
         head = yaml_writer.comment(

@@ -51,7 +51,7 @@ def gpu_findings(where: str, machine: str, kind: str, count: int, *, must_name_o
     known = machines.table()
     own = machines.gpu_of_machine(machine)
     if kind in known.gpus_gone:
-        gone = f"{kind} is not available since {known.gpus_gone[kind]}"
+        gone = f"{kind} is not available since {known.gpus_gone[kind].since}"
         yield Finding(where, gone, why, "use NVIDIA_TESLA_T4 or NVIDIA_L4")
     elif kind.startswith("NVIDIA") and count < 1:
         yield Finding(where, f"{kind} without acceleratorCount", "the machine gets no GPU", "add acceleratorCount: 1")

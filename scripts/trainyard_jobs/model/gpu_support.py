@@ -1,0 +1,100 @@
+"""Tell how an image runs on a type of GPU, by its device code, and which image of the catalogue runs there."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from packaging.version import Version
+
+from trainyard.spec import gpus, matrix, model
+from trainyard.spec.gpus import DeviceCode
+from trainyard_jobs.model import machines
+from trainyard_jobs.model.image_metadata import Contents
+from trainyard_jobs.model.machines import GpuModel
+
+
+@dataclass(frozen=True)
+class Misfit:
+    """Say what an image lacks on a GPU, as a finding does.
+
+    Attributes:
+        fatal: whether nothing runs; if not, the driver compiles the image's PTX.
+    """
+
+    what: str
+    why: str
+    remediation: str
+    fatal: bool = True
+
+
+def code_for(contents: Contents | None, accelerator: str) -> tuple[GpuModel, DeviceCode] | None:
+    """Return the model of a type of GPU, and what an image needs of it; None if one of both is not known.
+
+    Args:
+        accelerator: type of GPU as the API names it, as in ``NVIDIA_TESLA_V100``.
+    """
+    row = machines.gpu_model(accelerator)
+    code = contents.device_codes.get(row.architecture) if contents and row else None
+    return (row, code) if row and code else None
+
+
+def misfit(contents: Contents | None, accelerator: str) -> Misfit | None:
+    """Return what an image lacks on GPUs of a type; None if it has machine code for them, or too little is known.
+
+    Args:
+        accelerator: see :func:`code_for`.
+    """
+    known = code_for(contents, accelerator)
+    if contents is None or known is None:
+        return None
+    row, code = known
+    capability = gpus.gpus()[row.model].capability
+    verdict = code.verdict(capability)
+    if verdict == "runs":
+        return None
+    name = f"{row.model} (compute capability {capability})"
+    image = f"{contents.framework or 'the image'} with CUDA {code.cuda}{' for arm64' if row.arm else ''}"
+    if verdict == "ptx":
+        return Misfit(
+            f"{image} runs on a {name} from PTX: it has machine code for {' '.join(code.capabilities)} "
+            f"(by {contents.source})",
+            "the driver compiles the kernels when they are first used, which may take minutes",
+            f"use nodes with a driver for CUDA {code.cuda} or later; a folder in CUDA_CACHE_PATH that outlives the "
+            "container keeps the compiled kernels",
+            fatal=False,
+        )
+    return Misfit(
+        f"{image} has no code for a {name}: it has code for {code.text} (by {contents.source})",
+        "the job starts and is billed, and its first kernel fails: no kernel image is available for execution",
+        _instead(contents, row, capability),
+    )
+
+
+def _instead(contents: Contents, row: GpuModel, capability: str) -> str:
+    """Return what to use: the newest target with the framework of an image and code for a GPU, or releases of that."""
+    framework, arch = contents.framework.partition(" ")[0], row.architecture
+    if not framework:
+        return f"use an image with code for a {row.model}, or another GPU"
+    specs = [spec.on(arch) for spec in model.recommended() if f"linux/{arch}" in spec.platforms]
+    fitting = [
+        (Version(spec.version), spec.target)
+        for spec in specs
+        if spec.framework.name == framework and (code := spec.device_code) and code.verdict(capability) == "runs"
+    ]
+    if fitting:
+        version, target = max(fitting)
+        return f"use the target {target} ({framework} {version}), or another GPU"
+    if releases := _releases(framework, capability, arch):
+        return f"use {framework} {' to '.join(dict.fromkeys((releases[0], releases[-1])))}, or another GPU"
+    return f"use another GPU: no {framework} in images/matrix.yaml has code for a {row.model}"
+
+
+def _releases(framework: str, capability: str, arch: str) -> list[str]:
+    """Return the minor releases of a framework with machine code for a GPU, in ascending order."""
+    known = matrix.matrix().frameworks.get(framework)
+    fitting = []
+    for minor, release in known.versions.items() if known else ():
+        codes = [gpus.device_code(framework, f"{minor}.0", arch, cuda) for cuda in release.cuda]
+        if any(code and code.verdict(capability) == "runs" for code in codes):
+            fitting.append(minor)
+    return sorted(fitting, key=Version)
