@@ -6,6 +6,7 @@ Imported only where the runtime is `gpu`, an NVIDIA driver is present, and image
 from __future__ import annotations
 
 from launcher.errors import config_error
+from launcher.image import is_version
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -70,7 +71,7 @@ WAY_ROUND = "LAUNCHER_RUNTIME=cpu starts without this check"
 
 
 class Gpu:
-    """A GPU that CUDA shows to this process.
+    """Describe a GPU that CUDA shows to this process.
 
     Attributes:
         index: its number among the visible ones.
@@ -89,7 +90,7 @@ class Gpu:
 
 
 class Driver:
-    """The answer of the NVIDIA driver.
+    """Hold the answer of the NVIDIA driver.
 
     Attributes:
         version: version of the kernel module, such as 580.65.06; "" if unknown.
@@ -129,7 +130,7 @@ def driver_version(host: Host) -> str:
     `NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  580.65.06  Release Build ...`.
     """
     _, _, rest = host.read(VERSION_FILE).partition("Kernel Module")
-    return next((word for word in rest.split()[:4] if "." in word and word.replace(".", "").isdigit()), "")
+    return next((word for word in rest.split()[:4] if is_version(word)), "")
 
 
 def numbers(version: str) -> tuple[int, ...]:
@@ -209,9 +210,11 @@ def _answer(driver: Driver, env: Mapping[str, str], image: Image, library: str) 
     answer: dict[str, Any] = {}
     for line in out.decode("utf-8", "replace").splitlines():
         try:
-            answer.update(json.loads(line))
-        except ValueError:  # the library prints, too
+            said = json.loads(line)
+        except ValueError:
             continue
+        if isinstance(said, dict):  # the library may print, too
+            answer.update(said)
     return answer
 
 
@@ -276,7 +279,7 @@ def judge(driver: Driver, image: Image, env: Mapping[str, str], trains: bool) ->
 
 
 def _doubts(driver: Driver, image: Image) -> list[str]:
-    """Return a line for each thing that may keep CUDA from starting."""
+    """Return a line for each cause that may keep CUDA from starting, or code from running."""
     warnings = [driver.problem] if driver.problem else []
     if driver.missing:
         warnings.append(f"{LIBRARY} cannot be loaded, and CUDA will not start: {driver.missing[:200]}")

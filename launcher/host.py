@@ -109,7 +109,7 @@ class Host:
         return WSL_DEVICE in self.names("/dev")
 
     def has_cuda_library(self, env: Mapping[str, str]) -> bool:
-        """Whether the dynamic loader finds the driver's libcuda.so.1, which CUDA programs load (R8.1)."""
+        """Return whether the dynamic loader finds the driver's libcuda.so.1, which CUDA programs load (R8.1)."""
         return bool(self.cuda_library(env))
 
     def cuda_library(self, env: Mapping[str, str]) -> str:

@@ -131,7 +131,7 @@ def _find_problem(image: Image) -> str:
         return f"accelerator is {image.accelerator!r}, not one of {', '.join(ACCELERATORS)}"
     if image.cuda or image.driver or image.gpus:
         capabilities = [word[:-4] if word.endswith("+PTX") else word for word in str(image.gpus).split()] or [""]
-        if not all(_is_version(word, 2) for word in (image.cuda, *capabilities)) or not _is_version(image.driver):
+        if not all(is_version(word, 2) for word in (image.cuda, *capabilities)) or not is_version(image.driver):
             return (
                 f"cuda, driver and gpus are {image.cuda!r}, {image.driver!r} and {image.gpus!r}, not versions such as "
                 "'13.2', '580' and '8.0 9.0+PTX'"
@@ -144,7 +144,7 @@ def _find_problem(image: Image) -> str:
     return ""
 
 
-def _is_version(word: object, parts: int = 0) -> bool:
+def is_version(word: object, parts: int = 0) -> bool:
     """Return whether a value is digits with dots between them; `parts` of them, or any number for 0."""
     numbers = word.split(".") if isinstance(word, str) else []
     if not numbers or (parts and len(numbers) != parts):

@@ -63,7 +63,7 @@ def gpu_machine(machine: Machine) -> Callable[..., Machine]:
 
 
 def refused(launched: Launched) -> str:
-    """The only line of a refusal."""
+    """Return the only line of a refusal."""
     assert launched.status == 2, launched
     (line,) = launched.err.splitlines()
     assert line.startswith("launch: error: ")
@@ -333,6 +333,26 @@ def test_the_loader_finds_the_library_by_its_name(tmp_path: Path) -> None:
     driver = gpus.ask(Host(), env, Image(**NEW))
     assert (driver.cuda, driver.error, driver.problem) == ("13.2", 0, "")
     assert [(gpu.name, gpu.capability, gpu.code) for gpu in driver.gpus] == [(*H100, "machine code")]
+
+
+def test_what_the_library_prints_is_no_answer(
+    launch: Launch, gpu_machine: Callable[..., Machine], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    gpu_machine(V100)
+    python = tmp_path / "python"
+    python.write_text("#!/bin/sh\necho 5\necho '[1]'\necho '{'\necho '{\"cuda\": 12080}'\necho '{\"error\": 0}'\n")
+    python.chmod(0o755)
+    monkeypatch.setattr(sys, "executable", str(python))
+    assert "driver 580.65.06, CUDA 12.8 for GPU 0 (Tesla V100-SXM2-16GB)" in refused(launch({}))
+
+
+@pytest.mark.parametrize("version", ["", "Kernel Module", "Kernel Module 580..65 \u0661.\u0662 ." + "9" * 5000, "\0"])
+def test_a_version_that_cannot_be_read_is_unknown(
+    launch: Launch, gpu_machine: Callable[..., Machine], version: str
+) -> None:
+    gpu_machine(H100, form=version + "{}", driver=" ")
+    assert launch({}).data["warnings"] == []
+    assert "nvidia    CUDA 13.0; the image has CUDA 13.2" in launch({}, "--explain").out
 
 
 # --- where a refusal is none -----------------------------------------------------------------------------------------
