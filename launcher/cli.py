@@ -311,6 +311,8 @@ def _resolve(arguments: Arguments, facts: Facts, log: Log) -> Report:
     if decision.runtime == "tpu-local":
         _complete_slice(facts, decision)
     cluster = clusters.resolve(env, settings, decision.slice)
+    if decision.runtime == "gpu" and image.gpus and facts.host.has_gpu(env):
+        _check_gpus(facts, decision, cluster, log)
     nproc = processes.count(facts, decision.runtime, named, cluster, command)
     wrapped = torchrun.wrap(command, facts, cluster, nproc)
     if settings.nproc > 1 and nproc == 1:
@@ -373,6 +375,24 @@ def _complete_slice(facts: Facts, decision: Decision) -> None:
         return
     if attributes:
         decision.slice = slice_from_metadata(attributes)
+
+
+def _check_gpus(facts: Facts, decision: Decision, cluster: Cluster, log: Log) -> None:
+    """Refuse a driver or GPUs that the image cannot train on (R8.3 to R8.5)."""
+    from launcher import gpus
+
+    if gpus.hidden(facts.env, facts.host):
+        return
+
+    def report_signal(reason: str, status: int) -> None:
+        _fail(f"{reason} for the NVIDIA driver", status, facts.env, log)
+
+    with process.ExitOnSignal(report_signal):
+        facts.driver = gpus.ask(facts.host, facts.env, facts.image)
+    # A rehearsal trains on the CPU, a process outside the training world does not train, and R1 and R2 are the user's
+    # own configuration of the runtime.
+    trains = not (facts.settings.rehearse or decision.untouched or cluster.node_rank is None)
+    decision.warnings += gpus.judge(facts.driver, facts.image, facts.env, trains)
 
 
 def _wait(facts: Facts, decision: Decision, log: Log) -> Answer:

@@ -148,6 +148,8 @@ def _signal(facts: Facts, name: str) -> str:
 def signals(facts: Facts, decided: str = "") -> list[str]:
     """One line per rule R0 to R9: the signals it found, and the rule that decided; then the cluster's variables.
 
+    If the NVIDIA driver was asked, also its version, that which the image needs, and the GPUs (R8.3).
+
     Args:
         facts: environment, machine, image and settings.
         decided: name of the rule that decided; "" if none did because of an error.
@@ -174,4 +176,8 @@ def signals(facts: Facts, decided: str = "") -> list[str]:
         lines.append(f"{rule.name}        {found} {mark}".rstrip())
     present = [_signal(facts, name) for name in clusters.SIGNALS if facts.has(name)]
     lines.append("cluster   " + ("; ".join(present) or "no cluster variable is set"))
+    if facts.driver:
+        from launcher import gpus
+
+        lines += gpus.lines(facts.driver, facts.image)
     return lines

@@ -109,19 +109,24 @@ class Host:
         return WSL_DEVICE in self.names("/dev")
 
     def has_cuda_library(self, env: Mapping[str, str]) -> bool:
-        """Whether the dynamic loader finds the driver's libcuda.so.1, which CUDA programs load (R8.1).
+        """Return whether the dynamic loader finds the driver's libcuda.so.1, which CUDA programs load (R8.1)."""
+        return bool(self.cuda_library(env))
+
+    def cuda_library(self, env: Mapping[str, str]) -> str:
+        """Return the path of libcuda.so.1 below the sysroot, in the order of the dynamic loader; "" without one (R8.1).
 
         GKE and Vertex AI mount the driver under /usr/local/nvidia; NVIDIA's container runtime mounts it into the
         distribution's library folder, or on WSL 2 into the folder of the Windows driver.
         """
         folders = [*text(env, "LD_LIBRARY_PATH").split(":"), *LIBRARY_FOLDERS, WSL_LIBRARIES]
-        if any("libcuda.so.1" in self.names(folder) for folder in folders if folder):
-            return True
-        return any(
-            name.startswith("libcuda.so.1")
-            for folder in self.names(WSL_DRIVERS)
-            for name in self.names(f"{WSL_DRIVERS}/{folder}")
-        )
+        for folder in folders:
+            if folder and "libcuda.so.1" in self.names(folder):
+                return f"{folder}/libcuda.so.1"
+        for folder in self.names(WSL_DRIVERS):
+            for name in self.names(f"{WSL_DRIVERS}/{folder}"):
+                if name.startswith("libcuda.so.1"):
+                    return f"{WSL_DRIVERS}/{folder}/{name}"
+        return ""
 
     def gpu_count(self, env: Mapping[str, str]) -> int:
         """Number of GPUs that a process sees: device nodes, limited by CUDA_VISIBLE_DEVICES (R8.2)."""

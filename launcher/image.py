@@ -27,9 +27,12 @@ class Image:
         version: version of the framework; "" if unknown.
         trainers: trainer name -> command line.
         default: name of the default trainer; "" if there is none.
+        cuda: CUDA of an image for NVIDIA GPUs, such as 13.2; "" if unknown, and then `driver` and `gpus` are, too.
+        driver: least version of the NVIDIA driver on Linux, such as 580 or 525.60.13.
+        gpus: compute capabilities with machine code, and `+PTX` after those with PTX, such as `8.0 9.0+PTX`.
     """
 
-    __slots__ = ("accelerator", "default", "framework", "target", "trainers", "version")
+    __slots__ = ("accelerator", "cuda", "default", "driver", "framework", "gpus", "target", "trainers", "version")
 
     def __init__(
         self,
@@ -39,6 +42,9 @@ class Image:
         trainers: Mapping[str, list[str]] | None = None,
         default: str = "",
         accelerator: str = "",
+        cuda: str = "",
+        driver: str = "",
+        gpus: str = "",
     ) -> None:
         self.target = target
         self.framework = framework
@@ -46,6 +52,9 @@ class Image:
         self.trainers = dict(trainers or {})
         self.default = default
         self.accelerator = accelerator
+        self.cuda = cuda
+        self.driver = driver
+        self.gpus = gpus
 
     def may_be(self, *frameworks: str) -> bool:
         """Whether the image contains one of these frameworks, or its framework is unknown."""
@@ -72,6 +81,8 @@ def read_image(host: Host, env: Mapping[str, str]) -> Image:
             raise config_error(
                 f"LAUNCHER_FRAMEWORK is {word[:60]!r}: it must be name==version; names: {', '.join(FRAMEWORKS)}"
             )
+        if (name, version.strip()) != (image.framework, image.version):
+            image.cuda = image.driver = image.gpus = ""  # those of the framework that is replaced
         image.framework, image.version = name, version.strip()
     return image
 
@@ -98,6 +109,9 @@ def _read_manifest(host: Host) -> Image:
             trainers=data.get("trainers", {}),
             default=data.get("default", ""),
             accelerator=data.get("accelerator", ""),
+            cuda=data.get("cuda", ""),
+            driver=data.get("driver", ""),
+            gpus=data.get("gpus", ""),
         )
         problem = _find_problem(image)
     except (ValueError, RecursionError, LookupError, TypeError, AttributeError) as error:
@@ -115,9 +129,24 @@ def _find_problem(image: Image) -> str:
         return "target, version and default must be strings"
     if image.accelerator not in ("", *ACCELERATORS):
         return f"accelerator is {image.accelerator!r}, not one of {', '.join(ACCELERATORS)}"
+    if image.cuda or image.driver or image.gpus:
+        capabilities = [word[:-4] if word.endswith("+PTX") else word for word in str(image.gpus).split()] or [""]
+        if not all(is_version(word, 2) for word in (image.cuda, *capabilities)) or not is_version(image.driver):
+            return (
+                f"cuda, driver and gpus are {image.cuda!r}, {image.driver!r} and {image.gpus!r}, not versions such as "
+                "'13.2', '580' and '8.0 9.0+PTX'"
+            )
     for name, command in image.trainers.items():
         if not (isinstance(command, list) and command and all(isinstance(word, str) for word in command)):
             return f"the command of trainer {name!r} is not a list of strings"
     if image.default and image.default not in image.trainers:
         return f"the default trainer {image.default!r} is not among the trainers"
     return ""
+
+
+def is_version(word: object, parts: int = 0) -> bool:
+    """Return whether a value is digits with dots between them; `parts` of them, or any number for 0."""
+    numbers = word.split(".") if isinstance(word, str) else []
+    if not numbers or (parts and len(numbers) != parts):
+        return False
+    return all(number.isascii() and number.isdigit() and len(number) < 7 for number in numbers)

@@ -17,6 +17,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Callable, Mapping
 
+    from launcher.gpus import Driver
     from launcher.host import Host
     from launcher.image import Image
     from launcher.settings import Settings
@@ -31,15 +32,19 @@ XRT_VARIABLES = ("XRT_TPU_CONFIG", "XRT_DEVICE_MAP", "XRT_WORKERS", "GPU_NUM_DEV
 
 
 class Facts:
-    """Everything that a decision depends on: the environment, the machine, the image and the settings."""
+    """Everything that a decision depends on: the environment, the machine, the image and the settings.
 
-    __slots__ = ("env", "host", "image", "settings", "tpu_chips")
+    `driver` is the answer of the NVIDIA driver; None if it was not asked (R8.3).
+    """
+
+    __slots__ = ("driver", "env", "host", "image", "settings", "tpu_chips")
 
     def __init__(self, env: Mapping[str, str], host: Host, image: Image, settings: Settings) -> None:
         self.env = env
         self.host = host
         self.image = image
         self.settings = settings
+        self.driver: Driver | None = None
         # An image for NVIDIA GPUs does not use a TPU (R4).
         self.tpu_chips = [] if image.accelerator == "nvidia" else host.tpu_chips(env)
 

@@ -35,13 +35,15 @@ class Machine:
         version: str,
         trainers: Mapping[str, list[str]] | None = None,
         accelerator: str = "",
+        **more: str,
     ) -> None:
-        """Write the image.json of a build."""
+        """Write the image.json of a build; with the members `cuda`, `driver` and `gpus`, for example."""
         trainers = trainers or {"mnist": ["/opt/venv/bin/python", "-m", "trainers.mnist"]}
         manifest = {
             "schema": 1,
             "target": "test",
             "accelerator": accelerator,
+            **more,
             "framework": framework,
             "versions": {framework: version},
             "trainers": trainers,

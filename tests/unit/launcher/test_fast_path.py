@@ -71,6 +71,21 @@ def test_reading_the_image_description_imports_only_json(machine: Machine) -> No
     assert not _imported(machine, {}, "mnist") & FORBIDDEN
 
 
+GPU_FACTS = {"cuda": "13.2", "driver": "580", "gpus": "7.5 8.0 8.6 9.0 10.0 12.0"}
+
+
+@pytest.mark.parametrize("env", [{}, {"LAUNCHER_RUNTIME": "cpu"}, {"CUDA_VISIBLE_DEVICES": ""}])
+def test_gpus_are_asked_only_where_there_are_gpus(machine: Machine, env: dict[str, str]) -> None:
+    machine.add_image("torch", "2.15.0", accelerator="nvidia", **GPU_FACTS)
+    assert not _imported(machine, {"LAUNCHER_RUNTIME": "gpu"}, "--", "/bin/true") & (FORBIDDEN | {"launcher.gpus"})
+    if env:
+        machine.add_devices("/dev/nvidiactl", "/dev/nvidia0")
+    assert not _imported(machine, env, "--", "/bin/true") & FORBIDDEN
+    machine.add_image("torch", "2.15.0", accelerator="nvidia")
+    machine.add_devices("/dev/nvidiactl", "/dev/nvidia0")
+    assert not _imported(machine, {}, "--", "/bin/true") & (FORBIDDEN | {"launcher.gpus"})
+
+
 def test_plain_http_does_not_import_tls(machine: Machine, google_cloud: object, tpu_config: object) -> None:
     google_cloud()  # type: ignore[operator]
     imported = _imported(machine, {"TPU_CONFIG": tpu_config()}, "--", "/bin/true")  # type: ignore[operator]

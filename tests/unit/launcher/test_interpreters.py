@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 from launching import ROOT, Machine, cluster_spec
+from tests.fakes import cuda_driver
 
 MINORS = range(8, 15)
 
@@ -98,6 +99,18 @@ def test_exit_statuses_of_failures(
     done = _run(python, machine, {**env, "LAUNCHER_TPU_ATTEMPTS": "2"}, "--explain")
     assert done.returncode == status
     assert "Traceback" not in done.stderr
+
+
+def test_gpus(python: str, machine: Machine) -> None:
+    machine.add_devices("/dev/nvidiactl", "/dev/nvidia0")
+    machine.add("/proc/driver/nvidia/version", cuda_driver.OPEN_VERSION.format("580.65.06"))
+    library = machine.root / "usr/lib64/libcuda.so.1"
+    cuda_driver.compile_library(library, [("Tesla V100-SXM2-16GB", "7.0")])
+    machine.add_image("torch", "2.15.0", accelerator="nvidia", cuda="13.2", driver="580", gpus="7.5 9.0")
+    done = _run(python, machine, {}, "--", "/bin/true")
+    assert done.returncode == 2 and "GPU 0 (Tesla V100-SXM2-16GB, compute capability 7.0)" in done.stderr
+    cuda_driver.compile_library(library, [("NVIDIA H100", "9.0")])
+    assert _run(python, machine, {"LAUNCHER_LOG": "quiet"}, "--", "/bin/true").stderr == ""
 
 
 def test_explain_help_and_a_missing_command(python: str, machine: Machine) -> None:
