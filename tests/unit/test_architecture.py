@@ -383,7 +383,10 @@ def test_the_environment_is_read_in_one_module_and_in_commands() -> None:
                 and node.value.id == "os"
             ):
                 reading.add(name)
-    assert {name for name in reading if room(name) != "commands"} == {"trainyard.common.settings"}
+    assert {name for name in reading if room(name) != "commands"} == {
+        "trainyard.common.settings",
+        "trainyard.image.gpu_kernels",  # runs inside an image
+    }
 
 
 def test_options_write_no_environment_variable_and_modules_have_no_state_folder() -> None:
@@ -423,7 +426,9 @@ def test_libraries_return_and_commands_print() -> None:
     assert {name for name in printing if room(name) not in ("commands", "cli")} == {
         "trainyard.common.console",
         "trainyard.common.options",  # --quiet
-        "trainyard.image.worker_processes",  # runs inside an image
+        "trainyard.image.compiled_step",  # runs inside an image, as the next two do
+        "trainyard.image.gpu_kernels",
+        "trainyard.image.worker_processes",
         "trainyard.sandbox.fakes.google_cloud",  # its own process, which prints its address
         "trainyard.sandbox.fakes.storage",
         "trainyard_jobs.pods.connectivity_probe",  # runs on the workers of a pod
