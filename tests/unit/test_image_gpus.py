@@ -150,6 +150,7 @@ def test_what_cudnn_has_no_code_for_cannot_start(write: Callable[[str], dict[str
     (finding,) = codes(write("NVIDIA_TESLA_P100"), held("tf-gpu"))
     assert finding.severity is Severity.CANNOT_START
     assert f"{NO_CODE} P100 (compute capability 6.0)" in finding.what
+    assert finding.remediation == "use another GPU, or an image with tensorflow 2.21.0 and cuDNN before 9.11"
 
 
 @pytest.mark.parametrize("write", [vertex, gke, train_job])

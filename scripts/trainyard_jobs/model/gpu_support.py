@@ -66,12 +66,16 @@ def misfit(contents: Contents | None, accelerator: str) -> Misfit | None:
     return Misfit(
         f"{image} has no code for a {name}: it has code for {code.text} (by {contents.source})",
         "the job starts and is billed, and its first kernel fails: no kernel image is available for execution",
-        _instead(contents, row, capability),
+        _instead(contents, row, capability, code.cuda),
     )
 
 
-def _instead(contents: Contents, row: GpuModel, capability: str) -> str:
-    """Return what to use: the newest target with the framework of an image and code for a GPU, or releases of that."""
+def _instead(contents: Contents, row: GpuModel, capability: str, cuda: str) -> str:
+    """Return what to use: the newest target with the framework of an image and code for a GPU, or releases of that.
+
+    Args:
+        cuda: version of CUDA of the image.
+    """
     framework, arch = contents.framework.partition(" ")[0], row.architecture
     if not framework:
         return f"use an image with code for a {row.model}, or another GPU"
@@ -84,6 +88,11 @@ def _instead(contents: Contents, row: GpuModel, capability: str) -> str:
     if fitting:
         version, target = max(fitting)
         return f"use the target {target} ({framework} {version}), or another GPU"
+    with_other_cudnn = gpus.device_code(framework, contents.framework.partition(" ")[2], arch, cuda)
+    if with_other_cudnn and with_other_cudnn.verdict(capability) == "runs":
+        return (
+            f"use another GPU, or an image with {contents.framework} and cuDNN before {min(matrix.matrix().cuda.cudnn)}"
+        )
     if releases := _releases(framework, capability, arch):
         return f"use {framework} {' to '.join(dict.fromkeys((releases[0], releases[-1])))}, or another GPU"
     return f"use another GPU: no {framework} in images/matrix.yaml has code for a {row.model}"

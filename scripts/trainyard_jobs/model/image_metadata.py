@@ -177,7 +177,8 @@ def _code_of_packages(versions: Mapping[str, str], arch: str) -> dict[str, Devic
     cuda = f"{wheel[1]}.{wheel[2]}" if wheel else ".".join(versions.get(runtime, "").split(".")[:2])
     if not cuda or (local and not wheel) or _is_prerelease(version):
         return {}
-    code = gpus.device_code(framework, version, arch, cuda)
+    cudnn = next((has for name, has in versions.items() if name.startswith("nvidia-cudnn-")), "")
+    code = gpus.device_code(framework, version, arch, cuda, cudnn)
     # PyTorch has wheels for several minor versions of CUDA, each with code for other GPUs.
     return {arch: code} if code and (framework != "torch" or code.cuda == cuda) else {}
 
