@@ -156,6 +156,20 @@ def test_a_compiler_works_for_any_user_on_a_read_only_root_where_tmp_is_not_exec
     assert "torch.compile will fail: /tmp, " in nowhere.stderr and "--tmpfs /tmp:exec" in nowhere.stderr
 
 
+def test_a_version_of_a_target_is_built_under_its_name_with_its_provenance(
+    made: dict[str, Any], miniature: Miniature
+) -> None:
+    miniature.index.add(torch("2.8.0"))
+    folder = miniature.folder / "images" / "mini" / "2.8"
+    folder.mkdir()
+    (folder / "version.yaml").write_text("packages: [torch==2.8.0]\nplatforms: [linux/amd64]\n", encoding="utf-8")
+    miniature.run("lock", "mini@2.8")
+    miniature.run("render")
+    built = miniature.json("build", "mini@2.8")
+    labels = docker_engine.image(built["digest"], made_by="").labels
+    assert labels["io.trainyard.framework"] == "torch==2.8.0" and labels["io.trainyard.target"] == "mini-2.8"
+
+
 # --- a base that holds the framework, of another version each day -----------------------------------------------------
 
 #: Python and numpy are those of the image below.

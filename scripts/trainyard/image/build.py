@@ -345,7 +345,7 @@ def _build(
             again = bake_arguments(
                 plan, compression=compression, name=provenance.local(spec.local_name), provenance=True, secrets=secrets
             )
-            provenance.keep(spec.kept, digest, [file, *again], spec.context.builder)
+            provenance.keep(spec.kept, digest, spec.bake_name, [file, *again], spec.context.builder)
     facts = {
         "seconds": round(seconds, 1),
         "tag": plan.tag,

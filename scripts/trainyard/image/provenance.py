@@ -29,12 +29,13 @@ def local(target: str) -> str:
     return f"{NAME}:{target}-provenance"
 
 
-def keep(kept: Path, digest: str, arguments: list[str], builder: str) -> None:
+def keep(kept: Path, digest: str, target: str, arguments: list[str], builder: str) -> None:
     """Store the provenance of the build that has just ended, unless it is known or ``PROVENANCE=0``.
 
     Args:
         kept: the folder of the image's target, ``Spec.kept``.
         digest: of the image that was built.
+        target: its name in the bake file, ``Spec.bake_name``.
         arguments: of :func:`trainyard.image.buildx.bake`, to build it again as :func:`local` and with provenance.
         builder: see :func:`trainyard.oci.builder.current`.
     Raises:
@@ -45,7 +46,7 @@ def keep(kept: Path, digest: str, arguments: list[str], builder: str) -> None:
     if settings.variable("PROVENANCE") == "0":
         return
     try:
-        bake(kept.name, arguments, name=builder, quiet=True)
+        bake(target, arguments, name=builder, quiet=True)
         documents = image_store.documents(local(kept.name))
     finally:
         docker_engine.untag(local(kept.name))
