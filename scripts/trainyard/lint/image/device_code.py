@@ -151,7 +151,7 @@ def compilers_match_the_driver(image: Evidence) -> Iterator[Finding]:
 
 def _compiled(image: Evidence) -> set[str]:
     """Return names of the packages that the user's repository compiles."""
-    build = image.spec.workspace.document.build if image.spec and image.spec.has_code else None
+    build = image.spec.workspace.document.build if image.spec else None
     return {canonicalize_name(Requirement(str(source)).name) for source in build.sources} if build else set()
 
 
