@@ -14,7 +14,7 @@ from tests.fakes.package_index import PackageIndex, wheel
 from tests.workspaces import empty, fresh, is_current, relock, repository, versions
 
 from trainyard.common.errors import UserError
-from trainyard.image import dockerfile
+from trainyard.image import dockerfile, package_index
 from trainyard.spec import gpus, model
 from trainyard.spec.lock import Lock
 from trainyard.spec.model import RepositorySpec
@@ -275,6 +275,22 @@ def test_an_image_without_a_command_needs_a_version_that_the_trainers_support(
         "'run: python train.py', or ask for another version"
     )
     assert not Path("trainyard.lock").exists()
+
+
+def test_an_index_of_the_framework_that_lacks_the_version_is_left_out_with_a_warning(
+    write: Write, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """PyTorch's CPU index has the CPU builds of a target; the default index has the version that is asked for."""
+    with PackageIndex() as other:
+        other.add(wheel("torch", "2.15.0"), wheel("torchvision", "0.29.2", ("torch==2.15.0", "numpy")))
+        monkeypatch.setenv("TRAINYARD_INDEX_PYTORCH_CPU", other.url)
+        package_index.reachable.cache_clear()
+        spec = write("torch==2.9.1\n", extends="cpu")
+        relock(spec)
+        locked = fresh(spec)
+        assert locked.usable_lock and locked.usable_lock.indexes("amd64") == ["default"]
+        assert locked.packages == ["torch==2.9.1", "torchvision==0.24.1"]
+        assert "no packages of index 'pytorch-cpu' in trainyard.lock: " in capsys.readouterr().err
 
 
 def test_wheels_without_code_for_gpus_on_a_platform_are_refused_before_anything_is_built(

@@ -552,14 +552,14 @@ def _own_frameworks(
         try:
             with _explained(spec, [*reasons, *request.wanted.lines]):
                 sections[index] = framework_choice.resolve_framework(everything, lines, agreed)
-        except UserError:
-            if any(framework.installs_as(line.name, [package.name for package in lines]) for line in reasons):
+        except (UserError, StepFailed) as error:
+            asked_for = any(framework.installs_as(line.name, [package.name for package in lines]) for line in reasons)
+            if index != DEFAULT:
+                logger.warning(f"no packages of index '{index}' in {relative(spec.lock_file)}: {error}")
+            elif isinstance(error, StepFailed) or asked_for:
                 raise
-            raise contradictions.contradiction(spec, reasons[0], target.versions) from None
-        except StepFailed as error:
-            if index == DEFAULT:
-                raise
-            logger.warning(f"no packages of index '{index}' in {relative(spec.lock_file)}: {error}")
+            else:
+                raise contradictions.contradiction(spec, reasons[0], target.versions) from None
     chosen = versions(sections[DEFAULT])
     shown = ", ".join(
         f"{name} {chosen[name]}" for name in dict.fromkeys(line.name for line in (*lines, *reasons)) if name in chosen
