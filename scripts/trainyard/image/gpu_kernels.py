@@ -136,7 +136,8 @@ def compile_kernels(sources: dict[str, str], capability: int, folder: str) -> in
     for name, source in sources.items():
         kernel, meta, configurations = configured(source, os.path.join(folder, f"{name}.py"))
         options = configurations[0]
-        constants = {**meta.get("constants", {}), **options.kwargs}
+        sizes = {name: size for name, size in options.kwargs.items() if name in kernel.arg_names}
+        constants = {**meta.get("constants", {}), **sizes}
         attributes = (meta.get("configs") or [None])[0]
         built = triton.compile(
             ASTSource(kernel, meta["signature"], constants, attributes),
@@ -160,6 +161,7 @@ def load_driver(folder: str) -> None:
     with open(stub, "w", encoding="utf-8") as file:
         file.writelines(f"int {name}(void) {{ return 0; }}\n" for name in names)
     subprocess.run(["gcc", "-shared", "-fPIC", "-Wl,-soname,libcuda.so.1", "-o", library, stub], check=True)
+    os.symlink("libcuda.so.1", os.path.join(folder, "libcuda.so"))  # the name that Triton 3.3 links to
     ctypes.CDLL(library, mode=ctypes.RTLD_GLOBAL)
     os.environ["TRITON_LIBCUDA_PATH"] = folder
     nvidia.CudaUtils()

@@ -46,6 +46,7 @@ CUDA_ONLY = re.compile(
 COLOURS = {
     "base": "#4c566a",
     "system": "#7b88a1",
+    "compiler": "#8f7fb3",
     "libraries": "#a3b1cc",
     "large wheels": "#2f6fb0",
     "small wheels": "#e08e2b",
@@ -56,6 +57,7 @@ COLOURS = {
 WHY = {
     "base": "base",
     "system": "system packages",
+    "compiler": "compilers",
     "libraries": "system packages",
     "tools": "tools",
     "site": "environment",
