@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from trainyard.common.errors import UserError
 from trainyard.image import dockerfile, workspace_files
 from trainyard.spec import model
 from trainyard.spec.model import RepositorySpec
@@ -61,6 +62,12 @@ def test_a_repository_has_the_compilers_of_its_target_unless_it_says_otherwise(
     spec = repository(text, "", target)
     assert spec.has_compiler is has
     assert ("AS compiler\n" in dockerfile.dockerfile(spec)) is has
+
+
+def test_what_is_neither_true_nor_false_is_one_line(repository: Repository) -> None:
+    with pytest.raises(UserError) as error:
+        repository("compiler: flase\n", "")
+    assert str(error.value) == "trainyard.yaml:4: compiler: 'flase' is neither true nor false"
 
 
 @pytest.mark.parametrize(

@@ -189,6 +189,8 @@ def _explain(path: Path, data: CommentedMap, model: type[BaseModel], error: Vali
         )
     if first["type"] == "missing":
         return UserError(f"{where}: '{key}' is missing{more}")
+    if first["type"].startswith("bool"):
+        return UserError(f"{where}: {key}: {first['input']!r} is neither true nor false{more}")
     return UserError(f"{where}: {key}: {first['msg'].removeprefix('Value error, ')}{more}")
 
 
