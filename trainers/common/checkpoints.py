@@ -146,6 +146,10 @@ def check_same_run(
         raise UserError(
             f"{args.checkpoint_dir}: its checkpoints are of {other}: use the same data, another --checkpoint-dir, or"
             " --accept-other-data to train them further on this data", USAGE)  # fmt: skip
+    if had.get("ema") and not now["flags"].get("ema"):
+        raise UserError(
+            f"{args.checkpoint_dir}: its checkpoints have averaged weights, which are tested and exported: give --ema"
+            f" {had['ema']}, too, or another --checkpoint-dir", USAGE)  # fmt: skip
     changed = [f"{flags.words(name, value)}, was {flags.words(name, had[name]).removeprefix(f'--{name} ')}"
                for name, value in now["flags"].items() if had.get(name, value) != value]  # fmt: skip
     if differing or changed:

@@ -452,7 +452,7 @@ class Loader:
     :data:`READERS` for remote storage, and as many readers as workers for local files. ``decode`` is that of this
     module, or an equivalent one of a framework.
 
-    A damaged image is reported and skipped, if not more than one in 1,000 of ``images`` is damaged.
+    A damaged image is reported and skipped, if not more than one in 1,000 of ``images`` (of fewer: one) is damaged.
     """
 
     def __init__(self, images: Images, workers: int, ahead: int = 4, decode: Decode = decode, readers: int = 0) -> None:
@@ -532,15 +532,14 @@ class Loader:
 
     def _skip(self, number: int, error: Damaged) -> None:
         """Report damaged image ``number`` once; raises :class:`UserError` if there are too many."""
-        limit = self.images.count // _DAMAGED_SHARE
+        limit = min(max(1, self.images.count // _DAMAGED_SHARE), self.images.count - 1)
         with self._lock:
             if number in self.damaged:
                 return
             self.damaged.add(number)
             count = len(self.damaged)
         if count > limit:
-            many = f" ({count} damaged images; 1 in {_DAMAGED_SHARE} is skipped)" if limit else ""
-            raise UserError(f"{error}{many}")
+            raise UserError(f"{error} ({count} damaged images; 1 in {_DAMAGED_SHARE}, at least 1, is skipped)")
         print(f"note: {error}; skipped ({count} of at most {limit} so far)", file=sys.stderr)
 
     def all(self, side: int, share: float = 1.0, replace: bool = True) -> tuple[np.ndarray, np.ndarray]:

@@ -288,6 +288,9 @@ class Log:
         if self._resumed_from is not None:
             self.say(f"Resumed from step {self._resumed_from} in {self.args.checkpoint_dir}")
         replicas = self.devices.replicas
+        for test in self.tests:  # the tuning service reads a new file in each container
+            if not (self.args.eval_only and test["step"] == self._step):
+                self._tune(test["accuracy"], test["loss"], int(test["step"]))
         if replicas > 1:
             scaled = f"--lr {self.args.lr:g} times" if self.args.scale_lr else "--lr is not scaled (see --scale-lr) for"
             self.say(f"Learning rate {learning_rate:g}: {scaled} {replicas} devices, {self.global_batch} images a step")
@@ -372,13 +375,19 @@ class Log:
         self._output.event("test", epoch=epoch, global_step=self._step, accuracy=accuracy, loss=loss, count=count,
                            correct=correct, **more)  # fmt: skip
         self._output.scalars(self._step, test_accuracy=accuracy, test_loss=loss)
-        if self._hypertune and math.isfinite(loss):
-            self._hypertune.report_hyperparameter_tuning_metric(self.args.hypertune_tag, accuracy / 100, self._step)
+        self._tune(accuracy, loss, self._step)
+        # A checkpoint can contain the test of its step, which --eval-only repeats.
+        self.tests = [test for test in self.tests if test["step"] != self._step]
         self.tests.append({"epoch": epoch, "step": self._step, "accuracy": accuracy, "loss": loss, **more})
         if not math.isfinite(loss):
             self.say(f"The test loss is not finite by step {self._step}: this accuracy does not count")
             return -1.0
         return accuracy
+
+    def _tune(self, accuracy: float, loss: float, step: int) -> None:
+        """Report the ``accuracy`` in percent after ``step`` steps to hyperparameter tuning, if ``loss`` is finite."""
+        if self._hypertune and math.isfinite(loss):
+            self._hypertune.report_hyperparameter_tuning_metric(self.args.hypertune_tag, accuracy / 100, step)
 
     @property
     def best(self) -> float | None:
@@ -426,7 +435,8 @@ class Log:
             loss_last=self.curve[-1][1] if self.curve else None,
             images_per_second=self.meter.images * self.devices.replicas / max(self.meter.training_seconds, 1e-9),
             train_seconds=self.meter.training_seconds, wall_seconds=time.monotonic() - self._started,
-            data_wait=self._data_wait(), compile_count=count, compile_seconds=seconds, epochs=len(self.tests),
+            data_wait=self._data_wait(), compile_count=count, compile_seconds=seconds,
+            epochs=self._step // self.steps_per_epoch,
             global_step=self._step, resumed_from=self._resumed_from, repeated_reads=paths.retries.count,
             device=self.devices.label,
             replicas=self.devices.replicas, processes=self.devices.processes, global_batch=self.global_batch,

@@ -43,13 +43,14 @@ def main(train: Callable[[argparse.Namespace], int], args: argparse.Namespace, n
 
 def _run(train: Callable[[argparse.Namespace], int], args: argparse.Namespace) -> int:
     exits.end_idle_replica()
+    from trainers.torch import _launch
+
     count = processes_to_start(args)
     if count > 1:
-        from trainers.torch import _launch
-
         if kind_of(args) == "tpu":  # torch_tpu 0.2 needs these variables before the first process starts
             torch.tpu.distributed.set_tpu_launch_env(nproc_per_node=count)  # type: ignore[attr-defined]
         return _launch.run(count)
+    _launch.end_with_parent()
     rank = os.environ.get("RANK") or "0"
     try:
         return train(args)

@@ -6,6 +6,7 @@ scheduler restarts a preempted run but not a diverged one.
 
 from __future__ import annotations
 
+import ctypes
 import os
 import signal
 import subprocess
@@ -15,6 +16,10 @@ from datetime import timedelta
 
 import torch
 
+from trainers.common import exits
+
+_PARENT = "TRAINYARD_PARENT"  # the environment variable with the process ID of the process that starts the others
+_PR_SET_PDEATHSIG = 1  # https://man7.org/linux/man-pages/man2/PR_SET_PDEATHSIG.2const.html
 _GRACE = 30.0  # seconds that the other processes have to save and exit after one has failed
 
 
@@ -26,8 +31,8 @@ def run(count: int) -> int:
     store = torch.distributed.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False,
                                        timeout=timedelta(minutes=5))  # fmt: skip
     # The variables that torchrun sets. Sharing the agent's store avoids choosing a free port in advance.
-    shared = {"WORLD_SIZE": str(count), "LOCAL_WORLD_SIZE": str(count), "MASTER_ADDR": "127.0.0.1",
-              "MASTER_PORT": str(store.port), "TORCHELASTIC_USE_AGENT_STORE": "True",
+    shared = {_PARENT: str(os.getpid()), "WORLD_SIZE": str(count), "LOCAL_WORLD_SIZE": str(count),
+              "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(store.port), "TORCHELASTIC_USE_AGENT_STORE": "True",
               "TORCHELASTIC_RESTART_COUNT": "0", "GLOO_SOCKET_IFNAME": "lo",
               "TORCH_CPP_LOG_LEVEL": os.environ.get("TORCH_CPP_LOG_LEVEL", "ERROR")}  # fmt: skip
     words = [sys.executable, *sys.orig_argv[1:]]
@@ -43,6 +48,19 @@ def run(count: int) -> int:
         own = {"RANK": str(rank), "LOCAL_RANK": str(rank)}
         running[rank] = subprocess.Popen(words, env={**os.environ, **shared, **own})
     return _wait(running)
+
+
+def end_with_parent() -> None:
+    """Have the kernel send SIGTERM to this process, which :func:`run` started, when the process that did so ends.
+
+    Without it, ranks would train on after ``kill -9`` of their parent, beside those of the command that resumes the
+    run. No effect in other processes, such as those of torchrun.
+    """
+    parent = os.environ.get(_PARENT)
+    if parent:
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
+        if os.getppid() != int(parent):  # it has ended before
+            raise exits.UserError("the process that started this one has ended", exits.PREEMPTED)
 
 
 def _wait(running: dict[int, subprocess.Popen[bytes]]) -> int:

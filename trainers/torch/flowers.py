@@ -303,7 +303,7 @@ def main(args: argparse.Namespace) -> int:  # noqa: C901 - the loop, to be read 
         if args.eval_only:
             if not state:
                 raise exits.UserError(f"--eval-only: {args.checkpoint_dir} has no checkpoint", exits.USAGE)
-            test(-(-step // steps_per_epoch))
+            test(step // steps_per_epoch)
         last_step = min(args.num_steps or total_steps, total_steps)
         for epoch in range(len(log.tests) + 1, 0 if args.eval_only else args.epochs + 1):
             first, end = (epoch - 1) * steps_per_epoch, epoch * steps_per_epoch

@@ -220,18 +220,21 @@ def main(args: argparse.Namespace) -> int:  # noqa: C901 - the loop, to be read 
         return found
 
     def train_step(pixels: torch.Tensor, labels: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
-        optimizer.zero_grad()
+        total = torch.zeros_like(loss)
         parts = list(zip(pixels.chunk(args.accumulate), labels.chunk(args.accumulate), strict=True))
         for number, (part, targets) in enumerate(parts, 1):
             # Gradients are averaged over the processes once per step, with its last part.
             local = number < len(parts) and isinstance(ddp, DistributedDataParallel)
             with ddp.no_sync() if local else contextlib.nullcontext():
-                part_loss = loss_of(part, targets, mask)
-                (part_loss / len(parts)).backward()
+                part_loss = loss_of(part, targets, mask) / len(parts)
+                if number == 1:  # not before the forward pass, which would have to allocate their memory again
+                    optimizer.zero_grad()
+                part_loss.backward()
+                total += part_loss.detach()
         if args.clip_norm:
             nn.utils.clip_grad_norm_(model.parameters(), args.clip_norm)
         optimizer.step()
-        return torch.where(torch.isfinite(loss), part_loss.detach(), loss)
+        return torch.where(torch.isfinite(loss), total, loss)
 
     # A checkpoint holds tensors and primitives only, so that loading one cannot execute code.
     load = functools.partial(torch.load, map_location="cpu", weights_only=True)
@@ -297,7 +300,7 @@ def main(args: argparse.Namespace) -> int:  # noqa: C901 - the loop, to be read 
         if args.eval_only:
             if not state:
                 raise exits.UserError(f"--eval-only: {args.checkpoint_dir} has no checkpoint", exits.USAGE)
-            test(-(-step // steps_per_epoch))
+            test(step // steps_per_epoch)
         last_step = min(args.num_steps or total_steps, total_steps)
         for epoch in range(len(log.tests) + 1, 0 if args.eval_only else args.epochs + 1):
             first, end = (epoch - 1) * steps_per_epoch, epoch * steps_per_epoch

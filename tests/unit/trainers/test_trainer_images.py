@@ -182,9 +182,9 @@ def test_without_mirroring_a_random_box_is_the_same_but_never_mirrored() -> None
 
 def test_a_truncated_jpeg_is_reported_with_its_path(made: dict[str, Path], tmp_path: Path) -> None:
     folder = drawn.write(tmp_path, "folder", train=5, test=1)
-    broken = folder / "train" / "rose" / "00002.jpg"
-    broken.write_bytes(broken.read_bytes()[:500])
-    with pytest.raises(UserError, match=r"rose/00002.jpg: is no readable image .*; replace or remove it"):
+    for broken in (folder / "train").glob("*/0000[23].jpg"):
+        broken.write_bytes(broken.read_bytes()[:500])
+    with pytest.raises(UserError, match=r"/0000[23].jpg: is no readable image .*; replace or remove it"):
         images.Loader(images.find(str(folder), "train"), 2).all(32)
 
 

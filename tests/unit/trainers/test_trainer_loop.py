@@ -236,6 +236,34 @@ def test_saving_does_not_count_as_training(capsys: pytest.CaptureFixture[str]) -
 
 
 @pytest.mark.parametrize(
+    ("given", "faults"), [({}, False), ({"MALLOC_TRIM_THRESHOLD_": "131072"}, True)], ids=["default", "user's"]
+)
+def test_memory_of_a_step_is_kept_for_the_next_unless_the_user_says_otherwise(
+    given: dict[str, str], faults: bool
+) -> None:
+    """100 MB in blocks of 1 MB, allocated and freed by turns, as activations are; a page has 4 KB."""
+    code = """
+import ctypes, resource
+import trainers.torch
+libc = ctypes.CDLL(None)
+libc.malloc.restype, libc.free.argtypes = ctypes.c_void_p, [ctypes.c_void_p]
+def step():
+    blocks = [libc.malloc(1 << 20) for _ in range(100)]
+    for block in blocks:
+        ctypes.memset(block, 1, 1 << 20)
+    for block in blocks:
+        libc.free(block)
+step()
+before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+step()
+print(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
+"""
+    ended = subprocess.run([sys.executable, "-c", code], env={"PYTHONPATH": str(TRAINERS.parent), **given},
+                           capture_output=True, text=True, check=True)  # fmt: skip
+    assert (int(ended.stdout) > 10_000) == faults, ended.stdout
+
+
+@pytest.mark.parametrize(
     ("given", "expected"),
     [
         pytest.param({}, "3000 None", id="neither idle nor shared cores are much slower"),

@@ -262,6 +262,19 @@ def test_flags_that_have_changed_are_one_line() -> None:
     ]
 
 
+@pytest.mark.parametrize("words", [(), ("--eval-only", "--checkpoint-dir=folder")])
+def test_averaged_weights_are_not_left_out(words: tuple[str, ...]) -> None:
+    """They are what earlier tests and exports of the run were of."""
+    averaged, raw = ({**RUN, "flags": {"lr": 0.1, "ema": ema}} for ema in (0.9, 0.0))
+    with pytest.raises(
+        exits.UserError, match=r"folder: its checkpoints have averaged .* give --ema 0.9, too"
+    ) as raised:
+        resume(averaged, raw, *words)
+    assert raised.value.code == exits.USAGE
+    assert resume(raw, averaged, *words) == ["Resuming with --ema 0.9, was 0.0"]
+    assert resume({**RUN, "flags": {"lr": 0.1, "ema": 0.99}}, averaged, *words) == ["Resuming with --ema 0.9, was 0.99"]
+
+
 def test_flags_of_places_devices_and_reports_do_not_decide_what_a_run_learns() -> None:
     def deciding(*words: str) -> dict[str, Any]:
         known = (*flags.TORCH, *flags.TF[:1], *flags.TF[2:], *imagenet_data.FLAGS)
