@@ -270,7 +270,7 @@ def test_capturing_a_step_changes_nothing_and_replaying_it_gives_the_same_bits(h
 import argparse, contextlib, sys, torch
 import torch.nn.functional as F
 from trainers.common import flags
-from trainers.torch import _device, _graph, mnist
+from trainers.torch import _device, mnist
 
 class Stream:
     def wait_stream(self, other): pass
@@ -307,8 +307,8 @@ for capture in (False, True):
     run = step
     if capture:
         before = _device.weights_sha256(model)
-        changed = [*_graph.changed_by_step(model, optimizer), loss]
-        run = captured = _graph.CapturedStep(step, changed, [images[0], labels[0]], FakeCuda())
+        changed = [*_device.changed_by_step(model, optimizer), loss]
+        run = captured = _device.CapturedStep(step, changed, [images[0], labels[0]], FakeCuda())
         assert _device.weights_sha256(model) == before and loss.item() == 0
         assert states and not any(value.any() for value in states)
     for batch in zip(images, labels):

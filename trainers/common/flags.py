@@ -10,6 +10,7 @@ from __future__ import annotations
 import argparse
 import difflib
 import os
+import pathlib
 import re
 import sys
 from collections.abc import Callable, Iterable, Sequence
@@ -108,7 +109,8 @@ COMMON = (
     Flag("deterministic", None, False, "use deterministic kernels even where they are slower"),
     Flag("target-accuracy", number(0, 100), 0.0, "stop once the test accuracy reaches this many percent;"
          f" exit with {exits.TARGET_MISSED} if it never does"),
-    Flag("precision", one_of("auto", "fp32", "bf16"), "auto", "auto: bf16 where the hardware has it"),
+    Flag("precision", one_of("auto", "fp32", "bf16", "fp16"), "auto", "auto: bf16 where the hardware has it, else"
+         " (PyTorch, GPUs from compute capability 7.0 on) fp16 with scaled gradients"),
     Flag("job-dir", str, "", "AI Platform's job folder: default parent of checkpoints/, model/ and logs/", "output"),
     Flag("checkpoint-dir", str, "", "save here, and resume from here", "output", "AIP_CHECKPOINT_DIR"),
     Flag("checkpoint-steps", integer(0), 0, "save every this many steps; 0: after each epoch", "output"),
@@ -152,6 +154,15 @@ TF = (
 )  # fmt: skip
 
 
+def cpu_has_bf16() -> bool:
+    """Whether the CPU multiplies bfloat16 in hardware; without that, bf16 is slower than fp32."""
+    try:
+        features = pathlib.Path("/proc/cpuinfo").read_text(encoding="ascii", errors="replace").split()
+    except OSError:
+        return False
+    return "avx512_bf16" in features or "amx_bf16" in features
+
+
 # Flags that do not decide what a run learns, or are compared otherwise, such as the data.
 _INDIFFERENT = {"datadir", "download", "fake-data", "fake-images", "drop-last", "num-workers", "prefetch-factor",
                 "num-steps", "batch-size", "test-batch-size", "target-accuracy", "eval-only", "device", "num-cores",
@@ -159,10 +170,10 @@ _INDIFFERENT = {"datadir", "download", "fake-data", "fake-images", "drop-last", 
                 *(flag.name for flag in (*COMMON, *TORCH, *TF) if flag.group == "output")}  # fmt: skip
 
 
-def deciding(args: argparse.Namespace, *, bf16: bool) -> dict[str, Any]:
-    """Return the flags that decide what a run learns, by name; ``bf16`` is what ``--precision`` is on these devices."""
+def deciding(args: argparse.Namespace, precision: str) -> dict[str, Any]:
+    """Return the flags that decide what a run learns, by name; ``precision`` is that of ``auto`` on these devices."""
     named = {name.replace("_", "-"): value for name, value in sorted(vars(args).items())}
-    named["precision"] = "bf16" if bf16 else "fp32"
+    named["precision"] = precision
     return {name: value for name, value in named.items() if name not in _INDIFFERENT}
 
 

@@ -23,8 +23,8 @@ import numpy as np
 
 from trainers.common import index, order, paths, tarshard, tfrecord
 from trainers.common.exits import USAGE, Damaged, UserError
+from trainers.common.order import ALONE, Peers, check_alike
 from trainers.common.paths import Entry
-from trainers.common.peers import ALONE, Peers, check_alike
 
 _SUFFIXES = tuple(f".{suffix}" for suffix in tarshard.SUFFIXES)
 _HELD_OUT = 10  # one image in ten is for the test if a data set has no test split

@@ -30,8 +30,8 @@ import numpy as np
 
 from trainers.common import exits, foreign_index, paths, tarshard, tfrecord
 from trainers.common.exits import UserError
+from trainers.common.order import ALONE, Peers, check_alike
 from trainers.common.paths import Entry
-from trainers.common.peers import ALONE, Peers, check_alike
 
 NAME = "trainyard.index"
 #: The words for each split in names of folders and shards.

@@ -21,7 +21,7 @@ from far_storage import FarStorage
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.examples import examples
-from trainers.common import exits, images, index, paths, peers, tarshard, tfrecord
+from trainers.common import exits, images, index, order, paths, tarshard, tfrecord
 from trainers.common.exits import UserError
 
 from trainyard.sandbox.datasets import flowers as drawn
@@ -471,7 +471,7 @@ def test_equal_names_with_other_labels_are_different_data(tmp_path: Path) -> Non
 
 def test_a_run_with_other_counts_of_images_is_refused_by_all() -> None:
     def check(rank: Rank) -> None:
-        peers.check_alike(rank, "training images", f"{(300, 298)[rank.rank]} images")
+        order.check_alike(rank, "training images", f"{(300, 298)[rank.rank]} images")
 
     for error in together(2, check):
         assert "rank 0 has 300 images, rank 1 298 images (training images)" in str(error)

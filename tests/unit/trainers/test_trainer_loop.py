@@ -18,34 +18,58 @@ from trainers.common import exits, flags
 from trainers.common.log import Log
 
 TRAINERS = Path(flags.__file__).parents[1]
-#: Modules of the project that a reader of a trainer has to know, itself included.
-MOST_MODULES = {"torch.mnist": 10, "torch.flowers": 16, "torch.imagenet": 18}
+DOCS = TRAINERS.parent / "docs" / "trainers.md"
+#: Most files and lines of the project that a reader of a trainer has to know, itself included.
+MOST = {"mnist": (10, 3315), "flowers": (15, 4591), "imagenet": (17, 4756)}
 
 
 def module_file(name: str) -> Path | None:
-    """The file of module ``name`` of this project, None for packages and names in modules."""
-    path = TRAINERS.parent.joinpath(*name.split(".")).with_suffix(".py")
-    return path if path.is_file() else None
+    """The file of module ``name`` of this project, None for names in modules."""
+    path = TRAINERS.parent.joinpath(*name.split("."))
+    return next((file for file in (path.with_suffix(".py"), path / "__init__.py") if file.is_file()), None)
 
 
-def imported(name: str, found: set[str]) -> set[str]:
-    """``name`` and the modules of this project that importing it imports."""
-    path = module_file(f"trainers.{name}")
-    if name not in found and path:
-        found.add(name)
-        body = ast.parse(path.read_text()).body
-        for statement in body:
-            if isinstance(statement, ast.ImportFrom) and (statement.module or "").startswith("trainers"):
-                package = (statement.module or "").removeprefix("trainers").removeprefix(".")
-                for one in (package, *(f"{package}.{alias.name}" for alias in statement.names)):
-                    imported(one, found)
-    return found
+def read_of(name: str, files: set[Path]) -> set[Path]:
+    """``files`` and those of module ``name`` and of all modules of this project that it imports, also in functions."""
+    path = module_file(name)
+    if path is None or path in files:
+        return files
+    files.add(path)
+    read_of(name.rpartition(".")[0], files)  # its package
+    for statement in ast.walk(ast.parse(path.read_text())):
+        if isinstance(statement, ast.ImportFrom) and (statement.module or "").startswith("trainers"):
+            module = str(statement.module)
+            for imported in (module, *(f"{module}.{alias.name}" for alias in statement.names)):
+                read_of(imported, files)
+        elif isinstance(statement, ast.Import):
+            for alias in statement.names:
+                if alias.name.startswith("trainers"):
+                    read_of(alias.name, files)
+    return files
 
 
-@pytest.mark.parametrize("trainer", MOST_MODULES)
-def test_a_trainer_imports_few_modules(trainer: str) -> None:
-    found = imported(trainer, set())
-    assert len(found) <= MOST_MODULES[trainer], sorted(found)
+def lines_of(path: Path) -> int:
+    return len(path.read_text().splitlines())
+
+
+@pytest.mark.parametrize("trainer", MOST)
+def test_a_reader_of_a_trainer_reads_few_files_which_the_documentation_counts(trainer: str) -> None:
+    """Files of packages count only where they have more than a docstring."""
+    files = {path for path in read_of(f"trainers.torch.{trainer}", set()) if path.name != "__init__.py"}
+    packages = {path for path in read_of(f"trainers.torch.{trainer}", set()) if path.name == "__init__.py"}
+    lines = sum(map(lines_of, files | packages))
+    most_files, most_lines = MOST[trainer]
+    assert len(files) <= most_files and lines <= most_lines, (lines, sorted(path.name for path in files))
+    own = lines_of(TRAINERS / "torch" / f"{trainer}.py")
+    row = f"| `torch/{trainer}.py` | {own} | {len(files)} | {lines:,} |"
+    assert row in DOCS.read_text(), f"docs/trainers.md needs the row {row}"
+
+
+@pytest.mark.parametrize("trainer", MOST)
+def test_the_main_of_a_trainer_is_short(trainer: str) -> None:
+    body = ast.parse((TRAINERS / "torch" / f"{trainer}.py").read_text()).body
+    (main,) = [part for part in body if isinstance(part, ast.FunctionDef) and part.name == "main"]
+    assert (main.end_lineno or 0) - main.lineno < 80
 
 
 # --- exits.Stop -----------------------------------------------------------------------------------------------

@@ -14,10 +14,10 @@ import numpy as np
 import pytest
 from far_storage import FarStorage
 from toy_checkpoints import checkpoints, state
-from trainers.common import checkpoints as module
 from trainers.common import exits, flags, flowers_data, imagenet_data, images, mnist_data, order, paths
-from trainers.common.checkpoints import check_same_run
+from trainers.common import run as module
 from trainers.common.log import Log
+from trainers.common.run import check_same_run
 
 from trainyard.sandbox.datasets import flowers as drawn
 
@@ -278,7 +278,7 @@ def test_averaged_weights_are_not_left_out(words: tuple[str, ...]) -> None:
 def test_flags_of_places_devices_and_reports_do_not_decide_what_a_run_learns() -> None:
     def deciding(*words: str) -> dict[str, Any]:
         known = (*flags.TORCH, *flags.TF[:1], *flags.TF[2:], *imagenet_data.FLAGS)
-        return flags.deciding(flags.parse("toy", "", known, list(words)), bf16=True)
+        return flags.deciding(flags.parse("toy", "", known, list(words)), "bf16")
 
     moved = ("--datadir=a", "--job-dir=b", "--output-dir=c", "--num-workers=2", "--num-cores=4", "--batch-size=16",
              "--num-steps=3", "--log-steps=1", "--no-resume", "--keep-checkpoints=9", "--precision=bf16")  # fmt: skip

@@ -14,10 +14,11 @@ from typing import IO, Any
 import pytest
 from PIL import Image
 from toy_checkpoints import checkpoints, state
-from trainers.common import exits, flags, hypertune, paths
-from trainers.common.checkpoints import State
+from trainers.common import exits, flags, paths
+from trainers.common import log as log_module
 from trainers.common.log import Log, Meter, Output, train_line
 from trainers.common.log import test_line as line_of_test
+from trainers.common.run import State
 
 # The expression of https://github.com/pytorch/xla/blob/master/test/utils/train_mp_result_analyzer.py
 ANALYZER = r"^\| Training (Device=.+) (Epoch=.+) (Step=.+) (Loss=.+) (Rate=.+) (GlobalRate=.+) (Time=.+)"
@@ -188,8 +189,8 @@ def test_hypertune_writes_the_format_of_the_package(tmp_path: Path, monkeypatch:
     path = tmp_path / "new" / "metrics"
     monkeypatch.setenv("CLOUD_ML_HP_METRIC_FILE", str(path))
     monkeypatch.setenv("CLOUD_ML_TRIAL_ID", "7")
-    monkeypatch.setattr(hypertune.time, "time", lambda: 1795203834.35)
-    tuner = hypertune.HyperTune()
+    monkeypatch.setattr(log_module.time, "time", lambda: 1795203834.35)
+    tuner = log_module.HyperTune()
     for step in range(1, 103):
         tuner.report_hyperparameter_tuning_metric("", 0.9, step)
     lines = path.read_text().splitlines()
@@ -238,10 +239,10 @@ def test_testing_a_checkpoint_counts_its_complete_epochs(
 def test_hypertune_reports_only_in_a_trial(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     for name in ("CLOUD_ML_TRIAL_ID", "CLOUD_ML_HP_METRIC_FILE"):
         monkeypatch.delenv(name, raising=False)
-    assert hypertune.reporter("") is None
+    assert log_module.reporter("") is None
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("CLOUD_ML_HP_METRIC_FILE", "bare-name")
-    tuner = hypertune.reporter("")
+    tuner = log_module.reporter("")
     assert tuner
     tuner.report_hyperparameter_tuning_metric("accuracy", float("nan"), 1)
     assert json.loads((tmp_path / "bare-name").read_text())["accuracy"] == "nan"

@@ -7,7 +7,7 @@ import math
 from pathlib import Path
 from typing import IO
 
-from trainers.common.checkpoints import Checkpoints, State
+from trainers.common.run import Checkpoints, State
 
 
 def state(step: int, weight: float = 0.5) -> State:
