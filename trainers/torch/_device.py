@@ -143,6 +143,8 @@ class Device:
         if os.environ.get("LAUNCHER_REHEARSE"):
             self.chief = self.chief and not exits.follows()
         self.precision = self._precision() if args.precision == "auto" else args.precision
+        if self.precision == "fp16" and kind not in ("cpu", "cuda"):
+            raise UserError(f"--precision fp16: for GPUs and CPUs; {kind} has bf16", USAGE)
         if kind == "cuda":
             torch.backends.cudnn.benchmark = not args.deterministic
             torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = True
