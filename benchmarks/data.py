@@ -298,6 +298,7 @@ def process(folder: Path, rounds: int, shards: int, each: int) -> tuple[list[Row
 def making(folder: Path, rounds: int, shards: int, each: int) -> tuple[list[Row], dict[str, Any]]:
     """Bytes per second of making an index, against reading the same ranges and dropping them."""
     from trainers.common import index, paths
+    from trainers.common import storage as files
 
     chance = random.Random(0)
     noise = chance.randbytes(1 << 20)
@@ -308,7 +309,7 @@ def making(folder: Path, rounds: int, shards: int, each: int) -> tuple[list[Row]
     with storage(folder):
         for kind in ("tfrecord", "tar"):
             url = f"gs://{BUCKET}/{kind}"
-            entries = {name: entry for name, entry in paths.entries(url).items() if index.kind_of(name)}
+            entries = {name: entry for name, entry in files.entries(url).items() if index.kind_of(name)}
             size = sum(entry.size for entry in entries.values())
             ranges = [
                 (paths.join(url, name), start, min(start + index.BLOCK, entry.size))
@@ -318,10 +319,10 @@ def making(folder: Path, rounds: int, shards: int, each: int) -> tuple[list[Row]
 
             def plain(ranges: list[tuple[str, int, int]] = ranges) -> None:
                 with ThreadPoolExecutor(index.READS) as pool:
-                    for _ in pool.map(lambda one: len(paths.read_range(*one)), ranges):
+                    for _ in pool.map(lambda one: len(files.read_range(*one)), ranges):
                         pass
 
-            def ours(url: str = url, entries: dict[str, paths.Entry] = entries) -> None:
+            def ours(url: str = url, entries: dict[str, files.Entry] = entries) -> None:
                 index.load(url, dict(entries), list(entries))
 
             plain()
@@ -356,7 +357,8 @@ print(json.dumps({"records": train.count, "seconds": time.monotonic() - begin, "
 
 def starting(folder: Path, rounds: int) -> tuple[list[Row], dict[str, Any]]:
     """Time and memory of a start with an index of ImageNet's size: a new process that opens the data set."""
-    from trainers.common import index, paths
+    from trainers.common import index
+    from trainers.common import storage as files
 
     shards = 1024
     for kind in ("tfrecord", "tar"):
@@ -367,7 +369,7 @@ def starting(folder: Path, rounds: int) -> tuple[list[Row], dict[str, Any]]:
             path = folder / BUCKET / kind / name
             with path.open("wb") as file:
                 file.truncate(140 << 20)  # sparse: a start reads no shard
-        found = paths.entries(str(folder / BUCKET / kind))
+        found = files.entries(str(folder / BUCKET / kind))
         counts = [IMAGENET // shards + (number < IMAGENET % shards) for number in range(shards)]
         table = np.zeros(IMAGENET + 1, index.RECORD)
         chance = np.random.default_rng(0)
@@ -384,7 +386,7 @@ def starting(folder: Path, rounds: int) -> tuple[list[Row], dict[str, Any]]:
         for kind, remote in itertools.product(("tfrecord", "tar"), (False, True)):
             place = f"gs://{BUCKET}/{kind}" if remote else str(folder / BUCKET / kind)
             if remote:  # a generation is in microseconds, a local version in nanoseconds
-                found = paths.entries(place)
+                found = files.entries(place)
                 kept = [
                     index.Shard(shard.name, shard.size, found[shard.name].version, shard.count, "")
                     for shard in index.Index.from_bytes((folder / BUCKET / kind / index.NAME).read_bytes()).shards

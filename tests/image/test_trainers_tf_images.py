@@ -177,11 +177,12 @@ def test_a_damaged_tfrecord_file_is_one_line(here: Box, damage: str, message: st
 @pytest.mark.parametrize("trainer", ["flowers", "imagenet"])
 def test_a_truncated_image_is_one_line(here: Box, trainer: str, tmp_path: Path) -> None:
     folder = flowers_data.write(tmp_path, train=30, test=5)
-    broken = folder / "train" / "rose" / "00002.jpg"
-    broken.write_bytes(broken.read_bytes()[:400])
+    for name in ("00002", "00007"):  # one of so few is skipped
+        broken = folder / "train" / "rose" / f"{name}.jpg"
+        broken.write_bytes(broken.read_bytes()[:400])
     data = here.put(folder, f"truncated-{trainer}")
     ended = here.trainer(f"tf.{trainer}", f"--datadir={data}", "--batch-size=30", "--image-size=32", "--num-workers=2")
-    assert_one_line(ended, trainer, "rose/00002.jpg: is no readable image")
+    assert_one_line(ended, trainer, ".jpg: is no readable image")
 
 
 def assert_one_line(ended: Ended, trainer: str, message: str) -> None:

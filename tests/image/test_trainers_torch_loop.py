@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 import pytest
 from trainers.common import mnist_data
 
-from tests.image.trainer_box import PYTHON, Box, Ended, box, few_digits
+from tests.image.trainer_box import FLOAT32, PYTHON, Box, Ended, box, few_digits
 from trainyard.sandbox.datasets import digits
 from trainyard.sandbox.datasets import flowers as flowers_data
 
@@ -125,6 +125,45 @@ def test_a_short_run_with_averaged_weights_has_learned(here: Box, flowers: str) 
     """With a constant decay of 0.9999, 40 steps would leave 99.6 % of the random weights: 20 % are right by chance."""
     found = imagenet(here, flowers, "--model=resnet18", "--epochs=4", "--lr=0.02", "--batch-size=10", "--ema=0.9999")
     assert found.learned()["accuracy"] >= 45
+
+
+def test_averaged_weights_are_tested_with_their_flag_only(here: Box, flowers: str) -> None:
+    run = ("--epochs=1", "--ema=0.5", "--num-workers=2", "--checkpoint-dir=/tmp/averaged")
+    whole = imagenet(here, flowers, *run, "--model=resnet18").learned()
+    again = imagenet(here, flowers, *run, "--model=resnet18", "--eval-only").learned()
+    assert (again["weights_sha256"], again["accuracy"]) == (whole["weights_sha256"], whole["accuracy"])
+    assert (again["epochs"], again["global_step"]) == (1, whole["global_step"])
+    raw = imagenet(here, flowers, *run[:1], *run[2:], "--model=resnet18", "--eval-only")
+    assert raw.code == 2 and "averaged weights" in one_line(raw, "imagenet") and "--ema 0.5" in raw.output
+
+
+# The trainer with a network whose loss on a batch is the mean of those on its parts: without batch norm.
+LINEAR = """
+import sys
+from torch import nn
+from trainers.common import flags, imagenet_data
+from trainers.torch import _device, imagenet
+class Scaled(nn.Sequential):
+    calls = 0
+    def forward(self, images):
+        Scaled.calls += 1
+        return super().forward(images * float(sys.argv[1] if Scaled.calls == 1 else 1))
+imagenet.network = lambda args: Scaled(nn.AdaptiveAvgPool2d(4), nn.Flatten(), nn.Linear(48, args.num_classes))
+words = flags.parse("imagenet", "", (*flags.TORCH, *imagenet_data.FLAGS, *imagenet.MORE), sys.argv[2:])
+_device.main(imagenet.main, words, "imagenet")
+"""
+
+
+def test_the_loss_of_accumulated_batches_is_that_of_all_of_them(here: Box) -> None:
+    run = ("--device=cpu", "--fake-data", "--fake-images=40", "--image-size=32", "--num-classes=5", "--epochs=1",
+           "--log-steps=1", "--precision=fp32")  # fmt: skip
+    one = here.python(LINEAR, "1", *run, "--batch-size=20").learned()
+    parts = here.python(LINEAR, "1", *run, "--batch-size=5", "--accumulate=4").learned()
+    # A mean of 20 losses, or of 4 means of 5; the summary rounds to six decimals.
+    assert abs(parts["loss_first"] - one["loss_first"]) <= 20 * FLOAT32 * one["loss_first"] + 1e-6
+    diverged = here.python(LINEAR, "nan", *run, "--batch-size=5", "--accumulate=4")
+    assert diverged.code == 22, "the loss of the first part is checked, too"
+    assert "the loss is not finite by step" in one_line(diverged, "imagenet")
 
 
 def test_the_tested_model_of_two_processes_is_the_saved_one(here: Box, flowers: str) -> None:

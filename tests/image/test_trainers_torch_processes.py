@@ -47,6 +47,20 @@ def test_sigterm_to_the_process_that_started_the_others_saves_once_and_ends_with
     assert f"step-{ended.summary['global_step']:09d}.ckpt" in here.run("ls", "/tmp/two").output
 
 
+def test_the_processes_end_when_the_one_that_started_them_is_killed(here: Box) -> None:
+    """They save first, as on SIGTERM. Their command lines hold the name of the checkpoint folder."""
+    command = f"{PYTHON} -m trainers.torch.mnist --datadir=/data/digits --device=cpu --batch-size=32 --epochs=500 {TWO}"
+    (ended,) = here.run_parallel(
+        f"sh -c '{command} --checkpoint-dir=/tmp/orphans & parent=$!; "
+        "until grep -q Epoch=2 /tmp/out0; do sleep 0.1; done; kill -KILL $parent; "
+        "until grep -q preempted /tmp/out0; do sleep 0.1; done; sleep 1; "
+        "grep -lz orphans /proc/[0-9]*/cmdline | grep -v /$$/ | wc -l'",
+        seconds=120,
+    )
+    assert ended.code == 0 and ended.summary["status"] == "preempted", ended.output
+    assert f"step-{ended.summary['global_step']:09d}.ckpt" in here.run("ls", "/tmp/orphans").output
+
+
 def test_a_replica_that_does_not_train_ends_with_one_line(here: Box) -> None:
     ranked = {"RANK": "0", "WORLD_SIZE": "1"}
     words = ("--datadir=/data/digits", "--device=cpu", "--checkpoint-dir=/tmp/idle")
@@ -98,13 +112,16 @@ def test_a_truncated_image_in_one_of_two_processes_ends_both_with_one_line(
     here: Box, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
     folder = flowers_data.write(tmp_path_factory.mktemp("broken"), train=60, test=10)
-    broken = folder / "train" / "rose" / "00002.jpg"
-    broken.write_bytes(broken.read_bytes()[:400])
+    for name in ("00002", "00007", "00012"):  # one of so few is skipped in each process
+        broken = folder / "train" / "rose" / f"{name}.jpg"
+        broken.write_bytes(broken.read_bytes()[:400])
     run = f"--datadir={here.put(folder, 'broken')} --num-classes=5 --model=resnet18 --epochs=2 {' '.join(SMALL)} {TWO}"
     (ended,) = here.run_parallel(f"{PYTHON} -m trainers.torch.imagenet {run}")
     assert ended.code == 1, ended.output
     said = [line for line in ended.lines if line.startswith("imagenet: ")]
-    assert len([line for line in said if "rose/00002.jpg: is no readable image" in line]) == 1, ended.output
+    assert len([line for line in said if ".jpg: is no readable image" in line and "(2 damaged images" in line]) == 1, (
+        ended.output
+    )
     assert len(said) == 1 or "lost another process of the run" in ended.output
     assert "Traceback" not in ended.output
 
@@ -253,7 +270,7 @@ def test_capturing_a_step_changes_nothing_and_replaying_it_gives_the_same_bits(h
 import argparse, contextlib, sys, torch
 import torch.nn.functional as F
 from trainers.common import flags
-from trainers.torch import _device, _graph, mnist
+from trainers.torch import _device, mnist
 
 class Stream:
     def wait_stream(self, other): pass
@@ -290,8 +307,8 @@ for capture in (False, True):
     run = step
     if capture:
         before = _device.weights_sha256(model)
-        changed = [*_graph.changed_by_step(model, optimizer), loss]
-        run = captured = _graph.CapturedStep(step, changed, [images[0], labels[0]], FakeCuda())
+        changed = [*_device.changed_by_step(model, optimizer), loss]
+        run = captured = _device.CapturedStep(step, changed, [images[0], labels[0]], FakeCuda())
         assert _device.weights_sha256(model) == before and loss.item() == 0
         assert states and not any(value.any() for value in states)
     for batch in zip(images, labels):

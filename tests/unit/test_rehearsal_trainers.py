@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from trainers.common import rehearsal
+from trainers.common import exits
 
 
 @pytest.mark.parametrize(
@@ -15,4 +15,4 @@ def test_all_hosts_of_a_rehearsal_but_the_first_follow(
 ) -> None:
     monkeypatch.setenv("LAUNCHER_REHEARSE", rehearse)
     monkeypatch.setenv("NODE_RANK", rank)
-    assert rehearsal.follows() is follows
+    assert exits.follows() is follows

@@ -7,7 +7,7 @@ import textwrap
 from pathlib import Path
 
 import pytest
-from trainers.common.hypertune import HyperTune
+from trainers.common.log import HyperTune
 
 from trainyard.common.errors import StepFailed, UserError
 from trainyard_jobs import platforms

@@ -149,6 +149,15 @@ def _role_in_tf_config() -> str:
     return role if isinstance(role, str) else ""
 
 
+def follows() -> bool:
+    """Whether this host of a rehearsed TPU slice leaves logs and files to the first host.
+
+    XLA's CPU backend has no collectives between hosts, so each host runs the same training independently. The
+    launcher sets ``NODE_RANK``.
+    """
+    return os.environ.get("LAUNCHER_REHEARSE") == "1" and (os.environ.get("NODE_RANK") or "0") != "0"
+
+
 def guard(main: Callable[[Any], int], args: Any, name: str) -> NoReturn:
     """Run ``main(args)`` and end the process with the code it returns.
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import argparse
 import difflib
 import os
+import pathlib
 import re
 import sys
 from collections.abc import Callable, Iterable, Sequence
@@ -21,24 +22,28 @@ from trainers.common import exits
 Kind = Callable[[str], Any]
 
 
-def integer(least: int = 0) -> Kind:
-    """A converter to an integer of at least ``least``."""
+def integer(least: int = 0, most: int | None = None) -> Kind:
+    """Return a converter to an integer of at least ``least``, and at most ``most`` if that is given."""
+    span = f"of at least {least}" + (f" and at most {most}" if most is not None else "")
 
     def convert(text: str) -> int:
         try:
             value = int(text)
         except ValueError:
             value = least - 1
-        if value < least:
-            raise argparse.ArgumentTypeError(f"{text!r} is not an integer of at least {least}")
+        if value < least or (most is not None and value > most):
+            raise argparse.ArgumentTypeError(f"{text!r} is not an integer {span}")
         return value
 
     return convert
 
 
-def number(least: float, most: float = float("inf"), *, above: bool = False) -> Kind:
-    """A converter to a number from ``least`` (exclusive if ``above``) to ``most``."""
-    span = f"{'above' if above else 'of at least'} {least:g}" + (f" and at most {most:g}" if most < 1e308 else "")
+_MOST = 1e30  # a float32, also times the number of devices (--scale-lr)
+
+
+def number(least: float, most: float = _MOST, *, above: bool = False) -> Kind:
+    """Return a converter to a number from ``least`` (exclusive if ``above``) to ``most``."""
+    span = f"{'above' if above else 'of at least'} {least:g} and at most {most:g}"
 
     def convert(text: str) -> float:
         try:
@@ -100,11 +105,12 @@ COMMON = (
     Flag("scale-lr", None, False, "multiply --lr by the number of devices: the batch of a step grows with them"),
     Flag("momentum", number(0, 0.9999), 0.9, "of SGD"),
     Flag("clip-norm", number(0), 0.0, "scale gradients down to this norm; 0: off"),
-    Flag("seed", integer(0), 0, "seed of initial weights, sample order and augmentation"),
+    Flag("seed", integer(0, 2**32 - 1), 0, "seed of initial weights, sample order and augmentation"),
     Flag("deterministic", None, False, "use deterministic kernels even where they are slower"),
     Flag("target-accuracy", number(0, 100), 0.0, "stop once the test accuracy reaches this many percent;"
          f" exit with {exits.TARGET_MISSED} if it never does"),
-    Flag("precision", one_of("auto", "fp32", "bf16"), "auto", "auto: bf16 where the hardware has it"),
+    Flag("precision", one_of("auto", "fp32", "bf16", "fp16"), "auto", "auto: bf16 where the hardware has it, else"
+         " (PyTorch, GPUs from compute capability 7.0 on) fp16 with scaled gradients"),
     Flag("job-dir", str, "", "AI Platform's job folder: default parent of checkpoints/, model/ and logs/", "output"),
     Flag("checkpoint-dir", str, "", "save here, and resume from here", "output", "AIP_CHECKPOINT_DIR"),
     Flag("checkpoint-steps", integer(0), 0, "save every this many steps; 0: after each epoch", "output"),
@@ -148,6 +154,15 @@ TF = (
 )  # fmt: skip
 
 
+def cpu_has_bf16() -> bool:
+    """Whether the CPU multiplies bfloat16 in hardware; without that, bf16 is slower than fp32."""
+    try:
+        features = pathlib.Path("/proc/cpuinfo").read_text(encoding="ascii", errors="replace").split()
+    except OSError:
+        return False
+    return "avx512_bf16" in features or "amx_bf16" in features
+
+
 # Flags that do not decide what a run learns, or are compared otherwise, such as the data.
 _INDIFFERENT = {"datadir", "download", "fake-data", "fake-images", "drop-last", "num-workers", "prefetch-factor",
                 "num-steps", "batch-size", "test-batch-size", "target-accuracy", "eval-only", "device", "num-cores",
@@ -155,10 +170,10 @@ _INDIFFERENT = {"datadir", "download", "fake-data", "fake-images", "drop-last", 
                 *(flag.name for flag in (*COMMON, *TORCH, *TF) if flag.group == "output")}  # fmt: skip
 
 
-def deciding(args: argparse.Namespace, *, bf16: bool) -> dict[str, Any]:
-    """Return the flags that decide what a run learns, by name; ``bf16`` is what ``--precision`` is on these devices."""
+def deciding(args: argparse.Namespace, precision: str) -> dict[str, Any]:
+    """Return the flags that decide what a run learns, by name; ``precision`` is that of ``auto`` on these devices."""
     named = {name.replace("_", "-"): value for name, value in sorted(vars(args).items())}
-    named["precision"] = "bf16" if bf16 else "fp32"
+    named["precision"] = precision
     return {name: value for name, value in named.items() if name not in _INDIFFERENT}
 
 
@@ -237,6 +252,7 @@ def parse(
         _parse_strictly(parser, from_file, known)
         parser.origin = ""
     args = _parse_strictly(parser, [*from_file, *argv], known)
+    _use_local_paths(parser, args)
     if args.job_dir:
         base = args.job_dir.rstrip("/")
         args.checkpoint_dir = args.checkpoint_dir or f"{base}/checkpoints"
@@ -250,6 +266,17 @@ def parse(
     if args.eval_only and not args.resume:
         parser.error("--eval-only: tests a checkpoint, which --no-resume leaves out")
     return args
+
+
+def _use_local_paths(parser: _Parser, args: argparse.Namespace) -> None:
+    """Replace ``file://`` URLs in ``args`` by their paths."""
+    for name, value in vars(args).items():
+        if isinstance(value, str) and value.startswith("file://"):
+            path = value.removeprefix("file://")
+            if not path.startswith("/"):
+                parser.error(f"--{name.replace('_', '-')}: {value} has no path after its host: write {path}, or file:///"
+                             " and the path from the root")  # fmt: skip
+            setattr(args, name, path)
 
 
 def _show(value: Any) -> str:

@@ -8,7 +8,7 @@ import numpy as np
 
 from trainers.common import images, order
 from trainers.common.flags import Flag, integer, number
-from trainers.common.peers import ALONE, Peers
+from trainers.common.order import ALONE, Peers
 
 FLAGS = (
     Flag("image-size", integer(16), 128, "pixels on each side of the network's input", "data"),

@@ -10,7 +10,7 @@ import numpy as np
 from trainers.common import images, order
 from trainers.common.exits import USAGE, UserError
 from trainers.common.flags import Flag, integer, number, sizes
-from trainers.common.peers import ALONE, Peers
+from trainers.common.order import ALONE, Peers
 
 FLAGS = (
     Flag("image-size", integer(16), 224, "pixels on each side of the network's input", "data"),

@@ -12,19 +12,21 @@ import io
 import math
 import os
 import re
+import struct
 import sys
 import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
-from trainers.common import index, order, paths, tarshard, tfrecord
+from trainers.common import index, order, paths, storage, tarshard, tfrecord
 from trainers.common.exits import USAGE, Damaged, UserError
-from trainers.common.paths import Entry
-from trainers.common.peers import ALONE, Peers, check_alike
+from trainers.common.order import ALONE, Peers, check_alike
+from trainers.common.storage import Entry
 
 _SUFFIXES = tuple(f".{suffix}" for suffix in tarshard.SUFFIXES)
 _HELD_OUT = 10  # one image in ten is for the test if a data set has no test split
@@ -117,7 +119,7 @@ class _ClassFolders(Images):
     def __init__(self, folder: str, classes: list[str], own: list[str], listed: list[list[str]]) -> None:
         """``listed`` are the names in the folders ``own``, whose labels are their places in ``classes``."""
         self.folder, self.classes = folder, classes
-        self.slow = paths.is_slow(folder)
+        self.slow = storage.is_slow(folder)
         kept = [[os.fsencode(name) for name in names if name.lower().endswith(_SUFFIXES)] for names in listed]
         self.names = np.array([name for names in kept for name in names], "S")
         place = {name: label for label, name in enumerate(classes)}
@@ -147,7 +149,7 @@ class _Shards(Images):
         self.folder, self.index, self.table = folder, records, records.table
         self.paths = [paths.join(folder, shard.name) for shard in records.shards]
         self.is_tar = bool(records.shards) and index.kind_of(records.shards[0].name) == "tar"
-        self.slow = paths.is_slow(folder)
+        self.slow = storage.is_slow(folder)
         self.count, self.classes = len(self.table), []
 
     def _span(self, record: np.void) -> tuple[int, int]:
@@ -186,7 +188,7 @@ class _Shards(Images):
         spans = [self._span(self.table[number]) for number in numbers]
         begin, end = min(first for first, _ in spans), max(last for _, last in spans)
         owner = int(np.searchsorted(self.index.starts, numbers[0], "right")) - 1
-        content = memoryview(paths.read_range(self.paths[owner], begin, min(end, self.index.shards[owner].size)))
+        content = memoryview(storage.read_range(self.paths[owner], begin, min(end, self.index.shards[owner].size)))
         return [
             self._parse(number, owner, content[first - begin : last - begin], first)
             for number, (first, last) in zip(numbers, spans, strict=True)
@@ -194,7 +196,7 @@ class _Shards(Images):
 
     def _read(self, number: int, first: int, last: int) -> Sample | Damaged:
         owner = int(np.searchsorted(self.index.starts, number, "right")) - 1
-        content = memoryview(paths.read_range(self.paths[owner], first, min(last, self.index.shards[owner].size)))
+        content = memoryview(storage.read_range(self.paths[owner], first, min(last, self.index.shards[owner].size)))
         return self._parse(number, owner, content, first)
 
     def _parse(self, number: int, owner: int, content: memoryview, first: int) -> Sample | Damaged:
@@ -256,7 +258,7 @@ def find(
     ``found`` is the contents of ``datadir`` if they are known. Raises :class:`UserError` if no images are found, or if
     the test has a class that the training split lacks.
     """
-    found = paths.entries(datadir) if found is None else found
+    found = storage.entries(datadir) if found is None else found
     if not found and not paths.is_folder(datadir):
         raise UserError(f"{datadir}: no such folder; --datadir must have images")
     train, test = _place(datadir, found, "train"), _place(datadir, found, "test")
@@ -278,7 +280,7 @@ def find_both(args: argparse.Namespace, peers: Peers = ALONE) -> tuple[Images, I
     if not args.datadir:
         raise UserError("no data: give --datadir (class folders, TFRecord or tar shards) or --fake-data", USAGE)
     spare = getattr(args, "output_dir", "") or getattr(args, "checkpoint_dir", "")
-    found = paths.entries(args.datadir)
+    found = storage.entries(args.datadir)
     train, test = (find(args.datadir, split, spare, peers, found) for split in ("train", "test"))
     check_alike(peers, "training images", train.fingerprint())
     check_alike(peers, "test images", test.fingerprint())
@@ -296,7 +298,7 @@ def fingerprints(train: Images, test: Images) -> dict[str, str]:
 
 
 def _class_names(folder: str, found: dict[str, Entry] | None = None) -> list[str]:
-    found = paths.entries(folder) if found is None else found
+    found = storage.entries(folder) if found is None else found
     return [name for name, entry in found.items() if entry.folder and not name.startswith(".")]
 
 
@@ -310,7 +312,7 @@ def _open(
 ) -> Images:
     """The images in ``place``; ``found`` is the contents of ``datadir``, ``classes`` are those of the training."""
     folder, names = place
-    contents = found if folder == datadir else paths.entries(folder)
+    contents = found if folder == datadir else storage.entries(folder)
     shards = names or [name for name in contents if index.kind_of(name)]
     chosen = [name for name in shards if name.endswith(".tar")] or shards
     opened: Images
@@ -319,7 +321,7 @@ def _open(
     else:
         own = _class_names(folder, contents)
         unknown = set(own) - set(own if classes is None else classes)
-        listed = paths.names_of([paths.join(folder, name) for name in own])
+        listed = storage.names_of([paths.join(folder, name) for name in own])
         if unknown:
             raise UserError(
                 f"{folder}: has the class {min(unknown)}, which the training images lack; add its folder there, or"
@@ -408,6 +410,45 @@ def _colour(image: Any) -> Any:
     return image.convert("RGB")
 
 
+# --- the frame header of a JPEG, without decoding the image -----------------------------------------------------------
+
+# Markers and headers: ITU-T T.81, annex B, https://www.w3.org/Graphics/JPEG/itu-t81.pdf
+_FRAMES = (0xC0, 0xC1, 0xC2)  # start of a Huffman-coded frame: baseline, extended, progressive
+_OTHER_FRAMES = {*range(0xC3, 0xD0)} - {0xC4, 0xC8, 0xCC}  # lossless, hierarchical, arithmetic; the rest are tables
+_ALONE = (0x01, *range(0xD0, 0xD9))  # markers without a segment: TEM, RST0 to RST7, SOI
+_IMAGE_OR_END = (0xDA, 0xD9)
+
+
+@dataclass(frozen=True)
+class Frame:
+    """The frame header of a JPEG: the image's size in pixels and its components: 1 grey, 3 colour, 4 CMYK."""
+
+    width: int
+    height: int
+    components: int
+
+
+def frame(content: bytes) -> Frame | None:
+    """The frame header in ``content``; None if it is no 8-bit Huffman-coded JPEG with its height in the header."""
+    at = 2
+    if content[:2] != b"\xff\xd8":
+        return None
+    while at + 10 <= len(content) and content[at] == 0xFF:
+        marker = content[at + 1]
+        if marker in _FRAMES:
+            precision, height, width, components = struct.unpack_from(">BHHB", content, at + 4)
+            return Frame(width, height, components) if precision == 8 and height and width else None
+        if marker in _OTHER_FRAMES or marker in _IMAGE_OR_END:
+            return None
+        if marker == 0xFF:  # padding
+            at += 1
+        else:
+            at += 2 if marker in _ALONE else 2 + int.from_bytes(content[at + 2 : at + 4], "big")
+    return None
+
+
+# --- loading -------------------------------------------------------------------------------------------------------
+
 Decode = Callable[[bytes, str, int, Callable[[int, int], Box]], np.ndarray]
 
 
@@ -452,7 +493,7 @@ class Loader:
     :data:`READERS` for remote storage, and as many readers as workers for local files. ``decode`` is that of this
     module, or an equivalent one of a framework.
 
-    A damaged image is reported and skipped, if not more than one in 1,000 of ``images`` is damaged.
+    A damaged image is reported and skipped, if not more than one in 1,000 of ``images`` (of fewer: one) is damaged.
     """
 
     def __init__(self, images: Images, workers: int, ahead: int = 4, decode: Decode = decode, readers: int = 0) -> None:
@@ -532,15 +573,14 @@ class Loader:
 
     def _skip(self, number: int, error: Damaged) -> None:
         """Report damaged image ``number`` once; raises :class:`UserError` if there are too many."""
-        limit = self.images.count // _DAMAGED_SHARE
+        limit = min(max(1, self.images.count // _DAMAGED_SHARE), self.images.count - 1)
         with self._lock:
             if number in self.damaged:
                 return
             self.damaged.add(number)
             count = len(self.damaged)
         if count > limit:
-            many = f" ({count} damaged images; 1 in {_DAMAGED_SHARE} is skipped)" if limit else ""
-            raise UserError(f"{error}{many}")
+            raise UserError(f"{error} ({count} damaged images; 1 in {_DAMAGED_SHARE}, at least 1, is skipped)")
         print(f"note: {error}; skipped ({count} of at most {limit} so far)", file=sys.stderr)
 
     def all(self, side: int, share: float = 1.0, replace: bool = True) -> tuple[np.ndarray, np.ndarray]:

@@ -7,13 +7,15 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import io
 import json
 import math
 import os
 import platform
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
 from types import TracebackType
 from typing import IO, Any, Protocol
 
@@ -247,9 +249,7 @@ class Log:
         self._hypertune: Any = None
         names = ("CLOUD_ML_TRIAL_ID", "CLOUD_ML_HP_METRIC_FILE")
         if devices.chief and (args.hypertune_tag or any(os.environ.get(name) for name in names)):
-            from trainers.common import hypertune
-
-            self._hypertune = hypertune.reporter(args.hypertune_tag)
+            self._hypertune = reporter(args.hypertune_tag)
         self._started = time.monotonic()
         self._first_loss: float | None = None
         self._step = 0  # steps done, including those before the run was resumed
@@ -288,6 +288,9 @@ class Log:
         if self._resumed_from is not None:
             self.say(f"Resumed from step {self._resumed_from} in {self.args.checkpoint_dir}")
         replicas = self.devices.replicas
+        for test in self.tests:  # the tuning service reads a new file in each container
+            if not (self.args.eval_only and test["step"] == self._step):
+                self._tune(test["accuracy"], test["loss"], int(test["step"]))
         if replicas > 1:
             scaled = f"--lr {self.args.lr:g} times" if self.args.scale_lr else "--lr is not scaled (see --scale-lr) for"
             self.say(f"Learning rate {learning_rate:g}: {scaled} {replicas} devices, {self.global_batch} images a step")
@@ -372,13 +375,19 @@ class Log:
         self._output.event("test", epoch=epoch, global_step=self._step, accuracy=accuracy, loss=loss, count=count,
                            correct=correct, **more)  # fmt: skip
         self._output.scalars(self._step, test_accuracy=accuracy, test_loss=loss)
-        if self._hypertune and math.isfinite(loss):
-            self._hypertune.report_hyperparameter_tuning_metric(self.args.hypertune_tag, accuracy / 100, self._step)
+        self._tune(accuracy, loss, self._step)
+        # A checkpoint can contain the test of its step, which --eval-only repeats.
+        self.tests = [test for test in self.tests if test["step"] != self._step]
         self.tests.append({"epoch": epoch, "step": self._step, "accuracy": accuracy, "loss": loss, **more})
         if not math.isfinite(loss):
             self.say(f"The test loss is not finite by step {self._step}: this accuracy does not count")
             return -1.0
         return accuracy
+
+    def _tune(self, accuracy: float, loss: float, step: int) -> None:
+        """Report the ``accuracy`` in percent after ``step`` steps to hyperparameter tuning, if ``loss`` is finite."""
+        if self._hypertune and math.isfinite(loss):
+            self._hypertune.report_hyperparameter_tuning_metric(self.args.hypertune_tag, accuracy / 100, step)
 
     @property
     def best(self) -> float | None:
@@ -408,10 +417,8 @@ class Log:
             self.say(f"Ended after step {self._step} ({status}); {self.where_saved()}")
         summary = self._summary(status, code, weights_sha256, more)
         if self.devices.chief and self.args.output_dir:
-            from trainers.common import report
-
             accuracies = [(test["step"], test["accuracy"]) for test in self.tests]
-            report.write(self.args.output_dir, summary, self.curve, accuracies)
+            write_report(self.args.output_dir, summary, self.curve, accuracies)
         self.say(json.dumps(summary))
         self._output.close()
         self._finished = True
@@ -426,7 +433,8 @@ class Log:
             loss_last=self.curve[-1][1] if self.curve else None,
             images_per_second=self.meter.images * self.devices.replicas / max(self.meter.training_seconds, 1e-9),
             train_seconds=self.meter.training_seconds, wall_seconds=time.monotonic() - self._started,
-            data_wait=self._data_wait(), compile_count=count, compile_seconds=seconds, epochs=len(self.tests),
+            data_wait=self._data_wait(), compile_count=count, compile_seconds=seconds,
+            epochs=self._step // self.steps_per_epoch,
             global_step=self._step, resumed_from=self._resumed_from, repeated_reads=paths.retries.count,
             device=self.devices.label,
             replicas=self.devices.replicas, processes=self.devices.processes, global_batch=self.global_batch,
@@ -451,3 +459,117 @@ class Log:
             status = "diverged" if isinstance(error, Diverged) else "preempted" if stopped else "failed"
             self.say(json.dumps(self._summary(status, error.code, "", {"error": str(error)})))
         self._output.close()
+
+
+# --- hyperparameter tuning --------------------------------------------------------------------------------------------
+
+# The file format of cloudml-hypertune: https://github.com/GoogleCloudPlatform/cloudml-hypertune
+DEFAULT_TAG = "training/hptuning/metric"  # cloudml-hypertune's default
+
+
+class HyperTune:
+    """A replacement for ``hypertune.HyperTune`` if that package is not installed, with the same output.
+
+    The file (``CLOUD_ML_HP_METRIC_FILE``, else ``/tmp/hypertune/output.metrics``) contains the last 100 reports, one
+    JSON object per line with sorted keys; value, step and trial are strings.
+    """
+
+    def __init__(self) -> None:
+        self.path = os.environ.get("CLOUD_ML_HP_METRIC_FILE") or "/tmp/hypertune/output.metrics"
+        os.makedirs(os.path.dirname(self.path) or ".", exist_ok=True)
+        self.trial = os.environ.get("CLOUD_ML_TRIAL_ID") or "0"
+        self.reports: deque[dict[str, object]] = deque(maxlen=100)
+
+    def report_hyperparameter_tuning_metric(
+        self, hyperparameter_metric_tag: str, metric_value: float, global_step: int = 0, checkpoint_path: str = ""
+    ) -> None:
+        """Append one report and rewrite the file."""
+        self.reports.append(
+            {
+                "timestamp": time.time(),
+                "trial": self.trial,
+                hyperparameter_metric_tag or DEFAULT_TAG: str(float(metric_value)),
+                "global_step": str(global_step),
+                "checkpoint_path": checkpoint_path,
+            }
+        )
+        with open(self.path, "w", encoding="utf-8") as file:
+            file.writelines(json.dumps(report, sort_keys=True) + "\n" for report in self.reports)
+
+
+def reporter(tag: str) -> HyperTune | None:
+    """A reporter of cloudml-hypertune, or its replacement; None outside of a tuning trial and without a ``tag``.
+
+    The tuning services set ``CLOUD_ML_TRIAL_ID`` in a trial. Raises :class:`UserError` if the file cannot be created.
+    """
+    if not (tag or os.environ.get("CLOUD_ML_TRIAL_ID") or os.environ.get("CLOUD_ML_HP_METRIC_FILE")):
+        return None
+    try:
+        # cloudml-hypertune 0.1.0.dev6 fails if the variable is empty or a file name without a folder.
+        if not os.path.dirname(os.environ.get("CLOUD_ML_HP_METRIC_FILE", "/tmp/hypertune/")):
+            return HyperTune()
+        import hypertune  # type: ignore[import-not-found, unused-ignore]
+
+        return hypertune.HyperTune()  # type: ignore[no-any-return]
+    except ImportError:
+        return HyperTune()
+    except OSError as error:
+        raise UserError(f"hypertune: {error.filename}: {error.strerror}; set CLOUD_ML_HP_METRIC_FILE") from None
+
+
+# --- report.json and report.png: loss and test accuracy of a run ------------------------------------------------------
+
+_WIDTH, _HEIGHT, _MARGIN, _TOP = 480, 300, 56, 40
+_AXIS, _GRID = (110, 110, 110), (225, 225, 225)
+Points = Sequence[tuple[float, float]]
+
+
+def write_report(folder: str, summary: dict[str, Any], losses: Points, accuracies: Points) -> None:
+    """Write report.json (``summary`` and both curves) and report.png (the curves side by side) into ``folder``.
+
+    ``losses`` are (step, training loss), ``accuracies`` (step, test accuracy in percent).
+    """
+    paths.make_folder(folder)
+    content = {"summary": summary, "loss": list(losses), "accuracy": list(accuracies)}
+    with paths.atomic_file(paths.join(folder, "report.json")) as file:
+        file.write(json.dumps(content, indent=1).encode() + b"\n")
+    with paths.atomic_file(paths.join(folder, "report.png")) as file:
+        file.write(_picture(str(summary.get("trainer", "")), losses, accuracies))
+
+
+def _picture(title: str, losses: Points, accuracies: Points) -> bytes:
+    from PIL import Image, ImageDraw
+
+    image = Image.new("RGB", (2 * _WIDTH, _HEIGHT), "white")
+    draw = ImageDraw.Draw(image)
+    _plot(draw, 0, f"{title}: training loss", losses, (31, 119, 180))
+    _plot(draw, _WIDTH, "test accuracy, %", accuracies, (214, 39, 40))
+    buffer = io.BytesIO()
+    image.save(buffer, "PNG", optimize=True)
+    return buffer.getvalue()
+
+
+def _plot(draw: Any, left: int, title: str, points: Points, colour: tuple[int, int, int]) -> None:
+    x0, x1, y0, y1 = left + _MARGIN, left + _WIDTH - 16, _HEIGHT - 36, _TOP
+    draw.text((x0, 14), title, fill="black")
+    if points:
+        least_x, most_x = min(x for x, _ in points), max(x for x, _ in points)
+        least_y, most_y = min(y for _, y in points), max(y for _, y in points)
+        wide, high = (most_x - least_x) or 1, (most_y - least_y) or 1
+
+        def place(x: float, y: float) -> tuple[float, float]:
+            return x0 + (x1 - x0) * (x - least_x) / wide, y0 - (y0 - y1) * (y - least_y) / high
+
+        for part in range(5):
+            value = least_y + high * part / 4
+            y = place(least_x, value)[1]
+            draw.line([(x0, y), (x1, y)], fill=_GRID)
+            draw.text((left + 4, y - 6), f"{value:.4g}", fill=_AXIS)
+        draw.text((x0, y0 + 8), f"step {least_x:g}", fill=_AXIS)
+        draw.text((x1 - 60, y0 + 8), f"{most_x:g}".rjust(9), fill=_AXIS)
+        line = [place(x, y) for x, y in points]
+        if len(line) > 1:
+            draw.line(line, fill=colour, width=2)
+        for x, y in line if len(line) < 60 else ():
+            draw.ellipse([x - 2, y - 2, x + 2, y + 2], fill=colour)
+    draw.line([(x0, y1), (x0, y0), (x1, y0)], fill=_AXIS)

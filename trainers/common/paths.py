@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import errno
 import functools
 import logging
 import os
@@ -13,8 +12,6 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
 from typing import IO, Any, TypeVar
 
 from trainers.common.exits import UserError
@@ -23,9 +20,6 @@ from trainers.common.exits import UserError
 # fails after about 100 seconds without an answer.
 _ATTEMPTS = 3
 _PAUSE = 1.0  # seconds before the second attempt, doubled for each further one
-_LISTING_THREADS = 32  # requests at a time where names and sizes need one request each
-# Of mounted network file systems: I/O error, stale handle, timeout, disconnected, no answer.
-_TRANSIENT = (errno.EIO, errno.ESTALE, errno.ETIMEDOUT, errno.ENOTCONN, errno.EHOSTDOWN)
 _UNFINISHED = ".unfinished-"  # prefix of folders for files that are not complete
 Result = TypeVar("Result")
 
@@ -53,23 +47,9 @@ class _Retries:
 retries = _Retries()
 
 
-@dataclass(frozen=True)
-class Entry:
-    """A name in a folder. ``version`` differs after the file is replaced: its generation or time of modification."""
-
-    size: int = 0  # bytes
-    version: str = ""
-    folder: bool = False
-
-
 def is_remote(path: str) -> bool:
     """Whether ``path`` is a URL such as ``gs://bucket/folder``."""
     return "://" in path
-
-
-def is_slow(path: str) -> bool:
-    """Whether a read in ``path`` takes a request: of URLs, and of Cloud Storage mounted under ``/gcs``."""
-    return is_remote(path) or path.startswith("/gcs/")
 
 
 def join(folder: str, *names: str) -> str:
@@ -78,7 +58,7 @@ def join(folder: str, *names: str) -> str:
 
 
 @contextlib.contextmanager
-def _remote(path: str) -> Iterator[Any]:
+def remote(path: str) -> Iterator[Any]:
     """The file system of the URL ``path``. Its errors except FileNotFoundError are raised as :class:`UserError`."""
     try:
         yield _filesystem(path.partition("://")[0])
@@ -125,7 +105,7 @@ def retry(path: str, read: Callable[[], Result]) -> Result:
 def open_file(path: str, mode: str = "rb") -> IO[Any]:
     """Open ``path``; raises :class:`UserError` if a URL cannot be reached, ``OSError`` like the built-in ``open``."""
     if is_remote(path):
-        with _remote(path) as filesystem:
+        with remote(path) as filesystem:
             return filesystem.open(path, mode)  # type: ignore[no-any-return]
     return open(path, mode)
 
@@ -134,7 +114,7 @@ def read_file(path: str) -> bytes:
     """The contents of ``path``; remote reads are retried. Raises ``FileNotFoundError`` and :class:`UserError`."""
 
     def read() -> bytes:
-        with _remote(path) as filesystem:
+        with remote(path) as filesystem:
             return filesystem.cat_file(filesystem._strip_protocol(path))  # type: ignore[no-any-return]
 
     if is_remote(path):
@@ -143,95 +123,12 @@ def read_file(path: str) -> bytes:
         return file.read()
 
 
-class _Handles(threading.local):
-    """Open local files per thread: opening one on a network file system costs a request."""
-
-    def __init__(self) -> None:
-        self.files: dict[str, IO[bytes]] = {}
-
-    def get(self, path: str) -> int:
-        """A descriptor of ``path``."""
-        if path not in self.files:
-            if len(self.files) >= 8:  # with 64 threads, half of the usual limit of 1,024 open files
-                self.files.pop(next(iter(self.files))).close()
-            self.files[path] = open(path, "rb", buffering=0)  # noqa: SIM115 (kept open)
-        return self.files[path].fileno()
-
-
-_handles = _Handles()
-
-
-def read_range(path: str, start: int, end: int) -> bytes:
-    """The bytes of ``path`` from ``start`` up to ``end``, fewer if a local file ends before; transient errors are
-    retried. Raises :class:`UserError` if reading fails."""
-
-    def remote() -> bytes:
-        try:
-            with _remote(path) as filesystem:
-                found: bytes = filesystem.cat_file(filesystem._strip_protocol(path), start, end)
-        except FileNotFoundError:
-            raise UserError(f"{path}: was removed during the run") from None
-        if len(found) < end - start:
-            raise Unavailable(f"{path}: {len(found)} bytes arrived instead of {end - start}")
-        return found
-
-    def local() -> bytes:
-        try:
-            return os.pread(_handles.get(path), end - start, start)
-        except OSError as error:
-            kind = Unavailable if error.errno in _TRANSIENT else UserError
-            raise kind(f"{path}: cannot be read: {error.strerror}") from None
-
-    return retry(path, remote if is_remote(path) else local)
-
-
-def entries(folder: str) -> dict[str, Entry]:
-    """The contents of ``folder`` by name, sorted; empty if it does not exist."""
-    found = {}
-    try:
-        if is_remote(folder):
-            return retry(folder, lambda: _remote_entries(folder))
-        with os.scandir(folder) as scanned:
-            for entry in scanned:
-                is_directory = entry.is_dir()
-                about = None if is_directory else entry.stat()
-                found[entry.name] = Entry(about.st_size, str(about.st_mtime_ns)) if about else Entry(folder=True)
-    except (FileNotFoundError, NotADirectoryError):
-        return {}
-    except OSError as error:
-        raise UserError(f"{error.filename or folder}: cannot be read: {error.strerror}") from None
-    return dict(sorted(found.items()))
-
-
-def _remote_entries(folder: str) -> dict[str, Entry]:
-    with _remote(folder) as filesystem:
-        filesystem.invalidate_cache()
-        place = filesystem._strip_protocol(folder).rstrip("/")
-        listed = filesystem.ls(place, detail=True)
-    found = {}
-    for about in listed:
-        name = about["name"].rstrip("/").rpartition("/")[2]
-        if about["name"].rstrip("/") != place:  # the empty object that marks a folder
-            version = about.get("generation") or about.get("mtime") or ""
-            is_directory = about["type"] == "directory"
-            found[name] = Entry(0 if is_directory else int(about["size"]), str(version), is_directory)
-    return dict(sorted(found.items()))
-
-
-def names_of(folders: list[str]) -> list[list[str]]:
-    """The names in each of ``folders``; several are listed at a time where that takes a request each."""
-    if not folders or not is_remote(folders[0]):
-        return [names(folder) for folder in folders]
-    with ThreadPoolExecutor(_LISTING_THREADS) as pool:
-        return list(pool.map(lambda folder: retry(folder, lambda: names(folder)), folders))
-
-
 def names(folder: str) -> list[str]:
     """The names in ``folder``, sorted; empty if the folder does not exist."""
     try:
         if not is_remote(folder):
             return sorted(os.listdir(folder))
-        with _remote(folder) as filesystem:
+        with remote(folder) as filesystem:
             filesystem.invalidate_cache()
             found = filesystem.ls(folder, detail=False)
     except FileNotFoundError:
@@ -243,7 +140,7 @@ def is_folder(path: str) -> bool:
     """Whether ``path`` is an existing folder."""
     if not is_remote(path):
         return os.path.isdir(path)
-    with _remote(path) as filesystem, contextlib.suppress(FileNotFoundError):
+    with remote(path) as filesystem, contextlib.suppress(FileNotFoundError):
         return filesystem.info(path)["type"] == "directory"  # type: ignore[no-any-return]
     return False
 
@@ -270,7 +167,7 @@ def check_writable(folder: str) -> None:
 def move(path: str, target: str) -> None:
     """Rename a file, into a folder that is created if necessary; object stores copy it. Raises :class:`UserError`."""
     if is_remote(path):
-        with _remote(path) as filesystem:
+        with remote(path) as filesystem:
             filesystem.cp_file(path, target)
             return remove(path)
     make_folder(os.path.dirname(target))
@@ -285,7 +182,7 @@ def remove(path: str) -> None:
     with contextlib.suppress(FileNotFoundError):
         if not is_remote(path):
             return os.remove(path)
-        with _remote(path) as filesystem:
+        with remote(path) as filesystem:
             filesystem.rm(path)
 
 
@@ -300,7 +197,7 @@ def atomic_file(path: str) -> Iterator[IO[bytes]]:
         with tempfile.TemporaryFile() as local:
             yield local
             local.seek(0)
-            with _remote(path) as filesystem, filesystem.open(path, "wb") as file:
+            with remote(path) as filesystem, filesystem.open(path, "wb") as file:
                 shutil.copyfileobj(local, file, 16 << 20)
         return
     temporary = os.path.join(os.path.dirname(path), f".{os.path.basename(path)}.{os.getpid()}.tmp")
@@ -324,7 +221,7 @@ def local_folder(path: str) -> Iterator[str]:
         return
     with tempfile.TemporaryDirectory() as folder:
         yield folder
-        with _remote(path) as filesystem:
+        with remote(path) as filesystem:
             filesystem.put(folder.rstrip("/") + "/", path.rstrip("/") + "/", recursive=True)
 
 

@@ -26,9 +26,9 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from trainers.common import exits, paths
-from trainers.common.checkpoints import State
+from trainers.common import exits, flags, order, paths
 from trainers.common.exits import USAGE, UserError
+from trainers.common.run import State
 
 # Raised by a collective when another worker has exited, was killed or lost its network; and by a TPU that was lost.
 _LOST = (tf.errors.UnavailableError, tf.errors.AbortedError, tf.errors.CancelledError, tf.errors.DeadlineExceededError)
@@ -75,7 +75,7 @@ def _reason(error: tf.errors.OpError) -> str:
 class Cluster:
     """A strategy and this process's rank.
 
-    Implements :class:`trainers.common.log.Devices` and :class:`trainers.common.peers.Peers`.
+    Implements :class:`trainers.common.log.Devices` and :class:`trainers.common.order.Peers`.
     """
 
     joined: list[Cluster] = []  # noqa: RUF012 - the one of this process, for main()
@@ -93,6 +93,8 @@ class Cluster:
         self.strategy: tf.distribute.Strategy
         on_cpu = self.kind != "tpu" and not tf.config.list_physical_devices("GPU")
         self.jit = args.jit_compile and self.kind != "tpu"  # TPUs compile everything
+        if args.precision == "fp16":
+            raise UserError("--precision fp16: the TensorFlow trainers have bf16 and fp32", USAGE)
         if self.jit and args.deterministic:
             raise UserError("--deterministic: XLA has no deterministic max pooling; leave out --jit-compile", USAGE)
         if args.deterministic or (on_cpu and not self.jit):
@@ -117,9 +119,7 @@ class Cluster:
             self.rank = 0
         self.chief = self.rank == 0
         if os.environ.get("LAUNCHER_REHEARSE"):
-            from trainers.common import rehearsal
-
-            self.chief = self.chief and not rehearsal.follows()
+            self.chief = self.chief and not exits.follows()
         self.label = f"{'TPU' if self.kind == 'tpu' else 'CPU' if on_cpu else 'GPU'}:0/{self.rank}"
         self.bf16 = args.precision == "bf16" or (args.precision == "auto" and (self.kind == "tpu" or _has_bf16(on_cpu)))
         if self.jit and self.replicas > 1:
@@ -305,11 +305,9 @@ class Cluster:
     def check_alike(self, what: str, *arrays: np.ndarray) -> None:
         """Raise :class:`UserError` on every worker unless all have the same ``arrays``, which are ``what``."""
         if self.processes > 1:
-            from trainers.common import peers
-
             digest = hashlib.sha256(b"".join(np.ascontiguousarray(array).tobytes() for array in arrays)).hexdigest()
             counts = " and ".join(str(len(array)) for array in arrays)
-            peers.check_alike(self, what, f"{counts} (SHA-256 {digest[:12]})")
+            order.check_alike(self, what, f"{counts} (SHA-256 {digest[:12]})")
 
     def agreed_state(self, read: Callable[[], State | None]) -> State | None:
         """The result of ``read()``; raises :class:`UserError` on every process if they do not read the same step."""
@@ -562,9 +560,7 @@ def _kind(requested: str, workers: int) -> str:
 def _has_bf16(on_cpu: bool) -> bool:
     """Whether all devices multiply bfloat16 in hardware; NVIDIA GPUs do from compute capability 8.0 (Ampere) on."""
     if on_cpu:
-        from trainers.common import cpu
-
-        return cpu.has_bf16()
+        return flags.cpu_has_bf16()
     details = map(tf.config.experimental.get_device_details, tf.config.list_physical_devices("GPU"))
     return all(found.get("compute_capability", (0, 0)) >= (8, 0) for found in details)
 

@@ -32,8 +32,8 @@ import numpy as np
 import tensorflow as tf
 from keras import layers
 
-from trainers.common.checkpoints import Checkpoints, State, check_same_run
 from trainers.common.log import Log
+from trainers.common.run import Checkpoints, State, check_same_run
 from trainers.tf import _strategy
 from trainers.tf._strategy import Cluster
 
@@ -190,7 +190,7 @@ def main(args: argparse.Namespace) -> int:  # noqa: C901 - the loop, to be read 
     )
     run = {"trainer": "tf.imagenet", "model": args.model, "optimizer": args.optimizer,
            "seed": args.seed, "global_batch": global_batch, "train_images": data.count,
-           "data": data.fingerprints, "flags": flags.deciding(args, bf16=cluster.bf16)}  # fmt: skip
+           "data": data.fingerprints, "flags": flags.deciding(args, "bf16" if cluster.bf16 else "fp32")}  # fmt: skip
     stop = exits.Stop(cluster.maximum if cluster.processes > 1 else None, args.checkpoint_minutes)
     loss = tf.constant(0.0)  # of the last step, or the first that was not finite; the same on all workers
     warmup = min(0.5, args.warmup_epochs / args.epochs)
@@ -244,7 +244,7 @@ def main(args: argparse.Namespace) -> int:  # noqa: C901 - the loop, to be read 
         if args.eval_only:
             if not state:
                 raise exits.UserError(f"--eval-only: {args.checkpoint_dir} has no checkpoint", exits.USAGE)
-            test(-(-step // steps_per_epoch))
+            test(step // steps_per_epoch)
         last_step = min(args.num_steps or total_steps, total_steps)
         for epoch in range(len(log.tests) + 1, 0 if args.eval_only else args.epochs + 1):
             first, end = (epoch - 1) * steps_per_epoch, epoch * steps_per_epoch

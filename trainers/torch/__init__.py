@@ -1,5 +1,7 @@
 """PyTorch trainers: one file each. They run on CPU, CUDA, torch_xla and torch_tpu; ``_select`` chooses the device."""
 
+import contextlib
+import ctypes
 import os
 
 # OpenMP's threads spin before they sleep while they wait for each other, by default for milliseconds. On shared cores
@@ -9,3 +11,12 @@ import os
 # https://gcc.gnu.org/onlinedocs/libgomp/GOMP_005fSPINCOUNT.html
 if "OMP_WAIT_POLICY" not in os.environ:
     os.environ.setdefault("GOMP_SPINCOUNT", "3000")
+
+# glibc returns memory that is free at the top of the heap, and that of each large block, to the kernel. So each step of
+# a network with large activations would fault its memory in again, page by page and cleared. 32 MB is the largest
+# threshold that glibc accepts: https://man7.org/linux/man-pages/man3/mallopt.3.html
+_M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3
+if not {"MALLOC_TRIM_THRESHOLD_", "MALLOC_MMAP_THRESHOLD_", "MALLOC_TOP_PAD_"} & os.environ.keys():
+    with contextlib.suppress(AttributeError):  # another C library
+        ctypes.CDLL(None).mallopt(_M_TRIM_THRESHOLD, 2**31 - 1)
+        ctypes.CDLL(None).mallopt(_M_MMAP_THRESHOLD, 32 << 20)

@@ -8,7 +8,7 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 
-from trainers.common import images, jpeg
+from trainers.common import images
 from trainers.common.exits import Damaged
 
 
@@ -37,7 +37,7 @@ _decode = _decoder()
 
 def decode(content: bytes, where: str, side: int, choose: Callable[[int, int], images.Box]) -> np.ndarray:
     """Like :func:`trainers.common.images.decode`, which handles all but plain JPEGs, with boxes rounded to pixels."""
-    found = jpeg.frame(content) if _decode else None
+    found = images.frame(content) if _decode else None
     if found is None or found.components not in (1, 3):
         return images.decode(content, where, side, choose)
     box = choose(found.width, found.height)

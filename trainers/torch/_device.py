@@ -1,31 +1,40 @@
 """Devices and processes of the PyTorch trainers: which device, joining the processes, and what XLA needs besides.
 
 CPUs, CUDA and torch_tpu use one process per device with DistributedDataParallel, started by the launcher, torchrun or
-:mod:`trainers.torch._launch`. torch_xla uses one process per host and SPMD, a mesh over all devices
-(:mod:`trainers.torch._xla`). Some methods of :class:`Device` do nothing but under XLA.
+:func:`start`. torch_xla uses one process per host and SPMD, a mesh over all devices (:class:`Xla`). Some methods of
+:class:`Device` do nothing but under XLA.
 """
 
 from __future__ import annotations
 
 import argparse
 import contextlib
+import ctypes
 import datetime
 import hashlib
 import importlib.metadata
 import importlib.util
 import inspect
 import os
-from collections.abc import Callable
-from typing import Any, NoReturn
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterable, Sequence
+from typing import IO, Any, NoReturn
 
 import numpy as np
 import torch
 from torch import distributed, nn
 
-from trainers.common import cpu, exits, order, paths
-from trainers.common.checkpoints import State
+from trainers.common import exits, flags, order
 from trainers.common.exits import USAGE, UserError
+from trainers.common.run import Run, State
 
+# Compute capabilities of NVIDIA GPUs. From 7.0 on they multiply fp16 matrices in Tensor Cores:
+# https://docs.nvidia.com/cuda/cuda-c-programming-guide/#compute-capabilities; what Triton compiles for:
+# https://github.com/triton-lang/triton#compatibility
+TENSOR_CORES = TRITON = (7, 0)
 _BACKENDS = {"cuda": "nccl", "tpu": "tpu_dist"}  # for collectives between accelerators; the CPU's is gloo
 # Substrings of the errors that gloo and NCCL raise after another process has exited.
 _LOST = ("Connection closed by peer", "Connection reset by peer", "Connection refused", "Broken pipe",
@@ -45,11 +54,10 @@ def _run(train: Callable[[argparse.Namespace], int], args: argparse.Namespace) -
     exits.end_idle_replica()
     count = processes_to_start(args)
     if count > 1:
-        from trainers.torch import _launch
-
         if kind_of(args) == "tpu":  # torch_tpu 0.2 needs these variables before the first process starts
             torch.tpu.distributed.set_tpu_launch_env(nproc_per_node=count)  # type: ignore[attr-defined]
-        return _launch.run(count)
+        return start(count)
+    end_with_parent()
     rank = os.environ.get("RANK") or "0"
     try:
         return train(args)
@@ -110,20 +118,13 @@ def processes_to_start(args: argparse.Namespace) -> int:
 def init(args: argparse.Namespace) -> Device:
     """The device that ``--device`` selects, after this process has joined the others of the run."""
     kind = kind_of(args)
-    if kind == "xla":
-        from trainers.torch._xla import Xla
-
-        class XlaDevice(Xla, Device):
-            """torch_xla's devices of this host."""
-
-        return XlaDevice(args)
-    return Device(args, kind)
+    return Xla(args, kind) if kind == "xla" else Device(args, kind)
 
 
 class Device:
     """This process's device: a CPU, or an accelerator that ``torch.accelerator`` supports (CUDA, torch_tpu).
 
-    Implements :class:`trainers.common.log.Devices` and :class:`trainers.common.peers.Peers`.
+    Implements :class:`trainers.common.log.Devices` and :class:`trainers.common.order.Peers`.
     """
 
     memory_format = torch.channels_last  # the fastest for convolutions
@@ -140,10 +141,10 @@ class Device:
         self.label = f"{self.device}/{self.rank}"
         self.chief = self.rank == 0
         if os.environ.get("LAUNCHER_REHEARSE"):
-            from trainers.common import rehearsal
-
-            self.chief = self.chief and not rehearsal.follows()
-        self.bf16 = args.precision == "bf16" or (args.precision == "auto" and self._has_bf16())
+            self.chief = self.chief and not exits.follows()
+        self.precision = self._precision() if args.precision == "auto" else args.precision
+        if self.precision == "fp16" and kind not in ("cpu", "cuda"):
+            raise UserError(f"--precision fp16: for GPUs and CPUs; {kind} has bf16", USAGE)
         if kind == "cuda":
             torch.backends.cudnn.benchmark = not args.deterministic
             torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = True
@@ -175,15 +176,29 @@ class Device:
                 raise UserError(f"WORLD_SIZE={self.processes} without {', '.join(missing)}: start with torchrun", USAGE)
             backend = "gloo" if self.kind == "cpu" else f"cpu:gloo,{self.kind}:{_BACKENDS[self.kind]}"
             try:
-                distributed.init_process_group(backend, timeout=self.timeout)
+                # With its device, NCCL connects now rather than in the first collective, and barrier() knows it.
+                device = self.device if self.kind == "cuda" else None
+                distributed.init_process_group(backend, timeout=self.timeout, device_id=device)
             except (RuntimeError, ValueError) as error:
                 reason = str(error).splitlines()[0]
                 raise UserError(f"rank {self.rank} of {self.processes} cannot join the others: {reason}") from None
 
-    def _has_bf16(self) -> bool:
+    def _precision(self) -> str:
+        """The precision of ``--precision auto``: that in which the device multiplies fastest."""
         if self.kind == "cpu":
-            return cpu.has_bf16()
-        return self.kind != "cuda" or torch.cuda.is_bf16_supported(including_emulation=False)
+            return "bf16" if flags.cpu_has_bf16() else "fp32"
+        if self.kind != "cuda" or torch.cuda.is_bf16_supported(including_emulation=False):
+            return "bf16"
+        return "fp16" if torch.cuda.get_device_capability(self.device) >= TENSOR_CORES else "fp32"
+
+    def autocast(self) -> torch.autocast:
+        """A context for the forward pass in this device's ``precision``."""
+        dtype = torch.float16 if self.precision == "fp16" else torch.bfloat16
+        return torch.autocast(self.device.type, dtype, enabled=self.precision != "fp32")
+
+    def grad_scaler(self) -> torch.amp.GradScaler:
+        """A scaler of the loss, without which small gradients would be 0 in fp16; it does nothing in fp32 and bf16."""
+        return torch.amp.GradScaler(self.device.type, enabled=self.precision == "fp16")
 
     # --- tensors ----------------------------------------------------------------------------------------
 
@@ -198,6 +213,24 @@ class Device:
         """``model`` on the device, in the memory format that is the fastest there."""
         self._infinite.update(name for name, value in model.state_dict().items() if not value.isfinite().all())
         return model.to(self.device, memory_format=self.memory_format)
+
+    def parallel(self, model: nn.Module) -> nn.Module:
+        """``model``, in DistributedDataParallel if there are several processes."""
+        if self.processes == 1:
+            return model
+        ids = None if self.kind == "cpu" else [self.device.index]
+        return nn.parallel.DistributedDataParallel(model, ids, gradient_as_bucket_view=True, **OWN_BUFFERS)
+
+    def optimizer(self, args: argparse.Namespace, groups: Iterable[dict[str, Any]]) -> torch.optim.Optimizer:
+        """The optimizer of ``--optimizer`` for parameter ``groups``, with its state."""
+        optimizer: torch.optim.Optimizer
+        fused = self.kind in ("cpu", "cuda")
+        if args.optimizer == "adamw":
+            optimizer = torch.optim.AdamW(groups, fused=fused, capturable=self.kind in ("cuda", "xla"))
+        else:
+            optimizer = torch.optim.SGD(groups, momentum=args.momentum, nesterov=args.momentum > 0, fused=fused)
+        self.init_optimizer(optimizer)
+        return optimizer
 
     def share(self, batch: np.ndarray) -> np.ndarray:
         """The rows of a global ``batch`` that this process has to provide."""
@@ -241,16 +274,21 @@ class Device:
         """Load the tensors ``weights`` into ``model``."""
         model.load_state_dict(weights)
 
-    def load(self, model: nn.Module, optimizer: torch.optim.Optimizer, state: State) -> None:
-        """Load ``state["model"]`` and ``state["optimizer"]`` of a checkpoint, except for the learning rates.
+    def load(self, parts: dict[str, Any], state: State) -> None:
+        """Load the ``state`` of a checkpoint into ``parts``: modules, optimizers and others, by their names in it.
 
-        Every step sets its own learning rate, and a checkpoint saved on CUDA holds tensors for them. Raises
-        :class:`UserError` if the checkpoint is of another model.
+        Learning rates stay: every step sets its own, and a checkpoint saved on CUDA holds tensors for them. Weights
+        that the checkpoint lacks, such as averages, start as those of its model. Raises :class:`UserError` if it is of
+        another model.
         """
-        rates = [group["lr"] for group in optimizer.param_groups]
         try:
-            self.load_weights(model, state["model"])
-            optimizer.load_state_dict(state["optimizer"])
+            for name, part in parts.items():
+                if isinstance(part, nn.Module):
+                    self.load_weights(part, state.get(name, state["model"]))
+                elif isinstance(part, torch.optim.Optimizer):
+                    self.load_optimizer(part, state[name])
+                elif name in state:
+                    part.load_state_dict(state[name])
         except (RuntimeError, ValueError, KeyError) as error:
             reason = " ".join(str(error).split())
             raise UserError(
@@ -258,8 +296,28 @@ class Device:
                 " another --checkpoint-dir",
                 USAGE,
             ) from None
+
+    def load_optimizer(self, optimizer: torch.optim.Optimizer, state: State) -> None:
+        """Load ``state`` into ``optimizer``, except for the learning rates."""
+        rates = [group["lr"] for group in optimizer.param_groups]
+        optimizer.load_state_dict(state)
         for group, rate in zip(optimizer.param_groups, rates, strict=True):
             group["lr"] = rate
+
+    def state(self, parts: dict[str, Any]) -> State:
+        """The state of ``parts`` on the CPU, for a checkpoint."""
+        states = {name: part.state_dict() for name, part in parts.items()}
+        return self.to_cpu({name: state for name, state in states.items() if state})  # empty: an unused scaler
+
+    @staticmethod
+    def write(state: State, file: IO[bytes]) -> None:
+        """Write the checkpoint ``state``, which holds tensors and primitives only."""
+        torch.save(state, file)
+
+    @staticmethod
+    def read(file: IO[bytes]) -> State:
+        """Read a checkpoint; loading one cannot execute code."""
+        return torch.load(file, map_location="cpu", weights_only=True)  # type: ignore[no-any-return]
 
     def to_cpu(self, state: Any) -> Any:
         """``state`` (nested dictionaries and lists) with its tensors moved to the CPU."""
@@ -337,11 +395,9 @@ class Device:
     def check_alike(self, what: str, *arrays: np.ndarray) -> None:
         """Raise :class:`UserError` on every process unless all have the same ``arrays``, which are ``what``."""
         if self.processes > 1:
-            from trainers.common import peers
-
             digest = hashlib.sha256(b"".join(np.ascontiguousarray(array).tobytes() for array in arrays)).hexdigest()
             counts = " and ".join(str(len(array)) for array in arrays)
-            peers.check_alike(self, what, f"{counts} (SHA-256 {digest[:12]})")
+            order.check_alike(self, what, f"{counts} (SHA-256 {digest[:12]})")
 
     def agreed_state(self, read: Callable[[], State | None]) -> State | None:
         """The result of the chief's ``read()``, on every process: only the chief needs access to the folder."""
@@ -380,35 +436,15 @@ class Device:
 
         return stop
 
+    def digest(self, model: nn.Module) -> str:
+        """:func:`weights_sha256`."""
+        return weights_sha256(model)
+
     def close(self, args: argparse.Namespace) -> None:
         """Leave the process group."""
         if self.processes > 1:
             distributed.barrier()
             distributed.destroy_process_group()
-
-
-class Tracer:
-    """Traces ``--profile`` steps after the first two, which compile and allocate, into ``--output-dir``."""
-
-    def __init__(self, args: argparse.Namespace, device: Device, say: Callable[[str], None]) -> None:
-        self._steps, self._device, self._say = args.profile, device, say
-        self._folder = args.output_dir or args.logdir or "."
-        self._done = 0
-        self._open = contextlib.ExitStack()
-
-    def step(self) -> None:
-        """Call before each step."""
-        if self._steps and self._done == 2:
-            folder = self._open.enter_context(paths.local_folder(self._folder))
-            self._open.callback(self._say, f"Trace written to {self._folder}")
-            self._open.callback(self._device.profile(folder))
-        elif self._done == 2 + self._steps:
-            self.close()
-        self._done += 1
-
-    def close(self) -> None:
-        """Write the trace, if it is not written yet."""
-        self._open.close()
 
 
 def parameter_groups(model: nn.Module, weight_decay: float) -> list[dict[str, Any]]:
@@ -436,3 +472,321 @@ def weights_sha256(model: nn.Module) -> str:
         digest.update(name.encode())
         digest.update(tensor.detach().cpu().contiguous().numpy().tobytes())
     return digest.hexdigest()
+
+
+# --- torch_xla ------------------------------------------------------------------------------------------------------
+
+
+class Xla(Device):
+    """torch_xla's devices. No other code calls torch_xla.
+
+    One process per host, with the devices of all hosts in one SPMD mesh.
+    """
+
+    memory_format = torch.contiguous_format  # XLA chooses layouts itself
+
+    def __init__(self, args: argparse.Namespace, kind: str) -> None:
+        self._cores = args.num_cores
+        super().__init__(args, kind)
+
+    def _find(self, args: argparse.Namespace) -> torch.device:
+        on_cpu = os.environ.get("PJRT_DEVICE", "").upper() == "CPU"
+        if on_cpu and self._cores:
+            os.environ.setdefault("CPU_NUM_DEVICES", str(self._cores))
+        os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")  # XLA logs deprecation warnings at every compilation
+        import torch_xla
+        import torch_xla.core.xla_model as xm
+        import torch_xla.debug.metrics as metrics
+        import torch_xla.runtime as xr
+
+        self._xla, self._xm, self._xr, self._metrics = torch_xla, xm, xr, metrics
+        cache = os.environ.get("XLA_PERSISTENT_CACHE_PATH")
+        if cache and not on_cpu:  # XLA's CPU backend cannot serialize executables
+            xr.initialize_cache(cache)
+        self._mesh = None
+        if self._cores != 1 and (not on_cpu or int(os.environ.get("CPU_NUM_DEVICES") or 1) > 1):
+            import torch_xla.distributed.spmd as xs
+
+            xr.use_spmd()
+            self._xs = xs
+            self.replicas = xr.global_runtime_device_count()
+            self._mesh = xs.Mesh(np.arange(self.replicas), (self.replicas,), ("data",))
+        else:
+            self.replicas = 1
+        if self._cores not in (0, self.replicas):
+            raise UserError(f"--num-cores {self._cores}: must be 0, 1 or all {self.replicas} XLA devices here", USAGE)
+        self.rank, self.processes = xr.process_index(), xr.process_count()
+        return torch_xla.device() if hasattr(torch_xla, "device") else xm.xla_device()
+
+    def _join(self) -> None:
+        # torch_xla has its own rendezvous; gloo only serves maximum(), gather() and the like.
+        if self.processes > 1:
+            distributed.init_process_group("gloo", init_method="xla://", timeout=self.timeout)
+
+    def _precision(self) -> str:
+        return "bf16" if self._xr.device_type() == "TPU" else "fp32"  # also where torch_xla has chosen the device
+
+    def place(self, model: nn.Module) -> nn.Module:
+        """``model`` on the devices, with its weights replicated."""
+        model = super().place(model)
+        for tensor in (*model.parameters(), *model.buffers()):
+            self._replicate(tensor)
+        return model
+
+    def to_device(self, array: np.ndarray | torch.Tensor) -> torch.Tensor:
+        """``array``, replicated on all devices."""
+        tensor = super().to_device(array)
+        self._replicate(tensor)
+        return tensor
+
+    def load_weights(self, model: nn.Module, weights: State) -> None:
+        """Load the tensors ``weights`` into ``model`` as new device data.
+
+        Copying into the existing tensors would become part of the next step's graph, which would then be compiled
+        separately.
+        """
+        for name, tensor in model.state_dict(keep_vars=True).items():
+            if tensor.shape != weights[name].shape:
+                raise ValueError(f"{name} has another shape")
+            tensor.data = self.to_device(weights[name])
+
+    def parallel(self, model: nn.Module) -> nn.Module:
+        """``model``: the compiler averages the gradients over the mesh."""
+        return model
+
+    def load_optimizer(self, optimizer: torch.optim.Optimizer, state: State) -> None:
+        """As on other devices, with the optimizer's tensors as new device data too."""
+        super().load_optimizer(optimizer, state)
+        for entry in optimizer.state.values():
+            for name, value in entry.items():
+                if isinstance(value, torch.Tensor):
+                    entry[name] = self.to_device(value.cpu())
+
+    def _replicate(self, tensor: torch.Tensor) -> None:
+        """Mark ``tensor`` as replicated, which is the default.
+
+        Results carry a sharding. If the first step's inputs had none, its graph would differ from that of later steps.
+        """
+        if self._mesh is not None:
+            self._xs.mark_sharding(tensor, self._mesh, (None,) * tensor.dim())
+
+    def put_share(self, rows: np.ndarray) -> torch.Tensor:
+        """This host's ``rows``, sharded over its devices; the rows of all hosts form the global batch."""
+        if self._mesh is None:
+            return super().to_device(rows)
+        tensor = torch.as_tensor(rows)
+        spec = self._xs.ShardingSpec(self._mesh, ("data",) + (None,) * (tensor.dim() - 1), minibatch=True)
+        return self._xm.send_cpu_data_to_device([tensor], self.device, spec)[0]  # type: ignore[no-any-return]
+
+    def end_step(self) -> None:
+        """End the graph of this step and start its execution."""
+        self._xla.sync()
+
+    def seed_step(self, step: int) -> None:
+        """Seed the random numbers of the devices with (seed, ``step``)."""
+        digest = hashlib.blake2b(f"{self.seed} {step}".encode(), digest_size=8).digest()
+        self._xla.manual_seed(int.from_bytes(digest, "little") >> 1)
+
+    def sum(self, values: torch.Tensor) -> list[float]:
+        """``values`` on the host: under SPMD they already are sums over all devices."""
+        return values.cpu().tolist()  # type: ignore[no-any-return]
+
+    def mean(self, value: torch.Tensor) -> float:
+        """``value`` on the host: under SPMD it already is the mean over all devices."""
+        return float(value.cpu())
+
+    def broadcast_buffers(self, model: nn.Module) -> None:
+        """Nothing: under SPMD all devices have the same buffers."""
+
+    def compilations(self) -> tuple[int, float]:
+        """The number of graphs that XLA compiled, and the seconds it took."""
+        data = self._metrics.metric_data("CompileTime")
+        return (int(data[0]), data[1] / 1e9) if data else (0, 0.0)
+
+    def profile(self, folder: str) -> Callable[[], None]:
+        """Trace with XLA's profiler into ``folder``, for TensorBoard's profile plugin."""
+        import torch_xla.debug.profiler as profiler
+
+        profiler.start_trace(folder)
+        return profiler.stop_trace  # type: ignore[no-any-return]
+
+    def close(self, args: argparse.Namespace) -> None:
+        """Print torch_xla's metrics report with ``--metrics-debug``."""
+        if args.metrics_debug and self.chief:
+            print(self._metrics.metrics_report())
+
+
+# --- several processes without torchrun -----------------------------------------------------------------------------
+
+# torchrun exits with 1 whatever the exit codes of its workers are. Here the trainer's own exit code is kept, so that a
+# scheduler restarts a preempted run but not a diverged one.
+
+_PARENT = "TRAINYARD_PARENT"  # the environment variable with the process ID of the process that starts the others
+_PR_SET_PDEATHSIG = 1  # https://man7.org/linux/man-pages/man2/PR_SET_PDEATHSIG.2const.html
+_GRACE = 30.0  # seconds that the other processes have to save and exit after one has failed
+
+
+def start(count: int) -> int:
+    """Run this process's command line in ``count`` processes; returns the exit code of the first that fails, else 0.
+
+    SIGTERM is forwarded. SIGINT is ignored here, because a terminal sends it to all processes of the group.
+    """
+    store = distributed.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False,
+                                       timeout=datetime.timedelta(minutes=5))  # fmt: skip
+    # The variables that torchrun sets. Sharing the agent's store avoids choosing a free port in advance.
+    shared = {_PARENT: str(os.getpid()), "WORLD_SIZE": str(count), "LOCAL_WORLD_SIZE": str(count),
+              "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(store.port), "TORCHELASTIC_USE_AGENT_STORE": "True",
+              "TORCHELASTIC_RESTART_COUNT": "0", "GLOO_SOCKET_IFNAME": "lo",
+              "TORCH_CPP_LOG_LEVEL": os.environ.get("TORCH_CPP_LOG_LEVEL", "ERROR")}  # fmt: skip
+    words = [sys.executable, *sys.orig_argv[1:]]
+    running: dict[int, subprocess.Popen[bytes]] = {}
+
+    def forward(number: int, frame: object) -> None:
+        for child in running.values():
+            child.send_signal(number)
+
+    signal.signal(signal.SIGTERM, forward)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    for rank in range(count):
+        own = {"RANK": str(rank), "LOCAL_RANK": str(rank)}
+        running[rank] = subprocess.Popen(words, env={**os.environ, **shared, **own})
+    return _wait(running)
+
+
+def end_with_parent() -> None:
+    """Have the kernel send SIGTERM to this process, which :func:`start` started, when the process that did so ends.
+
+    Without it, ranks would train on after ``kill -9`` of their parent, beside those of the command that resumes the
+    run. No effect in other processes, such as those of torchrun.
+    """
+    parent = os.environ.get(_PARENT)
+    if parent:
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
+        if os.getppid() != int(parent):  # it has ended before
+            raise exits.UserError("the process that started this one has ended", exits.PREEMPTED)
+
+
+def _wait(running: dict[int, subprocess.Popen[bytes]]) -> int:
+    """The exit code of the first process that fails; others are killed ``_GRACE`` seconds later."""
+    code, deadline = 0, float("inf")
+    while running:
+        for rank, child in list(running.items()):
+            ended = child.poll()
+            if ended is None:
+                continue
+            del running[rank]
+            if ended and not code:
+                code, deadline = (ended if ended > 0 else 128 - ended), time.monotonic() + _GRACE
+                if ended < 0:
+                    print(f"rank {rank} was killed by {signal.Signals(-ended).name}", file=sys.stderr)
+        if time.monotonic() > deadline:
+            for child in running.values():
+                child.kill()
+        time.sleep(0.05)
+    return code
+
+
+# --- CUDA graphs and torch.compile ----------------------------------------------------------------------------------
+
+# Steps before the capture, in which libraries choose kernels and allocate memory:
+# https://docs.pytorch.org/docs/stable/notes/cuda.html#cuda-graphs
+_WARM_UP = 3
+
+
+class CapturedStep:
+    """A step captured as a CUDA graph and replayed as one launch: launching kernels is what limits a small network.
+
+    The step must not synchronize with the device, and its tensors keep their shapes and addresses. The capture has no
+    effect on the training: the tensors ``changed``, to which the step writes, are restored afterwards.
+    """
+
+    def __init__(
+        self,
+        step: Callable[..., Any],
+        changed: Sequence[torch.Tensor],
+        inputs: Sequence[torch.Tensor],
+        api: Any = torch.cuda,
+    ) -> None:
+        """Capture ``step`` on tensors shaped like ``inputs``; ``api`` has ``torch.cuda``'s streams and graphs."""
+        self.inputs = [tensor.clone() for tensor in inputs]
+        before = [tensor.detach().clone() for tensor in changed]
+        side_stream = api.Stream()
+        side_stream.wait_stream(api.current_stream())
+        with api.stream(side_stream):
+            for _ in range(_WARM_UP):
+                step(*self.inputs)
+        api.current_stream().wait_stream(side_stream)
+        self.graph = api.CUDAGraph()
+        with api.graph(self.graph):
+            self.output = step(*self.inputs)
+        with torch.no_grad():
+            for tensor, value in zip(changed, before, strict=True):
+                tensor.copy_(value)
+
+    def __call__(self, *inputs: torch.Tensor) -> Any:
+        """Run the step on ``inputs``; returns what it returned when it was captured, with its new values."""
+        for static, given in zip(self.inputs, inputs, strict=True):
+            static.copy_(given, non_blocking=True)
+        self.graph.replay()
+        return self.output
+
+
+def changed_by_step(model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> list[torch.Tensor]:
+    """All tensors that a step of ``optimizer`` on ``model`` writes to: parameters, buffers and optimizer state."""
+    own = [value for entry in optimizer.state.values() for value in entry.values() if isinstance(value, torch.Tensor)]
+    return [*model.parameters(), *model.buffers(), *own]
+
+
+class EagerIfCompilingFails:
+    """A step whose forward pass is compiled, which runs without torch.compile from the first failure on.
+
+    Compiling fails where there is no C compiler, for example. The forward pass and its gradient are compiled when the
+    first batch of each shape arrives, and a failure changes nothing but the averages of batch norm.
+    """
+
+    def __init__(self, step: Callable[..., torch.Tensor], model: nn.Module, run: Run) -> None:
+        """``step`` is a step of ``run`` that trains ``model``."""
+        self.step, self.buffers, self.run = step, list(model.buffers()), run
+        self.shapes: set[torch.Size] = set()
+        self.failed = False
+
+    def __call__(self, *batch: torch.Tensor) -> torch.Tensor:
+        """Run the step on ``batch``."""
+        if self.failed or batch[0].shape in self.shapes:
+            return self.step(*batch)
+        before = [buffer.clone() for buffer in self.buffers]
+        try:
+            loss = self.step(*batch)
+            self.shapes.add(batch[0].shape)
+            return loss
+        except (UserError, torch.OutOfMemoryError):
+            raise
+        except Exception as error:  # of Dynamo, Inductor, Triton and compilers; an error of the step comes again below
+            lines = str(error).strip().splitlines() or [""]
+            self.run.log.say(f"torch.compile failed ({type(error).__name__}: {lines[0][:200]}): training without it")
+        self.failed = True
+        torch.compiler.set_stance("force_eager")
+        with torch.no_grad():
+            for buffer, value in zip(self.buffers, before, strict=True):
+                buffer.copy_(value)
+        self.run.device.seed_step(self.run.step)  # which the attempt has changed
+        return self.step(*batch)
+
+
+def can_capture(device: Device) -> bool:
+    """Whether a step on ``device`` can be a CUDA graph: collectives and the scaler of fp16 gradients are left out."""
+    return device.kind == "cuda" and device.processes == 1 and device.precision != "fp16"
+
+
+def compiled(model: nn.Module, when: str, device: Device) -> nn.Module:
+    """``model``, compiled as ``--compile`` (``when``) says; ``model`` itself where Triton has no code for the GPU."""
+    if when == "off" or (when == "auto" and device.kind != "cuda"):
+        return model
+    if device.kind == "cuda" and torch.cuda.get_device_capability(device.device) < TRITON:
+        if device.chief:
+            print(
+                f"Triton needs compute capability {TRITON[0]}.{TRITON[1]}: training without torch.compile", flush=True
+            )
+        return model
+    # A graph for each size of --progressive: one for all would be slower.
+    return torch.compile(model, dynamic=False)  # type: ignore[no-any-return]

@@ -21,13 +21,14 @@ from trainers.common.exits import UserError
 def write(served: nn.Module, example: torch.Tensor, folder: str, **about: object) -> list[str]:
     """Write model.safetensors, model.pt2 (torch.export) and model.onnx into ``folder``; returns their names.
 
-    ``served`` is on the CPU and in evaluation mode; its weights are those of its network ``served.model``, which
-    model.safetensors has under the network's own names. ``about`` describes them: values that are no strings are stored
+    ``served`` is moved to the CPU; its weights are those of its network ``served.model``, which model.safetensors has
+    under the network's own names. ``about`` describes them: values that are no strings are stored
     as JSON. ``example`` is a batch of at least 2 images; the exported programs accept batches of any number of images.
 
     The files appear when all of them are complete. Without the package safetensors or onnxscript, its file is not
     written and a note says so. Raises :class:`UserError` if the folder cannot be written or the disk is full.
     """
+    served = served.to("cpu", memory_format=torch.contiguous_format).eval()
     batch = {0: torch.export.Dim("batch", min=1, max=65536)}
     with torch.no_grad():
         program = torch.export.export(served, (example,), dynamic_shapes=(batch,))

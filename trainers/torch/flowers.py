@@ -11,7 +11,7 @@ step, saves and exits with 143.
 
 from __future__ import annotations
 
-from trainers.common import exits, flags, flowers_data, order
+from trainers.common import exits, flags, flowers_data
 from trainers.common.flags import Flag, one_of
 
 MODEL = Flag("model", one_of("small", "vit", "resnet18", "resnet34", "resnet50"), "small", "small: four stages, 2.8"
@@ -23,8 +23,6 @@ if __name__ == "__main__":  # before torch is imported, so that --help and usage
                        epochs=30, lr=0.05, batch_size=32, test_batch_size=100)  # fmt: skip
 
 import argparse
-import functools
-import json
 import math
 from collections.abc import Callable
 
@@ -32,11 +30,9 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import nn
-from torch.nn.parallel import DistributedDataParallel
 
-from trainers.common.checkpoints import Checkpoints, State, check_same_run
-from trainers.common.log import Log
-from trainers.torch import _device
+from trainers.common.run import Run
+from trainers.torch import _device, _export
 from trainers.torch._device import Device
 
 PRETRAINED_SCALE = 0.1  # of the learning rate, for layers that start from --weights
@@ -191,7 +187,7 @@ def evaluate(
     for rows, boxes in batches:
         poll()
         batch, places = device.put_batch(rows), device.put_batch(boxes)
-        with torch.autocast(device.device.type, torch.bfloat16, enabled=device.bf16):
+        with device.autocast():
             logits = model(normalise(gather_crops(images, batch[:, 0], places, side))).float()
         labels = batch[:, 1]  # -1: padding, which never is the answer
         loss = F.cross_entropy(logits, labels, ignore_index=-1, reduction="sum")
@@ -202,7 +198,7 @@ def evaluate(
     return correct, loss_sum
 
 
-def main(args: argparse.Namespace) -> int:  # noqa: C901 - the loop, to be read from top to bottom
+def main(args: argparse.Namespace) -> int:
     """Train, test, save and export as ``args`` say; returns the exit code."""
     device = _device.init(args)  # seeds, and joins the other processes
 
@@ -212,155 +208,54 @@ def main(args: argparse.Namespace) -> int:  # noqa: C901 - the loop, to be read 
     images, test_images = device.to_device(data.images), device.to_device(data.test_images)
     test_batches = list(zip(*data.test_rows(args.test_batch_size * device.replicas), strict=True))
     global_batch = args.batch_size * device.replicas
-    steps_per_epoch = order.steps_per_epoch(len(data.labels), global_batch)
-    total_steps = args.epochs * steps_per_epoch
 
-    # Model and optimizer. Under torch_xla, the compiler averages the gradients.
     model = device.place(network(args, len(data.classes)))
     normalise = device.place(Normalise())
-    ddp = model
-    if device.processes > 1 and device.kind != "xla":
-        ids = None if device.kind == "cpu" else [device.device.index]
-        ddp = DistributedDataParallel(model, ids, gradient_as_bucket_view=True, **_device.OWN_BUFFERS)
-    autocast = torch.autocast(device.device.type, torch.bfloat16, enabled=device.bf16)  # needs no gradient scaling
-    peak = args.lr * (device.replicas if args.scale_lr else 1)
-    groups = parameter_groups(args, model)
-    fused = device.kind in ("cpu", "cuda")
-    optimizer: torch.optim.Optimizer
-    if args.optimizer == "adamw":
-        optimizer = torch.optim.AdamW(groups, fused=fused, capturable=device.kind in ("cuda", "xla"))
-    else:
-        optimizer = torch.optim.SGD(groups, momentum=args.momentum, nesterov=args.momentum > 0, fused=fused)
-    device.init_optimizer(optimizer)
+    ddp = device.parallel(model)
+    optimizer = device.optimizer(args, parameter_groups(args, model))
+    scaler = device.grad_scaler()
     # Of the last step, or the first that was not finite. Not of shape []: torch_xla would take the first one for a
     # constant, and compile the first step and the others separately.
     loss = device.to_device(torch.zeros(1))
 
     def train_step(batch: torch.Tensor, boxes: torch.Tensor) -> torch.Tensor:
-        with autocast:
+        with device.autocast():
             pixels = gather_crops(images, batch[:, 0], boxes, args.image_size)
             logits = ddp(normalise(pixels).contiguous(memory_format=device.memory_format))
         step_loss = F.cross_entropy(logits.float(), batch[:, 1], label_smoothing=args.label_smoothing)
         optimizer.zero_grad()
-        step_loss.backward()
+        scaler.scale(step_loss).backward()
         if args.clip_norm:
+            scaler.unscale_(optimizer)
             nn.utils.clip_grad_norm_(model.parameters(), args.clip_norm)
-        optimizer.step()
+        scaler.step(optimizer)
+        scaler.update()
         return torch.where(torch.isfinite(loss), step_loss.detach(), loss)
 
-    # A checkpoint holds tensors and primitives only, so that loading one cannot execute code.
-    load = functools.partial(torch.load, map_location="cpu", weights_only=True)
-    checkpoints = Checkpoints(args.checkpoint_dir, args.keep_checkpoints, torch.save, load, device.not_finite)
-    run = {"trainer": "torch.flowers", "model": args.model, "optimizer": args.optimizer, "seed": args.seed,
-           "global_batch": global_batch, "train_images": len(data.labels), "data": data.fingerprints,
-           "flags": flags.deciding(args, bf16=device.bf16)}  # fmt: skip
-    stop = exits.Stop(device.maximum if device.processes > 1 else None, args.checkpoint_minutes)
-    step = saved = 0  # steps done, and of those the steps in the newest checkpoint
+    def test(poll: Callable[[], None]) -> tuple[float, float]:
+        return evaluate(model, test_images, test_batches, args.image_size, device, normalise, poll)
 
-    with Log("torch.flowers", args, device, global_batch, steps_per_epoch) as log:
-        tracer = _device.Tracer(args, device, log.say)
+    def export(folder: str) -> list[str]:
+        example = torch.zeros(2, args.image_size, args.image_size, 3, dtype=torch.uint8)
+        return _export.write(Served(model), example, folder, model=args.model, num_classes=len(data.classes),
+                             classes=data.classes, mean=MEAN, std=DEVIATION, image_size=args.image_size)  # fmt: skip
 
-        def snapshot() -> State:
-            log.check_finite(device.mean(loss))  # every resumed run would fail on a checkpoint with NaN
-            state = device.to_cpu({"model": model.state_dict(), "optimizer": optimizer.state_dict()})
-            log.check_weights(device.not_finite(state))
-            return {**state, "run": json.dumps(run), "log": log.state(), "step": step}
-
-        def save() -> None:
-            nonlocal saved
-            if args.checkpoint_dir and saved < step:
-                with log.paused():
-                    state = snapshot()
-                    log.saved(step, checkpoints.save(state, step) if device.chief else "")
-                saved = step
-                stop.saved()
-
-        if args.checkpoint_dir and device.chief and not args.eval_only:
-            checkpoints.prepare(args.resume)
-        state = None
-        if args.checkpoint_dir and args.resume:
-            read = checkpoints.best if args.eval_only and args.keep_best else checkpoints.newest
-            state = device.agreed_state(read)
-            if state:
-                check_same_run(json.loads(state["run"]), run, args, log.say)
-                device.load(model, optimizer, state)
-                step = saved = state["step"]
-                log.load(state["log"], step)
-        log.start(peak, **run)
-        stop.install()
-
-        def test(epoch: int) -> float:
-            def poll() -> None:
-                if code := stop.poll():
-                    raise exits.UserError(f"stopped while testing epoch {epoch}; {log.where_saved()}", code)
-
-            stop.restart()
-            found = evaluate(model, test_images, test_batches, args.image_size, device, normalise, poll)
-            log.check_weights(device.not_finite(device.to_cpu({"model": model.state_dict()})))
-            return log.test(epoch, len(data.test_labels), *found)
-
-        status, code = "completed", 0
-        if args.eval_only:
-            if not state:
-                raise exits.UserError(f"--eval-only: {args.checkpoint_dir} has no checkpoint", exits.USAGE)
-            test(-(-step // steps_per_epoch))
-        last_step = min(args.num_steps or total_steps, total_steps)
-        for epoch in range(len(log.tests) + 1, 0 if args.eval_only else args.epochs + 1):
-            first, end = (epoch - 1) * steps_per_epoch, epoch * steps_per_epoch
+    with Run("torch.flowers", args, device, global_batch=global_batch, train_count=len(data.labels),
+             test_count=len(data.test_labels), data=data.fingerprints, model=model, optimizer=optimizer,
+             scaler=scaler) as run:  # fmt: skip
+        for epoch in run.epochs(test):
             rows, boxes = data.train_rows(epoch)  # depend on seed and epoch only
-            log.begin_epoch(epoch)
-            stop.restart()
-            while step < min(end, last_step) and not code:
-                tracer.step()
-                mine = slice((step - first) * global_batch, (step - first + 1) * global_batch)
-                with log.waiting():
-                    batch, places = device.put_batch(rows[mine]), device.put_batch(boxes[mine])
-                rate = learning_rate(step, total_steps, peak)
+            first = run.step_in_epoch * global_batch
+            batches = (tuple(device.put_batch(part[at:][:global_batch]) for part in (rows, boxes))
+                       for at in range(first, len(rows), global_batch))  # fmt: skip
+            for step, batch in run.steps(batches):
+                rate = learning_rate(step, run.total_steps, run.peak)
                 _device.set_learning_rate(optimizer, rate)
-                device.seed_step(step)
-                loss = train_step(batch, places)
-                device.end_step()
-                log.step(epoch, step)
-                if (step - first) % args.log_steps == 0:  # only then is the loss read from the device
-                    log.train(epoch, step, device.mean(loss), rate)
-                step += 1
-                code = stop.poll()  # of SIGTERM, agreed by all processes
-                if stop.save_due or (args.checkpoint_steps and step % args.checkpoint_steps == 0):
-                    save()
-            log.check_finite(device.mean(loss))  # waits until the device has done all steps, so that the time is right
-            log.end_epoch(epoch, complete=step == end)
-            if code or step < end or not args.checkpoint_steps or step == total_steps:
-                save()
-            if step < end:
-                status = "preempted" if code else "stopped"
-                break
-            best, accuracy = log.best, test(epoch)
-            if args.keep_best and (best is None or accuracy > best):
-                state = snapshot()
-                if device.chief:
-                    checkpoints.save_best(state)
-            if args.target_accuracy and accuracy >= args.target_accuracy:
-                status = "reached"
-                break
-
-        tracer.close()
-        if status == "completed" and log.tests[-1]["accuracy"] < args.target_accuracy:
-            status, code = "missed", exits.TARGET_MISSED
-        if args.keep_best and (state := device.agreed_state(checkpoints.best)):
-            log.say(f"Best checkpoint: step {state['step']}")
-            device.load(model, optimizer, state)
-        digest = _device.weights_sha256(model)
-        if args.export_dir and device.chief and status not in ("stopped", "preempted"):
-            from trainers.torch import _export
-
-            served = Served(model.to("cpu", memory_format=torch.contiguous_format)).eval()
-            example = torch.zeros(2, args.image_size, args.image_size, 3, dtype=torch.uint8)
-            about = {"model": args.model, "num_classes": len(data.classes), "classes": data.classes, "mean": MEAN,
-                     "std": DEVIATION, "image_size": args.image_size}  # fmt: skip
-            log.exported(args.export_dir, _export.write(served, example, args.export_dir, **about))
-        log.finish(status, code, digest, classes=data.classes)
+                loss = train_step(*batch)
+                run.end_step(loss, rate)
+        run.finish(export, classes=data.classes)
     device.close(args)
-    return code
+    return run.code
 
 
 if __name__ == "__main__":

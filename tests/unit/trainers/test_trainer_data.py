@@ -20,7 +20,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from trainers.common import download, mnist_data, order
+from trainers.common import mnist_data, order
 from trainers.common.exits import UserError
 
 from trainyard.sandbox.datasets import digits
@@ -187,7 +187,7 @@ def test_a_download_tries_the_next_mirror_and_happens_once(mirror: tuple[str, Pa
     mirrors = [address + "none/", address + "bad/", address]
     target = str(tmp_path / "data")
     with ProcessPoolExecutor(4, mp_context=multiprocessing.get_context("forkserver")) as pool:
-        for ended in [pool.submit(download.fetch, target, mirrors, md5) for _ in range(4)]:
+        for ended in [pool.submit(mnist_data.fetch, target, mirrors, md5) for _ in range(4)]:
             ended.result()
     assert (tmp_path / "data" / "x.gz").read_bytes() == b"data"
     assert len([path for path in requested if path == "/x.gz"]) == 1, "only one of four processes downloads"
@@ -204,9 +204,9 @@ def test_a_transient_error_of_a_mirror_is_retried(tmp_path: Path, monkeypatch: p
             raise found
         return found
 
-    monkeypatch.setattr(download.urllib.request, "urlopen", answer)
-    monkeypatch.setattr(download.time, "sleep", waited.append)
-    download.fetch(str(tmp_path), ["http://mirror/"], {"x.gz": hashlib.md5(b"data").hexdigest()})
+    monkeypatch.setattr(mnist_data.urllib.request, "urlopen", answer)
+    monkeypatch.setattr(mnist_data.time, "sleep", waited.append)
+    mnist_data.fetch(str(tmp_path), ["http://mirror/"], {"x.gz": hashlib.md5(b"data").hexdigest()})
     assert (tmp_path / "x.gz").read_bytes() == b"data" and waited == [2.0]
 
 
@@ -214,5 +214,5 @@ def test_a_download_without_a_working_mirror_is_a_one_line_error(
     mirror: tuple[str, Path, list[str]], tmp_path: Path
 ) -> None:
     with pytest.raises(UserError, match=r"cannot download x.gz .*(Not Found|not found).*--datadir") as raised:
-        download.fetch(str(tmp_path / "data"), [mirror[0]], {"x.gz": "0"}, pause=0)
+        mnist_data.fetch(str(tmp_path / "data"), [mirror[0]], {"x.gz": "0"}, pause=0)
     assert "\n" not in str(raised.value)

@@ -48,6 +48,11 @@ def test_a_value_keeps_its_underscores() -> None:
     assert parse("--datadir=my_data").datadir == "my_data"
 
 
+def test_a_file_url_is_a_local_path() -> None:
+    args = parse("--output-dir=file:///tmp/x", "--checkpoint-dir", "file:///y")
+    assert (args.output_dir, args.checkpoint_dir) == ("/tmp/x", "/y")
+
+
 def test_every_flag_has_help_and_pytorch_xlas_names_work() -> None:
     own = (mnist_data.FLAGS, flowers_data.FLAGS, imagenet_data.FLAGS, flags.TORCH, flags.TF)
     assert all(flag.help for several in (flags.COMMON, *own) for flag in several)
@@ -67,6 +72,9 @@ def test_every_flag_has_help_and_pytorch_xlas_names_work() -> None:
         (["--precision", "fp8"], "--precision: 'fp8' is not one of auto, fp32, bf16"),
         (["--sizes", "128,four"], "'128,four' is not a list of sizes"),
         (["--batch-size"], "--batch-size: expected one argument"),
+        (["--seed", str(2**64)], f"--seed: '{2**64}' is not an integer of at least 0 and at most {2**32 - 1}"),
+        (["--lr", "1e39"], "--lr: '1e39' is not a number above 0 and at most 1e+30"),
+        (["--output-dir", "file://x/y"], "--output-dir: file://x/y has no path after its host: write x/y, or file:///"),
         (["stray"], "unexpected argument 'stray'"),
         (["--config", "nowhere.yaml"], "nowhere.yaml: cannot be read: No such file or directory"),
     ],

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image
-from trainers.common import flowers_data, images, jpeg, tfrecord
+from trainers.common import flowers_data, images, tfrecord
 from trainers.common.exits import UserError
 
 from trainyard.sandbox.datasets import flowers as drawn
@@ -90,14 +90,14 @@ def test_a_jpegs_header_is_read_without_decoding(mode: str, components: int, pro
     Image.new("RGB", (16, 8)).save(preview, "JPEG")
     picture = Image.new(mode, (123, 45))
     picture.save(buffer, "JPEG", progressive=progressive, exif=b"Exif\0\0" + preview.getvalue())
-    assert jpeg.frame(buffer.getvalue()) == jpeg.Frame(123, 45, components)
+    assert images.frame(buffer.getvalue()) == images.Frame(123, 45, components)
 
 
 @given(st.binary(max_size=80))
 def test_any_bytes_after_the_start_of_a_jpeg_are_a_header_or_none(data: bytes) -> None:
-    found = jpeg.frame(b"\xff\xd8" + data)
+    found = images.frame(b"\xff\xd8" + data)
     assert found is None or (found.width > 0 and found.height > 0)
-    assert jpeg.frame(data) is None or data.startswith(b"\xff\xd8")
+    assert images.frame(data) is None or data.startswith(b"\xff\xd8")
 
 
 def encoded(picture: Image.Image, form: str = "PNG", **options: object) -> bytes:
@@ -182,9 +182,9 @@ def test_without_mirroring_a_random_box_is_the_same_but_never_mirrored() -> None
 
 def test_a_truncated_jpeg_is_reported_with_its_path(made: dict[str, Path], tmp_path: Path) -> None:
     folder = drawn.write(tmp_path, "folder", train=5, test=1)
-    broken = folder / "train" / "rose" / "00002.jpg"
-    broken.write_bytes(broken.read_bytes()[:500])
-    with pytest.raises(UserError, match=r"rose/00002.jpg: is no readable image .*; replace or remove it"):
+    for broken in (folder / "train").glob("*/0000[23].jpg"):
+        broken.write_bytes(broken.read_bytes()[:500])
+    with pytest.raises(UserError, match=r"/0000[23].jpg: is no readable image .*; replace or remove it"):
         images.Loader(images.find(str(folder), "train"), 2).all(32)
 
 

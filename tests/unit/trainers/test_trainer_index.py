@@ -21,7 +21,7 @@ from far_storage import FarStorage
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.examples import examples
-from trainers.common import exits, images, index, paths, peers, tarshard, tfrecord
+from trainers.common import exits, images, index, order, paths, storage, tarshard, tfrecord
 from trainers.common.exits import UserError
 
 from trainyard.sandbox.datasets import flowers as drawn
@@ -177,7 +177,7 @@ def test_only_shards_that_take_a_while_have_messages(
     (tmp_path / "data" / index.NAME).mkdir()  # the index cannot be written
     if large:
         monkeypatch.setattr(index, "LARGE", 0)
-    found = paths.entries(str(tmp_path / "data"))
+    found = storage.entries(str(tmp_path / "data"))
     assert index.load(str(tmp_path / "data"), found, ["train-0.tar"]).shards
     said = capsys.readouterr().err
     assert ("this happens once" in said, "cannot be saved" in said) == (large, large)
@@ -202,7 +202,7 @@ def test_a_million_records_take_little_memory(tmp_path: Path) -> None:
     count = 1_281_167
     for name in ("train-0.tar", "val-0.tar"):
         write_tar(tmp_path / name, samples(0, 1))
-    found = paths.entries(str(tmp_path))
+    found = storage.entries(str(tmp_path))
     table = np.zeros(count + 1, index.RECORD)
     shards = [index.Shard(name, found[name].size, found[name].version, records, "")
               for name, records in (("train-0.tar", count), ("val-0.tar", 1))]  # fmt: skip
@@ -471,7 +471,7 @@ def test_equal_names_with_other_labels_are_different_data(tmp_path: Path) -> Non
 
 def test_a_run_with_other_counts_of_images_is_refused_by_all() -> None:
     def check(rank: Rank) -> None:
-        peers.check_alike(rank, "training images", f"{(300, 298)[rank.rank]} images")
+        order.check_alike(rank, "training images", f"{(300, 298)[rank.rank]} images")
 
     for error in together(2, check):
         assert "rank 0 has 300 images, rank 1 298 images (training images)" in str(error)

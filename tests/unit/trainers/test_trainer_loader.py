@@ -209,10 +209,19 @@ def test_damaged_images_are_skipped_and_reported_once(tmp_path: Path, capsys: py
 def test_too_many_damaged_images_end_the_run_with_one_line(tmp_path: Path) -> None:
     loader = images.Loader(many(tmp_path, 2000, [3, 4, 5]), 2)
     with pytest.raises(
-        UserError, match=r"is no readable image .* \(3 damaged images; 1 in 1000 is skipped\)"
+        UserError, match=r"is no readable image .* \(3 damaged images; 1 in 1000, at least 1, is skipped\)"
     ) as raised:
         list(loader.batches([np.arange(10)], 32, middle))
     assert "\n" not in str(raised.value) and raised.value.code == exits.FAILED
+
+
+def test_one_damaged_image_of_a_small_set_is_skipped(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    small = many(tmp_path, 10, [3])
+    ((_, labels),) = images.Loader(small, 2).batches([np.array([2, 3])], 32, middle)
+    assert labels.tolist() == [2, 4], "3 is replaced by 4"
+    assert "skipped (1 of at most 1 so far)" in capsys.readouterr().err
+    with pytest.raises(UserError, match="is no readable image"):  # rather than looking for another one forever
+        list(images.Loader(small.part(np.array([3])), 2).batches([np.array([0])], 32, middle))
 
 
 def test_a_record_with_a_wrong_checksum_is_skipped(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

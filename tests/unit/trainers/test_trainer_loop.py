@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import ast
+import json
+import math
 import os
 import signal
 import subprocess
@@ -13,39 +15,64 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from toy_checkpoints import checkpoints, state
+from toy_checkpoints import checkpoints, read, state, write
 from trainers.common import exits, flags
 from trainers.common.log import Log
+from trainers.common.run import Run
 
 TRAINERS = Path(flags.__file__).parents[1]
-#: Modules of the project that a reader of a trainer has to know, itself included.
-MOST_MODULES = {"torch.mnist": 10, "torch.flowers": 16, "torch.imagenet": 18}
+DOCS = TRAINERS.parent / "docs" / "trainers.md"
+#: Most files and lines of the project that a reader of a trainer has to know, itself included.
+MOST = {"mnist": (10, 3214), "flowers": (15, 4637), "imagenet": (16, 4760)}
 
 
 def module_file(name: str) -> Path | None:
-    """The file of module ``name`` of this project, None for packages and names in modules."""
-    path = TRAINERS.parent.joinpath(*name.split(".")).with_suffix(".py")
-    return path if path.is_file() else None
+    """The file of module ``name`` of this project, None for names in modules."""
+    path = TRAINERS.parent.joinpath(*name.split("."))
+    return next((file for file in (path.with_suffix(".py"), path / "__init__.py") if file.is_file()), None)
 
 
-def imported(name: str, found: set[str]) -> set[str]:
-    """``name`` and the modules of this project that importing it imports."""
-    path = module_file(f"trainers.{name}")
-    if name not in found and path:
-        found.add(name)
-        body = ast.parse(path.read_text()).body
-        for statement in body:
-            if isinstance(statement, ast.ImportFrom) and (statement.module or "").startswith("trainers"):
-                package = (statement.module or "").removeprefix("trainers").removeprefix(".")
-                for one in (package, *(f"{package}.{alias.name}" for alias in statement.names)):
-                    imported(one, found)
-    return found
+def read_of(name: str, files: set[Path]) -> set[Path]:
+    """``files`` and those of module ``name`` and of all modules of this project that it imports, also in functions."""
+    path = module_file(name)
+    if path is None or path in files:
+        return files
+    files.add(path)
+    read_of(name.rpartition(".")[0], files)  # its package
+    for statement in ast.walk(ast.parse(path.read_text())):
+        if isinstance(statement, ast.ImportFrom) and (statement.module or "").startswith("trainers"):
+            module = str(statement.module)
+            for imported in (module, *(f"{module}.{alias.name}" for alias in statement.names)):
+                read_of(imported, files)
+        elif isinstance(statement, ast.Import):
+            for alias in statement.names:
+                if alias.name.startswith("trainers"):
+                    read_of(alias.name, files)
+    return files
 
 
-@pytest.mark.parametrize("trainer", MOST_MODULES)
-def test_a_trainer_imports_few_modules(trainer: str) -> None:
-    found = imported(trainer, set())
-    assert len(found) <= MOST_MODULES[trainer], sorted(found)
+def lines_of(path: Path) -> int:
+    return len(path.read_text().splitlines())
+
+
+@pytest.mark.parametrize("trainer", MOST)
+def test_a_reader_of_a_trainer_reads_few_files_which_the_documentation_counts(trainer: str) -> None:
+    """Files of packages count only where they have more than a docstring."""
+    files = {path for path in read_of(f"trainers.torch.{trainer}", set()) if path.name != "__init__.py"}
+    packages = {path for path in read_of(f"trainers.torch.{trainer}", set()) if path.name == "__init__.py"}
+    lines = sum(map(lines_of, files | packages))
+    most_files, most_lines = MOST[trainer]
+    assert len(files) <= most_files and lines <= most_lines, (lines, sorted(path.name for path in files))
+    own = lines_of(TRAINERS / "torch" / f"{trainer}.py")
+    row = f"| `torch/{trainer}.py` | {own} | {len(files)} | {lines:,} |"
+    assert row in DOCS.read_text(), f"docs/trainers.md needs the row {row}"
+
+
+@pytest.mark.parametrize("trainer", MOST)
+def test_the_main_of_a_trainer_is_short(trainer: str) -> None:
+    body = ast.parse((TRAINERS / "torch" / f"{trainer}.py").read_text()).body
+    (main,) = [part for part in body if isinstance(part, ast.FunctionDef) and part.name == "main"]
+    assert (main.end_lineno or 0) - main.lineno < 80
 
 
 # --- exits.Stop -----------------------------------------------------------------------------------------------
@@ -170,6 +197,148 @@ def test_the_best_checkpoint_outlives_the_newest(tmp_path: Path) -> None:
         folder.best()
 
 
+# --- Run ------------------------------------------------------------------------------------------------------
+
+
+class Four:
+    label, replicas, processes, chief = "cpu/0", 4, 4, True
+
+    def compilations(self) -> tuple[int, float]:
+        return 0, 0.0
+
+    def versions(self) -> dict[str, str]:
+        return {}
+
+
+class Number:
+    """A model that is a number."""
+
+    value = 0.0
+
+
+class Toy(Four):
+    """The device of a run whose model is a :class:`Number`; its processes are this one."""
+
+    replicas, processes, precision = 1, 1, "fp32"
+    write, read = staticmethod(write), staticmethod(read)
+
+    def __init__(self) -> None:
+        self.seeds: list[int] = []
+
+    def end_step(self) -> None: ...
+    def profile(self, folder: str) -> Callable[[], None]:
+        return lambda: None
+
+    def maximum(self, values: list[float]) -> list[float]:
+        return values
+
+    def seed_step(self, step: int) -> None:
+        self.seeds.append(step)
+
+    def mean(self, loss: float) -> float:
+        return loss
+
+    def agreed_state(self, read: Callable[[], Any]) -> Any:
+        return read()
+
+    def state(self, parts: dict[str, Number]) -> dict[str, Any]:
+        return {name: part.value for name, part in parts.items()}
+
+    def load(self, parts: dict[str, Number], state: dict[str, Any]) -> None:
+        for name, part in parts.items():
+            part.value = state[name]
+
+    def not_finite(self, state: dict[str, Any]) -> str:
+        return "" if math.isfinite(state["model"]) else "model"
+
+    def digest(self, model: Number) -> str:
+        return str(model.value)
+
+
+def train(*words: str, loss: float = 1.0) -> tuple[Run, list[tuple[int, int]], list[str]]:
+    """Three epochs of seven steps, each of which adds its number to the model. Returns the run, the steps that it
+    trained (epoch, step) and the digests of exported models; 50 + epoch % of the test are right."""
+    args = parse("--epochs=3", "--batch-size=10", *words)
+    device, model, trained, exported = Toy(), Number(), [], []
+
+    def export(folder: str) -> list[str]:
+        exported.append(device.digest(run.tested))
+        return ["model"]
+
+    def test(poll: Callable[[], None]) -> tuple[float, float]:
+        poll()
+        return 50.0 + run.epoch, 1.0
+
+    with Run("toy", args, device, global_batch=10, train_count=75, test_count=100, data={}, model=model) as run:
+        for epoch in run.epochs(test):
+            batches = (step for step in range(run.step_in_epoch, 7))
+            for step, batch in run.steps(batches):
+                assert batch == step - 7 * (epoch - 1), "a resumed run goes on with the next batch"
+                trained.append((epoch, step))
+                model.value += step
+                run.end_step(loss, 0.1)
+        run.finish(export)
+    assert device.seeds == [step for _, step in trained]
+    return run, trained, exported
+
+
+def summary_of(capsys: pytest.CaptureFixture[str]) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads(capsys.readouterr().out.splitlines()[-1])
+    return found
+
+
+@pytest.mark.parametrize("stop", [1, 7, 10, 14])
+def test_a_run_that_was_stopped_is_resumed(stop: int, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    _, whole, _ = train()
+    expected = summary_of(capsys)
+    assert whole == [(step // 7 + 1, step) for step in range(21)] and expected["status"] == "completed"
+    kept = (f"--checkpoint-dir={tmp_path / 'c'}", f"--export-dir={tmp_path / 'e'}")
+    _, first, exported = train(*kept, f"--num-steps={stop}")
+    assert (summary_of(capsys)["status"], exported, len(first)) == ("stopped", [], stop)
+    _, second, exported = train(*kept)
+    resumed = summary_of(capsys)
+    assert first + second == whole and exported == [resumed["weights_sha256"]] == ["210.0"]
+    assert {name: resumed[name] for name in ("accuracy", "test_loss", "epochs", "global_step", "weights_sha256")} == {
+        name: expected[name] for name in ("accuracy", "test_loss", "epochs", "global_step", "weights_sha256")
+    }
+
+
+def test_a_run_saves_as_often_as_it_is_told(tmp_path: Path) -> None:
+    kept = (f"--checkpoint-dir={tmp_path}", "--keep-checkpoints=9")
+    train(*kept)
+    assert checkpoints(tmp_path, 9).steps() == [7, 14, 21], "after each epoch"
+    train(*kept, "--no-resume", "--checkpoint-steps=8")
+    assert checkpoints(tmp_path, 9).steps() == [8, 16, 21], "and after the last step"
+
+
+def test_only_testing_takes_the_newest_or_the_best_checkpoint(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    kept = (f"--checkpoint-dir={tmp_path}", "--keep-best")
+    train(*kept, "--num-steps=17")
+    capsys.readouterr()
+    for words, step, epochs in ((kept, 14, 2), (kept[:1], 17, 2)):
+        _, trained, _ = train(*words, "--eval-only")
+        found = summary_of(capsys)
+        assert (trained, found["global_step"], found["epochs"]) == ([], step, epochs)
+    with pytest.raises(exits.UserError, match="has no checkpoint"):
+        train(f"--checkpoint-dir={tmp_path / 'none'}", "--eval-only")
+
+
+@pytest.mark.parametrize(("target", "status", "code", "steps"), [(52, "reached", 0, 14), (90, "missed", 21, 21)])
+def test_a_run_ends_when_its_accuracy_is_reached(
+    target: int, status: str, code: int, steps: int, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run, trained, _ = train(f"--target-accuracy={target}")
+    assert (run.code, len(trained), summary_of(capsys)["status"]) == (code, steps, status)
+
+
+def test_a_run_that_diverges_saves_nothing(tmp_path: Path) -> None:
+    with pytest.raises(exits.Diverged, match="the loss is not finite by step"):
+        train(f"--checkpoint-dir={tmp_path}", loss=math.nan)
+    assert os.listdir(tmp_path) == []
+
+
 # --- flags ----------------------------------------------------------------------------------------------------
 
 
@@ -193,16 +362,6 @@ def test_flags_about_checkpoints_need_their_folder(flag: str, capsys: pytest.Cap
 
 
 # --- the log --------------------------------------------------------------------------------------------------
-
-
-class Four:
-    label, replicas, processes, chief = "cpu/0", 4, 4, True
-
-    def compilations(self) -> tuple[int, float]:
-        return 0, 0.0
-
-    def versions(self) -> dict[str, str]:
-        return {}
 
 
 @pytest.mark.parametrize(
@@ -233,6 +392,34 @@ def test_saving_does_not_count_as_training(capsys: pytest.CaptureFixture[str]) -
     with log.paused():
         now[0] = 200.0
     assert log.meter.training_seconds == 6.0
+
+
+@pytest.mark.parametrize(
+    ("given", "faults"), [({}, False), ({"MALLOC_TRIM_THRESHOLD_": "131072"}, True)], ids=["default", "user's"]
+)
+def test_memory_of_a_step_is_kept_for_the_next_unless_the_user_says_otherwise(
+    given: dict[str, str], faults: bool
+) -> None:
+    """100 MB in blocks of 1 MB, allocated and freed by turns, as activations are; a page has 4 KB."""
+    code = """
+import ctypes, resource
+import trainers.torch
+libc = ctypes.CDLL(None)
+libc.malloc.restype, libc.free.argtypes = ctypes.c_void_p, [ctypes.c_void_p]
+def step():
+    blocks = [libc.malloc(1 << 20) for _ in range(100)]
+    for block in blocks:
+        ctypes.memset(block, 1, 1 << 20)
+    for block in blocks:
+        libc.free(block)
+step()
+before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+step()
+print(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
+"""
+    ended = subprocess.run([sys.executable, "-c", code], env={"PYTHONPATH": str(TRAINERS.parent), **given},
+                           capture_output=True, text=True, check=True)  # fmt: skip
+    assert (int(ended.stdout) > 10_000) == faults, ended.stdout
 
 
 @pytest.mark.parametrize(

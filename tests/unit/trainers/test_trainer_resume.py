@@ -14,10 +14,10 @@ import numpy as np
 import pytest
 from far_storage import FarStorage
 from toy_checkpoints import checkpoints, state
-from trainers.common import checkpoints as module
 from trainers.common import exits, flags, flowers_data, imagenet_data, images, mnist_data, order, paths
-from trainers.common.checkpoints import check_same_run
+from trainers.common import run as module
 from trainers.common.log import Log
+from trainers.common.run import check_same_run
 
 from trainyard.sandbox.datasets import flowers as drawn
 
@@ -262,10 +262,23 @@ def test_flags_that_have_changed_are_one_line() -> None:
     ]
 
 
+@pytest.mark.parametrize("words", [(), ("--eval-only", "--checkpoint-dir=folder")])
+def test_averaged_weights_are_not_left_out(words: tuple[str, ...]) -> None:
+    """They are what earlier tests and exports of the run were of."""
+    averaged, raw = ({**RUN, "flags": {"lr": 0.1, "ema": ema}} for ema in (0.9, 0.0))
+    with pytest.raises(
+        exits.UserError, match=r"folder: its checkpoints have averaged .* give --ema 0.9, too"
+    ) as raised:
+        resume(averaged, raw, *words)
+    assert raised.value.code == exits.USAGE
+    assert resume(raw, averaged, *words) == ["Resuming with --ema 0.9, was 0.0"]
+    assert resume({**RUN, "flags": {"lr": 0.1, "ema": 0.99}}, averaged, *words) == ["Resuming with --ema 0.9, was 0.99"]
+
+
 def test_flags_of_places_devices_and_reports_do_not_decide_what_a_run_learns() -> None:
     def deciding(*words: str) -> dict[str, Any]:
         known = (*flags.TORCH, *flags.TF[:1], *flags.TF[2:], *imagenet_data.FLAGS)
-        return flags.deciding(flags.parse("toy", "", known, list(words)), bf16=True)
+        return flags.deciding(flags.parse("toy", "", known, list(words)), "bf16")
 
     moved = ("--datadir=a", "--job-dir=b", "--output-dir=c", "--num-workers=2", "--num-cores=4", "--batch-size=16",
              "--num-steps=3", "--log-steps=1", "--no-resume", "--keep-checkpoints=9", "--precision=bf16")  # fmt: skip

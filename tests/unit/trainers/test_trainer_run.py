@@ -14,10 +14,11 @@ from typing import IO, Any
 import pytest
 from PIL import Image
 from toy_checkpoints import checkpoints, state
-from trainers.common import exits, flags, hypertune, paths
-from trainers.common.checkpoints import State
+from trainers.common import exits, flags, paths
+from trainers.common import log as log_module
 from trainers.common.log import Log, Meter, Output, train_line
 from trainers.common.log import test_line as line_of_test
+from trainers.common.run import State
 
 # The expression of https://github.com/pytorch/xla/blob/master/test/utils/train_mp_result_analyzer.py
 ANALYZER = r"^\| Training (Device=.+) (Epoch=.+) (Step=.+) (Loss=.+) (Rate=.+) (GlobalRate=.+) (Time=.+)"
@@ -188,8 +189,8 @@ def test_hypertune_writes_the_format_of_the_package(tmp_path: Path, monkeypatch:
     path = tmp_path / "new" / "metrics"
     monkeypatch.setenv("CLOUD_ML_HP_METRIC_FILE", str(path))
     monkeypatch.setenv("CLOUD_ML_TRIAL_ID", "7")
-    monkeypatch.setattr(hypertune.time, "time", lambda: 1795203834.35)
-    tuner = hypertune.HyperTune()
+    monkeypatch.setattr(log_module.time, "time", lambda: 1795203834.35)
+    tuner = log_module.HyperTune()
     for step in range(1, 103):
         tuner.report_hyperparameter_tuning_metric("", 0.9, step)
     lines = path.read_text().splitlines()
@@ -200,13 +201,48 @@ def test_hypertune_writes_the_format_of_the_package(tmp_path: Path, monkeypatch:
     )
 
 
+def test_a_resumed_trial_reports_the_tests_before_it_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The tuning service reads a file that is new in each container."""
+
+    def values(name: str) -> list[tuple[str, str]]:
+        reports = lines_of(tmp_path / name)
+        return [(report["global_step"], report["training/hptuning/metric"]) for report in reports]
+
+    saved = ""
+    for name, steps in (("whole", 21), ("first", 16), ("resumed", 21)):
+        monkeypatch.setenv("CLOUD_ML_HP_METRIC_FILE", str(tmp_path / name))
+        log = run_log(arguments(), steps, saved if name == "resumed" else "")
+        saved = json.dumps({**json.loads(log.state()), "step": 16})
+    assert values("first") == values("whole")[:2]
+    assert values("resumed") == values("whole") and len(values("whole")) == 3
+
+
+@pytest.mark.parametrize(("step", "epochs"), [(7, 1), (10, 1), (14, 2)])
+def test_testing_a_checkpoint_counts_its_complete_epochs(
+    step: int, epochs: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """One of the best epoch contains its test, one within an epoch does not."""
+    monkeypatch.setenv("CLOUD_ML_HP_METRIC_FILE", str(tmp_path / "metrics"))
+    before = run_log(arguments(), step)
+    with Log("toy", arguments("--eval-only", f"--checkpoint-dir={tmp_path}"), OneDevice(), 10, 7) as log:
+        log.load(before.state(), step)
+        log.start(0.1, trainer="toy")
+        log.test(step // 7, 200, 150, 50.0)
+        log.finish("completed", 0, "sha")
+    assert summary(capsys)["epochs"] == epochs
+    assert [test["step"] for test in log.tests] == sorted({7, step} | set(range(7, step, 7)))
+    assert len(lines_of(tmp_path / "metrics")) == len(log.tests)
+
+
 def test_hypertune_reports_only_in_a_trial(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     for name in ("CLOUD_ML_TRIAL_ID", "CLOUD_ML_HP_METRIC_FILE"):
         monkeypatch.delenv(name, raising=False)
-    assert hypertune.reporter("") is None
+    assert log_module.reporter("") is None
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("CLOUD_ML_HP_METRIC_FILE", "bare-name")
-    tuner = hypertune.reporter("")
+    tuner = log_module.reporter("")
     assert tuner
     tuner.report_hyperparameter_tuning_metric("accuracy", float("nan"), 1)
     assert json.loads((tmp_path / "bare-name").read_text())["accuracy"] == "nan"

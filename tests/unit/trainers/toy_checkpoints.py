@@ -7,7 +7,7 @@ import math
 from pathlib import Path
 from typing import IO
 
-from trainers.common.checkpoints import Checkpoints, State
+from trainers.common.run import Checkpoints, State
 
 
 def state(step: int, weight: float = 0.5) -> State:
@@ -15,11 +15,13 @@ def state(step: int, weight: float = 0.5) -> State:
     return {"weight": weight, "run": "{}", "log": "{}", "step": step}
 
 
-def _write(content: State, file: IO[bytes]) -> None:
+def write(content: State, file: IO[bytes]) -> None:
+    """Write a checkpoint."""
     file.write(json.dumps(content).encode())
 
 
-def _read(file: IO[bytes]) -> State:
+def read(file: IO[bytes]) -> State:
+    """Read a checkpoint."""
     content: State = json.load(file)
     return content
 
@@ -30,4 +32,4 @@ def _not_finite(content: State) -> str:
 
 def checkpoints(folder: Path | str, keep: int) -> Checkpoints:
     """The checkpoints in ``folder``."""
-    return Checkpoints(str(folder), keep, _write, _read, _not_finite)
+    return Checkpoints(str(folder), keep, write, read, _not_finite)
