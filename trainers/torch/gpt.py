@@ -1,0 +1,863 @@
+# ruff: noqa: E402
+"""A language model in PyTorch: Llama's architecture, trained on text from the first token on.
+
+    python -m trainers.torch.gpt --datadir FOLDER                  # a small model of bytes, on a CPU or one GPU
+    torchrun --nproc-per-node 8 -m trainers.torch.gpt --datadir FOLDER --tokenizer tokenizer.json --model 124m
+    torchrun --nproc-per-node 8 -m trainers.torch.gpt ... --model 1b --parallel fsdp
+
+FOLDER holds text files or .jsonl. The same command continues a run from its last checkpoint, with any number of
+processes whose global batch is the same. On SIGTERM a run completes its step, saves and exits with 143. --export-dir
+receives what LlamaForCausalLM.from_pretrained() of the package transformers loads.
+"""
+
+from __future__ import annotations
+
+from trainers.common import exits, flags, text_data
+from trainers.common.flags import Flag, integer, number, one_of
+
+_SHARED = ("seed", "deterministic", "precision", "job-dir", "checkpoint-dir", "checkpoint-steps", "checkpoint-minutes",
+           "keep-checkpoints", "eval-only", "resume", "accept-other-data", "output-dir", "export-dir", "logdir",
+           "metrics-file", "log-steps", "hypertune-tag", "num-steps")  # fmt: skip
+FLAGS = (
+    *text_data.FLAGS,
+    Flag("model", one_of("auto", "tiny", "base", "124m", "350m", "1b"), "auto", "size; auto: tiny on a CPU, else base"),
+    Flag("layers", integer(0), 0, "number of layers; 0: the model's"),
+    Flag("width", integer(0), 0, "width of the residual stream; 0: the model's"),
+    Flag("heads", integer(0), 0, "attention heads; 0: the model's"),
+    Flag("kv-heads", integer(0), 0, "heads of keys and values, which divide --heads; 0: the model's, or --heads"),
+    Flag("block-size", integer(0), 0, "tokens that the model sees at once; 0: the model's"),
+    Flag("tie-embeddings", None, True, "use the embedding of tokens as the last layer, too"),
+    Flag("batch-size", integer(0), 0, "windows per process that fit into memory at a time; 0: the model's"),
+    Flag("accumulate", integer(1), 1, "such batches per step: the global batch is their windows of all processes"),
+    Flag("max-steps", integer(1), 2000, "steps of the schedule; --num-steps ends a run before"),
+    Flag("optimizer", one_of("adamw", "muon"), "adamw", "AdamW, or Muon for the matrices of the layers and AdamW for"
+         " the rest (torch 2.9 or later)"),
+    Flag("lr", number(0, above=True), 1e-3, "peak of the learning rate"),
+    Flag("weight-decay", number(0), 0.1, "of matrices and embeddings"),
+    Flag("clip-norm", number(0), 1.0, "scale gradients down to this norm; 0: off"),
+    Flag("schedule", one_of("cosine", "wsd"), "cosine", "after the warm-up, a cosine to a tenth of --lr, or --lr and"
+         " then a line to 0 in the last fifth (warm-up, stable, decay)"),
+    Flag("warmup-steps", integer(0), 100, "steps of linear warm-up"),
+    Flag("parallel", one_of("ddp", "fsdp"), "ddp", "of several processes: each has the model (DistributedDataParallel),"
+         " or a part of it (FSDP2)"),
+    Flag("compile", one_of("auto", "on", "off"), "auto", "use torch.compile; auto: on CUDA, and not where it fails"),
+    Flag("device", one_of("auto", "cpu", "cuda"), "auto", "auto: a GPU if there is one, else the CPU"),
+    Flag("num-cores", integer(0), 0, "processes to start, one per GPU; 0: all GPUs of this machine (CPU: 1)"),
+    Flag("eval-steps", integer(1), 250, "steps between validations"),
+    Flag("eval-tokens", integer(1), 1 << 20, "tokens of the validation set that are used, from its start"),
+    Flag("target-loss", number(0), 0.0, "stop once the validation loss is at most this; exit with"
+         f" {exits.TARGET_MISSED} if it never is; 0: off"),
+    Flag("prompt", str, "", "text that the sample at the end continues; default: the start of the validation set"),
+    Flag("sample-tokens", integer(0), 200, "tokens to generate at the end; 0: none"),
+)  # fmt: skip
+
+if __name__ == "__main__":  # before torch is imported, so that --help and usage errors are immediate
+    COMMON = [flag for flag in flags.COMMON if flag.name in _SHARED]
+    ARGS = flags.parse("gpt", "A language model of Llama's architecture in PyTorch.", FLAGS, common=COMMON, lr=1e-3)
+
+import argparse
+import contextlib
+import dataclasses
+import hashlib
+import json
+import math
+import os
+import platform
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+import torch.distributed as dist
+import torch.distributed.checkpoint as dcp
+import torch.nn.functional as F
+from torch import nn
+from torch.distributed.checkpoint.state_dict import (
+    StateDictOptions,
+    get_model_state_dict,
+    get_state_dict,
+    set_state_dict,
+)
+from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+from torch.nn.parallel import DistributedDataParallel
+
+from trainers.common import cpu, hypertune, paths
+from trainers.common.checkpoints import check_same_run
+from trainers.common.log import Output
+from trainers.torch import _device
+
+# --- the model ----------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Config:
+    """A model of Llama's architecture, in the words of transformers' LlamaConfig."""
+
+    vocab_size: int
+    hidden_size: int
+    intermediate_size: int
+    num_hidden_layers: int
+    num_attention_heads: int
+    num_key_value_heads: int
+    max_position_embeddings: int
+    tie_word_embeddings: bool = True
+    rms_norm_eps: float = 1e-5
+    rope_theta: float = 10000.0
+
+    @property
+    def head_dim(self) -> int:
+        """Return the width of a head."""
+        return self.hidden_size // self.num_attention_heads
+
+
+# Layers, width, heads, heads of keys and values, block size, batch size. tiny and base have the sizes of nanoGPT's for
+# characters (https://github.com/karpathy/nanoGPT#quick-start), 124m and 350m those of GPT-2, 1b that of Llama 3.2.
+MODELS = {
+    "tiny": (4, 128, 4, 4, 64, 12),
+    "base": (6, 384, 6, 6, 256, 64),
+    "124m": (12, 768, 12, 12, 1024, 16),
+    "350m": (24, 1024, 16, 16, 1024, 8),
+    "1b": (16, 2048, 32, 8, 2048, 4),
+}
+
+
+def configure(args: argparse.Namespace, kind: str, vocab_size: int) -> Config:
+    """Return the model that the flags ask for, and set ``args.batch_size``; raises :class:`UserError`."""
+    name = args.model if args.model != "auto" else "tiny" if kind == "cpu" else "base"
+    layers, width, heads, kv_heads, block_size, batch_size = MODELS[name]
+    kv_heads = args.kv_heads or (args.heads or kv_heads)
+    layers, width, heads = args.layers or layers, args.width or width, args.heads or heads
+    args.batch_size = args.batch_size or batch_size
+    if width % heads or width // heads % 2:
+        raise exits.UserError(f"--width {width} is not an even multiple of --heads {heads}", exits.USAGE)
+    if heads % kv_heads:
+        raise exits.UserError(f"--heads {heads} is not a multiple of --kv-heads {kv_heads}", exits.USAGE)
+    # SwiGLU has three matrices where GPT has two of four widths: 8/3 of the width is as much work.
+    intermediate = 64 * math.ceil(width * 8 / 3 / 64)
+    # Multiples of 64 are what tensor cores take at once; no token has the numbers behind vocab_size.
+    vocab_size = 64 * math.ceil(vocab_size / 64)
+    return Config(vocab_size, width, intermediate, layers, heads, kv_heads, args.block_size or block_size,
+                  args.tie_embeddings)  # fmt: skip
+
+
+def rotate(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
+    """Rotary positions: turn the pairs (i, i + half) of ``x[batch, heads, time, head_dim]`` by angles that grow with
+    time."""
+    first, second = x.chunk(2, dim=-1)
+    return (x * cos + torch.cat((-second, first), dim=-1) * sin).to(x.dtype)
+
+
+class Attention(nn.Module):
+    """Causal attention; heads of queries share those of keys and values if there are fewer of them."""
+
+    def __init__(self, config: Config) -> None:
+        super().__init__()
+        self.head_dim, self.shared = config.head_dim, config.num_key_value_heads < config.num_attention_heads
+        width, kv_width = config.hidden_size, config.num_key_value_heads * config.head_dim
+        self.q_proj = nn.Linear(width, width, bias=False)
+        self.k_proj = nn.Linear(width, kv_width, bias=False)
+        self.v_proj = nn.Linear(width, kv_width, bias=False)
+        self.o_proj = nn.Linear(width, width, bias=False)
+
+    def forward(self, x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
+        B, T, C = x.shape  # noqa: N806 - batch, time, channels
+        q, k, v = (proj(x).view(B, T, -1, self.head_dim).transpose(1, 2)
+                   for proj in (self.q_proj, self.k_proj, self.v_proj))  # fmt: skip
+        q, k = rotate(q, cos, sin), rotate(k, cos, sin)
+        y = F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=self.shared)
+        return self.o_proj(y.transpose(1, 2).reshape(B, T, C))
+
+
+class MLP(nn.Module):
+    """SwiGLU: https://arxiv.org/abs/2002.05202."""
+
+    def __init__(self, config: Config) -> None:
+        super().__init__()
+        self.gate_proj = nn.Linear(config.hidden_size, config.intermediate_size, bias=False)
+        self.up_proj = nn.Linear(config.hidden_size, config.intermediate_size, bias=False)
+        self.down_proj = nn.Linear(config.intermediate_size, config.hidden_size, bias=False)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.down_proj(F.silu(self.gate_proj(x)) * self.up_proj(x))
+
+
+class Layer(nn.Module):
+    """Attention and MLP, each with its normalization before it, added to the residual stream."""
+
+    def __init__(self, config: Config) -> None:
+        super().__init__()
+        self.input_layernorm = nn.RMSNorm(config.hidden_size, config.rms_norm_eps)
+        self.self_attn = Attention(config)
+        self.post_attention_layernorm = nn.RMSNorm(config.hidden_size, config.rms_norm_eps)
+        self.mlp = MLP(config)
+
+    def forward(self, x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
+        x = x + self.self_attn(self.input_layernorm(x), cos, sin)
+        return x + self.mlp(self.post_attention_layernorm(x))
+
+
+class GPT(nn.Module):
+    """Llama: its weights have the names of transformers' LlamaForCausalLM."""
+
+    def __init__(self, config: Config) -> None:
+        super().__init__()
+        self.model = nn.ModuleDict({
+            "embed_tokens": nn.Embedding(config.vocab_size, config.hidden_size),
+            "layers": nn.ModuleList(Layer(config) for _ in range(config.num_hidden_layers)),
+            "norm": nn.RMSNorm(config.hidden_size, config.rms_norm_eps),
+        })  # fmt: skip
+        self.lm_head = nn.Linear(config.hidden_size, config.vocab_size, bias=False)
+        for name, parameter in self.named_parameters():
+            if parameter.dim() == 2:  # GPT-2: smaller in the two layers of a block that add to the residual stream
+                residual = name.endswith(("o_proj.weight", "down_proj.weight"))
+                nn.init.normal_(parameter, std=0.02 / math.sqrt(2 * config.num_hidden_layers) if residual else 0.02)
+        if config.tie_word_embeddings:
+            self.lm_head.weight = self.model.embed_tokens.weight
+        frequencies = config.rope_theta ** (-torch.arange(0, config.head_dim, 2).float() / config.head_dim)
+        angles = torch.outer(torch.arange(config.max_position_embeddings).float(), frequencies).repeat(1, 2)
+        self.register_buffer("cos", angles.cos(), persistent=False)
+        self.register_buffer("sin", angles.sin(), persistent=False)
+
+    def forward(
+        self, idx: torch.Tensor, targets: torch.Tensor | None = None, reduction: str = "mean"
+    ) -> torch.Tensor:
+        """Return logits ``[batch, time, vocabulary]`` of what follows each of the tokens ``idx[batch, time]``; with
+        ``targets``, their cross entropy, without those that are -1."""
+        x = self.model.embed_tokens(idx)
+        T = idx.size(1)  # noqa: N806 - time
+        for layer in self.model.layers:
+            x = layer(x, self.cos[:T], self.sin[:T])
+        return self.head(x) if targets is None else self.loss(x, targets, reduction)
+
+    def head(self, x: torch.Tensor) -> torch.Tensor:
+        """Return the logits of the last layer's output ``x``."""
+        return self.lm_head(self.model.norm(x))
+
+    def loss(self, x: torch.Tensor, targets: torch.Tensor, reduction: str) -> torch.Tensor:
+        """Return the cross entropy; its own method because torch.compile fuses it."""
+        return F.cross_entropy(self.head(x).flatten(0, 1).float(), targets.flatten(), ignore_index=-1,
+                               reduction=reduction)  # fmt: skip
+
+
+def flops_per_token(model: GPT, config: Config) -> float:
+    """Return the operations of a training step per token: 6 per weight that multiplies, and those of attention.
+
+    PaLM, appendix B: https://arxiv.org/abs/2204.02311
+    """
+    weights = sum(parameter.numel() for parameter in model.parameters())
+    if not config.tie_word_embeddings:  # looking up a row of the embedding is no multiplication
+        weights -= config.vocab_size * config.hidden_size
+    attention = 12 * config.num_hidden_layers * config.hidden_size * config.max_position_embeddings
+    return 6.0 * weights + attention
+
+
+# Dense bf16 operations per second, in TFLOP/s, of NVIDIA's data sheets, by a part of the device's name:
+# https://www.nvidia.com/en-us/data-center/ (h200, h100, a100, l4, l40s, a10; the figures with sparsity, halved).
+PEAKS = {"B200": 2250.0, "H200": 989.0, "H100 PCIe": 756.0, "H100 NVL": 835.0, "H100": 989.0, "A100": 312.0,
+         "L40S": 362.0, "L4": 121.0, "A10G": 70.0, "A10": 125.0}  # fmt: skip
+
+
+def peak_flops(device: torch.device) -> float | None:
+    """Return the peak of ``device`` in operations per second with bf16, None if it is not known."""
+    if device.type != "cuda":
+        return None
+    name = torch.cuda.get_device_name(device)
+    return next((1e12 * peak for part, peak in PEAKS.items() if part in name), None)
+
+
+# --- optimizer and schedule ---------------------------------------------------------------------------------------
+
+
+def make_optimizers(model: GPT, args: argparse.Namespace) -> list[torch.optim.Optimizer]:
+    """Return AdamW for all parameters, or Muon for the matrices of the layers and AdamW for the others.
+
+    Weight decay is for matrices and embeddings. Muon scales its updates to the size of AdamW's, so that both have the
+    same learning rate: https://arxiv.org/abs/2502.16982
+    """
+    matrices, decayed, others = [], [], []
+    for name, parameter in model.named_parameters():
+        if args.optimizer == "muon" and ".layers." in name and parameter.dim() == 2:
+            matrices.append(parameter)
+        else:
+            (decayed if parameter.dim() == 2 else others).append(parameter)
+    groups = [{"params": decayed, "weight_decay": args.weight_decay}, {"params": others, "weight_decay": 0.0}]
+    optimizers: list[torch.optim.Optimizer] = [torch.optim.AdamW(groups, lr=args.lr, betas=(0.9, 0.95), fused=True)]
+    if args.optimizer == "muon":
+        if not hasattr(torch.optim, "Muon"):
+            raise exits.UserError(f"--optimizer muon needs torch 2.9 or later, not {torch.__version__}: use adamw", exits.USAGE)
+        optimizers.append(torch.optim.Muon(matrices, lr=args.lr, weight_decay=args.weight_decay, adjust_lr_fn="match_rms_adamw"))
+    return optimizers
+
+
+def learning_rate(step: int, args: argparse.Namespace) -> float:
+    """Return the rate of ``step``, from 0: linear warm-up, then a cosine to a tenth, or stable and a line to 0."""
+    if step < args.warmup_steps:
+        return float(args.lr * (step + 1) / args.warmup_steps)
+    progress = (step - args.warmup_steps) / max(1, args.max_steps - args.warmup_steps)
+    if args.schedule == "cosine":
+        return float(args.lr * (0.1 + 0.9 * 0.5 * (1 + math.cos(math.pi * progress))))
+    return float(args.lr * min(1.0, (1 - progress) / 0.2))
+
+
+# --- processes ----------------------------------------------------------------------------------------------------
+
+
+def find_device(args: argparse.Namespace) -> torch.device:
+    """Return this process's device, and set its threads; raises :class:`UserError` if there is none of the kind."""
+    if args.device == "auto" and os.environ.get("PJRT_DEVICE", "").startswith("TPU"):
+        raise exits.UserError("trains on CPUs and CUDA only: give --device cpu, or see examples/gpt for TPUs", exits.USAGE)
+    if args.device == "cuda" and not torch.cuda.is_available():
+        raise exits.UserError("--device cuda: not available here; available: cpu", exits.USAGE)
+    if args.device == "cpu" or not torch.cuda.is_available():
+        local = int(os.environ.get("LOCAL_WORLD_SIZE") or 1)
+        if local > 1 and not os.environ.get("OMP_NUM_THREADS"):
+            torch.set_num_threads(max(1, len(os.sched_getaffinity(0)) // local))
+        return torch.device("cpu")
+    index = int(os.environ.get("LOCAL_RANK") or 0)
+    if index >= torch.cuda.device_count():
+        raise exits.UserError(f"LOCAL_RANK={index}, but this machine has {torch.cuda.device_count()} GPUs", exits.USAGE)
+    torch.cuda.set_device(index)
+    return torch.device("cuda", index)
+
+
+def join(device: torch.device) -> tuple[int, int]:
+    """Join the process group, which checkpoints need even of one process; returns rank and world size."""
+    rank, world = int(os.environ.get("RANK") or 0), int(os.environ.get("WORLD_SIZE") or 1)
+    backend = "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"  # gloo for tensors on the CPU
+    try:
+        if world > 1:
+            dist.init_process_group(backend)
+        else:
+            dist.init_process_group(backend, store=dist.HashStore(), rank=0, world_size=1)
+    except (RuntimeError, ValueError) as error:
+        reason = str(error).splitlines()[0]
+        raise exits.UserError(f"rank {rank} of {world} cannot join the others: {reason}") from None
+    return rank, world
+
+
+def reduced(values: list[float], op: Any = dist.ReduceOp.SUM) -> list[float]:
+    """Return ``values``, element-wise summed (or another ``op``) over all processes."""
+    numbers = torch.tensor(values, dtype=torch.float64)
+    dist.all_reduce(numbers, op)
+    return numbers.tolist()  # type: ignore[no-any-return]
+
+
+def from_chief(value: Any) -> Any:
+    """Return the ``value`` that rank 0 passes."""
+    box = [value]
+    dist.broadcast_object_list(box)
+    return box[0]
+
+
+def compile_layers(model: GPT, config: Config, device: torch.device, autocast: Any) -> str:
+    """Compile the layers and the loss, and try them on one window; returns why that fails, "" if it does not.
+
+    Each layer by itself: all of them share one compiled program, and the gradients of a layer are averaged while those
+    of the next are computed. After a failure in one of the processes, all have eager layers.
+    """
+    reason = ""
+    for layer in model.model.layers:
+        layer.forward = torch.compile(layer.forward, dynamic=False)
+    model.loss = torch.compile(model.loss, dynamic=False)  # type: ignore[method-assign]
+    window = torch.zeros(1, config.max_position_embeddings, dtype=torch.int64, device=device)
+    try:
+        with autocast:
+            loss = model(window, window)
+        loss.backward()
+    except Exception as error:  # of many types, such as a missing compiler or one of Triton
+        lines = [line for line in str(error).splitlines() if line.strip()] or [type(error).__name__]
+        reason = " ".join(lines[0].split())[:200]
+    model.zero_grad()
+    if reduced([bool(reason)], dist.ReduceOp.MAX)[0]:
+        reason = reason or "it failed in another process"
+        for module in (*model.model.layers, model):
+            module.__dict__.pop("forward", None)
+            module.__dict__.pop("loss", None)
+    return reason
+
+
+# --- checkpoints --------------------------------------------------------------------------------------------------
+
+
+class Checkpoints:
+    """Checkpoints of torch.distributed.checkpoint, one folder ``step-<step>`` each, which any number of processes loads.
+
+    A checkpoint is complete once it has .metadata, which is written last. ``run.json`` in it describes the run.
+    """
+
+    def __init__(self, args: argparse.Namespace, model: nn.Module, optimizers: list[torch.optim.Optimizer]) -> None:
+        self.folder, self.keep, self.args = args.checkpoint_dir, args.keep_checkpoints, args
+        self.model, self.optimizers = model, optimizers
+        self.chief = dist.get_rank() == 0
+
+    def path(self, step: int) -> str:
+        """Return the folder of the checkpoint after ``step`` steps."""
+        return paths.join(self.folder, f"step-{step:09d}")
+
+    def steps(self, complete: bool = True) -> list[int]:
+        """Return the steps of the checkpoints in the folder, ascending; or of those that are not ``complete``."""
+        steps = [int(name[5:]) for name in paths.names(self.folder) if name.startswith("step-") and name[5:].isdigit()]
+        return sorted(step for step in steps if (".metadata" in paths.names(self.path(step))) == complete)
+
+    def prepare(self) -> None:
+        """Remove incomplete checkpoints; with --no-resume, move the others to a folder old-<UTC>."""
+        paths.make_folder(self.folder)
+        for step in self.steps(complete=False):
+            self._clear(step)
+        if steps := [] if self.args.resume else self.steps():
+            names, old = paths.names(self.folder), time.strftime("old-%Y%m%dT%H%M%SZ", time.gmtime())
+            old = next(name for name in (old, *(f"{old}-{n}" for n in range(2, len(names) + 3))) if name not in names)
+            for step in steps:
+                self._clear(step, paths.join(self.folder, old, f"step-{step:09d}"))
+            print(f"The checkpoints of an earlier run are in {paths.join(self.folder, old)} now", flush=True)
+
+    def _clear(self, step: int, target: str = "") -> None:
+        """Remove a checkpoint, or move it to the folder ``target``; .metadata is sorted first."""
+        for name in paths.names(self.path(step)):
+            file = paths.join(self.path(step), name)
+            paths.move(file, paths.join(target, name)) if target else paths.remove(file)
+        if not paths.is_remote(self.folder):
+            os.rmdir(self.path(step))
+
+    def _state(self) -> dict[str, Any]:
+        model, optimizer = get_state_dict(self.model, self.optimizers, options=StateDictOptions(cpu_offload=True))
+        return {"model": model, "optimizer": optimizer}
+
+    def save(self, step: int, about: dict[str, Any]) -> None:
+        """Write a checkpoint and remove old ones; all processes call it. Raises :class:`UserError` if that fails."""
+        reason, path = "", self.path(step)
+        try:
+            if self.chief:
+                paths.make_folder(path)
+                with paths.atomic_file(paths.join(path, "run.json")) as file:
+                    file.write(json.dumps({**about, "step": step}).encode())
+        except (exits.UserError, OSError) as error:
+            reason = getattr(error, "strerror", None) or str(error)
+        if not (reason := from_chief(reason)):
+            try:
+                dcp.save(self._state(), checkpoint_id=path)
+            except (dcp.CheckpointException, OSError, RuntimeError) as error:  # the first is no Exception
+                reason = (str(error).strip().splitlines() or ["?"])[-1].strip()[:200]
+        kept = from_chief(self.steps() if self.chief else None)
+        if reason:
+            rest = f"the checkpoint of step {kept[-1]} is intact" if kept else "there is no earlier checkpoint"
+            again = exits.again(self.args.resume)
+            raise exits.UserError(f"{path}: cannot be saved ({reason}); {rest}; free disk space and run the same"
+                                  f" command {again} to resume")  # fmt: skip
+        if self.chief:
+            for old in [other for other in kept if other <= step][: -self.keep]:
+                self._clear(old)
+
+    def load(self) -> dict[str, Any] | None:
+        """Load the newest checkpoint that is readable and finite; returns what its run.json says, None without one.
+
+        Raises :class:`UserError` if there are checkpoints but none can be used, or if they are of another run.
+        """
+        steps = from_chief(self.steps() if self.chief else None)
+        for step in reversed(steps):
+            about, reason = from_chief(self._about(step) if self.chief else None)
+            if not reason:
+                check_same_run(about["run"], self.args.run, self.args, print if self.chief else lambda line: None)
+                state = self._state()
+                try:
+                    dcp.load(state, checkpoint_id=self.path(step))
+                    set_state_dict(self.model, self.optimizers, model_state_dict=state["model"],
+                                   optim_state_dict=state["optimizer"])  # fmt: skip
+                    reason = "" if is_finite(self.model) else "a weight is not finite"
+                except (dcp.CheckpointException, OSError, RuntimeError, ValueError, KeyError) as error:
+                    reason = (str(error).strip().splitlines() or [type(error).__name__])[-1].strip()[:200]
+                if not reason:
+                    return about
+            if self.chief:
+                print(f"{self.path(step)} cannot be used ({reason}); trying the one before", flush=True)
+        if steps:
+            raise exits.UserError(f"{self.folder}: none of its {len(steps)} checkpoints can be used; use another"
+                                  " --checkpoint-dir")  # fmt: skip
+        return None
+
+    def _about(self, step: int) -> tuple[dict[str, Any], str]:
+        try:
+            return json.loads(paths.read_file(paths.join(self.path(step), "run.json"))), ""
+        except (OSError, ValueError) as error:
+            return {}, f"run.json: {error}"
+
+
+def is_finite(model: nn.Module) -> bool:
+    """Return whether all weights are finite, in all processes."""
+    local = [getattr(parameter.detach(), "to_local", parameter.detach)() for parameter in model.parameters()]
+    return not reduced([not all(bool(weights.isfinite().all()) for weights in local)], dist.ReduceOp.MAX)[0]
+
+
+# --- the log ------------------------------------------------------------------------------------------------------
+
+
+class Log:
+    """Log lines, metrics.jsonl, TensorBoard's events, reports to hyperparameter tuning, and the summary, of the chief.
+
+    On a :class:`UserError`, the summary is written before the error is passed on.
+    """
+
+    def __init__(self, args: argparse.Namespace, device: torch.device, rank: int, world: int) -> None:
+        self.args, self.device, self.rank, self.world = args, device, rank, world
+        if rank == 0 and args.export_dir:
+            paths.check_writable(args.export_dir)  # rather than after hours of training
+        folder = args.output_dir or args.logdir
+        metrics = args.metrics_file or (folder and paths.join(folder, "metrics.jsonl"))
+        self.output = Output(rank == 0, metrics, args.logdir)
+        self.hypertune = hypertune.reporter(args.hypertune_tag) if rank == 0 else None
+        self.say = self.output.say
+        self.tokens_per_step, self.flops_per_token = 0, 0.0  # set once they are known
+        self.peak: float | None = None  # operations per second of all devices
+        self.curve: list[tuple[int, float]] = []
+        self.val_losses: list[tuple[int, float]] = []
+        self.step, self.resumed_from, self.saved = 0, None, None
+        self.started = self.mark = time.perf_counter()
+        self.seconds, self.trained = 0.0, 0  # of training, and the steps in it
+        self._logged = (0.0, 0)  # both, when the last line was logged
+
+    @contextlib.contextmanager
+    def paused(self) -> Iterator[None]:
+        """A context whose time does not count as training: compilation, validation, saving."""
+        self.seconds += time.perf_counter() - self.mark
+        try:
+            yield
+        finally:
+            self.mark = time.perf_counter()
+
+    def _mfu(self, tokens_per_second: float) -> dict[str, float]:
+        """Return the model FLOPs utilization in percent, nothing if the devices' peak is not known."""
+        if not self.peak:
+            return {}
+        return {"mfu": 100 * tokens_per_second * self.flops_per_token / self.peak}
+
+    def train(self, step: int, loss: float, rate: float, norm: float) -> None:
+        """Log the ``loss`` of a step, the same in all processes."""
+        with self.paused():
+            seconds, trained = self.seconds - self._logged[0], self.trained - self._logged[1]
+            self._logged = (self.seconds, self.trained)
+            speed = trained * self.tokens_per_step / max(seconds, 1e-9)
+            self.curve.append((step, loss))
+            mfu = self._mfu(speed)
+            self.say(f"step {step}/{self.args.max_steps}: loss {loss:.4f}, lr {rate:.3g}, norm {norm:.3f},"
+                     f" {speed:,.0f} tokens/s" + (f", MFU {mfu['mfu']:.1f} %" if mfu else ""))  # fmt: skip
+            self.output.event("train", global_step=step, loss=loss, learning_rate=rate, norm=norm,
+                              tokens_per_second=speed, **mfu)  # fmt: skip
+            self.output.scalars(step, train_loss=loss, train_tokens_per_second=speed)
+
+    def validation(self, step: int, loss: float, count: int) -> None:
+        """Log the validation ``loss`` of ``count`` tokens."""
+        self.val_losses.append((step, loss))
+        self.say(f"step {step}: val loss {loss:.4f}, {self.seconds:.1f} s of training")
+        self.output.event("test", global_step=step, loss=loss, count=count, train_seconds=self.seconds)
+        self.output.scalars(step, val_loss=loss)
+        if self.hypertune and math.isfinite(loss):
+            self.hypertune.report_hyperparameter_tuning_metric(self.args.hypertune_tag, loss, step)
+
+    def finish(self, status: str, code: int, **more: Any) -> None:
+        """Write the summary, as the last line."""
+        speed = self.trained * self.tokens_per_step / max(self.seconds, 1e-9)
+        summary = self.output.event(
+            "summary", trainer="torch.gpt", status=status, exit_code=code,
+            val_loss=self.val_losses[-1][1] if self.val_losses else None,
+            min_val_loss=min((loss for _, loss in self.val_losses), default=None),
+            loss_first=self.curve[0][1] if self.curve else None, loss_last=self.curve[-1][1] if self.curve else None,
+            tokens_per_second=speed, **self._mfu(speed), train_seconds=self.seconds,
+            wall_seconds=time.perf_counter() - self.started, global_step=self.step, resumed_from=self.resumed_from,
+            device=f"{self.device}/{self.rank}", processes=self.world, seed=self.args.seed,
+            versions={"python": platform.python_version(), "torch": torch.__version__}, **more,
+        )  # fmt: skip
+        if self.rank == 0 and self.args.output_dir:
+            paths.make_folder(self.args.output_dir)
+            with paths.atomic_file(paths.join(self.args.output_dir, "report.json")) as file:
+                report = {"summary": summary, "loss": self.curve, "val_loss": self.val_losses}
+                file.write(json.dumps(report, indent=1).encode() + b"\n")
+        self.say(json.dumps(summary))
+
+    def __enter__(self) -> Log:
+        return self
+
+    def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> None:
+        if isinstance(error, exits.UserError):
+            status = "diverged" if isinstance(error, exits.Diverged) else "failed"
+            self.finish(status, error.code, error=str(error))
+        self.output.close()
+
+
+# --- training -----------------------------------------------------------------------------------------------------
+
+
+class Batches:
+    """Windows of the text on the device: inputs and targets ``int64[batch, block_size]``."""
+
+    def __init__(self, text: text_data.Text, args: argparse.Namespace, block_size: int, device: torch.device) -> None:
+        self.text, self.args, self.block_size, self.device = text, args, block_size, device
+        self.rank, self.world = dist.get_rank(), dist.get_world_size()
+        self.per_epoch = text_data.windows_of(text.train, block_size)
+        self.validation_windows = min(len(text.val) - 1, args.eval_tokens) // block_size
+        if self.validation_windows < 1:
+            raise exits.UserError(f"{len(text.val):,} tokens to validate on are less than a window of {block_size}")
+
+    def _to_device(self, windows: Any) -> tuple[torch.Tensor, torch.Tensor]:
+        tensor = torch.from_numpy(windows)
+        if self.device.type == "cuda":
+            tensor = tensor.pin_memory().to(self.device, non_blocking=True)
+        return tensor[:, :-1], tensor[:, 1:]
+
+    def train(self, step: int, part: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return this process's windows in a ``part`` of a step: they depend on seed and place in the global batch."""
+        size = self.args.batch_size
+        first = ((step * self.args.accumulate + part) * self.world + self.rank) * size
+        starts = text_data.window_starts(np.arange(first, first + size), self.per_epoch, self.block_size, self.args.seed)
+        return self._to_device(text_data.windows(self.text.train, starts, self.block_size))
+
+    def validation(self) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+        """Yield this process's windows of the validation set, each once; all processes have as many batches, and
+        windows behind the last one have the target -1."""
+        size = self.args.batch_size
+        for first in range(0, self.validation_windows, size * self.world):
+            numbers = first + self.rank * size + np.arange(size)
+            exists = numbers < self.validation_windows
+            windows = text_data.windows(self.text.val, np.where(exists, numbers, 0) * self.block_size, self.block_size)
+            idx, targets = self._to_device(windows)
+            yield idx, torch.where(torch.from_numpy(exists).to(self.device)[:, None], targets, -1)
+
+
+@torch.no_grad()
+def evaluate(model: nn.Module, batches: Batches, autocast: Any, stop: exits.Stop) -> float | None:
+    """Return the mean loss of the validation set, every token once; None if the run has to stop."""
+    total = torch.zeros((), dtype=torch.float64, device=batches.device)
+    stop.restart()
+    for idx, targets in batches.validation():
+        with autocast:
+            total += model(idx, targets, "sum")
+        if stop.poll():
+            return None
+    return reduced([total.item()])[0] / (batches.validation_windows * batches.block_size)
+
+
+@torch.no_grad()
+def sample(model: nn.Module, tokens: list[int], count: int, vocab_size: int, block_size: int, autocast: Any,
+           device: torch.device, temperature: float = 0.8, top_k: int = 200) -> list[int]:  # fmt: skip
+    """Return ``count`` tokens that continue ``tokens``, the same in all processes.
+
+    The window keeps its length, so that nothing is compiled again: what follows a token does not change its logits.
+    """
+    tokens, generator = list(tokens), torch.Generator().manual_seed(0)
+    for _ in range(count):
+        window = tokens[-block_size:]
+        idx = torch.tensor([window + [0] * (block_size - len(window))], device=device)
+        with autocast:
+            logits = model(idx)[0, len(window) - 1, :vocab_size].float().cpu() / temperature
+        logits[logits < logits.topk(min(top_k, vocab_size)).values[-1]] = -math.inf
+        drawn = torch.multinomial(F.softmax(logits, dim=0), 1, generator=generator)
+        dist.broadcast(drawn, 0)
+        tokens.append(int(drawn))
+    return tokens[-count:]
+
+
+def export(weights: dict[str, torch.Tensor], config: Config, tokenizer: text_data.Tokenizer, folder: str) -> list[str]:
+    """Write ``weights`` and what transformers needs beside them into ``folder``; returns the names of the files."""
+    about = {"architectures": ["LlamaForCausalLM"], "model_type": "llama", **dataclasses.asdict(config),
+             "head_dim": config.head_dim, "hidden_act": "silu", "attention_bias": False, "mlp_bias": False,
+             "bos_token_id": None, "eos_token_id": tokenizer.end, "dtype": "float32", "torch_dtype": "float32"}  # fmt: skip
+    words = {"tokenizer_class": "PreTrainedTokenizerFast", "eos_token": tokenizer.end_token,
+             "model_max_length": config.max_position_embeddings}  # fmt: skip
+    with paths.complete_files(folder) as fresh:
+        for name, content in (("config.json", json.dumps(about, indent=1)), ("tokenizer.json", tokenizer.json),
+                              ("tokenizer_config.json", json.dumps(words, indent=1))):  # fmt: skip
+            with open(os.path.join(fresh, name), "w", encoding="utf-8") as file:
+                file.write(content + "\n")
+        try:
+            from safetensors.torch import save_file
+        except ImportError:
+            print("note: no model.safetensors: pip install safetensors", flush=True)
+        else:
+            save_file(weights, os.path.join(fresh, "model.safetensors"), {"format": "pt"})
+        return sorted(os.listdir(fresh))
+
+
+def whole_weights(model: nn.Module, config: Config) -> dict[str, torch.Tensor]:
+    """Return the weights on the CPU, gathered from all processes; a tied one once."""
+    state = get_model_state_dict(model, options=StateDictOptions(full_state_dict=True, cpu_offload=True))
+    return {name: weight.contiguous() for name, weight in sorted(state.items())
+            if not (config.tie_word_embeddings and name == "lm_head.weight")}  # fmt: skip
+
+
+def sha256(weights: dict[str, torch.Tensor]) -> str:
+    """Return the SHA-256 of names and bytes, in hexadecimal: equal if two runs have the same result to the bit."""
+    digest = hashlib.sha256()
+    for name, weight in weights.items():
+        digest.update(name.encode())
+        digest.update(weight.numpy().tobytes())
+    return digest.hexdigest()
+
+
+def train(args: argparse.Namespace, device: torch.device, log: Log) -> int:  # noqa: C901 - to be read from top to bottom
+    """Train, validate, save, export and print a sample as ``args`` say; returns the exit status."""
+    chief, world, cuda = log.rank == 0, log.world, device.type == "cuda"
+    bf16 = args.precision == "bf16" or (args.precision == "auto" and (
+        torch.cuda.is_bf16_supported(including_emulation=False) if cuda else cpu.has_bf16()))  # fmt: skip
+    autocast = torch.autocast(device.type, torch.bfloat16, enabled=bf16)
+    torch.set_float32_matmul_precision("high")  # TF32 where the GPU has it
+    if args.deterministic:
+        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+        torch.use_deterministic_algorithms(True)
+
+    text = text_data.load(args, log.say if chief else lambda line: None)
+    everywhere: list[Any] = [None] * world
+    dist.all_gather_object(everywhere, text.fingerprints)
+    if any(other != everywhere[0] for other in everywhere):
+        raise exits.UserError("the processes see different text: --datadir must hold the same for all")
+    config = configure(args, device.type, text.tokenizer.vocab_size)
+    batches = Batches(text, args, config.max_position_embeddings, device)
+    global_batch = args.batch_size * args.accumulate * world
+
+    torch.manual_seed(args.seed % 2**63)
+    model = GPT(config).to(device)  # initialized on the CPU: the same weights on every device
+    weights = sum(parameter.numel() for parameter in model.parameters())
+    log.tokens_per_step, log.flops_per_token = global_batch * batches.block_size, flops_per_token(model, config)
+    peak = peak_flops(device) if bf16 else None
+    log.peak = peak * world if peak else None
+    if args.compile == "on" or (args.compile == "auto" and cuda):
+        if reason := compile_layers(model, config, device, autocast):
+            if args.compile == "on":
+                raise exits.UserError(f"--compile on: {reason}")
+            log.say(f"torch.compile does not work here, steps are eager: {reason}")
+    ddp: nn.Module = model
+    if world > 1 and args.parallel == "fsdp":
+        policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32, cast_forward_inputs=False)
+        for layer in (*model.model.layers, model):
+            fully_shard(layer, **({"mp_policy": policy} if bf16 and cuda else {}))
+    elif world > 1:
+        ddp = DistributedDataParallel(model, [device.index] if cuda else None, gradient_as_bucket_view=True)
+    optimizers = make_optimizers(model, args)
+
+    args.run = {
+        "trainer": "torch.gpt", "model": " ".join(f"{key}={value}" for key, value in dataclasses.asdict(config).items()),
+        "optimizer": args.optimizer, "seed": args.seed, "global_batch": global_batch, "train_tokens": len(text.train),
+        "data": text.fingerprints,
+        "flags": {name.replace("_", "-"): getattr(args, name) for name in
+                  ("lr", "weight_decay", "clip_norm", "schedule", "warmup_steps", "max_steps", "compile")}
+        | {"precision": "bf16" if bf16 else "fp32"},
+    }  # fmt: skip
+    checkpoints = Checkpoints(args, model, optimizers)
+    stop = exits.Stop((lambda values: reduced(values, dist.ReduceOp.MAX)) if world > 1 else None, args.checkpoint_minutes)
+    step, about = 0, None
+    if args.checkpoint_dir:
+        if chief and not args.eval_only:
+            checkpoints.prepare()
+        dist.barrier()
+        if about := checkpoints.load() if args.resume else None:
+            step = log.step = log.resumed_from = log.saved = about["step"]
+            log.curve, log.val_losses = [*map(tuple, about["loss"])], [*map(tuple, about["val_loss"])]
+            log.say(f"Resumed from step {step} in {args.checkpoint_dir}")
+    if args.eval_only and not about:
+        raise exits.UserError(f"--eval-only: {args.checkpoint_dir} has no checkpoint", exits.USAGE)
+    log.say(f"{weights:,} weights, {len(text.train):,} tokens of text, {log.tokens_per_step:,} in a step, on {world} x"
+            f" {device.type} in {'bf16' if bf16 else 'fp32'}")  # fmt: skip
+    log.output.event("start", **args.run, trainer_flags={key: value for key, value in vars(args).items() if key != "run"})
+    stop.install()
+
+    losses = torch.zeros((), device=device)  # the sum since it was checked last: one that is not finite stays in it
+
+    def check_finite() -> None:
+        if not math.isfinite(reduced([losses.item()])[0]):
+            raise exits.Diverged(f"the loss is not finite by step {step}: lower --lr, or try --precision fp32")
+        losses.zero_()
+
+    def save() -> None:
+        if args.checkpoint_dir and log.saved != step:
+            with log.paused():
+                check_finite()
+                if not is_finite(model):
+                    raise exits.Diverged(f"a weight is not finite by step {step}: lower --lr")
+                checkpoints.save(step, {"run": args.run, "loss": log.curve, "val_loss": log.val_losses})
+                log.saved = step
+                log.output.event("checkpoint", global_step=step, path=checkpoints.path(step))
+                stop.saved()
+
+    last = min(args.num_steps or args.max_steps, args.max_steps)
+    status, code = "completed", 0
+    log.mark = time.perf_counter()
+    while True:
+        done = step >= last or args.eval_only
+        if step % args.eval_steps == 0 < step or step == args.max_steps or args.eval_only:
+            with log.paused():
+                loss = evaluate(model, batches, autocast, stop)
+            if loss is None:
+                code = stop.code
+            else:
+                if done and not math.isfinite(loss):
+                    raise exits.Diverged(f"the validation loss is not finite by step {step}: lower --lr")
+                log.validation(step, loss, batches.validation_windows * batches.block_size)
+                if loss <= args.target_loss:
+                    status, done = "reached", True
+        if code or done:
+            break
+        rate = learning_rate(step, args)
+        for group in [group for optimizer in optimizers for group in optimizer.param_groups]:
+            group["lr"] = rate
+        step_loss = torch.zeros((), device=device)
+        for part in range(args.accumulate):
+            averages = part == args.accumulate - 1  # gradients, over the processes
+            if world > 1 and args.parallel == "fsdp":
+                model.set_requires_gradient_sync(averages)
+            with contextlib.nullcontext() if averages or ddp is model else ddp.no_sync():
+                with autocast:
+                    loss_part = ddp(*batches.train(step, part)) / args.accumulate
+                loss_part.backward()
+            step_loss += loss_part.detach()
+        norm = nn.utils.clip_grad_norm_(model.parameters(), args.clip_norm or math.inf)
+        for optimizer in optimizers:
+            optimizer.step()
+            optimizer.zero_grad()
+        losses += step_loss
+        step += 1
+        log.step, log.trained = step, log.trained + 1
+        if step % args.log_steps == 0 or log.trained == 1:  # only then is the loss read from the device
+            check_finite()
+            mean = reduced([step_loss.item()])[0] / world
+            log.train(step, mean, rate, float(getattr(norm, "full_tensor", lambda: norm)()))
+        code = stop.poll()  # of SIGTERM, agreed by all processes
+        if code or stop.save_due or step == last or step % (args.checkpoint_steps or args.eval_steps) == 0:
+            save()
+
+    with log.paused():
+        if code:
+            status = "preempted"
+        elif status == "completed" and step < args.max_steps and not args.eval_only:
+            status = "stopped"
+        elif status == "completed" and args.target_loss:
+            status, code = "missed", exits.TARGET_MISSED
+        if status in ("stopped", "preempted"):
+            where = "nothing is saved without --checkpoint-dir" if log.saved is None else f"step {log.saved} is saved"
+            log.say(f"Ended after step {step} ({status}); {where}, run {exits.again(args.resume)} to resume")
+        whole = whole_weights(model, config)
+        if status not in ("stopped", "preempted"):
+            if args.sample_tokens:
+                prompt = text.tokenizer.encode([args.prompt.encode()])[0] if args.prompt else text.val[: batches.block_size // 2]
+                tokens = sample(model, [int(token) for token in prompt], args.sample_tokens, text.tokenizer.vocab_size,
+                                batches.block_size, autocast, device)  # fmt: skip
+                log.say(f"sample: {text.tokenizer.decode(tokens)!r}")
+            if args.export_dir and chief:
+                names = export(whole, config, text.tokenizer, args.export_dir)
+                log.say(f"Exported {', '.join(names)} to {args.export_dir}")
+                log.output.event("export", folder=args.export_dir, names=names)
+        log.finish(status, code, global_batch=global_batch, weights_sha256=sha256(whole) if chief else "")
+    dist.barrier()
+    dist.destroy_process_group()
+    return code
+
+
+def main(args: argparse.Namespace) -> int:
+    """Join the other processes and train; returns the exit status."""
+    device = find_device(args)
+    rank, world = join(device)
+    with Log(args, device, rank, world) as log:
+        return train(args, device, log)
+
+
+if __name__ == "__main__":
+    _device.main(main, ARGS, "gpt")
