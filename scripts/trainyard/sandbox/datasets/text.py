@@ -12,6 +12,7 @@ from pathlib import Path
 # Parts of the standard library that are not documentation for its users: tests, and packages of other projects.
 _LEFT_OUT = {"test", "tests", "idle_test", "site-packages", "dist-packages", "lib2to3", "ensurepip", "__pycache__",
              "pydoc_data"}  # fmt: skip
+_VAL = 10  # every tenth document validates
 
 
 def _docstrings(source: str) -> Iterator[str]:
@@ -24,10 +25,11 @@ def _docstrings(source: str) -> Iterator[str]:
 
 
 def write(folder: str | Path, *, sources: bool = False) -> Path:
-    """Write the documentation of the Python that runs this as ``.jsonl`` with the key ``text`` into ``folder``.
+    """Write the documentation of the Python that runs this into ``folder``, as ``.jsonl`` with the key ``text``.
 
     ``topics.jsonl`` has the pages of the language reference that ``help()`` prints, ``library.jsonl`` the documentation
-    strings of the standard library, one document for each module. The same Python always writes the same.
+    strings of the standard library, one document for each module. Every tenth document is in ``val/``, the others are
+    in ``train/``. The same Python always writes the same.
 
     Args:
         sources: write the sources of the standard library, too, as ``sources.jsonl``.
@@ -36,20 +38,20 @@ def write(folder: str | Path, *, sources: bool = False) -> Path:
     """
     from pydoc_data.topics import topics
 
-    folder = Path(folder)
-    folder.mkdir(parents=True, exist_ok=True)
-    _write(folder / "topics.jsonl", (text for _, text in sorted(topics.items())))
     library = Path(sysconfig.get_path("stdlib"))
     modules = [path for path in sorted(library.rglob("*.py")) if not _LEFT_OUT & set(path.relative_to(library).parts)]
     contents = [path.read_text(encoding="utf-8", errors="replace") for path in modules]
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of invalid escapes in old sources
-        documents = ["\n\n".join(_docstrings(content)) for content in contents]
-    _write(folder / "library.jsonl", filter(None, documents))
+        strings = ["\n\n".join(_docstrings(content)) for content in contents]
+    documents = {"topics": [text for _, text in sorted(topics.items())], "library": strings}
     if sources:
-        _write(folder / "sources.jsonl", contents)
+        documents["sources"] = contents
+    folder = Path(folder)
+    for split in ("train", "val"):
+        (folder / split).mkdir(parents=True, exist_ok=True)
+        for name, texts in documents.items():
+            chosen = [text for number, text in enumerate(filter(None, texts)) if (number % _VAL == 0) == (split == "val")]
+            lines = "".join(json.dumps({"text": text}) + "\n" for text in chosen)
+            (folder / split / f"{name}.jsonl").write_text(lines, encoding="utf-8")
     return folder
-
-
-def _write(path: Path, texts: Iterator[str] | list[str] | filter[str]) -> None:
-    path.write_text("".join(json.dumps({"text": text}) + "\n" for text in texts), encoding="utf-8")
