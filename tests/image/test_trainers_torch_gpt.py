@@ -15,9 +15,9 @@ from trainyard.sandbox.datasets import text
 
 pytestmark = [pytest.mark.concurrent, pytest.mark.big("cpu")]
 
-TINY = ("--device=cpu", "--precision=fp32", "--layers=2", "--width=32", "--heads=2", "--block-size=32", "--max-steps=20",
-        "--eval-steps=10", "--eval-tokens=5000", "--warmup-steps=5", "--sample-tokens=0", "--log-steps=1",
-        "--cache-dir=/tmp/packed")  # fmt: skip
+TINY = ("--device=cpu", "--precision=fp32", "--layers=2", "--width=32", "--heads=2", "--block-size=32",
+        "--max-steps=20", "--eval-steps=10", "--eval-tokens=5000", "--warmup-steps=5", "--sample-tokens=0",
+        "--log-steps=1", "--cache-dir=/tmp/packed")  # fmt: skip
 #: The largest difference of two losses whose sums of float32 had another order: 2**-24 for each of the 32 terms of a
 #: sum in the model, relative to a loss of about 6, with a factor of 2 for what the steps add; see trainer_box.
 CLOSE = 2.0**-24 * 32 * 6 * 2
@@ -65,7 +65,7 @@ def stopped(here: Box, words: tuple[str, ...], folder: str, signal: str) -> Ende
 
 
 def test_the_validation_loss_falls_and_a_sample_is_printed(here: Box) -> None:
-    ended = gpt(here, "--max-steps=150", "--eval-steps=50", "--lr=0.01", "--sample-tokens=20", "--log-steps=50")
+    ended = gpt(here, "--max-steps=300", "--eval-steps=100", "--lr=0.01", "--sample-tokens=20", "--log-steps=50")
     learned = ended.learned()
     # Bytes that are equally likely have ln 256 = 5.5; their frequencies alone give about 3.1.
     assert learned["val_loss"] < 3.1 and learned["loss_first"] > 5, learned
@@ -109,7 +109,8 @@ def test_a_checkpoint_of_fsdp_is_resumed_by_ddp_and_by_one_process(here: Box) ->
     whole = gpt(here, *two, "--output-dir=/tmp/fsdp-whole").learned()
     for name, words in {"ddp": two, "one": ("--batch-size=8",), "parts": ("--batch-size=2", "--accumulate=4")}.items():
         here.run("cp", "-r", "/tmp/fsdp", f"/tmp/fsdp-{name}")
-        learned = gpt(here, *words, f"--checkpoint-dir=/tmp/fsdp-{name}", f"--output-dir=/tmp/fsdp-{name}-log").learned()
+        folders = (f"--checkpoint-dir=/tmp/fsdp-{name}", f"--output-dir=/tmp/fsdp-{name}-log")
+        learned = gpt(here, *words, *folders).learned()
         assert learned["resumed_from"] == 10
         assert learned["val_loss"] == pytest.approx(whole["val_loss"], abs=CLOSE), name
         straight = exact_losses(here, "/tmp/fsdp-whole")
@@ -188,11 +189,12 @@ def test_the_exported_weights_are_llamas(here: Box, words: tuple[str, ...]) -> N
     config = json.loads(here.run("cat", "/tmp/exported/config.json").output)
     tied = "--no-tie-embeddings" not in words
     assert config["architectures"] == ["LlamaForCausalLM"] and config["tie_word_embeddings"] == tied
-    names = json.loads(here.python("""
+    shapes = here.python("""
 import json
 from safetensors.torch import load_file
 print(json.dumps({name: list(value.shape) for name, value in load_file("/tmp/exported/model.safetensors").items()}))
-""").lines[-1])
+""")
+    names = json.loads(shapes.lines[-1])
     assert names["model.layers.1.self_attn.k_proj.weight"] == [16 if "--kv-heads=1" in words else 32, 32]
     assert ("lm_head.weight" in names) != tied and len(names) == 2 * 9 + 2 + (not tied)
 
@@ -239,32 +241,34 @@ made.save("/tmp/tokenizer.json")
     assert json.loads(here.run("cat", "/tmp/words/config.json").output)["vocab_size"] == 320
 
 
-def test_compilation_that_fails_is_one_line_and_steps_are_eager(here: Box) -> None:
-    """In place of a GPU on which it fails: without a compiler, and with a flag instead of auto."""
-    ended = gpt(here, "--compile=on", "--num-steps=1", "--max-steps=1")
-    assert ended.code == 0 or "gpt: --compile on: " in one_line(ended), ended.output
-    failing = here.python("""
+# The trainer, where torch.compile fails, with the flag instead of a GPU.
+NO_COMPILER = """
 import sys
 import torch
 from trainers.common import flags
 from trainers.torch import gpt, _device
-def fail(*arguments, **options):
-    def call(*arguments):
+def fail(*functions, **options):
+    def call(*tensors):
         raise RuntimeError("no kernel\\nfor this")
     return call
 torch.compile = fail
-common = [flag for flag in flags.COMMON if flag.name in gpt._SHARED]
-args = flags.parse("gpt", "", gpt.FLAGS, sys.argv[1:], common=common, lr=1e-3)
-find, compile = gpt.find_device, gpt.compile_layers
-def failed(*given):
-    reason = compile(*given)
-    print("reason:", reason)
-    assert "forward" not in vars(given[0].model.layers[0])
+compile_layers = gpt.compile_layers
+def failed(model, *others):
+    print("reason:", compile_layers(model, *others))
+    assert "forward" not in vars(model.model.layers[0]) and "loss" not in vars(model)
     return ""
 gpt.compile_layers = failed
-_device.main(gpt.main, args, "gpt")
-""", *TINY, "--datadir=/data/text", "--num-steps=2", "--compile=on")
-    assert failing.learned()["global_step"] == 2 and "reason: no kernel\n" in failing.output, failing.output
+_device.main(gpt.main, gpt.parse(sys.argv[1:]), "gpt")
+"""
+
+
+def test_where_compilation_fails_steps_are_eager_or_the_flag_is_one_line(here: Box) -> None:
+    run = (*TINY, "--datadir=/data/text", "--num-steps=2", "--compile=on")
+    eager = here.python(NO_COMPILER, *run)
+    assert eager.learned()["global_step"] == 2 and "reason: no kernel\n" in eager.output, eager.output
+    assert eager.summary["weights_sha256"] == gpt(here, "--num-steps=2").learned()["weights_sha256"]
+    refused = here.trainer("torch.gpt", *run, CXX="/none")
+    assert refused.code == 1 and one_line(refused).startswith("gpt: --compile on: "), refused.output
 
 
 def test_fake_data_needs_no_files(here: Box) -> None:

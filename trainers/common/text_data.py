@@ -107,8 +107,8 @@ class FileTokenizer:
 
     def encode(self, texts: list[bytes]) -> list[np.ndarray]:
         """Return the tokens of each of ``texts``; raises ``UnicodeDecodeError``."""
-        decoded = [text.decode() for text in texts]
-        return [np.array(encoded.ids, np.uint32) for encoded in self._tokenizer.encode_batch(decoded, add_special_tokens=False)]
+        encoded = self._tokenizer.encode_batch([text.decode() for text in texts], add_special_tokens=False)
+        return [np.array(text.ids, np.uint32) for text in encoded]
 
     def decode(self, tokens: list[int]) -> str:
         """Return the text of ``tokens``, without special tokens."""
@@ -185,13 +185,13 @@ def _pieces(file: File) -> Iterator[tuple[bytes, bool]]:
                     yield piece + lines.readline(), False  # whole lines: no character is cut
                 yield b"", True
                 return
-            for number_of_line, line in enumerate(lines, 1):
+            for count, line in enumerate(lines, 1):
                 if not line.strip():
                     continue
                 try:
                     text = json.loads(line)["text"].encode()
                 except (ValueError, KeyError, TypeError, AttributeError):
-                    raise UserError(f'{file.path}: line {number_of_line} is not a JSON object with a string "text"') from None
+                    raise UserError(f'{file.path}: line {count} is not a JSON object with a string "text"') from None
                 yield text, True
     except (OSError, EOFError) as error:
         raise UserError(f"{file.path}: cannot be read ({getattr(error, 'strerror', None) or error})") from None
@@ -207,8 +207,10 @@ def _write(files: list[File], tokenizer: Tokenizer, out: IO[bytes], dtype: Any) 
             encoded = tokenizer.encode(texts)
         except UnicodeDecodeError as error:
             raise UserError(f"{file.path}: is not UTF-8 ({error.reason}): convert it, or train on bytes") from None
-        parts = [part for tokens, ended in zip(encoded, ends, strict=True) for part in ((tokens, end) if ended else (tokens,))]
-        packed = np.concatenate(parts).astype(dtype) if parts else end[:0]
+        parts = [end[:0]]
+        for tokens, ended in zip(encoded, ends, strict=True):
+            parts += [tokens, end] if ended else [tokens]
+        packed = np.concatenate(parts).astype(dtype)
         digest.update(packed.tobytes())
         out.write(packed.tobytes())
         return len(packed)
@@ -299,7 +301,8 @@ def load(args: argparse.Namespace, say: Callable[[str], None]) -> Text:
     if "all" in packed:
         tokens = packed["all"][0]
         cut = len(tokens) - int(len(tokens) * args.val_fraction)
-        return Text(tokens[:cut], tokens[cut:], tokenizer, {**fingerprints, "validation part": f"{args.val_fraction:g}"})
+        fingerprints["validation part"] = f"{args.val_fraction:g}"
+        return Text(tokens[:cut], tokens[cut:], tokenizer, fingerprints)
     return Text(packed["train"][0], packed["val"][0], tokenizer, fingerprints)
 
 

@@ -12,12 +12,14 @@ receives what LlamaForCausalLM.from_pretrained() of the package transformers loa
 
 from __future__ import annotations
 
+import argparse
+
 from trainers.common import exits, flags, text_data
 from trainers.common.flags import Flag, integer, number, one_of
 
-_SHARED = ("seed", "deterministic", "precision", "job-dir", "checkpoint-dir", "checkpoint-steps", "checkpoint-minutes",
-           "keep-checkpoints", "eval-only", "resume", "accept-other-data", "output-dir", "export-dir", "logdir",
-           "metrics-file", "log-steps", "hypertune-tag", "num-steps")  # fmt: skip
+_SHARED = ("deterministic", "precision", "job-dir", "checkpoint-dir", "checkpoint-minutes", "keep-checkpoints",
+           "resume", "accept-other-data", "output-dir", "export-dir", "logdir", "metrics-file",
+           "log-steps")  # fmt: skip
 FLAGS = (
     *text_data.FLAGS,
     Flag("model", one_of("auto", "tiny", "base", "124m", "350m", "1b"), "auto", "size; auto: tiny on a CPU, else base"),
@@ -29,10 +31,12 @@ FLAGS = (
     Flag("tie-embeddings", None, True, "use the embedding of tokens as the last layer, too"),
     Flag("batch-size", integer(0), 0, "windows per process that fit into memory at a time; 0: the model's"),
     Flag("accumulate", integer(1), 1, "such batches per step: the global batch is their windows of all processes"),
-    Flag("max-steps", integer(1), 2000, "steps of the schedule; --num-steps ends a run before"),
+    Flag("max-steps", integer(1), 2000, "steps of the schedule"),
+    Flag("num-steps", integer(0), 0, "stop and save after this many steps in total; 0: after --max-steps"),
     Flag("optimizer", one_of("adamw", "muon"), "adamw", "AdamW, or Muon for the matrices of the layers and AdamW for"
          " the rest (torch 2.9 or later)"),
     Flag("lr", number(0, above=True), 1e-3, "peak of the learning rate"),
+    Flag("seed", integer(0), 0, "seed of initial weights and order of windows"),
     Flag("weight-decay", number(0), 0.1, "of matrices and embeddings"),
     Flag("clip-norm", number(0), 1.0, "scale gradients down to this norm; 0: off"),
     Flag("schedule", one_of("cosine", "wsd"), "cosine", "after the warm-up, a cosine to a tenth of --lr, or --lr and"
@@ -45,25 +49,32 @@ FLAGS = (
     Flag("num-cores", integer(0), 0, "processes to start, one per GPU; 0: all GPUs of this machine (CPU: 1)"),
     Flag("eval-steps", integer(1), 250, "steps between validations"),
     Flag("eval-tokens", integer(1), 1 << 20, "tokens of the validation set that are used, from its start"),
+    Flag("eval-only", None, False, "validate (and export) the newest checkpoint in --checkpoint-dir, without training"),
     Flag("target-loss", number(0), 0.0, "stop once the validation loss is at most this; exit with"
          f" {exits.TARGET_MISSED} if it never is; 0: off"),
     Flag("prompt", str, "", "text that the sample at the end continues; default: the start of the validation set"),
     Flag("sample-tokens", integer(0), 200, "tokens to generate at the end; 0: none"),
+    Flag("checkpoint-steps", integer(0), 0, "save every this many steps; 0: every --eval-steps", "output"),
+    Flag("hypertune-tag", str, "", "report the validation loss to hyperparameter tuning under this name; the default in"
+         " a tuning trial is training/hptuning/metric", "output", "CLOUD_ML_HP_METRIC_TAG"),
 )  # fmt: skip
 
-if __name__ == "__main__":  # before torch is imported, so that --help and usage errors are immediate
-    COMMON = [flag for flag in flags.COMMON if flag.name in _SHARED]
-    ARGS = flags.parse("gpt", "A language model of Llama's architecture in PyTorch.", FLAGS, common=COMMON, lr=1e-3)
 
-import argparse
+def parse(words: list[str] | None = None) -> argparse.Namespace:
+    """Return the flags of the command line, or of ``words``."""
+    common = [flag for flag in flags.COMMON if flag.name in _SHARED]
+    return flags.parse("gpt", "A language model of Llama's architecture in PyTorch.", FLAGS, words, common=common)
+
+
+if __name__ == "__main__":  # before torch is imported, so that --help and usage errors are immediate
+    ARGS = parse()
+
 import contextlib
 import dataclasses
 import hashlib
 import json
 import math
 import os
-import platform
-import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -77,10 +88,10 @@ from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
-from trainers.common import cpu, hypertune, paths
-from trainers.common.log import Output
+from trainers.common import cpu, paths
+from trainers.common.token_log import TokenLog
 from trainers.torch import _device
-from trainers.torch._dcp import Checkpoints, is_finite, reduced
+from trainers.torch._distributed import Checkpoints, find_device, is_finite, join, reduced
 
 # --- the model ----------------------------------------------------------------------------------------------------
 
@@ -214,9 +225,7 @@ class GPT(nn.Module):
         self.register_buffer("cos", angles.cos(), persistent=False)
         self.register_buffer("sin", angles.sin(), persistent=False)
 
-    def forward(
-        self, idx: torch.Tensor, targets: torch.Tensor | None = None, reduction: str = "mean"
-    ) -> torch.Tensor:
+    def forward(self, idx: torch.Tensor, targets: torch.Tensor | None = None, reduction: str = "mean") -> torch.Tensor:
         """Return logits ``[batch, time, vocabulary]`` of what follows each of the tokens ``idx[batch, time]``; with
         ``targets``, their cross entropy, without those that are -1."""
         x = self.model.embed_tokens(idx)
@@ -280,8 +289,10 @@ def make_optimizers(model: GPT, args: argparse.Namespace) -> list[torch.optim.Op
     optimizers: list[torch.optim.Optimizer] = [torch.optim.AdamW(groups, lr=args.lr, betas=(0.9, 0.95), fused=True)]
     if args.optimizer == "muon":
         if not hasattr(torch.optim, "Muon"):
-            raise exits.UserError(f"--optimizer muon needs torch 2.9 or later, not {torch.__version__}: use adamw", exits.USAGE)
-        optimizers.append(torch.optim.Muon(matrices, lr=args.lr, weight_decay=args.weight_decay, adjust_lr_fn="match_rms_adamw"))
+            raise exits.UserError(f"--optimizer muon needs torch 2.9 or later, this is {torch.__version__}: use adamw",
+                                  exits.USAGE)  # fmt: skip
+        muon = {"weight_decay": args.weight_decay, "adjust_lr_fn": "match_rms_adamw"}
+        optimizers.append(torch.optim.Muon(matrices, lr=args.lr, **muon))
     return optimizers
 
 
@@ -295,44 +306,11 @@ def learning_rate(step: int, args: argparse.Namespace) -> float:
     return float(args.lr * min(1.0, (1 - progress) / 0.2))
 
 
-# --- processes ----------------------------------------------------------------------------------------------------
+# --- several processes, torch.compile -----------------------------------------------------------------------------
 
 
-def find_device(args: argparse.Namespace) -> torch.device:
-    """Return this process's device, and set its threads; raises :class:`UserError` if there is none of the kind."""
-    if args.device == "auto" and os.environ.get("PJRT_DEVICE", "").startswith("TPU"):
-        raise exits.UserError("trains on CPUs and CUDA only: give --device cpu, or see examples/gpt for TPUs", exits.USAGE)
-    if args.device == "cuda" and not torch.cuda.is_available():
-        raise exits.UserError("--device cuda: not available here; available: cpu", exits.USAGE)
-    if args.device == "cpu" or not torch.cuda.is_available():
-        local = int(os.environ.get("LOCAL_WORLD_SIZE") or 1)
-        if local > 1 and not os.environ.get("OMP_NUM_THREADS"):
-            torch.set_num_threads(max(1, len(os.sched_getaffinity(0)) // local))
-        return torch.device("cpu")
-    index = int(os.environ.get("LOCAL_RANK") or 0)
-    if index >= torch.cuda.device_count():
-        raise exits.UserError(f"LOCAL_RANK={index}, but this machine has {torch.cuda.device_count()} GPUs", exits.USAGE)
-    torch.cuda.set_device(index)
-    return torch.device("cuda", index)
-
-
-def join(device: torch.device) -> tuple[int, int]:
-    """Join the process group, which checkpoints need even of one process; returns rank and world size."""
-    rank, world = int(os.environ.get("RANK") or 0), int(os.environ.get("WORLD_SIZE") or 1)
-    backend = "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"  # gloo for tensors on the CPU
-    try:
-        if world > 1:
-            dist.init_process_group(backend)
-        else:
-            dist.init_process_group(backend, store=dist.HashStore(), rank=0, world_size=1)
-    except (RuntimeError, ValueError) as error:
-        reason = str(error).splitlines()[0]
-        raise exits.UserError(f"rank {rank} of {world} cannot join the others: {reason}") from None
-    return rank, world
-
-
-def compile_layers(model: GPT, config: Config, device: torch.device, autocast: Any) -> str:
-    """Compile the layers and the loss, and try them on one window; returns why that fails, "" if it does not.
+def compile_layers(model: GPT, window: torch.Tensor, autocast: Any) -> str:
+    """Compile the layers and the loss, and try them on one ``window``; returns why that fails, "" if it does not.
 
     Each layer by itself: all of them share one compiled program, and the gradients of a layer are averaged while those
     of the next are computed. After a failure in one of the processes, all have eager layers.
@@ -341,7 +319,6 @@ def compile_layers(model: GPT, config: Config, device: torch.device, autocast: A
     for layer in model.model.layers:
         layer.forward = torch.compile(layer.forward, dynamic=False)
     model.loss = torch.compile(model.loss, dynamic=False)  # type: ignore[method-assign]
-    window = torch.zeros(1, config.max_position_embeddings, dtype=torch.int64, device=device)
     try:
         with autocast:
             loss = model(window, window)
@@ -351,106 +328,38 @@ def compile_layers(model: GPT, config: Config, device: torch.device, autocast: A
         reason = " ".join(lines[0].split())[:200]
     model.zero_grad()
     if reduced([bool(reason)], dist.ReduceOp.MAX)[0]:
-        reason = reason or "it failed in another process"
-        for module in (*model.model.layers, model):
+        for module in (*model.model.layers, model):  # back to the methods of the class
             module.__dict__.pop("forward", None)
             module.__dict__.pop("loss", None)
-    return reason
+        return reason or "it fails in another process"
+    return ""
 
 
-# --- the log ------------------------------------------------------------------------------------------------------
+def parallelize(model: GPT, args: argparse.Namespace, device: torch.device, bf16: bool) -> nn.Module:
+    """Return what trains ``model`` in all processes: itself if there is one, or if FSDP2 has split it in place."""
+    if dist.get_world_size() == 1:
+        return model
+    if args.parallel == "ddp":
+        return DistributedDataParallel(model, [device.index] if device.type == "cuda" else None,
+                                       gradient_as_bucket_view=True)  # fmt: skip
+    # In bf16, only bf16 weights travel. The angles of positions stay in fp32.
+    low = MixedPrecisionPolicy(torch.bfloat16, reduce_dtype=torch.float32, cast_forward_inputs=False)
+    policy = low if bf16 and device.type == "cuda" else MixedPrecisionPolicy()
+    for module in (*model.model.layers, model):
+        fully_shard(module, mp_policy=policy)
+    return model
 
 
-class Log:
-    """Log lines, metrics.jsonl, TensorBoard's events, reports to hyperparameter tuning, and the summary, of the chief.
-
-    On a :class:`UserError`, the summary is written before the error is passed on.
-    """
-
-    def __init__(self, args: argparse.Namespace, device: torch.device, rank: int, world: int) -> None:
-        self.args, self.device, self.rank, self.world = args, device, rank, world
-        if rank == 0 and args.export_dir:
-            paths.check_writable(args.export_dir)  # rather than after hours of training
-        folder = args.output_dir or args.logdir
-        metrics = args.metrics_file or (folder and paths.join(folder, "metrics.jsonl"))
-        self.output = Output(rank == 0, metrics, args.logdir)
-        self.hypertune = hypertune.reporter(args.hypertune_tag) if rank == 0 else None
-        self.say = self.output.say
-        self.tokens_per_step, self.flops_per_token = 0, 0.0  # set once they are known
-        self.peak: float | None = None  # operations per second of all devices
-        self.curve: list[tuple[int, float]] = []
-        self.val_losses: list[tuple[int, float]] = []
-        self.step, self.resumed_from, self.saved = 0, None, None
-        self.started = self.mark = time.perf_counter()
-        self.seconds, self.trained = 0.0, 0  # of training, and the steps in it
-        self._logged = (0.0, 0)  # both, when the last line was logged
-
-    @contextlib.contextmanager
-    def paused(self) -> Iterator[None]:
-        """A context whose time does not count as training: compilation, validation, saving."""
-        self.seconds += time.perf_counter() - self.mark
-        try:
+@contextlib.contextmanager
+def gradient_sync(ddp: nn.Module, on: bool) -> Iterator[None]:
+    """A context in which backward averages gradients over the processes, or (``on`` false) only adds them up."""
+    if isinstance(ddp, DistributedDataParallel):
+        with contextlib.nullcontext() if on else ddp.no_sync():
             yield
-        finally:
-            self.mark = time.perf_counter()
-
-    def _mfu(self, tokens_per_second: float) -> dict[str, float]:
-        """Return the model FLOPs utilization in percent, nothing if the devices' peak is not known."""
-        if not self.peak:
-            return {}
-        return {"mfu": 100 * tokens_per_second * self.flops_per_token / self.peak}
-
-    def train(self, step: int, loss: float, rate: float, norm: float) -> None:
-        """Log the ``loss`` of a step, the same in all processes."""
-        with self.paused():
-            seconds, trained = self.seconds - self._logged[0], self.trained - self._logged[1]
-            self._logged = (self.seconds, self.trained)
-            speed = trained * self.tokens_per_step / max(seconds, 1e-9)
-            self.curve.append((step, loss))
-            mfu = self._mfu(speed)
-            self.say(f"step {step}/{self.args.max_steps}: loss {loss:.4f}, lr {rate:.3g}, norm {norm:.3f},"
-                     f" {speed:,.0f} tokens/s" + (f", MFU {mfu['mfu']:.1f} %" if mfu else ""))  # fmt: skip
-            self.output.event("train", global_step=step, loss=loss, learning_rate=rate, norm=norm,
-                              tokens_per_second=speed, **mfu)  # fmt: skip
-            self.output.scalars(step, train_loss=loss, train_tokens_per_second=speed)
-
-    def validation(self, step: int, loss: float, count: int) -> None:
-        """Log the validation ``loss`` of ``count`` tokens."""
-        self.val_losses.append((step, loss))
-        self.say(f"step {step}: val loss {loss:.4f}, {self.seconds:.1f} s of training")
-        self.output.event("test", global_step=step, loss=loss, count=count, train_seconds=self.seconds)
-        self.output.scalars(step, val_loss=loss)
-        if self.hypertune and math.isfinite(loss):
-            self.hypertune.report_hyperparameter_tuning_metric(self.args.hypertune_tag, loss, step)
-
-    def finish(self, status: str, code: int, **more: Any) -> None:
-        """Write the summary, as the last line."""
-        speed = self.trained * self.tokens_per_step / max(self.seconds, 1e-9)
-        summary = self.output.event(
-            "summary", trainer="torch.gpt", status=status, exit_code=code,
-            val_loss=self.val_losses[-1][1] if self.val_losses else None,
-            min_val_loss=min((loss for _, loss in self.val_losses), default=None),
-            loss_first=self.curve[0][1] if self.curve else None, loss_last=self.curve[-1][1] if self.curve else None,
-            tokens_per_second=speed, **self._mfu(speed), train_seconds=self.seconds,
-            wall_seconds=time.perf_counter() - self.started, global_step=self.step, resumed_from=self.resumed_from,
-            device=f"{self.device}/{self.rank}", processes=self.world, seed=self.args.seed,
-            versions={"python": platform.python_version(), "torch": torch.__version__}, **more,
-        )  # fmt: skip
-        if self.rank == 0 and self.args.output_dir:
-            paths.make_folder(self.args.output_dir)
-            with paths.atomic_file(paths.join(self.args.output_dir, "report.json")) as file:
-                report = {"summary": summary, "loss": self.curve, "val_loss": self.val_losses}
-                file.write(json.dumps(report, indent=1).encode() + b"\n")
-        self.say(json.dumps(summary))
-
-    def __enter__(self) -> Log:
-        return self
-
-    def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> None:
-        if isinstance(error, exits.UserError):
-            status = "diverged" if isinstance(error, exits.Diverged) else "failed"
-            self.finish(status, error.code, error=str(error))
-        self.output.close()
+        return
+    if hasattr(ddp, "set_requires_gradient_sync"):  # of FSDP2
+        ddp.set_requires_gradient_sync(on)
+    yield
 
 
 # --- training -----------------------------------------------------------------------------------------------------
@@ -465,9 +374,10 @@ class Batches:
         self.per_epoch = text_data.windows_of(text.train, block_size)
         self.validation_windows = min(len(text.val) - 1, args.eval_tokens) // block_size
         if self.validation_windows < 1:
-            raise exits.UserError(f"{len(text.val):,} tokens to validate on are less than a window of {block_size}")
+            raise exits.UserError(f"{len(text.val):,} tokens to validate on, or --eval-tokens {args.eval_tokens:,}, are"
+                                  f" less than a window of {block_size}")  # fmt: skip
 
-    def _to_device(self, windows: Any) -> tuple[torch.Tensor, torch.Tensor]:
+    def _to_device(self, windows: np.ndarray) -> tuple[torch.Tensor, torch.Tensor]:
         tensor = torch.from_numpy(windows)
         if self.device.type == "cuda":
             tensor = tensor.pin_memory().to(self.device, non_blocking=True)
@@ -475,21 +385,43 @@ class Batches:
 
     def train(self, step: int, part: int) -> tuple[torch.Tensor, torch.Tensor]:
         """Return this process's windows in a ``part`` of a step: they depend on seed and place in the global batch."""
-        size = self.args.batch_size
+        size, seed = self.args.batch_size, self.args.seed
         first = ((step * self.args.accumulate + part) * self.world + self.rank) * size
-        starts = text_data.window_starts(np.arange(first, first + size), self.per_epoch, self.block_size, self.args.seed)
+        starts = text_data.window_starts(np.arange(first, first + size), self.per_epoch, self.block_size, seed)
         return self._to_device(text_data.windows(self.text.train, starts, self.block_size))
 
     def validation(self) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
-        """Yield this process's windows of the validation set, each once; all processes have as many batches, and
-        windows behind the last one have the target -1."""
+        """Yield this process's windows of the validation set, each once. All processes have as many batches: windows
+        behind the last one have the target -1."""
         size = self.args.batch_size
         for first in range(0, self.validation_windows, size * self.world):
             numbers = first + self.rank * size + np.arange(size)
             exists = numbers < self.validation_windows
             windows = text_data.windows(self.text.val, np.where(exists, numbers, 0) * self.block_size, self.block_size)
+            windows[~exists] = -1
             idx, targets = self._to_device(windows)
-            yield idx, torch.where(torch.from_numpy(exists).to(self.device)[:, None], targets, -1)
+            yield idx.clamp(min=0), targets
+
+
+def train_step(
+    ddp: nn.Module, optimizers: list[torch.optim.Optimizer], batches: Batches, step: int, args: argparse.Namespace,
+    autocast: Any,
+) -> tuple[torch.Tensor, torch.Tensor]:  # fmt: skip
+    """Train one step; returns the loss of this process's part of the global batch, and the norm of the gradients."""
+    loss = torch.zeros((), device=batches.device)
+    for part in range(args.accumulate):
+        with gradient_sync(ddp, on=part == args.accumulate - 1):
+            with autocast:
+                part_loss = ddp(*batches.train(step, part)) / args.accumulate
+            part_loss.backward()
+        loss += part_loss.detach()
+    norm = nn.utils.clip_grad_norm_(ddp.parameters(), args.clip_norm or math.inf)
+    for optimizer in optimizers:
+        for group in optimizer.param_groups:
+            group["lr"] = learning_rate(step, args)
+        optimizer.step()
+        optimizer.zero_grad()
+    return loss, norm
 
 
 @torch.no_grad()
@@ -506,16 +438,18 @@ def evaluate(model: nn.Module, batches: Batches, autocast: Any, stop: exits.Stop
 
 
 @torch.no_grad()
-def sample(model: nn.Module, tokens: list[int], count: int, vocab_size: int, block_size: int, autocast: Any,
-           device: torch.device, temperature: float = 0.8, top_k: int = 200) -> list[int]:  # fmt: skip
+def sample(
+    model: nn.Module, tokens: list[int], count: int, vocab_size: int, batches: Batches, autocast: Any,
+    temperature: float = 0.8, top_k: int = 200,
+) -> list[int]:  # fmt: skip
     """Return ``count`` tokens that continue ``tokens``, the same in all processes.
 
     The window keeps its length, so that nothing is compiled again: what follows a token does not change its logits.
     """
     tokens, generator = list(tokens), torch.Generator().manual_seed(0)
     for _ in range(count):
-        window = tokens[-block_size:]
-        idx = torch.tensor([window + [0] * (block_size - len(window))], device=device)
+        window = tokens[-batches.block_size :]
+        idx = torch.tensor([window + [0] * (batches.block_size - len(window))], device=batches.device)
         with autocast:
             logits = model(idx)[0, len(window) - 1, :vocab_size].float().cpu() / temperature
         logits[logits < logits.topk(min(top_k, vocab_size)).values[-1]] = -math.inf
@@ -525,29 +459,8 @@ def sample(model: nn.Module, tokens: list[int], count: int, vocab_size: int, blo
     return tokens[-count:]
 
 
-def export(weights: dict[str, torch.Tensor], config: Config, tokenizer: text_data.Tokenizer, folder: str) -> list[str]:
-    """Write ``weights`` and what transformers needs beside them into ``folder``; returns the names of the files."""
-    about = {"architectures": ["LlamaForCausalLM"], "model_type": "llama", **dataclasses.asdict(config),
-             "head_dim": config.head_dim, "hidden_act": "silu", "attention_bias": False, "mlp_bias": False,
-             "bos_token_id": None, "eos_token_id": tokenizer.end, "dtype": "float32", "torch_dtype": "float32"}  # fmt: skip
-    words = {"tokenizer_class": "PreTrainedTokenizerFast", "eos_token": tokenizer.end_token,
-             "model_max_length": config.max_position_embeddings}  # fmt: skip
-    with paths.complete_files(folder) as fresh:
-        for name, content in (("config.json", json.dumps(about, indent=1)), ("tokenizer.json", tokenizer.json),
-                              ("tokenizer_config.json", json.dumps(words, indent=1))):  # fmt: skip
-            with open(os.path.join(fresh, name), "w", encoding="utf-8") as file:
-                file.write(content + "\n")
-        try:
-            from safetensors.torch import save_file
-        except ImportError:
-            print("note: no model.safetensors: pip install safetensors", flush=True)
-        else:
-            save_file(weights, os.path.join(fresh, "model.safetensors"), {"format": "pt"})
-        return sorted(os.listdir(fresh))
-
-
 def whole_weights(model: nn.Module, config: Config) -> dict[str, torch.Tensor]:
-    """Return the weights on the CPU, gathered from all processes; a tied one once."""
+    """Return the weights on the CPU by name, sorted, gathered from all processes; tied ones once."""
     state = get_model_state_dict(model, options=StateDictOptions(full_state_dict=True, cpu_offload=True))
     return {name: weight.contiguous() for name, weight in sorted(state.items())
             if not (config.tie_word_embeddings and name == "lm_head.weight")}  # fmt: skip
@@ -562,158 +475,137 @@ def sha256(weights: dict[str, torch.Tensor]) -> str:
     return digest.hexdigest()
 
 
-def train(args: argparse.Namespace, device: torch.device, log: Log) -> int:  # noqa: C901 - to be read from top to bottom
+def export(weights: dict[str, torch.Tensor], config: Config, tokenizer: text_data.Tokenizer, folder: str) -> list[str]:
+    """Write what transformers' from_pretrained() reads into ``folder``; returns the names of the files."""
+    about = {"architectures": ["LlamaForCausalLM"], "model_type": "llama", **dataclasses.asdict(config),
+             "head_dim": config.head_dim, "hidden_act": "silu", "attention_bias": False, "mlp_bias": False,
+             "bos_token_id": None, "eos_token_id": tokenizer.end, "torch_dtype": "float32"}  # fmt: skip
+    words = {"tokenizer_class": "PreTrainedTokenizerFast", "eos_token": tokenizer.end_token,
+             "model_max_length": config.max_position_embeddings}  # fmt: skip
+    contents = {"config.json": json.dumps(about, indent=1), "tokenizer.json": tokenizer.json,
+                "tokenizer_config.json": json.dumps(words, indent=1)}  # fmt: skip
+    with paths.complete_files(folder) as fresh:
+        for name, content in contents.items():
+            with open(os.path.join(fresh, name), "w", encoding="utf-8") as file:
+                file.write(content + "\n")
+        try:
+            from safetensors.torch import save_file
+        except ImportError:
+            print("note: model.safetensors is not written: pip install safetensors", flush=True)
+        else:
+            save_file(weights, os.path.join(fresh, "model.safetensors"), {"format": "pt"})
+        return sorted(os.listdir(fresh))
+
+
+def train(args: argparse.Namespace, device: torch.device, log: TokenLog) -> int:  # noqa: C901 - to be read at once
     """Train, validate, save, export and print a sample as ``args`` say; returns the exit status."""
-    chief, world, cuda = log.rank == 0, log.world, device.type == "cuda"
-    bf16 = args.precision == "bf16" or (args.precision == "auto" and (
-        torch.cuda.is_bf16_supported(including_emulation=False) if cuda else cpu.has_bf16()))  # fmt: skip
+    cuda, world = device.type == "cuda", dist.get_world_size()
+    has_bf16 = torch.cuda.is_bf16_supported(including_emulation=False) if cuda else cpu.has_bf16()
+    bf16 = args.precision == "bf16" or (args.precision == "auto" and has_bf16)
     autocast = torch.autocast(device.type, torch.bfloat16, enabled=bf16)
     torch.set_float32_matmul_precision("high")  # TF32 where the GPU has it
-    if args.deterministic:
-        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
-        torch.use_deterministic_algorithms(True)
+    torch.use_deterministic_algorithms(args.deterministic)
+    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # which deterministic kernels need
 
-    text = text_data.load(args, log.say if chief else lambda line: None)
+    text = text_data.load(args, log.say)
+    config = configure(args, device.type, text.tokenizer.vocab_size)
+    batches = Batches(text, args, config.max_position_embeddings, device)
     everywhere: list[Any] = [None] * world
     dist.all_gather_object(everywhere, text.fingerprints)
     if any(other != everywhere[0] for other in everywhere):
         raise exits.UserError("the processes see different text: --datadir must hold the same for all")
-    config = configure(args, device.type, text.tokenizer.vocab_size)
-    batches = Batches(text, args, config.max_position_embeddings, device)
-    global_batch = args.batch_size * args.accumulate * world
 
     torch.manual_seed(args.seed % 2**63)
     model = GPT(config).to(device)  # initialized on the CPU: the same weights on every device
-    weights = sum(parameter.numel() for parameter in model.parameters())
+    weights = sum(weight.numel() for weight in model.parameters())
+    global_batch = args.batch_size * args.accumulate * world
     log.tokens_per_step, log.flops_per_token = global_batch * batches.block_size, flops_per_token(model, config)
-    peak = peak_flops(device) if bf16 else None
-    log.peak = peak * world if peak else None
+    log.peak = world * peak if bf16 and (peak := peak_flops(device)) else None
     if args.compile == "on" or (args.compile == "auto" and cuda):
-        if reason := compile_layers(model, config, device, autocast):
+        window = torch.zeros(args.batch_size, batches.block_size, dtype=torch.int64, device=device)
+        if reason := compile_layers(model, window, autocast):
             if args.compile == "on":
                 raise exits.UserError(f"--compile on: {reason}")
             log.say(f"torch.compile does not work here, steps are eager: {reason}")
-    ddp: nn.Module = model
-    if world > 1 and args.parallel == "fsdp":
-        policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32, cast_forward_inputs=False)
-        for layer in (*model.model.layers, model):
-            fully_shard(layer, **({"mp_policy": policy} if bf16 and cuda else {}))
-    elif world > 1:
-        ddp = DistributedDataParallel(model, [device.index] if cuda else None, gradient_as_bucket_view=True)
+    ddp = parallelize(model, args, device, bf16)
     optimizers = make_optimizers(model, args)
 
-    args.run = {
-        "trainer": "torch.gpt", "model": " ".join(f"{key}={value}" for key, value in dataclasses.asdict(config).items()),
-        "optimizer": args.optimizer, "seed": args.seed, "global_batch": global_batch, "train_tokens": len(text.train),
-        "data": text.fingerprints,
-        "flags": {name.replace("_", "-"): getattr(args, name) for name in
-                  ("lr", "weight_decay", "clip_norm", "schedule", "warmup_steps", "max_steps", "compile")}
-        | {"precision": "bf16" if bf16 else "fp32"},
-    }  # fmt: skip
-    checkpoints = Checkpoints(args, model, optimizers)
-    stop = exits.Stop((lambda values: reduced(values, dist.ReduceOp.MAX)) if world > 1 else None, args.checkpoint_minutes)
-    step, about = 0, None
-    if args.checkpoint_dir:
-        if chief and not args.eval_only:
-            checkpoints.prepare()
-        dist.barrier()
-        if about := checkpoints.load() if args.resume else None:
-            step = log.step = log.resumed_from = log.saved = about["step"]
-            log.curve, log.val_losses = [*map(tuple, about["loss"])], [*map(tuple, about["val_loss"])]
-            log.say(f"Resumed from step {step} in {args.checkpoint_dir}")
-    if args.eval_only and not about:
+    shape = " ".join(f"{name}={value}" for name, value in dataclasses.asdict(config).items())
+    may_change = ("lr", "weight_decay", "clip_norm", "schedule", "warmup_steps", "max_steps")
+    run = {"trainer": "torch.gpt", "model": shape, "optimizer": args.optimizer, "seed": args.seed,
+           "global_batch": global_batch, "train_tokens": len(text.train), "data": text.fingerprints,
+           "flags": {"precision": "bf16" if bf16 else "fp32",
+                     **{name.replace("_", "-"): getattr(args, name) for name in may_change}}}  # fmt: skip
+    checkpoints = Checkpoints(args, model, optimizers, run)
+    about = checkpoints.resume(log.say)
+    if about:
+        log.resume(about["step"], about["log"])
+    elif args.eval_only:
         raise exits.UserError(f"--eval-only: {args.checkpoint_dir} has no checkpoint", exits.USAGE)
     log.say(f"{weights:,} weights, {len(text.train):,} tokens of text, {log.tokens_per_step:,} in a step, on {world} x"
             f" {device.type} in {'bf16' if bf16 else 'fp32'}")  # fmt: skip
-    log.output.event("start", **args.run, trainer_flags={key: value for key, value in vars(args).items() if key != "run"})
+    log.start(**run)
+    agree = (lambda values: reduced(values, dist.ReduceOp.MAX)) if world > 1 else None
+    stop = exits.Stop(agree, args.checkpoint_minutes)
     stop.install()
 
-    losses = torch.zeros((), device=device)  # the sum since it was checked last: one that is not finite stays in it
-
-    def check_finite() -> None:
-        if not math.isfinite(reduced([losses.item()])[0]):
-            raise exits.Diverged(f"the loss is not finite by step {step}: lower --lr, or try --precision fp32")
-        losses.zero_()
+    step, status, code = log.step, "completed", 0
+    last = min(args.num_steps or args.max_steps, args.max_steps)
+    losses = torch.zeros((), device=device)  # their sum since they were read last, which shows any that is not finite
 
     def save() -> None:
         if args.checkpoint_dir and log.saved != step:
             with log.paused():
-                check_finite()
+                log.check_finite(reduced([losses.item()])[0])
                 if not is_finite(model):
                     raise exits.Diverged(f"a weight is not finite by step {step}: lower --lr")
-                checkpoints.save(step, {"run": args.run, "loss": log.curve, "val_loss": log.val_losses})
-                log.saved = step
-                log.output.event("checkpoint", global_step=step, path=checkpoints.path(step))
+                log.checkpoint(checkpoints.save(step, log.state()))
                 stop.saved()
 
-    last = min(args.num_steps or args.max_steps, args.max_steps)
-    status, code = "completed", 0
-    log.mark = time.perf_counter()
     while True:
         done = step >= last or args.eval_only
         if step % args.eval_steps == 0 < step or step == args.max_steps or args.eval_only:
             with log.paused():
-                loss = evaluate(model, batches, autocast, stop)
-            if loss is None:
+                val_loss = evaluate(model, batches, autocast, stop)
+            if val_loss is None:
                 code = stop.code
             else:
-                if done and not math.isfinite(loss):
-                    raise exits.Diverged(f"the validation loss is not finite by step {step}: lower --lr")
-                log.validation(step, loss, batches.validation_windows * batches.block_size)
-                if loss <= args.target_loss:
+                log.validation(val_loss, batches.validation_windows * batches.block_size)
+                if val_loss <= args.target_loss:
                     status, done = "reached", True
         if code or done:
             break
-        rate = learning_rate(step, args)
-        for group in [group for optimizer in optimizers for group in optimizer.param_groups]:
-            group["lr"] = rate
-        step_loss = torch.zeros((), device=device)
-        for part in range(args.accumulate):
-            averages = part == args.accumulate - 1  # gradients, over the processes
-            if world > 1 and args.parallel == "fsdp":
-                model.set_requires_gradient_sync(averages)
-            with contextlib.nullcontext() if averages or ddp is model else ddp.no_sync():
-                with autocast:
-                    loss_part = ddp(*batches.train(step, part)) / args.accumulate
-                loss_part.backward()
-            step_loss += loss_part.detach()
-        norm = nn.utils.clip_grad_norm_(model.parameters(), args.clip_norm or math.inf)
-        for optimizer in optimizers:
-            optimizer.step()
-            optimizer.zero_grad()
-        losses += step_loss
+        loss, norm = train_step(ddp, optimizers, batches, step, args, autocast)
+        losses += loss
         step += 1
-        log.step, log.trained = step, log.trained + 1
+        log.count(step)
         if step % args.log_steps == 0 or log.trained == 1:  # only then is the loss read from the device
-            check_finite()
-            mean = reduced([step_loss.item()])[0] / world
-            log.train(step, mean, rate, float(getattr(norm, "full_tensor", lambda: norm)()))
+            log.check_finite(reduced([losses.item()])[0])
+            losses.zero_()
+            whole_norm = getattr(norm, "full_tensor", lambda norm=norm: norm)()  # of the parts that FSDP2 has
+            log.train(reduced([loss.item()])[0] / world, learning_rate(step - 1, args), whole_norm.item())
         code = stop.poll()  # of SIGTERM, agreed by all processes
         if code or stop.save_due or step == last or step % (args.checkpoint_steps or args.eval_steps) == 0:
             save()
 
-    with log.paused():
-        if code:
-            status = "preempted"
-        elif status == "completed" and step < args.max_steps and not args.eval_only:
+    log.pause()
+    if code:
+        status = "preempted"
+    elif status == "completed" and not args.eval_only:
+        if step < args.max_steps:
             status = "stopped"
-        elif status == "completed" and args.target_loss:
+        elif args.target_loss:
             status, code = "missed", exits.TARGET_MISSED
-        if status in ("stopped", "preempted"):
-            where = "nothing is saved without --checkpoint-dir" if log.saved is None else f"step {log.saved} is saved"
-            log.say(f"Ended after step {step} ({status}); {where}, run {exits.again(args.resume)} to resume")
-        whole = whole_weights(model, config)
-        if status not in ("stopped", "preempted"):
-            if args.sample_tokens:
-                prompt = text.tokenizer.encode([args.prompt.encode()])[0] if args.prompt else text.val[: batches.block_size // 2]
-                tokens = sample(model, [int(token) for token in prompt], args.sample_tokens, text.tokenizer.vocab_size,
-                                batches.block_size, autocast, device)  # fmt: skip
-                log.say(f"sample: {text.tokenizer.decode(tokens)!r}")
-            if args.export_dir and chief:
-                names = export(whole, config, text.tokenizer, args.export_dir)
-                log.say(f"Exported {', '.join(names)} to {args.export_dir}")
-                log.output.event("export", folder=args.export_dir, names=names)
-        log.finish(status, code, global_batch=global_batch, weights_sha256=sha256(whole) if chief else "")
+    whole = whole_weights(model, config)
+    if status not in ("stopped", "preempted"):
+        if args.sample_tokens:
+            beginning = text.val[: batches.block_size // 2]
+            start = text.tokenizer.encode([args.prompt.encode()])[0] if args.prompt else beginning
+            tokens = sample(model, [*map(int, start)], args.sample_tokens, text.tokenizer.vocab_size, batches, autocast)
+            log.say(f"sample: {text.tokenizer.decode(tokens)!r}")
+        if args.export_dir and log.rank == 0:
+            log.exported(args.export_dir, export(whole, config, text.tokenizer, args.export_dir))
+    log.finish(status, code, global_batch=global_batch, weights_sha256=sha256(whole))
     dist.barrier()
     dist.destroy_process_group()
     return code
@@ -723,7 +615,7 @@ def main(args: argparse.Namespace) -> int:
     """Join the other processes and train; returns the exit status."""
     device = find_device(args)
     rank, world = join(device)
-    with Log(args, device, rank, world) as log:
+    with TokenLog("torch.gpt", args, device.type, rank, world, {"torch": torch.__version__}) as log:
         return train(args, device, log)
 
 

@@ -24,12 +24,23 @@ def _docstrings(source: str) -> Iterator[str]:
                 yield text
 
 
+def _distinct(texts: list[str]) -> list[str]:
+    """Return ``texts`` without paragraphs that one before has, so that none is in both parts, and without empty ones."""
+    seen: set[str] = set()
+    distinct = []
+    for text in texts:
+        paragraphs = [paragraph for paragraph in dict.fromkeys(text.split("\n\n")) if paragraph not in seen]
+        seen.update(paragraphs)
+        distinct.append("\n\n".join(paragraphs))
+    return [text for text in distinct if text.strip()]
+
+
 def write(folder: str | Path, *, sources: bool = False) -> Path:
     """Write the documentation of the Python that runs this into ``folder``, as ``.jsonl`` with the key ``text``.
 
     ``topics.jsonl`` has the pages of the language reference that ``help()`` prints, ``library.jsonl`` the documentation
-    strings of the standard library, one document for each module. Every tenth document is in ``val/``, the others are
-    in ``train/``. The same Python always writes the same.
+    strings of the standard library, one document for each module. Paragraphs that several have occur once. Every tenth
+    document is in ``val/``, the others are in ``train/``. The same Python always writes the same.
 
     Args:
         sources: write the sources of the standard library, too, as ``sources.jsonl``.
@@ -51,7 +62,8 @@ def write(folder: str | Path, *, sources: bool = False) -> Path:
     for split in ("train", "val"):
         (folder / split).mkdir(parents=True, exist_ok=True)
         for name, texts in documents.items():
-            chosen = [text for number, text in enumerate(filter(None, texts)) if (number % _VAL == 0) == (split == "val")]
+            numbered = enumerate(_distinct(texts))
+            chosen = [text for number, text in numbered if (number % _VAL == 0) == (split == "val")]
             lines = "".join(json.dumps({"text": text}) + "\n" for text in chosen)
             (folder / split / f"{name}.jsonl").write_text(lines, encoding="utf-8")
     return folder

@@ -1,4 +1,7 @@
-"""Checkpoints of torch.distributed.checkpoint: each process saves its part, and any number of processes loads them."""
+"""The processes of a run with torch.distributed: device, process group, and checkpoints.
+
+Each process saves its part of a checkpoint, and any number of processes loads it, with DDP or FSDP2.
+"""
 
 from __future__ import annotations
 
@@ -6,6 +9,7 @@ import argparse
 import json
 import os
 import time
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -16,6 +20,40 @@ from torch.distributed.checkpoint.state_dict import StateDictOptions, get_state_
 
 from trainers.common import exits, paths
 from trainers.common.checkpoints import check_same_run
+
+
+def find_device(args: argparse.Namespace) -> torch.device:
+    """Return this process's device, and set its threads; raises :class:`UserError` if there is none of the kind."""
+    if args.device == "auto" and os.environ.get("PJRT_DEVICE", "").startswith("TPU"):
+        raise exits.UserError("--device auto: this trainer has no TPUs: give --device cpu, or see examples/gpt",
+                              exits.USAGE)  # fmt: skip
+    if args.device == "cuda" and not torch.cuda.is_available():
+        raise exits.UserError("--device cuda: not available here; available: cpu", exits.USAGE)
+    if args.device == "cpu" or not torch.cuda.is_available():
+        local = int(os.environ.get("LOCAL_WORLD_SIZE") or 1)
+        if local > 1 and not os.environ.get("OMP_NUM_THREADS"):
+            torch.set_num_threads(max(1, len(os.sched_getaffinity(0)) // local))
+        return torch.device("cpu")
+    index = int(os.environ.get("LOCAL_RANK") or 0)
+    if index >= torch.cuda.device_count():
+        raise exits.UserError(f"LOCAL_RANK={index}, but this machine has {torch.cuda.device_count()} GPUs", exits.USAGE)
+    torch.cuda.set_device(index)
+    return torch.device("cuda", index)
+
+
+def join(device: torch.device) -> tuple[int, int]:
+    """Join the process group, which checkpoints need even of one process; returns rank and world size."""
+    rank, world = int(os.environ.get("RANK") or 0), int(os.environ.get("WORLD_SIZE") or 1)
+    backend = "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"  # gloo for tensors on the CPU
+    try:
+        if world > 1:
+            dist.init_process_group(backend)
+        else:
+            dist.init_process_group(backend, store=dist.HashStore(), rank=0, world_size=1)
+    except (RuntimeError, ValueError) as error:
+        reason = str(error).splitlines()[0]
+        raise exits.UserError(f"rank {rank} of {world} cannot join the others: {reason}") from None
+    return rank, world
 
 
 def reduced(values: list[float], op: Any = dist.ReduceOp.SUM) -> list[float]:
@@ -33,13 +71,15 @@ def from_chief(value: Any) -> Any:
 
 
 class Checkpoints:
-    """Checkpoints of torch.distributed.checkpoint, one folder ``step-<step>`` each, which any number of processes loads.
+    """Checkpoints of torch.distributed.checkpoint, one folder ``step-<step>`` each, for any number of processes.
 
     A checkpoint is complete once it has .metadata, which is written last. ``run.json`` in it describes the run.
     """
 
-    def __init__(self, args: argparse.Namespace, model: nn.Module, optimizers: list[torch.optim.Optimizer]) -> None:
-        self.folder, self.keep, self.args = args.checkpoint_dir, args.keep_checkpoints, args
+    def __init__(
+        self, args: argparse.Namespace, model: nn.Module, optimizers: list[torch.optim.Optimizer], run: dict[str, Any]
+    ) -> None:
+        self.folder, self.keep, self.args, self.run = args.checkpoint_dir, args.keep_checkpoints, args, run
         self.model, self.optimizers = model, optimizers
         self.chief = dist.get_rank() == 0
 
@@ -52,7 +92,7 @@ class Checkpoints:
         steps = [int(name[5:]) for name in paths.names(self.folder) if name.startswith("step-") and name[5:].isdigit()]
         return sorted(step for step in steps if (".metadata" in paths.names(self.path(step))) == complete)
 
-    def prepare(self) -> None:
+    def _prepare(self) -> None:
         """Remove incomplete checkpoints; with --no-resume, move the others to a folder old-<UTC>."""
         paths.make_folder(self.folder)
         for step in self.steps(complete=False):
@@ -76,14 +116,17 @@ class Checkpoints:
         model, optimizer = get_state_dict(self.model, self.optimizers, options=StateDictOptions(cpu_offload=True))
         return {"model": model, "optimizer": optimizer}
 
-    def save(self, step: int, about: dict[str, Any]) -> None:
-        """Write a checkpoint and remove old ones; all processes call it. Raises :class:`UserError` if that fails."""
+    def save(self, step: int, log: dict[str, Any]) -> str:
+        """Write a checkpoint and remove old ones; all processes call it.
+
+        Returns its folder; raises :class:`UserError` if it cannot be written.
+        """
         reason, path = "", self.path(step)
         try:
             if self.chief:
                 paths.make_folder(path)
                 with paths.atomic_file(paths.join(path, "run.json")) as file:
-                    file.write(json.dumps({**about, "step": step}).encode())
+                    file.write(json.dumps({"run": self.run, "log": log, "step": step}).encode())
         except (exits.UserError, OSError) as error:
             reason = getattr(error, "strerror", None) or str(error)
         if not (reason := from_chief(reason)):
@@ -100,17 +143,26 @@ class Checkpoints:
         if self.chief:
             for old in [other for other in kept if other <= step][: -self.keep]:
                 self._clear(old)
+        return path
 
-    def load(self) -> dict[str, Any] | None:
+    def resume(self, say: Callable[[str], None]) -> dict[str, Any] | None:
         """Load the newest checkpoint that is readable and finite; returns what its run.json says, None without one.
 
-        Raises :class:`UserError` if there are checkpoints but none can be used, or if they are of another run.
+        With ``--no-resume``, earlier checkpoints are moved away. Raises :class:`UserError` if there are checkpoints but
+        none can be used, or if they are of another run.
         """
+        if not self.folder:
+            return None
+        if self.chief and not self.args.eval_only:
+            self._prepare()
+        dist.barrier()
+        if not self.args.resume:
+            return None
         steps = from_chief(self.steps() if self.chief else None)
         for step in reversed(steps):
             about, reason = from_chief(self._about(step) if self.chief else None)
             if not reason:
-                check_same_run(about["run"], self.args.run, self.args, print if self.chief else lambda line: None)
+                check_same_run(about["run"], self.run, self.args, say)
                 state = self._state()
                 try:
                     dcp.load(state, checkpoint_id=self.path(step))
@@ -121,8 +173,7 @@ class Checkpoints:
                     reason = (str(error).strip().splitlines() or [type(error).__name__])[-1].strip()[:200]
                 if not reason:
                     return about
-            if self.chief:
-                print(f"{self.path(step)} cannot be used ({reason}); trying the one before", flush=True)
+            say(f"{self.path(step)} cannot be used ({reason}); trying the one before")
         if steps:
             raise exits.UserError(f"{self.folder}: none of its {len(steps)} checkpoints can be used; use another"
                                   " --checkpoint-dir")  # fmt: skip
