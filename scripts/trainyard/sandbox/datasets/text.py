@@ -25,7 +25,7 @@ def _docstrings(source: str) -> Iterator[str]:
 
 
 def _distinct(texts: list[str]) -> list[str]:
-    """Return ``texts`` without paragraphs that one before has, so that none is in both parts, and without empty ones."""
+    """Return ``texts`` without the paragraphs that one before has, so that none is in both parts."""
     seen: set[str] = set()
     distinct = []
     for text in texts:
