@@ -64,7 +64,7 @@ class ByteTokenizer:
         special = {"id": self.end, "content": self.end_token, "single_word": False, "lstrip": False, "rstrip": False,
                    "normalized": False, "special": True}  # fmt: skip
         level = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": False}
-        model = {"type": "BPE", "dropout": None, "unk_token": None, "continuing_subword_prefix": None,
+        model: dict[str, Any] = {"type": "BPE", "dropout": None, "unk_token": None, "continuing_subword_prefix": None,
                  "end_of_word_suffix": None, "fuse_unk": False, "byte_fallback": False, "ignore_merges": False,
                  "vocab": {**vocab, self.end_token: self.end}, "merges": []}  # fmt: skip
         return json.dumps({"version": "1.0", "truncation": None, "padding": None, "added_tokens": [special],
@@ -85,7 +85,7 @@ class FileTokenizer:
 
     def __init__(self, path: str, end_token: str = "") -> None:
         try:
-            from tokenizers import Tokenizer
+            from tokenizers import Tokenizer  # type: ignore[import-not-found, unused-ignore]
         except ImportError:
             raise UserError("--tokenizer needs the package tokenizers: pip install tokenizers, or leave it out to train"
                             " on bytes") from None  # fmt: skip

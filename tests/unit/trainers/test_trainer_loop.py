@@ -19,7 +19,7 @@ from trainers.common.log import Log
 
 TRAINERS = Path(flags.__file__).parents[1]
 #: Modules of the project that a reader of a trainer has to know, itself included.
-MOST_MODULES = {"torch.mnist": 10, "torch.flowers": 16, "torch.imagenet": 18}
+MOST_MODULES = {"torch.mnist": 10, "torch.flowers": 16, "torch.imagenet": 18, "torch.gpt": 13}
 
 
 def module_file(name: str) -> Path | None:

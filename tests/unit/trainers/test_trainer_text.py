@@ -1,4 +1,4 @@
-"""Text as tokens: what is packed, when it is packed again, and the order of windows."""
+"""Text as tokens: what is packed, when it is packed again, the order of windows, and the log of tokens."""
 
 from __future__ import annotations
 
@@ -13,8 +13,9 @@ from typing import Any
 
 import numpy as np
 import pytest
-from trainers.common import text_data
-from trainers.common.exits import UserError
+from trainers.common import text_data, token_log
+from trainers.common.exits import Diverged, UserError
+from trainers.common.token_log import TokenLog
 
 
 def arguments(datadir: Path | str, **more: Any) -> argparse.Namespace:
@@ -271,3 +272,85 @@ def test_a_window_has_one_token_more_than_inputs() -> None:
 def test_text_that_is_too_short_is_one_line() -> None:
     with pytest.raises(UserError, match="the text has 19 tokens to train on, which is less than two windows of 10"):
         text_data.windows_of(np.zeros(19, np.uint16), 10)
+
+
+# --- the log --------------------------------------------------------------------------------------------------
+
+
+class Clock:
+    """Seconds that pass only when a test says so."""
+
+    now = 100.0
+
+    def perf_counter(self) -> float:
+        return self.now
+
+    def time(self) -> float:
+        return self.now
+
+
+def log_of(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, rank: int = 0, **more: Any) -> tuple[TokenLog, Clock]:
+    clock = Clock()
+    monkeypatch.setattr(token_log, "time", clock)
+    given = {"export_dir": "", "output_dir": str(tmp_path), "logdir": "", "metrics_file": "", "hypertune_tag": "",
+             "max_steps": 9, "seed": 0, "resume": True, "checkpoint_dir": "/c", **more}  # fmt: skip
+    log = TokenLog("torch.gpt", argparse.Namespace(**given), "cpu", rank, 2, {"torch": "2"})
+    log.tokens_per_step, log.flops_per_token = 1000, 5.0
+    return log, clock
+
+
+def test_tokens_per_second_leave_out_validation_and_saving(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    log, clock = log_of(tmp_path, monkeypatch)
+    log.peak = 20_000.0
+    with log:
+        clock.now += 50  # set-up
+        log.start(trainer="torch.gpt")
+        for step in (1, 2):
+            clock.now += 2
+            log.count(step)
+        with log.paused():
+            clock.now += 30
+            log.validation(3.0, 100)
+        log.train(2.5, 0.1, 1.0)
+        log.checkpoint("/c/step-2")
+        log.pause()
+        clock.now += 9  # export
+        log.finish("stopped", 0)
+    out = capsys.readouterr().out.splitlines()
+    # 2,000 tokens in 4 seconds, of 5 operations each, of 20,000 a second.
+    assert out[1] == "step 2/9: loss 2.5000, lr 0.1, norm 1.000, 500 tokens/s, MFU 12.5 %"
+    assert out[2] == "Ended after step 2 (stopped); step 2 is saved, run again to resume"
+    summary = json.loads(out[3])
+    assert (summary["tokens_per_second"], summary["mfu"], summary["train_seconds"]) == (500, 12.5, 4)
+    assert json.loads((tmp_path / "report.json").read_text()) == {
+        "summary": summary, "loss": [[2, 2.5]], "val_loss": [[2, 3.0]]}  # fmt: skip
+    events = [json.loads(line)["event"] for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
+    assert events == ["start", "test", "train", "checkpoint", "summary"]
+
+
+def test_a_failure_has_a_summary_and_other_ranks_are_silent(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for rank in (0, 1):
+        log, _ = log_of(tmp_path, monkeypatch, rank)
+        with pytest.raises(Diverged, match="the loss is not finite by step 3: lower --lr"), log:
+            log.count(3)
+            log.check_finite(float("nan"))
+    lines = capsys.readouterr().out.splitlines()
+    assert len(lines) == 1 and json.loads(lines[0])["status"] == "diverged"
+
+
+def test_the_curve_of_a_resumed_run_continues_and_stays_small(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    log, _ = log_of(tmp_path, monkeypatch)
+    for step in range(1, 4001):
+        log.count(step)
+        log.train(float(step), 0.1, 1.0)
+    assert len(log.losses) <= 2000 and log.losses[0] == (1, 1.0)
+    again, _ = log_of(tmp_path, monkeypatch)
+    again.resume(4000, json.loads(json.dumps(log.state())))
+    assert again.losses == log.losses and (again.step, again.saved) == (4000, 4000)
+    assert capsys.readouterr().out.splitlines()[-1] == "Resumed from step 4000 in /c"
