@@ -9,6 +9,7 @@ import argparse
 import json
 import os
 import time
+import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -131,7 +132,9 @@ class Checkpoints:
             reason = getattr(error, "strerror", None) or str(error)
         if not (reason := from_chief(reason)):
             try:
-                dcp.save(self._state(), checkpoint_id=path)
+                with warnings.catch_warnings():
+                    warnings.filterwarnings("ignore", "fsync not supported")  # by objects, which need none
+                    dcp.save(self._state(), checkpoint_id=path)
             except (dcp.CheckpointException, OSError, RuntimeError) as error:  # the first is no Exception
                 reason = (str(error).strip().splitlines() or ["?"])[-1].strip()[:200]
         kept = from_chief(self.steps() if self.chief else None)

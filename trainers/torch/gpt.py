@@ -75,6 +75,7 @@ import hashlib
 import json
 import math
 import os
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -256,10 +257,10 @@ def flops_per_token(model: GPT, config: Config) -> float:
     return 6.0 * weights + attention
 
 
-# Dense bf16 operations per second, in TFLOP/s, of NVIDIA's data sheets, by a part of the device's name:
-# https://www.nvidia.com/en-us/data-center/ (h200, h100, a100, l4, l40s, a10; the figures with sparsity, halved).
-PEAKS = {"B200": 2250.0, "H200": 989.0, "H100 PCIe": 756.0, "H100 NVL": 835.0, "H100": 989.0, "A100": 312.0,
-         "L40S": 362.0, "L4": 121.0, "A10G": 70.0, "A10": 125.0}  # fmt: skip
+# Dense bf16 operations in TFLOP/s, by a word of the device's name, from NVIDIA's data sheets, which have some with
+# sparsity only (twice as many): https://www.nvidia.com/en-us/data-center/h100/ and the pages of the others.
+PEAKS = {"B200": 2250, "GH200": 989, "H200": 989, "H100 PCIe": 756, "H100 NVL": 835, "H100": 989, "A100": 312,
+         "L40S": 362, "L40": 181, "L4": 121, "A10": 125}  # fmt: skip
 
 
 def peak_flops(device: torch.device) -> float | None:
@@ -267,7 +268,7 @@ def peak_flops(device: torch.device) -> float | None:
     if device.type != "cuda":
         return None
     name = torch.cuda.get_device_name(device)
-    return next((1e12 * peak for part, peak in PEAKS.items() if part in name), None)
+    return next((1e12 * peak for words, peak in PEAKS.items() if re.search(rf"\b{words}\b", name)), None)
 
 
 # --- optimizer and schedule ---------------------------------------------------------------------------------------
@@ -503,7 +504,7 @@ def train(args: argparse.Namespace, device: torch.device, log: TokenLog) -> int:
     has_bf16 = torch.cuda.is_bf16_supported(including_emulation=False) if cuda else cpu.has_bf16()
     bf16 = args.precision == "bf16" or (args.precision == "auto" and has_bf16)
     autocast = torch.autocast(device.type, torch.bfloat16, enabled=bf16)
-    torch.set_float32_matmul_precision("high")  # TF32 where the GPU has it
+    torch.backends.cuda.matmul.allow_tf32 = True
     torch.use_deterministic_algorithms(args.deterministic)
     os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # which deterministic kernels need
 
@@ -569,6 +570,7 @@ def train(args: argparse.Namespace, device: torch.device, log: TokenLog) -> int:
                 val_loss = evaluate(model, batches, autocast, stop)
             if val_loss is None:
                 code = stop.code
+                save()
             else:
                 log.validation(val_loss, batches.validation_windows * batches.block_size)
                 if val_loss <= args.target_loss:
