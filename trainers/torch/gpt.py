@@ -509,12 +509,12 @@ def train(args: argparse.Namespace, device: torch.device, log: TokenLog) -> int:
     os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # which deterministic kernels need
 
     text = text_data.load(args, log.say)
-    config = configure(args, device.type, text.tokenizer.vocab_size)
-    batches = Batches(text, args, config.max_position_embeddings, device)
     everywhere: list[Any] = [None] * world
     dist.all_gather_object(everywhere, text.fingerprints)
     if any(other != everywhere[0] for other in everywhere):
         raise exits.UserError("the processes see different text: --datadir must hold the same for all")
+    config = configure(args, device.type, text.tokenizer.vocab_size)
+    batches = Batches(text, args, config.max_position_embeddings, device)
 
     torch.manual_seed(args.seed % 2**63)
     model = GPT(config).to(device)  # initialized on the CPU: the same weights on every device
