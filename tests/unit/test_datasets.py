@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import json
 from collections.abc import Callable
 from pathlib import Path
 
@@ -27,6 +28,7 @@ def contents(folder: Path) -> dict[str, bytes]:
         (("flowers", "--form=tar", "--train=2", "--test=1"), {"train-00000.tar", "test-00000.tar"}),
         (("flowers", "--form=tfrecord", "--train=201", "--test=1"), {
             "train-00000-of-00002", "train-00001-of-00002", "test-00000-of-00001"}),
+        (("text",), {"train/topics.jsonl", "train/library.jsonl", "val/topics.jsonl", "val/library.jsonl"}),
     ],
 )  # fmt: skip
 def test_a_data_set_is_the_same_every_time(
@@ -46,6 +48,19 @@ def test_another_seed_gives_other_data(trainyard: Command, tmp_path: Path) -> No
     for seed in ("0", "1"):
         assert trainyard("dataset", "digits", str(tmp_path / seed), f"--seed={seed}")[0] == 0
     assert contents(tmp_path / "0") != contents(tmp_path / "1")
+
+
+def test_text_is_documentation_of_which_a_tenth_validates(trainyard: Command, tmp_path: Path) -> None:
+    assert trainyard("dataset", "text", str(tmp_path), "--sources")[0] == 0
+    files = contents(tmp_path).items()
+    documents = {name: [json.loads(line)["text"] for line in lines.splitlines()] for name, lines in files}
+    for name in ("topics", "library", "sources"):
+        train, val = documents[f"train/{name}.jsonl"], documents[f"val/{name}.jsonl"]
+        assert len(val) == -(-(len(train) + len(val)) // 10), name
+        trained = {paragraph for text in train for paragraph in text.split("\n\n")}
+        assert not trained & {paragraph for text in val for paragraph in text.split("\n\n")}, name
+    assert any('The "with" statement' in text for text in documents["train/topics.jsonl"])
+    assert not any("\nimport " in text[:200] for text in documents["train/library.jsonl"]), "no sources"
 
 
 def test_a_missing_library_is_one_line(trainyard: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -120,11 +120,13 @@ def test_copying_composing_and_deleting(ask: Any, tmp_path: Path) -> None:
     put(ask, "one", b"1")
     put(ask, "two", b"2")
     assert ask("POST", "/storage/v1/b/data/o/one/rewriteTo/b/data/o/deep%2Fcopy").json()["done"] is True
+    assert ask("POST", "/storage/v1/b/data/o/deep%2Fcopy/moveTo/o/deep%2Fmoved").json()["name"] == "deep/moved"
+    assert [path.name for path in (tmp_path / "data" / "deep").iterdir()] == ["moved"]
     assert ask(
         "POST", "/storage/v1/b/data/o/both/compose", json={"sourceObjects": [{"name": "one"}, {"name": "two"}]}
     ).ok
     assert (tmp_path / "data" / "both").read_bytes() == b"12"
-    assert ask("DELETE", "/storage/v1/b/data/o/deep%2Fcopy").status_code == 204
+    assert ask("DELETE", "/storage/v1/b/data/o/deep%2Fmoved").status_code == 204
     assert not (tmp_path / "data" / "deep").exists()  # folders are only names in Cloud Storage
     batch = (
         "--b\r\nContent-Type: application/http\r\nContent-ID: <x+1>\r\n\r\n"

@@ -200,12 +200,13 @@ def parse(
     flags: Iterable[Flag],
     argv: Sequence[str] | None = None,
     *,
+    common: Iterable[Flag] = COMMON,
     adamw_lr: float = ADAMW_LR,
     **defaults: Any,
 ) -> argparse.Namespace:
     """Parse the command line ``argv`` (default: that of the process) of trainer ``prog``.
 
-    ``flags`` are added to :data:`COMMON`; ``defaults`` override the defaults of both, by attribute name. ``adamw_lr``
+    ``flags`` are added to ``common``; ``defaults`` override the defaults of both, by attribute name. ``adamw_lr``
     is the default of ``--lr`` with ``--optimizer adamw``. Exits with status 2 and one line on stderr if a flag or value
     is invalid, with 0 after ``--help``.
     """
@@ -220,7 +221,7 @@ def parse(
         f" {exits.PREEMPTED} stopped by SIGTERM after saving (run it again to go on), 1 any other failure.",
     )
     groups = {name: parser.add_argument_group(name) for name in ("data", "training", "output")}
-    every = [*COMMON, *flags]
+    every = [*common, *flags]
     unknown_defaults = set(defaults) - {flag.name.replace("-", "_") for flag in every}
     if unknown_defaults:
         raise TypeError(f"no such flag: {', '.join(sorted(unknown_defaults))}")
@@ -230,7 +231,7 @@ def parse(
             default = os.environ.get(flag.env) or default
         names = [f"--{name}" for name in (flag.name, *flag.aliases)]
         shown = "" if default in ("", None) or flag.kind is None else f" (default: {_show(default)})"
-        if flag.name == "lr":
+        if flag.name == "lr" and default != adamw_lr:
             shown, default = f" (default: {default}; with --optimizer adamw: {adamw_lr})", None
         shown += f" [{flag.env}]" if flag.env else ""
         options: dict[str, Any] = {"dest": flag.name.replace("-", "_"), "default": default}
@@ -261,7 +262,7 @@ def parse(
     if args.lr is None:
         args.lr = adamw_lr if args.optimizer == "adamw" else defaults.get("lr", _SGD_LR)
     for name in ("eval_only", "keep_best"):
-        if getattr(args, name) and not args.checkpoint_dir:
+        if getattr(args, name, False) and not args.checkpoint_dir:
             parser.error(f"--{name.replace('_', '-')}: needs --checkpoint-dir")
     if args.eval_only and not args.resume:
         parser.error("--eval-only: tests a checkpoint, which --no-resume leaves out")

@@ -10,7 +10,7 @@ or inside a test: ``with Storage(folder) as storage: os.environ["STORAGE_EMULATO
 It supports what the clients of training images use (tests/image/test_rehearse.py runs them against it):
 
 * gcsfs (fsspec) and google-cloud-storage through STORAGE_EMULATOR_HOST: the JSON API's objects (get, list, insert by
-  media, multipart and resumable upload, delete, patch, copyTo, rewriteTo, compose), buckets, and batches;
+  media, multipart and resumable upload, delete, patch, copyTo, rewriteTo, moveTo, compose), buckets, and batches;
 * TensorFlow's tf.io.gfile and tf.data, which support no emulators, only www.googleapis.com and storage.googleapis.com:
   give the server those names on the network, a certificate for them, and the clients CURL_CA_BUNDLE.
 
@@ -388,6 +388,12 @@ class _Handler(BaseHTTPRequestHandler):
         copying = re.fullmatch(r"([^/]+)/(copyTo|rewriteTo)/b/([^/]+)/o/([^/]+)", raw)
         if copying and self.command == "POST":
             self._copy(bucket_name, *map(unquote, copying.groups()))
+            return
+        moving = re.fullmatch(r"([^/]+)/moveTo/o/([^/]+)", raw)
+        if moving and self.command == "POST":
+            name, to_name = map(unquote, moving.groups())
+            self._copy(bucket_name, name, "copyTo", bucket_name, to_name)
+            self.storage.bucket(bucket_name).delete(name)
             return
         if raw.endswith("/compose") and self.command == "POST":
             self._compose(bucket_name, unquote(raw[: -len("/compose")]))
