@@ -150,7 +150,7 @@ def _role_in_tf_config() -> str:
 
 
 def follows() -> bool:
-    """Whether this host of a rehearsed TPU slice leaves logs and files to the first host.
+    """Return whether this host of a rehearsed TPU slice leaves logs and files to the first host.
 
     XLA's CPU backend has no collectives between hosts, so each host runs the same training independently. The
     launcher sets ``NODE_RANK``.

@@ -155,7 +155,7 @@ TF = (
 
 
 def cpu_has_bf16() -> bool:
-    """Whether the CPU multiplies bfloat16 in hardware; without that, bf16 is slower than fp32."""
+    """Return whether the CPU multiplies bfloat16 in hardware; without that, bf16 is slower than fp32."""
     try:
         features = pathlib.Path("/proc/cpuinfo").read_text(encoding="ascii", errors="replace").split()
     except OSError:

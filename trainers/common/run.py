@@ -231,7 +231,7 @@ class Run:
 
     @property
     def step_in_epoch(self) -> int:
-        """The number of steps of this epoch that are done."""
+        """Return the number of steps of this epoch that are done."""
         return self.step - (self.epoch - 1) * self.steps_per_epoch
 
     def __enter__(self) -> Run:

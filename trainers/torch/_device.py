@@ -184,7 +184,7 @@ class Device:
                 raise UserError(f"rank {self.rank} of {self.processes} cannot join the others: {reason}") from None
 
     def _precision(self) -> str:
-        """The precision of ``--precision auto``: that in which the device multiplies fastest."""
+        """Return the precision of ``--precision auto``: that in which the device multiplies fastest."""
         if self.kind == "cpu":
             return "bf16" if flags.cpu_has_bf16() else "fp32"
         if self.kind != "cuda" or torch.cuda.is_bf16_supported(including_emulation=False):
@@ -192,12 +192,12 @@ class Device:
         return "fp16" if torch.cuda.get_device_capability(self.device) >= TENSOR_CORES else "fp32"
 
     def autocast(self) -> torch.autocast:
-        """A context for the forward pass in this device's ``precision``."""
+        """Return a context for the forward pass in this device's ``precision``."""
         dtype = torch.float16 if self.precision == "fp16" else torch.bfloat16
         return torch.autocast(self.device.type, dtype, enabled=self.precision != "fp32")
 
     def grad_scaler(self) -> torch.amp.GradScaler:
-        """A scaler of the loss, without which small gradients would be 0 in fp16; it does nothing in fp32 and bf16."""
+        """Return a scaler of the loss, without which small gradients are 0 in fp16; otherwise it does nothing."""
         return torch.amp.GradScaler(self.device.type, enabled=self.precision == "fp16")
 
     # --- tensors ----------------------------------------------------------------------------------------
@@ -215,14 +215,14 @@ class Device:
         return model.to(self.device, memory_format=self.memory_format)
 
     def parallel(self, model: nn.Module) -> nn.Module:
-        """``model``, in DistributedDataParallel if there are several processes."""
+        """Return ``model``, in DistributedDataParallel if there are several processes."""
         if self.processes == 1:
             return model
         ids = None if self.kind == "cpu" else [self.device.index]
         return nn.parallel.DistributedDataParallel(model, ids, gradient_as_bucket_view=True, **OWN_BUFFERS)
 
     def optimizer(self, args: argparse.Namespace, groups: Iterable[dict[str, Any]]) -> torch.optim.Optimizer:
-        """The optimizer of ``--optimizer`` for parameter ``groups``, with its state."""
+        """Return the optimizer of ``--optimizer`` for parameter ``groups``, with its state."""
         optimizer: torch.optim.Optimizer
         fused = self.kind in ("cpu", "cuda")
         if args.optimizer == "adamw":
@@ -305,7 +305,7 @@ class Device:
             group["lr"] = rate
 
     def state(self, parts: dict[str, Any]) -> State:
-        """The state of ``parts`` on the CPU, for a checkpoint."""
+        """Return the state of ``parts`` on the CPU, for a checkpoint."""
         states = {name: part.state_dict() for name, part in parts.items()}
         return self.to_cpu({name: state for name, state in states.items() if state})  # empty: an unused scaler
 
@@ -437,7 +437,7 @@ class Device:
         return stop
 
     def digest(self, model: nn.Module) -> str:
-        """:func:`weights_sha256`."""
+        """Return :func:`weights_sha256` of ``model``."""
         return weights_sha256(model)
 
     def close(self, args: argparse.Namespace) -> None:
@@ -551,7 +551,7 @@ class Xla(Device):
             tensor.data = self.to_device(weights[name])
 
     def parallel(self, model: nn.Module) -> nn.Module:
-        """``model``: the compiler averages the gradients over the mesh."""
+        """Return ``model``: the compiler averages the gradients over the mesh."""
         return model
 
     def load_optimizer(self, optimizer: torch.optim.Optimizer, state: State) -> None:
@@ -774,12 +774,12 @@ class EagerIfCompilingFails:
 
 
 def can_capture(device: Device) -> bool:
-    """Whether a step on ``device`` can be a CUDA graph: collectives and the scaler of fp16 gradients are left out."""
+    """Return whether a step on ``device`` can be a CUDA graph: without collectives and the scaler of fp16."""
     return device.kind == "cuda" and device.processes == 1 and device.precision != "fp16"
 
 
 def compiled(model: nn.Module, when: str, device: Device) -> nn.Module:
-    """``model``, compiled as ``--compile`` (``when``) says; ``model`` itself where Triton has no code for the GPU."""
+    """Return ``model``, compiled as ``--compile`` (``when``) says; itself where Triton does not support the GPU."""
     if when == "off" or (when == "auto" and device.kind != "cuda"):
         return model
     if device.kind == "cuda" and torch.cuda.get_device_capability(device.device) < TRITON:

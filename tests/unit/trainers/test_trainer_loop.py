@@ -283,8 +283,8 @@ def train(*words: str, loss: float = 1.0) -> tuple[Run, list[tuple[int, int]], l
 
 
 def summary_of(capsys: pytest.CaptureFixture[str]) -> dict[str, Any]:
-    found: dict[str, Any] = json.loads(capsys.readouterr().out.splitlines()[-1])
-    return found
+    summary: dict[str, Any] = json.loads(capsys.readouterr().out.splitlines()[-1])
+    return summary
 
 
 @pytest.mark.parametrize("stop", [1, 7, 10, 14])
@@ -319,8 +319,8 @@ def test_only_testing_takes_the_newest_or_the_best_checkpoint(
     capsys.readouterr()
     for words, step, epochs in ((kept, 14, 2), (kept[:1], 17, 2)):
         _, trained, _ = train(*words, "--eval-only")
-        found = summary_of(capsys)
-        assert (trained, found["global_step"], found["epochs"]) == ([], step, epochs)
+        summary = summary_of(capsys)
+        assert (trained, summary["global_step"], summary["epochs"]) == ([], step, epochs)
     with pytest.raises(exits.UserError, match="has no checkpoint"):
         train(f"--checkpoint-dir={tmp_path / 'none'}", "--eval-only")
 
