@@ -305,6 +305,24 @@ def _sagemaker(env: Mapping[str, str], _: Slice | None) -> Cluster | None:
     return schedulers.sagemaker(env)
 
 
+def _sky_pilot(env: Mapping[str, str], _: Slice | None) -> Cluster | None:
+    from launcher import schedulers
+
+    return schedulers.numbered(env, schedulers.SKYPILOT)
+
+
+def _dstack(env: Mapping[str, str], _: Slice | None) -> Cluster | None:
+    from launcher import schedulers
+
+    return schedulers.numbered(env, schedulers.DSTACK)
+
+
+def _aws_batch(env: Mapping[str, str], _: Slice | None) -> Cluster | None:
+    from launcher import schedulers
+
+    return schedulers.numbered(env, schedulers.AWS_BATCH)
+
+
 class Source:
     """A row of the table of R13.
 
@@ -373,6 +391,18 @@ SOURCES = (
     Source("R13.14", ("LWS_GROUP_SIZE",), _leader_worker_set, ("LWS_WORKER_INDEX", "LWS_LEADER_ADDRESS")),
     Source("R13.15", ("VC_TASK_INDEX", "VK_TASK_INDEX"), _volcano, ("HOSTNAME",)),
     Source("R13.16", ("SM_HOSTS", "TRAINING_JOB_NAME"), _sagemaker, ("SM_CURRENT_HOST",)),
+    Source("R13.22", ("SKYPILOT_NODE_RANK",), _sky_pilot, ("SKYPILOT_NUM_NODES", "SKYPILOT_NODE_IPS")),
+    Source("R13.23", ("DSTACK_NODE_RANK",), _dstack, ("DSTACK_NODES_NUM", "DSTACK_MASTER_NODE_IP")),
+    Source(
+        "R13.24",
+        ("AWS_BATCH_JOB_NODE_INDEX",),
+        _aws_batch,
+        (
+            "AWS_BATCH_JOB_NUM_NODES",
+            "AWS_BATCH_JOB_MAIN_NODE_INDEX",
+            "AWS_BATCH_JOB_MAIN_NODE_PRIVATE_IPV4_ADDRESS",
+        ),
+    ),
 )
 
 # The variables of these sources, for `--explain`.
@@ -436,6 +466,12 @@ RANKS = (
     ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"),
     ("LWS_WORKER_INDEX", "LWS_GROUP_SIZE"),
     ("MEGASCALE_SLICE_ID", "MEGASCALE_NUM_SLICES"),
+    ("SKYPILOT_NODE_RANK", "SKYPILOT_NUM_NODES"),
+    ("DSTACK_NODE_RANK", "DSTACK_NODES_NUM"),
+    ("AWS_BATCH_JOB_NODE_INDEX", "AWS_BATCH_JOB_NUM_NODES"),
+    ("FLUX_TASK_RANK", "FLUX_JOB_SIZE"),
+    ("JSM_NAMESPACE_RANK", "JSM_NAMESPACE_SIZE"),  # jsrun of LSF
+    ("PALS_RANKID", ""),  # mpiexec of HPE Cray; its PMI_RANK and PMI_SIZE are refused below
     ("PMIX_RANK", ""),
 )
 RESOLVE = "set RANK, WORLD_SIZE and MASTER_ADDR, or NODE_RANK, NNODES and MASTER_ADDR"
@@ -464,6 +500,10 @@ def _refuse_unknown(env: Mapping[str, str]) -> None:
             f"PMI_SIZE is {_number(env, 'PMI_SIZE', 1)}, but the rank on this node is unknown: set RANK, WORLD_SIZE, "
             "LOCAL_RANK and MASTER_ADDR"
         )
+    if text(env, "DET_TASK_ID"):
+        from launcher import schedulers
+
+        schedulers.refuse_determined(env)
 
 
 def _warn_of_other_ranks(cluster: Cluster, env: Mapping[str, str]) -> None:
