@@ -27,11 +27,13 @@ class Slice:
         process_bounds: hosts along x, y, z, such as "1,1,2"; "" if unknown.
         chips_bounds: chips of one host along x, y, z; "" if unknown.
         plain_names: `worker-network-endpoints` had a format that torch_xla 2.9 cannot read (R4.3).
+        megascale: MEGASCALE_* variables of several slices that the metadata server has in place of the environment.
     """
 
     __slots__ = (
         "accelerator_type",
         "chips_bounds",
+        "megascale",
         "plain_names",
         "process_bounds",
         "source",
@@ -47,6 +49,7 @@ class Slice:
         self.process_bounds = ""
         self.chips_bounds = ""
         self.plain_names = False
+        self.megascale: dict[str, str] = {}
 
     @property
     def hosts(self) -> int:
@@ -281,6 +284,7 @@ def slice_from_metadata(attributes: Mapping[str, str]) -> Slice:
     word = tpu_env.get("WORKER_ID") or attributes.get("agent-worker-number", "").strip()
     if word and _is_number(word) and len(word) < 6:
         found.worker_id = int(word)
+    found.megascale = {name: value for name, value in tpu_env.items() if name.startswith("MEGASCALE_")}
     return found
 
 

@@ -1,0 +1,130 @@
+"""JAX: its backend (R9.3), and the processes that jax.distributed connects (R12.6, R13.26, R13.27, R14.7).
+
+Imported only where an image may contain JAX.
+"""
+
+from __future__ import annotations
+
+from launcher import versions
+from launcher.address import join, split
+from launcher.cluster import coordinator
+from launcher.coordinates import master_port
+from launcher.errors import LaunchError, config_error
+from launcher.processes import module
+from launcher.settings import text
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Mapping
+
+    from launcher.coordinates import Cluster
+    from launcher.exports import Exports
+    from launcher.runtime import Decision, Facts
+
+ADDRESS = "JAX_COORDINATOR_ADDRESS"
+TRAINERS = "trainers.jax."  # trainers of this project: they always open a coordinator
+COORDINATOR_TIMEOUT = 300.0  # seconds: that of jax.distributed.initialize (R12.6)
+ACCELERATORS = {"gpu": "nvidia", "tpu-local": "tpu"}  # runtime -> accelerator of an image
+
+
+def backend(exports: Exports, facts: Facts, decision: Decision) -> None:
+    """Select the CPU where the image cannot use an accelerator of this machine, and in a rehearsal (R9.3)."""
+    given = facts.has("JAX_PLATFORMS")
+    if facts.settings.rehearse:
+        if given not in ("", "cpu"):
+            exports.warn(f"rehearsal: JAX_PLATFORMS={given[:40]} replaced by cpu")
+        exports.replace("JAX_PLATFORMS", "cpu")
+    elif not decision.untouched and not _uses_accelerator(facts, decision):
+        exports.default("JAX_PLATFORMS", "cpu")
+
+
+def _uses_accelerator(facts: Facts, decision: Decision) -> bool:
+    needed = ACCELERATORS.get(decision.runtime, "")
+    return bool(needed) and facts.image.accelerator in ("", needed)
+
+
+def coordinates(
+    exports: Exports, facts: Facts, decision: Decision, cluster: Cluster, nproc: int, port: int, local_rank: str
+) -> None:
+    """Export the arguments of jax.distributed.initialize (R13.26).
+
+    Args:
+        exports: changed.
+        facts: environment, machine, image and settings.
+        decision: the runtime.
+        cluster: the coordinates; the node has a rank.
+        nproc: processes that the launcher starts on this node; each of several gets its own number (`process`).
+        port: port of node 0.
+        local_rank: LOCAL_RANK of a process that a scheduler has started; "" for the only process of its node.
+    """
+    exports.default(ADDRESS, join(cluster.master_addr, master_port(facts.env, "JAX_COORDINATOR_PORT") or port))
+    if nproc == 1:
+        task = cluster.task
+        exports.default("JAX_NUM_PROCESSES", str(task.world_size if task else cluster.nnodes))
+        exports.default("JAX_PROCESS_ID", str(task.rank if task else cluster.node_rank))
+    if facts.image.framework != "jax":
+        return
+    if facts.has(ADDRESS) and not coordinator(facts.env)[1]:
+        exports.warn(f"{ADDRESS}={facts.has(ADDRESS)[:60]} has no port, which jax.distributed.initialize needs")
+    on_cpu = facts.settings.rehearse or not _uses_accelerator(facts, decision)
+    if on_cpu and not versions.jax_has_gloo(facts.image.version):
+        exports.default("JAX_CPU_COLLECTIVES_IMPLEMENTATION", "gloo")
+    if nproc == 1 and decision.runtime == "gpu" and not on_cpu:
+        gpus = facts.host.gpu_count(facts.env)
+        every = ",".join(str(number) for number in range(gpus))
+        if gpus:
+            exports.default("JAX_LOCAL_DEVICE_IDS", local_rank or every)
+
+
+def process(env: Mapping[str, str], gpus: int) -> dict[str, str]:
+    """Return the variables of one of several processes that the launcher starts on this node (R14.7).
+
+    Args:
+        env: that of the process, with RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR and MASTER_PORT.
+        gpus: GPUs that it sees; 0 if JAX uses none.
+    """
+    found = {"JAX_NUM_PROCESSES": env["WORLD_SIZE"], "JAX_PROCESS_ID": env["RANK"]}
+    if int(env["LOCAL_RANK"]) < gpus and not text(env, "JAX_LOCAL_DEVICE_IDS"):
+        found["JAX_LOCAL_DEVICE_IDS"] = env["LOCAL_RANK"]
+    return found
+
+
+def refuse_loopback(facts: Facts, cluster: Cluster) -> None:
+    """Refuse a coordinator that each of several nodes would look for on itself (R13.27).
+
+    Raises:
+        LaunchError: (2) with the variable that names it.
+    """
+    if cluster.nnodes < 2 or cluster.node_rank is None or cluster.given or facts.settings.rehearse:
+        return
+    name, host = ADDRESS, coordinator(facts.env)[0]
+    if not host:
+        name, host = "MASTER_ADDR", cluster.master_addr
+        if cluster.source == "AWS Batch" and not cluster.node_rank:
+            return  # the other nodes know the address of this one (R13.24)
+    if host in ("localhost", "::1", "0.0.0.0") or host.startswith("127."):
+        raise config_error(
+            f"{name} is {host}, but there are {cluster.nnodes} nodes, and each would wait for itself: set it to the "
+            "address of node 0; to start several processes on one host, set LAUNCHER_NPROC"
+        )
+
+
+def coordinator_timeout(facts: Facts, cluster: Cluster, command: list[str]) -> float:
+    """Return for how many seconds the coordinator is waited for (R12.6); 0 if this process does not wait.
+
+    Without the wait, JAX ends the process with SIGABRT and a stack trace of C++ code that nothing can catch.
+    """
+    number = cluster.task.rank if cluster.task else cluster.node_rank
+    if not number or cluster.given:
+        return 0.0
+    if facts.settings.coordinator_timeout is not None:
+        return facts.settings.coordinator_timeout
+    return COORDINATOR_TIMEOUT if module(command).startswith(TRAINERS) else 0.0
+
+
+def coordinator_of(env: Mapping[str, str]) -> tuple[str, int]:
+    """Return host and port of the coordinator that a process gets; "" and 0 if they are not known."""
+    try:
+        return split(ADDRESS, text(env, ADDRESS))
+    except LaunchError:
+        return "", 0
