@@ -129,9 +129,7 @@ def plan(
     if decision.runtime != "tpu-local" or facts.settings.rehearse:
         _no_local_tpu(exports, facts)
     if facts.image.framework == "jax":
-        from launcher import jax
-
-        jax.backend(exports, facts, decision)
+        _jax_backend(exports, facts, decision)
     _coordinates(exports, facts, decision, cluster, one_process, nproc)
     _files(exports, facts)
     _compiled_code(exports, facts)
@@ -350,6 +348,19 @@ def _rehearsal(exports: Exports, facts: Facts, decision: Decision) -> None:
         exports.replace("CUDA_VISIBLE_DEVICES", "-1")
 
 
+def _jax_backend(exports: Exports, facts: Facts, decision: Decision) -> None:
+    """Select the CPU where the image cannot use an accelerator of this machine, and in a rehearsal (R9.3)."""
+    from launcher import jax
+
+    given = facts.has("JAX_PLATFORMS")
+    if facts.settings.rehearse:
+        if given not in ("", "cpu"):
+            exports.warn(f"rehearsal: JAX_PLATFORMS={given[:40]} replaced by cpu")
+        exports.replace("JAX_PLATFORMS", "cpu")
+    elif not decision.untouched and not jax.uses_accelerator(facts, decision):
+        exports.default("JAX_PLATFORMS", "cpu")
+
+
 def _multi_host(decision: Decision, cluster: Cluster) -> bool:
     return cluster.nnodes > 1 or (decision.slice is not None and decision.slice.hosts > 1)
 
@@ -382,7 +393,10 @@ def _coordinates(
     if facts.image.may_be("jax"):
         from launcher import jax
 
-        jax.coordinates(exports, facts, decision, cluster, nproc, port, local_rank)
+        exports.defaults(jax.coordinates(facts, decision, cluster, nproc, port, local_rank))
+        if facts.image.framework == "jax" and jax.lacks_port(facts.env):
+            given = facts.has(jax.ADDRESS)
+            exports.warn(f"{jax.ADDRESS}={given[:60]} has no port, which jax.distributed.initialize needs")
     if task:
         exports.default("RANK", str(task.rank))
         exports.default("WORLD_SIZE", str(task.world_size))

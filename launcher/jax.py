@@ -18,7 +18,6 @@ if TYPE_CHECKING:
     from typing import Mapping
 
     from launcher.coordinates import Cluster
-    from launcher.exports import Exports
     from launcher.runtime import Decision, Facts
 
 ADDRESS = "JAX_COORDINATOR_ADDRESS"
@@ -27,29 +26,18 @@ COORDINATOR_TIMEOUT = 300.0  # seconds: that of jax.distributed.initialize (R12.
 ACCELERATORS = {"gpu": "nvidia", "tpu-local": "tpu"}  # runtime -> accelerator of an image
 
 
-def backend(exports: Exports, facts: Facts, decision: Decision) -> None:
-    """Select the CPU where the image cannot use an accelerator of this machine, and in a rehearsal (R9.3)."""
-    given = facts.has("JAX_PLATFORMS")
-    if facts.settings.rehearse:
-        if given not in ("", "cpu"):
-            exports.warn(f"rehearsal: JAX_PLATFORMS={given[:40]} replaced by cpu")
-        exports.replace("JAX_PLATFORMS", "cpu")
-    elif not decision.untouched and not _uses_accelerator(facts, decision):
-        exports.default("JAX_PLATFORMS", "cpu")
-
-
-def _uses_accelerator(facts: Facts, decision: Decision) -> bool:
+def uses_accelerator(facts: Facts, decision: Decision) -> bool:
+    """Return whether JAX may use an accelerator: this machine has one that the image is made for (R9.3)."""
     needed = ACCELERATORS.get(decision.runtime, "")
-    return bool(needed) and facts.image.accelerator in ("", needed)
+    return bool(needed) and facts.image.accelerator in ("", needed) and not facts.settings.rehearse
 
 
 def coordinates(
-    exports: Exports, facts: Facts, decision: Decision, cluster: Cluster, nproc: int, port: int, local_rank: str
-) -> None:
-    """Export the arguments of jax.distributed.initialize (R13.26).
+    facts: Facts, decision: Decision, cluster: Cluster, nproc: int, port: int, local_rank: str
+) -> dict[str, str]:
+    """Return the arguments of jax.distributed.initialize as variables, and what JAX needs beside them (R13.26).
 
     Args:
-        exports: changed.
         facts: environment, machine, image and settings.
         decision: the runtime.
         cluster: the coordinates; the node has a rank.
@@ -57,23 +45,25 @@ def coordinates(
         port: port of node 0.
         local_rank: LOCAL_RANK of a process that a scheduler has started; "" for the only process of its node.
     """
-    exports.default(ADDRESS, join(cluster.master_addr, master_port(facts.env, "JAX_COORDINATOR_PORT") or port))
+    task = cluster.task
+    variables = {ADDRESS: join(cluster.master_addr, master_port(facts.env, "JAX_COORDINATOR_PORT") or port)}
     if nproc == 1:
-        task = cluster.task
-        exports.default("JAX_NUM_PROCESSES", str(task.world_size if task else cluster.nnodes))
-        exports.default("JAX_PROCESS_ID", str(task.rank if task else cluster.node_rank))
+        variables["JAX_NUM_PROCESSES"] = str(task.world_size if task else cluster.nnodes)
+        variables["JAX_PROCESS_ID"] = str(task.rank if task else cluster.node_rank)
     if facts.image.framework != "jax":
-        return
-    if facts.has(ADDRESS) and not coordinator(facts.env)[1]:
-        exports.warn(f"{ADDRESS}={facts.has(ADDRESS)[:60]} has no port, which jax.distributed.initialize needs")
-    on_cpu = facts.settings.rehearse or not _uses_accelerator(facts, decision)
-    if on_cpu and not versions.jax_has_gloo(facts.image.version):
-        exports.default("JAX_CPU_COLLECTIVES_IMPLEMENTATION", "gloo")
-    if nproc == 1 and decision.runtime == "gpu" and not on_cpu:
-        gpus = facts.host.gpu_count(facts.env)
-        every = ",".join(str(number) for number in range(gpus))
-        if gpus:
-            exports.default("JAX_LOCAL_DEVICE_IDS", local_rank or every)
+        return variables
+    accelerated = uses_accelerator(facts, decision)
+    if not accelerated and not versions.jax_has_gloo(facts.image.version):
+        variables["JAX_CPU_COLLECTIVES_IMPLEMENTATION"] = "gloo"
+    gpus = facts.host.gpu_count(facts.env) if accelerated and decision.runtime == "gpu" else 0
+    if gpus and nproc == 1:
+        variables["JAX_LOCAL_DEVICE_IDS"] = local_rank or ",".join(str(number) for number in range(gpus))
+    return variables
+
+
+def lacks_port(env: Mapping[str, str]) -> bool:
+    """Return whether JAX_COORDINATOR_ADDRESS is set without a port; jax.distributed.initialize raises IndexError."""
+    return bool(text(env, ADDRESS)) and not split(ADDRESS, text(env, ADDRESS))[1]
 
 
 def process(env: Mapping[str, str], gpus: int) -> dict[str, str]:
