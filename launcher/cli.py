@@ -556,8 +556,7 @@ def _members(report: Report, env: dict[str, str]) -> tuple[list[Member], socket.
     if facts.image.may_be("jax"):
         from launcher import jax
 
-        on_gpu = report.decision.runtime == "gpu" and not facts.settings.rehearse
-        gpus = facts.host.gpu_count(facts.env) if on_gpu and facts.image.framework == "jax" else 0
+        gpus = jax.gpus(facts, report.decision)
         environments = [{**member, **jax.process(member, gpus)} for member in environments]
     members = [Member(f"rank {one['RANK']}", report.command, one) for one in environments]
     address, port = environments[0]["MASTER_ADDR"], environments[0]["MASTER_PORT"]

@@ -212,7 +212,7 @@ def _from_tasks(
 
 
 def _jax(env: Mapping[str, str], _: Slice | None) -> Cluster | None:
-    """JAX_PROCESS_ID and JAX_NUM_PROCESSES, which Kubeflow sets for JAX: a process is a node (R13.25)."""
+    """Return the coordinates in JAX_PROCESS_ID and JAX_NUM_PROCESSES: a process of JAX is a node (R13.25)."""
     if not text(env, "JAX_NUM_PROCESSES"):
         return None  # refused by R13.18 if the number of the process is over 0
     nodes = integer("JAX_NUM_PROCESSES", text(env, "JAX_NUM_PROCESSES"), 1, MAX_NODES)
@@ -466,8 +466,8 @@ def resolve(env: Mapping[str, str], settings: Settings, found: Slice | None = No
         explicit["MASTER_ADDR"] = settings.master_addr
     if settings.master_port:
         explicit["MASTER_PORT"] = str(settings.master_port)
-    host, port = coordinator(env)
-    if host and not text(explicit, "MASTER_ADDR"):
+    if text(env, "JAX_COORDINATOR_ADDRESS") and not text(explicit, "MASTER_ADDR"):
+        host, port = coordinator(env)
         explicit["MASTER_ADDR"] = host
         if port and not text(explicit, "MASTER_PORT"):
             explicit["MASTER_PORT"] = str(port)

@@ -393,8 +393,10 @@ def _coordinates(
     if facts.image.may_be("jax"):
         from launcher import jax
 
-        exports.defaults(jax.coordinates(facts, decision, cluster, nproc, port, local_rank))
-        if facts.image.framework == "jax" and jax.lacks_port(facts.env):
+        variables = jax.coordinates(facts, decision, cluster, nproc, port, local_rank)
+        _override(exports, jax.ADDRESS, variables.pop(jax.ADDRESS), jax.is_replaced(facts))
+        exports.defaults(variables)
+        if facts.image.framework == "jax" and jax.lacks_port(facts):
             given = facts.has(jax.ADDRESS)
             exports.warn(f"{jax.ADDRESS}={given[:60]} has no port, which jax.distributed.initialize needs")
     if task:

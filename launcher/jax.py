@@ -32,6 +32,12 @@ def uses_accelerator(facts: Facts, decision: Decision) -> bool:
     return bool(needed) and facts.image.accelerator in ("", needed) and not facts.settings.rehearse
 
 
+def gpus(facts: Facts, decision: Decision) -> int:
+    """Return the number of GPUs that JAX uses on this node; 0 if it uses none, or the framework is unknown."""
+    used = facts.image.framework == "jax" and decision.runtime == "gpu" and uses_accelerator(facts, decision)
+    return facts.host.gpu_count(facts.env) if used else 0
+
+
 def coordinates(
     facts: Facts, decision: Decision, cluster: Cluster, nproc: int, port: int, local_rank: str
 ) -> dict[str, str]:
@@ -46,37 +52,43 @@ def coordinates(
         local_rank: LOCAL_RANK of a process that a scheduler has started; "" for the only process of its node.
     """
     task = cluster.task
-    variables = {ADDRESS: join(cluster.master_addr, master_port(facts.env, "JAX_COORDINATOR_PORT") or port)}
+    own_port = facts.settings.master_port or master_port(facts.env, "JAX_COORDINATOR_PORT")
+    variables = {ADDRESS: join(cluster.master_addr, own_port or port)}
     if nproc == 1:
         variables["JAX_NUM_PROCESSES"] = str(task.world_size if task else cluster.nnodes)
         variables["JAX_PROCESS_ID"] = str(task.rank if task else cluster.node_rank)
     if facts.image.framework != "jax":
         return variables
-    accelerated = uses_accelerator(facts, decision)
-    if not accelerated and not versions.jax_has_gloo(facts.image.version):
+    if not uses_accelerator(facts, decision) and not versions.jax_has_gloo(facts.image.version):
         variables["JAX_CPU_COLLECTIVES_IMPLEMENTATION"] = "gloo"
-    gpus = facts.host.gpu_count(facts.env) if accelerated and decision.runtime == "gpu" else 0
-    if gpus and nproc == 1:
-        variables["JAX_LOCAL_DEVICE_IDS"] = local_rank or ",".join(str(number) for number in range(gpus))
+    every = ",".join(str(number) for number in range(gpus(facts, decision)))
+    if every and nproc == 1:
+        variables["JAX_LOCAL_DEVICE_IDS"] = local_rank or every
     return variables
 
 
-def lacks_port(env: Mapping[str, str]) -> bool:
-    """Return whether JAX_COORDINATOR_ADDRESS is set without a port; jax.distributed.initialize raises IndexError."""
-    return bool(text(env, ADDRESS)) and not split(ADDRESS, text(env, ADDRESS))[1]
+def is_replaced(facts: Facts) -> bool:
+    """Return whether LAUNCHER_MASTER_ADDR or LAUNCHER_MASTER_PORT replaces a coordinator that is set (R13)."""
+    return bool(facts.settings.master_addr or facts.settings.master_port)
 
 
-def process(env: Mapping[str, str], gpus: int) -> dict[str, str]:
+def lacks_port(facts: Facts) -> bool:
+    """Return whether the coordinator is kept without a port; jax.distributed.initialize raises IndexError."""
+    given = facts.has(ADDRESS)
+    return bool(given) and not is_replaced(facts) and not split(ADDRESS, given)[1]
+
+
+def process(env: Mapping[str, str], present: int) -> dict[str, str]:
     """Return the variables of one of several processes that the launcher starts on this node (R14.7).
 
     Args:
         env: that of the process, with RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR and MASTER_PORT.
-        gpus: GPUs that it sees; 0 if JAX uses none.
+        present: GPUs that JAX uses on this node.
     """
-    found = {"JAX_NUM_PROCESSES": env["WORLD_SIZE"], "JAX_PROCESS_ID": env["RANK"]}
-    if int(env["LOCAL_RANK"]) < gpus and not text(env, "JAX_LOCAL_DEVICE_IDS"):
-        found["JAX_LOCAL_DEVICE_IDS"] = env["LOCAL_RANK"]
-    return found
+    variables = {"JAX_NUM_PROCESSES": env["WORLD_SIZE"], "JAX_PROCESS_ID": env["RANK"]}
+    if int(env["LOCAL_RANK"]) < present and not text(env, "JAX_LOCAL_DEVICE_IDS"):
+        variables["JAX_LOCAL_DEVICE_IDS"] = env["LOCAL_RANK"]
+    return variables
 
 
 def refuse_loopback(facts: Facts, cluster: Cluster) -> None:
@@ -87,9 +99,10 @@ def refuse_loopback(facts: Facts, cluster: Cluster) -> None:
     """
     if cluster.nnodes < 2 or cluster.node_rank is None or cluster.given or facts.settings.rehearse:
         return
-    name, host = ADDRESS, coordinator(facts.env)[0]
+    name, host = ADDRESS, "" if is_replaced(facts) else coordinator(facts.env)[0]
     if not host:
-        name, host = "MASTER_ADDR", cluster.master_addr
+        name = "LAUNCHER_MASTER_ADDR" if facts.settings.master_addr else "MASTER_ADDR"
+        host = cluster.master_addr
         if cluster.source == "AWS Batch" and not cluster.node_rank:
             return  # the other nodes know the address of this one (R13.24)
     if host in ("localhost", "::1", "0.0.0.0") or host.startswith("127."):

@@ -374,10 +374,10 @@ def refuse_determined(env: Mapping[str, str]) -> None:
 
     try:
         with open(text(env, "LAUNCHER_SYSROOT").rstrip("/") + DETERMINED_FILE, "rb", opener=regular) as file:
-            found = json.loads(file.read(MAX_FILE).decode("utf-8"))
+            rendezvous = json.loads(file.read(MAX_FILE).decode("utf-8"))
     except (OSError, ValueError, RecursionError):
         return
-    containers = found.get("container_addrs") if isinstance(found, dict) else None
+    containers = rendezvous.get("container_addrs") if isinstance(rendezvous, dict) else None
     if isinstance(containers, list) and len(containers) > 1:
         raise config_error(
             f"this is one of {len(containers)} containers of Determined ({DETERMINED_FILE}), and none of its launch "

@@ -141,8 +141,9 @@ def test_a_single_process_stays_plain(launch: Launch) -> None:
     ],
 )
 def test_the_variables_of_jax_are_a_source_for_every_framework(env: dict[str, str], expected: tuple[object]) -> None:
-    found = resolve(env, Settings(env))
-    assert (found.node_rank, found.nnodes, found.master_addr, found.master_port)[: len(expected)] == expected
+    cluster = resolve(env, Settings(env))
+    coordinates = (cluster.node_rank, cluster.nnodes, cluster.master_addr, cluster.master_port)
+    assert coordinates[: len(expected)] == expected
 
 
 def test_torch_gets_its_variables_from_those_of_jax(launch: Launch) -> None:
@@ -168,6 +169,21 @@ def test_values_that_are_set_are_kept(launch: Launch) -> None:
     data = launch({**env, "JAX_COORDINATOR_ADDRESS": "mine"}).data
     assert "JAX_COORDINATOR_ADDRESS" not in data["exports"]
     assert data["warnings"] == ["JAX_COORDINATOR_ADDRESS=mine has no port, which jax.distributed.initialize needs"]
+
+
+def test_the_address_for_the_launcher_replaces_one_that_is_set(launch: Launch) -> None:
+    env = {**JAX, **TRAIN_JOB, "JAX_PROCESS_ID": "1"}
+    assert _of(launch({**env, "LAUNCHER_MASTER_ADDR": "mine"}).exports) == ("mine:6666", None, None)
+    assert _of(launch({**env, "LAUNCHER_MASTER_PORT": "7"}).exports) == ("job-node-0-0.job:7", None, None)
+    launched = launch({**env, "LAUNCHER_MASTER_ADDR": "127.0.0.1"})
+    assert launched.status == 2
+    assert "LAUNCHER_MASTER_ADDR is 127.0.0.1" in launched.err
+
+
+def test_an_invalid_coordinator_is_of_no_concern_for_torch_with_an_address(launch: Launch) -> None:
+    env = {"MASTER_ADDR": "m", "NODE_RANK": "1", "NNODES": "2", "JAX_COORDINATOR_ADDRESS": "a b"}
+    assert launch({**env, "LAUNCHER_FRAMEWORK": "torch==2.9.1"}).status == 0
+    assert launch({**env, **JAX}).status == 2
 
 
 def test_a_number_of_the_batch_script_that_every_task_inherits_warns(launch: Launch) -> None:
@@ -315,6 +331,18 @@ def test_several_slices_of_tpu_vms(launch: Launch, machine: Machine, google_clou
     assert _of(launch({**JAX, "MEGASCALE_SLICE_ID": "0"}).exports) == ("s0-h0:8482", "4", "1")
 
 
+@pytest.mark.parametrize(
+    "invalid", [{"MEGASCALE_SLICE_ID": ""}, {"MEGASCALE_NUM_SLICES": "two"}, {"MEGASCALE_SLICE_ID": "2"}]
+)
+def test_slices_whose_numbers_cannot_be_used_count_as_one(
+    launch: Launch, machine: Machine, google_cloud: Callable[..., object], invalid: dict[str, str]
+) -> None:
+    tpu_env = "".join(f"{name}: '{value}'\n" for name, value in {**SLICES, "WORKER_ID": "1", **invalid}.items())
+    google_cloud(attributes={"tpu-env": tpu_env, "worker-network-endpoints": "h0,h1"})
+    machine.add_devices("/dev/accel0")
+    assert _of(launch(JAX).exports) == ("h0:8482", "2", "1")
+
+
 #: Prints what a process got.
 SHOW = f"import json, os; print(json.dumps([os.environ.get(name) for name in {(*NAMES, 'JAX_LOCAL_DEVICE_IDS')!r}]))"
 
@@ -330,7 +358,7 @@ def test_several_processes_of_a_node_are_numbered(tmp_path: Path) -> None:
     job = _start({"LAUNCHER_NPROC": "2"}, sys.executable, "-c", SHOW)
     out, err = job.communicate(timeout=60)
     assert job.returncode == 0, err
-    first, second = sorted((json.loads(line) for line in out.splitlines()), key=lambda one: str(one[2]))
+    first, second = sorted((json.loads(line) for line in out.splitlines()), key=lambda values: str(values[2]))
     assert first[0] == second[0] and first[0].startswith("127.0.0.1:")
     assert (first[1:], second[1:]) == (["2", "0", None], ["2", "1", None])
     env = {**TRAIN_JOB, "JAX_PROCESS_ID": "1", "LAUNCHER_NPROC": "2", "LAUNCHER_JAX_TIMEOUT": "0"}
