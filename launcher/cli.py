@@ -8,6 +8,7 @@ import sys
 from launcher import cluster as clusters
 from launcher import explain, process, processes, redact, torchrun
 from launcher import exports as exporting
+from launcher.address import join
 from launcher.errors import CONFIG, PERMANENT, RETRYABLE, LaunchError, config_error
 from launcher.explain import Report
 from launcher.host import Host
@@ -311,6 +312,10 @@ def _resolve(arguments: Arguments, facts: Facts, log: Log) -> Report:
     if decision.runtime == "tpu-local":
         _complete_slice(facts, decision)
     cluster = clusters.resolve(env, settings, decision.slice)
+    if image.framework == "jax":
+        from launcher import jax
+
+        jax.refuse_loopback(facts, cluster)
     if decision.runtime == "gpu" and image.gpus and facts.host.has_gpu(env):
         _check_gpus(facts, decision, cluster, log)
     nproc = processes.count(facts, decision.runtime, named, cluster, command)
@@ -358,7 +363,8 @@ def _without_effect(facts: Facts, cluster: Cluster) -> str:
 def _complete_slice(facts: Facts, decision: Decision) -> None:
     """Read the slice from a TPU VM's metadata server if the environment does not describe it (R4.2)."""
     known = decision.slice is not None and bool(decision.slice.workers)
-    if known or not facts.tpu_chips or skips_metadata(facts.env) or not facts.image.may_be("torch_xla", "torch_tpu"):
+    reads = facts.image.may_be("torch_xla", "torch_tpu", "jax")
+    if known or not facts.tpu_chips or skips_metadata(facts.env) or not reads:
         return
     from launcher.cloud import METADATA_ADDRESS, PROBE_TIMEOUT, Metadata, tpu_vm_attributes
     from launcher.fetch import FetchError
@@ -469,23 +475,59 @@ def _start_lines(report: Report, settings: Settings) -> list[str]:
     return before + explain.summary(report)
 
 
+def _wait_for_node_0(report: Report, settings: Settings, env: Mapping[str, str], log: Log) -> None:
+    """Wait for JAX's coordinator (R12.6), else for the name of node 0 (R12.5).
+
+    Args:
+        report: the result.
+        settings: time limits.
+        env: the trainer's environment.
+        log: for a signal that ends the wait.
+
+    Raises:
+        LaunchError: retryable, if node 0 was not there in time.
+    """
+    cluster, facts = report.cluster, report.facts
+    bound = 0.0
+    if facts.image.may_be("jax") and (cluster.task or cluster.nnodes > 1):
+        from launcher import jax
+
+        host, port = jax.coordinator_of(env)
+        bound = jax.coordinator_timeout(facts, cluster, report.command) if port else 0.0
+    waits = cluster.node_rank and cluster.nnodes > 1 and not cluster.given and facts.image.may_be("torch", "jax")
+    if not (bound or waits):
+        return
+    import time
+
+    what = f"JAX's coordinator at {join(host, port)}" if bound else f"the name of node 0, {cluster.master_addr!r}"
+
+    def report_signal(reason: str, status: int) -> None:
+        _fail(f"{reason} for {what}", status, facts.env, log)
+
+    with process.ExitOnSignal(report_signal):
+        if bound:
+            problem = process.wait_for_port(host, port, bound, time.sleep, time.monotonic)
+        elif process.wait_for_name(cluster.master_addr, settings.dns_timeout, time.sleep, time.monotonic):
+            problem = ""
+        else:
+            problem = "did not resolve"
+    if problem and bound:
+        raise LaunchError(
+            f"{what} ({cluster.source}) did not accept a connection within {bound:g} s ({problem}): check that node 0 "
+            "is running, or increase LAUNCHER_JAX_TIMEOUT",
+            settings.retryable_exit,
+        )
+    if problem:
+        raise LaunchError(
+            f"{what} ({cluster.source}), {problem} within {settings.dns_timeout:g} s: check that node 0 is running, or "
+            "increase LAUNCHER_DNS_TIMEOUT",
+            settings.retryable_exit,
+        )
+
+
 def _start(report: Report, settings: Settings, log: Log) -> int:
-    cluster, env = report.cluster, report.facts.env
-    if cluster.node_rank and cluster.nnodes > 1 and not cluster.given and report.facts.image.may_be("torch"):
-        import time
-
-        def report_signal(reason: str, status: int) -> None:
-            _fail(f"{reason} for the name of node 0, {cluster.master_addr!r}", status, env, log)
-
-        with process.ExitOnSignal(report_signal):
-            found = process.wait_for_name(cluster.master_addr, settings.dns_timeout, time.sleep, time.monotonic)
-        if not found:
-            raise LaunchError(
-                f"the name of node 0, {cluster.master_addr!r} ({cluster.source}), did not resolve within "
-                f"{settings.dns_timeout:g} s: check that node 0 is running, or increase LAUNCHER_DNS_TIMEOUT",
-                settings.retryable_exit,
-            )
     trainers_env = report.exports.apply()
+    _wait_for_node_0(report, settings, trainers_env, log)
     init = process.is_init()
     if not init and report.nproc == 1 and not report.torchrun:
         process.replace(report.command, trainers_env)
@@ -511,6 +553,11 @@ def _members(report: Report, env: dict[str, str]) -> tuple[list[Member], socket.
     if facts.image.framework == "torch_tpu" and report.decision.runtime == "tpu-local" and not facts.settings.rehearse:
         env = {**processes.tpu_environment(facts, report.decision, cluster, nproc, env), **env}
     environments = processes.environments(env, cluster, nproc)
+    if facts.image.may_be("jax"):
+        from launcher import jax
+
+        gpus = jax.gpus(facts, report.decision)
+        environments = [{**member, **jax.process(member, gpus)} for member in environments]
     members = [Member(f"rank {one['RANK']}", report.command, one) for one in environments]
     address, port = environments[0]["MASTER_ADDR"], environments[0]["MASTER_PORT"]
     chosen = "MASTER_PORT" in report.exports.values and port.isdigit()

@@ -211,11 +211,40 @@ def _from_tasks(
     return found
 
 
+def _jax(env: Mapping[str, str], _: Slice | None) -> Cluster | None:
+    """Return the coordinates in JAX_PROCESS_ID and JAX_NUM_PROCESSES: a process of JAX is a node (R13.25)."""
+    if not text(env, "JAX_NUM_PROCESSES"):
+        return None  # refused by R13.18 if the number of the process is over 0
+    nodes = integer("JAX_NUM_PROCESSES", text(env, "JAX_NUM_PROCESSES"), 1, MAX_NODES)
+    rank = integer("JAX_PROCESS_ID", text(env, "JAX_PROCESS_ID"), 0, nodes - 1)
+    if nodes > 1 and not text(env, "MASTER_ADDR"):  # or JAX_COORDINATOR_ADDRESS, see `resolve`
+        return None  # another source may know the address; if none does: _refuse_unknown
+    host, port = address.split("MASTER_ADDR", text(env, "MASTER_ADDR") or LOCAL_ADDR)
+    return Cluster("JAX", rank, nodes, host, master_port(env) or port or DEFAULT_PORT)
+
+
+def coordinator(env: Mapping[str, str]) -> tuple[str, int]:
+    """Return host and port of JAX's coordinator as they are set (R13.25); "" and 0 if they are not.
+
+    XPK sets JAX_COORDINATOR_ADDRESS without a port and JAX_COORDINATOR_PORT; Kubeflow sets the port in both.
+
+    Raises:
+        LaunchError: (2) if the address or the port is invalid.
+    """
+    if not text(env, "JAX_COORDINATOR_ADDRESS"):
+        return "", 0
+    host, port = address.split("JAX_COORDINATOR_ADDRESS", text(env, "JAX_COORDINATOR_ADDRESS"))
+    return host, port or master_port(env, "JAX_COORDINATOR_PORT")
+
+
 def _indexed_job(env: Mapping[str, str], found: Slice | None) -> Cluster | None:
     """The hosts of a TPU slice, or the pods of a JobSet or an indexed Job (R13.6).
 
-    Nodes of several slices are numbered slice by slice, as JAX does.
+    Nodes of several slices are numbered slice by slice, as JAX does. A TPU VM has the variables of several slices in
+    the metadata server.
     """
+    if found and found.megascale:
+        env = {**found.megascale, **{name: value for name, value in env.items() if value.strip()}}
     slices, slice_number = _slices(env)
     index = text(env, "JOB_COMPLETION_INDEX")
     rank = integer("JOB_COMPLETION_INDEX", index, 0, MAX_NODES) if index else None
@@ -305,6 +334,24 @@ def _sagemaker(env: Mapping[str, str], _: Slice | None) -> Cluster | None:
     return schedulers.sagemaker(env)
 
 
+def _sky_pilot(env: Mapping[str, str], _: Slice | None) -> Cluster | None:
+    from launcher import schedulers
+
+    return schedulers.numbered(env, schedulers.SKYPILOT)
+
+
+def _dstack(env: Mapping[str, str], _: Slice | None) -> Cluster | None:
+    from launcher import schedulers
+
+    return schedulers.numbered(env, schedulers.DSTACK)
+
+
+def _aws_batch(env: Mapping[str, str], _: Slice | None) -> Cluster | None:
+    from launcher import schedulers
+
+    return schedulers.numbered(env, schedulers.AWS_BATCH)
+
+
 class Source:
     """A row of the table of R13.
 
@@ -357,6 +404,12 @@ SOURCES = (
     ),
     Source("R13.13", ("NODE_RANK",), _nodes, ("NNODES", "MASTER_ADDR")),
     Source(
+        "R13.25",
+        ("JAX_PROCESS_ID",),
+        _jax,
+        ("JAX_NUM_PROCESSES", "JAX_COORDINATOR_ADDRESS", "JAX_COORDINATOR_PORT"),
+    ),
+    Source(
         "R13.3",
         ("PET_NNODES", "PET_NODE_RANK", "PET_MASTER_ADDR", "PET_RDZV_ENDPOINT"),
         _pet,
@@ -373,6 +426,18 @@ SOURCES = (
     Source("R13.14", ("LWS_GROUP_SIZE",), _leader_worker_set, ("LWS_WORKER_INDEX", "LWS_LEADER_ADDRESS")),
     Source("R13.15", ("VC_TASK_INDEX", "VK_TASK_INDEX"), _volcano, ("HOSTNAME",)),
     Source("R13.16", ("SM_HOSTS", "TRAINING_JOB_NAME"), _sagemaker, ("SM_CURRENT_HOST",)),
+    Source("R13.22", ("SKYPILOT_NODE_RANK",), _sky_pilot, ("SKYPILOT_NUM_NODES", "SKYPILOT_NODE_IPS")),
+    Source("R13.23", ("DSTACK_NODE_RANK",), _dstack, ("DSTACK_NODES_NUM", "DSTACK_MASTER_NODE_IP")),
+    Source(
+        "R13.24",
+        ("AWS_BATCH_JOB_NODE_INDEX",),
+        _aws_batch,
+        (
+            "AWS_BATCH_JOB_NUM_NODES",
+            "AWS_BATCH_JOB_MAIN_NODE_INDEX",
+            "AWS_BATCH_JOB_MAIN_NODE_PRIVATE_IPV4_ADDRESS",
+        ),
+    ),
 )
 
 # The variables of these sources, for `--explain`.
@@ -401,6 +466,11 @@ def resolve(env: Mapping[str, str], settings: Settings, found: Slice | None = No
         explicit["MASTER_ADDR"] = settings.master_addr
     if settings.master_port:
         explicit["MASTER_PORT"] = str(settings.master_port)
+    if text(env, "JAX_COORDINATOR_ADDRESS") and not text(explicit, "MASTER_ADDR"):
+        host, port = coordinator(env)
+        explicit["MASTER_ADDR"] = host
+        if port and not text(explicit, "MASTER_PORT"):
+            explicit["MASTER_PORT"] = str(port)
     for source in SOURCES:
         if any(text(env, name) for name in source.signals) or (found and source.read is _indexed_job):
             cluster = source.read(explicit, found)
@@ -433,11 +503,23 @@ def _use_master_variables(cluster: Cluster, env: Mapping[str, str]) -> None:
 RANKS = (
     ("RANK", "WORLD_SIZE"),
     ("NODE_RANK", "NNODES"),
+    ("JAX_PROCESS_ID", "JAX_NUM_PROCESSES"),
     ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"),
     ("LWS_WORKER_INDEX", "LWS_GROUP_SIZE"),
     ("MEGASCALE_SLICE_ID", "MEGASCALE_NUM_SLICES"),
+    ("SKYPILOT_NODE_RANK", "SKYPILOT_NUM_NODES"),
+    ("DSTACK_NODE_RANK", "DSTACK_NODES_NUM"),
+    ("AWS_BATCH_JOB_NODE_INDEX", "AWS_BATCH_JOB_NUM_NODES"),
+    ("FLUX_TASK_RANK", "FLUX_JOB_SIZE"),
+    ("JSM_NAMESPACE_RANK", "JSM_NAMESPACE_SIZE"),  # jsrun of LSF
+    ("PALS_RANKID", ""),  # mpiexec of HPE Cray; its PMI_RANK and PMI_SIZE are refused below
     ("PMIX_RANK", ""),
 )
+ADDRESSES = {
+    "RANK": "set MASTER_ADDR",
+    "NODE_RANK": "set MASTER_ADDR",
+    "JAX_PROCESS_ID": "set JAX_COORDINATOR_ADDRESS to HOST:PORT of process 0",
+}
 RESOLVE = "set RANK, WORLD_SIZE and MASTER_ADDR, or NODE_RANK, NNODES and MASTER_ADDR"
 
 
@@ -451,7 +533,7 @@ def _refuse_unknown(env: Mapping[str, str]) -> None:
         if size and text(env, rank) and _number(env, size, 1) > 1:
             raise config_error(
                 f"{rank}={text(env, rank)[:20]} and {size}={text(env, size)[:20]} are set, but the address of node 0 "
-                f"is unknown: {'set MASTER_ADDR' if rank in ('RANK', 'NODE_RANK') else RESOLVE}"
+                f"is unknown: {ADDRESSES.get(rank, RESOLVE)}"
             )
     ranks = max(_number(env, "PMI_ID", 0), _number(env, "PMI_RANK", 0), _number(env, "MPI_LOCALNRANKS", 1) - 1)
     if ranks > 0 and not text(env, "PMI_SIZE"):
@@ -464,6 +546,10 @@ def _refuse_unknown(env: Mapping[str, str]) -> None:
             f"PMI_SIZE is {_number(env, 'PMI_SIZE', 1)}, but the rank on this node is unknown: set RANK, WORLD_SIZE, "
             "LOCAL_RANK and MASTER_ADDR"
         )
+    if text(env, "DET_TASK_ID"):
+        from launcher import schedulers
+
+        schedulers.refuse_determined(env)
 
 
 def _warn_of_other_ranks(cluster: Cluster, env: Mapping[str, str]) -> None:
@@ -474,6 +560,7 @@ def _warn_of_other_ranks(cluster: Cluster, env: Mapping[str, str]) -> None:
     ranks = [("RANK", task.rank if task else cluster.node_rank)]
     if not task or task.nodes_known:
         ranks.append(("NODE_RANK", cluster.node_rank))
+    ranks.append(("JAX_PROCESS_ID", task.rank if task else cluster.node_rank))
     for name, ours in ranks:
         if text(env, name) and text(env, name) != str(ours):
             cluster.warnings.append(

@@ -8,7 +8,7 @@ from __future__ import annotations
 from launcher import tpu_vm, versions, xrt
 from launcher.address import without_port
 from launcher.errors import LaunchError, config_error
-from launcher.runtime import NODE_FOR_TORCH, names_addresses
+from launcher.runtime import WITHOUT_NODES, names_addresses
 from launcher.settings import text
 
 TYPE_CHECKING = False
@@ -128,6 +128,8 @@ def plan(
         _without_accelerator(exports, facts, decision)
     if decision.runtime != "tpu-local" or facts.settings.rehearse:
         _no_local_tpu(exports, facts)
+    if facts.image.framework == "jax":
+        _jax_backend(exports, facts, decision)
     _coordinates(exports, facts, decision, cluster, one_process, nproc)
     _files(exports, facts)
     _compiled_code(exports, facts)
@@ -138,7 +140,7 @@ def refuse_tpu_node(facts: Facts, decision: Decision) -> None:
     """Fail before the wait if this image cannot use a TPU node (R11.4).
 
     TPU nodes need XRT, which was removed in torch_xla 2.1 and is not part of torch_tpu and torch. In a rehearsal this
-    is a warning. For plain torch only a requested TPU node arrives here; `decide` passes over a detected one.
+    is a warning. For plain torch and JAX only a requested TPU node arrives here; `decide` passes over a detected one.
 
     Raises:
         LaunchError: (2) with the alternatives.
@@ -146,8 +148,8 @@ def refuse_tpu_node(facts: Facts, decision: Decision) -> None:
     image = facts.image
     if decision.runtime != "tpu-node" or decision.untouched:
         return
-    if image.framework == "torch":
-        message = f"{decision.why} {NODE_FOR_TORCH}"
+    if image.framework in WITHOUT_NODES:
+        message = f"{decision.why} {WITHOUT_NODES[image.framework]}"
     elif image.framework == "torch_tpu" or (image.framework == "torch_xla" and not versions.has_xrt(image.version)):
         message = (
             f"{decision.why} names a TPU node, which needs XRT, but {image.framework} {image.version} has no XRT "
@@ -234,7 +236,7 @@ def _tpu_local(exports: Exports, facts: Facts, decision: Decision, cluster: Clus
     if not decision.untouched:
         if on_xrt:
             _xrt_vm(exports, found)
-        elif not facts.settings.rehearse or not _has_pjrt(facts):
+        elif image.framework != "jax" and not (facts.settings.rehearse and _has_pjrt(facts)):
             exports.default("PJRT_DEVICE", "TPU")
         if found and decision.rule == "R3":
             exports.defaults(tpu_vm.missing_variables(facts.env, found))
@@ -346,6 +348,19 @@ def _rehearsal(exports: Exports, facts: Facts, decision: Decision) -> None:
         exports.replace("CUDA_VISIBLE_DEVICES", "-1")
 
 
+def _jax_backend(exports: Exports, facts: Facts, decision: Decision) -> None:
+    """Select the CPU where the image cannot use an accelerator of this machine, and in a rehearsal (R9.3)."""
+    from launcher import jax
+
+    given = facts.has("JAX_PLATFORMS")
+    if facts.settings.rehearse:
+        if given not in ("", "cpu"):
+            exports.warn(f"rehearsal: JAX_PLATFORMS={given[:40]} replaced by cpu")
+        exports.replace("JAX_PLATFORMS", "cpu")
+    elif not decision.untouched and not jax.uses_accelerator(facts, decision):
+        exports.default("JAX_PLATFORMS", "cpu")
+
+
 def _multi_host(decision: Decision, cluster: Cluster) -> bool:
     return cluster.nnodes > 1 or (decision.slice is not None and decision.slice.hosts > 1)
 
@@ -364,20 +379,30 @@ def _coordinates(
         return  # a plain script stays plain: LOCAL_RANK, for example, makes Accelerate start a process group
     on_pjrt_tpu = decision.runtime == "tpu-local" and not text(facts.env, "XRT_TPU_CONFIG")
     on_pjrt_tpu = on_pjrt_tpu and "XRT_TPU_CONFIG" not in exports.values
+    port = cluster.master_port or free_port()
     if not (on_pjrt_tpu and _multi_host(decision, cluster)):
         # PyTorch takes MASTER_ADDR for a host name: brackets and a port in it are removed.
         given = facts.has("MASTER_ADDR")
         with_port = given != cluster.master_addr == without_port(given)
         _override(exports, "MASTER_ADDR", cluster.master_addr, with_port or bool(facts.settings.master_addr))
-        port = cluster.master_port or free_port()
         _override(exports, "MASTER_PORT", str(port), bool(facts.settings.master_port))
     if not task or task.nodes_known:
         exports.default("NODE_RANK", str(cluster.node_rank))
         exports.default("NNODES", str(cluster.nnodes))
+    local_rank = _local_rank(exports, facts, decision, task) if task else ""
+    if facts.image.may_be("jax"):
+        from launcher import jax
+
+        variables = jax.coordinates(facts, decision, cluster, nproc, port, local_rank)
+        _override(exports, jax.ADDRESS, variables.pop(jax.ADDRESS), jax.is_replaced(facts))
+        exports.defaults(variables)
+        if facts.image.framework == "jax" and jax.lacks_port(facts):
+            given = facts.has(jax.ADDRESS)
+            exports.warn(f"{jax.ADDRESS}={given[:60]} has no port, which jax.distributed.initialize needs")
     if task:
         exports.default("RANK", str(task.rank))
         exports.default("WORLD_SIZE", str(task.world_size))
-        exports.default("LOCAL_RANK", _local_rank(exports, facts, decision, task))
+        exports.default("LOCAL_RANK", local_rank)
         if task.local_world_size:
             exports.default("LOCAL_WORLD_SIZE", str(task.local_world_size))
     # On a TPU the trainer starts one process per chip itself; LOCAL_RANK means that a launcher has started this one.

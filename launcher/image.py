@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from launcher.host import Host
 
 ACCELERATORS = ("none", "nvidia", "tpu")
-FRAMEWORKS = ("torch", "torch_xla", "torch_tpu", "tensorflow")
+FRAMEWORKS = ("torch", "torch_xla", "torch_tpu", "tensorflow", "jax")
 MANIFEST = "/opt/trainyard/image.json"
 
 

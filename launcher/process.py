@@ -147,6 +147,33 @@ def wait_for_name(name: str, bound: float, sleep: Callable[[float], None], clock
             sleep(min(5.0, left))  # the interval that JAX uses (R12.5)
 
 
+def wait_for_port(
+    host: str, port: int, bound: float, sleep: Callable[[float], None], clock: Callable[[], float]
+) -> str:
+    """Wait until a host accepts a connection, because nodes start in parallel with node 0 (R12.6).
+
+    Args:
+        host, port: its address; the name need not resolve yet.
+        bound: seconds; at least one connection is tried.
+        sleep, clock: `time.sleep` and `time.monotonic`.
+
+    Returns:
+        "" if it accepted a connection, else why the last one failed.
+    """
+    import socket
+
+    end = clock() + bound
+    while True:
+        try:
+            socket.create_connection((host, port), timeout=max(1.0, min(5.0, end - clock()))).close()
+            return ""
+        except (OSError, UnicodeError) as error:
+            left = end - clock()
+            if left <= 0:
+                return getattr(error, "strerror", None) or str(error) or type(error).__name__
+            sleep(min(0.5, left))
+
+
 def termination_log(path: str, sysroot: str, status: int, reason: str) -> None:
     """Write the reason to the termination log, as one line of JSON (R15.5). Errors are ignored.
 

@@ -85,11 +85,11 @@ def starts_processes(command: list[str]) -> bool:
         return True
     if not os.path.basename(command[0]).startswith("python"):
         return False
-    module = _module(command)
-    if module.startswith(STARTER_MODULES):
+    name = module(command)
+    if name.startswith(STARTER_MODULES):
         return True
     script = next((word for word in command[1:] if not word.startswith("-")), "")
-    return not module and os.path.basename(script) in STARTERS
+    return not name and os.path.basename(script) in STARTERS
 
 
 def is_python(command: list[str]) -> bool:
@@ -97,8 +97,8 @@ def is_python(command: list[str]) -> bool:
     return bool(command) and os.path.basename(command[0]).startswith("python") and len(command) > 1
 
 
-def _module(command: list[str]) -> str:
-    """The module of `python [OPTIONS] -m MODULE`, else ""."""
+def module(command: list[str]) -> str:
+    """Return the module of `python [OPTIONS] -m MODULE`, else ""."""
     for number, word in enumerate(command[1:-1], 1):
         if word == "-m":
             return command[number + 1]
@@ -109,7 +109,7 @@ def _module(command: list[str]) -> str:
 
 def _cores(command: list[str]) -> int | None:
     """The value of `--num-cores` of one of this project's trainers; None without one, or for another trainer."""
-    if not _module(command).startswith(TRAINERS):
+    if not module(command).startswith(TRAINERS):
         return None
     found = None
     for number, word in enumerate(command):

@@ -22,10 +22,16 @@ if TYPE_CHECKING:
     from launcher.image import Image
     from launcher.settings import Settings
 
-# Plain torch has no runtime for TPU nodes (R11.4).
-NODE_FOR_TORCH = (
-    "names a TPU node, which plain torch cannot use; use an image with torch_xla <= 2.0 or TensorFlow for the TPU"
-)
+# Frameworks that have no runtime for TPU nodes, and train without one (R11.4), with what the message says.
+WITHOUT_NODES = {
+    "torch": (
+        "names a TPU node, which plain torch cannot use; use an image with torch_xla <= 2.0 or TensorFlow for the TPU"
+    ),
+    "jax": (
+        "names a TPU node, which JAX cannot use; use a TPU VM, or an image with torch_xla <= 2.0 or TensorFlow, for "
+        "the TPU"
+    ),
+}
 NODE_VARIABLES = ("KUBE_GOOGLE_CLOUD_TPU_ENDPOINTS", "TPU_NAME", "TPU_CONFIG")
 SLICE_VARIABLES = ("TPU_WORKER_HOSTNAMES", "TPU_PROCESS_ADDRESSES", "TPU_PROCESS_ADDRESSES_PATH")
 XRT_VARIABLES = ("XRT_TPU_CONFIG", "XRT_DEVICE_MAP", "XRT_WORKERS", "GPU_NUM_DEVICES", "CPU_NUM_DEVICES")
@@ -273,7 +279,7 @@ def decide(facts: Facts) -> Decision:
         decision = rule.decide(facts)
         if decision and decision.runtime == "tpu-node" and _cannot_use_node(facts, rule):
             # The later rules find what the image can use, and nothing waits for the node (R11.4).
-            unused = unused or f"{decision.why} {NODE_FOR_TORCH}: training runs without the TPU"
+            unused = unused or f"{decision.why} {WITHOUT_NODES[facts.image.framework]}: training runs without the TPU"
         elif decision:
             decision.rule = rule.name
             if unused:
@@ -284,7 +290,7 @@ def decide(facts: Facts) -> Decision:
 
 def _cannot_use_node(facts: Facts, rule: Rule) -> bool:
     """Whether a detected TPU node is of no use for this image. A rehearsal waits for it all the same (R10.4)."""
-    return facts.image.framework == "torch" and not facts.settings.rehearse and rule.name in ("R5", "R6", "R7")
+    return facts.image.framework in WITHOUT_NODES and not facts.settings.rehearse and rule.name in ("R5", "R6", "R7")
 
 
 def names_addresses(value: str) -> bool:

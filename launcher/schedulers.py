@@ -1,4 +1,7 @@
-"""Coordinates from schedulers of processes and pods (R13.10 to R13.16). Imported only if their variables are set."""
+"""Coordinates from schedulers of processes, pods and machines (R13.10 to R13.16, R13.22 to R13.24).
+
+Imported only if their variables are set.
+"""
 
 from __future__ import annotations
 
@@ -20,6 +23,7 @@ MAX_FILE = 1 << 20
 HYDRA_PROXIES = ("hydra_pmi_proxy", "hydra_bstrap", "pmi_proxy")  # of MPICH, Intel MPI and older MPICH
 MAX_ANCESTORS = 32
 SAGEMAKER_FILE = "/opt/ml/input/config/resourceconfig.json"
+DETERMINED_FILE = "/run/determined/info/rendezvous.json"  # of Determined's `RendezvousInfo` (R13.18)
 
 
 def open_mpi(env: Mapping[str, str]) -> Cluster | None:
@@ -297,6 +301,89 @@ def sagemaker(env: Mapping[str, str]) -> Cluster | None:
 
 def _sagemaker_source(env: Mapping[str, str]) -> str:
     return "SM_HOSTS" if text(env, "SM_HOSTS") else SAGEMAKER_FILE
+
+
+class Numbered:
+    """A platform that numbers the nodes of a job in variables.
+
+    Attributes:
+        source: name of the platform.
+        rank, size: the variables with the number of this node and of all nodes.
+        addresses: the variable with the address of node 0, first of those that blanks separate.
+        head: the variable with the number of the node that the address is of, and that does not know its own; "" if
+            that is node 0, and every node knows the address.
+    """
+
+    __slots__ = ("addresses", "head", "rank", "size", "source")
+
+    def __init__(self, source: str, rank: str, size: str, addresses: str, head: str = "") -> None:
+        self.source = source
+        self.rank = rank
+        self.size = size
+        self.addresses = addresses
+        self.head = head
+
+
+SKYPILOT = Numbered("SkyPilot", "SKYPILOT_NODE_RANK", "SKYPILOT_NUM_NODES", "SKYPILOT_NODE_IPS")
+DSTACK = Numbered("dstack", "DSTACK_NODE_RANK", "DSTACK_NODES_NUM", "DSTACK_MASTER_NODE_IP")
+AWS_BATCH = Numbered(
+    "AWS Batch",
+    "AWS_BATCH_JOB_NODE_INDEX",
+    "AWS_BATCH_JOB_NUM_NODES",
+    "AWS_BATCH_JOB_MAIN_NODE_PRIVATE_IPV4_ADDRESS",
+    head="AWS_BATCH_JOB_MAIN_NODE_INDEX",
+)
+
+
+def numbered(env: Mapping[str, str], platform: Numbered) -> Cluster | None:
+    """Return the coordinates of a node that a platform has numbered (R13.22 to R13.24); None for the only node.
+
+    The main node of AWS Batch need not be the first one. It becomes node 0, and the nodes after it are numbered on,
+    because the node whose address is known has to be node 0.
+
+    Raises:
+        LaunchError: (2) if a number is invalid, or the address of node 0 is unknown.
+    """
+    if not text(env, platform.size):
+        return None  # refused by R13.18 if the rank is over 0
+    size = _count(env, platform.size)
+    if size == 1:
+        return None
+    rank = _rank(env, platform.rank, size)
+    if platform.head and text(env, platform.head):
+        rank = (rank - _rank(env, platform.head, size)) % size
+    words = (text(env, platform.addresses) or text(env, "MASTER_ADDR")).split()
+    if not words and platform.head and rank == 0:
+        words = [LOCAL_ADDR]  # the other nodes know the address of this one
+    if not words:
+        raise config_error(
+            f"{platform.size} is {size}, but {platform.addresses} is unset: the address of node 0 is unknown; pass "
+            f"{platform.addresses} on, or set MASTER_ADDR"
+        )
+    host, port = address.split(platform.addresses, words[0])
+    return Cluster(platform.source, rank, size, host, master_port(env) or port or DEFAULT_PORT)
+
+
+def refuse_determined(env: Mapping[str, str]) -> None:
+    """Refuse a container of Determined that is one of several, whose launch layer has not set coordinates (R13.18).
+
+    Raises:
+        LaunchError: (2) if the file with the addresses of the containers lists more than one.
+    """
+    import json
+
+    try:
+        with open(text(env, "LAUNCHER_SYSROOT").rstrip("/") + DETERMINED_FILE, "rb", opener=regular) as file:
+            rendezvous = json.loads(file.read(MAX_FILE).decode("utf-8"))
+    except (OSError, ValueError, RecursionError):
+        return
+    containers = rendezvous.get("container_addrs") if isinstance(rendezvous, dict) else None
+    if isinstance(containers, list) and len(containers) > 1:
+        raise config_error(
+            f"this is one of {len(containers)} containers of Determined ({DETERMINED_FILE}), and none of its launch "
+            "layers has set coordinates: start the launcher below one, such as determined.launch.torch_distributed, "
+            "or set NODE_RANK, NNODES and MASTER_ADDR"
+        )
 
 
 def _count(env: Mapping[str, str], name: str) -> int:

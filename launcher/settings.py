@@ -29,6 +29,10 @@ VARIABLES = {
     "LAUNCHER_MASTER_PORT": ("", "port of node 0; overrides the platform's"),
     "LAUNCHER_RDZV_BACKEND": ("static", "c10d: start the processes with torchrun and this rendezvous backend"),
     "LAUNCHER_DNS_TIMEOUT": ("300", "seconds to wait until the name of node 0 resolves"),
+    "LAUNCHER_JAX_TIMEOUT": (
+        "",
+        "seconds to wait for JAX's coordinator on node 0 (default: 300 for Trainyard's, else 0)",
+    ),
     "LAUNCHER_SIGNAL_GROUP": ("", "as PID 1: send signals to the trainer's whole process group"),
     "LAUNCHER_GRACE": ("10", "seconds until SIGKILL: after a process failed, and as PID 1 after a forwarded signal"),
     "LAUNCHER_MIRROR_GCS": ("", "1: export AIP_* gs:// folders also as LAUNCHER_GCS_AIP_*=/gcs/..."),
@@ -128,6 +132,8 @@ class Settings:
         self.master_port = integer("LAUNCHER_MASTER_PORT", port, 1, 65535) if port else 0
         self.rdzv_backend = choice("LAUNCHER_RDZV_BACKEND", value("LAUNCHER_RDZV_BACKEND"), ("static", "c10d"))
         self.dns_timeout = seconds("LAUNCHER_DNS_TIMEOUT", value("LAUNCHER_DNS_TIMEOUT"), 86400)
+        wait = value("LAUNCHER_JAX_TIMEOUT")
+        self.coordinator_timeout = seconds("LAUNCHER_JAX_TIMEOUT", wait, 86400) if wait else None
         self.signal_group = switch("LAUNCHER_SIGNAL_GROUP")
         self.prefix = switch("LAUNCHER_PREFIX")
         self.grace = seconds("LAUNCHER_GRACE", value("LAUNCHER_GRACE"), 3600)

@@ -27,11 +27,13 @@ class Slice:
         process_bounds: hosts along x, y, z, such as "1,1,2"; "" if unknown.
         chips_bounds: chips of one host along x, y, z; "" if unknown.
         plain_names: `worker-network-endpoints` had a format that torch_xla 2.9 cannot read (R4.3).
+        megascale: MEGASCALE_* variables of several slices that the metadata server has in place of the environment.
     """
 
     __slots__ = (
         "accelerator_type",
         "chips_bounds",
+        "megascale",
         "plain_names",
         "process_bounds",
         "source",
@@ -47,6 +49,7 @@ class Slice:
         self.process_bounds = ""
         self.chips_bounds = ""
         self.plain_names = False
+        self.megascale: dict[str, str] = {}
 
     @property
     def hosts(self) -> int:
@@ -281,7 +284,18 @@ def slice_from_metadata(attributes: Mapping[str, str]) -> Slice:
     word = tpu_env.get("WORKER_ID") or attributes.get("agent-worker-number", "").strip()
     if word and _is_number(word) and len(word) < 6:
         found.worker_id = int(word)
+    found.megascale = _megascale(tpu_env)
     return found
+
+
+def _megascale(tpu_env: Mapping[str, str]) -> dict[str, str]:
+    """Return the variables of several slices in the attribute `tpu-env`; {} if a number is missing or invalid."""
+    count, number = (tpu_env.get(f"MEGASCALE_{word}", "") for word in ("NUM_SLICES", "SLICE_ID"))
+    if not (_is_number(count) and _is_number(number) and len(count) < 5 and int(number[:9]) < int(count)):
+        return {}
+    variables = {"MEGASCALE_NUM_SLICES": count, "MEGASCALE_SLICE_ID": number}
+    head = tpu_env.get("MEGASCALE_COORDINATOR_ADDRESS", "")
+    return {**variables, "MEGASCALE_COORDINATOR_ADDRESS": head} if without_port(head) else variables
 
 
 def metadata_as_variables(found: Slice) -> dict[str, str]:

@@ -1,6 +1,6 @@
-"""The launcher's own version, and what each torch_xla release supports (R2.2).
+"""The launcher's own version, and what the releases of torch_xla (R2.2) and JAX (R13.26) support.
 
-Unknown versions of torch_xla count as the current one.
+Unknown versions count as the current one.
 """
 
 from __future__ import annotations
@@ -50,3 +50,11 @@ def pjrt_gpu(version: str) -> str:
 def parses_4d_bounds(version: str) -> bool:
     """Whether `process_bounds_size` accepts the four-dimensional bounds that 2.9 sets on tpu7x; 2.9 does not (R3.7)."""
     return release(version) > (2, 9)
+
+
+def jax_has_gloo(version: str) -> bool:
+    """Return whether JAX's collectives on CPUs are gloo's by default, as since 0.5.1; before, there were none."""
+    words = [*version.split("."), "0"][:3]
+    if not all(word.isascii() and word.isdigit() and len(word) < 6 for word in words):
+        return True
+    return tuple(int(word) for word in words) >= (0, 5, 1)

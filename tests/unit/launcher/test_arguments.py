@@ -103,7 +103,7 @@ def test_print_env_as_assignments(launch: Launch, machine: Machine) -> None:
         ("{", "JSONDecodeError"),
         ("[]", "AttributeError"),
         ('{"schema": 1}', "KeyError: 'framework'"),
-        ('{"framework": "jax"}', "framework is 'jax'"),
+        ('{"framework": "mxnet"}', "framework is 'mxnet'"),
         ('{"framework": "torch", "versions": 3}', "AttributeError"),
         ('{"framework": "torch", "trainers": {"mnist": "x"}}', "not a list of strings"),
         ('{"framework": "torch", "trainers": {"mnist": []}}', "not a list of strings"),

@@ -85,7 +85,7 @@ WORDS = st.sampled_from(
         "grpc://1.2.3.4:8470", "grpc://1.2.3.4:1,grpc://1.2.3.5:1", "grpc://", "tpu_worker;0;1.2.3.4:8470",
         "1:3", "c10d",
         "static", "quiet", "explain", "torch_xla==1.12", "torch_xla==2.0", "torch_xla==2.9.0", "torch==2.9",
-        "tensorflow==2.20",
+        "tensorflow==2.20", "jax==0.4.30", "jax==0.10.2",
         "projects/p/locations/z/nodes/n", "http://x", "nan", "inf", "1e3", "/", "/dev/null", "gs://b/x",
         "tpu-node", "tpu-local",
     ]

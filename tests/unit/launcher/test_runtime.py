@@ -108,7 +108,7 @@ def test_pci_ids_of_tpus(launch: Launch, machine: Machine, device: str, is_tpu: 
             "use a TPU VM",
             id="tpu-node-with-torch_tpu",
         ),
-        pytest.param({"LAUNCHER_FRAMEWORK": "jax==0.10"}, "LAUNCHER_FRAMEWORK is 'jax==0.10'", id="framework"),
+        pytest.param({"LAUNCHER_FRAMEWORK": "mxnet==1.9"}, "LAUNCHER_FRAMEWORK is 'mxnet==1.9'", id="framework"),
         pytest.param({"LAUNCHER_REHEARSE": "maybe"}, "LAUNCHER_REHEARSE is 'maybe': use 1 or 0", id="switch"),
         pytest.param({"LAUNCHER_TPU_ATTEMPTS": "0"}, "whole number from 1", id="attempts"),
         pytest.param({"LAUNCHER_TPU_INTERVAL": "nan"}, "number of seconds", id="interval"),

@@ -1,4 +1,4 @@
-"""Coordinates from Slurm, MPI, LeaderWorkerSet, Volcano and SageMaker (R13.10 to R13.16)."""
+"""Coordinates from schedulers of processes, pods and machines (R13.10 to R13.16, R13.18, R13.22 to R13.24)."""
 
 from __future__ import annotations
 
@@ -89,6 +89,37 @@ VOLCANO = {
 SAGEMAKER = {"SM_HOSTS": '["algo-2", "algo-1"]'}
 
 
+def sky_pilot(rank: int, size: int = 2, ips: str = "10.0.0.1\n10.0.0.2") -> dict[str, str]:
+    """What SkyPilot sets in the shell of `run`."""
+    return {
+        "SKYPILOT_NODE_RANK": str(rank),
+        "SKYPILOT_NUM_NODES": str(size),
+        "SKYPILOT_NODE_IPS": ips,
+        "SKYPILOT_NUM_GPUS_PER_NODE": "8",
+    }
+
+
+def dstack(rank: int, size: int = 2, head: str = "10.0.0.1") -> dict[str, str]:
+    return {
+        "DSTACK_NODE_RANK": str(rank),
+        "DSTACK_NODES_NUM": str(size),
+        "DSTACK_MASTER_NODE_IP": head,
+        "DSTACK_NODES_IPS": "10.0.0.1\n10.0.0.2",
+    }
+
+
+def aws_batch(index: int, size: int, main: int = 0) -> dict[str, str]:
+    """What AWS Batch sets on a node of a multi-node parallel job; the main node does not get its own address."""
+    address = {} if index == main else {"AWS_BATCH_JOB_MAIN_NODE_PRIVATE_IPV4_ADDRESS": "10.0.0.9"}
+    return {
+        "AWS_BATCH_JOB_ID": "7e2f",
+        "AWS_BATCH_JOB_NODE_INDEX": str(index),
+        "AWS_BATCH_JOB_NUM_NODES": str(size),
+        "AWS_BATCH_JOB_MAIN_NODE_INDEX": str(main),
+        **address,
+    }
+
+
 def _resolve(env: dict[str, str]) -> Cluster:
     return resolve(env, Settings(env))
 
@@ -120,6 +151,20 @@ def _resolve(env: dict[str, str]) -> Cluster:
             id="volcano-ps",
         ),
         pytest.param({**SAGEMAKER, "SM_CURRENT_HOST": "algo-2"}, ("SageMaker", 1, 2, "algo-1"), id="sagemaker"),
+        pytest.param(sky_pilot(0), ("SkyPilot", 0, 2, "10.0.0.1"), id="skypilot-head"),
+        pytest.param(sky_pilot(1), ("SkyPilot", 1, 2, "10.0.0.1"), id="skypilot-worker"),
+        pytest.param({**sky_pilot(1, ips=""), "MASTER_ADDR": "h0"}, ("SkyPilot", 1, 2, "h0"), id="skypilot-no-ips"),
+        pytest.param(dstack(1), ("dstack", 1, 2, "10.0.0.1"), id="dstack"),
+        pytest.param(aws_batch(0, 3), ("AWS Batch", 0, 3, "127.0.0.1"), id="aws-batch-main"),
+        pytest.param(aws_batch(2, 3), ("AWS Batch", 2, 3, "10.0.0.9"), id="aws-batch-child"),
+        pytest.param(aws_batch(1, 3, main=1), ("AWS Batch", 0, 3, "127.0.0.1"), id="aws-batch-main-in-the-middle"),
+        pytest.param(aws_batch(0, 3, main=1), ("AWS Batch", 2, 3, "10.0.0.9"), id="aws-batch-child-before-the-main"),
+        pytest.param({**aws_batch(0, 2), "MASTER_ADDR": "h0"}, ("AWS Batch", 0, 2, "h0"), id="aws-batch-MASTER_ADDR"),
+        pytest.param(
+            {**sky_pilot(1), "NODE_RANK": "1", "NNODES": "2", "MASTER_ADDR": "10.0.0.1"},
+            ("NODE_RANK", 1, 2, "10.0.0.1"),
+            id="variables-of-the-user-over-skypilot's",
+        ),
     ],
 )
 def test_nodes(env: dict[str, str], expected: tuple[object, ...]) -> None:
@@ -252,6 +297,15 @@ def test_a_parent_that_is_no_number_gives_the_default_port(machine: Machine) -> 
         pytest.param({"VC_TASK_INDEX": "3"}, id="volcano-without-svc"),
         pytest.param({"VC_TASK_INDEX": "0", "VC_A_HOSTS": "a-0.j", "VC_A_NUM": "1"}, id="volcano-of-one-pod"),
         pytest.param({"SM_HOSTS": '["algo-1"]', "SM_CURRENT_HOST": "algo-1"}, id="sagemaker-of-one-host"),
+        pytest.param(sky_pilot(0, 1, "10.0.0.1"), id="skypilot-of-one-node"),
+        pytest.param({"SKYPILOT_NODE_RANK": "0"}, id="skypilot-without-a-size"),
+        pytest.param(dstack(0, 1, ""), id="dstack-of-one-node"),
+        pytest.param(aws_batch(0, 1), id="aws-batch-of-one-node"),
+        pytest.param({"FLUX_TASK_RANK": "0", "FLUX_JOB_SIZE": "1"}, id="flux-of-one-task"),
+        pytest.param({"FLUX_JOB_SIZE": "4"}, id="flux-size-alone"),
+        pytest.param({"JSM_NAMESPACE_RANK": "0", "JSM_NAMESPACE_SIZE": "1"}, id="jsrun-of-one-task"),
+        pytest.param({"PALS_RANKID": "0"}, id="pals-of-one-rank"),
+        pytest.param({"DET_TASK_ID": "t"}, id="determined-without-a-rendezvous"),
         pytest.param({"TRAINING_JOB_NAME": "mine"}, id="a-variable-of-the-same-name-as-sagemaker's"),
     ],
 )
@@ -314,6 +368,28 @@ def test_what_is_one_process(launch: Launch, env: dict[str, str]) -> None:
         pytest.param(SAGEMAKER, "is not in SM_HOSTS", id="sagemaker-current"),
         pytest.param({"SM_HOSTS": "["}, "SM_HOSTS is not JSON", id="sagemaker-json"),
         pytest.param({"SM_HOSTS": '{"a": 1}'}, "SM_HOSTS must have a list", id="sagemaker-list"),
+        pytest.param(sky_pilot(1, ips=""), "but SKYPILOT_NODE_IPS is unset", id="skypilot-address"),
+        pytest.param({"SKYPILOT_NODE_RANK": "1"}, "SKYPILOT_NUM_NODES is unset", id="skypilot-no-size"),
+        pytest.param(sky_pilot(2), "SKYPILOT_NODE_RANK is '2'", id="skypilot-rank"),
+        pytest.param({**dstack(0), "DSTACK_NODES_NUM": "two"}, "DSTACK_NODES_NUM is 'two'", id="dstack-size"),
+        pytest.param(dstack(1, head=""), "but DSTACK_MASTER_NODE_IP is unset", id="dstack-address"),
+        pytest.param(
+            {**aws_batch(1, 2), "AWS_BATCH_JOB_MAIN_NODE_PRIVATE_IPV4_ADDRESS": ""},
+            "but AWS_BATCH_JOB_MAIN_NODE_PRIVATE_IPV4_ADDRESS is unset",
+            id="aws-batch-address",
+        ),
+        pytest.param(
+            {**aws_batch(1, 2), "AWS_BATCH_JOB_MAIN_NODE_INDEX": "2"}, "MAIN_NODE_INDEX is '2'", id="aws-batch-main"
+        ),
+        pytest.param({"FLUX_TASK_RANK": "0", "FLUX_JOB_SIZE": "2"}, "the address of node 0 is unknown", id="flux"),
+        pytest.param({"FLUX_TASK_RANK": "1"}, "FLUX_JOB_SIZE is unset", id="flux-no-size"),
+        pytest.param(
+            {"JSM_NAMESPACE_RANK": "0", "JSM_NAMESPACE_SIZE": "2"}, "the address of node 0 is unknown", id="jsrun"
+        ),
+        pytest.param({"PALS_RANKID": "1"}, "the number of processes is unknown", id="pals"),
+        pytest.param(
+            {"PALS_RANKID": "0", "PMI_RANK": "0", "PMI_SIZE": "2"}, "the rank on this node is unknown", id="pals-pmi"
+        ),
     ],
 )
 def test_a_known_size_that_cannot_be_resolved_is_one_line_and_status_2(
@@ -323,6 +399,25 @@ def test_a_known_size_that_cannot_be_resolved_is_one_line_and_status_2(
     assert launched.status == 2
     assert message in launched.err
     assert launched.err.count("\n") == 1
+
+
+def test_a_container_of_determined_that_is_one_of_several_is_refused(launch: Launch, machine: Machine) -> None:
+    env = {**TORCH, "DET_TASK_ID": "t"}
+    found = {"container_addrs": ["10.0.0.1"], "container_rank": 0, "container_slot_counts": [8]}
+    machine.add("/run/determined/info/rendezvous.json", json.dumps(found))
+    assert launch(env).data["cluster"]["nnodes"] == 1
+    found["container_addrs"] = ["10.0.0.1", "10.0.0.2"]
+    machine.add("/run/determined/info/rendezvous.json", json.dumps(found))
+    launched = launch(env)
+    assert (launched.status, launched.err.count("\n")) == (2, 1)
+    assert "one of 2 containers of Determined" in launched.err
+    assert launch(TORCH).data["cluster"]["nnodes"] == 1
+    # What its launch layer sets is a source of coordinates.
+    ranks = {"RANK": "1", "WORLD_SIZE": "2", "MASTER_ADDR": "10.0.0.1"}
+    assert launch({**env, **ranks}).data["cluster"]["node_rank"] == 1
+    for invalid in ("{", "[]", '{"container_addrs": 3}'):
+        machine.add("/run/determined/info/rendezvous.json", invalid)
+        assert launch(env).data["cluster"]["nnodes"] == 1
 
 
 def test_exports_of_a_task(launch: Launch) -> None:
