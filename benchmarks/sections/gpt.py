@@ -81,9 +81,9 @@ def peer(folder: Path, device: str, precision: str, settings: Any, steps: int, r
 def measure(data: Path, device: str, rounds: int) -> Result:
     """By turns; rates are the best of ``rounds``, ratios medians over them, seconds to the loss medians."""
     from benchmarks.peers import nanogpt
-    from trainers.common import cpu
+    from trainers.common.flags import cpu_has_bf16
 
-    precision = "bf16" if device == "cuda" or cpu.has_bf16() else "fp32"
+    precision = "bf16" if device == "cuda" or cpu_has_bf16() else "fp32"
     with tempfile.TemporaryDirectory() as temporary:
         folder = Path(temporary)
         _as_tokens(data, folder)

@@ -311,7 +311,7 @@ def test_an_unknown_option_is_one_line_and_2(trainyard: Command) -> None:
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (["dataset"], "dataset: Missing argument '{digits|flowers}'. Choose from: digits, flowers"),
+        (["dataset"], "dataset: Missing argument '{digits|flowers|text}'. Choose from: digits, flowers, text"),
         (["dataset", "digits"], "dataset: Missing argument 'FOLDER'."),
         (["dataset", "flowers", "x", "--train=few"], "'few' is not a valid whole number"),
         (["dataset", "flowers", "x", "--train=0"], "0 is not in the range x>=1"),
