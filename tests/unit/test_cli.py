@@ -448,10 +448,10 @@ def test_a_state_folder_that_cannot_be_written_is_named(
     state = tmp_path / "state" / "trainyard"
     monkeypatch.setenv("TRAINYARD_BUILD", str(state))
 
-    def refused(_target: str | None, **_: object) -> None:
+    def refused(*_: object) -> None:
         raise PermissionError(errno.EACCES, "Permission denied", str(tmp_path / "state"))
 
-    monkeypatch.setattr(model, "load", refused)
+    monkeypatch.setattr(model, "_load", refused)  # not `load`, which modules that are imported meanwhile would keep
     status, _, err = trainyard("image", "cpu")
     kept = f"{state}, where results are kept, cannot be written"
     assert (status, err) == (1, f"image: {kept} (Permission denied): set 'TRAINYARD_BUILD=<folder>'\n")
