@@ -304,7 +304,7 @@ def _sagemaker_source(env: Mapping[str, str]) -> str:
 
 
 class Numbered:
-    """A platform that numbers the nodes of a job in variables.
+    """Describe a platform that numbers the nodes of a job in variables.
 
     Attributes:
         source: name of the platform.

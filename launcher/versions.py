@@ -1,4 +1,4 @@
-"""The launcher's own version, and what the releases of torch_xla (R2.2) and JAX (R13.26) support.
+"""Give the launcher's version, and what the releases of torch_xla (R2.2) and JAX (R13.26) support.
 
 Unknown versions count as the current one.
 """

@@ -1,4 +1,4 @@
-"""A language model as nanoGPT trains it: its loop, around a model of Llama's architecture, and what speeds it up.
+"""Train a language model as nanoGPT does: its loop, around a model of Llama's architecture, and what speeds it up.
 
 ``Settings()`` is the loop of https://github.com/karpathy/nanoGPT/blob/master/train.py on a CPU: windows of a file that
 is mapped anew for each batch, AdamW that is not fused, gradients clipped to 1, a cosine. The other settings are what
@@ -45,7 +45,7 @@ def rotate(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tenso
 
 
 class Block(nn.Module):
-    """A layer of Llama, with one matrix for queries, keys and values as in nanoGPT, and one for both of SwiGLU."""
+    """Compute a layer of Llama, with one matrix for queries, keys and values as in nanoGPT, and one for SwiGLU."""
 
     def __init__(self, width: int, heads: int) -> None:
         super().__init__()
@@ -55,7 +55,7 @@ class Block(nn.Module):
         self.c_fc, self.c_out = nn.Linear(width, 2 * inner, bias=False), nn.Linear(inner, width, bias=False)
 
     def forward(self, x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
-        """The output for ``x[batch, time, width]``."""
+        """Return the output for ``x[batch, time, width]``."""
         n, time_, width = x.shape
         q, k, v = self.c_attn(self.ln_1(x)).split(width, dim=2)
         q, k, v = (t.view(n, time_, self.heads, width // self.heads).transpose(1, 2) for t in (q, k, v))
@@ -85,7 +85,7 @@ class Model(nn.Module):
         self.register_buffer("sin", angles.sin())
 
     def forward(self, idx: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
-        """The mean cross entropy of ``targets[batch, time]``."""
+        """Return the mean cross entropy of ``targets[batch, time]``."""
         x = self.wte(idx)
         for block in self.h:
             x = block(x, self.cos, self.sin)

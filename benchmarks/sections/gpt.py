@@ -29,7 +29,7 @@ _PEER_RATE = 0.002  # for both: Muon scales its updates to those of AdamW
 
 
 def prepare(folder: Path) -> None:
-    """The documentation of the Python that prepares."""
+    """Return the documentation of the Python that prepares."""
     from trainyard.sandbox.datasets import text
 
     text.write(folder)
@@ -48,7 +48,7 @@ def _as_tokens(data: Path, folder: Path) -> None:
 
 
 def ours(data: Path, device: str, precision: str, cache: Path, *words: str) -> dict[str, Any]:
-    """The tokens per second of ``trainers.torch.gpt`` after its first steps; with ``words``, its summary."""
+    """Return the tokens per second of ``trainers.torch.gpt`` after its first steps; with ``words``, its summary."""
     metrics = cache / "metrics.jsonl"
     metrics.unlink(missing_ok=True)
     steps = _STEPS[device]
@@ -69,7 +69,7 @@ def ours(data: Path, device: str, precision: str, cache: Path, *words: str) -> d
 
 
 def peer(folder: Path, device: str, precision: str, settings: Any, steps: int, rate: float, loss: float = 0.0) -> Any:
-    """What the peer prints."""
+    """Return what the peer prints."""
     numbers = map(str, (steps, *_SIZES[device], int(precision == "bf16"), rate, loss))
     command = [sys.executable, "-m", "benchmarks.peers.nanogpt", str(folder), device, json.dumps(asdict(settings))]
     ended = subprocess.run([*command, *numbers], capture_output=True, text=True, check=False)

@@ -81,7 +81,7 @@ while read -r line; do eval "$line"; done
 
 
 class Slurm:
-    """A cluster of two nodes, in which commands run."""
+    """Run commands in a cluster of two nodes."""
 
     def __init__(self, folder: Path, services: subprocess.Popen[str]) -> None:
         self.folder = folder
@@ -113,7 +113,7 @@ class Slurm:
         self.services.stdin.flush()
 
     def logs(self) -> str:
-        """The last lines of every service."""
+        """Return the last lines of every service."""
         return "\n".join(path.read_text(errors="replace")[-600:] for path in sorted(self.folder.glob("*.log")))
 
 

