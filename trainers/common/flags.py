@@ -38,7 +38,7 @@ def integer(least: int = 0, most: int | None = None) -> Kind:
     return convert
 
 
-_MOST = 1e30  # a float32, also times the number of devices (--scale-lr)
+_MOST = 3.4e38  # the largest float32, about
 
 
 def number(least: float, most: float = _MOST, *, above: bool = False) -> Kind:

@@ -73,7 +73,7 @@ def test_every_flag_has_help_and_pytorch_xlas_names_work() -> None:
         (["--sizes", "128,four"], "'128,four' is not a list of sizes"),
         (["--batch-size"], "--batch-size: expected one argument"),
         (["--seed", str(2**64)], f"--seed: '{2**64}' is not an integer of at least 0 and at most {2**32 - 1}"),
-        (["--lr", "1e39"], "--lr: '1e39' is not a number above 0 and at most 1e+30"),
+        (["--lr", "1e39"], "--lr: '1e39' is not a number above 0 and at most 3.4e+38"),
         (["--output-dir", "file://x/y"], "--output-dir: file://x/y has no path after its host: write x/y, or file:///"),
         (["stray"], "unexpected argument 'stray'"),
         (["--config", "nowhere.yaml"], "nowhere.yaml: cannot be read: No such file or directory"),
