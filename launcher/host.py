@@ -53,7 +53,7 @@ class Host:
     """This machine, or a copy of it below a path prefix.
 
     Args:
-        sysroot: prefix of /dev, /proc, /sys and /opt/trainyard; "" for the machine itself.
+        sysroot: prefix of /dev, /proc, /sys, /opt/trainyard and folders for compiled code; "" for the machine itself.
     """
 
     def __init__(self, sysroot: str = "") -> None:

@@ -1,4 +1,4 @@
-"""What PyTorch's trainers do on GPUs, as far as a CPU and fakes of ``torch.cuda`` show it.
+"""Test PyTorch's trainers on GPUs, as far as a CPU and fakes of ``torch.cuda`` show it.
 
 In the xla image, on PyTorch's own CPU backend.
 """

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from trainyard.common.errors import StepFailed
 from trainyard.image import base_image, smoke_test
 from trainyard.image.smoke_test import Finished
 from trainyard.oci import docker_engine
@@ -100,3 +101,10 @@ def test_a_base_is_bootstrapped_from_the_hosts_own_sources() -> None:
         "deb http://mirror.example/security/ bookworm-security main",
     ]
     assert base_image.host_sources("", "bookworm") == []
+
+
+def test_a_result_is_found_before_warnings_and_missed_in_one_line() -> None:
+    lines = ['{"compile_seconds": 2}', "warning: at the end", "{not JSON"]
+    assert smoke_test.printed(Finished(0, lines, {}), "step") == {"compile_seconds": 2}
+    with pytest.raises(StepFailed, match=r"^step: no result in its output$"):
+        smoke_test.printed(Finished(0, ["warning"], {}), "step")

@@ -27,7 +27,7 @@ class Entry:
 
 
 def is_slow(path: str) -> bool:
-    """Whether a read in ``path`` takes a request: of URLs, and of Cloud Storage mounted under ``/gcs``."""
+    """Return whether a read in ``path`` takes a request: of URLs, and of Cloud Storage mounted under ``/gcs``."""
     return is_remote(path) or path.startswith("/gcs/")
 
 

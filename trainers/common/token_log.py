@@ -1,4 +1,4 @@
-"""What a trainer of language models reports: losses, tokens per second, and the part of the devices' peak it uses."""
+"""Report the losses of a trainer of language models, its tokens per second, and the part of the peak that it uses."""
 
 from __future__ import annotations
 

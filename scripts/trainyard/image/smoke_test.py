@@ -84,6 +84,15 @@ def summary_of(lines: list[str]) -> dict[str, Any]:
     return {}
 
 
+def printed(finished: Finished, what: str) -> dict[str, Any]:
+    """Return the last JSON object that a container printed, or raise :class:`StepFailed`; warnings may follow it."""
+    for line in reversed(finished.lines):
+        with contextlib.suppress(json.JSONDecodeError):
+            if line.startswith("{"):
+                return dict(json.loads(line))
+    raise StepFailed(f"{what}: no result in its output")
+
+
 def unexpected_lines(lines: list[str]) -> list[str]:
     """Return the lines that the log of a good run does not have."""
     return [line for line in lines if _NOISE.match(line) and _NO_DRIVER not in line]
@@ -288,11 +297,12 @@ class _Training:
         step = self._sandbox.start(*smoke_containers.compiled_step(), **options)
         compiled = _finish(step, what := "compiled training step", self._timeout)
         _refuse(check_status(what, compiled.status), compiled, RESTRICTED)
-        self.facts["compile_seconds"] = json.loads(compiled.lines[-1])["compile_seconds"]
+        self.facts["compile_seconds"] = printed(compiled, what)["compile_seconds"]
         logger.info(f"compiled a training step in {self.facts['compile_seconds']:.0f} s, same weights as without")
         if code := self._spec.device_code:
             kernels = self._sandbox.start(*smoke_containers.gpu_kernels(code.capabilities), **options)
             compiled = _finish(kernels, what := "kernels for GPUs", self._timeout)
             _refuse(check_status(what, compiled.status), compiled, RESTRICTED)
-            self.facts["gpu_kernels"] = json.loads(compiled.lines[-1])
-            logger.info(f"compiled {compiled.lines[-1]}")
+            done = self.facts["gpu_kernels"] = printed(compiled, what)
+            capabilities = " ".join(f"{number / 10:.1f}" for number in done["capabilities"])
+            logger.info(f"compiled {done['kernels']} kernels for GPUs of compute capability {capabilities}")

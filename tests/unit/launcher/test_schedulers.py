@@ -90,7 +90,7 @@ SAGEMAKER = {"SM_HOSTS": '["algo-2", "algo-1"]'}
 
 
 def sky_pilot(rank: int, size: int = 2, ips: str = "10.0.0.1\n10.0.0.2") -> dict[str, str]:
-    """What SkyPilot sets in the shell of `run`."""
+    """Return the variables that SkyPilot sets in the shell of `run`."""
     return {
         "SKYPILOT_NODE_RANK": str(rank),
         "SKYPILOT_NUM_NODES": str(size),
@@ -109,7 +109,7 @@ def dstack(rank: int, size: int = 2, head: str = "10.0.0.1") -> dict[str, str]:
 
 
 def aws_batch(index: int, size: int, main: int = 0) -> dict[str, str]:
-    """What AWS Batch sets on a node of a multi-node parallel job; the main node does not get its own address."""
+    """Return the variables of a node of a multi-node parallel job; the main node does not get its address."""
     address = {} if index == main else {"AWS_BATCH_JOB_MAIN_NODE_PRIVATE_IPV4_ADDRESS": "10.0.0.9"}
     return {
         "AWS_BATCH_JOB_ID": "7e2f",

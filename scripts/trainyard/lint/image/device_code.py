@@ -133,7 +133,7 @@ def wheels_are_of_one_cuda(image: Evidence) -> Iterator[Finding]:
     "image", severity=Severity.CANNOT_START, source="docs/gpus.md; https://docs.nvidia.com/deploy/cuda-compatibility/"
 )
 def compilers_match_the_driver(image: Evidence) -> Iterator[Finding]:
-    """What is compiled while a program runs is loaded by the driver that the label names: ptxas is of its CUDA."""
+    """The driver that the label names loads the code that ptxas compiles: both are of one major version of CUDA."""
     promised = _promised(image)
     if promised is None:
         return
