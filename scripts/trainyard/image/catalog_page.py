@@ -16,6 +16,7 @@ from trainyard.common.settings import ROOT
 from trainyard.image import sizes
 from trainyard.spec import yaml_source
 from trainyard.spec.catalog import Line, validated
+from trainyard.spec.framework import KINDS
 from trainyard.spec.model import IMAGES, Spec, relative
 from trainyard.spec.units import in_units
 
@@ -32,13 +33,6 @@ FLAGS = {"none": "", "nvidia": "--gpus all ", "tpu": "--privileged --net=host "}
 
 #: Accelerator of a spec -> the variable of `make job` that requests one, in the examples.
 JOB_VARIABLES = {"none": "", "nvidia": " ACCELERATOR=nvidia-l4", "tpu": " ACCELERATOR=v5litepod-4"}
-
-
-#: Packages whose versions the page shows.
-SHOWN = (
-    "torch", "torchvision", "torch-xla", "torch-tpu", "tensorflow", "tensorflow-cpu", "tensorflow-tpu", "tf-nightly",
-    "keras", "keras-nightly", "libtpu", "numpy",
-)  # fmt: skip
 
 
 class _Limits(RootModel[dict[str, list[Line]]]):
@@ -63,7 +57,8 @@ def _versions(spec: Spec) -> dict[str, str]:
     """Return the framework's main packages and their locked versions."""
     content = spec.usable_lock.of(spec.arch) if spec.usable_lock else None
     locked = content.versions if content else {}
-    return {name: locked[name] for name in SHOWN if name in locked}
+    shown = (*KINDS[spec.framework.name].packages, "numpy")
+    return {name: locked[name] for name in shown if name in locked}
 
 
 def _measured(found: dict[str, Any] | None) -> dict[str, Any] | None:

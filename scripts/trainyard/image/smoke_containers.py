@@ -244,9 +244,11 @@ def out_of_memory(container: Container) -> bool:
 
 
 def two_processes(package: str, command: Sequence[str]) -> tuple[list[str], dict[str, str]]:
-    """Return words and variables of a container that runs a trainer of ``torch`` or ``tf`` in two processes on CPUs."""
+    """Return words and variables of a container that runs a trainer of a ``package`` in two processes on CPUs."""
     if package == "torch":
         return [*command, "--device=cpu", "--num-cores=2"], {}
+    if package == "jax":
+        return [*command, "--device=cpu"], {"LAUNCHER_NPROC": "2"}
     first, second = (
         json.dumps({"cluster": {"worker": _ADDRESSES}, "task": {"type": "worker", "index": index}}) for index in (0, 1)
     )

@@ -49,7 +49,7 @@ _NETWORK = re.compile(
 _ADDRESS = re.compile(r"https?://([A-Za-z0-9.-]+)")
 
 #: Module -> its framework, for the targets that have it.
-_FRAMEWORKS = {"tensorflow": "tensorflow", "torch": "torch", "torch_xla": "torch_xla"}
+_FRAMEWORKS = {"tensorflow": "tensorflow", "torch": "torch", "torch_xla": "torch_xla", "jax": "jax"}
 
 
 @dataclass(frozen=True)

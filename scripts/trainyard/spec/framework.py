@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from typing import Annotated, Literal
+from dataclasses import dataclass
+from typing import Annotated
 
 from packaging.requirements import InvalidRequirement, Requirement
 from packaging.specifiers import SpecifierSet
@@ -11,6 +12,7 @@ from packaging.utils import canonicalize_name
 from packaging.version import InvalidVersion, Version
 from pydantic import AfterValidator, Field
 
+from trainyard.common.errors import nearest
 from trainyard.spec.catalog import Strict
 
 #: Packages that install the module tensorflow, so that an image has one of them:
@@ -19,6 +21,34 @@ TENSORFLOW = frozenset(
     {"tensorflow", "tensorflow-cpu", "tensorflow-cpu-aws", "tensorflow-gpu", "tensorflow-tpu", "tf-nightly",
      "tf-nightly-cpu", "tf-nightly-tpu"}
 )  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Kind:
+    """Describe a framework.
+
+    Attributes:
+        packages: those whose versions docs/images.md shows.
+        compiles: whether it compiles code with a C++ compiler where it runs, as torch.compile does.
+        nightly: what the names of its nightly packages begin with; empty if that is its own name.
+    """
+
+    packages: tuple[str, ...]
+    compiles: bool = False
+    nightly: str = ""
+
+
+#: Name of a framework in image.yaml -> its description. CONTRIBUTING.md lists what else a framework needs.
+KINDS = {
+    "torch": Kind(("torch", "torchvision"), compiles=True),
+    "torch_xla": Kind(("torch", "torchvision", "torch-xla", "libtpu"), compiles=True),
+    "torch_tpu": Kind(("torch", "torchvision", "torch-tpu", "libtpu"), compiles=True),
+    "tensorflow": Kind(
+        ("tensorflow", "tensorflow-cpu", "tensorflow-tpu", "tf-nightly", "keras", "keras-nightly", "libtpu"),
+        nightly="tf-nightly",
+    ),
+    "jax": Kind(("jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "grain", "libtpu")),
+}
 
 #: Version of a framework that ``trainyard lock`` chooses, before it has.
 UNLOCKED = "unlocked"
@@ -99,10 +129,14 @@ def pin(text: str) -> str:
     return text
 
 
-Package = Annotated[str, AfterValidator(requirement)]
+def _known(name: str) -> str:
+    """Return the name of a framework; raise ValueError if :data:`KINDS` does not have it."""
+    if name not in KINDS:
+        raise ValueError(f"no framework {name!r}: {', '.join(KINDS)}{nearest(name, KINDS)}")
+    return name
 
-#: Framework -> what the names of its nightly packages begin with.
-_NIGHTLY_NAMES = {"tensorflow": "tf-nightly"}
+
+Package = Annotated[str, AfterValidator(requirement)]
 
 
 class Framework(Strict):
@@ -113,19 +147,19 @@ class Framework(Strict):
         index: name of the package index that they come from.
     """
 
-    name: Literal["torch", "torch_xla", "torch_tpu", "tensorflow"]
+    name: Annotated[str, AfterValidator(_known)]
     packages: list[Package] = Field(default_factory=list)
     index: str = "default"
 
     @property
     def compiles(self) -> bool:
         """Return whether it compiles code where it runs, as torch.compile does, for which it needs a compiler."""
-        return self.name in ("torch", "torch_xla", "torch_tpu")
+        return KINDS[self.name].compiles
 
     def named_after(self, packages: Iterable[str]) -> str | None:
         """Which of the packages (canonical names) is the framework: ``name`` itself, or a variant: tensorflow-cpu."""
         name = canonicalize_name(self.name)
-        variants = (f"{name}-", _NIGHTLY_NAMES.get(self.name, f"{name}-"))
+        variants = (f"{name}-", KINDS[self.name].nightly or f"{name}-")
         return next((one for one in sorted(packages) if one == name or one.startswith(variants)), None)
 
     def version(self, packages: Iterable[str]) -> str:

@@ -60,6 +60,14 @@ def _pin_or_set(text: str) -> str:
     return pin(text)
 
 
+def _trainer_package(name: str) -> str:
+    """Return the name of a folder of trainers/ for a framework; raise ValueError if there is none."""
+    known = sorted({path.parent.name for path in (ROOT / "trainers").glob("*/__init__.py")} - {"common"})
+    if name not in known:
+        raise ValueError(f"no trainers {name!r}: {', '.join(known)}{nearest(name, known)}")
+    return name
+
+
 S = TypeVar("S", bound="Spec")
 Size = Annotated[int, BeforeValidator(lambda text: in_bytes(str(text)))]
 PinOrSet = Annotated[str, AfterValidator(_pin_or_set)]
@@ -68,7 +76,7 @@ PinOrSet = Annotated[str, AfterValidator(_pin_or_set)]
 class Trainers(Strict):
     """The trainers of the image: the files of trainers/<package>/, and those of a folder of the spec."""
 
-    package: Literal["torch", "tf"]
+    package: Annotated[str, AfterValidator(_trainer_package)]
     default: str
     folder: Line | None = None
 
