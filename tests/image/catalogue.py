@@ -23,7 +23,7 @@ KEPT = ("xla", "tf-cpu")
 ELSEWHERE = ("xla-nightly", "xla-nightly-fallback", "tf-nightly")
 
 #: The others, in an order in which neighbours share layers: `cpu` and `gpu` do if only the default index answers.
-BIG = ("tf-tpu", "xla", "cpu", "gpu", "gpu-2.7", "torch-tpu", "tf-gpu")
+BIG = ("tf-tpu", "jax", "jax-tpu", "xla", "cpu", "gpu", "gpu-2.7", "torch-tpu", "tf-gpu", "jax-gpu")
 
 #: Build cache records of at least this many bytes are removed with the images that were built from them.
 LARGE = 10**8

@@ -197,7 +197,7 @@ def test_a_container_that_gets_no_gpu_of_its_node_needs_no_code_for_it() -> None
     ("framework", "version", "gpu", "said"),
     [
         ("torch", "2.4.1", "NVIDIA_TESLA_K80", "use another GPU: no torch in images/matrix.yaml has code for a K80"),
-        ("jax", "0.12.0", "NVIDIA_TESLA_P4", "use jax 0.4 to 0.12, or another GPU"),
+        ("jax", "0.12.0", "NVIDIA_TESLA_P4", "use jax 0.12 for CUDA 12.9, or another GPU"),
         ("tensorflow", "2.21.0", "NVIDIA_TESLA_K80", "no tensorflow in images/matrix.yaml has code for a K80"),
     ],
 )

@@ -97,7 +97,7 @@ def test_a_bad_version_is_refused(write_spec: WriteSpec, spec_text: str, pin: st
         ("1.9 GB", "huge", "'huge' is not a size"),
         ("0.97", "97", "smoke.accuracy"),
         ("default: mnist", "default: minst", "no trainer 'minst' (did you mean 'mnist'?)"),
-        ("requirements: [tf]", "requirements: [tg]", "neither a set (tf, torch) nor pinned"),
+        ("requirements: [tf]", "requirements: [tg]", "neither a set (jax, tf, torch) nor pinned"),
         ("name: tensorflow", "name: tensorflo", "framework.name"),
         ("package: tf,", "package: tf2,", "trainers.package"),
         ("package: tf,", "package: tf, folder: nowhere,", "no folder"),

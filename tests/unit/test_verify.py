@@ -134,7 +134,7 @@ def good(target: str = "xla", arch: str = "amd64") -> Evidence:
     gpu = spec.accelerator == "nvidia"
     if spec.framework.name == "tensorflow":
         texts[BUILD_INFO] = CUDA_BUILD if gpu else "build_info = dict({'is_cuda_build': False})\n"
-    else:
+    elif spec.framework.name != "jax":
         local, cuda = ("+cpu", "None") if spec.framework.index == "pytorch-cpu" else ("", "'13.0'")
         texts["torch/version.py"] = f"__version__ = '{packages['torch']}{local}'\ncuda: Optional[str] = {cuda}\n"
         texts["torchvision/version.py"] = f"__version__ = '{packages['torchvision']}{local}'\n"

@@ -152,11 +152,6 @@ TF = (
     Flag("steps-per-execution", integer(1), 32, "maximum number of training steps per call (MNIST and flowers); a call"
          " takes no longer than about a second"),
 )  # fmt: skip
-JAX = (
-    Flag("device", one_of("auto", "cpu", "gpu", "tpu"), "auto", "auto: a TPU or GPU if JAX finds one, else the CPU"),
-    Flag("num-cores", integer(0), 0, "devices of each host to use; 0: all (with --device cpu, a CPU is split into any"
-         " number)"),
-)  # fmt: skip
 
 
 def cpu_has_bf16() -> bool:
@@ -172,7 +167,7 @@ def cpu_has_bf16() -> bool:
 _INDIFFERENT = {"datadir", "download", "fake-data", "fake-images", "drop-last", "num-workers", "prefetch-factor",
                 "num-steps", "batch-size", "test-batch-size", "target-accuracy", "eval-only", "device", "num-cores",
                 "strategy", "compile", "jit-compile", "steps-per-execution", "config",
-                *(flag.name for flag in (*COMMON, *TORCH, *TF, *JAX) if flag.group == "output")}  # fmt: skip
+                *(flag.name for flag in (*COMMON, *TORCH, *TF) if flag.group == "output")}  # fmt: skip
 
 
 def deciding(args: argparse.Namespace, precision: str) -> dict[str, Any]:

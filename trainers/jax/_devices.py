@@ -93,7 +93,8 @@ class Devices:
             reason = str(error).strip().splitlines()[0]
             raise UserError(f"--device {args.device}: not available here: {reason}", USAGE) from None
         if args.num_cores and args.num_cores * jax.process_count() > len(devices):
-            raise UserError(f"--num-cores {args.num_cores}: there are {jax.local_device_count()} devices", USAGE)
+            present = f"there are {jax.local_device_count()} devices; --device cpu splits a CPU into more"
+            raise UserError(f"--num-cores {args.num_cores}: {present}", USAGE)
         if args.num_cores:
             per_host = [[one for one in devices if one.process_index == rank] for rank in range(jax.process_count())]
             devices = [one for host in per_host for one in host[: args.num_cores]]

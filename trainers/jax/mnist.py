@@ -11,13 +11,14 @@ SIGTERM a run completes its step, saves and exits with 143.
 from __future__ import annotations
 
 from trainers.common import flags, mnist_data, order
+from trainers.jax import FLAGS
 
 MODEL = flags.Flag("model", flags.one_of("cnn", "small", "vit"), "cnn", "cnn: two convolutions, 0.2 million weights;"
                    " small: two with batch normalization, 18,000 weights, learns in the fewest steps; vit: a vision"
                    " transformer, 0.1 million weights")  # fmt: skip
 
 if __name__ == "__main__":  # before jax is imported, so that --help and usage errors are immediate
-    ARGS = flags.parse("mnist", "MNIST in JAX.", (*flags.JAX, *mnist_data.FLAGS, MODEL), adamw_lr=3e-3)
+    ARGS = flags.parse("mnist", "MNIST in JAX.", (*FLAGS, *mnist_data.FLAGS, MODEL), adamw_lr=3e-3)
 
 import argparse
 import math

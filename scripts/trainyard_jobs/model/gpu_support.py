@@ -93,17 +93,22 @@ def _instead(contents: Contents, row: GpuModel, capability: str, cuda: str) -> s
         return (
             f"use another GPU, or an image with {contents.framework} and cuDNN before {min(matrix.matrix().cuda.cudnn)}"
         )
-    if releases := _releases(framework, capability, arch):
-        return f"use {framework} {' to '.join(dict.fromkeys((releases[0], releases[-1])))}, or another GPU"
+    releases = _releases(framework, capability, arch)
+    own = ".".join(contents.framework.partition(" ")[2].split(".")[:2])
+    if other := releases.get(own):
+        return f"use {framework} {own} for CUDA {other}, or another GPU"
+    if releases:
+        return f"use {framework} {' to '.join(dict.fromkeys((min(releases, key=Version), max(releases, key=Version))))}, or another GPU"
     return f"use another GPU: no {framework} in images/matrix.yaml has code for a {row.model}"
 
 
-def _releases(framework: str, capability: str, arch: str) -> list[str]:
-    """Return the minor releases of a framework with machine code for a GPU, in ascending order."""
+def _releases(framework: str, capability: str, arch: str) -> dict[str, str]:
+    """Return minor release of a framework -> the newest CUDA for which it has machine code for a GPU."""
     known = matrix.matrix().frameworks.get(framework)
-    fitting = []
+    fitting: dict[str, str] = {}
     for minor, release in known.versions.items() if known else ():
-        codes = [gpus.device_code(framework, f"{minor}.0", arch, cuda) for cuda in release.cuda]
-        if any(code and code.verdict(capability) == "runs" for code in codes):
-            fitting.append(minor)
-    return sorted(fitting, key=Version)
+        for cuda in sorted(release.cuda, key=Version):
+            code = gpus.device_code(framework, f"{minor}.0", arch, cuda)
+            if code and code.verdict(capability) == "runs":
+                fitting[minor] = cuda
+    return fitting

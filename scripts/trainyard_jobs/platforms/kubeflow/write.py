@@ -1,8 +1,8 @@
-"""Kubeflow Trainer: a TrainJob on the runtime ``torch-distributed``, in any Kubernetes cluster.
+"""Kubeflow Trainer: a TrainJob on the runtime ``torch-distributed`` or ``jax-distributed``, in any Kubernetes cluster.
 
 https://www.kubeflow.org/docs/components/trainer/; the API is pkg/apis/trainer/v1alpha1/trainjob_types.go of
-https://github.com/kubeflow/trainer. Its Torch plugin sets PET_NNODES, PET_NPROC_PER_NODE, PET_NODE_RANK,
-PET_MASTER_ADDR and PET_MASTER_PORT, which the launcher in the image reads (docs/launcher.md).
+https://github.com/kubeflow/trainer. Its plugins set variables such as PET_NNODES and JAX_COORDINATOR_ADDRESS, which the
+launcher in the image reads (docs/launcher.md).
 """
 
 from __future__ import annotations
@@ -19,7 +19,10 @@ from trainyard_jobs.platforms.base import Platform, RenderedJob, Submission
 from trainyard_jobs.platforms.gke import write as gke
 from trainyard_jobs.schema import kubernetes
 
-#: The runtime that Kubeflow Trainer installs for PyTorch (manifests/base/runtimes/torch_distributed.yaml).
+#: Framework -> the runtime that Kubeflow Trainer installs for it (manifests/base/runtimes/jax_distributed.yaml).
+RUNTIMES = {"jax": "jax-distributed"}
+
+#: The runtime for other frameworks (manifests/base/runtimes/torch_distributed.yaml): its plugin sets more than others.
 RUNTIME = "torch-distributed"
 
 #: The owner of the patches of the runtime that the job makes.
@@ -28,6 +31,11 @@ MANAGER = "trainyard.dev/job"
 #: The entrypoint of the catalogue's images, for runtimes that replace it by a command
 #: (the runtime of Kubeflow Trainer 2.0 does: manifests/base/runtimes/torch_distributed.yaml).
 ENTRYPOINT = ("tini", "--", "launch")
+
+
+def runtime_of(request: Request) -> str:
+    """Return the name of the runtime for the framework of an image."""
+    return RUNTIMES.get(request.spec.framework.name, RUNTIME) if request.spec else RUNTIME
 
 
 def train_job(request: Request) -> dict[str, Any]:
@@ -43,9 +51,9 @@ def train_job(request: Request) -> dict[str, Any]:
     }
     writing.refuse("kubeflow", unsupported)
     if request.tpu:
-        raise UserError(f"the runtime {RUNTIME} runs jobs with GPUs or CPUs: use '--platform gke' for TPUs")
+        raise UserError(f"the runtime {runtime_of(request)} runs jobs with GPUs or CPUs: use '--platform gke' for TPUs")
     name = object_name(request.name)
-    spec: dict[str, Any] = {"runtimeRef": {"name": RUNTIME}, "trainer": _trainer(request)}
+    spec: dict[str, Any] = {"runtimeRef": {"name": runtime_of(request)}, "trainer": _trainer(request)}
     if request.timeout:
         spec["activeDeadlineSeconds"] = request.timeout
     if patch := _pod_patch(request, name):
