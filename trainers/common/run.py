@@ -267,11 +267,12 @@ class Run:
         ``test(poll)`` calls ``poll()`` before each batch, and returns the number of correct answers, the sum of losses,
         and, if it has it, the number of correct answers among the best five.
         """
+        self._evaluate = test
         if self.args.eval_only:
             if not self._resumed:
                 raise UserError(f"--eval-only: {self.args.checkpoint_dir} has no checkpoint", USAGE)
             self.epoch = self.step // self.steps_per_epoch
-            self._test(test)
+            self._test()
             return
         for epoch in range(len(self.log.tests) + 1, self.args.epochs + 1):
             self.epoch = epoch
@@ -279,7 +280,7 @@ class Run:
             if self.step < epoch * self.steps_per_epoch:
                 self._status = "preempted" if self.code else "stopped"
                 return
-            best, accuracy = self.log.best, self._test(test)
+            best, accuracy = self.log.best, self._test()
             if self.args.keep_best and (best is None or accuracy > best):
                 state = self._state()
                 if self.device.chief:
@@ -323,7 +324,7 @@ class Run:
 
     def finish(self, export: Callable[[str], list[str]], **more: Any) -> None:
         """Export and write the summary. ``export(folder)`` writes the tested model and returns the names of its files;
-        ``more`` is for the summary."""
+        ``more`` is for the summary. Exported models compute in fp32, so those of another precision are tested again."""
         args, log, device = self.args, self.log, self.device
         self._tracer.close()
         if self._status == "completed" and log.tests[-1]["accuracy"] < args.target_accuracy:
@@ -332,8 +333,12 @@ class Run:
             log.say(f"Best checkpoint: step {state['step']}")
             device.load(self.parts, state)
         digest = device.digest(self.tested)
-        if args.export_dir and device.chief and self._status not in ("stopped", "preempted"):
-            log.exported(args.export_dir, export(args.export_dir))
+        if args.export_dir and self._status not in ("stopped", "preempted"):
+            if device.precision != "fp32":
+                device.use_fp32()
+                more["exported_accuracy"] = 100 * self._count()[0] / self.test_count
+            if device.chief:
+                log.exported(args.export_dir, export(args.export_dir), more.get("exported_accuracy"))
         log.finish(self._status, self.code, digest, **more)
 
     def _check_loss(self) -> None:
@@ -355,13 +360,16 @@ class Run:
             self._saved = self.step
             self._stop.saved()
 
-    def _test(self, test: Callable[[Callable[[], None]], tuple[float, ...]]) -> float:
+    def _count(self) -> tuple[float, ...]:
         def poll() -> None:
             if code := self._stop.poll():
                 raise UserError(f"stopped while testing epoch {self.epoch}; {self.log.where_saved()}", code)
 
         self._stop.restart()
-        correct, loss_sum, *top5 = test(poll)
+        return self._evaluate(poll)
+
+    def _test(self) -> float:
+        correct, loss_sum, *top5 = self._count()
         self.log.check_weights(self.device.not_finite(self.device.state({"model": self.tested})))
         more = {"top5": 100 * top5[0] / self.test_count} if top5 else {}
         return self.log.test(self.epoch, self.test_count, correct, loss_sum, **more)

@@ -196,6 +196,11 @@ class Device:
         dtype = torch.float16 if self.precision == "fp16" else torch.bfloat16
         return torch.autocast(self.device.type, dtype, enabled=self.precision != "fp32")
 
+    def use_fp32(self) -> None:
+        """Compute in fp32 from now on, as exported models do."""
+        self.precision = "fp32"
+        torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = False
+
     def grad_scaler(self) -> torch.amp.GradScaler:
         """Return a scaler of the loss, without which small gradients are 0 in fp16; otherwise it does nothing."""
         return torch.amp.GradScaler(self.device.type, enabled=self.precision == "fp16")
