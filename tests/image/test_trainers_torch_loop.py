@@ -241,7 +241,7 @@ from safetensors.torch import load_file
 from trainers.torch import _device, mnist
 model = mnist.cnn()
 model.load_state_dict(load_file("/tmp/best-model/model.safetensors"))
-print(_device.weights_sha256(model))
+print(_device.weights_sha256(model.state_dict()))
 """)
     assert exported.lines[-1] == second["weights_sha256"], exported.output
     assert here.run("ls", "/tmp/best").output.split() == ["best.ckpt", "step-000000066.ckpt"]

@@ -58,12 +58,7 @@ class Checkpoints:
                 paths.remove(paths.join(self.folder, name))
         others = [name for name in names if re.fullmatch(r"(step-\d+|best)\.ckpt", name)]
         if others and not (resume and self.steps()):
-            began = time.strftime("old-%Y%m%dT%H%M%SZ", time.gmtime())
-            unused = (began, *(f"{began}-{number}" for number in range(2, len(names) + 3)))
-            place = paths.join(self.folder, next(name for name in unused if name not in names))
-            for name in others:
-                paths.move(paths.join(self.folder, name), paths.join(place, name))
-            print(f"note: the checkpoints of an earlier run are in {place} now", file=sys.stderr)
+            set_aside(self.folder, others, paths.move)
 
     def save(self, state: State, step: int) -> str:
         """Write ``state``; raises :class:`UserError` if that fails, with all earlier checkpoints unchanged."""
@@ -84,11 +79,8 @@ class Checkpoints:
             return path
         # A full disk is a RuntimeError from torch's writer, an OSError from the file system.
         except (OSError, RuntimeError) as error:
-            kept = self.steps()
-            rest = f"the checkpoint of step {kept[-1]} is intact" if kept else "there is no earlier checkpoint"
             reason = getattr(error, "strerror", None) or str(error).splitlines()[0]
-            raise UserError(f"{path}: cannot be saved ({reason}); {rest}; free disk space and run the same command"
-                            f" {self._again} to resume") from None  # fmt: skip
+            raise cannot_save(path, reason, self.steps(), self._again) from None
 
     def newest(self) -> State | None:
         """Return the newest checkpoint that is readable and whose weights are finite, or None if the folder has none.
@@ -128,6 +120,23 @@ class Checkpoints:
         except Exception as error:  # damaged archives raise zlib.error, RuntimeError, KeyError and more
             reason = (str(error).splitlines() or [type(error).__name__])[0]
             raise UserError(f"{path} cannot be used ({reason})") from None
+
+
+def set_aside(folder: str, names: list[str], move: Callable[[str, str], None]) -> None:
+    """Move the checkpoints ``names`` of ``folder`` to a new folder ``old-<UTC>`` in it with ``move(path, target)``."""
+    taken, began = paths.names(folder), time.strftime("old-%Y%m%dT%H%M%SZ", time.gmtime())
+    unused = (began, *(f"{began}-{number}" for number in range(2, len(taken) + 3)))
+    place = paths.join(folder, next(name for name in unused if name not in taken))
+    for name in names:
+        move(paths.join(folder, name), paths.join(place, name))
+    print(f"note: the checkpoints of an earlier run are in {place} now", file=sys.stderr)
+
+
+def cannot_save(path: str, reason: str, kept: list[int], again: str) -> UserError:
+    """Return the error that the checkpoint ``path`` cannot be written, where those of the steps ``kept`` are."""
+    rest = f"the checkpoint of step {kept[-1]} is intact" if kept else "there is no earlier checkpoint"
+    return UserError(f"{path}: cannot be saved ({reason}); {rest}; free disk space and run the same command {again}"
+                     " to resume")  # fmt: skip
 
 
 def check_same_run(
