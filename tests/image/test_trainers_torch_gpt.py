@@ -312,7 +312,8 @@ def test_text_checkpoints_logs_and_export_can_be_in_a_bucket(here: Box, tmp_path
     saved = [f"checkpoints/step-{step:09d}/{name}" for step in (7, 10, 20)
              for name in (".metadata", "__0_0.distcp", "run.json")]  # fmt: skip
     assert files == [*saved, "model/config.json", "model/model.safetensors", "model/tokenizer.json",
-                     "model/tokenizer_config.json", "out/metrics.jsonl", "out/report.json", "out/report.png"]  # fmt: skip
+                     "model/tokenizer_config.json", "out/metrics.jsonl", "out/report.json",
+                     "out/report.png"]  # fmt: skip
 
 
 def test_fake_data_needs_no_files(here: Box) -> None:
